@@ -1,0 +1,96 @@
+/*
+ * What a kind of block device implements. device.c does everything that all kinds share (validation, counting,
+ * fork checks, whole transfers) and calls these; a kind embeds struct dlfs_device and struct dlfs_queue as the first
+ * member of its own structures, fills in the public fields with dlfs_device_init and dlfs_queue_init, and needs
+ * nothing else to plug in. Kinds whose hardware limits a transfer (MDTS) split inside.
+ */
+#ifndef DLFS_DEVICE_H
+#define DLFS_DEVICE_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "dlfs/dlfs.h"
+
+#define DLFS_BLOCK_BYTES_MIN 512u
+#define DLFS_BLOCK_BYTES_MAX 65536u
+/* A single request to the kernel is at most this long; longer operations go on from where it ended. */
+#define DLFS_REQUEST_BYTES_MAX (UINT32_C(1) << 30)
+/* How often an interrupted request (EINTR, EAGAIN, ECANCELED) is sent again before its error is reported. */
+#define DLFS_INTERRUPTED_MAX 16u
+
+struct dlfs_device_ops {
+    /* depth is within 1..DLFS_DEPTH_MAX. *out gets a queue on which dlfs_queue_init was called. */
+    int (*queue_create)(dlfs_device *device, uint32_t depth, dlfs_queue **out);
+    int (*flush)(dlfs_device *device);
+    /* No queue pair exists any more. In a forked child it frees the child's copy and leaves the parent's alone. */
+    void (*destroy)(dlfs_device *device);
+};
+
+struct dlfs_queue_ops {
+    /*
+     * Operations are valid and fit: in_flight + count <= depth. Returns how many were accepted. An error means that
+     * none was.
+     */
+    int (*submit)(dlfs_queue *queue, const dlfs_operation *operations, uint32_t count);
+    /* count >= 1 and something is in flight. Waits as dlfs_queue_poll says. */
+    int (*poll)(dlfs_queue *queue, dlfs_completion *completions, uint32_t count, int timeout_ms);
+    /* Nothing is in flight. NULL where the kind has no use for it. */
+    int (*register_range)(dlfs_queue *queue, void *base, size_t bytes);
+    /* Nothing is in flight, unless poll failed for good. */
+    void (*destroy)(dlfs_queue *queue);
+    /* In a forked child: frees the child's copy without waiting for or touching what the parent shares. */
+    void (*abandon)(dlfs_queue *queue);
+};
+
+struct dlfs_device {
+    const struct dlfs_device_ops *ops;
+    const char *kind;
+    uint64_t size_bytes; /* a multiple of block_bytes */
+    uint32_t block_bytes;
+    bool writable;
+    _Atomic uint32_t queue_count;
+};
+
+struct dlfs_queue {
+    const struct dlfs_queue_ops *ops;
+    dlfs_device *device;
+    uint32_t depth;
+    uint32_t in_flight; /* kept by device.c */
+    pid_t owner;        /* the process that made it; another one may only destroy it */
+};
+
+void dlfs_device_init(dlfs_device *device, const struct dlfs_device_ops *ops, const char *kind,
+                      uint64_t size_bytes, uint32_t block_bytes, bool writable);
+/* Called by queue_create of a kind; counts the queue on its device. */
+void dlfs_queue_init(dlfs_queue *queue, const struct dlfs_queue_ops *ops, dlfs_device *device,
+                     uint32_t depth);
+
+/* A file or block device that is open; what the two engines share. */
+struct dlfs_file_device {
+    dlfs_device base;
+    int descriptor;
+};
+
+/* 0 when this process may use io_uring with what the engine needs, else -errno. */
+int dlfs_uring_probe(void);
+int dlfs_uring_queue_create(dlfs_device *device, uint32_t depth, dlfs_queue **out);
+int dlfs_threads_queue_create(dlfs_device *device, uint32_t depth, dlfs_queue **out);
+/* A negative errno of a read or write as a completion's result: DLFS_E_LOST when the device has gone. */
+int64_t dlfs_file_result(int64_t error);
+
+/* Nanoseconds of the monotonic clock. */
+uint64_t dlfs_clock_ns(void);
+
+/* A point in time after which a poll gives up: never for timeout_ms < 0. */
+struct dlfs_deadline {
+    bool never;
+    uint64_t at_ns;
+};
+struct dlfs_deadline dlfs_deadline_after(int timeout_ms);
+/* Nanoseconds left, 0 when it has passed, UINT64_MAX when it never does. */
+uint64_t dlfs_deadline_left_ns(const struct dlfs_deadline *deadline);
+
+#endif
