@@ -1,0 +1,65 @@
+"""DLFS: a user-level file system service for deep-learning training.
+
+What is re-exported here, and nothing else, is the public API.
+"""
+
+# The layers. Imports point down this list only; import-linter enforces it (pyproject.toml).
+#
+#   cli         one file per verb; parses, calls, prints. Nobody imports it.
+#   adapters    torch, grain, tf, fsspec, arrow: each uses only the public API
+#   service     the node service: FUSE mount, sample server, metrics
+#   ingest      sources (folder, tar, ...) -> dataset writer
+#   volume      Volume, Dataset: the public API's home
+#   writer      the dataset writer: packs, seals, commits
+#   reader      plan, read, prefetch, cache; Batch
+#   sequence    the epoch's order: permutation, sharding, resume
+#   directory   the sample directory: builder, frozen tree
+#   format      bytes <-> records of the on-media format (FORMAT.md); no I/O
+#   fabric      NVMe-oF control: discovery, export and composing of targets
+#   block       BlockDevice and its kinds, device URIs
+#   _native     the only place that knows ctypes
+#   errors, units   standard library only
+#
+# Beside them: testing (faulty devices, fakes, strategies), which imports block and what is below.
+
+from dlfs.errors import (
+    ChecksumError,
+    ClosedError,
+    DeviceError,
+    DeviceLostError,
+    DeviceTimeoutError,
+    DlfsError,
+    ExistsError,
+    FormatError,
+    LimitError,
+    LockedError,
+    NativeError,
+    NotFoundError,
+    SpaceError,
+    StaleError,
+    TruncatedError,
+    UsageError,
+    VersionError,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ChecksumError",
+    "ClosedError",
+    "DeviceError",
+    "DeviceLostError",
+    "DeviceTimeoutError",
+    "DlfsError",
+    "ExistsError",
+    "FormatError",
+    "LimitError",
+    "LockedError",
+    "NativeError",
+    "NotFoundError",
+    "SpaceError",
+    "StaleError",
+    "TruncatedError",
+    "UsageError",
+    "VersionError",
+]

@@ -1,0 +1,103 @@
+"""Finds, loads and checks libdlfs; turns its codes into this package's errors.
+
+The library is loaded on first use, not on import. ``ctypes.CDLL`` releases the GIL around every call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import functools
+import os
+from pathlib import Path
+
+from dlfs._native import abi
+from dlfs.errors import (
+    ChecksumError,
+    ClosedError,
+    DeviceError,
+    DeviceLostError,
+    DeviceTimeoutError,
+    DlfsError,
+    FormatError,
+    LimitError,
+    NativeError,
+    NotFoundError,
+    TruncatedError,
+    UsageError,
+)
+
+_FILE_NAME = "libdlfs.so"
+
+_CODES: dict[int, type[DlfsError]] = {
+    abi.E_CHECKSUM: ChecksumError,
+    abi.E_FORMAT: FormatError,
+    abi.E_TRUNCATED: TruncatedError,
+    abi.E_LOST: DeviceLostError,
+    abi.E_TIMEOUT: DeviceTimeoutError,
+    abi.E_CLOSED: ClosedError,
+    abi.E_LIMIT: LimitError,
+    abi.E_NOT_FOUND: NotFoundError,
+    -errno.EINVAL: UsageError,
+}
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """Load libdlfs, once.
+
+    Raises:
+        NativeError: the library is missing, cannot be loaded, or is of another version.
+    """
+    path = Path(os.environ.get("DLFS_LIBRARY") or Path(__file__).with_name(_FILE_NAME))
+    try:
+        loaded = ctypes.CDLL(str(path), use_errno=False)
+    except OSError as error:
+        raise NativeError(
+            f"load {path}: {error}; reinstall dlfs, or build it from a checkout with `make build`"
+        ) from error
+    for name, (restype, argtypes) in abi.PROTOTYPES.items():
+        try:
+            function = getattr(loaded, name)
+        except AttributeError as error:
+            raise NativeError(f"load {path}: expected the function {name}, got none") from error
+        function.restype, function.argtypes = restype, argtypes
+    got = loaded.dlfs_version()
+    version = (got >> 16, got >> 8 & 0xFF, got & 0xFF)
+    if version[:2] != abi.VERSION[:2]:
+        raise NativeError(f"load {path}: expected version {abi.VERSION}, got {version}")
+    return loaded
+
+
+def describe(code: int) -> str:
+    """A short phrase for a code that libdlfs returned."""
+    text: bytes = library().dlfs_strerror(code)
+    return text.decode()
+
+
+def error_for(code: int, message: str) -> DlfsError:
+    """The error that a code stands for, with a message and the library's own phrase."""
+    text = f"{message}: {describe(code)}"
+    kind = _CODES.get(code)
+    if kind is None and code > -10000:
+        return DeviceError(text, -code)
+    if kind is None:
+        return NativeError(f"{text} (code {code})")
+    if issubclass(kind, DeviceError):
+        return kind(text, errno.ETIMEDOUT if kind is DeviceTimeoutError else errno.ENODEV)
+    return kind(text)
+
+
+def check(code: int, message: str) -> int:
+    """Return a code that is not negative; raise its error otherwise.
+
+    Args:
+        code: what a libdlfs function returned.
+        message: what was being done to what, for the error.
+
+    Raises:
+        DlfsError: the code is negative.
+    """
+    if code < 0:
+        raise error_for(code, message)
+    return code

@@ -1,0 +1,122 @@
+"""Every error that DLFS raises on purpose, in one tree.
+
+::
+
+    DlfsError
+    ├── UsageError (ValueError)            the call is wrong: arguments, URIs, state of an object
+    │   └── ClosedError                    the object was closed by its user
+    ├── NotFoundError (LookupError)        no such dataset, sample or member
+    ├── ExistsError (FileExistsError)      what was to be made is there already
+    ├── LockedError (BlockingIOError)      another writer holds the volume; the message names it
+    ├── SpaceError (OSError)               the volume has too little free space
+    ├── StaleError                         the dataset was removed under its reader
+    ├── LimitError                         a stated limit would be exceeded
+    ├── DeviceError (OSError)              the world did it: a device failed
+    │   ├── DeviceLostError                ... it is gone (retryable)
+    │   └── DeviceTimeoutError             ... it does not answer (retryable)
+    ├── FormatError                        what is on media is not what FORMAT.md says
+    │   ├── ChecksumError                  ... its CRC32C does not match
+    │   ├── VersionError                   ... it is of a version this code cannot read
+    │   └── TruncatedError                 ... it ends too early
+    └── NativeError                        libdlfs is missing, of another version, or failed unexpectedly
+
+A message says the action, the object, the offset with its unit, what was expected and what was got.
+"""
+
+from __future__ import annotations
+
+import errno
+
+
+class DlfsError(Exception):
+    """Base of every error of this package."""
+
+    retryable: bool = False
+    """Whether the same call may succeed later without anything being changed."""
+
+
+class UsageError(DlfsError, ValueError):
+    """The call itself is wrong."""
+
+
+class ClosedError(UsageError):
+    """The object was closed, or belongs to another process."""
+
+
+class NotFoundError(DlfsError, LookupError):
+    """There is no such dataset, sample or member."""
+
+
+class ExistsError(DlfsError, FileExistsError):
+    """What was to be made is there already."""
+
+
+class LockedError(DlfsError, BlockingIOError):
+    """Another writer holds the volume."""
+
+    retryable = True
+
+
+class SpaceError(DlfsError, OSError):
+    """The volume has too little free space."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(errno.ENOSPC, message)
+
+    def __str__(self) -> str:
+        return str(self.args[1])
+
+
+class StaleError(DlfsError):
+    """The dataset was removed, and its space possibly reused, under its reader."""
+
+
+class LimitError(DlfsError):
+    """A stated limit would be exceeded."""
+
+
+class DeviceError(DlfsError, OSError):
+    """A device failed.
+
+    Args:
+        message: action, device, offset and length in bytes, what was got.
+        code: the errno of the failure.
+    """
+
+    def __init__(self, message: str, code: int = errno.EIO) -> None:
+        super().__init__(code, message)
+
+    def __str__(self) -> str:
+        return str(self.args[1])
+
+
+class DeviceLostError(DeviceError):
+    """A device is gone."""
+
+    retryable = True
+
+
+class DeviceTimeoutError(DeviceError):
+    """A device did not answer within the time allowed."""
+
+    retryable = True
+
+
+class FormatError(DlfsError):
+    """What is on media is not what FORMAT.md says."""
+
+
+class ChecksumError(FormatError):
+    """Bytes on media do not have their recorded CRC32C."""
+
+
+class VersionError(FormatError):
+    """What is on media is of a version that this code cannot read."""
+
+
+class TruncatedError(FormatError):
+    """What is on media ends too early."""
+
+
+class NativeError(DlfsError):
+    """libdlfs is missing, of another version, or failed in a way it never should."""

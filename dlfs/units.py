@@ -1,0 +1,53 @@
+"""Byte units: named constants, and reading and writing sizes as people do."""
+
+from __future__ import annotations
+
+import re
+
+from dlfs.errors import UsageError
+
+KIB = 1 << 10
+MIB = 1 << 20
+GIB = 1 << 30
+TIB = 1 << 40
+
+_FACTORS = {
+    "": 1,
+    "k": 10**3,
+    "m": 10**6,
+    "g": 10**9,
+    "t": 10**12,
+    "ki": KIB,
+    "mi": MIB,
+    "gi": GIB,
+    "ti": TIB,
+}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?|)b?\s*", re.IGNORECASE)
+
+
+def parse_bytes(text: str) -> int:
+    """Read a size such as ``4096``, ``64MiB``, ``1.5 GiB`` or ``2GB``.
+
+    Args:
+        text: a number and an optional unit; ``k``/``M``/``G``/``T`` are powers of 1000, with ``i`` of 1024.
+
+    Returns:
+        The size in bytes, rounded down.
+
+    Raises:
+        UsageError: the text is not a size.
+    """
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        raise UsageError(f"read a size: expected a number and a unit such as 64MiB, got {text!r}")
+    return int(float(match[1]) * _FACTORS[match[2].lower()])
+
+
+def format_bytes(count: float) -> str:
+    """Write a size for people: ``512 B``, ``1.5 MiB``."""
+    value = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(value) < 1024 or unit == "TiB":
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    raise AssertionError("unreachable")

@@ -1,0 +1,26 @@
+/* CHECK: like assert, but never compiled out, and it says what was compared. */
+#ifndef DLFS_TESTS_CHECK_H
+#define DLFS_TESTS_CHECK_H
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#define CHECK(condition)                                                                          \
+    do {                                                                                          \
+        if (!(condition)) {                                                                       \
+            fprintf(stderr, "%s:%d: %s: failed: %s\n", __FILE__, __LINE__, __func__, #condition); \
+            abort();                                                                              \
+        }                                                                                         \
+    } while (0)
+
+#define CHECK_EQ(got, expected)                                                             \
+    do {                                                                                    \
+        long long check_got = (long long)(got), check_expected = (long long)(expected);     \
+        if (check_got != check_expected) {                                                  \
+            fprintf(stderr, "%s:%d: %s: %s: expected %lld, got %lld\n", __FILE__, __LINE__, \
+                    __func__, #got, check_expected, check_got);                             \
+            abort();                                                                        \
+        }                                                                                   \
+    } while (0)
+
+#endif

@@ -1,0 +1,20 @@
+/* The version and the phrases. */
+#include <dlfs/dlfs.h>
+
+#include <errno.h>
+#include <string.h>
+
+#include "check.h"
+
+int main(void)
+{
+    CHECK_EQ(dlfs_version(), DLFS_VERSION);
+    CHECK(strcmp(dlfs_strerror(0), "success") == 0);
+    CHECK(strcmp(dlfs_strerror(-EIO), "Input/output error") == 0);
+    for (int code = DLFS_E_CHECKSUM; code >= DLFS_E_END; code--) {
+        CHECK(strcmp(dlfs_strerror(code), "unknown error") != 0);
+    }
+    CHECK(strcmp(dlfs_strerror(DLFS_E_END - 1), "unknown error") == 0);
+    CHECK(strcmp(dlfs_strerror(-9999), "unknown error") == 0);
+    return 0;
+}
