@@ -1,8 +1,9 @@
 /*
- * The public face of block devices: checks every call, counts what is in flight, and hands over to the kind.
+ * The public face of block devices: checks every call, counts what is in flight, and hands over to
+ * the kind.
  *
- * A queue pair belongs to the process that made it. In a forked child it can only be destroyed, which frees the
- * child's copy and leaves the parent's alone.
+ * A queue pair belongs to the process that made it. In a forked child it can only be destroyed,
+ * which frees the child's copy and leaves the parent's alone.
  */
 #include "device.h"
 
@@ -12,13 +13,15 @@
 
 #define TRANSFER_BATCH 64u
 
-uint64_t dlfs_clock_ns(void) {
+uint64_t dlfs_clock_ns(void)
+{
     struct timespec now;
     (void)clock_gettime(CLOCK_MONOTONIC, &now);
     return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
 }
 
-struct dlfs_deadline dlfs_deadline_after(int timeout_ms) {
+struct dlfs_deadline dlfs_deadline_after(int timeout_ms)
+{
     struct dlfs_deadline deadline = {.never = timeout_ms < 0, .at_ns = 0};
     if (timeout_ms > 0) {
         deadline.at_ns = dlfs_clock_ns() + (uint64_t)timeout_ms * UINT64_C(1000000);
@@ -26,7 +29,8 @@ struct dlfs_deadline dlfs_deadline_after(int timeout_ms) {
     return deadline;
 }
 
-uint64_t dlfs_deadline_left_ns(const struct dlfs_deadline *deadline) {
+uint64_t dlfs_deadline_left_ns(const struct dlfs_deadline *deadline)
+{
     if (deadline->never) {
         return UINT64_MAX;
     }
@@ -38,7 +42,8 @@ uint64_t dlfs_deadline_left_ns(const struct dlfs_deadline *deadline) {
 }
 
 void dlfs_device_init(dlfs_device *device, const struct dlfs_device_ops *ops, const char *kind,
-                      uint64_t size_bytes, uint32_t block_bytes, bool writable) {
+                      uint64_t size_bytes, uint32_t block_bytes, bool writable)
+{
     device->ops = ops;
     device->kind = kind;
     device->size_bytes = size_bytes;
@@ -48,7 +53,8 @@ void dlfs_device_init(dlfs_device *device, const struct dlfs_device_ops *ops, co
 }
 
 void dlfs_queue_init(dlfs_queue *queue, const struct dlfs_queue_ops *ops, dlfs_device *device,
-                     uint32_t depth) {
+                     uint32_t depth)
+{
     queue->ops = ops;
     queue->device = device;
     queue->depth = depth;
@@ -57,7 +63,8 @@ void dlfs_queue_init(dlfs_queue *queue, const struct dlfs_queue_ops *ops, dlfs_d
     atomic_fetch_add(&device->queue_count, 1);
 }
 
-int dlfs_device_destroy(dlfs_device *device) {
+int dlfs_device_destroy(dlfs_device *device)
+{
     if (device == NULL) {
         return 0;
     }
@@ -68,34 +75,41 @@ int dlfs_device_destroy(dlfs_device *device) {
     return 0;
 }
 
-uint64_t dlfs_device_size_bytes(const dlfs_device *device) {
+uint64_t dlfs_device_size_bytes(const dlfs_device *device)
+{
     return device->size_bytes;
 }
 
-uint32_t dlfs_device_block_bytes(const dlfs_device *device) {
+uint32_t dlfs_device_block_bytes(const dlfs_device *device)
+{
     return device->block_bytes;
 }
 
-const char *dlfs_device_kind(const dlfs_device *device) {
+const char *dlfs_device_kind(const dlfs_device *device)
+{
     return device->kind;
 }
 
-int dlfs_device_flush(dlfs_device *device) {
+int dlfs_device_flush(dlfs_device *device)
+{
     return device->ops->flush(device);
 }
 
-int dlfs_queue_create(dlfs_device *device, uint32_t depth, dlfs_queue **out) {
+int dlfs_queue_create(dlfs_device *device, uint32_t depth, dlfs_queue **out)
+{
     if (device == NULL || out == NULL || depth == 0 || depth > DLFS_DEPTH_MAX) {
         return -EINVAL;
     }
     return device->ops->queue_create(device, depth, out);
 }
 
-static bool queue_is_foreign(const dlfs_queue *queue) {
+static bool queue_is_foreign(const dlfs_queue *queue)
+{
     return queue->owner != getpid();
 }
 
-static void queue_drain(dlfs_queue *queue) {
+static void queue_drain(dlfs_queue *queue)
+{
     dlfs_completion completions[TRANSFER_BATCH];
     while (queue->in_flight > 0) {
         int got = dlfs_queue_poll(queue, completions, TRANSFER_BATCH, -1);
@@ -105,7 +119,8 @@ static void queue_drain(dlfs_queue *queue) {
     }
 }
 
-void dlfs_queue_destroy(dlfs_queue *queue) {
+void dlfs_queue_destroy(dlfs_queue *queue)
+{
     if (queue == NULL) {
         return;
     }
@@ -119,15 +134,18 @@ void dlfs_queue_destroy(dlfs_queue *queue) {
     atomic_fetch_sub(&device->queue_count, 1);
 }
 
-uint32_t dlfs_queue_depth(const dlfs_queue *queue) {
+uint32_t dlfs_queue_depth(const dlfs_queue *queue)
+{
     return queue->depth;
 }
 
-uint32_t dlfs_queue_in_flight(const dlfs_queue *queue) {
+uint32_t dlfs_queue_in_flight(const dlfs_queue *queue)
+{
     return queue->in_flight;
 }
 
-int dlfs_queue_register(dlfs_queue *queue, void *base, size_t bytes) {
+int dlfs_queue_register(dlfs_queue *queue, void *base, size_t bytes)
+{
     if (queue_is_foreign(queue)) {
         return DLFS_E_CLOSED;
     }
@@ -143,7 +161,8 @@ int dlfs_queue_register(dlfs_queue *queue, void *base, size_t bytes) {
     return queue->ops->register_range(queue, base, base == NULL ? 0 : bytes);
 }
 
-static int check_operation(const dlfs_device *device, const dlfs_operation *operation) {
+static int check_operation(const dlfs_device *device, const dlfs_operation *operation)
+{
     uint64_t mask = device->block_bytes - 1u;
     uint64_t bits =
         (uint64_t)(uintptr_t)operation->buffer | operation->offset_bytes | operation->length_bytes;
@@ -160,7 +179,8 @@ static int check_operation(const dlfs_device *device, const dlfs_operation *oper
     return operation->kind == DLFS_OP_READ ? 0 : -EINVAL;
 }
 
-int dlfs_queue_submit(dlfs_queue *queue, const dlfs_operation *operations, uint32_t count) {
+int dlfs_queue_submit(dlfs_queue *queue, const dlfs_operation *operations, uint32_t count)
+{
     if (queue_is_foreign(queue)) {
         return DLFS_E_CLOSED;
     }
@@ -187,8 +207,8 @@ int dlfs_queue_submit(dlfs_queue *queue, const dlfs_operation *operations, uint3
     return accepted;
 }
 
-int dlfs_queue_poll(dlfs_queue *queue, dlfs_completion *completions, uint32_t count,
-                    int timeout_ms) {
+int dlfs_queue_poll(dlfs_queue *queue, dlfs_completion *completions, uint32_t count, int timeout_ms)
+{
     if (queue_is_foreign(queue)) {
         return DLFS_E_CLOSED;
     }
@@ -216,7 +236,8 @@ struct transfer {
     int64_t error;
 };
 
-static uint32_t transfer_prepare(const struct transfer *transfer, dlfs_operation *operations) {
+static uint32_t transfer_prepare(const struct transfer *transfer, dlfs_operation *operations)
+{
     uint64_t done = 0;
     uint32_t count = 0;
     while (count < TRANSFER_BATCH && done < transfer->left_bytes) {
@@ -234,7 +255,8 @@ static uint32_t transfer_prepare(const struct transfer *transfer, dlfs_operation
     return count;
 }
 
-static void transfer_submit(struct transfer *transfer) {
+static void transfer_submit(struct transfer *transfer)
+{
     dlfs_operation operations[TRANSFER_BATCH];
     uint32_t count = transfer_prepare(transfer, operations);
     int accepted = dlfs_queue_submit(transfer->queue, operations, count);
@@ -250,7 +272,8 @@ static void transfer_submit(struct transfer *transfer) {
 }
 
 /* Waits for at least one completion; returns an error only when the queue pair itself failed. */
-static int transfer_poll(struct transfer *transfer) {
+static int transfer_poll(struct transfer *transfer)
+{
     dlfs_completion completions[TRANSFER_BATCH];
     int got = dlfs_queue_poll(transfer->queue, completions, TRANSFER_BATCH, -1);
     for (int i = 0; i < got; i++) {
@@ -262,7 +285,8 @@ static int transfer_poll(struct transfer *transfer) {
 }
 
 static int transfer_check(const dlfs_queue *queue, const dlfs_operation *whole,
-                          uint64_t length_bytes) {
+                          uint64_t length_bytes)
+{
     uint32_t block_bytes = queue->device->block_bytes;
     uint64_t size_bytes = queue->device->size_bytes;
     if (length_bytes % block_bytes != 0 || length_bytes > size_bytes ||
@@ -273,7 +297,8 @@ static int transfer_check(const dlfs_queue *queue, const dlfs_operation *whole,
 }
 
 int dlfs_queue_transfer(dlfs_queue *queue, uint32_t kind, void *buffer, uint64_t offset_bytes,
-                        uint64_t length_bytes, uint32_t piece_bytes) {
+                        uint64_t length_bytes, uint32_t piece_bytes)
+{
     if (queue_is_foreign(queue)) {
         return DLFS_E_CLOSED;
     }

@@ -1,8 +1,9 @@
 /*
- * What a kind of block device implements. device.c does everything that all kinds share (validation, counting,
- * fork checks, whole transfers) and calls these; a kind embeds struct dlfs_device and struct dlfs_queue as the first
- * member of its own structures, fills in the public fields with dlfs_device_init and dlfs_queue_init, and needs
- * nothing else to plug in. Kinds whose hardware limits a transfer (MDTS) split inside.
+ * What a kind of block device implements. device.c does everything that all kinds share
+ * (validation, counting, fork checks, whole transfers) and calls these; a kind embeds struct
+ * dlfs_device and struct dlfs_queue as the first member of its own structures, fills in the public
+ * fields with dlfs_device_init and dlfs_queue_init, and needs nothing else to plug in. Kinds whose
+ * hardware limits a transfer (MDTS) split inside.
  */
 #ifndef DLFS_DEVICE_H
 #define DLFS_DEVICE_H
@@ -16,23 +17,26 @@
 
 #define DLFS_BLOCK_BYTES_MIN 512u
 #define DLFS_BLOCK_BYTES_MAX 65536u
-/* A single request to the kernel is at most this long; longer operations go on from where it ended. */
+/* A single request to the kernel is at most this long; longer operations go on from where it ended.
+ */
 #define DLFS_REQUEST_BYTES_MAX (UINT32_C(1) << 30)
-/* How often an interrupted request (EINTR, EAGAIN, ECANCELED) is sent again before its error is reported. */
+/* How often an interrupted request (EINTR, EAGAIN, ECANCELED) is sent again before its error is
+ * reported. */
 #define DLFS_INTERRUPTED_MAX 16u
 
 struct dlfs_device_ops {
     /* depth is within 1..DLFS_DEPTH_MAX. *out gets a queue on which dlfs_queue_init was called. */
     int (*queue_create)(dlfs_device *device, uint32_t depth, dlfs_queue **out);
     int (*flush)(dlfs_device *device);
-    /* No queue pair exists any more. In a forked child it frees the child's copy and leaves the parent's alone. */
+    /* No queue pair exists any more. In a forked child it frees the child's copy and leaves the
+     * parent's alone. */
     void (*destroy)(dlfs_device *device);
 };
 
 struct dlfs_queue_ops {
     /*
-     * Operations are valid and fit: in_flight + count <= depth. Returns how many were accepted. An error means that
-     * none was.
+     * Operations are valid and fit: in_flight + count <= depth. Returns how many were accepted. An
+     * error means that none was.
      */
     int (*submit)(dlfs_queue *queue, const dlfs_operation *operations, uint32_t count);
     /* count >= 1 and something is in flight. Waits as dlfs_queue_poll says. */
@@ -41,7 +45,8 @@ struct dlfs_queue_ops {
     int (*register_range)(dlfs_queue *queue, void *base, size_t bytes);
     /* Nothing is in flight, unless poll failed for good. */
     void (*destroy)(dlfs_queue *queue);
-    /* In a forked child: frees the child's copy without waiting for or touching what the parent shares. */
+    /* In a forked child: frees the child's copy without waiting for or touching what the parent
+     * shares. */
     void (*abandon)(dlfs_queue *queue);
 };
 
@@ -78,7 +83,8 @@ struct dlfs_file_device {
 int dlfs_uring_probe(void);
 int dlfs_uring_queue_create(dlfs_device *device, uint32_t depth, dlfs_queue **out);
 int dlfs_threads_queue_create(dlfs_device *device, uint32_t depth, dlfs_queue **out);
-/* A negative errno of a read or write as a completion's result: DLFS_E_LOST when the device has gone. */
+/* A negative errno of a read or write as a completion's result: DLFS_E_LOST when the device has
+ * gone. */
 int64_t dlfs_file_result(int64_t error);
 
 /* Nanoseconds of the monotonic clock. */

@@ -1,9 +1,10 @@
 /*
- * A device over another that fails on purpose: errors, short reads, flipped bits, stalls, completions out of order.
- * What happens to the n-th operation of the k-th queue pair is a function of (seed, k, n) alone.
+ * A device over another that fails on purpose: errors, short reads, flipped bits, stalls,
+ * completions out of order. What happens to the n-th operation of the k-th queue pair is a function
+ * of (seed, k, n) alone.
  *
- * A queue pair holds finished operations back in a table until they are due; poll hands out those that are, in order
- * of arrival or, with `reorder`, in a random one.
+ * A queue pair holds finished operations back in a table until they are due; poll hands out those
+ * that are, in order of arrival or, with `reorder`, in a random one.
  */
 #include "device.h"
 
@@ -43,20 +44,24 @@ struct fault_queue {
     struct fault_slot slots[];
 };
 
-/* splitmix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014). */
-static uint64_t random_next(uint64_t *state) {
+/* splitmix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA
+ * 2014). */
+static uint64_t random_next(uint64_t *state)
+{
     uint64_t value = (*state += UINT64_C(0x9e3779b97f4a7c15));
     value = (value ^ (value >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
     value = (value ^ (value >> 27)) * UINT64_C(0x94d049bb133111eb);
     return value ^ (value >> 31);
 }
 
-static bool happens(struct fault_queue *queue, uint32_t per_million) {
+static bool happens(struct fault_queue *queue, uint32_t per_million)
+{
     /* Drawn even when the chance is nil, so that one knob does not move the others' dice. */
     return random_next(&queue->random) % MILLION < per_million;
 }
 
-static bool touches_bad(const dlfs_fault_config *config, const dlfs_operation *operation) {
+static bool touches_bad(const dlfs_fault_config *config, const dlfs_operation *operation)
+{
     if (operation->kind != DLFS_OP_READ || config->bad_length_bytes == 0) {
         return false;
     }
@@ -66,7 +71,8 @@ static bool touches_bad(const dlfs_fault_config *config, const dlfs_operation *o
                                          : operation->offset_bytes - bad < config->bad_length_bytes;
 }
 
-static void slot_hold(struct fault_queue *queue, uint32_t number, int64_t result) {
+static void slot_hold(struct fault_queue *queue, uint32_t number, int64_t result)
+{
     struct fault_slot *slot = &queue->slots[number];
     slot->result = result;
     slot->due_ns = slot->delay_ns == 0 ? 0 : dlfs_clock_ns() + slot->delay_ns;
@@ -74,7 +80,8 @@ static void slot_hold(struct fault_queue *queue, uint32_t number, int64_t result
 }
 
 /* Rolls the dice for an operation; true when it fails without reaching the inner device. */
-static bool slot_draw(struct fault_queue *queue, struct fault_slot *slot) {
+static bool slot_draw(struct fault_queue *queue, struct fault_slot *slot)
+{
     const struct fault_device *device = (const struct fault_device *)queue->base.device;
     const dlfs_fault_config *config = &device->config;
     bool read = slot->operation.kind == DLFS_OP_READ;
@@ -90,7 +97,8 @@ static bool slot_draw(struct fault_queue *queue, struct fault_slot *slot) {
 }
 
 /* Passes an operation on; 1 when it was taken, 0 when there was no room, or an error. */
-static int slot_submit(struct fault_queue *queue, uint32_t number) {
+static int slot_submit(struct fault_queue *queue, uint32_t number)
+{
     struct fault_slot *slot = &queue->slots[number];
     if (slot_draw(queue, slot)) {
         slot_hold(queue, number, -EIO);
@@ -109,7 +117,8 @@ static int slot_submit(struct fault_queue *queue, uint32_t number) {
     return dlfs_queue_submit(queue->inner, &operation, 1);
 }
 
-static int fault_submit(dlfs_queue *base, const dlfs_operation *operations, uint32_t count) {
+static int fault_submit(dlfs_queue *base, const dlfs_operation *operations, uint32_t count)
+{
     struct fault_queue *queue = (struct fault_queue *)base;
     for (uint32_t i = 0; i < count; i++) {
         uint32_t number = queue->first_free;
@@ -124,7 +133,8 @@ static int fault_submit(dlfs_queue *base, const dlfs_operation *operations, uint
     return (int)count;
 }
 
-static void slot_finish(struct fault_queue *queue, const dlfs_completion *completion) {
+static void slot_finish(struct fault_queue *queue, const dlfs_completion *completion)
+{
     uint32_t number = (uint32_t)completion->tag;
     struct fault_slot *slot = &queue->slots[number];
     int64_t result = completion->result;
@@ -138,7 +148,8 @@ static void slot_finish(struct fault_queue *queue, const dlfs_completion *comple
 }
 
 /* Takes in what the inner queue pair has finished, waiting up to timeout_ms for a first one. */
-static int inner_collect(struct fault_queue *queue, int timeout_ms) {
+static int inner_collect(struct fault_queue *queue, int timeout_ms)
+{
     dlfs_completion completions[POLL_BATCH];
     int got;
     do {
@@ -151,7 +162,8 @@ static int inner_collect(struct fault_queue *queue, int timeout_ms) {
     return got < 0 ? got : 0;
 }
 
-static void held_remove(struct fault_queue *queue, uint32_t position) {
+static void held_remove(struct fault_queue *queue, uint32_t position)
+{
     uint32_t number = queue->held[position];
     for (uint32_t i = position + 1; i < queue->held_count; i++) {
         queue->held[i - 1] = queue->held[i];
@@ -162,7 +174,8 @@ static void held_remove(struct fault_queue *queue, uint32_t position) {
 }
 
 /* The position in held of one that is due, or held_count. */
-static uint32_t held_pick(struct fault_queue *queue, uint64_t now_ns) {
+static uint32_t held_pick(struct fault_queue *queue, uint64_t now_ns)
+{
     const struct fault_device *device = (const struct fault_device *)queue->base.device;
     uint32_t start = 0;
     if (device->config.reorder != 0 && queue->held_count > 0) {
@@ -177,7 +190,8 @@ static uint32_t held_pick(struct fault_queue *queue, uint64_t now_ns) {
     return queue->held_count;
 }
 
-static uint32_t held_give(struct fault_queue *queue, dlfs_completion *completions, uint32_t count) {
+static uint32_t held_give(struct fault_queue *queue, dlfs_completion *completions, uint32_t count)
+{
     uint32_t filled = 0;
     uint64_t now_ns = dlfs_clock_ns();
     while (filled < count) {
@@ -193,8 +207,10 @@ static uint32_t held_give(struct fault_queue *queue, dlfs_completion *completion
     return filled;
 }
 
-/* How long poll may wait: not past its own deadline, nor past the moment when a held operation is due. */
-static uint64_t wait_ns(const struct fault_queue *queue, uint64_t left_ns) {
+/* How long poll may wait: not past its own deadline, nor past the moment when a held operation is
+ * due. */
+static uint64_t wait_ns(const struct fault_queue *queue, uint64_t left_ns)
+{
     uint64_t now_ns = dlfs_clock_ns();
     for (uint32_t i = 0; i < queue->held_count; i++) {
         uint64_t due_ns = queue->slots[queue->held[i]].due_ns;
@@ -204,7 +220,8 @@ static uint64_t wait_ns(const struct fault_queue *queue, uint64_t left_ns) {
     return left_ns;
 }
 
-static int fault_wait(struct fault_queue *queue, uint64_t left_ns) {
+static int fault_wait(struct fault_queue *queue, uint64_t left_ns)
+{
     uint64_t nanoseconds = wait_ns(queue, left_ns);
     if (dlfs_queue_in_flight(queue->inner) > 0) {
         uint64_t milliseconds = nanoseconds / UINT64_C(1000000) + 1;
@@ -218,7 +235,8 @@ static int fault_wait(struct fault_queue *queue, uint64_t left_ns) {
 }
 
 static int fault_poll(dlfs_queue *base, dlfs_completion *completions, uint32_t count,
-                      int timeout_ms) {
+                      int timeout_ms)
+{
     struct fault_queue *queue = (struct fault_queue *)base;
     struct dlfs_deadline deadline = dlfs_deadline_after(timeout_ms);
     int error = inner_collect(queue, 0);
@@ -235,12 +253,14 @@ static int fault_poll(dlfs_queue *base, dlfs_completion *completions, uint32_t c
     }
 }
 
-static int fault_register(dlfs_queue *base, void *start, size_t bytes) {
+static int fault_register(dlfs_queue *base, void *start, size_t bytes)
+{
     return dlfs_queue_register(((struct fault_queue *)base)->inner, start, bytes);
 }
 
 /* Does for both fates: the inner queue pair knows by itself whether it is in a child. */
-static void fault_queue_destroy(dlfs_queue *base) {
+static void fault_queue_destroy(dlfs_queue *base)
+{
     struct fault_queue *queue = (struct fault_queue *)base;
     dlfs_queue_destroy(queue->inner);
     free(queue->held);
@@ -255,7 +275,8 @@ static const struct dlfs_queue_ops fault_queue_ops = {
     .abandon = fault_queue_destroy,
 };
 
-static int fault_queue_create(dlfs_device *base, uint32_t depth, dlfs_queue **out) {
+static int fault_queue_create(dlfs_device *base, uint32_t depth, dlfs_queue **out)
+{
     struct fault_device *device = (struct fault_device *)base;
     struct fault_queue *queue = calloc(1, sizeof *queue + depth * sizeof queue->slots[0]);
     uint32_t *held = calloc(depth, sizeof *held);
@@ -279,11 +300,13 @@ static int fault_queue_create(dlfs_device *base, uint32_t depth, dlfs_queue **ou
     return 0;
 }
 
-static int fault_flush(dlfs_device *base) {
+static int fault_flush(dlfs_device *base)
+{
     return dlfs_device_flush(((struct fault_device *)base)->inner);
 }
 
-static void fault_destroy(dlfs_device *base) {
+static void fault_destroy(dlfs_device *base)
+{
     free(base);
 }
 
@@ -293,14 +316,15 @@ static const struct dlfs_device_ops fault_device_ops = {
     .destroy = fault_destroy,
 };
 
-static bool config_is_valid(const dlfs_fault_config *config) {
+static bool config_is_valid(const dlfs_fault_config *config)
+{
     return config->error_per_million <= MILLION && config->short_per_million <= MILLION &&
            config->flip_per_million <= MILLION && config->stall_per_million <= MILLION &&
            config->bad_length_bytes <= UINT64_MAX - config->bad_first_bytes;
 }
 
-int dlfs_device_create_fault(dlfs_device *inner, const dlfs_fault_config *config,
-                             dlfs_device **out) {
+int dlfs_device_create_fault(dlfs_device *inner, const dlfs_fault_config *config, dlfs_device **out)
+{
     if (inner == NULL || config == NULL || out == NULL || !config_is_valid(config)) {
         return -EINVAL;
     }

@@ -1,10 +1,10 @@
 /*
- * Regular files and block devices: opening, and finding out which block size really works. The engines
- * (device_uring.c, device_threads.c) do the I/O.
+ * Regular files and block devices: opening, and finding out which block size really works. The
+ * engines (device_uring.c, device_threads.c) do the I/O.
  *
- * O_DIRECT is used unless the caller or the file system is against it. The block size is the largest of what the
- * device's logical block and statx(STATX_DIOALIGN) say, then tried with a real read, and doubled until that works:
- * network and stacked file systems do not all tell.
+ * O_DIRECT is used unless the caller or the file system is against it. The block size is the
+ * largest of what the device's logical block and statx(STATX_DIOALIGN) say, then tried with a real
+ * read, and doubled until that works: network and stacked file systems do not all tell.
  */
 #include "device.h"
 
@@ -19,7 +19,8 @@
 /* The size to assume of a file on which nothing can be tried. */
 #define BLOCK_BYTES_UNTRIED 4096u
 
-static int file_flush(dlfs_device *base) {
+static int file_flush(dlfs_device *base)
+{
     const struct dlfs_file_device *device = (const struct dlfs_file_device *)base;
     int failed;
     do {
@@ -28,7 +29,8 @@ static int file_flush(dlfs_device *base) {
     return failed == 0 ? 0 : -errno;
 }
 
-static void file_destroy(dlfs_device *base) {
+static void file_destroy(dlfs_device *base)
+{
     struct dlfs_file_device *device = (struct dlfs_file_device *)base;
     (void)close(device->descriptor);
     free(device);
@@ -46,12 +48,14 @@ static const struct dlfs_device_ops threads_device_ops = {
     .destroy = file_destroy,
 };
 
-int64_t dlfs_file_result(int64_t error) {
+int64_t dlfs_file_result(int64_t error)
+{
     bool gone = error == -ENODEV || error == -ENXIO || error == -ENOMEDIUM || error == -ESHUTDOWN;
     return gone ? DLFS_E_LOST : error;
 }
 
-static int open_retrying(const char *path, int flags) {
+static int open_retrying(const char *path, int flags)
+{
     int descriptor;
     do {
         descriptor = open(path, flags);
@@ -60,7 +64,8 @@ static int open_retrying(const char *path, int flags) {
 }
 
 /* Whether the file system says outright that it does no direct I/O on this file. */
-static bool direct_is_refused(int descriptor, uint32_t *align_bytes) {
+static bool direct_is_refused(int descriptor, uint32_t *align_bytes)
+{
 #ifdef STATX_DIOALIGN
     struct statx status;
     if (statx(descriptor, "", AT_EMPTY_PATH, STATX_DIOALIGN, &status) == 0 &&
@@ -77,7 +82,8 @@ static bool direct_is_refused(int descriptor, uint32_t *align_bytes) {
 }
 
 /* Reads one block at offset 0 into a buffer aligned to no more than the block: 0, or -errno. */
-static int try_block(int descriptor, uint8_t *memory, uint32_t block_bytes) {
+static int try_block(int descriptor, uint8_t *memory, uint32_t block_bytes)
+{
     ssize_t got;
     do {
         /* One block into memory aligned to two is aligned to just one. */
@@ -87,7 +93,8 @@ static int try_block(int descriptor, uint8_t *memory, uint32_t block_bytes) {
 }
 
 /* The smallest power of two >= at_least_bytes with which direct reads work; 0 if none does. */
-static uint32_t find_block_bytes(int descriptor, uint32_t at_least_bytes) {
+static uint32_t find_block_bytes(int descriptor, uint32_t at_least_bytes)
+{
     void *memory = NULL;
     if (posix_memalign(&memory, 2 * DLFS_BLOCK_BYTES_MAX, 2 * DLFS_BLOCK_BYTES_MAX) != 0) {
         return 0;
@@ -104,7 +111,8 @@ static uint32_t find_block_bytes(int descriptor, uint32_t at_least_bytes) {
     return found;
 }
 
-static int describe_disk(int descriptor, uint64_t *size_bytes, uint32_t *block_bytes) {
+static int describe_disk(int descriptor, uint64_t *size_bytes, uint32_t *block_bytes)
+{
     int logical = 0;
     uint64_t bytes = 0;
     if (ioctl(descriptor, BLKSSZGET, &logical) != 0 ||
@@ -126,7 +134,8 @@ struct file_shape {
     bool direct; /* whether to keep O_DIRECT */
 };
 
-static int describe_file(int descriptor, bool direct, struct file_shape *shape) {
+static int describe_file(int descriptor, bool direct, struct file_shape *shape)
+{
     struct stat status;
     if (fstat(descriptor, &status) != 0) {
         return -errno;
@@ -163,7 +172,8 @@ static int describe_file(int descriptor, bool direct, struct file_shape *shape) 
     return 0;
 }
 
-static int open_described(const char *path, uint32_t flags, struct file_shape *shape) {
+static int open_described(const char *path, uint32_t flags, struct file_shape *shape)
+{
     int access = (flags & DLFS_OPEN_WRITE) != 0 ? O_RDWR : O_RDONLY;
     bool direct = (flags & DLFS_OPEN_BUFFERED) == 0;
     /* O_NONBLOCK: opening a named pipe by mistake must not wait for its other end. */
@@ -191,7 +201,8 @@ static int open_described(const char *path, uint32_t flags, struct file_shape *s
     return descriptor;
 }
 
-static int choose_engine(uint32_t engine, bool *uring) {
+static int choose_engine(uint32_t engine, bool *uring)
+{
     *uring = false;
     if (engine == DLFS_ENGINE_THREADS) {
         return 0;
@@ -206,7 +217,8 @@ static int choose_engine(uint32_t engine, bool *uring) {
     return forbidden ? 0 : error;
 }
 
-int dlfs_device_open_file(const char *path, uint32_t flags, uint32_t engine, dlfs_device **out) {
+int dlfs_device_open_file(const char *path, uint32_t flags, uint32_t engine, dlfs_device **out)
+{
     if (path == NULL || out == NULL || engine > DLFS_ENGINE_THREADS ||
         (flags & ~(DLFS_OPEN_WRITE | DLFS_OPEN_BUFFERED)) != 0) {
         return -EINVAL;
@@ -228,8 +240,9 @@ int dlfs_device_open_file(const char *path, uint32_t flags, uint32_t engine, dlf
     }
     device->descriptor = descriptor;
     dlfs_device_init(&device->base, uring ? &uring_device_ops : &threads_device_ops,
-                     uring ? "uring" : "threads", shape.size_bytes - shape.size_bytes % shape.block_bytes,
-                     shape.block_bytes, (flags & DLFS_OPEN_WRITE) != 0);
+                     uring ? "uring" : "threads",
+                     shape.size_bytes - shape.size_bytes % shape.block_bytes, shape.block_bytes,
+                     (flags & DLFS_OPEN_WRITE) != 0);
     *out = &device->base;
     return 0;
 }

@@ -1,7 +1,8 @@
 /*
- * A device in memory, for tests and trials. Operations are done when they are submitted; poll hands out their
- * completions in that order. Queue pairs may overlap as on any device: what two of them write to one block at once
- * is up to them. The memory is private: a forked child has its own copy from then on.
+ * A device in memory, for tests and trials. Operations are done when they are submitted; poll hands
+ * out their completions in that order. Queue pairs may overlap as on any device: what two of them
+ * write to one block at once is up to them. The memory is private: a forked child has its own copy
+ * from then on.
  */
 #include "device.h"
 
@@ -22,7 +23,8 @@ struct memory_queue {
     dlfs_completion completions[]; /* [depth] */
 };
 
-static void memory_apply(const struct memory_device *device, const dlfs_operation *operation) {
+static void memory_apply(const struct memory_device *device, const dlfs_operation *operation)
+{
     uint8_t *place = device->memory + operation->offset_bytes;
     if (operation->kind == DLFS_OP_WRITE) {
         memcpy(place, operation->buffer, operation->length_bytes);
@@ -31,7 +33,8 @@ static void memory_apply(const struct memory_device *device, const dlfs_operatio
     }
 }
 
-static int memory_submit(dlfs_queue *base, const dlfs_operation *operations, uint32_t count) {
+static int memory_submit(dlfs_queue *base, const dlfs_operation *operations, uint32_t count)
+{
     struct memory_queue *queue = (struct memory_queue *)base;
     const struct memory_device *device = (const struct memory_device *)base->device;
     for (uint32_t i = 0; i < count; i++) {
@@ -44,7 +47,8 @@ static int memory_submit(dlfs_queue *base, const dlfs_operation *operations, uin
 }
 
 static int memory_poll(dlfs_queue *base, dlfs_completion *completions, uint32_t count,
-                       int timeout_ms) {
+                       int timeout_ms)
+{
     (void)timeout_ms; /* whatever is in flight is done */
     struct memory_queue *queue = (struct memory_queue *)base;
     uint32_t given = queue->count < count ? queue->count : count;
@@ -56,7 +60,8 @@ static int memory_poll(dlfs_queue *base, dlfs_completion *completions, uint32_t 
     return (int)given;
 }
 
-static void memory_queue_free(dlfs_queue *base) {
+static void memory_queue_free(dlfs_queue *base)
+{
     free(base);
 }
 
@@ -68,7 +73,8 @@ static const struct dlfs_queue_ops memory_queue_ops = {
     .abandon = memory_queue_free,
 };
 
-static int memory_queue_create(dlfs_device *device, uint32_t depth, dlfs_queue **out) {
+static int memory_queue_create(dlfs_device *device, uint32_t depth, dlfs_queue **out)
+{
     struct memory_queue *queue = calloc(1, sizeof *queue + depth * sizeof queue->completions[0]);
     if (queue == NULL) {
         return -ENOMEM;
@@ -78,12 +84,14 @@ static int memory_queue_create(dlfs_device *device, uint32_t depth, dlfs_queue *
     return 0;
 }
 
-static int memory_flush(dlfs_device *device) {
+static int memory_flush(dlfs_device *device)
+{
     (void)device;
     return 0;
 }
 
-static void memory_destroy(dlfs_device *base) {
+static void memory_destroy(dlfs_device *base)
+{
     struct memory_device *device = (struct memory_device *)base;
     (void)munmap(device->memory, base->size_bytes);
     free(device);
@@ -95,7 +103,8 @@ static const struct dlfs_device_ops memory_device_ops = {
     .destroy = memory_destroy,
 };
 
-int dlfs_device_create_memory(uint64_t size_bytes, uint32_t block_bytes, dlfs_device **out) {
+int dlfs_device_create_memory(uint64_t size_bytes, uint32_t block_bytes, dlfs_device **out)
+{
     bool block_fits = block_bytes >= DLFS_BLOCK_BYTES_MIN && block_bytes <= DLFS_BLOCK_BYTES_MAX &&
                       (block_bytes & (block_bytes - 1)) == 0;
     if (out == NULL || !block_fits || size_bytes == 0 || size_bytes % block_bytes != 0) {

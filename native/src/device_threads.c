@@ -1,9 +1,10 @@
 /*
- * Files and block devices through a pool of threads, where io_uring is forbidden: one pool per queue pair, its
- * threads started as operations need them and ended with the queue pair.
+ * Files and block devices through a pool of threads, where io_uring is forbidden: one pool per
+ * queue pair, its threads started as operations need them and ended with the queue pair.
  *
- * One mutex guards the queue pair's two lists of slots: waiting (for a thread) and finished (for poll). Threads run
- * with all signals blocked, so that the program's handlers stay with its own threads.
+ * One mutex guards the queue pair's two lists of slots: waiting (for a thread) and finished (for
+ * poll). Threads run with all signals blocked, so that the program's handlers stay with its own
+ * threads.
  */
 #include "device.h"
 
@@ -49,7 +50,8 @@ struct threads_queue {
     struct threads_slot slots[]; /* [depth] */
 };
 
-static void list_append(struct threads_queue *queue, struct slot_list *list, uint32_t number) {
+static void list_append(struct threads_queue *queue, struct slot_list *list, uint32_t number)
+{
     queue->slots[number].next = NO_SLOT;
     if (list->first == NO_SLOT) {
         list->first = number;
@@ -59,15 +61,18 @@ static void list_append(struct threads_queue *queue, struct slot_list *list, uin
     list->last = number;
 }
 
-static uint32_t list_take(struct threads_queue *queue, struct slot_list *list) {
+static uint32_t list_take(struct threads_queue *queue, struct slot_list *list)
+{
     uint32_t number = list->first;
     list->first = queue->slots[number].next;
     return number;
 }
 
-/* ---- the threads ----------------------------------------------------------------------------------- */
+/* ---- the threads
+ * ----------------------------------------------------------------------------------- */
 
-static ssize_t transfer_some(int descriptor, const dlfs_operation *operation, uint32_t done) {
+static ssize_t transfer_some(int descriptor, const dlfs_operation *operation, uint32_t done)
+{
     size_t length = operation->length_bytes - done;
     if (length > DLFS_REQUEST_BYTES_MAX) {
         length = DLFS_REQUEST_BYTES_MAX;
@@ -80,7 +85,8 @@ static ssize_t transfer_some(int descriptor, const dlfs_operation *operation, ui
     return pread(descriptor, buffer, length, offset);
 }
 
-static int64_t transfer_whole(const struct threads_queue *queue, const dlfs_operation *operation) {
+static int64_t transfer_whole(const struct threads_queue *queue, const dlfs_operation *operation)
+{
     uint32_t done = 0;
     uint32_t interrupted = 0;
     while (done < operation->length_bytes) {
@@ -100,7 +106,8 @@ static int64_t transfer_whole(const struct threads_queue *queue, const dlfs_oper
     return (int64_t)done;
 }
 
-static void *thread_main(void *argument) {
+static void *thread_main(void *argument)
+{
     struct threads_queue *queue = argument;
     (void)pthread_mutex_lock(&queue->mutex);
     for (;;) {
@@ -126,7 +133,8 @@ static void *thread_main(void *argument) {
 }
 
 /* Starts one more thread; with the mutex held. */
-static int thread_start(struct threads_queue *queue) {
+static int thread_start(struct threads_queue *queue)
+{
     pthread_attr_t attributes;
     int error = pthread_attr_init(&attributes);
     if (error != 0) {
@@ -147,7 +155,8 @@ static int thread_start(struct threads_queue *queue) {
 }
 
 /* Starts as many threads as what waits could use; an error only when there is none at all. */
-static int threads_provide(struct threads_queue *queue, uint32_t more) {
+static int threads_provide(struct threads_queue *queue, uint32_t more)
+{
     uint32_t wanted = queue->waiting_count + more;
     uint32_t limit = queue->base.depth < THREADS_MAX ? queue->base.depth : THREADS_MAX;
     uint32_t started = 0;
@@ -161,9 +170,11 @@ static int threads_provide(struct threads_queue *queue, uint32_t more) {
     return 0;
 }
 
-/* ---- the queue pair -------------------------------------------------------------------------------- */
+/* ---- the queue pair
+ * -------------------------------------------------------------------------------- */
 
-static int threads_submit(dlfs_queue *base, const dlfs_operation *operations, uint32_t count) {
+static int threads_submit(dlfs_queue *base, const dlfs_operation *operations, uint32_t count)
+{
     struct threads_queue *queue = (struct threads_queue *)base;
     (void)pthread_mutex_lock(&queue->mutex);
     int error = threads_provide(queue, count);
@@ -184,7 +195,8 @@ static int threads_submit(dlfs_queue *base, const dlfs_operation *operations, ui
 }
 
 static uint32_t take_finished(struct threads_queue *queue, dlfs_completion *completions,
-                              uint32_t count) {
+                              uint32_t count)
+{
     uint32_t filled = 0;
     while (filled < count && queue->finished.first != NO_SLOT) {
         uint32_t number = list_take(queue, &queue->finished);
@@ -198,7 +210,8 @@ static uint32_t take_finished(struct threads_queue *queue, dlfs_completion *comp
 }
 
 /* Waits until something finished; false when the time has passed. */
-static bool wait_finished(struct threads_queue *queue, const struct dlfs_deadline *deadline) {
+static bool wait_finished(struct threads_queue *queue, const struct dlfs_deadline *deadline)
+{
     while (queue->finished.first == NO_SLOT) {
         if (deadline->never) {
             (void)pthread_cond_wait(&queue->done, &queue->mutex);
@@ -215,7 +228,8 @@ static bool wait_finished(struct threads_queue *queue, const struct dlfs_deadlin
 }
 
 static int threads_poll(dlfs_queue *base, dlfs_completion *completions, uint32_t count,
-                        int timeout_ms) {
+                        int timeout_ms)
+{
     struct threads_queue *queue = (struct threads_queue *)base;
     struct dlfs_deadline deadline = dlfs_deadline_after(timeout_ms);
     uint32_t filled = 0;
@@ -227,9 +241,11 @@ static int threads_poll(dlfs_queue *base, dlfs_completion *completions, uint32_t
     return (int)filled;
 }
 
-/* ---- life ------------------------------------------------------------------------------------------ */
+/* ---- life
+ * ------------------------------------------------------------------------------------------ */
 
-static void threads_queue_destroy(dlfs_queue *base) {
+static void threads_queue_destroy(dlfs_queue *base)
+{
     struct threads_queue *queue = (struct threads_queue *)base;
     (void)pthread_mutex_lock(&queue->mutex);
     queue->stopping = true;
@@ -244,8 +260,10 @@ static void threads_queue_destroy(dlfs_queue *base) {
     free(queue);
 }
 
-/* The threads are the parent's, and the mutex may be held by one of them for ever: only the memory is ours. */
-static void threads_queue_abandon(dlfs_queue *base) {
+/* The threads are the parent's, and the mutex may be held by one of them for ever: only the memory
+ * is ours. */
+static void threads_queue_abandon(dlfs_queue *base)
+{
     free(base);
 }
 
@@ -257,7 +275,8 @@ static const struct dlfs_queue_ops threads_queue_ops = {
     .abandon = threads_queue_abandon,
 };
 
-static int locks_init(struct threads_queue *queue) {
+static int locks_init(struct threads_queue *queue)
+{
     pthread_condattr_t attributes;
     int error = pthread_condattr_init(&attributes);
     if (error != 0) {
@@ -271,7 +290,8 @@ static int locks_init(struct threads_queue *queue) {
     return -error;
 }
 
-int dlfs_threads_queue_create(dlfs_device *device, uint32_t depth, dlfs_queue **out) {
+int dlfs_threads_queue_create(dlfs_device *device, uint32_t depth, dlfs_queue **out)
+{
     struct threads_queue *queue = calloc(1, sizeof *queue + depth * sizeof queue->slots[0]);
     if (queue == NULL) {
         return -ENOMEM;

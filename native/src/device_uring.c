@@ -1,26 +1,32 @@
 /*
- * Files and block devices through io_uring: one ring per queue pair, one io_uring_enter per batch submitted, the
- * file registered, and buffers too when the caller announced their range.
+ * Files and block devices through io_uring: one ring per queue pair, one io_uring_enter per batch
+ * submitted, the file registered, and buffers too when the caller announced their range.
  *
- * A ring may move between threads (one at a time), so IORING_SETUP_SINGLE_ISSUER, and DEFER_TASKRUN which needs it,
- * are out: the kernel would refuse the second thread. COOP_TASKRUN is left out as well: a completion would wait until
- * the thread that submitted enters the kernel, however long it computes, while another one polls.
+ * A ring may move between threads (one at a time), so IORING_SETUP_SINGLE_ISSUER, and DEFER_TASKRUN
+ * which needs it, are out: the kernel would refuse the second thread. COOP_TASKRUN is left out as
+ * well: a completion would wait until the thread that submitted enters the kernel, however long it
+ * computes, while another one polls.
  *
- * An operation takes a slot until its completion is handed out. Where the kernel does less than asked, the slot goes on
- * with the rest; where it did nothing (the file's end) the result is DLFS_E_TRUNCATED.
+ * An operation takes a slot until its completion is handed out. Where the kernel does less than
+ * asked, the slot goes on with the rest; where it did nothing (the file's end) the result is
+ * DLFS_E_TRUNCATED.
  *
  * Source: io_uring(7), io_uring_setup(2), io_uring_enter(2).
  */
 #include "device.h"
 
 #include <errno.h>
+
+#ifdef DLFS_HAVE_URING
+
 #include <liburing.h>
 #include <stdlib.h>
 #include <time.h>
 #include <unistd.h>
 
 #define REAP_BATCH 64u
-/* How long to wait before submitting again when the kernel is short of memory and nothing is in flight. */
+/* How long to wait before submitting again when the kernel is short of memory and nothing is in
+ * flight. */
 #define PAUSE_NS 1000000L
 /* The kernel's limit on one registered buffer; a range is registered as several of them. */
 #define REGISTERED_BYTES_MAX (UINT64_C(1) << 30)
@@ -48,11 +54,13 @@ struct uring_queue {
     struct uring_slot slots[]; /* [depth] */
 };
 
-/* ---- requests -------------------------------------------------------------------------------------- */
+/* ---- requests
+ * -------------------------------------------------------------------------------------- */
 
 /* The number of the registered buffer that holds a whole request, or -1. */
 static int registered_index(const struct uring_queue *queue, const uint8_t *buffer,
-                            uint32_t length_bytes) {
+                            uint32_t length_bytes)
+{
     uintptr_t start = (uintptr_t)buffer;
     if (start < queue->range_base || length_bytes > queue->range_bytes ||
         start - queue->range_base > queue->range_bytes - length_bytes) {
@@ -63,8 +71,10 @@ static int registered_index(const struct uring_queue *queue, const uint8_t *buff
     return first == last ? (int)first : -1;
 }
 
-/* Fills a request for what is left of a slot. There is always room: a slot has one request at most. */
-static void slot_prepare(struct uring_queue *queue, uint32_t number) {
+/* Fills a request for what is left of a slot. There is always room: a slot has one request at most.
+ */
+static void slot_prepare(struct uring_queue *queue, uint32_t number)
+{
     struct uring_slot *slot = &queue->slots[number];
     struct io_uring_sqe *request = io_uring_get_sqe(&queue->ring);
     uint32_t length = slot->left_bytes;
@@ -73,9 +83,8 @@ static void slot_prepare(struct uring_queue *queue, uint32_t number) {
     }
     int index = registered_index(queue, slot->buffer, length);
     bool fixed = index >= 0;
-    uint8_t opcode = slot->kind == DLFS_OP_WRITE
-                         ? (fixed ? IORING_OP_WRITE_FIXED : IORING_OP_WRITE)
-                         : (fixed ? IORING_OP_READ_FIXED : IORING_OP_READ);
+    uint8_t opcode = slot->kind == DLFS_OP_WRITE ? (fixed ? IORING_OP_WRITE_FIXED : IORING_OP_WRITE)
+                                                 : (fixed ? IORING_OP_READ_FIXED : IORING_OP_READ);
     int file = queue->file_registered ? 0 : queue->descriptor;
     io_uring_prep_rw(opcode, request, file, slot->buffer, length, slot->offset_bytes);
     if (fixed) {
@@ -87,12 +96,15 @@ static void slot_prepare(struct uring_queue *queue, uint32_t number) {
     io_uring_sqe_set_data64(request, number);
 }
 
-static bool is_transient(int error) {
+static bool is_transient(int error)
+{
     return error == -EAGAIN || error == -EBUSY || error == -ENOMEM || error == -EINTR;
 }
 
-/* Hands prepared requests to the kernel. What it refuses for now stays prepared, and poll tries again. */
-static int ring_flush(struct uring_queue *queue) {
+/* Hands prepared requests to the kernel. What it refuses for now stays prepared, and poll tries
+ * again. */
+static int ring_flush(struct uring_queue *queue)
+{
     while (io_uring_sq_ready(&queue->ring) > 0) {
         int submitted = io_uring_submit(&queue->ring);
         if (submitted == -EINTR) {
@@ -108,7 +120,8 @@ static int ring_flush(struct uring_queue *queue) {
     return 0;
 }
 
-static int uring_submit(dlfs_queue *base, const dlfs_operation *operations, uint32_t count) {
+static int uring_submit(dlfs_queue *base, const dlfs_operation *operations, uint32_t count)
+{
     struct uring_queue *queue = (struct uring_queue *)base;
     for (uint32_t i = 0; i < count; i++) {
         uint32_t number = queue->first_free;
@@ -128,11 +141,14 @@ static int uring_submit(dlfs_queue *base, const dlfs_operation *operations, uint
     return (int)count;
 }
 
-/* ---- completions ----------------------------------------------------------------------------------- */
+/* ---- completions
+ * ----------------------------------------------------------------------------------- */
 
-/* Takes the kernel's answer for a slot: true when the slot is finished, false when it was prepared again. */
+/* Takes the kernel's answer for a slot: true when the slot is finished, false when it was prepared
+ * again. */
 static bool slot_advance(struct uring_queue *queue, uint32_t number, int32_t answer,
-                         int64_t *result) {
+                         int64_t *result)
+{
     struct uring_slot *slot = &queue->slots[number];
     if (answer == -EINTR || answer == -EAGAIN || answer == -ECANCELED) {
         if (slot->interrupted < DLFS_INTERRUPTED_MAX) {
@@ -161,7 +177,8 @@ static bool slot_advance(struct uring_queue *queue, uint32_t number, int32_t ans
     return false;
 }
 
-static uint32_t ring_reap(struct uring_queue *queue, dlfs_completion *completions, uint32_t count) {
+static uint32_t ring_reap(struct uring_queue *queue, dlfs_completion *completions, uint32_t count)
+{
     struct io_uring_cqe *entries[REAP_BATCH];
     uint32_t filled = 0;
     while (filled < count) {
@@ -186,7 +203,8 @@ static uint32_t ring_reap(struct uring_queue *queue, dlfs_completion *completion
     return filled;
 }
 
-static void pause_briefly(uint64_t left_ns) {
+static void pause_briefly(uint64_t left_ns)
+{
     struct timespec pause = {.tv_sec = 0, .tv_nsec = PAUSE_NS};
     if (left_ns < (uint64_t)PAUSE_NS) {
         pause.tv_nsec = (long)left_ns;
@@ -195,7 +213,8 @@ static void pause_briefly(uint64_t left_ns) {
 }
 
 /* Waits for one completion, a signal or the time: 0, or the error of a broken ring. */
-static int ring_wait(struct uring_queue *queue, uint64_t left_ns) {
+static int ring_wait(struct uring_queue *queue, uint64_t left_ns)
+{
     struct io_uring_cqe *entry = NULL;
     struct __kernel_timespec limit = {.tv_sec = (int64_t)(left_ns / UINT64_C(1000000000)),
                                       .tv_nsec = (long long)(left_ns % UINT64_C(1000000000))};
@@ -208,7 +227,8 @@ static int ring_wait(struct uring_queue *queue, uint64_t left_ns) {
 }
 
 static int uring_poll(dlfs_queue *base, dlfs_completion *completions, uint32_t count,
-                      int timeout_ms) {
+                      int timeout_ms)
+{
     struct uring_queue *queue = (struct uring_queue *)base;
     struct dlfs_deadline deadline = dlfs_deadline_after(timeout_ms);
     for (;;) {
@@ -235,9 +255,11 @@ static int uring_poll(dlfs_queue *base, dlfs_completion *completions, uint32_t c
     }
 }
 
-/* ---- registered buffers ---------------------------------------------------------------------------- */
+/* ---- registered buffers
+ * ---------------------------------------------------------------------------- */
 
-static void ring_unregister(struct uring_queue *queue) {
+static void ring_unregister(struct uring_queue *queue)
+{
     if (queue->range_bytes > 0) {
         (void)io_uring_unregister_buffers(&queue->ring);
         queue->range_base = 0;
@@ -245,7 +267,8 @@ static void ring_unregister(struct uring_queue *queue) {
     }
 }
 
-static int uring_register(dlfs_queue *base, void *start, size_t bytes) {
+static int uring_register(dlfs_queue *base, void *start, size_t bytes)
+{
     struct uring_queue *queue = (struct uring_queue *)base;
     ring_unregister(queue);
     uint64_t pieces = (bytes + REGISTERED_BYTES_MAX - 1) / REGISTERED_BYTES_MAX;
@@ -267,13 +290,16 @@ static int uring_register(dlfs_queue *base, void *start, size_t bytes) {
         queue->range_base = (uintptr_t)start;
         queue->range_bytes = bytes;
     }
-    /* Only a bad address is the caller's fault; for the rest (RLIMIT_MEMLOCK above all) plain reads do. */
+    /* Only a bad address is the caller's fault; for the rest (RLIMIT_MEMLOCK above all) plain reads
+     * do. */
     return error == -EFAULT ? error : 0;
 }
 
-/* ---- life ------------------------------------------------------------------------------------------ */
+/* ---- life
+ * ------------------------------------------------------------------------------------------ */
 
-static void uring_queue_destroy(dlfs_queue *base) {
+static void uring_queue_destroy(dlfs_queue *base)
+{
     struct uring_queue *queue = (struct uring_queue *)base;
     io_uring_queue_exit(&queue->ring);
     free(queue);
@@ -288,7 +314,8 @@ static const struct dlfs_queue_ops uring_queue_ops = {
     .abandon = uring_queue_destroy,
 };
 
-static int ring_create(uint32_t entries, struct io_uring *ring) {
+static int ring_create(uint32_t entries, struct io_uring *ring)
+{
     int error = io_uring_queue_init(entries, ring, 0);
     if (error < 0) {
         return error;
@@ -300,7 +327,8 @@ static int ring_create(uint32_t entries, struct io_uring *ring) {
     return 0;
 }
 
-int dlfs_uring_probe(void) {
+int dlfs_uring_probe(void)
+{
     struct io_uring ring;
     int error = ring_create(1, &ring);
     if (error == 0) {
@@ -309,7 +337,8 @@ int dlfs_uring_probe(void) {
     return error;
 }
 
-int dlfs_uring_queue_create(dlfs_device *device, uint32_t depth, dlfs_queue **out) {
+int dlfs_uring_queue_create(dlfs_device *device, uint32_t depth, dlfs_queue **out)
+{
     struct uring_queue *queue = calloc(1, sizeof *queue + depth * sizeof queue->slots[0]);
     if (queue == NULL) {
         return -ENOMEM;
@@ -328,3 +357,20 @@ int dlfs_uring_queue_create(dlfs_device *device, uint32_t depth, dlfs_queue **ou
     *out = &queue->base;
     return 0;
 }
+
+#else /* built without liburing: threads do the work */
+
+int dlfs_uring_probe(void)
+{
+    return -ENOSYS;
+}
+
+int dlfs_uring_queue_create(dlfs_device *device, uint32_t depth, dlfs_queue **out)
+{
+    (void)device;
+    (void)depth;
+    (void)out;
+    return -ENOSYS;
+}
+
+#endif
