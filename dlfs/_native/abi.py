@@ -101,6 +101,20 @@ class DirectoryPlan(Structure):
     )
 
 
+class Packing(Structure):
+    """``dlfs_packing``."""
+
+    _fields_ = (
+        ("chunk_bytes", c_uint32),
+        ("block_bytes", c_uint32),
+        ("address", c_uint64),
+        ("start", c_uint64),
+        ("done_bytes", c_uint64),
+        ("crc32c", c_uint32),
+        ("under_way", c_uint32),
+    )
+
+
 class Extent(Structure):
     """``dlfs_extent``."""
 
@@ -208,6 +222,7 @@ STRUCTURES: dict[str, type[Structure]] = {
     "dlfs_operation": Operation,
     "dlfs_completion": Completion,
     "dlfs_directory_plan": DirectoryPlan,
+    "dlfs_packing": Packing,
     "dlfs_extent": Extent,
     "dlfs_reader_config": ReaderConfig,
     "dlfs_failure": Failure,
@@ -299,6 +314,36 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "dlfs_directory_names": (
         c_int64,
         (c_void_p, c_uint64, c_uint64, c_void_p, c_uint64, _U64S),
+    ),
+    "dlfs_pack": (
+        c_int64,
+        (
+            POINTER(Packing),
+            c_void_p,
+            c_uint64,
+            c_void_p,
+            c_void_p,
+            _U64S,
+            c_uint64,
+            c_void_p,
+            c_uint64,
+            c_uint64,
+            c_void_p,
+        ),
+    ),
+    "dlfs_pack_verify": (
+        c_int64,
+        (
+            POINTER(Packing),
+            c_void_p,
+            c_uint64,
+            _U64S,
+            c_uint64,
+            c_void_p,
+            c_uint64,
+            c_uint64,
+            c_void_p,
+        ),
     ),
     "dlfs_reader_create": (c_int, (POINTER(ReaderConfig), _OUT)),
     "dlfs_reader_destroy": (c_int, (c_void_p,)),

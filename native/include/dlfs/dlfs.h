@@ -312,6 +312,45 @@ DLFS_API int dlfs_directory_lower_bound(const dlfs_directory *directory, const u
 DLFS_API int64_t dlfs_directory_names(const dlfs_directory *directory, uint64_t first, uint64_t count,
                                       uint8_t *text, uint64_t text_bytes, uint64_t *offsets);
 
+/* ---- packing --------------------------------------------------------------------------------------- */
+
+/*
+ * Where packing (or its verification) stands in a dataset's data space. A plain value: zero it, set the two sizes
+ * (powers of two, block_bytes <= chunk_bytes) and pass it on from window to window.
+ */
+typedef struct dlfs_packing {
+    uint32_t chunk_bytes;
+    uint32_t block_bytes;
+    uint64_t address;    /* the first free byte of the data space */
+    uint64_t start;      /* address of the sample under way */
+    uint64_t done_bytes; /* of the sample under way */
+    uint32_t crc32c;     /* of these */
+    uint32_t under_way;  /* 1: the sample that comes first in the next call has been started */
+} dlfs_packing;
+
+/*
+ * Packs samples by the packing rule of FORMAT.md into window, which stands for the whole chunks of the data space
+ * from window_address on: copies, sums, zeroes the gaps between samples (not what follows packing->address).
+ * Sample k is source[offsets[k]..offsets[k]+lengths[k]); they are taken in the order order[0..count), or 0..count-1
+ * when order is NULL. locations[k] is set when sample k is complete. Returns how many are; fewer than count when the
+ * window is full (packing->address is then its end): call again with the rest and the next window. Errors: -EINVAL
+ * (sizes, ranges; earlier samples of the call may be packed), DLFS_E_LIMIT (addresses over DLFS_ADDRESS_MAX).
+ */
+DLFS_API int64_t dlfs_pack(dlfs_packing *packing, const uint8_t *source, uint64_t source_bytes,
+                           const int64_t *offsets, const int64_t *lengths, const uint64_t *order,
+                           uint64_t count, void *window, uint64_t window_address,
+                           uint64_t window_bytes, dlfs_location *locations);
+/*
+ * Sums samples order[0..count), which rise by address, in a window of the data space: crcs[i] is that of sample
+ * order[i]. Returns how many are complete; fewer when the window ends first: call again with the rest and the next
+ * window. packing keeps what a sample has had so far. Errors: -EINVAL, DLFS_E_LIMIT, DLFS_E_FORMAT (an index
+ * >= location_count, a sample before the window).
+ */
+DLFS_API int64_t dlfs_pack_verify(dlfs_packing *packing, const dlfs_location *locations,
+                                  uint64_t location_count, const uint64_t *order, uint64_t count,
+                                  const void *window, uint64_t window_address, uint64_t window_bytes,
+                                  uint32_t *crcs);
+
 /* ---- the reader ------------------------------------------------------------------------------------ */
 
 /* A run of chunks of the volume's chunk space that holds a run of the dataset's chunks. */
