@@ -1,0 +1,147 @@
+"""Packing samples into a dataset's data space, and summing them there, many in one call.
+
+Arrays in, arrays out; libdlfs copies and sums without the GIL. Both classes hold where they stand, so a sample larger
+than the window goes on in the next call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlfs._native import abi
+from dlfs._native.library import check, library
+
+LOCATION = np.dtype([("crc32c", "<u4"), ("length_low", "<u4"), ("address", "<u8")])
+"""``dlfs_location``: bits 0..55 of the address, above them bits 32..39 of the length."""
+
+ADDRESS_MASK = (1 << 56) - 1
+
+Bytes = NDArray[np.uint8]
+Locations = NDArray[Any]
+
+
+def location_addresses(locations: Locations) -> NDArray[np.int64]:
+    """The addresses of locations, int64[n]."""
+    return (locations["address"] & np.uint64(ADDRESS_MASK)).astype(np.int64)
+
+
+def location_lengths(locations: Locations) -> NDArray[np.int64]:
+    """The lengths in bytes of locations, int64[n]."""
+    high = (locations["address"] >> np.uint64(56)).astype(np.int64) << 32
+    lengths: NDArray[np.int64] = high | locations["length_low"].astype(np.int64)
+    return lengths
+
+
+class Packer:
+    """Places samples one behind the other by the packing rule of FORMAT.md.
+
+    Args:
+        chunk_bytes: the volume's, a power of two.
+        block_bytes: the volume's, a power of two, at most chunk_bytes.
+
+    Threads: one at a time.
+    """
+
+    def __init__(self, *, chunk_bytes: int, block_bytes: int) -> None:
+        self._state = abi.Packing(chunk_bytes=chunk_bytes, block_bytes=block_bytes)
+
+    @property
+    def address(self) -> int:
+        """The first free byte of the data space."""
+        return int(self._state.address)
+
+    def pack(
+        self,
+        source: Bytes,
+        offsets: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+        *,
+        order: NDArray[np.uint64] | None,
+        window: Bytes,
+        window_address: int,
+        locations: Locations,
+    ) -> int:
+        """Copy samples into a window of whole chunks until it is full.
+
+        Args:
+            source: uint8[n_bytes], what offsets count in.
+            offsets: int64[n_samples].
+            lengths: int64[n_samples], each at most 2^40 - 1.
+            order: the samples to pack, in this order; None for all, as they come.
+            window: uint8[n_bytes] to write to: whole chunks of the data space from ``window_address`` on.
+            window_address: not above ``address``.
+            locations: LOCATION[n_samples]; those of the samples completed are set.
+
+        Returns:
+            How many samples are complete. When fewer than asked, the window is full: pass the others, and
+            the next window.
+
+        Raises:
+            UsageError: a sample lies outside the source, or the window is not where packing stands.
+            LimitError: the data space would grow over 2^56 bytes.
+        """
+        count = len(offsets) if order is None else len(order)
+        code = library().dlfs_pack(
+            ctypes.byref(self._state),
+            source.ctypes.data,
+            source.size,
+            offsets.ctypes.data,
+            lengths.ctypes.data,
+            None if order is None else order.ctypes.data,
+            count,
+            window.ctypes.data,
+            window_address,
+            window.size,
+            locations.ctypes.data,
+        )
+        return check(code, f"pack {count} samples at address {window_address}")
+
+
+class Checker:
+    """Sums samples in storage order as windows of the data space pass by.
+
+    Args:
+        chunk_bytes: the volume's.
+        block_bytes: the volume's.
+        locations: LOCATION[n_samples] of the whole dataset, in index order.
+
+    Threads: one at a time.
+    """
+
+    def __init__(self, *, chunk_bytes: int, block_bytes: int, locations: Locations) -> None:
+        self._state = abi.Packing(chunk_bytes=chunk_bytes, block_bytes=block_bytes)
+        self._locations = locations
+
+    def check(
+        self, order: NDArray[np.uint64], *, window: Bytes, window_address: int
+    ) -> NDArray[np.uint32]:
+        """Sum the samples of ``order`` until the window ends.
+
+        Args:
+            order: indices, rising by address, the next to sum first.
+            window: uint8[n_bytes], whole chunks of the data space from ``window_address`` on.
+            window_address: at most the address of the next sample's next byte.
+
+        Returns:
+            uint32[n]: the CRC32C of each sample completed: the first n of ``order``.
+
+        Raises:
+            FormatError: an index is out of range, or the addresses do not rise.
+        """
+        crcs = np.empty(len(order), np.uint32)
+        code = library().dlfs_pack_verify(
+            ctypes.byref(self._state),
+            self._locations.ctypes.data,
+            len(self._locations),
+            order.ctypes.data,
+            len(order),
+            window.ctypes.data,
+            window_address,
+            window.size,
+            crcs.ctypes.data,
+        )
+        return crcs[: check(code, f"sum {len(order)} samples at address {window_address}")]
