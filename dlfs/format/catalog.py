@@ -1,0 +1,390 @@
+"""The catalog: what datasets a volume holds, where they lie, and what is free (FORMAT.md, section 4).
+
+One generation's catalog is one run of bytes, written to chunks of its own and found through the superblock. Decoding
+checks the whole of it: every chunk of the volume must belong to exactly one owner, be it a dataset's data, a
+directory, the catalog or the free space. Time is that of sorting the runs; their number is bounded before any is
+made into an object.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from uuid import UUID
+
+from dlfs._native.checksums import crc32c
+from dlfs.errors import (
+    ChecksumError,
+    FormatError,
+    LimitError,
+    TruncatedError,
+    UsageError,
+)
+from dlfs.format.constants import (
+    ADDRESS_MAX,
+    CATALOG_BYTES_MAX,
+    CATALOG_DATASETS_MAX,
+    CATALOG_HEADER_BYTES,
+    CATALOG_MAGIC,
+    CATALOG_RUNS_MAX,
+    DATASET_ATTRIBUTES_BYTES_MAX,
+    DATASET_RECORD_BYTES,
+    DATASET_VERSION_MAX,
+    DIRECTORY_BLOCK_BYTES,
+    LOCATION_BYTES,
+    TIME_NS_MAX,
+)
+from dlfs.format.geometry import ChunkRun
+from dlfs.format.paths import dataset_name_problem
+from dlfs.format.superblock import Superblock
+
+LAYOUTS = ("path", "shuffled")
+"""Names of the packing orders; their places here are their numbers on media."""
+
+# magic, header bytes, reserved, volume UUID, generation, total bytes, datasets, free runs, reserved
+_HEADER = struct.Struct("<8sII16sQQIIQ")
+# record bytes, version, UUID, created, samples, sample bytes, seed, data bytes, entries bytes, names bytes,
+# layout, name bytes, attribute bytes, data runs, directory runs, reserved
+_RECORD = struct.Struct("<II16sQQQQQQQHHIIIQ")
+_RUN = struct.Struct("<QQ")
+_ATTRIBUTE = struct.Struct("<HHI")
+_U64_MAX = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetRecord:
+    """One version of one dataset.
+
+    ``data_runs`` hold its samples (``data_bytes``), ``directory_runs`` its directory segment: the entries part and,
+    right behind it, the names part. ``attributes`` are (tag, bytes) pairs that later versions define; they are kept.
+    """
+
+    name: bytes
+    version: int
+    uuid: UUID
+    created_ns: int
+    sample_count: int
+    sample_bytes: int
+    layout: str
+    seed: int
+    data_runs: tuple[ChunkRun, ...]
+    data_bytes: int
+    directory_runs: tuple[ChunkRun, ...]
+    entries_bytes: int
+    names_bytes: int
+    attributes: tuple[tuple[int, bytes], ...] = ()
+
+    @property
+    def data_chunks(self) -> int:
+        """Chunks that hold its samples."""
+        return sum(run.chunk_count for run in self.data_runs)
+
+    @property
+    def directory_chunks(self) -> int:
+        """Chunks that hold its directory segment."""
+        return sum(run.chunk_count for run in self.directory_runs)
+
+
+@dataclass(frozen=True, slots=True)
+class Catalog:
+    """All datasets of one generation, in order of (name, version), and its free runs, in order and apart."""
+
+    generation: int
+    volume_uuid: UUID
+    datasets: tuple[DatasetRecord, ...]
+    free: tuple[ChunkRun, ...]
+
+    @property
+    def free_chunks(self) -> int:
+        """Chunks that nothing holds."""
+        return sum(run.chunk_count for run in self.free)
+
+
+def encode_catalog(catalog: Catalog) -> bytes:
+    """Encode a catalog. What it owns is checked against a volume by ``check_catalog``, not here.
+
+    Raises:
+        LimitError: it has more datasets, runs or bytes than FORMAT.md allows.
+        UsageError: a field is out of its range, or the datasets are not in order of (name, version).
+    """
+    runs = len(catalog.free) + sum(
+        len(d.data_runs) + len(d.directory_runs) for d in catalog.datasets
+    )
+    if len(catalog.datasets) > CATALOG_DATASETS_MAX or runs > CATALOG_RUNS_MAX:
+        raise LimitError(
+            f"encode the catalog: expected at most {CATALOG_DATASETS_MAX} datasets and {CATALOG_RUNS_MAX} "
+            f"runs of chunks, got {len(catalog.datasets)} and {runs}"
+        )
+    keys = [(d.name, d.version) for d in catalog.datasets]
+    if any(a >= b for a, b in pairwise(keys)):
+        raise UsageError("encode the catalog: expected datasets in rising order of (name, version)")
+    body = b"".join([_encode_record(d) for d in catalog.datasets] + [_encode_runs(catalog.free)])
+    total = CATALOG_HEADER_BYTES + len(body)
+    if total > CATALOG_BYTES_MAX:
+        raise LimitError(
+            f"encode the catalog: expected at most {CATALOG_BYTES_MAX} bytes, got {total}"
+        )
+    header = _HEADER.pack(
+        CATALOG_MAGIC, CATALOG_HEADER_BYTES, 0, catalog.volume_uuid.bytes, catalog.generation, total,
+        len(catalog.datasets), len(catalog.free), 0,
+    )  # fmt: skip
+    return header + body
+
+
+def decode_catalog(
+    data: bytes | bytearray | memoryview, superblock: Superblock, where: str
+) -> Catalog:
+    """Decode the catalog of a superblock and check everything in it.
+
+    Args:
+        data: at least ``superblock.catalog_bytes`` bytes; what follows is ignored.
+        superblock: the one that names this catalog; its geometry bounds every run.
+        where: the devices' URIs and the byte offset, for errors.
+
+    Raises:
+        TruncatedError: there are too few bytes.
+        ChecksumError: they do not have the CRC32C that the superblock records.
+        FormatError: anything in them is out of its range or disagrees with the rest.
+    """
+    if len(data) < superblock.catalog_bytes:
+        raise TruncatedError(
+            f"{where}: read the catalog: expected {superblock.catalog_bytes} bytes, got {len(data)}"
+        )
+    raw = bytes(data[: superblock.catalog_bytes])
+    actual = crc32c(raw)
+    if actual != superblock.catalog_crc32c:
+        raise ChecksumError(
+            f"{where}: read the catalog: expected CRC32C {superblock.catalog_crc32c:#010x} over "
+            f"{len(raw)} bytes, got {actual:#010x}"
+        )
+    catalog = _Parser(raw, where).catalog()
+    try:
+        check_catalog(catalog, superblock)
+    except UsageError as error:
+        raise FormatError(f"{where}: read the catalog: {error}") from error
+    return catalog
+
+
+def check_catalog(catalog: Catalog, superblock: Superblock) -> None:
+    """Check a catalog against the superblock that names it: identity, and who owns which chunk.
+
+    A writer calls it on what it is about to commit, with the superblock it is about to write.
+
+    Raises:
+        UsageError: they disagree, two owners share a chunk, or a chunk has none.
+    """
+    for name, expected, got in (
+        ("volume UUID", superblock.volume_uuid, catalog.volume_uuid),
+        ("generation", superblock.generation, catalog.generation),
+    ):
+        if expected != got:
+            raise UsageError(f"expected {name} {expected}, got {got}")
+    for record in catalog.datasets:
+        _check_record(record, superblock.geometry.chunk_bytes)
+    _check_free(catalog.free)
+    _check_owners(catalog, superblock)
+
+
+def _encode_runs(runs: tuple[ChunkRun, ...]) -> bytes:
+    return b"".join(_RUN.pack(run.first_chunk, run.chunk_count) for run in runs)
+
+
+def _encode_record(record: DatasetRecord) -> bytes:
+    """One dataset record, padded to 8 bytes."""
+    attributes = b"".join(
+        _ATTRIBUTE.pack(tag, 0, len(value)) + value + bytes(-len(value) % 8)
+        for tag, value in record.attributes
+    )
+    if len(attributes) > DATASET_ATTRIBUTES_BYTES_MAX:
+        raise LimitError(
+            f"encode the dataset {record.name!r}: expected at most {DATASET_ATTRIBUTES_BYTES_MAX} bytes of "
+            f"attributes, got {len(attributes)}"
+        )
+    problem = dataset_name_problem(record.name) or _range_problem(record)
+    if problem:
+        raise UsageError(f"encode the dataset {record.name!r}: {problem}")
+    tail = _encode_runs(record.data_runs) + _encode_runs(record.directory_runs)
+    tail += attributes + record.name
+    tail += bytes(-len(tail) % 8)
+    head = _RECORD.pack(
+        DATASET_RECORD_BYTES + len(tail), record.version, record.uuid.bytes, record.created_ns,
+        record.sample_count, record.sample_bytes, record.seed, record.data_bytes, record.entries_bytes,
+        record.names_bytes, LAYOUTS.index(record.layout), len(record.name), len(attributes),
+        len(record.data_runs), len(record.directory_runs), 0,
+    )  # fmt: skip
+    return head + tail
+
+
+def _range_problem(record: DatasetRecord) -> str | None:
+    """Which field of a record is out of its range, or None."""
+    if record.layout not in LAYOUTS:
+        return f"expected a layout of {', '.join(LAYOUTS)}, got {record.layout!r}"
+    for name, value, low, high in (
+        ("version", record.version, 1, DATASET_VERSION_MAX),
+        ("creation time", record.created_ns, 0, TIME_NS_MAX),
+        ("seed", record.seed, 0, _U64_MAX),
+        ("sample count", record.sample_count, 0, record.entries_bytes // LOCATION_BYTES),
+        ("sample bytes", record.sample_bytes, 0, record.data_bytes),
+        ("data bytes", record.data_bytes, 0, ADDRESS_MAX),
+        ("entries bytes", record.entries_bytes, DIRECTORY_BLOCK_BYTES, ADDRESS_MAX),
+        ("names bytes", record.names_bytes, DIRECTORY_BLOCK_BYTES, ADDRESS_MAX),
+    ):
+        if not low <= value <= high:
+            return f"expected {name} in {low}..{high}, got {value}"
+    return None
+
+
+class _Parser:
+    """Takes a catalog's bytes apart, from the front, never past their end."""
+
+    def __init__(self, raw: bytes, where: str) -> None:
+        self._raw = raw
+        self._where = where
+        self._runs_left = CATALOG_RUNS_MAX
+
+    def catalog(self) -> Catalog:
+        """Parse all of it."""
+        raw = self._raw
+        if len(raw) < CATALOG_HEADER_BYTES:
+            raise self._error(0, f"expected {CATALOG_HEADER_BYTES} bytes of header, got {len(raw)}")
+        magic, header_bytes, _, volume, generation, total, datasets, free, _ = _HEADER.unpack_from(
+            raw
+        )
+        if magic != CATALOG_MAGIC or header_bytes != CATALOG_HEADER_BYTES or total != len(raw):
+            raise self._error(
+                0,
+                f"expected {CATALOG_MAGIC!r} with {CATALOG_HEADER_BYTES} of {len(raw)} bytes, "
+                f"got {magic!r} with {header_bytes} of {total}",
+            )
+        if datasets > CATALOG_DATASETS_MAX:
+            raise self._error(
+                48, f"expected at most {CATALOG_DATASETS_MAX} datasets, got {datasets}"
+            )
+        records: list[DatasetRecord] = []
+        at = CATALOG_HEADER_BYTES
+        for _ in range(datasets):
+            record, at = self._record(at)
+            if records and (records[-1].name, records[-1].version) >= (record.name, record.version):
+                raise self._error(at, "expected datasets in rising order of (name, version)")
+            records.append(record)
+        runs = self._runs(at, free, len(raw))
+        if at + 16 * free != len(raw):
+            raise self._error(at + 16 * free, f"expected the end, got {len(raw)} bytes")
+        return Catalog(generation, UUID(bytes=volume), tuple(records), runs)
+
+    def _record(self, at: int) -> tuple[DatasetRecord, int]:
+        """Parse the record at an offset; also gives the offset behind it."""
+        if at + DATASET_RECORD_BYTES > len(self._raw):
+            raise self._error(at, f"expected a dataset record, got the end at {len(self._raw)}")
+        fields = _RECORD.unpack_from(self._raw, at)
+        end = at + fields[0]
+        layout, name_bytes, attribute_bytes, data_count, directory_count = fields[10:15]
+        data_at = at + DATASET_RECORD_BYTES
+        directory_at = data_at + 16 * data_count
+        attributes_at = directory_at + 16 * directory_count
+        name_at = attributes_at + attribute_bytes
+        name_end = name_at + name_bytes
+        if end > len(self._raw) or end != name_end + (at - name_end) % 8:
+            raise self._error(at, f"expected a record of {name_end - at} bytes, got {fields[0]}")
+        if attribute_bytes > DATASET_ATTRIBUTES_BYTES_MAX or layout >= len(LAYOUTS):
+            raise self._error(
+                at, f"expected known layout and attributes, got {layout}, {attribute_bytes} bytes"
+            )
+        record = DatasetRecord(
+            name=self._raw[name_at:name_end],
+            version=fields[1],
+            uuid=UUID(bytes=fields[2]),
+            created_ns=fields[3],
+            sample_count=fields[4],
+            sample_bytes=fields[5],
+            layout=LAYOUTS[layout],
+            seed=fields[6],
+            data_runs=self._runs(data_at, data_count, end),
+            data_bytes=fields[7],
+            directory_runs=self._runs(directory_at, directory_count, end),
+            entries_bytes=fields[8],
+            names_bytes=fields[9],
+            attributes=tuple(self._attributes(attributes_at, name_at)),
+        )
+        problem = dataset_name_problem(record.name) or _range_problem(record)
+        if problem:
+            raise self._error(at, f"dataset {record.name!r}: {problem}")
+        return record, end
+
+    def _runs(self, at: int, count: int, end: int) -> tuple[ChunkRun, ...]:
+        """Parse runs of chunks, which must end before an offset."""
+        self._runs_left -= count
+        if self._runs_left < 0 or at + 16 * count > end:
+            raise self._error(
+                at,
+                f"expected runs up to offset {end}, {CATALOG_RUNS_MAX} in all, got {count} of 16 bytes",
+            )
+        pairs = _RUN.iter_unpack(self._raw[at : at + 16 * count])
+        return tuple(ChunkRun(first, length) for first, length in pairs)
+
+    def _attributes(self, at: int, end: int) -> Iterator[tuple[int, bytes]]:
+        """Parse (tag, bytes) pairs that fill a range."""
+        while at < end:
+            if at + _ATTRIBUTE.size > end:
+                raise self._error(at, f"expected an attribute, got the end at {end}")
+            tag, _, length = _ATTRIBUTE.unpack_from(self._raw, at)
+            value_at = at + _ATTRIBUTE.size
+            at = value_at + length + -length % 8
+            if at > end:
+                raise self._error(value_at, f"expected {length} bytes, got the end at {end}")
+            yield tag, self._raw[value_at : value_at + length]
+
+    def _error(self, at: int, problem: str) -> FormatError:
+        return FormatError(f"{self._where}: read the catalog at byte {at} of it: {problem}")
+
+
+def _check_record(record: DatasetRecord, chunk_bytes: int) -> None:
+    """Check a record's sizes against its runs."""
+    segment = record.entries_bytes + record.names_bytes
+    for name, expected, got in (
+        ("data bytes", record.data_chunks * chunk_bytes, record.data_bytes),
+        ("entries bytes past a block", 0, record.entries_bytes % DIRECTORY_BLOCK_BYTES),
+        ("names bytes past a block", 0, record.names_bytes % DIRECTORY_BLOCK_BYTES),
+        ("directory chunks", -(-segment // chunk_bytes), record.directory_chunks),
+    ):
+        if expected != got:
+            raise UsageError(
+                f"dataset {record.name!r} version {record.version}: expected {name} {expected}, got {got}"
+            )
+
+
+def _check_free(free: tuple[ChunkRun, ...]) -> None:
+    """Check that free runs rise and that no two could be one."""
+    for before, after in pairwise(free):
+        if after.first_chunk <= before.end_chunk:
+            raise UsageError(
+                f"expected free runs in order with gaps between them, "
+                f"got one of {before.chunk_count} at {before.first_chunk} before one at {after.first_chunk}"
+            )
+
+
+def _check_owners(catalog: Catalog, superblock: Superblock) -> None:
+    """Check that every chunk of the volume has exactly one owner."""
+    owned = [(run, "the catalog") for run in superblock.catalog_runs]
+    owned += [(run, "the free space") for run in catalog.free]
+    for record in catalog.datasets:
+        name = f"dataset {record.name!r} version {record.version}"
+        owned += [(run, f"the data of {name}") for run in record.data_runs]
+        owned += [(run, f"the directory of {name}") for run in record.directory_runs]
+    owned.sort(key=lambda pair: pair[0])
+    end, owner = 0, "the start"
+    for run, name in owned:
+        if run.chunk_count < 1:
+            raise UsageError(f"{name}: expected runs of at least one chunk, got {run.chunk_count}")
+        if run.first_chunk != end:
+            what = "no owner" if run.first_chunk > end else "two owners"
+            raise UsageError(
+                f"expected one owner of every chunk, got {what} at chunk {min(end, run.first_chunk)} "
+                f"between {owner} and {name}"
+            )
+        end, owner = run.end_chunk, name
+    total = superblock.geometry.chunk_total
+    if end != total:
+        raise UsageError(f"expected runs up to chunk {total}, got {owner} up to chunk {end}")

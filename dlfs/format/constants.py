@@ -1,0 +1,59 @@
+"""Magics, sizes, offsets and limits of the on-media format, in one place; FORMAT.md explains them."""
+
+from __future__ import annotations
+
+from dlfs.units import KIB, MIB
+
+VERSION_MAJOR = 1
+VERSION_MINOR = 0
+INCOMPAT_KNOWN = 0
+"""Feature bits without which a volume cannot be read, that this code knows: none yet."""
+RO_COMPAT_KNOWN = 0
+"""Feature bits without which a volume can be read but not written, that this code knows: none yet."""
+
+SUPERBLOCK_MAGIC = b"DLFSVOL1"
+CATALOG_MAGIC = b"DLFSCAT1"
+LEASE_MAGIC = b"DLFSLCK1"
+DIRECTORY_MAGIC = b"DLFSDIR1"
+
+SUPERBLOCK_BYTES = 4096
+SUPERBLOCK_A_OFFSET_BYTES = 0
+SUPERBLOCK_B_OFFSET_BYTES = 64 * KIB
+LEASE_OFFSET_BYTES = 128 * KIB
+LEASE_BYTES = 4096
+DATA_OFFSET_BYTES_MIN = 1 * MIB
+
+CHUNK_BYTES_DEFAULT = 256 * KIB
+CHUNK_BYTES_MIN = 4 * KIB
+CHUNK_BYTES_MAX = 64 * MIB
+BLOCK_BYTES_DEFAULT = 4 * KIB
+BLOCK_BYTES_MIN = 512
+BLOCK_BYTES_MAX = 64 * KIB
+
+MEMBERS_MAX = 64
+CHUNKS_MIN = 4
+"""Chunks of the smallest volume: two catalogs (old and new), a directory and its data."""
+LABEL_BYTES_MAX = 64
+GENERATION_MAX = (1 << 63) - 1
+MEMBER_BYTES_MAX = 1 << 62
+TIME_NS_MAX = (1 << 63) - 1
+
+CATALOG_HEADER_BYTES = 64
+CATALOG_BYTES_MAX = 16 * MIB
+CATALOG_EXTENTS_MAX = 16
+CATALOG_DATASETS_MAX = 65_536
+CATALOG_RUNS_MAX = 262_144
+"""Chunk runs in one catalog, of all datasets and of the free space together."""
+DATASET_RECORD_BYTES = 104
+"""Fixed part of a dataset record; runs, name and attributes follow."""
+DATASET_NAME_BYTES_MAX = 255
+DATASET_ATTRIBUTES_BYTES_MAX = 64 * KIB
+DATASET_VERSION_MAX = (1 << 32) - 1
+
+LOCATION_BYTES = 16
+SAMPLE_BYTES_MAX = (1 << 40) - 1
+ADDRESS_MAX = (1 << 56) - 1
+DIRECTORY_BLOCK_BYTES = 4096
+
+PATH_BYTES_MAX = 4095
+COMPONENT_BYTES_MAX = 255

@@ -1,0 +1,258 @@
+"""Where chunks lie: volume chunk numbers to members and offsets, dataset addresses to volume chunks.
+
+A volume's chunks are numbered round-robin over its members: chunk L is on member L % M, in row L // M. A dataset
+numbers its own chunks 0..C-1; its runs, in order, say which volume chunks they are. All values here are plain and
+immutable; any thread may use them.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from dlfs.errors import UsageError
+from dlfs.format.constants import (
+    BLOCK_BYTES_MAX,
+    BLOCK_BYTES_MIN,
+    CHUNK_BYTES_MAX,
+    CHUNK_BYTES_MIN,
+    CHUNKS_MIN,
+    DATA_OFFSET_BYTES_MIN,
+    MEMBER_BYTES_MAX,
+    MEMBERS_MAX,
+    SUPERBLOCK_A_OFFSET_BYTES,
+    SUPERBLOCK_B_OFFSET_BYTES,
+    SUPERBLOCK_BYTES,
+)
+from dlfs.units import format_bytes
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ChunkRun:
+    """Consecutive chunks of the volume: ``first_chunk .. first_chunk + chunk_count - 1``."""
+
+    first_chunk: int
+    chunk_count: int
+
+    @property
+    def end_chunk(self) -> int:
+        """The chunk after the last one."""
+        return self.first_chunk + self.chunk_count
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Consecutive bytes of one member that hold consecutive bytes of a data space."""
+
+    member: int
+    offset_bytes: int
+    length_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """How a volume's bytes are dealt out over its members."""
+
+    member_count: int
+    chunk_bytes: int
+    block_bytes: int
+    data_offset_bytes: int
+    row_count: int
+
+    @property
+    def chunk_total(self) -> int:
+        """Chunks of the volume."""
+        return self.row_count * self.member_count
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Bytes of all chunks together."""
+        return self.chunk_total * self.chunk_bytes
+
+    def locate(self, volume_chunk: int) -> tuple[int, int]:
+        """Find a chunk.
+
+        Args:
+            volume_chunk: 0 .. chunk_total - 1.
+
+        Returns:
+            The member's number and the chunk's byte offset on it.
+
+        Raises:
+            UsageError: the volume has no such chunk.
+        """
+        if not 0 <= volume_chunk < self.chunk_total:
+            raise UsageError(
+                f"locate a chunk: expected 0..{self.chunk_total - 1}, got {volume_chunk}"
+            )
+        row, member = divmod(volume_chunk, self.member_count)
+        return member, self.data_offset_bytes + row * self.chunk_bytes
+
+    @classmethod
+    def for_members(
+        cls, member_sizes: Sequence[int], chunk_bytes: int, block_bytes: int
+    ) -> Geometry:
+        """Lay a new volume out over members of these sizes; the smallest decides how many rows there are.
+
+        Args:
+            member_sizes: bytes of each member, in member order.
+            chunk_bytes: a power of two, 4 KiB .. 64 MiB.
+            block_bytes: a power of two, 512 .. 64 KiB, at most chunk_bytes.
+
+        Raises:
+            UsageError: a size is not allowed, there are too many members, or they are too small.
+        """
+        check_sizes(chunk_bytes, block_bytes)
+        count = len(member_sizes)
+        if not 1 <= count <= MEMBERS_MAX:
+            raise UsageError(f"lay out a volume: expected 1..{MEMBERS_MAX} members, got {count}")
+        smallest = min(member_sizes)
+        data_offset = max(DATA_OFFSET_BYTES_MIN, chunk_bytes)
+        row_count = max(0, usable_bytes(smallest, data_offset) // chunk_bytes)
+        if row_count * count < CHUNKS_MIN:
+            rows = -(-CHUNKS_MIN // count)
+            expected = data_offset + rows * chunk_bytes + SUPERBLOCK_BYTES
+            raise UsageError(
+                f"lay out a volume: member {member_sizes.index(smallest)} is too small: expected at least "
+                f"{expected} bytes ({format_bytes(expected)}) for {rows} chunks of {format_bytes(chunk_bytes)} "
+                f"on each of {count} members, got {smallest} bytes"
+            )
+        if max(member_sizes) > MEMBER_BYTES_MAX:
+            raise UsageError(
+                f"lay out a volume: expected members of at most {MEMBER_BYTES_MAX} bytes, "
+                f"got {max(member_sizes)}"
+            )
+        return cls(count, chunk_bytes, block_bytes, data_offset, row_count)
+
+
+def check_sizes(chunk_bytes: int, block_bytes: int) -> None:
+    """Check the two sizes that a volume is formatted with.
+
+    Raises:
+        UsageError: one is not a power of two in its range, or a block is larger than a chunk.
+    """
+    for name, value, low, high in (
+        ("chunk_bytes", chunk_bytes, CHUNK_BYTES_MIN, CHUNK_BYTES_MAX),
+        ("block_bytes", block_bytes, BLOCK_BYTES_MIN, BLOCK_BYTES_MAX),
+    ):
+        if not is_power_of_two(value) or not low <= value <= high:
+            raise UsageError(
+                f"lay out a volume: expected {name} to be a power of two in {low}..{high}, got {value}"
+            )
+    if block_bytes > chunk_bytes:
+        raise UsageError(
+            f"lay out a volume: expected block_bytes of at most chunk_bytes ({chunk_bytes}), "
+            f"got {block_bytes}"
+        )
+
+
+def is_power_of_two(value: int) -> bool:
+    """Whether the value is 1, 2, 4, ..."""
+    return value > 0 and value & (value - 1) == 0
+
+
+def superblock_offsets(member_bytes: int) -> tuple[int, int, int]:
+    """Byte offsets of the superblocks A and B and of the tail copy on a member of this size."""
+    tail = member_bytes // SUPERBLOCK_BYTES * SUPERBLOCK_BYTES - SUPERBLOCK_BYTES
+    return SUPERBLOCK_A_OFFSET_BYTES, SUPERBLOCK_B_OFFSET_BYTES, tail
+
+
+def usable_bytes(member_bytes: int, data_offset_bytes: int) -> int:
+    """Bytes between the data offset and the tail superblock; negative when the member is too small."""
+    return superblock_offsets(member_bytes)[2] - data_offset_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class DataSpace:
+    """A run of bytes scattered over a volume: a dataset's data, its directory, or the catalog.
+
+    Args:
+        geometry: the volume's.
+        runs: the volume chunks that hold the space, in order.
+    """
+
+    geometry: Geometry
+    runs: tuple[ChunkRun, ...]
+    _starts: list[int] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        counts = (run.chunk_count for run in self.runs)
+        object.__setattr__(self, "_starts", list(accumulate(counts, initial=0)))
+
+    @property
+    def chunk_count(self) -> int:
+        """Chunks of the space."""
+        return self._starts[-1]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the space."""
+        return self.chunk_count * self.geometry.chunk_bytes
+
+    def volume_chunk(self, chunk: int) -> int:
+        """The volume chunk that holds a chunk of the space.
+
+        Raises:
+            UsageError: the space has no such chunk.
+        """
+        if not 0 <= chunk < self.chunk_count:
+            raise UsageError(
+                f"resolve a chunk: expected 0..{self.chunk_count - 1} of this space, got {chunk}"
+            )
+        number = bisect_right(self._starts, chunk) - 1
+        return self.runs[number].first_chunk + chunk - self._starts[number]
+
+    def resolve(self, address: int) -> tuple[int, int]:
+        """Find the byte at an address: its member and its byte offset there.
+
+        Raises:
+            UsageError: the address is outside the space.
+        """
+        chunk, offset = divmod(address, self.geometry.chunk_bytes)
+        member, base = self.geometry.locate(self.volume_chunk(chunk))
+        return member, base + offset
+
+    def pieces(self, address: int, length_bytes: int) -> Iterator[Piece]:
+        """Cut a range of the space into pieces that each lie in one go on one member, in order.
+
+        Neighbouring chunks that follow each other on one member (a volume of one member) come as one piece.
+
+        Raises:
+            UsageError: the range leaves the space.
+        """
+        if address < 0 or length_bytes < 0 or address + length_bytes > self.size_bytes:
+            raise UsageError(
+                f"cut a range: expected it within 0..{self.size_bytes} bytes, "
+                f"got {length_bytes} bytes at {address}"
+            )
+        piece: Piece | None = None
+        while length_bytes > 0:
+            member, offset = self.resolve(address)
+            taken = min(length_bytes, self._bytes_in_a_row(address))
+            if piece is None:
+                piece = Piece(member, offset, taken)
+            elif (piece.member, piece.offset_bytes + piece.length_bytes) == (member, offset):
+                piece = Piece(member, piece.offset_bytes, piece.length_bytes + taken)
+            else:
+                yield piece
+                piece = Piece(member, offset, taken)
+            address += taken
+            length_bytes -= taken
+        if piece is not None:
+            yield piece
+
+    def _bytes_in_a_row(self, address: int) -> int:
+        """Bytes from an address on that surely follow each other on its member."""
+        chunk_bytes = self.geometry.chunk_bytes
+        chunk, offset = divmod(address, chunk_bytes)
+        if self.geometry.member_count > 1:
+            return chunk_bytes - offset
+        number = bisect_right(self._starts, chunk)
+        return (self._starts[number] - chunk) * chunk_bytes - offset
+
+
+def resolve(geometry: Geometry, address: int, runs: Sequence[ChunkRun]) -> tuple[int, int]:
+    """``DataSpace(geometry, runs).resolve(address)``, for one address."""
+    return DataSpace(geometry, tuple(runs)).resolve(address)

@@ -1,0 +1,297 @@
+"""The superblock: 4096 bytes that make a block device a member of a volume (FORMAT.md, section 3).
+
+Each member has three copies: A, B and the tail. Generation G goes to the letter that ``letter_for`` says, so the
+copy of G - 1 is never overwritten while G is being written.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from dlfs._native.checksums import crc32c
+from dlfs.errors import (
+    ChecksumError,
+    FormatError,
+    LimitError,
+    TruncatedError,
+    UsageError,
+    VersionError,
+)
+from dlfs.format.constants import (
+    CATALOG_BYTES_MAX,
+    CATALOG_EXTENTS_MAX,
+    CATALOG_HEADER_BYTES,
+    CHUNKS_MIN,
+    DATA_OFFSET_BYTES_MIN,
+    GENERATION_MAX,
+    INCOMPAT_KNOWN,
+    LABEL_BYTES_MAX,
+    MEMBER_BYTES_MAX,
+    MEMBERS_MAX,
+    RO_COMPAT_KNOWN,
+    SUPERBLOCK_BYTES,
+    SUPERBLOCK_MAGIC,
+    TIME_NS_MAX,
+    VERSION_MAJOR,
+    VERSION_MINOR,
+)
+from dlfs.format.geometry import (
+    ChunkRun,
+    Geometry,
+    check_sizes,
+    superblock_offsets,
+    usable_bytes,
+)
+
+__all__ = [
+    "Superblock",
+    "decode_superblock",
+    "encode_superblock",
+    "letter_for",
+    "superblock_offsets",
+]
+
+# magic, major, minor, size, incompat, ro_compat, volume, member, number, count, chunk, block, data offset, rows,
+# member bytes, generation, created, replicas, catalog runs, catalog bytes, catalog CRC, label bytes, label
+_HEAD = struct.Struct("<8sHHIQQ16s16sIIIIQQQQQIIQII64s")
+_RUNS_OFFSET = 256
+_RUN = struct.Struct("<QQ")
+_MEMBERS_OFFSET = 512
+_CRC_OFFSET = SUPERBLOCK_BYTES - 4
+_CRC = struct.Struct("<I")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Superblock:
+    """What a superblock says. ``member_uuids[member_number]`` is the UUID of the member it lies on."""
+
+    volume_uuid: UUID
+    member_uuids: tuple[UUID, ...]
+    member_number: int
+    member_bytes: int
+    geometry: Geometry
+    generation: int
+    created_ns: int
+    catalog_runs: tuple[ChunkRun, ...]
+    catalog_bytes: int
+    catalog_crc32c: int
+    label: str = ""
+    replicas: int = 1
+    incompat: int = 0
+    ro_compat: int = 0
+    version: tuple[int, int] = field(default=(VERSION_MAJOR, VERSION_MINOR))
+
+    @property
+    def member_uuid(self) -> UUID:
+        """The UUID of the member that this superblock lies on."""
+        return self.member_uuids[self.member_number]
+
+    @property
+    def writable(self) -> bool:
+        """Whether this code knows every feature that a writer must know."""
+        return not self.ro_compat & ~RO_COMPAT_KNOWN
+
+
+def letter_for(generation: int) -> str:
+    """The superblock that a generation is written to: ``"A"`` when it is even, ``"B"`` when odd."""
+    return "B" if generation % 2 else "A"
+
+
+def encode_superblock(superblock: Superblock) -> bytes:
+    """Encode a superblock.
+
+    Returns:
+        4096 bytes.
+
+    Raises:
+        UsageError: a field is out of its range or disagrees with another.
+        LimitError: the catalog is too large or in too many pieces.
+    """
+    sb = superblock
+    label = sb.label.encode()
+    if len(label) > LABEL_BYTES_MAX:
+        raise UsageError(
+            f"encode a superblock: expected a label of at most {LABEL_BYTES_MAX} bytes, got {len(label)}"
+        )
+    if len(sb.catalog_runs) > CATALOG_EXTENTS_MAX or sb.catalog_bytes > CATALOG_BYTES_MAX:
+        raise LimitError(
+            f"encode a superblock: expected a catalog of at most {CATALOG_BYTES_MAX} bytes in "
+            f"{CATALOG_EXTENTS_MAX} extents, got {sb.catalog_bytes} bytes in {len(sb.catalog_runs)}"
+        )
+    problem = _problem(sb)
+    if problem:
+        raise UsageError(f"encode a superblock: {problem}")
+    block = bytearray(SUPERBLOCK_BYTES)
+    geo = sb.geometry
+    _HEAD.pack_into(
+        block, 0, SUPERBLOCK_MAGIC, *sb.version, SUPERBLOCK_BYTES, sb.incompat, sb.ro_compat,
+        sb.volume_uuid.bytes, sb.member_uuid.bytes, sb.member_number, geo.member_count, geo.chunk_bytes,
+        geo.block_bytes, geo.data_offset_bytes, geo.row_count, sb.member_bytes, sb.generation, sb.created_ns,
+        sb.replicas, len(sb.catalog_runs), sb.catalog_bytes, sb.catalog_crc32c, len(label), label,
+    )  # fmt: skip
+    for number, run in enumerate(sb.catalog_runs):
+        _RUN.pack_into(block, _RUNS_OFFSET + 16 * number, run.first_chunk, run.chunk_count)
+    for number, uuid in enumerate(sb.member_uuids):
+        at = _MEMBERS_OFFSET + 16 * number
+        block[at : at + 16] = uuid.bytes
+    _CRC.pack_into(block, _CRC_OFFSET, crc32c(bytes(block[:_CRC_OFFSET])))
+    return bytes(block)
+
+
+def decode_superblock(data: bytes | bytearray | memoryview, where: str) -> Superblock:
+    """Decode and check a superblock.
+
+    Args:
+        data: at least 4096 bytes; what follows is ignored.
+        where: the device's URI and the byte offset, for errors.
+
+    Raises:
+        TruncatedError: there are fewer than 4096 bytes.
+        FormatError: no superblock is there, or a field is out of its range.
+        ChecksumError: its CRC32C does not match.
+        VersionError: it is of another major version, or needs a feature that this code does not know.
+    """
+    if len(data) < SUPERBLOCK_BYTES:
+        raise TruncatedError(
+            f"{where}: read a superblock: expected {SUPERBLOCK_BYTES} bytes, got {len(data)}"
+        )
+    block = bytes(data[:SUPERBLOCK_BYTES])
+    _check_frame(block, where)
+    try:
+        sb = _parse(block)
+    except ValueError as error:
+        raise FormatError(f"{where}: read a superblock: {error}") from error
+    problem = _problem(sb)
+    if not problem and sb.member_uuid.bytes != block[48:64]:
+        problem = (
+            f"expected its member UUID to be number {sb.member_number} of the volume's, "
+            f"{sb.member_uuid}, got {UUID(bytes=block[48:64])}"
+        )
+    if problem:
+        raise FormatError(f"{where}: read a superblock: {problem}")
+    return sb
+
+
+def _check_frame(block: bytes, where: str) -> None:
+    """Check magic, major version, checksum and features, in this order."""
+    magic, major, _minor, size, incompat = struct.unpack_from("<8sHHIQ", block)
+    if magic != SUPERBLOCK_MAGIC:
+        raise FormatError(
+            f"{where}: read a superblock: expected the magic {SUPERBLOCK_MAGIC!r}, got {magic!r}"
+        )
+    (recorded,) = _CRC.unpack_from(block, _CRC_OFFSET)
+    actual = crc32c(block[:_CRC_OFFSET])
+    if recorded != actual:
+        raise ChecksumError(
+            f"{where}: read a superblock: expected CRC32C {recorded:#010x}, got {actual:#010x}"
+        )
+    if major != VERSION_MAJOR:
+        raise VersionError(
+            f"{where}: read a superblock: expected format version {VERSION_MAJOR}, got {major}"
+        )
+    if size != SUPERBLOCK_BYTES:
+        raise FormatError(
+            f"{where}: read a superblock: expected a size of {SUPERBLOCK_BYTES} bytes, got {size}"
+        )
+    if incompat & ~INCOMPAT_KNOWN:
+        raise VersionError(
+            f"{where}: read a superblock: expected no incompatible features but {INCOMPAT_KNOWN:#x}, "
+            f"got {incompat:#x}; a newer dlfs made this volume"
+        )
+
+
+def _parse(block: bytes) -> Superblock:
+    """Take the fields apart; ValueError when one cannot be represented."""
+    (
+        _magic, major, minor, _size, incompat, ro_compat, volume, _member, number, count, chunk_bytes, block_bytes,
+        data_offset, rows, member_bytes, generation, created_ns, replicas, run_count, catalog_bytes, catalog_crc,
+        label_bytes, label,
+    ) = _HEAD.unpack_from(block)  # fmt: skip
+    if not 1 <= count <= MEMBERS_MAX:
+        raise ValueError(f"expected 1..{MEMBERS_MAX} members, got {count}")
+    if run_count > CATALOG_EXTENTS_MAX:
+        raise ValueError(f"expected at most {CATALOG_EXTENTS_MAX} catalog runs, got {run_count}")
+    if label_bytes > LABEL_BYTES_MAX:
+        raise ValueError(f"expected a label of at most {LABEL_BYTES_MAX} bytes, got {label_bytes}")
+    runs = _RUN.iter_unpack(block[_RUNS_OFFSET : _RUNS_OFFSET + 16 * run_count])
+    uuids = block[_MEMBERS_OFFSET : _MEMBERS_OFFSET + 16 * count]
+    return Superblock(
+        volume_uuid=UUID(bytes=volume),
+        member_uuids=tuple(UUID(bytes=uuids[at : at + 16]) for at in range(0, 16 * count, 16)),
+        member_number=number,
+        member_bytes=member_bytes,
+        geometry=Geometry(count, chunk_bytes, block_bytes, data_offset, rows),
+        generation=generation,
+        created_ns=created_ns,
+        catalog_runs=tuple(ChunkRun(first, length) for first, length in runs),
+        catalog_bytes=catalog_bytes,
+        catalog_crc32c=catalog_crc,
+        label=label[:label_bytes].decode(),
+        replicas=replicas,
+        incompat=incompat,
+        ro_compat=ro_compat,
+        version=(major, minor),
+    )
+
+
+def _problem(sb: Superblock) -> str | None:
+    """What is wrong with a superblock's fields, or None."""
+    for name, value, low, high in (
+        ("generation", sb.generation, 1, GENERATION_MAX),
+        ("member number", sb.member_number, 0, sb.geometry.member_count - 1),
+        (
+            "number of member UUIDs",
+            len(sb.member_uuids),
+            sb.geometry.member_count,
+            sb.geometry.member_count,
+        ),
+        ("member size in bytes", sb.member_bytes, 1, MEMBER_BYTES_MAX),
+        ("creation time", sb.created_ns, 0, TIME_NS_MAX),
+        ("replicas", sb.replicas, 1, 1),
+        ("catalog bytes", sb.catalog_bytes, CATALOG_HEADER_BYTES, CATALOG_BYTES_MAX),
+        ("catalog CRC32C", sb.catalog_crc32c, 0, (1 << 32) - 1),
+    ):
+        if not low <= value <= high:
+            return f"expected {name} in {low}..{high}, got {value}"
+    if len(set(sb.member_uuids)) != sb.geometry.member_count:
+        return "expected a different UUID for each member, got one twice"
+    return _geometry_problem(sb.geometry, sb.member_bytes) or _catalog_problem(sb)
+
+
+def _geometry_problem(geo: Geometry, member_bytes: int) -> str | None:
+    """What is wrong with a geometry on a member of this size, or None."""
+    try:
+        check_sizes(geo.chunk_bytes, geo.block_bytes)
+    except UsageError as error:
+        return str(error)
+    if geo.data_offset_bytes < DATA_OFFSET_BYTES_MIN or geo.data_offset_bytes % geo.chunk_bytes:
+        return (
+            f"expected a data offset of at least {DATA_OFFSET_BYTES_MIN} bytes, a multiple of "
+            f"{geo.chunk_bytes}, got {geo.data_offset_bytes}"
+        )
+    usable = usable_bytes(member_bytes, geo.data_offset_bytes)
+    if geo.chunk_total < CHUNKS_MIN or geo.row_count * geo.chunk_bytes > usable:
+        return (
+            f"expected at least {CHUNKS_MIN} chunks, and rows within the member's {usable} usable bytes, "
+            f"got {geo.row_count} rows of {geo.chunk_bytes} bytes"
+        )
+    return None
+
+
+def _catalog_problem(sb: Superblock) -> str | None:
+    """What is wrong with where the catalog is said to be, or None."""
+    total = sb.geometry.chunk_total
+    end = 0
+    for run in sorted(sb.catalog_runs):
+        if run.chunk_count < 1 or run.first_chunk < end or run.end_chunk > total:
+            return (
+                f"expected catalog runs apart from each other within {total} chunks, "
+                f"got {run.chunk_count} chunks from {run.first_chunk}"
+            )
+        end = run.end_chunk
+    held = sum(run.chunk_count for run in sb.catalog_runs) * sb.geometry.chunk_bytes
+    if held < sb.catalog_bytes:
+        return f"expected catalog runs for {sb.catalog_bytes} bytes, got {held} bytes"
+    return None
