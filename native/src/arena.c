@@ -1,0 +1,199 @@
+/*
+ * The sample memory: one mapping cut into slots of a chunk. A slot is free, lent (samples that someone will use),
+ * or holds a chunk of the dataset by its number. References are counted; a chunk without any is idle and is the
+ * first to go when memory is wanted, the one idle for longest first: everything that the look-ahead needs holds a
+ * reference, so what is idle is needed later than all of it.
+ */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "reader.h"
+
+static void list_push(dlfs_reader *reader, struct slot_list *list, uint32_t number)
+{
+    struct slot *slot = &reader->slots[number];
+    slot->next = SLOT_NONE;
+    slot->previous = list->last;
+    if (list->last == SLOT_NONE)
+        list->first = number;
+    else
+        reader->slots[list->last].next = number;
+    list->last = number;
+    list->count++;
+}
+
+static void list_remove(dlfs_reader *reader, struct slot_list *list, uint32_t number)
+{
+    struct slot *slot = &reader->slots[number];
+    if (slot->previous == SLOT_NONE)
+        list->first = slot->next;
+    else
+        reader->slots[slot->previous].next = slot->next;
+    if (slot->next == SLOT_NONE)
+        list->last = slot->previous;
+    else
+        reader->slots[slot->next].previous = slot->previous;
+    list->count--;
+}
+
+int arena_map(dlfs_reader *reader)
+{
+    if (reader->arena)
+        return 0;
+    struct slot *slots = calloc(reader->slot_count, sizeof(*slots));
+    uint32_t *chunk_slots = calloc(reader->chunk_count + 1, sizeof(*chunk_slots));
+    void *base = NULL;
+    size_t bytes = (size_t)reader->slot_count << reader->chunk_shift;
+    int code = slots && chunk_slots ? dlfs_memory_map(bytes, &base, NULL) : -ENOMEM;
+    if (code < 0) {
+        free(slots);
+        free(chunk_slots);
+        return code;
+    }
+    reader->slots = slots;
+    reader->chunk_slots = chunk_slots;
+    reader->arena = base;
+    reader->arena_bytes = bytes;
+    reader->stats.memory_bytes = bytes;
+    reader->free_slots = (struct slot_list){SLOT_NONE, SLOT_NONE, 0};
+    reader->idle_slots = (struct slot_list){SLOT_NONE, SLOT_NONE, 0};
+    for (uint32_t slot = 0; slot < reader->slot_count; slot++) {
+        slots[slot].run = 1;
+        slots[slot].waiters = SLOT_NONE;
+        list_push(reader, &reader->free_slots, slot);
+    }
+    return 0;
+}
+
+void arena_free(dlfs_reader *reader)
+{
+    dlfs_memory_unmap(reader->arena, reader->arena_bytes);
+    free(reader->slots);
+    free(reader->chunk_slots);
+}
+
+/* Makes every slot of a run free again. */
+static void run_free(dlfs_reader *reader, uint32_t first)
+{
+    uint32_t run = reader->slots[first].run;
+    for (uint32_t slot = first; slot < first + run; slot++) {
+        reader->slots[slot].state = SLOT_FREE;
+        reader->slots[slot].run = 1;
+        list_push(reader, &reader->free_slots, slot);
+    }
+}
+
+static void evict(dlfs_reader *reader, uint32_t slot)
+{
+    list_remove(reader, &reader->idle_slots, slot);
+    reader->chunk_slots[reader->slots[slot].chunk] = 0;
+    run_free(reader, slot);
+}
+
+static void lend(dlfs_reader *reader, uint32_t first, uint32_t run)
+{
+    for (uint32_t slot = first; slot < first + run; slot++) {
+        list_remove(reader, &reader->free_slots, slot);
+        reader->slots[slot].state = SLOT_TAIL;
+    }
+    struct slot *head = &reader->slots[first];
+    head->state = SLOT_LENT;
+    head->run = run;
+    head->references = 1;
+    head->bad = false;
+    head->waiters = SLOT_NONE;
+}
+
+/* The first of `run` neighbouring slots that are free or idle, or SLOT_NONE. */
+static uint32_t find_run(const dlfs_reader *reader, uint32_t run)
+{
+    uint32_t found = 0;
+    for (uint32_t slot = 0; slot < reader->slot_count;) {
+        const struct slot *at = &reader->slots[slot];
+        bool usable = at->state == SLOT_FREE || (at->state == SLOT_KEPT && at->references == 0);
+        found = usable ? found + at->run : 0;
+        slot += at->run;
+        if (found >= run)
+            return slot - found;
+    }
+    return SLOT_NONE;
+}
+
+uint32_t arena_take(dlfs_reader *reader, uint32_t run)
+{
+    if (run == 1) {
+        if (reader->free_slots.count == 0 && reader->idle_slots.count > 0)
+            evict(reader, reader->idle_slots.first);
+        uint32_t slot = reader->free_slots.first;
+        if (slot != SLOT_NONE)
+            lend(reader, slot, 1);
+        return slot;
+    }
+    uint32_t first = find_run(reader, run);
+    if (first == SLOT_NONE)
+        return SLOT_NONE;
+    for (uint32_t slot = first; slot < first + run; slot++)
+        if (reader->slots[slot].state == SLOT_KEPT)
+            evict(reader, slot);
+    lend(reader, first, run);
+    return first;
+}
+
+void arena_reference(dlfs_reader *reader, uint32_t number)
+{
+    struct slot *slot = &reader->slots[number];
+    if (slot->references++ == 0)
+        list_remove(reader, &reader->idle_slots, number);
+}
+
+void arena_release(dlfs_reader *reader, uint32_t number)
+{
+    struct slot *slot = &reader->slots[number];
+    if (--slot->references > 0)
+        return;
+    if (slot->state == SLOT_KEPT)
+        list_push(reader, &reader->idle_slots, number);
+    else
+        run_free(reader, number);
+    pthread_cond_broadcast(&reader->released);
+}
+
+void arena_begin_load(dlfs_reader *reader, uint32_t number, uint64_t chunk, const void *owner)
+{
+    struct slot *slot = &reader->slots[number];
+    slot->state = SLOT_LOADING;
+    slot->chunk = chunk;
+    slot->owner = owner;
+    reader->chunk_slots[chunk] = number + 1;
+}
+
+void arena_end_load(dlfs_reader *reader, uint32_t number, bool kept, bool bad)
+{
+    struct slot *slot = &reader->slots[number];
+    slot->state = kept ? SLOT_KEPT : SLOT_LENT;
+    slot->bad = bad;
+    slot->owner = NULL;
+    slot->waiters = SLOT_NONE;
+    if (!kept)
+        reader->chunk_slots[slot->chunk] = 0;
+}
+
+uint32_t arena_find(const dlfs_reader *reader, uint64_t chunk)
+{
+    return reader->chunk_slots[chunk] - 1;
+}
+
+uint32_t arena_available(const dlfs_reader *reader)
+{
+    return reader->free_slots.count + reader->idle_slots.count;
+}
+
+bool arena_gives(const dlfs_reader *reader, uint32_t number, const struct place *place, uint64_t *offset)
+{
+    const struct slot *slot = &reader->slots[number];
+    uint64_t start = place->address - (slot->chunk << reader->chunk_shift);
+    if (slot->state != SLOT_KEPT || start + place->length > (uint64_t)slot->run << reader->chunk_shift)
+        return false;
+    *offset = ((uint64_t)number << reader->chunk_shift) + start;
+    return !slot->bad || dlfs_crc32c(0, reader->arena + *offset, place->length) == place->crc32c;
+}

@@ -1,0 +1,333 @@
+/*
+ * The harvest plan: read a whole chunk for the sample that is needed next, and copy out of it, beside that sample,
+ * those that the look-ahead needs too. The look-ahead is sized so that on average the copies fill the memory; when
+ * they do not fit, those needed furthest in the future go first, and are read again when their time comes near.
+ *
+ * Copies are packed by the time of their use: positions are divided into buckets, and a slot of the arena holds
+ * samples of one bucket, so that a whole slot is done with at once and memory never fragments.
+ *
+ * A chunk of k samples gives about 1 + k * (look-ahead / samples) of them a read, against one a read for reading
+ * samples singly; choose_plan in stream.c compares the two.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "stream.h"
+
+#define LOADING_MAX 32u         /* chunks on their way */
+#define BUCKETS_MIN 4u
+#define OVERHEAD_BYTES 48u      /* of a sample in the look-ahead: its entry and its place in the map */
+#define FILL_NUMERATOR 8u       /* look-ahead over what fits at once: samples are used all along, so */
+#define FILL_DENOMINATOR 5u     /* about half of those ahead are in memory; the rest is for the uneven */
+#define AHEAD_MAX (UINT64_C(1) << 28)
+#define ORDER_PIECE 256u
+#define SAMPLE_ALIGN 8u
+
+/* ---- the map from index to entry ------------------------------------------------------------------- */
+
+static uint64_t map_home(const struct harvest *harvest, uint64_t index)
+{
+    return (index * UINT64_C(0x9E3779B97F4A7C15) >> 20) & harvest->map_mask;
+}
+
+/* The place of an index in the map, or of the empty place where it would be. */
+static uint64_t map_find(const dlfs_stream *stream, uint64_t index)
+{
+    const struct harvest *harvest = &stream->harvest;
+    uint64_t at = map_home(harvest, index);
+    while (harvest->map[at] != 0 && stream->ring[harvest->map[at] - 1].index != index)
+        at = (at + 1) & harvest->map_mask;
+    return at;
+}
+
+void harvest_remember(dlfs_stream *stream, uint64_t position)
+{
+    uint64_t at = map_find(stream, entry_at(stream, position)->index);
+    if (stream->harvest.map[at] == 0)
+        stream->harvest.map[at] = (uint32_t)(position & stream->mask) + 1;
+}
+
+/* Takes what the ring slot of a position held before out of the map, closing the gap behind it. */
+void harvest_forget(dlfs_stream *stream, uint64_t position)
+{
+    struct harvest *harvest = &stream->harvest;
+    uint64_t at = map_find(stream, entry_at(stream, position)->index);
+    if (harvest->map[at] != (uint32_t)(position & stream->mask) + 1)
+        return;
+    uint64_t gap = at;
+    for (;;) {
+        at = (at + 1) & harvest->map_mask;
+        if (harvest->map[at] == 0)
+            break;
+        uint64_t home = map_home(harvest, stream->ring[harvest->map[at] - 1].index);
+        if (((at - home) & harvest->map_mask) >= ((at - gap) & harvest->map_mask)) {
+            harvest->map[gap] = harvest->map[at];
+            gap = at;
+        }
+    }
+    harvest->map[gap] = 0;
+}
+
+/* ---- create, destroy ------------------------------------------------------------------------------- */
+
+int harvest_create(dlfs_stream *stream, uint64_t mean_bytes)
+{
+    const dlfs_reader *reader = stream->reader;
+    struct harvest *harvest = &stream->harvest;
+    uint32_t slots = reader->slot_count;
+    uint32_t loading = slots / 8 < LOADING_MAX ? slots / 8 : LOADING_MAX;
+    uint32_t buckets = slots / 8 < HARVEST_BUCKETS - 2 ? slots / 8 : HARVEST_BUCKETS - 2;
+    harvest->loading_max = loading ? loading : 1;
+    buckets = buckets > BUCKETS_MIN ? buckets : BUCKETS_MIN;
+    uint64_t reserved = harvest->loading_max + buckets / 2;
+    uint64_t usable = slots > reserved ? slots - reserved : 1;
+    uint64_t fits = (usable << reader->chunk_shift) / (mean_bytes + OVERHEAD_BYTES);
+    uint64_t ahead = fits * FILL_NUMERATOR / FILL_DENOMINATOR;
+    ahead = ahead < AHEAD_MAX ? ahead : AHEAD_MAX;
+    stream->ahead = ahead > buckets ? ahead : buckets;
+    if (stream->ahead > stream->config.count && stream->config.count > 0)
+        stream->ahead = stream->config.count;
+    harvest->bucket_span = stream->ahead / buckets + 1;
+    for (uint32_t i = 0; i < HARVEST_BUCKETS; i++)
+        harvest->buckets[i].slot = SLOT_NONE;
+    uint64_t size = 4096;
+    while (size < 4 * stream->ahead)
+        size *= 2;
+    harvest->map_mask = size - 1;
+    harvest->map = calloc(size, sizeof(*harvest->map));
+    return harvest->map ? 0 : -ENOMEM;
+}
+
+/* Gives up a bucket's hold on its slots. */
+static void bucket_close(dlfs_stream *stream, struct bucket *bucket)
+{
+    uint32_t slot = bucket->slot;
+    while (slot != SLOT_NONE) {
+        uint32_t next = stream->reader->slots[slot].next;
+        arena_release(stream->reader, slot);
+        slot = next;
+    }
+    bucket->slot = SLOT_NONE;
+}
+
+void harvest_destroy(dlfs_stream *stream)
+{
+    for (uint32_t i = 0; stream->harvest.map && i < HARVEST_BUCKETS; i++)
+        bucket_close(stream, &stream->harvest.buckets[i]);
+    free(stream->harvest.map);
+    free(stream->harvest.picks);
+}
+
+void harvest_expire(dlfs_stream *stream)
+{
+    for (uint32_t i = 0; i < HARVEST_BUCKETS; i++) {
+        struct bucket *bucket = &stream->harvest.buckets[i];
+        if (bucket->slot != SLOT_NONE && (bucket->number + 1) * stream->harvest.bucket_span <= stream->head)
+            bucket_close(stream, bucket);
+    }
+}
+
+/* ---- memory ---------------------------------------------------------------------------------------- */
+
+/* Empties the bucket needed furthest in the future, if it lies behind `position`; false when there is none. */
+static bool evict_furthest(dlfs_stream *stream, uint64_t position)
+{
+    struct harvest *harvest = &stream->harvest;
+    struct bucket *furthest = NULL;
+    for (uint32_t i = 0; i < HARVEST_BUCKETS; i++) {
+        struct bucket *bucket = &harvest->buckets[i];
+        if (bucket->slot != SLOT_NONE && (!furthest || bucket->number > furthest->number))
+            furthest = bucket;
+    }
+    if (!furthest)
+        return false;
+    uint64_t first = furthest->number * harvest->bucket_span;
+    uint64_t end = first + harvest->bucket_span < stream->filled ? first + harvest->bucket_span : stream->filled;
+    if (first <= position || first < stream->planned || first < stream->head + stream->wanted)
+        return false;
+    for (uint64_t at = first; at < end; at++) {
+        struct entry *entry = entry_at(stream, at);
+        if (entry->state == ENTRY_READY && entry->harvested && entry->length > 0) {
+            arena_release(stream->reader, slot_of(stream->reader, entry->offset));
+            entry->state = ENTRY_NEW;
+        }
+    }
+    bucket_close(stream, furthest);
+    return true;
+}
+
+/* A slot, if need be at the cost of samples needed after `position`. */
+static uint32_t take_slot(dlfs_stream *stream, uint64_t position)
+{
+    uint32_t slot = arena_take(stream->reader, 1);
+    while (slot == SLOT_NONE && evict_furthest(stream, position))
+        slot = arena_take(stream->reader, 1);
+    return slot;
+}
+
+/* Finds room in the bucket of a position, with a reference for the sample; false when there is none. */
+static bool bucket_land(dlfs_stream *stream, uint64_t position, uint64_t length, uint64_t *offset)
+{
+    dlfs_reader *reader = stream->reader;
+    uint64_t number = position / stream->harvest.bucket_span;
+    struct bucket *bucket = &stream->harvest.buckets[number % HARVEST_BUCKETS];
+    if (bucket->slot == SLOT_NONE)
+        *bucket = (struct bucket){number, SLOT_NONE, reader->config.chunk_bytes};
+    if (bucket->number != number)
+        return false;
+    if (length > reader->config.chunk_bytes - bucket->used) {
+        uint32_t slot = take_slot(stream, position);
+        if (slot == SLOT_NONE)
+            return false;
+        reader->slots[slot].next = bucket->slot;
+        bucket->slot = slot;
+        bucket->used = 0;
+    }
+    *offset = ((uint64_t)bucket->slot << reader->chunk_shift) + bucket->used;
+    uint64_t used = bucket->used + ((length + SAMPLE_ALIGN - 1) & ~(uint64_t)(SAMPLE_ALIGN - 1));
+    bucket->used = used < reader->config.chunk_bytes ? (uint32_t)used : reader->config.chunk_bytes;
+    arena_reference(reader, bucket->slot);
+    return true;
+}
+
+/* ---- planning -------------------------------------------------------------------------------------- */
+
+bool harvest_plan(dlfs_stream *stream, uint64_t position, const struct place *place)
+{
+    dlfs_reader *reader = stream->reader;
+    struct harvest *harvest = &stream->harvest;
+    uint32_t number = arena_find(reader, place->chunk);
+    if (number != SLOT_NONE) {
+        const struct slot *slot = &reader->slots[number];
+        if (slot->state != SLOT_LOADING || slot->owner != stream)
+            return load_alone(stream, position, place);
+        entry_at(stream, position)->state = ENTRY_WAITING;
+        return true;
+    }
+    /* Chunks are read for what is needed soon; what is needed later is harvested on the way. */
+    uint64_t soon = stream->ahead / 4 > stream->wanted ? stream->ahead / 4 : stream->wanted;
+    if (position >= stream->head + soon || harvest->loading == harvest->loading_max ||
+        stream->fetch->unused == SLOT_NONE)
+        return false;
+    uint32_t taken = take_slot(stream, position);
+    if (taken == SLOT_NONE)
+        return false;
+    struct span *span = fetch_span(stream->fetch);
+    span->address = place->chunk << reader->chunk_shift;
+    span->length = reader->config.chunk_bytes;
+    arena_begin_load(reader, taken, place->chunk, stream);
+    entry_at(stream, position)->state = ENTRY_WAITING;
+    harvest->loading++;
+    stream_start(stream, span, KIND_HARVEST, taken, 0);
+    return true;
+}
+
+/* ---- a chunk has landed ---------------------------------------------------------------------------- */
+
+static bool reserve_picks(struct harvest *harvest, uint64_t count)
+{
+    if (count <= harvest->pick_capacity)
+        return true;
+    struct pick *picks = realloc(harvest->picks, count * sizeof(*picks));
+    if (!picks)
+        return false;
+    harvest->picks = picks;
+    harvest->pick_capacity = count;
+    return true;
+}
+
+/* The samples of the chunk that the look-ahead may need. */
+static uint64_t find_picks(dlfs_stream *stream, const struct span *span)
+{
+    const dlfs_reader *reader = stream->reader;
+    const dlfs_directory *directory = reader->config.directory;
+    struct harvest *harvest = &stream->harvest;
+    uint64_t indices[ORDER_PIECE];
+    uint64_t rank = dlfs_directory_rank_at(directory, span->address);
+    uint64_t end = dlfs_directory_rank_at(directory, span->address + span->length);
+    uint64_t picked = 0;
+    while (rank < end) {
+        uint64_t count = end - rank < ORDER_PIECE ? end - rank : ORDER_PIECE;
+        if (!reserve_picks(harvest, picked + count) ||
+            dlfs_directory_order(directory, rank, count, indices) < 0)
+            break;
+        for (uint64_t i = 0; i < count; i++) {
+            __builtin_prefetch(&harvest->map[map_home(harvest, indices[i])]);
+            __builtin_prefetch(&reader->locations[indices[i]]);
+        }
+        for (uint64_t i = 0; i < count; i++) {
+            uint32_t ring_slot = harvest->map[map_find(stream, indices[i])];
+            struct place place;
+            if (ring_slot == 0 || !reader_place(reader, indices[i], &place) || place.length == 0 ||
+                place.address < span->address || place.address + place.length > span->address + span->length)
+                continue;
+            harvest->picks[picked++] =
+                (struct pick){ring_slot - 1, place.crc32c, place.address - span->address, place.length, 0};
+        }
+        rank += count;
+    }
+    return picked;
+}
+
+/* Finds memory for the picks that are still needed; the others are dropped. The lock is held. */
+static uint64_t land_picks(dlfs_stream *stream, const struct span *span, uint64_t count)
+{
+    struct pick *picks = stream->harvest.picks;
+    uint64_t landed = 0;
+    for (uint64_t i = 0; i < count; i++) {
+        struct pick pick = picks[i];
+        struct entry *entry = &stream->ring[pick.entry];
+        uint64_t position = entry_position(stream, pick.entry);
+        bool needed = position < stream->filled && !entry->alone &&
+                      (entry->state == ENTRY_NEW || entry->state == ENTRY_WAITING);
+        if (!needed)
+            continue;
+        if (span->code == 0 && bucket_land(stream, position, pick.length, &pick.offset)) {
+            entry->state = ENTRY_WAITING;
+            picks[landed++] = pick;
+        } else if (entry->state == ENTRY_WAITING && span->code == DLFS_E_TIMEOUT) {
+            entry_fail(stream, position, span->code, 0);
+        } else if (entry->state == ENTRY_WAITING) {
+            entry_again(stream, position, span->code < 0);
+        }
+    }
+    return landed;
+}
+
+void harvest_finish(dlfs_stream *stream, struct span *span)
+{
+    dlfs_reader *reader = stream->reader;
+    struct pick *picks;
+    uint64_t count = find_picks(stream, span);
+    picks = stream->harvest.picks;
+
+    pthread_mutex_lock(&reader->lock);
+    count = land_picks(stream, span, count);
+    pthread_mutex_unlock(&reader->lock);
+
+    for (uint64_t i = 0; i < count; i++) {
+        struct pick *pick = &picks[i];
+        uint32_t crc = dlfs_crc32c_copy(0, reader->arena + pick->offset, span->memory + pick->start,
+                                        pick->length);
+        if (crc != pick->crc32c)
+            pick->length = 0;
+    }
+
+    pthread_mutex_lock(&reader->lock);
+    for (uint64_t i = 0; i < count; i++) {
+        struct entry *entry = &stream->ring[picks[i].entry];
+        if (picks[i].length > 0) {
+            entry_ready(entry, picks[i].offset, picks[i].length);
+            entry->harvested = true;
+        } else {
+            stream->fetch->stats.checksum_errors++;
+            arena_release(reader, slot_of(reader, picks[i].offset));
+            entry_again(stream, entry_position(stream, picks[i].entry), true);
+        }
+    }
+    arena_end_load(reader, span->slot, false, false);
+    arena_release(reader, span->slot);
+    stream->harvest.loading--;
+    pthread_mutex_unlock(&reader->lock);
+}

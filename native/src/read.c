@@ -1,0 +1,330 @@
+/*
+ * dlfs_reader_read, step by step: look up, plan, find memory, fetch, verify, hand out.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "reader.h"
+
+#define MISSING (-1) /* the offset of a sample that is not in memory yet */
+
+/* A read under way. */
+struct read {
+    dlfs_reader *reader;
+    struct fetch *fetch;
+    struct batch *batch;
+    struct want *wants;
+    uint64_t want_count;
+    struct plan_span *spans;
+    uint64_t span_count;
+    uint64_t hit_bytes;
+};
+
+static int fail(struct read *read, uint64_t position, int code, uint32_t crc_got)
+{
+    dlfs_failure failure =
+        reader_failure(read->reader, read->batch->indices[position], code, crc_got);
+    failure.position = position;
+    return batch_fail(read->batch, &failure);
+}
+
+/* ---- look up --------------------------------------------------------------------------------------- */
+
+static int look_up_one(struct read *read, uint64_t position)
+{
+    dlfs_reader *reader = read->reader;
+    struct batch *batch = read->batch;
+    struct place place;
+    uint64_t offset;
+    batch->offsets[position] = 0;
+    batch->lengths[position] = 0;
+    if (!reader_place(reader, batch->indices[position], &place))
+        return fail(read, position, DLFS_E_FORMAT, 0);
+    if (place.length == 0)
+        return 0;
+    batch->lengths[position] = (int64_t)place.length;
+    uint32_t slot = arena_find(reader, place.chunk);
+    if (slot != SLOT_NONE && arena_gives(reader, slot, &place, &offset)) {
+        arena_reference(reader, slot);
+        batch->offsets[position] = (int64_t)offset;
+        read->hit_bytes += place.length;
+        read->fetch->stats.cache_hits++;
+    } else {
+        batch->offsets[position] = MISSING;
+        read->wants[read->want_count++] =
+            (struct want){place.address, place.length, position, place.crc32c, 0};
+    }
+    return 0;
+}
+
+/* Sorts the batch into hits, which are referenced, failures and wants. The lock is held. */
+static int look_up(struct read *read)
+{
+    struct batch *batch = read->batch;
+    int code = 0;
+    for (uint64_t i = 0; i < batch->public.count; i++)
+        __builtin_prefetch(&read->reader->locations[batch->indices[i]]);
+    for (uint64_t i = 0; code == 0 && i < batch->public.count; i++) {
+        code = look_up_one(read, i);
+        if (code < 0)
+            batch->public.count = i; /* what follows holds no references */
+    }
+    return code;
+}
+
+/* ---- memory ---------------------------------------------------------------------------------------- */
+
+/* Lays the spans into slots of the arena, or takes none at all. The lock is held. */
+static bool take_slots(struct read *read)
+{
+    dlfs_reader *reader = read->reader;
+    uint32_t chunk_bytes = reader->config.chunk_bytes;
+    uint64_t used = chunk_bytes;
+    uint32_t open = SLOT_NONE;
+    uint64_t taken;
+    for (taken = 0; taken < read->span_count; taken++) {
+        struct plan_span *span = &read->spans[taken];
+        if (span->length <= chunk_bytes - used) {
+            arena_reference(reader, open);
+        } else {
+            uint64_t run = (span->length + chunk_bytes - 1) >> reader->chunk_shift;
+            open = run > reader->slot_count ? SLOT_NONE : arena_take(reader, (uint32_t)run);
+            if (open == SLOT_NONE)
+                break;
+            used = 0;
+        }
+        span->slot = open;
+        span->memory_offset = ((uint64_t)open << reader->chunk_shift) + used;
+        used = span->whole || span->length > chunk_bytes ? chunk_bytes : used + span->length;
+    }
+    if (taken == read->span_count)
+        return true;
+    while (taken-- > 0)
+        arena_release(reader, read->spans[taken].slot);
+    return false;
+}
+
+/* Moves a batch's hits into the block, from `at` on. */
+static void move_hits(struct read *read, struct block *block, uint64_t at)
+{
+    dlfs_reader *reader = read->reader;
+    struct batch *batch = read->batch;
+    for (uint64_t i = 0; i < batch->public.count; i++) {
+        if (batch->lengths[i] <= 0 || batch->offsets[i] == MISSING)
+            continue;
+        uint64_t offset = (uint64_t)batch->offsets[i];
+        memcpy(block->base + at, reader->arena + offset, (size_t)batch->lengths[i]);
+        batch->offsets[i] = (int64_t)at;
+        at += (uint64_t)batch->lengths[i];
+        pthread_mutex_lock(&reader->lock);
+        arena_release(reader, slot_of(reader, offset));
+        pthread_mutex_unlock(&reader->lock);
+    }
+}
+
+/* Gives the batch memory of its own, for the samples that are wanted alone: nothing is kept. */
+static int take_block(struct read *read)
+{
+    uint64_t bytes = 0;
+    read->span_count = plan_merge(read->reader, read->wants, read->want_count, read->spans);
+    for (uint64_t i = 0; i < read->span_count; i++) {
+        read->spans[i].memory_offset = bytes;
+        bytes += read->spans[i].length;
+    }
+    struct block *block = calloc(1, sizeof(*block));
+    void *base = NULL;
+    if (!block || posix_memalign(&base, 4096, bytes + read->hit_bytes + 1) != 0) {
+        free(block);
+        return -ENOMEM;
+    }
+    *block = (struct block){base, bytes + read->hit_bytes, 1};
+    move_hits(read, block, bytes);
+    read->batch->block = block;
+    read->fetch->stats.private_batches++;
+    return 0;
+}
+
+/* Plans the spans and finds memory for them. */
+static int plan(struct read *read)
+{
+    dlfs_reader *reader = read->reader;
+    plan_sort(read->wants, read->want_count);
+    read->span_count = reader->keeps_all
+                           ? plan_widen(reader, read->wants, read->want_count, read->spans)
+                           : plan_merge(reader, read->wants, read->want_count, read->spans);
+    pthread_mutex_lock(&reader->lock);
+    bool taken = take_slots(read);
+    for (uint64_t i = 0; taken && i < read->span_count; i++) {
+        struct plan_span *span = &read->spans[i];
+        uint64_t chunk = span->address >> reader->chunk_shift;
+        span->whole = span->whole && arena_find(reader, chunk) == SLOT_NONE;
+        if (span->whole)
+            arena_begin_load(reader, span->slot, chunk, NULL);
+    }
+    pthread_mutex_unlock(&reader->lock);
+    return taken ? 0 : take_block(read);
+}
+
+/* ---- fetch ----------------------------------------------------------------------------------------- */
+
+static void start(struct read *read, struct span *span, uint64_t number)
+{
+    const struct plan_span *planned = &read->spans[number];
+    struct block *block = read->batch->block;
+    span->address = planned->address;
+    span->length = planned->length;
+    span->memory = (block ? block->base : read->reader->arena) + planned->memory_offset;
+    span->slot = planned->slot;
+    span->block = block;
+    span->tag = (uint32_t)number;
+    fetch_start(read->fetch, span);
+}
+
+/* Hands out the wants of a span that has landed; returns how many fail their checksum, or a code. */
+static int hand_out(struct read *read, const struct span *span, bool last_try)
+{
+    const struct plan_span *planned = &read->spans[span->tag];
+    int bad = 0;
+    int code = 0;
+    for (uint32_t i = 0; code == 0 && i < planned->want_count; i++) {
+        const struct want *want = &read->wants[planned->first_want + i];
+        uint64_t start = want->address - span->address;
+        uint32_t crc = span->code < 0 ? 0 : dlfs_crc32c(0, span->memory + start, want->length);
+        if (span->code == 0 && crc == want->crc32c) {
+            read->batch->offsets[want->position] = (int64_t)(planned->memory_offset + start);
+            continue;
+        }
+        bad++;
+        if (span->code == 0)
+            read->fetch->stats.checksum_errors++;
+        if (last_try)
+            code = fail(read, want->position, span->code < 0 ? span->code : DLFS_E_CHECKSUM, crc);
+    }
+    return code < 0 ? code : bad;
+}
+
+/* Ends a span: again when a checksum failed and tries are left, else its samples get their references. */
+static int finish(struct read *read, struct span *span, bool *again)
+{
+    dlfs_reader *reader = read->reader;
+    const struct plan_span *planned = &read->spans[span->tag];
+    bool last_try = span->code < 0 || span->attempts >= reader->config.retry_count;
+    int bad = hand_out(read, span, last_try);
+    *again = bad > 0 && !last_try;
+    if (*again) {
+        span->attempts++;
+        read->fetch->stats.retries++;
+        fetch_start(read->fetch, span);
+        return 0;
+    }
+    bool sound = planned->whole && span->code == 0 && bad == 0 && reader_verify_span(reader, span);
+    if (planned->slot == SLOT_NONE)
+        return bad < 0 ? bad : 0;
+    pthread_mutex_lock(&reader->lock);
+    if (planned->whole)
+        arena_end_load(reader, planned->slot, span->code == 0, !sound);
+    for (uint32_t i = 0; i < planned->want_count; i++) {
+        uint64_t position = read->wants[planned->first_want + i].position;
+        if (read->batch->lengths[position] > 0 && read->batch->offsets[position] != MISSING)
+            arena_reference(reader, planned->slot);
+    }
+    arena_release(reader, planned->slot);
+    pthread_mutex_unlock(&reader->lock);
+    return bad < 0 ? bad : 0;
+}
+
+static int fetch_all(struct read *read)
+{
+    uint64_t started = 0;
+    uint64_t finished = 0;
+    int code = 0;
+    while (finished < read->span_count) {
+        struct span *span;
+        while (started < read->span_count && (span = fetch_span(read->fetch)))
+            start(read, span, started++);
+        fetch_step(read->fetch, -1);
+        while ((span = fetch_done(read->fetch))) {
+            bool again = false;
+            int ended = finish(read, span, &again);
+            code = code < 0 ? code : ended;
+            if (again)
+                continue;
+            fetch_recycle(read->fetch, span);
+            finished++;
+        }
+    }
+    return code;
+}
+
+/* ---- the whole ------------------------------------------------------------------------------------- */
+
+static int run(struct read *read)
+{
+    dlfs_reader *reader = read->reader;
+    uint64_t count = read->batch->public.count;
+    int code = fetch_reserve_plan(read->fetch, count);
+    if (code < 0)
+        return code;
+    read->wants = read->fetch->wants;
+    read->spans = read->fetch->plan;
+    pthread_mutex_lock(&reader->lock);
+    code = arena_map(reader);
+    if (code == 0)
+        code = look_up(read);
+    else
+        read->batch->public.count = 0;
+    pthread_mutex_unlock(&reader->lock);
+    if (code == 0 && read->want_count > 0) {
+        uint64_t spans = 2 * (uint64_t)reader->config.depth * reader->config.member_count;
+        code = fetch_reserve(read->fetch, (uint32_t)(spans < count ? spans : count));
+        if (code == 0)
+            code = plan(read);
+        if (code == 0)
+            code = fetch_all(read);
+    }
+    return code;
+}
+
+/* Samples that never landed hold no reference. */
+static void forget_missing(struct batch *batch)
+{
+    for (uint64_t i = 0; i < batch->public.count; i++)
+        if (batch->offsets[i] == MISSING)
+            batch->lengths[i] = 0;
+}
+
+DLFS_API int dlfs_reader_read(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
+                              dlfs_batch **out)
+{
+    if (!reader || (!indices && count > 0) || count > UINT32_MAX)
+        return -EINVAL;
+    for (uint64_t i = 0; i < count; i++)
+        if (indices[i] >= reader->sample_count)
+            return -EINVAL;
+    struct fetch *fetch = reader_take_fetch(reader);
+    struct batch *batch = fetch ? batch_take(reader, count) : NULL;
+    if (!batch) {
+        if (fetch)
+            reader_return_fetch(reader, fetch);
+        return -ENOMEM;
+    }
+    struct read read = {.reader = reader, .fetch = fetch, .batch = batch};
+    if (count > 0)
+        memcpy(batch->indices, indices, count * sizeof(*indices));
+    int code = run(&read);
+    if (code < 0) {
+        forget_missing(batch);
+        batch_give_back(batch);
+        reader_return_fetch(reader, fetch);
+        return code;
+    }
+    batch->public.base = batch->block ? batch->block->base : reader->arena;
+    batch->public.base_bytes = batch->block ? batch->block->bytes : reader->arena_bytes;
+    for (uint64_t i = 0; i < count; i++)
+        fetch->stats.sample_bytes += batch->lengths[i] > 0 ? (uint64_t)batch->lengths[i] : 0;
+    fetch->stats.samples += count - batch->public.failure_count;
+    reader_return_fetch(reader, fetch);
+    *out = &batch->public;
+    return 0;
+}

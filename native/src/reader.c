@@ -1,0 +1,329 @@
+/*
+ * Batches read on demand. A batch is looked up in the sample memory first; what is missing is sorted by location,
+ * neighbours are merged into spans (or, when the whole dataset fits in memory, widened to whole chunks that are
+ * kept), the spans are fetched, and every sample is verified before the batch is given out. The samples stay where
+ * they landed: a batch points into the arena and holds references to its slots. When the arena is lent out, the
+ * batch gets memory of its own, so that a read always succeeds.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "reader.h"
+
+#define ORDER_PIECE 256u
+
+/* ---- create, destroy ------------------------------------------------------------------------------- */
+
+static int config_check(const dlfs_reader_config *config)
+{
+    uint32_t chunk = config->chunk_bytes;
+    uint32_t block = config->block_bytes;
+    if (!config->devices || !config->directory || config->member_count == 0 ||
+        config->member_count > DLFS_MEMBERS_MAX || config->depth == 0 || config->depth > DLFS_DEPTH_MAX)
+        return -EINVAL;
+    if (chunk < DLFS_CHUNK_BYTES_MIN || chunk > DLFS_CHUNK_BYTES_MAX || (chunk & (chunk - 1)) != 0 ||
+        block == 0 || (block & (block - 1)) != 0 || block > chunk || config->flags != 0)
+        return -EINVAL;
+    if (config->memory_bytes / chunk < SLOTS_MIN || config->memory_bytes / chunk > UINT32_MAX / 2)
+        return DLFS_E_LIMIT;
+    return 0;
+}
+
+static int copy_extents(dlfs_reader *reader)
+{
+    uint64_t count = reader->config.extent_count;
+    reader->extents = calloc(count + 1, sizeof(dlfs_extent));
+    reader->extent_starts = calloc(count + 1, sizeof(uint64_t));
+    if (!reader->extents || !reader->extent_starts)
+        return -ENOMEM;
+    uint64_t total = 0;
+    for (uint64_t i = 0; i < count; i++) {
+        reader->extents[i] = reader->config.extents[i];
+        reader->extent_starts[i] = total;
+        total += reader->extents[i].chunk_count;
+    }
+    reader->extent_starts[count] = total;
+    return reader->data_bytes <= total << reader->chunk_shift ? 0 : -EINVAL;
+}
+
+static int copy_config(dlfs_reader *reader, const dlfs_reader_config *config)
+{
+    reader->config = *config;
+    reader->chunk_shift = (uint32_t)__builtin_ctz(config->chunk_bytes);
+    reader->locations = dlfs_directory_locations(config->directory);
+    reader->sample_count = dlfs_directory_count(config->directory);
+    reader->data_bytes = dlfs_directory_data_bytes(config->directory);
+    reader->chunk_count = (reader->data_bytes + config->chunk_bytes - 1) >> reader->chunk_shift;
+    uint64_t slots = config->memory_bytes >> reader->chunk_shift;
+    /* A quarter more than the data and the least are enough when the whole dataset fits. */
+    uint64_t enough = reader->chunk_count + reader->chunk_count / 4 + 4 * SLOTS_MIN;
+    reader->keeps_all = reader->chunk_count + SLOTS_MIN <= slots;
+    reader->slot_count = (uint32_t)(slots < enough ? slots : enough);
+    reader->devices = calloc(config->member_count, sizeof(dlfs_device *));
+    if (!reader->devices)
+        return -ENOMEM;
+    memcpy(reader->devices, config->devices, config->member_count * sizeof(dlfs_device *));
+    return copy_extents(reader);
+}
+
+static void reader_free(dlfs_reader *reader)
+{
+    while (reader->fetches) {
+        struct fetch *next = reader->fetches->next;
+        fetch_destroy(reader->fetches);
+        reader->fetches = next;
+    }
+    while (reader->batches) {
+        struct batch *next = reader->batches->next;
+        free(reader->batches->offsets);
+        free(reader->batches->lengths);
+        free(reader->batches->indices);
+        free(reader->batches->failures);
+        free(reader->batches);
+        reader->batches = next;
+    }
+    arena_free(reader);
+    pthread_cond_destroy(&reader->released);
+    pthread_mutex_destroy(&reader->lock);
+    free(reader->extents);
+    free(reader->extent_starts);
+    free(reader->devices);
+    free(reader);
+}
+
+DLFS_API int dlfs_reader_create(const dlfs_reader_config *config, dlfs_reader **out)
+{
+    int code = config ? config_check(config) : -EINVAL;
+    if (code < 0)
+        return code;
+    dlfs_reader *reader = calloc(1, sizeof(*reader));
+    if (!reader)
+        return -ENOMEM;
+    pthread_mutex_init(&reader->lock, NULL);
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&reader->released, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+    code = copy_config(reader, config);
+    if (code < 0) {
+        reader_free(reader);
+        return code;
+    }
+    *out = reader;
+    return 0;
+}
+
+DLFS_API int dlfs_reader_destroy(dlfs_reader *reader)
+{
+    if (!reader)
+        return 0;
+    pthread_mutex_lock(&reader->lock);
+    bool busy = reader->batches_out || reader->streams_out || reader->fetches_out;
+    pthread_mutex_unlock(&reader->lock);
+    if (busy)
+        return -EBUSY;
+    reader_free(reader);
+    return 0;
+}
+
+DLFS_API void dlfs_reader_get_stats(dlfs_reader *reader, dlfs_reader_stats *stats)
+{
+    pthread_mutex_lock(&reader->lock);
+    *stats = reader->stats;
+    pthread_mutex_unlock(&reader->lock);
+}
+
+/* ---- batches --------------------------------------------------------------------------------------- */
+
+void block_release(struct block *block)
+{
+    if (__atomic_sub_fetch(&block->references, 1, __ATOMIC_ACQ_REL) > 0)
+        return;
+    free(block->base);
+    free(block);
+}
+
+static int batch_grow(struct batch *batch, uint64_t count)
+{
+    if (count <= batch->capacity)
+        return 0;
+    free(batch->offsets);
+    free(batch->lengths);
+    free(batch->indices);
+    batch->capacity = 0;
+    batch->offsets = malloc(count * sizeof(int64_t));
+    batch->lengths = malloc(count * sizeof(int64_t));
+    batch->indices = malloc(count * sizeof(uint64_t));
+    if (!batch->offsets || !batch->lengths || !batch->indices)
+        return -ENOMEM;
+    batch->capacity = count;
+    return 0;
+}
+
+struct batch *batch_take(dlfs_reader *reader, uint64_t count)
+{
+    pthread_mutex_lock(&reader->lock);
+    struct batch *batch = reader->batches;
+    if (batch)
+        reader->batches = batch->next;
+    reader->batches_out++;
+    pthread_mutex_unlock(&reader->lock);
+    if (!batch)
+        batch = calloc(1, sizeof(*batch));
+    if (batch && batch_grow(batch, count) == 0) {
+        batch->reader = reader;
+        batch->block = NULL;
+        batch->public = (dlfs_batch){
+            .count = count,
+            .offsets = batch->offsets,
+            .lengths = batch->lengths,
+            .indices = batch->indices,
+            .failures = batch->failures,
+        };
+        return batch;
+    }
+    pthread_mutex_lock(&reader->lock);
+    reader->batches_out--;
+    if (batch) {
+        batch->next = reader->batches;
+        reader->batches = batch;
+    }
+    pthread_mutex_unlock(&reader->lock);
+    return NULL;
+}
+
+int batch_fail(struct batch *batch, const dlfs_failure *failure)
+{
+    uint64_t count = batch->public.failure_count;
+    if (count == batch->failure_capacity) {
+        uint64_t capacity = count ? 2 * count : 8;
+        dlfs_failure *failures = realloc(batch->failures, capacity * sizeof(*failures));
+        if (!failures)
+            return -ENOMEM;
+        batch->failures = failures;
+        batch->public.failures = failures;
+        batch->failure_capacity = capacity;
+    }
+    batch->failures[count] = *failure;
+    batch->offsets[failure->position] = 0;
+    batch->lengths[failure->position] = -1;
+    batch->public.failure_count = count + 1;
+    return 0;
+}
+
+/* Drops the references of a batch and puts it aside for the next read. */
+void batch_give_back(struct batch *batch)
+{
+    dlfs_reader *reader = batch->reader;
+    if (batch->block)
+        block_release(batch->block);
+    pthread_mutex_lock(&reader->lock);
+    for (uint64_t i = 0; !batch->block && i < batch->public.count; i++)
+        if (batch->lengths[i] > 0)
+            arena_release(reader, slot_of(reader, (uint64_t)batch->offsets[i]));
+    batch->next = reader->batches;
+    reader->batches = batch;
+    reader->batches_out--;
+    pthread_mutex_unlock(&reader->lock);
+}
+
+DLFS_API void dlfs_batch_release(dlfs_batch *batch)
+{
+    if (batch)
+        batch_give_back((struct batch *)batch);
+}
+
+/* ---- fetches at rest ------------------------------------------------------------------------------- */
+
+struct fetch *reader_take_fetch(dlfs_reader *reader)
+{
+    pthread_mutex_lock(&reader->lock);
+    struct fetch *fetch = reader->fetches;
+    if (fetch)
+        reader->fetches = fetch->next;
+    reader->fetches_out++;
+    pthread_mutex_unlock(&reader->lock);
+    if (fetch || fetch_create(reader, &fetch) == 0)
+        return fetch;
+    pthread_mutex_lock(&reader->lock);
+    reader->fetches_out--;
+    pthread_mutex_unlock(&reader->lock);
+    return NULL;
+}
+
+/* Adds what a fetch counted to the reader's own; the lock is held. */
+void reader_fold_stats(dlfs_reader *reader, struct fetch *fetch)
+{
+    dlfs_reader_stats *total = &reader->stats;
+    const dlfs_reader_stats *part = &fetch->stats;
+    total->samples += part->samples;
+    total->sample_bytes += part->sample_bytes;
+    total->cache_hits += part->cache_hits;
+    total->reads += part->reads;
+    total->read_bytes += part->read_bytes;
+    total->checksum_errors += part->checksum_errors;
+    total->read_errors += part->read_errors;
+    total->retries += part->retries;
+    total->private_batches += part->private_batches;
+    total->wait_ns += part->wait_ns;
+    fetch->stats = (dlfs_reader_stats){0};
+}
+
+void reader_return_fetch(dlfs_reader *reader, struct fetch *fetch)
+{
+    pthread_mutex_lock(&reader->lock);
+    reader_fold_stats(reader, fetch);
+    fetch->next = reader->fetches;
+    reader->fetches = fetch;
+    reader->fetches_out--;
+    pthread_mutex_unlock(&reader->lock);
+}
+
+/* ---- checksums ------------------------------------------------------------------------------------- */
+
+dlfs_failure reader_failure(const dlfs_reader *reader, uint64_t index, int code, uint32_t crc_got)
+{
+    struct place place;
+    dlfs_failure failure = {.index = index, .code = code, .crc_got = crc_got};
+    if (reader_place(reader, index, &place) && place.chunk < reader->chunk_count)
+        fetch_locate(reader, place.address, &failure.member, &failure.offset_bytes);
+    failure.crc_expected = place.crc32c;
+    return failure;
+}
+
+static bool verify_ranks(const dlfs_reader *reader, const struct span *span, const uint64_t *indices,
+                         uint64_t count)
+{
+    bool good = true;
+    uint64_t end = span->address + span->length;
+    for (uint64_t i = 0; i < count; i++)
+        __builtin_prefetch(&reader->locations[indices[i]]);
+    for (uint64_t i = 0; i < count; i++) {
+        struct place place;
+        if (!reader_place(reader, indices[i], &place))
+            good = false;
+        else if (place.length > 0 && place.address >= span->address && place.address + place.length <= end)
+            good &= dlfs_crc32c(0, span->memory + (place.address - span->address), place.length) ==
+                    place.crc32c;
+    }
+    return good;
+}
+
+bool reader_verify_span(const dlfs_reader *reader, const struct span *span)
+{
+    const dlfs_directory *directory = reader->config.directory;
+    uint64_t indices[ORDER_PIECE];
+    uint64_t rank = dlfs_directory_rank_at(directory, span->address);
+    uint64_t end = dlfs_directory_rank_at(directory, span->address + span->length);
+    bool good = true;
+    while (rank < end) {
+        uint64_t count = end - rank < ORDER_PIECE ? end - rank : ORDER_PIECE;
+        if (dlfs_directory_order(directory, rank, count, indices) < 0)
+            return false;
+        good &= verify_ranks(reader, span, indices, count);
+        rank += count;
+    }
+    return good;
+}

@@ -1,0 +1,250 @@
+/*
+ * The inside of the reader, in four parts that meet here:
+ *
+ *   arena.c   the sample memory: equal slots of one chunk each, counted references, chunks kept by number
+ *   fetch.c   spans of the dataset's data space brought into memory through the members' queue pairs
+ *   reader.c  batches read on demand
+ *   stream.c  an epoch read ahead
+ *
+ * One mutex guards the arena and the reader's lists; it is taken once or twice a batch, never a sample, and never
+ * held over I/O or a checksum. A fetch belongs to one thread and needs no lock.
+ */
+#ifndef DLFS_READER_H
+#define DLFS_READER_H
+
+#include <pthread.h>
+#include <stdbool.h>
+
+#include "dlfs/dlfs.h"
+#include "plan.h"
+
+#define SLOT_NONE UINT32_MAX
+#define SLOTS_MIN 4u
+
+enum slot_state {
+    SLOT_FREE,
+    SLOT_LENT,    /* holds samples or is being filled; free again at no reference */
+    SLOT_LOADING, /* a chunk of the dataset is on its way */
+    SLOT_KEPT,    /* a chunk of the dataset, verified; idle at no reference, then it may be evicted */
+    SLOT_TAIL,    /* belongs to the run that an earlier slot heads */
+};
+
+struct slot {
+    uint64_t chunk; /* LOADING, KEPT: the dataset's chunk, the first one of a run */
+    uint32_t references;
+    uint32_t run;      /* slots of the run that this one heads, 1 mostly */
+    uint32_t previous; /* in the list of free or of idle slots */
+    uint32_t next;
+    uint32_t waiters; /* stream.c: first entry that waits for the chunk */
+    uint8_t state;
+    bool bad;         /* KEPT: at least one sample in it failed its checksum */
+    const void *owner; /* LOADING: the stream that loads it, or NULL */
+};
+
+struct slot_list {
+    uint32_t first;
+    uint32_t last;
+    uint32_t count;
+};
+
+/* Memory of a batch that the arena could not hold. */
+struct block {
+    uint8_t *base;
+    size_t bytes;
+    uint32_t references;
+};
+
+struct batch {
+    dlfs_batch public;
+    dlfs_reader *reader;
+    struct block *block; /* NULL: the samples are in the arena */
+    uint64_t capacity;
+    uint64_t failure_capacity;
+    int64_t *offsets;
+    int64_t *lengths;
+    uint64_t *indices;
+    dlfs_failure *failures;
+    struct batch *next;
+};
+
+enum span_state { SPAN_UNUSED, SPAN_WAITING, SPAN_IN_FLIGHT, SPAN_DONE };
+
+/* A block-aligned run of the data space, in one chunk or over whole ones, and where it lands. */
+struct span {
+    uint64_t address;
+    uint64_t length;
+    uint8_t *memory;
+    uint64_t deadline_ns;
+    uint64_t submitted; /* bytes handed to queue pairs */
+    uint32_t in_flight; /* pieces */
+    uint32_t attempts;
+    int code; /* of the first piece that failed */
+    uint8_t state;
+    bool abandoned;      /* timed out: the memory stays referenced until the last piece is back */
+    uint32_t slot;       /* the arena's slot that memory lies in, or SLOT_NONE */
+    struct block *block; /* or the block */
+    uint32_t next;       /* in the list of waiting or done spans */
+    uint32_t tag;        /* the caller's own, as is kind */
+    uint8_t kind;
+};
+
+struct span_list {
+    uint32_t first;
+    uint32_t last;
+};
+
+/* One thread's way to the members. */
+struct fetch {
+    dlfs_reader *reader;
+    dlfs_queue **queues; /* [member_count] */
+    struct span *spans;  /* [span_capacity] */
+    uint32_t span_capacity;
+    uint32_t unused; /* list of unused spans */
+    uint32_t unused_count;
+    struct span_list waiting;
+    struct span_list done;
+    uint32_t pieces_in_flight;
+    uint32_t abandoned_pieces;
+    uint64_t checked_ns; /* when deadlines were last looked at */
+    dlfs_operation *operations; /* [member_count * depth] */
+    uint32_t *operation_counts; /* [member_count] */
+    dlfs_completion *completions; /* [depth] */
+    dlfs_reader_stats stats;    /* since last folded into the reader's */
+    struct want *wants;         /* scratch of the read under way, [plan_capacity] each */
+    struct plan_span *plan;
+    uint64_t plan_capacity;
+    struct fetch *next;
+};
+
+struct dlfs_reader {
+    dlfs_reader_config config;
+    dlfs_device **devices;
+    dlfs_extent *extents;
+    uint64_t *extent_starts; /* [extent_count + 1] first dataset chunk of each extent */
+    const dlfs_location *locations;
+    uint64_t sample_count;
+    uint64_t data_bytes;
+    uint64_t chunk_count;
+    uint32_t chunk_shift;
+    bool keeps_all; /* the whole dataset fits in the arena: what is read stays */
+
+    pthread_mutex_t lock;
+    pthread_cond_t released; /* a slot became free or idle */
+    uint8_t *arena;
+    size_t arena_bytes;
+    struct slot *slots;
+    uint32_t slot_count;
+    struct slot_list free_slots;
+    struct slot_list idle_slots;
+    uint32_t *chunk_slots; /* [chunk_count] slot + 1 of a chunk that is LOADING or KEPT, 0: none */
+    struct fetch *fetches; /* at rest */
+    struct batch *batches; /* at rest */
+    uint64_t batches_out;
+    uint64_t fetches_out;
+    uint64_t streams_out;
+    dlfs_reader_stats stats;
+};
+
+/* A sample's place, decoded and checked. */
+struct place {
+    uint64_t address;
+    uint64_t length;
+    uint64_t chunk;
+    uint32_t crc32c;
+};
+
+static inline uint64_t location_address(const dlfs_location *location)
+{
+    return location->address & DLFS_ADDRESS_MAX;
+}
+
+static inline uint64_t location_length(const dlfs_location *location)
+{
+    return location->length_low | (location->address >> 56) << 32;
+}
+
+/* False when the location points outside the dataset's data. */
+static inline bool reader_place(const dlfs_reader *reader, uint64_t index, struct place *place)
+{
+    const dlfs_location *location = &reader->locations[index];
+    place->address = location_address(location);
+    place->length = location_length(location);
+    place->crc32c = location->crc32c;
+    place->chunk = place->address >> reader->chunk_shift;
+    return place->address <= reader->data_bytes && place->length <= reader->data_bytes - place->address;
+}
+
+/* Whether a sample lies in one chunk. */
+static inline bool place_in_chunk(const dlfs_reader *reader, const struct place *place)
+{
+    return (place->address + place->length - 1) >> reader->chunk_shift == place->chunk;
+}
+
+static inline uint8_t *slot_memory(const dlfs_reader *reader, uint32_t slot)
+{
+    return reader->arena + ((size_t)slot << reader->chunk_shift);
+}
+
+static inline uint32_t slot_of(const dlfs_reader *reader, uint64_t arena_offset)
+{
+    return (uint32_t)(arena_offset >> reader->chunk_shift);
+}
+
+uint64_t clock_ns(void);
+
+/* arena.c; all with the lock held. */
+int arena_map(dlfs_reader *reader);
+/* Takes a run of slots as LENT with one reference, evicting idle chunks; SLOT_NONE when there is none. */
+uint32_t arena_take(dlfs_reader *reader, uint32_t run);
+void arena_reference(dlfs_reader *reader, uint32_t slot);
+void arena_release(dlfs_reader *reader, uint32_t slot);
+/* A LENT slot becomes the chunk's, LOADING; then KEPT, or LENT again when the load failed. */
+void arena_begin_load(dlfs_reader *reader, uint32_t slot, uint64_t chunk, const void *owner);
+void arena_end_load(dlfs_reader *reader, uint32_t slot, bool kept, bool bad);
+/* The slot of a chunk that is LOADING or KEPT, or SLOT_NONE. */
+uint32_t arena_find(const dlfs_reader *reader, uint64_t chunk);
+/*
+ * Whether a slot holds a sample, sound, and at which offset of the arena; a chunk known to hold a bad sample is
+ * checked again.
+ */
+bool arena_gives(const dlfs_reader *reader, uint32_t slot, const struct place *place, uint64_t *offset);
+uint32_t arena_available(const dlfs_reader *reader);
+void arena_free(dlfs_reader *reader);
+
+/* fetch.c */
+int fetch_create(dlfs_reader *reader, struct fetch **out);
+/* Waits for what is in flight. */
+void fetch_destroy(struct fetch *fetch);
+/* Room for at least count spans; nothing may be under way. */
+int fetch_reserve(struct fetch *fetch, uint32_t count);
+/* Room for a plan of count wants. */
+int fetch_reserve_plan(struct fetch *fetch, uint64_t count);
+/* A span to fill in and hand to fetch_start, or NULL when all are under way. */
+struct span *fetch_span(struct fetch *fetch);
+void fetch_start(struct fetch *fetch, struct span *span);
+/* Submits what the queues take and collects completions, waiting up to timeout_ms for the first. */
+void fetch_step(struct fetch *fetch, int timeout_ms);
+/* The next span that ended (its code is set), or NULL. The caller recycles it, or starts it again. */
+struct span *fetch_done(struct fetch *fetch);
+void fetch_recycle(struct fetch *fetch, struct span *span);
+bool fetch_idle(const struct fetch *fetch);
+/* Where an address lies: member and byte offset on it. */
+void fetch_locate(const dlfs_reader *reader, uint64_t address, uint32_t *member, uint64_t *offset_bytes);
+
+/* sequence.c */
+uint32_t sequence_kind(const dlfs_sequence *sequence);
+
+/* reader.c */
+void block_release(struct block *block);
+struct batch *batch_take(dlfs_reader *reader, uint64_t count);
+int batch_fail(struct batch *batch, const dlfs_failure *failure);
+void batch_give_back(struct batch *batch);
+struct fetch *reader_take_fetch(dlfs_reader *reader);
+void reader_fold_stats(dlfs_reader *reader, struct fetch *fetch);
+void reader_return_fetch(dlfs_reader *reader, struct fetch *fetch);
+/* The failure of a sample, its member and offset looked up. */
+dlfs_failure reader_failure(const dlfs_reader *reader, uint64_t index, int code, uint32_t crc_got);
+/* Whether every sample that lies wholly in [address, address+length) has its checksum. */
+bool reader_verify_span(const dlfs_reader *reader, const struct span *span);
+
+#endif

@@ -1,0 +1,125 @@
+/* The inside of a stream: what stream.c and harvest.c share. */
+#ifndef DLFS_STREAM_H
+#define DLFS_STREAM_H
+
+#include "reader.h"
+
+#define HARVEST_BUCKETS 64u
+
+enum entry_state {
+    ENTRY_NEW,     /* its bytes are not on their way */
+    ENTRY_WAITING, /* ... are on their way */
+    ENTRY_READY,   /* ... are in memory, verified, and referenced */
+    ENTRY_FAILED,  /* ... cannot be had; the stream's failures say why */
+};
+
+/* A sample of the look-ahead. */
+struct entry {
+    uint64_t index;
+    uint64_t offset; /* READY: in the arena */
+    uint64_t length; /* READY */
+    uint32_t next;   /* in the chain of those that wait for one span */
+    uint8_t state;
+    bool alone;     /* a larger read failed: read it by itself */
+    bool harvested; /* READY: lies in its bucket's memory */
+};
+
+enum span_kind {
+    KIND_CHUNK,   /* a chunk or a run of chunks, kept */
+    KIND_WINDOW,  /* neighbours of a window of the look-ahead, used where they land */
+    KIND_ALONE,   /* one sample */
+    KIND_HARVEST, /* a chunk, of which samples are copied out */
+};
+
+/* Memory of the harvested samples of one stretch of positions. */
+struct bucket {
+    uint64_t number; /* positions number * span .. */
+    uint32_t slot;   /* the newest of its slots, chained by slot.next; SLOT_NONE: none */
+    uint32_t used;   /* bytes of the newest */
+};
+
+/* A harvested sample between its chunk's landing and its being ready. */
+struct pick {
+    uint32_t entry;
+    uint32_t crc32c;
+    uint64_t start; /* in the chunk */
+    uint64_t length;
+    uint64_t offset; /* in the arena */
+};
+
+struct harvest {
+    uint64_t bucket_span; /* positions */
+    struct bucket buckets[HARVEST_BUCKETS];
+    uint32_t *map; /* open addressing: ring slot + 1 by index, 0: none */
+    uint64_t map_mask;
+    struct pick *picks; /* [pick_capacity] */
+    uint64_t pick_capacity;
+    uint32_t loading;
+    uint32_t loading_max;
+};
+
+struct dlfs_stream {
+    dlfs_reader *reader;
+    dlfs_stream_config config;
+    uint32_t plan;
+    struct fetch *fetch;
+    pthread_t thread;
+    pthread_cond_t ready; /* an entry became ready or failed, or the thread is starved */
+
+    /* Guarded by the reader's lock. */
+    struct entry *ring; /* [mask + 1] */
+    uint64_t mask;
+    uint64_t ahead; /* positions of look-ahead, <= mask + 1 */
+    uint64_t head;    /* the next position to be given out */
+    uint64_t planned; /* every entry before it was planned */
+    uint64_t filled;  /* every entry before it has its index */
+    uint64_t wanted;  /* positions from the head that the consumer waits for, 0: it does not wait */
+    uint64_t checked; /* of them, known to have ended */
+    bool stop;
+    bool paused;  /* the consumer reads on demand: nothing is planned */
+    bool starved; /* no memory, and nothing under way that would free any */
+    dlfs_failure *failures;
+    uint64_t failure_count;
+    uint64_t failure_capacity;
+
+    /* The thread's own. */
+    uint64_t *indices; /* scratch */
+    uint32_t landing_slot;
+    uint64_t landing_used;
+    struct harvest harvest;
+};
+
+static inline struct entry *entry_at(dlfs_stream *stream, uint64_t position)
+{
+    return &stream->ring[position & stream->mask];
+}
+
+/* The position of a ring slot in [head, head + ring size). */
+static inline uint64_t entry_position(const dlfs_stream *stream, uint32_t ring_slot)
+{
+    return stream->head + ((ring_slot - stream->head) & stream->mask);
+}
+
+/* stream.c; the lock is held. */
+void entry_ready(struct entry *entry, uint64_t offset, uint64_t length);
+void entry_fail(dlfs_stream *stream, uint64_t position, int code, uint32_t crc_got);
+/* A larger read did not give the entry: plans it again, by itself if `alone`. */
+void entry_again(dlfs_stream *stream, uint64_t position, bool alone);
+void stream_start(dlfs_stream *stream, struct span *span, enum span_kind kind, uint32_t slot,
+                  uint64_t slot_offset);
+/* Reads one sample by itself; false when there is no memory for it. */
+bool load_alone(dlfs_stream *stream, uint64_t position, const struct place *place);
+
+/* harvest.c */
+int harvest_create(dlfs_stream *stream, uint64_t mean_bytes);
+void harvest_destroy(dlfs_stream *stream);
+void harvest_forget(dlfs_stream *stream, uint64_t position);
+void harvest_remember(dlfs_stream *stream, uint64_t position);
+/* The lock is held. Plans an entry: false when it has to wait for memory or for other chunks. */
+bool harvest_plan(dlfs_stream *stream, uint64_t position, const struct place *place);
+/* Gives up the buckets that lie before the head; the lock is held. */
+void harvest_expire(dlfs_stream *stream);
+/* A chunk has landed; takes the lock. */
+void harvest_finish(dlfs_stream *stream, struct span *span);
+
+#endif
