@@ -1,9 +1,9 @@
-"""The catalog: what datasets a volume holds, where they lie, and what is free (FORMAT.md, section 4).
+"""The catalog: the datasets of a volume, where they lie, and what is free (FORMAT.md, section 4).
 
-One generation's catalog is one run of bytes, written to chunks of its own and found through the superblock. Decoding
-checks the whole of it: every chunk of the volume must belong to exactly one owner, be it a dataset's data, a
-directory, the catalog or the free space. Time is that of sorting the runs; their number is bounded before any is
-made into an object.
+One generation's catalog is one string of bytes, written to chunks of its own and found through the
+superblock. Decoding checks the whole of it: every chunk of the volume must belong to exactly one
+owner, be it a dataset's data, a directory, the catalog or the free space. Time is that of sorting
+the runs; their number is bounded before any is made into an object.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ LAYOUTS = ("path", "shuffled")
 
 # magic, header bytes, reserved, volume UUID, generation, total bytes, datasets, free runs, reserved
 _HEADER = struct.Struct("<8sII16sQQIIQ")
-# record bytes, version, UUID, created, samples, sample bytes, seed, data bytes, entries bytes, names bytes,
-# layout, name bytes, attribute bytes, data runs, directory runs, reserved
+# record bytes, version, UUID, created, samples, sample bytes, seed, data bytes, entries bytes,
+# names bytes, layout, name bytes, attribute bytes, data runs, directory runs, reserved
 _RECORD = struct.Struct("<II16sQQQQQQQHHIIIQ")
 _RUN = struct.Struct("<QQ")
 _ATTRIBUTE = struct.Struct("<HHI")
@@ -57,8 +57,9 @@ _U64_MAX = (1 << 64) - 1
 class DatasetRecord:
     """One version of one dataset.
 
-    ``data_runs`` hold its samples (``data_bytes``), ``directory_runs`` its directory segment: the entries part and,
-    right behind it, the names part. ``attributes`` are (tag, bytes) pairs that later versions define; they are kept.
+    ``data_runs`` hold its samples (``data_bytes``), ``directory_runs`` its directory segment: the
+    entries part and, right behind it, the names part. ``attributes`` are (tag, bytes) pairs that
+    later versions define; they are kept.
     """
 
     name: bytes
@@ -89,7 +90,7 @@ class DatasetRecord:
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
-    """All datasets of one generation, in order of (name, version), and its free runs, in order and apart."""
+    """The datasets of one generation, in order of (name, version), and its free runs, in order."""
 
     generation: int
     volume_uuid: UUID
@@ -107,15 +108,15 @@ def encode_catalog(catalog: Catalog) -> bytes:
 
     Raises:
         LimitError: it has more datasets, runs or bytes than FORMAT.md allows.
-        UsageError: a field is out of its range, or the datasets are not in order of (name, version).
+        UsageError: a field is out of its range, or datasets are not in order of (name, version).
     """
     runs = len(catalog.free) + sum(
         len(d.data_runs) + len(d.directory_runs) for d in catalog.datasets
     )
     if len(catalog.datasets) > CATALOG_DATASETS_MAX or runs > CATALOG_RUNS_MAX:
         raise LimitError(
-            f"encode the catalog: expected at most {CATALOG_DATASETS_MAX} datasets and {CATALOG_RUNS_MAX} "
-            f"runs of chunks, got {len(catalog.datasets)} and {runs}"
+            f"encode the catalog: expected at most {CATALOG_DATASETS_MAX} datasets and "
+            f"{CATALOG_RUNS_MAX} runs of chunks, got {len(catalog.datasets)} and {runs}"
         )
     keys = [(d.name, d.version) for d in catalog.datasets]
     if any(a >= b for a, b in pairwise(keys)):
@@ -127,8 +128,8 @@ def encode_catalog(catalog: Catalog) -> bytes:
             f"encode the catalog: expected at most {CATALOG_BYTES_MAX} bytes, got {total}"
         )
     header = _HEADER.pack(
-        CATALOG_MAGIC, CATALOG_HEADER_BYTES, 0, catalog.volume_uuid.bytes, catalog.generation, total,
-        len(catalog.datasets), len(catalog.free), 0,
+        CATALOG_MAGIC, CATALOG_HEADER_BYTES, 0, catalog.volume_uuid.bytes, catalog.generation,
+        total, len(catalog.datasets), len(catalog.free), 0,
     )  # fmt: skip
     return header + body
 
@@ -199,8 +200,8 @@ def _encode_record(record: DatasetRecord) -> bytes:
     )
     if len(attributes) > DATASET_ATTRIBUTES_BYTES_MAX:
         raise LimitError(
-            f"encode the dataset {record.name!r}: expected at most {DATASET_ATTRIBUTES_BYTES_MAX} bytes of "
-            f"attributes, got {len(attributes)}"
+            f"encode the dataset {record.name!r}: expected at most {DATASET_ATTRIBUTES_BYTES_MAX} "
+            f"bytes of attributes, got {len(attributes)}"
         )
     problem = dataset_name_problem(record.name) or _range_problem(record)
     if problem:
@@ -210,9 +211,9 @@ def _encode_record(record: DatasetRecord) -> bytes:
     tail += bytes(-len(tail) % 8)
     head = _RECORD.pack(
         DATASET_RECORD_BYTES + len(tail), record.version, record.uuid.bytes, record.created_ns,
-        record.sample_count, record.sample_bytes, record.seed, record.data_bytes, record.entries_bytes,
-        record.names_bytes, LAYOUTS.index(record.layout), len(record.name), len(attributes),
-        len(record.data_runs), len(record.directory_runs), 0,
+        record.sample_count, record.sample_bytes, record.seed, record.data_bytes,
+        record.entries_bytes, record.names_bytes, LAYOUTS.index(record.layout), len(record.name),
+        len(attributes), len(record.data_runs), len(record.directory_runs), 0,
     )  # fmt: skip
     return head + tail
 
@@ -319,7 +320,7 @@ class _Parser:
         if self._runs_left < 0 or at + 16 * count > end:
             raise self._error(
                 at,
-                f"expected runs up to offset {end}, {CATALOG_RUNS_MAX} in all, got {count} of 16 bytes",
+                f"expected runs up to offset {end}, {CATALOG_RUNS_MAX} in all, got {count} of them",
             )
         pairs = _RUN.iter_unpack(self._raw[at : at + 16 * count])
         return tuple(ChunkRun(first, length) for first, length in pairs)
@@ -351,7 +352,8 @@ def _check_record(record: DatasetRecord, chunk_bytes: int) -> None:
     ):
         if expected != got:
             raise UsageError(
-                f"dataset {record.name!r} version {record.version}: expected {name} {expected}, got {got}"
+                f"dataset {record.name!r} version {record.version}: expected {name} {expected}, "
+                f"got {got}"
             )
 
 
@@ -361,7 +363,7 @@ def _check_free(free: tuple[ChunkRun, ...]) -> None:
         if after.first_chunk <= before.end_chunk:
             raise UsageError(
                 f"expected free runs in order with gaps between them, "
-                f"got one of {before.chunk_count} at {before.first_chunk} before one at {after.first_chunk}"
+                f"got {before.chunk_count} at {before.first_chunk} before {after.first_chunk}"
             )
 
 
@@ -381,8 +383,8 @@ def _check_owners(catalog: Catalog, superblock: Superblock) -> None:
         if run.first_chunk != end:
             what = "no owner" if run.first_chunk > end else "two owners"
             raise UsageError(
-                f"expected one owner of every chunk, got {what} at chunk {min(end, run.first_chunk)} "
-                f"between {owner} and {name}"
+                f"expected one owner of every chunk, got {what} at chunk "
+                f"{min(end, run.first_chunk)} between {owner} and {name}"
             )
         end, owner = run.end_chunk, name
     total = superblock.geometry.chunk_total

@@ -1,4 +1,4 @@
-"""Magics, sizes, offsets and limits of the on-media format, in one place; FORMAT.md explains them."""
+"""Magics, sizes, offsets and limits of the on-media format; FORMAT.md explains them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ VERSION_MINOR = 0
 INCOMPAT_KNOWN = 0
 """Feature bits without which a volume cannot be read, that this code knows: none yet."""
 RO_COMPAT_KNOWN = 0
-"""Feature bits without which a volume can be read but not written, that this code knows: none yet."""
+"""Feature bits without which a volume can be read but not written: none known yet."""
 
 SUPERBLOCK_MAGIC = b"DLFSVOL1"
 CATALOG_MAGIC = b"DLFSCAT1"
-LEASE_MAGIC = b"DLFSLCK1"
-DIRECTORY_MAGIC = b"DLFSDIR1"
 
 SUPERBLOCK_BYTES = 4096
 SUPERBLOCK_A_OFFSET_BYTES = 0

@@ -1,8 +1,8 @@
-"""Where chunks lie: volume chunk numbers to members and offsets, dataset addresses to volume chunks.
+"""Where chunks lie: volume chunks to members and offsets, dataset addresses to volume chunks.
 
-A volume's chunks are numbered round-robin over its members: chunk L is on member L % M, in row L // M. A dataset
-numbers its own chunks 0..C-1; its runs, in order, say which volume chunks they are. All values here are plain and
-immutable; any thread may use them.
+A volume's chunks are numbered round-robin over its members: chunk L is on member L % M, in row
+L // M. A dataset numbers its own chunks 0..C-1; its runs, in order, say which volume chunks they
+are. All values here are plain and immutable; any thread may use them.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Geometry:
     def for_members(
         cls, member_sizes: Sequence[int], chunk_bytes: int, block_bytes: int
     ) -> Geometry:
-        """Lay a new volume out over members of these sizes; the smallest decides how many rows there are.
+        """Lay a new volume out over members; the smallest decides how many rows there are.
 
         Args:
             member_sizes: bytes of each member, in member order.
@@ -115,9 +115,9 @@ class Geometry:
             rows = -(-CHUNKS_MIN // count)
             expected = data_offset + rows * chunk_bytes + SUPERBLOCK_BYTES
             raise UsageError(
-                f"lay out a volume: member {member_sizes.index(smallest)} is too small: expected at least "
-                f"{expected} bytes ({format_bytes(expected)}) for {rows} chunks of {format_bytes(chunk_bytes)} "
-                f"on each of {count} members, got {smallest} bytes"
+                f"lay out a volume: member {member_sizes.index(smallest)} is too small: expected "
+                f"at least {expected} bytes ({format_bytes(expected)}) for {rows} chunks of "
+                f"{format_bytes(chunk_bytes)} on each of {count} members, got {smallest} bytes"
             )
         if max(member_sizes) > MEMBER_BYTES_MAX:
             raise UsageError(
@@ -139,7 +139,8 @@ def check_sizes(chunk_bytes: int, block_bytes: int) -> None:
     ):
         if not is_power_of_two(value) or not low <= value <= high:
             raise UsageError(
-                f"lay out a volume: expected {name} to be a power of two in {low}..{high}, got {value}"
+                f"lay out a volume: expected {name} to be a power of two in {low}..{high}, "
+                f"got {value}"
             )
     if block_bytes > chunk_bytes:
         raise UsageError(
@@ -160,7 +161,7 @@ def superblock_offsets(member_bytes: int) -> tuple[int, int, int]:
 
 
 def usable_bytes(member_bytes: int, data_offset_bytes: int) -> int:
-    """Bytes between the data offset and the tail superblock; negative when the member is too small."""
+    """Bytes between data offset and tail superblock; negative when the member is too small."""
     return superblock_offsets(member_bytes)[2] - data_offset_bytes
 
 
@@ -215,9 +216,9 @@ class DataSpace:
         return member, base + offset
 
     def pieces(self, address: int, length_bytes: int) -> Iterator[Piece]:
-        """Cut a range of the space into pieces that each lie in one go on one member, in order.
+        """Cut a range of the space into pieces, in order, that each lie in a row on one member.
 
-        Neighbouring chunks that follow each other on one member (a volume of one member) come as one piece.
+        Chunks that follow each other on one member (a volume of one member) make one piece.
 
         Raises:
             UsageError: the range leaves the space.

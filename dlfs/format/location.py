@@ -1,10 +1,10 @@
-"""Locations: where each sample of a dataset lies and what its bytes add up to, 16 bytes each (FORMAT.md, section 6).
+"""Locations: where each sample of a dataset lies and its CRC32C, 16 bytes (FORMAT.md, section 6).
 
-Packing and unpacking work on whole arrays; the packed form is what the directory holds and libdlfs reads.
+Packing and unpacking work on whole arrays; the packed form is what the directory holds and what
+libdlfs reads.
 """
 
 from __future__ import annotations
-
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -19,9 +19,7 @@ _ADDRESS_BITS = np.uint64(56)
 _LENGTH_LOW_BITS = np.uint64(32)
 
 
-def pack_locations(
-    addresses: ArrayLike, lengths: ArrayLike, crcs: ArrayLike
-) -> NDArray[np.void]:
+def pack_locations(addresses: ArrayLike, lengths: ArrayLike, crcs: ArrayLike) -> NDArray[np.void]:
     """Pack locations.
 
     Args:
@@ -46,8 +44,8 @@ def pack_locations(
         )
     if len(address) and (address.max() > ADDRESS_MAX or length.max() > SAMPLE_BYTES_MAX):
         raise LimitError(
-            f"pack locations: expected addresses up to {ADDRESS_MAX} and lengths up to {SAMPLE_BYTES_MAX} "
-            f"bytes, got {address.max()} and {length.max()}"
+            f"pack locations: expected addresses up to {ADDRESS_MAX} and lengths up to "
+            f"{SAMPLE_BYTES_MAX} bytes, got {address.max()} and {length.max()}"
         )
     packed = np.empty(len(address), dtype=LOCATION)
     packed["crc32c"] = crc
@@ -59,7 +57,11 @@ def pack_locations(
 def unpack_locations(
     packed: NDArray[np.void],
 ) -> tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint32]]:
-    """Unpack LOCATION[n] into addresses uint64[n], lengths uint64[n] and CRCs uint32[n]. Any bytes will do."""
+    """Unpack LOCATION[n], whatever its bytes.
+
+    Returns:
+        Addresses uint64[n], lengths uint64[n] and CRC32Cs uint32[n].
+    """
     field = packed["address"].astype(np.uint64)
     length = packed["length_low"].astype(np.uint64)
     length |= field >> _ADDRESS_BITS << _LENGTH_LOW_BITS

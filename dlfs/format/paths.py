@@ -1,7 +1,8 @@
 """The rules for samples' paths and datasets' names (FORMAT.md, section 7).
 
-A path is bytes: components of 1..255 bytes joined by ``/``, at most 4095 in all, none of them ``.`` or ``..``, no
-NUL. Text is taken in UTF-8, with surrogate escapes for file names that are not UTF-8 (``os.fsencode`` on Linux).
+A path is bytes: components of 1..255 bytes joined by ``/``, at most 4095 bytes in all, no component
+``.`` or ``..``, no NUL. Text is taken in UTF-8, with surrogate escapes for file names that are not
+UTF-8 (as ``os.fsencode`` does it on Linux).
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ def path_bytes(path: PathLike) -> bytes:
     raw = _to_bytes(path, "sample path")
     if len(raw) > PATH_BYTES_MAX:
         raise LimitError(
-            f"check the sample path {_shown(raw)}: expected at most {PATH_BYTES_MAX} bytes, got {len(raw)}"
+            f"check the sample path {_shown(raw)}: expected at most {PATH_BYTES_MAX} bytes, "
+            f"got {len(raw)}"
         )
     problem = path_problem(raw)
     if problem:
@@ -63,8 +65,8 @@ def dataset_name_bytes(name: str | bytes) -> bytes:
     raw = _to_bytes(name, "dataset name")
     if len(raw) > DATASET_NAME_BYTES_MAX:
         raise LimitError(
-            f"check the dataset name {_shown(raw)}: expected at most {DATASET_NAME_BYTES_MAX} bytes, "
-            f"got {len(raw)}"
+            f"check the dataset name {_shown(raw)}: expected at most {DATASET_NAME_BYTES_MAX} "
+            f"bytes, got {len(raw)}"
         )
     problem = dataset_name_problem(raw)
     if problem:

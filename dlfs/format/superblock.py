@@ -1,7 +1,7 @@
 """The superblock: 4096 bytes that make a block device a member of a volume (FORMAT.md, section 3).
 
-Each member has three copies: A, B and the tail. Generation G goes to the letter that ``letter_for`` says, so the
-copy of G - 1 is never overwritten while G is being written.
+Each member has three copies: A, B and the tail. Generation G goes to the letter that ``letter_for``
+says, so the copy of G - 1 is never overwritten while G is being written.
 """
 
 from __future__ import annotations
@@ -53,8 +53,9 @@ __all__ = [
     "superblock_offsets",
 ]
 
-# magic, major, minor, size, incompat, ro_compat, volume, member, number, count, chunk, block, data offset, rows,
-# member bytes, generation, created, replicas, catalog runs, catalog bytes, catalog CRC, label bytes, label
+# magic, major, minor, size, incompat, ro_compat, volume, member, number, count, chunk, block,
+# data offset, rows, member bytes, generation, created, replicas, catalog runs, catalog bytes,
+# catalog CRC, label bytes, label
 _HEAD = struct.Struct("<8sHHIQQ16s16sIIIIQQQQQIIQII64s")
 _RUNS_OFFSET = 256
 _RUN = struct.Struct("<QQ")
@@ -65,7 +66,7 @@ _CRC = struct.Struct("<I")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Superblock:
-    """What a superblock says. ``member_uuids[member_number]`` is the UUID of the member it lies on."""
+    """What a superblock says; it lies on the member with ``member_uuids[member_number]``."""
 
     volume_uuid: UUID
     member_uuids: tuple[UUID, ...]
@@ -113,7 +114,8 @@ def encode_superblock(superblock: Superblock) -> bytes:
     label = sb.label.encode()
     if len(label) > LABEL_BYTES_MAX:
         raise UsageError(
-            f"encode a superblock: expected a label of at most {LABEL_BYTES_MAX} bytes, got {len(label)}"
+            f"encode a superblock: expected a label of at most {LABEL_BYTES_MAX} bytes, "
+            f"got {len(label)}"
         )
     if len(sb.catalog_runs) > CATALOG_EXTENTS_MAX or sb.catalog_bytes > CATALOG_BYTES_MAX:
         raise LimitError(
@@ -127,9 +129,10 @@ def encode_superblock(superblock: Superblock) -> bytes:
     geo = sb.geometry
     _HEAD.pack_into(
         block, 0, SUPERBLOCK_MAGIC, *sb.version, SUPERBLOCK_BYTES, sb.incompat, sb.ro_compat,
-        sb.volume_uuid.bytes, sb.member_uuid.bytes, sb.member_number, geo.member_count, geo.chunk_bytes,
-        geo.block_bytes, geo.data_offset_bytes, geo.row_count, sb.member_bytes, sb.generation, sb.created_ns,
-        sb.replicas, len(sb.catalog_runs), sb.catalog_bytes, sb.catalog_crc32c, len(label), label,
+        sb.volume_uuid.bytes, sb.member_uuid.bytes, sb.member_number, geo.member_count,
+        geo.chunk_bytes, geo.block_bytes, geo.data_offset_bytes, geo.row_count, sb.member_bytes,
+        sb.generation, sb.created_ns, sb.replicas, len(sb.catalog_runs), sb.catalog_bytes,
+        sb.catalog_crc32c, len(label), label,
     )  # fmt: skip
     for number, run in enumerate(sb.catalog_runs):
         _RUN.pack_into(block, _RUNS_OFFSET + 16 * number, run.first_chunk, run.chunk_count)
@@ -151,7 +154,7 @@ def decode_superblock(data: bytes | bytearray | memoryview, where: str) -> Super
         TruncatedError: there are fewer than 4096 bytes.
         FormatError: no superblock is there, or a field is out of its range.
         ChecksumError: its CRC32C does not match.
-        VersionError: it is of another major version, or needs a feature that this code does not know.
+        VersionError: it is of another major version, or needs a feature unknown to this code.
     """
     if len(data) < SUPERBLOCK_BYTES:
         raise TruncatedError(
@@ -197,7 +200,7 @@ def _check_frame(block: bytes, where: str) -> None:
         )
     if incompat & ~INCOMPAT_KNOWN:
         raise VersionError(
-            f"{where}: read a superblock: expected no incompatible features but {INCOMPAT_KNOWN:#x}, "
+            f"{where}: read a superblock: expected no features but {INCOMPAT_KNOWN:#x}, "
             f"got {incompat:#x}; a newer dlfs made this volume"
         )
 
@@ -205,9 +208,9 @@ def _check_frame(block: bytes, where: str) -> None:
 def _parse(block: bytes) -> Superblock:
     """Take the fields apart; ValueError when one cannot be represented."""
     (
-        _magic, major, minor, _size, incompat, ro_compat, volume, _member, number, count, chunk_bytes, block_bytes,
-        data_offset, rows, member_bytes, generation, created_ns, replicas, run_count, catalog_bytes, catalog_crc,
-        label_bytes, label,
+        _magic, major, minor, _size, incompat, ro_compat, volume, _member, number, count,
+        chunk_bytes, block_bytes, data_offset, rows, member_bytes, generation, created_ns, replicas,
+        run_count, catalog_bytes, catalog_crc, label_bytes, label,
     ) = _HEAD.unpack_from(block)  # fmt: skip
     if not 1 <= count <= MEMBERS_MAX:
         raise ValueError(f"expected 1..{MEMBERS_MAX} members, got {count}")
@@ -274,7 +277,7 @@ def _geometry_problem(geo: Geometry, member_bytes: int) -> str | None:
     usable = usable_bytes(member_bytes, geo.data_offset_bytes)
     if geo.chunk_total < CHUNKS_MIN or geo.row_count * geo.chunk_bytes > usable:
         return (
-            f"expected at least {CHUNKS_MIN} chunks, and rows within the member's {usable} usable bytes, "
+            f"expected at least {CHUNKS_MIN} chunks, in rows within {usable} usable bytes, "
             f"got {geo.row_count} rows of {geo.chunk_bytes} bytes"
         )
     return None
