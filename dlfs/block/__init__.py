@@ -1,0 +1,77 @@
+"""Block devices: what reads and writes whole blocks, and the URIs that name them.
+
+``open_device`` turns a URI into a ``BlockDevice``. Files, disks and memory are here; NVMe/TCP and
+SPDK devices join with the same two protocols, ``BlockDevice`` and ``QueuePair``.
+"""
+
+from __future__ import annotations
+
+from dlfs.block.device import BlockDevice, Kind, QueuePair, aligned_buffer, operation_error
+from dlfs.block.file import FileDevice
+from dlfs.block.lock import RECORD_BYTES, RECORD_OFFSET_BYTES
+from dlfs.block.memory import MemoryDevice
+from dlfs.block.uri import (
+    DeviceUri,
+    FileUri,
+    MemoryUri,
+    NvmeTcpDiscoverUri,
+    NvmeTcpUri,
+    SchemeHelp,
+    SpdkUri,
+    describe_schemes,
+    format_path,
+    parse_uri,
+    split_members,
+)
+from dlfs.errors import UsageError
+
+__all__ = [
+    "RECORD_BYTES",
+    "RECORD_OFFSET_BYTES",
+    "BlockDevice",
+    "DeviceUri",
+    "FileDevice",
+    "FileUri",
+    "Kind",
+    "MemoryDevice",
+    "MemoryUri",
+    "NvmeTcpDiscoverUri",
+    "NvmeTcpUri",
+    "QueuePair",
+    "SchemeHelp",
+    "SpdkUri",
+    "aligned_buffer",
+    "describe_schemes",
+    "format_path",
+    "open_device",
+    "operation_error",
+    "parse_uri",
+    "split_members",
+]
+
+
+def open_device(uri: str, *, writable: bool = False, engine: str = "auto") -> BlockDevice:
+    """Open the block device that a URI names.
+
+    Args:
+        uri: as ``dlfs.block.uri`` describes; one device.
+        writable: else reads only.
+        engine: for files: ``auto`` (io_uring where the kernel allows it), ``uring`` or ``threads``.
+
+    Raises:
+        UsageError: the URI is malformed, or of a kind that this release does not open.
+        NotFoundError: there is no such device.
+        DeviceError: it cannot be opened.
+    """
+    parsed = parse_uri(uri)
+    if isinstance(parsed, FileUri):
+        return FileDevice(parsed.path, writable=writable, engine=engine)
+    if isinstance(parsed, MemoryUri):
+        return MemoryDevice(
+            parsed.name, parsed.size_bytes, block_bytes=parsed.block_bytes, writable=writable
+        )
+    kind = "SPDK" if isinstance(parsed, SpdkUri) else "NVMe/TCP"
+    raise UsageError(
+        f"open {parsed}: {kind} devices come with a later release; "
+        "this one opens files, disks and mem:"
+    )

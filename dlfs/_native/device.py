@@ -1,0 +1,428 @@
+"""Native block devices and queue pairs as Python objects.
+
+A ``NativeQueue`` keeps every buffer it was given in an in-flight table until its operation has
+completed, so that no memory can go away under the kernel. Handles are freed by ``close``, or by the
+garbage collector at the latest; a queue pair keeps its device alive. One thread at a time may use a
+queue pair; a device may be used by many at once.
+
+A forked child may close what it inherited, and nothing else with a queue pair: it makes its own.
+"""
+
+from __future__ import annotations
+
+import enum
+import errno
+import os
+import weakref
+from ctypes import byref, c_void_p
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from dlfs._native import abi
+from dlfs._native.library import check, error_for, library
+from dlfs.errors import ClosedError, DlfsError, NotFoundError, UsageError
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    # Before Python 3.12, numpy's arrays do not count as Buffer for type checkers.
+    BytesLike: TypeAlias = Buffer | npt.NDArray[Any]
+
+DEPTH_MAX = 4096
+"""Operations in flight on one queue pair (``DLFS_DEPTH_MAX``)."""
+
+PIECE_BYTES = 1 << 20
+"""A whole transfer goes in requests of this size: large enough for full bandwidth on NVMe."""
+
+ENGINES = {
+    "auto": abi.ENGINE_AUTO,
+    "uring": abi.ENGINE_URING,
+    "threads": abi.ENGINE_THREADS,
+}
+
+_POLL_SLICE_MS = 100  # a signal handler (Ctrl-C) runs between two slices of a long wait
+_POLL_COUNT = 256
+
+
+class Kind(enum.IntEnum):
+    """What an operation does."""
+
+    READ = abi.OP_READ
+    WRITE = abi.OP_WRITE
+
+
+def aligned_buffer(size_bytes: int, alignment_bytes: int) -> npt.NDArray[np.uint8]:
+    """Allocate memory that direct I/O accepts.
+
+    Args:
+        size_bytes: length, >= 0.
+        alignment_bytes: a power of two.
+
+    Returns:
+        ``uint8[size_bytes]``, uninitialised, that starts at a multiple of ``alignment_bytes``.
+    """
+    memory = np.empty(size_bytes + alignment_bytes, np.uint8)
+    start = -memory.ctypes.data % alignment_bytes
+    return memory[start : start + size_bytes]
+
+
+def as_bytes_array(buffer: BytesLike) -> npt.NDArray[np.uint8]:
+    """The bytes of any contiguous buffer as ``uint8[n]``, without a copy.
+
+    Raises:
+        UsageError: the buffer is not contiguous.
+    """
+    view = memoryview(cast("Buffer", buffer))
+    if not view.c_contiguous:
+        raise UsageError("use a buffer for I/O: expected contiguous memory, got strides")
+    return np.frombuffer(view, np.uint8) if view.nbytes else np.empty(0, np.uint8)
+
+
+def operation_error(
+    uri: str, kind: int, offset_bytes: int, length_bytes: int, code: int
+) -> DlfsError:
+    """The error of one failed read or write, naming device, action, offset and length."""
+    action = Kind(kind).name.lower()
+    return error_for(code, f"{action} {uri} at byte {offset_bytes}, {length_bytes} bytes")
+
+
+def _destroy_device(handle: int) -> None:
+    library().dlfs_device_destroy(handle)
+
+
+class NativeDevice:
+    """A ``dlfs_device``.
+
+    Threads: any at once.
+
+    Owns: the handle; whoever passes it to C keeps this object alive.
+    """
+
+    def __init__(self, handle: c_void_p, uri: str, *, writable: bool, inner: object = None) -> None:
+        self._handle: c_void_p | None = handle
+        self._inner = inner  # what the handle borrows
+        self.uri = uri
+        self.writable = writable
+        native = library()
+        self.size_bytes: int = native.dlfs_device_size_bytes(handle)
+        self.block_bytes: int = native.dlfs_device_block_bytes(handle)
+        self.kind: str = native.dlfs_device_kind(handle).decode()
+        self._finalizer = weakref.finalize(self, _destroy_device, handle.value or 0)
+
+    @classmethod
+    def open_file(
+        cls,
+        path: str | bytes,
+        *,
+        uri: str,
+        writable: bool = False,
+        buffered: bool = False,
+        engine: str = "auto",
+    ) -> Self:
+        """Open a regular file or a disk.
+
+        Args:
+            path: of the file.
+            uri: what errors call it.
+            writable: else reads only.
+            buffered: through the page cache, even where the file system has O_DIRECT.
+            engine: ``auto``, ``uring`` or ``threads``.
+
+        Raises:
+            NotFoundError: there is no such file.
+            UsageError: it is neither a file nor a disk, or there is no such engine.
+            DeviceError: it cannot be opened.
+        """
+        if engine not in ENGINES:
+            raise UsageError(f"open {uri}: expected engine auto, uring or threads, got {engine!r}")
+        flags = (abi.OPEN_WRITE if writable else 0) | (abi.OPEN_BUFFERED if buffered else 0)
+        handle = c_void_p()
+        code = library().dlfs_device_open_file(
+            os.fsencode(path), flags, ENGINES[engine], byref(handle)
+        )
+        if code == -errno.ENOENT:
+            raise NotFoundError(f"open {uri}: no such file")
+        if code in (-errno.ENOTBLK, -errno.EISDIR):
+            raise UsageError(f"open {uri}: expected a regular file or a block device")
+        check(code, f"open {uri}")
+        return cls(handle, uri, writable=writable)
+
+    @classmethod
+    def memory(cls, size_bytes: int, block_bytes: int, *, uri: str) -> Self:
+        """Make a zeroed device in memory.
+
+        Raises:
+            UsageError: the sizes do not fit each other.
+            DeviceError: not enough memory.
+        """
+        handle = c_void_p()
+        code = library().dlfs_device_create_memory(size_bytes, block_bytes, byref(handle))
+        check(code, f"make {uri} of {size_bytes} bytes in blocks of {block_bytes}")
+        return cls(handle, uri, writable=True)
+
+    @classmethod
+    def fault(cls, inner: NativeDevice, config: abi.FaultConfig, *, uri: str) -> Self:
+        """Make a device that fails on purpose over another, which it keeps alive.
+
+        Raises:
+            UsageError: a probability is over a million in a million.
+        """
+        handle = c_void_p()
+        code = library().dlfs_device_create_fault(inner.handle, byref(config), byref(handle))
+        check(code, f"make {uri}")
+        return cls(handle, uri, writable=inner.writable, inner=inner)
+
+    @property
+    def handle(self) -> c_void_p:
+        """The ``dlfs_device *``.
+
+        Raises:
+            ClosedError: the device is closed.
+        """
+        if self._handle is None:
+            raise ClosedError(f"use {self.uri}: the device is closed")
+        return self._handle
+
+    @property
+    def closed(self) -> bool:
+        """Whether ``close`` was called."""
+        return self._handle is None
+
+    def queue(self, depth: int, *, writable: bool | None = None) -> NativeQueue:
+        """Make a queue pair.
+
+        Args:
+            depth: operations in flight, 1..4096.
+            writable: False forbids writes although the device allows them.
+
+        Raises:
+            UsageError: the depth is out of range.
+            DeviceError: the kernel has no resources for it.
+        """
+        return NativeQueue(self, depth, writable=self.writable if writable is None else writable)
+
+    def flush(self) -> None:
+        """Make every completed write durable.
+
+        Raises:
+            DeviceError: the device failed; what was written may be lost.
+        """
+        check(library().dlfs_device_flush(self.handle), f"flush {self.uri}")
+
+    def close(self) -> None:
+        """Free the device. Does nothing the second time.
+
+        Raises:
+            UsageError: queue pairs of it are still open.
+        """
+        if self._handle is None:
+            return
+        if library().dlfs_device_destroy(self._handle) == -errno.EBUSY:
+            raise UsageError(f"close {self.uri}: queue pairs of it are still open")
+        self._finalizer.detach()
+        self._handle = None
+        self._inner = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _destroy_queue(handle: int, in_flight: dict[int, _InFlight]) -> None:
+    library().dlfs_queue_destroy(handle)  # waits: until then the table keeps the buffers
+    in_flight.clear()
+
+
+class _InFlight:
+    """An operation that the device works on; keeps its buffer alive."""
+
+    __slots__ = ("buffer", "kind", "length_bytes", "offset_bytes", "tag")
+
+    def __init__(
+        self, tag: int, kind: int, buffer: npt.NDArray[np.uint8], offset_bytes: int
+    ) -> None:
+        self.tag = tag
+        self.kind = kind
+        self.buffer = buffer
+        self.offset_bytes = offset_bytes
+        self.length_bytes = buffer.nbytes
+
+
+class NativeQueue:
+    """A ``dlfs_queue``: one thread's private path to a device.
+
+    Threads: one at a time.
+    """
+
+    def __init__(self, device: NativeDevice, depth: int, *, writable: bool) -> None:
+        if not 1 <= depth <= DEPTH_MAX:
+            raise UsageError(
+                f"make a queue pair of {device.uri}: expected depth 1..{DEPTH_MAX}, got {depth}"
+            )
+        handle = c_void_p()
+        code = library().dlfs_queue_create(device.handle, depth, byref(handle))
+        check(code, f"make a queue pair of {device.uri}, depth {depth}")
+        self._handle: c_void_p | None = handle
+        self.device = device
+        self.depth = depth
+        self._writable = writable
+        self._serial = 0
+        self._in_flight: dict[int, _InFlight] = {}
+        self._registered: object = None
+        self._completions = (abi.Completion * _POLL_COUNT)()
+        self._finalizer = weakref.finalize(self, _destroy_queue, handle.value or 0, self._in_flight)
+
+    @property
+    def handle(self) -> c_void_p:
+        """The ``dlfs_queue *``.
+
+        Raises:
+            ClosedError: the queue pair is closed.
+        """
+        if self._handle is None:
+            raise ClosedError(f"use a queue pair of {self.device.uri}: it is closed")
+        return self._handle
+
+    @property
+    def in_flight(self) -> int:
+        """Operations submitted and not yet returned by ``poll``."""
+        return len(self._in_flight)
+
+    def _check_access(self, kind: int, offset_bytes: int, array: npt.NDArray[np.uint8]) -> None:
+        code = 0
+        if kind == Kind.WRITE and not self._writable:
+            code = -errno.EROFS
+        elif kind == Kind.READ and not array.flags.writeable:
+            raise UsageError(f"read {self.device.uri}: expected a writable buffer")
+        elif not 0 <= offset_bytes < 1 << 63:
+            code = -errno.EINVAL
+        if code:
+            raise operation_error(self.device.uri, kind, offset_bytes, array.nbytes, code)
+
+    def register(self, buffer: BytesLike | None) -> None:
+        """Announce the memory that most operations will use; None withdraws it.
+
+        Raises:
+            UsageError: the buffer is empty.
+            DeviceError: operations are in flight, or the memory cannot be read.
+        """
+        array = None if buffer is None else as_bytes_array(buffer)
+        base, size = (None, 0) if array is None else (array.ctypes.data, array.nbytes)
+        code = library().dlfs_queue_register(self.handle, base, size)
+        check(code, f"register {size} bytes with {self.device.uri}")
+        self._registered = array
+
+    def submit(self, kind: int, buffer: BytesLike, offset_bytes: int, tag: int) -> bool:
+        """Submit one read or write of whole blocks.
+
+        Args:
+            kind: ``Kind.READ`` or ``Kind.WRITE``.
+            buffer: its bytes are read into or written from; aligned to the device's blocks, a
+                multiple of them long; kept alive until the operation has completed, and not to be
+                touched until then.
+            offset_bytes: on the device, a multiple of its blocks.
+            tag: returned by ``poll``.
+
+        Returns:
+            False when the queue pair is full, and nothing was done.
+
+        Raises:
+            UsageError: misaligned, or out of the device's range.
+            DeviceError: read-only.
+            ClosedError: the queue pair is closed, or belongs to the parent process.
+        """
+        array = as_bytes_array(buffer)
+        self._check_access(kind, offset_bytes, array)
+        if array.nbytes >= 1 << 32:
+            raise operation_error(self.device.uri, kind, offset_bytes, array.nbytes, -errno.EINVAL)
+        serial = self._serial
+        operation = abi.Operation(array.ctypes.data, offset_bytes, array.nbytes, kind, serial)
+        # Before the call: a signal handler may raise between it and the next line.
+        self._in_flight[serial] = _InFlight(tag, kind, array, offset_bytes)
+        accepted = library().dlfs_queue_submit(self.handle, byref(operation), 1)
+        if accepted == 1:
+            self._serial += 1
+            return True
+        del self._in_flight[serial]
+        if accepted < 0:
+            raise operation_error(self.device.uri, kind, offset_bytes, array.nbytes, accepted)
+        return False
+
+    def poll(self, timeout_ms: int = 0) -> list[tuple[int, int]]:
+        """Take completions.
+
+        Args:
+            timeout_ms: how long to wait for the first one; 0 does not wait, -1 waits for ever.
+
+        Returns:
+            (tag, result) of each; the result is the length, or a negative code (``operation_error``
+            makes it an error). Empty when nothing is in flight or the time has passed.
+
+        Raises:
+            DeviceError: the queue pair as a whole failed.
+            ClosedError: it is closed, or belongs to the parent process.
+        """
+        left = timeout_ms
+        while True:
+            wait = _POLL_SLICE_MS if left < 0 else min(left, _POLL_SLICE_MS)
+            got = library().dlfs_queue_poll(self.handle, self._completions, _POLL_COUNT, wait)
+            check(got, f"poll {self.device.uri}")
+            if got or not self._in_flight or (0 <= left <= wait):
+                break
+            left = left - wait if left > 0 else left
+        taken = []
+        for i in range(got):
+            completion = self._completions[i]
+            taken.append((self._in_flight.pop(completion.tag).tag, completion.result))
+        return taken
+
+    def transfer(self, kind: int, buffer: BytesLike, offset_bytes: int) -> None:
+        """Read or write one range of any length at the queue pair's full depth, and wait.
+
+        Args:
+            kind: ``Kind.READ`` or ``Kind.WRITE``.
+            buffer: aligned to the device's blocks, a multiple of them long.
+            offset_bytes: on the device, a multiple of its blocks.
+
+        Raises:
+            UsageError: misaligned, out of range, or other operations are in flight.
+            DeviceError: the device failed.
+            TruncatedError: it ends too early.
+        """
+        array = as_bytes_array(buffer)
+        self._check_access(kind, offset_bytes, array)
+        code = library().dlfs_queue_transfer(
+            self.handle, kind, array.ctypes.data, offset_bytes, array.nbytes, PIECE_BYTES
+        )
+        if code == -errno.EBUSY:
+            raise UsageError(f"transfer on {self.device.uri}: other operations are in flight")
+        if code < 0:
+            raise operation_error(self.device.uri, kind, offset_bytes, array.nbytes, code)
+
+    def close(self) -> None:
+        """Wait for what is in flight, then free. Does nothing the second time."""
+        if self._handle is not None:
+            self._handle = None
+            self._finalizer()
+            self._registered = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,437 @@
+"""What a block device is to the layers above, and the part that all native kinds share.
+
+``BlockDevice`` reads and writes whole blocks through queue pairs, each used by one thread at a
+time. ``read`` and ``write`` are conveniences for small things such as superblocks: any thread, one
+range per call, through queue pairs that the device keeps for them. Bulk reading is C's, which
+drives ``native`` itself.
+
+Writers write through ``write`` and ``queue_pair`` and never through ``native``, so that a device
+that wraps another (``dlfs.testing``) sees every write.
+
+One writer at a time: ``lock_exclusive`` takes a lock that ends with its process and leaves a record
+of its holder for the error of the next one (``dlfs.block.lock``).
+"""
+
+from __future__ import annotations
+
+import abc
+import os
+import threading
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
+
+from dlfs._native.device import (
+    Kind,
+    NativeDevice,
+    NativeQueue,
+    aligned_buffer,
+    as_bytes_array,
+    operation_error,
+)
+from dlfs.block import lock
+from dlfs.errors import ClosedError, DeviceError, DlfsError, LockedError, UsageError
+from dlfs.units import MIB
+
+if TYPE_CHECKING:
+    from dlfs._native.device import BytesLike
+
+__all__ = [
+    "BlockDevice",
+    "Kind",
+    "NativeBackedDevice",
+    "QueuePair",
+    "aligned_buffer",
+    "operation_error",
+]
+
+_CONVENIENCE_DEPTH = 32
+_IDLE_QUEUES_MAX = 4
+_BOUNCE_BYTES = 16 * MIB
+
+
+class QueuePair(Protocol):
+    """One thread's private path to a block device.
+
+    Threads: one at a time. A forked child may only close it.
+    """
+
+    @property
+    def depth(self) -> int:
+        """Operations that can be in flight."""
+
+    @property
+    def in_flight(self) -> int:
+        """Operations submitted and not yet returned by ``poll``."""
+
+    def submit(self, kind: int, buffer: BytesLike, offset_bytes: int, tag: int) -> bool:
+        """Submit a read or write of whole blocks; False when the queue pair is full.
+
+        Args:
+            kind: ``Kind.READ`` or ``Kind.WRITE``.
+            buffer: aligned to the device's blocks and a multiple of them long; not to be touched
+                before its completion was polled.
+            offset_bytes: on the device, a multiple of its blocks.
+            tag: returned by ``poll``.
+
+        Raises:
+            UsageError: misaligned, or out of the device's range.
+            DeviceError: read-only, or the device failed.
+            ClosedError: closed, or of another process.
+        """
+
+    def poll(self, timeout_ms: int = 0) -> list[tuple[int, int]]:
+        """Take the completions there are.
+
+        Args:
+            timeout_ms: how long to wait for a first one; 0 does not wait, -1 waits for ever.
+
+        Returns:
+            (tag, result) of each: the length, or a negative code for ``operation_error``.
+
+        Raises:
+            DeviceError: the queue pair as a whole failed.
+            ClosedError: closed, or of another process.
+        """
+
+    def close(self) -> None:
+        """Wait for what is in flight, then free. Idempotent."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+
+@runtime_checkable
+class BlockDevice(Protocol):
+    """A thing that reads and writes whole logical blocks.
+
+    Threads: any at once, except ``close``.
+    """
+
+    @property
+    def uri(self) -> str:
+        """The URI that opens it again."""
+
+    @property
+    def identity(self) -> str:
+        """Equal for two openings of one device, whatever it was called."""
+
+    @property
+    def size_bytes(self) -> int:
+        """A multiple of ``block_bytes``."""
+
+    @property
+    def block_bytes(self) -> int:
+        """The unit of reads and writes: a power of two, 512..65536."""
+
+    @property
+    def writable(self) -> bool:
+        """Whether it was opened for writing."""
+
+    @property
+    def native(self) -> NativeDevice:
+        """What native readers drive. Keep this object while C uses its handle."""
+
+    def queue_pair(self, depth: int) -> QueuePair:
+        """Make a queue pair of ``depth`` 1..4096."""
+
+    def read(self, offset_bytes: int, length_bytes: int) -> bytes:
+        """Read whole blocks.
+
+        Raises:
+            UsageError: misaligned, or out of the device's range.
+            DeviceError: the device failed.
+            TruncatedError: it ends too early.
+            ClosedError: it is closed.
+        """
+
+    def write(self, offset_bytes: int, data: BytesLike) -> None:
+        """Write whole blocks; durable after ``flush``. Raises what ``read`` does."""
+
+    def flush(self) -> None:
+        """Make every completed write durable.
+
+        Raises:
+            DeviceError: the device failed; what was written may be lost.
+            ClosedError: it is closed.
+        """
+
+    def lock_exclusive(self, holder: str, *, record: bool = True) -> None:
+        """Take the writer's lock, without waiting.
+
+        Args:
+            holder: what the writer is, for people.
+            record: leave a record of the holder in the lease block. False for a device that is not
+                known to be a member yet: it may hold something of value there.
+
+        Raises:
+            LockedError: another writer has it; the message names it.
+            UsageError: the device is read-only, or locked through this object already.
+            DeviceError: the device failed.
+        """
+
+    def unlock(self) -> None:
+        """Give the lock back. Idempotent; ``close`` does it too."""
+
+    def close(self) -> None:
+        """Free the device. Idempotent. Its queue pairs must be closed."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+
+class NativeBackedDevice(abc.ABC):
+    """A block device over a ``NativeDevice``: everything but where its lock lives."""
+
+    def __init__(self, native: NativeDevice, *, uri: str, identity: str, writable: bool) -> None:
+        self.uri = uri
+        self.identity = identity
+        self.writable = writable
+        self.size_bytes = native.size_bytes
+        self.block_bytes = native.block_bytes
+        self._native: NativeDevice | None = native
+        self._idle: list[NativeQueue] = []
+        self._idle_owner = os.getpid()
+        self._mutex = threading.Lock()
+        self._locked_by: int | None = None  # the process that took the lock
+        self._recorded = False
+
+    def __repr__(self) -> str:
+        state = "closed" if self._native is None else f"{self.size_bytes} bytes"
+        return f"<{type(self).__name__} {self.uri}: {state}>"
+
+    @property
+    def native(self) -> NativeDevice:
+        """What native readers drive.
+
+        Raises:
+            ClosedError: the device is closed.
+        """
+        if self._native is None:
+            raise ClosedError(f"use {self.uri}: the device is closed")
+        return self._native
+
+    def queue_pair(self, depth: int) -> NativeQueue:
+        """Make a queue pair.
+
+        Args:
+            depth: operations in flight, 1..4096.
+
+        Raises:
+            UsageError: the depth is out of range.
+            DeviceError: the kernel has no resources for it.
+            ClosedError: the device is closed.
+        """
+        return self.native.queue(depth, writable=self.writable)
+
+    # ---- conveniences ----------------------------------------------------------------------------
+
+    def _take_queue(self) -> NativeQueue:
+        if (
+            self._idle_owner != os.getpid()
+        ):  # a forked child: they are the parent's, and so may the mutex be
+            self._mutex = threading.Lock()
+            self._idle = []
+            self._idle_owner = os.getpid()
+        with self._mutex:
+            if self._idle:
+                return self._idle.pop()
+        return self.queue_pair(_CONVENIENCE_DEPTH)
+
+    def _give_queue(self, queue: NativeQueue) -> None:
+        with self._mutex:
+            if self._native is not None and len(self._idle) < _IDLE_QUEUES_MAX:
+                self._idle.append(queue)
+                return
+        queue.close()
+
+    def _transfer(self, kind: Kind, buffer: BytesLike, offset_bytes: int) -> None:
+        queue = self._take_queue()
+        try:
+            queue.transfer(kind, buffer, offset_bytes)
+        except BaseException:
+            queue.close()  # never keep one that failed
+            raise
+        self._give_queue(queue)
+
+    def read(self, offset_bytes: int, length_bytes: int) -> bytes:
+        """Read whole blocks.
+
+        Args:
+            offset_bytes: a multiple of ``block_bytes``.
+            length_bytes: a multiple of ``block_bytes``.
+
+        Raises:
+            UsageError: misaligned, or out of the device's range.
+            DeviceError: the device failed.
+            TruncatedError: it ends too early.
+            ClosedError: it is closed.
+        """
+        in_range = 0 <= length_bytes <= self.size_bytes and 0 <= offset_bytes <= self.size_bytes
+        if not in_range or length_bytes % self.block_bytes or offset_bytes % self.block_bytes:
+            raise UsageError(
+                f"read {self.uri} at byte {offset_bytes}, {length_bytes} bytes: expected whole "
+                f"blocks of {self.block_bytes} bytes within {self.size_bytes} bytes"
+            )
+        buffer = aligned_buffer(length_bytes, self.block_bytes)
+        self._transfer(Kind.READ, buffer, offset_bytes)
+        return buffer.tobytes()
+
+    def write(self, offset_bytes: int, data: BytesLike) -> None:
+        """Write whole blocks; durable after ``flush``.
+
+        Args:
+            offset_bytes: a multiple of ``block_bytes``.
+            data: a multiple of ``block_bytes`` long; any alignment, aligned is faster.
+
+        Raises:
+            UsageError: misaligned, or out of the device's range.
+            DeviceError: read-only, or the device failed.
+            ClosedError: it is closed.
+        """
+        array = as_bytes_array(data)
+        if array.nbytes % self.block_bytes:
+            raise UsageError(
+                f"write {self.uri} at byte {offset_bytes}, {array.nbytes} bytes: expected whole "
+                f"blocks of {self.block_bytes} bytes"
+            )
+        if array.ctypes.data % self.block_bytes == 0:
+            self._transfer(Kind.WRITE, array, offset_bytes)
+            return
+        bounce = aligned_buffer(min(array.nbytes, _BOUNCE_BYTES), self.block_bytes)
+        for start in range(0, array.nbytes, _BOUNCE_BYTES):
+            piece = array[start : start + _BOUNCE_BYTES]
+            bounce[: piece.nbytes] = piece
+            self._transfer(Kind.WRITE, bounce[: piece.nbytes], offset_bytes + start)
+
+    def flush(self) -> None:
+        """Make every completed write durable.
+
+        Raises:
+            DeviceError: the device failed; what was written may be lost.
+            ClosedError: it is closed.
+        """
+        self.native.flush()
+
+    # ---- the writer's lock -----------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def _acquire(self) -> bool:
+        """Take the lock; False when another has it."""
+
+    @abc.abstractmethod
+    def _release(self) -> None:
+        """Give back what ``_acquire`` took."""
+
+    def lock_exclusive(self, holder: str, *, record: bool = True) -> None:
+        """Take the writer's lock, without waiting.
+
+        Args:
+            holder: what the writer is, for people.
+            record: leave a record of the holder in the lease block. False for a device that is not
+                known to be a member yet: it may hold something of value there.
+
+        Raises:
+            LockedError: another writer has it; the message names it.
+            UsageError: the device is read-only, or locked through this object already.
+            DeviceError: the device failed.
+        """
+        if not self.writable:
+            raise UsageError(f"lock {self.uri}: the device was opened read-only")
+        if self._locked_by == os.getpid():
+            raise UsageError(f"lock {self.uri}: it is locked through this object already")
+        if not self._acquire():
+            raise LockedError(f"lock {self.uri}: held by {self._describe_holder()}")
+        self._locked_by = os.getpid()
+        if record:
+            try:
+                self._write_record(lock.HolderRecord.of_this_process(holder).encode())
+            except BaseException:
+                self.unlock()
+                raise
+            self._recorded = True
+
+    def unlock(self) -> None:
+        """Give the lock back. Does nothing when this object did not take it in this process."""
+        if self._locked_by != os.getpid():
+            return
+        try:
+            if self._recorded:
+                self._write_record(bytes(lock.RECORD_BYTES))
+        finally:
+            self._recorded = False
+            self._locked_by = None
+            self._release()
+
+    def _record_span(self) -> int:
+        """Bytes of the blocks that hold the record; 0 where the device is too small for one."""
+        span = max(lock.RECORD_BYTES, self.block_bytes)
+        return span if self.size_bytes >= lock.RECORD_OFFSET_BYTES + span else 0
+
+    def _write_record(self, record: bytes) -> None:
+        span = self._record_span()
+        if span:
+            self.write(lock.RECORD_OFFSET_BYTES, record.ljust(span, b"\0"))
+            self.flush()
+
+    def _describe_holder(self) -> str:
+        span = self._record_span()
+        try:
+            content = self.read(lock.RECORD_OFFSET_BYTES, span) if span else b""
+        except DeviceError as error:
+            return f"another writer (its record cannot be read: {error})"
+        found = lock.HolderRecord.decode(content)
+        return "another writer, which left no record" if found is None else str(found)
+
+    # ---- life ------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Free the device, giving its lock back. Does nothing the second time.
+
+        Raises:
+            UsageError: queue pairs of it are still open.
+            DeviceError: the lock's record could not be removed; the device is closed anyway.
+        """
+        if self._native is None:
+            return
+        failure: DlfsError | None = None
+        try:
+            self.unlock()
+        except DeviceError as error:
+            failure = error
+        if self._idle_owner == os.getpid():
+            with self._mutex:
+                idle, self._idle = self._idle, []
+        else:
+            idle, self._idle = self._idle, []
+        for queue in idle:
+            queue.close()
+        self._close_native(self._native)
+        self._native = None
+        if failure is not None:
+            raise failure
+
+    def _close_native(self, native: NativeDevice) -> None:
+        native.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,172 @@
+"""Block devices that are files or disks of this machine.
+
+I/O is libdlfs's: io_uring, or threads where the kernel forbids it, with O_DIRECT where the file
+system has it. The writer's lock is ``flock`` on a descriptor of its own, so that it ends with the
+process however that ends; forked children close theirs, so that they never prolong it.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+import weakref
+from pathlib import Path
+
+from dlfs._native.device import NativeDevice
+from dlfs.block.device import NativeBackedDevice
+from dlfs.block.uri import format_path
+from dlfs.errors import DeviceError, ExistsError, NotFoundError, SpaceError, UsageError
+
+SIZE_MULTIPLE_BYTES = 4096
+"""A new file's size is rounded down to this, so that it suits any block size up to it."""
+
+
+def _identity(status: os.stat_result) -> str:
+    if stat.S_ISBLK(status.st_mode):
+        return f"disk:{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"
+    return f"file:{status.st_dev}:{status.st_ino}"
+
+
+def _os_error(action: str, error: OSError) -> Exception:
+    if error.errno == errno.ENOENT:
+        return NotFoundError(f"{action}: no such file or directory")
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return SpaceError(f"{action}: {error.strerror}")
+    return DeviceError(f"{action}: {error.strerror or error}", error.errno or errno.EIO)
+
+
+class FileDevice(NativeBackedDevice):
+    """A regular file or a disk.
+
+    Args:
+        path: of the file or the disk's node.
+        writable: else reads only.
+        engine: ``auto`` (io_uring where allowed), ``uring`` or ``threads``.
+        buffered: through the page cache although the file system has O_DIRECT.
+
+    Raises:
+        NotFoundError: there is no such file.
+        UsageError: it is neither a file nor a disk, or there is no such engine.
+        DeviceError: it cannot be opened.
+    """
+
+    def __init__(
+        self,
+        path: str | bytes | os.PathLike[str],
+        *,
+        writable: bool = False,
+        engine: str = "auto",
+        buffered: bool = False,
+    ) -> None:
+        self.path = os.fsdecode(path)
+        uri = format_path(self.path)
+        try:
+            identity = _identity(os.stat(self.path))  # noqa: PTH116 - any bytes, not only what Path keeps
+        except OSError as error:
+            raise _os_error(f"open {uri}", error) from error
+        native = NativeDevice.open_file(
+            self.path, uri=uri, writable=writable, engine=engine, buffered=buffered
+        )
+        super().__init__(native, uri=uri, identity=identity, writable=writable)
+        self._lock_descriptor: int | None = None
+        _opened.add(self)
+
+    @classmethod
+    def create(
+        cls, path: str | bytes | os.PathLike[str], size_bytes: int, *, engine: str = "auto"
+    ) -> FileDevice:
+        """Make a file with its space reserved, and open it for writing.
+
+        Args:
+            path: must not exist.
+            size_bytes: at least 4096; rounded down to a multiple of 4096.
+            engine: as for opening.
+
+        Raises:
+            ExistsError: there is such a file.
+            SpaceError: the file system has too little space; nothing is left behind.
+            UsageError: the size is too small.
+            DeviceError: it cannot be made.
+        """
+        name = os.fsdecode(path)
+        size_bytes -= size_bytes % SIZE_MULTIPLE_BYTES
+        if size_bytes <= 0:
+            raise UsageError(f"create {name}: expected at least {SIZE_MULTIPLE_BYTES} bytes")
+        try:
+            descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        except FileExistsError as error:
+            raise ExistsError(f"create {name}: it exists already") from error
+        except OSError as error:
+            raise _os_error(f"create {name}", error) from error
+        try:
+            _reserve(descriptor, size_bytes)
+            _sync_parent(name)
+        except OSError as error:
+            Path(name).unlink()
+            raise _os_error(f"create {name}, {size_bytes} bytes", error) from error
+        finally:
+            os.close(descriptor)
+        return cls(name, writable=True, engine=engine)
+
+    def _acquire(self) -> bool:
+        try:
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+        except OSError as error:
+            raise _os_error(f"lock {self.uri}", error) from error
+        try:
+            if _identity(os.fstat(descriptor)) != self.identity:
+                raise UsageError(f"lock {self.uri}: the file was replaced since it was opened")
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return False
+        except OSError as error:
+            os.close(descriptor)
+            raise _os_error(f"lock {self.uri}", error) from error
+        except UsageError:
+            os.close(descriptor)
+            raise
+        self._lock_descriptor = descriptor
+        return True
+
+    def _release(self) -> None:
+        if self._lock_descriptor is not None:
+            os.close(self._lock_descriptor)
+            self._lock_descriptor = None
+
+    def _forget_lock_in_child(self) -> None:
+        self._release()  # closing a copy leaves the parent's lock alone
+        self._locked_by = None
+        self._recorded = False
+
+
+def _reserve(descriptor: int, size_bytes: int) -> None:
+    try:
+        os.posix_fallocate(descriptor, 0, size_bytes)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+            raise
+        os.ftruncate(descriptor, size_bytes)  # a file system that cannot reserve
+    os.fsync(descriptor)
+
+
+def _sync_parent(name: str) -> None:
+    """Make a new file's name durable."""
+    parent = os.open(Path(name).parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(parent)
+    finally:
+        os.close(parent)
+
+
+_opened: weakref.WeakSet[FileDevice] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for device in list(_opened):
+        device._forget_lock_in_child()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

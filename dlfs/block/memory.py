@@ -1,0 +1,111 @@
+"""Block devices in memory, for tests and trials.
+
+They live in one registry of the process, by name: closing one keeps its bytes, opening the name
+again finds them, and ``MemoryDevice.forget`` gives the memory back. A forked child has its own copy
+of all of them.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+
+from dlfs._native.device import NativeDevice
+from dlfs.block.device import NativeBackedDevice
+from dlfs.errors import NotFoundError, UsageError
+
+
+@dataclass
+class _Entry:
+    native: NativeDevice
+    users: int = 0
+    forgotten: bool = False
+    locked_by: object = None
+    mutex: threading.Lock = field(default_factory=threading.Lock)
+
+
+_registry: dict[str, _Entry] = {}
+_registry_mutex = threading.Lock()
+
+BLOCK_BYTES = 512
+"""Of a device in memory, unless said otherwise: the smallest, so that all volumes fit it."""
+
+
+class MemoryDevice(NativeBackedDevice):
+    """A device in memory: a new one, or the one that has this name already.
+
+    Args:
+        name: in the process's registry.
+        size_bytes: of a new device, a multiple of ``block_bytes``; of an existing one it must
+            agree. None: it must exist.
+        block_bytes: a power of two, 512..65536.
+        writable: else this opening only reads.
+
+    Raises:
+        NotFoundError: there is no device of that name, and no size to make it with.
+        UsageError: the sizes do not fit each other, or the existing device's.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        size_bytes: int | None = None,
+        *,
+        block_bytes: int | None = None,
+        writable: bool = False,
+    ) -> None:
+        with _registry_mutex:
+            entry = _registry.get(name)
+            if entry is None:
+                entry = _Entry(self._make(name, size_bytes, block_bytes or BLOCK_BYTES))
+                _registry[name] = entry
+            native = entry.native
+            for what, expected, got in (
+                ("bytes", size_bytes, native.size_bytes),
+                ("bytes a block", block_bytes, native.block_bytes),
+            ):
+                if expected is not None and expected != got:
+                    raise UsageError(f"open mem:{name}: expected {expected} {what}, it has {got}")
+            entry.users += 1
+        self.name = name
+        self._entry = entry
+        super().__init__(native, uri=native.uri, identity=f"memory:{name}", writable=writable)
+
+    @staticmethod
+    def _make(name: str, size_bytes: int | None, block_bytes: int) -> NativeDevice:
+        if size_bytes is None:
+            raise NotFoundError(
+                f"open mem:{name}: no such device in this process; mem:{name}?size=64MiB makes one"
+            )
+        uri = f"mem:{name}?size={size_bytes}"
+        if block_bytes != BLOCK_BYTES:
+            uri += f"&block={block_bytes}"
+        return NativeDevice.memory(size_bytes, block_bytes, uri=uri)
+
+    @staticmethod
+    def forget(name: str) -> None:
+        """Drop a device and its bytes, once nobody has it open. Does nothing when there is none."""
+        with _registry_mutex:
+            entry = _registry.pop(name, None)
+            if entry is not None:
+                entry.forgotten = True
+                if entry.users == 0:
+                    entry.native.close()
+
+    def _acquire(self) -> bool:
+        with self._entry.mutex:
+            if self._entry.locked_by is not None:
+                return False
+            self._entry.locked_by = self
+            return True
+
+    def _release(self) -> None:
+        with self._entry.mutex:
+            if self._entry.locked_by is self:
+                self._entry.locked_by = None
+
+    def _close_native(self, native: NativeDevice) -> None:
+        with _registry_mutex:
+            self._entry.users -= 1
+            if self._entry.forgotten and self._entry.users == 0:
+                native.close()

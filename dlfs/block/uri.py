@@ -1,0 +1,419 @@
+"""Device URIs: strings that name block devices, as people type them.
+
+::
+
+    /data/vol0.img  vol0.img  ./vol0.img     a file or a disk
+    file:PATH                                the same, %-escapes decoded: for odd names
+    mem:64MiB  mem:NAME?size=64MiB           memory of this process
+    nvme-tcp://host:4420/NQN?nsid=1          one namespace of an NVMe/TCP target
+    nvme-tcp+discover://host:8009            all namespaces that a discovery controller lists
+    spdk:trtype=TCP traddr=... nsid=1        SPDK's own transport-ID strings
+
+Several of them, joined by commas, name the members of a volume; a comma in a file's name is written
+``file:a%2Cb``. Parsing is strict and never touches a device. Text is at most 8192 characters.
+
+Source: NVM Express Base Specification 2.0, section 4.5 (NQNs: at most 223 bytes) and 3.2.1
+(namespace IDs); SPDK ``spdk_nvme_transport_id_parse`` (keys, case-insensitive); RFC 8089 (file
+URIs).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from urllib.parse import quote, unquote_to_bytes
+
+from dlfs.errors import UsageError
+from dlfs.units import parse_bytes
+
+URI_CHARACTERS_MAX = 8192
+PATH_BYTES_MAX = 4095
+MEMBERS_MAX = 64
+NQN_BYTES_MAX = 223
+NSID_MAX = 0xFFFFFFFE
+NVME_TCP_PORT = 4420
+DISCOVERY_PORT = 8009
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
+_MEMORY_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_SIZE_DIGITS_MAX = 20
+_HOST_NAME = re.compile(
+    r"(?=.{1,253}\Z)[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+    r"(\.[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?)*"
+)
+_NQN = re.compile(r"nqn\.\d{4}-\d{2}\.[\x21-\x7e]+")
+_DECIMAL = re.compile(r"[0-9]{1,10}")
+_PCI = re.compile(r"([0-9a-fA-F]{1,8}[:.])?[0-9a-fA-F]{1,2}[:.][0-9a-fA-F]{1,2}\.[0-7]")
+
+
+@dataclass(frozen=True)
+class FileUri:
+    """A file or a disk."""
+
+    path: str
+
+    def __str__(self) -> str:
+        return format_path(self.path)
+
+
+@dataclass(frozen=True)
+class MemoryUri:
+    """Memory of this process; without a size, it must exist."""
+
+    name: str
+    size_bytes: int | None = None
+    block_bytes: int | None = None
+
+    def __str__(self) -> str:
+        options = {"size": self.size_bytes, "block": self.block_bytes}
+        query = "&".join(f"{key}={value}" for key, value in options.items() if value is not None)
+        return f"mem:{self.name}?{query}" if query else f"mem:{self.name}"
+
+
+@dataclass(frozen=True)
+class NvmeTcpUri:
+    """One namespace of an NVMe/TCP target."""
+
+    host: str
+    port: int
+    subsystem_nqn: str
+    nsid: int
+    host_nqn: str | None = None
+    header_digest: bool = False
+    data_digest: bool = False
+
+    def __str__(self) -> str:
+        query = f"nsid={self.nsid}"
+        query += f"&hostnqn={quote(self.host_nqn, safe=':')}" if self.host_nqn else ""
+        query += "&hdgst=1" if self.header_digest else ""
+        query += "&ddgst=1" if self.data_digest else ""
+        nqn = quote(self.subsystem_nqn, safe=":")
+        return f"nvme-tcp://{_format_host(self.host)}:{self.port}/{nqn}?{query}"
+
+
+@dataclass(frozen=True)
+class NvmeTcpDiscoverUri:
+    """Every namespace that a discovery controller lists."""
+
+    host: str
+    port: int
+    host_nqn: str | None = None
+
+    def __str__(self) -> str:
+        query = f"?hostnqn={quote(self.host_nqn, safe=':')}" if self.host_nqn else ""
+        return f"nvme-tcp+discover://{_format_host(self.host)}:{self.port}{query}"
+
+
+@dataclass(frozen=True)
+class SpdkUri:
+    """A namespace by SPDK's transport ID."""
+
+    transport_id: tuple[tuple[str, str], ...]
+    """Keys in lower case and values, in the order given, without nsid."""
+    nsid: int
+
+    def __str__(self) -> str:
+        return "spdk:" + " ".join(f"{k}={v}" for k, v in self.transport_id) + f" nsid={self.nsid}"
+
+
+DeviceUri = FileUri | MemoryUri | NvmeTcpUri | NvmeTcpDiscoverUri | SpdkUri
+
+
+@dataclass(frozen=True)
+class SchemeHelp:
+    """One kind of device URI, for ``dlfs uri help``."""
+
+    scheme: str
+    form: str
+    example: str
+    summary: str
+    available: bool
+    """Whether this release opens it."""
+
+
+def describe_schemes() -> tuple[SchemeHelp, ...]:
+    """Every kind of device URI."""
+    return (
+        SchemeHelp(
+            "file", "PATH or file:PATH", "/data/vol0.img",
+            "a file or a disk of this machine; file: decodes %-escapes, as in a%2Cb", True,
+        ),
+        SchemeHelp(
+            "mem", "mem:SIZE or mem:NAME?size=SIZE[&block=BYTES]", "mem:64MiB",
+            "memory of this process, for tests and trials", True,
+        ),
+        SchemeHelp(
+            "nvme-tcp", "nvme-tcp://HOST[:PORT]/NQN?nsid=N[&hostnqn=NQN][&hdgst=1][&ddgst=1]",
+            "nvme-tcp://10.0.0.5:4420/nqn.2024-01.org.example:disk0?nsid=1",
+            "one namespace of an NVMe/TCP target", False,
+        ),
+        SchemeHelp(
+            "nvme-tcp+discover", "nvme-tcp+discover://HOST[:PORT][?hostnqn=NQN]",
+            "nvme-tcp+discover://10.0.0.5:8009",
+            "every namespace that a discovery controller lists", False,
+        ),
+        SchemeHelp(
+            "spdk", "spdk:trtype=PCIe|TCP|RDMA traddr=ADDRESS [KEY=VALUE ...] nsid=N",
+            "spdk:trtype=PCIe traddr=0000:5e:00.0 nsid=1",
+            "a namespace by SPDK's own transport ID", False,
+        ),
+    )  # fmt: skip
+
+
+# ---- parsing -------------------------------------------------------------------------------------
+
+
+def _reject(uri: str, expected: str, got: str) -> UsageError:
+    return UsageError(f"parse device URI {_show(uri)}: expected {expected}, got {_show(got)}")
+
+
+def _show(text: str) -> str:
+    return ascii(text if len(text) <= 200 else text[:200] + "...")
+
+
+def parse_uri(uri: str) -> DeviceUri:
+    """Parse one device URI.
+
+    Args:
+        uri: any text; bytes that are not UTF-8 as surrogates, as ``os.fsdecode`` gives them.
+
+    Raises:
+        UsageError: it names no device; the message says what was expected.
+    """
+    if len(uri) > URI_CHARACTERS_MAX:
+        raise _reject(uri, f"at most {URI_CHARACTERS_MAX} characters", f"{len(uri)}")
+    if not uri:
+        raise _reject(uri, "a path or a URI", uri)
+    match = None if uri[0] in "/." else _SCHEME.match(uri)
+    if match is None:
+        return _file(uri, uri)
+    scheme = match[1].lower()
+    parser = _PARSERS.get(scheme)
+    if parser is None:
+        known = ", ".join(f"{name}:" for name in _PARSERS)
+        raise _reject(
+            uri, f"a path or one of {known} (a file of that name is ./{uri[:50]})", match[0]
+        )
+    rest = uri[match.end() :]
+    if scheme != "file" and not (rest.isascii() and rest.isprintable()):
+        raise _reject(uri, "printable ASCII", rest)
+    return parser(uri, rest)
+
+
+def split_members(text: str) -> tuple[str, ...]:
+    """Split the URIs of a volume's members at commas.
+
+    Args:
+        text: 1 to 64 URIs. Spaces around them are dropped.
+
+    Raises:
+        UsageError: one of them is empty, or there are too many.
+    """
+    members = tuple(part.strip(" ") for part in text.split(","))
+    if not all(members):
+        raise _reject(text, "device URIs separated by single commas", text)
+    if len(members) > MEMBERS_MAX:
+        raise _reject(text, f"at most {MEMBERS_MAX} members", f"{len(members)}")
+    return members
+
+
+def format_path(path: str) -> str:
+    """The URI of a file, such that ``split_members`` and ``parse_uri`` give back the path."""
+    plain = path[:1] in ("/", ".") or _SCHEME.match(path) is None
+    if path and plain and "," not in path and path == path.strip(" "):
+        return path
+    # quote() keeps what needs no escape; bytes that are not UTF-8 get one each.
+    return "file:" + quote(path.encode("utf-8", "surrogateescape"), safe="/")
+
+
+def _file(uri: str, path: str) -> FileUri:
+    try:
+        size = len(path.encode("utf-8", "surrogateescape"))
+    except UnicodeEncodeError as error:
+        raise _reject(uri, "text that can be a path", path) from error
+    if "\0" in path:
+        raise _reject(uri, "a path without NUL", path)
+    if size > PATH_BYTES_MAX:
+        raise _reject(uri, f"a path of at most {PATH_BYTES_MAX} bytes", f"{size} bytes")
+    return FileUri(path)
+
+
+def _parse_file(uri: str, rest: str) -> FileUri:
+    if rest.startswith("//"):
+        host, slash, path = rest[2:].partition("/")
+        if host not in ("", "localhost") or not slash:
+            raise _reject(uri, "file:PATH or file:///PATH", rest)
+        rest = "/" + path
+    try:
+        path = _unescape(uri, rest).decode("utf-8", "surrogateescape")
+    except UnicodeEncodeError as error:
+        raise _reject(uri, "text that can be a path", rest) from error
+    if not path:
+        raise _reject(uri, "a path", path)
+    return _file(uri, path)
+
+
+def _unescape(uri: str, text: str) -> bytes:
+    if re.search(r"%(?![0-9A-Fa-f]{2})", text):
+        raise _reject(uri, "two hexadecimal digits after each %", text)
+    return unquote_to_bytes(text.encode("utf-8", "surrogateescape"))
+
+
+def _options(uri: str, query: str, allowed: tuple[str, ...]) -> dict[str, str]:
+    """The key=value pairs of a query, each key at most once."""
+    found: dict[str, str] = {}
+    for pair in query.split("&") if query else ():
+        key, equals, value = pair.partition("=")
+        if key not in allowed or not equals or key in found:
+            raise _reject(uri, f"options {', '.join(allowed)}, each once, as key=value", pair)
+        found[key] = _unescape(uri, value).decode("ascii", "replace")
+    return found
+
+
+def _size(uri: str, text: str) -> int:
+    if len(text) > _SIZE_DIGITS_MAX:
+        raise _reject(uri, "a size", text)
+    try:
+        size = parse_bytes(text)
+    except UsageError as error:
+        raise _reject(uri, "a size such as 64MiB", text) from error
+    if not 0 < size < 1 << 63:
+        raise _reject(uri, "a size of 1 byte to 8 EiB", text)
+    return size
+
+
+def _parse_memory(uri: str, rest: str) -> MemoryUri:
+    name, question, query = rest.partition("?")
+    if not _MEMORY_NAME.fullmatch(name):
+        raise _reject(uri, "a size or a name of letters, digits, '.', '_' and '-'", name)
+    options = _options(uri, query, ("size", "block"))
+    size = _size(uri, options["size"]) if "size" in options else None
+    block = _size(uri, options["block"]) if "block" in options else None
+    if block is not None and (not 512 <= block <= 65536 or block & (block - 1)):
+        raise _reject(uri, "a block that is a power of two, 512..65536", options["block"])
+    if question and not query:
+        raise _reject(uri, "options after ?", rest)
+    if size is None and name[0].isdigit():
+        size = _size(uri, name)  # mem:64MiB is its own name
+    return MemoryUri(name, size, block)
+
+
+def _number(uri: str, what: str, text: str, low: int, high: int) -> int:
+    if not _DECIMAL.fullmatch(text) or not low <= int(text) <= high:
+        raise _reject(uri, f"{what} {low}..{high}", text)
+    return int(text)
+
+
+def _format_host(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _parse_authority(uri: str, text: str, port: int) -> tuple[str, int]:
+    """``host``, ``host:port``, ``[v6]`` or ``[v6]:port``."""
+    if text.startswith("["):
+        host, bracket, tail = text[1:].partition("]")
+        if not bracket or (tail and not tail.startswith(":")):
+            raise _reject(uri, "[IPv6 address]:port", text)
+        try:
+            ipaddress.IPv6Address(host)
+        except ValueError as error:
+            raise _reject(uri, "an IPv6 address in brackets", host) from error
+    else:
+        host, _, _ = text.partition(":")
+        tail = text[len(host) :]
+        if not _HOST_NAME.fullmatch(host):
+            raise _reject(uri, "a host name or address (IPv6 in brackets)", host)
+    if tail:
+        port = _number(uri, "a port", tail[1:], 1, 65535)
+    return host, port
+
+
+def _nqn(uri: str, text: str) -> str:
+    if len(text) > NQN_BYTES_MAX or not _NQN.fullmatch(text):
+        raise _reject(uri, f"an NQN (nqn.yyyy-mm...), at most {NQN_BYTES_MAX} bytes", text)
+    return text
+
+
+def _flag(uri: str, options: dict[str, str], key: str) -> bool:
+    value = options.get(key, "0")
+    if value not in ("0", "1"):
+        raise _reject(uri, f"{key}=0 or {key}=1", value)
+    return value == "1"
+
+
+def _network_parts(uri: str, rest: str) -> tuple[str, str, str]:
+    """(authority, path without its slash, query) of what follows a scheme."""
+    if not rest.startswith("//"):
+        raise _reject(uri, "// after the scheme", rest)
+    location, _, query = rest[2:].partition("?")
+    authority, _, path = location.partition("/")
+    return authority, path, query
+
+
+def _parse_nvme_tcp(uri: str, rest: str) -> NvmeTcpUri:
+    authority, path, query = _network_parts(uri, rest)
+    host, port = _parse_authority(uri, authority, NVME_TCP_PORT)
+    nqn = _nqn(uri, _unescape(uri, path).decode("ascii", "replace"))
+    options = _options(uri, query, ("nsid", "hostnqn", "hdgst", "ddgst"))
+    if "nsid" not in options:
+        raise _reject(uri, "?nsid=N, the namespace", query)
+    return NvmeTcpUri(
+        host,
+        port,
+        nqn,
+        _number(uri, "nsid", options["nsid"], 1, NSID_MAX),
+        _nqn(uri, options["hostnqn"]) if "hostnqn" in options else None,
+        _flag(uri, options, "hdgst"),
+        _flag(uri, options, "ddgst"),
+    )
+
+
+def _parse_discover(uri: str, rest: str) -> NvmeTcpDiscoverUri:
+    authority, path, query = _network_parts(uri, rest)
+    host, port = _parse_authority(uri, authority, DISCOVERY_PORT)
+    if path:
+        raise _reject(uri, "nothing after the port: the controller lists its subsystems", path)
+    options = _options(uri, query, ("hostnqn",))
+    return NvmeTcpDiscoverUri(
+        host, port, _nqn(uri, options["hostnqn"]) if "hostnqn" in options else None
+    )
+
+
+_SPDK_KEYS = (
+    "trtype", "adrfam", "traddr", "trsvcid", "subnqn", "hostaddr", "hostsvcid", "hostnqn",
+    "priority", "nsid",
+)  # fmt: skip
+_SPDK_TRANSPORTS = ("pcie", "tcp", "rdma")
+
+
+def _parse_spdk(uri: str, rest: str) -> SpdkUri:
+    found: dict[str, str] = {}
+    for word in rest.split():
+        key, equals, value = word.partition("=")
+        key = key.lower()
+        if key not in _SPDK_KEYS or not equals or not value or key in found:
+            raise _reject(uri, f"words key=value, each key of {', '.join(_SPDK_KEYS)} once", word)
+        found[key] = value
+    transport = found.get("trtype", "")
+    if transport.lower() not in _SPDK_TRANSPORTS:
+        raise _reject(uri, "trtype=PCIe, trtype=TCP or trtype=RDMA", transport)
+    address = found.get("traddr", "")
+    if not address or (transport.lower() == "pcie" and not _PCI.fullmatch(address)):
+        raise _reject(uri, "traddr=, an address such as 0000:5e:00.0 or 10.0.0.5", address)
+    if transport.lower() != "pcie":
+        _nqn(uri, found.get("subnqn", ""))
+    if "hostnqn" in found:
+        _nqn(uri, found["hostnqn"])
+    nsid = _number(uri, "nsid", found.pop("nsid", "1"), 1, NSID_MAX)
+    return SpdkUri(tuple(found.items()), nsid)
+
+
+_PARSERS: dict[str, Callable[[str, str], DeviceUri]] = {
+    "file": _parse_file,
+    "mem": _parse_memory,
+    "nvme-tcp": _parse_nvme_tcp,
+    "nvme-tcp+discover": _parse_discover,
+    "spdk": _parse_spdk,
+}
