@@ -1,4 +1,4 @@
-"""The rules for samples' paths and datasets' names (FORMAT.md, section 7).
+"""The rules for samples' paths and datasets' names (FORMAT.md, sections 6 and 7).
 
 A path is bytes: components of 1..255 bytes joined by ``/``, at most 4095 bytes in all, no component
 ``.`` or ``..``, no NUL. Text is taken in UTF-8, with surrogate escapes for file names that are not
