@@ -1,0 +1,13 @@
+"""Reading samples: batches on demand, and epochs read ahead.
+
+``SampleReader`` reads one dataset through native code; a ``Batch`` is the samples of one read,
+where they landed; an ``Epoch`` gives the batches of one rank in the epoch's order. What can be
+wrong with a single sample is told by ``failures``.
+"""
+
+from dlfs.reader.batch import Batch
+from dlfs.reader.epoch import Epoch
+from dlfs.reader.failures import ON_ERROR, SampleFailure, Where
+from dlfs.reader.reader import ReaderOptions, SampleReader
+
+__all__ = ["ON_ERROR", "Batch", "Epoch", "ReaderOptions", "SampleFailure", "SampleReader", "Where"]

@@ -235,6 +235,21 @@ DLFS_API void dlfs_batch_release(dlfs_batch *batch)
         batch_give_back((struct batch *)batch);
 }
 
+DLFS_API int dlfs_batch_gather(const dlfs_batch *batch, void *destination, uint64_t destination_bytes,
+                               const uint64_t *offsets)
+{
+    for (uint64_t i = 0; i < batch->count; i++) {
+        uint64_t length = batch->lengths[i] > 0 ? (uint64_t)batch->lengths[i] : 0;
+        if (length > destination_bytes || offsets[i] > destination_bytes - length)
+            return DLFS_E_LIMIT;
+    }
+    for (uint64_t i = 0; i < batch->count; i++)
+        if (batch->lengths[i] > 0)
+            memcpy((uint8_t *)destination + offsets[i], batch->base + batch->offsets[i],
+                   (size_t)batch->lengths[i]);
+    return 0;
+}
+
 /* ---- fetches at rest ------------------------------------------------------------------------------- */
 
 struct fetch *reader_take_fetch(dlfs_reader *reader)

@@ -418,6 +418,12 @@ typedef struct dlfs_batch {
 DLFS_API int dlfs_reader_read(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
                               dlfs_batch **out);
 DLFS_API void dlfs_batch_release(dlfs_batch *batch);
+/*
+ * Copies sample i to destination + offsets[i], for every sample that did not fail, into memory of
+ * destination_bytes. DLFS_E_LIMIT when one would not fit; nothing has been copied then.
+ */
+DLFS_API int dlfs_batch_gather(const dlfs_batch *batch, void *destination, uint64_t destination_bytes,
+                               const uint64_t *offsets);
 
 typedef struct dlfs_reader_stats {
     uint64_t samples;         /* given out */
@@ -444,7 +450,7 @@ typedef struct dlfs_sequence dlfs_sequence;
 /*
  * The order of one epoch over the whole dataset: a function of (directory, chunk_bytes, kind, seed, epoch, window).
  * Borrows the directory. Immutable: any threads at once. window_chunks matters for DLFS_ORDER_CHUNK only.
- * Memory: constant, but 8 bytes a chunk for DLFS_ORDER_CHUNK.
+ * Memory: constant, but 24 bytes a chunk for DLFS_ORDER_CHUNK.
  */
 DLFS_API int dlfs_sequence_create(const dlfs_directory *directory, uint32_t chunk_bytes, uint32_t kind,
                                   uint64_t seed, uint64_t epoch, uint32_t window_chunks,

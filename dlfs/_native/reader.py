@@ -1,0 +1,345 @@
+"""The native reader, its batches, sequences and streams as Python objects.
+
+Memory that libdlfs lends is held by a ``NativeBatch``; every view into it keeps that object alive,
+so the samples stay where they are until the last view is gone, and a reader's memory is unmapped
+only after its last batch.
+
+Source: ``dlfs.h``, sections "the reader" and "streams".
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from collections.abc import Sequence
+from ctypes import POINTER, byref, c_uint8, c_void_p
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from dlfs._native import abi
+from dlfs._native.library import check, library
+from dlfs.errors import ClosedError
+
+if TYPE_CHECKING:
+    from dlfs._native.device import NativeDevice
+    from dlfs._native.directory import NativeDirectory
+
+ORDERS = {
+    "storage": abi.ORDER_STORAGE,
+    "global": abi.ORDER_GLOBAL,
+    "chunk": abi.ORDER_CHUNK,
+}
+PLANS = {
+    "auto": abi.PLAN_AUTO,
+    "direct": abi.PLAN_DIRECT,
+    "chunks": abi.PLAN_CHUNKS,
+    "harvest": abi.PLAN_HARVEST,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class NativeFailure:
+    """``dlfs_failure``: a sample of a batch that could not be given."""
+
+    position: int
+    index: int
+    code: int
+    member: int
+    offset_bytes: int
+    crc_expected: int
+    crc_got: int
+
+
+class NativeBatch:
+    """A ``dlfs_batch``, released when the last view of its memory is gone.
+
+    Attributes:
+        memory: a ctypes array over the batch's whole memory, which keeps this object alive.
+        offsets: ``int64[n]`` into the memory.
+        lengths: ``int64[n]``, -1 for samples that failed.
+        indices: ``uint64[n]``.
+        failures: why.
+
+    Threads: any.
+    """
+
+    def __init__(self, reader: NativeReader, pointer: ctypes._Pointer[abi.Batch]) -> None:
+        self._reader = reader
+        self._pointer = pointer
+        self._pid = os.getpid()
+        batch = pointer.contents
+        count = batch.count
+        self.memory = (c_uint8 * batch.base_bytes).from_address(batch.base or 0)
+        # A ctypes array over foreign memory owns nothing; the attribute makes it keep the batch.
+        self.memory.owner = _Release(reader, pointer, self._pid)  # type: ignore[attr-defined]
+        self.offsets = _copy(batch.offsets, count, np.int64)
+        self.lengths = _copy(batch.lengths, count, np.int64)
+        self.indices = _copy(batch.indices, count, np.uint64)
+        self.failures = tuple(
+            NativeFailure(
+                failure.position,
+                failure.index,
+                failure.code,
+                failure.member,
+                failure.offset_bytes,
+                failure.crc_expected,
+                failure.crc_got,
+            )
+            for failure in batch.failures[: batch.failure_count]
+        )
+
+    def gather(self, destination: npt.NDArray[np.uint8], offsets: npt.NDArray[np.uint64]) -> None:
+        """Copy every sample that did not fail to its offset in ``destination``.
+
+        Raises:
+            LimitError: one would not fit.
+        """
+        code = library().dlfs_batch_gather(
+            self._pointer, destination.ctypes.data, destination.nbytes, offsets.ctypes.data
+        )
+        check(code, f"gather a batch into {destination.nbytes} bytes")
+
+
+class _Release:
+    """Gives a batch back when it is collected, in the process that read it."""
+
+    def __init__(self, reader: NativeReader, pointer: ctypes._Pointer[abi.Batch], pid: int) -> None:
+        self._reader = reader
+        self._pointer = pointer
+        self._pid = pid
+
+    def __del__(self) -> None:
+        if os.getpid() == self._pid:
+            self._reader.release(self._pointer)
+
+
+def _copy(address: int | None, count: int, dtype: type[np.generic]) -> npt.NDArray[np.generic]:
+    if not count or not address:
+        return np.empty(0, dtype)
+    raw = (c_uint8 * (count * np.dtype(dtype).itemsize)).from_address(address)
+    return np.frombuffer(raw, dtype).copy()
+
+
+class NativeReader:
+    """A ``dlfs_reader``.
+
+    Args:
+        devices: the members' devices, in member order; kept alive.
+        extents: ``(first_chunk, chunk_count)`` of the dataset's runs.
+        directory: of the dataset; kept alive.
+
+    Raises:
+        UsageError: the geometry makes no sense.
+        LimitError: the memory is less than four chunks.
+
+    Threads: any at once.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[NativeDevice],
+        extents: Sequence[tuple[int, int]],
+        directory: NativeDirectory,
+        *,
+        chunk_bytes: int,
+        block_bytes: int,
+        data_offset_bytes: int,
+        memory_bytes: int,
+        gap_bytes: int,
+        depth: int,
+        retry_count: int,
+        timeout_ms: int,
+    ) -> None:
+        self._kept = (tuple(devices), directory)
+        handles = (c_void_p * len(devices))(*(device.handle for device in devices))
+        runs = (abi.Extent * max(1, len(extents)))(*(abi.Extent(*run) for run in extents))
+        config = abi.ReaderConfig(
+            devices=ctypes.cast(handles, POINTER(c_void_p)),
+            member_count=len(devices),
+            chunk_bytes=chunk_bytes,
+            block_bytes=block_bytes,
+            depth=depth,
+            data_offset_bytes=data_offset_bytes,
+            extents=ctypes.cast(runs, POINTER(abi.Extent)),
+            extent_count=len(extents),
+            directory=directory.handle,
+            memory_bytes=memory_bytes,
+            gap_bytes=gap_bytes,
+            retry_count=retry_count,
+            timeout_ms=timeout_ms,
+        )
+        handle = c_void_p()
+        message = f"make a reader with {memory_bytes} bytes of memory for chunks of {chunk_bytes}"
+        check(library().dlfs_reader_create(byref(config), byref(handle)), message)
+        self._handle: c_void_p | None = handle
+        self._pid = os.getpid()
+        self._closing = False
+        self._lock = threading.RLock()  # a collector may release a batch under it
+
+    @property
+    def handle(self) -> c_void_p:
+        """For other calls of libdlfs."""
+        if self._handle is None or self._closing:
+            raise ClosedError("use a reader: it is closed")
+        if self._pid != os.getpid():
+            raise ClosedError(f"use a reader: it belongs to process {self._pid}")
+        return self._handle
+
+    def read(self, indices: npt.NDArray[np.uint64]) -> NativeBatch:
+        """Read samples as one batch.
+
+        Args:
+            indices: ``uint64[n]``, contiguous.
+
+        Raises:
+            UsageError: an index is out of range.
+            DlfsError: memory or device as a whole; single samples that fail are in the batch.
+        """
+        pointer = POINTER(abi.Batch)()
+        code = library().dlfs_reader_read(
+            self.handle, indices.ctypes.data, len(indices), byref(pointer)
+        )
+        check(code, f"read {len(indices)} samples")
+        return NativeBatch(self, pointer)
+
+    def release(self, pointer: ctypes._Pointer[abi.Batch]) -> None:
+        """Give a batch back; finishes a ``close`` that had to wait for it."""
+        library().dlfs_batch_release(pointer)
+        self.finish_close()
+
+    def finish_close(self) -> None:
+        """Free a reader that was closed while a batch or a stream of it was in use."""
+        if self._closing:
+            self._destroy()
+
+    def stats(self) -> dict[str, int]:
+        """``dlfs_reader_stats`` by name."""
+        stats = abi.ReaderStats()
+        library().dlfs_reader_get_stats(self.handle, byref(stats))
+        return {name: int(getattr(stats, name)) for name, *_ in abi.ReaderStats._fields_}
+
+    def close(self) -> None:
+        """Free the reader, once the batches that are still in use have gone. Idempotent."""
+        self._closing = True
+        self._destroy()
+
+    def _destroy(self) -> None:
+        with self._lock:
+            if self._handle is None or self._pid != os.getpid():
+                return
+            if library().dlfs_reader_destroy(self._handle) == 0:
+                self._handle = None
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None) is not None:
+            self.close()
+
+
+class NativeSequence:
+    """A ``dlfs_sequence``: the order of one epoch.
+
+    Args:
+        order: ``storage``, ``global`` or ``chunk``.
+
+    Threads: any at once.
+    """
+
+    def __init__(
+        self,
+        directory: NativeDirectory,
+        *,
+        chunk_bytes: int,
+        order: str,
+        seed: int,
+        epoch: int,
+        window_chunks: int,
+    ) -> None:
+        self._kept = directory
+        handle = c_void_p()
+        code = library().dlfs_sequence_create(
+            directory.handle, chunk_bytes, ORDERS[order], seed, epoch, window_chunks, byref(handle)
+        )
+        check(code, f"make a {order} sequence")
+        self.handle: c_void_p | None = handle
+
+    def fill(self, first: int, count: int, stride: int) -> npt.NDArray[np.uint64]:
+        """Indices at positions ``first``, ``first + stride``, ...: ``uint64[count]``.
+
+        Raises:
+            UsageError: a position is past the end.
+        """
+        out = np.empty(count, np.uint64)
+        code = library().dlfs_sequence_fill(self.handle, first, stride, count, out.ctypes.data)
+        check(code, f"take {count} positions from {first} on, each {stride}")
+        return out
+
+    def __del__(self) -> None:
+        handle = getattr(self, "handle", None)
+        if handle is not None:
+            library().dlfs_sequence_destroy(handle)
+            self.handle = None
+
+
+class NativeStream:
+    """A ``dlfs_stream``: a consumer's part of an epoch, read ahead by a native thread.
+
+    Threads: one at a time.
+    """
+
+    def __init__(
+        self,
+        reader: NativeReader,
+        sequence: NativeSequence,
+        *,
+        first: int,
+        stride: int,
+        count: int,
+        plan: str = "auto",
+    ) -> None:
+        self._reader = reader
+        self._sequence = sequence
+        self._pid = os.getpid()
+        config = abi.StreamConfig(
+            sequence=sequence.handle, first=first, stride=stride, count=count, plan=PLANS[plan]
+        )
+        handle = c_void_p()
+        code = library().dlfs_stream_create(reader.handle, byref(config), byref(handle))
+        check(code, f"read ahead {count} samples")
+        self._handle: c_void_p | None = handle
+
+    @property
+    def plan(self) -> str:
+        """The plan in use: ``direct``, ``chunks`` or ``harvest``."""
+        number = library().dlfs_stream_plan(self._open_handle())
+        return next(name for name, value in PLANS.items() if value == number)
+
+    def next(self, count: int) -> NativeBatch | None:
+        """The next samples, fewer at the end; None when there are none left."""
+        pointer = POINTER(abi.Batch)()
+        code = library().dlfs_stream_next(self._open_handle(), count, byref(pointer))
+        if code == abi.E_END:
+            return None
+        check(code, f"take the next {count} samples")
+        return NativeBatch(self._reader, pointer)
+
+    def _open_handle(self) -> c_void_p:
+        if self._handle is None:
+            raise ClosedError("take the next batch: the epoch is closed")
+        if self._pid != os.getpid():
+            raise ClosedError(f"take the next batch: the epoch belongs to process {self._pid}")
+        return self._handle
+
+    def close(self) -> None:
+        """End the thread. Idempotent; batches given out stay valid."""
+        handle, self._handle = self._handle, None
+        if handle is not None and self._pid == os.getpid():
+            library().dlfs_stream_destroy(handle)
+            self._reader.finish_close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None) is not None:
+            self.close()

@@ -1,0 +1,151 @@
+"""The samples of one read, where they landed.
+
+A batch is one buffer with the offset and length of each sample in it. The buffer is memory that the
+reader lends: it stays as it is while the batch or any view of it is alive, and goes back to the
+reader when the last one is gone. Batches kept for long are memory that the reader cannot read ahead
+into; ``pack`` copies one out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from dlfs._native.reader import NativeBatch
+from dlfs.errors import ClosedError, UsageError
+from dlfs.reader.failures import SampleFailure
+
+
+class Batch:
+    """Samples in the order in which they were asked for.
+
+    Attributes:
+        indices: ``uint64[n]``, of each sample.
+        offsets: ``int64[n]``, of each sample in ``data``.
+        lengths: ``int64[n]``, of each sample in bytes; -1 for one that failed.
+        failures: the samples that could not be read; empty unless ``on_error`` let them pass.
+
+    Threads: any at once; ``release`` by one.
+    """
+
+    def __init__(
+        self,
+        native: NativeBatch,
+        keep: npt.NDArray[np.bool_] | None = None,
+        failures: tuple[SampleFailure, ...] = (),
+    ) -> None:
+        self._native: NativeBatch | None = native
+        self._memory: memoryview | None = memoryview(native.memory).cast("B").toreadonly()
+        self.indices = native.indices if keep is None else native.indices[keep]
+        self.offsets = native.offsets if keep is None else native.offsets[keep]
+        self.lengths = native.lengths if keep is None else native.lengths[keep]
+        self.failures = failures
+
+    @property
+    def data(self) -> npt.NDArray[np.uint8]:
+        """The whole buffer, ``uint8[...]``, read-only; samples lie in it by offset and length."""
+        return np.frombuffer(self._open(), np.uint8)
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, position: int) -> memoryview:
+        """The bytes of the sample at a position of the batch, without a copy, read-only.
+
+        Raises:
+            IndexError: there is no such position.
+        """
+        offset = int(self.offsets[position])
+        return self._open()[offset : offset + max(0, int(self.lengths[position]))]
+
+    def __iter__(self) -> Iterator[memoryview]:
+        memory = self._open()
+        ends = self.offsets + np.maximum(self.lengths, 0)
+        for offset, end in zip(self.offsets.tolist(), ends.tolist(), strict=True):
+            yield memory[offset:end]
+
+    def tobytes(self, position: int) -> bytes:
+        """A copy of one sample."""
+        return bytes(self[position])
+
+    def to_list(self) -> list[bytes]:
+        """A copy of every sample."""
+        return [bytes(view) for view in self]
+
+    def pack(self) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+        """Copy the samples one behind the other.
+
+        Returns:
+            The bytes, ``uint8[sum of lengths]``, and ``int64[n + 1]`` offsets around the samples:
+            the layout of an Arrow binary array.
+        """
+        offsets = np.zeros(len(self) + 1, np.int64)
+        np.cumsum(np.maximum(self.lengths, 0), out=offsets[1:])
+        packed = np.empty(int(offsets[-1]), np.uint8)
+        self._gather(packed, offsets[:-1])
+        return packed, offsets
+
+    def stack(
+        self, dtype: npt.DTypeLike = np.uint8, shape: tuple[int, ...] | None = None
+    ) -> npt.NDArray[Any]:
+        """Copy samples of one length into one array.
+
+        Args:
+            dtype: of the elements.
+            shape: of one sample; one dimension by default.
+
+        Returns:
+            ``dtype[n, *shape]``, contiguous.
+
+        Raises:
+            UsageError: the lengths differ, or are not what dtype and shape need.
+        """
+        element = np.dtype(dtype)
+        length = int(self.lengths[0]) if len(self) else 0
+        shape = (length // element.itemsize,) if shape is None else tuple(shape)
+        expected = int(np.prod(shape, dtype=np.int64)) * element.itemsize
+        wrong = np.flatnonzero(self.lengths != expected)
+        if len(wrong):
+            at = int(wrong[0])
+            raise UsageError(
+                f"stack a batch: expected samples of {expected} bytes ({element} {shape}), got "
+                f"{int(self.lengths[at])} bytes at position {at} (index {int(self.indices[at])})"
+            )
+        stacked = np.empty((len(self), *shape), element)
+        offsets = np.arange(len(self), dtype=np.int64) * expected
+        self._gather(stacked.reshape(-1).view(np.uint8), offsets)
+        return stacked
+
+    def release(self) -> None:
+        """Drop this batch's hold on its memory now; views taken from it keep theirs. Idempotent."""
+        self._native = None
+        self._memory = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()
+
+    def _open(self) -> memoryview:
+        if self._memory is None:
+            raise ClosedError("use a batch: it was released")
+        return self._memory
+
+    def _gather(self, destination: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]) -> None:
+        if self._native is None:
+            raise ClosedError("use a batch: it was released")
+        if len(self) == len(self._native.indices):
+            self._native.gather(destination, offsets.astype(np.uint64))
+            return
+        for view, offset in zip(self, offsets.tolist(), strict=True):
+            destination[offset : offset + len(view)] = view

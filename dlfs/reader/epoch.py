@@ -1,0 +1,206 @@
+"""One rank's batches of one epoch, read ahead by a native thread.
+
+Positions of the epoch's order are dealt out in turn: of ``world_size`` ranks, rank r takes r, r +
+world_size, and so on. So batch k of all ranks together is the same set of samples for every world
+size with the same global batch, and an epoch can be resumed by another number of ranks.
+
+Without ``drop_last`` the last batch may be shorter, and some ranks may have one batch more than
+others; loops that synchronise their ranks want ``drop_last=True``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from dlfs._native.reader import NativeStream
+from dlfs.errors import ClosedError, UsageError
+from dlfs.reader.batch import Batch
+from dlfs.reader.failures import SampleFailure, check_on_error
+from dlfs.sequence import EpochState, Sequence, shard_count
+
+if TYPE_CHECKING:
+    from dlfs.reader.reader import SampleReader
+
+FAILURES_KEPT = 1000
+"""Bad samples that an epoch remembers by name; all are counted."""
+
+
+class Epoch(Iterator[Batch]):
+    """An iterator over batches that can tell where it stands and go on from there.
+
+    Nothing is read before the first batch is asked for. In a forked child it goes on by itself from
+    where it stood, with the child's own reader.
+
+    Args:
+        open_reader: gives the reader, of this process.
+        state: the order, and where to start.
+        batch_size: samples of this rank in a batch, >= 1.
+        rank: 0..world_size-1.
+        world_size: >= 1.
+        drop_last: leave out a last global batch that is not full.
+        on_error: ``raise``, ``skip`` or ``replace``.
+        plan: how to read ahead: ``auto``, ``direct``, ``chunks`` or ``harvest``.
+
+    Attributes:
+        failure_count: bad samples that were skipped or replaced so far.
+        failures: the first of them.
+
+    Raises:
+        UsageError: an argument is out of range.
+
+    Threads: one at a time.
+    """
+
+    def __init__(
+        self,
+        open_reader: Callable[[], SampleReader],
+        state: EpochState,
+        *,
+        batch_size: int,
+        rank: int = 0,
+        world_size: int = 1,
+        drop_last: bool = False,
+        on_error: str = "raise",
+        plan: str = "auto",
+    ) -> None:
+        check_on_error(on_error)
+        if batch_size < 1 or world_size < 1 or not 0 <= rank < world_size:
+            raise UsageError(
+                "take batches: expected batch_size >= 1 and 0 <= rank < world_size, got "
+                f"batch_size={batch_size}, rank={rank}, world_size={world_size}"
+            )
+        self._open_reader = open_reader
+        self._state = state
+        self._batch_size = batch_size
+        self._rank = rank
+        self._world_size = world_size
+        self._drop_last = drop_last
+        self._on_error = on_error
+        self._plan = plan
+        self._stream: NativeStream | None = None
+        self._reader: SampleReader | None = None
+        self._pid = os.getpid()
+        self._closed = False
+        self.failure_count = 0
+        self.failures: list[SampleFailure] = []
+
+    def __len__(self) -> int:
+        """Batches still to come."""
+        return -(-self._left() // self._batch_size)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Batch:
+        if self._closed:
+            raise ClosedError("take the next batch: the epoch is closed")
+        if self._left() == 0:
+            self._end_stream()
+            raise StopIteration
+        stream, reader = self._open_stream()
+        native = stream.next(min(self._batch_size, self._left()))
+        if native is None:
+            raise ClosedError("take the next batch: the epoch's stream ended early")
+        batch = reader.settle(native, self._on_error)
+        total = len(reader.directory)
+        step = self._batch_size * self._world_size
+        self._state = replace(self._state, position=min(total, self._state.position + step))
+        self.failure_count += len(batch.failures)
+        self.failures += batch.failures[: FAILURES_KEPT - len(self.failures)]
+        return batch
+
+    def state(self) -> dict[str, Any]:
+        """Where the epoch stands after the batches taken so far; the same on every rank.
+
+        Returns:
+            Plain values for a checkpoint. ``resume`` takes them at any world size and batch size.
+        """
+        return self._state.to_dict()
+
+    def resume(self, state: dict[str, Any]) -> Self:
+        """Go on from where another epoch of the same dataset stood, in its order.
+
+        Args:
+            state: what ``state`` returned.
+
+        Returns:
+            This epoch.
+
+        Raises:
+            UsageError: it is no such state, or of another dataset.
+        """
+        resumed = EpochState.from_dict(state)
+        if resumed.dataset != self._state.dataset:
+            raise UsageError(
+                f"resume an epoch: expected dataset {self._state.dataset}, got {resumed.dataset}"
+            )
+        total = len(self._open_reader().directory)
+        if resumed.position > total:
+            raise UsageError(
+                f"resume an epoch: expected a position 0..{total}, got {resumed.position}"
+            )
+        self._end_stream()
+        self._state = resumed
+        return self
+
+    @property
+    def plan(self) -> str:
+        """How it is read ahead: ``direct``, ``chunks`` or ``harvest``; starts the reading."""
+        return self._open_stream()[0].plan
+
+    def close(self) -> None:
+        """Stop reading ahead. Idempotent; batches given out stay valid."""
+        self._closed = True
+        self._end_stream()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _left(self) -> int:
+        """Samples of this rank still to come."""
+        reader = self._reader if self._reader is not None else self._open_reader()
+        total = len(reader.directory)
+        if self._drop_last:
+            step = self._batch_size * self._world_size
+            return (total - self._state.position) // step * self._batch_size
+        return shard_count(total, self._state.position + self._rank, self._world_size)
+
+    def _open_stream(self) -> tuple[NativeStream, SampleReader]:
+        if self._pid != os.getpid():
+            self._stream = self._reader = None  # the parent's; its own handles stay untouched
+            self._pid = os.getpid()
+        if self._stream is None or self._reader is None:
+            self._reader = self._open_reader()
+            sequence = Sequence(
+                self._reader.directory,
+                chunk_bytes=self._reader.chunk_bytes,
+                shuffle=self._state.shuffle,
+                seed=self._state.seed,
+                epoch=self._state.epoch,
+                window_chunks=self._state.window_chunks,
+            )
+            self._stream = self._reader.stream(
+                sequence,
+                first=self._state.position + self._rank,
+                stride=self._world_size,
+                count=self._left(),
+                plan=self._plan,
+            )
+        return self._stream, self._reader
+
+    def _end_stream(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None

@@ -1,0 +1,104 @@
+"""Samples that could not be read: what is known of them, and the error that tells it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dlfs._native import abi
+from dlfs._native.library import describe, error_for
+from dlfs._native.reader import NativeFailure
+from dlfs.directory import FrozenDirectory
+from dlfs.errors import DlfsError, UsageError
+
+ON_ERROR = ("raise", "skip", "replace")
+"""What to do about a sample that cannot be read."""
+
+
+def check_on_error(on_error: str) -> None:
+    """Refuse a policy that there is not.
+
+    Raises:
+        UsageError: it is none of ``ON_ERROR``.
+    """
+    if on_error not in ON_ERROR:
+        raise UsageError(f"read samples: expected on_error of {ON_ERROR}, got {on_error!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """What errors call the things that a reader reads.
+
+    Attributes:
+        dataset: its name.
+        members: the members' device URIs, in member order.
+    """
+
+    dataset: str
+    members: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SampleFailure:
+    """A sample that could not be read, and why.
+
+    Attributes:
+        dataset: its dataset's name.
+        path: its path.
+        index: its index.
+        position: where it stood in the batch that was asked for.
+        member: the member's device URI.
+        offset_bytes: where the sample starts on the member.
+        length_bytes: of the sample.
+        reason: what happened, for people.
+        code: libdlfs's code.
+    """
+
+    dataset: str
+    path: bytes
+    index: int
+    position: int
+    member: str
+    offset_bytes: int
+    length_bytes: int
+    reason: str
+    code: int
+
+    def __str__(self) -> str:
+        return (
+            f"sample {self.index} {self.path!r} of dataset {self.dataset!r}: {self.member} at byte "
+            f"{self.offset_bytes}, {self.length_bytes} bytes: {self.reason}"
+        )
+
+    def error(self, others: int = 0) -> DlfsError:
+        """The typed error of this failure.
+
+        Args:
+            others: how many more samples of the same read failed.
+        """
+        more = f" (and {others} more of this batch)" if others else ""
+        return error_for(self.code, f"read {self}{more}")
+
+
+def describe_failures(
+    failures: Sequence[NativeFailure], directory: FrozenDirectory, where: Where
+) -> tuple[SampleFailure, ...]:
+    """Name the samples, members and reasons of what libdlfs reported."""
+    return tuple(_describe(failure, directory, where) for failure in failures)
+
+
+def _describe(failure: NativeFailure, directory: FrozenDirectory, where: Where) -> SampleFailure:
+    reason = describe(failure.code)
+    if failure.code == abi.E_CHECKSUM:
+        reason = f"expected CRC32C {failure.crc_expected:08x}, got {failure.crc_got:08x}"
+    return SampleFailure(
+        dataset=where.dataset,
+        path=directory.name(failure.index),
+        index=failure.index,
+        position=failure.position,
+        member=where.members[failure.member],
+        offset_bytes=failure.offset_bytes,
+        length_bytes=int(directory.lengths([failure.index])[0]),
+        reason=reason,
+        code=failure.code,
+    )

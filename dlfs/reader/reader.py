@@ -1,0 +1,229 @@
+"""Reads the samples of one dataset: verified batches, on demand or an epoch at a time.
+
+Native code does the work (``native/src/read.c`` and ``stream.c``); here its failures become typed
+errors or, where the caller wants it, samples that are left out or replaced. Every sample's CRC32C
+was verified before its bytes are seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from dlfs._native.device import NativeDevice
+from dlfs._native.reader import NativeBatch, NativeReader, NativeStream
+from dlfs.directory import FrozenDirectory
+from dlfs.errors import DlfsError, UsageError
+from dlfs.format.geometry import ChunkRun, Geometry
+from dlfs.reader.batch import Batch
+from dlfs.reader.epoch import Epoch
+from dlfs.reader.failures import SampleFailure, Where, check_on_error, describe_failures
+from dlfs.sequence import WINDOW_CHUNKS, EpochState, Sequence as EpochSequence
+from dlfs.units import KIB, MIB
+
+MEMORY_CHUNKS_MIN = 4
+"""libdlfs wants memory for at least this many chunks."""
+
+REPLACEMENTS_MAX = 16
+"""Samples tried in place of a bad one before it is an error after all."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderOptions:
+    """How a dataset is read.
+
+    Attributes:
+        memory_bytes: budget of the sample memory: what is cached, read ahead and lent to batches;
+            at least four chunks are used.
+        depth: operations in flight per member and thread, 1..4096.
+        gap_bytes: two samples nearer than this are read by one request: about what a device moves
+            in the time that one more request costs.
+        retry_count: tries after the first of a read that failed or brought a wrong checksum.
+        timeout_ms: for one read with all its retries.
+    """
+
+    memory_bytes: int = 256 * MIB
+    depth: int = 128
+    gap_bytes: int = 16 * KIB
+    retry_count: int = 2
+    timeout_ms: int = 30_000
+
+
+class SampleReader:
+    """Reads one dataset.
+
+    Args:
+        devices: the members' devices, in member order.
+        geometry: of the volume.
+        runs: of the dataset's data, in order.
+        directory: of the dataset.
+        where: what errors call them.
+        options: how to read.
+        diagnose: asked when samples failed; the error that explains it (StaleError), or None.
+
+    Raises:
+        UsageError: an option is out of range.
+
+    Threads: any at once.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[NativeDevice],
+        geometry: Geometry,
+        runs: Sequence[ChunkRun],
+        directory: FrozenDirectory,
+        where: Where,
+        options: ReaderOptions | None = None,
+        diagnose: Callable[[], DlfsError | None] | None = None,
+    ) -> None:
+        options = options or ReaderOptions()
+        self.directory = directory
+        self.chunk_bytes = geometry.chunk_bytes
+        self._where = where
+        self._diagnose = diagnose
+        self._native = NativeReader(
+            devices,
+            [(run.first_chunk, run.chunk_count) for run in runs],
+            directory.native,
+            chunk_bytes=geometry.chunk_bytes,
+            block_bytes=geometry.block_bytes,
+            data_offset_bytes=geometry.data_offset_bytes,
+            memory_bytes=max(options.memory_bytes, MEMORY_CHUNKS_MIN * geometry.chunk_bytes),
+            gap_bytes=options.gap_bytes,
+            depth=options.depth,
+            retry_count=options.retry_count,
+            timeout_ms=options.timeout_ms,
+        )
+
+    def read(self, indices: npt.ArrayLike, *, on_error: str = "raise") -> Batch:
+        """Read samples as one batch, in the order asked for; an index may stand in it more than
+        once.
+
+        Args:
+            indices: integers, ``[n]``, each 0..N-1.
+            on_error: ``raise``; ``skip`` leaves bad samples out; ``replace`` reads the next good
+                one in path order instead. What was skipped or replaced is in the batch's
+                ``failures``.
+
+        Raises:
+            UsageError: an index is out of range, or there is no such policy.
+            ChecksumError, DeviceError, FormatError: a sample cannot be read.
+            StaleError: the dataset was removed.
+        """
+        check_on_error(on_error)
+        wanted = as_indices(indices, len(self.directory))
+        return self.settle(self._native.read(wanted), on_error)
+
+    def batches(
+        self,
+        batch_size: int,
+        *,
+        seed: int = 0,
+        epoch: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        shuffle: str | None = "global",
+        window_chunks: int = WINDOW_CHUNKS,
+        drop_last: bool = False,
+        on_error: str = "raise",
+        plan: str = "auto",
+    ) -> Epoch:
+        """One rank's batches of one epoch; see ``Epoch``."""
+        state = EpochState(
+            str(self.directory.dataset_uuid), shuffle, seed, epoch, window_chunks, position=0
+        )
+        return Epoch(
+            lambda: self,
+            state,
+            batch_size=batch_size,
+            rank=rank,
+            world_size=world_size,
+            drop_last=drop_last,
+            on_error=on_error,
+            plan=plan,
+        )
+
+    def stream(
+        self, sequence: EpochSequence, *, first: int, stride: int, count: int, plan: str
+    ) -> NativeStream:
+        """Start reading a part of a sequence ahead."""
+        return NativeStream(
+            self._native, sequence.native, first=first, stride=stride, count=count, plan=plan
+        )
+
+    def settle(self, native: NativeBatch, on_error: str) -> Batch:
+        """Turn what libdlfs read into a batch, with the policy for samples that failed."""
+        if not native.failures:
+            return Batch(native)
+        failures = describe_failures(native.failures, self.directory, self._where)
+        self._raise_diagnosis()
+        if on_error == "raise":
+            raise failures[0].error(others=len(failures) - 1)
+        if on_error == "skip":
+            return Batch(native, native.lengths >= 0, failures)
+        return self._replace(native, failures)
+
+    def _raise_diagnosis(self) -> None:
+        error = self._diagnose() if self._diagnose is not None else None
+        if error is not None:
+            raise error
+
+    def _replace(self, native: NativeBatch, failures: tuple[SampleFailure, ...]) -> Batch:
+        """Read the batch again with the next index in place of each that failed, until all are good."""
+        indices = native.indices.copy()
+        bad = list(failures)
+        for _ in range(REPLACEMENTS_MAX):
+            for failure in native.failures:
+                indices[failure.position] = (int(indices[failure.position]) + 1) % len(
+                    self.directory
+                )
+            native = self._native.read(indices)
+            if not native.failures:
+                return Batch(native, None, tuple(bad))
+            bad += describe_failures(native.failures, self.directory, self._where)
+        raise bad[-1].error()
+
+    def stats(self) -> dict[str, int]:
+        """Counters since the reader was opened, by their names in ``dlfs_reader_stats``."""
+        return self._native.stats()
+
+    def close(self) -> None:
+        """Give up memory and queue pairs, once batches and epochs still in use are gone. Idempotent."""
+        self._native.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def as_indices(indices: npt.ArrayLike, count: int) -> npt.NDArray[np.uint64]:
+    """Check indices and make them ``uint64[n]``.
+
+    Args:
+        indices: integers, one dimension.
+        count: samples of the dataset.
+
+    Raises:
+        UsageError: they are not integers of one dimension, or one is outside 0..count-1.
+    """
+    array = np.asarray(indices)
+    if array.size == 0 and array.ndim == 1:
+        return np.empty(0, np.uint64)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise UsageError(
+            f"read samples: expected integers of one dimension, got {array.dtype} {array.shape}"
+        )
+    outside = np.flatnonzero((array < 0) | (array >= count))
+    if len(outside):
+        at = int(outside[0])
+        raise UsageError(
+            f"read samples: expected indices 0..{count - 1}, got {int(array[at])} at position {at}"
+        )
+    return np.ascontiguousarray(array, np.uint64)

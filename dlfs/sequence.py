@@ -1,0 +1,182 @@
+"""The order of an epoch, and each rank's part of it, as functions of a few numbers.
+
+A ``Sequence`` maps positions 0..N-1 of an epoch to indices. It is never a stored list: ``global``
+is a keyed bijection, ``chunk`` permutes chunks and then the samples within each window of chunks,
+and ``storage`` is the order on media. Ranks take interleaved slices of the same order, so the
+samples of a global batch do not depend on how many ranks share it, and an epoch is resumed at a
+position by any number of ranks: its state is (seed, epoch, position).
+
+Everything here is immutable or a plain value; any thread may use it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from dlfs._native.reader import NativeSequence
+from dlfs.directory import FrozenDirectory
+from dlfs.errors import UsageError
+
+WINDOW_CHUNKS = 64
+"""Chunks that chunk shuffle mixes at a time unless told otherwise: 16 MiB of the default chunk size."""
+
+WINDOW_CHUNKS_MAX = 1 << 20
+
+STATE_VERSION = 1
+
+_ORDERS = {"global": "global", "chunk": "chunk", None: "storage"}
+_UINT64_MAX = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class EpochState:
+    """Where an epoch stands; enough to go on with it in another process, at another world size.
+
+    Attributes:
+        dataset: UUID of the dataset, as text.
+        shuffle: ``global``, ``chunk`` or None.
+        seed: 0..2^64-1.
+        epoch: 0..2^64-1.
+        window_chunks: of chunk shuffle.
+        position: samples of the epoch that all ranks together have taken.
+    """
+
+    dataset: str
+    shuffle: str | None
+    seed: int
+    epoch: int
+    window_chunks: int
+    position: int
+    version: int = STATE_VERSION
+
+    def __post_init__(self) -> None:
+        check_shuffle(self.shuffle)
+        for name, high in (
+            ("seed", _UINT64_MAX),
+            ("epoch", _UINT64_MAX),
+            ("position", _UINT64_MAX),
+        ):
+            value = getattr(self, name)
+            if not isinstance(value, int) or not 0 <= value <= high:
+                raise UsageError(f"order an epoch: expected {name} 0..{high}, got {value!r}")
+        if not 1 <= self.window_chunks <= WINDOW_CHUNKS_MAX:
+            raise UsageError(
+                f"order an epoch: expected window_chunks 1..{WINDOW_CHUNKS_MAX}, "
+                f"got {self.window_chunks!r}"
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values, for a checkpoint (JSON, pickle, ``torch.save``)."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Self:
+        """Read what ``to_dict`` wrote.
+
+        Raises:
+            UsageError: it is not such a dictionary, or of a version this code does not know.
+        """
+        if not isinstance(values, dict) or values.get("version") != STATE_VERSION:
+            got = values.get("version") if isinstance(values, dict) else values
+            raise UsageError(
+                f"resume an epoch: expected a state of version {STATE_VERSION}, got {got!r}"
+            )
+        try:
+            return cls(**values)
+        except TypeError as error:
+            raise UsageError(
+                f"resume an epoch: expected an epoch's state, got {values!r}"
+            ) from error
+
+
+def check_shuffle(shuffle: object) -> None:
+    """Refuse a kind of shuffle that there is not.
+
+    Raises:
+        UsageError: it is not ``"global"``, ``"chunk"`` or None.
+    """
+    if shuffle not in _ORDERS:
+        raise UsageError(
+            f"order an epoch: expected shuffle 'global', 'chunk' or None, got {shuffle!r}"
+        )
+
+
+class Sequence:
+    """One epoch's order over a whole dataset.
+
+    Args:
+        directory: of the dataset.
+        chunk_bytes: of its volume.
+        shuffle: ``global``, ``chunk`` or None for storage order.
+        seed: 0..2^64-1.
+        epoch: 0..2^64-1.
+        window_chunks: how many chunks ``chunk`` mixes at a time.
+
+    Raises:
+        UsageError: an argument is out of range.
+
+    Source: DESIGN of the permutation: ``dlfs_permutation`` in ``dlfs.h``.
+    """
+
+    def __init__(
+        self,
+        directory: FrozenDirectory,
+        *,
+        chunk_bytes: int,
+        shuffle: str | None = "global",
+        seed: int = 0,
+        epoch: int = 0,
+        window_chunks: int = WINDOW_CHUNKS,
+    ) -> None:
+        self._count = len(directory)
+        EpochState("", shuffle, seed, epoch, window_chunks, 0)
+        self._native = NativeSequence(
+            directory.native,
+            chunk_bytes=chunk_bytes,
+            order=_ORDERS[shuffle],
+            seed=seed,
+            epoch=epoch,
+            window_chunks=window_chunks,
+        )
+
+    @property
+    def native(self) -> NativeSequence:
+        """For the reader's streams."""
+        return self._native
+
+    def __len__(self) -> int:
+        return self._count
+
+    def indices(
+        self, first: int = 0, count: int | None = None, *, stride: int = 1
+    ) -> npt.NDArray[np.uint64]:
+        """Indices at positions ``first``, ``first + stride``, ...
+
+        Args:
+            first: 0..N.
+            count: how many; all that are left by default.
+            stride: >= 1.
+
+        Returns:
+            ``uint64[count]``.
+
+        Raises:
+            UsageError: a position is outside 0..N-1.
+        """
+        left = shard_count(self._count, first, stride)
+        count = left if count is None else count
+        if first < 0 or stride < 1 or not 0 <= count <= left:
+            raise UsageError(
+                f"take positions of an epoch of {self._count}: expected at most {left} from {first} on "
+                f"by steps of {stride}, got {count}"
+            )
+        return self._native.fill(first, count, stride)
+
+
+def shard_count(total: int, first: int, stride: int) -> int:
+    """How many positions ``first``, ``first + stride``, ... lie below ``total``."""
+    return len(range(first, total, stride)) if stride > 0 else 0
