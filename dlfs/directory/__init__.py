@@ -1,0 +1,23 @@
+"""The sample directory: from paths to indices, from indices to locations.
+
+``DirectoryBuilder`` collects the samples of a dataset that is being written; ``FrozenDirectory`` is
+the static tree of a sealed one; ``load_directory`` brings that into memory, once for all processes
+of a node.
+"""
+
+from __future__ import annotations
+
+from dlfs.directory.builder import DirectoryBuilder, FrozenParts, Location
+from dlfs.directory.frozen import Entry, FrozenDirectory
+from dlfs.directory.sharing import DirectoryIdentity, DirectorySizes, load_directory
+
+__all__ = [
+    "DirectoryBuilder",
+    "DirectoryIdentity",
+    "DirectorySizes",
+    "Entry",
+    "FrozenDirectory",
+    "FrozenParts",
+    "Location",
+    "load_directory",
+]

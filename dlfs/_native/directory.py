@@ -1,0 +1,307 @@
+"""The native sample directory as a Python object: build its segment, open it, ask it.
+
+Paths cross the boundary packed: one byte string of all of them, and ``uint64[n + 1]`` offsets
+around each. Objects keep the memory that C borrows alive. A directory never changes, so any threads
+may ask at once.
+"""
+
+from __future__ import annotations
+
+import errno
+import weakref
+from collections.abc import Sequence
+from ctypes import byref, c_uint8, c_uint64, c_void_p
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlfs._native import abi
+from dlfs._native.device import aligned_buffer
+from dlfs._native.library import check, error_for, library
+from dlfs.errors import ClosedError, UsageError
+
+PART_ALIGNMENT_BYTES = 4096
+"""Of the memory that parts are built in: what direct I/O wants; reading needs 64."""
+
+PATH_BYTES_MAX = 4095
+LOCATION_BYTES = 16
+
+_TEXT_BYTES = 1 << 20  # names are decoded in pieces of this size
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """The two parts of a directory segment, as they go onto media."""
+
+    entries: NDArray[np.uint8]
+    names: NDArray[np.uint8]
+    hash_seed: int
+
+
+def pack_paths(paths: Sequence[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.uint64]]:
+    """Pack paths: their bytes ``uint8[n_bytes]`` and the offsets around each ``uint64[n + 1]``."""
+    offsets = np.zeros(len(paths) + 1, np.uint64)
+    lengths = np.fromiter(map(len, paths), np.uint64, count=len(paths))
+    np.cumsum(lengths, out=offsets[1:])
+    return np.frombuffer(b"".join(paths), np.uint8), offsets
+
+
+def build_segment(
+    text: NDArray[np.uint8],
+    offsets: NDArray[np.uint64],
+    locations: NDArray[np.uint8],
+    *,
+    dataset_uuid: bytes,
+    data_bytes: int,
+) -> Segment:
+    """Build the directory segment of a dataset.
+
+    Args:
+        text: uint8[n_bytes], the paths in strictly rising byte order, one behind the other.
+        offsets: uint64[n_samples + 1] around each path.
+        locations: uint8[16 * n_samples], in the same order, as ``dlfs_location``.
+        dataset_uuid: 16 bytes.
+        data_bytes: the size of the data space, which every location must lie in.
+
+    Raises:
+        UsageError: a path breaks a rule or is out of order, or a location lies outside the data
+            space or in another sample.
+        DeviceError: not enough memory.
+
+    Owns: nothing of its arguments after the return.
+    """
+    count = len(offsets) - 1
+    _check_packed(text, offsets)
+    if locations.nbytes != count * LOCATION_BYTES or len(dataset_uuid) != 16:
+        raise UsageError(
+            f"build a directory of {count} samples: expected {count * LOCATION_BYTES} bytes of "
+            f"locations and 16 of UUID, got {locations.nbytes} and {len(dataset_uuid)}"
+        )
+    plan = abi.DirectoryPlan()
+    code = library().dlfs_directory_plan_build(
+        text.ctypes.data, offsets.ctypes.data, count, byref(plan)
+    )
+    check(code, f"plan the directory of {count} samples")
+    entries = aligned_buffer(plan.entries_bytes, PART_ALIGNMENT_BYTES)
+    names = aligned_buffer(plan.names_bytes, PART_ALIGNMENT_BYTES)
+    code = library().dlfs_directory_build(
+        byref(plan),
+        text.ctypes.data,
+        offsets.ctypes.data,
+        locations.ctypes.data,
+        (c_uint8 * 16).from_buffer_copy(dataset_uuid),
+        data_bytes,
+        entries.ctypes.data,
+        names.ctypes.data,
+    )
+    check(code, f"build the directory of {count} samples in {data_bytes} bytes of data")
+    return Segment(entries, names, int(plan.hash_seed))
+
+
+def _check_packed(text: NDArray[np.uint8], offsets: NDArray[np.uint64]) -> None:
+    """What C trusts its caller with: offsets that rise and stay inside the text."""
+    if text.dtype != np.uint8 or offsets.dtype != np.uint64 or offsets.ndim != 1:
+        raise UsageError(
+            f"use packed paths: expected uint8 and uint64, got {text.dtype}, {offsets.dtype}"
+        )
+    if not (text.flags.c_contiguous and offsets.flags.c_contiguous) or len(offsets) == 0:
+        raise UsageError("use packed paths: expected contiguous arrays and at least one offset")
+    if offsets[-1] > text.nbytes or np.any(offsets[1:] < offsets[:-1]):
+        raise UsageError(f"use packed paths: expected rising offsets up to {text.nbytes}")
+
+
+def _close(handle: int) -> None:
+    library().dlfs_directory_close(handle)
+
+
+class NativeDirectory:
+    """A ``dlfs_directory`` over the bytes of its entries part.
+
+    Args:
+        entries: the entries part, at a multiple of 64 bytes in memory; kept alive, never written.
+        label: what errors call the directory.
+
+    Raises:
+        FormatError: the part is malformed (ChecksumError, TruncatedError).
+        UsageError: the memory is misaligned.
+
+    Threads: any at once; ``close`` when no other thread is in a call.
+    """
+
+    def __init__(self, entries: NDArray[np.uint8], *, label: str) -> None:
+        self._label = label
+        self._entries = entries
+        self._names: NDArray[np.uint8] | None = None
+        handle = c_void_p()
+        code = library().dlfs_directory_open(
+            self._entries.ctypes.data, self._entries.nbytes, byref(handle)
+        )
+        check(code, f"open {label}")
+        self._handle: c_void_p | None = handle
+        self._finalizer = weakref.finalize(self, _close, handle.value or 0)
+        self.count: int = library().dlfs_directory_count(handle)
+        self.data_bytes: int = library().dlfs_directory_data_bytes(handle)
+        self.names_bytes: int = library().dlfs_directory_names_bytes(handle)
+
+    @property
+    def handle(self) -> c_void_p:
+        """The ``dlfs_directory *``; whoever passes it to C keeps this object alive.
+
+        Raises:
+            ClosedError: the directory is closed.
+        """
+        if self._handle is None:
+            raise ClosedError(f"use {self._label}: it is closed")
+        return self._handle
+
+    @property
+    def dataset_uuid(self) -> bytes:
+        """The 16 bytes of the dataset's UUID."""
+        return self._entries[16:32].tobytes()
+
+    @property
+    def has_names(self) -> bool:
+        """Whether the names part was attached."""
+        return self._names is not None
+
+    def attach_names(self, names: NDArray[np.uint8]) -> None:
+        """Give the directory its names part, once; it is kept alive, never written.
+
+        Raises:
+            FormatError: it is shorter than the header says (TruncatedError).
+            UsageError: there is one already, or the memory is misaligned.
+        """
+        code = library().dlfs_directory_attach_names(self.handle, names.ctypes.data, names.nbytes)
+        if code == -errno.EALREADY:
+            raise UsageError(f"attach names to {self._label}: it has its names")
+        check(code, f"attach {names.nbytes} bytes of names to {self._label}")
+        self._names = names
+
+    def verify(self, part: int, memory: NDArray[np.uint8]) -> None:
+        """Check every block of a part (0 entries, 1 names) against the directory's checksums.
+
+        Raises:
+            ChecksumError: a block is bad; the message has its offset in the part.
+            TruncatedError: the memory is shorter than the part.
+        """
+        bad = c_uint64()
+        code = library().dlfs_directory_verify(
+            self.handle, part, memory.ctypes.data, memory.nbytes, byref(bad)
+        )
+        name = ("entries", "names")[part]
+        if code == abi.E_CHECKSUM:
+            raise error_for(code, f"verify the {name} of {self._label} at byte {bad.value * 4096}")
+        check(code, f"verify the {name} of {self._label} in {memory.nbytes} bytes")
+
+    def verify_own(self) -> None:
+        """Check every block of the parts in use: the entries, and the names when they are attached.
+
+        Raises:
+            ChecksumError: a block is bad; the message has its offset in the part.
+        """
+        self.verify(0, self._entries)
+        if self._names is not None:
+            self.verify(1, self._names)
+
+    def locations(self) -> NDArray[np.uint8]:
+        """The locations as they lie in the entries part: ``uint8[16 * count]``, read-only."""
+        base = library().dlfs_directory_locations(self.handle) or 0
+        first = base - self._entries.ctypes.data
+        view = self._entries[first : first + LOCATION_BYTES * self.count]
+        view.flags.writeable = False
+        return view
+
+    def order(self, first: int, count: int) -> NDArray[np.uint64]:
+        """Indices of the samples at ranks first..first+count-1 of storage order, ``uint64[count]``.
+
+        Raises:
+            UsageError: out of range.
+            FormatError: the order names a sample that does not exist.
+        """
+        self._check_range("list the storage order", first, count)
+        out = np.empty(count, np.uint64)
+        code = library().dlfs_directory_order(self.handle, first, count, out.ctypes.data)
+        check(code, f"list the storage order of {self._label} from rank {first}")
+        return out
+
+    def rank_at(self, address: int) -> int:
+        """The rank of the first sample at or behind an address, >= 0; count when there is none."""
+        rank: int = library().dlfs_directory_rank_at(self.handle, address)
+        return rank
+
+    def find(self, text: NDArray[np.uint8], offsets: NDArray[np.uint64]) -> NDArray[np.int64]:
+        """Indices of packed paths, ``int64[n]``, -1 where there is no such sample.
+
+        Raises:
+            UsageError: the arrays are not packed paths, or names are not attached.
+            FormatError: the tree or the names are malformed.
+        """
+        _check_packed(text, offsets)
+        self._check_names()
+        out = np.empty(len(offsets) - 1, np.uint64)
+        code = library().dlfs_directory_find(
+            self.handle, text.ctypes.data, offsets.ctypes.data, len(out), out.ctypes.data
+        )
+        check(code, f"look {len(out)} paths up in {self._label}")
+        return out.view(np.int64)
+
+    def lower_bound(self, path: bytes) -> int:
+        """The index of the first sample whose path is >= path; count when there is none.
+
+        Raises:
+            UsageError: names are not attached.
+            FormatError: the names are malformed.
+        """
+        self._check_names()
+        index = c_uint64()
+        code = library().dlfs_directory_lower_bound(self.handle, path, len(path), byref(index))
+        check(code, f"search the names of {self._label}")
+        return index.value
+
+    def names(self, first: int, count: int) -> list[bytes]:
+        """Paths of the samples first..first+count-1.
+
+        Raises:
+            UsageError: out of range, or names are not attached.
+            FormatError: the names are malformed.
+        """
+        self._check_range("list names", first, count)
+        self._check_names()
+        paths: list[bytes] = []
+        text = np.empty(min(_TEXT_BYTES, count * PATH_BYTES_MAX), np.uint8)
+        offsets = np.empty(count + 1, np.uint64)
+        while len(paths) < count:
+            at = first + len(paths)
+            fitted = library().dlfs_directory_names(
+                self.handle,
+                at,
+                count - len(paths),
+                text.ctypes.data,
+                text.nbytes,
+                offsets.ctypes.data,
+            )
+            check(fitted, f"list the names of {self._label} from index {at}")
+            ends = offsets[: fitted + 1].tolist()
+            decoded = text[: ends[-1]].tobytes()
+            paths += [decoded[start:end] for start, end in pairwise(ends)]
+        return paths
+
+    def close(self) -> None:
+        """Free the handle and let go of the parts. Idempotent."""
+        self._handle = None
+        self._finalizer()
+        self._entries = np.empty(0, np.uint8)
+        self._names = None
+
+    def _check_range(self, action: str, first: int, count: int) -> None:
+        if first < 0 or count < 0 or first + count > self.count:
+            raise UsageError(
+                f"{action} of {self._label}: expected a range in 0..{self.count}, "
+                f"got {first}..{first + count}"
+            )
+
+    def _check_names(self) -> None:
+        if self._names is None:
+            raise UsageError(f"use the names of {self._label}: expected them attached first")

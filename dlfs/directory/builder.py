@@ -1,0 +1,191 @@
+"""The directory of a dataset that is being written: mutable, in path order, in memory.
+
+A sorted map leads from each path to a row of growing columns, so that paths may come in any order
+and be listed in theirs at any time. Every rule that a sealed directory must keep is checked as
+paths come in: the rules of a path, no path twice, and no path that is both a sample and a
+directory.
+
+Threads: one at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from sortedcontainers import SortedDict
+
+from dlfs._native.directory import build_segment, pack_paths
+from dlfs.errors import ExistsError, LimitError, NotFoundError, UsageError
+from dlfs.format.location import LOCATION, pack_locations, unpack_locations
+from dlfs.format.paths import display, path_bytes
+
+SAMPLES_MAX = 1 << 48
+"""Samples of one dataset (FORMAT.md, "Directory segment")."""
+
+_ROWS_AT_FIRST = 1024
+
+
+class Location(NamedTuple):
+    """Where a sample lies and what its bytes add up to."""
+
+    address: int
+    """In the dataset's data space: chunk number * chunk_bytes + offset in the chunk."""
+    length_bytes: int
+    crc32c: int
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenParts:
+    """A segment ready to be written: the names part goes right behind the entries part."""
+
+    entries: NDArray[np.uint8]
+    names: NDArray[np.uint8]
+    sample_count: int
+    sample_bytes: int
+
+
+class DirectoryBuilder:
+    """Paths and locations of the samples added so far."""
+
+    def __init__(self) -> None:
+        self._rows: SortedDict[bytes, int] = SortedDict()
+        self._directories: set[bytes] = set()
+        self._locations = np.empty(_ROWS_AT_FIRST, LOCATION)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __contains__(self, path: object) -> bool:
+        return path in self._rows
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Paths in their order."""
+        return iter(self._rows)
+
+    def get(self, path: bytes) -> Location:
+        """Where a sample lies.
+
+        Raises:
+            NotFoundError: it was not added.
+        """
+        row = self._rows.get(path)
+        if row is None:
+            raise NotFoundError(f"look up {display(path)!r}: no such sample was added")
+        address, length, crc = unpack_locations(self._locations[row : row + 1])
+        return Location(int(address[0]), int(length[0]), int(crc[0]))
+
+    def add(self, path: bytes, location: Location) -> None:
+        """Add one sample; on an error nothing is changed.
+
+        Raises:
+            ExistsError: the path is there already, or is a directory, or lies below a sample.
+            UsageError: the path breaks a rule of paths.
+            LimitError: the path, its location or the dataset is too long.
+        """
+        self.add_many([path], [location.address], [location.length_bytes], [location.crc32c])
+
+    def add_many(
+        self,
+        paths: Sequence[bytes],
+        addresses: ArrayLike,
+        lengths: ArrayLike,
+        crcs: ArrayLike,
+    ) -> None:
+        """Add samples; on an error none of them.
+
+        Args:
+            paths: in any order.
+            addresses: uint64[n_samples], below 2**56.
+            lengths: uint64[n_samples], bytes, below 2**40.
+            crcs: uint32[n_samples].
+
+        Raises:
+            ExistsError: a path is there already, or is a directory, or lies below a sample.
+            UsageError: a path breaks a rule of paths, or the arguments are not of one length.
+            LimitError: a path, a location or the dataset is too long.
+        """
+        locations = pack_locations(addresses, lengths, crcs)
+        if len(locations) != len(paths):
+            raise UsageError(
+                f"add samples: expected as many locations as paths, "
+                f"got {len(locations)} and {len(paths)}"
+            )
+        first = len(self._rows)
+        if first + len(paths) > SAMPLES_MAX:
+            raise LimitError(
+                f"add {len(paths)} samples: expected at most {SAMPLES_MAX} in a dataset"
+            )
+        new_rows, new_directories = self._check(paths, first)
+        self._reserve(first + len(paths))
+        self._locations[first : first + len(paths)] = locations
+        self._rows.update(new_rows)
+        self._directories |= new_directories
+
+    def check(self, paths: Sequence[bytes]) -> None:
+        """Raise what ``add_many`` would raise for these paths; add nothing."""
+        self._check(paths, len(self._rows))
+
+    def freeze(self, dataset_uuid: UUID, data_bytes: int) -> FrozenParts:
+        """Encode the segment of what was added. The builder can go on.
+
+        Args:
+            dataset_uuid: of the dataset, kept in the segment.
+            data_bytes: the size of the data space: chunks * chunk_bytes.
+
+        Raises:
+            UsageError: a sample lies outside the data space, or in another.
+            DeviceError: not enough memory.
+        """
+        count = len(self._rows)
+        rows = np.fromiter(self._rows.values(), np.int64, count=count)
+        text, offsets = pack_paths(self._rows.keys()[:])
+        locations = self._locations[rows]
+        segment = build_segment(
+            text,
+            offsets,
+            locations.view(np.uint8),
+            dataset_uuid=dataset_uuid.bytes,
+            data_bytes=data_bytes,
+        )
+        sample_bytes = int(unpack_locations(locations)[1].sum(dtype=np.uint64))
+        return FrozenParts(segment.entries, segment.names, count, sample_bytes)
+
+    def _reserve(self, rows: int) -> None:
+        if rows > len(self._locations):
+            grown: NDArray[Any] = np.empty(max(rows, 2 * len(self._locations)), LOCATION)
+            grown[: len(self._rows)] = self._locations[: len(self._rows)]
+            self._locations = grown
+
+    def _check(self, paths: Sequence[bytes], first: int) -> tuple[dict[bytes, int], set[bytes]]:
+        """The rows and the directories that these paths add."""
+        rows: dict[bytes, int] = {}
+        directories: set[bytes] = set()
+        for row, path in enumerate(paths, first):
+            path_bytes(path)
+            if path in rows or path in self._rows:
+                raise ExistsError(f"add the sample {display(path)!r}: it was added already")
+            if path in directories or path in self._directories:
+                raise ExistsError(f"add the sample {display(path)!r}: a directory has this path")
+            rows[path] = row
+            self._check_parents(path, rows, directories)
+        return rows, directories
+
+    def _check_parents(self, path: bytes, rows: dict[bytes, int], directories: set[bytes]) -> None:
+        """Note the directories that a path lies in; those above a known one are known as well."""
+        slash = path.rfind(b"/")
+        while slash > 0:
+            parent = path[:slash]
+            if parent in self._directories or parent in directories:
+                return
+            if parent in self._rows or parent in rows:
+                raise ExistsError(
+                    f"add the sample {display(path)!r}: {display(parent)!r} is a sample, "
+                    f"it cannot be a directory"
+                )
+            directories.add(parent)
+            slash = path.rfind(b"/", 0, slash)

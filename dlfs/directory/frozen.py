@@ -1,0 +1,288 @@
+"""The sample directory of a sealed dataset: paths, indices, locations, listings.
+
+Its bytes are those on media, in memory that may be shared with other processes. The entries part is
+there from the start; the names part is asked for when the first path is looked up or listed.
+Directories of the path tree are not stored: the names are in path order, so a directory is a range
+of indices, found by bisection.
+
+Threads: any at once.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+from uuid import UUID
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dlfs._native.directory import NativeDirectory, pack_paths
+from dlfs.errors import FormatError, UsageError
+from dlfs.format.location import LOCATION, unpack_locations
+
+_LIST_FEW = 32  # names decoded at a time where subdirectories come one after the other
+_LIST_MANY = 4096  # ... and where files do
+_AFTER_SLASH = b"0"  # the byte behind "/": what ends the range of a directory
+
+
+class Entry(NamedTuple):
+    """One child of a directory."""
+
+    name: bytes
+    """One component, without its directory."""
+    is_directory: bool
+    first_index: int
+    """Of the sample itself, or of the first sample below the directory."""
+
+
+class FrozenDirectory:
+    """The directory of one dataset.
+
+    Args:
+        entries: the entries part, aligned to 64 bytes; kept, never written.
+        load_names: gives the names part, aligned likewise; called once, when names are first
+            needed, and again only after it raised.
+        label: what errors call the directory.
+        release: called once by ``close``: what gives the memory back.
+
+    Raises:
+        FormatError: the entries part is malformed.
+    """
+
+    def __init__(
+        self,
+        entries: NDArray[np.uint8],
+        load_names: Callable[[], NDArray[np.uint8]],
+        *,
+        label: str = "the directory",
+        release: Callable[[], None] | None = None,
+    ) -> None:
+        self._native = NativeDirectory(entries, label=label)
+        self._load_names = load_names
+        self._loading = threading.Lock()
+        self._label = label
+        self._release = release
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        return self._native.count
+
+    @property
+    def native(self) -> NativeDirectory:
+        """What the reader hands to C. It keeps the memory alive, not this object."""
+        return self._native
+
+    @property
+    def dataset_uuid(self) -> UUID:
+        """The dataset's UUID, as the segment says."""
+        return UUID(bytes=self._native.dataset_uuid)
+
+    @property
+    def data_bytes(self) -> int:
+        """The size of the data space, as the segment says."""
+        return self._native.data_bytes
+
+    # ---- paths to indices ----------------------------------------------------------------------
+
+    def find(self, paths: Sequence[bytes]) -> NDArray[np.int64]:
+        """Indices of paths, ``int64[n_paths]``; -1 where there is no such sample.
+
+        Raises:
+            FormatError: the tree or the names are malformed.
+        """
+        return self._named().find(*pack_paths(paths))
+
+    def find_packed(
+        self, text: NDArray[np.uint8], offsets: NDArray[np.uint64]
+    ) -> NDArray[np.int64]:
+        """Indices of packed paths: path i is ``text[offsets[i]:offsets[i + 1]]``; -1 for none.
+
+        Args:
+            text: uint8[n_bytes].
+            offsets: uint64[n_paths + 1], rising.
+
+        Raises:
+            UsageError: the arrays are not such.
+            FormatError: the tree or the names are malformed.
+        """
+        return self._named().find(text, offsets)
+
+    def lower_bound(self, path: bytes) -> int:
+        """The index of the first sample whose path is >= path; ``len`` when there is none."""
+        return self._named().lower_bound(path)
+
+    def name(self, index: int) -> bytes:
+        """The path of one sample, 0 <= index < ``len``."""
+        return self._named().names(index, 1)[0]
+
+    def names(self, first: int = 0, count: int | None = None) -> list[bytes]:
+        """The paths of ``count`` samples from index ``first`` on; all the rest by default.
+
+        Raises:
+            UsageError: out of range.
+            FormatError: the names are malformed.
+        """
+        return self._named().names(first, len(self) - first if count is None else count)
+
+    # ---- indices to locations ------------------------------------------------------------------
+
+    @property
+    def locations(self) -> NDArray[Any]:
+        """All locations as on media, ``LOCATION[n_samples]``, a read-only view.
+
+        What they say is not checked: addresses and lengths may point anywhere until compared with
+        ``data_bytes``.
+        """
+        return self._native.locations().view(LOCATION)
+
+    def addresses(self, indices: ArrayLike | None = None) -> NDArray[np.uint64]:
+        """Addresses in the data space of some samples, or of all, ``uint64[n]``."""
+        return unpack_locations(self._select(indices))[0]
+
+    def lengths(self, indices: ArrayLike | None = None) -> NDArray[np.int64]:
+        """Lengths in bytes of some samples, or of all, ``int64[n]``."""
+        return unpack_locations(self._select(indices))[1].view(np.int64)
+
+    def crcs(self, indices: ArrayLike | None = None) -> NDArray[np.uint32]:
+        """CRC32C of some samples, or of all, ``uint32[n]``."""
+        return unpack_locations(self._select(indices))[2]
+
+    def order(self, first: int = 0, count: int | None = None) -> NDArray[np.uint64]:
+        """Indices at ranks first.. of storage order, ``uint64[count]``; all the rest by default.
+
+        Raises:
+            UsageError: out of range.
+            FormatError: the order names a sample that does not exist.
+        """
+        return self._native.order(first, len(self) - first if count is None else count)
+
+    def rank_at(self, address: int) -> int:
+        """The rank in storage order of the first sample at or behind an address."""
+        return self._native.rank_at(address)
+
+    # ---- the tree of directories ---------------------------------------------------------------
+
+    def subtree_range(self, prefix: bytes) -> tuple[int, int]:
+        """The samples below a directory: indices first..last-1. The root is ``b""``."""
+        if not prefix:
+            return 0, len(self)
+        native = self._named()
+        return native.lower_bound(prefix + b"/"), native.lower_bound(prefix + _AFTER_SLASH)
+
+    def is_directory(self, prefix: bytes) -> bool:
+        """Whether samples lie below this path. The root always is a directory."""
+        first, last = self.subtree_range(prefix)
+        return first < last or not prefix
+
+    def children(self, prefix: bytes, start_after: bytes | None = None) -> Iterator[Entry]:
+        """List one directory, in path order: a subdirectory stands where its name and "/" would.
+
+        Takes time in proportion to the files in it, and a bisection for each subdirectory, whatever
+        is below those.
+
+        Args:
+            prefix: the directory's path; ``b""`` is the root. Nothing is listed when it is not a
+                directory.
+            start_after: the name of a child to go on behind.
+
+        Raises:
+            FormatError: the names are malformed.
+        """
+        index, last = self.subtree_range(prefix)
+        base = prefix + b"/" if prefix else b""
+        if start_after is not None:
+            index = max(index, self._behind(base + start_after))
+        batch = _LIST_FEW
+        while index < last:
+            names = self.names(index, min(batch, last - index))
+            stop = index
+            for entry, behind in self._entries_in(names, index, base):
+                yield entry
+                stop = behind
+            # Past the names decoded: a large subdirectory was skipped, so look at few again.
+            batch = _LIST_FEW if stop > index + len(names) else min(2 * batch, _LIST_MANY)
+            index = stop
+
+    def _entries_in(
+        self, names: list[bytes], first: int, base: bytes
+    ) -> Iterator[tuple[Entry, int]]:
+        """Children among decoded names, each with the index behind it."""
+        at = 0
+        while at < len(names):
+            path = names[at]
+            if not path.startswith(base):
+                raise FormatError(f"list {base!r} in {self._label}: names out of order")
+            name, slash, _ = path[len(base) :].partition(b"/")
+            behind = at + 1
+            if slash:
+                end = base + name + _AFTER_SLASH
+                behind = bisect_left(names, end, behind)
+                if behind == len(names):
+                    behind = max(behind, self.lower_bound(end) - first)
+            yield Entry(name, bool(slash), first + at), first + behind
+            at = behind
+
+    def _behind(self, path: bytes) -> int:
+        """The index behind a sample or a directory with this path."""
+        first, last = self.subtree_range(path)
+        return last if first < last else self.lower_bound(path + b"\0")
+
+    # ---- memory --------------------------------------------------------------------------------
+
+    def verify(self) -> None:
+        """Check every block of both parts against their checksums.
+
+        Raises:
+            ChecksumError: a block is bad.
+            FormatError: names are out of order.
+        """
+        self._named().verify_own()
+        before = b""
+        for first in range(0, len(self), _LIST_MANY):
+            names = self.names(first, min(_LIST_MANY, len(self) - first))
+            if any(a >= b for a, b in pairwise([before, *names])):
+                raise FormatError(f"verify {self._label}: names out of order at index {first}")
+            before = names[-1]
+
+    def close(self) -> None:
+        """Give the memory back. Idempotent. Views of ``locations`` must be gone."""
+        self._native.close()
+        release, self._release = self._release, None
+        if release:
+            release()
+
+    def _named(self) -> NativeDirectory:
+        """The native directory, with its names."""
+        if not self._native.has_names:
+            with self._loading:
+                if not self._native.has_names:
+                    self._native.attach_names(self._load_names())
+        return self._native
+
+    def _select(self, indices: ArrayLike | None) -> NDArray[Any]:
+        locations = self.locations
+        if indices is None:
+            return locations
+        chosen = np.asarray(indices)
+        if chosen.size and (chosen.min() < 0 or chosen.max() >= len(self)):
+            raise UsageError(
+                f"look samples up by index: expected 0..{len(self) - 1}, "
+                f"got {chosen.min()}..{chosen.max()}"
+            )
+        picked: NDArray[Any] = locations[chosen.astype(np.int64)]
+        return picked

@@ -1,0 +1,465 @@
+"""One copy of a dataset's directory for all processes of a node and user.
+
+A part of a directory segment lives in a file in memory, ``/dev/shm/dlfs-UID/KEY.part``, mapped
+read-only by everybody who has the dataset open. KEY names volume, dataset, part and the digest of
+the segment's header, so a file never stands for other bytes than those on the volume. The first
+opener allocates the file, lets the device read straight into it, verifies every block, and
+publishes it by a rename; the last one to close removes it. Where there is no such memory, or too
+little of it, the part is loaded into private memory instead.
+
+Locks (``flock``, released by the kernel however a process ends):
+
+- everybody who maps ``KEY.part`` holds a shared lock on it: a file without one is nobody's;
+- whoever creates, publishes or removes files of KEY holds ``KEY.lock`` exclusively.
+
+So what a killed process leaves is told apart from what is in use: a published file is complete and
+is taken over by the next opener of KEY; an unpublished one (``KEY.load``) is overwritten by the
+next opener of KEY; and whoever loads anything first removes what nobody holds. A lock belongs to
+the open file, which a forked child shares with its parent; the child therefore opens the file anew
+and takes a lock of its own, so that either may be the last to close.
+
+The directory must belong to the user and be closed to others (0700); no symbolic link is followed,
+and a file of another owner is not used. Processes of one user trust each other.
+
+Threads: any at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import mmap
+import os
+import stat
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from uuid import UUID
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlfs._native.device import aligned_buffer
+from dlfs._native.directory import NativeDirectory
+from dlfs.directory.frozen import FrozenDirectory
+from dlfs.errors import FormatError
+from dlfs.format.constants import DIRECTORY_BLOCK_BYTES
+
+SHARED_ROOT = Path("/dev/shm")
+
+LOADER_WAIT_S = 60.0
+"""How long an opener waits for a process that loads, before it loads for itself."""
+
+_WAIT_FIRST_S = 0.001
+_WAIT_MOST_S = 0.05
+_SUFFIXES = (".part", ".load", ".lock")
+
+ReadInto = Callable[[int, memoryview], None]
+"""Reads from a byte offset of the segment into all of a buffer; both are whole blocks of 4096."""
+
+
+@dataclass(frozen=True, slots=True)
+class DirectoryIdentity:
+    """Which directory: what names its shared files, and what errors call it."""
+
+    volume_uuid: UUID
+    dataset_uuid: UUID
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class DirectorySizes:
+    """Lengths of the parts, as the catalog has them; names lie behind entries."""
+
+    entries_bytes: int
+    names_bytes: int
+
+
+def load_directory(
+    identity: DirectoryIdentity,
+    sizes: DirectorySizes,
+    read_into: ReadInto,
+    *,
+    root: Path | None = SHARED_ROOT,
+    wait_s: float = LOADER_WAIT_S,
+) -> FrozenDirectory:
+    """Open a dataset's directory, shared with the user's other processes where possible.
+
+    Args:
+        identity: whose directory it is.
+        sizes: of its parts.
+        read_into: reads the segment; called with 4096-aligned memory, for the header, then for the
+            whole of a part unless another process has it. It must not keep the memory. For the
+            names it is called later, by whichever thread needs them first.
+        root: where shared memory is mounted; None keeps the directory private.
+        wait_s: how long to wait for another process that is loading the same.
+
+    Raises:
+        FormatError: the segment is malformed (ChecksumError), or not the dataset's.
+        DlfsError: whatever ``read_into`` raises.
+    """
+    header = aligned_buffer(DIRECTORY_BLOCK_BYTES, DIRECTORY_BLOCK_BYTES)
+    read_into(0, header.data)
+    key = _key(identity, header)
+    held: list[_Part] = []
+
+    def fill_entries(memory: memoryview) -> None:
+        read_into(0, memory)
+        checked = NativeDirectory(np.frombuffer(memory, np.uint8), label=identity.label)
+        try:
+            checked.verify_own()
+        finally:
+            checked.close()
+
+    def load_names() -> NDArray[np.uint8]:
+        def fill_names(memory: memoryview) -> None:
+            read_into(sizes.entries_bytes, memory)
+            directory.native.verify(1, np.frombuffer(memory, np.uint8))
+
+        part = _open_part(root, f"{key}-names", sizes.names_bytes, fill_names, wait_s)
+        held.append(part)
+        return part.memory
+
+    def release() -> None:
+        while held:
+            held.pop().release()
+
+    held.append(_open_part(root, f"{key}-entries", sizes.entries_bytes, fill_entries, wait_s))
+    try:
+        directory = FrozenDirectory(
+            held[0].memory, load_names, label=identity.label, release=release
+        )
+        _check_identity(directory, identity, sizes)
+    except BaseException:
+        release()
+        raise
+    return directory
+
+
+def _key(identity: DirectoryIdentity, header: NDArray[np.uint8]) -> str:
+    digest = hashlib.blake2b(header.tobytes(), digest_size=8).hexdigest()
+    return f"{identity.volume_uuid.hex}-{identity.dataset_uuid.hex}-{digest}"
+
+
+def _check_identity(
+    directory: FrozenDirectory, identity: DirectoryIdentity, sizes: DirectorySizes
+) -> None:
+    got = directory.dataset_uuid, directory.native.names_bytes
+    if got != (identity.dataset_uuid, sizes.names_bytes):
+        raise FormatError(
+            f"open {identity.label}: expected the dataset {identity.dataset_uuid} with "
+            f"{sizes.names_bytes} bytes of names, got {got[0]} with {got[1]}"
+        )
+
+
+# ---- parts ---------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class _Part:
+    """A part in memory, and the file behind it when it is shared."""
+
+    memory: NDArray[np.uint8]
+    place: _Place | None = None
+    name: str = ""
+    descriptor: int = -1
+    owner: int = field(default_factory=os.getpid)
+    finalizer: weakref.finalize[..., _Part] | None = None
+
+    def release(self) -> None:
+        """Let go of the memory; the last of all processes to do so removes the file. Idempotent.
+
+        Views of the memory stay good: what is mapped outlives its name.
+        """
+        self.memory = np.empty(0, np.uint8)
+        if self.finalizer is not None:
+            self.finalizer()
+
+
+def _open_part(
+    root: Path | None, name: str, size: int, fill: Callable[[memoryview], None], wait_s: float
+) -> _Part:
+    """Map a part that another process published, or load and publish it, or load it privately."""
+    place = None if root is None else _Place.open(root)
+    if place is not None:
+        part = place.obtain(name, size, fill, time.monotonic() + wait_s)
+        if part is not None:
+            return part
+    memory = mmap.mmap(-1, size)
+    with contextlib.suppress(OSError):  # a kernel without huge pages
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    fill(memoryview(memory))
+    return _Part(_read_only(memory))
+
+
+def _read_only(memory: mmap.mmap) -> NDArray[np.uint8]:
+    view = np.frombuffer(memory, np.uint8)
+    view.flags.writeable = False
+    return view
+
+
+class _Place:
+    """The user's directory of shared parts."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        weakref.finalize(self, os.close, descriptor)
+
+    @classmethod
+    def open(cls, root: Path) -> _Place | None:
+        """Open it, made if need be; None where it cannot be had, or is not safe to use."""
+        path = root / f"dlfs-{os.geteuid()}"
+        try:
+            with contextlib.suppress(FileExistsError):
+                path.mkdir(mode=0o700)
+            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+            descriptor = os.open(path, flags)
+        except OSError:
+            return None
+        status = os.fstat(descriptor)
+        if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
+            os.close(descriptor)
+            return None
+        return cls(descriptor)
+
+    def obtain(
+        self, name: str, size: int, fill: Callable[[memoryview], None], deadline: float
+    ) -> _Part | None:
+        """Map or load a part; None when it has to be private."""
+        try:
+            part = self._map_published(name, size)
+            if part is not None:
+                return part
+            self.sweep(except_name=name)
+            with self.locked(name, deadline) as locked:
+                if not locked:
+                    return None
+                # Whoever held the lock before may have published it.
+                return self._map_published(name, size) or self._load(name, size, fill)
+        except _UnusableError:
+            return None
+
+    # ---- files -------------------------------------------------------------------------------
+
+    def _open_file(self, file_name: str, flags: int) -> int:
+        """Open a regular file of ours.
+
+        Raises:
+            FileNotFoundError: there is none.
+            _UnusableError: what has this name is not ours, or the file system refuses.
+        """
+        flags |= os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+        try:
+            descriptor = os.open(file_name, flags, 0o600, dir_fd=self.descriptor)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise _UnusableError from error
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+            os.close(descriptor)
+            raise _UnusableError
+        return descriptor
+
+    def _unlink(self, file_name: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(file_name, dir_fd=self.descriptor)
+
+    def _exists(self, file_name: str) -> bool:
+        try:
+            os.stat(file_name, dir_fd=self.descriptor, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return True
+
+    # ---- locks -------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def locked(self, name: str, deadline: float) -> Iterator[bool]:
+        """Hold a key's lock; False when another process still has it at the deadline.
+
+        The lock file goes away with the last file of its key, so a lock counts only while the file
+        still has its name.
+        """
+        wait_s = _WAIT_FIRST_S
+        while (descriptor := self._try_lock(name)) is None:
+            if time.monotonic() >= deadline:
+                yield False
+                return
+            time.sleep(wait_s)
+            wait_s = min(2 * wait_s, _WAIT_MOST_S)
+        try:
+            yield True
+        finally:
+            if not self._exists(f"{name}.part") and not self._exists(f"{name}.load"):
+                self._unlink(f"{name}.lock")
+            _locks.discard(descriptor)
+            os.close(descriptor)
+
+    def _try_lock(self, name: str) -> int | None:
+        descriptor = self._open_file(f"{name}.lock", os.O_RDWR | os.O_CREAT)
+        if _try_flock(descriptor, fcntl.LOCK_EX) and os.fstat(descriptor).st_nlink > 0:
+            _locks.add(descriptor)
+            return descriptor
+        os.close(descriptor)
+        return None
+
+    # ---- life of a part ----------------------------------------------------------------------
+
+    def _map_published(self, name: str, size: int) -> _Part | None:
+        """Map a published part; None when there is none."""
+        while True:
+            try:
+                descriptor = self._open_file(f"{name}.part", os.O_RDONLY)
+            except FileNotFoundError:
+                return None
+            # Only whoever is removing the file holds it exclusively, and only for a moment.
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+            if os.fstat(descriptor).st_nlink > 0:
+                break
+            os.close(descriptor)
+        if os.fstat(descriptor).st_size != size:
+            os.close(descriptor)
+            raise _UnusableError
+        return self._hold(name, descriptor, size)
+
+    def _load(self, name: str, size: int, fill: Callable[[memoryview], None]) -> _Part:
+        """Load a part and publish it; its key's lock is held."""
+        loading = f"{name}.load"
+        self._unlink(loading)  # what a killed loader left
+        descriptor = self._open_file(loading, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        try:
+            _allocate(descriptor, size)
+            memory = mmap.mmap(descriptor, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+            fill(memoryview(memory))
+            os.fchmod(descriptor, 0o400)
+            reader = self._open_file(loading, os.O_RDONLY)
+            fcntl.flock(reader, fcntl.LOCK_SH)
+            os.rename(
+                loading, f"{name}.part", src_dir_fd=self.descriptor, dst_dir_fd=self.descriptor
+            )
+        except BaseException:
+            self._unlink(loading)
+            raise
+        finally:
+            os.close(descriptor)
+        return self._hold(name, reader, size)
+
+    def _hold(self, name: str, descriptor: int, size: int) -> _Part:
+        """Map a part whose file is open with a shared lock."""
+        try:
+            memory = mmap.mmap(descriptor, size, mmap.MAP_SHARED, mmap.PROT_READ)
+        except OSError as error:
+            os.close(descriptor)
+            raise _UnusableError from error
+        part = _Part(_read_only(memory), self, name, descriptor)
+        part.finalizer = weakref.finalize(part, self.let_go, name, descriptor, part.owner)
+        _held.add(part)
+        return part
+
+    def let_go(self, name: str, descriptor: int, owner: int) -> None:
+        """Close a part's file, and remove it when no other process holds it.
+
+        A child that was forked behind this module's back shares the parent's lock, so it must not
+        judge by it.
+        """
+        if os.getpid() == owner:
+            with contextlib.suppress(OSError, _UnusableError):
+                self._remove_unheld(name, descriptor, time.monotonic() + _WAIT_MOST_S)
+        os.close(descriptor)
+
+    def _remove_unheld(self, name: str, descriptor: int, deadline: float) -> None:
+        with self.locked(name, deadline) as locked:
+            # Giving up the shared lock and trying for the exclusive one: of several last closers,
+            # one gets it.
+            if (
+                locked
+                and _try_flock(descriptor, fcntl.LOCK_EX)
+                and os.fstat(descriptor).st_nlink > 0
+            ):
+                self._unlink(f"{name}.part")
+
+    def sweep(self, *, except_name: str = "") -> None:
+        """Remove what killed processes left: files that nobody holds."""
+        with os.scandir(self.descriptor) as entries:
+            names = {Path(entry.name).stem for entry in entries if entry.name.endswith(_SUFFIXES)}
+        for name in names - {except_name}:
+            with contextlib.suppress(OSError, _UnusableError):
+                self._sweep_name(name)
+
+    def _sweep_name(self, name: str) -> None:
+        with self.locked(name, deadline=0.0) as locked:
+            if not locked:
+                return
+            self._unlink(f"{name}.load")
+            try:
+                descriptor = self._open_file(f"{name}.part", os.O_RDONLY)
+            except FileNotFoundError:
+                return
+            try:
+                if _try_flock(descriptor, fcntl.LOCK_EX):
+                    self._unlink(f"{name}.part")
+            finally:
+                os.close(descriptor)
+
+
+class _UnusableError(Exception):
+    """Shared memory cannot be used for this part; private memory can."""
+
+
+def _allocate(descriptor: int, size: int) -> None:
+    """Give a file all its pages now: a full file system is an error here, and SIGBUS later."""
+    try:
+        os.posix_fallocate(descriptor, 0, size)
+    except OSError as error:
+        raise _UnusableError from error
+
+
+def _try_flock(descriptor: int, kind: int) -> bool:
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in (errno.EWOULDBLOCK, errno.EINTR):
+            raise
+        return False
+    return True
+
+
+# ---- fork ----------------------------------------------------------------------------------------
+
+_held: weakref.WeakSet[_Part] = weakref.WeakSet()
+_locks: set[int] = set()
+
+
+def _after_fork_in_child() -> None:
+    """Take locks of the child's own; close those it shares, which does not release them."""
+    for descriptor in _locks:
+        os.close(descriptor)
+    _locks.clear()
+    for part in list(_held):
+        if part.finalizer is not None and part.finalizer.detach() is not None:
+            _hold_again(part)
+
+
+def _hold_again(part: _Part) -> None:
+    """Replace the inherited file of a part by an own one; the mapping is good without as well."""
+    inherited, part.descriptor, part.finalizer = part.descriptor, -1, None
+    place = part.place
+    try:
+        own = os.open(f"/proc/self/fd/{inherited}", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:  # no /proc, or no descriptors left
+        os.close(inherited)
+        return
+    os.close(inherited)
+    if place is None or not _try_flock(own, fcntl.LOCK_SH):
+        os.close(own)
+        return
+    part.descriptor, part.owner = own, os.getpid()
+    part.finalizer = weakref.finalize(part, place.let_go, part.name, own, part.owner)
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
