@@ -15,6 +15,7 @@ import errno
 import os
 import weakref
 from ctypes import byref, c_void_p
+from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, cast
 
@@ -52,6 +53,28 @@ class Kind(enum.IntEnum):
 
     READ = abi.OP_READ
     WRITE = abi.OP_WRITE
+
+
+@dataclass(frozen=True)
+class Faults:
+    """What a faulty device does, each with a probability in a million operations."""
+
+    seed: int = 0
+    """Decides all of it: the n-th operation of the k-th queue pair always meets the same fate."""
+    error_per_million: int = 0
+    """Fail with EIO."""
+    short_per_million: int = 0
+    """Reads that end too early."""
+    flip_per_million: int = 0
+    """Reads that succeed with one bit flipped."""
+    stall_per_million: int = 0
+    """Finish ``stall_ms`` late."""
+    stall_ms: int = 0
+    reorder: bool = False
+    """Hand completions out in a random order."""
+    bad_first_bytes: int = 0
+    """Reads touching ``bad_length_bytes`` from here always fail."""
+    bad_length_bytes: int = 0
 
 
 def aligned_buffer(size_bytes: int, alignment_bytes: int) -> npt.NDArray[np.uint8]:
@@ -164,12 +187,13 @@ class NativeDevice:
         return cls(handle, uri, writable=True)
 
     @classmethod
-    def fault(cls, inner: NativeDevice, config: abi.FaultConfig, *, uri: str) -> Self:
+    def fault(cls, inner: NativeDevice, faults: Faults, *, uri: str) -> Self:
         """Make a device that fails on purpose over another, which it keeps alive.
 
         Raises:
             UsageError: a probability is over a million in a million.
         """
+        config = abi.FaultConfig(**asdict(faults))
         handle = c_void_p()
         code = library().dlfs_device_create_fault(inner.handle, byref(config), byref(handle))
         check(code, f"make {uri}")

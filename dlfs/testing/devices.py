@@ -1,0 +1,436 @@
+"""Block devices that watch, stop or fail, over real ones; for tests and bench.
+
+- ``RecordingDevice`` logs every write and flush, so that the media can be rebuilt as a crash after
+any of them would
+  leave them: the writes so far, the last one torn at a sector, or those since the last flush in any
+  order and number.
+- ``StoppingDevice`` stops after a given write: it fails for good, or kills its process.
+- ``FaultyDevice`` fails from a seed, natively, so that C readers meet the faults too.
+
+A wrapper owns the device it wraps, and closes it. Several devices of one volume share a
+``WriteLog`` or a ``StopPoint``, which then count the writes of them all. Native readers of the
+first two bypass the wrapper, which is
+right: only writes matter to it.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Literal, NoReturn, Self
+
+from dlfs._native.device import Faults, NativeDevice
+from dlfs.block.device import BlockDevice, Kind, NativeBackedDevice, QueuePair
+from dlfs.errors import DeviceError, LimitError, LockedError
+from dlfs.units import MIB
+
+if TYPE_CHECKING:
+    from dlfs._native.device import BytesLike
+
+__all__ = [
+    "Faults",
+    "FaultyDevice",
+    "FlushEvent",
+    "RecordingDevice",
+    "StopPoint",
+    "StoppingDevice",
+    "WrappingDevice",
+    "WriteEvent",
+    "WriteLog",
+]
+
+SECTOR_BYTES = 512
+"""What a power cut leaves whole: NVMe promises one logical block at least."""
+
+RECORDED_BYTES_MAX = 256 * MIB
+"""Size of a device whose history can be kept in memory."""
+
+
+class WrappingDevice:
+    """Passes everything on to another device, with hooks around writes and flushes."""
+
+    def __init__(self, inner: BlockDevice) -> None:
+        self.inner = inner
+
+    def before_write(self, offset_bytes: int, data: memoryview) -> None:
+        """Called before a write is passed on."""
+
+    def after_write(self, offset_bytes: int, data: memoryview) -> None:
+        """Called once a write was accepted."""
+
+    def before_flush(self) -> None:
+        """Called before a flush is passed on."""
+
+    def after_flush(self) -> None:
+        """Called after a flush succeeded."""
+
+    def before_read(self) -> None:
+        """Called before a read through Python is passed on."""
+
+    @property
+    def uri(self) -> str:
+        """The inner device's."""
+        return self.inner.uri
+
+    @property
+    def identity(self) -> str:
+        """The inner device's."""
+        return self.inner.identity
+
+    @property
+    def size_bytes(self) -> int:
+        """The inner device's."""
+        return self.inner.size_bytes
+
+    @property
+    def block_bytes(self) -> int:
+        """The inner device's."""
+        return self.inner.block_bytes
+
+    @property
+    def writable(self) -> bool:
+        """The inner device's."""
+        return self.inner.writable
+
+    @property
+    def native(self) -> NativeDevice:
+        """The inner device's: what native readers drive, past this wrapper."""
+        return self.inner.native
+
+    def queue_pair(self, depth: int) -> QueuePair:
+        """Make a queue pair of the inner device whose writes meet the hooks."""
+        return _WrappingQueuePair(self, self.inner.queue_pair(depth))
+
+    def read(self, offset_bytes: int, length_bytes: int) -> bytes:
+        """Read whole blocks. Raises what the inner device does."""
+        self.before_read()
+        return self.inner.read(offset_bytes, length_bytes)
+
+    def write(self, offset_bytes: int, data: BytesLike) -> None:
+        """Write whole blocks. Raises what the inner device and the hooks do."""
+        view = memoryview(data).cast("B")  # type: ignore[arg-type]  # numpy before Python 3.12
+        self.before_write(offset_bytes, view)
+        self.inner.write(offset_bytes, view)
+        self.after_write(offset_bytes, view)
+
+    def flush(self) -> None:
+        """Make every completed write durable. Raises what the inner device and the hooks do."""
+        self.before_flush()
+        self.inner.flush()
+        self.after_flush()
+
+    def lock_exclusive(self, holder: str, *, record: bool = True) -> None:
+        """Take the inner device's lock; its record is written past the hooks."""
+        self.inner.lock_exclusive(holder, record=record)
+
+    def unlock(self) -> None:
+        """Give the inner device's lock back."""
+        self.inner.unlock()
+
+    def close(self) -> None:
+        """Close the inner device."""
+        self.inner.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class _WrappingQueuePair:
+    """A queue pair whose operations meet the hooks of its device."""
+
+    def __init__(self, device: WrappingDevice, inner: QueuePair) -> None:
+        self._device = device
+        self._inner = inner
+
+    @property
+    def depth(self) -> int:
+        return self._inner.depth
+
+    @property
+    def in_flight(self) -> int:
+        return self._inner.in_flight
+
+    def submit(self, kind: int, buffer: BytesLike, offset_bytes: int, tag: int) -> bool:
+        if kind != Kind.WRITE:
+            self._device.before_read()
+            return self._inner.submit(kind, buffer, offset_bytes, tag)
+        if self._inner.in_flight >= self._inner.depth:
+            return False  # a write that is not accepted must not be counted
+        view = memoryview(buffer).cast("B")  # type: ignore[arg-type]  # numpy before Python 3.12
+        self._device.before_write(offset_bytes, view)
+        accepted = self._inner.submit(kind, buffer, offset_bytes, tag)
+        if accepted:
+            self._device.after_write(offset_bytes, view)
+        return accepted
+
+    def poll(self, timeout_ms: int = 0) -> list[tuple[int, int]]:
+        return self._inner.poll(timeout_ms)
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+# ---- recording -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class WriteEvent:
+    """A write to the device of this number."""
+
+    device: int
+    offset_bytes: int
+    data: bytes
+
+
+@dataclass(frozen=True)
+class FlushEvent:
+    """A flush of the device of this number."""
+
+    device: int
+
+
+class WriteLog:
+    """What happened to one or more devices, in order, from what they held at first.
+
+    Threads: any at once.
+    """
+
+    def __init__(self) -> None:
+        self.events: list[WriteEvent | FlushEvent] = []
+        self._bases: list[bytes] = []
+        self._mutex = threading.Lock()
+
+    def add_device(self, base: bytes) -> int:
+        """Note a device and what it holds now; returns its number."""
+        with self._mutex:
+            self._bases.append(base)
+            return len(self._bases) - 1
+
+    def add(self, event: WriteEvent | FlushEvent) -> None:
+        """Note an event."""
+        with self._mutex:
+            self.events.append(event)
+
+    def images(self, count: int) -> list[bytes]:
+        """What each device holds after ``count`` events, all of which reached the media."""
+        return [bytes(image) for image in self._replay(count)]
+
+    def torn_images(self, count: int, chance: random.Random) -> list[bytes]:
+        """As ``images``, with any of the sectors of the write that comes next."""
+        images = self._replay(count)
+        if count < len(self.events):
+            event = self.events[count]
+            if isinstance(event, WriteEvent):
+                _apply_torn(images[event.device], event, chance)
+        return [bytes(image) for image in images]
+
+    def reordered_images(self, count: int, chance: random.Random) -> list[bytes]:
+        """What a power cut after ``count`` events may leave.
+
+        Every write before the last flush of its device is there; of those since, any number in any
+        order, each whole or torn.
+        """
+        images = [bytearray(base) for base in self._bases]
+        pending: list[list[WriteEvent]] = [[] for _ in self._bases]
+        for event in self.events[:count]:
+            if isinstance(event, WriteEvent):
+                pending[event.device].append(event)
+                continue
+            for write in pending[event.device]:
+                _apply(images[event.device], write)
+            pending[event.device].clear()
+        for image, writes in zip(images, pending, strict=True):
+            for write in chance.sample(writes, chance.randint(0, len(writes))):
+                if chance.random() < 0.5:
+                    _apply(image, write)
+                else:
+                    _apply_torn(image, write, chance)
+        return [bytes(image) for image in images]
+
+    def _replay(self, count: int) -> list[bytearray]:
+        images = [bytearray(base) for base in self._bases]
+        for event in self.events[:count]:
+            if isinstance(event, WriteEvent):
+                _apply(images[event.device], event)
+        return images
+
+
+def _apply(image: bytearray, write: WriteEvent) -> None:
+    image[write.offset_bytes : write.offset_bytes + len(write.data)] = write.data
+
+
+def _apply_torn(image: bytearray, write: WriteEvent, chance: random.Random) -> None:
+    for start in range(0, len(write.data), SECTOR_BYTES):
+        if chance.random() < 0.5:
+            sector = write.data[start : start + SECTOR_BYTES]
+            place = write.offset_bytes + start
+            image[place : place + len(sector)] = sector
+
+
+class RecordingDevice(WrappingDevice):
+    """Logs every write and flush that goes through it.
+
+    Args:
+        inner: wrapped, owned; at most 256 MiB, since what it holds now is kept.
+        log: shared by the devices of a volume; its own by default.
+
+    Raises:
+        LimitError: the device is too large.
+    """
+
+    def __init__(self, inner: BlockDevice, log: WriteLog | None = None) -> None:
+        super().__init__(inner)
+        if inner.size_bytes > RECORDED_BYTES_MAX:
+            raise LimitError(
+                f"record {inner.uri}: expected at most {RECORDED_BYTES_MAX} bytes, "
+                f"got {inner.size_bytes}"
+            )
+        self.log = WriteLog() if log is None else log
+        self.number = self.log.add_device(inner.read(0, inner.size_bytes))
+
+    def after_write(self, offset_bytes: int, data: memoryview) -> None:
+        """Log it."""
+        self.log.add(WriteEvent(self.number, offset_bytes, bytes(data)))
+
+    def after_flush(self) -> None:
+        """Log it."""
+        self.log.add(FlushEvent(self.number))
+
+
+# ---- stopping ------------------------------------------------------------------------------------
+
+
+class StopPoint:
+    """Where one or more devices stop.
+
+    Args:
+        writes: so many writes are done; the next write or flush stops.
+        action: ``error``: that one and everything after it fails; ``kill``: SIGKILL to the own
+            process.
+        torn_blocks: of the write that stops, so many blocks still reach the media.
+
+    Threads: any at once.
+    """
+
+    def __init__(
+        self, writes: int, *, action: Literal["error", "kill"] = "error", torn_blocks: int = 0
+    ) -> None:
+        self.writes = writes
+        self.action = action
+        self.torn_blocks = torn_blocks
+        self.done = 0
+        self.stopped = False
+        self._mutex = threading.Lock()
+
+    def take_write(self) -> bool:
+        """Count a write; True when it is the one that stops (or a later one)."""
+        with self._mutex:
+            if not self.stopped and self.done < self.writes:
+                self.done += 1
+                return False
+            return True
+
+    def is_due(self) -> bool:
+        """Whether all writes that may be done are done."""
+        with self._mutex:
+            return self.stopped or self.done >= self.writes
+
+    def stop(self, uri: str) -> NoReturn:
+        """Kill the process, or fail from now on.
+
+        Raises:
+            DeviceError: always, when it does not kill.
+        """
+        self.stopped = True
+        if self.action == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise DeviceError(f"use {uri}: stopped on purpose after {self.done} writes")
+
+
+class StoppingDevice(WrappingDevice):
+    """Stops at a ``StopPoint``, as a crash or a dying disk does.
+
+    Args:
+        inner: wrapped, owned.
+        point: shared by the devices of a volume.
+    """
+
+    def __init__(self, inner: BlockDevice, point: StopPoint) -> None:
+        super().__init__(inner)
+        self.point = point
+
+    def before_write(self, offset_bytes: int, data: memoryview) -> None:
+        """Count it, or stop."""
+        if not self.point.take_write():
+            return
+        torn_bytes = self.point.torn_blocks * self.block_bytes
+        if torn_bytes and not self.point.stopped:
+            self.inner.write(offset_bytes, data[:torn_bytes])
+        self.point.stop(self.uri)
+
+    def before_flush(self) -> None:
+        """Stop when it is time."""
+        if self.point.is_due():
+            self.point.stop(self.uri)
+
+    def before_read(self) -> None:
+        """Fail once stopped."""
+        if self.point.stopped:
+            self.point.stop(self.uri)
+
+
+# ---- failing -------------------------------------------------------------------------------------
+
+
+class FaultyDevice(NativeBackedDevice):
+    """Fails on purpose, from a seed.
+
+    Args:
+        inner: wrapped, owned.
+        faults: what happens, and how often.
+
+    Raises:
+        UsageError: a probability is over a million in a million.
+    """
+
+    def __init__(self, inner: BlockDevice, faults: Faults | None = None) -> None:
+        native = NativeDevice.fault(inner.native, faults or Faults(), uri=inner.uri)
+        super().__init__(native, uri=inner.uri, identity=inner.identity, writable=inner.writable)
+        self.inner = inner
+
+    def _acquire(self) -> bool:
+        try:
+            self.inner.lock_exclusive("a faulty device", record=False)
+        except LockedError:
+            return False
+        return True
+
+    def _release(self) -> None:
+        self.inner.unlock()
+
+    def _close_native(self, native: NativeDevice) -> None:
+        native.close()
+        self.inner.close()
