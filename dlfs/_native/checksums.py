@@ -1,0 +1,88 @@
+"""CRC32C of bytes, and the hash of paths.
+
+``bytes`` go to libdlfs as they are; anything else with contiguous memory through numpy, uncopied.
+
+Threads: any at once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlfs._native.library import library
+from dlfs.errors import UsageError
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+
+def _as_array(data: Buffer) -> NDArray[np.uint8]:
+    view = memoryview(data)
+    if not view.c_contiguous:
+        raise UsageError("sum a buffer: expected contiguous memory, got strides")
+    return np.frombuffer(view, np.uint8) if view.nbytes else np.empty(0, np.uint8)
+
+
+def crc32c(data: Buffer, crc: int = 0) -> int:
+    """Compute the CRC32C (Castagnoli) of bytes.
+
+    Args:
+        data: contiguous bytes.
+        crc: of what came before, 0..2^32-1; 0 to start.
+
+    Raises:
+        UsageError: the memory is not contiguous, or ``crc`` is out of range.
+
+    Source: RFC 3720, appendix B.4.
+    """
+    if not 0 <= crc < 1 << 32:
+        raise UsageError(f"continue a CRC32C: expected 32 bits, got {crc}")
+    if isinstance(data, bytes):
+        return int(library().dlfs_crc32c(crc, data, len(data)))
+    array = _as_array(data)
+    return int(library().dlfs_crc32c(crc, array.ctypes.data, array.size))
+
+
+def crc32c_blocks(data: Buffer, block_bytes: int) -> NDArray[np.uint32]:
+    """Compute the CRC32C of each block.
+
+    Args:
+        data: contiguous bytes; the last block may be shorter.
+        block_bytes: 1 or more.
+
+    Returns:
+        ``uint32[ceil(n_bytes / block_bytes)]``.
+
+    Raises:
+        UsageError: the memory is not contiguous, or ``block_bytes`` is not positive.
+    """
+    if not 0 < block_bytes < 1 << 63:
+        raise UsageError(f"sum blocks: expected 1 byte or more in a block, got {block_bytes}")
+    array = _as_array(data)
+    crcs = np.empty(-(-array.size // block_bytes), np.uint32)
+    library().dlfs_crc32c_blocks(array.ctypes.data, array.size, block_bytes, crcs.ctypes.data)
+    return crcs
+
+
+def crc32c_kind() -> str:
+    """How CRC32C is computed here: ``sse4.2``, ``armv8`` or ``portable``."""
+    kind: bytes = library().dlfs_crc32c_kind()
+    return kind.decode()
+
+
+def path_hash(path: bytes, seed: int = 0) -> int:
+    """Compute the XXH64 of a path.
+
+    Args:
+        path: any bytes.
+        seed: 0..2^64-1.
+
+    Raises:
+        UsageError: the seed is out of range.
+    """
+    if not 0 <= seed < 1 << 64:
+        raise UsageError(f"hash a path: expected a seed of 64 bits, got {seed}")
+    return int(library().dlfs_path_hash(path, len(path), seed))

@@ -1,0 +1,102 @@
+"""The keyed bijection behind every shuffle, in batches of numpy arrays.
+
+A permutation of any size takes constant memory; every position can be computed by itself, and so
+can the position of every value. The same (size, seed, stream) gives the same order for ever.
+
+Threads: any at once; a permutation never changes.
+"""
+
+from __future__ import annotations
+
+from ctypes import byref
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dlfs._native import abi
+from dlfs._native.library import check, library
+from dlfs.errors import UsageError
+
+SIZE_MAX = 1 << 62
+"""The largest permutation."""
+
+_U64_END = 1 << 64
+
+
+class Permutation:
+    """A bijection on 0..size-1.
+
+    Args:
+        size: 1..2^62.
+        seed: 0..2^64-1.
+        stream: 0..2^64-1; different streams of one seed are independent, such as epochs.
+
+    Raises:
+        UsageError: an argument is out of range.
+    """
+
+    def __init__(self, size: int, seed: int, stream: int = 0) -> None:
+        what = f"make a permutation of {size} by seed {seed}, stream {stream}"
+        if not (0 < size <= SIZE_MAX and 0 <= seed < _U64_END and 0 <= stream < _U64_END):
+            raise UsageError(f"{what}: out of range")
+        self._state = abi.Permutation()
+        check(library().dlfs_permutation_init(byref(self._state), size, seed, stream), what)
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def map(
+        self, first: int = 0, count: int | None = None, *, stride: int = 1
+    ) -> NDArray[np.uint64]:
+        """Compute the images of positions first, first + stride, ...
+
+        Args:
+            first: position of the first.
+            count: how many; None for all from ``first`` to the end.
+            stride: from one position to the next, at least 1.
+
+        Returns:
+            ``uint64[count]``.
+
+        Raises:
+            UsageError: a position is out of range.
+        """
+        if count is None:
+            count = max(0, -(-(self.size - first) // stride)) if stride > 0 else 0
+        what = f"permute {count} positions from {first} by {stride} of {self.size}"
+        if first < 0 or stride < 1 or count < 0:
+            raise UsageError(f"{what}: out of range")
+        if count > 0 and first + (count - 1) * stride >= self.size:
+            raise UsageError(f"{what}: out of range")
+        out = np.empty(count, np.uint64)
+        if count > 0:
+            code = library().dlfs_permutation_map(
+                byref(self._state), first, min(stride, _U64_END - 1), count, out.ctypes.data
+            )
+            check(code, what)
+        return out
+
+    def invert(self, values: ArrayLike) -> NDArray[np.uint64]:
+        """Compute the positions whose images are ``values``.
+
+        Args:
+            values: integers, each 0..size-1.
+
+        Returns:
+            ``uint64[n_values]``.
+
+        Raises:
+            UsageError: a value is not an integer, or out of range.
+        """
+        given = np.asarray(values)
+        if given.size and given.dtype.kind not in "iu":
+            raise UsageError(f"invert a permutation: expected integers, got {given.dtype}")
+        # A negative value becomes one over 2^63, which no permutation holds.
+        wanted = np.ascontiguousarray(given.ravel(), np.uint64)
+        out = np.empty(wanted.size, np.uint64)
+        code = library().dlfs_permutation_invert(
+            byref(self._state), wanted.ctypes.data, wanted.size, out.ctypes.data
+        )
+        check(code, f"invert {wanted.size} values of a permutation of {self.size}")
+        return out

@@ -1,0 +1,84 @@
+"""What every test may ask for, and what a machine must have.
+
+A test marked ``fuse``, ``root`` or ``uring`` is skipped, with the reason, where the machine lacks
+it. CI names what it has in ``DLFS_REQUIRE`` (such as ``fuse,root,uring``); there, lacking it fails
+the test, so that no skip goes unseen.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import importlib.util
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dlfs._native.device import NativeDevice
+from dlfs.errors import DeviceError
+
+
+def _lacks_fuse() -> str | None:
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        return "cannot open /dev/fuse"
+    if shutil.which("fusermount3") is None:
+        return "no fusermount3 (package fuse3)"
+    if importlib.util.find_spec("pyfuse3") is None:
+        return "no pyfuse3 (the extra dlfs[mount])"
+    return None
+
+
+def _lacks_root() -> str | None:
+    return None if os.geteuid() == 0 else "not root"
+
+
+@functools.cache
+def _lacks_uring() -> str | None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "disk"
+        path.write_bytes(bytes(1 << 16))
+        try:
+            with NativeDevice.open_file(str(path), uri="a trial file", engine="uring") as device:
+                device.queue(1).close()
+        except DeviceError as error:
+            if error.errno in (errno.EPERM, errno.ENOSYS, errno.EACCES):
+                return f"no io_uring: {error}"
+            raise
+    return None
+
+
+_LACKS: dict[str, Callable[[], str | None]] = {
+    "fuse": _lacks_fuse,
+    "root": _lacks_root,
+    "uring": _lacks_uring,
+}
+
+
+def _required() -> set[str]:
+    names = {name for name in os.environ.get("DLFS_REQUIRE", "").split(",") if name}
+    unknown = names - set(_LACKS)
+    if unknown:
+        raise pytest.UsageError(f"DLFS_REQUIRE: expected {sorted(_LACKS)}, got {sorted(unknown)}")
+    return names
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Refuse an unknown name in ``DLFS_REQUIRE`` at once."""
+    _required()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip, or fail where it is required, a test whose machine lacks something."""
+    for name, lacks in _LACKS.items():
+        if item.get_closest_marker(name) is None:
+            continue
+        reason = lacks()
+        if reason is None:
+            continue
+        if name in _required():
+            pytest.fail(f"DLFS_REQUIRE names {name}, but: {reason}", pytrace=False)
+        pytest.skip(reason)
