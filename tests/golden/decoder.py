@@ -1,0 +1,282 @@
+"""An independent reader of DLFS volumes, written from dlfs/format/FORMAT.md alone.
+
+Plain Python, standard library only, nothing of dlfs: ``read_volume([path, ...])`` opens the
+members' files and gives ``{(dataset name, version): {path: bytes}}``, having checked every checksum
+on the way. It reads everything into memory, so it is for small volumes; it is slow, so that it is
+easy to compare with the specification.
+
+    python tests/golden/decoder.py member0.img member1.img
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+BLOCK = 4096
+Runs = list[tuple[int, int]]
+
+
+class Malformed(Exception):
+    """The volume is not what FORMAT.md says."""
+
+
+def expect(condition: bool, what: str) -> None:
+    if not condition:
+        raise Malformed(what)
+
+
+# ---- section 1 -----------------------------------------------------------------------------------
+
+
+def crc_table() -> list[int]:
+    table = []
+    for byte in range(256):
+        for _ in range(8):
+            byte = byte >> 1 ^ (0x82F63B78 if byte & 1 else 0)
+        table.append(byte)
+    return table
+
+
+CRC_TABLE = crc_table()
+
+
+def crc32c(data: bytes) -> int:
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = crc >> 8 ^ CRC_TABLE[(crc ^ byte) & 0xFF]
+    return crc ^ 0xFFFFFFFF
+
+
+def runs_at(data: bytes, at: int, count: int) -> Runs:
+    return [struct.unpack_from("<QQ", data, at + 16 * i) for i in range(count)]
+
+
+# ---- sections 2 and 3 ----------------------------------------------------------------------------
+
+
+class Superblock(NamedTuple):
+    volume: bytes
+    member: int
+    members: list[bytes]
+    chunk_bytes: int
+    data_offset: int
+    rows: int
+    member_bytes: int
+    generation: int
+    catalog_runs: Runs
+    catalog_bytes: int
+    catalog_crc: int
+
+
+def decode_superblock(block: bytes) -> Superblock:
+    expect(len(block) == BLOCK and block[:8] == b"DLFSVOL1", "no superblock")
+    expect(crc32c(block[:4092]) == struct.unpack_from("<I", block, 4092)[0], "superblock checksum")
+    major, _minor, size, incompat = struct.unpack_from("<HHIQ", block, 8)
+    expect(major == 1 and size == BLOCK and incompat == 0, "superblock version")
+    number, count, chunk_bytes, block_bytes = struct.unpack_from("<IIII", block, 64)
+    data_offset, rows, member_bytes, generation = struct.unpack_from("<QQQQ", block, 80)
+    replicas, run_count, catalog_bytes, catalog_crc = struct.unpack_from("<IIQI", block, 120)
+    members = [block[512 + 16 * i : 528 + 16 * i] for i in range(count)]
+    expect(1 <= count <= 64 and number < count and replicas == 1, "superblock members")
+    expect(members[number] == block[48:64] and len(set(members)) == count, "member UUIDs")
+    for value, low, high in ((chunk_bytes, 4096, 64 << 20), (block_bytes, 512, 64 << 10)):
+        expect(low <= value <= high and value & value - 1 == 0, "superblock sizes")
+    expect(data_offset >= 1 << 20 and data_offset % chunk_bytes == 0, "data offset")
+    expect(data_offset + rows * chunk_bytes <= tail_offset(member_bytes), "rows")
+    expect(generation >= 1 and 1 <= run_count <= 16, "generation, catalog runs")
+    return Superblock(
+        block[32:48], number, members, chunk_bytes, data_offset, rows, member_bytes, generation,
+        runs_at(block, 256, run_count), catalog_bytes, catalog_crc,
+    )  # fmt: skip
+
+
+def tail_offset(member_bytes: int) -> int:
+    return member_bytes // BLOCK * BLOCK - BLOCK
+
+
+def copies(image: bytes) -> list[Superblock]:
+    """The valid superblock copies of one member."""
+    valid: list[Superblock] = []
+    for offset in (0, 64 << 10):
+        with suppress(Malformed):
+            valid.append(decode_superblock(image[offset : offset + BLOCK]))
+    tail = tail_offset(valid[0].member_bytes if valid else len(image))
+    with suppress(Malformed):
+        valid.append(decode_superblock(image[tail : tail + BLOCK]))
+    expect(bool(valid), "a member without a superblock")
+    return valid
+
+
+class Volume:
+    """The members of a volume, in order, and the superblock in force."""
+
+    def __init__(self, images: list[bytes]) -> None:
+        found = [max(copies(image), key=lambda sb: sb.generation) for image in images]
+        self.superblock = max(found, key=lambda sb: sb.generation)
+        expect(len({sb.volume for sb in found}) == 1, "members of several volumes")
+        members = {sb.member: image for sb, image in zip(found, images, strict=True)}
+        expect(sorted(members) == list(range(len(self.superblock.members))), "missing members")
+        self.images = [members[number] for number in sorted(members)]
+
+    @property
+    def chunk_total(self) -> int:
+        return self.superblock.rows * len(self.images)
+
+    def space(self, runs: Runs) -> bytes:
+        """All bytes of the chunks of some runs."""
+        size, count = self.superblock.chunk_bytes, len(self.images)
+        parts = []
+        for first, length in runs:
+            for chunk in range(first, first + length):
+                expect(chunk < self.chunk_total, "a chunk outside the volume")
+                at = self.superblock.data_offset + chunk // count * size
+                parts.append(self.images[chunk % count][at : at + size])
+                expect(len(parts[-1]) == size, "a truncated member")
+        return b"".join(parts)
+
+
+# ---- section 4 -----------------------------------------------------------------------------------
+
+
+class Record(NamedTuple):
+    name: bytes
+    version: int
+    uuid: bytes
+    sample_count: int
+    sample_bytes: int
+    data_bytes: int
+    entries_bytes: int
+    names_bytes: int
+    data_runs: Runs
+    directory_runs: Runs
+
+
+def decode_record(raw: bytes, at: int) -> tuple[Record, int]:
+    """The dataset record at an offset, and the offset behind it."""
+    length, version, uuid = struct.unpack_from("<II16s", raw, at)
+    _created, samples, total, _seed, data, entries, names = struct.unpack_from("<7Q", raw, at + 24)
+    _layout, name_bytes, attributes, data_count, dir_count = struct.unpack_from(
+        "<HHIII", raw, at + 80
+    )
+    name_at = at + 104 + 16 * (data_count + dir_count) + attributes
+    expect(length == -(-(name_at + name_bytes - at) // 8) * 8, "record length")
+    expect(at + length <= len(raw), "record end")
+    record = Record(
+        raw[name_at : name_at + name_bytes], version, uuid, samples, total, data, entries, names,
+        runs_at(raw, at + 104, data_count), runs_at(raw, at + 104 + 16 * data_count, dir_count),
+    )  # fmt: skip
+    return record, at + length
+
+
+def decode_catalog(volume: Volume) -> list[Record]:
+    sb = volume.superblock
+    raw = volume.space(sb.catalog_runs)[: sb.catalog_bytes]
+    expect(len(raw) == sb.catalog_bytes and crc32c(raw) == sb.catalog_crc, "catalog checksum")
+    magic, header_bytes, _, uuid, generation, size, count, free_count = struct.unpack_from(
+        "<8sII16sQQII", raw
+    )
+    expect((magic, header_bytes, size) == (b"DLFSCAT1", 64, len(raw)), "catalog header")
+    expect((uuid, generation) == (sb.volume, sb.generation), "catalog of another generation")
+    records, at = [], 64
+    for _ in range(count):
+        record, at = decode_record(raw, at)
+        records.append(record)
+    expect(at + 16 * free_count == len(raw), "catalog end")
+    owned = sb.catalog_runs + runs_at(raw, at, free_count)
+    for record in records:
+        owned = owned + record.data_runs + record.directory_runs
+    chunks = sorted(chunk for first, length in owned for chunk in range(first, first + length))
+    expect(chunks == list(range(volume.chunk_total)), "chunks with no owner or with two")
+    keys = [(record.name, record.version) for record in records]
+    expect(keys == sorted(set(keys)), "order of datasets")
+    return records
+
+
+# ---- sections 5 and 6 ----------------------------------------------------------------------------
+
+
+def up(size: int) -> int:
+    return -(-size // BLOCK) * BLOCK
+
+
+def check_blocks(part: bytes, table: bytes) -> None:
+    for number, at in enumerate(range(0, len(part), BLOCK)):
+        recorded = struct.unpack_from("<I", table, 4 * number)[0]
+        expect(crc32c(part[at : at + BLOCK]) == recorded, f"directory block {number} checksum")
+
+
+def varint(data: bytes, at: int) -> tuple[int, int]:
+    if data[at] < 0x80:
+        return data[at], at + 1
+    return data[at] & 0x7F | data[at + 1] << 7, at + 2
+
+
+def decode_names(part: bytes, count: int) -> list[bytes]:
+    """All paths, in index order."""
+    blocks = -(-count // 16)
+    offsets = struct.unpack_from(f"<{blocks + 1}Q", part)
+    expect(offsets[0] == 8 * (blocks + 1) and len(part) == up(offsets[-1]), "names")
+    names: list[bytes] = []
+    for block in range(blocks):
+        at, name = offsets[block], b""
+        for _ in range(min(16, count - 16 * block)):
+            shared, at = varint(part, at)
+            length, at = varint(part, at)
+            name, at = name[:shared] + part[at : at + length], at + length
+            names.append(name)
+        expect(at == offsets[block + 1], f"name block {block}")
+    expect(names == sorted(set(names)), "order of paths")
+    return names
+
+
+def decode_dataset(volume: Volume, record: Record) -> dict[bytes, bytes]:
+    segment = volume.space(record.directory_runs)
+    entries = segment[: record.entries_bytes]
+    names = segment[record.entries_bytes : record.entries_bytes + record.names_bytes]
+    expect(crc32c(entries[:4092]) == struct.unpack_from("<I", entries, 4092)[0], "header checksum")
+    magic, version, header_bytes, uuid = struct.unpack_from("<8sII16s", entries)
+    expect((magic, version, header_bytes) == (b"DLFSDIR1", 1, 4096), "directory header")
+    expect(uuid == record.uuid, "directory of another dataset")
+    count, data_bytes, _hash_seed, index_bytes, _levels = struct.unpack_from("<QQQII", entries, 32)
+    sizes = struct.unpack_from("<QQ", entries, 64)
+    expect(sizes == (len(entries), len(names)), "directory sizes")
+    expect((count, data_bytes) == (record.sample_count, record.data_bytes), "directory counts")
+    entry_sums, _, name_sums, _, locations, order = struct.unpack_from("<6Q", entries, 80)
+    tables_crc = struct.unpack_from("<I", entries, 168)[0]
+    expect(crc32c(entries[BLOCK:locations]) == tables_crc, "checksum tables")
+    check_blocks(entries[locations:], entries[entry_sums:name_sums])
+    check_blocks(names, entries[name_sums:locations])
+    data = volume.space(record.data_runs)
+    expect(len(data) == data_bytes, "data bytes")
+    samples, found = {}, []
+    for index, path in enumerate(decode_names(names, count)):
+        crc, low, high = struct.unpack_from("<IIQ", entries, locations + 16 * index)
+        address, length = high & (1 << 56) - 1, low | high >> 56 << 32
+        samples[path] = data[address : address + length]
+        expect(address + length <= len(data), f"end of {path!r}")
+        expect(crc32c(samples[path]) == crc, f"checksum of {path!r}")
+        found.append((address, index, length))
+    found.sort()
+    form = f"<{count}{'I' if index_bytes == 4 else 'Q'}"
+    expect(struct.unpack_from(form, entries, order) == tuple(i for _, i, _ in found), "order")
+    taken = [(address, address + length) for address, _, length in found if length]
+    expect(all(a[1] <= b[0] for a, b in pairwise(taken)), "overlap")
+    expect(sum(length for _, _, length in found) == record.sample_bytes, "sample bytes")
+    return samples
+
+
+def read_volume(paths: list[str | Path]) -> dict[tuple[bytes, int], dict[bytes, bytes]]:
+    """Every sample of every dataset of the volume that these files hold, in any order."""
+    volume = Volume([Path(path).read_bytes() for path in paths])
+    return {(r.name, r.version): decode_dataset(volume, r) for r in decode_catalog(volume)}
+
+
+if __name__ == "__main__":
+    for (name, version), samples in read_volume(list(sys.argv[1:])).items():
+        total = sum(map(len, samples.values()))
+        print(f"{name!r} version {version}: {len(samples)} samples, {total} bytes")
