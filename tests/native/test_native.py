@@ -1,0 +1,83 @@
+"""Builds the C tests and runs them: plainly, under ASan with UBSan, and under TSan.
+
+Each build stays in ``build/``, so that the next run compiles what has changed. Bugs planted on purpose
+prove that each sanitizer would notice.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+BUILDS = {"plain": "", "address": "address,undefined", "thread": "thread"}
+
+PLANTED = [
+    ("address", "heap_overflow", "heap-buffer-overflow"),
+    ("address", "signed_overflow", "signed integer overflow"),
+    ("thread", "data_race", "data race"),
+]
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+def tool(name: str) -> str:
+    """A program of the virtual environment, else of the machine."""
+    own = Path(sys.executable).with_name(name)
+    found = str(own) if own.exists() else shutil.which(name)
+    if found is None:
+        pytest.skip(f"no {name}")
+    return found
+
+
+def run(*command: str) -> None:
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert done.returncode == 0, f"{' '.join(command)}:\n{done.stdout}"
+
+
+def configure(build: str) -> Path:
+    folder = ROOT / "build" / f"test-{build}"
+    defines = ["-DCMAKE_BUILD_TYPE=RelWithDebInfo", f"-DDLFS_SANITIZE={BUILDS[build]}"]
+    run(tool("cmake"), "-S", str(ROOT / "native"), "-B", str(folder), *defines)
+    return folder
+
+
+def compile_target(folder: Path, target: str) -> None:
+    jobs = str(os.cpu_count() or 1)
+    run(tool("cmake"), "--build", str(folder), "--parallel", jobs, "--target", target)
+
+
+def without_randomization() -> list[str]:
+    """TSan's shadow has fixed places, which an address space laid out at random may occupy."""
+    setarch = shutil.which("setarch")
+    if setarch is None:
+        return []
+    command = [setarch, os.uname().machine, "--addr-no-randomize"]
+    tried = subprocess.run([*command, "true"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return command if tried.returncode == 0 else []
+
+
+@pytest.mark.parametrize("build", BUILDS)
+def test_c_tests_pass(build: str) -> None:
+    folder = configure(build)
+    compile_target(folder, "all")
+    run(*without_randomization(), tool("ctest"), "--test-dir", str(folder), "--output-on-failure")
+
+
+@pytest.mark.parametrize(("build", "bug", "message"), PLANTED)
+def test_planted_bug_is_noticed(build: str, bug: str, message: str) -> None:
+    folder = configure(build)
+    compile_target(folder, f"planted_{bug}")
+    program = str(folder / "tests" / f"planted_{bug}")
+    done = subprocess.run(
+        [*without_randomization(), program],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert done.returncode != 0
+    assert message in done.stderr

@@ -1,0 +1,147 @@
+"""dlfs.h, the library's exported symbols, the ctypes prototypes and structures: all four agree."""
+
+import ctypes
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from dlfs import __version__
+from dlfs._native import abi, library
+
+ROOT = Path(__file__).parents[3]
+HEADER = (ROOT / "native/include/dlfs/dlfs.h").read_text()
+CODE = re.sub(r"/\*.*?\*/", "", HEADER, flags=re.DOTALL)
+DECLARATION = re.compile(r"DLFS_API\s+([^;(]*?[\s*])(dlfs_\w+)\(([^;]*)\);")
+
+# Passed as arrays of numpy, thus not mirrored as ctypes structures.
+NUMPY_STRUCTURES = {"dlfs_location"}
+
+INTEGERS = {
+    "int": ctypes.c_int,
+    "int32_t": ctypes.c_int32,
+    "int64_t": ctypes.c_int64,
+    "size_t": ctypes.c_size_t,
+    "uint8_t": ctypes.c_uint8,
+    "uint32_t": ctypes.c_uint32,
+    "uint64_t": ctypes.c_uint64,
+    "void": None,
+}
+
+FUNCTIONS = {
+    name: (restype.strip(), [part.strip() for part in parameters.split(",")])
+    for restype, name, parameters in DECLARATION.findall(CODE)
+}
+
+
+def is_pointer(ctype: object) -> bool:
+    if ctype in (ctypes.c_void_p, ctypes.c_char_p):
+        return True
+    return isinstance(ctype, type) and issubclass(ctype, ctypes._Pointer)
+
+
+def assert_matches(declared: str, ctype: object, where: str) -> None:
+    """A ctypes type stands for a C type: a pointer for a pointer, else the same integer."""
+    if "*" in declared or "[" in declared:
+        assert is_pointer(ctype), f"{where}: {declared} against {ctype}"
+        return
+    words = [word for word in declared.split() if word != "const"]
+    assert words[0] in INTEGERS, f"{where}: {declared}"
+    assert ctype is INTEGERS[words[0]], f"{where}: {declared} against {ctype}"
+
+
+def test_every_function_is_bound_and_no_other() -> None:
+    assert len(FUNCTIONS) == CODE.count("DLFS_API") - 1  # its own #define
+    assert set(FUNCTIONS) == set(abi.PROTOTYPES)
+
+
+@pytest.mark.parametrize("name", sorted(FUNCTIONS))
+def test_prototype(name: str) -> None:
+    restype, parameters = FUNCTIONS[name]
+    bound_restype, bound_parameters = abi.PROTOTYPES[name]
+    assert_matches(restype, bound_restype, f"{name} returns")
+    if parameters == ["void"]:
+        parameters = []
+    assert len(parameters) == len(bound_parameters)
+    for parameter, bound in zip(parameters, bound_parameters, strict=True):
+        assert_matches(parameter, bound, name)
+
+
+def test_exports_are_the_header() -> None:
+    nm = shutil.which("nm")
+    if nm is None:
+        pytest.skip("no nm (package binutils)")
+    command = [nm, "-D", "--defined-only", library.library()._name]
+    listing = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    symbols = {line.split()[2].split("@")[0] for line in listing.splitlines() if " T " in line}
+    assert symbols == set(FUNCTIONS)
+
+
+def compiler() -> str:
+    found = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if found is None:
+        pytest.skip("no C compiler")
+    return found
+
+
+def run_c(body: str, folder: Path) -> list[str]:
+    """Compile and run a main() with dlfs.h included; the lines it prints."""
+    source, program = folder / "main.c", folder / "main"
+    includes = "#include <dlfs/dlfs.h>\n#include <stddef.h>\n#include <stdio.h>\n"
+    source.write_text(f"{includes}int main(void)\n{{\n{body}\nreturn 0;\n}}\n")
+    flags = ["-std=c17", "-Wall", "-Wextra", "-Werror", f"-I{ROOT}/native/include"]
+    subprocess.run([compiler(), *flags, str(source), "-o", str(program)], check=True)
+    return subprocess.run([program], check=True, capture_output=True, text=True).stdout.split("\n")
+
+
+def test_structures_have_the_sizes_and_offsets_of_c(tmp_path: Path) -> None:
+    declared = set(re.findall(r"typedef struct (dlfs_\w+) \{", CODE))
+    assert declared - NUMPY_STRUCTURES == set(abi.STRUCTURES)
+    expected, body = [], []
+    for name, structure in abi.STRUCTURES.items():
+        expected.append(f"{name} {ctypes.sizeof(structure)}")
+        body.append(f'printf("{name} %zu\\n", sizeof({name}));')
+        for field, *_ in structure._fields_:
+            descriptor = getattr(structure, field)
+            expected.append(f"{name}.{field} {descriptor.offset} {descriptor.size}")
+            body.append(
+                f'printf("{name}.{field} %zu %zu\\n", offsetof({name}, {field}), '
+                f"sizeof((({name} *)0)->{field}));"
+            )
+    body.append('printf("%zu\\n", sizeof(dlfs_location));')
+    assert run_c("\n".join(body), tmp_path) == [*expected, "16", ""]
+
+
+@pytest.mark.parametrize("name", sorted(abi.STRUCTURES))
+def test_structures_have_every_field(name: str) -> None:
+    match = re.search(rf"typedef struct {name} \{{(.*?)\}} {name};", CODE, re.DOTALL)
+    assert match is not None
+    fields = re.findall(r"(\w+)(?:\[\w+\])?;", match[1])
+    assert fields == [field for field, *_ in abi.STRUCTURES[name]._fields_]
+
+
+def test_constants_have_the_values_of_c(tmp_path: Path) -> None:
+    names = [name for name in re.findall(r"#define DLFS_(\w+) ", CODE) if hasattr(abi, name)]
+    names = [name for name in names if isinstance(getattr(abi, name), int)]
+    assert {"E_CHECKSUM", "E_END", "OPEN_WRITE", "PLAN_AUTO", "PERMUTATION_ROUNDS_MAX"} < set(names)
+    body = "\n".join(f'printf("{name} %lld\\n", (long long)DLFS_{name});' for name in names)
+    assert run_c(body, tmp_path) == [*(f"{name} {getattr(abi, name)}" for name in names), ""]
+    mirrored = {name for name, value in vars(abi).items() if name.isupper() and type(value) is int}
+    assert mirrored <= set(names)
+
+
+def test_every_code_of_the_header_has_an_error() -> None:
+    codes = {int(value) for value in re.findall(r"#define DLFS_E_\w+ \((-\d+)\)", CODE)}
+    handled = {code for code in library._CODES if code < -10000}
+    assert codes - {abi.E_END} == handled
+
+
+def test_header_package_and_library_are_of_one_version() -> None:
+    parts = re.findall(r"#define DLFS_VERSION_(?:MAJOR|MINOR|PATCH) (\d+)", CODE)
+    assert ".".join(parts) == __version__ == ".".join(map(str, abi.VERSION))
+    assert f'version = "{__version__}"' in (ROOT / "pyproject.toml").read_text()
+    assert f"VERSION {__version__} " in (ROOT / "native/CMakeLists.txt").read_text()
+    got = library.library().dlfs_version()
+    assert (got >> 16, got >> 8 & 0xFF, got & 0xFF) == abi.VERSION
