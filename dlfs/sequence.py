@@ -22,7 +22,7 @@ from dlfs.directory import FrozenDirectory
 from dlfs.errors import UsageError
 
 WINDOW_CHUNKS = 64
-"""Chunks that chunk shuffle mixes at a time unless told otherwise: 16 MiB of the default chunk size."""
+"""Chunks that chunk shuffle mixes at a time by default: 16 MiB of the default chunk size."""
 
 WINDOW_CHUNKS_MAX = 1 << 20
 
@@ -119,7 +119,7 @@ class Sequence:
     Raises:
         UsageError: an argument is out of range.
 
-    Source: DESIGN of the permutation: ``dlfs_permutation`` in ``dlfs.h``.
+    Source: ``dlfs_permutation`` in ``dlfs.h`` for the bijection.
     """
 
     def __init__(
@@ -171,8 +171,8 @@ class Sequence:
         count = left if count is None else count
         if first < 0 or stride < 1 or not 0 <= count <= left:
             raise UsageError(
-                f"take positions of an epoch of {self._count}: expected at most {left} from {first} on "
-                f"by steps of {stride}, got {count}"
+                f"take positions of an epoch of {self._count}: expected at most {left} "
+                f"from {first} on by steps of {stride}, got {count}"
             )
         return self._native.fill(first, count, stride)
 

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Sequence
 from ctypes import POINTER, byref, c_uint8, c_void_p
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,8 @@ from dlfs.errors import ClosedError
 if TYPE_CHECKING:
     from dlfs._native.device import NativeDevice
     from dlfs._native.directory import NativeDirectory
+
+_Integer = TypeVar("_Integer", np.int64, np.uint64)
 
 ORDERS = {
     "storage": abi.ORDER_STORAGE,
@@ -75,7 +77,7 @@ class NativeBatch:
         count = batch.count
         self.memory = (c_uint8 * batch.base_bytes).from_address(batch.base or 0)
         # A ctypes array over foreign memory owns nothing; the attribute makes it keep the batch.
-        self.memory.owner = _Release(reader, pointer, self._pid)  # type: ignore[attr-defined]
+        self.memory.owner = _Release(reader, pointer, self._pid)
         self.offsets = _copy(batch.offsets, count, np.int64)
         self.lengths = _copy(batch.lengths, count, np.int64)
         self.indices = _copy(batch.indices, count, np.uint64)
@@ -117,11 +119,11 @@ class _Release:
             self._reader.release(self._pointer)
 
 
-def _copy(address: int | None, count: int, dtype: type[np.generic]) -> npt.NDArray[np.generic]:
-    if not count or not address:
-        return np.empty(0, dtype)
-    raw = (c_uint8 * (count * np.dtype(dtype).itemsize)).from_address(address)
-    return np.frombuffer(raw, dtype).copy()
+def _copy(address: int | None, count: int, dtype: type[_Integer]) -> npt.NDArray[_Integer]:
+    out = np.empty(count, dtype)
+    if count and address:
+        ctypes.memmove(out.ctypes.data, address, out.nbytes)
+    return out
 
 
 class NativeReader:

@@ -22,7 +22,8 @@ from dlfs.format.geometry import ChunkRun, Geometry
 from dlfs.reader.batch import Batch
 from dlfs.reader.epoch import Epoch
 from dlfs.reader.failures import SampleFailure, Where, check_on_error, describe_failures
-from dlfs.sequence import WINDOW_CHUNKS, EpochState, Sequence as EpochSequence
+from dlfs.sequence import WINDOW_CHUNKS, EpochState
+from dlfs.sequence import Sequence as EpochSequence
 from dlfs.units import KIB, MIB
 
 MEMORY_CHUNKS_MIN = 4
@@ -101,8 +102,7 @@ class SampleReader:
         )
 
     def read(self, indices: npt.ArrayLike, *, on_error: str = "raise") -> Batch:
-        """Read samples as one batch, in the order asked for; an index may stand in it more than
-        once.
+        """Read samples as one batch, in the order asked for; an index may occur more than once.
 
         Args:
             indices: integers, ``[n]``, each 0..N-1.
@@ -174,7 +174,7 @@ class SampleReader:
             raise error
 
     def _replace(self, native: NativeBatch, failures: tuple[SampleFailure, ...]) -> Batch:
-        """Read the batch again with the next index in place of each that failed, until all are good."""
+        """Read the batch again with the next index in place of each that failed."""
         indices = native.indices.copy()
         bad = list(failures)
         for _ in range(REPLACEMENTS_MAX):
@@ -193,7 +193,7 @@ class SampleReader:
         return self._native.stats()
 
     def close(self) -> None:
-        """Give up memory and queue pairs, once batches and epochs still in use are gone. Idempotent."""
+        """Give up memory and queue pairs, once batches still in use are gone. Idempotent."""
         self._native.close()
 
     def __enter__(self) -> Self:
