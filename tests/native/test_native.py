@@ -1,7 +1,7 @@
 """Builds the C tests and runs them: plainly, under ASan with UBSan, and under TSan.
 
-Each build stays in ``build/``, so that the next run compiles what has changed. Bugs planted on purpose
-prove that each sanitizer would notice.
+Each build stays in ``build/``, so that the next run compiles what has changed. Bugs planted on
+purpose prove that each sanitizer would notice.
 """
 
 import os
@@ -73,11 +73,7 @@ def test_planted_bug_is_noticed(build: str, bug: str, message: str) -> None:
     folder = configure(build)
     compile_target(folder, f"planted_{bug}")
     program = str(folder / "tests" / f"planted_{bug}")
-    done = subprocess.run(
-        [*without_randomization(), program],
-        stderr=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    command = [*without_randomization(), program]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode != 0
     assert message in done.stderr

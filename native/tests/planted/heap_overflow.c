@@ -1,14 +1,15 @@
 /* Writes one byte behind an allocation. AddressSanitizer must end this program. */
 #include <stdlib.h>
+#include <string.h>
 
-int main(int argc, char **argv)
+int main(void)
 {
-    (void)argv;
-    volatile char *bytes = malloc(8);
+    volatile size_t length = 9; /* volatile: the compiler must not see what is coming */
+    char *bytes = malloc(8);
     if (bytes == NULL) {
         return 0;
     }
-    bytes[7 + argc] = 1;
-    free((void *)bytes);
+    memset(bytes, 1, length);
+    free(bytes);
     return 0;
 }
