@@ -1,8 +1,8 @@
 """Reading many files, or many ranges of open files, at once into one buffer.
 
-The caller lays a batch out as an array of ``FILE_DTYPE``: what to read, where in the buffer it goes, and how long
-it is expected to be. One call reads all of it with several threads, without the GIL, and leaves a
-code with each file.
+The caller lays a batch out as an array of ``FILE_DTYPE``: what to read, where in the buffer it
+goes, and how long it is expected to be. One call reads all of it with several threads, without the
+GIL, and leaves a code with each file.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from dlfs._native.library import check, library
 from dlfs.errors import UsageError
 
 THREADS_MAX = abi.FILES_THREADS_MAX
+CUT_SHORT = abi.E_TRUNCATED
+"""The code of a range that its file ends within."""
 
 FILE_DTYPE = np.dtype(
     [
@@ -46,7 +48,8 @@ def read_files(
 
     Args:
         directory: the descriptor that the paths are relative to.
-        paths: ``uint8[n_bytes]``, NUL-terminated paths; ``files["position"]`` says where each begins.
+        paths: ``uint8[n_bytes]``, NUL-terminated paths; ``files["position"]`` says where each
+            begins.
         files: ``FILE_DTYPE[n_files]``; ``code`` is written.
         buffer: ``uint8[n_bytes]``, where the files' bytes go.
         follow_links: whether a path may end in a symbolic link.
@@ -56,8 +59,8 @@ def read_files(
         How many files failed; their ``code`` is not 0. ``-ESTALE`` marks a file that changed.
 
     Raises:
-        UsageError: an array is not of its type, a place lies outside the buffer, a path is not terminated, or the number of
-            threads is out of range.
+        UsageError: an array is not of its type, a place lies outside the buffer, a path is not
+            terminated, or the number of threads is out of range.
 
     Threads: any, each with its own arrays. Blocks without the GIL.
     """
@@ -104,7 +107,9 @@ def read_ranges(
 
 def _check_arrays(files: npt.NDArray[np.void], buffer: npt.NDArray[np.uint8]) -> None:
     if files.dtype != FILE_DTYPE or files.ndim != 1 or not files.flags.carray:
-        raise UsageError(f"read files: expected a contiguous array of FILE_DTYPE, got {files.dtype}")
+        raise UsageError(
+            f"read files: expected a contiguous array of FILE_DTYPE, got {files.dtype}"
+        )
     _check_bytes(buffer, "buffer")
     if not buffer.flags.writeable:
         raise UsageError("read files: expected a writable buffer, got a read-only one")

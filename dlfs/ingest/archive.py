@@ -1,0 +1,337 @@
+"""Tar archives read strictly, member by member.
+
+``tarfile`` takes a damaged header, or a file that just stops, for the end of an archive. Here only
+the zero block that the format demands is the end; anything else is an error that names the archive
+and the offset. Nothing but zeros may follow it, so that neither a cut download nor a second archive
+appended to the first is lost in silence. Compressed streams are read to their own end, where their
+checksums are.
+"""
+
+from __future__ import annotations
+
+import bz2
+import errno
+import gzip
+import io
+import lzma
+import os
+import tarfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import IO, BinaryIO, Literal, Protocol, cast
+
+import zstandard
+
+from dlfs.errors import DeviceError, DlfsError, FormatError, NotFoundError, TruncatedError
+from dlfs.ingest.source import clean_path
+from dlfs.units import MIB
+
+Compression = Literal["none", "gzip", "bzip2", "xz", "zstd"]
+Kind = Literal["file", "folder", "hard link", "symbolic link", "special file"]
+
+_SUFFIXES: dict[str, Compression] = {
+    ".tar": "none",
+    ".tar.gz": "gzip",
+    ".tgz": "gzip",
+    ".tar.bz2": "bzip2",
+    ".tbz2": "bzip2",
+    ".tar.xz": "xz",
+    ".txz": "xz",
+    ".tar.zst": "zstd",
+    ".tzst": "zstd",
+}
+_STREAM_BYTES = MIB
+_HEADER_BYTES_MAX = 16 * MIB
+"""Of an extended header, which is read into memory whole."""
+_EXTENDED = (
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+    tarfile.XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+)
+_CUT_SHORT = ("unexpected end of data", "empty header", "truncated header", "empty file")
+_DAMAGED = (
+    tarfile.TarError,
+    EOFError,
+    gzip.BadGzipFile,
+    zlib.error,
+    lzma.LZMAError,
+    zstandard.ZstdError,
+    # What tarfile lets through for numbers and chains of headers that make no sense.
+    ValueError,
+    OverflowError,
+    RecursionError,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A run of a member's bytes; what lies between the segments of a sparse member is zeros."""
+
+    offset_bytes: int
+    position_bytes: int
+    length_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One member of an archive; positions count in the archive, decompressed."""
+
+    path: bytes
+    kind: Kind
+    link: bytes
+    size_bytes: int
+    segments: tuple[Segment, ...]
+
+
+class _Stream(Protocol):
+    def read(self, size: int, /) -> bytes: ...
+    def readinto(self, target: memoryview, /) -> int | None: ...
+    def seek(self, position: int, /) -> int: ...
+    def tell(self) -> int: ...
+    def close(self) -> None: ...
+
+
+class _ForwardStream:
+    """A stream that counts, and seeks forward by reading."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+        self._position = 0
+
+    def read(self, size: int, /) -> bytes:
+        data = self._stream.read(size)
+        self._position += len(data)
+        return data
+
+    def readinto(self, target: memoryview, /) -> int:
+        count: int = self._stream.readinto(target)  # type: ignore[attr-defined]
+        self._position += count
+        return count
+
+    def seek(self, position: int, /) -> int:
+        while self._position < position:
+            if not self.read(min(position - self._position, _STREAM_BYTES)):
+                break
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+class _StrictHeader(tarfile.TarInfo):
+    """A header that is an error when it is damaged; ``tarfile`` would end there."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str | None, errors: str) -> _StrictHeader:
+        header = super().frombuf(buf, encoding or "utf-8", errors)
+        if header.size < 0 or (header.type in _EXTENDED and header.size > _HEADER_BYTES_MAX):
+            raise tarfile.ReadError(f"a header with a size of {header.size} bytes")
+        return header
+
+    @classmethod
+    def fromtarfile(cls, tarfile: tarfile.TarFile) -> _StrictHeader:
+        try:
+            return super().fromtarfile(tarfile)
+        except _END:
+            raise
+        except _HEADER_ERROR as error:
+            raise _READ_ERROR(str(error)) from error
+
+
+_END = tarfile.EOFHeaderError  # type: ignore[attr-defined]
+_HEADER_ERROR = tarfile.HeaderError
+_READ_ERROR = tarfile.ReadError
+
+
+def compression_of(path: str) -> Compression | None:
+    """How an archive is compressed, by its name; None when the name is not an archive's."""
+    name = path.lower()
+    for suffix, compression in _SUFFIXES.items():
+        if name.endswith(suffix):
+            return compression
+    return None
+
+
+class Archive:
+    """One archive, read once from its start to its end.
+
+    Args:
+        path: of the archive; its name says how it is compressed.
+
+    Raises:
+        NotFoundError: there is no such file.
+        DeviceError: it cannot be opened.
+
+    Threads: one at a time.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        try:
+            self._file = open(path, "rb", buffering=_STREAM_BYTES)  # noqa: SIM115
+        except FileNotFoundError as error:
+            raise NotFoundError(f"import {path}: there is no such archive") from error
+        except OSError as error:
+            raise DeviceError(f"import {path}: {error.strerror}", error.errno or 0) from error
+        self.state = archive_state(self._file.fileno())
+        self._stream = _decompress(self._file, compression_of(path) or "none")
+
+    def close(self) -> None:
+        """Close the file; again is fine."""
+        self._stream.close()
+        self._file.close()
+
+    def __enter__(self) -> Archive:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def members(self) -> Iterator[Member]:
+        """Give the members in the archive's order; ``read`` may be called for the latest.
+
+        Raises:
+            TruncatedError: the archive ends too early.
+            FormatError: it is damaged, or a name leads out of it.
+            DeviceError: it cannot be read, or changed meanwhile.
+        """
+        try:
+            with tarfile.TarFile(
+                fileobj=cast(IO[bytes], self._stream),
+                tarinfo=_StrictHeader,
+                encoding="utf-8",
+                errors="surrogateescape",
+            ) as headers:
+                while (header := headers.next()) is not None:
+                    headers.members.clear()  # type: ignore[attr-defined] # else it keeps every header it has seen
+                    yield self._member(header)
+            self._check_end()
+        except _DAMAGED as error:
+            raise self._failure(error) from error
+        except OSError as error:
+            if isinstance(error, DlfsError):
+                raise
+            raise self._failure(error) from error
+
+    def read(self, member: Member, target: memoryview) -> None:
+        """Read the latest member's bytes.
+
+        Args:
+            member: the one that ``members`` gave last.
+            target: as long as the member.
+
+        Raises:
+            DlfsError: as for ``members``.
+        """
+        if sum(segment.length_bytes for segment in member.segments) < len(target):
+            target[:] = bytes(len(target))
+        try:
+            for segment in member.segments:
+                self._stream.seek(segment.position_bytes)
+                end = segment.offset_bytes + segment.length_bytes
+                self._read_into(target[segment.offset_bytes : end])
+        except _DAMAGED as error:
+            raise self._failure(error) from error
+        except OSError as error:
+            raise self._failure(error) from error
+
+    def _read_into(self, target: memoryview) -> None:
+        done = 0
+        while done < len(target):
+            count = self._stream.readinto(target[done:])
+            if not count:
+                raise tarfile.ReadError(_CUT_SHORT[0])
+            done += count
+
+    def _member(self, header: tarfile.TarInfo) -> Member:
+        where = f"import {self.path}: the member at byte {header.offset}"
+        name = header.name.encode("utf-8", "surrogateescape")
+        link = header.linkname.encode("utf-8", "surrogateescape")
+        path = clean_path(name, where)
+        kind = _kind(header)
+        if kind == "hard link":
+            link = clean_path(link, where)
+        if not path and kind != "folder":
+            raise FormatError(f"{where}: expected a name, got {name!r}")
+        if header.size < 0:
+            raise FormatError(f"{where}: expected a size, got {header.size} bytes")
+        segments = _segments(header, where) if kind == "file" else ()
+        return Member(path, kind, link, header.size, segments)
+
+    def _check_end(self) -> None:
+        """Read the stream to its end, which checks its checksum; only zeros may be left."""
+        while data := self._stream.read(_STREAM_BYTES):
+            if data.strip(b"\0"):
+                first = self._stream.tell() - len(data.lstrip(b"\0"))
+                raise FormatError(
+                    f"import {self.path}: expected nothing after the archive's end, got data at "
+                    f"byte {first}; archives joined into one file have to be imported apart"
+                )
+        check_unchanged(self.path, self._file.fileno(), self.state)
+
+    def _failure(self, error: Exception) -> DlfsError:
+        offset = self._stream.tell()
+        where = f"import {self.path}: at byte {offset}"
+        if isinstance(error, EOFError) or str(error) in _CUT_SHORT:
+            return TruncatedError(f"{where}: the archive ends too early: {error}")
+        if isinstance(error, OSError) and error.errno is not None:
+            return DeviceError(f"{where}: {error.strerror}", error.errno)
+        return FormatError(f"{where}: the archive is damaged: {error}")
+
+
+def archive_state(descriptor: int) -> tuple[int, int]:
+    """What tells that an archive was changed: its size and its time of change."""
+    status = os.fstat(descriptor)
+    return status.st_size, status.st_mtime_ns
+
+
+def check_unchanged(path: str, descriptor: int, state: tuple[int, int]) -> None:
+    """Raise DeviceError when an archive is no longer as it was."""
+    if archive_state(descriptor) != state:
+        raise DeviceError(f"import {path}: the archive changed during the import", errno.ESTALE)
+
+
+def _decompress(file: BinaryIO, compression: Compression) -> _Stream:
+    if compression == "gzip":
+        return _ForwardStream(cast(IO[bytes], gzip.GzipFile(fileobj=file, mode="rb")))
+    if compression == "bzip2":
+        return _ForwardStream(cast(IO[bytes], bz2.BZ2File(file)))
+    if compression == "xz":
+        return _ForwardStream(cast(IO[bytes], lzma.LZMAFile(file)))
+    if compression == "zstd":
+        frames = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
+        return _ForwardStream(io.BufferedReader(cast(io.RawIOBase, frames), _STREAM_BYTES))
+    return cast(_Stream, file)
+
+
+def _kind(header: tarfile.TarInfo) -> Kind:
+    if header.isreg():
+        return "file"
+    if header.isdir():
+        return "folder"
+    if header.islnk():
+        return "hard link"
+    return "symbolic link" if header.issym() else "special file"
+
+
+def _segments(header: tarfile.TarInfo, where: str) -> tuple[Segment, ...]:
+    sparse = cast("list[tuple[int, int]] | None", header.sparse)
+    if sparse is None:
+        return (Segment(0, header.offset_data, header.size),)
+    segments, position, end = [], header.offset_data, 0
+    for offset, length in sparse:
+        if length == 0:  # tables are filled up with empty segments
+            continue
+        if length < 0 or offset < end or offset + length > header.size:
+            raise FormatError(
+                f"{where}: expected rising segments in {header.size} bytes of sparse data"
+            )
+        segments.append(Segment(offset, position, length))
+        position, end = position + length, offset + length
+    return tuple(segments)

@@ -1,0 +1,129 @@
+"""Symbolic links inside archives: which samples they stand for, without unpacking.
+
+The archives' members make one tree. A link is followed in it as a kernel would: relative to its own
+folder, through other links, to a file or to a folder with all that is under it. It may not leave
+the tree.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Iterator, Mapping
+
+from dlfs.errors import FormatError, LimitError, UsageError
+from dlfs.ingest.source import check_path, show
+
+HOPS_MAX = 40
+"""Links followed for one path. Source: Linux, path_resolution(7)."""
+EXPANSIONS_MAX = 1 << 22
+"""Folders that links lead to, in all: nested links multiply."""
+
+
+class LinkTree:
+    """A tree of members, some of them links.
+
+    Args:
+        files: paths of all samples that are no links.
+        folders: paths of the folders that have members of their own.
+        links: text of each symbolic link, by its path.
+        where: names the archives, for errors.
+    """
+
+    def __init__(
+        self,
+        files: Collection[bytes],
+        folders: Collection[bytes],
+        links: Mapping[bytes, bytes],
+        *,
+        where: str,
+    ) -> None:
+        self._files = frozenset(files)
+        self._folders = frozenset([b"", *folders])
+        self._links = dict(links)
+        self._all = sorted([*files, *links])
+        self._where = where
+        self._expansions = 0
+
+    def aliases(self) -> Iterator[tuple[bytes, bytes]]:
+        """Give (path of the new sample, path of the sample it stands for) for every link.
+
+        Raises:
+            UsageError: a link leads to nothing, in a circle, or to a folder that it is in.
+            FormatError: a link leads out of the archive.
+            LimitError: a path gets too long, or links multiply without end.
+        """
+        for link in sorted(self._links):
+            yield from self._follow(link, link, frozenset(_parents(link)))
+
+    def _follow(
+        self, seen: bytes, link: bytes, above: frozenset[bytes]
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """``seen`` is the path by which the link at ``link`` was reached."""
+        target = self._resolve(link)
+        check_path(seen, self._where)
+        if target in self._files:
+            yield seen, target
+            return
+        if target in above:
+            raise UsageError(
+                f"{self._where}: {show(link)}: the symbolic link leads to a folder that it is in"
+            )
+        self._expansions += 1
+        if self._expansions > EXPANSIONS_MAX:
+            raise LimitError(f"{self._where}: {show(link)}: expected fewer nested symbolic links")
+        found = list(self._under(target))
+        if not found and target not in self._folders:
+            raise UsageError(f"{self._where}: {show(link)}: the symbolic link leads to nothing")
+        for path in found:
+            inside = seen + b"/" + path[len(target) :].lstrip(b"/")
+            if path in self._links:
+                between = frozenset(p for p in _parents(path) if len(p) >= len(target))
+                yield from self._follow(inside, path, above | between)
+            else:
+                check_path(inside, self._where)
+                yield inside, path
+
+    def _under(self, folder: bytes) -> Iterable[bytes]:
+        prefix = folder + b"/" if folder else b""
+        first = bisect_left(self._all, prefix)
+        while first < len(self._all) and self._all[first].startswith(prefix):
+            yield self._all[first]
+            first += 1
+
+    def _resolve(self, link: bytes) -> bytes:
+        """The path, free of links, that a link leads to."""
+        pending, done, hops = link.split(b"/")[::-1], list[bytes](), 0
+        while pending:
+            part = pending.pop()
+            if part in (b"", b"."):
+                continue
+            if part == b"..":
+                if not done:
+                    raise self._outside(link)
+                done.pop()
+                continue
+            text = self._links.get(b"/".join([*done, part]))
+            if text is None:
+                done.append(part)
+                continue
+            hops += 1
+            if hops > HOPS_MAX:
+                raise UsageError(
+                    f"{self._where}: {show(link)}: the symbolic link leads back to itself"
+                )
+            if text.startswith(b"/"):
+                raise self._outside(link)
+            pending.extend(text.split(b"/")[::-1])
+        return b"/".join(done)
+
+    def _outside(self, link: bytes) -> FormatError:
+        return FormatError(
+            f"{self._where}: {show(link)}: the symbolic link leads out of the archive"
+        )
+
+
+def _parents(path: bytes) -> Iterator[bytes]:
+    """The folders above a path, the root (empty) included."""
+    parts = path.split(b"/")
+    for count in range(len(parts)):
+        yield b"/".join(parts[:count])

@@ -1,0 +1,75 @@
+"""Names of several archives in one: braces as WebDataset writes them, and globs."""
+
+from __future__ import annotations
+
+import glob
+import re
+from pathlib import Path
+
+from dlfs.errors import LimitError, NotFoundError, UsageError
+
+EXPANSIONS_MAX = 1_000_000
+"""Names that one pattern may stand for."""
+
+_BRACES = re.compile(r"\{([^{}]*)\}")
+_RANGE = re.compile(r"(\d+)\.\.(\d+)")
+
+
+def expand(pattern: str) -> list[str]:
+    """The paths that a pattern names, in order.
+
+    ``{000000..000099}`` counts with leading zeros, ``{train,test}`` lists, ``*``, ``?`` and
+    ``[...]`` match what is there. A path that exists names itself, whatever is in it.
+
+    Raises:
+        UsageError: the braces make no sense.
+        NotFoundError: a glob matches nothing.
+        LimitError: the pattern stands for too many names.
+    """
+    if Path(pattern).exists():
+        return [pattern]
+    found: list[str] = []
+    for name in expand_braces(pattern):
+        if Path(name).exists() or not glob.has_magic(name):
+            found.append(name)
+            continue
+        matches = sorted(glob.glob(name))  # noqa: PTH207  (Path.glob takes no absolute patterns)
+        if not matches:
+            raise NotFoundError(f"import {name}: nothing matches")
+        found.extend(matches)
+    return found
+
+
+def expand_braces(pattern: str) -> list[str]:
+    """The names that a pattern's braces stand for, the last pair changing fastest.
+
+    Raises:
+        UsageError: a range counts down, or is not made of numbers.
+        LimitError: there are more than ``EXPANSIONS_MAX``.
+    """
+    names = [""]
+    rest = 0
+    for match in _BRACES.finditer(pattern):
+        choices = _choices(match[1], pattern)
+        if len(names) * len(choices) > EXPANSIONS_MAX:
+            raise LimitError(f"import {pattern}: expected at most {EXPANSIONS_MAX} names")
+        fixed = pattern[rest : match.start()]
+        names = [name + fixed + choice for name in names for choice in choices]
+        rest = match.end()
+    return [name + pattern[rest:] for name in names]
+
+
+def _choices(text: str, pattern: str) -> list[str]:
+    span = _RANGE.fullmatch(text)
+    if span is None:
+        if ".." in text or "," not in text:
+            raise UsageError(
+                f"import {pattern}: expected {{first..last}} or {{a,b}}, got {{{text}}}"
+            )
+        return text.split(",")
+    first, last = int(span[1]), int(span[2])
+    if last < first:
+        raise UsageError(f"import {pattern}: expected a rising range, got {{{text}}}")
+    if last - first >= EXPANSIONS_MAX:
+        raise LimitError(f"import {pattern}: expected at most {EXPANSIONS_MAX} names")
+    return [str(number).zfill(len(span[1])) for number in range(first, last + 1)]

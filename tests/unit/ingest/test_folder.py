@@ -1,0 +1,249 @@
+"""Folders as sources: what is taken, in which order, and what is refused beforehand."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dlfs.errors import DeviceError, LimitError, NotFoundError, UsageError
+from dlfs.ingest.folder import FolderSource
+
+
+def make(root: Path, files: dict[bytes, bytes]) -> None:
+    for name, content in files.items():
+        path = root / os.fsdecode(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+
+
+def take(root: Path, *, layout: Any = "path", seed: int = 0, **options: Any) -> list[Any]:
+    source = FolderSource(root, **options)
+    got = []
+    for block in source.blocks(layout=layout, seed=seed):
+        spans = zip(block.paths, block.offsets.tolist(), block.lengths.tolist(), strict=True)
+        got += [(path, block.data[at : at + size].tobytes()) for path, at, size in spans]
+    source.close()
+    return got
+
+
+FILES = {
+    b"a.txt": b"dot sorts before slash",
+    b"a/1": b"one",
+    b"a/2": b"",
+    b"a-b": b"minus sorts before slash",
+    b"a0": b"zero sorts after it",
+    b".hidden": b"kept",
+    b"new\nline and space": b"n",
+    b"\xff\xfe": b"not UTF-8",
+    b"deep/er/still": b"d" * 10000,
+}
+
+
+def test_takes_every_file_in_path_order(tmp_path: Path) -> None:
+    make(tmp_path, FILES)
+    source = FolderSource(tmp_path)
+    assert source.sample_count == len(FILES)
+    assert source.sample_bytes == sum(map(len, FILES.values()))
+    assert source.skipped == {}
+    assert source.empty_directories == 0
+    assert take(tmp_path) == sorted(FILES.items())
+
+
+def test_shuffled_is_another_order_of_the_same_by_the_seed(tmp_path: Path) -> None:
+    files = {b"%03d" % i: b"%d" % i for i in range(200)}
+    make(tmp_path, files)
+    one, two = (take(tmp_path, layout="shuffled", seed=seed) for seed in (1, 2))
+    assert one != two
+    assert sorted(one) == sorted(two) == sorted(files.items())
+    assert one == take(tmp_path, layout="shuffled", seed=1)
+
+
+@pytest.mark.parametrize("threads", [1, 5])
+@pytest.mark.parametrize("buffer_bytes", [1, 100, 1 << 20])
+def test_buffers_of_any_size_give_the_same(tmp_path: Path, buffer_bytes: int, threads: int) -> None:
+    files = {b"%03d" % i: b"%d" % i * i for i in range(64)}
+    make(tmp_path, files)
+    got = take(tmp_path, layout="shuffled", seed=3, buffer_bytes=buffer_bytes, threads=threads)
+    assert sorted(got) == sorted(files.items())
+
+
+def test_an_empty_folder_has_no_samples(tmp_path: Path) -> None:
+    assert take(tmp_path, layout="shuffled") == []
+
+
+def test_counts_directories_without_samples(tmp_path: Path) -> None:
+    make(tmp_path, {b"kept/below/file": b"x"})
+    (tmp_path / "empty" / "nested").mkdir(parents=True)
+    (tmp_path / "kept" / "empty").mkdir()
+    assert FolderSource(tmp_path).empty_directories == 3
+
+
+def test_skips_and_counts_special_files(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(tmp_path / "socket"))
+    listener.close()
+    make(tmp_path, {b"file": b"x"})
+    source = FolderSource(tmp_path)
+    assert source.skipped == {"special file": 2}
+    assert take(tmp_path) == [(b"file", b"x")]
+
+
+def test_follows_links_to_files_and_folders(tmp_path: Path) -> None:
+    make(tmp_path / "outside", {b"x/y": b"1"})
+    make(tmp_path / "in", {b"z": b"2"})
+    (tmp_path / "in" / "folder").symlink_to("../outside")
+    (tmp_path / "in" / "file").symlink_to(tmp_path / "outside" / "x" / "y")
+    assert take(tmp_path / "in") == [(b"file", b"1"), (b"folder/x/y", b"1"), (b"z", b"2")]
+
+
+def test_skips_links_and_counts_them(tmp_path: Path) -> None:
+    make(tmp_path, {b"a/z": b"2"})
+    (tmp_path / "folder").symlink_to("a")
+    (tmp_path / "dangling").symlink_to("nowhere")
+    source = FolderSource(tmp_path, links="skip")
+    assert source.skipped == {"symbolic link": 2}
+    assert take(tmp_path, links="skip") == [(b"a/z", b"2")]
+
+
+def test_refuses_links_by_name(tmp_path: Path) -> None:
+    make(tmp_path, {b"a/z": b"2"})
+    (tmp_path / "a" / "link").symlink_to("z")
+    with pytest.raises(UsageError, match="a/link: expected no symbolic links"):
+        FolderSource(tmp_path, links="error")
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("nowhere", "leads to nothing"),
+        ("link", "leads back to itself"),
+        ("file/x", "leads to nothing"),
+    ],
+)
+def test_a_broken_link_is_an_error_that_names_it(tmp_path: Path, target: str, message: str) -> None:
+    make(tmp_path, {b"file": b""})
+    (tmp_path / "link").symlink_to(target)
+    with pytest.raises(UsageError, match=f"link: the symbolic link {message}"):
+        FolderSource(tmp_path)
+
+
+@pytest.mark.parametrize("target", [".", "..", "../.."])
+def test_a_link_to_a_folder_above_it_is_an_error(tmp_path: Path, target: str) -> None:
+    (tmp_path / "top" / "a" / "b").mkdir(parents=True)
+    (tmp_path / "top" / "a" / "b" / "up").symlink_to(target)
+    with pytest.raises(UsageError, match="b/up: the link leads to a folder that it is in"):
+        FolderSource(tmp_path / "top")
+
+
+def test_a_root_that_is_a_link_is_followed(tmp_path: Path) -> None:
+    make(tmp_path / "real", {b"a": b"1"})
+    (tmp_path / "root").symlink_to("real")
+    assert take(tmp_path / "root", links="error") == [(b"a", b"1")]
+
+
+def test_a_missing_folder_and_a_file_are_refused(tmp_path: Path) -> None:
+    make(tmp_path, {b"a": b"1"})
+    with pytest.raises(NotFoundError, match="no such folder"):
+        FolderSource(tmp_path / "b")
+    with pytest.raises(UsageError, match="expected a folder"):
+        FolderSource(tmp_path / "a")
+
+
+@pytest.mark.parametrize("change", ["grow", "shrink", "touch", "remove", "replace"])
+def test_a_file_that_changes_is_an_error_that_names_it(tmp_path: Path, change: str) -> None:
+    make(tmp_path, {b"a": b"1", b"changing": b"22"})
+    source, path = FolderSource(tmp_path), tmp_path / "changing"
+    if change in ("remove", "replace"):
+        path.unlink()
+    if change == "replace":
+        path.symlink_to("changing")
+    elif change == "touch":
+        os.utime(path, ns=(5, 5))
+    elif change != "remove":
+        path.write_bytes(b"333" if change == "grow" else b"4")
+    with pytest.raises(DeviceError, match="changing: the file changed") as caught:
+        list(source.blocks(layout="path", seed=0))
+    assert caught.value.errno == errno.ESTALE
+
+
+def test_a_file_that_may_not_be_read_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Tests may run as root, who may read everything: the kernel's answer is put on.
+    make(tmp_path, {b"secret": b"1"})
+    (tmp_path / "secret").chmod(0)
+    monkeypatch.setattr(os, "access", lambda *_, **__: False)
+    with pytest.raises(DeviceError, match="secret: the file may not be read") as caught:
+        FolderSource(tmp_path)
+    assert caught.value.errno == errno.EACCES
+
+
+def test_a_path_over_the_limit_is_an_error(tmp_path: Path) -> None:
+    descriptor = os.open(tmp_path, os.O_RDONLY)
+    for _ in range(17):
+        os.mkdir("n" * 250, dir_fd=descriptor)
+        below = os.open("n" * 250, os.O_RDONLY, dir_fd=descriptor)
+        os.close(descriptor)
+        descriptor = below
+    os.close(descriptor)
+    with pytest.raises(LimitError, match="4095"):
+        FolderSource(tmp_path)
+
+
+def test_the_longest_path_is_taken(tmp_path: Path) -> None:
+    descriptor, parts = os.open(tmp_path, os.O_RDONLY), []
+    for _ in range(16):
+        parts.append(b"n" * 254)
+        os.mkdir(parts[-1], dir_fd=descriptor)
+        below = os.open(parts[-1], os.O_RDONLY, dir_fd=descriptor)
+        os.close(descriptor)
+        descriptor = below
+    parts.append(b"f" * 15)
+    os.close(os.open(parts[-1], os.O_CREAT | os.O_WRONLY, dir_fd=descriptor))
+    os.close(descriptor)
+    path = b"/".join(parts)
+    assert len(path) == 4095
+    assert take(tmp_path) == [(path, b"")]
+
+
+def test_closing_early_ends_the_reading(tmp_path: Path) -> None:
+    make(tmp_path, {b"%d" % i: b"x" * 50 for i in range(50)})
+    source = FolderSource(tmp_path, buffer_bytes=100)
+    blocks = source.blocks(layout="path", seed=0)
+    next(blocks)
+    blocks.close()
+    source.close()
+    source.close()
+
+
+NAMES = st.binary(min_size=1, max_size=12).filter(
+    lambda name: not set(name) & {0, 47} and name not in (b".", b"..")
+)
+
+
+@settings(
+    deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    files=st.dictionaries(
+        st.lists(NAMES, min_size=1, max_size=3).map(b"/".join), st.binary(max_size=50), max_size=12
+    ).filter(lambda d: not any(a != b and b.startswith(a + b"/") for a in d for b in d)),
+    layout=st.sampled_from(["path", "shuffled"]),
+)
+def test_any_names_come_back(
+    tmp_path_factory: pytest.TempPathFactory, files: dict[bytes, bytes], layout: str
+) -> None:
+    root = tmp_path_factory.mktemp("any")
+    make(root, files)
+    got = take(root, layout=layout, buffer_bytes=64)
+    assert sorted(got) == sorted(files.items())
+    if layout == "path":
+        assert got == sorted(files.items())
