@@ -226,10 +226,10 @@ def _range_problem(record: DatasetRecord) -> str | None:
         ("version", record.version, 1, DATASET_VERSION_MAX),
         ("creation time", record.created_ns, 0, TIME_NS_MAX),
         ("seed", record.seed, 0, _U64_MAX),
+        ("entries bytes", record.entries_bytes, DIRECTORY_BLOCK_BYTES, ADDRESS_MAX),
         ("sample count", record.sample_count, 0, record.entries_bytes // LOCATION_BYTES),
         ("sample bytes", record.sample_bytes, 0, record.data_bytes),
         ("data bytes", record.data_bytes, 0, ADDRESS_MAX),
-        ("entries bytes", record.entries_bytes, DIRECTORY_BLOCK_BYTES, ADDRESS_MAX),
         ("names bytes", record.names_bytes, DIRECTORY_BLOCK_BYTES, ADDRESS_MAX),
     ):
         if not low <= value <= high:

@@ -1,0 +1,205 @@
+"""Whatever is encoded comes back; spaces resolve as the plain rule of FORMAT.md says."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dlfs._native.checksums import crc32c
+from dlfs.errors import LimitError, UsageError
+from dlfs.format.catalog import LAYOUTS, Catalog, DatasetRecord, decode_catalog, encode_catalog
+from dlfs.format.geometry import ChunkRun, DataSpace, Geometry
+from dlfs.format.location import pack_locations, unpack_locations
+from dlfs.format.paths import dataset_name_bytes, display, path_bytes
+from dlfs.format.superblock import Superblock, decode_superblock, encode_superblock
+
+U64 = st.integers(0, (1 << 64) - 1)
+TIMES = st.integers(0, (1 << 63) - 1)
+UUIDS = st.uuids()
+NAMES = st.binary(min_size=1, max_size=255).filter(
+    lambda raw: raw not in (b".", b"..") and not {0, 0x2F} & set(raw)
+)
+
+
+@st.composite
+def geometries(draw: st.DrawFn) -> Geometry:
+    members = draw(st.integers(1, 64))
+    chunk_bits = draw(st.integers(12, 18))
+    block_bytes = 1 << draw(st.integers(9, min(chunk_bits, 16)))
+    rows = draw(st.integers(-(-4 // members), 200))
+    return Geometry(members, 1 << chunk_bits, block_bytes, 1 << 20, rows)
+
+
+@st.composite
+def volumes(draw: st.DrawFn) -> tuple[Catalog, Superblock]:
+    """A valid catalog, made by dealing the volume's chunks out, and its superblock."""
+    geometry = draw(geometries())
+    total = geometry.chunk_total
+    cuts = draw(st.lists(st.integers(1, total - 1), unique=True, max_size=12).map(sorted))
+    bounds = [0, *cuts, total]
+    runs = [ChunkRun(a, b - a) for a, b in pairwise(bounds)]
+    owners = draw(st.permutations(runs[1:]))
+    keys = draw(st.lists(st.tuples(NAMES, st.integers(1, 9)), unique=True, max_size=4).map(sorted))
+    datasets = []
+    while owners and keys:
+        directory = owners.pop()
+        data = tuple(owners.pop() for _ in range(draw(st.integers(0, min(3, len(owners))))))
+        name, version = keys.pop()
+        size = directory.chunk_count * geometry.chunk_bytes
+        if size < 8192:
+            owners += [directory, *data]
+            break
+        datasets.append(_record(draw, name, version, data, directory, geometry))
+    free = _joined(owners)
+    generation = draw(st.integers(1, (1 << 63) - 1))
+    catalog = Catalog(generation, draw(UUIDS), tuple(reversed(datasets)), free)
+    return catalog, _superblock(draw, catalog, geometry, runs[0])
+
+
+def _joined(runs: list[ChunkRun]) -> tuple[ChunkRun, ...]:
+    joined: list[ChunkRun] = []
+    for run in sorted(runs):
+        if joined and joined[-1].end_chunk == run.first_chunk:
+            run = ChunkRun(joined[-1].first_chunk, joined.pop().chunk_count + run.chunk_count)
+        joined.append(run)
+    return tuple(joined)
+
+
+def _record(
+    draw: st.DrawFn,
+    name: bytes,
+    version: int,
+    data: tuple[ChunkRun, ...],
+    directory: ChunkRun,
+    geometry: Geometry,
+) -> DatasetRecord:
+    data_bytes = sum(run.chunk_count for run in data) * geometry.chunk_bytes
+    blocks = directory.chunk_count * geometry.chunk_bytes // 4096
+    entries = 4096 * draw(st.integers(1, blocks - 1))
+    return DatasetRecord(
+        name=name,
+        version=version,
+        uuid=draw(UUIDS),
+        created_ns=draw(TIMES),
+        sample_count=draw(st.integers(0, entries // 16)),
+        sample_bytes=draw(st.integers(0, data_bytes)),
+        layout=draw(st.sampled_from(LAYOUTS)),
+        seed=draw(U64),
+        data_runs=data,
+        data_bytes=data_bytes,
+        directory_runs=(directory,),
+        entries_bytes=entries,
+        names_bytes=4096 * blocks - entries,
+        attributes=tuple(
+            draw(st.lists(st.tuples(st.integers(0, 65535), st.binary(max_size=40)), max_size=3))
+        ),
+    )
+
+
+def _superblock(draw: st.DrawFn, catalog: Catalog, geometry: Geometry, run: ChunkRun) -> Superblock:
+    raw = encode_catalog(catalog)
+    room = geometry.row_count * geometry.chunk_bytes + geometry.data_offset_bytes + 4096
+    uuids = st.lists(
+        UUIDS, unique=True, min_size=geometry.member_count, max_size=geometry.member_count
+    )
+    return Superblock(
+        volume_uuid=catalog.volume_uuid,
+        member_uuids=tuple(draw(uuids)),
+        member_number=draw(st.integers(0, geometry.member_count - 1)),
+        member_bytes=room + draw(st.integers(0, 1 << 40)),
+        geometry=geometry,
+        generation=catalog.generation,
+        created_ns=draw(TIMES),
+        catalog_runs=(run,),
+        catalog_bytes=len(raw),
+        catalog_crc32c=crc32c(raw),
+        label=draw(st.text(max_size=64).filter(_fits)),
+    )
+
+
+def _fits(label: str) -> bool:
+    try:
+        return len(label.encode()) <= 64
+    except UnicodeEncodeError:
+        return False
+
+
+@settings(deadline=None, max_examples=60)
+@given(volumes())
+def test_volumes_come_back(volume: tuple[Catalog, Superblock]) -> None:
+    catalog, superblock = volume
+    assert decode_superblock(encode_superblock(superblock), "x") == superblock
+    raw = encode_catalog(catalog)
+    if superblock.catalog_runs[0].chunk_count * superblock.geometry.chunk_bytes >= len(raw):
+        assert decode_catalog(raw, superblock, "x") == catalog
+
+
+@settings(deadline=None)
+@given(geometries(), st.data())
+def test_spaces_resolve_by_the_plain_rule(geometry: Geometry, data: st.DataObject) -> None:
+    total = geometry.chunk_total
+    starts = data.draw(st.lists(st.integers(0, total - 1), min_size=1, max_size=5))
+    runs = tuple(
+        ChunkRun(first, data.draw(st.integers(1, min(20, total - first)))) for first in starts
+    )
+    chunks = [chunk for run in runs for chunk in range(run.first_chunk, run.end_chunk)]
+    space = DataSpace(geometry, runs)
+    size = geometry.chunk_bytes
+    address = data.draw(st.integers(0, len(chunks) * size - 1))
+    volume_chunk = chunks[address // size]
+    row, member = divmod(volume_chunk, geometry.member_count)
+    place = (member, geometry.data_offset_bytes + row * size + address % size)
+    assert space.resolve(address) == place
+    length = data.draw(st.integers(1, len(chunks) * size - address))
+    pieces = list(space.pieces(address, length))
+    at = address
+    for piece in pieces:
+        assert (piece.member, piece.offset_bytes) == space.resolve(at)
+        last = at + piece.length_bytes - 1
+        assert space.resolve(last) == (piece.member, piece.offset_bytes + piece.length_bytes - 1)
+        at += piece.length_bytes
+    assert at == address + length
+    for before, after in pairwise(pieces):
+        end = before.offset_bytes + before.length_bytes
+        assert (before.member, end) != (after.member, after.offset_bytes)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, (1 << 56) - 1),
+            st.integers(0, (1 << 40) - 1),
+            st.integers(0, (1 << 32) - 1),
+        )
+    )
+)
+def test_locations_come_back(rows: list[tuple[int, int, int]]) -> None:
+    columns = [[row[k] for row in rows] for k in range(3)]
+    packed = pack_locations(*columns)
+    assert packed.nbytes == 16 * len(rows)
+    assert [part.tolist() for part in unpack_locations(packed)] == columns
+
+
+@given(st.binary(max_size=160))
+def test_any_bytes_are_locations(raw: bytes) -> None:
+    packed = np.frombuffer(raw[: len(raw) // 16 * 16], dtype=pack_locations([], [], []).dtype)
+    assert pack_locations(*unpack_locations(packed)).tobytes() == packed.tobytes()
+
+
+@settings(deadline=None)
+@given(st.one_of(st.binary(max_size=300), st.text(max_size=100)))
+def test_paths_are_refused_or_kept(path: str | bytes) -> None:
+    try:
+        raw = path_bytes(path)
+    except (UsageError, LimitError):
+        return
+    components = raw.split(b"/")
+    assert all(1 <= len(part) <= 255 and part not in (b".", b"..") for part in components)
+    assert 0 not in raw
+    assert path_bytes(display(raw)) == raw
+    if len(components) == 1:
+        assert dataset_name_bytes(raw) == raw

@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import pytest
+
+from dlfs.errors import UsageError
+from dlfs.format.geometry import (
+    ChunkRun,
+    DataSpace,
+    Geometry,
+    Piece,
+    resolve,
+    superblock_offsets,
+)
+from dlfs.units import KIB, MIB
+
+
+def geometry(members: int = 3, rows: int = 10) -> Geometry:
+    return Geometry(members, 4096, 512, MIB, rows)
+
+
+def test_chunks_go_round_robin_over_members() -> None:
+    places = [geometry().locate(chunk) for chunk in range(7)]
+    first = [(member, MIB) for member in range(3)]
+    second = [(member, MIB + 4096) for member in range(3)]
+    assert places == [*first, *second, (0, MIB + 8192)]
+
+
+@pytest.mark.parametrize("chunk", [-1, 30])
+def test_a_chunk_outside_the_volume_is_refused(chunk: int) -> None:
+    with pytest.raises(UsageError, match=r"expected 0\.\.29"):
+        geometry().locate(chunk)
+
+
+def test_the_smallest_member_decides_the_rows() -> None:
+    got = Geometry.for_members([8 * MIB, 3 * MIB + 100, 9 * MIB], 256 * KIB, 4096)
+    assert got == Geometry(3, 256 * KIB, 4096, MIB, 7)
+    assert got.chunk_total == 21
+    assert got.capacity_bytes == 21 * 256 * KIB
+
+
+def test_a_large_chunk_moves_the_data_offset() -> None:
+    assert Geometry.for_members([64 * MIB], 4 * MIB, 4096).data_offset_bytes == 4 * MIB
+
+
+def test_the_tail_is_the_last_whole_block() -> None:
+    assert superblock_offsets(10 * 4096 + 17) == (0, 65536, 9 * 4096)
+
+
+def test_exactly_enough_room() -> None:
+    size = MIB + 4 * 4096 + 4096
+    assert Geometry.for_members([size], 4096, 4096).row_count == 4
+    with pytest.raises(UsageError, match=f"member 0 is too small: expected at least {size} bytes"):
+        Geometry.for_members([size - 1], 4096, 4096)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "chunk_bytes", "block_bytes", "message"),
+    [
+        ([], 4096, 512, "1..64 members, got 0"),
+        ([8 * MIB] * 65, 4096, 512, "1..64 members, got 65"),
+        ([8 * MIB], 5000, 512, "chunk_bytes to be a power of two"),
+        ([8 * MIB], 2048, 512, "chunk_bytes to be a power of two in 4096"),
+        ([8 * MIB], 0, 512, "chunk_bytes"),
+        ([8 * MIB], 4096, 256, "block_bytes to be a power of two in 512"),
+        ([8 * MIB], 4096, 8192, "at most chunk_bytes"),
+        ([8 * MIB, 100], 4096, 512, "member 1 is too small"),
+        ([0], 4096, 512, "member 0 is too small"),
+        ([1 << 63], 4096, 512, "members of at most"),
+    ],
+)
+def test_a_layout_that_cannot_be(
+    sizes: list[int], chunk_bytes: int, block_bytes: int, message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        Geometry.for_members(sizes, chunk_bytes, block_bytes)
+
+
+def test_a_space_resolves_through_its_runs() -> None:
+    runs = (ChunkRun(20, 2), ChunkRun(3, 1))
+    space = DataSpace(geometry(), runs)
+    assert space.size_bytes == 3 * 4096
+    assert [space.volume_chunk(chunk) for chunk in range(3)] == [20, 21, 3]
+    assert space.resolve(2 * 4096 + 7) == (0, MIB + 4096 + 7)
+    assert resolve(geometry(), 4096, runs) == geometry().locate(21)
+
+
+@pytest.mark.parametrize("address", [-1, 3 * 4096])
+def test_an_address_outside_a_space_is_refused(address: int) -> None:
+    with pytest.raises(UsageError, match=r"resolve a chunk: expected 0\.\.2"):
+        DataSpace(geometry(), (ChunkRun(20, 3),)).resolve(address)
+
+
+def test_a_lone_member_gives_one_piece_for_neighbours() -> None:
+    space = DataSpace(geometry(1, 30), (ChunkRun(4, 3), ChunkRun(7, 1), ChunkRun(20, 1)))
+    assert list(space.pieces(100, 5 * 4096 - 100)) == [
+        Piece(0, MIB + 4 * 4096 + 100, 4 * 4096 - 100),
+        Piece(0, MIB + 20 * 4096, 4096),
+    ]
+
+
+def test_several_members_give_a_piece_for_each_chunk() -> None:
+    space = DataSpace(geometry(2, 30), (ChunkRun(4, 2),))
+    assert list(space.pieces(4000, 200)) == [
+        Piece(0, MIB + 2 * 4096 + 4000, 96),
+        Piece(1, MIB + 2 * 4096, 104),
+    ]
+
+
+def test_no_bytes_are_no_pieces() -> None:
+    assert list(DataSpace(geometry(), ()).pieces(0, 0)) == []
+
+
+@pytest.mark.parametrize(("address", "length"), [(0, 4097), (-1, 2), (4096, 1), (0, -1)])
+def test_a_range_that_leaves_the_space_is_refused(address: int, length: int) -> None:
+    with pytest.raises(UsageError, match="cut a range"):
+        list(DataSpace(geometry(), (ChunkRun(0, 1),)).pieces(address, length))

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+
+import pytest
+
+from dlfs.errors import LimitError, UsageError
+from dlfs.format.paths import PathLike, dataset_name_bytes, display, path_bytes
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("a/b.png", b"a/b.png"),
+        (b"a\xff/\n b", b"a\xff/\n b"),
+        (PurePosixPath("x") / "y", b"x/y"),
+        ("caf\u00e9", b"caf\xc3\xa9"),
+        ("bad\udcff", b"bad\xff"),
+        ("...", b"..."),
+        ("/".join(["c" * 255] * 15 + ["d" * 255]), None),
+    ],
+)
+def test_paths_become_bytes(path: PathLike, expected: bytes | None) -> None:
+    got = path_bytes(path)
+    assert got == (expected or str(path).encode())
+    assert path_bytes(display(got)) == got
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("", r"1\.\.4095 bytes, got 0"),
+        ("/a", "an empty component at byte 0"),
+        ("a/", "an empty component at byte 2"),
+        ("a//b", "an empty component at byte 2"),
+        ("a/./b", r"'\.' at byte 2"),
+        ("..", r"'\.\.' at byte 0"),
+        ("a\0b", "NUL byte, got one at byte 1"),
+        ("\ud800", "text that UTF-8 can hold"),
+    ],
+)
+def test_wrong_paths_are_refused(path: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        path_bytes(path)
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("a/" + "b" * 256, "at most 255 bytes, got 256 at byte 2"),
+        ("/".join(["c" * 255] * 16) + "/", "at most 4095 bytes, got 4096"),
+    ],
+)
+def test_long_paths_are_refused(path: str, message: str) -> None:
+    with pytest.raises(LimitError, match=message):
+        path_bytes(path)
+
+
+@pytest.mark.parametrize("name", ["train", b"\xff\n", "a b", "n" * 255])
+def test_names_of_datasets(name: str | bytes) -> None:
+    raw = dataset_name_bytes(name)
+    assert raw == (name if isinstance(name, bytes) else name.encode())
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("", r"1\.\.255 bytes"),
+        (".", r"another name, got '\.'"),
+        ("..", "another name"),
+        ("a/b", "no slash, got one at byte 1"),
+        (b"a\0", "no NUL byte"),
+    ],
+)
+def test_wrong_names_of_datasets(name: str | bytes, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        dataset_name_bytes(name)
+
+
+def test_a_long_name_of_a_dataset() -> None:
+    with pytest.raises(LimitError, match="at most 255 bytes, got 256"):
+        dataset_name_bytes("n" * 256)
