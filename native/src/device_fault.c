@@ -37,7 +37,8 @@ struct fault_slot {
 struct fault_queue {
     dlfs_queue base;
     dlfs_queue *inner;
-    uint64_t random;
+    uint64_t random;       /* draws the fates */
+    uint64_t random_order; /* draws the order of completions: how often depends on timing */
     uint32_t first_free;
     uint32_t held_count;
     uint32_t *held; /* [depth]: finished slots not yet handed out, by arrival */
@@ -179,7 +180,7 @@ static uint32_t held_pick(struct fault_queue *queue, uint64_t now_ns)
     const struct fault_device *device = (const struct fault_device *)queue->base.device;
     uint32_t start = 0;
     if (device->config.reorder != 0 && queue->held_count > 0) {
-        start = (uint32_t)(random_next(&queue->random) % queue->held_count);
+        start = (uint32_t)(random_next(&queue->random_order) % queue->held_count);
     }
     for (uint32_t i = 0; i < queue->held_count; i++) {
         uint32_t position = (start + i) % queue->held_count;
@@ -292,6 +293,7 @@ static int fault_queue_create(dlfs_device *base, uint32_t depth, dlfs_queue **ou
     queue->held = held;
     queue->random = device->config.seed;
     queue->random ^= random_next(&(uint64_t){atomic_fetch_add(&device->queues_made, 1)});
+    queue->random_order = ~queue->random;
     for (uint32_t i = 0; i < depth; i++) {
         queue->slots[i].next_free = i + 1;
     }

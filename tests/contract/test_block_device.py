@@ -165,8 +165,17 @@ def test_empty_transfers_do_nothing(device: BlockDevice) -> None:
 
 @pytest.mark.parametrize(
     ("offset", "length"),
-    [(1, 4096), (0, 4095), (SIZE_BYTES, 4096), (SIZE_BYTES - 4096, 8192), (-4096, 4096), (0, -512)]
-    + [(1 << 62, 4096), (0, 1 << 62), (1 << 64, 4096)],
+    [
+        (1, 4096),
+        (0, 4095),
+        (SIZE_BYTES, 4096),
+        (SIZE_BYTES - 4096, 8192),
+        (-4096, 4096),
+        (0, -512),
+        (1 << 62, 4096),
+        (0, 1 << 62),
+        (1 << 64, 4096),
+    ],
 )
 def test_refuses_ranges_that_are_not_whole_blocks_inside(
     device: BlockDevice, offset: int, length: int
