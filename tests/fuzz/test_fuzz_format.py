@@ -177,9 +177,9 @@ def test_every_field_at_its_extremes(value: int) -> None:
 def test_memory_is_bounded_by_the_bytes() -> None:
     hostile = []
     for offset in (48, 52, 64, 148, 152, 156):
-        raw = bytearray(RAW)
-        struct.pack_into("<I", raw, offset, 0xFFFFFFFF)
-        hostile.append(bytes(raw))
+        changed = bytearray(RAW)
+        struct.pack_into("<I", changed, offset, 0xFFFFFFFF)
+        hostile.append(bytes(changed))
     tracemalloc.start()
     try:
         for raw in hostile:
