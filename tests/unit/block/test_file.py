@@ -1,0 +1,149 @@
+"""Files as devices: making them, and what cannot be one."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dlfs.block import FileDevice, Kind, aligned_buffer
+from dlfs.errors import (
+    ClosedError,
+    DeviceError,
+    DlfsError,
+    ExistsError,
+    NotFoundError,
+    SpaceError,
+    TruncatedError,
+    UsageError,
+)
+from dlfs.units import MIB
+
+
+def test_create_reserves_the_space(tmp_path: Path) -> None:
+    path = tmp_path / "a.img"
+    with FileDevice.create(path, MIB + 100) as device:
+        assert device.size_bytes == MIB
+        assert device.writable
+    status = path.stat()
+    assert status.st_size == MIB
+    assert status.st_blocks * 512 >= MIB
+
+
+def test_create_overwrites_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "a.img"
+    path.write_bytes(b"precious")
+    with pytest.raises(ExistsError, match=r"a\.img"):
+        FileDevice.create(path, MIB)
+    assert path.read_bytes() == b"precious"
+
+
+def test_create_says_what_is_wrong(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="4096"):
+        FileDevice.create(tmp_path / "a.img", 4095)
+    with pytest.raises(NotFoundError, match="nowhere"):
+        FileDevice.create(tmp_path / "nowhere" / "a.img", MIB)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_create_leaves_nothing_behind_when_the_space_is_short(tmp_path: Path) -> None:
+    status = os.statvfs(tmp_path)
+    too_much = status.f_blocks * status.f_frsize * 2
+    with pytest.raises((SpaceError, DeviceError), match=r"a\.img"):
+        FileDevice.create(tmp_path / "a.img", too_much)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failed_reservation_is_a_device_error(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (MIB // 2, before[1]))
+    try:
+        with pytest.raises(DeviceError) as caught:
+            FileDevice.create(tmp_path / "a.img", MIB)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert caught.value.errno == errno.EFBIG
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("path", ["/dev/null", "/"])
+def test_only_files_and_disks_are_devices(path: str) -> None:
+    with pytest.raises(UsageError, match="regular file or a block device"):
+        FileDevice(path, writable=True)
+
+
+def test_engines_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.img"
+    FileDevice.create(path, MIB).close()
+    with pytest.raises(UsageError, match="'warp'"):
+        FileDevice(path, engine="warp")
+    with FileDevice(path, engine="threads") as device:
+        assert device.native.kind == "threads"
+    with FileDevice(path, buffered=True) as device:
+        assert device.block_bytes == 512
+
+
+def test_a_shrunken_file_is_truncated(tmp_path: Path) -> None:
+    path = tmp_path / "a.img"
+    with FileDevice.create(path, MIB) as device:
+        os.truncate(path, MIB // 2)
+        with pytest.raises(TruncatedError, match=rf"read {path} at byte {MIB // 2}, 4096 bytes"):
+            device.read(MIB // 2, 4096)
+        assert device.read(0, 4096) == bytes(4096)
+
+
+def test_a_replaced_file_is_not_locked(tmp_path: Path) -> None:
+    path = tmp_path / "a.img"
+    with FileDevice.create(path, MIB) as device:
+        path.rename(tmp_path / "moved.img")
+        with pytest.raises(NotFoundError):
+            device.lock_exclusive("a writer")
+        path.write_bytes(bytes(MIB))
+        with pytest.raises(UsageError, match="replaced"):
+            device.lock_exclusive("a writer")
+
+
+def test_a_member_too_small_for_the_record_is_locked_without(tmp_path: Path) -> None:
+    with FileDevice.create(tmp_path / "a.img", 65536) as device:
+        device.lock_exclusive("a writer")
+        with (
+            FileDevice(tmp_path / "a.img", writable=True) as other,
+            pytest.raises(DlfsError, match="left no record"),
+        ):
+            other.lock_exclusive("another")
+
+
+def test_the_device_is_not_closed_under_its_queue_pairs(tmp_path: Path) -> None:
+    device = FileDevice.create(tmp_path / "a.img", MIB)
+    queue = device.queue_pair(1)
+    with pytest.raises(UsageError, match="still open"):
+        device.close()
+    queue.close()
+    device.close()
+    assert "closed" in repr(device)
+
+
+def test_a_queue_pair_keeps_buffers_and_device_alive(tmp_path: Path) -> None:
+    device = FileDevice.create(tmp_path / "a.img", MIB)
+    device.write(0, b"y" * 4096)
+    queue = device.queue_pair(64)
+    for tag in range(64):
+        assert queue.submit(Kind.READ, aligned_buffer(4096, 4096), 0, tag)
+    assert queue.in_flight == 64
+    done = 0
+    while queue.in_flight:
+        done += len(queue.poll(50))
+    assert done == 64
+    queue.register(np.zeros(1, np.uint8))
+    queue.register(None)
+    queue.close()
+    with pytest.raises(ClosedError):
+        queue.register(None)
+    device.close()
