@@ -3,11 +3,11 @@
 ::
 
     DlfsError
-    ├── UsageError (ValueError)            the call is wrong: arguments, URIs, state of an object
+    ├── UsageError (ValueError)            the call is wrong: arguments, URIs, an object's state
     │   └── ClosedError                    the object was closed by its user
     ├── NotFoundError (LookupError)        no such dataset, sample or member
     ├── ExistsError (FileExistsError)      what was to be made is there already
-    ├── LockedError (BlockingIOError)      another writer holds the volume; the message names it
+    ├── LockedError (BlockingIOError)      another writer, which the message names, holds the volume
     ├── SpaceError (OSError)               the volume has too little free space
     ├── StaleError                         the dataset was removed under its reader
     ├── LimitError                         a stated limit would be exceeded
@@ -18,7 +18,7 @@
     │   ├── ChecksumError                  ... its CRC32C does not match
     │   ├── VersionError                   ... it is of a version this code cannot read
     │   └── TruncatedError                 ... it ends too early
-    └── NativeError                        libdlfs is missing, of another version, or failed unexpectedly
+    └── NativeError                        libdlfs is missing, of another version, or misbehaved
 
 A message says the action, the object, the offset with its unit, what was expected and what was got.
 """

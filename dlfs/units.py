@@ -29,7 +29,8 @@ def parse_bytes(text: str) -> int:
     """Read a size such as ``4096``, ``64MiB``, ``1.5 GiB`` or ``2GB``.
 
     Args:
-        text: a number and an optional unit; ``k``/``M``/``G``/``T`` are powers of 1000, with ``i`` of 1024.
+        text: a number and an optional unit; ``k``/``M``/``G``/``T`` are powers of 1000, with ``i``
+            of 1024.
 
     Returns:
         The size in bytes, rounded down.

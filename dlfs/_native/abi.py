@@ -1,6 +1,7 @@
 """dlfs.h in ctypes: its structures, constants and prototypes, in the header's order.
 
-A test compares this file with the header, with the library's exported symbols and with its structure sizes.
+A test compares this file with the header, with the library's exported symbols and with its
+structure sizes.
 """
 
 from __future__ import annotations

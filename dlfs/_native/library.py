@@ -1,6 +1,7 @@
 """Finds, loads and checks libdlfs; turns its codes into this package's errors.
 
-The library is loaded on first use, not on import. ``ctypes.CDLL`` releases the GIL around every call.
+The library is loaded on first use, not on import. ``ctypes.CDLL`` releases the GIL around every
+call.
 """
 
 from __future__ import annotations

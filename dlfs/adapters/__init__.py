@@ -1,0 +1,1 @@
+"""Adapters to training frameworks: each uses only the public API."""

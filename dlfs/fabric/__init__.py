@@ -1,0 +1,1 @@
+"""NVMe-oF control: discovery, export and composing of targets."""

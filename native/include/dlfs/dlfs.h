@@ -1,17 +1,20 @@
 /*
  * libdlfs: the core that moves bytes.
  *
- * One header, in the order of the layers: codes and limits, memory, checksums, hashing and permutation,
- * block devices and their queue pairs, the sample directory, the reader and its streams.
+ * One header, in the order of the layers: codes and limits, memory, checksums, hashing and
+ * permutation, block devices and their queue pairs, the sample directory, the reader and its
+ * streams.
  *
  * Conventions, for every function unless its comment says otherwise:
- *   - returns 0, or a count >= 0, on success; -errno or a DLFS_E_* code on failure; outputs come last and
- *     are untouched on failure;
+ *   - returns 0, or a count >= 0, on success; -errno or a DLFS_E_* code on failure; outputs come
+ *     last and are untouched on failure;
  *   - offsets, sizes and lengths are in bytes; positions, indices and counts are in samples;
  *   - buffers belong to the caller, who keeps them alive until the operation on them has completed;
- *   - an object may be used by any thread, by one thread at a time; those used by many at once say so;
+ *   - an object may be used by any thread, by one thread at a time; those used by many at once say
+ *     so;
  *   - destroy functions accept NULL;
- *   - the library starts no thread that outlives the object it serves, writes no log, and calls nobody back.
+ *   - the library starts no thread that outlives the object it serves, writes no log, and calls
+ *     nobody back.
  */
 #ifndef DLFS_DLFS_H
 #define DLFS_DLFS_H
@@ -25,17 +28,17 @@ extern "C" {
 
 #define DLFS_API __attribute__((visibility("default")))
 
-/* ---- version, limits, codes ------------------------------------------------------------------------ */
+/* ---- version, limits, codes ------------------------------------------------------------------ */
 
 #define DLFS_VERSION_MAJOR 0
 #define DLFS_VERSION_MINOR 1
 #define DLFS_VERSION_PATCH 0
 #define DLFS_VERSION ((DLFS_VERSION_MAJOR << 16) | (DLFS_VERSION_MINOR << 8) | DLFS_VERSION_PATCH)
 
-#define DLFS_MEMBERS_MAX 64u            /* members of a volume */
-#define DLFS_DEPTH_MAX 4096u            /* operations in flight on one queue pair */
-#define DLFS_PATH_BYTES_MAX 4095u       /* length of a sample's path */
-#define DLFS_COMPONENT_BYTES_MAX 255u   /* length of one component of a path */
+#define DLFS_MEMBERS_MAX 64u                            /* members of a volume */
+#define DLFS_DEPTH_MAX 4096u                            /* operations in flight on one queue pair */
+#define DLFS_PATH_BYTES_MAX 4095u                       /* length of a sample's path */
+#define DLFS_COMPONENT_BYTES_MAX 255u                   /* length of one component of a path */
 #define DLFS_SAMPLE_BYTES_MAX ((UINT64_C(1) << 40) - 1) /* 40 bits of length in a location */
 #define DLFS_ADDRESS_MAX ((UINT64_C(1) << 56) - 1)      /* 56 bits of address in a location */
 #define DLFS_CHUNK_BYTES_MIN 4096u
@@ -54,10 +57,13 @@ extern "C" {
 
 /* DLFS_VERSION of the loaded library. Any thread. */
 DLFS_API uint32_t dlfs_version(void);
-/* A short English phrase for a code that a function returned; never NULL. Static storage. Any thread. */
+/*
+ * A short English phrase for a code that a function returned; never NULL. Static storage. Any
+ * thread.
+ */
 DLFS_API const char *dlfs_strerror(int code);
 
-/* ---- memory ---------------------------------------------------------------------------------------- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 /* How dlfs_memory_map got its pages. */
 #define DLFS_MEMORY_PAGES 0u       /* ordinary pages */
@@ -65,15 +71,18 @@ DLFS_API const char *dlfs_strerror(int code);
 #define DLFS_MEMORY_HUGE 2u        /* reserved huge pages (hugetlb) */
 
 /*
- * Maps zeroed memory, private to the process (a fork copies it on write), aligned to 2 MiB when bytes >= 2 MiB,
- * else to the page: reserved huge pages if free ones are there, else transparent ones, else ordinary pages.
- * kind may be NULL. Errors: -EINVAL (bytes 0), -ENOMEM. Any thread.
+ * Maps zeroed memory, private to the process (a fork copies it on write), aligned to 2 MiB when
+ * bytes >= 2 MiB, else to the page: reserved huge pages if free ones are there, else transparent
+ * ones, else ordinary pages. kind may be NULL. Errors: -EINVAL (bytes 0), -ENOMEM. Any thread.
  */
 DLFS_API int dlfs_memory_map(size_t bytes, void **base, uint32_t *kind);
 /* Unmaps what dlfs_memory_map mapped, with the same length. base may be NULL. */
 DLFS_API void dlfs_memory_unmap(void *base, size_t bytes);
 
-/* A pool of equal, aligned buffers in one mapping, numbered 0..count-1. All functions: any threads at once. */
+/*
+ * A pool of equal, aligned buffers in one mapping, numbered 0..count-1. All functions: any threads
+ * at once.
+ */
 typedef struct dlfs_pool dlfs_pool;
 /* buffer_bytes: a multiple of 512. Errors: -EINVAL, -ENOMEM. */
 DLFS_API int dlfs_pool_create(size_t buffer_bytes, uint32_t buffer_count, dlfs_pool **out);
@@ -86,87 +95,111 @@ DLFS_API void *dlfs_pool_base(const dlfs_pool *pool);
 DLFS_API size_t dlfs_pool_bytes(const dlfs_pool *pool);
 DLFS_API uint32_t dlfs_pool_free_count(dlfs_pool *pool);
 
-/* ---- CRC32C, path hash, permutation ---------------------------------------------------------------- */
+/* ---- CRC32C, path hash, permutation ---------------------------------------------------------- */
 
 /*
- * CRC32C (Castagnoli, RFC 3720 appendix B.4) of data, continuing from crc (0 to start): the hardware's instruction
- * where the processor has it, found out once. Any thread. data may be NULL when bytes is 0.
+ * CRC32C (Castagnoli, RFC 3720 appendix B.4) of data, continuing from crc (0 to start): the
+ * hardware's instruction where the processor has it, found out once. Any thread. data may be NULL
+ * when bytes is 0.
  */
 DLFS_API uint32_t dlfs_crc32c(uint32_t crc, const void *data, size_t bytes);
 /* The same by tables only, for tests and for processors without the instruction. */
 DLFS_API uint32_t dlfs_crc32c_portable(uint32_t crc, const void *data, size_t bytes);
-/* Copies bytes and returns their CRC32C as dlfs_crc32c would, reading the source once. No overlap. */
-DLFS_API uint32_t dlfs_crc32c_copy(uint32_t crc, void *destination, const void *source, size_t bytes);
+/*
+ * Copies bytes and returns their CRC32C as dlfs_crc32c would, reading the source once. No overlap.
+ */
+DLFS_API uint32_t dlfs_crc32c_copy(uint32_t crc, void *destination, const void *source,
+                                   size_t bytes);
 /* "sse4.2", "armv8" or "portable". */
 DLFS_API const char *dlfs_crc32c_kind(void);
 /* crcs[i] = CRC32C of the i-th block of block_bytes in data[0..bytes); the last may be shorter. */
-DLFS_API void dlfs_crc32c_blocks(const void *data, size_t bytes, size_t block_bytes, uint32_t *crcs);
+DLFS_API void dlfs_crc32c_blocks(const void *data, size_t bytes, size_t block_bytes,
+                                 uint32_t *crcs);
 
 /* XXH64 of a path with a seed. Any thread. */
 DLFS_API uint64_t dlfs_path_hash(const void *path, size_t bytes, uint64_t seed);
 
 /*
- * A keyed bijection on 0..size-1: a generalised Feistel network over Z_a x Z_b with a*b >= size, walked until
- * the value falls inside (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002, method 3).
- * A plain value: copy it freely. Constant memory, any position computable, inverse too.
+ * A keyed bijection on 0..size-1: a generalised Feistel network over Z_a x Z_b with a*b >= size,
+ * walked until the value falls inside (Black and Rogaway, "Ciphers with Arbitrary Finite Domains",
+ * CT-RSA 2002, method 3). A plain value: copy it freely. Constant memory, any position computable,
+ * inverse too.
  */
 #define DLFS_PERMUTATION_ROUNDS_MAX 24u
 typedef struct dlfs_permutation {
-    uint64_t size;       /* samples */
-    uint64_t left;       /* a */
-    uint64_t right;      /* b */
+    uint64_t size;  /* samples */
+    uint64_t left;  /* a */
+    uint64_t right; /* b */
     uint32_t rounds;
     uint32_t reserved;
     uint64_t keys[DLFS_PERMUTATION_ROUNDS_MAX];
 } dlfs_permutation;
-/* Errors: -EINVAL when size is 0 or above 2^62. The same (size, seed, stream) gives the same bijection for ever. */
+/*
+ * Errors: -EINVAL when size is 0 or above 2^62. The same (size, seed, stream) gives the same
+ * bijection for ever.
+ */
 DLFS_API int dlfs_permutation_init(dlfs_permutation *permutation, uint64_t size, uint64_t seed,
                                    uint64_t stream);
-/* out[i] = image of first + i*stride, for i in 0..count-1. All positions must be < size, else -EINVAL. */
-DLFS_API int dlfs_permutation_map(const dlfs_permutation *permutation, uint64_t first, uint64_t stride,
-                                  size_t count, uint64_t *out);
+/*
+ * out[i] = image of first + i*stride, for i in 0..count-1. All positions must be < size, else
+ * -EINVAL.
+ */
+DLFS_API int dlfs_permutation_map(const dlfs_permutation *permutation, uint64_t first,
+                                  uint64_t stride, size_t count, uint64_t *out);
 /* out[i] = the position whose image is values[i]. -EINVAL when a value is >= size. */
 DLFS_API int dlfs_permutation_invert(const dlfs_permutation *permutation, const uint64_t *values,
                                      size_t count, uint64_t *out);
 
-/* ---- block devices --------------------------------------------------------------------------------- */
+/* ---- block devices --------------------------------------------------------------------------- */
 
 typedef struct dlfs_device dlfs_device;
 typedef struct dlfs_queue dlfs_queue;
 
-#define DLFS_OPEN_WRITE 1u   /* else read-only */
-#define DLFS_OPEN_BUFFERED 2u /* never O_DIRECT (file systems without it fall back to this by themselves) */
+#define DLFS_OPEN_WRITE 1u /* else read-only */
+/* Never O_DIRECT (file systems without it fall back to this by themselves). */
+#define DLFS_OPEN_BUFFERED 2u
 
 #define DLFS_ENGINE_AUTO 0u    /* io_uring where the kernel allows it, else threads */
 #define DLFS_ENGINE_URING 1u   /* io_uring or an error */
 #define DLFS_ENGINE_THREADS 2u /* a pool of threads with preadv/pwritev */
 
 /*
- * Opens a regular file or a block device. Uses O_DIRECT unless told otherwise or the file system refuses it.
- * Errors: -errno of open; -ENOTBLK when it is neither; -ENOSYS or -EPERM when engine is URING and the kernel
- * has none or forbids it.
+ * Opens a regular file or a block device. Uses O_DIRECT unless told otherwise or the file system
+ * refuses it. Errors: -errno of open; -ENOTBLK when it is neither; -ENOSYS or -EPERM when engine is
+ * URING and the kernel has none or forbids it.
  */
-DLFS_API int dlfs_device_open_file(const char *path, uint32_t flags, uint32_t engine, dlfs_device **out);
-/* A device in memory, zeroed. size_bytes: a multiple of block_bytes; block_bytes: a power of two, 512..65536. */
-DLFS_API int dlfs_device_create_memory(uint64_t size_bytes, uint32_t block_bytes, dlfs_device **out);
+DLFS_API int dlfs_device_open_file(const char *path, uint32_t flags, uint32_t engine,
+                                   dlfs_device **out);
+/*
+ * A device in memory, zeroed. size_bytes: a multiple of block_bytes; block_bytes: a power of two,
+ * 512..65536.
+ */
+DLFS_API int dlfs_device_create_memory(uint64_t size_bytes, uint32_t block_bytes,
+                                       dlfs_device **out);
 
-/* A device over another that fails on purpose, from a seed; for tests of what stands above a device. */
+/*
+ * A device over another that fails on purpose, from a seed; for tests of what stands above a
+ * device.
+ */
 typedef struct dlfs_fault_config {
     uint64_t seed;
-    uint32_t error_per_million;   /* operations completed with -EIO */
-    uint32_t short_per_million;   /* reads completed with fewer bytes than asked */
-    uint32_t flip_per_million;    /* reads that succeed with one bit flipped */
-    uint32_t stall_per_million;   /* operations delayed by stall_ms */
+    uint32_t error_per_million; /* operations completed with -EIO */
+    uint32_t short_per_million; /* reads completed with fewer bytes than asked */
+    uint32_t flip_per_million;  /* reads that succeed with one bit flipped */
+    uint32_t stall_per_million; /* operations delayed by stall_ms */
     uint32_t stall_ms;
-    uint32_t reorder;             /* 1: completions are handed out in a random order */
-    uint64_t bad_first_bytes;     /* reads touching [bad_first, bad_first+bad_length) always fail with -EIO */
+    uint32_t reorder;         /* 1: completions are handed out in a random order */
+    uint64_t bad_first_bytes; /* reads touching [bad_first, bad_first+bad_length) always fail with
+                                 -EIO */
     uint64_t bad_length_bytes;
 } dlfs_fault_config;
 /* Borrows inner, which must outlive the new device. */
 DLFS_API int dlfs_device_create_fault(dlfs_device *inner, const dlfs_fault_config *config,
                                       dlfs_device **out);
 
-/* Frees a device. Its queue pairs must have been destroyed: -EBUSY otherwise, and nothing is freed. */
+/*
+ * Frees a device. Its queue pairs must have been destroyed: -EBUSY otherwise, and nothing is freed.
+ */
 DLFS_API int dlfs_device_destroy(dlfs_device *device);
 /* The next four: any threads at once. */
 DLFS_API uint64_t dlfs_device_size_bytes(const dlfs_device *device);
@@ -177,8 +210,8 @@ DLFS_API const char *dlfs_device_kind(const dlfs_device *device);
 DLFS_API int dlfs_device_flush(dlfs_device *device);
 
 /*
- * A queue pair: one thread's private path to a device. depth: 1..DLFS_DEPTH_MAX operations in flight.
- * Many queue pairs of one device may be used at once, each by one thread at a time.
+ * A queue pair: one thread's private path to a device. depth: 1..DLFS_DEPTH_MAX operations in
+ * flight. Many queue pairs of one device may be used at once, each by one thread at a time.
  */
 DLFS_API int dlfs_queue_create(dlfs_device *device, uint32_t depth, dlfs_queue **out);
 /* Waits for what is in flight, then frees. */
@@ -187,9 +220,10 @@ DLFS_API uint32_t dlfs_queue_depth(const dlfs_queue *queue);
 /* Operations submitted and not yet returned by poll. */
 DLFS_API uint32_t dlfs_queue_in_flight(const dlfs_queue *queue);
 /*
- * Announces one memory range that most operations will use, so that the device can pin it (registered buffers).
- * A hint: 0 also when the device has no use for it or the process may not lock that much memory. Replaces any
- * earlier range; nothing may be in flight (-EBUSY). base NULL withdraws it.
+ * Announces one memory range that most operations will use, so that the device can pin it
+ * (registered buffers). A hint: 0 also when the device has no use for it or the process may not
+ * lock that much memory. Replaces any earlier range; nothing may be in flight (-EBUSY). base NULL
+ * withdraws it.
  */
 DLFS_API int dlfs_queue_register(dlfs_queue *queue, void *base, size_t bytes);
 
@@ -210,40 +244,43 @@ typedef struct dlfs_completion {
 } dlfs_completion;
 
 /*
- * Submits up to count operations with one system call at most; returns how many were accepted (fewer when the
- * queue is full, 0 is possible). Errors: -EINVAL for a misaligned or out-of-range operation (message by index:
- * those before it were accepted only if the return value says so: nothing is accepted on error), -EROFS for a
- * write on a read-only device.
+ * Submits up to count operations with one system call at most; returns how many were accepted
+ * (fewer when the queue is full, 0 is possible). Errors: -EINVAL for a misaligned or out-of-range
+ * operation (message by index: those before it were accepted only if the return value says so:
+ * nothing is accepted on error), -EROFS for a write on a read-only device.
  */
 DLFS_API int dlfs_queue_submit(dlfs_queue *queue, const dlfs_operation *operations, uint32_t count);
 /*
- * Returns up to count completions, waiting up to timeout_ms for the first one (0: does not wait, -1: for ever).
- * 0 when nothing is in flight or the time has passed.
+ * Returns up to count completions, waiting up to timeout_ms for the first one (0: does not wait,
+ * -1: for ever). 0 when nothing is in flight or the time has passed.
  */
 DLFS_API int dlfs_queue_poll(dlfs_queue *queue, dlfs_completion *completions, uint32_t count,
                              int timeout_ms);
 /*
- * Reads or writes one whole range of any length (in block multiples) through the queue pair, in pieces of up to
- * piece_bytes at its full depth, and waits. Nothing else may be in flight. The first error ends it.
+ * Reads or writes one whole range of any length (in block multiples) through the queue pair, in
+ * pieces of up to piece_bytes at its full depth, and waits. Nothing else may be in flight. The
+ * first error ends it.
  */
-DLFS_API int dlfs_queue_transfer(dlfs_queue *queue, uint32_t kind, void *buffer, uint64_t offset_bytes,
-                                 uint64_t length_bytes, uint32_t piece_bytes);
+DLFS_API int dlfs_queue_transfer(dlfs_queue *queue, uint32_t kind, void *buffer,
+                                 uint64_t offset_bytes, uint64_t length_bytes,
+                                 uint32_t piece_bytes);
 
-/* ---- the sample directory -------------------------------------------------------------------------- */
+/* ---- the sample directory -------------------------------------------------------------------- */
 
 /*
- * Where a sample lies and what its bytes add up to; 16 bytes, little-endian, as on media (FORMAT.md).
- * The address is in the dataset's own data space: chunk number * chunk_bytes + offset in the chunk.
+ * Where a sample lies and what its bytes add up to; 16 bytes, little-endian, as on media
+ * (FORMAT.md). The address is in the dataset's own data space: chunk number * chunk_bytes + offset
+ * in the chunk.
  */
 typedef struct dlfs_location {
     uint32_t crc32c;
-    uint32_t length_low;    /* bits 0..31 of the length */
-    uint64_t address;       /* bits 0..55 the address, bits 56..63 are bits 32..39 of the length */
+    uint32_t length_low; /* bits 0..31 of the length */
+    uint64_t address;    /* bits 0..55 the address, bits 56..63 are bits 32..39 of the length */
 } dlfs_location;
 
 /*
- * The frozen directory of one dataset: the bytes of its directory segment, as on media, in memory that the
- * caller owns and keeps (read-only is enough). Immutable: any threads at once.
+ * The frozen directory of one dataset: the bytes of its directory segment, as on media, in memory
+ * that the caller owns and keeps (read-only is enough). Immutable: any threads at once.
  */
 typedef struct dlfs_directory dlfs_directory;
 
@@ -256,21 +293,22 @@ typedef struct dlfs_directory_plan {
 } dlfs_directory_plan;
 
 /*
- * Plans, then encodes, the directory of count samples whose paths, in strictly rising byte order, are
- * names[offsets[i]..offsets[i+1]). entries and names are written whole: plan->entries_bytes and names_bytes,
- * both multiples of 4096. Errors: -EINVAL for paths out of order or over the limits, locations over data_bytes
- * or overlapping; -ENOMEM.
+ * Plans, then encodes, the directory of count samples whose paths, in strictly rising byte order,
+ * are names[offsets[i]..offsets[i+1]). entries and names are written whole: plan->entries_bytes and
+ * names_bytes, both multiples of 4096. Errors: -EINVAL for paths out of order or over the limits,
+ * locations over data_bytes or overlapping; -ENOMEM.
  */
-DLFS_API int dlfs_directory_plan_build(const uint8_t *names, const uint64_t *offsets, uint64_t count,
-                                       dlfs_directory_plan *plan);
+DLFS_API int dlfs_directory_plan_build(const uint8_t *names, const uint64_t *offsets,
+                                       uint64_t count, dlfs_directory_plan *plan);
 DLFS_API int dlfs_directory_build(const dlfs_directory_plan *plan, const uint8_t *names,
                                   const uint64_t *offsets, const dlfs_location *locations,
-                                  const uint8_t dataset_uuid[16], uint64_t data_bytes, void *entries,
-                                  void *names_out);
+                                  const uint8_t dataset_uuid[16], uint64_t data_bytes,
+                                  void *entries, void *names_out);
 
 /*
- * Opens a directory over its entries part. Checks the header and every section's bounds, not every block's
- * checksum (dlfs_directory_verify does that). Errors: DLFS_E_FORMAT, DLFS_E_TRUNCATED, DLFS_E_CHECKSUM.
+ * Opens a directory over its entries part. Checks the header and every section's bounds, not every
+ * block's checksum (dlfs_directory_verify does that). Errors: DLFS_E_FORMAT, DLFS_E_TRUNCATED,
+ * DLFS_E_CHECKSUM.
  */
 DLFS_API int dlfs_directory_open(const void *entries, uint64_t entries_bytes, dlfs_directory **out);
 DLFS_API void dlfs_directory_close(dlfs_directory *directory);
@@ -278,8 +316,9 @@ DLFS_API void dlfs_directory_close(dlfs_directory *directory);
 DLFS_API int dlfs_directory_attach_names(dlfs_directory *directory, const void *names,
                                          uint64_t names_bytes);
 /*
- * Checks every block of a part (0: entries, 1: names) in memory at base against the checksums in the entries;
- * *bad_block is the first bad one (an index of 4096-byte blocks of that part). DLFS_E_CHECKSUM.
+ * Checks every block of a part (0: entries, 1: names) in memory at base against the checksums in
+ * the entries; *bad_block is the first bad one (an index of 4096-byte blocks of that part).
+ * DLFS_E_CHECKSUM.
  */
 DLFS_API int dlfs_directory_verify(const dlfs_directory *directory, uint32_t part, const void *base,
                                    uint64_t bytes, uint64_t *bad_block);
@@ -290,15 +329,22 @@ DLFS_API uint64_t dlfs_directory_data_bytes(const dlfs_directory *directory);
 DLFS_API uint64_t dlfs_directory_names_bytes(const dlfs_directory *directory);
 /* The location array itself, [count], in index order. */
 DLFS_API const dlfs_location *dlfs_directory_locations(const dlfs_directory *directory);
-/* out[i] = the index of the sample at rank first+i in storage order (by address). -EINVAL out of range. */
+/*
+ * out[i] = the index of the sample at rank first+i in storage order (by address). -EINVAL out of
+ * range.
+ */
 DLFS_API int dlfs_directory_order(const dlfs_directory *directory, uint64_t first, uint64_t count,
                                   uint64_t *out);
-/* The rank in storage order of the first sample whose address is >= address (count when there is none). */
+/*
+ * The rank in storage order of the first sample whose address is >= address (count when there is
+ * none).
+ */
 DLFS_API uint64_t dlfs_directory_rank_at(const dlfs_directory *directory, uint64_t address);
 
 /*
- * Looks paths up in batches: out[i] = the index of paths[offsets[i]..offsets[i+1]), or UINT64_MAX when there is no
- * such sample. The hash finds, the name decides. -EAGAIN without names; DLFS_E_FORMAT for a malformed tree.
+ * Looks paths up in batches: out[i] = the index of paths[offsets[i]..offsets[i+1]), or UINT64_MAX
+ * when there is no such sample. The hash finds, the name decides. -EAGAIN without names;
+ * DLFS_E_FORMAT for a malformed tree.
  */
 DLFS_API int dlfs_directory_find(const dlfs_directory *directory, const uint8_t *paths,
                                  const uint64_t *offsets, uint64_t count, uint64_t *out);
@@ -306,17 +352,19 @@ DLFS_API int dlfs_directory_find(const dlfs_directory *directory, const uint8_t 
 DLFS_API int dlfs_directory_lower_bound(const dlfs_directory *directory, const uint8_t *path,
                                         uint64_t path_bytes, uint64_t *index);
 /*
- * Decodes paths first..first+count-1 into text[0..text_bytes) one behind the other, offsets[0..count] around them.
- * Returns how many fitted (>= 1 unless text_bytes is under DLFS_PATH_BYTES_MAX). DLFS_E_FORMAT, -EINVAL, -EAGAIN.
+ * Decodes paths first..first+count-1 into text[0..text_bytes) one behind the other,
+ * offsets[0..count] around them. Returns how many fitted (>= 1 unless text_bytes is under
+ * DLFS_PATH_BYTES_MAX). DLFS_E_FORMAT, -EINVAL, -EAGAIN.
  */
-DLFS_API int64_t dlfs_directory_names(const dlfs_directory *directory, uint64_t first, uint64_t count,
-                                      uint8_t *text, uint64_t text_bytes, uint64_t *offsets);
+DLFS_API int64_t dlfs_directory_names(const dlfs_directory *directory, uint64_t first,
+                                      uint64_t count, uint8_t *text, uint64_t text_bytes,
+                                      uint64_t *offsets);
 
-/* ---- packing --------------------------------------------------------------------------------------- */
+/* ---- packing --------------------------------------------------------------------------------- */
 
 /*
- * Where packing (or its verification) stands in a dataset's data space. A plain value: zero it, set the two sizes
- * (powers of two, block_bytes <= chunk_bytes) and pass it on from window to window.
+ * Where packing (or its verification) stands in a dataset's data space. A plain value: zero it, set
+ * the two sizes (powers of two, block_bytes <= chunk_bytes) and pass it on from window to window.
  */
 typedef struct dlfs_packing {
     uint32_t chunk_bytes;
@@ -329,33 +377,35 @@ typedef struct dlfs_packing {
 } dlfs_packing;
 
 /*
- * Packs samples by the packing rule of FORMAT.md into window, which stands for the whole chunks of the data space
- * from window_address on: copies, sums, zeroes the gaps between samples (not what follows packing->address).
- * Sample k is source[offsets[k]..offsets[k]+lengths[k]); they are taken in the order order[0..count), or 0..count-1
- * when order is NULL. locations[k] is set when sample k is complete. Returns how many are; fewer than count when the
- * window is full (packing->address is then its end): call again with the rest and the next window. Errors: -EINVAL
- * (sizes, ranges; earlier samples of the call may be packed), DLFS_E_LIMIT (addresses over DLFS_ADDRESS_MAX).
+ * Packs samples by the packing rule of FORMAT.md into window, which stands for the whole chunks of
+ * the data space from window_address on: copies, sums, zeroes the gaps between samples (not what
+ * follows packing->address). Sample k is source[offsets[k]..offsets[k]+lengths[k]); they are taken
+ * in the order order[0..count), or 0..count-1 when order is NULL. locations[k] is set when sample k
+ * is complete. Returns how many are; fewer than count when the window is full (packing->address is
+ * then its end): call again with the rest and the next window. Errors: -EINVAL (sizes, ranges;
+ * earlier samples of the call may be packed), DLFS_E_LIMIT (addresses over DLFS_ADDRESS_MAX).
  */
 DLFS_API int64_t dlfs_pack(dlfs_packing *packing, const uint8_t *source, uint64_t source_bytes,
                            const int64_t *offsets, const int64_t *lengths, const uint64_t *order,
                            uint64_t count, void *window, uint64_t window_address,
                            uint64_t window_bytes, dlfs_location *locations);
 /*
- * Sums samples order[0..count), which rise by address, in a window of the data space: crcs[i] is that of sample
- * order[i]. Returns how many are complete; fewer when the window ends first: call again with the rest and the next
- * window. packing keeps what a sample has had so far. Errors: -EINVAL, DLFS_E_LIMIT, DLFS_E_FORMAT (an index
- * >= location_count, a sample before the window).
+ * Sums samples order[0..count), which rise by address, in a window of the data space: crcs[i] is
+ * that of sample order[i]. Returns how many are complete; fewer when the window ends first: call
+ * again with the rest and the next window. packing keeps what a sample has had so far. Errors:
+ * -EINVAL, DLFS_E_LIMIT, DLFS_E_FORMAT (an index >= location_count, a sample before the window).
  */
 DLFS_API int64_t dlfs_pack_verify(dlfs_packing *packing, const dlfs_location *locations,
                                   uint64_t location_count, const uint64_t *order, uint64_t count,
-                                  const void *window, uint64_t window_address, uint64_t window_bytes,
-                                  uint32_t *crcs);
+                                  const void *window, uint64_t window_address,
+                                  uint64_t window_bytes, uint32_t *crcs);
 
-/* ---- the reader ------------------------------------------------------------------------------------ */
+/* ---- the reader ------------------------------------------------------------------------------ */
 
 /* A run of chunks of the volume's chunk space that holds a run of the dataset's chunks. */
 typedef struct dlfs_extent {
-    uint64_t first_chunk; /* volume chunk number; member = number % member_count, row = number / member_count */
+    uint64_t first_chunk; /* volume chunk number; member = number % member_count, row = number /
+                             member_count */
     uint64_t chunk_count;
 } dlfs_extent;
 
@@ -363,17 +413,18 @@ typedef struct dlfs_reader_config {
     dlfs_device *const *devices; /* [member_count], in member order; borrowed */
     uint32_t member_count;
     uint32_t chunk_bytes;
-    uint32_t block_bytes;        /* the volume's, a multiple of every device's */
-    uint32_t depth;              /* operations in flight per member and thread */
-    uint64_t data_offset_bytes;  /* of row 0 on each member */
-    const dlfs_extent *extents;  /* copied */
+    uint32_t block_bytes;       /* the volume's, a multiple of every device's */
+    uint32_t depth;             /* operations in flight per member and thread */
+    uint64_t data_offset_bytes; /* of row 0 on each member */
+    const dlfs_extent *extents; /* copied */
     uint64_t extent_count;
     const dlfs_directory *directory; /* borrowed */
-    uint64_t memory_bytes;       /* budget of the sample memory: chunks cached, read ahead and lent to batches */
-    uint64_t gap_bytes;          /* two samples nearer than this are read by one request */
-    uint32_t retry_count;        /* of a failed or short read, before the sample is reported */
-    uint32_t timeout_ms;         /* for one read, all retries included; then DLFS_E_TIMEOUT */
-    uint32_t flags;              /* none yet: 0 */
+    uint64_t memory_bytes; /* budget of the sample memory: chunks cached, read ahead and lent to
+                              batches */
+    uint64_t gap_bytes;    /* two samples nearer than this are read by one request */
+    uint32_t retry_count;  /* of a failed or short read, before the sample is reported */
+    uint32_t timeout_ms;   /* for one read, all retries included; then DLFS_E_TIMEOUT */
+    uint32_t flags;        /* none yet: 0 */
     uint32_t reserved;
 } dlfs_reader_config;
 
@@ -386,18 +437,18 @@ DLFS_API int dlfs_reader_destroy(dlfs_reader *reader);
 
 /* A sample that could not be given, and why. */
 typedef struct dlfs_failure {
-    uint64_t position;      /* in the batch */
+    uint64_t position; /* in the batch */
     uint64_t index;
     int32_t code;
     uint32_t member;
-    uint64_t offset_bytes;  /* on the member */
+    uint64_t offset_bytes; /* on the member */
     uint32_t crc_expected;
     uint32_t crc_got;
 } dlfs_failure;
 
 /*
- * The samples of one read. Sample i is base[offsets[i]..offsets[i]+lengths[i]); those that failed have length -1.
- * The bytes stay where they are until dlfs_batch_release. Read-only for the caller.
+ * The samples of one read. Sample i is base[offsets[i]..offsets[i]+lengths[i]); those that failed
+ * have length -1. The bytes stay where they are until dlfs_batch_release. Read-only for the caller.
  */
 typedef struct dlfs_batch {
     const uint8_t *base;
@@ -411,9 +462,9 @@ typedef struct dlfs_batch {
 } dlfs_batch;
 
 /*
- * Reads samples by index, verified, as one batch: sorted by location, neighbours merged, the device's queue full.
- * Blocks. Failed samples are listed, not an error of the call. Errors: -EINVAL (an index out of range),
- * -ENOMEM, errors of the device as a whole.
+ * Reads samples by index, verified, as one batch: sorted by location, neighbours merged, the
+ * device's queue full. Blocks. Failed samples are listed, not an error of the call. Errors: -EINVAL
+ * (an index out of range), -ENOMEM, errors of the device as a whole.
  */
 DLFS_API int dlfs_reader_read(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
                               dlfs_batch **out);
@@ -422,25 +473,26 @@ DLFS_API void dlfs_batch_release(dlfs_batch *batch);
  * Copies sample i to destination + offsets[i], for every sample that did not fail, into memory of
  * destination_bytes. DLFS_E_LIMIT when one would not fit; nothing has been copied then.
  */
-DLFS_API int dlfs_batch_gather(const dlfs_batch *batch, void *destination, uint64_t destination_bytes,
-                               const uint64_t *offsets);
+DLFS_API int dlfs_batch_gather(const dlfs_batch *batch, void *destination,
+                               uint64_t destination_bytes, const uint64_t *offsets);
 
 typedef struct dlfs_reader_stats {
-    uint64_t samples;         /* given out */
+    uint64_t samples; /* given out */
     uint64_t sample_bytes;
-    uint64_t cache_hits;      /* samples that were in memory already */
-    uint64_t reads;           /* requests to devices */
+    uint64_t cache_hits; /* samples that were in memory already */
+    uint64_t reads;      /* requests to devices */
     uint64_t read_bytes;
     uint64_t checksum_errors;
     uint64_t read_errors;
     uint64_t retries;
-    uint64_t private_batches; /* batches that had to own their memory because the budget was lent out */
-    uint64_t memory_bytes;    /* mapped for the budget now */
-    uint64_t wait_ns;         /* time that consumers waited for streams */
+    uint64_t
+        private_batches; /* batches that had to own their memory because the budget was lent out */
+    uint64_t memory_bytes; /* mapped for the budget now */
+    uint64_t wait_ns;      /* time that consumers waited for streams */
 } dlfs_reader_stats;
 DLFS_API void dlfs_reader_get_stats(dlfs_reader *reader, dlfs_reader_stats *stats);
 
-/* ---- streams: an epoch read ahead ------------------------------------------------------------------ */
+/* ---- streams: an epoch read ahead ------------------------------------------------------------ */
 
 #define DLFS_ORDER_STORAGE 0u /* storage order */
 #define DLFS_ORDER_GLOBAL 1u  /* one permutation of all samples */
@@ -448,20 +500,21 @@ DLFS_API void dlfs_reader_get_stats(dlfs_reader *reader, dlfs_reader_stats *stat
 
 typedef struct dlfs_sequence dlfs_sequence;
 /*
- * The order of one epoch over the whole dataset: a function of (directory, chunk_bytes, kind, seed, epoch, window).
- * Borrows the directory. Immutable: any threads at once. window_chunks matters for DLFS_ORDER_CHUNK only.
- * Memory: constant, but 24 bytes a chunk for DLFS_ORDER_CHUNK.
+ * The order of one epoch over the whole dataset: a function of (directory, chunk_bytes, kind, seed,
+ * epoch, window). Borrows the directory. Immutable: any threads at once. window_chunks matters for
+ * DLFS_ORDER_CHUNK only. Memory: constant, but 24 bytes a chunk for DLFS_ORDER_CHUNK.
  */
-DLFS_API int dlfs_sequence_create(const dlfs_directory *directory, uint32_t chunk_bytes, uint32_t kind,
-                                  uint64_t seed, uint64_t epoch, uint32_t window_chunks,
-                                  dlfs_sequence **out);
+DLFS_API int dlfs_sequence_create(const dlfs_directory *directory, uint32_t chunk_bytes,
+                                  uint32_t kind, uint64_t seed, uint64_t epoch,
+                                  uint32_t window_chunks, dlfs_sequence **out);
 DLFS_API void dlfs_sequence_destroy(dlfs_sequence *sequence);
 /* out[i] = the index at global position first + i*stride. -EINVAL past the end. */
 DLFS_API int dlfs_sequence_fill(const dlfs_sequence *sequence, uint64_t first, uint64_t stride,
                                 uint64_t count, uint64_t *out);
 
 #define DLFS_PLAN_AUTO 0u
-#define DLFS_PLAN_DIRECT 1u  /* each sample read where it lands, neighbours in the look-ahead merged */
+/* Each sample read where it lands, neighbours in the look-ahead merged. */
+#define DLFS_PLAN_DIRECT 1u
 #define DLFS_PLAN_CHUNKS 2u  /* whole chunks, kept until their last sample is used */
 #define DLFS_PLAN_HARVEST 3u /* whole chunks, of which the samples needed soonest are kept */
 
@@ -479,8 +532,9 @@ typedef struct dlfs_stream dlfs_stream;
 DLFS_API int dlfs_stream_create(dlfs_reader *reader, const dlfs_stream_config *config,
                                 dlfs_stream **out);
 /*
- * The next count samples of the stream (fewer at its end), waiting for them. DLFS_E_END when there are none left.
- * Never waits for ever: each sample becomes ready or failed within the reader's timeout.
+ * The next count samples of the stream (fewer at its end), waiting for them. DLFS_E_END when there
+ * are none left. Never waits for ever: each sample becomes ready or failed within the reader's
+ * timeout.
  */
 DLFS_API int dlfs_stream_next(dlfs_stream *stream, uint64_t count, dlfs_batch **out);
 /* Ends the thread and gives back what was read ahead; batches given out stay valid. */
@@ -488,35 +542,43 @@ DLFS_API void dlfs_stream_destroy(dlfs_stream *stream);
 /* The plan in use (DLFS_PLAN_*). */
 DLFS_API uint32_t dlfs_stream_plan(const dlfs_stream *stream);
 
-/* ---- files ----------------------------------------------------------------------------------------- */
+/* ---- files ----------------------------------------------------------------------------------- */
 
-#define DLFS_FILES_NOFOLLOW 1u    /* a path that ends in a symbolic link is an error: -ELOOP */
+#define DLFS_FILES_NOFOLLOW 1u /* a path that ends in a symbolic link is an error: -ELOOP */
 #define DLFS_FILES_THREADS_MAX 64u
 
 /* One file to read whole, or one range of an open file. */
 typedef struct dlfs_file {
-    uint64_t position;      /* files: of its NUL-terminated path in paths; ranges: in the open file, in bytes */
+    uint64_t position; /* files: of its NUL-terminated path in paths; ranges: in the open file, in
+                          bytes */
     uint64_t buffer_offset; /* where in the buffer its bytes go */
     uint64_t length_bytes;  /* expected */
-    int64_t modified_ns;    /* files: expected time of the last change of the data, since 1970; ranges: unused */
-    int32_t descriptor;     /* ranges: the open file; files: unused */
-    int32_t code;           /* out: 0, -errno, -ESTALE (a file other than expected), DLFS_E_TRUNCATED (a range) */
+    int64_t modified_ns; /* files: expected time of the last change of the data, since 1970; ranges:
+                            unused */
+    int32_t descriptor;  /* ranges: the open file; files: unused */
+    int32_t
+        code; /* out: 0, -errno, -ESTALE (a file other than expected), DLFS_E_TRUNCATED (a range) */
 } dlfs_file;
 
 /*
- * Reads count whole files into their places in one buffer, by thread_count threads (1..DLFS_FILES_THREADS_MAX,
- * the caller's among them; fewer when the system gives no more). Paths are relative to the open directory. A
- * file whose size or time of change is not the expected one, before or after the reading, gets -ESTALE. Each file's code is
- * written; the bytes of those that failed are undefined. Returns the number of files that failed (at most INT_MAX).
- * Errors: -EINVAL, with nothing read, when a place exceeds the buffer, a path is not NUL-terminated within paths_bytes or
- * thread_count is out of range. Allocates nothing. Any threads at once, each with its own files and buffer.
+ * Reads count whole files into their places in one buffer, by thread_count threads
+ * (1..DLFS_FILES_THREADS_MAX, the caller's among them; fewer when the system gives no more). Paths
+ * are relative to the open directory. A file whose size or time of change is not the expected one,
+ * before or after the reading, gets -ESTALE. Each file's code is written; the bytes of those that
+ * failed are undefined. Returns the number of files that failed (at most INT_MAX). Errors: -EINVAL,
+ * with nothing read, when a place exceeds the buffer, a path is not NUL-terminated within
+ * paths_bytes or thread_count is out of range. Allocates nothing. Any threads at once, each with
+ * its own files and buffer.
  */
-DLFS_API int dlfs_files_read(int directory, const char *paths, uint64_t paths_bytes, dlfs_file *files,
-                             uint64_t count, void *buffer, uint64_t buffer_bytes, uint32_t flags,
-                             uint32_t thread_count);
-/* The same for ranges of files that are open already; a range that the file ends within gets DLFS_E_TRUNCATED. */
-DLFS_API int dlfs_ranges_read(dlfs_file *ranges, uint64_t count, void *buffer, uint64_t buffer_bytes,
-                              uint32_t thread_count);
+DLFS_API int dlfs_files_read(int directory, const char *paths, uint64_t paths_bytes,
+                             dlfs_file *files, uint64_t count, void *buffer, uint64_t buffer_bytes,
+                             uint32_t flags, uint32_t thread_count);
+/*
+ * The same for ranges of files that are open already; a range that the file ends within gets
+ * DLFS_E_TRUNCATED.
+ */
+DLFS_API int dlfs_ranges_read(dlfs_file *ranges, uint64_t count, void *buffer,
+                              uint64_t buffer_bytes, uint32_t thread_count);
 
 #ifdef __cplusplus
 }
