@@ -133,6 +133,11 @@ class FolderSource:
         return int(self._sizes.sum())
 
     @property
+    def gives_shuffled(self) -> bool:
+        """Files can be read in any order."""
+        return True
+
+    @property
     def skipped(self) -> Mapping[str, int]:
         """Special files, and symbolic links under ``skip``."""
         return dict(self._skipped)

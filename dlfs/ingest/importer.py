@@ -7,8 +7,7 @@ wrong, Ctrl-C included, the writer aborts and the volume stays as it was.
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,35 +16,11 @@ from dlfs.errors import NotFoundError, UsageError
 from dlfs.ingest.archive import compression_of
 from dlfs.ingest.folder import FolderSource
 from dlfs.ingest.patterns import expand
+from dlfs.ingest.progress import Meter, ProgressCallback
 from dlfs.ingest.source import Layout, LinkPolicy, Source
 from dlfs.ingest.tar import TarSource
-from dlfs.volume import DatasetInfo, Volume
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far an import or an export has come. Totals are None when they cannot be known yet."""
-
-    samples_done: int
-    samples_total: int | None
-    bytes_done: int
-    bytes_total: int | None
-    seconds: float
-
-    @property
-    def bytes_per_second(self) -> float:
-        """The mean rate so far."""
-        return self.bytes_done / self.seconds if self.seconds > 0 else 0.0
-
-    @property
-    def seconds_left(self) -> float | None:
-        """At the mean rate; None when the end is not known."""
-        if self.bytes_total is None or self.bytes_done == 0:
-            return None
-        return max(0, self.bytes_total - self.bytes_done) / self.bytes_per_second
-
-
-ProgressCallback = Callable[[Progress], None]
+from dlfs.store.info import DatasetInfo
+from dlfs.volume import Volume
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,29 +88,27 @@ def import_dataset(
         name: of the dataset.
         layout: ``shuffled`` packs samples in an order drawn from the seed, ``path`` in path order.
         seed: of the order of packing, 0..2^64-1.
-        progress: called after each block, and once at the end.
+        progress: called after each block, and once at the start.
 
     Raises:
         SpaceError: the volume has too little free space.
         LockedError: another writer holds it.
         DlfsError: the source or the volume failed. The volume is as it was.
     """
-    begin, samples, size = time.monotonic(), 0, 0
-
-    def report() -> None:
-        if progress is not None:
-            seconds = time.monotonic() - begin
-            progress(Progress(samples, source.sample_count, size, source.sample_bytes, seconds))
-
-    writer = volume.writer(name, layout=layout, seed=seed, expected_bytes=source.sample_bytes)
+    meter = Meter(progress, source.sample_count, source.sample_bytes)
+    writer = volume.writer(
+        name,
+        layout=layout,
+        seed=seed,
+        expected_bytes=source.sample_bytes or 0,
+        expected_samples=source.sample_count or 0,
+        source_shuffled=source.gives_shuffled,
+    )
     with writer, closing(source.blocks(layout=layout, seed=seed)) as blocks:
-        report()
         for block in blocks:
             writer.add_batch(block.paths, block.data, block.offsets, block.lengths)
-            samples += len(block.paths)
-            size += int(block.lengths.sum())
-            report()
+            meter.add(len(block.paths), int(block.lengths.sum()))
         info = writer.seal()
-    seconds = time.monotonic() - begin
-    skipped = dict(source.skipped)
-    return ImportReport(info, samples, size, seconds, skipped, source.empty_directories)
+    return ImportReport(
+        info, meter.samples, meter.bytes, meter.seconds, source.skipped, source.empty_directories
+    )

@@ -62,6 +62,11 @@ class Source(Protocol):
         ...
 
     @property
+    def gives_shuffled(self) -> bool:
+        """Whether layout ``shuffled`` gives the samples in a true shuffle of all of them."""
+        ...
+
+    @property
     def skipped(self) -> Mapping[str, int]:
         """What it leaves out, by reason; complete once all blocks were taken."""
         ...

@@ -190,6 +190,11 @@ class TarSource:
         return None if self._index is None else int(self._index.sizes.sum())
 
     @property
+    def gives_shuffled(self) -> bool:
+        """Plain archives can be read in any order, compressed ones cannot."""
+        return self._index is not None
+
+    @property
     def skipped(self) -> Mapping[str, int]:
         """Special files, and symbolic links under ``skip``."""
         return dict(self._names.skipped)

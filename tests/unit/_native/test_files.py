@@ -6,7 +6,7 @@ import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -134,7 +134,7 @@ def test_arrays_of_other_kinds_are_refused(folder: int) -> None:
     files, data = np.zeros(1, FILE_DTYPE), np.zeros(1, np.uint8)
     frozen = data.copy()
     frozen.flags.writeable = False
-    for bad_files, buffer in [(data, data), (files[::-1][::2], frozen), (files, files)]:
+    for bad_files, buffer in cast(Any, [(data, data), (files[::-1][::2], frozen), (files, files)]):
         with pytest.raises(UsageError):
             read_ranges(bad_files, buffer, threads=1)
 
