@@ -48,12 +48,15 @@ def file_opener(path: Path, engine: str) -> Opener:
 
 
 @contextlib.contextmanager
-def loop_opener(path: Path) -> Iterator[Opener]:
+def loop_opener(path: Path, sector_bytes: int) -> Iterator[Opener]:
     if os.geteuid() != 0 or shutil.which("losetup") is None:
         pytest.skip("a loop device needs root and losetup")
     path.write_bytes(bytes(SIZE_BYTES))
     made = subprocess.run(
-        ["losetup", "--find", "--show", path], capture_output=True, text=True, check=False
+        ["losetup", "--find", "--show", "--sector-size", str(sector_bytes), path],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if made.returncode != 0:
         pytest.skip(f"losetup does not work here: {made.stderr.strip()}")
@@ -76,8 +79,8 @@ def opener_of(kind: str, directory: Path) -> Iterator[Opener]:
             yield file_opener(path, "auto")
         finally:
             path.unlink(missing_ok=True)
-    elif kind == "loop":
-        with loop_opener(directory / "disk.img") as opener:
+    elif kind in ("loop-512", "loop-4096"):
+        with loop_opener(directory / "disk.img", int(kind[5:])) as opener:
             yield opener
     else:
         name = f"contract-{directory.name}"
@@ -97,12 +100,13 @@ KINDS = [
     pytest.param("uring", marks=pytest.mark.uring),
     pytest.param("threads"),
     pytest.param("tmpfs"),
-    pytest.param("loop", marks=pytest.mark.root),
+    pytest.param("loop-512", marks=pytest.mark.root),
+    pytest.param("loop-4096", marks=pytest.mark.root),
     pytest.param("memory"),
     pytest.param("fault"),
     pytest.param("recording"),
 ]
-FILE_KINDS = ("uring", "threads", "tmpfs", "loop")
+FILE_KINDS = ("uring", "threads", "tmpfs", "loop-512", "loop-4096")
 
 
 @pytest.fixture(params=KINDS)
