@@ -1,0 +1,341 @@
+"""Volumes of every released format stay readable; code and independent decoder agree on them.
+
+Damaged variants are made here, from the golden volumes, with the error that each must give.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import struct
+import sys
+import tarfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from uuid import UUID
+
+import pytest
+
+import dlfs
+from dlfs._native.checksums import crc32c
+from dlfs.errors import (
+    ChecksumError,
+    FormatError,
+    NotFoundError,
+    TruncatedError,
+    UsageError,
+    VersionError,
+)
+from dlfs.format.catalog import Catalog, DatasetRecord, decode_catalog
+from dlfs.format.geometry import ChunkRun, DataSpace
+from dlfs.format.location import LOCATION
+from dlfs.format.superblock import Superblock, decode_superblock, superblock_offsets
+
+HERE = Path(__file__).parent
+KINDS = ("one", "three")
+
+
+def _module(name: str) -> ModuleType:
+    """A file beside this one, as a module."""
+    spec = importlib.util.spec_from_file_location(f"golden_{name}", HERE / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+decoder = _module("decoder")
+lookup = _module("lookup")
+v1 = _module("make_v1")
+
+Contents = dict[tuple[bytes, int], dict[bytes, bytes]]
+
+
+def unpack(kind: str, folder: Path) -> list[str]:
+    with tarfile.open(HERE / "v1" / f"{kind}.tar.xz") as tar:
+        tar.extractall(folder, filter="data")
+    return [str(path) for path in sorted(folder.glob("member*.img"))]
+
+
+def read_all(members: Sequence[str]) -> Contents:
+    """Everything on a volume, by the code under test."""
+    found: Contents = {}
+    with dlfs.open(list(members)) as volume:
+        for info in volume.datasets():
+            with volume.dataset(info.name, info.version) as dataset:
+                paths = dataset.paths()
+                with dataset.read(range(len(dataset))) as batch:
+                    samples = dict(zip(paths, batch.to_list(), strict=True))
+                assert {path: dataset.get(path) for path in paths} == samples
+            found[os.fsencode(info.name), info.version] = samples
+    return found
+
+
+@dataclass
+class Image:
+    """A golden volume's bytes, and where its parts lie."""
+
+    members: list[str]
+
+    def __post_init__(self) -> None:
+        self.superblock = max(self.copies(0), key=lambda sb: sb.generation)
+        raw = self.read(self.superblock.catalog_runs, 0, self.superblock.catalog_bytes)
+        self.catalog: Catalog = decode_catalog(raw, self.superblock, "golden")
+
+    def copies(self, member: int) -> list[Superblock]:
+        found = []
+        for offset in self.offsets(member):
+            with open(self.members[member], "rb") as file:
+                file.seek(offset)
+                block = file.read(4096)
+            if block.strip(b"\0"):
+                found.append(decode_superblock(block, self.members[member]))
+        return found
+
+    def offsets(self, member: int) -> tuple[int, int, int]:
+        return superblock_offsets(Path(self.members[member]).stat().st_size)
+
+    def dataset(self, name: bytes, version: int) -> DatasetRecord:
+        for record in self.catalog.datasets:
+            if (record.name, record.version) == (name, version):
+                return record
+        raise AssertionError(name)
+
+    def read(self, runs: tuple[ChunkRun, ...], address: int, length: int) -> bytes:
+        parts = []
+        for piece in DataSpace(self.superblock.geometry, runs).pieces(address, length):
+            with open(self.members[piece.member], "rb") as file:
+                file.seek(piece.offset_bytes)
+                parts.append(file.read(piece.length_bytes))
+        return b"".join(parts)
+
+    def write(self, member: int, offset: int, data: bytes) -> None:
+        with open(self.members[member], "r+b") as file:
+            file.seek(offset)
+            file.write(data)
+
+    def flip(self, runs: tuple[ChunkRun, ...], address: int) -> None:
+        """Flip one bit of a space."""
+        byte = self.read(runs, address, 1)
+        member, offset = DataSpace(self.superblock.geometry, runs).resolve(address)
+        self.write(member, offset, bytes([byte[0] ^ 16]))
+
+    def patch_superblocks(self, form: str, at: int, *values: object) -> None:
+        """Change a field in every copy that there is, with the right checksum."""
+        for member, path in enumerate(self.members):
+            for offset in self.offsets(member):
+                with open(path, "rb") as file:
+                    file.seek(offset)
+                    block = bytearray(file.read(4096))
+                if block.strip(b"\0"):
+                    struct.pack_into("<" + form, block, at, *values)
+                    struct.pack_into("<I", block, 4092, crc32c(bytes(block[:4092])))
+                    self.write(member, offset, bytes(block))
+
+    def patch_catalog(self, form: str, at: int, *values: object) -> None:
+        """Change a field of the catalog, with the right checksums."""
+        runs, length = self.superblock.catalog_runs, self.superblock.catalog_bytes
+        raw = bytearray(self.read(runs, 0, length))
+        struct.pack_into("<" + form, raw, at, *values)
+        place = DataSpace(self.superblock.geometry, runs)
+        done = 0
+        for piece in place.pieces(0, length):
+            part = raw[done : done + piece.length_bytes]
+            self.write(piece.member, piece.offset_bytes, bytes(part))
+            done += piece.length_bytes
+        self.patch_superblocks("I", 136, crc32c(bytes(raw)))
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def image(kind: str, tmp_path: Path) -> Image:
+    return Image(unpack(kind, tmp_path))
+
+
+# ---- what is right ---------------------------------------------------------------------------
+
+
+def test_the_current_code_reads_golden_volumes(kind: str, image: Image) -> None:
+    assert read_all(image.members) == v1.contents(kind)
+    with dlfs.open(image.members) as volume:
+        assert volume.label == v1.LABELS[kind]
+
+
+def test_the_independent_decoder_reads_golden_volumes(kind: str, image: Image) -> None:
+    assert decoder.read_volume(image.members[::-1]) == v1.contents(kind)
+
+
+def test_the_independent_decoder_reads_fresh_volumes(kind: str, tmp_path: Path) -> None:
+    members = v1.write(kind, tmp_path)
+    assert decoder.read_volume(members) == v1.contents(kind)
+    assert read_all(members) == v1.contents(kind)
+
+
+def test_the_search_tree_is_as_specified(image: Image) -> None:
+    for record in image.catalog.datasets:
+        entries = image.read(record.directory_runs, 0, record.entries_bytes)
+        names = image.read(record.directory_runs, record.entries_bytes, record.names_bytes)
+        paths = decoder.decode_names(names, record.sample_count)
+        tree = lookup.Tree(entries, paths)
+        assert [tree.find(path) for path in paths] == list(range(len(paths)))
+        assert tree.find(b"no/such/path") is None
+        by_hash = sorted((tree.hash(path), index) for index, path in enumerate(paths))
+        assert tree.indices() == [index for _, index in by_hash]
+
+
+def test_samples_are_packed_as_specified(image: Image) -> None:
+    size = image.superblock.geometry.chunk_bytes
+    for record in image.catalog.datasets:
+        taken: set[int] = set()
+        for address, length in locations(image, record):
+            chunks = range(address // size, (address + max(length, 1) - 1) // size + 1)
+            if length > size:
+                assert address % size == 0
+                assert not taken & set(chunks)
+            elif length:
+                assert len(chunks) == 1
+            if length:
+                taken |= set(chunks) if length > size else set()
+
+
+def locations(image: Image, record: DatasetRecord) -> list[tuple[int, int]]:
+    """(address, length) of each sample, in storage order."""
+    entries = image.read(record.directory_runs, 0, record.entries_bytes)
+    at = struct.unpack_from("<Q", entries, 112)[0]
+    found = []
+    for index in range(record.sample_count):
+        _, low, high = struct.unpack_from("<IIQ", entries, at + LOCATION.itemsize * index)
+        found.append((high & (1 << 56) - 1, low | high >> 56 << 32))
+    return sorted(found)
+
+
+@pytest.mark.parametrize("copy", [0, 1, 2])
+@pytest.mark.parametrize("damage", [b"\0" * 4096, b"\xff" * 4096, b"DLFSVOL1"])
+def test_one_damaged_superblock_copy_does_no_harm(
+    kind: str, image: Image, copy: int, damage: bytes
+) -> None:
+    for member in range(len(image.members)):
+        image.write(member, image.offsets(member)[copy] + (8 if len(damage) == 8 else 0), damage)
+    assert read_all(image.members) == v1.contents(kind)
+    assert decoder.read_volume(image.members) == v1.contents(kind)
+
+
+def test_a_newer_minor_version_is_read(kind: str, image: Image) -> None:
+    image.patch_superblocks("H", 10, 7)
+    assert read_all(image.members) == v1.contents(kind)
+
+
+# ---- what is wrong ---------------------------------------------------------------------------
+
+
+def no_superblock(image: Image) -> None:
+    for offset in image.offsets(0):
+        image.write(0, offset, bytes(4096))
+
+
+def chunks_with_two_owners(image: Image) -> None:
+    # The last run of the catalog is the free space's last: one chunk more to the front.
+    last = image.catalog.free[-1]
+    at = image.superblock.catalog_bytes - 16
+    image.patch_catalog("QQ", at, last.first_chunk - 1, last.chunk_count + 1)
+
+
+def truncated(image: Image) -> None:
+    os.truncate(image.members[-1], Path(image.members[-1]).stat().st_size // 2)
+
+
+def in_directory(part: str, offset: int) -> Callable[[Image], None]:
+    """Damage of one bit in a directory; offset is from the start of the named section."""
+
+    def damage(image: Image) -> None:
+        record = image.dataset(b"numbers", 2)
+        entries = image.read(record.directory_runs, 0, record.entries_bytes)
+        field = {"tables": 80, "locations": 112, "order": 120, "leaves": 128, "separators": 144}
+        if part == "names":
+            start = record.entries_bytes
+        else:
+            start = struct.unpack_from("<Q", entries, field[part])[0] if part in field else 0
+        image.flip(record.directory_runs, start + offset)
+
+    return damage
+
+
+def in_sample(image: Image) -> None:
+    record = image.dataset(b"odd \xff", 1)
+    address, length = max(locations(image, record), key=lambda place: place[1])
+    image.flip(record.data_runs, address + length // 2)
+
+
+DAMAGES: list[tuple[str, Callable[[Image], None], type[Exception], str]] = [
+    ("no superblock", no_superblock, FormatError, "superblock"),
+    ("major version", lambda i: i.patch_superblocks("H", 8, 2), VersionError, "version 1, got 2"),
+    ("incompat", lambda i: i.patch_superblocks("Q", 16, 1), VersionError, "newer"),
+    ("chunk size", lambda i: i.patch_superblocks("I", 72, 0), FormatError, "chunk_bytes"),
+    ("rows", lambda i: i.patch_superblocks("Q", 88, 1 << 40), FormatError, "rows"),
+    ("members", lambda i: i.patch_superblocks("I", 68, 65), FormatError, "members"),
+    ("catalog bit", lambda i: i.flip(i.superblock.catalog_runs, 70), ChecksumError, "catalog"),
+    ("catalog magic", lambda i: i.patch_catalog("4s", 0, b"XXXX"), FormatError, "DLFSCAT1"),
+    ("catalog count", lambda i: i.patch_catalog("I", 48, 1 << 31), FormatError, "datasets"),
+    ("two owners", chunks_with_two_owners, FormatError, "owner"),
+    ("truncated", truncated, TruncatedError, "member"),
+    ("directory header", in_directory("header", 33), FormatError, ""),
+    ("directory tables", in_directory("tables", 1), ChecksumError, ""),
+    ("directory locations", in_directory("locations", 160), ChecksumError, ""),
+    ("directory order", in_directory("order", 7), ChecksumError, ""),
+    ("directory leaves", in_directory("leaves", 99), ChecksumError, ""),
+    ("directory separators", in_directory("separators", 8), ChecksumError, ""),
+    ("name offsets", in_directory("names", 9), ChecksumError, ""),
+    ("a name", in_directory("names", 400), ChecksumError, ""),
+    ("sample", in_sample, ChecksumError, "lengths/"),
+]
+
+
+@pytest.mark.parametrize(
+    ("damage", "error", "message"),
+    [row[1:] for row in DAMAGES],
+    ids=[row[0].replace(" ", "-") for row in DAMAGES],
+)
+def test_damage_is_reported(
+    image: Image, damage: Callable[[Image], None], error: type[Exception], message: str
+) -> None:
+    damage(image)
+    with pytest.raises(error, match=message):
+        read_all(image.members)
+    with pytest.raises((decoder.Malformed, struct.error)):
+        decoder.read_volume(image.members)
+
+
+def test_a_missing_member(tmp_path: Path) -> None:
+    members = unpack("three", tmp_path)
+    with pytest.raises(NotFoundError, match="expected 3 members, got 2"):
+        read_all(members[:2])
+
+
+def test_a_member_given_twice(tmp_path: Path) -> None:
+    members = unpack("three", tmp_path)
+    with pytest.raises(UsageError):
+        read_all([*members, members[0]])
+
+
+def test_a_copy_of_a_member(tmp_path: Path) -> None:
+    members = unpack("three", tmp_path)
+    Path(members[1]).write_bytes(Path(members[0]).read_bytes())
+    with pytest.raises(UsageError, match="each member once"):
+        read_all(members)
+
+
+def test_a_member_of_another_volume(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    members = unpack("three", tmp_path)
+    image = Image(unpack("one", tmp_path / "one"))
+    assert image.superblock.volume_uuid != UUID(int=0)
+    with pytest.raises(UsageError, match="a member of volume"):
+        read_all([*members[:2], *image.members])
