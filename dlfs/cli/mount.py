@@ -1,0 +1,77 @@
+"""``dlfs mount``: show a volume's datasets as files."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Annotated
+
+import typer
+
+from dlfs.cli.options import JsonOption, VolumeArgument, parse_size
+from dlfs.cli.output import note, print_json
+from dlfs.errors import NotFoundError, UsageError
+
+
+def _check_installed() -> None:
+    try:
+        import pyfuse3  # noqa: F401
+    except ImportError as error:
+        raise NotFoundError(
+            f"mount: pyfuse3 cannot be loaded ({error}); pip install 'dlfs[mount]' (builds against "
+            "libfuse3: apt install libfuse3-dev fuse3 pkg-config)"
+        ) from error
+
+
+def _parse_mode(text: str) -> int:
+    try:
+        return int(text, 8)
+    except ValueError as error:
+        raise UsageError(f"read a mode: expected octal digits such as 444, got {text!r}") from error
+
+
+def mount(
+    volume: VolumeArgument,
+    directory: Annotated[str, typer.Argument(metavar="DIR", help="An empty directory.")],
+    foreground: Annotated[
+        bool, typer.Option("--foreground", "-f", help="Serve here until Ctrl-C or an unmount.")
+    ] = False,
+    allow_other: Annotated[
+        bool, typer.Option("--allow-other", help="Let other users in, as the mode permits.")
+    ] = False,
+    uid: Annotated[int | None, typer.Option(help="Owner of the files; you by default.")] = None,
+    gid: Annotated[int | None, typer.Option(help="Group of the files; yours by default.")] = None,
+    mode: Annotated[
+        str, typer.Option(help="Permissions of files, octal; directories add x to r.")
+    ] = "444",
+    memory: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Memory for samples of open files [256MiB].")
+    ] = None,
+    log: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Log of the server in the background.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Mount a volume: every program reads DIR/DATASET/PATH."""
+    _check_installed()
+    from dlfs.service.mount import mount_volume
+    from dlfs.service.serve import HELD_BYTES, MountOptions, serve
+
+    held = parse_size(memory)
+    defaults = MountOptions()
+    options = MountOptions(
+        uid=defaults.uid if uid is None else uid,
+        gid=defaults.gid if gid is None else gid,
+        file_mode=_parse_mode(mode),
+        allow_other=allow_other,
+        held_bytes=HELD_BYTES if held is None else held,
+    )
+    if foreground:
+        logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="dlfs: %(message)s")
+        serve(volume, directory, options, lambda path: note(f"mounted on {path}"))
+        return
+    mounted = mount_volume(volume, directory, options, log=log)
+    if json:
+        print_json({"mountpoint": mounted.mountpoint, "pid": mounted.pid, "log": mounted.log})
+    else:
+        note(f"mounted on {mounted.mountpoint} (server {mounted.pid}, log: {mounted.log})")

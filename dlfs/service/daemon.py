@@ -1,0 +1,94 @@
+"""The background server of one mount: ``python -m dlfs.service.daemon``.
+
+``mount_volume`` starts it. It reads its order from standard input, becomes a session of its own,
+mounts, says on standard output how that went, lets go of the standard streams and serves.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import logging.handlers
+import os
+import sys
+from pathlib import Path
+
+from dlfs.errors import DeviceError, DlfsError
+from dlfs.service.mount import STATUS_PREFIX, ServerOrder
+from dlfs.service.serve import serve
+
+SYSLOG = Path("/dev/log")
+
+_log = logging.getLogger("dlfs.service")
+
+
+def main() -> None:
+    """Mount and serve."""
+    order = ServerOrder.from_json(sys.stdin.read())
+    log = "?"
+
+    def ready(path: str) -> None:
+        _tell({"mountpoint": path, "pid": os.getpid(), "log": log})
+        _leave_streams()
+
+    try:
+        log = _start_log(order.log)
+        serve(order.volume_uri, order.directory, order.options, ready)
+    except DlfsError as error:
+        _log.error("%s", error)
+        _tell({"error": type(error).__name__, "message": str(error)})
+    except OSError as error:
+        _log.error("%s", error)
+        _tell({"error": DeviceError.__name__, "message": str(error)})
+
+
+def _tell(status: dict[str, object]) -> None:
+    """Say how it went; nobody listens any more once the mount was ready."""
+    print(STATUS_PREFIX + json.dumps(status), flush=True)
+
+
+def _leave_streams() -> None:
+    """Let whoever started us see the end of our output."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for stream in range(3):
+        os.dup2(null, stream)
+    os.close(null)
+    os.chdir("/")
+
+
+def _start_log(path: str | None) -> str:
+    """Send messages to a file, or to syslog; returns where."""
+    handler: logging.Handler
+    if path is None and SYSLOG.exists():
+        handler = logging.handlers.SysLogHandler(
+            str(SYSLOG), logging.handlers.SysLogHandler.LOG_DAEMON
+        )
+        handler.setFormatter(logging.Formatter("dlfs[%(process)d]: %(message)s"))
+        where = "syslog"
+    else:
+        where = path or str(_default_log())
+        handler = logging.FileHandler(where)
+        handler.setFormatter(
+            logging.Formatter("%(asctime)s dlfs[%(process)d] %(levelname)s: %(message)s")
+        )
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    return where
+
+
+def _default_log() -> Path:
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    folder = Path(state) / "dlfs"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return folder / "mount.log"
+
+
+def _become_daemon() -> None:
+    """Leave the parent's session; the parent waits for our output to end, not for us."""
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+
+
+if __name__ == "__main__":
+    _become_daemon()
+    main()

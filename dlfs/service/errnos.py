@@ -1,0 +1,58 @@
+"""The errno that each error of this package becomes on the mount: one table, exhaustive.
+
+A program sees only the number; the log has the message. What no other number fits better is EIO.
+"""
+
+from __future__ import annotations
+
+import errno
+
+from dlfs.errors import (
+    ChecksumError,
+    ClosedError,
+    DeviceError,
+    DeviceLostError,
+    DeviceTimeoutError,
+    DlfsError,
+    ExistsError,
+    FormatError,
+    LimitError,
+    LockedError,
+    NativeError,
+    NotFoundError,
+    SpaceError,
+    StaleError,
+    TruncatedError,
+    UsageError,
+    VersionError,
+)
+
+ERRNOS: dict[type[DlfsError], int] = {
+    DlfsError: errno.EIO,
+    UsageError: errno.EINVAL,
+    ClosedError: errno.EIO,
+    NotFoundError: errno.ENOENT,
+    ExistsError: errno.EEXIST,
+    LockedError: errno.EBUSY,
+    SpaceError: errno.ENOSPC,
+    StaleError: errno.ESTALE,
+    LimitError: errno.EOVERFLOW,
+    DeviceError: errno.EIO,
+    DeviceLostError: errno.ENXIO,
+    DeviceTimeoutError: errno.ETIMEDOUT,
+    FormatError: errno.EIO,
+    ChecksumError: errno.EIO,
+    VersionError: errno.EOPNOTSUPP,
+    TruncatedError: errno.EIO,
+    NativeError: errno.EIO,
+}
+
+
+def errno_of(error: DlfsError | OSError | MemoryError) -> int:
+    """The errno of an error: its class's in the table, or its nearest base's."""
+    for base in type(error).__mro__:
+        if base in ERRNOS:
+            return ERRNOS[base]
+    if isinstance(error, OSError) and error.errno:
+        return error.errno
+    return errno.ENOMEM if isinstance(error, MemoryError) else errno.EIO

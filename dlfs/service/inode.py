@@ -1,0 +1,54 @@
+"""Inode numbers: plain arithmetic, nothing remembered.
+
+::
+
+    63      52 51      40 39                                   0
+    | slot    | depth    | index                               |
+
+The slot is a dataset's number in one mount (0 belongs to the root), the index is a sample's. Depth
+0 is that sample's file; depth d >= 1 is the directory named by the first d-1 components of the path
+of sample `index`, which is the first sample below it, so that every directory has exactly one
+number; depth 1 is the dataset's own. Since a number says everything, `forget` costs nothing and the
+mount's memory does not grow with the files seen.
+
+Source: pyfuse3 documentation, "Operations.lookup" (numbers need only be unique while the kernel
+knows them).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+ROOT = 1
+
+INDEX_BITS = 40
+DEPTH_BITS = 12
+SLOT_BITS = 12
+
+INDEX_MAX = (1 << INDEX_BITS) - 1
+DEPTH_MAX = (1 << DEPTH_BITS) - 1
+SLOT_MAX = (1 << SLOT_BITS) - 1
+
+FILE_DEPTH = 0
+DATASET_DEPTH = 1
+
+_DEPTH_SHIFT = INDEX_BITS
+_SLOT_SHIFT = INDEX_BITS + DEPTH_BITS
+
+
+class Place(NamedTuple):
+    """What an inode number says."""
+
+    slot: int
+    depth: int
+    sample_index: int
+
+
+def pack(slot: int, depth: int, index: int) -> int:
+    """The inode number of a file (depth 0) or a directory; all three within their limits."""
+    return slot << _SLOT_SHIFT | depth << _DEPTH_SHIFT | index
+
+
+def unpack(inode: int) -> Place:
+    """The slot, depth and index of an inode number; those of the root are (0, 0, 1)."""
+    return Place(inode >> _SLOT_SHIFT, inode >> _DEPTH_SHIFT & DEPTH_MAX, inode & INDEX_MAX)

@@ -1,0 +1,144 @@
+"""One mount's server: opens the volume, mounts, answers until it is unmounted or told to end.
+
+One thread runs the FUSE loop (pyfuse3 on trio); samples and the volume's metadata are read in
+others. SIGTERM and SIGINT unmount and end it; so does an unmount from outside. The mount goes away
+at once even when files on it are open: programs that still use them get ENOTCONN.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pyfuse3
+import trio
+
+from dlfs.errors import DeviceError, UsageError
+from dlfs.service import mountpoint as mountpoints
+from dlfs.service.held import HeldSamples, ReadThreads
+from dlfs.service.operations import FILE_MODE_DEFAULT, Access, MountOperations
+from dlfs.service.view import VolumeView
+from dlfs.units import MIB
+from dlfs.volume import Volume
+from dlfs.volume import open as open_volume
+
+FILE_SYSTEM_NAME = "dlfs"
+HELD_BYTES = 256 * MIB
+READER_BYTES = 32 * MIB
+"""Sample memory of each open dataset: the kernel's page cache does the caching."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MountOptions:
+    """How a volume is mounted.
+
+    Attributes:
+        uid: owner of every file; this process's by default.
+        gid: group of every file; this process's by default.
+        file_mode: permission bits of files, none to write; directories get x where these have r.
+        allow_other: let other users in; /etc/fuse.conf must allow it unless root mounts.
+        held_bytes: memory for samples of open files.
+    """
+
+    uid: int = field(default_factory=os.getuid)
+    gid: int = field(default_factory=os.getgid)
+    file_mode: int = FILE_MODE_DEFAULT
+    allow_other: bool = False
+    held_bytes: int = HELD_BYTES
+
+    def __post_init__(self) -> None:
+        if self.file_mode & ~0o555:
+            raise UsageError(
+                f"mount: expected a mode of read and execute bits (at most 555), "
+                f"got {self.file_mode:o}"
+            )
+        if self.uid < 0 or self.gid < 0 or self.held_bytes < 0:
+            raise UsageError(
+                f"mount: expected uid, gid and memory of at least 0, "
+                f"got {self.uid}, {self.gid} and {self.held_bytes}"
+            )
+
+
+def serve(
+    volume_uri: str,
+    directory: str | os.PathLike[str],
+    options: MountOptions,
+    on_ready: Callable[[str], None],
+) -> None:
+    """Mount a volume and serve it until it is unmounted.
+
+    Args:
+        volume_uri: what ``dlfs.open`` takes.
+        directory: where; empty, or the mount of a dead server.
+        options: how.
+        on_ready: called with the absolute path when the mount answers.
+
+    Raises:
+        NotFoundError: no such directory, volume or member.
+        UsageError: the directory cannot be mounted on.
+        ExistsError: DLFS is mounted there already.
+        DeviceError: the system refused the mount; a device failed.
+        FormatError: what is on the members is no volume.
+
+    Threads: the main thread, for its signals; one mount in a process at a time.
+    """
+    path = mountpoints.prepare(directory)
+    with open_volume(volume_uri, memory_bytes=READER_BYTES) as volume:
+        trio.run(_run, volume, path, options, on_ready)
+
+
+async def _run(
+    volume: Volume, path: str, options: MountOptions, on_ready: Callable[[str], None]
+) -> None:
+    view = VolumeView(volume)
+    threads = ReadThreads(trio.lowlevel.current_trio_token())
+    try:
+        held = HeldSamples(threads, budget_bytes=options.held_bytes)
+        access = Access(options.uid, options.gid, options.file_mode)
+        _mount(MountOperations(volume, view, held, access), path, options)
+        try:
+            await _answer(path, on_ready)
+        finally:
+            pyfuse3.close(unmount=True)
+    finally:
+        threads.close()
+        view.close()
+
+
+def _mount(operations: MountOperations, path: str, options: MountOptions) -> None:
+    words = {"default_permissions", "ro", f"fsname={FILE_SYSTEM_NAME}", "subtype=dlfs"}
+    words |= {"allow_other"} if options.allow_other else set()
+    try:
+        pyfuse3.init(operations, path, words)
+    except RuntimeError as error:
+        raise DeviceError(
+            f"mount on {path}: the system refused (is /dev/fuse there, fusermount3 installed, and "
+            "allow_other permitted?)"
+        ) from error
+
+
+async def _answer(path: str, on_ready: Callable[[str], None]) -> None:
+    """Answer the kernel until the mount is gone or a signal comes."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_end_on_signal)
+        nursery.start_soon(_tell_when_ready, path, on_ready)
+        await pyfuse3.main()
+        nursery.cancel_scope.cancel()
+
+
+async def _end_on_signal() -> None:
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async for number in signals:
+            _log.info("%s: unmounting", signal.Signals(number).name)
+            pyfuse3.terminate()
+            return
+
+
+async def _tell_when_ready(path: str, on_ready: Callable[[str], None]) -> None:
+    await trio.to_thread.run_sync(os.stat, path, abandon_on_cancel=True)
+    on_ready(path)

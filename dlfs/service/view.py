@@ -1,0 +1,258 @@
+"""What the mount shows at its root: the newest version of every dataset, and any version by name.
+
+Each version of a dataset that is looked at gets a slot, a number that stays its own for as long as
+the volume is mounted; its sample directory is loaded when something below it is first asked for.
+The list of datasets is read from the volume again when the root is looked at and the list is older
+than a second, so an import or a removal by another process shows by itself.
+
+A dataset that was removed answers ESTALE from then on, and is closed when the last file on it is.
+
+Threads: one, the FUSE loop (trio); what waits for a device runs in a worker thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
+from uuid import UUID
+
+import trio
+
+from dlfs.dataset import Dataset
+from dlfs.errors import LimitError, NotFoundError, StaleError
+from dlfs.format.location import unpack_locations
+from dlfs.service.inode import SLOT_MAX
+from dlfs.service.tree import DatasetTree
+from dlfs.store.info import DatasetInfo
+from dlfs.volume import Volume
+
+ROOT_SECONDS = 1.0
+"""How long the list of datasets, and what the kernel knows of the root, may be old."""
+
+_log = logging.getLogger(__name__)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_VERSIONED = re.compile(rb"(.+)@([1-9][0-9]{0,9})", re.DOTALL)
+
+
+class Sample(NamedTuple):
+    """What a file's attributes are made of."""
+
+    length_bytes: int
+    crc32c: int
+
+
+class OpenDataset:
+    """A dataset whose sample directory is loaded."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        self.dataset = dataset
+        directory = dataset.directory
+        self.tree = DatasetTree(directory, label=f"dataset {dataset.name!r}")
+        self._count = len(directory)
+        self._locations = directory.locations
+
+    def sample(self, index: int) -> Sample:
+        """The length and CRC32C of a sample.
+
+        Raises:
+            StaleError: there is no such sample.
+        """
+        if index >= self._count:
+            raise StaleError(f"find sample {index}: expected an index below {self._count}")
+        _, lengths, crcs = unpack_locations(self._locations[index : index + 1])
+        return Sample(int(lengths[0]), int(crcs[0]))
+
+    def lengths(self, first: int, count: int) -> list[int]:
+        """The lengths of samples first..first+count-1, as far as there are such."""
+        lengths: list[int] = unpack_locations(self._locations[first : first + count])[1].tolist()
+        return lengths
+
+    def close(self) -> None:
+        """Give its memory back."""
+        del self._locations, self.tree  # views of the memory that the dataset unmaps
+        self.dataset.close()
+
+
+@dataclass(eq=False)
+class Slot:
+    """One version of one dataset in this mount."""
+
+    number: int
+    info: DatasetInfo
+    modified_ns: int
+    """When the dataset was made, since 1970."""
+    opened: OpenDataset | None = None
+    removed: bool = False
+    use_count: int = 0
+    """Open files, and readings under way."""
+
+    @property
+    def generation(self) -> int:
+        """Tells this slot from one with the same number in another mount."""
+        return int.from_bytes(self.info.uuid.bytes[:4], "little")
+
+    def hold(self) -> None:
+        """Keep the dataset open, even when it is removed."""
+        self.use_count += 1
+
+    def let_go(self) -> None:
+        """Undo a ``hold``."""
+        self.use_count -= 1
+        self._close_if_unused()
+
+    def remove(self) -> None:
+        """Note that the dataset was removed from the volume."""
+        self.removed = True
+        self._close_if_unused()
+
+    def close(self) -> None:
+        """Give the dataset's memory back."""
+        opened, self.opened = self.opened, None
+        if opened is not None:
+            opened.close()
+
+    def _close_if_unused(self) -> None:
+        if self.removed and not self.use_count:
+            self.close()
+
+
+class VolumeView:
+    """The datasets of a volume as a mount shows them.
+
+    Args:
+        volume: borrowed.
+    """
+
+    def __init__(self, volume: Volume) -> None:
+        self._volume = volume
+        self._turn = trio.Lock()
+        self._due = 0.0
+        self._newest: dict[bytes, DatasetInfo] = {}
+        self._versions: dict[tuple[bytes, int], DatasetInfo] = {}
+        self._slots: list[Slot] = []
+        self._by_uuid: dict[UUID, Slot] = {}
+
+    # ---- the root --------------------------------------------------------------------------------
+
+    async def names(self) -> list[bytes]:
+        """The datasets of the volume, in byte order."""
+        await self._refresh()
+        return sorted(self._newest)
+
+    async def modified_ns(self) -> int:
+        """When the youngest dataset was made, in nanoseconds since 1970; 0 without any."""
+        await self._refresh()
+        return max((_created_ns(info) for info in self._newest.values()), default=0)
+
+    async def sample_total(self) -> int:
+        """How many samples the newest versions have together."""
+        await self._refresh()
+        return sum(info.sample_count for info in self._newest.values())
+
+    async def child(self, name: bytes) -> Slot:
+        """The newest version of the dataset of that name, or for ``NAME@VERSION`` that version.
+
+        Raises:
+            NotFoundError: there is no such dataset or version.
+            LimitError: this mount has shown as many datasets as it can.
+        """
+        await self._refresh()
+        info = self._newest.get(name)
+        versioned = _VERSIONED.fullmatch(name)
+        if info is None and versioned:
+            info = self._versions.get((versioned[1], int(versioned[2])))
+        if info is None:
+            raise NotFoundError(f"look {name!r} up in the volume: no such dataset")
+        return self._slot_of(info)
+
+    # ---- slots -----------------------------------------------------------------------------------
+
+    def slot(self, number: int) -> Slot:
+        """A slot by its number.
+
+        Raises:
+            StaleError: there is no such slot in this mount, or its dataset was removed.
+        """
+        if not 0 < number <= len(self._slots):
+            raise StaleError(f"find dataset number {number}: it was not shown by this mount")
+        slot = self._slots[number - 1]
+        if slot.removed:
+            raise _removed(slot)
+        return slot
+
+    async def open(self, slot: Slot) -> OpenDataset:
+        """The dataset of a slot, loaded.
+
+        Raises:
+            DlfsError: it cannot be loaded.
+        """
+        if slot.opened is None:
+            async with self._turn:
+                if slot.opened is None:
+                    slot.opened = await trio.to_thread.run_sync(self._load, slot.info)
+        return slot.opened
+
+    def close(self) -> None:
+        """Close every dataset."""
+        for slot in self._slots:
+            slot.close()
+
+    # ---- inside ----------------------------------------------------------------------------------
+
+    def _load(self, info: DatasetInfo) -> OpenDataset:
+        dataset = self._volume.dataset(info.name, info.version)
+        if len(dataset):
+            dataset.directory.name(0)  # brings the names in: the loop must not wait for them
+        return OpenDataset(dataset)
+
+    async def _refresh(self) -> None:
+        if trio.current_time() < self._due:
+            return
+        async with self._turn:
+            if trio.current_time() < self._due:
+                return
+            self._show(await trio.to_thread.run_sync(self._read_list))
+            self._due = trio.current_time() + ROOT_SECONDS
+
+    def _read_list(self) -> list[DatasetInfo]:
+        self._volume.refresh()
+        return self._volume.datasets()
+
+    def _show(self, infos: list[DatasetInfo]) -> None:
+        self._versions = {(_name(info), info.version): info for info in infos}
+        self._newest = {}
+        for info in sorted(infos, key=lambda info: info.version):
+            self._newest[_name(info)] = info
+        uuids = {info.uuid for info in infos}
+        for slot in self._slots:
+            if slot.info.uuid not in uuids and not slot.removed:
+                _log.info("dataset %r version %d was removed", slot.info.name, slot.info.version)
+                slot.remove()
+
+    def _slot_of(self, info: DatasetInfo) -> Slot:
+        slot = self._by_uuid.get(info.uuid)
+        if slot is None:
+            if len(self._slots) == SLOT_MAX:
+                raise LimitError(
+                    f"show dataset {info.name!r}: expected at most {SLOT_MAX} datasets in the life "
+                    "of a mount; mount the volume anew"
+                )
+            slot = Slot(len(self._slots) + 1, info, _created_ns(info))
+            self._slots.append(slot)
+            self._by_uuid[info.uuid] = slot
+        return slot
+
+
+def _name(info: DatasetInfo) -> bytes:
+    return info.name.encode("utf-8", "surrogateescape")
+
+
+def _created_ns(info: DatasetInfo) -> int:
+    return (info.created - _EPOCH) // timedelta(microseconds=1) * 1000
+
+
+def _removed(slot: Slot) -> StaleError:
+    return StaleError(f"use dataset {slot.info.name!r} version {slot.info.version}: it was removed")
