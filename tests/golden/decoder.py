@@ -109,6 +109,7 @@ def copies(image: bytes) -> list[Superblock]:
     with suppress(Malformed):
         valid.append(decode_superblock(image[tail : tail + BLOCK]))
     expect(bool(valid), "a member without a superblock")
+    expect(len(image) >= max(sb.member_bytes for sb in valid), "a truncated member")
     return valid
 
 
@@ -136,7 +137,6 @@ class Volume:
                 expect(chunk < self.chunk_total, "a chunk outside the volume")
                 at = self.superblock.data_offset + chunk // count * size
                 parts.append(self.images[chunk % count][at : at + size])
-                expect(len(parts[-1]) == size, "a truncated member")
         return b"".join(parts)
 
 

@@ -1,8 +1,8 @@
 """Makes the golden volumes of format 1.0, and says what they hold.
 
 ``contents()`` is what a correct reader finds in each of them. Once released, neither it nor the
-archives in v1/ change: a later format gets a script and a folder of its own. The tests also write the
-same contents anew with the code under test.
+archives in v1/ change: a later format gets a script and a folder of its own. The tests also write
+the same contents anew with the code under test.
 
     python tests/golden/make_v1.py tests/golden/v1
 """
@@ -81,8 +81,8 @@ def contents(kind: str) -> Contents:
 def write(kind: str, folder: Path) -> list[str]:
     """Write a golden volume with this code.
 
-    One more dataset is written and removed between the others, so that there are several generations
-    and free space in the middle.
+    One more dataset is written and removed between the others: there are several generations, and
+    free space in the middle.
 
     Returns:
         Paths of its members, in order.
