@@ -39,7 +39,7 @@
 #define POLYNOMIAL 0x82F63B78u /* reflected */
 #define LANE_WORDS_MAX 256u
 #define LANE_WORDS_MIN 4u /* shorter lanes cost more to put together than they gain */
-#define WORD_BYTES 8u
+#define WORD_BYTES ((size_t)8)
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static atomic_bool ready;
