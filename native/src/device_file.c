@@ -18,6 +18,8 @@
 
 /* The size to assume of a file on which nothing can be tried. */
 #define BLOCK_BYTES_UNTRIED 4096u
+/* Room for the largest block at an address that is aligned to it and no more. */
+#define TRIAL_BYTES ((size_t)2 * DLFS_BLOCK_BYTES_MAX)
 
 static int file_flush(dlfs_device *base)
 {
@@ -96,7 +98,7 @@ static int try_block(int descriptor, uint8_t *memory, uint32_t block_bytes)
 static uint32_t find_block_bytes(int descriptor, uint32_t at_least_bytes)
 {
     void *memory = NULL;
-    if (posix_memalign(&memory, 2 * DLFS_BLOCK_BYTES_MAX, 2 * DLFS_BLOCK_BYTES_MAX) != 0) {
+    if (posix_memalign(&memory, TRIAL_BYTES, TRIAL_BYTES) != 0) {
         return 0;
     }
     uint32_t found = 0;
@@ -127,7 +129,7 @@ static int describe_disk(int descriptor, uint64_t *size_bytes, uint32_t *block_b
     return 0;
 }
 
-/* What was found out about an open file. */
+/* What was found out about an open file; block_bytes starts at the least. */
 struct file_shape {
     uint64_t size_bytes;
     uint32_t block_bytes;
@@ -140,7 +142,6 @@ static int describe_file(int descriptor, bool direct, struct file_shape *shape)
     if (fstat(descriptor, &status) != 0) {
         return -errno;
     }
-    shape->block_bytes = DLFS_BLOCK_BYTES_MIN;
     shape->direct = direct;
     if (S_ISBLK(status.st_mode)) {
         int error = describe_disk(descriptor, &shape->size_bytes, &shape->block_bytes);
@@ -228,7 +229,7 @@ int dlfs_device_open_file(const char *path, uint32_t flags, uint32_t engine, dlf
     if (error < 0) {
         return error;
     }
-    struct file_shape shape;
+    struct file_shape shape = {.block_bytes = DLFS_BLOCK_BYTES_MIN};
     int descriptor = open_described(path, flags, &shape);
     if (descriptor < 0) {
         return descriptor;

@@ -33,10 +33,13 @@ static inline void fill_pattern(uint8_t *memory, size_t bytes, uint32_t seed)
     }
 }
 
-/* Makes a file of zeros in the current directory, and writes its name to path. */
+/* Makes a file of zeros among the temporary ones, and writes its name to path. */
 static inline void make_file(char *path, size_t path_bytes, off_t bytes)
 {
-    (void)snprintf(path, path_bytes, "device-test-XXXXXX");
+    const char *folder = getenv("TMPDIR");
+    int length =
+        snprintf(path, path_bytes, "%s/dlfs-device-XXXXXX", folder != NULL ? folder : "/tmp");
+    CHECK(length > 0 && (size_t)length < path_bytes);
     int descriptor = mkstemp(path);
     CHECK(descriptor >= 0);
     CHECK_EQ(posix_fallocate(descriptor, 0, bytes), 0);

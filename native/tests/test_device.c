@@ -152,7 +152,7 @@ static void test_device(dlfs_device *device, const char *kind)
 
 int main(void)
 {
-    char path[64];
+    char path[4096];
     make_file(path, sizeof path, DEVICE_BYTES);
     if (uring_works()) {
         test_device(open_file(path, DLFS_OPEN_WRITE, DLFS_ENGINE_URING), "uring");

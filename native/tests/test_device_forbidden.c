@@ -42,7 +42,7 @@ static void use_without_uring(const char *path, uint32_t error)
 
 int main(void)
 {
-    char path[64];
+    char path[4096];
     make_file(path, sizeof path, DEVICE_BYTES);
     static const uint32_t errors[] = {EPERM, ENOSYS, EACCES};
     for (size_t i = 0; i < sizeof errors / sizeof errors[0]; i++) {

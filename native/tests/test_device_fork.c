@@ -76,7 +76,7 @@ static void test_device(dlfs_device *device)
 
 int main(void)
 {
-    char path[64];
+    char path[4096];
     make_file(path, sizeof path, DEVICE_BYTES);
     test_device(open_file(path, DLFS_OPEN_WRITE, DLFS_ENGINE_THREADS));
     if (uring_works()) {

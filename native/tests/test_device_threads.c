@@ -66,7 +66,7 @@ static void *submit_main(void *argument)
 /* The thread that submits ends before another one polls. */
 static void test_moving(dlfs_device *device)
 {
-    struct moved moved = {make_queue(device, 4), aligned_memory(4 * 4096)};
+    struct moved moved = {make_queue(device, 4), aligned_memory((size_t)4 * 4096)};
     for (uint32_t round = 0; round < 20; round++) {
         pthread_t thread;
         CHECK_EQ(pthread_create(&thread, NULL, submit_main, &moved), 0);
@@ -94,7 +94,7 @@ static void test_device(dlfs_device *device)
 
 int main(void)
 {
-    char path[64];
+    char path[4096];
     make_file(path, sizeof path, DEVICE_BYTES);
     test_device(open_file(path, DLFS_OPEN_WRITE, DLFS_ENGINE_THREADS));
     if (uring_works()) {

@@ -212,6 +212,9 @@ DLFS_API int dlfs_device_flush(dlfs_device *device);
 /*
  * A queue pair: one thread's private path to a device. depth: 1..DLFS_DEPTH_MAX operations in
  * flight. Many queue pairs of one device may be used at once, each by one thread at a time.
+ * It belongs to the process that made it: in a forked child it can be destroyed, which neither
+ * waits nor touches the parent's; every other call returns DLFS_E_CLOSED. A child may go on using
+ * the device.
  */
 DLFS_API int dlfs_queue_create(dlfs_device *device, uint32_t depth, dlfs_queue **out);
 /* Waits for what is in flight, then frees. */
