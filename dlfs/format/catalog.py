@@ -375,7 +375,7 @@ def _check_owners(catalog: Catalog, superblock: Superblock) -> None:
         name = f"dataset {record.name!r} version {record.version}"
         owned += [(run, f"the data of {name}") for run in record.data_runs]
         owned += [(run, f"the directory of {name}") for run in record.directory_runs]
-    owned.sort(key=lambda pair: pair[0])
+    owned.sort(key=lambda pair: pair[0].first_chunk)
     end, owner = 0, "the start"
     for run, name in owned:
         if run.chunk_count < 1:

@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlfs._native.checksums import crc32c
+from dlfs._native.packing import Packer
 from dlfs.errors import LimitError, UsageError
 from dlfs.format.catalog import LAYOUTS, Catalog, DatasetRecord, decode_catalog, encode_catalog
 from dlfs.format.geometry import ChunkRun, DataSpace, Geometry
-from dlfs.format.location import pack_locations, unpack_locations
+from dlfs.format.location import LOCATION, pack_locations, unpack_locations
 from dlfs.format.paths import dataset_name_bytes, display, path_bytes
 from dlfs.format.superblock import Superblock, decode_superblock, encode_superblock
 
@@ -203,3 +204,59 @@ def test_paths_are_refused_or_kept(path: str | bytes) -> None:
     assert path_bytes(display(raw)) == raw
     if len(components) == 1:
         assert dataset_name_bytes(raw) == raw
+
+
+def addresses_by_the_rule(lengths: list[int], chunk: int, block: int) -> list[int]:
+    """Where samples go by FORMAT.md, section 5."""
+    at, addresses = 0, []
+    for n in lengths:
+        start = at
+        aligned = -(-at // block) * block
+        blocks = -(-(at + n) // block) - at // block
+        if n and blocks > -(-n // block) and aligned - at <= n // 8:
+            start = aligned
+        end_of_chunk = (at // chunk + 1) * chunk
+        if n and at % chunk and start + n > end_of_chunk:
+            start = at if at + n <= end_of_chunk else end_of_chunk
+        addresses.append(start)
+        at = start + n
+        if n > chunk:
+            at = -(-at // chunk) * chunk
+    return addresses
+
+
+CHUNK, BLOCK = 8192, 512
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.one_of(
+            st.integers(0, 3 * CHUNK),
+            st.integers(0, 600),
+            st.integers(1, 16).map(lambda k: k * BLOCK),
+            st.sampled_from([CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK]),
+        ),
+        max_size=30,
+    )
+)
+def test_packing_follows_the_rule(lengths: list[int]) -> None:
+    source = np.arange(3 * CHUNK, dtype=np.uint64).astype(np.uint8)
+    window = np.zeros((4 * len(lengths) + 1) * CHUNK, np.uint8)
+    locations = np.zeros(len(lengths), LOCATION)
+    done = Packer(chunk_bytes=CHUNK, block_bytes=BLOCK).pack(
+        source,
+        np.zeros(len(lengths), np.int64),
+        np.array(lengths, np.int64),
+        order=None,
+        window=window,
+        window_address=0,
+        locations=locations,
+    )
+    assert done == len(lengths)
+    addresses, packed_lengths, crcs = unpack_locations(locations)
+    assert packed_lengths.tolist() == lengths
+    assert addresses.tolist() == addresses_by_the_rule(lengths, CHUNK, BLOCK)
+    for address, length, crc in zip(addresses.tolist(), lengths, crcs.tolist(), strict=True):
+        assert crc == crc32c(window[address : address + length].tobytes())
+        assert window[address : address + length].tobytes() == source[:length].tobytes()
