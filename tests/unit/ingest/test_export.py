@@ -1,0 +1,233 @@
+"""Datasets written back: the same bytes under the same names, and nothing outside the target."""
+
+from __future__ import annotations
+
+import os
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import dlfs
+from dlfs.dataset import Dataset
+from dlfs.errors import DeviceError, ExistsError, FormatError, UsageError
+from dlfs.ingest import export
+from dlfs.ingest.export import export_dataset, export_folder, export_tar
+from dlfs.ingest.importer import import_dataset, open_source
+from dlfs.ingest.progress import Progress
+from dlfs.volume import Volume
+
+FILES = {
+    b"a": b"1",
+    b"d/new\nline": b"",
+    b"d/\xff\xfe": b"3" * 5000,
+    b"d/e/f g": b"4" * 70_000,
+    b".hidden": b"5",
+    b"/".join([b"n" * 255] * 15): b"deep",
+}
+
+
+@pytest.fixture
+def volume() -> Iterator[Volume]:
+    uri = f"mem:{uuid4().hex}?size=32MiB"
+    dlfs.format_volume(uri)
+    with dlfs.open(uri) as opened:
+        yield opened
+
+
+@pytest.fixture
+def dataset(volume: Volume) -> Iterator[Dataset]:
+    with volume.writer("n") as writer:
+        for path, data in FILES.items():
+            writer.add(path, data)
+    with volume["n"] as opened:
+        yield opened
+
+
+def tree(folder: Path) -> dict[bytes, bytes]:
+    root = os.fsencode(folder)
+    found = {}
+    for base, _, names in os.walk(root):
+        for name in names:
+            path = Path(os.fsdecode(base + b"/" + name))
+            found[os.fsencode(path)[len(root) + 1 :]] = path.read_bytes()
+    return found
+
+
+def test_a_folder_gets_every_sample(dataset: Dataset, tmp_path: Path) -> None:
+    seen: list[Progress] = []
+    report = export_folder(dataset, tmp_path / "new" / "out", progress=seen.append)
+    assert tree(tmp_path / "new" / "out") == FILES
+    assert report.sample_count == len(FILES)
+    assert report.sample_bytes == seen[-1].bytes_done == dataset.sample_bytes
+
+
+def test_few_open_directories_are_enough(
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export, "DIRECTORIES_OPEN_MAX", 2)
+    monkeypatch.setattr(export, "BATCH_SAMPLES_MAX", 1)
+    before = len(os.listdir("/proc/self/fd"))
+    export_folder(dataset, tmp_path)
+    assert tree(tmp_path) == FILES
+    assert len(os.listdir("/proc/self/fd")) <= before + 4  # what the dataset itself opened
+
+
+def test_a_folder_with_entries_is_refused_unless_forced(dataset: Dataset, tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"longer than the sample")
+    (tmp_path / "mine").write_bytes(b"kept")
+    with pytest.raises(ExistsError, match="expected an empty folder"):
+        export_folder(dataset, tmp_path)
+    export_folder(dataset, tmp_path, force=True)
+    assert tree(tmp_path) == FILES | {b"mine": b"kept"}
+
+
+def test_links_in_the_target_are_not_followed(dataset: Dataset, tmp_path: Path) -> None:
+    outside, out = tmp_path / "outside", tmp_path / "out"
+    outside.mkdir()
+    out.mkdir()
+    (outside / "a").write_bytes(b"untouched")
+    (out / "a").symlink_to(outside / "a")
+    export_folder(dataset, out, force=True)
+    assert tree(outside) == {b"a": b"untouched"}
+    assert not (out / "a").is_symlink()
+    (out / "a").unlink()
+    for name in ("new\nline", "e/f g", "e"):
+        path = out / "d" / name
+        path.rmdir() if path.is_dir() else path.unlink()
+    Path(os.fsdecode(os.fsencode(out) + b"/d/\xff\xfe")).unlink()
+    (out / "d").rmdir()
+    (out / "d").symlink_to(outside)
+    with pytest.raises(ExistsError, match="in its way"):
+        export_folder(dataset, out, force=True)
+    assert tree(outside) == {b"a": b"untouched"}
+
+
+def test_a_directory_in_the_way_is_an_error(dataset: Dataset, tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    with pytest.raises(ExistsError, match="a: something else is in its way"):
+        export_folder(dataset, tmp_path, force=True)
+
+
+def test_a_target_that_is_no_folder_is_an_error(dataset: Dataset, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(DeviceError, match="export to"):
+        export_folder(dataset, tmp_path / "file")
+
+
+@pytest.mark.parametrize("path", [b"../x", b"/x", b"a/../../x", b"", b"a//b", b"."])
+def test_paths_that_would_escape_are_refused(
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: bytes
+) -> None:
+    monkeypatch.setattr(Dataset, "path", lambda _self, _index: path)
+    with pytest.raises(FormatError, match="export the sample"):
+        export_folder(dataset, tmp_path / "out")
+    assert tree(tmp_path) == {}
+
+
+READERS: dict[str, Callable[[Path], bytes]] = {
+    ".tar": lambda path: path.read_bytes(),
+    ".tar.zst": lambda path: (
+        zstandard.ZstdDecompressor()
+        .stream_reader(path.read_bytes(), read_across_frames=True)
+        .read()
+    ),
+}
+
+
+@pytest.mark.parametrize("suffix", [".tar", ".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz"])
+def test_an_archive_gets_every_sample_and_can_be_imported(
+    volume: Volume, dataset: Dataset, tmp_path: Path, suffix: str
+) -> None:
+    path = tmp_path / ("out" + suffix)
+    report = export_dataset(dataset, path)
+    assert report.sample_count == len(FILES)
+    import_dataset(volume, open_source(path), "again")
+    with volume["again"] as again:
+        data = again.read(range(len(again))).to_list()
+        assert dict(zip(again.paths(), data, strict=True)) == FILES
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+
+
+def test_an_archive_is_what_others_read(dataset: Dataset, tmp_path: Path) -> None:
+    export_tar(dataset, tmp_path / "out.tar.gz")
+    with tarfile.open(tmp_path / "out.tar.gz", errors="surrogateescape") as archive:
+        names = [member.name.encode("utf-8", "surrogateescape") for member in archive]
+    assert sorted(names) == sorted(FILES)
+
+
+def test_the_same_dataset_gives_the_same_archive(dataset: Dataset, tmp_path: Path) -> None:
+    for name in ("a.tar.gz", "b.tar.gz"):
+        export_tar(dataset, tmp_path / name)
+    assert (tmp_path / "a.tar.gz").read_bytes() == (tmp_path / "b.tar.gz").read_bytes()
+
+
+def test_an_archive_that_is_there_is_kept_unless_forced(dataset: Dataset, tmp_path: Path) -> None:
+    path = tmp_path / "out.tar"
+    path.write_bytes(b"mine")
+    with pytest.raises(ExistsError, match="there already"):
+        export_tar(dataset, path)
+    assert path.read_bytes() == b"mine"
+    export_tar(dataset, path, force=True)
+    assert tarfile.is_tarfile(path)
+
+
+def test_an_interrupted_archive_leaves_nothing(dataset: Dataset, tmp_path: Path) -> None:
+    def interrupt(progress: Progress) -> None:
+        if progress.samples_done:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        export_tar(dataset, tmp_path / "out.tar.zst", progress=interrupt)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_other_names_are_no_archives(dataset: Dataset, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="expected the name of an archive"):
+        export_tar(dataset, tmp_path / "out.zip")
+    with pytest.raises(DeviceError, match="export to"):
+        export_tar(dataset, tmp_path / "missing" / "out.tar")
+
+
+def test_an_empty_dataset_is_exported(volume: Volume, tmp_path: Path) -> None:
+    volume.writer("empty").seal()
+    with volume["empty"] as dataset:
+        assert export_folder(dataset, tmp_path / "out").sample_count == 0
+        assert export_tar(dataset, tmp_path / "out.tar").sample_count == 0
+    assert open_source(tmp_path / "out.tar").sample_count == 0
+
+
+NAMES = st.binary(min_size=1, max_size=9).filter(
+    lambda name: not set(name) & {0, 47} and name not in (b".", b"..")
+)
+TREES = st.dictionaries(
+    st.lists(NAMES, min_size=1, max_size=3).map(b"/".join), st.binary(max_size=60), max_size=9
+).filter(lambda files: not any(b.startswith(a + b"/") for a in files for b in files))
+
+
+@settings(deadline=None, max_examples=20)
+@given(files=TREES)
+def test_any_dataset_goes_round(
+    tmp_path_factory: pytest.TempPathFactory, files: dict[bytes, bytes]
+) -> None:
+    base = tmp_path_factory.mktemp("round")
+    uri = f"mem:{uuid4().hex}?size=8MiB"
+    dlfs.format_volume(uri)
+    with dlfs.open(uri) as volume:
+        with volume.writer("n") as writer:
+            for path, data in files.items():
+                writer.add(path, data)
+        with volume["n"] as dataset:
+            export_folder(dataset, base / "out")
+            export_tar(dataset, base / "out.tar")
+        assert tree(base / "out") == files
+        for number, source in enumerate([base / "out", base / "out.tar"]):
+            import_dataset(volume, open_source(source), str(number))
+            with volume[str(number)] as dataset:
+                data = dataset.read(range(len(dataset))).to_list()
+                assert dict(zip(dataset.paths(), data, strict=True)) == files

@@ -1,0 +1,183 @@
+"""Sources run into volumes: what arrives, what is reported, and what an interruption leaves."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+import dlfs
+from dlfs.errors import (
+    DeviceError,
+    ExistsError,
+    LockedError,
+    NotFoundError,
+    SpaceError,
+    UsageError,
+)
+from dlfs.ingest.folder import FolderSource
+from dlfs.ingest.importer import import_dataset, open_source
+from dlfs.ingest.progress import Progress
+from dlfs.ingest.source import Layout
+from dlfs.ingest.tar import TarSource
+from dlfs.volume import Volume
+
+FILES = {f"d{i % 5}/{i:03d}\n": b"%d" % i * (i * 7) for i in range(150)}
+
+
+@pytest.fixture
+def volume() -> Iterator[Volume]:
+    uri = f"mem:{uuid4().hex}?size=32MiB"
+    dlfs.format_volume(uri)
+    with dlfs.open(uri) as opened:
+        yield opened
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    root = tmp_path / "folder"
+    for name, content in FILES.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(content)
+    return root
+
+
+def archive(files: dict[str, bytes]) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as writer:
+        for name, content in files.items():
+            header = tarfile.TarInfo(name)
+            header.size = len(content)
+            writer.addfile(header, io.BytesIO(content))
+    return out.getvalue()
+
+
+def contents(volume: Volume, name: str) -> dict[str, bytes]:
+    with volume[name] as dataset:
+        paths = [path.decode() for path in dataset.paths()]
+        return dict(zip(paths, dataset.read(range(len(dataset))).to_list(), strict=True))
+
+
+@pytest.mark.parametrize("layout", ["path", "shuffled"])
+def test_a_folder_arrives(volume: Volume, folder: Path, layout: Layout) -> None:
+    (folder / "empty").mkdir()
+    seen: list[Progress] = []
+    source = FolderSource(folder, buffer_bytes=5000)
+    report = import_dataset(volume, source, "n", layout=layout, seed=9, progress=seen.append)
+    assert contents(volume, "n") == FILES
+    assert (report.sample_count, report.sample_bytes) == (150, sum(map(len, FILES.values())))
+    assert report.dataset.sample_count == 150
+    assert report.dataset.layout == layout
+    assert report.empty_directories == 1
+    assert seen[0].samples_done == 0
+    assert (seen[-1].samples_done, seen[-1].samples_total) == (150, 150)
+    assert seen[-1].bytes_done == seen[-1].bytes_total
+
+
+def test_layouts_decide_the_storage_order(volume: Volume, folder: Path) -> None:
+    orders: dict[str, list[int]] = {}
+    for name, layout, seed in [("p", "path", 0), ("s", "shuffled", 1), ("t", "shuffled", 2)]:
+        import_dataset(volume, FolderSource(folder), name, layout=layout, seed=seed)
+        with volume[name] as dataset, dataset.batches(1000, shuffle=None) as epoch:
+            orders[name] = next(epoch).indices.tolist()
+    assert orders["p"] == list(range(150))
+    assert len({tuple(order) for order in orders.values()}) == 3
+
+
+@pytest.mark.parametrize("suffix", [".tar", ".tar.gz"])
+def test_archives_arrive(volume: Volume, tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"a{suffix}"
+    data = archive(FILES)
+    path.write_bytes(gzip.compress(data) if suffix == ".tar.gz" else data)
+    report = import_dataset(volume, open_source(path), "n")
+    assert contents(volume, "n") == FILES
+    assert report.sample_count == 150
+
+
+def test_an_empty_folder_makes_an_empty_dataset(volume: Volume, tmp_path: Path) -> None:
+    report = import_dataset(volume, FolderSource(tmp_path), "n")
+    assert report.sample_count == 0
+    assert len(volume["n"]) == 0
+
+
+def test_importing_again_makes_a_new_version(volume: Volume, folder: Path) -> None:
+    versions = [import_dataset(volume, FolderSource(folder), "n").dataset.version for _ in range(2)]
+    assert versions == [1, 2]
+
+
+def test_a_source_that_fails_leaves_the_volume_as_it_was(volume: Volume, folder: Path) -> None:
+    source = FolderSource(folder, buffer_bytes=2000)
+    (folder / "d4" / "149\n").write_bytes(b"changed")
+    free, generation = volume.free_bytes, volume.generation
+    with pytest.raises(DeviceError, match="the file changed"):
+        import_dataset(volume, source, "n", layout="path")
+    assert (volume.free_bytes, volume.generation) == (free, generation)
+    assert volume.datasets() == []
+
+
+def test_ctrl_c_leaves_the_volume_as_it_was(volume: Volume, folder: Path) -> None:
+    def interrupt(progress: Progress) -> None:
+        if progress.samples_done > 0:
+            raise KeyboardInterrupt
+
+    free = volume.free_bytes
+    with pytest.raises(KeyboardInterrupt):
+        import_dataset(volume, FolderSource(folder, buffer_bytes=2000), "n", progress=interrupt)
+    assert volume.free_bytes == free
+    import_dataset(volume, FolderSource(folder), "n")
+    assert contents(volume, "n") == FILES
+
+
+def test_space_is_checked_before_anything_is_read(volume: Volume, tmp_path: Path) -> None:
+    with (tmp_path / "big").open("wb") as out:
+        out.truncate(1 << 30)
+    seen: list[Progress] = []
+    with pytest.raises(SpaceError):
+        import_dataset(volume, FolderSource(tmp_path), "n", progress=seen.append)
+    assert all(progress.samples_done == 0 for progress in seen)
+
+
+def test_a_second_writer_is_told(volume: Volume, folder: Path) -> None:
+    with volume.writer("other") as writer, pytest.raises(LockedError):
+        import_dataset(volume, FolderSource(folder), "n")
+    writer.abort()
+
+
+def test_a_path_that_is_a_folder_too_is_an_error(volume: Volume, tmp_path: Path) -> None:
+    (tmp_path / "a.tar").write_bytes(archive({"a": b"", "a/b": b""}))
+    with pytest.raises(ExistsError):
+        import_dataset(volume, open_source(tmp_path / "a.tar"), "n")
+    assert volume.datasets() == []
+
+
+def test_the_kind_of_source_is_found_by_the_path(folder: Path, tmp_path: Path) -> None:
+    for i in range(3):
+        (tmp_path / f"s-{i}.tar").write_bytes(archive({f"{i}": b""}))
+    assert isinstance(open_source(folder), FolderSource)
+    assert isinstance(open_source(str(tmp_path / "s-0.tar")), TarSource)
+    for pattern in ("s-{0..2}.tar", "s-*.tar"):
+        assert open_source(f"{tmp_path}/{pattern}").sample_count == 3
+    two = open_source([tmp_path / "s-0.tar", tmp_path / "s-2.tar"], prefix_shards=True)
+    assert two.sample_count == 2
+
+
+def test_what_is_no_source_is_refused(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").touch()
+    with pytest.raises(NotFoundError, match="no such file or folder"):
+        open_source(tmp_path / "nothing.tar")
+    with pytest.raises(UsageError, match="expected a folder or an archive"):
+        open_source(tmp_path / "a.txt")
+    with pytest.raises(UsageError, match="expected one folder"):
+        open_source([folder, folder])
+
+
+def test_progress_knows_its_rate() -> None:
+    progress = Progress(1, 4, 100, 400, 2.0)
+    assert (progress.bytes_per_second, progress.seconds_left) == (50.0, 6.0)
+    assert Progress(1, None, 100, None, 2.0).seconds_left is None
+    assert Progress(0, 4, 0, 400, 0.0).seconds_left is None
