@@ -101,7 +101,8 @@ static void test_transfer(dlfs_device *device)
     CHECK_EQ(dlfs_queue_transfer(queue, DLFS_OP_READ, in, block, size, block), -EINVAL);
     CHECK_EQ(dlfs_queue_transfer(queue, DLFS_OP_READ, in, 0, UINT64_MAX - block + 1, block),
              -EINVAL);
-    CHECK_EQ(dlfs_queue_transfer(queue, DLFS_OP_READ, in, 0, 2 * block, block + 1), -EINVAL);
+    CHECK_EQ(dlfs_queue_transfer(queue, DLFS_OP_READ, in, 0, (uint64_t)2 * block, block + 1),
+             -EINVAL);
     dlfs_operation one = {in, 0, block, DLFS_OP_READ, 1};
     CHECK_EQ(dlfs_queue_submit(queue, &one, 1), 1);
     CHECK_EQ(dlfs_queue_transfer(queue, DLFS_OP_READ, in, 0, block, block), -EBUSY);
