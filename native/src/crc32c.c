@@ -40,6 +40,7 @@
 #define LANE_WORDS_MAX 256u
 #define LANE_WORDS_MIN 4u /* shorter lanes cost more to put together than they gain */
 #define WORD_BYTES ((size_t)8)
+#define LANES ((size_t)3)
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static atomic_bool ready;
@@ -203,13 +204,13 @@ crc_lanes(uint32_t crc, uint8_t *to, const uint8_t *from, size_t words, bool cop
 HARDWARE_TARGET static inline __attribute__((always_inline)) uint32_t
 crc_hardware_any(uint32_t crc, uint8_t *to, const uint8_t *from, size_t bytes, bool copy)
 {
-    while (bytes >= 3 * LANE_WORDS_MIN * WORD_BYTES) {
-        size_t words = bytes / (3 * WORD_BYTES);
+    while (bytes >= LANES * LANE_WORDS_MIN * WORD_BYTES) {
+        size_t words = bytes / (LANES * WORD_BYTES);
         words = words < LANE_WORDS_MAX ? words : LANE_WORDS_MAX;
         crc = crc_lanes(crc, to, from, words, copy);
-        from += 3 * words * WORD_BYTES;
-        to += copy ? 3 * words * WORD_BYTES : 0;
-        bytes -= 3 * words * WORD_BYTES;
+        from += LANES * words * WORD_BYTES;
+        to += copy ? LANES * words * WORD_BYTES : 0;
+        bytes -= LANES * words * WORD_BYTES;
     }
     if (copy) {
         memcpy(to, from, bytes);
