@@ -69,15 +69,13 @@ class NativeBatch:
     Threads: any.
     """
 
-    def __init__(self, reader: NativeReader, pointer: ctypes._Pointer[abi.Batch]) -> None:
-        self._reader = reader
+    def __init__(self, pointer: ctypes._Pointer[abi.Batch]) -> None:
         self._pointer = pointer
-        self._pid = os.getpid()
         batch = pointer.contents
         count = batch.count
         self.memory = (c_uint8 * batch.base_bytes).from_address(batch.base or 0)
         # A ctypes array over foreign memory owns nothing; the attribute makes it keep the batch.
-        self.memory.owner = _Release(reader, pointer, self._pid)
+        self.memory.owner = _Release(pointer, os.getpid())
         self.offsets = _copy(batch.offsets, count, np.int64)
         self.lengths = _copy(batch.lengths, count, np.int64)
         self.indices = _copy(batch.indices, count, np.uint64)
@@ -109,14 +107,13 @@ class NativeBatch:
 class _Release:
     """Gives a batch back when it is collected, in the process that read it."""
 
-    def __init__(self, reader: NativeReader, pointer: ctypes._Pointer[abi.Batch], pid: int) -> None:
-        self._reader = reader
+    def __init__(self, pointer: ctypes._Pointer[abi.Batch], pid: int) -> None:
         self._pointer = pointer
         self._pid = pid
 
     def __del__(self) -> None:
         if os.getpid() == self._pid:
-            self._reader.release(self._pointer)
+            library().dlfs_batch_release(self._pointer)
 
 
 def _copy(address: int | None, count: int, dtype: type[_Integer]) -> npt.NDArray[_Integer]:
@@ -206,15 +203,10 @@ class NativeReader:
             self.handle, indices.ctypes.data, len(indices), byref(pointer)
         )
         check(code, f"read {len(indices)} samples")
-        return NativeBatch(self, pointer)
-
-    def release(self, pointer: ctypes._Pointer[abi.Batch]) -> None:
-        """Give a batch back; finishes a ``close`` that had to wait for it."""
-        library().dlfs_batch_release(pointer)
-        self.finish_close()
+        return NativeBatch(pointer)
 
     def finish_close(self) -> None:
-        """Free a reader that was closed while a batch or a stream of it was in use."""
+        """Free a reader that was closed while a stream of it was in use."""
         if self._closing:
             self._destroy()
 
@@ -225,7 +217,7 @@ class NativeReader:
         return {name: int(getattr(stats, name)) for name, *_ in abi.ReaderStats._fields_}
 
     def close(self) -> None:
-        """Free the reader, once the batches that are still in use have gone. Idempotent."""
+        """Close the reader, or have its last stream do it. Idempotent; batches stay valid."""
         self._closing = True
         self._destroy()
 
@@ -326,7 +318,7 @@ class NativeStream:
         if code == abi.E_END:
             return None
         check(code, f"take the next {count} samples")
-        return NativeBatch(self._reader, pointer)
+        return NativeBatch(pointer)
 
     def _open_handle(self) -> c_void_p:
         if self._handle is None:

@@ -9,6 +9,7 @@
 #include "directory.h"
 
 #include <errno.h>
+#include <stdbool.h>
 #include <string.h>
 
 static const uint8_t *attached_names(const dlfs_directory *directory)
@@ -63,52 +64,64 @@ static inline const uint8_t *read_entry(const uint8_t *at, const uint8_t *end, u
     return at + *suffix_bytes;
 }
 
-static inline uint32_t common_bytes(const uint8_t *a, const uint8_t *b, uint32_t limit)
+/* Whether a[0..bytes) and b[0..bytes) are equal; short runs, so no call. */
+static inline bool equal_bytes(const uint8_t *a, const uint8_t *b, uint32_t bytes)
 {
+    uint64_t left;
+    uint64_t right;
     uint32_t i = 0;
-    while (i + 8 <= limit) {
-        uint64_t left;
-        uint64_t right;
+    for (; i + sizeof(left) <= bytes; i += (uint32_t)sizeof(left)) {
         memcpy(&left, a + i, sizeof(left));
         memcpy(&right, b + i, sizeof(right));
         if (left != right)
-            return i + (uint32_t)__builtin_ctzll(left ^ right) / 8;
-        i += 8;
+            return false;
     }
-    while (i < limit && a[i] == b[i])
+    while (i < bytes && a[i] == b[i])
         i++;
-    return i;
+    return i == bytes;
 }
+
+/* An entry on the way to a name: where its suffix is, and where in the name that goes. */
+typedef struct name_piece {
+    const uint8_t *suffix;
+    uint32_t shared;
+} name_piece;
 
 int dlfs_directory_name_equals(const dlfs_directory *directory, const uint8_t *names,
                                uint64_t index, const uint8_t *path, uint64_t path_bytes)
 {
+    name_piece pieces[DLFS_DIRECTORY_NODE_KEYS];
     const uint8_t *at;
     const uint8_t *end;
-    uint32_t agreed = 0; /* how much of the path the name last read begins with */
-    uint32_t bytes = 0;  /* length of that name */
+    uint32_t bytes = 0; /* length of the name last read */
+    uint32_t slot = (uint32_t)(index % DLFS_DIRECTORY_NODE_KEYS);
 
-    if (path_bytes > DLFS_PATH_BYTES_MAX)
-        return 0;
     int code =
         dlfs_directory_name_block(directory, names, index / DLFS_DIRECTORY_NODE_KEYS, &at, &end);
     if (code < 0)
         return code;
-    uint32_t wanted = (uint32_t)path_bytes;
-    for (uint64_t left = index % DLFS_DIRECTORY_NODE_KEYS + 1; left > 0; left--) {
-        uint32_t shared;
+    for (uint32_t i = 0; i <= slot; i++) {
         uint32_t suffix_bytes;
-        at = read_entry(at, end, bytes, &shared, &suffix_bytes);
+        at = read_entry(at, end, bytes, &pieces[i].shared, &suffix_bytes);
         if (!at)
             return DLFS_E_FORMAT;
-        bytes = shared + suffix_bytes;
-        /* A name that shares more than agreed differs from the path where the one before it did. */
-        if (shared <= agreed) {
-            uint32_t limit = bytes < wanted ? bytes : wanted;
-            agreed = shared + common_bytes(path + shared, at - suffix_bytes, limit - shared);
-        }
+        pieces[i].suffix = at - suffix_bytes;
+        bytes = pieces[i].shared + suffix_bytes;
     }
-    return agreed == wanted && bytes == wanted;
+    if (bytes != path_bytes)
+        return 0;
+    /* Backwards: each byte of the name was last written by the nearest entry that shares less than
+     * its place. */
+    uint32_t open = bytes;
+    for (uint32_t i = slot + 1; i-- > 0 && open > 0;) {
+        const name_piece *piece = &pieces[i];
+        if (piece->shared >= open)
+            continue;
+        if (!equal_bytes(path + piece->shared, piece->suffix, open - piece->shared))
+            return 0;
+        open = piece->shared;
+    }
+    return open == 0;
 }
 
 /* ---- decoding

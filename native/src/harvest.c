@@ -270,6 +270,18 @@ static uint64_t find_picks(dlfs_stream *stream, const struct span *span)
     return picked;
 }
 
+/* Finds memory for a pick: in its bucket, else, when its chunk was read for it, where it lies. */
+static bool land_pick(dlfs_stream *stream, const struct span *span, uint64_t position, struct pick *pick)
+{
+    if (bucket_land(stream, position, pick->length, &pick->offset))
+        return true;
+    if (entry_at(stream, position)->state != ENTRY_WAITING)
+        return false;
+    pick->offset = (uint64_t)(span->memory - stream->reader->arena) + pick->start;
+    arena_reference(stream->reader, span->slot);
+    return true;
+}
+
 /* Finds memory for the picks that are still needed; the others are dropped. The lock is held. */
 static uint64_t land_picks(dlfs_stream *stream, const struct span *span, uint64_t count)
 {
@@ -283,13 +295,13 @@ static uint64_t land_picks(dlfs_stream *stream, const struct span *span, uint64_
                       (entry->state == ENTRY_NEW || entry->state == ENTRY_WAITING);
         if (!needed)
             continue;
-        if (span->code == 0 && bucket_land(stream, position, pick.length, &pick.offset)) {
+        if (span->code == 0 && land_pick(stream, span, position, &pick)) {
             entry->state = ENTRY_WAITING;
             picks[landed++] = pick;
         } else if (entry->state == ENTRY_WAITING && span->code == DLFS_E_TIMEOUT) {
             entry_fail(stream, position, span->code, 0);
         } else if (entry->state == ENTRY_WAITING) {
-            entry_again(stream, position, span->code < 0);
+            entry_again(stream, position, true);
         }
     }
     return landed;
@@ -308,8 +320,10 @@ void harvest_finish(dlfs_stream *stream, struct span *span)
 
     for (uint64_t i = 0; i < count; i++) {
         struct pick *pick = &picks[i];
-        uint32_t crc = dlfs_crc32c_copy(0, reader->arena + pick->offset, span->memory + pick->start,
-                                        pick->length);
+        uint8_t *source = span->memory + pick->start;
+        uint8_t *target = reader->arena + pick->offset;
+        uint32_t crc = target == source ? dlfs_crc32c(0, source, pick->length)
+                                        : dlfs_crc32c_copy(0, target, source, pick->length);
         if (crc != pick->crc32c)
             pick->length = 0;
     }
@@ -319,7 +333,7 @@ void harvest_finish(dlfs_stream *stream, struct span *span)
         struct entry *entry = &stream->ring[picks[i].entry];
         if (picks[i].length > 0) {
             entry_ready(entry, picks[i].offset, picks[i].length);
-            entry->harvested = true;
+            entry->harvested = slot_of(reader, picks[i].offset) != span->slot;
         } else {
             stream->fetch->stats.checksum_errors++;
             arena_release(reader, slot_of(reader, picks[i].offset));

@@ -67,13 +67,18 @@ static int copy_config(dlfs_reader *reader, const dlfs_reader_config *config)
     return copy_extents(reader);
 }
 
-static void reader_free(dlfs_reader *reader)
+static void free_fetches(dlfs_reader *reader)
 {
     while (reader->fetches) {
         struct fetch *next = reader->fetches->next;
         fetch_destroy(reader->fetches);
         reader->fetches = next;
     }
+}
+
+static void reader_free(dlfs_reader *reader)
+{
+    free_fetches(reader);
     while (reader->batches) {
         struct batch *next = reader->batches->next;
         free(reader->batches->offsets);
@@ -120,11 +125,16 @@ DLFS_API int dlfs_reader_destroy(dlfs_reader *reader)
     if (!reader)
         return 0;
     pthread_mutex_lock(&reader->lock);
-    bool busy = reader->batches_out || reader->streams_out || reader->fetches_out;
+    bool busy = reader->streams_out || reader->fetches_out;
+    bool lent = reader->batches_out > 0;
+    reader->closed = !busy;
     pthread_mutex_unlock(&reader->lock);
     if (busy)
         return -EBUSY;
-    reader_free(reader);
+    if (lent)
+        free_fetches(reader); /* the last batch frees the rest */
+    else
+        reader_free(reader);
     return 0;
 }
 
@@ -225,8 +235,10 @@ void batch_give_back(struct batch *batch)
             arena_release(reader, slot_of(reader, (uint64_t)batch->offsets[i]));
     batch->next = reader->batches;
     reader->batches = batch;
-    reader->batches_out--;
+    bool last = --reader->batches_out == 0 && reader->closed;
     pthread_mutex_unlock(&reader->lock);
+    if (last)
+        reader_free(reader);
 }
 
 DLFS_API void dlfs_batch_release(dlfs_batch *batch)

@@ -139,6 +139,7 @@ struct dlfs_reader {
     uint32_t *chunk_slots; /* [chunk_count] slot + 1 of a chunk that is LOADING or KEPT, 0: none */
     struct fetch *fetches; /* at rest */
     struct batch *batches; /* at rest */
+    bool closed; /* the last batch to come back frees the reader */
     uint64_t batches_out;
     uint64_t fetches_out;
     uint64_t streams_out;

@@ -399,6 +399,13 @@ static bool all_ended(dlfs_stream *stream)
     return true;
 }
 
+/* Wakes the consumer when all that it waits for has ended. The lock is held. */
+static void announce(dlfs_stream *stream)
+{
+    if (stream->wanted > 0 && all_ended(stream))
+        pthread_cond_broadcast(&stream->ready);
+}
+
 /* Gives the next entries their indices. The lock is held, and let go of while the sequence is computed. */
 static void fill(dlfs_stream *stream)
 {
@@ -474,6 +481,7 @@ static void *stream_thread(void *argument)
             fill(stream);
         if (!stream->stop && !stream->paused)
             planned = plan_some(stream);
+        announce(stream);
         if (!planned && fetch_idle(stream->fetch)) {
             rest(stream);
             continue;
@@ -483,14 +491,10 @@ static void *stream_thread(void *argument)
         pthread_mutex_unlock(&reader->lock);
         fetch_step(stream->fetch, planned ? 0 : blocked ? BLOCKED_POLL_MS : -1);
         struct span *span;
-        bool ended = false;
-        while ((span = fetch_done(stream->fetch))) {
+        while ((span = fetch_done(stream->fetch)))
             finish(stream, span);
-            ended = true;
-        }
         pthread_mutex_lock(&reader->lock);
-        if (ended && stream->wanted > 0 && all_ended(stream))
-            pthread_cond_broadcast(&stream->ready);
+        announce(stream);
     }
     pthread_mutex_unlock(&reader->lock);
     return NULL;

@@ -1,0 +1,117 @@
+"""Datasets laid on block devices without a volume around them: for tests of what reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+import numpy as np
+
+from dlfs._native.packing import Packer
+from dlfs.block import BlockDevice
+from dlfs.directory import DirectoryBuilder, FrozenDirectory
+from dlfs.format.geometry import ChunkRun, Geometry
+from dlfs.format.location import LOCATION
+
+UUID_OF_TESTS = UUID("00000000-0000-4000-8000-0000000000d1")
+
+
+def random_samples(
+    count: int, seed: int = 0, *, low: int = 0, high: int = 6000
+) -> dict[bytes, bytes]:
+    """Samples of random bytes in seven class folders, of ``low`` to ``high - 1`` bytes each."""
+    random = np.random.default_rng(seed)
+    lengths = random.integers(low, high, count).tolist()
+    return {b"class%d/%05d" % (i % 7, i): random.bytes(length) for i, length in enumerate(lengths)}
+
+
+@dataclass(frozen=True)
+class LaidDataset:
+    """What a reader needs to read the dataset, and what it should find."""
+
+    geometry: Geometry
+    runs: tuple[ChunkRun, ...]
+    directory: FrozenDirectory
+    samples: tuple[bytes, ...]
+    """In index order."""
+
+
+def lay_dataset(
+    devices: Sequence[BlockDevice],
+    samples: Mapping[bytes, bytes],
+    *,
+    chunk_bytes: int,
+    block_bytes: int = 4096,
+    order_seed: int = 0,
+    first_chunk: int = 0,
+    fragment_chunks: int = 0,
+) -> LaidDataset:
+    """Pack samples onto devices and freeze their directory.
+
+    Args:
+        devices: writable, one a member.
+        samples: bytes by path.
+        chunk_bytes: of the volume.
+        block_bytes: of the volume.
+        order_seed: of the packing order.
+        first_chunk: of the volume, where the data begins.
+        fragment_chunks: cut the data into runs of so many chunks, a hole of one behind each;
+            0: one run.
+
+    Returns:
+        The dataset, as the devices now hold it.
+    """
+    paths = sorted(samples)
+    lengths = np.array([len(samples[path]) for path in paths], np.int64)
+    offsets = np.concatenate(([0], np.cumsum(lengths)))[:-1].astype(np.int64)
+    source = np.frombuffer(b"".join(samples[path] for path in paths) or b"\0", np.uint8)
+    order = np.random.default_rng(order_seed).permutation(len(paths)).astype(np.uint64)
+    chunks = int(np.sum(-(-(lengths + block_bytes) // chunk_bytes) + 1)) + 1
+    data = np.zeros(chunks * chunk_bytes, np.uint8)
+    locations = np.zeros(len(paths), LOCATION)
+    packer = Packer(chunk_bytes=chunk_bytes, block_bytes=block_bytes)
+    packer.pack(
+        source,
+        offsets,
+        lengths,
+        order=order,
+        window=data,
+        window_address=0,
+        locations=locations,
+    )
+    chunk_count = max(1, -(-packer.address // chunk_bytes))
+    runs = _runs(chunk_count, first_chunk, fragment_chunks)
+    rows = -(-runs[-1].end_chunk // len(devices))
+    geometry = Geometry(len(devices), chunk_bytes, block_bytes, 1 << 20, rows)
+    at = 0
+    for run in runs:
+        for chunk in range(run.first_chunk, run.end_chunk):
+            member, offset = geometry.locate(chunk)
+            devices[member].write(offset, data[at : at + chunk_bytes])
+            at += chunk_bytes
+    builder = DirectoryBuilder()
+    words = locations["address"]
+    builder.add_many(
+        paths,
+        words & np.uint64((1 << 56) - 1),
+        lengths,
+        locations["crc32c"],
+    )
+    parts = builder.freeze(UUID_OF_TESTS, chunk_count * chunk_bytes)
+    directory = FrozenDirectory(parts.entries, load_names=lambda: parts.names, label="test")
+    return LaidDataset(
+        geometry, tuple(runs), directory, tuple(bytes(samples[path]) for path in paths)
+    )
+
+
+def _runs(chunk_count: int, first_chunk: int, fragment_chunks: int) -> list[ChunkRun]:
+    if not fragment_chunks:
+        return [ChunkRun(first_chunk, chunk_count)]
+    runs = []
+    while chunk_count > 0:
+        count = min(fragment_chunks, chunk_count)
+        runs.append(ChunkRun(first_chunk, count))
+        first_chunk += count + 1
+        chunk_count -= count
+    return runs

@@ -1,0 +1,244 @@
+"""Epochs: every index once, right bytes, under every plan, memory and fault; state and resumption."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import numpy as np
+import pytest
+
+from dlfs._native.device import Faults, NativeDevice
+from dlfs.errors import ChecksumError, ClosedError, UsageError
+from dlfs.testing.datasets import random_samples
+from dlfs.units import KIB, MIB
+
+PLANS = ("direct", "chunks", "harvest")
+
+
+def run(epoch, samples) -> list[int]:
+    """Takes an epoch to its end, checks the bytes, returns the order."""
+    order: list[int] = []
+    for batch in epoch:
+        assert batch.to_list() == [samples[i] for i in batch.indices.tolist()]
+        order += batch.indices.tolist()
+    return order
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("shuffle", ["global", "chunk", None])
+@pytest.mark.parametrize("memory_bytes", [64 * KIB, 400 * KIB, 16 * MIB])
+def test_every_index_once(bench, plan, shuffle, memory_bytes):
+    made = bench(random_samples(900), members=2)
+    with made.reader(memory_bytes=memory_bytes) as reader:
+        for epoch in (0, 1):
+            batches = reader.batches(64, seed=5, epoch=epoch, shuffle=shuffle, plan=plan)
+            order = run(batches, made.laid.samples)
+            assert sorted(order) == list(range(900))
+        stats = reader.stats()
+        assert stats["samples"] >= 1800
+        assert stats["checksum_errors"] == 0
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_the_order_does_not_depend_on_plan_memory_or_batch(bench, plan):
+    made = bench(random_samples(300))
+    with made.reader(memory_bytes=16 * MIB) as reader:
+        expected = run(reader.batches(300, seed=1), made.laid.samples)
+    with made.reader(memory_bytes=100 * KIB) as reader:
+        assert run(reader.batches(7, seed=1, plan=plan), made.laid.samples) == expected
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_samples_larger_than_a_chunk(bench, plan):
+    made = bench(random_samples(80, high=60 * KIB))
+    for memory_bytes in (64 * KIB, 512 * KIB, 16 * MIB):
+        with made.reader(memory_bytes=memory_bytes) as reader:
+            order = run(reader.batches(9, plan=plan), made.laid.samples)
+            assert sorted(order) == list(range(80))
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_batches_that_are_kept_never_stop_an_epoch(bench, plan):
+    made = bench(random_samples(600, low=100))
+    with made.reader(memory_bytes=128 * KIB) as reader:
+        kept = list(reader.batches(32, plan=plan))
+        order = [i for batch in kept for i in batch.indices.tolist()]
+        assert sorted(order) == list(range(600))
+        assert [bytes(view) for batch in kept for view in batch] == [
+            made.laid.samples[i] for i in order
+        ]
+        assert reader.stats()["private_batches"] > 0
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("memory_bytes", [96 * KIB, 16 * MIB])
+def test_faults_on_the_way(bench, plan, memory_bytes):
+    made = bench(random_samples(500), members=2)
+    config = Faults(
+        seed=3,
+        error_per_million=40_000,
+        short_per_million=20_000,
+        flip_per_million=40_000,
+        stall_per_million=5_000,
+        stall_ms=2,
+        reorder=1,
+    )
+    natives = [NativeDevice.fault(device.native, config, uri=device.uri) for device in made.devices]
+    with made.reader(natives, memory_bytes=memory_bytes, retry_count=30) as reader:
+        order = run(reader.batches(32, plan=plan), made.laid.samples)
+        assert sorted(order) == list(range(500))
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("memory_bytes", [96 * KIB, 16 * MIB])
+def test_bad_samples_follow_the_policy(bench, plan, memory_bytes):
+    made = bench(random_samples(400, low=20))
+    bad = {13, 14, 200, 399}
+    for index in bad:
+        made.corrupt(index)
+    with made.reader(memory_bytes=memory_bytes) as reader:
+        with pytest.raises(ChecksumError, match="sample"):
+            run(reader.batches(16, plan=plan), made.laid.samples)
+        epoch = reader.batches(16, plan=plan, on_error="skip")
+        order = run(epoch, made.laid.samples)
+        assert sorted(order) == [i for i in range(400) if i not in bad]
+        assert epoch.failure_count == 4
+        assert {failure.index for failure in epoch.failures} == bad
+        epoch = reader.batches(16, plan=plan, on_error="replace")
+        order = run(epoch, made.laid.samples)
+        assert len(order) == 400
+        assert set(order) == set(range(400)) - bad
+        assert sorted(order).count(15) == 3  # itself, and in place of 13 and 14
+        assert sorted(order).count(0) == 2  # in place of 399
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_bad_block_costs_only_its_samples(bench, plan):
+    made = bench(random_samples(300, low=100))
+    address = int(made.laid.directory.addresses([77])[0])
+    _, offset = made.member_offset(address)
+    config = Faults(bad_first_bytes=offset // 4096 * 4096, bad_length_bytes=4096)
+    natives = [NativeDevice.fault(device.native, config, uri=device.uri) for device in made.devices]
+    with made.reader(natives, memory_bytes=96 * KIB) as reader:
+        epoch = reader.batches(16, plan=plan, on_error="skip")
+        order = run(epoch, made.laid.samples)
+        failed = {failure.index for failure in epoch.failures}
+        assert 77 in failed
+        assert len(failed) < 20  # those of one block, not of a chunk
+        assert sorted([*order, *failed]) == list(range(300))
+
+
+@pytest.mark.parametrize("shuffle", ["global", "chunk", None])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 8])
+def test_ranks_share_one_global_order(bench, shuffle, world_size):
+    made = bench(random_samples(500))
+    with made.reader() as reader:
+        expected = run(reader.batches(500, seed=9, shuffle=shuffle), made.laid.samples)
+        shared: list[int] = [-1] * 500
+        for rank in range(world_size):
+            epoch = reader.batches(11, seed=9, shuffle=shuffle, rank=rank, world_size=world_size)
+            shared[rank::world_size] = run(epoch, made.laid.samples)
+        assert shared == expected
+
+
+def test_drop_last_gives_every_rank_the_same_number_of_full_batches(bench):
+    made = bench(random_samples(500))
+    with made.reader() as reader:
+        for rank in range(3):
+            epoch = reader.batches(16, rank=rank, world_size=3, drop_last=True)
+            assert len(epoch) == 10
+            sizes = [len(batch) for batch in epoch]
+            assert sizes == [16] * 10
+        assert len(reader.batches(16)) == 32
+
+
+@pytest.mark.parametrize("shuffle", ["global", "chunk", None])
+def test_resume_at_another_world_size(bench, shuffle):
+    made = bench(random_samples(600))
+    with made.reader() as reader:
+        expected = run(reader.batches(600, seed=4, epoch=2, shuffle=shuffle), made.laid.samples)
+        taken: list[int] = [-1] * 240
+        states = []
+        for rank in range(4):
+            epoch = reader.batches(20, seed=4, epoch=2, shuffle=shuffle, rank=rank, world_size=4)
+            taken[rank::4] = [i for _ in range(3) for i in next(epoch).indices.tolist()]
+            states.append(json.loads(json.dumps(epoch.state())))
+            epoch.close()
+        assert all(state == states[0] for state in states)
+        rest: list[int] = [-1] * 360
+        for rank in range(3):
+            epoch = reader.batches(7, rank=rank, world_size=3).resume(states[0])
+            rest[rank::3] = run(epoch, made.laid.samples)
+        assert taken + rest == expected
+
+
+def test_resume_refuses_what_is_not_its_state(bench):
+    made = bench(random_samples(10))
+    with made.reader() as reader:
+        epoch = reader.batches(2)
+        state = epoch.state()
+        for bad in ({}, {**state, "version": 9}, {**state, "seed": -1}, {**state, "x": 1}, None):
+            with pytest.raises(UsageError):
+                epoch.resume(bad)
+        with pytest.raises(UsageError, match="expected dataset"):
+            epoch.resume({**state, "dataset": "other"})
+        with pytest.raises(UsageError, match="position"):
+            epoch.resume({**state, "position": 11})
+        for arguments in (
+            {"batch_size": 0},
+            {"batch_size": 1, "rank": 1},
+            {"batch_size": 1, "world_size": 0},
+            {"batch_size": 1, "shuffle": "yes"},
+            {"batch_size": 1, "seed": -1},
+            {"batch_size": 1, "window_chunks": 0},
+        ):
+            with pytest.raises(UsageError):
+                reader.batches(**arguments)
+
+
+def test_a_closed_epoch_says_so(bench):
+    made = bench(random_samples(50))
+    with made.reader() as reader:
+        with reader.batches(5) as epoch:
+            batch = next(epoch)
+        with pytest.raises(ClosedError):
+            next(epoch)
+        assert batch.to_list() == [made.laid.samples[i] for i in batch.indices.tolist()]
+
+
+def test_an_empty_dataset_has_no_batches(bench):
+    made = bench({})
+    with made.reader() as reader:
+        for shuffle in ("global", "chunk", None):
+            assert list(reader.batches(4, shuffle=shuffle)) == []
+
+
+def test_epochs_and_reads_together(bench):
+    made = bench(random_samples(400))
+    with made.reader(memory_bytes=256 * KIB) as reader:
+        first = reader.batches(16, seed=1)
+        second = reader.batches(16, seed=2, shuffle="chunk")
+        random = np.random.default_rng(0)
+        for one, two in zip(first, second, strict=True):
+            indices = random.integers(0, 400, 10)
+            assert reader.read(indices).to_list() == [made.laid.samples[i] for i in indices]
+            for batch in (one, two):
+                assert batch.to_list() == [made.laid.samples[i] for i in batch.indices.tolist()]
+
+
+def test_nothing_is_left_behind(bench):
+    made = bench(random_samples(400))
+
+    def count() -> tuple[int, int]:
+        return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+
+    with made.reader() as reader:
+        run(reader.batches(16), made.laid.samples)
+    before = count()
+    for seed in range(20):
+        with made.reader() as reader:
+            epoch = reader.batches(16, seed=seed)
+            next(epoch)
+            epoch.close()
+    assert count() == before

@@ -1,0 +1,202 @@
+"""Batches on demand: every sample as it was written, whatever the layout, the memory and the faults."""
+
+from __future__ import annotations
+
+import gc
+import threading
+
+import numpy as np
+import pytest
+
+from dlfs._native.device import Faults, NativeDevice
+from dlfs.errors import ChecksumError, ClosedError, DeviceError, DeviceTimeoutError, UsageError
+from dlfs.testing.datasets import random_samples
+from dlfs.units import KIB, MIB
+
+
+@pytest.mark.parametrize("members", [1, 3])
+@pytest.mark.parametrize("fragment_chunks", [0, 2])
+@pytest.mark.parametrize("memory_bytes", [64 * KIB, 512 * KIB, 64 * MIB])
+def test_every_sample_is_read_as_written(bench, members, fragment_chunks, memory_bytes):
+    made = bench(
+        random_samples(700), members=members, fragment_chunks=fragment_chunks, first_chunk=3
+    )
+    with made.reader(memory_bytes=memory_bytes) as reader:
+        random = np.random.default_rng(1)
+        for _ in range(4):  # the later rounds find some of it in memory
+            indices = random.permutation(700)
+            for first in range(0, 700, 50):
+                part = indices[first : first + 50]
+                batch = reader.read(part)
+                assert batch.to_list() == [made.laid.samples[i] for i in part]
+                assert batch.indices.tolist() == part.tolist()
+
+
+def test_samples_larger_than_a_chunk(bench):
+    samples = random_samples(60, low=0, high=70 * KIB)  # chunks of 16 KiB
+    for members in (1, 2):
+        made = bench(samples, members=members, fragment_chunks=3)
+        for memory_bytes in (64 * KIB, 256 * KIB, 16 * MIB):
+            with made.reader(memory_bytes=memory_bytes) as reader:
+                for _ in range(2):
+                    batch = reader.read(range(60))
+                    assert batch.to_list() == list(made.laid.samples)
+                    del batch
+
+
+def test_an_index_may_occur_more_than_once_and_empty_samples_are_empty(bench):
+    made = bench({b"a": b"", b"b": b"x" * 100, b"c": b""})
+    with made.reader() as reader:
+        assert reader.read([1, 0, 1, 2, 1]).to_list() == [
+            b"x" * 100,
+            b"",
+            b"x" * 100,
+            b"",
+            b"x" * 100,
+        ]
+        assert len(reader.read([])) == 0
+
+
+def test_bad_indices_are_refused(bench):
+    made = bench(random_samples(5))
+    with made.reader() as reader:
+        for bad in ([5], [-1], [0.5], [[0]], ["a"]):
+            with pytest.raises(UsageError, match=r"expected (indices|integers)"):
+                reader.read(bad)
+        with pytest.raises(UsageError, match="on_error"):
+            reader.read([0], on_error="ignore")
+
+
+def test_batches_keep_their_bytes_while_anything_points_at_them(bench):
+    made = bench(random_samples(400, low=100))
+    with made.reader(memory_bytes=256 * KIB) as reader:
+        views = []
+        for first in range(0, 400, 20):
+            views += list(reader.read(range(first, first + 20)))  # the batches themselves are gone
+        assert [bytes(view) for view in views] == list(made.laid.samples)
+        stats = reader.stats()
+        assert stats["private_batches"] > 0  # more was lent than there is memory for
+    assert bytes(views[0]) == made.laid.samples[0]  # closed, and still there
+    del views
+    gc.collect()
+    with pytest.raises(ClosedError):
+        reader.read([0])
+
+
+def test_a_released_batch_says_so(bench):
+    made = bench(random_samples(5))
+    with made.reader() as reader:
+        with reader.read([1, 2]) as batch:
+            view = batch[0]
+        with pytest.raises(ClosedError):
+            batch[0]
+        assert bytes(view) == made.laid.samples[1]
+
+
+def test_stack_and_pack(bench):
+    made = bench({b"%03d" % i: bytes([i] * 64) for i in range(100)})
+    with made.reader() as reader:
+        batch = reader.read(range(0, 100, 7))
+        stacked = batch.stack(np.uint16, (4, 8))
+        assert stacked.shape == (15, 4, 8)
+        assert stacked[1].tobytes() == bytes([7] * 64)
+        packed, offsets = batch.pack()
+        assert packed.tobytes() == b"".join(made.laid.samples[i] for i in range(0, 100, 7))
+        assert offsets.tolist() == list(range(0, 64 * 15 + 1, 64))
+        with pytest.raises(UsageError, match=r"expected samples of 32 bytes.*got 64"):
+            batch.stack(np.uint8, (32,))
+        assert not batch.data.flags.writeable
+        with pytest.raises(TypeError):
+            batch[0][0] = 1
+
+
+@pytest.mark.parametrize("memory_bytes", [128 * KIB, 64 * MIB])
+def test_a_flipped_bit_is_named_and_costs_one_sample(bench, memory_bytes):
+    made = bench(random_samples(300, low=50))
+    made.corrupt(123, bit=77)
+    with made.reader(memory_bytes=memory_bytes) as reader:
+        for _ in range(2):
+            with pytest.raises(ChecksumError) as caught:
+                reader.read(range(100, 150))
+            name = made.laid.directory.name(123)
+            for part in ("sample 123", repr(name), "'test'", "mem:", "at byte", "expected CRC32C"):
+                assert part in str(caught.value)
+            batch = reader.read(range(100, 150), on_error="skip")
+            assert batch.indices.tolist() == [i for i in range(100, 150) if i != 123]
+            assert batch.to_list() == [
+                s for i, s in enumerate(made.laid.samples) if i in batch.indices
+            ]
+            assert [failure.index for failure in batch.failures] == [123]
+            batch = reader.read(range(100, 150), on_error="replace")
+            assert batch.indices[23] == 124
+            assert batch.tobytes(23) == made.laid.samples[124]
+            assert [failure.path for failure in batch.failures] == [name]
+        assert reader.stats()["checksum_errors"] > 0
+
+
+def faulty(made, **faults) -> list[NativeDevice]:
+    return [
+        NativeDevice.fault(device.native, Faults(seed=7, **faults), uri=device.uri)
+        for device in made.devices
+    ]
+
+
+@pytest.mark.parametrize("memory_bytes", [128 * KIB, 64 * MIB])
+def test_passing_faults_are_retried(bench, memory_bytes):
+    made = bench(random_samples(400), members=2)
+    natives = faulty(
+        made, error_per_million=50_000, short_per_million=30_000, flip_per_million=30_000, reorder=1
+    )
+    with made.reader(natives, memory_bytes=memory_bytes, retry_count=20) as reader:
+        for first in range(0, 400, 40):
+            batch = reader.read(range(first, first + 40))
+            assert batch.to_list() == list(made.laid.samples[first : first + 40])
+        stats = reader.stats()
+        assert stats["retries"] > 0
+        assert stats["read_errors"] > 0
+
+
+def test_a_bad_block_is_a_device_error(bench):
+    made = bench(random_samples(300, low=50))
+    address = int(made.laid.directory.addresses([50])[0])
+    _, offset = made.member_offset(address)
+    natives = faulty(made, bad_first_bytes=offset, bad_length_bytes=1)
+    with made.reader(natives, memory_bytes=128 * KIB) as reader:
+        with pytest.raises(DeviceError, match="sample 50"):
+            reader.read([50])
+        assert reader.read([200]).tobytes(0) == made.laid.samples[200]
+
+
+def test_a_device_that_does_not_answer_is_a_timeout(bench):
+    made = bench(random_samples(100, low=50))
+    natives = faulty(made, stall_per_million=1_000_000, stall_ms=600)
+    with made.reader(natives, timeout_ms=100) as reader:
+        with pytest.raises(DeviceTimeoutError, match="sample 0"):
+            reader.read([0])
+        epoch = reader.batches(10)
+        with pytest.raises(DeviceTimeoutError):
+            next(epoch)
+        epoch.close()
+
+
+def test_many_threads_read_at_once(bench):
+    made = bench(random_samples(500))
+    errors = []
+    with made.reader(memory_bytes=256 * KIB) as reader:
+
+        def work(seed: int) -> None:
+            random = np.random.default_rng(seed)
+            try:
+                for _ in range(30):
+                    indices = random.integers(0, 500, 25)
+                    assert reader.read(indices).to_list() == [made.laid.samples[i] for i in indices]
+            except BaseException as error:
+                errors.append(error)
+                raise
+
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not errors
