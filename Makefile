@@ -4,6 +4,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -41,7 +42,7 @@ lint: build ## ruff, mypy, import-linter, clang-format, clang-tidy
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/clang-format --dry-run -Werror $(C_FILES)
-	@$(MAKE) --no-print-directory --jobs=$(JOBS) $(TIDY)
+	@$(MAKE) --jobs=$(JOBS) $(TIDY)
 
 format: setup ## rewrite Python and C files in the project's style
 	$(BIN)/ruff format .
