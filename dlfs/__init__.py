@@ -9,11 +9,14 @@ What is re-exported here, and nothing else, is the public API.
 #   adapters    torch, grain, tf, fsspec, arrow: each uses only the public API
 #   service     the node service: FUSE mount, sample server, metrics
 #   ingest      sources (folder, tar, ...) -> dataset writer
-#   volume      Volume, Dataset: the public API's home
+#   volume      Volume: datasets, writing, removing; the public API's home
+#   verification    checking a whole volume
+#   dataset     Dataset: samples of one sealed dataset
 #   writer      the dataset writer: packs, seals, commits
 #   reader      plan, read, prefetch, cache; Batch
 #   sequence    the epoch's order: permutation, sharding, resume
 #   directory   the sample directory: builder, frozen tree
+#   store       members, generations, free space, commit
 #   format      bytes <-> records of the on-media format (FORMAT.md); no I/O
 #   fabric      NVMe-oF control: discovery, export and composing of targets
 #   block       BlockDevice and its kinds, device URIs
@@ -22,6 +25,7 @@ What is re-exported here, and nothing else, is the public API.
 #
 # Beside them: testing (faulty devices, fakes, strategies), which imports block and what is below.
 
+from dlfs.dataset import Dataset, SampleInfo
 from dlfs.errors import (
     ChecksumError,
     ClosedError,
@@ -41,25 +45,44 @@ from dlfs.errors import (
     UsageError,
     VersionError,
 )
+from dlfs.reader import Batch, Epoch
+from dlfs.store.formatting import format_volume
+from dlfs.store.info import DatasetInfo, MemberInfo, SuperblockInfo, VolumeInfo
+from dlfs.verification import Finding
+from dlfs.volume import Volume, open
+from dlfs.writer import DatasetWriter
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Batch",
     "ChecksumError",
     "ClosedError",
+    "Dataset",
+    "DatasetInfo",
+    "DatasetWriter",
     "DeviceError",
     "DeviceLostError",
     "DeviceTimeoutError",
     "DlfsError",
+    "Epoch",
     "ExistsError",
+    "Finding",
     "FormatError",
     "LimitError",
     "LockedError",
+    "MemberInfo",
     "NativeError",
     "NotFoundError",
+    "SampleInfo",
     "SpaceError",
     "StaleError",
+    "SuperblockInfo",
     "TruncatedError",
     "UsageError",
     "VersionError",
+    "Volume",
+    "VolumeInfo",
+    "format_volume",
+    "open",
 ]

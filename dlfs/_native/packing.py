@@ -1,7 +1,7 @@
 """Packing samples into a dataset's data space, and summing them there, many in one call.
 
-Arrays in, arrays out; libdlfs copies and sums without the GIL. Both classes hold where they stand, so a sample larger
-than the window goes on in the next call.
+Arrays in, arrays out; libdlfs copies and sums without the GIL. Both classes hold where they stand,
+so a sample larger than the window goes on in the next call.
 """
 
 from __future__ import annotations
@@ -15,25 +15,8 @@ from numpy.typing import NDArray
 from dlfs._native import abi
 from dlfs._native.library import check, library
 
-LOCATION = np.dtype([("crc32c", "<u4"), ("length_low", "<u4"), ("address", "<u8")])
-"""``dlfs_location``: bits 0..55 of the address, above them bits 32..39 of the length."""
-
-ADDRESS_MASK = (1 << 56) - 1
-
 Bytes = NDArray[np.uint8]
 Locations = NDArray[Any]
-
-
-def location_addresses(locations: Locations) -> NDArray[np.int64]:
-    """The addresses of locations, int64[n]."""
-    return (locations["address"] & np.uint64(ADDRESS_MASK)).astype(np.int64)
-
-
-def location_lengths(locations: Locations) -> NDArray[np.int64]:
-    """The lengths in bytes of locations, int64[n]."""
-    high = (locations["address"] >> np.uint64(56)).astype(np.int64) << 32
-    lengths: NDArray[np.int64] = high | locations["length_low"].astype(np.int64)
-    return lengths
 
 
 class Packer:
@@ -72,13 +55,14 @@ class Packer:
             offsets: int64[n_samples].
             lengths: int64[n_samples], each at most 2^40 - 1.
             order: the samples to pack, in this order; None for all, as they come.
-            window: uint8[n_bytes] to write to: whole chunks of the data space from ``window_address`` on.
+            window: uint8[n_bytes] to write to: whole chunks of the data space from
+                ``window_address`` on.
             window_address: not above ``address``.
-            locations: LOCATION[n_samples]; those of the samples completed are set.
+            locations: ``dlfs_location[n_samples]``; those of the samples completed are set.
 
         Returns:
-            How many samples are complete. When fewer than asked, the window is full: pass the others, and
-            the next window.
+            How many samples are complete. When fewer than asked, the window is full: pass the
+            others, and the next window.
 
         Raises:
             UsageError: a sample lies outside the source, or the window is not where packing stands.
@@ -107,7 +91,7 @@ class Checker:
     Args:
         chunk_bytes: the volume's.
         block_bytes: the volume's.
-        locations: LOCATION[n_samples] of the whole dataset, in index order.
+        locations: ``dlfs_location[n_samples]`` of the whole dataset, in index order.
 
     Threads: one at a time.
     """

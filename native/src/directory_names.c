@@ -54,6 +54,15 @@ static inline const uint8_t *read_varint(const uint8_t *at, const uint8_t *end, 
 static inline const uint8_t *read_entry(const uint8_t *at, const uint8_t *end, uint32_t before,
                                         uint32_t *shared, uint32_t *suffix_bytes)
 {
+    if (end - at >= 2 &&
+        ((at[0] | at[1]) & 0x80) == 0) { /* nearly always: two lengths of one byte */
+        *shared = at[0];
+        *suffix_bytes = at[1];
+        at += 2;
+        if ((*shared > before) | (*suffix_bytes > (uint64_t)(end - at)))
+            return NULL;
+        return at + *suffix_bytes;
+    }
     at = read_varint(at, end, shared);
     if (!at)
         return NULL;

@@ -2,9 +2,9 @@
  * Looking paths up in batches.
  *
  * At ten million samples every lookup misses the caches at the last separators, the leaf, the name
- * block's offset and the name block. One after the other that is most of a microsecond; so many
- * lookups are under way at once, and each asks for the memory of its next step while the others
- * take theirs.
+ * block's offset and the name block. One after the other that is most of a microsecond; so a group
+ * of lookups walks down together, one level at a time, and each asks for the memory of its next
+ * step before the others take theirs.
  */
 #include "directory.h"
 
@@ -14,12 +14,12 @@
 #include <emmintrin.h>
 #endif
 
-#define STEP_LAG 12u  /* lookups between two steps of one: longer than memory takes to answer */
-#define RING_SIZE 64u /* lookups under way: over 4 * STEP_LAG, a power of two */
+#define GROUP                                                                                    \
+    32u /* lookups in flight; about what the processor can have outstanding, and all state stays \
+           in L1 */
 #define CACHE_LINE_BYTES 64u
+#define NAME_PREFETCH_SLACK_BYTES 32u
 #define NAME_PREFETCH_BYTES_MAX 256u /* most blocks of 16 paths are no longer */
-
-_Static_assert(RING_SIZE > 4 * STEP_LAG, "a lookup's place is not taken before its last step");
 
 typedef struct probe {
     const uint8_t *path;
@@ -69,70 +69,82 @@ static inline uint64_t leaf_index(const dlfs_directory *directory, uint64_t leaf
     return index == UINT32_MAX ? UINT64_MAX : index;
 }
 
+static void hash_group(const dlfs_directory *directory, const uint8_t *paths,
+                       const uint64_t *offsets, uint32_t count, probe *probes)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        probe *p = &probes[i];
+        p->path = paths + offsets[i];
+        p->path_bytes = offsets[i + 1] - offsets[i];
+        p->hash = dlfs_path_hash(p->path, p->path_bytes, directory->hash_seed);
+        p->node = 0;
+    }
+}
+
 /* From a node of one level to the node, or leaf, below: the last key that is <= the hash says
  * which. */
-static inline void descend(const dlfs_directory *directory, uint32_t level, probe *p)
+static void descend_group(const dlfs_directory *directory, uint32_t level, uint32_t count,
+                          probe *probes)
 {
-    const uint64_t *node = directory->separators + directory->layout.level_first[level] +
-                           p->node * DLFS_DIRECTORY_NODE_KEYS;
-    uint64_t last = directory->layout.level_keys[level] - 1;
-    uint64_t passed = 0;
-    for (uint32_t k = 0; k < DLFS_DIRECTORY_NODE_KEYS; k++)
-        passed += node[k] <= p->hash;
-    uint64_t next = p->node * DLFS_DIRECTORY_NODE_KEYS + (passed > 0 ? passed - 1 : 0);
-    /* A hash of all ones passes the padding too. */
-    p->node = next < last ? next : last;
+    const dlfs_directory_layout *layout = &directory->layout;
+    const uint64_t *keys = directory->separators + layout->level_first[level];
+    uint64_t last = layout->level_keys[level] - 1;
+    const uint8_t *below = directory->leaves;
+    uint64_t below_bytes = layout->leaf_bytes;
+    if (level > 0) {
+        below = (const uint8_t *)(directory->separators + layout->level_first[level - 1]);
+        below_bytes = DLFS_DIRECTORY_NODE_KEYS * sizeof(uint64_t);
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        probe *p = &probes[i];
+        const uint64_t *node = keys + p->node * DLFS_DIRECTORY_NODE_KEYS;
+        uint64_t passed = 0;
+        for (uint32_t k = 0; k < DLFS_DIRECTORY_NODE_KEYS; k++)
+            passed += node[k] <= p->hash;
+        uint64_t next = p->node * DLFS_DIRECTORY_NODE_KEYS + (passed > 0 ? passed - 1 : 0);
+        /* A hash of all ones passes the padding too. */
+        p->node = next < last ? next : last;
+        if (level <= 1) /* all above are in the cache */
+            prefetch(below + p->node * below_bytes, below_bytes);
+    }
 }
 
-/* The upper levels are small enough to be in a cache: down to level 0, which may not be. */
-static inline void start_probe(const dlfs_directory *directory, const uint8_t *path,
-                               uint64_t path_bytes, probe *p)
+static void match_group(const dlfs_directory *directory, const uint64_t *name_offsets,
+                        uint32_t count, probe *probes)
 {
-    p->path = path;
-    p->path_bytes = path_bytes;
-    p->hash = dlfs_path_hash(path, path_bytes, directory->hash_seed);
-    p->node = 0;
-    for (uint32_t level = directory->layout.level_count; level-- > 1;)
-        descend(directory, level, p);
-    prefetch(directory->separators + p->node * DLFS_DIRECTORY_NODE_KEYS,
-             DLFS_DIRECTORY_NODE_KEYS * sizeof(uint64_t));
+    for (uint32_t i = 0; i < count; i++) {
+        probe *p = &probes[i];
+        p->matches =
+            match_fingerprints((const uint32_t *)leaf_at(directory, p->node), (uint32_t)p->hash);
+        p->candidate = UINT64_MAX;
+        if (p->matches == 0)
+            continue;
+        p->candidate = leaf_index(directory, p->node, (uint32_t)__builtin_ctz(p->matches));
+        if (p->candidate < directory->layout.sample_count)
+            prefetch(&name_offsets[p->candidate / DLFS_DIRECTORY_NODE_KEYS], 1);
+    }
 }
 
-static inline void find_leaf(const dlfs_directory *directory, probe *p)
+static void fetch_names_group(const dlfs_directory *directory, const uint8_t *names, uint32_t count,
+                              const probe *probes)
 {
-    descend(directory, 0, p);
-    prefetch(leaf_at(directory, p->node), directory->layout.leaf_bytes);
-}
-
-static inline void match_leaf(const dlfs_directory *directory, const uint64_t *name_offsets,
-                              probe *p)
-{
-    p->matches =
-        match_fingerprints((const uint32_t *)leaf_at(directory, p->node), (uint32_t)p->hash);
-    p->candidate = UINT64_MAX;
-    if (p->matches == 0)
-        return;
-    p->candidate = leaf_index(directory, p->node, (uint32_t)__builtin_ctz(p->matches));
-    if (p->candidate < directory->layout.sample_count)
-        prefetch(&name_offsets[p->candidate / DLFS_DIRECTORY_NODE_KEYS], 1);
-}
-
-/* Asks for the part of the name block that comes before the candidate's name, if names are of like
- * lengths. */
-static inline void fetch_name(const dlfs_directory *directory, const uint8_t *names, const probe *p)
-{
-    const uint8_t *begin;
-    const uint8_t *end;
-    if (p->candidate >= directory->layout.sample_count)
-        return;
-    uint64_t block = p->candidate / DLFS_DIRECTORY_NODE_KEYS;
-    if (dlfs_directory_name_block(directory, names, block, &begin, &end) < 0)
-        return;
-    uint64_t bytes = (uint64_t)(end - begin);
-    uint64_t slot = p->candidate % DLFS_DIRECTORY_NODE_KEYS;
-    uint64_t needed = CACHE_LINE_BYTES + bytes * (slot + 1) / DLFS_DIRECTORY_NODE_KEYS;
-    bytes = needed < bytes ? needed : bytes;
-    prefetch(begin, bytes < NAME_PREFETCH_BYTES_MAX ? bytes : NAME_PREFETCH_BYTES_MAX);
+    for (uint32_t i = 0; i < count; i++) {
+        const uint8_t *begin;
+        const uint8_t *end;
+        if (probes[i].candidate >= directory->layout.sample_count)
+            continue;
+        uint64_t block = probes[i].candidate / DLFS_DIRECTORY_NODE_KEYS;
+        if (dlfs_directory_name_block(directory, names, block, &begin, &end) < 0)
+            continue;
+        uint64_t bytes = (uint64_t)(end - begin);
+        uint64_t slot = probes[i].candidate % DLFS_DIRECTORY_NODE_KEYS;
+        /* Up to the candidate's name, if the names are of like lengths. */
+        uint64_t needed = NAME_PREFETCH_SLACK_BYTES + bytes * (slot + 1) / DLFS_DIRECTORY_NODE_KEYS;
+        bytes = needed < bytes ? needed : bytes;
+        bytes = bytes < NAME_PREFETCH_BYTES_MAX ? bytes : NAME_PREFETCH_BYTES_MAX;
+        uint64_t ahead = (uintptr_t)begin % CACHE_LINE_BYTES;
+        prefetch(begin - ahead, bytes + ahead);
+    }
 }
 
 /* Which of the slots in matches holds the path: its index in *out and 1, 0 when none,
@@ -177,34 +189,19 @@ static int check_probe(const dlfs_directory *directory, const uint8_t *names, co
     return 0;
 }
 
-/*
- * A lookup takes five steps, and starts each STEP_LAG lookups after the one before: at any time
- * lookups in all steps are under way, and what one computes hides what the others wait for.
- */
-static int find_all(const dlfs_directory *directory, const uint8_t *names, const uint8_t *paths,
-                    const uint64_t *offsets, uint64_t count, uint64_t *out)
+static int find_group(const dlfs_directory *directory, const uint8_t *names, const uint8_t *paths,
+                      const uint64_t *offsets, uint32_t count, uint64_t *out)
 {
-    probe ring[RING_SIZE];
-    for (uint64_t at = 0; at < count + 4 * STEP_LAG; at++) {
-        if (at < count)
-            start_probe(directory, paths + offsets[at], offsets[at + 1] - offsets[at],
-                        &ring[at % RING_SIZE]);
-        /* Before a step's first lookup the subtraction wraps to far more than count. */
-        uint64_t second = at - STEP_LAG;
-        if (second < count)
-            find_leaf(directory, &ring[second % RING_SIZE]);
-        uint64_t third = at - 2 * STEP_LAG;
-        if (third < count)
-            match_leaf(directory, (const uint64_t *)names, &ring[third % RING_SIZE]);
-        uint64_t fourth = at - 3 * STEP_LAG;
-        if (fourth < count)
-            fetch_name(directory, names, &ring[fourth % RING_SIZE]);
-        uint64_t last = at - 4 * STEP_LAG;
-        if (last < count) {
-            int code = check_probe(directory, names, &ring[last % RING_SIZE], &out[last]);
-            if (code < 0)
-                return code;
-        }
+    probe probes[GROUP];
+    hash_group(directory, paths, offsets, count, probes);
+    for (uint32_t level = directory->layout.level_count; level-- > 0;)
+        descend_group(directory, level, count, probes);
+    match_group(directory, (const uint64_t *)names, count, probes);
+    fetch_names_group(directory, names, count, probes);
+    for (uint32_t i = 0; i < count; i++) {
+        int code = check_probe(directory, names, &probes[i], &out[i]);
+        if (code < 0)
+            return code;
     }
     return 0;
 }
@@ -215,9 +212,16 @@ int dlfs_directory_find(const dlfs_directory *directory, const uint8_t *paths,
     const uint8_t *names = atomic_load_explicit(&directory->names, memory_order_acquire);
     if (!names)
         return -EAGAIN;
-    if (directory->layout.sample_count > 0)
-        return find_all(directory, names, paths, offsets, count, out);
-    for (uint64_t i = 0; i < count; i++)
-        out[i] = UINT64_MAX;
+    if (directory->layout.sample_count == 0) {
+        for (uint64_t i = 0; i < count; i++)
+            out[i] = UINT64_MAX;
+        return 0;
+    }
+    for (uint64_t first = 0; first < count; first += GROUP) {
+        uint32_t group = count - first < GROUP ? (uint32_t)(count - first) : GROUP;
+        int code = find_group(directory, names, paths, offsets + first, group, out + first);
+        if (code < 0)
+            return code;
+    }
     return 0;
 }

@@ -1,4 +1,4 @@
-"""Epochs: every index once, right bytes, under every plan, memory and fault; state and resumption."""
+"""Epochs: every index once, right bytes, under every plan, memory and fault; resumption."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches on demand: every sample as it was written, whatever the layout, the memory and the faults."""
+"""Batches on demand: every sample as written, whatever the layout, memory and faults."""
 
 from __future__ import annotations
 
