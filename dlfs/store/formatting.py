@@ -1,0 +1,205 @@
+"""Makes a new volume on files, disks and memory devices.
+
+Nothing of value is overwritten unasked: a device that holds a volume, or anything but zeroes where a
+volume would begin or end, is refused without ``force``; one that the system uses (mounted, swap, part of
+a RAID) always. First the old superblocks go, then generation 1 is committed as any other.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+from uuid import uuid4
+
+import numpy as np
+
+from dlfs._native.checksums import crc32c
+from dlfs.block import BlockDevice, FileDevice, FileUri, parse_uri
+from dlfs.errors import DeviceError, ExistsError, UsageError
+from dlfs.format.catalog import Catalog, encode_catalog
+from dlfs.format.constants import (
+    BLOCK_BYTES_DEFAULT,
+    CHUNK_BYTES_DEFAULT,
+    LEASE_BYTES,
+    LEASE_OFFSET_BYTES,
+    SUPERBLOCK_BYTES,
+)
+from dlfs.format.geometry import ChunkRun, Geometry
+from dlfs.format.superblock import Superblock, superblock_offsets
+from dlfs.store.chunk_writer import ChunkWriter
+from dlfs.store.info import VolumeInfo, describe_volume
+from dlfs.store.members import Member, close_devices, open_devices, read_copies, split_uris
+from dlfs.store.transaction import flush_all, load_generation, now_ns, write_superblocks
+from dlfs.units import MIB
+
+PROBED_BYTES = 1 * MIB
+"""At its beginning and its end, an empty device has zeroes over this length."""
+
+
+def format_volume(
+    members: str | Sequence[str],
+    *,
+    size_bytes: int | None = None,
+    chunk_bytes: int = CHUNK_BYTES_DEFAULT,
+    block_bytes: int = BLOCK_BYTES_DEFAULT,
+    label: str = "",
+    force: bool = False,
+) -> VolumeInfo:
+    """Make a volume.
+
+    Args:
+        members: URIs of 1 to 64 block devices, in the order that numbers them; or one text with commas.
+        size_bytes: of each member that is a file to be made, or an empty one.
+        chunk_bytes: unit of layout and of large reads: a power of two, 4 KiB to 64 MiB.
+        block_bytes: unit of I/O: a power of two, 512 B to 64 KiB, a multiple of every device's block.
+        label: up to 64 bytes of UTF-8, for people.
+        force: overwrite a volume, or whatever the devices hold.
+
+    Returns:
+        The new volume.
+
+    Raises:
+        ExistsError: a device holds something, and ``force`` was not given.
+        UsageError: sizes or members are not possible, or the system uses a device.
+        LockedError: a writer holds a member.
+        SpaceError: too little space for a file to be made.
+        DeviceError: a device failed.
+    """
+    uris = split_uris(members)
+    made: list[Path] = []
+    devices: list[BlockDevice] = []
+    try:
+        for uri in uris:
+            _prepare_file(uri, size_bytes, force=force, made=made)
+        devices = open_devices(uris, writable=True)
+        for device in devices:
+            device.lock_exclusive("dlfs format", record=False)
+            if not force:
+                _check_empty(device)
+        info = _format_devices(devices, chunk_bytes, block_bytes, label)
+    except BaseException:
+        close_devices(devices)
+        for path in made:
+            path.unlink(missing_ok=True)
+        raise
+    close_devices(devices)
+    return info
+
+
+def _prepare_file(uri: str, size_bytes: int | None, *, force: bool, made: list[Path]) -> None:
+    """Make the file that a URI names, or give an empty one its size; refuse disks in use."""
+    parsed = parse_uri(uri)
+    if not isinstance(parsed, FileUri):
+        return
+    path = Path(parsed.path)
+    if not path.exists():
+        if size_bytes is None:
+            raise UsageError(f"format {uri}: there is no such file; give a size to make it")
+        FileDevice.create(parsed.path, size_bytes).close()
+        made.append(path)
+        return
+    status = path.stat()
+    if stat.S_ISBLK(status.st_mode):
+        _check_unused(uri, path)
+    elif stat.S_ISREG(status.st_mode) and size_bytes is not None:
+        _resize(uri, path, status.st_size, size_bytes, force=force)
+
+
+def _resize(uri: str, path: Path, size_now: int, size_bytes: int, *, force: bool) -> None:
+    size_bytes -= size_bytes % SUPERBLOCK_BYTES
+    if size_now == size_bytes:
+        return
+    if size_now and not force:
+        raise ExistsError(
+            f"format {uri}: expected a new file or one of {size_bytes} bytes, got {size_now} bytes; "
+            f"force overwrites it"
+        )
+    os.truncate(path, size_bytes)
+
+
+def _check_unused(uri: str, path: Path) -> None:
+    """Refuse a disk that the system uses: opening it exclusively fails then (open(2), O_EXCL)."""
+    try:
+        os.close(os.open(path, os.O_RDONLY | os.O_EXCL | os.O_CLOEXEC))
+    except OSError as error:
+        if error.errno == errno.EBUSY:
+            raise UsageError(
+                f"format {uri}: the system uses it: mounted, swap, or part of another device"
+            ) from error
+        raise DeviceError(f"format {uri}: {error.strerror}", error.errno or errno.EIO) from error
+
+
+def _check_empty(device: BlockDevice) -> None:
+    for copy in read_copies(device):
+        if copy.superblock is not None:
+            raise ExistsError(
+                f"format {device.uri}: it is a member of volume {copy.superblock.volume_uuid} "
+                f"already; force overwrites it"
+            )
+    length = min(PROBED_BYTES, device.size_bytes)
+    for offset in (0, device.size_bytes - length):
+        if device.read(offset, length).strip(b"\0"):
+            raise ExistsError(
+                f"format {device.uri}: expected an empty device, got data between bytes {offset} "
+                f"and {offset + length}; force overwrites it"
+            )
+
+
+def _format_devices(
+    devices: Sequence[BlockDevice], chunk_bytes: int, block_bytes: int, label: str
+) -> VolumeInfo:
+    for device in devices:
+        if block_bytes % device.block_bytes or device.block_bytes > SUPERBLOCK_BYTES:
+            raise UsageError(
+                f"format {device.uri}: expected a device block that divides {block_bytes} and "
+                f"{SUPERBLOCK_BYTES} bytes, got {device.block_bytes}"
+            )
+    sizes = [device.size_bytes for device in devices]
+    geometry = Geometry.for_members(sizes, chunk_bytes, block_bytes)
+    superblock, catalog = _first_generation(geometry, sizes[0], label)
+    fresh = [
+        Member(i, superblock.member_uuids[i], device, device.size_bytes, ())
+        for i, device in enumerate(devices)
+    ]
+    for device in devices:
+        _wipe(device)
+    flush_all(devices)
+    runs = list(superblock.catalog_runs)
+    with ChunkWriter(devices, geometry, lambda _: runs.pop(0)) as writer:
+        writer.write_parts([np.frombuffer(catalog, np.uint8)])
+        writer.drain()
+    flush_all(devices)
+    write_superblocks(fresh, superblock)
+    return describe_volume(load_generation(devices))
+
+
+def _first_generation(
+    geometry: Geometry, member_bytes: int, label: str
+) -> tuple[Superblock, bytes]:
+    volume_uuid = uuid4()
+    free = ChunkRun(1, geometry.chunk_total - 1)
+    catalog = encode_catalog(Catalog(1, volume_uuid, (), (free,)))
+    superblock = Superblock(
+        volume_uuid=volume_uuid,
+        member_uuids=tuple(uuid4() for _ in range(geometry.member_count)),
+        member_number=0,
+        member_bytes=member_bytes,
+        geometry=geometry,
+        generation=1,
+        created_ns=now_ns(),
+        catalog_runs=(ChunkRun(0, 1),),
+        catalog_bytes=len(catalog),
+        catalog_crc32c=crc32c(catalog),
+        label=label,
+    )
+    return superblock, catalog
+
+
+def _wipe(device: BlockDevice) -> None:
+    """Zero what could be taken for an older volume."""
+    for offset in superblock_offsets(device.size_bytes):
+        device.write(offset, bytes(SUPERBLOCK_BYTES))
+    device.write(LEASE_OFFSET_BYTES, bytes(LEASE_BYTES))

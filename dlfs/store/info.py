@@ -1,0 +1,162 @@
+"""What a volume, its members and its datasets are, as plain values for users."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+from dlfs.format.catalog import DatasetRecord
+from dlfs.format.geometry import Geometry
+from dlfs.format.paths import display
+from dlfs.format.superblock import letter_for
+from dlfs.store.members import Member, SuperblockCopy
+from dlfs.store.transaction import Generation
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetInfo:
+    """One version of a dataset.
+
+    Attributes:
+        name: of the dataset; bytes that are not UTF-8 as surrogate escapes.
+        version: 1 and up.
+        uuid: of this version.
+        created: when it was written, UTC.
+        sample_count: samples.
+        sample_bytes: the sum of their lengths.
+        stored_bytes: what its chunks take on the volume, directory included.
+        layout: order of packing: ``path`` or ``shuffled``.
+        seed: of that order.
+    """
+
+    name: str
+    version: int
+    uuid: UUID
+    created: datetime
+    sample_count: int
+    sample_bytes: int
+    stored_bytes: int
+    layout: str
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class SuperblockInfo:
+    """One copy of a member's superblock.
+
+    Attributes:
+        name: ``A``, ``B`` or ``tail``.
+        offset_bytes: on the member.
+        generation: that it describes; None when it cannot be read.
+        state: ``current``, ``previous``, ``unused``, ``stale`` or ``damaged``.
+        problem: what is wrong with a damaged one.
+    """
+
+    name: str
+    offset_bytes: int
+    generation: int | None
+    state: str
+    problem: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class MemberInfo:
+    """One member of a volume."""
+
+    number: int
+    uuid: UUID
+    uri: str
+    size_bytes: int
+    superblocks: tuple[SuperblockInfo, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class VolumeInfo:
+    """A volume at one generation.
+
+    Attributes:
+        uri: of the whole volume: what ``dlfs.open`` takes.
+        capacity_bytes: of all chunks.
+        free_bytes: of the chunks that nothing holds.
+    """
+
+    uri: str
+    uuid: UUID
+    label: str
+    created: datetime
+    generation: int
+    members: tuple[MemberInfo, ...]
+    chunk_bytes: int
+    block_bytes: int
+    capacity_bytes: int
+    free_bytes: int
+    dataset_count: int
+
+
+def time_of(nanoseconds: int) -> datetime:
+    """A time on media as UTC, to the microsecond."""
+    return _EPOCH + timedelta(microseconds=nanoseconds // 1000)
+
+
+def describe_dataset(record: DatasetRecord, geometry: Geometry) -> DatasetInfo:
+    """The public description of a catalog record."""
+    return DatasetInfo(
+        name=display(record.name),
+        version=record.version,
+        uuid=record.uuid,
+        created=time_of(record.created_ns),
+        sample_count=record.sample_count,
+        sample_bytes=record.sample_bytes,
+        stored_bytes=(record.data_chunks + record.directory_chunks) * geometry.chunk_bytes,
+        layout=record.layout,
+        seed=record.seed,
+    )
+
+
+def _describe_copy(copy: SuperblockCopy, generation: int) -> SuperblockInfo:
+    found = copy.superblock.generation if copy.superblock is not None else None
+    problem = None if copy.error is None else str(copy.error)
+    current = copy.name in (letter_for(generation), "tail")
+    if found is None:
+        # The other letter has never been written before generation 2.
+        unused = generation == 1 and not current
+        state, problem = ("unused", None) if unused else ("damaged", problem)
+    elif found == generation:
+        state = "current"
+    else:
+        state = "stale" if current else "previous"
+    return SuperblockInfo(copy.name, copy.offset_bytes, found, state, problem)
+
+
+def describe_member(member: Member, generation: int) -> MemberInfo:
+    """The public description of a member of a volume at a generation."""
+    return MemberInfo(
+        number=member.number,
+        uuid=member.uuid,
+        uri=member.device.uri,
+        size_bytes=member.member_bytes,
+        superblocks=tuple(_describe_copy(copy, generation) for copy in member.copies),
+    )
+
+
+def describe_volume(generation: Generation) -> VolumeInfo:
+    """The public description of a volume."""
+    superblock = generation.superblock
+    return VolumeInfo(
+        uri=",".join(device.uri for device in generation.devices),
+        uuid=superblock.volume_uuid,
+        label=superblock.label,
+        created=time_of(superblock.created_ns),
+        generation=superblock.generation,
+        members=tuple(
+            describe_member(member, superblock.generation) for member in generation.members
+        ),
+        chunk_bytes=generation.geometry.chunk_bytes,
+        block_bytes=generation.geometry.block_bytes,
+        capacity_bytes=generation.geometry.capacity_bytes,
+        free_bytes=generation.catalog.free_chunks * generation.geometry.chunk_bytes,
+        dataset_count=len({record.name for record in generation.catalog.datasets}),
+    )

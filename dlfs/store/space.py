@@ -1,0 +1,125 @@
+"""Which chunks of a volume are free, as sorted runs, and taking some of them.
+
+The free map of generation G is what G's catalog does not use. What generation G + 1 frees is not in
+it until G + 1 is durable: whoever commits makes a new map from the new catalog then, so nothing that
+a sealed generation refers to is ever handed out. A plain value, no I/O.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+
+from dlfs.errors import SpaceError
+from dlfs.format.geometry import ChunkRun
+
+
+def merge_runs(runs: Iterable[ChunkRun]) -> list[ChunkRun]:
+    """Sort runs and join those that touch.
+
+    Raises:
+        ValueError: two runs overlap.
+    """
+    merged: list[ChunkRun] = []
+    for run in sorted(runs, key=lambda run: run.first_chunk):
+        end = merged[-1].end_chunk if merged else 0
+        if merged and run.first_chunk < end:
+            raise ValueError(f"chunk {run.first_chunk} is in two runs")
+        if merged and run.first_chunk == end:
+            last = merged[-1]
+            merged[-1] = ChunkRun(last.first_chunk, last.chunk_count + run.chunk_count)
+        elif run.chunk_count:
+            merged.append(run)
+    return merged
+
+
+def append_run(runs: list[ChunkRun], run: ChunkRun) -> None:
+    """Append a run in data order, joining it with the last one where it goes on from there."""
+    if runs and runs[-1].end_chunk == run.first_chunk:
+        runs[-1] = ChunkRun(runs[-1].first_chunk, runs[-1].chunk_count + run.chunk_count)
+    else:
+        runs.append(run)
+
+
+def count_chunks(runs: Iterable[ChunkRun]) -> int:
+    """How many chunks runs hold together."""
+    return sum(run.chunk_count for run in runs)
+
+
+class FreeSpace:
+    """The free chunks that one commit may use.
+
+    Args:
+        runs: the free runs of the generation in force.
+        reserve: chunks that only ``take_all`` may use: what the commit itself, and the next one, need.
+    """
+
+    def __init__(self, runs: Sequence[ChunkRun], *, reserve: int = 0) -> None:
+        self._runs = merge_runs(runs)
+        self._free = count_chunks(self._runs)
+        self.reserve = reserve
+
+    @property
+    def chunk_count(self) -> int:
+        """Free chunks, the reserve included."""
+        return self._free
+
+    def runs(self) -> list[ChunkRun]:
+        """The free runs, sorted."""
+        return list(self._runs)
+
+    def take(self, count: int) -> ChunkRun:
+        """Take 1 to ``count`` chunks in one run: the lowest that are free.
+
+        Raises:
+            SpaceError: nothing is left but the reserve.
+        """
+        available = min(count, self._free - self.reserve)
+        if available <= 0:
+            raise SpaceError(
+                f"allocate {count} chunks: expected them free, got {self._free}, "
+                f"of which {self.reserve} are kept for the commit"
+            )
+        return self._cut(0, min(available, self._runs[0].chunk_count))
+
+    def take_all(self, count: int, *, runs_max: int | None = None) -> list[ChunkRun]:
+        """Take ``count`` chunks: one run if one is long enough, else the longest ones.
+
+        Args:
+            count: chunks, 0 or more.
+            runs_max: how many runs they may be in.
+
+        Raises:
+            SpaceError: too few chunks are free, or in too many pieces; nothing is taken.
+        """
+        fitting = next((i for i, run in enumerate(self._runs) if run.chunk_count >= count), None)
+        if count and fitting is not None:
+            return [self._cut(fitting, count)]
+        longest = sorted(self._runs, key=lambda run: -run.chunk_count)[:runs_max]
+        if count_chunks(longest) < count:
+            raise SpaceError(
+                f"allocate {count} chunks: expected them free"
+                + (f" in at most {runs_max} runs" if runs_max is not None else "")
+                + f", got {count_chunks(longest)} of {self._free}"
+            )
+        taken: list[ChunkRun] = []
+        for run in longest:
+            length = min(run.chunk_count, count - count_chunks(taken))
+            if length:
+                position = bisect_left(self._runs, run.first_chunk, key=lambda r: r.first_chunk)
+                taken.append(self._cut(position, length))
+        return sorted(taken, key=lambda run: run.first_chunk)
+
+    def give_back(self, runs: Sequence[ChunkRun]) -> None:
+        """Return runs that were taken and will not be used."""
+        self._runs = merge_runs([*self._runs, *runs])
+        self._free += count_chunks(runs)
+
+    def _cut(self, position: int, count: int) -> ChunkRun:
+        run = self._runs[position]
+        self._free -= count
+        if run.chunk_count == count:
+            del self._runs[position]
+        else:
+            self._runs[position] = ChunkRun(run.first_chunk + count, run.chunk_count - count)
+        return ChunkRun(run.first_chunk, count)

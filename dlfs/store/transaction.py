@@ -1,0 +1,324 @@
+"""One generation of a volume, and one writer's hold on it that commits the next.
+
+Commit protocol (FORMAT.md): data, flush; directory, flush; catalog into chunks that were free, flush;
+then on every member the superblock of the next generation's letter, flush; then the tail copies, flush.
+A crash at any write leaves the old generation or the new one, whole. A writer first locks member 0,
+then reads the superblocks anew, brings members up to date whose copies lag behind (a crash between
+members), and flushes them all, so that what its generation freed is free durably.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Self
+from uuid import UUID
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlfs._native.checksums import crc32c
+from dlfs.block import BlockDevice, open_device
+from dlfs.errors import ClosedError, FormatError, LimitError, SpaceError, UsageError
+from dlfs.format.catalog import (
+    Catalog,
+    DatasetRecord,
+    check_catalog,
+    decode_catalog,
+    encode_catalog,
+)
+from dlfs.format.constants import CATALOG_EXTENTS_MAX
+from dlfs.format.geometry import ChunkRun, DataSpace, Geometry
+from dlfs.format.superblock import (
+    Superblock,
+    encode_superblock,
+    letter_for,
+    superblock_offsets,
+)
+from dlfs.store.chunk_reader import read_blocks
+from dlfs.store.chunk_writer import ChunkWriter
+from dlfs.store.members import (
+    COPY_NAMES,
+    Member,
+    Opener,
+    assemble,
+    close_devices,
+    open_devices,
+    superblock_for,
+)
+from dlfs.store.space import FreeSpace, merge_runs
+
+CATALOG_GROWTH_BYTES = 4096
+"""Kept free beyond the catalog's own size for the next commit, whose free runs may be more."""
+
+OPEN_ATTEMPTS = 8
+"""A reader that meets a catalog being replaced looks again this often; each time a writer has committed twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A volume as one generation describes it: immutable, whatever writers do."""
+
+    members: tuple[Member, ...]
+    superblock: Superblock
+    catalog: Catalog
+
+    @property
+    def geometry(self) -> Geometry:
+        """How chunks are dealt out over the members."""
+        return self.superblock.geometry
+
+    @property
+    def devices(self) -> list[BlockDevice]:
+        """The members' devices, in order."""
+        return [member.device for member in self.members]
+
+
+def load_generation(devices: Sequence[BlockDevice]) -> Generation:
+    """Find the newest generation on a volume's devices and read its catalog.
+
+    Raises:
+        FormatError: superblocks or catalog are damaged; the message names where.
+        NotFoundError: a member is missing.
+        UsageError: a member is foreign, or given twice.
+        DeviceError: a device failed.
+    """
+    members, newest = assemble(devices)
+    for _ in range(OPEN_ATTEMPTS):
+        try:
+            return Generation(members, newest, _read_catalog(members, newest))
+        except FormatError:
+            # A writer may have committed twice since, and reused the catalog's chunks.
+            members, again = assemble(devices)
+            if again.generation == newest.generation:
+                raise
+            newest = again
+    return Generation(members, newest, _read_catalog(members, newest))
+
+
+def _read_catalog(members: Sequence[Member], superblock: Superblock) -> Catalog:
+    devices = [member.device for member in members]
+    space = DataSpace(superblock.geometry, superblock.catalog_runs)
+    member, offset_bytes = space.resolve(0)
+    where = f"{devices[member].uri} at byte {offset_bytes}"
+    data = read_blocks(devices, space, 0, superblock.catalog_bytes)
+    return decode_catalog(data.tobytes(), superblock, where)
+
+
+def flush_all(devices: Sequence[BlockDevice]) -> None:
+    """Make every completed write durable on every member."""
+    for device in devices:
+        device.flush()
+
+
+def write_superblocks(members: Sequence[Member], superblock: Superblock) -> None:
+    """Write a generation's superblock everywhere: its letter, flush, the tail copies, flush."""
+    letter = letter_for(superblock.generation)
+    for name in (letter, "tail"):
+        for member in members:
+            _write_copy(member, name, superblock)
+        flush_all([member.device for member in members])
+
+
+def _write_copy(member: Member, name: str, superblock: Superblock) -> None:
+    offset = superblock_offsets(member.member_bytes)[COPY_NAMES.index(name)]
+    member.device.write(offset, encode_superblock(superblock_for(member, superblock)))
+
+
+class Transaction:
+    """One writer's hold on a volume, from its lock to its commit.
+
+    Args:
+        uris: of the members, member 0 first.
+        volume_uuid: of the volume that they must be.
+        holder: what the writer is, for others who find the lock taken.
+        engine: of file devices.
+        opener: of devices.
+
+    Raises:
+        LockedError: another writer holds the volume.
+        FormatError: as ``load_generation``; also a volume that this code may only read.
+        DeviceError: a device cannot be written.
+
+    Threads: one at a time.
+
+    Owns: the devices, opened for writing.
+    """
+
+    def __init__(
+        self,
+        uris: Sequence[str],
+        *,
+        volume_uuid: UUID,
+        holder: str,
+        engine: str = "auto",
+        opener: Opener = open_device,
+    ) -> None:
+        self._devices = open_devices(uris, writable=True, engine=engine, opener=opener)
+        self._open = True
+        try:
+            self._devices[0].lock_exclusive(holder)
+            self.base = load_generation(self._devices)
+            self._check_volume(volume_uuid)
+            self._settle()
+        except BaseException:
+            self.close()
+            raise
+        self.devices = self.base.devices
+        self.geometry = self.base.geometry
+        self.space = FreeSpace(self.base.catalog.free, reserve=self.catalog_chunks(1))
+
+    def _check_volume(self, volume_uuid: UUID) -> None:
+        superblock = self.base.superblock
+        if superblock.volume_uuid != volume_uuid or self.base.devices[0] is not self._devices[0]:
+            raise UsageError(
+                f"write to volume {volume_uuid}: its devices are now {superblock.volume_uuid} "
+                f"or in another order; open it again"
+            )
+        if not superblock.writable:
+            raise UsageError(
+                f"write to volume {volume_uuid}: a newer dlfs made it, with features that this one "
+                f"can read but not write"
+            )
+
+    def _settle(self) -> None:
+        """Bring members up to date, and make the generation durable before anything is built on it."""
+        superblock = self.base.superblock
+        flush_all(self._devices)
+        lagging = [m for m in self.base.members if not m.is_current(superblock.generation)]
+        if lagging:
+            write_superblocks(lagging, superblock)
+
+    def catalog_chunks(self, datasets_more: int) -> int:
+        """Chunks that a catalog with so many more datasets takes, generously."""
+        record_bytes = CATALOG_GROWTH_BYTES * (1 + datasets_more)
+        return self._chunks(self.base.superblock.catalog_bytes + record_bytes)
+
+    def _chunks(self, length_bytes: int) -> int:
+        return -(-length_bytes // self.geometry.chunk_bytes)
+
+    def write_segment(self, parts: Sequence[NDArray[np.uint8]]) -> tuple[ChunkRun, ...]:
+        """Write bytes to chunks of their own, and flush.
+
+        Args:
+            parts: uint8[n_bytes] each, one behind the other; all but the last whole chunks or blocks.
+
+        Raises:
+            SpaceError: too few chunks are free; nothing is written.
+            DeviceError: a write failed.
+        """
+        count = self._chunks(sum(part.nbytes for part in parts))
+        taken = self.space.take_all(count)
+        self._write_to(taken, parts)
+        return tuple(taken)
+
+    def _write_to(self, runs: Sequence[ChunkRun], parts: Sequence[NDArray[np.uint8]]) -> None:
+        places = _Places(runs)
+        with ChunkWriter(self.devices, self.geometry, places.take) as writer:
+            writer.write_parts(parts)
+            writer.drain()
+        flush_all(self.devices)
+
+    def commit(self, datasets: Sequence[DatasetRecord]) -> Generation:
+        """Make a catalog of these datasets the volume's next generation.
+
+        Everything that they refer to must be flushed. Chunks that none of them holds are free in the
+        new generation.
+
+        Raises:
+            SpaceError: no room for the catalog, or none would be left for the commit after this one.
+            LimitError: too many datasets or runs.
+            DeviceError: a device failed; the volume has the old generation or the new one.
+        """
+        self._check_open()
+        superblock, encoded = self._prepare(datasets)
+        self._write_to(superblock.catalog_runs, [encoded])
+        write_superblocks(self.base.members, superblock)
+        return load_generation(self.devices)
+
+    def _prepare(self, datasets: Sequence[DatasetRecord]) -> tuple[Superblock, NDArray[np.uint8]]:
+        """The next superblock and its encoded catalog, in chunks that are free now."""
+        ordered = tuple(sorted(datasets, key=lambda record: (record.name, record.version)))
+        base = self.base.superblock
+        held = [run for d in ordered for run in (*d.data_runs, *d.directory_runs)]
+        count, encoded = 0, b""
+        runs: list[ChunkRun] = []
+        catalog = self.base.catalog
+        # The catalog lists the free runs, and its own chunks are not among them: sizes settle at once
+        # unless taking a chunk more changes how many runs there are.
+        for _ in range(CATALOG_EXTENTS_MAX):
+            free = self._complement([*held, *runs])
+            catalog = Catalog(base.generation + 1, base.volume_uuid, ordered, tuple(free))
+            encoded = encode_catalog(catalog)
+            if self._chunks(len(encoded)) <= count:
+                break
+            self.space.give_back(runs)
+            count = self._chunks(len(encoded) + CATALOG_GROWTH_BYTES // 16)
+            runs = self.space.take_all(count, runs_max=CATALOG_EXTENTS_MAX)
+        else:
+            raise LimitError("commit: the catalog's size does not settle")
+        superblock = replace(
+            base,
+            generation=base.generation + 1,
+            catalog_runs=tuple(runs),
+            catalog_bytes=len(encoded),
+            catalog_crc32c=crc32c(encoded),
+        )
+        check_catalog(catalog, superblock)
+        if catalog.free_chunks < count:
+            raise SpaceError(
+                f"commit: expected {count} chunks to stay free for the next commit, "
+                f"got {catalog.free_chunks}"
+            )
+        return superblock, np.frombuffer(encoded, np.uint8)
+
+    def _complement(self, held: Sequence[ChunkRun]) -> list[ChunkRun]:
+        """The runs that nobody holds."""
+        free = []
+        end = 0
+        for run in [*merge_runs(held), ChunkRun(self.geometry.chunk_total, 0)]:
+            if run.first_chunk > end:
+                free.append(ChunkRun(end, run.first_chunk - end))
+            end = run.end_chunk
+        return free
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise ClosedError("commit: the writer's hold on the volume has ended")
+
+    def close(self) -> None:
+        """Give the lock back and close the devices. Idempotent; without a commit nothing has changed."""
+        self._open = False
+        close_devices(self._devices)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class _Places:
+    """Hands out runs that were taken before, piece by piece."""
+
+    def __init__(self, runs: Sequence[ChunkRun]) -> None:
+        self._space = list(reversed(runs))
+
+    def take(self, count: int) -> ChunkRun:
+        run = self._space.pop()
+        if run.chunk_count > count:
+            self._space.append(ChunkRun(run.first_chunk + count, run.chunk_count - count))
+            return ChunkRun(run.first_chunk, count)
+        return run
+
+
+def now_ns() -> int:
+    """The time of day, for records."""
+    return time.time_ns()

@@ -1,0 +1,262 @@
+"""Checking a whole volume: every superblock copy, the catalog, every directory block, every sample.
+
+Samples are read as whole chunks in storage order, at the devices' sequential speed, and summed in
+native code. Nothing that a cache or another process holds is trusted: all is read from media now.
+Padding and free chunks are not looked at, nothing depends on them. A dataset that is removed meanwhile
+is left out from there on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlfs._native.packing import Checker
+from dlfs.dataset import find_record, load_segment
+from dlfs.directory import FrozenDirectory
+from dlfs.errors import DeviceError, DlfsError, FormatError
+from dlfs.format.catalog import DatasetRecord
+from dlfs.format.geometry import DataSpace
+from dlfs.format.paths import display
+from dlfs.store.chunk_reader import FailedRead, scan_space
+from dlfs.store.info import describe_member
+from dlfs.store.transaction import Generation, load_generation
+
+Progress = Callable[[int, int], None]
+Places = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that is wrong.
+
+    Attributes:
+        kind: ``superblock``, ``catalog``, ``directory`` or ``sample``.
+        message: all of it, for people.
+        dataset: name of the dataset concerned.
+        version: of that dataset.
+        path: of the sample concerned.
+        index: of that sample.
+        member: URI of the member where it lies, or begins.
+        offset_bytes: on that member.
+    """
+
+    kind: str
+    message: str
+    dataset: str | None = None
+    version: int | None = None
+    path: bytes | None = None
+    index: int | None = None
+    member: str | None = None
+    offset_bytes: int | None = None
+
+    def __str__(self) -> str:
+        return self.message
+
+
+def verify_volume(
+    generation: Generation, records: Sequence[DatasetRecord], progress: Progress
+) -> Iterator[Finding]:
+    """Check a volume's superblocks, and these datasets of it.
+
+    Args:
+        generation: with the open devices; its catalog has just been read and checked.
+        records: of the datasets to check.
+        progress: told bytes done and bytes in all.
+
+    Yields:
+        What is wrong.
+    """
+    yield from _verify_superblocks(generation)
+    total = sum(r.data_bytes + r.entries_bytes + r.names_bytes for r in records)
+    done = 0
+    progress(done, total)
+    for record in records:
+        check = _DatasetCheck(generation, record)
+        for finding in check.run(lambda part, base=done: progress(base + part, total)):  # type: ignore[misc]
+            if _is_removed(generation, record):
+                break
+            yield finding
+        done += record.data_bytes + record.entries_bytes + record.names_bytes
+        progress(done, total)
+
+
+def _verify_superblocks(generation: Generation) -> Iterator[Finding]:
+    for member in generation.members:
+        for copy in describe_member(member, generation.superblock.generation).superblocks:
+            if copy.state not in ("damaged", "stale"):
+                continue
+            problem = copy.problem or (
+                f"{member.device.uri} at byte {copy.offset_bytes}: expected generation "
+                f"{generation.superblock.generation}, got {copy.generation}"
+            )
+            yield Finding(
+                kind="superblock",
+                message=f"superblock {copy.name}: {problem}",
+                member=member.device.uri,
+                offset_bytes=copy.offset_bytes,
+            )
+
+
+def _is_removed(generation: Generation, record: DatasetRecord) -> bool:
+    try:
+        return find_record(load_generation(generation.devices), record.uuid) is None
+    except (DlfsError, OSError):
+        return False
+
+
+class _DatasetCheck:
+    """The check of one dataset."""
+
+    def __init__(self, generation: Generation, record: DatasetRecord) -> None:
+        self._generation = generation
+        self._record = record
+        self._space = DataSpace(generation.geometry, record.data_runs)
+        self._name = f"dataset {display(record.name)!r} version {record.version}"
+
+    def run(self, progress: Callable[[int], None]) -> Iterator[Finding]:
+        try:
+            directory = load_segment(self._generation, self._record, shared=False)
+        except (FormatError, DeviceError) as error:
+            yield self._directory_finding(error)
+            return
+        try:
+            yield from self._check_directory(directory)
+            segment_bytes = self._record.entries_bytes + self._record.names_bytes
+            progress(segment_bytes)
+            yield from self._check_samples(
+                directory, lambda address: progress(segment_bytes + address)
+            )
+        finally:
+            directory.close()
+
+    def _directory_finding(self, problem: object) -> Finding:
+        space = DataSpace(self._generation.geometry, self._record.directory_runs)
+        member, offset_bytes = space.resolve(0)
+        return Finding(
+            kind="directory",
+            message=f"{self._name}: {problem}",
+            dataset=display(self._record.name),
+            version=self._record.version,
+            member=self._generation.devices[member].uri,
+            offset_bytes=offset_bytes,
+        )
+
+    def _check_directory(self, directory: FrozenDirectory) -> Iterator[Finding]:
+        try:
+            directory.verify()
+        except (FormatError, DeviceError) as error:
+            yield self._directory_finding(error)
+        total = int(directory.lengths().sum())
+        if total != self._record.sample_bytes:
+            yield self._directory_finding(
+                f"expected {self._record.sample_bytes} bytes in all samples, got {total}"
+            )
+
+    def _check_samples(
+        self, directory: FrozenDirectory, progress: Callable[[int], None]
+    ) -> Iterator[Finding]:
+        addresses, lengths = directory.addresses().astype(np.int64), directory.lengths()
+        outside = np.flatnonzero(addresses + lengths > self._space.size_bytes)
+        for index in outside.tolist():
+            yield self._sample_finding(directory, index, "lies outside the dataset's data")
+        order = self._storage_order(directory, addresses)
+        if order is None:
+            yield self._directory_finding("the order of samples on media is wrong")
+            order = np.argsort(addresses, kind="stable").astype(np.uint64)
+        if len(outside):
+            order = order[~np.isin(order, outside)]
+        yield from self._scan(directory, addresses, lengths, order, progress)
+
+    def _storage_order(
+        self, directory: FrozenDirectory, addresses: Places
+    ) -> NDArray[np.uint64] | None:
+        """The order that the directory says; None when it is not one."""
+        try:
+            order = directory.order()
+        except FormatError:
+            return None
+        whole = np.array_equal(np.sort(order), np.arange(len(directory), dtype=np.uint64))
+        rising = bool(np.all(np.diff(addresses[order.astype(np.int64)]) >= 0))
+        return order if whole and rising else None
+
+    def _scan(
+        self,
+        directory: FrozenDirectory,
+        addresses: Places,
+        lengths: Places,
+        order: NDArray[np.uint64],
+        progress: Callable[[int], None],
+    ) -> Iterator[Finding]:
+        """Sum the samples as their chunks pass by."""
+        geometry = self._generation.geometry
+        checker = Checker(
+            chunk_bytes=geometry.chunk_bytes,
+            block_bytes=geometry.block_bytes,
+            locations=directory.locations,
+        )
+        expected = directory.crcs()
+        first = 0
+        failures: list[FailedRead] = []
+        for window in scan_space(self._generation.devices, self._space):
+            failures += window.failures
+            crcs = checker.check(order[first:], window=window.memory, window_address=window.address)
+            passed = order[first : first + len(crcs)].astype(np.int64)
+            first += len(crcs)
+            bad = crcs != expected[passed]
+            for failure in failures:
+                bad |= _touches(failure, addresses[passed], lengths[passed])
+            for position in np.flatnonzero(bad).tolist():
+                index = int(passed[position])
+                got = int(crcs[position])
+                reason = _failed_read(failures, int(addresses[index]), int(lengths[index]))
+                reason = reason or f"expected CRC32C {int(expected[index]):#010x}, got {got:#010x}"
+                yield self._sample_finding(directory, index, reason)
+            if first < len(order):
+                reached = int(addresses[int(order[first])])
+                failures = [f for f in failures if f.address + f.length_bytes > reached]
+            progress(window.address + window.memory.nbytes)
+        for index in order[first:].astype(np.int64).tolist():
+            if lengths[index]:
+                yield self._sample_finding(directory, index, "its chunks do not hold it")
+
+    def _sample_finding(self, directory: FrozenDirectory, index: int, reason: str) -> Finding:
+        address = int(directory.addresses([index])[0])
+        path = directory.name(index)
+        member, offset_bytes = None, None
+        if address < self._space.size_bytes:
+            number, offset_bytes = self._space.resolve(address)
+            member = self._generation.devices[number].uri
+        length = int(directory.lengths([index])[0])
+        return Finding(
+            kind="sample",
+            message=(
+                f"sample {index} {display(path)!r} of {self._name}: {member} at byte "
+                f"{offset_bytes}, {length} bytes: {reason}"
+            ),
+            dataset=display(self._record.name),
+            version=self._record.version,
+            path=path,
+            index=index,
+            member=member,
+            offset_bytes=offset_bytes,
+        )
+
+
+def _touches(failure: FailedRead, addresses: Places, lengths: Places) -> NDArray[np.bool_]:
+    """Which samples have bytes in a piece that could not be read."""
+    end = failure.address + failure.length_bytes
+    touched: NDArray[np.bool_] = (
+        (lengths > 0) & (addresses < end) & (addresses + lengths > failure.address)
+    )
+    return touched
+
+
+def _failed_read(failures: Sequence[FailedRead], address: int, length: int) -> str | None:
+    for failure in failures:
+        if _touches(failure, np.array([address]), np.array([length]))[0]:
+            return str(failure.error)
+    return None

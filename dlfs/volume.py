@@ -1,0 +1,354 @@
+"""A volume: what datasets it holds, writing new ones, removing old ones, checking all of it.
+
+A ``Volume`` sees the generation it was opened at until ``refresh``, or until a write of its own. It
+holds its devices read-only; a writer opens them again, for itself. In a forked child it opens itself
+anew on first use. Any thread may use it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import Any, Self
+from uuid import UUID
+
+from dlfs.dataset import Dataset, OpenOptions
+from dlfs.errors import ClosedError, NotFoundError, UsageError
+from dlfs.format.catalog import DatasetRecord
+from dlfs.format.paths import dataset_name_bytes, display
+from dlfs.store.info import DatasetInfo, MemberInfo, VolumeInfo, describe_dataset, describe_volume
+from dlfs.store.members import close_devices, open_devices, split_uris
+from dlfs.store.transaction import Generation, Transaction, load_generation
+from dlfs.units import MIB
+from dlfs.verification import Finding, verify_volume
+from dlfs.writer import DatasetDescription, DatasetWriter
+
+
+def open(
+    members: str | Sequence[str],
+    *,
+    memory_bytes: int = 256 * MIB,
+    depth: int = 128,
+    engine: str = "auto",
+) -> Volume:
+    """Open a volume.
+
+    Args:
+        members: URIs of its members, in any order; or one text with commas between them.
+        memory_bytes: of the sample memory of each dataset that is opened.
+        depth: operations in flight per member and thread, 1..4096.
+        engine: of file devices: ``auto`` (io_uring where the kernel allows it), ``uring``, ``threads``.
+
+    Raises:
+        NotFoundError: a device is missing, or a member.
+        UsageError: a member is foreign, or given twice.
+        FormatError: a device holds no volume, or it is damaged.
+        DeviceError: a device cannot be read.
+    """
+    options = OpenOptions(memory_bytes=memory_bytes, depth=depth, engine=engine)
+    return Volume(split_uris(members), options)
+
+
+class Volume:
+    """An open volume. A context manager; ``dlfs.open`` makes one.
+
+    Args:
+        uris: of the members, in any order.
+        options: how to open devices and datasets.
+
+    Raises:
+        DlfsError: as ``dlfs.open``.
+
+    Threads: any at once; ``close`` by one.
+    """
+
+    def __init__(self, uris: Sequence[str], options: OpenOptions | None = None) -> None:
+        self._options = options or OpenOptions()
+        self._mutex = threading.Lock()
+        self._closed = False
+        self._pid = os.getpid()
+        self._generation: Generation | None = self._load(uris)
+        self._uris = tuple(device.uri for device in self._generation.devices)
+
+    def __repr__(self) -> str:
+        return f"<Volume {self.uri}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Volume, (self._uris, self._options)
+
+    # ---- opening ---------------------------------------------------------------------------------
+
+    def _load(self, uris: Sequence[str]) -> Generation:
+        options = self._options
+        devices = open_devices(uris, engine=options.engine, opener=options.opener)
+        try:
+            return load_generation(devices)
+        except BaseException:
+            close_devices(devices)
+            raise
+
+    def _opened(self) -> Generation:
+        generation = self._generation
+        if self._closed:
+            raise ClosedError(f"use volume {self.uri}: it is closed")
+        if generation is not None and self._pid == os.getpid():
+            return generation
+        return self._reopen()
+
+    def _reopen(self) -> Generation:
+        """In a forked child: open anew; the parent's handles stay as they are."""
+        self._mutex = threading.Lock()
+        self._inherited = self._generation
+        self._generation = self._load(self._uris)
+        self._pid = os.getpid()
+        return self._generation
+
+    def refresh(self) -> None:
+        """See the newest generation. Datasets that are open stay as they are.
+
+        Raises:
+            DlfsError: as ``dlfs.open``.
+        """
+        with self._mutex:
+            self._generation = load_generation(self._opened().devices)
+
+    def close(self) -> None:
+        """Close the devices. Idempotent; datasets that were opened stay open."""
+        generation, self._generation = self._generation, None
+        self._closed = True
+        if generation is not None and self._pid == os.getpid():
+            close_devices(generation.devices)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # ---- what it is ------------------------------------------------------------------------------
+
+    @property
+    def uri(self) -> str:
+        """What opens the volume again: the members' URIs, with commas between."""
+        return ",".join(self._uris)
+
+    @property
+    def uuid(self) -> UUID:
+        """Of the volume."""
+        return self._opened().superblock.volume_uuid
+
+    @property
+    def label(self) -> str:
+        """For people."""
+        return self._opened().superblock.label
+
+    @property
+    def generation(self) -> int:
+        """The generation that this object sees."""
+        return self._opened().superblock.generation
+
+    @property
+    def members(self) -> tuple[MemberInfo, ...]:
+        """In order of their numbers."""
+        return self.info().members
+
+    @property
+    def chunk_bytes(self) -> int:
+        """The unit of layout."""
+        return self._opened().geometry.chunk_bytes
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Of all chunks."""
+        return self._opened().geometry.capacity_bytes
+
+    @property
+    def free_bytes(self) -> int:
+        """Of the chunks that nothing holds."""
+        generation = self._opened()
+        return generation.catalog.free_chunks * generation.geometry.chunk_bytes
+
+    def info(self) -> VolumeInfo:
+        """All of it, with the state of every superblock copy as found at opening."""
+        return describe_volume(self._opened())
+
+    # ---- datasets --------------------------------------------------------------------------------
+
+    def datasets(self) -> list[DatasetInfo]:
+        """All versions of all datasets, by name and version."""
+        generation = self._opened()
+        return [describe_dataset(r, generation.geometry) for r in generation.catalog.datasets]
+
+    def dataset(self, name: str | bytes | None = None, version: int | None = None) -> Dataset:
+        """Open a dataset.
+
+        Args:
+            name: of the dataset; may be left out when there is only one name.
+            version: the newest by default.
+
+        Raises:
+            NotFoundError: there is no such dataset or version.
+            UsageError: no name was given, and there are several.
+            StaleError: it was removed since this volume was opened or refreshed.
+            FormatError: its directory is damaged.
+        """
+        record = self._find(name, version)[-1]
+        dataset = Dataset(
+            self._uris, record.uuid, display(record.name), record.version, self._options
+        )
+        return dataset.open()
+
+    def __getitem__(self, name: str | bytes) -> Dataset:
+        """The newest version of a dataset; see ``dataset``."""
+        return self.dataset(name)
+
+    def __contains__(self, name: object) -> bool:
+        if not isinstance(name, str | bytes):
+            return False
+        raw = dataset_name_bytes(name)
+        return any(record.name == raw for record in self._opened().catalog.datasets)
+
+    def _find(self, name: str | bytes | None, version: int | None) -> list[DatasetRecord]:
+        """The versions of a dataset that are meant, in order; at least one."""
+        records = self._opened().catalog.datasets
+        if name is None:
+            names = {record.name for record in records}
+            if len(names) > 1:
+                told = ", ".join(sorted(display(raw) for raw in names))
+                raise UsageError(f"open a dataset of {self.uri}: expected a name, one of: {told}")
+            raw = next(iter(names), None)
+        else:
+            raw = dataset_name_bytes(name)
+        found = [r for r in records if r.name == raw and version in (None, r.version)]
+        if raw is None or not found:
+            what = "any dataset" if raw is None else repr(display(raw))
+            number = "" if version is None else f" version {version}"
+            raise NotFoundError(f"find {what}{number} on {self.uri}: there is no such dataset")
+        return found
+
+    # ---- changes ---------------------------------------------------------------------------------
+
+    def writer(
+        self,
+        name: str | bytes,
+        *,
+        layout: str = "shuffled",
+        seed: int = 0,
+        source_shuffled: bool = False,
+        expected_bytes: int = 0,
+        expected_samples: int = 0,
+        stage_bytes: int | None = None,
+    ) -> DatasetWriter:
+        """Start a new version of a dataset; the volume is locked until the writer ends.
+
+        Args:
+            name: of the dataset; an existing one gets a new version, the old ones stay.
+            layout: ``shuffled``: packed in an order permuted by the seed; ``path``: as they are added,
+                which should be in path order. The index of a sample does not depend on it.
+            seed: of the shuffled order, 64 bits.
+            source_shuffled: samples are added in a shuffled order already; nothing is held back.
+            expected_bytes: sum of the samples' lengths, if known: space is checked now.
+            expected_samples: likewise their number.
+            stage_bytes: how much is held back to be shuffled; 256 MiB by default.
+
+        Raises:
+            LockedError: another writer holds the volume; the message names it.
+            SpaceError: what is expected does not fit.
+            UsageError: the name or another argument is not allowed.
+            DeviceError: a device cannot be written.
+        """
+        raw = dataset_name_bytes(name)
+        transaction = self._transaction(f"dlfs writing dataset {display(raw)}")
+        try:
+            versions = [r.version for r in transaction.base.catalog.datasets if r.name == raw]
+            description = DatasetDescription(
+                name=raw,
+                version=max(versions, default=0) + 1,
+                layout=layout,
+                seed=seed,
+                source_shuffled=source_shuffled,
+            )
+            return DatasetWriter(
+                transaction,
+                description,
+                expected_bytes=expected_bytes,
+                expected_samples=expected_samples,
+                stage_bytes=stage_bytes,
+                on_end=self._written,
+            )
+        except BaseException:
+            transaction.close()
+            raise
+
+    def _written(self, generation: Generation | None) -> None:
+        if generation is not None and not self._closed:
+            self.refresh()
+
+    def remove(self, name: str | bytes, version: int | None = None) -> None:
+        """Remove a dataset. Its space is free for later writers; readers of it get StaleError then.
+
+        Args:
+            name: of the dataset.
+            version: to remove; all by default.
+
+        Raises:
+            NotFoundError: there is no such dataset or version.
+            LockedError: a writer holds the volume; the message names it.
+            DeviceError: a device failed.
+        """
+        self.refresh()
+        self._find(name, version)
+        raw = dataset_name_bytes(name)
+        with self._transaction(f"dlfs removing dataset {display(raw)}") as transaction:
+            kept = [
+                record
+                for record in transaction.base.catalog.datasets
+                if record.name != raw or version not in (None, record.version)
+            ]
+            transaction.commit(kept)
+        self.refresh()
+
+    def _transaction(self, holder: str) -> Transaction:
+        return Transaction(
+            self._uris,
+            volume_uuid=self.uuid,
+            holder=holder,
+            engine=self._options.engine,
+            opener=self._options.opener,
+        )
+
+    # ---- checking --------------------------------------------------------------------------------
+
+    def verify(
+        self,
+        name: str | bytes | None = None,
+        version: int | None = None,
+        *,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Iterator[Finding]:
+        """Check superblocks, catalog, directories and every sample, as they are on media now.
+
+        Args:
+            name: of one dataset; all by default.
+            version: of that dataset; all by default.
+            progress: told bytes done and bytes in all, as it goes.
+
+        Yields:
+            What is wrong, as it is found. Nothing: all is well.
+
+        Raises:
+            NotFoundError: there is no such dataset.
+            DlfsError: as ``refresh``.
+        """
+        self.refresh()
+        records = (
+            list(self._opened().catalog.datasets) if name is None else self._find(name, version)
+        )
+        return verify_volume(self._opened(), records, progress or (lambda _done, _total: None))

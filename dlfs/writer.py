@@ -1,0 +1,471 @@
+"""The dataset writer: takes samples, packs them into chunks, seals them as one new dataset version.
+
+Small samples are gathered in a stage in memory; when it is full they are packed in one native call, in
+a shuffled order or as they came, straight into the windows of a ``ChunkWriter``, which writes them at
+full queue depth while the next ones are packed. The order of packing is apart from the index: samples
+may come in any order of paths.
+
+Layout ``shuffled`` permutes the samples of each stage of ``STAGE_BYTES_SHUFFLED`` by the seed, so that
+neighbours in a chunk come from anywhere in that stage: an exact shuffle of data sets up to that size,
+and of larger ones as good as the order they came in. A source that comes shuffled already says so, and
+nothing is held back. Layout ``path`` packs in the order of the calls.
+
+Nothing of the volume changes before ``seal``; what was written until then lies in free chunks. One
+thread. Memory: the stage, the windows, and the directory, which holds every path until the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+from uuid import UUID, uuid4
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlfs._native.device import as_bytes_array
+from dlfs._native.packing import Packer
+from dlfs._native.permutation import Permutation
+from dlfs.directory.builder import DirectoryBuilder
+from dlfs.errors import ClosedError, ExistsError, LimitError, SpaceError, UsageError
+from dlfs.format.catalog import LAYOUTS, DatasetRecord
+from dlfs.format.constants import SAMPLE_BYTES_MAX
+from dlfs.format.location import LOCATION, unpack_locations
+from dlfs.format.paths import PathLike, display, path_bytes
+from dlfs.store.chunk_writer import ChunkWriter
+from dlfs.store.info import DatasetInfo, describe_dataset
+from dlfs.store.transaction import Generation, Transaction, flush_all, now_ns
+from dlfs.units import MIB, format_bytes
+
+if TYPE_CHECKING:
+    from dlfs._native.device import BytesLike
+
+STAGE_BYTES_SHUFFLED = 256 * MIB
+"""What is held back to be shuffled."""
+
+STAGE_BYTES_ORDERED = 8 * MIB
+"""What is held back to be packed in one call."""
+
+STAGE_SAMPLES_MAX = 1 << 20
+"""Samples in one stage, however small."""
+
+DIRECTORY_SAMPLE_BYTES = 32
+"""What a sample takes in the directory beside its path, generously."""
+
+SEED_MAX = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetDescription:
+    """What a new dataset is to be called, and how it is to be packed."""
+
+    name: bytes
+    version: int
+    layout: str = "shuffled"
+    seed: int = 0
+    source_shuffled: bool = False
+    """The samples come in a shuffled order: pack them as they come."""
+
+    def __post_init__(self) -> None:
+        if self.layout not in LAYOUTS:
+            raise UsageError(
+                f"write {display(self.name)!r}: expected a layout of {', '.join(LAYOUTS)}, "
+                f"got {self.layout!r}"
+            )
+        if not 0 <= self.seed <= SEED_MAX:
+            raise UsageError(
+                f"write {display(self.name)!r}: expected a seed of 64 bits, got {self.seed}"
+            )
+
+    @property
+    def shuffles(self) -> bool:
+        """Whether the writer itself permutes the samples."""
+        return self.layout == "shuffled" and not self.source_shuffled
+
+
+class _Stage:
+    """Samples held back: their bytes one behind the other in one buffer, their paths and places."""
+
+    def __init__(self, capacity_bytes: int) -> None:
+        self._memory = np.empty(capacity_bytes, np.uint8)
+        self.capacity_bytes = capacity_bytes
+        self.clear()
+
+    def clear(self) -> None:
+        self.paths: list[bytes] = []
+        self.path_set: set[bytes] = set()
+        self._offsets: list[int] = []
+        self._lengths: list[int] = []
+        self.used_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def fits(self, length_bytes: int, samples: int = 1) -> bool:
+        room = self.capacity_bytes - self.used_bytes
+        return length_bytes <= room and len(self.paths) + samples <= STAGE_SAMPLES_MAX
+
+    def add(self, path: bytes, data: NDArray[np.uint8]) -> None:
+        start = self.used_bytes
+        self._memory[start : start + data.size] = data
+        self.paths.append(path)
+        self.path_set.add(path)
+        self._offsets.append(start)
+        self._lengths.append(data.size)
+        self.used_bytes = start + data.size
+
+    def add_span(
+        self,
+        paths: Sequence[bytes],
+        span: NDArray[np.uint8],
+        offsets: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+    ) -> None:
+        """Take a run of samples over, with whatever lies between them; offsets count in the span."""
+        start = self.used_bytes
+        self._memory[start : start + span.size] = span
+        self.paths.extend(paths)
+        self.path_set.update(paths)
+        self._offsets.extend((offsets + start).tolist())
+        self._lengths.extend(lengths.tolist())
+        self.used_bytes = start + span.size
+
+    def contents(self) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
+        return (
+            self._memory[: self.used_bytes],
+            np.array(self._offsets, np.int64),
+            np.array(self._lengths, np.int64),
+        )
+
+
+class DatasetWriter:
+    """Writes one dataset. A context manager: a clean exit seals it, an exception aborts it.
+
+    Args:
+        transaction: the hold on the volume; the writer ends it.
+        description: of the new dataset.
+        expected_bytes: sum of the samples' lengths, if known: space is checked before anything is written.
+        expected_samples: likewise their number.
+        stage_bytes: what is held back; by default as the layout needs.
+        on_end: called once with the new generation, or None after an abort.
+
+    Raises:
+        SpaceError: what is expected does not fit.
+
+    Threads: one at a time.
+    """
+
+    def __init__(
+        self,
+        transaction: Transaction,
+        description: DatasetDescription,
+        *,
+        expected_bytes: int = 0,
+        expected_samples: int = 0,
+        stage_bytes: int | None = None,
+        on_end: Callable[[Generation | None], None] = lambda _: None,
+    ) -> None:
+        self._transaction = transaction
+        self._on_end = on_end
+        self.description = description
+        self.uuid: UUID = uuid4()
+        self._created_ns = now_ns()
+        self._directory = DirectoryBuilder()
+        default = STAGE_BYTES_SHUFFLED if description.shuffles else STAGE_BYTES_ORDERED
+        self._stage = _Stage(default if stage_bytes is None else stage_bytes)
+        self._stage_number = 0
+        self._path_bytes = 0
+        geometry = transaction.geometry
+        self._packer = Packer(chunk_bytes=geometry.chunk_bytes, block_bytes=geometry.block_bytes)
+        self._chunks: ChunkWriter | None = None
+        self._state = "open"
+        self.sample_count = 0
+        self.sample_bytes = 0
+        self._check_space(expected_bytes, expected_samples)
+
+    # ---- adding ----------------------------------------------------------------------------------
+
+    def add(self, path: PathLike, data: BytesLike) -> None:
+        """Add one sample.
+
+        Args:
+            path: of the sample; bytes, or text in UTF-8.
+            data: its bytes, up to 2^40 - 1; copied before the call returns.
+
+        Raises:
+            ExistsError: the path was added already, or is a directory of another. A clash within what is
+                held back may be told by a later call.
+            UsageError: the path is malformed.
+            LimitError: the path or the sample is too long.
+            SpaceError: the volume is full.
+            DeviceError: a write failed.
+            ClosedError: the writer has ended.
+        """
+        self._check_open()
+        raw = path_bytes(path)
+        if raw in self._stage.path_set or raw in self._directory:
+            raise ExistsError(f"add the sample {display(raw)!r}: it was added already")
+        array = as_bytes_array(data)
+        if array.size > SAMPLE_BYTES_MAX:
+            raise LimitError(
+                f"add the sample {display(raw)!r}: expected at most {SAMPLE_BYTES_MAX} bytes, "
+                f"got {array.size}"
+            )
+        self._note(1, array.size, len(raw))
+        if not self._stage.fits(array.size):
+            self._drain_stage()
+        if self._stage.fits(array.size):
+            self._stage.add(raw, array)
+        else:
+            self._pack([raw], array, np.zeros(1, np.int64), np.array([array.size]), None)
+
+    def add_batch(
+        self,
+        paths: Sequence[bytes],
+        data: BytesLike,
+        offsets: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+    ) -> None:
+        """Add many samples at once.
+
+        Args:
+            paths: one for each sample.
+            data: a contiguous buffer that holds them; copied or packed before the call returns.
+            offsets: int64[n_samples], where each begins in ``data``.
+            lengths: int64[n_samples], in bytes.
+
+        Raises:
+            UsageError: the arrays are not of one length, or a sample lies outside ``data``.
+            DlfsError: as ``add``; a clash of paths in the batch may be told by a later call.
+        """
+        self._check_open()
+        source = as_bytes_array(data)
+        starts, sizes = np.asarray(offsets, np.int64), np.asarray(lengths, np.int64)
+        _check_batch(len(paths), source.size, starts, sizes)
+        self._note(len(paths), int(sizes.sum()), sum(map(len, paths)))
+        if not self.description.shuffles:
+            self._drain_stage()
+            self._pack(list(paths), source, starts, sizes, None)
+            return
+        first = 0
+        while first < len(paths):
+            first = self._stage_some(paths, source, starts, sizes, first)
+
+    def _stage_some(
+        self,
+        paths: Sequence[bytes],
+        source: NDArray[np.uint8],
+        offsets: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+        first: int,
+    ) -> int:
+        """Stage as many samples as fit, at least one; returns the next one."""
+        if not self._stage.fits(int(lengths[first])):
+            self._drain_stage()
+        if not self._stage.fits(int(lengths[first])):
+            only = slice(first, first + 1)
+            self._pack(list(paths[only]), source, offsets[only], lengths[only], None)
+            return first + 1
+        room = self._stage.capacity_bytes - self._stage.used_bytes
+        more = STAGE_SAMPLES_MAX - len(self._stage)
+        ends = np.cumsum(lengths[first : first + more])
+        count = int(np.searchsorted(ends, room, side="right"))
+        chosen = slice(first, first + count)
+        low = int(offsets[chosen].min())
+        high = int((offsets[chosen] + lengths[chosen]).max())
+        if high - low == int(ends[count - 1]):
+            span = source[low:high]
+            self._stage.add_span(paths[chosen], span, offsets[chosen] - low, lengths[chosen])
+        else:
+            for path, start, size in zip(
+                paths[chosen], offsets[chosen].tolist(), lengths[chosen].tolist(), strict=True
+            ):
+                self._stage.add(path, source[start : start + size])
+        return first + count
+
+    def _note(self, samples: int, sample_bytes: int, path_bytes: int) -> None:
+        """Count samples."""
+        self.sample_count += samples
+        self.sample_bytes += sample_bytes
+        self._path_bytes += path_bytes
+
+    # ---- packing ---------------------------------------------------------------------------------
+
+    def _drain_stage(self) -> None:
+        stage = self._stage
+        if not len(stage):
+            return
+        source, offsets, lengths = stage.contents()
+        order = None
+        if self.description.shuffles:
+            permutation = Permutation(len(stage), self.description.seed, self._stage_number)
+            order = permutation.map(0, len(stage))
+        self._pack(stage.paths, source, offsets, lengths, order)
+        self._stage_number += 1
+        stage.clear()
+
+    def _pack(
+        self,
+        paths: list[bytes],
+        source: NDArray[np.uint8],
+        offsets: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+        order: NDArray[np.uint64] | None,
+    ) -> None:
+        """Pack samples into windows and start writing the full ones."""
+        self._directory.check(paths)
+        chunks = self._open_chunks()
+        self._transaction.space.reserve = self._overhead_chunks(self.sample_count, self._path_bytes)
+        locations: NDArray[Any] = np.zeros(len(paths), LOCATION)
+        first = 0
+        while True:
+            rest = slice(first, None)
+            first += self._packer.pack(
+                source,
+                offsets if order is not None else offsets[rest],
+                lengths if order is not None else lengths[rest],
+                order=order[rest] if order is not None else None,
+                window=chunks.window,
+                window_address=chunks.address,
+                locations=locations if order is not None else locations[rest],
+            )
+            if first == len(paths):
+                break
+            chunks.advance(chunks.window.size)
+        self._directory.add_many(paths, *unpack_locations(locations))
+
+    def _open_chunks(self) -> ChunkWriter:
+        if self._chunks is None:
+            transaction = self._transaction
+            self._chunks = ChunkWriter(
+                transaction.devices, transaction.geometry, transaction.space.take
+            )
+        return self._chunks
+
+    # ---- the end ---------------------------------------------------------------------------------
+
+    def seal(self) -> DatasetInfo:
+        """Make what was added a dataset of the volume, at once and whole.
+
+        Returns:
+            The new dataset.
+
+        Raises:
+            DlfsError: as ``add``, and as committing raises; the volume is as it was (only a device error
+                in the very last writes leaves it to the next opening which generation it has).
+            ClosedError: the writer has ended.
+        """
+        self._check_open()
+        try:
+            self._drain_stage()
+            record = self._record(*self._finish_data())
+            base = self._transaction.base.catalog.datasets
+            generation = self._transaction.commit([*base, record])
+        except BaseException:
+            self.abort()
+            raise
+        self._end("sealed", generation)
+        return describe_dataset(record, self._transaction.geometry)
+
+    def _finish_data(self) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+        """Write the last window; freeze the directory once all data is durable."""
+        chunks = self._open_chunks()
+        rest = self._packer.address - chunks.address
+        if rest:
+            chunks.advance(rest)
+        chunks.drain()
+        flush_all(self._transaction.devices)
+        data_bytes = chunks.chunk_count * self._transaction.geometry.chunk_bytes
+        parts = self._directory.freeze(self.uuid, data_bytes)
+        return parts.entries, parts.names
+
+    def _record(self, entries: NDArray[np.uint8], names: NDArray[np.uint8]) -> DatasetRecord:
+        chunks = self._open_chunks()
+        return DatasetRecord(
+            name=self.description.name,
+            version=self.description.version,
+            uuid=self.uuid,
+            created_ns=self._created_ns,
+            sample_count=self.sample_count,
+            sample_bytes=self.sample_bytes,
+            layout=self.description.layout,
+            seed=self.description.seed,
+            data_runs=tuple(chunks.runs),
+            data_bytes=chunks.chunk_count * self._transaction.geometry.chunk_bytes,
+            directory_runs=self._transaction.write_segment([entries, names]),
+            entries_bytes=entries.nbytes,
+            names_bytes=names.nbytes,
+        )
+
+    def abort(self) -> None:
+        """Give up: the volume stays as it was. Idempotent; does nothing after ``seal``."""
+        if self._state == "open":
+            self._end("aborted", None)
+
+    def _end(self, state: str, generation: Generation | None) -> None:
+        self._state = state
+        try:
+            if self._chunks is not None:
+                self._chunks.close()
+        finally:
+            self._transaction.close()
+            self._stage = _Stage(0)
+            self._on_end(generation)
+
+    def _check_open(self) -> None:
+        if self._state != "open":
+            name = display(self.description.name)
+            raise ClosedError(f"write the dataset {name!r}: the writer is {self._state}")
+
+    # ---- space -----------------------------------------------------------------------------------
+
+    def _overhead_chunks(self, samples: int, path_bytes: int) -> int:
+        """Chunks to keep for the directory and the catalog."""
+        directory = samples * DIRECTORY_SAMPLE_BYTES + path_bytes + 10 * 4096
+        chunk_bytes = self._transaction.geometry.chunk_bytes
+        return -(-directory // chunk_bytes) + self._transaction.catalog_chunks(1)
+
+    def _check_space(self, expected_bytes: int, expected_samples: int) -> None:
+        chunk_bytes = self._transaction.geometry.chunk_bytes
+        needed = -(-expected_bytes // chunk_bytes) + self._overhead_chunks(expected_samples, 0)
+        free = self._transaction.space.chunk_count
+        if needed > free:
+            self.abort()
+            raise SpaceError(
+                f"write the dataset {display(self.description.name)!r}: expected "
+                f"{format_bytes(needed * chunk_bytes)} of free space, got "
+                f"{format_bytes(free * chunk_bytes)}"
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None and self._state == "open":
+            self.seal()
+        else:
+            self.abort()
+
+
+def _check_batch(
+    count: int, source_bytes: int, offsets: NDArray[np.int64], lengths: NDArray[np.int64]
+) -> None:
+    if offsets.shape != (count,) or lengths.shape != (count,):
+        raise UsageError(
+            f"add a batch: expected {count} offsets and lengths, "
+            f"got {offsets.shape} and {lengths.shape}"
+        )
+    if not count:
+        return
+    low, high = int(offsets.min()), int((offsets + lengths).max())
+    if low < 0 or int(lengths.min()) < 0 or high > source_bytes:
+        raise UsageError(
+            f"add a batch: expected samples within {source_bytes} bytes, got some in {low}..{high}"
+        )
