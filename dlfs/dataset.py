@@ -1,9 +1,9 @@
 """A sealed dataset: looking samples up, reading them, going through them in an epoch's order.
 
-A ``Dataset`` opens its devices, directory and reader by itself, so it outlives the ``Volume`` it came
-from. What belongs to a process (queue pairs, reader) is made anew, on first use, in a forked child and
-where a pickle is loaded; both look the dataset up by its UUID and say so when it is gone. Any thread
-may use it.
+A ``Dataset`` opens its devices, directory and reader by itself, so it outlives the ``Volume`` it
+came from. What belongs to a process (queue pairs, reader) is made anew, on first use, in a forked
+child and where a pickle is loaded; both look the dataset up by its UUID and say so when it is gone.
+Any thread may use it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, NamedTuple, Self, overload
+from typing import Any, Self, overload
 from uuid import UUID
 
 import numpy as np
@@ -45,6 +45,7 @@ from dlfs.store.chunk_reader import read_into
 from dlfs.store.info import DatasetInfo, describe_dataset
 from dlfs.store.members import Opener, close_devices, open_devices
 from dlfs.store.transaction import Generation, load_generation
+from dlfs.units import MIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,19 +53,21 @@ class OpenOptions:
     """How a volume and its datasets are opened.
 
     Attributes:
-        memory_bytes: of the sample memory of each open dataset: cached, read ahead, lent to batches.
+        memory_bytes: of the sample memory of each open dataset: cached, read ahead, lent to
+            batches.
         depth: operations in flight per member and thread.
         engine: of file devices: ``auto``, ``uring`` or ``threads``.
         opener: of devices.
     """
 
-    memory_bytes: int = ReaderOptions.memory_bytes
-    depth: int = ReaderOptions.depth
+    memory_bytes: int = 256 * MIB
+    depth: int = 128
     engine: str = "auto"
     opener: Opener = open_device
 
 
-class SampleInfo(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class SampleInfo:
     """Where one sample lies and what it is.
 
     Attributes:
@@ -203,7 +206,7 @@ class Dataset:
             return self._access
 
     def _adopt(self) -> None:
-        """In a forked child: leave the parent's handles alone, and the lock that it may have held."""
+        """In a forked child: leave the parent's handles alone, and a lock that it may hold."""
         self._mutex = threading.Lock()
         if self._access is not None:
             self._inherited.append(self._access)
@@ -351,7 +354,8 @@ class Dataset:
 
         Args:
             indices: integers 0..N-1, one dimension; one may stand in it more than once.
-            on_error: ``raise``; ``skip`` leaves bad samples out; ``replace`` reads another in place.
+            on_error: ``raise``; ``skip`` leaves bad samples out; ``replace`` reads another in
+                place.
 
         Raises:
             UsageError: an index is out of range, or there is no such policy.

@@ -2,8 +2,8 @@
 
 Samples are read as whole chunks in storage order, at the devices' sequential speed, and summed in
 native code. Nothing that a cache or another process holds is trusted: all is read from media now.
-Padding and free chunks are not looked at, nothing depends on them. A dataset that is removed meanwhile
-is left out from there on.
+Padding and free chunks are not looked at, nothing depends on them. A dataset that is removed
+meanwhile is left out from there on.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A volume: what datasets it holds, writing new ones, removing old ones, checking all of it.
 
 A ``Volume`` sees the generation it was opened at until ``refresh``, or until a write of its own. It
-holds its devices read-only; a writer opens them again, for itself. In a forked child it opens itself
-anew on first use. Any thread may use it.
+holds its devices read-only; a writer opens them again, for itself. In a forked child it opens
+itself anew on first use. Any thread may use it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def open(
         members: URIs of its members, in any order; or one text with commas between them.
         memory_bytes: of the sample memory of each dataset that is opened.
         depth: operations in flight per member and thread, 1..4096.
-        engine: of file devices: ``auto`` (io_uring where the kernel allows it), ``uring``, ``threads``.
+        engine: of file devices: ``auto`` (io_uring where the kernel allows it), ``uring``,
+            ``threads``.
 
     Raises:
         NotFoundError: a device is missing, or a member.
@@ -250,8 +251,8 @@ class Volume:
 
         Args:
             name: of the dataset; an existing one gets a new version, the old ones stay.
-            layout: ``shuffled``: packed in an order permuted by the seed; ``path``: as they are added,
-                which should be in path order. The index of a sample does not depend on it.
+            layout: ``shuffled``: packed in an order permuted by the seed; ``path``: as they are
+                added, which should be in path order. The index of a sample does not depend on it.
             seed: of the shuffled order, 64 bits.
             source_shuffled: samples are added in a shuffled order already; nothing is held back.
             expected_bytes: sum of the samples' lengths, if known: space is checked now.

@@ -1,14 +1,14 @@
 """The dataset writer: takes samples, packs them into chunks, seals them as one new dataset version.
 
-Small samples are gathered in a stage in memory; when it is full they are packed in one native call, in
-a shuffled order or as they came, straight into the windows of a ``ChunkWriter``, which writes them at
-full queue depth while the next ones are packed. The order of packing is apart from the index: samples
-may come in any order of paths.
+Small samples are gathered in a stage in memory; when it is full they are packed in one native call,
+in a shuffled order or as they came, straight into the windows of a ``ChunkWriter``, which writes
+them at full queue depth while the next ones are packed. The order of packing is apart from the
+index: samples may come in any order of paths.
 
-Layout ``shuffled`` permutes the samples of each stage of ``STAGE_BYTES_SHUFFLED`` by the seed, so that
-neighbours in a chunk come from anywhere in that stage: an exact shuffle of data sets up to that size,
-and of larger ones as good as the order they came in. A source that comes shuffled already says so, and
-nothing is held back. Layout ``path`` packs in the order of the calls.
+Layout ``shuffled`` permutes the samples of each stage of ``STAGE_BYTES_SHUFFLED`` by the seed, so
+that neighbours in a chunk come from anywhere in that stage: an exact shuffle of data sets up to
+that size, and of larger ones as good as the order they came in. A source that comes shuffled
+already says so, and nothing is held back. Layout ``path`` packs in the order of the calls.
 
 Nothing of the volume changes before ``seal``; what was written until then lies in free chunks. One
 thread. Memory: the stage, the windows, and the directory, which holds every path until the end.
@@ -123,7 +123,7 @@ class _Stage:
         offsets: NDArray[np.int64],
         lengths: NDArray[np.int64],
     ) -> None:
-        """Take a run of samples over, with whatever lies between them; offsets count in the span."""
+        """Take a run of samples over with what lies between them; offsets count in the span."""
         start = self.used_bytes
         self._memory[start : start + span.size] = span
         self.paths.extend(paths)
@@ -146,7 +146,8 @@ class DatasetWriter:
     Args:
         transaction: the hold on the volume; the writer ends it.
         description: of the new dataset.
-        expected_bytes: sum of the samples' lengths, if known: space is checked before anything is written.
+        expected_bytes: sum of the samples' lengths, if known: space is checked before anything is
+            written.
         expected_samples: likewise their number.
         stage_bytes: what is held back; by default as the layout needs.
         on_end: called once with the new generation, or None after an abort.
@@ -195,8 +196,8 @@ class DatasetWriter:
             data: its bytes, up to 2^40 - 1; copied before the call returns.
 
         Raises:
-            ExistsError: the path was added already, or is a directory of another. A clash within what is
-                held back may be told by a later call.
+            ExistsError: the path was added already, or is a directory of another. A clash within
+                what is held back may be told by a later call.
             UsageError: the path is malformed.
             LimitError: the path or the sample is too long.
             SpaceError: the volume is full.
@@ -353,8 +354,9 @@ class DatasetWriter:
             The new dataset.
 
         Raises:
-            DlfsError: as ``add``, and as committing raises; the volume is as it was (only a device error
-                in the very last writes leaves it to the next opening which generation it has).
+            DlfsError: as ``add``, and as committing raises; the volume is as it was (only a device
+                error in the very last writes leaves it to the next opening which generation it
+                has).
             ClosedError: the writer has ended.
         """
         self._check_open()

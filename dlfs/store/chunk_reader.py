@@ -1,8 +1,8 @@
 """Reads ranges of a data space from the members of a volume at full queue depth.
 
-``read_into`` brings one range into memory whole: catalogs, directories. ``scan_space`` passes a whole
-space by in order, window after window, reading ahead: verification. Both report a failed read by the
-device and the byte where it failed. One thread each; memory is bounded by the windows.
+``read_into`` brings one range into memory whole: catalogs, directories. ``scan_space`` passes a
+whole space by in order, window after window, reading ahead: verification. Both report a failed read
+by the device and the byte where it failed. One thread each; memory is bounded by the windows.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A window is a few chunks of aligned memory. The caller fills the window under hand and calls
 ``advance``; its chunks are then given places on the volume and written while the next window is
-filled. There is a fixed number of windows, so memory is bounded, and the oldest is waited for when all
-are in flight. Nothing is durable before the caller flushes the devices. One thread.
+filled. There is a fixed number of windows, so memory is bounded, and the oldest is waited for when
+all are in flight. Nothing is durable before the caller flushes the devices. One thread.
 """
 
 from __future__ import annotations

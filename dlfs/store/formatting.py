@@ -1,8 +1,8 @@
 """Makes a new volume on files, disks and memory devices.
 
-Nothing of value is overwritten unasked: a device that holds a volume, or anything but zeroes where a
-volume would begin or end, is refused without ``force``; one that the system uses (mounted, swap, part of
-a RAID) always. First the old superblocks go, then generation 1 is committed as any other.
+Nothing of value is overwritten unasked: a device that holds a volume, or anything but zeroes where
+a volume would begin or end, is refused without ``force``; one that the system uses (mounted, swap,
+part of a RAID) always. First the old superblocks go, then generation 1 is committed as any other.
 """
 
 from __future__ import annotations
@@ -51,10 +51,12 @@ def format_volume(
     """Make a volume.
 
     Args:
-        members: URIs of 1 to 64 block devices, in the order that numbers them; or one text with commas.
+        members: URIs of 1 to 64 block devices, in the order that numbers them; or one text with
+            commas.
         size_bytes: of each member that is a file to be made, or an empty one.
         chunk_bytes: unit of layout and of large reads: a power of two, 4 KiB to 64 MiB.
-        block_bytes: unit of I/O: a power of two, 512 B to 64 KiB, a multiple of every device's block.
+        block_bytes: unit of I/O: a power of two, 512 B to 64 KiB, a multiple of every device's
+            block.
         label: up to 64 bytes of UTF-8, for people.
         force: overwrite a volume, or whatever the devices hold.
 
@@ -114,7 +116,7 @@ def _resize(uri: str, path: Path, size_now: int, size_bytes: int, *, force: bool
         return
     if size_now and not force:
         raise ExistsError(
-            f"format {uri}: expected a new file or one of {size_bytes} bytes, got {size_now} bytes; "
+            f"format {uri}: expected a new file or one of {size_bytes} bytes, got {size_now}; "
             f"force overwrites it"
         )
     os.truncate(path, size_bytes)

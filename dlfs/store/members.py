@@ -1,9 +1,9 @@
-"""A volume's members: opening their devices, reading every superblock copy, choosing the generation.
+"""A volume's members: opening devices, reading every superblock, choosing the generation.
 
-Members may be given in any order; their superblocks number them. Every member has three copies of its
-superblock, and the highest generation found valid in any copy on any member is the one in force: all
-that it refers to was durable before the first of its copies was written. A copy that is damaged is
-reported and does no harm while another one is whole.
+Members may be given in any order; their superblocks number them. Every member has three copies of
+its superblock, and the highest generation found valid in any copy on any member is the one in
+force: all that it refers to was durable before the first of its copies was written. A copy that is
+damaged is reported and does no harm while another one is whole.
 """
 
 from __future__ import annotations

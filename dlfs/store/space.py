@@ -1,8 +1,8 @@
 """Which chunks of a volume are free, as sorted runs, and taking some of them.
 
 The free map of generation G is what G's catalog does not use. What generation G + 1 frees is not in
-it until G + 1 is durable: whoever commits makes a new map from the new catalog then, so nothing that
-a sealed generation refers to is ever handed out. A plain value, no I/O.
+it until G + 1 is durable: whoever commits makes a new map from the new catalog then, so nothing
+that a sealed generation refers to is ever handed out. A plain value, no I/O.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ class FreeSpace:
 
     Args:
         runs: the free runs of the generation in force.
-        reserve: chunks that only ``take_all`` may use: what the commit itself, and the next one, need.
+        reserve: chunks that only ``take_all`` may use: what the commit itself, and the next one,
+            need.
     """
 
     def __init__(self, runs: Sequence[ChunkRun], *, reserve: int = 0) -> None:

@@ -1,10 +1,10 @@
 """One generation of a volume, and one writer's hold on it that commits the next.
 
-Commit protocol (FORMAT.md): data, flush; directory, flush; catalog into chunks that were free, flush;
-then on every member the superblock of the next generation's letter, flush; then the tail copies, flush.
-A crash at any write leaves the old generation or the new one, whole. A writer first locks member 0,
-then reads the superblocks anew, brings members up to date whose copies lag behind (a crash between
-members), and flushes them all, so that what its generation freed is free durably.
+Commit protocol (FORMAT.md): data, flush; directory, flush; catalog into chunks that were free,
+flush; then on every member the superblock of the next generation's letter, flush; then the tail
+copies, flush. A crash at any write leaves the old generation or the new one, whole. A writer first
+locks member 0, then reads the superblocks anew, brings members up to date whose copies lag behind
+(a crash between members), and flushes them all, so that what its generation freed is free durably.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ CATALOG_GROWTH_BYTES = 4096
 """Kept free beyond the catalog's own size for the next commit, whose free runs may be more."""
 
 OPEN_ATTEMPTS = 8
-"""A reader that meets a catalog being replaced looks again this often; each time a writer has committed twice."""
+"""A reader that meets a catalog being replaced looks again this often: each time, two commits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +184,7 @@ class Transaction:
             )
 
     def _settle(self) -> None:
-        """Bring members up to date, and make the generation durable before anything is built on it."""
+        """Bring members up to date, and make the generation durable that the next builds on."""
         superblock = self.base.superblock
         flush_all(self._devices)
         lagging = [m for m in self.base.members if not m.is_current(superblock.generation)]
@@ -203,7 +203,8 @@ class Transaction:
         """Write bytes to chunks of their own, and flush.
 
         Args:
-            parts: uint8[n_bytes] each, one behind the other; all but the last whole chunks or blocks.
+            parts: uint8[n_bytes] each, one behind the other; all but the last whole chunks or
+                blocks.
 
         Raises:
             SpaceError: too few chunks are free; nothing is written.
@@ -224,11 +225,12 @@ class Transaction:
     def commit(self, datasets: Sequence[DatasetRecord]) -> Generation:
         """Make a catalog of these datasets the volume's next generation.
 
-        Everything that they refer to must be flushed. Chunks that none of them holds are free in the
-        new generation.
+        Everything that they refer to must be flushed. Chunks that none of them holds are free in
+        the new generation.
 
         Raises:
-            SpaceError: no room for the catalog, or none would be left for the commit after this one.
+            SpaceError: no room for the catalog, or none would be left for the commit after this
+                one.
             LimitError: too many datasets or runs.
             DeviceError: a device failed; the volume has the old generation or the new one.
         """
@@ -246,8 +248,8 @@ class Transaction:
         count, encoded = 0, b""
         runs: list[ChunkRun] = []
         catalog = self.base.catalog
-        # The catalog lists the free runs, and its own chunks are not among them: sizes settle at once
-        # unless taking a chunk more changes how many runs there are.
+        # The catalog lists the free runs, and its own chunks are not among them: its size settles
+        # at once unless taking a chunk more changes how many runs there are.
         for _ in range(CATALOG_EXTENTS_MAX):
             free = self._complement([*held, *runs])
             catalog = Catalog(base.generation + 1, base.volume_uuid, ordered, tuple(free))
@@ -289,7 +291,7 @@ class Transaction:
             raise ClosedError("commit: the writer's hold on the volume has ended")
 
     def close(self) -> None:
-        """Give the lock back and close the devices. Idempotent; without a commit nothing has changed."""
+        """Give the lock back and close the devices; idempotent. What was not committed is gone."""
         self._open = False
         close_devices(self._devices)
 
