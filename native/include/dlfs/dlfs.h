@@ -436,8 +436,8 @@ typedef struct dlfs_reader dlfs_reader;
 /* Errors: -EINVAL, -ENOMEM, DLFS_E_LIMIT. Maps no memory until the first read. */
 DLFS_API int dlfs_reader_create(const dlfs_reader_config *config, dlfs_reader **out);
 /*
- * Closes the reader's queue pairs and frees it; memory that batches still use goes with the last of them. -EBUSY, and
- * nothing happens, while a stream or a call is under way.
+ * Closes the reader's queue pairs and frees it; memory that batches still use goes with the last of
+ * them. -EBUSY, and nothing happens, while a stream or a call is under way.
  */
 DLFS_API int dlfs_reader_destroy(dlfs_reader *reader);
 

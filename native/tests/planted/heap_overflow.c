@@ -10,6 +10,7 @@ int main(void)
         return 0;
     }
     memset(bytes, 1, length);
+    int unused = bytes[0] == 2; /* used, or the compiler drops the memset */
     free(bytes);
-    return 0;
+    return unused;
 }
