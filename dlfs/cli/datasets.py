@@ -1,0 +1,44 @@
+"""How datasets are shown: in tables and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from dlfs.cli.output import human_count, human_date, human_size, table
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from dlfs import DatasetInfo
+
+
+def dataset_json(info: DatasetInfo) -> dict[str, Any]:
+    """A dataset as JSON."""
+    return {
+        "name": info.name,
+        "version": info.version,
+        "uuid": info.uuid,
+        "created": info.created,
+        "sample_count": info.sample_count,
+        "sample_bytes": info.sample_bytes,
+        "stored_bytes": info.stored_bytes,
+        "layout": info.layout,
+        "seed": info.seed,
+    }
+
+
+def dataset_table(infos: Iterable[DatasetInfo]) -> Table:
+    """Datasets as a table."""
+    columns = ("dataset", "samples", "bytes", "on device", "layout", "created")
+    made = table(*columns, right=("samples", "bytes", "on device"))
+    for info in infos:
+        made.add_row(
+            f"{info.name}@{info.version}",
+            human_count(info.sample_count),
+            human_size(info.sample_bytes),
+            human_size(info.stored_bytes),
+            info.layout,
+            human_date(info.created),
+        )
+    return made

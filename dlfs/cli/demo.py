@@ -1,0 +1,390 @@
+"""``dlfs demo``: the whole of DLFS on real images, in under a minute.
+
+Handwritten digits become PNG files, the files a dataset, and a small network learns them from it,
+in a new global order every epoch. The mount is compared with the files, and the three ways to read
+are timed. Whatever happens, the mount is undone and what was made is removed, unless it is to be
+kept.
+"""
+
+from __future__ import annotations
+
+import filecmp
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+import dlfs
+from dlfs.cli.output import human_count, human_seconds, human_size, stdout_console, table
+from dlfs.errors import DlfsError, UsageError
+from dlfs.units import MIB
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from rich.console import Console
+
+    from dlfs import Dataset
+    from dlfs.cli.digits import Classifier
+
+VOLUME_BYTES = 32 * MIB
+SEED = 7
+EPOCHS = 12
+BATCH = 64
+ACCURACY_MIN = 0.9
+READ_BATCH = 256
+READ_SECONDS = 0.5
+"""Each way to read is repeated, in whole passes, for at least this long."""
+DIGITS_SHOWN = 4
+READ_BYTES_MAX = 1 * MIB
+"""More than any of the files has."""
+
+
+class DemoError(DlfsError):
+    """A step of the demo did not do what it must."""
+
+
+@dataclass
+class _Demo:
+    """What the steps share."""
+
+    folder: Path
+    console: Console
+
+    @property
+    def source(self) -> Path:
+        return self.folder / "digits"
+
+    @property
+    def volume(self) -> str:
+        return str(self.folder / "volume.img")
+
+    @property
+    def mount_point(self) -> Path:
+        return self.folder / "mount"
+
+    @contextmanager
+    def step(self, name: str, doing: str) -> Iterator[Callable[[str], None]]:
+        """Run a step with a spinner, then print its line. The block says what was done."""
+        told: list[str] = []
+        begin = time.perf_counter()
+        with self.console.status(f"[bold]{name}[/]  {doing}"):
+            try:
+                yield told.append
+            except BaseException:
+                self.console.print(f"[bold red]✗[/] [bold]{name:<8}[/] {doing}")
+                raise
+        seconds = human_seconds(time.perf_counter() - begin)
+        self.line("[bold green]✓[/]", name, " ".join(told), seconds)
+
+    def line(self, mark: str, name: str, text: str, seconds: str = "") -> None:
+        """One aligned line: mark, name, text, and the time on the right where there is room."""
+        from rich.table import Table
+
+        grid = Table.grid(padding=(0, 1), expand=True)
+        grid.add_column(width=1)
+        grid.add_column(width=8, style="bold")
+        grid.add_column(ratio=1)
+        grid.add_column(justify="right", style="dim", no_wrap=True)
+        grid.add_row(mark, name, text, seconds)
+        self.console.print(grid, width=min(self.console.width, 100))
+
+
+def demo(
+    directory: Annotated[
+        Path | None,
+        typer.Option("--dir", metavar="DIR", help="Work below this folder, not below /tmp."),
+    ] = None,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Keep the files and the volume, and say where.")
+    ] = False,
+) -> None:
+    """Import, verify, mount and train on 1,797 real images, and time three ways to read them."""
+    _check_packages()
+    console = stdout_console()
+    with ExitStack() as cleanup, _terminated_as_interrupted():
+        work = _Demo(_make_folder(directory, keep, cleanup), console)
+        console.print()
+        console.rule(
+            "[bold]DLFS[/]: 1,797 handwritten digits, from files to training", align="left"
+        )
+        console.print()
+        _make_dataset(work)
+        mounted = _mount(work, cleanup)
+        with dlfs.open(work.volume) as volume, volume.dataset("digits") as dataset:
+            _train(work, dataset)
+            _time_reads(work, dataset, mounted=mounted)
+    _close(work, keep=keep)
+
+
+def _check_packages() -> None:
+    wanted = {"PIL": "pillow", "sklearn": "scikit-learn"}
+    missing = [package for module, package in wanted.items() if find_spec(module) is None]
+    if missing:
+        raise UsageError(
+            f"demo: expected {' and '.join(missing)} to be installed: pip install 'dlfs[demo]'"
+        )
+
+
+@contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP clean up as Ctrl-C does."""
+
+    def interrupt(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = {
+        number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _make_folder(directory: Path | None, keep: bool, cleanup: ExitStack) -> Path:
+    if directory is not None:
+        directory.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="dlfs-demo-", dir=directory))
+    if not keep:
+        cleanup.callback(shutil.rmtree, folder)
+    return folder
+
+
+# ---- files, volume, mount ------------------------------------------------------------------------
+
+
+def _make_dataset(work: _Demo) -> None:
+    from dlfs.cli.digits import write_digits
+    from dlfs.ingest.importer import import_dataset, open_source
+
+    with work.step("digits", "write scikit-learn's digits as PNG files") as tell:
+        count = write_digits(work.source)
+        tell(f"{human_count(count)} PNG files of 8 x 8 pixels, in a folder for each class")
+    with work.step("format", "make a volume in a file") as tell:
+        info = dlfs.format_volume(work.volume, size_bytes=VOLUME_BYTES, label="demo")
+        tell(f"a volume in a file: {human_size(info.capacity_bytes)} for samples")
+    with dlfs.open(work.volume) as volume:
+        with work.step("import", "pack the files into a dataset") as tell:
+            source = open_source(str(work.source))
+            try:
+                report = import_dataset(volume, source, "digits", seed=SEED)
+            finally:
+                source.close()
+            sealed = report.dataset
+            size = human_size(sealed.sample_bytes)
+            tell(f"{human_count(sealed.sample_count)} samples, {size}, packed in shuffled order")
+        with work.step("verify", "read everything and check it") as tell:
+            problem = next(volume.verify(), None)
+            if problem is not None:
+                raise DemoError(f"demo: verify found damage: {problem}")
+            tell("every superblock, directory block and sample has its checksum")
+
+
+def _missing_for_mount() -> str | None:
+    """What a mount lacks here, or None."""
+    if find_spec("pyfuse3") is None or find_spec("trio") is None:
+        return "pyfuse3 is not installed (pip install 'dlfs[mount]')"
+    if shutil.which("fusermount3") is None:
+        return "fusermount3 is not installed (apt install fuse3)"
+    try:
+        os.close(os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC))
+    except OSError as error:
+        return f"/dev/fuse cannot be opened ({os.strerror(error.errno or 0)})"
+    return None
+
+
+def _run_verb(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "dlfs.cli", *arguments]
+    return subprocess.run(
+        command, check=False, stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
+
+
+def _mount(work: _Demo, cleanup: ExitStack) -> bool:
+    """Mount, compare, and leave it mounted until the end; False where this machine cannot."""
+    missing = _missing_for_mount()
+    if missing is not None:
+        work.line("[yellow]–[/]", "mount", f"[yellow]left out: {missing}[/]")
+        return False
+    with work.step("mount", "mount the volume") as tell:
+        work.mount_point.mkdir()
+        cleanup.callback(_unmount, work)
+        done = _run_verb("mount", work.volume, str(work.mount_point))
+        if done.returncode:
+            raise DemoError(f"demo: mount: {done.stderr.strip()}")
+        tell("/digits/CLASS/NUMBER.png, for any program to read")
+    with work.step("diff -r", "compare the mount with the files") as tell:
+        compared = _diff(work.source, work.mount_point / "digits")
+        tell(f"the mount and the source are equal, {compared}")
+    return True
+
+
+def _diff(source: Path, mounted: Path) -> str:
+    if shutil.which("diff") is None:
+        names = [str(path.relative_to(source)) for path in source.rglob("*.png")]
+        _, unequal, unread = filecmp.cmpfiles(source, mounted, names, shallow=False)
+        if unequal or unread:
+            raise DemoError(f"demo: the mount differs from the source: {[*unequal, *unread][0]}")
+        return "compared file by file"
+    command = ["diff", "-r", str(source), str(mounted)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode:
+        lines = (done.stdout + done.stderr).splitlines()
+        raise DemoError(f"demo: the mount differs from the source: {lines[0]}")
+    return "byte for byte"
+
+
+def _unmount(work: _Demo) -> None:
+    if not os.path.ismount(work.mount_point):
+        return
+    done = _run_verb("umount", str(work.mount_point))
+    if done.returncode:
+        raise DemoError(f"demo: umount: {done.stderr.strip()}")
+
+
+# ---- training and timing -------------------------------------------------------------------------
+
+
+def _train(work: _Demo, dataset: Dataset) -> None:
+    import numpy as np
+
+    from dlfs.cli.digits import Classifier, decode, is_held_out, label_of
+
+    labels = np.array([label_of(path) for path in dataset.paths()])
+    everything = np.arange(len(dataset), dtype=np.uint64)
+    test = everything[is_held_out(everything)]
+    model = Classifier()
+    with work.step("train", f"{EPOCHS} epochs in global random order") as tell:
+        for epoch in range(EPOCHS):
+            _train_epoch(model, dataset, labels, epoch)
+        with dataset.read(test) as batch:
+            images = decode(batch.to_list())
+        guesses = model.classify(images)
+        accuracy = float((guesses == labels[test]).mean())
+        if accuracy <= ACCURACY_MIN:
+            raise DemoError(f"demo: expected over {ACCURACY_MIN:.0%} accuracy, got {accuracy:.1%}")
+        tell(f"{EPOCHS} epochs, each in a new global order: [bold]{accuracy:.1%}[/] of {len(test)}")
+        tell("held-out digits read right")
+    _show_digits(work, images, guesses)
+
+
+def _train_epoch(
+    model: Classifier, dataset: Dataset, labels: NDArray[np.int64], epoch: int
+) -> None:
+    from dlfs.cli.digits import decode, is_held_out
+
+    with dataset.batches(BATCH, seed=SEED, epoch=epoch, shuffle="global") as batches:
+        for batch in batches:
+            with batch:
+                positions = (~is_held_out(batch.indices)).nonzero()[0]
+                images = decode([batch.tobytes(int(position)) for position in positions])
+                model.learn(images, labels[batch.indices[positions]])
+
+
+def _show_digits(work: _Demo, images: NDArray[np.float32], guesses: NDArray[np.int64]) -> None:
+    from rich.columns import Columns
+    from rich.padding import Padding
+    from rich.panel import Panel
+    from rich.text import Text
+
+    from dlfs.cli.digits import draw
+
+    step = len(images) // DIGITS_SHOWN
+    panels = [
+        Panel.fit(Text("\n".join(draw(images[i]))), subtitle=f"read as {guesses[i]}")
+        for i in range(step // 2, len(images), step)[:DIGITS_SHOWN]
+    ]
+    work.console.print()
+    work.console.print(Padding(Columns(panels, padding=(0, 0)), (0, 0, 0, 2)))
+    work.console.print()
+
+
+def _time_reads(work: _Demo, dataset: Dataset, *, mounted: bool) -> None:
+    """Time whole passes over all samples, each way in the same random order."""
+    with dataset.batches(READ_BATCH, seed=SEED, epoch=EPOCHS) as batches:
+        order = [int(index) for batch in batches for index in batch.indices]
+    names = [os.fsdecode(path) for path in dataset.paths()]
+    files = [str(work.source / names[index]) for index in order]
+    with work.step("time", "read every sample, three ways") as tell:
+        rates = {
+            f"DLFS, batches of {READ_BATCH}": _rate(len(order), lambda: _read_batches(dataset))
+        }
+        if mounted:
+            on_mount = [str(work.mount_point / "digits" / names[index]) for index in order]
+            rates["DLFS mount, open + read + close"] = _rate(
+                len(order), lambda: _read_files(on_mount)
+            )
+        rates["plain files, open + read + close"] = _rate(len(order), lambda: _read_files(files))
+        tell("every sample to bytes in Python, in the same random order, one thread")
+    _show_rates(work, rates)
+
+
+def _read_batches(dataset: Dataset) -> int:
+    size = 0
+    with dataset.batches(READ_BATCH, seed=SEED, epoch=EPOCHS) as batches:
+        for batch in batches:
+            with batch:
+                size += sum(map(len, batch.to_list()))
+    return size
+
+
+def _read_files(paths: list[str]) -> int:
+    size = 0
+    for path in paths:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            size += len(os.read(descriptor, READ_BYTES_MAX))
+        finally:
+            os.close(descriptor)
+    return size
+
+
+def _rate(count: int, read_all: Callable[[], int]) -> float:
+    """Samples a second over whole passes, after one that warms up."""
+    expected = read_all()
+    passes, begin = 0, time.perf_counter()
+    while (seconds := time.perf_counter() - begin) < READ_SECONDS:
+        if read_all() != expected:
+            raise DemoError(f"demo: expected {expected} bytes from every pass, got another number")
+        passes += 1
+    return passes * count / seconds
+
+
+def _show_rates(work: _Demo, rates: dict[str, float]) -> None:
+    from rich.padding import Padding
+
+    width = max(10, min(work.console.width, 100) - 58)
+    shown = table("warm (in memory)", "samples/s", "", right=("samples/s",))
+    for name, rate in rates.items():
+        bar = "█" * max(1, round(width * rate / max(rates.values())))
+        shown.add_row(name, human_count(round(rate)), f"[green]{bar}[/]")
+    work.console.print()
+    work.console.print(Padding(shown, (0, 0, 0, 2)))
+    work.console.print(
+        "  DLFS verifies every sample's CRC32C on the way; plain files come from the page cache\n"
+        "  as they are. All data is in memory: this shows overheads, not a disk (see bench/).",
+        style="dim",
+    )
+
+
+def _close(work: _Demo, *, keep: bool) -> None:
+    work.console.print()
+    if not keep:
+        return
+    work.console.print(f"Kept in {work.folder}. Try:", markup=False, soft_wrap=True)
+    for verb in ("info", "ls -l", "verify"):
+        dataset = " digits 7" if verb == "ls -l" else ""
+        work.console.print(f"  dlfs {verb} {work.volume}{dataset}", markup=False, soft_wrap=True)

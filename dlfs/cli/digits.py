@@ -1,0 +1,118 @@
+"""The demo's data and its model: scikit-learn's digits, and a small network that learns them.
+
+The digits are 1,797 images of 8 x 8 pixels, as scikit-learn ships them. Samples are PNG files
+here, as DLFS gives them.
+
+Source: E. Alpaydin, C. Kaynak, "Optical Recognition of Handwritten Digits", UCI Machine Learning
+Repository, 1998.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+SIDE = 8
+PIXELS = SIDE * SIDE
+CLASSES = 10
+HIDDEN = 64
+HELD_OUT_STEP = 5
+"""Every fifth digit is held out of training."""
+
+_SHADES = " ░▒▓█"
+
+
+def write_digits(folder: Path) -> int:
+    """Write every digit as ``folder/CLASS/NUMBER.png``, 8-bit gray.
+
+    Returns:
+        How many there are.
+    """
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    pixels = np.rint(digits.images * (255 / 16)).astype(np.uint8)
+    for name in range(CLASSES):
+        (folder / str(name)).mkdir(parents=True)
+    for number, (image, label) in enumerate(zip(pixels, digits.target, strict=True)):
+        Image.fromarray(image).save(folder / str(label) / f"{number:04}.png")
+    return len(pixels)
+
+
+def label_of(path: bytes) -> int:
+    """The class that a sample's path says."""
+    return int(path.split(b"/", 1)[0])
+
+
+def is_held_out(indices: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    """Which samples are kept for the test."""
+    held_out: NDArray[np.bool_] = indices % HELD_OUT_STEP == 0
+    return held_out
+
+
+def decode(samples: Iterable[bytes]) -> NDArray[np.float32]:
+    """Decode PNG files to float32[n_samples, 64], 0..1."""
+    images = [np.asarray(Image.open(io.BytesIO(sample))).reshape(PIXELS) for sample in samples]
+    return np.stack(images).astype(np.float32) / np.float32(255)
+
+
+def draw(image: NDArray[np.float32]) -> list[str]:
+    """A digit in eight lines of text, 16 columns wide."""
+    levels = np.rint(image.reshape(SIDE, SIDE) * (len(_SHADES) - 1)).astype(int)
+    return ["".join(_SHADES[level] * 2 for level in row) for row in levels]
+
+
+def _initial(seed: int) -> list[NDArray[np.float32]]:
+    random = np.random.default_rng(seed)
+    first = random.normal(0, np.sqrt(2 / PIXELS), (PIXELS, HIDDEN))
+    last = random.normal(0, np.sqrt(1 / HIDDEN), (HIDDEN, CLASSES))
+    return [
+        values.astype(np.float32) for values in (first, np.zeros(HIDDEN), last, np.zeros(CLASSES))
+    ]
+
+
+@dataclass
+class Classifier:
+    """One hidden layer and a softmax, trained by gradient descent with momentum."""
+
+    rate: float = 0.05
+    momentum: float = 0.9
+    weights: list[NDArray[np.float32]] = field(default_factory=lambda: _initial(seed=1))
+    steps: list[NDArray[np.float32]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.steps = [np.zeros_like(values) for values in self.weights]
+
+    def forward(
+        self, images: NDArray[np.float32]
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Hidden activations and class probabilities."""
+        first, first_bias, last, last_bias = self.weights
+        hidden = np.maximum(images @ first + first_bias, 0)
+        scores = hidden @ last + last_bias
+        powers = np.exp(scores - scores.max(axis=1, keepdims=True))
+        return hidden, powers / powers.sum(axis=1, keepdims=True)
+
+    def learn(self, images: NDArray[np.float32], labels: NDArray[np.int64]) -> None:
+        """Take one step on a batch."""
+        hidden, error = self.forward(images)
+        error[np.arange(len(labels)), labels] -= 1
+        error /= len(labels)
+        back = (error @ self.weights[2].T) * (hidden > 0)
+        slopes = (images.T @ back, back.sum(axis=0), hidden.T @ error, error.sum(axis=0))
+        for values, step, slope in zip(self.weights, self.steps, slopes, strict=True):
+            step *= self.momentum
+            step -= self.rate * slope
+            values += step
+
+    def classify(self, images: NDArray[np.float32]) -> NDArray[np.int64]:
+        """The likeliest class of each image."""
+        _, probabilities = self.forward(images)
+        classes: NDArray[np.int64] = probabilities.argmax(axis=1)
+        return classes

@@ -1,0 +1,68 @@
+"""Exit codes: one table, printed by ``dlfs --help`` and README.md, applied by ``main``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from dlfs.errors import (
+    DeviceError,
+    DlfsError,
+    FormatError,
+    LockedError,
+    NotFoundError,
+    SpaceError,
+    UsageError,
+)
+
+
+class ExitCode(IntEnum):
+    """What ``dlfs`` exits with."""
+
+    OK = 0
+    FAILURE = 1
+    USAGE = 2
+    NOT_FOUND = 3
+    DAMAGE = 4
+    LOCKED = 5
+    SPACE = 6
+    DEVICE = 7
+    INTERRUPTED = 130
+    PIPE = 141
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table."""
+
+    code: ExitCode
+    meaning: str
+    errors: tuple[type[DlfsError], ...] = ()
+    """The errors that end so, with their subclasses unless those have a row of their own."""
+
+
+EXITS = (
+    Row(ExitCode.OK, "done"),
+    Row(ExitCode.FAILURE, "any failure that has no code of its own", (DlfsError,)),
+    Row(ExitCode.USAGE, "the command line is wrong", (UsageError,)),
+    Row(ExitCode.NOT_FOUND, "no such volume member, dataset or sample", (NotFoundError,)),
+    Row(
+        ExitCode.DAMAGE, "damage: a checksum or the format does not hold, or verify found any",
+        (FormatError,),
+    ),
+    Row(ExitCode.LOCKED, "another writer holds the volume", (LockedError,)),
+    Row(ExitCode.SPACE, "too little free space", (SpaceError,)),
+    Row(ExitCode.DEVICE, "a device failed, or a file could not be read or written", (DeviceError,)),
+    Row(ExitCode.INTERRUPTED, "interrupted (Ctrl-C); the volume is as it was"),
+    Row(ExitCode.PIPE, "whoever read the output went away"),
+)  # fmt: skip
+
+_BY_ERROR = {error: row.code for row in EXITS for error in row.errors}
+
+
+def exit_code_of(error: BaseException) -> ExitCode:
+    """The exit code of an error: that of its nearest base in the table."""
+    for base in type(error).__mro__:
+        if base in _BY_ERROR:
+            return _BY_ERROR[base]
+    return ExitCode.DEVICE if isinstance(error, OSError) else ExitCode.FAILURE

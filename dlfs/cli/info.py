@@ -1,0 +1,92 @@
+"""``dlfs info``: a volume's geometry, members, superblocks, space and datasets."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import dlfs
+from dlfs.cli.datasets import dataset_json, dataset_table
+from dlfs.cli.options import JsonOption, VolumeArgument
+from dlfs.cli.output import (
+    human_date,
+    human_size,
+    note,
+    print_data,
+    print_json,
+    stdout_console,
+    table,
+)
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from dlfs import MemberInfo, VolumeInfo
+
+_STATE_STYLES = {"damaged": "bold red", "stale": "yellow"}
+
+
+def info(volume: VolumeArgument, json: JsonOption = False) -> None:
+    """Show a volume: geometry, members, superblocks, space, datasets."""
+    with dlfs.open(volume) as opened:
+        described, datasets = opened.info(), opened.datasets()
+    if json:
+        found = info_json(described)
+        found["datasets"] = [dataset_json(dataset) for dataset in datasets]
+        print_json(found)
+        return
+    _print_volume(described)
+    stdout_console().print()
+    print_data(_member_table(described.members))
+    stdout_console().print()
+    if datasets:
+        print_data(dataset_table(datasets))
+    else:
+        print("no datasets")
+    _warn(described.members)
+
+
+def info_json(described: VolumeInfo) -> dict[str, Any]:
+    """A volume as JSON, without its datasets."""
+    return asdict(described)
+
+
+def _print_volume(described: VolumeInfo) -> None:
+    used = described.capacity_bytes - described.free_bytes
+    share = used / described.capacity_bytes
+    free, capacity = human_size(described.free_bytes), human_size(described.capacity_bytes)
+    rows = {
+        "volume": f"{described.uuid}",
+        "label": described.label or "-",
+        "created": human_date(described.created),
+        "generation": f"{described.generation:,}",
+        "space": f"{free} free of {capacity} ({share:.1%} used)",
+        "chunk": f"{human_size(described.chunk_bytes)}, in blocks of "
+        f"{human_size(described.block_bytes)}",
+    }
+    for name, value in rows.items():
+        stdout_console().print(f"[bold]{name:>10}[/]  ", end="")
+        stdout_console().print(value, markup=False, soft_wrap=True)
+
+
+def _member_table(members: tuple[MemberInfo, ...]) -> Table:
+    from rich.text import Text
+
+    made = table("member", "device", "size", "superblocks A", "B", "tail", right=("member", "size"))
+    for member in members:
+        states = [
+            Text(
+                f"{copy.state} ({copy.generation})" if copy.generation else copy.state,
+                style=_STATE_STYLES.get(copy.state, ""),
+            )
+            for copy in member.superblocks
+        ]
+        made.add_row(str(member.number), Text(member.uri), human_size(member.size_bytes), *states)
+    return made
+
+
+def _warn(members: tuple[MemberInfo, ...]) -> None:
+    for member in members:
+        for copy in member.superblocks:
+            if copy.problem is not None:
+                note(f"damaged superblock: {copy.problem}")

@@ -1,0 +1,178 @@
+"""``dlfs ls``: the datasets of a volume, or what lies in one of them.
+
+Listings stream: a page of names at a time, however many samples there are.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+import dlfs
+from dlfs.cli.datasets import dataset_json, dataset_table
+from dlfs.cli.options import JsonOption, OptionalDatasetArgument, VolumeArgument, open_dataset
+from dlfs.cli.output import (
+    human_count,
+    human_size,
+    json_path,
+    print_data,
+    print_json,
+    print_json_stream,
+    show_path,
+    write_bytes,
+)
+from dlfs.errors import NotFoundError, UsageError
+
+if TYPE_CHECKING:
+    from dlfs import Dataset
+
+PAGE = 4096
+"""Names between two writes."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    path: bytes
+    name: bytes
+    """What is printed: the whole path, or one component."""
+    is_directory: bool
+    index: int
+    """Of the sample, or of the first one below a directory."""
+    size: int
+    """In bytes; of a directory, the number of samples below it."""
+
+
+def ls(
+    volume: VolumeArgument,
+    dataset: OptionalDatasetArgument = None,
+    prefix: Annotated[
+        str, typer.Argument(metavar="[PREFIX]", help="A directory, or one sample.")
+    ] = "",
+    long: Annotated[bool, typer.Option("--long", "-l", help="Sizes, indices, dates too.")] = False,
+    recursive: Annotated[
+        bool, typer.Option("--recursive", "-r", "-R", help="Every sample below, by its whole path.")
+    ] = False,
+    exact: Annotated[bool, typer.Option("--bytes", "-b", help="Sizes in bytes, with -l.")] = False,
+    null: Annotated[
+        bool, typer.Option("--null", "-0", help="End names with NUL instead of a line break.")
+    ] = False,
+    json: JsonOption = False,
+) -> None:
+    """List datasets, or the samples of one."""
+    if dataset is None:
+        _list_datasets(volume, long=long, json=json)
+        return
+    if null and (long or json):
+        raise UsageError("list: expected -0 without -l and --json")
+    with open_dataset(volume, dataset) as (_, found):
+        where = os.fsencode(prefix).strip(b"/")
+        items = _items(found, where, recursive=recursive)
+        if json:
+            head = {"dataset": found.name, "version": found.version, "prefix": json_path(where)}
+            print_json_stream(head, "entries", (_item_json(item) for item in items))
+        elif long:
+            _write_long(items, exact=exact)
+        else:
+            _write_names(items, b"\0" if null else b"\n")
+
+
+def _list_datasets(uri: str, *, long: bool, json: bool) -> None:
+    with dlfs.open(uri) as volume:
+        infos = volume.datasets()
+    if json:
+        print_json({"datasets": [dataset_json(info) for info in infos]})
+    elif long:
+        print_data(dataset_table(infos))
+    else:
+        for info in infos:
+            print(f"{info.name}@{info.version}")
+
+
+def _items(dataset: Dataset, where: bytes, *, recursive: bool) -> Iterator[_Item]:
+    """What to list; the first is looked for at once, so that nothing is an error before output."""
+    items = _samples(dataset, where) if recursive else _children(dataset, where)
+    first = next(items, None)
+    if first is not None:
+        return chain([first], items)
+    if not where:
+        return iter(())
+    index = int(dataset.index_of([where])[0])
+    if index < 0:
+        raise NotFoundError(
+            f"list {dataset.name}@{dataset.version}: no sample or directory {show_path(where)}"
+        )
+    length = int(dataset.lengths([index])[0])
+    return iter([_Item(where, where, False, index, length)])
+
+
+def _samples(dataset: Dataset, where: bytes) -> Iterator[_Item]:
+    first, last = dataset.directory.subtree_range(where)
+    for start in range(first, last, PAGE):
+        count = min(PAGE, last - start)
+        indices = range(start, start + count)
+        lengths = dataset.lengths(list(indices)).tolist()
+        for path, index, length in zip(dataset.paths(start, count), indices, lengths, strict=True):
+            yield _Item(path, path, False, index, length)
+
+
+def _children(dataset: Dataset, where: bytes) -> Iterator[_Item]:
+    base = where + b"/" if where else b""
+    children = dataset.directory.children(where)
+    while entries := list(islice(children, PAGE)):
+        files = [entry.first_index for entry in entries if not entry.is_directory]
+        lengths = iter(dataset.lengths(files).tolist())
+        for entry in entries:
+            path = base + entry.name
+            if entry.is_directory:
+                first, last = dataset.directory.subtree_range(path)
+                yield _Item(path, entry.name + b"/", True, first, last - first)
+            else:
+                yield _Item(path, entry.name, False, entry.first_index, next(lengths))
+
+
+def _item_json(item: _Item) -> dict[str, Any]:
+    if item.is_directory:
+        return {
+            "path": json_path(item.path),
+            "kind": "directory",
+            "first_index": item.index,
+            "sample_count": item.size,
+        }
+    return {
+        "path": json_path(item.path),
+        "kind": "sample",
+        "index": item.index,
+        "length_bytes": item.size,
+    }
+
+
+def _write_names(items: Iterator[_Item], end: bytes) -> None:
+    terminal = sys.stdout.isatty()
+    while page := list(islice(items, PAGE)):
+        write_bytes(b"".join((_shown(item) if terminal else item.name) + end for item in page))
+
+
+def _write_long(items: Iterator[_Item], *, exact: bool) -> None:
+    terminal = sys.stdout.isatty()
+    size_of = str if exact else human_size
+    write_bytes(f"{'INDEX':>10}  {'SIZE':>16}  NAME\n".encode())
+    while page := list(islice(items, PAGE)):
+        lines = []
+        for item in page:
+            plural = "" if item.size == 1 else "s"
+            samples = f"{human_count(item.size)} sample{plural}"
+            size = samples if item.is_directory else size_of(item.size)
+            name = _shown(item) if terminal else item.name
+            lines.append(f"{item.index:>10}  {size:>16}  ".encode() + name + b"\n")
+        write_bytes(b"".join(lines))
+
+
+def _shown(item: _Item) -> bytes:
+    text = show_path(item.name)
+    return (f"\x1b[1;34m{text}\x1b[0m" if item.is_directory else text).encode()

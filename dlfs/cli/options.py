@@ -1,0 +1,116 @@
+"""Arguments and options that several verbs share, and completion of dataset names."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+import dlfs
+from dlfs.errors import DlfsError, NotFoundError, UsageError
+from dlfs.units import parse_bytes
+
+if TYPE_CHECKING:
+    from dlfs import Dataset, Volume
+
+_VERSION = re.compile(r"[1-9][0-9]{0,9}")
+
+
+@dataclass(frozen=True)
+class DatasetName:
+    """``NAME`` or ``NAME@VERSION``."""
+
+    name: str
+    version: int | None = None
+
+    def __str__(self) -> str:
+        return self.name if self.version is None else f"{self.name}@{self.version}"
+
+
+def parse_dataset(text: str) -> DatasetName:
+    """Read a dataset's name and, behind the last ``@``, its version.
+
+    A name that ends in ``@`` and digits is written with its version: ``odd@7@1``.
+
+    Raises:
+        UsageError: there is no name.
+    """
+    name, at, version = text.rpartition("@")
+    found = DatasetName(name, int(version)) if at and _VERSION.fullmatch(version) else None
+    found = found or DatasetName(text)
+    if not found.name:
+        raise UsageError(f"read a dataset: expected NAME or NAME@VERSION, got {text!r}")
+    return found
+
+
+def parse_size(text: str | None) -> int | None:
+    """Read the size of an option, if it was given."""
+    return None if text is None else parse_bytes(text)
+
+
+@contextmanager
+def open_dataset(volume_uri: str, dataset: str) -> Iterator[tuple[Volume, Dataset]]:
+    """Open a volume and one of its datasets for reading."""
+    wanted = parse_dataset(dataset)
+    with dlfs.open(volume_uri) as volume, volume.dataset(wanted.name, wanted.version) as found:
+        yield volume, found
+
+
+def sample_indices(dataset: Dataset, paths: list[str], indices: list[int]) -> list[int]:
+    """The indices of the samples that a command line names; negative ones count from the end.
+
+    Raises:
+        NotFoundError: one of them does not exist.
+    """
+    found = [dataset.index(os.fsencode(path)) for path in paths]
+    count = len(dataset)
+    for index in indices:
+        if not -count <= index < count:
+            raise NotFoundError(
+                f"look up index {index} in dataset {dataset.name!r}: it has {count} samples"
+            )
+        found.append(index % count)
+    return found
+
+
+def complete_dataset(ctx: typer.Context, incomplete: str) -> list[str]:
+    """The datasets of the volume on the command line, for the shell; none if it will not open."""
+    uri = ctx.params.get("volume")
+    if not uri:
+        return []
+    try:
+        with dlfs.open(uri) as volume:
+            infos = volume.datasets()
+    except (DlfsError, OSError):
+        return []
+    names = dict.fromkeys(info.name for info in infos)
+    if "@" in incomplete:
+        names = dict.fromkeys(f"{info.name}@{info.version}" for info in infos)
+    return [name for name in names if name.startswith(incomplete)]
+
+
+VolumeArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="VOLUME",
+        help="The volume: its members' device URIs, joined by commas (see 'dlfs uri').",
+    ),
+]
+DatasetArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="DATASET", help="NAME, or NAME@VERSION.", autocompletion=complete_dataset
+    ),
+]
+OptionalDatasetArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="DATASET", help="NAME, or NAME@VERSION.", autocompletion=complete_dataset
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]

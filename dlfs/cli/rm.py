@@ -1,0 +1,76 @@
+"""``dlfs rm``: remove a dataset, and free its space."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+import dlfs
+from dlfs.cli.datasets import dataset_json
+from dlfs.cli.options import (
+    DatasetArgument,
+    DatasetName,
+    JsonOption,
+    VolumeArgument,
+    parse_dataset,
+)
+from dlfs.cli.output import human_count, human_size, note, print_json
+from dlfs.errors import NotFoundError, UsageError
+
+if TYPE_CHECKING:
+    from dlfs import DatasetInfo, Volume
+
+
+def rm(
+    volume: VolumeArgument,
+    dataset: DatasetArgument,
+    all_versions: Annotated[
+        bool, typer.Option("--all-versions", help="Every version of it.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Remove a dataset. Whoever reads it meanwhile gets an error, never wrong bytes."""
+    wanted = parse_dataset(dataset)
+    with dlfs.open(volume) as opened:
+        doomed = _choose(opened, wanted, all_versions=all_versions)
+        if not yes:
+            _confirm(doomed, volume)
+        for info in doomed:
+            opened.remove(info.name, info.version)
+    if json:
+        print_json({"removed": [dataset_json(info) for info in doomed]})
+    for info in doomed:
+        note(f"removed {_describe(info)}")
+
+
+def _choose(volume: Volume, wanted: DatasetName, *, all_versions: bool) -> list[DatasetInfo]:
+    """The datasets to remove."""
+    found = [
+        info
+        for info in volume.datasets()
+        if info.name == wanted.name and wanted.version in (None, info.version)
+    ]
+    if not found:
+        raise NotFoundError(f"remove {wanted}: there is no such dataset in {volume.uri}")
+    if len(found) > 1 and not all_versions:
+        versions = ", ".join(f"{info.name}@{info.version}" for info in found)
+        raise UsageError(f"remove {wanted}: expected one of {versions}, or --all-versions")
+    return found
+
+
+def _describe(info: DatasetInfo) -> str:
+    plural = "" if info.sample_count == 1 else "s"
+    size = human_size(info.sample_bytes)
+    return f"{info.name}@{info.version} ({human_count(info.sample_count)} sample{plural}, {size})"
+
+
+def _confirm(doomed: list[DatasetInfo], uri: str) -> None:
+    names = ", ".join(map(_describe, doomed))
+    if not sys.stdin.isatty():
+        raise UsageError(f"remove {names}: expected --yes, as there is no terminal to ask at")
+    if not typer.confirm(f"Remove {names} from {uri}?", err=True):
+        note("nothing was removed")
+        raise typer.Exit(1)

@@ -1,0 +1,96 @@
+"""``dlfs stat``: where samples lie and what they are, without reading them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dlfs.cli.datasets import dataset_json
+from dlfs.cli.options import (
+    DatasetArgument,
+    JsonOption,
+    VolumeArgument,
+    open_dataset,
+    sample_indices,
+)
+from dlfs.cli.output import (
+    human_count,
+    human_date,
+    human_size,
+    json_path,
+    print_json,
+    print_json_stream,
+    show_path,
+    write_bytes,
+)
+
+if TYPE_CHECKING:
+    from dlfs import Dataset
+    from dlfs.dataset import SampleInfo
+
+
+def stat(
+    volume: VolumeArgument,
+    dataset: DatasetArgument,
+    paths: Annotated[
+        list[str] | None, typer.Argument(metavar="[PATH]...", help="Samples, by path.")
+    ] = None,
+    index: Annotated[
+        list[int] | None, typer.Option("--index", "-i", help="Samples, by index; repeatable.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Show what is known of samples: index, size, checksum, place. Without any, of the dataset."""
+    with open_dataset(volume, dataset) as (_, found):
+        if not paths and not index:
+            _show_dataset(found, json=json)
+            return
+        infos = [found.stat(i) for i in sample_indices(found, paths or [], index or [])]
+        if json:
+            head = {"dataset": found.name, "version": found.version}
+            print_json_stream(head, "samples", map(_json, infos))
+            return
+        for info in infos:
+            write_bytes(_text(info))
+
+
+def _json(info: SampleInfo) -> dict[str, Any]:
+    return {
+        "path": json_path(info.path),
+        "index": info.index,
+        "length_bytes": info.length_bytes,
+        "crc32c": f"{info.crc32c:08x}",
+        "member": info.member,
+        "offset_bytes": info.offset_bytes,
+    }
+
+
+def _text(info: SampleInfo) -> bytes:
+    rows = {
+        "path": show_path(info.path),
+        "index": human_count(info.index),
+        "size": f"{info.length_bytes:,} bytes",
+        "crc32c": f"{info.crc32c:08x}",
+        "member": info.member,
+        "offset": f"{info.offset_bytes:,} bytes",
+    }
+    return "".join(f"{name:>8}  {value}\n" for name, value in rows.items()).encode()
+
+
+def _show_dataset(dataset: Dataset, *, json: bool) -> None:
+    info = dataset.info
+    if json:
+        print_json(dataset_json(info))
+        return
+    rows = {
+        "dataset": f"{info.name}@{info.version}",
+        "uuid": info.uuid,
+        "created": human_date(info.created),
+        "samples": human_count(info.sample_count),
+        "bytes": f"{info.sample_bytes:,} ({human_size(info.sample_bytes)})",
+        "stored": f"{info.stored_bytes:,} ({human_size(info.stored_bytes)})",
+        "layout": f"{info.layout}, seed {info.seed}" if info.layout == "shuffled" else info.layout,
+    }
+    for name, value in rows.items():
+        print(f"{name:>8}  {value}")

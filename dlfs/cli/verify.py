@@ -1,0 +1,96 @@
+"""``dlfs verify``: read a whole volume and check every byte that something depends on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+import dlfs
+from dlfs.cli.exits import ExitCode
+from dlfs.cli.options import JsonOption, OptionalDatasetArgument, VolumeArgument, parse_dataset
+from dlfs.cli.output import (
+    human_count,
+    human_rate,
+    json_path,
+    note,
+    print_json_stream,
+)
+from dlfs.cli.progress import progress_bar
+
+if TYPE_CHECKING:
+    from dlfs.cli.progress import Bar
+    from dlfs.verification import Finding
+
+
+class _Checked:
+    """Counts what verify finds and reads."""
+
+    def __init__(self, bar: Bar) -> None:
+        self.problem_count = 0
+        self.size_bytes = 0
+        self._begin = time.monotonic()
+        self._bar = bar
+
+    @property
+    def seconds(self) -> float:
+        """Since the start."""
+        return time.monotonic() - self._begin
+
+    def progress(self, done_bytes: int, total_bytes: int) -> None:
+        """Take what verify tells."""
+        self.size_bytes = done_bytes
+        self._bar.update(done_bytes, total_bytes, f"{human_count(self.problem_count)} bad")
+
+    def count(self, findings: Iterator[Finding]) -> Iterator[Finding]:
+        """Pass findings on."""
+        for finding in findings:
+            self.problem_count += 1
+            yield finding
+
+
+def verify(
+    volume: VolumeArgument, dataset: OptionalDatasetArgument = None, json: JsonOption = False
+) -> None:
+    """Check superblocks, catalog, directories and every sample; name all that is bad."""
+    wanted = parse_dataset(dataset) if dataset is not None else None
+    name, version = (wanted.name, wanted.version) if wanted else (None, None)
+    with dlfs.open(volume) as opened, progress_bar("verify") as bar:
+        checked = _Checked(bar)
+        findings = checked.count(opened.verify(name, version, progress=checked.progress))
+        if json:
+            head = {"volume": opened.uri, "uuid": opened.uuid}
+            items = (_finding_json(finding) for finding in findings)
+            print_json_stream(head, "problems", items, tail=lambda: _tail(checked))
+        else:
+            for finding in findings:
+                print(str(finding).replace("\n", " "))
+    count = human_count(checked.problem_count)
+    verdict = f"{count} bad" if checked.problem_count else "all good"
+    note(f"verified {volume}: {human_rate(checked.size_bytes, checked.seconds)}: {verdict}")
+    if checked.problem_count:
+        raise typer.Exit(ExitCode.DAMAGE)
+
+
+def _tail(checked: _Checked) -> dict[str, Any]:
+    return {
+        "ok": checked.problem_count == 0,
+        "problem_count": checked.problem_count,
+        "checked_bytes": checked.size_bytes,
+        "seconds": checked.seconds,
+    }
+
+
+def _finding_json(finding: Finding) -> dict[str, Any]:
+    return {
+        "kind": finding.kind,
+        "message": finding.message,
+        "dataset": finding.dataset,
+        "version": finding.version,
+        "path": None if finding.path is None else json_path(finding.path),
+        "index": finding.index,
+        "member": finding.member,
+        "offset_bytes": finding.offset_bytes,
+    }
