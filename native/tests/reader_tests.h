@@ -1,0 +1,156 @@
+/* A small dataset on a device in memory, for the tests of what reads it. */
+#ifndef DLFS_TESTS_READER_H
+#define DLFS_TESTS_READER_H
+
+#include <dlfs/dlfs.h>
+
+#include <inttypes.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "check.h"
+
+#define COUNT 500u
+#define CHUNK 16384u
+#define BLOCK 4096u
+#define DATA_OFFSET 65536u
+#define DEVICE_BYTES (16u << 20)
+#define LARGE_EVERY 97u /* such samples are larger than a chunk */
+
+struct dataset {
+    dlfs_device *inner;
+    dlfs_device *device; /* inner, or a faulty one over it */
+    dlfs_directory *directory;
+    void *entries;
+    void *names;
+    uint64_t entries_bytes;
+    uint64_t names_bytes;
+    uint64_t chunk_count;
+};
+
+static uint64_t sample_length(uint64_t index)
+{
+    return index % LARGE_EVERY == 5 ? CHUNK + 777 * (index % 50) : index * 7919 % 5000;
+}
+
+static uint8_t sample_byte(uint64_t index, uint64_t at)
+{
+    return (uint8_t)(index * 31 + at * 7 + (at >> 8));
+}
+
+static inline void check_sample(const dlfs_batch *batch, uint64_t position)
+{
+    uint64_t index = batch->indices[position];
+    CHECK_EQ(batch->lengths[position], sample_length(index));
+    const uint8_t *bytes = batch->base + batch->offsets[position];
+    for (uint64_t at = 0; at < sample_length(index); at++)
+        CHECK(bytes[at] == sample_byte(index, at));
+}
+
+static void dataset_pack(dlfs_location *locations, uint8_t *data, uint64_t data_bytes, uint64_t *used)
+{
+    int64_t *offsets = calloc(COUNT, sizeof(int64_t));
+    int64_t *lengths = calloc(COUNT, sizeof(int64_t));
+    uint64_t *order = calloc(COUNT, sizeof(uint64_t));
+    uint8_t *source = malloc(data_bytes);
+    dlfs_permutation permutation;
+    CHECK_EQ(dlfs_permutation_init(&permutation, COUNT, 1, 2), 0);
+    CHECK_EQ(dlfs_permutation_map(&permutation, 0, 1, COUNT, order), 0);
+    int64_t at = 0;
+    for (uint64_t i = 0; i < COUNT; i++) {
+        offsets[i] = at;
+        lengths[i] = (int64_t)sample_length(i);
+        for (uint64_t j = 0; j < sample_length(i); j++)
+            source[at++] = sample_byte(i, j);
+    }
+    dlfs_packing packing = {.chunk_bytes = CHUNK, .block_bytes = BLOCK};
+    CHECK_EQ(dlfs_pack(&packing, source, data_bytes, offsets, lengths, order, COUNT, data, 0, data_bytes,
+                       locations),
+             COUNT);
+    *used = packing.address;
+    free(offsets);
+    free(lengths);
+    free(order);
+    free(source);
+}
+
+static void dataset_directory(struct dataset *dataset, const dlfs_location *locations)
+{
+    uint8_t names[COUNT * 8];
+    uint64_t offsets[COUNT + 1] = {0};
+    for (uint64_t i = 0; i < COUNT; i++) {
+        int length = snprintf((char *)names + offsets[i], 8, "%06" PRIu64, i);
+        offsets[i + 1] = offsets[i] + (uint64_t)length;
+    }
+    dlfs_directory_plan plan;
+    const uint8_t uuid[16] = {1};
+    CHECK_EQ(dlfs_directory_plan_build(names, offsets, COUNT, &plan), 0);
+    dataset->entries_bytes = plan.entries_bytes;
+    dataset->names_bytes = plan.names_bytes;
+    CHECK_EQ(dlfs_memory_map(plan.entries_bytes, &dataset->entries, NULL), 0);
+    CHECK_EQ(dlfs_memory_map(plan.names_bytes, &dataset->names, NULL), 0);
+    CHECK_EQ(dlfs_directory_build(&plan, names, offsets, locations, uuid, dataset->chunk_count * CHUNK,
+                                  dataset->entries, dataset->names),
+             0);
+    CHECK_EQ(dlfs_directory_open(dataset->entries, plan.entries_bytes, &dataset->directory), 0);
+}
+
+static void dataset_create(struct dataset *dataset, const dlfs_fault_config *faults)
+{
+    uint64_t data_bytes = DEVICE_BYTES - DATA_OFFSET;
+    void *data;
+    uint64_t used;
+    dlfs_location *locations = calloc(COUNT, sizeof(*locations));
+    CHECK_EQ(dlfs_memory_map(data_bytes, &data, NULL), 0);
+    dataset_pack(locations, data, data_bytes, &used);
+    dataset->chunk_count = (used + CHUNK - 1) / CHUNK;
+    CHECK_EQ(dlfs_device_create_memory(DEVICE_BYTES, 512, &dataset->inner), 0);
+    dlfs_queue *queue;
+    CHECK_EQ(dlfs_queue_create(dataset->inner, 4, &queue), 0);
+    CHECK_EQ(dlfs_queue_transfer(queue, DLFS_OP_WRITE, data, DATA_OFFSET, dataset->chunk_count * CHUNK,
+                                 1 << 20),
+             0);
+    dlfs_queue_destroy(queue);
+    dlfs_memory_unmap(data, data_bytes);
+    dataset_directory(dataset, locations);
+    free(locations);
+    dataset->device = dataset->inner;
+    if (faults)
+        CHECK_EQ(dlfs_device_create_fault(dataset->inner, faults, &dataset->device), 0);
+}
+
+static void dataset_destroy(struct dataset *dataset)
+{
+    dlfs_directory_close(dataset->directory);
+    dlfs_memory_unmap(dataset->entries, dataset->entries_bytes);
+    dlfs_memory_unmap(dataset->names, dataset->names_bytes);
+    if (dataset->device != dataset->inner)
+        CHECK_EQ(dlfs_device_destroy(dataset->device), 0);
+    CHECK_EQ(dlfs_device_destroy(dataset->inner), 0);
+}
+
+static dlfs_reader *reader_over(const struct dataset *dataset, uint64_t memory_bytes, uint32_t retries)
+{
+    dlfs_extent extent = {0, dataset->chunk_count};
+    dlfs_reader_config config = {
+        .devices = &dataset->device,
+        .member_count = 1,
+        .chunk_bytes = CHUNK,
+        .block_bytes = BLOCK,
+        .depth = 8,
+        .data_offset_bytes = DATA_OFFSET,
+        .extents = &extent,
+        .extent_count = 1,
+        .directory = dataset->directory,
+        .memory_bytes = memory_bytes,
+        .gap_bytes = 8192,
+        .retry_count = retries,
+        .timeout_ms = 20000,
+    };
+    dlfs_reader *reader;
+    CHECK_EQ(dlfs_reader_create(&config, &reader), 0);
+    return reader;
+}
+
+#endif

@@ -1,0 +1,132 @@
+/* Batches on demand, by many threads at once, over a device that fails, with more or less memory. */
+#include <dlfs/dlfs.h>
+
+#include <errno.h>
+#include <pthread.h>
+
+#include "reader_tests.h"
+
+#define THREADS 3
+#define BATCH 40u
+
+static void *read_all(void *argument)
+{
+    dlfs_reader *reader = argument;
+    dlfs_permutation permutation;
+    CHECK_EQ(dlfs_permutation_init(&permutation, COUNT, (uint64_t)(uintptr_t)&permutation, 0), 0);
+    uint64_t indices[BATCH];
+    dlfs_batch *kept = NULL;
+    for (uint64_t first = 0; first + BATCH <= COUNT; first += BATCH) {
+        dlfs_batch *batch;
+        CHECK_EQ(dlfs_permutation_map(&permutation, first, 1, BATCH, indices), 0);
+        CHECK_EQ(dlfs_reader_read(reader, indices, BATCH, &batch), 0);
+        CHECK_EQ(batch->count, BATCH);
+        CHECK_EQ(batch->failure_count, 0);
+        for (uint64_t i = 0; i < BATCH; i++) {
+            CHECK_EQ(batch->indices[i], indices[i]);
+            check_sample(batch, i);
+        }
+        if (kept) { /* the batch before has stayed as it was */
+            for (uint64_t i = 0; i < BATCH; i++)
+                check_sample(kept, i);
+            dlfs_batch_release(kept);
+        }
+        kept = batch;
+    }
+    dlfs_batch_release(kept);
+    return NULL;
+}
+
+static void many_threads(uint64_t memory_bytes)
+{
+    dlfs_fault_config faults = {
+        .seed = 11,
+        .error_per_million = 30000,
+        .short_per_million = 20000,
+        .flip_per_million = 20000,
+        .reorder = 1,
+    };
+    struct dataset dataset;
+    dataset_create(&dataset, &faults);
+    dlfs_reader *reader = reader_over(&dataset, memory_bytes, 30);
+    pthread_t threads[THREADS];
+    for (int i = 0; i < THREADS; i++)
+        CHECK_EQ(pthread_create(&threads[i], NULL, read_all, reader), 0);
+    for (int i = 0; i < THREADS; i++)
+        CHECK_EQ(pthread_join(threads[i], NULL), 0);
+    dlfs_reader_stats stats;
+    dlfs_reader_get_stats(reader, &stats);
+    CHECK_EQ(stats.samples, THREADS * (COUNT / BATCH) * BATCH);
+    CHECK(stats.retries > 0);
+    CHECK_EQ(dlfs_reader_destroy(reader), 0);
+    dataset_destroy(&dataset);
+}
+
+static void wrong_calls(void)
+{
+    struct dataset dataset;
+    dataset_create(&dataset, NULL);
+    dlfs_reader *reader = reader_over(&dataset, 1 << 20, 0);
+    dlfs_batch *batch = NULL;
+    uint64_t index = COUNT;
+    CHECK_EQ(dlfs_reader_read(reader, &index, 1, &batch), -EINVAL);
+    CHECK_EQ(dlfs_reader_read(reader, NULL, 1, &batch), -EINVAL);
+    CHECK(batch == NULL);
+    CHECK_EQ(dlfs_reader_read(reader, NULL, 0, &batch), 0);
+    CHECK_EQ(batch->count, 0);
+    dlfs_batch_release(batch);
+    dlfs_batch_release(NULL);
+
+    dlfs_reader_config config = {.memory_bytes = 1};
+    CHECK_EQ(dlfs_reader_create(&config, &reader), -EINVAL);
+    CHECK_EQ(dlfs_reader_create(NULL, &reader), -EINVAL);
+
+    /* A batch outlives its reader. */
+    uint64_t some[] = {5, 499, 5, 102};
+    CHECK_EQ(dlfs_reader_read(reader, some, 4, &batch), 0);
+    CHECK_EQ(dlfs_reader_destroy(reader), 0);
+    for (uint64_t i = 0; i < 4; i++)
+        check_sample(batch, i);
+    uint8_t gathered[4];
+    uint64_t offsets[4] = {0};
+    CHECK_EQ(dlfs_batch_gather(batch, gathered, sizeof(gathered), offsets), DLFS_E_LIMIT);
+    dlfs_batch_release(batch);
+    dataset_destroy(&dataset);
+}
+
+static void damage_is_reported(void)
+{
+    dlfs_fault_config faults = {.seed = 1, .flip_per_million = 1000000};
+    struct dataset dataset;
+    dataset_create(&dataset, &faults);
+    dlfs_reader *reader = reader_over(&dataset, 1 << 20, 2);
+    dlfs_batch *batch;
+    uint64_t index = 5; /* larger than a chunk: no flip can miss it in every try */
+    uint64_t bad = 0;
+    for (int i = 0; i < 20; i++) {
+        CHECK_EQ(dlfs_reader_read(reader, &index, 1, &batch), 0);
+        bad += batch->failure_count;
+        if (batch->failure_count > 0) {
+            CHECK_EQ(batch->failures[0].code, DLFS_E_CHECKSUM);
+            CHECK_EQ(batch->failures[0].index, 5);
+            CHECK_EQ(batch->lengths[0], -1);
+            CHECK(batch->failures[0].crc_expected != batch->failures[0].crc_got);
+        } else {
+            check_sample(batch, 0);
+        }
+        dlfs_batch_release(batch);
+    }
+    CHECK(bad > 0);
+    CHECK_EQ(dlfs_reader_destroy(reader), 0);
+    dataset_destroy(&dataset);
+}
+
+int main(void)
+{
+    many_threads(4 * CHUNK);
+    many_threads(20 * CHUNK);
+    many_threads(64u << 20);
+    wrong_calls();
+    damage_is_reported();
+    return 0;
+}

@@ -1,0 +1,112 @@
+/* An epoch read ahead: every sample once and right, under every plan, with batches kept and epochs left early. */
+#include <dlfs/dlfs.h>
+
+#include <errno.h>
+
+#include "reader_tests.h"
+
+#define KEPT 6
+
+static uint64_t take_epoch(dlfs_reader *reader, const dlfs_sequence *sequence, uint32_t plan, uint64_t size,
+                           uint64_t stop)
+{
+    dlfs_stream_config config = {.sequence = sequence, .stride = 1, .count = COUNT, .plan = plan};
+    dlfs_stream *stream;
+    CHECK_EQ(dlfs_stream_create(reader, &config, &stream), 0);
+    uint8_t seen[COUNT] = {0};
+    dlfs_batch *kept[KEPT] = {NULL};
+    uint64_t taken = 0;
+    uint64_t indices[COUNT];
+    CHECK_EQ(dlfs_sequence_fill(sequence, 0, 1, COUNT, indices), 0);
+    for (int turn = 0; taken < stop; turn++) {
+        dlfs_batch *batch;
+        int code = dlfs_stream_next(stream, size, &batch);
+        if (code == DLFS_E_END)
+            break;
+        CHECK_EQ(code, 0);
+        CHECK_EQ(batch->failure_count, 0);
+        for (uint64_t i = 0; i < batch->count; i++) {
+            CHECK_EQ(batch->indices[i], indices[taken + i]);
+            CHECK_EQ(seen[batch->indices[i]]++, 0);
+            check_sample(batch, i);
+        }
+        taken += batch->count;
+        dlfs_batch_release(kept[turn % KEPT]);
+        kept[turn % KEPT] = batch;
+    }
+    dlfs_stream_destroy(stream);
+    for (int i = 0; i < KEPT; i++) {
+        for (uint64_t at = 0; kept[i] && at < kept[i]->count; at++)
+            check_sample(kept[i], at);
+        dlfs_batch_release(kept[i]);
+    }
+    return taken;
+}
+
+static void every_plan(uint64_t memory_bytes, const dlfs_fault_config *faults)
+{
+    struct dataset dataset;
+    dataset_create(&dataset, faults);
+    for (uint32_t plan = DLFS_PLAN_AUTO; plan <= DLFS_PLAN_HARVEST; plan++) {
+        for (uint32_t order = DLFS_ORDER_STORAGE; order <= DLFS_ORDER_CHUNK; order++) {
+            dlfs_reader *reader = reader_over(&dataset, memory_bytes, 50);
+            dlfs_sequence *sequence;
+            CHECK_EQ(dlfs_sequence_create(dataset.directory, CHUNK, order, 3, order, 4, &sequence), 0);
+            CHECK_EQ(take_epoch(reader, sequence, plan, 16, COUNT), COUNT);
+            CHECK_EQ(take_epoch(reader, sequence, plan, 7, 50), 56);
+            CHECK_EQ(take_epoch(reader, sequence, plan, COUNT, COUNT), COUNT);
+            dlfs_sequence_destroy(sequence);
+            CHECK_EQ(dlfs_reader_destroy(reader), 0);
+        }
+    }
+    dataset_destroy(&dataset);
+}
+
+static void wrong_calls(void)
+{
+    struct dataset dataset;
+    dataset_create(&dataset, NULL);
+    dlfs_reader *reader = reader_over(&dataset, 1 << 20, 0);
+    dlfs_sequence *sequence;
+    dlfs_stream *stream;
+    dlfs_batch *batch;
+    uint64_t index;
+    CHECK_EQ(dlfs_sequence_create(dataset.directory, CHUNK, 9, 0, 0, 1, &sequence), -EINVAL);
+    CHECK_EQ(dlfs_sequence_create(dataset.directory, CHUNK, DLFS_ORDER_CHUNK, 0, 0, 0, &sequence), -EINVAL);
+    CHECK_EQ(dlfs_sequence_create(dataset.directory, CHUNK, DLFS_ORDER_GLOBAL, 0, 0, 1, &sequence), 0);
+    CHECK_EQ(dlfs_sequence_fill(sequence, COUNT, 1, 1, &index), -EINVAL);
+    CHECK_EQ(dlfs_sequence_fill(sequence, 0, 0, 1, &index), -EINVAL);
+    CHECK_EQ(dlfs_sequence_fill(sequence, COUNT, 1, 0, &index), 0);
+    dlfs_stream_config config = {.sequence = sequence, .stride = 1, .count = COUNT + 1};
+    CHECK_EQ(dlfs_stream_create(reader, &config, &stream), -EINVAL);
+    config.count = 0;
+    CHECK_EQ(dlfs_stream_create(reader, &config, &stream), 0);
+    CHECK_EQ(dlfs_stream_next(stream, 0, &batch), -EINVAL);
+    CHECK_EQ(dlfs_stream_next(stream, 1, &batch), DLFS_E_END);
+    CHECK_EQ(dlfs_reader_destroy(reader), -EBUSY);
+    dlfs_stream_destroy(stream);
+    dlfs_stream_destroy(NULL);
+    dlfs_sequence_destroy(sequence);
+    CHECK_EQ(dlfs_reader_destroy(reader), 0);
+    dataset_destroy(&dataset);
+}
+
+int main(void)
+{
+    dlfs_fault_config faults = {
+        .seed = 5,
+        .error_per_million = 20000,
+        .short_per_million = 10000,
+        .flip_per_million = 20000,
+        .stall_per_million = 2000,
+        .stall_ms = 1,
+        .reorder = 1,
+    };
+    const uint64_t memories[] = {4 * CHUNK, 24 * CHUNK, 64u << 20};
+    for (int i = 0; i < 3; i++) {
+        every_plan(memories[i], NULL);
+        every_plan(memories[i], &faults);
+    }
+    wrong_calls();
+    return 0;
+}
