@@ -376,5 +376,9 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
             c_uint32,
         ),
     ),
+    "dlfs_files_stat": (
+        c_int,
+        (c_int, c_void_p, c_uint64, c_void_p, c_uint64, c_uint32, c_uint32),
+    ),
     "dlfs_ranges_read": (c_int, (c_void_p, c_uint64, c_void_p, c_uint64, c_uint32)),
 }

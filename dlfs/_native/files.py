@@ -80,6 +80,46 @@ def read_files(
     return check(code, f"read {len(files)} files")
 
 
+def stat_files(
+    directory: int,
+    paths: npt.NDArray[np.uint8],
+    files: npt.NDArray[np.void],
+    *,
+    follow_links: bool,
+    threads: int,
+) -> int:
+    """Fill in the lengths and times of files as they are now, for ``read_files`` later.
+
+    Args:
+        directory: the descriptor that the paths are relative to.
+        paths: ``uint8[n_bytes]``, NUL-terminated; ``files["position"]`` says where each begins.
+        files: ``FILE_DTYPE[n_files]``; ``length_bytes``, ``modified_ns`` and ``code`` are written.
+        follow_links: whether a path may end in a symbolic link.
+        threads: 1 to ``THREADS_MAX``.
+
+    Returns:
+        How many files failed: ``-EACCES`` marks one that may not be read, ``-ESTALE`` one that is
+        not a regular file.
+
+    Raises:
+        UsageError: as for ``read_files``.
+
+    Threads: any, each with its own arrays. Blocks without the GIL.
+    """
+    _check_files(files)
+    _check_bytes(paths, "paths")
+    code = library().dlfs_files_stat(
+        directory,
+        paths.ctypes.data,
+        paths.nbytes,
+        files.ctypes.data,
+        len(files),
+        0 if follow_links else abi.FILES_NOFOLLOW,
+        threads,
+    )
+    return check(code, f"look at {len(files)} files")
+
+
 def read_ranges(
     ranges: npt.NDArray[np.void], buffer: npt.NDArray[np.uint8], *, threads: int
 ) -> int:
@@ -106,13 +146,17 @@ def read_ranges(
 
 
 def _check_arrays(files: npt.NDArray[np.void], buffer: npt.NDArray[np.uint8]) -> None:
+    _check_files(files)
+    _check_bytes(buffer, "buffer")
+    if not buffer.flags.writeable:
+        raise UsageError("read files: expected a writable buffer, got a read-only one")
+
+
+def _check_files(files: npt.NDArray[np.void]) -> None:
     if files.dtype != FILE_DTYPE or files.ndim != 1 or not files.flags.carray:
         raise UsageError(
             f"read files: expected a contiguous array of FILE_DTYPE, got {files.dtype}"
         )
-    _check_bytes(buffer, "buffer")
-    if not buffer.flags.writeable:
-        raise UsageError("read files: expected a writable buffer, got a read-only one")
 
 
 def _check_bytes(array: npt.NDArray[np.uint8], name: str) -> None:

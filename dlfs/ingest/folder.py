@@ -3,9 +3,10 @@
 The tree is walked first, once, before anything is written: sizes for the space check, and every
 problem that can be seen beforehand (dangling links, loops, files that may not be read) is an error
 then. Names are any bytes. The walk visits entries in the byte order of full paths, so the table it
-builds needs no sorting: names in one byte string, and 24 bytes of numbers a file. Every open is
-relative to the folder's descriptor, so a path may be as long as a sample's path, however long the
-folder's own is.
+builds needs no sorting: names in one byte string, and 48 bytes of numbers a file. Directories say
+themselves which entries are regular files; those are looked at together afterwards, by several
+threads. Every open is relative to the folder's descriptor, so a path may be as long as a sample's
+path, however long the folder's own is.
 
 Files are then read by several threads in libdlfs, a buffer at a time, checked against the walk
 before and after, so that a file that changes during the import is an error. Within a buffer they
@@ -21,14 +22,16 @@ import stat
 from array import array
 from collections import Counter
 from collections.abc import Generator, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from operator import itemgetter
 
 import numpy as np
 import numpy.typing as npt
 
-from dlfs._native.files import FILE_DTYPE, read_files
+from dlfs._native.files import FILE_DTYPE, read_files, stat_files
 from dlfs._native.library import describe
 from dlfs.errors import DeviceError, DlfsError, NotFoundError, UsageError
+from dlfs.format.constants import PATH_BYTES_MAX
 from dlfs.ingest.order import packing_order, take_block
 from dlfs.ingest.source import (
     BUFFER_BYTES,
@@ -41,33 +44,43 @@ from dlfs.ingest.source import (
     show,
 )
 
+Status = os.stat_result | None
+"""None for a regular file that the directory itself names as one: it is looked at later."""
 
-@dataclass(slots=True)
+_Entry = tuple[bytes, bytes, Status]
+"""What it sorts by (a folder as ``path/``), its path, its status."""
+
+
 class _Table:
-    """The files of a walk, in path order."""
+    """The files of a walk, in path order; ``files`` once ``look`` has been called."""
 
-    names: bytearray = field(default_factory=bytearray)
-    positions: array[int] = field(default_factory=lambda: array("Q"))
-    sizes: array[int] = field(default_factory=lambda: array("Q"))
-    modified: array[int] = field(default_factory=lambda: array("q"))
+    def __init__(self) -> None:
+        self._text = bytearray()
+        self._positions = array("Q")
+        self.names = np.empty(0, np.uint8)
+        self.files = np.empty(0, FILE_DTYPE)
 
-    def add(self, path: bytes, status: os.stat_result) -> None:
-        self.positions.append(len(self.names))
-        self.sizes.append(status.st_size)
-        self.modified.append(status.st_mtime_ns)
-        self.names += path
-        self.names.append(0)
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    def add(self, path: bytes) -> None:
+        self._positions.append(len(self._text))
+        self._text += path
+        self._text.append(0)
 
     def path(self, index: int) -> bytes:
-        first = self.positions[index]
-        return bytes(self.names[first : self.names.index(0, first)])
+        first = self._positions[index]
+        return bytes(self._text[first : self._text.index(0, first)])
 
-
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    path: bytes
-    is_link: bool
-    status: os.stat_result
+    def look(self, directory: int, *, follow_links: bool, threads: int) -> int | None:
+        """Look at every file; return the index of one that cannot be taken."""
+        self.names = np.frombuffer(self._text, np.uint8)
+        self.files = np.zeros(len(self), FILE_DTYPE)
+        self.files["position"] = np.frombuffer(self._positions, np.uint64)
+        failed = stat_files(
+            directory, self.names, self.files, follow_links=follow_links, threads=threads
+        )
+        return int(np.flatnonzero(self.files["code"])[0]) if failed else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +90,6 @@ class _Frame:
     entries: Iterator[_Entry]
     above: frozenset[tuple[int, int]]
     samples_before: int
-
-
-def _sort_key(entry: _Entry) -> bytes:
-    return entry.path + b"/" if stat.S_ISDIR(entry.status.st_mode) else entry.path
 
 
 class FolderSource:
@@ -117,10 +126,11 @@ class FolderSource:
         self._directory = _open_root(self.name)
         try:
             self.empty_directories = self._walk()
+            self._look()
         except BaseException:
             self.close()
             raise
-        self._sizes = np.frombuffer(self._table.sizes, np.uint64)
+        self._sizes = np.ascontiguousarray(self._table.files["length_bytes"])
 
     @property
     def sample_count(self) -> int:
@@ -177,23 +187,31 @@ class FolderSource:
         lengths = self._sizes[indices].astype(np.int64)
         if int(lengths[-1]) > len(buffer):
             buffer = np.empty(int(lengths[-1]), np.uint8)
-        files = np.zeros(len(indices), FILE_DTYPE)
         chosen = indices[by_path]
-        files["position"] = np.frombuffer(table.positions, np.uint64)[chosen]
+        files = table.files[chosen]
         files["buffer_offset"] = offsets[by_path]
-        files["length_bytes"] = lengths[by_path]
-        files["modified_ns"] = np.frombuffer(table.modified, np.int64)[chosen]
-        names = np.frombuffer(table.names, np.uint8)
-        follow = self._links == "follow"
         if read_files(
-            self._directory, names, files, buffer, follow_links=follow, threads=self._threads
+            self._directory,
+            table.names,
+            files,
+            buffer,
+            follow_links=self._links == "follow",
+            threads=self._threads,
         ):
             bad = int(np.flatnonzero(files["code"])[0])
             raise self._failure(int(chosen[bad]), int(files["code"][bad]))
         return SampleBlock([table.path(i) for i in indices.tolist()], buffer, offsets, lengths)
 
+    def _look(self) -> None:
+        follow = self._links == "follow"
+        bad = self._table.look(self._directory, follow_links=follow, threads=self._threads)
+        if bad is not None:
+            where, code = self._where(self._table.path(bad)), int(self._table.files["code"][bad])
+            why = "the file may not be read" if code == -errno.EACCES else describe(code)
+            raise DeviceError(f"import {where}: {why}", -code)
+
     def _failure(self, index: int, code: int) -> DlfsError:
-        path, size = self._where(self._table.path(index)), self._table.sizes[index]
+        path, size = self._where(self._table.path(index)), int(self._sizes[index])
         if code in (-errno.ESTALE, -errno.ENOENT, -errno.ELOOP):
             return DeviceError(
                 f"import {path}: the file changed during the import (it had {size} bytes)",
@@ -203,19 +221,23 @@ class FolderSource:
 
     def _walk(self) -> int:
         """Fill the table in path order; return how many directories have no sample under them."""
-        status = os.fstat(self._directory)
-        stack = [self._enter(b"", frozenset([(status.st_dev, status.st_ino)]))]
+        root = os.fstat(self._directory)
+        stack = [self._enter(b"", frozenset([(root.st_dev, root.st_ino)]))]
         empty = 0
         while stack:
             frame = stack[-1]
             entry = next(frame.entries, None)
             if entry is None:
-                empty += len(stack) > 1 and len(self._table.sizes) == frame.samples_before
+                empty += len(stack) > 1 and len(self._table) == frame.samples_before
                 stack.pop()
-            elif stat.S_ISDIR(entry.status.st_mode):
-                stack.append(self._enter(entry.path, self._descend(entry, frame.above)))
+                continue
+            _, path, status = entry
+            if status is not None and stat.S_ISDIR(status.st_mode):
+                stack.append(self._enter(path, self._descend(path, status, frame.above)))
+            elif status is None or stat.S_ISREG(status.st_mode):
+                self._add(path)
             else:
-                self._add(entry)
+                self._skipped["special file"] += 1
         return empty
 
     def _enter(self, path: bytes, above: frozenset[tuple[int, int]]) -> _Frame:
@@ -235,23 +257,27 @@ class FolderSource:
                 f"import {self._where(path)}: list the directory: {error.strerror}",
                 error.errno or errno.EIO,
             ) from error
-        entries.sort(key=_sort_key)
-        return _Frame(iter(entries), above, len(self._table.sizes))
+        entries.sort(key=itemgetter(0))
+        return _Frame(iter(entries), above, len(self._table))
 
     def _list(self, path: bytes, descriptor: int) -> list[_Entry]:
-        found = []
+        found: list[_Entry] = []
+        prefix = path + b"/" if path else b""
         with os.scandir(descriptor) as scan:
             for item in scan:
-                name = os.fsencode(item.name)
-                full = path + b"/" + name if path else name
-                is_link = item.is_symlink()
-                if is_link and not self._keep_link(full):
-                    continue
-                try:
-                    found.append(_Entry(full, is_link, item.stat()))
-                except OSError as error:
-                    raise self._broken(full, is_link, error) from error
+                full = prefix + os.fsencode(item.name)
+                if item.is_file(follow_symlinks=False):
+                    found.append((full, full, None))
+                elif not item.is_symlink() or self._keep_link(full):
+                    found.append(self._entry(full, item))
         return found
+
+    def _entry(self, path: bytes, item: os.DirEntry[str]) -> _Entry:
+        try:
+            status = item.stat()
+        except OSError as error:
+            raise self._broken(path, item.is_symlink(), error) from error
+        return (path + b"/" if stat.S_ISDIR(status.st_mode) else path), path, status
 
     def _keep_link(self, path: bytes) -> bool:
         if self._links == "error":
@@ -274,29 +300,20 @@ class FolderSource:
         return DeviceError(f"import {where}: {error.strerror}", error.errno or errno.EIO)
 
     def _descend(
-        self, entry: _Entry, above: frozenset[tuple[int, int]]
+        self, path: bytes, status: os.stat_result, above: frozenset[tuple[int, int]]
     ) -> frozenset[tuple[int, int]]:
-        check_path(entry.path, f"import {show(os.fsencode(self.name))}")
-        identity = (entry.status.st_dev, entry.status.st_ino)
+        check_path(path, f"import {show(os.fsencode(self.name))}")
+        identity = (status.st_dev, status.st_ino)
         if identity in above:
             raise UsageError(
-                f"import {self._where(entry.path)}: the link leads to a folder that it is in"
+                f"import {self._where(path)}: the link leads to a folder that it is in"
             )
         return above | {identity}
 
-    def _add(self, entry: _Entry) -> None:
-        if not stat.S_ISREG(entry.status.st_mode):
-            self._skipped["special file"] += 1
-            return
-        check_path(entry.path, f"import {show(os.fsencode(self.name))}")
-        # Most files are readable by all; asking the kernel costs as much as the walk itself.
-        if not entry.status.st_mode & stat.S_IROTH and not os.access(
-            entry.path, os.R_OK, dir_fd=self._directory, effective_ids=True
-        ):
-            raise DeviceError(
-                f"import {self._where(entry.path)}: the file may not be read", errno.EACCES
-            )
-        self._table.add(entry.path, entry.status)
+    def _add(self, path: bytes) -> None:
+        if len(path) > PATH_BYTES_MAX:  # the kernel has seen to the other rules
+            check_path(path, f"import {show(os.fsencode(self.name))}")
+        self._table.add(path)
 
     def _where(self, path: bytes) -> str:
         return show(os.fsencode(self.name).rstrip(b"/") + b"/" + path)

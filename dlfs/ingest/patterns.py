@@ -33,7 +33,7 @@ def expand(pattern: str) -> list[str]:
         if Path(name).exists() or not glob.has_magic(name):
             found.append(name)
             continue
-        matches = sorted(glob.glob(name))  # noqa: PTH207  (Path.glob takes no absolute patterns)
+        matches = sorted(glob.glob(name))
         if not matches:
             raise NotFoundError(f"import {name}: nothing matches")
         found.extend(matches)

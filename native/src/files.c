@@ -23,16 +23,18 @@
 
 _Static_assert(sizeof(dlfs_file) == 40, "abi.py has the same layout");
 
-typedef struct job {
+typedef struct job job;
+struct job {
+    int (*act)(const job *work, dlfs_file *file);
     dlfs_file *files;
     uint64_t count;
     uint8_t *buffer;
-    const char *paths; /* NULL: ranges of open files */
+    const char *paths;
     int directory;
     int open_flags;
     atomic_uint_fast64_t next;
     atomic_uint_fast64_t failed;
-} job;
+};
 
 /* Reads exactly length bytes at position. 0, -errno, or DLFS_E_TRUNCATED when the file ends before.
  */
@@ -54,15 +56,18 @@ static int read_range(int descriptor, uint8_t *target, uint64_t length, uint64_t
     return 0;
 }
 
+static int64_t modified_ns(const struct stat *status)
+{
+    return (int64_t)status->st_mtim.tv_sec * NS_PER_SECOND + (int64_t)status->st_mtim.tv_nsec;
+}
+
 static int check_unchanged(int descriptor, const dlfs_file *file)
 {
     struct stat status;
     if (fstat(descriptor, &status) != 0)
         return -errno;
-    int64_t modified_ns =
-        (int64_t)status.st_mtim.tv_sec * NS_PER_SECOND + (int64_t)status.st_mtim.tv_nsec;
     if (!S_ISREG(status.st_mode) || (uint64_t)status.st_size != file->length_bytes ||
-        modified_ns != file->modified_ns)
+        modified_ns(&status) != file->modified_ns)
         return -ESTALE;
     return 0;
 }
@@ -81,7 +86,7 @@ static int open_file(const job *work, const char *path)
     return descriptor < 0 ? -errno : descriptor;
 }
 
-static int read_file(const job *work, const dlfs_file *file)
+static int read_file(const job *work, dlfs_file *file)
 {
     int descriptor = open_file(work, work->paths + file->position);
     if (descriptor < 0)
@@ -97,6 +102,29 @@ static int read_file(const job *work, const dlfs_file *file)
     return code;
 }
 
+static int stat_file(const job *work, dlfs_file *file)
+{
+    const char *path = work->paths + file->position;
+    int flags = work->open_flags == O_NOFOLLOW ? AT_SYMLINK_NOFOLLOW : 0;
+    struct stat status;
+    if (fstatat(work->directory, path, &status, flags) != 0)
+        return -errno;
+    if (!S_ISREG(status.st_mode))
+        return -ESTALE;
+    /* Most files may be read by all; asking costs as much again. */
+    if ((status.st_mode & S_IROTH) == 0 && faccessat(work->directory, path, R_OK, AT_EACCESS) != 0)
+        return -errno;
+    file->length_bytes = (uint64_t)status.st_size;
+    file->modified_ns = modified_ns(&status);
+    return 0;
+}
+
+static int read_open_file(const job *work, dlfs_file *file)
+{
+    return read_range(file->descriptor, work->buffer + file->buffer_offset, file->length_bytes,
+                      file->position);
+}
+
 static void *work_through(void *argument)
 {
     job *work = argument;
@@ -105,10 +133,7 @@ static void *work_through(void *argument)
         if (i >= work->count)
             return NULL;
         dlfs_file *file = &work->files[i];
-        file->code = work->paths != NULL
-                         ? read_file(work, file)
-                         : read_range(file->descriptor, work->buffer + file->buffer_offset,
-                                      file->length_bytes, file->position);
+        file->code = work->act(work, file);
         if (file->code != 0)
             atomic_fetch_add_explicit(&work->failed, 1, memory_order_relaxed);
     }
@@ -157,9 +182,25 @@ int dlfs_files_read(int directory, const char *paths, uint64_t paths_bytes, dlfs
         (flags & ~DLFS_FILES_NOFOLLOW) != 0 || !places_fit(files, count, buffer_bytes) ||
         !paths_end(paths, paths_bytes, files, count))
         return -EINVAL;
-    job work = {.files = files,
+    job work = {.act = read_file,
+                .files = files,
                 .count = count,
                 .buffer = buffer,
+                .paths = paths,
+                .directory = directory,
+                .open_flags = (flags & DLFS_FILES_NOFOLLOW) != 0 ? O_NOFOLLOW : 0};
+    return count == 0 ? 0 : run(&work, thread_count);
+}
+
+int dlfs_files_stat(int directory, const char *paths, uint64_t paths_bytes, dlfs_file *files,
+                    uint64_t count, uint32_t flags, uint32_t thread_count)
+{
+    if (thread_count == 0 || thread_count > DLFS_FILES_THREADS_MAX ||
+        (flags & ~DLFS_FILES_NOFOLLOW) != 0 || !paths_end(paths, paths_bytes, files, count))
+        return -EINVAL;
+    job work = {.act = stat_file,
+                .files = files,
+                .count = count,
                 .paths = paths,
                 .directory = directory,
                 .open_flags = (flags & DLFS_FILES_NOFOLLOW) != 0 ? O_NOFOLLOW : 0};
@@ -175,6 +216,6 @@ int dlfs_ranges_read(dlfs_file *ranges, uint64_t count, void *buffer, uint64_t b
     for (uint64_t i = 0; i < count; i++)
         if (ranges[i].position > INT64_MAX - ranges[i].length_bytes)
             return -EINVAL;
-    job work = {.files = ranges, .count = count, .buffer = buffer, .paths = NULL};
+    job work = {.act = read_open_file, .files = ranges, .count = count, .buffer = buffer};
     return count == 0 ? 0 : run(&work, thread_count);
 }

@@ -580,7 +580,15 @@ DLFS_API int dlfs_files_read(int directory, const char *paths, uint64_t paths_by
                              dlfs_file *files, uint64_t count, void *buffer, uint64_t buffer_bytes,
                              uint32_t flags, uint32_t thread_count);
 /*
- * The same for ranges of files that are open already; a range that the file ends within gets
+ * Fills in length_bytes and modified_ns of count files as they are now, for dlfs_files_read later.
+ * Codes of files: 0; -EACCES when it may not be read; -ESTALE when it is not a regular file;
+ * -errno. Everything else as for dlfs_files_read.
+ */
+DLFS_API int dlfs_files_stat(int directory, const char *paths, uint64_t paths_bytes,
+                             dlfs_file *files, uint64_t count, uint32_t flags,
+                             uint32_t thread_count);
+/*
+ * dlfs_files_read for ranges of files that are open already; a range that the file ends within gets
  * DLFS_E_TRUNCATED.
  */
 DLFS_API int dlfs_ranges_read(dlfs_file *ranges, uint64_t count, void *buffer,

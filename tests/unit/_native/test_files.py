@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from dlfs._native.files import CUT_SHORT, FILE_DTYPE, read_files, read_ranges
+from dlfs._native.files import CUT_SHORT, FILE_DTYPE, read_files, read_ranges, stat_files
 from dlfs.errors import UsageError
 
 
@@ -160,3 +160,27 @@ def test_ranges_past_any_file_are_refused() -> None:
     ranges["position"] = 2**63
     with pytest.raises(UsageError):
         read_ranges(ranges, np.zeros(1, np.uint8), threads=1)
+
+
+def test_looks_at_files(folder: int, tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"12345")
+    (tmp_path / "link").symlink_to("a")
+    (tmp_path / "folder").mkdir()
+    names = [b"a", b"link", b"folder"]
+    paths, want, _ = batch(folder, names)
+    files = np.zeros(3, FILE_DTYPE)
+    files["position"] = want["position"]
+    assert stat_files(folder, paths, files, follow_links=True, threads=2) == 1
+    assert files["code"].tolist() == [0, 0, -errno.ESTALE]
+    assert files["length_bytes"][:2].tolist() == [5, 5]
+    assert files["modified_ns"][:2].tolist() == want["modified_ns"][:2].tolist()
+    assert stat_files(folder, paths, files, follow_links=False, threads=2) == 2
+    (tmp_path / "a").unlink()
+    assert stat_files(folder, paths, files, follow_links=True, threads=2) == 3
+    assert files["code"][0] == -errno.ENOENT
+
+
+def test_looking_checks_its_paths(folder: int) -> None:
+    files = np.zeros(1, FILE_DTYPE)
+    with pytest.raises(UsageError):
+        stat_files(folder, np.frombuffer(b"a", np.uint8), files, follow_links=True, threads=1)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import socket
+from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -174,16 +176,24 @@ def test_a_file_that_changes_is_an_error_that_names_it(tmp_path: Path, change: s
     assert caught.value.errno == errno.ESTALE
 
 
-def test_a_file_that_may_not_be_read_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Tests may run as root, who may read everything: the kernel's answer is put on.
-    make(tmp_path, {b"secret": b"1"})
-    (tmp_path / "secret").chmod(0)
-    monkeypatch.setattr(os, "access", lambda *_, **__: False)
-    with pytest.raises(DeviceError, match="secret: the file may not be read") as caught:
-        FolderSource(tmp_path)
-    assert caught.value.errno == errno.EACCES
+@pytest.fixture
+def unprivileged() -> Iterator[None]:
+    """Root may read everything, so root becomes somebody else for a while."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(65534)
+    yield
+    os.seteuid(0)
+
+
+def test_a_file_that_may_not_be_read_is_an_error(unprivileged: None) -> None:
+    with TemporaryDirectory() as root:
+        make(Path(root), {b"secret": b"1", b"public": b"2"})
+        (Path(root) / "secret").chmod(0)
+        with pytest.raises(DeviceError, match="secret: the file may not be read") as caught:
+            FolderSource(root)
+        assert caught.value.errno == errno.EACCES
 
 
 def test_a_path_over_the_limit_is_an_error(tmp_path: Path) -> None:
