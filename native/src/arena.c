@@ -1,8 +1,9 @@
 /*
- * The sample memory: one mapping cut into slots of a chunk. A slot is free, lent (samples that someone will use),
- * or holds a chunk of the dataset by its number. References are counted; a chunk without any is idle and is the
- * first to go when memory is wanted, the one idle for longest first: everything that the look-ahead needs holds a
- * reference, so what is idle is needed later than all of it.
+ * The sample memory: one mapping cut into slots of a chunk. A slot is free, lent (samples that
+ * someone will use), or holds a chunk of the dataset by its number. References are counted; a chunk
+ * without any is idle and is the first to go when memory is wanted, the one idle for longest first:
+ * everything that the look-ahead needs holds a reference, so what is idle is needed later than all
+ * of it.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -188,11 +189,13 @@ uint32_t arena_available(const dlfs_reader *reader)
     return reader->free_slots.count + reader->idle_slots.count;
 }
 
-bool arena_gives(const dlfs_reader *reader, uint32_t number, const struct place *place, uint64_t *offset)
+bool arena_gives(const dlfs_reader *reader, uint32_t number, const struct place *place,
+                 uint64_t *offset)
 {
     const struct slot *slot = &reader->slots[number];
     uint64_t start = place->address - (slot->chunk << reader->chunk_shift);
-    if (slot->state != SLOT_KEPT || start + place->length > (uint64_t)slot->run << reader->chunk_shift)
+    if (slot->state != SLOT_KEPT || start + place->length > (uint64_t)slot->run
+                                                                << reader->chunk_shift)
         return false;
     *offset = ((uint64_t)number << reader->chunk_shift) + start;
     return !slot->bad || dlfs_crc32c(0, reader->arena + *offset, place->length) == place->crc32c;

@@ -1,8 +1,9 @@
 /*
- * Brings spans of a dataset's data space into memory. A span is cut into pieces at chunk boundaries, each piece goes
- * to its member's queue pair, all queues are kept as full as their depth allows, and a span that failed is tried
- * again as a whole. A span that outlives its deadline is reported with DLFS_E_TIMEOUT while its memory stays
- * referenced until the device has let go of it.
+ * Brings spans of a dataset's data space into memory. A span is cut into pieces at chunk
+ * boundaries, each piece goes to its member's queue pair, all queues are kept as full as their
+ * depth allows, and a span that failed is tried again as a whole. A span that outlives its deadline
+ * is reported with DLFS_E_TIMEOUT while its memory stays referenced until the device has let go of
+ * it.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -81,7 +82,8 @@ void fetch_destroy(struct fetch *fetch)
 {
     if (!fetch)
         return;
-    for (uint32_t member = 0; fetch->queues && member < fetch->reader->config.member_count; member++)
+    for (uint32_t member = 0; fetch->queues && member < fetch->reader->config.member_count;
+         member++)
         dlfs_queue_destroy(fetch->queues[member]);
     for (uint32_t number = 0; number < fetch->span_capacity; number++) {
         struct span *span = &fetch->spans[number];
@@ -158,7 +160,8 @@ void fetch_start(struct fetch *fetch, struct span *span)
     span_push(fetch, &fetch->waiting, span_number(fetch, span));
 }
 
-void fetch_locate(const dlfs_reader *reader, uint64_t address, uint32_t *member, uint64_t *offset_bytes)
+void fetch_locate(const dlfs_reader *reader, uint64_t address, uint32_t *member,
+                  uint64_t *offset_bytes)
 {
     uint64_t chunk = address >> reader->chunk_shift;
     uint64_t low = 0;
@@ -281,14 +284,17 @@ static void submit(struct fetch *fetch, uint32_t member)
 
 static int collect(struct fetch *fetch, uint32_t member, int timeout_ms)
 {
-    int count = dlfs_queue_poll(fetch->queues[member], fetch->completions, fetch->reader->config.depth,
-                                timeout_ms);
+    int count = dlfs_queue_poll(fetch->queues[member], fetch->completions,
+                                fetch->reader->config.depth, timeout_ms);
     for (int i = 0; i < count; i++)
         piece_end(fetch, fetch->completions[i].tag, fetch->completions[i].result);
     return count;
 }
 
-/* Reports a span that is under way as failed, and keeps the memory that a device may still write to. */
+/*
+ * Reports a span that is under way as failed, and keeps the memory that a device may still write
+ * to.
+ */
 static void abandon(struct fetch *fetch, struct span *span, int code)
 {
     span->code = code;
@@ -307,7 +313,9 @@ static void abandon(struct fetch *fetch, struct span *span, int code)
     span_push(fetch, &fetch->done, span_number(fetch, span));
 }
 
-/* Abandons all that is under way when the device failed as a whole, else what is past its deadline. */
+/*
+ * Abandons all that is under way when the device failed as a whole, else what is past its deadline.
+ */
 static void check_spans(struct fetch *fetch, int device_code)
 {
     uint64_t now = clock_ns();
@@ -364,6 +372,6 @@ void fetch_recycle(struct fetch *fetch, struct span *span)
 
 bool fetch_idle(const struct fetch *fetch)
 {
-    return fetch->pieces_in_flight == fetch->abandoned_pieces && fetch->waiting.first == SLOT_NONE &&
-           fetch->done.first == SLOT_NONE;
+    return fetch->pieces_in_flight == fetch->abandoned_pieces &&
+           fetch->waiting.first == SLOT_NONE && fetch->done.first == SLOT_NONE;
 }

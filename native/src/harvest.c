@@ -1,13 +1,15 @@
 /*
- * The harvest plan: read a whole chunk for the sample that is needed next, and copy out of it, beside that sample,
- * those that the look-ahead needs too. The look-ahead is sized so that on average the copies fill the memory; when
- * they do not fit, those needed furthest in the future go first, and are read again when their time comes near.
+ * The harvest plan: read a whole chunk for the sample that is needed next, and copy out of it,
+ * beside that sample, those that the look-ahead needs too. The look-ahead is sized so that on
+ * average the copies fill the memory; when they do not fit, those needed furthest in the future go
+ * first, and are read again when their time comes near.
  *
- * Copies are packed by the time of their use: positions are divided into buckets, and a slot of the arena holds
- * samples of one bucket, so that a whole slot is done with at once and memory never fragments.
+ * Copies are packed by the time of their use: positions are divided into buckets, and a slot of the
+ * arena holds samples of one bucket, so that a whole slot is done with at once and memory never
+ * fragments.
  *
- * A chunk of k samples gives about 1 + k * (look-ahead / samples) of them a read, against one a read for reading
- * samples singly; choose_plan in stream.c compares the two.
+ * A chunk of k samples gives about 1 + k * (look-ahead / samples) of them a read, against one a
+ * read for reading samples singly; choose_plan in stream.c compares the two.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -15,16 +17,19 @@
 
 #include "stream.h"
 
-#define LOADING_MAX 32u         /* chunks on their way */
+#define LOADING_MAX 32u /* chunks on their way */
 #define BUCKETS_MIN 4u
-#define OVERHEAD_BYTES 48u      /* of a sample in the look-ahead: its entry and its place in the map */
-#define FILL_NUMERATOR 8u       /* look-ahead over what fits at once: samples are used all along, so */
-#define FILL_DENOMINATOR 5u     /* about half of those ahead are in memory; the rest is for the uneven */
+/* Of a sample in the look-ahead: its entry and its place in the map. */
+#define OVERHEAD_BYTES 48u
+/* Look-ahead over what fits at once: samples are used all along, so. */
+#define FILL_NUMERATOR 8u
+/* About half of those ahead are in memory; the rest is for the uneven. */
+#define FILL_DENOMINATOR 5u
 #define AHEAD_MAX (UINT64_C(1) << 28)
 #define ORDER_PIECE 256u
 #define SAMPLE_ALIGN 8u
 
-/* ---- the map from index to entry ------------------------------------------------------------------- */
+/* ---- the map from index to entry ------------------------------------------------------------- */
 
 static uint64_t map_home(const struct harvest *harvest, uint64_t index)
 {
@@ -69,7 +74,7 @@ void harvest_forget(dlfs_stream *stream, uint64_t position)
     harvest->map[gap] = 0;
 }
 
-/* ---- create, destroy ------------------------------------------------------------------------------- */
+/* ---- create, destroy ------------------------------------------------------------------------- */
 
 int harvest_create(dlfs_stream *stream, uint64_t mean_bytes)
 {
@@ -123,14 +128,18 @@ void harvest_expire(dlfs_stream *stream)
 {
     for (uint32_t i = 0; i < HARVEST_BUCKETS; i++) {
         struct bucket *bucket = &stream->harvest.buckets[i];
-        if (bucket->slot != SLOT_NONE && (bucket->number + 1) * stream->harvest.bucket_span <= stream->head)
+        if (bucket->slot != SLOT_NONE &&
+            (bucket->number + 1) * stream->harvest.bucket_span <= stream->head)
             bucket_close(stream, bucket);
     }
 }
 
-/* ---- memory ---------------------------------------------------------------------------------------- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
-/* Empties the bucket needed furthest in the future, if it lies behind `position`; false when there is none. */
+/*
+ * Empties the bucket needed furthest in the future, if it lies behind `position`; false when there
+ * is none.
+ */
 static bool evict_furthest(dlfs_stream *stream, uint64_t position)
 {
     struct harvest *harvest = &stream->harvest;
@@ -143,7 +152,8 @@ static bool evict_furthest(dlfs_stream *stream, uint64_t position)
     if (!furthest)
         return false;
     uint64_t first = furthest->number * harvest->bucket_span;
-    uint64_t end = first + harvest->bucket_span < stream->filled ? first + harvest->bucket_span : stream->filled;
+    uint64_t end = first + harvest->bucket_span < stream->filled ? first + harvest->bucket_span
+                                                                 : stream->filled;
     if (first <= position || first < stream->planned || first < stream->head + stream->wanted)
         return false;
     for (uint64_t at = first; at < end; at++) {
@@ -166,7 +176,10 @@ static uint32_t take_slot(dlfs_stream *stream, uint64_t position)
     return slot;
 }
 
-/* Finds room in the bucket of a position, with a reference for the sample; false when there is none. */
+/*
+ * Finds room in the bucket of a position, with a reference for the sample; false when there is
+ * none.
+ */
 static bool bucket_land(dlfs_stream *stream, uint64_t position, uint64_t length, uint64_t *offset)
 {
     dlfs_reader *reader = stream->reader;
@@ -191,7 +204,7 @@ static bool bucket_land(dlfs_stream *stream, uint64_t position, uint64_t length,
     return true;
 }
 
-/* ---- planning -------------------------------------------------------------------------------------- */
+/* ---- planning -------------------------------------------------------------------------------- */
 
 bool harvest_plan(dlfs_stream *stream, uint64_t position, const struct place *place)
 {
@@ -223,7 +236,7 @@ bool harvest_plan(dlfs_stream *stream, uint64_t position, const struct place *pl
     return true;
 }
 
-/* ---- a chunk has landed ---------------------------------------------------------------------------- */
+/* ---- a chunk has landed ---------------------------------------------------------------------- */
 
 static bool reserve_picks(struct harvest *harvest, uint64_t count)
 {
@@ -260,10 +273,11 @@ static uint64_t find_picks(dlfs_stream *stream, const struct span *span)
             uint32_t ring_slot = harvest->map[map_find(stream, indices[i])];
             struct place place;
             if (ring_slot == 0 || !reader_place(reader, indices[i], &place) || place.length == 0 ||
-                place.address < span->address || place.address + place.length > span->address + span->length)
+                place.address < span->address ||
+                place.address + place.length > span->address + span->length)
                 continue;
-            harvest->picks[picked++] =
-                (struct pick){ring_slot - 1, place.crc32c, place.address - span->address, place.length, 0};
+            harvest->picks[picked++] = (struct pick){
+                ring_slot - 1, place.crc32c, place.address - span->address, place.length, 0};
         }
         rank += count;
     }
@@ -271,7 +285,8 @@ static uint64_t find_picks(dlfs_stream *stream, const struct span *span)
 }
 
 /* Finds memory for a pick: in its bucket, else, when its chunk was read for it, where it lies. */
-static bool land_pick(dlfs_stream *stream, const struct span *span, uint64_t position, struct pick *pick)
+static bool land_pick(dlfs_stream *stream, const struct span *span, uint64_t position,
+                      struct pick *pick)
 {
     if (bucket_land(stream, position, pick->length, &pick->offset))
         return true;

@@ -1,6 +1,6 @@
 /*
- * The paper's opportunistic batching: requests in the order of the device, neighbours read together when the bytes
- * between them cost less than another request.
+ * The paper's opportunistic batching: requests in the order of the device, neighbours read together
+ * when the bytes between them cost less than another request.
  */
 #include "plan.h"
 
@@ -21,7 +21,8 @@ void plan_sort(struct want *wants, uint64_t count)
 }
 
 /* The blocks that a want touches. */
-static void want_blocks(const dlfs_reader *reader, const struct want *want, uint64_t *first, uint64_t *end)
+static void want_blocks(const dlfs_reader *reader, const struct want *want, uint64_t *first,
+                        uint64_t *end)
 {
     uint64_t mask = reader->config.block_bytes - 1;
     *first = want->address & ~mask;
@@ -38,13 +39,15 @@ uint64_t plan_merge(const dlfs_reader *reader, const struct want *wants, uint64_
         want_blocks(reader, &wants[i], &first, &end);
         struct plan_span *last = total ? &spans[total - 1] : NULL;
         uint64_t last_end = last ? last->address + last->length : 0;
-        bool same_chunk = last && last->address >> reader->chunk_shift == (end - 1) >> reader->chunk_shift;
+        bool same_chunk =
+            last && last->address >> reader->chunk_shift == (end - 1) >> reader->chunk_shift;
         if (same_chunk && first <= last_end + reader->config.gap_bytes) {
             if (end > last_end)
                 last->length = end - last->address;
             last->want_count++;
         } else {
-            spans[total++] = (struct plan_span){first, end - first, 0, (uint32_t)i, 1, SLOT_NONE, false};
+            spans[total++] =
+                (struct plan_span){first, end - first, 0, (uint32_t)i, 1, SLOT_NONE, false};
         }
     }
     return total;
@@ -62,7 +65,8 @@ uint64_t plan_widen(const dlfs_reader *reader, const struct want *wants, uint64_
         if (last && first == last->address && end <= last->address + last->length)
             last->want_count++;
         else
-            spans[total++] = (struct plan_span){first, end - first, 0, (uint32_t)i, 1, SLOT_NONE, true};
+            spans[total++] =
+                (struct plan_span){first, end - first, 0, (uint32_t)i, 1, SLOT_NONE, true};
     }
     return total;
 }

@@ -10,13 +10,15 @@ struct dlfs_reader;
 /* A sample to be brought into memory. */
 struct want {
     uint64_t address;
-    uint64_t length; /* > 0 */
+    uint64_t length;   /* > 0 */
     uint64_t position; /* the caller's own */
     uint32_t crc32c;
     uint32_t reserved;
 };
 
-/* A block-aligned run of the data space that holds the wants first_want..first_want+want_count-1. */
+/*
+ * A block-aligned run of the data space that holds the wants first_want..first_want+want_count-1.
+ */
 struct plan_span {
     uint64_t address;
     uint64_t length;
@@ -30,8 +32,8 @@ struct plan_span {
 /* Sorts by address. */
 void plan_sort(struct want *wants, uint64_t count);
 /*
- * Merges sorted wants into spans: neighbours within one chunk join when the gap between their blocks is at most the
- * reader's gap_bytes. Returns the number of spans, at most count.
+ * Merges sorted wants into spans: neighbours within one chunk join when the gap between their
+ * blocks is at most the reader's gap_bytes. Returns the number of spans, at most count.
  */
 uint64_t plan_merge(const struct dlfs_reader *reader, const struct want *wants, uint64_t count,
                     struct plan_span *spans);

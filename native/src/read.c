@@ -29,7 +29,7 @@ static int fail(struct read *read, uint64_t position, int code, uint32_t crc_got
     return batch_fail(read->batch, &failure);
 }
 
-/* ---- look up --------------------------------------------------------------------------------------- */
+/* ---- look up --------------------------------------------------------------------------------- */
 
 static int look_up_one(struct read *read, uint64_t position)
 {
@@ -73,7 +73,7 @@ static int look_up(struct read *read)
     return code;
 }
 
-/* ---- memory ---------------------------------------------------------------------------------------- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 /* Lays the spans into slots of the arena, or takes none at all. The lock is held. */
 static bool take_slots(struct read *read)
@@ -166,7 +166,7 @@ static int plan(struct read *read)
     return taken ? 0 : take_block(read);
 }
 
-/* ---- fetch ----------------------------------------------------------------------------------------- */
+/* ---- fetch ----------------------------------------------------------------------------------- */
 
 static void start(struct read *read, struct span *span, uint64_t number)
 {
@@ -181,7 +181,9 @@ static void start(struct read *read, struct span *span, uint64_t number)
     fetch_start(read->fetch, span);
 }
 
-/* Hands out the wants of a span that has landed; returns how many fail their checksum, or a code. */
+/*
+ * Hands out the wants of a span that has landed; returns how many fail their checksum, or a code.
+ */
 static int hand_out(struct read *read, const struct span *span, bool last_try)
 {
     const struct plan_span *planned = &read->spans[span->tag];
@@ -204,7 +206,10 @@ static int hand_out(struct read *read, const struct span *span, bool last_try)
     return code < 0 ? code : bad;
 }
 
-/* Ends a span: again when a checksum failed and tries are left, else its samples get their references. */
+/*
+ * Ends a span: again when a checksum failed and tries are left, else its samples get their
+ * references.
+ */
 static int finish(struct read *read, struct span *span, bool *again)
 {
     dlfs_reader *reader = read->reader;
@@ -257,7 +262,7 @@ static int fetch_all(struct read *read)
     return code;
 }
 
-/* ---- the whole ------------------------------------------------------------------------------------- */
+/* ---- the whole ------------------------------------------------------------------------------- */
 
 static int run(struct read *read)
 {

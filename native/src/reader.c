@@ -1,9 +1,10 @@
 /*
- * Batches read on demand. A batch is looked up in the sample memory first; what is missing is sorted by location,
- * neighbours are merged into spans (or, when the whole dataset fits in memory, widened to whole chunks that are
- * kept), the spans are fetched, and every sample is verified before the batch is given out. The samples stay where
- * they landed: a batch points into the arena and holds references to its slots. When the arena is lent out, the
- * batch gets memory of its own, so that a read always succeeds.
+ * Batches read on demand. A batch is looked up in the sample memory first; what is missing is
+ * sorted by location, neighbours are merged into spans (or, when the whole dataset fits in memory,
+ * widened to whole chunks that are kept), the spans are fetched, and every sample is verified
+ * before the batch is given out. The samples stay where they landed: a batch points into the arena
+ * and holds references to its slots. When the arena is lent out, the batch gets memory of its own,
+ * so that a read always succeeds.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -13,17 +14,19 @@
 
 #define ORDER_PIECE 256u
 
-/* ---- create, destroy ------------------------------------------------------------------------------- */
+/* ---- create, destroy ------------------------------------------------------------------------- */
 
 static int config_check(const dlfs_reader_config *config)
 {
-    uint32_t chunk = config->chunk_bytes;
+    uint64_t chunk = config->chunk_bytes;
     uint32_t block = config->block_bytes;
     if (!config->devices || !config->directory || config->member_count == 0 ||
-        config->member_count > DLFS_MEMBERS_MAX || config->depth == 0 || config->depth > DLFS_DEPTH_MAX)
+        config->member_count > DLFS_MEMBERS_MAX || config->depth == 0 ||
+        config->depth > DLFS_DEPTH_MAX)
         return -EINVAL;
-    if (chunk < DLFS_CHUNK_BYTES_MIN || chunk > DLFS_CHUNK_BYTES_MAX || (chunk & (chunk - 1)) != 0 ||
-        block == 0 || (block & (block - 1)) != 0 || block > chunk || config->flags != 0)
+    if (chunk < DLFS_CHUNK_BYTES_MIN || chunk > DLFS_CHUNK_BYTES_MAX ||
+        (chunk & (chunk - 1)) != 0 || block == 0 || (block & (block - 1)) != 0 || block > chunk ||
+        config->flags != 0)
         return -EINVAL;
     if (config->memory_bytes / chunk < SLOTS_MIN || config->memory_bytes / chunk > UINT32_MAX / 2)
         return DLFS_E_LIMIT;
@@ -145,7 +148,7 @@ DLFS_API void dlfs_reader_get_stats(dlfs_reader *reader, dlfs_reader_stats *stat
     pthread_mutex_unlock(&reader->lock);
 }
 
-/* ---- batches --------------------------------------------------------------------------------------- */
+/* ---- batches --------------------------------------------------------------------------------- */
 
 void block_release(struct block *block)
 {
@@ -247,8 +250,8 @@ DLFS_API void dlfs_batch_release(dlfs_batch *batch)
         batch_give_back((struct batch *)batch);
 }
 
-DLFS_API int dlfs_batch_gather(const dlfs_batch *batch, void *destination, uint64_t destination_bytes,
-                               const uint64_t *offsets)
+DLFS_API int dlfs_batch_gather(const dlfs_batch *batch, void *destination,
+                               uint64_t destination_bytes, const uint64_t *offsets)
 {
     for (uint64_t i = 0; i < batch->count; i++) {
         uint64_t length = batch->lengths[i] > 0 ? (uint64_t)batch->lengths[i] : 0;
@@ -262,7 +265,7 @@ DLFS_API int dlfs_batch_gather(const dlfs_batch *batch, void *destination, uint6
     return 0;
 }
 
-/* ---- fetches at rest ------------------------------------------------------------------------------- */
+/* ---- fetches at rest ------------------------------------------------------------------------- */
 
 struct fetch *reader_take_fetch(dlfs_reader *reader)
 {
@@ -308,7 +311,7 @@ void reader_return_fetch(dlfs_reader *reader, struct fetch *fetch)
     pthread_mutex_unlock(&reader->lock);
 }
 
-/* ---- checksums ------------------------------------------------------------------------------------- */
+/* ---- checksums ------------------------------------------------------------------------------- */
 
 dlfs_failure reader_failure(const dlfs_reader *reader, uint64_t index, int code, uint32_t crc_got)
 {
@@ -320,8 +323,8 @@ dlfs_failure reader_failure(const dlfs_reader *reader, uint64_t index, int code,
     return failure;
 }
 
-static bool verify_ranks(const dlfs_reader *reader, const struct span *span, const uint64_t *indices,
-                         uint64_t count)
+static bool verify_ranks(const dlfs_reader *reader, const struct span *span,
+                         const uint64_t *indices, uint64_t count)
 {
     bool good = true;
     uint64_t end = span->address + span->length;
@@ -331,7 +334,8 @@ static bool verify_ranks(const dlfs_reader *reader, const struct span *span, con
         struct place place;
         if (!reader_place(reader, indices[i], &place))
             good = false;
-        else if (place.length > 0 && place.address >= span->address && place.address + place.length <= end)
+        else if (place.length > 0 && place.address >= span->address &&
+                 place.address + place.length <= end)
             good &= dlfs_crc32c(0, span->memory + (place.address - span->address), place.length) ==
                     place.crc32c;
     }

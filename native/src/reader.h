@@ -1,13 +1,13 @@
 /*
- * The inside of the reader, in four parts that meet here:
+ * The inside of the reader, in parts that meet here:
  *
- *   arena.c   the sample memory: equal slots of one chunk each, counted references, chunks kept by number
- *   fetch.c   spans of the dataset's data space brought into memory through the members' queue pairs
- *   reader.c  batches read on demand
- *   stream.c  an epoch read ahead
+ * - arena.c: the sample memory: equal slots of a chunk, counted references, chunks kept by number;
+ * - fetch.c: spans of the dataset's data space brought into memory through the queue pairs;
+ * - reader.c, read.c, plan.c: batches read on demand;
+ * - stream.c, ahead.c, harvest.c: an epoch read ahead.
  *
- * One mutex guards the arena and the reader's lists; it is taken once or twice a batch, never a sample, and never
- * held over I/O or a checksum. A fetch belongs to one thread and needs no lock.
+ * One mutex guards the arena and the reader's lists; it is taken once or twice a batch, never a
+ * sample, and never held over I/O or a checksum. A fetch belongs to one thread and needs no lock.
  */
 #ifndef DLFS_READER_H
 #define DLFS_READER_H
@@ -25,8 +25,8 @@ enum slot_state {
     SLOT_FREE,
     SLOT_LENT,    /* holds samples or is being filled; free again at no reference */
     SLOT_LOADING, /* a chunk of the dataset is on its way */
-    SLOT_KEPT,    /* a chunk of the dataset, verified; idle at no reference, then it may be evicted */
-    SLOT_TAIL,    /* belongs to the run that an earlier slot heads */
+    SLOT_KEPT, /* a chunk of the dataset, verified; idle at no reference, then it may be evicted */
+    SLOT_TAIL, /* belongs to the run that an earlier slot heads */
 };
 
 struct slot {
@@ -37,7 +37,7 @@ struct slot {
     uint32_t next;
     uint32_t waiters; /* stream.c: first entry that waits for the chunk */
     uint8_t state;
-    bool bad;         /* KEPT: at least one sample in it failed its checksum */
+    bool bad;          /* KEPT: at least one sample in it failed its checksum */
     const void *owner; /* LOADING: the stream that loads it, or NULL */
 };
 
@@ -105,12 +105,12 @@ struct fetch {
     struct span_list done;
     uint32_t pieces_in_flight;
     uint32_t abandoned_pieces;
-    uint64_t checked_ns; /* when deadlines were last looked at */
-    dlfs_operation *operations; /* [member_count * depth] */
-    uint32_t *operation_counts; /* [member_count] */
+    uint64_t checked_ns;          /* when deadlines were last looked at */
+    dlfs_operation *operations;   /* [member_count * depth] */
+    uint32_t *operation_counts;   /* [member_count] */
     dlfs_completion *completions; /* [depth] */
-    dlfs_reader_stats stats;    /* since last folded into the reader's */
-    struct want *wants;         /* scratch of the read under way, [plan_capacity] each */
+    dlfs_reader_stats stats;      /* since last folded into the reader's */
+    struct want *wants;           /* scratch of the read under way, [plan_capacity] each */
     struct plan_span *plan;
     uint64_t plan_capacity;
     struct fetch *next;
@@ -139,7 +139,7 @@ struct dlfs_reader {
     uint32_t *chunk_slots; /* [chunk_count] slot + 1 of a chunk that is LOADING or KEPT, 0: none */
     struct fetch *fetches; /* at rest */
     struct batch *batches; /* at rest */
-    bool closed; /* the last batch to come back frees the reader */
+    bool closed;           /* the last batch to come back frees the reader */
     uint64_t batches_out;
     uint64_t fetches_out;
     uint64_t streams_out;
@@ -172,7 +172,8 @@ static inline bool reader_place(const dlfs_reader *reader, uint64_t index, struc
     place->length = location_length(location);
     place->crc32c = location->crc32c;
     place->chunk = place->address >> reader->chunk_shift;
-    return place->address <= reader->data_bytes && place->length <= reader->data_bytes - place->address;
+    return place->address <= reader->data_bytes &&
+           place->length <= reader->data_bytes - place->address;
 }
 
 /* Whether a sample lies in one chunk. */
@@ -195,7 +196,10 @@ uint64_t clock_ns(void);
 
 /* arena.c; all with the lock held. */
 int arena_map(dlfs_reader *reader);
-/* Takes a run of slots as LENT with one reference, evicting idle chunks; SLOT_NONE when there is none. */
+/*
+ * Takes a run of slots as LENT with one reference, evicting idle chunks; SLOT_NONE when there is
+ * none.
+ */
 uint32_t arena_take(dlfs_reader *reader, uint32_t run);
 void arena_reference(dlfs_reader *reader, uint32_t slot);
 void arena_release(dlfs_reader *reader, uint32_t slot);
@@ -205,10 +209,11 @@ void arena_end_load(dlfs_reader *reader, uint32_t slot, bool kept, bool bad);
 /* The slot of a chunk that is LOADING or KEPT, or SLOT_NONE. */
 uint32_t arena_find(const dlfs_reader *reader, uint64_t chunk);
 /*
- * Whether a slot holds a sample, sound, and at which offset of the arena; a chunk known to hold a bad sample is
- * checked again.
+ * Whether a slot holds a sample, sound, and at which offset of the arena; a chunk known to hold a
+ * bad sample is checked again.
  */
-bool arena_gives(const dlfs_reader *reader, uint32_t slot, const struct place *place, uint64_t *offset);
+bool arena_gives(const dlfs_reader *reader, uint32_t slot, const struct place *place,
+                 uint64_t *offset);
 uint32_t arena_available(const dlfs_reader *reader);
 void arena_free(dlfs_reader *reader);
 
@@ -225,12 +230,15 @@ struct span *fetch_span(struct fetch *fetch);
 void fetch_start(struct fetch *fetch, struct span *span);
 /* Submits what the queues take and collects completions, waiting up to timeout_ms for the first. */
 void fetch_step(struct fetch *fetch, int timeout_ms);
-/* The next span that ended (its code is set), or NULL. The caller recycles it, or starts it again. */
+/*
+ * The next span that ended (its code is set), or NULL. The caller recycles it, or starts it again.
+ */
 struct span *fetch_done(struct fetch *fetch);
 void fetch_recycle(struct fetch *fetch, struct span *span);
 bool fetch_idle(const struct fetch *fetch);
 /* Where an address lies: member and byte offset on it. */
-void fetch_locate(const dlfs_reader *reader, uint64_t address, uint32_t *member, uint64_t *offset_bytes);
+void fetch_locate(const dlfs_reader *reader, uint64_t address, uint32_t *member,
+                  uint64_t *offset_bytes);
 
 /* sequence.c */
 uint32_t sequence_kind(const dlfs_sequence *sequence);

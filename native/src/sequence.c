@@ -1,7 +1,7 @@
 /*
- * The order of an epoch: storage order, one permutation of all samples, or chunks permuted and then the samples
- * within each window of chunks. Any position is computable by itself, so ranks, workers and resumption need no
- * list. A sample belongs to the chunk in which it starts.
+ * The order of an epoch: storage order, one permutation of all samples, or chunks permuted and then
+ * the samples within each window of chunks. Any position is computable by itself, so ranks, workers
+ * and resumption need no list. A sample belongs to the chunk in which it starts.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -53,9 +53,9 @@ static int sequence_chunks(dlfs_sequence *sequence, uint32_t chunk_bytes)
     return code;
 }
 
-DLFS_API int dlfs_sequence_create(const dlfs_directory *directory, uint32_t chunk_bytes, uint32_t kind,
-                                  uint64_t seed, uint64_t epoch, uint32_t window_chunks,
-                                  dlfs_sequence **out)
+DLFS_API int dlfs_sequence_create(const dlfs_directory *directory, uint32_t chunk_bytes,
+                                  uint32_t kind, uint64_t seed, uint64_t epoch,
+                                  uint32_t window_chunks, dlfs_sequence **out)
 {
     if (!directory || chunk_bytes == 0 || kind > DLFS_ORDER_CHUNK || window_chunks == 0)
         return -EINVAL;
@@ -97,7 +97,8 @@ uint32_t sequence_kind(const dlfs_sequence *sequence)
 }
 
 /* The last place in low..high-1 whose first position is <= position. */
-static uint64_t place_at(const dlfs_sequence *sequence, uint64_t position, uint64_t low, uint64_t high)
+static uint64_t place_at(const dlfs_sequence *sequence, uint64_t position, uint64_t low,
+                         uint64_t high)
 {
     while (high - low > 1) {
         uint64_t middle = low + (high - low) / 2;
@@ -109,9 +110,12 @@ static uint64_t place_at(const dlfs_sequence *sequence, uint64_t position, uint6
     return low;
 }
 
-/* Fills positions first, first + stride, ... that lie in the window of `first`; returns how many, or a code. */
-static int64_t fill_window(const dlfs_sequence *sequence, uint64_t first, uint64_t stride, uint64_t count,
-                           uint64_t *out)
+/*
+ * Fills positions first, first + stride, ... that lie in the window of `first`; returns how many,
+ * or a code.
+ */
+static int64_t fill_window(const dlfs_sequence *sequence, uint64_t first, uint64_t stride,
+                           uint64_t count, uint64_t *out)
 {
     uint64_t place = place_at(sequence, first, 0, sequence->chunk_count);
     uint64_t low = place - place % sequence->window_chunks;
@@ -128,20 +132,22 @@ static int64_t fill_window(const dlfs_sequence *sequence, uint64_t first, uint64
     /* Streams of the windows lie behind those of the chunks: epochs are counted in the low half. */
     dlfs_permutation permutation;
     uint64_t window = low / sequence->window_chunks + 1;
-    int code = dlfs_permutation_init(&permutation, size, sequence->seed ^ (window << 32), sequence->epoch);
+    int code =
+        dlfs_permutation_init(&permutation, size, sequence->seed ^ (window << 32), sequence->epoch);
     if (code == 0)
         code = dlfs_permutation_map(&permutation, offset, stride, here, out);
     for (uint64_t i = 0; code == 0 && i < here; i++) {
         uint64_t position = start + out[i];
         place = place_at(sequence, position, low, high);
-        uint64_t rank = sequence->ranks[sequence->shuffled[place]] + position - sequence->starts[place];
+        uint64_t rank =
+            sequence->ranks[sequence->shuffled[place]] + position - sequence->starts[place];
         code = dlfs_directory_order(sequence->directory, rank, 1, &out[i]);
     }
     return code < 0 ? code : (int64_t)here;
 }
 
-static int fill_storage(const dlfs_sequence *sequence, uint64_t first, uint64_t stride, uint64_t count,
-                        uint64_t *out)
+static int fill_storage(const dlfs_sequence *sequence, uint64_t first, uint64_t stride,
+                        uint64_t count, uint64_t *out)
 {
     if (stride == 1)
         return dlfs_directory_order(sequence->directory, first, count, out);
@@ -156,7 +162,8 @@ DLFS_API int dlfs_sequence_fill(const dlfs_sequence *sequence, uint64_t first, u
 {
     if (count == 0)
         return 0;
-    if (stride == 0 || first >= sequence->count || count - 1 > (sequence->count - 1 - first) / stride)
+    if (stride == 0 || first >= sequence->count ||
+        count - 1 > (sequence->count - 1 - first) / stride)
         return -EINVAL;
     if (sequence->kind == DLFS_ORDER_GLOBAL)
         return dlfs_permutation_map(&sequence->samples, first, stride, count, out);

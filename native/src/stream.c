@@ -1,15 +1,18 @@
 /*
- * An epoch read ahead. One thread keeps a ring of the samples to come, plans their reads and makes them ready in
- * memory; the consumer takes them in order. How far it looks ahead is bounded by the reader's memory: what is ready
- * or on its way holds references in the arena, and without free slots nothing more is planned. Three plans:
+ * An epoch read ahead. One thread keeps a ring of the samples to come, plans their reads and makes
+ * them ready in memory; the consumer takes them in order. How far it looks ahead is bounded by the
+ * reader's memory: what is ready or on its way holds references in the arena, and without free
+ * slots nothing more is planned. Three plans:
  *
- *   direct    each sample is read where it will be used; a window of the look-ahead is sorted, neighbours merged
- *   chunks    whole chunks, kept while the look-ahead refers to them, evicted when idle for longest
- *   harvest   whole chunks, of which the samples needed soonest are copied out (harvest.c)
+ *   direct    each sample is read where it will be used; a window of the look-ahead is sorted,
+ * neighbours merged chunks    whole chunks, kept while the look-ahead refers to them, evicted when
+ * idle for longest harvest   whole chunks, of which the samples needed soonest are copied out
+ * (harvest.c)
  *
- * A larger read that fails, or that brings a bad sample, is followed by reads of its samples one by one, so that one
- * bad block costs one sample. When the consumer has borrowed all the memory, its next batch is read on demand into
- * memory of its own: a stream never waits for a batch to be released.
+ * A larger read that fails, or that brings a bad sample, is followed by reads of its samples one by
+ * one, so that one bad block costs one sample. When the consumer has borrowed all the memory, its
+ * next batch is read on demand into memory of its own: a stream never waits for a batch to be
+ * released.
  */
 #include "stream.h"
 
@@ -17,14 +20,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define FILL_MAX 1024u              /* positions filled, or planned, between looks at the device */
-#define WINDOW_MAX 512u             /* positions of one direct plan */
+#define FILL_MAX 1024u  /* positions filled, or planned, between looks at the device */
+#define WINDOW_MAX 512u /* positions of one direct plan */
 #define RING_MIN 1024u
-#define RING_MAX (UINT64_C(1) << 18) /* positions, for the plans that keep chunks or land in place */
+/* Positions, for the plans that keep chunks or land in place. */
+#define RING_MAX (UINT64_C(1) << 18)
 #define IDLE_WAIT_NS UINT64_C(200000000)
 #define BLOCKED_POLL_MS 2
 
-/* ---- entries --------------------------------------------------------------------------------------- */
+/* ---- entries --------------------------------------------------------------------------------- */
 
 void entry_ready(struct entry *entry, uint64_t offset, uint64_t length)
 {
@@ -60,7 +64,7 @@ void entry_again(dlfs_stream *stream, uint64_t position, bool alone)
         stream->planned = position;
 }
 
-/* ---- loads ----------------------------------------------------------------------------------------- */
+/* ---- loads ----------------------------------------------------------------------------------- */
 
 void stream_start(dlfs_stream *stream, struct span *span, enum span_kind kind, uint32_t slot,
                   uint64_t slot_offset)
@@ -169,20 +173,25 @@ static bool plan_one(dlfs_stream *stream, uint64_t position)
     }
     if (!entry->alone && look_up(stream, entry, &place))
         return true;
-    if (entry->alone || (stream->plan != DLFS_PLAN_CHUNKS && !place_in_chunk(stream->reader, &place)))
+    if (entry->alone ||
+        (stream->plan != DLFS_PLAN_CHUNKS && !place_in_chunk(stream->reader, &place)))
         return load_alone(stream, position, &place);
     if (stream->plan == DLFS_PLAN_CHUNKS)
         return chunks_plan(stream, position, &place);
     return harvest_plan(stream, position, &place);
 }
 
-/* ---- the direct plan ------------------------------------------------------------------------------- */
+/* ---- the direct plan ------------------------------------------------------------------------- */
 
-/* Finds room for a span of at most a chunk; SLOT_NONE when there is none. The reference is the caller's. */
+/*
+ * Finds room for a span of at most a chunk; SLOT_NONE when there is none. The reference is the
+ * caller's.
+ */
 static uint32_t land(dlfs_stream *stream, uint64_t length, uint64_t *slot_offset)
 {
     dlfs_reader *reader = stream->reader;
-    if (stream->landing_slot == SLOT_NONE || length > reader->config.chunk_bytes - stream->landing_used) {
+    if (stream->landing_slot == SLOT_NONE ||
+        length > reader->config.chunk_bytes - stream->landing_used) {
         uint32_t slot = arena_take(reader, 1);
         if (slot == SLOT_NONE)
             return SLOT_NONE;
@@ -219,7 +228,10 @@ static bool start_window_span(dlfs_stream *stream, const struct plan_span *plann
     return true;
 }
 
-/* The wants of the next window; what needs no window is planned at once. False when one of those has to wait. */
+/*
+ * The wants of the next window; what needs no window is planned at once. False when one of those
+ * has to wait.
+ */
 static bool collect_window(dlfs_stream *stream, uint64_t *count)
 {
     dlfs_reader *reader = stream->reader;
@@ -263,7 +275,7 @@ static bool direct_plan(dlfs_stream *stream)
     return started > 0 || stream->planned > before;
 }
 
-/* ---- what has landed ------------------------------------------------------------------------------- */
+/* ---- what has landed ------------------------------------------------------------------------- */
 
 /* The place of an entry whose location was good when it was planned. */
 static struct place entry_place(const dlfs_stream *stream, const struct entry *entry)
@@ -384,7 +396,7 @@ static void finish(dlfs_stream *stream, struct span *span)
         fetch_recycle(stream->fetch, span);
 }
 
-/* ---- the thread ------------------------------------------------------------------------------------ */
+/* ---- the thread ------------------------------------------------------------------------------ */
 
 /* Whether all the entries that the consumer waits for are ready or failed. The lock is held. */
 static bool all_ended(dlfs_stream *stream)
@@ -406,7 +418,10 @@ static void announce(dlfs_stream *stream)
         pthread_cond_broadcast(&stream->ready);
 }
 
-/* Gives the next entries their indices. The lock is held, and let go of while the sequence is computed. */
+/*
+ * Gives the next entries their indices. The lock is held, and let go of while the sequence is
+ * computed.
+ */
 static void fill(dlfs_stream *stream)
 {
     dlfs_reader *reader = stream->reader;
@@ -418,8 +433,8 @@ static void fill(dlfs_stream *stream)
         return;
     uint64_t count = end - first < FILL_MAX ? end - first : FILL_MAX;
     pthread_mutex_unlock(&reader->lock);
-    int code = dlfs_sequence_fill(config->sequence, config->first + first * config->stride, config->stride,
-                                  count, stream->indices);
+    int code = dlfs_sequence_fill(config->sequence, config->first + first * config->stride,
+                                  config->stride, count, stream->indices);
     for (uint64_t i = 0; code == 0 && i < count; i++)
         __builtin_prefetch(&reader->locations[stream->indices[i]]);
     pthread_mutex_lock(&reader->lock);
@@ -456,7 +471,10 @@ static bool plan_some(dlfs_stream *stream)
     return stream->planned > before;
 }
 
-/* Nothing to plan and nothing under way: waits for memory, for the consumer, or for the end. The lock is held. */
+/*
+ * Nothing to plan and nothing under way: waits for memory, for the consumer, or for the end. The
+ * lock is held.
+ */
 static void rest(dlfs_stream *stream)
 {
     struct timespec until;
@@ -500,7 +518,7 @@ static void *stream_thread(void *argument)
     return NULL;
 }
 
-/* ---- the consumer ---------------------------------------------------------------------------------- */
+/* ---- the consumer ---------------------------------------------------------------------------- */
 
 static bool any_waiting(dlfs_stream *stream, uint64_t count)
 {
@@ -593,8 +611,8 @@ static int read_on_demand(dlfs_stream *stream, uint64_t count, dlfs_batch **out)
 }
 
 /*
- * Waits until the entries that are wanted have ended; false when they must be read on demand: there is no memory for
- * them, and the thread rests.
+ * Waits until the entries that are wanted have ended; false when they must be read on demand: there
+ * is no memory for them, and the thread rests.
  */
 static bool await(dlfs_stream *stream)
 {
@@ -649,11 +667,11 @@ DLFS_API int dlfs_stream_next(dlfs_stream *stream, uint64_t count, dlfs_batch **
     return code;
 }
 
-/* ---- create, destroy ------------------------------------------------------------------------------- */
+/* ---- create, destroy ------------------------------------------------------------------------- */
 
 /* Bytes that must be moved, a request's own cost in bytes (gap_bytes) included, for one sample. */
-static uint32_t choose_plan(const dlfs_reader *reader, const dlfs_stream_config *config, uint64_t mean_bytes,
-                            bool permuted)
+static uint32_t choose_plan(const dlfs_reader *reader, const dlfs_stream_config *config,
+                            uint64_t mean_bytes, bool permuted)
 {
     if (config->plan != DLFS_PLAN_AUTO)
         return config->plan;
@@ -663,7 +681,8 @@ static uint32_t choose_plan(const dlfs_reader *reader, const dlfs_stream_config 
     double chunk = (double)reader->config.chunk_bytes;
     double direct = request + (double)mean_bytes;
     double per_chunk = (double)reader->sample_count / (double)reader->chunk_count;
-    double kept = (double)reader->slot_count * chunk / (double)mean_bytes / (double)reader->sample_count;
+    double kept =
+        (double)reader->slot_count * chunk / (double)mean_bytes / (double)reader->sample_count;
     if (kept > 1.0 / (double)config->stride)
         kept = 1.0 / (double)config->stride;
     double harvest = (request + chunk) / (1 + per_chunk * kept);
@@ -725,9 +744,11 @@ static void stream_free(dlfs_stream *stream)
     free(stream);
 }
 
-DLFS_API int dlfs_stream_create(dlfs_reader *reader, const dlfs_stream_config *config, dlfs_stream **out)
+DLFS_API int dlfs_stream_create(dlfs_reader *reader, const dlfs_stream_config *config,
+                                dlfs_stream **out)
 {
-    if (!reader || !config || !config->sequence || config->stride == 0 || config->plan > DLFS_PLAN_HARVEST)
+    if (!reader || !config || !config->sequence || config->stride == 0 ||
+        config->plan > DLFS_PLAN_HARVEST)
         return -EINVAL;
     if (config->count > 0 &&
         (config->first >= reader->sample_count ||

@@ -69,7 +69,7 @@ struct dlfs_stream {
     /* Guarded by the reader's lock. */
     struct entry *ring; /* [mask + 1] */
     uint64_t mask;
-    uint64_t ahead; /* positions of look-ahead, <= mask + 1 */
+    uint64_t ahead;   /* positions of look-ahead, <= mask + 1 */
     uint64_t head;    /* the next position to be given out */
     uint64_t planned; /* every entry before it was planned */
     uint64_t filled;  /* every entry before it has its index */

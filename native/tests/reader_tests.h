@@ -48,7 +48,8 @@ static inline void check_sample(const dlfs_batch *batch, uint64_t position)
         CHECK(bytes[at] == sample_byte(index, at));
 }
 
-static void dataset_pack(dlfs_location *locations, uint8_t *data, uint64_t data_bytes, uint64_t *used)
+static void dataset_pack(dlfs_location *locations, uint8_t *data, uint64_t data_bytes,
+                         uint64_t *used)
 {
     int64_t *offsets = calloc(COUNT, sizeof(int64_t));
     int64_t *lengths = calloc(COUNT, sizeof(int64_t));
@@ -65,8 +66,8 @@ static void dataset_pack(dlfs_location *locations, uint8_t *data, uint64_t data_
             source[at++] = sample_byte(i, j);
     }
     dlfs_packing packing = {.chunk_bytes = CHUNK, .block_bytes = BLOCK};
-    CHECK_EQ(dlfs_pack(&packing, source, data_bytes, offsets, lengths, order, COUNT, data, 0, data_bytes,
-                       locations),
+    CHECK_EQ(dlfs_pack(&packing, source, data_bytes, offsets, lengths, order, COUNT, data, 0,
+                       data_bytes, locations),
              COUNT);
     *used = packing.address;
     free(offsets);
@@ -90,8 +91,8 @@ static void dataset_directory(struct dataset *dataset, const dlfs_location *loca
     dataset->names_bytes = plan.names_bytes;
     CHECK_EQ(dlfs_memory_map(plan.entries_bytes, &dataset->entries, NULL), 0);
     CHECK_EQ(dlfs_memory_map(plan.names_bytes, &dataset->names, NULL), 0);
-    CHECK_EQ(dlfs_directory_build(&plan, names, offsets, locations, uuid, dataset->chunk_count * CHUNK,
-                                  dataset->entries, dataset->names),
+    CHECK_EQ(dlfs_directory_build(&plan, names, offsets, locations, uuid,
+                                  dataset->chunk_count * CHUNK, dataset->entries, dataset->names),
              0);
     CHECK_EQ(dlfs_directory_open(dataset->entries, plan.entries_bytes, &dataset->directory), 0);
 }
@@ -108,8 +109,8 @@ static void dataset_create(struct dataset *dataset, const dlfs_fault_config *fau
     CHECK_EQ(dlfs_device_create_memory(DEVICE_BYTES, 512, &dataset->inner), 0);
     dlfs_queue *queue;
     CHECK_EQ(dlfs_queue_create(dataset->inner, 4, &queue), 0);
-    CHECK_EQ(dlfs_queue_transfer(queue, DLFS_OP_WRITE, data, DATA_OFFSET, dataset->chunk_count * CHUNK,
-                                 1 << 20),
+    CHECK_EQ(dlfs_queue_transfer(queue, DLFS_OP_WRITE, data, DATA_OFFSET,
+                                 dataset->chunk_count * CHUNK, 1 << 20),
              0);
     dlfs_queue_destroy(queue);
     dlfs_memory_unmap(data, data_bytes);
@@ -130,7 +131,8 @@ static void dataset_destroy(struct dataset *dataset)
     CHECK_EQ(dlfs_device_destroy(dataset->inner), 0);
 }
 
-static dlfs_reader *reader_over(const struct dataset *dataset, uint64_t memory_bytes, uint32_t retries)
+static dlfs_reader *reader_over(const struct dataset *dataset, uint64_t memory_bytes,
+                                uint32_t retries)
 {
     dlfs_extent extent = {0, dataset->chunk_count};
     dlfs_reader_config config = {

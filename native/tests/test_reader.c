@@ -1,4 +1,6 @@
-/* Batches on demand, by many threads at once, over a device that fails, with more or less memory. */
+/*
+ * Batches on demand, by many threads at once, over a device that fails, with more or less memory.
+ */
 #include <dlfs/dlfs.h>
 
 #include <errno.h>

@@ -1,4 +1,7 @@
-/* An epoch read ahead: every sample once and right, under every plan, with batches kept and epochs left early. */
+/*
+ * An epoch read ahead: every sample once and right, under every plan, with batches kept and epochs
+ * left early.
+ */
 #include <dlfs/dlfs.h>
 
 #include <errno.h>
@@ -7,8 +10,8 @@
 
 #define KEPT 6
 
-static uint64_t take_epoch(dlfs_reader *reader, const dlfs_sequence *sequence, uint32_t plan, uint64_t size,
-                           uint64_t stop)
+static uint64_t take_epoch(dlfs_reader *reader, const dlfs_sequence *sequence, uint32_t plan,
+                           uint64_t size, uint64_t stop)
 {
     dlfs_stream_config config = {.sequence = sequence, .stride = 1, .count = COUNT, .plan = plan};
     dlfs_stream *stream;
@@ -51,7 +54,8 @@ static void every_plan(uint64_t memory_bytes, const dlfs_fault_config *faults)
         for (uint32_t order = DLFS_ORDER_STORAGE; order <= DLFS_ORDER_CHUNK; order++) {
             dlfs_reader *reader = reader_over(&dataset, memory_bytes, 50);
             dlfs_sequence *sequence;
-            CHECK_EQ(dlfs_sequence_create(dataset.directory, CHUNK, order, 3, order, 4, &sequence), 0);
+            CHECK_EQ(dlfs_sequence_create(dataset.directory, CHUNK, order, 3, order, 4, &sequence),
+                     0);
             CHECK_EQ(take_epoch(reader, sequence, plan, 16, COUNT), COUNT);
             CHECK_EQ(take_epoch(reader, sequence, plan, 7, 50), 56);
             CHECK_EQ(take_epoch(reader, sequence, plan, COUNT, COUNT), COUNT);
@@ -72,8 +76,10 @@ static void wrong_calls(void)
     dlfs_batch *batch;
     uint64_t index;
     CHECK_EQ(dlfs_sequence_create(dataset.directory, CHUNK, 9, 0, 0, 1, &sequence), -EINVAL);
-    CHECK_EQ(dlfs_sequence_create(dataset.directory, CHUNK, DLFS_ORDER_CHUNK, 0, 0, 0, &sequence), -EINVAL);
-    CHECK_EQ(dlfs_sequence_create(dataset.directory, CHUNK, DLFS_ORDER_GLOBAL, 0, 0, 1, &sequence), 0);
+    CHECK_EQ(dlfs_sequence_create(dataset.directory, CHUNK, DLFS_ORDER_CHUNK, 0, 0, 0, &sequence),
+             -EINVAL);
+    CHECK_EQ(dlfs_sequence_create(dataset.directory, CHUNK, DLFS_ORDER_GLOBAL, 0, 0, 1, &sequence),
+             0);
     CHECK_EQ(dlfs_sequence_fill(sequence, COUNT, 1, 1, &index), -EINVAL);
     CHECK_EQ(dlfs_sequence_fill(sequence, 0, 0, 1, &index), -EINVAL);
     CHECK_EQ(dlfs_sequence_fill(sequence, COUNT, 1, 0, &index), 0);
