@@ -203,6 +203,8 @@ class DatasetWriter:
             SpaceError: the volume is full.
             DeviceError: a write failed.
             ClosedError: the writer has ended.
+
+        After a SpaceError, a DeviceError or a clash told late the writer has aborted.
         """
         self._check_open()
         raw = path_bytes(path)
@@ -315,11 +317,30 @@ class DatasetWriter:
         lengths: NDArray[np.int64],
         order: NDArray[np.uint64] | None,
     ) -> None:
-        """Pack samples into windows and start writing the full ones."""
-        self._directory.check(paths)
+        """Pack samples into windows and start writing the full ones.
+
+        What fails half-way cannot be taken back: the writer is aborted then.
+        """
+        try:
+            self._directory.check(paths)
+            locations = self._pack_into_windows(len(paths), source, offsets, lengths, order)
+            self._directory.add_many(paths, *unpack_locations(locations))
+        except BaseException:
+            self.abort()
+            raise
+
+    def _pack_into_windows(
+        self,
+        count: int,
+        source: NDArray[np.uint8],
+        offsets: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+        order: NDArray[np.uint64] | None,
+    ) -> NDArray[Any]:
+        """Returns the locations, LOCATION[n_samples], in the order of offsets and lengths."""
         chunks = self._open_chunks()
         self._transaction.space.reserve = self._overhead_chunks(self.sample_count, self._path_bytes)
-        locations: NDArray[Any] = np.zeros(len(paths), LOCATION)
+        locations: NDArray[Any] = np.zeros(count, LOCATION)
         first = 0
         while True:
             rest = slice(first, None)
@@ -332,10 +353,10 @@ class DatasetWriter:
                 window_address=chunks.address,
                 locations=locations if order is not None else locations[rest],
             )
-            if first == len(paths):
+            if first == count:
                 break
             chunks.advance(chunks.window.size)
-        self._directory.add_many(paths, *unpack_locations(locations))
+        return locations
 
     def _open_chunks(self) -> ChunkWriter:
         if self._chunks is None:
