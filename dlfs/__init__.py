@@ -1,6 +1,7 @@
 """DLFS: a user-level file system service for deep-learning training.
 
-What is re-exported here, and nothing else, is the public API.
+What is re-exported here, and nothing else, is the public API. Errors are there at once; what needs
+numpy or libdlfs is loaded when it is first used, so that ``dlfs --help`` does not wait for them.
 """
 
 # The layers. Imports point down this list only; import-linter enforces it (pyproject.toml).
@@ -25,7 +26,9 @@ What is re-exported here, and nothing else, is the public API.
 #
 # Beside them: testing (faulty devices, fakes, strategies), which imports block and what is below.
 
-from dlfs.dataset import Dataset, SampleInfo
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from dlfs.errors import (
     ChecksumError,
     ClosedError,
@@ -45,12 +48,15 @@ from dlfs.errors import (
     UsageError,
     VersionError,
 )
-from dlfs.reader import Batch, Epoch
-from dlfs.store.formatting import format_volume
-from dlfs.store.info import DatasetInfo, MemberInfo, SuperblockInfo, VolumeInfo
-from dlfs.verification import Finding
-from dlfs.volume import Volume, open
-from dlfs.writer import DatasetWriter
+
+if TYPE_CHECKING:
+    from dlfs.dataset import Dataset, SampleInfo
+    from dlfs.reader import Batch, Epoch
+    from dlfs.store.formatting import format_volume
+    from dlfs.store.info import DatasetInfo, MemberInfo, SuperblockInfo, VolumeInfo
+    from dlfs.verification import Finding
+    from dlfs.volume import Volume, open
+    from dlfs.writer import DatasetWriter
 
 __version__ = "0.1.0"
 
@@ -86,3 +92,33 @@ __all__ = [
     "format_volume",
     "open",
 ]
+
+_HOMES = {
+    "Dataset": "dlfs.dataset",
+    "SampleInfo": "dlfs.dataset",
+    "Batch": "dlfs.reader",
+    "Epoch": "dlfs.reader",
+    "format_volume": "dlfs.store.formatting",
+    "DatasetInfo": "dlfs.store.info",
+    "MemberInfo": "dlfs.store.info",
+    "SuperblockInfo": "dlfs.store.info",
+    "VolumeInfo": "dlfs.store.info",
+    "Finding": "dlfs.verification",
+    "Volume": "dlfs.volume",
+    "open": "dlfs.volume",
+    "DatasetWriter": "dlfs.writer",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Load what is public when it is first used (PEP 562)."""
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
