@@ -46,7 +46,9 @@ ACCURACY_MIN = 0.9
 READ_BATCH = 256
 READ_SECONDS = 0.5
 """Each way to read is repeated, in whole passes, for at least this long."""
+REPORT_COLUMNS = 100
 DIGITS_SHOWN = 4
+DIGIT_COLUMNS = 22
 READ_BYTES_MAX = 1 * MIB
 """More than any of the files has."""
 
@@ -98,7 +100,7 @@ class _Demo:
         grid.add_column(ratio=1)
         grid.add_column(justify="right", style="dim", no_wrap=True)
         grid.add_row(mark, name, text, seconds)
-        self.console.print(grid, width=min(self.console.width, 100))
+        self.console.print(grid, width=min(self.console.width, REPORT_COLUMNS))
 
 
 def demo(
@@ -276,9 +278,9 @@ def _train(work: _Demo, dataset: Dataset) -> None:
         accuracy = float((guesses == labels[test]).mean())
         if accuracy <= ACCURACY_MIN:
             raise DemoError(f"demo: expected over {ACCURACY_MIN:.0%} accuracy, got {accuracy:.1%}")
-        tell(f"{EPOCHS} epochs, each in a new global order: [bold]{accuracy:.1%}[/] of {len(test)}")
-        tell("held-out digits read right")
-    _show_digits(work, images, guesses)
+        right = f"[bold]{accuracy:.1%}[/] of {len(test)} unseen digits right"
+        tell(f"{EPOCHS} epochs, newly shuffled: {right}")
+    _show_digits(work, images, guesses, labels[test])
 
 
 def _train_epoch(
@@ -294,7 +296,12 @@ def _train_epoch(
                 model.learn(images, labels[batch.indices[positions]])
 
 
-def _show_digits(work: _Demo, images: NDArray[np.float32], guesses: NDArray[np.int64]) -> None:
+def _show_digits(
+    work: _Demo,
+    images: NDArray[np.float32],
+    guesses: NDArray[np.int64],
+    labels: NDArray[np.int64],
+) -> None:
     from rich.columns import Columns
     from rich.padding import Padding
     from rich.panel import Panel
@@ -302,11 +309,14 @@ def _show_digits(work: _Demo, images: NDArray[np.float32], guesses: NDArray[np.i
 
     from dlfs.cli.digits import draw
 
-    step = len(images) // DIGITS_SHOWN
-    panels = [
-        Panel.fit(Text("\n".join(draw(images[i]))), subtitle=f"read as {guesses[i]}")
-        for i in range(step // 2, len(images), step)[:DIGITS_SHOWN]
-    ]
+    shown = min(DIGITS_SHOWN, work.console.width // DIGIT_COLUMNS)
+    step = len(images) // shown
+    panels = []
+    for i in range(step // 2, len(images), step)[:shown]:
+        wrong = "" if guesses[i] == labels[i] else f", is {labels[i]}"
+        panels.append(
+            Panel.fit(Text("\n".join(draw(images[i]))), subtitle=f"read as {guesses[i]}{wrong}")
+        )
     work.console.print()
     work.console.print(Padding(Columns(panels, padding=(0, 0)), (0, 0, 0, 2)))
     work.console.print()
@@ -328,7 +338,7 @@ def _time_reads(work: _Demo, dataset: Dataset, *, mounted: bool) -> None:
                 len(order), lambda: _read_files(on_mount)
             )
         rates["plain files, open + read + close"] = _rate(len(order), lambda: _read_files(files))
-        tell("every sample to bytes in Python, in the same random order, one thread")
+        tell("all samples as bytes in Python, same random order, 1 thread")
     _show_rates(work, rates)
 
 
@@ -366,17 +376,19 @@ def _rate(count: int, read_all: Callable[[], int]) -> float:
 def _show_rates(work: _Demo, rates: dict[str, float]) -> None:
     from rich.padding import Padding
 
-    width = max(10, min(work.console.width, 100) - 58)
+    width = max(10, min(work.console.width, REPORT_COLUMNS) - 58)
     shown = table("warm (in memory)", "samples/s", "", right=("samples/s",))
     for name, rate in rates.items():
         bar = "█" * max(1, round(width * rate / max(rates.values())))
         shown.add_row(name, human_count(round(rate)), f"[green]{bar}[/]")
     work.console.print()
     work.console.print(Padding(shown, (0, 0, 0, 2)))
+    caution = (
+        "DLFS verifies every sample's CRC32C on the way; plain files come from the page cache as "
+        "they are. All data is in memory: this shows overheads, not a disk (see bench/)."
+    )
     work.console.print(
-        "  DLFS verifies every sample's CRC32C on the way; plain files come from the page cache\n"
-        "  as they are. All data is in memory: this shows overheads, not a disk (see bench/).",
-        style="dim",
+        Padding(caution, (1, 0, 0, 2)), style="dim", width=min(work.console.width, REPORT_COLUMNS)
     )
 
 
