@@ -60,13 +60,13 @@ static int copy_config(dlfs_reader *reader, const dlfs_reader_config *config)
     reader->chunk_count = (reader->data_bytes + config->chunk_bytes - 1) >> reader->chunk_shift;
     uint64_t slots = config->memory_bytes >> reader->chunk_shift;
     /* A quarter more than the data and the least are enough when the whole dataset fits. */
-    uint64_t enough = reader->chunk_count + reader->chunk_count / 4 + 4 * SLOTS_MIN;
+    uint64_t enough = reader->chunk_count + reader->chunk_count / 4 + 4 * (uint64_t)SLOTS_MIN;
     reader->keeps_all = reader->chunk_count + SLOTS_MIN <= slots;
     reader->slot_count = (uint32_t)(slots < enough ? slots : enough);
     reader->devices = calloc(config->member_count, sizeof(dlfs_device *));
     if (!reader->devices)
         return -ENOMEM;
-    memcpy(reader->devices, config->devices, config->member_count * sizeof(dlfs_device *));
+    memcpy(reader->devices, config->devices, (size_t)config->member_count * sizeof(dlfs_device *));
     return copy_extents(reader);
 }
 

@@ -1,9 +1,11 @@
-/* The inside of a stream: what stream.c and harvest.c share. */
+/* The inside of a stream: what stream.c, ahead.c and harvest.c share. */
 #ifndef DLFS_STREAM_H
 #define DLFS_STREAM_H
 
 #include "reader.h"
 
+#define FILL_MAX 1024u  /* positions filled, or planned, between looks at the device */
+#define WINDOW_MAX 512u /* positions of one direct plan */
 #define HARVEST_BUCKETS 64u
 
 enum entry_state {
@@ -100,7 +102,11 @@ static inline uint64_t entry_position(const dlfs_stream *stream, uint32_t ring_s
     return stream->head + ((ring_slot - stream->head) & stream->mask);
 }
 
-/* stream.c; the lock is held. */
+/* ahead.c; the lock is held, but for ahead_finish, which takes it. */
+/* Plans for a while; returns whether anything was planned. */
+bool ahead_plan(dlfs_stream *stream);
+/* Takes in a span that has ended. */
+void ahead_finish(dlfs_stream *stream, struct span *span);
 void entry_ready(struct entry *entry, uint64_t offset, uint64_t length);
 void entry_fail(dlfs_stream *stream, uint64_t position, int code, uint32_t crc_got);
 /* A larger read did not give the entry: plans it again, by itself if `alone`. */

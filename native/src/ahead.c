@@ -1,0 +1,402 @@
+/*
+ * Planning the look-ahead of a stream, and taking in what has landed. Three plans:
+ *
+ * - direct: each sample is read where it will be used; a window of the look-ahead is sorted and
+ *   neighbours are merged;
+ * - chunks: whole chunks, kept while the look-ahead refers to them, evicted when idle for longest;
+ * - harvest: whole chunks, of which the samples needed soonest are copied out (harvest.c).
+ *
+ * A larger read that fails, or that brings a bad sample, is followed by reads of its samples one by
+ * one, so that one bad block costs one sample.
+ */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "stream.h"
+
+/* ---- entries --------------------------------------------------------------------------------- */
+
+void entry_ready(struct entry *entry, uint64_t offset, uint64_t length)
+{
+    entry->offset = offset;
+    entry->length = length;
+    entry->state = ENTRY_READY;
+    entry->harvested = false;
+}
+
+void entry_fail(dlfs_stream *stream, uint64_t position, int code, uint32_t crc_got)
+{
+    struct entry *entry = entry_at(stream, position);
+    entry->state = ENTRY_FAILED;
+    if (stream->failure_count == stream->failure_capacity) {
+        uint64_t capacity = stream->failure_capacity ? 2 * stream->failure_capacity : 8;
+        dlfs_failure *failures = realloc(stream->failures, capacity * sizeof(*failures));
+        if (!failures)
+            return; /* take() reports a failure without details */
+        stream->failures = failures;
+        stream->failure_capacity = capacity;
+    }
+    dlfs_failure failure = reader_failure(stream->reader, entry->index, code, crc_got);
+    failure.position = position;
+    stream->failures[stream->failure_count++] = failure;
+}
+
+void entry_again(dlfs_stream *stream, uint64_t position, bool alone)
+{
+    struct entry *entry = entry_at(stream, position);
+    entry->state = ENTRY_NEW;
+    entry->alone = alone;
+    if (position < stream->planned)
+        stream->planned = position;
+}
+
+/* ---- loads ----------------------------------------------------------------------------------- */
+
+void stream_start(dlfs_stream *stream, struct span *span, enum span_kind kind, uint32_t slot,
+                  uint64_t slot_offset)
+{
+    span->kind = (uint8_t)kind;
+    span->slot = slot;
+    span->memory = slot_memory(stream->reader, slot) + slot_offset;
+    fetch_start(stream->fetch, span);
+}
+
+bool load_alone(dlfs_stream *stream, uint64_t position, const struct place *place)
+{
+    dlfs_reader *reader = stream->reader;
+    uint64_t mask = reader->config.block_bytes - 1;
+    uint64_t address = place->address & ~mask;
+    uint64_t length = ((place->address + place->length + mask) & ~mask) - address;
+    uint64_t run = (length + reader->config.chunk_bytes - 1) >> reader->chunk_shift;
+    if (run > reader->slot_count || stream->fetch->unused == SLOT_NONE)
+        return false;
+    uint32_t slot = arena_take(reader, (uint32_t)run);
+    if (slot == SLOT_NONE)
+        return false;
+    struct span *span = fetch_span(stream->fetch);
+    span->address = address;
+    span->length = length;
+    span->tag = (uint32_t)(position & stream->mask);
+    entry_at(stream, position)->state = ENTRY_WAITING;
+    stream_start(stream, span, KIND_ALONE, slot, 0);
+    return true;
+}
+
+static bool load_chunk(dlfs_stream *stream, uint64_t position, const struct place *place)
+{
+    dlfs_reader *reader = stream->reader;
+    uint64_t mask = reader->config.chunk_bytes - 1;
+    uint64_t end = (place->address + place->length + mask) & ~mask;
+    uint64_t address = place->chunk << reader->chunk_shift;
+    uint64_t run = (end - address) >> reader->chunk_shift;
+    if (run > reader->slot_count || stream->fetch->unused == SLOT_NONE)
+        return false;
+    uint32_t slot = arena_take(reader, (uint32_t)run);
+    if (slot == SLOT_NONE)
+        return false;
+    struct span *span = fetch_span(stream->fetch);
+    span->address = address;
+    span->length = end - address;
+    arena_begin_load(reader, slot, place->chunk, stream);
+    struct entry *entry = entry_at(stream, position);
+    entry->state = ENTRY_WAITING;
+    entry->next = SLOT_NONE;
+    reader->slots[slot].waiters = (uint32_t)(position & stream->mask);
+    arena_reference(reader, slot); /* the entry's own, beside the load's */
+    stream_start(stream, span, KIND_CHUNK, slot, 0);
+    return true;
+}
+
+/* Whether memory has the sample already. */
+static bool look_up(dlfs_stream *stream, struct entry *entry, const struct place *place)
+{
+    dlfs_reader *reader = stream->reader;
+    uint64_t offset;
+    uint32_t slot = arena_find(reader, place->chunk);
+    if (slot == SLOT_NONE || !arena_gives(reader, slot, place, &offset))
+        return false;
+    arena_reference(reader, slot);
+    entry_ready(entry, offset, place->length);
+    stream->fetch->stats.cache_hits++;
+    return true;
+}
+
+/* Plans an entry of the chunks plan; false when there is no memory for it. */
+static bool chunks_plan(dlfs_stream *stream, uint64_t position, const struct place *place)
+{
+    dlfs_reader *reader = stream->reader;
+    struct entry *entry = entry_at(stream, position);
+    uint32_t number = arena_find(reader, place->chunk);
+    if (number == SLOT_NONE)
+        return load_chunk(stream, position, place);
+    struct slot *slot = &reader->slots[number];
+    uint64_t end = (slot->chunk + slot->run) << reader->chunk_shift;
+    bool ours = slot->state == SLOT_LOADING && slot->owner == stream &&
+                place->address + place->length <= end;
+    if (!ours)
+        return load_alone(stream, position, place);
+    entry->state = ENTRY_WAITING;
+    entry->next = slot->waiters;
+    slot->waiters = (uint32_t)(position & stream->mask);
+    arena_reference(reader, number);
+    return true;
+}
+
+/* Plans entries that need no window; false when one has to wait. */
+static bool plan_one(dlfs_stream *stream, uint64_t position)
+{
+    struct entry *entry = entry_at(stream, position);
+    struct place place;
+    if (entry->state != ENTRY_NEW)
+        return true;
+    if (!reader_place(stream->reader, entry->index, &place)) {
+        entry_fail(stream, position, DLFS_E_FORMAT, 0);
+        return true;
+    }
+    if (place.length == 0) {
+        entry_ready(entry, 0, 0);
+        return true;
+    }
+    if (!entry->alone && look_up(stream, entry, &place))
+        return true;
+    if (entry->alone ||
+        (stream->plan != DLFS_PLAN_CHUNKS && !place_in_chunk(stream->reader, &place)))
+        return load_alone(stream, position, &place);
+    if (stream->plan == DLFS_PLAN_CHUNKS)
+        return chunks_plan(stream, position, &place);
+    return harvest_plan(stream, position, &place);
+}
+
+/* ---- the direct plan ------------------------------------------------------------------------- */
+
+/*
+ * Finds room for a span of at most a chunk; SLOT_NONE when there is none. The reference is the
+ * caller's.
+ */
+static uint32_t land(dlfs_stream *stream, uint64_t length, uint64_t *slot_offset)
+{
+    dlfs_reader *reader = stream->reader;
+    if (stream->landing_slot == SLOT_NONE ||
+        length > reader->config.chunk_bytes - stream->landing_used) {
+        uint32_t slot = arena_take(reader, 1);
+        if (slot == SLOT_NONE)
+            return SLOT_NONE;
+        if (stream->landing_slot != SLOT_NONE)
+            arena_release(reader, stream->landing_slot);
+        stream->landing_slot = slot;
+        stream->landing_used = 0;
+    }
+    *slot_offset = stream->landing_used;
+    stream->landing_used += length;
+    arena_reference(reader, stream->landing_slot);
+    return stream->landing_slot;
+}
+
+/* Starts one span of a window; false when there is no memory. */
+static bool start_window_span(dlfs_stream *stream, const struct plan_span *planned)
+{
+    uint64_t slot_offset;
+    uint32_t slot = land(stream, planned->length, &slot_offset);
+    if (slot == SLOT_NONE)
+        return false;
+    struct span *span = fetch_span(stream->fetch);
+    span->address = planned->address;
+    span->length = planned->length;
+    span->tag = SLOT_NONE;
+    for (uint32_t i = 0; i < planned->want_count; i++) {
+        uint64_t position = stream->fetch->wants[planned->first_want + i].position;
+        struct entry *entry = entry_at(stream, position);
+        entry->state = ENTRY_WAITING;
+        entry->next = span->tag;
+        span->tag = (uint32_t)(position & stream->mask);
+    }
+    stream_start(stream, span, KIND_WINDOW, slot, slot_offset);
+    return true;
+}
+
+/*
+ * The wants of the next window; what needs no window is planned at once. False when one of those
+ * has to wait.
+ */
+static bool collect_window(dlfs_stream *stream, uint64_t *count)
+{
+    dlfs_reader *reader = stream->reader;
+    uint64_t spans = stream->fetch->unused_count;
+    uint64_t end = stream->planned + (spans < WINDOW_MAX ? spans : WINDOW_MAX);
+    *count = 0;
+    for (; stream->planned < stream->filled && stream->planned < end; stream->planned++) {
+        struct entry *entry = entry_at(stream, stream->planned);
+        struct place place;
+        bool window = entry->state == ENTRY_NEW && !entry->alone &&
+                      reader_place(reader, entry->index, &place) && place.length > 0 &&
+                      place_in_chunk(reader, &place);
+        if (!window) {
+            if (!plan_one(stream, stream->planned))
+                return false;
+        } else if (!look_up(stream, entry, &place)) {
+            stream->fetch->wants[(*count)++] =
+                (struct want){place.address, place.length, stream->planned, place.crc32c, 0};
+        }
+    }
+    return true;
+}
+
+/* Plans a window; returns whether anything was planned. */
+static bool direct_plan(dlfs_stream *stream)
+{
+    struct fetch *fetch = stream->fetch;
+    uint64_t before = stream->planned;
+    uint64_t count;
+    if (fetch->unused_count < WINDOW_MAX / 2)
+        return false;
+    collect_window(stream, &count);
+    plan_sort(fetch->wants, count);
+    uint64_t spans = plan_merge(stream->reader, fetch->wants, count, fetch->plan);
+    uint64_t started = 0;
+    while (started < spans && start_window_span(stream, &fetch->plan[started]))
+        started++;
+    uint64_t first = started < spans ? fetch->plan[started].first_want : count;
+    for (uint64_t i = first; i < count; i++)
+        entry_again(stream, fetch->wants[i].position, false);
+    return started > 0 || stream->planned > before;
+}
+
+/* ---- what has landed ------------------------------------------------------------------------- */
+
+/* The place of an entry whose location was good when it was planned. */
+static struct place entry_place(const dlfs_stream *stream, const struct entry *entry)
+{
+    struct place place;
+    (void)reader_place(stream->reader, entry->index, &place);
+    return place;
+}
+
+static void finish_alone(dlfs_stream *stream, struct span *span, bool *again)
+{
+    dlfs_reader *reader = stream->reader;
+    struct entry *entry = &stream->ring[span->tag];
+    struct place place = entry_place(stream, entry);
+    uint64_t start = place.address - span->address;
+    uint32_t crc = span->code < 0 ? 0 : dlfs_crc32c(0, span->memory + start, place.length);
+    bool bad = span->code == 0 && crc != place.crc32c;
+    stream->fetch->stats.checksum_errors += bad;
+    if (bad && span->attempts < reader->config.retry_count) {
+        span->attempts++;
+        stream->fetch->stats.retries++;
+        fetch_start(stream->fetch, span);
+        *again = true;
+        return;
+    }
+    pthread_mutex_lock(&reader->lock);
+    uint64_t position = entry_position(stream, span->tag);
+    if (span->code < 0 || bad) {
+        entry_fail(stream, position, span->code < 0 ? span->code : DLFS_E_CHECKSUM, crc);
+        arena_release(reader, span->slot);
+    } else {
+        entry_ready(entry, (uint64_t)(span->memory - reader->arena) + start, place.length);
+    }
+    pthread_mutex_unlock(&reader->lock);
+}
+
+static void finish_window(dlfs_stream *stream, struct span *span)
+{
+    dlfs_reader *reader = stream->reader;
+    uint32_t next;
+    uint32_t good = SLOT_NONE; /* two chains, by entry->next */
+    uint32_t bad = SLOT_NONE;
+    for (uint32_t at = span->tag; at != SLOT_NONE; at = next) {
+        struct entry *entry = &stream->ring[at];
+        struct place place = entry_place(stream, entry);
+        next = entry->next;
+        uint8_t *bytes = span->memory + (place.address - span->address);
+        bool sound = span->code == 0 && dlfs_crc32c(0, bytes, place.length) == place.crc32c;
+        stream->fetch->stats.checksum_errors += span->code == 0 && !sound;
+        entry->offset = (uint64_t)(bytes - reader->arena);
+        entry->length = place.length;
+        entry->next = sound ? good : bad;
+        *(sound ? &good : &bad) = at;
+    }
+    pthread_mutex_lock(&reader->lock);
+    for (uint32_t at = good; at != SLOT_NONE; at = stream->ring[at].next) {
+        struct entry *entry = &stream->ring[at];
+        entry_ready(entry, entry->offset, entry->length);
+        arena_reference(reader, span->slot);
+    }
+    for (uint32_t at = bad; at != SLOT_NONE; at = next) {
+        next = stream->ring[at].next;
+        if (span->code == DLFS_E_TIMEOUT)
+            entry_fail(stream, entry_position(stream, at), span->code, 0);
+        else
+            entry_again(stream, entry_position(stream, at), true);
+    }
+    arena_release(reader, span->slot);
+    pthread_mutex_unlock(&reader->lock);
+}
+
+static void finish_chunk(dlfs_stream *stream, struct span *span)
+{
+    dlfs_reader *reader = stream->reader;
+    bool sound = span->code == 0 && reader_verify_span(reader, span);
+    pthread_mutex_lock(&reader->lock);
+    uint32_t waiters = reader->slots[span->slot].waiters;
+    arena_end_load(reader, span->slot, span->code == 0, !sound);
+    while (waiters != SLOT_NONE) {
+        struct entry *entry = &stream->ring[waiters];
+        struct place place = entry_place(stream, entry);
+        uint64_t position = entry_position(stream, waiters);
+        uint64_t offset;
+        waiters = entry->next;
+        if (span->code == 0 && arena_gives(reader, span->slot, &place, &offset)) {
+            entry_ready(entry, offset, place.length);
+            continue;
+        }
+        stream->fetch->stats.checksum_errors += span->code == 0;
+        if (span->code == DLFS_E_TIMEOUT)
+            entry_fail(stream, position, span->code, 0);
+        else
+            entry_again(stream, position, true);
+        arena_release(reader, span->slot);
+    }
+    arena_release(reader, span->slot);
+    pthread_mutex_unlock(&reader->lock);
+}
+
+void ahead_finish(dlfs_stream *stream, struct span *span)
+{
+    bool again = false;
+    switch ((enum span_kind)span->kind) {
+    case KIND_ALONE:
+        finish_alone(stream, span, &again);
+        break;
+    case KIND_WINDOW:
+        finish_window(stream, span);
+        break;
+    case KIND_CHUNK:
+        finish_chunk(stream, span);
+        break;
+    case KIND_HARVEST:
+        harvest_finish(stream, span);
+        break;
+    }
+    if (!again)
+        fetch_recycle(stream->fetch, span);
+}
+
+/* ---- the next step --------------------------------------------------------------------------- */
+
+bool ahead_plan(dlfs_stream *stream)
+{
+    if (stream->planned < stream->head)
+        stream->planned = stream->head;
+    if (stream->plan == DLFS_PLAN_HARVEST)
+        harvest_expire(stream);
+    if (stream->planned == stream->filled)
+        return false;
+    if (stream->plan == DLFS_PLAN_DIRECT)
+        return direct_plan(stream);
+    uint64_t before = stream->planned;
+    uint64_t end = before + FILL_MAX < stream->filled ? before + FILL_MAX : stream->filled;
+    while (stream->planned < end && plan_one(stream, stream->planned))
+        stream->planned++;
+    return stream->planned > before;
+}
