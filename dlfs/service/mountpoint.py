@@ -68,7 +68,7 @@ def absolute(directory: str | os.PathLike[str]) -> str:
 def is_dead(directory: str | os.PathLike[str]) -> bool:
     """Whether the server of what is mounted on a directory is gone."""
     try:
-        os.stat(directory)
+        os.statvfs(directory)  # stat may be answered from the kernel's cache
     except OSError as error:
         return error.errno in (errno.ENOTCONN, errno.ECONNABORTED)
     return False

@@ -1,0 +1,69 @@
+"""Volumes and their mounts."""
+
+from __future__ import annotations
+
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import dlfs
+from dlfs.units import MIB
+from tests.fuse.mounting import Mount, Prepared, World, add_dataset, mounted, sample_tree
+
+
+@pytest.fixture(scope="session")
+def plain_volume(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+    """A volume that no test changes: its path, the folder it was made from, its samples."""
+    folder = tmp_path_factory.mktemp("plain")
+    source = folder / "source"
+    files = sample_tree(source)
+    volume = folder / "volume.img"
+    dlfs.format_volume(str(volume), size_bytes=32 * MIB)
+    add_dataset(volume, "train", files)
+    return Prepared(volume, source, files)
+
+
+@pytest.fixture(scope="session")
+def world(plain_volume: Prepared, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """That volume mounted, for tests that only look."""
+    volume, source, files = plain_volume
+    folder = tmp_path_factory.mktemp("world")
+    with mounted(volume, folder / "mnt", folder / "log") as mount:
+        yield World(mount, source, files)
+
+
+@pytest.fixture
+def own_volume(tmp_path: Path) -> Path:
+    """A small volume with one dataset `train`, for tests that change it."""
+    volume = tmp_path / "own.img"
+    dlfs.format_volume(str(volume), size_bytes=16 * MIB)
+    add_dataset(volume, "train", {b"a": b"first" * 100, b"b/c": b"second" * 100})
+    return volume
+
+
+@pytest.fixture
+def own_mount(own_volume: Path, tmp_path: Path) -> Iterator[Mount]:
+    """That small volume mounted."""
+    with mounted(own_volume, tmp_path / "mnt", tmp_path / "log") as mount:
+        yield mount
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that every user may enter, unlike pytest's own."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+@pytest.fixture
+def fuse_for_all() -> Iterator[None]:
+    """/dev/fuse with the mode that udev gives it, where it has another."""
+    device = Path("/dev/fuse")
+    mode = stat.S_IMODE(device.stat().st_mode)
+    device.chmod(0o666)
+    yield
+    device.chmod(mode)

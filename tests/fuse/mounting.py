@@ -1,0 +1,156 @@
+"""Making volumes, mounting them, and watching what happens."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import dlfs
+from dlfs.service.mountpoint import find_mount, unmount
+from dlfs.units import MIB
+
+SECONDS_MAX = 30
+
+
+def wait_for(condition: Callable[[], bool], what: str) -> None:
+    """Wait until something is so."""
+    deadline = time.monotonic() + SECONDS_MAX
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {SECONDS_MAX} s for {what}"
+        select.select([], [], [], 0.02)
+
+
+def wait_for_exit(pid: int) -> None:
+    """Wait until a process that is not our child has ended."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    with contextlib.closing(os.fdopen(descriptor)):
+        ready, _, _ = select.select([descriptor], [], [], SECONDS_MAX)
+    assert ready, f"process {pid} did not end"
+
+
+def sample_tree(folder: Path, seed: int = 7) -> dict[bytes, bytes]:
+    """Make files with all kinds of names and sizes; the paths and bytes of them."""
+    draw = random.Random(seed)
+    files = {f"class{i % 3}/{i:04d}.bin".encode(): draw.randbytes(4096) for i in range(60)}
+    for size in (0, 1, 511, 4095, 4097, 70_000, 300_000):
+        files[f"sizes/{size}".encode()] = draw.randbytes(size)
+    files |= {
+        b"large": draw.randbytes(3 * MIB + 17),
+        b"deep/" + b"/".join(b"%d" % i for i in range(40)) + b"/leaf": b"leaf",
+        b"odd/new\nline": b"newline",
+        b"odd/\xff\xfe\x80": b"not UTF-8",
+        b"odd/" + b"n" * 255: b"long name",
+        b"odd/-dash": b"dash",
+        b"odd/ space ": b"space",
+        b"order/a": b"1",
+        b"order/a-b": b"2",
+        b"order/a.b/c": b"3",
+        b"order/ab/c": b"4",
+        b"order/a0": b"5",
+    }
+    for path, data in files.items():
+        target = os.path.join(os.fsencode(folder), path)
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        Path(os.fsdecode(target)).write_bytes(data)
+    return files
+
+
+def add_dataset(volume_path: Path, name: str, files: dict[bytes, bytes]) -> dlfs.DatasetInfo:
+    """Write one more dataset, or version, to a volume."""
+    with dlfs.open(str(volume_path)) as volume:
+        with volume.writer(name) as writer:
+            for path, data in sorted(files.items()):
+                writer.add(path, data)
+        return max((i for i in volume.datasets() if i.name == name), key=lambda i: i.version)
+
+
+@dataclass
+class Mount:
+    """A mount under test."""
+
+    volume: Path
+    directory: Path
+    pid: int
+    log: Path
+
+    def __truediv__(self, name: str | bytes) -> Path:
+        return self.directory / os.fsdecode(name)
+
+
+class Prepared(NamedTuple):
+    """A volume with one dataset, the folder it was made from, and its samples."""
+
+    volume: Path
+    source: Path
+    files: dict[bytes, bytes]
+
+
+@dataclass
+class World:
+    """A volume with one dataset, the folder it was made from, and its mount."""
+
+    mount: Mount
+    source: Path
+    files: dict[bytes, bytes]
+
+    @property
+    def dataset(self) -> Path:
+        return self.mount / "train"
+
+
+@contextlib.contextmanager
+def mounted(volume: Path, directory: Path, log: Path, **options: object) -> Iterator[Mount]:
+    """Mount in the background; unmount at the end, whatever happened."""
+    from dlfs.service.mount import mount_volume
+    from dlfs.service.serve import MountOptions
+
+    directory.mkdir(exist_ok=True)
+    told = mount_volume(str(volume), directory, MountOptions(**options), log=log)  # type: ignore[arg-type]
+    try:
+        yield Mount(volume, directory, told.pid, log)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(told.pid, signal.SIGCONT)
+        while find_mount(directory) is not None:
+            unmount(directory, lazy=True)
+        wait_for_exit(told.pid)
+
+
+AS_NOBODY = (
+    *("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"),
+    # The interpreter may lie in a folder that only root may enter.
+    *("--inh-caps", "+dac_override", "--ambient-caps", "+dac_override"),
+)
+
+
+def run_cli(*arguments: str | Path, prefix: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+    """Run ``dlfs``."""
+    return subprocess.run(
+        [*prefix, sys.executable, "-m", "dlfs.cli", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def errno_of(call: Callable[[], object]) -> int:
+    """The errno that a call fails with; 0 when it does not."""
+    try:
+        call()
+    except OSError as error:
+        return error.errno or -1
+    return 0

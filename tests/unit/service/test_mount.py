@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pyfuse3")
+
+from dlfs.errors import UsageError
+from dlfs.service.mount import ServerOrder, absolute_uri
+from dlfs.service.serve import MountOptions
+
+
+def test_orders_survive_the_way_to_the_server() -> None:
+    options = MountOptions(uid=1, gid=2, file_mode=0o440, allow_other=True, held_bytes=5)
+    for log in (None, "/var/log/dlfs"):
+        order = ServerOrder("/data/odd\udcff name", "/mnt/x\n", options, log)
+        assert ServerOrder.from_json(order.to_json()) == order
+
+
+def test_options_are_checked() -> None:
+    for wrong in ({"file_mode": 0o644}, {"file_mode": 0o4555}, {"uid": -1}, {"held_bytes": -1}):
+        with pytest.raises(UsageError):
+            MountOptions(**wrong)  # type: ignore[arg-type]
+    options = MountOptions()
+    assert (options.uid, options.gid, options.file_mode) == (os.getuid(), os.getgid(), 0o444)
+
+
+def test_uris_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert (
+        absolute_uri("a.img,/b.img,mem:64MiB") == f"{tmp_path}/a.img,/b.img,mem:64MiB?size=67108864"
+    )
