@@ -1,0 +1,131 @@
+"""Datasets in forked and spawned processes, and inside PyTorch's DataLoader workers."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import multiprocessing
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import dlfs
+from dlfs.testing.datasets import random_samples
+from dlfs.units import MIB
+
+COUNT = 400
+
+needs_torch = pytest.mark.skipif(
+    importlib.util.find_spec("torch") is None, reason="no torch (the extra dlfs[torch])"
+)
+
+
+@pytest.fixture(scope="module")
+def volume_path(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("workers") / "volume.img"
+    dlfs.format_volume(str(path), size_bytes=16 * MIB)
+    with dlfs.open(str(path)) as volume, volume.writer("numbers") as writer:
+        for name, data in random_samples(COUNT).items():
+            writer.add(name, data)
+    return path
+
+
+def digest(dataset: dlfs.Dataset, indices) -> list[str]:
+    return [hashlib.sha256(view).hexdigest() for view in dataset.read(indices)]
+
+
+def work(dataset: dlfs.Dataset, indices, queue) -> None:
+    queue.put((digest(dataset, indices), digest(dataset, list(reversed(indices)))))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("used", [False, True])
+def test_a_dataset_works_in_another_process(volume_path, method, used):
+    context = multiprocessing.get_context(method)
+    queue = context.SimpleQueue()
+    with dlfs.open(str(volume_path)) as volume, volume["numbers"] as dataset:
+        expected = digest(dataset, range(COUNT)) if used else None
+        parts = [list(range(start, COUNT, 3)) for start in range(3)]
+        processes = [context.Process(target=work, args=(dataset, part, queue)) for part in parts]
+        for process in processes:
+            process.start()
+        got = [queue.get() for _ in processes]
+        for process in processes:
+            process.join(30)
+            assert process.exitcode == 0
+        expected = expected or digest(dataset, range(COUNT))
+        assert sorted(one for part, _ in got for one in part) == sorted(expected)
+        assert all(part == back[::-1] for part, back in got)
+        assert digest(dataset, range(COUNT)) == expected  # the parent's own goes on
+
+
+def test_an_epoch_goes_on_in_a_forked_child(volume_path):
+    with dlfs.open(str(volume_path)) as volume, volume["numbers"] as dataset:
+        whole = [i for batch in dataset.batches(16, seed=3) for i in batch.indices.tolist()]
+        epoch = dataset.batches(16, seed=3)
+        first = next(epoch)
+        reader, writer = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                rest = [i for batch in epoch for i in batch.indices.tolist()]
+                kept = bytes(first[0])
+                os.write(writer, np.array(rest, np.uint32).tobytes())
+                status = 0 if kept == dataset[int(first.indices[0])] else 2
+            finally:
+                os._exit(status)
+        os.close(writer)
+        with open(reader, "rb") as pipe:
+            rest = np.frombuffer(pipe.read(), np.uint32).tolist()
+        assert os.waitpid(pid, 0)[1] == 0
+        assert first.indices.tolist() + rest == whole
+        assert [i for batch in epoch for i in batch.indices.tolist()] == whole[16:]
+
+
+def label(sample: bytes) -> tuple[int, int]:
+    return len(sample), sum(sample)
+
+
+class Samples:
+    """A map-style data set of PyTorch over one of DLFS: nothing but indexing."""
+
+    def __init__(self, dataset: dlfs.Dataset) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> tuple[int, int, int]:
+        return (index, *label(self.dataset[index]))
+
+    def __getitems__(self, indices: list[int]) -> list[tuple[int, int, int]]:
+        batch = self.dataset.read(indices)
+        return [(i, *label(bytes(view))) for i, view in zip(indices, batch, strict=True)]
+
+
+@needs_torch
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_pytorch_workers(volume_path, method):
+    from torch.utils.data import DataLoader
+
+    with dlfs.open(str(volume_path)) as volume, volume["numbers"] as dataset:
+        expected = [(i, *label(dataset[i])) for i in range(COUNT)]
+        loader = DataLoader(
+            Samples(dataset),  # type: ignore[arg-type]
+            batch_size=32,
+            num_workers=2,
+            multiprocessing_context=method,
+            persistent_workers=True,
+        )
+        for _ in range(2):
+            got = [
+                tuple(column[k].item() for column in batch)
+                for batch in loader
+                for k in range(len(batch[0]))
+            ]
+            assert got == expected
