@@ -72,7 +72,9 @@ def _print_volume(described: VolumeInfo) -> None:
 def _member_table(members: tuple[MemberInfo, ...]) -> Table:
     from rich.text import Text
 
-    made = table("member", "device", "size", "superblocks A", "B", "tail", right=("member", "size"))
+    columns = ("member", "size", "superblock A", "superblock B", "at the tail")
+    made = table(*columns, right=("member", "size"))
+    made.add_column("device", overflow="fold")
     for member in members:
         states = [
             Text(
@@ -81,7 +83,8 @@ def _member_table(members: tuple[MemberInfo, ...]) -> Table:
             )
             for copy in member.superblocks
         ]
-        made.add_row(str(member.number), Text(member.uri), human_size(member.size_bytes), *states)
+        size = human_size(member.size_bytes)
+        made.add_row(str(member.number), size, *states, Text(member.uri))
     return made
 
 

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
 
+COLUMNS_MAX = 8192
+"""Of tables that do not go to a terminal."""
 JSON_STEP = 1024
 """Elements of a streamed JSON list between two writes."""
 
@@ -47,17 +49,13 @@ def stderr_console() -> Console:
 
 
 def print_data(renderable: RenderableType) -> None:
-    """Print for people on stdout; lines are only wrapped on a terminal."""
+    """Print for people on stdout, as wide as it is where no terminal limits it."""
     console = stdout_console()
-    console.print(renderable, width=None if console.is_terminal else _width(renderable))
+    if not console.is_terminal:
+        from rich.console import Console
 
-
-def _width(renderable: RenderableType) -> int:
-    from rich.measure import Measurement
-
-    console = stdout_console()
-    options = console.options.update(width=1000, max_width=1000)
-    return max(console.width, Measurement.get(console, options, renderable).maximum)
+        console = Console(file=console.file, width=COLUMNS_MAX, highlight=False)
+    console.print(renderable)
 
 
 def note(text: str) -> None:

@@ -1,0 +1,148 @@
+"""What takes a process: signals, pipes, terminals, what is imported, completion, the demo."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DLFS = [sys.executable, "-m", "dlfs.cli"]
+
+
+def test_help_does_not_wait_for_numpy() -> None:
+    code = (
+        "import sys\n"
+        "from dlfs.cli import app\n"
+        "try: app(['--help'])\n"
+        "except SystemExit: pass\n"
+        "print([m for m in ('numpy', 'dlfs.volume', 'dlfs._native') if m in sys.modules])\n"
+    )
+    out = subprocess.check_output([sys.executable, "-c", code], text=True)
+    assert out.splitlines()[-1] == "[]"
+
+
+def test_a_reader_that_goes_away_is_no_error(volume) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = subprocess.run(
+            [*DLFS, "ls", volume, "small"], stdout=writing, stderr=subprocess.PIPE, check=False
+        )
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+def drain(descriptor: int) -> bytes:
+    """All that a terminal shows until its last writer is gone."""
+    shown = b""
+    while True:
+        try:
+            part = os.read(descriptor, 65536)
+        except OSError:
+            return shown
+        if not part:
+            return shown
+        shown += part
+
+
+def test_progress_is_shown_on_a_terminal_only(volume, tmp_path) -> None:
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "x").write_bytes(bytes(1 << 20))
+    ours, theirs = pty.openpty()
+    command = [*DLFS, "import", tmp_path / "source", volume, "--name", "bar"]
+    with subprocess.Popen(command, stderr=theirs, env={**os.environ, "TERM": "xterm"}):
+        os.close(theirs)
+        shown = drain(ours)
+    os.close(ours)
+    assert b"import bar" in shown
+    assert b"imported bar@1" in shown
+    quiet = subprocess.run([*DLFS, "verify", volume], capture_output=True, check=True)
+    assert quiet.stderr.count(b"\n") == 1
+
+
+def ask_on_terminal(volume: Path, answer: bytes) -> int:
+    ours, theirs = pty.openpty()
+    os.write(ours, answer)
+    done = subprocess.run(
+        [*DLFS, "rm", volume, "small"], stdin=theirs, capture_output=True, check=False
+    )
+    os.close(ours)
+    os.close(theirs)
+    assert b"Remove small@1 (6 samples" in done.stderr
+    assert done.stdout == b""
+    return done.returncode
+
+
+def test_rm_asks_on_a_terminal(volume, run) -> None:
+    assert ask_on_terminal(volume, b"n\n") == 1
+    assert run("ls", volume).out == b"small@1\n"
+    assert ask_on_terminal(volume, b"y\n") == 0
+    assert run("ls", volume).out == b""
+
+
+def test_datasets_complete(volume) -> None:
+    environment = {
+        **os.environ,
+        "_DLFS_COMPLETE": "complete_bash",
+        "COMP_WORDS": f"dlfs ls {volume} sm",
+        "COMP_CWORD": "3",
+    }
+    done = subprocess.run(DLFS, env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["small"]
+    environment["COMP_WORDS"] = f"dlfs ls {volume}.not sm"
+    done = subprocess.run(DLFS, env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == []
+
+
+# ---- the demo ------------------------------------------------------------------------------------
+
+
+@pytest.mark.fuse
+@pytest.mark.slow
+def test_demo(tmp_path) -> None:
+    done = subprocess.run(
+        [*DLFS, "demo", "--dir", tmp_path], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    for step in ("digits", "format", "import", "verify", "mount", "diff -r", "train", "time"):
+        assert f"✓ {step}" in done.stdout
+    assert "plain files" in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_demo_without_fuse(tmp_path) -> None:
+    done = subprocess.run(
+        [*DLFS, "demo", "--dir", tmp_path, "--keep"],
+        env={**os.environ, "PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "left out: fusermount3" in done.stdout
+    (kept,) = tmp_path.iterdir()
+    assert {path.name for path in kept.iterdir()} == {"digits", "volume.img"}
+
+
+@pytest.mark.fuse
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_demo_leaves_nothing(tmp_path, number) -> None:
+    command = [*DLFS, "demo", "--dir", tmp_path]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as demo:
+        assert demo.stdout is not None
+        for line in demo.stdout:
+            if "✓ mount" in line:
+                break
+        demo.send_signal(number)
+        demo.stdout.read()
+    assert demo.returncode == 130
+    assert str(tmp_path) not in Path("/proc/self/mountinfo").read_text()
+    assert list(tmp_path.iterdir()) == []

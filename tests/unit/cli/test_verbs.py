@@ -1,0 +1,367 @@
+"""Each verb on a real volume, in this process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tarfile
+from pathlib import Path
+
+import pytest
+
+import dlfs
+from dlfs.writer import DatasetWriter
+
+
+def flip_bit(path: Path, offset: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([byte ^ 1]))
+
+
+def flip_sample(run, volume: Path, *which: str) -> dict:
+    """Flip a bit of a sample of ``small``; what stat says of it."""
+    found = run("stat", volume, "small", *which, "--json").json["samples"][0]
+    flip_bit(volume, found["offset_bytes"])
+    return found
+
+
+# ---- format, info, version, uri ------------------------------------------------------------------
+
+
+def test_format_makes_a_volume_of_two_members(run, tmp_path) -> None:
+    uri = f"{tmp_path}/a.img,{tmp_path}/b.img"
+    done = run("format", uri, "--size", "16MiB", "--chunk", "64KiB", "--label", "two", "--json")
+    assert done.code == 0
+    assert done.json["label"] == "two"
+    assert done.json["chunk_bytes"] == 65536
+    assert [member["number"] for member in done.json["members"]] == [0, 1]
+    assert run("info", uri, "--json").json["uuid"] == done.json["uuid"]
+
+
+def test_format_does_not_overwrite_unasked(run, volume) -> None:
+    done = run("format", volume)
+    assert done.code == 1
+    assert done.out == b""
+    assert done.err.startswith("dlfs: format ")
+    assert run("format", volume, "--force").code == 0
+    assert run("ls", volume).out == b""
+
+
+def test_format_says_what_size_it_wants(run, tmp_path) -> None:
+    done = run("format", tmp_path / "x.img", "--size", "plenty")
+    assert (done.code, len(done.err.splitlines())) == (2, 1)
+    assert "'plenty'" in done.err
+
+
+def test_info(run, volume) -> None:
+    found = run("info", volume, "--json").json
+    assert found["generation"] == 2
+    assert [copy["state"] for copy in found["members"][0]["superblocks"]] == [
+        "current",
+        "previous",
+        "current",
+    ]
+    assert [dataset["name"] for dataset in found["datasets"]] == ["small"]
+    text = run("info", volume).out.decode()
+    for part in (found["uuid"], "tests", "small@1", "current (2)", str(volume)):
+        assert part in text
+
+
+def test_info_names_a_damaged_superblock(run, volume) -> None:
+    flip_bit(volume, 100)
+    done = run("info", volume)
+    assert done.code == 0
+    assert b"damaged" in done.out
+    assert "CRC32C" in done.err
+
+
+def test_version(run) -> None:
+    assert run("version", "--json").json["dlfs"] == dlfs.__version__
+    assert run("--version").out == run("version").out
+
+
+def test_uri(run) -> None:
+    kinds = [scheme["scheme"] for scheme in run("uri", "--json").json["schemes"]]
+    assert kinds == ["file", "mem", "nvme-tcp", "nvme-tcp+discover", "spdk"]
+    assert b"nvme-tcp+discover" in run("uri").out
+    explained = run("uri", "/a.img,mem:64MiB", "--json").json["members"]
+    assert [member["kind"] for member in explained] == ["FileUri", "MemoryUri"]
+    assert b"path = /a.img" in run("uri", "/a.img").out
+    assert run("uri", "what:ever").code == 2
+
+
+# ---- import, export ------------------------------------------------------------------------------
+
+
+def make_tree(folder: Path, samples: dict[bytes, bytes]) -> None:
+    for name, data in samples.items():
+        path = Path(os.fsdecode(os.fsencode(folder) + b"/" + name))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+
+
+def read_tree(folder: Path) -> dict[bytes, bytes]:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {os.fsencode(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def test_import_and_export_a_folder(run, volume, samples, tmp_path) -> None:
+    make_tree(tmp_path / "source", samples)
+    done = run("import", tmp_path / "source", volume, "--name", "tree", "--json")
+    assert done.code == 0
+    assert done.json["dataset"]["sample_count"] == len(samples)
+    assert "imported tree@1: 6 samples" in done.err
+    assert run("export", volume, "tree", tmp_path / "out", "--json").json["sample_count"] == 6
+    assert read_tree(tmp_path / "out") == samples
+    assert run("export", volume, "tree", tmp_path / "out").code == 1
+    assert run("export", volume, "tree", tmp_path / "out", "--force").code == 0
+
+
+def test_import_archives_as_a_new_version(run, volume, tmp_path) -> None:
+    for number in range(2):
+        (tmp_path / "file").write_bytes(b"%d" % number)
+        with tarfile.open(tmp_path / f"part-{number}.tar", "w") as archive:
+            archive.add(tmp_path / "file", f"{number}.txt")
+    done = run("import", f"{tmp_path}/part-{{0..1}}.tar", volume, "-n", "small", "--layout", "path")
+    assert done.code == 0
+    assert run("ls", volume).out == b"small@1\nsmall@2\n"
+    assert run("ls", volume, "small").out == b"0.txt\n1.txt\n"
+    assert run("cat", volume, "small@1", "top").out == b"top"
+
+
+def test_export_an_archive(run, volume, samples, tmp_path) -> None:
+    assert run("export", volume, "small", tmp_path / "x.tar.gz").code == 0
+    with tarfile.open(tmp_path / "x.tar.gz") as archive:
+        names = {os.fsencode(name) for name in archive.getnames()}
+    assert names == set(samples)
+
+
+def test_import_wants_source_and_volume(run, volume) -> None:
+    assert run("import", volume, "--name", "x").code == 2
+    assert run("import", volume.parent, volume).code == 2
+
+
+def test_import_of_what_does_not_fit_changes_nothing(run, volume, tmp_path) -> None:
+    (tmp_path / "big").mkdir()
+    with (tmp_path / "big" / "file").open("wb") as file:
+        file.truncate(64 << 20)
+    done = run("import", tmp_path / "big", volume, "--name", "big")
+    assert (done.code, len(done.err.splitlines())) == (6, 1)
+    assert run("ls", volume).out == b"small@1\n"
+
+
+def test_interrupted_import_changes_nothing(run, volume, samples, tmp_path, monkeypatch) -> None:
+    make_tree(tmp_path / "source", samples)
+    add_batch = DatasetWriter.add_batch
+
+    def interrupted(*arguments, **named) -> None:
+        add_batch(*arguments, **named)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    before = run("info", volume, "--json").json
+    monkeypatch.setattr(DatasetWriter, "add_batch", interrupted)
+    done = run("import", tmp_path / "source", volume, "--name", "tree")
+    assert (done.code, done.err) == (130, "dlfs: interrupted\n")
+    monkeypatch.undo()
+    assert run("info", volume, "--json").json == before
+    assert run("import", tmp_path / "source", volume, "--name", "tree").code == 0
+
+
+def test_second_writer_is_told_of_the_first(run, volume, tmp_path) -> None:
+    make_tree(tmp_path / "source", {b"x": b"x"})
+    with dlfs.open(str(volume)) as opened, opened.writer("first") as writer:
+        writer.add("y", b"y")
+        done = run("import", tmp_path / "source", volume, "--name", "second")
+        assert done.code == 5
+        assert str(os.getpid()) in done.err
+        assert run("rm", volume, "small", "--yes").code == 5
+
+
+# ---- ls, stat, cat -------------------------------------------------------------------------------
+
+
+def test_ls_datasets(run, volume) -> None:
+    assert run("ls", volume).out == b"small@1\n"
+    assert b"small@1" in run("ls", volume, "-l").out
+    assert run("ls", volume, "--json").json["datasets"][0]["sample_count"] == 6
+
+
+def test_ls_a_directory(run, volume) -> None:
+    assert run("ls", volume, "small").out == b"a/\nb/\nodd \n\xff name\ntop\n"
+    assert run("ls", volume, "small", "b/").out == b"c/\nempty\n"
+    assert run("ls", volume, "small", "b/empty").out == b"b/empty\n"
+    assert run("ls", volume, "small", "b", "-l").out.splitlines()[1:] == [
+        b"         2          1 sample  c/",
+        b"         3               0 B  empty",
+    ]
+
+
+def test_ls_recursive(run, volume, samples) -> None:
+    names = run("ls", volume, "small", "-R", "-0").out.split(b"\0")
+    assert names == [*sorted(samples), b""]
+    long = run("ls", volume, "small", "b", "-R", "-l", "--bytes").out.splitlines()
+    assert long[1].split() == [b"2", b"300000", b"b/c/deep"]
+
+
+def test_ls_json_keeps_every_byte_of_a_path(run, volume, samples) -> None:
+    found = run("ls", volume, "small", "--recursive", "--json").json
+    assert found["dataset"] == "small"
+    sizes = {os.fsencode(e["path"]): e["length_bytes"] for e in found["entries"]}
+    assert sizes == {name: len(data) for name, data in samples.items()}
+    top = run("ls", volume, "small", "--json").json["entries"]
+    assert top[0] == {"path": "a", "kind": "directory", "first_index": 0, "sample_count": 2}
+
+
+def test_ls_pages(run, tmp_path) -> None:
+    uri = tmp_path / "many.img"
+    dlfs.format_volume(str(uri), size_bytes=16 << 20)
+    names = [f"{n:05}" for n in range(10_000)]
+    with dlfs.open(str(uri)) as opened, opened.writer("many") as writer:
+        for name in names:
+            writer.add(name, b"")
+    assert run("ls", uri, "many").out.decode().split() == names
+    assert len(run("ls", uri, "many", "-R", "--json").json["entries"]) == len(names)
+
+
+def test_ls_of_nothing(run, volume) -> None:
+    done = run("ls", volume, "small", "nowhere", "--json")
+    assert (done.code, done.out) == (3, b"")
+    assert run("ls", volume, "small", "-0", "-l").code == 2
+    with dlfs.open(str(volume)) as opened, opened.writer("empty"):
+        pass
+    assert run("ls", volume, "empty", "--json").json["entries"] == []
+
+
+def test_stat(run, volume) -> None:
+    done = run("stat", volume, "small", "a/two.txt", "--index", "-1", "--json")
+    two, top = done.json["samples"]
+    assert (two["index"], two["length_bytes"], two["member"]) == (1, 3000, str(volume))
+    assert (top["path"], top["index"]) == ("top", 5)
+    with volume.open("rb") as file:
+        file.seek(top["offset_bytes"])
+        assert file.read(3) == b"top"
+    assert top["crc32c"].encode() in run("stat", volume, "small", "top").out
+    assert run("stat", volume, "small", "--json").json["layout"] == "shuffled"
+    assert b"small@1" in run("stat", volume, "small").out
+
+
+def test_cat(run, volume, samples) -> None:
+    name = b"odd \n\xff name"
+    done = run("cat", volume, "small", os.fsdecode(name), "b/c/deep", "-i", "0")
+    assert done.out == samples[name] + samples[b"b/c/deep"] + b"one"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["cat", "VOLUME", "small", "nowhere"], 3),
+        (["cat", "VOLUME", "small", "--index", "6"], 3),
+        (["stat", "VOLUME", "small", "--index", "-7"], 3),
+        (["cat", "VOLUME", "large", "top"], 3),
+        (["cat", "VOLUME", "small@2", "top"], 3),
+        (["cat", "VOLUME.not", "small", "top"], 3),
+        (["cat", "VOLUME", "small"], 2),
+        (["cat", "VOLUME", "@", "x"], 3),
+        (["cat", "VOLUME", "", "x"], 2),
+        (["cat"], 2),
+        (["dog"], 2),
+        (["--loud"], 2),
+        ([], 2),
+    ],
+)
+def test_one_line_and_a_code(run, volume, arguments, code) -> None:
+    done = run(*(word.replace("VOLUME", str(volume)) for word in arguments))
+    assert done.code == code
+    if arguments:
+        assert done.out == b""
+        assert len(done.err.splitlines()) == 1
+        assert done.err.startswith("dlfs: ")
+
+
+def test_debug_shows_the_traceback(run, volume) -> None:
+    done = run("--debug", "cat", volume, "small", "nowhere")
+    assert "Traceback" in done.err
+    assert done.err.splitlines()[-1].startswith("dlfs: ")
+
+
+def test_unwritable_target_is_a_failed_device(run, volume) -> None:
+    assert run("export", volume, "small", "/proc/nowhere").code == 7
+
+
+# ---- verify --------------------------------------------------------------------------------------
+
+
+def test_verify_a_whole_volume(run, volume) -> None:
+    done = run("verify", volume)
+    assert (done.code, done.out) == (0, b"")
+    assert "all good" in done.err
+    found = run("verify", volume, "small", "--json").json
+    assert found["ok"] is True
+    assert found["problems"] == []
+    assert found["checked_bytes"] > 300_000
+
+
+def test_verify_names_every_bad_sample(run, volume) -> None:
+    bad = [flip_sample(run, volume, "top"), flip_sample(run, volume, "-i", "4")]
+    done = run("verify", volume, "--json")
+    assert done.code == 4
+    problems = {problem["path"]: problem for problem in done.json["problems"]}
+    assert len(problems) == done.json["problem_count"] == 2
+    for sample in bad:
+        problem = problems[sample["path"]]
+        assert problem["kind"] == "sample"
+        assert problem["dataset"] == "small"
+        assert (problem["member"], problem["offset_bytes"]) == (
+            sample["member"],
+            sample["offset_bytes"],
+        )
+        assert "expected CRC32C" in problem["message"]
+    text = run("verify", volume)
+    assert (text.code, len(text.out.splitlines())) == (4, 2)
+    assert "2 bad" in text.err
+
+
+def test_damage_is_never_printed(run, volume) -> None:
+    flip_sample(run, volume, "top")
+    done = run("cat", volume, "small", "top")
+    assert (done.code, done.out) == (4, b"")
+    assert "'top'" in done.err
+
+
+def test_what_is_no_volume_is_damaged(run, tmp_path) -> None:
+    (tmp_path / "noise").write_bytes(b"noise" * 1_000_000)
+    assert run("verify", tmp_path / "noise").code == 4
+
+
+# ---- rm ------------------------------------------------------------------------------------------
+
+
+def test_rm_asks_for_yes_without_a_terminal(run, volume) -> None:
+    done = run("rm", volume, "small")
+    assert done.code == 2
+    assert "--yes" in done.err
+    assert run("ls", volume).out == b"small@1\n"
+
+
+def test_rm(run, volume) -> None:
+    free = run("info", volume, "--json").json["free_bytes"]
+    done = run("rm", volume, "small", "--yes", "--json")
+    assert done.json["removed"][0]["name"] == "small"
+    assert run("ls", volume).out == b""
+    assert run("info", volume, "--json").json["free_bytes"] > free
+    assert run("rm", volume, "small", "-y").code == 3
+
+
+def test_rm_of_one_of_several_versions(run, volume) -> None:
+    with dlfs.open(str(volume)) as opened:
+        for _ in range(2):
+            with opened.writer("small") as writer:
+                writer.add("x", b"x")
+    assert run("rm", volume, "small", "-y").code == 2
+    assert run("rm", volume, "small@2", "-y").code == 0
+    assert run("ls", volume).out == b"small@1\nsmall@3\n"
+    assert run("rm", volume, "small", "-y", "--all-versions").code == 0
+    assert run("ls", volume).out == b""
