@@ -1,0 +1,191 @@
+"""Samples held for open files: against a real dataset in memory, in a real trio loop."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+
+import pytest
+import trio
+
+import dlfs
+from dlfs.dataset import Dataset
+from dlfs.errors import ClosedError, LimitError
+from dlfs.service.held import (
+    SAMPLE_BYTES_MAX,
+    SMALL_BYTES_MAX,
+    Fetch,
+    HeldSamples,
+    OpenSample,
+    ReadThreads,
+    read_into,
+)
+from dlfs.units import MIB
+
+SIZES = [0, 1, 1000, 1000, 1000, 5000, SMALL_BYTES_MAX + 1]
+
+
+def content(index: int) -> bytes:
+    return bytes([index]) * SIZES[index]
+
+
+@pytest.fixture
+def dataset() -> Iterator[Dataset]:
+    dlfs.format_volume("mem:held?size=16MiB", force=True)
+    with dlfs.open("mem:held") as volume:
+        with volume.writer("d") as writer:
+            for index in range(len(SIZES)):
+                writer.add(b"%d" % index, content(index))
+        with volume.dataset("d") as found:
+            yield found
+
+
+class Slot:
+    """Counts holds."""
+
+    held = 0
+
+    def hold(self) -> None:
+        self.held += 1
+
+    def let_go(self) -> None:
+        self.held -= 1
+
+
+class Bench:
+    """Held samples of one dataset."""
+
+    def __init__(self, held: HeldSamples, dataset: Dataset) -> None:
+        self.held = held
+        self.dataset = dataset
+        self.slot = Slot()
+
+    def open(self, index: int) -> OpenSample:
+        return self.held.open(index, self.slot, self.dataset, index, SIZES[index])
+
+    async def read(self, sample: OpenSample) -> bytes:
+        with trio.fail_after(20):
+            return await self.held.read(sample)
+
+    async def settle(self) -> None:
+        with trio.fail_after(20):
+            while self.slot.held or self.held.held_bytes:
+                await trio.sleep(0)
+
+
+def run(
+    dataset: Dataset, body: Callable[[Bench], Awaitable[None]], budget_bytes: int = MIB
+) -> None:
+    async def main() -> None:
+        threads = ReadThreads(trio.lowlevel.current_trio_token())
+        try:
+            bench = Bench(HeldSamples(threads, budget_bytes=budget_bytes), dataset)
+            await body(bench)
+            await bench.settle()
+        finally:
+            threads.close()
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("budget_bytes", [0, 1, 1500, 6000, 16 * MIB])
+def test_reads_whatever_the_budget(dataset: Dataset, budget_bytes: int) -> None:
+    async def body(bench: Bench) -> None:
+        samples = [bench.open(index) for index in range(len(SIZES))]
+        for _ in range(2):
+            for index, sample in enumerate(samples):
+                assert await bench.read(sample) == content(index)
+                assert bench.held.held_bytes <= max(budget_bytes, max(SIZES))
+        for sample in samples:
+            bench.held.release(sample)
+
+    run(dataset, body, budget_bytes)
+
+
+def test_many_at_once_in_a_small_budget(dataset: Dataset) -> None:
+    async def body(bench: Bench) -> None:
+        async def reader(start: int) -> None:
+            for step in range(30):
+                index = (start + step) % len(SIZES)
+                sample = bench.open(index)
+                assert await bench.read(sample) == content(index)
+                bench.held.release(sample)
+
+        async with trio.open_nursery() as nursery:
+            for start in range(12):
+                nursery.start_soon(reader, start)
+
+    run(dataset, body, 2500)
+
+
+def test_handles_share_a_sample(dataset: Dataset) -> None:
+    async def body(bench: Bench) -> None:
+        first, second = bench.open(5), bench.open(5)
+        assert first is second
+        assert bench.slot.held == 1
+        assert await bench.read(first) is await bench.read(second)
+        bench.held.release(first)
+        assert bench.held.held_bytes == SIZES[5]
+        bench.held.release(second)
+        assert bench.held.held_bytes == 0
+
+    run(dataset, body)
+
+
+def test_closed_while_being_read(dataset: Dataset) -> None:
+    async def body(bench: Bench) -> None:
+        for _ in range(50):
+            bench.held.release(bench.open(2))  # the slot is let go when the reading ends
+            again = bench.open(2)
+            assert await bench.read(again) == content(2)
+            bench.held.release(again)
+
+    run(dataset, body)
+
+
+def test_nothing_is_read_ahead_when_the_kernel_has_it(dataset: Dataset) -> None:
+    async def body(bench: Bench) -> None:
+        for _ in range(10):
+            bench.held.release(bench.open(2))
+        await bench.settle()
+        sample = bench.open(2)
+        assert bench.held.held_bytes == 0
+        assert await bench.read(sample) == content(2)
+        bench.held.release(sample)
+
+    run(dataset, body)
+
+
+def test_errors_reach_the_reader_and_are_forgotten(dataset: Dataset) -> None:
+    async def body(bench: Bench) -> None:
+        sample = bench.open(2)
+        assert await bench.read(sample) == content(2)
+        dataset.close()
+        assert await bench.read(sample) == content(2)
+        other = bench.open(3)
+        for _ in range(2):
+            with pytest.raises(ClosedError):
+                await bench.read(other)
+            assert bench.held.held_bytes == SIZES[2]
+        bench.held.release(sample)
+        bench.held.release(other)
+
+    run(dataset, body)
+
+
+def test_too_large_to_open(dataset: Dataset) -> None:
+    async def body(bench: Bench) -> None:
+        with pytest.raises(LimitError, match="at most"):
+            bench.held.open(9, bench.slot, dataset, 9, SAMPLE_BYTES_MAX + 1)
+        assert bench.slot.held == 0
+
+    run(dataset, body)
+
+
+def test_batches_give_each_its_own(dataset: Dataset) -> None:
+    fetches = [Fetch(dataset, index, lambda: None) for index in (4, 2, 4, 0)]
+
+    async def main() -> None:
+        read_into(dataset, fetches)
+
+    trio.run(main)
+    assert [fetch.data for fetch in fetches] == [content(4), content(2), content(4), b""]
