@@ -16,7 +16,7 @@ from dlfs.cli.options import (
     VolumeArgument,
     parse_dataset,
 )
-from dlfs.cli.output import human_count, human_size, note, print_json
+from dlfs.cli.output import human_count, human_size, note, print_json, stderr_console
 from dlfs.errors import NotFoundError, UsageError
 
 if TYPE_CHECKING:
@@ -71,6 +71,8 @@ def _confirm(doomed: list[DatasetInfo], uri: str) -> None:
     names = ", ".join(map(_describe, doomed))
     if not sys.stdin.isatty():
         raise UsageError(f"remove {names}: expected --yes, as there is no terminal to ask at")
-    if not typer.confirm(f"Remove {names} from {uri}?", err=True):
+    # typer.confirm() lets a blank slip out on stdout.
+    stderr_console().print(f"Remove {names} from {uri}? [y/N] ", end="", markup=False)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         note("nothing was removed")
         raise typer.Exit(1)
