@@ -20,10 +20,13 @@ from numpy.typing import NDArray
 from dlfs._native import abi
 from dlfs._native.device import aligned_buffer
 from dlfs._native.library import check, error_for, library
-from dlfs.errors import ClosedError, UsageError
+from dlfs.errors import ClosedError, UsageError, VersionError
 
 PART_ALIGNMENT_BYTES = 4096
 """Of the memory that parts are built in: what direct I/O wants; reading needs 64."""
+
+MAGIC = b"DLFSDIR1"
+VERSION = 1
 
 PATH_BYTES_MAX = 4095
 LOCATION_BYTES = 16
@@ -112,6 +115,13 @@ def _check_packed(text: NDArray[np.uint8], offsets: NDArray[np.uint64]) -> None:
         raise UsageError(f"use packed paths: expected rising offsets up to {text.nbytes}")
 
 
+def _check_version(entries: NDArray[np.uint8], label: str) -> None:
+    """Tell a segment of another version from a malformed one."""
+    version = int(entries[8:12].view("<u4")[0])
+    if entries[:8].tobytes() == MAGIC and version != VERSION:
+        raise VersionError(f"open {label}: expected version {VERSION}, got {version}")
+
+
 def _close(handle: int) -> None:
     library().dlfs_directory_close(handle)
 
@@ -124,7 +134,7 @@ class NativeDirectory:
         label: what errors call the directory.
 
     Raises:
-        FormatError: the part is malformed (ChecksumError, TruncatedError).
+        FormatError: the part is malformed (ChecksumError, TruncatedError, VersionError).
         UsageError: the memory is misaligned.
 
     Threads: any at once; ``close`` when no other thread is in a call.
@@ -138,6 +148,8 @@ class NativeDirectory:
         code = library().dlfs_directory_open(
             self._entries.ctypes.data, self._entries.nbytes, byref(handle)
         )
+        if code == abi.E_FORMAT:
+            _check_version(self._entries, label)
         check(code, f"open {label}")
         self._handle: c_void_p | None = handle
         self._finalizer = weakref.finalize(self, _close, handle.value or 0)

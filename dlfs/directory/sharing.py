@@ -15,8 +15,8 @@ Locks (``flock``, released by the kernel however a process ends):
 So what a killed process leaves is told apart from what is in use: a published file is complete and
 is taken over by the next opener of KEY; an unpublished one (``KEY.load``) is overwritten by the
 next opener of KEY; and whoever loads anything first removes what nobody holds. A lock belongs to
-the open file, which a forked child shares with its parent; the child therefore opens the file anew
-and takes a lock of its own, so that either may be the last to close.
+the open file, which a forked child would share with its parent; so a fork opens the file anew and
+locks it for the child, and either may be the last to close.
 
 The directory must belong to the user and be closed to others (0700); no symbolic link is followed,
 and a file of another owner is not used. Processes of one user trust each other.
@@ -33,6 +33,7 @@ import hashlib
 import mmap
 import os
 import stat
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -104,40 +105,63 @@ def load_directory(
     """
     header = aligned_buffer(DIRECTORY_BLOCK_BYTES, DIRECTORY_BLOCK_BYTES)
     read_into(0, header.data)
-    key = _key(identity, header)
-    held: list[_Part] = []
-
-    def fill_entries(memory: memoryview) -> None:
-        read_into(0, memory)
-        checked = NativeDirectory(np.frombuffer(memory, np.uint8), label=identity.label)
-        try:
-            checked.verify_own()
-        finally:
-            checked.close()
-
-    def load_names() -> NDArray[np.uint8]:
-        def fill_names(memory: memoryview) -> None:
-            read_into(sizes.entries_bytes, memory)
-            directory.native.verify(1, np.frombuffer(memory, np.uint8))
-
-        part = _open_part(root, f"{key}-names", sizes.names_bytes, fill_names, wait_s)
-        held.append(part)
-        return part.memory
-
-    def release() -> None:
-        while held:
-            held.pop().release()
-
-    held.append(_open_part(root, f"{key}-entries", sizes.entries_bytes, fill_entries, wait_s))
+    loader = _Loader(root, _key(identity, header), identity.label, sizes, read_into, wait_s)
     try:
         directory = FrozenDirectory(
-            held[0].memory, load_names, label=identity.label, release=release
+            loader.load_entries(),
+            loader.load_names,
+            label=identity.label,
+            release=loader.release,
         )
         _check_identity(directory, identity, sizes)
     except BaseException:
-        release()
+        loader.release()
         raise
     return directory
+
+
+@dataclass(eq=False)
+class _Loader:
+    """What brings the parts of one directory into memory, and lets go of them."""
+
+    root: Path | None
+    key: str
+    label: str
+    sizes: DirectorySizes
+    read_into: ReadInto
+    wait_s: float
+    held: list[_Part] = field(default_factory=list)
+
+    def load_entries(self) -> NDArray[np.uint8]:
+        return self._load("entries", self.sizes.entries_bytes, self._fill_entries)
+
+    def load_names(self) -> NDArray[np.uint8]:
+        return self._load("names", self.sizes.names_bytes, self._fill_names)
+
+    def release(self) -> None:
+        while self.held:
+            self.held.pop().release()
+
+    def _load(self, name: str, size: int, fill: Callable[[memoryview], None]) -> NDArray[np.uint8]:
+        part = _open_part(self.root, f"{self.key}-{name}", size, fill, self.wait_s)
+        self.held.append(part)
+        return part.memory
+
+    def _fill_entries(self, memory: memoryview) -> None:
+        self.read_into(0, memory)
+        entries = np.frombuffer(memory, np.uint8)
+        self._verify(entries, 0, entries)
+
+    def _fill_names(self, memory: memoryview) -> None:
+        self.read_into(self.sizes.entries_bytes, memory)
+        self._verify(self.held[0].memory, 1, np.frombuffer(memory, np.uint8))
+
+    def _verify(self, entries: NDArray[np.uint8], part: int, memory: NDArray[np.uint8]) -> None:
+        directory = NativeDirectory(entries, label=self.label)
+        try:
+            directory.verify(part, memory)
+        finally:
+            directory.close()
 
 
 def _key(identity: DirectoryIdentity, header: NDArray[np.uint8]) -> str:
@@ -167,7 +191,6 @@ class _Part:
     place: _Place | None = None
     name: str = ""
     descriptor: int = -1
-    owner: int = field(default_factory=os.getpid)
     finalizer: weakref.finalize[..., _Part] | None = None
 
     def release(self) -> None:
@@ -176,8 +199,18 @@ class _Part:
         Views of the memory stay good: what is mapped outlives its name.
         """
         self.memory = np.empty(0, np.uint8)
+        self.descriptor = -1
         if self.finalizer is not None:
             self.finalizer()
+
+    def adopt(self, descriptor: int | None) -> None:
+        """Hold the file by this descriptor, locked, from now on; by none when it is None."""
+        self.descriptor, self.finalizer = -1, None
+        if descriptor is not None and self.place is not None:
+            self.descriptor = descriptor
+            self.finalizer = weakref.finalize(
+                self, self.place.let_go, self.name, descriptor, os.getpid()
+            )
 
 
 def _open_part(
@@ -356,8 +389,8 @@ class _Place:
         except OSError as error:
             os.close(descriptor)
             raise _UnusableError from error
-        part = _Part(_read_only(memory), self, name, descriptor)
-        part.finalizer = weakref.finalize(part, self.let_go, name, descriptor, part.owner)
+        part = _Part(_read_only(memory), self, name)
+        part.adopt(descriptor)
         _held.add(part)
         return part
 
@@ -433,33 +466,53 @@ def _try_flock(descriptor: int, kind: int) -> bool:
 
 _held: weakref.WeakSet[_Part] = weakref.WeakSet()
 _locks: set[int] = set()
+_forking = threading.local()
+
+
+def _before_fork() -> None:
+    """Take the child's locks while it does not exist yet: the parent may close right after."""
+    _forking.spares = [(part, _open_again(part)) for part in list(_held) if part.descriptor >= 0]
+
+
+def _after_fork_in_parent() -> None:
+    """Close what is the child's, which keeps it locked."""
+    for _, descriptor in _forking.spares:
+        if descriptor is not None:
+            os.close(descriptor)
+    _forking.spares = []
 
 
 def _after_fork_in_child() -> None:
-    """Take locks of the child's own; close those it shares, which does not release them."""
+    """Go over to the child's locks; closing the shared ones does not release them."""
     for descriptor in _locks:
         os.close(descriptor)
     _locks.clear()
-    for part in list(_held):
+    for part, descriptor in _forking.spares:
         if part.finalizer is not None and part.finalizer.detach() is not None:
-            _hold_again(part)
+            os.close(part.descriptor)
+            part.adopt(descriptor)
+        elif descriptor is not None:
+            os.close(descriptor)
+    _forking.spares = []
 
 
-def _hold_again(part: _Part) -> None:
-    """Replace the inherited file of a part by an own one; the mapping is good without as well."""
-    inherited, part.descriptor, part.finalizer = part.descriptor, -1, None
-    place = part.place
+def _open_again(part: _Part) -> int | None:
+    """A part's file, opened anew and locked; None without /proc or descriptors to spare.
+
+    The child's mapping is good without it too: only the next opener may then have to load again.
+    """
     try:
-        own = os.open(f"/proc/self/fd/{inherited}", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:  # no /proc, or no descriptors left
-        os.close(inherited)
-        return
-    os.close(inherited)
-    if place is None or not _try_flock(own, fcntl.LOCK_SH):
-        os.close(own)
-        return
-    part.descriptor, part.owner = own, os.getpid()
-    part.finalizer = weakref.finalize(part, place.let_go, part.name, own, part.owner)
+        descriptor = os.open(f"/proc/self/fd/{part.descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    if _try_flock(descriptor, fcntl.LOCK_SH):
+        return descriptor
+    os.close(descriptor)
+    return None
 
 
-os.register_at_fork(after_in_child=_after_fork_in_child)
+os.register_at_fork(
+    before=_before_fork,
+    after_in_parent=_after_fork_in_parent,
+    after_in_child=_after_fork_in_child,
+)

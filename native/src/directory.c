@@ -113,10 +113,10 @@ int dlfs_directory_open(const void *entries, uint64_t entries_bytes, dlfs_direct
     const dlfs_directory_header *header = entries;
     dlfs_directory_layout layout;
 
-    if (!entries || !out || (uintptr_t)entries % DLFS_DIRECTORY_ALIGNMENT != 0)
-        return -EINVAL;
     if (entries_bytes < sizeof(*header))
         return DLFS_E_TRUNCATED;
+    if (!entries || !out || (uintptr_t)entries % DLFS_DIRECTORY_ALIGNMENT != 0)
+        return -EINVAL;
     int code = check_header(header, &layout);
     if (code < 0)
         return code;

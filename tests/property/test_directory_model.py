@@ -1,0 +1,129 @@
+"""The directory against its model: a dictionary of paths, listed and searched the plain way."""
+
+from __future__ import annotations
+
+import uuid
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dlfs.directory import DirectoryBuilder, Entry, FrozenDirectory, Location
+from dlfs.errors import ExistsError
+
+# Few letters, so that names share beginnings, nest and collide; "!" and "." sort before "/", "0"
+# right after it.
+components = st.text("a!.0-\xff", min_size=1, max_size=4).map(lambda t: t.encode("latin-1"))
+names = components.filter(lambda c: c not in (b".", b".."))
+paths = st.lists(names, min_size=1, max_size=4).map(b"/".join)
+lengths = st.one_of(st.just(0), st.integers(1, 100), st.integers(1 << 32, (1 << 34)))
+
+
+def conflicts(path: bytes, model: dict[bytes, int]) -> bool:
+    return any(
+        path == other or other.startswith(path + b"/") or path.startswith(other + b"/")
+        for other in model
+    )
+
+
+def listed(model: list[bytes], prefix: bytes) -> list[Entry]:
+    """The children of a directory, by looking at every path."""
+    base = prefix + b"/" if prefix else b""
+    entries: list[Entry] = []
+    for index, path in enumerate(model):
+        if not path.startswith(base):
+            continue
+        name, slash, _ = path[len(base) :].partition(b"/")
+        if not entries or entries[-1].name != name:
+            entries.append(Entry(name, bool(slash), index))
+    return entries
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(paths, lengths), max_size=80))
+def test_builder_then_frozen(samples: list[tuple[bytes, int]]) -> None:
+    builder = DirectoryBuilder()
+    model: dict[bytes, int] = {}
+    address = 0
+    addresses: dict[bytes, int] = {}
+    for number, (path, length) in enumerate(samples):
+        if conflicts(path, model):
+            try:
+                builder.add(path, Location(address, length, number))
+            except ExistsError:
+                continue
+            raise AssertionError(f"{path!r} was taken")
+        builder.add(path, Location(address, length, number))
+        model[path], addresses[path] = length, address
+        address += length
+    assert list(builder) == sorted(model)
+    parts = builder.freeze(uuid.UUID(int=5), address)
+    directory = FrozenDirectory(parts.entries, lambda: parts.names)
+    directory.verify()
+    check(directory, sorted(model), model, addresses)
+
+
+def check(
+    directory: FrozenDirectory,
+    order: list[bytes],
+    sizes: dict[bytes, int],
+    addresses: dict[bytes, int],
+) -> None:
+    assert directory.names() == order
+    assert directory.lengths().tolist() == [sizes[path] for path in order]
+    assert directory.addresses().tolist() == [addresses[path] for path in order]
+    assert directory.find(order).tolist() == list(range(len(order)))
+    by_address = sorted(range(len(order)), key=lambda i: (addresses[order[i]], i))
+    assert directory.order().tolist() == by_address
+    asked = {variant for path in order for variant in variants(path)}
+    for path in asked:
+        expected = order.index(path) if path in sizes else -1
+        assert directory.find([path]).tolist() == [expected]
+        assert directory.lower_bound(path) == sum(other < path for other in order)
+        below = [i for i, other in enumerate(order) if other.startswith(path + b"/")]
+        assert directory.is_directory(path) == bool(below)
+        first, last = directory.subtree_range(path)
+        assert list(range(first, last)) == below
+        check_listing(directory, order, path)
+    check_listing(directory, order, b"")
+
+
+def check_listing(directory: FrozenDirectory, order: list[bytes], prefix: bytes) -> None:
+    entries = listed(order, prefix)
+    assert list(directory.children(prefix)) == entries
+    if entries:
+        middle = len(entries) // 2
+        rest = list(directory.children(prefix, start_after=entries[middle].name))
+        assert rest == entries[middle + 1 :]
+
+
+def variants(path: bytes) -> list[bytes]:
+    """A path, those around it, and the directories above it."""
+    parts = path.split(b"/")
+    above = [b"/".join(parts[:n]) for n in range(1, len(parts))]
+    return [path, path[:-1] or b"z", path + b"!", *above]
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 3000), st.integers(1, 40), st.integers(0, 2**32))
+def test_many(count: int, fan: int, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    order = sorted(b"%d/%x" % (n % fan, n * 2654435761 % 2**32) for n in range(count))
+    sizes = random.integers(0, 50, count)
+    places = random.permutation(count)
+    starts = np.zeros(count, np.int64)
+    starts[places] = np.cumsum(sizes[places]) - sizes[places]
+    builder = DirectoryBuilder()
+    shuffled = random.permutation(count)
+    builder.add_many(
+        [order[i] for i in shuffled], starts[shuffled], sizes[shuffled], np.arange(count)
+    )
+    parts = builder.freeze(uuid.UUID(int=5), int(sizes.sum()))
+    directory = FrozenDirectory(parts.entries, lambda: parts.names)
+    asked = random.integers(0, max(count, 1), 200 if count else 0)
+    assert directory.find([order[i] for i in asked]).tolist() == asked.tolist()
+    assert (directory.find([order[i] + b"." for i in asked]) == -1).all()
+    assert directory.order().tolist() == np.lexsort((np.arange(count), starts)).tolist()
+    for address in random.integers(0, int(sizes.sum()) + 1, 20).tolist():
+        assert directory.rank_at(address) == int((starts < address).sum())
+    assert len(list(directory.children(b""))) == min(fan, count)

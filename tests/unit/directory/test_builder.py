@@ -1,0 +1,128 @@
+"""DirectoryBuilder: order, the rules of paths, all or nothing."""
+
+from __future__ import annotations
+
+import uuid
+
+import numpy as np
+import pytest
+
+from dlfs.directory import DirectoryBuilder, FrozenDirectory, Location
+from dlfs.errors import ExistsError, LimitError, NotFoundError, UsageError
+
+DATASET = uuid.UUID(int=7)
+
+
+def filled(*paths: bytes) -> DirectoryBuilder:
+    builder = DirectoryBuilder()
+    for number, path in enumerate(paths):
+        builder.add(path, Location(number * 10, 10, number))
+    return builder
+
+
+def test_keeps_path_order_whatever_the_order_of_adding() -> None:
+    builder = filled(b"b", b"a/2", b"c", b"a/10", b"a-")
+    assert list(builder) == [b"a-", b"a/10", b"a/2", b"b", b"c"]
+    assert len(builder) == 5
+    assert b"b" in builder
+    assert b"a" not in builder
+    assert builder.get(b"c") == Location(20, 10, 2)
+
+
+def test_get_names_what_is_missing() -> None:
+    with pytest.raises(NotFoundError, match="'x/y'"):
+        filled(b"x/z").get(b"x/y")
+
+
+def test_long_locations_survive() -> None:
+    builder = DirectoryBuilder()
+    location = Location((1 << 56) - 1, (1 << 40) - 1, 0xFFFFFFFF)
+    builder.add(b"a", location)
+    assert builder.get(b"a") == location
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        (b"a/b", "added already"),
+        (b"a", "a directory has this path"),
+        (b"a/b/c", "'a/b' is a sample"),
+        (b"a/b/c/d", "'a/b' is a sample"),
+        (b"x/y", "a directory has this path"),
+    ],
+)
+def test_conflicts_name_the_path(path: bytes, says: str) -> None:
+    builder = filled(b"a/b", b"x/y/z")
+    with pytest.raises(ExistsError, match=says):
+        builder.add(path, Location(20, 1, 0))
+    assert len(builder) == 2
+
+
+@pytest.mark.parametrize("paths", [[b"n/1", b"n/1"], [b"n", b"n/1"], [b"n/1", b"n"], [b"ok", b"a"]])
+def test_conflicts_in_a_batch_add_nothing(paths: list[bytes]) -> None:
+    builder = filled(b"a/b")
+    zeros = np.zeros(len(paths))
+    with pytest.raises(ExistsError):
+        builder.add_many(paths, zeros, zeros, zeros)
+    assert list(builder) == [b"a/b"]
+    builder.add(b"n/1/2", Location(0, 0, 0))  # nor did it leave directories behind
+
+
+@pytest.mark.parametrize("path", [b"", b"/a", b"a/", b"a//b", b"./a", b"a/..", b"a\0b"])
+def test_bad_paths(path: bytes) -> None:
+    with pytest.raises(UsageError):
+        DirectoryBuilder().check([path])
+
+
+def test_limits() -> None:
+    builder = DirectoryBuilder()
+    longest = b"/".join([b"d" * 255] * 15 + [b"e" * 254, b"f"])[:4095].rstrip(b"/")
+    builder.add(longest, Location(0, 1, 0))
+    with pytest.raises(LimitError):
+        builder.add(b"g" * 256, Location(1, 1, 0))
+    with pytest.raises(LimitError):
+        builder.add(b"g/" * 2048 + b"g", Location(1, 1, 0))
+    with pytest.raises(LimitError):
+        builder.add(b"g", Location(1 << 56, 1, 0))
+    with pytest.raises(LimitError):
+        builder.add(b"g", Location(1, 1 << 40, 0))
+    with pytest.raises(UsageError):
+        builder.add_many([b"g"], [1, 2], [1, 1], [0, 0])
+    assert list(builder) == [longest]
+
+
+def test_grows_past_its_first_columns() -> None:
+    builder = DirectoryBuilder()
+    paths = [b"%05d" % n for n in range(5000)]
+    for first in range(0, 5000, 500):
+        numbers = np.arange(first, first + 500)
+        builder.add_many(paths[first : first + 500], numbers, np.ones(500), numbers)
+    assert [builder.get(path).address for path in paths] == list(range(5000))
+
+
+def test_freeze_is_repeatable_and_does_not_end_the_builder() -> None:
+    builder = filled(b"b", b"a")
+    first = builder.freeze(DATASET, 100)
+    again = builder.freeze(DATASET, 100)
+    assert first.entries.tobytes() == again.entries.tobytes()
+    assert first.names.tobytes() == again.names.tobytes()
+    assert (first.sample_count, first.sample_bytes) == (2, 20)
+    builder.add(b"c", Location(20, 5, 0))
+    parts = builder.freeze(DATASET, 100)
+    directory = FrozenDirectory(parts.entries, lambda: parts.names)
+    assert directory.names() == [b"a", b"b", b"c"]
+    assert directory.dataset_uuid == DATASET
+
+
+def test_freeze_refuses_locations_outside_or_inside_others() -> None:
+    builder = filled(b"a", b"b")
+    with pytest.raises(UsageError, match="19 bytes of data"):
+        builder.freeze(DATASET, 19)
+    builder.add(b"c", Location(15, 1, 0))
+    with pytest.raises(UsageError):
+        builder.freeze(DATASET, 100)
+
+
+def test_empty() -> None:
+    parts = DirectoryBuilder().freeze(DATASET, 0)
+    assert (parts.sample_count, parts.sample_bytes) == (0, 0)
