@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from dlfs import errors
 from dlfs.cli.exits import EXITS, ExitCode, exit_code_of
 from dlfs.errors import DlfsError
+
+README = Path(__file__).parents[3] / "README.md"
 
 EXPECTED = {
     "DlfsError": 1,
@@ -56,3 +59,8 @@ def test_every_code_has_one_row() -> None:
 def test_help_prints_the_table(run, row) -> None:
     text = " ".join(run("--help").out.decode().split())
     assert f"{row.code:d} {' '.join(row.meaning.split())}" in text
+
+
+@pytest.mark.parametrize("row", EXITS, ids=lambda row: row.code.name)
+def test_readme_has_the_table(row) -> None:
+    assert f"| {row.code:d} | {row.meaning} |\n" in README.read_text()
