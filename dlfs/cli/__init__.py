@@ -71,14 +71,19 @@ class Commands(TyperGroup):
 
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
         """Run a verb."""
-        if isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout.reconfigure(errors="surrogateescape")  # names are bytes
+        if isinstance(sys.stdout, io.TextIOWrapper):  # names are bytes, and marks are not ASCII
+            utf8 = sys.stdout.encoding.lower().replace("-", "") == "utf8"
+            sys.stdout.reconfigure(errors="surrogateescape" if utf8 else "backslashreplace")
         try:
             result = super().invoke(ctx)
             sys.stdout.flush()
         except BrokenPipeError as error:
             _discard_stdout()
             raise typer.Exit(ExitCode.PIPE) from error
+        except SystemExit as error:
+            if isinstance(error.__context__, BrokenPipeError):  # rich turns one into the other
+                raise typer.Exit(ExitCode.PIPE) from error
+            raise
         except KeyboardInterrupt as error:
             _report("interrupted")
             raise typer.Exit(ExitCode.INTERRUPTED) from error

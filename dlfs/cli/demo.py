@@ -224,7 +224,8 @@ def _mount(work: _Demo, cleanup: ExitStack) -> bool:
     with work.step("mount", "mount the volume") as tell:
         work.mount_point.mkdir()
         cleanup.callback(_unmount, work)
-        done = _run_verb("mount", work.volume, str(work.mount_point))
+        log = str(work.folder / "mount.log")
+        done = _run_verb("mount", work.volume, str(work.mount_point), "--log", log)
         if done.returncode:
             raise DemoError(f"demo: mount: {done.stderr.strip()}")
         tell("/digits/CLASS/NUMBER.png, for any program to read")

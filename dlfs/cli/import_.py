@@ -65,8 +65,8 @@ def import_dataset(
     *sources, uri = arguments
     with (
         dlfs.open(uri) as volume,
-        closing(open_source(sources, links=links.value, prefix_shards=prefix_shards)) as source,
         progress_bar(f"import {name}") as bar,
+        closing(open_source(sources, links=links.value, prefix_shards=prefix_shards)) as source,
     ):
         report = run(volume, source, name, layout=layout.value, seed=seed, progress=bar.show)
     _report(report, json=json)

@@ -26,12 +26,16 @@ def test_help_does_not_wait_for_numpy() -> None:
     assert out.splitlines()[-1] == "[]"
 
 
-def test_a_reader_that_goes_away_is_no_error(volume) -> None:
+@pytest.mark.parametrize("verb", [["ls", "small"], ["info"], ["ls", "small", "--json"]])
+def test_a_reader_that_goes_away_is_no_error(volume, verb) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     try:
         done = subprocess.run(
-            [*DLFS, "ls", volume, "small"], stdout=writing, stderr=subprocess.PIPE, check=False
+            [*DLFS, verb[0], volume, *verb[1:]],
+            stdout=writing,
+            stderr=subprocess.PIPE,
+            check=False,
         )
     finally:
         os.close(writing)
