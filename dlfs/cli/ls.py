@@ -72,6 +72,10 @@ def ls(
         raise UsageError("list: expected -0 without -l and --json")
     with open_dataset(volume, dataset) as (_, found):
         where = os.fsencode(prefix).strip(b"/")
+        end = b"\0" if null else b"\n"
+        if recursive and not (long or json) and found.directory.is_directory(where):
+            _write_paths(found, where, end)
+            return
         items = _items(found, where, recursive=recursive)
         if json:
             head = {"dataset": found.name, "version": found.version, "prefix": json_path(where)}
@@ -79,7 +83,7 @@ def ls(
         elif long:
             _write_long(items, exact=exact)
         else:
-            _write_names(items, b"\0" if null else b"\n")
+            _write_names(items, end)
 
 
 def _list_datasets(uri: str, *, long: bool, json: bool) -> None:
@@ -150,6 +154,16 @@ def _item_json(item: _Item) -> dict[str, Any]:
         "index": item.index,
         "length_bytes": item.size,
     }
+
+
+def _write_paths(dataset: Dataset, where: bytes, end: bytes) -> None:
+    """Write whole paths: as ``_write_names``, but with nothing done for each of them."""
+    first, last = dataset.directory.subtree_range(where)
+    terminal = sys.stdout.isatty()
+    for start in range(first, last, PAGE):
+        paths = dataset.paths(start, min(PAGE, last - start))
+        shown = [show_path(path).encode() for path in paths] if terminal else paths
+        write_bytes(end.join(shown) + end)
 
 
 def _write_names(items: Iterator[_Item], end: bytes) -> None:

@@ -156,17 +156,18 @@ def print_json_stream(
         items: of the list.
         tail: gives the fields behind the list, when its end is reached.
     """
-    print(json.dumps(head, default=_plain)[:-1] + (", " if head else "") + f'"{key}": [', end="")
+    encode = json.JSONEncoder(default=_plain).encode
+    print(encode(head)[:-1] + (", " if head else "") + f'"{key}": [', end="")
     waiting: list[str] = []
     separator = "\n"
     for item in items:
-        waiting.append(separator + json.dumps(item, default=_plain))
+        waiting.append(separator + encode(item))
         separator = ",\n"
         if len(waiting) == JSON_STEP:
             sys.stdout.write("".join(waiting))
             waiting.clear()
     sys.stdout.write("".join(waiting))
-    rest = json.dumps(tail(), default=_plain)
+    rest = encode(tail())
     print("\n]" + (", " if rest != "{}" else "") + rest[1:])
 
 
