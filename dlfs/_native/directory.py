@@ -31,6 +31,7 @@ VERSION = 1
 PATH_BYTES_MAX = 4095
 LOCATION_BYTES = 16
 
+_NOT_FOUND = (1 << 64) - 1
 _TEXT_BYTES = 1 << 20  # names are decoded in pieces of this size
 
 
@@ -258,6 +259,20 @@ class NativeDirectory:
         )
         check(code, f"look {len(out)} paths up in {self._label}")
         return out.view(np.int64)
+
+    def find_one(self, path: bytes) -> int:
+        """The index of one path, -1 when there is no such sample; ``find`` without its arrays.
+
+        Raises:
+            UsageError: names are not attached.
+            FormatError: the tree or the names are malformed.
+        """
+        self._check_names()
+        offsets = (c_uint64 * 2)(0, len(path))
+        out = c_uint64()
+        code = library().dlfs_directory_find(self.handle, path, offsets, 1, byref(out))
+        check(code, f"look a path up in {self._label}")
+        return -1 if out.value == _NOT_FOUND else out.value
 
     def lower_bound(self, path: bytes) -> int:
         """The index of the first sample whose path is >= path; count when there is none.

@@ -107,6 +107,14 @@ class FrozenDirectory:
         """
         return self._named().find(*pack_paths(paths))
 
+    def find_one(self, path: bytes) -> int:
+        """The index of one path; -1 when there is no such sample. Quicker than ``find`` for one.
+
+        Raises:
+            FormatError: the tree or the names are malformed.
+        """
+        return self._named().find_one(path)
+
     def find_packed(
         self, text: NDArray[np.uint8], offsets: NDArray[np.uint64]
     ) -> NDArray[np.int64]:

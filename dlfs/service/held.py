@@ -19,7 +19,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
@@ -35,7 +35,7 @@ SMALL_BYTES_MAX = 1 * MIB
 SAMPLE_BYTES_MAX = 4 * GIB
 """Larger ones cannot be read through the mount: they would be held in memory whole."""
 
-SMALL_THREADS = 4
+SMALL_THREADS = 2
 LARGE_THREADS = 2
 BATCH_SAMPLES_MAX = 64
 
@@ -73,10 +73,15 @@ class Fetch:
     error: ReadError | None = None
     finished: bool = False
     awaited: bool = False
-    event: trio.Event = field(default_factory=trio.Event)
+    event: trio.Event | None = None
+    """Set when it has finished, if somebody waited."""
 
     async def wait(self) -> None:
         """Wait until it has finished."""
+        if self.finished:
+            return
+        if self.event is None:
+            self.event = trio.Event()
         self.awaited = True
         if not self.finished:
             await self.event.wait()
@@ -292,7 +297,8 @@ class HeldSamples:
         return fetch
 
     def _finished(self, sample: OpenSample, fetch: Fetch) -> None:
-        fetch.event.set()
+        if fetch.event is not None:
+            fetch.event.set()
         if not sample.handle_count and sample.fetch is fetch:
             self._drop(sample)
             sample.holder.let_go()

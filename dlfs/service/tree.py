@@ -109,7 +109,7 @@ class DatasetTree:
         """
         path = self.prefix(parent) + name
         if len(path) <= PATH_BYTES_MAX:
-            found = int(self._directory.find([path])[0])
+            found = self._directory.find_one(path)
             if found >= 0:
                 return Node(FILE_DEPTH, found)
             below = path + b"/"

@@ -53,6 +53,7 @@ class OpenDataset:
         self.tree = DatasetTree(directory, label=f"dataset {dataset.name!r}")
         self._count = len(directory)
         self._locations = directory.locations
+        self._last = -1, Sample(0, 0)  # the kernel opens what it has just looked up
 
     def sample(self, index: int) -> Sample:
         """The length and CRC32C of a sample.
@@ -60,15 +61,12 @@ class OpenDataset:
         Raises:
             StaleError: there is no such sample.
         """
-        if index >= self._count:
-            raise StaleError(f"find sample {index}: expected an index below {self._count}")
-        _, lengths, crcs = unpack_locations(self._locations[index : index + 1])
-        return Sample(int(lengths[0]), int(crcs[0]))
-
-    def lengths(self, first: int, count: int) -> list[int]:
-        """The lengths of samples first..first+count-1, as far as there are such."""
-        lengths: list[int] = unpack_locations(self._locations[first : first + count])[1].tolist()
-        return lengths
+        if index != self._last[0]:
+            if index >= self._count:
+                raise StaleError(f"find sample {index}: expected an index below {self._count}")
+            _, lengths, crcs = unpack_locations(self._locations[index : index + 1])
+            self._last = index, Sample(int(lengths[0]), int(crcs[0]))
+        return self._last[1]
 
     def close(self) -> None:
         """Give its memory back."""
