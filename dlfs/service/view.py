@@ -23,7 +23,7 @@ import trio
 
 from dlfs.dataset import Dataset
 from dlfs.errors import LimitError, NotFoundError, StaleError
-from dlfs.format.location import unpack_locations
+from dlfs.format.location import unpack_location
 from dlfs.service.inode import SLOT_MAX
 from dlfs.service.tree import DatasetTree
 from dlfs.store.info import DatasetInfo
@@ -53,7 +53,6 @@ class OpenDataset:
         self.tree = DatasetTree(directory, label=f"dataset {dataset.name!r}")
         self._count = len(directory)
         self._locations = directory.locations
-        self._last = -1, Sample(0, 0)  # the kernel opens what it has just looked up
 
     def sample(self, index: int) -> Sample:
         """The length and CRC32C of a sample.
@@ -61,12 +60,10 @@ class OpenDataset:
         Raises:
             StaleError: there is no such sample.
         """
-        if index != self._last[0]:
-            if index >= self._count:
-                raise StaleError(f"find sample {index}: expected an index below {self._count}")
-            _, lengths, crcs = unpack_locations(self._locations[index : index + 1])
-            self._last = index, Sample(int(lengths[0]), int(crcs[0]))
-        return self._last[1]
+        if index >= self._count:
+            raise StaleError(f"find sample {index}: expected an index below {self._count}")
+        _, length, crc = unpack_location(self._locations[index])
+        return Sample(length, crc)
 
     def close(self) -> None:
         """Give its memory back."""

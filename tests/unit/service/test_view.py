@@ -1,0 +1,119 @@
+"""The datasets of a volume as a mount numbers them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+
+import pytest
+import trio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import dlfs
+from dlfs.errors import LimitError, NotFoundError, StaleError
+from dlfs.format.location import pack_locations, unpack_location
+from dlfs.service import view as module
+from dlfs.service.view import VolumeView
+from dlfs.volume import Volume
+
+
+@pytest.fixture
+def volume() -> Iterator[Volume]:
+    dlfs.format_volume("mem:view?size=16MiB", force=True)
+    with dlfs.open("mem:view") as found:
+        yield found
+
+
+def add(volume: Volume, name: str) -> None:
+    with volume.writer(name) as writer:
+        writer.add("a", name.encode())
+
+
+def run(volume: Volume, body: Callable[[VolumeView], Awaitable[None]]) -> None:
+    async def main() -> None:
+        view = VolumeView(volume)
+        try:
+            await body(view)
+        finally:
+            view.close()
+
+    trio.run(main)
+
+
+def test_slots_stay(volume: Volume, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ROOT_SECONDS", 0)
+    add(volume, "x")
+
+    async def body(view: VolumeView) -> None:
+        first = await view.child(b"x")
+        add(volume, "x")
+        second = await view.child(b"x")
+        assert (first.number, second.number) == (1, 2)
+        assert (first.info.version, second.info.version) == (1, 2)
+        assert await view.child(b"x@1") is first
+        assert view.slot(1) is first
+        for number in (0, 3, 4095):
+            with pytest.raises(StaleError):
+                view.slot(number)
+        with pytest.raises(NotFoundError):
+            await view.child(b"y")
+
+    run(volume, body)
+
+
+def test_removed_datasets_are_closed_when_unused(
+    volume: Volume, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "ROOT_SECONDS", 0)
+    add(volume, "x")
+
+    async def body(view: VolumeView) -> None:
+        slot = await view.child(b"x")
+        opened = await view.open(slot)
+        slot.hold()
+        volume.remove("x")
+        assert await view.names() == []
+        assert await view.modified_ns() == 0
+        assert slot.opened is opened
+        with pytest.raises(StaleError, match="was removed"):
+            view.slot(slot.number)
+        slot.let_go()
+        assert slot.opened is None
+
+    run(volume, body)
+
+
+def test_numbers_run_out(volume: Volume, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SLOT_MAX", 1)
+    add(volume, "x")
+    add(volume, "y")
+
+    async def body(view: VolumeView) -> None:
+        assert (await view.child(b"y")).number == 1
+        assert (await view.child(b"y")).number == 1
+        with pytest.raises(LimitError, match="mount the volume anew"):
+            await view.child(b"x")
+
+    run(volume, body)
+
+
+@settings(deadline=None)
+@given(st.integers(0, (1 << 56) - 1), st.integers(0, (1 << 40) - 1), st.integers(0, (1 << 32) - 1))
+def test_one_location_as_many(address: int, length: int, crc: int) -> None:
+    packed = pack_locations([address], [length], [crc])
+    assert unpack_location(packed[0]) == (address, length, crc)
+
+
+def test_samples_by_index(volume: Volume) -> None:
+    add(volume, "x")
+
+    async def body(view: VolumeView) -> None:
+        opened = await view.open(await view.child(b"x"))
+        with volume.dataset("x") as dataset:
+            info = dataset.stat(0)
+        for _ in range(2):
+            assert opened.sample(0) == (info.length_bytes, info.crc32c)
+        with pytest.raises(StaleError):
+            opened.sample(1)
+
+    run(volume, body)
