@@ -359,7 +359,7 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "dlfs_sequence_destroy": (None, (c_void_p,)),
     "dlfs_sequence_fill": (c_int, (c_void_p, c_uint64, c_uint64, c_uint64, _U64S)),
     "dlfs_stream_create": (c_int, (c_void_p, POINTER(StreamConfig), _OUT)),
-    "dlfs_stream_next": (c_int, (c_void_p, c_uint64, POINTER(POINTER(Batch)))),
+    "dlfs_stream_next": (c_int, (c_void_p, c_uint64, c_int, POINTER(POINTER(Batch)))),
     "dlfs_stream_destroy": (None, (c_void_p,)),
     "dlfs_stream_plan": (c_uint32, (c_void_p,)),
     "dlfs_files_read": (

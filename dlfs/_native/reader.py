@@ -10,6 +10,7 @@ Source: ``dlfs.h``, sections "the reader" and "streams".
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import threading
 from collections.abc import Sequence
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from dlfs._native.directory import NativeDirectory
 
 _Integer = TypeVar("_Integer", np.int64, np.uint64)
+
+WAIT_MS = 100
 
 ORDERS = {
     "storage": abi.ORDER_STORAGE,
@@ -314,7 +317,9 @@ class NativeStream:
     def next(self, count: int) -> NativeBatch | None:
         """The next samples, fewer at the end; None when there are none left."""
         pointer = POINTER(abi.Batch)()
-        code = library().dlfs_stream_next(self._open_handle(), count, byref(pointer))
+        code = -errno.EAGAIN
+        while code == -errno.EAGAIN:  # a signal handler (Ctrl-C) runs between two waits
+            code = library().dlfs_stream_next(self._open_handle(), count, WAIT_MS, byref(pointer))
         if code == abi.E_END:
             return None
         check(code, f"take the next {count} samples")

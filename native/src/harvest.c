@@ -9,7 +9,9 @@
  * fragments.
  *
  * A chunk of k samples gives about 1 + k * (look-ahead / samples) of them a read, against one a
- * read for reading samples singly; choose_plan in stream.c compares the two.
+ * read for reading samples singly; choose_plan in stream.c compares the two. Of the samples ahead
+ * about half are in memory, for a chunk's are used up evenly between one read of it and the next;
+ * so the look-ahead is nearly twice what fits.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -17,14 +19,13 @@
 
 #include "stream.h"
 
-#define LOADING_MAX 32u /* chunks on their way */
+#define LOADING_MAX 16u /* chunks on their way */
 #define BUCKETS_MIN 4u
 /* Of a sample in the look-ahead: its entry and its place in the map. */
 #define OVERHEAD_BYTES 48u
-/* Look-ahead over what fits at once: samples are used all along, so. */
-#define FILL_NUMERATOR 8u
-/* About half of those ahead are in memory; the rest is for the uneven. */
-#define FILL_DENOMINATOR 5u
+/* Look-ahead over what fits at once: twice as much, less a little for what is uneven. */
+#define FILL_NUMERATOR 19u
+#define FILL_DENOMINATOR 10u
 #define AHEAD_MAX (UINT64_C(1) << 28)
 #define ORDER_PIECE 256u
 #define SAMPLE_ALIGN 8u
@@ -297,17 +298,32 @@ static bool land_pick(dlfs_stream *stream, const struct span *span, uint64_t pos
     return true;
 }
 
+/*
+ * The position up to which samples of a chunk are kept. All chunks are first read at the beginning
+ * of an epoch; if all kept as much, all would run out at the same time, again and again, and memory
+ * would be full and empty by turns. So the first time each keeps a part of its own.
+ */
+static uint64_t keep_limit(const dlfs_stream *stream, const struct span *span)
+{
+    uint64_t chunk = span->address >> stream->reader->chunk_shift;
+    uint64_t part = (chunk * UINT64_C(0x9E3779B97F4A7C15)) >> 32;
+    uint64_t limit = (stream->ahead * part) >> 32;
+    return stream->head < limit ? limit : stream->filled;
+}
+
 /* Finds memory for the picks that are still needed; the others are dropped. The lock is held. */
 static uint64_t land_picks(dlfs_stream *stream, const struct span *span, uint64_t count)
 {
     struct pick *picks = stream->harvest.picks;
+    uint64_t limit = keep_limit(stream, span);
     uint64_t landed = 0;
     for (uint64_t i = 0; i < count; i++) {
         struct pick pick = picks[i];
         struct entry *entry = &stream->ring[pick.entry];
         uint64_t position = entry_position(stream, pick.entry);
-        bool needed = position < stream->filled && !entry->alone &&
-                      (entry->state == ENTRY_NEW || entry->state == ENTRY_WAITING);
+        bool needed =
+            position < stream->filled && !entry->alone &&
+            ((entry->state == ENTRY_NEW && position < limit) || entry->state == ENTRY_WAITING);
         if (!needed)
             continue;
         if (span->code == 0 && land_pick(stream, span, position, &pick)) {

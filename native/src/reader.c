@@ -100,6 +100,16 @@ static void reader_free(dlfs_reader *reader)
     free(reader);
 }
 
+/* A condition whose waits end by the monotonic clock. */
+void condition_init(pthread_cond_t *condition)
+{
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(condition, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+}
+
 DLFS_API int dlfs_reader_create(const dlfs_reader_config *config, dlfs_reader **out)
 {
     int code = config ? config_check(config) : -EINVAL;
@@ -109,11 +119,7 @@ DLFS_API int dlfs_reader_create(const dlfs_reader_config *config, dlfs_reader **
     if (!reader)
         return -ENOMEM;
     pthread_mutex_init(&reader->lock, NULL);
-    pthread_condattr_t monotonic;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&reader->released, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    condition_init(&reader->released);
     code = copy_config(reader, config);
     if (code < 0) {
         reader_free(reader);

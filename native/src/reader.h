@@ -244,6 +244,7 @@ void fetch_locate(const dlfs_reader *reader, uint64_t address, uint32_t *member,
 uint32_t sequence_kind(const dlfs_sequence *sequence);
 
 /* reader.c */
+void condition_init(pthread_cond_t *condition);
 void block_release(struct block *block);
 struct batch *batch_take(dlfs_reader *reader, uint64_t count);
 int batch_fail(struct batch *batch, const dlfs_failure *failure);

@@ -18,6 +18,15 @@
 #define IDLE_WAIT_NS UINT64_C(200000000)
 #define BLOCKED_POLL_MS 2
 
+static void wait_until(pthread_cond_t *condition, pthread_mutex_t *lock, uint64_t then_ns)
+{
+    struct timespec then = {
+        .tv_sec = (time_t)(then_ns / 1000000000),
+        .tv_nsec = (long)(then_ns % 1000000000),
+    };
+    pthread_cond_timedwait(condition, lock, &then);
+}
+
 /* ---- the thread ------------------------------------------------------------------------------ */
 
 /* Whether all the entries that the consumer waits for are ready or failed. The lock is held. */
@@ -81,14 +90,10 @@ static void fill(dlfs_stream *stream)
  */
 static void rest(dlfs_stream *stream)
 {
-    struct timespec until;
-    uint64_t then = clock_ns() + IDLE_WAIT_NS;
-    until.tv_sec = (time_t)(then / 1000000000);
-    until.tv_nsec = (long)(then % 1000000000);
     stream->starved = stream->paused || stream->planned < stream->filled;
     if (stream->starved)
         pthread_cond_broadcast(&stream->ready);
-    pthread_cond_timedwait(&stream->reader->released, &stream->reader->lock, &until);
+    wait_until(&stream->reader->released, &stream->reader->lock, clock_ns() + IDLE_WAIT_NS);
     stream->starved = false;
 }
 
@@ -132,10 +137,11 @@ static bool any_waiting(dlfs_stream *stream, uint64_t count)
     return false;
 }
 
-static void wait_ready(dlfs_stream *stream)
+static void wait_ready(dlfs_stream *stream, uint64_t until_ns)
 {
     uint64_t before = clock_ns();
-    pthread_cond_wait(&stream->ready, &stream->reader->lock);
+    uint64_t then = before + IDLE_WAIT_NS < until_ns ? before + IDLE_WAIT_NS : until_ns;
+    wait_until(&stream->ready, &stream->reader->lock, then);
     stream->reader->stats.wait_ns += clock_ns() - before;
 }
 
@@ -215,27 +221,53 @@ static int read_on_demand(dlfs_stream *stream, uint64_t count, dlfs_batch **out)
 }
 
 /*
- * Waits until the entries that are wanted have ended; false when they must be read on demand: there
- * is no memory for them, and the thread rests.
+ * Waits until the entries that are wanted have ended: 0. DLFS_E_LIMIT when they must be read on
+ * demand, for there is no memory for them and the thread rests; -EAGAIN when the time has passed.
  */
-static bool await(dlfs_stream *stream)
+static int await(dlfs_stream *stream, int timeout_ms)
 {
+    uint64_t until = timeout_ms < 0 ? UINT64_MAX : clock_ns() + (uint64_t)timeout_ms * 1000000;
     bool possible = stream->wanted <= stream->ahead;
     stream->paused = !possible;
     stream->starved = false; /* it may have been given memory since it said so */
     for (;;) {
         if (possible && all_ended(stream))
-            return true;
+            return 0;
         if (stream->starved && !any_waiting(stream, stream->wanted)) {
             stream->paused = true;
-            return false;
+            return DLFS_E_LIMIT;
         }
+        if (clock_ns() >= until)
+            return -EAGAIN;
         pthread_cond_broadcast(&stream->reader->released);
-        wait_ready(stream);
+        wait_ready(stream, until);
     }
 }
 
-DLFS_API int dlfs_stream_next(dlfs_stream *stream, uint64_t count, dlfs_batch **out)
+/* The next `wanted` samples, one way or the other. The lock is held, and let go of to read. */
+static int next_batch(dlfs_stream *stream, struct batch **batch, int timeout_ms)
+{
+    dlfs_reader *reader = stream->reader;
+    uint64_t count = stream->wanted;
+    int code = await(stream, timeout_ms);
+    if (code == 0) {
+        take(stream, *batch, count);
+        return 0;
+    }
+    pthread_mutex_unlock(&reader->lock);
+    batch_give_back(*batch);
+    if (code == DLFS_E_LIMIT) {
+        dlfs_batch *read;
+        code = read_on_demand(stream, count, &read);
+        *batch = code == 0 ? (struct batch *)read : NULL;
+    }
+    pthread_mutex_lock(&reader->lock);
+    if (code == 0)
+        skip(stream, count);
+    return code;
+}
+
+DLFS_API int dlfs_stream_next(dlfs_stream *stream, uint64_t count, int timeout_ms, dlfs_batch **out)
 {
     dlfs_reader *reader = stream->reader;
     if (count == 0)
@@ -248,25 +280,14 @@ DLFS_API int dlfs_stream_next(dlfs_stream *stream, uint64_t count, dlfs_batch **
     if (!batch)
         return -ENOMEM;
     batch->public.count = 0;
-    int code = 0;
     pthread_mutex_lock(&reader->lock);
     stream->wanted = count;
     stream->checked = 0;
-    bool ended = await(stream);
-    if (ended) {
-        take(stream, batch, count);
-    } else {
-        pthread_mutex_unlock(&reader->lock);
-        batch_give_back(batch);
-        code = read_on_demand(stream, count, out);
-        pthread_mutex_lock(&reader->lock);
-        if (code == 0)
-            skip(stream, count);
-        stream->paused = false;
-    }
+    int code = next_batch(stream, &batch, timeout_ms);
     stream->wanted = 0;
+    stream->paused = false;
     pthread_mutex_unlock(&reader->lock);
-    if (ended)
+    if (code == 0)
         *out = &batch->public;
     return code;
 }
@@ -286,7 +307,7 @@ static uint32_t choose_plan(const dlfs_reader *reader, const dlfs_stream_config 
     double direct = request + (double)mean_bytes;
     double per_chunk = (double)reader->sample_count / (double)reader->chunk_count;
     double kept =
-        (double)reader->slot_count * chunk / (double)mean_bytes / (double)reader->sample_count;
+        2 * (double)reader->slot_count * chunk / (double)mean_bytes / (double)reader->sample_count;
     if (kept > 1.0 / (double)config->stride)
         kept = 1.0 / (double)config->stride;
     double harvest = (request + chunk) / (1 + per_chunk * kept);
@@ -364,7 +385,7 @@ DLFS_API int dlfs_stream_create(dlfs_reader *reader, const dlfs_stream_config *c
     stream->reader = reader;
     stream->config = *config;
     stream->landing_slot = SLOT_NONE;
-    pthread_cond_init(&stream->ready, NULL);
+    condition_init(&stream->ready);
     pthread_mutex_lock(&reader->lock);
     reader->streams_out++;
     int code = arena_map(reader);

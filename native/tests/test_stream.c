@@ -23,7 +23,7 @@ static uint64_t take_epoch(dlfs_reader *reader, const dlfs_sequence *sequence, u
     CHECK_EQ(dlfs_sequence_fill(sequence, 0, 1, COUNT, indices), 0);
     for (int turn = 0; taken < stop; turn++) {
         dlfs_batch *batch;
-        int code = dlfs_stream_next(stream, size, &batch);
+        int code = dlfs_stream_next(stream, size, -1, &batch);
         if (code == DLFS_E_END)
             break;
         CHECK_EQ(code, 0);
@@ -87,8 +87,8 @@ static void wrong_calls(void)
     CHECK_EQ(dlfs_stream_create(reader, &config, &stream), -EINVAL);
     config.count = 0;
     CHECK_EQ(dlfs_stream_create(reader, &config, &stream), 0);
-    CHECK_EQ(dlfs_stream_next(stream, 0, &batch), -EINVAL);
-    CHECK_EQ(dlfs_stream_next(stream, 1, &batch), DLFS_E_END);
+    CHECK_EQ(dlfs_stream_next(stream, 0, -1, &batch), -EINVAL);
+    CHECK_EQ(dlfs_stream_next(stream, 1, 0, &batch), DLFS_E_END);
     CHECK_EQ(dlfs_reader_destroy(reader), -EBUSY);
     dlfs_stream_destroy(stream);
     dlfs_stream_destroy(NULL);

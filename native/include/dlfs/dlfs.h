@@ -538,11 +538,12 @@ typedef struct dlfs_stream dlfs_stream;
 DLFS_API int dlfs_stream_create(dlfs_reader *reader, const dlfs_stream_config *config,
                                 dlfs_stream **out);
 /*
- * The next count samples of the stream (fewer at its end), waiting for them. DLFS_E_END when there
- * are none left. Never waits for ever: each sample becomes ready or failed within the reader's
- * timeout.
+ * The next count samples of the stream (fewer at its end), waiting for them up to timeout_ms (-1:
+ * as long as it takes; each sample becomes ready or failed within the reader's timeout). -EAGAIN
+ * when the time has passed: call again. DLFS_E_END when there are none left.
  */
-DLFS_API int dlfs_stream_next(dlfs_stream *stream, uint64_t count, dlfs_batch **out);
+DLFS_API int dlfs_stream_next(dlfs_stream *stream, uint64_t count, int timeout_ms,
+                              dlfs_batch **out);
 /* Ends the thread and gives back what was read ahead; batches given out stay valid. */
 DLFS_API void dlfs_stream_destroy(dlfs_stream *stream);
 /* The plan in use (DLFS_PLAN_*). */
