@@ -318,7 +318,7 @@ class Dataset:
             DlfsError: as ``read``.
         """
         if isinstance(index, int | np.integer):
-            return self._one(self._position(int(index)))
+            return self._opened().reader.get(self._position(int(index)))
         if isinstance(index, slice):
             return self.read(np.arange(*index.indices(len(self)), dtype=np.int64))
         wanted = np.asarray(index)
@@ -336,10 +336,6 @@ class Dataset:
             raise IndexError(f"sample {index} of {count} in dataset {self.name!r}")
         return index % count
 
-    def _one(self, index: int) -> bytes:
-        with self._opened().reader.read([index]) as batch:
-            return batch.tobytes(0)
-
     def get(self, path: PathLike) -> bytes:
         """One sample by its path.
 
@@ -347,7 +343,11 @@ class Dataset:
             NotFoundError: there is no such sample.
             DlfsError: as ``read``.
         """
-        return self._one(self.index(path))
+        return self._opened().reader.get(self.index(path))
+
+    def get_kept(self, index: int) -> bytes | None:
+        """One sample by its index, or None if a device would have to be waited for."""
+        return self._opened().reader.get_kept(self._position(index))
 
     def read(self, indices: ArrayLike, *, on_error: str = "raise") -> Batch:
         """Read samples as one batch, in the order asked for.
@@ -418,7 +418,7 @@ class Dataset:
             NotFoundError: there is no such sample.
         """
         raw = _raw(path)
-        index = int(self.directory.find([raw])[0])
+        index = self.directory.find_one(raw)
         if index < 0:
             raise NotFoundError(
                 f"look up {display(raw)!r} in dataset {self.name!r}: no such sample"
@@ -432,7 +432,7 @@ class Dataset:
     def __contains__(self, path: object) -> bool:
         if not isinstance(path, str | bytes | os.PathLike):
             return False
-        return int(self.directory.find([_raw(path)])[0]) >= 0
+        return self.directory.find_one(_raw(path)) >= 0
 
     def path(self, index: int) -> bytes:
         """The path of a sample; negative indices count from the end.

@@ -39,6 +39,7 @@ ENGINE_AUTO, ENGINE_URING, ENGINE_THREADS = 0, 1, 2
 OP_READ, OP_WRITE = 0, 1
 ORDER_STORAGE, ORDER_GLOBAL, ORDER_CHUNK = 0, 1, 2
 PLAN_AUTO, PLAN_DIRECT, PLAN_CHUNKS, PLAN_HARVEST = 0, 1, 2, 3
+GET_KEPT = 1
 PERMUTATION_ROUNDS_MAX = 24
 FILES_NOFOLLOW = 1
 FILES_THREADS_MAX = 64
@@ -351,6 +352,7 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "dlfs_reader_read": (c_int, (c_void_p, _U64S, c_uint64, POINTER(POINTER(Batch)))),
     "dlfs_batch_release": (None, (POINTER(Batch),)),
     "dlfs_batch_gather": (c_int, (POINTER(Batch), c_void_p, c_uint64, _U64S)),
+    "dlfs_reader_get": (c_int64, (c_void_p, c_uint64, c_void_p, c_uint64, c_uint32)),
     "dlfs_reader_get_stats": (None, (c_void_p, POINTER(ReaderStats))),
     "dlfs_sequence_create": (
         c_int,

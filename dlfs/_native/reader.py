@@ -16,7 +16,7 @@ import threading
 from collections.abc import Sequence
 from ctypes import POINTER, byref, c_uint8, c_void_p
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 _Integer = TypeVar("_Integer", np.int64, np.uint64)
 
 WAIT_MS = 100
+
+SCRATCH_BYTES_MIN = 1 << 16
+SCRATCH_BYTES_KEPT = 1 << 20
+"""Of one thread, for samples read one at a time."""
 
 ORDERS = {
     "storage": abi.ORDER_STORAGE,
@@ -126,6 +130,13 @@ def _copy(address: int | None, count: int, dtype: type[_Integer]) -> npt.NDArray
     return out
 
 
+def _grow(scratch: threading.local, bytes_before: int) -> ctypes.Array[Any]:
+    """Give a thread a larger buffer to copy single samples through."""
+    memory = ctypes.create_string_buffer(max(SCRATCH_BYTES_MIN, 4 * bytes_before))
+    scratch.memory = memory
+    return memory
+
+
 class NativeReader:
     """A ``dlfs_reader``.
 
@@ -180,6 +191,7 @@ class NativeReader:
         self._handle: c_void_p | None = handle
         self._pid = os.getpid()
         self._closing = False
+        self._scratch = threading.local()
         self._lock = threading.RLock()  # a collector may release a batch under it
 
     @property
@@ -207,6 +219,33 @@ class NativeReader:
         )
         check(code, f"read {len(indices)} samples")
         return NativeBatch(pointer)
+
+    def get(self, index: int, *, kept_only: bool = False) -> bytes | None:
+        """Copy one sample.
+
+        Args:
+            index: 0..N-1; not checked here.
+            kept_only: only if it is in memory; never waits for a device.
+
+        Returns:
+            Its bytes; None when it is not in memory, or failed: ``read`` tells why.
+        """
+        scratch = self._scratch
+        memory: ctypes.Array[Any] = getattr(scratch, "memory", None) or _grow(scratch, 0)
+        flags = abi.GET_KEPT if kept_only else 0
+        while True:
+            length: int = library().dlfs_reader_get(
+                self.handle, index, memory, ctypes.sizeof(memory), flags
+            )
+            if length != -errno.ERANGE:
+                break
+            memory = _grow(scratch, ctypes.sizeof(memory))
+        if length < 0:
+            return None
+        found = ctypes.string_at(memory, length)
+        if len(memory) > SCRATCH_BYTES_KEPT:
+            del scratch.memory
+        return found
 
     def finish_close(self) -> None:
         """Free a reader that was closed while a stream of it was in use."""

@@ -63,7 +63,7 @@ class FileDevice(NativeBackedDevice):
         self.path = os.fsdecode(path)
         uri = format_path(self.path)
         try:
-            identity = _identity(os.stat(self.path))  # noqa: PTH116 - any bytes, not only what Path keeps
+            identity = _identity(os.stat(self.path))
         except OSError as error:
             raise _os_error(f"open {uri}", error) from error
         native = NativeDevice.open_file(

@@ -119,6 +119,34 @@ class SampleReader:
         wanted = as_indices(indices, len(self.directory))
         return self.settle(self._native.read(wanted), on_error)
 
+    def get(self, index: int) -> bytes:
+        """Read one sample.
+
+        Args:
+            index: 0..N-1.
+
+        Raises:
+            UsageError: the index is out of range.
+            ChecksumError, DeviceError, FormatError: the sample cannot be read.
+            StaleError: the dataset was removed.
+        """
+        if not 0 <= index < len(self.directory):
+            raise UsageError(
+                f"read a sample: expected an index 0..{len(self.directory) - 1}, got {index}"
+            )
+        found = self._native.get(index)
+        if found is not None:
+            return found
+        return self.read([index]).tobytes(0)  # it failed: once more, for the whole story
+
+    def get_kept(self, index: int) -> bytes | None:
+        """One sample if it is in memory; None if a device would have to be waited for.
+
+        Args:
+            index: 0..N-1.
+        """
+        return self._native.get(index, kept_only=True)
+
     def batches(
         self,
         batch_size: int,

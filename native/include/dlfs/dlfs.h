@@ -482,6 +482,15 @@ DLFS_API void dlfs_batch_release(dlfs_batch *batch);
 DLFS_API int dlfs_batch_gather(const dlfs_batch *batch, void *destination,
                                uint64_t destination_bytes, const uint64_t *offsets);
 
+#define DLFS_GET_KEPT 1u /* only what is in memory: never waits for a device */
+/*
+ * Copies one sample, verified, into buffer. Returns its length. Errors: -ERANGE when it is longer
+ * than buffer_bytes, -EAGAIN with DLFS_GET_KEPT when it is not in memory, -EINVAL, or the code of
+ * the failure, which a read of the same sample tells in full.
+ */
+DLFS_API int64_t dlfs_reader_get(dlfs_reader *reader, uint64_t index, void *buffer,
+                                 uint64_t buffer_bytes, uint32_t flags);
+
 typedef struct dlfs_reader_stats {
     uint64_t samples; /* given out */
     uint64_t sample_bytes;

@@ -200,3 +200,20 @@ def test_many_threads_read_at_once(bench):
         for thread in threads:
             thread.join()
     assert not errors
+
+
+def test_one_sample_at_a_time(bench):
+    samples = random_samples(200, low=0, high=3000)
+    samples[b"large"] = bytes(range(256)) * 700  # larger than a chunk, and than the first buffer
+    made = bench(samples)
+    made.corrupt(60)
+    with made.reader(memory_bytes=16 * MIB) as reader:
+        assert reader.get_kept(10) is None
+        for index in (10, 200, 10, 0):
+            assert reader.get(index) == made.laid.samples[index]
+        assert reader.get_kept(10) == made.laid.samples[10]
+        with pytest.raises(ChecksumError, match="sample 60"):
+            reader.get(60)
+        for bad in (-1, 201):
+            with pytest.raises(UsageError, match="expected an index"):
+                reader.get(bad)

@@ -1,0 +1,58 @@
+/*
+ * One sample copied to the caller: what a program that asks for samples one at a time needs,
+ * without the arrays of a batch.
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "reader.h"
+
+/* Copies a sample that is in memory; -EAGAIN when it is not. */
+static int64_t copy_kept(dlfs_reader *reader, const struct place *place, void *buffer)
+{
+    uint64_t offset;
+    int64_t result = -EAGAIN;
+    pthread_mutex_lock(&reader->lock);
+    uint32_t slot = reader->arena ? arena_find(reader, place->chunk) : SLOT_NONE;
+    if (slot != SLOT_NONE && arena_gives(reader, slot, place, &offset)) {
+        arena_reference(reader, slot);
+        reader->stats.samples++;
+        reader->stats.sample_bytes += place->length;
+        reader->stats.cache_hits++;
+        result = (int64_t)place->length;
+    }
+    pthread_mutex_unlock(&reader->lock);
+    if (result < 0)
+        return result;
+    memcpy(buffer, reader->arena + offset, place->length);
+    pthread_mutex_lock(&reader->lock);
+    arena_release(reader, slot);
+    pthread_mutex_unlock(&reader->lock);
+    return result;
+}
+
+DLFS_API int64_t dlfs_reader_get(dlfs_reader *reader, uint64_t index, void *buffer,
+                                 uint64_t buffer_bytes, uint32_t flags)
+{
+    struct place place;
+    if (!reader || index >= reader->sample_count || (flags & ~DLFS_GET_KEPT) != 0)
+        return -EINVAL;
+    if (!reader_place(reader, index, &place))
+        return DLFS_E_FORMAT;
+    if (place.length > buffer_bytes)
+        return -ERANGE;
+    if (place.length == 0)
+        return 0;
+    int64_t result = copy_kept(reader, &place, buffer);
+    if (result != -EAGAIN || (flags & DLFS_GET_KEPT))
+        return result;
+    dlfs_batch *batch;
+    result = dlfs_reader_read(reader, &index, 1, &batch);
+    if (result < 0)
+        return result;
+    result = batch->failure_count > 0 ? batch->failures[0].code : batch->lengths[0];
+    if (result > 0)
+        memcpy(buffer, batch->base + batch->offsets[0], (size_t)result);
+    dlfs_batch_release(batch);
+    return result;
+}
