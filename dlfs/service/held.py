@@ -50,6 +50,12 @@ class SampleSource(Protocol):
     def read(self, indices: Sequence[int], *, on_error: str = "raise") -> Batch:
         """Read samples as one batch."""
 
+    def __getitem__(self, index: int, /) -> bytes:
+        """Read one sample."""
+
+    def get_kept(self, index: int) -> bytes | None:
+        """A sample if it is in memory, at once."""
+
 
 class Holder(Protocol):
     """What must stay open while a sample of it is: a slot of the mount."""
@@ -172,6 +178,10 @@ class ReadThreads:
 
 def read_into(source: SampleSource, fetches: list[Fetch]) -> None:
     """Read the samples of some fetches as one batch, each getting its bytes or its own error."""
+    if len(fetches) == 1:
+        fetches[0].data = source[fetches[0].index]
+        fetches[0].finished = True
+        return
     with source.read([fetch.index for fetch in fetches], on_error="skip") as batch:
         failed = {failure.position: failure for failure in batch.failures}
         taken = 0
@@ -182,6 +192,16 @@ def read_into(source: SampleSource, fetches: list[Fetch]) -> None:
                 fetch.data = batch.tobytes(taken)
                 taken += 1
             fetch.finished = True
+
+
+def _kept(sample: OpenSample) -> bytes | None:
+    """The bytes of a small sample that is in memory: here sooner than from a thread."""
+    if sample.length_bytes > SMALL_BYTES_MAX:
+        return None
+    try:
+        return sample.source.get_kept(sample.index)
+    except DlfsError:
+        return None  # reading it will tell
 
 
 class HeldSamples:
@@ -293,7 +313,12 @@ class HeldSamples:
         sample.fetch = fetch
         self._fetched[sample] = fetch
         self._held_bytes += sample.length_bytes
-        self._threads.submit(fetch, sample.length_bytes)
+        kept = _kept(sample)
+        if kept is None:
+            self._threads.submit(fetch, sample.length_bytes)
+        else:
+            fetch.data = kept
+            fetch.finished = True
         return fetch
 
     def _finished(self, sample: OpenSample, fetch: Fetch) -> None:
