@@ -1,0 +1,129 @@
+"""``python -m bench``: choose cases, run them, show and keep the results."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from rich.console import Console
+
+from bench import report
+from bench.cases import CASES, Case
+from bench.contestant import Limits, WrongBytesError
+from bench.datasets import find_corpus
+from bench.machine import ROOT, describe
+from bench.runner import Result, Settings, Stage
+from dlfs.units import parse_bytes
+
+RESULTS = Path(__file__).parent / "results"
+QUICK_SCALE = 1 / 8
+QUICK_FILES = 20_000
+QUICK_LIMITS = Limits(seconds=1.0, mount_files=2000, paths=200_000)
+FULL_PATHS = 10_000_000
+
+
+def parse_arguments(words: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    add = parser.add_argument
+    add("--list", action="store_true", help="list the cases and end")
+    add("--cases", metavar="GLOB", action="append", help="only these; may be given again")
+    add("--dir", type=Path, default=ROOT / "build" / "bench", help="on the disk under test")
+    add("--size", type=parse_bytes, help="of every data set [512MiB, 2GiB, 2GiB]")
+    add("--files", type=int, help="plain files of a data set, at most [100000]")
+    add("--rounds", type=int, help="runs of each contestant [3]")
+    add("--seconds", type=float, help="time for a contestant that can stop early [4]")
+    add("--paths", type=int, help="of the synthetic directory [1000000]")
+    add("--corpus", metavar="DIR|deb", help="real files; deb: Debian's linux-source-6.1")
+    add("--seed", type=int, default=1, help="of data and orders [1]")
+    add("--quick", action="store_true", help="small data, one round: minutes")
+    add("--full", action="store_true", help="a directory of ten million paths")
+    add("--keep", action="store_true", help="leave the data for the next run")
+    add("--results", type=Path, default=RESULTS, help="where results are written")
+    return parser.parse_args(words)
+
+
+def settings_of(arguments: argparse.Namespace) -> Settings:
+    """What the arguments mean."""
+    quick = arguments.quick
+    limits = replace(QUICK_LIMITS if quick else Limits(), seed=arguments.seed)
+    if arguments.full:
+        limits = replace(limits, paths=FULL_PATHS)
+    if arguments.seconds is not None:
+        limits = replace(limits, seconds=arguments.seconds)
+    if arguments.paths is not None:
+        limits = replace(limits, paths=arguments.paths)
+    folder = arguments.dir / "dlfs-bench"
+    return Settings(
+        directory=arguments.dir,
+        rounds=arguments.rounds or (1 if quick else 3),
+        scale=QUICK_SCALE if quick else 1.0,
+        total_bytes=arguments.size,
+        files_max=arguments.files or (QUICK_FILES if quick else 100_000),
+        corpus=find_corpus(arguments.corpus, folder) if arguments.corpus else None,
+        keep=arguments.keep,
+        limits=limits,
+    )
+
+
+def choose(patterns: list[str] | None, *, corpus: bool) -> list[Case]:
+    """The cases that any pattern matches; those on the corpus only when there is one."""
+    wanted = patterns or ["*"]
+    return [
+        case
+        for case in CASES
+        if any(fnmatchcase(case.name, pattern) for pattern in wanted)
+        and (corpus or case.dataset != "corpus")
+    ]
+
+
+def run(settings: Settings, cases: list[Case], console: Console) -> list[Result]:
+    """Run cases one after the other and show each."""
+    stage, results = Stage(settings), []
+    try:
+        for case in cases:
+            with console.status(case.name) as status:
+                result = stage.run(case, status.update)
+            report.print_case(console, result)
+            results.append(result)
+    finally:
+        stage.close()
+    return results
+
+
+def main() -> int:
+    """Run what the command line says."""
+    arguments = parse_arguments()
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    if arguments.list:
+        for case in CASES:
+            console.print(f"{case.name:16} {case.about}", highlight=False)
+        return 0
+    arguments.dir.mkdir(parents=True, exist_ok=True)
+    try:
+        settings = settings_of(arguments)
+    except FileNotFoundError as error:
+        console.print(str(error), style="red", markup=False)
+        return 2
+    cases = choose(arguments.cases, corpus=settings.corpus is not None)
+    if not cases:
+        console.print("no case has such a name: see --list (cases on the corpus need --corpus)")
+        return 2
+    facts = describe(arguments.dir)
+    try:
+        results = run(settings, cases, console)
+    except WrongBytesError as error:
+        console.print(f"wrong bytes: {error}", style="red", markup=False)
+        return 1
+    report.print_floors(console, results)
+    plain = {name: str(value) for name, value in vars(arguments).items() if value is not None}
+    path = report.write(arguments.results, facts, plain, results)
+    console.print(f"every run is in {path}, the tables in {path.with_suffix('.md')}", markup=False)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,190 @@
+"""The sample directory: looking paths up in batches, bringing it into memory.
+
+A synthetic directory of any number of paths is built once and laid in a file as a dataset's would
+be; opening it goes through the code that opens a dataset's.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import UUID
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.contestant import Ground, Sample, WrongBytesError, timed
+from dlfs._native.directory import build_segment, pack_paths
+from dlfs.block import open_device
+from dlfs.directory import DirectoryIdentity, DirectorySizes, FrozenDirectory, load_directory
+from dlfs.format.geometry import ChunkRun, DataSpace, Geometry
+from dlfs.format.location import pack_locations
+from dlfs.store.chunk_reader import read_into
+from dlfs.units import KIB, MIB
+
+CHUNK_BYTES = 256 * KIB
+UUID_OF_BENCH = UUID("00000000-0000-4000-8000-00000000be0c")
+IDENTITY = DirectoryIdentity(UUID_OF_BENCH, UUID_OF_BENCH, "the synthetic directory")
+BATCH = 4096
+LOOKED_UP = 1 << 18
+DICT_MAX = 2_000_000
+CLASSES = 1000
+
+
+def path_of(index: int) -> bytes:
+    """As ImageNet's are: a class, and a number."""
+    return b"train/n%08d/n%08d_%08d.JPEG" % (index // CLASSES, index // CLASSES, index)
+
+
+@dataclass(frozen=True)
+class LaidDirectory:
+    """A directory segment in a file."""
+
+    path: Path
+    sizes: DirectorySizes
+    count: int
+
+    @property
+    def total_bytes(self) -> int:
+        """Of both parts."""
+        return self.sizes.entries_bytes + self.sizes.names_bytes
+
+
+def lay_directory(folder: Path, count: int) -> LaidDirectory:
+    """Build the segment of ``count`` paths and write it, unless it is there."""
+    path = folder / f"directory-{count}"
+    note = folder / f"directory-{count}.sizes"
+    if not note.exists():
+        text, offsets = pack_paths([path_of(index) for index in range(count)])
+        numbers = np.arange(count, dtype=np.uint64)
+        locations = pack_locations(numbers * 4096, np.full(count, 4096), numbers & 0xFFFFFFFF)
+        data_bytes = -(-count * 4096 // CHUNK_BYTES) * CHUNK_BYTES
+        segment = build_segment(
+            text,
+            offsets,
+            locations.view(np.uint8),
+            dataset_uuid=UUID_OF_BENCH.bytes,
+            data_bytes=data_bytes,
+        )
+        with open(path, "wb") as file:
+            file.write(segment.entries.data)
+            file.write(segment.names.data)
+            file.truncate(-(-file.tell() // CHUNK_BYTES) * CHUNK_BYTES)
+        note.write_text(f"{segment.entries.nbytes} {segment.names.nbytes}")
+    entries_bytes, names_bytes = map(int, note.read_text().split())
+    return LaidDirectory(path, DirectorySizes(entries_bytes, names_bytes), count)
+
+
+def open_directory(laid: LaidDirectory) -> FrozenDirectory:
+    """Open it from its file, in private memory; names are read when first asked for."""
+    chunks = laid.path.stat().st_size // CHUNK_BYTES
+    geometry = Geometry(1, CHUNK_BYTES, 4096, 0, chunks)
+    space = DataSpace(geometry, (ChunkRun(0, chunks),))
+
+    def read(address: int, memory: memoryview) -> None:
+        with open_device(str(laid.path)) as device:
+            read_into([device], space, address, np.frombuffer(memory, np.uint8))
+
+    return load_directory(IDENTITY, laid.sizes, read, root=None)
+
+
+def _draw(count: int, seed: int) -> NDArray[np.int64]:
+    return np.random.default_rng(seed).integers(0, count, LOOKED_UP)
+
+
+@dataclass(frozen=True)
+class Find:
+    """Random paths looked up in batches of 4,096, one thread.
+
+    Attributes:
+        packed: the paths come packed, as native callers have them; else as Python's bytes.
+    """
+
+    packed: bool
+
+    @property
+    def label(self) -> str:
+        """In tables."""
+        return f"DLFS index_of, batches of {'packed paths' if self.packed else 'bytes objects'}"
+
+    def run(self, ground: Ground) -> Sample:
+        """Batches until the time is over."""
+        count = ground.limits.paths
+        laid = lay_directory(ground.scene.folder, count)
+        wanted = _draw(count, ground.round)
+        paths = [path_of(index) for index in wanted.tolist()]
+        batches = [paths[at : at + BATCH] for at in range(0, LOOKED_UP, BATCH)]
+        packed = [pack_paths(batch) for batch in batches]
+        with open_directory(laid) as directory:
+            directory.find(batches[0])
+            done = 0
+            with timed() as watch:
+                until = time.perf_counter() + ground.limits.seconds
+                while time.perf_counter() < until:
+                    at = done % len(batches)
+                    if self.packed:
+                        directory.find_packed(*packed[at])
+                    else:
+                        directory.find(batches[at])
+                    done += 1
+            total = int((directory.find(paths) == wanted).sum())
+        if total != LOOKED_UP:
+            raise WrongBytesError(f"looked up {LOOKED_UP} paths: {total} were right")
+        return Sample(done * BATCH, 0, watch.seconds, watch.cpu_seconds, total)
+
+
+@dataclass(frozen=True)
+class DictLookup:
+    """The same by a Python dictionary, for scale; of at most two million paths."""
+
+    @property
+    def label(self) -> str:
+        """In tables."""
+        return "a Python dict of the same paths"
+
+    def run(self, ground: Ground) -> Sample:
+        """Batches until the time is over."""
+        count = min(ground.limits.paths, DICT_MAX)
+        table = {path_of(index): index for index in range(count)}
+        paths = [path_of(index) for index in _draw(count, ground.round).tolist()]
+        done = 0
+        with timed() as watch:
+            until = time.perf_counter() + ground.limits.seconds
+            while time.perf_counter() < until:
+                first = done % LOOKED_UP
+                [table[path] for path in paths[first : first + BATCH]]
+                done += BATCH
+        return Sample(done, 0, watch.seconds, watch.cpu_seconds)
+
+
+@dataclass(frozen=True)
+class Load:
+    """Opening: entries read and every block of them verified; ready to read samples by index.
+
+    Attributes:
+        names: with the names too, so that paths can be looked up.
+    """
+
+    names: bool
+
+    @property
+    def label(self) -> str:
+        """In tables."""
+        return f"DLFS directory from disk, {'ready for paths' if self.names else 'ready to read'}"
+
+    def run(self, ground: Ground) -> Sample:
+        """Once, with O_DIRECT."""
+        laid = lay_directory(ground.scene.folder, ground.limits.paths)
+        ground.machine.drop_caches()
+        with timed() as watch:
+            directory = open_directory(laid)
+            if self.names:
+                directory.find([path_of(0)])
+        with directory:
+            if directory.name(laid.count - 1) != path_of(laid.count - 1):
+                raise WrongBytesError("the last path is another")
+        total = laid.total_bytes if self.names else laid.sizes.entries_bytes
+        resident = laid.sizes.entries_bytes / laid.count
+        notes = {"resident_bytes": resident, "mib": total / MIB}
+        return Sample(laid.count, total, watch.seconds, watch.cpu_seconds, 1, notes)

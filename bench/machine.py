@@ -1,0 +1,178 @@
+"""The machine under test: what it is, and the few things that are done to it.
+
+What a figure depends on is recorded with it: commit, kernel, CPU, device, file system, versions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import platform
+import shutil
+import subprocess
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import dlfs
+
+ROOT = Path(__file__).parents[1]
+NATIVE = Path(__file__).parent / "native"
+BUILD = ROOT / "build" / "bench"
+DROP_CACHES = Path("/proc/sys/vm/drop_caches")
+
+
+class Unavailable(Exception):
+    """The machine lacks what a contestant needs; says what."""
+
+
+@dataclass
+class Machine:
+    """What the contestants share of the machine.
+
+    Attributes:
+        directory: on the disk under test.
+        may_drop_caches: do, for cold figures of what goes through the page cache.
+        pretend_cold: run cold contestants with warm caches all the same: for tests.
+    """
+
+    directory: Path
+    may_drop_caches: bool = True
+    pretend_cold: bool = False
+    _compiled: dict[str, Path] = field(default_factory=dict)
+
+    def drop_caches(self) -> bool:
+        """Write dirty pages back and drop the kernel's caches; False where that is not allowed."""
+        if not self.may_drop_caches or not os.access(DROP_CACHES, os.W_OK):
+            return False
+        os.sync()
+        with contextlib.suppress(OSError):
+            DROP_CACHES.write_text("3\n")
+            return True
+        return False
+
+    def program(self, name: str) -> Path:
+        """One of the C programs in ``native``, compiled when it is older than its source.
+
+        Raises:
+            Unavailable: it cannot be compiled.
+        """
+        if name not in self._compiled:
+            self._compiled[name] = _compile(name)
+        return self._compiled[name]
+
+    def tool(self, name: str, package: str) -> str:
+        """The path of a program.
+
+        Raises:
+            Unavailable: it is not installed.
+        """
+        found = shutil.which(name)
+        if found is None:
+            raise Unavailable(f"{name} is not installed: apt-get install {package}")
+        return found
+
+
+def _compile(name: str) -> Path:
+    source, target = NATIVE / f"{name}.c", BUILD / name
+    newest = max(source.stat().st_mtime, (NATIVE / "bare.h").stat().st_mtime)
+    if target.exists() and target.stat().st_mtime > newest:
+        return target
+    BUILD.mkdir(parents=True, exist_ok=True)
+    fresh = target.with_name(f"{name}.{os.getpid()}")
+    compiler = os.environ.get("CC", "gcc")
+    command = [compiler, "-std=c17", "-O2", "-D_GNU_SOURCE", str(source), "-o", str(fresh)]
+    command += ["-luring"] if "uring" in name else ["-lpthread"]
+    try:
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
+    except FileNotFoundError as error:
+        raise Unavailable(f"{compiler} is not installed: apt-get install gcc libc6-dev") from error
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or ["no reason given"])[0]
+        raise Unavailable(f"{name} does not compile (apt-get install liburing-dev): {reason}")
+    fresh.replace(target)
+    return target
+
+
+# ---- facts ---------------------------------------------------------------------------------------
+
+
+def describe(directory: Path) -> dict[str, Any]:
+    """Facts that belong with the figures, as plain values."""
+    return {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "commit": _commit(),
+        "kernel": platform.release(),
+        "cpu": _cpu_model(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "load_average": os.getloadavg()[0],
+        "root": os.geteuid() == 0,
+        **_disk(directory),
+        "versions": _versions(),
+    }
+
+
+def _output(*command: str) -> str:
+    try:
+        done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT)
+    except FileNotFoundError:
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def _commit() -> str:
+    commit = _output("git", "rev-parse", "HEAD")
+    changed = _output("git", "status", "--porcelain", "--untracked-files=no")
+    return f"{commit} and changes" if commit and changed else commit or "unknown"
+
+
+def _cpu_model() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _disk(directory: Path) -> dict[str, Any]:
+    """The file system that a directory is on, and the disk behind it."""
+    best = ("", "", "")
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/mounts").read_text(encoding="utf-8").splitlines():
+            device, point, kind = line.split()[:3]
+            if _is_below(directory, point) and len(point) >= len(best[1]):
+                best = (device, point, kind)
+    number = directory.stat().st_dev
+    queue = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}")
+    queue = queue if (queue / "queue").exists() else queue.resolve().parent
+    return {
+        "directory": str(directory),
+        "file_system": best[2],
+        "device": best[0],
+        "device_model": _read(queue / "device" / "model"),
+        "device_scheduler": _read(queue / "queue" / "scheduler"),
+        "device_bytes": 512 * int(_read(queue / "size") or 0),
+    }
+
+
+def _is_below(directory: Path, point: str) -> bool:
+    return directory.resolve().is_relative_to(point)
+
+
+def _read(path: Path) -> str:
+    with contextlib.suppress(OSError):
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    return ""
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version(), "dlfs": dlfs.__version__}
+    for package in ("numpy", "pyfuse3", "trio"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
+    found["fio"] = _output("fio", "--version")
+    found["compiler"] = (_output("gcc", "--version").splitlines() or [""])[0]
+    return found

@@ -1,0 +1,128 @@
+"""Tables of results: on the terminal, as Markdown, and all of it as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.cases import bandwidth, rate
+from bench.runner import Result, checked_samples, ratios
+from dlfs.units import MIB
+
+COLUMNS = ("contestant", "samples/s", "from - to", "MiB/s", "CPU us/sample", "plan")
+FLOOR_COLUMNS = ("case", "floor", "at least", "measured", "from - to", "")
+
+
+def _count(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2f}"
+
+
+def rows_of(result: Result) -> list[tuple[str, ...]]:
+    """One row a contestant: medians over the rounds."""
+    rows: list[tuple[str, ...]] = []
+    for who, runs in result.samples.items():
+        rates = [rate(run) for run in runs]
+        megabytes = median(bandwidth(run) for run in runs) / MIB
+        cpu = median(run.cpu_seconds / max(1, run.samples) for run in runs) * 1e6
+        rows.append(
+            (
+                who.label,
+                _count(median(rates)),
+                f"{_count(min(rates))} - {_count(max(rates))}",
+                _count(megabytes) if megabytes else "",
+                f"{cpu:.2f}",
+                str(runs[-1].notes.get("plan", "")),
+            )
+        )
+    rows += [(who.label, "-", why, "", "", "") for who, why in result.missing.items()]
+    return rows
+
+
+def floor_rows(results: Sequence[Result]) -> list[tuple[str, ...]]:
+    """One row a floor: the median of the rounds' ratios, and whether it is met."""
+    rows: list[tuple[str, ...]] = []
+    for result in results:
+        for floor in result.case.floors:
+            found = ratios(floor, result.samples)
+            if not found:
+                measured, spread, verdict = "-", "", "not measured"
+            else:
+                middle = median(found)
+                measured = f"{middle:.2f}"
+                spread = f"{min(found):.2f} - {max(found):.2f}"
+                verdict = "met" if middle >= floor.at_least else "MISSED"
+            text = f"{floor.of.label}: {floor.text}"
+            rows.append((result.case.name, text, f"{floor.at_least:g}", measured, spread, verdict))
+    return rows
+
+
+def title_of(result: Result) -> str:
+    """A case and its data."""
+    data = result.dataset
+    size = data["sample_bytes"] / MIB
+    return (
+        f"{result.case.name}: {result.case.about} "
+        f"({data['samples']:,} samples, {size:,.0f} MiB, {data['files']:,} plain files)"
+    )
+
+
+def print_case(console: Console, result: Result) -> None:
+    """Show one case."""
+    console.print(_table(title_of(result), COLUMNS, rows_of(result)))
+
+
+def print_floors(console: Console, results: Sequence[Result]) -> None:
+    """Show all floors."""
+    console.print(_table("Floors of DESIGN.md, section 10", FLOOR_COLUMNS, floor_rows(results)))
+
+
+def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold")
+    for number, column in enumerate(columns):
+        table.add_column(
+            column, justify="right" if 0 < number < 5 and column != "floor" else "left"
+        )
+    for row in rows:
+        style = "red" if row[-1] == "MISSED" else "green" if row[-1] == "met" else None
+        table.add_row(*row, style=style)
+    return table
+
+
+def markdown(facts: dict[str, Any], arguments: dict[str, Any], results: Sequence[Result]) -> str:
+    """All tables, under the facts they depend on."""
+    lines = ["# Benchmark", ""]
+    lines += [f"- {key}: {value}" for key, value in facts.items()]
+    lines += [f"- arguments: {arguments}", f"- samples compared: {checked_samples(results)}", ""]
+    for result in results:
+        lines += [f"## {title_of(result)}", "", *_markdown_table(COLUMNS, rows_of(result)), ""]
+    lines += ["## Floors", "", *_markdown_table(FLOOR_COLUMNS, floor_rows(results)), ""]
+    return "\n".join(lines)
+
+
+def _markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    table = [columns, ["---"] * len(columns), *rows]
+    return [f"| {' | '.join(cells)} |" for cells in table]
+
+
+def write(
+    folder: Path, facts: dict[str, Any], arguments: dict[str, Any], results: Sequence[Result]
+) -> Path:
+    """Write a run as JSON, with every sample, and as Markdown; returns the JSON's path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    stem = facts["date"].replace(":", "").replace("+0000", "Z")
+    path = folder / f"{stem}.json"
+    whole = {
+        "schema": 1,
+        "machine": facts,
+        "arguments": arguments,
+        "cases": [result.to_dict() for result in results],
+    }
+    path.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+    path.with_suffix(".md").write_text(markdown(facts, arguments, results), encoding="utf-8")
+    return path

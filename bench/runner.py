@@ -1,0 +1,165 @@
+"""Runs cases: lays the data out, lets the contestants take turns, keeps every run.
+
+The machine is shared and its speed drifts, so that the contestants of a case run within the same
+minute, round after round, and every second round in the opposite order. What a contestant lacks on
+this machine is recorded with its reason.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bench import datasets
+from bench.cases import Case, Floor
+from bench.contestant import Contestant, Ground, Limits, Sample
+from bench.datasets import SPECS, Scene
+from bench.machine import Machine, Unavailable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What the command line decides.
+
+    Attributes:
+        directory: on the disk under test; a folder is made in it.
+        rounds: runs of each contestant.
+        scale: of every data set's size.
+        total_bytes: of every data set, instead.
+        files_max: plain files of a data set.
+        corpus: folder of real files, or None.
+        keep: leave the data for the next run.
+        limits: of contestants.
+    """
+
+    directory: Path
+    rounds: int = 3
+    scale: float = 1.0
+    total_bytes: int | None = None
+    files_max: int = 100_000
+    corpus: Path | None = None
+    keep: bool = False
+    limits: Limits = field(default_factory=Limits)
+
+
+@dataclass(slots=True)
+class Result:
+    """What became of a case.
+
+    Attributes:
+        case: which.
+        dataset: what it raced over.
+        samples: of each contestant, by round.
+        missing: who could not run, and why.
+    """
+
+    case: Case
+    dataset: dict[str, Any]
+    samples: dict[Contestant, list[Sample]]
+    missing: dict[Contestant, str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values, with every run."""
+        return {
+            "case": self.case.name,
+            "about": self.case.about,
+            "dataset": self.dataset,
+            "runs": {
+                contestant.label: [sample.to_dict() for sample in samples]
+                for contestant, samples in self.samples.items()
+            },
+            "missing": {who.label: why for who, why in self.missing.items()},
+            "floors": [
+                {
+                    "text": floor.text,
+                    "of": floor.of.label,
+                    "against": [other.label for other in floor.against],
+                    "at_least": floor.at_least,
+                    "ratios": ratios(floor, self.samples),
+                }
+                for floor in self.case.floors
+            ],
+        }
+
+
+def ratios(floor: Floor, samples: dict[Contestant, list[Sample]]) -> list[float]:
+    """A floor's ratio in each round; empty when somebody is missing."""
+    if any(who not in samples for who in (floor.of, *floor.against)):
+        return []
+    other_metric = floor.against_metric or floor.metric
+    found = []
+    for number, sample in enumerate(samples[floor.of]):
+        others = [other_metric(samples[who][number]) for who in floor.against]
+        found.append(floor.metric(sample) / min(others, default=floor.base))
+    return found
+
+
+class Stage:
+    """Where cases run: the folder on the disk under test, and the scenes made there so far."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.folder = settings.directory / "dlfs-bench"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.machine = Machine(self.folder)
+        self._scenes: dict[str, Scene] = {}
+
+    def scene(self, key: str) -> Scene:
+        """The scene of a data set, made on first use."""
+        if key not in self._scenes:
+            settings = self.settings
+            spec = next(spec for spec in SPECS if spec.key == key)
+            self._scenes[key] = datasets.make_scene(
+                spec,
+                self.folder,
+                total_bytes=settings.total_bytes or int(spec.total_bytes * settings.scale),
+                files_max=settings.files_max,
+                seed=settings.limits.seed,
+                corpus=settings.corpus,
+            )
+        return self._scenes[key]
+
+    def run(self, case: Case, tell: Callable[[str], None]) -> Result:
+        """Run a case.
+
+        Args:
+            case: which.
+            tell: told what is under way.
+
+        Raises:
+            WrongBytesError: a contestant read something else than the source has.
+        """
+        tell(f"{case.name}: laying out {case.dataset}")
+        scene = self.scene(case.dataset)
+        samples: dict[Contestant, list[Sample]] = {who: [] for who in case.contestants}
+        missing: dict[Contestant, str] = {}
+        for number in range(self.settings.rounds):
+            order = case.contestants if number % 2 == 0 else tuple(reversed(case.contestants))
+            for who in order:
+                if who in missing:
+                    continue
+                tell(f"{case.name}: round {number + 1}: {who.label}")
+                try:
+                    ground = Ground(scene, self.machine, self.settings.limits, number)
+                    samples[who].append(who.run(ground))
+                except Unavailable as reason:
+                    missing[who] = str(reason)
+        for who in missing:
+            del samples[who]
+        return Result(case, scene.describe(), samples, missing)
+
+    def close(self) -> None:
+        """Remove the data, unless it is to be kept."""
+        self._scenes.clear()
+        if not self.settings.keep:
+            shutil.rmtree(self.folder)
+
+
+def checked_samples(results: Iterable[Result]) -> int:
+    """Samples that were compared with their source."""
+    return sum(
+        run.checked for result in results for runs in result.samples.values() for run in runs
+    )

@@ -1,0 +1,152 @@
+"""Every case of the benchmark at a tiny size, so that none rots. Speed is asserted nowhere."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import pytest
+
+from bench import machine, report
+from bench.__main__ import choose, main, parse_arguments, settings_of
+from bench.cases import CASES, Case, Floor, per_core, rate
+from bench.contestant import Limits, Sample, WrongBytesError, check_bytes
+from bench.contestants.samples import Batches, Epoch
+from bench.runner import Result, Settings, Stage, ratios
+from dlfs.units import KIB
+
+LIMITS = Limits(seconds=0.03, mount_files=40, paths=5000)
+NAMES = [
+    pytest.param(case, id=case.name, marks=pytest.mark.fuse if "mount" in case.name else ())
+    for case in CASES
+]
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    folder = tmp_path_factory.mktemp("bench")
+    corpus = folder / "corpus"
+    for number in range(40):
+        path = corpus / f"drivers{number % 3}" / f"file {number}.c"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"int x;\n" * number * 17)
+    settings = Settings(
+        directory=folder,
+        rounds=1,
+        total_bytes=600 * KIB,
+        files_max=100,
+        corpus=corpus,
+        limits=LIMITS,
+    )
+    stage = Stage(settings)
+    stage.machine.may_drop_caches = False
+    stage.machine.pretend_cold = True
+    yield stage
+    stage.close()
+    assert not stage.folder.exists()
+
+
+@pytest.mark.parametrize("case", NAMES)
+def test_every_case_runs_and_reads_the_right_bytes(stage: Stage, case: Case) -> None:
+    result = stage.run(case, tell=lambda _: None)
+
+    ours = [who for who in result.samples if who.label.startswith("DLFS")]
+    assert ours
+    assert all(run.checked for who in ours for run in result.samples[who])
+    assert all(
+        run.samples > 0 and run.seconds > 0 for runs in result.samples.values() for run in runs
+    )
+    reasons = [why for why in result.missing.values() if "not installed" not in why]
+    assert not [why for why in reasons if "fio" not in why and "uring" not in why]
+    assert len(report.rows_of(result)) == len(case.contestants)
+
+
+def test_names_are_unique_and_floors_name_their_own_contestants() -> None:
+    assert len({case.name for case in CASES}) == len(CASES)
+    for case in CASES:
+        assert len({who.label for who in case.contestants}) == len(case.contestants)
+        for floor in case.floors:
+            assert {floor.of, *floor.against} <= set(case.contestants)
+            assert bool(floor.against) != bool(floor.base)
+
+
+def test_wrong_bytes_are_told(stage: Stage) -> None:
+    scene = stage.scene("4k")
+    assert check_bytes(scene, {3: scene.source.data(3)}) == 1
+    with pytest.raises(WrongBytesError, match="sample 3"):
+        check_bytes(scene, {3: scene.source.data(4)})
+
+
+def test_a_scene_is_kept_until_something_about_it_changes(stage: Stage, tmp_path: Path) -> None:
+    settings = replace(stage.settings, directory=tmp_path, total_bytes=300 * KIB, keep=True)
+    first = Stage(settings)
+    inode = first.scene("4k").volume.stat().st_ino
+    first.close()
+    second = Stage(settings)
+    assert second.scene("4k").volume.stat().st_ino == inode
+    second.close()
+    third = Stage(replace(settings, total_bytes=400 * KIB, keep=False))
+    assert len(third.scene("4k")) == 100
+    third.close()
+
+
+def test_a_floor_is_the_median_of_ratios_round_by_round() -> None:
+    ours, peer = Epoch("global", 1), Batches(1)
+    floor = Floor("twice the peer", ours, 2.0, rate, (peer,))
+    case = Case("a", "4k", "", (ours, peer), (floor,))
+    samples = {
+        ours: [Sample(100, 0, 1.0, 0.5), Sample(100, 0, 2.0, 0.5), Sample(100, 0, 1.0, 4.0)],
+        peer: [Sample(25, 0, 1.0, 0.5), Sample(50, 0, 1.0, 0.5), Sample(40, 0, 1.0, 0.5)],
+    }
+    assert ratios(floor, samples) == [4.0, 1.0, 2.5]
+    assert ratios(floor, {ours: samples[ours]}) == []
+    row = report.floor_rows([Result(case, {}, samples, {})])[0]
+    assert row[2:] == ("2", "2.50", "1.00 - 4.00", "met")
+    assert per_core(samples[ours][2]) == 25.0
+
+
+def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = parse_arguments(
+        ["--quick", "--size", "1MiB", "--seed", "5", "--dir", str(tmp_path)]
+    )
+    settings = settings_of(arguments)
+    assert (settings.rounds, settings.total_bytes, settings.limits.seed) == (1, 1 << 20, 5)
+    assert [case.name for case in choose(["get-*"], corpus=False)] == ["get-4k"]
+    assert not any(case.dataset == "corpus" for case in choose(None, corpus=False))
+    assert len(choose(None, corpus=True)) == len(CASES)
+    assert fnmatchcase("cached-4k", "cached-*")
+
+
+def test_a_whole_run_leaves_json_and_markdown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["bench", "--cases", "cached-512", "--size", "100KiB", "--rounds", "2"]
+    words += ["--seconds", "0.02", "--dir", str(tmp_path), "--results", str(tmp_path / "out")]
+    monkeypatch.setattr("sys.argv", words)
+    assert main() == 0
+    assert "cached-512" in capsys.readouterr().out
+    (found,) = (tmp_path / "out").glob("*.json")
+    whole = json.loads(found.read_text())
+    assert {"commit", "kernel", "cpu", "device", "versions", "date"} <= set(whole["machine"])
+    (case,) = whole["cases"]
+    assert case["dataset"]["seed"] == 1
+    assert len(case["runs"]["DLFS read() of batches in memory"]) == 2
+    assert "| contestant |" in found.with_suffix(".md").read_text()
+
+
+def test_a_corpus_that_is_missing_says_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("bench.datasets.CORPUS_ARCHIVE", tmp_path / "none.tar.xz")
+    monkeypatch.setattr("sys.argv", ["bench", "--corpus", "deb", "--dir", str(tmp_path)])
+    assert main() == 2
+    assert "apt-get install" in capsys.readouterr().out
+
+
+def test_what_a_machine_lacks_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(machine.Unavailable, match="apt-get install fio"):
+        machine.Machine(tmp_path).tool("fio", "fio")
