@@ -27,8 +27,8 @@ from dlfs.volume import open as open_volume
 
 FILE_SYSTEM_NAME = "dlfs"
 HELD_BYTES = 256 * MIB
-READER_BYTES = 32 * MIB
-"""Sample memory of each open dataset: the kernel's page cache does the caching."""
+READER_BYTES = 256 * MIB
+"""Sample memory of each open dataset: one that fits is read in whole chunks, and only once."""
 
 _log = logging.getLogger(__name__)
 
