@@ -19,7 +19,6 @@ from bench.runner import Result, Settings, Stage
 from dlfs.units import parse_bytes
 
 RESULTS = Path(__file__).parent / "results"
-QUICK_SCALE = 1 / 8
 QUICK_FILES = 20_000
 QUICK_LIMITS = Limits(seconds=1.0, mount_files=2000, paths=200_000)
 FULL_PATHS = 10_000_000
@@ -32,7 +31,7 @@ def parse_arguments(words: list[str] | None = None) -> argparse.Namespace:
     add("--list", action="store_true", help="list the cases and end")
     add("--cases", metavar="GLOB", action="append", help="only these; may be given again")
     add("--dir", type=Path, default=ROOT / "build" / "bench", help="on the disk under test")
-    add("--size", type=parse_bytes, help="of every data set [512MiB, 2GiB, 2GiB]")
+    add("--size", type=parse_bytes, help="of every data set [512MiB, 2GiB and 2GiB]")
     add("--files", type=int, help="plain files of a data set, at most [100000]")
     add("--rounds", type=int, help="runs of each contestant [3]")
     add("--seconds", type=float, help="time for a contestant that can stop early [4]")
@@ -60,7 +59,7 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
     return Settings(
         directory=arguments.dir,
         rounds=arguments.rounds or (1 if quick else 3),
-        scale=QUICK_SCALE if quick else 1.0,
+        quick=quick,
         total_bytes=arguments.size,
         files_max=arguments.files or (QUICK_FILES if quick else 100_000),
         corpus=find_corpus(arguments.corpus, folder) if arguments.corpus else None,

@@ -126,7 +126,8 @@ BARE_COLD, BARE_WARM = MountFiles(bare=True, cold=True), MountFiles(bare=True, c
 
 
 def _random(dataset: str, about: str, *floors: Floor) -> Case:
-    racers = (GLOBAL_16, READ_16, COLD, FIO_4K, FIO_4K_32, URING)
+    fios = (FIO_256K,) if dataset == "110k" else (FIO_4K, FIO_4K_32)
+    racers = (GLOBAL_16, READ_16, COLD, *fios, URING)
     return Case(f"random-{dataset}", dataset, about, racers, floors)
 
 

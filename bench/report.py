@@ -65,10 +65,11 @@ def floor_rows(results: Sequence[Result]) -> list[tuple[str, ...]]:
 def title_of(result: Result) -> str:
     """A case and its data."""
     data = result.dataset
-    size = data["sample_bytes"] / MIB
+    size, stored = data["sample_bytes"] / MIB, data["stored_bytes"] / MIB
     return (
         f"{result.case.name}: {result.case.about} "
-        f"({data['samples']:,} samples, {size:,.0f} MiB, {data['files']:,} plain files)"
+        f"({data['samples']:,} samples, {size:,.0f} MiB in {stored:,.0f} MiB of chunks, "
+        f"{data['files']:,} plain files)"
     )
 
 

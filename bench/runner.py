@@ -27,8 +27,8 @@ class Settings:
     Attributes:
         directory: on the disk under test; a folder is made in it.
         rounds: runs of each contestant.
-        scale: of every data set's size.
-        total_bytes: of every data set, instead.
+        quick: take the data sets' quick sizes.
+        total_bytes: of every data set, instead of its own.
         files_max: plain files of a data set.
         corpus: folder of real files, or None.
         keep: leave the data for the next run.
@@ -37,7 +37,7 @@ class Settings:
 
     directory: Path
     rounds: int = 3
-    scale: float = 1.0
+    quick: bool = False
     total_bytes: int | None = None
     files_max: int = 100_000
     corpus: Path | None = None
@@ -112,10 +112,11 @@ class Stage:
         if key not in self._scenes:
             settings = self.settings
             spec = next(spec for spec in SPECS if spec.key == key)
+            own_bytes = spec.quick_bytes if settings.quick else spec.total_bytes
             self._scenes[key] = datasets.make_scene(
                 spec,
                 self.folder,
-                total_bytes=settings.total_bytes or int(spec.total_bytes * settings.scale),
+                total_bytes=settings.total_bytes or own_bytes,
                 files_max=settings.files_max,
                 seed=settings.limits.seed,
                 corpus=settings.corpus,
