@@ -68,8 +68,7 @@ static uint32_t list_take(struct threads_queue *queue, struct slot_list *list)
     return number;
 }
 
-/* ---- the threads
- * ----------------------------------------------------------------------------------- */
+/* ---- the threads ----------------------------------------------------------------------------- */
 
 static ssize_t transfer_some(int descriptor, const dlfs_operation *operation, uint32_t done)
 {
@@ -170,8 +169,7 @@ static int threads_provide(struct threads_queue *queue, uint32_t more)
     return 0;
 }
 
-/* ---- the queue pair
- * -------------------------------------------------------------------------------- */
+/* ---- the queue pair -------------------------------------------------------------------------- */
 
 static int threads_submit(dlfs_queue *base, const dlfs_operation *operations, uint32_t count)
 {
@@ -241,8 +239,7 @@ static int threads_poll(dlfs_queue *base, dlfs_completion *completions, uint32_t
     return (int)filled;
 }
 
-/* ---- life
- * ------------------------------------------------------------------------------------------ */
+/* ---- life ------------------------------------------------------------------------------------ */
 
 static void threads_queue_destroy(dlfs_queue *base)
 {

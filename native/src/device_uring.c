@@ -54,8 +54,7 @@ struct uring_queue {
     struct uring_slot slots[]; /* [depth] */
 };
 
-/* ---- requests
- * -------------------------------------------------------------------------------------- */
+/* ---- requests -------------------------------------------------------------------------------- */
 
 /* The number of the registered buffer that holds a whole request, or -1. */
 static int registered_index(const struct uring_queue *queue, const uint8_t *buffer,
@@ -141,8 +140,7 @@ static int uring_submit(dlfs_queue *base, const dlfs_operation *operations, uint
     return (int)count;
 }
 
-/* ---- completions
- * ----------------------------------------------------------------------------------- */
+/* ---- completions ----------------------------------------------------------------------------- */
 
 /* Takes the kernel's answer for a slot: true when the slot is finished, false when it was prepared
  * again. */
@@ -255,8 +253,7 @@ static int uring_poll(dlfs_queue *base, dlfs_completion *completions, uint32_t c
     }
 }
 
-/* ---- registered buffers
- * ---------------------------------------------------------------------------- */
+/* ---- registered buffers ---------------------------------------------------------------------- */
 
 static void ring_unregister(struct uring_queue *queue)
 {
@@ -295,8 +292,7 @@ static int uring_register(dlfs_queue *base, void *start, size_t bytes)
     return error == -EFAULT ? error : 0;
 }
 
-/* ---- life
- * ------------------------------------------------------------------------------------------ */
+/* ---- life ------------------------------------------------------------------------------------ */
 
 static void uring_queue_destroy(dlfs_queue *base)
 {

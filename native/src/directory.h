@@ -116,8 +116,7 @@ int dlfs_directory_name_block(const dlfs_directory *directory, const uint8_t *na
 int dlfs_directory_name_equals(const dlfs_directory *directory, const uint8_t *names,
                                uint64_t index, const uint8_t *path, uint64_t path_bytes);
 
-/* ---- for the reader
- * -------------------------------------------------------------------------------- */
+/* ---- for the reader -------------------------------------------------------------------------- */
 
 static inline uint64_t dlfs_location_address(const dlfs_location *location)
 {

@@ -23,8 +23,7 @@ typedef struct pair {
     uint64_t index;
 } pair;
 
-/* ---- names
- * ----------------------------------------------------------------------------------------- */
+/* ---- names ----------------------------------------------------------------------------------- */
 
 /* Paths in order, and what to compare the next with. */
 typedef struct names_walk {
@@ -154,8 +153,7 @@ static int encode_names(const uint8_t *names, const uint64_t *offsets, uint64_t 
     return 0;
 }
 
-/* ---- sorting
- * --------------------------------------------------------------------------------------- */
+/* ---- sorting --------------------------------------------------------------------------------- */
 
 static bool radix_pass(const pair *from, pair *to, uint64_t count, uint32_t shift)
 {
@@ -204,8 +202,7 @@ static void hash_names(const uint8_t *names, const uint64_t *offsets, uint64_t c
     }
 }
 
-/* ---- the seed
- * -------------------------------------------------------------------------------------- */
+/* ---- the seed -------------------------------------------------------------------------------- */
 
 /*
  * Counts hashes by their first bits in a table with at least twice as many counters as samples.
@@ -293,8 +290,7 @@ int dlfs_directory_plan_build(const uint8_t *names, const uint64_t *offsets, uin
     return 0;
 }
 
-/* ---- sections
- * -------------------------------------------------------------------------------------- */
+/* ---- sections -------------------------------------------------------------------------------- */
 
 static void store_index(void *indices, uint32_t index_bytes, uint64_t at, uint64_t index)
 {

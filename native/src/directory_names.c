@@ -133,8 +133,15 @@ int dlfs_directory_name_equals(const dlfs_directory *directory, const uint8_t *n
     return open == 0;
 }
 
-/* ---- decoding
- * -------------------------------------------------------------------------------------- */
+/* ---- decoding -------------------------------------------------------------------------------- */
+
+/* Before any block: nothing to read until cursor_open. */
+static void cursor_init(dlfs_name_cursor *cursor)
+{
+    cursor->at = NULL;
+    cursor->end = NULL;
+    cursor->bytes = 0;
+}
 
 static int cursor_open(const dlfs_directory *directory, const uint8_t *names, uint64_t block,
                        dlfs_name_cursor *cursor)
@@ -181,7 +188,7 @@ int64_t dlfs_directory_names(const dlfs_directory *directory, uint64_t first, ui
         return -EINVAL;
     if (!names)
         return -EAGAIN;
-    cursor.bytes = 0;
+    cursor_init(&cursor);
     uint64_t used = 0;
     uint64_t index = first - first % DLFS_DIRECTORY_NODE_KEYS;
     for (; index < first + count; index++) {
@@ -201,8 +208,7 @@ int64_t dlfs_directory_names(const dlfs_directory *directory, uint64_t first, ui
     return (int64_t)fitted;
 }
 
-/* ---- order
- * ----------------------------------------------------------------------------------------- */
+/* ---- order ----------------------------------------------------------------------------------- */
 
 /* As memcmp over the shorter, then by length: <0, 0, >0. */
 static int compare_paths(const uint8_t *a, uint64_t a_bytes, const uint8_t *b, uint64_t b_bytes)
@@ -261,7 +267,7 @@ int dlfs_directory_lower_bound(const dlfs_directory *directory, const uint8_t *p
     uint64_t end = below * DLFS_DIRECTORY_NODE_KEYS;
     if (end > directory->layout.sample_count)
         end = directory->layout.sample_count;
-    cursor.bytes = 0;
+    cursor_init(&cursor);
     for (; at < end; at++) {
         code = cursor_advance(directory, names, at, &cursor);
         if (code < 0)

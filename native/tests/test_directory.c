@@ -223,8 +223,7 @@ static void test_names_come_later(void)
     free_samples(&set);
 }
 
-/* ---- what is refused
- * ------------------------------------------------------------------------------- */
+/* ---- what is refused ------------------------------------------------------------------------- */
 
 static int plan_two(const char *first, const char *second)
 {
@@ -321,8 +320,7 @@ static void test_plan_of_other_names_is_refused(void)
     free_samples(&set);
 }
 
-/* ---- equal hashes and wide indices
- * ----------------------------------------------------------------- */
+/* ---- equal hashes and wide indices ----------------------------------------------------------- */
 
 static dlfs_directory_header *header_of(segment *made)
 {
@@ -426,8 +424,7 @@ static void test_wide_indices(void)
     free_samples(&set);
 }
 
-/* ---- damage and malice
- * ----------------------------------------------------------------------------- */
+/* ---- damage and malice ----------------------------------------------------------------------- */
 
 static void test_open_refuses(void)
 {
