@@ -14,6 +14,9 @@ C_FILES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "native")
 
 FUNCTION_LINES_MAX = 70
 FILE_LINES_MAX = 600
+LONG_FILES = {
+    "native/include/dlfs/dlfs.h": 700,  # the one public header; most of it is documentation
+}
 COLUMNS_MAX = 100
 
 
@@ -75,7 +78,7 @@ def test_modules_open_with_prose(module: str) -> None:
 def test_c_files_open_with_prose_and_keep_to_the_columns(name: str) -> None:
     lines = (ROOT / name).read_text().splitlines()
     assert lines[0].startswith("/*"), f"{name} needs a comment at its head"
-    assert len(lines) <= FILE_LINES_MAX
+    assert len(lines) <= LONG_FILES.get(name, FILE_LINES_MAX)
     long = [number for number, line in enumerate(lines, 1) if len(line) > COLUMNS_MAX]
     assert not long, f"{name}: lines over {COLUMNS_MAX} columns: {long}"
     functions = [number for number, line in enumerate(lines) if line == "{"]
