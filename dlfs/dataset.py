@@ -19,7 +19,7 @@ from uuid import UUID
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dlfs.block import open_device
+from dlfs.block import BlockDevice, open_device
 from dlfs.directory import (
     DirectoryIdentity,
     DirectorySizes,
@@ -106,6 +106,22 @@ def find_record(generation: Generation, uuid: UUID) -> DatasetRecord | None:
     return next((r for r in generation.catalog.datasets if r.uuid == uuid), None)
 
 
+def check_present(devices: Sequence[BlockDevice], record: DatasetRecord) -> None:
+    """Find out whether what was just read can be trusted to be the dataset's.
+
+    Raises:
+        StaleError: the newest generation does not have the dataset any more.
+        DlfsError: as ``load_generation``.
+    """
+    if find_record(load_generation(devices), record.uuid) is None:
+        raise stale_error(display(record.name), record.version, record.uuid)
+
+
+def stale_error(name: str, version: int, uuid: UUID) -> StaleError:
+    """The error of a dataset that was removed."""
+    return StaleError(f"read dataset {name!r} version {version} ({uuid}): it was removed")
+
+
 def load_segment(
     generation: Generation, record: DatasetRecord, *, shared: bool = True
 ) -> FrozenDirectory:
@@ -118,21 +134,28 @@ def load_segment(
 
     Raises:
         FormatError: it is malformed (ChecksumError); names dataset, member and offset.
+        StaleError: it was removed since.
         DeviceError: a read failed.
     """
     space = DataSpace(generation.geometry, record.directory_runs)
     label = f"the directory of dataset {display(record.name)!r} version {record.version}"
+
+    def read_part(address: int, memory: memoryview) -> None:
+        read_into(generation.devices, space, address, np.frombuffer(memory, np.uint8))
+        # Names are read late, when the dataset may be gone and something else in its chunks.
+        if address:
+            check_present(generation.devices, record)
+
     place: dict[str, Any] = {} if shared else {"root": None}
     try:
         directory = load_directory(
             DirectoryIdentity(generation.superblock.volume_uuid, record.uuid, label),
             DirectorySizes(record.entries_bytes, record.names_bytes),
-            lambda address, memory: read_into(
-                generation.devices, space, address, np.frombuffer(memory, np.uint8)
-            ),
+            read_part,
             **place,
         )
     except FormatError as error:
+        check_present(generation.devices, record)
         member, offset_bytes = space.resolve(0)
         uri = generation.devices[member].uri
         raise type(error)(f"{label}, on {uri} from byte {offset_bytes} on: {error}") from error
@@ -256,9 +279,7 @@ class Dataset:
         return None if find_record(newest, self.uuid) is not None else self._stale()
 
     def _stale(self) -> StaleError:
-        return StaleError(
-            f"read dataset {self.name!r} version {self.version} ({self.uuid}): it was removed"
-        )
+        return stale_error(self.name, self.version, self.uuid)
 
     def close(self) -> None:
         """Close devices and reader; batches given out stay good. Idempotent."""

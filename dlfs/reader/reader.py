@@ -188,8 +188,8 @@ class SampleReader:
         """Turn what libdlfs read into a batch, with the policy for samples that failed."""
         if not native.failures:
             return Batch(native)
+        self._raise_diagnosis()  # first: a removed dataset may have lost its names too
         failures = describe_failures(native.failures, self.directory, self._where)
-        self._raise_diagnosis()
         if on_error == "raise":
             raise failures[0].error(others=len(failures) - 1)
         if on_error == "skip":

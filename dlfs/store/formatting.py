@@ -105,7 +105,7 @@ def _prepare_file(uri: str, size_bytes: int | None, *, force: bool, made: list[P
         return
     status = path.stat()
     if stat.S_ISBLK(status.st_mode):
-        _check_unused(uri, path)
+        _check_unused(uri, path, status.st_rdev)
     elif stat.S_ISREG(status.st_mode) and size_bytes is not None:
         _resize(uri, path, status.st_size, size_bytes, force=force)
 
@@ -122,16 +122,32 @@ def _resize(uri: str, path: Path, size_now: int, size_bytes: int, *, force: bool
     os.truncate(path, size_bytes)
 
 
-def _check_unused(uri: str, path: Path) -> None:
-    """Refuse a disk that the system uses: opening it exclusively fails then (open(2), O_EXCL)."""
+def _check_unused(uri: str, path: Path, number: int) -> None:
+    """Refuse a disk that the system uses: mounted, or else open(2) with O_EXCL fails."""
+    mounted = _mounted_devices() & _with_partitions(number)
+    if mounted:
+        raise UsageError(
+            f"format {uri}: the system uses it: {', '.join(sorted(mounted))} is mounted"
+        )
     try:
         os.close(os.open(path, os.O_RDONLY | os.O_EXCL | os.O_CLOEXEC))
     except OSError as error:
         if error.errno == errno.EBUSY:
             raise UsageError(
-                f"format {uri}: the system uses it: mounted, swap, or part of another device"
+                f"format {uri}: the system uses it, as swap or part of another device"
             ) from error
         raise DeviceError(f"format {uri}: {error.strerror}", error.errno or errno.EIO) from error
+
+
+def _mounted_devices() -> set[str]:
+    """Numbers, ``major:minor``, of all devices with a mounted file system."""
+    return {line.split()[2] for line in Path("/proc/self/mountinfo").read_text().splitlines()}
+
+
+def _with_partitions(number: int) -> set[str]:
+    name = f"{os.major(number)}:{os.minor(number)}"
+    partitions = Path(f"/sys/dev/block/{name}").glob("*/dev")
+    return {name, *(path.read_text().strip() for path in partitions)}
 
 
 def _check_empty(device: BlockDevice) -> None:
