@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -119,6 +120,7 @@ def main() -> int:
         return 1
     report.print_floors(console, results)
     plain = {name: str(value) for name, value in vars(arguments).items() if value is not None}
+    facts["load_average_after"] = os.getloadavg()[0]
     path = report.write(arguments.results, facts, plain, results)
     console.print(f"every run is in {path}, the tables in {path.with_suffix('.md')}", markup=False)
     return 0

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from bench.contestant import Contestant, Sample
-from bench.contestants.bare import BareCopy, BareUring
+from bench.contestants.bare import BareCopy, BareUring, FreshMemory
 from bench.contestants.directory import DictLookup, Find, Load
 from bench.contestants.files import Files, ParallelFiles
 from bench.contestants.fio import FioRead, FioWrite
@@ -108,6 +108,7 @@ FIO_SEQUENTIAL = FioRead(MIB, 32, random=False)
 FIO_WRITE = FioWrite()
 URING = BareUring()
 COPY = BareCopy()
+TOUCH = FreshMemory()
 COLD, WARM = Files(cold=True), Files(cold=False)
 SOURCE_READ = ParallelFiles()
 
@@ -133,7 +134,7 @@ def _random(dataset: str, about: str, *floors: Floor) -> Case:
 
 def _epoch(dataset: str, *floors: Floor) -> Case:
     about = "a whole epoch in global order, cold, budget as large as the data"
-    return Case(f"epoch-{dataset}", dataset, about, (GLOBAL_ALL, COLD, FIO_256K), floors)
+    return Case(f"epoch-{dataset}", dataset, about, (GLOBAL_ALL, COLD, FIO_256K, TOUCH), floors)
 
 
 def _chunk(dataset: str, *floors: Floor) -> Case:

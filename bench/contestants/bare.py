@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import mmap
 import os
 import subprocess
 from dataclasses import dataclass
@@ -10,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.contestant import CHECKED, Ground, Sample, WrongBytesError, check_bytes
+from bench.contestant import CHECKED, Ground, Sample, WrongBytesError, check_bytes, timed
 from bench.contestants.samples import DEPTH
 from bench.machine import Unavailable
 
@@ -88,3 +90,28 @@ class BareCopy:
         np.stack([offsets[order], lengths[order]], axis=1).astype(np.uint64).tofile(places)
         program = ground.machine.program("bare_copy")
         return run_bare(program, places, scene.spec.batch, ground.limits.seconds)
+
+
+@dataclass(frozen=True)
+class FreshMemory:
+    """Writing as much memory as the data needs for the first time, in huge pages where there are.
+
+    What an epoch that keeps all its data pays once, and a tool that reads into one buffer does not.
+    On virtual machines whose host takes free memory back it may cost more than the disk.
+    """
+
+    @property
+    def label(self) -> str:
+        """In tables."""
+        return "first touch of as much memory"
+
+    def run(self, ground: Ground) -> Sample:
+        """Once, one byte after the other."""
+        scene = ground.scene
+        ground.machine.drop_caches()
+        with mmap.mmap(-1, scene.data_bytes) as memory:
+            with contextlib.suppress(OSError):  # a kernel without huge pages
+                memory.madvise(mmap.MADV_HUGEPAGE)
+            with timed() as watch:
+                np.frombuffer(memory, np.uint8).fill(1)
+        return Sample(len(scene), scene.sample_bytes, watch.seconds, watch.cpu_seconds)
