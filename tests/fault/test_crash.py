@@ -1,0 +1,291 @@
+"""A crash at any write of an import or a removal leaves one generation or the other, whole.
+
+Two kinds of crash: the media as a power cut may leave it, rebuilt from a record of every write and
+flush; and a real process, killed at write k, for every k.
+"""
+
+import os
+import random
+import signal
+import uuid
+
+import pytest
+
+import dlfs
+from dlfs.block import MemoryDevice, open_device
+from dlfs.dataset import OpenOptions
+from dlfs.store.members import split_uris
+from dlfs.testing.devices import RecordingDevice, StoppingDevice, StopPoint, WriteEvent, WriteLog
+from dlfs.units import KIB, MIB
+from dlfs.volume import Volume
+
+MEMBER_BYTES = 1 * MIB + 256 * KIB
+MEMBERS = 2
+SEED = 20190923
+CUTS = 6
+"""Power cuts tried after each event, with different writes lost, torn and reordered."""
+
+FIRST = {f"a/{i}".encode(): bytes([i + 1]) * (700 + 90 * i) for i in range(8)}
+SECOND = {b"b": random.Random(1).randbytes(9000), b"c/d": random.Random(2).randbytes(5000)}
+
+
+def write(volume, name, samples):
+    with volume.writer(name) as writer:
+        for path, data in samples.items():
+            writer.add(path, data)
+
+
+def read_all(volume):
+    model = {}
+    for info in volume.datasets():
+        with volume.dataset(info.name, info.version) as dataset:
+            samples = dict(zip(dataset.paths(), dataset[:].to_list(), strict=True))
+            model[info.name, info.version] = samples
+    return model
+
+
+class Media:
+    """A volume in memory whose history is recorded, and whose past can be brought back."""
+
+    def __init__(self):
+        self.names = [f"crash-{uuid.uuid4().hex}" for _ in range(MEMBERS)]
+        self.uris = [f"mem:{name}?size={MEMBER_BYTES}" for name in self.names]
+        dlfs.format_volume(self.uris, chunk_bytes=4 * KIB, block_bytes=512)
+        self.log = None
+
+    def run(self, change):
+        """Record what a change writes."""
+        self.log = WriteLog()
+
+        def opener(uri, *, writable, engine):
+            device = open_device(uri, writable=writable, engine=engine)
+            return RecordingDevice(device, self.log) if writable else device
+
+        with Volume(split_uris(self.uris), OpenOptions(opener=opener)) as volume:
+            change(volume)
+
+    def contents(self):
+        with dlfs.open(self.uris) as volume:
+            return read_all(volume)
+
+    def images(self):
+        images = []
+        for uri in self.uris:
+            with open_device(uri) as device:
+                images.append(device.read(0, device.size_bytes))
+        return images
+
+    def restore(self, images):
+        for uri, image in zip(self.uris, images, strict=True):
+            with open_device(uri, writable=True) as device:
+                device.write(0, image)
+
+    def forget(self):
+        for name in self.names:
+            MemoryDevice.forget(name)
+
+
+@pytest.fixture
+def media():
+    made = Media()
+    yield made
+    made.forget()
+
+
+def import_first(volume):
+    write(volume, "first", FIRST)
+
+
+def prepare_nothing(volume):
+    pass
+
+
+def prepare_two(volume):
+    write(volume, "first", FIRST)
+    write(volume, "other", SECOND)
+
+
+def prepare_removed(volume):
+    write(volume, "first", FIRST)
+    write(volume, "other", SECOND)
+    volume.remove("first")
+
+
+def remove_first(volume):
+    volume.remove("first")
+
+
+def import_second(volume):
+    write(volume, "second", {**SECOND, b"more": bytes(6000)})
+
+
+CASES = {
+    "an import": (prepare_nothing, import_first),
+    "a removal": (prepare_two, remove_first),
+    "an import over freed space": (prepare_removed, import_second),
+}
+
+
+def check_state(media, old, new):
+    """The volume opens with the old or the new contents, whole, and can be written."""
+    with dlfs.open(media.uris) as volume:
+        got = read_all(volume)
+        assert got in (old, new)
+        assert [f for f in volume.verify() if f.kind != "superblock"] == []
+    return got == new
+
+
+def check_recovery(media, got_new, old, new):
+    """A writer after the crash loses nothing either."""
+    with dlfs.open(media.uris) as volume:
+        write(volume, "after", {b"x": b"after the crash" * 300})
+        expected = {**(new if got_new else old), ("after", 1): {b"x": b"after the crash" * 300}}
+        assert read_all(volume) == expected
+        assert list(volume.verify()) == []
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda name: name.replace(" ", "-"))
+def test_a_crash_at_any_write(media, case):
+    prepare, change = CASES[case]
+    media.run(prepare)
+    old = media.contents()
+    media.run(change)
+    new = media.contents()
+    events = len(media.log.events)
+    assert old != new
+    seen_new = []
+    for count in range(events + 1):
+        media.restore(media.log.images(count))
+        seen_new.append(check_state(media, old, new))
+        if count % 3 == 0:
+            check_recovery(media, seen_new[-1], old, new)
+    assert seen_new == sorted(seen_new)  # once durable, it stays
+    assert not seen_new[0]
+    assert seen_new[-1]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda name: name.replace(" ", "-"))
+def test_a_power_cut_loses_tears_and_reorders_unflushed_writes(media, case):
+    prepare, change = CASES[case]
+    media.run(prepare)
+    old = media.contents()
+    media.run(change)
+    new = media.contents()
+    for count in range(len(media.log.events) + 1):
+        chance = random.Random(SEED + count)
+        for _ in range(CUTS):
+            media.restore(media.log.reordered_images(count, chance))
+            check_state(media, old, new)
+        media.restore(media.log.torn_images(count, chance))
+        got_new = check_state(media, old, new)
+        if count % 3 == 1:
+            check_recovery(media, got_new, old, new)
+
+
+def test_a_crash_after_a_crash(media):
+    """The writer that recovers a volume crashes too, at any write."""
+    media.run(import_first)
+    old = media.contents()
+    media.run(lambda volume: write(volume, "second", SECOND))
+    new = media.contents()
+    chance = random.Random(SEED)
+    events = media.log.events
+    # Only the superblocks' phase differs from a plain import: some copies have the new generation.
+    tail = [i for i, event in enumerate(events) if isinstance(event, WriteEvent)][-4 * MEMBERS :]
+    for first in tail:
+        crashed = media.log.reordered_images(first + 1, chance)
+        media.restore(crashed)
+        before = new if check_state(media, old, new) else old
+        recovery = Media.__new__(Media)
+        recovery.names, recovery.uris = media.names, media.uris
+        recovery.run(lambda volume: write(volume, "third", {b"x": bytes(5000)}))
+        after = recovery.contents()
+        for second in range(len(recovery.log.events) + 1):
+            media.restore(recovery.log.reordered_images(second, chance))
+            check_state(media, before, after)
+
+
+@pytest.mark.parametrize("stop", range(0, 40, 3))
+def test_a_failing_device_leaves_the_volume_as_it_was(media, stop):
+    media.run(import_first)
+    old = media.contents()
+    point = StopPoint(stop)
+
+    def opener(uri, *, writable, engine):
+        device = open_device(uri, writable=writable, engine=engine)
+        return StoppingDevice(device, point) if writable else device
+
+    with Volume(split_uris(media.uris), OpenOptions(opener=opener)) as volume:
+        try:
+            write(volume, "second", SECOND)
+            failed = False
+        except dlfs.DeviceError:
+            failed = True
+    new = {**old, ("second", 1): SECOND}
+    got_new = check_state(media, old, new)
+    assert failed or got_new
+    check_recovery(media, got_new, old, new)
+
+
+# ---- a process that is killed --------------------------------------------------------------------
+
+
+def remove_and_import(uris, kills):
+    """Runs in a process of its own, which dies at its write number ``kills``."""
+    point = StopPoint(kills, action="kill", torn_blocks=1)
+
+    def opener(uri, *, writable, engine):
+        device = open_device(uri, writable=writable, engine=engine)
+        return StoppingDevice(device, point) if writable else device
+
+    volume = Volume(uris, OpenOptions(opener=opener))
+    volume.remove("first")
+    write(volume, "second", KILLED_MODEL)
+    volume.close()
+
+
+def run_in_child(uris, kills):
+    """The exit code of the process."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            remove_and_import(uris, kills)
+            code = 0
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+KILLED_MODEL = {f"s/{i}".encode(): bytes([i]) * (i * 211) for i in range(20)}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_process_killed_at_any_write(tmp_path):
+    """SIGKILL at write k of a removal and an import, for every k until nothing is left to kill."""
+    paths = [tmp_path / "a", tmp_path / "b"]
+    uris = [str(path) for path in paths]
+    dlfs.format_volume(uris, size_bytes=MEMBER_BYTES, chunk_bytes=4 * KIB)
+    with dlfs.open(uris) as volume:
+        write(volume, "first", FIRST)
+    states = [{("first", 1): FIRST}, {}, {("second", 1): KILLED_MODEL}]
+    before = [path.read_bytes() for path in paths]
+    seen = []
+    for kills in range(200):
+        for path, content in zip(paths, before, strict=True):
+            path.write_bytes(content)
+        code = run_in_child(uris, kills)
+        with dlfs.open(uris) as volume:
+            got = read_all(volume)
+            assert got in states
+            seen.append(states.index(got))
+            assert [f for f in volume.verify() if f.kind != "superblock"] == []
+            write(volume, "after", SECOND)
+            assert read_all(volume) == {**got, ("after", 1): SECOND}
+            assert list(volume.verify()) == []
+        if code == 0:
+            break
+        assert code == -signal.SIGKILL
+    assert code == 0
+    assert seen == sorted(seen)
+    assert set(seen) == {0, 1, 2}
