@@ -6,7 +6,10 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 
-PYTHON ?= python3
+# The first Python that is new enough, else python3, which is then told what it lacks.
+PYTHON := $(or $(PYTHON),$(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
+	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; \
+	done),python3)
 BIN := .venv/bin
 CMAKE := $(BIN)/cmake
 LIBRARY := dlfs/_native/libdlfs.so
@@ -15,12 +18,15 @@ C_FILES := $(wildcard native/include/dlfs/*.h native/src/*.[ch] native/tests/*.[
 TIDY := $(patsubst native/src/%.c,build/tidy/%.ok,$(wildcard native/src/*.c))
 JOBS ?= $(shell nproc)
 
-# What make test and make demo need from Debian or Ubuntu: a program or header to look for, and its package.
-APT := gcc:gcc pkg-config:pkg-config fusermount3:fuse3 setfattr:attr \
-	clang-tidy:clang-tidy
-APT_HEADERS := stdlib.h:libc6-dev liburing.h:liburing-dev fuse3/fuse.h:libfuse3-dev
+# What is needed from Debian or Ubuntu: a program or header to look for, and its package.
+APT_BUILD := gcc:gcc pkg-config:pkg-config fusermount3:fuse3 \
+	/usr/include/stdlib.h:libc6-dev /usr/include/liburing.h:liburing-dev /usr/include/fuse3/fuse.h:libfuse3-dev
+APT_TEST := clang-tidy:clang-tidy getfattr:attr
 
-.PHONY: help setup build test demo lint bench clean format
+# Further Python packages for make test, such as torch: it is large, so its tests are skipped without it.
+PACKAGES ?=
+
+.PHONY: help setup build test demo lint bench clean format .venv/.extra
 
 help: ## show this
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1	\2/p' $(MAKEFILE_LIST) | \
@@ -30,17 +36,17 @@ setup: .venv/.stamp ## Debian packages, the virtual environment, the Python pack
 
 build: $(LIBRARY) ## libdlfs, into the package
 
-test: lint ## everything: lint, then all tests
+test: lint .venv/.extra ## everything: lint, then all tests
 	$(BIN)/pytest $(PYTEST_ARGS)
 
 demo: build ## real images: import, verify, mount, train
 	$(BIN)/dlfs demo
 
-lint: build ## ruff, mypy, import-linter, clang-format, clang-tidy
+lint: build .venv/.packages-test ## ruff, mypy, import-linter, clang-format, clang-tidy
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/ruff check --quiet .
 	$(BIN)/mypy
-	$(BIN)/lint-imports
+	@echo lint-imports; $(BIN)/lint-imports --no-logo >build/imports.log || { cat build/imports.log; exit 1; }
 	$(BIN)/clang-format --dry-run -Werror $(C_FILES)
 	@$(MAKE) --jobs=$(JOBS) $(TIDY)
 
@@ -57,42 +63,55 @@ clean: ## remove what was built, and the virtual environment
 
 # ---- stamps ----
 
+# apt,PAIRS: install what PAIRS lack, and what a virtual environment lacks; or say how, and stop.
+define apt
+@missing=""; \
+for pair in $(1); do command -v "$${pair%%:*}" >/dev/null || [ -r "$${pair%%:*}" ] || missing+=" $${pair##*:}"; done; \
+if ! command -v $(PYTHON) >/dev/null; then missing+=" python3 python3-venv python3-dev"; else \
+    $(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || missing+=" $(notdir $(PYTHON))-venv"; \
+    $(PYTHON) -c 'import os, sysconfig; open(os.path.join(sysconfig.get_path("include"), "Python.h"))' \
+        2>/dev/null || missing+=" $(notdir $(PYTHON))-dev"; \
+fi; \
+if [ -z "$$missing" ]; then exit 0; fi; \
+if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+    echo "Installing Debian packages:$$missing"; \
+    export DEBIAN_FRONTEND=noninteractive; \
+    apt-get update -qq && apt-get install -y -qq --no-install-recommends $$missing </dev/null >/dev/null; \
+else \
+    echo "Some packages are missing. Please run this, then make again:"; \
+    echo "    sudo apt-get install -y --no-install-recommends$$missing"; \
+    exit 1; \
+fi
+endef
+
 .venv/.packages:
-	@missing=""; \
-	for pair in $(APT); do command -v "$${pair%%:*}" >/dev/null || missing="$$missing $${pair##*:}"; done; \
-	for pair in $(APT_HEADERS); do \
-	    [ -e "/usr/include/$${pair%%:*}" ] || missing="$$missing $${pair##*:}"; done; \
-	if ! command -v $(PYTHON) >/dev/null; then missing="$$missing python3 python3-venv python3-dev"; else \
-	    $(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || missing="$$missing python3-venv"; \
-	    $(PYTHON) -c 'import os, sysconfig; open(os.path.join(sysconfig.get_path("include"), "Python.h"))' \
-	        2>/dev/null || missing="$$missing python3-dev"; \
-	fi; \
-	if [ -z "$$missing" ]; then :; \
-	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	    echo "installing$$missing"; \
-	    apt-get update -qq; DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $$missing >/dev/null; \
-	else \
-	    echo "Some packages are missing. Please run:"; \
-	    echo "    sudo apt-get install -y$$missing"; \
-	    exit 1; \
-	fi; \
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	$(call apt,$(APT_BUILD))
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	    echo "DLFS needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1)."; \
 	    echo "Name another one with: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 1; }
 	@mkdir -p .venv && touch $@
 
-.venv/.stamp: pyproject.toml .venv/.packages
-	@[ -x $(BIN)/python ] || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+.venv/.packages-test: | .venv/.packages
+	$(call apt,$(APT_TEST))
 	@touch $@
+
+.venv/.stamp: pyproject.toml .venv/.packages
+	@[ -x $(BIN)/python ] || { echo "Making the virtual environment .venv"; $(PYTHON) -m venv .venv; }
+	@echo "Installing Python packages into .venv"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+.venv/.extra: .venv/.stamp
+	@[ -z "$(PACKAGES)" ] || $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PACKAGES)
 
 # Written beside and renamed, so that a process that has the old library mapped keeps it.
 $(LIBRARY): .venv/.stamp $(NATIVE)
-	@$(CMAKE) -S native -B build/native --log-level=WARNING -DCMAKE_BUILD_TYPE=Release -DDLFS_TESTS=OFF
-	$(CMAKE) --build build/native --parallel $(JOBS)
+	@echo "Building libdlfs"
+	@$(CMAKE) -S native -B build/native --log-level=WARNING -DCMAKE_BUILD_TYPE=Release -DDLFS_TESTS=OFF >/dev/null
+	@$(CMAKE) --build build/native --parallel $(JOBS) >build/native/make.log || { cat build/native/make.log; exit 1; }
 	@cp build/native/libdlfs.so $@.new && mv $@.new $@
 
 build/tidy/%.ok: native/src/%.c $(wildcard native/src/*.h native/include/dlfs/*.h) native/.clang-tidy
 	@mkdir -p build/tidy
-	clang-tidy --quiet -p build/native $< 2>/dev/null
+	@echo "clang-tidy $<"; clang-tidy --quiet -p build/native $< 2>/dev/null
 	@touch $@

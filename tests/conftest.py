@@ -1,8 +1,8 @@
 """What every test may ask for, and what a machine must have.
 
 A test marked ``fuse``, ``root`` or ``uring`` is skipped, with the reason, where the machine lacks
-it. CI names what it has in ``DLFS_REQUIRE`` (such as ``fuse,root,uring``); there, lacking it fails
-the test, so that no skip goes unseen.
+it, ``torch`` where that package is missing. CI names what it has in ``DLFS_REQUIRE`` (such as
+``fuse,root,uring``); there, lacking it fails the test, so that no skip goes unseen.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import functools
 import importlib.util
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -51,9 +52,16 @@ def _lacks_uring() -> str | None:
     return None
 
 
+def _lacks_torch() -> str | None:
+    if importlib.util.find_spec("torch") is None:
+        return "no torch (make test PACKAGES=torch)"
+    return None
+
+
 _LACKS: dict[str, Callable[[], str | None]] = {
     "fuse": _lacks_fuse,
     "root": _lacks_root,
+    "torch": _lacks_torch,
     "uring": _lacks_uring,
 }
 
@@ -67,8 +75,14 @@ def _required() -> set[str]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Refuse an unknown name in ``DLFS_REQUIRE`` at once."""
+    """Refuse an unknown name in ``DLFS_REQUIRE`` at once, and let Ctrl-C be tested.
+
+    What a shell runs in the background starts with SIGINT ignored, and would hand that on to every
+    program the tests start.
+    """
     _required()
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

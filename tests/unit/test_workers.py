@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import multiprocessing
 import os
 from pathlib import Path
@@ -16,10 +15,6 @@ from dlfs.testing.datasets import random_samples
 from dlfs.units import MIB
 
 COUNT = 400
-
-needs_torch = pytest.mark.skipif(
-    importlib.util.find_spec("torch") is None, reason="no torch (the extra dlfs[torch])"
-)
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +101,7 @@ class Samples:
         return [(i, *label(bytes(view))) for i, view in zip(indices, batch, strict=True)]
 
 
-@needs_torch
+@pytest.mark.torch
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("method", ["fork", "spawn"])
