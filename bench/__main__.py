@@ -35,7 +35,7 @@ def parse_arguments(words: list[str] | None = None) -> argparse.Namespace:
     add("--size", type=parse_bytes, help="of every data set [512MiB, 2GiB and 2GiB]")
     add("--files", type=int, help="plain files of a data set, at most [100000]")
     add("--rounds", type=int, help="runs of each contestant [3]")
-    add("--seconds", type=float, help="time for a contestant that can stop early [4]")
+    add("--seconds", type=float, help="time for a contestant that can stop early [2.5]")
     add("--paths", type=int, help="of the synthetic directory [1000000]")
     add("--corpus", metavar="DIR|deb", help="real files; deb: Debian's linux-source-6.1")
     add("--seed", type=int, default=1, help="of data and orders [1]")

@@ -15,12 +15,19 @@ from bench.cases import bandwidth, rate
 from bench.runner import Result, checked_samples, ratios
 from dlfs.units import MIB
 
-COLUMNS = ("contestant", "samples/s", "from - to", "MiB/s", "CPU us/sample", "plan")
+COLUMNS = ("contestant", "samples/s", "from - to", "MiB/s", "CPU us/sample", "notes")
 FLOOR_COLUMNS = ("case", "floor", "at least", "measured", "from - to", "")
 
 
 def _count(value: float) -> str:
     return f"{value:,.0f}" if value >= 10 else f"{value:.2f}"
+
+
+def _notes(notes: dict[str, Any]) -> str:
+    """What a reader of the table must know: the plan, and reads where none were due."""
+    if notes.get("reads"):
+        return f"{notes['reads']} reads of the device"
+    return str(notes.get("plan", ""))
 
 
 def rows_of(result: Result) -> list[tuple[str, ...]]:
@@ -37,7 +44,7 @@ def rows_of(result: Result) -> list[tuple[str, ...]]:
                 f"{_count(min(rates))} - {_count(max(rates))}",
                 _count(megabytes) if megabytes else "",
                 f"{cpu:.2f}",
-                str(runs[-1].notes.get("plan", "")),
+                _notes(runs[-1].notes),
             )
         )
     rows += [(who.label, "-", why, "", "", "") for who, why in result.missing.items()]
