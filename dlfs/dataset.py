@@ -138,7 +138,11 @@ def load_segment(
         DeviceError: a read failed.
     """
     space = DataSpace(generation.geometry, record.directory_runs)
-    label = f"the directory of dataset {display(record.name)!r} version {record.version}"
+    member, offset_bytes = space.resolve(0)
+    label = (
+        f"the directory of dataset {display(record.name)!r} version {record.version}, "
+        f"on {generation.devices[member].uri} from byte {offset_bytes} on"
+    )
 
     def read_part(address: int, memory: memoryview) -> None:
         read_into(generation.devices, space, address, np.frombuffer(memory, np.uint8))
@@ -154,11 +158,9 @@ def load_segment(
             read_part,
             **place,
         )
-    except FormatError as error:
+    except FormatError:
         check_present(generation.devices, record)
-        member, offset_bytes = space.resolve(0)
-        uri = generation.devices[member].uri
-        raise type(error)(f"{label}, on {uri} from byte {offset_bytes} on: {error}") from error
+        raise
     if (len(directory), directory.data_bytes) != (record.sample_count, record.data_bytes):
         got = len(directory), directory.data_bytes
         directory.close()
