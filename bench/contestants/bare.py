@@ -15,6 +15,10 @@ import numpy as np
 from bench.contestant import CHECKED, Ground, Sample, WrongBytesError, check_bytes, timed
 from bench.contestants.samples import DEPTH
 from bench.machine import Unavailable
+from dlfs.units import MIB
+
+URING_BYTES_MAX = 4 * MIB
+"""Longer samples, of which a corpus has a few, would need buffers of gigabytes: left out."""
 
 
 def run_bare(program: Path, *arguments: object) -> Sample:
@@ -53,7 +57,8 @@ class BareUring:
         scene = ground.scene
         random = np.random.default_rng([scene.seed, ground.round, 11])
         order = random.permutation(len(scene))
-        order = order[scene.source.lengths[order] > 0]
+        lengths = scene.source.lengths[order]
+        order = order[(lengths > 0) & (lengths <= URING_BYTES_MAX)]
         places, kept = scene.folder / "places", scene.folder / "kept"
         scene.places(order).tofile(places)
         program = ground.machine.program("bare_uring")
