@@ -50,6 +50,23 @@ void entry_again(dlfs_stream *stream, uint64_t position, bool alone)
         stream->planned = position;
 }
 
+void entry_wait(dlfs_stream *stream, uint64_t position, uint32_t slot)
+{
+    struct entry *entry = entry_at(stream, position);
+    entry->state = ENTRY_WAITING;
+    entry->next = stream->reader->slots[slot].waiters;
+    stream->reader->slots[slot].waiters = (uint32_t)(position & stream->mask);
+}
+
+void entry_missed(dlfs_stream *stream, uint32_t ring_slot, int code)
+{
+    uint64_t position = entry_position(stream, ring_slot);
+    if (code == DLFS_E_TIMEOUT)
+        entry_fail(stream, position, code, 0);
+    else
+        entry_again(stream, position, true);
+}
+
 /* ---- loads ----------------------------------------------------------------------------------- */
 
 void stream_start(dlfs_stream *stream, struct span *span, enum span_kind kind, uint32_t slot,
@@ -77,7 +94,9 @@ bool load_alone(dlfs_stream *stream, uint64_t position, const struct place *plac
     span->address = address;
     span->length = length;
     span->tag = (uint32_t)(position & stream->mask);
-    entry_at(stream, position)->state = ENTRY_WAITING;
+    struct entry *entry = entry_at(stream, position);
+    entry->state = ENTRY_WAITING;
+    entry->alone = true; /* a chunk that lands before it leaves it alone */
     stream_start(stream, span, KIND_ALONE, slot, 0);
     return true;
 }
@@ -98,10 +117,7 @@ static bool load_chunk(dlfs_stream *stream, uint64_t position, const struct plac
     span->address = address;
     span->length = end - address;
     arena_begin_load(reader, slot, place->chunk, stream);
-    struct entry *entry = entry_at(stream, position);
-    entry->state = ENTRY_WAITING;
-    entry->next = SLOT_NONE;
-    reader->slots[slot].waiters = (uint32_t)(position & stream->mask);
+    entry_wait(stream, position, slot);
     arena_reference(reader, slot); /* the entry's own, beside the load's */
     stream_start(stream, span, KIND_CHUNK, slot, 0);
     return true;
@@ -125,19 +141,16 @@ static bool look_up(dlfs_stream *stream, struct entry *entry, const struct place
 static bool chunks_plan(dlfs_stream *stream, uint64_t position, const struct place *place)
 {
     dlfs_reader *reader = stream->reader;
-    struct entry *entry = entry_at(stream, position);
     uint32_t number = arena_find(reader, place->chunk);
     if (number == SLOT_NONE)
         return load_chunk(stream, position, place);
-    struct slot *slot = &reader->slots[number];
+    const struct slot *slot = &reader->slots[number];
     uint64_t end = (slot->chunk + slot->run) << reader->chunk_shift;
     bool ours = slot->state == SLOT_LOADING && slot->owner == stream &&
                 place->address + place->length <= end;
     if (!ours)
         return load_alone(stream, position, place);
-    entry->state = ENTRY_WAITING;
-    entry->next = slot->waiters;
-    slot->waiters = (uint32_t)(position & stream->mask);
+    entry_wait(stream, position, number);
     arena_reference(reader, number);
     return true;
 }
@@ -324,10 +337,7 @@ static void finish_window(dlfs_stream *stream, struct span *span)
     }
     for (uint32_t at = bad; at != SLOT_NONE; at = next) {
         next = stream->ring[at].next;
-        if (span->code == DLFS_E_TIMEOUT)
-            entry_fail(stream, entry_position(stream, at), span->code, 0);
-        else
-            entry_again(stream, entry_position(stream, at), true);
+        entry_missed(stream, at, span->code);
     }
     arena_release(reader, span->slot);
     pthread_mutex_unlock(&reader->lock);
@@ -340,21 +350,18 @@ static void finish_chunk(dlfs_stream *stream, struct span *span)
     pthread_mutex_lock(&reader->lock);
     uint32_t waiters = reader->slots[span->slot].waiters;
     arena_end_load(reader, span->slot, span->code == 0, !sound);
-    while (waiters != SLOT_NONE) {
-        struct entry *entry = &stream->ring[waiters];
+    uint32_t next;
+    for (uint32_t at = waiters; at != SLOT_NONE; at = next) {
+        struct entry *entry = &stream->ring[at];
         struct place place = entry_place(stream, entry);
-        uint64_t position = entry_position(stream, waiters);
         uint64_t offset;
-        waiters = entry->next;
+        next = entry->next;
         if (span->code == 0 && arena_gives(reader, span->slot, &place, &offset)) {
             entry_ready(entry, offset, place.length);
             continue;
         }
         stream->fetch->stats.checksum_errors += span->code == 0;
-        if (span->code == DLFS_E_TIMEOUT)
-            entry_fail(stream, position, span->code, 0);
-        else
-            entry_again(stream, position, true);
+        entry_missed(stream, at, span->code);
         arena_release(reader, span->slot);
     }
     arena_release(reader, span->slot);

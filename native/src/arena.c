@@ -10,6 +10,9 @@
 
 #include "reader.h"
 
+#define PAGE_BYTES_MIN 4096u
+#define LARGE_BYTES ((size_t)2 << 20) /* dlfs_memory_map aligns mappings of so much to as much */
+
 static void list_push(dlfs_reader *reader, struct slot_list *list, uint32_t number)
 {
     struct slot *slot = &reader->slots[number];
@@ -45,6 +48,9 @@ int arena_map(dlfs_reader *reader)
     uint32_t *chunk_slots = calloc(reader->chunk_count + 1, sizeof(*chunk_slots));
     void *base = NULL;
     size_t bytes = (size_t)reader->slot_count << reader->chunk_shift;
+    /* A small mapping is aligned to its pages only: too little for larger blocks. */
+    if (reader->config.block_bytes > PAGE_BYTES_MIN && bytes < LARGE_BYTES)
+        bytes = LARGE_BYTES;
     int code = slots && chunk_slots ? dlfs_memory_map(bytes, &base, NULL) : -ENOMEM;
     if (code < 0) {
         free(slots);

@@ -120,10 +120,11 @@ int fetch_reserve_plan(struct fetch *fetch, uint64_t count)
     return 0;
 }
 
-int fetch_reserve(struct fetch *fetch, uint32_t count)
+int fetch_reserve(struct fetch *fetch, uint32_t unused)
 {
-    if (count <= fetch->span_capacity)
+    if (unused <= fetch->unused_count)
         return 0;
+    uint32_t count = fetch->span_capacity + unused - fetch->unused_count;
     struct span *spans = realloc(fetch->spans, (size_t)count * sizeof(*spans));
     if (!spans)
         return -ENOMEM;
@@ -223,7 +224,7 @@ static void piece_end(struct fetch *fetch, uint64_t tag, int64_t result)
 }
 
 /* Turns the next piece of a span into an operation; false when its member's queue is full. */
-static bool piece_begin(struct fetch *fetch, struct span *span)
+static bool piece_begin(struct fetch *fetch, struct span *span, uint64_t *full_members)
 {
     const dlfs_reader *reader = fetch->reader;
     uint32_t member;
@@ -231,8 +232,10 @@ static bool piece_begin(struct fetch *fetch, struct span *span)
     uint64_t address = span->address + span->submitted;
     fetch_locate(reader, address, &member, &offset);
     uint32_t *count = &fetch->operation_counts[member];
-    if (dlfs_queue_in_flight(fetch->queues[member]) + *count >= reader->config.depth)
+    if (dlfs_queue_in_flight(fetch->queues[member]) + *count >= reader->config.depth) {
+        *full_members |= UINT64_C(1) << member;
         return false;
+    }
     uint64_t length = reader->config.chunk_bytes - (address & (reader->config.chunk_bytes - 1));
     if (length > span->length - span->submitted)
         length = span->length - span->submitted;
@@ -251,17 +254,39 @@ static bool piece_begin(struct fetch *fetch, struct span *span)
     return true;
 }
 
+/* Begins what a span still lacks; false when a member's queue, which is noted, is full. */
+static bool span_begin(struct fetch *fetch, struct span *span, uint64_t *full_members)
+{
+    while (span->submitted < span->length && span->code == 0)
+        if (!piece_begin(fetch, span, full_members))
+            return false;
+    span->state = SPAN_IN_FLIGHT;
+    if (span->in_flight == 0)
+        span_end(fetch, span);
+    return true;
+}
+
+/*
+ * Begins waiting spans in their order; those whose member has no room are passed over, so that a
+ * member that stalls holds up nobody else's.
+ */
 static void fill_operations(struct fetch *fetch)
 {
-    while (fetch->waiting.first != SLOT_NONE) {
-        struct span *span = &fetch->spans[fetch->waiting.first];
-        while (span->submitted < span->length && span->code == 0)
-            if (!piece_begin(fetch, span))
-                return;
-        span_pop(fetch, &fetch->waiting);
-        span->state = SPAN_IN_FLIGHT;
-        if (span->in_flight == 0)
-            span_end(fetch, span);
+    struct span_list held = {SLOT_NONE, SLOT_NONE};
+    uint64_t full_members = 0;
+    int members = (int)fetch->reader->config.member_count;
+    struct span *span;
+    while (__builtin_popcountll(full_members) < members &&
+           (span = span_pop(fetch, &fetch->waiting)))
+        if (!span_begin(fetch, span, &full_members))
+            span_push(fetch, &held, span_number(fetch, span));
+    if (held.first == SLOT_NONE)
+        return;
+    if (fetch->waiting.first == SLOT_NONE) {
+        fetch->waiting = held;
+    } else {
+        fetch->spans[held.last].next = fetch->waiting.first;
+        fetch->waiting.first = held.first;
     }
 }
 
@@ -269,17 +294,19 @@ static void submit(struct fetch *fetch, uint32_t member)
 {
     dlfs_operation *operations = &fetch->operations[(size_t)member * fetch->reader->config.depth];
     uint32_t count = fetch->operation_counts[member];
-    if (count == 0)
-        return;
-    int accepted = dlfs_queue_submit(fetch->queues[member], operations, count);
-    if (accepted < 0) {
-        fetch->operation_counts[member] = 0;
-        for (uint32_t i = 0; i < count; i++)
-            piece_end(fetch, operations[i].tag, accepted);
-        return;
+    uint32_t gone = 0;
+    while (gone < count) {
+        int accepted = dlfs_queue_submit(fetch->queues[member], operations + gone, count - gone);
+        if (accepted < 0 && count - gone > 1) /* one that is wrong must not fail the others */
+            accepted = dlfs_queue_submit(fetch->queues[member], operations + gone, 1);
+        if (accepted == 0)
+            break;
+        if (accepted < 0)
+            piece_end(fetch, operations[gone].tag, accepted);
+        gone += accepted < 0 ? 1 : (uint32_t)accepted;
     }
-    fetch->operation_counts[member] = count - (uint32_t)accepted;
-    memmove(operations, operations + accepted, (count - (uint32_t)accepted) * sizeof(*operations));
+    fetch->operation_counts[member] = count - gone;
+    memmove(operations, operations + gone, (count - gone) * sizeof(*operations));
 }
 
 static int collect(struct fetch *fetch, uint32_t member, int timeout_ms)

@@ -216,7 +216,7 @@ bool harvest_plan(dlfs_stream *stream, uint64_t position, const struct place *pl
         const struct slot *slot = &reader->slots[number];
         if (slot->state != SLOT_LOADING || slot->owner != stream)
             return load_alone(stream, position, place);
-        entry_at(stream, position)->state = ENTRY_WAITING;
+        entry_wait(stream, position, number);
         return true;
     }
     /* Chunks are read for what is needed soon; what is needed later is harvested on the way. */
@@ -231,7 +231,7 @@ bool harvest_plan(dlfs_stream *stream, uint64_t position, const struct place *pl
     span->address = place->chunk << reader->chunk_shift;
     span->length = reader->config.chunk_bytes;
     arena_begin_load(reader, taken, place->chunk, stream);
-    entry_at(stream, position)->state = ENTRY_WAITING;
+    entry_wait(stream, position, taken);
     harvest->loading++;
     stream_start(stream, span, KIND_HARVEST, taken, 0);
     return true;
@@ -324,26 +324,30 @@ static uint64_t land_picks(dlfs_stream *stream, const struct span *span, uint64_
         bool needed =
             position < stream->filled && !entry->alone &&
             ((entry->state == ENTRY_NEW && position < limit) || entry->state == ENTRY_WAITING);
-        if (!needed)
-            continue;
-        if (span->code == 0 && land_pick(stream, span, position, &pick)) {
-            entry->state = ENTRY_WAITING;
+        if (needed && land_pick(stream, span, position, &pick)) {
+            entry->state = ENTRY_COPIED;
             picks[landed++] = pick;
-        } else if (entry->state == ENTRY_WAITING && span->code == DLFS_E_TIMEOUT) {
-            entry_fail(stream, position, span->code, 0);
-        } else if (entry->state == ENTRY_WAITING) {
-            entry_again(stream, position, true);
         }
     }
     return landed;
 }
 
+/* The end of those that waited for the chunk and did not find their sample in it. */
+static void end_waiters(dlfs_stream *stream, const struct span *span)
+{
+    uint32_t next;
+    for (uint32_t at = stream->reader->slots[span->slot].waiters; at != SLOT_NONE; at = next) {
+        next = stream->ring[at].next;
+        if (stream->ring[at].state == ENTRY_WAITING)
+            entry_missed(stream, at, span->code);
+    }
+}
+
 void harvest_finish(dlfs_stream *stream, struct span *span)
 {
     dlfs_reader *reader = stream->reader;
-    struct pick *picks;
-    uint64_t count = find_picks(stream, span);
-    picks = stream->harvest.picks;
+    uint64_t count = span->code == 0 ? find_picks(stream, span) : 0;
+    struct pick *picks = stream->harvest.picks;
 
     pthread_mutex_lock(&reader->lock);
     count = land_picks(stream, span, count);
@@ -371,6 +375,7 @@ void harvest_finish(dlfs_stream *stream, struct span *span)
             entry_again(stream, entry_position(stream, picks[i].entry), true);
         }
     }
+    end_waiters(stream, span);
     arena_end_load(reader, span->slot, false, false);
     arena_release(reader, span->slot);
     stream->harvest.loading--;

@@ -7,7 +7,8 @@
 
 #include "reader.h"
 
-#define MISSING (-1) /* the offset of a sample that is not in memory yet */
+#define MISSING (-1)    /* the offset of a sample that is not in memory yet */
+#define ALIGN_MIN 4096u /* of a batch's own memory */
 
 /* A read under way. */
 struct read {
@@ -126,15 +127,19 @@ static void move_hits(struct read *read, struct block *block, uint64_t at)
 /* Gives the batch memory of its own, for the samples that are wanted alone: nothing is kept. */
 static int take_block(struct read *read)
 {
+    const dlfs_reader_config *config = &read->reader->config;
+    size_t alignment = config->block_bytes > ALIGN_MIN ? config->block_bytes : ALIGN_MIN;
     uint64_t bytes = 0;
+    bool fits = true;
     read->span_count = plan_merge(read->reader, read->wants, read->want_count, read->spans);
     for (uint64_t i = 0; i < read->span_count; i++) {
         read->spans[i].memory_offset = bytes;
-        bytes += read->spans[i].length;
+        fits &= !__builtin_add_overflow(bytes, read->spans[i].length, &bytes);
     }
-    struct block *block = calloc(1, sizeof(*block));
+    fits &= bytes < SIZE_MAX / 2 && read->hit_bytes < SIZE_MAX / 2;
+    struct block *block = fits ? calloc(1, sizeof(*block)) : NULL;
     void *base = NULL;
-    if (!block || posix_memalign(&base, 4096, bytes + read->hit_bytes + 1) != 0) {
+    if (!block || posix_memalign(&base, alignment, bytes + read->hit_bytes + 1) != 0) {
         free(block);
         return -ENOMEM;
     }
@@ -307,17 +312,19 @@ DLFS_API int dlfs_reader_read(dlfs_reader *reader, const uint64_t *indices, uint
     for (uint64_t i = 0; i < count; i++)
         if (indices[i] >= reader->sample_count)
             return -EINVAL;
-    struct fetch *fetch = reader_take_fetch(reader);
-    struct batch *batch = fetch ? batch_take(reader, count) : NULL;
+    struct fetch *fetch;
+    int code = reader_take_fetch(reader, &fetch);
+    if (code < 0)
+        return code;
+    struct batch *batch = batch_take(reader, count);
     if (!batch) {
-        if (fetch)
-            reader_return_fetch(reader, fetch);
+        reader_return_fetch(reader, fetch);
         return -ENOMEM;
     }
     struct read read = {.reader = reader, .fetch = fetch, .batch = batch};
     if (count > 0)
         memcpy(batch->indices, indices, count * sizeof(*indices));
-    int code = run(&read);
+    code = run(&read);
     if (code < 0) {
         forget_missing(batch);
         batch_give_back(batch);

@@ -125,8 +125,18 @@ DLFS_API int dlfs_reader_create(const dlfs_reader_config *config, dlfs_reader **
         reader_free(reader);
         return code;
     }
+    reader->holds = 1;
     *out = reader;
     return 0;
+}
+
+/* Ends one hold on the reader and the lock's; the last hold frees it. */
+static void reader_unlock_release(dlfs_reader *reader)
+{
+    bool last = --reader->holds == 0;
+    pthread_mutex_unlock(&reader->lock);
+    if (last)
+        reader_free(reader);
 }
 
 DLFS_API int dlfs_reader_destroy(dlfs_reader *reader)
@@ -135,15 +145,12 @@ DLFS_API int dlfs_reader_destroy(dlfs_reader *reader)
         return 0;
     pthread_mutex_lock(&reader->lock);
     bool busy = reader->streams_out || reader->fetches_out;
-    bool lent = reader->batches_out > 0;
-    reader->closed = !busy;
     pthread_mutex_unlock(&reader->lock);
     if (busy)
         return -EBUSY;
-    if (lent)
-        free_fetches(reader); /* the last batch frees the rest */
-    else
-        reader_free(reader);
+    free_fetches(reader);
+    pthread_mutex_lock(&reader->lock);
+    reader_unlock_release(reader);
     return 0;
 }
 
@@ -187,7 +194,7 @@ struct batch *batch_take(dlfs_reader *reader, uint64_t count)
     struct batch *batch = reader->batches;
     if (batch)
         reader->batches = batch->next;
-    reader->batches_out++;
+    reader->holds++;
     pthread_mutex_unlock(&reader->lock);
     if (!batch)
         batch = calloc(1, sizeof(*batch));
@@ -204,7 +211,7 @@ struct batch *batch_take(dlfs_reader *reader, uint64_t count)
         return batch;
     }
     pthread_mutex_lock(&reader->lock);
-    reader->batches_out--;
+    reader->holds--;
     if (batch) {
         batch->next = reader->batches;
         reader->batches = batch;
@@ -244,10 +251,7 @@ void batch_give_back(struct batch *batch)
             arena_release(reader, slot_of(reader, (uint64_t)batch->offsets[i]));
     batch->next = reader->batches;
     reader->batches = batch;
-    bool last = --reader->batches_out == 0 && reader->closed;
-    pthread_mutex_unlock(&reader->lock);
-    if (last)
-        reader_free(reader);
+    reader_unlock_release(reader);
 }
 
 DLFS_API void dlfs_batch_release(dlfs_batch *batch)
@@ -273,7 +277,7 @@ DLFS_API int dlfs_batch_gather(const dlfs_batch *batch, void *destination,
 
 /* ---- fetches at rest ------------------------------------------------------------------------- */
 
-struct fetch *reader_take_fetch(dlfs_reader *reader)
+int reader_take_fetch(dlfs_reader *reader, struct fetch **out)
 {
     pthread_mutex_lock(&reader->lock);
     struct fetch *fetch = reader->fetches;
@@ -281,12 +285,15 @@ struct fetch *reader_take_fetch(dlfs_reader *reader)
         reader->fetches = fetch->next;
     reader->fetches_out++;
     pthread_mutex_unlock(&reader->lock);
-    if (fetch || fetch_create(reader, &fetch) == 0)
-        return fetch;
+    int code = fetch ? 0 : fetch_create(reader, &fetch);
+    if (code == 0) {
+        *out = fetch;
+        return 0;
+    }
     pthread_mutex_lock(&reader->lock);
     reader->fetches_out--;
     pthread_mutex_unlock(&reader->lock);
-    return NULL;
+    return code;
 }
 
 /* Adds what a fetch counted to the reader's own; the lock is held. */

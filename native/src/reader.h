@@ -139,8 +139,7 @@ struct dlfs_reader {
     uint32_t *chunk_slots; /* [chunk_count] slot + 1 of a chunk that is LOADING or KEPT, 0: none */
     struct fetch *fetches; /* at rest */
     struct batch *batches; /* at rest */
-    bool closed;           /* the last batch to come back frees the reader */
-    uint64_t batches_out;
+    uint64_t holds;        /* the owner's and each batch's; the last to go frees the reader */
     uint64_t fetches_out;
     uint64_t streams_out;
     dlfs_reader_stats stats;
@@ -221,8 +220,8 @@ void arena_free(dlfs_reader *reader);
 int fetch_create(dlfs_reader *reader, struct fetch **out);
 /* Waits for what is in flight. */
 void fetch_destroy(struct fetch *fetch);
-/* Room for at least count spans; nothing may be under way. */
-int fetch_reserve(struct fetch *fetch, uint32_t count);
+/* Room for so many spans, beside abandoned ones; nothing else may be under way. */
+int fetch_reserve(struct fetch *fetch, uint32_t unused);
 /* Room for a plan of count wants. */
 int fetch_reserve_plan(struct fetch *fetch, uint64_t count);
 /* A span to fill in and hand to fetch_start, or NULL when all are under way. */
@@ -249,7 +248,7 @@ void block_release(struct block *block);
 struct batch *batch_take(dlfs_reader *reader, uint64_t count);
 int batch_fail(struct batch *batch, const dlfs_failure *failure);
 void batch_give_back(struct batch *batch);
-struct fetch *reader_take_fetch(dlfs_reader *reader);
+int reader_take_fetch(dlfs_reader *reader, struct fetch **out);
 void reader_fold_stats(dlfs_reader *reader, struct fetch *fetch);
 void reader_return_fetch(dlfs_reader *reader, struct fetch *fetch);
 /* The failure of a sample, its member and offset looked up. */

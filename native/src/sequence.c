@@ -125,7 +125,7 @@ static int64_t fill_window(const dlfs_sequence *sequence, uint64_t first, uint64
     uint64_t start = sequence->starts[low];
     uint64_t size = sequence->starts[high] - start;
     uint64_t offset = first - start;
-    uint64_t here = (size - offset + stride - 1) / stride;
+    uint64_t here = (size - offset - 1) / stride + 1;
     if (here > count)
         here = count;
 

@@ -93,8 +93,22 @@ static void rest(dlfs_stream *stream)
     stream->starved = stream->paused || stream->planned < stream->filled;
     if (stream->starved)
         pthread_cond_broadcast(&stream->ready);
-    wait_until(&stream->reader->released, &stream->reader->lock, clock_ns() + IDLE_WAIT_NS);
+    if (!stream->stop)
+        wait_until(&stream->reader->released, &stream->reader->lock, clock_ns() + IDLE_WAIT_NS);
     stream->starved = false;
+}
+
+/*
+ * Takes back what a device has let go of that was abandoned. The lock is held, and let go of to
+ * look.
+ */
+static void reclaim(dlfs_stream *stream)
+{
+    if (stream->fetch->abandoned_pieces == 0)
+        return;
+    pthread_mutex_unlock(&stream->reader->lock);
+    fetch_step(stream->fetch, 0);
+    pthread_mutex_lock(&stream->reader->lock);
 }
 
 static void *stream_thread(void *argument)
@@ -111,6 +125,7 @@ static void *stream_thread(void *argument)
         announce(stream);
         if (!planned && fetch_idle(stream->fetch)) {
             rest(stream);
+            reclaim(stream);
             continue;
         }
         bool blocked = stream->planned < stream->filled;
@@ -170,10 +185,11 @@ static void take(dlfs_stream *stream, struct batch *batch, uint64_t count)
         batch->indices[i] = entry->index;
         batch->offsets[i] = (int64_t)entry->offset;
         batch->lengths[i] = (int64_t)entry->length;
-        reader->stats.sample_bytes += entry->length;
         if (entry->state == ENTRY_FAILED) {
             batch->lengths[i] = -1;
             take_failure(stream, batch, i);
+        } else {
+            reader->stats.sample_bytes += entry->length;
         }
     }
     batch->public.count = count;
@@ -391,8 +407,9 @@ DLFS_API int dlfs_stream_create(dlfs_reader *reader, const dlfs_stream_config *c
     int code = arena_map(reader);
     pthread_mutex_unlock(&reader->lock);
     if (code == 0) {
-        stream->fetch = reader_take_fetch(reader);
-        code = stream->fetch ? stream_prepare(stream) : -ENOMEM;
+        code = reader_take_fetch(reader, &stream->fetch);
+        if (code == 0)
+            code = stream_prepare(stream);
     }
     if (code == 0)
         code = -pthread_create(&stream->thread, NULL, stream_thread, stream);

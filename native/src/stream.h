@@ -11,6 +11,7 @@
 enum entry_state {
     ENTRY_NEW,     /* its bytes are not on their way */
     ENTRY_WAITING, /* ... are on their way */
+    ENTRY_COPIED,  /* ... are being copied out of their chunk */
     ENTRY_READY,   /* ... are in memory, verified, and referenced */
     ENTRY_FAILED,  /* ... cannot be had; the stream's failures say why */
 };
@@ -22,7 +23,7 @@ struct entry {
     uint64_t length; /* READY */
     uint32_t next;   /* in the chain of those that wait for one span */
     uint8_t state;
-    bool alone;     /* a larger read failed: read it by itself */
+    bool alone;     /* read by itself, as when a larger read failed */
     bool harvested; /* READY: lies in its bucket's memory */
 };
 
@@ -109,8 +110,12 @@ bool ahead_plan(dlfs_stream *stream);
 void ahead_finish(dlfs_stream *stream, struct span *span);
 void entry_ready(struct entry *entry, uint64_t offset, uint64_t length);
 void entry_fail(dlfs_stream *stream, uint64_t position, int code, uint32_t crc_got);
-/* A larger read did not give the entry: plans it again, by itself if `alone`. */
+/* Plans the entry again, by itself if `alone`. */
 void entry_again(dlfs_stream *stream, uint64_t position, bool alone);
+/* Has an entry wait for the chunk that a slot is loading. */
+void entry_wait(dlfs_stream *stream, uint64_t position, uint32_t slot);
+/* A larger read ended without the sample of a ring slot's entry: fails it, or reads it alone. */
+void entry_missed(dlfs_stream *stream, uint32_t ring_slot, int code);
 void stream_start(dlfs_stream *stream, struct span *span, enum span_kind kind, uint32_t slot,
                   uint64_t slot_offset);
 /* Reads one sample by itself; false when there is no memory for it. */

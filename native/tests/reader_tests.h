@@ -155,4 +155,24 @@ static dlfs_reader *reader_over(const struct dataset *dataset, uint64_t memory_b
     return reader;
 }
 
+/* With everything given back, the whole memory of a reader can be lent again. */
+static inline void check_memory(const struct dataset *dataset, dlfs_reader *reader,
+                                uint64_t memory_bytes)
+{
+    dlfs_reader_stats before;
+    dlfs_reader_stats after;
+    dlfs_batch *batches[COUNT];
+    uint64_t slots = memory_bytes / CHUNK;
+    uint64_t enough = dataset->chunk_count + dataset->chunk_count / 4;
+    uint64_t count = 0;
+    dlfs_reader_get_stats(reader, &before);
+    for (uint64_t index = 0; index < COUNT && count < slots && count < enough; index++)
+        if (sample_length(index) > 0 && sample_length(index) <= CHUNK)
+            CHECK_EQ(dlfs_reader_read(reader, &index, 1, &batches[count++]), 0);
+    dlfs_reader_get_stats(reader, &after);
+    CHECK_EQ(after.private_batches, before.private_batches);
+    while (count > 0)
+        dlfs_batch_release(batches[--count]);
+}
+
 #endif

@@ -96,6 +96,29 @@ static void wrong_calls(void)
     dataset_destroy(&dataset);
 }
 
+static void *release(void *batch)
+{
+    dlfs_batch_release(batch);
+    return NULL;
+}
+
+/* The last batch goes while its reader is being closed, or before, or after. */
+static void closed_by_two(void)
+{
+    struct dataset dataset;
+    dataset_create(&dataset, NULL);
+    for (uint64_t index = 0; index < 200; index++) {
+        dlfs_reader *reader = reader_over(&dataset, 4 * CHUNK, 0);
+        dlfs_batch *batch;
+        pthread_t thread;
+        CHECK_EQ(dlfs_reader_read(reader, &index, 1, &batch), 0);
+        CHECK_EQ(pthread_create(&thread, NULL, release, batch), 0);
+        CHECK_EQ(dlfs_reader_destroy(reader), 0);
+        CHECK_EQ(pthread_join(thread, NULL), 0);
+    }
+    dataset_destroy(&dataset);
+}
+
 static void damage_is_reported(void)
 {
     dlfs_fault_config faults = {.seed = 1, .flip_per_million = 1000000};
@@ -129,6 +152,7 @@ int main(void)
     many_threads(20 * CHUNK);
     many_threads(64u << 20);
     wrong_calls();
+    closed_by_two();
     damage_is_reported();
     return 0;
 }

@@ -6,6 +6,7 @@
 
 #include <errno.h>
 
+#include "directory.h"
 #include "reader_tests.h"
 
 #define KEPT 6
@@ -66,6 +67,36 @@ static void every_plan(uint64_t memory_bytes, const dlfs_fault_config *faults)
     dataset_destroy(&dataset);
 }
 
+/* The order names some samples twice and others not at all; locations and samples are sound. */
+static void wrong_order(uint32_t plan, uint32_t kind, uint64_t memory_bytes)
+{
+    struct dataset dataset;
+    dataset_create(&dataset, NULL);
+    const dlfs_directory_header *header = dataset.entries;
+    uint32_t *order = (uint32_t *)((uint8_t *)dataset.entries + header->order_offset);
+    for (uint64_t rank = 0; rank + 2 < COUNT; rank += 3)
+        order[rank + 1] = order[rank];
+    dlfs_reader *reader = reader_over(&dataset, memory_bytes, 0);
+    dlfs_sequence *sequence;
+    CHECK_EQ(dlfs_sequence_create(dataset.directory, CHUNK, kind, 1, 0, 4, &sequence), 0);
+    dlfs_stream_config config = {.sequence = sequence, .stride = 1, .count = COUNT, .plan = plan};
+    dlfs_stream *stream;
+    dlfs_batch *batch;
+    CHECK_EQ(dlfs_stream_create(reader, &config, &stream), 0);
+    for (uint64_t taken = 0; taken < COUNT; taken += 10) {
+        CHECK_EQ(dlfs_stream_next(stream, 10, -1, &batch), 0);
+        CHECK_EQ(batch->failure_count, 0);
+        for (uint64_t i = 0; i < batch->count; i++)
+            check_sample(batch, i);
+        dlfs_batch_release(batch);
+    }
+    dlfs_stream_destroy(stream);
+    dlfs_sequence_destroy(sequence);
+    check_memory(&dataset, reader, memory_bytes);
+    CHECK_EQ(dlfs_reader_destroy(reader), 0);
+    dataset_destroy(&dataset);
+}
+
 static void wrong_calls(void)
 {
     struct dataset dataset;
@@ -83,6 +114,10 @@ static void wrong_calls(void)
     CHECK_EQ(dlfs_sequence_fill(sequence, COUNT, 1, 1, &index), -EINVAL);
     CHECK_EQ(dlfs_sequence_fill(sequence, 0, 0, 1, &index), -EINVAL);
     CHECK_EQ(dlfs_sequence_fill(sequence, COUNT, 1, 0, &index), 0);
+    dlfs_sequence *chunks;
+    CHECK_EQ(dlfs_sequence_create(dataset.directory, CHUNK, DLFS_ORDER_CHUNK, 0, 0, 4, &chunks), 0);
+    CHECK_EQ(dlfs_sequence_fill(chunks, 5, UINT64_MAX, 1, &index), 0);
+    dlfs_sequence_destroy(chunks);
     dlfs_stream_config config = {.sequence = sequence, .stride = 1, .count = COUNT + 1};
     CHECK_EQ(dlfs_stream_create(reader, &config, &stream), -EINVAL);
     config.count = 0;
@@ -112,6 +147,10 @@ int main(void)
     for (int i = 0; i < 3; i++) {
         every_plan(memories[i], NULL);
         every_plan(memories[i], &faults);
+    }
+    for (uint32_t plan = DLFS_PLAN_DIRECT; plan <= DLFS_PLAN_HARVEST; plan++) {
+        wrong_order(plan, DLFS_ORDER_GLOBAL, 24 * CHUNK);
+        wrong_order(plan, DLFS_ORDER_STORAGE, 24 * CHUNK);
     }
     wrong_calls();
     return 0;
