@@ -266,7 +266,7 @@ class Volume:
             DeviceError: a device cannot be written.
         """
         raw = dataset_name_bytes(name)
-        transaction = self._transaction(f"dlfs writing dataset {display(raw)}")
+        transaction = self._transaction(f"dlfs writing dataset {display(raw)!r}")
         try:
             versions = [r.version for r in transaction.base.catalog.datasets if r.name == raw]
             description = DatasetDescription(

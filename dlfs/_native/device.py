@@ -169,7 +169,8 @@ class NativeDevice:
         if code == -errno.ENOENT:
             raise NotFoundError(f"open {uri}: no such file")
         if code in (-errno.ENOTBLK, -errno.EISDIR):
-            raise UsageError(f"open {uri}: expected a regular file or a block device")
+            got = ", got a folder" if os.path.isdir(path) else ""
+            raise UsageError(f"open {uri}: expected a regular file or a block device{got}")
         check(code, f"open {uri}")
         return cls(handle, uri, writable=writable)
 

@@ -107,4 +107,4 @@ def _to_bytes(value: PathLike, what: str) -> bytes:
 
 def _shown(raw: bytes) -> str:
     """A path for a message: quoted, and cut when it is long."""
-    return repr(raw if len(raw) <= 100 else raw[:97] + b"...")
+    return repr(display(raw if len(raw) <= 100 else raw[:97] + b"..."))

@@ -30,7 +30,7 @@ from dlfs.errors import (
     UsageError,
     VersionError,
 )
-from dlfs.format.constants import SUPERBLOCK_BYTES
+from dlfs.format.constants import SUPERBLOCK_BYTES, SUPERBLOCK_MAGIC
 from dlfs.format.superblock import Superblock, decode_superblock, letter_for, superblock_offsets
 
 COPY_NAMES = ("A", "B", "tail")
@@ -51,6 +51,8 @@ class SuperblockCopy:
     offset_bytes: int
     superblock: Superblock | None
     error: FormatError | DeviceError | None
+    foreign: bool = False
+    """Nothing at this place claims to be a superblock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,12 +165,14 @@ def _read_copy(device: BlockDevice, name: str, offset_bytes: int) -> SuperblockC
         error = TruncatedError(
             f"{where}: read a superblock: the device has {device.size_bytes} bytes"
         )
-        return SuperblockCopy(name, offset_bytes, None, error)
+        return SuperblockCopy(name, offset_bytes, None, error, foreign=True)
+    foreign = False
     try:
         data = device.read(offset_bytes, SUPERBLOCK_BYTES)
+        foreign = not data.startswith(SUPERBLOCK_MAGIC)
         superblock = decode_superblock(data, where)
     except (FormatError, DeviceError) as error:
-        return SuperblockCopy(name, offset_bytes, None, error)
+        return SuperblockCopy(name, offset_bytes, None, error, foreign=foreign)
     return SuperblockCopy(name, offset_bytes, superblock, None)
 
 
@@ -184,6 +188,11 @@ def identify(device: BlockDevice) -> Member:
     if whole:
         newest = max(whole, key=lambda superblock: superblock.generation)
         return Member(newest.member_number, newest.member_uuid, device, newest.member_bytes, copies)
+    if all(copy.foreign for copy in copies):
+        raise FormatError(
+            f"open {device.uri}: this is no DLFS volume: expected a superblock at its head "
+            f"or its tail, got none in {device.size_bytes} bytes"
+        )
     errors = [copy.error for copy in copies if copy.error is not None]
     for kind in (VersionError, DeviceError):
         for error in errors:

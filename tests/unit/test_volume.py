@@ -151,7 +151,7 @@ def test_a_forced_format_leaves_nothing_of_the_old_volume(volume):
 
 
 def test_format_respects_a_writer(volume):
-    with volume.writer("x"), pytest.raises(dlfs.LockedError, match="writing dataset x"):
+    with volume.writer("x"), pytest.raises(dlfs.LockedError, match="writing dataset 'x'"):
         dlfs.format_volume(volume.uri, force=True)
 
 
@@ -225,8 +225,17 @@ def test_a_copy_of_a_member(volume, memory):
 
 
 def test_a_device_without_a_volume(memory):
-    with pytest.raises(dlfs.FormatError, match=r"expected a superblock in one of three places"):
+    with pytest.raises(dlfs.FormatError, match=r"no DLFS volume: expected a superblock at"):
         dlfs.open(memory())
+
+
+def test_a_device_with_damaged_superblocks_only(memory):
+    uri = memory(4 * MIB)
+    dlfs.format_volume(uri)
+    for offset in (100, 64 * KIB + 100, 4 * MIB - 4096 + 100):
+        flip(uri, offset)
+    with pytest.raises(dlfs.FormatError, match=r"in one of three places, got A: .* B: .* tail: "):
+        dlfs.open(uri)
 
 
 def test_a_truncated_member(tmp_path):

@@ -363,9 +363,9 @@ def test_a_second_writer_is_told_who_holds_the_volume(make_volume):
     volume = make_volume()
     write(volume, "kept", [])
     with volume.writer("first"):
-        with pytest.raises(dlfs.LockedError, match="dlfs writing dataset first"):
+        with pytest.raises(dlfs.LockedError, match="dlfs writing dataset 'first'"):
             volume.writer("second")
-        with pytest.raises(dlfs.LockedError, match="dlfs writing dataset first"):
+        with pytest.raises(dlfs.LockedError, match="dlfs writing dataset 'first'"):
             volume.remove("kept")
     volume.writer("second").abort()
 
