@@ -85,7 +85,7 @@ fi
 endef
 
 .venv/.packages:
-	$(call apt,$(APT_BUILD))
+	$(call apt,$(APT_BUILD) $(if $(filter test lint,$(MAKECMDGOALS)),$(APT_TEST)))
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	    echo "DLFS needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1)."; \
 	    echo "Name another one with: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 1; }
