@@ -322,7 +322,6 @@ class DatasetWriter:
         What fails half-way cannot be taken back: the writer is aborted then.
         """
         try:
-            self._directory.check(paths)
             locations = self._pack_into_windows(len(paths), source, offsets, lengths, order)
             self._directory.add_many(paths, *unpack_locations(locations))
         except BaseException:
