@@ -13,6 +13,7 @@ import ctypes
 import errno
 import os
 import threading
+from collections import deque
 from collections.abc import Sequence
 from ctypes import POINTER, byref, c_uint8, c_void_p
 from dataclasses import dataclass
@@ -192,16 +193,29 @@ class NativeReader:
         self._pid = os.getpid()
         self._closing = False
         self._scratch = threading.local()
-        self._lock = threading.RLock()  # a collector may release a batch under it
+        self._users: deque[None] = deque()  # one for each; its operations are atomic
+        self._lock = threading.RLock()  # a collector may close a stream under it
 
-    @property
-    def handle(self) -> c_void_p:
-        """For other calls of libdlfs."""
-        if self._handle is None or self._closing:
+    def borrow(self) -> c_void_p:
+        """Lend the handle: the reader is not freed before ``give_back``.
+
+        Raises:
+            ClosedError: it is closed, or belongs to another process.
+        """
+        self._users.append(None)
+        handle = self._handle
+        if handle is None or self._closing or self._pid != os.getpid():
+            self.give_back()
+            if self._pid != os.getpid():
+                raise ClosedError(f"use a reader: it belongs to process {self._pid}")
             raise ClosedError("use a reader: it is closed")
-        if self._pid != os.getpid():
-            raise ClosedError(f"use a reader: it belongs to process {self._pid}")
-        return self._handle
+        return handle
+
+    def give_back(self) -> None:
+        """End a loan of the handle, and free the reader if it was closed meanwhile."""
+        self._users.pop()
+        if self._closing:
+            self._destroy()
 
     def read(self, indices: npt.NDArray[np.uint64]) -> NativeBatch:
         """Read samples as one batch.
@@ -214,9 +228,13 @@ class NativeReader:
             DlfsError: memory or device as a whole; single samples that fail are in the batch.
         """
         pointer = POINTER(abi.Batch)()
-        code = library().dlfs_reader_read(
-            self.handle, indices.ctypes.data, len(indices), byref(pointer)
-        )
+        handle = self.borrow()
+        try:
+            code = library().dlfs_reader_read(
+                handle, indices.ctypes.data, len(indices), byref(pointer)
+            )
+        finally:
+            self.give_back()
         check(code, f"read {len(indices)} samples")
         return NativeBatch(pointer)
 
@@ -233,13 +251,18 @@ class NativeReader:
         scratch = self._scratch
         memory: ctypes.Array[Any] = getattr(scratch, "memory", None) or _grow(scratch, 0)
         flags = abi.GET_KEPT if kept_only else 0
-        while True:
-            length: int = library().dlfs_reader_get(
-                self.handle, index, memory, ctypes.sizeof(memory), flags
-            )
-            if length != -errno.ERANGE:
-                break
-            memory = _grow(scratch, ctypes.sizeof(memory))
+        length = -errno.ERANGE
+        handle = self.borrow()
+        try:
+            while True:
+                length = library().dlfs_reader_get(
+                    handle, index, memory, ctypes.sizeof(memory), flags
+                )
+                if length != -errno.ERANGE:
+                    break
+                memory = _grow(scratch, ctypes.sizeof(memory))
+        finally:
+            self.give_back()
         if length < 0:
             return None
         found = ctypes.string_at(memory, length)
@@ -247,25 +270,23 @@ class NativeReader:
             del scratch.memory
         return found
 
-    def finish_close(self) -> None:
-        """Free a reader that was closed while a stream of it was in use."""
-        if self._closing:
-            self._destroy()
-
     def stats(self) -> dict[str, int]:
         """``dlfs_reader_stats`` by name."""
         stats = abi.ReaderStats()
-        library().dlfs_reader_get_stats(self.handle, byref(stats))
+        library().dlfs_reader_get_stats(self.borrow(), byref(stats))
+        self.give_back()
         return {name: int(getattr(stats, name)) for name, *_ in abi.ReaderStats._fields_}
 
     def close(self) -> None:
-        """Close the reader, or have its last stream do it. Idempotent; batches stay valid."""
+        """Close the reader, or have its last user do it. Idempotent; batches stay valid."""
         self._closing = True
         self._destroy()
 
     def _destroy(self) -> None:
+        if self._pid != os.getpid():
+            return  # nor touch the lock: a thread that is not in this process may hold it
         with self._lock:
-            if self._handle is None or self._pid != os.getpid():
+            if self._handle is None or self._users:
                 return
             if library().dlfs_reader_destroy(self._handle) == 0:
                 self._handle = None
@@ -343,9 +364,11 @@ class NativeStream:
             sequence=sequence.handle, first=first, stride=stride, count=count, plan=PLANS[plan]
         )
         handle = c_void_p()
-        code = library().dlfs_stream_create(reader.handle, byref(config), byref(handle))
+        code = library().dlfs_stream_create(reader.borrow(), byref(config), byref(handle))
+        if code < 0:
+            reader.give_back()
         check(code, f"read ahead {count} samples")
-        self._handle: c_void_p | None = handle
+        self._handle: c_void_p | None = handle  # and the loan of the reader, until it is closed
 
     @property
     def plan(self) -> str:
@@ -376,7 +399,7 @@ class NativeStream:
         handle, self._handle = self._handle, None
         if handle is not None and self._pid == os.getpid():
             library().dlfs_stream_destroy(handle)
-            self._reader.finish_close()
+            self._reader.give_back()
 
     def __del__(self) -> None:
         if getattr(self, "_handle", None) is not None:

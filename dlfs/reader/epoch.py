@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from dlfs._native.reader import NativeStream
-from dlfs.errors import ClosedError, UsageError
+from dlfs.errors import ClosedError, DlfsError, UsageError
 from dlfs.reader.batch import Batch
 from dlfs.reader.failures import SampleFailure, check_on_error
 from dlfs.sequence import EpochState, Sequence, shard_count
@@ -32,8 +32,9 @@ FAILURES_KEPT = 1000
 class Epoch(Iterator[Batch]):
     """An iterator over batches that can tell where it stands and go on from there.
 
-    Nothing is read before the first batch is asked for. In a forked child it goes on by itself from
-    where it stood, with the child's own reader.
+    Nothing is read before the first batch is asked for. A batch that is an error is read again by
+    the next call. In a forked child it goes on by itself from where it stood, with the child's own
+    reader.
 
     Args:
         open_reader: gives the reader, of this process.
@@ -105,7 +106,11 @@ class Epoch(Iterator[Batch]):
         native = stream.next(min(self._batch_size, self._left()))
         if native is None:
             raise ClosedError("take the next batch: the epoch's stream ended early")
-        batch = reader.settle(native, self._on_error)
+        try:
+            batch = reader.settle(native, self._on_error)
+        except DlfsError:
+            self._end_stream()  # the state has not moved: the next call reads this batch again
+            raise
         total = len(reader.directory)
         step = self._batch_size * self._world_size
         self._state = replace(self._state, position=min(total, self._state.position + step))

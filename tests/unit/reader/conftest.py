@@ -69,9 +69,20 @@ class Bench:
 def bench(request: pytest.FixtureRequest) -> Iterator[Callable[..., Bench]]:
     made: list[Bench] = []
 
-    def make(samples: dict[bytes, bytes], *, members: int = 1, **layout: Any) -> Bench:
+    def make(
+        samples: dict[bytes, bytes],
+        *,
+        members: int = 1,
+        device_block_bytes: int = 512,
+        **layout: Any,
+    ) -> Bench:
         devices = [
-            MemoryDevice(f"{request.node.name}-{len(made)}-{i}", 32 * MIB, writable=True)
+            MemoryDevice(
+                f"{request.node.name}-{len(made)}-{i}",
+                32 * MIB,
+                block_bytes=device_block_bytes,
+                writable=True,
+            )
             for i in range(members)
         ]
         layout.setdefault("chunk_bytes", CHUNK_BYTES)

@@ -114,6 +114,33 @@ def test_bad_samples_follow_the_policy(bench, plan, memory_bytes):
 
 
 @pytest.mark.parametrize("plan", PLANS)
+def test_a_batch_that_was_an_error_is_the_next_one_again(bench, plan):
+    made = bench(random_samples(100, low=20))
+    made.corrupt(40)
+    with made.reader(memory_bytes=96 * KIB) as reader:
+        epoch = reader.batches(10, shuffle=None, plan=plan)
+        order: list[int] = []
+        errors = 0
+        for batch in iter(lambda: _next_or_error(epoch), None):
+            if isinstance(batch, ChecksumError):
+                errors += 1
+                assert epoch.state()["position"] == len(order)
+                if errors == 2:
+                    made.corrupt(40)  # the same bit again: it is as it was
+            else:
+                order += batch.indices.tolist()
+        assert errors == 2
+        assert sorted(order) == list(range(100))
+
+
+def _next_or_error(epoch):
+    try:
+        return next(epoch, None)
+    except ChecksumError as error:
+        return error
+
+
+@pytest.mark.parametrize("plan", PLANS)
 def test_a_bad_block_costs_only_its_samples(bench, plan):
     made = bench(random_samples(300, low=100))
     address = int(made.laid.directory.addresses([77])[0])

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import gc
+import os
+import signal
 import threading
 
 import numpy as np
 import pytest
 
 from dlfs._native.device import Faults, NativeDevice
+from dlfs.block.memory import MemoryDevice
 from dlfs.errors import ChecksumError, ClosedError, DeviceError, DeviceTimeoutError, UsageError
 from dlfs.testing.datasets import random_samples
 from dlfs.units import KIB, MIB
+
+CHUNK_BYTES = 16 * KIB
 
 
 @pytest.mark.parametrize("members", [1, 3])
@@ -177,6 +183,113 @@ def test_a_device_that_does_not_answer_is_a_timeout(bench):
         with pytest.raises(DeviceTimeoutError):
             next(epoch)
         epoch.close()
+
+
+def test_every_read_of_a_device_that_does_not_answer_ends(bench):
+    made = bench(random_samples(100, low=50))
+    natives = faulty(made, stall_per_million=1_000_000, stall_ms=3000)
+    with made.reader(natives, timeout_ms=50, retry_count=0, memory_bytes=64 * KIB) as reader:
+        for _ in range(6):
+            with pytest.raises(DeviceTimeoutError):
+                reader.read([0])
+        # Four slots: the device still had them all when the last reads came and went.
+        assert reader.stats()["private_batches"] == 2
+
+
+def test_a_member_that_does_not_answer_costs_only_its_own_samples(bench):
+    made = bench(random_samples(400, low=50), members=2)
+    natives = [
+        faulty(made, stall_per_million=1_000_000, stall_ms=1500)[0],
+        made.devices[1].native,
+    ]
+    for plan in (None, "direct", "chunks", "harvest"):
+        with made.reader(natives, timeout_ms=400, retry_count=0, depth=2, gap_bytes=0) as reader:
+            if plan is None:
+                batch = reader.read(range(400), on_error="skip")
+            else:
+                batch = next(reader.batches(400, plan=plan, on_error="skip"))
+            assert batch.to_list() == [made.laid.samples[i] for i in batch.indices]
+            assert {failure.member for failure in batch.failures} == {made.devices[0].uri}
+            assert len(batch.failures) + len(batch) == 400
+
+
+def test_an_end_that_is_missing_costs_only_its_samples(bench):
+    made = bench(random_samples(400, low=50))
+    addresses = made.laid.directory.addresses(range(400))
+    cut = 1 * MIB + int(addresses.max()) // 2 // CHUNK_BYTES * CHUNK_BYTES
+    whole = made.devices[0]
+    with MemoryDevice(f"{whole.name}-cut", cut, writable=True) as short:
+        short.write(0, whole.read(0, cut))
+        with made.reader([short.native], memory_bytes=128 * KIB) as reader:
+            batch = reader.read(range(400), on_error="skip")
+            there = np.flatnonzero(addresses.astype(np.int64) < cut - MIB).tolist()
+            assert batch.indices.tolist() == there
+            assert batch.to_list() == [made.laid.samples[i] for i in there]
+            assert {failure.code for failure in batch.failures} == {-errno.EINVAL}
+        del batch
+    MemoryDevice.forget(short.name)
+
+
+@pytest.mark.parametrize("memory_bytes", [256 * KIB, 64 * MIB])
+def test_blocks_larger_than_a_page(bench, memory_bytes):
+    block = {"block_bytes": 16 * KIB, "device_block_bytes": 16 * KIB}
+    made = bench(random_samples(200), chunk_bytes=64 * KIB, **block)
+    with made.reader(memory_bytes=memory_bytes) as reader:
+        kept = [reader.read(range(first, first + 20)) for first in range(0, 200, 20)]
+        assert [sample for batch in kept for sample in batch.to_list()] == list(made.laid.samples)
+
+
+def test_closing_while_others_read(bench):
+    made = bench(random_samples(100))
+    for _ in range(20):
+        reader = made.reader(memory_bytes=256 * KIB)
+        started = threading.Barrier(4)
+        wrong = []
+
+        def work(reader=reader, started=started, wrong=wrong) -> None:
+            started.wait()
+            try:
+                while True:
+                    if reader.read(range(30)).to_list() != list(made.laid.samples[:30]):
+                        wrong.append("bytes")
+            except ClosedError:
+                pass
+
+        threads = [threading.Thread(target=work) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        started.wait()
+        reader.close()
+        for thread in threads:
+            thread.join()
+        assert not wrong
+        assert reader._native._handle is None  # the last of them has freed it
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_child_closes_its_copy_without_the_lock_of_the_parents_threads(bench):
+    made = bench(random_samples(10))
+    reader = made.reader()
+    reader.read([1])
+    locked, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with reader._native._lock:
+            locked.set()
+            done.wait()
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    locked.wait()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        reader.close()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    done.set()
+    holder.join()
+    assert reader.read([2]).tobytes(0) == made.laid.samples[2]
 
 
 def test_many_threads_read_at_once(bench):
