@@ -57,7 +57,9 @@ Contents = dict[tuple[bytes, int], dict[bytes, bytes]]
 
 def unpack(kind: str, folder: Path) -> list[str]:
     with tarfile.open(HERE / "v1" / f"{kind}.tar.xz") as tar:
-        tar.extractall(folder, filter="data")
+        # By attribute: Python before 3.11.4 has no filter argument, and passes the attribute by.
+        tar.extraction_filter = getattr(tarfile, "data_filter", None)
+        tar.extractall(folder)
     return [str(path) for path in sorted(folder.glob("member*.img"))]
 
 
