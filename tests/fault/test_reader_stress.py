@@ -1,0 +1,181 @@
+"""Readers under everything at once, from a seed that a failure prints.
+
+Epochs of every plan and reads on demand share one reader with little memory over devices that fail,
+flip bits, come late and answer in any order, while batches are kept, epochs are left early and
+resumed by another number of ranks. What is given out must be right, what is not must be told, and
+in the end all memory must be there again. DLFS_STRESS_SEEDS asks for more seeds than usual.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dlfs._native.device import Faults, NativeDevice
+from dlfs.block.memory import MemoryDevice
+from dlfs.reader import Batch, ReaderOptions, SampleReader, Where
+from dlfs.testing.datasets import LaidDataset, lay_dataset, random_samples
+from dlfs.units import KIB, MIB
+
+CHUNK_BYTES = 16 * KIB
+COUNT = 400
+WORKERS = 3
+SEEDS = int(os.environ.get("DLFS_STRESS_SEEDS", "16"))
+PLANS = ("auto", "direct", "chunks", "harvest")
+
+# Faults that pass are retried until the sample is there; those of the second kind take samples.
+PASSING = {"timeout_ms": 60_000, "retry_count": 60}
+LASTING = {"timeout_ms": 20, "retry_count": 1}
+
+
+class Stress:
+    """One dataset and one reader, made from a seed."""
+
+    def __init__(self, seed: int, name: str, options: dict[str, int]) -> None:
+        random = np.random.default_rng(seed)
+        members = int(random.integers(1, 4))
+        self.devices = [
+            MemoryDevice(f"{name}-{seed}-{member}", 64 * MIB, writable=True)
+            for member in range(members)
+        ]
+        high = int(random.choice([600, 6000, 30_000]))
+        self.laid: LaidDataset = lay_dataset(
+            self.devices,
+            random_samples(COUNT, seed, high=high),
+            chunk_bytes=CHUNK_BYTES,
+            fragment_chunks=int(random.integers(0, 4)),
+        )
+        self.faults = Faults(
+            seed=seed,
+            error_per_million=int(random.choice([0, 20_000])),
+            short_per_million=int(random.choice([0, 10_000])),
+            flip_per_million=int(random.choice([0, 30_000])),
+            stall_per_million=int(random.choice([0, 30_000])),
+            stall_ms=int(random.choice([1, 60])) if options is LASTING else 2,
+            reorder=bool(random.integers(0, 2)),
+        )
+        self.slots = int(random.choice([4, 5, 9, 24, 60, 1000]))
+        self.reader = SampleReader(
+            [NativeDevice.fault(one.native, self.faults, uri=one.uri) for one in self.devices],
+            self.laid.geometry,
+            self.laid.runs,
+            self.laid.directory,
+            Where("stress", tuple(one.uri for one in self.devices)),
+            ReaderOptions(
+                memory_bytes=self.slots * CHUNK_BYTES,
+                depth=int(random.choice([1, 4, 32])),
+                gap_bytes=int(random.choice([0, 8 * KIB])),
+                **options,
+            ),
+        )
+
+    def check(self, batch: Batch) -> None:
+        for index, view in zip(batch.indices.tolist(), batch, strict=True):
+            assert view == self.laid.samples[index], f"wrong bytes of sample {index}"
+
+    def close(self) -> None:
+        self.reader.close()
+        for device in self.devices:
+            device.close()
+            MemoryDevice.forget(device.name)
+
+
+class Worker:
+    """One consumer of a reader: epochs, parts of them, and reads between their batches."""
+
+    def __init__(self, stress: Stress, seed: int, plans: tuple[str, ...]) -> None:
+        self.stress = stress
+        self.random = np.random.default_rng(seed)
+        self.plans = plans
+        self.kept: list[Batch | None] = [None] * int(self.random.integers(1, 6))
+
+    def run(self) -> None:
+        for _ in range(2):
+            self._epoch()
+        for batch in self.kept:
+            if batch is not None:
+                self.stress.check(batch)
+
+    def _keep(self, batch: Batch) -> None:
+        """Keep a batch in the place of another, whose bytes must have stayed as they were."""
+        self.stress.check(batch)
+        place = int(self.random.integers(0, len(self.kept)))
+        old = self.kept[place]
+        if old is not None:
+            self.stress.check(old)
+        self.kept[place] = batch
+
+    def _epoch(self) -> None:
+        """An epoch in two parts, taken by different numbers of ranks; the second may end early."""
+        random, reader = self.random, self.stress.reader
+        order: dict[str, Any] = {
+            "seed": int(random.integers(0, 5)),
+            "shuffle": [None, "global", "chunk"][random.integers(0, 3)],
+            "window_chunks": int(random.integers(1, 9)),
+            "on_error": "skip",
+        }
+        size = int(random.choice([1, 7, 40, COUNT]))
+        seen: list[int] = []
+        with reader.batches(size, plan=str(random.choice(self.plans)), **order) as epoch:
+            for _, batch in zip(range(int(random.integers(0, 9))), epoch, strict=False):
+                seen += self._take(batch)
+            state = epoch.state()
+        ranks = int(random.integers(1, 3))
+        for rank in range(ranks):
+            plan = str(random.choice(self.plans))
+            with reader.batches(
+                int(random.choice([3, 50])), rank=rank, world_size=ranks, plan=plan, on_error="skip"
+            ).resume(state) as rest:
+                for batch in rest:
+                    seen += self._take(batch)
+                    if random.integers(0, 60) == 0:
+                        return
+        assert sorted(seen) == list(range(COUNT))
+
+    def _take(self, batch: Batch) -> list[int]:
+        """The indices that a batch accounts for, given out or told as failures."""
+        self._keep(batch)
+        if self.random.integers(0, 8) == 0:
+            wanted = self.random.integers(0, COUNT, int(self.random.integers(0, 60)))
+            read = self.stress.reader.read(wanted, on_error="skip")
+            assert len(read) + len(read.failures) == len(wanted)
+            self._keep(read)
+        return batch.indices.tolist() + [failure.index for failure in batch.failures]
+
+
+@pytest.fixture
+def stress(request: pytest.FixtureRequest, seed: int, options: dict[str, int]) -> Iterator[Stress]:
+    made = Stress(seed, request.node.name, options)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("options", [PASSING, LASTING], ids=["passing", "lasting"])
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_everything_at_once(stress: Stress, seed: int, options: dict[str, int]) -> None:
+    random = np.random.default_rng(seed)
+    plans = PLANS if random.integers(0, 2) else (str(random.choice(PLANS)),)
+    print(f"seed {seed}, {plans}, {stress.slots} slots, {stress.faults}")
+    with ThreadPoolExecutor(WORKERS) as pool:
+        runs = [pool.submit(Worker(stress, seed * WORKERS + i, plans).run) for i in range(WORKERS)]
+        for run in runs:
+            run.result()
+    del runs, run
+    if options is PASSING:
+        assert_memory_is_back(stress)
+
+
+def assert_memory_is_back(stress: Stress) -> None:
+    """As many small samples as there are slots can be held at once, none in memory of its own."""
+    lengths = stress.laid.directory.lengths()
+    small = np.flatnonzero((lengths > 0) & (lengths < CHUNK_BYTES))
+    before = stress.reader.stats()["private_batches"]
+    chunk_count = sum(run.chunk_count for run in stress.laid.runs)
+    held = [stress.reader.read([index]) for index in small[: min(stress.slots, chunk_count)]]
+    assert stress.reader.stats()["private_batches"] == before
+    assert len(held) > 0
