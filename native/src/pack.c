@@ -117,6 +117,68 @@ static void end_sample(dlfs_packing *packing, uint64_t length, uint8_t *window,
     packing->address += padding;
 }
 
+/* Whether a sample that comes next would end in the chunk that packing stands in. */
+static int fits_here(const dlfs_packing *packing, uint64_t address, uint64_t length)
+{
+    uint64_t mask = packing->chunk_bytes - 1;
+    uint64_t chunk_end = (address + mask) & ~mask;
+    return address == chunk_end || length == 0 ||
+           place(address, length, packing->chunk_bytes, packing->block_bytes) < chunk_end;
+}
+
+/* The first candidate if it fits in the chunk, else the longest that does, else the first. */
+static uint32_t choose(const dlfs_packing *packing, uint64_t address, const int64_t *lengths,
+                       const uint64_t *candidates, uint32_t count)
+{
+    if (fits_here(packing, address, (uint64_t)lengths[candidates[0]]))
+        return 0;
+    uint32_t best = 0;
+    int64_t best_length = -1;
+    for (uint32_t i = 1; i < count; i++) {
+        int64_t length = lengths[candidates[i]];
+        if (length > best_length && fits_here(packing, address, (uint64_t)length)) {
+            best = i;
+            best_length = length;
+        }
+    }
+    return best;
+}
+
+/* The first free byte behind a sample that starts at `start`. */
+static uint64_t address_behind(const dlfs_packing *packing, uint64_t start, uint64_t length)
+{
+    uint64_t mask = packing->chunk_bytes - 1;
+    uint64_t end = start + length;
+    return length > packing->chunk_bytes ? (end + mask) & ~mask : end;
+}
+
+int dlfs_pack_order(const dlfs_packing *packing, const int64_t *lengths, uint64_t length_count,
+                    uint64_t *order, uint64_t count)
+{
+    uint64_t candidates[DLFS_PACK_CANDIDATES];
+    uint32_t held = 0;
+    uint64_t taken = 0;
+    uint64_t address = packing->address;
+    int code = packing_check(packing, 0, 0);
+    for (uint64_t i = 0; code == 0 && i < count; i++)
+        if (order[i] >= length_count || lengths[order[i]] < 0)
+            code = -EINVAL;
+    for (uint64_t given = 0; code == 0 && given < count; given++) {
+        while (held < DLFS_PACK_CANDIDATES && taken < count)
+            candidates[held++] = order[taken++];
+        uint32_t chosen = choose(packing, address, lengths, candidates, held);
+        uint64_t sample = candidates[chosen];
+        held--;
+        memmove(&candidates[chosen], &candidates[chosen + 1],
+                (held - chosen) * sizeof(*candidates));
+        uint64_t length = (uint64_t)lengths[sample];
+        uint64_t start = place(address, length, packing->chunk_bytes, packing->block_bytes);
+        address = address_behind(packing, start, length);
+        order[given] = sample;
+    }
+    return code;
+}
+
 int64_t dlfs_pack(dlfs_packing *packing, const uint8_t *source, uint64_t source_bytes,
                   const int64_t *offsets, const int64_t *lengths, const uint64_t *order,
                   uint64_t count, void *window, uint64_t window_address, uint64_t window_bytes,

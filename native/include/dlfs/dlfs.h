@@ -380,6 +380,15 @@ typedef struct dlfs_packing {
 } dlfs_packing;
 
 /*
+ * Changes an order of packing a little so that chunks are filled: where the next sample does not
+ * fit in what is left of a chunk, the longest of the following ones that does steps ahead of it.
+ * order[0..count) holds different numbers of samples, < length_count. Nothing is packed. Errors:
+ * -EINVAL (sizes, a number, a length < 0).
+ */
+#define DLFS_PACK_CANDIDATES 64u /* the next sample and those that may step ahead of it */
+DLFS_API int dlfs_pack_order(const dlfs_packing *packing, const int64_t *lengths,
+                             uint64_t length_count, uint64_t *order, uint64_t count);
+/*
  * Packs samples by the packing rule of FORMAT.md into window, which stands for the whole chunks of
  * the data space from window_address on: copies, sums, zeroes the gaps between samples (not what
  * follows packing->address). Sample k is source[offsets[k]..offsets[k]+lengths[k]); they are taken
