@@ -172,7 +172,6 @@ class DatasetWriter:
         self._on_end = on_end
         self.description = description
         self.uuid: UUID = uuid4()
-        self._created_ns = now_ns()
         self._directory = DirectoryBuilder()
         default = STAGE_BYTES_SHUFFLED if description.shuffles else STAGE_BYTES_ORDERED
         self._stage = _Stage(default if stage_bytes is None else stage_bytes)
@@ -409,7 +408,7 @@ class DatasetWriter:
             name=self.description.name,
             version=self.description.version,
             uuid=self.uuid,
-            created_ns=self._created_ns,
+            created_ns=now_ns(),
             sample_count=self.sample_count,
             sample_bytes=self.sample_bytes,
             layout=self.description.layout,
