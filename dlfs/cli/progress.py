@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dlfs.cli.output import human_count, stderr_console
+from dlfs.cli.output import human_count, human_size, stderr_console
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
-    from rich.progress import TaskID
+    from rich.progress import ProgressColumn, Task, TaskID
 
     from dlfs.ingest.progress import Progress
 
@@ -41,6 +41,19 @@ class Bar:
         self.update(progress.bytes_done, progress.bytes_total, samples)
 
 
+def _rate_column() -> ProgressColumn:
+    """Bytes a second in units of 1,024, as everywhere; rich's own column has units of 1,000."""
+    from rich.progress import ProgressColumn
+    from rich.text import Text
+
+    class RateColumn(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            speed = task.finished_speed or task.speed
+            return Text(f"{human_size(speed)}/s" if speed else "", style="progress.data.speed")
+
+    return RateColumn()
+
+
 @contextmanager
 def progress_bar(title: str) -> Iterator[Bar]:
     """Show a bar while the block runs."""
@@ -54,14 +67,13 @@ def progress_bar(title: str) -> Iterator[Bar]:
         Progress,
         TextColumn,
         TimeRemainingColumn,
-        TransferSpeedColumn,
     )
 
     with Progress(
         TextColumn("[bold]{task.description}"),
         BarColumn(bar_width=None),
         DownloadColumn(binary_units=True),
-        TransferSpeedColumn(),
+        _rate_column(),
         TimeRemainingColumn(compact=True, elapsed_when_finished=True),
         TextColumn("{task.fields[detail]}", style="dim"),
         console=console,
