@@ -132,6 +132,7 @@ struct dlfs_reader {
     pthread_cond_t released; /* a slot became free or idle */
     uint8_t *arena;
     size_t arena_bytes;
+    bool warmed; /* a stream has touched the arena, or is at it */
     struct slot *slots;
     uint32_t slot_count;
     struct slot_list free_slots;

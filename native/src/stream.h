@@ -67,6 +67,8 @@ struct dlfs_stream {
     uint32_t plan;
     struct fetch *fetch;
     pthread_t thread;
+    pthread_t warmer; /* touches the memory ahead of the thread's reads, if warming */
+    bool warming;
     pthread_cond_t ready; /* an entry became ready or failed, or the thread is starved */
 
     /* Guarded by the reader's lock. */
@@ -78,9 +80,9 @@ struct dlfs_stream {
     uint64_t filled;  /* every entry before it has its index */
     uint64_t wanted;  /* positions from the head that the consumer waits for, 0: it does not wait */
     uint64_t checked; /* of them, known to have ended */
-    bool stop;
-    bool paused;  /* the consumer reads on demand: nothing is planned */
-    bool starved; /* no memory, and nothing under way that would free any */
+    bool stop;        /* the warmer reads it without the lock */
+    bool paused;      /* the consumer reads on demand: nothing is planned */
+    bool starved;     /* no memory, and nothing under way that would free any */
     dlfs_failure *failures;
     uint64_t failure_count;
     uint64_t failure_capacity;
