@@ -8,6 +8,7 @@ UTF-8 (as ``os.fsencode`` does it on Linux).
 from __future__ import annotations
 
 import os
+import re
 
 from dlfs.errors import LimitError, UsageError
 from dlfs.format.constants import COMPONENT_BYTES_MAX, DATASET_NAME_BYTES_MAX, PATH_BYTES_MAX
@@ -35,8 +36,14 @@ def path_bytes(path: PathLike) -> bytes:
     return raw
 
 
+_COMPONENT = rb"(?!\.{1,2}(?:/|\Z))[^/\0]{1,%d}" % COMPONENT_BYTES_MAX
+_GOOD_PATH = re.compile(rb"%s(?:/%s)*" % (_COMPONENT, _COMPONENT))
+
+
 def path_problem(raw: bytes) -> str | None:
     """What is wrong with a path, or None."""
+    if len(raw) <= PATH_BYTES_MAX and _GOOD_PATH.fullmatch(raw):
+        return None
     if not raw or len(raw) > PATH_BYTES_MAX:
         return f"expected 1..{PATH_BYTES_MAX} bytes, got {len(raw)}"
     if b"\0" in raw:
