@@ -26,7 +26,7 @@ APT_TEST := clang-tidy:clang-tidy getfattr:attr
 # Further Python packages for make test, such as torch: it is large, so its tests are skipped without it.
 PACKAGES ?=
 
-.PHONY: help setup build test demo lint bench clean format .venv/.extra
+.PHONY: help setup build test demo lint bench wheel clean format .venv/.extra
 
 help: ## show this
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1	\2/p' $(MAKEFILE_LIST) | \
@@ -57,6 +57,17 @@ format: setup ## rewrite Python and C files in the project's style
 
 bench: build ## measure: see bench/README.md
 	$(BIN)/python -m bench $(BENCH_ARGS)
+
+wheel: setup ## a wheel in dist/, tried in a virtual environment of its own
+	@rm -rf build/wheel && mkdir -p build/wheel dist
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir build/wheel .
+	@$(PYTHON) -m venv build/wheel/venv
+	@build/wheel/venv/bin/python -m pip install --quiet --disable-pip-version-check build/wheel/*.whl
+	@cd build/wheel && export PATH="$$PWD/venv/bin:$$PATH" PYTHONSAFEPATH=1 && mkdir source && \
+	    echo "it works" >source/sample && dlfs version && dlfs format volume.img --size 16MiB && \
+	    dlfs import source volume.img --name trial && dlfs ls volume.img trial && \
+	    dlfs cat volume.img trial sample | diff - source/sample
+	@cp build/wheel/*.whl dist/ && ls dist/*.whl
 
 clean: ## remove what was built, and the virtual environment
 	rm -rf build dist .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache $(LIBRARY)
