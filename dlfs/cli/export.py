@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from dlfs.cli.options import DatasetArgument, JsonOption, VolumeArgument, open_dataset
-from dlfs.cli.output import human_count, human_rate, note, print_json
+from dlfs.cli.output import human_rate, human_samples, note, print_json
 from dlfs.cli.progress import progress_bar
 
 
@@ -43,6 +43,6 @@ def export(
             }
         )
     note(
-        f"exported {found.name}@{found.version}: {human_count(report.sample_count)} samples, "
+        f"exported {found.name}@{found.version}: {human_samples(report.sample_count)}, "
         f"{human_rate(report.sample_bytes, report.seconds)}"
     )

@@ -11,7 +11,7 @@ import typer
 import dlfs
 from dlfs.cli.datasets import dataset_json
 from dlfs.cli.options import JsonOption
-from dlfs.cli.output import human_count, human_rate, note, print_json
+from dlfs.cli.output import human_count, human_rate, human_samples, note, print_json
 from dlfs.cli.progress import progress_bar
 from dlfs.errors import UsageError
 
@@ -84,7 +84,7 @@ def _report(report: ImportReport, *, json: bool) -> None:
             }
         )
     note(
-        f"imported {info.name}@{info.version}: {human_count(info.sample_count)} samples, "
+        f"imported {info.name}@{info.version}: {human_samples(info.sample_count)}, "
         f"{human_rate(report.sample_bytes, report.seconds)}"
     )
     for reason, count in report.skipped.items():

@@ -18,7 +18,7 @@ import dlfs
 from dlfs.cli.datasets import dataset_json, dataset_table
 from dlfs.cli.options import JsonOption, OptionalDatasetArgument, VolumeArgument, open_dataset
 from dlfs.cli.output import (
-    human_count,
+    human_samples,
     human_size,
     json_path,
     print_data,
@@ -179,9 +179,7 @@ def _write_long(items: Iterator[_Item], *, exact: bool) -> None:
     while page := list(islice(items, PAGE)):
         lines = []
         for item in page:
-            plural = "" if item.size == 1 else "s"
-            samples = f"{human_count(item.size)} sample{plural}"
-            size = samples if item.is_directory else size_of(item.size)
+            size = human_samples(item.size) if item.is_directory else size_of(item.size)
             name = _shown(item) if terminal else item.name
             lines.append(f"{item.index:>10}  {size:>16}  ".encode() + name + b"\n")
         write_bytes(b"".join(lines))

@@ -111,6 +111,11 @@ def human_count(count: int) -> str:
     return f"{count:,}"
 
 
+def human_samples(count: int) -> str:
+    """A number of samples: ``1 sample``, ``1,797 samples``."""
+    return f"{human_count(count)} sample{'' if count == 1 else 's'}"
+
+
 def human_size(size_bytes: float) -> str:
     """A size for people: ``512 B``, ``1.5 MiB``."""
     return format_bytes(size_bytes).replace(".0 ", " ")

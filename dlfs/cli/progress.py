@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dlfs.cli.output import human_count, human_size, stderr_console
+from dlfs.cli.output import human_samples, human_size, stderr_console
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
@@ -37,8 +37,8 @@ class Bar:
 
     def show(self, progress: Progress) -> None:
         """Show the progress of an import or an export."""
-        samples = f"{human_count(progress.samples_done)} samples"
-        self.update(progress.bytes_done, progress.bytes_total, samples)
+        detail = human_samples(progress.samples_done)
+        self.update(progress.bytes_done, progress.bytes_total, detail)
 
 
 def _rate_column() -> ProgressColumn:

@@ -16,7 +16,7 @@ from dlfs.cli.options import (
     VolumeArgument,
     parse_dataset,
 )
-from dlfs.cli.output import human_count, human_size, note, print_json, stderr_console
+from dlfs.cli.output import human_samples, human_size, note, print_json, stderr_console
 from dlfs.errors import NotFoundError, UsageError
 
 if TYPE_CHECKING:
@@ -62,9 +62,8 @@ def _choose(volume: Volume, wanted: DatasetName, *, all_versions: bool) -> list[
 
 
 def _describe(info: DatasetInfo) -> str:
-    plural = "" if info.sample_count == 1 else "s"
     size = human_size(info.sample_bytes)
-    return f"{info.name}@{info.version} ({human_count(info.sample_count)} sample{plural}, {size})"
+    return f"{info.name}@{info.version} ({human_samples(info.sample_count)}, {size})"
 
 
 def _confirm(doomed: list[DatasetInfo], uri: str) -> None:
