@@ -321,6 +321,9 @@ class DatasetWriter:
         What fails half-way cannot be taken back: the writer is aborted then.
         """
         try:
+            if self.description.layout == "shuffled":
+                order = np.arange(len(paths), dtype=np.uint64) if order is None else order
+                self._packer.fill_chunks(lengths, order)
             locations = self._pack_into_windows(len(paths), source, offsets, lengths, order)
             self._directory.add_many(paths, *unpack_locations(locations))
         except BaseException:

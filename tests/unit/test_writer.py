@@ -379,3 +379,20 @@ def test_a_failure_half_way_aborts(make_volume):
     with pytest.raises(dlfs.ClosedError, match="aborted"):
         writer.seal()
     assert volume.datasets() == []
+
+
+@pytest.mark.parametrize("source_shuffled", [False, True])
+def test_images_leave_little_of_their_chunks_unused(tmp_path, source_shuffled):
+    lengths = np.random.default_rng(1).lognormal(11.5, 0.5, 200).astype(np.int64)
+    path = str(tmp_path / "volume.img")
+    dlfs.format_volume(path, size_bytes=64 * MIB)
+    with dlfs.open(path) as volume:
+        with volume.writer("images", source_shuffled=source_shuffled) as writer:
+            writer.add_batch(
+                [b"%03d" % i for i in range(200)],
+                np.zeros(int(lengths.max()), np.uint8),
+                np.zeros(200, np.int64),
+                lengths,
+            )
+        info = volume["images"].info
+        assert info.stored_bytes < 1.2 * info.sample_bytes
