@@ -14,7 +14,7 @@ BIN := .venv/bin
 CMAKE := $(BIN)/cmake
 LIBRARY := dlfs/_native/libdlfs.so
 NATIVE := native/CMakeLists.txt $(wildcard native/include/dlfs/*.h native/src/*)
-C_FILES := $(wildcard native/include/dlfs/*.h native/src/*.[ch] native/tests/*.[ch] native/tests/planted/*.c)
+C_FILES := $(wildcard native/include/dlfs/*.h native/src/*.[ch] native/tests/*.[ch] native/tests/planted/*.c bench/native/*.[ch])
 TIDY := $(patsubst native/src/%.c,build/tidy/%.ok,$(wildcard native/src/*.c))
 JOBS ?= $(shell nproc)
 
@@ -47,13 +47,13 @@ lint: build .venv/.packages-test ## ruff, mypy, import-linter, clang-format, cla
 	$(BIN)/ruff check --quiet .
 	$(BIN)/mypy
 	@echo lint-imports; $(BIN)/lint-imports --no-logo >build/imports.log || { cat build/imports.log; exit 1; }
-	$(BIN)/clang-format --dry-run -Werror $(C_FILES)
+	@echo clang-format; $(BIN)/clang-format --style=file:native/.clang-format --dry-run -Werror $(C_FILES)
 	@$(MAKE) --jobs=$(JOBS) $(TIDY)
 
 format: setup ## rewrite Python and C files in the project's style
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix --quiet . || true
-	$(BIN)/clang-format -i $(C_FILES)
+	@$(BIN)/clang-format --style=file:native/.clang-format -i $(C_FILES)
 
 bench: build ## measure: see bench/README.md
 	$(BIN)/python -m bench $(BENCH_ARGS)
