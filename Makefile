@@ -48,7 +48,7 @@ lint: build .venv/.packages-test ## ruff, mypy, import-linter, clang-format, cla
 	$(BIN)/mypy
 	@echo lint-imports; $(BIN)/lint-imports --no-logo >build/imports.log || { cat build/imports.log; exit 1; }
 	@echo clang-format; $(BIN)/clang-format --style=file:native/.clang-format --dry-run -Werror $(C_FILES)
-	@$(MAKE) --jobs=$(JOBS) $(TIDY)
+	@$(MAKE) --silent --jobs=$(JOBS) $(TIDY)
 
 format: setup ## rewrite Python and C files in the project's style
 	$(BIN)/ruff format .
