@@ -111,13 +111,14 @@ static void lend(dlfs_reader *reader, uint32_t first, uint32_t run)
     head->waiters = SLOT_NONE;
 }
 
-/* The first of `run` neighbouring slots that are free or idle, or SLOT_NONE. */
-static uint32_t find_run(const dlfs_reader *reader, uint32_t run)
+/* The first of `run` neighbouring slots that are free (or idle, if `evicting`), or SLOT_NONE. */
+static uint32_t find_run(const dlfs_reader *reader, uint32_t run, bool evicting)
 {
     uint32_t found = 0;
     for (uint32_t slot = 0; slot < reader->slot_count;) {
         const struct slot *at = &reader->slots[slot];
-        bool usable = at->state == SLOT_FREE || (at->state == SLOT_KEPT && at->references == 0);
+        bool idle = at->state == SLOT_KEPT && at->references == 0;
+        bool usable = at->state == SLOT_FREE || (evicting && idle);
         found = usable ? found + at->run : 0;
         slot += at->run;
         if (found >= run)
@@ -136,7 +137,9 @@ uint32_t arena_take(dlfs_reader *reader, uint32_t run)
             lend(reader, slot, 1);
         return slot;
     }
-    uint32_t first = find_run(reader, run);
+    uint32_t first = find_run(reader, run, false);
+    if (first == SLOT_NONE)
+        first = find_run(reader, run, true);
     if (first == SLOT_NONE)
         return SLOT_NONE;
     for (uint32_t slot = first; slot < first + run; slot++)

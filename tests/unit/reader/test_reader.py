@@ -330,3 +330,18 @@ def test_one_sample_at_a_time(bench):
         for bad in (-1, 201):
             with pytest.raises(UsageError, match="expected an index"):
                 reader.get(bad)
+
+
+def test_what_fits_in_memory_is_read_once(bench):
+    """Samples over several chunks too: their runs take free memory before that of others."""
+    made = bench(random_samples(150, high=40 * KIB))
+    with made.reader(memory_bytes=32 * MIB) as reader:
+        random = np.random.default_rng(0)
+        for _ in range(3):
+            order = random.permutation(150)
+            for first in range(0, 150, 10):
+                part = order[first : first + 10]
+                assert reader.read(part).to_list() == [made.laid.samples[i] for i in part]
+        before = reader.stats()["reads"]
+        reader.read(range(150))
+        assert reader.stats()["reads"] == before
