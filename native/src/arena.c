@@ -26,6 +26,19 @@ static void list_push(dlfs_reader *reader, struct slot_list *list, uint32_t numb
     list->count++;
 }
 
+static void list_push_first(dlfs_reader *reader, struct slot_list *list, uint32_t number)
+{
+    struct slot *slot = &reader->slots[number];
+    slot->next = list->first;
+    slot->previous = SLOT_NONE;
+    if (list->first == SLOT_NONE)
+        list->last = number;
+    else
+        reader->slots[list->first].previous = number;
+    list->first = number;
+    list->count++;
+}
+
 static void list_remove(dlfs_reader *reader, struct slot_list *list, uint32_t number)
 {
     struct slot *slot = &reader->slots[number];
@@ -79,14 +92,14 @@ void arena_free(dlfs_reader *reader)
     free(reader->chunk_slots);
 }
 
-/* Makes every slot of a run free again. */
+/* Makes every slot of a run free again, the next to be taken: its memory is warm. */
 static void run_free(dlfs_reader *reader, uint32_t first)
 {
     uint32_t run = reader->slots[first].run;
-    for (uint32_t slot = first; slot < first + run; slot++) {
+    for (uint32_t slot = first + run; slot-- > first;) {
         reader->slots[slot].state = SLOT_FREE;
         reader->slots[slot].run = 1;
-        list_push(reader, &reader->free_slots, slot);
+        list_push_first(reader, &reader->free_slots, slot);
     }
 }
 
