@@ -10,6 +10,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "directory.h"
 #include "dlfs/dlfs.h"
 
 #define PREFETCH_SAMPLES 4 /* shuffled sources jump about: touch the next ones early */
@@ -61,16 +62,6 @@ static dlfs_location location_of(uint64_t address, uint64_t length, uint32_t crc
         .address = address | (length >> 32) << 56,
     };
     return location;
-}
-
-static uint64_t location_address(const dlfs_location *location)
-{
-    return location->address & DLFS_ADDRESS_MAX;
-}
-
-static uint64_t location_length(const dlfs_location *location)
-{
-    return location->length_low | (location->address >> 56) << 32;
 }
 
 /* Copies what fits of the sample under way; 1 when it is complete, 0 when the window is full first.
@@ -225,8 +216,8 @@ int64_t dlfs_pack_verify(dlfs_packing *packing, const dlfs_location *locations,
     for (; i < count; i++) {
         if (order[i] >= location_count)
             return DLFS_E_FORMAT;
-        uint64_t address = location_address(&locations[order[i]]) + packing->done_bytes;
-        uint64_t rest = location_length(&locations[order[i]]) - packing->done_bytes;
+        uint64_t address = dlfs_location_address(&locations[order[i]]) + packing->done_bytes;
+        uint64_t rest = dlfs_location_length(&locations[order[i]]) - packing->done_bytes;
         if (rest != 0 && address >= window_end)
             break;
         if (rest != 0 && address < window_address)

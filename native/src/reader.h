@@ -15,6 +15,7 @@
 #include <pthread.h>
 #include <stdbool.h>
 
+#include "directory.h"
 #include "dlfs/dlfs.h"
 #include "plan.h"
 
@@ -154,22 +155,12 @@ struct place {
     uint32_t crc32c;
 };
 
-static inline uint64_t location_address(const dlfs_location *location)
-{
-    return location->address & DLFS_ADDRESS_MAX;
-}
-
-static inline uint64_t location_length(const dlfs_location *location)
-{
-    return location->length_low | (location->address >> 56) << 32;
-}
-
 /* False when the location points outside the dataset's data. */
 static inline bool reader_place(const dlfs_reader *reader, uint64_t index, struct place *place)
 {
     const dlfs_location *location = &reader->locations[index];
-    place->address = location_address(location);
-    place->length = location_length(location);
+    place->address = dlfs_location_address(location);
+    place->length = dlfs_location_length(location);
     place->crc32c = location->crc32c;
     place->chunk = place->address >> reader->chunk_shift;
     return place->address <= reader->data_bytes &&
