@@ -277,6 +277,7 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "dlfs_queue_register": (c_int, (c_void_p, c_void_p, c_size_t)),
     "dlfs_queue_submit": (c_int, (c_void_p, POINTER(Operation), c_uint32)),
     "dlfs_queue_poll": (c_int, (c_void_p, POINTER(Completion), c_uint32, c_int)),
+    "dlfs_queue_descriptor": (c_int, (c_void_p,)),
     "dlfs_queue_transfer": (
         c_int,
         (c_void_p, c_uint32, c_void_p, c_uint64, c_uint64, c_uint32),

@@ -225,6 +225,14 @@ int dlfs_queue_poll(dlfs_queue *queue, dlfs_completion *completions, uint32_t co
     return got;
 }
 
+int dlfs_queue_descriptor(dlfs_queue *queue)
+{
+    if (queue_is_foreign(queue)) {
+        return DLFS_E_CLOSED;
+    }
+    return queue->ops->descriptor == NULL ? -ENOTSUP : queue->ops->descriptor(queue);
+}
+
 /* The state of one whole transfer: what is left to submit, and its first error. */
 struct transfer {
     dlfs_queue *queue;

@@ -41,6 +41,8 @@ struct dlfs_queue_ops {
     int (*submit)(dlfs_queue *queue, const dlfs_operation *operations, uint32_t count);
     /* count >= 1 and something is in flight. Waits as dlfs_queue_poll says. */
     int (*poll)(dlfs_queue *queue, dlfs_completion *completions, uint32_t count, int timeout_ms);
+    /* As dlfs_queue_descriptor says. NULL where the kind has none. */
+    int (*descriptor)(dlfs_queue *queue);
     /* Nothing is in flight. NULL where the kind has no use for it. */
     int (*register_range)(dlfs_queue *queue, void *base, size_t bytes);
     /* Nothing is in flight, unless poll failed for good. */

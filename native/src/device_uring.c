@@ -253,6 +253,15 @@ static int uring_poll(dlfs_queue *base, dlfs_completion *completions, uint32_t c
     }
 }
 
+/*
+ * The ring itself is readable while it has completions: tasks are not deferred, so the kernel posts
+ * them without being asked, and an eventfd would only cost a wake-up more.
+ */
+static int uring_descriptor(dlfs_queue *base)
+{
+    return ((const struct uring_queue *)base)->ring.ring_fd;
+}
+
 /* ---- registered buffers ---------------------------------------------------------------------- */
 
 static void ring_unregister(struct uring_queue *queue)
@@ -304,6 +313,7 @@ static void uring_queue_destroy(dlfs_queue *base)
 static const struct dlfs_queue_ops uring_queue_ops = {
     .submit = uring_submit,
     .poll = uring_poll,
+    .descriptor = uring_descriptor,
     .register_range = uring_register,
     .destroy = uring_queue_destroy,
     /* Unmaps and closes the child's copies; the ring lives on in the parent. */

@@ -1,5 +1,7 @@
 /* Every engine and the memory device: validation, depth, order of tags, transfers, registration,
  * flush. */
+#include <poll.h>
+
 #include "device_tests.h"
 
 #define PIECES 64u
@@ -138,6 +140,32 @@ static void test_register(dlfs_device *device)
     free(memory);
 }
 
+/* Waits for completions on the descriptor alone, many times over. */
+static void test_descriptor(dlfs_device *device)
+{
+    dlfs_queue *queue = make_queue(device, 4);
+    uint8_t *buffer = aligned_memory(8192);
+    struct pollfd waited = {.fd = dlfs_queue_descriptor(queue), .events = POLLIN};
+    if (waited.fd < 0) {
+        CHECK_EQ(waited.fd, -ENOTSUP);
+    }
+    for (uint32_t round = 0; waited.fd >= 0 && round < 100; round++) {
+        dlfs_completion completion;
+        dlfs_operation operation = {buffer, (uint64_t)round * 4096, 4096, DLFS_OP_READ, round};
+        CHECK_EQ(poll(&waited, 1, 0), 0); /* nothing is in flight */
+        CHECK_EQ(dlfs_queue_submit(queue, &operation, 1), 1);
+        int got = 0;
+        while (got == 0) {
+            CHECK(poll(&waited, 1, -1) == 1 || errno == EINTR);
+            got = dlfs_queue_poll(queue, &completion, 1, 0);
+        }
+        CHECK_EQ(got, 1);
+        CHECK_EQ(completion.tag, round);
+    }
+    dlfs_queue_destroy(queue);
+    free(buffer);
+}
+
 static void test_device(dlfs_device *device, const char *kind)
 {
     CHECK(strcmp(dlfs_device_kind(device), kind) == 0);
@@ -148,6 +176,7 @@ static void test_device(dlfs_device *device, const char *kind)
     test_pieces(device, 128, 0);
     test_transfer(device);
     test_register(device);
+    test_descriptor(device);
     CHECK_EQ(dlfs_device_destroy(device), 0);
 }
 

@@ -23,6 +23,7 @@ static void child_uses(dlfs_queue *queue, dlfs_device *device)
     CHECK_EQ(do_operation(queue, DLFS_OP_READ, buffer, 0, 4096), DLFS_E_CLOSED);
     CHECK_EQ(dlfs_queue_poll(queue, &completion, 1, -1), DLFS_E_CLOSED);
     CHECK_EQ(dlfs_queue_register(queue, buffer, 4096), DLFS_E_CLOSED);
+    CHECK_EQ(dlfs_queue_descriptor(queue), DLFS_E_CLOSED);
     CHECK_EQ(dlfs_queue_transfer(queue, DLFS_OP_READ, buffer, 0, 4096, 4096), DLFS_E_CLOSED);
     dlfs_queue_destroy(queue);
     if (CHILD_MAY_START_THREADS || strcmp(dlfs_device_kind(device), "threads") != 0) {

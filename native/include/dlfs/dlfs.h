@@ -260,6 +260,14 @@ DLFS_API int dlfs_queue_submit(dlfs_queue *queue, const dlfs_operation *operatio
 DLFS_API int dlfs_queue_poll(dlfs_queue *queue, dlfs_completion *completions, uint32_t count,
                              int timeout_ms);
 /*
+ * A file descriptor that becomes readable when a poll with timeout 0 may have something to do or to
+ * return, for those who wait for several queue pairs at once (ppoll, epoll). It is the queue
+ * pair's own, the same for its whole life: wait for it and do nothing else. It may be readable for
+ * nothing; and since some devices need a push that nothing announces (the kernel was short of
+ * memory), poll every 100 ms at least. -ENOTSUP where the kind has none: it must then be polled.
+ */
+DLFS_API int dlfs_queue_descriptor(dlfs_queue *queue);
+/*
  * Reads or writes one whole range of any length (in block multiples) through the queue pair, in
  * pieces of up to piece_bytes at its full depth, and waits. Nothing else may be in flight. The
  * first error ends it.
