@@ -21,7 +21,7 @@ JOBS ?= $(shell nproc)
 # What is needed from Debian or Ubuntu: a program or header to look for, and its package.
 APT_BUILD := gcc:gcc pkg-config:pkg-config fusermount3:fuse3 \
 	/usr/include/stdlib.h:libc6-dev /usr/include/liburing.h:liburing-dev /usr/include/fuse3/fuse.h:libfuse3-dev
-APT_TEST := clang-tidy:clang-tidy getfattr:attr
+APT_TEST := clang-tidy:clang-tidy getfattr:attr qemu-system-x86_64:qemu-system-x86 busybox:busybox-static
 
 # Further Python packages for make test, such as torch: it is large, so its tests are skipped without it.
 PACKAGES ?=
@@ -36,7 +36,7 @@ setup: .venv/.stamp ## Debian packages, the virtual environment, the Python pack
 
 build: $(LIBRARY) ## libdlfs, into the package
 
-test: lint .venv/.extra ## everything: lint, then all tests
+test: lint .venv/.extra build/nvmet/order ## everything: lint, then all tests
 	$(BIN)/pytest $(PYTEST_ARGS)
 
 demo: build ## real images: import, verify, mount, train
@@ -102,7 +102,7 @@ endef
 	    echo "Name another one with: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 1; }
 	@mkdir -p .venv && touch $@
 
-.venv/.packages-test: | .venv/.packages
+.venv/.packages-test: Makefile | .venv/.packages
 	$(call apt,$(APT_TEST))
 	@touch $@
 
@@ -114,6 +114,11 @@ endef
 
 .venv/.extra: .venv/.stamp
 	@[ -z "$(PACKAGES)" ] || $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PACKAGES)
+
+# The kernel that the tests run in QEMU. Where it cannot be had, they are skipped, and CI fails.
+build/nvmet/order: tests/nvmet/kernel.py | .venv/.stamp
+	@echo "Fetching a kernel for the tests in QEMU"
+	@$(BIN)/python -m tests.nvmet.kernel || true
 
 # Written beside and renamed, so that a process that has the old library mapped keeps it.
 $(LIBRARY): .venv/.stamp $(NATIVE)

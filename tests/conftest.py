@@ -1,8 +1,8 @@
 """What every test may ask for, and what a machine must have.
 
-A test marked ``fuse``, ``root`` or ``uring`` is skipped, with the reason, where the machine lacks
-it, ``torch`` where that package is missing. CI names what it has in ``DLFS_REQUIRE`` (such as
-``fuse,root,uring``); there, lacking it fails the test, so that no skip goes unseen.
+A test marked ``fuse``, ``qemu``, ``root`` or ``uring`` is skipped, with the reason, where the
+machine lacks it, ``torch`` where that package is missing. CI names what it has in ``DLFS_REQUIRE``
+(such as ``fuse,root,uring``); there, lacking it fails the test, so that no skip goes unseen.
 """
 
 from __future__ import annotations
@@ -14,13 +14,16 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from dlfs._native.device import NativeDevice
 from dlfs.errors import DeviceError
+from tests.nvmet.kernel import lacks_guest
+from tests.nvmet.shared import SUBSYSTEMS
+from tests.nvmet.target import KernelTarget
 
 
 def _lacks_fuse() -> str | None:
@@ -60,6 +63,7 @@ def _lacks_torch() -> str | None:
 
 _LACKS: dict[str, Callable[[], str | None]] = {
     "fuse": _lacks_fuse,
+    "qemu": lacks_guest,
     "root": _lacks_root,
     "torch": _lacks_torch,
     "uring": _lacks_uring,
@@ -96,3 +100,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         if name in _required():
             pytest.fail(f"DLFS_REQUIRE names {name}, but: {reason}", pytrace=False)
         pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def kernel_target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KernelTarget]:
+    """The Linux kernel's NVMe/TCP target, one for all tests, which leave it running."""
+    with KernelTarget(tmp_path_factory.mktemp("kernel-target"), SUBSYSTEMS) as target:
+        yield target

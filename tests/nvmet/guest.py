@@ -1,0 +1,249 @@
+"""A virtual machine that runs one shell script on Debian's kernel, under software emulation.
+
+``Guest`` is the machine: started in about five seconds, killed as by a power cut, silenced and
+resumed, started again with the same disks. Its disks are raw files of this machine, which outlive
+it. ``run_in_guest(script)`` starts one, runs a script as root with busybox's tools and nvmet's
+modules loaded, and returns the exit code and the output: for whatever must be tried on a real
+kernel, such as recipes that go through configfs.
+
+A guest reaches ports of 127.0.0.1 on this machine at 10.0.2.2, and nothing else outside matters to
+it. QEMU accepts forwarded connections before the guest does: ``wait_until_ready`` waits until the
+script has ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import select
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tests.nvmet.initrd import build_initrd
+from tests.nvmet.kernel import find_kernel
+
+HOST_ADDRESS = "10.0.2.2"
+"""What a guest calls this machine."""
+START_SECONDS_MAX = 120
+MEMORY_MIB = 256
+WITH_ITS_STARTER = ("setpriv", "--pdeathsig", "KILL")
+PORTS = range(15000, 16000)
+"""Below the range that the kernel gives to outgoing connections: while a target is down, none of
+them takes its port, nor does a reconnecting initiator meet itself there."""
+
+_WORDS = (
+    "console=ttyS0 quiet loglevel=4 panic=-1 mitigations=off audit=0 lsm= nokaslr "
+    "random.trust_cpu=on initcall_blacklist=jent_mod_init,bpf_tcp_ca_kfunc_init,"
+    "bpf_dummy_struct_ops_init,load_system_certificate_list,init_encrypted"
+)
+"""Of the kernel: without the self-tests and keys that take seconds under emulation."""
+_EXIT = re.compile(rb"\nGUEST-EXIT (\d+)\n\Z")
+
+
+class GuestError(Exception):
+    """A guest did not start, or its script failed."""
+
+
+@dataclass(frozen=True)
+class Disk:
+    """A virtio disk, /dev/vda and so on in the guest: a raw file."""
+
+    path: Path
+    block_bytes: int = 512
+
+
+@dataclass(frozen=True)
+class GuestResult:
+    """How a script ended."""
+
+    code: int
+    output: str
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that nobody listens on."""
+    for number in range(len(PORTS)):
+        port = PORTS[(os.getpid() * 7 + number) % len(PORTS)]
+        with contextlib.closing(socket.socket()) as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                trial.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise GuestError(f"no free port in {PORTS}")
+
+
+class Guest:
+    """One virtual machine.
+
+    Args:
+        folder: for its files; empty, and its own.
+        script: for busybox's shell, run once the network is up.
+        files: further ones of the guest's root folder, by name.
+        disks: at most 20; they exist.
+        ports: of 127.0.0.1, here and in the guest.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        script: str,
+        *,
+        files: Mapping[str, bytes] | None = None,
+        disks: Sequence[Disk] = (),
+        ports: Sequence[int] = (),
+    ) -> None:
+        kernel = find_kernel()
+        if kernel is None:
+            raise GuestError("there is no guest kernel")
+        self.folder = folder
+        self.disks = tuple(disks)
+        self.ports = tuple(ports)
+        self._vmlinux = kernel.vmlinux
+        initrd = build_initrd(kernel, {"script": script.encode(), **(files or {})})
+        (folder / "initrd").write_bytes(initrd)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    # ---- starting --------------------------------------------------------------------------------
+
+    def _command(self) -> list[str]:
+        forwards = "".join(f",hostfwd=tcp:127.0.0.1:{p}-127.0.0.1:{p}" for p in self.ports)
+        command = [
+            *("qemu-system-x86_64", "-M", "q35", "-accel", "tcg", "-m", str(MEMORY_MIB)),
+            *("-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"),
+            *("-serial", f"file:{self.folder}/console", "-serial", f"file:{self.folder}/output"),
+            *("-kernel", str(self._vmlinux), "-initrd", f"{self.folder}/initrd"),
+            *("-append", _WORDS),
+            *("-netdev", f"user,id=net{forwards}"),
+            *("-device", "virtio-net-pci,netdev=net,romfile="),
+        ]
+        for number, disk in enumerate(self.disks):
+            size = f"logical_block_size={disk.block_bytes},physical_block_size={disk.block_bytes}"
+            command += [
+                *("-drive", f"if=none,id=disk{number},file={disk.path},format=raw"),
+                *("-device", f"virtio-blk-pci,drive=disk{number},{size}"),
+            ]
+        return command
+
+    def start(self) -> None:
+        """Start the machine, for the first time or again; ``wait_until_ready`` comes next.
+
+        Threads: it ends with the thread that starts it, so that a test run that is killed leaves
+        none behind.
+        """
+        assert self._process is None or self._process.poll() is not None, "the guest is running"
+        for name in ("console", "output"):
+            (self.folder / name).unlink(missing_ok=True)
+        with (self.folder / "qemu.log").open("wb") as log:
+            self._process = subprocess.Popen(
+                [*WITH_ITS_STARTER, *self._command()],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    def wait_for_script(self) -> GuestResult:
+        """Wait until the script has ended.
+
+        Raises:
+            GuestError: the machine ended before it, or took too long.
+        """
+        assert self._process is not None
+        output = self.folder / "output"
+        deadline = time.monotonic() + START_SECONDS_MAX
+        while True:
+            ended = self._process.poll() is not None
+            content = output.read_bytes() if output.exists() else b""
+            if found := _EXIT.search(content):
+                told = content[: found.start()].decode("utf-8", "replace")
+                return GuestResult(int(found[1]), told)
+            if ended or time.monotonic() > deadline:
+                raise GuestError(f"the guest {'ended' if ended else 'hangs'}:\n{self.report()}")
+            select.select([], [], [], 0.02)
+
+    def wait_until_ready(self) -> None:
+        """Wait until the script has succeeded.
+
+        Raises:
+            GuestError: it failed, or did not end.
+        """
+        if self.wait_for_script().code != 0:
+            raise GuestError(f"the guest's script failed:\n{self.report()}")
+
+    def report(self) -> str:
+        """All that the guest and QEMU have said, for error messages."""
+        names = ("qemu.log", "console", "output")
+        found = [self.folder / name for name in names if (self.folder / name).exists()]
+        return "\n".join(path.read_text("utf-8", "replace") for path in found)
+
+    # ---- ending and silence ----------------------------------------------------------------------
+
+    @property
+    def running(self) -> bool:
+        """Whether the machine runs, or is paused."""
+        return self._process is not None and self._process.poll() is None
+
+    def kill(self) -> None:
+        """End it at once, as a power cut would. Does nothing when it has ended."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def pause(self) -> None:
+        """Make it silent: connections stay, nothing is answered."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Undo ``pause``."""
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: int) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.kill()
+
+
+def run_in_guest(
+    script: str,
+    *,
+    files: Mapping[str, bytes] | None = None,
+    disks: Sequence[Disk] = (),
+    ports: Sequence[int] = (),
+) -> GuestResult:
+    """Run a shell script in a guest of its own, and end that.
+
+    Args:
+        script: as root, in /tmp; busybox's tools, nvmet-tcp and nvme-tcp loaded, configfs mounted,
+            64-MiB RAM disks /dev/ram0 and /dev/ram1. An exit code other than 0 is no error here.
+        files: further ones of the guest's root folder, by name: executable.
+        disks: of the guest.
+        ports: of 127.0.0.1, here and in the guest.
+
+    Raises:
+        GuestError: the guest did not start, or the script did not end.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        guest = Guest(Path(folder), script, files=files, disks=disks, ports=ports)
+        with guest:
+            return guest.wait_for_script()

@@ -1,0 +1,18 @@
+"""The subsystems of the target that most tests share, as the fixture ``kernel_target``."""
+
+from __future__ import annotations
+
+from dlfs.units import MIB
+from tests.nvmet.target import Namespace, Subsystem
+
+OPEN = "nqn.2024-01.org.dlfs.test:open"
+"""For any host. Namespace 1 has blocks of 512 bytes, namespace 2 of 4096; 2 MiB each."""
+RESTRICTED = "nqn.2024-01.org.dlfs.test:restricted"
+"""For ``ALLOWED_HOST`` alone."""
+ALLOWED_HOST = "nqn.2014-08.org.nvmexpress:uuid:11111111-1111-4111-8111-111111111111"
+REFUSED_HOST = "nqn.2014-08.org.nvmexpress:uuid:22222222-2222-4222-8222-222222222222"
+
+SUBSYSTEMS = (
+    Subsystem(OPEN, [Namespace(2 * MIB, 512), Namespace(2 * MIB, 4096)]),
+    Subsystem(RESTRICTED, [Namespace(2 * MIB)], hosts=[ALLOWED_HOST]),
+)

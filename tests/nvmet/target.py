@@ -1,0 +1,149 @@
+"""The Linux kernel's own NVMe/TCP target, in a guest: what the initiator must work with.
+
+Namespaces are raw files of this machine behind virtio disks, so they outlive the guest. The target
+listens on one port of 127.0.0.1, the same here and in the guest, and after a restart.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+from urllib.parse import quote
+
+from dlfs.units import MIB
+from tests.nvmet.guest import Disk, Guest, free_port
+
+_CONFIGFS = "/sys/kernel/config/nvmet"
+
+
+@dataclass(frozen=True)
+class Namespace:
+    """One namespace of a subsystem: a file of zeros at first."""
+
+    size_bytes: int = 32 * MIB
+    block_bytes: int = 512
+
+
+@dataclass(frozen=True)
+class Subsystem:
+    """A subsystem with namespaces 1, 2, ...
+
+    Attributes:
+        hosts: NQNs of the hosts that may connect; empty: any may.
+    """
+
+    nqn: str
+    namespaces: Sequence[Namespace] = (Namespace(),)
+    hosts: Sequence[str] = ()
+
+
+def _write(path: str, value: object) -> str:
+    return f"echo -n {shlex.quote(str(value))} >{shlex.quote(path)}"
+
+
+def _subsystem_lines(subsystem: Subsystem, first_disk: int, port: str) -> list[str]:
+    base = f"{_CONFIGFS}/subsystems/{subsystem.nqn}"
+    quoted = shlex.quote(base)
+    lines = [f"mkdir {quoted}", _write(f"{base}/attr_allow_any_host", int(not subsystem.hosts))]
+    for host in subsystem.hosts:
+        known = shlex.quote(f"{_CONFIGFS}/hosts/{host}")
+        lines += [f"mkdir -p {known}", f"ln -s {known} {quoted}/allowed_hosts/"]
+    for number in range(len(subsystem.namespaces)):
+        space = f"{base}/namespaces/{number + 1}"
+        lines += [
+            f"mkdir {shlex.quote(space)}",
+            _write(f"{space}/device_path", f"/dev/vd{chr(ord('a') + first_disk + number)}"),
+            _write(f"{space}/enable", 1),
+        ]
+    return [*lines, f"ln -s {quoted} {port}/subsystems/"]
+
+
+def target_script(subsystems: Sequence[Subsystem], port: int, inline_bytes: int) -> str:
+    """The shell script that configures the target: the first link opens the port."""
+    base = f"{_CONFIGFS}/ports/1"
+    lines = [
+        "set -e",
+        f"mkdir {base}",
+        _write(f"{base}/addr_trtype", "tcp"),
+        _write(f"{base}/addr_adrfam", "ipv4"),
+        _write(f"{base}/addr_traddr", "127.0.0.1"),
+        _write(f"{base}/addr_trsvcid", port),
+        _write(f"{base}/param_inline_data_size", inline_bytes),
+    ]
+    disk = 0
+    for subsystem in subsystems:
+        lines += _subsystem_lines(subsystem, disk, base)
+        disk += len(subsystem.namespaces)
+    return "\n".join(lines) + "\n"
+
+
+class KernelTarget:
+    """A target with some subsystems, and the files behind their namespaces.
+
+    Args:
+        folder: for its files; empty, and its own.
+        subsystems: with at most 20 namespaces in all.
+        inline_bytes: what a host may write in a capsule.
+    """
+
+    def __init__(
+        self, folder: Path, subsystems: Sequence[Subsystem], *, inline_bytes: int = 16384
+    ) -> None:
+        self.port = free_port()
+        self._disks: dict[tuple[str, int], Disk] = {}
+        for subsystem in subsystems:
+            for number, namespace in enumerate(subsystem.namespaces, 1):
+                path = folder / f"disk{len(self._disks)}"
+                with path.open("wb") as file:
+                    file.truncate(namespace.size_bytes)
+                self._disks[subsystem.nqn, number] = Disk(path, namespace.block_bytes)
+        script = target_script(subsystems, self.port, inline_bytes)
+        self.guest = Guest(folder, script, disks=[*self._disks.values()], ports=[self.port])
+
+    def uri(self, nqn: str, nsid: int = 1, **options: object) -> str:
+        """The device URI of a namespace.
+
+        Args:
+            nqn: of its subsystem, which may be an unknown one.
+            nsid: of the namespace, which may be one that is not there.
+            options: of the URI, such as ``hdgst=1``.
+        """
+        query = "".join(f"&{key}={quote(str(value))}" for key, value in options.items())
+        return f"nvme-tcp://127.0.0.1:{self.port}/{nqn}?nsid={nsid}{query}"
+
+    def disk(self, nqn: str, nsid: int = 1) -> Path:
+        """The file behind a namespace."""
+        return self._disks[nqn, nsid].path
+
+    def wipe(self, nqn: str, nsid: int = 1) -> None:
+        """Fill a namespace with zeros, behind the target's back: nothing of it is cached there."""
+        with self.disk(nqn, nsid).open("r+b") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(0)
+            file.write(bytes(size))
+
+    def start(self) -> None:
+        """Start it, for the first time or again, and wait until it serves."""
+        self.guest.start()
+        self.guest.wait_until_ready()
+
+    def kill(self) -> None:
+        """End it as a power cut would. Does nothing when it has ended."""
+        self.guest.kill()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.kill()
