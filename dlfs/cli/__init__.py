@@ -31,6 +31,7 @@ from dlfs.cli import (
     mount,
     rm,
     stat,
+    target,
     umount,
     uri,
     verify,
@@ -172,6 +173,7 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
 for _panel, _verbs in _PANELS.items():
     for _name, _verb in _verbs.items():
         app.command(_name, rich_help_panel=_panel)(_verb)
+app.add_typer(target.app, name="target", rich_help_panel="Storage nodes")
 
 
 def main() -> None:

@@ -1,0 +1,119 @@
+#!/bin/sh
+# Exports one device to trainers over NVMe/TCP with SPDK's target, nvmf_tgt, by JSON-RPC. nvmf_tgt
+# runs already (SPDK 24.01 or newer); spdk-rpc comes with: pip install spdk. Save it on the storage
+# node and run it there as the user of nvmf_tgt:
+#
+#     sh export.sh start      export the device; what is on it stays as it is
+#     sh export.sh verify     say whether it is exported, and to whom
+#     sh export.sh undo       take back what start did, and nothing else
+#
+# Several exports share one nvmf_tgt: give each an NQN of its own. nvmf_tgt forgets all of it when
+# it ends: start again then. The device is driven by the kernel, through its asynchronous I/O; for
+# an NVMe drive driven by SPDK itself, see bdev_nvme_attach_controller in SPDK's guide.
+set -eu
+
+# ---- settings ----------------------------------------------------------------------------------
+device=/dev/nvme1n1
+nqn=nqn.2024-01.org.example:storage-a
+uuid=313393dd-339f-5d89-9eb7-935afd53c676
+family=ipv4
+address=10.0.0.11
+ports='4420 8009'
+allowed_hosts=nqn.2024-01.org.example:trainer
+bdev=dlfs-313393dd339f
+port=4420
+discovery_port=8009
+# ------------------------------------------------------------------------------------------------
+
+socket=${SPDK_RPC_SOCKET:-/var/tmp/spdk.sock}
+discovery=nqn.2014-08.org.nvmexpress.discovery
+transfer_bytes_max=1048576 # SPDK's default, 128 KiB, would split the reads of whole chunks
+
+rpc() {
+    spdk-rpc -s "$socket" "$@"
+}
+
+fail() {
+    printf 'export.sh: %s\n' "$*" >&2
+    exit 1
+}
+
+check_device() {
+    [ -b "$device" ] || [ -f "$device" ] || fail "$device: there is no such block device or file"
+    if cut -d' ' -f1 /proc/mounts /proc/swaps | grep -qxF -- "$(readlink -f "$device")"; then
+        fail "$device: this machine uses it: see /proc/mounts and /proc/swaps"
+    fi
+}
+
+# exported QUESTION: ask nvmf_tgt.
+exported() {
+    rpc nvmf_get_subsystems | python3 -c '
+import json, sys
+question, discovery, nqn, bdev, uuid, address, port, discovery_port, *hosts = sys.argv[1:]
+subsystems = {one["nqn"]: one for one in json.load(sys.stdin)}
+one = subsystems.get(nqn)
+def listens(nqn, port):
+    found = subsystems[nqn]["listen_addresses"]
+    return any((at["traddr"], at["trsvcid"]) == (address, port) for at in found)
+if question == "started":
+    sys.exit(one is None)
+if question == "discovery":
+    sys.exit(not listens(discovery, discovery_port))
+if question == "shared":  # does another export use the discovery service?
+    sys.exit(not any(listens(other, port) for other in subsystems if other not in (discovery, nqn)))
+def expect(what, wanted, got):
+    if wanted != got:
+        sys.exit(f"export.sh: {nqn}: {what}: expected {wanted}, got {got}")
+expect("exported", True, one is not None)
+spaces = [(space["nsid"], space["bdev_name"], space["uuid"]) for space in one["namespaces"]]
+expect("namespaces", [(1, bdev, uuid)], spaces)
+expect("any host may connect", False, one["allow_any_host"])
+expect("hosts", sorted(hosts), sorted(host["nqn"] for host in one["hosts"]))
+expect(f"listens at {address} port {port}", True, listens(nqn, port))
+expect(f"discovery at {address} port {discovery_port}", True, listens(discovery, discovery_port))
+' "$1" "$discovery" "$nqn" "$bdev" "$uuid" "$address" "$port" "$discovery_port" $allowed_hosts
+}
+
+add_listener() {
+    rpc nvmf_subsystem_add_listener "$1" -t TCP -f "$family" -a "$address" -s "$2"
+}
+
+start() {
+    check_device
+    ! exported started || fail "$nqn is exported already; undo it first"
+    rpc nvmf_get_transports --trtype TCP >/dev/null 2>&1 || \
+        rpc nvmf_create_transport -t TCP -i "$transfer_bytes_max"
+    trap undo EXIT
+    block_bytes=
+    [ -b "$device" ] || block_bytes=4096
+    rpc bdev_aio_create -u "$uuid" "$device" "$bdev" $block_bytes >/dev/null
+    rpc nvmf_create_subsystem "$nqn"
+    for host in $allowed_hosts; do
+        rpc nvmf_subsystem_add_host "$nqn" "$host"
+    done
+    rpc nvmf_subsystem_add_ns -n 1 -u "$uuid" "$nqn" "$bdev" >/dev/null
+    add_listener "$nqn" "$port"
+    exported discovery || add_listener "$discovery" "$discovery_port"
+    trap - EXIT
+    verify
+}
+
+verify() {
+    exported whole
+    printf 'exported %s as %s at %s, ports %s, to:\n' "$device" "$nqn" "$address" "$ports"
+    printf '%s\n' $allowed_hosts
+}
+
+undo() {
+    if exported discovery && ! exported shared; then
+        rpc nvmf_subsystem_remove_listener "$discovery" -t TCP -f "$family" -a "$address" \
+            -s "$discovery_port"
+    fi
+    ! exported started || rpc nvmf_delete_subsystem "$nqn"
+    ! rpc bdev_get_bdevs -b "$bdev" >/dev/null 2>&1 || rpc bdev_aio_delete "$bdev"
+}
+
+case ${1-} in
+start | verify | undo) "$1" ;;
+*) fail "expected start, verify or undo" ;;
+esac

@@ -1,0 +1,37 @@
+"""``dlfs target recipe``."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from dlfs.cli.target import Kind
+from dlfs.fabric.recipes import RECIPES, Export
+
+HOST = "nqn.2024-01.org.example:trainer"
+
+
+@pytest.mark.parametrize("kind", list(Kind))
+def test_recipe(run, kind: Kind) -> None:
+    options = ("--address", "fd00::7", "--allow", HOST, "--allow", HOST + "2", "--port", 4421)
+    done = run("target", "recipe", "/data/a disk", *options, "--kind", kind)
+    export = Export(
+        device="/data/a disk", address="fd00::7", allowed_hosts=(HOST, HOST + "2"), port=4421
+    )
+    assert (done.code, done.out.decode()) == (0, RECIPES[kind](export))
+    assert "undo" in done.err
+    if kind is Kind.NVMETCLI:
+        assert [port["portid"] for port in json.loads(done.out)["ports"]] == [4421, 8009]
+
+
+def test_every_kind_is_offered() -> None:
+    assert {kind.value for kind in Kind} == set(RECIPES)
+
+
+def test_recipe_names_what_is_wrong(run) -> None:
+    done = run("target", "recipe", "disk", "-a", "10.0.0.11", "--allow", HOST)
+    assert (done.code, done.out) == (2, b"")
+    assert "absolute path" in done.err
+    assert run("target", "recipe", "/disk", "-a", "10.0.0.11").code == 2
+    assert run("target").code == 2

@@ -1,0 +1,91 @@
+"""A folder that behaves like nvmet's configfs, as far as recipes use it.
+
+``mkdir`` and ``rmdir`` stand before the real ones on the PATH: the first makes a node's attributes
+and inner folders, as the kernel does, the second removes a node that holds nothing. A test with
+the real kernel is in tests/nvmet.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+_NODES = {
+    "hosts": ((), ()),
+    "ports": (
+        ("addr_adrfam", "addr_trtype", "addr_traddr", "addr_trsvcid"),
+        ("subsystems", "referrals"),
+    ),
+    "subsystems": (("attr_allow_any_host",), ("namespaces", "allowed_hosts")),
+    "namespaces": (("device_path", "device_uuid", "enable"), ()),
+}
+"""Attributes and inner folders of a node, by the name of the folder that it is made in."""
+
+
+def _tools() -> dict[str, str]:
+    cases = ""
+    for parent, (attributes, folders) in _NODES.items():
+        made = "".join(f'echo 0 >"$1/{name}"; ' for name in attributes)
+        made += "".join(f'/bin/mkdir "$1/{name}"; ' for name in folders)
+        cases += f"*/{parent}/*) {made};;\n" if made else f"*/{parent}/*) ;;\n"
+    # The innermost parent decides: subsystems/NQN/namespaces/1 is a namespace.
+    order = "\n".join(reversed(cases.strip().split("\n")))
+    return {
+        "mkdir": f'#!/bin/sh\n[ -d "${{1%/*}}" ] && /bin/mkdir "$1" || exit 1\n'
+        f'case "$1" in\n{order}\nesac\n',
+        "rmdir": "#!/bin/sh\n"
+        '[ -z "$(find "$1" -mindepth 2)" ] || exit 1  # it holds a node or a link\n'
+        '[ -z "$(find "$NVMET_CONFIGFS" -lname "$1")" ] || exit 1  # or is linked to\n'
+        'rm -r "$1"\n',
+    }
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a script ended."""
+
+    code: int
+    out: str
+
+
+class FakeConfigfs:
+    """Such a folder, and scripts run in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root = folder / "nvmet"
+        self._tools = folder / "bin"
+        self._tools.mkdir()
+        for name in ("hosts", "ports", "subsystems"):
+            (self.root / name).mkdir(parents=True)
+        for name, text in _tools().items():
+            (self._tools / name).write_text(text)
+            (self._tools / name).chmod(0o755)
+
+    def run(self, script: str, verb: str) -> Done:
+        """Run a recipe."""
+        done = subprocess.run(
+            ["sh", "-s", verb],
+            input=script,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={
+                **os.environ,
+                "PATH": f"{self._tools}:{os.environ['PATH']}",
+                "NVMET_CONFIGFS": str(self.root),
+            },
+        )
+        return Done(done.returncode, done.stdout)
+
+    def content(self) -> dict[str, str]:
+        """Every attribute's value, every link's target, every node (empty text), by path."""
+        found = {}
+        for path in self.root.rglob("*"):
+            name = str(path.relative_to(self.root))
+            if path.is_symlink():
+                found[name] = "-> " + os.path.relpath(os.readlink(path), self.root)
+            else:
+                found[name] = path.read_text().rstrip("\n") if path.is_file() else ""
+        return found

@@ -1,0 +1,258 @@
+"""Recipes: what they refuse, that they quote, and what they do to a folder like configfs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dlfs.errors import UsageError
+from dlfs.fabric.recipes import RECIPES, Export, nvmet_script, nvmetcli_json, spdk_script
+from tests.unit.fabric.configfs import FakeConfigfs
+
+HOST = "nqn.2024-01.org.example:trainer"
+OTHER_HOST = "nqn.2014-08.org.nvmexpress:uuid:11111111-1111-1111-1111-111111111111"
+NQN = "nqn.2024-01.org.example:storage-a"
+
+
+def export_of(device: Path | str, /, **changes) -> Export:
+    return Export(
+        **{
+            "device": str(device),
+            "address": "10.0.0.11",
+            "allowed_hosts": (HOST, OTHER_HOST),
+            "nqn": NQN,
+            **changes,
+        }
+    )
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Path:
+    path = tmp_path / 'a disk\'s \\n "image" $(reboot)'
+    path.write_bytes(bytes(4096))
+    return path
+
+
+# ---- what is refused -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"device": "disk.img"}, "absolute path"),
+        ({"device": "/dev/x\ny"}, "printable"),
+        ({"device": "/" + "x" * 4096}, "at most 4095"),
+        ({"address": "storage-a"}, "IP address"),
+        ({"address": "0.0.0.0"}, "one address"),
+        ({"address": "::"}, "one address"),
+        ({"address": "fe80::1%eth0"}, "one address"),
+        ({"address": "224.0.0.1"}, "one address"),
+        ({"allowed_hosts": ()}, "each host that may connect"),
+        ({"allowed_hosts": ("trainer",)}, "expected an NQN"),
+        ({"allowed_hosts": (f"{HOST} $(reboot)",)}, "expected an NQN"),
+        ({"nqn": "nqn.2024-01.org.example:a/../b"}, "expected an NQN"),
+        ({"nqn": "nqn.2014-08.org.nvmexpress.discovery"}, "expected an NQN"),
+        ({"nqn": NQN + "x" * 223}, "at most 223"),
+        ({"port": 0}, "1..65535"),
+        ({"discovery_port": 65536}, "1..65535"),
+    ],
+)
+def test_refuses(changes: dict, says: str) -> None:
+    with pytest.raises(UsageError, match="make a recipe") as caught:
+        export_of("/dev/x", **changes)
+    assert says in str(caught.value)
+
+
+def test_nvmetcli_has_a_highest_port() -> None:
+    assert "9000" in nvmet_script(export_of("/dev/x", port=9000))
+    with pytest.raises(UsageError, match="8192"):
+        nvmetcli_json(export_of("/dev/x", port=9000))
+
+
+def test_names_are_made_where_none_is_given() -> None:
+    made = {export_of("/dev/x", nqn="", address=address).nqn for address in ("10.0.0.1", "fd00::1")}
+    assert len(made) == 2
+    for nqn in made:
+        UUID(nqn.removeprefix("nqn.2014-08.org.nvmexpress:uuid:"))
+    assert export_of("/dev/x").uuid == export_of("/dev/y").uuid != export_of("/x", nqn="").uuid
+    assert export_of("/dev/x", address="fd00::1").family == "ipv6"
+
+
+@given(st.text(st.characters(categories=["L", "N", "P", "S", "Zs"]), max_size=40))
+@settings(deadline=None, max_examples=30)
+def test_settings_are_quoted(name: str) -> None:
+    """The shell reads the device's path as it was given, whatever it is made of."""
+    path = f"/dev/{name}"
+    try:
+        export = export_of(path)
+    except UsageError:
+        assert not path.isprintable()
+        return
+    for script in (nvmet_script(export), spdk_script(export)):
+        head = script[: script.index("\n# ---", script.index("settings"))]
+        done = subprocess.run(
+            ["sh", "-s"], input=f'{head}\nprintf %s "$device"', capture_output=True, text=True
+        )
+        assert (done.stdout, done.stderr) == (path, "")
+
+
+@pytest.mark.parametrize("script", [nvmet_script, spdk_script])
+def test_a_verb_is_needed(script, configfs: FakeConfigfs) -> None:
+    for verb in ("", "stop", "fail"):
+        done = configfs.run(script(export_of("/dev/x")), verb)
+        assert done.code == 1
+        assert "expected start, verify or undo" in done.out
+
+
+# ---- the kernel's target -------------------------------------------------------------------------
+
+
+def test_start_verify_undo(configfs: FakeConfigfs, device: Path) -> None:
+    empty = configfs.content()
+    script = nvmet_script(export_of(device))
+    assert "is not exported" in configfs.run(script, "verify").out
+    started = configfs.run(script, "start")
+    assert started.code == 0, started.out
+    assert sorted(started.out.splitlines()[1:]) == sorted((HOST, OTHER_HOST))
+    content = configfs.content()
+    assert content[f"subsystems/{NQN}/attr_allow_any_host"] == "0"
+    assert content[f"subsystems/{NQN}/namespaces/1/device_path"] == str(device)
+    assert configfs.run(script, "verify") == started
+    again = configfs.run(script, "start")
+    assert (again.code, configfs.content()) == (1, content)
+    assert "exported already" in again.out
+    assert configfs.run(script, "undo").code == 0
+    assert configfs.content() == empty
+    assert configfs.run(script, "undo").code == 0
+
+
+def test_exports_share_ports_and_hosts(configfs: FakeConfigfs, device: Path) -> None:
+    first = nvmet_script(export_of(device))
+    second = nvmet_script(export_of(device, nqn="", allowed_hosts=(HOST,)))
+    assert configfs.run(first, "start").code == 0
+    content = configfs.content()
+    assert configfs.run(second, "start").code == 0
+    assert configfs.run(second, "undo").code == 0
+    assert configfs.content() == content
+    assert configfs.run(second, "start").code == 0
+    assert configfs.run(first, "undo").code == 0
+    assert configfs.run(second, "verify").code == 0
+    assert f"hosts/{OTHER_HOST}" not in configfs.content()
+
+
+def test_what_fails_midway_is_taken_back(configfs: FakeConfigfs, device: Path) -> None:
+    assert configfs.run(nvmet_script(export_of(device)), "start").code == 0
+    content = configfs.content()
+    elsewhere = nvmet_script(export_of(device, nqn="", address="10.0.0.12"))
+    done = configfs.run(elsewhere, "start")
+    assert done.code == 1
+    assert "port 4420 is in use at 10.0.0.11" in done.out
+    assert configfs.content() == content
+
+
+def test_a_device_that_is_missing_or_in_use_is_refused(configfs: FakeConfigfs) -> None:
+    empty = configfs.content()
+    done = configfs.run(nvmet_script(export_of("/no/such/disk")), "start")
+    assert (done.code, "no such block device" in done.out) == (1, True)
+    lines = Path("/proc/mounts").read_text().splitlines()
+    mounted = next((line.split()[0] for line in lines if line.startswith("/dev/")), None)
+    if mounted is not None:
+        done = configfs.run(nvmet_script(export_of(mounted)), "start")
+        assert (done.code, "this machine uses it" in done.out) == (1, True)
+    assert configfs.content() == empty
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("attr_allow_any_host", "1", "any host may connect"),
+        ("namespaces/1/enable", "0", "not enabled"),
+        ("namespaces/1/device_path", "/dev/null", "another device"),
+        (f"allowed_hosts/{HOST}", None, "may not connect"),
+        (f"../../ports/8009/subsystems/{NQN}", None, "nothing listens at port 8009"),
+    ],
+)
+def test_verify_finds_what_was_changed(
+    configfs: FakeConfigfs, device: Path, name: str, value: str | None, says: str
+) -> None:
+    script = nvmet_script(export_of(device))
+    assert configfs.run(script, "start").code == 0
+    path = configfs.root / "subsystems" / NQN / name
+    path.unlink() if value is None else path.write_text(value)
+    done = configfs.run(script, "verify")
+    assert (done.code, says in done.out) == (1, True)
+    assert configfs.run(script, "undo").code == 0
+
+
+def test_reservations_where_the_kernel_has_them(configfs: FakeConfigfs, device: Path) -> None:
+    mkdir = configfs.root.parent / "bin" / "mkdir"
+    mkdir.write_text(
+        mkdir.read_text().replace('echo 0 >"$1/enable"', 'echo 0 >"$1/enable"; >"$1/resv_enable"')
+    )
+    assert configfs.run(nvmet_script(export_of(device)), "start").code == 0
+    assert configfs.content()[f"subsystems/{NQN}/namespaces/1/resv_enable"] == "1"
+
+
+# ---- nvmetcli ------------------------------------------------------------------------------------
+
+
+def interpret(config: dict) -> dict[str, str]:
+    """What ``nvmetcli restore`` makes of a configuration: its attributes and links."""
+    made: dict[str, str] = {}
+
+    def attributes(place: str, node: dict, *groups: str) -> None:
+        for group in groups:
+            for name, value in node.get(group, {}).items():
+                made[f"{place}/{group}_{name}"] = value
+        if "enable" in node:
+            made[f"{place}/enable"] = str(node["enable"])
+
+    for host in config["hosts"]:
+        made[f"hosts/{host['nqn']}"] = ""
+    for subsystem in config["subsystems"]:
+        place = f"subsystems/{subsystem['nqn']}"
+        for namespace in subsystem["namespaces"]:
+            attributes(f"{place}/namespaces/{namespace['nsid']}", namespace, "device")
+        for host in subsystem["allowed_hosts"]:
+            made[f"{place}/allowed_hosts/{host}"] = f"-> hosts/{host}"
+        attributes(place, subsystem, "attr")
+    for port in config["ports"]:
+        place = f"ports/{port['portid']}"
+        attributes(place, port, "addr")
+        for nqn in port["subsystems"]:
+            made[f"{place}/subsystems/{nqn}"] = f"-> subsystems/{nqn}"
+    return made
+
+
+def test_nvmetcli_is_told_what_the_script_does(configfs: FakeConfigfs, device: Path) -> None:
+    empty = configfs.content()
+    export = export_of(device)
+    assert configfs.run(nvmet_script(export), "start").code == 0
+    content = configfs.content()
+    written = {
+        name: value
+        for name, value in content.items()
+        if name not in empty and (value or name.startswith("hosts/"))
+    }
+    assert interpret(json.loads(nvmetcli_json(export))) == written
+
+
+# ---- deploy/ -------------------------------------------------------------------------------------
+
+DEPLOY = Path(__file__).parents[3] / "deploy"
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("nvmet", "nvmet/export.sh"), ("nvmetcli", "nvmet/config.json"), ("spdk", "spdk/export.sh")],
+)
+def test_deploy_has_what_is_printed(kind: str, name: str) -> None:
+    """For the first storage node of its walk-through."""
+    export = Export(device="/dev/nvme1n1", address="10.0.0.11", allowed_hosts=(HOST,), nqn=NQN)
+    assert (DEPLOY / name).read_text() == RECIPES[kind](export)
