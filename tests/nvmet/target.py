@@ -1,19 +1,22 @@
 """The Linux kernel's own NVMe/TCP target, in a guest: what the initiator must work with.
 
 Namespaces are raw files of this machine behind virtio disks, so they outlive the guest. The target
-listens on one port of 127.0.0.1, the same here and in the guest, and after a restart.
+listens on one port of 127.0.0.1, the same here and in the guest, and after a restart. So are serial
+numbers and UUIDs, which the kernel would draw anew.
 """
 
 from __future__ import annotations
 
 import os
 import shlex
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 from urllib.parse import quote
+from uuid import NAMESPACE_URL, UUID, uuid5
 
 from dlfs.units import MIB
 from tests.nvmet.guest import Disk, Guest, free_port
@@ -46,18 +49,29 @@ def _write(path: str, value: object) -> str:
     return f"echo -n {shlex.quote(str(value))} >{shlex.quote(path)}"
 
 
+def namespace_uuid(nqn: str, nsid: int) -> UUID:
+    """What Identify tells of a namespace."""
+    return uuid5(NAMESPACE_URL, f"{nqn}/{nsid}")
+
+
 def _subsystem_lines(subsystem: Subsystem, first_disk: int, port: str) -> list[str]:
     base = f"{_CONFIGFS}/subsystems/{subsystem.nqn}"
     quoted = shlex.quote(base)
-    lines = [f"mkdir {quoted}", _write(f"{base}/attr_allow_any_host", int(not subsystem.hosts))]
+    lines = [
+        f"mkdir {quoted}",
+        _write(f"{base}/attr_allow_any_host", int(not subsystem.hosts)),
+        _write(f"{base}/attr_serial", f"{zlib.crc32(subsystem.nqn.encode()):020d}"),
+    ]
     for host in subsystem.hosts:
         known = shlex.quote(f"{_CONFIGFS}/hosts/{host}")
         lines += [f"mkdir -p {known}", f"ln -s {known} {quoted}/allowed_hosts/"]
-    for number in range(len(subsystem.namespaces)):
-        space = f"{base}/namespaces/{number + 1}"
+    for nsid in range(1, len(subsystem.namespaces) + 1):
+        space = f"{base}/namespaces/{nsid}"
+        disk = chr(ord("a") + first_disk + nsid - 1)
         lines += [
             f"mkdir {shlex.quote(space)}",
-            _write(f"{space}/device_path", f"/dev/vd{chr(ord('a') + first_disk + number)}"),
+            _write(f"{space}/device_path", f"/dev/vd{disk}"),
+            _write(f"{space}/device_uuid", namespace_uuid(subsystem.nqn, nsid)),
             _write(f"{space}/enable", 1),
         ]
     return [*lines, f"ln -s {quoted} {port}/subsystems/"]
