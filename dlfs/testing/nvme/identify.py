@@ -1,0 +1,143 @@
+"""What a controller says of itself: Identify data structures and the discovery log page.
+
+Source: NVM Express Base Specification 2.0, sections 5.17 (Identify) and 5.16.1.23 (discovery log).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import struct
+from dataclasses import dataclass
+
+from dlfs.testing.nvme.namespace import Namespace
+from dlfs.testing.nvme.reservation import CAPABILITIES
+
+IDENTIFY_BYTES = 4096
+VERSION = 0x00020000
+DISCOVERY_NQN = "nqn.2014-08.org.nvmexpress.discovery"
+RECORD_BYTES = 1024
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a subsystem's controllers are like.
+
+    Attributes:
+        queue_entries: of an I/O queue, at most 65536 (MQES is one less).
+        io_queues: granted at most.
+        mdts: a transfer is at most 4 KiB << mdts; 0: no limit.
+        in_capsule_bytes: data of a write that may lie in its capsule, a multiple of 16.
+        max_commands: MAXCMD; 0: not said.
+        traffic_keeps_alive: TBKAS: any admin command counts as a Keep Alive.
+        async_events: Asynchronous Event Requests that may be outstanding.
+        serial: of the subsystem.
+    """
+
+    queue_entries: int = 128
+    io_queues: int = 64
+    mdts: int = 5
+    in_capsule_bytes: int = 8192
+    max_commands: int = 0
+    traffic_keeps_alive: bool = False
+    async_events: int = 4
+    serial: str = "DLFS0000000000000001"
+
+    @property
+    def transfer_bytes_max(self) -> int:
+        """Of one command."""
+        return 4096 << self.mdts if self.mdts else 1 << 32
+
+
+def _put(page: bytearray, at: int, layout: str, *values: int | bytes) -> None:
+    struct.pack_into("<" + layout, page, at, *values)
+
+
+def controller_page(
+    settings: Settings, number: int, subsystem_nqn: str, namespaces: list[Namespace]
+) -> bytes:
+    """Identify Controller (CNS 01h); the discovery subsystem's has no namespaces' fields."""
+    discovery = subsystem_nqn == DISCOVERY_NQN
+    page = bytearray(IDENTIFY_BYTES)
+    page[4:24] = settings.serial.encode().ljust(20)[:20]
+    page[24:64] = b"DLFS scripted target".ljust(40)
+    page[64:72] = b"1".ljust(8)
+    page[76] = 0b10  # CMIC: several controllers
+    page[77] = settings.mdts
+    _put(page, 78, "HI", number, VERSION)
+    _put(page, 96, "I", 1 | settings.traffic_keeps_alive << 6)  # CTRATT: 128-bit host identifiers
+    page[111] = 2 if discovery else 1
+    page[259] = settings.async_events - 1
+    page[261] = 0b100  # LPA: extended data, so log pages have offsets
+    _put(page, 320, "H", 1)  # KAS: 100 ms
+    _put(page, 514, "H", settings.max_commands or settings.queue_entries)
+    _put(page, 536, "I", 1 | 1 << 20 | 1 << 21)  # SGLS: offsets in capsules, transport SGLs
+    page[768:1024] = subsystem_nqn.encode().ljust(256, b"\0")
+    if discovery:
+        return bytes(page)
+    page[512], page[513] = 0x66, 0x44
+    _put(page, 516, "IH", max((space.nsid for space in namespaces), default=0), 1 << 5)
+    page[525] = any(space.volatile_cache for space in namespaces) | 0b110
+    _put(page, 1792, "IIHBB", (64 + settings.in_capsule_bytes) // 16, 1, 0, 0, 1)
+    return bytes(page)
+
+
+def namespace_page(namespace: Namespace) -> bytes:
+    """Identify Namespace (CNS 00h)."""
+    page = bytearray(IDENTIFY_BYTES)
+    _put(page, 0, "QQQ", *(namespace.blocks,) * 3)
+    page[30], page[31] = 1, CAPABILITIES  # shared
+    page[104:120] = namespace.uuid.bytes
+    page[130] = namespace.block_bytes.bit_length() - 1
+    return bytes(page)
+
+
+def active_list_page(namespaces: list[Namespace], above: int) -> bytes:
+    """Active namespace identifiers (CNS 02h) above one."""
+    found = sorted(space.nsid for space in namespaces if space.nsid > above)[:1024]
+    return struct.pack(f"<{len(found)}I", *found).ljust(IDENTIFY_BYTES, b"\0")
+
+
+def descriptors_page(namespace: Namespace) -> bytes:
+    """Namespace identification descriptors (CNS 03h): NGUID, UUID, command set."""
+    identity = namespace.uuid.bytes
+    found = b"\x02\x10\0\0" + identity + b"\x03\x10\0\0" + identity + b"\x04\x01\0\0\0"
+    return found.ljust(IDENTIFY_BYTES, b"\0")
+
+
+# ---- discovery -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DiscoveryRecord:
+    """One path to one subsystem.
+
+    Attributes:
+        nqn: of the subsystem.
+        address: IPv4 or IPv6.
+        port: of TCP.
+        port_id: of the subsystem's port.
+        referral: another discovery controller.
+    """
+
+    nqn: str
+    address: str
+    port: int
+    port_id: int = 1
+    referral: bool = False
+
+    def encode(self) -> bytes:
+        """A record of the discovery log page."""
+        page = bytearray(RECORD_BYTES)
+        family = 1 if ipaddress.ip_address(self.address).version == 4 else 2
+        _put(page, 0, "BBBB", 3, family, 1 if self.referral else 2, 0)
+        _put(page, 4, "HHH", self.port_id, 0xFFFF, 32)
+        page[32:64] = str(self.port).encode().ljust(32)
+        page[256:512] = self.nqn.encode().ljust(256, b"\0")
+        page[512:768] = self.address.encode().ljust(256)
+        return bytes(page)
+
+
+def discovery_page(records: list[DiscoveryRecord], generation: int) -> bytes:
+    """The discovery log page (LID 70h)."""
+    head = struct.pack("<QQH", generation, len(records), 0).ljust(RECORD_BYTES, b"\0")
+    return head + b"".join(record.encode() for record in records)

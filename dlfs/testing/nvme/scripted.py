@@ -1,0 +1,289 @@
+"""``ScriptedTarget``: a target in a thread of the test's process, and what a test does to it.
+
+The thread runs trio; what a test asks of the target is run there and waited for. While the target
+is killed its port stays bound (and refuses connections), so that a restart finds it free.
+
+Threads: any at once, except ``stop``.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Self, TypeVar
+
+import trio
+
+from dlfs.errors import DeviceError, UsageError
+from dlfs.testing.nvme.command import Event
+from dlfs.testing.nvme.identify import DISCOVERY_NQN, DiscoveryRecord, discovery_page
+from dlfs.testing.nvme.namespace import Namespace
+from dlfs.testing.nvme.server import Counters, Script, Server, Transport
+from dlfs.testing.nvme.subsystem import Subsystem
+from dlfs.units import MIB
+
+Result = TypeVar("Result")
+
+DEFAULT_NQN = "nqn.2026-11.org.dlfs:scripted"
+_BACKLOG = 128
+_PORT_TRIES = 16
+_DISCOVERY_CHANGED = 0x70F002  # a notice: the discovery log page changed
+
+
+class ScriptedTarget:
+    """An NVMe/TCP target on 127.0.0.1, honest unless a script says otherwise.
+
+    Args:
+        subsystems: what it offers; by default ``DEFAULT_NQN`` with one namespace of 2 MiB.
+        transport: how it speaks.
+        script: of faults; None: honest.
+        ipv6: listen on ::1, too.
+        port: to listen on; 0: any.
+
+    Raises:
+        DeviceError: the port is taken.
+    """
+
+    def __init__(
+        self,
+        subsystems: Sequence[Subsystem] | None = None,
+        *,
+        transport: Transport | None = None,
+        script: Script | None = None,
+        ipv6: bool = False,
+        port: int = 0,
+    ) -> None:
+        if subsystems is None:
+            subsystems = [Subsystem(DEFAULT_NQN, [Namespace(2 * MIB)])]
+        self.subsystems = list(subsystems)
+        self.addresses = ["127.0.0.1", "::1"] if ipv6 else ["127.0.0.1"]
+        self.port = 0
+        self._asked_port = port
+        self._transport = transport or Transport()
+        self._script = script
+        self._extra_records: list[DiscoveryRecord] = []
+        self._generation = 0
+        self._placeholders: list[socket.socket] = []
+        self._listeners: list[trio.socket.SocketType] = []
+        self._thread: threading.Thread | None = None
+        self._server: Server | None = None
+        self._nursery: trio.Nursery | None = None
+        self._token: trio.lowlevel.TrioToken | None = None
+
+    # ---- life ------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Listen, and serve in a thread.
+
+        Raises:
+            DeviceError: the port is taken.
+        """
+        self._placeholders = _hold_port(self.addresses, self._asked_port)
+        self.port = self._placeholders[0].getsockname()[1]
+        started = threading.Event()
+        self._thread = threading.Thread(
+            target=trio.run, args=(self._main, started), name=f"nvme-target-{self.port}"
+        )
+        self._thread.start()
+        started.wait()
+
+    def stop(self) -> None:
+        """End everything. Idempotent."""
+        if self._thread is None:
+            return
+        self._call(self._cancel)
+        self._thread.join()
+        self._thread = None
+        for placeholder in self._placeholders:
+            placeholder.close()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    async def _main(self, started: threading.Event) -> None:
+        self._token = trio.lowlevel.current_trio_token()
+        discovery = Subsystem(DISCOVERY_NQN, [])
+        found = {subsystem.nqn: subsystem for subsystem in [*self.subsystems, discovery]}
+        self._server = Server(found, self._transport, self._script)
+        self._update_discovery()
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                self._listen()
+                started.set()
+                await trio.sleep_forever()
+        finally:
+            self._unlisten()
+            self._server.drop_all(reset=True)
+
+    def _cancel(self) -> None:
+        assert self._nursery is not None
+        self._nursery.cancel_scope.cancel()
+
+    def _listen(self) -> None:
+        assert self._nursery is not None
+        for address in self.addresses:
+            listener = _bound_socket(address, self.port)
+            listener.listen(_BACKLOG)
+            self._listeners.append(trio.socket.from_stdlib_socket(listener))
+        for each in self._listeners:
+            self._nursery.start_soon(self.server.accept, each, self._nursery)
+
+    def _unlisten(self) -> None:
+        for listener in self._listeners:
+            listener.close()
+        self._listeners.clear()
+
+    def _call(self, function: Callable[[], Result]) -> Result:
+        if self._thread is None or self._token is None:
+            raise UsageError("use a scripted target: it is not running")
+        return trio.from_thread.run_sync(function, trio_token=self._token)
+
+    # ---- what a test looks at --------------------------------------------------------------------
+
+    @property
+    def server(self) -> Server:
+        """The connections.
+
+        Raises:
+            UsageError: it was never started.
+        """
+        if self._server is None:
+            raise UsageError("use a scripted target: it was never started")
+        return self._server
+
+    @property
+    def counters(self) -> Counters:
+        """What it has seen."""
+        return self.server.counters
+
+    @property
+    def violations(self) -> list[str]:
+        """What hosts did against the specification."""
+        return self.server.violations
+
+    @property
+    def connections(self) -> int:
+        """Open now."""
+        return self._call(lambda: len(self.server.connections))
+
+    @property
+    def namespace(self) -> Namespace:
+        """The first namespace of the first subsystem."""
+        return next(iter(self.subsystems[0].namespaces.values()))
+
+    def uri(self, subsystem_nqn: str | None = None, *, nsid: int = 1, **options: object) -> str:
+        """The device URI of a namespace; options as in ``dlfs.block.uri``."""
+        nqn = subsystem_nqn or self.subsystems[0].nqn
+        query = "".join(f"&{name}={value}" for name, value in options.items())
+        return f"nvme-tcp://127.0.0.1:{self.port}/{nqn}?nsid={nsid}{query}"
+
+    # ---- what a test does to it ------------------------------------------------------------------
+
+    def drop_connections(self, *, reset: bool = True) -> None:
+        """End all connections, and go on listening."""
+        self._call(lambda: self.server.drop_all(reset=reset))
+
+    def kill(self) -> None:
+        """Reset all connections and refuse new ones. Idempotent."""
+
+        def die() -> None:
+            self._unlisten()
+            self.server.drop_all(reset=True)
+
+        self._call(die)
+
+    def restart(self, *, lose_cache: bool = False, lose_reservations: bool = False) -> None:
+        """Come back at the same port, killed before or not.
+
+        Args:
+            lose_cache: writes since the last flush are undone, where the cache is volatile.
+            lose_reservations: those that do not persist are gone.
+        """
+        self.kill()
+        for subsystem in self.subsystems:
+            for namespace in subsystem.namespaces.values():
+                if lose_cache:
+                    namespace.lose_cache()
+                if lose_reservations:
+                    namespace.reservations.lose_power()
+        self._call(self._listen)
+
+    def pause(self) -> None:
+        """Fall silent: connections are accepted, nothing is answered."""
+        self._call(self.server.pause)
+
+    def resume(self) -> None:
+        """Answer again."""
+        self._call(self.server.resume)
+
+    def list_also(self, records: Sequence[DiscoveryRecord]) -> None:
+        """Add records to the discovery log page, and tell hosts that it changed."""
+
+        def change() -> None:
+            self._extra_records += records
+            self._update_discovery()
+            for connection in self.server.connections:
+                controller, queue = connection.controller, connection.queue
+                if controller is not None and controller.is_discovery and queue is not None:
+                    queue.raise_event(_DISCOVERY_CHANGED)
+                    connection.post_later(0, [])
+
+        self._call(change)
+
+    def records(self) -> list[DiscoveryRecord]:
+        """What its discovery log page lists of itself: each subsystem at each address."""
+        return [
+            DiscoveryRecord(subsystem.nqn, address, self.port, number)
+            for subsystem in self.subsystems
+            for number, address in enumerate(self.addresses, 1)
+        ]
+
+    def _update_discovery(self) -> None:
+        self._generation += 1
+        found = [*self.records(), *self._extra_records]
+        self.server.discovery_log = discovery_page(found, self._generation)
+
+
+def _bound_socket(address: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    made = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind((address, port))
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+def _hold_port(addresses: Sequence[str], port: int) -> list[socket.socket]:
+    """Bind a port at every address, without listening."""
+    for _ in range(_PORT_TRIES):
+        held: list[socket.socket] = []
+        try:
+            for address in addresses:
+                at = held[0].getsockname()[1] if held else port
+                held.append(_bound_socket(address, at))
+        except OSError as error:
+            for each in held:
+                each.close()
+            if port or not held:
+                raise DeviceError(f"listen on {addresses[0]} port {port}: {error}") from error
+            continue
+        return held
+    raise DeviceError(f"listen on {addresses}: no port is free on all of them")
+
+
+__all__ = ["DEFAULT_NQN", "Event", "ScriptedTarget"]

@@ -1,0 +1,382 @@
+"""The connections of a target, on trio: PDUs in, commands executed, PDUs out.
+
+One task a connection: it receives, handles every whole PDU at once, then sends all answers
+together. Anything that the host may not do is refused as the specification says and noted in
+``Server.violations``, so that a test of an initiator can demand that there was none.
+
+Every answer (the PDUs that a command, an ICReq or an accepted connection leads to) passes the
+server's script, where there is one: that is where faults are made (``faults``).
+
+Source: NVM Express TCP Transport Specification 1.0c, sections 3.3 to 3.5.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import trio
+
+from dlfs.testing.nvme.command import Event
+from dlfs.testing.nvme.controller import Controller
+from dlfs.testing.nvme.pdu import (
+    TO_CONTROLLER,
+    C2HTermReq,
+    CapsuleCmd,
+    Decoder,
+    FatalError,
+    Frame,
+    H2CData,
+    H2CTermReq,
+    ICReq,
+    ICResp,
+    Pdu,
+    PduError,
+    PduType,
+    Wire,
+    frame_of,
+)
+from dlfs.testing.nvme.queue import Queue
+from dlfs.testing.nvme.subsystem import Subsystem
+from dlfs.units import KIB
+
+RECEIVE_BYTES = 256 * KIB
+VIOLATIONS_KEPT = 100
+_KEEP_ALIVE_LOOK_S = 0.1
+
+
+@dataclass(frozen=True)
+class Transport:
+    """How a target speaks.
+
+    Attributes:
+        header_digest: agreed to when the host asks.
+        data_digest: likewise.
+        host_alignment: CPDA, which the host's PDUs must obey; in dwords, 0's based.
+        h2c_bytes_max: MAXH2CDATA, a multiple of 4.
+        c2h_bytes: read data comes in pieces of so many bytes; 0: in one.
+        r2t_bytes: one R2T asks for so many; 0: for all.
+        r2ts: of one command outstanding, when the host allows as many.
+    """
+
+    header_digest: bool = True
+    data_digest: bool = True
+    host_alignment: int = 0
+    h2c_bytes_max: int = 128 * KIB
+    c2h_bytes: int = 0
+    r2t_bytes: int = 0
+    r2ts: int = 1
+
+
+@dataclass
+class Counters:
+    """What a target has seen.
+
+    Attributes:
+        connections: accepted.
+        commands: of each kind.
+        keep_alives_missed: controllers that were closed for it.
+    """
+
+    connections: int = 0
+    commands: Counter[Event] = field(default_factory=Counter)
+    keep_alives_missed: int = 0
+
+
+# ---- what a script may put between the PDUs of an answer -----------------------------------------
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Send nothing for a while."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Close:
+    """End the connection."""
+
+    reset: bool = False
+
+
+@dataclass(frozen=True)
+class Mute:
+    """Send nothing any more, and keep the connection."""
+
+
+Step = Pdu | Frame | bytes | Wait | Close | Mute
+
+
+class Script(Protocol):
+    """Decides what becomes of an answer."""
+
+    def play(self, event: Event, steps: Sequence[Step], connection: Connection) -> Iterable[Step]:
+        """The steps to take instead."""
+
+    def pieces(self, connection: Connection, data: bytearray) -> Iterable[bytes | Wait] | None:
+        """How to cut what is sent; None: not at all."""
+
+
+class Server:
+    """All connections of one target.
+
+    Args:
+        subsystems: by NQN, the discovery subsystem among them.
+        transport: how it speaks.
+        script: of faults.
+    """
+
+    def __init__(
+        self,
+        subsystems: dict[str, Subsystem],
+        transport: Transport,
+        script: Script | None,
+    ) -> None:
+        self.subsystems = subsystems
+        self.transport = transport
+        self.script = script
+        self.counters = Counters()
+        self.violations: list[str] = []
+        self.connections: set[Connection] = set()
+        self.discovery_log: bytes = b""
+        self._running = trio.Event()
+        self._running.set()
+
+    async def accept(self, listener: trio.socket.SocketType, nursery: trio.Nursery) -> None:
+        """Accept connections until the listener is closed."""
+        while True:
+            try:
+                accepted, _ = await listener.accept()
+            except (OSError, trio.ClosedResourceError):
+                return
+            self.counters.connections += 1
+            connection = Connection(self, accepted, self.counters.connections)
+            self.connections.add(connection)
+            nursery.start_soon(connection.run)
+
+    def drop_all(self, *, reset: bool) -> None:
+        """End every connection at once."""
+        for connection in list(self.connections):
+            connection.close(reset=reset)
+
+    def pause(self) -> None:
+        """Answer nothing from now on."""
+        if self._running.is_set():
+            self._running = trio.Event()
+
+    def resume(self) -> None:
+        """Answer again, also what came in the meantime."""
+        self._running.set()
+
+    async def until_running(self) -> None:
+        """Wait while the target is paused."""
+        if not self._running.is_set():
+            await self._running.wait()
+
+    def note_violation(self, message: str) -> None:
+        """Keep what the host did wrong."""
+        if len(self.violations) < VIOLATIONS_KEPT:
+            self.violations.append(message)
+
+    def end_association(self, controller: Controller) -> None:
+        """Close a controller and all its connections."""
+        controller.close()
+        for connection in list(self.connections):
+            if connection.controller is controller:
+                connection.close(reset=True)
+
+
+class Connection:
+    """One TCP connection: one queue."""
+
+    def __init__(self, server: Server, accepted: trio.socket.SocketType, number: int) -> None:
+        self.server = server
+        self.number = number
+        self.queue: Queue | None = None
+        self.controller: Controller | None = None
+        self.host_r2ts = 1
+        self.to_host = Wire()
+        self.keep_alive_seen_s = 0.0
+        self._socket = accepted
+        self._decoder = Decoder((PduType.IC_REQ, PduType.H2C_TERM_REQ))
+        self._outbox: list[bytearray | Wait | Close | Mute] = []
+        self._sending = False
+        self._muted = False
+        self._closed = False
+        self._nursery: trio.Nursery | None = None
+
+    # ---- life ------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Serve until either side closes."""
+        try:
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                self.answer(Event.ACCEPT, [])
+                await self._flush()
+                await self._receive()
+                nursery.cancel_scope.cancel()
+        finally:
+            self.close()
+
+    def close(self, *, reset: bool = False) -> None:
+        """End the connection, and with an admin queue the association. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        if reset:
+            with contextlib.suppress(OSError):
+                self._socket.setsockopt(
+                    socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+                )
+        self._socket.close()
+        self.server.connections.discard(self)
+        if self.controller is not None and self.queue is not None and self.queue.is_admin:
+            self.server.end_association(self.controller)
+
+    async def _receive(self) -> None:
+        while not self._closed:
+            try:
+                data = await self._socket.recv(RECEIVE_BYTES)
+            except (OSError, trio.ClosedResourceError):
+                return
+            if not data:
+                return
+            await self.server.until_running()
+            self._decoder.feed(data)
+            self._handle_all()
+            await self._flush()
+
+    def _handle_all(self) -> None:
+        try:
+            while not self._closed and (pdu := self._decoder.next()) is not None:
+                self._handle(pdu)
+        except PduError as error:
+            self.server.note_violation(str(error))
+            self.post([C2HTermReq(error.fes, error.fei, error.header), Close()])
+
+    # ---- receiving -------------------------------------------------------------------------------
+
+    def _handle(self, pdu: Pdu) -> None:
+        if isinstance(pdu, ICReq):
+            self._initialize(pdu)
+        elif isinstance(pdu, CapsuleCmd):
+            if self.queue is None:
+                self.queue = Queue(self)
+            self.queue.command(pdu)
+        elif isinstance(pdu, H2CData):
+            if self.queue is None:
+                raise PduError(FatalError.SEQUENCE, 0, b"", "H2CData before any command")
+            self.queue.data(pdu)
+        elif isinstance(pdu, H2CTermReq):
+            self.server.note_violation(f"the host ended connection {self.number}: {pdu.fes}")
+            self.post([Close()])
+
+    def _initialize(self, request: ICReq) -> None:
+        transport = self.server.transport
+        if request.pfv or request.alignment > 31 or request.digests > 3:
+            raise PduError(FatalError.UNSUPPORTED_PARAMETER, 8, request.specific()[:8], "ICReq")
+        header_digest = bool(request.digests & 1) and transport.header_digest
+        data_digest = bool(request.digests & 2) and transport.data_digest
+        response = ICResp(
+            0, transport.host_alignment, header_digest | data_digest << 1, transport.h2c_bytes_max
+        )
+        self.answer(Event.INITIALIZE, [response])
+        host_bytes = (transport.host_alignment + 1) * 4
+        self.host_r2ts = request.limit + 1
+        self.to_host = Wire(header_digest, data_digest, (request.alignment + 1) * 4)
+        self._decoder.wire = Wire(header_digest, data_digest, host_bytes)
+        self._decoder.accepted = TO_CONTROLLER - {PduType.IC_REQ}
+
+    def attach(self, controller: Controller) -> None:
+        """Make this the connection of a controller's queue."""
+        self.controller = controller
+        assert self._nursery is not None
+        if self.queue is not None and self.queue.is_admin:
+            self.keep_alive_seen_s = trio.current_time()
+            self._nursery.start_soon(self._watch_keep_alive, controller)
+
+    async def _watch_keep_alive(self, controller: Controller) -> None:
+        while True:
+            await trio.sleep(_KEEP_ALIVE_LOOK_S)
+            limit_s = controller.keep_alive_ms / 1000
+            if limit_s and trio.current_time() > self.keep_alive_seen_s + limit_s:
+                self.server.counters.keep_alives_missed += 1
+                self.server.end_association(controller)
+                return
+
+    # ---- sending ---------------------------------------------------------------------------------
+
+    def answer(self, event: Event, steps: Sequence[Step]) -> None:
+        """Send an answer, as the script would have it."""
+        script = self.server.script
+        self.post(steps if script is None else script.play(event, steps, self))
+
+    def post(self, steps: Iterable[Step]) -> None:
+        """Queue steps to be taken by the next ``_flush``."""
+        for step in steps:
+            if isinstance(step, Wait | Close | Mute):
+                self._outbox.append(step)
+                continue
+            if not self._outbox or not isinstance(self._outbox[-1], bytearray):
+                self._outbox.append(bytearray())
+            out = self._outbox[-1]
+            assert isinstance(out, bytearray)
+            if isinstance(step, bytes):
+                out += step
+                continue
+            frame = step if isinstance(step, Frame) else frame_of(step, self.to_host)
+            for part in frame.parts():
+                out += part
+
+    def post_later(self, seconds: float, steps: Sequence[Step]) -> None:
+        """Take steps after a while."""
+
+        async def later() -> None:
+            await trio.sleep(seconds)
+            self.post(steps)
+            await self._flush()
+
+        assert self._nursery is not None
+        self._nursery.start_soon(later)
+
+    async def _flush(self) -> None:
+        if self._sending:
+            return  # who sends now takes what was added, too
+        self._sending = True
+        try:
+            while self._outbox and not self._closed:
+                step = self._outbox.pop(0)
+                if isinstance(step, bytearray):
+                    await self._send(step)
+                elif isinstance(step, Wait):
+                    await trio.sleep(step.seconds)
+                elif isinstance(step, Mute):
+                    self._muted = True
+                else:
+                    self.close(reset=step.reset)
+        except (OSError, trio.ClosedResourceError):
+            self.close()
+        finally:
+            self._sending = False
+
+    async def _send(self, data: bytearray) -> None:
+        if self._muted:
+            return
+        script = self.server.script
+        pieces = None if script is None else script.pieces(self, data)
+        for piece in (data,) if pieces is None else pieces:
+            if isinstance(piece, Wait):
+                await trio.sleep(piece.seconds)
+                continue
+            left = memoryview(piece)
+            while left:
+                await self.server.until_running()
+                left = left[await self._socket.send(left) :]

@@ -1,0 +1,72 @@
+"""An NVM subsystem: its namespaces, the hosts it lets in, and its controllers.
+
+One subsystem may be served by several targets at once (several paths to it), each in a thread of
+its own; ``mutex`` guards what is not a single operation.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from dlfs.testing.nvme.identify import Settings
+from dlfs.testing.nvme.namespace import Namespace
+
+if TYPE_CHECKING:
+    from dlfs.testing.nvme.controller import Controller
+
+CNTLID_MAX = 0xFFEF
+
+
+class Subsystem:
+    """What a host connects to by its NQN.
+
+    Args:
+        nqn: its name.
+        namespaces: what it offers.
+        hosts: NQNs of the hosts that may connect; None: any.
+        settings: of its controllers.
+    """
+
+    def __init__(
+        self,
+        nqn: str,
+        namespaces: Sequence[Namespace],
+        *,
+        hosts: Iterable[str] | None = None,
+        settings: Settings | None = None,
+    ) -> None:
+        self.nqn = nqn
+        self.namespaces = {namespace.nsid: namespace for namespace in namespaces}
+        self.hosts = None if hosts is None else frozenset(hosts)
+        self.settings = settings or Settings()
+        self.controllers: dict[int, Controller] = {}
+        self.mutex = threading.Lock()
+        self._last_number = 0
+
+    def add(self, controller: Controller) -> int:
+        """Give a new controller its number (CNTLID)."""
+        with self.mutex:
+            while True:
+                self._last_number = self._last_number % CNTLID_MAX + 1
+                if self._last_number not in self.controllers:
+                    break
+            self.controllers[self._last_number] = controller
+            return self._last_number
+
+    def remove(self, number: int) -> None:
+        """Forget a controller. Idempotent."""
+        with self.mutex:
+            self.controllers.pop(number, None)
+
+    def hosts_connected(self) -> dict[bytes, int]:
+        """A controller's number by host identifier."""
+        return {found.host_id: number for number, found in list(self.controllers.items())}
+
+    def lose_power(self, *, lose_cache: bool) -> None:
+        """Forget what ends with the power: reservations, and unflushed writes where asked."""
+        for namespace in self.namespaces.values():
+            namespace.reservations.lose_power()
+            if lose_cache:
+                namespace.lose_cache()
