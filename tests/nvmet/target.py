@@ -7,10 +7,11 @@ numbers and UUIDs, which the kernel would draw anew.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -161,3 +162,14 @@ class KernelTarget:
         trace: TracebackType | None,
     ) -> None:
         self.kill()
+
+
+@contextlib.contextmanager
+def started(*targets: KernelTarget) -> Iterator[None]:
+    """Start several targets at the same time; end them all."""
+    with contextlib.ExitStack() as ends:
+        for target in targets:
+            ends.enter_context(target.guest)
+        for target in targets:
+            target.guest.wait_until_ready()
+        yield
