@@ -141,7 +141,8 @@ class ReaderConfig(Structure):
         ("retry_count", c_uint32),
         ("timeout_ms", c_uint32),
         ("flags", c_uint32),
-        ("reserved", c_uint32),
+        ("replicas", c_uint32),
+        ("band_rows", c_uint64),
     )
 
 
@@ -189,6 +190,7 @@ class ReaderStats(Structure):
         ("private_batches", c_uint64),
         ("memory_bytes", c_uint64),
         ("wait_ns", c_uint64),
+        ("failovers", c_uint64),
     )
 
 
@@ -356,6 +358,8 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "dlfs_batch_gather": (c_int, (POINTER(Batch), c_void_p, c_uint64, _U64S)),
     "dlfs_reader_get": (c_int64, (c_void_p, c_uint64, c_void_p, c_uint64, c_uint32)),
     "dlfs_reader_get_stats": (None, (c_void_p, POINTER(ReaderStats))),
+    "dlfs_reader_lost_members": (c_uint64, (c_void_p,)),
+    "dlfs_reader_member_code": (c_int, (c_void_p, c_uint32)),
     "dlfs_sequence_create": (
         c_int,
         (c_void_p, c_uint32, c_uint32, c_uint64, c_uint64, c_uint32, _OUT),

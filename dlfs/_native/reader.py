@@ -185,6 +185,7 @@ class NativeReader:
             gap_bytes=gap_bytes,
             retry_count=retry_count,
             timeout_ms=timeout_ms,
+            replicas=1,
         )
         handle = c_void_p()
         message = f"make a reader with {memory_bytes} bytes of memory for chunks of {chunk_bytes}"

@@ -24,7 +24,8 @@ void entry_ready(struct entry *entry, uint64_t offset, uint64_t length)
     entry->harvested = false;
 }
 
-void entry_fail(dlfs_stream *stream, uint64_t position, int code, uint32_t crc_got)
+void entry_fail(dlfs_stream *stream, uint64_t position, int code, uint32_t crc_got,
+                uint64_t bad_address)
 {
     struct entry *entry = entry_at(stream, position);
     entry->state = ENTRY_FAILED;
@@ -36,7 +37,7 @@ void entry_fail(dlfs_stream *stream, uint64_t position, int code, uint32_t crc_g
         stream->failures = failures;
         stream->failure_capacity = capacity;
     }
-    dlfs_failure failure = reader_failure(stream->reader, entry->index, code, crc_got);
+    dlfs_failure failure = reader_failure(stream->reader, entry->index, code, crc_got, bad_address);
     failure.position = position;
     stream->failures[stream->failure_count++] = failure;
 }
@@ -58,11 +59,17 @@ void entry_wait(dlfs_stream *stream, uint64_t position, uint32_t slot)
     stream->reader->slots[slot].waiters = (uint32_t)(position & stream->mask);
 }
 
-void entry_missed(dlfs_stream *stream, uint32_t ring_slot, int code)
+/* Whether a read that took too long is worth another, of another copy; counts it. */
+static bool entry_has_patience(dlfs_stream *stream, struct entry *entry)
+{
+    return ++entry->timeouts < stream->reader->config.replicas;
+}
+
+void entry_missed(dlfs_stream *stream, uint32_t ring_slot, const struct span *span)
 {
     uint64_t position = entry_position(stream, ring_slot);
-    if (code == DLFS_E_TIMEOUT)
-        entry_fail(stream, position, code, 0);
+    if (span->code == DLFS_E_TIMEOUT && !entry_has_patience(stream, &stream->ring[ring_slot]))
+        entry_fail(stream, position, span->code, 0, span->bad_address);
     else
         entry_again(stream, position, true);
 }
@@ -163,7 +170,7 @@ static bool plan_one(dlfs_stream *stream, uint64_t position)
     if (entry->state != ENTRY_NEW)
         return true;
     if (!reader_place(stream->reader, entry->index, &place)) {
-        entry_fail(stream, position, DLFS_E_FORMAT, 0);
+        entry_fail(stream, position, DLFS_E_FORMAT, 0, 0);
         return true;
     }
     if (place.length == 0) {
@@ -293,17 +300,16 @@ static void finish_alone(dlfs_stream *stream, struct span *span, bool *again)
     uint32_t crc = span->code < 0 ? 0 : dlfs_crc32c(0, span->memory + start, place.length);
     bool bad = span->code == 0 && crc != place.crc32c;
     stream->fetch->stats.checksum_errors += bad;
-    if (bad && span->attempts < reader->config.retry_count) {
-        span->attempts++;
-        stream->fetch->stats.retries++;
-        fetch_start(stream->fetch, span);
-        *again = true;
+    *again = bad && fetch_again(stream->fetch, span);
+    if (*again)
         return;
-    }
     pthread_mutex_lock(&reader->lock);
     uint64_t position = entry_position(stream, span->tag);
+    if (span->code == DLFS_E_TIMEOUT && entry_has_patience(stream, entry))
+        entry_again(stream, position, true);
+    else if (span->code < 0 || bad)
+        entry_fail(stream, position, bad ? DLFS_E_CHECKSUM : span->code, crc, span->bad_address);
     if (span->code < 0 || bad) {
-        entry_fail(stream, position, span->code < 0 ? span->code : DLFS_E_CHECKSUM, crc);
         arena_release(reader, span->slot);
     } else {
         entry_ready(entry, (uint64_t)(span->memory - reader->arena) + start, place.length);
@@ -337,7 +343,7 @@ static void finish_window(dlfs_stream *stream, struct span *span)
     }
     for (uint32_t at = bad; at != SLOT_NONE; at = next) {
         next = stream->ring[at].next;
-        entry_missed(stream, at, span->code);
+        entry_missed(stream, at, span);
     }
     arena_release(reader, span->slot);
     pthread_mutex_unlock(&reader->lock);
@@ -361,7 +367,7 @@ static void finish_chunk(dlfs_stream *stream, struct span *span)
             continue;
         }
         stream->fetch->stats.checksum_errors += span->code == 0;
-        entry_missed(stream, at, span->code);
+        entry_missed(stream, at, span);
         arena_release(reader, span->slot);
     }
     arena_release(reader, span->slot);

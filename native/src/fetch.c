@@ -1,9 +1,12 @@
 /*
  * Brings spans of a dataset's data space into memory. A span is cut into pieces at chunk
- * boundaries, each piece goes to its member's queue pair, all queues are kept as full as their
- * depth allows, and a span that failed is tried again as a whole. A span that outlives its deadline
- * is reported with DLFS_E_TIMEOUT while its memory stays referenced until the device has let go of
- * it.
+ * boundaries, each piece goes to a member's queue pair (pieces.c), all queues are kept as full as
+ * their depth allows, and a span that failed is tried again as a whole. A span that outlives its
+ * deadline is reported with DLFS_E_TIMEOUT while its memory stays referenced until the device has
+ * let go of it.
+ *
+ * Completions are taken in small groups, and the queues filled again before anybody looks at what
+ * has come.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -14,7 +17,8 @@
 
 #define DEADLINE_CHECK_NS UINT64_C(100000000)
 #define POLL_MS_MAX 100
-#define MEMBER_POLL_MS 1 /* on one of several members, before the others are looked at again */
+#define MEMBER_POLL_MS 1 /* on a member that cannot be waited for together with others */
+#define GROUPS 4u        /* in which a full queue is emptied */
 
 uint64_t clock_ns(void)
 {
@@ -59,23 +63,24 @@ int fetch_create(dlfs_reader *reader, struct fetch **out)
     fetch->unused = SLOT_NONE;
     fetch->waiting.first = SLOT_NONE;
     fetch->done.first = SLOT_NONE;
+    fetch->group = (depth + GROUPS - 1) / GROUPS;
     fetch->queues = calloc(members, sizeof(dlfs_queue *));
+    fetch->waits = calloc(members, sizeof(struct pollfd));
     fetch->operations = calloc((size_t)members * depth, sizeof(dlfs_operation));
     fetch->operation_counts = calloc(members, sizeof(uint32_t));
-    fetch->completions = calloc(depth, sizeof(dlfs_completion));
-    if (!fetch->queues || !fetch->operations || !fetch->operation_counts || !fetch->completions)
-        goto failed;
-    for (uint32_t member = 0; member < members; member++) {
-        code = dlfs_queue_create(reader->devices[member], depth, &fetch->queues[member]);
-        if (code < 0)
-            goto failed;
+    fetch->completions = calloc(fetch->group, sizeof(dlfs_completion));
+    if (fetch->queues && fetch->waits && fetch->operations && fetch->operation_counts &&
+        fetch->completions)
+        code = pieces_create(fetch);
+    for (uint32_t member = 0; code == 0 && member < members; member++)
+        if (!member_is_lost(reader, member))
+            code = member_connect(fetch, member);
+    if (code < 0) {
+        fetch_destroy(fetch);
+        return code;
     }
     *out = fetch;
     return 0;
-
-failed:
-    fetch_destroy(fetch);
-    return code;
 }
 
 void fetch_destroy(struct fetch *fetch)
@@ -96,6 +101,8 @@ void fetch_destroy(struct fetch *fetch)
         }
     }
     free(fetch->queues);
+    free(fetch->waits);
+    free(fetch->pieces);
     free(fetch->operations);
     free(fetch->operation_counts);
     free(fetch->completions);
@@ -147,38 +154,40 @@ struct span *fetch_span(struct fetch *fetch)
     struct span *span = &fetch->spans[fetch->unused];
     fetch->unused = span->next;
     fetch->unused_count--;
-    *span = (struct span){.slot = SLOT_NONE};
+    *span = (struct span){.slot = SLOT_NONE, .avoided = MEMBER_NONE};
     return span;
 }
 
 void fetch_start(struct fetch *fetch, struct span *span)
 {
+    const dlfs_reader_config *config = &fetch->reader->config;
     span->submitted = 0;
+    span->asked = 0;
     span->code = 0;
     span->state = SPAN_WAITING;
+    /* A read that outlives its deadline is read from another copy, by a span of its own. */
     if (span->deadline_ns == 0)
-        span->deadline_ns = clock_ns() + (uint64_t)fetch->reader->config.timeout_ms * 1000000;
+        span->deadline_ns = clock_ns() + (uint64_t)config->timeout_ms * 1000000 / config->replicas;
     span_push(fetch, &fetch->waiting, span_number(fetch, span));
 }
 
-void fetch_locate(const dlfs_reader *reader, uint64_t address, uint32_t *member,
-                  uint64_t *offset_bytes)
+bool fetch_again(struct fetch *fetch, struct span *span)
 {
-    uint64_t chunk = address >> reader->chunk_shift;
-    uint64_t low = 0;
-    uint64_t high = reader->config.extent_count;
-    while (high - low > 1) {
-        uint64_t middle = low + (high - low) / 2;
-        if (reader->extent_starts[middle] <= chunk)
-            low = middle;
-        else
-            high = middle;
+    if (!span->doubted && fetch->reader->config.replicas > 1)
+        span->suspects = span->asked;
+    span->doubted = true;
+    if (span->suspects != 0) {
+        span->avoided = (uint32_t)__builtin_ctzll(span->suspects);
+        span->suspects &= span->suspects - 1;
+    } else if (span->attempts < fetch->reader->config.retry_count) {
+        span->avoided = MEMBER_NONE;
+        span->attempts++;
+    } else {
+        return false;
     }
-    uint64_t volume_chunk = reader->extents[low].first_chunk + chunk - reader->extent_starts[low];
-    uint64_t row = volume_chunk / reader->config.member_count;
-    *member = (uint32_t)(volume_chunk % reader->config.member_count);
-    *offset_bytes = reader->config.data_offset_bytes + (row << reader->chunk_shift) +
-                    (address & (reader->config.chunk_bytes - 1));
+    fetch->stats.retries++;
+    fetch_start(fetch, span);
+    return true;
 }
 
 /* A span ended, with its last piece back: again, or done. */
@@ -210,48 +219,15 @@ static void span_end(struct fetch *fetch, struct span *span)
     span_push(fetch, &fetch->done, span_number(fetch, span));
 }
 
-static void piece_end(struct fetch *fetch, uint64_t tag, int64_t result)
+void span_piece_ended(struct fetch *fetch, struct span *span, const struct piece *piece, int code)
 {
-    struct span *span = &fetch->spans[tag];
-    fetch->pieces_in_flight--;
-    if (span->abandoned)
-        fetch->abandoned_pieces--;
-    if (result < 0 && span->code == 0)
-        span->code = (int)result;
+    if (code < 0 && span->code == 0) {
+        span->code = code;
+        span->bad_address = piece->address;
+    }
     bool all_submitted = span->submitted == span->length || span->code < 0;
     if (--span->in_flight == 0 && all_submitted && span->state != SPAN_WAITING)
         span_end(fetch, span);
-}
-
-/* Turns the next piece of a span into an operation; false when its member's queue is full. */
-static bool piece_begin(struct fetch *fetch, struct span *span, uint64_t *full_members)
-{
-    const dlfs_reader *reader = fetch->reader;
-    uint32_t member;
-    uint64_t offset;
-    uint64_t address = span->address + span->submitted;
-    fetch_locate(reader, address, &member, &offset);
-    uint32_t *count = &fetch->operation_counts[member];
-    if (dlfs_queue_in_flight(fetch->queues[member]) + *count >= reader->config.depth) {
-        *full_members |= UINT64_C(1) << member;
-        return false;
-    }
-    uint64_t length = reader->config.chunk_bytes - (address & (reader->config.chunk_bytes - 1));
-    if (length > span->length - span->submitted)
-        length = span->length - span->submitted;
-    fetch->operations[(size_t)member * reader->config.depth + (*count)++] = (dlfs_operation){
-        .buffer = span->memory + span->submitted,
-        .offset_bytes = offset,
-        .length_bytes = (uint32_t)length,
-        .kind = DLFS_OP_READ,
-        .tag = span_number(fetch, span),
-    };
-    span->submitted += length;
-    span->in_flight++;
-    fetch->pieces_in_flight++;
-    fetch->stats.reads++;
-    fetch->stats.read_bytes += length;
-    return true;
 }
 
 /* Begins what a span still lacks; false when a member's queue, which is noted, is full. */
@@ -266,17 +242,28 @@ static bool span_begin(struct fetch *fetch, struct span *span, uint64_t *full_me
     return true;
 }
 
+/* The members that nothing is asked of just now. */
+static uint64_t lost_members(const dlfs_reader *reader)
+{
+    uint64_t lost = 0;
+    for (uint32_t member = 0; member < reader->config.member_count; member++)
+        lost |= (uint64_t)member_is_lost(reader, member) << member;
+    return lost;
+}
+
 /*
- * Begins waiting spans in their order; those whose member has no room are passed over, so that a
- * member that stalls holds up nobody else's.
+ * Asks again for pieces, and begins waiting spans in their order; those whose member has no room
+ * are passed over, so that a member that stalls holds up nobody else's.
  */
 static void fill_operations(struct fetch *fetch)
 {
     struct span_list held = {SLOT_NONE, SLOT_NONE};
     uint64_t full_members = 0;
-    int members = (int)fetch->reader->config.member_count;
+    uint64_t all = UINT64_MAX >> (DLFS_MEMBERS_MAX - fetch->reader->config.member_count);
+    uint64_t lost = fetch->waiting.first != SLOT_NONE ? lost_members(fetch->reader) : 0;
     struct span *span;
-    while (__builtin_popcountll(full_members) < members &&
+    pieces_ask_again(fetch, &full_members);
+    while ((full_members == 0 || ((full_members | lost) & all) != all) &&
            (span = span_pop(fetch, &fetch->waiting)))
         if (!span_begin(fetch, span, &full_members))
             span_push(fetch, &held, span_number(fetch, span));
@@ -302,20 +289,73 @@ static void submit(struct fetch *fetch, uint32_t member)
         if (accepted == 0)
             break;
         if (accepted < 0)
-            piece_end(fetch, operations[gone].tag, accepted);
+            piece_answer(fetch, operations[gone].tag, accepted);
         gone += accepted < 0 ? 1 : (uint32_t)accepted;
     }
     fetch->operation_counts[member] = count - gone;
     memmove(operations, operations + gone, (count - gone) * sizeof(*operations));
 }
 
+/* Has the queues take all that they have room for. */
+static void push(struct fetch *fetch)
+{
+    if (fetch->waiting.first != SLOT_NONE || fetch->pieces_again != SLOT_NONE)
+        fill_operations(fetch);
+    for (uint32_t member = 0; member < fetch->reader->config.member_count; member++)
+        if (fetch->operation_counts[member] > 0)
+            submit(fetch, member);
+}
+
+/* Takes a group of completions of a member; returns how many. */
 static int collect(struct fetch *fetch, uint32_t member, int timeout_ms)
 {
-    int count = dlfs_queue_poll(fetch->queues[member], fetch->completions,
-                                fetch->reader->config.depth, timeout_ms);
+    if (!fetch->queues[member] || dlfs_queue_in_flight(fetch->queues[member]) == 0)
+        return 0;
+    int count =
+        dlfs_queue_poll(fetch->queues[member], fetch->completions, fetch->group, timeout_ms);
     for (int i = 0; i < count; i++)
-        piece_end(fetch, fetch->completions[i].tag, fetch->completions[i].result);
-    return count;
+        piece_answer(fetch, fetch->completions[i].tag, fetch->completions[i].result);
+    if (count < 0)
+        member_break(fetch, member, count);
+    return count < 0 ? 1 : count;
+}
+
+static int collect_all(struct fetch *fetch)
+{
+    int total = 0;
+    for (uint32_t member = 0; member < fetch->reader->config.member_count; member++)
+        total += collect(fetch, member, 0);
+    return total;
+}
+
+/*
+ * Waits until one of several members may have something to tell. One alone is waited for by its
+ * own queue; one without a descriptor likewise, briefly, before the others are looked at again.
+ */
+static int wait_members(struct fetch *fetch, int timeout_ms)
+{
+    uint32_t alone = MEMBER_NONE;
+    uint32_t busy = 0;
+    nfds_t count = 0;
+    for (uint32_t member = 0; member < fetch->reader->config.member_count; member++) {
+        dlfs_queue *queue = fetch->queues[member];
+        if (!queue || dlfs_queue_in_flight(queue) == 0)
+            continue;
+        int descriptor = dlfs_queue_descriptor(queue);
+        if (descriptor >= 0)
+            fetch->waits[count++] = (struct pollfd){.fd = descriptor, .events = POLLIN};
+        if (descriptor < 0 || busy == 0)
+            alone = member;
+        busy++;
+    }
+    if (busy == 0)
+        return 0;
+    if (busy == 1 || count < busy) {
+        int patience_ms = busy == 1 || timeout_ms < MEMBER_POLL_MS ? timeout_ms : MEMBER_POLL_MS;
+        return collect(fetch, alone, patience_ms);
+    }
+    (void)poll(fetch->waits, count, timeout_ms); /* a signal, or nothing: look all the same */
+    return collect_all(fetch);
 }
 
 /*
@@ -340,46 +380,41 @@ static void abandon(struct fetch *fetch, struct span *span, int code)
     span_push(fetch, &fetch->done, span_number(fetch, span));
 }
 
-/*
- * Abandons all that is under way when the device failed as a whole, else what is past its deadline.
- */
-static void check_spans(struct fetch *fetch, int device_code)
+/* Abandons what is past its deadline. */
+static void check_spans(struct fetch *fetch)
 {
     uint64_t now = clock_ns();
-    if (device_code == 0 && now - fetch->checked_ns < DEADLINE_CHECK_NS)
+    if (now - fetch->checked_ns < DEADLINE_CHECK_NS)
         return;
     fetch->checked_ns = now;
     for (uint32_t number = 0; number < fetch->span_capacity; number++) {
         struct span *span = &fetch->spans[number];
         bool under_way = span->state == SPAN_WAITING || span->state == SPAN_IN_FLIGHT;
-        if (under_way && device_code < 0)
-            abandon(fetch, span, device_code);
-        else if (under_way && now >= span->deadline_ns)
-            abandon(fetch, span, DLFS_E_TIMEOUT);
+        if (!under_way || now < span->deadline_ns)
+            continue;
+        span_blame(fetch, span);
+        abandon(fetch, span, DLFS_E_TIMEOUT);
     }
 }
 
 void fetch_step(struct fetch *fetch, int timeout_ms)
 {
-    uint32_t members = fetch->reader->config.member_count;
-    fill_operations(fetch);
-    for (uint32_t member = 0; member < members; member++)
-        submit(fetch, member);
+    push(fetch);
     if (fetch->done.first != SLOT_NONE)
         timeout_ms = 0;
     if (timeout_ms < 0 || timeout_ms > POLL_MS_MAX)
         timeout_ms = POLL_MS_MAX;
-    int total = 0;
-    for (uint32_t member = 0; members > 1 && total >= 0 && member < members; member++) {
-        int count = collect(fetch, member, 0);
-        total = count < 0 ? count : total + count;
+    int total;
+    if (fetch->reader->config.member_count == 1) {
+        total = collect(fetch, 0, timeout_ms);
+    } else {
+        total = collect_all(fetch);
+        if (total == 0 && timeout_ms > 0)
+            total = wait_members(fetch, timeout_ms);
     }
-    if (members > 1 && timeout_ms > MEMBER_POLL_MS)
-        timeout_ms = MEMBER_POLL_MS;
-    for (uint32_t member = 0; total == 0 && member < members; member++)
-        if (dlfs_queue_in_flight(fetch->queues[member]) > 0)
-            total = collect(fetch, member, timeout_ms);
-    check_spans(fetch, total < 0 ? total : 0);
+    if (total > 0)
+        push(fetch);
+    check_spans(fetch);
 }
 
 struct span *fetch_done(struct fetch *fetch)

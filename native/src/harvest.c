@@ -339,7 +339,7 @@ static void end_waiters(dlfs_stream *stream, const struct span *span)
     for (uint32_t at = stream->reader->slots[span->slot].waiters; at != SLOT_NONE; at = next) {
         next = stream->ring[at].next;
         if (stream->ring[at].state == ENTRY_WAITING)
-            entry_missed(stream, at, span->code);
+            entry_missed(stream, at, span);
     }
 }
 

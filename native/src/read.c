@@ -22,10 +22,11 @@ struct read {
     uint64_t hit_bytes;
 };
 
-static int fail(struct read *read, uint64_t position, int code, uint32_t crc_got)
+static int fail(struct read *read, uint64_t position, int code, uint32_t crc_got,
+                uint64_t bad_address)
 {
     dlfs_failure failure =
-        reader_failure(read->reader, read->batch->indices[position], code, crc_got);
+        reader_failure(read->reader, read->batch->indices[position], code, crc_got, bad_address);
     failure.position = position;
     return batch_fail(read->batch, &failure);
 }
@@ -41,7 +42,7 @@ static int look_up_one(struct read *read, uint64_t position)
     batch->offsets[position] = 0;
     batch->lengths[position] = 0;
     if (!reader_place(reader, batch->indices[position], &place))
-        return fail(read, position, DLFS_E_FORMAT, 0);
+        return fail(read, position, DLFS_E_FORMAT, 0, 0);
     if (place.length == 0)
         return 0;
     batch->lengths[position] = (int64_t)place.length;
@@ -203,10 +204,12 @@ static int hand_out(struct read *read, const struct span *span, bool last_try)
             continue;
         }
         bad++;
-        if (span->code == 0)
+        if (!last_try)
             read->fetch->stats.checksum_errors++;
-        if (last_try)
-            code = fail(read, want->position, span->code < 0 ? span->code : DLFS_E_CHECKSUM, crc);
+        else if (span->code < 0)
+            code = fail(read, want->position, span->code, 0, span->bad_address);
+        else
+            code = fail(read, want->position, DLFS_E_CHECKSUM, crc, 0);
     }
     return code < 0 ? code : bad;
 }
@@ -219,15 +222,12 @@ static int finish(struct read *read, struct span *span, bool *again)
 {
     dlfs_reader *reader = read->reader;
     const struct plan_span *planned = &read->spans[span->tag];
-    bool last_try = span->code < 0 || span->attempts >= reader->config.retry_count;
-    int bad = hand_out(read, span, last_try);
-    *again = bad > 0 && !last_try;
-    if (*again) {
-        span->attempts++;
-        read->fetch->stats.retries++;
-        fetch_start(read->fetch, span);
+    int bad = span->code < 0 ? 1 : hand_out(read, span, false);
+    *again = span->code == 0 && bad > 0 && fetch_again(read->fetch, span);
+    if (*again)
         return 0;
-    }
+    if (bad > 0)
+        bad = hand_out(read, span, true);
     bool sound = planned->whole && span->code == 0 && bad == 0 && reader_verify_span(reader, span);
     if (planned->slot == SLOT_NONE)
         return bad < 0 ? bad : 0;
@@ -304,14 +304,29 @@ static void forget_missing(struct batch *batch)
             batch->lengths[i] = 0;
 }
 
-DLFS_API int dlfs_reader_read(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
-                              dlfs_batch **out)
+static bool timed_out(const struct batch *batch)
 {
-    if (!reader || (!indices && count > 0) || count > UINT32_MAX)
-        return -EINVAL;
-    for (uint64_t i = 0; i < count; i++)
-        if (indices[i] >= reader->sample_count)
-            return -EINVAL;
+    for (uint64_t i = 0; i < batch->public.failure_count; i++)
+        if (batch->failures[i].code == DLFS_E_TIMEOUT)
+            return true;
+    return false;
+}
+
+/* Counts what a batch gives, and says where it is. */
+static void present(struct fetch *fetch, struct batch *batch)
+{
+    const dlfs_reader *reader = batch->reader;
+    batch->public.base = batch->block ? batch->block->base : reader->arena;
+    batch->public.base_bytes = batch->block ? batch->block->bytes : reader->arena_bytes;
+    for (uint64_t i = 0; i < batch->public.count; i++)
+        fetch->stats.sample_bytes += batch->lengths[i] > 0 ? (uint64_t)batch->lengths[i] : 0;
+    fetch->stats.samples += batch->public.count - batch->public.failure_count;
+}
+
+/* -EAGAIN: the batch took too long, and it was not the last try. */
+static int read_once(dlfs_reader *reader, const uint64_t *indices, uint64_t count, bool last_try,
+                     dlfs_batch **out)
+{
     struct fetch *fetch;
     int code = reader_take_fetch(reader, &fetch);
     if (code < 0)
@@ -325,18 +340,31 @@ DLFS_API int dlfs_reader_read(dlfs_reader *reader, const uint64_t *indices, uint
     if (count > 0)
         memcpy(batch->indices, indices, count * sizeof(*indices));
     code = run(&read);
-    if (code < 0) {
+    if (code < 0)
         forget_missing(batch);
+    else if (!last_try && timed_out(batch))
+        code = -EAGAIN;
+    if (code == 0)
+        present(fetch, batch);
+    else
         batch_give_back(batch);
-        reader_return_fetch(reader, fetch);
-        return code;
-    }
-    batch->public.base = batch->block ? batch->block->base : reader->arena;
-    batch->public.base_bytes = batch->block ? batch->block->bytes : reader->arena_bytes;
-    for (uint64_t i = 0; i < count; i++)
-        fetch->stats.sample_bytes += batch->lengths[i] > 0 ? (uint64_t)batch->lengths[i] : 0;
-    fetch->stats.samples += count - batch->public.failure_count;
     reader_return_fetch(reader, fetch);
-    *out = &batch->public;
-    return 0;
+    if (code == 0)
+        *out = &batch->public;
+    return code;
+}
+
+DLFS_API int dlfs_reader_read(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
+                              dlfs_batch **out)
+{
+    if (!reader || (!indices && count > 0) || count > UINT32_MAX)
+        return -EINVAL;
+    for (uint64_t i = 0; i < count; i++)
+        if (indices[i] >= reader->sample_count)
+            return -EINVAL;
+    /* What a member holds up is read anew, in other memory: the old may still be written to. */
+    int code = -EAGAIN;
+    for (uint32_t tries = 1; code == -EAGAIN && tries <= reader->config.replicas; tries++)
+        code = read_once(reader, indices, count, tries == reader->config.replicas, out);
+    return code;
 }

@@ -28,6 +28,9 @@ static int config_check(const dlfs_reader_config *config)
         (chunk & (chunk - 1)) != 0 || block == 0 || (block & (block - 1)) != 0 || block > chunk ||
         config->flags != 0)
         return -EINVAL;
+    if (config->replicas == 0 || config->replicas > DLFS_REPLICAS_MAX ||
+        config->replicas > config->member_count)
+        return -EINVAL;
     if (config->memory_bytes / chunk < SLOTS_MIN || config->memory_bytes / chunk > UINT32_MAX / 2)
         return DLFS_E_LIMIT;
     return 0;
@@ -41,8 +44,13 @@ static int copy_extents(dlfs_reader *reader)
     if (!reader->extents || !reader->extent_starts)
         return -ENOMEM;
     uint64_t total = 0;
+    uint64_t band = reader->config.band_rows * reader->config.member_count;
     for (uint64_t i = 0; i < count; i++) {
         reader->extents[i] = reader->config.extents[i];
+        if (reader->config.replicas > 1 &&
+            (reader->extents[i].chunk_count > band ||
+             reader->extents[i].first_chunk > band - reader->extents[i].chunk_count))
+            return -EINVAL; /* one copy's band would reach into another's */
         reader->extent_starts[i] = total;
         total += reader->extents[i].chunk_count;
     }
@@ -67,7 +75,8 @@ static int copy_config(dlfs_reader *reader, const dlfs_reader_config *config)
     if (!reader->devices)
         return -ENOMEM;
     memcpy(reader->devices, config->devices, (size_t)config->member_count * sizeof(dlfs_device *));
-    return copy_extents(reader);
+    int code = members_create(reader);
+    return code < 0 ? code : copy_extents(reader);
 }
 
 static void free_fetches(dlfs_reader *reader)
@@ -97,6 +106,7 @@ static void reader_free(dlfs_reader *reader)
     free(reader->extents);
     free(reader->extent_starts);
     free(reader->devices);
+    free(reader->members);
     free(reader);
 }
 
@@ -311,6 +321,7 @@ void reader_fold_stats(dlfs_reader *reader, struct fetch *fetch)
     total->retries += part->retries;
     total->private_batches += part->private_batches;
     total->wait_ns += part->wait_ns;
+    total->failovers += part->failovers;
     fetch->stats = (dlfs_reader_stats){0};
 }
 
@@ -326,12 +337,16 @@ void reader_return_fetch(dlfs_reader *reader, struct fetch *fetch)
 
 /* ---- checksums ------------------------------------------------------------------------------- */
 
-dlfs_failure reader_failure(const dlfs_reader *reader, uint64_t index, int code, uint32_t crc_got)
+dlfs_failure reader_failure(const dlfs_reader *reader, uint64_t index, int code, uint32_t crc_got,
+                            uint64_t bad_address)
 {
     struct place place;
     dlfs_failure failure = {.index = index, .code = code, .crc_got = crc_got};
-    if (reader_place(reader, index, &place) && place.chunk < reader->chunk_count)
-        fetch_locate(reader, place.address, &failure.member, &failure.offset_bytes);
+    if (reader_place(reader, index, &place) && place.chunk < reader->chunk_count) {
+        bool inside = bad_address > place.address && bad_address - place.address < place.length;
+        member_locate(reader, inside ? bad_address : place.address, 0, &failure.member,
+                      &failure.offset_bytes);
+    }
     failure.crc_expected = place.crc32c;
     return failure;
 }

@@ -2,7 +2,9 @@
  * The inside of the reader, in parts that meet here:
  *
  * - arena.c: the sample memory: equal slots of a chunk, counted references, chunks kept by number;
- * - fetch.c: spans of the dataset's data space brought into memory through the queue pairs;
+ * - members.c: where chunks and their copies lie, and which members are lost;
+ * - fetch.c, pieces.c: spans of the dataset's data space brought into memory through the queue
+ *   pairs, piece by piece;
  * - reader.c, read.c, plan.c: batches read on demand;
  * - stream.c, ahead.c, harvest.c: an epoch read ahead.
  *
@@ -12,7 +14,9 @@
 #ifndef DLFS_READER_H
 #define DLFS_READER_H
 
+#include <poll.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 
 #include "directory.h"
@@ -21,6 +25,7 @@
 
 #define SLOT_NONE UINT32_MAX
 #define SLOTS_MIN 4u
+#define MEMBER_NONE UINT32_MAX
 
 enum slot_state {
     SLOT_FREE,
@@ -76,11 +81,16 @@ struct span {
     uint64_t length;
     uint8_t *memory;
     uint64_t deadline_ns;
-    uint64_t submitted; /* bytes handed to queue pairs */
-    uint32_t in_flight; /* pieces */
+    uint64_t submitted;   /* bytes handed to queue pairs */
+    uint64_t asked;       /* members that pieces were asked of, as bits */
+    uint64_t suspects;    /* members to do without in turn, as bits: what came was wrong */
+    uint64_t bad_address; /* of the first piece that failed */
+    uint32_t in_flight;   /* pieces */
     uint32_t attempts;
-    int code; /* of the first piece that failed */
+    uint32_t avoided; /* the member to do without, or MEMBER_NONE */
+    int code;         /* of the first piece that failed */
     uint8_t state;
+    bool doubted;        /* what came was wrong, once at least */
     bool abandoned;      /* timed out: the memory stays referenced until the last piece is back */
     uint32_t slot;       /* the arena's slot that memory lies in, or SLOT_NONE */
     struct block *block; /* or the block */
@@ -94,11 +104,34 @@ struct span_list {
     uint32_t last;
 };
 
+/* A part of a span that lies in one chunk, on its way from one of the chunk's copies. */
+struct piece {
+    uint64_t address;
+    uint32_t length;
+    uint32_t span;
+    uint32_t member; /* that it was asked of; MEMBER_NONE: at rest, or to be asked again */
+    uint32_t copy;
+    uint32_t tried; /* copies that failed, as bits */
+    uint32_t next;  /* in the list of pieces at rest or of those to be asked again */
+};
+
+/* What all threads know of a member. */
+struct member {
+    _Atomic uint64_t lost_until_ns; /* 0: it is well; UINT64_MAX: there is no device */
+    _Atomic uint32_t failures;      /* in a row */
+    _Atomic uint32_t probes;        /* since it was lost */
+    _Atomic int code;               /* why it was lost */
+};
+
 /* One thread's way to the members. */
 struct fetch {
     dlfs_reader *reader;
-    dlfs_queue **queues; /* [member_count] */
-    struct span *spans;  /* [span_capacity] */
+    dlfs_queue **queues;     /* [member_count]; NULL while a member is lost */
+    struct pollfd *waits;    /* [member_count] scratch */
+    struct piece *pieces;    /* [member_count * depth] */
+    uint32_t pieces_resting; /* list */
+    uint32_t pieces_again;   /* list of those to be asked of another member */
+    struct span *spans;      /* [span_capacity] */
     uint32_t span_capacity;
     uint32_t unused; /* list of unused spans */
     uint32_t unused_count;
@@ -109,7 +142,8 @@ struct fetch {
     uint64_t checked_ns;          /* when deadlines were last looked at */
     dlfs_operation *operations;   /* [member_count * depth] */
     uint32_t *operation_counts;   /* [member_count] */
-    dlfs_completion *completions; /* [depth] */
+    dlfs_completion *completions; /* [group] */
+    uint32_t group;               /* completions taken at a time */
     dlfs_reader_stats stats;      /* since last folded into the reader's */
     struct want *wants;           /* scratch of the read under way, [plan_capacity] each */
     struct plan_span *plan;
@@ -120,6 +154,8 @@ struct fetch {
 struct dlfs_reader {
     dlfs_reader_config config;
     dlfs_device **devices;
+    struct member *members; /* [member_count] */
+    _Atomic uint64_t lost_members;
     dlfs_extent *extents;
     uint64_t *extent_starts; /* [extent_count + 1] first dataset chunk of each extent */
     const dlfs_location *locations;
@@ -226,10 +262,52 @@ void fetch_step(struct fetch *fetch, int timeout_ms);
  */
 struct span *fetch_done(struct fetch *fetch);
 void fetch_recycle(struct fetch *fetch, struct span *span);
+/*
+ * Starts a span again whose bytes are wrong: without each of the members in turn that they came
+ * from, then as before while retries are left. False when there is nothing left to try.
+ */
+bool fetch_again(struct fetch *fetch, struct span *span);
 bool fetch_idle(const struct fetch *fetch);
-/* Where an address lies: member and byte offset on it. */
-void fetch_locate(const dlfs_reader *reader, uint64_t address, uint32_t *member,
-                  uint64_t *offset_bytes);
+/* A piece of a span has ended: the span goes on or ends with it. */
+void span_piece_ended(struct fetch *fetch, struct span *span, const struct piece *piece, int code);
+
+/* pieces.c */
+int pieces_create(struct fetch *fetch);
+/*
+ * Makes a member's queue pair. A code when this machine has no resources for it; where the member
+ * fails, it counts as lost, and reads will tell.
+ */
+int member_connect(struct fetch *fetch, uint32_t member);
+/*
+ * Turns the next piece of a span into an operation: true, also when no member can be asked and it
+ * failed. False when the member to ask has no room, which is noted.
+ */
+bool piece_begin(struct fetch *fetch, struct span *span, uint64_t *full_members);
+/* Asks again, of other members, for what some did not give. */
+void pieces_ask_again(struct fetch *fetch, uint64_t *full_members);
+/* Takes what a member answered to a piece. */
+void piece_answer(struct fetch *fetch, uint64_t number, int64_t result);
+/* A member's queue pair failed as a whole: what was asked of it is asked of others. */
+void member_break(struct fetch *fetch, uint32_t member, int code);
+/* Counts the members that owe pieces of a span as lost. */
+void span_blame(struct fetch *fetch, const struct span *span);
+
+/* members.c */
+int members_create(dlfs_reader *reader);
+/* Where a copy of an address lies: member and byte offset on it. */
+void member_locate(const dlfs_reader *reader, uint64_t address, uint32_t copy, uint32_t *member,
+                   uint64_t *offset_bytes);
+/* A member answered well, or did not. */
+void member_worked(dlfs_reader *reader, uint32_t member);
+void member_failed(dlfs_reader *reader, uint32_t member, int code);
+static inline bool member_is_lost(const dlfs_reader *reader, uint32_t member)
+{
+    return atomic_load_explicit(&reader->members[member].lost_until_ns, memory_order_relaxed) != 0;
+}
+/* A member that cannot be had at all now. */
+void member_lose(dlfs_reader *reader, uint32_t member, int code);
+/* Whether it is time, and the caller's turn, to find out whether a lost member is back. */
+bool member_probe(dlfs_reader *reader, uint32_t member);
 
 /* sequence.c */
 uint32_t sequence_kind(const dlfs_sequence *sequence);
@@ -243,8 +321,12 @@ void batch_give_back(struct batch *batch);
 int reader_take_fetch(dlfs_reader *reader, struct fetch **out);
 void reader_fold_stats(dlfs_reader *reader, struct fetch *fetch);
 void reader_return_fetch(dlfs_reader *reader, struct fetch *fetch);
-/* The failure of a sample, its member and offset looked up. */
-dlfs_failure reader_failure(const dlfs_reader *reader, uint64_t index, int code, uint32_t crc_got);
+/*
+ * The failure of a sample, with the member and offset where it begins, or where it has the byte at
+ * bad_address.
+ */
+dlfs_failure reader_failure(const dlfs_reader *reader, uint64_t index, int code, uint32_t crc_got,
+                            uint64_t bad_address);
 /* Whether every sample that lies wholly in [address, address+length) has its checksum. */
 bool reader_verify_span(const dlfs_reader *reader, const struct span *span);
 

@@ -83,7 +83,7 @@ static void fill(dlfs_stream *stream)
             harvest_forget(stream, position);
         *entry_at(stream, position) = (struct entry){.index = code < 0 ? 0 : stream->indices[i]};
         if (code < 0)
-            entry_fail(stream, position, code, 0);
+            entry_fail(stream, position, code, 0, 0);
         else if (stream->plan == DLFS_PLAN_HARVEST)
             harvest_remember(stream, position);
     }

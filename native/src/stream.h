@@ -23,8 +23,9 @@ struct entry {
     uint64_t length; /* READY */
     uint32_t next;   /* in the chain of those that wait for one span */
     uint8_t state;
-    bool alone;     /* read by itself, as when a larger read failed */
-    bool harvested; /* READY: lies in its bucket's memory */
+    uint8_t timeouts; /* reads of it that took too long */
+    bool alone;       /* read by itself, as when a larger read failed */
+    bool harvested;   /* READY: lies in its bucket's memory */
 };
 
 enum span_kind {
@@ -111,13 +112,14 @@ bool ahead_plan(dlfs_stream *stream);
 /* Takes in a span that has ended. */
 void ahead_finish(dlfs_stream *stream, struct span *span);
 void entry_ready(struct entry *entry, uint64_t offset, uint64_t length);
-void entry_fail(dlfs_stream *stream, uint64_t position, int code, uint32_t crc_got);
+void entry_fail(dlfs_stream *stream, uint64_t position, int code, uint32_t crc_got,
+                uint64_t bad_address);
 /* Plans the entry again, by itself if `alone`. */
 void entry_again(dlfs_stream *stream, uint64_t position, bool alone);
 /* Has an entry wait for the chunk that a slot is loading. */
 void entry_wait(dlfs_stream *stream, uint64_t position, uint32_t slot);
 /* A larger read ended without the sample of a ring slot's entry: fails it, or reads it alone. */
-void entry_missed(dlfs_stream *stream, uint32_t ring_slot, int code);
+void entry_missed(dlfs_stream *stream, uint32_t ring_slot, const struct span *span);
 void stream_start(dlfs_stream *stream, struct span *span, enum span_kind kind, uint32_t slot,
                   uint64_t slot_offset);
 /* Reads one sample by itself; false when there is no memory for it. */

@@ -149,6 +149,7 @@ static dlfs_reader *reader_over(const struct dataset *dataset, uint64_t memory_b
         .gap_bytes = 8192,
         .retry_count = retries,
         .timeout_ms = 20000,
+        .replicas = 1,
     };
     dlfs_reader *reader;
     CHECK_EQ(dlfs_reader_create(&config, &reader), 0);

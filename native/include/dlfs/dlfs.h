@@ -36,6 +36,7 @@ extern "C" {
 #define DLFS_VERSION ((DLFS_VERSION_MAJOR << 16) | (DLFS_VERSION_MINOR << 8) | DLFS_VERSION_PATCH)
 
 #define DLFS_MEMBERS_MAX 64u                            /* members of a volume */
+#define DLFS_REPLICAS_MAX 4u                            /* copies of a chunk */
 #define DLFS_DEPTH_MAX 4096u                            /* operations in flight on one queue pair */
 #define DLFS_PATH_BYTES_MAX 4095u                       /* length of a sample's path */
 #define DLFS_COMPONENT_BYTES_MAX 255u                   /* length of one component of a path */
@@ -424,13 +425,14 @@ DLFS_API int64_t dlfs_pack_verify(dlfs_packing *packing, const dlfs_location *lo
 
 /* A run of chunks of the volume's chunk space that holds a run of the dataset's chunks. */
 typedef struct dlfs_extent {
-    uint64_t first_chunk; /* volume chunk number; member = number % member_count, row = number /
-                             member_count */
+    uint64_t first_chunk; /* volume chunk number; copy c of it lies on member (number + c) %
+                             member_count, in row c * band_rows + number / member_count */
     uint64_t chunk_count;
 } dlfs_extent;
 
 typedef struct dlfs_reader_config {
-    dlfs_device *const *devices; /* [member_count], in member order; borrowed */
+    dlfs_device *const *devices; /* [member_count], in member order; borrowed. With replicas > 1,
+                                    NULL for a member that cannot be had */
     uint32_t member_count;
     uint32_t chunk_bytes;
     uint32_t block_bytes;       /* the volume's, a multiple of every device's */
@@ -443,12 +445,18 @@ typedef struct dlfs_reader_config {
                               batches */
     uint64_t gap_bytes;    /* two samples nearer than this are read by one request */
     uint32_t retry_count;  /* of a failed or short read, before the sample is reported */
-    uint32_t timeout_ms;   /* for one read, all retries included; then DLFS_E_TIMEOUT */
+    uint32_t timeout_ms;   /* for one read, all retries and copies included; then DLFS_E_TIMEOUT */
     uint32_t flags;        /* none yet: 0 */
-    uint32_t reserved;
+    uint32_t replicas;     /* copies of each chunk, 1..DLFS_REPLICAS_MAX, at most member_count */
+    uint64_t band_rows;    /* rows of each copy's band; of no use with one copy */
 } dlfs_reader_config;
 
-/* Reads the samples of one dataset. Any threads at once. */
+/*
+ * Reads the samples of one dataset. Any threads at once. With replicas, what one member does not
+ * give, or gives with a wrong checksum, is read from another; a member that is lost (DLFS_E_LOST,
+ * DLFS_E_TIMEOUT, or many failures in a row) is left alone but for one read now and then, which
+ * finds out whether it is back.
+ */
 typedef struct dlfs_reader dlfs_reader;
 /* Errors: -EINVAL, -ENOMEM, DLFS_E_LIMIT. Maps no memory until the first read. */
 DLFS_API int dlfs_reader_create(const dlfs_reader_config *config, dlfs_reader **out);
@@ -521,8 +529,14 @@ typedef struct dlfs_reader_stats {
         private_batches; /* batches that had to own their memory because the budget was lent out */
     uint64_t memory_bytes; /* mapped for the budget now */
     uint64_t wait_ns;      /* time that consumers waited for streams */
+    uint64_t failovers;    /* requests for another copy than a chunk's first */
 } dlfs_reader_stats;
 DLFS_API void dlfs_reader_get_stats(dlfs_reader *reader, dlfs_reader_stats *stats);
+
+/* The members that are lost now, as bits by number; those without a device are not among them. */
+DLFS_API uint64_t dlfs_reader_lost_members(const dlfs_reader *reader);
+/* Why a member was lost, the last time: a code; 0 when it never was. -EINVAL: no such member. */
+DLFS_API int dlfs_reader_member_code(const dlfs_reader *reader, uint32_t member);
 
 /* ---- streams: an epoch read ahead ------------------------------------------------------------ */
 

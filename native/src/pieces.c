@@ -1,0 +1,238 @@
+/*
+ * The pieces of spans, each of one chunk: which copy of the chunk a piece is asked of, and what
+ * becomes of it when that copy's member does not give it. The first copy is asked unless its member
+ * is lost or to be done without; each copy is asked once. A piece that no copy gives fails its
+ * span.
+ */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "reader.h"
+
+#define COPY_NONE UINT32_MAX
+/* How willingly a copy is asked, the least first. */
+#define RELUCTANCE_LOST 1u
+#define RELUCTANCE_AVOIDED 2u
+#define RELUCTANCE_NONE 4u
+
+int pieces_create(struct fetch *fetch)
+{
+    uint32_t count = fetch->reader->config.member_count * fetch->reader->config.depth;
+    fetch->pieces = calloc(count, sizeof(*fetch->pieces));
+    if (!fetch->pieces)
+        return -ENOMEM;
+    for (uint32_t number = 0; number < count; number++) {
+        fetch->pieces[number].member = MEMBER_NONE;
+        fetch->pieces[number].next = number + 1 < count ? number + 1 : SLOT_NONE;
+    }
+    fetch->pieces_resting = 0;
+    fetch->pieces_again = SLOT_NONE;
+    return 0;
+}
+
+static uint32_t piece_number(const struct fetch *fetch, const struct piece *piece)
+{
+    return (uint32_t)(piece - fetch->pieces);
+}
+
+static uint32_t copies_mask(const dlfs_reader *reader)
+{
+    return (UINT32_C(1) << reader->config.replicas) - 1;
+}
+
+int member_connect(struct fetch *fetch, uint32_t member)
+{
+    dlfs_reader *reader = fetch->reader;
+    int code =
+        dlfs_queue_create(reader->devices[member], reader->config.depth, &fetch->queues[member]);
+    if (code == -ENOMEM || code == -EMFILE || code == -ENFILE || code == DLFS_E_CLOSED)
+        return code;
+    if (code < 0)
+        member_lose(reader, member, code);
+    return 0;
+}
+
+/* Whether a member can be asked at all; without a queue pair, only if it is `due` to get one. */
+static bool member_is_there(struct fetch *fetch, uint32_t member, bool due)
+{
+    if (!fetch->queues[member] && due)
+        (void)member_connect(fetch, member);
+    return fetch->queues[member] != NULL;
+}
+
+/* The copy to ask for a piece, and where it lies; COPY_NONE when none is left. */
+static uint32_t choose_copy(struct fetch *fetch, const struct span *span, const struct piece *piece,
+                            uint32_t *member, uint64_t *offset_bytes)
+{
+    dlfs_reader *reader = fetch->reader;
+    uint32_t chosen = COPY_NONE;
+    uint32_t least = RELUCTANCE_NONE;
+    for (uint32_t copy = 0; copy < reader->config.replicas && least > 0; copy++) {
+        uint32_t candidate;
+        uint64_t offset;
+        if (piece->tried >> copy & 1)
+            continue;
+        member_locate(reader, piece->address, copy, &candidate, &offset);
+        bool due = !member_is_lost(reader, candidate) || member_probe(reader, candidate);
+        uint32_t reluctance = due ? 0 : RELUCTANCE_LOST;
+        reluctance += candidate == span->avoided ? RELUCTANCE_AVOIDED : 0;
+        if (reluctance < least && member_is_there(fetch, candidate, due)) {
+            least = reluctance;
+            chosen = copy;
+            *member = candidate;
+            *offset_bytes = offset;
+        }
+    }
+    return chosen;
+}
+
+enum placed { PLACED, PLACED_FULL, PLACED_NOWHERE };
+
+/* Makes an operation of a piece; PLACED_FULL when its member has no room, which is noted. */
+static enum placed piece_place(struct fetch *fetch, struct piece *piece, uint64_t *full_members)
+{
+    const dlfs_reader_config *config = &fetch->reader->config;
+    struct span *span = &fetch->spans[piece->span];
+    uint32_t member;
+    uint64_t offset;
+    uint32_t copy = choose_copy(fetch, span, piece, &member, &offset);
+    if (copy == COPY_NONE)
+        return PLACED_NOWHERE;
+    uint32_t *count = &fetch->operation_counts[member];
+    if (dlfs_queue_in_flight(fetch->queues[member]) + *count >= config->depth) {
+        *full_members |= UINT64_C(1) << member;
+        return PLACED_FULL;
+    }
+    fetch->operations[(size_t)member * config->depth + (*count)++] = (dlfs_operation){
+        .buffer = span->memory + (piece->address - span->address),
+        .offset_bytes = offset,
+        .length_bytes = piece->length,
+        .kind = DLFS_OP_READ,
+        .tag = piece_number(fetch, piece),
+    };
+    piece->member = member;
+    piece->copy = copy;
+    span->asked |= UINT64_C(1) << member;
+    fetch->stats.reads++;
+    fetch->stats.read_bytes += piece->length;
+    fetch->stats.failovers += copy > 0;
+    return PLACED;
+}
+
+/* Why no copy of a piece can be had: what was told of the first one's member. */
+static int absence_code(const dlfs_reader *reader, const struct piece *piece)
+{
+    uint32_t member;
+    uint64_t offset;
+    member_locate(reader, piece->address, 0, &member, &offset);
+    int code = dlfs_reader_member_code(reader, member);
+    return code < 0 ? code : DLFS_E_LOST;
+}
+
+static void piece_end(struct fetch *fetch, struct piece *piece, int code)
+{
+    struct span *span = &fetch->spans[piece->span];
+    fetch->pieces_in_flight--;
+    if (span->abandoned)
+        fetch->abandoned_pieces--;
+    piece->member = MEMBER_NONE;
+    piece->next = fetch->pieces_resting;
+    fetch->pieces_resting = piece_number(fetch, piece);
+    span_piece_ended(fetch, span, piece, code);
+}
+
+bool piece_begin(struct fetch *fetch, struct span *span, uint64_t *full_members)
+{
+    if (fetch->pieces_resting == SLOT_NONE) { /* some wait for room elsewhere */
+        *full_members = UINT64_MAX;
+        return false;
+    }
+    uint32_t chunk_bytes = fetch->reader->config.chunk_bytes;
+    struct piece *piece = &fetch->pieces[fetch->pieces_resting];
+    uint32_t next = piece->next;
+    uint64_t address = span->address + span->submitted;
+    uint64_t length = chunk_bytes - (address & (chunk_bytes - 1));
+    uint64_t left = span->length - span->submitted;
+    *piece = (struct piece){
+        .address = address,
+        .length = (uint32_t)(length < left ? length : left),
+        .span = (uint32_t)(span - fetch->spans),
+        .member = MEMBER_NONE,
+        .next = next,
+    };
+    enum placed placed = piece_place(fetch, piece, full_members);
+    if (placed == PLACED_FULL)
+        return false;
+    fetch->pieces_resting = next;
+    span->submitted += piece->length;
+    span->in_flight++;
+    fetch->pieces_in_flight++;
+    if (placed == PLACED_NOWHERE)
+        piece_end(fetch, piece, absence_code(fetch->reader, piece));
+    return true;
+}
+
+void pieces_ask_again(struct fetch *fetch, uint64_t *full_members)
+{
+    uint32_t number = fetch->pieces_again;
+    fetch->pieces_again = SLOT_NONE;
+    while (number != SLOT_NONE) {
+        struct piece *piece = &fetch->pieces[number];
+        const struct span *span = &fetch->spans[piece->span];
+        uint32_t next = piece->next;
+        int code = span->abandoned ? DLFS_E_TIMEOUT : span->code;
+        enum placed placed = code < 0 ? PLACED_NOWHERE : piece_place(fetch, piece, full_members);
+        if (placed == PLACED_FULL) {
+            piece->next = fetch->pieces_again;
+            fetch->pieces_again = number;
+        } else if (placed == PLACED_NOWHERE) {
+            piece_end(fetch, piece, code < 0 ? code : absence_code(fetch->reader, piece));
+        }
+        number = next;
+    }
+}
+
+void piece_answer(struct fetch *fetch, uint64_t number, int64_t result)
+{
+    struct piece *piece = &fetch->pieces[number];
+    const struct span *span = &fetch->spans[piece->span];
+    if (result >= 0) {
+        member_worked(fetch->reader, piece->member);
+        piece_end(fetch, piece, 0);
+        return;
+    }
+    member_failed(fetch->reader, piece->member, (int)result);
+    piece->tried |= UINT32_C(1) << piece->copy;
+    if (span->abandoned || span->code < 0 || piece->tried == copies_mask(fetch->reader)) {
+        piece_end(fetch, piece, (int)result);
+        return;
+    }
+    fetch->stats.read_errors++;
+    piece->member = MEMBER_NONE;
+    piece->next = fetch->pieces_again;
+    fetch->pieces_again = (uint32_t)number;
+}
+
+void member_break(struct fetch *fetch, uint32_t member, int code)
+{
+    const dlfs_reader_config *config = &fetch->reader->config;
+    /* It may not be used before its memory is safe: no device writes behind a destroyed queue. */
+    dlfs_queue_destroy(fetch->queues[member]);
+    fetch->queues[member] = NULL;
+    fetch->operation_counts[member] = 0;
+    for (uint32_t number = 0; number < config->member_count * config->depth; number++)
+        if (fetch->pieces[number].member == member)
+            piece_answer(fetch, number, code);
+    member_lose(fetch->reader, member, code);
+}
+
+void span_blame(struct fetch *fetch, const struct span *span)
+{
+    const dlfs_reader_config *config = &fetch->reader->config;
+    uint32_t blamed = (uint32_t)(span - fetch->spans);
+    for (uint32_t number = 0; number < config->member_count * config->depth; number++) {
+        const struct piece *piece = &fetch->pieces[number];
+        if (piece->member != MEMBER_NONE && piece->span == blamed)
+            member_failed(fetch->reader, piece->member, DLFS_E_TIMEOUT);
+    }
+}
