@@ -132,9 +132,11 @@ class Guest:
             *("-device", "virtio-net-pci,netdev=net,romfile="),
         ]
         for number, disk in enumerate(self.disks):
+            # Not locked: several guests may share a disk, as controllers of one namespace.
+            file = f"file={disk.path},format=raw,file.locking=off"
             size = f"logical_block_size={disk.block_bytes},physical_block_size={disk.block_bytes}"
             command += [
-                *("-drive", f"if=none,id=disk{number},file={disk.path},format=raw"),
+                *("-drive", f"if=none,id=disk{number},{file}"),
                 *("-device", f"virtio-blk-pci,drive=disk{number},{size}"),
             ]
         return command

@@ -27,10 +27,16 @@ _CONFIGFS = "/sys/kernel/config/nvmet"
 
 @dataclass(frozen=True)
 class Namespace:
-    """One namespace of a subsystem: a file of zeros at first."""
+    """One namespace of a subsystem.
+
+    Attributes:
+        path: of the file behind it, which several targets may share as paths to one namespace;
+            None: a file of the target's own. Zeros at first.
+    """
 
     size_bytes: int = 32 * MIB
     block_bytes: int = 512
+    path: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -113,8 +119,8 @@ class KernelTarget:
         self._disks: dict[tuple[str, int], Disk] = {}
         for subsystem in subsystems:
             for number, namespace in enumerate(subsystem.namespaces, 1):
-                path = folder / f"disk{len(self._disks)}"
-                with path.open("wb") as file:
+                path = namespace.path or folder / f"disk{len(self._disks)}"
+                with path.open("ab") as file:
                     file.truncate(namespace.size_bytes)
                 self._disks[subsystem.nqn, number] = Disk(path, namespace.block_bytes)
         script = target_script(subsystems, self.port, inline_bytes)
