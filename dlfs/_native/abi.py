@@ -71,6 +71,9 @@ class FaultConfig(Structure):
         ("reorder", c_uint32),
         ("bad_first_bytes", c_uint64),
         ("bad_length_bytes", c_uint64),
+        ("lost_from", c_uint64),
+        ("lost_polls", c_uint32),
+        ("reserved", c_uint32),
     )
 
 
@@ -267,6 +270,7 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "dlfs_device_open_file": (c_int, (c_char_p, c_uint32, c_uint32, _OUT)),
     "dlfs_device_create_memory": (c_int, (c_uint64, c_uint32, _OUT)),
     "dlfs_device_create_fault": (c_int, (c_void_p, POINTER(FaultConfig), _OUT)),
+    "dlfs_device_fault_lose": (c_int, (c_void_p, c_uint32)),
     "dlfs_device_destroy": (c_int, (c_void_p,)),
     "dlfs_device_size_bytes": (c_uint64, (c_void_p,)),
     "dlfs_device_block_bytes": (c_uint32, (c_void_p,)),

@@ -75,6 +75,10 @@ class Faults:
     bad_first_bytes: int = 0
     """Reads touching ``bad_length_bytes`` from here always fail."""
     bad_length_bytes: int = 0
+    lost_from: int = 0
+    """The device is lost from this operation of all on, counted from 1; 0: never."""
+    lost_polls: bool = False
+    """Once it is lost, polls fail rather than single operations."""
 
 
 def aligned_buffer(size_bytes: int, alignment_bytes: int) -> npt.NDArray[np.uint8]:
@@ -199,6 +203,15 @@ class NativeDevice:
         code = library().dlfs_device_create_fault(inner.handle, byref(config), byref(handle))
         check(code, f"make {uri}")
         return cls(handle, uri, writable=inner.writable, inner=inner)
+
+    def lose(self, lost: bool) -> None:
+        """Lose a device made by ``fault``, or bring it back.
+
+        Raises:
+            UsageError: it is of another kind.
+        """
+        code = library().dlfs_device_fault_lose(self.handle, int(lost))
+        check(code, f"lose {self.uri}, a device of kind {self.kind}")
 
     @property
     def handle(self) -> c_void_p:

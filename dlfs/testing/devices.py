@@ -421,6 +421,10 @@ class FaultyDevice(NativeBackedDevice):
         super().__init__(native, uri=inner.uri, identity=inner.identity, writable=inner.writable)
         self.inner = inner
 
+    def lose(self, lost: bool = True) -> None:
+        """Lose the device: everything fails with DeviceLostError; or bring it back."""
+        self.native.lose(lost)
+
     def _acquire(self) -> bool:
         try:
             self.inner.lock_exclusive("a faulty device", record=False)

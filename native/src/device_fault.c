@@ -1,6 +1,7 @@
 /*
  * A device over another that fails on purpose: errors, short reads, flipped bits, stalls,
- * completions out of order. What happens to the n-th operation of the k-th queue pair is a function
+ * completions out of order, and the loss of the device itself, at an operation or when told. Apart
+ * from that loss, what happens to the n-th operation of the k-th queue pair is a function
  * of (seed, k, n) alone.
  *
  * A queue pair holds finished operations back in a table until they are due; poll hands out those
@@ -21,6 +22,8 @@ struct fault_device {
     dlfs_device *inner;
     dlfs_fault_config config;
     _Atomic uint64_t queues_made;
+    _Atomic uint64_t operations;
+    _Atomic bool lost;
 };
 
 struct fault_slot {
@@ -97,12 +100,29 @@ static bool slot_draw(struct fault_queue *queue, struct fault_slot *slot)
     return error || touches_bad(config, &slot->operation);
 }
 
+static bool is_lost(const dlfs_device *base)
+{
+    return atomic_load(&((const struct fault_device *)base)->lost);
+}
+
+/* Counts an operation; true when the device is lost to it. */
+static bool loses_operation(dlfs_device *base)
+{
+    struct fault_device *device = (struct fault_device *)base;
+    if (atomic_fetch_add(&device->operations, 1) + 1 == device->config.lost_from) {
+        atomic_store(&device->lost, true);
+    }
+    return is_lost(base);
+}
+
 /* Passes an operation on; 1 when it was taken, 0 when there was no room, or an error. */
 static int slot_submit(struct fault_queue *queue, uint32_t number)
 {
     struct fault_slot *slot = &queue->slots[number];
-    if (slot_draw(queue, slot)) {
-        slot_hold(queue, number, -EIO);
+    bool fails = slot_draw(queue, slot);
+    bool lost = loses_operation(queue->base.device);
+    if (fails || lost) {
+        slot_hold(queue, number, lost ? DLFS_E_LOST : -EIO);
         return 1;
     }
     dlfs_operation operation = slot->operation;
@@ -239,6 +259,10 @@ static int fault_poll(dlfs_queue *base, dlfs_completion *completions, uint32_t c
                       int timeout_ms)
 {
     struct fault_queue *queue = (struct fault_queue *)base;
+    if (is_lost(base->device) &&
+        ((const struct fault_device *)base->device)->config.lost_polls != 0) {
+        return DLFS_E_LOST;
+    }
     struct dlfs_deadline deadline = dlfs_deadline_after(timeout_ms);
     int error = inner_collect(queue, 0);
     for (;;) {
@@ -279,6 +303,9 @@ static const struct dlfs_queue_ops fault_queue_ops = {
 static int fault_queue_create(dlfs_device *base, uint32_t depth, dlfs_queue **out)
 {
     struct fault_device *device = (struct fault_device *)base;
+    if (is_lost(base)) {
+        return DLFS_E_LOST;
+    }
     struct fault_queue *queue = calloc(1, sizeof *queue + depth * sizeof queue->slots[0]);
     uint32_t *held = calloc(depth, sizeof *held);
     int error = queue == NULL || held == NULL ? -ENOMEM : 0;
@@ -304,7 +331,7 @@ static int fault_queue_create(dlfs_device *base, uint32_t depth, dlfs_queue **ou
 
 static int fault_flush(dlfs_device *base)
 {
-    return dlfs_device_flush(((struct fault_device *)base)->inner);
+    return is_lost(base) ? DLFS_E_LOST : dlfs_device_flush(((struct fault_device *)base)->inner);
 }
 
 static void fault_destroy(dlfs_device *base)
@@ -322,7 +349,8 @@ static bool config_is_valid(const dlfs_fault_config *config)
 {
     return config->error_per_million <= MILLION && config->short_per_million <= MILLION &&
            config->flip_per_million <= MILLION && config->stall_per_million <= MILLION &&
-           config->bad_length_bytes <= UINT64_MAX - config->bad_first_bytes;
+           config->bad_length_bytes <= UINT64_MAX - config->bad_first_bytes &&
+           config->lost_polls <= 1;
 }
 
 int dlfs_device_create_fault(dlfs_device *inner, const dlfs_fault_config *config, dlfs_device **out)
@@ -337,8 +365,19 @@ int dlfs_device_create_fault(dlfs_device *inner, const dlfs_fault_config *config
     device->inner = inner;
     device->config = *config;
     atomic_init(&device->queues_made, 0);
+    atomic_init(&device->operations, 0);
+    atomic_init(&device->lost, false);
     dlfs_device_init(&device->base, &fault_device_ops, "fault", inner->size_bytes,
                      inner->block_bytes, inner->writable);
     *out = &device->base;
+    return 0;
+}
+
+int dlfs_device_fault_lose(dlfs_device *device, uint32_t lost)
+{
+    if (device == NULL || device->ops != &fault_device_ops || lost > 1) {
+        return -EINVAL;
+    }
+    atomic_store(&((struct fault_device *)device)->lost, lost != 0);
     return 0;
 }

@@ -131,8 +131,8 @@ static void dataset_destroy(struct dataset *dataset)
     CHECK_EQ(dlfs_device_destroy(dataset->inner), 0);
 }
 
-static dlfs_reader *reader_over(const struct dataset *dataset, uint64_t memory_bytes,
-                                uint32_t retries)
+static inline dlfs_reader *reader_over(const struct dataset *dataset, uint64_t memory_bytes,
+                                       uint32_t retries)
 {
     dlfs_extent extent = {0, dataset->chunk_count};
     dlfs_reader_config config = {

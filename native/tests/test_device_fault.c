@@ -148,6 +148,44 @@ static void test_stall(void)
     CHECK_EQ(dlfs_device_destroy(inner), 0);
 }
 
+/* Lost at an operation, by answers or by polls, and brought back. */
+static void test_loss(uint32_t lost_polls)
+{
+    dlfs_device *inner = make_memory();
+    dlfs_device *device = NULL;
+    dlfs_queue *other = NULL;
+    dlfs_fault_config config = {.lost_from = 3, .lost_polls = lost_polls};
+    CHECK_EQ(dlfs_device_create_fault(inner, &config, &device), 0);
+    dlfs_queue *queue = make_queue(device, 4);
+    uint8_t *memory = aligned_memory(1024);
+    CHECK_EQ(do_operation(queue, DLFS_OP_READ, memory, 0, 1024), 1024);
+    CHECK_EQ(do_operation(queue, DLFS_OP_WRITE, memory, 0, 1024), 1024);
+    dlfs_operation operation = {memory, 0, 1024, DLFS_OP_READ, 1};
+    dlfs_completion completion;
+    CHECK_EQ(dlfs_queue_submit(queue, &operation, 1), 1);
+    if (lost_polls != 0) {
+        CHECK_EQ(dlfs_queue_poll(queue, &completion, 1, -1), DLFS_E_LOST);
+    } else {
+        CHECK_EQ(dlfs_queue_poll(queue, &completion, 1, -1), 1);
+        CHECK_EQ(completion.result, DLFS_E_LOST);
+    }
+    CHECK_EQ(dlfs_queue_create(device, 1, &other), DLFS_E_LOST);
+    CHECK_EQ(dlfs_device_flush(device), DLFS_E_LOST);
+    dlfs_queue_destroy(queue);
+    CHECK_EQ(dlfs_device_fault_lose(device, 2), -EINVAL);
+    CHECK_EQ(dlfs_device_fault_lose(inner, 0), -EINVAL);
+    CHECK_EQ(dlfs_device_fault_lose(NULL, 0), -EINVAL);
+    CHECK_EQ(dlfs_device_fault_lose(device, 0), 0);
+    queue = make_queue(device, 4);
+    CHECK_EQ(do_operation(queue, DLFS_OP_READ, memory, 0, 1024), 1024);
+    CHECK_EQ(dlfs_device_fault_lose(device, 1), 0);
+    CHECK_EQ(dlfs_device_flush(device), DLFS_E_LOST);
+    dlfs_queue_destroy(queue);
+    free(memory);
+    CHECK_EQ(dlfs_device_destroy(device), 0);
+    CHECK_EQ(dlfs_device_destroy(inner), 0);
+}
+
 int main(void)
 {
     dlfs_device *inner = make_memory();
@@ -157,10 +195,14 @@ int main(void)
     CHECK_EQ(dlfs_device_create_fault(inner, &(dlfs_fault_config){.flip_per_million = MILLION + 1},
                                       &device),
              -EINVAL);
+    CHECK_EQ(dlfs_device_create_fault(inner, &(dlfs_fault_config){.lost_polls = 2}, &device),
+             -EINVAL);
     CHECK_EQ(dlfs_device_destroy(inner), 0);
     test_rates();
     test_bad_range();
     test_seed_repeats();
     test_stall();
+    test_loss(0);
+    test_loss(1);
     return 0;
 }

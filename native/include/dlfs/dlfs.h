@@ -193,10 +193,20 @@ typedef struct dlfs_fault_config {
     uint64_t bad_first_bytes; /* reads touching [bad_first, bad_first+bad_length) always fail with
                                  -EIO */
     uint64_t bad_length_bytes;
+    uint64_t lost_from;  /* the device is lost from this operation of all on, counted from 1; 0:
+                            never */
+    uint32_t lost_polls; /* 1: once it is lost, polls fail; 0: operations complete with
+                            DLFS_E_LOST */
+    uint32_t reserved;
 } dlfs_fault_config;
 /* Borrows inner, which must outlive the new device. */
 DLFS_API int dlfs_device_create_fault(dlfs_device *inner, const dlfs_fault_config *config,
                                       dlfs_device **out);
+/*
+ * Loses a faulty device (1) or brings it back (0): while it is lost, operations, flushes and new
+ * queue pairs fail with DLFS_E_LOST. -EINVAL: it is of another kind. Any thread.
+ */
+DLFS_API int dlfs_device_fault_lose(dlfs_device *device, uint32_t lost);
 
 /*
  * Frees a device. Its queue pairs must have been destroyed: -EBUSY otherwise, and nothing is freed.

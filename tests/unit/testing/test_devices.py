@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dlfs.block import Kind, MemoryDevice, aligned_buffer
-from dlfs.errors import DeviceError, LimitError, TruncatedError, UsageError
+from dlfs.errors import DeviceError, DeviceLostError, LimitError, TruncatedError, UsageError
 from dlfs.testing.devices import (
     Faults,
     FaultyDevice,
@@ -169,3 +169,24 @@ def test_faults_of_each_kind(memory: MemoryDevice) -> None:
 def test_impossible_chances_are_refused(memory: MemoryDevice) -> None:
     with pytest.raises(UsageError):
         FaultyDevice(memory, Faults(error_per_million=10**6 + 1))
+
+
+def test_a_lost_device_says_so_until_it_is_back(memory: MemoryDevice) -> None:
+    with FaultyDevice(memory, Faults(lost_from=2)) as device:
+        device.read(0, 4096)
+        with pytest.raises(DeviceLostError, match="at byte 4096"):
+            device.read(4096, 4096)
+        with pytest.raises(DeviceLostError, match="flush"):
+            device.flush()
+        with pytest.raises(DeviceLostError, match="queue pair"):
+            device.queue_pair(1)
+        device.lose(False)
+        device.read(4096, 4096)
+        device.lose()
+        with pytest.raises(DeviceLostError):
+            device.read(0, 4096)
+
+
+def test_only_a_faulty_device_can_be_lost(memory: MemoryDevice) -> None:
+    with pytest.raises(UsageError, match="kind memory"):
+        memory.native.lose(True)
