@@ -9,6 +9,7 @@ extra ``mount``).
 """
 
 from dlfs.testing.nvme.command import Event, Status
+from dlfs.testing.nvme.faults import Fault, FaultScript, Fragments
 from dlfs.testing.nvme.identify import DISCOVERY_NQN, DiscoveryRecord, Settings
 from dlfs.testing.nvme.namespace import Namespace
 from dlfs.testing.nvme.reservation import ReservationType
@@ -21,6 +22,9 @@ __all__ = [
     "DISCOVERY_NQN",
     "DiscoveryRecord",
     "Event",
+    "Fault",
+    "FaultScript",
+    "Fragments",
     "Namespace",
     "ReservationType",
     "ScriptedTarget",

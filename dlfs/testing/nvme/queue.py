@@ -81,6 +81,7 @@ class Queue:
         self._outstanding: set[int] = set()
         self._transfers: dict[int, Transfer] = {}
         self._held: list[int] = []
+        self._events: list[int] = []
         self._last_tag = 0
 
     @property
@@ -170,15 +171,17 @@ class Queue:
             self._held.append(command.cid)
         return controller.admin(command, data)
 
-    def raise_event(self, value: int) -> bool:
-        """Complete one Asynchronous Event Request; False when none is held."""
-        if not self._held:
-            return False
-        cid = self._held.pop(0)
-        self._outstanding.discard(cid)
-        entry = completion(cid, Answer(value=value), self._head)
-        self._connection.answer(Event.ASYNC_EVENT, [CapsuleResp(entry)])
-        return True
+    def raise_event(self, value: int) -> None:
+        """Complete an Asynchronous Event Request, as soon as one is there."""
+        self._events.append(value)
+        self._complete_events()
+
+    def _complete_events(self) -> None:
+        while self._events and self._held:
+            cid = self._held.pop(0)
+            self._outstanding.discard(cid)
+            entry = completion(cid, Answer(value=self._events.pop(0)), self._head)
+            self._connection.answer(Event.ASYNC_EVENT, [CapsuleResp(entry)])
 
     # ---- Connect ---------------------------------------------------------------------------------
 
@@ -256,7 +259,7 @@ class Queue:
             transfer.asked_bytes += length
             asked.append(R2T(transfer.command.cid, tag, start, length))
         if asked:
-            self._connection.answer(Event.R2T, asked)
+            self._connection.answer(Event.R2T, asked, transfer.command)
 
     def _free_tag(self) -> int:
         used = {tag for transfer in self._transfers.values() for tag in transfer.windows}
@@ -287,7 +290,7 @@ class Queue:
         transfer.data[at : at + len(data)] = data
         transfer.damaged |= pdu.damaged
         transfer.windows[pdu.tag] = (at + len(data), end)
-        self._connection.answer(Event.WRITE_DATA, [])
+        self._connection.answer(Event.WRITE_DATA, [], transfer.command)
         if at + len(data) < end:
             return
         del transfer.windows[pdu.tag]
@@ -311,6 +314,7 @@ class Queue:
 
     def _reply(self, event: Event, command: Command, answer: Answer) -> None:
         if answer.held:
+            self._complete_events()
             return
         self._outstanding.discard(command.cid)
         pdus: list[Pdu] = []
@@ -322,7 +326,7 @@ class Queue:
         if not short:
             head = self._head if self._flow_control else 0
             pdus.append(CapsuleResp(completion(command.cid, answer, head)))
-        self._connection.answer(event, pdus)
+        self._connection.answer(event, pdus, command)
 
     def _data_pdus(self, command: Command, data: memoryview, *, success: bool) -> list[C2HData]:
         piece = self._connection.server.transport.c2h_bytes or len(data)

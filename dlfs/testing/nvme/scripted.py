@@ -17,7 +17,6 @@ from typing import Self, TypeVar
 import trio
 
 from dlfs.errors import DeviceError, UsageError
-from dlfs.testing.nvme.command import Event
 from dlfs.testing.nvme.identify import DISCOVERY_NQN, DiscoveryRecord, discovery_page
 from dlfs.testing.nvme.namespace import Namespace
 from dlfs.testing.nvme.server import Counters, Script, Server, Transport
@@ -191,6 +190,14 @@ class ScriptedTarget:
 
     # ---- what a test does to it ------------------------------------------------------------------
 
+    def play(self, script: Script | None) -> None:
+        """Follow another script from now on; None: be honest."""
+
+        def change() -> None:
+            self.server.script = script
+
+        self._call(change)
+
     def drop_connections(self, *, reset: bool = True) -> None:
         """End all connections, and go on listening."""
         self._call(lambda: self.server.drop_all(reset=reset))
@@ -238,7 +245,7 @@ class ScriptedTarget:
                 controller, queue = connection.controller, connection.queue
                 if controller is not None and controller.is_discovery and queue is not None:
                     queue.raise_event(_DISCOVERY_CHANGED)
-                    connection.post_later(0, [])
+                    connection.post_later(0, list)
 
         self._call(change)
 
@@ -284,6 +291,3 @@ def _hold_port(addresses: Sequence[str], port: int) -> list[socket.socket]:
             continue
         return held
     raise DeviceError(f"listen on {addresses}: no port is free on all of them")
-
-
-__all__ = ["DEFAULT_NQN", "Event", "ScriptedTarget"]

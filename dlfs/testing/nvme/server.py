@@ -16,13 +16,13 @@ import contextlib
 import socket
 import struct
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import trio
 
-from dlfs.testing.nvme.command import Event
+from dlfs.testing.nvme.command import Command, Event
 from dlfs.testing.nvme.controller import Controller
 from dlfs.testing.nvme.pdu import (
     TO_CONTROLLER,
@@ -116,10 +116,16 @@ Step = Pdu | Frame | bytes | Wait | Close | Mute
 class Script(Protocol):
     """Decides what becomes of an answer."""
 
-    def play(self, event: Event, steps: Sequence[Step], connection: Connection) -> Iterable[Step]:
+    def play(
+        self,
+        event: Event,
+        steps: Sequence[Step],
+        connection: Connection,
+        command: Command | None = None,
+    ) -> Iterable[Step]:
         """The steps to take instead."""
 
-    def pieces(self, connection: Connection, data: bytearray) -> Iterable[bytes | Wait] | None:
+    def pieces(self, connection: Connection, data: bytearray, /) -> Iterable[bytes | Wait] | None:
         """How to cut what is sent; None: not at all."""
 
 
@@ -184,12 +190,12 @@ class Server:
         if len(self.violations) < VIOLATIONS_KEPT:
             self.violations.append(message)
 
-    def end_association(self, controller: Controller) -> None:
+    def end_association(self, controller: Controller, *, reset: bool) -> None:
         """Close a controller and all its connections."""
         controller.close()
         for connection in list(self.connections):
             if connection.controller is controller:
-                connection.close(reset=True)
+                connection.close(reset=reset)
 
 
 class Connection:
@@ -203,6 +209,7 @@ class Connection:
         self.host_r2ts = 1
         self.to_host = Wire()
         self.keep_alive_seen_s = 0.0
+        self.gathered: list[list[Step]] = []
         self._socket = accepted
         self._decoder = Decoder((PduType.IC_REQ, PduType.H2C_TERM_REQ))
         self._outbox: list[bytearray | Wait | Close | Mute] = []
@@ -239,7 +246,7 @@ class Connection:
         self._socket.close()
         self.server.connections.discard(self)
         if self.controller is not None and self.queue is not None and self.queue.is_admin:
-            self.server.end_association(self.controller)
+            self.server.end_association(self.controller, reset=reset)
 
     async def _receive(self) -> None:
         while not self._closed:
@@ -309,15 +316,15 @@ class Connection:
             limit_s = controller.keep_alive_ms / 1000
             if limit_s and trio.current_time() > self.keep_alive_seen_s + limit_s:
                 self.server.counters.keep_alives_missed += 1
-                self.server.end_association(controller)
+                self.server.end_association(controller, reset=True)
                 return
 
     # ---- sending ---------------------------------------------------------------------------------
 
-    def answer(self, event: Event, steps: Sequence[Step]) -> None:
+    def answer(self, event: Event, steps: Sequence[Step], command: Command | None = None) -> None:
         """Send an answer, as the script would have it."""
         script = self.server.script
-        self.post(steps if script is None else script.play(event, steps, self))
+        self.post(steps if script is None else script.play(event, steps, self, command))
 
     def post(self, steps: Iterable[Step]) -> None:
         """Queue steps to be taken by the next ``_flush``."""
@@ -336,12 +343,12 @@ class Connection:
             for part in frame.parts():
                 out += part
 
-    def post_later(self, seconds: float, steps: Sequence[Step]) -> None:
+    def post_later(self, seconds: float, steps: Callable[[], Iterable[Step]]) -> None:
         """Take steps after a while."""
 
         async def later() -> None:
             await trio.sleep(seconds)
-            self.post(steps)
+            self.post(steps())
             await self._flush()
 
         assert self._nursery is not None

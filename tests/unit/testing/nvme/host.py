@@ -62,8 +62,12 @@ class Host:
         self.value = 0
         self.head = 0
         self.pdus: list[Pdu] = []
-        self.send(ICReq(0, alignment, digests, r2ts - 1))
-        response = self.receive()
+        try:
+            self.send(ICReq(0, alignment, digests, r2ts - 1))
+            response = self.receive()
+        except BaseException:
+            self.socket.close()
+            raise
         assert isinstance(response, ICResp)
         self.response = response
         self.decoder.wire = Wire(
