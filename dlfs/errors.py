@@ -13,7 +13,8 @@
     ├── LimitError                         a stated limit would be exceeded
     ├── DeviceError (OSError)              the world did it: a device failed
     │   ├── DeviceLostError                ... it is gone (retryable)
-    │   └── DeviceTimeoutError             ... it does not answer (retryable)
+    │   ├── DeviceTimeoutError             ... it does not answer (retryable)
+    │   └── LeaseLostError                 ... this writer's hold on it is over, or was taken away
     ├── FormatError                        what is on media is not what FORMAT.md says
     │   ├── ChecksumError                  ... its CRC32C does not match
     │   ├── VersionError                   ... it is of a version this code cannot read
@@ -100,6 +101,10 @@ class DeviceTimeoutError(DeviceError):
     """A device did not answer within the time allowed."""
 
     retryable = True
+
+
+class LeaseLostError(DeviceError):
+    """A writer's hold on a shared device is over: not renewed in time, or taken by another."""
 
 
 class FormatError(DlfsError):

@@ -21,6 +21,7 @@ from dlfs.errors import (
     DeviceTimeoutError,
     DlfsError,
     FormatError,
+    LeaseLostError,
     LimitError,
     NativeError,
     NotFoundError,
@@ -41,6 +42,11 @@ _CODES: dict[int, type[DlfsError]] = {
     abi.E_NOT_FOUND: NotFoundError,
     -errno.EINVAL: UsageError,
 }
+
+RESERVATION_CONFLICT = -errno.EBADE
+"""What devices return for NVMe's status Reservation Conflict, as Linux does."""
+
+_FENCED = "another host has reserved the namespace and fenced this one off"
 
 
 @functools.cache
@@ -79,6 +85,8 @@ def describe(code: int) -> str:
 def error_for(code: int, message: str) -> DlfsError:
     """The error that a code stands for, with a message and the library's own phrase."""
     text = f"{message}: {describe(code)}"
+    if code == RESERVATION_CONFLICT:
+        return LeaseLostError(f"{message}: {_FENCED}", -code)
     kind = _CODES.get(code)
     if kind is None and code > -10000:
         return DeviceError(text, -code)

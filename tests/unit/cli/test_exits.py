@@ -24,6 +24,7 @@ EXPECTED = {
     "DeviceError": 7,
     "DeviceLostError": 7,
     "DeviceTimeoutError": 7,
+    "LeaseLostError": 7,
     "FormatError": 4,
     "ChecksumError": 4,
     "VersionError": 4,

@@ -1,0 +1,228 @@
+"""Reservation commands byte for byte, reports, and what a host does with them."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlfs.block.nvme import NvmeCommand, NvmeResult
+from dlfs.block.reservation import (
+    KEY_TAG,
+    REPORT_BYTES,
+    AcquireAction,
+    RegisterAction,
+    Reservation,
+    ReservationReport,
+    acquire,
+    get_host_identifier,
+    identify_controller,
+    identify_namespace,
+    key_of,
+    register,
+    release,
+    report,
+)
+from dlfs.errors import DeviceError, LeaseLostError, LockedError
+
+KEY = 0x1122334455667788
+HOST = bytes(range(16))
+OTHER_HOST = bytes(range(16, 32))
+
+
+# ---- encoding ------------------------------------------------------------------------------------
+
+
+def test_register() -> None:
+    command, data = register(5, RegisterAction.REGISTER, KEY)
+    assert command == NvmeCommand(0x0D, 5, cdw10=0x00000008)  # RREGA 0, IEKEY, CPTPL 0
+    assert data == bytes(8) + bytes.fromhex("8877665544332211")
+    command, data = register(5, RegisterAction.UNREGISTER, KEY)
+    assert command == NvmeCommand(0x0D, 5, cdw10=0x00000001)
+    assert data == bytes.fromhex("8877665544332211") + bytes(8)
+
+
+def test_acquire() -> None:
+    command, data = acquire(5, AcquireAction.ACQUIRE, KEY)
+    assert command == NvmeCommand(0x11, 5, cdw10=0x00000100)  # RTYPE 1, RACQA 0
+    assert data == bytes.fromhex("8877665544332211") + bytes(8)
+    command, data = acquire(5, AcquireAction.PREEMPT_AND_ABORT, KEY, preempted_key=0xABCD)
+    assert command == NvmeCommand(0x11, 5, cdw10=0x00000102)
+    assert data == bytes.fromhex("8877665544332211cdab000000000000")
+
+
+def test_release_and_report() -> None:
+    command, data = release(5, KEY)
+    assert command == NvmeCommand(0x15, 5, cdw10=0x00000100)
+    assert data == bytes.fromhex("8877665544332211")
+    assert report(5) == NvmeCommand(0x0E, 5, cdw10=1023, cdw11=1)  # 4096 bytes, extended
+
+
+def test_what_asks_for_reservations() -> None:
+    assert identify_controller() == NvmeCommand(0x06, 0, cdw10=1)
+    assert identify_namespace(5) == NvmeCommand(0x06, 5)
+    assert get_host_identifier() == NvmeCommand(0x0A, 0, cdw10=0x81, cdw11=1)
+
+
+def encode_report(
+    kind: int, registrants: list[tuple[int, int, bytes]], *, count: int | None = None
+) -> bytes:
+    header = struct.pack("<IBHHB", 9, kind, len(registrants) if count is None else count, 0, 0)
+    entries = [
+        struct.pack("<HB5xQ16s32x", number, status, key, host)
+        for number, (status, key, host) in enumerate(registrants, 1)
+    ]
+    return header.ljust(64, b"\0") + b"".join(entries)
+
+
+def test_a_report_names_the_holder() -> None:
+    found = ReservationReport.decode(encode_report(1, [(0, 7, HOST), (1, KEY, OTHER_HOST)]))
+    assert (found.generation, found.kind, len(found.registrants)) == (9, 1, 2)
+    assert found.holder is not None
+    assert (found.holder.controller, found.holder.key) == (2, KEY)
+    assert str(found.holder) == (
+        "the host with identifier 101112131415161718191a1b1c1d1e1f (key 0x1122334455667788)"
+    )
+    assert ReservationReport.decode(encode_report(0, [(0, 7, HOST)])).holder is None
+
+
+@given(st.binary(max_size=300))
+def test_hostile_reports_are_cut_short(data: bytes) -> None:
+    assert len(ReservationReport.decode(data).registrants) <= len(data) // 64
+
+
+def test_a_report_of_more_than_was_read() -> None:
+    cut = ReservationReport.decode(encode_report(1, [(0, 7, HOST)], count=1000))
+    assert len(cut.registrants) == 1
+
+
+# ---- a host's use of them ------------------------------------------------------------------------
+
+
+class Controller:
+    """A controller with reservations, as one host sees it; ``state`` is the namespace's."""
+
+    def __init__(self, state: dict[str, object], host: bytes) -> None:
+        self.state, self.host = state, host
+        self.oncs, self.rescap, self.status = 1 << 5, 1 << 1, 0
+        state.setdefault("keys", {})
+        state.setdefault("holder", None)
+
+    def run_admin(
+        self, command: NvmeCommand, data: bytearray | None = None, *, to_device: bool = False
+    ) -> NvmeResult:
+        assert data is not None
+        assert not to_device
+        if command.opcode == 0x06 and command.cdw10 == 1:
+            data[520:522] = self.oncs.to_bytes(2, "little")
+        elif command.opcode == 0x06:
+            data[31] = self.rescap
+        else:
+            assert command == get_host_identifier()
+            data[:16] = self.host
+        return NvmeResult(self.status, 0)
+
+    def run_io(
+        self, command: NvmeCommand, data: bytearray | None = None, *, to_device: bool = False
+    ) -> NvmeResult:
+        assert data is not None
+        if self.status:
+            return NvmeResult(self.status, 0)
+        keys, holder = self.state["keys"], self.state["holder"]
+        assert isinstance(keys, dict)
+        if command.opcode == 0x0E:
+            entries = [(int(host == holder), key, host) for host, key in keys.items()]
+            encoded = encode_report(int(holder is not None), entries)
+            data[: len(encoded)] = encoded
+            return NvmeResult(0, 0)
+        assert to_device
+        return NvmeResult(self.change(command, bytes(data), keys, holder), 0)
+
+    def change(
+        self, command: NvmeCommand, data: bytes, keys: dict[bytes, int], holder: object
+    ) -> int:
+        first, second = int.from_bytes(data[:8], "little"), int.from_bytes(data[8:16], "little")
+        action = command.cdw10 & 7
+        if command.opcode == 0x0D and action == 0:
+            keys[self.host] = second
+        elif keys.get(self.host) != first:
+            return 0x083
+        elif command.opcode == 0x0D:
+            del keys[self.host]
+        elif command.opcode == 0x11 and action == 2:
+            for host in [host for host, key in keys.items() if key == second]:
+                del keys[host]
+            self.state["holder"] = self.host
+        elif command.opcode == 0x11:
+            if holder not in (None, self.host):
+                return 0x083
+            self.state["holder"] = self.host
+        elif holder == self.host:
+            self.state["holder"] = None
+        return 0
+
+
+def reservation(state: dict[str, object], host: bytes = HOST) -> Reservation:
+    found = Reservation.probe(Controller(state, host), 5, "nvme:")
+    assert found is not None
+    return found
+
+
+def test_keys_tell_their_maker_and_their_host() -> None:
+    assert key_of(HOST) == key_of(HOST)
+    assert key_of(HOST) != key_of(OTHER_HOST)
+    assert key_of(HOST) >> 32 == KEY_TAG >> 32 == 0x444C4653
+
+
+@pytest.mark.parametrize(
+    ("oncs", "rescap", "host"), [(0xDF, 2, HOST), (32, 0xFD, HOST), (32, 2, bytes(16))]
+)
+def test_what_a_target_may_lack(oncs: int, rescap: int, host: bytes) -> None:
+    controller = Controller({}, host)
+    controller.oncs, controller.rescap = oncs, rescap
+    assert Reservation.probe(controller, 5, "nvme:") is None
+
+
+def test_taken_and_given_back() -> None:
+    state: dict[str, object] = {}
+    mine, other = reservation(state), reservation(state, OTHER_HOST)
+    mine.make_way(lapsed=False)
+    mine.take()
+    assert state == {"keys": {HOST: key_of(HOST)}, "holder": HOST}
+    mine.take()  # another process of this host
+    with pytest.raises(LockedError, match=rf"lock nvme:: reserved by .* {HOST.hex()} "):
+        other.take()
+    mine.give_back()
+    assert state == {"keys": {OTHER_HOST: key_of(OTHER_HOST)}, "holder": None}
+
+
+def test_only_a_dead_writers_reservation_is_preempted() -> None:
+    state: dict[str, object] = {}
+    mine, other = reservation(state), reservation(state, OTHER_HOST)
+    mine.take()
+    with pytest.raises(LockedError, match="which left no lease"):
+        other.make_way(lapsed=False)
+    other.make_way(lapsed=True)
+    assert state == {"keys": {OTHER_HOST: key_of(OTHER_HOST)}, "holder": OTHER_HOST}
+    with pytest.raises(LeaseLostError, match="fenced"):
+        mine.give_back()
+
+
+def test_a_reservation_of_other_software_is_left_alone() -> None:
+    state: dict[str, object] = {"keys": {OTHER_HOST: KEY}, "holder": OTHER_HOST}
+    with pytest.raises(LockedError, match="by other software than DLFS"):
+        reservation(state).make_way(lapsed=True)
+
+
+def test_a_refusal_names_its_status() -> None:
+    controller = Controller({}, HOST)
+    mine = Reservation.probe(controller, 5, "nvme:")
+    assert mine is not None
+    controller.status = 0x006
+    with pytest.raises(DeviceError, match=r"report reservations of nvme:: .* status 0x006"):
+        mine.make_way(lapsed=False)
+    with pytest.raises(DeviceError, match=r"identify the controller of nvme:.* 0x006"):
+        Reservation.probe(controller, 5, "nvme:")
+    assert REPORT_BYTES % 4 == 0
