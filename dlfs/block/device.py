@@ -9,7 +9,8 @@ Writers write through ``write`` and ``queue_pair`` and never through ``native``,
 that wraps another (``dlfs.testing``) sees every write.
 
 One writer at a time: ``lock_exclusive`` takes a lock that ends with its process and leaves a record
-of its holder for the error of the next one (``dlfs.block.lock``).
+of its holder for the error of the next one (``dlfs.block.lock``). Where no lock of the operating
+system reaches, the record is a lease that is kept alive (``dlfs.block.shared``).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import abc
 import os
 import threading
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar, Protocol, Self, runtime_checkable
 
 from dlfs._native.device import (
     Kind,
@@ -162,12 +163,15 @@ class BlockDevice(Protocol):
         """
 
     def lock_exclusive(self, holder: str, *, record: bool = True) -> None:
-        """Take the writer's lock, without waiting.
+        """Take the writer's lock.
+
+        Files, disks and memory never wait. A shared namespace waits until it is known that nobody
+        else writes: ``dlfs.block.lease`` states how long.
 
         Args:
             holder: what the writer is, for people.
-            record: leave a record of the holder in the lease block. False for a device that is not
-                known to be a member yet: it may hold something of value there.
+            record: leave a record of the holder in the lease block, whose former content is lost.
+                A lease is always such a record.
 
         Raises:
             LockedError: another writer has it; the message names it.
@@ -326,21 +330,27 @@ class NativeBackedDevice(abc.ABC):
 
     # ---- the writer's lock -----------------------------------------------------------------------
 
+    locks_by_record: ClassVar[bool] = False
+    """Whether the lock is itself a record in the lease block, so that it needs no other one."""
+
     @abc.abstractmethod
-    def _acquire(self) -> bool:
-        """Take the lock; False when another has it."""
+    def _acquire(self, record: lock.HolderRecord) -> bool:
+        """Take the lock for this holder; False when another has it."""
 
     @abc.abstractmethod
     def _release(self) -> None:
         """Give back what ``_acquire`` took."""
 
     def lock_exclusive(self, holder: str, *, record: bool = True) -> None:
-        """Take the writer's lock, without waiting.
+        """Take the writer's lock.
+
+        Files, disks and memory never wait. A shared namespace waits until it is known that nobody
+        else writes: ``dlfs.block.lease`` states how long.
 
         Args:
             holder: what the writer is, for people.
-            record: leave a record of the holder in the lease block. False for a device that is not
-                known to be a member yet: it may hold something of value there.
+            record: leave a record of the holder in the lease block, whose former content is lost.
+                A lease is always such a record.
 
         Raises:
             LockedError: another writer has it; the message names it.
@@ -351,12 +361,13 @@ class NativeBackedDevice(abc.ABC):
             raise UsageError(f"lock {self.uri}: the device was opened read-only")
         if self._locked_by == os.getpid():
             raise UsageError(f"lock {self.uri}: it is locked through this object already")
-        if not self._acquire():
+        own = lock.HolderRecord.of_this_process(holder)
+        if not self._acquire(own):
             raise LockedError(f"lock {self.uri}: held by {self._describe_holder()}")
         self._locked_by = os.getpid()
-        if record:
+        if record and not self.locks_by_record:
             try:
-                self._write_record(lock.HolderRecord.of_this_process(holder).encode())
+                self._write_record(own.encode())
             except BaseException:
                 self.unlock()
                 raise

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from dlfs._native.device import NativeDevice
 from dlfs.block.device import NativeBackedDevice
+from dlfs.block.lock import HolderRecord
 from dlfs.block.uri import format_path
 from dlfs.errors import DeviceError, ExistsError, NotFoundError, SpaceError, UsageError
 
@@ -110,7 +111,7 @@ class FileDevice(NativeBackedDevice):
             os.close(descriptor)
         return cls(name, writable=True, engine=engine)
 
-    def _acquire(self) -> bool:
+    def _acquire(self, _: HolderRecord) -> bool:
         try:
             descriptor = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:

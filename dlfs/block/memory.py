@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from dlfs._native.device import NativeDevice
 from dlfs.block.device import NativeBackedDevice
+from dlfs.block.lock import HolderRecord
 from dlfs.errors import NotFoundError, UsageError
 
 
@@ -92,7 +93,7 @@ class MemoryDevice(NativeBackedDevice):
                 if entry.users == 0:
                     entry.native.close()
 
-    def _acquire(self) -> bool:
+    def _acquire(self, _: HolderRecord) -> bool:
         with self._entry.mutex:
             if self._entry.locked_by is not None:
                 return False

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Literal, NoReturn, Self
 
 from dlfs._native.device import Faults, NativeDevice
 from dlfs.block.device import BlockDevice, Kind, NativeBackedDevice, QueuePair
+from dlfs.block.lock import HolderRecord
 from dlfs.errors import DeviceError, LimitError, LockedError
 from dlfs.units import MIB
 
@@ -425,9 +426,9 @@ class FaultyDevice(NativeBackedDevice):
         """Lose the device: everything fails with DeviceLostError; or bring it back."""
         self.native.lose(lost)
 
-    def _acquire(self) -> bool:
+    def _acquire(self, record: HolderRecord) -> bool:
         try:
-            self.inner.lock_exclusive("a faulty device", record=False)
+            self.inner.lock_exclusive(record.holder, record=False)
         except LockedError:
             return False
         return True

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlfs.block.lock import RECORD_BYTES, HolderRecord
+from dlfs.block.lock import COUNTER_MAX, EXPIRY_MS_MAX, RECORD_BYTES, HolderRecord, LeaseMark
 
 
 def test_names_this_process() -> None:
@@ -24,6 +25,29 @@ def test_is_one_block_whatever_the_holder_says() -> None:
     assert len(record.encode()) == RECORD_BYTES
     assert HolderRecord.decode(record.encode()) == record
     assert str(record).isprintable()
+
+
+def test_a_lease_is_a_record_whose_mark_lies_in_the_first_sector() -> None:
+    mark = LeaseMark("0123456789abcdef" * 2, 17, 42000)
+    record = replace(HolderRecord.of_this_process("\x1b" * 300), lease=mark)
+    content = record.encode()
+    assert len(content) == RECORD_BYTES
+    assert HolderRecord.decode(content) == record
+    assert LeaseMark.decode(content[:512].ljust(RECORD_BYTES, b"?")) == mark
+    assert content.startswith(
+        b'DLFS-LOCK 1\n{"lease": "0123456789abcdef0123456789abcdef", "counter": 17, '
+        b'"expiry_ms": 42000, "holder": "'
+    )
+
+
+def test_a_mark_is_bounded_and_strict() -> None:
+    line = b'DLFS-LOCK 1\n{"lease": "' + b"a" * 32 + b'", "counter": %s, "expiry_ms": %s, '
+    assert LeaseMark.decode(line % (b"9" * 19, b"9" * 6)) == LeaseMark(
+        "a" * 32, COUNTER_MAX, EXPIRY_MS_MAX
+    )
+    for counter, expiry in ((b"9" * 20, b"1"), (b"-1", b"1"), (b"1", b""), (b"1", b"9" * 7)):
+        assert LeaseMark.decode(line % (counter, expiry)) is None
+    assert LeaseMark.decode(b"") is None
 
 
 @given(st.binary(max_size=300))

@@ -1,0 +1,246 @@
+"""Block devices that several hosts may open for writing: NVMe namespaces over a fabric.
+
+The writer's lock is a lease in the lock record (``dlfs.block.lease``), and a reservation for this
+host where the target has them (``dlfs.block.reservation``). A background thread keeps the lease
+alive. Once it is lost, every write and flush through this device is refused with LeaseLostError,
+before anything is sent: a writer that is cut off stops by itself, in time.
+
+``lock_exclusive`` waits: about a second for a free lease, two for the answer that a writer lives,
+and ``LeaseTimes.expiry_s`` (42 s) where a writer died; that wait is told as a warning of the logger
+``dlfs.block``, which Python prints on stderr unless told otherwise. After a write that failed, the
+lease is not given back but left to expire, since such a write may take effect late.
+
+A forked child inherits no lease: its writes are refused, and the parent's go on.
+"""
+
+from __future__ import annotations
+
+import abc
+import logging
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from dlfs._native.device import Kind, NativeDevice, NativeQueue
+from dlfs.block import lock
+from dlfs.block.device import NativeBackedDevice
+from dlfs.block.lease import Lease, LeaseTimes, describe
+from dlfs.block.nvme import CommandRunner
+from dlfs.block.reservation import Reservation
+from dlfs.errors import DeviceError, DlfsError, LeaseLostError, UsageError
+
+if TYPE_CHECKING:
+    from dlfs._native.device import BytesLike
+
+_log = logging.getLogger("dlfs.block")
+
+
+class SharedNamespaceDevice(NativeBackedDevice):
+    """A namespace that other hosts reach too. Subclasses open it, and say how to run commands."""
+
+    locks_by_record = True
+    lease_times = LeaseTimes()
+    """Of the writer's lease; set it before locking, and the same for all who share the device."""
+
+    def __init__(self, native: NativeDevice, *, uri: str, identity: str, writable: bool) -> None:
+        super().__init__(native, uri=uri, identity=identity, writable=writable)
+        self._lease: Lease | None = None
+        self._renewer: _Renewer | None = None
+        self._reservation: Reservation | None = None
+
+    @property
+    @abc.abstractmethod
+    def runner(self) -> CommandRunner:
+        """Runs single commands on the namespace's controller."""
+
+    @property
+    @abc.abstractmethod
+    def nsid(self) -> int:
+        """Of the namespace."""
+
+    @property
+    def late_writes_s(self) -> float:
+        """How long after its submission a write may still take effect, retries included."""
+        return 0.0
+
+    # ---- writing under the lease -----------------------------------------------------------------
+
+    def _check_lease(self) -> None:
+        lease = self._lease
+        if lease is not None:
+            lease.check()
+
+    def _doubt_lease(self) -> None:
+        lease = self._lease
+        if lease is not None:
+            lease.doubt()
+
+    def queue_pair(self, depth: int) -> NativeQueue:
+        """Make a queue pair, whose writes are refused once the lease is lost.
+
+        Args:
+            depth: operations in flight, 1..4096.
+
+        Raises:
+            UsageError: the depth is out of range.
+            DeviceError: there are no resources for it.
+            ClosedError: the device is closed.
+        """
+        return _GuardedQueue(self, depth)
+
+    def flush(self) -> None:
+        """Make every completed write durable.
+
+        Raises:
+            LeaseLostError: this writer's lease is lost.
+            DeviceError: the device failed; what was written may be lost.
+            ClosedError: it is closed.
+        """
+        self._check_lease()
+        super().flush()
+
+    # ---- the lease -------------------------------------------------------------------------------
+
+    def _acquire(self, record: lock.HolderRecord) -> bool:
+        if not self._record_span():
+            raise UsageError(f"lock {self.uri}: it is too small for a lease")
+        if self.late_writes_s > self.lease_times.late_s:
+            raise UsageError(
+                f"lock {self.uri}: expected that its writes end within "
+                f"{self.lease_times.late_s:g} s, got time-outs of {self.late_writes_s:g} s in all"
+            )
+        self._reservation = Reservation.probe(self.runner, self.nsid, self.uri)
+        place = _RecordPlace(self, self._record_span(), self._reservation)
+        lease = Lease(place, record, times=self.lease_times, waiting=self._tell)
+        lease.acquire()
+        self._lease = lease
+        try:
+            if self._reservation is not None:
+                self._reservation.take()
+        except BaseException:
+            self._end_lease()
+            raise
+        self._renewer = _Renewer(lease)
+        self._renewer.start()
+        return True
+
+    def _tell(self, content: bytes, seconds: float) -> None:
+        _log.warning(
+            "%s: waiting up to %.0f s to learn whether its last writer still lives: %s",
+            self.uri,
+            seconds,
+            describe(content),
+        )
+
+    def _release(self) -> None:
+        if self._renewer is not None:
+            self._renewer.stop()
+            self._renewer = None
+        try:
+            if self._reservation is not None and self._lease is not None and self._lease.releasable:
+                self._reservation.give_back()
+        except DeviceError:
+            self._doubt_lease()  # the reservation goes when the lease has expired
+            raise
+        finally:
+            self._end_lease()
+
+    def _end_lease(self) -> None:
+        """Give the lease back where that is allowed, and forget it."""
+        try:
+            if self._lease is not None:
+                self._lease.release()
+        finally:
+            self._lease = None
+
+
+class _RecordPlace:
+    """Where a device's lease lies."""
+
+    def __init__(
+        self, device: NativeBackedDevice, span_bytes: int, reservation: Reservation | None
+    ) -> None:
+        self._device = device
+        self._span = span_bytes
+        self._reservation = reservation
+
+    @property
+    def uri(self) -> str:
+        return self._device.uri
+
+    def read_record(self) -> bytes:
+        return self._device.read(lock.RECORD_OFFSET_BYTES, self._span)
+
+    def write_record(self, content: bytes) -> None:
+        self._device.write(lock.RECORD_OFFSET_BYTES, content.ljust(self._span, b"\0"))
+
+    def flush_record(self) -> None:
+        self._device.flush()
+
+    def make_way(self, *, lapsed: bool) -> None:
+        if self._reservation is not None:
+            self._reservation.make_way(lapsed=lapsed)
+
+
+class _GuardedQueue(NativeQueue):
+    """A queue pair that asks the device's lease before every write."""
+
+    def __init__(self, device: SharedNamespaceDevice, depth: int) -> None:
+        super().__init__(device.native, depth, writable=device.writable)
+        self._check: Callable[[], None] = device._check_lease
+        self._doubt: Callable[[], None] = device._doubt_lease
+
+    def submit(self, kind: int, buffer: BytesLike, offset_bytes: int, tag: int) -> bool:
+        """Submit one operation; LeaseLostError when it is a write and the lease is lost."""
+        if kind == Kind.WRITE:
+            self._check()
+        return super().submit(kind, buffer, offset_bytes, tag)
+
+    def poll(self, timeout_ms: int = 0) -> list[tuple[int, int]]:
+        """Take completions, noting those that failed."""
+        try:
+            taken = super().poll(timeout_ms)
+        except DeviceError:
+            self._doubt()
+            raise
+        if any(result < 0 for _, result in taken):
+            self._doubt()
+        return taken
+
+    def transfer(self, kind: int, buffer: BytesLike, offset_bytes: int) -> None:
+        """Read or write a whole range; LeaseLostError when it is a write and the lease is lost."""
+        if kind != Kind.WRITE:
+            super().transfer(kind, buffer, offset_bytes)
+            return
+        self._check()
+        try:
+            super().transfer(kind, buffer, offset_bytes)
+        except DeviceError:
+            self._doubt()
+            raise
+
+
+class _Renewer(threading.Thread):
+    """Keeps a lease alive until it is stopped or the lease is lost."""
+
+    def __init__(self, lease: Lease) -> None:
+        super().__init__(name="dlfs-lease", daemon=True)
+        self._lease = lease
+        self._stopping = threading.Event()
+
+    def run(self) -> None:
+        """Renew at the lease's interval, and sooner after a failure."""
+        pause_s = renew_s = self._lease.times.renew_s
+        while not self._stopping.wait(pause_s):
+            try:
+                self._lease.renew()
+                pause_s = renew_s
+            except LeaseLostError:
+                return
+            except DlfsError:
+                pause_s = renew_s / 4
+
+    def stop(self) -> None:
+        """Stop, and wait for a renewal under way."""
+        self._stopping.set()
+        self.join()

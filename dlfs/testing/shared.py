@@ -1,0 +1,57 @@
+"""A file that is locked as a shared namespace is: by a lease, not by the operating system.
+
+For tests of leases between processes, where no target is at hand. It has no reservations.
+"""
+
+from __future__ import annotations
+
+import os
+
+from dlfs._native.device import NativeDevice
+from dlfs.block.nvme import NvmeCommand, NvmeResult
+from dlfs.block.shared import SharedNamespaceDevice
+from dlfs.block.uri import format_path
+
+
+class PlainController:
+    """Answers every command with success and zeros: a controller without options."""
+
+    def run_admin(
+        self, command: NvmeCommand, data: bytearray | None = None, *, to_device: bool = False
+    ) -> NvmeResult:
+        """Do nothing."""
+        del command
+        if data is not None and not to_device:
+            data[:] = bytes(len(data))
+        return NvmeResult(0, 0)
+
+    run_io = run_admin
+
+
+class SharedFileDevice(SharedNamespaceDevice):
+    """A file, shared.
+
+    Args:
+        path: of an existing file.
+        writable: else reads only.
+
+    Raises:
+        NotFoundError: there is no such file.
+        DeviceError: it cannot be opened.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, writable: bool = False) -> None:
+        name = os.fspath(path)
+        uri = format_path(name)
+        native = NativeDevice.open_file(name, uri=uri, writable=writable)
+        super().__init__(native, uri=uri, identity=f"shared:{name}", writable=writable)
+
+    @property
+    def runner(self) -> PlainController:
+        """Knows no reservations."""
+        return PlainController()
+
+    @property
+    def nsid(self) -> int:
+        """The only namespace."""
+        return 1
