@@ -167,6 +167,8 @@ class NativeReader:
         depth: int,
         retry_count: int,
         timeout_ms: int,
+        replicas: int = 1,
+        band_rows: int = 0,
     ) -> None:
         self._kept = (tuple(devices), directory)
         handles = (c_void_p * len(devices))(*(device.handle for device in devices))
@@ -185,7 +187,8 @@ class NativeReader:
             gap_bytes=gap_bytes,
             retry_count=retry_count,
             timeout_ms=timeout_ms,
-            replicas=1,
+            replicas=replicas,
+            band_rows=band_rows,
         )
         handle = c_void_p()
         message = f"make a reader with {memory_bytes} bytes of memory for chunks of {chunk_bytes}"

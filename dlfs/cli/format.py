@@ -32,6 +32,12 @@ def format_volume(
         str, typer.Option(metavar="SIZE", help="The unit of I/O: 512 to 64KiB.")
     ] = "4KiB",
     label: Annotated[str, typer.Option(help="A name for people, at most 64 bytes.")] = "",
+    replicas: Annotated[
+        int,
+        typer.Option(
+            metavar="N", help="Copies of each chunk, on different members: 2 survive a lost one."
+        ),
+    ] = 1,
     force: Annotated[
         bool, typer.Option("--force", "-f", help="Even where a volume or other data is.")
     ] = False,
@@ -44,6 +50,7 @@ def format_volume(
         chunk_bytes=parse_bytes(chunk),
         block_bytes=parse_bytes(block),
         label=label,
+        replicas=replicas,
         force=force,
     )
     if json:

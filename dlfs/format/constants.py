@@ -5,9 +5,12 @@ from __future__ import annotations
 from dlfs.units import KIB, MIB
 
 VERSION_MAJOR = 1
-VERSION_MINOR = 0
-INCOMPAT_KNOWN = 0
-"""Feature bits without which a volume cannot be read, that this code knows: none yet."""
+VERSION_MINOR = 1
+"""The newest that this code knows. What does not need it is written as the minor version before."""
+INCOMPAT_REPLICAS = 1 << 0
+"""Every chunk is stored more than once; since 1.1."""
+INCOMPAT_KNOWN = INCOMPAT_REPLICAS
+"""Feature bits without which a volume cannot be read, that this code knows."""
 RO_COMPAT_KNOWN = 0
 """Feature bits without which a volume can be read but not written: none known yet."""
 
@@ -29,6 +32,8 @@ BLOCK_BYTES_MIN = 512
 BLOCK_BYTES_MAX = 64 * KIB
 
 MEMBERS_MAX = 64
+REPLICAS_MAX = 4
+"""Copies of a chunk."""
 CHUNKS_MIN = 4
 """Chunks of the smallest volume: two catalogs (old and new), a directory and its data."""
 LABEL_BYTES_MAX = 64

@@ -1,8 +1,9 @@
 """Where chunks lie: volume chunks to members and offsets, dataset addresses to volume chunks.
 
 A volume's chunks are numbered round-robin over its members: chunk L is on member L % M, in row
-L // M. A dataset numbers its own chunks 0..C-1; its runs, in order, say which volume chunks they
-are. All values here are plain and immutable; any thread may use them.
+L // M. With replicas, that is its copy 0; copy c is on member (L % M + c) % M, in row L // M of the
+c-th of as many equal bands of rows. A dataset numbers its own chunks 0..C-1; its runs, in order,
+say which volume chunks they are. All values here are plain and immutable; any thread may use them.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from dlfs.format.constants import (
     DATA_OFFSET_BYTES_MIN,
     MEMBER_BYTES_MAX,
     MEMBERS_MAX,
+    REPLICAS_MAX,
     SUPERBLOCK_A_OFFSET_BYTES,
     SUPERBLOCK_B_OFFSET_BYTES,
     SUPERBLOCK_BYTES,
@@ -60,39 +62,53 @@ class Geometry:
     block_bytes: int
     data_offset_bytes: int
     row_count: int
+    replicas: int = 1
+    """Copies of each chunk, on different members."""
+
+    @property
+    def band_rows(self) -> int:
+        """Rows that one copy of all chunks takes on each member."""
+        return self.row_count // self.replicas
 
     @property
     def chunk_total(self) -> int:
-        """Chunks of the volume."""
-        return self.row_count * self.member_count
+        """Chunks of the volume, each counted once."""
+        return self.band_rows * self.member_count
 
     @property
     def capacity_bytes(self) -> int:
-        """Bytes of all chunks together."""
+        """Bytes of all chunks together, each counted once."""
         return self.chunk_total * self.chunk_bytes
 
-    def locate(self, volume_chunk: int) -> tuple[int, int]:
-        """Find a chunk.
+    def locate(self, volume_chunk: int, copy: int = 0) -> tuple[int, int]:
+        """Find a copy of a chunk.
 
         Args:
             volume_chunk: 0 .. chunk_total - 1.
+            copy: 0 .. replicas - 1.
 
         Returns:
-            The member's number and the chunk's byte offset on it.
+            The member's number and the copy's byte offset on it.
 
         Raises:
-            UsageError: the volume has no such chunk.
+            UsageError: the volume has no such chunk or copy.
         """
-        if not 0 <= volume_chunk < self.chunk_total:
+        if not 0 <= volume_chunk < self.chunk_total or not 0 <= copy < self.replicas:
             raise UsageError(
-                f"locate a chunk: expected 0..{self.chunk_total - 1}, got {volume_chunk}"
+                f"locate a chunk: expected 0..{self.chunk_total - 1}, in {self.replicas} copies, "
+                f"got copy {copy} of chunk {volume_chunk}"
             )
         row, member = divmod(volume_chunk, self.member_count)
-        return member, self.data_offset_bytes + row * self.chunk_bytes
+        row += copy * self.band_rows
+        return (member + copy) % self.member_count, self.data_offset_bytes + row * self.chunk_bytes
 
     @classmethod
     def for_members(
-        cls, member_sizes: Sequence[int], chunk_bytes: int, block_bytes: int
+        cls,
+        member_sizes: Sequence[int],
+        chunk_bytes: int,
+        block_bytes: int,
+        replicas: int = 1,
     ) -> Geometry:
         """Lay a new volume out over members; the smallest decides how many rows there are.
 
@@ -100,6 +116,7 @@ class Geometry:
             member_sizes: bytes of each member, in member order.
             chunk_bytes: a power of two, 4 KiB .. 64 MiB.
             block_bytes: a power of two, 512 .. 64 KiB, at most chunk_bytes.
+            replicas: copies of each chunk: 1 .. 4, at most as many as there are members.
 
         Raises:
             UsageError: a size is not allowed, there are too many members, or they are too small.
@@ -108,11 +125,16 @@ class Geometry:
         count = len(member_sizes)
         if not 1 <= count <= MEMBERS_MAX:
             raise UsageError(f"lay out a volume: expected 1..{MEMBERS_MAX} members, got {count}")
+        if not 1 <= replicas <= min(count, REPLICAS_MAX):
+            raise UsageError(
+                f"lay out a volume: expected 1..{min(count, REPLICAS_MAX)} replicas on {count} "
+                f"members, got {replicas}"
+            )
         smallest = min(member_sizes)
         data_offset = max(DATA_OFFSET_BYTES_MIN, chunk_bytes)
         row_count = max(0, usable_bytes(smallest, data_offset) // chunk_bytes)
-        if row_count * count < CHUNKS_MIN:
-            rows = -(-CHUNKS_MIN // count)
+        if row_count // replicas * count < CHUNKS_MIN:
+            rows = -(-CHUNKS_MIN // count) * replicas
             expected = data_offset + rows * chunk_bytes + SUPERBLOCK_BYTES
             raise UsageError(
                 f"lay out a volume: member {member_sizes.index(smallest)} is too small: expected "
@@ -124,7 +146,7 @@ class Geometry:
                 f"lay out a volume: expected members of at most {MEMBER_BYTES_MAX} bytes, "
                 f"got {max(member_sizes)}"
             )
-        return cls(count, chunk_bytes, block_bytes, data_offset, row_count)
+        return cls(count, chunk_bytes, block_bytes, data_offset, row_count, replicas)
 
 
 def check_sizes(chunk_bytes: int, block_bytes: int) -> None:
@@ -205,23 +227,24 @@ class DataSpace:
         number = bisect_right(self._starts, chunk) - 1
         return self.runs[number].first_chunk + chunk - self._starts[number]
 
-    def resolve(self, address: int) -> tuple[int, int]:
-        """Find the byte at an address: its member and its byte offset there.
+    def resolve(self, address: int, copy: int = 0) -> tuple[int, int]:
+        """Find a copy of the byte at an address: its member and its byte offset there.
 
         Raises:
-            UsageError: the address is outside the space.
+            UsageError: the address is outside the space, or there is no such copy.
         """
         chunk, offset = divmod(address, self.geometry.chunk_bytes)
-        member, base = self.geometry.locate(self.volume_chunk(chunk))
+        member, base = self.geometry.locate(self.volume_chunk(chunk), copy)
         return member, base + offset
 
-    def pieces(self, address: int, length_bytes: int) -> Iterator[Piece]:
+    def pieces(self, address: int, length_bytes: int, copy: int = 0) -> Iterator[Piece]:
         """Cut a range of the space into pieces, in order, that each lie in a row on one member.
 
-        Chunks that follow each other on one member (a volume of one member) make one piece.
+        Chunks that follow each other on one member (a volume of one member) make one piece; else
+        each piece lies in one chunk, and the pieces of all copies cover the same addresses.
 
         Raises:
-            UsageError: the range leaves the space.
+            UsageError: the range leaves the space, or there is no such copy.
         """
         if address < 0 or length_bytes < 0 or address + length_bytes > self.size_bytes:
             raise UsageError(
@@ -230,7 +253,7 @@ class DataSpace:
             )
         piece: Piece | None = None
         while length_bytes > 0:
-            member, offset = self.resolve(address)
+            member, offset = self.resolve(address, copy)
             taken = min(length_bytes, self._bytes_in_a_row(address))
             if piece is None:
                 piece = Piece(member, offset, taken)

@@ -7,7 +7,7 @@ says, so the copy of G - 1 is never overwritten while G is being written.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from uuid import UUID
 
 from dlfs._native.checksums import crc32c
@@ -27,9 +27,11 @@ from dlfs.format.constants import (
     DATA_OFFSET_BYTES_MIN,
     GENERATION_MAX,
     INCOMPAT_KNOWN,
+    INCOMPAT_REPLICAS,
     LABEL_BYTES_MAX,
     MEMBER_BYTES_MAX,
     MEMBERS_MAX,
+    REPLICAS_MAX,
     RO_COMPAT_KNOWN,
     SUPERBLOCK_BYTES,
     SUPERBLOCK_MAGIC,
@@ -51,12 +53,14 @@ __all__ = [
     "encode_superblock",
     "letter_for",
     "superblock_offsets",
+    "version_for",
 ]
 
 # magic, major, minor, size, incompat, ro_compat, volume, member, number, count, chunk, block,
 # data offset, rows, member bytes, generation, created, replicas, catalog runs, catalog bytes,
 # catalog CRC, label bytes, label
 _HEAD = struct.Struct("<8sHHIQQ16s16sIIIIQQQQQIIQII64s")
+_INCOMPAT_OFFSET = 16
 _RUNS_OFFSET = 256
 _RUN = struct.Struct("<QQ")
 _MEMBERS_OFFSET = 512
@@ -79,10 +83,13 @@ class Superblock:
     catalog_bytes: int
     catalog_crc32c: int
     label: str = ""
-    replicas: int = 1
-    incompat: int = 0
     ro_compat: int = 0
-    version: tuple[int, int] = field(default=(VERSION_MAJOR, VERSION_MINOR))
+    version: tuple[int, int] = (VERSION_MAJOR, 0)
+
+    @property
+    def incompat(self) -> int:
+        """The features without which the volume cannot be read."""
+        return INCOMPAT_REPLICAS if self.geometry.replicas > 1 else 0
 
     @property
     def member_uuid(self) -> UUID:
@@ -93,6 +100,11 @@ class Superblock:
     def writable(self) -> bool:
         """Whether this code knows every feature that a writer must know."""
         return not self.ro_compat & ~RO_COMPAT_KNOWN
+
+
+def version_for(geometry: Geometry) -> tuple[int, int]:
+    """The lowest version of the format that has what a volume needs, for old code to read it."""
+    return VERSION_MAJOR, VERSION_MINOR if geometry.replicas > 1 else 0
 
 
 def letter_for(generation: int) -> str:
@@ -131,7 +143,7 @@ def encode_superblock(superblock: Superblock) -> bytes:
         block, 0, SUPERBLOCK_MAGIC, *sb.version, SUPERBLOCK_BYTES, sb.incompat, sb.ro_compat,
         sb.volume_uuid.bytes, sb.member_uuid.bytes, sb.member_number, geo.member_count,
         geo.chunk_bytes, geo.block_bytes, geo.data_offset_bytes, geo.row_count, sb.member_bytes,
-        sb.generation, sb.created_ns, sb.replicas, len(sb.catalog_runs), sb.catalog_bytes,
+        sb.generation, sb.created_ns, geo.replicas, len(sb.catalog_runs), sb.catalog_bytes,
         sb.catalog_crc32c, len(label), label,
     )  # fmt: skip
     for number, run in enumerate(sb.catalog_runs):
@@ -166,7 +178,13 @@ def decode_superblock(data: bytes | bytearray | memoryview, where: str) -> Super
         sb = _parse(block)
     except ValueError as error:
         raise FormatError(f"{where}: read a superblock: {error}") from error
+    (recorded,) = struct.unpack_from("<Q", block, _INCOMPAT_OFFSET)
     problem = _problem(sb)
+    if not problem and sb.incompat != recorded:
+        problem = (
+            f"expected the features {sb.incompat:#x} of {sb.geometry.replicas} replicas, "
+            f"got {recorded:#x}"
+        )
     if not problem and sb.member_uuid.bytes != block[48:64]:
         problem = (
             f"expected its member UUID to be number {sb.member_number} of the volume's, "
@@ -208,7 +226,7 @@ def _check_frame(block: bytes, where: str) -> None:
 def _parse(block: bytes) -> Superblock:
     """Take the fields apart; ValueError when one cannot be represented."""
     (
-        _magic, major, minor, _size, incompat, ro_compat, volume, _member, number, count,
+        _magic, major, minor, _size, _incompat, ro_compat, volume, _member, number, count,
         chunk_bytes, block_bytes, data_offset, rows, member_bytes, generation, created_ns, replicas,
         run_count, catalog_bytes, catalog_crc, label_bytes, label,
     ) = _HEAD.unpack_from(block)  # fmt: skip
@@ -225,15 +243,13 @@ def _parse(block: bytes) -> Superblock:
         member_uuids=tuple(UUID(bytes=uuids[at : at + 16]) for at in range(0, 16 * count, 16)),
         member_number=number,
         member_bytes=member_bytes,
-        geometry=Geometry(count, chunk_bytes, block_bytes, data_offset, rows),
+        geometry=Geometry(count, chunk_bytes, block_bytes, data_offset, rows, replicas),
         generation=generation,
         created_ns=created_ns,
         catalog_runs=tuple(ChunkRun(first, length) for first, length in runs),
         catalog_bytes=catalog_bytes,
         catalog_crc32c=catalog_crc,
         label=label[:label_bytes].decode(),
-        replicas=replicas,
-        incompat=incompat,
         ro_compat=ro_compat,
         version=(major, minor),
     )
@@ -252,7 +268,7 @@ def _problem(sb: Superblock) -> str | None:
         ),
         ("member size in bytes", sb.member_bytes, 1, MEMBER_BYTES_MAX),
         ("creation time", sb.created_ns, 0, TIME_NS_MAX),
-        ("replicas", sb.replicas, 1, 1),
+        ("replicas", sb.geometry.replicas, 1, min(sb.geometry.member_count, REPLICAS_MAX)),
         ("catalog bytes", sb.catalog_bytes, CATALOG_HEADER_BYTES, CATALOG_BYTES_MAX),
         ("catalog CRC32C", sb.catalog_crc32c, 0, (1 << 32) - 1),
     ):

@@ -99,6 +99,8 @@ class SampleReader:
             depth=options.depth,
             retry_count=options.retry_count,
             timeout_ms=options.timeout_ms,
+            replicas=geometry.replicas,
+            band_rows=geometry.band_rows,
         )
 
     def read(self, indices: npt.ArrayLike, *, on_error: str = "raise") -> Batch:

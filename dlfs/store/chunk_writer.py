@@ -1,5 +1,7 @@
 """Writes a run of chunks, one after the other, to the members of a volume at full queue depth.
 
+With replicas, every copy of a chunk is written from the same memory.
+
 A window is a few chunks of aligned memory. The caller fills the window under hand and calls
 ``advance``; its chunks are then given places on the volume and written while the next window is
 filled. There is a fixed number of windows, so memory is bounded, and the oldest is waited for when
@@ -68,7 +70,7 @@ class ChunkWriter:
             for i in range(count)
         )
         self._in_flight: deque[_Window] = deque()
-        pieces = count * (window_bytes // geometry.chunk_bytes)
+        pieces = count * (window_bytes // geometry.chunk_bytes) * geometry.replicas
         self._queues: list[QueuePair] = []
         self._written: dict[int, tuple[_Window, int, int]] = {}
         self._tag = 0
@@ -158,13 +160,15 @@ class ChunkWriter:
         self.close()
 
     def _write_run(self, window: _Window, start: int, run: ChunkRun) -> None:
-        """Write a run from the window: in one piece on a lone member, else chunk by chunk."""
+        """Write all copies of a run: in one piece on a lone member, else chunk by chunk."""
         step = run.chunk_count if len(self._devices) == 1 else 1
         bytes_each = step * self._geometry.chunk_bytes
         for i in range(run.chunk_count // step):
-            member, offset_bytes = self._geometry.locate(run.first_chunk + i * step)
             piece = window.memory[start + i * bytes_each : start + (i + 1) * bytes_each]
-            self._submit(window, member, piece, offset_bytes)
+            for copy in range(self._geometry.replicas):
+                chunk = run.first_chunk + i * step
+                member, offset_bytes = self._geometry.locate(chunk, copy)
+                self._submit(window, member, piece, offset_bytes)
 
     def _submit(
         self, window: _Window, member: int, piece: NDArray[np.uint8], offset_bytes: int

@@ -28,7 +28,7 @@ from dlfs.format.constants import (
     SUPERBLOCK_BYTES,
 )
 from dlfs.format.geometry import ChunkRun, Geometry
-from dlfs.format.superblock import Superblock, superblock_offsets
+from dlfs.format.superblock import Superblock, superblock_offsets, version_for
 from dlfs.store.chunk_writer import ChunkWriter
 from dlfs.store.info import VolumeInfo, describe_volume
 from dlfs.store.members import Member, close_devices, open_devices, read_copies, split_uris
@@ -46,6 +46,7 @@ def format_volume(
     chunk_bytes: int = CHUNK_BYTES_DEFAULT,
     block_bytes: int = BLOCK_BYTES_DEFAULT,
     label: str = "",
+    replicas: int = 1,
     force: bool = False,
 ) -> VolumeInfo:
     """Make a volume.
@@ -58,6 +59,8 @@ def format_volume(
         block_bytes: unit of I/O: a power of two, 512 B to 64 KiB, a multiple of every device's
             block.
         label: up to 64 bytes of UTF-8, for people.
+        replicas: copies of each chunk, on different members: 1 to 4, at most as many as there are
+            members. With 2, any one member can be lost while reading goes on.
         force: overwrite a volume, or whatever the devices hold.
 
     Returns:
@@ -81,7 +84,9 @@ def format_volume(
             device.lock_exclusive("dlfs format", record=False)
             if not force:
                 _check_empty(device)
-        info = _format_devices(devices, chunk_bytes, block_bytes, label)
+        sizes = [device.size_bytes for device in devices]
+        geometry = Geometry.for_members(sizes, chunk_bytes, block_bytes, replicas)
+        info = _format_devices(devices, geometry, label)
     except BaseException:
         close_devices(devices)
         for path in made:
@@ -166,18 +171,23 @@ def _check_empty(device: BlockDevice) -> None:
             )
 
 
-def _format_devices(
-    devices: Sequence[BlockDevice], chunk_bytes: int, block_bytes: int, label: str
-) -> VolumeInfo:
+def check_blocks(device: BlockDevice, block_bytes: int, action: str) -> None:
+    """Check that a device can be a member of a volume with blocks of this size.
+
+    Raises:
+        UsageError: its own blocks do not divide them.
+    """
+    if block_bytes % device.block_bytes or device.block_bytes > SUPERBLOCK_BYTES:
+        raise UsageError(
+            f"{action} {device.uri}: expected a device block that divides {block_bytes} and "
+            f"{SUPERBLOCK_BYTES} bytes, got {device.block_bytes}"
+        )
+
+
+def _format_devices(devices: Sequence[BlockDevice], geometry: Geometry, label: str) -> VolumeInfo:
     for device in devices:
-        if block_bytes % device.block_bytes or device.block_bytes > SUPERBLOCK_BYTES:
-            raise UsageError(
-                f"format {device.uri}: expected a device block that divides {block_bytes} and "
-                f"{SUPERBLOCK_BYTES} bytes, got {device.block_bytes}"
-            )
-    sizes = [device.size_bytes for device in devices]
-    geometry = Geometry.for_members(sizes, chunk_bytes, block_bytes)
-    superblock, catalog = _first_generation(geometry, sizes[0], label)
+        check_blocks(device, geometry.block_bytes, "format")
+    superblock, catalog = _first_generation(geometry, devices[0].size_bytes, label)
     fresh = [
         Member(i, superblock.member_uuids[i], device, device.size_bytes, ())
         for i, device in enumerate(devices)
@@ -212,6 +222,7 @@ def _first_generation(
         catalog_bytes=len(catalog),
         catalog_crc32c=crc32c(catalog),
         label=label,
+        version=version_for(geometry),
     )
     return superblock, catalog
 

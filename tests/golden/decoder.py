@@ -3,7 +3,8 @@
 Plain Python, standard library only, nothing of dlfs: ``read_volume([path, ...])`` opens the
 members' files and gives ``{(dataset name, version): {path: bytes}}``, having checked every checksum
 on the way. It reads everything into memory, so it is for small volumes; it is slow, so that it is
-easy to compare with the specification.
+easy to compare with the specification. Of a volume with replicas, as many members may be left out
+as it survives; the copies on those that are there must be alike.
 
     python tests/golden/decoder.py member0.img member1.img
 """
@@ -66,6 +67,7 @@ class Superblock(NamedTuple):
     chunk_bytes: int
     data_offset: int
     rows: int
+    replicas: int
     member_bytes: int
     generation: int
     catalog_runs: Runs
@@ -76,13 +78,15 @@ class Superblock(NamedTuple):
 def decode_superblock(block: bytes) -> Superblock:
     expect(len(block) == BLOCK and block[:8] == b"DLFSVOL1", "no superblock")
     expect(crc32c(block[:4092]) == struct.unpack_from("<I", block, 4092)[0], "superblock checksum")
-    major, _minor, size, incompat = struct.unpack_from("<HHIQ", block, 8)
-    expect(major == 1 and size == BLOCK and incompat == 0, "superblock version")
+    major, minor, size, incompat = struct.unpack_from("<HHIQ", block, 8)
+    expect(major == 1 and size == BLOCK and incompat & ~1 == 0, "superblock version")
     number, count, chunk_bytes, block_bytes = struct.unpack_from("<IIII", block, 64)
     data_offset, rows, member_bytes, generation = struct.unpack_from("<QQQQ", block, 80)
     replicas, run_count, catalog_bytes, catalog_crc = struct.unpack_from("<IIQI", block, 120)
     members = [block[512 + 16 * i : 528 + 16 * i] for i in range(count)]
-    expect(1 <= count <= 64 and number < count and replicas == 1, "superblock members")
+    expect(1 <= count <= 64 and number < count, "superblock members")
+    expect(1 <= replicas <= min(4, count) and (replicas > 1) == incompat, "superblock replicas")
+    expect(replicas == 1 or minor >= 1, "superblock minor version")
     expect(members[number] == block[48:64] and len(set(members)) == count, "member UUIDs")
     for value, low, high in ((chunk_bytes, 4096, 64 << 20), (block_bytes, 512, 64 << 10)):
         expect(low <= value <= high and value & value - 1 == 0, "superblock sizes")
@@ -90,7 +94,8 @@ def decode_superblock(block: bytes) -> Superblock:
     expect(data_offset + rows * chunk_bytes <= tail_offset(member_bytes), "rows")
     expect(generation >= 1 and 1 <= run_count <= 16, "generation, catalog runs")
     return Superblock(
-        block[32:48], number, members, chunk_bytes, data_offset, rows, member_bytes, generation,
+        block[32:48], number, members, chunk_bytes, data_offset, rows, replicas, member_bytes,
+        generation,
         runs_at(block, 256, run_count), catalog_bytes, catalog_crc,
     )  # fmt: skip
 
@@ -114,30 +119,43 @@ def copies(image: bytes) -> list[Superblock]:
 
 
 class Volume:
-    """The members of a volume, in order, and the superblock in force."""
+    """The members of a volume by number, and the superblock in force."""
 
     def __init__(self, images: list[bytes]) -> None:
         found = [max(copies(image), key=lambda sb: sb.generation) for image in images]
         self.superblock = max(found, key=lambda sb: sb.generation)
         expect(len({sb.volume for sb in found}) == 1, "members of several volumes")
         members = {sb.member: image for sb, image in zip(found, images, strict=True)}
-        expect(sorted(members) == list(range(len(self.superblock.members))), "missing members")
-        self.images = [members[number] for number in sorted(members)]
+        missing = len(self.superblock.members) - len(members)
+        expect(missing < self.superblock.replicas and len(members) == len(images), "members")
+        self.images = members
+
+    @property
+    def band_rows(self) -> int:
+        return self.superblock.rows // self.superblock.replicas
 
     @property
     def chunk_total(self) -> int:
-        return self.superblock.rows * len(self.images)
+        return self.band_rows * len(self.superblock.members)
+
+    def chunk(self, number: int) -> bytes:
+        """A chunk, of which all copies that are there are alike."""
+        sb = self.superblock
+        count = len(sb.members)
+        expect(number < self.chunk_total, "a chunk outside the volume")
+        found = set()
+        for copy in range(sb.replicas):
+            image = self.images.get((number % count + copy) % count)
+            at = sb.data_offset + (copy * self.band_rows + number // count) * sb.chunk_bytes
+            if image is not None:
+                found.add(image[at : at + sb.chunk_bytes])
+        expect(len(found) == 1, f"the copies of chunk {number}")
+        return found.pop()
 
     def space(self, runs: Runs) -> bytes:
         """All bytes of the chunks of some runs."""
-        size, count = self.superblock.chunk_bytes, len(self.images)
-        parts = []
-        for first, length in runs:
-            for chunk in range(first, first + length):
-                expect(chunk < self.chunk_total, "a chunk outside the volume")
-                at = self.superblock.data_offset + chunk // count * size
-                parts.append(self.images[chunk % count][at : at + size])
-        return b"".join(parts)
+        chunks = (chunk for first, length in runs for chunk in range(first, first + length))
+        return b"".join(map(self.chunk, chunks))
 
 
 # ---- section 4 -----------------------------------------------------------------------------------

@@ -70,31 +70,44 @@ def numbers(count: int, seed: int) -> dict[bytes, bytes]:
 
 def contents(kind: str) -> Contents:
     """Every sample of a golden volume."""
+    return datasets(CHUNK_BYTES[kind])
+
+
+def datasets(chunk_bytes: int) -> Contents:
+    """Datasets with what is odd for chunks of this size."""
     return {
         (b"empty", 1): {},
         (b"numbers", 1): numbers(100, 1000),
         (b"numbers", 2): numbers(300, 2000),
-        (b"odd \xff", 1): odd(CHUNK_BYTES[kind]),
+        (b"odd \xff", 1): odd(chunk_bytes),
     }
 
 
 def write(kind: str, folder: Path) -> list[str]:
-    """Write a golden volume with this code.
+    """Write a golden volume with this code; returns the paths of its members, in order."""
+    members = make_members(folder, MEMBER_SIZES[kind])
+    dlfs.format_volume(members, chunk_bytes=CHUNK_BYTES[kind], block_bytes=4096, label=LABELS[kind])
+    fill(members, contents(kind))
+    return members
 
-    One more dataset is written and removed between the others: there are several generations, and
-    free space in the middle.
 
-    Returns:
-        Paths of its members, in order.
-    """
-    sizes = MEMBER_SIZES[kind]
+def make_members(folder: Path, sizes: Sequence[int]) -> list[str]:
+    """Make empty files."""
     members = [str(folder / f"member{number}.img") for number in range(len(sizes))]
     for member, size in zip(members, sizes, strict=True):
         with open(member, "wb") as file:
             file.truncate(size)
-    dlfs.format_volume(members, chunk_bytes=CHUNK_BYTES[kind], block_bytes=4096, label=LABELS[kind])
+    return members
+
+
+def fill(members: Sequence[str], wanted: Contents) -> None:
+    """Write the datasets.
+
+    One more dataset is written and removed between the others: there are several generations, and
+    free space in the middle.
+    """
     with dlfs.open(members) as volume:
-        for (name, version), samples in contents(kind).items():
+        for (name, version), samples in wanted.items():
             layout = "path" if version == 2 else "shuffled"
             with volume.writer(name, layout=layout, seed=version) as writer:
                 for path in sorted(samples, key=lambda path: path[::-1]):
@@ -103,7 +116,6 @@ def write(kind: str, folder: Path) -> list[str]:
                 with volume.writer("removed") as writer:
                     writer.add("x", bytes(50_000))
         volume.remove("removed")
-    return members
 
 
 def archive(members: Sequence[str], target: Path) -> None:

@@ -34,7 +34,6 @@ from dlfs.format.location import LOCATION
 from dlfs.format.superblock import Superblock, decode_superblock, superblock_offsets
 
 HERE = Path(__file__).parent
-KINDS = ("one", "three")
 
 
 def _module(name: str) -> ModuleType:
@@ -51,12 +50,16 @@ def _module(name: str) -> ModuleType:
 decoder = _module("decoder")
 lookup = _module("lookup")
 v1 = _module("make_v1")
+v1_1 = _module("make_v1_1")
+MAKERS = {"one": v1, "three": v1, "pair": v1_1, "trio": v1_1}
+FOLDERS = {"one": "v1", "three": "v1", "pair": "v1.1", "trio": "v1.1"}
+REPLICATED = ("pair", "trio")
 
 Contents = dict[tuple[bytes, int], dict[bytes, bytes]]
 
 
 def unpack(kind: str, folder: Path) -> list[str]:
-    with tarfile.open(HERE / "v1" / f"{kind}.tar.xz") as tar:
+    with tarfile.open(HERE / FOLDERS[kind] / f"{kind}.tar.xz") as tar:
         # By attribute: Python before 3.11.4 has no filter argument, and passes the attribute by.
         tar.extraction_filter = getattr(tarfile, "data_filter", None)
         tar.extractall(folder)
@@ -120,11 +123,17 @@ class Image:
             file.seek(offset)
             file.write(data)
 
-    def flip(self, runs: tuple[ChunkRun, ...], address: int) -> None:
-        """Flip one bit of a space."""
+    @property
+    def replicas(self) -> int:
+        return self.superblock.geometry.replicas
+
+    def flip(self, runs: tuple[ChunkRun, ...], address: int, copy: int | None = None) -> None:
+        """Flip one bit of a space, in one copy or in all."""
         byte = self.read(runs, address, 1)
-        member, offset = DataSpace(self.superblock.geometry, runs).resolve(address)
-        self.write(member, offset, bytes([byte[0] ^ 16]))
+        space = DataSpace(self.superblock.geometry, runs)
+        for number in range(self.replicas) if copy is None else [copy]:
+            member, offset = space.resolve(address, number)
+            self.write(member, offset, bytes([byte[0] ^ 16]))
 
     def patch_superblocks(self, form: str, at: int, *values: object) -> None:
         """Change a field in every copy that there is, with the right checksum."""
@@ -144,15 +153,16 @@ class Image:
         raw = bytearray(self.read(runs, 0, length))
         struct.pack_into("<" + form, raw, at, *values)
         place = DataSpace(self.superblock.geometry, runs)
-        done = 0
-        for piece in place.pieces(0, length):
-            part = raw[done : done + piece.length_bytes]
-            self.write(piece.member, piece.offset_bytes, bytes(part))
-            done += piece.length_bytes
+        for copy in range(self.replicas):
+            done = 0
+            for piece in place.pieces(0, length, copy):
+                part = raw[done : done + piece.length_bytes]
+                self.write(piece.member, piece.offset_bytes, bytes(part))
+                done += piece.length_bytes
         self.patch_superblocks("I", 136, crc32c(bytes(raw)))
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=MAKERS)
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -166,19 +176,19 @@ def image(kind: str, tmp_path: Path) -> Image:
 
 
 def test_the_current_code_reads_golden_volumes(kind: str, image: Image) -> None:
-    assert read_all(image.members) == v1.contents(kind)
+    assert read_all(image.members) == MAKERS[kind].contents(kind)
     with dlfs.open(image.members) as volume:
-        assert volume.label == v1.LABELS[kind]
+        assert volume.label == MAKERS[kind].LABELS[kind]
 
 
 def test_the_independent_decoder_reads_golden_volumes(kind: str, image: Image) -> None:
-    assert decoder.read_volume(image.members[::-1]) == v1.contents(kind)
+    assert decoder.read_volume(image.members[::-1]) == MAKERS[kind].contents(kind)
 
 
 def test_the_independent_decoder_reads_fresh_volumes(kind: str, tmp_path: Path) -> None:
-    members = v1.write(kind, tmp_path)
-    assert decoder.read_volume(members) == v1.contents(kind)
-    assert read_all(members) == v1.contents(kind)
+    members = MAKERS[kind].write(kind, tmp_path)
+    assert decoder.read_volume(members) == MAKERS[kind].contents(kind)
+    assert read_all(members) == MAKERS[kind].contents(kind)
 
 
 def test_the_search_tree_is_as_specified(image: Image) -> None:
@@ -219,6 +229,15 @@ def locations(image: Image, record: DatasetRecord) -> list[tuple[int, int]]:
     return sorted(found)
 
 
+def test_volumes_without_replicas_are_of_version_1_0(kind: str, tmp_path: Path) -> None:
+    image = Image(MAKERS[kind].write(kind, tmp_path))
+    assert image.superblock.version == ((1, 1) if kind in REPLICATED else (1, 0))
+    with open(image.members[0], "rb") as file:
+        major_minor_size_incompat = struct.unpack_from("<HHIQ", file.read(4096), 8)
+    expected = (1, 1, 4096, 1) if kind in REPLICATED else (1, 0, 4096, 0)
+    assert major_minor_size_incompat == expected
+
+
 @pytest.mark.parametrize("copy", [0, 1, 2])
 @pytest.mark.parametrize("damage", [b"\0" * 4096, b"\xff" * 4096, b"DLFSVOL1"])
 def test_one_damaged_superblock_copy_does_no_harm(
@@ -226,21 +245,22 @@ def test_one_damaged_superblock_copy_does_no_harm(
 ) -> None:
     for member in range(len(image.members)):
         image.write(member, image.offsets(member)[copy] + (8 if len(damage) == 8 else 0), damage)
-    assert read_all(image.members) == v1.contents(kind)
-    assert decoder.read_volume(image.members) == v1.contents(kind)
+    assert read_all(image.members) == MAKERS[kind].contents(kind)
+    assert decoder.read_volume(image.members) == MAKERS[kind].contents(kind)
 
 
 def test_a_newer_minor_version_is_read(kind: str, image: Image) -> None:
     image.patch_superblocks("H", 10, 7)
-    assert read_all(image.members) == v1.contents(kind)
+    assert read_all(image.members) == MAKERS[kind].contents(kind)
 
 
 # ---- what is wrong ---------------------------------------------------------------------------
 
 
 def no_superblock(image: Image) -> None:
-    for offset in image.offsets(0):
-        image.write(0, offset, bytes(4096))
+    for member in range(image.replicas):
+        for offset in image.offsets(member):
+            image.write(member, offset, bytes(4096))
 
 
 def chunks_with_two_owners(image: Image) -> None:
@@ -251,7 +271,8 @@ def chunks_with_two_owners(image: Image) -> None:
 
 
 def truncated(image: Image) -> None:
-    os.truncate(image.members[-1], Path(image.members[-1]).stat().st_size // 2)
+    for member in image.members[-image.replicas :]:
+        os.truncate(member, Path(member).stat().st_size // 2)
 
 
 def in_directory(part: str, offset: int) -> Callable[[Image], None]:
@@ -279,7 +300,8 @@ def in_sample(image: Image) -> None:
 DAMAGES: list[tuple[str, Callable[[Image], None], type[Exception], str]] = [
     ("no superblock", no_superblock, FormatError, "superblock"),
     ("major version", lambda i: i.patch_superblocks("H", 8, 2), VersionError, "version 1, got 2"),
-    ("incompat", lambda i: i.patch_superblocks("Q", 16, 1), VersionError, "newer"),
+    ("incompat", lambda i: i.patch_superblocks("Q", 16, 2), VersionError, "newer"),
+    ("replicas", lambda i: i.patch_superblocks("I", 120, 5), FormatError, "replicas"),
     ("chunk size", lambda i: i.patch_superblocks("I", 72, 0), FormatError, "chunk_bytes"),
     ("rows", lambda i: i.patch_superblocks("Q", 88, 1 << 40), FormatError, "rows"),
     ("members", lambda i: i.patch_superblocks("I", 68, 65), FormatError, "members"),

@@ -30,8 +30,9 @@ def geometries(draw: st.DrawFn) -> Geometry:
     members = draw(st.integers(1, 64))
     chunk_bits = draw(st.integers(12, 18))
     block_bytes = 1 << draw(st.integers(9, min(chunk_bits, 16)))
-    rows = draw(st.integers(-(-4 // members), 200))
-    return Geometry(members, 1 << chunk_bits, block_bytes, 1 << 20, rows)
+    replicas = draw(st.integers(1, min(members, 4)))
+    rows = draw(st.integers(replicas * -(-4 // members), 200))
+    return Geometry(members, 1 << chunk_bits, block_bytes, 1 << 20, rows, replicas)
 
 
 @st.composite

@@ -59,6 +59,7 @@ def test_the_lock_record_is_as_specified() -> None:
         f"| members of a volume | {constants.MEMBERS_MAX} |",
         f"| smallest volume | {constants.CHUNKS_MIN} chunks |",
         f"| label | {constants.LABEL_BYTES_MAX} bytes of UTF-8 |",
+        f"| copies of a chunk | {constants.REPLICAS_MAX} |",
         f"| dataset name | {constants.DATASET_NAME_BYTES_MAX} bytes |",
         f"{constants.PATH_BYTES_MAX:,} bytes; {constants.COMPONENT_BYTES_MAX} bytes |",
         constants.SUPERBLOCK_MAGIC.decode(),

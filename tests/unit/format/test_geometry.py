@@ -38,6 +38,42 @@ def test_the_smallest_member_decides_the_rows() -> None:
     assert got.capacity_bytes == 21 * 256 * KIB
 
 
+def test_copies_lie_on_other_members_in_bands_of_their_own() -> None:
+    got = Geometry(3, 4096, 512, MIB, 11, replicas=2)
+    assert (got.band_rows, got.chunk_total, got.capacity_bytes) == (5, 15, 15 * 4096)
+    assert [got.locate(chunk, 1) for chunk in range(4)] == [
+        (1, MIB + 5 * 4096),
+        (2, MIB + 5 * 4096),
+        (0, MIB + 5 * 4096),
+        (1, MIB + 6 * 4096),
+    ]
+    places = {got.locate(chunk, copy) for chunk in range(15) for copy in range(2)}
+    assert len(places) == 30
+    assert {offset for _, offset in places} == {MIB + row * 4096 for row in range(10)}
+    with pytest.raises(UsageError, match="in 2 copies, got copy 2 of chunk 0"):
+        got.locate(0, 2)
+
+
+def test_members_hold_fewer_chunks_when_each_is_there_twice() -> None:
+    got = Geometry.for_members([8 * MIB, 3 * MIB + 100, 9 * MIB], 256 * KIB, 4096, 2)
+    assert got == Geometry(3, 256 * KIB, 4096, MIB, 7, 2)
+    assert got.chunk_total == 9
+    size = MIB + 2 * 2 * 4096 + 4096
+    assert Geometry.for_members([size] * 2, 4096, 4096, 2).chunk_total == 4
+    with pytest.raises(UsageError, match=f"expected at least {size} bytes"):
+        Geometry.for_members([size - 1] * 2, 4096, 4096, 2)
+
+
+def test_a_range_has_the_same_pieces_in_every_copy() -> None:
+    space = DataSpace(Geometry(3, 4096, 512, MIB, 10, 2), (ChunkRun(1, 2), ChunkRun(7, 1)))
+    first = list(space.pieces(100, 10000))
+    second = list(space.pieces(100, 10000, 1))
+    assert [piece.length_bytes for piece in first] == [piece.length_bytes for piece in second]
+    assert [piece.member for piece in first] == [1, 2, 1]
+    assert [piece.member for piece in second] == [2, 0, 2]
+    assert space.resolve(100, 1) == (2, MIB + 5 * 4096 + 100)
+
+
 def test_a_large_chunk_moves_the_data_offset() -> None:
     assert Geometry.for_members([64 * MIB], 4 * MIB, 4096).data_offset_bytes == 4 * MIB
 
@@ -73,6 +109,12 @@ def test_a_layout_that_cannot_be(
 ) -> None:
     with pytest.raises(UsageError, match=message):
         Geometry.for_members(sizes, chunk_bytes, block_bytes)
+
+
+@pytest.mark.parametrize(("members", "replicas"), [(1, 2), (3, 4), (8, 5), (3, 0)])
+def test_more_replicas_than_there_can_be(members: int, replicas: int) -> None:
+    with pytest.raises(UsageError, match=f"replicas on {members} members, got {replicas}"):
+        Geometry.for_members([8 * MIB] * members, 4096, 4096, replicas)
 
 
 def test_a_space_resolves_through_its_runs() -> None:
