@@ -9,6 +9,7 @@ from __future__ import annotations
 from ctypes import (
     POINTER,
     Structure,
+    c_char,
     c_char_p,
     c_int,
     c_int32,
@@ -32,11 +33,21 @@ E_CLOSED = -10006
 E_LIMIT = -10007
 E_NOT_FOUND = -10008
 E_END = -10009
+E_PROTOCOL = -10010
+E_DIGEST = -10011
 
 OPEN_WRITE = 1
 OPEN_BUFFERED = 2
 ENGINE_AUTO, ENGINE_URING, ENGINE_THREADS = 0, 1, 2
 OP_READ, OP_WRITE = 0, 1
+NVME_PATHS_MAX = 4
+NVME_NQN_BYTES_MAX = 223
+NVME_DATA_BYTES_MAX = 4096
+NVME_TEXT_BYTES = 512
+NVME_HEADER_DIGEST, NVME_DATA_DIGEST = 1, 2
+NVME_QUEUE_ADMIN, NVME_QUEUE_IO = 0, 1
+NVME_DATA_NONE, NVME_DATA_IN, NVME_DATA_OUT = 0, 1, 2
+NVME_ID_NONE, NVME_ID_EUI64, NVME_ID_NGUID, NVME_ID_UUID = 0, 1, 2, 3
 ORDER_STORAGE, ORDER_GLOBAL, ORDER_CHUNK = 0, 1, 2
 PLAN_AUTO, PLAN_DIRECT, PLAN_CHUNKS, PLAN_HARVEST = 0, 1, 2, 3
 GET_KEPT = 1
@@ -93,6 +104,71 @@ class Completion(Structure):
     """``dlfs_completion``."""
 
     _fields_ = (("tag", c_uint64), ("result", c_int64))
+
+
+class NvmeConfig(Structure):
+    """``dlfs_nvme_config``."""
+
+    _fields_ = (
+        ("hosts", c_char_p * NVME_PATHS_MAX),
+        ("ports", c_uint32 * NVME_PATHS_MAX),
+        ("path_count", c_uint32),
+        ("nsid", c_uint32),
+        ("subsystem_nqn", c_char_p),
+        ("host_nqn", c_char_p),
+        ("host_id", c_uint8 * 16),
+        ("digests", c_uint32),
+        ("timeout_ms", c_uint32),
+        ("connect_ms", c_uint32),
+        ("keepalive_ms", c_uint32),
+        ("reconnect_ms", c_uint32),
+        ("busy_poll_us", c_uint32),
+        ("flags", c_uint32),
+        ("reserved", c_uint32),
+    )
+
+
+class NvmeCommand(Structure):
+    """``dlfs_nvme_command``."""
+
+    _fields_ = (
+        ("opcode", c_uint32),
+        ("nsid", c_uint32),
+        ("cdw10", c_uint32),
+        ("cdw11", c_uint32),
+        ("cdw12", c_uint32),
+        ("cdw13", c_uint32),
+        ("cdw14", c_uint32),
+        ("cdw15", c_uint32),
+    )
+
+
+class NvmeResult(Structure):
+    """``dlfs_nvme_result``."""
+
+    _fields_ = (("value", c_uint64), ("status", c_uint32), ("reserved", c_uint32))
+
+
+class NvmeStatus(Structure):
+    """``dlfs_nvme_status``."""
+
+    _fields_ = (
+        ("reconnects", c_uint64),
+        ("retries", c_uint64),
+        ("timeouts", c_uint64),
+        ("digest_errors", c_uint64),
+        ("protocol_errors", c_uint64),
+        ("connected", c_uint32),
+        ("path", c_uint32),
+        ("transfer_bytes_max", c_uint32),
+        ("queue_count_max", c_uint32),
+        ("write_cache", c_uint32),
+        ("controller_id", c_uint32),
+        ("id_kind", c_uint32),
+        ("reserved", c_uint32),
+        ("id", c_uint8 * 16),
+        ("last_error", c_char * NVME_TEXT_BYTES),
+    )
 
 
 class DirectoryPlan(Structure):
@@ -228,6 +304,10 @@ STRUCTURES: dict[str, type[Structure]] = {
     "dlfs_fault_config": FaultConfig,
     "dlfs_operation": Operation,
     "dlfs_completion": Completion,
+    "dlfs_nvme_config": NvmeConfig,
+    "dlfs_nvme_command": NvmeCommand,
+    "dlfs_nvme_result": NvmeResult,
+    "dlfs_nvme_status": NvmeStatus,
     "dlfs_directory_plan": DirectoryPlan,
     "dlfs_packing": Packing,
     "dlfs_extent": Extent,
@@ -288,6 +368,20 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
         c_int,
         (c_void_p, c_uint32, c_void_p, c_uint64, c_uint64, c_uint32),
     ),
+    "dlfs_device_open_nvme": (c_int, (POINTER(NvmeConfig), c_char_p, c_uint32, _OUT)),
+    "dlfs_nvme_run": (
+        c_int,
+        (
+            c_void_p,
+            c_uint32,
+            POINTER(NvmeCommand),
+            c_void_p,
+            c_uint32,
+            c_uint32,
+            POINTER(NvmeResult),
+        ),
+    ),
+    "dlfs_nvme_get_status": (c_int, (c_void_p, POINTER(NvmeStatus))),
     "dlfs_directory_plan_build": (c_int, (c_void_p, _U64S, c_uint64, POINTER(DirectoryPlan))),
     "dlfs_directory_build": (
         c_int,

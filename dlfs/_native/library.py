@@ -40,6 +40,8 @@ _CODES: dict[int, type[DlfsError]] = {
     abi.E_CLOSED: ClosedError,
     abi.E_LIMIT: LimitError,
     abi.E_NOT_FOUND: NotFoundError,
+    abi.E_PROTOCOL: DeviceError,
+    abi.E_DIGEST: DeviceError,
     -errno.EINVAL: UsageError,
 }
 
@@ -47,6 +49,14 @@ RESERVATION_CONFLICT = -errno.EBADE
 """What devices return for NVMe's status Reservation Conflict, as Linux does."""
 
 _FENCED = "another host has reserved the namespace and fenced this one off"
+
+_ERRNOS = {
+    abi.E_LOST: errno.ENODEV,
+    abi.E_TIMEOUT: errno.ETIMEDOUT,
+    abi.E_PROTOCOL: errno.EPROTO,
+    abi.E_DIGEST: errno.EBADMSG,
+}
+"""The errno that a DeviceError has for one of the library's own codes."""
 
 
 @functools.cache
@@ -93,7 +103,7 @@ def error_for(code: int, message: str) -> DlfsError:
     if kind is None:
         return NativeError(f"{text} (code {code})")
     if issubclass(kind, DeviceError):
-        return kind(text, errno.ETIMEDOUT if kind is DeviceTimeoutError else errno.ENODEV)
+        return kind(text, _ERRNOS[code])
     return kind(text)
 
 

@@ -1,7 +1,7 @@
 """Block devices: what reads and writes whole blocks, and the URIs that name them.
 
-``open_device`` turns a URI into a ``BlockDevice``. Files, disks and memory are here; NVMe/TCP and
-SPDK devices join with the same two protocols, ``BlockDevice`` and ``QueuePair``.
+``open_device`` turns a URI into a ``BlockDevice``: files, disks, memory, NVMe/TCP namespaces. SPDK
+devices join with the same two protocols, ``BlockDevice`` and ``QueuePair``.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ from dlfs.block.device import BlockDevice, Kind, QueuePair, aligned_buffer, oper
 from dlfs.block.file import FileDevice
 from dlfs.block.lock import RECORD_BYTES, RECORD_OFFSET_BYTES
 from dlfs.block.memory import MemoryDevice
+from dlfs.block.nvme_tcp import NvmeTcpAssociation, NvmeTcpDevice
 from dlfs.block.uri import (
     DeviceUri,
     FileUri,
     MemoryUri,
     NvmeTcpDiscoverUri,
+    NvmeTcpOptions,
     NvmeTcpUri,
     SchemeHelp,
     SpdkUri,
@@ -35,7 +37,10 @@ __all__ = [
     "Kind",
     "MemoryDevice",
     "MemoryUri",
+    "NvmeTcpAssociation",
+    "NvmeTcpDevice",
     "NvmeTcpDiscoverUri",
+    "NvmeTcpOptions",
     "NvmeTcpUri",
     "QueuePair",
     "SchemeHelp",
@@ -70,8 +75,10 @@ def open_device(uri: str, *, writable: bool = False, engine: str = "auto") -> Bl
         return MemoryDevice(
             parsed.name, parsed.size_bytes, block_bytes=parsed.block_bytes, writable=writable
         )
-    kind = "SPDK" if isinstance(parsed, SpdkUri) else "NVMe/TCP"
-    raise UsageError(
-        f"open {parsed}: {kind} devices come with a later release; "
-        "this one opens files, disks and mem:"
-    )
+    if isinstance(parsed, NvmeTcpUri):
+        return NvmeTcpDevice(parsed, writable=writable)
+    if isinstance(parsed, NvmeTcpDiscoverUri):
+        raise UsageError(
+            f"open {parsed}: it stands for many devices; volumes take it, single devices do not"
+        )
+    raise UsageError(f"open {parsed}: SPDK devices come with a later release")

@@ -6,6 +6,7 @@
     file:PATH                                the same, %-escapes decoded: for odd names
     mem:64MiB  mem:NAME?size=64MiB           memory of this process
     nvme-tcp://host:4420/NQN?nsid=1          one namespace of an NVMe/TCP target
+        &path=host2:4420&hdgst=1&ddgst=1     ... by another path too, with digests
     nvme-tcp+discover://host:8009            all namespaces that a discovery controller lists
     spdk:trtype=TCP traddr=... nsid=1        SPDK's own transport-ID strings
 
@@ -23,7 +24,9 @@ import ipaddress
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import quote, unquote_to_bytes
+from uuid import UUID
 
 from dlfs.errors import UsageError
 from dlfs.units import parse_bytes
@@ -35,6 +38,11 @@ NQN_BYTES_MAX = 223
 NSID_MAX = 0xFFFFFFFE
 NVME_TCP_PORT = 4420
 DISCOVERY_PORT = 8009
+PATHS_MAX = 4
+"""To one subsystem."""
+
+_DURATION_MS_MAX = 3_600_000
+_BUSY_POLL_US_MAX = 1_000_000
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 _MEMORY_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -44,6 +52,7 @@ _HOST_NAME = re.compile(
     r"(\.[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?)*"
 )
 _NQN = re.compile(r"nqn\.\d{4}-\d{2}\.[\x21-\x7e]+")
+_UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _DECIMAL = re.compile(r"[0-9]{1,10}")
 _PCI = re.compile(r"([0-9a-fA-F]{1,8}[:.])?[0-9a-fA-F]{1,2}[:.][0-9a-fA-F]{1,2}\.[0-7]")
 
@@ -73,6 +82,36 @@ class MemoryUri:
 
 
 @dataclass(frozen=True)
+class NvmeTcpOptions:
+    """How to speak to an NVMe/TCP target."""
+
+    host_nqn: str | None = None
+    """Who we are; None: as ``dlfs.block.host`` finds out."""
+    host_id: UUID | None = None
+    header_digest: bool = False
+    data_digest: bool = False
+    timeout_ms: int = 5000
+    """Of one command."""
+    connect_ms: int = 3000
+    """Of one attempt on one path."""
+    keepalive_ms: int = 15000
+    """The target forgets us after this much silence; 0: never, and it need not be kept awake."""
+    reconnect_ms: int = 15000
+    """How long to look for a lost target; 0: not at all."""
+    busy_poll_us: int = 0
+    """How long to look for answers before sleeping."""
+
+    def __str__(self) -> str:
+        words: list[str] = []
+        for key, (name, _) in _OPTION_FIELDS.items():
+            value = getattr(self, name)
+            if value != getattr(_NO_OPTIONS, name):
+                text = str(int(value)) if isinstance(value, bool) else str(value)
+                words.append(f"{key}={quote(text, safe=':')}")
+        return "&".join(words)
+
+
+@dataclass(frozen=True)
 class NvmeTcpUri:
     """One namespace of an NVMe/TCP target."""
 
@@ -80,15 +119,20 @@ class NvmeTcpUri:
     port: int
     subsystem_nqn: str
     nsid: int
-    host_nqn: str | None = None
-    header_digest: bool = False
-    data_digest: bool = False
+    options: NvmeTcpOptions = NvmeTcpOptions()
+    alternatives: tuple[tuple[str, int], ...] = ()
+    """Further hosts and ports of the same subsystem, for when the first is lost."""
+
+    @property
+    def paths(self) -> tuple[tuple[str, int], ...]:
+        """All of them, the first first."""
+        return ((self.host, self.port), *self.alternatives)
 
     def __str__(self) -> str:
         query = f"nsid={self.nsid}"
-        query += f"&hostnqn={quote(self.host_nqn, safe=':')}" if self.host_nqn else ""
-        query += "&hdgst=1" if self.header_digest else ""
-        query += "&ddgst=1" if self.data_digest else ""
+        for host, port in self.alternatives:
+            query += f"&path={_format_host(host)}:{port}"
+        query += f"&{self.options}" if str(self.options) else ""
         nqn = quote(self.subsystem_nqn, safe=":")
         return f"nvme-tcp://{_format_host(self.host)}:{self.port}/{nqn}?{query}"
 
@@ -99,10 +143,11 @@ class NvmeTcpDiscoverUri:
 
     host: str
     port: int
-    host_nqn: str | None = None
+    options: NvmeTcpOptions = NvmeTcpOptions()
+    """For the discovery controller and all that it lists."""
 
     def __str__(self) -> str:
-        query = f"?hostnqn={quote(self.host_nqn, safe=':')}" if self.host_nqn else ""
+        query = f"?{self.options}" if str(self.options) else ""
         return f"nvme-tcp+discover://{_format_host(self.host)}:{self.port}{query}"
 
 
@@ -145,12 +190,13 @@ def describe_schemes() -> tuple[SchemeHelp, ...]:
             "memory of this process, for tests and trials", True,
         ),
         SchemeHelp(
-            "nvme-tcp", "nvme-tcp://HOST[:PORT]/NQN?nsid=N[&hostnqn=NQN][&hdgst=1][&ddgst=1]",
+            "nvme-tcp", "nvme-tcp://HOST[:PORT]/NQN?nsid=N[&path=HOST[:PORT]][&OPTION=VALUE]",
             "nvme-tcp://10.0.0.5:4420/nqn.2024-01.org.example:disk0?nsid=1",
-            "one namespace of an NVMe/TCP target", False,
+            "one namespace of an NVMe/TCP target; options: hostnqn, hostid, hdgst, ddgst, "
+            "timeout_ms, connect_ms, keepalive_ms, reconnect_ms, busy_poll_us", True,
         ),
         SchemeHelp(
-            "nvme-tcp+discover", "nvme-tcp+discover://HOST[:PORT][?hostnqn=NQN]",
+            "nvme-tcp+discover", "nvme-tcp+discover://HOST[:PORT][?OPTION=VALUE]",
             "nvme-tcp+discover://10.0.0.5:8009",
             "every namespace that a discovery controller lists", False,
         ),
@@ -352,22 +398,63 @@ def _network_parts(uri: str, rest: str) -> tuple[str, str, str]:
     return authority, path, query
 
 
+def _uuid(uri: str, text: str) -> UUID:
+    if not _UUID.fullmatch(text):
+        raise _reject(uri, "a UUID such as 6e8b5a3c-0c2f-4f0a-9d0e-2f6f6d1f4b7a", text)
+    return UUID(text)
+
+
+# Each option of NVMe/TCP: the field it sets, and the range of a number (None: not a number).
+_OPTION_FIELDS: dict[str, tuple[str, tuple[int, int] | None]] = {
+    "hostnqn": ("host_nqn", None),
+    "hostid": ("host_id", None),
+    "hdgst": ("header_digest", None),
+    "ddgst": ("data_digest", None),
+    "timeout_ms": ("timeout_ms", (1, _DURATION_MS_MAX)),
+    "connect_ms": ("connect_ms", (1, _DURATION_MS_MAX)),
+    "keepalive_ms": ("keepalive_ms", (0, _DURATION_MS_MAX)),
+    "reconnect_ms": ("reconnect_ms", (0, _DURATION_MS_MAX)),
+    "busy_poll_us": ("busy_poll_us", (0, _BUSY_POLL_US_MAX)),
+}
+_NO_OPTIONS = NvmeTcpOptions()
+
+
+def _nvme_options(uri: str, options: dict[str, str]) -> NvmeTcpOptions:
+    fields: dict[str, Any] = {}
+    for key, text in options.items():
+        name, limits = _OPTION_FIELDS[key]
+        if limits is not None:
+            fields[name] = _number(uri, key, text, *limits)
+        elif key == "hostnqn":
+            fields[name] = _nqn(uri, text)
+        elif key == "hostid":
+            fields[name] = _uuid(uri, text)
+        else:
+            fields[name] = _flag(uri, options, key)
+    return NvmeTcpOptions(**fields)
+
+
+def _take_paths(uri: str, query: str) -> tuple[tuple[tuple[str, int], ...], str]:
+    """The path= options, which may come several times, and what is left of the query."""
+    pairs = query.split("&")
+    given = [pair.removeprefix("path=") for pair in pairs if pair.startswith("path=")]
+    if len(given) >= PATHS_MAX:
+        raise _reject(uri, f"at most {PATHS_MAX - 1} further paths", f"{len(given)}")
+    texts = [_unescape(uri, text).decode("ascii", "replace") for text in given]
+    paths = tuple(_parse_authority(uri, text, NVME_TCP_PORT) for text in texts)
+    return paths, "&".join(pair for pair in pairs if not pair.startswith("path="))
+
+
 def _parse_nvme_tcp(uri: str, rest: str) -> NvmeTcpUri:
     authority, path, query = _network_parts(uri, rest)
     host, port = _parse_authority(uri, authority, NVME_TCP_PORT)
     nqn = _nqn(uri, _unescape(uri, path).decode("ascii", "replace"))
-    options = _options(uri, query, ("nsid", "hostnqn", "hdgst", "ddgst"))
+    alternatives, query = _take_paths(uri, query)
+    options = _options(uri, query, ("nsid", *_OPTION_FIELDS, "path"))
     if "nsid" not in options:
         raise _reject(uri, "?nsid=N, the namespace", query)
-    return NvmeTcpUri(
-        host,
-        port,
-        nqn,
-        _number(uri, "nsid", options["nsid"], 1, NSID_MAX),
-        _nqn(uri, options["hostnqn"]) if "hostnqn" in options else None,
-        _flag(uri, options, "hdgst"),
-        _flag(uri, options, "ddgst"),
-    )
+    nsid = _number(uri, "nsid", options.pop("nsid"), 1, NSID_MAX)
+    return NvmeTcpUri(host, port, nqn, nsid, _nvme_options(uri, options), alternatives)
 
 
 def _parse_discover(uri: str, rest: str) -> NvmeTcpDiscoverUri:
@@ -375,10 +462,8 @@ def _parse_discover(uri: str, rest: str) -> NvmeTcpDiscoverUri:
     host, port = _parse_authority(uri, authority, DISCOVERY_PORT)
     if path:
         raise _reject(uri, "nothing after the port: the controller lists its subsystems", path)
-    options = _options(uri, query, ("hostnqn",))
-    return NvmeTcpDiscoverUri(
-        host, port, _nqn(uri, options["hostnqn"]) if "hostnqn" in options else None
-    )
+    options = _options(uri, query, tuple(_OPTION_FIELDS))
+    return NvmeTcpDiscoverUri(host, port, _nvme_options(uri, options))
 
 
 _SPDK_KEYS = (

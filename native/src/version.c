@@ -30,6 +30,10 @@ static const char *own_phrase(int code)
         return "no such path";
     case DLFS_E_END:
         return "end of the sequence";
+    case DLFS_E_PROTOCOL:
+        return "target broke the protocol";
+    case DLFS_E_DIGEST:
+        return "digest mismatch on the wire";
     default:
         return NULL;
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from uuid import UUID
 
 import pytest
 from hypothesis import given, settings
@@ -12,6 +13,7 @@ from dlfs.block.uri import (
     FileUri,
     MemoryUri,
     NvmeTcpDiscoverUri,
+    NvmeTcpOptions,
     NvmeTcpUri,
     SpdkUri,
     describe_schemes,
@@ -23,6 +25,7 @@ from dlfs.errors import UsageError
 from dlfs.units import MIB
 
 NQN = "nqn.2024-01.org.example:disk0"
+HOST_ID = "6e8b5a3c-0c2f-4f0a-9d0e-2f6f6d1f4b7a"
 
 
 @pytest.mark.parametrize(
@@ -44,11 +47,28 @@ NQN = "nqn.2024-01.org.example:disk0"
         (f"nvme-tcp://host/{NQN}?nsid=1", NvmeTcpUri("host", 4420, NQN, 1)),
         (
             f"nvme-tcp://10.0.0.5:4421/{NQN}?nsid=7&hostnqn={NQN}&hdgst=1&ddgst=1",
-            NvmeTcpUri("10.0.0.5", 4421, NQN, 7, NQN, True, True),
+            NvmeTcpUri("10.0.0.5", 4421, NQN, 7, NvmeTcpOptions(NQN, None, True, True)),
+        ),
+        (
+            f"nvme-tcp://a/{NQN}?nsid=1&path=b&path=[::1]:7&path=10.0.0.5:4421",
+            NvmeTcpUri(
+                "a", 4420, NQN, 1, alternatives=(("b", 4420), ("::1", 7), ("10.0.0.5", 4421))
+            ),
+        ),
+        (
+            f"nvme-tcp://a/{NQN}?nsid=1&hostid={HOST_ID}&timeout_ms=1&connect_ms=2&keepalive_ms=0"
+            "&reconnect_ms=0&busy_poll_us=50",
+            NvmeTcpUri(
+                "a", 4420, NQN, 1, NvmeTcpOptions(None, UUID(HOST_ID), False, False, 1, 2, 0, 0, 50)
+            ),
         ),
         (f"nvme-tcp://[fe80::1]:4420/{NQN}?nsid=1", NvmeTcpUri("fe80::1", 4420, NQN, 1)),
         ("nvme-tcp+discover://host", NvmeTcpDiscoverUri("host", 8009)),
-        (f"nvme-tcp+discover://h:1?hostnqn={NQN}", NvmeTcpDiscoverUri("h", 1, NQN)),
+        (f"nvme-tcp+discover://h:1?hostnqn={NQN}", NvmeTcpDiscoverUri("h", 1, NvmeTcpOptions(NQN))),
+        (
+            "nvme-tcp+discover://h?ddgst=1&connect_ms=9",
+            NvmeTcpDiscoverUri("h", 8009, NvmeTcpOptions(data_digest=True, connect_ms=9)),
+        ),
         (
             "spdk:trtype=PCIe traddr=0000:5e:00.0 nsid=2",
             SpdkUri((("trtype", "PCIe"), ("traddr", "0000:5e:00.0")), 2),
@@ -115,6 +135,13 @@ def test_accepts(text: str, expected: object) -> None:
         (f"nvme-tcp://host:0/{NQN}?nsid=1", "a port"),
         (f"nvme-tcp://host:65536/{NQN}?nsid=1", "a port"),
         (f"nvme-tcp://host:/{NQN}?nsid=1", "a port"),
+        (f"nvme-tcp://host/{NQN}?nsid=1&path=", "host name"),
+        (f"nvme-tcp://host/{NQN}?nsid=1&path=a&path=b&path=c&path=d", "3 further paths"),
+        (f"nvme-tcp://host/{NQN}?nsid=1&timeout_ms=0", "timeout_ms 1..3600000"),
+        (f"nvme-tcp://host/{NQN}?nsid=1&timeout_ms=1&timeout_ms=1", "once"),
+        (f"nvme-tcp://host/{NQN}?nsid=1&hostid=7", "UUID"),
+        ("nvme-tcp+discover://host?nsid=1", "options"),
+        ("nvme-tcp+discover://host?path=b", "options"),
         ("nvme-tcp+discover://host/x", "nothing after the port"),
         ("spdk:", "trtype"),
         ("spdk:trtype=FC traddr=x", "trtype"),
@@ -165,5 +192,5 @@ def test_members_are_split_at_commas() -> None:
 
 def test_every_scheme_is_described_by_an_example_that_parses() -> None:
     schemes = describe_schemes()
-    assert {scheme.scheme for scheme in schemes if scheme.available} == {"file", "mem"}
+    assert {scheme.scheme for scheme in schemes if scheme.available} >= {"file", "mem", "nvme-tcp"}
     assert len({type(parse_uri(scheme.example)) for scheme in schemes}) == len(schemes) == 5

@@ -1,0 +1,194 @@
+"""NVMe/TCP devices of libdlfs: opening, single commands, what a device has gone through."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ctypes import byref, c_uint8, c_void_p, create_string_buffer
+from dataclasses import dataclass
+from uuid import UUID
+
+from dlfs._native import abi
+from dlfs._native.device import NativeDevice
+from dlfs._native.library import check, error_for, library
+
+PATHS_MAX = abi.NVME_PATHS_MAX
+DATA_BYTES_MAX = abi.NVME_DATA_BYTES_MAX
+
+_ID_NAMES = {abi.NVME_ID_EUI64: "eui64", abi.NVME_ID_NGUID: "nguid", abi.NVME_ID_UUID: "uuid"}
+_EUI64_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class NvmeStatus:
+    """What is known of a device's target, and what has happened to it so far."""
+
+    connected: bool
+    path: int
+    """In use, or used last: 0 is the first."""
+    reconnects: int
+    """Controllers made anew."""
+    retries: int
+    """Commands issued again."""
+    timeouts: int
+    digest_errors: int
+    protocol_errors: int
+    transfer_bytes_max: int
+    """Of one command."""
+    queue_count_max: int
+    write_cache: bool
+    """Whether writes are durable only after a flush."""
+    controller_id: int
+    namespace_id: str | None
+    """The namespace's own identifier, such as ``uuid:...``: the best of those it has."""
+    last_error: str
+    """Empty: none so far."""
+
+
+def open_nvme(
+    *,
+    uri: str,
+    paths: Sequence[tuple[str, int]],
+    subsystem_nqn: str,
+    nsid: int,
+    host_nqn: str,
+    host_id: UUID,
+    header_digest: bool,
+    data_digest: bool,
+    timeout_ms: int,
+    connect_ms: int,
+    keepalive_ms: int,
+    reconnect_ms: int,
+    busy_poll_us: int,
+    writable: bool,
+) -> NativeDevice:
+    """Open a namespace over NVMe/TCP, or with ``nsid`` 0 a controller alone.
+
+    Args:
+        uri: what errors call it.
+        paths: 1 to 4 hosts and ports, addresses of one subsystem.
+        subsystem_nqn: at most 223 bytes.
+        nsid: of the namespace.
+        host_nqn: who we are, at most 223 bytes.
+        host_id: the same, as a UUID.
+        header_digest: CRC32C over every header.
+        data_digest: CRC32C over all data.
+        timeout_ms: of one command, > 0.
+        connect_ms: of one attempt on one path, > 0.
+        keepalive_ms: within which the target must hear from us; 0: no keep-alive.
+        reconnect_ms: how long to look for a lost target; 0: not at all.
+        busy_poll_us: how long to look for answers before sleeping.
+        writable: else reads only.
+
+    Raises:
+        DeviceLostError: nobody is there.
+        DeviceTimeoutError: nobody answers.
+        NotFoundError: there is no such host, subsystem or namespace.
+        DeviceError: the target refuses us, or does not keep to the protocol.
+        UsageError: a value is out of range.
+    """
+    config = abi.NvmeConfig(
+        path_count=len(paths),
+        nsid=nsid,
+        subsystem_nqn=subsystem_nqn.encode("ascii"),
+        host_nqn=host_nqn.encode("ascii"),
+        host_id=(c_uint8 * 16)(*host_id.bytes),
+        digests=(abi.NVME_HEADER_DIGEST if header_digest else 0)
+        | (abi.NVME_DATA_DIGEST if data_digest else 0),
+        timeout_ms=timeout_ms,
+        connect_ms=connect_ms,
+        keepalive_ms=keepalive_ms,
+        reconnect_ms=reconnect_ms,
+        busy_poll_us=busy_poll_us,
+        flags=abi.OPEN_WRITE if writable else 0,
+    )
+    for number, (host, port) in enumerate(paths[:PATHS_MAX]):
+        config.hosts[number] = host.encode("ascii")
+        config.ports[number] = port
+    message = create_string_buffer(abi.NVME_TEXT_BYTES)
+    handle = c_void_p()
+    code = library().dlfs_device_open_nvme(byref(config), message, len(message), byref(handle))
+    if code < 0:
+        why = message.value.decode("utf-8", "replace")
+        raise error_for(code, f"open {uri}: {why}" if why else f"open {uri}")
+    return NativeDevice(handle, uri, writable=writable)
+
+
+def run_command(
+    device: NativeDevice,
+    words: Sequence[int],
+    data: bytearray | None,
+    *,
+    io_queue: bool,
+    to_device: bool,
+) -> tuple[int, int]:
+    """Run one command and wait for its answer.
+
+    Args:
+        device: from ``open_nvme``.
+        words: opcode, nsid, cdw10..cdw15.
+        data: at most 4096 bytes; filled, or sent with ``to_device``.
+        io_queue: else the admin queue.
+        to_device: the direction of ``data``.
+
+    Returns:
+        The status without DNR and More, and dwords 0 and 1 of the completion.
+
+    Raises:
+        DeviceLostError: the connection was lost.
+        DeviceTimeoutError: no answer in time.
+        UsageError: too much data, or a word out of range.
+        ClosedError: the device is closed.
+    """
+    size = len(data) if data else 0
+    buffer = (c_uint8 * size).from_buffer(data) if data else None
+    direction = abi.NVME_DATA_OUT if to_device else abi.NVME_DATA_IN
+    queue = abi.NVME_QUEUE_IO if io_queue else abi.NVME_QUEUE_ADMIN
+    command = abi.NvmeCommand(*words)
+    result = abi.NvmeResult()
+    code = library().dlfs_nvme_run(
+        device.handle,
+        queue,
+        byref(command),
+        buffer,
+        size,
+        direction if size else abi.NVME_DATA_NONE,
+        byref(result),
+    )
+    check(code, f"run command 0x{words[0]:02x} on {device.uri}")
+    return result.status, result.value
+
+
+def read_status(device: NativeDevice) -> NvmeStatus:
+    """What is known of a device's target.
+
+    Raises:
+        ClosedError: the device is closed.
+    """
+    found = abi.NvmeStatus()
+    check(
+        library().dlfs_nvme_get_status(device.handle, byref(found)), f"ask {device.uri} how it is"
+    )
+    return NvmeStatus(
+        connected=bool(found.connected),
+        path=found.path,
+        reconnects=found.reconnects,
+        retries=found.retries,
+        timeouts=found.timeouts,
+        digest_errors=found.digest_errors,
+        protocol_errors=found.protocol_errors,
+        transfer_bytes_max=found.transfer_bytes_max,
+        queue_count_max=found.queue_count_max,
+        write_cache=bool(found.write_cache),
+        controller_id=found.controller_id,
+        namespace_id=_format_id(found.id_kind, bytes(found.id)),
+        last_error=found.last_error.decode("utf-8", "replace"),
+    )
+
+
+def _format_id(kind: int, value: bytes) -> str | None:
+    name = _ID_NAMES.get(kind)
+    if name is None:
+        return None
+    if kind == abi.NVME_ID_UUID:
+        return f"{name}:{UUID(bytes=value)}"
+    return f"{name}:{(value[:_EUI64_BYTES] if kind == abi.NVME_ID_EUI64 else value).hex()}"

@@ -1,0 +1,201 @@
+"""NVMe/TCP: namespaces of other machines as block devices, through libdlfs's own initiator.
+
+No kernel driver, no privileges, no huge pages. What it does about lost connections, silent targets
+and several paths is said in ``dlfs.h`` under NVMe over TCP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from dlfs._native.device import NativeDevice
+from dlfs._native.nvme import NvmeStatus, open_nvme, read_status, run_command
+from dlfs.block.host import host_id, host_nqn
+from dlfs.block.nvme import CommandRunner, NvmeCommand, NvmeResult
+from dlfs.block.shared import SharedNamespaceDevice
+from dlfs.block.uri import NvmeTcpOptions, NvmeTcpUri
+from dlfs.errors import ClosedError
+
+__all__ = ["NvmeStatus", "NvmeTcpAssociation", "NvmeTcpDevice"]
+
+
+def _open(
+    uri: str,
+    paths: Sequence[tuple[str, int]],
+    subsystem_nqn: str,
+    nsid: int,
+    options: NvmeTcpOptions,
+    *,
+    writable: bool,
+) -> NativeDevice:
+    return open_nvme(
+        uri=uri,
+        paths=paths,
+        subsystem_nqn=subsystem_nqn,
+        nsid=nsid,
+        host_nqn=options.host_nqn or host_nqn(),
+        host_id=options.host_id or host_id(),
+        header_digest=options.header_digest,
+        data_digest=options.data_digest,
+        timeout_ms=options.timeout_ms,
+        connect_ms=options.connect_ms,
+        keepalive_ms=options.keepalive_ms,
+        reconnect_ms=options.reconnect_ms,
+        busy_poll_us=options.busy_poll_us,
+        writable=writable,
+    )
+
+
+class _Runner:
+    """Runs single commands through an open native device."""
+
+    def __init__(self, native: NativeDevice) -> None:
+        self._native = native
+
+    def _run(
+        self, command: NvmeCommand, data: bytearray | None, *, io_queue: bool, to_device: bool
+    ) -> NvmeResult:
+        words = (
+            command.opcode,
+            command.nsid,
+            command.cdw10,
+            command.cdw11,
+            command.cdw12,
+            command.cdw13,
+            command.cdw14,
+            command.cdw15,
+        )
+        status, value = run_command(
+            self._native, words, data, io_queue=io_queue, to_device=to_device
+        )
+        return NvmeResult(status, value)
+
+    def run_admin(
+        self, command: NvmeCommand, data: bytearray | None = None, *, to_device: bool = False
+    ) -> NvmeResult:
+        return self._run(command, data, io_queue=False, to_device=to_device)
+
+    def run_io(
+        self, command: NvmeCommand, data: bytearray | None = None, *, to_device: bool = False
+    ) -> NvmeResult:
+        return self._run(command, data, io_queue=True, to_device=to_device)
+
+
+class NvmeTcpAssociation(_Runner):
+    """A controller alone, for single commands: discovery, and looking around.
+
+    Args:
+        paths: 1 to 4 hosts and ports of one subsystem.
+        subsystem_nqn: which.
+        options: how to speak to it.
+
+    Raises:
+        DeviceLostError: nobody is there.
+        DeviceTimeoutError: nobody answers.
+        NotFoundError: there is no such host or subsystem.
+        DeviceError: the target refuses us, or does not keep to the protocol.
+
+    Threads: any at once, except ``close``.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[tuple[str, int]],
+        subsystem_nqn: str,
+        options: NvmeTcpOptions | None = None,
+    ) -> None:
+        host, port = paths[0]
+        where = f"[{host}]" if ":" in host else host
+        self.uri = f"nvme-tcp://{where}:{port}/{subsystem_nqn}"
+        super().__init__(
+            _open(self.uri, paths, subsystem_nqn, 0, options or NvmeTcpOptions(), writable=False)
+        )
+
+    def status(self) -> NvmeStatus:
+        """What is known of the target, and what has happened to it so far.
+
+        Raises:
+            ClosedError: it is closed.
+        """
+        return read_status(self._native)
+
+    def close(self) -> None:
+        """Leave the controller. Does nothing the second time."""
+        self._native.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class NvmeTcpDevice(SharedNamespaceDevice):
+    """A namespace over NVMe/TCP.
+
+    Args:
+        address: of the namespace.
+        writable: else reads only.
+
+    Raises:
+        DeviceLostError: nobody is there.
+        DeviceTimeoutError: nobody answers.
+        NotFoundError: there is no such host, subsystem or namespace.
+        DeviceError: the target refuses us, or does not keep to the protocol.
+    """
+
+    def __init__(self, address: NvmeTcpUri, *, writable: bool = False) -> None:
+        self.address = address
+        uri = str(address)
+        native = _open(
+            uri,
+            address.paths,
+            address.subsystem_nqn,
+            address.nsid,
+            address.options,
+            writable=writable,
+        )
+        self._runner = _Runner(native)
+        try:
+            name = read_status(native).namespace_id
+        except BaseException:
+            native.close()
+            raise
+        identity = name or f"{address.subsystem_nqn}:{address.nsid}"
+        super().__init__(native, uri=uri, identity=f"nvme:{identity}", writable=writable)
+
+    @property
+    def nsid(self) -> int:
+        """Of the namespace."""
+        return self.address.nsid
+
+    @property
+    def runner(self) -> CommandRunner:
+        """Runs single commands on the namespace's controller.
+
+        Raises:
+            ClosedError: the device is closed.
+        """
+        if self._native is None:
+            raise ClosedError(f"use {self.uri}: the device is closed")
+        return self._runner
+
+    @property
+    def late_writes_s(self) -> float:
+        """How long after its submission a write may still take effect, retries included."""
+        return (self.address.options.timeout_ms + self.address.options.reconnect_ms) / 1000
+
+    def status(self) -> NvmeStatus:
+        """What is known of the target, and what has happened to it so far.
+
+        Raises:
+            ClosedError: the device is closed.
+        """
+        return read_status(self.native)

@@ -1,0 +1,145 @@
+/*
+ * The PDUs of NVMe/TCP as bytes: encoding what a host sends, decoding and validating what a
+ * controller sends. No I/O and no memory of its own; any bytes may come in.
+ *
+ * Multi-byte fields are little-endian. A header digest covers the header, a data digest the data;
+ * both are CRC32C.
+ *
+ * Source: NVM Express TCP Transport Specification 1.0, section 3.6.
+ */
+#ifndef DLFS_NVME_PDU_H
+#define DLFS_NVME_PDU_H
+
+#include <endian.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#define NVME_PDU_ICREQ 0x00u
+#define NVME_PDU_ICRESP 0x01u
+#define NVME_PDU_H2C_TERMINATE 0x02u
+#define NVME_PDU_C2H_TERMINATE 0x03u
+#define NVME_PDU_COMMAND 0x04u
+#define NVME_PDU_RESPONSE 0x05u
+#define NVME_PDU_H2C_DATA 0x06u
+#define NVME_PDU_C2H_DATA 0x07u
+#define NVME_PDU_R2T 0x09u
+
+#define NVME_PDU_HEADER_DIGEST 0x01u
+#define NVME_PDU_DATA_DIGEST 0x02u
+#define NVME_PDU_LAST 0x04u
+#define NVME_PDU_SUCCESS 0x08u
+
+#define NVME_COMMON_BYTES 8u   /* the part of the header that all types share */
+#define NVME_IC_BYTES 128u     /* ICReq and ICResp */
+#define NVME_COMMAND_BYTES 72u /* header of a command capsule: the entry included */
+#define NVME_ENTRY_BYTES 64u   /* a submission queue entry */
+#define NVME_ANSWER_BYTES 24u  /* header of every other type that we take part in */
+#define NVME_DIGEST_BYTES 4u
+#define NVME_TERMINATE_BYTES_MAX 152u
+/* Header, digest and padding of anything we send: PDO has 8 bits. */
+#define NVME_HEAD_BYTES_MAX 256u
+#define NVME_ALIGNMENT_BYTES_MAX 128u
+
+/* What both ends agreed on when the connection was made. */
+struct nvme_terms {
+    bool header_digest;
+    bool data_digest;
+    uint32_t alignment_bytes; /* of the data in PDUs to the controller: 4 * (CPDA + 1) */
+    uint32_t data_bytes_max;  /* of one H2CData: MAXH2CDATA */
+};
+
+/* A completion queue entry. */
+struct nvme_answer {
+    uint64_t value; /* dwords 0 and 1 */
+    uint16_t cid;
+    uint16_t status; /* status code type << 8 | status code, DNR 0x4000, More 0x2000 */
+};
+
+/* A header from the controller, decoded. Fields that its type lacks are 0. */
+struct nvme_pdu {
+    uint8_t type;
+    uint8_t flags;
+    uint16_t cid;
+    uint16_t tag;           /* R2T: TTAG */
+    uint32_t offset_bytes;  /* C2HData, R2T: in the data of the command */
+    uint32_t data_bytes;    /* C2HData: that follow; R2T: asked for */
+    uint32_t padding_bytes; /* C2HData: between header and data */
+    struct nvme_answer answer;
+    uint16_t fatal_status;   /* C2HTermReq */
+    uint32_t fatal_info;     /* C2HTermReq */
+    uint32_t trailing_bytes; /* C2HTermReq: of our PDU, repeated */
+};
+
+static inline uint16_t nvme_get16(const uint8_t *bytes)
+{
+    uint16_t value;
+    memcpy(&value, bytes, sizeof value);
+    return le16toh(value);
+}
+
+static inline uint32_t nvme_get32(const uint8_t *bytes)
+{
+    uint32_t value;
+    memcpy(&value, bytes, sizeof value);
+    return le32toh(value);
+}
+
+static inline uint64_t nvme_get64(const uint8_t *bytes)
+{
+    uint64_t value;
+    memcpy(&value, bytes, sizeof value);
+    return le64toh(value);
+}
+
+static inline void nvme_put16(uint8_t *bytes, uint16_t value)
+{
+    value = htole16(value);
+    memcpy(bytes, &value, sizeof value);
+}
+
+static inline void nvme_put32(uint8_t *bytes, uint32_t value)
+{
+    value = htole32(value);
+    memcpy(bytes, &value, sizeof value);
+}
+
+static inline void nvme_put64(uint8_t *bytes, uint64_t value)
+{
+    value = htole64(value);
+    memcpy(bytes, &value, sizeof value);
+}
+
+/* ---- what a host sends: the bytes written are returned ---- */
+
+/* An ICReq: no padding asked for, one R2T at a time. */
+uint32_t nvme_encode_icreq(bool header_digest, bool data_digest, uint8_t out[NVME_IC_BYTES]);
+/*
+ * The head of a command capsule that data_bytes of in-capsule data follow (0: none), up to where
+ * the data starts. The data digest, where there is one, comes after the data.
+ */
+uint32_t nvme_encode_command(const struct nvme_terms *terms, const uint8_t entry[NVME_ENTRY_BYTES],
+                             uint32_t data_bytes, uint8_t out[NVME_HEAD_BYTES_MAX]);
+/* The head of an H2CData. */
+uint32_t nvme_encode_data(const struct nvme_terms *terms, const struct nvme_pdu *r2t,
+                          uint32_t offset_bytes, uint32_t data_bytes, bool last,
+                          uint8_t out[NVME_HEAD_BYTES_MAX]);
+
+/* ---- what a controller sends ---- */
+
+/*
+ * Validates an ICResp against what was asked for. DLFS_E_PROTOCOL with *reason for a malformed one,
+ * -ENOTSUP when the controller does not do a digest that was asked for.
+ */
+int nvme_decode_icresp(const uint8_t bytes[NVME_IC_BYTES], bool header_digest, bool data_digest,
+                       struct nvme_terms *terms, const char **reason);
+/*
+ * Decodes the header at the start of bytes[0..available): returns its length, digest included, or 0
+ * when it is not all there (at least one byte more is needed). DLFS_E_PROTOCOL or DLFS_E_DIGEST,
+ * with *reason: the connection is of no use any more.
+ */
+int nvme_decode(const struct nvme_terms *terms, const uint8_t *bytes, size_t available,
+                struct nvme_pdu *pdu, const char **reason);
+
+#endif

@@ -1,0 +1,13 @@
+/* What nvme_association.c and the association's thread, nvme_thread.c, have of each other. */
+#ifndef DLFS_NVME_THREAD_H
+#define DLFS_NVME_THREAD_H
+
+#include "nvme_association.h"
+
+void *nvme_thread_main(void *argument);
+/* The thread has done with a link; frees it when its queue pair has let go. With the lock held. */
+void nvme_link_put_down(struct nvme_association *association, struct nvme_link *link);
+/* Notes that the present generation failed, and counts why. With the lock held. */
+void nvme_fail(struct nvme_association *association, int code, const char *reason);
+
+#endif
