@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from dlfs.block.device import BlockDevice, Kind, QueuePair, aligned_buffer, operation_error
 from dlfs.block.file import FileDevice
-from dlfs.block.lock import RECORD_BYTES, RECORD_OFFSET_BYTES
+from dlfs.block.lock import RECORD_BYTES, RECORD_OFFSET_BYTES, is_lock_record
 from dlfs.block.memory import MemoryDevice
 from dlfs.block.nvme_tcp import NvmeTcpAssociation, NvmeTcpDevice
+from dlfs.block.shared import SharedNamespaceDevice
 from dlfs.block.uri import (
     DeviceUri,
     FileUri,
@@ -44,10 +45,12 @@ __all__ = [
     "NvmeTcpUri",
     "QueuePair",
     "SchemeHelp",
+    "SharedNamespaceDevice",
     "SpdkUri",
     "aligned_buffer",
     "describe_schemes",
     "format_path",
+    "is_lock_record",
     "open_device",
     "operation_error",
     "parse_uri",

@@ -62,7 +62,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias, TypeVar
 
 from dlfs.block.lock import RECORD_BYTES, HolderRecord, LeaseMark
-from dlfs.errors import DeviceTimeoutError, DlfsError, LeaseLostError, LockedError
+from dlfs.errors import DeviceError, DeviceTimeoutError, LeaseLostError, LockedError
 
 RENEW_S = 2.0
 """Between two renewals."""
@@ -287,9 +287,9 @@ class Lease:
             raise LockedError(f"lock {self._block.uri}: held by {describe(held.content)}") from held
         except LeaseLostError as error:  # the claim was refused: a host that was faster
             raise LockedError(f"lock {self._block.uri}: {error}") from error
-        except DlfsError:
+        except DeviceError:
             raise
-        except BaseException:  # Ctrl-C in a wait
+        except BaseException:  # given up in a wait
             self.release()
             raise
 

@@ -142,3 +142,8 @@ class HolderRecord:
         }
         pid = min(max(fields["pid"], 0), 1 << 32)
         return cls(pid=pid, **text, lease=LeaseMark.decode(content))
+
+
+def is_lock_record(content: bytes) -> bool:
+    """Whether this is what a writer left, alive or not."""
+    return HolderRecord.decode(content) is not None

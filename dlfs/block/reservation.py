@@ -303,7 +303,13 @@ class Reservation:
 
     def _register(self) -> None:
         command, data = register(self._nsid, RegisterAction.REGISTER, self._key)
-        self._run(command, data, "register for a reservation")
+        try:
+            self._run(command, data, "register for a reservation")
+        except LeaseLostError as error:
+            raise LockedError(
+                f"lock {self._uri}: this host is registered already, with another key than "
+                f"0x{self._key:016x}: by other software than DLFS"
+            ) from error
 
     def give_back(self) -> None:
         """Release the reservation and the registration; call it while the lease is held.

@@ -27,7 +27,7 @@ from dlfs.block.device import NativeBackedDevice
 from dlfs.block.lease import Lease, LeaseTimes, describe
 from dlfs.block.nvme import CommandRunner
 from dlfs.block.reservation import Reservation
-from dlfs.errors import DeviceError, DlfsError, LeaseLostError, UsageError
+from dlfs.errors import ClosedError, DeviceError, DlfsError, LeaseLostError, UsageError
 
 if TYPE_CHECKING:
     from dlfs._native.device import BytesLike
@@ -47,6 +47,7 @@ class SharedNamespaceDevice(NativeBackedDevice):
         self._lease: Lease | None = None
         self._renewer: _Renewer | None = None
         self._reservation: Reservation | None = None
+        self._given_up = threading.Event()
 
     @property
     @abc.abstractmethod
@@ -111,7 +112,7 @@ class SharedNamespaceDevice(NativeBackedDevice):
             )
         self._reservation = Reservation.probe(self.runner, self.nsid, self.uri)
         place = _RecordPlace(self, self._record_span(), self._reservation)
-        lease = Lease(place, record, times=self.lease_times, waiting=self._tell)
+        lease = Lease(place, record, times=self.lease_times, waiting=self._tell, sleep=self._sleep)
         lease.acquire()
         self._lease = lease
         try:
@@ -123,6 +124,19 @@ class SharedNamespaceDevice(NativeBackedDevice):
         self._renewer = _Renewer(lease)
         self._renewer.start()
         return True
+
+    def _sleep(self, seconds: float) -> None:
+        if self._given_up.wait(seconds):
+            raise ClosedError(f"lock {self.uri}: given up while waiting")
+
+    def give_up(self) -> None:
+        """End the wait of a ``lock_exclusive`` in another thread; until ``unlock``, none waits."""
+        self._given_up.set()
+
+    def unlock(self) -> None:
+        """Give the lease back. Does nothing when this object did not take it in this process."""
+        self._given_up.clear()
+        super().unlock()
 
     def _tell(self, content: bytes, seconds: float) -> None:
         _log.warning(

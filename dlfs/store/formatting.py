@@ -17,7 +17,7 @@ from uuid import uuid4
 import numpy as np
 
 from dlfs._native.checksums import crc32c
-from dlfs.block import BlockDevice, FileDevice, FileUri, parse_uri
+from dlfs.block import BlockDevice, FileDevice, FileUri, is_lock_record, parse_uri
 from dlfs.errors import DeviceError, ExistsError, UsageError
 from dlfs.format.catalog import Catalog, encode_catalog
 from dlfs.format.constants import (
@@ -31,6 +31,7 @@ from dlfs.format.geometry import ChunkRun, Geometry
 from dlfs.format.superblock import Superblock, superblock_offsets, version_for
 from dlfs.store.chunk_writer import ChunkWriter
 from dlfs.store.info import VolumeInfo, describe_volume
+from dlfs.store.locking import lock_members
 from dlfs.store.members import Member, close_devices, open_devices, read_copies, split_uris
 from dlfs.store.transaction import flush_all, load_generation, now_ns, write_superblocks
 from dlfs.units import MIB
@@ -80,10 +81,11 @@ def format_volume(
         for uri in uris:
             _prepare_file(uri, size_bytes, force=force, made=made)
         devices = open_devices(uris, writable=True)
-        for device in devices:
-            device.lock_exclusive("dlfs format", record=False)
-            if not force:
-                _check_empty(device)
+        if not force:
+            _check_all_empty(devices)  # before the lock leaves a record where data may be
+        lock_members(devices, "dlfs format")
+        if not force:
+            _check_all_empty(devices)
         sizes = [device.size_bytes for device in devices]
         geometry = Geometry.for_members(sizes, chunk_bytes, block_bytes, replicas)
         info = _format_devices(devices, geometry, label)
@@ -155,6 +157,11 @@ def _with_partitions(number: int) -> set[str]:
     return {name, *(path.read_text().strip() for path in partitions)}
 
 
+def _check_all_empty(devices: Sequence[BlockDevice]) -> None:
+    for device in devices:
+        _check_empty(device)
+
+
 def _check_empty(device: BlockDevice) -> None:
     for copy in read_copies(device):
         if copy.superblock is not None:
@@ -164,11 +171,19 @@ def _check_empty(device: BlockDevice) -> None:
             )
     length = min(PROBED_BYTES, device.size_bytes)
     for offset in (0, device.size_bytes - length):
-        if device.read(offset, length).strip(b"\0"):
+        if _without_record(device.read(offset, length), offset).strip(b"\0"):
             raise ExistsError(
                 f"format {device.uri}: expected an empty device, got data between bytes {offset} "
                 f"and {offset + length}; force overwrites it"
             )
+
+
+def _without_record(data: bytes, offset_bytes: int) -> bytes:
+    """Leave out a lock's record: whether anybody holds the lock is the lock's affair."""
+    start = LEASE_OFFSET_BYTES - offset_bytes
+    if start < 0 or not is_lock_record(data[start : start + LEASE_BYTES]):
+        return data
+    return data[:start] + data[start + LEASE_BYTES :]
 
 
 def check_blocks(device: BlockDevice, block_bytes: int, action: str) -> None:
@@ -228,7 +243,6 @@ def _first_generation(
 
 
 def _wipe(device: BlockDevice) -> None:
-    """Zero what could be taken for an older volume."""
+    """Zero what could be taken for an older volume; the lock's record goes when the lock does."""
     for offset in superblock_offsets(device.size_bytes):
         device.write(offset, bytes(SUPERBLOCK_BYTES))
-    device.write(LEASE_OFFSET_BYTES, bytes(LEASE_BYTES))

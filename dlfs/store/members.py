@@ -24,6 +24,7 @@ from dlfs.block import (
 )
 from dlfs.errors import (
     DeviceError,
+    DlfsError,
     FormatError,
     NotFoundError,
     TruncatedError,
@@ -134,9 +135,19 @@ def open_devices(
 
 
 def close_devices(devices: Sequence[BlockDevice]) -> None:
-    """Close devices."""
+    """Close devices: all of them, whatever becomes of one.
+
+    Raises:
+        DlfsError: one could not be closed well.
+    """
+    failure: DlfsError | None = None
     for device in devices:
-        device.close()
+        try:
+            device.close()
+        except DlfsError as error:
+            failure = failure or error
+    if failure is not None:
+        raise failure
 
 
 def read_copies(device: BlockDevice) -> tuple[SuperblockCopy, ...]:

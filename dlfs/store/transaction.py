@@ -3,8 +3,9 @@
 Commit protocol (FORMAT.md): data, flush; directory, flush; catalog into chunks that were free,
 flush; then on every member the superblock of the next generation's letter, flush; then the tail
 copies, flush. A crash at any write leaves the old generation or the new one, whole. A writer first
-locks member 0, then reads the superblocks anew, brings members up to date whose copies lag behind
-(a crash between members), and flushes them all, so that what its generation freed is free durably.
+locks every member, then reads the superblocks anew, brings members up to date whose copies lag
+behind (a crash between members), and flushes them all, so that what its generation freed is free
+durably.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from dlfs.format.superblock import (
 )
 from dlfs.store.chunk_reader import read_blocks
 from dlfs.store.chunk_writer import ChunkWriter
+from dlfs.store.locking import lock_members, unlock_members
 from dlfs.store.members import (
     COPY_NAMES,
     Member,
@@ -138,7 +140,7 @@ class Transaction:
         opener: of devices.
 
     Raises:
-        LockedError: another writer holds the volume.
+        LockedError: another writer holds the volume, or one of its members.
         FormatError: as ``load_generation``; also a volume that this code may only read.
         DeviceError: a device cannot be written.
 
@@ -159,7 +161,7 @@ class Transaction:
         self._devices = open_devices(uris, writable=True, engine=engine, opener=opener)
         self._open = True
         try:
-            self._devices[0].lock_exclusive(holder)
+            lock_members(self._devices, holder)
             self.base = load_generation(self._devices)
             self._check_volume(volume_uuid)
             self._settle()
@@ -293,7 +295,10 @@ class Transaction:
     def close(self) -> None:
         """Give the lock back and close the devices; idempotent. What was not committed is gone."""
         self._open = False
-        close_devices(self._devices)
+        try:
+            unlock_members(self._devices)
+        finally:
+            close_devices(self._devices)
 
     def __enter__(self) -> Self:
         return self

@@ -146,7 +146,8 @@ class Controller:
         first, second = int.from_bytes(data[:8], "little"), int.from_bytes(data[8:16], "little")
         action = command.cdw10 & 7
         if command.opcode == 0x0D and action == 0:
-            keys[self.host] = second
+            if keys.setdefault(self.host, second) != second:
+                return 0x083
         elif keys.get(self.host) != first:
             return 0x083
         elif command.opcode == 0x0D:
@@ -214,6 +215,12 @@ def test_a_reservation_of_other_software_is_left_alone() -> None:
     state: dict[str, object] = {"keys": {OTHER_HOST: KEY}, "holder": OTHER_HOST}
     with pytest.raises(LockedError, match="by other software than DLFS"):
         reservation(state).make_way(lapsed=True)
+
+
+def test_a_registration_of_other_software_is_left_alone() -> None:
+    state: dict[str, object] = {"keys": {HOST: KEY}}
+    with pytest.raises(LockedError, match="registered already, with another key"):
+        reservation(state).take()
 
 
 def test_a_refusal_names_its_status() -> None:
