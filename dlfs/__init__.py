@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING
 from dlfs.errors import (
     ChecksumError,
     ClosedError,
+    DegradedError,
     DeviceError,
     DeviceLostError,
     DeviceTimeoutError,
@@ -68,6 +69,7 @@ __all__ = [
     "Dataset",
     "DatasetInfo",
     "DatasetWriter",
+    "DegradedError",
     "DeviceError",
     "DeviceLostError",
     "DeviceTimeoutError",

@@ -12,6 +12,7 @@ import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, overload
 from uuid import UUID
@@ -19,7 +20,7 @@ from uuid import UUID
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dlfs.block import BlockDevice, open_device
+from dlfs.block import BlockDevice, MissingDevice, open_device
 from dlfs.directory import (
     DirectoryIdentity,
     DirectorySizes,
@@ -41,9 +42,10 @@ from dlfs.format.geometry import DataSpace
 from dlfs.format.paths import PathLike, display
 from dlfs.reader import Batch, Epoch, ReaderOptions, SampleReader, Where
 from dlfs.sequence import WINDOW_CHUNKS, EpochState
-from dlfs.store.chunk_reader import read_into
+from dlfs.store.chunk_reader import Choice, alternatives, read_into
 from dlfs.store.info import DatasetInfo, describe_dataset
-from dlfs.store.members import Opener, close_devices, open_devices
+from dlfs.store.losses import report_loss, report_members, report_return
+from dlfs.store.members import Opener, close_devices, open_members
 from dlfs.store.transaction import Generation, load_generation
 from dlfs.units import MIB
 
@@ -144,18 +146,21 @@ def load_segment(
         f"on {generation.devices[member].uri} from byte {offset_bytes} on"
     )
 
-    def read_part(address: int, memory: memoryview) -> None:
-        read_into(generation.devices, space, address, np.frombuffer(memory, np.uint8))
+    def read_part(choice: Choice, address: int, memory: memoryview) -> None:
+        part = np.frombuffer(memory, np.uint8)
+        read_into(generation.sources, space, address, part, choice)
         # Names are read late, when the dataset may be gone and something else in its chunks.
         if address:
             check_present(generation.devices, record)
 
+    readers = [partial(read_part, choice) for choice in alternatives(generation.geometry)]
     place: dict[str, Any] = {} if shared else {"root": None}
     try:
         directory = load_directory(
             DirectoryIdentity(generation.superblock.volume_uuid, record.uuid, label),
             DirectorySizes(record.entries_bytes, record.names_bytes),
-            read_part,
+            readers[0],
+            others=readers[1:],
             **place,
         )
     except FormatError:
@@ -240,9 +245,10 @@ class Dataset:
 
     def _make_access(self) -> _Access:
         options = self._options
-        devices = open_devices(self._uris, engine=options.engine, opener=options.opener)
+        devices = open_members(self._uris, engine=options.engine, opener=options.opener)
         try:
             generation = load_generation(devices)
+            report_members(generation)
             record = find_record(generation, self.uuid)
             if record is None:
                 raise self._stale()
@@ -260,13 +266,14 @@ class Dataset:
         self, generation: Generation, record: DatasetRecord, directory: FrozenDirectory
     ) -> SampleReader:
         return SampleReader(
-            [device.native for device in generation.devices],
+            [None if isinstance(s, MissingDevice) else s.native for s in generation.sources],
             generation.geometry,
             record.data_runs,
             directory,
             Where(self.name, tuple(device.uri for device in generation.devices)),
             ReaderOptions(memory_bytes=self._options.memory_bytes, depth=self._options.depth),
             self._diagnose,
+            lambda number, reason: _report(generation, number, reason),
         )
 
     def _diagnose(self) -> DlfsError | None:
@@ -507,6 +514,14 @@ class Dataset:
     def stats(self) -> dict[str, int]:
         """The reader's counters, by their names in ``dlfs_reader_stats``."""
         return self._opened().reader.stats()
+
+
+def _report(generation: Generation, number: int, reason: str | None) -> None:
+    """Tell of a member that was lost, or is back."""
+    if reason is None:
+        report_return(generation, number)
+    else:
+        report_loss(generation, number, reason)
 
 
 def _raw(path: PathLike) -> bytes:

@@ -14,6 +14,7 @@
     ├── DeviceError (OSError)              the world did it: a device failed
     │   ├── DeviceLostError                ... it is gone (retryable)
     │   ├── DeviceTimeoutError             ... it does not answer (retryable)
+    │   ├── DegradedError                  ... a member is missing: the volume is read-only
     │   └── LeaseLostError                 ... this writer's hold on it is over, or was taken away
     ├── FormatError                        what is on media is not what FORMAT.md says
     │   ├── ChecksumError                  ... its CRC32C does not match
@@ -101,6 +102,10 @@ class DeviceTimeoutError(DeviceError):
     """A device did not answer within the time allowed."""
 
     retryable = True
+
+
+class DegradedError(DeviceError):
+    """A volume can be read, and not written, because a member is missing or stale."""
 
 
 class LeaseLostError(DeviceError):

@@ -86,7 +86,7 @@ def verify_volume(
 
 def _verify_superblocks(generation: Generation) -> Iterator[Finding]:
     for member in generation.members:
-        for copy in describe_member(member, generation.superblock.generation).superblocks:
+        for copy in describe_member(member, generation.superblock).superblocks:
             if copy.state not in ("damaged", "stale"):
                 continue
             problem = copy.problem or (

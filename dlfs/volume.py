@@ -14,12 +14,14 @@ from types import TracebackType
 from typing import Any, Self
 from uuid import UUID
 
+from dlfs.block import BlockDevice, MissingDevice
 from dlfs.dataset import Dataset, OpenOptions
-from dlfs.errors import ClosedError, NotFoundError, UsageError
+from dlfs.errors import ClosedError, DeviceError, NotFoundError, UsageError
 from dlfs.format.catalog import DatasetRecord
 from dlfs.format.paths import dataset_name_bytes, display
 from dlfs.store.info import DatasetInfo, MemberInfo, VolumeInfo, describe_dataset, describe_volume
-from dlfs.store.members import close_devices, open_devices, split_uris
+from dlfs.store.losses import report_members
+from dlfs.store.members import close_devices, open_members, split_uris
 from dlfs.store.transaction import Generation, Transaction, load_generation
 from dlfs.units import MIB
 from dlfs.verification import Finding, verify_volume
@@ -34,6 +36,9 @@ def open(
     engine: str = "auto",
 ) -> Volume:
     """Open a volume.
+
+    A volume with replicas is opened for reading although members are missing or degraded, as long
+    as fewer are than there are copies; ``members`` of the result and the log ``dlfs`` say which.
 
     Args:
         members: URIs of its members, in any order; or one text with commas between them.
@@ -71,7 +76,7 @@ class Volume:
         self._closed = False
         self._pid = os.getpid()
         self._generation: Generation | None = self._load(uris)
-        self._uris = tuple(device.uri for device in self._generation.devices)
+        self._uris = self._generation.uris
 
     def __repr__(self) -> str:
         return f"<Volume {self.uri}>"
@@ -83,12 +88,14 @@ class Volume:
 
     def _load(self, uris: Sequence[str]) -> Generation:
         options = self._options
-        devices = open_devices(uris, engine=options.engine, opener=options.opener)
+        devices = open_members(uris, engine=options.engine, opener=options.opener)
         try:
-            return load_generation(devices)
+            generation = load_generation(devices)
         except BaseException:
             close_devices(devices)
             raise
+        report_members(generation)
+        return generation
 
     def _opened(self) -> Generation:
         generation = self._generation
@@ -107,13 +114,24 @@ class Volume:
         return self._generation
 
     def refresh(self) -> None:
-        """See the newest generation. Datasets that are open stay as they are.
+        """See the newest generation, and members that are back; open datasets stay as they are.
 
         Raises:
             DlfsError: as ``dlfs.open``.
         """
         with self._mutex:
-            self._generation = load_generation(self._opened().devices)
+            devices = [self._opened_again(device) for device in self._opened().devices]
+            self._generation = load_generation(devices)
+            report_members(self._generation)
+
+    def _opened_again(self, device: BlockDevice) -> BlockDevice:
+        """A device, opened if it was missing and is not now."""
+        if not isinstance(device, MissingDevice) or not device.given:
+            return device
+        try:
+            return self._options.opener(device.uri, writable=False, engine=self._options.engine)
+        except (DeviceError, NotFoundError) as error:
+            return MissingDevice(device.uri, error)
 
     def close(self) -> None:
         """Close the devices. Idempotent; datasets that were opened stay open."""

@@ -142,7 +142,7 @@ class NativeReader:
     """A ``dlfs_reader``.
 
     Args:
-        devices: the members' devices, in member order; kept alive.
+        devices: the members' devices, in member order, None for one that cannot be had; kept alive.
         extents: ``(first_chunk, chunk_count)`` of the dataset's runs.
         directory: of the dataset; kept alive.
 
@@ -155,7 +155,7 @@ class NativeReader:
 
     def __init__(
         self,
-        devices: Sequence[NativeDevice],
+        devices: Sequence[NativeDevice | None],
         extents: Sequence[tuple[int, int]],
         directory: NativeDirectory,
         *,
@@ -171,7 +171,9 @@ class NativeReader:
         band_rows: int = 0,
     ) -> None:
         self._kept = (tuple(devices), directory)
-        handles = (c_void_p * len(devices))(*(device.handle for device in devices))
+        handles = (c_void_p * len(devices))(
+            *(None if device is None else device.handle for device in devices)
+        )
         runs = (abi.Extent * max(1, len(extents)))(*(abi.Extent(*run) for run in extents))
         config = abi.ReaderConfig(
             devices=ctypes.cast(handles, POINTER(c_void_p)),
@@ -280,6 +282,18 @@ class NativeReader:
         library().dlfs_reader_get_stats(self.borrow(), byref(stats))
         self.give_back()
         return {name: int(getattr(stats, name)) for name, *_ in abi.ReaderStats._fields_}
+
+    def lost_members(self) -> int:
+        """The members that are lost now, as bits by number."""
+        lost: int = library().dlfs_reader_lost_members(self.borrow())
+        self.give_back()
+        return lost
+
+    def member_code(self, member: int) -> int:
+        """Why a member was lost, the last time; 0: it never was."""
+        code: int = library().dlfs_reader_member_code(self.borrow(), member)
+        self.give_back()
+        return code
 
     def close(self) -> None:
         """Close the reader, or have its last user do it. Idempotent; batches stay valid."""

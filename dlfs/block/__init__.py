@@ -10,6 +10,7 @@ from dlfs.block.device import BlockDevice, Kind, QueuePair, aligned_buffer, oper
 from dlfs.block.file import FileDevice
 from dlfs.block.lock import RECORD_BYTES, RECORD_OFFSET_BYTES, is_lock_record
 from dlfs.block.memory import MemoryDevice
+from dlfs.block.missing import MissingDevice
 from dlfs.block.nvme_tcp import NvmeTcpAssociation, NvmeTcpDevice
 from dlfs.block.shared import SharedNamespaceDevice
 from dlfs.block.uri import (
@@ -38,6 +39,7 @@ __all__ = [
     "Kind",
     "MemoryDevice",
     "MemoryUri",
+    "MissingDevice",
     "NvmeTcpAssociation",
     "NvmeTcpDevice",
     "NvmeTcpDiscoverUri",

@@ -23,11 +23,19 @@ if TYPE_CHECKING:
 
     from dlfs import MemberInfo, VolumeInfo
 
-_STATE_STYLES = {"damaged": "bold red", "stale": "yellow"}
+_STATE_STYLES = {
+    "damaged": "bold red",
+    "stale": "yellow",
+    "degraded": "bold yellow",
+    "missing": "bold red",
+}
 
 
 def info(volume: VolumeArgument, json: JsonOption = False) -> None:
-    """Show a volume: geometry, members, superblocks, space, datasets."""
+    """Show a volume: geometry, members, superblocks, space, datasets.
+
+    A volume that can be read although members are missing is shown, and ends with 0.
+    """
     with dlfs.open(volume) as opened:
         described, datasets = opened.info(), opened.datasets()
     if json:
@@ -63,6 +71,7 @@ def _print_volume(described: VolumeInfo) -> None:
         "space": f"{free} free of {capacity} ({share:.1%} used)",
         "chunk": f"{human_size(described.chunk_bytes)}, in blocks of "
         f"{human_size(described.block_bytes)}",
+        "copies": f"{described.replicas} of each chunk",
     }
     for name, value in rows.items():
         stdout_console().print(f"[bold]{name:>10}[/]  ", end="")
@@ -72,7 +81,7 @@ def _print_volume(described: VolumeInfo) -> None:
 def _member_table(members: tuple[MemberInfo, ...]) -> Table:
     from rich.text import Text
 
-    columns = ("member", "size", "superblock A", "superblock B", "at the tail")
+    columns = ("member", "size", "state", "superblock A", "superblock B", "at the tail")
     made = table(*columns, right=("member", "size"))
     made.add_column("device", overflow="fold")
     for member in members:
@@ -83,13 +92,17 @@ def _member_table(members: tuple[MemberInfo, ...]) -> Table:
             )
             for copy in member.superblocks
         ]
-        size = human_size(member.size_bytes)
-        made.add_row(str(member.number), size, *states, Text(member.uri))
+        states += [Text("-")] * (len(columns) - 3 - len(states))
+        size = human_size(member.size_bytes) if member.size_bytes else "-"
+        state = Text(member.state, style=_STATE_STYLES.get(member.state, ""))
+        made.add_row(str(member.number), size, state, *states, Text(member.uri))
     return made
 
 
 def _warn(members: tuple[MemberInfo, ...]) -> None:
     for member in members:
+        if member.reason is not None:
+            note(f"member {member.number} ({member.uuid}) is {member.state}: {member.reason}")
         for copy in member.superblocks:
             if copy.problem is not None:
                 note(f"damaged superblock: {copy.problem}")

@@ -36,7 +36,7 @@ import stat
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from uuid import UUID
@@ -85,6 +85,7 @@ def load_directory(
     sizes: DirectorySizes,
     read_into: ReadInto,
     *,
+    others: Sequence[ReadInto] = (),
     root: Path | None = SHARED_ROOT,
     wait_s: float = LOADER_WAIT_S,
 ) -> FrozenDirectory:
@@ -96,6 +97,7 @@ def load_directory(
         read_into: reads the segment; called with 4096-aligned memory, for the header, then for the
             whole of a part unless another process has it. It must not keep the memory. For the
             names it is called later, by whichever thread needs them first.
+        others: read the same from other places; asked in turn while what came is malformed.
         root: where shared memory is mounted; None keeps the directory private.
         wait_s: how long to wait for another process that is loading the same.
 
@@ -105,7 +107,8 @@ def load_directory(
     """
     header = aligned_buffer(DIRECTORY_BLOCK_BYTES, DIRECTORY_BLOCK_BYTES)
     read_into(0, header.data)
-    loader = _Loader(root, _key(identity, header), identity.label, sizes, read_into, wait_s)
+    readers = (read_into, *others)
+    loader = _Loader(root, _key(identity, header), identity.label, sizes, readers, wait_s)
     try:
         directory = FrozenDirectory(
             loader.load_entries(),
@@ -128,7 +131,7 @@ class _Loader:
     key: str
     label: str
     sizes: DirectorySizes
-    read_into: ReadInto
+    readers: Sequence[ReadInto]
     wait_s: float
     held: list[_Part] = field(default_factory=list)
 
@@ -148,13 +151,27 @@ class _Loader:
         return part.memory
 
     def _fill_entries(self, memory: memoryview) -> None:
-        self.read_into(0, memory)
         entries = np.frombuffer(memory, np.uint8)
-        self._verify(entries, 0, entries)
+        self._fill(0, memory, lambda: self._verify(entries, 0, entries))
 
     def _fill_names(self, memory: memoryview) -> None:
-        self.read_into(self.sizes.entries_bytes, memory)
-        self._verify(self.held[0].memory, 1, np.frombuffer(memory, np.uint8))
+        names = np.frombuffer(memory, np.uint8)
+        entries = self.held[0].memory
+        self._fill(self.sizes.entries_bytes, memory, lambda: self._verify(entries, 1, names))
+
+    def _fill(self, address: int, memory: memoryview, verify: Callable[[], None]) -> None:
+        """Read a part from the first place where it is whole."""
+        problem: FormatError | None = None
+        for read_into in self.readers:
+            read_into(address, memory)
+            try:
+                verify()
+            except FormatError as error:
+                problem = problem or error
+            else:
+                return
+        if problem is not None:
+            raise problem
 
     def _verify(self, entries: NDArray[np.uint8], part: int, memory: NDArray[np.uint8]) -> None:
         directory = NativeDirectory(entries, label=self.label)

@@ -9,7 +9,7 @@ from dlfs._native import abi
 from dlfs._native.library import describe, error_for
 from dlfs._native.reader import NativeFailure
 from dlfs.directory import FrozenDirectory
-from dlfs.errors import DlfsError, UsageError
+from dlfs.errors import DeviceError, DlfsError, FormatError, UsageError
 
 ON_ERROR = ("raise", "skip", "replace")
 """What to do about a sample that cannot be read."""
@@ -44,7 +44,7 @@ class SampleFailure:
 
     Attributes:
         dataset: its dataset's name.
-        path: its path.
+        path: its path; ``?`` when the directory's names cannot be read either.
         index: its index.
         position: where it stood in the batch that was asked for.
         member: the member's device URI.
@@ -87,13 +87,21 @@ def describe_failures(
     return tuple(_describe(failure, directory, where) for failure in failures)
 
 
+def _name(directory: FrozenDirectory, index: int) -> bytes:
+    """The path of a sample; ``?`` when that is lost too."""
+    try:
+        return directory.name(index)
+    except (DeviceError, FormatError):
+        return b"?"
+
+
 def _describe(failure: NativeFailure, directory: FrozenDirectory, where: Where) -> SampleFailure:
     reason = describe(failure.code)
     if failure.code == abi.E_CHECKSUM:
         reason = f"expected CRC32C {failure.crc_expected:08x}, got {failure.crc_got:08x}"
     return SampleFailure(
         dataset=where.dataset,
-        path=directory.name(failure.index),
+        path=_name(directory, failure.index),
         index=failure.index,
         position=failure.position,
         member=where.members[failure.member],

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dlfs._native.device import NativeDevice
+from dlfs._native.library import describe
 from dlfs._native.reader import NativeBatch, NativeReader, NativeStream
 from dlfs.directory import FrozenDirectory
 from dlfs.errors import DlfsError, UsageError
@@ -58,13 +59,15 @@ class SampleReader:
     """Reads one dataset.
 
     Args:
-        devices: the members' devices, in member order.
+        devices: the members' devices, in member order; None for one that cannot be had.
         geometry: of the volume.
         runs: of the dataset's data, in order.
         directory: of the dataset.
         where: what errors call them.
         options: how to read.
         diagnose: asked when samples failed; the error that explains it (StaleError), or None.
+        on_loss: told the number of a member that was lost, with the reason, or that is back, with
+            None.
 
     Raises:
         UsageError: an option is out of range.
@@ -74,19 +77,23 @@ class SampleReader:
 
     def __init__(
         self,
-        devices: Sequence[NativeDevice],
+        devices: Sequence[NativeDevice | None],
         geometry: Geometry,
         runs: Sequence[ChunkRun],
         directory: FrozenDirectory,
         where: Where,
         options: ReaderOptions | None = None,
         diagnose: Callable[[], DlfsError | None] | None = None,
+        on_loss: Callable[[int, str | None], None] = lambda _number, _reason: None,
     ) -> None:
         options = options or ReaderOptions()
         self.directory = directory
         self.chunk_bytes = geometry.chunk_bytes
         self._where = where
         self._diagnose = diagnose
+        self._on_loss = on_loss
+        self._lost = 0
+        self._has_copies = geometry.replicas > 1
         self._native = NativeReader(
             devices,
             [(run.first_chunk, run.chunk_count) for run in runs],
@@ -137,6 +144,8 @@ class SampleReader:
                 f"read a sample: expected an index 0..{len(self.directory) - 1}, got {index}"
             )
         found = self._native.get(index)
+        if self._has_copies:
+            self._watch_members()
         if found is not None:
             return found
         return self.read([index]).tobytes(0)  # it failed: once more, for the whole story
@@ -188,6 +197,7 @@ class SampleReader:
 
     def settle(self, native: NativeBatch, on_error: str) -> Batch:
         """Turn what libdlfs read into a batch, with the policy for samples that failed."""
+        self._watch_members()
         if not native.failures:
             return Batch(native)
         self._raise_diagnosis()  # first: a removed dataset may have lost its names too
@@ -197,6 +207,15 @@ class SampleReader:
         if on_error == "skip":
             return Batch(native, native.lengths >= 0, failures)
         return self._replace(native, failures)
+
+    def _watch_members(self) -> None:
+        """Tell of members that were lost since the last look, or are back."""
+        lost = self._native.lost_members()
+        changed, self._lost = lost ^ self._lost, lost
+        for number in range(changed.bit_length()):
+            if changed >> number & 1:
+                reason = describe(self._native.member_code(number)) if lost >> number & 1 else None
+                self._on_loss(number, reason)
 
     def _raise_diagnosis(self) -> None:
         error = self._diagnose() if self._diagnose is not None else None

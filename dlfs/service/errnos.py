@@ -10,6 +10,7 @@ import errno
 from dlfs.errors import (
     ChecksumError,
     ClosedError,
+    DegradedError,
     DeviceError,
     DeviceLostError,
     DeviceTimeoutError,
@@ -41,6 +42,7 @@ ERRNOS: dict[type[DlfsError], int] = {
     DeviceError: errno.EIO,
     DeviceLostError: errno.ENXIO,
     DeviceTimeoutError: errno.ETIMEDOUT,
+    DegradedError: errno.EROFS,
     LeaseLostError: errno.EIO,
     FormatError: errno.EIO,
     ChecksumError: errno.EIO,

@@ -9,7 +9,8 @@ from uuid import UUID
 from dlfs.format.catalog import DatasetRecord
 from dlfs.format.geometry import Geometry
 from dlfs.format.paths import display
-from dlfs.format.superblock import letter_for
+from dlfs.format.superblock import Superblock, letter_for
+from dlfs.store.losses import loss_of
 from dlfs.store.members import Member, SuperblockCopy
 from dlfs.store.transaction import Generation
 
@@ -64,13 +65,26 @@ class SuperblockInfo:
 
 @dataclass(frozen=True, slots=True)
 class MemberInfo:
-    """One member of a volume."""
+    """One member of a volume.
+
+    Attributes:
+        number: 0 and up.
+        uuid: of the member.
+        uri: of its device; of one that was not given, what it is called.
+        size_bytes: of the device when the volume was made; 0 when nobody can tell.
+        superblocks: its copies; none when the device cannot be read.
+        state: ``current``; ``missing``: its device cannot be had; ``degraded``: its device holds no
+            whole and current member, or was lost while it was read.
+        reason: why it is not current.
+    """
 
     number: int
     uuid: UUID
     uri: str
     size_bytes: int
     superblocks: tuple[SuperblockInfo, ...]
+    state: str = "current"
+    reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +95,7 @@ class VolumeInfo:
         uri: of the whole volume: what ``dlfs.open`` takes.
         capacity_bytes: of all chunks.
         free_bytes: of the chunks that nothing holds.
+        replicas: copies of each chunk; capacity and free space count one of them.
     """
 
     uri: str
@@ -94,6 +109,7 @@ class VolumeInfo:
     capacity_bytes: int
     free_bytes: int
     dataset_count: int
+    replicas: int = 1
 
 
 def time_of(nanoseconds: int) -> datetime:
@@ -131,14 +147,18 @@ def _describe_copy(copy: SuperblockCopy, generation: int) -> SuperblockInfo:
     return SuperblockInfo(copy.name, copy.offset_bytes, found, state, problem)
 
 
-def describe_member(member: Member, generation: int) -> MemberInfo:
-    """The public description of a member of a volume at a generation."""
+def describe_member(member: Member, superblock: Superblock) -> MemberInfo:
+    """The public description of a member of the volume that a superblock describes."""
+    lost = loss_of(superblock.volume_uuid, member.uuid)
+    degraded = member.state == "current" and lost is not None
     return MemberInfo(
         number=member.number,
         uuid=member.uuid,
         uri=member.device.uri,
         size_bytes=member.member_bytes,
-        superblocks=tuple(_describe_copy(copy, generation) for copy in member.copies),
+        superblocks=tuple(_describe_copy(copy, superblock.generation) for copy in member.copies),
+        state="degraded" if degraded else member.state,
+        reason=lost if degraded or member.reason is None else str(member.reason),
     )
 
 
@@ -146,17 +166,16 @@ def describe_volume(generation: Generation) -> VolumeInfo:
     """The public description of a volume."""
     superblock = generation.superblock
     return VolumeInfo(
-        uri=",".join(device.uri for device in generation.devices),
+        uri=",".join(generation.uris),
         uuid=superblock.volume_uuid,
         label=superblock.label,
         created=time_of(superblock.created_ns),
         generation=superblock.generation,
-        members=tuple(
-            describe_member(member, superblock.generation) for member in generation.members
-        ),
+        members=tuple(describe_member(member, superblock) for member in generation.members),
         chunk_bytes=generation.geometry.chunk_bytes,
         block_bytes=generation.geometry.block_bytes,
         capacity_bytes=generation.geometry.capacity_bytes,
         free_bytes=generation.catalog.free_chunks * generation.geometry.chunk_bytes,
         dataset_count=len({record.name for record in generation.catalog.datasets}),
+        replicas=generation.geometry.replicas,
     )

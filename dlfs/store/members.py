@@ -4,10 +4,17 @@ Members may be given in any order; their superblocks number them. Every member h
 its superblock, and the highest generation found valid in any copy on any member is the one in
 force: all that it refers to was durable before the first of its copies was written. A copy that is
 damaged is reported and does no harm while another one is whole.
+
+With replicas, fewer members will do for reading. One that is not to be read is **missing** (not
+given, or its device fails) or **degraded** (its device is there, but holds no member of the volume
+in force: no whole superblock, or a stale one); a ``MissingDevice`` takes its place where data is
+read, and no writer touches such a volume. A member that lags by one generation is none of these: a
+crash in the middle of a commit leaves that, and what it holds is whole (FORMAT.md, section 8.2).
 """
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +24,7 @@ from uuid import UUID
 from dlfs.block import (
     BlockDevice,
     FileUri,
+    MissingDevice,
     format_path,
     open_device,
     parse_uri,
@@ -35,6 +43,9 @@ from dlfs.format.constants import SUPERBLOCK_BYTES, SUPERBLOCK_MAGIC
 from dlfs.format.superblock import Superblock, decode_superblock, letter_for, superblock_offsets
 
 COPY_NAMES = ("A", "B", "tail")
+
+LAG_MAX = 1
+"""Generations that a whole member may be behind: a crash between the superblocks of a commit."""
 
 
 class Opener(Protocol):
@@ -58,7 +69,7 @@ class SuperblockCopy:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One open member of a volume."""
+    """One member of a volume, and its device or what stands for it."""
 
     number: int
     uuid: UUID
@@ -66,6 +77,27 @@ class Member:
     member_bytes: int
     """The size that its superblocks are laid out for; the device may be larger."""
     copies: tuple[SuperblockCopy, ...]
+    reason: DlfsError | None = None
+    """Why it is not to be read; None: it is."""
+
+    @property
+    def state(self) -> str:
+        """``current``, ``degraded`` or ``missing``."""
+        if self.reason is None:
+            return "current"
+        device_failed = isinstance(self.reason, DeviceError)
+        return "missing" if isinstance(self.device, MissingDevice) or device_failed else "degraded"
+
+    @property
+    def source(self) -> BlockDevice:
+        """What to read it from: its device, or one that says why it is not to be read."""
+        if self.reason is None or isinstance(self.device, MissingDevice):
+            return self.device
+        return MissingDevice(self.device.uri, self.reason)
+
+    def __str__(self) -> str:
+        told = f"member {self.number} ({self.uuid}), {self.device.uri}"
+        return told if self.reason is None else f"{told}: {self.state}: {self.reason}"
 
     @property
     def newest(self) -> Superblock:
@@ -131,6 +163,35 @@ def open_devices(
     except BaseException:
         close_devices(devices)
         raise
+    return devices
+
+
+def open_members(
+    uris: Sequence[str],
+    *,
+    writable: bool = False,
+    engine: str = "auto",
+    opener: Opener = open_device,
+) -> list[BlockDevice]:
+    """Open the devices of a volume; a ``MissingDevice`` stands for each that cannot be opened.
+
+    Whether the volume can do without those, ``assemble`` tells.
+
+    Raises:
+        UsageError: two URIs mean the same device, or one is malformed.
+        DlfsError: none can be opened: what opening the first one raised.
+    """
+
+    def tolerant(uri: str, *, writable: bool, engine: str) -> BlockDevice:
+        try:
+            return opener(uri, writable=writable, engine=engine)
+        except (DeviceError, NotFoundError) as error:
+            return MissingDevice(uri, error)
+
+    devices = open_devices(uris, writable=writable, engine=engine, opener=tolerant)
+    absent = [device for device in devices if isinstance(device, MissingDevice)]
+    if len(absent) == len(devices):
+        raise absent[0].reason
     return devices
 
 
@@ -219,46 +280,143 @@ def assemble(devices: Sequence[BlockDevice]) -> tuple[tuple[Member, ...], Superb
     """Make a volume of its devices, given in any order.
 
     Returns:
-        The members by number, and the superblock in force (of whichever member had it).
+        The members by number, and the superblock in force (of whichever member had it). With
+        replicas, some members may have a reason why they are not to be read.
 
     Raises:
         UsageError: a member of another volume, or one given twice.
         NotFoundError: a member is missing.
         FormatError: a device has no superblock, or those of two members contradict each other.
+        DeviceError: a device cannot be read.
     """
-    found = [identify(device) for device in devices]
+    found, refused = _identify_all(devices)
     newest = max((member.newest for member in found), key=lambda sb: sb.generation)
     by_number: dict[int, Member] = {}
     for member in found:
-        _check_belongs(member, newest)
-        twin = by_number.setdefault(member.number, member)
-        if twin is not member:
+        checked = _checked(member, newest)
+        if isinstance(checked, DlfsError):
+            refused.append((member.device, checked))
+            continue
+        twin = by_number.setdefault(member.number, checked)
+        if twin is not checked:
             raise UsageError(
                 f"open {member.device.uri}: expected each member once, got number {member.number} "
                 f"again: {twin.device.uri} is that one too"
             )
-    missing = [i for i in range(newest.geometry.member_count) if i not in by_number]
-    if missing:
-        names = ", ".join(f"{i} ({newest.member_uuids[i]})" for i in missing)
-        raise NotFoundError(
-            f"open volume {newest.volume_uuid}: expected {newest.geometry.member_count} members, "
-            f"got {len(found)}; missing: {names}"
-        )
-    return tuple(by_number[i] for i in sorted(by_number)), newest
+    members = _complete(by_number, refused, newest)
+    absent = [member for member in members if member.reason is not None]
+    if len(absent) >= newest.geometry.replicas:
+        raise _too_few(absent, newest)
+    return members, newest
 
 
-def _check_belongs(member: Member, newest: Superblock) -> None:
+def _identify_all(
+    devices: Sequence[BlockDevice],
+) -> tuple[list[Member], list[tuple[BlockDevice, DlfsError]]]:
+    """The members that say who they are, and the devices that do not, with the reason."""
+    found: list[Member] = []
+    refused: list[tuple[BlockDevice, DlfsError]] = []
+    for device in devices:
+        if isinstance(device, MissingDevice):
+            if device.given:
+                refused.append((device, device.reason))
+            continue
+        try:
+            found.append(identify(device))
+        except (DeviceError, FormatError) as error:
+            refused.append((device, error))
+    if not found:
+        raise refused[0][1]
+    return found, refused
+
+
+def _checked(member: Member, newest: Superblock) -> Member | DlfsError:
+    """A member as it stands to the generation in force; an error when it was replaced.
+
+    Raises:
+        UsageError: it is a member of another volume.
+        FormatError: its superblock contradicts the newest.
+    """
     own = member.newest
     if own.volume_uuid != newest.volume_uuid:
         raise UsageError(
             f"open {member.device.uri}: expected a member of volume {newest.volume_uuid}, "
             f"got one of volume {own.volume_uuid}"
         )
-    if own.member_uuids != newest.member_uuids or own.geometry != newest.geometry:
+    agrees = own.member_uuids == newest.member_uuids or own.generation < newest.generation
+    if not agrees or own.geometry != newest.geometry:
         raise FormatError(
             f"open {member.device.uri}: its superblock contradicts that of the volume's newest "
             f"generation, {newest.generation}, in the members or the layout"
         )
+    if member.uuid != newest.member_uuids[member.number]:
+        return FormatError(
+            f"open {member.device.uri}: it was member {member.number} until generation "
+            f"{own.generation}, and was replaced"
+        )
+    if newest.geometry.replicas > 1 and own.generation + LAG_MAX < newest.generation:
+        reason = FormatError(
+            f"open {member.device.uri}: it is stale: expected generation {newest.generation}, "
+            f"got {own.generation}"
+        )
+        return replace(member, reason=reason)
+    return member
+
+
+def _complete(
+    by_number: dict[int, Member],
+    refused: Sequence[tuple[BlockDevice, DlfsError]],
+    newest: Superblock,
+) -> tuple[Member, ...]:
+    """All members by number: those that are not there get the devices that say nothing.
+
+    Which of several such devices is which member nobody knows; they are named in their order.
+    """
+    count = newest.geometry.member_count
+    missing = [number for number in range(count) if number not in by_number]
+    if len(refused) > len(missing):
+        device, reason = refused[-1]
+        raise _same_kind(
+            reason,
+            f"open volume {newest.volume_uuid}: expected {count} members, got them and "
+            f"{device.uri}: {reason}",
+        )
+    for number, (device, reason) in zip(missing, refused, strict=False):
+        uuid = newest.member_uuids[number]
+        by_number[number] = Member(number, uuid, device, 0, (), reason)
+    for number in missing[len(refused) :]:
+        uuid = newest.member_uuids[number]
+        error = NotFoundError("it was not given")
+        device = MissingDevice(f"member {number}", error, given=False)
+        by_number[number] = Member(number, uuid, device, 0, (), error)
+    return tuple(by_number[number] for number in range(count))
+
+
+def _too_few(absent: Sequence[Member], newest: Superblock) -> DlfsError:
+    count = newest.geometry.member_count
+    told = "; ".join(
+        f"{member.number} ({member.uuid})"
+        + (f", {member.device.uri}: {member.reason}" if member.copies or _is_given(member) else "")
+        for member in absent
+    )
+    reasons = [m.reason for m in absent if m.reason is not None]
+    given = [m.reason for m in absent if m.reason is not None and _is_given(m)]
+    return _same_kind(
+        (given or reasons)[0],
+        f"open volume {newest.volume_uuid}: expected {count} members, "
+        f"got {count - len(absent)}; missing: {told}",
+    )
+
+
+def _is_given(member: Member) -> bool:
+    return not isinstance(member.device, MissingDevice) or member.device.given
+
+
+def _same_kind(error: DlfsError, message: str) -> DlfsError:
+    """An error of the same class that says more."""
+    if isinstance(error, DeviceError):
+        return type(error)(message, error.errno or errno.EIO)
+    return type(error)(message)
 
 
 def superblock_for(member: Member, newest: Superblock) -> Superblock:

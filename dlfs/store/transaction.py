@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlfs._native.checksums import crc32c
-from dlfs.block import BlockDevice, open_device
-from dlfs.errors import ClosedError, FormatError, LimitError, SpaceError, UsageError
+from dlfs.block import BlockDevice, MissingDevice, open_device
+from dlfs.errors import ClosedError, DegradedError, FormatError, LimitError, SpaceError, UsageError
 from dlfs.format.catalog import (
     Catalog,
     DatasetRecord,
@@ -38,7 +38,7 @@ from dlfs.format.superblock import (
     letter_for,
     superblock_offsets,
 )
-from dlfs.store.chunk_reader import read_blocks
+from dlfs.store.chunk_reader import alternatives, read_blocks
 from dlfs.store.chunk_writer import ChunkWriter
 from dlfs.store.locking import lock_members, unlock_members
 from dlfs.store.members import (
@@ -47,7 +47,7 @@ from dlfs.store.members import (
     Opener,
     assemble,
     close_devices,
-    open_devices,
+    open_members,
     superblock_for,
 )
 from dlfs.store.space import FreeSpace, merge_runs
@@ -74,8 +74,27 @@ class Generation:
 
     @property
     def devices(self) -> list[BlockDevice]:
-        """The members' devices, in order."""
+        """The members' devices, in order, also those that are not to be read."""
         return [member.device for member in self.members]
+
+    @property
+    def sources(self) -> list[BlockDevice]:
+        """What to read the members from, in order; a ``MissingDevice`` where one is not to be."""
+        return [member.source for member in self.members]
+
+    @property
+    def absent(self) -> list[Member]:
+        """The members that are missing or degraded."""
+        return [member for member in self.members if member.reason is not None]
+
+    @property
+    def uris(self) -> tuple[str, ...]:
+        """What opens the volume again, member 0 first; without members that were not given."""
+        return tuple(
+            device.uri
+            for device in self.devices
+            if not isinstance(device, MissingDevice) or device.given
+        )
 
 
 def load_generation(devices: Sequence[BlockDevice]) -> Generation:
@@ -101,12 +120,20 @@ def load_generation(devices: Sequence[BlockDevice]) -> Generation:
 
 
 def _read_catalog(members: Sequence[Member], superblock: Superblock) -> Catalog:
-    devices = [member.device for member in members]
+    """Read the catalog, from other copies while one is damaged."""
+    sources = [member.source for member in members]
     space = DataSpace(superblock.geometry, superblock.catalog_runs)
     member, offset_bytes = space.resolve(0)
-    where = f"{devices[member].uri} at byte {offset_bytes}"
-    data = read_blocks(devices, space, 0, superblock.catalog_bytes)
-    return decode_catalog(data.tobytes(), superblock, where)
+    where = f"{sources[member].uri} at byte {offset_bytes}"
+    problem: FormatError | None = None
+    for choice in alternatives(superblock.geometry):
+        data = read_blocks(sources, space, 0, superblock.catalog_bytes, choice)
+        try:
+            return decode_catalog(data.tobytes(), superblock, where)
+        except FormatError as error:
+            problem = problem or error
+    assert problem is not None
+    raise problem
 
 
 def flush_all(devices: Sequence[BlockDevice]) -> None:
@@ -129,6 +156,21 @@ def _write_copy(member: Member, name: str, superblock: Superblock) -> None:
     member.device.write(offset, encode_superblock(superblock_for(member, superblock)))
 
 
+def check_whole(generation: Generation) -> None:
+    """Check that every member is there and current, as a writer needs it.
+
+    Raises:
+        DegradedError: one is not; the message names all that are not.
+    """
+    absent = "; ".join(map(str, generation.absent))
+    if absent:
+        raise DegradedError(
+            f"write to volume {generation.superblock.volume_uuid}: expected all "
+            f"{generation.geometry.member_count} members, but {absent}; "
+            f"'dlfs repair' makes the volume whole"
+        )
+
+
 class Transaction:
     """One writer's hold on a volume, from its lock to its commit.
 
@@ -141,6 +183,7 @@ class Transaction:
 
     Raises:
         LockedError: another writer holds the volume, or one of its members.
+        DegradedError: a member is missing or stale.
         FormatError: as ``load_generation``; also a volume that this code may only read.
         DeviceError: a device cannot be written.
 
@@ -158,11 +201,14 @@ class Transaction:
         engine: str = "auto",
         opener: Opener = open_device,
     ) -> None:
-        self._devices = open_devices(uris, writable=True, engine=engine, opener=opener)
+        self._devices = open_members(uris, writable=True, engine=engine, opener=opener)
         self._open = True
         try:
+            if any(isinstance(device, MissingDevice) for device in self._devices):
+                check_whole(load_generation(self._devices))
             lock_members(self._devices, holder)
             self.base = load_generation(self._devices)
+            check_whole(self.base)
             self._check_volume(volume_uuid)
             self._settle()
         except BaseException:

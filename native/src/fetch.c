@@ -73,7 +73,7 @@ int fetch_create(dlfs_reader *reader, struct fetch **out)
         fetch->completions)
         code = pieces_create(fetch);
     for (uint32_t member = 0; code == 0 && member < members; member++)
-        if (!member_is_lost(reader, member))
+        if (!member_is_lost(reader, member) || reader->config.replicas == 1)
             code = member_connect(fetch, member);
     if (code < 0) {
         fetch_destroy(fetch);
