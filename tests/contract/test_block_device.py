@@ -28,6 +28,8 @@ from dlfs.block import (
     operation_error,
 )
 from dlfs.block.device import NativeBackedDevice
+from dlfs.block.lease import LeaseTimes
+from dlfs.block.shared import SharedNamespaceDevice
 from dlfs.errors import (
     ClosedError,
     DeviceError,
@@ -36,8 +38,11 @@ from dlfs.errors import (
 )
 from dlfs.testing.devices import FaultyDevice, RecordingDevice
 from dlfs.units import KIB, MIB
+from tests.nvmet.shared import OPEN
+from tests.nvmet.target import KernelTarget
 
 SIZE_BYTES = 2 * MIB
+LEASE_TIMES = LeaseTimes(renew_s=0.1, valid_s=20, late_s=20, claim_s=0.25, poll_s=0.02)
 
 Opener = Callable[[bool], BlockDevice]
 
@@ -66,6 +71,22 @@ def loop_opener(path: Path, sector_bytes: int) -> Iterator[Opener]:
         yield lambda writable: FileDevice(node, writable=writable)
     finally:
         subprocess.run(["losetup", "--detach", node], check=True)
+
+
+def kernel_target_opener(kind: str, target: KernelTarget) -> Opener:
+    """``nvmet-BLOCKBYTES``, with both digests where ``-digests`` follows."""
+    nsid = 2 if "-4096" in kind else 1
+    options = {"hdgst": 1, "ddgst": 1} if kind.endswith("-digests") else {}
+    target.wipe(OPEN, nsid)
+    return lambda writable: open_quickly(target.uri(OPEN, nsid, **options), writable)
+
+
+def open_quickly(uri: str, writable: bool) -> BlockDevice:
+    """Open a namespace whose lease is taken in a moment."""
+    device = open_device(uri, writable=writable)
+    assert isinstance(device, SharedNamespaceDevice)
+    device.lease_times = LEASE_TIMES
+    return device
 
 
 @contextlib.contextmanager
@@ -97,6 +118,7 @@ def opener_of(kind: str, directory: Path) -> Iterator[Opener]:
             MemoryDevice.forget(name)
 
 
+KERNEL_TARGET_KINDS = ("nvmet-512", "nvmet-4096", "nvmet-512-digests", "nvmet-4096-digests")
 KINDS = [
     pytest.param("uring", marks=pytest.mark.uring),
     pytest.param("threads"),
@@ -106,12 +128,16 @@ KINDS = [
     pytest.param("memory"),
     pytest.param("fault"),
     pytest.param("recording"),
+    *(pytest.param(kind, marks=pytest.mark.qemu) for kind in KERNEL_TARGET_KINDS),
 ]
 FILE_KINDS = ("uring", "threads", "tmpfs", "loop-512", "loop-4096")
 
 
 @pytest.fixture(params=KINDS)
 def opener(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opener]:
+    if request.param in KERNEL_TARGET_KINDS:
+        yield kernel_target_opener(request.param, request.getfixturevalue("kernel_target"))
+        return
     with opener_of(request.param, tmp_path) as made:
         yield made
 

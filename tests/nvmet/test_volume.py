@@ -1,0 +1,249 @@
+"""A volume over two kernel targets: what works on files works there, and outlives their restarts.
+
+The members are namespaces of two targets, each in a guest of its own. The demo's digits are on the
+volume, to be read through the API and the mount, and larger samples, of which a small sample memory
+holds a part, so that an epoch goes on reading until its end.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import os
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import dlfs
+from dlfs.block import open_device
+from dlfs.cli.digits import write_digits
+from dlfs.ingest.importer import import_dataset, open_source
+from dlfs.testing.datasets import random_samples
+from dlfs.units import MIB
+from tests.fuse.mounting import mounted, wait_for
+from tests.nvmet.target import KernelTarget, Namespace, Subsystem, started
+
+pytestmark = [pytest.mark.qemu, pytest.mark.timeout(600)]
+
+MEMBERS = ("nqn.2024-01.org.dlfs.test:member0", "nqn.2024-01.org.dlfs.test:member1")
+MEMBER_BYTES = 24 * MIB
+MEMORY_BYTES = 2 * MIB
+LARGE = random_samples(400, seed=3, low=4000, high=40_000)
+PLAIN: dict[str, int] = {}
+DIGESTS = {"hdgst": 1, "ddgst": 1}
+
+
+@dataclass
+class Disaggregated:
+    """A volume, its targets, and what was imported.
+
+    Either target has both members, so that each is a second path to the other's.
+    """
+
+    targets: list[KernelTarget]
+    digits: dict[bytes, bytes]
+
+    def uri(self, **options: object) -> str:
+        """Member 0 on target 0, member 1 on target 1."""
+        pairs = zip(self.targets, MEMBERS, strict=True)
+        return ",".join(target.uri(nqn, **options) for target, nqn in pairs)
+
+    def uri_of_paths(self) -> str:
+        """The same, each with the other target as a second path."""
+        other = [f"127.0.0.1:{target.port}" for target in reversed(self.targets)]
+        trios = zip(self.targets, MEMBERS, other, strict=True)
+        return ",".join(target.uri(nqn, path=path) for target, nqn, path in trios)
+
+
+@pytest.fixture(scope="module")
+def volume(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Disaggregated]:
+    disks = tmp_path_factory.mktemp("disks")
+    subsystems = [
+        Subsystem(nqn, [Namespace(MEMBER_BYTES, block_bytes, disks / str(block_bytes))])
+        for nqn, block_bytes in zip(MEMBERS, (512, 4096), strict=True)
+    ]
+    targets = [KernelTarget(tmp_path_factory.mktemp("target"), subsystems) for _ in MEMBERS]
+    source = tmp_path_factory.mktemp("digits")
+    write_digits(source)
+    digits = {
+        os.fsencode(path.relative_to(source)): path.read_bytes() for path in source.rglob("*.png")
+    }
+    with started(*targets):
+        made = Disaggregated(targets, digits)
+        fill(made, source)
+        yield made
+
+
+def fill(made: Disaggregated, source: Path) -> None:
+    dlfs.format_volume(made.uri())
+    with dlfs.open(made.uri()) as opened:
+        folder = open_source(source)
+        import_dataset(opened, folder, "digits", seed=5)
+        folder.close()
+        with opened.writer("large", seed=6) as writer:
+            for path, data in LARGE.items():
+                writer.add(path, data)
+
+
+def read_epoch(dataset: dlfs.Dataset, seed: int) -> Iterator[dict[bytes, bytes]]:
+    """The samples of each batch of an epoch in global order, by their paths."""
+    paths = dataset.paths()
+    with dataset.batches(16, seed=seed, shuffle="global") as batches:
+        for batch in batches:
+            with batch:
+                indices = batch.indices.tolist()
+                assert len(set(indices)) == len(indices)
+                yield {paths[index]: batch.tobytes(i) for i, index in enumerate(indices)}
+
+
+def assert_whole(batches: Iterator[dict[bytes, bytes]], expected: dict[bytes, bytes]) -> None:
+    """Every sample comes exactly once, and right."""
+    seen: dict[bytes, bytes] = {}
+    for batch in batches:
+        assert not seen.keys() & batch.keys()
+        seen |= batch
+    assert seen == expected
+
+
+@pytest.mark.parametrize("options", [PLAIN, DIGESTS], ids=["plain", "digests"])
+def test_all_is_well_and_every_sample_comes_in_global_order(
+    volume: Disaggregated, options: dict[str, int]
+) -> None:
+    with dlfs.open(volume.uri(**options)) as opened:
+        assert len(opened.members) == 2
+        assert list(opened.verify()) == []
+        with opened.dataset("digits") as digits:
+            assert_whole(read_epoch(digits, seed=11), volume.digits)
+        with opened.dataset("large") as large:
+            assert_whole(read_epoch(large, seed=12), LARGE)
+
+
+@pytest.mark.fuse
+def test_the_mount_gives_every_sample(volume: Disaggregated, tmp_path: Path) -> None:
+    with mounted(volume.uri(), tmp_path / "mnt", tmp_path / "log") as mount:
+        paths = sorted(volume.digits)
+        random.Random(13).shuffle(paths)
+        for path in paths:
+            assert (mount / "digits" / os.fsdecode(path)).read_bytes() == volume.digits[path]
+        listed = {
+            os.fsencode(p.relative_to(mount / "digits")) for p in (mount / "digits").rglob("*.png")
+        }
+        assert listed == volume.digits.keys()
+
+
+# ---- restarts and silence ------------------------------------------------------------------------
+
+
+def handles() -> tuple[int, int]:
+    """How many file descriptors and threads this process has."""
+    return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_target_that_restarts_in_mid_epoch_costs_no_sample(
+    volume: Disaggregated, seed: int
+) -> None:
+    draw = random.Random(seed)
+    victim = draw.choice(volume.targets)
+    moment = draw.randrange(1, len(LARGE) // 16 // 2)
+    print(f"seed {seed}: target {volume.targets.index(victim)} at batch {moment}")
+
+    def disturbed(batches: Iterator[dict[bytes, bytes]]) -> Iterator[dict[bytes, bytes]]:
+        for number, batch in enumerate(batches):
+            if number == moment:
+                victim.kill()
+                victim.guest.start()
+            yield batch
+
+    before = handles()
+    with (
+        dlfs.open(volume.uri(reconnect_ms=60_000), memory_bytes=MEMORY_BYTES) as opened,
+        opened.dataset("large") as large,
+    ):
+        assert_whole(disturbed(read_epoch(large, seed)), LARGE)
+    victim.guest.wait_until_ready()
+    assert handles() == before
+
+
+def test_a_second_path_is_taken_when_the_first_is_lost(volume: Disaggregated) -> None:
+    lost = volume.targets[0]
+    with (
+        dlfs.open(volume.uri_of_paths(), memory_bytes=MEMORY_BYTES) as opened,
+        opened.dataset("large") as large,
+    ):
+        batches = read_epoch(large, seed=15)
+        first = [next(batches)]
+        lost.kill()
+        try:
+            assert_whole(itertools.chain(first, batches), LARGE)
+        finally:
+            lost.start()
+
+
+def test_silence_ends_in_an_error_that_names_the_target(volume: Disaggregated) -> None:
+    silent = volume.targets[1]
+    options = {"timeout_ms": 500, "connect_ms": 500, "reconnect_ms": 1500}
+    with (
+        dlfs.open(volume.uri(**options), memory_bytes=MEMORY_BYTES) as opened,
+        opened.dataset("large") as large,
+    ):
+        batches = read_epoch(large, seed=14)
+        next(batches)
+        silent.guest.pause()
+        try:
+            with pytest.raises(dlfs.DeviceError, match=f"127.0.0.1:{silent.port}") as caught:
+                collections.deque(batches, maxlen=0)
+            assert caught.value.retryable
+        finally:
+            silent.guest.resume()
+        wait_for(lambda: can_read(large), "the target to be found again")
+        assert_whole(read_epoch(large, seed=14), LARGE)
+
+
+def can_read(dataset: dlfs.Dataset) -> bool:
+    """Whether all devices answer: a lost one is looked for again after a while."""
+    try:
+        with dataset.read(range(len(dataset) // 2)):
+            return True
+    except dlfs.DeviceLostError:
+        return False
+
+
+def test_a_restart_in_mid_import_leaves_all_of_it_or_nothing(volume: Disaggregated) -> None:
+    victim = volume.targets[0]
+    failure: dlfs.DeviceError | None = None
+    with dlfs.open(volume.uri(reconnect_ms=14_000)) as opened:
+        try:
+            with opened.writer("interrupted", stage_bytes=MIB) as writer:
+                for number, (path, data) in enumerate(LARGE.items()):
+                    if number == len(LARGE) // 2:
+                        victim.kill()
+                        victim.guest.start()
+                    writer.add(path, data)
+        except dlfs.DeviceError as error:
+            failure = error
+        victim.guest.wait_until_ready()
+        opened.refresh()
+        assert ("interrupted" in opened) == (failure is None)
+        if failure is not None:
+            assert f"127.0.0.1:{victim.port}" in str(failure)
+        assert list(opened.verify()) == []
+
+
+def test_a_flush_does_not_vouch_for_what_was_written_before_a_restart(
+    volume: Disaggregated,
+) -> None:
+    """The kernel's target says that it has a volatile cache."""
+    victim = volume.targets[0]
+    with open_device(victim.uri(MEMBERS[0], reconnect_ms=60_000), writable=True) as device:
+        block = device.read(0, 4096)
+        device.write(0, block)
+        victim.kill()
+        victim.guest.start()
+        with pytest.raises(dlfs.DeviceError, match=f"flush .*127.0.0.1:{victim.port}"):
+            device.flush()
+        device.write(0, block)
+        device.flush()
