@@ -19,6 +19,7 @@ from dlfs.dataset import Dataset, OpenOptions
 from dlfs.errors import ClosedError, DeviceError, NotFoundError, UsageError
 from dlfs.format.catalog import DatasetRecord
 from dlfs.format.paths import dataset_name_bytes, display
+from dlfs.store.discovered import resolve_uris
 from dlfs.store.info import DatasetInfo, MemberInfo, VolumeInfo, describe_dataset, describe_volume
 from dlfs.store.losses import report_members
 from dlfs.store.members import close_devices, open_members, split_uris
@@ -41,7 +42,8 @@ def open(
     as fewer are than there are copies; ``members`` of the result and the log ``dlfs`` say which.
 
     Args:
-        members: URIs of its members, in any order; or one text with commas between them.
+        members: URIs of its members, in any order; or one text with commas between them. A
+            discovery controller's stands for all of them that it lists.
         memory_bytes: of the sample memory of each dataset that is opened.
         depth: operations in flight per member and thread, 1..4096.
         engine: of file devices: ``auto`` (io_uring where the kernel allows it), ``uring``,
@@ -88,6 +90,7 @@ class Volume:
 
     def _load(self, uris: Sequence[str]) -> Generation:
         options = self._options
+        uris = resolve_uris(uris, engine=options.engine, opener=options.opener)
         devices = open_members(uris, engine=options.engine, opener=options.opener)
         try:
             generation = load_generation(devices)

@@ -7,7 +7,7 @@
     mem:64MiB  mem:NAME?size=64MiB           memory of this process
     nvme-tcp://host:4420/NQN?nsid=1          one namespace of an NVMe/TCP target
         &path=host2:4420&hdgst=1&ddgst=1     ... by another path too, with digests
-    nvme-tcp+discover://host:8009            all namespaces that a discovery controller lists
+    nvme-tcp+discover://host:8009            those of a volume that a discovery controller lists
     spdk:trtype=TCP traddr=... nsid=1        SPDK's own transport-ID strings
 
 Several of them, joined by commas, name the members of a volume; a comma in a file's name is written
@@ -145,9 +145,13 @@ class NvmeTcpDiscoverUri:
     port: int
     options: NvmeTcpOptions = NvmeTcpOptions()
     """For the discovery controller and all that it lists."""
+    volume: UUID | None = None
+    """Which one is meant; None: there is only one."""
 
     def __str__(self) -> str:
-        query = f"?{self.options}" if str(self.options) else ""
+        volume = f"volume={self.volume}" if self.volume is not None else ""
+        query = "&".join(filter(None, (volume, str(self.options))))
+        query = f"?{query}" if query else ""
         return f"nvme-tcp+discover://{_format_host(self.host)}:{self.port}{query}"
 
 
@@ -196,9 +200,10 @@ def describe_schemes() -> tuple[SchemeHelp, ...]:
             "timeout_ms, connect_ms, keepalive_ms, reconnect_ms, busy_poll_us", True,
         ),
         SchemeHelp(
-            "nvme-tcp+discover", "nvme-tcp+discover://HOST[:PORT][?OPTION=VALUE]",
+            "nvme-tcp+discover", "nvme-tcp+discover://HOST[:PORT][?volume=UUID][&OPTION=VALUE]",
             "nvme-tcp+discover://10.0.0.5:8009",
-            "every namespace that a discovery controller lists", False,
+            "the members of a volume among the namespaces that a discovery controller lists; "
+            "options as for nvme-tcp", True,
         ),
         SchemeHelp(
             "spdk", "spdk:trtype=PCIe|TCP|RDMA traddr=ADDRESS [KEY=VALUE ...] nsid=N",
@@ -462,8 +467,9 @@ def _parse_discover(uri: str, rest: str) -> NvmeTcpDiscoverUri:
     host, port = _parse_authority(uri, authority, DISCOVERY_PORT)
     if path:
         raise _reject(uri, "nothing after the port: the controller lists its subsystems", path)
-    options = _options(uri, query, tuple(_OPTION_FIELDS))
-    return NvmeTcpDiscoverUri(host, port, _nvme_options(uri, options))
+    options = _options(uri, query, ("volume", *_OPTION_FIELDS))
+    volume = _uuid(uri, options.pop("volume")) if "volume" in options else None
+    return NvmeTcpDiscoverUri(host, port, _nvme_options(uri, options), volume)
 
 
 _SPDK_KEYS = (

@@ -23,6 +23,7 @@ from typer.core import TyperGroup
 from dlfs.cli import (
     cat,
     demo,
+    discover,
     export,
     format,  # noqa: A004
     import_,
@@ -163,6 +164,9 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
     "Mounting": {
         "mount": mount.mount,
         "umount": umount.umount,
+    },
+    "Storage nodes": {
+        "discover": discover.discover,
     },
     "Help": {
         "demo": demo.demo,

@@ -1,6 +1,7 @@
 """``dlfs target``: what a storage node's own target has to be told.
 
-DLFS does not run on storage nodes; ``dlfs target recipe`` prints what a person runs there.
+DLFS does not run on storage nodes; ``dlfs target recipe`` prints what a person runs there, and
+``dlfs target hostnqn`` which host it has to allow.
 """
 
 from __future__ import annotations
@@ -73,3 +74,11 @@ def recipe(
     )
     print(RECIPES[kind](export), end="")
     note(_NEXT[kind])
+
+
+@app.command()
+def hostnqn() -> None:
+    """Print what this machine calls itself: the NQN that a storage node must allow."""
+    from dlfs.block.host import host_nqn
+
+    print(host_nqn())

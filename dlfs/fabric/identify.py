@@ -38,7 +38,7 @@ class NamespaceInfo:
 
     Attributes:
         nsid: its number in the subsystem.
-        identity: what it is called wherever it is attached: ``uuid.``, ``nguid.`` or ``eui.`` and
+        identity: what it is called wherever it is attached: ``uuid:``, ``nguid:`` or ``eui64:`` and
             hexadecimal digits; empty where it has no such name.
     """
 
@@ -131,12 +131,12 @@ def decode_descriptors(page: bytes) -> dict[int, bytes]:
 
 
 def format_identity(names: dict[int, bytes]) -> str:
-    """The strongest of a namespace's names, as Linux writes them."""
+    """The best of a namespace's names."""
     if _UUID in names:
-        return f"uuid.{UUID(bytes=names[_UUID])}"
+        return f"uuid:{UUID(bytes=names[_UUID])}"
     if _NGUID in names:
-        return f"nguid.{names[_NGUID].hex()}"
-    return f"eui.{names[_EUI64].hex()}" if _EUI64 in names else ""
+        return f"nguid:{names[_NGUID].hex()}"
+    return f"eui64:{names[_EUI64].hex()}" if _EUI64 in names else ""
 
 
 def _try_identify(runner: CommandRunner, structure: int, nsid: int) -> tuple[int, bytes]:

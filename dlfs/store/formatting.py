@@ -17,7 +17,14 @@ from uuid import uuid4
 import numpy as np
 
 from dlfs._native.checksums import crc32c
-from dlfs.block import BlockDevice, FileDevice, FileUri, is_lock_record, parse_uri
+from dlfs.block import (
+    BlockDevice,
+    FileDevice,
+    FileUri,
+    NvmeTcpDiscoverUri,
+    is_lock_record,
+    parse_uri,
+)
 from dlfs.errors import DeviceError, ExistsError, UsageError
 from dlfs.format.catalog import Catalog, encode_catalog
 from dlfs.format.constants import (
@@ -101,6 +108,11 @@ def format_volume(
 def _prepare_file(uri: str, size_bytes: int | None, *, force: bool, made: list[Path]) -> None:
     """Make the file that a URI names, or give an empty one its size; refuse disks in use."""
     parsed = parse_uri(uri)
+    if isinstance(parsed, NvmeTcpDiscoverUri):
+        raise UsageError(
+            f"format {uri}: expected the URI of each member, of those that 'dlfs discover' lists, "
+            "got one that means all of them"
+        )
     if not isinstance(parsed, FileUri):
         return
     path = Path(parsed.path)

@@ -66,6 +66,10 @@ HOST_ID = "6e8b5a3c-0c2f-4f0a-9d0e-2f6f6d1f4b7a"
         ("nvme-tcp+discover://host", NvmeTcpDiscoverUri("host", 8009)),
         (f"nvme-tcp+discover://h:1?hostnqn={NQN}", NvmeTcpDiscoverUri("h", 1, NvmeTcpOptions(NQN))),
         (
+            f"nvme-tcp+discover://h?volume={HOST_ID}&hdgst=1",
+            NvmeTcpDiscoverUri("h", 8009, NvmeTcpOptions(header_digest=True), UUID(HOST_ID)),
+        ),
+        (
             "nvme-tcp+discover://h?ddgst=1&connect_ms=9",
             NvmeTcpDiscoverUri("h", 8009, NvmeTcpOptions(data_digest=True, connect_ms=9)),
         ),
@@ -141,6 +145,7 @@ def test_accepts(text: str, expected: object) -> None:
         (f"nvme-tcp://host/{NQN}?nsid=1&timeout_ms=1&timeout_ms=1", "once"),
         (f"nvme-tcp://host/{NQN}?nsid=1&hostid=7", "UUID"),
         ("nvme-tcp+discover://host?nsid=1", "options"),
+        ("nvme-tcp+discover://host?volume=pool", "a UUID"),
         ("nvme-tcp+discover://host?path=b", "options"),
         ("nvme-tcp+discover://host/x", "nothing after the port"),
         ("spdk:", "trtype"),
@@ -192,5 +197,10 @@ def test_members_are_split_at_commas() -> None:
 
 def test_every_scheme_is_described_by_an_example_that_parses() -> None:
     schemes = describe_schemes()
-    assert {scheme.scheme for scheme in schemes if scheme.available} >= {"file", "mem", "nvme-tcp"}
+    assert {scheme.scheme for scheme in schemes if scheme.available} >= {
+        "file",
+        "mem",
+        "nvme-tcp",
+        "nvme-tcp+discover",
+    }
     assert len({type(parse_uri(scheme.example)) for scheme in schemes}) == len(schemes) == 5

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from dlfs.block.host import host_nqn
 from dlfs.cli.target import Kind
 from dlfs.fabric.recipes import RECIPES, Export
 
@@ -35,3 +36,7 @@ def test_recipe_names_what_is_wrong(run) -> None:
     assert "absolute path" in done.err
     assert run("target", "recipe", "/disk", "-a", "10.0.0.11").code == 2
     assert run("target").code == 2
+
+
+def test_hostnqn(run) -> None:
+    assert run("target", "hostnqn").out.decode() == f"{host_nqn()}\n"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,6 +64,11 @@ class FakeConfigfs:
             (self._tools / name).write_text(text)
             (self._tools / name).chmod(0o755)
 
+    def environment(self, other: Mapping[str, str]) -> dict[str, str]:
+        """Of a shell that takes the folder for configfs."""
+        path = f"{self._tools}:{other['PATH']}"
+        return {**other, "PATH": path, "NVMET_CONFIGFS": str(self.root)}
+
     def run(self, script: str, verb: str) -> Done:
         """Run a recipe."""
         done = subprocess.run(
@@ -71,11 +77,7 @@ class FakeConfigfs:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env={
-                **os.environ,
-                "PATH": f"{self._tools}:{os.environ['PATH']}",
-                "NVMET_CONFIGFS": str(self.root),
-            },
+            env=self.environment(os.environ),
         )
         return Done(done.returncode, done.stdout)
 

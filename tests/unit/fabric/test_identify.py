@@ -56,13 +56,13 @@ def test_lists_namespaces() -> None:
     )
     first, second = list_namespaces(runner, "here")
     assert (first.nsid, first.size_bytes, first.block_bytes) == (3, 1 << 21, 4096)
-    assert second == NamespaceInfo(7, 1 << 20, 512, f"uuid.{NAME}")
+    assert second == NamespaceInfo(7, 1 << 20, 512, f"uuid:{NAME}")
     assert list_namespaces(IdentifyRunner(), "here") == []
 
 
 def test_an_old_target_names_namespaces_in_their_page() -> None:
     runner = IdentifyRunner(Namespace(1 << 20, identity=NAME), refused=(3,))
-    assert list_namespaces(runner, "here")[0].identity == f"nguid.{NAME.hex}"
+    assert list_namespaces(runner, "here")[0].identity == f"nguid:{NAME.hex}"
 
 
 @pytest.mark.parametrize("structure", [0, 2])
@@ -111,9 +111,9 @@ def test_the_format_in_use_counts() -> None:
 def test_identities() -> None:
     nguid, eui = bytes(range(16)), bytes(range(8))
     assert format_identity({}) == ""
-    assert format_identity({1: eui}) == "eui.0001020304050607"
-    assert format_identity({1: eui, 2: nguid}) == f"nguid.{nguid.hex()}"
-    assert format_identity({2: nguid, 3: NAME.bytes}) == f"uuid.{NAME}"
+    assert format_identity({1: eui}) == "eui64:0001020304050607"
+    assert format_identity({1: eui, 2: nguid}) == f"nguid:{nguid.hex()}"
+    assert format_identity({2: nguid, 3: NAME.bytes}) == f"uuid:{NAME}"
     # Wrong lengths, zeros and unknown types are no names; what reaches over the end neither.
     page = b"\x03\x08\0\0" + bytes(8) + b"\x01\x08\0\0" + bytes(8) + b"\x09\x01\0\0\1\x03\x10\0\0\1"
     assert decode_descriptors(page) == {}

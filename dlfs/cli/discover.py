@@ -1,0 +1,117 @@
+"""``dlfs discover``: what a storage node offers, and which volumes' members are there."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dlfs.cli.options import JsonOption
+from dlfs.cli.output import human_size, note, print_data, print_json, show_path, table
+
+if TYPE_CHECKING:
+    from dlfs.fabric.discovery import Discovery, SubsystemInfo
+    from dlfs.store.discovered import FoundNamespace
+
+
+def discover(
+    host: Annotated[
+        str,
+        typer.Argument(
+            metavar="HOST[:PORT]", help="Of its discovery controller; IPv6 in brackets."
+        ),
+    ],
+    hostnqn: Annotated[
+        str | None,
+        typer.Option(metavar="NQN", help="What to call ourselves; the target shows us ours."),
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """List the subsystems and namespaces of a storage node, and the volumes they belong to."""
+    from dlfs.block import NvmeTcpDiscoverUri, parse_uri
+    from dlfs.fabric import discovery
+    from dlfs.store.discovered import find_namespaces
+
+    query = f"?hostnqn={hostnqn}" if hostnqn else ""
+    asked = parse_uri(f"nvme-tcp+discover://{host}{query}")
+    assert isinstance(asked, NvmeTcpDiscoverUri)
+    found = discovery.discover(asked)
+    namespaces = find_namespaces([(asked, found)])
+    if json:
+        print_json(_discovery_json(found, namespaces))
+        return
+    if namespaces:
+        print_data(_table(namespaces))
+    else:
+        note(f"{found.address} lists no namespace for {hostnqn or 'this host'}")
+    _tell_problems(found, namespaces)
+
+
+def _table(namespaces: list[FoundNamespace]) -> Any:
+    from rich.text import Text
+
+    made = table("size", "block", "volume", "member", right=("size", "block", "member"))
+    made.add_column("device", overflow="fold")
+    for found in namespaces:
+        member = found.superblock
+        volume, number = "-", "-"
+        if member is not None:
+            label = show_path(member.label.encode())
+            volume = f"{member.volume_uuid} {label}".rstrip()
+            number = f"{member.member_number} of {member.geometry.member_count}"
+        size, block = found.namespace.size_bytes, found.namespace.block_bytes
+        made.add_row(human_size(size), human_size(block), Text(volume), number, Text(found.uri))
+    return made
+
+
+def _tell_problems(found: Discovery, namespaces: list[FoundNamespace]) -> None:
+    for referral in found.referrals:
+        if referral.problem is not None:
+            note(f"referral to {referral.address}: {referral.problem}")
+    for subsystem in found.subsystems:
+        if subsystem.problem is not None:
+            note(f"subsystem {subsystem.nqn}: {subsystem.problem}")
+    for namespace in namespaces:
+        if namespace.problem is not None and not namespace.foreign:
+            note(namespace.problem)
+
+
+# ---- JSON ----------------------------------------------------------------------------------------
+
+
+def _discovery_json(found: Discovery, namespaces: list[FoundNamespace]) -> dict[str, Any]:
+    return {
+        "address": str(found.address),
+        "subsystems": [_subsystem_json(each, namespaces) for each in found.subsystems],
+        "referrals": [asdict(referral) for referral in found.referrals],
+    }
+
+
+def _subsystem_json(subsystem: SubsystemInfo, namespaces: list[FoundNamespace]) -> dict[str, Any]:
+    own = [found for found in namespaces if found.subsystem is subsystem]
+    return {
+        "nqn": subsystem.nqn,
+        "transports": subsystem.transports,
+        "paths": [str(path) for path in subsystem.paths],
+        "problem": subsystem.problem,
+        "namespaces": [_namespace_json(found) for found in own],
+    }
+
+
+def _namespace_json(found: FoundNamespace) -> dict[str, Any]:
+    member = found.superblock
+    return {
+        **asdict(found.namespace),
+        "uri": found.uri,
+        "volume": None
+        if member is None
+        else {
+            "uuid": member.volume_uuid,
+            "label": member.label,
+            "generation": member.generation,
+            "member": member.member_number,
+            "member_count": member.geometry.member_count,
+        },
+        "problem": found.problem,
+    }

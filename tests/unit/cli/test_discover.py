@@ -1,0 +1,111 @@
+"""``dlfs discover``, and verbs on what was discovered."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import dlfs
+from dlfs.testing.nvme import DiscoveryRecord, ScriptedTarget
+from tests.unit.store.nodes import OddRecord, asking, empty, make_volume, nqn, serve, subsystem
+
+HOST = "nqn.2024-01.org.example:trainer"
+
+
+def test_table(run, tmp_path: Path) -> None:
+    uuid, paths = make_volume(tmp_path, "pool", 2)
+    spaces = [serve(paths[1], 1), empty(2)]
+    with ScriptedTarget([subsystem("x", spaces, hosts=[HOST])]) as target:
+        target.list_also([OddRecord(DiscoveryRecord(nqn("r"), "127.0.0.1", 1), {0: b"\1"})])
+        done = run("discover", f"127.0.0.1:{target.port}", "--hostnqn", HOST)
+        refused = run("discover", f"127.0.0.1:{target.port}")
+    assert done.code == 0
+    head, _, member, other = done.out.decode().splitlines()
+    assert head.split() == ["size", "block", "volume", "member", "device"]
+    device = f"nvme-tcp://127.0.0.1:{target.port}/{nqn('x')}?nsid={{}}&hostnqn={HOST}"
+    assert member.split() == [
+        *("8", "MiB", "512", "B", str(uuid), "pool", "1", "of", "2", device.format(1)),
+    ]
+    assert other.split() == ["1", "MiB", "512", "B", "-", "-", device.format(2)]
+    assert done.err == f"subsystem {nqn('r')}: reached by rdma only, not by tcp\n"
+    assert (refused.code, refused.out) == (0, b"")
+    assert "lists no namespace for this host" in refused.err
+    assert nqn("x") in refused.err
+
+
+def test_json(run, tmp_path: Path) -> None:
+    uuid, paths = make_volume(tmp_path, "pool", 2)
+    with ScriptedTarget([subsystem("x", [serve(paths[1])]), subsystem("y", [empty()])]) as target:
+        record = DiscoveryRecord(nqn("d"), "127.0.0.1", target.port, referral=True)
+        target.list_also([OddRecord(record, {0: b"\2"})])
+        found = run("discover", f"127.0.0.1:{target.port}", "--json").json
+    assert found["address"] == f"127.0.0.1:{target.port}"
+    first, second = found["subsystems"]
+    assert (first["nqn"], first["transports"], first["problem"]) == (nqn("x"), ["tcp"], None)
+    assert first["paths"] == [f"127.0.0.1:{target.port}"]
+    (namespace,) = first["namespaces"]
+    assert namespace["identity"].startswith("uuid:")
+    assert (namespace["nsid"], namespace["size_bytes"], namespace["block_bytes"]) == (
+        *(1, 8 << 20, 512),
+    )
+    assert namespace["uri"] == f"nvme-tcp://127.0.0.1:{target.port}/{nqn('x')}?nsid=1"
+    assert namespace["volume"] == {
+        "uuid": str(uuid),
+        "label": "pool",
+        "generation": 2,
+        "member": 1,
+        "member_count": 2,
+    }
+    (other,) = second["namespaces"]
+    assert other["volume"] is None
+    assert "no DLFS volume" in other["problem"]
+    assert found["referrals"] == [
+        {"address": f"127.0.0.1 {target.port}", "problem": "reached by fc only, not by tcp"}
+    ]
+
+
+def test_a_damaged_member_is_named(run, tmp_path: Path) -> None:
+    _, (path,) = make_volume(tmp_path, "pool", 1)
+    with path.open("r+b") as file:
+        for copy in dlfs.open(str(path)).info().members[0].superblocks:
+            file.seek(copy.offset_bytes + 100)
+            file.write(b"damage")
+    with ScriptedTarget([subsystem("x", [serve(path)])]) as target:
+        done = run("discover", f"127.0.0.1:{target.port}")
+    assert (done.code, "expected a superblock in one of three places" in done.err) == (0, True)
+
+
+def test_what_does_not_answer(run) -> None:
+    with ScriptedTarget([]) as target:
+        done = run("discover", f"127.0.0.1:{target.port}")
+        assert (done.code, done.out) == (0, b"")
+        assert "lists no namespace" in done.err
+    done = run("discover", f"127.0.0.1:{target.port}")
+    assert (done.code, done.out, len(done.err.splitlines())) == (7, b"", 1)
+    assert f"127.0.0.1:{target.port}" in done.err
+
+
+def test_odd_arguments(run) -> None:
+    for arguments in (["a host"], ["127.0.0.1/x"], ["127.0.0.1", "--hostnqn", "trainer"], []):
+        done = run("discover", *arguments)
+        assert (done.code, done.out, len(done.err.splitlines())) == (2, b"", 1)
+
+
+def test_verbs_take_discovery(run, tmp_path: Path) -> None:
+    _, paths = make_volume(tmp_path, "pool", 2)
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "cat").write_bytes(b"a cat")
+    with (
+        ScriptedTarget([subsystem("x", [serve(paths[1])])]) as a,
+        ScriptedTarget([subsystem("y", [serve(paths[0])])]) as b,
+    ):
+        uri = asking(a, b)
+        assert run("import", tmp_path / "photos", uri, "--name", "photos").code == 0
+        assert run("cat", uri, "photos", "cat").out == b"a cat"
+        assert run("verify", uri).code == 0
+        members = [member["uri"] for member in run("info", uri, "--json").json["members"]]
+        assert [f":{b.port}/" in members[0], f":{a.port}/" in members[1]] == [True, True]
+        done = run("format", uri, "--force")
+        assert (done.code, "dlfs discover" in done.err) == (2, True)
+        b.kill()
+        done = run("ls", uri)
+        assert (done.code, f"127.0.0.1:{b.port}" in done.err) == (3, True)
