@@ -351,6 +351,7 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "dlfs_device_create_memory": (c_int, (c_uint64, c_uint32, _OUT)),
     "dlfs_device_create_fault": (c_int, (c_void_p, POINTER(FaultConfig), _OUT)),
     "dlfs_device_fault_lose": (c_int, (c_void_p, c_uint32)),
+    "dlfs_device_create_external": (c_int, (c_void_p, _OUT)),
     "dlfs_device_destroy": (c_int, (c_void_p,)),
     "dlfs_device_size_bytes": (c_uint64, (c_void_p,)),
     "dlfs_device_block_bytes": (c_uint32, (c_void_p,)),

@@ -211,13 +211,21 @@ DLFS_API int dlfs_device_create_fault(dlfs_device *inner, const dlfs_fault_confi
 DLFS_API int dlfs_device_fault_lose(dlfs_device *device, uint32_t lost);
 
 /*
+ * A device of another library, as dlfs/external.h describes; the description is copied. The new
+ * device owns external->device from here on. Errors, with nothing taken over: -EINVAL (sizes),
+ * -EPROTONOSUPPORT (built for another version of external.h), -ENOMEM.
+ */
+struct dlfs_external;
+DLFS_API int dlfs_device_create_external(const struct dlfs_external *external, dlfs_device **out);
+
+/*
  * Frees a device. Its queue pairs must have been destroyed: -EBUSY otherwise, and nothing is freed.
  */
 DLFS_API int dlfs_device_destroy(dlfs_device *device);
 /* The next four: any threads at once. */
 DLFS_API uint64_t dlfs_device_size_bytes(const dlfs_device *device);
 DLFS_API uint32_t dlfs_device_block_bytes(const dlfs_device *device);
-/* "uring", "threads", "memory", "nvme-tcp" or "fault". */
+/* "uring", "threads", "memory", "nvme-tcp", "fault", or the word of another library. */
 DLFS_API const char *dlfs_device_kind(const dlfs_device *device);
 /* Makes every write that has completed durable. Blocks. -errno. */
 DLFS_API int dlfs_device_flush(dlfs_device *device);
