@@ -13,9 +13,14 @@ PYTHON := $(or $(PYTHON),$(shell for python in python3 python3.14 python3.13 pyt
 BIN := .venv/bin
 CMAKE := $(BIN)/cmake
 LIBRARY := dlfs/_native/libdlfs.so
+SPDK_LIBRARY := dlfs/_native/libdlfs_spdk.so
+SPDK_MODULES := spdk_nvme spdk_env_dpdk spdk_sock_modules spdk_syslibs
+# Not empty where SPDK is installed; PKG_CONFIG_PATH says where else to look.
+SPDK := $(shell pkg-config --exists $(SPDK_MODULES) 2>/dev/null && echo yes)
 NATIVE := native/CMakeLists.txt $(wildcard native/include/dlfs/*.h native/src/*)
-C_FILES := $(wildcard native/include/dlfs/*.h native/src/*.[ch] native/tests/*.[ch] native/tests/planted/*.c bench/native/*.[ch])
-TIDY := $(patsubst native/src/%.c,build/tidy/%.ok,$(wildcard native/src/*.c))
+C_FILES := $(wildcard native/include/dlfs/*.h native/src/*.[ch] native/spdk/*.[ch] native/tests/*.[ch] native/tests/planted/*.c bench/native/*.[ch])
+TIDY := $(patsubst native/src/%.c,build/tidy/%.ok,$(wildcard native/src/*.c)) \
+	$(if $(SPDK),$(patsubst native/spdk/%.c,build/tidy/spdk/%.ok,$(wildcard native/spdk/*.c)))
 JOBS ?= $(shell nproc)
 
 # What is needed from Debian or Ubuntu: a program or header to look for, and its package.
@@ -34,7 +39,7 @@ help: ## show this
 
 setup: .venv/.stamp ## Debian packages, the virtual environment, the Python packages
 
-build: $(LIBRARY) ## libdlfs, into the package
+build: $(LIBRARY) $(if $(SPDK),$(SPDK_LIBRARY)) ## libdlfs, into the package; with SPDK where pkg-config finds it
 
 test: lint .venv/.extra build/nvmet/order ## everything: lint, then all tests
 	$(BIN)/pytest $(PYTEST_ARGS)
@@ -70,7 +75,7 @@ wheel: setup ## a wheel in dist/, tried in a virtual environment of its own
 	@cp build/wheel/*.whl dist/ && ls dist/*.whl
 
 clean: ## remove what was built, and the virtual environment
-	rm -rf build dist .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache $(LIBRARY)
+	rm -rf build dist .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache $(LIBRARY) $(SPDK_LIBRARY)
 
 # ---- stamps ----
 
@@ -123,9 +128,21 @@ build/nvmet/order: tests/nvmet/kernel.py | .venv/.stamp
 # Written beside and renamed, so that a process that has the old library mapped keeps it.
 $(LIBRARY): .venv/.stamp $(NATIVE)
 	@echo "Building libdlfs"
-	@$(CMAKE) -S native -B build/native --log-level=WARNING -DCMAKE_BUILD_TYPE=Release -DDLFS_TESTS=OFF >/dev/null
-	@$(CMAKE) --build build/native --parallel $(JOBS) >build/native/make.log || { cat build/native/make.log; exit 1; }
+	@$(CMAKE) -S native -B build/native --log-level=WARNING -DCMAKE_BUILD_TYPE=Release -DDLFS_TESTS=OFF \
+	    -DDLFS_SPDK=$(if $(SPDK),ON,OFF) >/dev/null
+	@$(CMAKE) --build build/native --target dlfs --parallel $(JOBS) >build/native/make.log || { cat build/native/make.log; exit 1; }
 	@cp build/native/libdlfs.so $@.new && mv $@.new $@
+
+$(SPDK_LIBRARY): $(LIBRARY) $(wildcard native/spdk/*)
+	@echo "Building libdlfs_spdk"
+	@$(CMAKE) -S native -B build/native --log-level=WARNING -DDLFS_SPDK=ON >/dev/null
+	@$(CMAKE) --build build/native --target dlfs_spdk --parallel $(JOBS) >build/native/spdk.log || { cat build/native/spdk.log; exit 1; }
+	@cp build/native/spdk/libdlfs_spdk.so $@.new && mv $@.new $@
+
+build/tidy/spdk/%.ok: native/spdk/%.c $(wildcard native/spdk/*.h native/include/dlfs/*.h) native/.clang-tidy
+	@mkdir -p build/tidy/spdk
+	@echo "clang-tidy $<"; clang-tidy --quiet -p build/native $< 2>/dev/null
+	@touch $@
 
 build/tidy/%.ok: native/src/%.c $(wildcard native/src/*.h native/include/dlfs/*.h) native/.clang-tidy
 	@mkdir -p build/tidy

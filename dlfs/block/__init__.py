@@ -1,7 +1,7 @@
 """Block devices: what reads and writes whole blocks, and the URIs that name them.
 
-``open_device`` turns a URI into a ``BlockDevice``: files, disks, memory, NVMe/TCP namespaces. SPDK
-devices join with the same two protocols, ``BlockDevice`` and ``QueuePair``.
+``open_device`` turns a URI into a ``BlockDevice``: files, disks, memory, NVMe namespaces by our own
+initiator over TCP or through SPDK.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dlfs.block.memory import MemoryDevice
 from dlfs.block.missing import MissingDevice
 from dlfs.block.nvme_tcp import NvmeTcpAssociation, NvmeTcpDevice
 from dlfs.block.shared import SharedNamespaceDevice
+from dlfs.block.spdk import SpdkDevice
 from dlfs.block.uri import (
     DeviceUri,
     FileUri,
@@ -48,6 +49,7 @@ __all__ = [
     "QueuePair",
     "SchemeHelp",
     "SharedNamespaceDevice",
+    "SpdkDevice",
     "SpdkUri",
     "aligned_buffer",
     "describe_schemes",
@@ -69,8 +71,9 @@ def open_device(uri: str, *, writable: bool = False, engine: str = "auto") -> Bl
         engine: for files: ``auto`` (io_uring where the kernel allows it), ``uring`` or ``threads``.
 
     Raises:
-        UsageError: the URI is malformed, or of a kind that this release does not open.
+        UsageError: the URI is malformed, or names many devices.
         NotFoundError: there is no such device.
+        NativeError: it is an SPDK device, and dlfs was built without SPDK.
         DeviceError: it cannot be opened.
     """
     parsed = parse_uri(uri)
@@ -82,8 +85,8 @@ def open_device(uri: str, *, writable: bool = False, engine: str = "auto") -> Bl
         )
     if isinstance(parsed, NvmeTcpUri):
         return NvmeTcpDevice(parsed, writable=writable)
-    if isinstance(parsed, NvmeTcpDiscoverUri):
-        raise UsageError(
-            f"open {parsed}: it stands for many devices; volumes take it, single devices do not"
-        )
-    raise UsageError(f"open {parsed}: SPDK devices come with a later release")
+    if isinstance(parsed, SpdkUri):
+        return SpdkDevice(parsed, writable=writable)
+    raise UsageError(
+        f"open {parsed}: it stands for many devices; volumes take it, single devices do not"
+    )

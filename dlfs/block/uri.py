@@ -162,9 +162,12 @@ class SpdkUri:
     transport_id: tuple[tuple[str, str], ...]
     """Keys in lower case and values, in the order given, without nsid."""
     nsid: int
+    options: tuple[tuple[str, int | str], ...] = ()
+    """Ours, in the order given: ``SPDK_NUMBERS`` and ``cores``."""
 
     def __str__(self) -> str:
-        return "spdk:" + " ".join(f"{k}={v}" for k, v in self.transport_id) + f" nsid={self.nsid}"
+        words = (*self.transport_id, ("nsid", self.nsid), *self.options)
+        return "spdk:" + " ".join(f"{key}={value}" for key, value in words)
 
 
 DeviceUri = FileUri | MemoryUri | NvmeTcpUri | NvmeTcpDiscoverUri | SpdkUri
@@ -208,7 +211,7 @@ def describe_schemes() -> tuple[SchemeHelp, ...]:
         SchemeHelp(
             "spdk", "spdk:trtype=PCIe|TCP|RDMA traddr=ADDRESS [KEY=VALUE ...] nsid=N",
             "spdk:trtype=PCIe traddr=0000:5e:00.0 nsid=1",
-            "a namespace by SPDK's own transport ID", False,
+            "a namespace by SPDK's own transport ID, where dlfs was built with SPDK", True,
         ),
     )  # fmt: skip
 
@@ -477,6 +480,21 @@ _SPDK_KEYS = (
     "priority", "nsid",
 )  # fmt: skip
 _SPDK_TRANSPORTS = ("pcie", "tcp", "rdma")
+SPDK_NUMBERS = {
+    "hdgst": (0, 1),
+    "ddgst": (0, 1),
+    "bounce": (0, 1),  # all data by way of SPDK's own memory
+    "huge": (0, 1),
+    "memory_mib": (16, 1 << 20),
+    "shm_id": (0, 1 << 20),
+    "timeout_ms": (1, _DURATION_MS_MAX),
+    "connect_ms": (1, _DURATION_MS_MAX),
+    "reconnect_ms": (0, _DURATION_MS_MAX),
+    "keepalive_ms": (0, _DURATION_MS_MAX),
+}
+"""Our own keys of an SPDK URI that are numbers, with their ranges."""
+_CORES_CHARACTERS_MAX = 500
+_CORES = re.compile(r"[0-9]{1,5}(-[0-9]{1,5})?(\+[0-9]{1,5}(-[0-9]{1,5})?)*")
 
 
 def _parse_spdk(uri: str, rest: str) -> SpdkUri:
@@ -484,8 +502,9 @@ def _parse_spdk(uri: str, rest: str) -> SpdkUri:
     for word in rest.split():
         key, equals, value = word.partition("=")
         key = key.lower()
-        if key not in _SPDK_KEYS or not equals or not value or key in found:
-            raise _reject(uri, f"words key=value, each key of {', '.join(_SPDK_KEYS)} once", word)
+        known = (*_SPDK_KEYS, *SPDK_NUMBERS, "cores")
+        if key not in known or not equals or not value or key in found:
+            raise _reject(uri, f"words key=value, each key of {', '.join(known)} once", word)
         found[key] = value
     transport = found.get("trtype", "")
     if transport.lower() not in _SPDK_TRANSPORTS:
@@ -498,7 +517,20 @@ def _parse_spdk(uri: str, rest: str) -> SpdkUri:
     if "hostnqn" in found:
         _nqn(uri, found["hostnqn"])
     nsid = _number(uri, "nsid", found.pop("nsid", "1"), 1, NSID_MAX)
-    return SpdkUri(tuple(found.items()), nsid)
+    options = tuple(
+        (key, _spdk_option(uri, key, value))
+        for key, value in found.items()
+        if key not in _SPDK_KEYS
+    )
+    return SpdkUri(tuple(pair for pair in found.items() if pair[0] in _SPDK_KEYS), nsid, options)
+
+
+def _spdk_option(uri: str, key: str, value: str) -> int | str:
+    if key != "cores":
+        return _number(uri, key, value, *SPDK_NUMBERS[key])
+    if len(value) > _CORES_CHARACTERS_MAX or not _CORES.fullmatch(value):
+        raise _reject(uri, "cores=, CPUs such as 0-3+8", value)
+    return value
 
 
 _PARSERS: dict[str, Callable[[str, str], DeviceUri]] = {

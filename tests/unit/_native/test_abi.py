@@ -86,21 +86,21 @@ def compiler() -> str:
     return found
 
 
-def run_c(body: str, folder: Path) -> list[str]:
-    """Compile and run a main() with dlfs.h included; the lines it prints."""
+def run_c(body: str, folder: Path, header: str = "dlfs/dlfs.h") -> list[str]:
+    """Compile and run a main() with a header included; the lines it prints."""
     source, program = folder / "main.c", folder / "main"
-    includes = "#include <dlfs/dlfs.h>\n#include <stddef.h>\n#include <stdio.h>\n"
+    includes = f"#include <{header}>\n#include <stddef.h>\n#include <stdio.h>\n"
     source.write_text(f"{includes}int main(void)\n{{\n{body}\nreturn 0;\n}}\n")
-    flags = ["-std=c17", "-Wall", "-Wextra", "-Werror", f"-I{ROOT}/native/include"]
+    flags = ["-std=c17", "-Wall", "-Wextra", "-Werror"]
+    flags += [f"-I{ROOT}/native/include", f"-I{ROOT}/native/spdk"]
     subprocess.run([compiler(), *flags, str(source), "-o", str(program)], check=True)
     return subprocess.run([program], check=True, capture_output=True, text=True).stdout.split("\n")
 
 
-def test_structures_have_the_sizes_and_offsets_of_c(tmp_path: Path) -> None:
-    declared = set(re.findall(r"typedef struct (dlfs_\w+) \{", CODE))
-    assert declared - NUMPY_STRUCTURES == set(abi.STRUCTURES)
+def layout(structures: dict[str, type[ctypes.Structure]]) -> tuple[list[str], list[str]]:
+    """The sizes and offsets that ctypes gives structures, and C that prints them."""
     expected, body = [], []
-    for name, structure in abi.STRUCTURES.items():
+    for name, structure in structures.items():
         expected.append(f"{name} {ctypes.sizeof(structure)}")
         body.append(f'printf("{name} %zu\\n", sizeof({name}));')
         for field, *_ in structure._fields_:
@@ -110,6 +110,13 @@ def test_structures_have_the_sizes_and_offsets_of_c(tmp_path: Path) -> None:
                 f'printf("{name}.{field} %zu %zu\\n", offsetof({name}, {field}), '
                 f"sizeof((({name} *)0)->{field}));"
             )
+    return expected, body
+
+
+def test_structures_have_the_sizes_and_offsets_of_c(tmp_path: Path) -> None:
+    declared = set(re.findall(r"typedef struct (dlfs_\w+) \{", CODE))
+    assert declared - NUMPY_STRUCTURES == set(abi.STRUCTURES)
+    expected, body = layout(abi.STRUCTURES)
     body.append('printf("%zu\\n", sizeof(dlfs_location));')
     assert run_c("\n".join(body), tmp_path) == [*expected, "16", ""]
 

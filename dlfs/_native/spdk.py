@@ -1,0 +1,325 @@
+"""libdlfs_spdk: NVMe namespaces through SPDK, as native devices.
+
+The library is there where dlfs was built beside SPDK, and loaded on first use. SPDK's environment
+belongs to the process: the first device decides how it starts, and it does not survive fork.
+
+Loading SPDK installs a handler for SIGBUS that returns from any of them, to meet it again for ever;
+the handler that was there is put back.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import signal
+from ctypes import (
+    POINTER,
+    Structure,
+    byref,
+    c_char,
+    c_char_p,
+    c_int,
+    c_int32,
+    c_size_t,
+    c_uint8,
+    c_uint32,
+    c_uint64,
+    c_void_p,
+)
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dlfs._native.device import NativeDevice
+from dlfs._native.library import check, error_for, library
+from dlfs.errors import ClosedError, NativeError
+
+_FILE_NAME = "libdlfs_spdk.so"
+_SIGACTION_BYTES = 256  # more than any struct sigaction has
+_MESSAGE_BYTES = 1024
+
+VERSION = 1
+WRITE, HEADER_DIGEST, DATA_DIGEST, BOUNCE = 1, 2, 4, 8
+UNSET = -1
+COMMAND_BYTES_MAX = 4096
+ADMIN, IO = 0, 1
+
+GUIDE = (
+    "install SPDK as the Getting Started guide of its documentation says, so that pkg-config finds "
+    "spdk_nvme, then build dlfs from a checkout with `make build`"
+)
+
+
+class Config(Structure):
+    """``dlfs_spdk_config``."""
+
+    _fields_ = (
+        ("transport_id", c_char_p),
+        ("host_nqn", c_char_p),
+        ("cores", c_char_p),
+        ("nsid", c_uint32),
+        ("flags", c_uint32),
+        ("timeout_ms", c_uint32),
+        ("connect_ms", c_uint32),
+        ("reconnect_ms", c_uint32),
+        ("keepalive_ms", c_uint32),
+        ("memory_mib", c_uint32),
+        ("huge", c_int32),
+        ("shm_id", c_int32),
+        ("reserved", c_uint32),
+    )
+
+
+class Info(Structure):
+    """``dlfs_spdk_info``."""
+
+    _fields_ = (
+        ("size_bytes", c_uint64),
+        ("block_bytes", c_uint32),
+        ("max_transfer_bytes", c_uint32),
+        ("nguid", c_uint8 * 16),
+        ("uuid", c_uint8 * 16),
+        ("eui64", c_uint8 * 8),
+        ("model", c_char * 41),
+        ("serial", c_char * 21),
+        ("firmware", c_char * 9),
+        ("subsystem_nqn", c_char * 224),
+        ("reserved", c_uint8 * 1),
+    )
+
+
+class Command(Structure):
+    """``dlfs_spdk_command``."""
+
+    _fields_ = (
+        ("opcode", c_uint32),
+        ("nsid", c_uint32),
+        ("cdw", c_uint32 * 6),
+        ("to_device", c_uint32),
+        ("status", c_uint32),
+        ("value", c_uint64),
+    )
+
+
+STRUCTURES: dict[str, type[Structure]] = {
+    "dlfs_spdk_config": Config,
+    "dlfs_spdk_info": Info,
+    "dlfs_spdk_command": Command,
+}
+
+PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "dlfs_spdk_version": (c_uint32, ()),
+    "dlfs_spdk_build": (c_char_p, ()),
+    "dlfs_spdk_open": (c_int, (POINTER(Config), c_char_p, c_size_t, POINTER(c_void_p))),
+    "dlfs_spdk_close": (None, (c_void_p,)),
+    "dlfs_spdk_describe": (None, (c_void_p, POINTER(Info))),
+    "dlfs_spdk_run": (c_int, (c_void_p, c_uint32, POINTER(Command), c_void_p, c_uint32)),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpdkOptions:
+    """How to open a namespace.
+
+    Attributes:
+        transport_id: SPDK's text.
+        nsid: of the namespace.
+        host_nqn: None is SPDK's default.
+        writable: else reads only.
+        header_digest: CRC32C of headers, over TCP.
+        data_digest: CRC32C of data, over TCP.
+        bounce: all data by way of SPDK's own memory.
+        timeout_ms: of one command.
+        connect_ms: of one attempt to connect.
+        reconnect_ms: a controller out of reach for so long is lost.
+        keepalive_ms: 0 is none.
+        memory_mib: of the environment.
+        huge: huge pages; None is as the transport needs.
+        cores: CPUs of the environment, as ``0-3,8``; None is all that are allowed.
+        shm_id: of SPDK processes that share memory; None is private.
+    """
+
+    transport_id: str
+    nsid: int
+    host_nqn: str | None
+    writable: bool
+    header_digest: bool
+    data_digest: bool
+    bounce: bool
+    timeout_ms: int
+    connect_ms: int
+    reconnect_ms: int
+    keepalive_ms: int
+    memory_mib: int
+    huge: bool | None
+    cores: str | None
+    shm_id: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class SpdkInfo:
+    """What is known of a namespace; identifiers that it has not are empty."""
+
+    max_transfer_bytes: int
+    nguid: bytes
+    uuid: bytes
+    eui64: bytes
+    model: str
+    serial: str
+    firmware: str
+    subsystem_nqn: str
+
+
+def _load(path: Path) -> ctypes.CDLL:
+    """Load the library without its dependencies' handler for SIGBUS."""
+    libc = ctypes.CDLL(None)
+    before = ctypes.create_string_buffer(_SIGACTION_BYTES)
+    libc.sigaction(int(signal.SIGBUS), None, before)
+    try:
+        return ctypes.CDLL(str(path), use_errno=False)
+    finally:
+        libc.sigaction(int(signal.SIGBUS), before, None)
+
+
+@functools.cache
+def spdk_library() -> ctypes.CDLL:
+    """Load libdlfs_spdk, once.
+
+    Raises:
+        NativeError: it is missing, cannot be loaded, or is of another version.
+    """
+    named = os.environ.get("DLFS_SPDK_LIBRARY")
+    path = Path(named) if named else Path(__file__).with_name(_FILE_NAME)
+    if not path.exists():
+        raise NativeError(f"load {path}: this dlfs was built without SPDK; {GUIDE}")
+    try:
+        loaded = _load(path)
+    except OSError as error:
+        raise NativeError(f"load {path}: {error}; {GUIDE}") from error
+    for name, (restype, argtypes) in PROTOTYPES.items():
+        try:
+            function = getattr(loaded, name)
+        except AttributeError as error:
+            raise NativeError(f"load {path}: expected the function {name}, got none") from error
+        function.restype, function.argtypes = restype, argtypes
+    got = loaded.dlfs_spdk_version()
+    if got != VERSION:
+        raise NativeError(f"load {path}: expected version {VERSION}, got {got}")
+    return loaded
+
+
+def spdk_build() -> str:
+    """SPDK's own version.
+
+    Raises:
+        NativeError: the library cannot be loaded.
+    """
+    text: bytes = spdk_library().dlfs_spdk_build()
+    return text.decode()
+
+
+def _config(options: SpdkOptions) -> Config:
+    flags = {
+        WRITE: options.writable,
+        HEADER_DIGEST: options.header_digest,
+        DATA_DIGEST: options.data_digest,
+        BOUNCE: options.bounce,
+    }
+    return Config(
+        transport_id=options.transport_id.encode(),
+        host_nqn=None if options.host_nqn is None else options.host_nqn.encode(),
+        cores=None if options.cores is None else options.cores.encode(),
+        nsid=options.nsid,
+        flags=sum(flag for flag, wanted in flags.items() if wanted),
+        timeout_ms=options.timeout_ms,
+        connect_ms=options.connect_ms,
+        reconnect_ms=options.reconnect_ms,
+        keepalive_ms=options.keepalive_ms,
+        memory_mib=options.memory_mib,
+        huge=UNSET if options.huge is None else int(options.huge),
+        shm_id=UNSET if options.shm_id is None else options.shm_id,
+    )
+
+
+def open_namespace(options: SpdkOptions, *, uri: str) -> tuple[NativeDevice, SpdkNamespace]:
+    """Open a namespace as a native device, and what else can be asked of it.
+
+    Raises:
+        NativeError: there is no libdlfs_spdk.
+        NotFoundError: the controller has no such namespace.
+        UsageError: the transport ID is malformed, or the namespace's blocks do not fit.
+        DeviceError: no connection, or SPDK cannot start; the message has what SPDK said.
+        ClosedError: this process is a fork of one that uses SPDK.
+    """
+    shim = spdk_library()
+    message = ctypes.create_string_buffer(_MESSAGE_BYTES)
+    external = c_void_p()
+    config = _config(options)
+    code = shim.dlfs_spdk_open(byref(config), message, _MESSAGE_BYTES, byref(external))
+    if code < 0:
+        said = message.value.decode("utf-8", "replace")
+        raise error_for(code, f"open {uri}: {said}" if said else f"open {uri}")
+    info = Info()
+    shim.dlfs_spdk_describe(external, byref(info))
+    handle = c_void_p()
+    code = library().dlfs_device_create_external(external, byref(handle))
+    if code < 0:
+        shim.dlfs_spdk_close(external)
+        raise error_for(code, f"open {uri}")
+    device = NativeDevice(handle, uri, writable=options.writable)
+    return device, SpdkNamespace(external, device, _info(info))
+
+
+def _info(info: Info) -> SpdkInfo:
+    def identifier(field: Any) -> bytes:
+        return bytes(field) if any(field) else b""
+
+    return SpdkInfo(
+        info.max_transfer_bytes,
+        identifier(info.nguid),
+        identifier(info.uuid),
+        identifier(info.eui64),
+        info.model.decode(),
+        info.serial.decode(),
+        info.firmware.decode(),
+        info.subsystem_nqn.decode(),
+    )
+
+
+class SpdkNamespace:
+    """What can be asked of an open namespace's controller.
+
+    Threads: any at once, except the closing of its device.
+    """
+
+    def __init__(self, external: c_void_p, device: NativeDevice, info: SpdkInfo) -> None:
+        self._external = external
+        self._device = device  # owns the external
+        self.info = info
+
+    def run(
+        self, queue: int, command: Command, data: bytearray | None, *, to_device: bool
+    ) -> Command:
+        """Run one command, and fill in its answer.
+
+        Args:
+            queue: ``ADMIN`` or ``IO``.
+            command: what to run.
+            data: filled or read; at most 4096 bytes, a multiple of 4.
+            to_device: the direction of ``data``.
+
+        Raises:
+            DeviceLostError: the controller is out of reach.
+            DeviceTimeoutError: it did not answer in time.
+            ClosedError: the device is closed, or the process forked.
+        """
+        uri = self._device.uri
+        if self._device.closed:
+            raise ClosedError(f"run a command on {uri}: the device is closed")
+        size = 0 if data is None else len(data)
+        memory = (c_uint8 * size).from_buffer(data) if data else None
+        command.to_device = int(to_device)
+        code = spdk_library().dlfs_spdk_run(self._external, queue, byref(command), memory, size)
+        check(code, f"run NVMe command {command.opcode:#04x} on {uri}")
+        return command

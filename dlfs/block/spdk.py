@@ -1,0 +1,175 @@
+"""NVMe namespaces through SPDK: PCIe, TCP and RDMA, polled from user space.
+
+The URI holds SPDK's own transport ID (``trtype``, ``traddr``, ``trsvcid``, ``subnqn`` and so on),
+``hostnqn``, ``nsid``, and options of ours:
+
+    hdgst=1 ddgst=1        CRC32C of headers and of data, over TCP
+    timeout_ms             of one command [10000]
+    connect_ms             of one attempt to connect [5000]
+    reconnect_ms           a controller out of reach for so long is lost [10000]
+    keepalive_ms           within which the target must hear from us [10000]
+    huge=1 memory_mib      huge pages and memory of SPDK's environment [none over TCP and RDMA; 128]
+    cores=0-3+8            CPUs that its own thread may use [all that the process may use]
+    shm_id                 of SPDK processes that share memory [private]
+    bounce=1               all data by way of SPDK's own memory, as for devices that reach no other
+
+The environment is the process's: the first device starts it with its options, and later ones must
+agree with those they name. Devices of one process share one connection to a controller. Waiting for
+completions keeps a CPU busy, as SPDK does; an idle queue pair costs nothing.
+
+SPDK does not survive fork: in a forked child everything but closing is ClosedError. Workers that
+read through SPDK are started with spawn or forkserver.
+
+Source: SPDK, ``spdk_nvme_transport_id_parse``; NVM Express Base Specification 2.0, section 4.5
+(identifiers of namespaces).
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+
+from dlfs._native.device import NativeDevice
+from dlfs._native.spdk import (
+    ADMIN,
+    COMMAND_BYTES_MAX,
+    IO,
+    Command,
+    SpdkInfo,
+    SpdkNamespace,
+    SpdkOptions,
+    open_namespace,
+)
+from dlfs.block.nvme import NvmeCommand, NvmeResult
+from dlfs.block.shared import SharedNamespaceDevice
+from dlfs.block.uri import SpdkUri
+from dlfs.errors import ClosedError, UsageError
+
+TIMEOUT_MS = 10_000
+CONNECT_MS = 5_000
+RECONNECT_MS = 10_000
+KEEPALIVE_MS = 10_000
+MEMORY_MIB = 128
+
+
+def _options(uri: SpdkUri, *, writable: bool) -> SpdkOptions:
+    keys = dict(uri.transport_id)
+    numbers = {key: value for key, value in uri.options if isinstance(value, int)}
+    cores = dict(uri.options).get("cores")
+    host_nqn = keys.pop("hostnqn", None)
+    return SpdkOptions(
+        transport_id=" ".join(f"{key}:{value}" for key, value in keys.items()),
+        nsid=uri.nsid,
+        host_nqn=host_nqn,
+        writable=writable,
+        header_digest=bool(numbers.get("hdgst")),
+        data_digest=bool(numbers.get("ddgst")),
+        bounce=bool(numbers.get("bounce")),
+        timeout_ms=numbers.get("timeout_ms", TIMEOUT_MS),
+        connect_ms=numbers.get("connect_ms", CONNECT_MS),
+        reconnect_ms=numbers.get("reconnect_ms", RECONNECT_MS),
+        keepalive_ms=numbers.get("keepalive_ms", KEEPALIVE_MS),
+        memory_mib=numbers.get("memory_mib", MEMORY_MIB),
+        huge=bool(numbers["huge"]) if "huge" in numbers else None,
+        cores=None if cores is None else str(cores).replace("+", ","),
+        shm_id=numbers.get("shm_id"),
+    )
+
+
+def _identity(uri: SpdkUri, info: SpdkInfo) -> str:
+    """What the namespace calls itself, whichever path leads to it."""
+    if info.nguid:
+        return f"nvme:eui.{info.nguid.hex()}"
+    if info.uuid:
+        return f"nvme:uuid.{uuid.UUID(bytes=info.uuid)}"
+    if info.eui64:
+        return f"nvme:eui.{info.eui64.hex()}"
+    return f"nvme:{info.subsystem_nqn or info.serial}:{uri.nsid}"
+
+
+class SpdkDevice(SharedNamespaceDevice):
+    """A namespace through SPDK.
+
+    Args:
+        uri: names it.
+        writable: else reads only.
+
+    Raises:
+        NativeError: dlfs was built without SPDK.
+        NotFoundError: the controller has no such namespace.
+        UsageError: the transport ID is malformed, or the namespace's blocks do not fit.
+        DeviceError: no connection, or SPDK cannot start; the message has what SPDK said.
+        ClosedError: this process is a fork of one that uses SPDK.
+    """
+
+    def __init__(self, uri: SpdkUri, *, writable: bool = False) -> None:
+        options = _options(uri, writable=writable)
+        native, self._namespace = open_namespace(options, uri=str(uri))
+        self.info = self._namespace.info
+        self._nsid = uri.nsid
+        self._late_writes_s = (options.timeout_ms + options.reconnect_ms) / 1000
+        self._owner = os.getpid()
+        self._runner = _SpdkRunner(self._namespace)
+        identity = _identity(uri, self.info)
+        super().__init__(native, uri=str(uri), identity=identity, writable=writable)
+
+    @property
+    def native(self) -> NativeDevice:
+        """What native readers drive.
+
+        Raises:
+            ClosedError: the device is closed, or this process is a fork of the one that opened it.
+        """
+        if self._owner != os.getpid():
+            raise ClosedError(
+                f"use {self.uri}: SPDK does not survive fork; start workers with spawn or "
+                "forkserver, and open the device there"
+            )
+        return super().native
+
+    @property
+    def runner(self) -> _SpdkRunner:
+        """Runs single commands on the namespace's controller."""
+        return self._runner
+
+    @property
+    def nsid(self) -> int:
+        """Of the namespace."""
+        return self._nsid
+
+    @property
+    def late_writes_s(self) -> float:
+        """How long after its submission a write may still take effect, retries included."""
+        return self._late_writes_s
+
+
+class _SpdkRunner:
+    """A ``CommandRunner`` over SPDK's controller."""
+
+    def __init__(self, namespace: SpdkNamespace) -> None:
+        self._namespace = namespace
+
+    def _run(
+        self, queue: int, command: NvmeCommand, data: bytearray | None, to_device: bool
+    ) -> NvmeResult:
+        if data is not None and (len(data) > COMMAND_BYTES_MAX or len(data) % 4):
+            raise UsageError(
+                f"run an NVMe command: expected a multiple of 4 bytes of data, at most "
+                f"{COMMAND_BYTES_MAX}, got {len(data)}"
+            )
+        words = (command.cdw10, command.cdw11, command.cdw12, command.cdw13, command.cdw14)
+        encoded = Command(opcode=command.opcode, nsid=command.nsid, cdw=(*words, command.cdw15))
+        answer = self._namespace.run(queue, encoded, data, to_device=to_device)
+        return NvmeResult(answer.status, answer.value)
+
+    def run_admin(
+        self, command: NvmeCommand, data: bytearray | None = None, *, to_device: bool = False
+    ) -> NvmeResult:
+        """Run one admin command; as ``CommandRunner`` says."""
+        return self._run(ADMIN, command, data, to_device)
+
+    def run_io(
+        self, command: NvmeCommand, data: bytearray | None = None, *, to_device: bool = False
+    ) -> NvmeResult:
+        """Run one command on an I/O queue; as ``CommandRunner`` says."""
+        return self._run(IO, command, data, to_device)

@@ -1,0 +1,380 @@
+/*
+ * What keeps a controller alive, and single admin commands.
+ *
+ * The admin thread polls the admin queue ten times a second, which sends SPDK's keep-alive and
+ * takes events; sends a keep-alive of its own, whose silence shows a target that is frozen; and
+ * connects again, with a pause that doubles, when the connection is lost.
+ *
+ * While a connection is made anew nobody else may call SPDK for this controller: the state turns to
+ * CONTROLLER_DOWN under the locks of all its queue pairs, and these look at it before each call.
+ * Over fabrics their SPDK queue pairs are freed then, because SPDK forgets which queue numbers were
+ * taken; over PCIe SPDK keeps and mends them itself. Requests that this aborts go again.
+ *
+ * Source: spdk/nvme.h, spdk_nvme_ctrlr_disconnect and spdk_nvme_ctrlr_reconnect_async; NVM Express
+ * Base Specification 2.0, section 5.24 (Keep Alive).
+ */
+#include "shim.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define POLL_NS (UINT64_C(100) * NS_PER_MS)
+#define SCAN_NS (UINT64_C(1000) * NS_PER_MS) /* for devices that were pulled out */
+#define BACKOFF_FIRST_NS (UINT64_C(10) * NS_PER_MS)
+#define BACKOFF_LAST_NS (UINT64_C(1000) * NS_PER_MS)
+/* A device in the machine that cannot be reset is broken; a target may come back any time. */
+#define LOCAL_ATTEMPTS_MAX 3u
+#define STEP_NS UINT64_C(50000) /* between two looks at something under way */
+
+/* ---- commands -------------------------------------------------------------------------------- */
+
+void command_encode(const dlfs_spdk_command *command, struct spdk_nvme_cmd *out)
+{
+    memset(out, 0, sizeof *out);
+    out->opc = (uint16_t)(command->opcode & 0xffu);
+    out->nsid = command->nsid;
+    out->cdw10 = command->cdw[0];
+    out->cdw11 = command->cdw[1];
+    out->cdw12 = command->cdw[2];
+    out->cdw13 = command->cdw[3];
+    out->cdw14 = command->cdw[4];
+    out->cdw15 = command->cdw[5];
+}
+
+void command_answer(dlfs_spdk_command *command, const struct spdk_nvme_cpl *completion)
+{
+    command->status = (uint32_t)completion->status.sct << 8 | completion->status.sc;
+    command->value = (uint64_t)completion->cdw1 << 32 | completion->cdw0;
+}
+
+/* One admin command under way; freed by whoever comes last, its caller or its completion. */
+struct admin_call {
+    struct spdk_nvme_cpl completion;
+    _Atomic int state; /* enum call_state */
+    void *data;
+};
+
+enum call_state { CALL_UNDER_WAY, CALL_DONE, CALL_ABANDONED };
+
+static void admin_call_free(struct admin_call *call)
+{
+    spdk_free(call->data);
+    free(call);
+}
+
+/* In whichever thread polls the admin queue: SPDK does so too while it makes a queue pair. */
+static void admin_call_done(void *argument, const struct spdk_nvme_cpl *completion)
+{
+    struct admin_call *call = argument;
+    call->completion = *completion;
+    if (atomic_exchange(&call->state, (int)CALL_DONE) == CALL_ABANDONED) {
+        admin_call_free(call);
+    }
+}
+
+static int admin_poll(struct controller *controller)
+{
+    (void)pthread_mutex_lock(&controller->admin_lock);
+    int code = spdk_nvme_ctrlr_process_admin_completions(controller->spdk);
+    (void)pthread_mutex_unlock(&controller->admin_lock);
+    return code;
+}
+
+static bool is_ready(const struct controller *controller)
+{
+    return atomic_load(&controller->state) == CONTROLLER_READY;
+}
+
+/* Waits for a connection for as long as a device may be out of reach. */
+static int wait_ready(struct controller *controller, uint32_t reconnect_ms)
+{
+    while (!is_ready(controller)) {
+        uint64_t down_ns = shim_clock_ns() - atomic_load(&controller->down_since_ns);
+        bool lost = atomic_load(&controller->state) == CONTROLLER_LOST;
+        if (lost || down_ns > reconnect_ms * NS_PER_MS) {
+            return DLFS_E_LOST;
+        }
+        shim_sleep_ns(NS_PER_MS);
+    }
+    return 0;
+}
+
+static int admin_submit(struct controller *controller, const dlfs_spdk_command *command,
+                        uint32_t data_bytes, struct admin_call *call)
+{
+    struct spdk_nvme_cmd encoded;
+    command_encode(command, &encoded);
+    (void)pthread_mutex_lock(&controller->admin_lock);
+    int code = -ENXIO;
+    if (is_ready(controller)) {
+        code = spdk_nvme_ctrlr_cmd_admin_raw(controller->spdk, &encoded, call->data, data_bytes,
+                                             admin_call_done, call);
+    }
+    (void)pthread_mutex_unlock(&controller->admin_lock);
+    return code == -ENXIO ? DLFS_E_LOST : code;
+}
+
+/* Polls until a command is done; abandons it when its time has passed. */
+static int admin_wait(struct controller *controller, uint32_t timeout_ms, struct admin_call *call)
+{
+    uint64_t deadline_ns = shim_clock_ns() + timeout_ms * NS_PER_MS;
+    while (atomic_load(&call->state) != CALL_DONE) {
+        (void)pthread_mutex_lock(&controller->admin_lock);
+        if (is_ready(controller)) {
+            (void)spdk_nvme_ctrlr_process_admin_completions(controller->spdk);
+        }
+        (void)pthread_mutex_unlock(&controller->admin_lock);
+        int under_way = CALL_UNDER_WAY;
+        if (shim_clock_ns() > deadline_ns &&
+            atomic_compare_exchange_strong(&call->state, &under_way, (int)CALL_ABANDONED)) {
+            controller_check(controller, true);
+            return DLFS_E_TIMEOUT;
+        }
+        shim_sleep_ns(STEP_NS);
+    }
+    return 0;
+}
+
+int controller_run(struct controller *controller, uint32_t reconnect_ms, uint32_t timeout_ms,
+                   dlfs_spdk_command *command, void *data, uint32_t data_bytes)
+{
+    int code = wait_ready(controller, reconnect_ms);
+    if (code < 0) {
+        return code;
+    }
+    struct admin_call *call = calloc(1, sizeof *call);
+    if (call == NULL) {
+        return -ENOMEM;
+    }
+    if (data_bytes > 0) {
+        call->data = spdk_zmalloc(data_bytes, 4096, NULL, SPDK_ENV_NUMA_ID_ANY, SPDK_MALLOC_DMA);
+        code = call->data == NULL ? -ENOMEM : 0;
+    }
+    if (code == 0 && data_bytes > 0 && command->to_device) {
+        memcpy(call->data, data, data_bytes);
+    }
+    if (code == 0) {
+        code = admin_submit(controller, command, data_bytes, call);
+    }
+    if (code < 0) {
+        admin_call_free(call);
+        return code;
+    }
+    code = admin_wait(controller, timeout_ms, call);
+    if (code < 0) {
+        return code;
+    }
+    if (data_bytes > 0 && !command->to_device) {
+        memcpy(data, call->data, data_bytes);
+    }
+    command_answer(command, &call->completion);
+    admin_call_free(call);
+    return command->status == SPDK_NVME_SC_ABORTED_SQ_DELETION ? DLFS_E_LOST : 0;
+}
+
+/* ---- the admin thread ------------------------------------------------------------------------ */
+
+static void lock_all(struct controller *controller)
+{
+    (void)pthread_mutex_lock(&controller->lock);
+    for (struct queue *queue = controller->queues; queue != NULL; queue = queue_next(queue)) {
+        queue_lock(queue);
+    }
+    (void)pthread_mutex_lock(&controller->admin_lock);
+}
+
+static void unlock_all(struct controller *controller)
+{
+    (void)pthread_mutex_unlock(&controller->admin_lock);
+    for (struct queue *queue = controller->queues; queue != NULL; queue = queue_next(queue)) {
+        queue_unlock(queue);
+    }
+    (void)pthread_mutex_unlock(&controller->lock);
+}
+
+/* Nobody calls SPDK for this controller after this, but the admin thread. */
+static void leave_ready(struct controller *controller, enum controller_state state)
+{
+    lock_all(controller);
+    atomic_store(&controller->down_since_ns, shim_clock_ns());
+    atomic_store(&controller->state, (int)state);
+    (void)atomic_fetch_add(&controller->losses, 1);
+    for (struct queue *queue = controller->queues; queue != NULL; queue = queue_next(queue)) {
+        if (controller->fabrics || state == CONTROLLER_LOST) {
+            queue_disconnect(queue);
+        }
+    }
+    unlock_all(controller);
+    controller->backoff_ns = BACKOFF_FIRST_NS;
+    controller->retry_at_ns = 0;
+    controller->attempts = 0;
+    atomic_store(&controller->heartbeat_ns, 0);
+}
+
+/* Takes the old connection down; false when the controller is gone for good. */
+static bool disconnect(struct controller *controller)
+{
+    int code = spdk_nvme_ctrlr_disconnect(controller->spdk);
+    if (code == -ENXIO) {
+        return false;
+    }
+    uint64_t deadline_ns = shim_clock_ns() + controller->connect_ms * NS_PER_MS;
+    while (admin_poll(controller) != -ENXIO && shim_clock_ns() < deadline_ns) {
+        shim_sleep_ns(STEP_NS);
+    }
+    return true;
+}
+
+/* One attempt to connect again: 0, or a negative code. */
+static int reconnect(struct controller *controller)
+{
+    uint64_t deadline_ns = shim_clock_ns() + controller->connect_ms * NS_PER_MS;
+    spdk_nvme_ctrlr_reconnect_async(controller->spdk);
+    for (;;) {
+        int code = spdk_nvme_ctrlr_reconnect_poll_async(controller->spdk);
+        if (code != -EAGAIN) {
+            return code;
+        }
+        if (atomic_load(&controller->stopping) || shim_clock_ns() > deadline_ns) {
+            spdk_nvme_ctrlr_fail(controller->spdk); /* the next look ends the attempt */
+        }
+        shim_sleep_ns(STEP_NS);
+    }
+}
+
+static void try_again(struct controller *controller)
+{
+    if (shim_clock_ns() < controller->retry_at_ns) {
+        return;
+    }
+    bool broken = !controller->fabrics && controller->attempts >= LOCAL_ATTEMPTS_MAX;
+    if (broken || !disconnect(controller)) {
+        leave_ready(controller, CONTROLLER_LOST);
+        return;
+    }
+    if (reconnect(controller) == 0) {
+        controller->heartbeat_next_ns = shim_clock_ns() + controller->heartbeat_ms * NS_PER_MS;
+        atomic_store(&controller->reset_wanted, false);
+        atomic_store(&controller->state, (int)CONTROLLER_READY);
+        return;
+    }
+    controller->attempts++;
+    controller->retry_at_ns = shim_clock_ns() + controller->backoff_ns;
+    controller->backoff_ns *= 2;
+    if (controller->backoff_ns > BACKOFF_LAST_NS) {
+        controller->backoff_ns = BACKOFF_LAST_NS;
+    }
+}
+
+static void heartbeat_done(void *argument, const struct spdk_nvme_cpl *completion)
+{
+    (void)completion; /* an error is an answer too */
+    struct controller *controller = argument;
+    atomic_store(&controller->heartbeat_ns, 0);
+}
+
+/* Sends a keep-alive now and then; false when one has gone unanswered for too long. */
+static bool heartbeat(struct controller *controller)
+{
+    uint64_t now = shim_clock_ns();
+    uint64_t sent_ns = atomic_load(&controller->heartbeat_ns);
+    if (sent_ns != 0) {
+        return now - sent_ns < controller->timeout_ms * NS_PER_MS;
+    }
+    if (controller->heartbeat_ms == 0 || now < controller->heartbeat_next_ns) {
+        return true;
+    }
+    struct spdk_nvme_cmd command = {.opc = SPDK_NVME_OPC_KEEP_ALIVE};
+    controller->heartbeat_next_ns = now + controller->heartbeat_ms * NS_PER_MS;
+    (void)pthread_mutex_lock(&controller->admin_lock);
+    atomic_store(&controller->heartbeat_ns, now);
+    int code = spdk_nvme_ctrlr_cmd_admin_raw(controller->spdk, &command, NULL, 0, heartbeat_done,
+                                             controller);
+    if (code != 0) {
+        atomic_store(&controller->heartbeat_ns, 0);
+    }
+    (void)pthread_mutex_unlock(&controller->admin_lock);
+    return code != -ENXIO;
+}
+
+static void look(struct controller *controller)
+{
+    if (!is_ready(controller)) {
+        if (atomic_load(&controller->state) == CONTROLLER_DOWN) {
+            try_again(controller);
+        }
+        return;
+    }
+    bool alive = admin_poll(controller) >= 0 && heartbeat(controller);
+    if (atomic_load(&controller->removed)) {
+        leave_ready(controller, CONTROLLER_LOST);
+    } else if (!alive || atomic_load(&controller->reset_wanted)) {
+        leave_ready(controller, CONTROLLER_DOWN);
+        try_again(controller);
+    }
+}
+
+/* Over PCIe: has SPDK look for devices that were pulled out. */
+static void scan(struct controller *controller, uint64_t *next_ns)
+{
+    if (!controller->fabrics && shim_clock_ns() >= *next_ns) {
+        *next_ns = shim_clock_ns() + SCAN_NS;
+        (void)spdk_nvme_scan_attached(&controller->transport_id);
+    }
+}
+
+void *controller_main(void *argument)
+{
+    struct controller *controller = argument;
+    uint64_t scan_ns = 0;
+    while (!atomic_load(&controller->stopping)) {
+        uint64_t until_ns = shim_clock_ns() + POLL_NS;
+        if (!is_ready(controller) && controller->retry_at_ns < until_ns) {
+            until_ns = controller->retry_at_ns;
+        }
+        struct timespec until = {.tv_sec = (time_t)(until_ns / UINT64_C(1000000000)),
+                                 .tv_nsec = (long)(until_ns % UINT64_C(1000000000))};
+        (void)sem_clockwait(&controller->wake, CLOCK_MONOTONIC, &until);
+        if (!atomic_load(&controller->stopping)) {
+            scan(controller, &scan_ns);
+            look(controller);
+        }
+    }
+    return NULL;
+}
+
+void controller_check(struct controller *controller, bool reset)
+{
+    if (reset) {
+        atomic_store(&controller->reset_wanted, true);
+    }
+    int waiting = 0;
+    if (sem_getvalue(&controller->wake, &waiting) == 0 && waiting == 0) {
+        (void)sem_post(&controller->wake);
+    }
+}
+
+void controller_attach_queue(struct controller *controller, struct queue *queue)
+{
+    (void)pthread_mutex_lock(&controller->lock);
+    queue_link(queue, controller->queues);
+    controller->queues = queue;
+    (void)pthread_mutex_unlock(&controller->lock);
+}
+
+void controller_detach_queue(struct controller *controller, struct queue *queue)
+{
+    (void)pthread_mutex_lock(&controller->lock);
+    if (controller->queues == queue) {
+        controller->queues = queue_next(queue);
+    } else {
+        struct queue *before = controller->queues;
+        while (queue_next(before) != queue) {
+            before = queue_next(before);
+        }
+        queue_link(before, queue_next(queue));
+    }
+    (void)pthread_mutex_unlock(&controller->lock);
+}

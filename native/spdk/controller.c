@@ -1,0 +1,256 @@
+/*
+ * Controllers: one connection of this process to each, counted, because SPDK has at most one for a
+ * transport ID and host NQN. admin.c keeps it alive.
+ *
+ * Source: spdk/nvme.h.
+ */
+#include "shim.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define STEP_NS UINT64_C(50000)                /* between two looks at something under way */
+#define DETACH_NS (UINT64_C(2000) * NS_PER_MS) /* for a shutdown in good order */
+#define DEFAULT_SERVICE "4420"
+
+static struct {
+    pthread_mutex_t lock;
+    struct controller *first;
+} registry = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+/* ---- connecting ------------------------------------------------------------------------------ */
+
+static void removed(void *argument, struct spdk_nvme_ctrlr *spdk)
+{
+    (void)spdk;
+    struct controller *controller = argument;
+    atomic_store(&controller->removed, true);
+    controller_check(controller, false);
+}
+
+int transport_parse(const char *text, struct spdk_nvme_transport_id *transport_id)
+{
+    memset(transport_id, 0, sizeof *transport_id);
+    if (spdk_nvme_transport_id_parse(transport_id, text) != 0) {
+        return -EINVAL;
+    }
+    if (transport_id->trtype == SPDK_NVME_TRANSPORT_PCIE) {
+        return 0;
+    }
+    if (transport_id->adrfam == 0) {
+        transport_id->adrfam = strchr(transport_id->traddr, ':') != NULL ? SPDK_NVMF_ADRFAM_IPV6
+                                                                         : SPDK_NVMF_ADRFAM_IPV4;
+    }
+    if (transport_id->trsvcid[0] == '\0') {
+        (void)snprintf(transport_id->trsvcid, sizeof transport_id->trsvcid, DEFAULT_SERVICE);
+    }
+    return 0;
+}
+
+static int fill_options(const dlfs_spdk_config *config, struct spdk_nvme_ctrlr_opts *options)
+{
+    struct spdk_nvme_host_id host;
+    memset(&host, 0, sizeof host);
+    spdk_nvme_ctrlr_get_default_ctrlr_opts(options, sizeof *options);
+    options->header_digest = (config->flags & DLFS_SPDK_HEADER_DIGEST) != 0;
+    options->data_digest = (config->flags & DLFS_SPDK_DATA_DIGEST) != 0;
+    options->keep_alive_timeout_ms = config->keepalive_ms;
+    options->admin_timeout_ms = config->connect_ms;
+    options->fabrics_connect_timeout_us = (uint64_t)config->connect_ms * 1000;
+    options->disable_error_logging = true;
+    if (config->host_nqn != NULL) {
+        if (strlen(config->host_nqn) >= sizeof options->hostnqn) {
+            return -EINVAL;
+        }
+        (void)snprintf(options->hostnqn, sizeof options->hostnqn, "%s", config->host_nqn);
+    }
+    if (spdk_nvme_host_id_parse(&host, config->transport_id) == 0) {
+        (void)snprintf(options->src_addr, sizeof options->src_addr, "%s", host.hostaddr);
+        (void)snprintf(options->src_svcid, sizeof options->src_svcid, "%s", host.hostsvcid);
+    }
+    return 0;
+}
+
+/* How long TCP itself may take to connect is one setting of the process. */
+static void limit_tcp_connect(uint32_t connect_ms)
+{
+    struct spdk_nvme_transport_opts options;
+    spdk_nvme_transport_get_opts(&options, sizeof options);
+    options.opts_size = sizeof options;
+    options.tcp_connect_timeout_ms = connect_ms;
+    (void)spdk_nvme_transport_set_opts(&options, sizeof options);
+}
+
+static int locks_init(struct controller *controller)
+{
+    (void)pthread_mutex_init(&controller->lock, NULL);
+    (void)pthread_mutex_init(&controller->admin_lock, NULL);
+    return sem_init(&controller->wake, 0, 0) == 0 ? 0 : -errno;
+}
+
+static void controller_free(struct controller *controller)
+{
+    (void)sem_destroy(&controller->wake);
+    (void)pthread_mutex_destroy(&controller->admin_lock);
+    (void)pthread_mutex_destroy(&controller->lock);
+    free(controller);
+}
+
+static int start_thread(struct controller *controller)
+{
+    sigset_t all;
+    sigset_t before;
+    (void)sigfillset(&all);
+    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
+    int error = pthread_create(&controller->thread, NULL, controller_main, controller);
+    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return -error;
+}
+
+/* Ends SPDK's controller: in good order when it answers in time, else by force. */
+static void detach(struct controller *controller)
+{
+    struct spdk_nvme_detach_ctx *context = NULL;
+    uint64_t deadline_ns = shim_clock_ns() + DETACH_NS;
+    if (atomic_load(&controller->state) != CONTROLLER_READY) {
+        spdk_nvme_ctrlr_fail(controller->spdk);
+    }
+    if (spdk_nvme_detach_async(controller->spdk, &context) != 0 || context == NULL) {
+        return;
+    }
+    while (spdk_nvme_detach_poll_async(context) == -EAGAIN) {
+        if (shim_clock_ns() > deadline_ns) {
+            spdk_nvme_ctrlr_fail(controller->spdk);
+        }
+        shim_sleep_ns(STEP_NS);
+    }
+}
+
+static int connect_new(const dlfs_spdk_config *config,
+                       const struct spdk_nvme_transport_id *transport_id,
+                       const struct spdk_nvme_ctrlr_opts *options, struct controller **out)
+{
+    struct controller *controller = calloc(1, sizeof *controller);
+    if (controller == NULL) {
+        return -ENOMEM;
+    }
+    int code = locks_init(controller);
+    if (code < 0) {
+        free(controller);
+        return code;
+    }
+    controller->transport_id = *transport_id;
+    (void)snprintf(controller->host_nqn, sizeof controller->host_nqn, "%s", options->hostnqn);
+    controller->digests = config->flags & (DLFS_SPDK_HEADER_DIGEST | DLFS_SPDK_DATA_DIGEST);
+    controller->timeout_ms = config->timeout_ms;
+    controller->connect_ms = config->connect_ms;
+    limit_tcp_connect(config->connect_ms);
+    controller->spdk = spdk_nvme_connect(transport_id, options, sizeof *options);
+    if (controller->spdk == NULL) {
+        controller_free(controller);
+        return DLFS_E_LOST;
+    }
+    controller->fabrics = spdk_nvme_ctrlr_is_fabrics(controller->spdk);
+    controller->heartbeat_ms = controller->fabrics ? config->keepalive_ms / 2 : 0;
+    spdk_nvme_ctrlr_set_remove_cb(controller->spdk, removed, controller);
+    code = start_thread(controller);
+    if (code < 0) {
+        detach(controller);
+        controller_free(controller);
+        return code;
+    }
+    *out = controller;
+    return 0;
+}
+
+static struct controller *find(const struct spdk_nvme_transport_id *transport_id,
+                               const char *host_nqn)
+{
+    struct controller *controller = registry.first;
+    while (controller != NULL &&
+           (spdk_nvme_transport_id_compare(&controller->transport_id, transport_id) != 0 ||
+            strcmp(controller->host_nqn, host_nqn) != 0)) {
+        controller = controller->next;
+    }
+    return controller;
+}
+
+/* With the registry's lock held. */
+static int get_locked(const dlfs_spdk_config *config,
+                      const struct spdk_nvme_transport_id *transport_id, char *message,
+                      size_t message_bytes, struct controller **out)
+{
+    struct spdk_nvme_ctrlr_opts options;
+    int code = fill_options(config, &options);
+    if (code < 0) {
+        return code;
+    }
+    struct controller *controller = find(transport_id, options.hostnqn);
+    uint32_t digests = config->flags & (DLFS_SPDK_HEADER_DIGEST | DLFS_SPDK_DATA_DIGEST);
+    if (controller != NULL && controller->fabrics && controller->digests != digests) {
+        (void)snprintf(message, message_bytes,
+                       "this process is connected to it already, with other digests");
+        return -EBUSY;
+    }
+    if (controller == NULL) {
+        unsigned mark = log_mark();
+        code = connect_new(config, transport_id, &options, &controller);
+        if (code < 0) {
+            log_text(mark, message, message_bytes);
+            return code;
+        }
+        controller->next = registry.first;
+        registry.first = controller;
+    }
+    controller->users++;
+    *out = controller;
+    return 0;
+}
+
+int controller_get(const dlfs_spdk_config *config,
+                   const struct spdk_nvme_transport_id *transport_id, char *message,
+                   size_t message_bytes, struct controller **out)
+{
+    (void)pthread_mutex_lock(&registry.lock);
+    int code = get_locked(config, transport_id, message, message_bytes, out);
+    (void)pthread_mutex_unlock(&registry.lock);
+    return code;
+}
+
+static void stop_thread(struct controller *controller)
+{
+    atomic_store(&controller->stopping, true);
+    (void)sem_post(&controller->wake);
+    (void)pthread_join(controller->thread, NULL);
+}
+
+void controller_put(struct controller *controller)
+{
+    (void)pthread_mutex_lock(&registry.lock);
+    controller->users--;
+    if (controller->users == 0) {
+        struct controller **link = &registry.first;
+        while (*link != controller) {
+            link = &(*link)->next;
+        }
+        *link = controller->next;
+        stop_thread(controller);
+        detach(controller);
+        controller_free(controller);
+    }
+    (void)pthread_mutex_unlock(&registry.lock);
+}
+
+void controller_stop_all(void)
+{
+    (void)pthread_mutex_lock(&registry.lock);
+    for (struct controller *controller = registry.first; controller != NULL;
+         controller = controller->next) {
+        stop_thread(controller);
+    }
+    registry.first = NULL;
+    (void)pthread_mutex_unlock(&registry.lock);
+}

@@ -1,0 +1,291 @@
+/*
+ * Namespaces as devices: opening and describing them, flushing, and single commands.
+ *
+ * Flushes and single I/O commands go through a queue pair of the device's own, made when it is
+ * first needed and used by one thread at a time.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "shim.h"
+
+#include <spdk/version.h>
+
+#define COMMAND_DEPTH 2u
+#define BLOCK_BYTES_MIN 512u
+#define BLOCK_BYTES_MAX 65536u
+
+uint32_t dlfs_spdk_version(void)
+{
+    return DLFS_SPDK_VERSION;
+}
+
+const char *dlfs_spdk_build(void)
+{
+    return SPDK_VERSION_STRING;
+}
+
+/* ---- flushes and single commands ------------------------------------------------------------- */
+
+/* With the command lock held. */
+static int have_command_queue(struct device *device)
+{
+    if (device->command_data == NULL) {
+        device->command_data = spdk_zmalloc(DLFS_SPDK_COMMAND_BYTES_MAX, 4096, NULL,
+                                            SPDK_ENV_NUMA_ID_ANY, SPDK_MALLOC_DMA);
+        if (device->command_data == NULL) {
+            return -ENOMEM;
+        }
+    }
+    if (device->command_queue != NULL) {
+        return 0;
+    }
+    void *made = NULL;
+    int code = queue_create(device, COMMAND_DEPTH, &made);
+    if (code == 0) {
+        device->command_queue = made;
+    }
+    return code;
+}
+
+static int run_one(struct device *device, const dlfs_operation *operation)
+{
+    dlfs_completion completion;
+    int code = queue_submit(device->command_queue, operation, 1);
+    if (code < 0) {
+        return code;
+    }
+    code = queue_poll(device->command_queue, &completion, 1, -1);
+    return code < 0 ? code : completion.result < 0 ? (int)completion.result : 0;
+}
+
+/*
+ * A flush that comes after a reset of the controller cannot speak for what was in its volatile
+ * cache before: it fails once, and the next ones are for newer writes.
+ */
+static int device_flush(void *argument)
+{
+    struct device *device = argument;
+    if (environment_is_foreign()) {
+        return DLFS_E_CLOSED;
+    }
+    dlfs_operation operation = {.length_bytes = 1, .kind = OP_FLUSH};
+    uint64_t since = atomic_exchange(&device->dirty_since, 0);
+    (void)pthread_mutex_lock(&device->command_lock);
+    int code = have_command_queue(device);
+    if (code == 0) {
+        code = run_one(device, &operation);
+    }
+    (void)pthread_mutex_unlock(&device->command_lock);
+    bool lost = since != 0 && since != atomic_load(&device->controller->losses) + 1;
+    return code == 0 && lost && device->volatile_cache ? -EIO : code;
+}
+
+static int run_io(struct device *device, dlfs_spdk_command *command, void *data,
+                  uint32_t data_bytes)
+{
+    (void)pthread_mutex_lock(&device->command_lock);
+    int code = have_command_queue(device);
+    if (code == 0) {
+        struct raw_command raw = {.command = command,
+                                  .data = data_bytes > 0 ? device->command_data : NULL,
+                                  .data_bytes = data_bytes};
+        dlfs_operation operation = {.buffer = &raw, .length_bytes = 1, .kind = OP_COMMAND};
+        if (data_bytes > 0 && command->to_device) {
+            memcpy(raw.data, data, data_bytes);
+        }
+        code = run_one(device, &operation);
+        if (code == 0 && data_bytes > 0 && !command->to_device) {
+            memcpy(data, raw.data, data_bytes);
+        }
+    }
+    (void)pthread_mutex_unlock(&device->command_lock);
+    return code;
+}
+
+int dlfs_spdk_run(struct dlfs_external *external, uint32_t queue, dlfs_spdk_command *command,
+                  void *data, uint32_t data_bytes)
+{
+    if (external == NULL || command == NULL || queue > DLFS_SPDK_IO || command->opcode > 0xff ||
+        data_bytes > DLFS_SPDK_COMMAND_BYTES_MAX || data_bytes % 4 != 0 ||
+        (data == NULL) != (data_bytes == 0)) {
+        return -EINVAL;
+    }
+    if (environment_is_foreign()) {
+        return DLFS_E_CLOSED;
+    }
+    struct device *device = (struct device *)external;
+    if (queue == DLFS_SPDK_IO) {
+        return run_io(device, command, data, data_bytes);
+    }
+    return controller_run(device->controller, device->reconnect_ms, device->timeout_ms, command,
+                          data, data_bytes);
+}
+
+/* ---- life ------------------------------------------------------------------------------------ */
+
+static void device_destroy(void *argument)
+{
+    struct device *device = argument;
+    if (environment_is_foreign()) {
+        if (device->command_queue != NULL) {
+            queue_abandon(device->command_queue);
+        }
+        free(device);
+        return;
+    }
+    if (device->command_queue != NULL) {
+        queue_destroy(device->command_queue);
+    }
+    spdk_free(device->command_data);
+    controller_put(device->controller);
+    (void)pthread_mutex_destroy(&device->command_lock);
+    free(device);
+}
+
+static const struct dlfs_external_ops device_ops = {
+    .version = DLFS_EXTERNAL_VERSION,
+    .flush = device_flush,
+    .destroy = device_destroy,
+    .queue_create = queue_create,
+    .queue_submit = queue_submit,
+    .queue_poll = queue_poll,
+    .queue_register = queue_register,
+    .queue_descriptor = NULL, /* SPDK polls */
+    .queue_destroy = queue_destroy,
+    .queue_abandon = queue_abandon,
+};
+
+/* Identify's text is padded with spaces, and need not be text. */
+static void copy_text(char *to, const void *from, size_t bytes)
+{
+    const uint8_t *source = from;
+    size_t length = bytes;
+    while (length > 0 && (source[length - 1] == ' ' || source[length - 1] == '\0')) {
+        length--;
+    }
+    for (size_t i = 0; i < length; i++) {
+        to[i] = source[i] >= ' ' && source[i] <= '~' ? (char)source[i] : '?';
+    }
+    to[length] = '\0';
+}
+
+static void describe(struct device *device, struct spdk_nvme_ns *ns)
+{
+    dlfs_spdk_info *info = &device->info;
+    struct spdk_nvme_ctrlr *controller = device->controller->spdk;
+    const struct spdk_nvme_ctrlr_data *data = spdk_nvme_ctrlr_get_data(controller);
+    const struct spdk_nvme_ns_data *ns_data = spdk_nvme_ns_get_data(ns);
+    const struct spdk_uuid *uuid = spdk_nvme_ns_get_uuid(ns);
+    info->block_bytes = spdk_nvme_ns_get_sector_size(ns);
+    info->size_bytes = spdk_nvme_ns_get_num_sectors(ns) * info->block_bytes;
+    info->max_transfer_bytes = spdk_nvme_ns_get_max_io_xfer_size(ns);
+    memcpy(info->nguid, ns_data->nguid, sizeof info->nguid);
+    for (size_t i = 0; i < sizeof info->eui64; i++) { /* SPDK has it as a number */
+        info->eui64[i] = (uint8_t)(ns_data->eui64 >> (8 * i));
+    }
+    if (uuid != NULL) {
+        memcpy(info->uuid, uuid, sizeof info->uuid);
+    }
+    device->volatile_cache = data->vwc.present != 0;
+    copy_text(info->model, data->mn, sizeof data->mn);
+    copy_text(info->serial, data->sn, sizeof data->sn);
+    copy_text(info->firmware, data->fr, sizeof data->fr);
+    size_t nqn_bytes = strnlen((const char *)data->subnqn, sizeof info->subsystem_nqn - 1);
+    copy_text(info->subsystem_nqn, data->subnqn, nqn_bytes);
+}
+
+/* Finds the namespace and checks that its blocks are plain ones. */
+static int open_namespace(struct device *device, char *message, size_t message_bytes)
+{
+    struct spdk_nvme_ns *ns = spdk_nvme_ctrlr_get_ns(device->controller->spdk, device->nsid);
+    if (ns == NULL || !spdk_nvme_ns_is_active(ns)) {
+        (void)snprintf(message, message_bytes, "it has no namespace %u", device->nsid);
+        return DLFS_E_NOT_FOUND;
+    }
+    uint32_t block_bytes = spdk_nvme_ns_get_sector_size(ns);
+    if (spdk_nvme_ns_get_md_size(ns) > 0 || block_bytes < BLOCK_BYTES_MIN ||
+        block_bytes > BLOCK_BYTES_MAX || (block_bytes & (block_bytes - 1)) != 0) {
+        (void)snprintf(message, message_bytes,
+                       "expected blocks of 512 to 65536 bytes without metadata, got %u and %u of "
+                       "metadata",
+                       block_bytes, spdk_nvme_ns_get_md_size(ns));
+        return -EINVAL;
+    }
+    describe(device, ns);
+    return 0;
+}
+
+static int open_device(const dlfs_spdk_config *config, char *message, size_t message_bytes,
+                       struct device *device)
+{
+    struct spdk_nvme_transport_id transport_id;
+    unsigned mark = log_mark();
+    int code = transport_parse(config->transport_id, &transport_id);
+    if (code < 0) {
+        log_text(mark, message, message_bytes);
+        return code;
+    }
+    bool needs_pci = transport_id.trtype == SPDK_NVME_TRANSPORT_PCIE;
+    code = environment_start(config, needs_pci, message, message_bytes);
+    if (code < 0) {
+        return code;
+    }
+    code = controller_get(config, &transport_id, message, message_bytes, &device->controller);
+    if (code < 0) {
+        return code;
+    }
+    code = open_namespace(device, message, message_bytes);
+    if (code < 0) {
+        controller_put(device->controller);
+    }
+    return code;
+}
+
+int dlfs_spdk_open(const dlfs_spdk_config *config, char *message, size_t message_bytes,
+                   struct dlfs_external **out)
+{
+    if (config == NULL || config->transport_id == NULL || message == NULL || message_bytes == 0 ||
+        out == NULL || config->timeout_ms == 0 || config->connect_ms == 0) {
+        return -EINVAL;
+    }
+    message[0] = '\0';
+    struct device *device = calloc(1, sizeof *device);
+    if (device == NULL) {
+        return -ENOMEM;
+    }
+    device->nsid = config->nsid;
+    device->flags = config->flags;
+    device->timeout_ms = config->timeout_ms;
+    device->reconnect_ms = config->reconnect_ms;
+    int code = open_device(config, message, message_bytes, device);
+    if (code < 0) {
+        free(device);
+        return code;
+    }
+    (void)pthread_mutex_init(&device->command_lock, NULL);
+    device->external = (struct dlfs_external){
+        .ops = &device_ops,
+        .device = device,
+        .kind = "spdk",
+        .size_bytes = device->info.size_bytes,
+        .block_bytes = device->info.block_bytes,
+        .writable = (config->flags & DLFS_SPDK_WRITE) != 0,
+    };
+    *out = &device->external;
+    return 0;
+}
+
+void dlfs_spdk_close(struct dlfs_external *external)
+{
+    if (external != NULL) {
+        device_destroy(external->device);
+    }
+}
+
+void dlfs_spdk_describe(const struct dlfs_external *external, dlfs_spdk_info *info)
+{
+    *info = ((const struct device *)external)->info;
+}

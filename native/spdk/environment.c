@@ -1,0 +1,272 @@
+/*
+ * SPDK's environment: started once in a process, by a thread of its own.
+ *
+ * DPDK makes the thread that starts it its main one and binds it to a CPU, with every thread that
+ * it starts later. A thread that does nothing else and ends is bound here instead, so that the
+ * program's threads keep the CPUs they had. Its single logical core may run on any of the CPUs that
+ * the process may use, or on those of the option.
+ *
+ * SPDK installs a handler for SIGBUS when it is loaded, for devices that are pulled out; it returns
+ * from any other SIGBUS too, which then comes again for ever. Whoever loads this library restores
+ * the handler that was there (dlfs/_native/spdk.py); SPDK's is put back here when PCI is used.
+ *
+ * What SPDK logs is kept in a short ring, for the messages of errors.
+ */
+#include "shim.h"
+
+#include <errno.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/types.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <spdk/log.h>
+
+#define LOG_LINES 16u
+#define LOG_LINE_BYTES 200u
+#define CORES_BYTES 1024u
+
+struct environment {
+    pthread_mutex_t lock;
+    bool started;
+    bool pci;
+    bool huge;
+    int32_t shm_id;
+    char cores[CORES_BYTES]; /* as the option said it */
+    _Atomic pid_t owner;     /* 0 before it was started */
+    struct sigaction sigbus; /* SPDK's */
+};
+
+static struct environment environment = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static struct {
+    pthread_mutex_t lock;
+    unsigned count;
+    char lines[LOG_LINES][LOG_LINE_BYTES];
+} ring = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+uint64_t shim_clock_ns(void)
+{
+    struct timespec now;
+    (void)clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
+}
+
+void shim_sleep_ns(uint64_t duration_ns)
+{
+    struct timespec pause = {.tv_sec = (time_t)(duration_ns / UINT64_C(1000000000)),
+                             .tv_nsec = (long)(duration_ns % UINT64_C(1000000000))};
+    (void)nanosleep(&pause, NULL);
+}
+
+/* ---- what SPDK says -------------------------------------------------------------------------- */
+
+__attribute__((format(printf, 5, 0))) static void log_line(int level, const char *file, int line,
+                                                           const char *function, const char *format,
+                                                           va_list arguments)
+{
+    (void)file;
+    (void)line;
+    (void)function;
+    if (level > SPDK_LOG_ERROR) {
+        return;
+    }
+    (void)pthread_mutex_lock(&ring.lock);
+    char *text = ring.lines[ring.count % LOG_LINES];
+    ring.count++;
+    (void)vsnprintf(text, LOG_LINE_BYTES, format, arguments);
+    text[strcspn(text, "\n")] = '\0';
+    (void)pthread_mutex_unlock(&ring.lock);
+}
+
+unsigned log_mark(void)
+{
+    (void)pthread_mutex_lock(&ring.lock);
+    unsigned mark = ring.count;
+    (void)pthread_mutex_unlock(&ring.lock);
+    return mark;
+}
+
+void log_text(unsigned mark, char *text, size_t text_bytes)
+{
+    size_t used = 0;
+    text[0] = '\0';
+    (void)pthread_mutex_lock(&ring.lock);
+    unsigned first = ring.count - mark > LOG_LINES ? ring.count - LOG_LINES : mark;
+    for (unsigned i = first; i != ring.count && used < text_bytes; i++) {
+        int wrote = snprintf(text + used, text_bytes - used, "%s%s", used > 0 ? "; " : "",
+                             ring.lines[i % LOG_LINES]);
+        used += wrote > 0 ? (size_t)wrote : 0;
+    }
+    (void)pthread_mutex_unlock(&ring.lock);
+}
+
+/* ---- starting -------------------------------------------------------------------------------- */
+
+/* Runs after the constructors of SPDK's libraries. */
+__attribute__((constructor)) static void begin(void)
+{
+    (void)sigaction(SIGBUS, NULL, &environment.sigbus);
+    spdk_log_open(log_line);
+}
+
+/* The allowed CPUs as a list of DPDK's: "0,1,5". */
+static int list_cpus(char *text, size_t text_bytes)
+{
+    cpu_set_t allowed;
+    if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) {
+        return -errno;
+    }
+    size_t used = 0;
+    for (size_t cpu = 0; cpu < CPU_SETSIZE; cpu++) {
+        if (CPU_ISSET(cpu, &allowed)) {
+            int wrote = snprintf(text + used, text_bytes - used, "%s%zu", used > 0 ? "," : "", cpu);
+            used += wrote > 0 ? (size_t)wrote : 0;
+            if (used >= text_bytes) {
+                return -E2BIG;
+            }
+        }
+    }
+    return used > 0 ? 0 : -EINVAL;
+}
+
+struct start {
+    struct spdk_env_opts options;
+    int code;
+};
+
+static void *start_main(void *argument)
+{
+    struct start *start = argument;
+    start->code = spdk_env_init(&start->options);
+    return NULL;
+}
+
+/* In a thread of its own, with all signals blocked for it and what it starts. */
+static int start_apart(struct start *start)
+{
+    pthread_t thread;
+    sigset_t all;
+    sigset_t before;
+    (void)sigfillset(&all);
+    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
+    int error = pthread_create(&thread, NULL, start_main, start);
+    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (error != 0) {
+        return -error;
+    }
+    (void)pthread_join(thread, NULL);
+    return start->code;
+}
+
+static int start(const dlfs_spdk_config *config, bool huge, bool pci)
+{
+    char cpus[CORES_BYTES];
+    char map[CORES_BYTES + 8];
+    int error = 0;
+    if (config->cores == NULL) {
+        error = list_cpus(cpus, sizeof cpus);
+    } else if (snprintf(cpus, sizeof cpus, "%s", config->cores) >= (int)sizeof cpus) {
+        error = -EINVAL;
+    }
+    if (error < 0) {
+        return error;
+    }
+    (void)snprintf(map, sizeof map, "0@(%s)", cpus);
+    struct start apart = {.code = 0};
+    apart.options.opts_size = sizeof apart.options;
+    spdk_env_opts_init(&apart.options);
+    apart.options.name = "dlfs";
+    apart.options.core_mask = NULL;
+    apart.options.lcore_map = map;
+    apart.options.shm_id = config->shm_id < 0 ? -1 : config->shm_id;
+    apart.options.no_pci = !pci;
+    apart.options.no_huge = !huge;
+    if (!huge || config->memory_mib > 0) {
+        apart.options.mem_size = (int)config->memory_mib;
+    }
+    char quiet[] = "--log-level=lib.eal:error";
+    apart.options.env_context = quiet;
+    return start_apart(&apart);
+}
+
+static int check_running(const dlfs_spdk_config *config, bool needs_pci, char *message,
+                         size_t message_bytes)
+{
+    const char *wrong = NULL;
+    if (needs_pci && !environment.pci) {
+        wrong = "without PCI: open PCIe devices first, or others with huge=1";
+    } else if (config->huge != DLFS_SPDK_UNSET && (config->huge != 0) != environment.huge) {
+        wrong = environment.huge ? "with huge pages" : "without huge pages";
+    } else if (config->shm_id != DLFS_SPDK_UNSET && config->shm_id != environment.shm_id) {
+        wrong = "with another shm_id";
+    } else if (config->cores != NULL && strcmp(config->cores, environment.cores) != 0) {
+        wrong = "on other cores";
+    }
+    if (wrong == NULL) {
+        return 0;
+    }
+    (void)snprintf(message, message_bytes, "this process started SPDK %s", wrong);
+    return -EBUSY;
+}
+
+static int start_first(const dlfs_spdk_config *config, bool needs_pci, char *message,
+                       size_t message_bytes)
+{
+    bool huge = config->huge == DLFS_SPDK_UNSET ? needs_pci : config->huge != 0;
+    bool pci = huge || needs_pci;
+    unsigned mark = log_mark();
+    int error = start(config, huge, pci);
+    if (error < 0) {
+        char said[512];
+        log_text(mark, said, sizeof said);
+        (void)snprintf(message, message_bytes, "start SPDK's environment %s huge pages: %s",
+                       huge ? "with" : "without", said);
+        return error;
+    }
+    if (pci) {
+        (void)sigaction(SIGBUS, &environment.sigbus, NULL);
+    }
+    environment.started = true;
+    environment.pci = pci;
+    environment.huge = huge;
+    environment.shm_id = config->shm_id;
+    (void)snprintf(environment.cores, sizeof environment.cores, "%s",
+                   config->cores != NULL ? config->cores : "");
+    atomic_store(&environment.owner, getpid());
+    return 0;
+}
+
+int environment_start(const dlfs_spdk_config *config, bool needs_pci, char *message,
+                      size_t message_bytes)
+{
+    if (environment_is_foreign()) {
+        (void)snprintf(message, message_bytes,
+                       "this process is a fork of one that uses SPDK, which does not survive it");
+        return DLFS_E_CLOSED;
+    }
+    (void)pthread_mutex_lock(&environment.lock);
+    int error = environment.started ? check_running(config, needs_pci, message, message_bytes)
+                                    : start_first(config, needs_pci, message, message_bytes);
+    (void)pthread_mutex_unlock(&environment.lock);
+    return error;
+}
+
+bool environment_is_foreign(void)
+{
+    pid_t owner = atomic_load(&environment.owner);
+    return owner != 0 && owner != getpid();
+}
+
+/* Before SPDK's libraries take their memory down: nobody may use it any more. */
+__attribute__((destructor)) static void stop(void)
+{
+    if (atomic_load(&environment.owner) == getpid()) {
+        controller_stop_all();
+    }
+}

@@ -1,0 +1,348 @@
+/*
+ * Operations on their way to SPDK and back.
+ *
+ * An operation takes a slot until its completion is handed out. It goes to SPDK as one request, or
+ * as several pieces when it is very long or its data takes the way by SPDK's memory; SPDK splits
+ * requests further for what the controller can transfer at once. What SPDK has no room for waits in
+ * order.
+ *
+ * Requests that a lost connection aborts go again, reads and writes alike (whole blocks at fixed
+ * places, from a buffer that may not change). One that was not answered in time ends with
+ * DLFS_E_TIMEOUT when its connection does. Every operation ends within timeout_ms + reconnect_ms,
+ * while it is polled.
+ *
+ * Source: NVM Express Base Specification 2.0, section 3.3.3.2.1 (status codes).
+ */
+#include "queue.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include <spdk/likely.h>
+
+/* ---- slots ----------------------------------------------------------------------------------- */
+
+static void append(struct queue *queue, struct list *list, uint32_t number)
+{
+    queue->slots[number].next = NONE;
+    if (list->first == NONE) {
+        list->first = number;
+    } else {
+        queue->slots[list->last].next = number;
+    }
+    list->last = number;
+}
+
+static uint32_t take(struct queue *queue, struct list *list)
+{
+    uint32_t number = list->first;
+    list->first = queue->slots[number].next;
+    return number;
+}
+
+static bool issued_all(const struct slot *slot)
+{
+    return slot->issued_bytes >= slot->operation.length_bytes || slot->code < 0 || slot->late;
+}
+
+/* A slot without pieces in flight that does not wait: done, or once more. */
+static void settle(struct queue *queue, uint32_t number)
+{
+    struct slot *slot = &queue->slots[number];
+    if (slot->pieces > 0 || slot->waiting) {
+        return;
+    }
+    if (slot->late) {
+        slot->code = DLFS_E_TIMEOUT;
+    }
+    if (slot->code == 0 && slot->again) {
+        uint64_t now = shim_clock_ns();
+        uint64_t deadline_ns = now + queue->device->timeout_ms * NS_PER_MS;
+        if (now < slot->end_ns) {
+            slot->deadline_ns = deadline_ns < slot->end_ns ? deadline_ns : slot->end_ns;
+            slot->again = false;
+            slot->issued_bytes = 0;
+            slot->waiting = true;
+            append(queue, &queue->waiting, number);
+            return;
+        }
+        slot->code = DLFS_E_LOST;
+    }
+    append(queue, &queue->finished, number);
+}
+
+void request_fail_waiting(struct queue *queue, int code)
+{
+    while (queue->waiting.first != NONE) {
+        uint32_t number = take(queue, &queue->waiting);
+        struct slot *slot = &queue->slots[number];
+        slot->waiting = false;
+        if (slot->code == 0) {
+            slot->code = code;
+        }
+        settle(queue, number);
+    }
+}
+
+/* ---- completions ----------------------------------------------------------------------------- */
+
+static bool is_generic(const struct spdk_nvme_cpl *completion, unsigned code)
+{
+    return completion->status.sct == SPDK_NVME_SCT_GENERIC && completion->status.sc == code;
+}
+
+static bool was_aborted(const struct spdk_nvme_cpl *completion)
+{
+    return is_generic(completion, SPDK_NVME_SC_ABORTED_SQ_DELETION) ||
+           is_generic(completion, SPDK_NVME_SC_ABORTED_BY_REQUEST) ||
+           is_generic(completion, SPDK_NVME_SC_COMMAND_TRANSIENT_TRANSPORT_ERROR);
+}
+
+static int code_of(const struct spdk_nvme_cpl *completion)
+{
+    if (completion->status.sct == SPDK_NVME_SCT_PATH) {
+        return DLFS_E_LOST;
+    }
+    if (completion->status.sct != SPDK_NVME_SCT_GENERIC) {
+        return -EIO;
+    }
+    switch (completion->status.sc) {
+    case SPDK_NVME_SC_LBA_OUT_OF_RANGE:
+        return DLFS_E_TRUNCATED;
+    case SPDK_NVME_SC_INVALID_NAMESPACE_OR_FORMAT:
+        return DLFS_E_LOST;
+    case SPDK_NVME_SC_CAPACITY_EXCEEDED:
+        return -ENOSPC;
+    case SPDK_NVME_SC_COMMAND_NAMESPACE_IS_PROTECTED:
+        return -EROFS;
+    case SPDK_NVME_SC_RESERVATION_CONFLICT:
+        return -EBADE;
+    default:
+        return -EIO;
+    }
+}
+
+static void piece_free(struct queue *queue, struct piece *piece)
+{
+    uint32_t *list = piece->bounce != NULL ? &queue->free_bounced : &queue->free_piece;
+    piece->next = *list;
+    *list = (uint32_t)(piece - queue->pieces);
+}
+
+static void piece_succeeded(const struct piece *piece, struct slot *slot)
+{
+    if (piece->bounced && slot->operation.kind == DLFS_OP_READ) {
+        memcpy((uint8_t *)slot->operation.buffer + piece->start, piece->bounce, piece->bytes);
+    }
+}
+
+/* SPDK's callback, in the thread that polls or takes the connection down. */
+static void piece_done(void *argument, const struct spdk_nvme_cpl *completion)
+{
+    struct piece *piece = argument;
+    struct queue *queue = piece->queue;
+    struct slot *slot = &queue->slots[piece->slot];
+    uint32_t number = piece->slot;
+    if (slot->operation.kind == OP_COMMAND) {
+        struct raw_command *raw = slot->operation.buffer;
+        command_answer(raw->command, completion);
+        slot->code = was_aborted(completion) ? DLFS_E_LOST : 0;
+    } else if (spdk_likely(!spdk_nvme_cpl_is_error(completion))) {
+        piece_succeeded(piece, slot);
+    } else if (was_aborted(completion)) {
+        slot->again = true;
+    } else if (slot->code == 0) {
+        slot->code = code_of(completion);
+    }
+    piece_free(queue, piece);
+    queue->flying--;
+    slot->pieces--;
+    settle(queue, number);
+}
+
+/* ---- issuing --------------------------------------------------------------------------------- */
+
+/* A free piece of the right kind, or NULL. */
+static struct piece *piece_take(struct queue *queue, bool bounced)
+{
+    uint32_t *list =
+        bounced || queue->free_piece == NONE ? &queue->free_bounced : &queue->free_piece;
+    if (*list == NONE) {
+        return NULL;
+    }
+    struct piece *piece = &queue->pieces[*list];
+    *list = piece->next;
+    return piece;
+}
+
+static bool needs_bounce(const struct queue *queue, const dlfs_operation *operation)
+{
+    if (operation->kind >= OP_FLUSH) {
+        return false; /* nothing, or memory of SPDK's already */
+    }
+    return queue->needs_dma &&
+           !range_holds(queue->range, operation->buffer, operation->length_bytes);
+}
+
+static int request(struct queue *queue, const struct slot *slot, struct piece *piece)
+{
+    const dlfs_operation *operation = &slot->operation;
+    uint8_t *data = (uint8_t *)operation->buffer + piece->start;
+    uint32_t block_bytes = queue->device->external.block_bytes;
+    uint64_t first = (operation->offset_bytes + piece->start) / block_bytes;
+    uint32_t blocks = piece->bytes / block_bytes;
+    if (piece->bounced) {
+        data = piece->bounce;
+    }
+    if (operation->kind == DLFS_OP_READ) {
+        return spdk_nvme_ns_cmd_read(queue->ns, queue->spdk, data, first, blocks, piece_done, piece,
+                                     0);
+    }
+    if (operation->kind == DLFS_OP_WRITE) {
+        if (piece->bounced) {
+            memcpy(data, (uint8_t *)operation->buffer + piece->start, piece->bytes);
+        }
+        return spdk_nvme_ns_cmd_write(queue->ns, queue->spdk, data, first, blocks, piece_done,
+                                      piece, 0);
+    }
+    if (operation->kind == OP_FLUSH) {
+        return spdk_nvme_ns_cmd_flush(queue->ns, queue->spdk, piece_done, piece);
+    }
+    struct raw_command *raw = operation->buffer;
+    struct spdk_nvme_cmd command;
+    command_encode(raw->command, &command);
+    return spdk_nvme_ctrlr_cmd_io_raw(queue->controller->spdk, queue->spdk, &command, raw->data,
+                                      raw->data_bytes, piece_done, piece);
+}
+
+/* Issues the next piece of a slot: 0, -ENOMEM when there is no room now, -ENXIO when the connection
+ * is gone. Any other error is the slot's. */
+static int issue_piece(struct queue *queue, uint32_t number)
+{
+    struct slot *slot = &queue->slots[number];
+    bool bounced = needs_bounce(queue, &slot->operation);
+    struct piece *piece = piece_take(queue, bounced);
+    if (piece == NULL) {
+        return -ENOMEM;
+    }
+    uint64_t left = slot->operation.length_bytes - slot->issued_bytes;
+    uint32_t limit = bounced ? BOUNCE_BYTES : PIECE_BYTES;
+    piece->start = slot->issued_bytes;
+    piece->bytes = left < limit ? (uint32_t)left : limit;
+    piece->slot = number;
+    piece->bounced = bounced;
+    slot->pieces++;
+    slot->issued_bytes += piece->bytes;
+    queue->flying++;
+    int code = request(queue, slot, piece);
+    if (code == 0) {
+        return 0;
+    }
+    queue->flying--;
+    slot->pieces--;
+    slot->issued_bytes -= piece->bytes;
+    piece_free(queue, piece);
+    if (code != -ENOMEM && code != -ENXIO && code != -EAGAIN && slot->code == 0) {
+        slot->code = code;
+        return 0;
+    }
+    return code == -EAGAIN ? -ENOMEM : code;
+}
+
+bool request_issue(struct queue *queue)
+{
+    while (queue->waiting.first != NONE) {
+        uint32_t number = queue->waiting.first;
+        struct slot *slot = &queue->slots[number];
+        int code = issued_all(slot) ? 0 : issue_piece(queue, number);
+        if (code < 0) {
+            return code != -ENXIO;
+        }
+        if (issued_all(slot)) {
+            (void)take(queue, &queue->waiting);
+            slot->waiting = false;
+            settle(queue, number);
+        }
+    }
+    return true;
+}
+
+/* ---- in and out ------------------------------------------------------------------------------ */
+
+/* Remembers when the oldest write that no flush has covered was made, counted in losses. */
+static void note_write(struct queue *queue)
+{
+    uint64_t clean = 0;
+    uint64_t since = atomic_load(&queue->controller->losses) + 1;
+    (void)atomic_compare_exchange_strong(&queue->device->dirty_since, &clean, since);
+}
+
+void request_add(struct queue *queue, const dlfs_operation *operation, uint64_t now)
+{
+    uint32_t number = queue->free_slot;
+    struct slot *slot = &queue->slots[number];
+    uint64_t deadline_ns = now + queue->device->timeout_ms * NS_PER_MS;
+    queue->free_slot = slot->next;
+    *slot = (struct slot){.operation = *operation,
+                          .deadline_ns = deadline_ns,
+                          .end_ns = deadline_ns + queue->device->reconnect_ms * NS_PER_MS,
+                          .waiting = true,
+                          .used = true};
+    append(queue, &queue->waiting, number);
+    if (operation->kind == DLFS_OP_WRITE) {
+        note_write(queue);
+    }
+}
+
+uint32_t request_take_finished(struct queue *queue, dlfs_completion *completions, uint32_t count)
+{
+    uint32_t filled = 0;
+    while (filled < count && queue->finished.first != NONE) {
+        uint32_t number = take(queue, &queue->finished);
+        struct slot *slot = &queue->slots[number];
+        int64_t result = slot->code < 0 ? slot->code : (int64_t)slot->operation.length_bytes;
+        completions[filled++] = (dlfs_completion){.tag = slot->operation.tag, .result = result};
+        slot->used = false;
+        slot->next = queue->free_slot;
+        queue->free_slot = number;
+    }
+    return filled;
+}
+
+static bool is_overdue(const struct slot *slot, uint64_t now)
+{
+    return slot->used && slot->pieces > 0 && now > slot->deadline_ns;
+}
+
+bool request_mark_late(struct queue *queue, uint64_t now)
+{
+    bool late = false;
+    for (uint32_t number = 0; number < queue->depth; number++) {
+        late = late || is_overdue(&queue->slots[number], now);
+    }
+    for (uint32_t number = 0; late && number < queue->depth; number++) {
+        struct slot *slot = &queue->slots[number];
+        bool write = slot->used && slot->pieces > 0 && slot->operation.kind == DLFS_OP_WRITE;
+        slot->late = write || is_overdue(slot, now);
+    }
+    return late;
+}
+
+void request_init(struct queue *queue)
+{
+    queue->waiting.first = NONE;
+    queue->finished.first = NONE;
+    queue->free_piece = NONE;
+    queue->free_bounced = NONE;
+    for (uint32_t number = 0; number < queue->depth; number++) {
+        queue->slots[number].next = number + 1;
+    }
+    for (uint32_t number = queue->piece_count; number-- > 0;) {
+        struct piece *piece = &queue->pieces[number];
+        piece->queue = queue;
+        if (number < queue->bounce_count) {
+            piece->bounce = queue->bounce + (size_t)number * BOUNCE_BYTES;
+        }
+        piece_free(queue, piece);
+    }
+}
