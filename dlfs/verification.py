@@ -4,12 +4,16 @@ Samples are read as whole chunks in storage order, at the devices' sequential sp
 native code. Nothing that a cache or another process holds is trusted: all is read from media now.
 Padding and free chunks are not looked at, nothing depends on them. A dataset that is removed
 meanwhile is left out from there on.
+
+With replicas, every copy is checked by itself, and what is wrong names the member where it lies. A
+member that is missing or degraded is one finding; its copies are none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,12 +25,14 @@ from dlfs.errors import DeviceError, DlfsError, FormatError
 from dlfs.format.catalog import DatasetRecord
 from dlfs.format.geometry import DataSpace
 from dlfs.format.paths import display
-from dlfs.store.chunk_reader import FailedRead, scan_space
+from dlfs.store.chunk_reader import Choice, FailedRead, Window, scan_space
 from dlfs.store.info import describe_member
-from dlfs.store.transaction import Generation, load_generation
+from dlfs.store.segments import read_segment
+from dlfs.store.transaction import Generation, load_generation, read_catalog
 
 Progress = Callable[[int, int], None]
 Places = NDArray[np.int64]
+Bytes = NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +40,7 @@ class Finding:
     """One thing that is wrong.
 
     Attributes:
-        kind: ``superblock``, ``catalog``, ``directory`` or ``sample``.
+        kind: ``member``, ``superblock``, ``catalog``, ``directory`` or ``sample``.
         message: all of it, for people.
         dataset: name of the dataset concerned.
         version: of that dataset.
@@ -70,8 +76,10 @@ def verify_volume(
     Yields:
         What is wrong.
     """
+    yield from _verify_members(generation)
     yield from _verify_superblocks(generation)
-    total = sum(r.data_bytes + r.entries_bytes + r.names_bytes for r in records)
+    yield from _verify_catalog(generation)
+    total = sum(_size_of(generation, record) for record in records)
     done = 0
     progress(done, total)
     for record in records:
@@ -80,8 +88,75 @@ def verify_volume(
             if _is_removed(generation, record):
                 break
             yield finding
-        done += record.data_bytes + record.entries_bytes + record.names_bytes
+        done += _size_of(generation, record)
         progress(done, total)
+
+
+def _size_of(generation: Generation, record: DatasetRecord) -> int:
+    """What there is to read of a dataset: all copies of its data, and its directory."""
+    data_bytes = record.data_bytes * generation.geometry.replicas
+    return data_bytes + record.entries_bytes + record.names_bytes
+
+
+def _verify_members(generation: Generation) -> Iterator[Finding]:
+    for member in generation.absent:
+        yield Finding(kind="member", message=str(member), member=member.device.uri)
+
+
+def _verify_catalog(generation: Generation) -> Iterator[Finding]:
+    """The copies of the catalog beside the one that was read to open the volume."""
+    superblock, geometry = generation.superblock, generation.geometry
+    if geometry.replicas == 1:
+        return
+    space = DataSpace(geometry, superblock.catalog_runs)
+    raw = read_catalog(generation.members, superblock)[1]
+    yield from _compare_copies(generation, space, raw, "the catalog", kind="catalog")
+
+
+def _compare_copies(
+    generation: Generation, space: DataSpace, right: Bytes, what: str, **fields: Any
+) -> Iterator[Finding]:
+    """Compare each chunk's copies with what is right; one finding for each chunk of each copy."""
+    for copy in range(space.geometry.replicas):
+        for window in scan_space(generation.sources, space, Choice(copy=copy, only=True)):
+            yield from _compare_window(generation, space, right, copy, window, what, fields)
+
+
+def _compare_window(
+    generation: Generation,
+    space: DataSpace,
+    right: Bytes,
+    copy: int,
+    window: Window,
+    what: str,
+    fields: dict[str, Any],
+) -> Iterator[Finding]:
+    chunk_bytes = space.geometry.chunk_bytes
+    end = min(window.address + window.memory.nbytes, right.nbytes)
+    for address in range(window.address, end, chunk_bytes):
+        expected = right[address : min(address + chunk_bytes, end)]
+        got = window.memory[address - window.address :][: expected.nbytes]
+        failure = next((f for f in window.failures if _overlaps(f, address, chunk_bytes)), None)
+        if failure is not None and failure.absent:
+            continue
+        if failure is None and np.array_equal(got, expected):
+            continue
+        at = 0 if failure is not None else int(np.argmax(got != expected))
+        member, offset_bytes = space.resolve(address + at, copy)
+        uri = generation.devices[member].uri
+        reason = "expected what other copies have, got other bytes" if failure is None else None
+        yield Finding(
+            message=f"{what}, copy {copy}: {uri} at byte {offset_bytes}: "
+            f"{reason or (failure and failure.error)}",
+            member=uri,
+            offset_bytes=offset_bytes,
+            **fields,
+        )
+
+
+def _overlaps(failure: FailedRead, address: int, length_bytes: int) -> bool:
+    end = address + length_bytes
+    return failure.address < end and address < failure.address + failure.length_bytes
 
 
 def _verify_superblocks(generation: Generation) -> Iterator[Finding]:
@@ -116,6 +191,7 @@ class _DatasetCheck:
         self._record = record
         self._space = DataSpace(generation.geometry, record.data_runs)
         self._name = f"dataset {display(record.name)!r} version {record.version}"
+        self._copy = 0  # that is being checked
 
     def run(self, progress: Callable[[int], None]) -> Iterator[Finding]:
         try:
@@ -125,11 +201,15 @@ class _DatasetCheck:
             return
         try:
             yield from self._check_directory(directory)
-            segment_bytes = self._record.entries_bytes + self._record.names_bytes
-            progress(segment_bytes)
-            yield from self._check_samples(
-                directory, lambda address: progress(segment_bytes + address)
-            )
+            done = self._record.entries_bytes + self._record.names_bytes
+            progress(done)
+            for copy in range(self._space.geometry.replicas):
+                self._copy = copy
+                yield from self._check_samples(
+                    directory,
+                    lambda address, done=done: progress(done + address),  # type: ignore[misc]
+                )
+                done += self._record.data_bytes
         finally:
             directory.close()
 
@@ -150,22 +230,42 @@ class _DatasetCheck:
             directory.verify()
         except (FormatError, DeviceError) as error:
             yield self._directory_finding(error)
+        yield from self._check_directory_copies()
         total = int(directory.lengths().sum())
         if total != self._record.sample_bytes:
             yield self._directory_finding(
                 f"expected {self._record.sample_bytes} bytes in all samples, got {total}"
             )
 
+    def _check_directory_copies(self) -> Iterator[Finding]:
+        geometry = self._space.geometry
+        if geometry.replicas == 1:
+            return
+        try:
+            right = read_segment(self._generation.sources, geometry, self._record)
+        except (FormatError, DeviceError):
+            return  # found, and told, already
+        yield from _compare_copies(
+            self._generation,
+            DataSpace(geometry, self._record.directory_runs),
+            right[: self._record.entries_bytes + self._record.names_bytes],
+            f"{self._name}: the directory",
+            kind="directory",
+            dataset=display(self._record.name),
+            version=self._record.version,
+        )
+
     def _check_samples(
         self, directory: FrozenDirectory, progress: Callable[[int], None]
     ) -> Iterator[Finding]:
         addresses, lengths = directory.addresses().astype(np.int64), directory.lengths()
         outside = np.flatnonzero(addresses + lengths > self._space.size_bytes)
-        for index in outside.tolist():
+        for index in outside.tolist() if self._copy == 0 else ():
             yield self._sample_finding(directory, index, "lies outside the dataset's data")
         order = self._storage_order(directory, addresses)
         if order is None:
-            yield self._directory_finding("the order of samples on media is wrong")
+            if self._copy == 0:
+                yield self._directory_finding("the order of samples on media is wrong")
             order = np.argsort(addresses, kind="stable").astype(np.uint64)
         if len(outside):
             order = order[~np.isin(order, outside)]
@@ -201,7 +301,8 @@ class _DatasetCheck:
         expected = directory.crcs()
         first = 0
         failures: list[FailedRead] = []
-        for window in scan_space(self._generation.devices, self._space):
+        choice = Choice(copy=self._copy, only=True)
+        for window in scan_space(self._generation.sources, self._space, choice):
             failures += window.failures
             crcs = checker.check(order[first:], window=window.memory, window_address=window.address)
             passed = order[first : first + len(crcs)].astype(np.int64)
@@ -209,6 +310,9 @@ class _DatasetCheck:
             bad = crcs != expected[passed]
             for failure in failures:
                 bad |= _touches(failure, addresses[passed], lengths[passed])
+            for failure in failures:
+                if failure.absent and self._space.geometry.replicas > 1:
+                    bad &= ~_touches(failure, addresses[passed], lengths[passed])
             for position in np.flatnonzero(bad).tolist():
                 index = int(passed[position])
                 got = int(crcs[position])
@@ -228,7 +332,7 @@ class _DatasetCheck:
         path = directory.name(index)
         member, offset_bytes = None, None
         if address < self._space.size_bytes:
-            number, offset_bytes = self._space.resolve(address)
+            number, offset_bytes = self._space.resolve(address, self._copy)
             member = self._generation.devices[number].uri
         length = int(directory.lengths([index])[0])
         return Finding(

@@ -109,18 +109,25 @@ def load_generation(devices: Sequence[BlockDevice]) -> Generation:
     members, newest = assemble(devices)
     for _ in range(OPEN_ATTEMPTS):
         try:
-            return Generation(members, newest, _read_catalog(members, newest))
+            return Generation(members, newest, read_catalog(members, newest)[0])
         except FormatError:
             # A writer may have committed twice since, and reused the catalog's chunks.
             members, again = assemble(devices)
             if again.generation == newest.generation:
                 raise
             newest = again
-    return Generation(members, newest, _read_catalog(members, newest))
+    return Generation(members, newest, read_catalog(members, newest)[0])
 
 
-def _read_catalog(members: Sequence[Member], superblock: Superblock) -> Catalog:
-    """Read the catalog, from other copies while one is damaged."""
+def read_catalog(
+    members: Sequence[Member], superblock: Superblock
+) -> tuple[Catalog, NDArray[np.uint8]]:
+    """Read a catalog, from other copies while one is damaged; it and its bytes.
+
+    Raises:
+        FormatError: no copy is right; tells of the first.
+        DeviceError: no copy can be read.
+    """
     sources = [member.source for member in members]
     space = DataSpace(superblock.geometry, superblock.catalog_runs)
     member, offset_bytes = space.resolve(0)
@@ -129,7 +136,7 @@ def _read_catalog(members: Sequence[Member], superblock: Superblock) -> Catalog:
     for choice in alternatives(superblock.geometry):
         data = read_blocks(sources, space, 0, superblock.catalog_bytes, choice)
         try:
-            return decode_catalog(data.tobytes(), superblock, where)
+            return decode_catalog(data.tobytes(), superblock, where), data
         except FormatError as error:
             problem = problem or error
     assert problem is not None
@@ -214,9 +221,26 @@ class Transaction:
         except BaseException:
             self.close()
             raise
-        self.devices = self.base.devices
-        self.geometry = self.base.geometry
-        self.space = FreeSpace(self.base.catalog.free, reserve=self.catalog_chunks(1))
+        self._begin(self.base)
+
+    @classmethod
+    def over(cls, base: Generation) -> Self:
+        """A transaction on members that are open, locked, settled and as the caller says they are.
+
+        Args:
+            base: what the next generation follows; its members and their UUIDs are the next one's.
+        """
+        transaction = cls.__new__(cls)
+        transaction._devices = base.devices
+        transaction._open = True
+        transaction._begin(base)
+        return transaction
+
+    def _begin(self, base: Generation) -> None:
+        self.base = base
+        self.devices = base.devices
+        self.geometry = base.geometry
+        self.space = FreeSpace(base.catalog.free, reserve=self.catalog_chunks(1))
 
     def _check_volume(self, volume_uuid: UUID) -> None:
         superblock = self.base.superblock
@@ -270,11 +294,17 @@ class Transaction:
             writer.drain()
         flush_all(self.devices)
 
-    def commit(self, datasets: Sequence[DatasetRecord]) -> Generation:
+    def commit(
+        self, datasets: Sequence[DatasetRecord], *, first: Sequence[Member] = ()
+    ) -> Generation:
         """Make a catalog of these datasets the volume's next generation.
 
         Everything that they refer to must be flushed. Chunks that none of them holds are free in
         the new generation.
+
+        Args:
+            datasets: all that the next generation has.
+            first: members whose superblocks must be durable before any other is written.
 
         Raises:
             SpaceError: no room for the catalog, or none would be left for the commit after this
@@ -285,7 +315,9 @@ class Transaction:
         self._check_open()
         superblock, encoded = self._prepare(datasets)
         self._write_to(superblock.catalog_runs, [encoded])
-        write_superblocks(self.base.members, superblock)
+        if first:
+            write_superblocks(first, superblock)
+        write_superblocks([m for m in self.base.members if m not in first], superblock)
         return load_generation(self.devices)
 
     def _prepare(self, datasets: Sequence[DatasetRecord]) -> tuple[Superblock, NDArray[np.uint8]]:

@@ -372,3 +372,55 @@ def test_a_volume_is_made_with_as_many_copies_as_it_can_hold(tmp_path: Path) -> 
     with pytest.raises(dlfs.UsageError, match=r"expected 1\.\.1 replicas on 1 members, got 2"):
         dlfs.format_volume(str(tmp_path / "a"), size_bytes=MEMBER_BYTES, replicas=2)
     assert not (tmp_path / "a").exists()
+
+
+# ---- verify --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("copy", [0, 1])
+def test_verify_names_the_member_of_a_damaged_copy(uris: list[str], copy: int) -> None:
+    generation, parts = each_part(uris)
+    for (space, addresses), kind in zip(parts, ("catalog", "directory", "sample"), strict=True):
+        flip(generation, space, addresses[1], (copy,))
+        with dlfs.open(uris) as volume:
+            (finding,) = volume.verify()
+        member, offset = space.resolve(addresses[1], copy)
+        assert (finding.kind, finding.member) == (kind, uris[member])
+        if kind != "sample":
+            assert finding.offset_bytes == offset
+        assert uris[member] in finding.message
+        flip(generation, space, addresses[1], (copy,))
+    with dlfs.open(uris) as volume:
+        told = []
+        assert list(volume.verify(progress=lambda done, total: told.append((done, total)))) == []
+    assert told[-1][0] == told[-1][1]
+
+
+def test_verify_tells_of_damage_in_both_copies(uris: list[str]) -> None:
+    generation, parts = each_part(uris)
+    space, addresses = parts[2]
+    flip(generation, space, addresses[2], (0, 1))
+    with dlfs.open(uris) as volume:
+        findings = list(volume.verify())
+    assert {finding.member for finding in findings} == {
+        uris[space.resolve(addresses[2], copy)[0]] for copy in range(2)
+    }
+    assert len({finding.path for finding in findings}) == 1
+
+
+@pytest.mark.parametrize("lose", [remove, overwrite])
+def test_verify_of_a_degraded_volume(uris: list[str], lose: Callable[[str], None]) -> None:
+    lose(uris[2])
+    with dlfs.open(uris) as volume:
+        (finding,) = volume.verify()
+        assert (finding.kind, finding.member) == ("member", uris[2])
+        assert str(volume.members[2].uuid) in finding.message
+    generation, parts = each_part(uris)
+    space, addresses = parts[2]
+    there = next(a for a in addresses if space.resolve(a)[0] == 0)
+    flip(generation, space, there, (0,))
+    with dlfs.open(uris) as volume:
+        assert [(f.kind, f.member) for f in volume.verify()] == [
+            ("member", uris[2]),
+            ("sample", uris[0]),
+        ]

@@ -1,0 +1,53 @@
+"""Directory segments as bytes: read whole, from whichever copies are right.
+
+What lies in a segment is not looked at here, but its checksums, which cover every byte of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlfs._native.device import aligned_buffer
+from dlfs._native.directory import NativeDirectory
+from dlfs.block import BlockDevice
+from dlfs.errors import FormatError
+from dlfs.format.catalog import DatasetRecord
+from dlfs.format.geometry import DataSpace, Geometry
+from dlfs.store.chunk_reader import alternatives, read_into
+
+
+def read_segment(
+    sources: Sequence[BlockDevice], geometry: Geometry, record: DatasetRecord
+) -> NDArray[np.uint8]:
+    """Read a dataset's directory segment, both parts and what fills up their last chunk.
+
+    Raises:
+        FormatError: no copy is right; tells of the first.
+        DeviceError: no copy can be read.
+    """
+    space = DataSpace(geometry, record.directory_runs)
+    memory = aligned_buffer(space.size_bytes, max(geometry.block_bytes, 4096))
+    problem: FormatError | None = None
+    for choice in alternatives(geometry):
+        read_into(sources, space, 0, memory, choice)
+        try:
+            _verify(memory, record)
+        except FormatError as error:
+            problem = problem or error
+        else:
+            return memory
+    assert problem is not None
+    raise problem
+
+
+def _verify(memory: NDArray[np.uint8], record: DatasetRecord) -> None:
+    entries = memory[: record.entries_bytes]
+    directory = NativeDirectory(entries, label=f"the directory of {record.uuid}")
+    try:
+        directory.verify(0, entries)
+        directory.verify(1, memory[record.entries_bytes :][: record.names_bytes])
+    finally:
+        directory.close()
