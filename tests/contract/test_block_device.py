@@ -37,6 +37,7 @@ from dlfs.errors import (
     UsageError,
 )
 from dlfs.testing.devices import FaultyDevice, RecordingDevice
+from dlfs.testing.nvme import DEFAULT_NQN, Namespace, ScriptedTarget, Subsystem
 from dlfs.units import KIB, MIB
 from tests.nvmet.shared import OPEN
 from tests.nvmet.target import KernelTarget
@@ -101,6 +102,12 @@ def opener_of(kind: str, directory: Path) -> Iterator[Opener]:
             yield file_opener(path, "auto")
         finally:
             path.unlink(missing_ok=True)
+    elif kind in ("nvme-tcp", "nvme-tcp-digests"):
+        subsystem = Subsystem(DEFAULT_NQN, [Namespace(SIZE_BYTES)])
+        options = "&hdgst=1&ddgst=1" if kind == "nvme-tcp-digests" else ""
+        with ScriptedTarget([subsystem]) as target:
+            uri = target.uri() + options
+            yield lambda writable: open_device(uri, writable=writable)
     elif kind in ("loop-512", "loop-4096"):
         with loop_opener(directory / "disk.img", int(kind[5:])) as opener:
             yield opener
@@ -125,6 +132,8 @@ KINDS = [
     pytest.param("tmpfs"),
     pytest.param("loop-512", marks=pytest.mark.root),
     pytest.param("loop-4096", marks=pytest.mark.root),
+    pytest.param("nvme-tcp"),
+    pytest.param("nvme-tcp-digests"),
     pytest.param("memory"),
     pytest.param("fault"),
     pytest.param("recording"),
