@@ -155,6 +155,7 @@ static void issue_waiting(struct nvme_queue *queue)
             return;
         }
         issue_part(queue, queue->waiting.first, now_ns);
+        nvme_expect_by(queue, now_ns + queue->timeout_ns);
         if (operation->issued_bytes == operation->length_bytes) {
             (void)waiting_pop(queue);
         }
