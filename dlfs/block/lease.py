@@ -301,6 +301,7 @@ class Lease:
             DeviceTimeoutError: the device is too slow for a valid claim.
         """
         times = self.times
+        yield Read()  # what the device sets up on first use is no part of the claim's time
         for _ in range(CLAIM_ROUNDS_MAX):
             seen = yield from watch(times, self._now, self._waiting)
             yield MakeWay(seen.lapsed)
@@ -388,7 +389,10 @@ class Lease:
         Raises:
             DeviceError: the device failed; the lease expires.
         """
-        self._run(self.releasing())
+        try:
+            self._run(self.releasing())
+        finally:
+            self._loss = self._loss or "it was given back"
 
     def releasing(self) -> Steps[None]:
         """The steps of ``release``."""
@@ -396,7 +400,6 @@ class Lease:
             mark = LeaseMark.decode((yield Read()))
             if mark is not None and mark.nonce == self._mark().nonce and self.releasable:
                 yield Write(None)
-        self._deadline = None
 
     # ---- running ---------------------------------------------------------------------------------
 

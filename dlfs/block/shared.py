@@ -197,7 +197,11 @@ class _RecordPlace:
 
 
 class _GuardedQueue(NativeQueue):
-    """A queue pair that asks the device's lease before every write."""
+    """A queue pair that asks the device's lease before every write, and before going on with one.
+
+    A submitted write's data may still have to be sent: ``poll`` does it. Closing the queue pair
+    drops what was not sent.
+    """
 
     def __init__(self, device: SharedNamespaceDevice, depth: int) -> None:
         super().__init__(device.native, depth, writable=device.writable)
@@ -211,7 +215,9 @@ class _GuardedQueue(NativeQueue):
         return super().submit(kind, buffer, offset_bytes, tag)
 
     def poll(self, timeout_ms: int = 0) -> list[tuple[int, int]]:
-        """Take completions, noting those that failed."""
+        """Take completions, noting those that failed; LeaseLostError before a write goes on."""
+        if any(operation.kind == Kind.WRITE for operation in self._in_flight.values()):
+            self._check()
         try:
             taken = super().poll(timeout_ms)
         except DeviceError:

@@ -202,10 +202,10 @@ class Contender:
         self.lease.doubt()
         if self.fate.happens(5):
             self.world.after(self.fate.duration(self.fate.late_s), lambda: self.world.put(content))
-        if self.holding:
+        if self.holding and any(content):
             self.world.after(self.fate.duration(1), self.hold)
         else:
-            self.rest()
+            self.rest()  # a claim, or giving back: either way it holds nothing
 
 
 def run_world(fate: Fate, count: int, times: list[LeaseTimes]) -> World:

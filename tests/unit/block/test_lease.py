@@ -151,7 +151,8 @@ def test_what_is_no_lease_keeps_nobody_out(block: FakeBlock, content: bytes) -> 
 def test_a_claim_that_was_overwritten_is_none(block: FakeBlock) -> None:
     first, second = block.lease("the first"), block.lease("the second")
     overtaking = first.claiming()
-    next(overtaking)  # both read a free record; the first writes at last, in the other's wait
+    next(overtaking)
+    overtaking.send(b"")  # both read a free record; the first writes at last, in the other's wait
     overtaking.send(block.content)
     write = overtaking.send(b"")
     content = write.content  # type: ignore[union-attr]

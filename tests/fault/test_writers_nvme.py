@@ -1,0 +1,422 @@
+"""Writers of a shared namespace over NVMe/TCP: one at a time, whoever dies, stalls or comes back.
+
+The target is the scripted one, in this process, so that a test sees what reaches the media.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import dlfs
+from dlfs.block import RECORD_BYTES, RECORD_OFFSET_BYTES, NvmeTcpDevice, open_device
+from dlfs.block import SharedNamespaceDevice as Shared
+from dlfs.block.lease import LeaseTimes
+from dlfs.block.reservation import key_of
+from dlfs.errors import DeviceError, ExistsError, LeaseLostError, LockedError
+from dlfs.testing.nvme import Namespace, ScriptedTarget, Subsystem
+from dlfs.testing.nvme.command import Event
+from dlfs.testing.nvme.faults import Complete, Cut, Fault, FaultScript
+from dlfs.testing.nvme.reservation import ReservationType
+from dlfs.units import KIB, MIB
+
+MEMBER_BYTES = 2 * MIB
+SEED = 20190923
+
+QUICK = LeaseTimes(renew_s=0.05, valid_s=20, late_s=20, claim_s=0.25, poll_s=0.02)
+"""For writers that live, on a machine that may be slow."""
+
+MORTAL = LeaseTimes(renew_s=0.05, valid_s=1, late_s=1, claim_s=0.25, poll_s=0.02)
+"""For writers that die; ``SHORT`` keeps the device's own time-outs within it."""
+
+SHORT = {"timeout_ms": 600, "reconnect_ms": 400}
+
+HERE, THERE = uuid.UUID(int=0x1111), uuid.UUID(int=0x2222)
+
+
+@pytest.fixture
+def target() -> Iterator[ScriptedTarget]:
+    with ScriptedTarget([Subsystem("nqn.2026-11.org.dlfs:a", [Namespace(MEMBER_BYTES)])]) as made:
+        yield made
+        assert made.violations == []
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Shared, "lease_times", QUICK)
+
+
+@pytest.fixture
+def mortal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Shared, "lease_times", MORTAL)
+
+
+def open_nvme(target: ScriptedTarget, host: uuid.UUID, **options: object) -> NvmeTcpDevice:
+    device = open_device(target.uri(hostid=host, **options), writable=True)
+    assert isinstance(device, NvmeTcpDevice)
+    return device
+
+
+def record_of(namespace: Namespace) -> bytes:
+    return bytes(namespace.contents[RECORD_OFFSET_BYTES : RECORD_OFFSET_BYTES + RECORD_BYTES])
+
+
+def forget_writer(namespace: Namespace) -> None:
+    """What waiting for a dead writer comes to, without the wait."""
+    namespace.contents[RECORD_OFFSET_BYTES : RECORD_OFFSET_BYTES + RECORD_BYTES] = bytes(
+        RECORD_BYTES
+    )
+    namespace.reservations.lose_power()
+
+
+# ---- leases and reservations ---------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_reservation_lives_as_long_as_the_lease(target: ScriptedTarget) -> None:
+    reservations = target.namespace.reservations
+    with open_nvme(target, HERE) as device, open_nvme(target, HERE) as neighbour:
+        device.lock_exclusive("a writer")
+        assert reservations.kind == ReservationType.WRITE_EXCLUSIVE
+        assert reservations.holder == HERE.bytes
+        assert reservations.keys == {HERE.bytes: key_of(HERE.bytes)}
+        assert not reservations.persistent
+        with pytest.raises(LockedError, match="a writer on host"):
+            neighbour.lock_exclusive("another process of this host")
+        device.write(0, bytes(512))
+        device.flush()
+        device.unlock()
+        assert reservations.kind == ReservationType.NONE
+        assert reservations.keys == {}
+        assert record_of(target.namespace) == bytes(RECORD_BYTES)
+        neighbour.lock_exclusive("another process of this host")
+
+
+@pytest.mark.usefixtures("quick")
+def test_another_host_reads_and_writes_nothing(target: ScriptedTarget) -> None:
+    with open_nvme(target, HERE) as device, open_nvme(target, THERE) as other:
+        device.lock_exclusive("a writer")
+        device.write(0, b"\1" * 512)
+        with pytest.raises(LockedError, match="a writer on host"):
+            other.lock_exclusive("another")
+        with pytest.raises(LeaseLostError, match="another host has reserved the namespace"):
+            other.write(0, b"\2" * 512)
+        with pytest.raises(LeaseLostError, match=r"flush .* fenced this one off"):
+            other.flush()
+        assert other.read(0, 512) == b"\1" * 512
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_reservation_without_a_lease_is_not_ours_to_take(target: ScriptedTarget) -> None:
+    reservations = target.namespace.reservations
+    reservations.keys = {THERE.bytes: 77}
+    reservations.holder, reservations.kind = THERE.bytes, ReservationType.WRITE_EXCLUSIVE
+    with (
+        open_nvme(target, HERE) as device,
+        pytest.raises(LockedError, match=rf"reserved by the host with identifier {THERE.hex}"),
+    ):
+        device.lock_exclusive("a writer")
+
+
+@pytest.mark.usefixtures("mortal")
+def test_a_stalled_writer_is_fenced_by_who_takes_over(target: ScriptedTarget) -> None:
+    with open_nvme(target, HERE, **SHORT) as stalled, open_nvme(target, THERE, **SHORT) as next_one:
+        stalled.lock_exclusive("a stalled writer")
+        assert stalled._renewer is not None
+        stalled._renewer.stop()
+        lease, stalled._lease = stalled._lease, None  # it has checked, and then it stands still
+        next_one.lock_exclusive("the next")
+        assert target.namespace.reservations.holder == THERE.bytes
+        with pytest.raises(LeaseLostError, match="another host has reserved the namespace"):
+            stalled.write(0, b"\1" * 512)
+        assert not any(target.namespace.contents[:512])
+        stalled._lease = lease
+        with pytest.raises(LeaseLostError, match="could not be renewed for 1 s"):
+            stalled.write(0, b"\1" * 512)
+        stalled.close()
+        assert target.namespace.reservations.holder == THERE.bytes
+        next_one.write(0, b"\2" * 512)
+
+
+@pytest.mark.usefixtures("mortal")
+def test_a_writer_cut_off_from_a_silent_target_stops_by_itself(target: ScriptedTarget) -> None:
+    with open_nvme(target, HERE, **SHORT) as device:
+        device.lock_exclusive("a writer")
+        assert device._renewer is not None
+        target.pause()
+        device._renewer.join()
+        target.resume()
+        writes = target.counters.commands[Event.WRITE]
+        with pytest.raises(LeaseLostError, match="could not be renewed"):
+            device.write(0, bytes(512))
+        with pytest.raises(LeaseLostError, match="could not be renewed"):
+            device.flush()
+        assert target.counters.commands[Event.WRITE] == writes
+        assert device.read(0, 512) == bytes(512)
+
+
+HOLDER = """
+import sys
+from dlfs.block import SharedNamespaceDevice, open_device
+from dlfs.block.lease import LeaseTimes
+SharedNamespaceDevice.lease_times = LeaseTimes(*map(float, sys.argv[2].split(",")))
+device = open_device(sys.argv[1], writable=True)
+device.lock_exclusive("a dying writer")
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+def numbers(times: LeaseTimes) -> str:
+    values = (times.renew_s, times.valid_s, times.late_s, times.claim_s, times.poll_s)
+    return ",".join(map(str, values))
+
+
+@pytest.mark.usefixtures("mortal")
+@pytest.mark.parametrize("host", [HERE, THERE], ids=["same host", "another host"])
+def test_a_killed_writer_is_named_and_then_waited_out(
+    target: ScriptedTarget, host: uuid.UUID
+) -> None:
+    uri = target.uri(hostid=THERE, **SHORT)
+    with (
+        open_nvme(target, host, **SHORT) as device,
+        subprocess.Popen(
+            [sys.executable, "-c", HOLDER, uri, numbers(MORTAL)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        ) as writer,
+    ):
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == b"locked\n"
+        with pytest.raises(LockedError, match=rf"a dying writer on host .* pid {writer.pid} "):
+            device.lock_exclusive("the next")
+        writer.kill()
+        writer.wait()
+        died_at = time.monotonic()
+        device.lock_exclusive("the next")
+        assert time.monotonic() - died_at >= MORTAL.late_s  # never sooner than it may be
+        assert target.namespace.reservations.holder == host.bytes
+        device.write(0, bytes(512))
+
+
+# ---- volumes -------------------------------------------------------------------------------------
+
+
+def fill(volume: dlfs.Volume, name: str, samples: dict[bytes, bytes]) -> None:
+    with volume.writer(name) as writer:
+        for path, data in samples.items():
+            writer.add(path, data)
+
+
+def contents(uri: str) -> dict[tuple[str, int], dict[bytes, bytes]]:
+    """All samples, verified. Superblock copies may lag until the next writer settles them."""
+    found = {}
+    with dlfs.open(uri) as volume:
+        assert [finding for finding in volume.verify() if finding.kind != "superblock"] == []
+        for info in volume.datasets():
+            with volume.dataset(info.name, info.version) as dataset:
+                samples = dict(zip(dataset.paths(), dataset[:].to_list(), strict=True))
+                found[info.name, info.version] = samples
+    return found
+
+
+FIRST = {f"a/{i}".encode(): bytes([i + 1]) * (700 + 90 * i) for i in range(8)}
+SECOND = {b"b": random.Random(1).randbytes(90_000), b"c/d": random.Random(2).randbytes(50_000)}
+OLD = {("first", 1): FIRST}
+NEW = {("first", 1): FIRST, ("second", 1): SECOND}
+
+
+@pytest.mark.usefixtures("quick")
+def test_format_is_refused_while_another_writes(target: ScriptedTarget) -> None:
+    uri = target.uri()
+    dlfs.format_volume(uri, chunk_bytes=4 * KIB)
+    assert record_of(target.namespace) == bytes(RECORD_BYTES)
+    with dlfs.open(uri) as volume:
+        writer = volume.writer("first")
+        with pytest.raises(LockedError, match="held by dlfs writing dataset 'first'"):
+            dlfs.format_volume(uri, chunk_bytes=4 * KIB, force=True)
+        with pytest.raises(ExistsError, match="it is a member of volume"):
+            dlfs.format_volume(uri, chunk_bytes=4 * KIB)
+        for path, data in FIRST.items():
+            writer.add(path, data)
+        writer.seal()
+    assert contents(uri) == OLD
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("nth", range(1, 8))
+def test_a_flush_that_fails_leaves_one_generation_or_the_other(
+    target: ScriptedTarget, nth: int
+) -> None:
+    """Every flush of a transaction in turn: of the claim, of settling, of each step of a commit."""
+    uri = target.uri()
+    dlfs.format_volume(uri, chunk_bytes=4 * KIB)
+    with dlfs.open(uri) as volume:
+        fill(volume, "first", FIRST)
+        script = FaultScript([Fault(Event.FLUSH, Complete(status=0x280), nth=nth)], seed=nth)
+        target.play(script)
+        with pytest.raises(DeviceError):
+            fill(volume, "second", SECOND)
+        target.play(None)
+        assert script.played == 1
+    assert contents(uri) in (OLD, NEW)
+    assert (record_of(target.namespace) == bytes(RECORD_BYTES)) == (nth > 1)  # 1: a claim's own
+    forget_writer(target.namespace)
+    with dlfs.open(uri) as volume:
+        fill(volume, "third", SECOND)
+    assert contents(uri)["third", 1] == SECOND
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("event", [Event.WRITE, Event.FLUSH], ids=["write", "flush"])
+def test_connections_lost_in_a_commit_are_made_again(target: ScriptedTarget, event: Event) -> None:
+    uri = target.uri()
+    dlfs.format_volume(uri, chunk_bytes=4 * KIB)
+    with dlfs.open(uri) as volume:
+        fill(volume, "first", FIRST)
+        chance = random.Random(SEED)
+        faults = [
+            Fault(event, Cut(0, reset=True), nth=nth)
+            for nth in sorted(chance.sample(range(2, 9), 3))
+        ]
+        script = FaultScript(faults, seed=SEED)
+        target.play(script)
+        try:
+            fill(volume, "second", SECOND)
+        except DeviceError:  # a flush cannot speak for writes of a controller that is gone
+            expected = [OLD, NEW]
+        else:
+            expected = [NEW]
+        target.play(None)
+        assert script.played > 0
+    assert contents(uri) in expected, script
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("step", range(2, 8))
+def test_a_target_that_loses_its_cache_between_write_and_flush(
+    target: ScriptedTarget, step: int
+) -> None:
+    """Power is cut just before the step-th flush of a transaction, and comes back at once."""
+    namespace = target.namespace
+    uri = target.uri()
+    dlfs.format_volume(uri, chunk_bytes=4 * KIB)
+    with dlfs.open(uri) as volume:
+        fill(volume, "first", FIRST)
+
+        class PowerCut(FaultScript):
+            def play(self, event, steps, connection, command=None):  # type: ignore[no-untyped-def]
+                played = list(super().play(event, steps, connection, command))
+                if event == Event.FLUSH and len(self.log) == 1:
+                    namespace.lose_cache()
+                return played
+
+        script = PowerCut([Fault(Event.FLUSH, Cut(0, reset=True), nth=step)])
+        target.play(script)
+        try:
+            fill(volume, "second", SECOND)
+        except DeviceError:
+            expected = [OLD, NEW]
+        else:
+            expected = [NEW]
+        target.play(None)
+    assert contents(uri) in expected
+    forget_writer(namespace)
+    with dlfs.open(uri) as volume:
+        fill(volume, "third", SECOND)
+    assert contents(uri)["third", 1] == SECOND
+
+
+# ---- dlfs import, killed -------------------------------------------------------------------------
+
+COMMAND = """
+import sys
+from dlfs.block import SharedNamespaceDevice
+from dlfs.block.lease import LeaseTimes
+SharedNamespaceDevice.lease_times = LeaseTimes(*map(float, sys.argv.pop(1).split(",")))
+from dlfs.cli import main
+main()
+"""
+
+
+class DeadlyNamespace(Namespace):
+    """Kills a process at the n-th write that all members together get."""
+
+    victim: subprocess.Popen[bytes] | None = None
+    left = -1
+    seen = 0
+
+    def write(self, block: int, data: bytes | bytearray | memoryview) -> None:
+        kind = type(self)
+        kind.seen += 1
+        if kind.left > 0 and kind.victim is not None:
+            kind.left -= 1
+            if kind.left == 0:
+                kind.victim.send_signal(signal.SIGKILL)
+        super().write(block, data)
+
+
+@pytest.fixture
+def deadly() -> Iterator[ScriptedTarget]:
+    subsystems = [
+        Subsystem(f"nqn.2026-11.org.dlfs:{name}", [DeadlyNamespace(MEMBER_BYTES)]) for name in "ab"
+    ]
+    with ScriptedTarget(subsystems) as made:
+        yield made
+        assert made.violations == []
+
+
+def run_import(uri: str, folder: Path, name: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-c", COMMAND, numbers(QUICK), "import", folder, uri, "--name", name],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+
+
+@pytest.mark.usefixtures("quick")
+def test_an_import_killed_at_any_write_is_whole_or_nothing(
+    deadly: ScriptedTarget, tmp_path: Path
+) -> None:
+    uri = ",".join(deadly.uri(subsystem.nqn) for subsystem in deadly.subsystems)
+    namespaces = [subsystem.namespaces[1] for subsystem in deadly.subsystems]
+    samples = {f"{i}".encode(): random.Random(i).randbytes(20_000) for i in range(8)}
+    for path, data in samples.items():
+        (tmp_path / path.decode()).write_bytes(data)
+    dlfs.format_volume(uri, chunk_bytes=4 * KIB)
+
+    def import_one(name: str, kill_at: int) -> tuple[int, str]:
+        DeadlyNamespace.left, DeadlyNamespace.seen = kill_at, 0
+        with run_import(uri, tmp_path, name) as command:
+            DeadlyNamespace.victim = command
+            output, _ = command.communicate(timeout=120)
+        DeadlyNamespace.victim = None
+        for namespace in namespaces:
+            forget_writer(namespace)
+        return command.returncode, output.decode()
+
+    expected: dict[tuple[str, int], dict[bytes, bytes]] = {("whole", 1): samples}
+    assert import_one("whole", 0)[0] == 0
+    total = DeadlyNamespace.seen
+    assert contents(uri) == expected
+    chance = random.Random(SEED)
+    for i in range(3):
+        kill_at = chance.randrange(1, total)
+        status, output = import_one(f"try{i}", kill_at)
+        with_new = {**expected, (f"try{i}", 1): samples}
+        found = contents(uri)
+        assert found in (expected, with_new), f"seed {SEED}, killed at write {kill_at}: {output}"
+        assert status in (0, -signal.SIGKILL)
+        expected = found
+    with dlfs.open(uri) as volume:
+        fill(volume, "last", samples)
+        assert list(volume.verify()) == []
+    assert contents(uri) == {**expected, ("last", 1): samples}
