@@ -21,29 +21,29 @@ import dlfs
 from dlfs.block import open_device
 from dlfs.cli.digits import write_digits
 from dlfs.ingest.importer import import_dataset, open_source
-from dlfs.testing.datasets import random_samples
 from dlfs.units import MIB
 from tests.fuse.mounting import mounted, wait_for
-from tests.nvmet.target import KernelTarget, Namespace, Subsystem, started
+from tests.nvmet.conftest import TwoTargets
+from tests.nvmet.volumes import (
+    LARGE,
+    MEMBERS,
+    MEMORY_BYTES,
+    add_large,
+    assert_whole,
+    read_epoch,
+)
 
-pytestmark = [pytest.mark.qemu, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.qemu
 
-MEMBERS = ("nqn.2024-01.org.dlfs.test:member0", "nqn.2024-01.org.dlfs.test:member1")
-MEMBER_BYTES = 24 * MIB
-MEMORY_BYTES = 2 * MIB
-LARGE = random_samples(400, seed=3, low=4000, high=40_000)
 PLAIN: dict[str, int] = {}
 DIGESTS = {"hdgst": 1, "ddgst": 1}
 
 
 @dataclass
 class Disaggregated:
-    """A volume, its targets, and what was imported.
+    """A volume, its targets, and the digits that were imported."""
 
-    Either target has both members, so that each is a second path to the other's.
-    """
-
-    targets: list[KernelTarget]
+    targets: TwoTargets
     digits: dict[bytes, bytes]
 
     def uri(self, **options: object) -> str:
@@ -59,53 +59,20 @@ class Disaggregated:
 
 
 @pytest.fixture(scope="module")
-def volume(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Disaggregated]:
-    disks = tmp_path_factory.mktemp("disks")
-    subsystems = [
-        Subsystem(nqn, [Namespace(MEMBER_BYTES, block_bytes, disks / str(block_bytes))])
-        for nqn, block_bytes in zip(MEMBERS, (512, 4096), strict=True)
-    ]
-    targets = [KernelTarget(tmp_path_factory.mktemp("target"), subsystems) for _ in MEMBERS]
+def volume(two_targets: TwoTargets, tmp_path_factory: pytest.TempPathFactory) -> Disaggregated:
     source = tmp_path_factory.mktemp("digits")
     write_digits(source)
     digits = {
         os.fsencode(path.relative_to(source)): path.read_bytes() for path in source.rglob("*.png")
     }
-    with started(*targets):
-        made = Disaggregated(targets, digits)
-        fill(made, source)
-        yield made
-
-
-def fill(made: Disaggregated, source: Path) -> None:
+    made = Disaggregated(two_targets, digits)
     dlfs.format_volume(made.uri())
     with dlfs.open(made.uri()) as opened:
         folder = open_source(source)
         import_dataset(opened, folder, "digits", seed=5)
         folder.close()
-        with opened.writer("large", seed=6) as writer:
-            for path, data in LARGE.items():
-                writer.add(path, data)
-
-
-def read_epoch(dataset: dlfs.Dataset, seed: int) -> Iterator[dict[bytes, bytes]]:
-    """The samples of each batch of an epoch in global order, by their paths."""
-    paths = dataset.paths()
-    with dataset.batches(16, seed=seed, shuffle="global") as batches:
-        for batch in batches:
-            with batch:
-                indices = batch.indices.tolist()
-                assert len(set(indices)) == len(indices)
-                yield {paths[index]: batch.tobytes(i) for i, index in enumerate(indices)}
-
-
-def assert_whole(batches: Iterator[dict[bytes, bytes]], expected: dict[bytes, bytes]) -> None:
-    """Every sample comes exactly once, and right."""
-    seen: dict[bytes, bytes] = {}
-    for batch in batches:
-        assert not seen.keys() & batch.keys()
-        seen |= batch
-    assert seen == expected
+        add_large(opened)
+    return made
 
 
 @pytest.mark.parametrize("options", [PLAIN, DIGESTS], ids=["plain", "digests"])

@@ -1,0 +1,80 @@
+"""A volume with two copies of everything, on two kernel targets: either of them may be lost."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+from collections.abc import Callable
+
+import pytest
+
+import dlfs
+from tests.fuse.mounting import run_cli
+from tests.nvmet.conftest import TwoTargets
+from tests.nvmet.target import KernelTarget
+from tests.nvmet.volumes import COPIES, LARGE, MEMORY_BYTES, add_large, assert_whole, read_epoch
+
+pytestmark = pytest.mark.qemu
+
+TIMES = {"timeout_ms": 3000, "connect_ms": 1000, "reconnect_ms": 1000}
+
+
+def uri_of(targets: TwoTargets) -> str:
+    """Copy 0 on target 0, copy 1 on target 1."""
+    pairs = zip(targets, COPIES, strict=True)
+    return ",".join(target.uri(nqn, **TIMES) for target, nqn in pairs)
+
+
+@pytest.fixture(scope="module")
+def uri(two_targets: TwoTargets) -> str:
+    made = uri_of(two_targets)
+    dlfs.format_volume(made, replicas=2)
+    with dlfs.open(made) as volume:
+        add_large(volume)
+    return made
+
+
+def states_told(uri: str) -> list[str]:
+    """What ``dlfs info`` says of the members."""
+    done = run_cli("info", "--json", uri)
+    assert done.returncode == 0, done.stderr
+    return [member["state"] for member in json.loads(done.stdout)["members"]]
+
+
+def kill(target: KernelTarget) -> Callable[[], None]:
+    target.kill()
+    return target.start
+
+
+def silence(target: KernelTarget) -> Callable[[], None]:
+    target.guest.pause()
+    return target.guest.resume
+
+
+@pytest.mark.parametrize(("number", "lose"), [(0, kill), (1, silence)], ids=["killed", "silent"])
+def test_a_target_that_is_lost_in_mid_epoch_costs_no_sample(
+    two_targets: TwoTargets,
+    uri: str,
+    number: int,
+    lose: Callable[[KernelTarget], Callable[[], None]],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.WARNING, "dlfs")
+    expected = ["current", "current"]
+    assert states_told(uri) == expected
+    with dlfs.open(uri, memory_bytes=MEMORY_BYTES) as volume, volume.dataset("large") as large:
+        batches = read_epoch(large, seed=number)
+        first = next(batches)
+        bring_back = lose(two_targets[number])
+        try:
+            assert_whole(itertools.chain([first], batches), LARGE)
+            expected[number] = "degraded"
+            assert [member.state for member in volume.members] == expected
+            expected[number] = "missing"
+            assert states_told(uri) == expected
+        finally:
+            bring_back()
+    assert len(caplog.messages) == 1
+    assert f"127.0.0.1:{two_targets[number].port}" in caplog.messages[0]
+    assert states_told(uri) == ["current", "current"]

@@ -1,0 +1,45 @@
+"""Volumes over two kernel targets: their namespaces, their samples, and reading them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import dlfs
+from dlfs.testing.datasets import random_samples
+from dlfs.units import MIB
+
+MEMBERS = ("nqn.2024-01.org.dlfs.test:member0", "nqn.2024-01.org.dlfs.test:member1")
+"""For a volume in which everything is once; blocks of 512 and of 4096 bytes."""
+COPIES = ("nqn.2024-01.org.dlfs.test:copy0", "nqn.2024-01.org.dlfs.test:copy1")
+"""For one in which everything is twice; likewise."""
+MEMBER_BYTES = 24 * MIB
+LARGE = random_samples(400, seed=3, low=4000, high=40_000)
+"""Of these, ``MEMORY_BYTES`` hold a part, so that an epoch goes on reading until its end."""
+MEMORY_BYTES = 2 * MIB
+
+
+def add_large(volume: dlfs.Volume, name: str = "large") -> None:
+    """Write those samples as a dataset."""
+    with volume.writer(name, seed=6) as writer:
+        for path, data in LARGE.items():
+            writer.add(path, data)
+
+
+def read_epoch(dataset: dlfs.Dataset, seed: int) -> Iterator[dict[bytes, bytes]]:
+    """The samples of each batch of an epoch in global order, by their paths."""
+    paths = dataset.paths()
+    with dataset.batches(16, seed=seed, shuffle="global") as batches:
+        for batch in batches:
+            with batch:
+                indices = batch.indices.tolist()
+                assert len(set(indices)) == len(indices)
+                yield {paths[index]: batch.tobytes(i) for i, index in enumerate(indices)}
+
+
+def assert_whole(batches: Iterable[dict[bytes, bytes]], expected: dict[bytes, bytes]) -> None:
+    """Every sample comes exactly once, and right."""
+    seen: dict[bytes, bytes] = {}
+    for batch in batches:
+        assert not seen.keys() & batch.keys()
+        seen |= batch
+    assert seen == expected
