@@ -14,8 +14,6 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 from uuid import uuid4
 
 from tests.unit.fabric.configfs import FakeConfigfs
@@ -199,14 +197,3 @@ class Network:
         """End all of it."""
         for machine in self.machines.values():
             machine.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -47,7 +48,7 @@ def steady(text: str) -> str:
 
 @pytest.fixture
 def network(tmp_path: Path) -> Iterator[Network]:
-    with Network(tmp_path) as network:
+    with closing(Network(tmp_path)) as network:
         for kind in ("cat", "dog"):
             folder = network.machines["trainer"].folder / "photos" / kind
             folder.mkdir(parents=True)
