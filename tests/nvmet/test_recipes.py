@@ -30,6 +30,10 @@ sh /second.sh verify >/dev/null
 listeners
 ! sh /elsewhere.sh start 2>&1
 sh /second.sh undo
+mkswap /dev/ram1 >/dev/null
+swapon /dev/ram1
+! sh /second.sh start 2>&1
+swapoff /dev/ram1
 ! listeners
 find $nvmet | sort | diff before -
 """
@@ -55,5 +59,6 @@ def test_start_verify_undo() -> None:
         f"export.sh: {NQN} is exported already; undo it first\n"
         f"{told}export.sh: {NQN} is not exported\n2\n"
         "ln: /sys/kernel/config/nvmet/ports/4421/subsystems/"
-        f"{elsewhere.nqn}: Cannot assign requested address\n0\n"
+        f"{elsewhere.nqn}: Cannot assign requested address\n"
+        "export.sh: /dev/ram1: this machine uses ram1\n0\n"
     )

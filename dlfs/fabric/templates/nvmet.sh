@@ -22,11 +22,20 @@ fail() {
     exit 1
 }
 
+# in_use NAME: is a block device mounted, swap, or part of another one?
+in_use() {
+    cut -d' ' -f3 /proc/self/mountinfo | grep -qxF "$(cat "/sys/class/block/$1/dev")" ||
+        cut -d' ' -f1 /proc/mounts /proc/swaps | grep -qxF "/dev/$1" ||
+        [ -n "$(ls "/sys/class/block/$1/holders" 2>/dev/null)" ]
+}
+
 check_device() {
     [ -b "$device" ] || [ -f "$device" ] || fail "$device: there is no such block device or file"
-    if cut -d' ' -f1 /proc/mounts /proc/swaps | grep -qxF -- "$(readlink -f "$device")"; then
-        fail "$device: this machine uses it: see /proc/mounts and /proc/swaps"
-    fi
+    [ -b "$device" ] || return 0
+    disk=$(basename "$(readlink -f "$device")")
+    for part in "/sys/class/block/$disk" "/sys/class/block/$disk/$disk"*; do
+        [ ! -d "$part" ] || ! in_use "${part##*/}" || fail "$device: this machine uses ${part##*/}"
+    done
 }
 
 load_target() {

@@ -156,15 +156,21 @@ def test_what_fails_midway_is_taken_back(configfs: FakeConfigfs, device: Path) -
     assert configfs.content() == content
 
 
+def mounted_disks() -> list[Path]:
+    """Of this machine, those that have a node in /dev: disks with a mounted partition, too."""
+    numbers = {line.split()[2] for line in Path("/proc/self/mountinfo").read_text().splitlines()}
+    blocks = [Path(f"/sys/dev/block/{number}").resolve() for number in numbers]
+    names = [block.name for block in blocks] + [block.parent.name for block in blocks]
+    return [path for path in (Path("/dev", name) for name in names) if path.is_block_device()]
+
+
 def test_a_device_that_is_missing_or_in_use_is_refused(configfs: FakeConfigfs) -> None:
     empty = configfs.content()
     done = configfs.run(nvmet_script(export_of("/no/such/disk")), "start")
     assert (done.code, "no such block device" in done.out) == (1, True)
-    lines = Path("/proc/mounts").read_text().splitlines()
-    mounted = next((line.split()[0] for line in lines if line.startswith("/dev/")), None)
-    if mounted is not None:
-        done = configfs.run(nvmet_script(export_of(mounted)), "start")
-        assert (done.code, "this machine uses it" in done.out) == (1, True)
+    for disk in mounted_disks():
+        done = configfs.run(nvmet_script(export_of(disk)), "start")
+        assert (done.code, f"{disk}: this machine uses" in done.out) == (1, True)
     assert configfs.content() == empty
 
 
