@@ -6,17 +6,25 @@ and several paths is said in ``dlfs.h`` under NVMe over TCP.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
-from dlfs._native.device import NativeDevice
+from dlfs._native.device import Kind, NativeDevice, NativeQueue
 from dlfs._native.nvme import NvmeStatus, open_nvme, read_status, run_command
 from dlfs.block.host import host_id, host_nqn
 from dlfs.block.nvme import CommandRunner, NvmeCommand, NvmeResult
 from dlfs.block.shared import SharedNamespaceDevice
 from dlfs.block.uri import NvmeTcpOptions, NvmeTcpUri
-from dlfs.errors import ClosedError
+from dlfs.errors import ClosedError, DeviceError, DeviceLostError, DeviceTimeoutError
+
+if TYPE_CHECKING:
+    from dlfs._native.device import BytesLike
+
+# Errors that the target's behaviour explains. Subclasses say for themselves what happened.
+_EXPLAINED = (DeviceError, DeviceLostError, DeviceTimeoutError)
+_TARGET_ERRNOS = (errno.ENODEV, errno.ETIMEDOUT, errno.EPROTO, errno.EBADMSG, errno.EREMOTEIO)
 
 __all__ = ["NvmeStatus", "NvmeTcpAssociation", "NvmeTcpDevice"]
 
@@ -199,3 +207,50 @@ class NvmeTcpDevice(SharedNamespaceDevice):
             ClosedError: the device is closed.
         """
         return read_status(self.native)
+
+    # ---- errors that say why -------------------------------------------------------------------
+
+    def _explained(self, error: DeviceError) -> DeviceError:
+        """The same error with what happened to the target, where that is why."""
+        if type(error) not in _EXPLAINED or error.errno not in _TARGET_ERRNOS:
+            return error
+        why = self.status().last_error
+        if not why or why in str(error):
+            return error
+        return type(error)(f"{error}; {why}", error.errno)
+
+    def _transfer(self, kind: Kind, buffer: BytesLike, offset_bytes: int) -> None:
+        try:
+            super()._transfer(kind, buffer, offset_bytes)
+        except DeviceError as error:
+            raise self._explained(error) from error
+
+    def queue_pair(self, depth: int) -> NativeQueue:
+        """Make a queue pair, with a connection of its own.
+
+        Args:
+            depth: operations in flight, 1..4096.
+
+        Raises:
+            UsageError: the depth is out of range.
+            LimitError: the target allows no more of them.
+            DeviceError: the target refuses it, or is lost.
+            ClosedError: the device is closed.
+        """
+        try:
+            return super().queue_pair(depth)
+        except DeviceError as error:
+            raise self._explained(error) from error
+
+    def flush(self) -> None:
+        """Make every completed write durable.
+
+        Raises:
+            LeaseLostError: this writer's lease is lost.
+            DeviceError: the device failed, or forgot writes; what was written may be lost.
+            ClosedError: it is closed.
+        """
+        try:
+            super().flush()
+        except DeviceError as error:
+            raise self._explained(error) from error

@@ -1,24 +1,41 @@
-"""Devices over NVMe/TCP, against an honest target."""
+"""Devices over NVMe/TCP, against a target that is honest, or gone."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import random
+from uuid import UUID
 
 import pytest
 
-from dlfs.block import NvmeTcpAssociation, NvmeTcpDevice, NvmeTcpUri, open_device, parse_uri
+from dlfs.block import (
+    Kind,
+    NvmeTcpAssociation,
+    NvmeTcpDevice,
+    aligned_buffer,
+    open_device,
+)
 from dlfs.block.nvme import NvmeCommand
-from dlfs.errors import ClosedError, DeviceError, DeviceLostError, NotFoundError, UsageError
-from dlfs.testing.nvme import DEFAULT_NQN, DISCOVERY_NQN, ScriptedTarget
+from dlfs.errors import (
+    ClosedError,
+    DeviceError,
+    DeviceLostError,
+    DeviceTimeoutError,
+    NotFoundError,
+    UsageError,
+)
+from dlfs.testing.nvme import (
+    DEFAULT_NQN,
+    DISCOVERY_NQN,
+    Event,
+    Namespace,
+    ScriptedTarget,
+    Subsystem,
+)
 from dlfs.units import KIB, MIB
 
 IDENTIFY = NvmeCommand(0x06, cdw10=1)
-
-
-def address_of(uri: str) -> NvmeTcpUri:
-    parsed = parse_uri(uri)
-    assert isinstance(parsed, NvmeTcpUri)
-    return parsed
 
 
 @pytest.mark.parametrize("options", ["", "&hdgst=1", "&ddgst=1", "&hdgst=1&ddgst=1"])
@@ -75,3 +92,105 @@ def test_what_is_not_there_is_named() -> None:
             open_device(f"nvme-tcp://127.0.0.1:{port}/{DEFAULT_NQN}?nsid=9")
     with pytest.raises(DeviceLostError, match=rf"connect 127.0.0.1:{port}: Connection refused"):
         open_device(f"nvme-tcp://127.0.0.1:{port}/{DEFAULT_NQN}?nsid=1")
+
+
+HASTY = "&timeout_ms=200&connect_ms=1000&reconnect_ms=400"
+
+
+def test_another_path_is_used_when_the_first_is_lost() -> None:
+    data = random.Random(2).randbytes(64 * KIB)
+    identity = UUID("6e8b5a3c-0c2f-4f0a-9d0e-2f6f6d1f4b7a")
+    spaces = [Namespace(2 * MIB, identity=identity) for _ in range(2)]
+    first, second = (ScriptedTarget([Subsystem(DEFAULT_NQN, [space])]) for space in spaces)
+    for space in spaces:
+        space.contents[: len(data)] = data
+    with first, second:
+        uri = f"{first.uri()}&path=127.0.0.1:{second.port}"
+        with open_device(uri) as device, device.queue_pair(8) as queue:
+            assert isinstance(device, NvmeTcpDevice)
+            buffer = aligned_buffer(4096, 4096)
+            assert queue.submit(Kind.READ, buffer, 4096, 1)
+            assert queue.poll(-1) == [(1, 4096)]
+            first.kill()
+            assert queue.submit(Kind.READ, buffer, 8192, 2)
+            assert queue.poll(-1) == [(2, 4096)]
+            assert buffer.tobytes() == data[8192 : 8192 + 4096]
+            assert device.status().path == 1
+            first.restart()
+            second.kill()
+            assert device.read(0, len(data)) == data
+            assert device.status().path == 0
+            assert device.status().reconnects == 2
+        first.kill()
+        second.restart()
+        with open_device(uri) as device:
+            assert device.read(0, len(data)) == data
+
+
+def test_a_different_namespace_behind_a_path_is_not_taken_for_the_same() -> None:
+    with ScriptedTarget() as first, ScriptedTarget() as second:
+        uri = f"{first.uri()}&path=127.0.0.1:{second.port}{HASTY}"
+        with open_device(uri) as device:
+            first.kill()
+            with pytest.raises(DeviceLostError, match="Connection refused"):
+                device.read(0, 4096)
+
+
+def test_a_flush_tells_that_writes_before_a_reset_may_be_gone() -> None:
+    with ScriptedTarget() as target, open_device(target.uri(), writable=True) as device:
+        assert isinstance(device, NvmeTcpDevice)
+        device.write(0, bytes(4096))
+        target.kill()
+        target.restart(lose_cache=True)
+        with pytest.raises(DeviceError) as caught:
+            device.flush()
+        assert caught.value.errno == errno.EIO
+        device.flush()  # nothing has been written since
+        device.write(0, bytes(4096))
+        device.flush()
+        target.drop_connections()
+        device.flush()  # all that was written is durable
+        assert device.status().reconnects == 2
+
+
+def test_errors_name_the_target_and_what_it_did() -> None:
+    with ScriptedTarget() as target, open_device(target.uri() + HASTY, writable=True) as device:
+        assert device.read(0, 4096) == bytes(4096)  # so that there is a queue pair
+        target.pause()
+        with pytest.raises(DeviceTimeoutError) as timeout:
+            device.write(0, bytes(4096))
+        assert f"127.0.0.1:{target.port}" in str(timeout.value)
+        assert "no answer to a command in time" in str(timeout.value)
+        target.resume()
+        assert device.read(0, 4096) == bytes(4096)
+        target.kill()
+        with pytest.raises(DeviceLostError, match="Connection refused"):
+            device.read(0, 4096)
+        with pytest.raises(DeviceLostError):
+            device.queue_pair(4)
+        with pytest.raises(DeviceLostError):
+            device.flush()
+
+
+def test_a_lost_device_is_found_again() -> None:
+    with ScriptedTarget() as target, open_device(target.uri() + HASTY) as device:
+        target.kill()
+        with pytest.raises(DeviceLostError):
+            device.read(0, 4096)
+        target.restart()
+        while True:  # it stays lost for a second
+            with contextlib.suppress(DeviceLostError):
+                assert device.read(0, 4096) == bytes(4096)
+                break
+
+
+@pytest.mark.parametrize("keepalive_ms", [0, 1, 100])
+def test_a_controller_is_kept_alive(keepalive_ms: int) -> None:
+    with ScriptedTarget() as target:
+        uri = f"{target.uri()}&keepalive_ms={keepalive_ms}"
+        with open_device(uri) as device:
+            assert device.read(0, 4096) == bytes(4096)
+            if keepalive_ms == 100:
+                while target.counters.commands[Event.KEEP_ALIVE] < 5:
+                    assert device.read(0, 4096) == bytes(4096)
+                assert target.counters.keep_alives_missed == 0
