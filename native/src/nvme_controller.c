@@ -167,7 +167,7 @@ static int connect_queue(struct nvme_connection *connection, const struct nvme_c
         nvme_say(text, "subsystem %s %s host %s (status 0x%x, %s)", config->subsystem_nqn, verb,
                  config->host_nqn, status, nvme_status_phrase(status));
         code = nvme_status_code(status);
-        return qid > 0 && code == DLFS_E_NOT_FOUND ? -EINVAL : code;
+        return qid > 0 && code == DLFS_E_NOT_FOUND ? -EREMOTEIO : code;
     }
     if ((exchange.answer.value & UINT64_C(0x70000)) != 0) { /* AUTHREQ: ATR, ASCR */
         *refused = true;

@@ -1,5 +1,6 @@
 /*
  * What the status of a completion means: a code of the library, whether to try again, a phrase.
+ * Never -EINVAL, which says that our caller was wrong: what a target refuses is an error of its own.
  *
  * Source: NVM Express Base Specification 2.0, section 3.3.3.2.1; NVM Command Set Specification 1.0,
  * section 3.3.3.2.
@@ -20,7 +21,7 @@ struct status {
 static const struct status statuses[] = {
     {0x000, 0, 0, "success"},
     {0x001, 0, -EOPNOTSUPP, "invalid opcode"},
-    {0x002, 0, -EINVAL, "invalid field"},
+    {0x002, 0, -EREMOTEIO, "invalid field"},
     {0x003, 0, DLFS_E_PROTOCOL, "command ID conflict"},
     {0x004, PASSING, -EIO, "data transfer error"},
     {0x005, PASSING, -EIO, "aborted by a loss of power"},
@@ -33,25 +34,25 @@ static const struct status statuses[] = {
     {0x00F, 0, -EIO, "invalid data SGL length"},
     {0x011, 0, -EIO, "invalid SGL descriptor type"},
     {0x016, 0, -EIO, "invalid SGL offset"},
-    {0x018, 0, -EINVAL, "invalid host identifier"},
+    {0x018, 0, -EREMOTEIO, "invalid host identifier"},
     {0x019, 0, DLFS_E_LOST, "keep-alive timeout expired"},
-    {0x01A, 0, -EINVAL, "invalid keep-alive timeout"},
+    {0x01A, 0, -EREMOTEIO, "invalid keep-alive timeout"},
     {0x020, 0, -EROFS, "namespace is write protected"},
     {0x021, PASSING, -EIO, "command interrupted"},
     {0x022, PASSING, -EIO, "transient transport error"},
-    {0x080, 0, -EINVAL, "LBA out of range"},
+    {0x080, 0, -EREMOTEIO, "LBA out of range"},
     {0x081, 0, -ENOSPC, "capacity exceeded"},
     {0x082, PASSING, -EIO, "namespace not ready"},
     {0x083, 0, -EBADE, "reservation conflict"},
     {0x084, PASSING, -EBUSY, "format in progress"},
-    {0x101, 0, -EINVAL, "invalid queue identifier"},
-    {0x102, 0, -EINVAL, "invalid queue size"},
+    {0x101, 0, -EREMOTEIO, "invalid queue identifier"},
+    {0x102, 0, -EREMOTEIO, "invalid queue size"},
     {0x180, 0, -EPROTONOSUPPORT, "connect incompatible format"},
     {0x181, PASSING, -EBUSY, "connect controller busy"},
     {0x182, 0, DLFS_E_NOT_FOUND, "connect invalid parameters"},
     {0x183, 0, DLFS_E_LOST, "connect restart discovery"},
     {0x184, 0, -EACCES, "connect invalid host"},
-    {0x185, 0, -EINVAL, "invalid queue type"},
+    {0x185, 0, -EREMOTEIO, "invalid queue type"},
     {0x191, 0, -EACCES, "authentication required"},
     {0x280, 0, -EIO, "write fault"},
     {0x281, 0, -EIO, "unrecovered read error"},

@@ -178,7 +178,7 @@ static void test_refused_queue(void)
     uint8_t *buffer = aligned_memory(4096);
     atomic_store(&target->refuse_io, 0x4101);
     dlfs_queue *other;
-    CHECK_EQ(dlfs_queue_create(device, 4, &other), -EINVAL);
+    CHECK_EQ(dlfs_queue_create(device, 4, &other), -EREMOTEIO);
     CHECK_EQ(do_operation(queue, DLFS_OP_READ, buffer, 0, 4096), 4096);
     atomic_store(&target->refuse_io, 0);
     dlfs_queue *queues[7];
