@@ -12,6 +12,7 @@ numpy or libdlfs is loaded when it is first used, so that ``dlfs --help`` does n
 #   ingest      sources (folder, tar, ...) -> dataset writer
 #   volume      Volume: datasets, writing, removing; the public API's home
 #   verification    checking a whole volume
+#   mending     repairing one that has replicas
 #   dataset     Dataset: samples of one sealed dataset
 #   writer      the dataset writer: packs, seals, commits
 #   reader      plan, read, prefetch, cache; Batch
@@ -53,6 +54,7 @@ from dlfs.errors import (
 
 if TYPE_CHECKING:
     from dlfs.dataset import Dataset, SampleInfo
+    from dlfs.mending import RepairReport, repair
     from dlfs.reader import Batch, Epoch
     from dlfs.store.formatting import format_volume
     from dlfs.store.info import DatasetInfo, MemberInfo, SuperblockInfo, VolumeInfo
@@ -84,6 +86,7 @@ __all__ = [
     "MemberInfo",
     "NativeError",
     "NotFoundError",
+    "RepairReport",
     "SampleInfo",
     "SpaceError",
     "StaleError",
@@ -95,6 +98,7 @@ __all__ = [
     "VolumeInfo",
     "format_volume",
     "open",
+    "repair",
 ]
 
 _HOMES = {
@@ -102,6 +106,8 @@ _HOMES = {
     "SampleInfo": "dlfs.dataset",
     "Batch": "dlfs.reader",
     "Epoch": "dlfs.reader",
+    "RepairReport": "dlfs.mending",
+    "repair": "dlfs.mending",
     "format_volume": "dlfs.store.formatting",
     "DatasetInfo": "dlfs.store.info",
     "MemberInfo": "dlfs.store.info",

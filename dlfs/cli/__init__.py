@@ -30,6 +30,7 @@ from dlfs.cli import (
     info,
     ls,
     mount,
+    repair,
     rm,
     stat,
     target,
@@ -152,6 +153,7 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "format": format.format_volume,
         "info": info.info,
         "verify": verify.verify,
+        "repair": repair.repair,
     },
     "Datasets": {
         "import": import_.import_dataset,

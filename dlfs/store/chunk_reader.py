@@ -12,7 +12,7 @@ the caller can tell; when they are not, it reads again by the next of the ``alte
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
@@ -290,7 +290,7 @@ def scan_space(
     devices: Sequence[BlockDevice],
     space: DataSpace,
     choice: Choice = NATURAL,
-) -> Iterator[Window]:
+) -> Generator[Window, None, None]:
     """Pass a whole space by, in order, in windows of whole chunks, reading ahead.
 
     Args:

@@ -86,7 +86,7 @@ def format_volume(
     devices: list[BlockDevice] = []
     try:
         for uri in uris:
-            _prepare_file(uri, size_bytes, force=force, made=made)
+            prepare_file(uri, size_bytes, force=force, made=made)
         devices = open_devices(uris, writable=True)
         if not force:
             _check_all_empty(devices)  # before the lock leaves a record where data may be
@@ -105,8 +105,21 @@ def format_volume(
     return info
 
 
-def _prepare_file(uri: str, size_bytes: int | None, *, force: bool, made: list[Path]) -> None:
-    """Make the file that a URI names, or give an empty one its size; refuse disks in use."""
+def prepare_file(uri: str, size_bytes: int | None, *, force: bool, made: list[Path]) -> None:
+    """Make the file that a URI names, or give an empty one its size; refuse disks in use.
+
+    Args:
+        uri: of the device; nothing is done about what is no file or disk.
+        size_bytes: of a file to be made, or an empty one.
+        force: whether a file that is not empty may get another size.
+        made: gets the file, when it is made.
+
+    Raises:
+        UsageError: there is no such file, and no size to make it with; or the system uses the disk.
+        ExistsError: the file has another size, and is not empty.
+        SpaceError: too little space.
+        DeviceError: it cannot be looked at.
+    """
     parsed = parse_uri(uri)
     if isinstance(parsed, NvmeTcpDiscoverUri):
         raise UsageError(
@@ -171,10 +184,15 @@ def _with_partitions(number: int) -> set[str]:
 
 def _check_all_empty(devices: Sequence[BlockDevice]) -> None:
     for device in devices:
-        _check_empty(device)
+        check_empty(device)
 
 
-def _check_empty(device: BlockDevice) -> None:
+def check_empty(device: BlockDevice) -> None:
+    """Check that a device holds nothing of value where a volume would begin or end.
+
+    Raises:
+        ExistsError: it holds a volume, or anything but zeroes.
+    """
     for copy in read_copies(device):
         if copy.superblock is not None:
             raise ExistsError(
@@ -220,7 +238,7 @@ def _format_devices(devices: Sequence[BlockDevice], geometry: Geometry, label: s
         for i, device in enumerate(devices)
     ]
     for device in devices:
-        _wipe(device)
+        wipe(device)
     flush_all(devices)
     runs = list(superblock.catalog_runs)
     with ChunkWriter(devices, geometry, lambda _: runs.pop(0)) as writer:
@@ -254,7 +272,7 @@ def _first_generation(
     return superblock, catalog
 
 
-def _wipe(device: BlockDevice) -> None:
+def wipe(device: BlockDevice) -> None:
     """Zero what could be taken for an older volume; the lock's record goes when the lock does."""
     for offset in superblock_offsets(device.size_bytes):
         device.write(offset, bytes(SUPERBLOCK_BYTES))

@@ -21,6 +21,7 @@ EXPECTED = {
     "SpaceError": 6,
     "StaleError": 1,
     "LimitError": 1,
+    "DegradedError": 7,
     "DeviceError": 7,
     "DeviceLostError": 7,
     "DeviceTimeoutError": 7,

@@ -1,0 +1,85 @@
+"""``dlfs repair`` and what ``dlfs info`` and ``dlfs format`` say of copies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dlfs
+from dlfs.cli.exits import ExitCode
+from dlfs.format.geometry import DataSpace
+from dlfs.store.members import close_devices, open_members
+from dlfs.store.transaction import load_generation
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def uris(tmp_path: Path, run: Run) -> list[str]:
+    made = [str(tmp_path / f"member{i}") for i in range(2)]
+    done = run("format", ",".join(made), "--size", "4MiB", "--replicas", "2", "--chunk", "16KiB")
+    assert done.code == 0, done.err
+    with dlfs.open(made) as volume, volume.writer("data") as writer:
+        for i in range(40):
+            writer.add(f"{i}", bytes([i]) * 1000)
+    return made
+
+
+def test_a_degraded_volume_is_shown_and_repaired(uris: list[str], run: Run, tmp_path: Path) -> None:
+    volume = ",".join(uris)
+    Path(uris[1]).unlink()
+    done = run("info", volume, "--json")
+    found = done.json
+    assert (done.code, found["replicas"]) == (0, 2)
+    assert [m["state"] for m in found["members"]] == ["current", "missing"]
+    assert "no such file" in found["members"][1]["reason"]
+    done = run("info", volume)
+    assert done.code == 0
+    assert "missing" in done.out.decode()
+    assert "2 of each chunk" in done.out.decode()
+    assert f"member 1 ({found['members'][1]['uuid']}) is missing" in done.err
+    assert run("verify", volume).code == ExitCode.DAMAGE
+    assert run("rm", volume, "data", "--yes").code == ExitCode.DEVICE
+    done = run("repair", volume)
+    assert done.code == ExitCode.DEVICE
+    assert "expected a device in place of every lost member" in done.err
+    new = str(tmp_path / "new")
+    done = run("repair", volume, "--member", "1", "--with", new, "--json")
+    report = done.json
+    assert (done.code, report["replaced"], report["damaged"]) == (0, [1], [])
+    assert report["uri"] == f"{uris[0]},{new}"
+    assert run("verify", report["uri"]).code == 0
+    assert "repaired" in run("repair", report["uri"]).err
+
+
+def test_wrong_command_lines(uris: list[str], run: Run, tmp_path: Path) -> None:
+    volume = ",".join(uris)
+    assert run("repair", volume, "--member", "1").code == ExitCode.USAGE
+    assert run("repair", volume, "--with", "x").code == ExitCode.USAGE
+    assert run("repair", volume, "--member", "9", "--with", "x").code == ExitCode.USAGE
+    assert (
+        run("format", str(tmp_path / "x"), "-s", "4MiB", "--replicas", "2").code == ExitCode.USAGE
+    )
+    assert run("repair", uris[0], "--member", "1", "--with", uris[0]).code == ExitCode.USAGE
+    Path(uris[0]).unlink()
+    Path(uris[1]).unlink()
+    assert run("repair", volume).code == ExitCode.NOT_FOUND
+
+
+def test_what_is_beyond_repair(uris: list[str], run: Run) -> None:
+    devices = open_members(uris)
+    generation = load_generation(devices)
+    close_devices(devices)
+    (record,) = generation.catalog.datasets
+    space = DataSpace(generation.geometry, record.data_runs)
+    for copy in range(2):
+        member, offset = space.resolve(500, copy)
+        with open(uris[member], "r+b") as file:
+            file.seek(offset)
+            file.write(b"xyz")
+    done = run("repair", ",".join(uris))
+    assert done.code == ExitCode.DAMAGE
+    assert "beyond repair: sample" in done.err

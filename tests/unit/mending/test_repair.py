@@ -1,0 +1,346 @@
+"""Repair: what was lost, stale or damaged is whole again, and any other member can then be lost."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from uuid import UUID, uuid4
+
+import pytest
+
+import dlfs
+from dlfs.block import open_device
+from dlfs.format.constants import JOINING_BYTES, JOINING_OFFSET_BYTES
+from dlfs.format.geometry import DataSpace
+from dlfs.format.joining import JoiningRecord
+from dlfs.format.superblock import superblock_offsets
+from dlfs.store.members import close_devices, open_members
+from dlfs.store.transaction import Generation, load_generation
+from dlfs.units import KIB, MIB
+
+MEMBERS = 3
+MEMBER_BYTES = 4 * MIB
+SAMPLES = {
+    f"d{i % 3}/{i:03}".encode(): random.Random(i).randbytes(i * 173 % 9000) for i in range(120)
+} | {b"large": random.Random(-1).randbytes(300_000)}
+EXPECTED = {("data", 1): SAMPLES, ("empty", 1): {}}
+
+
+def fill(uris: list[str], name: str = "data") -> None:
+    with dlfs.open(uris) as volume, volume.writer(name) as writer:
+        for path, data in SAMPLES.items():
+            writer.add(path, data)
+
+
+def read_all(uris: list[str]) -> dict[tuple[str, int], dict[bytes, bytes]]:
+    found = {}
+    with dlfs.open(uris) as volume:
+        for info in volume.datasets():
+            with volume.dataset(info.name) as dataset:
+                samples = dict(zip(dataset.paths(), dataset[:].to_list(), strict=True))
+            found[info.name, info.version] = samples
+    return found
+
+
+def check_whole(uris: list[str]) -> None:
+    """Nothing is wrong, everything is there, and any one member can be lost."""
+    with dlfs.open(uris) as volume:
+        assert list(volume.verify()) == []
+        assert [m.state for m in volume.members] == ["current"] * MEMBERS
+        order = list(volume.uri.split(","))
+    for number in range(MEMBERS):
+        assert read_all(order[:number] + order[number + 1 :]) == EXPECTED
+    with dlfs.open(uris) as volume:
+        with volume.writer("after") as writer:
+            writer.add("x", b"after the repair")
+        volume.remove("after")
+    for uri in uris:
+        with open_device(uri) as device:
+            assert not any(device.read(JOINING_OFFSET_BYTES, JOINING_BYTES))
+
+
+@pytest.fixture
+def uris(tmp_path: Path) -> list[str]:
+    made = [str(tmp_path / f"member{i}") for i in range(MEMBERS)]
+    dlfs.format_volume(
+        made, size_bytes=MEMBER_BYTES, chunk_bytes=16 * KIB, block_bytes=512, replicas=2
+    )
+    fill(made)
+    with dlfs.open(made) as volume:
+        volume.writer("empty").seal()
+    return made
+
+
+def load(uris: list[str]) -> Generation:
+    devices = open_members(uris)
+    generation = load_generation(devices)
+    close_devices(devices)
+    return generation
+
+
+# ---- a member is replaced ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", range(MEMBERS))
+@pytest.mark.parametrize("named", [True, False])
+def test_a_lost_member_is_replaced(
+    uris: list[str], tmp_path: Path, number: int, named: bool
+) -> None:
+    old = load(uris)
+    Path(uris[number]).unlink()
+    new = [*uris[:number], str(tmp_path / "new"), *uris[number + 1 :]]
+    given = uris if named else uris[:number] + uris[number + 1 :]
+    told: list[tuple[int, int]] = []
+    report = dlfs.repair(
+        given,
+        replacements={number: new[number]},
+        progress=lambda done, total: told.append((done, total)),
+    )
+    assert (report.uri, report.replaced, report.damaged) == (",".join(new), (number,), ())
+    assert report.uuid == old.superblock.volume_uuid
+    assert report.generation == old.superblock.generation + 2
+    assert report.written_bytes > 300_000
+    assert told[0][0] == 0
+    assert told[-1][0] == told[-1][1] > 0
+    uuids = load(new).superblock.member_uuids
+    assert [a == b for a, b in zip(uuids, old.superblock.member_uuids, strict=True)] == [
+        i != number for i in range(MEMBERS)
+    ]
+    check_whole(new)
+
+
+def test_the_old_device_is_not_taken_back(uris: list[str], tmp_path: Path) -> None:
+    new = str(tmp_path / "new")
+    dlfs.repair(uris, replacements={1: new})
+    with pytest.raises(dlfs.FormatError, match=r"member1.*was replaced"):
+        dlfs.open([*uris, new])
+    with dlfs.open(uris) as volume:  # instead of the new one
+        assert volume.members[1].state == "degraded"
+        assert "was member 1 until generation 3, and was replaced" in str(volume.members[1].reason)
+    check_whole([uris[0], new, uris[2]])
+
+
+def test_a_repair_that_was_done_is_done_again(uris: list[str], tmp_path: Path) -> None:
+    Path(uris[1]).unlink()
+    new = str(tmp_path / "new")
+    left = [uris[0], uris[2]]
+    first = dlfs.repair(left, replacements={1: new})
+    again = dlfs.repair(left, replacements={1: new})
+    assert (again.written_bytes, again.generation) == (0, first.generation)
+    check_whole([uris[0], new, uris[2]])
+
+
+def test_a_device_that_holds_something_needs_force(uris: list[str], tmp_path: Path) -> None:
+    new = tmp_path / "new"
+    new.write_bytes(b"something" + bytes(MEMBER_BYTES))
+    Path(uris[1]).unlink()
+    before = new.read_bytes()
+    with pytest.raises(dlfs.ExistsError, match=r"/new.*expected an empty device"):
+        dlfs.repair(uris, replacements={1: str(new)})
+    assert new.read_bytes() == before
+    dlfs.repair(uris, replacements={1: str(new)}, force=True)
+    check_whole([uris[0], str(new), uris[2]])
+
+
+def test_a_member_of_another_volume_needs_force(uris: list[str], tmp_path: Path) -> None:
+    other = str(tmp_path / "other")
+    dlfs.format_volume(other, size_bytes=MEMBER_BYTES)
+    Path(uris[1]).unlink()
+    with pytest.raises(dlfs.ExistsError, match=r"a member of volume"):
+        dlfs.repair(uris, replacements={1: other})
+    dlfs.repair(uris, replacements={1: other}, force=True)
+    check_whole([uris[0], other, uris[2]])
+
+
+def test_a_wiped_device_takes_its_own_place(uris: list[str]) -> None:
+    Path(uris[2]).write_bytes(bytes(MEMBER_BYTES))
+    with pytest.raises(dlfs.DegradedError, match=r"in place of every lost member, but member 2 "):
+        dlfs.repair(uris)
+    dlfs.repair(uris, replacements={2: uris[2]})
+    check_whole(uris)
+
+
+def test_devices_that_cannot_take_a_place(uris: list[str], tmp_path: Path) -> None:
+    Path(uris[1]).unlink()
+    small = tmp_path / "small"
+    small.write_bytes(bytes(MEMBER_BYTES // 2))
+    with pytest.raises(dlfs.UsageError, match=r"/small: expected at least \d+ bytes, got 2097152"):
+        dlfs.repair(uris, replacements={1: str(small)})
+    with pytest.raises(dlfs.UsageError, match=r"expected a member 0\.\.2, got 3"):
+        dlfs.repair(uris, replacements={3: str(tmp_path / "new")})
+    with pytest.raises(dlfs.UsageError, match=r"is a member already"):
+        dlfs.repair(uris, replacements={1: uris[0]})
+    with pytest.raises(dlfs.DegradedError, match=r"member 1 .*no such file"):
+        dlfs.repair(uris)
+    coarse = f"mem:coarse-{tmp_path.name}?size={MEMBER_BYTES}&block=4096"
+    with pytest.raises(dlfs.UsageError, match=r"a device block that divides 512"):
+        dlfs.repair(uris, replacements={1: coarse})
+
+
+def test_volumes_without_replicas_have_nothing_to_repair_from(tmp_path: Path) -> None:
+    uri = str(tmp_path / "a")
+    dlfs.format_volume(uri, size_bytes=MEMBER_BYTES)
+    with pytest.raises(dlfs.UsageError, match=r"no replicas"):
+        dlfs.repair(uri)
+
+
+def test_a_writer_is_waited_for_by_nobody(uris: list[str], tmp_path: Path) -> None:
+    with dlfs.open(uris) as volume:
+        writer = volume.writer("more")
+        with pytest.raises(dlfs.LockedError, match=r"writing dataset 'more'"):
+            dlfs.repair(uris)
+        writer.abort()
+    Path(uris[1]).unlink()
+    new = str(tmp_path / "new")
+    with open_device(uris[2], writable=True) as device:
+        device.lock_exclusive("somebody")
+        with pytest.raises(dlfs.LockedError, match=r"somebody"):
+            dlfs.repair(uris, replacements={1: new})
+    dlfs.repair(uris, replacements={1: new})
+    check_whole([uris[0], new, uris[2]])
+
+
+# ---- a member is there ---------------------------------------------------------------------------
+
+
+def test_a_whole_volume_is_left_alone(uris: list[str]) -> None:
+    before = [Path(uri).read_bytes() for uri in uris]
+    report = dlfs.repair(uris)
+    assert (report.written_bytes, report.generation, report.replaced) == (0, 3, ())
+    assert [Path(uri).read_bytes() for uri in uris] == before
+
+
+def test_a_stale_member_is_brought_up_to_date(uris: list[str]) -> None:
+    with dlfs.open(uris) as volume:
+        volume.remove("data")
+    old = Path(uris[1]).read_bytes()
+    fill(uris)
+    with dlfs.open(uris) as volume:
+        volume.remove("empty")
+        volume.writer("empty").seal()
+    Path(uris[1]).write_bytes(old)
+    with dlfs.open(uris) as volume:
+        assert volume.members[1].state == "degraded"
+    report = dlfs.repair(uris)
+    assert report.written_bytes > 0
+    with dlfs.open(uris) as volume:
+        assert [info.version for info in volume.datasets()] == [1, 1]
+    check_whole(uris)
+
+
+def flip(generation: Generation, space: DataSpace, address: int, copy: int) -> None:
+    member, offset = space.resolve(address, copy)
+    with open(generation.devices[member].uri, "r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([byte ^ 1]))
+
+
+def spaces(generation: Generation) -> list[DataSpace]:
+    geometry = generation.geometry
+    runs = [generation.superblock.catalog_runs]
+    for record in generation.catalog.datasets:
+        runs += [record.directory_runs, record.data_runs]
+    return [DataSpace(geometry, each) for each in runs if each]
+
+
+@pytest.mark.parametrize("member", range(MEMBERS))
+def test_a_member_damaged_everywhere(uris: list[str], member: int) -> None:
+    """Bits flip in every chunk that a member has of anything, whichever copy it is."""
+    generation = load(uris)
+    for space in spaces(generation):
+        for address in range(9, space.size_bytes, 5000):
+            for copy in range(2):
+                if space.resolve(address, copy)[0] == member:
+                    flip(generation, space, address, copy)
+    report = dlfs.repair(uris)
+    assert report.damaged == ()
+    assert report.written_bytes > 0
+    check_whole(uris)
+
+
+def taken_addresses(uris: list[str]) -> list[int]:
+    with dlfs.open(uris) as volume, volume["data"] as dataset:
+        small = (dataset.lengths() > 1000) & (dataset.lengths() < 16 * KIB)
+        return sorted(int(a) for a in dataset.directory.addresses()[small])
+
+
+def test_different_samples_damaged_on_all_members(uris: list[str]) -> None:
+    """No copy of a chunk is whole, but each sample has one that is."""
+    generation = load(uris)
+    space = spaces(generation)[2]
+    for number, address in enumerate(taken_addresses(uris)):
+        flip(generation, space, address + 700, number % 2)
+    report = dlfs.repair(uris)
+    assert report.damaged == ()
+    check_whole(uris)
+
+
+def test_what_no_copy_has_is_told_and_the_rest_repaired(uris: list[str]) -> None:
+    generation = load(uris)
+    space = spaces(generation)[2]
+    addresses = taken_addresses(uris)
+    flip(generation, space, addresses[0], 0)
+    flip(generation, space, addresses[0], 1)
+    flip(generation, space, addresses[5], 1)
+    with dlfs.open(uris) as volume, volume["data"] as dataset:
+        large = int(dataset.directory.addresses([dataset.index(b"large")])[0])
+    flip(generation, space, large + 100_000, 0)
+    flip(generation, space, large + 100_000, 1)
+    report = dlfs.repair(uris)
+    assert len(report.damaged) == 2
+    assert "no copy has its CRC32C" in report.damaged[0]
+    assert any("'large'" in told for told in report.damaged)
+    with dlfs.open(uris) as volume:
+        findings = list(volume.verify())
+        assert {f.kind for f in findings} == {"sample"}
+        assert len({f.path for f in findings}) == 2
+
+
+def test_a_directory_that_no_copy_has(uris: list[str]) -> None:
+    generation = load(uris)
+    space = spaces(generation)[1]
+    for copy in range(2):
+        flip(generation, space, 5000, copy)
+    report = dlfs.repair(uris)
+    assert len(report.damaged) == 1
+    assert "dataset 'data' version 1" in report.damaged[0]
+    with dlfs.open(uris) as volume, volume["empty"] as dataset:
+        assert len(dataset) == 0
+
+
+@pytest.mark.parametrize("copy", range(3))
+def test_damaged_superblocks(uris: list[str], copy: int) -> None:
+    with open(uris[1], "r+b") as file:
+        file.seek(superblock_offsets(MEMBER_BYTES)[copy] + 100)
+        file.write(b"x")
+    dlfs.repair(uris)
+    check_whole(uris)
+
+
+# ---- the record ----------------------------------------------------------------------------------
+
+
+def test_a_joining_record_comes_back_or_is_none() -> None:
+    record = JoiningRecord(UUID(int=1), UUID(int=2), 3)
+    block = bytearray(record.encode())
+    assert len(block) == JOINING_BYTES
+    assert JoiningRecord.decode(bytes(block)) == record
+    assert JoiningRecord.decode(bytes(block[:-1])) is None
+    assert JoiningRecord.decode(bytes(JOINING_BYTES)) is None
+    for bit in [0, 64, 96, 128, 256, 2000, 8 * JOINING_BYTES - 1]:
+        block[bit // 8] ^= 1 << bit % 8
+        assert JoiningRecord.decode(bytes(block)) is None
+        block[bit // 8] ^= 1 << bit % 8
+
+
+def test_a_record_of_another_volume_is_no_leave(uris: list[str], tmp_path: Path) -> None:
+    new = tmp_path / "new"
+    record = JoiningRecord(uuid4(), uuid4(), 1)
+    content = bytearray(MEMBER_BYTES)
+    content[JOINING_OFFSET_BYTES : JOINING_OFFSET_BYTES + JOINING_BYTES] = record.encode()
+    new.write_bytes(bytes(content))
+    Path(uris[1]).unlink()
+    with pytest.raises(dlfs.ExistsError):
+        dlfs.repair(uris, replacements={1: str(new)})
