@@ -107,7 +107,7 @@ def opener_of(kind: str, directory: Path) -> Iterator[Opener]:
         options = "&hdgst=1&ddgst=1" if kind == "nvme-tcp-digests" else ""
         with ScriptedTarget([subsystem]) as target:
             uri = target.uri() + options
-            yield lambda writable: open_device(uri, writable=writable)
+            yield lambda writable: open_quickly(uri, writable)
     elif kind in ("loop-512", "loop-4096"):
         with loop_opener(directory / "disk.img", int(kind[5:])) as opener:
             yield opener
