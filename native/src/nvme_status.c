@@ -1,6 +1,7 @@
 /*
  * What the status of a completion means: a code of the library, whether to try again, a phrase.
- * Never -EINVAL, which says that our caller was wrong: what a target refuses is an error of its own.
+ * Never -EINVAL, which says that our caller was wrong: what a target refuses is an error of its
+ * own.
  *
  * Source: NVM Express Base Specification 2.0, section 3.3.3.2.1; NVM Command Set Specification 1.0,
  * section 3.3.3.2.
