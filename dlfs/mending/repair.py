@@ -30,6 +30,7 @@ from dlfs.format.geometry import DataSpace, Geometry, usable_bytes
 from dlfs.format.joining import JoiningRecord
 from dlfs.format.paths import display
 from dlfs.mending.space import Mending, mend_bytes, mend_samples
+from dlfs.store.discovered import resolve_uris
 from dlfs.store.formatting import check_blocks, check_empty, prepare_file, wipe
 from dlfs.store.info import describe_member
 from dlfs.store.locking import lock_members, unlock_members
@@ -102,7 +103,7 @@ def repair(
         DeviceError: a device failed.
     """
     with closing(_Repair(dict(replacements or {}), force, engine, opener)) as job:
-        job.open(split_uris(members))
+        job.open(resolve_uris(split_uris(members), engine=engine, opener=opener))
         return job.run(progress)
 
 

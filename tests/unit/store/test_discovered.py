@@ -16,7 +16,7 @@ from dlfs.errors import NotFoundError, UsageError
 from dlfs.fabric.discovery import discover
 from dlfs.format.superblock import decode_superblock, encode_superblock, superblock_offsets
 from dlfs.store.discovered import find_namespaces, resolve_uris
-from dlfs.testing.nvme import DiscoveryRecord, ScriptedTarget
+from dlfs.testing.nvme import DiscoveryRecord, Namespace, ScriptedTarget
 from tests.unit.store.nodes import (
     SAMPLES,
     OddRecord,
@@ -162,6 +162,18 @@ def test_copies_make_up_for_a_node_that_is_down(tmp_path: Path) -> None:
         a.restart()
         with pytest.raises(NotFoundError, match=r"got 1; missing: 0 .*, 1 .*; passed over: "):
             dlfs.open(uris)
+
+
+def test_repair_takes_discovery(tmp_path: Path) -> None:
+    _, paths = make_volume(tmp_path, "pool", 2, replicas=2)
+    old, new = [serve(path) for path in paths], Namespace(8 << 20, nsid=2)
+    with ScriptedTarget([subsystem("x", [old[0], new])]) as target:
+        uri = target.uri(nqn("x"), nsid=2)
+        dlfs.repair(asking(target), replacements={1: uri})
+        with dlfs.open(asking(target)) as volume:
+            assert [member.state for member in volume.members] == ["current", "current"]
+            assert volume.members[1].uri == uri
+            check_samples(volume)
 
 
 def test_a_member_that_was_replaced_is_passed_over(tmp_path: Path) -> None:
