@@ -78,3 +78,23 @@ def test_a_target_that_is_lost_in_mid_epoch_costs_no_sample(
     assert len(caplog.messages) == 1
     assert f"127.0.0.1:{two_targets[number].port}" in caplog.messages[0]
     assert states_told(uri) == ["current", "current"]
+
+
+def test_a_repaired_volume_needs_the_other_target_no_more(
+    two_targets: TwoTargets, uri: str
+) -> None:
+    kept, replaced = two_targets
+    replaced.wipe(COPIES[1])
+    assert states_told(uri) == ["current", "degraded"]
+    uri_kept, uri_new = uri.split(",")
+    report = dlfs.repair(uri_kept, replacements={1: uri_new})
+    assert (report.replaced, report.damaged) == ((1,), ())
+    kept.kill()
+    try:
+        with dlfs.open(uri) as volume, volume.dataset("large") as large:
+            assert_whole(read_epoch(large, seed=2), LARGE)
+    finally:
+        kept.start()
+    with dlfs.open(uri) as volume:
+        assert [member.state for member in volume.members] == ["current", "current"]
+        assert list(volume.verify()) == []
