@@ -274,6 +274,15 @@ static int link_make(struct nvme_association *association, uint32_t command_coun
     return 0;
 }
 
+/*
+ * Whether a controller that was there is looked for. That may take the whole budget, which
+ * operations have for themselves: making a queue pair does not wait for it. With the lock held.
+ */
+static bool is_coming_back(const struct nvme_association *association)
+{
+    return association->state == NVME_CONNECTING && association->made_ns != 0;
+}
+
 int nvme_link_create(struct nvme_association *association, uint32_t command_count,
                      struct nvme_link **out)
 {
@@ -289,7 +298,8 @@ int nvme_link_create(struct nvme_association *association, uint32_t command_coun
         return code;
     }
     wake(association->wake);
-    while (link->connection == NULL && link->code == 0 && code == 0) {
+    while (link->connection == NULL && link->code == 0 && code == 0 &&
+           !is_coming_back(association)) {
         code = wait_changed(association, until_ns) ? 0 : DLFS_E_TIMEOUT;
     }
     if (link->connection != NULL) {
@@ -323,14 +333,17 @@ struct nvme_news nvme_link_news(struct nvme_association *association, struct nvm
                                 uint64_t generation)
 {
     uint64_t ignored;
-    (void)!read(link->wake, &ignored, sizeof ignored);
     (void)pthread_mutex_lock(&association->lock);
+    /* Under the lock, or a wake-up between its signal and its write would stay readable for ever.
+     */
+    (void)!read(link->wake, &ignored, sizeof ignored);
     atomic_store(&link->signal, 0);
     struct nvme_news news = {.connection = link->connection,
                              .ended = generation != atomic_load(&association->generation),
-                             .silent = association->silent,
+                             .silent = link->silent,
                              .code = link->code};
     link->connection = NULL;
+    link->silent = false;
     (void)pthread_mutex_unlock(&association->lock);
     return news;
 }

@@ -39,6 +39,7 @@ struct nvme_link {
     bool let_go;                        /* by the queue pair */
     bool in_hand;                       /* the thread is connecting it */
     bool had;                           /* it has had a connection */
+    bool silent;                        /* since the last news, a generation ended in silence */
     struct nvme_connection *connection; /* made, and not yet taken */
     int code;                           /* < 0: there will be none */
     uint64_t since_ns;                  /* wanted since then */
@@ -76,7 +77,6 @@ struct nvme_association {
     enum nvme_state state;
     bool once;        /* one round of attempts decides */
     int failure;      /* < 0: of the present generation, reported and not yet acted upon */
-    bool silent;      /* whether the last generation ended in silence */
     int lost_code;    /* why there is none, in NVME_LOST */
     uint64_t lost_ns; /* since when */
     struct nvme_link *links;
@@ -117,7 +117,10 @@ void nvme_association_destroy(struct nvme_association *association);
 /* Runs an admin command, waiting for its turn. */
 int nvme_association_run(struct nvme_association *association, struct nvme_request *request);
 
-/* A link with a connection, or the code of why it cannot be had. Blocks. */
+/*
+ * A link with a connection, or the code of why it cannot be had. Blocks, but not while a controller
+ * that was lost is looked for: the link gets its connection when that is back.
+ */
 int nvme_link_create(struct nvme_association *association, uint32_t command_count,
                      struct nvme_link **out);
 /* foreign: in a forked child. */

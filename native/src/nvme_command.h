@@ -38,6 +38,8 @@
 
 #define NVME_STATUS_DNR 0x4000u
 #define NVME_STATUS_CODE 0x07FFu /* type and code, without DNR, More and CRD */
+/* Of Connect: a queue of that number is still there, from a connection that was closed. */
+#define NVME_STATUS_SEQUENCE_ERROR 0x00Cu
 #define NVME_STATUS_UNKNOWN_SUBSYSTEM 0x182u
 #define NVME_STATUS_INVALID_HOST 0x184u
 

@@ -214,6 +214,13 @@ void nvme_connection_abort(struct nvme_connection *connection, bool foreign)
     free(connection);
 }
 
+void nvme_connection_drop(struct nvme_connection **connection)
+{
+    struct nvme_connection *dropped = *connection;
+    *connection = NULL;
+    nvme_connection_abort(dropped, false);
+}
+
 void nvme_connection_close(struct nvme_connection *connection)
 {
     if (connection == NULL) {

@@ -61,6 +61,11 @@ int nvme_connection_open(const struct nvme_address *address, uint32_t digests,
 /* Says nothing to the controller, and drops what was not sent yet. In a forked child it closes the
  * child's copy only. */
 void nvme_connection_abort(struct nvme_connection *connection, bool foreign);
+/*
+ * Forgets a connection, and then aborts it: a child that is forked meanwhile must not find what is
+ * freed already.
+ */
+void nvme_connection_drop(struct nvme_connection **connection);
 /* Ends the stream in order. */
 void nvme_connection_close(struct nvme_connection *connection);
 

@@ -160,7 +160,7 @@ static int connect_queue(struct nvme_connection *connection, const struct nvme_c
     }
     uint16_t status = exchange.answer.status & NVME_STATUS_CODE;
     if (status != 0) {
-        *refused = true;
+        *refused = status != NVME_STATUS_SEQUENCE_ERROR;
         const char *verb = status == NVME_STATUS_UNKNOWN_SUBSYSTEM && qid == 0
                                ? "is unknown to the target, or not for"
                                : "refused";
@@ -398,6 +398,7 @@ void nvme_controller_shut_down(struct nvme_admin *admin, const struct nvme_patie
     struct nvme_text ignored;
     (void)property_set(admin->connection, NVME_PROPERTY_CC,
                        CC_ENTRY_SIZES | CC_SHUTDOWN_NORMAL | CC_ENABLE, patience, &ignored);
-    nvme_connection_close(admin->connection);
+    struct nvme_connection *connection = admin->connection;
     admin->connection = NULL;
+    nvme_connection_close(connection);
 }

@@ -39,7 +39,8 @@ static int own_association(struct nvme_device *device, struct nvme_association *
         return 0;
     }
     *out = made;
-    return nvme_association_start(made, false);
+    /* Without a budget, there is one round of attempts as when the device was opened. */
+    return nvme_association_start(made, device->config.reconnect_ms == 0);
 }
 
 /* ---- queue pairs ----------------------------------------------------------------------------- */

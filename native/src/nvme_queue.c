@@ -252,6 +252,31 @@ static void sleep_for(struct nvme_queue *queue, uint64_t left_ns)
     queue->seen_ns = now > queue->seen_ns ? now : queue->seen_ns;
 }
 
+/* Whether something may have run out of time, or is to be tried again. */
+static bool is_due(struct nvme_queue *queue)
+{
+    uint64_t now_ns = nvme_queue_tick(queue);
+    return now_ns >= queue->due_ns ||
+           (queue->held.first != NVME_NONE && now_ns >= queue->held_until_ns);
+}
+
+/*
+ * Exchanges what there is, and looks at the time when nothing came, or when it is due: someone slow
+ * may always find an answer waiting. Nothing is called late whose answer is in the socket.
+ */
+static bool advance(struct nvme_queue *queue)
+{
+    bool came = exchange(queue);
+    if (came && is_due(queue)) {
+        while (exchange(queue)) {
+        }
+        nvme_check_time(queue);
+    } else if (!came && queue->done_count == 0) {
+        nvme_check_time(queue);
+    }
+    return came;
+}
+
 int nvme_queue_poll(dlfs_queue *base, dlfs_completion *completions, uint32_t count, int timeout_ms)
 {
     struct nvme_queue *queue = (struct nvme_queue *)base;
@@ -259,17 +284,14 @@ int nvme_queue_poll(dlfs_queue *base, dlfs_completion *completions, uint32_t cou
     uint64_t spin_until_ns = 0;
     bool started = false;
     for (;;) {
-        bool came = exchange(queue);
-        if (queue->done_count == 0 && !came) {
-            nvme_check_time(queue);
-        }
+        bool came = advance(queue);
         uint32_t given = take_done(queue, completions, count);
         if (given > 0 || (timeout_ms == 0 && !came)) {
             nvme_watch_room(queue);
             announce_done(queue);
             return (int)given;
         }
-        if (came) {
+        if (came && timeout_ms <= 0) {
             continue;
         }
         if (!started) {
@@ -283,7 +305,7 @@ int nvme_queue_poll(dlfs_queue *base, dlfs_completion *completions, uint32_t cou
             nvme_watch_room(queue);
             return 0;
         }
-        if (spin_until_ns == 0 || dlfs_clock_ns() >= spin_until_ns) {
+        if (!came && (spin_until_ns == 0 || dlfs_clock_ns() >= spin_until_ns)) {
             sleep_for(queue, left_ns);
         }
     }

@@ -73,8 +73,7 @@ static void give_up(struct nvme_queue *queue, int code)
         /* Before closing: a forked child's copy would keep the socket in the set. */
         nvme_watch(queue, EPOLL_CTL_DEL, 0);
     }
-    nvme_connection_abort(queue->connection, false);
-    queue->connection = NULL;
+    nvme_connection_drop(&queue->connection);
     nvme_out_clear(queue);
     nvme_list_clear(&queue->ready);
     for (uint32_t i = 0; i < queue->slot_count; i++) {
@@ -102,6 +101,12 @@ static void give_up(struct nvme_queue *queue, int code)
         if (!operation->waiting) {
             nvme_wait_again(queue, number);
         }
+    }
+    /* Also those of which only parts have ended: what was written may be gone with its controller.
+     */
+    for (uint32_t number = queue->waiting.first; number != NVME_NONE;
+         number = queue->operations[number].next) {
+        queue->operations[number].issued_bytes = 0;
     }
     queue->busy_count = 0;
     queue->small_count = 0;

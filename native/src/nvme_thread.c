@@ -95,14 +95,13 @@ static void fail_locked(struct nvme_association *association, int code, const ch
 static void drop(struct nvme_association *association)
 {
     uint64_t now = dlfs_clock_ns();
-    association->silent = association->failure == DLFS_E_TIMEOUT;
+    bool silent = association->failure == DLFS_E_TIMEOUT;
     association->failure = 0;
     association->state = NVME_CONNECTING;
     association->once = false;
     association->down_ns = now;
     atomic_fetch_add(&association->generation, 1);
-    nvme_connection_abort(association->admin.connection, false);
-    association->admin.connection = NULL;
+    nvme_connection_drop(&association->admin.connection);
     uint64_t lived_ms = (now - association->made_ns) / NANOSECONDS_PER_MS;
     if (lived_ms > (uint64_t)WORTH_FACTOR * association->delay_ms + DELAY_MS_MIN) {
         association->delay_ms = 0;
@@ -110,8 +109,8 @@ static void drop(struct nvme_association *association)
         association->delay_ms = grow(association->delay_ms);
     }
     for (struct nvme_link *link = association->links; link != NULL; link = link->next) {
-        nvme_connection_abort(link->connection, false);
-        link->connection = NULL;
+        nvme_connection_drop(&link->connection);
+        link->silent = link->silent || silent;
         link->wanted = true;
         link->since_ns = now;
         link->retry_at_ns = 0;

@@ -1,0 +1,140 @@
+"""Devices over NVMe/TCP in trouble, where the order of events matters."""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+
+import pytest
+
+from dlfs._native.abi import E_TIMEOUT
+from dlfs._native.library import library
+from dlfs.block import NvmeTcpDevice, open_device
+from dlfs.block.device import Kind, aligned_buffer
+from dlfs.errors import DeviceError
+from dlfs.testing.nvme import Event, Fault, FaultScript, ScriptedTarget
+from dlfs.testing.nvme.faults import Complete, Cut, Omit
+
+pytestmark = pytest.mark.timeout(60)
+
+PAGE = 4096
+PATIENCE_S = 30
+
+
+def wait_for(device: NvmeTcpDevice, **expected: object) -> None:
+    """Until the device's status has these values."""
+    until = time.monotonic() + PATIENCE_S
+    while any(getattr(device.status(), name) != value for name, value in expected.items()):
+        assert time.monotonic() < until, f"expected {expected}, got {device.status()}"
+        time.sleep(0.005)
+
+
+def opened(target: ScriptedTarget, *, writable: bool = False, **options: object) -> NvmeTcpDevice:
+    device = open_device(target.uri(**options), writable=writable)
+    assert isinstance(device, NvmeTcpDevice)
+    return device
+
+
+def test_a_forked_child_connects_although_there_is_no_budget_for_a_loss() -> None:
+    with ScriptedTarget() as target, opened(target, reconnect_ms=0) as device:
+        expected = device.read(0, PAGE)
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                code = 0 if device.read(0, PAGE) == expected else 2
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_command_times_out_although_others_are_answered() -> None:
+    script = FaultScript([Fault(Event.READ, Omit(), match={"cdw10": 0})])
+    with (
+        ScriptedTarget(script=script) as target,
+        opened(target, timeout_ms=200, reconnect_ms=5000) as device,
+        device.queue_pair(4) as queue,
+    ):
+        buffers = [aligned_buffer(PAGE, PAGE) for _ in range(4)]
+        for number, buffer in enumerate(buffers):
+            assert queue.submit(Kind.READ, buffer, number * PAGE, number)
+        descriptor = library().dlfs_queue_descriptor(queue.handle)
+        answered = set[int]()
+        until = time.monotonic() + PATIENCE_S
+        while 0 not in answered:
+            assert time.monotonic() < until, "the unanswered command was never noticed"
+            # Whoever looks only when something is there finds something whenever they look.
+            select.select([descriptor], [], [], 1)
+            answered = set()
+            for number, result in queue.poll(0):
+                assert result == PAGE
+                answered.add(number)
+                if number:
+                    assert queue.submit(Kind.READ, buffers[number], number * PAGE, number)
+        assert device.status().timeouts == 1
+
+
+def test_a_command_that_is_issued_again_has_the_whole_time_of_a_command() -> None:
+    """Its time runs out without a target; then it is cut off once, and not answered once."""
+    script = FaultScript([Fault(Event.READ, Cut(0)), Fault(Event.READ, Omit(), nth=2)])
+    with (
+        ScriptedTarget(script=script) as target,
+        opened(target, timeout_ms=300, reconnect_ms=4000) as device,
+        device.queue_pair(1) as queue,
+    ):
+        target.play(None)
+        target.kill()
+        wait_for(device, connected=False)
+        target.play(script)
+        buffer = aligned_buffer(PAGE, PAGE)
+        assert queue.submit(Kind.READ, buffer, 0, 7)
+        assert queue.poll(700) == []
+        target.restart()
+        assert queue.poll(PATIENCE_S * 1000) == [(7, PAGE)]
+
+
+def test_a_write_that_met_silence_is_not_repeated_after_a_later_reset() -> None:
+    script = FaultScript([Fault(Event.WRITE, Omit()), Fault(Event.READ, Omit())])
+    with (
+        ScriptedTarget(script=script) as target,
+        opened(target, writable=True, timeout_ms=300) as device,
+        device.queue_pair(1) as unwatched,
+    ):
+        assert unwatched.submit(Kind.WRITE, aligned_buffer(PAGE, PAGE), 0, 7)
+        device.read(PAGE, PAGE)
+        wait_for(device, connected=True, timeouts=1, reconnects=1)
+        target.drop_connections()
+        wait_for(device, connected=True, reconnects=2)
+        [(tag, result)] = unwatched.poll(PATIENCE_S * 1000)
+        assert (tag, result) == (7, E_TIMEOUT)
+        assert target.counters.commands[Event.WRITE] == 1
+
+
+def test_a_queue_pair_is_made_while_its_target_is_away() -> None:
+    with ScriptedTarget() as target, opened(target) as device:
+        expected = device.read(0, PAGE)
+        target.kill()
+        wait_for(device, connected=False)
+        buffer = aligned_buffer(PAGE, PAGE)
+        with device.queue_pair(1) as queue:
+            assert queue.submit(Kind.READ, buffer, 0, 7)
+            assert queue.poll(0) == []
+            target.restart()
+            assert queue.poll(PATIENCE_S * 1000) == [(7, PAGE)]
+        assert buffer.tobytes() == expected
+
+
+def test_a_queue_number_that_is_still_taken_is_asked_for_again() -> None:
+    script = FaultScript([Fault(Event.CONNECT_IO, Complete(0x400C))])
+    with ScriptedTarget(script=script) as target, opened(target) as device:
+        assert len(device.read(0, PAGE)) == PAGE
+        assert target.counters.commands[Event.CONNECT_IO] == 2
+
+
+def test_a_queue_pair_that_is_refused_is_not() -> None:
+    script = FaultScript([Fault(Event.CONNECT_IO, Complete(0x4181))])
+    with ScriptedTarget(script=script) as target, opened(target) as device:
+        with pytest.raises(DeviceError):
+            device.queue_pair(1)
+        assert target.counters.commands[Event.CONNECT_IO] == 1
