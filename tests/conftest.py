@@ -1,8 +1,9 @@
 """What every test may ask for, and what a machine must have.
 
-A test marked ``fuse``, ``qemu``, ``root`` or ``uring`` is skipped, with the reason, where the
-machine lacks it, ``torch`` where that package is missing. CI names what it has in ``DLFS_REQUIRE``
-(such as ``fuse,root,uring``); there, lacking it fails the test, so that no skip goes unseen.
+A test marked ``fuse``, ``qemu``, ``root``, ``spdk`` or ``uring`` is skipped, with the reason, where
+the machine lacks it, ``torch`` where that package is missing. CI names what it has in
+``DLFS_REQUIRE`` (such as ``fuse,root,uring``); there, lacking it fails the test, so that no skip
+goes unseen.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from dlfs.errors import DeviceError
 from tests.nvmet.kernel import lacks_guest
 from tests.nvmet.shared import SUBSYSTEMS
 from tests.nvmet.target import KernelTarget
+from tests.spdk.target import SpdkTarget, lacks_spdk
 
 
 def _lacks_fuse() -> str | None:
@@ -65,6 +67,7 @@ _LACKS: dict[str, Callable[[], str | None]] = {
     "fuse": _lacks_fuse,
     "qemu": lacks_guest,
     "root": _lacks_root,
+    "spdk": lacks_spdk,
     "torch": _lacks_torch,
     "uring": _lacks_uring,
 }
@@ -106,4 +109,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def kernel_target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KernelTarget]:
     """The Linux kernel's NVMe/TCP target, one for all tests, which leave it running."""
     with KernelTarget(tmp_path_factory.mktemp("kernel-target"), SUBSYSTEMS) as target:
+        yield target
+
+
+@pytest.fixture(scope="module")
+def spdk_target() -> Iterator[SpdkTarget]:
+    """SPDK's NVMe-oF target without subsystems; it keeps a CPU busy for as long as it runs."""
+    with SpdkTarget() as target:
         yield target

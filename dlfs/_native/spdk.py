@@ -30,6 +30,7 @@ from ctypes import (
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 from dlfs._native.device import NativeDevice
 from dlfs._native.library import check, error_for, library
@@ -67,6 +68,7 @@ class Config(Structure):
         ("memory_mib", c_uint32),
         ("huge", c_int32),
         ("shm_id", c_int32),
+        ("host_id", c_uint8 * 16),
         ("reserved", c_uint32),
     )
 
@@ -125,7 +127,8 @@ class SpdkOptions:
     Attributes:
         transport_id: SPDK's text.
         nsid: of the namespace.
-        host_nqn: None is SPDK's default.
+        host_nqn: of this host.
+        host_id: of this host.
         writable: else reads only.
         header_digest: CRC32C of headers, over TCP.
         data_digest: CRC32C of data, over TCP.
@@ -142,7 +145,8 @@ class SpdkOptions:
 
     transport_id: str
     nsid: int
-    host_nqn: str | None
+    host_nqn: str
+    host_id: UUID
     writable: bool
     header_digest: bool
     data_digest: bool
@@ -228,7 +232,8 @@ def _config(options: SpdkOptions) -> Config:
     }
     return Config(
         transport_id=options.transport_id.encode(),
-        host_nqn=None if options.host_nqn is None else options.host_nqn.encode(),
+        host_nqn=options.host_nqn.encode(),
+        host_id=(c_uint8 * 16)(*options.host_id.bytes),
         cores=None if options.cores is None else options.cores.encode(),
         nsid=options.nsid,
         flags=sum(flag for flag, wanted in flags.items() if wanted),

@@ -1,7 +1,7 @@
 """NVMe namespaces through SPDK: PCIe, TCP and RDMA, polled from user space.
 
 The URI holds SPDK's own transport ID (``trtype``, ``traddr``, ``trsvcid``, ``subnqn`` and so on),
-``hostnqn``, ``nsid``, and options of ours:
+``hostnqn`` [that of this host], ``nsid``, and options of ours:
 
     hdgst=1 ddgst=1        CRC32C of headers and of data, over TCP
     timeout_ms             of one command [10000]
@@ -27,7 +27,7 @@ Source: SPDK, ``spdk_nvme_transport_id_parse``; NVM Express Base Specification 2
 from __future__ import annotations
 
 import os
-import uuid
+from uuid import UUID
 
 from dlfs._native.device import NativeDevice
 from dlfs._native.spdk import (
@@ -40,6 +40,7 @@ from dlfs._native.spdk import (
     SpdkOptions,
     open_namespace,
 )
+from dlfs.block.host import host_id, host_nqn
 from dlfs.block.nvme import NvmeCommand, NvmeResult
 from dlfs.block.shared import SharedNamespaceDevice
 from dlfs.block.uri import SpdkUri
@@ -56,11 +57,12 @@ def _options(uri: SpdkUri, *, writable: bool) -> SpdkOptions:
     keys = dict(uri.transport_id)
     numbers = {key: value for key, value in uri.options if isinstance(value, int)}
     cores = dict(uri.options).get("cores")
-    host_nqn = keys.pop("hostnqn", None)
+    nqn = keys.pop("hostnqn", None)
     return SpdkOptions(
         transport_id=" ".join(f"{key}:{value}" for key, value in keys.items()),
         nsid=uri.nsid,
-        host_nqn=host_nqn,
+        host_nqn=nqn or host_nqn(),
+        host_id=host_id(),
         writable=writable,
         header_digest=bool(numbers.get("hdgst")),
         data_digest=bool(numbers.get("ddgst")),
@@ -77,13 +79,13 @@ def _options(uri: SpdkUri, *, writable: bool) -> SpdkOptions:
 
 
 def _identity(uri: SpdkUri, info: SpdkInfo) -> str:
-    """What the namespace calls itself, whichever path leads to it."""
-    if info.nguid:
-        return f"nvme:eui.{info.nguid.hex()}"
+    """What the namespace calls itself, whichever path leads to it; as ``NvmeTcpDevice`` has it."""
     if info.uuid:
-        return f"nvme:uuid.{uuid.UUID(bytes=info.uuid)}"
+        return f"nvme:uuid:{UUID(bytes=info.uuid)}"
+    if info.nguid:
+        return f"nvme:nguid:{info.nguid.hex()}"
     if info.eui64:
-        return f"nvme:eui.{info.eui64.hex()}"
+        return f"nvme:eui64:{info.eui64.hex()}"
     return f"nvme:{info.subsystem_nqn or info.serial}:{uri.nsid}"
 
 

@@ -61,12 +61,11 @@ static int fill_options(const dlfs_spdk_config *config, struct spdk_nvme_ctrlr_o
     options->admin_timeout_ms = config->connect_ms;
     options->fabrics_connect_timeout_us = (uint64_t)config->connect_ms * 1000;
     options->disable_error_logging = true;
-    if (config->host_nqn != NULL) {
-        if (strlen(config->host_nqn) >= sizeof options->hostnqn) {
-            return -EINVAL;
-        }
-        (void)snprintf(options->hostnqn, sizeof options->hostnqn, "%s", config->host_nqn);
+    if (strlen(config->host_nqn) >= sizeof options->hostnqn) {
+        return -EINVAL;
     }
+    (void)snprintf(options->hostnqn, sizeof options->hostnqn, "%s", config->host_nqn);
+    memcpy(options->extended_host_id, config->host_id, sizeof options->extended_host_id);
     if (spdk_nvme_host_id_parse(&host, config->transport_id) == 0) {
         (void)snprintf(options->src_addr, sizeof options->src_addr, "%s", host.hostaddr);
         (void)snprintf(options->src_svcid, sizeof options->src_svcid, "%s", host.hostsvcid);

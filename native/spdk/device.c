@@ -247,8 +247,9 @@ static int open_device(const dlfs_spdk_config *config, char *message, size_t mes
 int dlfs_spdk_open(const dlfs_spdk_config *config, char *message, size_t message_bytes,
                    struct dlfs_external **out)
 {
-    if (config == NULL || config->transport_id == NULL || message == NULL || message_bytes == 0 ||
-        out == NULL || config->timeout_ms == 0 || config->connect_ms == 0) {
+    if (config == NULL || config->transport_id == NULL || config->host_nqn == NULL ||
+        message == NULL || message_bytes == 0 || out == NULL || config->timeout_ms == 0 ||
+        config->connect_ms == 0) {
         return -EINVAL;
     }
     message[0] = '\0';

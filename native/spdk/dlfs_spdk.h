@@ -34,8 +34,8 @@ extern "C" {
 
 typedef struct dlfs_spdk_config {
     const char *transport_id; /* SPDK's text: trtype:TCP traddr:... and so on */
-    const char *host_nqn;     /* NULL: SPDK's default */
-    const char *cores;        /* CPUs of SPDK's lcore, as "0-3,8"; NULL: all that are allowed */
+    const char *host_nqn;
+    const char *cores; /* CPUs of SPDK's lcore, as "0-3,8"; NULL: all that are allowed */
     uint32_t nsid;
     uint32_t flags;        /* DLFS_SPDK_* */
     uint32_t timeout_ms;   /* of one command */
@@ -45,6 +45,7 @@ typedef struct dlfs_spdk_config {
     uint32_t memory_mib;   /* of the environment */
     int32_t huge;          /* 1: huge pages, 0: none, DLFS_SPDK_UNSET: as the transport needs */
     int32_t shm_id;        /* SPDK processes that share memory; DLFS_SPDK_UNSET: private */
+    uint8_t host_id[16];
     uint32_t reserved;
 } dlfs_spdk_config;
 

@@ -23,6 +23,7 @@ from dlfs.block import (
     FileDevice,
     Kind,
     MemoryDevice,
+    SpdkDevice,
     aligned_buffer,
     open_device,
     operation_error,
@@ -41,6 +42,7 @@ from dlfs.testing.nvme import DEFAULT_NQN, Namespace, ScriptedTarget, Subsystem
 from dlfs.units import KIB, MIB
 from tests.nvmet.shared import OPEN
 from tests.nvmet.target import KernelTarget
+from tests.spdk import target as spdk
 
 SIZE_BYTES = 2 * MIB
 LEASE_TIMES = LeaseTimes(renew_s=0.1, valid_s=20, late_s=20, claim_s=0.25, poll_s=0.02)
@@ -80,6 +82,17 @@ def kernel_target_opener(kind: str, target: KernelTarget) -> Opener:
     options = {"hdgst": 1, "ddgst": 1} if kind.endswith("-digests") else {}
     target.wipe(OPEN, nsid)
     return lambda writable: open_quickly(target.uri(OPEN, nsid, **options), writable)
+
+
+@contextlib.contextmanager
+def spdk_target_opener(kind: str, target: spdk.SpdkTarget) -> Iterator[Opener]:
+    """``spdk-...`` by SPDK's initiator, ``nvmf-...`` by ours, both to SPDK's target."""
+    name, block_bytes, *rest = kind.split("-")
+    options = dict.fromkeys(OPTIONS[rest[0]], 1) if rest else {}
+    nqn = f"nqn.2024-01.org.dlfs.test:{kind}"
+    with target.subsystem(nqn, [spdk.Namespace(SIZE_BYTES, int(block_bytes))]):
+        make = target.spdk_uri if name == "spdk" else target.tcp_uri
+        yield lambda writable: open_quickly(make(nqn, **options), writable)
 
 
 def open_quickly(uri: str, writable: bool) -> BlockDevice:
@@ -125,6 +138,11 @@ def opener_of(kind: str, directory: Path) -> Iterator[Opener]:
             MemoryDevice.forget(name)
 
 
+OPTIONS = {"digests": ("hdgst", "ddgst"), "bounce": ("bounce",)}
+SPDK_TARGET_KINDS = (
+    "spdk-512", "spdk-4096", "spdk-512-digests", "spdk-4096-bounce",
+    "nvmf-512", "nvmf-4096", "nvmf-512-digests", "nvmf-4096-digests",
+)  # fmt: skip
 KERNEL_TARGET_KINDS = ("nvmet-512", "nvmet-4096", "nvmet-512-digests", "nvmet-4096-digests")
 KINDS = [
     pytest.param("uring", marks=pytest.mark.uring),
@@ -138,6 +156,7 @@ KINDS = [
     pytest.param("fault"),
     pytest.param("recording"),
     *(pytest.param(kind, marks=pytest.mark.qemu) for kind in KERNEL_TARGET_KINDS),
+    *(pytest.param(kind, marks=pytest.mark.spdk) for kind in SPDK_TARGET_KINDS),
 ]
 FILE_KINDS = ("uring", "threads", "tmpfs", "loop-512", "loop-4096")
 
@@ -146,6 +165,11 @@ FILE_KINDS = ("uring", "threads", "tmpfs", "loop-512", "loop-4096")
 def opener(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opener]:
     if request.param in KERNEL_TARGET_KINDS:
         yield kernel_target_opener(request.param, request.getfixturevalue("kernel_target"))
+        return
+    if request.param in SPDK_TARGET_KINDS:
+        target = request.getfixturevalue("spdk_target")
+        with spdk_target_opener(request.param, target) as made:
+            yield made
         return
     with opener_of(request.param, tmp_path) as made:
         yield made
@@ -459,7 +483,10 @@ def child_uses(device: BlockDevice, queue: object, data: bytes) -> int:
     except ClosedError:
         pass
     queue.close()  # type: ignore[attr-defined]
-    if device.read(0, 4096) != data:
+    if isinstance(device, SpdkDevice):
+        with pytest.raises(ClosedError, match="does not survive fork"):
+            device.read(0, 4096)
+    elif device.read(0, 4096) != data:
         return 3
     device.unlock()
     device.close()

@@ -1,0 +1,279 @@
+"""SPDK's own NVMe-oF target on 127.0.0.1, configured through its JSON-RPC.
+
+The program is the one that ``DLFS_SPDK_TARGET`` names, else ``nvmf_tgt`` in PATH. It runs without
+huge pages and without PCI. It polls, which keeps a CPU busy: it must not live longer than its
+tests. Namespaces are RAM disks, or files where the bytes must outlive the target.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+from uuid import NAMESPACE_URL, uuid5
+
+from dlfs._native.spdk import spdk_library
+from dlfs.errors import NativeError
+from dlfs.units import MIB
+from tests.nvmet.guest import free_port
+
+_MEMORY_MIB = 512
+_ANSWER_SECONDS = 30.0
+_STOP_SECONDS = 20.0
+
+
+def program() -> str | None:
+    """The target's program, or None."""
+    return os.environ.get("DLFS_SPDK_TARGET") or shutil.which("nvmf_tgt")
+
+
+def lacks_target() -> str | None:
+    """Why SPDK's target cannot run here, or None."""
+    found = program()
+    if found is None:
+        return "no nvmf_tgt in PATH, and DLFS_SPDK_TARGET names none"
+    if not os.access(found, os.X_OK):
+        return f"DLFS_SPDK_TARGET: no program at {found}"
+    return None
+
+
+def lacks_spdk() -> str | None:
+    """Why SPDK's target and our library over SPDK cannot be used here, or None."""
+    try:
+        spdk_library()
+    except NativeError as error:
+        return str(error)
+    return lacks_target()
+
+
+@dataclass(frozen=True)
+class Namespace:
+    """One namespace.
+
+    Attributes:
+        path: of the file behind it; None: a RAM disk of zeros.
+    """
+
+    size_bytes: int = 32 * MIB
+    block_bytes: int = 512
+    path: Path | None = None
+
+
+class RpcError(Exception):
+    """The target refused a call."""
+
+
+class Rpc:
+    """JSON-RPC 2.0 over the target's Unix socket, one call at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.settimeout(_ANSWER_SECONDS)
+        self._serial = 0
+        try:
+            self._socket.connect(str(path))
+        except OSError:
+            self._socket.close()
+            raise
+
+    def call(self, method: str, **parameters: object) -> Any:
+        """Call a method; its result."""
+        self._serial += 1
+        request: dict[str, object] = {"jsonrpc": "2.0", "id": self._serial, "method": method}
+        if parameters:
+            request["params"] = parameters
+        self._socket.sendall(json.dumps(request).encode())
+        answer = self._receive()
+        if "error" in answer:
+            raise RpcError(f"{method}: {answer['error']}")
+        return answer["result"]
+
+    def _receive(self) -> dict[str, Any]:
+        text = ""
+        while True:
+            part = self._socket.recv(65536)
+            if not part:
+                raise RpcError("the target closed its socket")
+            text += part.decode()
+            try:
+                answer: dict[str, Any] = json.loads(text)
+            except json.JSONDecodeError:
+                continue  # not all of it yet
+            return answer
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close()
+
+
+class SpdkTarget:
+    """A running target; subsystems come and go.
+
+    Args:
+        cpu: that it keeps busy; None: any.
+        options: of the TCP transport, by the names of ``nvmf_create_transport``.
+    """
+
+    def __init__(self, *, cpu: int | None = None, **options: object) -> None:
+        self.port = free_port()
+        self._cpu = cpu
+        self._options = options
+        self._folder = Path(tempfile.mkdtemp(prefix="dlfs-spdk-"))
+        self._process: subprocess.Popen[bytes] | None = None
+        self._rpc: Rpc | None = None
+        self._subsystems: dict[str, Sequence[Namespace]] = {}
+
+    @property
+    def pid(self) -> int:
+        """Of the running target."""
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> None:
+        """Start it, for the first time or again with the subsystems it had."""
+        found = program()
+        assert found is not None
+        cpus = [self._cpu] if self._cpu is not None else sorted(os.sched_getaffinity(0))
+        lcores = f"0@({','.join(map(str, cpus))})"
+        socket_path = self._folder / "rpc.sock"
+        socket_path.unlink(missing_ok=True)
+        command = [found, "--lcores", lcores, "--no-huge", "-s", str(_MEMORY_MIB), "--no-pci"]
+        command += ["--disable-cpumask-locks", "--silence-noticelog", "-r", str(socket_path)]
+        with (self._folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, cwd=self._folder)
+        self._rpc = self._connect(socket_path)
+        self._rpc.call("nvmf_create_transport", trtype="TCP", **self._options)
+        for nqn, namespaces in self._subsystems.items():
+            self._make(nqn, namespaces)
+
+    def _connect(self, path: Path) -> Rpc:
+        deadline = time.monotonic() + _ANSWER_SECONDS
+        while True:
+            assert self._process is not None
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self.kill()
+                raise RuntimeError(f"nvmf_tgt did not start: {self.log()}")
+            try:
+                rpc = Rpc(path)
+            except (FileNotFoundError, ConnectionRefusedError):
+                time.sleep(0.01)  # it says nowhere that its socket is there
+                continue
+            rpc.call("framework_wait_init")
+            return rpc
+
+    def log(self) -> str:
+        """What it wrote so far."""
+        return (self._folder / "log").read_text(errors="replace")
+
+    def call(self, method: str, **parameters: object) -> Any:
+        """Call a method of its JSON-RPC."""
+        assert self._rpc is not None
+        return self._rpc.call(method, **parameters)
+
+    def _make(self, nqn: str, namespaces: Sequence[Namespace]) -> None:
+        self.call("nvmf_create_subsystem", nqn=nqn, allow_any_host=True, serial_number="DLFS")
+        for nsid, namespace in enumerate(namespaces, 1):
+            name = f"{nqn}/{nsid}"
+            uuid = str(uuid5(NAMESPACE_URL, name))
+            if namespace.path is None:
+                blocks = namespace.size_bytes // namespace.block_bytes
+                self.call(
+                    "bdev_malloc_create",
+                    name=name, num_blocks=blocks, block_size=namespace.block_bytes, uuid=uuid,
+                )  # fmt: skip
+            else:
+                with namespace.path.open("ab") as file:
+                    file.truncate(namespace.size_bytes)
+                self.call(
+                    "bdev_aio_create",
+                    name=name, filename=str(namespace.path), block_size=namespace.block_bytes,
+                    uuid=uuid,
+                )  # fmt: skip
+            self.call("nvmf_subsystem_add_ns", nqn=nqn, namespace={"bdev_name": name, "nsid": nsid})
+        self.call(
+            "nvmf_subsystem_add_listener",
+            nqn=nqn,
+            listen_address={
+                "trtype": "TCP", "adrfam": "IPv4", "traddr": "127.0.0.1", "trsvcid": str(self.port)
+            },
+        )  # fmt: skip
+
+    def add(self, nqn: str, namespaces: Sequence[Namespace] = (Namespace(),)) -> None:
+        """Export namespaces 1, 2, ... as one subsystem."""
+        self._make(nqn, namespaces)
+        self._subsystems[nqn] = namespaces
+
+    def remove(self, nqn: str) -> None:
+        """Take a subsystem and its RAM disks away."""
+        self.call("nvmf_delete_subsystem", nqn=nqn)
+        for nsid, namespace in enumerate(self._subsystems.pop(nqn), 1):
+            kind = "malloc" if namespace.path is None else "aio"
+            self.call(f"bdev_{kind}_delete", name=f"{nqn}/{nsid}")
+
+    @contextmanager
+    def subsystem(
+        self, nqn: str, namespaces: Sequence[Namespace] = (Namespace(),)
+    ) -> Iterator[str]:
+        """A subsystem for a while; its NQN."""
+        self.add(nqn, namespaces)
+        try:
+            yield nqn
+        finally:
+            self.remove(nqn)
+
+    def spdk_uri(self, nqn: str, nsid: int = 1, **options: object) -> str:
+        """The URI of a namespace through SPDK's initiator."""
+        words = "".join(f" {key}={value}" for key, value in options.items())
+        place = f"trtype=TCP adrfam=IPv4 traddr=127.0.0.1 trsvcid={self.port}"
+        return f"spdk:{place} subnqn={nqn} nsid={nsid}{words}"
+
+    def tcp_uri(self, nqn: str, nsid: int = 1, **options: object) -> str:
+        """The URI of a namespace through our own initiator."""
+        query = "".join(f"&{key}={value}" for key, value in options.items())
+        return f"nvme-tcp://127.0.0.1:{self.port}/{nqn}?nsid={nsid}{query}"
+
+    def freeze(self) -> None:
+        """Stop it without a word."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let it go on."""
+        os.kill(self.pid, signal.SIGCONT)
+
+    def kill(self) -> None:
+        """End it as a crash would. Does nothing when it has ended."""
+        if self._rpc is not None:
+            self._rpc.close()
+            self._rpc = None
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(_STOP_SECONDS)
+            self._process = None
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.kill()
+        shutil.rmtree(self._folder)
