@@ -15,7 +15,8 @@ from dlfs._native.checksums import crc32c
 from dlfs.format.constants import JOINING_BYTES, JOINING_MAGIC, MEMBERS_MAX
 
 _HEAD = struct.Struct("<8sII16s16s")
-_CRC_OFFSET = JOINING_BYTES - 4
+_CRC_OFFSET = 512 - 4
+"""All of it lies in the smallest block of a device, which is written whole or not at all."""
 _VERSION = 1
 
 

@@ -46,6 +46,7 @@ def lay_dataset(
     order_seed: int = 0,
     first_chunk: int = 0,
     fragment_chunks: int = 0,
+    replicas: int = 1,
 ) -> LaidDataset:
     """Pack samples onto devices and freeze their directory.
 
@@ -58,6 +59,7 @@ def lay_dataset(
         first_chunk: of the volume, where the data begins.
         fragment_chunks: cut the data into runs of so many chunks, a hole of one behind each;
             0: one run.
+        replicas: copies of each chunk.
 
     Returns:
         The dataset, as the devices now hold it.
@@ -82,13 +84,14 @@ def lay_dataset(
     )
     chunk_count = max(1, -(-packer.address // chunk_bytes))
     runs = _runs(chunk_count, first_chunk, fragment_chunks)
-    rows = -(-runs[-1].end_chunk // len(devices))
-    geometry = Geometry(len(devices), chunk_bytes, block_bytes, 1 << 20, rows)
+    rows = -(-runs[-1].end_chunk // len(devices)) * replicas
+    geometry = Geometry(len(devices), chunk_bytes, block_bytes, 1 << 20, rows, replicas)
     at = 0
     for run in runs:
         for chunk in range(run.first_chunk, run.end_chunk):
-            member, offset = geometry.locate(chunk)
-            devices[member].write(offset, data[at : at + chunk_bytes])
+            for copy in range(replicas):
+                member, offset = geometry.locate(chunk, copy)
+                devices[member].write(offset, data[at : at + chunk_bytes])
             at += chunk_bytes
     builder = DirectoryBuilder()
     words = locations["address"]

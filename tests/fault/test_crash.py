@@ -1,7 +1,8 @@
 """A crash at any write of an import or a removal leaves one generation or the other, whole.
 
 Two kinds of crash: the media as a power cut may leave it, rebuilt from a record of every write and
-flush; and a real process, killed at write k, for every k.
+flush; and a real process, killed at write k, for every k. With replicas, each member alone gives
+the one or the other as well.
 """
 
 import os
@@ -47,10 +48,11 @@ def read_all(volume):
 class Media:
     """A volume in memory whose history is recorded, and whose past can be brought back."""
 
-    def __init__(self):
+    def __init__(self, replicas):
+        self.replicas = replicas
         self.names = [f"crash-{uuid.uuid4().hex}" for _ in range(MEMBERS)]
         self.uris = [f"mem:{name}?size={MEMBER_BYTES}" for name in self.names]
-        dlfs.format_volume(self.uris, chunk_bytes=4 * KIB, block_bytes=512)
+        dlfs.format_volume(self.uris, chunk_bytes=4 * KIB, block_bytes=512, replicas=replicas)
         self.log = None
 
     def run(self, change):
@@ -85,9 +87,9 @@ class Media:
             MemoryDevice.forget(name)
 
 
-@pytest.fixture
-def media():
-    made = Media()
+@pytest.fixture(params=[1, 2], ids=["plain", "replicas"])
+def media(request):
+    made = Media(request.param)
     yield made
     made.forget()
 
@@ -126,12 +128,18 @@ CASES = {
 }
 
 
-def check_state(media, old, new):
-    """The volume opens with the old or the new contents, whole, and can be written."""
+def check_state(media, old, new, older=None):
+    """The volume opens with the old or the new contents, whole, and can be written.
+
+    A member alone that lags may give what was there before the old ones.
+    """
     with dlfs.open(media.uris) as volume:
         got = read_all(volume)
         assert got in (old, new)
         assert [f for f in volume.verify() if f.kind != "superblock"] == []
+    for uri in media.uris if media.replicas > 1 else ():
+        with dlfs.open(uri) as volume:
+            assert read_all(volume) in (old, new, older)
     return got == new
 
 
@@ -198,11 +206,12 @@ def test_a_crash_after_a_crash(media):
         before = new if check_state(media, old, new) else old
         recovery = Media.__new__(Media)
         recovery.names, recovery.uris = media.names, media.uris
+        recovery.replicas = media.replicas
         recovery.run(lambda volume: write(volume, "third", {b"x": bytes(5000)}))
         after = recovery.contents()
         for second in range(len(recovery.log.events) + 1):
             media.restore(recovery.log.reordered_images(second, chance))
-            check_state(media, before, after)
+            check_state(media, before, after, older=old)
 
 
 @pytest.mark.parametrize("stop", range(0, 40, 3))

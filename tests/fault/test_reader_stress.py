@@ -3,7 +3,8 @@
 Epochs of every plan and reads on demand share one reader with little memory over devices that fail,
 flip bits, come late and answer in any order, while batches are kept, epochs are left early and
 resumed by another number of ranks. What is given out must be right, what is not must be told, and
-in the end all memory must be there again. DLFS_STRESS_SEEDS asks for more seeds than usual.
+in the end all memory must be there again. With two copies of everything, one member is lost and
+comes back meanwhile, and nothing may fail. DLFS_STRESS_SEEDS asks for more seeds than usual.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ LASTING = {"timeout_ms": 20, "retry_count": 1}
 class Stress:
     """One dataset and one reader, made from a seed."""
 
-    def __init__(self, seed: int, name: str, options: dict[str, int]) -> None:
+    def __init__(self, seed: int, name: str, options: dict[str, int], *, replicas: int = 1) -> None:
         random = np.random.default_rng(seed)
-        members = int(random.integers(1, 4))
+        members = max(int(random.integers(1, 4)), replicas)
         self.devices = [
             MemoryDevice(f"{name}-{seed}-{member}", 64 * MIB, writable=True)
             for member in range(members)
@@ -49,6 +50,7 @@ class Stress:
             random_samples(COUNT, seed, high=high),
             chunk_bytes=CHUNK_BYTES,
             fragment_chunks=int(random.integers(0, 4)),
+            replicas=replicas,
         )
         self.faults = Faults(
             seed=seed,
@@ -60,8 +62,11 @@ class Stress:
             reorder=bool(random.integers(0, 2)),
         )
         self.slots = int(random.choice([4, 5, 9, 24, 60, 1000]))
+        self.natives = [
+            NativeDevice.fault(one.native, self.faults, uri=one.uri) for one in self.devices
+        ]
         self.reader = SampleReader(
-            [NativeDevice.fault(one.native, self.faults, uri=one.uri) for one in self.devices],
+            self.natives,
             self.laid.geometry,
             self.laid.runs,
             self.laid.directory,
@@ -148,6 +153,30 @@ class Worker:
         return batch.indices.tolist() + [failure.index for failure in batch.failures]
 
 
+class Killer:
+    """Loses one member and brings it back, at every batch that any worker takes."""
+
+    def __init__(self, stress: Stress, seed: int) -> None:
+        self.random = np.random.default_rng(seed)
+        self.victim = stress.natives[int(self.random.integers(0, len(stress.natives)))]
+
+    def strike(self) -> None:
+        self.victim.lose(bool(self.random.integers(0, 3)))
+
+
+class Sufferer(Worker):
+    """A consumer to whom nothing may fail."""
+
+    def __init__(self, stress: Stress, seed: int, killer: Killer) -> None:
+        super().__init__(stress, seed, PLANS)
+        self.killer = killer
+
+    def _take(self, batch: Batch) -> list[int]:
+        self.killer.strike()
+        assert batch.failures == ()
+        return super()._take(batch)
+
+
 @pytest.fixture
 def stress(request: pytest.FixtureRequest, seed: int, options: dict[str, int]) -> Iterator[Stress]:
     made = Stress(seed, request.node.name, options)
@@ -168,6 +197,23 @@ def test_everything_at_once(stress: Stress, seed: int, options: dict[str, int]) 
     del runs, run
     if options is PASSING:
         assert_memory_is_back(stress)
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_a_member_is_lost_again_and_again(request: pytest.FixtureRequest, seed: int) -> None:
+    stress = Stress(seed, request.node.name, PASSING, replicas=2)
+    killer = Killer(stress, seed)
+    print(f"seed {seed}, {stress.slots} slots, {stress.faults}")
+    try:
+        with ThreadPoolExecutor(WORKERS) as pool:
+            workers = [Sufferer(stress, seed * WORKERS + i, killer) for i in range(WORKERS)]
+            runs = [pool.submit(worker.run) for worker in workers]
+            for run in runs:
+                run.result()
+        del runs, run, workers
+        assert_memory_is_back(stress)
+    finally:
+        stress.close()
 
 
 def assert_memory_is_back(stress: Stress) -> None:

@@ -238,6 +238,28 @@ def test_volumes_without_replicas_are_of_version_1_0(kind: str, tmp_path: Path) 
     assert major_minor_size_incompat == expected
 
 
+@pytest.mark.parametrize("kind", REPLICATED, indirect=True)
+def test_any_member_of_a_volume_with_replicas_can_be_missing(kind: str, image: Image) -> None:
+    for number in range(len(image.members)):
+        left = image.members[:number] + image.members[number + 1 :]
+        assert read_all(left) == MAKERS[kind].contents(kind)
+        assert decoder.read_volume(left) == MAKERS[kind].contents(kind)
+
+
+@pytest.mark.parametrize("kind", REPLICATED, indirect=True)
+@pytest.mark.parametrize("copy", [0, 1])
+def test_a_damaged_copy_is_read_from_the_other(kind: str, image: Image, copy: int) -> None:
+    for record in image.catalog.datasets:
+        for runs in (image.superblock.catalog_runs, record.directory_runs, record.data_runs):
+            if runs:
+                image.flip(runs, 40, copy)
+    assert read_all(image.members) == MAKERS[kind].contents(kind)
+    with pytest.raises(decoder.Malformed, match="the copies of chunk"):
+        decoder.read_volume(image.members)
+    dlfs.repair(image.members)
+    assert decoder.read_volume(image.members) == MAKERS[kind].contents(kind)
+
+
 @pytest.mark.parametrize("copy", [0, 1, 2])
 @pytest.mark.parametrize("damage", [b"\0" * 4096, b"\xff" * 4096, b"DLFSVOL1"])
 def test_one_damaged_superblock_copy_does_no_harm(

@@ -45,14 +45,21 @@ class VolumeMachine(RuleBasedStateMachine):
         members=st.integers(1, 3),
         chunk_bytes=st.sampled_from([4 * KIB, 16 * KIB]),
         block_bytes=st.sampled_from([512, 4 * KIB]),
+        replicas=st.integers(1, 3),
     )
-    def start(self, members, chunk_bytes, block_bytes):
-        self.names = [f"model-{uuid.uuid4().hex}" for _ in range(members)]
-        size = MIB + 2 * MIB // members // 4096 * 4096
-        uris = [f"mem:{name}?size={size}" for name in self.names]
-        dlfs.format_volume(uris, chunk_bytes=chunk_bytes, block_bytes=block_bytes)
+    def start(self, members, chunk_bytes, block_bytes, replicas):
+        self.replicas = min(replicas, members)
+        self.size = MIB + 2 * MIB * self.replicas // members // 4096 * 4096
+        uris = [self.make_uri() for _ in range(members)]
+        dlfs.format_volume(
+            uris, chunk_bytes=chunk_bytes, block_bytes=block_bytes, replicas=self.replicas
+        )
         self.volume = dlfs.open(uris)
         self.free = self.volume.free_bytes
+
+    def make_uri(self):
+        self.names.append(f"model-{uuid.uuid4().hex}")
+        return f"mem:{self.names[-1]}?size={self.size}"
 
     @rule(
         name=NAMES,
@@ -105,13 +112,42 @@ class VolumeMachine(RuleBasedStateMachine):
         self.volume.close()
         self.volume = dlfs.open(list(reversed(uri.split(","))))
 
+    @precondition(lambda self: self.volume is not None and self.replicas > 1)
+    @rule(data=st.data())
+    def lose(self, data):
+        """As many members are away as there are copies but one."""
+        uris = self.volume.uri.split(",")
+        left = data.draw(st.permutations(uris))[self.replicas - 1 :]
+        with dlfs.open(left) as volume:
+            assert self.contents(volume) == self.model
+            with pytest.raises(dlfs.DegradedError):
+                volume.writer("more")
+
+    @precondition(lambda self: self.volume is not None and self.replicas > 1)
+    @rule(data=st.data())
+    def replace(self, data):
+        """A member is lost for good, and another device takes its place."""
+        uris = self.volume.uri.split(",")
+        number = data.draw(st.integers(0, len(uris) - 1))
+        self.volume.close()
+        uris[number] = self.make_uri()
+        left = uris[:number] + uris[number + 1 :]
+        report = dlfs.repair(left, replacements={number: uris[number]})
+        assert (report.uri, report.damaged) == (",".join(uris), ())
+        self.volume = dlfs.open(uris)
+
     @invariant()
     def same(self):
         if self.volume is None:
             return
+        assert self.contents(self.volume) == self.model
+        stored = sum(info.stored_bytes for info in self.volume.datasets())
+        assert self.volume.free_bytes == self.free - stored
+
+    def contents(self, volume):
         found = {}
-        for info in self.volume.datasets():
-            with self.volume.dataset(info.name, info.version) as dataset:
+        for info in volume.datasets():
+            with volume.dataset(info.name, info.version) as dataset:
                 paths = dataset.paths()
                 found[info.name, info.version] = dict(zip(paths, dataset[:].to_list(), strict=True))
                 assert paths == sorted(paths)
@@ -119,9 +155,7 @@ class VolumeMachine(RuleBasedStateMachine):
                 assert info.sample_bytes == sum(
                     map(len, self.model[info.name, info.version].values())
                 )
-        assert found == self.model
-        stored = sum(info.stored_bytes for info in self.volume.datasets())
-        assert self.volume.free_bytes == self.free - stored
+        return found
 
     def teardown(self):
         if self.volume is not None:

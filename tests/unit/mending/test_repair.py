@@ -329,7 +329,7 @@ def test_a_joining_record_comes_back_or_is_none() -> None:
     assert JoiningRecord.decode(bytes(block)) == record
     assert JoiningRecord.decode(bytes(block[:-1])) is None
     assert JoiningRecord.decode(bytes(JOINING_BYTES)) is None
-    for bit in [0, 64, 96, 128, 256, 2000, 8 * JOINING_BYTES - 1]:
+    for bit in [0, 64, 96, 128, 256, 2000, 8 * 512 - 1]:
         block[bit // 8] ^= 1 << bit % 8
         assert JoiningRecord.decode(bytes(block)) is None
         block[bit // 8] ^= 1 << bit % 8
