@@ -11,7 +11,7 @@ its upper half tells that DLFS made it. A reservation is changed by the holder o
 with one exception: that of a host whose lease was seen to be dead is preempted, and what it has in
 flight aborted, before the lease is claimed. It is released before the lease is. A reservation that
 is not ours, or that no dead lease explains, is left alone. Nothing is kept through a power loss of
-the target (CPTPL 0).
+the target (CPTPL 0): from there on, the lease alone decides.
 
 Not every target has reservations: ``probe`` asks.
 
@@ -318,10 +318,14 @@ class Reservation:
             LeaseLostError: another host has taken them.
             DeviceError: the target is gone, or refuses.
         """
-        command, data = release(self._nsid, self._key)
-        self._run(command, data, "release the reservation")
-        command, data = register(self._nsid, RegisterAction.UNREGISTER, self._key)
-        self._run(command, data, "unregister from reservations")
+        try:
+            command, data = release(self._nsid, self._key)
+            self._run(command, data, "release the reservation")
+            command, data = register(self._nsid, RegisterAction.UNREGISTER, self._key)
+            self._run(command, data, "unregister from reservations")
+        except LeaseLostError:
+            if self._holder_elsewhere() is not None:
+                raise  # else a target that lost its power has forgotten this host
 
     def _run(self, command: NvmeCommand, data: bytearray, action: str) -> None:
         answer = self._runner.run_io(command, data, to_device=True)

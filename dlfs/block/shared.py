@@ -8,7 +8,8 @@ before anything is sent: a writer that is cut off stops by itself, in time.
 ``lock_exclusive`` waits: about a second for a free lease, two for the answer that a writer lives,
 and ``LeaseTimes.expiry_s`` (42 s) where a writer died; that wait is told as a warning of the logger
 ``dlfs.block``, which Python prints on stderr unless told otherwise. After a write that failed, the
-lease is not given back but left to expire, since such a write may take effect late.
+lease is not given back but left to expire, since such a write may take effect late. So is a lease
+that cannot be given back; ``unlock`` does not fail for it.
 
 A forked child inherits no lease: its writes are refused, and the parent's go on.
 """
@@ -27,7 +28,15 @@ from dlfs.block.device import NativeBackedDevice
 from dlfs.block.lease import Lease, LeaseTimes, describe
 from dlfs.block.nvme import CommandRunner
 from dlfs.block.reservation import Reservation
-from dlfs.errors import ClosedError, DeviceError, DlfsError, LeaseLostError, UsageError
+from dlfs.errors import (
+    ClosedError,
+    DeviceError,
+    DeviceLostError,
+    DeviceTimeoutError,
+    DlfsError,
+    LeaseLostError,
+    UsageError,
+)
 
 if TYPE_CHECKING:
     from dlfs._native.device import BytesLike
@@ -89,6 +98,11 @@ class SharedNamespaceDevice(NativeBackedDevice):
         """
         return _GuardedQueue(self, depth)
 
+    def _transfer(self, kind: Kind, buffer: BytesLike, offset_bytes: int) -> None:
+        if kind == Kind.WRITE:
+            self._check_lease()  # before a queue pair is made for it
+        super()._transfer(kind, buffer, offset_bytes)
+
     def flush(self) -> None:
         """Make every completed write durable.
 
@@ -98,7 +112,11 @@ class SharedNamespaceDevice(NativeBackedDevice):
             ClosedError: it is closed.
         """
         self._check_lease()
-        super().flush()
+        try:
+            super().flush()
+        except (DeviceLostError, DeviceTimeoutError):
+            self._doubt_lease()  # do not look for the device once more to give the lease back
+            raise
 
     # ---- the lease -------------------------------------------------------------------------------
 
@@ -147,17 +165,17 @@ class SharedNamespaceDevice(NativeBackedDevice):
         )
 
     def _release(self) -> None:
+        """Never fails: what cannot be given back expires."""
         if self._renewer is not None:
             self._renewer.stop()
             self._renewer = None
         try:
             if self._reservation is not None and self._lease is not None and self._lease.releasable:
                 self._reservation.give_back()
-        except DeviceError:
-            self._doubt_lease()  # the reservation goes when the lease has expired
-            raise
-        finally:
             self._end_lease()
+        except DeviceError as error:
+            self._lease = None
+            _log.warning("%s: the writer's lock is left to expire: %s", self.uri, error)
 
     def _end_lease(self) -> None:
         """Give the lease back where that is allowed, and forget it."""

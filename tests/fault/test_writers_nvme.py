@@ -5,6 +5,7 @@ The target is the scripted one, in this process, so that a test sees what reache
 
 from __future__ import annotations
 
+import functools
 import random
 import signal
 import subprocess
@@ -17,7 +18,13 @@ from pathlib import Path
 import pytest
 
 import dlfs
-from dlfs.block import RECORD_BYTES, RECORD_OFFSET_BYTES, NvmeTcpDevice, open_device
+from dlfs.block import (
+    RECORD_BYTES,
+    RECORD_OFFSET_BYTES,
+    MemoryDevice,
+    NvmeTcpDevice,
+    open_device,
+)
 from dlfs.block import SharedNamespaceDevice as Shared
 from dlfs.block.lease import LeaseTimes
 from dlfs.block.reservation import key_of
@@ -34,7 +41,7 @@ SEED = 20190923
 QUICK = LeaseTimes(renew_s=0.05, valid_s=20, late_s=20, claim_s=0.25, poll_s=0.02)
 """For writers that live, on a machine that may be slow."""
 
-MORTAL = LeaseTimes(renew_s=0.05, valid_s=1, late_s=1, claim_s=0.25, poll_s=0.02)
+MORTAL = LeaseTimes(renew_s=0.05, valid_s=2, late_s=1, claim_s=0.25, poll_s=0.02)
 """For writers that die; ``SHORT`` keeps the device's own time-outs within it."""
 
 SHORT = {"timeout_ms": 600, "reconnect_ms": 400}
@@ -139,7 +146,7 @@ def test_a_stalled_writer_is_fenced_by_who_takes_over(target: ScriptedTarget) ->
             stalled.write(0, b"\1" * 512)
         assert not any(target.namespace.contents[:512])
         stalled._lease = lease
-        with pytest.raises(LeaseLostError, match="could not be renewed for 1 s"):
+        with pytest.raises(LeaseLostError, match="could not be renewed for 2 s"):
             stalled.write(0, b"\1" * 512)
         stalled.close()
         assert target.namespace.reservations.holder == THERE.bytes
@@ -156,11 +163,11 @@ def test_a_writer_cut_off_from_a_silent_target_stops_by_itself(target: ScriptedT
         target.resume()
         writes = target.counters.commands[Event.WRITE]
         with pytest.raises(LeaseLostError, match="could not be renewed"):
-            device.write(0, bytes(512))
+            device.write(0, b"\1" * 512)
         with pytest.raises(LeaseLostError, match="could not be renewed"):
             device.flush()
         assert target.counters.commands[Event.WRITE] == writes
-        assert device.read(0, 512) == bytes(512)
+        assert not any(target.namespace.contents[:512])
 
 
 HOLDER = """
@@ -202,9 +209,23 @@ def test_a_killed_writer_is_named_and_then_waited_out(
         writer.wait()
         died_at = time.monotonic()
         device.lock_exclusive("the next")
-        assert time.monotonic() - died_at >= MORTAL.late_s  # never sooner than it may be
+        assert time.monotonic() - died_at >= MORTAL.valid_s  # never sooner than it may be
         assert target.namespace.reservations.holder == host.bytes
         device.write(0, bytes(512))
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_lease_that_cannot_be_given_back_is_left_to_expire(
+    target: ScriptedTarget, caplog: pytest.LogCaptureFixture
+) -> None:
+    device = open_nvme(target, HERE, **SHORT)
+    device.lock_exclusive("a writer")
+    target.kill()
+    device.close()
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == 1
+    assert "the writer's lock is left to expire" in messages[0]
+    assert b"a writer" in record_of(target.namespace)
 
 
 # ---- volumes -------------------------------------------------------------------------------------
@@ -234,6 +255,20 @@ OLD = {("first", 1): FIRST}
 NEW = {("first", 1): FIRST, ("second", 1): SECOND}
 
 
+@functools.cache
+def volume_with_first() -> bytes:
+    """The media of a member whose volume holds ``FIRST``."""
+    name = uuid.uuid4().hex
+    uri = f"mem:{name}?size={MEMBER_BYTES}"
+    dlfs.format_volume(uri, chunk_bytes=4 * KIB)
+    with dlfs.open(uri) as volume:
+        fill(volume, "first", FIRST)
+    with open_device(uri) as device:
+        content = device.read(0, MEMBER_BYTES)
+    MemoryDevice.forget(name)
+    return content
+
+
 @pytest.mark.usefixtures("quick")
 def test_format_is_refused_while_another_writes(target: ScriptedTarget) -> None:
     uri = target.uri()
@@ -257,10 +292,9 @@ def test_a_flush_that_fails_leaves_one_generation_or_the_other(
     target: ScriptedTarget, nth: int
 ) -> None:
     """Every flush of a transaction in turn: of the claim, of settling, of each step of a commit."""
+    target.namespace.contents[:] = volume_with_first()
     uri = target.uri()
-    dlfs.format_volume(uri, chunk_bytes=4 * KIB)
     with dlfs.open(uri) as volume:
-        fill(volume, "first", FIRST)
         script = FaultScript([Fault(Event.FLUSH, Complete(status=0x280), nth=nth)], seed=nth)
         target.play(script)
         with pytest.raises(DeviceError):
@@ -278,10 +312,9 @@ def test_a_flush_that_fails_leaves_one_generation_or_the_other(
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("event", [Event.WRITE, Event.FLUSH], ids=["write", "flush"])
 def test_connections_lost_in_a_commit_are_made_again(target: ScriptedTarget, event: Event) -> None:
+    target.namespace.contents[:] = volume_with_first()
     uri = target.uri()
-    dlfs.format_volume(uri, chunk_bytes=4 * KIB)
     with dlfs.open(uri) as volume:
-        fill(volume, "first", FIRST)
         chance = random.Random(SEED)
         faults = [
             Fault(event, Cut(0, reset=True), nth=nth)
@@ -307,10 +340,9 @@ def test_a_target_that_loses_its_cache_between_write_and_flush(
 ) -> None:
     """Power is cut just before the step-th flush of a transaction, and comes back at once."""
     namespace = target.namespace
+    target.namespace.contents[:] = volume_with_first()
     uri = target.uri()
-    dlfs.format_volume(uri, chunk_bytes=4 * KIB)
     with dlfs.open(uri) as volume:
-        fill(volume, "first", FIRST)
 
         class PowerCut(FaultScript):
             def play(self, event, steps, connection, command=None):  # type: ignore[no-untyped-def]
@@ -335,7 +367,7 @@ def test_a_target_that_loses_its_cache_between_write_and_flush(
     assert contents(uri)["third", 1] == SECOND
 
 
-# ---- dlfs import, killed -------------------------------------------------------------------------
+# ---- dlfs import, waiting and killed -------------------------------------------------------------
 
 COMMAND = """
 import sys
@@ -374,12 +406,34 @@ def deadly() -> Iterator[ScriptedTarget]:
         assert made.violations == []
 
 
-def run_import(uri: str, folder: Path, name: str) -> subprocess.Popen[bytes]:
+def run_import(uri: str, folder: Path, name: str, times: LeaseTimes) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-c", COMMAND, numbers(QUICK), "import", folder, uri, "--name", name],
+        [sys.executable, "-c", COMMAND, numbers(times), "import", folder, uri, "--name", name],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )
+
+
+@pytest.mark.usefixtures("mortal")
+def test_an_import_says_that_it_waits_for_a_dead_writer(
+    target: ScriptedTarget, tmp_path: Path
+) -> None:
+    (tmp_path / "a").write_bytes(b"1")
+    uri = target.uri(**SHORT)
+    dlfs.format_volume(uri, chunk_bytes=4 * KIB)
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, uri, numbers(MORTAL)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as writer:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == b"locked\n"
+        writer.kill()
+    with run_import(uri, tmp_path, "next", MORTAL) as command:
+        output, _ = command.communicate(timeout=120)
+    assert command.returncode == 0
+    assert b"waiting up to 3 s to learn whether its last writer still lives: a dying" in output
+    assert contents(uri) == {("next", 1): {b"a": b"1"}}
 
 
 @pytest.mark.usefixtures("quick")
@@ -395,7 +449,7 @@ def test_an_import_killed_at_any_write_is_whole_or_nothing(
 
     def import_one(name: str, kill_at: int) -> tuple[int, str]:
         DeadlyNamespace.left, DeadlyNamespace.seen = kill_at, 0
-        with run_import(uri, tmp_path, name) as command:
+        with run_import(uri, tmp_path, name, QUICK) as command:
             DeadlyNamespace.victim = command
             output, _ = command.communicate(timeout=120)
         DeadlyNamespace.victim = None
@@ -403,9 +457,11 @@ def test_an_import_killed_at_any_write_is_whole_or_nothing(
             forget_writer(namespace)
         return command.returncode, output.decode()
 
-    expected: dict[tuple[str, int], dict[bytes, bytes]] = {("whole", 1): samples}
-    assert import_one("whole", 0)[0] == 0
+    DeadlyNamespace.seen = 0
+    with dlfs.open(uri) as volume:
+        fill(volume, "whole", samples)
     total = DeadlyNamespace.seen
+    expected: dict[tuple[str, int], dict[bytes, bytes]] = {("whole", 1): samples}
     assert contents(uri) == expected
     chance = random.Random(SEED)
     for i in range(3):

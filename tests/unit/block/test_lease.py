@@ -260,7 +260,7 @@ def test_a_claim_that_fails_is_told_and_left(block: FakeBlock) -> None:
 QUICK = LeaseTimes(renew_s=0.05, valid_s=20, late_s=20, claim_s=0.25, poll_s=0.02)
 """For holders that live, on a machine that may be slow."""
 
-MORTAL = LeaseTimes(renew_s=0.05, valid_s=1, late_s=0.5, claim_s=0.25, poll_s=0.02)
+MORTAL = LeaseTimes(renew_s=0.05, valid_s=2, late_s=0.5, claim_s=0.25, poll_s=0.02)
 """For holders that die."""
 
 
@@ -331,6 +331,18 @@ def test_a_lost_lease_stops_every_write(opener: Opener) -> None:
     thief.write(0, bytes(4096))
 
 
+def test_a_write_under_way_does_not_go_on_without_the_lease(opener: Opener) -> None:
+    device = opener(QUICK)
+    device.lock_exclusive("a writer")
+    with device.queue_pair(2) as queue:
+        assert queue.submit(Kind.WRITE, aligned_buffer(4096, 4096), 4096, 1)
+        lease = device._lease
+        assert lease is not None
+        lease._loss = "a test"
+        with pytest.raises(LeaseLostError, match="a test"):
+            queue.poll(-1)
+
+
 HOLDER = """
 import sys
 from dlfs.block.lease import LeaseTimes
@@ -361,7 +373,7 @@ def test_a_killed_writer_is_waited_out(
     device.lock_exclusive("the next")
     waits = [record.getMessage() for record in caplog.records if "dying" in record.getMessage()]
     assert len(waits) == 1
-    assert "waiting up to 2 s to learn whether its last writer still lives" in waits[0]
+    assert "waiting up to 3 s to learn whether its last writer still lives" in waits[0]
     device.write(0, bytes(4096))
 
 

@@ -199,6 +199,14 @@ def test_taken_and_given_back() -> None:
     assert state == {"keys": {OTHER_HOST: key_of(OTHER_HOST)}, "holder": None}
 
 
+def test_a_target_that_lost_its_power_has_forgotten() -> None:
+    state: dict[str, object] = {}
+    mine = reservation(state)
+    mine.take()
+    state.update(keys={}, holder=None)
+    mine.give_back()
+
+
 def test_only_a_dead_writers_reservation_is_preempted() -> None:
     state: dict[str, object] = {}
     mine, other = reservation(state), reservation(state, OTHER_HOST)
