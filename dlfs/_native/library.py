@@ -92,9 +92,9 @@ def describe(code: int) -> str:
     return text.decode()
 
 
-def error_for(code: int, message: str) -> DlfsError:
-    """The error that a code stands for, with a message and the library's own phrase."""
-    text = f"{message}: {describe(code)}"
+def error_for(code: int, message: str, *, reason: str = "") -> DlfsError:
+    """The error that a code stands for, with a message and why: the library's phrase by default."""
+    text = f"{message}: {reason or describe(code)}"
     if code == RESERVATION_CONFLICT:
         return LeaseLostError(f"{message}: {_FENCED}", -code)
     kind = _CODES.get(code)

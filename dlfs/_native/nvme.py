@@ -109,7 +109,7 @@ def open_nvme(
     code = library().dlfs_device_open_nvme(byref(config), message, len(message), byref(handle))
     if code < 0:
         why = message.value.decode("utf-8", "replace")
-        raise error_for(code, f"open {uri}: {why}" if why else f"open {uri}")
+        raise error_for(code, f"open {uri}", reason=why)
     return NativeDevice(handle, uri, writable=writable)
 
 

@@ -63,7 +63,8 @@ int nvme_config_copy(const dlfs_nvme_config *from, struct nvme_config *to)
     return 0;
 }
 
-int nvme_resolve(const struct nvme_path *path, struct nvme_address *address, struct nvme_text *text)
+int nvme_resolve(const struct nvme_path *path, struct nvme_address addresses[NVME_ADDRESSES_MAX],
+                 struct nvme_text *text)
 {
     char port[8];
     (void)snprintf(port, sizeof port, "%u", path->port);
@@ -80,11 +81,16 @@ int nvme_resolve(const struct nvme_path *path, struct nvme_address *address, str
         nvme_say(text, "find the address of %s: %s", path->host, gai_strerror(error));
         return error == EAI_NONAME ? DLFS_E_NOT_FOUND : DLFS_E_LOST;
     }
-    memset(address, 0, sizeof *address);
-    memcpy(&address->bytes, found->ai_addr, found->ai_addrlen);
-    address->length = found->ai_addrlen;
+    int count = 0;
+    for (const struct addrinfo *one = found; one != NULL && count < NVME_ADDRESSES_MAX;
+         one = one->ai_next) {
+        struct nvme_address *address = &addresses[count++];
+        memset(address, 0, sizeof *address);
+        memcpy(&address->bytes, one->ai_addr, one->ai_addrlen);
+        address->length = one->ai_addrlen;
+    }
     freeaddrinfo(found);
-    return 0;
+    return count;
 }
 
 /* ---- the admin queue ------------------------------------------------------------------------- */
@@ -253,6 +259,7 @@ static int identify_controller(const struct nvme_config *config, struct nvme_adm
         return DLFS_E_PROTOCOL;
     }
     if (admin->controller.discovery) {
+        nvme_say(text, "%s is a discovery controller, without namespaces", config->subsystem_nqn);
         return config->nsid == 0 ? 0 : DLFS_E_NOT_FOUND;
     }
     struct nvme_exchange exchange = {.data = NULL};

@@ -50,10 +50,11 @@ struct nvme_admin {
 /* -EINVAL for a value out of range. */
 int nvme_config_copy(const dlfs_nvme_config *from, struct nvme_config *to);
 /*
- * Finds the address of a path: at once for numbers; a name takes as long as the resolver does.
- * DLFS_E_NOT_FOUND, DLFS_E_LOST (no answer from the resolver).
+ * Finds the addresses of a path; how many is returned. At once for numbers; a name takes as long as
+ * the resolver does. DLFS_E_NOT_FOUND, DLFS_E_LOST (no answer from the resolver).
  */
-int nvme_resolve(const struct nvme_path *path, struct nvme_address *address,
+#define NVME_ADDRESSES_MAX 4
+int nvme_resolve(const struct nvme_path *path, struct nvme_address addresses[NVME_ADDRESSES_MAX],
                  struct nvme_text *text);
 
 /* Makes a controller ready. On failure nothing is left, and text tells why. */

@@ -110,9 +110,7 @@ void nvme_operation_end(struct nvme_queue *queue, uint32_t number)
 static void slot_free(struct nvme_queue *queue, uint32_t number)
 {
     struct nvme_slot *slot = &queue->slots[number];
-    if (slot->to_host && slot->length_bytes < NVME_DIRECT_BYTES) {
-        queue->small_count--;
-    }
+    queue->small_count -= nvme_slot_is_small(slot);
     slot->busy = false;
     slot->next = queue->free_slot;
     queue->free_slot = number;

@@ -98,7 +98,7 @@ struct nvme_queue {
     uint32_t slots_max;
     uint32_t free_slot;
     uint32_t busy_count;
-    uint32_t small_count; /* busy ones that read little data */
+    uint32_t small_count; /* busy ones that do not read much data */
     uint32_t free_operation;
     struct nvme_list waiting; /* operations with parts to issue */
     struct nvme_list held;    /* operations to be tried again at held_until_ns */
@@ -130,6 +130,11 @@ int nvme_queue_descriptor(dlfs_queue *base);
  * for its answer. 0 when the controller answered.
  */
 int nvme_queue_run(struct nvme_queue *queue, void *data, uint32_t data_bytes);
+
+static inline uint32_t nvme_slot_is_small(const struct nvme_slot *slot)
+{
+    return !slot->to_host || slot->length_bytes < NVME_DIRECT_BYTES;
+}
 
 static inline void nvme_list_clear(struct nvme_list *list)
 {
@@ -184,6 +189,8 @@ void nvme_check_time(struct nvme_queue *queue);
 /* Of nvme_send.c: */
 
 void nvme_out_clear(struct nvme_queue *queue);
+/* Ends what waits first in line with parts to issue, if an earlier part of it has failed. */
+void nvme_pop_failed(struct nvme_queue *queue);
 /* Issues what waits and sends what the socket takes: 0, or why the connection is of no use. */
 int nvme_pump(struct nvme_queue *queue, const char **reason);
 

@@ -110,6 +110,7 @@ static void give_up(struct nvme_queue *queue, int code)
     }
     queue->busy_count = 0;
     queue->small_count = 0;
+    nvme_pop_failed(queue);
 }
 
 void nvme_queue_fail(struct nvme_queue *queue, int code, const char *reason)

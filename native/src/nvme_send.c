@@ -122,9 +122,7 @@ static void issue_part(struct nvme_queue *queue, uint32_t number, uint64_t now_n
         slot->moved_bytes = capsule_bytes;
         out_add_data(queue, slot_number, slot->buffer, capsule_bytes);
     }
-    if (slot->to_host && slot->length_bytes < NVME_DIRECT_BYTES) {
-        queue->small_count++;
-    }
+    queue->small_count += nvme_slot_is_small(slot);
     operation->issued_bytes += slot->length_bytes;
     operation->parts++;
 }
@@ -139,18 +137,26 @@ static uint32_t waiting_pop(struct nvme_queue *queue)
     return number;
 }
 
+void nvme_pop_failed(struct nvme_queue *queue)
+{
+    while (queue->waiting.first != NVME_NONE) {
+        const struct nvme_operation *operation = &queue->operations[queue->waiting.first];
+        if (operation->code == 0 && operation->passing_code == 0) {
+            return;
+        }
+        uint32_t number = waiting_pop(queue);
+        if (operation->parts == 0) {
+            nvme_operation_end(queue, number);
+        }
+    }
+}
+
 static void issue_waiting(struct nvme_queue *queue)
 {
     uint64_t now_ns = queue->seen_ns - queue->paused_ns;
+    nvme_pop_failed(queue);
     while (queue->waiting.first != NVME_NONE) {
         struct nvme_operation *operation = &queue->operations[queue->waiting.first];
-        if (operation->code < 0 || operation->passing_code < 0) { /* of an earlier part */
-            uint32_t number = waiting_pop(queue);
-            if (operation->parts == 0) {
-                nvme_operation_end(queue, number);
-            }
-            continue;
-        }
         if (queue->free_slot == NVME_NONE || !out_has_room(&queue->out)) {
             return;
         }

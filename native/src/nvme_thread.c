@@ -156,24 +156,34 @@ static int check_same(const struct nvme_association *association, const struct n
     return DLFS_E_LOST;
 }
 
+/* Tries the addresses of one path: 0, or the first one's failure. */
 static int attempt(struct nvme_association *association, uint32_t number, struct nvme_admin *admin,
                    struct nvme_text *text)
 {
     const struct nvme_config *config = &association->config;
-    struct nvme_address address;
-    int code = nvme_resolve(&config->paths[number], &address, text);
-    if (code < 0) {
-        return code;
-    }
-    struct nvme_patience patience = patience_of(association, config->connect_ms);
-    code = nvme_controller_open(config, &address, &patience, admin, text);
-    if (code == 0) {
-        code = check_same(association, admin, text);
-        if (code < 0) {
+    struct nvme_address addresses[NVME_ADDRESSES_MAX];
+    int count = nvme_resolve(&config->paths[number], addresses, text);
+    int first_code = count < 0 ? count : 0;
+    for (int i = 0; i < count; i++) {
+        struct nvme_text why = {.bytes = ""};
+        struct nvme_patience patience = patience_of(association, config->connect_ms);
+        int code = nvme_controller_open(config, &addresses[i], &patience, admin, &why);
+        if (code == 0) {
+            code = check_same(association, admin, &why);
+            if (code == 0) {
+                return 0;
+            }
             nvme_connection_abort(admin->connection, false);
         }
+        if (code == DLFS_E_CLOSED) {
+            return code;
+        }
+        if (first_code == 0) {
+            first_code = code;
+            *text = why;
+        }
     }
-    return code;
+    return first_code;
 }
 
 static void publish(struct nvme_association *association, const struct nvme_admin *admin,
@@ -197,10 +207,11 @@ static void publish(struct nvme_association *association, const struct nvme_admi
     (void)pthread_mutex_unlock(&association->lock);
 }
 
-/* Tries every path once: 0, or the first one's failure. */
+/* Tries every path once: 0, or the first one's failure; the error tells of all of them. */
 static int try_paths(struct nvme_association *association)
 {
     int first_code = 0;
+    struct nvme_text told = {.bytes = ""};
     for (uint32_t i = 0; i < association->config.path_count; i++) {
         const struct nvme_path *path = &association->config.paths[i];
         struct nvme_admin admin;
@@ -213,14 +224,14 @@ static int try_paths(struct nvme_association *association)
         if (code == DLFS_E_CLOSED) {
             return code;
         }
-        if (first_code == 0) {
-            first_code = code;
-            (void)pthread_mutex_lock(&association->lock);
-            nvme_say(&association->error, "connect %.255s:%u: %.200s", path->host, path->port,
-                     text.bytes);
-            (void)pthread_mutex_unlock(&association->lock);
-        }
+        first_code = first_code == 0 ? code : first_code;
+        size_t length = strlen(told.bytes);
+        (void)snprintf(told.bytes + length, sizeof told.bytes - length, "%sconnect %s:%u: %s",
+                       length > 0 ? "; " : "", path->host, path->port, text.bytes);
     }
+    (void)pthread_mutex_lock(&association->lock);
+    association->error = told;
+    (void)pthread_mutex_unlock(&association->lock);
     return first_code;
 }
 

@@ -29,10 +29,13 @@ from dlfs.testing.nvme import (
     DEFAULT_NQN,
     DISCOVERY_NQN,
     Event,
+    Fault,
+    FaultScript,
     Namespace,
     ScriptedTarget,
     Subsystem,
 )
+from dlfs.testing.nvme.faults import Omit
 from dlfs.units import KIB, MIB
 
 IDENTIFY = NvmeCommand(0x06, cdw10=1)
@@ -194,3 +197,35 @@ def test_a_controller_is_kept_alive(keepalive_ms: int) -> None:
                 while target.counters.commands[Event.KEEP_ALIVE] < 5:
                     assert device.read(0, 4096) == bytes(4096)
                 assert target.counters.keep_alives_missed == 0
+
+
+def test_a_name_is_tried_at_all_its_addresses() -> None:
+    with ScriptedTarget() as target:  # on 127.0.0.1 alone; the name may mean ::1 first
+        with open_device(target.uri().replace("127.0.0.1", "localhost")) as device:
+            assert device.read(0, 4096) == bytes(4096)
+        with pytest.raises(NotFoundError, match=r"find the address of nowhere\.invalid"):
+            open_device(target.uri().replace("127.0.0.1", "nowhere.invalid"))
+
+
+def test_ipv6() -> None:
+    with ScriptedTarget(ipv6=True) as target:
+        uri = target.uri().replace("127.0.0.1", "[::1]")
+        with open_device(uri) as device:
+            assert device.read(0, 4096) == bytes(4096)
+
+
+def test_one_command_that_is_forgotten_among_others_that_are_answered() -> None:
+    script = FaultScript([Fault(Event.READ, Omit(), nth=5)])
+    with ScriptedTarget(script=script) as target, open_device(target.uri() + HASTY) as device:
+        assert isinstance(device, NvmeTcpDevice)
+        waiting = set(range(4))
+        with device.queue_pair(8) as queue:
+            for tag in waiting:
+                assert queue.submit(Kind.READ, aligned_buffer(4096, 4096), tag * 4096, tag)
+            while script.played == 0 or device.status().timeouts == 0:  # others keep it busy
+                for tag, result in queue.poll(-1):
+                    assert result == 4096
+                    assert queue.submit(Kind.READ, aligned_buffer(4096, 4096), 0, tag)
+            while queue.in_flight:
+                assert all(result == 4096 for _, result in queue.poll(-1))
+        assert device.status().reconnects == 1
