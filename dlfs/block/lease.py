@@ -18,7 +18,8 @@ record, the lease is lost for good: ``check`` raises, and nothing more is submit
 
 **Releasing.** Zeros over the own record, under the same deadline. A holder for which a write ended
 in an error leaves its record to expire: such a write may still take effect, so that who comes next
-must wait for it.
+must wait for it. So does who gives up while it takes over from a dead holder: reservations may have
+changed hands already.
 
 What is assumed:
 
@@ -105,11 +106,6 @@ class LeaseTimes:
     def expiry_s(self) -> float:
         """How long a record must have been seen unchanged to be dead."""
         return (self.valid_s + self.late_s) * DRIFT
-
-    def scaled(self, factor: float) -> LeaseTimes:
-        """All of them times a factor, for tests."""
-        values = (self.renew_s, self.valid_s, self.late_s, self.claim_s, self.poll_s)
-        return LeaseTimes(*(value * factor for value in values))
 
 
 # ---- steps ---------------------------------------------------------------------------------------
@@ -304,6 +300,8 @@ class Lease:
         yield Read()  # what the device sets up on first use is no part of the claim's time
         for _ in range(CLAIM_ROUNDS_MAX):
             seen = yield from watch(times, self._now, self._waiting)
+            # Once others were put out of the way, the record must tell of it until all is done.
+            self._doubtful = self._doubtful or seen.lapsed
             yield MakeWay(seen.lapsed)
             mark = LeaseMark(secrets.token_hex(16), 0, round(times.expiry_s * 1000))
             self._record = replace(self._record, lease=mark)
@@ -316,6 +314,7 @@ class Lease:
             yield Wait(times.claim_s * DRIFT)
             content = yield Read()
             if LeaseMark.decode(content) == mark and self._now() < self._deadline:
+                self._doubtful = False
                 return
             self._deadline = None
         raise DeviceTimeoutError(

@@ -35,6 +35,7 @@ from dlfs.errors import (
     DeviceTimeoutError,
     DlfsError,
     LeaseLostError,
+    LockedError,
     UsageError,
 )
 
@@ -136,8 +137,11 @@ class SharedNamespaceDevice(NativeBackedDevice):
         try:
             if self._reservation is not None:
                 self._reservation.take()
-        except BaseException:
+        except LockedError:
             self._end_lease()
+            raise
+        except BaseException:  # nobody knows whether it was taken: it goes when the lease expires
+            self._lease = None
             raise
         self._renewer = _Renewer(lease)
         self._renewer.start()

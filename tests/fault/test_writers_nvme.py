@@ -367,6 +367,33 @@ def test_a_target_that_loses_its_cache_between_write_and_flush(
     assert contents(uri)["third", 1] == SECOND
 
 
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("event", [Event.WRITE, Event.FLUSH], ids=["write", "flush"])
+def test_one_member_lost_in_a_commit_leaves_one_generation_or_the_other(event: Event) -> None:
+    """Member 1 goes away at some point of a transaction and does not come back within it."""
+    chance = random.Random(SEED)
+    subsystem = Subsystem("nqn.2026-11.org.dlfs:b", [Namespace(MEMBER_BYTES)])
+    with ScriptedTarget() as first, ScriptedTarget([subsystem]) as second:
+        uri = ",".join(target.uri(**SHORT) for target in (first, second))
+        dlfs.format_volume(uri, chunk_bytes=4 * KIB)
+        expected = {}
+        for i in range(2):
+            nth = chance.randrange(2, 8)
+            second.play(FaultScript([Fault(event, Cut(0, reset=True), nth=nth, times=None)]))
+            with dlfs.open(uri) as volume, pytest.raises(DeviceError):
+                fill(volume, f"lost{i}", SECOND)
+            second.play(None)
+            with_new = {**expected, (f"lost{i}", 1): SECOND}
+            expected = contents(uri)
+            assert expected in (with_new, {k: v for k, v in with_new.items() if k[0] != f"lost{i}"})
+            for target in (first, second):
+                forget_writer(target.namespace)
+            with dlfs.open(uri) as volume:
+                fill(volume, f"kept{i}", FIRST)
+            expected[f"kept{i}", 1] = FIRST
+            assert contents(uri) == expected
+
+
 # ---- dlfs import, waiting and killed -------------------------------------------------------------
 
 COMMAND = """

@@ -246,6 +246,22 @@ def test_an_interrupted_claim_is_withdrawn(block: FakeBlock) -> None:
     assert block.content == bytes(RECORD_BYTES)
 
 
+def test_an_interrupted_takeover_leaves_a_record(block: FakeBlock) -> None:
+    """Its reservation was taken from the dead: the next one must know that it may do so again."""
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    block.lease("the dead").acquire()
+    block.moments.append((block.time + TIMES.expiry_s + 0.8, interrupt))
+    with pytest.raises(KeyboardInterrupt):
+        block.lease("an impatient one").acquire()
+    assert block.ways == [False, True]
+    assert "an impatient one" in str(HolderRecord.decode(block.content))
+    block.lease("the next").acquire()
+    assert block.ways == [False, True, True]
+
+
 def test_a_claim_that_fails_is_told_and_left(block: FakeBlock) -> None:
     block.failures.append(DeviceError("the network"))
     with pytest.raises(DeviceError, match="the network"):
