@@ -123,8 +123,13 @@ class Volume:
             DlfsError: as ``dlfs.open``.
         """
         with self._mutex:
-            devices = [self._opened_again(device) for device in self._opened().devices]
-            self._generation = load_generation(devices)
+            before = self._opened().devices
+            devices = [self._opened_again(device) for device in before]
+            try:
+                self._generation = load_generation(devices)
+            except BaseException:
+                close_devices([device for device in devices if device not in before])
+                raise
             report_members(self._generation)
 
     def _opened_again(self, device: BlockDevice) -> BlockDevice:

@@ -45,7 +45,7 @@ class ReaderOptions:
         gap_bytes: two samples nearer than this are read by one request: about what a device moves
             in the time that one more request costs.
         retry_count: tries after the first of a read that failed or brought a wrong checksum.
-        timeout_ms: for one read with all its retries.
+        timeout_ms: for one read with all its retries; where there are copies, each gets its share.
     """
 
     memory_bytes: int = 256 * MIB

@@ -1,0 +1,43 @@
+"""Each loss of a member is told once, and its return."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+
+import pytest
+
+import dlfs
+from dlfs.block import MemoryDevice
+from dlfs.store.losses import loss_of, report_loss, report_members, report_return
+from dlfs.store.members import close_devices, open_members
+from dlfs.store.transaction import load_generation
+
+
+def test_losses_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "dlfs")
+    names = [f"losses-{uuid.uuid4().hex}" for _ in range(2)]
+    uris = [f"mem:{name}?size={4 << 20}" for name in names]
+    info = dlfs.format_volume(uris, replicas=2)
+    devices = open_members(uris)
+    generation = load_generation(devices)
+    key = info.uuid, info.members[1].uuid
+    for _ in range(3):
+        report_loss(generation, 1, "device is gone")
+    assert loss_of(*key) == "device is gone"
+    report_return(generation, 1)
+    report_return(generation, 1)
+    assert loss_of(*key) is None
+    report_loss(generation, 1, "no answer")
+    report_members(generation)
+    assert loss_of(*key) is None
+    told = [(record.levelname, record.getMessage().split(uris[1])[1]) for record in caplog.records]
+    assert told == [
+        ("WARNING", " was lost: device is gone; the other copies are read"),
+        ("INFO", " is back"),
+        ("WARNING", " was lost: no answer; the other copies are read"),
+        ("INFO", " is back"),
+    ]
+    close_devices(devices)
+    for name in names:
+        MemoryDevice.forget(name)
