@@ -136,7 +136,6 @@ int nvme_decode_controller(const uint8_t data[NVME_IDENTIFY_BYTES], uint64_t pag
     }
     *controller = (struct nvme_controller){
         .transfer_bytes_max = transfer < UINT32_MAX ? (uint32_t)transfer : UINT32_MAX,
-        .namespace_count = nvme_get32(data + 516),
         .id = nvme_get16(data + 78),
         .write_cache = (data[525] & 1) != 0,
         .discovery = data[111] == CONTROLLER_TYPE_DISCOVERY};

@@ -22,7 +22,6 @@
 #define NVME_FABRICS 0x7Fu
 
 #define NVME_PROPERTY_CAP 0x00u
-#define NVME_PROPERTY_VS 0x08u
 #define NVME_PROPERTY_CC 0x14u
 #define NVME_PROPERTY_CSTS 0x1Cu
 
@@ -33,15 +32,12 @@
 
 #define NVME_IDENTIFY_BYTES 4096u
 #define NVME_CONNECT_BYTES 1024u
-/* Fabrics and admin commands may carry this much in their capsules (TCP Transport, 3.3.2). */
-#define NVME_ADMIN_CAPSULE_BYTES 8192u
 
 #define NVME_STATUS_DNR 0x4000u
 #define NVME_STATUS_CODE 0x07FFu /* type and code, without DNR, More and CRD */
 /* Of Connect: a queue of that number is still there, from a connection that was closed. */
 #define NVME_STATUS_SEQUENCE_ERROR 0x00Cu
 #define NVME_STATUS_UNKNOWN_SUBSYSTEM 0x182u
-#define NVME_STATUS_INVALID_HOST 0x184u
 
 /* How data travels with a command. */
 enum nvme_transfer { NVME_NO_DATA, NVME_TO_HOST, NVME_IN_CAPSULE, NVME_BY_R2T };
@@ -83,7 +79,6 @@ const char *nvme_status_phrase(uint16_t status);
 struct nvme_controller {
     uint32_t transfer_bytes_max; /* MDTS; UINT32_MAX: no limit */
     uint32_t capsule_bytes_max;  /* of data in a command capsule of an I/O queue */
-    uint32_t namespace_count;
     uint16_t id;
     bool write_cache;
     bool discovery;

@@ -257,9 +257,11 @@ ssize_t nvme_connection_receive(struct nvme_connection *connection, uint32_t sta
 {
     struct iovec vectors[2];
     int count = nvme_receiver_space(&connection->receiver, stage_bytes, vectors);
+    struct msghdr message = {.msg_iov = vectors, .msg_iovlen = (size_t)count};
     ssize_t got;
-    do {
-        got = readv(connection->descriptor, vectors, count);
+    do { /* each call costs less than the one that can do more */
+        got = count == 1 ? recv(connection->descriptor, vectors->iov_base, vectors->iov_len, 0)
+                         : recvmsg(connection->descriptor, &message, 0);
     } while (got < 0 && errno == EINTR);
     if (got < 0 && errno == EAGAIN) {
         return 0;

@@ -18,7 +18,6 @@
 
 #define NVME_PDU_ICREQ 0x00u
 #define NVME_PDU_ICRESP 0x01u
-#define NVME_PDU_H2C_TERMINATE 0x02u
 #define NVME_PDU_C2H_TERMINATE 0x03u
 #define NVME_PDU_COMMAND 0x04u
 #define NVME_PDU_RESPONSE 0x05u
@@ -40,7 +39,6 @@
 #define NVME_TERMINATE_BYTES_MAX 152u
 /* Header, digest and padding of anything we send: PDO has 8 bits. */
 #define NVME_HEAD_BYTES_MAX 256u
-#define NVME_ALIGNMENT_BYTES_MAX 128u
 
 /* What both ends agreed on when the connection was made. */
 struct nvme_terms {

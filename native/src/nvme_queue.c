@@ -55,7 +55,6 @@ void nvme_operation_done(struct nvme_queue *queue, uint32_t number, int64_t resu
     place = place < queue->base.depth ? place : place - queue->base.depth;
     queue->done[place] = (dlfs_completion){.tag = operation->tag, .result = result};
     queue->done_count++;
-    operation->used = false;
     operation->next = queue->free_operation;
     queue->free_operation = number;
 }
@@ -150,8 +149,7 @@ static void operation_begin(struct nvme_queue *queue, const dlfs_operation *give
                                          .tag = given->tag,
                                          .born_ns = now_ns,
                                          .length_bytes = given->length_bytes,
-                                         .kind = (uint8_t)given->kind,
-                                         .used = true};
+                                         .kind = (uint8_t)given->kind};
     nvme_wait_again(queue, number);
 }
 

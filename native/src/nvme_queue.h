@@ -41,7 +41,6 @@ struct nvme_operation {
     uint8_t attempts; /* after passing failures */
     uint8_t faults;   /* protocol and digest errors met */
     bool waiting;     /* it is in the list of those with parts still to issue */
-    bool used;
 };
 
 /* A command under way, or free. */

@@ -90,7 +90,7 @@ static struct nvme_connection *make_connection(int *other)
  */
 static void test_a_write_starts_again_from_its_beginning(void)
 {
-    struct nvme_operation operation = {.kind = DLFS_OP_WRITE, .length_bytes = 8192, .used = true};
+    struct nvme_operation operation = {.kind = DLFS_OP_WRITE, .length_bytes = 8192};
     struct nvme_slot slot = {.busy = false};
     struct nvme_queue *queue = calloc(1, sizeof *queue);
     int other;
