@@ -209,8 +209,9 @@ class _Repair:
         newest = found
         if mending.written_bytes or self._fresh or not _is_marked_well(found):
             newest = self._commit(found)
-        for number in self._fresh:
-            _write_record(self._devices[number], bytes(JOINING_BYTES))
+        for number, device in enumerate(self._devices):  # also what a crash left
+            if _joining_record(device, number, newest) is not None:
+                _write_record(device, bytes(JOINING_BYTES))
         return RepairReport(
             uri=",".join(newest.uris),
             uuid=newest.superblock.volume_uuid,
@@ -233,7 +234,10 @@ class _Repair:
         records = found.catalog.datasets
         total = sum(r.data_chunks + r.directory_chunks for r in records) * geometry.chunk_bytes
         mending = Mending(
-            self._sources(), self._devices, lambda done: progress(min(done, total), total)
+            self._sources(),
+            self._devices,
+            lambda done: progress(min(done, total), total),
+            stale=frozenset(member.number for member in found.absent),
         )
         mending.progress(0)
         for record in records:

@@ -9,13 +9,14 @@ from uuid import UUID, uuid4
 import pytest
 
 import dlfs
-from dlfs.block import open_device
+from dlfs.block import BlockDevice, open_device
 from dlfs.format.constants import JOINING_BYTES, JOINING_OFFSET_BYTES
 from dlfs.format.geometry import DataSpace
 from dlfs.format.joining import JoiningRecord
 from dlfs.format.superblock import superblock_offsets
 from dlfs.store.members import close_devices, open_members
 from dlfs.store.transaction import Generation, load_generation
+from dlfs.testing.devices import Faults, FaultyDevice
 from dlfs.units import KIB, MIB
 
 MEMBERS = 3
@@ -308,6 +309,67 @@ def test_a_directory_that_no_copy_has(uris: list[str]) -> None:
     assert "dataset 'data' version 1" in report.damaged[0]
     with dlfs.open(uris) as volume, volume["empty"] as dataset:
         assert len(dataset) == 0
+
+
+def contents(uris: list[str]) -> list[bytes]:
+    """What members hold from their first chunk on; no superblocks."""
+    return [Path(uri).read_bytes()[256 * KIB : -4 * KIB] for uri in uris]
+
+
+def test_the_pieces_of_a_sample_that_no_reading_has_are_left(uris: list[str]) -> None:
+    """Each of its chunks is whole somewhere: a repair must not take that away."""
+    space = spaces(load(uris))[2]
+    with dlfs.open(uris) as volume, volume["data"] as dataset:
+        large = int(dataset.directory.addresses([dataset.index(b"large")])[0])
+    for chunk, copy in ((0, 0), (1, 0), (2, 0), (4, 1), (5, 1), (6, 1)):
+        flip(load(uris), space, large + chunk * 16 * KIB + 77, copy)
+    before = contents(uris)
+    report = dlfs.repair(uris)
+    assert len(report.damaged) == 1
+    assert "'large'" in report.damaged[0]
+    assert report.written_bytes == 0
+    assert contents(uris) == before
+
+
+def test_what_a_lost_directory_tells_of_is_left(uris: list[str], tmp_path: Path) -> None:
+    """Without checksums nobody knows which copy is right, but a new device needs one."""
+    generation = load(uris)
+    directory, data = spaces(generation)[1:3]
+    for number, address in enumerate(taken_addresses(uris)[::7]):
+        flip(generation, data, address, number % 2)
+    flip(generation, directory, 5000, 0)
+    flip(generation, directory, 6000, 1)
+    before = contents(uris)
+    report = dlfs.repair(uris)
+    assert (len(report.damaged), report.written_bytes) == (1, 0)
+    assert contents(uris) == before
+    Path(uris[2]).unlink()
+    report = dlfs.repair(uris, replacements={2: str(tmp_path / "new")})
+    assert report.written_bytes > 0
+
+
+def test_a_copy_that_could_not_be_read_now_is_not_lost(uris: list[str]) -> None:
+    """A bad copy is not written over one that may be good, and cannot be read for the moment."""
+    generation = load(uris)
+    space = spaces(generation)[2]
+    address = taken_addresses(uris)[0]
+    flip(generation, space, address, 0)
+    member, offset = space.resolve(address, 1)
+    chunk = slice(offset - offset % (16 * KIB), offset + 16 * KIB - offset % (16 * KIB))
+    before = Path(uris[member]).read_bytes()[chunk]
+
+    def failing(uri: str, *, writable: bool, engine: str) -> BlockDevice:
+        device = open_device(uri, writable=writable, engine=engine)
+        if uri != uris[member]:
+            return device
+        return FaultyDevice(device, Faults(bad_first_bytes=offset, bad_length_bytes=1))
+
+    report = dlfs.repair(uris, opener=failing)
+    assert report.damaged
+    after = Path(uris[member]).read_bytes()[chunk]
+    assert after[offset % (16 * KIB) :][:512] == before[offset % (16 * KIB) :][:512]
+    assert dlfs.repair(uris).damaged == ()
+    check_whole(uris)
 
 
 @pytest.mark.parametrize("copy", range(3))
