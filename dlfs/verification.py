@@ -6,7 +6,7 @@ Padding and free chunks are not looked at, nothing depends on them. A dataset th
 meanwhile is left out from there on.
 
 With replicas, every copy is checked by itself, and what is wrong names the member where it lies. A
-member that is missing or degraded is one finding; its copies are none.
+member that is missing or degraded, or lost meanwhile, is one finding; its copies are none.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ from dlfs.store.transaction import Generation, load_generation, read_catalog
 
 Progress = Callable[[int, int], None]
 Places = NDArray[np.int64]
+Lost = dict[int, DlfsError]
+"""Members that nothing can be read of, by number."""
 Bytes = NDArray[np.uint8]
 
 
@@ -78,18 +80,29 @@ def verify_volume(
     """
     yield from _verify_members(generation)
     yield from _verify_superblocks(generation)
-    yield from _verify_catalog(generation)
+    lost: Lost = {}
+    yield from _verify_catalog(generation, lost)
     total = sum(_size_of(generation, record) for record in records)
     done = 0
     progress(done, total)
     for record in records:
-        check = _DatasetCheck(generation, record)
+        check = _DatasetCheck(generation, record, lost)
         for finding in check.run(lambda part, base=done: progress(base + part, total)):  # type: ignore[misc]
             if _is_removed(generation, record):
                 break
             yield finding
         done += _size_of(generation, record)
         progress(done, total)
+    yield from _tell_lost(generation, lost)
+
+
+def _tell_lost(generation: Generation, lost: Lost) -> Iterator[Finding]:
+    """The members that were there at first, and whose copies could not be checked then."""
+    for number, error in sorted(lost.items()):
+        member = generation.members[number]
+        if member.reason is None:
+            message = f"{member}: was lost while it was verified: {error}"
+            yield Finding(kind="member", message=message, member=member.device.uri)
 
 
 def _size_of(generation: Generation, record: DatasetRecord) -> int:
@@ -103,22 +116,23 @@ def _verify_members(generation: Generation) -> Iterator[Finding]:
         yield Finding(kind="member", message=str(member), member=member.device.uri)
 
 
-def _verify_catalog(generation: Generation) -> Iterator[Finding]:
+def _verify_catalog(generation: Generation, lost: Lost) -> Iterator[Finding]:
     """The copies of the catalog beside the one that was read to open the volume."""
     superblock, geometry = generation.superblock, generation.geometry
     if geometry.replicas == 1:
         return
     space = DataSpace(geometry, superblock.catalog_runs)
     raw = read_catalog(generation.members, superblock)[1]
-    yield from _compare_copies(generation, space, raw, "the catalog", kind="catalog")
+    yield from _compare_copies(generation, space, raw, lost, "the catalog", kind="catalog")
 
 
 def _compare_copies(
-    generation: Generation, space: DataSpace, right: Bytes, what: str, **fields: Any
+    generation: Generation, space: DataSpace, right: Bytes, lost: Lost, what: str, **fields: Any
 ) -> Iterator[Finding]:
     """Compare each chunk's copies with what is right; one finding for each chunk of each copy."""
     for copy in range(space.geometry.replicas):
         for window in scan_space(generation.sources, space, Choice(copy=copy, only=True)):
+            lost |= _absent(window.failures)
             yield from _compare_window(generation, space, right, copy, window, what, fields)
 
 
@@ -154,6 +168,10 @@ def _compare_window(
         )
 
 
+def _absent(failures: Sequence[FailedRead]) -> Lost:
+    return {failure.member: failure.error for failure in failures if failure.absent}
+
+
 def _overlaps(failure: FailedRead, address: int, length_bytes: int) -> bool:
     end = address + length_bytes
     return failure.address < end and address < failure.address + failure.length_bytes
@@ -186,8 +204,9 @@ def _is_removed(generation: Generation, record: DatasetRecord) -> bool:
 class _DatasetCheck:
     """The check of one dataset."""
 
-    def __init__(self, generation: Generation, record: DatasetRecord) -> None:
+    def __init__(self, generation: Generation, record: DatasetRecord, lost: Lost) -> None:
         self._generation = generation
+        self._lost = lost
         self._record = record
         self._space = DataSpace(generation.geometry, record.data_runs)
         self._name = f"dataset {display(record.name)!r} version {record.version}"
@@ -249,6 +268,7 @@ class _DatasetCheck:
             self._generation,
             DataSpace(geometry, self._record.directory_runs),
             right[: self._record.entries_bytes + self._record.names_bytes],
+            self._lost,
             f"{self._name}: the directory",
             kind="directory",
             dataset=display(self._record.name),
@@ -304,6 +324,7 @@ class _DatasetCheck:
         choice = Choice(copy=self._copy, only=True)
         for window in scan_space(self._generation.sources, self._space, choice):
             failures += window.failures
+            self._lost |= _absent(window.failures) if self._space.geometry.replicas > 1 else {}
             crcs = checker.check(order[first:], window=window.memory, window_address=window.address)
             passed = order[first : first + len(crcs)].astype(np.int64)
             first += len(crcs)

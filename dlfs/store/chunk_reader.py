@@ -81,6 +81,8 @@ class FailedRead:
     error: DlfsError
     absent: bool = False
     """Its member is not there at all."""
+    member: int = 0
+    """Whose copy was asked for last."""
 
 
 @dataclass(eq=False)
@@ -179,7 +181,13 @@ class _Fetcher:
         problem = error or absence
         assert problem is not None
         piece.wanted.failures.append(
-            FailedRead(piece.address, piece.memory.nbytes, problem, absent=error is None)
+            FailedRead(
+                piece.address,
+                piece.memory.nbytes,
+                problem,
+                absent=error is None,
+                member=piece.member,
+            )
         )
 
     def _submit(self, piece: _Piece) -> None:

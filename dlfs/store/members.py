@@ -343,11 +343,12 @@ def _checked(member: Member, newest: Superblock) -> Member | DlfsError:
             f"open {member.device.uri}: expected a member of volume {newest.volume_uuid}, "
             f"got one of volume {own.volume_uuid}"
         )
-    agrees = own.member_uuids == newest.member_uuids or own.generation < newest.generation
+    agrees = own.generation < newest.generation or own == superblock_for(member, newest)
     if not agrees or own.geometry != newest.geometry:
         raise FormatError(
             f"open {member.device.uri}: its superblock contradicts that of the volume's newest "
-            f"generation, {newest.generation}, in the members or the layout"
+            f"generation, {newest.generation}, in the members, the layout or the catalog: they "
+            f"were written apart from each other"
         )
     if member.uuid != newest.member_uuids[member.number]:
         return FormatError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import random
+import shutil
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -149,6 +150,18 @@ def test_a_member_that_lags_by_one_is_a_crash_and_whole(uris: list[str]) -> None
     fill(uris, "more")
     with dlfs.open(uris) as volume:
         assert list(volume.verify()) == []
+
+
+def test_one_generation_with_two_contents_is_refused(uris: list[str], tmp_path: Path) -> None:
+    """Copies of all members went on by themselves, and one of theirs stands among the others."""
+    for uri in uris:
+        shutil.copy(uri, uri + "-copy")
+    copies = [uri + "-copy" for uri in uris]
+    for each, name in ((uris, "here"), (copies, "there")):
+        with dlfs.open(each) as volume, volume.writer(name) as writer:
+            writer.add("x", b"x")
+    with pytest.raises(dlfs.FormatError, match=r"contradicts .* generation, 3, .*the catalog"):
+        dlfs.open([uris[0], copies[1], uris[2]])
 
 
 def test_two_members_lost_are_too_many(uris: list[str]) -> None:
@@ -424,3 +437,14 @@ def test_verify_of_a_degraded_volume(uris: list[str], lose: Callable[[str], None
             ("member", uris[2]),
             ("sample", uris[0]),
         ]
+
+
+@pytest.mark.parametrize("lost_polls", [False, True])
+def test_verify_tells_of_a_member_that_is_lost_meanwhile(
+    make_lab: Callable[..., Lab], lost_polls: bool
+) -> None:
+    lab = make_lab(faults=Faults(lost_polls=lost_polls))
+    with lab.open() as volume:
+        (finding,) = volume.verify(progress=lambda _done, _total: lab.lose(True))
+    assert (finding.kind, finding.member) == ("member", lab.uris[1])
+    assert "was lost while it was verified" in finding.message
