@@ -329,6 +329,10 @@ DLFS_API int dlfs_queue_transfer(dlfs_queue *queue, uint32_t kind, void *buffer,
  * A flush fails with -EIO when the controller has a volatile write cache and was lost after a write
  * that the flush was to make durable; those that come after it speak for new writes only.
  *
+ * Making a queue pair waits for its connection, but not while a controller that was lost is looked
+ * for: operations wait then, each for its own time. DLFS_E_LIMIT when the target has no more of
+ * them.
+ *
  * In a forked child a device connects anew with the first queue pair that the child makes.
  */
 typedef struct dlfs_nvme_config {
