@@ -120,13 +120,15 @@ class _Repair:
         self._devices: list[BlockDevice] = []
         self._fresh: dict[int, UUID] = {}
         """UUIDs of the new members, by number."""
+        self._old: dict[int, BlockDevice] = {}
+        """Devices that are replaced although they can be read; for what no other has."""
 
     def close(self) -> None:
         """Give the locks back and close the devices."""
         try:
             unlock_members(self._devices)
         finally:
-            close_devices(self._devices)
+            close_devices([*self._devices, *self._old.values()])
 
     # ---- opening ---------------------------------------------------------------------------------
 
@@ -137,8 +139,13 @@ class _Repair:
         self._check_request(generation)
         devices = generation.devices
         for number, uri in self._replacements.items():
-            devices[number] = self._open_new(uri, number, devices, generation)
-        kept = {id(device) for device in devices}
+            old, devices[number] = devices[number], self._open_new(uri, number, devices, generation)
+            if (
+                generation.members[number].reason is None
+                and old.identity != devices[number].identity
+            ):
+                self._old[number] = old
+        kept = {id(device) for device in (*devices, *self._old.values())}
         dropped = [device for device in self._devices if id(device) not in kept]
         self._devices = devices
         close_devices(dropped)
@@ -233,10 +240,12 @@ class _Repair:
         geometry = found.geometry
         records = found.catalog.datasets
         total = sum(r.data_chunks + r.directory_chunks for r in records) * geometry.chunk_bytes
+        sources = [self._old.get(n, source) for n, source in enumerate(self._sources())]
         mending = Mending(
-            self._sources(),
+            sources,
             self._devices,
             lambda done: progress(min(done, total), total),
+            fresh=frozenset(self._fresh),
             stale=frozenset(member.number for member in found.absent),
         )
         mending.progress(0)

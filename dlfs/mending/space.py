@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from dlfs._native.checksums import crc32c
 from dlfs._native.packing import Checker
-from dlfs.block import BlockDevice, MissingDevice, aligned_buffer
+from dlfs.block import BlockDevice, aligned_buffer
 from dlfs.directory import FrozenDirectory
 from dlfs.errors import DeviceError
 from dlfs.format.geometry import DataSpace
@@ -48,9 +48,10 @@ class Mending:
     """What a repair works on, and what it has done.
 
     Attributes:
-        sources: what to read the members from, in order; a ``MissingDevice`` for a new one.
+        sources: what to read the members from, in order.
         targets: what to write them to.
         progress: told bytes read so far of one copy of everything.
+        fresh: members whose target holds nothing yet, and is not the source.
         stale: members that are believed only where a checksum holds.
         written_bytes: of copies that were wrong or not there.
         damaged: what no copy has right, for people.
@@ -59,6 +60,7 @@ class Mending:
     sources: Sequence[BlockDevice]
     targets: Sequence[BlockDevice]
     progress: Callable[[int], None]
+    fresh: frozenset[int] = frozenset()
     stale: frozenset[int] = frozenset()
     done_bytes: int = 0
     written_bytes: int = 0
@@ -186,8 +188,8 @@ class _Mender:
         member, offset_bytes = self._space.resolve(address, copy)
         target = self._mending.targets[member]
         block_bytes = self._geometry.block_bytes
-        if unsure.size and isinstance(self._mending.sources[member], MissingDevice):
-            unsure = unsure[:0]
+        if member in self._mending.fresh:
+            got, unsure = None, unsure[:0]
         differ = np.ones(right.nbytes // block_bytes, np.bool_)
         if got is not None:
             right = np.where(unsure, got, right) if unsure.size else right

@@ -110,6 +110,23 @@ def test_a_lost_member_is_replaced(
     check_whole(new)
 
 
+def test_a_member_that_is_replaced_while_it_is_there_gives_what_no_other_has(
+    uris: list[str], tmp_path: Path
+) -> None:
+    generation = load(uris)
+    space = spaces(generation)[2]
+    for address in taken_addresses(uris):
+        for copy in range(2):
+            if space.resolve(address, copy)[0] != 1 and space.resolve(address, 1 - copy)[0] == 1:
+                flip(generation, space, address, copy)
+    before = Path(uris[1]).read_bytes()
+    new = str(tmp_path / "new")
+    report = dlfs.repair(uris, replacements={1: new})
+    assert (report.damaged, report.replaced) == ((), (1,))
+    assert Path(uris[1]).read_bytes() == before
+    check_whole([uris[0], new, uris[2]])
+
+
 def test_the_old_device_is_not_taken_back(uris: list[str], tmp_path: Path) -> None:
     new = str(tmp_path / "new")
     dlfs.repair(uris, replacements={1: new})
