@@ -158,7 +158,7 @@ def test_a_writer_whose_lease_was_stolen_commits_nothing(
         assert device._renewer is not None
         device._renewer.join()  # it has seen the thief
         before = [path.read_bytes() for path in paths]
-        with pytest.raises(LeaseLostError, match="that of a thief on host"):
+        with pytest.raises(LeaseLostError, match="its record is now that of"):
             writer.seal()
         assert paths[member].read_bytes()[:65536] == before[member][:65536]
         thief.flush()
