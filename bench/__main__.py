@@ -14,12 +14,14 @@ from rich.console import Console
 from bench import report
 from bench.cases import CASES, Case
 from bench.contestant import Limits, WrongBytesError
-from bench.datasets import find_corpus
+from bench.datasets import TARGET_KEYS, find_corpus
 from bench.machine import ROOT, describe
 from bench.runner import Result, Settings, Stage
+from bench.targets import OccupiedError, Targets
 from dlfs.units import parse_bytes
 
 RESULTS = Path(__file__).parent / "results"
+TARGET_HELP = "an empty namespace in RAM, nvme-tcp: or spdk:; give both for the same one"
 QUICK_FILES = 20_000
 QUICK_LIMITS = Limits(seconds=1.0, mount_files=2000, paths=200_000)
 FULL_PATHS = 10_000_000
@@ -42,6 +44,10 @@ def parse_arguments(words: list[str] | None = None) -> argparse.Namespace:
     add("--quick", action="store_true", help="small data, one round: minutes")
     add("--full", action="store_true", help="a directory of ten million paths")
     add("--keep", action="store_true", help="leave the data for the next run")
+    add("--target", metavar="URI", action="append", default=[], help=TARGET_HELP)
+    add("--force", action="store_true", help="overwrite what the target's namespace holds")
+    add("--core", type=int, help="of initiators in cases on --target [the last one]")
+    add("--perf", default="spdk_nvme_perf", help="SPDK's own tool [spdk_nvme_perf in PATH]")
     add("--results", type=Path, default=RESULTS, help="where results are written")
     return parser.parse_args(words)
 
@@ -66,17 +72,21 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
         corpus=find_corpus(arguments.corpus, folder) if arguments.corpus else None,
         keep=arguments.keep,
         limits=limits,
+        targets=Targets(tuple(arguments.target), arguments.force),
+        core=arguments.core,
+        perf=arguments.perf,
     )
 
 
-def choose(patterns: list[str] | None, *, corpus: bool) -> list[Case]:
-    """The cases that any pattern matches; those on the corpus only when there is one."""
+def choose(patterns: list[str] | None, *, corpus: bool, target: bool = False) -> list[Case]:
+    """The cases that any pattern matches; those on a corpus or a target only when there is one."""
     wanted = patterns or ["*"]
     return [
         case
         for case in CASES
         if any(fnmatchcase(case.name, pattern) for pattern in wanted)
         and (corpus or case.dataset != "corpus")
+        and (target or case.dataset not in TARGET_KEYS)
     ]
 
 
@@ -108,9 +118,10 @@ def main() -> int:
     except FileNotFoundError as error:
         console.print(str(error), style="red", markup=False)
         return 2
-    cases = choose(arguments.cases, corpus=settings.corpus is not None)
+    target = bool(settings.targets.uris)
+    cases = choose(arguments.cases, corpus=settings.corpus is not None, target=target)
     if not cases:
-        console.print("no case has such a name: see --list (cases on the corpus need --corpus)")
+        console.print("no case has such a name: see --list (some need --corpus or --target)")
         return 2
     facts = describe(arguments.dir)
     try:
@@ -118,6 +129,9 @@ def main() -> int:
     except WrongBytesError as error:
         console.print(f"wrong bytes: {error}", style="red", markup=False)
         return 1
+    except OccupiedError as error:
+        console.print(str(error), style="red", markup=False)
+        return 2
     report.print_floors(console, results)
     plain = {name: str(value) for name, value in vars(arguments).items() if value is not None}
     facts["load_average_after"] = os.getloadavg()[0]

@@ -15,6 +15,7 @@ from bench.contestants.directory import DictLookup, Find, Load
 from bench.contestants.files import Files, ParallelFiles
 from bench.contestants.fio import FioRead, FioWrite
 from bench.contestants.imports import Import
+from bench.contestants.initiators import Idle, Initiator, SpdkPerf
 from bench.contestants.mounts import MountFiles
 from bench.contestants.samples import DEPTH, WHOLE, Batches, Cached, Epoch, Get
 from dlfs.units import KIB, MIB
@@ -183,6 +184,16 @@ def _mount(dataset: str) -> Case:
     return Case(f"mount-{dataset}", dataset, about, racers, floors)
 
 
+def _nvme(dataset: str, block_bytes: int, depth: int) -> Case:
+    about = f"initiators on one core against one target (--target), depth {depth}"
+    schemes = ("nvme-tcp", "spdk")
+    reads = tuple(Initiator(scheme, depth) for scheme in schemes)
+    epochs = tuple(Initiator(scheme, depth, ahead=True) for scheme in schemes)
+    perf = SpdkPerf(block_bytes, depth)
+    floors = tuple(Floor("90% of SPDK's perf tool", who, 0.9, rate, (perf,)) for who in reads)
+    return Case(dataset, dataset, about, (*reads, perf, *epochs), floors)
+
+
 CASES: tuple[Case, ...] = (
     _random(
         "4k",
@@ -248,6 +259,14 @@ CASES: tuple[Case, ...] = (
     _import("4k"),
     _import("110k"),
     _mount("4k"),
+    _nvme("nvme-4k", 4 * KIB, 32),
+    _nvme("nvme-128k", 128 * KIB, 16),
+    Case(
+        "nvme-idle",
+        "nvme-4k",
+        "queue pairs that wait (--target)",
+        (Idle("nvme-tcp"), Idle("spdk")),
+    ),
     Case(
         "random-corpus",
         "corpus",

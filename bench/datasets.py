@@ -18,7 +18,7 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,9 @@ import dlfs
 from dlfs.ingest.folder import FolderSource
 from dlfs.ingest.importer import import_dataset
 from dlfs.units import GIB, KIB, MIB
+
+if TYPE_CHECKING:
+    from bench.targets import Targets
 
 DATASET = "samples"
 POOL_BYTES = 64 * MIB
@@ -67,7 +70,13 @@ SPECS = (
         "110k", 110 * KIB, 0.6, 2 * GIB, 1 * GIB, 128, "lognormal around 110 KiB, as ImageNet's"
     ),
     DatasetSpec("corpus", 16 * KIB, 0.0, 0, 0, 1024, "the files of a folder: --corpus"),
+    DatasetSpec("nvme-4k", 4 * KIB, 0.0, 512 * MIB, 256 * MIB, 1024, "4 KiB samples on --target"),
+    DatasetSpec(
+        "nvme-128k", 128 * KIB, 0.0, 512 * MIB, 256 * MIB, 64, "128 KiB samples on --target"
+    ),
 )
+TARGET_KEYS = ("nvme-4k", "nvme-128k")
+"""Those that lie on a namespace, without plain files beside them."""
 
 LENGTH_MIN, LENGTH_MAX = 1 * KIB, 1 * MIB
 
@@ -152,11 +161,12 @@ class Scene:
         folder: this scene's own, on the disk under test.
         files: the root of the plain files.
         file_indices: of the samples that are plain files, rising.
-        volume: its only member, a file.
+        volume: its only member, a file; or the URI of a namespace.
         data_offset: byte of the volume's file where the samples begin.
         data_bytes: that the samples take there.
         base: add it to a sample's address for its byte in the file.
         seed: of everything.
+        targets: where the volume is a namespace: how initiators reach it.
     """
 
     spec: DatasetSpec
@@ -164,11 +174,12 @@ class Scene:
     folder: Path
     files: Path
     file_indices: NDArray[np.int64]
-    volume: Path
+    volume: Path | str
     data_offset: int
     data_bytes: int
     base: int
     seed: int
+    targets: Targets | None = None
 
     @property
     def sample_bytes(self) -> int:
@@ -236,9 +247,11 @@ def make_scene(
     volume = folder / "volume.img"
     if _stamp(folder) is None:
         _write_files(folder / "files", source, indices)
-        _write_volume(volume, source)
+        count, total = len(source.lengths), int(source.lengths.sum())
+        dlfs.format_volume(str(volume), size_bytes=volume_bytes(count, total))
+        write_volume(str(volume), source)
         (folder / "stamp.json").write_text(json.dumps(wanted), encoding="utf-8")
-    return _scene(spec, source, folder, folder / "files", indices, seed)
+    return scene_of_volume(spec, source, folder, volume, indices, seed)
 
 
 def _stamp(folder: Path) -> dict[str, Any] | None:
@@ -247,15 +260,17 @@ def _stamp(folder: Path) -> dict[str, Any] | None:
     return found
 
 
-def _scene(
+def scene_of_volume(
     spec: DatasetSpec,
     source: Source,
     folder: Path,
-    files: Path,
+    volume: Path | str,
     indices: NDArray[np.int64],
     seed: int,
+    *,
+    files: Path | None = None,
 ) -> Scene:
-    volume = folder / "volume.img"
+    """The scene of a volume that holds the data set."""
     with dlfs.open(str(volume)) as opened, opened.dataset(DATASET) as dataset:
         directory = dataset.directory
         ends = [int(index) for index in directory.order()[[0, -1]]]
@@ -265,6 +280,7 @@ def _scene(
             raise dlfs.UsageError(f"measure {volume}: expected its data in one run of chunks")
         start = first.offset_bytes // (256 * KIB) * (256 * KIB)
         data_bytes = dataset.info.stored_bytes
+    files = files or folder / "files"
     return Scene(spec, source, folder, files, indices, volume, start, data_bytes, base, seed)
 
 
@@ -277,7 +293,8 @@ def _corpus_scene(
         (folder / "stamp.json").write_text(json.dumps(wanted), encoding="utf-8")
     with dlfs.open(str(volume)) as opened, opened.dataset(DATASET) as dataset:
         source = FolderBytes(corpus, dataset.paths())
-    return _scene(spec, source, folder, corpus, np.arange(len(source.lengths)), seed)
+    indices = np.arange(len(source.lengths))
+    return scene_of_volume(spec, source, folder, volume, indices, seed, files=corpus)
 
 
 def import_folder(folder: Path, volume: Path) -> int:
@@ -315,11 +332,11 @@ def _write_files(root: Path, source: Source, indices: NDArray[np.int64]) -> None
             file.write(source.data(index))
 
 
-def _write_volume(volume: Path, source: SyntheticSource) -> None:
+def write_volume(volume: str, source: SyntheticSource) -> None:
+    """Write a data set into a new volume."""
     count, total = len(source.lengths), int(source.lengths.sum())
-    dlfs.format_volume(str(volume), size_bytes=volume_bytes(count, total))
     with (
-        dlfs.open(str(volume)) as opened,
+        dlfs.open(volume) as opened,
         opened.writer(DATASET, expected_bytes=total, expected_samples=count) as writer,
     ):
         for first, last in _pieces(source.lengths):

@@ -36,11 +36,15 @@ class Machine:
         directory: on the disk under test.
         may_drop_caches: do, for cold figures of what goes through the page cache.
         pretend_cold: run cold contestants with warm caches all the same: for tests.
+        core: that initiators of NVMe-oF are bound to, each in its turn.
+        perf: SPDK's own tool: a program in PATH, or its place.
     """
 
     directory: Path
     may_drop_caches: bool = True
     pretend_cold: bool = False
+    core: int = 0
+    perf: str = "spdk_nvme_perf"
     _compiled: dict[str, Path] = field(default_factory=dict)
 
     def drop_caches(self) -> bool:

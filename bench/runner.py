@@ -7,6 +7,7 @@ this machine is recorded with its reason.
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -16,8 +17,9 @@ from typing import Any
 from bench import datasets
 from bench.cases import Case, Floor
 from bench.contestant import Contestant, Ground, Limits, Sample
-from bench.datasets import SPECS, Scene
+from bench.datasets import SPECS, TARGET_KEYS, Scene
 from bench.machine import Machine, Unavailable
+from bench.targets import Targets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +35,9 @@ class Settings:
         corpus: folder of real files, or None.
         keep: leave the data for the next run.
         limits: of contestants.
+        targets: a namespace behind a target, for the cases of initiators.
+        core: of those initiators; None: the last that this process may use.
+        perf: SPDK's own tool: a program in PATH, or its place.
     """
 
     directory: Path
@@ -43,6 +48,9 @@ class Settings:
     corpus: Path | None = None
     keep: bool = False
     limits: Limits = field(default_factory=Limits)
+    targets: Targets = field(default_factory=Targets)
+    core: int | None = None
+    perf: str = "spdk_nvme_perf"
 
 
 @dataclass(slots=True)
@@ -104,7 +112,8 @@ class Stage:
         self.settings = settings
         self.folder = settings.directory / "dlfs-bench"
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.machine = Machine(self.folder)
+        core = max(os.sched_getaffinity(0)) if settings.core is None else settings.core
+        self.machine = Machine(self.folder, core=core, perf=settings.perf)
         self._scenes: dict[str, Scene] = {}
 
     def scene(self, key: str) -> Scene:
@@ -113,6 +122,16 @@ class Stage:
             settings = self.settings
             spec = next(spec for spec in SPECS if spec.key == key)
             own_bytes = spec.quick_bytes if settings.quick else spec.total_bytes
+            if key in TARGET_KEYS:  # the namespace holds one at a time
+                for other in TARGET_KEYS:
+                    self._scenes.pop(other, None)
+                self._scenes[key] = settings.targets.make_scene(
+                    spec,
+                    self.folder / f"scene-{key}",
+                    settings.total_bytes or own_bytes,
+                    settings.limits.seed,
+                )
+                return self._scenes[key]
             self._scenes[key] = datasets.make_scene(
                 spec,
                 self.folder,
@@ -154,9 +173,13 @@ class Stage:
 
     def close(self) -> None:
         """Remove the data, unless it is to be kept."""
+        on_target = not self._scenes.keys().isdisjoint(TARGET_KEYS)
         self._scenes.clear()
-        if not self.settings.keep:
-            shutil.rmtree(self.folder)
+        if self.settings.keep:
+            return
+        shutil.rmtree(self.folder)
+        if on_target:
+            self.settings.targets.wipe()
 
 
 def checked_samples(results: Iterable[Result]) -> int:

@@ -36,7 +36,7 @@ def _share_text(share: float) -> str:
 
 
 @dataclass
-class _Tally:
+class Tally:
     """Counts batches, and keeps a few samples of them to be compared."""
 
     samples: int = 0
@@ -47,6 +47,7 @@ class _Tally:
         self._batches = 0
 
     def add(self, batch: dlfs.Batch) -> None:
+        """Count a batch."""
         self.samples += len(batch)
         self.bytes += int(batch.lengths.sum())
         if self._batches % 16 == 0 and len(self.kept) < CHECKED:
@@ -55,6 +56,7 @@ class _Tally:
         self._batches += 1
 
     def sample(self, scene: Scene, watch: Watch, **notes: object) -> Sample:
+        """What it comes to, after comparing the samples that were kept."""
         checked = check_bytes(scene, self.kept)
         return Sample(
             self.samples, self.bytes, watch.seconds, watch.cpu_seconds, checked, dict(notes)
@@ -85,7 +87,7 @@ class Epoch:
 
     def run(self, ground: Ground) -> Sample:
         """One epoch, or as much of it as there is time for."""
-        scene, tally = ground.scene, _Tally()
+        scene, tally = ground.scene, Tally()
         ground.machine.drop_caches()
         with _open(scene, self.share) as dataset:
             seconds = 600 if self.whole else ground.limits.seconds
@@ -148,9 +150,9 @@ def _read_batches(
     seconds: float,
     *,
     again: bool = False,
-) -> _Tally:
+) -> Tally:
     """Read batches until the order or the time is over; with ``again``, the time."""
-    tally = _Tally()
+    tally = Tally()
     until = time.perf_counter() + seconds
     while True:
         for first in range(0, len(order), size):
@@ -213,7 +215,7 @@ class Get:
             if not self.cold:
                 _read_batches(dataset, order, scene.spec.batch, 600)
             paths = [scene.source.path(index) for index in order[:200_000].tolist()]
-            tally, kept = _Tally(), {}
+            tally, kept = Tally(), {}
             with timed() as watch:
                 until = time.perf_counter() + ground.limits.seconds
                 for number, path in enumerate(paths):

@@ -14,10 +14,16 @@ from bench import machine, report
 from bench.__main__ import choose, main, parse_arguments, settings_of
 from bench.cases import CASES, Case, Floor, per_core, rate
 from bench.contestant import Limits, Sample, WrongBytesError, check_bytes
+from bench.contestants.initiators import transport_id
 from bench.contestants.samples import Batches, Epoch
 from bench.runner import Result, Settings, Stage, ratios
-from dlfs.units import KIB
+from bench.targets import OccupiedError, Targets
+from dlfs.block import open_device
+from dlfs.errors import UsageError
+from dlfs.testing.nvme import DEFAULT_NQN, Namespace, ScriptedTarget, Subsystem
+from dlfs.units import KIB, MIB
 
+NAMESPACE_BYTES = 128 * MIB
 LIMITS = Limits(seconds=0.03, mount_files=40, paths=5000)
 NAMES = [
     pytest.param(case, id=case.name, marks=pytest.mark.fuse if "mount" in case.name else ())
@@ -33,19 +39,23 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
         path = corpus / f"drivers{number % 3}" / f"file {number}.c"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"int x;\n" * number * 17)
-    settings = Settings(
-        directory=folder,
-        rounds=1,
-        total_bytes=600 * KIB,
-        files_max=100,
-        corpus=corpus,
-        limits=LIMITS,
-    )
-    stage = Stage(settings)
-    stage.machine.may_drop_caches = False
-    stage.machine.pretend_cold = True
-    yield stage
-    stage.close()
+    with ScriptedTarget([Subsystem(DEFAULT_NQN, [Namespace(NAMESPACE_BYTES)])]) as target:
+        settings = Settings(
+            directory=folder,
+            rounds=1,
+            total_bytes=600 * KIB,
+            files_max=100,
+            corpus=corpus,
+            limits=LIMITS,
+            targets=Targets((target.uri(),)),
+        )
+        stage = Stage(settings)
+        stage.machine.may_drop_caches = False
+        stage.machine.pretend_cold = True
+        yield stage
+        stage.close()
+        with open_device(target.uri()) as device:
+            assert device.read(0, MIB) == bytes(MIB)
     assert not stage.folder.exists()
 
 
@@ -60,7 +70,8 @@ def test_every_case_runs_and_reads_the_right_bytes(stage: Stage, case: Case) -> 
         run.samples > 0 and run.seconds > 0 for runs in result.samples.values() for run in runs
     )
     reasons = [why for why in result.missing.values() if "not installed" not in why]
-    assert not [why for why in reasons if "fio" not in why and "uring" not in why]
+    excused = ("fio", "uring", "no --target spdk:")
+    assert not [why for why in reasons if not any(word in why for word in excused)]
     assert len(report.rows_of(result)) == len(case.contestants)
 
 
@@ -116,8 +127,58 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert (settings.rounds, settings.total_bytes, settings.limits.seed) == (1, 1 << 20, 5)
     assert [case.name for case in choose(["get-*"], corpus=False)] == ["get-4k"]
     assert not any(case.dataset == "corpus" for case in choose(None, corpus=False))
-    assert len(choose(None, corpus=True)) == len(CASES)
+    assert not any(case.name.startswith("nvme") for case in choose(None, corpus=True))
+    assert len(choose(None, corpus=True, target=True)) == len(CASES)
     assert fnmatchcase("cached-4k", "cached-*")
+
+
+def test_a_namespace_that_holds_something_is_refused(stage: Stage, tmp_path: Path) -> None:
+    with ScriptedTarget([Subsystem(DEFAULT_NQN, [Namespace(NAMESPACE_BYTES)])]) as target:
+        with open_device(target.uri(), writable=True) as device:
+            device.write(0, b"precious".ljust(4096))
+        refused = Stage(
+            replace(stage.settings, directory=tmp_path, targets=Targets((target.uri(),)))
+        )
+        with pytest.raises(OccupiedError, match="--force"):
+            refused.scene("nvme-4k")
+        refused.close()
+        with open_device(target.uri()) as device:
+            assert device.read(0, 4096).startswith(b"precious")
+        forced = Targets((target.uri(),), force=True)
+        taken = Stage(replace(stage.settings, directory=tmp_path, targets=forced))
+        assert len(taken.scene("nvme-4k")) == 150
+        taken.close()
+
+
+def test_targets_that_do_not_fit_are_told(stage: Stage, tmp_path: Path) -> None:
+    small = Subsystem(DEFAULT_NQN, [Namespace(4 * MIB), Namespace(4 * MIB, nsid=2)])
+    with ScriptedTarget([small]) as target:
+        one, other = target.uri(), target.uri().replace("nsid=1", "nsid=2")
+        for uris, says in (((one, other), "expected one namespace"), ((one,), "too few")):
+            settings = replace(stage.settings, directory=tmp_path, targets=Targets(uris))
+            with pytest.raises(UsageError, match=says):
+                Stage(settings).scene("nvme-4k")
+
+
+@pytest.mark.parametrize(
+    ("uri", "expected"),
+    [
+        (
+            "nvme-tcp://10.0.0.5/nqn.2024-01.org.example:a?nsid=3",
+            "trtype:TCP adrfam:IPv4 traddr:10.0.0.5 trsvcid:4420 subnqn:nqn.2024-01.org.example:a "
+            "ns:3",
+        ),
+        (
+            "nvme-tcp://[::1]:4421/nqn.2024-01.org.example:a?nsid=1",
+            "trtype:TCP adrfam:IPv6 traddr:::1 trsvcid:4421 subnqn:nqn.2024-01.org.example:a ns:1",
+        ),
+        ("spdk:trtype=PCIe traddr=0000:5e:00.0 nsid=2", "trtype:PCIe traddr:0000:5e:00.0 ns:2"),
+    ],
+)
+def test_spdk_perf_is_given_the_same_namespace(uri: str, expected: str) -> None:
+    assert transport_id(Targets((uri,))) == expected
+    with pytest.raises(machine.Unavailable, match="cannot read"):
+        transport_id(Targets(("/a/file",)))
 
 
 def test_a_whole_run_leaves_json_and_markdown(
