@@ -14,6 +14,7 @@ from dlfs.cli.output import (
     note,
     print_data,
     print_json,
+    show_path,
     stdout_console,
     table,
 )
@@ -65,7 +66,7 @@ def _print_volume(described: VolumeInfo) -> None:
     free, capacity = human_size(described.free_bytes), human_size(described.capacity_bytes)
     rows = {
         "volume": f"{described.uuid}",
-        "label": described.label or "-",
+        "label": show_path(described.label.encode()) or "-",
         "created": human_date(described.created),
         "generation": f"{described.generation:,}",
         "space": f"{free} free of {capacity} ({share:.1%} used)",

@@ -165,7 +165,8 @@ class _Repair:
         if lost:
             raise DegradedError(
                 f"{name}: expected a device in place of every lost member, but "
-                f"{'; '.join(map(str, lost))}"
+                f"{'; '.join(map(str, lost))}; if it will not come back, "
+                f"'dlfs repair VOLUME --member {lost[0].number} --with DEVICE' replaces it"
             )
 
     def _open_new(
@@ -199,7 +200,7 @@ class _Repair:
                     f"got {device.size_bytes}"
                 )
             if not self._force and _joining_record(device, number, generation) is None:
-                check_empty(device)
+                check_empty(device, "repair with")
 
     # ---- running ---------------------------------------------------------------------------------
 

@@ -184,11 +184,15 @@ def _with_partitions(number: int) -> set[str]:
 
 def _check_all_empty(devices: Sequence[BlockDevice]) -> None:
     for device in devices:
-        check_empty(device)
+        check_empty(device, "format")
 
 
-def check_empty(device: BlockDevice) -> None:
+def check_empty(device: BlockDevice, action: str) -> None:
     """Check that a device holds nothing of value where a volume would begin or end.
+
+    Args:
+        device: to be overwritten.
+        action: what for, in errors.
 
     Raises:
         ExistsError: it holds a volume, or anything but zeroes.
@@ -196,14 +200,14 @@ def check_empty(device: BlockDevice) -> None:
     for copy in read_copies(device):
         if copy.superblock is not None:
             raise ExistsError(
-                f"format {device.uri}: it is a member of volume {copy.superblock.volume_uuid} "
+                f"{action} {device.uri}: it is a member of volume {copy.superblock.volume_uuid} "
                 f"already; force overwrites it"
             )
     length = min(PROBED_BYTES, device.size_bytes)
     for offset in (0, device.size_bytes - length):
         if _without_record(device.read(offset, length), offset).strip(b"\0"):
             raise ExistsError(
-                f"format {device.uri}: expected an empty device, got data between bytes {offset} "
+                f"{action} {device.uri}: expected an empty device, got data between bytes {offset} "
                 f"and {offset + length}; force overwrites it"
             )
 

@@ -46,6 +46,7 @@ def test_a_degraded_volume_is_shown_and_repaired(uris: list[str], run: Run, tmp_
     done = run("repair", volume)
     assert done.code == ExitCode.DEVICE
     assert "expected a device in place of every lost member" in done.err
+    assert "'dlfs repair VOLUME --member 1 --with DEVICE'" in done.err
     new = str(tmp_path / "new")
     done = run("repair", volume, "--member", "1", "--with", new, "--json")
     report = done.json

@@ -70,6 +70,12 @@ def test_info(run, volume) -> None:
         assert part in text
 
 
+def test_info_sends_no_control_characters_of_a_label_to_a_terminal(run, tmp_path) -> None:
+    uri = str(tmp_path / "labelled")
+    assert run("format", uri, "-s", "4MiB", "--label", "a\x1b]0;b\x07c").code == 0
+    assert r"a\x1b]0;b\x07c" in run("info", uri).out.decode()
+
+
 def test_info_names_a_damaged_superblock(run, volume) -> None:
     flip_bit(volume, 100)
     done = run("info", volume)

@@ -153,7 +153,7 @@ def test_a_device_that_holds_something_needs_force(uris: list[str], tmp_path: Pa
     new.write_bytes(b"something" + bytes(MEMBER_BYTES))
     Path(uris[1]).unlink()
     before = new.read_bytes()
-    with pytest.raises(dlfs.ExistsError, match=r"/new.*expected an empty device"):
+    with pytest.raises(dlfs.ExistsError, match=r"^repair with /.*/new: expected an empty device"):
         dlfs.repair(uris, replacements={1: str(new)})
     assert new.read_bytes() == before
     dlfs.repair(uris, replacements={1: str(new)}, force=True)
