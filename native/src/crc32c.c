@@ -209,7 +209,9 @@ crc_hardware_any(uint32_t crc, uint8_t *to, const uint8_t *from, size_t bytes, b
         words = words < LANE_WORDS_MAX ? words : LANE_WORDS_MAX;
         crc = crc_lanes(crc, to, from, words, copy);
         from += LANES * words * WORD_BYTES;
-        to += copy ? LANES * words * WORD_BYTES : 0;
+        if (copy) { /* else there is no place to move on from */
+            to += LANES * words * WORD_BYTES;
+        }
         bytes -= LANES * words * WORD_BYTES;
     }
     if (copy) {
