@@ -31,8 +31,9 @@ from dlfs.block.reservation import key_of
 from dlfs.errors import DeviceError, ExistsError, LeaseLostError, LockedError
 from dlfs.testing.nvme import Namespace, ScriptedTarget, Subsystem
 from dlfs.testing.nvme.command import Event
-from dlfs.testing.nvme.faults import Complete, Cut, Fault, FaultScript
+from dlfs.testing.nvme.faults import Complete, Cut
 from dlfs.testing.nvme.reservation import ReservationType
+from dlfs.testing.nvme.script import Fault, FaultScript
 from dlfs.units import KIB, MIB
 
 MEMBER_BYTES = 2 * MIB

@@ -320,7 +320,8 @@ class Queue:
         pdus: list[Pdu] = []
         data = memoryview(answer.data)[: command.length]
         good = answer.status == Status.SUCCESS
-        short = good and bool(data) and not self._flow_control and answer.value == 0
+        spared = self._connection.server.transport.success_flag and not self._flow_control
+        short = spared and good and bool(data) and answer.value == 0
         if good and data:
             pdus += self._data_pdus(command, data, success=short)
         if not short:

@@ -62,6 +62,7 @@ class Transport:
         c2h_bytes: read data comes in pieces of so many bytes; 0: in one.
         r2t_bytes: one R2T asks for so many; 0: for all.
         r2ts: of one command outstanding, when the host allows as many.
+        success_flag: spare completions of reads where the host's Connect asks for it.
     """
 
     header_digest: bool = True
@@ -71,6 +72,7 @@ class Transport:
     c2h_bytes: int = 0
     r2t_bytes: int = 0
     r2ts: int = 1
+    success_flag: bool = True
 
 
 @dataclass
@@ -222,8 +224,11 @@ class Connection:
 
     async def run(self) -> None:
         """Serve until either side closes."""
+        if self._closed:
+            return  # ended between its acceptance and now
         try:
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            with contextlib.suppress(OSError):  # the host is gone already
+                self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
                 self.answer(Event.ACCEPT, [])

@@ -12,15 +12,14 @@ import pytest
 from dlfs.testing.nvme import DEFAULT_NQN, Event, Fault, FaultScript, Fragments, ScriptedTarget
 from dlfs.testing.nvme.command import Nvm
 from dlfs.testing.nvme.faults import (
-    Action,
     Change,
     ChangeHeader,
     Complete,
     Cut,
     Delay,
     Drip,
+    Finish,
     Garbage,
-    Gather,
     Insert,
     Omit,
     Patch,
@@ -33,6 +32,7 @@ from dlfs.testing.nvme.faults import (
     SpoilHeaderDigest,
 )
 from dlfs.testing.nvme.pdu import R2T, C2HData, C2HTermReq, CapsuleCmd, CapsuleResp, Pdu, PduError
+from dlfs.testing.nvme.script import Action, Gather
 from tests.unit.testing.nvme.host import NOTHING, Host, Pair
 
 DATA = bytes(range(256)) * 16
@@ -83,6 +83,11 @@ def test_answers_lose_gain_and_repeat_pdus() -> None:
     assert answer_to_read(Insert(term))[-1] == term
     assert answer_to_read(Insert(term, before=True))[0] == term
     assert kinds(answer_to_read(Delay(0.01))) == [C2HData, CapsuleResp]
+
+
+def test_commands_finish_without_their_data() -> None:
+    (done,) = answer_to_read(Finish(status=0x281))
+    assert (cid_of(done), status(done)) == (500, 0x281 << 1)  # type: ignore[arg-type]
 
 
 def test_fields_change() -> None:
@@ -179,6 +184,8 @@ def test_connections_end_in_the_middle(do: Action, count: int | None) -> None:
         pair.io.send(read_command(1))
         found = received(pair.io.socket)
         assert found == count
+        assert script.wait(timeout_s=20)
+        assert not script.wait(2, timeout_s=0)
         assert "read" in script.log[0]
 
 
