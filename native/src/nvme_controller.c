@@ -392,6 +392,13 @@ int nvme_controller_connect_queue(const struct nvme_config *config, const struct
     return 0;
 }
 
+int nvme_controller_check(const struct nvme_admin *admin, const struct nvme_patience *patience,
+                          struct nvme_text *text)
+{
+    uint64_t ignored;
+    return property_get(admin->connection, NVME_PROPERTY_CSTS, false, patience, &ignored, text);
+}
+
 int nvme_controller_keep_alive(struct nvme_admin *admin, const struct nvme_patience *patience,
                                struct nvme_text *text)
 {

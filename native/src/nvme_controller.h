@@ -70,6 +70,9 @@ int nvme_controller_connect_queue(const struct nvme_config *config, const struct
                                   const struct nvme_patience *patience,
                                   struct nvme_connection **out, bool *refused,
                                   struct nvme_text *text);
+/* Asks the controller anything: 0 when it answers. */
+int nvme_controller_check(const struct nvme_admin *admin, const struct nvme_patience *patience,
+                          struct nvme_text *text);
 int nvme_controller_keep_alive(struct nvme_admin *admin, const struct nvme_patience *patience,
                                struct nvme_text *text);
 /* Tells the controller that the host leaves, and closes the admin queue. */

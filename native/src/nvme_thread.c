@@ -331,6 +331,21 @@ static void link_failed(struct nvme_association *association, struct nvme_link *
     link->retry_at_ns = now + jitter_ns(association, link->delay_ms);
 }
 
+/*
+ * A target that was restarted refuses queues of a controller that it does not know any more: that
+ * is no word on the queue, but the end of the controller.
+ */
+static bool is_final(struct nvme_association *association)
+{
+    struct nvme_patience patience = patience_of(association, association->config.connect_ms);
+    struct nvme_text text = {.bytes = ""};
+    int code = nvme_controller_check(&association->admin, &patience, &text);
+    if (code < 0 && code != DLFS_E_CLOSED) {
+        fail_locked(association, DLFS_E_LOST, text.bytes);
+    }
+    return code == 0;
+}
+
 static void link_connect(struct nvme_association *association, struct nvme_link *link)
 {
     struct nvme_patience patience = patience_of(association, association->config.connect_ms);
@@ -340,6 +355,7 @@ static void link_connect(struct nvme_association *association, struct nvme_link 
     int code =
         nvme_controller_connect_queue(&association->config, &association->admin, link->qid,
                                       link->command_count, &patience, &connection, &refused, &text);
+    refused = refused && is_final(association);
     (void)pthread_mutex_lock(&association->lock);
     if (code == 0) {
         connection->generation = atomic_load(&association->generation);

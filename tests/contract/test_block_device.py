@@ -115,9 +115,10 @@ def opener_of(kind: str, directory: Path) -> Iterator[Opener]:
             yield file_opener(path, "auto")
         finally:
             path.unlink(missing_ok=True)
-    elif kind in ("nvme-tcp", "nvme-tcp-digests"):
-        subsystem = Subsystem(DEFAULT_NQN, [Namespace(SIZE_BYTES)])
-        options = "&hdgst=1&ddgst=1" if kind == "nvme-tcp-digests" else ""
+    elif kind.startswith("nvme-tcp"):
+        block_bytes = 4096 if "-4096" in kind else 512
+        subsystem = Subsystem(DEFAULT_NQN, [Namespace(SIZE_BYTES, block_bytes=block_bytes)])
+        options = "&hdgst=1&ddgst=1" if kind.endswith("-digests") else ""
         with ScriptedTarget([subsystem]) as target:
             uri = target.uri() + options
             yield lambda writable: open_quickly(uri, writable)
@@ -152,6 +153,8 @@ KINDS = [
     pytest.param("loop-4096", marks=pytest.mark.root),
     pytest.param("nvme-tcp"),
     pytest.param("nvme-tcp-digests"),
+    pytest.param("nvme-tcp-4096"),
+    pytest.param("nvme-tcp-4096-digests"),
     pytest.param("memory"),
     pytest.param("fault"),
     pytest.param("recording"),

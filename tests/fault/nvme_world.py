@@ -1,0 +1,150 @@
+"""A scripted target with known contents, a device on it, and reads and writes that are checked."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlfs.block import BlockDevice, Kind, aligned_buffer, open_device, operation_error
+from dlfs.errors import DeviceError, DeviceLostError, DlfsError, NotFoundError
+from dlfs.testing.nvme import (
+    DEFAULT_NQN,
+    Fault,
+    FaultScript,
+    Namespace,
+    ScriptedTarget,
+    Settings,
+    Subsystem,
+    Transport,
+)
+from dlfs.units import KIB
+
+SIZE_BYTES = 512 * KIB
+BLOCK = 4096
+CONTENT = random.Random(20190923).randbytes(SIZE_BYTES)
+
+# Of a device that must recover: time enough for a slow machine. Silence costs one timeout.
+PATIENT = {"timeout_ms": 400, "connect_ms": 1000, "keepalive_ms": 5000, "reconnect_ms": 20000}
+# Of a device whose target never does right again.
+HASTY = {"timeout_ms": 100, "connect_ms": 100, "keepalive_ms": 5000, "reconnect_ms": 200}
+DIGESTS = {"hdgst": 1, "ddgst": 1}
+
+
+def make_target(
+    script: FaultScript | None = None,
+    *,
+    settings: Settings | None = None,
+    transport: Transport | None = None,
+    block_bytes: int = 512,
+) -> ScriptedTarget:
+    """One namespace that holds ``CONTENT``."""
+    space = Namespace(SIZE_BYTES, block_bytes=block_bytes)
+    space.contents[:] = CONTENT
+    subsystem = Subsystem(DEFAULT_NQN, [space], settings=settings)
+    return ScriptedTarget([subsystem], transport=transport, script=script)
+
+
+@contextmanager
+def device_of(target: ScriptedTarget, **options: object) -> Iterator[BlockDevice]:
+    with open_device(target.uri(**options), writable=True) as device:
+        yield device
+
+
+def check_typed(error: BaseException, target: ScriptedTarget) -> None:
+    """One error of the tree, that says which target."""
+    assert isinstance(error, DeviceError | NotFoundError), repr(error)
+    assert f"127.0.0.1:{target.port}" in str(error)
+
+
+def transfer(
+    device: BlockDevice, kind: Kind, blocks: Sequence[tuple[int, NDArray[np.uint8]]]
+) -> dict[int, DlfsError]:
+    """Run operations eight at a time; the errors of those that failed, by their number.
+
+    A device that is lost makes no queue pair: then all have failed with that.
+    """
+    failed: dict[int, DlfsError] = {}
+    done = 0
+    try:
+        queue = device.queue_pair(8)
+    except DeviceLostError as error:
+        return dict.fromkeys(range(len(blocks)), error)
+    with queue:
+        waiting = list(enumerate(blocks))
+        while done < len(blocks):
+            while waiting and queue.submit(kind, waiting[0][1][1], waiting[0][1][0], waiting[0][0]):
+                waiting.pop(0)
+            for tag, result in queue.poll(-1):
+                done += 1
+                if result < 0:
+                    failed[tag] = operation_error(device.uri, kind, blocks[tag][0], BLOCK, result)
+                else:
+                    assert result == blocks[tag][1].nbytes
+    return failed
+
+
+def read_checked(device: BlockDevice, target: ScriptedTarget, count: int = 24) -> int:
+    """Read blocks at random places; what comes is right, what fails says why. How many failed."""
+    chance = random.Random(count)
+    offsets = [chance.randrange(SIZE_BYTES // BLOCK) * BLOCK for _ in range(count)]
+    blocks = []
+    for offset in offsets:
+        buffer = aligned_buffer(BLOCK, BLOCK)
+        buffer[:] = 0xEE
+        blocks.append((offset, buffer))
+    failed = transfer(device, Kind.READ, blocks)
+    for number, (offset, buffer) in enumerate(blocks):
+        if number in failed:
+            check_typed(failed[number], target)
+        else:
+            assert buffer.tobytes() == CONTENT[offset : offset + BLOCK], f"wrong bytes at {offset}"
+    return len(failed)
+
+
+def write_checked(
+    device: BlockDevice, target: ScriptedTarget, *, length_bytes: int = 16 * KIB, seed: int = 1
+) -> int:
+    """Write to places of their own; what succeeded is there. How many failed."""
+    chance = random.Random(seed)
+    blocks = []
+    for offset in range(0, SIZE_BYTES // 2, length_bytes):
+        buffer = aligned_buffer(length_bytes, BLOCK)
+        buffer[:] = np.frombuffer(chance.randbytes(length_bytes), np.uint8)
+        blocks.append((offset, buffer))
+    failed = transfer(device, Kind.WRITE, blocks)
+    held = target.namespace.contents
+    for number, (offset, buffer) in enumerate(blocks):
+        if number in failed:
+            check_typed(failed[number], target)
+        else:
+            found = bytes(held[offset : offset + length_bytes])
+            assert found == buffer.tobytes(), f"lost a write at {offset}"
+    rest = len(blocks) * length_bytes
+    assert bytes(held[rest:]) == CONTENT[rest:], "wrote where nobody asked to"
+    return len(failed)
+
+
+def script_of(*faults: Fault, seed: int = 0) -> FaultScript:
+    """A script that a failing test prints."""
+    script = FaultScript(faults, seed=seed)
+    print(f"seed {seed}: {faults}")
+    return script
+
+
+def resources() -> tuple[int, int]:
+    """Open file descriptors and threads of this process, those of libdlfs included."""
+    return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+
+
+def check_nothing_left(before: tuple[int, int]) -> None:
+    """What ``resources`` found before; the kernel lists a thread a moment longer than it lives."""
+    deadline = time.monotonic() + 20
+    while resources() != before and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert resources() == before, f"descriptors and threads: {before}, now {resources()}"
