@@ -18,7 +18,8 @@ SPDK_MODULES := spdk_nvme spdk_env_dpdk spdk_sock_modules spdk_syslibs
 # Not empty where SPDK is installed; PKG_CONFIG_PATH says where else to look.
 SPDK := $(shell pkg-config --exists $(SPDK_MODULES) 2>/dev/null && echo yes)
 NATIVE := native/CMakeLists.txt $(wildcard native/include/dlfs/*.h native/src/*)
-C_FILES := $(wildcard native/include/dlfs/*.h native/src/*.[ch] native/spdk/*.[ch] native/tests/*.[ch] native/tests/planted/*.c bench/native/*.[ch])
+C_FILES := $(wildcard native/include/dlfs/*.h native/src/*.[ch] native/spdk/*.[ch] native/tests/*.[ch] native/tests/planted/*.c \
+	native/fuzz/*.c bench/native/*.[ch])
 TIDY := $(patsubst native/src/%.c,build/tidy/%.ok,$(wildcard native/src/*.c)) \
 	$(if $(SPDK),$(patsubst native/spdk/%.c,build/tidy/spdk/%.ok,$(wildcard native/spdk/*.c)))
 JOBS ?= $(shell nproc)
@@ -26,7 +27,8 @@ JOBS ?= $(shell nproc)
 # What is needed from Debian or Ubuntu: a program or header to look for, and its package.
 APT_BUILD := gcc:gcc pkg-config:pkg-config fusermount3:fuse3 \
 	/usr/include/stdlib.h:libc6-dev /usr/include/liburing.h:liburing-dev /usr/include/fuse3/fuse.h:libfuse3-dev
-APT_TEST := clang-tidy:clang-tidy getfattr:attr qemu-system-x86_64:qemu-system-x86 busybox:busybox-static
+APT_TEST := clang-tidy:clang-tidy getfattr:attr qemu-system-x86_64:qemu-system-x86 busybox:busybox-static \
+	clang:clang /usr/share/doc/libclang-rt-dev/copyright:libclang-rt-dev
 
 # Further Python packages for make test, such as torch: it is large, so its tests are skipped without it.
 PACKAGES ?=
