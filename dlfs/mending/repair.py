@@ -13,7 +13,7 @@ Run again at any point after a crash, it starts over and comes to the same end.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -161,11 +161,15 @@ class _Repair:
         for number in self._replacements:
             if not 0 <= number < count:
                 raise UsageError(f"{name}: expected a member 0..{count - 1}, got {number}")
-        lost = [m for m in generation.absent if not m.copies and m.number not in self._replacements]
+        self._check_complete(generation, self._replacements)
+
+    def _check_complete(self, generation: Generation, replaced: Container[int]) -> None:
+        """Check that every member has a device, old or new."""
+        lost = [m for m in generation.absent if not m.copies and m.number not in replaced]
         if lost:
             raise DegradedError(
-                f"{name}: expected a device in place of every lost member, but "
-                f"{'; '.join(map(str, lost))}; if it will not come back, "
+                f"repair volume {generation.superblock.volume_uuid}: expected a device in place of "
+                f"every lost member, but {'; '.join(map(str, lost))}; if it will not come back, "
                 f"'dlfs repair VOLUME --member {lost[0].number} --with DEVICE' replaces it"
             )
 
@@ -207,6 +211,7 @@ class _Repair:
     def run(self, progress: Progress) -> RepairReport:
         """Mend and commit."""
         found = load_generation(self._sources())
+        self._check_complete(found, self._fresh)  # a new device may know more than those named
         _settle(found)
         for number, uuid in self._fresh.items():
             record = JoiningRecord(found.superblock.volume_uuid, uuid, number)

@@ -138,6 +138,21 @@ def test_the_old_device_is_not_taken_back(uris: list[str], tmp_path: Path) -> No
     check_whole([uris[0], new, uris[2]])
 
 
+def test_a_member_that_was_replaced_is_not_filled_by_one_that_went_on(
+    tmp_path: Path,
+) -> None:
+    here, there, new = (str(tmp_path / name) for name in ("here", "there", "new"))
+    dlfs.format_volume([here, there], size_bytes=MEMBER_BYTES, chunk_bytes=16 * KIB, replicas=2)
+    fill([here, there])
+    dlfs.repair([here], replacements={1: new})
+    before = [Path(uri).read_bytes() for uri in (here, there, new)]
+    with pytest.raises(dlfs.DegradedError, match=r"member 1 .*was replaced"):
+        dlfs.repair([there], replacements={0: here})
+    after = [Path(uri).read_bytes() for uri in (here, there, new)]
+    assert after[1] == before[1]
+    assert after == before
+
+
 def test_a_repair_that_was_done_is_done_again(uris: list[str], tmp_path: Path) -> None:
     Path(uris[1]).unlink()
     new = str(tmp_path / "new")
