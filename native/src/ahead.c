@@ -234,16 +234,28 @@ static bool start_window_span(dlfs_stream *stream, const struct plan_span *plann
     return true;
 }
 
+/* Bytes that spans of a window may land in now. */
+static uint64_t window_room(const dlfs_stream *stream)
+{
+    const dlfs_reader *reader = stream->reader;
+    uint64_t room = (uint64_t)arena_available(reader) << reader->chunk_shift;
+    if (stream->landing_slot != SLOT_NONE)
+        room += reader->config.chunk_bytes - stream->landing_used;
+    return room;
+}
+
 /*
- * The wants of the next window; what needs no window is planned at once. False when one of those
- * has to wait.
+ * The wants of the next window; what needs no window is planned at once. It ends where memory does:
+ * a window is read in the order of the device, so in a wider one samples that are needed late would
+ * take the memory of those that are needed next. Returns how many there are.
  */
-static bool collect_window(dlfs_stream *stream, uint64_t *count)
+static uint64_t collect_window(dlfs_stream *stream)
 {
     dlfs_reader *reader = stream->reader;
     uint64_t spans = stream->fetch->unused_count;
     uint64_t end = stream->planned + (spans < WINDOW_MAX ? spans : WINDOW_MAX);
-    *count = 0;
+    uint64_t room = window_room(stream);
+    uint64_t count = 0;
     for (; stream->planned < stream->filled && stream->planned < end; stream->planned++) {
         struct entry *entry = entry_at(stream, stream->planned);
         struct place place;
@@ -252,13 +264,16 @@ static bool collect_window(dlfs_stream *stream, uint64_t *count)
                       place_in_chunk(reader, &place);
         if (!window) {
             if (!plan_one(stream, stream->planned))
-                return false;
+                break;
         } else if (!look_up(stream, entry, &place)) {
-            stream->fetch->wants[(*count)++] =
+            if (place.length > room)
+                break;
+            room -= place.length;
+            stream->fetch->wants[count++] =
                 (struct want){place.address, place.length, stream->planned, place.crc32c, 0};
         }
     }
-    return true;
+    return count;
 }
 
 /* Plans a window; returns whether anything was planned. */
@@ -266,10 +281,9 @@ static bool direct_plan(dlfs_stream *stream)
 {
     struct fetch *fetch = stream->fetch;
     uint64_t before = stream->planned;
-    uint64_t count;
     if (fetch->unused_count < WINDOW_MAX / 2)
         return false;
-    collect_window(stream, &count);
+    uint64_t count = collect_window(stream);
     plan_sort(fetch->wants, count);
     uint64_t spans = plan_merge(stream->reader, fetch->wants, count, fetch->plan);
     uint64_t started = 0;
