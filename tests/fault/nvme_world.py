@@ -29,8 +29,10 @@ SIZE_BYTES = 512 * KIB
 BLOCK = 4096
 CONTENT = random.Random(20190923).randbytes(SIZE_BYTES)
 
-# Of a device that must recover: time enough for a slow machine. Silence costs one timeout.
-PATIENT = {"timeout_ms": 400, "connect_ms": 1000, "keepalive_ms": 5000, "reconnect_ms": 20000}
+# Of a device that must recover: time enough for a slow machine.
+PATIENT = {"timeout_ms": 10000, "connect_ms": 1000, "keepalive_ms": 10000, "reconnect_ms": 20000}
+# The same where the target is silent, which costs one timeout.
+ATTENTIVE = PATIENT | {"timeout_ms": 400}
 # Of a device whose target never does right again.
 HASTY = {"timeout_ms": 100, "connect_ms": 100, "keepalive_ms": 5000, "reconnect_ms": 200}
 DIGESTS = {"hdgst": 1, "ddgst": 1}

@@ -57,6 +57,7 @@ from dlfs.testing.nvme.pdu import (
 )
 from dlfs.testing.nvme.script import Action, Gather
 from tests.fault.nvme_world import (
+    ATTENTIVE,
     BLOCK,
     CONTENT,
     DIGESTS,
@@ -98,6 +99,11 @@ class Case:
     do: Action
     ends: str = "well"
     digests: int = 0
+
+    @property
+    def options(self) -> dict[str, int]:
+        """How patient a device must be."""
+        return ATTENTIVE if isinstance(self.do, Omit | Silence | Delay) else PATIENT
 
 
 # ---- reads ---------------------------------------------------------------------------------------
@@ -206,7 +212,7 @@ READ_CASES = [
 def test_a_read_survives(case: Case, digests: bool) -> None:
     times = 8 if isinstance(case.do, Gather) else 1
     script = script_of(Fault(Event.READ, case.do, nth=5, times=times), seed=5)
-    options = PATIENT | (DIGESTS if digests else {})
+    options = case.options | (DIGESTS if digests else {})
     target = make_target(script, transport=WITH_COMPLETIONS)
     with target, device_of(target, **options) as device:
         failed = read_checked(device, target)
@@ -293,7 +299,7 @@ def test_answers_may_be_split_at_every_byte(digests: bool) -> None:
 @pytest.mark.parametrize("sizes", [[1], [2, 3], [7], [24, 1], [1, 4095], [100_000]])
 def test_everything_may_come_in_pieces(sizes: list[int]) -> None:
     script = FaultScript(fragments=Fragments(sizes))
-    options = PATIENT | DIGESTS | {"timeout_ms": 20000, "connect_ms": 20000}
+    options = PATIENT | DIGESTS | {"connect_ms": 10000}
     with make_target(script) as target, device_of(target, **options) as device:
         assert read_checked(device, target, 4) == 0
         assert write_checked(device, target) == 0
@@ -377,7 +383,7 @@ WRITES = [
 )
 def test_a_write_survives(event: Event, case: Case) -> None:
     script = script_of(Fault(event, case.do, nth=4), seed=7)
-    with make_target(script) as target, device_of(target, **PATIENT, **DIGESTS) as device:
+    with make_target(script) as target, device_of(target, **case.options, **DIGESTS) as device:
         failed = write_checked(device, target, length_bytes=16 * 1024)
         assert script.played == 1
         # A write that met silence may still be executed: it must end, and with it all beside it.
@@ -545,7 +551,7 @@ def test_opening_ends_well_or_says_why(fault: Fault) -> None:
 @pytest.mark.parametrize("do", [Omit(), Cut(), Garbage(300)], ids=repr)
 def test_reconnecting_survives_what_goes_wrong_on_the_way(event: Event, do: Action) -> None:
     """The device is open and loses its target; the first attempts to come back fail, too."""
-    with make_target() as target, device_of(target, **PATIENT | {"connect_ms": 200}) as device:
+    with make_target() as target, device_of(target, **ATTENTIVE | {"connect_ms": 200}) as device:
         assert read_checked(device, target, 4) == 0
         script = script_of(Fault(event, do, times=2), seed=10)
         target.play(script)

@@ -90,7 +90,6 @@ class Status(IntEnum):
     INVALID_OPCODE = 0x001
     INVALID_FIELD = 0x002
     CID_CONFLICT = 0x003
-    TRANSFER_ERROR = 0x004
     ABORTED = 0x007
     INVALID_NAMESPACE = 0x00B
     SEQUENCE_ERROR = 0x00C
@@ -108,9 +107,6 @@ class Status(IntEnum):
     CONTROLLER_BUSY = 0x181
     CONNECT_PARAMETERS = 0x182
     CONNECT_HOST = 0x184
-    UNWRITTEN = 0x287
-    MEDIA_READ = 0x281
-    NAMESPACE_PATH = 0x300
 
 
 # A repetition would fail the same way: DNR is set with these.

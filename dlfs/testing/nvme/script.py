@@ -124,7 +124,11 @@ class FaultScript(Script):
         seed: of all chance.
         fragments: how everything is cut that is sent.
 
-    Threads: the target's; others may read ``log`` at any time.
+    Attributes:
+        played: faults that have happened.
+        log: the first of them, in words.
+
+    Threads: the target's; others may read the attributes at any time.
     """
 
     def __init__(
@@ -133,6 +137,7 @@ class FaultScript(Script):
         self.faults = tuple(faults)
         self.fragments = fragments
         self.seed = seed
+        self.played = 0
         self.log: list[str] = []
         self._happened = threading.Condition()
         self._chance = random.Random(seed)
@@ -141,11 +146,6 @@ class FaultScript(Script):
     def __repr__(self) -> str:
         return f"<FaultScript seed {self.seed}, {self.faults}; done: {self.log}>"
 
-    @property
-    def played(self) -> int:
-        """Faults that happened."""
-        return len(self.log)
-
     def wait(self, count: int = 1, *, timeout_s: float) -> bool:
         """Wait until so many faults have happened; False when they did not in time."""
         with self._happened:
@@ -153,6 +153,7 @@ class FaultScript(Script):
 
     def _note(self, what: str) -> None:
         with self._happened:
+            self.played += 1
             if len(self.log) < _LOG_KEPT:
                 self.log.append(what)
             self._happened.notify_all()

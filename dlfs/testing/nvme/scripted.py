@@ -220,11 +220,7 @@ class ScriptedTarget:
         """
         self.kill()
         for subsystem in self.subsystems:
-            for namespace in subsystem.namespaces.values():
-                if lose_cache:
-                    namespace.lose_cache()
-                if lose_reservations:
-                    namespace.reservations.lose_power()
+            subsystem.lose(cache=lose_cache, reservations=lose_reservations)
         self._call(self._listen)
 
     def pause(self) -> None:

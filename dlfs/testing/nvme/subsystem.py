@@ -64,9 +64,10 @@ class Subsystem:
         """A controller's number by host identifier."""
         return {found.host_id: number for number, found in list(self.controllers.items())}
 
-    def lose_power(self, *, lose_cache: bool) -> None:
-        """Forget what ends with the power: reservations, and unflushed writes where asked."""
+    def lose(self, *, cache: bool, reservations: bool) -> None:
+        """Forget what a loss of power takes: unflushed writes, reservations that do not persist."""
         for namespace in self.namespaces.values():
-            namespace.reservations.lose_power()
-            if lose_cache:
+            if cache:
                 namespace.lose_cache()
+            if reservations:
+                namespace.reservations.lose_power()
