@@ -207,6 +207,7 @@ int nvme_association_run(struct nvme_association *association, struct nvme_reque
 {
     uint64_t until_ns = budget_end_ns(&association->config);
     request->state = NVME_REQUEST_WAITING;
+    request->late = false;
     (void)pthread_mutex_lock(&association->lock);
     if (!revive(association)) {
         int code = association->lost_code;
@@ -222,7 +223,8 @@ int nvme_association_run(struct nvme_association *association, struct nvme_reque
             request->state = NVME_REQUEST_DONE;
             request->code = DLFS_E_TIMEOUT;
         } else if (!in_time) {
-            /* It is with the controller: its own time limit ends that. */
+            /* It is with the controller: its own time limit ends that, for the last time. */
+            request->late = true;
             until_ns = dlfs_clock_ns() + association->config.timeout_ms * NANOSECONDS_PER_MS;
         }
     }

@@ -52,6 +52,7 @@ struct nvme_request {
     struct nvme_request *next;
     struct nvme_exchange exchange;
     enum { NVME_REQUEST_WAITING, NVME_REQUEST_RUNNING, NVME_REQUEST_DONE } state;
+    bool late; /* its budget is over: it is not tried again */
     int code;
 };
 

@@ -421,7 +421,7 @@ static void run_request(struct nvme_association *association, struct nvme_reques
     if (code < 0 && code != DLFS_E_CLOSED) {
         nvme_fail(association, code, text.bytes);
     }
-    if (code < 0 && code != DLFS_E_CLOSED && is_harmless(request)) {
+    if (code < 0 && code != DLFS_E_CLOSED && is_harmless(request) && !request->late) {
         request->state = NVME_REQUEST_WAITING;
         request->next = association->requests;
         association->requests = request;
