@@ -135,7 +135,7 @@ def test_a_different_namespace_behind_a_path_is_not_taken_for_the_same() -> None
         uri = f"{first.uri()}&path=127.0.0.1:{second.port}{HASTY}"
         with open_device(uri) as device:
             first.kill()
-            with pytest.raises(DeviceLostError, match="Connection refused"):
+            with pytest.raises((DeviceLostError, DeviceTimeoutError)):
                 device.read(0, 4096)
 
 
@@ -187,14 +187,14 @@ def test_a_lost_device_is_found_again() -> None:
                 break
 
 
-@pytest.mark.parametrize("keepalive_ms", [0, 1, 100])
+@pytest.mark.parametrize("keepalive_ms", [0, 1, 1000])
 def test_a_controller_is_kept_alive(keepalive_ms: int) -> None:
     with ScriptedTarget() as target:
         uri = f"{target.uri()}&keepalive_ms={keepalive_ms}"
         with open_device(uri) as device:
             assert device.read(0, 4096) == bytes(4096)
-            if keepalive_ms == 100:
-                while target.counters.commands[Event.KEEP_ALIVE] < 5:
+            if keepalive_ms == 1000:
+                while target.counters.commands[Event.KEEP_ALIVE] < 3:
                     assert device.read(0, 4096) == bytes(4096)
                 assert target.counters.keep_alives_missed == 0
 
