@@ -18,21 +18,23 @@ from tests.nvmet.volumes import COPIES, LARGE, MEMORY_BYTES, add_large, assert_w
 pytestmark = pytest.mark.qemu
 
 TIMES = {"timeout_ms": 3000, "connect_ms": 1000, "reconnect_ms": 1000}
+PATIENT = {"timeout_ms": 6000, "connect_ms": 5000, "reconnect_ms": 14_000}
+"""While nothing is to be lost: an emulated target writes slowly on a busy machine."""
 
 
-def uri_of(targets: TwoTargets) -> str:
+def uri_of(targets: TwoTargets, times: dict[str, int] = TIMES) -> str:
     """Copy 0 on target 0, copy 1 on target 1."""
     pairs = zip(targets, COPIES, strict=True)
-    return ",".join(target.uri(nqn, **TIMES) for target, nqn in pairs)
+    return ",".join(target.uri(nqn, **times) for target, nqn in pairs)
 
 
 @pytest.fixture(scope="module")
 def uri(two_targets: TwoTargets) -> str:
-    made = uri_of(two_targets)
+    made = uri_of(two_targets, PATIENT)
     dlfs.format_volume(made, replicas=2)
     with dlfs.open(made) as volume:
         add_large(volume)
-    return made
+    return uri_of(two_targets)
 
 
 def states_told(uri: str) -> list[str]:
@@ -86,7 +88,7 @@ def test_a_repaired_volume_needs_the_other_target_no_more(
     kept, replaced = two_targets
     replaced.wipe(COPIES[1])
     assert states_told(uri) == ["current", "degraded"]
-    uri_kept, uri_new = uri.split(",")
+    uri_kept, uri_new = uri_of(two_targets, PATIENT).split(",")
     report = dlfs.repair(uri_kept, replacements={1: uri_new})
     assert (report.replaced, report.damaged) == ((1,), ())
     kept.kill()
