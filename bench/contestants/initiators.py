@@ -26,9 +26,8 @@ from bench.targets import Targets
 from dlfs.block import NvmeTcpUri, SpdkUri, open_device, parse_uri
 from dlfs.units import KIB
 
-BUDGET = 1 / 16
-"""Memory as a share of the data: what is read is read from the target."""
-WARM_UP_BATCHES = 4
+BUDGET = 1 / 4
+"""Memory as a share of the data: room for what is read ahead. Nothing of it is read twice."""
 PERF_MEMORY_MIB = 256
 IDLE_QUEUES = 4
 
@@ -83,8 +82,7 @@ class Initiator:
             volume.dataset(DATASET) as dataset,
         ):
             batches = self._ahead(dataset, ground) if self.ahead else self._read(dataset, ground)
-            for _ in range(WARM_UP_BATCHES):
-                next(batches).release()
+            self._touch(batches, scene.memory_bytes(BUDGET))
             tally = Tally()
             with timed() as watch:
                 until = time.perf_counter() + ground.limits.seconds
@@ -94,6 +92,13 @@ class Initiator:
                     batch.release()
             batches.close()
             return tally.sample(scene, watch, stats=dataset.stats())
+
+    def _touch(self, batches: Iterator[dlfs.Batch], memory_bytes: int) -> None:
+        """Read as much as the memory holds, so that the kernel gives its pages before the race."""
+        while memory_bytes > 0:
+            batch = next(batches)
+            memory_bytes -= int(batch.lengths.sum())
+            batch.release()
 
     def _read(self, dataset: dlfs.Dataset, ground: Ground) -> Iterator[dlfs.Batch]:
         scene = ground.scene

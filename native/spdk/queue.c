@@ -21,8 +21,8 @@
 #define BOUNCE_COUNT_MAX 64u
 #define REQUESTS_MAX 16384u
 
-#define SPIN_LOOKS 64u     /* empty ones, before other threads may run */
-#define YIELD_NS NS_PER_MS /* of yielding, before a little sleep */
+#define SPIN_NS UINT64_C(200000) /* without a completion, before other threads may run */
+#define YIELD_NS NS_PER_MS       /* the same, before a little sleep */
 #define NAP_NS UINT64_C(50000)
 #define CHECK_LOOKS 1024u /* between two looks at the time, while completions come */
 #define CHECK_NS (UINT64_C(10) * NS_PER_MS)
@@ -181,8 +181,8 @@ static void check_times(struct queue *queue, uint64_t now)
     }
 }
 
-/* One look at the device, with the lock held. */
-static void look(struct queue *queue)
+/* One look at the device, with the lock held, for up to count completions (0: all there are). */
+static void look(struct queue *queue, uint32_t count)
 {
     if (!have_connection(queue)) {
         return;
@@ -191,7 +191,8 @@ static void look(struct queue *queue)
         request_fail_waiting(queue, DLFS_E_LOST);
         return;
     }
-    bool alive = request_issue(queue) && spdk_nvme_qpair_process_completions(queue->spdk, 0) >= 0;
+    bool alive =
+        request_issue(queue) && spdk_nvme_qpair_process_completions(queue->spdk, count) >= 0;
     if (spdk_unlikely(!alive)) {
         /* Aborts what SPDK has not: over fabrics it must let go of every buffer. */
         if (queue->controller->fabrics) {
@@ -218,23 +219,24 @@ int queue_submit(void *argument, const dlfs_operation *operations, uint32_t coun
     for (uint32_t i = 0; i < count; i++) {
         request_add(queue, &operations[i], now);
     }
-    /* They are accepted whatever this says: a lost connection is poll's to mend. */
+    /* Over TCP, SPDK keeps requests until it is asked for completions: the target shall have them
+     * while the caller is busy with others. They are accepted whatever becomes of this. */
     bool ready = atomic_load(&queue->controller->state) == CONTROLLER_READY;
     if (spdk_likely(ready && queue->connected && !queue->namespace_gone)) {
-        (void)request_issue(queue);
+        look(queue, 1);
     }
     queue_unlock(queue);
     return (int)count;
 }
 
 /* Between two looks that found nothing: lets others run, the longer it takes the more. */
-static void relax(const struct queue *queue, uint32_t empty, uint64_t now, uint64_t idle_since_ns)
+static void relax(const struct queue *queue, uint64_t idle_ns)
 {
     if (!queue->connected) {
         shim_sleep_ns(NS_PER_MS);
-    } else if (now - idle_since_ns > YIELD_NS) {
+    } else if (idle_ns > YIELD_NS) {
         shim_sleep_ns(NAP_NS);
-    } else if (empty > SPIN_LOOKS) {
+    } else if (idle_ns > SPIN_NS) {
         (void)sched_yield();
     }
 }
@@ -243,9 +245,9 @@ int queue_poll(void *argument, dlfs_completion *completions, uint32_t count, int
 {
     struct queue *queue = argument;
     uint64_t start_ns = 0;
-    for (uint32_t empty = 0;; empty++) {
+    for (;;) {
         queue_lock(queue);
-        look(queue);
+        look(queue, 0);
         uint32_t filled = request_take_finished(queue, completions, count);
         bool check = filled == 0 || ++queue->looks % CHECK_LOOKS == 0;
         uint64_t now = check ? shim_clock_ns() : 0;
@@ -258,7 +260,7 @@ int queue_poll(void *argument, dlfs_completion *completions, uint32_t count, int
         if (filled > 0 || over) {
             return (int)filled;
         }
-        relax(queue, empty, now, start_ns);
+        relax(queue, now - start_ns);
     }
 }
 
@@ -308,7 +310,7 @@ static int connect_first(struct queue *queue)
     queue->down_since_ns = shim_clock_ns();
     while (queue->backoff_ns <= BACKOFF_REFUSED_NS) {
         queue_lock(queue);
-        look(queue);
+        look(queue, 0);
         bool up = queue->connected && queue->down_since_ns == 0;
         queue_unlock(queue);
         bool ready = atomic_load(&queue->controller->state) == CONTROLLER_READY;

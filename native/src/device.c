@@ -3,15 +3,29 @@
  * the kind.
  *
  * A queue pair belongs to the process that made it. In a forked child it can only be destroyed,
- * which frees the child's copy and leaves the parent's alone.
+ * which frees the child's copy and leaves the parent's alone. Every submit and poll asks for this,
+ * and getpid is a call of the kernel: forks are counted instead.
  */
 #include "device.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <time.h>
-#include <unistd.h>
 
 #define TRANSFER_BATCH 64u
+
+/* How many forks lie between this process and the one that loaded the library. */
+static _Atomic uint32_t generation;
+
+static void count_fork(void)
+{
+    atomic_fetch_add_explicit(&generation, 1, memory_order_relaxed);
+}
+
+__attribute__((constructor)) static void watch_forks(void)
+{
+    (void)pthread_atfork(NULL, NULL, count_fork);
+}
 
 uint64_t dlfs_clock_ns(void)
 {
@@ -59,7 +73,7 @@ void dlfs_queue_init(dlfs_queue *queue, const struct dlfs_queue_ops *ops, dlfs_d
     queue->device = device;
     queue->depth = depth;
     queue->in_flight = 0;
-    queue->owner = getpid();
+    queue->generation = atomic_load_explicit(&generation, memory_order_relaxed);
     atomic_fetch_add(&device->queue_count, 1);
 }
 
@@ -105,7 +119,7 @@ int dlfs_queue_create(dlfs_device *device, uint32_t depth, dlfs_queue **out)
 
 static bool queue_is_foreign(const dlfs_queue *queue)
 {
-    return queue->owner != getpid();
+    return queue->generation != atomic_load_explicit(&generation, memory_order_relaxed);
 }
 
 static void queue_drain(dlfs_queue *queue)

@@ -65,8 +65,8 @@ struct dlfs_queue {
     const struct dlfs_queue_ops *ops;
     dlfs_device *device;
     uint32_t depth;
-    uint32_t in_flight; /* kept by device.c */
-    pid_t owner;        /* the process that made it; another one may only destroy it */
+    uint32_t in_flight;  /* kept by device.c */
+    uint32_t generation; /* of the process that made it; another one may only destroy it */
 };
 
 void dlfs_device_init(dlfs_device *device, const struct dlfs_device_ops *ops, const char *kind,
