@@ -190,7 +190,9 @@ def _nvme(dataset: str, block_bytes: int, depth: int) -> Case:
     reads = tuple(Initiator(scheme, depth) for scheme in schemes)
     epochs = tuple(Initiator(scheme, depth, ahead=True) for scheme in schemes)
     perf = SpdkPerf(block_bytes, depth)
-    floors = tuple(Floor("90% of SPDK's perf tool", who, 0.9, rate, (perf,)) for who in reads)
+    floors = tuple(
+        Floor("90% of SPDK's perf tool", who, 0.9, rate, (perf,)) for who in (*reads, *epochs)
+    )
     return Case(dataset, dataset, about, (*reads, perf, *epochs), floors)
 
 

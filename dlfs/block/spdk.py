@@ -14,8 +14,9 @@ The URI holds SPDK's own transport ID (``trtype``, ``traddr``, ``trsvcid``, ``su
     bounce=1               all data by way of SPDK's own memory, as for devices that reach no other
 
 The environment is the process's: the first device starts it with its options, and later ones must
-agree with those they name. Devices of one process share one connection to a controller. Waiting for
-completions keeps a CPU busy, as SPDK does; an idle queue pair costs nothing.
+agree with those they name. Devices of one process share one connection to a controller, with the
+times and digests of the first. Waiting for completions keeps a CPU busy, as SPDK does; an idle
+queue pair costs nothing.
 
 SPDK does not survive fork: in a forked child everything but closing is ClosedError. Workers that
 read through SPDK are started with spawn or forkserver.

@@ -29,6 +29,8 @@
 
 #define LOG_LINES 16u
 #define LOG_LINE_BYTES 200u
+#define LOG_RAW_BYTES 1024u
+#define LOG_TOLD 3u /* the first errors tell the cause, what follows comes of them */
 #define CORES_BYTES 1024u
 
 struct environment {
@@ -76,11 +78,16 @@ __attribute__((format(printf, 5, 0))) static void log_line(int level, const char
     if (level > SPDK_LOG_ERROR) {
         return;
     }
+    char raw[LOG_RAW_BYTES];
+    (void)vsnprintf(raw, sizeof raw, format, arguments);
+    const char *text = raw;
+    while (text[0] == '[' && strstr(text, "] ") != NULL) { /* addresses and states */
+        text = strstr(text, "] ") + 2;
+    }
     (void)pthread_mutex_lock(&ring.lock);
-    char *text = ring.lines[ring.count % LOG_LINES];
+    (void)snprintf(ring.lines[ring.count % LOG_LINES], LOG_LINE_BYTES, "%.*s",
+                   (int)strcspn(text, "\n"), text);
     ring.count++;
-    (void)vsnprintf(text, LOG_LINE_BYTES, format, arguments);
-    text[strcspn(text, "\n")] = '\0';
     (void)pthread_mutex_unlock(&ring.lock);
 }
 
@@ -98,7 +105,8 @@ void log_text(unsigned mark, char *text, size_t text_bytes)
     text[0] = '\0';
     (void)pthread_mutex_lock(&ring.lock);
     unsigned first = ring.count - mark > LOG_LINES ? ring.count - LOG_LINES : mark;
-    for (unsigned i = first; i != ring.count && used < text_bytes; i++) {
+    unsigned last = ring.count - first > LOG_TOLD ? first + LOG_TOLD : ring.count;
+    for (unsigned i = first; i != last && used < text_bytes; i++) {
         int wrote = snprintf(text + used, text_bytes - used, "%s%s", used > 0 ? "; " : "",
                              ring.lines[i % LOG_LINES]);
         used += wrote > 0 ? (size_t)wrote : 0;
@@ -225,8 +233,9 @@ static int start_first(const dlfs_spdk_config *config, bool needs_pci, char *mes
     if (error < 0) {
         char said[512];
         log_text(mark, said, sizeof said);
-        (void)snprintf(message, message_bytes, "start SPDK's environment %s huge pages: %s",
-                       huge ? "with" : "without", said);
+        (void)snprintf(message, message_bytes, "start SPDK's environment %s huge pages%s: %s",
+                       huge ? "with" : "without", huge ? " (of which some must be reserved)" : "",
+                       said);
         return error;
     }
     if (pci) {

@@ -69,7 +69,7 @@ static struct spdk_nvme_qpair *allocate(const struct queue *queue)
     spdk_nvme_ctrlr_get_default_io_qpair_opts(controller, &options, sizeof options);
     union spdk_nvme_cap_register capabilities = spdk_nvme_ctrlr_get_regs_cap(controller);
     uint32_t entries_max = (uint32_t)capabilities.bits.mqes + 1;
-    uint32_t entries = queue->piece_count + 1 < 2 ? 2 : queue->piece_count + 1;
+    uint32_t entries = queue->piece_count + 1; /* one stays empty */
     options.io_queue_size = entries < entries_max ? entries : entries_max;
     options.io_queue_requests = requests_wanted(queue);
     options.delay_cmd_submit = true;
@@ -230,9 +230,9 @@ int queue_submit(void *argument, const dlfs_operation *operations, uint32_t coun
 }
 
 /* Between two looks that found nothing: lets others run, the longer it takes the more. */
-static void relax(const struct queue *queue, uint64_t idle_ns)
+static void relax(bool connected, uint64_t idle_ns)
 {
-    if (!queue->connected) {
+    if (!connected) {
         shim_sleep_ns(NS_PER_MS);
     } else if (idle_ns > YIELD_NS) {
         shim_sleep_ns(NAP_NS);
@@ -254,13 +254,14 @@ int queue_poll(void *argument, dlfs_completion *completions, uint32_t count, int
         if (check && queue->connected && now - queue->checked_ns > CHECK_NS) {
             check_times(queue, now);
         }
+        bool connected = queue->connected;
         queue_unlock(queue);
         start_ns = start_ns == 0 ? now : start_ns;
         bool over = timeout_ms >= 0 && now - start_ns >= (uint64_t)timeout_ms * NS_PER_MS;
         if (filled > 0 || over) {
             return (int)filled;
         }
-        relax(queue, now - start_ns);
+        relax(connected, now - start_ns);
     }
 }
 

@@ -37,7 +37,7 @@ int environment_start(const dlfs_spdk_config *config, bool needs_pci, char *mess
 /* Whether this process is a fork of the one that started it. */
 bool environment_is_foreign(void);
 
-/* The text of SPDK's errors since a mark, joined; empty when there were none. */
+/* The text of SPDK's first errors since a mark, joined; empty when there were none. */
 unsigned log_mark(void);
 void log_text(unsigned mark, char *text, size_t text_bytes);
 
