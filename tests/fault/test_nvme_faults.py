@@ -537,7 +537,7 @@ def test_opening_ends_well_or_says_why(fault: Fault) -> None:
     with make_target(script) as target:
         while not script.played:  # a slow machine may run out of time before
             try:
-                with device_of(target, **HASTY, **DIGESTS) as device:
+                with open_device(target.uri(**HASTY, **DIGESTS), writable=True) as device:
                     if device.size_bytes == len(CONTENT):
                         read_checked(device, target, 4)
             except DlfsError as error:
