@@ -1,4 +1,4 @@
-"""``dlfs import``: a folder or archives into a dataset."""
+"""``dlfs import``: a folder, archives or files of another format into a dataset."""
 
 from __future__ import annotations
 
@@ -11,9 +11,18 @@ import typer
 import dlfs
 from dlfs.cli.datasets import dataset_json
 from dlfs.cli.options import JsonOption
-from dlfs.cli.output import human_count, human_rate, human_samples, note, print_json
+from dlfs.cli.output import (
+    human_count,
+    human_rate,
+    human_samples,
+    note,
+    print_data,
+    print_json,
+    table,
+)
 from dlfs.cli.progress import progress_bar
 from dlfs.errors import UsageError
+from dlfs.ingest.formats import AUTO, parse_settings
 
 if TYPE_CHECKING:
     from dlfs.ingest.importer import ImportReport
@@ -34,13 +43,39 @@ class Links(StrEnum):
     error = "error"
 
 
+def show_formats(wanted: bool) -> None:
+    """Print the table of formats with their options, and exit."""
+    if not wanted:
+        return
+    from rich.markup import escape
+
+    from dlfs.ingest.formats import FORMATS, describe_options
+
+    shown = table("format", "takes", "needs", "options")
+    for row in FORMATS:
+        extra = f"dlfs[{row.extra}]" if row.extra else ""
+        lines = [
+            f"{found.name}={found.type}: {found.text} ({_default(found.default)})"
+            for found in describe_options(row)
+        ]
+        shown.add_row(row.name, row.summary, escape(extra), escape("\n".join(lines)))
+    print_data(shown)
+    raise typer.Exit
+
+
+def _default(value: object) -> str:
+    if value is None or value == ():
+        return "default: none"
+    return f"default: {'yes' if value is True else 'no' if value is False else value}"
+
+
 def import_dataset(
     arguments: Annotated[
         list[str],
         typer.Argument(
             metavar="SOURCE... VOLUME",
-            help="A folder, or tar archives (.tar, .tar.gz, .tar.zst; "
-            "'train-{000000..000099}.tar'); then the volume.",
+            help="A folder, tar archives (.tar, .tar.gz, .tar.zst; "
+            "'train-{000000..000099}.tar') or files of another format; then the volume.",
         ),
     ],
     name: Annotated[str, typer.Option("--name", "-n", help="Of the dataset.")],
@@ -48,11 +83,41 @@ def import_dataset(
         Layout, typer.Option(help="Pack in an order drawn from the seed, or in path order.")
     ] = Layout.shuffled,
     seed: Annotated[int, typer.Option(help="Of the order of packing.", min=0)] = 0,
+    format_name: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            "-f",
+            metavar="FORMAT",
+            help="Of the source; by default it is recognised. --formats lists them.",
+        ),
+    ] = AUTO,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--option",
+            "-o",
+            metavar="NAME=VALUE",
+            help="Of the format; may be given again. --formats lists them.",
+        ),
+    ] = None,
     links: Annotated[
-        Links, typer.Option(help="Symbolic links: take what they lead to, leave out, or refuse.")
-    ] = Links.follow,
+        Links | None,
+        typer.Option(
+            help="Symbolic links: take what they lead to (the default), leave out, or refuse."
+        ),
+    ] = None,
     prefix_shards: Annotated[
         bool, typer.Option("--prefix-shards", help="Put each archive's name before its paths.")
+    ] = False,
+    formats: Annotated[  # noqa: ARG001 - show_formats sees to it
+        bool,
+        typer.Option(
+            "--formats",
+            is_eager=True,
+            callback=show_formats,
+            help="List the formats with their options, and exit.",
+        ),
     ] = False,
     json: JsonOption = False,
 ) -> None:
@@ -60,13 +125,18 @@ def import_dataset(
     from dlfs.ingest.importer import import_dataset as run
     from dlfs.ingest.importer import open_source
 
+    options = parse_settings(settings or [])
+    if links is not None:
+        options["links"] = links.value
+    if prefix_shards:
+        options["prefix_shards"] = True
     if len(arguments) < 2:
         raise UsageError("import: expected a source and a volume, got only one of them")
     *sources, uri = arguments
     with (
         dlfs.open(uri) as volume,
         progress_bar(f"import {name}") as bar,
-        closing(open_source(sources, links=links.value, prefix_shards=prefix_shards)) as source,
+        closing(open_source(sources, format_name=format_name, options=options)) as source,
     ):
         report = run(volume, source, name, layout=layout.value, seed=seed, progress=bar.show)
     _report(report, json=json)

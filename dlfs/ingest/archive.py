@@ -286,15 +286,15 @@ class Archive:
 
 
 def archive_state(descriptor: int) -> tuple[int, int]:
-    """What tells that an archive was changed: its size and its time of change."""
+    """What tells that a file was changed: its size and its time of change."""
     status = os.fstat(descriptor)
     return status.st_size, status.st_mtime_ns
 
 
 def check_unchanged(path: str, descriptor: int, state: tuple[int, int]) -> None:
-    """Raise DeviceError when an archive is no longer as it was."""
+    """Raise DeviceError when a file is no longer as it was."""
     if archive_state(descriptor) != state:
-        raise DeviceError(f"import {path}: the archive changed during the import", errno.ESTALE)
+        raise DeviceError(f"import {path}: the file changed during the import", errno.ESTALE)
 
 
 def _decompress(file: BinaryIO, compression: Compression) -> _Stream:

@@ -21,9 +21,10 @@ import os
 import stat
 from array import array
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
@@ -90,6 +91,19 @@ class _Frame:
     entries: Iterator[_Entry]
     above: frozenset[tuple[int, int]]
     samples_before: int
+
+
+@dataclass(frozen=True, slots=True)
+class FolderOptions:
+    """What can be said of a folder."""
+
+    links: Annotated[LinkPolicy, "symbolic links: take what they lead to, skip, refuse"] = "follow"
+
+    def open(self, paths: Sequence[str]) -> FolderSource:
+        """Open one folder; see ``FolderSource``."""
+        if len(paths) != 1:
+            raise UsageError(f"import {paths[1]}: expected one folder, got {len(paths)}")
+        return FolderSource(paths[0], links=self.links)
 
 
 class FolderSource:

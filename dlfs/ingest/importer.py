@@ -13,12 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dlfs.errors import NotFoundError, UsageError
-from dlfs.ingest.archive import compression_of
-from dlfs.ingest.folder import FolderSource
+from dlfs.ingest.formats import AUTO, find_format, make_options, recognise
 from dlfs.ingest.patterns import expand
 from dlfs.ingest.progress import Meter, ProgressCallback
-from dlfs.ingest.source import Layout, LinkPolicy, Source
-from dlfs.ingest.tar import TarSource
+from dlfs.ingest.source import Layout, Source
 from dlfs.store.info import DatasetInfo
 from dlfs.volume import Volume
 
@@ -38,37 +36,32 @@ class ImportReport:
 def open_source(
     paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     *,
-    links: LinkPolicy = "follow",
-    prefix_shards: bool = False,
+    format_name: str = AUTO,
+    options: Mapping[str, object] | None = None,
 ) -> Source:
-    """Open what a path names: a folder, an archive, or archives by a pattern.
+    """Open what paths name: a folder, an archive, files of a format; see ``formats``.
 
     Args:
-        paths: a folder, or archives; ``train-{000000..000099}.tar`` and globs name several. A path
-            that exists is taken as it is.
-        links: what to do with symbolic links: ``follow``, ``skip`` or ``error``.
-        prefix_shards: put each archive's name before its members' paths.
+        paths: one, or several of one format; ``train-{000000..000099}.tar`` and globs name several.
+            A path that exists is taken as it is.
+        format_name: ``auto`` recognises it.
+        options: of the format, by name.
 
     Raises:
         NotFoundError: there is nothing of that name.
-        UsageError: it is neither a folder nor an archive, or both are mixed.
-        DlfsError: the source cannot be read; see FolderSource and TarSource.
+        UsageError: the format is not known, or does not take these paths or options, or needs a
+            package that is not installed.
+        DlfsError: the source cannot be read; see the format's source.
     """
     given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
     found = [match for path in given for match in expand(os.fspath(path))]
-    if len(found) == 1 and Path(found[0]).is_dir():
-        return FolderSource(found[0], links=links)
+    if not found:
+        raise UsageError("import: expected a source, got none")
+    row = recognise(found) if format_name == AUTO else find_format(format_name)
     for path in found:
         if not Path(path).exists():
             raise NotFoundError(f"import {path}: there is no such file or folder")
-        if Path(path).is_dir():
-            raise UsageError(f"import {path}: expected one folder, or archives only")
-        if compression_of(path) is None:
-            raise UsageError(
-                f"import {path}: expected a folder or an archive "
-                "(.tar, .tar.gz, .tar.zst, .tar.bz2, .tar.xz)"
-            )
-    return TarSource(found, links=links, prefix_shards=prefix_shards)
+    return make_options(row, options or {}).open(found)
 
 
 def import_dataset(

@@ -16,22 +16,23 @@ by take a second pass.
 
 from __future__ import annotations
 
-import errno
 import os
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
 
-from dlfs._native.files import CUT_SHORT, FILE_DTYPE, read_ranges
-from dlfs._native.library import describe
-from dlfs.errors import DeviceError, DlfsError, FormatError, TruncatedError, UsageError
-from dlfs.ingest.archive import Archive, Member, Segment, check_unchanged, compression_of
+from dlfs._native.files import FILE_DTYPE
+from dlfs.errors import FormatError, UsageError
+from dlfs.ingest.archive import Archive, Member, Segment, compression_of
 from dlfs.ingest.links import LinkTree
 from dlfs.ingest.order import packing_order, take_block
+from dlfs.ingest.ranges import RangeReader
 from dlfs.ingest.source import (
     BUFFER_BYTES,
     THREADS,
@@ -43,9 +44,6 @@ from dlfs.ingest.source import (
     read_ahead,
     show,
 )
-
-_OPEN_MAX = 256
-"""Archives open at once; by default a process may open 1024 files."""
 
 Streamed = tuple[bytes, int, Callable[[memoryview], None]]
 
@@ -132,6 +130,18 @@ class _Names:
                 f"import {self._archives[shard]}: {show(path)}: expected a hard link to an earlier "
                 f"member, got {show(target)}"
             )
+
+
+@dataclass(frozen=True, slots=True)
+class TarOptions:
+    """What can be said of archives."""
+
+    links: Annotated[LinkPolicy, "symbolic links: take what they lead to, skip, refuse"] = "follow"
+    prefix_shards: Annotated[bool, "put each archive's name before its members' paths"] = False
+
+    def open(self, paths: Sequence[str]) -> TarSource:
+        """Open archives; see ``TarSource``."""
+        return TarSource(paths, links=self.links, prefix_shards=self.prefix_shards)
 
 
 class TarSource:
@@ -266,14 +276,13 @@ class _Index:
     def __init__(
         self, archives: Sequence[str], prefixes: Sequence[bytes], names: _Names, threads: int
     ) -> None:
-        self._archives = archives
-        self._threads = threads
-        self._states: list[tuple[int, int]] = []
+        states: list[tuple[int, int]] = []
+        self._ranges = RangeReader(archives, states, threads=threads)
         self._sparse: dict[tuple[int, int], tuple[Segment, ...]] = {}
         found: dict[bytes, tuple[int, int, int]] = {}
         for shard, path in enumerate(archives):
             with Archive(path) as archive:
-                self._states.append(archive.state)
+                states.append(archive.state)
                 for member in archive.members():
                     name = names.add(member, shard, prefixes[shard])
                     if name is not None:
@@ -310,24 +319,12 @@ class _Index:
         ranges["length_bytes"] = lengths
         if self._sparse:
             shards, ranges = self._split_sparse(shards, ranges, buffer)
-        order = np.lexsort((ranges["position"], shards))
-        shards, ranges = shards[order], ranges[order]
-        used = np.unique(shards)
-        for first in range(0, len(used), _OPEN_MAX):
-            group = used[first : first + _OPEN_MAX]
-            begin = int(np.searchsorted(shards, group[0]))
-            end = int(np.searchsorted(shards, group[-1], side="right"))
-            self._read_group(group, shards[begin:end], ranges[begin:end], buffer)
+        self._ranges.read(shards, ranges, buffer)
         return SampleBlock([self.paths[i] for i in indices.tolist()], buffer, offsets, lengths)
 
     def check_unchanged(self) -> None:
         """Raise DeviceError when an archive was changed since it was indexed."""
-        for path, state in zip(self._archives, self._states, strict=True):
-            descriptor = _open(path)
-            try:
-                check_unchanged(path, descriptor, state)
-            finally:
-                os.close(descriptor)
+        self._ranges.check_unchanged()
 
     def _split_sparse(
         self,
@@ -355,33 +352,6 @@ class _Index:
         owners = np.array([part[0] for part in extra], np.int64)
         return np.concatenate([shards[plain], owners]), np.concatenate([ranges[plain], added])
 
-    def _read_group(
-        self,
-        group: npt.NDArray[np.int64],
-        shards: npt.NDArray[np.int64],
-        ranges: npt.NDArray[np.void],
-        buffer: npt.NDArray[np.uint8],
-    ) -> None:
-        descriptors: list[int] = []
-        try:
-            for shard in group.tolist():
-                descriptors.append(_open(self._archives[shard]))
-            opened = np.array(descriptors, np.int32)
-            ranges["descriptor"] = opened[np.searchsorted(group, shards)]
-            if read_ranges(ranges, buffer, threads=self._threads):
-                bad = int(np.flatnonzero(ranges["code"])[0])
-                raise self._failure(int(shards[bad]), ranges[bad])
-        finally:
-            for descriptor in descriptors:
-                os.close(descriptor)
-
-    def _failure(self, shard: int, failed: np.void) -> DlfsError:
-        code, position = int(failed["code"]), int(failed["position"])
-        what = f"import {self._archives[shard]}: read {failed['length_bytes']} bytes at {position}"
-        if code == CUT_SHORT:
-            return TruncatedError(f"{what}: the archive has become shorter")
-        return DeviceError(f"{what}: {describe(code)}", -code)
-
 
 def _compression(path: str) -> str:
     compression = compression_of(path)
@@ -401,10 +371,3 @@ def _prefix(path: str) -> bytes:
 
 def _copy(data: bytes, target: memoryview) -> None:
     target[:] = data
-
-
-def _open(path: str) -> int:
-    try:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise DeviceError(f"import {path}: {error.strerror}", error.errno or errno.EIO) from error

@@ -371,3 +371,29 @@ def test_rm_of_one_of_several_versions(run, volume) -> None:
     assert run("ls", volume).out == b"small@1\nsmall@3\n"
     assert run("rm", volume, "small", "-y", "--all-versions").code == 0
     assert run("ls", volume).out == b""
+
+
+# ---- formats of import ---------------------------------------------------------------------------
+
+
+def test_import_lists_its_formats(run) -> None:
+    done = run("import", "--formats")
+    assert done.code == 0
+    text = done.out.decode()
+    assert "tar archives and WebDataset shards" in text
+    assert "links=follow|skip|error: symbolic links" in text
+    assert "(default: no)" in text
+
+
+def test_import_takes_a_format_and_its_options(run, volume, tmp_path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a").write_bytes(b"x")
+    (tmp_path / "in" / "b").symlink_to("a")
+    source = tmp_path / "in"
+    options = ["--format", "folder", "--option", "links=skip"]
+    done = run("import", source, volume, "-n", "n", *options)
+    assert (done.code, run("ls", volume, "n").out) == (0, b"a\n")
+    done = run("import", source, volume, "-n", "n", "--option", "volume=11")
+    assert done.code == 2
+    assert "format folder takes no option 'volume'" in done.err
+    assert run("import", source, volume, "-n", "n", "--format", "floppy").code == 2

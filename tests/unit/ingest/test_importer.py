@@ -162,16 +162,16 @@ def test_the_kind_of_source_is_found_by_the_path(folder: Path, tmp_path: Path) -
     assert isinstance(open_source(str(tmp_path / "s-0.tar")), TarSource)
     for pattern in ("s-{0..2}.tar", "s-*.tar"):
         assert open_source(f"{tmp_path}/{pattern}").sample_count == 3
-    two = open_source([tmp_path / "s-0.tar", tmp_path / "s-2.tar"], prefix_shards=True)
+    two = open_source([tmp_path / "s-0.tar", tmp_path / "s-2.tar"], options={"prefix_shards": True})
     assert two.sample_count == 2
 
 
 def test_what_is_no_source_is_refused(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "a.txt").touch()
+    (tmp_path / "a.unknown").touch()
     with pytest.raises(NotFoundError, match="no such file or folder"):
         open_source(tmp_path / "nothing.tar")
-    with pytest.raises(UsageError, match="expected a folder or an archive"):
-        open_source(tmp_path / "a.txt")
+    with pytest.raises(UsageError, match="expected a folder, or a file of a known format"):
+        open_source(tmp_path / "a.unknown")
     with pytest.raises(UsageError, match="expected one folder"):
         open_source([folder, folder])
 

@@ -329,7 +329,7 @@ def test_an_archive_that_changes_is_an_error(write: Callable[..., Path]) -> None
     blocks = source.blocks(layout="path", seed=0)
     next(blocks)
     os.utime(path, ns=(5, 5))
-    with pytest.raises(DeviceError, match="the archive changed during the import"):
+    with pytest.raises(DeviceError, match="the file changed during the import"):
         list(blocks)
 
 
@@ -354,7 +354,7 @@ def test_a_missing_archive_and_other_names_are_refused(tmp_path: Path) -> None:
 def test_more_shards_than_are_opened_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dlfs.ingest.tar._OPEN_MAX", 3)
+    monkeypatch.setattr("dlfs.ingest.ranges._OPEN_MAX", 3)
     paths = []
     for i in range(10):
         paths.append(tmp_path / f"{i}.tar")
