@@ -20,6 +20,7 @@
     │   ├── ChecksumError                  ... its CRC32C does not match
     │   ├── VersionError                   ... it is of a version this code cannot read
     │   └── TruncatedError                 ... it ends too early
+    ├── ServiceLostError                   the node service is gone, or has closed this connection
     └── NativeError                        libdlfs is missing, of another version, or misbehaved
 
 A message says the action, the object, the offset with its unit, what was expected and what was got.
@@ -126,6 +127,10 @@ class VersionError(FormatError):
 
 class TruncatedError(FormatError):
     """What is on media ends too early."""
+
+
+class ServiceLostError(DlfsError):
+    """The node service is gone, or has closed the connection to it."""
 
 
 class NativeError(DlfsError):

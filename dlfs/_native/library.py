@@ -25,6 +25,7 @@ from dlfs.errors import (
     LimitError,
     NativeError,
     NotFoundError,
+    ServiceLostError,
     TruncatedError,
     UsageError,
 )
@@ -42,6 +43,7 @@ _CODES: dict[int, type[DlfsError]] = {
     abi.E_NOT_FOUND: NotFoundError,
     abi.E_PROTOCOL: DeviceError,
     abi.E_DIGEST: DeviceError,
+    abi.E_SERVICE: ServiceLostError,
     -errno.EINVAL: UsageError,
 }
 

@@ -14,7 +14,7 @@ import errno
 import os
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import POINTER, byref, c_uint8, c_void_p
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -138,6 +138,27 @@ def _grow(scratch: threading.local, bytes_before: int) -> ctypes.Array[Any]:
     return memory
 
 
+def copy_sample(
+    get: Callable[..., int],
+    handle: c_void_p | None,
+    index: int,
+    flags: int,
+    scratch: threading.local,
+) -> tuple[bytes | None, int]:
+    """Copy one sample by ``dlfs_reader_get`` or its like: its bytes, or None, and what it gave."""
+    memory: ctypes.Array[Any] = getattr(scratch, "memory", None) or _grow(scratch, 0)
+    length = get(handle, index, memory, ctypes.sizeof(memory), flags)
+    while length == -errno.ERANGE:
+        memory = _grow(scratch, ctypes.sizeof(memory))
+        length = get(handle, index, memory, ctypes.sizeof(memory), flags)
+    if length < 0:
+        return None, length
+    found = ctypes.string_at(memory, length)
+    if len(memory) > SCRATCH_BYTES_KEPT:
+        del scratch.memory
+    return found, length
+
+
 class NativeReader:
     """A ``dlfs_reader``.
 
@@ -254,27 +275,12 @@ class NativeReader:
         Returns:
             Its bytes; None when it is not in memory, or failed: ``read`` tells why.
         """
-        scratch = self._scratch
-        memory: ctypes.Array[Any] = getattr(scratch, "memory", None) or _grow(scratch, 0)
         flags = abi.GET_KEPT if kept_only else 0
-        length = -errno.ERANGE
         handle = self.borrow()
         try:
-            while True:
-                length = library().dlfs_reader_get(
-                    handle, index, memory, ctypes.sizeof(memory), flags
-                )
-                if length != -errno.ERANGE:
-                    break
-                memory = _grow(scratch, ctypes.sizeof(memory))
+            return copy_sample(library().dlfs_reader_get, handle, index, flags, self._scratch)[0]
         finally:
             self.give_back()
-        if length < 0:
-            return None
-        found = ctypes.string_at(memory, length)
-        if len(memory) > SCRATCH_BYTES_KEPT:
-            del scratch.memory
-        return found
 
     def stats(self) -> dict[str, int]:
         """``dlfs_reader_stats`` by name."""

@@ -34,6 +34,8 @@ static const char *own_phrase(int code)
         return "target broke the protocol";
     case DLFS_E_DIGEST:
         return "digest mismatch on the wire";
+    case DLFS_E_SERVICE:
+        return "the service is gone, or does not answer";
     default:
         return NULL;
     }

@@ -57,6 +57,7 @@ extern "C" {
 #define DLFS_E_END (-10009)       /* the sequence has ended */
 #define DLFS_E_PROTOCOL (-10010)  /* a target does not keep to the protocol */
 #define DLFS_E_DIGEST (-10011)    /* what a target sent does not have its own digest */
+#define DLFS_E_SERVICE (-10012)   /* the node service is gone, or does not answer */
 
 /* DLFS_VERSION of the loaded library. Any thread. */
 DLFS_API uint32_t dlfs_version(void);

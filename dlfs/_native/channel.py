@@ -1,0 +1,498 @@
+"""A reader used from other processes: the service's channels, and the client's reader over them.
+
+The service makes its reader with ``NativeReader(..., shared=True)``, a ``Share`` for each client,
+and a ``ServerChannel`` for each channel that the client asks for. It passes to the client, over a
+socket of its own, ``reader.arena_descriptor`` with ``reader.arena_bytes`` once, and the two
+descriptors of every channel, and then closes its copies of those two. A native thread serves each
+channel; Python has no part in it.
+
+The client makes a ``ClientReader`` of the arena and of a function that obtains another channel. It
+has the methods of ``NativeReader``; its batches are ``NativeBatch``es whose samples lie in the
+service's arena, and are given back when they are collected. ``ClientStream`` is its
+``NativeStream``.
+
+Either side notices at once when the other is gone, however it ended: the client's calls raise
+``ServiceLostError``; at the service ``ServerChannel.ended`` tells, and all that the client had is
+given back by then.
+
+Source: ``channel.h``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from ctypes import POINTER, byref, c_int, c_void_p
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from dlfs._native import abi, channel_abi
+from dlfs._native.library import check, library
+from dlfs._native.reader import (
+    PLANS,
+    WAIT_MS,
+    NativeBatch,
+    NativeReader,
+    NativeSequence,
+    copy_sample,
+)
+from dlfs.errors import ClosedError
+
+SAMPLES_MAX = 1 << 16
+"""Of one batch: what a channel takes unless it is made otherwise."""
+
+BATCHES_MAX = 1 << 12
+"""That a client has at once on one channel, unless it is made otherwise."""
+
+COPIED_BYTES_MAX = 256 << 20
+"""Memory of one channel for batches copied out of the arena; pages are used as they are needed."""
+
+ENDED_CLOSED = abi.E_CLOSED
+ENDED_PROTOCOL = abi.E_PROTOCOL
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelDescriptors:
+    """The client's ends of a channel: open files, owned by whoever has this object.
+
+    Attributes:
+        memory: the memfd of the rings.
+        wake: a socket. While a copy of it is open anywhere, the client's death is not noticed.
+    """
+
+    memory: int
+    wake: int
+
+    def close(self) -> None:
+        """Close both, once."""
+        os.close(self.memory)
+        os.close(self.wake)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+# ---- the service's side --------------------------------------------------------------------------
+
+
+class Share:
+    """What one client may pin of one reader's arena, over all of its channels.
+
+    Args:
+        pinned_bytes_max: in the arena. More than this is copied to the channel's own memory.
+
+    Threads: any at once.
+    """
+
+    def __init__(self, pinned_bytes_max: int) -> None:
+        handle = c_void_p()
+        code = library().dlfs_share_create(pinned_bytes_max, byref(handle))
+        check(code, f"make a share of {pinned_bytes_max} bytes")
+        self.handle: c_void_p | None = handle
+
+    @property
+    def pinned_bytes(self) -> int:
+        """What the client's batches pin now."""
+        pinned: int = library().dlfs_share_pinned_bytes(self.handle)
+        return pinned
+
+    def __del__(self) -> None:
+        handle = getattr(self, "handle", None)
+        if handle is not None:
+            library().dlfs_share_destroy(handle)
+            self.handle = None
+
+
+class ServerChannel:
+    """The service's end of a channel, and the native thread that serves it.
+
+    Args:
+        reader: made with ``shared=True``; not closed before this channel is.
+        share: the client's.
+        samples_max: of one batch, 1..2**20.
+        batches_max: that the client has at once, 1..65536.
+        copied_bytes_max: memory for batches copied out of the arena.
+
+    Raises:
+        UsageError: a number is out of range, or the reader's arena is not shared.
+        DeviceError: no memory, no more descriptors, no more threads.
+
+    Attributes:
+        descriptors: the client's. Pass them on, then ``descriptors.close()``.
+
+    Threads: any at once.
+    """
+
+    def __init__(
+        self,
+        reader: NativeReader,
+        share: Share,
+        *,
+        samples_max: int = SAMPLES_MAX,
+        batches_max: int = BATCHES_MAX,
+        copied_bytes_max: int = COPIED_BYTES_MAX,
+    ) -> None:
+        self._reader = reader
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        config = channel_abi.ChannelConfig(
+            reader=reader.borrow(),
+            share=share.handle,
+            copied_bytes_max=copied_bytes_max,
+            samples_max=samples_max,
+            batches_max=batches_max,
+        )
+        handle, memory, wake = c_void_p(), c_int(), c_int()
+        code = library().dlfs_channel_create(
+            byref(config), byref(handle), byref(memory), byref(wake)
+        )
+        if code < 0:
+            reader.give_back()
+        check(code, f"make a channel for batches of {samples_max} samples")
+        self._handle: c_void_p | None = handle  # and the loan of the reader, until it is closed
+        self._last_stats = channel_abi.ChannelStats(ended=ENDED_CLOSED)
+        self.descriptors = ChannelDescriptors(memory.value, wake.value)
+
+    def stats(self) -> dict[str, int]:
+        """``dlfs_channel_stats`` by name; the last ones when it is closed."""
+        with self._lock:
+            if self._handle is not None:
+                library().dlfs_channel_get_stats(self._handle, byref(self._last_stats))
+            stats = self._last_stats
+            return {name: int(getattr(stats, name)) for name, *_ in stats._fields_}
+
+    @property
+    def ended(self) -> int:
+        """0 while it serves, then ``ENDED_CLOSED`` or ``ENDED_PROTOCOL``; ``close`` it then."""
+        return self.stats()["ended"]
+
+    def close(self) -> None:
+        """End the thread and give back all that the client had. Idempotent.
+
+        Waits for a read that is under way: at most the reader's timeout, so call it from a thread
+        that may. The client's batches may change under it from now on.
+        """
+        with self._lock:
+            handle, self._handle = self._handle, None
+        if handle is None or self._pid != os.getpid():
+            return
+        library().dlfs_channel_get_stats(handle, byref(self._last_stats))
+        library().dlfs_channel_destroy(handle)
+        self._reader.give_back()
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None) is not None:
+            self.close()
+
+
+# ---- the client's side ---------------------------------------------------------------------------
+
+
+class ClientChannel:
+    """A ``dlfs_client``: one caller's way to the service.
+
+    Threads: one at a time.
+    """
+
+    def __init__(
+        self, arena: c_void_p | None, descriptors: ChannelDescriptors, timeout_ms: int
+    ) -> None:
+        handle = c_void_p()
+        code = library().dlfs_client_create(
+            arena, descriptors.memory, descriptors.wake, timeout_ms, byref(handle)
+        )
+        if code < 0:
+            descriptors.close()
+            check(code, "open a channel to the service")
+        os.close(descriptors.memory)
+        self.handle: c_void_p | None = handle
+        self.wake = descriptors.wake
+        _open_channels.add(self)
+
+    def stats(self) -> dict[str, int]:
+        """``dlfs_client_stats`` by name."""
+        stats = channel_abi.ClientStats()
+        library().dlfs_client_get_stats(self.handle, byref(stats))
+        return {name: int(getattr(stats, name)) for name, *_ in stats._fields_}
+
+    def close(self) -> None:
+        """End the channel, with the last of its batches. Idempotent."""
+        _open_channels.discard(self)
+        handle, self.handle = self.handle, None
+        if handle is not None:
+            library().dlfs_client_destroy(handle)
+
+    def __del__(self) -> None:
+        if getattr(self, "handle", None) is not None:
+            self.close()
+
+
+_open_channels: weakref.WeakSet[ClientChannel] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    """Leave the parent's channels: a copy of its sockets would hide its death from the service."""
+    for channel in list(_open_channels):
+        channel.handle = None  # its memory is left as it is: views of batches may be in use
+        os.close(channel.wake)
+    _open_channels.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+class ClientReader:
+    """A service's reader, with the methods of ``NativeReader``.
+
+    Args:
+        arena_descriptor: the memfd of the service's sample memory; the caller's, who may close it.
+        arena_bytes: its length.
+        open_channel: obtains the descriptors of another channel from the service; called by any
+            thread, when more callers than before are at once in a call or have a stream. What it
+            raises, the call raises.
+        timeout_ms: for one answer of the service, which is then given up as lost; 0: as long as
+            it lives.
+
+    Raises:
+        UsageError: the arena is shorter than said.
+        DeviceError: it cannot be mapped.
+
+    Every method raises ``ServiceLostError`` when the service, or the channel in use, is gone. A
+    channel that is lost is not used again: the next call obtains another one, if it can.
+
+    Threads: any at once. In a forked child it is closed: make another.
+    """
+
+    def __init__(
+        self,
+        arena_descriptor: int,
+        arena_bytes: int,
+        open_channel: Callable[[], ChannelDescriptors],
+        *,
+        timeout_ms: int = 0,
+    ) -> None:
+        handle = c_void_p()
+        code = library().dlfs_arena_map(arena_descriptor, arena_bytes, byref(handle))
+        check(code, f"map {arena_bytes} bytes of the service's memory")
+        self._arena: c_void_p | None = handle
+        self._open_channel = open_channel
+        self._timeout_ms = timeout_ms
+        self._pid = os.getpid()
+        self._closed = False
+        self._lock = threading.RLock()  # around the arena; a collector may close a reader under it
+        self._idle: deque[ClientChannel] = deque()  # its operations are atomic
+        self._scratch = threading.local()
+        self._lost_members = 0
+
+    def read(self, indices: npt.NDArray[np.uint64]) -> NativeBatch:
+        """Read samples as one batch.
+
+        Args:
+            indices: ``uint64[n]``, contiguous.
+
+        Raises:
+            UsageError: an index is out of range.
+            LimitError: more samples than a batch of the channel may have, or the batches that are
+                still in use take all the memory that the service has for this client.
+            DlfsError: memory or device as a whole; single samples that fail are in the batch.
+        """
+        pointer = POINTER(abi.Batch)()
+        channel = self.take_channel()
+        try:
+            code = library().dlfs_client_read(
+                channel.handle, indices.ctypes.data, len(indices), byref(pointer)
+            )
+        finally:
+            self.return_channel(channel)
+        check(code, f"read {len(indices)} samples")
+        return NativeBatch(pointer)
+
+    def get(self, index: int, *, kept_only: bool = False) -> bytes | None:
+        """Copy one sample.
+
+        Args:
+            index: 0..N-1; not checked here.
+            kept_only: only if it is in the service's memory; never waits for a device.
+
+        Returns:
+            Its bytes; None when it is not in memory, or failed: ``read`` tells why.
+        """
+        flags = abi.GET_KEPT if kept_only else 0
+        channel = self.take_channel()
+        try:
+            found, code = copy_sample(
+                library().dlfs_client_get, channel.handle, index, flags, self._scratch
+            )
+        finally:
+            self.return_channel(channel)
+        if code == abi.E_SERVICE:
+            check(code, f"read sample {index}")
+        return found
+
+    def stats(self) -> dict[str, int]:
+        """``dlfs_reader_stats`` by name: of the service's reader, for all its clients."""
+        stats = abi.ReaderStats()
+        channel = self.take_channel()
+        try:
+            code = library().dlfs_client_reader_stats(channel.handle, byref(stats))
+        finally:
+            self.return_channel(channel)
+        check(code, "ask for the reader's counters")
+        return {name: int(getattr(stats, name)) for name, *_ in abi.ReaderStats._fields_}
+
+    def lost_members(self) -> int:
+        """The members that are lost, as bits by number; as of the last answer."""
+        return self._lost_members
+
+    def member_code(self, member: int) -> int:
+        """Why a member was lost, the last time; 0: it never was."""
+        channel = self.take_channel()
+        try:
+            code: int = library().dlfs_client_member_code(channel.handle, member)
+        finally:
+            self.return_channel(channel)
+        if code == abi.E_SERVICE:
+            check(code, f"ask why member {member} was lost")
+        return code
+
+    def close(self) -> None:
+        """Close every channel, or have its last user do it. Idempotent; batches stay valid."""
+        self._closed = True
+        if self._pid != os.getpid():
+            return
+        self._close_idle()
+        with self._lock:
+            handle, self._arena = self._arena, None
+            if handle is not None:
+                library().dlfs_arena_unmap(handle)
+
+    def __del__(self) -> None:
+        if getattr(self, "_arena", None) is not None:
+            self.close()
+
+    def take_channel(self) -> ClientChannel:
+        """Take an idle channel for a caller of its own, or obtain another one.
+
+        Raises:
+            ClosedError: the reader is closed, or belongs to another process.
+        """
+        if self._pid != os.getpid():
+            raise ClosedError(f"use a reader: it belongs to process {self._pid}")
+        with contextlib.suppress(IndexError):
+            if not self._closed:
+                return self._idle.pop()
+        descriptors = None if self._closed else self._open_channel()
+        with self._lock:
+            if self._arena is not None and descriptors is not None:
+                return ClientChannel(self._arena, descriptors, self._timeout_ms)
+        if descriptors is not None:
+            descriptors.close()
+        raise ClosedError("use a reader: it is closed")
+
+    def return_channel(self, channel: ClientChannel) -> None:
+        """Put a channel aside for the next caller, unless it is lost."""
+        if library().dlfs_client_is_lost(channel.handle):
+            channel.close()
+            return
+        self._lost_members = library().dlfs_client_lost_members(channel.handle)
+        self._idle.append(channel)
+        if self._closed:
+            self._close_idle()
+
+    def _close_idle(self) -> None:
+        with contextlib.suppress(IndexError):
+            while True:
+                self._idle.pop().close()
+
+
+class ClientStream:
+    """A part of an epoch, read ahead by the service: the counterpart of ``NativeStream``.
+
+    Args:
+        reader: gives a channel for as long as the stream is open.
+        sequence: over the client's own copy of the dataset's directory; the service makes one of
+            the same parameters over its own.
+
+    Threads: one at a time.
+    """
+
+    def __init__(
+        self,
+        reader: ClientReader,
+        sequence: NativeSequence,
+        *,
+        first: int,
+        stride: int,
+        count: int,
+        plan: str = "auto",
+    ) -> None:
+        self._reader = reader
+        self._pid = os.getpid()
+        config = abi.StreamConfig(
+            sequence=sequence.handle, first=first, stride=stride, count=count, plan=PLANS[plan]
+        )
+        self._channel: ClientChannel | None = reader.take_channel()
+        code = library().dlfs_client_stream_open(self._channel.handle, byref(config))
+        if code < 0:
+            self.close()
+        check(code, f"have the service read ahead {count} samples")
+        self._plan = next(name for name, value in PLANS.items() if value == code)
+
+    @property
+    def plan(self) -> str:
+        """The plan in use: ``direct``, ``chunks`` or ``harvest``."""
+        return self._plan
+
+    def next(self, count: int) -> NativeBatch | None:
+        """The next samples, fewer at the end; None when there are none left.
+
+        Raises:
+            LimitError: as of ``ClientReader.read``; the same samples come with the next call of
+                the same count.
+            ServiceLostError: the service is gone.
+        """
+        pointer = POINTER(abi.Batch)()
+        code = -errno.EAGAIN
+        while code == -errno.EAGAIN:  # a signal handler (Ctrl-C) runs between two waits
+            code = library().dlfs_client_stream_next(
+                self._open_channel().handle, count, WAIT_MS, byref(pointer)
+            )
+        if code == abi.E_END:
+            return None
+        check(code, f"take the next {count} samples")
+        return NativeBatch(pointer)
+
+    def _open_channel(self) -> ClientChannel:
+        if self._pid != os.getpid():
+            raise ClosedError(f"take the next batch: the epoch belongs to process {self._pid}")
+        if self._channel is None:
+            raise ClosedError("take the next batch: the epoch is closed")
+        return self._channel
+
+    def close(self) -> None:
+        """End the reading ahead. Idempotent; batches given out stay valid."""
+        channel, self._channel = self._channel, None
+        if channel is not None and self._pid == os.getpid():
+            library().dlfs_client_stream_close(channel.handle)
+            self._reader.return_channel(channel)
+
+    def __del__(self) -> None:
+        if getattr(self, "_channel", None) is not None:
+            self.close()

@@ -1,0 +1,99 @@
+"""channel.h in ctypes: its structures, constants and prototypes, in the header's order.
+
+The test that compares ``abi`` with its header does the same with this file.
+"""
+
+from __future__ import annotations
+
+from ctypes import (
+    POINTER,
+    Structure,
+    c_int,
+    c_int32,
+    c_int64,
+    c_uint32,
+    c_uint64,
+    c_void_p,
+)
+from typing import Any
+
+from dlfs._native.abi import Batch, ReaderStats, StreamConfig
+
+CHANNEL_SAMPLES_MAX = 1 << 20
+CHANNEL_BATCHES_MAX = 1 << 16
+
+
+class ChannelConfig(Structure):
+    """``dlfs_channel_config``."""
+
+    _fields_ = (
+        ("reader", c_void_p),
+        ("share", c_void_p),
+        ("copied_bytes_max", c_uint64),
+        ("samples_max", c_uint32),
+        ("batches_max", c_uint32),
+        ("flags", c_uint32),
+        ("reserved", c_uint32),
+    )
+
+
+class ChannelStats(Structure):
+    """``dlfs_channel_stats``."""
+
+    _fields_ = (
+        ("samples", c_uint64),
+        ("sample_bytes", c_uint64),
+        ("batches", c_uint64),
+        ("batches_out", c_uint64),
+        ("pinned_bytes", c_uint64),
+        ("copied_bytes", c_uint64),
+        ("copied_batches", c_uint64),
+        ("refusals", c_uint64),
+        ("failures", c_uint64),
+        ("wakes", c_uint64),
+        ("sleeps", c_uint64),
+        ("busy_ns", c_uint64),
+        ("ended", c_int32),
+        ("under_way", c_uint32),
+    )
+
+
+class ClientStats(Structure):
+    """``dlfs_client_stats``."""
+
+    _fields_ = (("requests", c_uint64), ("wakes", c_uint64), ("sleeps", c_uint64))
+
+
+STRUCTURES: dict[str, type[Structure]] = {
+    "dlfs_channel_config": ChannelConfig,
+    "dlfs_channel_stats": ChannelStats,
+    "dlfs_client_stats": ClientStats,
+}
+
+_OUT = POINTER(c_void_p)
+_BATCH_OUT = POINTER(POINTER(Batch))
+
+PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "dlfs_reader_arena": (c_int, (c_void_p, POINTER(c_int), POINTER(c_uint64))),
+    "dlfs_share_create": (c_int, (c_uint64, _OUT)),
+    "dlfs_share_destroy": (None, (c_void_p,)),
+    "dlfs_share_pinned_bytes": (c_uint64, (c_void_p,)),
+    "dlfs_channel_create": (c_int, (POINTER(ChannelConfig), _OUT, POINTER(c_int), POINTER(c_int))),
+    "dlfs_channel_destroy": (None, (c_void_p,)),
+    "dlfs_channel_get_stats": (None, (c_void_p, POINTER(ChannelStats))),
+    "dlfs_arena_map": (c_int, (c_int, c_uint64, _OUT)),
+    "dlfs_arena_unmap": (None, (c_void_p,)),
+    "dlfs_client_create": (c_int, (c_void_p, c_int, c_int, c_uint32, _OUT)),
+    "dlfs_client_destroy": (None, (c_void_p,)),
+    "dlfs_client_read": (c_int, (c_void_p, c_void_p, c_uint64, _BATCH_OUT)),
+    "dlfs_client_get": (c_int64, (c_void_p, c_uint64, c_void_p, c_uint64, c_uint32)),
+    "dlfs_client_reader_stats": (c_int, (c_void_p, POINTER(ReaderStats))),
+    "dlfs_client_member_code": (c_int, (c_void_p, c_uint32)),
+    "dlfs_client_lost_members": (c_uint64, (c_void_p,)),
+    "dlfs_client_is_lost": (c_int, (c_void_p,)),
+    "dlfs_client_samples_max": (c_uint64, (c_void_p,)),
+    "dlfs_client_stream_open": (c_int, (c_void_p, POINTER(StreamConfig))),
+    "dlfs_client_stream_next": (c_int, (c_void_p, c_uint64, c_int, _BATCH_OUT)),
+    "dlfs_client_stream_close": (c_int, (c_void_p,)),
+    "dlfs_client_get_stats": (None, (c_void_p, POINTER(ClientStats))),
+}
