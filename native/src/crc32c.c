@@ -11,9 +11,15 @@
  * Lanes fit whatever length there is: 512 bytes are three lanes of 21 words and one word more, 4096
  * three of 170 and two more.
  *
+ * Where registers of 64 bytes can be multiplied (AVX-512 with VPCLMULQDQ), four of them hold what
+ * was seen so far, and 256 bytes are folded into them at a time: their 16-byte parts are moved
+ * over what comes next as above, with a constant for each half, and the instruction reduces the
+ * last 16 bytes.
+ *
  * Sources: Gopal et al., "Fast CRC Computation for iSCSI Polynomial Using CRC32 Instruction",
- * Intel, 2011; Kounavis and Berry, "A Systematic Approach to Building High Performance
- * Software-based CRC Generators", 2005, for slicing by 8.
+ * Intel, 2011; the same, "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ
+ * Instruction", Intel, 2009, for folding; Kounavis and Berry, "A Systematic Approach to Building
+ * High Performance Software-based CRC Generators", 2005, for slicing by 8.
  */
 #include "dlfs/dlfs.h"
 
@@ -36,18 +42,27 @@
 #define HARDWARE_TARGET __attribute__((target("+crc+crypto")))
 #endif
 
+#if defined(__x86_64__) && !defined(DLFS_CRC32C_NARROW) /* a test asks for the lanes */
+#define WIDE_TARGET __attribute__((target("sse4.2,pclmul,avx512f,vpclmulqdq")))
+#define WIDE_BYTES ((size_t)256) /* folded at a time */
+#endif
+
 #define POLYNOMIAL 0x82F63B78u /* reflected */
 #define LANE_WORDS_MAX 256u
 #define LANE_WORDS_MIN 4u /* shorter lanes cost more to put together than they gain */
 #define WORD_BYTES ((size_t)8)
 #define LANES ((size_t)3)
+#define FOLDS 5 /* over 16, 32, 64, 128 and 256 bytes */
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static atomic_bool ready;
 static bool hardware;
+static bool wide; /* besides: registers of 64 bytes */
 static uint32_t tables[8][256];
 /* moves[k]: moves a remainder over k words; index up to two lanes. */
 static uint32_t moves[2 * LANE_WORDS_MAX + 1];
+/* factors[k]: of a fold over 16 << k bytes, for the low and the high half of what is moved. */
+static uint64_t factors[FOLDS][2];
 
 static uint32_t times_x(uint32_t value)
 {
@@ -85,6 +100,34 @@ static void make_moves(void)
     }
 }
 
+/* x^power mod P, as the factor of a carry-less multiplication of reflected words. */
+static uint64_t factor(unsigned power)
+{
+    uint32_t value = 0x80000000u; /* x^0 */
+    while (power-- > 0) {
+        value = times_x(value);
+    }
+    return (uint64_t)value << 1; /* reflected factors lose a bit */
+}
+
+static void make_factors(void)
+{
+    for (unsigned k = 0; k < FOLDS; k++) {
+        unsigned bits = 128u << k;
+        factors[k][0] = factor(bits + 32);
+        factors[k][1] = factor(bits - 32);
+    }
+}
+
+static bool wide_present(void)
+{
+#ifdef WIDE_TARGET
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("vpclmulqdq");
+#else
+    return false;
+#endif
+}
+
 static bool hardware_present(void)
 {
 #if defined(__x86_64__)
@@ -101,7 +144,9 @@ static void prepare(void)
 {
     make_tables();
     make_moves();
+    make_factors();
     hardware = hardware_present();
+    wide = hardware && wide_present();
     atomic_store_explicit(&ready, true, memory_order_release);
 }
 
@@ -226,14 +271,101 @@ crc_hardware_any(uint32_t crc, uint8_t *to, const uint8_t *from, size_t bytes, b
     return crc;
 }
 
+#ifdef WIDE_TARGET
+/* Moves the four remainders in `value` over the bytes that `pair` stands for, onto `next`. */
+WIDE_TARGET static inline __m512i fold_wide(__m512i value, __m512i pair, __m512i next)
+{
+    __m512i low = _mm512_clmulepi64_epi128(value, pair, 0x00);
+    __m512i high = _mm512_clmulepi64_epi128(value, pair, 0x11);
+    return _mm512_ternarylogic_epi64(low, high, next, 0x96); /* all three by exclusive or */
+}
+
+WIDE_TARGET static inline __m128i fold(__m128i value, __m128i next)
+{
+    __m128i pair = _mm_loadu_si128((const __m128i *)factors[0]);
+    __m128i low = _mm_clmulepi64_si128(value, pair, 0x00);
+    __m128i high = _mm_clmulepi64_si128(value, pair, 0x11);
+    return _mm_xor_si128(_mm_xor_si128(low, high), next);
+}
+
+WIDE_TARGET static inline __m512i pair_of(unsigned k)
+{
+    return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)factors[k]));
+}
+
+/* What is left of 16 bytes. */
+WIDE_TARGET static inline uint32_t reduce(__m128i value)
+{
+    uint32_t crc = crc_word(0, (uint64_t)_mm_cvtsi128_si64(value));
+    return crc_word(crc, (uint64_t)_mm_extract_epi64(value, 1));
+}
+
+/* Whole runs of WIDE_BYTES, at least one; copies them to `to` on the way when copy is set. */
+WIDE_TARGET static inline __attribute__((always_inline)) uint32_t
+crc_wide_any(uint32_t crc, uint8_t *to, const uint8_t *from, size_t bytes, bool copy)
+{
+    __m512i seen[4] = {0};
+    __m512i pair = pair_of(4);
+    for (size_t at = 0; at < bytes; at += WIDE_BYTES) {
+        for (size_t part = 0; part < 4; part++) {
+            __m512i next = _mm512_loadu_si512(from + at + 64 * part);
+            if (copy) {
+                _mm512_storeu_si512(to + at + 64 * part, next);
+            }
+            if (at == 0 && part == 0) {
+                __m128i start = _mm_cvtsi32_si128((int)crc);
+                next = _mm512_xor_si512(next, _mm512_zextsi128_si512(start));
+            }
+            seen[part] = fold_wide(seen[part], pair, next);
+        }
+    }
+    pair = pair_of(2);
+    __m512i all = fold_wide(seen[0], pair, seen[1]);
+    all = fold_wide(all, pair, seen[2]);
+    all = fold_wide(all, pair, seen[3]);
+    __m128i left = _mm512_extracti32x4_epi32(all, 0);
+    left = fold(left, _mm512_extracti32x4_epi32(all, 1));
+    left = fold(left, _mm512_extracti32x4_epi32(all, 2));
+    return reduce(fold(left, _mm512_extracti32x4_epi32(all, 3)));
+}
+
+WIDE_TARGET static uint32_t crc_wide(uint32_t crc, const uint8_t *from, size_t bytes)
+{
+    return crc_wide_any(crc, NULL, from, bytes, false);
+}
+
+WIDE_TARGET static uint32_t crc_wide_copy(uint32_t crc, uint8_t *to, const uint8_t *from,
+                                          size_t bytes)
+{
+    return crc_wide_any(crc, to, from, bytes, true);
+}
+#endif
+
 HARDWARE_TARGET static uint32_t crc_hardware(uint32_t crc, const uint8_t *from, size_t bytes)
 {
+#ifdef WIDE_TARGET
+    if (wide && bytes >= WIDE_BYTES) {
+        size_t now = bytes - bytes % WIDE_BYTES;
+        crc = crc_wide(crc, from, now);
+        from += now;
+        bytes -= now;
+    }
+#endif
     return crc_hardware_any(crc, NULL, from, bytes, false);
 }
 
 HARDWARE_TARGET static uint32_t crc_hardware_copy(uint32_t crc, uint8_t *to, const uint8_t *from,
                                                   size_t bytes)
 {
+#ifdef WIDE_TARGET
+    if (wide && bytes >= WIDE_BYTES) {
+        size_t now = bytes - bytes % WIDE_BYTES;
+        crc = crc_wide_copy(crc, to, from, now);
+        to += now;
+        from += now;
+        bytes -= now;
+    }
+#endif
     return crc_hardware_any(crc, to, from, bytes, true);
 }
 
@@ -287,7 +419,10 @@ uint32_t dlfs_crc32c_copy(uint32_t crc, void *destination, const void *source, s
 
 const char *dlfs_crc32c_kind(void)
 {
-    return use_hardware() ? HARDWARE_KIND : "portable";
+    if (!use_hardware()) {
+        return "portable";
+    }
+    return wide ? "avx512" : HARDWARE_KIND;
 }
 
 void dlfs_crc32c_blocks(const void *data, size_t bytes, size_t block_bytes, uint32_t *crcs)
