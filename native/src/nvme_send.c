@@ -1,11 +1,13 @@
 /*
  * What a queue pair sends: commands as soon as there are slots and room, data as R2Ts ask for it,
- * as much as possible with one system call. Heads and digests are written one behind the other, so
+ * with few system calls. Heads and digests are written one behind the other, so
  * that a batch of reads is one vector.
  */
 #include <errno.h>
 
 #include "nvme_queue.h"
+
+#define ASKED_BYTES_MAX (UINT64_C(512) << 10) /* with one system call */
 
 void nvme_out_clear(struct nvme_queue *queue)
 {
@@ -151,16 +153,23 @@ void nvme_pop_failed(struct nvme_queue *queue)
     }
 }
 
+/*
+ * Makes what waits commands, for one call that sends them: not all at once where much is asked for,
+ * since a target may serve together what came together, and answer after the last of it only.
+ */
 static void issue_waiting(struct nvme_queue *queue)
 {
     uint64_t now_ns = queue->seen_ns - queue->paused_ns;
+    uint64_t asked_bytes = 0;
     nvme_pop_failed(queue);
-    while (queue->waiting.first != NVME_NONE) {
+    while (queue->waiting.first != NVME_NONE && asked_bytes < ASKED_BYTES_MAX) {
         struct nvme_operation *operation = &queue->operations[queue->waiting.first];
         if (queue->free_slot == NVME_NONE || !out_has_room(&queue->out)) {
             return;
         }
+        uint32_t before_bytes = operation->issued_bytes;
         issue_part(queue, queue->waiting.first, now_ns);
+        asked_bytes += operation->issued_bytes - before_bytes;
         nvme_expect_by(queue, now_ns + queue->timeout_ns);
         if (operation->issued_bytes == operation->length_bytes) {
             (void)waiting_pop(queue);
