@@ -26,6 +26,7 @@ from dlfs.block import open_device
 from dlfs.units import MIB
 
 LABEL = "dlfs bench"
+FILL_BYTES = 8 * MIB
 WIPED_BYTES = 2 * MIB
 """At either end of a namespace: where a volume says that it is one."""
 
@@ -76,7 +77,9 @@ class Targets:
                 raise dlfs.UsageError(f"measure {self.uris[0]}: {room} bytes are too few")
             total_bytes //= 2
             source = SyntheticSource(spec, total_bytes, seed)
-        self._format()
+        self._format(force=self.force or self._is_ours())
+        self._fill()
+        self._format(force=True)
         write_volume(self.uris[0], source)
         folder.mkdir(parents=True, exist_ok=True)
         scene = scene_of_volume(spec, source, folder, self.uris[0], np.arange(0), seed)
@@ -91,10 +94,21 @@ class Targets:
         if len(identities) > 1:
             raise dlfs.UsageError(f"measure {', '.join(self.uris)}: expected one namespace")
 
-    def _format(self) -> None:
+    def _fill(self) -> None:
+        """Write every block: reading memory that a target never wrote is another thing.
+
+        Its pages are one page of zeros, which stays in a cache, or none yet.
+        """
+        with open_device(self.uris[0], writable=True) as device:
+            piece = np.random.default_rng(0).integers(0, 256, FILL_BYTES, np.uint8).tobytes()
+            for offset in range(0, device.size_bytes, len(piece)):
+                device.write(offset, piece[: device.size_bytes - offset])
+            device.flush()
+
+    def _format(self, *, force: bool) -> None:
         uri = self.uris[0]
         try:
-            dlfs.format_volume(uri, label=LABEL, force=self.force or self._is_ours())
+            dlfs.format_volume(uri, label=LABEL, force=force)
         except dlfs.ExistsError as error:
             raise OccupiedError(f"{error}; --force overwrites it") from error
 
