@@ -15,6 +15,7 @@ numpy or libdlfs is loaded when it is first used, so that ``dlfs --help`` does n
 #   mending     repairing one that has replicas
 #   dataset     Dataset: samples of one sealed dataset
 #   writer      the dataset writer: packs, seals, commits
+#   origin      what opens a volume and its datasets
 #   reader      plan, read, prefetch, cache; Batch
 #   sequence    the epoch's order: permutation, sharding, resume
 #   directory   the sample directory: builder, frozen tree

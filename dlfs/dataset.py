@@ -1,9 +1,9 @@
 """A sealed dataset: looking samples up, reading them, going through them in an epoch's order.
 
-A ``Dataset`` opens its devices, directory and reader by itself, so it outlives the ``Volume`` it
-came from. What belongs to a process (queue pairs, reader) is made anew, on first use, in a forked
-child and where a pickle is loaded; both look the dataset up by its UUID and say so when it is gone.
-Any thread may use it.
+A ``Dataset`` has its directory and reader opened for itself, so it outlives the ``Volume`` it came
+from. What belongs to a process (queue pairs, reader) is made anew, on first use, in a forked child
+and where a pickle is loaded; both look the dataset up by its UUID and say so when it is gone. Any
+thread may use it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from types import TracebackType
 from typing import Any, Self, overload
 from uuid import UUID
@@ -20,52 +19,14 @@ from uuid import UUID
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dlfs.block import BlockDevice, MissingDevice, open_device
-from dlfs.directory import (
-    DirectoryIdentity,
-    DirectorySizes,
-    Entry,
-    FrozenDirectory,
-    load_directory,
-)
-from dlfs.errors import (
-    ClosedError,
-    DeviceError,
-    DlfsError,
-    FormatError,
-    NotFoundError,
-    StaleError,
-    UsageError,
-)
-from dlfs.format.catalog import DatasetRecord
+from dlfs.directory import Entry, FrozenDirectory
+from dlfs.errors import ClosedError, NotFoundError
 from dlfs.format.geometry import DataSpace
 from dlfs.format.paths import PathLike, display
-from dlfs.reader import Batch, Epoch, ReaderOptions, SampleReader, Where
+from dlfs.origin import DatasetAccess, DatasetIdentity, Origin
+from dlfs.reader import Batch, Epoch
 from dlfs.sequence import WINDOW_CHUNKS, EpochState
-from dlfs.store.chunk_reader import Choice, alternatives, read_into
 from dlfs.store.info import DatasetInfo, describe_dataset
-from dlfs.store.losses import report_loss, report_members, report_return
-from dlfs.store.members import Opener, close_devices, open_members
-from dlfs.store.transaction import Generation, load_generation
-from dlfs.units import MIB
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenOptions:
-    """How a volume and its datasets are opened.
-
-    Attributes:
-        memory_bytes: of the sample memory of each open dataset: cached, read ahead, lent to
-            batches.
-        depth: operations in flight per member and thread.
-        engine: of file devices: ``auto``, ``uring`` or ``threads``.
-        opener: of devices.
-    """
-
-    memory_bytes: int = 256 * MIB
-    depth: int = 128
-    engine: str = "auto"
-    opener: Opener = open_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,125 +50,38 @@ class SampleInfo:
     offset_bytes: int
 
 
-@dataclass(eq=False)
-class _Access:
-    """A process's way to a dataset."""
-
-    generation: Generation
-    record: DatasetRecord
-    directory: FrozenDirectory
-    reader: SampleReader
-
-    def close(self) -> None:
-        self.reader.close()
-        close_devices(self.generation.devices)
-
-
-def find_record(generation: Generation, uuid: UUID) -> DatasetRecord | None:
-    """The catalog record of a dataset; None when it was removed."""
-    return next((r for r in generation.catalog.datasets if r.uuid == uuid), None)
-
-
-def check_present(devices: Sequence[BlockDevice], record: DatasetRecord) -> None:
-    """Find out whether what was just read can be trusted to be the dataset's.
-
-    Raises:
-        StaleError: the newest generation does not have the dataset any more.
-        DlfsError: as ``load_generation``.
-    """
-    if find_record(load_generation(devices), record.uuid) is None:
-        raise stale_error(display(record.name), record.version, record.uuid)
-
-
-def stale_error(name: str, version: int, uuid: UUID) -> StaleError:
-    """The error of a dataset that was removed."""
-    return StaleError(f"read dataset {name!r} version {version} ({uuid}): it was removed")
-
-
-def load_segment(
-    generation: Generation, record: DatasetRecord, *, shared: bool = True
-) -> FrozenDirectory:
-    """Load a dataset's directory.
-
-    Args:
-        generation: with the open devices.
-        record: of the dataset.
-        shared: use the copy that other processes of the node may have; else what is on media now.
-
-    Raises:
-        FormatError: it is malformed (ChecksumError); names dataset, member and offset.
-        StaleError: it was removed since.
-        DeviceError: a read failed.
-    """
-    space = DataSpace(generation.geometry, record.directory_runs)
-    member, offset_bytes = space.resolve(0)
-    label = (
-        f"the directory of dataset {display(record.name)!r} version {record.version}, "
-        f"on {generation.devices[member].uri} from byte {offset_bytes} on"
-    )
-
-    def read_part(choice: Choice, address: int, memory: memoryview) -> None:
-        part = np.frombuffer(memory, np.uint8)
-        read_into(generation.sources, space, address, part, choice)
-        # Names are read late, when the dataset may be gone and something else in its chunks.
-        if address:
-            check_present(generation.devices, record)
-
-    readers = [partial(read_part, choice) for choice in alternatives(generation.geometry)]
-    place: dict[str, Any] = {} if shared else {"root": None}
-    try:
-        directory = load_directory(
-            DirectoryIdentity(generation.superblock.volume_uuid, record.uuid, label),
-            DirectorySizes(record.entries_bytes, record.names_bytes),
-            readers[0],
-            others=readers[1:],
-            **place,
-        )
-    except FormatError:
-        check_present(generation.devices, record)
-        raise
-    if (len(directory), directory.data_bytes) != (record.sample_count, record.data_bytes):
-        got = len(directory), directory.data_bytes
-        directory.close()
-        raise FormatError(
-            f"open {label}: expected {record.sample_count} samples in {record.data_bytes} bytes, "
-            f"got {got[0]} in {got[1]}"
-        )
-    return directory
-
-
 class Dataset:
     """One version of a dataset, open for reading.
 
     Args:
-        uris: of the volume's members.
-        uuid: of the dataset's version.
-        name: what errors call it.
-        version: likewise.
-        options: how to open.
+        origin: what opens it.
+        identity: which dataset it is.
+
+    Attributes:
+        uuid: of this version.
+        name: of the dataset.
+        version: of the dataset.
 
     Threads: any at once; ``close`` by one.
     """
 
-    def __init__(
-        self, uris: Sequence[str], uuid: UUID, name: str, version: int, options: OpenOptions
-    ) -> None:
-        self._uris = tuple(uris)
-        self._options = options
+    def __init__(self, origin: Origin, identity: DatasetIdentity) -> None:
+        self._origin = origin
+        self._identity = identity
         self._closed = False
         self._mutex = threading.Lock()
         self._pid = os.getpid()
-        self._access: _Access | None = None
-        self._inherited: list[_Access] = []
-        self.uuid = uuid
-        self.name = name
-        self.version = version
+        self._access: DatasetAccess | None = None
+        self._inherited: list[DatasetAccess] = []
+        self.uuid: UUID = identity.uuid
+        self.name = identity.name
+        self.version = identity.version
 
     def __repr__(self) -> str:
-        return f"<Dataset {self.name!r} version {self.version} on {','.join(self._uris)}>"
+        return f"<Dataset {self.name!r} version {self.version} on {self._origin.uri}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Dataset, (self._uris, self.uuid, self.name, self.version, self._options)
+        return Dataset, (self._origin, self._identity)
 
     # ---- opening ---------------------------------------------------------------------------------
 
@@ -223,17 +97,24 @@ class Dataset:
         self._opened()
         return self
 
-    def _opened(self) -> _Access:
-        if self._pid == os.getpid() and self._access is not None:
-            return self._access
+    def _opened(self) -> DatasetAccess:
+        access = self._access
+        if access is not None and self._pid == os.getpid() and not access.is_lost():
+            return access
         if self._closed:
             raise ClosedError(f"use dataset {self.name!r}: it is closed")
         if self._pid != os.getpid():
             self._adopt()
         with self._mutex:
-            if self._access is None:
-                self._access = self._make_access()
+            if self._access is None or self._access.is_lost():
+                # A lost one is left to its last user: another thread may be in a call of it.
+                self._access = self._origin.open_dataset(self._identity, self._known_directory())
             return self._access
+
+    def _known_directory(self) -> FrozenDirectory | None:
+        """The directory that this process, or the one it was forked from, has already."""
+        known = [*self._inherited, *filter(None, [self._access])]
+        return known[-1].directory if known else None
 
     def _adopt(self) -> None:
         """In a forked child: leave the parent's handles alone, and a lock that it may hold."""
@@ -242,53 +123,6 @@ class Dataset:
             self._inherited.append(self._access)
         self._access = None
         self._pid = os.getpid()
-
-    def _make_access(self) -> _Access:
-        options = self._options
-        devices = open_members(self._uris, engine=options.engine, opener=options.opener)
-        try:
-            generation = load_generation(devices)
-            report_members(generation)
-            record = find_record(generation, self.uuid)
-            if record is None:
-                raise self._stale()
-            directory = self._inherited_directory() or load_segment(generation, record)
-            reader = self._make_reader(generation, record, directory)
-        except BaseException:
-            close_devices(devices)
-            raise
-        return _Access(generation, record, directory, reader)
-
-    def _inherited_directory(self) -> FrozenDirectory | None:
-        return self._inherited[-1].directory if self._inherited else None
-
-    def _make_reader(
-        self, generation: Generation, record: DatasetRecord, directory: FrozenDirectory
-    ) -> SampleReader:
-        return SampleReader(
-            [None if isinstance(s, MissingDevice) else s.native for s in generation.sources],
-            generation.geometry,
-            record.data_runs,
-            directory,
-            Where(self.name, tuple(device.uri for device in generation.devices)),
-            ReaderOptions(memory_bytes=self._options.memory_bytes, depth=self._options.depth),
-            self._diagnose,
-            lambda number, reason: _report(generation, number, reason),
-        )
-
-    def _diagnose(self) -> DlfsError | None:
-        """Why samples may have failed: the dataset was removed since."""
-        access = self._access
-        if access is None:
-            return None
-        try:
-            newest = load_generation(access.generation.devices)
-        except (FormatError, DeviceError, NotFoundError, UsageError):
-            return None  # the samples' own errors say more
-        return None if find_record(newest, self.uuid) is not None else self._stale()
-
-    def _stale(self) -> StaleError:
-        return stale_error(self.name, self.version, self.uuid)
 
     def close(self) -> None:
         """Close devices and reader; batches given out stay good. Idempotent."""
@@ -317,7 +151,7 @@ class Dataset:
     def info(self) -> DatasetInfo:
         """Its catalog entry."""
         access = self._opened()
-        return describe_dataset(access.record, access.generation.geometry)
+        return describe_dataset(access.record, access.geometry)
 
     @property
     def sample_bytes(self) -> int:
@@ -497,7 +331,7 @@ class Dataset:
         position = self._position(index)
         access = self._opened()
         directory = access.directory
-        space = DataSpace(access.generation.geometry, access.record.data_runs)
+        space = DataSpace(access.geometry, access.record.data_runs)
         address = int(directory.addresses([position])[0])
         if address >= space.size_bytes:  # an empty sample behind the last byte
             address = max(0, space.size_bytes - 1)
@@ -507,21 +341,13 @@ class Dataset:
             directory.name(position),
             int(directory.lengths([position])[0]),
             int(directory.crcs([position])[0]),
-            access.generation.devices[member].uri,
+            access.members[member],
             offset_bytes,
         )
 
     def stats(self) -> dict[str, int]:
         """The reader's counters, by their names in ``dlfs_reader_stats``."""
         return self._opened().reader.stats()
-
-
-def _report(generation: Generation, number: int, reason: str | None) -> None:
-    """Tell of a member that was lost, or is back."""
-    if reason is None:
-        report_return(generation, number)
-    else:
-        report_loss(generation, number, reason)
 
 
 def _raw(path: PathLike) -> bytes:

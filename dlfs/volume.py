@@ -14,16 +14,14 @@ from types import TracebackType
 from typing import Any, Self
 from uuid import UUID
 
-from dlfs.block import BlockDevice, MissingDevice
-from dlfs.dataset import Dataset, OpenOptions
-from dlfs.errors import ClosedError, DeviceError, NotFoundError, UsageError
+from dlfs.dataset import Dataset
+from dlfs.errors import ClosedError, NotFoundError, UsageError
 from dlfs.format.catalog import DatasetRecord
 from dlfs.format.paths import dataset_name_bytes, display
-from dlfs.store.discovered import resolve_uris
-from dlfs.store.info import DatasetInfo, MemberInfo, VolumeInfo, describe_dataset, describe_volume
-from dlfs.store.losses import report_members
-from dlfs.store.members import close_devices, open_members, split_uris
-from dlfs.store.transaction import Generation, Transaction, load_generation
+from dlfs.origin import DatasetIdentity, LocalOrigin, LocalVolume, OpenOptions, Origin, VolumeAccess
+from dlfs.store.info import DatasetInfo, MemberInfo, VolumeInfo, describe_dataset
+from dlfs.store.members import split_uris
+from dlfs.store.transaction import Generation, Transaction
 from dlfs.units import MIB
 from dlfs.verification import Finding, verify_volume
 from dlfs.writer import DatasetDescription, DatasetWriter
@@ -56,15 +54,14 @@ def open(
         DeviceError: a device cannot be read.
     """
     options = OpenOptions(memory_bytes=memory_bytes, depth=depth, engine=engine)
-    return Volume(split_uris(members), options)
+    return Volume(LocalOrigin(split_uris(members), options))
 
 
 class Volume:
     """An open volume. A context manager; ``dlfs.open`` makes one.
 
     Args:
-        uris: of the members, in any order.
-        options: how to open devices and datasets.
+        origin: what opens it.
 
     Raises:
         DlfsError: as ``dlfs.open``.
@@ -72,49 +69,36 @@ class Volume:
     Threads: any at once; ``close`` by one.
     """
 
-    def __init__(self, uris: Sequence[str], options: OpenOptions | None = None) -> None:
-        self._options = options or OpenOptions()
+    def __init__(self, origin: Origin) -> None:
         self._mutex = threading.Lock()
         self._closed = False
         self._pid = os.getpid()
-        self._generation: Generation | None = self._load(uris)
-        self._uris = self._generation.uris
+        self._access: VolumeAccess | None = origin.open_volume()
+        self._origin = self._access.origin
 
     def __repr__(self) -> str:
         return f"<Volume {self.uri}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Volume, (self._uris, self._options)
+        return Volume, (self._origin,)
 
     # ---- opening ---------------------------------------------------------------------------------
 
-    def _load(self, uris: Sequence[str]) -> Generation:
-        options = self._options
-        uris = resolve_uris(uris, engine=options.engine, opener=options.opener)
-        devices = open_members(uris, engine=options.engine, opener=options.opener)
-        try:
-            generation = load_generation(devices)
-        except BaseException:
-            close_devices(devices)
-            raise
-        report_members(generation)
-        return generation
-
-    def _opened(self) -> Generation:
-        generation = self._generation
+    def _opened(self) -> VolumeAccess:
+        access = self._access
         if self._closed:
             raise ClosedError(f"use volume {self.uri}: it is closed")
-        if generation is not None and self._pid == os.getpid():
-            return generation
+        if access is not None and self._pid == os.getpid():
+            return access
         return self._reopen()
 
-    def _reopen(self) -> Generation:
+    def _reopen(self) -> VolumeAccess:
         """In a forked child: open anew; the parent's handles stay as they are."""
         self._mutex = threading.Lock()
-        self._inherited = self._generation
-        self._generation = self._load(self._uris)
+        self._inherited = self._access
+        self._access = self._origin.open_volume()
         self._pid = os.getpid()
-        return self._generation
+        return self._access
 
     def refresh(self) -> None:
         """See the newest generation, and members that are back; open datasets stay as they are.
@@ -123,30 +107,14 @@ class Volume:
             DlfsError: as ``dlfs.open``.
         """
         with self._mutex:
-            before = self._opened().devices
-            devices = [self._opened_again(device) for device in before]
-            try:
-                self._generation = load_generation(devices)
-            except BaseException:
-                close_devices([device for device in devices if device not in before])
-                raise
-            report_members(self._generation)
-
-    def _opened_again(self, device: BlockDevice) -> BlockDevice:
-        """A device, opened if it was missing and is not now."""
-        if not isinstance(device, MissingDevice) or not device.given:
-            return device
-        try:
-            return self._options.opener(device.uri, writable=False, engine=self._options.engine)
-        except (DeviceError, NotFoundError) as error:
-            return MissingDevice(device.uri, error)
+            self._opened().refresh()
 
     def close(self) -> None:
         """Close the devices. Idempotent; datasets that were opened stay open."""
-        generation, self._generation = self._generation, None
+        access, self._access = self._access, None
         self._closed = True
-        if generation is not None and self._pid == os.getpid():
-            close_devices(generation.devices)
+        if access is not None and self._pid == os.getpid():
+            access.close()
 
     def __enter__(self) -> Self:
         return self
@@ -164,7 +132,7 @@ class Volume:
     @property
     def uri(self) -> str:
         """What opens the volume again: the members' URIs, with commas between."""
-        return ",".join(self._uris)
+        return self._origin.uri
 
     @property
     def uuid(self) -> UUID:
@@ -189,29 +157,28 @@ class Volume:
     @property
     def chunk_bytes(self) -> int:
         """The unit of layout."""
-        return self._opened().geometry.chunk_bytes
+        return self._opened().superblock.geometry.chunk_bytes
 
     @property
     def capacity_bytes(self) -> int:
         """Of all chunks."""
-        return self._opened().geometry.capacity_bytes
+        return self._opened().superblock.geometry.capacity_bytes
 
     @property
     def free_bytes(self) -> int:
         """Of the chunks that nothing holds."""
-        generation = self._opened()
-        return generation.catalog.free_chunks * generation.geometry.chunk_bytes
+        return self._opened().catalog.free_chunks * self.chunk_bytes
 
     def info(self) -> VolumeInfo:
         """All of it, with the state of every superblock copy as found at opening."""
-        return describe_volume(self._opened())
+        return self._opened().describe()
 
     # ---- datasets --------------------------------------------------------------------------------
 
     def datasets(self) -> list[DatasetInfo]:
         """All versions of all datasets, by name and version."""
-        generation = self._opened()
-        return [describe_dataset(r, generation.geometry) for r in generation.catalog.datasets]
+        access = self._opened()
+        return [describe_dataset(r, access.superblock.geometry) for r in access.catalog.datasets]
 
     def dataset(self, name: str | bytes | None = None, version: int | None = None) -> Dataset:
         """Open a dataset.
@@ -227,10 +194,8 @@ class Volume:
             FormatError: its directory is damaged.
         """
         record = self._find(name, version)[-1]
-        dataset = Dataset(
-            self._uris, record.uuid, display(record.name), record.version, self._options
-        )
-        return dataset.open()
+        identity = DatasetIdentity(record.uuid, display(record.name), record.version)
+        return Dataset(self._origin, identity).open()
 
     def __getitem__(self, name: str | bytes) -> Dataset:
         """The newest version of a dataset; see ``dataset``."""
@@ -343,13 +308,28 @@ class Volume:
         self.refresh()
 
     def _transaction(self, holder: str) -> Transaction:
+        origin = self._local("change").origin
         return Transaction(
-            self._uris,
+            origin.uris,
             volume_uuid=self.uuid,
             holder=holder,
-            engine=self._options.engine,
-            opener=self._options.opener,
+            engine=origin.options.engine,
+            opener=origin.options.opener,
         )
+
+    def _local(self, action: str) -> LocalVolume:
+        """The devices, for what needs them.
+
+        Raises:
+            UsageError: they are not this process's.
+        """
+        access = self._opened()
+        if not isinstance(access, LocalVolume):
+            raise UsageError(
+                f"{action} volume {self.label or self.uuid} through {self.uri}: expected its "
+                "devices; open it with dlfs.open"
+            )
+        return access
 
     # ---- checking --------------------------------------------------------------------------------
 
@@ -375,7 +355,6 @@ class Volume:
             DlfsError: as ``refresh``.
         """
         self.refresh()
-        records = (
-            list(self._opened().catalog.datasets) if name is None else self._find(name, version)
-        )
-        return verify_volume(self._opened(), records, progress or (lambda _done, _total: None))
+        access = self._local("verify")
+        records = list(access.catalog.datasets) if name is None else self._find(name, version)
+        return verify_volume(access.generation, records, progress or (lambda _done, _total: None))

@@ -22,7 +22,6 @@ from uuid import UUID, uuid4
 import numpy as np
 
 from dlfs.block import BlockDevice, FileUri, MissingDevice, open_device, parse_uri
-from dlfs.dataset import load_segment
 from dlfs.errors import DegradedError, DeviceError, DeviceLostError, FormatError, UsageError
 from dlfs.format.catalog import DatasetRecord
 from dlfs.format.constants import JOINING_BYTES, JOINING_OFFSET_BYTES, SUPERBLOCK_BYTES
@@ -30,6 +29,7 @@ from dlfs.format.geometry import DataSpace, Geometry, usable_bytes
 from dlfs.format.joining import JoiningRecord
 from dlfs.format.paths import display
 from dlfs.mending.space import Mending, mend_bytes, mend_samples
+from dlfs.origin import load_segment
 from dlfs.store.discovered import resolve_uris
 from dlfs.store.formatting import check_blocks, check_empty, prepare_file, wipe
 from dlfs.store.info import describe_member

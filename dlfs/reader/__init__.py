@@ -8,6 +8,15 @@ wrong with a single sample is told by ``failures``.
 from dlfs.reader.batch import Batch
 from dlfs.reader.epoch import Epoch
 from dlfs.reader.failures import ON_ERROR, SampleFailure, Where
-from dlfs.reader.reader import ReaderOptions, SampleReader
+from dlfs.reader.reader import ReaderOptions, SampleReader, make_native_reader
 
-__all__ = ["ON_ERROR", "Batch", "Epoch", "ReaderOptions", "SampleFailure", "SampleReader", "Where"]
+__all__ = [
+    "ON_ERROR",
+    "Batch",
+    "Epoch",
+    "ReaderOptions",
+    "SampleFailure",
+    "SampleReader",
+    "Where",
+    "make_native_reader",
+]

@@ -55,38 +55,66 @@ class ReaderOptions:
     timeout_ms: int = 30_000
 
 
-class SampleReader:
-    """Reads one dataset.
+def make_native_reader(
+    devices: Sequence[NativeDevice | None],
+    geometry: Geometry,
+    runs: Sequence[ChunkRun],
+    directory: FrozenDirectory,
+    options: ReaderOptions,
+) -> NativeReader:
+    """Make the native reader of a dataset.
 
     Args:
         devices: the members' devices, in member order; None for one that cannot be had.
         geometry: of the volume.
         runs: of the dataset's data, in order.
         directory: of the dataset.
-        where: what errors call them.
         options: how to read.
-        diagnose: asked when samples failed; the error that explains it (StaleError), or None.
-        on_loss: told the number of a member that was lost, with the reason, or that is back, with
-            None.
 
     Raises:
         UsageError: an option is out of range.
+    """
+    return NativeReader(
+        devices,
+        [(run.first_chunk, run.chunk_count) for run in runs],
+        directory.native,
+        chunk_bytes=geometry.chunk_bytes,
+        block_bytes=geometry.block_bytes,
+        data_offset_bytes=geometry.data_offset_bytes,
+        memory_bytes=max(options.memory_bytes, MEMORY_CHUNKS_MIN * geometry.chunk_bytes),
+        gap_bytes=options.gap_bytes,
+        depth=options.depth,
+        retry_count=options.retry_count,
+        timeout_ms=options.timeout_ms,
+        replicas=geometry.replicas,
+        band_rows=geometry.band_rows,
+    )
+
+
+class SampleReader:
+    """Reads one dataset.
+
+    Args:
+        native: what reads; closed with this object.
+        geometry: of the volume.
+        directory: of the dataset.
+        where: what errors call dataset and members.
+        diagnose: asked when samples failed; the error that explains it (StaleError), or None.
+        on_loss: told the number of a member that was lost, with the reason, or that is back, with
+            None.
 
     Threads: any at once.
     """
 
     def __init__(
         self,
-        devices: Sequence[NativeDevice | None],
+        native: NativeReader,
         geometry: Geometry,
-        runs: Sequence[ChunkRun],
         directory: FrozenDirectory,
         where: Where,
-        options: ReaderOptions | None = None,
         diagnose: Callable[[], DlfsError | None] | None = None,
         on_loss: Callable[[int, str | None], None] = lambda _number, _reason: None,
     ) -> None:
-        options = options or ReaderOptions()
         self.directory = directory
         self.chunk_bytes = geometry.chunk_bytes
         self._where = where
@@ -94,21 +122,7 @@ class SampleReader:
         self._on_loss = on_loss
         self._lost = 0
         self._has_copies = geometry.replicas > 1
-        self._native = NativeReader(
-            devices,
-            [(run.first_chunk, run.chunk_count) for run in runs],
-            directory.native,
-            chunk_bytes=geometry.chunk_bytes,
-            block_bytes=geometry.block_bytes,
-            data_offset_bytes=geometry.data_offset_bytes,
-            memory_bytes=max(options.memory_bytes, MEMORY_CHUNKS_MIN * geometry.chunk_bytes),
-            gap_bytes=options.gap_bytes,
-            depth=options.depth,
-            retry_count=options.retry_count,
-            timeout_ms=options.timeout_ms,
-            replicas=geometry.replicas,
-            band_rows=geometry.band_rows,
-        )
+        self._native = native
 
     def read(self, indices: npt.ArrayLike, *, on_error: str = "raise") -> Batch:
         """Read samples as one batch, in the order asked for; an index may occur more than once.

@@ -14,7 +14,7 @@ import pytest
 
 import dlfs
 from dlfs.block import MemoryDevice, open_device
-from dlfs.dataset import OpenOptions
+from dlfs.origin import LocalOrigin, OpenOptions
 from dlfs.store.members import split_uris
 from dlfs.testing.devices import RecordingDevice, StoppingDevice, StopPoint, WriteEvent, WriteLog
 from dlfs.units import KIB, MIB
@@ -63,7 +63,7 @@ class Media:
             device = open_device(uri, writable=writable, engine=engine)
             return RecordingDevice(device, self.log) if writable else device
 
-        with Volume(split_uris(self.uris), OpenOptions(opener=opener)) as volume:
+        with Volume(LocalOrigin(split_uris(self.uris), OpenOptions(opener=opener))) as volume:
             change(volume)
 
     def contents(self):
@@ -224,7 +224,7 @@ def test_a_failing_device_leaves_the_volume_as_it_was(media, stop):
         device = open_device(uri, writable=writable, engine=engine)
         return StoppingDevice(device, point) if writable else device
 
-    with Volume(split_uris(media.uris), OpenOptions(opener=opener)) as volume:
+    with Volume(LocalOrigin(split_uris(media.uris), OpenOptions(opener=opener))) as volume:
         try:
             write(volume, "second", SECOND)
             failed = False
@@ -247,7 +247,7 @@ def remove_and_import(uris, kills):
         device = open_device(uri, writable=writable, engine=engine)
         return StoppingDevice(device, point) if writable else device
 
-    volume = Volume(uris, OpenOptions(opener=opener))
+    volume = Volume(LocalOrigin(tuple(uris), OpenOptions(opener=opener)))
     volume.remove("first")
     write(volume, "second", KILLED_MODEL)
     volume.close()

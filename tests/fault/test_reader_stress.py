@@ -19,7 +19,7 @@ import pytest
 
 from dlfs._native.device import Faults, NativeDevice
 from dlfs.block.memory import MemoryDevice
-from dlfs.reader import Batch, ReaderOptions, SampleReader, Where
+from dlfs.reader import Batch, ReaderOptions, SampleReader, Where, make_native_reader
 from dlfs.testing.datasets import LaidDataset, lay_dataset, random_samples
 from dlfs.units import KIB, MIB
 
@@ -65,12 +65,11 @@ class Stress:
         self.natives = [
             NativeDevice.fault(one.native, self.faults, uri=one.uri) for one in self.devices
         ]
-        self.reader = SampleReader(
+        native = make_native_reader(
             self.natives,
             self.laid.geometry,
             self.laid.runs,
             self.laid.directory,
-            Where("stress", tuple(one.uri for one in self.devices)),
             ReaderOptions(
                 memory_bytes=self.slots * CHUNK_BYTES,
                 depth=int(random.choice([1, 4, 32])),
@@ -78,6 +77,8 @@ class Stress:
                 **options,
             ),
         )
+        where = Where("stress", tuple(one.uri for one in self.devices))
+        self.reader = SampleReader(native, self.laid.geometry, self.laid.directory, where)
 
     def check(self, batch: Batch) -> None:
         for index, view in zip(batch.indices.tolist(), batch, strict=True):

@@ -15,9 +15,9 @@ import pytest
 
 import dlfs
 from dlfs.block import BlockDevice, MemoryDevice, open_device
-from dlfs.dataset import OpenOptions
 from dlfs.format.geometry import DataSpace
 from dlfs.format.superblock import superblock_offsets
+from dlfs.origin import LocalOrigin, OpenOptions
 from dlfs.store.members import close_devices, open_members
 from dlfs.store.transaction import Generation, load_generation
 from dlfs.testing.devices import Faults, FaultyDevice
@@ -295,7 +295,8 @@ class Lab:
         self.opened: list[FaultyDevice] = []
 
     def open(self) -> Volume:
-        return Volume(self.uris, OpenOptions(opener=self.opener, memory_bytes=256 * KIB))
+        options = OpenOptions(opener=self.opener, memory_bytes=256 * KIB)
+        return Volume(LocalOrigin(tuple(self.uris), options))
 
     def opener(self, uri: str, *, writable: bool, engine: str) -> BlockDevice:
         device = open_device(uri, writable=writable, engine=engine)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dlfs.block.memory import MemoryDevice
-from dlfs.reader import ReaderOptions, SampleReader, Where
+from dlfs.reader import ReaderOptions, SampleReader, Where, make_native_reader
 from dlfs.testing.datasets import LaidDataset, lay_dataset
 from dlfs.units import KIB, MIB
 
@@ -27,14 +27,14 @@ class Bench:
     def reader(self, natives: list[Any] | None = None, **options: Any) -> SampleReader:
         options.setdefault("memory_bytes", 1 * MIB)
         options.setdefault("depth", 16)
-        reader = SampleReader(
+        native = make_native_reader(
             natives or [device.native for device in self.devices],
             self.laid.geometry,
             self.laid.runs,
             self.laid.directory,
-            self.where,
             ReaderOptions(**options),
         )
+        reader = SampleReader(native, self.laid.geometry, self.laid.directory, self.where)
         self._readers.append(reader)
         return reader
 

@@ -11,8 +11,8 @@ import pytest
 import dlfs
 from dlfs.block import RECORD_BYTES, RECORD_OFFSET_BYTES, BlockDevice, FileDevice
 from dlfs.block.lease import LeaseTimes
-from dlfs.dataset import OpenOptions
 from dlfs.errors import ClosedError, DeviceError, ExistsError, LeaseLostError, LockedError
+from dlfs.origin import LocalOrigin, OpenOptions
 from dlfs.store.locking import lock_members, unlock_members
 from dlfs.testing.shared import SharedFileDevice
 from dlfs.units import MIB
@@ -130,7 +130,7 @@ def open_shared(uri: str, *, writable: bool, engine: str) -> BlockDevice:
 
 @pytest.fixture
 def shared(volume: Volume, paths: list[Path]) -> Iterator[Volume]:
-    with Volume([str(path) for path in paths], OpenOptions(opener=open_shared)) as opened:
+    with Volume(LocalOrigin(tuple(map(str, paths)), OpenOptions(opener=open_shared))) as opened:
         yield opened
 
 

@@ -1,0 +1,394 @@
+"""Where a volume and its datasets are opened from: so far, the devices themselves.
+
+An ``Origin`` is small and picklable. What it opens belongs to one process: a ``VolumeAccess`` or a
+``DatasetAccess``, with all that reading needs. ``Volume`` and ``Dataset`` stand on those and do not
+know which origin they have; the service has one of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+from uuid import UUID
+
+import numpy as np
+
+from dlfs.block import BlockDevice, MissingDevice, open_device
+from dlfs.directory import (
+    DirectoryIdentity,
+    DirectorySizes,
+    FrozenDirectory,
+    load_directory,
+)
+from dlfs.errors import (
+    DeviceError,
+    DlfsError,
+    FormatError,
+    NotFoundError,
+    StaleError,
+    UsageError,
+)
+from dlfs.format.catalog import Catalog, DatasetRecord
+from dlfs.format.geometry import DataSpace, Geometry
+from dlfs.format.paths import display
+from dlfs.format.superblock import Superblock
+from dlfs.reader import ReaderOptions, SampleReader, Where, make_native_reader
+from dlfs.store.chunk_reader import Choice, alternatives, read_into
+from dlfs.store.discovered import resolve_uris
+from dlfs.store.info import VolumeInfo, describe_volume
+from dlfs.store.losses import report_loss, report_members, report_return
+from dlfs.store.members import Opener, close_devices, open_members
+from dlfs.store.transaction import Generation, load_generation
+from dlfs.units import MIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenOptions:
+    """How a volume and its datasets are opened.
+
+    Attributes:
+        memory_bytes: of the sample memory of each open dataset: cached, read ahead, lent to
+            batches.
+        depth: operations in flight per member and thread.
+        engine: of file devices: ``auto``, ``uring`` or ``threads``.
+        opener: of devices.
+    """
+
+    memory_bytes: int = 256 * MIB
+    depth: int = 128
+    engine: str = "auto"
+    opener: Opener = open_device
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetIdentity:
+    """Which version of which dataset, and what errors call it."""
+
+    uuid: UUID
+    name: str
+    version: int
+
+    def stale(self) -> StaleError:
+        """The error of a dataset that was removed."""
+        return StaleError(
+            f"read dataset {self.name!r} version {self.version} ({self.uuid}): it was removed"
+        )
+
+
+# ---- what an origin is ---------------------------------------------------------------------------
+
+
+class VolumeAccess(Protocol):
+    """A process's way to a volume, as it was when it was last looked at."""
+
+    @property
+    def superblock(self) -> Superblock:
+        """Of the generation seen."""
+
+    @property
+    def catalog(self) -> Catalog:
+        """Of the generation seen."""
+
+    @property
+    def origin(self) -> Origin:
+        """What opens the same volume again, with nothing left to be discovered."""
+
+    def describe(self) -> VolumeInfo:
+        """All of it, for users."""
+
+    def refresh(self) -> None:
+        """See the newest generation.
+
+        Raises:
+            DlfsError: as ``Origin.open_volume``; what was seen stays.
+        """
+
+    def close(self) -> None:
+        """Give up what is open."""
+
+
+@dataclass(eq=False, kw_only=True)
+class DatasetAccess:
+    """A process's way to a dataset.
+
+    Attributes:
+        record: its catalog record.
+        geometry: of its volume.
+        members: URIs of the members, in order.
+        directory: of samples.
+        reader: of samples.
+        release: gives up what else is open.
+        is_lost: whether this way is gone for good, and another one has to be made.
+    """
+
+    record: DatasetRecord
+    geometry: Geometry
+    members: tuple[str, ...]
+    directory: FrozenDirectory
+    reader: SampleReader
+    release: Callable[[], None]
+    is_lost: Callable[[], bool] = lambda: False
+
+    def close(self) -> None:
+        """Give up all but the directory."""
+        self.reader.close()
+        self.release()
+
+
+class Origin(Protocol):
+    """What opens a volume and its datasets."""
+
+    @property
+    def uri(self) -> str:
+        """What people call it."""
+
+    def open_volume(self) -> VolumeAccess:
+        """Open the volume at its newest generation.
+
+        Raises:
+            DlfsError: as ``dlfs.open``.
+        """
+
+    def open_dataset(
+        self, identity: DatasetIdentity, directory: FrozenDirectory | None
+    ) -> DatasetAccess:
+        """Open a dataset.
+
+        Args:
+            identity: of the dataset.
+            directory: of the same dataset, when this process has it already.
+
+        Raises:
+            StaleError: the dataset was removed.
+            FormatError: volume or directory are damaged.
+            DeviceError: a device cannot be read.
+        """
+
+
+# ---- the devices themselves ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LocalOrigin:
+    """A volume's own devices, opened by this process.
+
+    Args:
+        uris: of the members, in any order.
+        options: how to open.
+    """
+
+    uris: tuple[str, ...]
+    options: OpenOptions = OpenOptions()
+
+    @property
+    def uri(self) -> str:
+        """What opens the volume again: the members' URIs, with commas between."""
+        return ",".join(self.uris)
+
+    def open_volume(self) -> LocalVolume:
+        """Open the members and find the newest generation."""
+        options = self.options
+        uris = resolve_uris(self.uris, engine=options.engine, opener=options.opener)
+        return LocalVolume(self._open_generation(uris), options)
+
+    def _open_generation(self, uris: Sequence[str]) -> Generation:
+        devices = open_members(uris, engine=self.options.engine, opener=self.options.opener)
+        try:
+            generation = load_generation(devices)
+        except BaseException:
+            close_devices(devices)
+            raise
+        report_members(generation)
+        return generation
+
+    def open_dataset(
+        self, identity: DatasetIdentity, directory: FrozenDirectory | None
+    ) -> DatasetAccess:
+        """Open the members, for this dataset alone, its directory and a reader."""
+        generation = self._open_generation(self.uris)
+        try:
+            record = find_record(generation, identity.uuid)
+            if record is None:
+                raise identity.stale()
+            directory = directory or load_segment(generation, record)
+            reader = self._make_reader(generation, record, identity, directory)
+        except BaseException:
+            close_devices(generation.devices)
+            raise
+        return DatasetAccess(
+            record=record,
+            geometry=generation.geometry,
+            members=tuple(device.uri for device in generation.devices),
+            directory=directory,
+            reader=reader,
+            release=lambda: close_devices(generation.devices),
+        )
+
+    def _make_reader(
+        self,
+        generation: Generation,
+        record: DatasetRecord,
+        identity: DatasetIdentity,
+        directory: FrozenDirectory,
+    ) -> SampleReader:
+        native = make_native_reader(
+            [None if isinstance(s, MissingDevice) else s.native for s in generation.sources],
+            generation.geometry,
+            record.data_runs,
+            directory,
+            ReaderOptions(memory_bytes=self.options.memory_bytes, depth=self.options.depth),
+        )
+        return SampleReader(
+            native,
+            generation.geometry,
+            directory,
+            Where(identity.name, tuple(device.uri for device in generation.devices)),
+            lambda: _diagnose(generation.devices, identity),
+            lambda number, reason: _report(generation, number, reason),
+        )
+
+
+class LocalVolume:
+    """The members of a volume, open.
+
+    Args:
+        generation: with the devices, which this object owns from now on.
+        options: they were opened with.
+    """
+
+    def __init__(self, generation: Generation, options: OpenOptions) -> None:
+        self.generation = generation
+        self.options = options
+
+    @property
+    def superblock(self) -> Superblock:
+        """Of the generation seen."""
+        return self.generation.superblock
+
+    @property
+    def catalog(self) -> Catalog:
+        """Of the generation seen."""
+        return self.generation.catalog
+
+    @property
+    def origin(self) -> LocalOrigin:
+        """The members that were found."""
+        return LocalOrigin(self.generation.uris, self.options)
+
+    def describe(self) -> VolumeInfo:
+        """All of it, with the state of every superblock copy as found at opening."""
+        return describe_volume(self.generation)
+
+    def refresh(self) -> None:
+        """See the newest generation, and members that are back."""
+        before = self.generation.devices
+        devices = [self._opened_again(device) for device in before]
+        try:
+            self.generation = load_generation(devices)
+        except BaseException:
+            close_devices([device for device in devices if device not in before])
+            raise
+        report_members(self.generation)
+
+    def _opened_again(self, device: BlockDevice) -> BlockDevice:
+        """A device, opened if it was missing and is not now."""
+        if not isinstance(device, MissingDevice) or not device.given:
+            return device
+        try:
+            return self.options.opener(device.uri, writable=False, engine=self.options.engine)
+        except (DeviceError, NotFoundError) as error:
+            return MissingDevice(device.uri, error)
+
+    def close(self) -> None:
+        """Close the devices."""
+        close_devices(self.generation.devices)
+
+
+def _diagnose(devices: Sequence[BlockDevice], identity: DatasetIdentity) -> DlfsError | None:
+    """Why samples may have failed: the dataset was removed since."""
+    try:
+        newest = load_generation(devices)
+    except (FormatError, DeviceError, NotFoundError, UsageError):
+        return None  # the samples' own errors say more
+    return None if find_record(newest, identity.uuid) is not None else identity.stale()
+
+
+def _report(generation: Generation, number: int, reason: str | None) -> None:
+    """Tell of a member that was lost, or is back."""
+    if reason is None:
+        report_return(generation, number)
+    else:
+        report_loss(generation, number, reason)
+
+
+# ---- directories ---------------------------------------------------------------------------------
+
+
+def find_record(generation: Generation, uuid: UUID) -> DatasetRecord | None:
+    """The catalog record of a dataset; None when it was removed."""
+    return next((r for r in generation.catalog.datasets if r.uuid == uuid), None)
+
+
+def check_present(devices: Sequence[BlockDevice], record: DatasetRecord) -> None:
+    """Find out whether what was just read can be trusted to be the dataset's.
+
+    Raises:
+        StaleError: the newest generation does not have the dataset any more.
+        DlfsError: as ``load_generation``.
+    """
+    if find_record(load_generation(devices), record.uuid) is None:
+        raise DatasetIdentity(record.uuid, display(record.name), record.version).stale()
+
+
+def load_segment(
+    generation: Generation, record: DatasetRecord, *, shared: bool = True
+) -> FrozenDirectory:
+    """Load a dataset's directory.
+
+    Args:
+        generation: with the open devices.
+        record: of the dataset.
+        shared: use the copy that other processes of the node may have; else what is on media now.
+
+    Raises:
+        FormatError: it is malformed (ChecksumError); names dataset, member and offset.
+        StaleError: it was removed since.
+        DeviceError: a read failed.
+    """
+    space = DataSpace(generation.geometry, record.directory_runs)
+    member, offset_bytes = space.resolve(0)
+    label = (
+        f"the directory of dataset {display(record.name)!r} version {record.version}, "
+        f"on {generation.devices[member].uri} from byte {offset_bytes} on"
+    )
+
+    def read_part(choice: Choice, address: int, memory: memoryview) -> None:
+        part = np.frombuffer(memory, np.uint8)
+        read_into(generation.sources, space, address, part, choice)
+        # Names are read late, when the dataset may be gone and something else in its chunks.
+        if address:
+            check_present(generation.devices, record)
+
+    readers = [partial(read_part, choice) for choice in alternatives(generation.geometry)]
+    place: dict[str, Any] = {} if shared else {"root": None}
+    try:
+        directory = load_directory(
+            DirectoryIdentity(generation.superblock.volume_uuid, record.uuid, label),
+            DirectorySizes(record.entries_bytes, record.names_bytes),
+            readers[0],
+            others=readers[1:],
+            **place,
+        )
+    except FormatError:
+        check_present(generation.devices, record)
+        raise
+    if (len(directory), directory.data_bytes) != (record.sample_count, record.data_bytes):
+        got = len(directory), directory.data_bytes
+        directory.close()
+        raise FormatError(
+            f"open {label}: expected {record.sample_count} samples in {record.data_bytes} bytes, "
+            f"got {got[0]} in {got[1]}"
+        )
+    return directory
