@@ -49,6 +49,7 @@ class FrozenDirectory:
             needed, and again only after it raised.
         label: what errors call the directory.
         release: called once by ``close``: what gives the memory back.
+        descriptors: gives those of the files that the parts lie in, entries first.
 
     Raises:
         FormatError: the entries part is malformed.
@@ -61,12 +62,14 @@ class FrozenDirectory:
         *,
         label: str = "the directory",
         release: Callable[[], None] | None = None,
+        descriptors: Callable[[], Sequence[int]] = tuple,
     ) -> None:
         self._native = NativeDirectory(entries, label=label)
         self._load_names = load_names
         self._loading = threading.Lock()
         self._label = label
         self._release = release
+        self._descriptors = descriptors
 
     def __enter__(self) -> Self:
         return self
@@ -273,6 +276,25 @@ class FrozenDirectory:
         release, self._release = self._release, None
         if release:
             release()
+
+    def entries_descriptor(self) -> int:
+        """The file that the entries part lies in, for other processes to map; it stays ours.
+
+        Raises:
+            UsageError: it lies in no file.
+        """
+        return self._descriptor(0)
+
+    def names_descriptor(self) -> int:
+        """The file that the names part lies in; see ``entries_descriptor``."""
+        self._named()
+        return self._descriptor(1)
+
+    def _descriptor(self, part: int) -> int:
+        descriptors = self._descriptors()
+        if part >= len(descriptors) or descriptors[part] < 0:
+            raise UsageError(f"share {self._label}: expected it in a file, got plain memory")
+        return descriptors[part]
 
     def _named(self) -> NativeDirectory:
         """The native directory, with its names."""

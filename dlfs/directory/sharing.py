@@ -39,6 +39,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import numpy as np
@@ -57,6 +58,8 @@ LOADER_WAIT_S = 60.0
 
 _WAIT_FIRST_S = 0.001
 _WAIT_MOST_S = 0.05
+_F_SEAL_FUTURE_WRITE = 0x10  # linux/fcntl.h, since 5.1; Python 3.11 has no name for it
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | _F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_SEAL
 _SUFFIXES = (".part", ".load", ".lock")
 
 ReadInto = Callable[[int, memoryview], None]
@@ -115,6 +118,7 @@ def load_directory(
             loader.load_names,
             label=identity.label,
             release=loader.release,
+            descriptors=loader.descriptors,
         )
         _check_identity(directory, identity, sizes)
     except BaseException:
@@ -144,6 +148,9 @@ class _Loader:
     def release(self) -> None:
         while self.held:
             self.held.pop().release()
+
+    def descriptors(self) -> tuple[int, ...]:
+        return tuple(part.descriptor for part in self.held)
 
     def _load(self, name: str, size: int, fill: Callable[[memoryview], None]) -> NDArray[np.uint8]:
         part = _open_part(self.root, f"{self.key}-{name}", size, fill, self.wait_s)
@@ -208,7 +215,7 @@ class _Part:
     place: _Place | None = None
     name: str = ""
     descriptor: int = -1
-    finalizer: weakref.finalize[..., _Part] | None = None
+    finalizer: weakref.finalize[..., Any] | None = None
 
     def release(self) -> None:
         """Let go of the memory; the last of all processes to do so removes the file. Idempotent.
@@ -239,11 +246,42 @@ def _open_part(
         part = place.obtain(name, size, fill, time.monotonic() + wait_s)
         if part is not None:
             return part
-    memory = mmap.mmap(-1, size)
-    with contextlib.suppress(OSError):  # a kernel without huge pages
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    fill(memoryview(memory))
-    return _Part(_read_only(memory))
+    return _load_privately(size, fill)
+
+
+def _load_privately(size: int, fill: Callable[[memoryview], None]) -> _Part:
+    """Load a part into a file without a name, which is gone with the last process that has it.
+
+    Whoever is given its descriptor can map it and change nothing: it is sealed. Where the system
+    refuses such a file (RLIMIT_FSIZE counts it), plain memory has to do.
+    """
+    descriptor = _make_nameless(size)
+    try:
+        memory = mmap.mmap(descriptor, size)
+        with contextlib.suppress(OSError):  # a kernel without huge pages
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        fill(memoryview(memory))
+        if descriptor >= 0:
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+    except BaseException:
+        if descriptor >= 0:
+            os.close(descriptor)
+        raise
+    part = _Part(_read_only(memory), descriptor=descriptor)
+    if descriptor >= 0:
+        part.finalizer = weakref.finalize(part, os.close, descriptor)
+    return part
+
+
+def _make_nameless(size: int) -> int:
+    """A file in memory, of a size; -1 where the system refuses it."""
+    descriptor = os.memfd_create("dlfs-part", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(descriptor, size)
+    except OSError:
+        os.close(descriptor)
+        return -1
+    return descriptor
 
 
 def _read_only(memory: mmap.mmap) -> NDArray[np.uint8]:

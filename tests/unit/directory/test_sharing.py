@@ -6,6 +6,7 @@ waits for time to pass.
 
 from __future__ import annotations
 
+import mmap
 import os
 import signal
 import subprocess
@@ -24,7 +25,7 @@ from dlfs.directory import (
     FrozenDirectory,
     load_directory,
 )
-from dlfs.errors import ChecksumError, DeviceError, FormatError
+from dlfs.errors import ChecksumError, DeviceError, FormatError, UsageError
 
 PATHS = [b"d/%05d" % n for n in range(3000)]
 VOLUME, DATASET = uuid.UUID(int=1), uuid.UUID(int=2)
@@ -411,3 +412,37 @@ def test_forked_child_keeps_the_directory_and_may_be_the_last(
     assert other.hear() == "gone"
     assert other.process.wait() == 0
     assert files(root) == []
+
+
+# ---- descriptors to pass on ----------------------------------------------------------------------
+
+
+def test_the_files_of_a_private_directory_can_be_mapped_and_not_changed(tmp_path: Path) -> None:
+    segment = Segment(tmp_path / "segment")
+    with segment.open(None) as directory:
+        for descriptor, size in (
+            (directory.entries_descriptor(), segment.sizes.entries_bytes),
+            (directory.names_descriptor(), segment.sizes.names_bytes),
+        ):
+            assert os.fstat(descriptor).st_size == size
+            with mmap.mmap(descriptor, size, mmap.MAP_SHARED, mmap.PROT_READ) as memory:
+                start = 0 if descriptor == directory.entries_descriptor() else -size
+                source = segment.path.read_bytes()
+                assert memory[:] == (source[:size] if start == 0 else source[start:])
+            with pytest.raises(PermissionError):
+                os.pwrite(descriptor, b"x", 0)
+            with pytest.raises(PermissionError):
+                os.ftruncate(descriptor, 0)
+            with pytest.raises(PermissionError):
+                mmap.mmap(descriptor, size)
+        files = set(os.listdir("/proc/self/fd"))
+    assert len(files - set(os.listdir("/proc/self/fd"))) >= 2
+
+
+def test_plain_memory_has_no_descriptor() -> None:
+    builder = DirectoryBuilder()
+    builder.add_many([b"a"], np.zeros(1), np.ones(1), np.ones(1))
+    parts = builder.freeze(uuid.UUID(int=1), 1)
+    directory = FrozenDirectory(parts.entries, lambda: parts.names)
+    with directory, pytest.raises(UsageError, match="got plain memory"):
+        directory.entries_descriptor()
