@@ -97,6 +97,20 @@ FORMATS: tuple[Format, ...] = (
         ),
     ),
     Format(
+        name="tfrecord",
+        summary="TFRecord files, also of tf.train.Examples",
+        opener="dlfs.ingest.tfrecord:TfRecordOptions",
+        names=(
+            *(
+                f"*.{stem}{ending}"
+                for stem in ("tfrecord", "tfrecords", "tfrec")
+                for ending in ("", ".gz", ".zlib")
+            ),
+            "*.tfrecord-*-of-*",
+            "*.tfrecords-*-of-*",
+        ),
+    ),
+    Format(
         name="folder",
         summary="every file under a folder",
         opener="dlfs.ingest.folder:FolderOptions",

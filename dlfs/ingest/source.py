@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -35,12 +35,16 @@ class SampleBlock:
     """A run of samples: sample ``i`` is ``data[offsets[i]:offsets[i] + lengths[i]]``.
 
     Owns: ``data`` belongs to the source and is overwritten when the next block is asked for.
+
+    Attributes:
+        attributes: by name, one value for each sample: numbers, booleans, or text (dtype object).
     """
 
     paths: list[bytes]
     data: npt.NDArray[np.uint8]
     offsets: npt.NDArray[np.int64]
     lengths: npt.NDArray[np.int64]
+    attributes: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
 
 
 class Source(Protocol):

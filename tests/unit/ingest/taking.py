@@ -1,0 +1,85 @@
+"""What tests of sources share: what a source gives, what a volume holds, and that it stayed so."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import dlfs
+from dlfs.cli import app
+from dlfs.errors import DlfsError
+from dlfs.ingest.importer import import_dataset, open_source
+from dlfs.ingest.source import Layout, Source
+from dlfs.volume import Volume
+
+Taken = dict[str, tuple[bytes, dict[str, Any]]]
+"""Bytes and attributes, by path."""
+
+
+def take(source: Source, *, layout: Layout = "path", seed: int = 0) -> Taken:
+    """Everything that a source gives, in its order."""
+    got: Taken = {}
+    for block in source.blocks(layout=layout, seed=seed):
+        columns = {name: values.tolist() for name, values in block.attributes.items()}
+        spans = zip(block.paths, block.offsets.tolist(), block.lengths.tolist(), strict=True)
+        for row, (path, at, size) in enumerate(spans):
+            name = path.decode("utf-8", "surrogateescape")
+            assert name not in got
+            attributes = {key: values[row] for key, values in columns.items()}
+            got[name] = block.data[at : at + size].tobytes(), attributes
+    source.close()
+    return got
+
+
+def contents(volume: Volume, name: str) -> dict[str, bytes]:
+    """The samples of a dataset, by path."""
+    with volume[name] as dataset:
+        paths = [path.decode("utf-8", "surrogateescape") for path in dataset.paths()]
+        return dict(zip(paths, dataset.read(range(len(dataset))).to_list(), strict=True))
+
+
+def import_by_command(folder: Path, command: str) -> dict[str, bytes]:
+    """The samples of a new volume after ``dlfs import COMMAND``; ``V`` stands for the volume."""
+    image = folder / "by-command.img"
+    dlfs.format_volume(str(image), size_bytes=32 << 20)
+    words = [str(image) if word == "V" else word for word in shlex.split(command)]
+    done = CliRunner().invoke(app, ["import", *words, "--name", "n"])
+    assert done.exit_code == 0, done.output
+    with dlfs.open(str(image)) as volume:
+        return contents(volume, "n")
+
+
+@contextmanager
+def refused(volume: Volume, error: type[DlfsError], match: str) -> Iterator[None]:
+    """An import that fails with an error and leaves the volume as it was."""
+    before = volume.free_bytes, volume.generation, volume.datasets()
+    with pytest.raises(error, match=match) as caught:
+        yield
+    assert type(caught.value) is error
+    assert (volume.free_bytes, volume.generation, volume.datasets()) == before
+
+
+def import_all(volume: Volume, path: Path, **options: Any) -> dict[str, bytes]:
+    """The samples that a path gives a volume."""
+    source = open_source(path, **options)
+    import_dataset(volume, source, "n")
+    source.close()
+    return contents(volume, "n")
+
+
+def flip(path: Path, offset: int) -> None:
+    """Flip a bit of a file; a negative offset counts from its end."""
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 1
+    path.write_bytes(data)
+
+
+def cut(path: Path, size: int) -> None:
+    """Cut a file; a negative size counts from its end."""
+    path.write_bytes(path.read_bytes()[:size])
