@@ -212,7 +212,7 @@ class TfRecordSource(ShardSource):
         if total > len(buffer):
             buffer = np.empty(total, np.uint8)
         shards, numbers = index.read(indices, offsets, buffer)
-        memory = memoryview(buffer)
+        memory = buffer.data
         paths: list[bytes] = []
         spans: list[tuple[int, int]] = []
         rows: list[dict[str, Value]] = []
@@ -398,7 +398,7 @@ def _read_index(path: str, shard: str, size_bytes: int) -> npt.NDArray[np.uint64
             f"import {path}: expected {shard} to have {ends[-1]} bytes, got {size_bytes}; "
             "index=none reads without it"
         )
-    return cast("npt.NDArray[np.uint64]", sizes)
+    return sizes
 
 
 # ---- compressed files ----------------------------------------------------------------------------
