@@ -1,0 +1,43 @@
+"""Volumes that adapters read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+import dlfs
+from dlfs.testing.datasets import random_samples
+from dlfs.units import MIB
+
+COUNT = 300
+
+
+@pytest.fixture(scope="package")
+def make_volume(tmp_path_factory) -> Callable[..., Path]:
+    """Makes a volume of datasets, each samples by path."""
+
+    def make(**datasets: Mapping[str | bytes, bytes]) -> Path:
+        path: Path = tmp_path_factory.mktemp("volume") / "volume.img"
+        dlfs.format_volume(str(path), size_bytes=32 * MIB)
+        with dlfs.open(str(path)) as volume:
+            for name, samples in datasets.items():
+                with volume.writer(name) as writer:
+                    for sample, data in samples.items():
+                        writer.add(sample, data)
+        return path
+
+    return make
+
+
+@pytest.fixture(scope="package")
+def samples() -> dict[bytes, bytes]:
+    return random_samples(COUNT, seed=5)
+
+
+@pytest.fixture(scope="package")
+def volume_path(make_volume, samples) -> Path:
+    """A volume with the dataset ``numbers``."""
+    path: Path = make_volume(numbers=samples, other={"one": b"1", "deep/er/two": b"22"})
+    return path
