@@ -283,10 +283,10 @@ def as_indices(indices: npt.ArrayLike, count: int) -> npt.NDArray[np.uint64]:
         raise UsageError(
             f"read samples: expected integers of one dimension, got {array.dtype} {array.shape}"
         )
-    outside = np.flatnonzero((array < 0) | (array >= count))
-    if len(outside):
-        at = int(outside[0])
+    wanted = np.ascontiguousarray(array, np.uint64)  # what is negative becomes very large
+    if wanted.max() >= count:
+        at = int(np.flatnonzero(wanted >= count)[0])
         raise UsageError(
             f"read samples: expected indices 0..{count - 1}, got {int(array[at])} at position {at}"
         )
-    return np.ascontiguousarray(array, np.uint64)
+    return wanted
