@@ -10,14 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from dlfs._native.reader import NativeBatch
 from dlfs.errors import ClosedError, UsageError
+from dlfs.reader.arrow import binary_views
 from dlfs.reader.failures import SampleFailure
+
+if TYPE_CHECKING:
+    import pyarrow
 
 
 class Batch:
@@ -119,6 +123,45 @@ class Batch:
         offsets = np.arange(len(self), dtype=np.int64) * expected
         self._gather(stacked.reshape(-1).view(np.uint8), offsets)
         return stacked
+
+    def pad(self, length_bytes: int | None = None, fill: int = 0) -> npt.NDArray[np.uint8]:
+        """Copy samples of any lengths into the rows of one array.
+
+        Args:
+            length_bytes: of a row; that of the longest sample by default.
+            fill: the byte behind a sample that is shorter, and all of one that failed, 0..255.
+
+        Returns:
+            ``uint8[n, length_bytes]``, contiguous; ``lengths`` says where each sample ends.
+
+        Raises:
+            UsageError: a sample is longer than a row, or fill is no byte.
+        """
+        longest = int(self.lengths.max(initial=0))
+        row_bytes = longest if length_bytes is None else length_bytes
+        if row_bytes < longest or not 0 <= fill <= 255:
+            raise UsageError(
+                f"pad a batch: expected rows of {longest} bytes or more and a byte to fill them "
+                f"with, got {row_bytes} bytes and {fill}"
+            )
+        padded = np.full((len(self), row_bytes), fill, np.uint8)
+        self._gather(padded.reshape(-1), np.arange(len(self), dtype=np.int64) * row_bytes)
+        return padded
+
+    def to_arrow(self) -> pyarrow.Array[Any]:
+        """The samples as an Arrow array, without a copy.
+
+        The array keeps the batch's memory, also when the batch is released. Where Arrow has no
+        function for views yet, ``cast(pyarrow.large_binary())`` copies.
+
+        Returns:
+            ``binary_view[n]``; null for a sample that failed.
+
+        Raises:
+            UsageError: pyarrow is not installed.
+            LimitError: a sample is over 2 GiB - 1 long.
+        """
+        return binary_views(self._open(), self.offsets, self.lengths)
 
     def release(self) -> None:
         """Drop this batch's hold on its memory now; views taken from it keep theirs. Idempotent."""
