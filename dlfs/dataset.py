@@ -26,6 +26,7 @@ from dlfs.format.paths import PathLike, display
 from dlfs.origin import DatasetAccess, DatasetIdentity, Origin
 from dlfs.reader import Batch, Epoch
 from dlfs.sequence import WINDOW_CHUNKS, EpochState
+from dlfs.sequence import Sequence as EpochSequence
 from dlfs.store.info import DatasetInfo, describe_dataset
 
 
@@ -237,6 +238,8 @@ class Dataset:
         epoch: int = 0,
         rank: int = 0,
         world_size: int = 1,
+        worker: int = 0,
+        workers: int = 1,
         shuffle: str | None = "global",
         window_chunks: int = WINDOW_CHUNKS,
         drop_last: bool = False,
@@ -251,6 +254,9 @@ class Dataset:
             epoch: each has an order of its own.
             rank: 0..world_size-1.
             world_size: ranks that share the epoch's samples.
+            worker: 0..workers-1.
+            workers: consumers that share this rank's batches, such as worker processes: each takes
+                every ``workers``-th of them.
             shuffle: ``global``: a uniform permutation; ``chunk``: of chunks, then of samples within
                 windows of them, at sequential speed; None: storage order.
             window_chunks: of ``chunk``.
@@ -268,9 +274,40 @@ class Dataset:
             batch_size=batch_size,
             rank=rank,
             world_size=world_size,
+            worker=worker,
+            workers=workers,
             drop_last=drop_last,
             on_error=on_error,
             plan=plan,
+        )
+
+    def sequence(
+        self,
+        *,
+        shuffle: str | None = "global",
+        seed: int = 0,
+        epoch: int = 0,
+        window_chunks: int = WINDOW_CHUNKS,
+    ) -> EpochSequence:
+        """One epoch's order, the one that ``batches`` goes by, without reading anything.
+
+        Args:
+            shuffle: as for ``batches``.
+            seed: likewise.
+            epoch: likewise.
+            window_chunks: likewise.
+
+        Raises:
+            UsageError: an argument is out of range.
+        """
+        reader = self._opened().reader
+        return EpochSequence(
+            reader.directory,
+            chunk_bytes=reader.chunk_bytes,
+            shuffle=shuffle,
+            seed=seed,
+            epoch=epoch,
+            window_chunks=window_chunks,
         )
 
     # ---- paths and indices -----------------------------------------------------------------------

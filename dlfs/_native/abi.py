@@ -282,6 +282,8 @@ class StreamConfig(Structure):
         ("first", c_uint64),
         ("stride", c_uint64),
         ("count", c_uint64),
+        ("group", c_uint64),
+        ("group_stride", c_uint64),
         ("plan", c_uint32),
         ("reserved", c_uint32),
     )

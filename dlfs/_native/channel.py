@@ -441,12 +441,20 @@ class ClientStream:
         first: int,
         stride: int,
         count: int,
+        group: int = 0,
+        group_stride: int = 0,
         plan: str = "auto",
     ) -> None:
         self._reader = reader
         self._pid = os.getpid()
         config = abi.StreamConfig(
-            sequence=sequence.handle, first=first, stride=stride, count=count, plan=PLANS[plan]
+            sequence=sequence.handle,
+            first=first,
+            stride=stride,
+            count=count,
+            group=group,
+            group_stride=group_stride,
+            plan=PLANS[plan],
         )
         self._channel: ClientChannel | None = reader.take_channel()
         code = library().dlfs_client_stream_open(self._channel.handle, byref(config))

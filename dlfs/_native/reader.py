@@ -370,6 +370,15 @@ class NativeSequence:
 class NativeStream:
     """A ``dlfs_stream``: a consumer's part of an epoch, read ahead by a native thread.
 
+    Args:
+        first: position of its first sample.
+        stride: from one sample to the next.
+        count: of its samples.
+        group: samples, behind which it goes on at ``group_stride`` positions behind the first of
+            them; 0: all are one group.
+        group_stride: positions.
+        plan: how to read ahead.
+
     Threads: one at a time.
     """
 
@@ -381,13 +390,21 @@ class NativeStream:
         first: int,
         stride: int,
         count: int,
+        group: int = 0,
+        group_stride: int = 0,
         plan: str = "auto",
     ) -> None:
         self._reader = reader
         self._sequence = sequence
         self._pid = os.getpid()
         config = abi.StreamConfig(
-            sequence=sequence.handle, first=first, stride=stride, count=count, plan=PLANS[plan]
+            sequence=sequence.handle,
+            first=first,
+            stride=stride,
+            count=count,
+            group=group,
+            group_stride=group_stride,
+            plan=PLANS[plan],
         )
         handle = c_void_p()
         code = library().dlfs_stream_create(reader.borrow(), byref(config), byref(handle))

@@ -42,6 +42,8 @@ class Epoch(Iterator[Batch]):
         batch_size: samples of this rank in a batch, >= 1.
         rank: 0..world_size-1.
         world_size: >= 1.
+        worker: 0..workers-1.
+        workers: >= 1.
         drop_last: leave out a last global batch that is not full.
         on_error: ``raise``, ``skip`` or ``replace``.
         plan: how to read ahead: ``auto``, ``direct``, ``chunks`` or ``harvest``.
@@ -64,6 +66,8 @@ class Epoch(Iterator[Batch]):
         batch_size: int,
         rank: int = 0,
         world_size: int = 1,
+        worker: int = 0,
+        workers: int = 1,
         drop_last: bool = False,
         on_error: str = "raise",
         plan: str = "auto",
@@ -74,11 +78,19 @@ class Epoch(Iterator[Batch]):
                 "take batches: expected batch_size >= 1 and 0 <= rank < world_size, got "
                 f"batch_size={batch_size}, rank={rank}, world_size={world_size}"
             )
+        if not 0 <= worker < workers:
+            raise UsageError(
+                f"take batches: expected 0 <= worker < workers, got worker={worker}, "
+                f"workers={workers}"
+            )
         self._open_reader = open_reader
-        self._state = state
+        self._state = state  # where it began
         self._batch_size = batch_size
         self._rank = rank
         self._world_size = world_size
+        self._worker = worker
+        self._workers = workers
+        self._next_batch = worker  # of this rank, counted from the state's position
         self._drop_last = drop_last
         self._on_error = on_error
         self._plan = plan
@@ -111,9 +123,7 @@ class Epoch(Iterator[Batch]):
         except DlfsError:
             self._end_stream()  # the state has not moved: the next call reads this batch again
             raise
-        total = len(reader.directory)
-        step = self._batch_size * self._world_size
-        self._state = replace(self._state, position=min(total, self._state.position + step))
+        self._next_batch += self._workers
         self.failure_count += len(batch.failures)
         self.failures += batch.failures[: FAILURES_KEPT - len(self.failures)]
         return batch
@@ -121,10 +131,13 @@ class Epoch(Iterator[Batch]):
     def state(self) -> dict[str, Any]:
         """Where the epoch stands after the batches taken so far; the same on every rank.
 
+        Of a worker: where it stands when all workers have taken the batches up to this one's last.
+
         Returns:
-            Plain values for a checkpoint. ``resume`` takes them at any world size and batch size.
+            Plain values for a checkpoint. ``resume`` takes them at any world size, number of
+            workers and batch size.
         """
-        return self._state.to_dict()
+        return replace(self._state, position=self._position()).to_dict()
 
     def resume(self, state: dict[str, Any]) -> Self:
         """Go on from where another epoch of the same dataset stood, in its order.
@@ -150,6 +163,7 @@ class Epoch(Iterator[Batch]):
             )
         self._end_stream()
         self._state = resumed
+        self._next_batch = self._worker
         return self
 
     @property
@@ -173,14 +187,33 @@ class Epoch(Iterator[Batch]):
     ) -> None:
         self.close()
 
-    def _left(self) -> int:
-        """Samples of this rank still to come."""
+    @property
+    def _step(self) -> int:
+        """Samples of a global batch."""
+        return self._batch_size * self._world_size
+
+    def _total(self) -> int:
         reader = self._reader if self._reader is not None else self._open_reader()
-        total = len(reader.directory)
+        return len(reader.directory)
+
+    def _position(self) -> int:
+        """Samples of the epoch up to the end of the last batch taken."""
+        if self._next_batch == self._worker:
+            return self._state.position
+        end = (self._next_batch - self._workers + 1) * self._step
+        return min(self._total(), self._state.position + end)
+
+    def _left(self) -> int:
+        """Samples of this worker still to come."""
+        left = self._total() - self._state.position
         if self._drop_last:
-            step = self._batch_size * self._world_size
-            return (total - self._state.position) // step * self._batch_size
-        return shard_count(total, self._state.position + self._rank, self._world_size)
+            share = left // self._step * self._batch_size
+        else:
+            share = shard_count(left, self._rank, self._world_size)
+        full, rest = divmod(share, self._batch_size)
+        mine = shard_count(full, self._next_batch, self._workers) * self._batch_size
+        last = full >= self._next_batch and (full - self._worker) % self._workers == 0
+        return mine + (rest if last else 0)
 
     def _open_stream(self) -> tuple[NativeStream, SampleReader]:
         if self._pid != os.getpid():
@@ -198,9 +231,11 @@ class Epoch(Iterator[Batch]):
             )
             self._stream = self._reader.stream(
                 sequence,
-                first=self._state.position + self._rank,
+                first=self._state.position + self._rank + self._next_batch * self._step,
                 stride=self._world_size,
                 count=self._left(),
+                group=self._batch_size if self._workers > 1 else 0,
+                group_stride=self._step * self._workers,
                 plan=self._plan,
             )
         return self._stream, self._reader

@@ -180,6 +180,8 @@ class SampleReader:
         epoch: int = 0,
         rank: int = 0,
         world_size: int = 1,
+        worker: int = 0,
+        workers: int = 1,
         shuffle: str | None = "global",
         window_chunks: int = WINDOW_CHUNKS,
         drop_last: bool = False,
@@ -196,17 +198,34 @@ class SampleReader:
             batch_size=batch_size,
             rank=rank,
             world_size=world_size,
+            worker=worker,
+            workers=workers,
             drop_last=drop_last,
             on_error=on_error,
             plan=plan,
         )
 
     def stream(
-        self, sequence: EpochSequence, *, first: int, stride: int, count: int, plan: str
+        self,
+        sequence: EpochSequence,
+        *,
+        first: int,
+        stride: int,
+        count: int,
+        group: int,
+        group_stride: int,
+        plan: str,
     ) -> NativeStream:
-        """Start reading a part of a sequence ahead."""
+        """Start reading a part of a sequence ahead; see ``NativeStream``."""
         return NativeStream(
-            self._native, sequence.native, first=first, stride=stride, count=count, plan=plan
+            self._native,
+            sequence.native,
+            first=first,
+            stride=stride,
+            count=count,
+            group=group,
+            group_stride=group_stride,
+            plan=plan,
         )
 
     def settle(self, native: NativeBatch, on_error: str) -> Batch:

@@ -33,6 +33,54 @@ static void wait_until(pthread_cond_t *condition, pthread_mutex_t *lock, uint64_
     pthread_cond_timedwait(condition, lock, &then);
 }
 
+/* ---- positions ------------------------------------------------------------------------------- */
+
+/* The position in the epoch of this consumer's sample number `place`. */
+static uint64_t position_of(const dlfs_stream_config *config, uint64_t place)
+{
+    if (config->group == 0)
+        return config->first + place * config->stride;
+    return config->first + place / config->group * config->group_stride +
+           place % config->group * config->stride;
+}
+
+/* The indices of this consumer's samples place..place+count-1. */
+static int fill_indices(const dlfs_stream_config *config, uint64_t place, uint64_t count,
+                        uint64_t *out)
+{
+    int code = 0;
+    while (code == 0 && count > 0) {
+        uint64_t here = config->group ? config->group - place % config->group : count;
+        here = here < count ? here : count;
+        code = dlfs_sequence_fill(config->sequence, position_of(config, place), config->stride,
+                                  here, out);
+        place += here;
+        out += here;
+        count -= here;
+    }
+    return code;
+}
+
+/* Whether every sample lies below `total`; positions rise, so that the last one decides. */
+static bool config_fits(const dlfs_stream_config *config, uint64_t total)
+{
+    if (config->count == 0)
+        return true;
+    if (config->first >= total)
+        return false;
+    uint64_t left = total - 1 - config->first;
+    uint64_t last = config->count - 1;
+    if (config->group == 0)
+        return last <= left / config->stride;
+    if (config->group_stride == 0 ||
+        (config->group > 1 && config->stride > (config->group_stride - 1) / (config->group - 1)))
+        return false;
+    uint64_t groups = last / config->group;
+    if (groups > left / config->group_stride)
+        return false;
+    return last % config->group <= (left - groups * config->group_stride) / config->stride;
+}
+
 /* ---- the thread ------------------------------------------------------------------------------ */
 
 /* Whether all the entries that the consumer waits for are ready or failed. The lock is held. */
@@ -70,8 +118,7 @@ static void fill(dlfs_stream *stream)
         return;
     uint64_t count = end - first < FILL_MAX ? end - first : FILL_MAX;
     pthread_mutex_unlock(&reader->lock);
-    int code = dlfs_sequence_fill(config->sequence, config->first + first * config->stride,
-                                  config->stride, count, stream->indices);
+    int code = fill_indices(config, first, count, stream->indices);
     for (uint64_t i = 0; code == 0 && i < count; i++)
         __builtin_prefetch(&reader->locations[stream->indices[i]]);
     pthread_mutex_lock(&reader->lock);
@@ -230,12 +277,10 @@ static void skip(dlfs_stream *stream, uint64_t count)
 
 static int read_on_demand(dlfs_stream *stream, uint64_t count, dlfs_batch **out)
 {
-    const dlfs_stream_config *config = &stream->config;
     uint64_t *indices = malloc(count * sizeof(*indices));
     if (!indices)
         return -ENOMEM;
-    int code = dlfs_sequence_fill(config->sequence, config->first + stream->head * config->stride,
-                                  config->stride, count, indices);
+    int code = fill_indices(&stream->config, stream->head, count, indices);
     if (code == 0)
         code = dlfs_reader_read(stream->reader, indices, count, out);
     free(indices);
@@ -361,8 +406,10 @@ static uint32_t choose_plan(const dlfs_reader *reader, const dlfs_stream_config 
     double per_chunk = (double)reader->sample_count / (double)reader->chunk_count;
     double kept =
         2 * (double)reader->slot_count * chunk / (double)mean_bytes / (double)reader->sample_count;
-    if (kept > 1.0 / (double)config->stride)
-        kept = 1.0 / (double)config->stride;
+    double share = config->group ? (double)config->group / (double)config->group_stride
+                                 : 1.0 / (double)config->stride;
+    if (kept > share)
+        kept = share;
     double harvest = (request + chunk) / (1 + per_chunk * kept);
     return harvest < direct ? DLFS_PLAN_HARVEST : DLFS_PLAN_DIRECT;
 }
@@ -428,9 +475,7 @@ DLFS_API int dlfs_stream_create(dlfs_reader *reader, const dlfs_stream_config *c
     if (!reader || !config || !config->sequence || config->stride == 0 ||
         config->plan > DLFS_PLAN_HARVEST)
         return -EINVAL;
-    if (config->count > 0 &&
-        (config->first >= reader->sample_count ||
-         config->count - 1 > (reader->sample_count - 1 - config->first) / config->stride))
+    if (!config_fits(config, reader->sample_count))
         return -EINVAL;
     dlfs_stream *stream = calloc(1, sizeof(*stream));
     if (!stream)

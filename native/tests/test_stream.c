@@ -67,6 +67,87 @@ static void every_plan(uint64_t memory_bytes, const dlfs_fault_config *faults)
     dataset_destroy(&dataset);
 }
 
+/* Consumers that share the batches of one: each is given its own groups, the last one short. */
+static void groups(uint32_t plan, uint32_t kind, uint64_t consumers)
+{
+    enum { GROUP = 7, STRIDE = 2 };
+    struct dataset dataset;
+    dataset_create(&dataset, NULL);
+    dlfs_reader *reader = reader_over(&dataset, 1 << 20, 0);
+    dlfs_sequence *sequence;
+    CHECK_EQ(dlfs_sequence_create(dataset.directory, CHUNK, kind, 3, 1, 4, &sequence), 0);
+    uint64_t total = (COUNT - 1 + STRIDE - 1) / STRIDE; /* from position 1 on */
+    uint64_t expected[COUNT];
+    CHECK_EQ(dlfs_sequence_fill(sequence, 1, STRIDE, total, expected), 0);
+    uint64_t taken = 0;
+    for (uint64_t consumer = 0; consumer < consumers; consumer++) {
+        uint64_t place = consumer * GROUP;
+        dlfs_stream_config config = {
+            .sequence = sequence,
+            .first = 1 + place * STRIDE,
+            .stride = STRIDE,
+            .group = GROUP,
+            .group_stride = GROUP * STRIDE * consumers,
+            .plan = plan,
+        };
+        for (uint64_t at = place; at < total; at += GROUP * consumers)
+            config.count += total - at < GROUP ? total - at : GROUP;
+        dlfs_stream *stream;
+        dlfs_batch *batch;
+        CHECK_EQ(dlfs_stream_create(reader, &config, &stream), 0);
+        for (; dlfs_stream_next(stream, GROUP, -1, &batch) == 0; place += GROUP * consumers) {
+            for (uint64_t i = 0; i < batch->count; i++) {
+                CHECK_EQ(batch->indices[i], expected[place + i]);
+                check_sample(batch, i);
+            }
+            taken += batch->count;
+            dlfs_batch_release(batch);
+        }
+        dlfs_stream_destroy(stream);
+        config.count++;
+        CHECK_EQ(dlfs_stream_create(reader, &config, &stream), -EINVAL);
+    }
+    CHECK_EQ(taken, total);
+    dlfs_sequence_destroy(sequence);
+    CHECK_EQ(dlfs_reader_destroy(reader), 0);
+    dataset_destroy(&dataset);
+}
+
+static void wrong_groups(void)
+{
+    struct dataset dataset;
+    dataset_create(&dataset, NULL);
+    dlfs_reader *reader = reader_over(&dataset, 1 << 20, 0);
+    dlfs_sequence *sequence;
+    CHECK_EQ(dlfs_sequence_create(dataset.directory, CHUNK, DLFS_ORDER_GLOBAL, 0, 0, 1, &sequence),
+             0);
+    static const uint64_t wrong[][4] = {
+        /* stride, count, group, group_stride */
+        {1, 2, 1, 0},                 /* groups that do not move on */
+        {1, 8, 4, 3},                 /* ... or not behind the one before */
+        {2, 8, 4, 6},                 /* its last sample twice */
+        {1, 2, 1, COUNT},             /* past the end */
+        {1, 3, 2, COUNT - 1},         /* ... the second of the last group */
+        {UINT64_MAX, 2, 2, 10},       /* no wrapping */
+        {1, 3, 1, UINT64_MAX / 2 + 1} /* nor here */
+    };
+    dlfs_stream *stream;
+    for (size_t i = 0; i < sizeof(wrong) / sizeof(*wrong); i++) {
+        dlfs_stream_config config = {
+            .sequence = sequence,
+            .first = i == 4,
+            .stride = wrong[i][0],
+            .count = wrong[i][1],
+            .group = wrong[i][2],
+            .group_stride = wrong[i][3],
+        };
+        CHECK_EQ(dlfs_stream_create(reader, &config, &stream), -EINVAL);
+    }
+    dlfs_sequence_destroy(sequence);
+    CHECK_EQ(dlfs_reader_destroy(reader), 0);
+    dataset_destroy(&dataset);
+}
+
 /* The order names some samples twice and others not at all; locations and samples are sound. */
 static void wrong_order(uint32_t plan, uint32_t kind, uint64_t memory_bytes)
 {
@@ -152,6 +233,10 @@ int main(void)
         wrong_order(plan, DLFS_ORDER_GLOBAL, 24 * CHUNK);
         wrong_order(plan, DLFS_ORDER_STORAGE, 24 * CHUNK);
     }
+    for (uint32_t plan = DLFS_PLAN_AUTO; plan <= DLFS_PLAN_HARVEST; plan++)
+        for (uint64_t consumers = 1; consumers <= 3; consumers++)
+            groups(plan, plan % 3, consumers); /* DLFS_ORDER_*, each at least once */
+    wrong_groups();
     wrong_calls();
     return 0;
 }

@@ -396,6 +396,9 @@ def test_every_order_of_an_epoch_gives_every_sample_once(volume):
         with dataset.batches(7, shuffle=shuffle, seed=3) as epoch:
             indices = np.concatenate([batch.indices.copy() for batch in epoch])
         assert sorted(indices.tolist()) == list(range(100))
+        order = dataset.sequence(shuffle=shuffle, seed=3)
+        assert len(order) == 100
+        assert order.indices().tolist() == indices.tolist()
 
 
 def test_info_of_a_dataset(volume):

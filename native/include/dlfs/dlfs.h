@@ -719,7 +719,11 @@ typedef struct dlfs_stream_config {
     uint64_t first;                /* global position of this consumer's first sample */
     uint64_t stride;               /* ranks: the next sample is `stride` positions on */
     uint64_t count;                /* samples this consumer will take */
-    uint32_t plan;                 /* DLFS_PLAN_* */
+    /* Consumers that share a rank's batches: behind `group` samples, the next one lies group_stride
+     * positions behind the first of them. 0: all samples are one group. */
+    uint64_t group;
+    uint64_t group_stride; /* > (group - 1) * stride; unused if group is 0 */
+    uint32_t plan;         /* DLFS_PLAN_* */
     uint32_t reserved;
 } dlfs_stream_config;
 

@@ -200,6 +200,54 @@ def test_resume_at_another_world_size(bench, shuffle):
         assert taken + rest == expected
 
 
+@pytest.mark.parametrize("shuffle", ["global", "chunk", None])
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("workers", [1, 2, 3, 7])
+def test_batches_of_workers_taken_in_turn_are_those_of_one(bench, shuffle, drop_last, workers):
+    made = bench(random_samples(230))
+    arguments = {"seed": 6, "shuffle": shuffle, "drop_last": drop_last, "world_size": 2}
+    with made.reader() as reader:
+        for rank in range(2):
+            one = reader.batches(11, rank=rank, **arguments)
+            state = {**one.state(), "position": 15}  # not a multiple of anything
+            expected = [
+                (batch.indices.tolist(), one.state()["position"]) for batch in one.resume(state)
+            ]
+            epochs = [
+                reader.batches(11, rank=rank, worker=worker, workers=workers, **arguments)
+                for worker in range(workers)
+            ]
+            lengths = [len(epoch.resume(state)) for epoch in epochs]
+            assert [epoch.state() for epoch in epochs] == [state] * workers
+            assert sum(lengths) == len(expected)
+            got = []
+            for number in range(len(expected)):
+                epoch = epochs[number % workers]
+                batch = next(epoch)
+                assert batch.to_list() == [made.laid.samples[i] for i in batch.indices.tolist()]
+                got.append((batch.indices.tolist(), epoch.state()["position"]))
+            assert got == expected
+            assert all(next(epoch, None) is None for epoch in epochs)
+            assert [len(epoch) for epoch in epochs] == [0] * workers
+
+
+def test_a_worker_reads_a_bad_batch_again(bench):
+    made = bench(random_samples(100, low=20))
+    with made.reader() as reader:
+        order = [i for batch in reader.batches(10, seed=2) for i in batch.indices.tolist()]
+    made.corrupt(order[35])
+    with made.reader() as reader:
+        epoch = reader.batches(10, seed=2, worker=1, workers=2)
+        assert next(epoch).indices.tolist() == order[10:20]
+        for _ in range(2):
+            with pytest.raises(ChecksumError):
+                next(epoch)
+            assert epoch.state()["position"] == 20
+        made.corrupt(order[35])  # the same bit again: it is as it was
+        assert next(epoch).indices.tolist() == order[30:40]
+        assert epoch.state()["position"] == 40
+
+
 def test_resume_refuses_what_is_not_its_state(bench):
     made = bench(random_samples(10))
     with made.reader() as reader:
@@ -213,6 +261,9 @@ def test_resume_refuses_what_is_not_its_state(bench):
         with pytest.raises(UsageError, match="position"):
             epoch.resume({**state, "position": 11})
         for arguments in (
+            {"batch_size": 1, "worker": 1},
+            {"batch_size": 1, "worker": -1, "workers": 2},
+            {"batch_size": 1, "workers": 0},
             {"batch_size": 0},
             {"batch_size": 1, "rank": 1},
             {"batch_size": 1, "world_size": 0},
