@@ -15,7 +15,7 @@ from bench.contestants.directory import DictLookup, Find, Load
 from bench.contestants.files import Files, ParallelFiles
 from bench.contestants.fio import FioRead, FioWrite
 from bench.contestants.imports import Import
-from bench.contestants.initiators import Idle, Initiator, SpdkPerf
+from bench.contestants.initiators import BareInitiator, Idle, Initiator, SpdkPerf
 from bench.contestants.mounts import MountFiles
 from bench.contestants.samples import DEPTH, WHOLE, Batches, Cached, Epoch, Get
 from dlfs.units import KIB, MIB
@@ -190,10 +190,11 @@ def _nvme(dataset: str, block_bytes: int, depth: int) -> Case:
     reads = tuple(Initiator(scheme, depth) for scheme in schemes)
     epochs = tuple(Initiator(scheme, depth, ahead=True) for scheme in schemes)
     perf = SpdkPerf(block_bytes, depth)
+    bare = tuple(BareInitiator(block_bytes, depth, as_batch) for as_batch in (False, True))
     floors = tuple(
         Floor("90% of SPDK's perf tool", who, 0.9, rate, (perf,)) for who in (*reads, *epochs)
     )
-    return Case(dataset, dataset, about, (*reads, perf, *epochs), floors)
+    return Case(dataset, dataset, about, (*reads, perf, *epochs, *bare), floors)
 
 
 CASES: tuple[Case, ...] = (

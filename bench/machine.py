@@ -22,6 +22,12 @@ ROOT = Path(__file__).parents[1]
 NATIVE = Path(__file__).parent / "native"
 BUILD = ROOT / "build" / "bench"
 DROP_CACHES = Path("/proc/sys/vm/drop_caches")
+LIBDLFS = Path(dlfs.__file__).parent / "_native"
+LINKED = {
+    "bare_uring": ["-luring"],
+    "bare_nvme": [f"-I{ROOT}/native/include", f"-L{LIBDLFS}", f"-Wl,-rpath,{LIBDLFS}", "-ldlfs"],
+}
+"""What programs of ``native`` are compiled with."""
 
 
 class Unavailable(Exception):
@@ -88,7 +94,7 @@ def _compile(name: str) -> Path:
     fresh = target.with_name(f"{name}.{os.getpid()}")
     compiler = os.environ.get("CC", "gcc")
     command = [compiler, "-std=c17", "-O2", "-D_GNU_SOURCE", str(source), "-o", str(fresh)]
-    command += ["-luring"] if "uring" in name else ["-lpthread"]
+    command += LINKED.get(name, ["-lpthread"])
     try:
         done = subprocess.run(command, check=False, capture_output=True, text=True)
     except FileNotFoundError as error:

@@ -19,6 +19,7 @@ import numpy as np
 
 import dlfs
 from bench.contestant import Ground, Sample, check_bytes, timed
+from bench.contestants.bare import run_bare
 from bench.contestants.samples import Tally
 from bench.datasets import DATASET
 from bench.machine import Machine, Unavailable
@@ -150,6 +151,41 @@ class SpdkPerf:
             raise Unavailable(f"spdk_nvme_perf: {lines[-1]}")
         reads = round(float(total[1]) * seconds)
         return Sample(reads, reads * self.block_bytes, seconds, cpu)
+
+
+@dataclass(frozen=True)
+class BareInitiator:
+    """DLFS's NVMe/TCP initiator alone, from a loop in C: random blocks, nothing handed out.
+
+    Attributes:
+        block_bytes: of a read.
+        depth: reads in flight.
+        as_batch: into as many buffers as a batch has samples, computing the CRC32C of each; else
+            into as many as reads are in flight, which stay in the processor's caches.
+    """
+
+    block_bytes: int
+    depth: int
+    as_batch: bool = False
+
+    @property
+    def label(self) -> str:
+        """In tables."""
+        way = "a batch's memory, with CRC32C" if self.as_batch else f"{self.depth} buffers"
+        return f"nvme-tcp from C into {way}, depth {self.depth}"
+
+    def run(self, ground: Ground) -> Sample:
+        """Random blocks until the time is over."""
+        uri = parse_uri(_targets(ground).uri("nvme-tcp"))
+        assert isinstance(uri, NvmeTcpUri)
+        host, port = uri.paths[0]
+        program = ground.machine.program("bare_nvme")
+        buffers = max(self.depth, ground.scene.spec.batch) if self.as_batch else self.depth
+        with _on_core(ground.machine):
+            return run_bare(
+                program, host, port, uri.subsystem_nqn, uri.nsid, self.block_bytes, self.depth,
+                buffers, int(self.as_batch), ground.limits.seconds,
+            )  # fmt: skip
 
 
 def transport_id(targets: Targets) -> str:
