@@ -18,6 +18,7 @@ numpy or libdlfs is loaded when it is first used, so that ``dlfs --help`` does n
 #   origin      what opens a volume and its datasets
 #   reader      plan, read, prefetch, cache; Batch
 #   sequence    the epoch's order: permutation, sharding, resume
+#   attributes  columns of a dataset: builder, table
 #   directory   the sample directory: builder, frozen tree
 #   store       members, generations, free space, commit
 #   format      bytes <-> records of the on-media format (FORMAT.md); no I/O

@@ -19,12 +19,13 @@ from uuid import UUID
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from dlfs.attributes import AttributeTable
 from dlfs.directory import Entry, FrozenDirectory
 from dlfs.errors import ClosedError, NotFoundError
 from dlfs.format.geometry import DataSpace
 from dlfs.format.paths import PathLike, display
 from dlfs.origin import DatasetAccess, DatasetIdentity, Origin
-from dlfs.reader import Batch, Epoch
+from dlfs.reader import Batch, ColumnAccess, Epoch
 from dlfs.sequence import WINDOW_CHUNKS, EpochState
 from dlfs.sequence import Sequence as EpochSequence
 from dlfs.store.info import DatasetInfo, describe_dataset
@@ -51,7 +52,7 @@ class SampleInfo:
     offset_bytes: int
 
 
-class Dataset:
+class Dataset(ColumnAccess):
     """One version of a dataset, open for reading.
 
     Args:
@@ -163,6 +164,11 @@ class Dataset:
     def directory(self) -> FrozenDirectory:
         """The sample directory."""
         return self._opened().directory
+
+    @property
+    def attributes(self) -> AttributeTable:
+        """The columns as they are stored; ``columns`` and ``column`` are for users."""
+        return self._opened().attributes()
 
     def __len__(self) -> int:
         return self._opened().record.sample_count

@@ -7,14 +7,16 @@ know which origin they have; the service has one of its own.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 from uuid import UUID
 
 import numpy as np
 
+from dlfs.attributes import AttributeTable, load_attributes
 from dlfs.block import BlockDevice, MissingDevice, open_device
 from dlfs.directory import (
     DirectoryIdentity,
@@ -120,6 +122,7 @@ class DatasetAccess:
         directory: of samples.
         reader: of samples.
         release: gives up what else is open.
+        load_attributes: opens the dataset's columns; called once, when they are first asked for.
         is_lost: whether this way is gone for good, and another one has to be made.
     """
 
@@ -129,11 +132,27 @@ class DatasetAccess:
     directory: FrozenDirectory
     reader: SampleReader
     release: Callable[[], None]
+    load_attributes: Callable[[], AttributeTable]
     is_lost: Callable[[], bool] = lambda: False
+    _attributes: AttributeTable | None = field(default=None, init=False)
+    _loading: threading.Lock = field(default_factory=threading.Lock, init=False)
+
+    def attributes(self) -> AttributeTable:
+        """The dataset's columns.
+
+        Raises:
+            DlfsError: as ``load_attributes`` raises.
+        """
+        if self._attributes is None:
+            with self._loading:
+                self._attributes = self._attributes or self.load_attributes()
+        return self._attributes
 
     def close(self) -> None:
         """Give up all but the directory."""
         self.reader.close()
+        if self._attributes is not None:
+            self._attributes.close()
         self.release()
 
 
@@ -224,6 +243,13 @@ class LocalOrigin:
             directory=directory,
             reader=reader,
             release=lambda: close_devices(generation.devices),
+            load_attributes=lambda: load_attributes(
+                generation.sources,
+                generation.geometry,
+                record,
+                volume_uuid=generation.superblock.volume_uuid,
+                diagnose=lambda: _diagnose(generation.devices, identity),
+            ),
         )
 
     def _make_reader(

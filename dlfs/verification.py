@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlfs._native.packing import Checker
+from dlfs.attributes import AttributeTable, read_attributes
 from dlfs.directory import FrozenDirectory
 from dlfs.errors import DeviceError, DlfsError, FormatError
 from dlfs.format.catalog import DatasetRecord
@@ -42,7 +43,7 @@ class Finding:
     """One thing that is wrong.
 
     Attributes:
-        kind: ``member``, ``superblock``, ``catalog``, ``directory`` or ``sample``.
+        kind: ``member``, ``superblock``, ``catalog``, ``directory``, ``attributes`` or ``sample``.
         message: all of it, for people.
         dataset: name of the dataset concerned.
         version: of that dataset.
@@ -208,11 +209,14 @@ class _DatasetCheck:
         self._generation = generation
         self._lost = lost
         self._record = record
-        self._space = DataSpace(generation.geometry, record.data_runs)
+        samples_runs, attributes_runs = record.split_data_runs(generation.geometry.chunk_bytes)
+        self._space = DataSpace(generation.geometry, samples_runs)
+        self._attributes_space = DataSpace(generation.geometry, attributes_runs)
         self._name = f"dataset {display(record.name)!r} version {record.version}"
         self._copy = 0  # that is being checked
 
     def run(self, progress: Callable[[int], None]) -> Iterator[Finding]:
+        yield from self._check_attributes()
         try:
             directory = load_segment(self._generation, self._record, shared=False)
         except (FormatError, DeviceError) as error:
@@ -221,6 +225,7 @@ class _DatasetCheck:
         try:
             yield from self._check_directory(directory)
             done = self._record.entries_bytes + self._record.names_bytes
+            done += self._attributes_space.size_bytes * self._space.geometry.replicas
             progress(done)
             for copy in range(self._space.geometry.replicas):
                 self._copy = copy
@@ -228,15 +233,18 @@ class _DatasetCheck:
                     directory,
                     lambda address, done=done: progress(done + address),  # type: ignore[misc]
                 )
-                done += self._record.data_bytes
+                done += self._space.size_bytes
         finally:
             directory.close()
 
     def _directory_finding(self, problem: object) -> Finding:
         space = DataSpace(self._generation.geometry, self._record.directory_runs)
+        return self._segment_finding("directory", space, problem)
+
+    def _segment_finding(self, kind: str, space: DataSpace, problem: object) -> Finding:
         member, offset_bytes = space.resolve(0)
         return Finding(
-            kind="directory",
+            kind=kind,
             message=f"{self._name}: {problem}",
             dataset=display(self._record.name),
             version=self._record.version,
@@ -264,16 +272,37 @@ class _DatasetCheck:
             right = read_segment(self._generation.sources, geometry, self._record)
         except (FormatError, DeviceError):
             return  # found, and told, already
+        right = right[: self._record.entries_bytes + self._record.names_bytes]
+        space = DataSpace(geometry, self._record.directory_runs)
+        yield from self._compare_segments("directory", space, right)
+
+    def _compare_segments(self, kind: str, space: DataSpace, right: Bytes) -> Iterator[Finding]:
         yield from _compare_copies(
             self._generation,
-            DataSpace(geometry, self._record.directory_runs),
-            right[: self._record.entries_bytes + self._record.names_bytes],
+            space,
+            right,
             self._lost,
-            f"{self._name}: the directory",
-            kind="directory",
+            f"{self._name}: the {kind}",
+            kind=kind,
             dataset=display(self._record.name),
             version=self._record.version,
         )
+
+    def _check_attributes(self) -> Iterator[Finding]:
+        """Every block of the attributes, in all copies, and what the columns hold."""
+        extent, generation = self._record.attribute_extent, self._generation
+        if extent is None:
+            return
+        geometry, space = self._space.geometry, self._attributes_space
+        try:
+            right = read_attributes(generation.sources, geometry, self._record)
+            assert right is not None
+            AttributeTable.over(right, extent.head_bytes, where=self._name, verify=False).verify()
+        except (FormatError, DeviceError) as error:
+            yield self._segment_finding("attributes", space, error)
+            return
+        if geometry.replicas > 1:
+            yield from self._compare_segments("attributes", space, right[: extent.segment_bytes])
 
     def _check_samples(
         self, directory: FrozenDirectory, progress: Callable[[int], None]

@@ -10,27 +10,32 @@ that neighbours in a chunk come from anywhere in that stage: an exact shuffle of
 that size, and of larger ones as good as the order they came in. A source that comes shuffled
 already says so, and nothing is held back. Layout ``path`` packs in the order of the calls.
 
+Attributes are collected in columns, in the order of the calls, and written behind the samples in
+index order. A sample that is given none of a column has its default: NaN, 0, False or "".
+
 Nothing of the volume changes before ``seal``; what was written until then lies in free chunks. One
-thread. Memory: the stage, the windows, and the directory, which holds every path until the end.
+thread. Memory: the stage, the windows, the columns, and the directory, which holds every path until
+the end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 from uuid import UUID, uuid4
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from dlfs._native.device import as_bytes_array
 from dlfs._native.packing import Packer
 from dlfs._native.permutation import Permutation
-from dlfs.directory.builder import DirectoryBuilder
+from dlfs.attributes import Attributes, AttributesBuilder
+from dlfs.directory.builder import DirectoryBuilder, FrozenParts
 from dlfs.errors import ClosedError, ExistsError, LimitError, SpaceError, UsageError
-from dlfs.format.catalog import LAYOUTS, DatasetRecord
+from dlfs.format.catalog import LAYOUTS, AttributeExtent, DatasetRecord
 from dlfs.format.constants import SAMPLE_BYTES_MAX
 from dlfs.format.location import LOCATION, unpack_locations
 from dlfs.format.paths import PathLike, display, path_bytes
@@ -55,6 +60,8 @@ DIRECTORY_SAMPLE_BYTES = 32
 """What a sample takes in the directory beside its path, generously."""
 
 SEED_MAX = (1 << 64) - 1
+
+_NO_ATTRIBUTES: Attributes = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,6 +180,7 @@ class DatasetWriter:
         self.description = description
         self.uuid: UUID = uuid4()
         self._directory = DirectoryBuilder()
+        self._attributes = AttributesBuilder()
         default = STAGE_BYTES_SHUFFLED if description.shuffles else STAGE_BYTES_ORDERED
         self._stage = _Stage(default if stage_bytes is None else stage_bytes)
         self._stage_number = 0
@@ -187,17 +195,21 @@ class DatasetWriter:
 
     # ---- adding ----------------------------------------------------------------------------------
 
-    def add(self, path: PathLike, data: BytesLike) -> None:
+    def add(
+        self, path: PathLike, data: BytesLike, *, attributes: Mapping[str, Any] = _NO_ATTRIBUTES
+    ) -> None:
         """Add one sample.
 
         Args:
             path: of the sample; bytes, or text in UTF-8.
             data: its bytes, up to 2^40 - 1; copied before the call returns.
+            attributes: its value of each column: bool, number or string. The first value of a
+                column decides its type.
 
         Raises:
             ExistsError: the path was added already, or is a directory of another. A clash within
                 what is held back may be told by a later call.
-            UsageError: the path is malformed.
+            UsageError: the path is malformed, or an attribute's type is not its column's.
             LimitError: the path or the sample is too long.
             SpaceError: the volume is full.
             DeviceError: a write failed.
@@ -215,7 +227,8 @@ class DatasetWriter:
                 f"add the sample {display(raw)!r}: expected at most {SAMPLE_BYTES_MAX} bytes, "
                 f"got {array.size}"
             )
-        self._note(1, array.size, len(raw))
+        values = {name: np.asarray([value]) for name, value in attributes.items()}
+        self._note(1, array.size, len(raw), values)
         if not self._stage.fits(array.size):
             self._drain_stage()
         if self._stage.fits(array.size):
@@ -229,6 +242,8 @@ class DatasetWriter:
         data: BytesLike,
         offsets: NDArray[np.int64],
         lengths: NDArray[np.int64],
+        *,
+        attributes: Mapping[str, ArrayLike] = _NO_ATTRIBUTES,
     ) -> None:
         """Add many samples at once.
 
@@ -237,16 +252,18 @@ class DatasetWriter:
             data: a contiguous buffer that holds them; copied or packed before the call returns.
             offsets: int64[n_samples], where each begins in ``data``.
             lengths: int64[n_samples], in bytes.
+            attributes: of each column ``[n_samples]`` values: bool, integers, floats or strings.
 
         Raises:
-            UsageError: the arrays are not of one length, or a sample lies outside ``data``.
+            UsageError: the arrays are not of one length, a sample lies outside ``data``, or
+                attributes are of another type than their column.
             DlfsError: as ``add``; a clash of paths in the batch may be told by a later call.
         """
         self._check_open()
         source = as_bytes_array(data)
         starts, sizes = np.asarray(offsets, np.int64), np.asarray(lengths, np.int64)
         _check_batch(len(paths), source.size, starts, sizes)
-        self._note(len(paths), int(sizes.sum()), sum(map(len, paths)))
+        self._note(len(paths), int(sizes.sum()), sum(map(len, paths)), attributes)
         if not self.description.shuffles:
             self._drain_stage()
             self._pack(list(paths), source, starts, sizes, None)
@@ -287,8 +304,13 @@ class DatasetWriter:
                 self._stage.add(path, source[start : start + size])
         return first + count
 
-    def _note(self, samples: int, sample_bytes: int, path_bytes: int) -> None:
-        """Count samples."""
+    def _note(
+        self, samples: int, sample_bytes: int, path_bytes: int, attributes: Attributes
+    ) -> None:
+        """Count samples, and keep their attributes: their rows are those of the directory."""
+        if attributes:
+            values = self._attributes.prepare(attributes, samples)
+            self._attributes.append(values, self.sample_count)
         self.sample_count += samples
         self.sample_bytes += sample_bytes
         self._path_bytes += path_bytes
@@ -340,7 +362,7 @@ class DatasetWriter:
     ) -> NDArray[Any]:
         """Returns the locations, LOCATION[n_samples], in the order of offsets and lengths."""
         chunks = self._open_chunks()
-        self._transaction.space.reserve = self._overhead_chunks(self.sample_count, self._path_bytes)
+        self._reserve()
         locations: NDArray[Any] = np.zeros(count, LOCATION)
         first = 0
         while True:
@@ -393,19 +415,27 @@ class DatasetWriter:
         self._end("sealed", generation)
         return describe_dataset(record, self._transaction.geometry)
 
-    def _finish_data(self) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-        """Write the last window; freeze the directory once all data is durable."""
+    def _finish_data(self) -> tuple[AttributeExtent | None, FrozenParts]:
+        """Write the last window and the attributes; freeze the directory once all is durable."""
         chunks = self._open_chunks()
         rest = self._packer.address - chunks.address
         if rest:
             chunks.advance(rest)
+        extent = self._write_attributes(chunks) if len(self._attributes) else None
         chunks.drain()
         flush_all(self._transaction.devices)
         data_bytes = chunks.chunk_count * self._transaction.geometry.chunk_bytes
-        parts = self._directory.freeze(self.uuid, data_bytes)
-        return parts.entries, parts.names
+        return extent, self._directory.freeze(self.uuid, data_bytes)
 
-    def _record(self, entries: NDArray[np.uint8], names: NDArray[np.uint8]) -> DatasetRecord:
+    def _write_attributes(self, chunks: ChunkWriter) -> AttributeExtent:
+        """Write the columns to chunks of their own, behind the samples."""
+        address = chunks.address
+        parts = self._attributes.freeze(self.uuid, self._directory.rows())
+        self._reserve()
+        chunks.write_parts(parts)
+        return AttributeExtent(address, sum(part.nbytes for part in parts), parts[0].nbytes)
+
+    def _record(self, extent: AttributeExtent | None, parts: FrozenParts) -> DatasetRecord:
         chunks = self._open_chunks()
         return DatasetRecord(
             name=self.description.name,
@@ -418,9 +448,10 @@ class DatasetWriter:
             seed=self.description.seed,
             data_runs=tuple(chunks.runs),
             data_bytes=chunks.chunk_count * self._transaction.geometry.chunk_bytes,
-            directory_runs=self._transaction.write_segment([entries, names]),
-            entries_bytes=entries.nbytes,
-            names_bytes=names.nbytes,
+            directory_runs=self._transaction.write_segment([parts.entries, parts.names]),
+            entries_bytes=parts.entries.nbytes,
+            names_bytes=parts.names.nbytes,
+            attributes=() if extent is None else (extent.encode(),),
         )
 
     def abort(self) -> None:
@@ -445,11 +476,17 @@ class DatasetWriter:
 
     # ---- space -----------------------------------------------------------------------------------
 
+    def _reserve(self) -> None:
+        """Keep what the samples so far need beside their data."""
+        overhead = self._overhead_chunks(self.sample_count, self._path_bytes)
+        self._transaction.space.reserve = overhead
+
     def _overhead_chunks(self, samples: int, path_bytes: int) -> int:
-        """Chunks to keep for the directory and the catalog."""
+        """Chunks to keep for the attributes, the directory and the catalog."""
         directory = samples * DIRECTORY_SAMPLE_BYTES + path_bytes + 10 * 4096
         chunk_bytes = self._transaction.geometry.chunk_bytes
-        return -(-directory // chunk_bytes) + self._transaction.catalog_chunks(1)
+        attributes = -(-self._attributes.size_bytes // chunk_bytes)
+        return attributes - (-directory // chunk_bytes) + self._transaction.catalog_chunks(1)
 
     def _check_space(self, expected_bytes: int, expected_samples: int) -> None:
         chunk_bytes = self._transaction.geometry.chunk_bytes

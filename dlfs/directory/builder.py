@@ -130,6 +130,10 @@ class DirectoryBuilder:
         """Raise what ``add_many`` would raise for these paths; add nothing."""
         self._check(paths, len(self._rows))
 
+    def rows(self) -> NDArray[np.int64]:
+        """When each sample was added, ``int64[n_samples]`` in index order: 0 is the first."""
+        return np.fromiter(self._rows.values(), np.int64, count=len(self._rows))
+
     def freeze(self, dataset_uuid: UUID, data_bytes: int) -> FrozenParts:
         """Encode the segment of what was added. The builder can go on.
 
@@ -142,9 +146,8 @@ class DirectoryBuilder:
             DeviceError: not enough memory.
         """
         count = len(self._rows)
-        rows = np.fromiter(self._rows.values(), np.int64, count=count)
         text, offsets = pack_paths(self._rows.keys()[:])
-        locations = self._locations[rows]
+        locations = self._locations[self.rows()]
         segment = build_segment(
             text,
             offsets,

@@ -137,7 +137,7 @@ class _Loader:
     sizes: DirectorySizes
     readers: Sequence[ReadInto]
     wait_s: float
-    held: list[_Part] = field(default_factory=list)
+    held: list[Part] = field(default_factory=list)
 
     def load_entries(self) -> NDArray[np.uint8]:
         return self._load("entries", self.sizes.entries_bytes, self._fill_entries)
@@ -153,7 +153,7 @@ class _Loader:
         return tuple(part.descriptor for part in self.held)
 
     def _load(self, name: str, size: int, fill: Callable[[memoryview], None]) -> NDArray[np.uint8]:
-        part = _open_part(self.root, f"{self.key}-{name}", size, fill, self.wait_s)
+        part = open_part(self.root, f"{self.key}-{name}", size, fill, self.wait_s)
         self.held.append(part)
         return part.memory
 
@@ -208,7 +208,7 @@ def _check_identity(
 
 
 @dataclass(eq=False)
-class _Part:
+class Part:
     """A part in memory, and the file behind it when it is shared."""
 
     memory: NDArray[np.uint8]
@@ -237,10 +237,21 @@ class _Part:
             )
 
 
-def _open_part(
+def open_part(
     root: Path | None, name: str, size: int, fill: Callable[[memoryview], None], wait_s: float
-) -> _Part:
-    """Map a part that another process published, or load and publish it, or load it privately."""
+) -> Part:
+    """Map a part that another process published, or load and publish it, or load it privately.
+
+    Args:
+        root: where shared memory is mounted; None: privately.
+        name: of the part, different for different bytes.
+        size: in bytes, at least 1.
+        fill: fills new memory of that size, verified.
+        wait_s: how long to wait for another process that is loading the same.
+
+    Raises:
+        DlfsError: whatever ``fill`` raises.
+    """
     place = None if root is None else _Place.open(root)
     if place is not None:
         part = place.obtain(name, size, fill, time.monotonic() + wait_s)
@@ -249,7 +260,7 @@ def _open_part(
     return _load_privately(size, fill)
 
 
-def _load_privately(size: int, fill: Callable[[memoryview], None]) -> _Part:
+def _load_privately(size: int, fill: Callable[[memoryview], None]) -> Part:
     """Load a part into a file without a name, which is gone with the last process that has it.
 
     Whoever is given its descriptor can map it and change nothing: it is sealed. Where the system
@@ -267,7 +278,7 @@ def _load_privately(size: int, fill: Callable[[memoryview], None]) -> _Part:
         if descriptor >= 0:
             os.close(descriptor)
         raise
-    part = _Part(_read_only(memory), descriptor=descriptor)
+    part = Part(_read_only(memory), descriptor=descriptor)
     if descriptor >= 0:
         part.finalizer = weakref.finalize(part, os.close, descriptor)
     return part
@@ -316,7 +327,7 @@ class _Place:
 
     def obtain(
         self, name: str, size: int, fill: Callable[[memoryview], None], deadline: float
-    ) -> _Part | None:
+    ) -> Part | None:
         """Map or load a part; None when it has to be private."""
         try:
             part = self._map_published(name, size)
@@ -398,7 +409,7 @@ class _Place:
 
     # ---- life of a part ----------------------------------------------------------------------
 
-    def _map_published(self, name: str, size: int) -> _Part | None:
+    def _map_published(self, name: str, size: int) -> Part | None:
         """Map a published part; None when there is none."""
         while True:
             try:
@@ -415,7 +426,7 @@ class _Place:
             raise _UnusableError
         return self._hold(name, descriptor, size)
 
-    def _load(self, name: str, size: int, fill: Callable[[memoryview], None]) -> _Part:
+    def _load(self, name: str, size: int, fill: Callable[[memoryview], None]) -> Part:
         """Load a part and publish it; its key's lock is held."""
         loading = f"{name}.load"
         self._unlink(loading)  # what a killed loader left
@@ -437,14 +448,14 @@ class _Place:
             os.close(descriptor)
         return self._hold(name, reader, size)
 
-    def _hold(self, name: str, descriptor: int, size: int) -> _Part:
+    def _hold(self, name: str, descriptor: int, size: int) -> Part:
         """Map a part whose file is open with a shared lock."""
         try:
             memory = mmap.mmap(descriptor, size, mmap.MAP_SHARED, mmap.PROT_READ)
         except OSError as error:
             os.close(descriptor)
             raise _UnusableError from error
-        part = _Part(_read_only(memory), self, name)
+        part = Part(_read_only(memory), self, name)
         part.adopt(descriptor)
         _held.add(part)
         return part
@@ -519,7 +530,7 @@ def _try_flock(descriptor: int, kind: int) -> bool:
 
 # ---- fork ----------------------------------------------------------------------------------------
 
-_held: weakref.WeakSet[_Part] = weakref.WeakSet()
+_held: weakref.WeakSet[Part] = weakref.WeakSet()
 _locks: set[int] = set()
 _forking = threading.local()
 
@@ -551,7 +562,7 @@ def _after_fork_in_child() -> None:
     _forking.spares = []
 
 
-def _open_again(part: _Part) -> int | None:
+def _open_again(part: Part) -> int | None:
     """A part's file, opened anew and locked; None without /proc or descriptors to spare.
 
     The child's mapping is good without it too: only the next opener may then have to load again.

@@ -24,6 +24,7 @@ from dlfs.errors import (
 )
 from dlfs.format.constants import (
     ADDRESS_MAX,
+    ATTRIBUTE_BLOCK_BYTES,
     CATALOG_BYTES_MAX,
     CATALOG_DATASETS_MAX,
     CATALOG_HEADER_BYTES,
@@ -34,9 +35,10 @@ from dlfs.format.constants import (
     DATASET_VERSION_MAX,
     DIRECTORY_BLOCK_BYTES,
     LOCATION_BYTES,
+    TAG_ATTRIBUTES,
     TIME_NS_MAX,
 )
-from dlfs.format.geometry import ChunkRun
+from dlfs.format.geometry import ChunkRun, split_runs
 from dlfs.format.paths import dataset_name_problem
 from dlfs.format.superblock import Superblock
 
@@ -50,16 +52,38 @@ _HEADER = struct.Struct("<8sII16sQQIIQ")
 _RECORD = struct.Struct("<II16sQQQQQQQHHIIIQ")
 _RUN = struct.Struct("<QQ")
 _ATTRIBUTE = struct.Struct("<HHI")
+_EXTENT = struct.Struct("<QQQ")
 _U64_MAX = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class AttributeExtent:
+    """Where a dataset's attribute segment lies: in its data space, in chunks behind its samples.
+
+    Attributes:
+        address: in the data space, a multiple of the chunk size.
+        segment_bytes: of the segment, in whole blocks of 4096.
+        head_bytes: of its head, likewise.
+    """
+
+    address: int
+    segment_bytes: int
+    head_bytes: int
+
+    def encode(self) -> tuple[int, bytes]:
+        """The (tag, bytes) pair of a dataset record."""
+        value = _EXTENT.pack(self.address, self.segment_bytes, self.head_bytes)
+        return TAG_ATTRIBUTES, value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetRecord:
     """One version of one dataset.
 
-    ``data_runs`` hold its samples (``data_bytes``), ``directory_runs`` its directory segment: the
-    entries part and, right behind it, the names part. ``attributes`` are (tag, bytes) pairs that
-    later versions define; they are kept.
+    ``data_runs`` hold its samples and behind them its attribute segment, if it has one
+    (``data_bytes``), ``directory_runs`` its directory segment: the entries part and, right behind
+    it, the names part. ``attributes`` are (tag, bytes) pairs; those that this version does not
+    define are kept.
     """
 
     name: bytes
@@ -86,6 +110,20 @@ class DatasetRecord:
     def directory_chunks(self) -> int:
         """Chunks that hold its directory segment."""
         return sum(run.chunk_count for run in self.directory_runs)
+
+    @property
+    def attribute_extent(self) -> AttributeExtent | None:
+        """Where its attribute segment lies; None when it has no attributes."""
+        value = next((value for tag, value in self.attributes if tag == TAG_ATTRIBUTES), None)
+        return None if value is None else AttributeExtent(*_EXTENT.unpack(value))
+
+    def split_data_runs(
+        self, chunk_bytes: int
+    ) -> tuple[tuple[ChunkRun, ...], tuple[ChunkRun, ...]]:
+        """The data runs that hold samples, and those that hold the attribute segment."""
+        extent = self.attribute_extent
+        samples_end = self.data_bytes if extent is None else extent.address
+        return split_runs(self.data_runs, samples_end // chunk_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +272,25 @@ def _range_problem(record: DatasetRecord) -> str | None:
     ):
         if not low <= value <= high:
             return f"expected {name} in {low}..{high}, got {value}"
+    return _extent_problem(record)
+
+
+def _extent_problem(record: DatasetRecord) -> str | None:
+    """What is wrong with where a record says that its attribute segment lies, or None."""
+    values = [value for tag, value in record.attributes if tag == TAG_ATTRIBUTES]
+    if not values:
+        return None
+    if len(values) > 1 or len(values[0]) != _EXTENT.size:
+        lengths = [len(value) for value in values]
+        return f"expected the place of one attribute segment in {_EXTENT.size} bytes, got {lengths}"
+    extent = AttributeExtent(*_EXTENT.unpack(values[0]))
+    block = ATTRIBUTE_BLOCK_BYTES
+    whole = not extent.segment_bytes % block and not extent.head_bytes % block
+    end = extent.address + extent.segment_bytes
+    if not whole or not block <= extent.head_bytes <= extent.segment_bytes:
+        return f"expected an attribute segment of whole blocks with its head, got {extent}"
+    if end > record.data_bytes:
+        return f"expected an attribute segment within {record.data_bytes} bytes, got {extent}"
     return None
 
 
@@ -344,7 +401,10 @@ class _Parser:
 def _check_record(record: DatasetRecord, chunk_bytes: int) -> None:
     """Check a record's sizes against its runs."""
     segment = record.entries_bytes + record.names_bytes
+    extent = record.attribute_extent or AttributeExtent(record.data_bytes, 0, 0)
+    attribute_chunks = -(-extent.segment_bytes // chunk_bytes)
     for name, expected, got in (
+        ("attribute address", record.data_bytes - attribute_chunks * chunk_bytes, extent.address),
         ("data bytes", record.data_chunks * chunk_bytes, record.data_bytes),
         ("entries bytes past a block", 0, record.entries_bytes % DIRECTORY_BLOCK_BYTES),
         ("names bytes past a block", 0, record.names_bytes % DIRECTORY_BLOCK_BYTES),

@@ -5,14 +5,18 @@ from __future__ import annotations
 from dlfs.units import KIB, MIB
 
 VERSION_MAJOR = 1
-VERSION_MINOR = 1
-"""The newest that this code knows. What does not need it is written as the minor version before."""
+VERSION_MINOR = 2
+"""The newest that this code knows. What does not need it is written as an older minor version."""
+VERSION_MINOR_REPLICAS = 1
+VERSION_MINOR_ATTRIBUTES = 2
 INCOMPAT_REPLICAS = 1 << 0
 """Every chunk is stored more than once; since 1.1."""
 INCOMPAT_KNOWN = INCOMPAT_REPLICAS
 """Feature bits without which a volume cannot be read, that this code knows."""
-RO_COMPAT_KNOWN = 0
-"""Feature bits without which a volume can be read but not written: none known yet."""
+RO_COMPAT_ATTRIBUTES = 1 << 0
+"""A dataset has an attribute segment, which a repair must keep; since 1.2."""
+RO_COMPAT_KNOWN = RO_COMPAT_ATTRIBUTES
+"""Feature bits without which a volume can be read but not written, that this code knows."""
 
 SUPERBLOCK_MAGIC = b"DLFSVOL1"
 CATALOG_MAGIC = b"DLFSCAT1"
@@ -55,6 +59,16 @@ DATASET_RECORD_BYTES = 104
 DATASET_NAME_BYTES_MAX = 255
 DATASET_ATTRIBUTES_BYTES_MAX = 64 * KIB
 DATASET_VERSION_MAX = (1 << 32) - 1
+TAG_ATTRIBUTES = 1
+"""Tag of a dataset record: where the attribute segment lies."""
+
+ATTRIBUTE_MAGIC = b"DLFSATT1"
+ATTRIBUTE_VERSION = 1
+ATTRIBUTE_BLOCK_BYTES = 4096
+ATTRIBUTE_COLUMNS_MAX = 1024
+COLUMN_NAME_BYTES_MAX = 255
+DICTIONARY_VALUES_MAX = 65_536
+"""Different strings that a column may refer to by indices; with more they lie one by one."""
 
 LOCATION_BYTES = 16
 SAMPLE_BYTES_MAX = (1 << 40) - 1

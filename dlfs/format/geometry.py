@@ -277,6 +277,22 @@ class DataSpace:
         return (self._starts[number] - chunk) * chunk_bytes - offset
 
 
+def split_runs(
+    runs: Sequence[ChunkRun], chunk_count: int
+) -> tuple[tuple[ChunkRun, ...], tuple[ChunkRun, ...]]:
+    """Cut runs in two: the first so many chunks, and the rest."""
+    first: list[ChunkRun] = []
+    rest: list[ChunkRun] = []
+    for run in runs:
+        taken = min(run.chunk_count, chunk_count)
+        chunk_count -= taken
+        if taken:
+            first.append(ChunkRun(run.first_chunk, taken))
+        if taken < run.chunk_count:
+            rest.append(ChunkRun(run.first_chunk + taken, run.chunk_count - taken))
+    return tuple(first), tuple(rest)
+
+
 def resolve(geometry: Geometry, address: int, runs: Sequence[ChunkRun]) -> tuple[int, int]:
     """``DataSpace(geometry, runs).resolve(address)``, for one address."""
     return DataSpace(geometry, tuple(runs)).resolve(address)

@@ -7,7 +7,7 @@ says, so the copy of G - 1 is never overwritten while G is being written.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from uuid import UUID
 
 from dlfs._native.checksums import crc32c
@@ -32,12 +32,15 @@ from dlfs.format.constants import (
     MEMBER_BYTES_MAX,
     MEMBERS_MAX,
     REPLICAS_MAX,
+    RO_COMPAT_ATTRIBUTES,
     RO_COMPAT_KNOWN,
     SUPERBLOCK_BYTES,
     SUPERBLOCK_MAGIC,
     TIME_NS_MAX,
     VERSION_MAJOR,
     VERSION_MINOR,
+    VERSION_MINOR_ATTRIBUTES,
+    VERSION_MINOR_REPLICAS,
 )
 from dlfs.format.geometry import (
     ChunkRun,
@@ -54,6 +57,7 @@ __all__ = [
     "letter_for",
     "superblock_offsets",
     "version_for",
+    "with_features",
 ]
 
 # magic, major, minor, size, incompat, ro_compat, volume, member, number, count, chunk, block,
@@ -102,9 +106,31 @@ class Superblock:
         return not self.ro_compat & ~RO_COMPAT_KNOWN
 
 
-def version_for(geometry: Geometry) -> tuple[int, int]:
-    """The lowest version of the format that has what a volume needs, for old code to read it."""
-    return VERSION_MAJOR, VERSION_MINOR if geometry.replicas > 1 else 0
+def version_for(geometry: Geometry, *, attributes: bool = False) -> tuple[int, int]:
+    """The lowest version of the format that has what a volume needs, for old code to read it.
+
+    Args:
+        geometry: of the volume.
+        attributes: whether one of its datasets has an attribute segment.
+    """
+    if attributes:
+        return VERSION_MAJOR, VERSION_MINOR_ATTRIBUTES
+    return VERSION_MAJOR, VERSION_MINOR_REPLICAS if geometry.replicas > 1 else 0
+
+
+def with_features(superblock: Superblock, *, attributes: bool) -> Superblock:
+    """A superblock with the version and the features that its volume needs now.
+
+    Args:
+        superblock: this one; of a newer minor version it stays so.
+        attributes: whether a dataset of the volume has an attribute segment.
+    """
+    version = superblock.version
+    if version[1] <= VERSION_MINOR:
+        version = version_for(superblock.geometry, attributes=attributes)
+    others = superblock.ro_compat & ~RO_COMPAT_ATTRIBUTES
+    ro_compat = others | (RO_COMPAT_ATTRIBUTES if attributes else 0)
+    return replace(superblock, version=version, ro_compat=ro_compat)
 
 
 def letter_for(generation: int) -> str:

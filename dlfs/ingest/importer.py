@@ -99,7 +99,9 @@ def import_dataset(
     )
     with writer, closing(source.blocks(layout=layout, seed=seed)) as blocks:
         for block in blocks:
-            writer.add_batch(block.paths, block.data, block.offsets, block.lengths)
+            writer.add_batch(
+                block.paths, block.data, block.offsets, block.lengths, attributes=block.attributes
+            )
             meter.add(len(block.paths), int(block.lengths.sum()))
         info = writer.seal()
     return ImportReport(

@@ -37,7 +37,8 @@ class SampleBlock:
     Owns: ``data`` belongs to the source and is overwritten when the next block is asked for.
 
     Attributes:
-        attributes: by name, one value for each sample: numbers, booleans, or text (dtype object).
+        attributes: of each column an array with a value for each sample: bool, integers, floats, or
+            strings (dtype ``object`` or ``U``); see ``DatasetWriter.add_batch``.
     """
 
     paths: list[bytes]

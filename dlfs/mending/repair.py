@@ -21,6 +21,7 @@ from uuid import UUID, uuid4
 
 import numpy as np
 
+from dlfs.attributes import read_attributes
 from dlfs.block import BlockDevice, FileUri, MissingDevice, open_device, parse_uri
 from dlfs.errors import DegradedError, DeviceError, DeviceLostError, FormatError, UsageError
 from dlfs.format.catalog import DatasetRecord
@@ -158,6 +159,10 @@ class _Repair:
         count = generation.geometry.member_count
         if generation.geometry.replicas == 1:
             raise UsageError(f"{name}: it has no replicas: there is nothing to repair it from")
+        if not generation.superblock.writable:
+            raise UsageError(
+                f"{name}: a newer dlfs made it, with features that this one can read but not write"
+            )
         for number in self._replacements:
             if not 0 <= number < count:
                 raise UsageError(f"{name}: expected a member 0..{count - 1}, got {number}")
@@ -268,7 +273,9 @@ class _Repair:
     def _mend_dataset(self, mending: Mending, found: Generation, record: DatasetRecord) -> None:
         name = f"dataset {display(record.name)!r} version {record.version}"
         space = DataSpace(found.geometry, record.directory_runs)
-        data = DataSpace(found.geometry, record.data_runs)
+        samples_runs, attributes_runs = record.split_data_runs(found.geometry.chunk_bytes)
+        data = DataSpace(found.geometry, samples_runs)
+        self._mend_attributes(mending, DataSpace(found.geometry, attributes_runs), record, name)
         try:
             segment = read_segment(mending.sources, found.geometry, record)
             directory = load_segment(found, record, shared=False)
@@ -280,6 +287,18 @@ class _Repair:
         with directory:
             mend_bytes(mending, space, segment)
             mend_samples(mending, data, directory, name)
+
+    def _mend_attributes(
+        self, mending: Mending, space: DataSpace, record: DatasetRecord, name: str
+    ) -> None:
+        try:
+            segment = read_attributes(mending.sources, space.geometry, record)
+        except (FormatError, DeviceError) as error:
+            mending.damaged.append(f"{name}: {error}")
+            mend_bytes(mending, space, None)
+            return
+        if segment is not None:
+            mend_bytes(mending, space, segment)
 
     def _commit(self, found: Generation) -> Generation:
         """Commit twice: then every superblock copy is of this repair."""

@@ -6,6 +6,7 @@ wrong with a single sample is told by ``failures``.
 """
 
 from dlfs.reader.batch import Batch
+from dlfs.reader.columns import ColumnAccess
 from dlfs.reader.epoch import Epoch
 from dlfs.reader.failures import ON_ERROR, SampleFailure, Where
 from dlfs.reader.reader import ReaderOptions, SampleReader, make_native_reader
@@ -13,6 +14,7 @@ from dlfs.reader.reader import ReaderOptions, SampleReader, make_native_reader
 __all__ = [
     "ON_ERROR",
     "Batch",
+    "ColumnAccess",
     "Epoch",
     "ReaderOptions",
     "SampleFailure",

@@ -28,9 +28,10 @@ class DatasetInfo:
         created: when it was written, UTC.
         sample_count: samples.
         sample_bytes: the sum of their lengths.
-        stored_bytes: what its chunks take on the volume, directory included.
+        stored_bytes: what its chunks take on the volume, directory and attributes included.
         layout: order of packing: ``path`` or ``shuffled``.
         seed: of that order.
+        attribute_bytes: of its attribute segment; 0 when it has no columns.
     """
 
     name: str
@@ -42,6 +43,7 @@ class DatasetInfo:
     stored_bytes: int
     layout: str
     seed: int
+    attribute_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +121,7 @@ def time_of(nanoseconds: int) -> datetime:
 
 def describe_dataset(record: DatasetRecord, geometry: Geometry) -> DatasetInfo:
     """The public description of a catalog record."""
+    extent = record.attribute_extent
     return DatasetInfo(
         name=display(record.name),
         version=record.version,
@@ -129,6 +132,7 @@ def describe_dataset(record: DatasetRecord, geometry: Geometry) -> DatasetInfo:
         stored_bytes=(record.data_chunks + record.directory_chunks) * geometry.chunk_bytes,
         layout=record.layout,
         seed=record.seed,
+        attribute_bytes=0 if extent is None else extent.segment_bytes,
     )
 
 

@@ -37,6 +37,7 @@ from dlfs.format.superblock import (
     encode_superblock,
     letter_for,
     superblock_offsets,
+    with_features,
 )
 from dlfs.store.chunk_reader import alternatives, read_blocks
 from dlfs.store.chunk_writer import ChunkWriter
@@ -342,7 +343,7 @@ class Transaction:
         else:
             raise LimitError("commit: the catalog's size does not settle")
         superblock = replace(
-            base,
+            with_features(base, attributes=any(d.attribute_extent for d in ordered)),
             generation=base.generation + 1,
             catalog_runs=tuple(runs),
             catalog_bytes=len(encoded),

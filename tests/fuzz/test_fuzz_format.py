@@ -43,7 +43,7 @@ def catalog() -> Catalog:
             directory_runs=(ChunkRun(10 * i + 6, 4),),
             entries_bytes=12288,
             names_bytes=4096,
-            attributes=((1, b"abc"),),
+            attributes=((7, b"abc"), (1, struct.pack("<QQQ", 4096, 4096, 4096))),
         )
         for i in range(4)
     )

@@ -1,8 +1,9 @@
 """An independent reader of DLFS volumes, written from dlfs/format/FORMAT.md alone.
 
 Plain Python, standard library only, nothing of dlfs: ``read_volume([path, ...])`` opens the
-members' files and gives ``{(dataset name, version): {path: bytes}}``, having checked every checksum
-on the way. It reads everything into memory, so it is for small volumes; it is slow, so that it is
+members' files and gives ``{(dataset name, version): {path: bytes}}``, and ``read_attributes`` gives
+``{(dataset name, version): {column: [value, ...]}}``, having checked every checksum on the way.
+They read everything into memory, so they are for small volumes; they are slow, so that they are
 easy to compare with the specification. Of a volume with replicas, as many members may be left out
 as it survives; the copies on those that are there must be alike.
 
@@ -80,6 +81,8 @@ def decode_superblock(block: bytes) -> Superblock:
     expect(crc32c(block[:4092]) == struct.unpack_from("<I", block, 4092)[0], "superblock checksum")
     major, minor, size, incompat = struct.unpack_from("<HHIQ", block, 8)
     expect(major == 1 and size == BLOCK and incompat & ~1 == 0, "superblock version")
+    ro_compat = struct.unpack_from("<Q", block, 24)[0]
+    expect(ro_compat in (0, 1) and (not ro_compat or minor >= 2), "superblock ro_compat")
     number, count, chunk_bytes, block_bytes = struct.unpack_from("<IIII", block, 64)
     data_offset, rows, member_bytes, generation = struct.unpack_from("<QQQQ", block, 80)
     replicas, run_count, catalog_bytes, catalog_crc = struct.unpack_from("<IIQI", block, 120)
@@ -172,6 +175,19 @@ class Record(NamedTuple):
     names_bytes: int
     data_runs: Runs
     directory_runs: Runs
+    tags: dict[int, bytes]
+
+
+def decode_tags(raw: bytes, at: int, end: int) -> dict[int, bytes]:
+    """The attributes of a dataset record."""
+    tags: dict[int, bytes] = {}
+    while at < end:
+        tag, _, length = struct.unpack_from("<HHI", raw, at)
+        expect(tag != 1 or tag not in tags, "two attribute segments")
+        tags[tag] = raw[at + 8 : at + 8 + length]
+        at += 8 + -(-length // 8) * 8
+    expect(at == end, "attributes of a record")
+    return tags
 
 
 def decode_record(raw: bytes, at: int) -> tuple[Record, int]:
@@ -187,6 +203,7 @@ def decode_record(raw: bytes, at: int) -> tuple[Record, int]:
     record = Record(
         raw[name_at : name_at + name_bytes], version, uuid, samples, total, data, entries, names,
         runs_at(raw, at + 104, data_count), runs_at(raw, at + 104 + 16 * data_count, dir_count),
+        decode_tags(raw, name_at - attributes, name_at),
     )  # fmt: skip
     return record, at + length
 
@@ -286,6 +303,91 @@ def decode_dataset(volume: Volume, record: Record) -> dict[bytes, bytes]:
     expect(all(a[1] <= b[0] for a, b in pairwise(taken)), "overlap")
     expect(sum(length for _, _, length in found) == record.sample_bytes, "sample bytes")
     return samples
+
+
+# ---- section 6.2 ---------------------------------------------------------------------------------
+
+NUMBERS = {
+    2: "b",
+    3: "h",
+    4: "i",
+    5: "q",
+    6: "B",
+    7: "H",
+    8: "I",
+    9: "Q",
+    10: "e",
+    11: "f",
+    12: "d",
+}
+
+
+def strings_at(column: bytes, at: int, count: int, text_bytes: int) -> tuple[list[str], int]:
+    """Strings by their offsets at a place of a column, and where their text ends."""
+    offsets = struct.unpack_from(f"<{count + 1}Q", column, at)
+    text = at + 8 * (count + 1)
+    expect(offsets[0] == 0 and offsets[-1] == text_bytes, "ends of text")
+    expect(list(offsets) == sorted(offsets), "order of text")
+    return [column[text + a : text + b].decode() for a, b in pairwise(offsets)], text + text_bytes
+
+
+def decode_column(column: bytes, form: tuple[int, ...], count: int) -> tuple[list[object], int]:
+    """The values that a column begins with, and their length in bytes."""
+    kind, _, index_bytes, values, text_bytes = form
+    expect(index_bytes in ((1, 2) if kind == 14 else (0,)), "bytes of an index")
+    expect(values <= (256**index_bytes if kind == 14 else 0), "values of a dictionary")
+    if kind == 1:
+        expect(max(column[:count], default=0) <= 1, "a bool")
+        return [bool(byte) for byte in column[:count]], count
+    if kind in NUMBERS:
+        code = f"<{count}{NUMBERS[kind]}"
+        return list(struct.unpack_from(code, column)), struct.calcsize(code)
+    expect(kind in (13, 14), "kind of column")
+    if kind == 13:
+        texts, end = strings_at(column, 0, count, text_bytes)
+        return list(texts), end
+    indices = struct.unpack_from(f"<{count}{' BH'[index_bytes]}", column)
+    texts, end = strings_at(column, -(-count * index_bytes // 8) * 8, values, text_bytes)
+    expect(max(indices, default=-1) < values, "an index")
+    return [texts[index] for index in indices], end
+
+
+def decode_attributes(volume: Volume, record: Record) -> dict[str, list[object]]:
+    """The columns of a dataset, in index order of its samples."""
+    if 1 not in record.tags:
+        return {}
+    address, segment_bytes, head_bytes = struct.unpack("<3Q", record.tags[1])
+    chunk_bytes = volume.superblock.chunk_bytes
+    size = -(-segment_bytes // chunk_bytes) * chunk_bytes
+    expect(address % chunk_bytes == 0 and address + size == record.data_bytes, "attribute place")
+    segment = volume.space(record.data_runs)[address : address + segment_bytes]
+    head = segment[:head_bytes]
+    magic, crc, version, uuid = struct.unpack_from("<8sII16s", head)
+    expect(magic == b"DLFSATT1" and crc32c(head[12:]) == crc, "attribute head")
+    expect(version == 1 and uuid == record.uuid, "attributes of another dataset")
+    count, *sizes = struct.unpack_from("<QQQ", head, 32)
+    expect([count, *sizes] == [record.sample_count, segment_bytes, head_bytes], "attribute sizes")
+    column_count = struct.unpack_from("<I", head, 56)[0]
+    forms = [struct.unpack_from("<HHIQQ", head, 64 + 24 * i) for i in range(column_count)]
+    name_at = 64 + 24 * column_count
+    table = -(-(name_at + sum(form[1] for form in forms)) // 8) * 8
+    blocks = (segment_bytes - head_bytes) // BLOCK
+    expect(head_bytes == up(table + 4 * blocks), "attribute head's length")
+    check_blocks(segment[head_bytes:], head[table:])
+    columns, at = {}, head_bytes
+    for form in forms:
+        name = head[name_at : name_at + form[1]].decode()
+        expect(name not in columns, "two columns of one name")
+        columns[name], length = decode_column(segment[at:], form, count)
+        at, name_at = at + up(length), name_at + form[1]
+    expect(at == segment_bytes, "end of the columns")
+    return columns
+
+
+def read_attributes(paths: list[str | Path]) -> dict[tuple[bytes, int], dict[str, list[object]]]:
+    """Every column of every dataset of the volume that these files hold, in any order."""
+    volume = Volume([Path(path).read_bytes() for path in paths])
+    return {(r.name, r.version): decode_attributes(volume, r) for r in decode_catalog(volume)}
 
 
 def read_volume(paths: list[str | Path]) -> dict[tuple[bytes, int], dict[bytes, bytes]]:

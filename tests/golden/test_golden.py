@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -51,11 +52,16 @@ decoder = _module("decoder")
 lookup = _module("lookup")
 v1 = _module("make_v1")
 v1_1 = _module("make_v1_1")
-MAKERS = {"one": v1, "three": v1, "pair": v1_1, "trio": v1_1}
-FOLDERS = {"one": "v1", "three": "v1", "pair": "v1.1", "trio": "v1.1"}
-REPLICATED = ("pair", "trio")
+v1_2 = _module("make_v1_2")
+MAKERS = {"one": v1, "three": v1, "pair": v1_1, "trio": v1_1, "solo": v1_2, "twins": v1_2}
+FOLDERS = {
+    "one": "v1", "three": "v1", "pair": "v1.1", "trio": "v1.1", "solo": "v1.2", "twins": "v1.2",
+}  # fmt: skip
+REPLICATED = ("pair", "trio", "twins")
+WITH_ATTRIBUTES = ("solo", "twins")
 
 Contents = dict[tuple[bytes, int], dict[bytes, bytes]]
+AllColumns = dict[tuple[bytes, int], dict[str, list[Any]]]
 
 
 def unpack(kind: str, folder: Path) -> list[str]:
@@ -229,13 +235,86 @@ def locations(image: Image, record: DatasetRecord) -> list[tuple[int, int]]:
     return sorted(found)
 
 
-def test_volumes_without_replicas_are_of_version_1_0(kind: str, tmp_path: Path) -> None:
+def test_volumes_are_of_the_oldest_version_that_has_what_they_need(
+    kind: str, tmp_path: Path
+) -> None:
     image = Image(MAKERS[kind].write(kind, tmp_path))
-    assert image.superblock.version == ((1, 1) if kind in REPLICATED else (1, 0))
+    minor = 2 if kind in WITH_ATTRIBUTES else 1 if kind in REPLICATED else 0
+    features = int(kind in REPLICATED), int(kind in WITH_ATTRIBUTES)
+    assert image.superblock.version == (1, minor)
+    newest = image.offsets(0)[2]
     with open(image.members[0], "rb") as file:
-        major_minor_size_incompat = struct.unpack_from("<HHIQ", file.read(4096), 8)
-    expected = (1, 1, 4096, 1) if kind in REPLICATED else (1, 0, 4096, 0)
-    assert major_minor_size_incompat == expected
+        file.seek(newest)
+        fields = struct.unpack_from("<HHIQQ", file.read(4096), 8)
+    assert fields == (1, minor, 4096, *features)
+
+
+@pytest.mark.parametrize("kind", WITH_ATTRIBUTES, indirect=True)
+def test_attributes_of_golden_and_fresh_volumes(kind: str, image: Image, tmp_path: Path) -> None:
+    (tmp_path / "fresh").mkdir()
+    expected = expected_columns(kind)
+    for members in (image.members, MAKERS[kind].write(kind, tmp_path / "fresh")):
+        assert same(decoder.read_attributes(members), expected)
+        assert same(read_columns(members), expected)
+
+
+@pytest.mark.parametrize("kind", WITH_ATTRIBUTES, indirect=True)
+def test_without_its_attributes_a_volume_is_of_an_older_version(kind: str, image: Image) -> None:
+    with dlfs.open(image.members) as volume:
+        for name in MAKERS[kind].contents(kind).keys() - {(b"empty", 1), (b"numbers", 1)}:
+            volume.remove(*name)
+        volume.remove(b"numbers", 1)
+    after = Image(image.members).superblock
+    assert after.version == (1, 1 if kind in REPLICATED else 0)
+    assert after.ro_compat == 0
+
+
+@pytest.mark.parametrize("kind", ["twins"], indirect=True)
+@pytest.mark.parametrize("copy", [0, 1])
+@pytest.mark.parametrize("place", [9, 4096 + 100, 3 * 4096])
+def test_damaged_attributes_are_read_from_the_other_copy(
+    kind: str, image: Image, copy: int, place: int
+) -> None:
+    extent = image.dataset(b"numbers", 2).attribute_extent
+    assert extent is not None
+    image.flip(image.dataset(b"numbers", 2).data_runs, extent.address + place, copy)
+    assert same(read_columns(image.members), expected_columns(kind))
+    with dlfs.open(image.members) as volume:
+        assert [finding.kind for finding in volume.verify()] == ["attributes"]
+    dlfs.repair(image.members)
+    assert same(decoder.read_attributes(image.members), expected_columns(kind))
+
+
+def read_columns(members: Sequence[str]) -> AllColumns:
+    """Every column on a volume, by the code under test."""
+    found: AllColumns = {}
+    with dlfs.open(list(members)) as volume:
+        for info in volume.datasets():
+            with volume.dataset(info.name, info.version) as dataset:
+                columns = {name: dataset.column(name).tolist() for name in dataset.columns}
+            found[os.fsencode(info.name), info.version] = columns
+    return found
+
+
+def expected_columns(kind: str) -> AllColumns:
+    contents = MAKERS[kind].contents(kind)
+    return {
+        (name, version): MAKERS[kind].columns(name, sorted(samples)) if samples else {}
+        for (name, version), samples in contents.items()
+    }
+
+
+def same(got: AllColumns, expected: AllColumns) -> bool:
+    """Whether columns and values are equal, NaN to NaN."""
+
+    def plain(columns: AllColumns) -> str:
+        return repr({
+            key: {name: [getattr(v, "item", lambda v=v: v)() for v in values]
+                  for name, values in dataset.items()}
+            for key, dataset in sorted(columns.items())
+        })  # fmt: skip
+
+    return plain(got) == plain(expected)
 
 
 @pytest.mark.parametrize("kind", REPLICATED, indirect=True)
@@ -317,6 +396,38 @@ def in_sample(image: Image) -> None:
     record = image.dataset(b"odd \xff", 1)
     address, length = max(locations(image, record), key=lambda place: place[1])
     image.flip(record.data_runs, address + length // 2)
+
+
+def in_attributes(offset: int) -> Callable[[Image], None]:
+    """Damage of one bit in an attribute segment; offset is from its start."""
+
+    def damage(image: Image) -> None:
+        record = image.dataset(b"numbers", 2)
+        assert record.attribute_extent is not None
+        image.flip(record.data_runs, record.attribute_extent.address + offset)
+
+    return damage
+
+
+ATTRIBUTE_DAMAGES = {"magic": 0, "crc": 8, "uuid": 20, "count": 56, "form": 64, "name": 400,
+                     "checksums": 700, "number": 4096 + 5, "text": 60 * 4096}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", WITH_ATTRIBUTES, indirect=True)
+@pytest.mark.parametrize("offset", ATTRIBUTE_DAMAGES.values(), ids=ATTRIBUTE_DAMAGES)
+def test_damaged_attributes_are_reported(image: Image, offset: int) -> None:
+    record = image.dataset(b"numbers", 2)
+    assert record.attribute_extent is not None
+    in_attributes(min(offset, record.attribute_extent.segment_bytes - 4096))(image)
+    with pytest.raises(FormatError, match="the attributes of dataset 'numbers' version 2, on "):
+        read_columns(image.members)
+    with pytest.raises(decoder.Malformed):
+        decoder.read_attributes(image.members)
+    with dlfs.open(image.members) as volume:
+        (finding,) = volume.verify()
+        assert (finding.kind, finding.dataset, finding.version) == ("attributes", "numbers", 2)
+        with volume.dataset("numbers", 2) as dataset:  # the samples are whole
+            assert len(dataset[:].to_list()) == len(dataset)
 
 
 DAMAGES: list[tuple[str, Callable[[Image], None], type[Exception], str]] = [

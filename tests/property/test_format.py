@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 from dlfs._native.checksums import crc32c
 from dlfs._native.packing import Packer
 from dlfs.errors import LimitError, UsageError
-from dlfs.format.catalog import LAYOUTS, Catalog, DatasetRecord, decode_catalog, encode_catalog
+from dlfs.format.catalog import (
+    LAYOUTS,
+    AttributeExtent,
+    Catalog,
+    DatasetRecord,
+    decode_catalog,
+    encode_catalog,
+)
 from dlfs.format.geometry import ChunkRun, DataSpace, Geometry
 from dlfs.format.location import LOCATION, pack_locations, unpack_locations
 from dlfs.format.paths import dataset_name_bytes, display, path_bytes
@@ -95,10 +102,23 @@ def _record(
         directory_runs=(directory,),
         entries_bytes=entries,
         names_bytes=4096 * blocks - entries,
-        attributes=tuple(
-            draw(st.lists(st.tuples(st.integers(0, 65535), st.binary(max_size=40)), max_size=3))
-        ),
+        attributes=_attributes(draw, data_bytes, geometry.chunk_bytes),
     )
+
+
+def _attributes(
+    draw: st.DrawFn, data_bytes: int, chunk_bytes: int
+) -> tuple[tuple[int, bytes], ...]:
+    """Unknown tags, and where there are chunks for one an attribute segment."""
+    tags = st.sampled_from([0, 2, 3, 65535])
+    pairs = draw(st.lists(st.tuples(tags, st.binary(max_size=40)), max_size=3))
+    if data_bytes and draw(st.booleans()):
+        chunks = draw(st.integers(1, data_bytes // chunk_bytes))
+        blocks = chunks * chunk_bytes // 4096 - draw(st.integers(0, chunk_bytes // 4096 - 1))
+        head_bytes = 4096 * draw(st.integers(1, blocks))
+        extent = AttributeExtent(data_bytes - chunks * chunk_bytes, 4096 * blocks, head_bytes)
+        pairs.insert(draw(st.integers(0, len(pairs))), extent.encode())
+    return tuple(pairs)
 
 
 def _superblock(draw: st.DrawFn, catalog: Catalog, geometry: Geometry, run: ChunkRun) -> Superblock:

@@ -218,7 +218,7 @@ def test_too_many_are_not_encoded(catalog: Catalog) -> None:
 
 
 def test_too_many_bytes_are_not_encoded(catalog: Catalog) -> None:
-    large = replace(catalog.datasets[0], attributes=((1, bytes(60_000)),))
+    large = replace(catalog.datasets[0], attributes=((7, bytes(60_000)),))
     datasets = tuple(replace(large, version=version) for version in range(1, 300))
     with pytest.raises(LimitError, match="16777216 bytes"):
         encode_catalog(replace(catalog, datasets=datasets))

@@ -1,0 +1,20 @@
+"""Columns of a dataset: a value for each sample, stored with it and read by index.
+
+``AttributesBuilder`` collects them while a dataset is written; ``AttributeTable`` is what a sealed
+dataset has of them, column by column, loaded when first asked for.
+"""
+
+from __future__ import annotations
+
+from dlfs.attributes.builder import Attributes, AttributesBuilder
+from dlfs.attributes.loading import load_attributes, load_attributes_whole, read_attributes
+from dlfs.attributes.table import AttributeTable
+
+__all__ = [
+    "AttributeTable",
+    "Attributes",
+    "AttributesBuilder",
+    "load_attributes",
+    "load_attributes_whole",
+    "read_attributes",
+]

@@ -1,0 +1,353 @@
+"""Columns of a dataset that is being written, in the order in which its samples are added.
+
+A column is there from the first value on that is given for it; samples that have none get the
+default of its type: NaN, 0, False or "". Its first values decide its type. Later ones must have it
+too, or be numbers that it can hold without loss.
+
+Memory is that of the columns: fixed width as it is, strings as indices into a dictionary, or, once
+more than 65,536 of them differ, as their text.
+
+Threads: one at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+from uuid import UUID
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dlfs._native.checksums import crc32c_blocks
+from dlfs.errors import LimitError, UsageError
+from dlfs.format.attributes import (
+    FIXED,
+    AttributeHead,
+    ColumnForm,
+    Strings,
+    column_name_problem,
+    encode_dictionary,
+    encode_fixed,
+    encode_head,
+    encode_text,
+)
+from dlfs.format.constants import (
+    ATTRIBUTE_BLOCK_BYTES,
+    ATTRIBUTE_COLUMNS_MAX,
+    DICTIONARY_VALUES_MAX,
+)
+
+Attributes = Mapping[str, ArrayLike]
+"""Values by column: of one sample each a scalar, of n samples each an array of n."""
+
+Rows = NDArray[np.int64]
+
+RESERVED_PREFIX = "dlfs:"
+RESERVED_COLUMNS = ("dlfs:dtype", "dlfs:shape")
+"""Of names with this prefix, those that there are; they hold strings."""
+
+_ROWS_AT_FIRST = 1024
+_ROWS_AT_ONCE = 1 << 16
+
+
+class _Growing:
+    """An array that grows at its end."""
+
+    def __init__(self, dtype: np.dtype[Any]) -> None:
+        self._memory: NDArray[Any] = np.empty(_ROWS_AT_FIRST, dtype)
+        self.dtype = dtype
+        self.count = 0
+
+    def append(self, values: NDArray[Any]) -> None:
+        end = self.count + len(values)
+        if end > len(self._memory):
+            grown: NDArray[Any] = np.empty(max(end, 2 * len(self._memory)), self.dtype)
+            grown[: self.count] = self.values
+            self._memory = grown
+        self._memory[self.count : end] = values
+        self.count = end
+
+    @property
+    def values(self) -> NDArray[Any]:
+        return self._memory[: self.count]
+
+
+class _FixedColumn:
+    """Values of fixed width."""
+
+    def __init__(self, dtype: np.dtype[Any]) -> None:
+        self._rows = _Growing(dtype)
+        self.dtype = dtype
+
+    def __len__(self) -> int:
+        return self._rows.count
+
+    @property
+    def size_bytes(self) -> int:
+        return self._rows.count * self.dtype.itemsize
+
+    def append(self, values: NDArray[Any]) -> None:
+        self._rows.append(values)
+
+    def append_default(self, count: int) -> None:
+        default = np.nan if self.dtype.kind == "f" else 0
+        self._rows.append(np.full(count, default, self.dtype))
+
+    def encode(self, name: str, rows: Rows) -> tuple[ColumnForm, NDArray[np.uint8]]:
+        return encode_fixed(name, self._rows.values[rows])
+
+
+class _StringColumn:
+    """Strings: as indices of those that differ while these are few, then as text."""
+
+    def __init__(self) -> None:
+        self._codes = _Growing(np.dtype(np.uint16))
+        self._values: dict[str, int] = {}
+        self._value_bytes = 0
+        self._text: bytearray | None = None
+        """All strings one behind the other; None while there is a dictionary."""
+        self._lengths = _Growing(np.dtype(np.uint64))
+
+    def __len__(self) -> int:
+        return self._codes.count if self._text is None else self._lengths.count
+
+    @property
+    def size_bytes(self) -> int:
+        if self._text is None:
+            return 2 * self._codes.count + 8 * len(self._values) + self._value_bytes
+        return 8 * self._lengths.count + len(self._text)
+
+    def append(self, values: Sequence[str]) -> None:
+        if self._text is None:
+            for value in values:
+                if value not in self._values:
+                    self._values[value] = len(self._values)
+                    self._value_bytes += len(value.encode())
+            if len(self._values) <= DICTIONARY_VALUES_MAX:
+                codes = map(self._values.__getitem__, values)
+                self._codes.append(np.fromiter(codes, np.uint16, len(values)))
+                return
+            self._spell_out()
+        self._append_text([value.encode() for value in values])
+
+    def append_default(self, count: int) -> None:
+        for first in range(0, count, _ROWS_AT_ONCE):
+            self.append([""] * min(_ROWS_AT_ONCE, count - first))
+
+    def _append_text(self, values: Sequence[bytes]) -> None:
+        assert self._text is not None
+        self._text += b"".join(values)
+        self._lengths.append(np.fromiter(map(len, values), np.uint64, len(values)))
+
+    def _spell_out(self) -> None:
+        """Give up the dictionary."""
+        known = [value.encode() for value in self._values]
+        self._text = bytearray()
+        for codes in _in_turn(self._codes.values):
+            self._append_text([known[code] for code in codes.tolist()])
+        self._codes, self._values = _Growing(self._codes.dtype), {}
+
+    def encode(self, name: str, rows: Rows) -> tuple[ColumnForm, NDArray[np.uint8]]:
+        if self._text is None and not self._pays():
+            self._spell_out()
+        if self._text is not None:
+            return encode_text(name, self._text_in_order(rows))
+        strings = [value.encode() for value in self._values]
+        order = sorted(range(len(strings)), key=strings.__getitem__)
+        places = np.empty(len(order), np.uint16)
+        places[order] = np.arange(len(order), dtype=np.uint16)
+        codes = places[self._codes.values[rows]] if len(rows) else self._codes.values
+        return encode_dictionary(name, codes, _pack([strings[place] for place in order]))
+
+    def _pays(self) -> bool:
+        """Whether a dictionary takes less than the text."""
+        lengths = np.array([len(value.encode()) for value in self._values], np.int64)
+        text_bytes = int(lengths[self._codes.values].sum()) if len(lengths) else 0
+        index_bytes = 1 if len(lengths) <= 256 else 2
+        with_dictionary = index_bytes * len(self) + 8 * (len(lengths) + 1) + self._value_bytes
+        return with_dictionary < 8 * (len(self) + 1) + text_bytes
+
+    def _text_in_order(self, rows: Rows) -> Strings:
+        """The strings of some rows, a stretch of rows at a time."""
+        text = np.frombuffer(self._text or b"", np.uint8)
+        lengths = self._lengths.values.astype(np.int64)
+        starts = np.cumsum(lengths) - lengths
+        offsets = np.zeros(len(rows) + 1, np.int64)
+        np.cumsum(lengths[rows], out=offsets[1:])
+        ordered = np.empty(int(offsets[-1]), np.uint8)
+        done = 0
+        for part in _in_turn(rows):
+            sizes = lengths[part]
+            ends = np.cumsum(sizes)
+            total = int(ends[-1])
+            places = np.arange(total) + np.repeat(starts[part] - (ends - sizes), sizes)
+            ordered[done : done + total] = text[places]
+            done += total
+        return Strings(offsets.view(np.uint64), ordered)
+
+
+_Column = _FixedColumn | _StringColumn
+Prepared = dict[str, NDArray[Any] | list[str]]
+
+
+class AttributesBuilder:
+    """Columns of the samples added so far."""
+
+    def __init__(self) -> None:
+        self._columns: dict[str, _Column] = {}
+
+    def __len__(self) -> int:
+        """Columns."""
+        return len(self._columns)
+
+    @property
+    def size_bytes(self) -> int:
+        """What the segment will take, generously."""
+        if not self._columns:
+            return 0
+        values = sum(column.size_bytes for column in self._columns.values())
+        fixed = 3 * ATTRIBUTE_BLOCK_BYTES + 512 * len(self._columns)
+        return fixed + ATTRIBUTE_BLOCK_BYTES * len(self._columns) + values + values // 512
+
+    def prepare(self, attributes: Attributes, count: int) -> Prepared:
+        """Check values that are to be appended; nothing changes yet.
+
+        Args:
+            attributes: of each column an array of ``count`` values.
+            count: of samples.
+
+        Raises:
+            UsageError: a column has no such name, values of no allowed type, another number of
+                them, or a type that does not go with those it has already.
+            LimitError: there would be too many columns.
+        """
+        prepared: Prepared = {}
+        for name, values in attributes.items():
+            _check_name(name)
+            prepared[name] = self._prepare_column(name, values, count)
+        total = len(self._columns.keys() | prepared.keys())
+        if total > ATTRIBUTE_COLUMNS_MAX:
+            raise LimitError(
+                f"add attributes: expected at most {ATTRIBUTE_COLUMNS_MAX} columns, got {total}"
+            )
+        return prepared
+
+    def _prepare_column(self, name: str, values: ArrayLike, count: int) -> NDArray[Any] | list[str]:
+        array = np.asarray(values)
+        if array.shape != (count,):
+            raise UsageError(
+                f"add attribute {name!r}: expected {count} values in one dimension, "
+                f"got an array of shape {array.shape}"
+            )
+        column = self._columns.get(name)
+        strings = _strings(name, array)
+        if strings is not None:
+            if isinstance(column, _FixedColumn):
+                raise UsageError(f"add attribute {name!r}: expected {column.dtype}, got strings")
+            return strings
+        if isinstance(column, _StringColumn) or name in RESERVED_COLUMNS:
+            raise UsageError(f"add attribute {name!r}: expected strings, got {array.dtype}")
+        return array if column is None else _converted(name, array, column.dtype)
+
+    def append(self, prepared: Prepared, rows_before: int) -> None:
+        """Append what was prepared.
+
+        Args:
+            prepared: of new samples.
+            rows_before: samples added before them.
+        """
+        for name, values in prepared.items():
+            column = self._columns.get(name)
+            if column is None:
+                column = _StringColumn() if isinstance(values, list) else _FixedColumn(values.dtype)
+                self._columns[name] = column
+            if len(column) < rows_before:
+                column.append_default(rows_before - len(column))
+            column.append(values)  # type: ignore[arg-type]  # prepared for this column
+
+    def freeze(self, dataset_uuid: UUID, rows: Rows) -> list[NDArray[np.uint8]]:
+        """Encode the segment, in parts that lie one behind the other: the head, then each column.
+
+        The builder is empty then.
+
+        Args:
+            dataset_uuid: of the dataset.
+            rows: int64[n_samples], which row each index has.
+        """
+        forms, parts = [], []
+        for name in list(self._columns):
+            column = self._columns.pop(name)
+            if len(column) < len(rows):
+                column.append_default(len(rows) - len(column))
+            form, part = column.encode(name, rows)
+            forms.append(form)
+            parts.append(part)
+        sums = [crc32c_blocks(part.data, ATTRIBUTE_BLOCK_BYTES) for part in parts]
+        checksums = np.concatenate([np.empty(0, np.uint32), *sums])
+        head = AttributeHead(dataset_uuid, len(rows), tuple(forms), checksums)
+        return [encode_head(head), *parts]
+
+
+def _check_name(name: str) -> None:
+    problem = column_name_problem(name)
+    if problem is None and name.startswith(RESERVED_PREFIX) and name not in RESERVED_COLUMNS:
+        problem = f"expected one of {', '.join(RESERVED_COLUMNS)}, or a name of another beginning"
+    if problem:
+        raise UsageError(f"add attribute {name!r}: {problem}")
+
+
+def _strings(name: str, array: NDArray[Any]) -> list[str] | None:
+    """The values of an array of strings; None when it is of a fixed width that columns can have.
+
+    Raises:
+        UsageError: it is of neither.
+    """
+    if array.dtype.name in FIXED:
+        return None
+    values: list[str] = array.tolist()
+    if array.dtype.kind not in "UOT" or not all(isinstance(value, str) for value in values):
+        kinds = {type(value).__name__ for value in values if not isinstance(value, str)}
+        kind = ", ".join(sorted(kinds)) if array.dtype.kind == "O" else str(array.dtype)
+        raise UsageError(
+            f"add attribute {name!r}: expected bool, integers or floats of at most 64 bits, "
+            f"or strings, got {kind}"
+        )
+    try:
+        "".join(values).encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(f"add attribute {name!r}: expected strings for UTF-8: {error}") from error
+    return values
+
+
+def _converted(name: str, array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Numbers as a column has them.
+
+    Raises:
+        UsageError: a value cannot be one of the column's.
+    """
+    if array.dtype == dtype:
+        return array
+    if "b" in (array.dtype.kind, dtype.kind):
+        raise UsageError(f"add attribute {name!r}: expected {dtype}, got {array.dtype}")
+    with np.errstate(all="ignore"):
+        converted = array.astype(dtype)
+        back = converted.astype(array.dtype)
+    # A sign that changes comes back as it was: negative integers as unsigned ones, and large ones.
+    lost = (back != array) | ((converted < 0) != (array < 0))
+    lost &= ~((array != array) & (converted != converted))
+    if lost.any():
+        value = array[int(np.argmax(lost))]
+        raise UsageError(f"add attribute {name!r}: expected {dtype}, got {array.dtype} {value}")
+    return converted
+
+
+def _in_turn(array: NDArray[Any]) -> Iterator[NDArray[Any]]:
+    for first in range(0, len(array), _ROWS_AT_ONCE):
+        yield array[first : first + _ROWS_AT_ONCE]
+
+
+def _pack(values: Sequence[bytes]) -> Strings:
+    offsets = np.fromiter(accumulate(map(len, values), initial=0), np.uint64, len(values) + 1)
+    return Strings(offsets, np.frombuffer(b"".join(values), np.uint8))

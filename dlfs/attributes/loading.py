@@ -1,0 +1,212 @@
+"""Attribute segments from a volume into memory: verified, and shared by the node's processes.
+
+A table's head is read at once, and each column when it is first asked for, into a file in memory of
+its own that all processes of the user map (``dlfs.directory.sharing``). With replicas, what is
+wrong in one copy is read from the next.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from uuid import UUID
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlfs._native.device import aligned_buffer
+from dlfs.attributes.table import AttributeTable
+from dlfs.block import BlockDevice
+from dlfs.directory.sharing import LOADER_WAIT_S, SHARED_ROOT, Part, open_part
+from dlfs.errors import DlfsError, FormatError
+from dlfs.format.attributes import AttributeHead, decode_head
+from dlfs.format.catalog import AttributeExtent, DatasetRecord
+from dlfs.format.constants import ATTRIBUTE_BLOCK_BYTES
+from dlfs.format.geometry import DataSpace, Geometry
+from dlfs.format.paths import display
+from dlfs.store.chunk_reader import alternatives, read_into
+
+Bytes = NDArray[np.uint8]
+
+
+def load_attributes(
+    sources: Sequence[BlockDevice],
+    geometry: Geometry,
+    record: DatasetRecord,
+    *,
+    volume_uuid: UUID,
+    diagnose: Callable[[], DlfsError | None] = lambda: None,
+    root: Path | None = SHARED_ROOT,
+) -> AttributeTable:
+    """Open a dataset's attributes.
+
+    Args:
+        sources: what to read the members from, in order; used until the table is closed.
+        geometry: of the volume.
+        record: of the dataset.
+        volume_uuid: of the volume.
+        diagnose: asked when what was read is malformed; a better error, or None.
+        root: where shared memory is mounted; None keeps the columns private.
+
+    Raises:
+        FormatError: the head is malformed (ChecksumError), or not the dataset's.
+        DeviceError: it cannot be read.
+    """
+    extent = record.attribute_extent
+    if extent is None:
+        return AttributeTable.empty(record.uuid, record.sample_count)
+    segment = _Segment(sources, geometry, record, extent, diagnose)
+    head, raw = segment.read_head()
+    digest = hashlib.blake2b(raw.tobytes(), digest_size=8).hexdigest()
+    columns = _Columns(segment, head, f"{volume_uuid.hex}-{record.uuid.hex}-{digest}", root)
+    return AttributeTable(head, columns.load, where=segment.where, release=columns.release)
+
+
+def read_attributes(
+    sources: Sequence[BlockDevice], geometry: Geometry, record: DatasetRecord
+) -> NDArray[np.uint8] | None:
+    """Read a whole attribute segment and verify it; None when the dataset has none.
+
+    Returns:
+        uint8[n_bytes], whole chunks: with what fills up the last one.
+
+    Raises:
+        FormatError: no copy is right; tells of the first.
+        DeviceError: no copy can be read.
+    """
+    extent = record.attribute_extent
+    if extent is None:
+        return None
+    segment = _Segment(sources, geometry, record, extent, lambda: None)
+    memory = aligned_buffer(segment.space.size_bytes, max(geometry.block_bytes, 4096))
+    segment.fill_whole(memory)
+    return memory
+
+
+def load_attributes_whole(
+    sources: Sequence[BlockDevice], geometry: Geometry, record: DatasetRecord
+) -> Part | None:
+    """Bring a whole segment into a file in memory that can be lent to other processes.
+
+    ``AttributeTable.over`` a mapping of the part's descriptor is the table; the file is sealed.
+
+    Returns:
+        The part: ``segment_bytes`` of the record's ``attribute_extent``; None without attributes.
+
+    Raises:
+        FormatError: no copy is right; tells of the first.
+        DeviceError: no copy can be read.
+    """
+    extent = record.attribute_extent
+    if extent is None:
+        return None
+    segment = _Segment(sources, geometry, record, extent, lambda: None)
+
+    def fill(memory: memoryview) -> None:
+        segment.fill_whole(np.frombuffer(memory, np.uint8))
+
+    return open_part(None, "", extent.segment_bytes, fill, LOADER_WAIT_S)
+
+
+class _Segment:
+    """An attribute segment on media."""
+
+    def __init__(
+        self,
+        sources: Sequence[BlockDevice],
+        geometry: Geometry,
+        record: DatasetRecord,
+        extent: AttributeExtent,
+        diagnose: Callable[[], DlfsError | None],
+    ) -> None:
+        self._sources = sources
+        self._record = record
+        self._extent = extent
+        self._diagnose = diagnose
+        self.space = DataSpace(geometry, record.split_data_runs(geometry.chunk_bytes)[1])
+        member, offset_bytes = self.space.resolve(0)
+        self.where = (
+            f"the attributes of dataset {display(record.name)!r} version {record.version}, "
+            f"on {sources[member].uri} from byte {offset_bytes} on"
+        )
+
+    def fill(self, address: int, memory: Bytes, verify: Callable[[], None]) -> None:
+        """Read a part from the first copies of it that are right."""
+        problem: FormatError | None = None
+        for choice in alternatives(self.space.geometry):
+            read_into(self._sources, self.space, address, memory, choice)
+            try:
+                verify()
+            except FormatError as error:
+                problem = problem or error
+            else:
+                return
+        assert problem is not None
+        raise self._diagnose() or problem
+
+    def fill_whole(self, memory: Bytes) -> None:
+        """Read all of it, the head and each column from the first copies that are right."""
+        head_memory = memory[: self._extent.head_bytes]
+        self.fill(0, head_memory, lambda: _ignore(self.check_head(head_memory)))
+        head = self.check_head(head_memory)
+        for number in range(len(head.columns)):
+            offset, length = head.extent(number)
+            self.fill_column(head, number, memory[offset : offset + length])
+        memory[head.segment_bytes :] = 0
+
+    def fill_column(self, head: AttributeHead, number: int, memory: Bytes) -> None:
+        """Read a column, from the first copies of it that are right."""
+        offset, _ = head.extent(number)
+        self.fill(offset, memory, lambda: head.verify(number, memory, self.where))
+
+    def read_head(self) -> tuple[AttributeHead, Bytes]:
+        memory = aligned_buffer(self._extent.head_bytes, ATTRIBUTE_BLOCK_BYTES)
+        self.fill(0, memory, lambda: _ignore(self.check_head(memory)))
+        return self.check_head(memory), memory
+
+    def check_head(self, memory: Bytes) -> AttributeHead:
+        """Decode the head, and check that it is the dataset's."""
+        head = decode_head(memory, self.where)
+        got = head.dataset_uuid, head.sample_count, head.segment_bytes
+        record = self._record
+        expected = record.uuid, record.sample_count, self._extent.segment_bytes
+        if got != expected:
+            raise FormatError(
+                f"{self.where}: expected the dataset {expected[0]} with {expected[1]} samples in "
+                f"{expected[2]} bytes, got {got[0]} with {got[1]} in {got[2]}"
+            )
+        return head
+
+
+@dataclass(eq=False)
+class _Columns:
+    """What brings columns into memory, and lets go of them."""
+
+    segment: _Segment
+    head: AttributeHead
+    key: str
+    root: Path | None
+    held: list[Part] = field(default_factory=list)
+
+    def load(self, number: int) -> Bytes:
+        _, length = self.head.extent(number)
+        if not length:
+            return np.empty(0, np.uint8)
+
+        def fill(memory: memoryview) -> None:
+            self.segment.fill_column(self.head, number, np.frombuffer(memory, np.uint8))
+
+        name = f"{self.key}-column{number}"
+        part = open_part(self.root, name, length, fill, LOADER_WAIT_S)
+        self.held.append(part)
+        return part.memory
+
+    def release(self) -> None:
+        while self.held:
+            self.held.pop().release()
+
+
+def _ignore(_: object) -> None:
+    """A check that also gives something."""

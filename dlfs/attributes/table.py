@@ -1,0 +1,243 @@
+"""The columns of a sealed dataset, by index.
+
+A table knows its head from the start and gets a column's bytes when it is first asked for it, from
+wherever they are: read from the volume, shared with other processes, or part of a buffer that holds
+the whole segment. Columns of fixed width are views of these bytes, which must stay as they are.
+
+Threads: any at once; ``close`` by one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self
+from uuid import UUID
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dlfs.errors import FormatError, NotFoundError, UsageError
+from dlfs.format.attributes import (
+    AttributeHead,
+    ColumnForm,
+    ColumnValues,
+    Strings,
+    decode_head,
+    view_column,
+)
+from dlfs.format.constants import ATTRIBUTE_BLOCK_BYTES
+
+if TYPE_CHECKING:
+    import pyarrow
+
+Bytes = NDArray[np.uint8]
+
+
+class AttributeTable:
+    """All columns of one dataset.
+
+    Args:
+        head: which columns there are.
+        load: gives the bytes of a column by its number, verified and as long as its extent; called
+            once for each, and again only after it raised.
+        where: what errors call the segment.
+        release: called once by ``close``.
+    """
+
+    def __init__(
+        self,
+        head: AttributeHead,
+        load: Callable[[int], Bytes],
+        *,
+        where: str = "the attributes",
+        release: Callable[[], None] | None = None,
+    ) -> None:
+        self.head = head
+        self._load = load
+        self._where = where
+        self._release = release
+        self._numbers = {column.name: number for number, column in enumerate(head.columns)}
+        self._values: dict[int, ColumnValues] = {}
+        self._loading = threading.Lock()
+
+    @classmethod
+    def empty(cls, dataset_uuid: UUID, sample_count: int) -> Self:
+        """The table of a dataset without columns."""
+        head = AttributeHead(dataset_uuid, sample_count, (), np.empty(0, np.uint32))
+        return cls(head, lambda _number: np.empty(0, np.uint8))
+
+    @classmethod
+    def over(
+        cls, segment: Bytes, head_bytes: int, *, where: str = "the attributes", verify: bool = True
+    ) -> Self:
+        """The table of a segment in memory.
+
+        Args:
+            segment: uint8[n_bytes], aligned to 8 bytes; borrowed, and not to be changed.
+            head_bytes: of its head.
+            where: what errors call it.
+            verify: check each column when it is first asked for.
+
+        Raises:
+            FormatError: it is malformed.
+        """
+        head = decode_head(segment[:head_bytes], where)
+        if head.segment_bytes > segment.size:
+            raise FormatError(
+                f"{where}: read attributes: expected {head.segment_bytes} bytes, got {segment.size}"
+            )
+        return cls(head, partial(_cut, segment, head, where if verify else None), where=where)
+
+    def __len__(self) -> int:
+        """Samples: values of each column."""
+        return self.head.sample_count
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._numbers
+
+    @property
+    def dtypes(self) -> dict[str, np.dtype[Any]]:
+        """The dtype of each column as ``column`` gives it, by name; ``object`` for strings."""
+        return {column.name: column.dtype for column in self.head.columns}
+
+    def form(self, name: str) -> ColumnForm:
+        """How a column is stored.
+
+        Raises:
+            NotFoundError: there is no such column.
+        """
+        return self.head.columns[self._number(name)]
+
+    def column(self, name: str, indices: ArrayLike | None = None) -> NDArray[Any]:
+        """A column's values.
+
+        Args:
+            name: of the column.
+            indices: of the samples; all by default.
+
+        Returns:
+            ``dtype[n]``, read-only; strings as an ``object`` array of ``str``, made anew each time.
+            All values of a column of fixed width are a view.
+
+        Raises:
+            NotFoundError: there is no such column.
+            UsageError: an index is out of range.
+            FormatError: the column is malformed (ChecksumError).
+            DeviceError: it cannot be read.
+        """
+        chosen = None if indices is None else self._chosen(indices)
+        values = self.values(name)
+        if values.fixed is not None:
+            if chosen is None:
+                return values.fixed
+            picked: NDArray[Any] = values.fixed[chosen]
+        elif values.codes is not None:
+            codes = values.codes if chosen is None else values.codes[chosen]
+            picked = self._decoded(name, values.strings)[codes]
+        else:
+            picked = self._decoded(name, values.strings, chosen)
+        picked.flags.writeable = False
+        return picked
+
+    def values(self, name: str) -> ColumnValues:
+        """A column's values as they are stored: views, read-only.
+
+        Raises:
+            NotFoundError, FormatError, DeviceError: as ``column``.
+        """
+        number = self._number(name)
+        found = self._values.get(number)
+        if found is not None:
+            return found
+        with self._loading:
+            if number not in self._values:
+                memory = self._load(number)
+                self._values[number] = view_column(self.head, number, memory, self._where)
+            return self._values[number]
+
+    def to_arrow(self) -> pyarrow.Table:
+        """All columns as a table, without a copy of what is not bool.
+
+        Raises:
+            UsageError: pyarrow is not installed.
+            FormatError, DeviceError: as ``column``.
+        """
+        from dlfs.attributes.arrow import to_arrow
+
+        columns = {column.name: self.values(column.name) for column in self.head.columns}
+        return to_arrow(columns, self._where)
+
+    def verify(self) -> None:
+        """Load every column, which checks it.
+
+        Raises:
+            FormatError, DeviceError: as ``column``.
+        """
+        for column in self.head.columns:
+            values = self.values(column.name)
+            if values.strings is not None:
+                self._check_text(column.name, values.strings)
+
+    def close(self) -> None:
+        """Give the memory back. Idempotent; views stay good."""
+        self._values.clear()
+        release, self._release = self._release, None
+        if release:
+            release()
+
+    def _number(self, name: str) -> int:
+        number = self._numbers.get(name)
+        if number is None:
+            there = ", ".join(map(repr, self._numbers)) or "none"
+            raise NotFoundError(f"read column {name!r} of {self._where}: there are: {there}")
+        return number
+
+    def _chosen(self, indices: ArrayLike) -> NDArray[Any]:
+        chosen = np.asarray(indices)
+        if chosen.size == 0:
+            return chosen.astype(np.int64)
+        if chosen.dtype.kind not in "iu":
+            raise UsageError(
+                f"read a column of {self._where}: expected integers, got {chosen.dtype}"
+            )
+        if chosen.min() < 0 or chosen.max() >= len(self):
+            raise UsageError(
+                f"read a column of {self._where}: expected indices 0..{len(self) - 1}, "
+                f"got {chosen.min()}..{chosen.max()}"
+            )
+        return chosen
+
+    def _decoded(
+        self, name: str, strings: Strings | None, chosen: NDArray[Any] | None = None
+    ) -> NDArray[Any]:
+        """Some strings, or all, as Python has them."""
+        assert strings is not None
+        if chosen is None:
+            chosen = np.arange(len(strings))
+        starts, ends = strings.offsets[chosen].tolist(), strings.offsets[chosen + 1].tolist()
+        raw = strings.text.data
+        decoded = np.empty(len(chosen), object)
+        try:
+            decoded[:] = [
+                str(raw[start:end], "utf-8") for start, end in zip(starts, ends, strict=True)
+            ]
+        except UnicodeDecodeError as error:
+            raise FormatError(f"{self._where}: read column {name!r}: {error}") from error
+        return decoded
+
+    def _check_text(self, name: str, strings: Strings) -> None:
+        for first in range(0, len(strings), ATTRIBUTE_BLOCK_BYTES):
+            last = min(first + ATTRIBUTE_BLOCK_BYTES, len(strings))
+            self._decoded(name, strings, np.arange(first, last))
+
+
+def _cut(segment: Bytes, head: AttributeHead, where: str | None, number: int) -> Bytes:
+    """A column's part of a segment; verified when errors have a name."""
+    offset, length = head.extent(number)
+    memory = segment[offset : offset + length].view()
+    memory.flags.writeable = False
+    if where is not None:
+        head.verify(number, memory, where)
+    return memory
