@@ -124,5 +124,5 @@ int main(int argc, char **argv)
     double seconds = now_s() - start;
     report(done, done * block_bytes, seconds, cpu_s() - cpu);
     fprintf(stderr, "%08x\n", crc); /* so that it is computed */
-    return 0; /* what is in flight ends with the process */
+    return 0;                       /* what is in flight ends with the process */
 }
