@@ -78,7 +78,7 @@ class Format:
     magic: tuple[tuple[int, bytes], ...] = ()
     """(offset in bytes, what stands there), of which one is enough."""
     marks: tuple[str, ...] = ()
-    """Patterns of names that a folder of this format has in it, all of them."""
+    """Patterns of names that a folder of this format has in it, all of them; ``a|b`` is either."""
     extra: str | None = None
     """The extra of the package to install; None where dlfs alone is enough."""
 
@@ -109,6 +109,29 @@ FORMATS: tuple[Format, ...] = (
             "*.tfrecord-*-of-*",
             "*.tfrecords-*-of-*",
         ),
+    ),
+    Format(
+        name="parquet",
+        summary="Parquet files, a row a sample",
+        opener="dlfs.ingest.arrow:ParquetOptions",
+        names=("*.parquet", "*.parq", "*.pq"),
+        magic=((0, b"PAR1"), (0, b"PARE")),
+        extra="arrow",
+    ),
+    Format(
+        name="arrow",
+        summary="Arrow IPC files and streams, Feather, a row a sample",
+        opener="dlfs.ingest.arrow:ArrowOptions",
+        names=("*.arrow", "*.arrows", "*.ipc", "*.feather"),
+        magic=((0, b"ARROW1"),),
+        extra="arrow",
+    ),
+    Format(
+        name="huggingface",
+        summary="a dataset or its splits, as Hugging Face's save_to_disk writes them",
+        opener="dlfs.ingest.arrow:HuggingFaceOptions",
+        marks=("dataset_dict.json|state.json", "dataset_dict.json|dataset_info.json"),
+        extra="arrow",
     ),
     Format(
         name="folder",
@@ -175,7 +198,8 @@ def _recognise_one(path: str) -> Format:
 def _recognise_folder(entries: Sequence[str]) -> Format:
     for row in FORMATS:
         if row.marks and all(
-            any(fnmatchcase(entry, mark) for entry in entries) for mark in row.marks
+            any(fnmatchcase(entry, either) for entry in entries for either in mark.split("|"))
+            for mark in row.marks
         ):
             return row
     return find_format("folder")

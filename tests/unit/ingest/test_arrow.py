@@ -1,0 +1,380 @@
+"""Parquet, Arrow, saved Hugging Face datasets: as their own libraries write them, and damaged."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.feather
+import pyarrow.parquet
+import pytest
+
+from dlfs.errors import DlfsError, FormatError, NotFoundError, TruncatedError, UsageError
+from dlfs.ingest import tables
+from dlfs.ingest.arrow import ArrowOptions, ArrowSource
+from dlfs.ingest.importer import open_source
+from dlfs.volume import Volume
+from tests.unit.ingest.taking import cut, flip, import_all, import_by_command, refused, take
+
+COUNT = 300
+IMAGES = [bytes([i % 251]) * (i * 13 % 997) for i in range(COUNT)]
+
+
+def table(**more: Any) -> pa.Table:
+    """Rows of each type that can be an attribute, and one that cannot."""
+    rows = range(COUNT)
+    columns: dict[str, Any] = {
+        "image": pa.array(IMAGES, pa.binary()),
+        "label": pa.array([i % 10 for i in rows], pa.int32()),
+        "weight": pa.array([None if i == 7 else i / 8 for i in rows], pa.float32()),
+        "good": pa.array([i % 3 == 0 for i in rows]),
+        "text": pa.array([f"text {i}" for i in rows]),
+        "kind": pa.array([f"kind {i % 2}" for i in rows]).dictionary_encode(),
+        "day": pa.array([datetime.date(2024, 1, 1 + i % 28) for i in rows]),
+        "price": pa.array([decimal.Decimal(i) / 4 for i in rows], pa.decimal128(9, 2)),
+        "boxes": pa.array([[1.0] * (i % 3) for i in rows]),
+        **more,
+    }
+    return pa.table(columns)
+
+
+def attributes(i: int) -> dict[str, Any]:
+    return {
+        "label": i % 10,
+        "weight": i / 8,
+        "good": i % 3 == 0,
+        "text": f"text {i}",
+        "kind": f"kind {i % 2}",
+        "day": f"2024-01-{1 + i % 28:02d}",
+        "price": f"{i / 4:.2f}",
+    }
+
+
+def write_file(data: pa.Table, path: Path, **options: Any) -> None:
+    with (
+        pa.OSFile(str(path), "wb") as file,
+        pa.ipc.new_file(file, data.schema, **options) as writer,
+    ):
+        writer.write_table(data, max_chunksize=70)
+
+
+def write_stream(data: pa.Table, path: Path) -> None:
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, data.schema) as writer:
+        writer.write_table(data, max_chunksize=70)
+
+
+def write_parquet(data: pa.Table, path: Path, **options: Any) -> None:
+    pa.parquet.write_table(data, path, row_group_size=110, write_page_checksum=True, **options)
+
+
+WRITERS = {
+    "x.parquet": write_parquet,
+    "x.arrow": write_file,
+    "x.arrows": write_stream,
+    "x.feather": pa.feather.write_feather,
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_rows_are_samples_and_columns_attributes(volume: Volume, tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    WRITERS[name](table(), path)
+    source = open_source(path)
+    assert not source.gives_shuffled
+    assert source.sample_count == (COUNT if name == "x.parquet" else None)
+    assert source.skipped == {"column that has not one value in a row": 1}
+    got = take(source)
+    assert [data for data, _ in got.values()] == IMAGES
+    assert list(got) == [f"x/{i:08d}" for i in range(COUNT)]
+    for i, (_, values) in enumerate(got.values()):
+        weight = values["weight"]
+        assert np.isnan(weight) if i == 7 else weight == i / 8
+        assert values | {"weight": i / 8} == attributes(i)
+    want = {f"x/{i:08d}": data for i, data in enumerate(IMAGES)}
+    assert import_all(volume, path) == want
+    assert import_by_command(tmp_path, f"{path} V") == want
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["binary", "large_binary", "binary_view", "string", "large_string", "string_view", "fixed"],
+)
+def test_every_kind_of_bytes_is_a_sample(tmp_path: Path, kind: str) -> None:
+    texts = [f"{i:05d}" * (1 if kind == "fixed" else i % 4) for i in range(100)]
+    values = texts if "string" in kind else [text.encode() for text in texts]
+    array = pa.array(values, pa.binary(5) if kind == "fixed" else getattr(pa, kind)())
+    write_file(pa.table({"only": array[10:90]}), tmp_path / "x.arrow")
+    got = [data.decode() for data, _ in take(open_source(tmp_path / "x.arrow")).values()]
+    assert got == texts[10:90]
+
+
+def test_paths_and_attributes_are_chosen(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    write_parquet(table(name=pa.array([f"d{i % 3}/{i}" for i in range(COUNT)])), path)
+    options = {"column": "image", "path": "name", "attributes": "good,label"}
+    got = take(open_source(path, options=options))
+    assert got["d1/7"] == (IMAGES[7], {"good": False, "label": 7})
+    assert len(got) == COUNT
+
+
+def test_a_child_of_a_struct_is_a_sample(tmp_path: Path) -> None:
+    structs = [{"bytes": data, "path": f"p/{i}.jpg"} for i, data in enumerate(IMAGES)]
+    for write, name in ((write_file, "x.arrow"), (write_parquet, "x.parquet")):
+        write(pa.table({"image": structs, "label": range(COUNT)}), tmp_path / name)
+        source = open_source(tmp_path / name, options={"path": "image.path"})
+        assert take(source) == {f"p/{i}.jpg": (data, {"label": i}) for i, data in enumerate(IMAGES)}
+
+
+def test_shards_come_by_pattern_and_by_folder(tmp_path: Path) -> None:
+    for part in range(3):
+        write_parquet(table().slice(part * 100, 100), tmp_path / f"part-{part}.parquet")
+    (tmp_path / "README.md").touch()
+    by_pattern = take(open_source(f"{tmp_path}/part-*.parquet"))
+    by_folder = take(open_source(tmp_path, format_name="parquet"))
+    assert [data for data, _ in by_pattern.values()] == IMAGES
+    assert list(by_folder) == list(by_pattern)
+    shuffled = list(take(open_source(tmp_path, format_name="parquet"), layout="shuffled", seed=1))
+    assert shuffled != list(by_pattern)
+    assert sorted(shuffled) == sorted(by_pattern)
+
+
+def test_files_are_recognised_by_what_is_in_them(tmp_path: Path) -> None:
+    for name, write in (("x.parquet", write_parquet), ("x.arrow", write_file)):
+        write(table(), tmp_path / name)
+        (tmp_path / name).rename(tmp_path / "no suffix")
+        assert isinstance(open_source(tmp_path / "no suffix"), ArrowSource)
+
+
+def test_large_row_groups_are_read_by_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "x.parquet"
+    pa.parquet.write_table(table(), path)
+    monkeypatch.setattr(tables, "BUFFER_BYTES", 10_000)
+    blocks = list(open_source(path).blocks(layout="path", seed=0))
+    assert len(blocks) > 10
+    assert sum(len(block.paths) for block in blocks) == COUNT
+
+
+def test_an_empty_table_gives_nothing(tmp_path: Path) -> None:
+    for name, write in WRITERS.items():
+        write(table().slice(0, 0), tmp_path / name)
+        assert take(open_source(tmp_path / name)) == {}
+
+
+# ---- saved datasets ------------------------------------------------------------------------------
+
+
+def saved(folder: Path) -> Path:
+    """Two splits of images with labels, one of them in shards, as ``datasets`` saves them."""
+    hugging = pytest.importorskip("datasets")
+    hugging.disable_progress_bars()
+    features = hugging.Features(
+        {"image": hugging.Image(), "label": hugging.ClassLabel(names=["cat", "dog"])}
+    )
+    rows = [{"image": {"bytes": d, "path": None}, "label": i % 2} for i, d in enumerate(IMAGES)]
+    splits = {"train": rows[:200], "test": rows[200:]}
+    made = hugging.DatasetDict(
+        {name: hugging.Dataset.from_list(part, features) for name, part in splits.items()}
+    )
+    made.save_to_disk(str(folder), num_shards={"train": 2, "test": 1})
+    return folder
+
+
+def test_a_saved_dataset_comes_with_its_splits(volume: Volume, tmp_path: Path) -> None:
+    folder = saved(tmp_path / "saved")
+    got = take(open_source(folder))
+    assert [data for data, _ in got.values()] == IMAGES
+    assert got["train/data-00001-of-00002/00000003"][1] == {"split": "train", "label": 1}
+    assert got["test/data-00000-of-00001/00000000"][1] == {"split": "test", "label": 0}
+    want = {path: data for path, (data, _) in got.items()}
+    assert import_all(volume, folder) == want
+    assert import_by_command(tmp_path, f"{folder} V --format huggingface") == want
+
+
+def test_one_split_comes_alone(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "saved") / "train"
+    got = take(open_source(folder))
+    assert [data for data, _ in got.values()] == IMAGES[:200]
+    assert got["data-00000-of-00002/00000001"][1] == {"label": 1}
+
+
+def test_attributes_of_a_saved_dataset_are_chosen(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "saved")
+    for wanted in (("split",), ("label",)):
+        got = take(open_source(folder, options={"attributes": wanted}))
+        assert {tuple(values) for _, values in got.values()} == {wanted}
+
+
+@pytest.mark.parametrize(
+    ("state", "error", "message"),
+    [
+        ("{", FormatError, "state.json: expected JSON"),
+        ("[]", FormatError, "state.json: expected a JSON object"),
+        ("{}", FormatError, "expected names in _data_files, got None"),
+        ('{"_data_files": [{"filename": "../x.arrow"}]}', FormatError, "got {'filename': '../x"),
+        ('{"_data_files": [{"filename": "gone.arrow"}]}', NotFoundError, "gone.arrow: there is no"),
+        ('{"_data_files": []}', UsageError, "expected a file, got none"),
+        ('{"_data_files": [], "_indices_data_files": [1]}', UsageError, "without indices"),
+    ],
+)
+def test_a_state_that_makes_no_sense_is_told(
+    volume: Volume, tmp_path: Path, state: str, error: type[DlfsError], message: str
+) -> None:
+    (tmp_path / "dataset_info.json").touch()
+    (tmp_path / "state.json").write_text(state)
+    with refused(volume, error, message):
+        import_all(volume, tmp_path)
+
+
+def test_one_saved_dataset_at_a_time(tmp_path: Path) -> None:
+    (tmp_path / "dataset_dict.json").write_text(json.dumps({"splits": ["gone"]}))
+    with pytest.raises(NotFoundError, match=r"gone/state.json: there is no such file"):
+        open_source(tmp_path)
+    with pytest.raises(UsageError, match="expected one saved dataset, got 2"):
+        open_source([tmp_path, tmp_path])
+
+
+# ---- damage --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_cut_file_is_told(volume: Volume, tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    WRITERS[name](table(), path)
+    whole = path.read_bytes()
+    for size in (len(whole) - 1, len(whole) // 2, 20):
+        path.write_bytes(whole[:size])
+        with refused(volume, TruncatedError, f"{path}: .*(without|ends)"):
+            import_all(volume, path)
+
+
+def test_a_stream_cut_between_batches_is_told(volume: Volume, tmp_path: Path) -> None:
+    path = tmp_path / "x.arrows"
+    write_stream(table(), path)
+    cut(path, -8)
+    with refused(volume, TruncatedError, "ends without the mark of its end"):
+        import_all(volume, path)
+
+
+def test_a_flipped_bit_in_a_parquet_page_is_told(volume: Volume, tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    write_parquet(table().select(["image"]), path, compression="none", use_dictionary=False)
+    group = pa.parquet.ParquetFile(path).metadata.row_group(1).column(0)
+    flip(path, group.data_page_offset + group.total_compressed_size - 5)
+    with refused(volume, FormatError, f"{path}: row 110: the file is damaged: .*CRC"):
+        import_all(volume, path)
+
+
+@pytest.mark.parametrize("name", ["x.arrow", "x.arrows"])
+def test_a_flipped_offset_in_a_batch_is_told(volume: Volume, tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    WRITERS[name](table().select(["image"]), path)
+    offsets = np.cumsum([0, *map(len, IMAGES[70:140])]).astype(np.int32)
+    at = path.read_bytes().index(offsets.tobytes())
+    flip(path, at + 4 * 35 + 3)
+    with refused(volume, FormatError, f"{path}: row 70: the file is damaged"):
+        import_all(volume, path)
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_no_flipped_bit_ends_otherwise_than_in_a_typed_error(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    WRITERS[name](table().slice(0, 20), path)
+    whole = path.read_bytes()
+    messages = []
+    for offset in range(0, len(whole), max(1, len(whole) // 150)):
+        flip(path, offset)
+        try:
+            take(open_source(path, format_name="parquet" if name == "x.parquet" else "arrow"))
+        except DlfsError as error:
+            messages.append(str(error))
+        path.write_bytes(whole)
+    assert len(messages) > 10
+    assert all(str(path) in message for message in messages)
+
+
+def test_nulls_name_file_and_row(volume: Volume, tmp_path: Path) -> None:
+    path = tmp_path / "x.arrow"
+    holes: list[Any] = [None if i == 123 else i for i in range(COUNT)]
+    write_file(table(holes=pa.array(holes)), path)
+    with refused(volume, FormatError, "row 123: column holes: expected a value, got null"):
+        import_all(volume, path)
+    assert len(take(open_source(path, options={"attributes": "label"}))) == COUNT
+    write_file(pa.table({"image": [b"", None]}), path)
+    with refused(volume, FormatError, "row 1: column image: expected a value, got null"):
+        import_all(volume, path)
+
+
+def test_paths_may_not_lead_out(volume: Volume, tmp_path: Path) -> None:
+    path = tmp_path / "x.arrow"
+    for text in ("../x", "/x", ""):
+        write_file(pa.table({"image": [b"1", b"2"], "path": ["good", text]}), path)
+        with refused(volume, FormatError, f"{path}: row 1: expected"):
+            import_all(volume, path, options={"path": "path"})
+
+
+def test_files_of_other_columns_are_told(volume: Volume, tmp_path: Path) -> None:
+    write_file(pa.table({"image": [b"1"], "label": [1]}), tmp_path / "a.arrow")
+    for other in ({"image": [b"1"]}, {"image": [b"1"], "label": ["one"]}):
+        write_file(pa.table(other), tmp_path / "b.arrow")
+        with refused(volume, FormatError, r"b.arrow: expected column label of int64 as in"):
+            import_all(volume, tmp_path, format_name="arrow")
+
+
+# ---- what is refused -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"column": "pixels"}, "expected column pixels, got image, label"),
+        ({"column": "label"}, "expected bytes or text in column label, got int32"),
+        ({"column": "image.bytes"}, "expected column image.bytes"),
+        ({"attributes": "boxes"}, "expected numbers, truths or text in column boxes, got list"),
+        ({"path": "boxes"}, "expected text in column boxes"),
+    ],
+)
+def test_columns_that_do_not_fit_are_told(
+    tmp_path: Path, options: dict[str, str], message: str
+) -> None:
+    write_file(table(), tmp_path / "x.arrow")
+    with pytest.raises(UsageError, match=message):
+        open_source(tmp_path / "x.arrow", options=options)
+
+
+def test_a_sample_column_has_to_be_named_where_several_can_be_it(tmp_path: Path) -> None:
+    for columns, names in (
+        ({"a": [b""], "b": [b""], "c": [""]}, "a, b"),
+        ({"a": [""], "b": [""]}, "a, b"),
+        ({"a": [1]}, "a"),
+        ({}, "no columns"),
+    ):
+        write_file(pa.table(columns), tmp_path / "x.arrow")
+        with pytest.raises(UsageError, match=f"expected option column to name one of {names}$"):
+            open_source(tmp_path / "x.arrow")
+
+
+def test_feather_of_version_1_is_told(tmp_path: Path) -> None:
+    (tmp_path / "x.feather").write_bytes(b"FEA1....FEA1")
+    with pytest.raises(FormatError, match="expected Feather of version 2, got version 1"):
+        open_source(tmp_path / "x.feather")
+
+
+def test_without_pyarrow_the_error_says_what_installs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_file(table(), tmp_path / "x.arrow")
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    with pytest.raises(UsageError, match=r"pip install 'dlfs\[arrow\]'"):
+        open_source(tmp_path / "x.arrow")
+
+
+def test_a_file_that_is_gone_is_told(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match="no such file"):
+        ArrowOptions().open([str(tmp_path / "gone.arrow")])
