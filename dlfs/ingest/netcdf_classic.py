@@ -1,0 +1,134 @@
+"""How long a classic NetCDF file must be, by its header.
+
+The library gives zeros, or whatever its buffer held, for what lies beyond the end of a classic file
+(CDF-1, CDF-2 and CDF-5), so that one which was cut short looks whole. The header says where each
+variable begins and how large it is; this reads the header and no more.
+
+Source: the NetCDF Classic Format Specification, and that of CDF-5.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import BinaryIO
+
+from dlfs.errors import FormatError, TruncatedError
+
+_TYPE_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 4, 6: 8, 7: 1, 8: 2, 9: 4, 10: 8, 11: 8}
+_STREAMING = {4: 0xFFFFFFFF, 8: 0xFFFFFFFFFFFFFFFF}
+_COUNT_MAX = 1 << 24
+"""Entries of one list in a header, generously."""
+
+
+def check_length(path: str) -> None:
+    """Check that a classic file is as long as its header asks for; others are none of its business.
+
+    Raises:
+        TruncatedError: it ends too early.
+        FormatError: the header makes no sense.
+        OSError: it cannot be read.
+    """
+    with open(path, "rb") as file:
+        magic = file.read(4)
+        if magic[:3] != b"CDF" or magic[3:] not in (b"\1", b"\2", b"\5"):
+            return
+        actual = os.fstat(file.fileno()).st_size
+        expected = _Header(path, file, magic[3]).end_bytes()
+    if actual < expected:
+        raise TruncatedError(f"import {path}: expected {expected} bytes, got {actual}")
+
+
+class _Header:
+    """Reads the fields of a header, big-endian, one behind the other."""
+
+    def __init__(self, path: str, file: BinaryIO, version: int) -> None:
+        self._path = path
+        self._file = file
+        self._count_bytes = 8 if version == 5 else 4
+        self._offset_bytes = 4 if version == 1 else 8
+
+    def end_bytes(self) -> int:
+        """Where the last variable ends."""
+        records = self._number(self._count_bytes)
+        if records == _STREAMING[self._count_bytes]:
+            records = 0  # not told: what is there is what there is
+        dimensions = [self._dimension() for _ in range(self._list(10))]
+        self._skip_attributes()
+        fixed_end, begins, record_bytes, sizes = 0, [], 0, []
+        for _ in range(self._list(11)):
+            begin, size, by_record = self._variable(dimensions)
+            if by_record:
+                begins.append(begin)
+                sizes.append(size)
+            else:
+                fixed_end = max(fixed_end, begin + size)
+        if not sizes or not records:
+            return fixed_end
+        record_bytes = sizes[0] if len(sizes) == 1 else sum(-(-size // 4) * 4 for size in sizes)
+        last = max(begin + size for begin, size in zip(begins, sizes, strict=True))
+        return max(fixed_end, last + (records - 1) * record_bytes)
+
+    def _dimension(self) -> int:
+        self._skip_name()
+        return self._number(self._count_bytes)
+
+    def _variable(self, dimensions: list[int]) -> tuple[int, int, bool]:
+        """Where it begins, its size in bytes (of one record), whether it grows by records."""
+        self._skip_name()
+        places = [self._number(self._count_bytes) for _ in range(self._count())]
+        self._skip_attributes()
+        item_bytes = self._type_bytes()
+        self._number(self._count_bytes)  # vsize says less than the dimensions do
+        begin = self._number(self._offset_bytes)
+        if any(place >= len(dimensions) for place in places):
+            raise self._nonsense("a dimension that there is not")
+        lengths = [dimensions[place] for place in places]
+        by_record = bool(lengths) and lengths[0] == 0
+        return begin, math.prod(lengths[1:] if by_record else lengths) * item_bytes, by_record
+
+    def _skip_attributes(self) -> None:
+        for _ in range(self._list(12)):
+            self._skip_name()
+            item_bytes = self._type_bytes()
+            self._skip(self._number(self._count_bytes) * item_bytes)
+
+    def _list(self, tag: int) -> int:
+        """How many entries follow; an absent list is two zeros."""
+        found, count = self._number(4), self._count()
+        if found != tag and (found, count) != (0, 0):
+            raise self._nonsense(f"the tag {found} for a list of {tag}")
+        return count
+
+    def _count(self) -> int:
+        count = self._number(self._count_bytes)
+        if count > _COUNT_MAX:
+            raise self._nonsense(f"{count} entries")
+        return count
+
+    def _type_bytes(self) -> int:
+        kind = self._number(4)
+        if kind not in _TYPE_BYTES:
+            raise self._nonsense(f"a type {kind}")
+        return _TYPE_BYTES[kind]
+
+    def _skip_name(self) -> None:
+        self._skip(self._number(self._count_bytes))
+
+    def _skip(self, size_bytes: int) -> None:
+        self._file.seek(-(-size_bytes // 4) * 4, os.SEEK_CUR)
+
+    def _number(self, size_bytes: int) -> int:
+        data = self._file.read(size_bytes)
+        if len(data) < size_bytes:
+            raise TruncatedError(
+                f"import {self._path}: expected {size_bytes} bytes of the header at byte "
+                f"{self._file.tell() - len(data)}, got {len(data)}"
+            )
+        return int.from_bytes(data, "big")
+
+    def _nonsense(self, got: str) -> FormatError:
+        return FormatError(
+            f"import {self._path}: expected a NetCDF header before byte {self._file.tell()}, "
+            f"got {got}"
+        )
