@@ -237,6 +237,7 @@ class Volume:
         expected_bytes: int = 0,
         expected_samples: int = 0,
         stage_bytes: int | None = None,
+        uuid: UUID | None = None,
     ) -> DatasetWriter:
         """Start a new version of a dataset; the volume is locked until the writer ends.
 
@@ -249,6 +250,7 @@ class Volume:
             expected_bytes: sum of the samples' lengths, if known: space is checked now.
             expected_samples: likewise their number.
             stage_bytes: how much is held back to be shuffled; 256 MiB by default.
+            uuid: of the new version, for who must know it before it is sealed; random by default.
 
         Raises:
             LockedError: another writer holds the volume; the message names it.
@@ -273,6 +275,7 @@ class Volume:
                 expected_bytes=expected_bytes,
                 expected_samples=expected_samples,
                 stage_bytes=stage_bytes,
+                uuid=uuid,
                 on_end=self._written,
             )
         except BaseException:

@@ -157,6 +157,7 @@ class DatasetWriter:
             written.
         expected_samples: likewise their number.
         stage_bytes: what is held back; by default as the layout needs.
+        uuid: of the new dataset, for who must know it before it is sealed; a random one by default.
         on_end: called once with the new generation, or None after an abort.
 
     Raises:
@@ -173,12 +174,13 @@ class DatasetWriter:
         expected_bytes: int = 0,
         expected_samples: int = 0,
         stage_bytes: int | None = None,
+        uuid: UUID | None = None,
         on_end: Callable[[Generation | None], None] = lambda _: None,
     ) -> None:
         self._transaction = transaction
         self._on_end = on_end
         self.description = description
-        self.uuid: UUID = uuid4()
+        self.uuid: UUID = uuid or uuid4()
         self._directory = DirectoryBuilder()
         self._attributes = AttributesBuilder()
         default = STAGE_BYTES_SHUFFLED if description.shuffles else STAGE_BYTES_ORDERED

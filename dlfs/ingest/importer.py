@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from uuid import UUID
 
 from dlfs.errors import NotFoundError, UsageError
 from dlfs.ingest.formats import AUTO, find_format, make_options, recognise
@@ -71,6 +72,7 @@ def import_dataset(
     *,
     layout: Layout = "shuffled",
     seed: int = 0,
+    uuid: UUID | None = None,
     progress: ProgressCallback | None = None,
 ) -> ImportReport:
     """Import every sample of a source as a new dataset, or a new version of one.
@@ -81,6 +83,7 @@ def import_dataset(
         name: of the dataset.
         layout: ``shuffled`` packs samples in an order drawn from the seed, ``path`` in path order.
         seed: of the order of packing, 0..2^64-1.
+        uuid: of the new version; random by default.
         progress: called after each block, and once at the start.
 
     Raises:
@@ -96,6 +99,7 @@ def import_dataset(
         expected_bytes=source.sample_bytes or 0,
         expected_samples=source.sample_count or 0,
         source_shuffled=source.gives_shuffled,
+        uuid=uuid,
     )
     with writer, closing(source.blocks(layout=layout, seed=seed)) as blocks:
         for block in blocks:
