@@ -27,7 +27,7 @@ JOBS ?= $(shell nproc)
 # What is needed from Debian or Ubuntu: a program or header to look for, and its package.
 APT_BUILD := gcc:gcc pkg-config:pkg-config fusermount3:fuse3 \
 	/usr/include/stdlib.h:libc6-dev /usr/include/liburing.h:liburing-dev /usr/include/fuse3/fuse.h:libfuse3-dev
-APT_TEST := clang-tidy:clang-tidy getfattr:attr qemu-system-x86_64:qemu-system-x86 busybox:busybox-static \
+APT_TEST := clang-tidy:clang-tidy getfattr:attr rsync:rsync qemu-system-x86_64:qemu-system-x86 busybox:busybox-static \
 	clang:clang /usr/share/doc/libclang-rt-dev/copyright:libclang-rt-dev
 
 # Further Python packages for make test, such as torch: it is large, so its tests are skipped without it.

@@ -27,11 +27,13 @@ from dlfs.cli import (
     export,
     format,  # noqa: A004
     import_,
+    incoming,
     info,
     ls,
     mount,
     repair,
     rm,
+    seal,
     stat,
     target,
     umount,
@@ -166,6 +168,8 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
     "Mounting": {
         "mount": mount.mount,
         "umount": umount.umount,
+        "seal": seal.seal,
+        "incoming": incoming.incoming,
     },
     "Storage nodes": {
         "discover": discover.discover,

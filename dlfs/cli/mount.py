@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from typing import Annotated
 
@@ -47,6 +48,14 @@ def mount(
     memory: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Memory for samples of open files [256MiB].")
     ] = None,
+    incoming: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SPOOL",
+            help="Let programs write to DIR/incoming, for 'dlfs seal'; until then it lies in "
+            "SPOOL, a directory on a local disk.",
+        ),
+    ] = None,
     log: Annotated[
         str | None, typer.Option(metavar="FILE", help="Log of the server in the background.")
     ] = None,
@@ -65,6 +74,7 @@ def mount(
         file_mode=_parse_mode(mode),
         allow_other=allow_other,
         held_bytes=HELD_BYTES if held is None else held,
+        incoming=None if incoming is None else os.path.abspath(incoming),
     )
     if foreground:
         logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="dlfs: %(message)s")

@@ -183,10 +183,15 @@ class MountOperations(ReadOnlyOperations):
         return self._node(slot, slot.opened or await self._view.open(slot), node)
 
     async def _lookup_in_root(self, name: bytes) -> EntryAttributes:
-        if name in (b".", b".."):
-            return await self._root()
-        slot = await self._view.child(name)
-        return self._directory(slot, Node(DATASET_DEPTH, 0))
+        return await (self._root() if name in (b".", b"..") else self._root_child(name))
+
+    async def _root_child(self, name: bytes) -> EntryAttributes:
+        """What the root shows under a name."""
+        return self._directory(await self._view.child(name), Node(DATASET_DEPTH, 0))
+
+    async def _root_names(self) -> list[bytes]:
+        """What the root lists."""
+        return await self._view.names()
 
     async def _lookup_dots(
         self, slot: Slot, opened: OpenDataset, node: Node, name: bytes
@@ -277,7 +282,7 @@ class MountOperations(ReadOnlyOperations):
         """Begin to list a directory."""
         handle: _RootHandle | _DirectoryHandle
         if inode == ROOT:
-            handle = _RootHandle(await self._view.names())
+            handle = _RootHandle(await self._root_names())
         else:
             place = unpack(inode)
             slot = self._view.slot(place.slot)
@@ -302,13 +307,12 @@ class MountOperations(ReadOnlyOperations):
 
     async def _list_root(self, handle: _RootHandle, position: int, token: ReaddirToken) -> None:
         if not position:
-            handle.names = await self._view.names()
+            handle.names = await self._root_names()
         for number, name in enumerate(handle.names[position:], position + 1):
             try:
-                slot = await self._view.child(name)
+                entry = await self._root_child(name)
             except NotFoundError:
                 continue  # removed since the listing began
-            entry = self._directory(slot, Node(DATASET_DEPTH, 0))
             if not pyfuse3.readdir_reply(token, name, entry, number):
                 return
 

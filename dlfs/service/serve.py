@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import pyfuse3
@@ -19,8 +20,10 @@ import trio
 from dlfs.errors import DeviceError, UsageError
 from dlfs.service import mountpoint as mountpoints
 from dlfs.service.held import HeldSamples, ReadThreads
+from dlfs.service.incoming import open_incoming
 from dlfs.service.operations import FILE_MODE_DEFAULT, Access, MountOperations
 from dlfs.service.view import VolumeView
+from dlfs.service.writable import WritableOperations
 from dlfs.units import MIB
 from dlfs.volume import Volume
 from dlfs.volume import open as open_volume
@@ -43,6 +46,8 @@ class MountOptions:
         file_mode: permission bits of files, none to write; directories get x where these have r.
         allow_other: let other users in; /etc/fuse.conf must allow it unless root mounts.
         held_bytes: memory for samples of open files.
+        incoming: the spool of what programs write below ``incoming``; None for a mount that is
+            read-only.
     """
 
     uid: int = field(default_factory=os.getuid)
@@ -50,6 +55,7 @@ class MountOptions:
     file_mode: int = FILE_MODE_DEFAULT
     allow_other: bool = False
     held_bytes: int = HELD_BYTES
+    incoming: str | None = None
 
     def __post_init__(self) -> None:
         if self.file_mode & ~0o555:
@@ -82,6 +88,7 @@ def serve(
         NotFoundError: no such directory, volume or member.
         UsageError: the directory cannot be mounted on.
         ExistsError: DLFS is mounted there already.
+        LockedError: another server uses the spool.
         DeviceError: the system refused the mount; a device failed.
         FormatError: what is on the members is no volume.
 
@@ -100,18 +107,26 @@ async def _run(
     try:
         held = HeldSamples(threads, budget_bytes=options.held_bytes)
         access = Access(options.uid, options.gid, options.file_mode)
-        _mount(MountOperations(volume, view, held, access), path, options)
-        try:
-            await _answer(path, on_ready)
-        finally:
-            pyfuse3.close(unmount=True)
+        with ExitStack() as stack:
+            if options.incoming is None:
+                operations, tasks = MountOperations(volume, view, held, access), []
+            else:
+                incoming = stack.enter_context(open_incoming(volume, options.incoming))
+                operations = WritableOperations(volume, view, held, access, incoming)
+                tasks = [incoming.sealer.run]
+            _mount(operations, path, options)
+            try:
+                await _answer(path, on_ready, tasks)
+            finally:
+                pyfuse3.close(unmount=True)
     finally:
         threads.close()
         view.close()
 
 
 def _mount(operations: MountOperations, path: str, options: MountOptions) -> None:
-    words = {"default_permissions", "ro", f"fsname={FILE_SYSTEM_NAME}", "subtype=dlfs"}
+    words = {"default_permissions", f"fsname={FILE_SYSTEM_NAME}", "subtype=dlfs"}
+    words |= {"ro"} if options.incoming is None else set()
     words |= {"allow_other"} if options.allow_other else set()
     try:
         pyfuse3.init(operations, path, words)
@@ -122,9 +137,15 @@ def _mount(operations: MountOperations, path: str, options: MountOptions) -> Non
         ) from error
 
 
-async def _answer(path: str, on_ready: Callable[[str], None]) -> None:
-    """Answer the kernel until the mount is gone or a signal comes."""
+async def _answer(
+    path: str,
+    on_ready: Callable[[str], None],
+    tasks: Sequence[Callable[[], Awaitable[None]]],
+) -> None:
+    """Answer the kernel until the mount is gone or a signal comes; run tasks meanwhile."""
     async with trio.open_nursery() as nursery:
+        for task in tasks:
+            nursery.start_soon(task)
         nursery.start_soon(_end_on_signal)
         nursery.start_soon(_tell_when_ready, path, on_ready)
         await pyfuse3.main()

@@ -1,0 +1,71 @@
+"""``dlfs incoming``: what was written to a mount and is not sealed."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated
+
+import typer
+
+from dlfs.cli.options import JsonOption
+from dlfs.cli.output import (
+    human_count,
+    human_date,
+    human_size,
+    json_path,
+    note,
+    print_data,
+    print_json,
+    show_path,
+    table,
+)
+
+
+def incoming(
+    mountpoint: Annotated[
+        str, typer.Argument(metavar="DIR", help="Where 'dlfs mount --incoming' mounted.")
+    ],
+    discard: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Forget this one, with all its files.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """List what is in DIR/incoming: written, and lost if it is never sealed."""
+    from dlfs.service import incoming_client
+
+    if discard is not None:
+        incoming_client.discard(mountpoint, discard)
+        note(f"discarded {discard}")
+        return
+    found = incoming_client.list_incoming(mountpoint)
+    if json:
+        print_json(
+            {
+                "incoming": [
+                    {
+                        "name": json_path(one.name),
+                        "files": one.contents.files,
+                        "bytes": one.contents.file_bytes,
+                        "since": datetime.fromtimestamp(one.contents.since, UTC),
+                        "state": one.status.state,
+                        "error": one.status.error,
+                    }
+                    for one in found
+                ]
+            }
+        )
+        return
+    from rich.text import Text
+
+    rows = table("name", "files", "size", "since", "state", right=("files", "size"))
+    for one in found:
+        state = one.status.state if one.status.error is None else f"not sealed: {one.status.error}"
+        since = human_date(datetime.fromtimestamp(one.contents.since, UTC))
+        rows.add_row(
+            Text(show_path(one.name)),
+            human_count(one.contents.files),
+            human_size(one.contents.file_bytes),
+            since,
+            Text(state),
+        )
+    print_data(rows)
