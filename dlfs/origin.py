@@ -7,7 +7,6 @@ know which origin they have; the service has one of its own.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,7 +15,7 @@ from uuid import UUID
 
 import numpy as np
 
-from dlfs.attributes import AttributeTable, load_attributes
+from dlfs.attributes import AttributesLater, AttributeTable, load_attributes
 from dlfs.block import BlockDevice, MissingDevice, open_device
 from dlfs.directory import (
     DirectoryIdentity,
@@ -124,6 +123,7 @@ class DatasetAccess:
         release: gives up what else is open.
         load_attributes: opens the dataset's columns; called once, when they are first asked for.
         is_lost: whether this way is gone for good, and another one has to be made.
+        attributes: the dataset's columns, for this object and its reader's batches.
     """
 
     record: DatasetRecord
@@ -134,25 +134,15 @@ class DatasetAccess:
     release: Callable[[], None]
     load_attributes: Callable[[], AttributeTable]
     is_lost: Callable[[], bool] = lambda: False
-    _attributes: AttributeTable | None = field(default=None, init=False)
-    _loading: threading.Lock = field(default_factory=threading.Lock, init=False)
+    attributes: AttributesLater = field(init=False)
 
-    def attributes(self) -> AttributeTable:
-        """The dataset's columns.
-
-        Raises:
-            DlfsError: as ``load_attributes`` raises.
-        """
-        if self._attributes is None:
-            with self._loading:
-                self._attributes = self._attributes or self.load_attributes()
-        return self._attributes
+    def __post_init__(self) -> None:
+        self.attributes = self.reader.attributes = AttributesLater(self.load_attributes)
 
     def close(self) -> None:
         """Give up all but the directory."""
         self.reader.close()
-        if self._attributes is not None:
-            self._attributes.close()
+        self.attributes.close()
         self.release()
 
 

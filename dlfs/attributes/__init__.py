@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from dlfs.attributes.builder import Attributes, AttributesBuilder
 from dlfs.attributes.loading import load_attributes, load_attributes_whole, read_attributes
-from dlfs.attributes.table import AttributeTable
+from dlfs.attributes.table import AttributesLater, AttributeTable
 
 __all__ = [
     "AttributeTable",
     "Attributes",
     "AttributesBuilder",
+    "AttributesLater",
     "load_attributes",
     "load_attributes_whole",
     "read_attributes",

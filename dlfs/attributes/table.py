@@ -60,6 +60,7 @@ class AttributeTable:
         self._release = release
         self._numbers = {column.name: number for number, column in enumerate(head.columns)}
         self._values: dict[int, ColumnValues] = {}
+        self._dictionaries: dict[str, NDArray[Any]] = {}
         self._loading = threading.Lock()
 
     @classmethod
@@ -135,11 +136,37 @@ class AttributeTable:
             picked: NDArray[Any] = values.fixed[chosen]
         elif values.codes is not None:
             codes = values.codes if chosen is None else values.codes[chosen]
-            picked = self._decoded(name, values.strings)[codes]
+            picked = self._dictionary(name, values)[codes]
         else:
             picked = self._decoded(name, values.strings, chosen)
         picked.flags.writeable = False
         return picked
+
+    def distinct(self, name: str, indices: ArrayLike) -> tuple[list[str], NDArray[np.intp]]:
+        """The different strings among some values of a column.
+
+        Args:
+            name: of a column of strings.
+            indices: of the samples.
+
+        Returns:
+            The strings, and for each sample which one it has, ``intp[n]``.
+
+        Raises:
+            UsageError: the column is of numbers; or as ``column``.
+            NotFoundError, FormatError, DeviceError: as ``column``.
+        """
+        values = self.values(name)
+        if values.fixed is not None:
+            raise UsageError(
+                f"read column {name!r} of {self._where}: expected strings, got {values.fixed.dtype}"
+            )
+        chosen = self._chosen(indices)
+        if values.codes is None:
+            found, places = np.unique(self.column(name, chosen), return_inverse=True)
+            return found.tolist(), places.reshape(-1)
+        codes, places = np.unique(values.codes[chosen], return_inverse=True)
+        return self._dictionary(name, values)[codes].tolist(), places.reshape(-1)
 
     def values(self, name: str) -> ColumnValues:
         """A column's values as they are stored: views, read-only.
@@ -183,6 +210,7 @@ class AttributeTable:
     def close(self) -> None:
         """Give the memory back. Idempotent; views stay good."""
         self._values.clear()
+        self._dictionaries.clear()
         release, self._release = self._release, None
         if release:
             release()
@@ -209,6 +237,13 @@ class AttributeTable:
             )
         return chosen
 
+    def _dictionary(self, name: str, values: ColumnValues) -> NDArray[Any]:
+        """The strings of a dictionary, decoded once."""
+        found = self._dictionaries.get(name)
+        if found is None:
+            found = self._dictionaries[name] = self._decoded(name, values.strings)
+        return found
+
     def _decoded(
         self, name: str, strings: Strings | None, chosen: NDArray[Any] | None = None
     ) -> NDArray[Any]:
@@ -231,6 +266,37 @@ class AttributeTable:
         for first in range(0, len(strings), ATTRIBUTE_BLOCK_BYTES):
             last = min(first + ATTRIBUTE_BLOCK_BYTES, len(strings))
             self._decoded(name, strings, np.arange(first, last))
+
+
+class AttributesLater:
+    """A table that is opened when it is first asked for.
+
+    Args:
+        load: opens it.
+
+    Threads: any at once; ``close`` by one.
+    """
+
+    def __init__(self, load: Callable[[], AttributeTable]) -> None:
+        self._load = load
+        self._table: AttributeTable | None = None
+        self._loading = threading.Lock()
+
+    def __call__(self) -> AttributeTable:
+        """The table.
+
+        Raises:
+            DlfsError: whatever ``load`` raises.
+        """
+        if self._table is None:
+            with self._loading:
+                self._table = self._table or self._load()
+        return self._table
+
+    def close(self) -> None:
+        """Close the table, if it was opened. Idempotent."""
+        if self._table is not None:
+            self._table.close()
 
 
 def _cut(segment: Bytes, head: AttributeHead, where: str | None, number: int) -> Bytes:

@@ -8,20 +8,23 @@ into; ``pack`` copies one out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from dlfs._native.reader import NativeBatch
 from dlfs.errors import ClosedError, UsageError
+from dlfs.reader.arrays import ArrayForm, forms_of
 from dlfs.reader.arrow import binary_views
 from dlfs.reader.failures import SampleFailure
 
 if TYPE_CHECKING:
     import pyarrow
+
+    from dlfs.attributes import AttributeTable
 
 
 class Batch:
@@ -41,7 +44,9 @@ class Batch:
         native: NativeBatch,
         keep: npt.NDArray[np.bool_] | None = None,
         failures: tuple[SampleFailure, ...] = (),
+        attributes: Callable[[], AttributeTable] | None = None,
     ) -> None:
+        self._attributes = attributes
         self._native: NativeBatch | None = native
         self._memory: memoryview | None = memoryview(native.memory).cast("B").toreadonly()
         self.indices = native.indices if keep is None else native.indices[keep]
@@ -123,6 +128,60 @@ class Batch:
         offsets = np.arange(len(self), dtype=np.int64) * expected
         self._gather(stacked.reshape(-1).view(np.uint8), offsets)
         return stacked
+
+    @overload
+    def arrays(self, *, stack: Literal[True] = True) -> npt.NDArray[Any]: ...
+
+    @overload
+    def arrays(self, *, stack: Literal[False]) -> list[npt.NDArray[Any]]: ...
+
+    def arrays(self, *, stack: bool = True) -> npt.NDArray[Any] | list[npt.NDArray[Any]]:
+        """The samples as the arrays that the columns ``dlfs:dtype`` and ``dlfs:shape`` say.
+
+        Args:
+            stack: copy them into one array: all must be of one type and shape. Else give a list of
+                views of the batch's memory.
+
+        Returns:
+            ``dtype[n, *shape]``, contiguous; or with ``stack=False`` a list of read-only views.
+
+        Raises:
+            UsageError: a sample is no array, failed, or has another length than its type and shape
+                need, or they differ and are to be stacked; the message names it.
+            DlfsError: the columns cannot be read.
+        """
+        forms, chosen = self._forms()
+        needed = np.array([form.length_bytes for form in forms], object)[chosen]
+        wrong = np.flatnonzero(needed != self.lengths)
+        if len(wrong):
+            at = int(wrong[0])
+            raise UsageError(
+                f"read arrays: sample {int(self.indices[at])}: expected {needed[at]} bytes, "
+                f"{forms[chosen[at]]}, got {int(self.lengths[at])}"
+            )
+        if stack and len(forms) > 1:
+            first, other = (
+                f"{forms[chosen[at]]} of sample {int(self.indices[at])}"
+                for at in (0, int(np.argmax(chosen != chosen[0])))
+            )
+            raise UsageError(
+                f"stack arrays: expected all of one form, got {first} and {other}; "
+                f"stack=False gives a list"
+            )
+        if stack:
+            return self.stack(forms[0].dtype, forms[0].shape)
+        return [
+            np.frombuffer(view, forms[form].dtype).reshape(forms[form].shape)
+            for view, form in zip(self, chosen.tolist(), strict=True)
+        ]
+
+    def _forms(self) -> tuple[list[ArrayForm], npt.NDArray[np.intp]]:
+        """What arrays there are, and which of them each sample is."""
+        if self._attributes is None:
+            raise UsageError("read arrays: expected a dataset's batch, got one of a bare reader")
+        if not len(self):
+            return [ArrayForm.of(np.uint8, (0,))], np.empty(0, np.intp)
+        return forms_of(self._attributes(), self.indices)
 
     def pad(self, length_bytes: int | None = None, fill: int = 0) -> npt.NDArray[np.uint8]:
         """Copy samples of any lengths into the rows of one array.

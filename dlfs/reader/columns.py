@@ -1,17 +1,20 @@
 """What a dataset says of its samples beside their bytes: columns of attributes, by index.
 
+Two of these columns say what arrays the samples are, and they can be read as such.
+
 Threads: any at once.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dlfs.attributes import AttributeTable
+from dlfs.reader.batch import Batch
 
 if TYPE_CHECKING:
     import pyarrow
@@ -24,6 +27,10 @@ class ColumnAccess(ABC):
     @abstractmethod
     def attributes(self) -> AttributeTable:
         """The columns as they are stored."""
+
+    @abstractmethod
+    def read(self, indices: ArrayLike, *, on_error: str = "raise") -> Batch:
+        """Read samples as one batch."""
 
     @property
     def columns(self) -> dict[str, np.dtype[Any]]:
@@ -58,3 +65,46 @@ class ColumnAccess(ABC):
             DlfsError: as ``column``.
         """
         return self.attributes.to_arrow()
+
+    # ---- arrays ----------------------------------------------------------------------------------
+
+    @overload
+    def read_arrays(self, indices: ArrayLike, *, stack: Literal[True] = True) -> NDArray[Any]: ...
+
+    @overload
+    def read_arrays(self, indices: ArrayLike, *, stack: Literal[False]) -> list[NDArray[Any]]: ...
+
+    def read_arrays(
+        self, indices: ArrayLike, *, stack: bool = True
+    ) -> NDArray[Any] | list[NDArray[Any]]:
+        """Read samples as the arrays that they are; see ``Batch.arrays``.
+
+        Args:
+            indices: integers 0..N-1, one dimension.
+            stack: into one array: all must be of one type and shape. Else a list.
+
+        Returns:
+            ``dtype[n, *shape]``, or with ``stack=False`` a list of read-only views.
+
+        Raises:
+            UsageError: a sample is no array, its length is not that of its type and shape, or they
+                differ and are to be stacked; the message names it.
+            DlfsError: as ``read`` and ``column``.
+        """
+        batch = self.read(indices)
+        return batch.arrays() if stack else batch.arrays(stack=False)
+
+    def array(self, index: int) -> NDArray[Any]:
+        """Read one sample as the array that it is, read-only.
+
+        Args:
+            index: of the sample; negative ones count from the end.
+
+        Raises:
+            IndexError: there is no such sample.
+            UsageError, DlfsError: as ``read_arrays``.
+        """
+        count = len(self.attributes)
+        if not -count <= index < count:
+            raise IndexError(f"sample {index} of {count}")
+        return self.read([index % count]).arrays(stack=False)[0]

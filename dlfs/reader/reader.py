@@ -17,6 +17,7 @@ import numpy.typing as npt
 from dlfs._native.device import NativeDevice
 from dlfs._native.library import describe
 from dlfs._native.reader import NativeBatch, NativeReader, NativeStream
+from dlfs.attributes import AttributeTable
 from dlfs.directory import FrozenDirectory
 from dlfs.errors import DlfsError, UsageError
 from dlfs.format.geometry import ChunkRun, Geometry
@@ -103,8 +104,13 @@ class SampleReader:
         on_loss: told the number of a member that was lost, with the reason, or that is back, with
             None.
 
+    Attributes:
+        attributes: gives the dataset's columns, for batches of arrays; None: it has none.
+
     Threads: any at once.
     """
+
+    attributes: Callable[[], AttributeTable] | None = None
 
     def __init__(
         self,
@@ -232,13 +238,13 @@ class SampleReader:
         """Turn what libdlfs read into a batch, with the policy for samples that failed."""
         self._watch_members()
         if not native.failures:
-            return Batch(native)
+            return Batch(native, attributes=self.attributes)
         self._raise_diagnosis()  # first: a removed dataset may have lost its names too
         failures = describe_failures(native.failures, self.directory, self._where)
         if on_error == "raise":
             raise failures[0].error(others=len(failures) - 1)
         if on_error == "skip":
-            return Batch(native, native.lengths >= 0, failures)
+            return Batch(native, native.lengths >= 0, failures, self.attributes)
         return self._replace(native, failures)
 
     def _watch_members(self) -> None:
@@ -266,7 +272,7 @@ class SampleReader:
                 )
             native = self._native.read(indices)
             if not native.failures:
-                return Batch(native, None, tuple(bad))
+                return Batch(native, None, tuple(bad), self.attributes)
             bad += describe_failures(native.failures, self.directory, self._where)
         raise bad[-1].error()
 

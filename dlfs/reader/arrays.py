@@ -1,0 +1,123 @@
+"""What array the bytes of a sample are: the columns ``dlfs:dtype`` and ``dlfs:shape``.
+
+Their strings are read from media, so they are looked at before numpy sees them: no Python objects,
+no structures, sizes that are numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from dlfs.attributes import AttributeTable
+from dlfs.errors import FormatError, UsageError
+
+DTYPE_COLUMN = "dlfs:dtype"
+SHAPE_COLUMN = "dlfs:shape"
+
+KINDS = "biufcmMSU"
+"""numpy's kinds of types that arrays of samples can have."""
+
+DIMENSIONS_MAX = 32
+"""Of an array; numpy before 2 had no more."""
+
+_TEXT_MAX = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayForm:
+    """Type and shape of a sample's array, its elements in row-major order."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.dtype} of shape {self.shape}"
+
+    @property
+    def length_bytes(self) -> int:
+        """Of the sample."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def texts(self) -> tuple[str, str]:
+        """As the columns have it: the type and the shape."""
+        return self.dtype.str, ",".join(map(str, self.shape))
+
+    @classmethod
+    def of(cls, dtype: DTypeLike, shape: tuple[int, ...]) -> ArrayForm:
+        """The form of arrays of a type and a shape.
+
+        Raises:
+            UsageError: there are no such arrays, or their type cannot be recorded.
+        """
+        try:
+            element = np.dtype(dtype)
+        except TypeError as error:
+            raise UsageError(f"describe arrays: expected a numpy dtype, got {dtype!r}") from error
+        if element.kind not in KINDS or not element.itemsize:
+            raise UsageError(
+                f"describe arrays: expected a dtype of bool, numbers, times or strings of a fixed "
+                f"length, got {element}"
+            )
+        if len(shape) > DIMENSIONS_MAX or any(length < 0 for length in shape):
+            raise UsageError(
+                f"describe arrays: expected at most {DIMENSIONS_MAX} dimensions of 0 or more "
+                f"elements, got {shape}"
+            )
+        return cls(element, tuple(shape))
+
+    @classmethod
+    def parse(cls, dtype: str, shape: str) -> ArrayForm:
+        """Read what ``texts`` gives.
+
+        Raises:
+            UsageError: it is nothing of the kind.
+        """
+        lengths = shape.split(",") if shape else []
+        if len(dtype) > _TEXT_MAX or len(shape) > _TEXT_MAX:
+            raise UsageError("describe arrays: expected a short dtype and shape, got long text")
+        if not all(length.isascii() and length.isdigit() for length in lengths):
+            raise UsageError(f"describe arrays: expected lengths with commas, got {shape!r}")
+        return cls.of(dtype, tuple(map(int, lengths)))
+
+
+def forms_of(
+    table: AttributeTable, indices: NDArray[Any]
+) -> tuple[list[ArrayForm], NDArray[np.intp]]:
+    """What arrays some samples are.
+
+    Args:
+        table: of the dataset.
+        indices: of the samples, ``[n]``, at least one.
+
+    Returns:
+        The different forms, and for each sample which one it has, ``intp[n]``.
+
+    Raises:
+        UsageError: a sample is no array; the message names it.
+        FormatError: the columns say what cannot be.
+    """
+    if DTYPE_COLUMN not in table or SHAPE_COLUMN not in table:
+        raise UsageError(
+            f"read arrays: expected the columns {DTYPE_COLUMN} and {SHAPE_COLUMN}, which say what "
+            f"arrays samples are, got none in the dataset"
+        )
+    dtypes, dtype_codes = table.distinct(DTYPE_COLUMN, indices)
+    shapes, shape_codes = table.distinct(SHAPE_COLUMN, indices)
+    pairs, chosen = np.unique(dtype_codes * len(shapes) + shape_codes, return_inverse=True)
+    forms = []
+    for number, pair in enumerate(pairs.tolist()):
+        dtype, shape = dtypes[pair // len(shapes)], shapes[pair % len(shapes)]
+        if not dtype:
+            at = int(np.argmax(chosen == number))
+            raise UsageError(f"read arrays: expected arrays, got sample {int(indices[at])}: bytes")
+        try:
+            forms.append(ArrayForm.parse(dtype, shape))
+        except UsageError as error:
+            raise FormatError(f"read arrays: {error}") from error
+    return forms, chosen.reshape(-1)
