@@ -11,6 +11,7 @@
     ├── SpaceError (OSError)               the volume has too little free space
     ├── StaleError                         the dataset was removed under its reader
     ├── LimitError                         a stated limit would be exceeded
+    ├── TransformError                     a user's transform raised; the message names the sample
     ├── DeviceError (OSError)              the world did it: a device failed
     │   ├── DeviceLostError                ... it is gone (retryable)
     │   ├── DeviceTimeoutError             ... it does not answer (retryable)
@@ -76,6 +77,10 @@ class StaleError(DlfsError):
 
 class LimitError(DlfsError):
     """A stated limit would be exceeded."""
+
+
+class TransformError(DlfsError):
+    """A user's transform raised an error on a sample, which the message names."""
 
 
 class DeviceError(DlfsError, OSError):

@@ -1,0 +1,46 @@
+"""Training with PyTorch.
+
+``Loader`` gives an epoch's batches as tensors, read ahead, in an order that any number of ranks and
+worker processes share exactly, and goes on from a checkpoint at another number of either.
+``SampleDataset`` with ``DistributedSampler`` or ``DistributedBatchSampler`` is the map-style way
+for training loops that have a ``torch.utils.data.DataLoader`` already. ``FolderLabels`` says the
+class of each sample.
+
+Everything works on what ``dlfs.open`` gives, in forked and spawned workers. Each process that reads
+such a dataset has a budget of sample memory of its own, the ``memory_bytes`` of ``dlfs.open``: with
+W workers, W times that; with two or more, the training process itself reads nothing.
+"""
+
+from dlfs.errors import UsageError
+
+try:
+    import torch as _torch  # noqa: F401
+except ImportError as error:
+    raise UsageError(
+        "import dlfs.adapters.torch: expected PyTorch to be installed: pip install 'dlfs[torch]'"
+    ) from error
+
+from dlfs.adapters.torch.dataset import SampleDataset
+from dlfs.adapters.torch.labels import FolderLabels
+from dlfs.adapters.torch.loader import Loader
+from dlfs.adapters.torch.sampler import DistributedBatchSampler, DistributedSampler
+from dlfs.adapters.torch.tensors import (
+    Jagged,
+    SampleViews,
+    TensorBatch,
+    collate_jagged,
+    collate_list,
+)
+
+__all__ = [
+    "DistributedBatchSampler",
+    "DistributedSampler",
+    "FolderLabels",
+    "Jagged",
+    "Loader",
+    "SampleDataset",
+    "SampleViews",
+    "TensorBatch",
+    "collate_jagged",
+    "collate_list",
+]

@@ -1,0 +1,107 @@
+"""A map-style dataset for ``torch.utils.data.DataLoader``: one call reads a whole batch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch.utils.data import Dataset as TorchDataset
+from torch.utils.data import get_worker_info
+
+from dlfs import Dataset
+from dlfs.adapters.torch.labels import Labels
+from dlfs.adapters.torch.samples import THREADS, Recipe, Transform, TransformPool
+from dlfs.adapters.torch.tensors import SampleViews, jagged_of
+
+
+class SampleDataset(TorchDataset[Any]):
+    """The samples of a dataset by index: tensors, or what a transform makes of them.
+
+    DataLoader asks it for a whole batch at a time. Samples that differ in length want
+    ``collate_fn=collate_list`` or ``collate_jagged``.
+
+    Args:
+        dataset: to read from.
+        transform: called with each sample's bytes, a read-only ``memoryview``, or, if ``dtype`` is
+            given, with the tensor; in ``threads`` threads at once.
+        labels: maps indices to labels, such as ``FolderLabels(dataset)``; with it, items are
+            (sample, label) pairs.
+        dtype: of the array that every sample's bytes are; ``uint8`` otherwise.
+        shape: of that array; one dimension by default.
+        threads: that run the transform, in each process.
+
+    Raises:
+        UsageError: an argument is out of range.
+
+    Threads: one at a time. It may be used in forked and spawned processes.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        *,
+        transform: Transform | None = None,
+        labels: Labels | None = None,
+        dtype: npt.DTypeLike | None = None,
+        shape: tuple[int, ...] | None = None,
+        threads: int = THREADS,
+    ) -> None:
+        self.dataset = dataset
+        self._recipe = Recipe(
+            transform=transform, labels=labels, dtype=dtype, shape=shape, threads=threads
+        )
+        self._pool: TransformPool | None = None
+        self._pid = os.getpid()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_pool": None}
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        """One sample; negative indices count from the end.
+
+        Raises:
+            IndexError: there is no such sample.
+            TransformError: the transform raised.
+            DlfsError: it cannot be read.
+        """
+        count = len(self)
+        if not -count <= index < count:
+            raise IndexError(f"sample {index} of {count} in dataset {self.dataset.name!r}")
+        return self.__getitems__([index % count])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Samples of several indices 0..N-1, read by one call.
+
+        Raises:
+            TransformError: the transform raised.
+            DlfsError: a sample cannot be read.
+        """
+        batch = self.dataset.read(np.asarray(indices, np.int64))
+        if self._recipe.has_work:
+            pool = self._opened_pool()
+            samples = pool.finish(pool.start(batch))
+        elif self._recipe.dtype is None and get_worker_info() is not None:
+            # What is sent on as it is drags the memory it lies in along: give it one of its own.
+            samples = SampleViews(jagged_of(batch))
+        else:
+            samples = list(self._recipe.items(batch))
+        labels = self._recipe.label(batch)
+        return samples if labels is None else list(zip(samples, labels.tolist(), strict=True))
+
+    def _opened_pool(self) -> TransformPool:
+        if self._pool is None or self._pid != os.getpid():
+            self._pool = TransformPool(self._recipe, self.dataset)  # threads do not live past fork
+            self._pid = os.getpid()
+        return self._pool
+
+    def close(self) -> None:
+        """End the threads of the transform; the dataset stays open. Idempotent."""
+        if self._pool is not None and self._pid == os.getpid():
+            self._pool.close()
+        self._pool = None

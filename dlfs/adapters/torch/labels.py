@@ -1,0 +1,84 @@
+"""Labels of samples: the class that a sample's folder says.
+
+Indices are in path order, so the samples of a folder are a range of indices. What is kept is where
+each folder's range begins, not a label for each sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from dlfs import Dataset
+from dlfs.errors import UsageError
+
+Labels = Callable[[npt.NDArray[np.uint64]], npt.NDArray[np.int64]]
+"""Maps indices, ``uint64[n]``, to labels, ``int64[n]``."""
+
+
+class FolderLabels:
+    """The class of each sample, from the name of the folder that it lies in.
+
+    Args:
+        dataset: whose samples.
+        level: which folder of the path is the class: 0, the first (``cat/1.jpg``); 1, the second
+            (``train/cat/1.jpg``), and so on.
+
+    Attributes:
+        classes: their names, sorted; a label is a position in it.
+
+    Raises:
+        UsageError: a sample does not lie that deep, or a name is not UTF-8.
+        DlfsError: the dataset cannot be read.
+
+    Threads: any at once; it never changes.
+    """
+
+    def __init__(self, dataset: Dataset, *, level: int = 0) -> None:
+        if level < 0:
+            raise UsageError(f"label samples by folder: expected level >= 0, got {level}")
+        folders = list(_folders(dataset, b"", depth=level + 1))
+        names = sorted({name for name, _ in folders})
+        numbers = {name: number for number, name in enumerate(names)}
+        self.classes = tuple(_text(name) for name in names)
+        self._firsts = np.array([first for _, first in folders], np.uint64)
+        self._labels = np.array([numbers[name] for name, _ in folders], np.int64)
+
+    def __call__(self, indices: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
+        """Label samples.
+
+        Args:
+            indices: ``uint64[n]``, each 0..N-1.
+
+        Returns:
+            ``int64[n]``, positions in ``classes``.
+        """
+        folders = np.searchsorted(self._firsts, indices, "right") - 1
+        labels: npt.NDArray[np.int64] = self._labels[folders]
+        return labels
+
+
+def _folders(
+    dataset: Dataset, prefix: bytes, *, depth: int, above: int = 0
+) -> Iterator[tuple[bytes, int]]:
+    """Folders at a depth, in index order: name and first index; ``above`` lie in the prefix."""
+    for entry in dataset.children(prefix):
+        path = prefix + b"/" + entry.name if prefix else entry.name
+        if not entry.is_directory:
+            raise UsageError(
+                f"label samples of dataset {dataset.name!r} by folder: expected paths of {depth} "
+                f"folders or more, got {path!r}"
+            )
+        if above + 1 == depth:
+            yield entry.name, entry.first_index
+        else:
+            yield from _folders(dataset, path, depth=depth, above=above + 1)
+
+
+def _text(name: bytes) -> str:
+    try:
+        return name.decode()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"label samples by folder: expected UTF-8, got {name!r}") from error

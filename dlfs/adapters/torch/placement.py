@@ -1,0 +1,56 @@
+"""Which rank this process is, of how many."""
+
+from __future__ import annotations
+
+import os
+
+import torch.distributed
+
+from dlfs.errors import UsageError
+
+_VARIABLES = ("RANK", "WORLD_SIZE")
+"""What torchrun and its like set."""
+
+
+def find_placement(rank: int | None = None, world_size: int | None = None) -> tuple[int, int]:
+    """The rank and the world size: as given, else torch.distributed's, else the environment's.
+
+    Args:
+        rank: 0..world_size-1; with ``world_size``, or not at all.
+        world_size: >= 1.
+
+    Returns:
+        Rank and world size; 0 and 1 where nothing says otherwise.
+
+    Raises:
+        UsageError: only one of the two is known, they are no numbers, or out of range.
+    """
+    source, found = _find(rank, world_size)
+    try:
+        number, size = (int(str(value)) for value in found)
+    except ValueError as error:
+        raise UsageError(
+            f"find this process's rank: expected a rank and a world size from {source}, got {found}"
+        ) from error
+    if not 0 <= number < size:
+        raise UsageError(
+            f"find this process's rank: expected 0 <= rank < world_size from {source}, "
+            f"got {number} and {size}"
+        )
+    return number, size
+
+
+def _find(
+    rank: int | None, world_size: int | None
+) -> tuple[str, tuple[int | str | None, int | str | None]]:
+    if rank is not None or world_size is not None:
+        return "the arguments", (rank, world_size)
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        return "torch.distributed", (distributed.get_rank(), distributed.get_world_size())
+    if any(name in os.environ for name in _VARIABLES):
+        return "the environment's RANK and WORLD_SIZE", (
+            os.environ.get("RANK"),
+            os.environ.get("WORLD_SIZE"),
+        )
+    return "nowhere", (0, 1)

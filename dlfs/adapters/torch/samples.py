@@ -1,0 +1,207 @@
+"""From the bytes of a batch to what a training step is given.
+
+A ``Recipe`` says how: what the bytes are, what is done to each sample, how samples become one
+batch. Transforms run in threads, a slice of the batch each, so that decoders which let go of the
+GIL (those of images do) use several cores; order is kept, and an error names its sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import chain
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import default_collate
+
+from dlfs import Batch, Dataset
+from dlfs.adapters.torch.labels import Labels
+from dlfs.adapters.torch.tensors import jagged_of, make_jagged, view_samples, view_together
+from dlfs.errors import DlfsError, TransformError, UsageError
+
+Transform = Callable[[Any], Any]
+"""Makes of one sample what is trained on; it is called in several threads at once."""
+
+Collate = str | Callable[[Sequence[Any]], Any]
+
+COLLATES = ("auto", "list", "jagged", "stack")
+
+THREADS = 2
+"""That run transforms, in each process, unless said otherwise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """How samples are made of bytes.
+
+    Attributes:
+        transform: called with each sample: its bytes as a read-only ``memoryview``, or, if
+            ``dtype`` is given, the tensor.
+        labels: maps indices to labels.
+        collate: ``list``; ``jagged``; ``stack``, for samples of one shape; ``auto``: ``list`` for
+            bytes as they are, else ``stack``; or a function of the list of samples.
+        dtype: of the array that every sample's bytes are.
+        shape: of that array; one dimension by default.
+        threads: that run the transform.
+
+    Raises:
+        UsageError: there is no such ``collate``, ``threads`` < 1, or a shape without a dtype.
+    """
+
+    transform: Transform | None = None
+    labels: Labels | None = None
+    collate: Collate = "auto"
+    dtype: npt.DTypeLike | None = None
+    shape: tuple[int, ...] | None = None
+    threads: int = THREADS
+
+    def __post_init__(self) -> None:
+        if not callable(self.collate) and self.collate not in COLLATES:
+            raise UsageError(
+                f"make batches: expected collate of {COLLATES} or a function, got {self.collate!r}"
+            )
+        if self.threads < 1:
+            raise UsageError(f"make batches: expected threads >= 1, got {self.threads}")
+        if self.shape is not None and self.dtype is None:
+            raise UsageError(f"make batches: expected a dtype with the shape {self.shape}")
+
+    @property
+    def has_work(self) -> bool:
+        """Whether samples go through threads."""
+        return self.transform is not None
+
+    def label(self, batch: Batch) -> torch.Tensor | None:
+        """Labels of a batch, ``int64[n]``; None if there are none."""
+        if self.labels is None:
+            return None
+        return torch.from_numpy(np.asarray(self.labels(batch.indices)))
+
+    def items(self, batch: Batch) -> Sequence[Any]:
+        """The samples one by one, before the transform.
+
+        Raises:
+            UsageError: a sample's length is not what dtype and shape need.
+        """
+        if self.dtype is not None:
+            return view_together(self._arrays(batch).unbind())
+        if self.transform is not None:
+            return list(batch)
+        return view_samples(batch)
+
+    def gather(self, batch: Batch) -> Any:
+        """The samples of a batch together, where there is no transform.
+
+        Raises:
+            UsageError: samples are to be stacked, and their lengths differ.
+        """
+        if self.dtype is not None and self.collate in ("auto", "stack"):
+            return self._arrays(batch)
+        if self.dtype is None and self.collate == "stack":
+            return torch.from_numpy(batch.stack())
+        if self.dtype is None and self.collate == "jagged":
+            return jagged_of(batch)
+        if self.dtype is None and self.collate == "auto":
+            return view_samples(batch)
+        return self.join(self.items(batch))
+
+    def join(self, items: Sequence[Any]) -> Any:
+        """Make one batch of samples.
+
+        Raises:
+            UsageError: they cannot be jagged.
+            RuntimeError, TypeError: they cannot be stacked, as PyTorch tells.
+        """
+        if callable(self.collate):
+            return self.collate(items)
+        if self.collate == "list":
+            return view_together(items)
+        if self.collate == "jagged":
+            return make_jagged(items)
+        return default_collate(list(items)) if items else []
+
+    def _arrays(self, batch: Batch) -> torch.Tensor:
+        assert self.dtype is not None
+        return torch.from_numpy(batch.stack(self.dtype, self.shape))
+
+
+class TransformPool:
+    """Threads that run a recipe's transform.
+
+    Args:
+        recipe: with a transform.
+        dataset: that errors name.
+
+    Threads: one at a time.
+    """
+
+    def __init__(self, recipe: Recipe, dataset: Dataset) -> None:
+        self._recipe = recipe
+        self._dataset = dataset
+        self._executor = ThreadPoolExecutor(recipe.threads, thread_name_prefix="dlfs-transform")
+
+    def start(self, batch: Batch) -> list[Future[list[Any]]]:
+        """Begin with a batch.
+
+        Raises:
+            UsageError: a sample's length is not what dtype and shape need.
+        """
+        items = self._recipe.items(batch)
+        size = max(1, -(-len(items) // self._recipe.threads))
+        return [
+            self._executor.submit(self._run, items[first : first + size], batch.indices[first:])
+            for first in range(0, len(items), size)
+        ]
+
+    def finish(self, parts: Sequence[Future[list[Any]]]) -> list[Any]:
+        """Wait for a batch.
+
+        Returns:
+            The samples, in the batch's order.
+
+        Raises:
+            TransformError: the transform raised; of several, the first sample's.
+        """
+        return list(chain.from_iterable(part.result() for part in parts))
+
+    def _run(self, items: Sequence[Any], indices: npt.NDArray[np.uint64]) -> list[Any]:
+        transform = self._recipe.transform
+        assert transform is not None
+        done = []
+        for item, index in zip(items, indices, strict=False):
+            try:
+                done.append(transform(item))
+            except Exception as error:
+                raise transform_error(self._dataset, int(index), error) from error
+        return done
+
+    def close(self) -> None:
+        """End the threads, once they are through with what they are at. Idempotent."""
+        self._executor.shutdown(cancel_futures=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def transform_error(dataset: Dataset, index: int, cause: Exception) -> TransformError:
+    """Name the sample that a transform failed on."""
+    try:
+        path = dataset.path(index)
+    except DlfsError:
+        path = b"?"  # the sample was read, and its name cannot be
+    return TransformError(
+        f"transform sample {index} {path!r} of dataset {dataset.name!r}: "
+        f"{type(cause).__name__}: {cause}"
+    )

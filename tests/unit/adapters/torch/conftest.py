@@ -1,0 +1,61 @@
+"""Datasets for PyTorch's adapters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import dlfs
+from dlfs.testing.datasets import random_samples
+from dlfs.units import MIB
+
+COUNT = 230
+SHAPE = (2, 3)
+
+
+@pytest.fixture(scope="session")
+def torch_volume(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A volume of two datasets: samples of any length in class folders, and arrays of one shape."""
+    path = tmp_path_factory.mktemp("torch") / "volume.img"
+    dlfs.format_volume(str(path), size_bytes=16 * MIB)
+    with dlfs.open(str(path)) as volume:
+        with volume.writer("bytes") as writer:
+            for name, data in random_samples(COUNT, low=1).items():
+                writer.add(name, data)
+        with volume.writer("arrays") as writer:
+            for number in range(COUNT):
+                writer.add(b"%04d" % number, array(number).tobytes())
+    return path
+
+
+def array(number: int) -> np.ndarray:
+    """What sample `number` of the dataset `arrays` holds."""
+    return np.full(SHAPE, number, np.float32) + np.arange(6, dtype=np.float32).reshape(SHAPE) / 8
+
+
+@pytest.fixture
+def opened(torch_volume: Path) -> Iterator[Callable[..., dlfs.Dataset]]:
+    """Opens a dataset of the volume, with options for `dlfs.open`."""
+    made: list[dlfs.Dataset] = []
+
+    def make(name: str, **options: int) -> dlfs.Dataset:
+        with dlfs.open(str(torch_volume), **options) as volume:  # type: ignore[arg-type]
+            made.append(volume.dataset(name))
+        return made[-1]
+
+    yield make
+    for dataset in made:
+        dataset.close()
+
+
+@pytest.fixture
+def samples(opened: Callable[..., dlfs.Dataset]) -> dlfs.Dataset:
+    return opened("bytes")
+
+
+@pytest.fixture
+def arrays(opened: Callable[..., dlfs.Dataset]) -> dlfs.Dataset:
+    return opened("arrays")
