@@ -1,0 +1,136 @@
+"""The demo's training with PyTorch: ``python -m dlfs.cli.trainer``, which may be killed any time.
+
+It learns the digits, one step a batch, and keeps a checkpoint behind every step: the model, the
+optimizer, where the loader stands, and the indices of all samples learned from so far. Started
+again, it goes on from there, with another number of worker processes or the same. After each step
+it prints epoch and position, in the end how much of the digits held out it reads right.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import typer
+from PIL import Image
+from torch import nn
+
+import dlfs
+from dlfs.adapters.torch import FolderLabels, Loader, TensorBatch
+from dlfs.cli.digits import CLASSES, HIDDEN, PIXELS, is_held_out
+
+BATCH = 64
+SEED = 7
+RATE = 0.05
+MOMENTUM = 0.9
+CHECKPOINT = "checkpoint.pt"
+
+
+def decode(sample: memoryview) -> torch.Tensor:
+    """Decode a PNG file to ``float32[64]``, 0..1."""
+    image = np.asarray(Image.open(io.BytesIO(sample)), np.float32)
+    return torch.from_numpy(image.reshape(PIXELS) / 255)
+
+
+class Training:
+    """A training and its checkpoint.
+
+    Args:
+        dataset: of the digits.
+        folder: where the checkpoint is, or will be.
+        workers: processes that read and decode; 0: this one.
+
+    Attributes:
+        order: indices of the samples learned from, epoch after epoch.
+    """
+
+    def __init__(self, dataset: dlfs.Dataset, folder: Path, workers: int) -> None:
+        torch.manual_seed(SEED)
+        torch.set_num_threads(1)  # sums in one order: the same weights at every run
+        self._checkpoint = folder / CHECKPOINT
+        self._model = nn.Sequential(
+            nn.Linear(PIXELS, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, CLASSES)
+        )
+        self._optimizer = torch.optim.SGD(self._model.parameters(), lr=RATE, momentum=MOMENTUM)
+        self.loader = Loader(
+            dataset,
+            BATCH,
+            seed=SEED,
+            transform=decode,
+            labels=FolderLabels(dataset),
+            num_workers=workers,
+        )
+        self.order: list[int] = []
+        if self._checkpoint.exists():
+            self._load()
+
+    def _load(self) -> None:
+        kept = torch.load(self._checkpoint, weights_only=True)
+        self._model.load_state_dict(kept["model"])
+        self._optimizer.load_state_dict(kept["optimizer"])
+        self.loader.load_state_dict(kept["loader"])
+        self.order = kept["order"]
+
+    def _save(self) -> None:
+        kept = {
+            "model": self._model.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            "loader": self.loader.state_dict(),
+            "order": self.order,
+        }
+        new = self._checkpoint.with_suffix(".new")
+        torch.save(kept, new)
+        os.replace(new, self._checkpoint)  # the old one or the new one, whole
+
+    def step(self, batch: TensorBatch) -> None:
+        """Learn from a batch, but for what is held out of it, and keep a checkpoint."""
+        assert batch.labels is not None
+        learned = torch.from_numpy(~is_held_out(batch.indices.numpy()))
+        self._optimizer.zero_grad()
+        guesses = self._model(batch.samples[learned])
+        loss = nn.functional.cross_entropy(guesses, batch.labels[learned], reduction="sum")
+        (loss / BATCH).backward()
+        self._optimizer.step()
+        self.order += batch.indices.tolist()
+        self._save()
+
+    def accuracy(self, dataset: dlfs.Dataset) -> float:
+        """The share of the digits held out that it reads right."""
+        indices = np.arange(len(dataset), dtype=np.uint64)
+        indices = indices[is_held_out(indices)]
+        with dataset.read(indices) as batch:
+            images = torch.stack([decode(sample) for sample in batch])
+        with torch.no_grad():
+            guesses = self._model(images).argmax(1).numpy()
+        return float((guesses == FolderLabels(dataset)(indices)).mean())
+
+
+def train(
+    volume: Annotated[str, typer.Argument(help="Holds the dataset `digits`.")],
+    folder: Annotated[Path, typer.Argument(help="For the checkpoint.")],
+    epochs: Annotated[int, typer.Option(help="To train in all.")] = 3,
+    workers: Annotated[int, typer.Option(help="Processes that read and decode.")] = 2,
+) -> None:
+    """Train, or go on with it."""
+    with dlfs.open(volume) as opened, opened.dataset("digits") as dataset:
+        training = Training(dataset, folder, workers)
+        while training.loader.epoch < epochs:
+            for batch in training.loader:
+                training.step(batch)
+                typer.echo(f"{batch.state['epoch']} {batch.state['position']}")
+        training.loader.close()
+        typer.echo(f"accuracy {training.accuracy(dataset):.4f}")
+
+
+def load_checkpoint(folder: Path) -> dict[str, Any]:
+    """What the last step of a training left."""
+    kept: dict[str, Any] = torch.load(folder / CHECKPOINT, weights_only=True)
+    return kept
+
+
+if __name__ == "__main__":
+    typer.run(train)

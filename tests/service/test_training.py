@@ -1,0 +1,101 @@
+"""A real training with PyTorch, killed in mid-epoch: what it goes on with is what was left."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import dlfs
+from dlfs.cli.digits import write_digits
+from dlfs.ingest.importer import import_dataset, open_source
+from dlfs.units import MIB
+from tests.fuse.mounting import wait_for
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("sklearn")
+
+from dlfs.cli.trainer import load_checkpoint  # noqa: E402
+
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
+
+ROOT = Path(__file__).parents[2]
+EPOCHS = 2
+COUNT = 1797
+BATCH = 64
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("digits")
+    volume = str(folder / "volume.img")
+    write_digits(folder / "digits")
+    dlfs.format_volume(volume, size_bytes=32 * MIB)
+    with (
+        dlfs.open(volume) as opened,
+        contextlib.closing(open_source(str(folder / "digits"))) as source,
+    ):
+        import_dataset(opened, source, "digits", seed=1)
+    return volume
+
+
+def start(volume: str, folder: Path, workers: int) -> subprocess.Popen[str]:
+    folder.mkdir(exist_ok=True)
+    command = [sys.executable, "-m", "dlfs.cli.trainer", volume, str(folder)]
+    command += ["--epochs", str(EPOCHS), "--workers", str(workers)]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+
+
+def finish(trainer: subprocess.Popen[str]) -> list[str]:
+    out, _ = trainer.communicate(timeout=120)
+    assert trainer.returncode == 0
+    return out.splitlines()
+
+
+def kill_at(trainer: subprocess.Popen[str], line: str) -> None:
+    """SIGKILL the trainer once it has told of a step, and see its workers end by themselves."""
+    assert trainer.stdout is not None
+    assert any(told.strip() == line for told in trainer.stdout)
+    children = Path(f"/proc/{trainer.pid}/task/{trainer.pid}/children").read_text().split()
+    assert len(children) >= 2  # the workers
+    trainer.kill()
+    trainer.wait(30)
+    trainer.stdout.close()
+    wait_for(lambda: not any(is_running(int(child)) for child in children), "the workers end")
+
+
+def is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    # Not reaped yet by whoever inherited it: it has ended.
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+
+
+def test_a_training_that_is_killed_and_resumed_is_an_uninterrupted_one(digits, tmp_path):
+    whole = tmp_path / "whole"
+    lines = finish(start(digits, whole, workers=2))
+    assert float(lines[-1].removeprefix("accuracy ")) > 0.8
+
+    parts = tmp_path / "parts"
+    kill_at(start(digits, parts, workers=2), f"0 {10 * BATCH}")
+    first = load_checkpoint(parts)
+    assert 10 * BATCH <= first["loader"]["position"] < COUNT
+    assert len(first["order"]) == first["loader"]["position"]
+    kill_at(start(digits, parts, workers=3), f"1 {5 * BATCH}")
+    assert finish(start(digits, parts, workers=1))[-1] == lines[-1]
+
+    expected, got = load_checkpoint(whole), load_checkpoint(parts)
+    assert len(got["order"]) == EPOCHS * COUNT
+    assert got["order"] == expected["order"]
+    assert got["loader"] == expected["loader"]
+    for name, weights in expected["model"].items():
+        assert torch.equal(got["model"][name], weights), name
+    with dlfs.open(digits) as volume, volume.dataset("digits") as dataset:
+        order = [dataset.sequence(seed=7, epoch=epoch).indices() for epoch in range(EPOCHS)]
+    assert got["order"] == [int(index) for indices in order for index in indices]
