@@ -392,6 +392,10 @@ class Dataset(ColumnAccess):
         """The reader's counters, by their names in ``dlfs_reader_stats``."""
         return self._opened().reader.stats()
 
+    def member_stats(self) -> list[dict[str, Any]]:
+        """What the volume's members did for this dataset: see ``SampleReader.member_stats``."""
+        return self._opened().reader.member_stats()
+
 
 def _raw(path: PathLike) -> bytes:
     """A path to look up; nothing is checked: a malformed one is simply not there."""

@@ -271,6 +271,26 @@ class ReaderStats(Structure):
         ("memory_bytes", c_uint64),
         ("wait_ns", c_uint64),
         ("failovers", c_uint64),
+        ("plan_ns", c_uint64),
+        ("device_ns", c_uint64),
+        ("verify_ns", c_uint64),
+        ("rest_ns", c_uint64),
+        ("copy_ns", c_uint64),
+    )
+
+
+LATENCY_BUCKETS = 24
+
+
+class MemberStats(Structure):
+    """``dlfs_member_stats``."""
+
+    _fields_ = (
+        ("reads", c_uint64),
+        ("read_bytes", c_uint64),
+        ("errors", c_uint64),
+        ("latency_ns", c_uint64),
+        ("latency", c_uint64 * LATENCY_BUCKETS),
     )
 
 
@@ -318,6 +338,7 @@ STRUCTURES: dict[str, type[Structure]] = {
     "dlfs_failure": Failure,
     "dlfs_batch": Batch,
     "dlfs_reader_stats": ReaderStats,
+    "dlfs_member_stats": MemberStats,
     "dlfs_stream_config": StreamConfig,
     "dlfs_file": File,
 }
@@ -460,6 +481,7 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "dlfs_batch_gather": (c_int, (POINTER(Batch), c_void_p, c_uint64, _U64S)),
     "dlfs_reader_get": (c_int64, (c_void_p, c_uint64, c_void_p, c_uint64, c_uint32)),
     "dlfs_reader_get_stats": (None, (c_void_p, POINTER(ReaderStats))),
+    "dlfs_reader_get_member_stats": (c_int, (c_void_p, c_uint32, POINTER(MemberStats))),
     "dlfs_reader_lost_members": (c_uint64, (c_void_p,)),
     "dlfs_reader_member_code": (c_int, (c_void_p, c_uint32)),
     "dlfs_sequence_create": (

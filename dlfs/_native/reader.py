@@ -291,6 +291,21 @@ class NativeReader:
         self.give_back()
         return {name: int(getattr(stats, name)) for name, *_ in abi.ReaderStats._fields_}
 
+    def member_stats(self, member: int) -> dict[str, int | list[int]]:
+        """``dlfs_member_stats`` of a member, by name; ``latency`` is a list of counts.
+
+        Raises:
+            UsageError: there is no such member.
+        """
+        stats = abi.MemberStats()
+        code = library().dlfs_reader_get_member_stats(self.borrow(), member, byref(stats))
+        self.give_back()
+        check(code, f"look at the reads of member {member}")
+        counters: dict[str, int | list[int]] = {
+            name: int(getattr(stats, name)) for name, *_ in abi.MemberStats._fields_[:-1]
+        }
+        return {**counters, "latency": list(stats.latency)}
+
     def lost_members(self) -> int:
         """The members that are lost now, as bits by number."""
         lost: int = library().dlfs_reader_lost_members(self.borrow())

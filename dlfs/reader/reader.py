@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -279,6 +279,20 @@ class SampleReader:
     def stats(self) -> dict[str, int]:
         """Counters since the reader was opened, by their names in ``dlfs_reader_stats``."""
         return self._native.stats()
+
+    def member_stats(self) -> list[dict[str, Any]]:
+        """Counters of each member's reads since the reader was opened, in member order.
+
+        Returns:
+            ``uri``, ``lost``, and what ``dlfs_member_stats`` has: ``reads``, ``read_bytes``,
+            ``errors``, ``latency_ns`` (the sum) and ``latency``, the numbers of reads that took
+            less than 2, 4, 8, ... us.
+        """
+        lost = self._native.lost_members()
+        return [
+            {"uri": uri, "lost": bool(lost >> number & 1), **self._native.member_stats(number)}
+            for number, uri in enumerate(self._where.members)
+        ]
 
     def close(self) -> None:
         """Give up memory and queue pairs, once batches still in use are gone. Idempotent."""

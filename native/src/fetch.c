@@ -69,8 +69,9 @@ int fetch_create(dlfs_reader *reader, struct fetch **out)
     fetch->operations = calloc((size_t)members * depth, sizeof(dlfs_operation));
     fetch->operation_counts = calloc(members, sizeof(uint32_t));
     fetch->completions = calloc(fetch->group, sizeof(dlfs_completion));
+    fetch->member_stats = calloc(members, sizeof(dlfs_member_stats));
     if (fetch->queues && fetch->waits && fetch->operations && fetch->operation_counts &&
-        fetch->completions)
+        fetch->completions && fetch->member_stats)
         code = pieces_create(fetch);
     for (uint32_t member = 0; code == 0 && member < members; member++)
         if (!member_is_lost(reader, member) || reader->config.replicas == 1)
@@ -106,6 +107,7 @@ void fetch_destroy(struct fetch *fetch)
     free(fetch->operations);
     free(fetch->operation_counts);
     free(fetch->completions);
+    free(fetch->member_stats);
     free(fetch->spans);
     free(fetch->wants);
     free(fetch->plan);
@@ -313,6 +315,8 @@ static int collect(struct fetch *fetch, uint32_t member, int timeout_ms)
         return 0;
     int count =
         dlfs_queue_poll(fetch->queues[member], fetch->completions, fetch->group, timeout_ms);
+    if (count != 0)
+        fetch_spend(fetch, &fetch->stats.device_ns);
     for (int i = 0; i < count; i++)
         piece_answer(fetch, fetch->completions[i].tag, fetch->completions[i].result);
     if (count < 0)
@@ -383,7 +387,7 @@ static void abandon(struct fetch *fetch, struct span *span, int code)
 /* Abandons what is past its deadline. */
 static void check_spans(struct fetch *fetch)
 {
-    uint64_t now = clock_ns();
+    uint64_t now = fetch->now_ns;
     if (now - fetch->checked_ns < DEADLINE_CHECK_NS)
         return;
     fetch->checked_ns = now;
@@ -399,6 +403,7 @@ static void check_spans(struct fetch *fetch)
 
 void fetch_step(struct fetch *fetch, int timeout_ms)
 {
+    fetch->now_ns = clock_ns();
     push(fetch);
     if (fetch->done.first != SLOT_NONE)
         timeout_ms = 0;
@@ -414,6 +419,7 @@ void fetch_step(struct fetch *fetch, int timeout_ms)
     }
     if (total > 0)
         push(fetch);
+    fetch_spend(fetch, &fetch->stats.device_ns);
     check_spans(fetch);
 }
 

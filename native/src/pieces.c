@@ -112,6 +112,7 @@ static enum placed piece_place(struct fetch *fetch, struct piece *piece, uint64_
     };
     piece->member = member;
     piece->copy = copy;
+    piece->begun_ns = fetch->now_ns;
     span->asked |= UINT64_C(1) << member;
     fetch->stats.reads++;
     fetch->stats.read_bytes += piece->length;
@@ -192,10 +193,30 @@ void pieces_ask_again(struct fetch *fetch, uint64_t *full_members)
     }
 }
 
+/* Which bucket of dlfs_member_stats a latency belongs to. */
+static uint32_t latency_bucket(uint64_t latency_ns)
+{
+    uint64_t latency_us = latency_ns / 1000;
+    uint32_t bucket = latency_us < 2 ? 0 : 63 - (uint32_t)__builtin_clzll(latency_us);
+    return bucket < DLFS_LATENCY_BUCKETS ? bucket : DLFS_LATENCY_BUCKETS - 1;
+}
+
+static void count_answer(struct fetch *fetch, const struct piece *piece, int64_t result)
+{
+    dlfs_member_stats *stats = &fetch->member_stats[piece->member];
+    uint64_t latency_ns = fetch->now_ns - piece->begun_ns;
+    stats->reads++;
+    stats->read_bytes += result > 0 ? (uint64_t)result : 0;
+    stats->errors += result < 0;
+    stats->latency_ns += latency_ns;
+    stats->latency[latency_bucket(latency_ns)]++;
+}
+
 void piece_answer(struct fetch *fetch, uint64_t number, int64_t result)
 {
     struct piece *piece = &fetch->pieces[number];
     const struct span *span = &fetch->spans[piece->span];
+    count_answer(fetch, piece, result);
     if (result >= 0) {
         member_worked(fetch->reader, piece->member);
         piece_end(fetch, piece, 0);

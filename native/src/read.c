@@ -263,6 +263,7 @@ static int fetch_all(struct read *read)
             fetch_recycle(read->fetch, span);
             finished++;
         }
+        fetch_spend(read->fetch, &read->fetch->stats.verify_ns);
     }
     return code;
 }
@@ -273,6 +274,7 @@ static int run(struct read *read)
 {
     dlfs_reader *reader = read->reader;
     uint64_t count = read->batch->public.count;
+    read->fetch->now_ns = clock_ns();
     int code = fetch_reserve_plan(read->fetch, count);
     if (code < 0)
         return code;
@@ -285,14 +287,16 @@ static int run(struct read *read)
     else
         read->batch->public.count = 0;
     pthread_mutex_unlock(&reader->lock);
-    if (code == 0 && read->want_count > 0) {
+    bool all_found = code < 0 || read->want_count == 0;
+    if (!all_found) {
         uint64_t spans = 2 * (uint64_t)reader->config.depth * reader->config.member_count;
         code = fetch_reserve(read->fetch, (uint32_t)(spans < count ? spans : count));
         if (code == 0)
             code = plan(read);
-        if (code == 0)
-            code = fetch_all(read);
     }
+    fetch_spend(read->fetch, &read->fetch->stats.plan_ns);
+    if (code == 0 && !all_found)
+        code = fetch_all(read);
     return code;
 }
 

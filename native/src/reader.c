@@ -72,7 +72,8 @@ static int copy_config(dlfs_reader *reader, const dlfs_reader_config *config)
     reader->keeps_all = reader->chunk_count + SLOTS_MIN <= slots;
     reader->slot_count = (uint32_t)(slots < enough ? slots : enough);
     reader->devices = calloc(config->member_count, sizeof(dlfs_device *));
-    if (!reader->devices)
+    reader->member_stats = calloc(config->member_count, sizeof(dlfs_member_stats));
+    if (!reader->devices || !reader->member_stats)
         return -ENOMEM;
     memcpy(reader->devices, config->devices, (size_t)config->member_count * sizeof(dlfs_device *));
     int code = members_create(reader);
@@ -107,6 +108,7 @@ static void reader_free(dlfs_reader *reader)
     free(reader->extent_starts);
     free(reader->devices);
     free(reader->members);
+    free(reader->member_stats);
     free(reader);
 }
 
@@ -169,6 +171,18 @@ DLFS_API void dlfs_reader_get_stats(dlfs_reader *reader, dlfs_reader_stats *stat
     pthread_mutex_lock(&reader->lock);
     *stats = reader->stats;
     pthread_mutex_unlock(&reader->lock);
+    stats->copy_ns = atomic_load_explicit(&reader->copy_ns, memory_order_relaxed);
+}
+
+DLFS_API int dlfs_reader_get_member_stats(dlfs_reader *reader, uint32_t member,
+                                          dlfs_member_stats *stats)
+{
+    if (member >= reader->config.member_count)
+        return -EINVAL;
+    pthread_mutex_lock(&reader->lock);
+    *stats = reader->member_stats[member];
+    pthread_mutex_unlock(&reader->lock);
+    return 0;
 }
 
 /* ---- batches --------------------------------------------------------------------------------- */
@@ -278,10 +292,13 @@ DLFS_API int dlfs_batch_gather(const dlfs_batch *batch, void *destination,
         if (length > destination_bytes || offsets[i] > destination_bytes - length)
             return DLFS_E_LIMIT;
     }
+    uint64_t before_ns = clock_ns();
     for (uint64_t i = 0; i < batch->count; i++)
         if (batch->lengths[i] > 0)
             memcpy((uint8_t *)destination + offsets[i], batch->base + batch->offsets[i],
                    (size_t)batch->lengths[i]);
+    dlfs_reader *reader = ((const struct batch *)batch)->reader;
+    atomic_fetch_add_explicit(&reader->copy_ns, clock_ns() - before_ns, memory_order_relaxed);
     return 0;
 }
 
@@ -306,6 +323,19 @@ int reader_take_fetch(dlfs_reader *reader, struct fetch **out)
     return code;
 }
 
+static void fold_member_stats(dlfs_member_stats *total, dlfs_member_stats *part)
+{
+    if (part->reads == 0)
+        return;
+    total->reads += part->reads;
+    total->read_bytes += part->read_bytes;
+    total->errors += part->errors;
+    total->latency_ns += part->latency_ns;
+    for (uint32_t bucket = 0; bucket < DLFS_LATENCY_BUCKETS; bucket++)
+        total->latency[bucket] += part->latency[bucket];
+    *part = (dlfs_member_stats){0};
+}
+
 /* Adds what a fetch counted to the reader's own; the lock is held. */
 void reader_fold_stats(dlfs_reader *reader, struct fetch *fetch)
 {
@@ -322,7 +352,12 @@ void reader_fold_stats(dlfs_reader *reader, struct fetch *fetch)
     total->private_batches += part->private_batches;
     total->wait_ns += part->wait_ns;
     total->failovers += part->failovers;
+    total->plan_ns += part->plan_ns;
+    total->device_ns += part->device_ns;
+    total->verify_ns += part->verify_ns;
     fetch->stats = (dlfs_reader_stats){0};
+    for (uint32_t member = 0; member < reader->config.member_count; member++)
+        fold_member_stats(&reader->member_stats[member], &fetch->member_stats[member]);
 }
 
 void reader_return_fetch(dlfs_reader *reader, struct fetch *fetch)

@@ -111,8 +111,9 @@ struct piece {
     uint32_t span;
     uint32_t member; /* that it was asked of; MEMBER_NONE: at rest, or to be asked again */
     uint32_t copy;
-    uint32_t tried; /* copies that failed, as bits */
-    uint32_t next;  /* in the list of pieces at rest or of those to be asked again */
+    uint32_t tried;    /* copies that failed, as bits */
+    uint64_t begun_ns; /* when it was asked of the member */
+    uint32_t next;     /* in the list of pieces at rest or of those to be asked again */
 };
 
 /* What all threads know of a member. */
@@ -139,13 +140,15 @@ struct fetch {
     struct span_list done;
     uint32_t pieces_in_flight;
     uint32_t abandoned_pieces;
-    uint64_t checked_ns;          /* when deadlines were last looked at */
-    dlfs_operation *operations;   /* [member_count * depth] */
-    uint32_t *operation_counts;   /* [member_count] */
-    dlfs_completion *completions; /* [group] */
-    uint32_t group;               /* completions taken at a time */
-    dlfs_reader_stats stats;      /* since last folded into the reader's */
-    struct want *wants;           /* scratch of the read under way, [plan_capacity] each */
+    uint64_t checked_ns;             /* when deadlines were last looked at */
+    dlfs_operation *operations;      /* [member_count * depth] */
+    uint32_t *operation_counts;      /* [member_count] */
+    dlfs_completion *completions;    /* [group] */
+    uint32_t group;                  /* completions taken at a time */
+    uint64_t now_ns;                 /* as of the last look at the clock */
+    dlfs_reader_stats stats;         /* since last folded into the reader's */
+    dlfs_member_stats *member_stats; /* [member_count] likewise */
+    struct want *wants;              /* scratch of the read under way, [plan_capacity] each */
     struct plan_span *plan;
     uint64_t plan_capacity;
     struct fetch *next;
@@ -181,6 +184,8 @@ struct dlfs_reader {
     uint64_t fetches_out;
     uint64_t streams_out;
     dlfs_reader_stats stats;
+    dlfs_member_stats *member_stats; /* [member_count] */
+    _Atomic uint64_t copy_ns;
 };
 
 /* A sample's place, decoded and checked. */
@@ -270,6 +275,14 @@ bool fetch_again(struct fetch *fetch, struct span *span);
 bool fetch_idle(const struct fetch *fetch);
 /* A piece of a span has ended: the span goes on or ends with it. */
 void span_piece_ended(struct fetch *fetch, struct span *span, const struct piece *piece, int code);
+
+/* Looks at the clock, and adds the time since the last look to a counter. */
+static inline void fetch_spend(struct fetch *fetch, uint64_t *counter_ns)
+{
+    uint64_t now = clock_ns();
+    *counter_ns += now - fetch->now_ns;
+    fetch->now_ns = now;
+}
 
 /* pieces.c */
 int pieces_create(struct fetch *fetch);

@@ -146,8 +146,12 @@ static void rest(dlfs_stream *stream)
     stream->starved = stream->paused || stream->planned < stream->filled;
     if (stream->starved)
         pthread_cond_broadcast(&stream->ready);
-    if (!stream->stop)
-        wait_until(&stream->reader->released, &stream->reader->lock, clock_ns() + IDLE_WAIT_NS);
+    if (!stream->stop) {
+        uint64_t before = clock_ns();
+        wait_until(&stream->reader->released, &stream->reader->lock, before + IDLE_WAIT_NS);
+        if (stream->head < stream->config.count) /* else it has done its work */
+            stream->reader->stats.rest_ns += clock_ns() - before;
+    }
     stream->starved = false;
 }
 
@@ -171,11 +175,13 @@ static void *stream_thread(void *argument)
     pthread_mutex_lock(&reader->lock);
     while (!stream->stop || !fetch_idle(stream->fetch)) {
         bool planned = false;
+        stream->fetch->now_ns = clock_ns();
         if (!stream->stop && !stream->paused)
             fill(stream);
         if (!stream->stop && !stream->paused)
             planned = ahead_plan(stream);
         announce(stream);
+        fetch_spend(stream->fetch, &stream->fetch->stats.plan_ns);
         if (!planned && fetch_idle(stream->fetch)) {
             rest(stream);
             reclaim(stream);
@@ -188,6 +194,7 @@ static void *stream_thread(void *argument)
         struct span *span;
         while ((span = fetch_done(stream->fetch)))
             ahead_finish(stream, span);
+        fetch_spend(stream->fetch, &stream->fetch->stats.verify_ns);
         pthread_mutex_lock(&reader->lock);
         announce(stream);
     }

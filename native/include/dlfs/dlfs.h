@@ -680,8 +680,28 @@ typedef struct dlfs_reader_stats {
     uint64_t memory_bytes; /* mapped for the budget now */
     uint64_t wait_ns;      /* time that consumers waited for streams */
     uint64_t failovers;    /* requests for another copy than a chunk's first */
+    /* Where the time of those who read goes, callers of dlfs_reader_read and threads of streams: */
+    uint64_t plan_ns;   /* finding samples in memory, sorting and merging the others */
+    uint64_t device_ns; /* waiting for devices, and taking in what they send */
+    uint64_t verify_ns; /* checking what came, and with DLFS_PLAN_HARVEST copying it */
+    uint64_t rest_ns;   /* streams only: nothing to do until the consumer takes or releases more */
+    uint64_t copy_ns;   /* copying samples out of batches (dlfs_batch_gather) */
 } dlfs_reader_stats;
 DLFS_API void dlfs_reader_get_stats(dlfs_reader *reader, dlfs_reader_stats *stats);
+
+#define DLFS_LATENCY_BUCKETS 24
+/* Of one member, since the reader was made. */
+typedef struct dlfs_member_stats {
+    uint64_t reads; /* requests that ended */
+    uint64_t read_bytes;
+    uint64_t errors;
+    uint64_t latency_ns;                    /* of all of them, from their submission to their end */
+    uint64_t latency[DLFS_LATENCY_BUCKETS]; /* [k]: below 2^(k+1) us, and no less than the one
+                                               before; the last: all that took longer */
+} dlfs_member_stats;
+/* -EINVAL when there is no such member. Any threads at once. */
+DLFS_API int dlfs_reader_get_member_stats(dlfs_reader *reader, uint32_t member,
+                                          dlfs_member_stats *stats);
 
 /* The members that are lost now, as bits by number; those without a device are not among them. */
 DLFS_API uint64_t dlfs_reader_lost_members(const dlfs_reader *reader);

@@ -7,6 +7,7 @@ import gc
 import os
 import signal
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -160,6 +161,49 @@ def test_passing_faults_are_retried(bench, memory_bytes):
         stats = reader.stats()
         assert stats["retries"] > 0
         assert stats["read_errors"] > 0
+
+
+def test_members_tell_what_was_read_of_them_and_how_long_it_took(bench):
+    made = bench(random_samples(400), members=2)
+    natives = faulty(made, error_per_million=100_000)
+    with made.reader(natives, memory_bytes=128 * KIB, retry_count=20) as reader:
+        for first in range(0, 400, 40):
+            reader.read(range(first, first + 40)).release()
+        for batch in reader.batches(32, plan="direct"):
+            batch.release()
+        members, stats = reader.member_stats(), reader.stats()
+    assert [member["uri"] for member in members] == [device.uri for device in made.devices]
+    assert not any(member["lost"] for member in members)
+    assert sum(member["reads"] for member in members) == stats["reads"]
+    assert 0 < sum(member["errors"] for member in members) < stats["reads"]
+    for member in members:
+        assert sum(member["latency"]) == member["reads"] > 0
+        assert member["latency_ns"] > 0
+        # Each read took at least as long as its bucket says, but for the first bucket.
+        least_us = sum(n * 2**k for k, n in enumerate(member["latency"]) if k > 0)
+        assert member["latency_ns"] >= 1000 * least_us
+    assert stats["plan_ns"] > 0
+    assert stats["device_ns"] > 0
+    assert stats["verify_ns"] > 0
+
+
+def test_what_a_slow_consumer_costs_is_told(bench):
+    made = bench(random_samples(400))
+    with made.reader(memory_bytes=64 * KIB) as reader:
+        batches = reader.batches(10, plan="direct")
+        next(batches)
+        until = time.monotonic() + 30
+        while reader.stats()["rest_ns"] == 0:  # memory is full, and nothing is taken
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        batches.close()
+
+
+def test_copying_out_is_told(bench):
+    made = bench(random_samples(50, low=100))
+    with made.reader() as reader:
+        reader.read(range(50)).pack()
+        assert reader.stats()["copy_ns"] > 0
 
 
 def test_a_bad_block_is_a_device_error(bench):
