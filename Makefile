@@ -19,7 +19,7 @@ SPDK_MODULES := spdk_nvme spdk_env_dpdk spdk_sock_modules spdk_syslibs
 SPDK := $(shell pkg-config --exists $(SPDK_MODULES) 2>/dev/null && echo yes)
 NATIVE := native/CMakeLists.txt $(wildcard native/include/dlfs/*.h native/src/*)
 C_FILES := $(wildcard native/include/dlfs/*.h native/src/*.[ch] native/spdk/*.[ch] native/tests/*.[ch] native/tests/planted/*.c \
-	native/fuzz/*.c bench/native/*.[ch])
+	native/fuzz/*.c native/examples/*.c bench/native/*.[ch])
 TIDY := $(patsubst native/src/%.c,build/tidy/%.ok,$(wildcard native/src/*.c)) \
 	$(if $(SPDK),$(patsubst native/spdk/%.c,build/tidy/spdk/%.ok,$(wildcard native/spdk/*.c)))
 JOBS ?= $(shell nproc)

@@ -21,8 +21,10 @@ import pytest
 
 import dlfs
 from dlfs._native.checksums import crc32c
+from dlfs._native.library import error_for
 from dlfs.errors import (
     ChecksumError,
+    DeviceError,
     FormatError,
     NotFoundError,
     TruncatedError,
@@ -33,6 +35,7 @@ from dlfs.format.catalog import Catalog, DatasetRecord, decode_catalog
 from dlfs.format.geometry import ChunkRun, DataSpace
 from dlfs.format.location import LOCATION
 from dlfs.format.superblock import Superblock, decode_superblock, superblock_offsets
+from tests.golden import c_reader
 
 HERE = Path(__file__).parent
 
@@ -187,6 +190,10 @@ def test_the_current_code_reads_golden_volumes(kind: str, image: Image) -> None:
         assert volume.label == MAKERS[kind].LABELS[kind]
 
 
+def test_the_c_interface_reads_golden_volumes(kind: str, image: Image) -> None:
+    assert c_reader.read_volume(image.members[::-1]) == MAKERS[kind].contents(kind)
+
+
 def test_the_independent_decoder_reads_golden_volumes(kind: str, image: Image) -> None:
     assert decoder.read_volume(image.members[::-1]) == MAKERS[kind].contents(kind)
 
@@ -323,6 +330,7 @@ def test_any_member_of_a_volume_with_replicas_can_be_missing(kind: str, image: I
         left = image.members[:number] + image.members[number + 1 :]
         assert read_all(left) == MAKERS[kind].contents(kind)
         assert decoder.read_volume(left) == MAKERS[kind].contents(kind)
+        assert c_reader.read_volume(left) == MAKERS[kind].contents(kind)
 
 
 @pytest.mark.parametrize("kind", REPLICATED, indirect=True)
@@ -333,6 +341,7 @@ def test_a_damaged_copy_is_read_from_the_other(kind: str, image: Image, copy: in
             if runs:
                 image.flip(runs, 40, copy)
     assert read_all(image.members) == MAKERS[kind].contents(kind)
+    assert c_reader.read_volume(image.members) == MAKERS[kind].contents(kind)
     with pytest.raises(decoder.Malformed, match="the copies of chunk"):
         decoder.read_volume(image.members)
     dlfs.repair(image.members)
@@ -348,11 +357,13 @@ def test_one_damaged_superblock_copy_does_no_harm(
         image.write(member, image.offsets(member)[copy] + (8 if len(damage) == 8 else 0), damage)
     assert read_all(image.members) == MAKERS[kind].contents(kind)
     assert decoder.read_volume(image.members) == MAKERS[kind].contents(kind)
+    assert c_reader.read_volume(image.members) == MAKERS[kind].contents(kind)
 
 
 def test_a_newer_minor_version_is_read(kind: str, image: Image) -> None:
     image.patch_superblocks("H", 10, 7)
     assert read_all(image.members) == MAKERS[kind].contents(kind)
+    assert c_reader.read_volume(image.members) == MAKERS[kind].contents(kind)
 
 
 # ---- what is wrong ---------------------------------------------------------------------------
@@ -455,6 +466,12 @@ DAMAGES: list[tuple[str, Callable[[Image], None], type[Exception], str]] = [
 ]
 
 
+CODES_IN_C: dict[type[Exception], type[Exception]] = {
+    VersionError: DeviceError,  # -EPROTONOSUPPORT
+}
+"""Where the C interface's code is turned into another error than the package raises."""
+
+
 @pytest.mark.parametrize(
     ("damage", "error", "message"),
     [row[1:] for row in DAMAGES],
@@ -468,18 +485,27 @@ def test_damage_is_reported(
         read_all(image.members)
     with pytest.raises((decoder.Malformed, struct.error)):
         decoder.read_volume(image.members)
+    with pytest.raises(c_reader.Failed) as failed:
+        c_reader.read_volume(image.members)
+    assert isinstance(error_for(failed.value.code, ""), CODES_IN_C.get(error, error))
 
 
 def test_a_missing_member(tmp_path: Path) -> None:
     members = unpack("three", tmp_path)
     with pytest.raises(NotFoundError, match="expected 3 members, got 2"):
         read_all(members[:2])
+    with pytest.raises(c_reader.Failed, match="expected 3 members, in 1 copies, got 2"):
+        c_reader.read_volume(members[:2])
+    with pytest.raises(c_reader.Failed, match="got 2 that can be read: No such file"):
+        c_reader.read_volume([*members[:2], str(tmp_path / "none")])
 
 
 def test_a_member_given_twice(tmp_path: Path) -> None:
     members = unpack("three", tmp_path)
     with pytest.raises(UsageError):
         read_all([*members, members[0]])
+    with pytest.raises(c_reader.Failed, match="given twice"):
+        c_reader.read_volume([*members, members[0]])
 
 
 def test_a_copy_of_a_member(tmp_path: Path) -> None:
@@ -487,6 +513,8 @@ def test_a_copy_of_a_member(tmp_path: Path) -> None:
     Path(members[1]).write_bytes(Path(members[0]).read_bytes())
     with pytest.raises(UsageError, match="each member once"):
         read_all(members)
+    with pytest.raises(c_reader.Failed, match="given twice"):
+        c_reader.read_volume(members)
 
 
 def test_a_member_of_another_volume(tmp_path: Path) -> None:
@@ -496,3 +524,5 @@ def test_a_member_of_another_volume(tmp_path: Path) -> None:
     assert image.superblock.volume_uuid != UUID(int=0)
     with pytest.raises(UsageError, match="a member of volume"):
         read_all([*members[:2], *image.members])
+    with pytest.raises(c_reader.Failed, match="another volume"):
+        c_reader.read_volume([*members[:2], *image.members])

@@ -1,4 +1,7 @@
-"""dlfs.h, the library's exported symbols, the ctypes prototypes and structures: all four agree."""
+"""dlfs.h, the library's exported symbols, the ctypes prototypes and structures: all four agree.
+
+So does api.h, which C programs use and the package does not, with the prototypes of its tests.
+"""
 
 import ctypes
 import re
@@ -10,10 +13,12 @@ import pytest
 
 from dlfs import __version__
 from dlfs._native import abi, library
+from tests.golden import c_reader
 
 ROOT = Path(__file__).parents[3]
 HEADER = (ROOT / "native/include/dlfs/dlfs.h").read_text()
-CODE = re.sub(r"/\*.*?\*/", "", HEADER, flags=re.DOTALL)
+API_HEADER = (ROOT / "native/include/dlfs/api.h").read_text()
+CODE, API_CODE = (re.sub(r"/\*.*?\*/", "", h, flags=re.DOTALL) for h in (HEADER, API_HEADER))
 DECLARATION = re.compile(r"DLFS_API\s+([^;(]*?[\s*])(dlfs_\w+)\(([^;]*)\);")
 
 # Passed as arrays of numpy, thus not mirrored as ctypes structures.
@@ -30,10 +35,13 @@ INTEGERS = {
     "void": None,
 }
 
-FUNCTIONS = {
-    name: (restype.strip(), [part.strip() for part in parameters.split(",")])
-    for restype, name, parameters in DECLARATION.findall(CODE)
-}
+FUNCTIONS, API_FUNCTIONS = (
+    {
+        name: (restype.strip(), [part.strip() for part in parameters.split(",")])
+        for restype, name, parameters in DECLARATION.findall(code)
+    }
+    for code in (CODE, API_CODE)
+)
 
 
 def is_pointer(ctype: object) -> bool:
@@ -55,12 +63,14 @@ def assert_matches(declared: str, ctype: object, where: str) -> None:
 def test_every_function_is_bound_and_no_other() -> None:
     assert len(FUNCTIONS) == CODE.count("DLFS_API") - 1  # its own #define
     assert set(FUNCTIONS) == set(abi.PROTOTYPES)
+    assert len(API_FUNCTIONS) == API_CODE.count("DLFS_API ")
+    assert set(API_FUNCTIONS) == set(c_reader.PROTOTYPES)
 
 
-@pytest.mark.parametrize("name", sorted(FUNCTIONS))
+@pytest.mark.parametrize("name", sorted({**FUNCTIONS, **API_FUNCTIONS}))
 def test_prototype(name: str) -> None:
-    restype, parameters = FUNCTIONS[name]
-    bound_restype, bound_parameters = abi.PROTOTYPES[name]
+    restype, parameters = (FUNCTIONS | API_FUNCTIONS)[name]
+    bound_restype, bound_parameters = {**abi.PROTOTYPES, **c_reader.PROTOTYPES}[name]
     assert_matches(restype, bound_restype, f"{name} returns")
     if parameters == ["void"]:
         parameters = []
@@ -76,7 +86,7 @@ def test_exports_are_the_header() -> None:
     command = [nm, "-D", "--defined-only", library.library()._name]
     listing = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     symbols = {line.split()[2].split("@")[0] for line in listing.splitlines() if " T " in line}
-    assert symbols == set(FUNCTIONS)
+    assert symbols == {*FUNCTIONS, *API_FUNCTIONS}
 
 
 def compiler() -> str:
@@ -119,6 +129,9 @@ def test_structures_have_the_sizes_and_offsets_of_c(tmp_path: Path) -> None:
     expected, body = layout(abi.STRUCTURES)
     body.append('printf("%zu\\n", sizeof(dlfs_location));')
     assert run_c("\n".join(body), tmp_path) == [*expected, "16", ""]
+    assert set(re.findall(r"typedef struct (dlfs_\w+) \{", API_CODE)) == set(c_reader.STRUCTURES)
+    expected, body = layout(c_reader.STRUCTURES)
+    assert run_c("\n".join(body), tmp_path, "dlfs/api.h") == [*expected, ""]
 
 
 @pytest.mark.parametrize("name", sorted(abi.STRUCTURES))

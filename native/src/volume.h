@@ -1,0 +1,149 @@
+/*
+ * A volume inside the library: its superblock and catalog, decoded (FORMAT.md, sections 2 to 4),
+ * and reading what lies in runs of its chunks.
+ *
+ * Decoding trusts nothing, right checksums or not: every count is compared with a limit and every
+ * range with the bytes that are there before it is used. It does no I/O.
+ */
+#ifndef DLFS_VOLUME_H
+#define DLFS_VOLUME_H
+
+#include <stdint.h>
+#include <string.h>
+
+#include "dlfs/api.h"
+
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the format is read in place");
+_Static_assert(sizeof(dlfs_extent) == 16, "a run, as in FORMAT.md");
+
+#define VOLUME_SUPERBLOCK_BYTES 4096u
+#define VOLUME_SUPERBLOCK_B_OFFSET_BYTES 65536u
+#define VOLUME_DATA_OFFSET_BYTES_MIN (UINT64_C(1) << 20)
+#define VOLUME_MEMBER_BYTES_MAX (UINT64_C(1) << 62)
+#define VOLUME_BLOCK_BYTES_MIN 512u
+#define VOLUME_BLOCK_BYTES_MAX 65536u
+#define VOLUME_CHUNKS_MIN 4u
+#define VOLUME_LABEL_BYTES_MAX 64u
+#define VOLUME_CATALOG_RUNS_MAX 16u
+#define VOLUME_CATALOG_HEADER_BYTES 64u
+#define VOLUME_CATALOG_BYTES_MAX (UINT64_C(16) << 20)
+#define VOLUME_DATASETS_MAX 65536u
+#define VOLUME_RUNS_MAX 262144u
+#define VOLUME_RECORD_BYTES 104u /* without runs, attributes and name */
+#define VOLUME_ATTRIBUTES_BYTES_MAX 65536u
+#define VOLUME_NUMBER_MAX ((UINT64_C(1) << 63) - 1) /* generations and times */
+
+struct volume_superblock {
+    uint8_t volume_uuid[16];
+    uint8_t member_uuid[16];
+    uint32_t member_number;
+    uint32_t member_count;
+    uint32_t chunk_bytes;
+    uint32_t block_bytes;
+    uint64_t data_offset_bytes;
+    uint64_t row_count;
+    uint64_t member_bytes;
+    uint64_t generation;
+    uint32_t replicas;
+    uint32_t catalog_run_count;
+    uint64_t catalog_bytes;
+    uint32_t catalog_crc32c;
+    uint64_t band_rows;
+    uint64_t chunk_total;
+    dlfs_extent catalog_runs[VOLUME_CATALOG_RUNS_MAX];
+    uint8_t member_uuids[DLFS_MEMBERS_MAX][16];
+};
+
+/* One version of one dataset; what it points to is in the catalog's bytes. */
+struct volume_record {
+    const uint8_t *name;
+    uint32_t name_bytes;
+    uint32_t version;
+    const uint8_t *uuid;
+    uint64_t sample_count;
+    uint64_t sample_bytes;
+    uint64_t data_bytes;
+    uint64_t entries_bytes;
+    uint64_t names_bytes;
+    const dlfs_extent *data_runs;
+    const dlfs_extent *directory_runs;
+    uint32_t data_run_count;
+    uint32_t directory_run_count;
+};
+
+struct volume_catalog {
+    struct volume_record *records; /* malloc'd */
+    uint32_t count;
+};
+
+struct dlfs_volume {
+    struct volume_superblock superblock;    /* the one in force */
+    dlfs_device *devices[DLFS_MEMBERS_MAX]; /* by member number; NULL: not to be read */
+    dlfs_device *owned[DLFS_MEMBERS_MAX];   /* opened by dlfs_mount */
+    uint32_t owned_count;
+    uint32_t dataset_count; /* open ones; atomic */
+    void *catalog_memory;
+    size_t catalog_memory_bytes;
+    struct volume_catalog catalog;
+};
+
+static inline uint16_t volume_u16(const uint8_t *bytes)
+{
+    uint16_t value;
+    memcpy(&value, bytes, sizeof value);
+    return value;
+}
+
+static inline uint32_t volume_u32(const uint8_t *bytes)
+{
+    uint32_t value;
+    memcpy(&value, bytes, sizeof value);
+    return value;
+}
+
+static inline uint64_t volume_u64(const uint8_t *bytes)
+{
+    uint64_t value;
+    memcpy(&value, bytes, sizeof value);
+    return value;
+}
+
+/* Of the tail superblock of a member of this size; 0 when there is no room for one. */
+static inline uint64_t volume_tail_offset(uint64_t member_bytes)
+{
+    uint64_t blocks = member_bytes / VOLUME_SUPERBLOCK_BYTES;
+    return blocks ? (blocks - 1) * VOLUME_SUPERBLOCK_BYTES : 0;
+}
+
+/*
+ * Decodes VOLUME_SUPERBLOCK_BYTES. Errors: DLFS_E_FORMAT, DLFS_E_CHECKSUM, -EPROTONOSUPPORT (a
+ * major version or a feature that this code does not know).
+ */
+int volume_superblock_decode(const uint8_t *block, struct volume_superblock *out);
+
+/*
+ * Decodes the catalog_bytes of a superblock's catalog, at an address that 8 divides; they must stay
+ * as they are. Errors: DLFS_E_CHECKSUM, DLFS_E_FORMAT, -ENOMEM.
+ */
+int volume_catalog_decode(const uint8_t *bytes, const struct volume_superblock *superblock,
+                          struct volume_catalog *out);
+void volume_catalog_free(struct volume_catalog *catalog);
+
+/*
+ * Ways to read a space, each the next to try when what came by the ones before was wrong: beginning
+ * with one copy or another, then without one member or another.
+ */
+uint32_t volume_choice_count(const struct volume_superblock *superblock);
+/*
+ * Reads the first chunk_count chunks of some runs into memory aligned to blocks; a chunk that one
+ * copy does not give is read from the next. choice: 0..volume_choice_count-1. Errors: of the last
+ * copy's device.
+ */
+int volume_read_space(const dlfs_volume *volume, const dlfs_extent *runs, uint32_t run_count,
+                      uint64_t chunk_count, uint32_t choice, void *memory);
+
+/* Writes a message for the caller, cut to what fits. */
+__attribute__((format(printf, 3, 4))) void volume_say(char *message, uint32_t message_bytes,
+                                                      const char *form, ...);
+
+#endif
