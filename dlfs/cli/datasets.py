@@ -10,7 +10,7 @@ from dlfs.cli.output import human_count, human_date, human_size, table
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from dlfs import DatasetInfo
+    from dlfs import Dataset, DatasetInfo
 
 
 def dataset_json(info: DatasetInfo) -> dict[str, Any]:
@@ -25,6 +25,15 @@ def dataset_json(info: DatasetInfo) -> dict[str, Any]:
         "stored_bytes": info.stored_bytes,
         "layout": info.layout,
         "seed": info.seed,
+        "attribute_bytes": info.attribute_bytes,
+    }
+
+
+def column_types(dataset: Dataset) -> dict[str, str]:
+    """The columns of a dataset by name: a numpy type, or ``string``."""
+    return {
+        name: "string" if dtype.kind == "O" else dtype.name
+        for name, dtype in dataset.columns.items()
     }
 
 

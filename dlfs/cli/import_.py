@@ -9,6 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import dlfs
+from dlfs.cli.attributes import (
+    ArrayDtypeOption,
+    ArrayShapeOption,
+    AttributeOption,
+    AttributesOption,
+    LabelFromPathOption,
+    PathColumnOption,
+    with_attributes,
+)
 from dlfs.cli.datasets import dataset_json
 from dlfs.cli.options import JsonOption
 from dlfs.cli.output import (
@@ -69,38 +78,43 @@ def _default(value: object) -> str:
     return f"default: {'yes' if value is True else 'no' if value is False else value}"
 
 
+SourcesArgument = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="SOURCE... VOLUME",
+        help="A folder, tar archives (.tar, .tar.gz, .tar.zst; "
+        "'train-{000000..000099}.tar') or files of another format; then the volume.",
+    ),
+]
+FormatOption = Annotated[
+    str,
+    typer.Option(
+        "--format",
+        "-f",
+        metavar="FORMAT",
+        help="Of the source; by default it is recognised. --formats lists them.",
+    ),
+]
+SettingsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--option",
+        "-o",
+        metavar="NAME=VALUE",
+        help="Of the format; may be given again. --formats lists them.",
+    ),
+]
+
+
 def import_dataset(
-    arguments: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="SOURCE... VOLUME",
-            help="A folder, tar archives (.tar, .tar.gz, .tar.zst; "
-            "'train-{000000..000099}.tar') or files of another format; then the volume.",
-        ),
-    ],
+    arguments: SourcesArgument,
     name: Annotated[str, typer.Option("--name", "-n", help="Of the dataset.")],
     layout: Annotated[
         Layout, typer.Option(help="Pack in an order drawn from the seed, or in path order.")
     ] = Layout.shuffled,
     seed: Annotated[int, typer.Option(help="Of the order of packing.", min=0)] = 0,
-    format_name: Annotated[
-        str,
-        typer.Option(
-            "--format",
-            "-f",
-            metavar="FORMAT",
-            help="Of the source; by default it is recognised. --formats lists them.",
-        ),
-    ] = AUTO,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--option",
-            "-o",
-            metavar="NAME=VALUE",
-            help="Of the format; may be given again. --formats lists them.",
-        ),
-    ] = None,
+    format_name: FormatOption = AUTO,
+    settings: SettingsOption = None,
     links: Annotated[
         Links | None,
         typer.Option(
@@ -119,6 +133,12 @@ def import_dataset(
             help="List the formats with their options, and exit.",
         ),
     ] = False,
+    label_from_path: LabelFromPathOption = False,
+    attribute: AttributeOption = None,
+    attributes: AttributesOption = None,
+    path_column: PathColumnOption = None,
+    array_dtype: ArrayDtypeOption = None,
+    array_shape: ArrayShapeOption = None,
     json: JsonOption = False,
 ) -> None:
     """Import files as a dataset: whole, or not at all. A name that exists gets a new version."""
@@ -138,7 +158,16 @@ def import_dataset(
         progress_bar(f"import {name}") as bar,
         closing(open_source(sources, format_name=format_name, options=options)) as source,
     ):
-        report = run(volume, source, name, layout=layout.value, seed=seed, progress=bar.show)
+        attributed = with_attributes(
+            source,
+            label_from_path=label_from_path,
+            patterns=attribute,
+            files=attributes,
+            path_column=path_column,
+            array_dtype=array_dtype,
+            array_shape=array_shape,
+        )
+        report = run(volume, attributed, name, layout=layout.value, seed=seed, progress=bar.show)
     _report(report, json=json)
 
 

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import dlfs
-from dlfs.cli.datasets import dataset_json, dataset_table
+from dlfs.cli.datasets import column_types, dataset_json, dataset_table
 from dlfs.cli.options import JsonOption, VolumeArgument
 from dlfs.cli.output import (
     human_date,
@@ -18,11 +18,12 @@ from dlfs.cli.output import (
     stdout_console,
     table,
 )
+from dlfs.errors import DlfsError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from dlfs import MemberInfo, VolumeInfo
+    from dlfs import DatasetInfo, MemberInfo, Volume, VolumeInfo
 
 _STATE_STYLES = {
     "damaged": "bold red",
@@ -39,9 +40,13 @@ def info(volume: VolumeArgument, json: JsonOption = False) -> None:
     """
     with dlfs.open(volume) as opened:
         described, datasets = opened.info(), opened.datasets()
+        columns = [_columns(opened, dataset) for dataset in datasets]
     if json:
         found = info_json(described)
-        found["datasets"] = [dataset_json(dataset) for dataset in datasets]
+        found["datasets"] = [
+            dataset_json(dataset) | {"columns": kinds}
+            for dataset, kinds in zip(datasets, columns, strict=True)
+        ]
         print_json(found)
         return
     _print_volume(described)
@@ -52,7 +57,23 @@ def info(volume: VolumeArgument, json: JsonOption = False) -> None:
         print_data(dataset_table(datasets))
     else:
         print("no datasets")
+    for dataset, kinds in zip(datasets, columns, strict=True):
+        if kinds:
+            shown = ", ".join(f"{show_path(n.encode())}: {kind}" for n, kind in kinds.items())
+            print(f"columns of {dataset.name}@{dataset.version}: {shown}")
     _warn(described.members)
+
+
+def _columns(volume: Volume, info: DatasetInfo) -> dict[str, str]:
+    """The columns of a dataset; it is only opened when it has any."""
+    if not info.attribute_bytes:
+        return {}
+    try:
+        with volume.dataset(info.name, info.version) as dataset:
+            return column_types(dataset)
+    except (DlfsError, OSError) as error:
+        note(str(error))  # all else is shown all the same; verify tells the whole
+        return {}
 
 
 def info_json(described: VolumeInfo) -> dict[str, Any]:

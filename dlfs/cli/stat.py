@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dlfs.cli.datasets import dataset_json
+from dlfs.cli.datasets import column_types, dataset_json
 from dlfs.cli.options import (
     DatasetArgument,
     JsonOption,
@@ -47,15 +48,23 @@ def stat(
             _show_dataset(found, json=json)
             return
         infos = [found.stat(i) for i in sample_indices(found, paths or [], index or [])]
+        values = _attributes(found, infos)
         if json:
             head = {"dataset": found.name, "version": found.version}
-            print_json_stream(head, "samples", map(_json, infos))
+            print_json_stream(head, "samples", map(_json, infos, values))
             return
-        for info in infos:
-            write_bytes(_text(info))
+        for info, attributes in zip(infos, values, strict=True):
+            write_bytes(_text(info, attributes))
 
 
-def _json(info: SampleInfo) -> dict[str, Any]:
+def _attributes(dataset: Dataset, infos: list[SampleInfo]) -> list[dict[str, Any]]:
+    """The value of each column, for each sample."""
+    chosen = [info.index for info in infos]
+    columns = {name: dataset.column(name, chosen).tolist() for name in dataset.columns}
+    return [{name: values[i] for name, values in columns.items()} for i in range(len(infos))]
+
+
+def _json(info: SampleInfo, attributes: dict[str, Any]) -> dict[str, Any]:
     return {
         "path": json_path(info.path),
         "index": info.index,
@@ -63,10 +72,16 @@ def _json(info: SampleInfo) -> dict[str, Any]:
         "crc32c": f"{info.crc32c:08x}",
         "member": info.member,
         "offset_bytes": info.offset_bytes,
+        "attributes": {name: _plain(value) for name, value in attributes.items()},
     }
 
 
-def _text(info: SampleInfo) -> bytes:
+def _plain(value: object) -> object:
+    """A value that JSON has: it knows no NaN and no infinities."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _text(info: SampleInfo, attributes: dict[str, Any]) -> bytes:
     rows = {
         "path": show_path(info.path),
         "index": human_count(info.index),
@@ -75,13 +90,19 @@ def _text(info: SampleInfo) -> bytes:
         "member": info.member,
         "offset": f"{info.offset_bytes:,} bytes",
     }
-    return "".join(f"{name:>8}  {value}\n" for name, value in rows.items()).encode()
+    shown = [f"{name:>8}  {value}\n" for name, value in rows.items()]
+    shown += [
+        f"{'':>8}  {show_path(name.encode())} = {show_path(str(value).encode())}\n"
+        for name, value in attributes.items()
+    ]
+    return "".join(shown).encode()
 
 
 def _show_dataset(dataset: Dataset, *, json: bool) -> None:
     info = dataset.info
+    columns = column_types(dataset)
     if json:
-        print_json(dataset_json(info))
+        print_json(dataset_json(info) | {"columns": columns})
         return
     rows = {
         "dataset": f"{info.name}@{info.version}",
@@ -94,3 +115,5 @@ def _show_dataset(dataset: Dataset, *, json: bool) -> None:
     }
     for name, value in rows.items():
         print(f"{name:>8}  {value}")
+    for number, (name, kind) in enumerate(columns.items()):
+        print(f"{'' if number else 'columns':>8}  {show_path(name.encode())}: {kind}")

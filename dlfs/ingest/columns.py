@@ -99,7 +99,9 @@ class Columns:
                 )
                 for i, text in enumerate(texts)
             ]
-        values = {column.name: _values(column, batch, row, where) for column in self.attributes}
+        values = {
+            column.name: column_values(column, batch, row, where) for column in self.attributes
+        }
         return SampleBlock(paths, data, offsets, lengths, values)
 
 
@@ -114,7 +116,21 @@ def _present(column: Column, batch: Any, row: int, where: str) -> Any:
     return array
 
 
-def _values(column: Column, batch: Any, row: int, where: str) -> npt.NDArray[Any]:
+def column_values(column: Column, batch: Any, row: int, where: str) -> npt.NDArray[Any]:
+    """A column of a record batch as values of an attribute.
+
+    Args:
+        column: for which ``is_scalar`` holds.
+        batch: of the file.
+        row: number of its first row in the file.
+        where: names the file, for errors.
+
+    Returns:
+        Numbers or bools as they are; text, and all else, as an ``object`` array of ``str``.
+
+    Raises:
+        FormatError: there is a null, and the values are no floats.
+    """
     types = importlib.import_module("pyarrow.types")
     floats = types.is_floating(column.type)
     array = column.take(batch) if floats else _present(column, batch, row, where)
@@ -151,18 +167,18 @@ def choose_columns(
         column, path = column or EXPORT_BYTES, path or EXPORT_PATH
     sample = _sample_column(schema, where, column)
     found_path = None if path is None else _find(schema, where, path)
-    if found_path is not None and not _is_bytes(found_path.type) and not _is_scalar(found_path):
+    if found_path is not None and not _is_bytes(found_path.type) and not is_scalar(found_path):
         raise UsageError(f"{where}: expected text in column {path}, got {found_path.type}")
     taken = {used.steps[0] for used in (sample, found_path) if used is not None}
     others = [Column(name, (name,), schema.field(name).type) for name in _names(schema)]
     others = [other for other in others if other.name not in taken]
     if attributes is None:
-        kept = [other for other in others if _is_scalar(other)]
+        kept = [other for other in others if is_scalar(other)]
         left_out = tuple(other.name for other in others if other not in kept)
         return Columns(sample, found_path, tuple(kept), left_out)
     chosen = [_find(schema, where, name) for name in attributes]
     for other in chosen:
-        if not _is_scalar(other):
+        if not is_scalar(other):
             raise UsageError(
                 f"{where}: expected numbers, truths or text in column {other.name}, "
                 f"got {other.type}"
@@ -243,7 +259,7 @@ def _is_bytes(kind: Any) -> bool:
     )  # fmt: skip
 
 
-def _is_scalar(column: Column) -> bool:
+def is_scalar(column: Column) -> bool:
     """Whether a column can be an attribute."""
     types = importlib.import_module("pyarrow.types")
     kind = column.type.value_type if types.is_dictionary(column.type) else column.type

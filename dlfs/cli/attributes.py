@@ -1,0 +1,86 @@
+"""Options of ``dlfs import`` that give samples attributes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dlfs.errors import UsageError
+
+if TYPE_CHECKING:
+    from dlfs.ingest.source import Source
+
+LabelFromPathOption = Annotated[
+    bool,
+    typer.Option("--label-from-path", help="Attribute 'label': the folder that each sample is in."),
+]
+AttributeOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--attribute",
+        "-a",
+        metavar="NAME[:TYPE]=PATTERN",
+        help="An attribute from each path: a component's number (0 first, -1 last), or a regular "
+        "expression: its group NAME, first group or all. TYPE: str, int, float. Repeatable.",
+    ),
+]
+AttributesOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--attributes",
+        metavar="FILE",
+        help="Attributes from a CSV, Parquet or Arrow file with a row for each sample, by its "
+        "column 'path' or 'file_name'. Repeatable.",
+    ),
+]
+PathColumnOption = Annotated[
+    str | None,
+    typer.Option("--path-column", metavar="NAME", help="Of --attributes, with the paths."),
+]
+ArrayDtypeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--array-dtype", metavar="DTYPE", help="Samples are arrays of this numpy type: f4, uint8."
+    ),
+]
+ArrayShapeOption = Annotated[
+    str | None, typer.Option("--array-shape", metavar="N,N", help="... and of this shape.")
+]
+
+
+def with_attributes(
+    source: Source,
+    *,
+    label_from_path: bool,
+    patterns: list[str] | None,
+    files: list[str] | None,
+    path_column: str | None,
+    array_dtype: str | None,
+    array_shape: str | None,
+) -> Source:
+    """A source with the attributes that the options ask for.
+
+    Raises:
+        UsageError: options are wrong, or do not go together.
+        DlfsError: a file of attributes cannot be read.
+    """
+    from dlfs.ingest.attributes import (
+        ArrayRule,
+        AttributedSource,
+        PathRule,
+        Rule,
+        TableRule,
+        label_rule,
+    )
+
+    if (array_dtype is None) != (array_shape is None):
+        raise UsageError("import: expected --array-dtype and --array-shape, got only one of them")
+    if path_column is not None and not files:
+        raise UsageError("import: expected --attributes for --path-column, got none")
+    rules: list[Rule] = [label_rule()] if label_from_path else []
+    rules += [PathRule.parse(pattern) for pattern in patterns or []]
+    rules += [TableRule(file, path_column) for file in files or []]
+    if array_dtype is not None and array_shape is not None:
+        rules.append(ArrayRule(array_dtype, array_shape))
+    return AttributedSource(source, rules) if rules else source
