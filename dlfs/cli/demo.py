@@ -2,7 +2,8 @@
 
 Handwritten digits become PNG files, the files a dataset, and a small network learns them from it,
 in a new global order every epoch. The mount is compared with the files, and the three ways to read
-are timed. Whatever happens, the mount is undone and what was made is removed, unless it is to be
+are timed. Where PyTorch is installed, a training with worker processes is killed and goes on.
+Whatever happens, the mount is undone and what was made is removed, unless it is to be
 kept.
 """
 
@@ -43,6 +44,9 @@ SEED = 7
 EPOCHS = 12
 BATCH = 64
 ACCURACY_MIN = 0.9
+TORCH_EPOCHS = 3
+TORCH_KILLED_BEHIND = "1 960"
+"""Epoch and position: in the midst of the second one."""
 READ_BATCH = 256
 READ_SECONDS = 0.5
 """Each way to read is repeated, in whole passes, for at least this long."""
@@ -126,6 +130,7 @@ def demo(
         mounted = _mount(work, cleanup)
         with dlfs.open(work.volume) as volume, volume.dataset("digits") as dataset:
             _train(work, dataset)
+            _train_with_torch(work, dataset)
             _time_reads(work, dataset, mounted=mounted)
     _close(work, keep=keep)
 
@@ -321,6 +326,60 @@ def _show_digits(
     work.console.print()
     work.console.print(Padding(Columns(panels, padding=(0, 0)), (0, 0, 0, 2)))
     work.console.print()
+
+
+def _train_with_torch(work: _Demo, dataset: Dataset) -> None:
+    """Train with worker processes, kill it in mid-epoch, and go on with another number of them."""
+    if find_spec("torch") is None:
+        missing = "left out: PyTorch is not installed (pip install 'dlfs[torch]')"
+        work.line("[yellow]–[/]", "torch", f"[yellow]{missing}[/]")
+        return
+    with work.step("torch", "train with PyTorch, killed in mid-epoch") as tell:
+        folder = work.folder / "training"
+        folder.mkdir()
+        _run_trainer(work, folder, workers=2, kill_behind=TORCH_KILLED_BEHIND)
+        accuracy = _run_trainer(work, folder, workers=1).removeprefix("accuracy ")
+        _check_order(dataset, folder)
+        tell(
+            f"{TORCH_EPOCHS} epochs with PyTorch: killed in mid-epoch with 2 workers, gone on with "
+            f"1, in the order of an uninterrupted run: [bold]{float(accuracy):.1%}[/] right"
+        )
+
+
+def _run_trainer(work: _Demo, folder: Path, *, workers: int, kill_behind: str | None = None) -> str:
+    """Run the training to its end, or until it tells of a step; the last line that it told."""
+    command = [sys.executable, "-m", "dlfs.cli.trainer", work.volume, str(folder)]
+    command += ["--epochs", str(TORCH_EPOCHS), "--workers", str(workers)]
+    log = folder / "errors.log"
+    told = ""
+    with (
+        log.open("wb") as errors,
+        subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, text=True
+        ) as trainer,
+    ):
+        assert trainer.stdout is not None
+        try:
+            for line in trainer.stdout:
+                told = line.strip()
+                if told == kill_behind:
+                    return told
+            trainer.wait()
+        finally:
+            trainer.kill()  # SIGKILL, if it has not ended
+    if trainer.returncode or kill_behind is not None:
+        raise DemoError(f"demo: torch: it ended with {trainer.returncode}: {log.read_text()}")
+    return told
+
+
+def _check_order(dataset: Dataset, folder: Path) -> None:
+    from dlfs.cli.trainer import SEED as TRAINER_SEED
+    from dlfs.cli.trainer import load_checkpoint
+
+    order = [dataset.sequence(seed=TRAINER_SEED, epoch=epoch) for epoch in range(TORCH_EPOCHS)]
+    expected = [int(index) for sequence in order for index in sequence.indices()]
+    if load_checkpoint(folder)["order"] != expected:
+        raise DemoError("demo: torch: the order of samples is not that of an uninterrupted run")
 
 
 def _time_reads(work: _Demo, dataset: Dataset, *, mounted: bool) -> None:
