@@ -51,7 +51,7 @@ class SealOptions:
     def __post_init__(self) -> None:
         _expect("a layout", self.layout, LAYOUTS)
         _expect("a choice for links", self.links, LINK_POLICIES)
-        if not isinstance(self.seed, int) or not 0 <= self.seed <= SEED_MAX:
+        if type(self.seed) is not int or not 0 <= self.seed <= SEED_MAX:
             raise UsageError(f"seal: expected a seed of 64 bits, got {self.seed!r}")
 
     def encode(self) -> bytes:
