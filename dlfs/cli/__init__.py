@@ -34,6 +34,7 @@ from dlfs.cli import (
     repair,
     rm,
     seal,
+    stall,
     stat,
     target,
     umount,
@@ -170,6 +171,9 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "umount": umount.umount,
         "seal": seal.seal,
         "incoming": incoming.incoming,
+    },
+    "Watching": {
+        "stall": stall.stall,
     },
     "Storage nodes": {
         "discover": discover.discover,

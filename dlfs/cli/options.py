@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -54,10 +54,13 @@ def parse_size(text: str | None) -> int | None:
 
 
 @contextmanager
-def open_dataset(volume_uri: str, dataset: str) -> Iterator[tuple[Volume, Dataset]]:
-    """Open a volume and one of its datasets for reading."""
+def open_dataset(volume_uri: str, dataset: str, **options: Any) -> Iterator[tuple[Volume, Dataset]]:
+    """Open a volume and one of its datasets for reading, with options of ``dlfs.open``."""
     wanted = parse_dataset(dataset)
-    with dlfs.open(volume_uri) as volume, volume.dataset(wanted.name, wanted.version) as found:
+    with (
+        dlfs.open(volume_uri, **options) as volume,
+        volume.dataset(wanted.name, wanted.version) as found,
+    ):
         yield volume, found
 
 
