@@ -3,8 +3,8 @@
 ``Loader`` gives an epoch's batches as tensors, read ahead, in an order that any number of ranks and
 worker processes share exactly, and goes on from a checkpoint at another number of either.
 ``SampleDataset`` with ``DistributedSampler`` or ``DistributedBatchSampler`` is the map-style way
-for training loops that have a ``torch.utils.data.DataLoader`` already. ``FolderLabels`` says the
-class of each sample.
+for training loops that have a ``torch.utils.data.DataLoader`` already. ``FolderLabels`` and
+``ColumnLabels`` say the label of each sample.
 
 Everything works on what ``dlfs.open`` gives, in forked and spawned workers. Each process that reads
 such a dataset has a budget of sample memory of its own, the ``memory_bytes`` of ``dlfs.open``: with
@@ -21,7 +21,7 @@ except ImportError as error:
     ) from error
 
 from dlfs.adapters.torch.dataset import SampleDataset
-from dlfs.adapters.torch.labels import FolderLabels
+from dlfs.adapters.torch.labels import ColumnLabels, FolderLabels
 from dlfs.adapters.torch.loader import Loader
 from dlfs.adapters.torch.sampler import DistributedBatchSampler, DistributedSampler
 from dlfs.adapters.torch.tensors import (
@@ -33,6 +33,7 @@ from dlfs.adapters.torch.tensors import (
 )
 
 __all__ = [
+    "ColumnLabels",
     "DistributedBatchSampler",
     "DistributedSampler",
     "FolderLabels",

@@ -25,12 +25,13 @@ class SampleDataset(TorchDataset[Any]):
 
     Args:
         dataset: to read from.
-        transform: called with each sample's bytes, a read-only ``memoryview``, or, if ``dtype`` is
-            given, with the tensor; in ``threads`` threads at once.
-        labels: maps indices to labels, such as ``FolderLabels(dataset)``; with it, items are
-            (sample, label) pairs.
+        transform: called with each sample's bytes, a read-only ``memoryview``, or, if it is an
+            array, with the tensor; in ``threads`` threads at once.
+        labels: maps indices to labels: ``FolderLabels(dataset)``, ``ColumnLabels(dataset, name)``;
+            with it, items are (sample, label) pairs.
         dtype: of the array that every sample's bytes are; ``uint8`` otherwise.
         shape: of that array; one dimension by default.
+        arrays: each sample is the array that the dataset says it is; instead of ``dtype``.
         threads: that run the transform, in each process.
 
     Raises:
@@ -47,11 +48,17 @@ class SampleDataset(TorchDataset[Any]):
         labels: Labels | None = None,
         dtype: npt.DTypeLike | None = None,
         shape: tuple[int, ...] | None = None,
+        arrays: bool = False,
         threads: int = THREADS,
     ) -> None:
         self.dataset = dataset
         self._recipe = Recipe(
-            transform=transform, labels=labels, dtype=dtype, shape=shape, threads=threads
+            transform=transform,
+            labels=labels,
+            dtype=dtype,
+            shape=shape,
+            arrays=arrays,
+            threads=threads,
         )
         self._pool: TransformPool | None = None
         self._pid = os.getpid()
@@ -86,7 +93,7 @@ class SampleDataset(TorchDataset[Any]):
         if self._recipe.has_work:
             pool = self._opened_pool()
             samples = pool.finish(pool.start(batch))
-        elif self._recipe.dtype is None and get_worker_info() is not None:
+        elif self._recipe.is_raw and get_worker_info() is not None:
             # What is sent on as it is drags the memory it lies in along: give it one of its own.
             samples = SampleViews(jagged_of(batch))
         else:

@@ -1,12 +1,13 @@
-"""Labels of samples: the class that a sample's folder says.
+"""Labels of samples: the class that a sample's folder says, or a column of the dataset.
 
 Indices are in path order, so the samples of a folder are a range of indices. What is kept is where
-each folder's range begins, not a label for each sample.
+each folder's range begins, not a label for each sample. A column is looked up where it lies.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +15,8 @@ import numpy.typing as npt
 from dlfs import Dataset
 from dlfs.errors import UsageError
 
-Labels = Callable[[npt.NDArray[np.uint64]], npt.NDArray[np.int64]]
-"""Maps indices, ``uint64[n]``, to labels, ``int64[n]``."""
+Labels = Callable[[npt.NDArray[np.uint64]], npt.NDArray[Any]]
+"""Maps indices, ``uint64[n]``, to labels, ``[n]``; classes are ``int64``."""
 
 
 class FolderLabels:
@@ -58,6 +59,51 @@ class FolderLabels:
         folders = np.searchsorted(self._firsts, indices, "right") - 1
         labels: npt.NDArray[np.int64] = self._labels[folders]
         return labels
+
+
+class ColumnLabels:
+    """Labels that are stored with the dataset, in a column of attributes.
+
+    Args:
+        dataset: whose samples.
+        name: of the column: strings, which are names of classes; or numbers, which are given as
+            they are, integers as ``int64``.
+
+    Attributes:
+        classes: the strings that occur, sorted; a label is a position in it. None for numbers.
+
+    Raises:
+        NotFoundError: there is no such column.
+        DlfsError: the dataset cannot be read.
+
+    Threads: any at once; it never changes.
+    """
+
+    def __init__(self, dataset: Dataset, name: str) -> None:
+        self._dataset = dataset
+        self._name = name
+        self.classes: tuple[str, ...] | None = None
+        values = dataset.column(name)
+        if values.dtype == object:
+            self.classes = tuple(sorted(set(values.tolist())))
+            self._numbers = {text: number for number, text in enumerate(self.classes)}
+
+    def __call__(self, indices: npt.NDArray[np.uint64]) -> npt.NDArray[Any]:
+        """Label samples.
+
+        Args:
+            indices: ``uint64[n]``, each 0..N-1.
+
+        Returns:
+            ``int64[n]``; ``float[n]`` of the column's width for a column of floats.
+
+        Raises:
+            DlfsError: the dataset cannot be read.
+        """
+        values = self._dataset.column(self._name, indices)
+        if self.classes is not None:
+            return np.array([self._numbers[text] for text in values.tolist()], np.int64)
+        return values.astype(values.dtype if values.dtype.kind == "f" else np.int64)
 
 
 def _folders(

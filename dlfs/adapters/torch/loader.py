@@ -63,13 +63,14 @@ class Loader(IterableDataset[TensorBatch]):
         rank: of this process; by default torch.distributed's, if it is initialised by now, else the
             environment's.
         world_size: likewise.
-        transform: called with each sample's bytes, a read-only ``memoryview``, or, if ``dtype`` is
-            given, with the tensor; in threads.
-        labels: maps indices to labels, such as ``FolderLabels(dataset)``.
+        transform: called with each sample's bytes, a read-only ``memoryview``, or, if it is an
+            array, with the tensor; in threads.
+        labels: maps indices to labels: ``FolderLabels(dataset)``, ``ColumnLabels(dataset, name)``.
         collate: ``list``, ``jagged``, ``stack``, a function of the list of samples, or ``auto``:
             ``list`` for bytes as they are, else ``stack``.
         dtype: of the array that every sample's bytes are; ``uint8`` otherwise.
         shape: of that array; one dimension by default.
+        arrays: each sample is the array that the dataset says it is; instead of ``dtype``.
         threads: that run the transform, in each process that reads.
         lookahead: batches whose transforms are begun before they are asked for.
         num_workers: processes that read and transform; 0: this one does.
@@ -101,6 +102,7 @@ class Loader(IterableDataset[TensorBatch]):
         collate: Collate = "auto",
         dtype: npt.DTypeLike | None = None,
         shape: tuple[int, ...] | None = None,
+        arrays: bool = False,
         threads: int = THREADS,
         lookahead: int = LOOKAHEAD,
         num_workers: int = 0,
@@ -121,6 +123,7 @@ class Loader(IterableDataset[TensorBatch]):
             collate=collate,
             dtype=dtype,
             shape=shape,
+            arrays=arrays,
             threads=threads,
         )
         self._drop_last = drop_last

@@ -17,11 +17,17 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import default_collate
+from torch.utils.data import default_collate, get_worker_info
 
 from dlfs import Batch, Dataset
 from dlfs.adapters.torch.labels import Labels
-from dlfs.adapters.torch.tensors import jagged_of, make_jagged, view_samples, view_together
+from dlfs.adapters.torch.tensors import (
+    jagged_of,
+    make_jagged,
+    view_array,
+    view_samples,
+    view_together,
+)
 from dlfs.errors import DlfsError, TransformError, UsageError
 
 Transform = Callable[[Any], Any]
@@ -40,17 +46,19 @@ class Recipe:
     """How samples are made of bytes.
 
     Attributes:
-        transform: called with each sample: its bytes as a read-only ``memoryview``, or, if
-            ``dtype`` is given, the tensor.
+        transform: called with each sample: its bytes as a read-only ``memoryview``, or, if they are
+            an array, the tensor.
         labels: maps indices to labels.
         collate: ``list``; ``jagged``; ``stack``, for samples of one shape; ``auto``: ``list`` for
             bytes as they are, else ``stack``; or a function of the list of samples.
         dtype: of the array that every sample's bytes are.
         shape: of that array; one dimension by default.
+        arrays: each sample is the array that the dataset says it is (``Batch.arrays``).
         threads: that run the transform.
 
     Raises:
-        UsageError: there is no such ``collate``, ``threads`` < 1, or a shape without a dtype.
+        UsageError: there is no such ``collate``, ``threads`` < 1, a shape without a dtype, or a
+            dtype beside ``arrays``.
     """
 
     transform: Transform | None = None
@@ -58,6 +66,7 @@ class Recipe:
     collate: Collate = "auto"
     dtype: npt.DTypeLike | None = None
     shape: tuple[int, ...] | None = None
+    arrays: bool = False
     threads: int = THREADS
 
     def __post_init__(self) -> None:
@@ -69,6 +78,15 @@ class Recipe:
             raise UsageError(f"make batches: expected threads >= 1, got {self.threads}")
         if self.shape is not None and self.dtype is None:
             raise UsageError(f"make batches: expected a dtype with the shape {self.shape}")
+        if self.arrays and self.dtype is not None:
+            raise UsageError(
+                f"make batches: expected a dtype or arrays=True, got both: {self.dtype}"
+            )
+
+    @property
+    def is_raw(self) -> bool:
+        """Whether samples are bytes, no arrays."""
+        return not self.arrays and self.dtype is None
 
     @property
     def has_work(self) -> bool:
@@ -76,17 +94,21 @@ class Recipe:
         return self.transform is not None
 
     def label(self, batch: Batch) -> torch.Tensor | None:
-        """Labels of a batch, ``int64[n]``; None if there are none."""
+        """Labels of a batch, ``[n]``; None if there are none."""
         if self.labels is None:
             return None
-        return torch.from_numpy(np.asarray(self.labels(batch.indices)))
+        return torch.from_numpy(np.array(self.labels(batch.indices)))
 
     def items(self, batch: Batch) -> Sequence[Any]:
         """The samples one by one, before the transform.
 
         Raises:
-            UsageError: a sample's length is not what dtype and shape need.
+            UsageError: a sample's length is not what dtype and shape need, or it is no array.
         """
+        if self.arrays:
+            views = [view_array(array) for array in batch.arrays(stack=False)]
+            # What a worker sends must not drag the memory that it lies in along.
+            return views if get_worker_info() is None else [view.clone() for view in views]
         if self.dtype is not None:
             return view_together(self._arrays(batch).unbind())
         if self.transform is not None:
@@ -97,15 +119,16 @@ class Recipe:
         """The samples of a batch together, where there is no transform.
 
         Raises:
-            UsageError: samples are to be stacked, and their lengths differ.
+            UsageError: samples are to be stacked, and their lengths differ; or as ``items``.
         """
-        if self.dtype is not None and self.collate in ("auto", "stack"):
-            return self._arrays(batch)
-        if self.dtype is None and self.collate == "stack":
+        if not self.is_raw:
+            if self.collate in ("auto", "stack"):
+                return self._arrays(batch)
+        elif self.collate == "stack":
             return torch.from_numpy(batch.stack())
-        if self.dtype is None and self.collate == "jagged":
+        elif self.collate == "jagged":
             return jagged_of(batch)
-        if self.dtype is None and self.collate == "auto":
+        elif self.collate == "auto":
             return view_samples(batch)
         return self.join(self.items(batch))
 
@@ -125,6 +148,8 @@ class Recipe:
         return default_collate(list(items)) if items else []
 
     def _arrays(self, batch: Batch) -> torch.Tensor:
+        if self.arrays:
+            return torch.from_numpy(batch.arrays())
         assert self.dtype is not None
         return torch.from_numpy(batch.stack(self.dtype, self.shape))
 

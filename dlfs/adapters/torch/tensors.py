@@ -30,7 +30,7 @@ class _Lent:
     this object keeps it, and with it the memory.
     """
 
-    def __init__(self, memory: npt.NDArray[np.uint8]) -> None:
+    def __init__(self, memory: npt.NDArray[Any]) -> None:
         self._memory = memory
         interface = dict(memory.__array_interface__)
         interface["data"] = (interface["data"][0], False)
@@ -76,6 +76,17 @@ def view_samples(batch: Batch) -> SampleViews:
     memory = view_memory(batch)
     spans = zip(batch.offsets.tolist(), batch.lengths.tolist(), strict=True)
     return SampleViews(memory[offset : offset + length] for offset, length in spans)
+
+
+def view_array(array: npt.NDArray[Any]) -> torch.Tensor:
+    """An array over a batch's memory as a tensor; a copy only where its elements are not aligned.
+
+    Raises:
+        TypeError: PyTorch has no such type.
+    """
+    if not array.size or not array.flags.aligned:
+        return torch.from_numpy(array.copy())
+    return torch.from_numpy(np.asarray(_Lent(array)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,7 +141,7 @@ class TensorBatch:
     Attributes:
         indices: ``int64[n]``, of the samples.
         samples: as ``collate`` made them.
-        labels: ``int64[n]``, or None.
+        labels: ``[n]``, or None.
         state: where the epoch stands behind this batch: what ``Loader.load_state_dict`` takes.
         failures: samples that were skipped or replaced; empty unless ``on_error`` lets them pass.
     """

@@ -27,8 +27,24 @@ def torch_volume(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 writer.add(name, data)
         with volume.writer("arrays") as writer:
             for number in range(COUNT):
-                writer.add(b"%04d" % number, array(number).tobytes())
+                attributes = {
+                    **describe(SHAPE),
+                    "class": f"name{number % 3}",
+                    "number": number % 5,
+                    "weight": number / 2,
+                }
+                writer.add(b"%04d" % number, array(number).tobytes(), attributes=attributes)
+        with volume.writer("mixed") as writer:
+            for number in range(20):
+                shape = SHAPE if number % 2 else SHAPE[::-1]
+                data = array(number).tobytes()
+                writer.add(b"%04d" % number, data, attributes=describe(shape))
     return path
+
+
+def describe(shape: tuple[int, ...]) -> dict[str, str]:
+    """What a sample's bytes are."""
+    return {"dlfs:dtype": "<f4", "dlfs:shape": ",".join(map(str, shape))}
 
 
 def array(number: int) -> np.ndarray:

@@ -12,14 +12,23 @@ import numpy as np
 import pytest
 
 import dlfs
-from dlfs.errors import ChecksumError, TransformError, UsageError
+from dlfs.errors import ChecksumError, NotFoundError, TransformError, UsageError
 from dlfs.testing.datasets import random_samples
 from dlfs.units import KIB, MIB
 from tests.unit.adapters.torch.conftest import COUNT, SHAPE, array
 
 torch = pytest.importorskip("torch")
 
-from dlfs.adapters.torch import FolderLabels, Jagged, Loader, SampleViews, TensorBatch  # noqa: E402
+from dlfs.adapters.torch import (  # noqa: E402
+    ColumnLabels,
+    FolderLabels,
+    Jagged,
+    Loader,
+    SampleDataset,
+    SampleViews,
+    TensorBatch,
+)
+from dlfs.adapters.torch.tensors import view_array  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -128,6 +137,33 @@ def test_arrays_one_by_one(arrays, collate, kind):
         assert np.array_equal(sample.numpy(), array(index))
 
 
+def test_arrays_as_the_dataset_says(arrays, opened):
+    for batch in Loader(arrays, 50, arrays=True):
+        expected = np.stack([array(index) for index in batch.indices.tolist()])
+        assert np.array_equal(batch.samples.numpy(), expected)
+    loader = Loader(arrays, 10, arrays=True, transform=torch.sum)
+    batch = next(iter(loader))
+    assert batch.samples.tolist() == [array(i).sum() for i in batch.indices.tolist()]
+    mixed = opened("mixed")
+    for workers in (0, 1):
+        for batch in Loader(mixed, 6, arrays=True, collate="list", num_workers=workers):
+            for index, sample in zip(batch.indices.tolist(), batch.samples, strict=True):
+                shape = SHAPE if index % 2 else SHAPE[::-1]
+                assert np.array_equal(sample.numpy(), array(index).reshape(shape))
+    with pytest.raises(UsageError, match="expected all of one form"):
+        next(iter(Loader(mixed, 20, arrays=True)))
+    dataset = SampleDataset(arrays, arrays=True)
+    assert np.array_equal(dataset[7].numpy(), array(7))
+
+
+def test_views_of_arrays_are_no_copies(arrays):
+    batch = arrays.read([5, 9])
+    found = batch.arrays(stack=False)
+    assert [view_array(one).data_ptr() for one in found] == [one.ctypes.data for one in found]
+    unaligned = np.frombuffer(b"-" + array(3).tobytes(), np.float32, offset=1)
+    assert view_array(unaligned).tolist() == array(3).ravel().tolist()
+
+
 def test_a_batch_is_moved_with_all_that_is_in_it(samples):
     def collate(items):
         return {"views": SampleViews(items), "pair": (items[0], Jagged(items[0], items[1])), "n": 3}
@@ -203,6 +239,23 @@ def test_names_of_classes_are_text(tmp_path):
         pytest.raises(UsageError, match=r"expected UTF-8, got b'\\xff'"),
     ):
         FolderLabels(dataset)
+
+
+def test_labels_of_columns(arrays):
+    names, numbers, weights = (ColumnLabels(arrays, name) for name in ("class", "number", "weight"))
+    assert names.classes == ("name0", "name1", "name2")
+    assert numbers.classes is None
+    for batch in Loader(arrays, 50, labels=pickle.loads(pickle.dumps(names))):
+        assert batch.labels.dtype == torch.int64
+        assert batch.labels.tolist() == [index % 3 for index in batch.indices.tolist()]
+    for batch in Loader(arrays, 50, labels=numbers):
+        assert batch.labels.dtype == torch.int64
+        assert batch.labels.tolist() == [index % 5 for index in batch.indices.tolist()]
+    for batch in Loader(arrays, 50, labels=weights):
+        assert batch.labels.dtype == torch.float64
+        assert batch.labels.tolist() == [index / 2 for index in batch.indices.tolist()]
+    with pytest.raises(NotFoundError):
+        ColumnLabels(arrays, "colour")
 
 
 # ---- transforms ----------------------------------------------------------------------------------
@@ -382,6 +435,7 @@ def test_states_of_others_are_refused(samples, arrays):
         {"threads": 0},
         {"collate": "stacked"},
         {"shape": (3,)},
+        {"dtype": "uint8", "arrays": True},
         {"shuffle": "yes"},
         {"seed": -1},
         {"on_error": "ignore"},
