@@ -8,7 +8,7 @@ for training loops that have a ``torch.utils.data.DataLoader`` already. ``Folder
 
 Everything works on what ``dlfs.open`` gives, in forked and spawned workers. Each process that reads
 such a dataset has a budget of sample memory of its own, the ``memory_bytes`` of ``dlfs.open``: with
-W workers, W times that; with two or more, the training process itself reads nothing.
+W workers, W times that. The training process itself reads nothing then.
 """
 
 from dlfs.errors import UsageError
