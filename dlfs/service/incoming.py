@@ -19,9 +19,10 @@ import logging
 import os
 import resource
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 import pyfuse3
 from pyfuse3 import EntryAttributes, FileInfo, FUSEError, ReaddirToken, RequestContext
@@ -55,6 +56,8 @@ LIST_AHEAD = 64
 _RENAME_NOREPLACE = 1
 
 _log = logging.getLogger(__name__)
+_What = TypeVar("_What")
+"""What a maker is told: a mode, or the text of a link."""
 
 
 @dataclass(eq=False)
@@ -194,37 +197,33 @@ class IncomingTree:
             )
             self.sealer.gone(name)
             return await self.lookup(parent, name, ctx)
-        with self.sealer.changing(folder):
-            _check_length(folder, name)
-            async with self._directories.hold(folder) as directory:
-                status = await self._directories.run(
-                    entries.make_directory, directory, name, mode, Owner(ctx.uid, ctx.gid)
-                )
-            return self._found(folder, name, status)
+        return await self._make(entries.make_directory, folder, name, mode, ctx)
 
     async def mknod(
         self, parent: int, name: bytes, mode: int, _rdev: int, ctx: RequestContext
     ) -> EntryAttributes:
         """Make a file, FIFO or socket."""
-        folder = self._inside(parent)
-        with self.sealer.changing(folder):
-            _check_length(folder, name)
-            async with self._directories.hold(folder) as directory:
-                status = await self._directories.run(
-                    entries.make_node, directory, name, mode, Owner(ctx.uid, ctx.gid)
-                )
-            return self._found(folder, name, status)
+        return await self._make(entries.make_node, self._inside(parent), name, mode, ctx)
 
     async def symlink(
         self, parent: int, name: bytes, target: bytes, ctx: RequestContext
     ) -> EntryAttributes:
         """Make a symbolic link."""
-        folder = self._inside(parent)
+        return await self._make(entries.make_link, self._inside(parent), name, target, ctx)
+
+    async def _make(
+        self,
+        call: Callable[[int, bytes, _What, Owner], os.stat_result],
+        folder: Node,
+        name: bytes,
+        what: _What,
+        ctx: RequestContext,
+    ) -> EntryAttributes:
         with self.sealer.changing(folder):
             _check_length(folder, name)
             async with self._directories.hold(folder) as directory:
                 status = await self._directories.run(
-                    entries.make_link, directory, name, target, Owner(ctx.uid, ctx.gid)
+                    call, directory, name, what, Owner(ctx.uid, ctx.gid)
                 )
             return self._found(folder, name, status)
 
