@@ -158,6 +158,14 @@ FORMATS: tuple[Format, ...] = (
         extra="zarr",
     ),
     Format(
+        name="adios2",
+        summary="ADIOS2 BP files and folders",
+        opener="dlfs.ingest.adios:AdiosOptions",
+        names=("*.bp",),
+        marks=("md.idx", "data.0"),
+        extra="adios2",
+    ),
+    Format(
         name="npy",
         summary="NumPy's NPY files",
         opener="dlfs.ingest.npy:NpyOptions",

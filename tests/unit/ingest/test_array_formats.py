@@ -13,12 +13,14 @@ import numpy as np
 import pytest
 
 from dlfs.errors import DlfsError, FormatError, TruncatedError, UsageError
+from dlfs.ingest import array_process
 from dlfs.ingest.importer import open_source
 from dlfs.ingest.rows import ArraySource
 from tests.unit.ingest.array_writers import (
     rows_of,
     take,
     take_all,
+    write_adios,
     write_netcdf,
     write_npz,
     write_zarr,
@@ -235,6 +237,54 @@ def test_zarr_descriptions_that_make_no_sense(tmp_path: Path, name: str, content
     (path / name).write_bytes(content)
     with pytest.raises(DlfsError, match=r"data\.zarr"):
         open_arrays(path)
+
+
+# ---- ADIOS2 --------------------------------------------------------------------------------------
+
+
+def test_adios_steps_are_rows(tmp_path: Path) -> None:
+    path = tmp_path / "data.bp"
+    fields = np.arange(5 * 4 * 6, dtype=np.float64).reshape(5, 4, 6)
+    times = np.arange(5, dtype=np.int32)
+    waves = fields[:, 0].astype(np.complex64)
+    names = np.array([f"step {step}" for step in range(5)], object)
+    arrays = {"field": fields, "inner/time": times, "name": names, "wave": waves}
+    write_adios(path, arrays, steps=5)
+    got = take_all(open_arrays(path, select="field,wave", attributes="t=/inner/time,name=/name"))
+    expected = rows_of("field", fields) | rows_of("wave", waves)
+    assert {name: data for name, data, _ in got} == expected
+    assert [attributes["t"] for _, _, attributes in got] == [*times.tolist()] * 2
+    assert [attributes["name"] for _, _, attributes in got] == [*names.tolist()] * 2
+
+
+def test_adios_leaves_out_what_has_no_shape(tmp_path: Path) -> None:
+    adios = pytest.importorskip("adios2", exc_type=ImportError)
+    path = tmp_path / "data.bp"
+    with adios.Stream(str(path), "w") as stream:
+        for step in range(2):
+            stream.begin_step()
+            stream.write("x", VALUES, VALUES.shape, [0, 0], VALUES.shape)
+            stream.write("local", VALUES, [], [], VALUES.shape)
+            part = VALUES[: 3 + step].copy()
+            stream.write("grows", part, part.shape, [0, 0], part.shape)
+            stream.end_step()
+    source = open_arrays(path)
+    assert take(source) == rows_of("x", np.stack([VALUES, VALUES]))
+    assert source.skipped == {"local array": 1, "array whose shape changes": 1}
+
+
+@pytest.mark.parametrize("name", ["md.idx", "md.0", "data.0"])
+def test_adios_files_that_end_early(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(array_process, "ANSWER_SECONDS", 3)
+    path = tmp_path / "data.bp"
+    write_adios(path, {"x": np.random.default_rng(1).random((3, 50, 70))}, steps=3)
+    whole = (path / name).read_bytes()
+    for size in (0, len(whole) // 2):
+        (path / name).write_bytes(whole[:size])
+        with pytest.raises(DlfsError, match=r"data\.bp"):
+            take(open_arrays(path))
 
 
 # ---- NumPy ---------------------------------------------------------------------------------------

@@ -312,8 +312,8 @@ def test_a_file_that_changes_is_an_error(tmp_path: Path) -> None:
 def test_a_missing_package_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files = {"hdf5": "x.h5", "netcdf": "x.nc", "zarr": "x.zarr.zip"}
-    modules = {"hdf5": "h5py", "netcdf": "netCDF4", "zarr": "zarr"}
+    files = {"hdf5": "x.h5", "netcdf": "x.nc", "zarr": "x.zarr.zip", "adios2": "x.bp"}
+    modules = {"hdf5": "h5py", "netcdf": "netCDF4", "zarr": "zarr", "adios2": "adios2"}
     for kind, name in files.items():
         (tmp_path / name).touch()
         monkeypatch.setitem(__import__("sys").modules, modules[kind], None)
