@@ -149,6 +149,7 @@ def _told(error: Exception) -> str:
 
 
 def _main() -> None:
+    sys.modules["torch"] = None  # type: ignore[assignment]  # adios2 would load it, for seconds
     opener, path, descriptor = sys.argv[1:]
     module, _, name = opener.partition(":")
     with Connection(int(descriptor)) as connection:

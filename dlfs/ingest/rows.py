@@ -10,7 +10,8 @@ What a sample is, is chosen:
 
 Several files put their names without suffix before it, ``run7/images/00000042``; so does an array
 or a group that has no name of its own. Bytes are taken as they are stored, in C order and in the
-array's own byte order.
+array's own byte order; ``dlfs:dtype`` and ``dlfs:shape`` record what they mean, and are empty for
+structures, which have no name.
 
 Other arrays may be attributes of the samples: of one value for each row, or a single one for all of
 them. Beside a whole array or a group it is a single value.
@@ -49,6 +50,7 @@ from dlfs.ingest.array_file import (
     reading,
 )
 from dlfs.ingest.array_plan import ROW_DIGITS_MIN, Plan, Unit, state_of
+from dlfs.ingest.arrays import array_attributes
 from dlfs.ingest.order import packing_order
 from dlfs.ingest.source import (
     BLOCK_SAMPLES_MAX,
@@ -58,6 +60,7 @@ from dlfs.ingest.source import (
     read_ahead,
     show,
 )
+from dlfs.reader.arrays import DIMENSIONS_MAX, DTYPE_COLUMN, KINDS, SHAPE_COLUMN
 from dlfs.units import GIB, MIB
 
 WINDOW_BYTES_MAX = 256 * MIB
@@ -273,7 +276,7 @@ class _UnitReader:
             self._sample_paths(first, samples),
             np.full(samples, size, np.int64),
             read,
-            self._columns(first, samples),
+            {**_form(array, shape, samples), **self._columns(first, samples)},
         )
 
     def _ragged(self, array: ArrayInfo, first: int, count: int) -> _Piece:
@@ -284,11 +287,13 @@ class _UnitReader:
             items = [_item(value, array.dtype) for value in values]
         lengths = np.array([item.nbytes for item in items], np.int64)
         data = np.concatenate([item.view(np.uint8) for item in items])
+        form = _form(array, (0,), count)
+        form[SHAPE_COLUMN][:] = [str(item.size) for item in items]
         return _Piece(
             self._sample_paths(first, count),
             lengths,
             partial(_copy, data),
-            self._columns(first, count),
+            {**form, **self._columns(first, count)},
         )
 
     def _read(self, array: ArrayInfo, first: int, out: npt.NDArray[Any]) -> None:
@@ -435,6 +440,13 @@ def _npy_header(array: ArrayInfo) -> bytes:
 
 
 # ---- values --------------------------------------------------------------------------------------
+
+
+def _form(array: ArrayInfo, shape: tuple[int, ...], count: int) -> dict[str, npt.NDArray[Any]]:
+    """What the bytes of samples are; nothing where their type cannot be recorded."""
+    if array.dtype.kind in KINDS and array.dtype.itemsize and len(shape) <= DIMENSIONS_MAX:
+        return array_attributes(array.dtype, shape, count)
+    return {name: np.full(count, "", object) for name in (DTYPE_COLUMN, SHAPE_COLUMN)}
 
 
 def _item(value: object, dtype: np.dtype[Any]) -> npt.NDArray[Any]:

@@ -72,8 +72,8 @@ WRITERS: dict[str, tuple[str, Callable[..., None]]] = {
     "netcdf": (".nc", write_netcdf),
     "zarr": (".zarr", write_zarr),
     "zarr-2": (".zarr", write_zarr_2),
-    "adios2": (".bp", write_adios),
     "npz": (".npz", write_npz),
+    "adios2": (".bp", write_adios),
 }
 """Of each format: the suffix of its files, and what writes one."""
 

@@ -88,6 +88,9 @@ def test_hdf5_values_that_are_no_plain_numbers(hdf5: Any) -> None:
         | rows_of("text", text)
         | rows_of("wave", wave)
     )
+    forms = {path: a["dlfs:dtype"] for path, _, a in take_all(source)}
+    assert forms["pair/00000000"] == ""
+    assert forms["wave/00000001"] == "<c16"
     assert source.skipped == {
         "soft or external link": 2,
         "array of values without bytes": 2,

@@ -31,6 +31,8 @@ LABELS = np.arange(37, dtype=np.int64) % 10
 ARRAYS = {"images": IMAGES, "labels": LABELS, "inner/pixels": IMAGES[:20].astype(np.uint8)}
 
 every_format = pytest.mark.parametrize("kind", WRITERS)
+quick_format = pytest.mark.parametrize("kind", [kind for kind in WRITERS if kind != "adios2"])
+"""Those that need no process of their own."""
 
 
 @pytest.fixture
@@ -59,7 +61,7 @@ def open_arrays(*paths: Path, buffer_bytes: int | None = None, **options: Any) -
 # ---- what arrives --------------------------------------------------------------------------------
 
 
-@every_format
+@quick_format
 @pytest.mark.parametrize("buffer_bytes", [100, 1000, 1 << 20])
 def test_rows_are_samples(tmp_path: Path, kind: str, buffer_bytes: int) -> None:
     source = open_arrays(write(tmp_path, kind, ARRAYS), buffer_bytes=buffer_bytes)
@@ -72,7 +74,7 @@ def test_rows_are_samples(tmp_path: Path, kind: str, buffer_bytes: int) -> None:
     assert dict(source.skipped) == {}
 
 
-@every_format
+@quick_format
 def test_whole_arrays_are_samples(tmp_path: Path, kind: str) -> None:
     source = open_arrays(write(tmp_path, kind, ARRAYS), samples="arrays", buffer_bytes=500)
     assert take(source) == {name: values.tobytes() for name, values in ARRAYS.items()}
@@ -95,7 +97,7 @@ def test_groups_are_archives(tmp_path: Path, kind: str) -> None:
         assert np.array_equal(archive["pixels"], ARRAYS["inner/pixels"])
 
 
-@every_format
+@quick_format
 def test_selection_by_pattern(tmp_path: Path, kind: str) -> None:
     path = write(tmp_path, kind, ARRAYS)
     assert set(take(open_arrays(path, select="inner/*"))) == set(
@@ -113,6 +115,8 @@ def test_another_array_gives_attributes(tmp_path: Path, kind: str) -> None:
     got = take_all(source)
     assert [attributes["label"] for _, _, attributes in got] == LABELS.tolist()
     assert {attributes["fold"] for _, _, attributes in got} == {4}
+    assert {attributes["dlfs:dtype"] for _, _, attributes in got} == {"<f4"}
+    assert {attributes["dlfs:shape"] for _, _, attributes in got} == {"5,3"}
     unselected = take(open_arrays(path, attributes="label=/labels,fold"))
     assert unselected == rows_of("images", IMAGES)
 
@@ -126,9 +130,10 @@ def test_text_is_an_attribute_and_a_sample(tmp_path: Path, kind: str) -> None:
     source = open_arrays(path, select="name")
     assert (source.sample_count, source.sample_bytes) == (3, None)
     assert list(take(source).values()) == [text.encode() for text in names]
+    assert [a["dlfs:shape"] for _, _, a in take_all(source)] == ["2", "0", "5"]
 
 
-@every_format
+@quick_format
 def test_several_files_put_their_names_before(tmp_path: Path, kind: str) -> None:
     paths = [
         write(tmp_path, kind, {"x": IMAGES + number, "y": LABELS.astype(dtype)}, name)
@@ -166,6 +171,11 @@ def test_a_file_arrives_as_a_dataset(
     with volume["n"] as dataset:
         assert [path.decode() for path in dataset.paths()] == list(rows_of("images", IMAGES))
         assert dataset.read(range(37)).to_list() == [row.tobytes() for row in IMAGES]
+        arrays = dataset.read_arrays(range(37))
+        assert arrays.dtype == IMAGES.dtype
+        assert np.array_equal(arrays, IMAGES)
+        assert np.array_equal(dataset.array(3), IMAGES[3])
+        assert dataset.column("label").tolist() == LABELS.tolist()
 
 
 @every_format
@@ -223,6 +233,7 @@ def test_any_array_of_numpy(
             source = open_arrays(path, buffer_bytes=buffer_bytes)
             got = take_all(source)
             assert {path: data for path, data, _ in got} == rows_of("x", values)
+            assert {a["dlfs:dtype"] for _, _, a in got} == {values.dtype.str}
             assert take(open_arrays(path, samples="arrays")) == {"x": values.tobytes()}
 
 
@@ -254,7 +265,7 @@ def test_bands_that_are_too_large_are_cut() -> None:
 # ---- what does not fit ---------------------------------------------------------------------------
 
 
-@every_format
+@quick_format
 def test_what_does_not_match_is_told_with_what_there_is(tmp_path: Path, kind: str) -> None:
     path = write(tmp_path, kind, ARRAYS)
     with pytest.raises(UsageError, match=r"expected rain\* with rows, got .*images \(float32, 37x"):
