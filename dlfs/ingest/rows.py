@@ -11,7 +11,7 @@ What a sample is, is chosen:
 Several files put their names without suffix before it, ``run7/images/00000042``; so does an array
 or a group that has no name of its own. Bytes are taken as they are stored, in C order and in the
 array's own byte order; ``dlfs:dtype`` and ``dlfs:shape`` record what they mean, and are empty for
-structures, which have no name.
+structures, whose fields a type in one word does not tell.
 
 Other arrays may be attributes of the samples: of one value for each row, or a single one for all of
 them. Beside a whole array or a group it is a single value.
