@@ -18,6 +18,7 @@ numpy or libdlfs is loaded when it is first used, so that ``dlfs --help`` does n
 #   origin      what opens a volume and its datasets
 #   reader      plan, read, prefetch, cache; Batch
 #   sequence    the epoch's order: permutation, sharding, resume
+#   selection   the samples that an epoch goes over, and their weights
 #   attributes  columns of a dataset: builder, table
 #   directory   the sample directory: builder, frozen tree
 #   store       members, generations, free space, commit

@@ -26,6 +26,7 @@ from dlfs.format.geometry import DataSpace
 from dlfs.format.paths import PathLike, display
 from dlfs.origin import DatasetAccess, DatasetIdentity, Origin
 from dlfs.reader import Batch, ColumnAccess, Epoch
+from dlfs.selection import Selection, select
 from dlfs.sequence import WINDOW_CHUNKS, EpochState
 from dlfs.sequence import Sequence as EpochSequence
 from dlfs.store.info import DatasetInfo, describe_dataset
@@ -248,11 +249,18 @@ class Dataset(ColumnAccess):
         workers: int = 1,
         shuffle: str | None = "global",
         window_chunks: int = WINDOW_CHUNKS,
+        where: ArrayLike | None = None,
+        weights: str | ArrayLike | None = None,
+        draws: int | None = None,
+        order: ArrayLike | None = None,
         drop_last: bool = False,
         on_error: str = "raise",
         plan: str = "auto",
     ) -> Epoch:
         """One rank's batches of one epoch, read ahead.
+
+        By default an epoch goes over all samples, each once. ``where`` chooses some of them,
+        ``weights`` draws with replacement, in proportion, and ``order`` gives the order itself.
 
         Args:
             batch_size: samples of this rank in a batch.
@@ -266,6 +274,11 @@ class Dataset(ColumnAccess):
             shuffle: ``global``: a uniform permutation; ``chunk``: of chunks, then of samples within
                 windows of them, at sequential speed; None: storage order.
             window_chunks: of ``chunk``.
+            where: ``bool[n_samples]`` or indices: the samples to take, each once, permuted
+                (``global``) or in storage order (None).
+            weights: ``[n_samples]`` or the name of a column, 0 or more each.
+            draws: samples of a weighted epoch; as many as there are to draw from by default.
+            order: indices, taken as they stand.
             drop_last: leave out a last global batch that is not full.
             on_error: as for ``read``.
             plan: how to read ahead; ``auto`` decides.
@@ -274,6 +287,7 @@ class Dataset(ColumnAccess):
             UsageError: an argument is out of range.
         """
         state = EpochState(str(self.uuid), shuffle, seed, epoch, window_chunks, position=0)
+        selection = self._select(shuffle, where, weights, draws, order)
         return Epoch(
             lambda: self._opened().reader,
             state,
@@ -285,6 +299,25 @@ class Dataset(ColumnAccess):
             drop_last=drop_last,
             on_error=on_error,
             plan=plan,
+            selection=selection,
+        )
+
+    def _select(
+        self,
+        shuffle: str | None,
+        where: ArrayLike | None,
+        weights: str | ArrayLike | None,
+        draws: int | None,
+        order: ArrayLike | None,
+    ) -> Selection | None:
+        return select(
+            self.directory,
+            self.column,
+            shuffle=shuffle,
+            where=where,
+            weights=weights,
+            draws=draws,
+            order=order,
         )
 
     def sequence(
@@ -294,6 +327,10 @@ class Dataset(ColumnAccess):
         seed: int = 0,
         epoch: int = 0,
         window_chunks: int = WINDOW_CHUNKS,
+        where: ArrayLike | None = None,
+        weights: str | ArrayLike | None = None,
+        draws: int | None = None,
+        order: ArrayLike | None = None,
     ) -> EpochSequence:
         """One epoch's order, the one that ``batches`` goes by, without reading anything.
 
@@ -302,6 +339,10 @@ class Dataset(ColumnAccess):
             seed: likewise.
             epoch: likewise.
             window_chunks: likewise.
+            where: likewise.
+            weights: likewise.
+            draws: likewise.
+            order: likewise.
 
         Raises:
             UsageError: an argument is out of range.
@@ -314,6 +355,7 @@ class Dataset(ColumnAccess):
             seed=seed,
             epoch=epoch,
             window_chunks=window_chunks,
+            selection=self._select(shuffle, where, weights, draws, order),
         )
 
     # ---- paths and indices -----------------------------------------------------------------------

@@ -4,7 +4,8 @@ A ``Sequence`` maps positions 0..N-1 of an epoch to indices. It is never a store
 is a keyed bijection, ``chunk`` permutes chunks and then the samples within each window of chunks,
 and ``storage`` is the order on media. Ranks take interleaved slices of the same order, so the
 samples of a global batch do not depend on how many ranks share it, and an epoch is resumed at a
-position by any number of ranks: its state is (seed, epoch, position).
+position by any number of ranks: its state is (seed, epoch, position). An order over chosen samples
+(``dlfs.selection``) is one of the same kind.
 
 Everything here is immutable or a plain value; any thread may use it.
 """
@@ -20,6 +21,7 @@ import numpy.typing as npt
 from dlfs._native.reader import NativeSequence
 from dlfs.directory import FrozenDirectory
 from dlfs.errors import UsageError
+from dlfs.selection import Selection
 
 WINDOW_CHUNKS = 64
 """Chunks that chunk shuffle mixes at a time by default: 16 MiB of the default chunk size."""
@@ -43,6 +45,7 @@ class EpochState:
         epoch: 0..2^64-1.
         window_chunks: of chunk shuffle.
         position: samples of the epoch that all ranks together have taken.
+        selection: fingerprint of the samples that were chosen; None: all.
     """
 
     dataset: str
@@ -52,6 +55,7 @@ class EpochState:
     window_chunks: int
     position: int
     version: int = STATE_VERSION
+    selection: str | None = None
 
     def __post_init__(self) -> None:
         check_shuffle(self.shuffle)
@@ -71,7 +75,10 @@ class EpochState:
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values, for a checkpoint (JSON, pickle, ``torch.save``)."""
-        return asdict(self)
+        values = asdict(self)
+        if self.selection is None:
+            del values["selection"]
+        return values
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
@@ -106,7 +113,7 @@ def check_shuffle(shuffle: object) -> None:
 
 
 class Sequence:
-    """One epoch's order over a whole dataset.
+    """One epoch's order over a whole dataset, or over samples that were chosen.
 
     Args:
         directory: of the dataset.
@@ -115,6 +122,7 @@ class Sequence:
         seed: 0..2^64-1.
         epoch: 0..2^64-1.
         window_chunks: how many chunks ``chunk`` mixes at a time.
+        selection: of samples; with it ``shuffle`` does not matter any more.
 
     Raises:
         UsageError: an argument is out of range.
@@ -131,9 +139,21 @@ class Sequence:
         seed: int = 0,
         epoch: int = 0,
         window_chunks: int = WINDOW_CHUNKS,
+        selection: Selection | None = None,
     ) -> None:
-        self._count = len(directory)
+        self._count = len(directory) if selection is None else len(selection)
         EpochState("", shuffle, seed, epoch, window_chunks, 0)
+        if selection is not None:
+            self._native = NativeSequence.choose(
+                directory.native,
+                kind=selection.kind,
+                indices=selection.indices,
+                weights=selection.weights,
+                draws=selection.draws,
+                seed=seed,
+                epoch=epoch,
+            )
+            return
         self._native = NativeSequence(
             directory.native,
             chunk_bytes=chunk_bytes,

@@ -50,6 +50,7 @@ NVME_QUEUE_ADMIN, NVME_QUEUE_IO = 0, 1
 NVME_DATA_NONE, NVME_DATA_IN, NVME_DATA_OUT = 0, 1, 2
 NVME_ID_NONE, NVME_ID_EUI64, NVME_ID_NGUID, NVME_ID_UUID = 0, 1, 2, 3
 ORDER_STORAGE, ORDER_GLOBAL, ORDER_CHUNK = 0, 1, 2
+ORDER_LIST, ORDER_SELECTED, ORDER_WEIGHTED = 3, 4, 5
 PLAN_AUTO, PLAN_DIRECT, PLAN_CHUNKS, PLAN_HARVEST = 0, 1, 2, 3
 GET_KEPT = 1
 PERMUTATION_ROUNDS_MAX = 24
@@ -294,6 +295,21 @@ class MemberStats(Structure):
     )
 
 
+class Choice(Structure):
+    """``dlfs_choice``."""
+
+    _fields_ = (
+        ("kind", c_uint32),
+        ("reserved", c_uint32),
+        ("seed", c_uint64),
+        ("epoch", c_uint64),
+        ("indices", c_void_p),
+        ("weights", c_void_p),
+        ("count", c_uint64),
+        ("draws", c_uint64),
+    )
+
+
 class StreamConfig(Structure):
     """``dlfs_stream_config``."""
 
@@ -339,6 +355,7 @@ STRUCTURES: dict[str, type[Structure]] = {
     "dlfs_batch": Batch,
     "dlfs_reader_stats": ReaderStats,
     "dlfs_member_stats": MemberStats,
+    "dlfs_choice": Choice,
     "dlfs_stream_config": StreamConfig,
     "dlfs_file": File,
 }
@@ -488,6 +505,7 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
         c_int,
         (c_void_p, c_uint32, c_uint32, c_uint64, c_uint64, c_uint32, _OUT),
     ),
+    "dlfs_sequence_choose": (c_int, (c_void_p, POINTER(Choice), _OUT)),
     "dlfs_sequence_destroy": (None, (c_void_p,)),
     "dlfs_sequence_fill": (c_int, (c_void_p, c_uint64, c_uint64, c_uint64, _U64S)),
     "dlfs_stream_create": (c_int, (c_void_p, POINTER(StreamConfig), _OUT)),

@@ -45,7 +45,7 @@ from dlfs._native.reader import (
     NativeSequence,
     copy_sample,
 )
-from dlfs.errors import ClosedError
+from dlfs.errors import ClosedError, UsageError
 
 SAMPLES_MAX = 1 << 16
 """Of one batch: what a channel takes unless it is made otherwise."""
@@ -445,6 +445,11 @@ class ClientStream:
         group_stride: int = 0,
         plan: str = "auto",
     ) -> None:
+        if sequence.is_chosen:
+            raise UsageError(
+                "read ahead through a service: expected an order over all samples, got one over "
+                "chosen ones; read its indices in batches"
+            )
         self._reader = reader
         self._pid = os.getpid()
         config = abi.StreamConfig(

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from ctypes import POINTER, byref, c_uint8, c_void_p
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +42,11 @@ ORDERS = {
     "storage": abi.ORDER_STORAGE,
     "global": abi.ORDER_GLOBAL,
     "chunk": abi.ORDER_CHUNK,
+}
+CHOICES = {
+    "list": abi.ORDER_LIST,
+    "selected": abi.ORDER_SELECTED,
+    "weighted": abi.ORDER_WEIGHTED,
 }
 PLANS = {
     "auto": abi.PLAN_AUTO,
@@ -343,8 +348,13 @@ class NativeSequence:
     Args:
         order: ``storage``, ``global`` or ``chunk``.
 
+    Attributes:
+        is_chosen: whether it is over chosen samples: then these few numbers do not describe it.
+
     Threads: any at once.
     """
+
+    is_chosen = False
 
     def __init__(
         self,
@@ -356,13 +366,60 @@ class NativeSequence:
         epoch: int,
         window_chunks: int,
     ) -> None:
-        self._kept = directory
+        self._kept: tuple[object, ...] = (directory,)
         handle = c_void_p()
         code = library().dlfs_sequence_create(
             directory.handle, chunk_bytes, ORDERS[order], seed, epoch, window_chunks, byref(handle)
         )
         check(code, f"make a {order} sequence")
         self.handle: c_void_p | None = handle
+
+    @classmethod
+    def choose(
+        cls,
+        directory: NativeDirectory,
+        *,
+        kind: str,
+        indices: npt.NDArray[np.uint64],
+        weights: npt.NDArray[np.float64] | None = None,
+        draws: int = 0,
+        seed: int = 0,
+        epoch: int = 0,
+    ) -> Self:
+        """An order over chosen samples.
+
+        Args:
+            directory: of the dataset.
+            kind: ``list``: as they stand; ``selected``: a permutation of them; ``weighted``: draws
+                with replacement.
+            indices: ``uint64[n]``, contiguous; kept, and not to be changed.
+            weights: ``float64[n]``, contiguous; of ``weighted``.
+            draws: positions of a ``weighted`` order.
+            seed: 0..2^64-1.
+            epoch: 0..2^64-1.
+
+        Raises:
+            UsageError: an index is out of range, a weight is negative or not finite, or none is
+                positive.
+            DeviceError: not enough memory.
+        """
+        choice = abi.Choice(
+            kind=CHOICES[kind],
+            seed=seed,
+            epoch=epoch,
+            indices=indices.ctypes.data,
+            weights=None if weights is None else weights.ctypes.data,
+            count=len(indices),
+            draws=draws,
+        )
+        handle = c_void_p()
+        code = library().dlfs_sequence_choose(directory.handle, byref(choice), byref(handle))
+        check(code, f"make a {kind} sequence of {len(indices)} samples")
+        sequence = cls.__new__(cls)
+        sequence._kept = (directory, indices)
+        sequence.is_chosen = True
+        sequence.handle = handle
+        return sequence
 
     def fill(self, first: int, count: int, stride: int) -> npt.NDArray[np.uint64]:
         """Indices at positions ``first``, ``first + stride``, ...: ``uint64[count]``.

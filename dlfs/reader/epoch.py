@@ -20,6 +20,7 @@ from dlfs._native.reader import NativeStream
 from dlfs.errors import ClosedError, DlfsError, UsageError
 from dlfs.reader.batch import Batch
 from dlfs.reader.failures import SampleFailure, check_on_error
+from dlfs.selection import Selection
 from dlfs.sequence import EpochState, Sequence, shard_count
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class Epoch(Iterator[Batch]):
         drop_last: leave out a last global batch that is not full.
         on_error: ``raise``, ``skip`` or ``replace``.
         plan: how to read ahead: ``auto``, ``direct``, ``chunks`` or ``harvest``.
+        selection: the samples that were chosen; None: all.
 
     Attributes:
         failure_count: bad samples that were skipped or replaced so far.
@@ -71,6 +73,7 @@ class Epoch(Iterator[Batch]):
         drop_last: bool = False,
         on_error: str = "raise",
         plan: str = "auto",
+        selection: Selection | None = None,
     ) -> None:
         check_on_error(on_error)
         if batch_size < 1 or world_size < 1 or not 0 <= rank < world_size:
@@ -84,7 +87,9 @@ class Epoch(Iterator[Batch]):
                 f"workers={workers}"
             )
         self._open_reader = open_reader
-        self._state = state  # where it began
+        fingerprint = None if selection is None else selection.fingerprint
+        self._state = replace(state, selection=fingerprint)  # where it began
+        self._selection = selection
         self._batch_size = batch_size
         self._rank = rank
         self._world_size = world_size
@@ -149,14 +154,19 @@ class Epoch(Iterator[Batch]):
             This epoch.
 
         Raises:
-            UsageError: it is no such state, or of another dataset.
+            UsageError: it is no such state, or of another dataset or selection.
         """
         resumed = EpochState.from_dict(state)
         if resumed.dataset != self._state.dataset:
             raise UsageError(
                 f"resume an epoch: expected dataset {self._state.dataset}, got {resumed.dataset}"
             )
-        total = len(self._open_reader().directory)
+        if resumed.selection != self._state.selection:
+            raise UsageError(
+                f"resume an epoch: expected one of {_told(self._state.selection)}, "
+                f"got one of {_told(resumed.selection)}"
+            )
+        total = self._total()
         if resumed.position > total:
             raise UsageError(
                 f"resume an epoch: expected a position 0..{total}, got {resumed.position}"
@@ -193,6 +203,9 @@ class Epoch(Iterator[Batch]):
         return self._batch_size * self._world_size
 
     def _total(self) -> int:
+        """Samples of the epoch."""
+        if self._selection is not None:
+            return len(self._selection)
         reader = self._reader if self._reader is not None else self._open_reader()
         return len(reader.directory)
 
@@ -228,6 +241,7 @@ class Epoch(Iterator[Batch]):
                 seed=self._state.seed,
                 epoch=self._state.epoch,
                 window_chunks=self._state.window_chunks,
+                selection=self._selection,
             )
             self._stream = self._reader.stream(
                 sequence,
@@ -244,3 +258,7 @@ class Epoch(Iterator[Batch]):
         if self._stream is not None:
             self._stream.close()
             self._stream = None
+
+
+def _told(fingerprint: str | None) -> str:
+    return "all samples" if fingerprint is None else f"the selection {fingerprint}"

@@ -22,6 +22,8 @@
 #include <errno.h>
 #include <stdbool.h>
 
+#include "mix.h"
+
 #define SIZE_MAX_SAMPLES (UINT64_C(1) << 62)
 #define SMALL_SIZE 65536u
 #define ROUNDS_SMALL 24u
@@ -29,21 +31,10 @@
 #define LANES \
     8u /* values walked side by side, so that the multiplier never waits for one of them */
 
-#define GOLDEN UINT64_C(0x9E3779B97F4A7C15)
-#define STREAM_SALT UINT64_C(0xD1B54A32D192ED03)
-
 _Static_assert(ROUNDS_SMALL <= DLFS_PERMUTATION_ROUNDS_MAX, "keys must have room for all rounds");
 _Static_assert(ROUNDS_SMALL % 2 == 0 && ROUNDS_LARGE % 2 == 0, "rounds come in pairs");
 
 __extension__ typedef unsigned __int128 uint128;
-
-/* The finaliser of splitmix64. */
-static uint64_t mix(uint64_t value)
-{
-    value = (value ^ value >> 30) * UINT64_C(0xBF58476D1CE4E5B9);
-    value = (value ^ value >> 27) * UINT64_C(0x94D049BB133111EB);
-    return value ^ value >> 31;
-}
 
 /* A function of half and key, uniform on 0..range-1. Only the product's high bits matter at the
  * end. */
@@ -166,9 +157,9 @@ int dlfs_permutation_init(dlfs_permutation *permutation, uint64_t size, uint64_t
     }
     made.rounds = size < SMALL_SIZE ? ROUNDS_SMALL : ROUNDS_LARGE;
     for (uint32_t i = 0; i < DLFS_PERMUTATION_ROUNDS_MAX; i++) {
-        uint64_t step = GOLDEN * (i + 1);
+        uint64_t step = MIX_GOLDEN * (i + 1);
         uint64_t from_seed = mix(seed + step);
-        uint64_t from_stream = mix((stream ^ STREAM_SALT) + step);
+        uint64_t from_stream = mix((stream ^ MIX_STREAM_SALT) + step);
         made.keys[i] = mix(mix(from_seed + 3 * from_stream) + size);
     }
     *permutation = made;

@@ -324,6 +324,10 @@ bool member_probe(dlfs_reader *reader, uint32_t member);
 
 /* sequence.c */
 uint32_t sequence_kind(const dlfs_sequence *sequence);
+/* Positions of the order. */
+uint64_t sequence_count(const dlfs_sequence *sequence);
+/* Whether it is a random order in which no sample comes twice. */
+bool sequence_permutes(const dlfs_sequence *sequence);
 
 /* reader.c */
 void condition_init(pthread_cond_t *condition);

@@ -1,11 +1,14 @@
 /*
  * The order of an epoch: storage order, one permutation of all samples, or chunks permuted and then
- * the samples within each window of chunks. Any position is computable by itself, so ranks, workers
- * and resumption need no list. A sample belongs to the chunk in which it starts.
+ * the samples within each window of chunks; or, of samples that were chosen, a list of them, a
+ * permutation of it, or draws from it by weight. Any position is computable by itself, so ranks,
+ * workers and resumption need no list of the order. A sample belongs to the chunk in which it
+ * starts.
  */
 #include <errno.h>
 #include <stdlib.h>
 
+#include "choice.h"
 #include "reader.h"
 
 struct dlfs_sequence {
@@ -15,11 +18,15 @@ struct dlfs_sequence {
     uint64_t epoch;
     uint32_t kind;
     uint32_t window_chunks;
-    dlfs_permutation samples; /* DLFS_ORDER_GLOBAL */
-    uint64_t chunk_count;     /* DLFS_ORDER_CHUNK, as what follows */
-    uint64_t *ranks;          /* [chunk_count + 1] first rank in storage order of each chunk */
-    uint64_t *shuffled;       /* [chunk_count] the chunk at each place of the permuted order */
-    uint64_t *starts;         /* [chunk_count + 1] first position of each place */
+    dlfs_permutation samples; /* DLFS_ORDER_GLOBAL, DLFS_ORDER_SELECTED */
+    const uint64_t *chosen;   /* [chosen_count] borrowed */
+    uint64_t chosen_count;
+    struct alias *table; /* [chosen_count] DLFS_ORDER_WEIGHTED */
+    uint64_t key;
+    uint64_t chunk_count; /* DLFS_ORDER_CHUNK, as what follows */
+    uint64_t *ranks;      /* [chunk_count + 1] first rank in storage order of each chunk */
+    uint64_t *shuffled;   /* [chunk_count] the chunk at each place of the permuted order */
+    uint64_t *starts;     /* [chunk_count + 1] first position of each place */
 };
 
 static int sequence_chunks(dlfs_sequence *sequence, uint32_t chunk_bytes)
@@ -81,10 +88,55 @@ DLFS_API int dlfs_sequence_create(const dlfs_directory *directory, uint32_t chun
     return 0;
 }
 
+/* Whether all indices are samples'. */
+static bool all_known(const uint64_t *indices, uint64_t count, uint64_t sample_count)
+{
+    for (uint64_t i = 0; i < count; i++)
+        if (indices[i] >= sample_count)
+            return false;
+    return true;
+}
+
+DLFS_API int dlfs_sequence_choose(const dlfs_directory *directory, const dlfs_choice *choice,
+                                  dlfs_sequence **out)
+{
+    if (!directory || !choice || choice->kind < DLFS_ORDER_LIST ||
+        choice->kind > DLFS_ORDER_WEIGHTED || (choice->count > 0 && !choice->indices))
+        return -EINVAL;
+    bool weighted = choice->kind == DLFS_ORDER_WEIGHTED;
+    if (weighted && (!choice->weights || choice->count == 0))
+        return -EINVAL;
+    if (choice->count > SIZE_MAX / 64 ||
+        !all_known(choice->indices, choice->count, dlfs_directory_count(directory)))
+        return -EINVAL;
+    dlfs_sequence *sequence = calloc(1, sizeof(*sequence));
+    if (!sequence)
+        return -ENOMEM;
+    sequence->directory = directory;
+    sequence->kind = choice->kind;
+    sequence->chosen = choice->indices;
+    sequence->chosen_count = choice->count;
+    sequence->count = weighted ? choice->draws : choice->count;
+    sequence->key = choice_key(choice->seed, choice->epoch);
+    int code = 0;
+    if (weighted)
+        code = alias_create(choice->weights, choice->count, &sequence->table);
+    else if (choice->kind == DLFS_ORDER_SELECTED && choice->count > 0)
+        code =
+            dlfs_permutation_init(&sequence->samples, choice->count, choice->seed, choice->epoch);
+    if (code < 0) {
+        dlfs_sequence_destroy(sequence);
+        return code;
+    }
+    *out = sequence;
+    return 0;
+}
+
 DLFS_API void dlfs_sequence_destroy(dlfs_sequence *sequence)
 {
     if (!sequence)
         return;
+    free(sequence->table);
     free(sequence->ranks);
     free(sequence->shuffled);
     free(sequence->starts);
@@ -94,6 +146,16 @@ DLFS_API void dlfs_sequence_destroy(dlfs_sequence *sequence)
 uint32_t sequence_kind(const dlfs_sequence *sequence)
 {
     return sequence->kind;
+}
+
+uint64_t sequence_count(const dlfs_sequence *sequence)
+{
+    return sequence->count;
+}
+
+bool sequence_permutes(const dlfs_sequence *sequence)
+{
+    return sequence->kind == DLFS_ORDER_GLOBAL || sequence->kind == DLFS_ORDER_SELECTED;
 }
 
 /* The last place in low..high-1 whose first position is <= position. */
@@ -157,6 +219,24 @@ static int fill_storage(const dlfs_sequence *sequence, uint64_t first, uint64_t 
     return code;
 }
 
+/* Fills positions of an order over chosen samples. */
+static int fill_chosen(const dlfs_sequence *sequence, uint64_t first, uint64_t stride,
+                       uint64_t count, uint64_t *out)
+{
+    int code = 0;
+    if (sequence->kind == DLFS_ORDER_SELECTED)
+        code = dlfs_permutation_map(&sequence->samples, first, stride, count, out);
+    for (uint64_t i = 0; code == 0 && i < count; i++) {
+        uint64_t place = first + i * stride;
+        if (sequence->kind == DLFS_ORDER_SELECTED)
+            place = out[i];
+        else if (sequence->kind == DLFS_ORDER_WEIGHTED)
+            place = alias_draw(sequence->table, sequence->chosen_count, sequence->key, place);
+        out[i] = sequence->chosen[place];
+    }
+    return code;
+}
+
 DLFS_API int dlfs_sequence_fill(const dlfs_sequence *sequence, uint64_t first, uint64_t stride,
                                 uint64_t count, uint64_t *out)
 {
@@ -167,6 +247,8 @@ DLFS_API int dlfs_sequence_fill(const dlfs_sequence *sequence, uint64_t first, u
         return -EINVAL;
     if (sequence->kind == DLFS_ORDER_GLOBAL)
         return dlfs_permutation_map(&sequence->samples, first, stride, count, out);
+    if (sequence->kind >= DLFS_ORDER_LIST)
+        return fill_chosen(sequence, first, stride, count, out);
     if (sequence->kind == DLFS_ORDER_STORAGE)
         return fill_storage(sequence, first, stride, count, out);
     while (count > 0) {

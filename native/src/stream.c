@@ -399,20 +399,33 @@ static void warm_start(dlfs_stream *stream)
 
 /* ---- create, destroy ------------------------------------------------------------------------- */
 
-/* Bytes that must be moved, a request's own cost in bytes (gap_bytes) included, for one sample. */
+/*
+ * Compares the plans by the bytes that must be moved, a request's own cost in bytes (gap_bytes)
+ * included, for one sample. Of a selection, only that share of a chunk's samples is needed.
+ */
 static uint32_t choose_plan(const dlfs_reader *reader, const dlfs_stream_config *config,
-                            uint64_t mean_bytes, bool permuted)
+                            uint64_t mean_bytes)
 {
     if (config->plan != DLFS_PLAN_AUTO)
         return config->plan;
-    if (reader->keeps_all || !permuted)
-        return DLFS_PLAN_CHUNKS;
+    uint32_t kind = sequence_kind(config->sequence);
+    double selected = (double)sequence_count(config->sequence) / (double)reader->sample_count;
+    bool partial = kind >= DLFS_ORDER_LIST && selected < 1;
     double request = (double)reader->config.gap_bytes;
     double chunk = (double)reader->config.chunk_bytes;
     double direct = request + (double)mean_bytes;
     double per_chunk = (double)reader->sample_count / (double)reader->chunk_count;
+    if (partial)
+        per_chunk *= selected;
+    if (reader->keeps_all)
+        return partial && (request + chunk) > direct * per_chunk ? DLFS_PLAN_DIRECT
+                                                                 : DLFS_PLAN_CHUNKS;
+    if (!sequence_permutes(config->sequence))
+        return kind >= DLFS_ORDER_LIST ? DLFS_PLAN_DIRECT : DLFS_PLAN_CHUNKS;
     double kept =
         2 * (double)reader->slot_count * chunk / (double)mean_bytes / (double)reader->sample_count;
+    if (partial)
+        kept /= selected;
     double share = config->group ? (double)config->group / (double)config->group_stride
                                  : 1.0 / (double)config->stride;
     if (kept > share)
@@ -434,8 +447,7 @@ static int stream_prepare(dlfs_stream *stream)
     dlfs_reader *reader = stream->reader;
     uint64_t mean_bytes = reader->sample_count ? reader->data_bytes / reader->sample_count : 1;
     mean_bytes = mean_bytes ? mean_bytes : 1;
-    stream->plan = choose_plan(reader, &stream->config, mean_bytes,
-                               sequence_kind(stream->config.sequence) == DLFS_ORDER_GLOBAL);
+    stream->plan = choose_plan(reader, &stream->config, mean_bytes);
     stream->ahead = RING_MAX;
     if (stream->plan == DLFS_PLAN_HARVEST) {
         int code = harvest_create(stream, mean_bytes);
@@ -482,7 +494,7 @@ DLFS_API int dlfs_stream_create(dlfs_reader *reader, const dlfs_stream_config *c
     if (!reader || !config || !config->sequence || config->stride == 0 ||
         config->plan > DLFS_PLAN_HARVEST)
         return -EINVAL;
-    if (!config_fits(config, reader->sample_count))
+    if (!config_fits(config, sequence_count(config->sequence)))
         return -EINVAL;
     dlfs_stream *stream = calloc(1, sizeof(*stream));
     if (!stream)

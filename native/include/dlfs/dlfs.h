@@ -723,6 +723,27 @@ typedef struct dlfs_sequence dlfs_sequence;
 DLFS_API int dlfs_sequence_create(const dlfs_directory *directory, uint32_t chunk_bytes,
                                   uint32_t kind, uint64_t seed, uint64_t epoch,
                                   uint32_t window_chunks, dlfs_sequence **out);
+
+/* Orders over chosen samples. */
+#define DLFS_ORDER_LIST 3u     /* as they stand; one may stand there more than once */
+#define DLFS_ORDER_SELECTED 4u /* a permutation of them */
+#define DLFS_ORDER_WEIGHTED 5u /* draws from them with replacement, in proportion to weights */
+typedef struct dlfs_choice {
+    uint32_t kind;
+    uint32_t reserved;
+    uint64_t seed; /* of DLFS_ORDER_SELECTED and DLFS_ORDER_WEIGHTED */
+    uint64_t epoch;
+    const uint64_t *indices; /* [count] borrowed until the sequence is destroyed */
+    const double *weights;   /* [count] of DLFS_ORDER_WEIGHTED; not kept */
+    uint64_t count;
+    uint64_t draws; /* of DLFS_ORDER_WEIGHTED: positions of the order */
+} dlfs_choice;
+/*
+ * As dlfs_sequence_create, over chosen samples. Memory: 16 bytes a weight. Errors: -EINVAL: an
+ * index is out of range, a weight is negative or not finite, or none is positive; -ENOMEM.
+ */
+DLFS_API int dlfs_sequence_choose(const dlfs_directory *directory, const dlfs_choice *choice,
+                                  dlfs_sequence **out);
 DLFS_API void dlfs_sequence_destroy(dlfs_sequence *sequence);
 /* out[i] = the index at global position first + i*stride. -EINVAL past the end. */
 DLFS_API int dlfs_sequence_fill(const dlfs_sequence *sequence, uint64_t first, uint64_t stride,

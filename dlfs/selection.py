@@ -1,0 +1,172 @@
+"""Which samples an epoch goes over: all of them, a selection, draws by weight, or a given list.
+
+A ``Selection`` is a list of indices, perhaps with a weight each, and how an order is made of it:
+
+- ``list``: the order as it stands;
+- ``selected``: a permutation of them, another one for each (seed, epoch): exact, each once;
+- ``weighted``: draws with replacement, each sample in proportion to its weight. Draw number p of an
+  epoch is a function of (seed, epoch, p), so nothing is stored but the weights.
+
+Positions in any of them are dealt out to ranks and resumed as in the order of all samples. A state
+carries the selection's fingerprint, since positions mean nothing in another one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dlfs.directory import FrozenDirectory
+from dlfs.errors import UsageError
+
+_FINGERPRINT_BYTES = 16
+
+
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """The samples that an epoch goes over.
+
+    Attributes:
+        kind: ``list``, ``selected`` or ``weighted``.
+        indices: ``uint64[n]``, of the samples; not to be changed.
+        weights: ``float64[n]``, of ``weighted``.
+        draws: of ``weighted``: samples of an epoch.
+        fingerprint: of all this.
+    """
+
+    kind: str
+    indices: NDArray[np.uint64]
+    weights: NDArray[np.float64] | None = None
+    draws: int = 0
+    fingerprint: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        digest = hashlib.blake2b(digest_size=_FINGERPRINT_BYTES)
+        digest.update(f"{self.kind} {len(self.indices)} {self.draws} ".encode())
+        digest.update(self.indices.data)
+        if self.weights is not None:
+            digest.update(self.weights.data)
+        object.__setattr__(self, "fingerprint", digest.hexdigest())
+
+    def __len__(self) -> int:
+        """Samples of an epoch."""
+        return self.draws if self.kind == "weighted" else len(self.indices)
+
+
+def select(
+    directory: FrozenDirectory,
+    column: Callable[[str], NDArray[Any]],
+    *,
+    shuffle: str | None = "global",
+    where: ArrayLike | None = None,
+    weights: str | ArrayLike | None = None,
+    draws: int | None = None,
+    order: ArrayLike | None = None,
+) -> Selection | None:
+    """Make a selection of what users say.
+
+    Args:
+        directory: of the dataset.
+        column: gives a column of attributes.
+        shuffle: ``global``, or None: a selection in storage order.
+        where: the samples to take: ``bool[n_samples]``, or indices; each is taken once.
+        weights: of the samples, ``[n_samples]`` or the name of a column; with ``where``, those of
+            the others do not count.
+        draws: samples of a weighted epoch; by default as many as there are to draw from.
+        order: indices to go by as they stand; nothing else can be said beside it.
+
+    Returns:
+        The selection; None for all samples.
+
+    Raises:
+        UsageError: these do not go together, or are out of range.
+        NotFoundError: there is no such column.
+        DlfsError: the column cannot be read.
+    """
+    count = len(directory)
+    if order is not None:
+        if where is not None or weights is not None or draws is not None:
+            raise UsageError(
+                "order an epoch: expected order alone, got where, weights or draws too"
+            )
+        return Selection("list", _indices(order, count, "order"))
+    if draws is not None and weights is None:
+        raise UsageError("order an epoch: expected weights with draws, got none")
+    if where is None and weights is None:
+        return None
+    if shuffle == "chunk" or (shuffle is None and weights is not None):
+        raise UsageError(
+            f"order an epoch: expected shuffle 'global' for chosen samples"
+            f"{', or None' if weights is None else ''}, got {shuffle!r}"
+        )
+    chosen = np.arange(count, dtype=np.uint64) if where is None else _chosen(where, count)
+    if weights is not None:
+        return _weighted(chosen, _weights(weights, column, count), draws)
+    if shuffle is None:
+        mask = np.zeros(count, np.bool_)
+        mask[chosen] = True
+        stored = directory.order()
+        return Selection("list", np.ascontiguousarray(stored[mask[stored]]))
+    return Selection("selected", chosen)
+
+
+def _indices(values: ArrayLike, count: int, name: str) -> NDArray[np.uint64]:
+    array = np.asarray(values)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise UsageError(
+            f"order an epoch: expected {name} as integers of one dimension, got {array.dtype} "
+            f"{array.shape}"
+        )
+    if array.size and (array.min() < 0 or array.max() >= count):
+        raise UsageError(
+            f"order an epoch: expected {name} within 0..{count - 1}, "
+            f"got {array.min()}..{array.max()}"
+        )
+    return np.array(array, np.uint64)  # a copy: what the caller does with his does not matter
+
+
+def _chosen(where: ArrayLike, count: int) -> NDArray[np.uint64]:
+    """The indices of a mask or of a list, in rising order."""
+    array = np.asarray(where)
+    if array.dtype != np.bool_:
+        return np.unique(_indices(array, count, "where"))
+    if array.shape != (count,):
+        raise UsageError(
+            f"order an epoch: expected where as a mask of {count} samples, got {array.shape}"
+        )
+    return np.flatnonzero(array).astype(np.uint64)
+
+
+def _weights(
+    weights: str | ArrayLike, column: Callable[[str], NDArray[Any]], count: int
+) -> NDArray[np.float64]:
+    array = column(weights) if isinstance(weights, str) else np.asarray(weights)
+    if array.shape != (count,) or array.dtype.kind not in "biuf":
+        raise UsageError(
+            f"order an epoch: expected {count} numbers as weights, got {array.dtype} {array.shape}"
+        )
+    return array.astype(np.float64)
+
+
+def _weighted(
+    chosen: NDArray[np.uint64], weights: NDArray[np.float64], draws: int | None
+) -> Selection:
+    picked = weights[chosen]
+    wrong = np.flatnonzero(~(np.isfinite(picked) & (picked >= 0)))
+    if len(wrong):
+        at = int(wrong[0])
+        raise UsageError(
+            f"order an epoch: expected weights of 0 or more, got {picked[at]} of sample "
+            f"{chosen[at]}"
+        )
+    if not picked.any():
+        raise UsageError("order an epoch: expected a sample with a weight above 0, got none")
+    count = len(chosen) if draws is None else draws
+    if not 0 <= count < 1 << 62:
+        raise UsageError(f"order an epoch: expected draws of 0 or more, got {count}")
+    return Selection("weighted", chosen, np.ascontiguousarray(picked), count)
