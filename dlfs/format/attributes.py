@@ -11,7 +11,7 @@ or, where few differ, as small indices into such a dictionary.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 from uuid import UUID
@@ -121,28 +121,27 @@ class AttributeHead:
     sample_count: int
     columns: tuple[ColumnForm, ...]
     checksums: NDArray[np.uint32]
+    _starts: list[int] = field(init=False, repr=False)
+    """Where each column begins, from the end of the head on; and where the last one ends."""
+
+    def __post_init__(self) -> None:
+        lengths = (blocks_up(column.length_bytes(self.sample_count)) for column in self.columns)
+        object.__setattr__(self, "_starts", list(accumulate(lengths, initial=0)))
 
     @property
     def head_bytes(self) -> int:
         """Length of the head, in whole blocks."""
-        return blocks_up(_table_at(self.columns) + 4 * sum(self._blocks()))
+        return blocks_up(_table_at(self.columns) + 4 * self._starts[-1] // ATTRIBUTE_BLOCK_BYTES)
 
     @property
     def segment_bytes(self) -> int:
         """Length of the segment, in whole blocks."""
-        return self.head_bytes + sum(self._blocks()) * ATTRIBUTE_BLOCK_BYTES
-
-    def _blocks(self) -> list[int]:
-        return [
-            blocks_up(column.length_bytes(self.sample_count)) // ATTRIBUTE_BLOCK_BYTES
-            for column in self.columns
-        ]
+        return self.head_bytes + self._starts[-1]
 
     def extent(self, number: int) -> tuple[int, int]:
         """Where a column lies in the segment: byte offset and length, both whole blocks."""
-        blocks = self._blocks()
-        offset = self.head_bytes + sum(blocks[:number]) * ATTRIBUTE_BLOCK_BYTES
-        return offset, blocks[number] * ATTRIBUTE_BLOCK_BYTES
+        start, end = self._starts[number : number + 2]
+        return self.head_bytes + start, end - start
 
     def verify(self, number: int, memory: Bytes, where: str) -> None:
         """Check a column's blocks against their checksums.

@@ -366,6 +366,16 @@ def test_a_newer_minor_version_is_read(kind: str, image: Image) -> None:
     assert c_reader.read_volume(image.members) == MAKERS[kind].contents(kind)
 
 
+@pytest.mark.parametrize("kind", REPLICATED, indirect=True)
+def test_what_only_newer_code_may_write_is_read_and_not_written(kind: str, image: Image) -> None:
+    image.patch_superblocks("Q", 24, 2 | image.superblock.ro_compat)
+    assert read_all(image.members) == MAKERS[kind].contents(kind)
+    with pytest.raises(UsageError, match="read but not write"):
+        dlfs.repair(image.members)
+    with dlfs.open(image.members) as volume, pytest.raises(UsageError, match="read but not write"):
+        volume.writer("more")
+
+
 # ---- what is wrong ---------------------------------------------------------------------------
 
 
