@@ -44,6 +44,7 @@ from dlfs._native.reader import (
     NativeReader,
     NativeSequence,
     copy_sample,
+    member_counters,
 )
 from dlfs.errors import ClosedError, UsageError
 
@@ -357,6 +358,21 @@ class ClientReader:
         check(code, "ask for the reader's counters")
         return {name: int(getattr(stats, name)) for name, *_ in abi.ReaderStats._fields_}
 
+    def member_stats(self, member: int) -> dict[str, int | list[int]]:
+        """``dlfs_member_stats`` of a member, by name; ``latency`` is a list of counts.
+
+        Raises:
+            UsageError: there is no such member.
+        """
+        stats = abi.MemberStats()
+        channel = self.take_channel()
+        try:
+            code = library().dlfs_client_member_stats(channel.handle, member, byref(stats))
+        finally:
+            self.return_channel(channel)
+        check(code, f"look at the reads of member {member}")
+        return member_counters(stats)
+
     def lost_members(self) -> int:
         """The members that are lost, as bits by number; as of the last answer."""
         return self._lost_members
@@ -429,6 +445,8 @@ class ClientStream:
         reader: gives a channel for as long as the stream is open.
         sequence: over the client's own copy of the dataset's directory; the service makes one of
             the same parameters over its own.
+        first: as are ``stride``, ``count``, ``group``, ``group_stride`` and ``plan``: see
+            ``NativeStream``.
 
     Threads: one at a time.
     """

@@ -12,7 +12,7 @@ import functools
 import os
 from pathlib import Path
 
-from dlfs._native import abi
+from dlfs._native import abi, channel_abi
 from dlfs.errors import (
     ChecksumError,
     ClosedError,
@@ -31,6 +31,9 @@ from dlfs.errors import (
 )
 
 _FILE_NAME = "libdlfs.so"
+
+PROTOTYPES = abi.PROTOTYPES | channel_abi.PROTOTYPES
+"""Of every function, by name: what it returns, and what it takes."""
 
 _CODES: dict[int, type[DlfsError]] = {
     abi.E_CHECKSUM: ChecksumError,
@@ -75,7 +78,7 @@ def library() -> ctypes.CDLL:
         raise NativeError(
             f"load {path}: {error}; reinstall dlfs, or build it from a checkout with `make build`"
         ) from error
-    for name, (restype, argtypes) in abi.PROTOTYPES.items():
+    for name, (restype, argtypes) in PROTOTYPES.items():
         try:
             function = getattr(loaded, name)
         except AttributeError as error:

@@ -15,7 +15,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from ctypes import POINTER, byref, c_uint8, c_void_p
+from ctypes import POINTER, byref, c_int, c_uint8, c_uint64, c_void_p
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -166,6 +166,14 @@ def copy_sample(
     return found, length
 
 
+def member_counters(stats: abi.MemberStats) -> dict[str, int | list[int]]:
+    """``dlfs_member_stats`` by name."""
+    counters: dict[str, int | list[int]] = {
+        name: int(getattr(stats, name)) for name, *_ in abi.MemberStats._fields_[:-1]
+    }
+    return {**counters, "latency": list(stats.latency)}
+
+
 class NativeReader:
     """A ``dlfs_reader``.
 
@@ -173,6 +181,7 @@ class NativeReader:
         devices: the members' devices, in member order, None for one that cannot be had; kept alive.
         extents: ``(first_chunk, chunk_count)`` of the dataset's runs.
         directory: of the dataset; kept alive.
+        shared: whether other processes can map the sample memory: ``dlfs._native.channel``.
 
     Raises:
         UsageError: the geometry makes no sense.
@@ -197,6 +206,7 @@ class NativeReader:
         timeout_ms: int,
         replicas: int = 1,
         band_rows: int = 0,
+        shared: bool = False,
     ) -> None:
         self._kept = (tuple(devices), directory)
         handles = (c_void_p * len(devices))(
@@ -217,6 +227,7 @@ class NativeReader:
             gap_bytes=gap_bytes,
             retry_count=retry_count,
             timeout_ms=timeout_ms,
+            flags=abi.READER_SHARED if shared else 0,
             replicas=replicas,
             band_rows=band_rows,
         )
@@ -289,6 +300,32 @@ class NativeReader:
         finally:
             self.give_back()
 
+    def arena(self) -> tuple[int, int]:
+        """The descriptor of the shared sample memory, which stays the reader's, and its length.
+
+        Raises:
+            UsageError: the reader was not made with ``shared=True``.
+            DeviceError: there is no such memory.
+        """
+        descriptor, size_bytes = c_int(), c_uint64()
+        handle = self.borrow()
+        try:
+            code = library().dlfs_reader_arena(handle, byref(descriptor), byref(size_bytes))
+        finally:
+            self.give_back()
+        check(code, "share the sample memory")
+        return descriptor.value, size_bytes.value
+
+    @property
+    def arena_descriptor(self) -> int:
+        """Of the shared sample memory; as ``arena``."""
+        return self.arena()[0]
+
+    @property
+    def arena_bytes(self) -> int:
+        """Of the shared sample memory; as ``arena``."""
+        return self.arena()[1]
+
     def stats(self) -> dict[str, int]:
         """``dlfs_reader_stats`` by name."""
         stats = abi.ReaderStats()
@@ -306,10 +343,7 @@ class NativeReader:
         code = library().dlfs_reader_get_member_stats(self.borrow(), member, byref(stats))
         self.give_back()
         check(code, f"look at the reads of member {member}")
-        counters: dict[str, int | list[int]] = {
-            name: int(getattr(stats, name)) for name, *_ in abi.MemberStats._fields_[:-1]
-        }
-        return {**counters, "latency": list(stats.latency)}
+        return member_counters(stats)
 
     def lost_members(self) -> int:
         """The members that are lost now, as bits by number."""

@@ -7,7 +7,9 @@
  */
 #include <errno.h>
 #include <stdlib.h>
+#include <unistd.h>
 
+#include "memory.h"
 #include "reader.h"
 
 #define PAGE_BYTES_MIN 4096u
@@ -53,6 +55,19 @@ static void list_remove(dlfs_reader *reader, struct slot_list *list, uint32_t nu
     list->count--;
 }
 
+/* Memory of the process's own, or such as other processes can map. */
+static int map_memory(dlfs_reader *reader, size_t *bytes, void **base)
+{
+    if ((reader->config.flags & DLFS_READER_SHARED) == 0)
+        return dlfs_memory_map(*bytes, base, NULL);
+    size_t length = memory_length(*bytes);
+    int code = length > 0 ? memory_create_shared("dlfs-arena", length, true, MEMORY_OWNER_WRITES,
+                                                 base, &reader->arena_descriptor)
+                          : -ENOMEM;
+    *bytes = code < 0 ? *bytes : length; /* others map whole pages of whatever size */
+    return code;
+}
+
 int arena_map(dlfs_reader *reader)
 {
     if (reader->arena)
@@ -64,7 +79,7 @@ int arena_map(dlfs_reader *reader)
     /* A small mapping is aligned to its pages only: too little for larger blocks. */
     if (reader->config.block_bytes > PAGE_BYTES_MIN && bytes < LARGE_BYTES)
         bytes = LARGE_BYTES;
-    int code = slots && chunk_slots ? dlfs_memory_map(bytes, &base, NULL) : -ENOMEM;
+    int code = slots && chunk_slots ? map_memory(reader, &bytes, &base) : -ENOMEM;
     if (code < 0) {
         free(slots);
         free(chunk_slots);
@@ -88,6 +103,8 @@ int arena_map(dlfs_reader *reader)
 void arena_free(dlfs_reader *reader)
 {
     dlfs_memory_unmap(reader->arena, reader->arena_bytes);
+    if (reader->arena_descriptor >= 0)
+        close(reader->arena_descriptor);
     free(reader->slots);
     free(reader->chunk_slots);
 }

@@ -8,9 +8,10 @@
 #include "dlfs/dlfs.h"
 
 #include <errno.h>
-#include <stdbool.h>
 #include <sys/mman.h>
 #include <unistd.h>
+
+#include "memory.h"
 
 #define HUGE_PAGE_BYTES ((size_t)2 << 20)
 #define HUGE_PAGE_SHIFT 21
@@ -20,8 +21,7 @@ static size_t round_up(size_t bytes, size_t unit)
     return (bytes + unit - 1) / unit * unit;
 }
 
-/* The length that a request of so many bytes occupies; 0 when no address space can hold it. */
-static size_t mapping_bytes(size_t bytes)
+size_t memory_length(size_t bytes)
 {
     if (bytes > SIZE_MAX / 2) {
         return 0;
@@ -61,7 +61,7 @@ int dlfs_memory_map(size_t bytes, void **base, uint32_t *kind)
     if (bytes == 0) {
         return -EINVAL;
     }
-    size_t length = mapping_bytes(bytes);
+    size_t length = memory_length(bytes);
     if (length == 0) {
         return -ENOMEM;
     }
@@ -87,6 +87,6 @@ int dlfs_memory_map(size_t bytes, void **base, uint32_t *kind)
 void dlfs_memory_unmap(void *base, size_t bytes)
 {
     if (base != NULL) {
-        munmap(base, mapping_bytes(bytes));
+        munmap(base, memory_length(bytes));
     }
 }

@@ -20,6 +20,7 @@ struct read {
     struct plan_span *spans;
     uint64_t span_count;
     uint64_t hit_bytes;
+    uint64_t private_bytes_max;
 };
 
 static int fail(struct read *read, uint64_t position, int code, uint32_t crc_got,
@@ -138,6 +139,8 @@ static int take_block(struct read *read)
         fits &= !__builtin_add_overflow(bytes, read->spans[i].length, &bytes);
     }
     fits &= bytes < SIZE_MAX / 2 && read->hit_bytes < SIZE_MAX / 2;
+    if (fits && bytes + read->hit_bytes > read->private_bytes_max)
+        return DLFS_E_LIMIT;
     struct block *block = fits ? calloc(1, sizeof(*block)) : NULL;
     void *base = NULL;
     if (!block || posix_memalign(&base, alignment, bytes + read->hit_bytes + 1) != 0) {
@@ -328,8 +331,8 @@ static void present(struct fetch *fetch, struct batch *batch)
 }
 
 /* -EAGAIN: the batch took too long, and it was not the last try. */
-static int read_once(dlfs_reader *reader, const uint64_t *indices, uint64_t count, bool last_try,
-                     dlfs_batch **out)
+static int read_once(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
+                     uint64_t private_bytes_max, bool last_try, dlfs_batch **out)
 {
     struct fetch *fetch;
     int code = reader_take_fetch(reader, &fetch);
@@ -340,7 +343,8 @@ static int read_once(dlfs_reader *reader, const uint64_t *indices, uint64_t coun
         reader_return_fetch(reader, fetch);
         return -ENOMEM;
     }
-    struct read read = {.reader = reader, .fetch = fetch, .batch = batch};
+    struct read read = {
+        .reader = reader, .fetch = fetch, .batch = batch, .private_bytes_max = private_bytes_max};
     if (count > 0)
         memcpy(batch->indices, indices, count * sizeof(*indices));
     code = run(&read);
@@ -358,8 +362,8 @@ static int read_once(dlfs_reader *reader, const uint64_t *indices, uint64_t coun
     return code;
 }
 
-DLFS_API int dlfs_reader_read(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
-                              dlfs_batch **out)
+int reader_read(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
+                uint64_t private_bytes_max, dlfs_batch **out)
 {
     if (!reader || (!indices && count > 0) || count > UINT32_MAX)
         return -EINVAL;
@@ -369,6 +373,13 @@ DLFS_API int dlfs_reader_read(dlfs_reader *reader, const uint64_t *indices, uint
     /* What a member holds up is read anew, in other memory: the old may still be written to. */
     int code = -EAGAIN;
     for (uint32_t tries = 1; code == -EAGAIN && tries <= reader->config.replicas; tries++)
-        code = read_once(reader, indices, count, tries == reader->config.replicas, out);
+        code = read_once(reader, indices, count, private_bytes_max,
+                         tries == reader->config.replicas, out);
     return code;
+}
+
+DLFS_API int dlfs_reader_read(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
+                              dlfs_batch **out)
+{
+    return reader_read(reader, indices, count, UINT64_MAX, out);
 }

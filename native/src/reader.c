@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "dlfs/channel.h"
 #include "reader.h"
 
 #define ORDER_PIECE 256u
@@ -26,7 +27,7 @@ static int config_check(const dlfs_reader_config *config)
         return -EINVAL;
     if (chunk < DLFS_CHUNK_BYTES_MIN || chunk > DLFS_CHUNK_BYTES_MAX ||
         (chunk & (chunk - 1)) != 0 || block == 0 || (block & (block - 1)) != 0 || block > chunk ||
-        config->flags != 0)
+        (config->flags & ~DLFS_READER_SHARED) != 0)
         return -EINVAL;
     if (config->replicas == 0 || config->replicas > DLFS_REPLICAS_MAX ||
         config->replicas > config->member_count)
@@ -94,11 +95,7 @@ static void reader_free(dlfs_reader *reader)
     free_fetches(reader);
     while (reader->batches) {
         struct batch *next = reader->batches->next;
-        free(reader->batches->offsets);
-        free(reader->batches->lengths);
-        free(reader->batches->indices);
-        free(reader->batches->failures);
-        free(reader->batches);
+        batch_free(reader->batches);
         reader->batches = next;
     }
     arena_free(reader);
@@ -132,6 +129,7 @@ DLFS_API int dlfs_reader_create(const dlfs_reader_config *config, dlfs_reader **
         return -ENOMEM;
     pthread_mutex_init(&reader->lock, NULL);
     condition_init(&reader->released);
+    reader->arena_descriptor = -1;
     code = copy_config(reader, config);
     if (code < 0) {
         reader_free(reader);
@@ -185,6 +183,20 @@ DLFS_API int dlfs_reader_get_member_stats(dlfs_reader *reader, uint32_t member,
     return 0;
 }
 
+DLFS_API int dlfs_reader_arena(dlfs_reader *reader, int *descriptor, uint64_t *bytes)
+{
+    if (!reader || (reader->config.flags & DLFS_READER_SHARED) == 0)
+        return -EINVAL;
+    pthread_mutex_lock(&reader->lock);
+    int code = arena_map(reader);
+    pthread_mutex_unlock(&reader->lock);
+    if (code < 0)
+        return code;
+    *descriptor = reader->arena_descriptor;
+    *bytes = reader->arena_bytes;
+    return 0;
+}
+
 /* ---- batches --------------------------------------------------------------------------------- */
 
 void block_release(struct block *block)
@@ -195,7 +207,16 @@ void block_release(struct block *block)
     free(block);
 }
 
-static int batch_grow(struct batch *batch, uint64_t count)
+void batch_free(struct batch *batch)
+{
+    free(batch->offsets);
+    free(batch->lengths);
+    free(batch->indices);
+    free(batch->failures);
+    free(batch);
+}
+
+int batch_grow(struct batch *batch, uint64_t count)
 {
     if (count <= batch->capacity)
         return 0;
@@ -223,6 +244,7 @@ struct batch *batch_take(dlfs_reader *reader, uint64_t count)
     if (!batch)
         batch = calloc(1, sizeof(*batch));
     if (batch && batch_grow(batch, count) == 0) {
+        batch->release = batch_give_back;
         batch->reader = reader;
         batch->block = NULL;
         batch->public = (dlfs_batch){
@@ -280,8 +302,9 @@ void batch_give_back(struct batch *batch)
 
 DLFS_API void dlfs_batch_release(dlfs_batch *batch)
 {
-    if (batch)
-        batch_give_back((struct batch *)batch);
+    struct batch *whole = (struct batch *)batch;
+    if (whole)
+        whole->release(whole);
 }
 
 DLFS_API int dlfs_batch_gather(const dlfs_batch *batch, void *destination,
@@ -298,7 +321,8 @@ DLFS_API int dlfs_batch_gather(const dlfs_batch *batch, void *destination,
             memcpy((uint8_t *)destination + offsets[i], batch->base + batch->offsets[i],
                    (size_t)batch->lengths[i]);
     dlfs_reader *reader = ((const struct batch *)batch)->reader;
-    atomic_fetch_add_explicit(&reader->copy_ns, clock_ns() - before_ns, memory_order_relaxed);
+    if (reader) /* else it is another process's */
+        atomic_fetch_add_explicit(&reader->copy_ns, clock_ns() - before_ns, memory_order_relaxed);
     return 0;
 }
 

@@ -62,8 +62,11 @@ struct block {
 
 struct batch {
     dlfs_batch public;
+    void (*release)(struct batch *batch); /* what dlfs_batch_release does */
     dlfs_reader *reader;
-    struct block *block; /* NULL: the samples are in the arena */
+    struct block *block;        /* NULL: the samples are in the arena */
+    struct dlfs_client *client; /* of a batch that another process's reader gave; then no reader */
+    uint64_t number;            /* by which the client releases it */
     uint64_t capacity;
     uint64_t failure_capacity;
     int64_t *offsets;
@@ -172,7 +175,8 @@ struct dlfs_reader {
     pthread_cond_t released; /* a slot became free or idle */
     uint8_t *arena;
     size_t arena_bytes;
-    bool warmed; /* a stream has touched the arena, or is at it */
+    int arena_descriptor; /* of its file, where it is shared with other processes; else -1 */
+    bool warmed;          /* a stream has touched the arena, or is at it */
     struct slot *slots;
     uint32_t slot_count;
     struct slot_list free_slots;
@@ -328,10 +332,27 @@ uint32_t sequence_kind(const dlfs_sequence *sequence);
 uint64_t sequence_count(const dlfs_sequence *sequence);
 /* Whether it is a random order in which no sample comes twice. */
 bool sequence_permutes(const dlfs_sequence *sequence);
+/* What a sequence was made of, so that another process can make the same. */
+struct sequence_parameters {
+    uint64_t count; /* samples */
+    uint64_t seed;
+    uint64_t epoch;
+    uint32_t kind;
+    uint32_t window_chunks;
+    uint32_t chunk_bytes;
+    uint32_t reserved;
+};
+void sequence_describe(const dlfs_sequence *sequence, struct sequence_parameters *parameters);
+
+/* stream.c: reader_read's limit for the batches of a stream. */
+void stream_limit(dlfs_stream *stream, uint64_t private_bytes_max);
 
 /* reader.c */
 void condition_init(pthread_cond_t *condition);
 void block_release(struct block *block);
+/* Makes room for count samples; what was there is lost. */
+int batch_grow(struct batch *batch, uint64_t count);
+void batch_free(struct batch *batch);
 struct batch *batch_take(dlfs_reader *reader, uint64_t count);
 int batch_fail(struct batch *batch, const dlfs_failure *failure);
 void batch_give_back(struct batch *batch);
@@ -344,6 +365,12 @@ void reader_return_fetch(dlfs_reader *reader, struct fetch *fetch);
  */
 dlfs_failure reader_failure(const dlfs_reader *reader, uint64_t index, int code, uint32_t crc_got,
                             uint64_t bad_address);
+/*
+ * dlfs_reader_read, but for a batch that the arena cannot hold no more memory than
+ * private_bytes_max is taken: DLFS_E_LIMIT.
+ */
+int reader_read(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
+                uint64_t private_bytes_max, dlfs_batch **out);
 /* Whether every sample that lies wholly in [address, address+length) has its checksum. */
 bool reader_verify_span(const dlfs_reader *reader, const struct span *span);
 

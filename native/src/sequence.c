@@ -18,6 +18,7 @@ struct dlfs_sequence {
     uint64_t epoch;
     uint32_t kind;
     uint32_t window_chunks;
+    uint32_t chunk_bytes;
     dlfs_permutation samples; /* DLFS_ORDER_GLOBAL, DLFS_ORDER_SELECTED */
     const uint64_t *chosen;   /* [chosen_count] borrowed */
     uint64_t chosen_count;
@@ -29,8 +30,9 @@ struct dlfs_sequence {
     uint64_t *starts;     /* [chunk_count + 1] first position of each place */
 };
 
-static int sequence_chunks(dlfs_sequence *sequence, uint32_t chunk_bytes)
+static int sequence_chunks(dlfs_sequence *sequence)
 {
+    uint32_t chunk_bytes = sequence->chunk_bytes;
     const dlfs_directory *directory = sequence->directory;
     uint64_t chunks = dlfs_directory_data_bytes(directory) / chunk_bytes;
     if (chunks == 0)
@@ -75,11 +77,12 @@ DLFS_API int dlfs_sequence_create(const dlfs_directory *directory, uint32_t chun
     sequence->epoch = epoch;
     sequence->kind = kind;
     sequence->window_chunks = window_chunks;
+    sequence->chunk_bytes = chunk_bytes;
     int code = 0;
     if (kind == DLFS_ORDER_GLOBAL && sequence->count > 0)
         code = dlfs_permutation_init(&sequence->samples, sequence->count, seed, epoch);
     else if (kind == DLFS_ORDER_CHUNK)
-        code = sequence_chunks(sequence, chunk_bytes);
+        code = sequence_chunks(sequence);
     if (code < 0) {
         dlfs_sequence_destroy(sequence);
         return code;
@@ -156,6 +159,18 @@ uint64_t sequence_count(const dlfs_sequence *sequence)
 bool sequence_permutes(const dlfs_sequence *sequence)
 {
     return sequence->kind == DLFS_ORDER_GLOBAL || sequence->kind == DLFS_ORDER_SELECTED;
+}
+
+void sequence_describe(const dlfs_sequence *sequence, struct sequence_parameters *parameters)
+{
+    *parameters = (struct sequence_parameters){
+        .count = sequence->count,
+        .seed = sequence->seed,
+        .epoch = sequence->epoch,
+        .kind = sequence->kind,
+        .window_chunks = sequence->window_chunks,
+        .chunk_bytes = sequence->chunk_bytes,
+    };
 }
 
 /* The last place in low..high-1 whose first position is <= position. */

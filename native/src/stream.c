@@ -289,7 +289,7 @@ static int read_on_demand(dlfs_stream *stream, uint64_t count, dlfs_batch **out)
         return -ENOMEM;
     int code = fill_indices(&stream->config, stream->head, count, indices);
     if (code == 0)
-        code = dlfs_reader_read(stream->reader, indices, count, out);
+        code = reader_read(stream->reader, indices, count, stream->private_bytes_max, out);
     free(indices);
     return code;
 }
@@ -501,6 +501,7 @@ DLFS_API int dlfs_stream_create(dlfs_reader *reader, const dlfs_stream_config *c
         return -ENOMEM;
     stream->reader = reader;
     stream->config = *config;
+    stream->private_bytes_max = UINT64_MAX;
     stream->landing_slot = SLOT_NONE;
     condition_init(&stream->ready);
     pthread_mutex_lock(&reader->lock);
@@ -535,6 +536,11 @@ DLFS_API void dlfs_stream_destroy(dlfs_stream *stream)
     if (stream->warming)
         pthread_join(stream->warmer, NULL);
     stream_free(stream);
+}
+
+void stream_limit(dlfs_stream *stream, uint64_t private_bytes_max)
+{
+    stream->private_bytes_max = private_bytes_max;
 }
 
 DLFS_API uint32_t dlfs_stream_plan(const dlfs_stream *stream)

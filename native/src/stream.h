@@ -66,6 +66,7 @@ struct dlfs_stream {
     dlfs_reader *reader;
     dlfs_stream_config config;
     uint32_t plan;
+    uint64_t private_bytes_max; /* of a batch that is read on demand */
     struct fetch *fetch;
     pthread_t thread;
     pthread_t warmer; /* touches the memory ahead of the thread's reads, if warming */

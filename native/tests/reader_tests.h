@@ -131,8 +131,8 @@ static void dataset_destroy(struct dataset *dataset)
     CHECK_EQ(dlfs_device_destroy(dataset->inner), 0);
 }
 
-static inline dlfs_reader *reader_over(const struct dataset *dataset, uint64_t memory_bytes,
-                                       uint32_t retries)
+static inline dlfs_reader *reader_with(const struct dataset *dataset, uint64_t memory_bytes,
+                                       uint32_t retries, uint32_t flags)
 {
     dlfs_extent extent = {0, dataset->chunk_count};
     dlfs_reader_config config = {
@@ -149,11 +149,18 @@ static inline dlfs_reader *reader_over(const struct dataset *dataset, uint64_t m
         .gap_bytes = 8192,
         .retry_count = retries,
         .timeout_ms = 20000,
+        .flags = flags,
         .replicas = 1,
     };
     dlfs_reader *reader;
     CHECK_EQ(dlfs_reader_create(&config, &reader), 0);
     return reader;
+}
+
+static inline dlfs_reader *reader_over(const struct dataset *dataset, uint64_t memory_bytes,
+                                       uint32_t retries)
+{
+    return reader_with(dataset, memory_bytes, retries, 0);
 }
 
 /* With everything given back, the whole memory of a reader can be lent again. */

@@ -151,6 +151,9 @@ DLFS_API int64_t dlfs_client_get(dlfs_client *client, uint64_t index, void *buff
                                  uint64_t buffer_bytes, uint32_t flags);
 /* As dlfs_reader_get_stats: of the service's reader, for all of its clients. */
 DLFS_API int dlfs_client_reader_stats(dlfs_client *client, dlfs_reader_stats *stats);
+/* As dlfs_reader_get_member_stats. */
+DLFS_API int dlfs_client_member_stats(dlfs_client *client, uint32_t member,
+                                      dlfs_member_stats *stats);
 /* As dlfs_reader_member_code. */
 DLFS_API int dlfs_client_member_code(dlfs_client *client, uint32_t member);
 /* As dlfs_reader_lost_members, as of the last answer. Does not wait. */

@@ -580,6 +580,8 @@ typedef struct dlfs_extent {
     uint64_t chunk_count;
 } dlfs_extent;
 
+#define DLFS_READER_SHARED 1u /* the sample memory can be mapped by other processes: channel.h */
+
 typedef struct dlfs_reader_config {
     dlfs_device *const *devices; /* [member_count], in member order; borrowed. With replicas > 1,
                                     NULL for a member that cannot be had */
@@ -596,7 +598,7 @@ typedef struct dlfs_reader_config {
     uint64_t gap_bytes;    /* two samples nearer than this are read by one request */
     uint32_t retry_count;  /* of a failed or short read, before the sample is reported */
     uint32_t timeout_ms;   /* for one read, all retries and copies included; then DLFS_E_TIMEOUT */
-    uint32_t flags;        /* none yet: 0 */
+    uint32_t flags;        /* DLFS_READER_* */
     uint32_t replicas;     /* copies of each chunk, 1..DLFS_REPLICAS_MAX, at most member_count */
     uint64_t band_rows;    /* rows of each copy's band; of no use with one copy */
 } dlfs_reader_config;

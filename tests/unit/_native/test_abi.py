@@ -1,4 +1,4 @@
-"""dlfs.h, the library's exported symbols, the ctypes prototypes and structures: all four agree.
+"""The headers, the library's exported symbols, the ctypes prototypes and structures: all agree.
 
 So does api.h, which C programs use and the package does not, with the prototypes of its tests.
 """
@@ -12,14 +12,24 @@ from pathlib import Path
 import pytest
 
 from dlfs import __version__
-from dlfs._native import abi, library
+from dlfs._native import abi, channel_abi, library
 from tests.golden import c_reader
 
 ROOT = Path(__file__).parents[3]
-HEADER = (ROOT / "native/include/dlfs/dlfs.h").read_text()
+HEADERS = ("dlfs.h", "channel.h")
+HEADER = "".join((ROOT / "native/include/dlfs" / name).read_text() for name in HEADERS)
 API_HEADER = (ROOT / "native/include/dlfs/api.h").read_text()
 CODE, API_CODE = (re.sub(r"/\*.*?\*/", "", h, flags=re.DOTALL) for h in (HEADER, API_HEADER))
 DECLARATION = re.compile(r"DLFS_API\s+([^;(]*?[\s*])(dlfs_\w+)\(([^;]*)\);")
+
+PROTOTYPES = library.PROTOTYPES
+STRUCTURES = abi.STRUCTURES | channel_abi.STRUCTURES
+CONSTANTS = {
+    name: value
+    for module in (abi, channel_abi)
+    for name, value in vars(module).items()
+    if name.isupper() and type(value) is int
+}
 
 # Passed as arrays of numpy, thus not mirrored as ctypes structures.
 NUMPY_STRUCTURES = {"dlfs_location"}
@@ -62,7 +72,7 @@ def assert_matches(declared: str, ctype: object, where: str) -> None:
 
 def test_every_function_is_bound_and_no_other() -> None:
     assert len(FUNCTIONS) == CODE.count("DLFS_API") - 1  # its own #define
-    assert set(FUNCTIONS) == set(abi.PROTOTYPES)
+    assert set(FUNCTIONS) == set(PROTOTYPES)
     assert len(API_FUNCTIONS) == API_CODE.count("DLFS_API ")
     assert set(API_FUNCTIONS) == set(c_reader.PROTOTYPES)
 
@@ -70,7 +80,7 @@ def test_every_function_is_bound_and_no_other() -> None:
 @pytest.mark.parametrize("name", sorted({**FUNCTIONS, **API_FUNCTIONS}))
 def test_prototype(name: str) -> None:
     restype, parameters = (FUNCTIONS | API_FUNCTIONS)[name]
-    bound_restype, bound_parameters = {**abi.PROTOTYPES, **c_reader.PROTOTYPES}[name]
+    bound_restype, bound_parameters = {**PROTOTYPES, **c_reader.PROTOTYPES}[name]
     assert_matches(restype, bound_restype, f"{name} returns")
     if parameters == ["void"]:
         parameters = []
@@ -96,7 +106,7 @@ def compiler() -> str:
     return found
 
 
-def run_c(body: str, folder: Path, header: str = "dlfs/dlfs.h") -> list[str]:
+def run_c(body: str, folder: Path, header: str = "dlfs/channel.h") -> list[str]:
     """Compile and run a main() with a header included; the lines it prints."""
     source, program = folder / "main.c", folder / "main"
     includes = f"#include <{header}>\n#include <stddef.h>\n#include <stdio.h>\n"
@@ -125,8 +135,8 @@ def layout(structures: dict[str, type[ctypes.Structure]]) -> tuple[list[str], li
 
 def test_structures_have_the_sizes_and_offsets_of_c(tmp_path: Path) -> None:
     declared = set(re.findall(r"typedef struct (dlfs_\w+) \{", CODE))
-    assert declared - NUMPY_STRUCTURES == set(abi.STRUCTURES)
-    expected, body = layout(abi.STRUCTURES)
+    assert declared - NUMPY_STRUCTURES == set(STRUCTURES)
+    expected, body = layout(STRUCTURES)
     body.append('printf("%zu\\n", sizeof(dlfs_location));')
     assert run_c("\n".join(body), tmp_path) == [*expected, "16", ""]
     assert set(re.findall(r"typedef struct (dlfs_\w+) \{", API_CODE)) == set(c_reader.STRUCTURES)
@@ -134,22 +144,20 @@ def test_structures_have_the_sizes_and_offsets_of_c(tmp_path: Path) -> None:
     assert run_c("\n".join(body), tmp_path, "dlfs/api.h") == [*expected, ""]
 
 
-@pytest.mark.parametrize("name", sorted(abi.STRUCTURES))
+@pytest.mark.parametrize("name", sorted(STRUCTURES))
 def test_structures_have_every_field(name: str) -> None:
     match = re.search(rf"typedef struct {name} \{{(.*?)\}} {name};", CODE, re.DOTALL)
     assert match is not None
     fields = re.findall(r"(\w+)(?:\[\w+\])?;", match[1])
-    assert fields == [field for field, *_ in abi.STRUCTURES[name]._fields_]
+    assert fields == [field for field, *_ in STRUCTURES[name]._fields_]
 
 
 def test_constants_have_the_values_of_c(tmp_path: Path) -> None:
-    names = [name for name in re.findall(r"#define DLFS_(\w+) ", CODE) if hasattr(abi, name)]
-    names = [name for name in names if isinstance(getattr(abi, name), int)]
+    names = [name for name in re.findall(r"#define DLFS_(\w+) ", CODE) if name in CONSTANTS]
     assert {"E_CHECKSUM", "E_END", "OPEN_WRITE", "PLAN_AUTO", "PERMUTATION_ROUNDS_MAX"} < set(names)
     body = "\n".join(f'printf("{name} %lld\\n", (long long)DLFS_{name});' for name in names)
-    assert run_c(body, tmp_path) == [*(f"{name} {getattr(abi, name)}" for name in names), ""]
-    mirrored = {name for name, value in vars(abi).items() if name.isupper() and type(value) is int}
-    assert mirrored <= set(names)
+    assert run_c(body, tmp_path) == [*(f"{name} {CONSTANTS[name]}" for name in names), ""]
+    assert set(CONSTANTS) <= set(names)
 
 
 def test_every_code_of_the_header_has_an_error() -> None:

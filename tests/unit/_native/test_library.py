@@ -10,7 +10,7 @@ import pytest
 
 from dlfs import errors
 from dlfs._native import abi
-from dlfs._native.library import check, describe, error_for, library
+from dlfs._native.library import PROTOTYPES, check, describe, error_for, library
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def test_library_without_a_function(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 @pytest.mark.usefixtures("loading")
 def test_library_of_another_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    functions = [f"int {name}(void) {{ return 0x7f0000; }}\n" for name in abi.PROTOTYPES]
+    functions = [f"int {name}(void) {{ return 0x7f0000; }}\n" for name in PROTOTYPES]
     monkeypatch.setenv("DLFS_LIBRARY", str(build(tmp_path, "".join(functions))))
     with pytest.raises(errors.NativeError, match="expected version"):
         library()
@@ -69,6 +69,7 @@ def test_library_of_another_version(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         (abi.E_CLOSED, errors.ClosedError),
         (abi.E_LIMIT, errors.LimitError),
         (abi.E_NOT_FOUND, errors.NotFoundError),
+        (abi.E_SERVICE, errors.ServiceLostError),
         (abi.E_END, errors.NativeError),
         (-20000, errors.NativeError),
         (-errno.EINVAL, errors.UsageError),

@@ -1,0 +1,388 @@
+/*
+ * The service's end of a channel: one thread that takes requests from the ring and answers them.
+ *
+ * What the client writes is copied once and then checked: entries by ring_take, indices and the
+ * parameters of a stream here. Nothing is ever read back from the channel's memory that the service
+ * wrote there. A request that no client of this library makes ends the channel.
+ *
+ * A release wakes nobody, so that it costs no system call: while the client has batches, the
+ * sleeping thread looks for releases RELEASE_LOOK_MS after it fell asleep, and again.
+ *
+ * At its end, whichever it is, the thread itself gives back all that the client had: the stream,
+ * the batches, what was pinned. Then it hangs up.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "channel.h"
+
+#define RELEASE_LOOK_MS 10
+#define NEXT_WAIT_MS 100 /* in the stream, at most; the client asks again */
+
+#define BROKEN INT64_MIN /* the client does not keep to the protocol */
+
+/* Copies what the client wrote, once: the copy is what is checked and used from here on. */
+static void copy_once(void *to, const void *from, size_t bytes)
+{
+    memcpy(to, from, bytes);
+    __asm__ volatile("" ::: "memory");
+}
+
+static void count_refusal(dlfs_channel *channel)
+{
+    atomic_fetch_add_explicit(&channel->counters.refusals, 1, memory_order_relaxed);
+}
+
+/* ---- operations: each returns a code, BROKEN, or what it gives ------------------------------- */
+
+static int64_t serve_read(dlfs_channel *channel, const struct submission *asked,
+                          struct completion *answer)
+{
+    uint64_t count = asked->value;
+    if (count > channel->memory.samples_max)
+        return BROKEN;
+    if (!lend_possible(channel))
+        return DLFS_E_LIMIT;
+    copy_once(channel->indices, channel->memory.request, count * sizeof(uint64_t));
+    dlfs_batch *batch;
+    int code =
+        reader_read(channel->reader, channel->indices, count, channel->memory.copied_bytes, &batch);
+    if (code < 0)
+        return code;
+    code = lend_batch(channel, (struct batch *)batch, answer);
+    if (code < 0)
+        dlfs_batch_release(batch);
+    return code;
+}
+
+static int64_t serve_get(dlfs_channel *channel, const struct submission *asked)
+{
+    uint64_t room = channel->memory.result_bytes;
+    uint64_t bytes = asked->limit < room ? asked->limit : room;
+    int64_t length =
+        dlfs_reader_get(channel->reader, asked->value, channel->memory.result, bytes, asked->flags);
+    if (length >= 0) {
+        struct channel_counters *counters = &channel->counters;
+        atomic_fetch_add_explicit(&counters->samples, 1, memory_order_relaxed);
+        atomic_fetch_add_explicit(&counters->sample_bytes, (uint64_t)length, memory_order_relaxed);
+    }
+    return length;
+}
+
+static void close_stream(dlfs_channel *channel)
+{
+    if (channel->withheld)
+        dlfs_batch_release(&channel->withheld->public);
+    dlfs_stream_destroy(channel->stream);
+    dlfs_sequence_destroy(channel->sequence);
+    channel->withheld = NULL;
+    channel->stream = NULL;
+    channel->sequence = NULL;
+}
+
+static int64_t serve_open(dlfs_channel *channel)
+{
+    const dlfs_reader *reader = channel->reader;
+    struct stream_request request;
+    copy_once(&request, channel->memory.request, sizeof(request));
+    const struct sequence_parameters *asked = &request.sequence;
+    if (channel->stream)
+        return -EBUSY;
+    if (asked->count != reader->sample_count || asked->chunk_bytes != reader->config.chunk_bytes)
+        return -EINVAL;
+    int code =
+        dlfs_sequence_create(reader->config.directory, asked->chunk_bytes, asked->kind, asked->seed,
+                             asked->epoch, asked->window_chunks, &channel->sequence);
+    if (code < 0)
+        return code;
+    dlfs_stream_config config = {
+        .sequence = channel->sequence,
+        .first = request.first,
+        .stride = request.stride,
+        .count = request.count,
+        .group = request.group,
+        .group_stride = request.group_stride,
+        .plan = request.plan,
+    };
+    code = dlfs_stream_create(channel->reader, &config, &channel->stream);
+    if (code < 0) {
+        close_stream(channel);
+        return code;
+    }
+    stream_limit(channel->stream, channel->memory.copied_bytes);
+    return dlfs_stream_plan(channel->stream);
+}
+
+/* What was withheld for want of room comes before what follows it in the stream. */
+static int64_t serve_next(dlfs_channel *channel, const struct submission *asked,
+                          struct completion *answer)
+{
+    uint64_t count = asked->value;
+    if (!channel->stream)
+        return -EINVAL;
+    if (count > channel->memory.samples_max || !lend_possible(channel))
+        return DLFS_E_LIMIT;
+    if (channel->withheld && channel->withheld_count != count)
+        return -EINVAL;
+    int wait_ms = asked->limit < NEXT_WAIT_MS ? (int)asked->limit : NEXT_WAIT_MS;
+    if (!channel->withheld) {
+        dlfs_batch *batch;
+        int code = dlfs_stream_next(channel->stream, count, wait_ms, &batch);
+        if (code < 0)
+            return code;
+        channel->withheld = (struct batch *)batch;
+        channel->withheld_count = count;
+    }
+    int code = lend_batch(channel, channel->withheld, answer);
+    if (code == 0)
+        channel->withheld = NULL;
+    return code;
+}
+
+static int64_t serve_stats(dlfs_channel *channel)
+{
+    dlfs_reader_stats stats;
+    dlfs_reader_get_stats(channel->reader, &stats);
+    memcpy(channel->memory.result, &stats, sizeof(stats));
+    return 0;
+}
+
+static int64_t serve_member_stats(dlfs_channel *channel, uint64_t member)
+{
+    dlfs_member_stats stats;
+    if (member >= DLFS_MEMBERS_MAX)
+        return -EINVAL;
+    int code = dlfs_reader_get_member_stats(channel->reader, (uint32_t)member, &stats);
+    if (code == 0)
+        memcpy(channel->memory.result, &stats, sizeof(stats));
+    return code;
+}
+
+static int64_t perform(dlfs_channel *channel, const struct submission *asked,
+                       struct completion *answer)
+{
+    switch (asked->operation) {
+    case OPERATION_READ:
+        return serve_read(channel, asked, answer);
+    case OPERATION_GET:
+        return serve_get(channel, asked);
+    case OPERATION_OPEN:
+        return serve_open(channel);
+    case OPERATION_NEXT:
+        return serve_next(channel, asked, answer);
+    case OPERATION_CLOSE:
+        close_stream(channel);
+        return 0;
+    case OPERATION_STATS:
+        return serve_stats(channel);
+    case OPERATION_MEMBER:
+        return asked->value < DLFS_MEMBERS_MAX
+                   ? dlfs_reader_member_code(channel->reader, (uint32_t)asked->value)
+                   : -EINVAL;
+    case OPERATION_MEMBER_STATS:
+        return serve_member_stats(channel, asked->value);
+    default:
+        return BROKEN;
+    }
+}
+
+/* ---- the thread ------------------------------------------------------------------------------ */
+
+/* Answers one request; false when the client broke the protocol. */
+static bool serve(dlfs_channel *channel, const struct submission *asked)
+{
+    if (asked->operation == OPERATION_RELEASE)
+        return lend_take_back(channel, asked->value);
+    struct channel_counters *counters = &channel->counters;
+    struct completion answer = {.tag = asked->tag, .place = BATCH_NONE};
+    uint64_t start = clock_ns();
+    atomic_store_explicit(&counters->under_way, 1, memory_order_relaxed);
+    int64_t result = perform(channel, asked, &answer);
+    atomic_store_explicit(&counters->under_way, 0, memory_order_relaxed);
+    atomic_fetch_add_explicit(&counters->busy_ns, clock_ns() - start, memory_order_relaxed);
+    if (result == BROKEN)
+        return false;
+    if (result == DLFS_E_LIMIT)
+        count_refusal(channel);
+    answer.result = answer.place == BATCH_NONE ? result : answer.result;
+    answer.lost_members = dlfs_reader_lost_members(channel->reader);
+    if (!ring_put(&channel->completions, &answer))
+        return false;
+    ring_wake(&channel->completions, &channel->waiter);
+    return true;
+}
+
+/* Serves until there is nothing to do; why it must end, or 0. */
+static int serve_all(dlfs_channel *channel)
+{
+    struct submission asked;
+    int taken;
+    while (!atomic_load_explicit(&channel->stop, memory_order_relaxed)) {
+        taken = ring_take(&channel->submissions, &asked);
+        if (taken == 0)
+            return 0;
+        if (taken < 0 || !serve(channel, &asked))
+            return DLFS_E_PROTOCOL;
+    }
+    return DLFS_E_CLOSED;
+}
+
+static void *channel_thread(void *argument)
+{
+    dlfs_channel *channel = argument;
+    struct channel_counters *counters = &channel->counters;
+    int code = 0;
+    while (code == 0) {
+        code = serve_all(channel);
+        if (code < 0)
+            break;
+        bool lent = atomic_load_explicit(&counters->batches_out, memory_order_relaxed) > 0;
+        enum wait_end end =
+            ring_wait(&channel->submissions, &channel->waiter, lent ? RELEASE_LOOK_MS : -1);
+        if (end == WAIT_STOPPED || end == WAIT_GONE)
+            code = DLFS_E_CLOSED;
+    }
+    close_stream(channel);
+    lend_take_back_all(channel);
+    shutdown(channel->waiter.socket, SHUT_RDWR);
+    atomic_store_explicit(&counters->ended, code, memory_order_release);
+    return NULL;
+}
+
+/* ---- create, destroy ------------------------------------------------------------------------- */
+
+static int config_check(const dlfs_channel_config *config)
+{
+    if (!config || !config->reader || !config->share || config->flags != 0 ||
+        config->samples_max == 0 || config->samples_max > DLFS_CHANNEL_SAMPLES_MAX ||
+        config->batches_max == 0 || config->batches_max > DLFS_CHANNEL_BATCHES_MAX ||
+        config->copied_bytes_max > COPIED_BYTES_MAX)
+        return -EINVAL;
+    return 0;
+}
+
+static void channel_free(dlfs_channel *channel)
+{
+    lend_free(channel);
+    free(channel->indices);
+    channel_memory_unmap(&channel->memory);
+    if (channel->waiter.socket >= 0)
+        close(channel->waiter.socket);
+    if (channel->waiter.stop >= 0)
+        close(channel->waiter.stop);
+    dlfs_share_destroy(channel->share);
+    free(channel);
+}
+
+/* Makes the two ends' sockets and what ends the thread's sleep. */
+static int make_wakes(dlfs_channel *channel, int *wake)
+{
+    int pair[2];
+    int stop = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (stop < 0)
+        return -errno;
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) < 0) {
+        int code = -errno;
+        close(stop);
+        return code;
+    }
+    waiter_init(&channel->waiter, pair[0], stop);
+    *wake = pair[1];
+    return 0;
+}
+
+static int channel_prepare(dlfs_channel *channel, const dlfs_channel_config *config,
+                           int *descriptor, int *wake)
+{
+    int arena;
+    uint64_t arena_bytes;
+    int code = dlfs_reader_arena(config->reader, &arena, &arena_bytes);
+    if (code == 0)
+        code = lend_create(channel, config->batches_max);
+    channel->indices = malloc(config->samples_max * sizeof(uint64_t));
+    if (code == 0 && !channel->indices)
+        code = -ENOMEM;
+    if (code == 0)
+        code = channel_memory_create(&channel->memory, config, arena_bytes, descriptor);
+    if (code < 0)
+        return code;
+    struct channel_memory *memory = &channel->memory;
+    channel->submissions = ring_over(&memory->header->submissions, memory->submissions,
+                                     sizeof(struct submission), memory->submission_count);
+    channel->completions = ring_over(&memory->header->completions, memory->completions,
+                                     sizeof(struct completion), COMPLETION_COUNT);
+    code = make_wakes(channel, wake);
+    if (code < 0)
+        return code;
+    code = -pthread_create(&channel->thread, NULL, channel_thread, channel);
+    if (code < 0)
+        close(*wake);
+    return code;
+}
+
+DLFS_API int dlfs_channel_create(const dlfs_channel_config *config, dlfs_channel **out, int *memory,
+                                 int *wake)
+{
+    int code = config_check(config);
+    if (code < 0)
+        return code;
+    dlfs_channel *channel = calloc(1, sizeof(*channel));
+    if (!channel)
+        return -ENOMEM;
+    channel->reader = config->reader;
+    channel->share = config->share;
+    channel->waiter.socket = -1;
+    channel->waiter.stop = -1;
+    atomic_fetch_add_explicit(&config->share->holds, 1, memory_order_relaxed);
+    int descriptor = -1;
+    int client_wake = -1;
+    code = channel_prepare(channel, config, &descriptor, &client_wake);
+    if (code < 0) {
+        if (descriptor >= 0)
+            close(descriptor);
+        channel_free(channel);
+        return code;
+    }
+    *out = channel;
+    *memory = descriptor;
+    *wake = client_wake;
+    return 0;
+}
+
+DLFS_API void dlfs_channel_destroy(dlfs_channel *channel)
+{
+    if (!channel)
+        return;
+    uint64_t one = 1;
+    atomic_store_explicit(&channel->stop, true, memory_order_relaxed);
+    (void)!write(channel->waiter.stop, &one, sizeof(one));
+    pthread_join(channel->thread, NULL);
+    channel_free(channel);
+}
+
+DLFS_API void dlfs_channel_get_stats(const dlfs_channel *channel, dlfs_channel_stats *stats)
+{
+    const struct channel_counters *counters = &channel->counters;
+    /* First, so that an end that is seen is seen with what it gave back. */
+    int32_t ended = atomic_load_explicit(&counters->ended, memory_order_acquire);
+    *stats = (dlfs_channel_stats){
+        .samples = atomic_load_explicit(&counters->samples, memory_order_relaxed),
+        .sample_bytes = atomic_load_explicit(&counters->sample_bytes, memory_order_relaxed),
+        .batches = atomic_load_explicit(&counters->batches, memory_order_relaxed),
+        .batches_out = atomic_load_explicit(&counters->batches_out, memory_order_relaxed),
+        .pinned_bytes = atomic_load_explicit(&counters->pinned_bytes, memory_order_relaxed),
+        .copied_bytes = atomic_load_explicit(&counters->copied_bytes, memory_order_relaxed),
+        .copied_batches = atomic_load_explicit(&counters->copied_batches, memory_order_relaxed),
+        .refusals = atomic_load_explicit(&counters->refusals, memory_order_relaxed),
+        .failures = atomic_load_explicit(&counters->failures, memory_order_relaxed),
+        .wakes = atomic_load_explicit(&channel->waiter.wakes, memory_order_relaxed),
+        .sleeps = atomic_load_explicit(&channel->waiter.sleeps, memory_order_relaxed),
+        .busy_ns = atomic_load_explicit(&counters->busy_ns, memory_order_relaxed),
+        .ended = ended,
+        .under_way = atomic_load_explicit(&counters->under_way, memory_order_relaxed),
+    };
+}
