@@ -31,6 +31,8 @@ EXPECTED = {
     "VersionError": 4,
     "TruncatedError": 4,
     "NativeError": 1,
+    "ServiceLostError": 1,
+    "TransformError": 1,
 }
 
 
