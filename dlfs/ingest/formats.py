@@ -179,6 +179,20 @@ FORMATS: tuple[Format, ...] = (
         names=("*.npz",),
     ),
     Format(
+        name="lmdb",
+        summary="an LMDB environment, a key a sample",
+        opener="dlfs.ingest.lmdb:LmdbOptions",
+        names=("*.lmdb", "*.mdb"),
+        magic=((16, b"\xde\xc0\xef\xbe"),),
+        marks=("data.mdb",),
+    ),
+    Format(
+        name="mds",
+        summary="MosaicML MDS shards, in the folder of their index.json",
+        opener="dlfs.ingest.mds:MdsOptions",
+        marks=("index.json", "*.mds|*.mds.*"),
+    ),
+    Format(
         name="folder",
         summary="every file under a folder",
         opener="dlfs.ingest.folder:FolderOptions",

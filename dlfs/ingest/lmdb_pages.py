@@ -1,0 +1,269 @@
+"""The B+tree of an LMDB file, read page by page with every number checked.
+
+liblmdb maps the file and believes it: a damaged page ends the process that reads it, and a file
+that was cut kills it with SIGBUS. An import has to end in an error instead, so pages are read here
+with ``pread``: each has to say its own number and its kind, every offset has to lie in its page and
+every page in the file, keys have to rise, and there have to be as many as the tree says.
+
+The layout, all little endian: pages 0 and 1 are metas, of which the later transaction counts. A
+page begins with its number (8 bytes), 2 unused, its flags (2) and the ends of its lower and upper
+parts (2 and 2); then come offsets of nodes, 2 bytes each. A node is 8 bytes, the key and, in a
+leaf, the value or the number of the page where a large one begins. In a branch the 8 bytes hold the
+number of the child's page.
+
+Source: liblmdb 0.9, mdb.c (MDB_meta, MDB_db, MDB_page, MDB_node), on 64-bit machines.
+Limits: little-endian files of 64-bit machines, version 1.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dlfs.errors import DeviceError, FormatError, TruncatedError, VersionError
+
+_PAGE = struct.Struct("<QHHHH")
+_NODE = struct.Struct("<HHHH")
+_META = struct.Struct("<IIQQ")
+_TREE = struct.Struct("<IHHQQQQQ")
+_META_END = struct.Struct("<QQ")
+_NUMBER = struct.Struct("<Q")
+_META_BYTES = _PAGE.size + _META.size + 2 * _TREE.size + _META_END.size
+
+_MAGIC, _VERSION = 0xBEEFC0DE, 1
+_BRANCH, _LEAF, _OVERFLOW, _META_PAGE = 1, 2, 4, 8
+_KINDS = _BRANCH | _LEAF | _OVERFLOW | _META_PAGE
+_BIG, _TREE_IN_NODE, _DUPLICATES = 1, 2, 4
+_DUPSORT, _UNORDERED = 0x04, 0x02 | 0x08
+"""Flags of a tree: many values for a key; keys reversed, or numbers."""
+_NO_PAGE = (1 << 64) - 1
+_DEPTH_MAX = 32
+_PAGE_BYTES = range(512, 65536 + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """One database: how many keys it has, and where they begin."""
+
+    flags: int
+    depth: int
+    entries: int
+    root: int
+
+    @property
+    def has_duplicates(self) -> bool:
+        """Whether a key may have several values."""
+        return bool(self.flags & _DUPSORT)
+
+
+@dataclass(frozen=True, slots=True)
+class _Meta:
+    """What counts of a meta page."""
+
+    page_bytes: int
+    main: bytes
+    last_page: int
+    transaction: int
+
+
+class PageFile:
+    """The pages of an environment's file.
+
+    Args:
+        path: of the file.
+        where: names it, for errors.
+
+    Raises:
+        FormatError: it is no LMDB file, or its metas make no sense.
+        TruncatedError: it ends before its last page.
+        DeviceError: it cannot be read.
+
+    Threads: one at a time.
+    """
+
+    def __init__(self, path: str, where: str) -> None:
+        self._where = where
+        try:
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise DeviceError(f"{where}: {error.strerror}", error.errno or errno.EIO) from error
+        try:
+            self.size_bytes = os.fstat(self._descriptor).st_size
+            self._page_bytes = 0
+            self._page_count = 0
+            self.main = self._read_metas()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the file; again is fine."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def state(self) -> tuple[int, int]:
+        """What tells that the file was changed: its size and its time of change."""
+        status = os.fstat(self._descriptor)
+        return status.st_size, status.st_mtime_ns
+
+    def find_tree(self, name: bytes) -> Tree | None:
+        """A named database, if there is one."""
+        for key, flags, value in self._nodes(self.main):
+            if key == name and flags & _TREE_IN_NODE:
+                return self._tree(value, f"{self._where}: database {name!r}")
+        return None
+
+    def items(self, tree: Tree) -> Iterator[tuple[bytes, bytes]]:
+        """Every key and value of a database, in the order of the keys.
+
+        Raises:
+            FormatError: a page, a node or the number of keys makes no sense; the message says
+                behind which key.
+            DeviceError: the file cannot be read.
+        """
+        for key, flags, value in self._nodes(tree):
+            if not flags & _TREE_IN_NODE:
+                yield key, value
+
+    def _nodes(self, tree: Tree) -> Iterator[tuple[bytes, int, bytes]]:
+        """Every node of the leaves: its key, its flags and its value."""
+        count, last = 0, b""
+        for number in self._leaves(tree):
+            where = f"{self._where}: behind key {last!r}" if count else self._where
+            page = self._page(number, _LEAF, where)
+            for position, flags, key in _page_nodes(page, f"{where}: page {number}"):
+                here = f"{self._where}: key {key!r}"
+                if count and key <= last and not tree.flags & _UNORDERED:
+                    raise FormatError(f"{here}: expected a key above {last!r}")
+                count += 1
+                last = key
+                if count > tree.entries:
+                    raise FormatError(f"{here}: expected {tree.entries} keys, got more")
+                yield key, flags, self._value(page, position, flags, key, here)
+        if count != tree.entries:
+            raise FormatError(f"{self._where}: expected {tree.entries} keys, got {count}")
+
+    def _leaves(self, tree: Tree) -> Iterator[int]:
+        """The pages of the leaves, in the order of their keys."""
+        pending = [(tree.root, 1)] if tree.root != _NO_PAGE else []
+        while pending:
+            number, level = pending.pop()
+            if level == tree.depth:
+                yield number
+                continue
+            page = self._page(number, _BRANCH, self._where)
+            children = []
+            for position, flags, _ in _page_nodes(page, f"{self._where}: page {number}"):
+                low, high, _, _ = _NODE.unpack_from(page, position)
+                children.append((low | high << 16 | flags << 32, level + 1))
+            pending += reversed(children)
+
+    def _value(self, page: bytes, position: int, flags: int, key: bytes, where: str) -> bytes:
+        low, high, _, _ = _NODE.unpack_from(page, position)
+        size = low | high << 16
+        start = position + _NODE.size + len(key)
+        stored = _NUMBER.size if flags & _BIG else size
+        if start + stored > len(page):
+            raise FormatError(f"{where}: expected {stored} bytes at {start} of its page")
+        if flags & _DUPLICATES:
+            raise FormatError(f"{where}: expected one value, got several")
+        if not flags & _BIG:
+            return page[start : start + size]
+        (number,) = _NUMBER.unpack_from(page, start)
+        self._page(number, _OVERFLOW, where)
+        if _PAGE.size + size > (self._page_count - number) * self._page_bytes:
+            raise FormatError(f"{where}: expected {size} bytes from page {number} on")
+        return self._read(number * self._page_bytes + _PAGE.size, size, where)
+
+    def _page(self, number: int, kind: int, where: str) -> bytes:
+        """A page that says that it is this one, of this kind."""
+        if not 1 < number < self._page_count:
+            raise FormatError(
+                f"{where}: expected a page of 2..{self._page_count - 1}, got {number}"
+            )
+        page = self._read(number * self._page_bytes, self._page_bytes, where)
+        named, _, flags, lower, upper = _PAGE.unpack_from(page)
+        if named != number or flags & _KINDS != kind:
+            raise FormatError(
+                f"{where}: page {number}: expected its number and kind {kind}, got {named} and "
+                f"{flags & _KINDS}"
+            )
+        nodes_fit = _PAGE.size < lower <= upper <= len(page) and lower % 2 == 0
+        if kind != _OVERFLOW and not nodes_fit:
+            raise FormatError(f"{where}: page {number}: expected nodes, got {lower} and {upper}")
+        return page
+
+    def _read(self, offset: int, size: int, where: str) -> bytes:
+        parts = []
+        try:
+            while size and (part := os.pread(self._descriptor, size, offset)):
+                parts.append(part)
+                offset, size = offset + len(part), size - len(part)
+        except OSError as error:
+            raise DeviceError(
+                f"{where}: read {size} bytes at {offset}: {error.strerror}",
+                error.errno or errno.EIO,
+            ) from error
+        if size:
+            raise TruncatedError(f"{where}: expected {size} more bytes at {offset}, got the end")
+        return b"".join(parts)
+
+    # ---- metas -----------------------------------------------------------------------------------
+
+    def _read_metas(self) -> Tree:
+        """Choose the later meta; return the main database."""
+        first = self._meta(0)
+        if first.page_bytes not in _PAGE_BYTES or first.page_bytes & (first.page_bytes - 1):
+            raise FormatError(
+                f"{self._where}: expected pages of 512..65536 bytes, got {first.page_bytes}"
+            )
+        self._page_bytes = first.page_bytes
+        later = max(first, self._meta(first.page_bytes), key=lambda meta: meta.transaction)
+        self._page_count = later.last_page + 1
+        expected = self._page_count * self._page_bytes
+        if expected > self.size_bytes:
+            raise TruncatedError(
+                f"{self._where}: expected {expected} bytes in {self._page_count} pages, "
+                f"got {self.size_bytes}"
+            )
+        return self._tree(later.main, self._where)
+
+    def _meta(self, offset: int) -> _Meta:
+        where = f"{self._where}: the meta page at byte {offset}"
+        page = self._read(offset, _META_BYTES, where)
+        magic, version, _, _ = _META.unpack_from(page, _PAGE.size)
+        if magic != _MAGIC:
+            raise FormatError(f"{where}: expected an LMDB environment, got {magic:#010x}")
+        if version != _VERSION:
+            raise VersionError(f"{where}: expected version {_VERSION} of LMDB, got {version}")
+        free = _PAGE.size + _META.size
+        main = free + _TREE.size
+        (page_bytes, *_) = _TREE.unpack_from(page, free)
+        last_page, transaction = _META_END.unpack_from(page, main + _TREE.size)
+        return _Meta(page_bytes, page[main : main + _TREE.size], last_page, transaction)
+
+    def _tree(self, record: bytes, where: str) -> Tree:
+        if len(record) != _TREE.size:
+            raise FormatError(f"{where}: expected a tree of {_TREE.size} bytes, got {len(record)}")
+        _, flags, depth, _, _, _, entries, root = _TREE.unpack(record)
+        if depth > _DEPTH_MAX or (depth == 0) != (root == _NO_PAGE):
+            raise FormatError(f"{where}: expected a depth of 0..{_DEPTH_MAX}, got {depth}")
+        return Tree(flags, depth, entries, root)
+
+
+def _page_nodes(page: bytes, where: str) -> Iterator[tuple[int, int, bytes]]:
+    """The nodes of a page: where each lies, its flags and its key."""
+    _, _, _, lower, _ = _PAGE.unpack_from(page)
+    for at in range(_PAGE.size, lower, 2):
+        (position,) = struct.unpack_from("<H", page, at)
+        if not lower <= position <= len(page) - _NODE.size:
+            raise FormatError(f"{where}: expected a node in the page, got {position}")
+        _, _, flags, key_size = _NODE.unpack_from(page, position)
+        start = position + _NODE.size
+        if start + key_size > len(page):
+            raise FormatError(f"{where}: expected a key of {key_size} bytes in the page")
+        yield position, flags, page[start : start + key_size]
