@@ -85,6 +85,8 @@ class IncomingTree:
         self._directories = Directories(spool.datasets)
         self.sealer = Sealer(volume, spool, self._let_go)
         self.files = OpenFiles(self._table, self._directories)
+        self.on_gone: Callable[[bytes], None] = lambda _name: None
+        """Told the name of a dataset that was sealed or discarded."""
         self._listings: dict[int, _Listing] = {}
         self._last_listing = INCOMING
 
@@ -98,6 +100,7 @@ class IncomingTree:
         self._table.removed(self._table.root, name, dataset.identity, last=True)
         self._directories.close()
         pyfuse3.invalidate_entry_async(INCOMING, name, ignore_enoent=True)
+        self.on_gone(name)
 
     # ---- names and attributes --------------------------------------------------------------------
 

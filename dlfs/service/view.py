@@ -195,6 +195,10 @@ class VolumeView:
         for slot in self._slots:
             slot.close()
 
+    def expire(self) -> None:
+        """Read the list of datasets again when the root is next looked at: it has changed."""
+        self._due = 0.0
+
     # ---- inside ----------------------------------------------------------------------------------
 
     def _load(self, info: DatasetInfo) -> OpenDataset:

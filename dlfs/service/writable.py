@@ -14,13 +14,14 @@ import logging
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, ParamSpec, TypeVar
 
+import pyfuse3
 from pyfuse3 import EntryAttributes, FUSEError, RequestContext
 
 from dlfs.errors import DlfsError
 from dlfs.service.errnos import errno_of
 from dlfs.service.held import HeldSamples
 from dlfs.service.incoming import NAME, IncomingTree
-from dlfs.service.inode import is_incoming
+from dlfs.service.inode import ROOT, is_incoming
 from dlfs.service.open_files import OpenFiles
 from dlfs.service.operations import Access, MountOperations
 from dlfs.service.view import VolumeView
@@ -87,6 +88,12 @@ class WritableOperations(MountOperations):
     ) -> None:
         super().__init__(volume, view, held, access)
         self.incoming = incoming
+        incoming.on_gone = self._show
+
+    def _show(self, name: bytes) -> None:
+        """Have the root show a dataset that was just sealed."""
+        self._view.expire()
+        pyfuse3.invalidate_entry_async(ROOT, name, ignore_enoent=True)
 
     lookup = _by_number("lookup")
     getattr = _by_number("getattr")
