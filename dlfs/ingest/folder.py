@@ -4,14 +4,8 @@ The tree is walked first, once, before anything is written: sizes for the space 
 problem that can be seen beforehand (dangling links, loops, files that may not be read) is an error
 then. Names are any bytes. The walk visits entries in the byte order of full paths, so the table it
 builds needs no sorting: names in one byte string, and 48 bytes of numbers a file. Directories say
-themselves which entries are regular files; those are looked at together afterwards, by several
-threads. Every open is relative to the folder's descriptor, so a path may be as long as a sample's
-path, however long the folder's own is.
-
-Files are then read by several threads in libdlfs, a buffer at a time, checked against the walk
-before and after, so that a file that changes during the import is an error. Within a buffer they
-are read in path order, wherever they go, because files that were made together lie together on the
-disk.
+themselves which entries are regular files; those are looked at together afterwards, and read, by
+``files``.
 """
 
 from __future__ import annotations
@@ -19,21 +13,17 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from array import array
 from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Annotated
+from typing import Annotated, Any
 
-import numpy as np
 import numpy.typing as npt
 
-from dlfs._native.files import FILE_DTYPE, read_files, stat_files
-from dlfs._native.library import describe
-from dlfs.errors import DeviceError, DlfsError, NotFoundError, UsageError
+from dlfs.errors import DeviceError, DlfsError, UsageError
 from dlfs.format.constants import PATH_BYTES_MAX
-from dlfs.ingest.order import packing_order, take_block
+from dlfs.ingest.files import FileReader, FileTable, join_shown, open_folder
 from dlfs.ingest.source import (
     BUFFER_BYTES,
     THREADS,
@@ -41,7 +31,6 @@ from dlfs.ingest.source import (
     LinkPolicy,
     SampleBlock,
     check_path,
-    read_ahead,
     show,
 )
 
@@ -50,38 +39,6 @@ Status = os.stat_result | None
 
 _Entry = tuple[bytes, bytes, Status]
 """What it sorts by (a folder as ``path/``), its path, its status."""
-
-
-class _Table:
-    """The files of a walk, in path order; ``files`` once ``look`` has been called."""
-
-    def __init__(self) -> None:
-        self._text = bytearray()
-        self._positions = array("Q")
-        self.names = np.empty(0, np.uint8)
-        self.files = np.empty(0, FILE_DTYPE)
-
-    def __len__(self) -> int:
-        return len(self._positions)
-
-    def add(self, path: bytes) -> None:
-        self._positions.append(len(self._text))
-        self._text += path
-        self._text.append(0)
-
-    def path(self, index: int) -> bytes:
-        first = self._positions[index]
-        return bytes(self._text[first : self._text.index(0, first)])
-
-    def look(self, directory: int, *, follow_links: bool, threads: int) -> int | None:
-        """Look at every file; return the index of one that cannot be taken."""
-        self.names = np.frombuffer(self._text, np.uint8)
-        self.files = np.zeros(len(self), FILE_DTYPE)
-        self.files["position"] = np.frombuffer(self._positions, np.uint64)
-        failed = stat_files(
-            directory, self.names, self.files, follow_links=follow_links, threads=threads
-        )
-        return int(np.flatnonzero(self.files["code"])[0]) if failed else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,28 +90,37 @@ class FolderSource:
     ) -> None:
         self.name = os.fspath(folder)
         self._links = links
-        self._buffer_bytes = buffer_bytes
-        self._threads = threads
-        self._table = _Table()
+        self._table = FileTable()
         self._skipped: Counter[str] = Counter()
-        self._directory = _open_root(self.name)
+        self._directory = open_folder(self.name)
         try:
             self.empty_directories = self._walk()
-            self._look()
+            self._reader = FileReader(
+                self._directory,
+                self.name,
+                self._table,
+                attributes=self._attributes(),
+                follow_links=links == "follow",
+                buffer_bytes=buffer_bytes,
+                threads=threads,
+            )
         except BaseException:
             self.close()
             raise
-        self._sizes = np.ascontiguousarray(self._table.files["length_bytes"])
+
+    def _attributes(self) -> Mapping[str, npt.NDArray[Any]]:
+        """What a kind of folder says of its files: arrays with a value for each in the table."""
+        return {}
 
     @property
     def sample_count(self) -> int:
         """Files found."""
-        return len(self._sizes)
+        return len(self._table)
 
     @property
     def sample_bytes(self) -> int:
         """Bytes of all files found."""
-        return int(self._sizes.sum())
+        return int(self._reader.sizes.sum())
 
     @property
     def gives_shuffled(self) -> bool:
@@ -178,60 +144,7 @@ class FolderSource:
         Raises:
             DeviceError: a file cannot be read, or changed since the walk.
         """
-        order = packing_order(self.sample_count, layout=layout, seed=seed)
-        position = 0
-
-        def fill(buffer: npt.NDArray[np.uint8]) -> SampleBlock | None:
-            nonlocal position
-            if position == len(order):
-                return None
-            indices, offsets = take_block(order, self._sizes, position, len(buffer))
-            position += len(indices)
-            return self._read(indices, offsets, buffer)
-
-        return read_ahead(fill, buffer_bytes=self._buffer_bytes)
-
-    def _read(
-        self,
-        indices: npt.NDArray[np.uint64],
-        offsets: npt.NDArray[np.int64],
-        buffer: npt.NDArray[np.uint8],
-    ) -> SampleBlock:
-        table, by_path = self._table, np.argsort(indices)
-        lengths = self._sizes[indices].astype(np.int64)
-        if int(lengths[-1]) > len(buffer):
-            buffer = np.empty(int(lengths[-1]), np.uint8)
-        chosen = indices[by_path]
-        files = table.files[chosen]
-        files["buffer_offset"] = offsets[by_path]
-        if read_files(
-            self._directory,
-            table.names,
-            files,
-            buffer,
-            follow_links=self._links == "follow",
-            threads=self._threads,
-        ):
-            bad = int(np.flatnonzero(files["code"])[0])
-            raise self._failure(int(chosen[bad]), int(files["code"][bad]))
-        return SampleBlock([table.path(i) for i in indices.tolist()], buffer, offsets, lengths)
-
-    def _look(self) -> None:
-        follow = self._links == "follow"
-        bad = self._table.look(self._directory, follow_links=follow, threads=self._threads)
-        if bad is not None:
-            where, code = self._where(self._table.path(bad)), int(self._table.files["code"][bad])
-            why = "the file may not be read" if code == -errno.EACCES else describe(code)
-            raise DeviceError(f"import {where}: {why}", -code)
-
-    def _failure(self, index: int, code: int) -> DlfsError:
-        path, size = self._where(self._table.path(index)), int(self._sizes[index])
-        if code in (-errno.ESTALE, -errno.ENOENT, -errno.ELOOP):
-            return DeviceError(
-                f"import {path}: the file changed during the import (it had {size} bytes)",
-                errno.ESTALE,
-            )
-        return DeviceError(f"import {path}: read {size} bytes: {describe(code)}", -code)
+        return self._reader.blocks(layout=layout, seed=seed)
 
     def _walk(self) -> int:
         """Fill the table in path order; return how many directories have no sample under them."""
@@ -330,15 +243,4 @@ class FolderSource:
         self._table.add(path)
 
     def _where(self, path: bytes) -> str:
-        return show(os.fsencode(self.name).rstrip(b"/") + b"/" + path)
-
-
-def _open_root(folder: str) -> int:
-    try:
-        return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except FileNotFoundError as error:
-        raise NotFoundError(f"import {folder}: there is no such folder") from error
-    except NotADirectoryError as error:
-        raise UsageError(f"import {folder}: expected a folder") from error
-    except OSError as error:
-        raise DeviceError(f"import {folder}: {error.strerror}", error.errno or errno.EIO) from error
+        return join_shown(self.name, path)

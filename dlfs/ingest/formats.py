@@ -86,7 +86,7 @@ class Format:
 FORMATS: tuple[Format, ...] = (
     Format(
         name="tar",
-        summary="tar archives and WebDataset shards",
+        summary="tar archives and WebDataset shards, every member a sample",
         opener="dlfs.ingest.tar:TarOptions",
         names=tuple(
             f"*{suffix}"
@@ -191,6 +191,22 @@ FORMATS: tuple[Format, ...] = (
         summary="MosaicML MDS shards, in the folder of their index.json",
         opener="dlfs.ingest.mds:MdsOptions",
         marks=("index.json", "*.mds|*.mds.*"),
+    ),
+    Format(
+        name="webdataset",
+        summary="WebDataset shards, with members as attributes of others of their key",
+        opener="dlfs.ingest.webdataset:WebDatasetOptions",
+    ),
+    Format(
+        name="list",
+        summary="a list of files: text with a path a line, or CSV or TSV with attributes",
+        opener="dlfs.ingest.file_list:ListOptions",
+        names=("*.txt", "*.csv", "*.tsv"),
+    ),
+    Format(
+        name="imagefolder",
+        summary="a folder of class folders, the class as label",
+        opener="dlfs.ingest.image_folder:ImageFolderOptions",
     ),
     Format(
         name="folder",

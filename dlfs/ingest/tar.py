@@ -29,7 +29,7 @@ import numpy.typing as npt
 
 from dlfs._native.files import FILE_DTYPE
 from dlfs.errors import FormatError, UsageError
-from dlfs.ingest.archive import Archive, Member, Segment, compression_of
+from dlfs.ingest.archive import Archive, Compression, Member, Segment, compression_of
 from dlfs.ingest.links import LinkTree
 from dlfs.ingest.order import packing_order, take_block
 from dlfs.ingest.ranges import RangeReader
@@ -174,11 +174,11 @@ class TarSource:
         self._archives = [os.fspath(path) for path in archives]
         self._buffer_bytes = buffer_bytes
         self._threads = threads
-        self._prefixes = [_prefix(path) if prefix_shards else b"" for path in self._archives]
+        self._prefixes = [archive_prefix(path) if prefix_shards else b"" for path in self._archives]
         self._names = _Names(self._archives, links)
         self._empty_directories = 0
         self._index = None
-        if {_compression(path) for path in self._archives} == {"none"}:
+        if {check_archive(path) for path in self._archives} == {"none"}:
             self._index = _Index(self._archives, self._prefixes, self._names, threads)
         elif not self._archives:
             raise UsageError("import: expected an archive, got none")
@@ -353,7 +353,17 @@ class _Index:
         return np.concatenate([shards[plain], owners]), np.concatenate([ranges[plain], added])
 
 
-def _compression(path: str) -> str:
+def is_archive(name: str) -> bool:
+    """Whether a name is an archive's."""
+    return compression_of(name) is not None
+
+
+def check_archive(path: str) -> Compression:
+    """How an archive is compressed, by its name.
+
+    Raises:
+        UsageError: the name is not an archive's.
+    """
     compression = compression_of(path)
     if compression is None:
         raise UsageError(
@@ -362,7 +372,7 @@ def _compression(path: str) -> str:
     return compression
 
 
-def _prefix(path: str) -> bytes:
+def archive_prefix(path: str) -> bytes:
     """``train-000000/`` for ``shards/train-000000.tar.gz``."""
     name = os.fsencode(Path(path).name)
     stem = name[: name.lower().rfind(b".t")]

@@ -380,7 +380,7 @@ def test_import_lists_its_formats(run) -> None:
     done = run("import", "--formats")
     assert done.code == 0
     text = done.out.decode()
-    assert "tar archives and WebDataset shards" in text
+    assert "tar archives and WebDataset shards, every member" in text
     assert "links=follow|skip|error: symbolic links" in text
     assert "(default: no)" in text
 
