@@ -1,4 +1,4 @@
-"""A dataset back into a folder or a tar archive, byte for byte.
+"""A dataset back into a folder, a tar archive or (``export_arrow``) an Arrow file, byte for byte.
 
 Samples are read in storage order, in batches, the next ones ahead in native threads, and written as
 they come: the order in which files and members are made is that of the volume, not that of the
@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, BinaryIO, Literal, cast
 
 import zstandard
 
@@ -35,6 +35,10 @@ from dlfs.ingest.archive import Compression, compression_of
 from dlfs.ingest.progress import Meter, ProgressCallback
 from dlfs.ingest.source import show
 from dlfs.units import GIB, MIB
+
+Kind = Literal["folder", "tar", "arrow"]
+
+ARROW_SUFFIXES = (".arrow", ".ipc", ".feather")
 
 BATCH_BYTES = 64 * MIB
 """What a batch of samples of mean length adds up to."""
@@ -62,15 +66,37 @@ def export_dataset(
     dataset: Dataset,
     target: str | os.PathLike[str],
     *,
+    kind: Kind | None = None,
     force: bool = False,
     progress: ProgressCallback | None = None,
 ) -> ExportReport:
-    """Export to an archive when the target has an archive's name, else to a folder.
+    """Export to what is asked for, or to what the target's name says; else to a folder.
 
-    Args and errors are those of ``export_tar`` and ``export_folder``.
+    Args:
+        dataset: to read.
+        target: where to.
+        kind: ``folder``, ``tar`` or ``arrow``; by default as ``export_kind`` has it.
+        force: as for the exports themselves.
+        progress: likewise.
+
+    Raises:
+        DlfsError: as for ``export_folder``, ``export_tar`` and ``export_arrow``.
     """
-    export = export_folder if compression_of(os.fspath(target)) is None else export_tar
+    kind = kind or export_kind(target)
+    if kind == "arrow":
+        from dlfs.ingest.export_arrow import export_arrow
+
+        return export_arrow(dataset, target, force=force, progress=progress)
+    export = export_folder if kind == "folder" else export_tar
     return export(dataset, target, force=force, progress=progress)
+
+
+def export_kind(target: str | os.PathLike[str]) -> Kind:
+    """What a target's name says that it is to be."""
+    name = os.fspath(target).lower()
+    if compression_of(name) is not None:
+        return "tar"
+    return "arrow" if name.endswith(ARROW_SUFFIXES) else "folder"
 
 
 def export_folder(
@@ -134,13 +160,30 @@ def export_tar(
     compression = compression_of(path)
     if compression is None:
         raise UsageError(f"export to {path}: expected the name of an archive, such as x.tar.zst")
+    meter = Meter(progress, len(dataset), dataset.sample_bytes)
+    with whole_file(path, force=force) as file:
+        _write_archive(dataset, file, compression, meter)
+    return ExportReport(meter.samples, meter.bytes, meter.seconds)
+
+
+@contextlib.contextmanager
+def whole_file(path: str, *, force: bool) -> Iterator[BinaryIO]:
+    """A file that takes its name when it has been written whole, and else leaves nothing.
+
+    Args:
+        path: its name.
+        force: replace a file that is there.
+
+    Raises:
+        ExistsError: there is something of that name.
+        DeviceError: it cannot be written.
+    """
     if os.path.lexists(path) and not force:
         raise ExistsError(f"export to {path}: it is there already")
-    meter = Meter(progress, len(dataset), dataset.sample_bytes)
     partial = Path(path + ".partial")
     try:
         with partial.open("wb") as file:
-            _write_archive(dataset, file, compression, meter)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
@@ -150,20 +193,20 @@ def export_tar(
         raise _failure(path, error) from error
     finally:
         partial.unlink(missing_ok=True)
-    return ExportReport(meter.samples, meter.bytes, meter.seconds)
 
 
 def _samples(dataset: Dataset, meter: Meter) -> Iterator[tuple[bytes, memoryview]]:
     """Every sample in storage order; its bytes are valid until the next one is asked for."""
-    with dataset.batches(_batch_size(dataset), shuffle=None) as epoch:
+    with dataset.batches(batch_size(dataset), shuffle=None) as epoch:
         for batch in epoch:
             with batch:
                 for index, data in zip(batch.indices.tolist(), batch, strict=True):
-                    yield _checked(dataset.path(index)), data
+                    yield checked_path(dataset.path(index)), data
                 meter.add(len(batch), int(batch.lengths.sum()))
 
 
-def _batch_size(dataset: Dataset) -> int:
+def batch_size(dataset: Dataset) -> int:
+    """Samples to read at once, so that batches stay in bounds."""
     if len(dataset) == 0:
         return 1
     mean = max(1, dataset.sample_bytes // len(dataset))
@@ -171,8 +214,12 @@ def _batch_size(dataset: Dataset) -> int:
     return max(1, min(BATCH_SAMPLES_MAX, BATCH_BYTES // mean, BATCH_BYTES_MAX // longest))
 
 
-def _checked(path: bytes) -> bytes:
-    """A path from media is not trusted to stay inside."""
+def checked_path(path: bytes) -> bytes:
+    """A path from media, which is not trusted to stay inside.
+
+    Raises:
+        FormatError: it is no path of a sample.
+    """
     problem = path_problem(path)
     if problem is not None:
         raise FormatError(f"export the sample {show(path)}: {problem}")
