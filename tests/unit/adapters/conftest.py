@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -41,3 +41,30 @@ def volume_path(make_volume, samples) -> Path:
     """A volume with the dataset ``numbers``."""
     path: Path = make_volume(numbers=samples, other={"one": b"1", "deep/er/two": b"22"})
     return path
+
+
+@pytest.fixture
+def numbers(volume_path) -> Iterator[dlfs.Dataset]:
+    """The dataset ``numbers``, open."""
+    with dlfs.open(str(volume_path)) as volume, volume["numbers"] as opened:
+        yield opened
+
+
+@pytest.fixture
+def ordered(samples) -> list[bytes]:
+    """The samples of ``numbers`` by their indices."""
+    return [samples[path] for path in sorted(samples)]
+
+
+@pytest.fixture
+def reads(monkeypatch) -> list[int]:
+    """How many samples each read of a dataset asks for, as they come."""
+    sizes: list[int] = []
+    read = dlfs.Dataset.read
+
+    def noted(dataset: dlfs.Dataset, indices: list[int], **how: str) -> dlfs.Batch:
+        sizes.append(len(indices))
+        return read(dataset, indices, **how)
+
+    monkeypatch.setattr(dlfs.Dataset, "read", noted)
+    return sizes

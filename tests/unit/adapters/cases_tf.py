@@ -1,8 +1,6 @@
-"""Epochs as tf.data datasets; with TensorFlow itself where it is installed."""
+"""Epochs as tf.data datasets, with TensorFlow itself; ``test_isolated`` runs them."""
 
 from __future__ import annotations
-
-import sys
 
 import numpy as np
 import pytest
@@ -11,16 +9,14 @@ import dlfs
 from dlfs.adapters.tf import batches
 from tests.unit.adapters.conftest import COUNT
 
+pytestmark = pytest.mark.filterwarnings("ignore")
+
 
 @pytest.fixture(scope="module")
 def tensorflow():
-    return pytest.importorskip("tensorflow", reason="no TensorFlow (pip install tensorflow-cpu)")
+    import tensorflow
 
-
-@pytest.fixture
-def numbers(volume_path):
-    with dlfs.open(str(volume_path)) as volume, volume["numbers"] as opened:
-        yield opened
+    return tensorflow
 
 
 @pytest.fixture(scope="module")
@@ -35,18 +31,10 @@ def arrays(arrays_path):
         yield opened
 
 
-def test_without_tensorflow(numbers, monkeypatch):
-    monkeypatch.setitem(sys.modules, "tensorflow", None)
-    with pytest.raises(dlfs.UsageError, match="pip install tensorflow"):
-        batches(numbers, 16)
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_byte_strings_epoch_by_epoch(tensorflow, numbers, samples):
+def test_byte_strings_epoch_by_epoch(tensorflow, numbers, ordered):
     data = batches(numbers, 16, seed=3, epoch=5)
     assert data.element_spec[1].dtype == tensorflow.string
     assert data.cardinality().numpy() == len(numbers.batches(16))
-    ordered = [samples[path] for path in sorted(samples)]
     for epoch in (5, 6):
         got = list(data.as_numpy_iterator())
         expected = list(numbers.batches(16, seed=3, epoch=epoch))
@@ -56,7 +44,6 @@ def test_byte_strings_epoch_by_epoch(tensorflow, numbers, samples):
             assert taken.tolist() == [ordered[index] for index in indices]
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_arrays_of_known_shape(tensorflow, arrays):
     data = batches(arrays, 16, dtype=np.float32, shape=(4, 8), drop_last=True)
     spec = data.element_spec[1]
@@ -69,7 +56,6 @@ def test_arrays_of_known_shape(tensorflow, arrays):
     assert len(seen) == len(set(seen)) == 48
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_ranks_share_an_epoch(tensorflow, numbers):
     whole: list[int] = []
     for rank in range(2):
@@ -78,7 +64,6 @@ def test_ranks_share_an_epoch(tensorflow, numbers):
     assert sorted(whole) == list(range(COUNT))
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_what_is_wrong(tensorflow, numbers):
     with pytest.raises(dlfs.UsageError, match="batch_size"):
         batches(numbers, 0)

@@ -1,0 +1,59 @@
+"""A dataset as Grain's data source, with Grain itself; ``test_isolated`` runs them."""
+
+from __future__ import annotations
+
+import grain
+import numpy as np
+from absl import flags
+
+from dlfs.adapters.grain import Source
+from tests.unit.adapters.conftest import COUNT
+from tests.unit.adapters.test_grain import checksum
+
+flags.FLAGS(["tests"])  # as absl's main does for Grain's worker processes
+
+
+def test_grain_takes_it_for_its_own(numbers):
+    assert isinstance(Source(numbers), grain.sources.RandomAccessDataSource)
+
+
+def test_a_shuffled_and_batched_epoch(numbers, ordered):
+    data = grain.MapDataset.source(Source(numbers, checksum)).seed(7).shuffle().batch(16)
+    indices = np.concatenate([batch[0] for batch in data])
+    sums = np.concatenate([batch[1] for batch in data])
+    assert sorted(indices.tolist()) == list(range(COUNT))
+    assert indices.tolist() != list(range(COUNT))
+    assert sums.tolist() == [sum(ordered[index]) for index in indices]
+
+
+def test_batches_are_one_read_each(numbers, ordered, reads):
+    source = Source(numbers)
+    data = grain.MapDataset.source(source).slice(slice(0, 40))
+    assert data._getitems([3, 1, 39]) == [ordered[3], ordered[1], ordered[39]]
+    indices = grain.MapDataset.range(COUNT).seed(7).shuffle().batch(16)
+    whole = [sample for batch in indices.map(source.__getitems__) for sample in batch]
+    assert sorted(whole) == sorted(ordered)
+    assert reads[0] == 3
+    assert sorted(reads[1:]) == [COUNT % 16, *[16] * (COUNT // 16)]  # in threads, in any order
+
+
+def test_worker_processes_and_checkpoints(numbers):
+    def iterate():
+        loader = grain.DataLoader(
+            data_source=Source(numbers, checksum),
+            sampler=grain.samplers.IndexSampler(
+                COUNT, shuffle=True, seed=3, num_epochs=1, shard_options=grain.sharding.NoSharding()
+            ),
+            operations=[grain.transforms.Batch(20)],
+            worker_count=2,
+        )
+        return iter(loader)
+
+    first = iterate()
+    begun = [next(first)[0].tolist() for _ in range(4)]
+    state = first.get_state()
+    rest = [batch[0].tolist() for batch in first]
+    assert sorted(index for batch in begun + rest for index in batch) == list(range(COUNT))
+    second = iterate()
+    second.set_state(state)
+    assert [batch[0].tolist() for batch in second] == rest
