@@ -1,5 +1,5 @@
-"""Ingest: samples from where they are (folders, tar archives) into a dataset, and out again.
+"""Ingest: samples from where they are (``formats`` lists it) into a dataset, and out again.
 
 A source lists and reads samples; ``import_dataset`` runs one into a dataset writer;
-``export_folder`` and ``export_tar`` go the other way.
+``export_folder``, ``export_tar`` and ``export_arrow`` go the other way.
 """

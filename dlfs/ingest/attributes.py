@@ -10,8 +10,6 @@ A table is held in memory: its columns, and a place for each path.
 
 from __future__ import annotations
 
-import contextlib
-import csv
 import importlib
 import re
 from collections import Counter
@@ -24,9 +22,10 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from dlfs.errors import DeviceError, FormatError, NotFoundError, UsageError
+from dlfs.errors import FormatError, UsageError
 from dlfs.ingest.arrays import array_attributes
 from dlfs.ingest.columns import Column, column_values, is_scalar
+from dlfs.ingest.csv_table import DELIMITERS, read_csv, text_column, typed_column
 from dlfs.ingest.source import Layout, SampleBlock, Source, show
 from dlfs.ingest.tables import open_ipc, open_parquet
 from dlfs.reader.arrays import ArrayForm
@@ -38,7 +37,6 @@ PATH_COLUMNS = ("path", "file_name", "filename")
 
 UNUSED_ROWS = "row of attributes without a sample"
 
-_DELIMITERS = {".csv": ",", ".tsv": "\t"}
 _ARROW = (".arrow", ".arrows", ".feather", ".ipc")
 _PARQUET = (".parquet", ".parq", ".pq")
 
@@ -217,8 +215,7 @@ class TableRule:
 
     Args:
         path: of a CSV file (``.csv``, ``.tsv``; the first line names the columns), Parquet file or
-            Arrow file. Columns of a CSV file are integers, floats or text: whichever all values
-            can be; an empty value is NaN among floats.
+            Arrow file. Columns of a CSV file are integers, floats or text; see ``csv_table``.
         path_column: with the samples' paths; by default one of ``PATH_COLUMNS``.
 
     Raises:
@@ -231,13 +228,13 @@ class TableRule:
         self._name = f"attributes of {path}"
         names = PATH_COLUMNS if path_column is None else (path_column,)
         suffix = Path(path).suffix.lower()
-        if suffix in _DELIMITERS:
-            columns = _read_csv(path, _DELIMITERS[suffix], text=names)
+        if suffix in DELIMITERS:
+            columns = _read_csv(path, DELIMITERS[suffix], text=names)
         elif suffix in (*_ARROW, *_PARQUET):
             columns = _read_arrow(path, is_parquet=suffix in _PARQUET)
         else:
             raise UsageError(
-                f"{self._name}: expected a file {', '.join([*_DELIMITERS, *_PARQUET, *_ARROW])}"
+                f"{self._name}: expected a file {', '.join([*DELIMITERS, *_PARQUET, *_ARROW])}"
             )
         found = next((name for name in names if name in columns), None)
         if found is None or columns[found].dtype != object:
@@ -275,48 +272,13 @@ class TableRule:
 def _read_csv(path: str, delimiter: str, *, text: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
     """The columns of a CSV file; those that are called so in ``text`` stay text."""
     where = f"attributes of {path}"
-    try:
-        with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-            rows = csv.reader(file, delimiter=delimiter, strict=True)
-            header = next(rows, [])
-            columns: list[list[str]] = [[] for _ in header]
-            for row in rows:
-                if row and len(row) != len(header):
-                    raise FormatError(
-                        f"{where}: line {rows.line_num}: expected {len(header)} values, "
-                        f"got {len(row)}"
-                    )
-                for column, value in zip(columns, row, strict=False):
-                    column.append(value)
-    except FileNotFoundError as error:
-        raise NotFoundError(f"{where}: there is no such file") from error
-    except OSError as error:
-        raise DeviceError(f"{where}: {error.strerror}", error.errno or 0) from error
-    except csv.Error as error:
-        raise FormatError(f"{where}: line {rows.line_num}: {error}") from error
-    if len(set(header)) != len(header):
-        raise FormatError(f"{where}: expected columns of different names, got {header}")
+    table = read_csv(path, delimiter, where=where)
     return {
-        name: _as_text(column) if name in text else _typed(column)
-        for name, column in zip(header, columns, strict=True)
+        name: text_column(values)
+        if name in text
+        else typed_column(values, where=f"{where}: column {name}")
+        for name, values in table.columns.items()
     }
-
-
-def _typed(values: list[str]) -> npt.NDArray[Any]:
-    """Values of a CSV file as integers or floats, if all can be, or as text."""
-    if not any(values) or any("_" in value for value in values):  # Python would take 1_000
-        return _as_text(values)
-    with contextlib.suppress(ValueError, OverflowError):
-        return np.array([int(value) for value in values], np.int64)
-    with contextlib.suppress(ValueError):
-        return np.array([float(value) if value else np.nan for value in values])
-    return _as_text(values)
-
-
-def _as_text(values: list[str]) -> npt.NDArray[Any]:
-    found = np.empty(len(values), object)
-    found[:] = values
-    return found
 
 
 def _read_arrow(path: str, *, is_parquet: bool) -> dict[str, npt.NDArray[Any]]:

@@ -7,8 +7,7 @@ twice is an error that names both lines.
 A text file has one path a line, which may have any characters but line ends in it; empty lines are
 passed over. CSV and TSV have names of columns in their first line. ``path`` names the column of
 paths: by default the one called ``path``, or else the first. The others become attributes, unless
-``attributes`` names some. A column of whole numbers of 64 bits becomes int64, one of numbers or
-empty fields float64 with NaN, any other text; ``007`` is text.
+``attributes`` names some; ``csv_table`` says of which types.
 
 The list is read whole, before anything is written: memory is that of its columns. Files are then
 read as those of a folder, in any order; layout ``path`` keeps the order of the list.
@@ -16,18 +15,16 @@ read as those of a folder, in any order; layout ``path`` keeps the order of the 
 
 from __future__ import annotations
 
-import csv
 import os
-import re
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TextIO
 
-import numpy as np
 import numpy.typing as npt
 
 from dlfs.errors import DeviceError, FormatError, NotFoundError, UsageError
+from dlfs.ingest.csv_table import DELIMITERS, read_csv, typed_column
 from dlfs.ingest.files import FileReader, FileTable, open_folder
 from dlfs.ingest.source import (
     BUFFER_BYTES,
@@ -37,11 +34,6 @@ from dlfs.ingest.source import (
     clean_path,
     show,
 )
-
-_DELIMITERS = {".csv": ",", ".tsv": "\t"}
-_WHOLE = re.compile(r"-?(0|[1-9][0-9]{0,18})")
-_NUMBER = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?|[-+]?(inf|nan)|", re.I)
-_LEADING_ZEROS = re.compile(r"[-+]?0[0-9]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,18 +144,16 @@ class ListSource:
 
 def _read_list(path: str, options: ListOptions) -> tuple[list[bytes], dict[str, npt.NDArray[Any]]]:
     """The paths of a list, and its attributes by name."""
-    delimiter = _DELIMITERS.get(Path(path).suffix.lower())
-    if delimiter is None and (options.path or options.attributes):
+    delimiter = DELIMITERS.get(Path(path).suffix.lower())
+    if delimiter is not None:
+        return _read_columns(path, delimiter, options)
+    if options.path or options.attributes:
         raise UsageError(f"import {path}: expected columns in a .csv or .tsv file")
     try:
-        with open(
-            path, encoding="utf-8-sig", errors="surrogateescape", newline="" if delimiter else "\n"
-        ) as file:
-            if delimiter is None:
-                return _paths(_lines(file), path), {}
-            return _read_columns(file, delimiter, path, options)
+        with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="\n") as file:
+            return _paths(_lines(file), path), {}
     except FileNotFoundError as error:
-        raise NotFoundError(f"import {path}: there is no such list") from error
+        raise NotFoundError(f"import {path}: there is no such file") from error
     except OSError as error:
         raise DeviceError(f"import {path}: {error.strerror}", error.errno or 0) from error
 
@@ -176,7 +166,29 @@ def _lines(file: TextIO) -> Iterator[tuple[int, str]]:
             yield number, text
 
 
-def _paths(lines: Iterator[tuple[int, str]], where: str) -> list[bytes]:
+def _read_columns(
+    path: str, delimiter: str, options: ListOptions
+) -> tuple[list[bytes], dict[str, npt.NDArray[Any]]]:
+    where = f"import {path}"
+    table = read_csv(path, delimiter, where=where)
+    names = list(table.columns)
+    if not names:
+        raise FormatError(f"{where}: line 1: expected names of columns, got none")
+    by_default = "path" if "path" in names else names[0]
+    column = options.path or by_default
+    wanted = [name for name in names if name != column]
+    if options.attributes is not None:
+        wanted = list(options.attributes)
+    for name in (column, *wanted):
+        if name not in names:
+            raise UsageError(f"{where}: expected column {name}, got {', '.join(names)}")
+    paths = _paths(zip(table.lines, table.columns[column], strict=True), path)
+    return paths, {
+        name: typed_column(table.columns[name], where=f"{where}: column {name}") for name in wanted
+    }
+
+
+def _paths(lines: Iterable[tuple[int, str]], where: str) -> list[bytes]:
     known: dict[bytes, int] = {}
     for number, text in lines:
         here = f"import {where}: line {number}"
@@ -189,70 +201,3 @@ def _paths(lines: Iterator[tuple[int, str]], where: str) -> list[bytes]:
             )
         known[path] = number
     return list(known)
-
-
-def _read_columns(
-    file: TextIO, delimiter: str, where: str, options: ListOptions
-) -> tuple[list[bytes], dict[str, npt.NDArray[Any]]]:
-    rows = _rows(file, delimiter, where)
-    _, header = next(rows, (1, []))
-    if not header or len(set(header)) != len(header):
-        raise FormatError(f"import {where}: line 1: expected different names, got {header}")
-    path = options.path or ("path" if "path" in header else header[0])
-    others = tuple(name for name in header if name != path)
-    wanted = others if options.attributes is None else options.attributes
-    for name in (path, *wanted):
-        if name not in header:
-            raise UsageError(f"import {where}: expected column {name}, got {', '.join(header)}")
-    at_path = header.index(path)
-    kept = {name: (header.index(name), list[str]()) for name in wanted}
-
-    def lines() -> Iterator[tuple[int, str]]:
-        for number, row in rows:
-            if len(row) != len(header):
-                raise FormatError(
-                    f"import {where}: line {number}: expected {len(header)} fields, got {len(row)}"
-                )
-            for at, values in kept.values():
-                values.append(row[at])
-            yield number, row[at_path]
-
-    paths = _paths(lines(), where)
-    return paths, {name: _column(values, name, where) for name, (_, values) in kept.items()}
-
-
-def _rows(file: TextIO, delimiter: str, where: str) -> Iterator[tuple[int, list[str]]]:
-    """Rows that are not empty, with the numbers of the lines they end in."""
-    reader = csv.reader(file, delimiter=delimiter, strict=True)
-    try:
-        for row in reader:
-            if row:
-                yield reader.line_num, row
-    except csv.Error as error:
-        raise FormatError(f"import {where}: line {reader.line_num}: {error}") from error
-
-
-def _column(values: Sequence[str], name: str, where: str) -> npt.NDArray[Any]:
-    """Fields as the narrowest of int64, float64 and text that fits all of them."""
-    if values and all(map(_WHOLE.fullmatch, values)):
-        try:
-            return np.array([int(value) for value in values], np.int64)
-        except OverflowError:  # such as identifiers of 64 bits without a sign
-            return _texts(values, name, where)
-    numbers = all(map(_NUMBER.fullmatch, values)) and not any(map(_LEADING_ZEROS.match, values))
-    if numbers and any(values):
-        return np.array([float(value) if value else np.nan for value in values])
-    return _texts(values, name, where)
-
-
-def _texts(values: Sequence[str], name: str, where: str) -> npt.NDArray[Any]:
-    for value in values:
-        try:
-            value.encode()
-        except UnicodeEncodeError as error:
-            raise FormatError(
-                f"import {where}: column {name}: expected text in UTF-8, got {value!r}"
-            ) from error
-    column = np.empty(len(values), object)
-    column[:] = values
-    return column

@@ -8,7 +8,8 @@ columns without a fixed one, then the columns' bytes. All numbers are little end
 One column is the sample, as it is stored: the only one that is neither number, text nor JSON, or
 the only one of text when all others are numbers, or the one named. Columns of numbers and of text
 become attributes, unless ``attributes`` names some. A sample's path is ``SHARD/NUMBER`` (see
-``records``), or what the column ``path`` says.
+``records``), or what the column ``path`` says. A sample that is an array of fixed type and shape
+(``ndarray:float32:3,4``) is recorded as one.
 
 Sizes are always checked, hashes where the index has any, unless ``hashes=no``. A shard is read
 whole, so memory is that of a shard or three; writers make them of 64 MiB by default.
@@ -44,6 +45,7 @@ from dlfs.errors import (
     UsageError,
     VersionError,
 )
+from dlfs.ingest.arrays import array_attributes
 from dlfs.ingest.formats import load_package
 from dlfs.ingest.records import (
     ShardSource,
@@ -208,6 +210,7 @@ class MdsSource(ShardSource):
         attributes = {
             name: self._array(shard, name, values, where) for name, values in rows.items()
         }
+        attributes |= _array_form(shard.encodings[positions[self._column]], len(paths), where)
         return SampleBlock(paths, np.frombuffer(data, np.uint8), offsets, lengths, attributes)
 
     def _array(
@@ -282,6 +285,19 @@ def _choose_attributes(
                 f"{where}: expected a number or text in column {name}, got {shard.encodings[at]}"
             )
     return options.attributes
+
+
+def _array_form(encoding: str, count: int, where: str) -> dict[str, npt.NDArray[Any]]:
+    """What says that samples are arrays, where their encoding fixes type and shape."""
+    kind, _, form = encoding.partition(":")
+    name, _, shape = form.partition(":")
+    if kind != "ndarray" or not shape:
+        return {}
+    try:
+        sizes = tuple(int(size) for size in shape.split(","))
+        return array_attributes(np.dtype(name).newbyteorder("<"), sizes, count)
+    except (ValueError, TypeError) as error:
+        raise FormatError(f"{where}s: expected an array's form, got {encoding!r}") from error
 
 
 def _sample_ends(shard: _Shard, data: bytes, where: str) -> npt.NDArray[np.int64]:

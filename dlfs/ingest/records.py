@@ -42,7 +42,7 @@ Value = int | float | bool | str
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One sample of a stream, with the place it has there for errors: ``x.tar: record 5``."""
+    """One sample of a stream."""
 
     path: bytes
     data: bytes | memoryview

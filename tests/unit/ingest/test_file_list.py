@@ -109,10 +109,10 @@ def test_columns_and_the_root_are_chosen(folder: Path) -> None:
         ("x.txt", "n" * 300, LimitError, "line 1: nnn"),
         ("x.txt", "d1/1.jpg\nd1/gone.jpg\n", DeviceError, "d1/gone.jpg: "),
         ("x.txt", "d1\n", DeviceError, "d1: "),
-        ("x.csv", "path,a\nd1/1.jpg\n", FormatError, "line 2: expected 2 fields, got 1"),
-        ("x.csv", "path,a\nd1/1.jpg,1,2\n", FormatError, "line 2: expected 2 fields, got 3"),
-        ("x.csv", "path,path\n", FormatError, "line 1: expected different names"),
-        ("x.csv", "", FormatError, "line 1: expected different names, got"),
+        ("x.csv", "path,a\nd1/1.jpg\n", FormatError, "line 2: expected 2 values, got 1"),
+        ("x.csv", "path,a\nd1/1.jpg,1,2\n", FormatError, "line 2: expected 2 values, got 3"),
+        ("x.csv", "path,path\n", FormatError, "expected columns of different names"),
+        ("x.csv", "", FormatError, "line 1: expected names of columns"),
         ("x.csv", 'path,a\nd1/1.jpg,"cut', FormatError, "line 2: unexpected end of data"),
         ("x.csv", "path,a\nd1/1.jpg,\udcff\n", FormatError, "column a: expected text in UTF-8"),
     ],
@@ -152,7 +152,7 @@ def test_options_that_do_not_fit_are_told(folder: Path) -> None:
         open_source(folder / "x.txt", options={"path": "b"})
     with pytest.raises(NotFoundError, match="no such folder"):
         open_source(folder / "x.txt", options={"root": str(folder / "gone")})
-    with pytest.raises(NotFoundError, match="no such list"):
+    with pytest.raises(NotFoundError, match="no such file"):
         ListOptions().open([str(folder / "gone.txt")])
     with pytest.raises(UsageError, match="expected one list, got 2"):
         ListOptions().open(["a", "b"])

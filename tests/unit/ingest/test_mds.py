@@ -215,6 +215,26 @@ def test_numbers_keep_their_types(tmp_path: Path) -> None:
     }
 
 
+def test_arrays_of_a_fixed_form_are_read_as_arrays(volume: Volume, tmp_path: Path) -> None:
+    folder = write(tmp_path / "mds", hashes=False)
+    for number in range(3):
+        kinds = [kind for kind, _ in COLUMNS.values()]
+        sizes = [size for _, size in COLUMNS.values()]
+        kinds[3], sizes[3] = "ndarray:int16:2,2", 8  # the label's eight bytes
+        change(folder, number, column_encodings=kinds, column_sizes=sizes)
+    import_all(volume, folder, options={"column": "label", "attributes": ()})
+    with volume["n"] as dataset:
+        assert dataset.read_arrays([0, 199]).tolist() == [
+            np.array([i], "<i8").view("<i2").reshape(2, 2).tolist() for i in (-100, 99)
+        ]
+    for form in ("ndarray:int16:2,x", "ndarray:nothing:2"):
+        kinds[3] = form
+        for number in range(3):
+            change(folder, number, column_encodings=kinds)
+        with refused(volume, FormatError, "expected an array's form, got 'ndarray"):
+            import_all(volume, folder, options={"column": "label", "attributes": ()})
+
+
 # ---- damage --------------------------------------------------------------------------------------
 
 
