@@ -114,6 +114,11 @@ class Dataset(ColumnAccess):
                 self._access = self._origin.open_dataset(self._identity, self._known_directory())
             return self._access
 
+    @property
+    def access(self) -> DatasetAccess:
+        """What this object stands on, in this process: for a service of the dataset."""
+        return self._opened()
+
     def _known_directory(self) -> FrozenDirectory | None:
         """The directory that this process, or the one it was forked from, has already."""
         known = [*self._inherited, *filter(None, [self._access])]

@@ -21,7 +21,7 @@
     │   ├── ChecksumError                  ... its CRC32C does not match
     │   ├── VersionError                   ... it is of a version this code cannot read
     │   └── TruncatedError                 ... it ends too early
-    ├── ServiceLostError                   the node service is gone, or has closed this connection
+    ├── ServiceLostError                   the node service is gone (retryable: it may be back)
     └── NativeError                        libdlfs is missing, of another version, or misbehaved
 
 A message says the action, the object, the offset with its unit, what was expected and what was got.
@@ -136,6 +136,8 @@ class TruncatedError(FormatError):
 
 class ServiceLostError(DlfsError):
     """The node service is gone, or has closed the connection to it."""
+
+    retryable = True
 
 
 class NativeError(DlfsError):

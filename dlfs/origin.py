@@ -23,6 +23,7 @@ from dlfs.directory import (
     FrozenDirectory,
     load_directory,
 )
+from dlfs.directory.sharing import SHARED_ROOT
 from dlfs.errors import (
     DeviceError,
     DlfsError,
@@ -55,12 +56,15 @@ class OpenOptions:
         depth: operations in flight per member and thread.
         engine: of file devices: ``auto``, ``uring`` or ``threads``.
         opener: of devices.
+        shared: directories and sample memory lie in files without a name, whose descriptors a
+            service may pass on.
     """
 
     memory_bytes: int = 256 * MIB
     depth: int = 128
     engine: str = "auto"
     opener: Opener = open_device
+    shared: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,11 @@ class DatasetIdentity:
     uuid: UUID
     name: str
     version: int
+
+    @classmethod
+    def of(cls, record: DatasetRecord) -> DatasetIdentity:
+        """Of a dataset in a catalog."""
+        return cls(record.uuid, display(record.name), record.version)
 
     def stale(self) -> StaleError:
         """The error of a dataset that was removed."""
@@ -120,6 +129,7 @@ class DatasetAccess:
         members: URIs of the members, in order.
         directory: of samples.
         reader: of samples.
+        sources: what to read the members from, in order; none where a service does it.
         release: gives up what else is open.
         load_attributes: opens the dataset's columns; called once, when they are first asked for.
         is_lost: whether this way is gone for good, and another one has to be made.
@@ -131,6 +141,7 @@ class DatasetAccess:
     members: tuple[str, ...]
     directory: FrozenDirectory
     reader: SampleReader
+    sources: Sequence[BlockDevice] = ()
     release: Callable[[], None]
     load_attributes: Callable[[], AttributeTable]
     is_lost: Callable[[], bool] = lambda: False
@@ -218,10 +229,12 @@ class LocalOrigin:
         """Open the members, for this dataset alone, its directory and a reader."""
         generation = self._open_generation(self.uris)
         try:
-            record = find_record(generation, identity.uuid)
+            record = find_record(generation.catalog, identity.uuid)
             if record is None:
                 raise identity.stale()
-            directory = directory or load_segment(generation, record)
+            directory = directory or load_segment(
+                generation, record, shared=not self.options.shared
+            )
             reader = self._make_reader(generation, record, identity, directory)
         except BaseException:
             close_devices(generation.devices)
@@ -232,6 +245,7 @@ class LocalOrigin:
             members=tuple(device.uri for device in generation.devices),
             directory=directory,
             reader=reader,
+            sources=generation.sources,
             release=lambda: close_devices(generation.devices),
             load_attributes=lambda: load_attributes(
                 generation.sources,
@@ -239,6 +253,7 @@ class LocalOrigin:
                 record,
                 volume_uuid=generation.superblock.volume_uuid,
                 diagnose=lambda: _diagnose(generation.devices, identity),
+                root=None if self.options.shared else SHARED_ROOT,
             ),
         )
 
@@ -254,7 +269,11 @@ class LocalOrigin:
             generation.geometry,
             record.data_runs,
             directory,
-            ReaderOptions(memory_bytes=self.options.memory_bytes, depth=self.options.depth),
+            ReaderOptions(
+                memory_bytes=self.options.memory_bytes,
+                depth=self.options.depth,
+                shared=self.options.shared,
+            ),
         )
         return SampleReader(
             native,
@@ -328,7 +347,7 @@ def _diagnose(devices: Sequence[BlockDevice], identity: DatasetIdentity) -> Dlfs
         newest = load_generation(devices)
     except (FormatError, DeviceError, NotFoundError, UsageError):
         return None  # the samples' own errors say more
-    return None if find_record(newest, identity.uuid) is not None else identity.stale()
+    return None if find_record(newest.catalog, identity.uuid) is not None else identity.stale()
 
 
 def _report(generation: Generation, number: int, reason: str | None) -> None:
@@ -342,9 +361,9 @@ def _report(generation: Generation, number: int, reason: str | None) -> None:
 # ---- directories ---------------------------------------------------------------------------------
 
 
-def find_record(generation: Generation, uuid: UUID) -> DatasetRecord | None:
+def find_record(catalog: Catalog, uuid: UUID) -> DatasetRecord | None:
     """The catalog record of a dataset; None when it was removed."""
-    return next((r for r in generation.catalog.datasets if r.uuid == uuid), None)
+    return next((r for r in catalog.datasets if r.uuid == uuid), None)
 
 
 def check_present(devices: Sequence[BlockDevice], record: DatasetRecord) -> None:
@@ -354,8 +373,8 @@ def check_present(devices: Sequence[BlockDevice], record: DatasetRecord) -> None
         StaleError: the newest generation does not have the dataset any more.
         DlfsError: as ``load_generation``.
     """
-    if find_record(load_generation(devices), record.uuid) is None:
-        raise DatasetIdentity(record.uuid, display(record.name), record.version).stale()
+    if find_record(load_generation(devices).catalog, record.uuid) is None:
+        raise DatasetIdentity.of(record).stale()
 
 
 def load_segment(

@@ -197,7 +197,7 @@ def _verify_superblocks(generation: Generation) -> Iterator[Finding]:
 
 def _is_removed(generation: Generation, record: DatasetRecord) -> bool:
     try:
-        return find_record(load_generation(generation.devices), record.uuid) is None
+        return find_record(load_generation(generation.devices).catalog, record.uuid) is None
     except (DlfsError, OSError):
         return False
 

@@ -109,6 +109,11 @@ class Volume:
         with self._mutex:
             self._opened().refresh()
 
+    @property
+    def access(self) -> VolumeAccess:
+        """What this object stands on, in this process: for a service of the volume."""
+        return self._opened()
+
     def close(self) -> None:
         """Close the devices. Idempotent; datasets that were opened stay open."""
         access, self._access = self._access, None
@@ -194,8 +199,7 @@ class Volume:
             FormatError: its directory is damaged.
         """
         record = self._find(name, version)[-1]
-        identity = DatasetIdentity(record.uuid, display(record.name), record.version)
-        return Dataset(self._origin, identity).open()
+        return Dataset(self._origin, DatasetIdentity.of(record)).open()
 
     def __getitem__(self, name: str | bytes) -> Dataset:
         """The newest version of a dataset; see ``dataset``."""

@@ -57,6 +57,9 @@ BATCHES_MAX = 1 << 12
 COPIED_BYTES_MAX = 256 << 20
 """Memory of one channel for batches copied out of the arena; pages are used as they are needed."""
 
+STATS = tuple(name for name, *_ in channel_abi.ChannelStats._fields_)
+"""What ``ServerChannel.stats`` counts."""
+
 ENDED_CLOSED = abi.E_CLOSED
 ENDED_PROTOCOL = abi.E_PROTOCOL
 
@@ -270,6 +273,10 @@ class ClientReader:
             raises, the call raises.
         timeout_ms: for one answer of the service, which is then given up as lost; 0: as long as
             it lives.
+        service: what errors call it.
+
+    Attributes:
+        lost: whether a channel was lost: the service is gone, or is to be connected to anew.
 
     Raises:
         UsageError: the arena is shorter than said.
@@ -288,10 +295,13 @@ class ClientReader:
         open_channel: Callable[[], ChannelDescriptors],
         *,
         timeout_ms: int = 0,
+        service: str = "the service",
     ) -> None:
         handle = c_void_p()
         code = library().dlfs_arena_map(arena_descriptor, arena_bytes, byref(handle))
-        check(code, f"map {arena_bytes} bytes of the service's memory")
+        check(code, f"map {arena_bytes} bytes of the memory of {service}")
+        self.service = service
+        self.lost = False
         self._arena: c_void_p | None = handle
         self._open_channel = open_channel
         self._timeout_ms = timeout_ms
@@ -322,7 +332,7 @@ class ClientReader:
             )
         finally:
             self.return_channel(channel)
-        check(code, f"read {len(indices)} samples")
+        check(code, f"read {len(indices)} samples from {self.service}")
         return NativeBatch(pointer)
 
     def get(self, index: int, *, kept_only: bool = False) -> bytes | None:
@@ -344,7 +354,7 @@ class ClientReader:
         finally:
             self.return_channel(channel)
         if code == abi.E_SERVICE:
-            check(code, f"read sample {index}")
+            check(code, f"read sample {index} from {self.service}")
         return found
 
     def stats(self) -> dict[str, int]:
@@ -355,7 +365,7 @@ class ClientReader:
             code = library().dlfs_client_reader_stats(channel.handle, byref(stats))
         finally:
             self.return_channel(channel)
-        check(code, "ask for the reader's counters")
+        check(code, f"ask {self.service} for its counters")
         return {name: int(getattr(stats, name)) for name, *_ in abi.ReaderStats._fields_}
 
     def member_stats(self, member: int) -> dict[str, int | list[int]]:
@@ -403,6 +413,29 @@ class ClientReader:
         if getattr(self, "_arena", None) is not None:
             self.close()
 
+    def stream(
+        self,
+        sequence: NativeSequence,
+        *,
+        first: int,
+        stride: int,
+        count: int,
+        group: int = 0,
+        group_stride: int = 0,
+        plan: str = "auto",
+    ) -> ClientStream:
+        """As ``NativeReader.stream``."""
+        return ClientStream(
+            self,
+            sequence,
+            first=first,
+            stride=stride,
+            count=count,
+            group=group,
+            group_stride=group_stride,
+            plan=plan,
+        )
+
     def take_channel(self) -> ClientChannel:
         """Take an idle channel for a caller of its own, or obtain another one.
 
@@ -425,6 +458,7 @@ class ClientReader:
     def return_channel(self, channel: ClientChannel) -> None:
         """Put a channel aside for the next caller, unless it is lost."""
         if library().dlfs_client_is_lost(channel.handle):
+            self.lost = True
             channel.close()
             return
         self._lost_members = library().dlfs_client_lost_members(channel.handle)
@@ -483,7 +517,7 @@ class ClientStream:
         code = library().dlfs_client_stream_open(self._channel.handle, byref(config))
         if code < 0:
             self.close()
-        check(code, f"have the service read ahead {count} samples")
+        check(code, f"have {count} samples read ahead by {reader.service}")
         self._plan = next(name for name, value in PLANS.items() if value == code)
 
     @property
@@ -507,7 +541,7 @@ class ClientStream:
             )
         if code == abi.E_END:
             return None
-        check(code, f"take the next {count} samples")
+        check(code, f"take the next {count} samples from {self._reader.service}")
         return NativeBatch(pointer)
 
     def _open_channel(self) -> ClientChannel:

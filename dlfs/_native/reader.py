@@ -345,6 +345,29 @@ class NativeReader:
         check(code, f"look at the reads of member {member}")
         return member_counters(stats)
 
+    def stream(
+        self,
+        sequence: NativeSequence,
+        *,
+        first: int,
+        stride: int,
+        count: int,
+        group: int = 0,
+        group_stride: int = 0,
+        plan: str = "auto",
+    ) -> NativeStream:
+        """Start reading a part of a sequence ahead; see ``NativeStream``."""
+        return NativeStream(
+            self,
+            sequence,
+            first=first,
+            stride=stride,
+            count=count,
+            group=group,
+            group_stride=group_stride,
+            plan=plan,
+        )
+
     def lost_members(self) -> int:
         """The members that are lost now, as bits by number."""
         lost: int = library().dlfs_reader_lost_members(self.borrow())

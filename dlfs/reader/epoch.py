@@ -16,6 +16,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from dlfs._native.channel import ClientStream
 from dlfs._native.reader import NativeStream
 from dlfs.errors import ClosedError, DlfsError, UsageError
 from dlfs.reader.batch import Batch
@@ -99,7 +100,7 @@ class Epoch(Iterator[Batch]):
         self._drop_last = drop_last
         self._on_error = on_error
         self._plan = plan
-        self._stream: NativeStream | None = None
+        self._stream: NativeStream | ClientStream | None = None
         self._reader: SampleReader | None = None
         self._pid = os.getpid()
         self._closed = False
@@ -120,10 +121,10 @@ class Epoch(Iterator[Batch]):
             self._end_stream()
             raise StopIteration
         stream, reader = self._open_stream()
-        native = stream.next(min(self._batch_size, self._left()))
-        if native is None:
-            raise ClosedError("take the next batch: the epoch's stream ended early")
         try:
+            native = stream.next(min(self._batch_size, self._left()))
+            if native is None:
+                raise ClosedError("take the next batch: the epoch's stream ended early")
             batch = reader.settle(native, self._on_error)
         except DlfsError:
             self._end_stream()  # the state has not moved: the next call reads this batch again
@@ -228,7 +229,7 @@ class Epoch(Iterator[Batch]):
         last = full >= self._next_batch and (full - self._worker) % self._workers == 0
         return mine + (rest if last else 0)
 
-    def _open_stream(self) -> tuple[NativeStream, SampleReader]:
+    def _open_stream(self) -> tuple[NativeStream | ClientStream, SampleReader]:
         if self._pid != os.getpid():
             self._stream = self._reader = None  # the parent's; its own handles stay untouched
             self._pid = os.getpid()

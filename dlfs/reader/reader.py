@@ -14,6 +14,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from dlfs._native.channel import ClientReader, ClientStream
 from dlfs._native.device import NativeDevice
 from dlfs._native.library import describe
 from dlfs._native.reader import NativeBatch, NativeReader, NativeStream
@@ -47,6 +48,7 @@ class ReaderOptions:
             in the time that one more request costs.
         retry_count: tries after the first of a read that failed or brought a wrong checksum.
         timeout_ms: for one read with all its retries; where there are copies, each gets its share.
+        shared: the sample memory lies in a file without a name, for channels to other processes.
     """
 
     memory_bytes: int = 256 * MIB
@@ -54,6 +56,7 @@ class ReaderOptions:
     gap_bytes: int = 16 * KIB
     retry_count: int = 2
     timeout_ms: int = 30_000
+    shared: bool = False
 
 
 def make_native_reader(
@@ -89,6 +92,7 @@ def make_native_reader(
         timeout_ms=options.timeout_ms,
         replicas=geometry.replicas,
         band_rows=geometry.band_rows,
+        shared=options.shared,
     )
 
 
@@ -105,6 +109,9 @@ class SampleReader:
             None.
 
     Attributes:
+        native: as given.
+        directory: as given.
+        chunk_bytes: of the volume.
         attributes: gives the dataset's columns, for batches of arrays; None: it has none.
 
     Threads: any at once.
@@ -114,7 +121,7 @@ class SampleReader:
 
     def __init__(
         self,
-        native: NativeReader,
+        native: NativeReader | ClientReader,
         geometry: Geometry,
         directory: FrozenDirectory,
         where: Where,
@@ -128,7 +135,7 @@ class SampleReader:
         self._on_loss = on_loss
         self._lost = 0
         self._has_copies = geometry.replicas > 1
-        self._native = native
+        self.native = native
 
     def read(self, indices: npt.ArrayLike, *, on_error: str = "raise") -> Batch:
         """Read samples as one batch, in the order asked for; an index may occur more than once.
@@ -146,7 +153,7 @@ class SampleReader:
         """
         check_on_error(on_error)
         wanted = as_indices(indices, len(self.directory))
-        return self.settle(self._native.read(wanted), on_error)
+        return self.settle(self.native.read(wanted), on_error)
 
     def get(self, index: int) -> bytes:
         """Read one sample.
@@ -163,7 +170,7 @@ class SampleReader:
             raise UsageError(
                 f"read a sample: expected an index 0..{len(self.directory) - 1}, got {index}"
             )
-        found = self._native.get(index)
+        found = self.native.get(index)
         if self._has_copies:
             self._watch_members()
         if found is not None:
@@ -176,7 +183,7 @@ class SampleReader:
         Args:
             index: 0..N-1.
         """
-        return self._native.get(index, kept_only=True)
+        return self.native.get(index, kept_only=True)
 
     def batches(
         self,
@@ -221,10 +228,9 @@ class SampleReader:
         group: int,
         group_stride: int,
         plan: str,
-    ) -> NativeStream:
+    ) -> NativeStream | ClientStream:
         """Start reading a part of a sequence ahead; see ``NativeStream``."""
-        return NativeStream(
-            self._native,
+        return self.native.stream(
             sequence.native,
             first=first,
             stride=stride,
@@ -239,7 +245,9 @@ class SampleReader:
         self._watch_members()
         if not native.failures:
             return Batch(native, attributes=self.attributes)
-        self._raise_diagnosis()  # first: a removed dataset may have lost its names too
+        diagnosis = self.diagnose()  # first: a removed dataset may have lost its names too
+        if diagnosis is not None:
+            raise diagnosis
         failures = describe_failures(native.failures, self.directory, self._where)
         if on_error == "raise":
             raise failures[0].error(others=len(failures) - 1)
@@ -249,17 +257,16 @@ class SampleReader:
 
     def _watch_members(self) -> None:
         """Tell of members that were lost since the last look, or are back."""
-        lost = self._native.lost_members()
+        lost = self.native.lost_members()
         changed, self._lost = lost ^ self._lost, lost
         for number in range(changed.bit_length()):
             if changed >> number & 1:
-                reason = describe(self._native.member_code(number)) if lost >> number & 1 else None
+                reason = describe(self.native.member_code(number)) if lost >> number & 1 else None
                 self._on_loss(number, reason)
 
-    def _raise_diagnosis(self) -> None:
-        error = self._diagnose() if self._diagnose is not None else None
-        if error is not None:
-            raise error
+    def diagnose(self) -> DlfsError | None:
+        """What explains that samples fail: StaleError when the dataset was removed, else None."""
+        return self._diagnose() if self._diagnose is not None else None
 
     def _replace(self, native: NativeBatch, failures: tuple[SampleFailure, ...]) -> Batch:
         """Read the batch again with the next index in place of each that failed."""
@@ -270,7 +277,7 @@ class SampleReader:
                 indices[failure.position] = (int(indices[failure.position]) + 1) % len(
                     self.directory
                 )
-            native = self._native.read(indices)
+            native = self.native.read(indices)
             if not native.failures:
                 return Batch(native, None, tuple(bad), self.attributes)
             bad += describe_failures(native.failures, self.directory, self._where)
@@ -278,7 +285,7 @@ class SampleReader:
 
     def stats(self) -> dict[str, int]:
         """Counters since the reader was opened, by their names in ``dlfs_reader_stats``."""
-        return self._native.stats()
+        return self.native.stats()
 
     def member_stats(self) -> list[dict[str, Any]]:
         """Counters of each member's reads since the reader was opened, in member order.
@@ -288,15 +295,15 @@ class SampleReader:
             ``errors``, ``latency_ns`` (the sum) and ``latency``, the numbers of reads that took
             less than 2, 4, 8, ... us.
         """
-        lost = self._native.lost_members()
+        lost = self.native.lost_members()
         return [
-            {"uri": uri, "lost": bool(lost >> number & 1), **self._native.member_stats(number)}
+            {"uri": uri, "lost": bool(lost >> number & 1), **self.native.member_stats(number)}
             for number, uri in enumerate(self._where.members)
         ]
 
     def close(self) -> None:
         """Give up memory and queue pairs, once batches still in use are gone. Idempotent."""
-        self._native.close()
+        self.native.close()
 
     def __enter__(self) -> Self:
         return self

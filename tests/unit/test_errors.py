@@ -38,7 +38,12 @@ def test_the_tree_is_all_there_is() -> None:
 
 def test_only_what_may_pass_is_retryable() -> None:
     retryable = {kind for kind in all_errors() if kind.retryable}
-    assert retryable == {errors.DeviceLostError, errors.DeviceTimeoutError, errors.LockedError}
+    assert retryable == {
+        errors.DeviceLostError,
+        errors.DeviceTimeoutError,
+        errors.LockedError,
+        errors.ServiceLostError,
+    }
 
 
 @pytest.mark.parametrize(

@@ -307,7 +307,7 @@ def test_closing_while_others_read(bench):
         for thread in threads:
             thread.join()
         assert not wrong
-        assert reader._native._handle is None  # the last of them has freed it
+        assert reader.native._handle is None  # the last of them has freed it
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
@@ -318,7 +318,7 @@ def test_a_child_closes_its_copy_without_the_lock_of_the_parents_threads(bench):
     locked, done = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with reader._native._lock:
+        with reader.native._lock:
             locked.set()
             done.wait()
 
