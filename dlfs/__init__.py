@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from dlfs.dataset import Dataset, SampleInfo
     from dlfs.mending import RepairReport, repair
     from dlfs.reader import Batch, Epoch
+    from dlfs.service.client import connect
     from dlfs.store.formatting import format_volume
     from dlfs.store.info import DatasetInfo, MemberInfo, SuperblockInfo, VolumeInfo
     from dlfs.verification import Finding
@@ -103,6 +104,7 @@ __all__ = [
     "VersionError",
     "Volume",
     "VolumeInfo",
+    "connect",
     "format_volume",
     "open",
     "repair",
@@ -113,6 +115,7 @@ _HOMES = {
     "SampleInfo": "dlfs.dataset",
     "Batch": "dlfs.reader",
     "Epoch": "dlfs.reader",
+    "connect": "dlfs.service.client",
     "RepairReport": "dlfs.mending",
     "repair": "dlfs.mending",
     "format_volume": "dlfs.store.formatting",

@@ -34,6 +34,7 @@ from dlfs.cli import (
     repair,
     rm,
     seal,
+    serve,
     stall,
     stat,
     target,
@@ -174,6 +175,9 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
     },
     "Watching": {
         "stall": stall.stall,
+    },
+    "Serving": {
+        "serve": serve.serve,
     },
     "Storage nodes": {
         "discover": discover.discover,

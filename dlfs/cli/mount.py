@@ -14,7 +14,8 @@ from dlfs.cli.output import note, print_json
 from dlfs.errors import NotFoundError, UsageError
 
 
-def _check_installed() -> None:
+def check_installed() -> None:
+    """Refuse to go on without what a mount needs."""
     try:
         import pyfuse3  # noqa: F401
     except ImportError as error:
@@ -62,7 +63,7 @@ def mount(
     json: JsonOption = False,
 ) -> None:
     """Mount a volume: every program reads DIR/DATASET/PATH."""
-    _check_installed()
+    check_installed()
     from dlfs.service.mount import mount_volume
     from dlfs.service.serve import HELD_BYTES, MountOptions, serve
 

@@ -22,7 +22,7 @@ from dlfs.service import mountpoint as mountpoints
 from dlfs.service.held import HeldSamples, ReadThreads
 from dlfs.service.incoming import open_incoming
 from dlfs.service.operations import FILE_MODE_DEFAULT, Access, MountOperations
-from dlfs.service.view import VolumeView
+from dlfs.service.view import ShownVolume, VolumeView
 from dlfs.service.writable import WritableOperations
 from dlfs.units import MIB
 from dlfs.volume import Volume
@@ -96,13 +96,31 @@ def serve(
     """
     path = mountpoints.prepare(directory)
     with open_volume(volume_uri, memory_bytes=READER_BYTES) as volume:
-        trio.run(_run, volume, path, options, on_ready)
+        trio.run(serve_view, volume, volume, path, options, on_ready, [_end_on_signal])
 
 
-async def _run(
-    volume: Volume, path: str, options: MountOptions, on_ready: Callable[[str], None]
+async def serve_view(
+    volume: Volume,
+    shown: ShownVolume,
+    path: str,
+    options: MountOptions,
+    on_ready: Callable[[str], None],
+    beside: Sequence[Callable[[], Awaitable[None]]] = (),
 ) -> None:
-    view = VolumeView(volume)
+    """Mount a volume, and answer until it is unmounted; cancelled, unmount it.
+
+    Args:
+        volume: borrowed.
+        shown: the same, or what shares its datasets with others.
+        path: that ``mountpoint.prepare`` gave.
+        options: how.
+        on_ready: called with the path when the mount answers.
+        beside: tasks to run meanwhile.
+
+    Raises:
+        DeviceError: the system refused the mount.
+    """
+    view = VolumeView(shown)
     threads = ReadThreads(trio.lowlevel.current_trio_token())
     try:
         held = HeldSamples(threads, budget_bytes=options.held_bytes)
@@ -116,7 +134,7 @@ async def _run(
                 tasks = [incoming.sealer.run]
             _mount(operations, path, options)
             try:
-                await _answer(path, on_ready, tasks)
+                await _answer(path, on_ready, [*beside, *tasks])
             finally:
                 pyfuse3.close(unmount=True)
     finally:
@@ -142,11 +160,10 @@ async def _answer(
     on_ready: Callable[[str], None],
     tasks: Sequence[Callable[[], Awaitable[None]]],
 ) -> None:
-    """Answer the kernel until the mount is gone or a signal comes; run tasks meanwhile."""
+    """Answer the kernel until the mount is gone; run tasks meanwhile."""
     async with trio.open_nursery() as nursery:
         for task in tasks:
             nursery.start_soon(task)
-        nursery.start_soon(_end_on_signal)
         nursery.start_soon(_tell_when_ready, path, on_ready)
         await pyfuse3.main()
         nursery.cancel_scope.cancel()

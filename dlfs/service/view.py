@@ -16,7 +16,7 @@ import logging
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 from uuid import UUID
 
 import trio
@@ -27,7 +27,6 @@ from dlfs.format.location import unpack_location
 from dlfs.service.inode import SLOT_MAX
 from dlfs.service.tree import DatasetTree
 from dlfs.store.info import DatasetInfo
-from dlfs.volume import Volume
 
 ROOT_SECONDS = 1.0
 """How long the list of datasets, and what the kernel knows of the root, may be old."""
@@ -42,6 +41,19 @@ class Sample(NamedTuple):
 
     length_bytes: int
     crc32c: int
+
+
+class ShownVolume(Protocol):
+    """What a mount shows: a ``Volume``, or one of a service, whose datasets are shared."""
+
+    def refresh(self) -> None:
+        """See the newest generation."""
+
+    def datasets(self) -> list[DatasetInfo]:
+        """All versions of all datasets."""
+
+    def dataset(self, name: str | bytes, version: int, /) -> Dataset:
+        """Open a dataset."""
 
 
 class OpenDataset:
@@ -121,7 +133,7 @@ class VolumeView:
         volume: borrowed.
     """
 
-    def __init__(self, volume: Volume) -> None:
+    def __init__(self, volume: ShownVolume) -> None:
         self._volume = volume
         self._turn = trio.Lock()
         self._due = 0.0

@@ -1,0 +1,297 @@
+"""``dlfs.connect``: the volumes of a node service, with the API of those that ``dlfs.open`` gives.
+
+``ServiceOrigin`` is the service's socket as an origin: what it opens has a connection of its own,
+the service's directory mapped read-only, and a reader whose samples lie in the service's memory.
+``Volume``, ``Dataset`` and ``Epoch`` stand on that as on devices.
+
+When the service goes, every call under way raises ``ServiceLostError`` at once (a service that is
+there and does not answer is given up after a time, below), and the next use makes a new connection:
+it waits up to ``timeout_s`` for a service that is being restarted. Datasets keep the directory that
+they have, batches keep their bytes, and epochs go on from where they stood.
+
+Threads: any at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from uuid import UUID
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlfs._native.channel import ChannelDescriptors, ClientReader
+from dlfs.attributes import AttributeTable
+from dlfs.directory import FrozenDirectory
+from dlfs.errors import (
+    DeviceError,
+    DlfsError,
+    FormatError,
+    NotFoundError,
+    ServiceLostError,
+    UsageError,
+)
+from dlfs.format.catalog import Catalog, DatasetRecord
+from dlfs.format.superblock import Superblock
+from dlfs.origin import DatasetAccess, DatasetIdentity, find_record
+from dlfs.reader import SampleReader, Where
+from dlfs.service.connection import TIMEOUT_S, Connection
+from dlfs.service.protocol import (
+    ChannelState,
+    DatasetState,
+    Diagnose,
+    Diagnosis,
+    GetPart,
+    ListVolumes,
+    LookAtVolume,
+    OpenChannel,
+    OpenDataset,
+    Part,
+    ServedVolume,
+    Volumes,
+    VolumeState,
+)
+from dlfs.service.snapshot import read_generation
+from dlfs.service.sockets import SCHEME, path_of
+from dlfs.store.info import VolumeInfo
+from dlfs.volume import Volume
+
+ANSWER_TIMEOUT_S = 120.0
+"""For one batch: longer than the service itself gives a device with all retries. A service that is
+there and does not answer (stopped by a debugger) is then given up as lost."""
+
+_log = logging.getLogger("dlfs")
+
+
+def connect(uri: str, *, volume: str | None = None, timeout_s: float = TIMEOUT_S) -> Volume:
+    """Open a volume through the node service that serves it.
+
+    Args:
+        uri: ``unix:`` and the path of the service's socket.
+        volume: label or UUID; may be left out when the service has only one.
+        timeout_s: how long to wait for a service that is not there, now and whenever it went away,
+            and for each of its answers.
+
+    Returns:
+        A volume whose datasets are read through the service. It cannot be written to, repaired or
+        verified: that needs the devices (``dlfs.open``).
+
+    Raises:
+        ServiceLostError: no service answers within that time.
+        NotFoundError: it has no such volume.
+        UsageError: the URI is none, or no volume was named and there are several.
+        DeviceError: this user may not use the service (EACCES).
+    """
+    if timeout_s <= 0:
+        raise UsageError(f"connect to {uri}: expected a timeout above 0 s, got {timeout_s:g}")
+    return Volume(ServiceOrigin(os.path.abspath(path_of(uri)), volume, timeout_s))
+
+
+@dataclass(frozen=True)
+class ServiceOrigin:
+    """A volume of a node service.
+
+    Args:
+        path: of its socket.
+        volume: label or UUID; None: the only one.
+        timeout_s: as of ``connect``.
+    """
+
+    path: str
+    volume: str | None
+    timeout_s: float
+
+    @property
+    def uri(self) -> str:
+        """The service's."""
+        return SCHEME + self.path
+
+    def connect(self) -> Connection:
+        """Make a new connection."""
+        return Connection(self.path, self.timeout_s)
+
+    def open_volume(self) -> ServiceVolume:
+        """Connect and look at the volume."""
+        connection = self.connect()
+        answer, _ = connection.request(ListVolumes(), Volumes)
+        chosen = self._choose(answer.volumes)
+        return ServiceVolume(replace(self, volume=str(chosen.uuid)), connection)
+
+    def _choose(self, volumes: Sequence[ServedVolume]) -> ServedVolume:
+        wanted = self.volume
+        found = [v for v in volumes if wanted in (None, v.label, str(v.uuid))]
+        if len(found) == 1:
+            return found[0]
+        told = ", ".join(f"{v.label!r} ({v.uuid})" for v in volumes) or "none"
+        if found:
+            raise UsageError(f"open a volume of {self.uri}: expected one of: {told}")
+        raise NotFoundError(f"open volume {wanted!r} of {self.uri}: expected one of: {told}")
+
+    @property
+    def volume_uuid(self) -> UUID:
+        """Of a volume that was found."""
+        return UUID(str(self.volume))
+
+    def open_dataset(
+        self, identity: DatasetIdentity, directory: FrozenDirectory | None
+    ) -> DatasetAccess:
+        """Have the service open a dataset, over a connection for it alone."""
+        connection = self.connect()
+        try:
+            return self._open_dataset(connection, identity, directory)
+        except BaseException:
+            connection.close()
+            raise
+
+    def _open_dataset(
+        self,
+        connection: Connection,
+        identity: DatasetIdentity,
+        directory: FrozenDirectory | None,
+    ) -> DatasetAccess:
+        request = OpenDataset(self.volume_uuid, identity.uuid)
+        state, descriptors = connection.request(request, DatasetState, 2)
+        with descriptors:
+            superblock, catalog = read_generation(descriptors[0], self.uri)
+            native = ClientReader(
+                descriptors[1],
+                state.arena_bytes,
+                lambda: _open_channel(connection, identity),
+                timeout_ms=int(ANSWER_TIMEOUT_S * 1000),
+                service=self.uri,
+            )
+        record = find_record(catalog, identity.uuid)
+        if record is None:
+            raise identity.stale()
+        directory = directory or self._load_directory(record, identity)
+        reader = SampleReader(
+            native,
+            superblock.geometry,
+            directory,
+            Where(identity.name, state.members),
+            lambda: _diagnose(connection, identity),
+            lambda number, reason: _report(self.uri, state.members[number], reason),
+        )
+        return DatasetAccess(
+            record=record,
+            geometry=superblock.geometry,
+            members=state.members,
+            directory=directory,
+            reader=reader,
+            release=connection.close,
+            load_attributes=lambda: self._load_attributes(record, identity),
+            is_lost=lambda: native.lost or connection.is_lost,
+        )
+
+    # ---- parts in shared memory ------------------------------------------------------------------
+
+    def _load_directory(self, record: DatasetRecord, identity: DatasetIdentity) -> FrozenDirectory:
+        """Map the service's directory; its names when they are first needed."""
+        return FrozenDirectory(
+            self._map_part(identity, "entries", record.entries_bytes),
+            lambda: self._map_part(identity, "names", record.names_bytes),
+            label=f"the directory of dataset {identity.name!r} through {self.uri}",
+        )
+
+    def _load_attributes(self, record: DatasetRecord, identity: DatasetIdentity) -> AttributeTable:
+        """Map the service's copy of the columns, which it has verified."""
+        extent = record.attribute_extent
+        if extent is None:
+            return AttributeTable.empty(record.uuid, record.sample_count)
+        segment = self._map_part(identity, "attributes", extent.segment_bytes)
+        where = f"the attributes of dataset {identity.name!r} through {self.uri}"
+        return AttributeTable.over(segment, extent.head_bytes, where=where, verify=False)
+
+    def _map_part(self, identity: DatasetIdentity, part: str, size_bytes: int) -> NDArray[np.uint8]:
+        """Map a part of a dataset, over a connection of its own: any may be lost by now."""
+        connection = self.connect()
+        try:
+            request = GetPart(self.volume_uuid, identity.uuid, part)
+            answer, descriptors = connection.request(request, Part, 1)
+        finally:
+            connection.close()
+        with descriptors:
+            if answer.size_bytes != size_bytes:
+                raise FormatError(
+                    f"map the {part} of dataset {identity.name!r} from {self.uri}: expected "
+                    f"{size_bytes} bytes, got {answer.size_bytes}"
+                )
+            memory = mmap.mmap(descriptors[0], size_bytes, mmap.MAP_SHARED, mmap.PROT_READ)
+        return np.frombuffer(memory, np.uint8)
+
+
+def _open_channel(connection: Connection, identity: DatasetIdentity) -> ChannelDescriptors:
+    _, descriptors = connection.request(OpenChannel(identity.uuid), ChannelState, 2)
+    return ChannelDescriptors(*descriptors)
+
+
+def _diagnose(connection: Connection, identity: DatasetIdentity) -> DlfsError | None:
+    """Why samples may have failed: the dataset was removed since."""
+    try:
+        answer, _ = connection.request(Diagnose(identity.uuid), Diagnosis)
+    except (ServiceLostError, FormatError, DeviceError, NotFoundError, UsageError):
+        return None  # the samples' own errors say more
+    return identity.stale() if answer.removed else None
+
+
+def _report(uri: str, member: str, code: str | None) -> None:
+    """Tell of a member that the service lost, or has again."""
+    if code is None:
+        _log.info("%s: the service can read member %s again", uri, member)
+    else:
+        _log.warning("%s: the service lost member %s: %s", uri, member, code)
+
+
+class ServiceVolume:
+    """A volume as the service last described it.
+
+    Args:
+        origin: with the volume's UUID.
+        connection: to the service; this object's from now on.
+
+    Raises:
+        DlfsError: as ``refresh``.
+    """
+
+    def __init__(self, origin: ServiceOrigin, connection: Connection) -> None:
+        self._origin = origin
+        self._connection = connection
+        self._turn = threading.Lock()
+        self.superblock: Superblock
+        self.catalog: Catalog
+        self._info: VolumeInfo
+        self.refresh()
+
+    @property
+    def origin(self) -> ServiceOrigin:
+        """The service's socket, and which volume."""
+        return self._origin
+
+    def describe(self) -> VolumeInfo:
+        """All of it, as the service described it when it was last asked."""
+        return self._info
+
+    def refresh(self) -> None:
+        """Ask the service for the newest generation.
+
+        Raises:
+            ServiceLostError: it is gone, and was not back in time.
+            DlfsError: it cannot read the volume.
+        """
+        with self._turn:
+            if self._connection.is_lost:
+                self._connection = self._origin.connect()
+            request = LookAtVolume(self._origin.volume_uuid)
+            state, descriptors = self._connection.request(request, VolumeState, 1)
+            with descriptors:
+                found = read_generation(descriptors[0], self._origin.uri)
+            (self.superblock, self.catalog), self._info = found, state.info
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()

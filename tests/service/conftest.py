@@ -1,0 +1,38 @@
+"""Node services for tests: ``serve`` starts one and waits until it is ready."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.service.serving import Service, make_samples, make_volume
+
+
+@pytest.fixture(scope="session")
+def samples() -> dict[bytes, bytes]:
+    """What the dataset ``d`` holds, in path order."""
+    return make_samples()
+
+
+@pytest.fixture
+def volume(tmp_path: Path, samples: dict[bytes, bytes]) -> str:
+    """A volume ``images`` with the dataset ``d``."""
+    return make_volume(tmp_path / "images.img", samples, label="images")
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[..., Service]]:
+    """Starts a service of some volumes, ready when this returns; ended with the test."""
+    services: list[Service] = []
+
+    def start(*volumes: str, options: tuple[str, ...] = (), **popen: Any) -> Service:
+        socket = tmp_path / "s.sock"
+        services.append(Service(list(volumes), socket, *options, **popen))
+        return services[-1].wait_ready()
+
+    yield start
+    for service in services:
+        service.close()

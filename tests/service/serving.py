@@ -1,0 +1,193 @@
+"""A node service as a process of its own, and volumes to serve."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import dlfs
+from dlfs.service.connection import Connection
+from dlfs.service.protocol import Figures, GetSnapshot
+from dlfs.units import KIB, MIB
+
+SECONDS_MAX = 30
+
+
+def wait_for(condition: Callable[[], bool], what: str) -> None:
+    """Wait until something is so."""
+    deadline = time.monotonic() + SECONDS_MAX
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {SECONDS_MAX} s for {what}"
+        select.select([], [], [], 0.01)
+
+
+def make_samples(count: int = 600, seed: int = 1) -> dict[bytes, bytes]:
+    """Samples of all kinds of lengths, in path order."""
+    draw = random.Random(seed)
+    samples = {
+        b"class%d/%05d" % (n % 5, n): draw.randbytes(draw.randrange(6000)) for n in range(count)
+    }
+    for length in (0, 1, 511, 512, 4096, 70_000, 150_000):
+        samples[b"sizes/%06d" % length] = draw.randbytes(length)
+    return dict(sorted(samples.items()))
+
+
+def make_volume(
+    path: Path, samples: dict[bytes, bytes], *, label: str = "", name: str = "d"
+) -> str:
+    """Make a volume of one file with one dataset; its URI."""
+    with path.open("wb") as file:
+        file.truncate(32 * MIB)
+    dlfs.format_volume(str(path), label=label, chunk_bytes=64 * KIB)
+    add_dataset(str(path), samples, name)
+    return str(path)
+
+
+def add_dataset(uri: str, samples: dict[bytes, bytes], name: str = "d") -> None:
+    """Write one more dataset, or version, to a volume."""
+    with dlfs.open(uri) as volume, volume.writer(name) as writer:
+        for number, (path, data) in enumerate(samples.items()):
+            attributes = {"number": number, "name": path.decode()[::-1]}
+            writer.add(path, data, attributes=attributes)
+
+
+def damage(uri: str, *indices: int) -> None:
+    """Flip a bit of samples on media."""
+    with dlfs.open(uri) as volume, volume.dataset() as dataset:
+        places = [dataset.stat(index) for index in indices]
+    for place in places:
+        with open(place.member, "r+b") as member:
+            member.seek(place.offset_bytes)
+            byte = member.read(1)[0]
+            member.seek(place.offset_bytes)
+            member.write(bytes([byte ^ 1]))
+
+
+class Service:
+    """``dlfs serve`` as a process of its own.
+
+    Args:
+        volumes: URIs.
+        socket: path to listen on.
+        options: of the command line.
+
+    Attributes:
+        uri: for ``dlfs.connect``.
+        socket: as given.
+        log: what it writes to stderr.
+        process: it.
+        pid: of it.
+    """
+
+    def __init__(self, volumes: list[str], socket: Path, *options: str, **popen: Any) -> None:
+        self.uri = f"unix:{socket}"
+        self.socket = socket
+        self.log = socket.with_suffix(".log")
+        command = [sys.executable, "-m", "dlfs.cli", "serve", *volumes, "--socket", str(socket)]
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [*command, "--json", *options],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                bufsize=0,  # select sees what a buffer would hide
+                **popen,
+            )
+        self.pid = self.process.pid
+
+    def wait_ready(self) -> Service:
+        """Wait until clients can connect."""
+        assert self.process.stdout is not None
+        told = b""
+        while not told.endswith(b"}\n"):
+            ready, _, _ = select.select([self.process.stdout], [], [], SECONDS_MAX)
+            line = self.process.stdout.readline() if ready else b""
+            assert line, f"the service did not start: {self.log.read_text()}"
+            told += line
+        assert json.loads(told)["uri"] == self.uri
+        return self
+
+    def stop(self) -> None:
+        """End it, and see that it ends well and leaves nothing."""
+        self.process.send_signal(signal.SIGTERM)
+        assert self.process.wait(SECONDS_MAX) == 0, self.log.read_text()
+        assert not self.socket.exists()
+        assert "Traceback" not in self.log.read_text()
+
+    def kill(self) -> None:
+        """End it without a chance to clean up."""
+        self.process.kill()
+        self.process.wait(SECONDS_MAX)
+
+    def close(self) -> None:
+        """End it, if it still runs."""
+        if self.process.poll() is None:
+            self.kill()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+
+    def connection(self) -> Connection:
+        """A connection to it, as a client has."""
+        return Connection(str(self.socket))
+
+    def snapshot(self) -> dict[str, Any]:
+        """Its own figures."""
+        connection = self.connection()
+        try:
+            return connection.request(GetSnapshot(), Figures)[0].figures
+        finally:
+            connection.close()
+
+    def clients(self) -> list[dict[str, Any]]:
+        """The figures of its clients, but for the one that asks."""
+        return self.snapshot()["clients"][:-1] if self.process.poll() is None else []
+
+
+def memory_files(pid: int) -> list[str]:
+    """The nameless files of ours that a process has open, by name."""
+    found = []
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            target = os.readlink(f"/proc/{pid}/fd/{name}")
+            found += [target] if target.startswith("/memfd:dlfs") else []
+    return found
+
+
+@contextlib.contextmanager
+def client(script: str, *arguments: str, **popen: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a script in a process of its own, talked to over pipes."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        bufsize=0,
+        **popen,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def hear(process: subprocess.Popen[bytes]) -> str:
+    """The next line of a client."""
+    assert process.stdout is not None
+    ready, _, _ = select.select([process.stdout], [], [], SECONDS_MAX)
+    assert ready, f"heard nothing for {SECONDS_MAX} s"
+    return process.stdout.readline().decode().strip()
+
+
+def tell(process: subprocess.Popen[bytes], line: str = "go") -> None:
+    """Let a client go on."""
+    assert process.stdin is not None
+    process.stdin.write(line.encode() + b"\n")

@@ -1,0 +1,302 @@
+"""A connected volume is a local one: the same bytes, orders, failures and answers."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import dlfs
+from dlfs.errors import (
+    ChecksumError,
+    ClosedError,
+    NotFoundError,
+    ServiceLostError,
+    StaleError,
+    UsageError,
+)
+from tests.service.serving import Service, add_dataset, damage, make_volume
+
+BAD = (3, 77, 300)
+
+
+class World:
+    """A volume with damaged samples, opened and connected."""
+
+    def __init__(self, folder: Path, samples: dict[bytes, bytes]) -> None:
+        self.samples = samples
+        uri = make_volume(folder / "w.img", samples, label="w")
+        damage(uri, *BAD)
+        self.service = Service([uri], folder / "w.sock")
+        self.service.wait_ready()
+        self.volumes = dlfs.open(uri), dlfs.connect(self.service.uri)
+        self.local, self.connected = (volume["d"] for volume in self.volumes)
+
+    def both(self, ask: Callable[[dlfs.Dataset], Any]) -> Any:
+        """Ask both; they must agree."""
+        answers = [outcome(ask, dataset) for dataset in (self.local, self.connected)]
+        assert answers[0] == answers[1]
+        return answers[0]
+
+    def close(self) -> None:
+        for opened in (self.local, self.connected, *self.volumes):
+            opened.close()
+        self.service.stop()
+        self.service.close()
+
+
+def outcome(ask: Callable[[dlfs.Dataset], Any], dataset: dlfs.Dataset) -> Any:
+    """What an operation gives, or how it fails; of several failures any may be the first."""
+    try:
+        return plain(ask(dataset))
+    except (dlfs.DlfsError, IndexError) as error:
+        return type(error).__name__, re.sub(r".*(?=\(and \d+ more of)", "", str(error))
+
+
+def plain(value: Any) -> Any:
+    if isinstance(value, dlfs.Batch):
+        with value:
+            return value.indices.tolist(), value.to_list(), sorted(str(f) for f in value.failures)
+    return value.tolist() if isinstance(value, np.ndarray) else value
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory, samples: dict[bytes, bytes]) -> Iterator[World]:
+    made = World(tmp_path_factory.mktemp("world"), samples)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def test_what_they_are(world: World) -> None:
+    local, connected = world.volumes
+    assert connected.uri == world.service.uri
+    assert connected.info() == local.info()
+    assert connected.datasets() == local.datasets()
+    for name in ("uuid", "label", "generation", "members", "chunk_bytes", "capacity_bytes"):
+        assert getattr(connected, name) == getattr(local, name)
+    assert connected.free_bytes == local.free_bytes
+    assert "d" in connected
+    assert "e" not in connected
+    assert connected.dataset().uuid == local.dataset().uuid
+    with pytest.raises(NotFoundError, match=f"find 'e' on {world.service.uri}"):
+        connected.dataset("e")
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda ds: ds.info,
+        len,
+        lambda ds: ds.sample_bytes,
+        lambda ds: ds.paths(),
+        lambda ds: ds.paths(5, 7),
+        lambda ds: ds.path(-1),
+        lambda ds: ds.path(10**6),
+        lambda ds: ds.index(b"class1/00006"),
+        lambda ds: ds.index("nowhere"),
+        lambda ds: ds.index_of(["class0/00000", "x", b"sizes/000000"]),
+        lambda ds: ["class0/00000" in ds, "x" in ds],
+        lambda ds: ds.lower_bound(b"class3"),
+        lambda ds: ds.lengths(),
+        lambda ds: ds.lengths([0, 9]),
+        lambda ds: ds.children(),
+        lambda ds: ds.children(b"class1", b"00001"),
+        lambda ds: [ds.stat(index) for index in range(0, len(ds), 31)],
+        lambda ds: ds.get("class2/00002"),
+        lambda ds: ds.get("class9/00002"),
+        lambda ds: ds[-1],
+        lambda ds: ds[10**6],
+        lambda ds: ds[5:600:7],
+        lambda ds: ds[np.array([-1, 0, 1])],
+        lambda ds: ds[BAD[0]],
+        lambda ds: ds.read([]),
+        lambda ds: ds.read([0, 0, 5, 0]),
+        lambda ds: ds.read([10**9]),
+        lambda ds: ds.read([0, 1], on_error="shrug"),
+        lambda ds: ds.read([1, *BAD, 2]),
+        lambda ds: ds.read([1, *BAD, 2], on_error="skip"),
+        lambda ds: ds.read([1, *BAD, 2], on_error="replace"),
+        lambda ds: ds.batches(0),
+        lambda ds: ds.columns,
+        lambda ds: ds.column("number"),
+        lambda ds: ds.column("name", [5, 0, 606]),
+    ],
+)
+def test_they_answer_alike(world: World, ask: Callable[[dlfs.Dataset], Any]) -> None:
+    world.both(ask)
+
+
+INDICES = st.lists(st.integers(0, 606), max_size=80)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(indices=INDICES, on_error=st.sampled_from(["raise", "skip", "replace"]))
+def test_any_batch_is_the_same(world: World, indices: list[int], on_error: str) -> None:
+    answer = world.both(lambda ds: ds.read(indices, on_error=on_error))
+    if not set(indices) & set(BAD):
+        wanted = list(world.samples.values())
+        assert answer[1] == [wanted[index] for index in indices]
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    batch_size=st.integers(20, 200),
+    seed=st.integers(0, 2**64 - 1),
+    world_size=st.integers(1, 4),
+    shuffle=st.sampled_from(["global", "chunk", None]),
+    plan=st.sampled_from(["auto", "direct", "chunks", "harvest"]),
+    crossing=st.integers(0, 5),
+    first=st.booleans(),
+)
+def test_any_epoch_is_the_same_and_goes_on_across_both(
+    world: World,
+    batch_size: int,
+    seed: int,
+    world_size: int,
+    shuffle: str | None,
+    plan: str,
+    crossing: int,
+    first: bool,
+) -> None:
+    options = {
+        "seed": seed,
+        "rank": world_size - 1,
+        "world_size": world_size,
+        "shuffle": shuffle,
+        "plan": plan,
+        "on_error": "skip",
+    }
+    whole = world.both(lambda ds: [plain(b) for b in ds.batches(batch_size, **options)])
+    one, other = (world.local, world.connected) if first else (world.connected, world.local)
+    with one.batches(batch_size, **options) as epoch:
+        parts = [plain(batch) for _, batch in zip(range(crossing), epoch, strict=False)]
+        state = epoch.state()
+    with other.batches(batch_size, **options).resume(state) as epoch:
+        rest = [plain(batch) for batch in epoch]
+    assert parts + rest == whole
+
+
+def test_batches_outlive_dataset_and_service(
+    serve: Callable[..., Service], volume: str, samples: dict[bytes, bytes]
+) -> None:
+    service = serve(volume)
+    wanted = list(samples.values())
+    with dlfs.connect(service.uri) as connected, connected["d"] as dataset:
+        first = dataset.read(range(300))
+        epoch = dataset.batches(100, shuffle=None)
+        second = next(epoch)
+        epoch.close()
+    other = dlfs.connect(service.uri)["d"]
+    for seed in range(5):
+        for batch in other.batches(50, seed=seed):
+            batch.release()
+    assert first.to_list() == wanted[:300]
+    assert second.to_list() == [wanted[index] for index in second.indices.tolist()]
+    service.stop()
+    assert first.to_list() == wanted[:300]
+    packed, offsets = first.pack()
+    assert packed[offsets[5] : offsets[6]].tobytes() == wanted[5]
+
+
+def test_a_pickle_is_the_place_and_not_the_data(serve: Callable[..., Service], volume: str) -> None:
+    service = serve(volume)
+    with dlfs.connect(service.uri, timeout_s=5) as connected, connected["d"] as dataset:
+        for made in (connected, dataset):
+            raw = pickle.dumps(made)
+            assert len(raw) < 1000
+            with pickle.loads(raw) as copy:
+                assert copy.uuid == made.uuid
+                assert repr(copy) == repr(made)
+    with pytest.raises(ClosedError):
+        dataset.read([0])
+    with pytest.raises(ClosedError):
+        connected.info()
+
+
+def test_what_needs_the_devices_says_so(serve: Callable[..., Service], volume: str) -> None:
+    connected = dlfs.connect(serve(volume).uri)
+    for change in (
+        lambda: connected.writer("x"),
+        lambda: connected.remove("d"),
+        lambda: list(connected.verify()),
+    ):
+        with pytest.raises(UsageError, match=r"through unix:.*open it with dlfs.open"):
+            change()
+    with pytest.raises(UsageError):
+        dlfs.repair(connected.uri)
+
+
+def test_datasets_come_and_go(
+    serve: Callable[..., Service], volume: str, samples: dict[bytes, bytes]
+) -> None:
+    connected = dlfs.connect(serve(volume).uri)
+    old = connected["d"]
+    add_dataset(volume, {b"new": b"bytes"}, "e")
+    assert "e" not in connected
+    connected.refresh()
+    assert connected["e"].get("new") == b"bytes"
+    with dlfs.open(volume) as local:
+        local.remove("d")
+        with local.writer("filler") as writer:  # over what was freed
+            for path in samples:
+                writer.add(path, b"\xff" * 6000)
+    with pytest.raises(StaleError, match="read dataset 'd' version 1"):
+        old.read(range(len(old)))
+    with pytest.raises((StaleError, NotFoundError)):
+        connected["d"]
+    connected.refresh()
+    with pytest.raises(NotFoundError):
+        connected["d"]
+
+
+def test_several_volumes(serve: Callable[..., Service], volume: str, tmp_path: Path) -> None:
+    other = make_volume(tmp_path / "other.img", {b"a": b"other"}, label="texts")
+    uri = serve(volume, other).uri
+    with pytest.raises(UsageError, match=r"expected one of: 'images' \(.*'texts'"):
+        dlfs.connect(uri)
+    with pytest.raises(NotFoundError, match="'videos'"):
+        dlfs.connect(uri, volume="videos")
+    texts = dlfs.connect(uri, volume="texts")
+    assert texts["d"].get("a") == b"other"
+    again = dlfs.connect(uri, volume=str(texts.uuid))
+    assert again.label == "texts"
+    assert len(dlfs.connect(uri, volume="images")["d"]) == 607
+
+
+def test_no_service(tmp_path: Path) -> None:
+    path = tmp_path / "none.sock"
+    with pytest.raises(ServiceLostError, match=f"connect to unix:{path}: No such file"):
+        dlfs.connect(f"unix:{path}", timeout_s=0.05)
+    for wrong, problem in (("/x", "expected unix:"), (f"unix:/{'x' * 120}", "at most 107 bytes")):
+        with pytest.raises(UsageError, match=problem):
+            dlfs.connect(wrong)
+    with pytest.raises(UsageError, match="above 0 s"):
+        dlfs.connect("unix:/x", timeout_s=0)
+
+
+def test_checksum_errors_name_the_place(world: World) -> None:
+    with pytest.raises(ChecksumError, match=r"w\.img at byte \d+, \d+ bytes: expected CRC32C"):
+        world.connected.read([BAD[1]])
+
+
+def test_an_unknown_column_is_not_found(world: World) -> None:
+    with pytest.raises(NotFoundError, match=f"through {world.service.uri}: there are: 'number'"):
+        world.connected.column("weight")
+
+
+def test_an_unknown_dataset_is_stale(world: World) -> None:
+    _, connected = world.volumes
+    origin = connected.access.origin
+    identity = dlfs.origin.DatasetIdentity(uuid.uuid4(), "x", 1)
+    with pytest.raises(StaleError, match="it was removed"):
+        dlfs.Dataset(origin, identity).open()

@@ -1,0 +1,325 @@
+"""Who is not served, and what hostile clients send: each ends its own session and no other."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import dlfs
+from dlfs.errors import (
+    ClosedError,
+    FormatError,
+    LimitError,
+    NotFoundError,
+    ServiceLostError,
+    UsageError,
+    VersionError,
+)
+from dlfs.service import session
+from dlfs.service.connection import Connection
+from dlfs.service.protocol import (
+    ANSWERS,
+    FRAME_BYTES_MAX,
+    HEADER,
+    PROTOCOL_VERSION,
+    REQUESTS,
+    ChannelState,
+    DatasetState,
+    Failure,
+    GetPart,
+    Hello,
+    ListVolumes,
+    LookAtVolume,
+    Message,
+    OpenChannel,
+    OpenDataset,
+    Part,
+    VolumeState,
+    Welcome,
+    body_bytes,
+    decode,
+    encode,
+)
+from tests.fuzz.test_fuzz_protocol import messages
+from tests.service.serving import Service, make_samples, make_volume, wait_for
+
+STRANGER = """
+import os, sys
+import dlfs
+from dlfs._native.library import library
+dlfs.connect, library()  # while our files can be read
+os.setgroups([int(group) for group in sys.argv[2:]])
+os.setgid(54321)
+os.setuid(54321)
+try:
+    print(dlfs.connect(sys.argv[1], timeout_s=5).label)
+except dlfs.DeviceError as error:
+    print(error.errno, error)
+"""
+
+
+def as_stranger(service: Service, *groups: int) -> str:
+    """What another user hears."""
+    done = subprocess.run(
+        [sys.executable, "-c", STRANGER, service.uri, *map(str, groups)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(
+    ("options", "groups", "heard"),
+    [
+        ((), (), "13 connect to unix:"),
+        ((), (os.getegid(),), "v\n"),
+        (("--allow-user", "54321"), (), "v\n"),
+        (("--allow-user", "54322"), (), "13 use the service: user 54321 may not"),
+        (("--allow-group", "54323"), (), "13 connect to unix:"),
+        (("--allow-group", "54323"), (54323,), "v\n"),
+    ],
+)
+def test_strangers_are_refused_unless_they_are_allowed(
+    options: tuple[str, ...], groups: tuple[int, ...], heard: str, tmp_path: Path
+) -> None:
+    uri = make_volume(tmp_path / "v.img", {b"a": b"b"}, label="v")
+    with tempfile.TemporaryDirectory() as folder:  # which others may enter
+        os.chmod(folder, 0o755)
+        service = Service([uri], Path(folder) / "s.sock", *options)
+        try:
+            service.wait_ready()
+            assert as_stranger(service, *groups).startswith(heard)
+            service.stop()
+        finally:
+            service.close()
+
+
+class Raw:
+    """A client without manners."""
+
+    def __init__(self, path: Path) -> None:
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.settimeout(30)
+        self.socket.connect(str(path))
+
+    def greet(self) -> Raw:
+        self.socket.sendall(encode(Hello(PROTOCOL_VERSION, "raw")))
+        assert isinstance(self.hear(), Welcome)
+        return self
+
+    def hear(self) -> Message | None:
+        """The next message; None at the end."""
+        header = self._receive(HEADER.size)
+        return decode(self._receive(body_bytes(header)), ANSWERS) if header else None
+
+    def _receive(self, count: int) -> bytes:
+        data = b""
+        while len(data) < count:
+            more, descriptors, _, _ = socket.recv_fds(self.socket, count - len(data), 8)
+            for descriptor in descriptors:
+                os.close(descriptor)
+            if not more:
+                return b""
+            data += more
+        return data
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+@pytest.fixture(scope="module")
+def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A service that is sent everything, and must still be there in the end."""
+    folder = tmp_path_factory.mktemp("patient")
+    uri = make_volume(folder / "v.img", make_samples(50), label="v")
+    service = Service([uri], folder / "p.sock")
+    service.wait_ready()
+    yield service
+    with dlfs.connect(service.uri)["d"] as dataset:
+        assert len(dataset.read(range(10)).to_list()) == 10
+    wait_for(lambda: service.clients() == [], "clients to be forgotten")
+    service.stop()
+    service.close()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\0\0\0\0",
+        b"\xff\xff\xff\xff",
+        struct.pack("<I", FRAME_BYTES_MAX + 1),
+        struct.pack("<I", 10) + b"not json!!",
+        b"GET / HTTP/1.1\r\n\r\n",
+        encode(ListVolumes()),
+        encode(Hello(PROTOCOL_VERSION, "x")) + encode(Hello(PROTOCOL_VERSION, "x")),
+    ],
+)
+def test_a_breach_of_the_protocol_is_told_and_is_the_end(patient: Service, data: bytes) -> None:
+    raw = Raw(patient.socket)
+    raw.socket.sendall(data)
+    answers = []
+    while (answer := raw.hear()) is not None:
+        answers.append(answer)
+    assert isinstance(answers[-1], Failure)
+    assert answers[-1].error in (FormatError.__name__, "TruncatedError")
+    raw.close()
+
+
+def test_another_version_is_told(patient: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dlfs.service.connection.PROTOCOL_VERSION", 99)
+    with pytest.raises(VersionError, match=r"it speaks protocol 1 .*, the client 99"):
+        Connection(str(patient.socket), 5)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.binary(min_size=1, max_size=200), greeted=st.booleans(), whole=st.booleans())
+def test_wild_bytes(patient: Service, data: bytes, greeted: bool, whole: bool) -> None:
+    raw = Raw(patient.socket)
+    if greeted:
+        raw.greet()
+    raw.socket.sendall(HEADER.pack(len(data)) + data if whole else data)
+    raw.socket.shutdown(socket.SHUT_WR)
+    answer = raw.hear()
+    assert answer is None or isinstance(answer, Failure)
+    raw.close()
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(st.sampled_from(REQUESTS[1:]).flatmap(messages), max_size=5))
+def test_any_requests(patient: Service, requests: list[Message]) -> None:
+    raw = Raw(patient.socket).greet()
+    for request in requests:
+        raw.socket.sendall(encode(request))
+        assert raw.hear() is not None
+    raw.close()
+
+
+def test_descriptors_that_clients_attach_go_nowhere(patient: Service) -> None:
+    before = len(os.listdir(f"/proc/{patient.pid}/fd"))
+    raw = Raw(patient.socket).greet()
+    for _ in range(20):
+        socket.send_fds(raw.socket, [encode(ListVolumes())], [0, 1, 2])
+        raw.hear()
+    assert len(os.listdir(f"/proc/{patient.pid}/fd")) <= before + 1
+    raw.close()
+
+
+def test_clients_that_die_in_mid_frame(patient: Service) -> None:
+    draw = random.Random(3)
+    frame = encode(Hello(PROTOCOL_VERSION, "x")) + encode(ListVolumes())
+    for _ in range(20):
+        raw = Raw(patient.socket)
+        raw.socket.sendall(frame[: draw.randrange(len(frame))])
+        raw.close()
+
+
+def test_what_is_asked_in_vain(patient: Service) -> None:
+    connection = patient.connection()
+    (entry,) = patient.snapshot()["volumes"]
+    here, nowhere = uuid.UUID(entry["uuid"]), uuid.uuid4()
+    volume = dlfs.connect(patient.uri)
+    found = volume.dataset().uuid
+    for request, error in (
+        (LookAtVolume(nowhere), NotFoundError),
+        (OpenDataset(nowhere, found), NotFoundError),
+        (OpenDataset(here, nowhere), dlfs.StaleError),
+        (OpenChannel(found), ClosedError),
+        (GetPart(here, found, "everything"), NotFoundError),
+        (GetPart(here, nowhere, "names"), dlfs.StaleError),
+    ):
+        with pytest.raises(error):
+            connection.request(request, Part, 1)
+    state, descriptors = connection.request(OpenDataset(here, found), DatasetState, 2)
+    with descriptors:
+        assert os.fstat(descriptors[1]).st_size == state.arena_bytes
+        for descriptor in descriptors[1:]:
+            with pytest.raises(PermissionError):
+                os.pwrite(descriptor, b"x", 0)
+    with pytest.raises(UsageError, match="has it open"):
+        connection.request(OpenDataset(here, found), DatasetState, 2)
+    connection.close()
+    with pytest.raises(ServiceLostError, match="the connection is lost"):
+        connection.request(ListVolumes(), VolumeState)
+
+
+def test_channels_are_counted_per_process(patient: Service) -> None:
+    volume = dlfs.connect(patient.uri)
+    connections = [patient.connection() for _ in range(2)]
+    found = volume.dataset().uuid
+    kept = []
+    for connection in connections:
+        _, descriptors = connection.request(OpenDataset(volume.uuid, found), DatasetState, 2)
+        descriptors.__exit__(None, None, None)
+    for number in range(session.CHANNELS_MAX):
+        connection = connections[number % 2]
+        kept.append(connection.request(OpenChannel(found), ChannelState, 2)[1])
+    for connection in connections:
+        with pytest.raises(LimitError, match="open a channel: expected at most 64 in one process"):
+            connection.request(OpenChannel(found), ChannelState, 2)
+    with kept.pop():
+        pass
+
+    def again() -> bool:
+        try:
+            kept.append(connections[1].request(OpenChannel(found), ChannelState, 2)[1])
+        except LimitError:
+            return False
+        return True
+
+    wait_for(again, "a channel that was closed to be counted no more")
+    for descriptors in kept:
+        with descriptors:
+            pass
+    for connection in connections:
+        connection.close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "problem"),
+    [
+        (b"\xff\xff\xff\xff", ServiceLostError, r"expected 2\.\.1048576 bytes"),
+        (encode(ListVolumes()), ServiceLostError, "expected a known kind"),
+        (encode(ChannelState()), ServiceLostError, "expected Welcome with 0 descriptors, got Cha"),
+        (b"", ServiceLostError, "has ended the connection"),
+        (encode(Welcome(7, "", 1)), VersionError, "expected protocol 1, got 7"),
+    ],
+)
+def test_an_answer_that_makes_no_sense_ends_the_connection(
+    answer: bytes, kind: type[Exception], problem: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "liar.sock"
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        listening.listen()
+
+        def lie() -> None:
+            while True:
+                connection, _ = listening.accept()
+                with connection:
+                    if not connection.recv(1000):
+                        return
+                    connection.sendall(answer)
+
+        liar = threading.Thread(target=lie)
+        liar.start()
+        with pytest.raises(kind, match=problem):
+            Connection(str(path), 0.1)
+        last = Raw(path)
+        last.socket.shutdown(socket.SHUT_WR)
+        liar.join()
+        last.close()

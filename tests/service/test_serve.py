@@ -1,0 +1,201 @@
+"""``dlfs serve``: starting, its mount, systemd, and the ends that it comes to."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import dlfs
+from dlfs.errors import ServiceLostError
+from dlfs.service.mountpoint import find_mount
+from tests.service.serving import Service, make_volume, memory_files, wait_for
+
+SERVE = [sys.executable, "-m", "dlfs.cli", "serve"]
+
+ACTIVATED = """
+import os, sys
+os.environ["LISTEN_PID"] = str(os.getpid())
+os.execv(sys.executable, [sys.executable, "-m", "dlfs.cli", "serve", *sys.argv[1:]])
+"""
+
+
+def refused(*arguments: str) -> tuple[int, str]:
+    """How a service that cannot start ends."""
+    done = subprocess.run([*SERVE, *arguments], capture_output=True, text=True, check=False)
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_end_it_and_clients_are_told(
+    serve: Callable[..., Service], volume: str, number: int, samples: dict[bytes, bytes]
+) -> None:
+    service = serve(volume)
+    dataset = dlfs.connect(service.uri, timeout_s=0.1)["d"]
+    batch = dataset.read(range(100))
+    assert memory_files(service.pid)
+    service.process.send_signal(number)
+    assert service.process.wait(30) == 0
+    assert not list(service.socket.parent.glob("s.sock*"))
+    assert batch.to_list() == list(samples.values())[:100]
+    with pytest.raises(ServiceLostError):
+        dataset.read([0])
+    assert f"{signal.Signals(number).name}: ending" in service.log.read_text()
+
+
+def test_it_ends_while_clients_read(serve: Callable[..., Service], volume: str) -> None:
+    service = serve(volume)
+    dataset = dlfs.connect(service.uri, timeout_s=0.1)["d"]
+    epoch = dataset.batches(10, seed=1)
+    next(epoch).release()
+    service.stop()
+    with pytest.raises(ServiceLostError, match=service.uri):
+        list(epoch)
+
+
+def test_a_second_service_is_refused(serve: Callable[..., Service], volume: str) -> None:
+    service = serve(volume)
+    code, said = refused(volume, "--socket", str(service.socket))
+    assert code != 0
+    assert "a service listens there already" in said
+    service.stop()
+
+
+def test_what_a_killed_service_left_is_taken_over(
+    serve: Callable[..., Service], volume: str
+) -> None:
+    service = serve(volume)
+    service.kill()
+    assert service.socket.exists()
+    serve(volume).stop()
+    assert not list(service.socket.parent.glob("s.sock*"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["{volume}", "{volume}", "--socket", "{socket}"], "a volume is given twice"),
+        (["{volume}.none", "--socket", "{socket}"], "No such file"),
+        (["{volume}", "x", "--mount", "m", "--socket", "{socket}"], "a mount shows one volume"),
+        (["{volume}", "--incoming", "m", "--socket", "{socket}"], "expected a mount"),
+        (["{volume}", "--mount", "{volume}.none", "--socket", "{socket}"], "no such directory"),
+        (["{volume}", "--cache", "0", "--socket", "{socket}"], "0 bytes"),
+        (["{volume}", "--socket", "{volume}"], "expected nothing or a dead socket there"),
+        (["{volume}", "--allow-user", "no-one-here"], "there is no such user"),
+    ],
+)
+def test_what_cannot_be_served(
+    arguments: list[str], said: str, volume: str, tmp_path: Path
+) -> None:
+    socket_path = tmp_path / "x.sock"
+    code, told = refused(*(a.format(volume=volume, socket=socket_path) for a in arguments))
+    assert code not in (0, 1) or "listens" in told or "nothing or" in told
+    assert said.lower() in told.lower()
+    assert "Traceback" not in told
+    assert not socket_path.exists()
+
+
+@pytest.mark.fuse
+def test_the_mount_and_the_socket_share_datasets(
+    serve: Callable[..., Service], volume: str, tmp_path: Path, samples: dict[bytes, bytes]
+) -> None:
+    mountpoint = tmp_path / "mnt"
+    mountpoint.mkdir()
+    service = serve(volume, options=("--mount", str(mountpoint)))
+    assert (mountpoint / "d/class1/00001").read_bytes() == samples[b"class1/00001"]
+    dataset = dlfs.connect(service.uri)["d"]
+    assert dataset.get("class1/00001") == samples[b"class1/00001"]
+    (figures,) = service.snapshot()["datasets"]
+    assert (figures["users"], figures["reader"]["cache_hits"] > 0) == (2, True)
+    dataset.close()
+    with (mountpoint / "d/class2/00002").open("rb") as held:
+        assert held.read(10) == samples[b"class2/00002"][:10]
+        service.stop()
+    assert find_mount(mountpoint) is None
+
+
+@pytest.mark.fuse
+def test_an_unmount_from_outside_ends_the_mount_alone(
+    serve: Callable[..., Service], volume: str, tmp_path: Path
+) -> None:
+    mountpoint = tmp_path / "mnt"
+    mountpoint.mkdir()
+    service = serve(volume, options=("--mount", str(mountpoint)))
+    subprocess.run(["fusermount3", "-u", str(mountpoint)], check=True)
+    wait_for(lambda: "was unmounted" in service.log.read_text(), "the service to notice")
+    assert len(dlfs.connect(service.uri)["d"]) == 607
+    service.stop()
+
+
+@pytest.mark.fuse
+def test_the_mount_of_a_killed_service_is_taken_over(
+    serve: Callable[..., Service], volume: str, tmp_path: Path
+) -> None:
+    mountpoint = tmp_path / "mnt"
+    mountpoint.mkdir()
+    service = serve(volume, options=("--mount", str(mountpoint)))
+    service.kill()
+    again = serve(volume, options=("--mount", str(mountpoint)))
+    assert os.listdir(mountpoint) == ["d"]
+    again.stop()
+    assert find_mount(mountpoint) is None
+
+
+def test_the_cache_is_one_for_all(
+    serve: Callable[..., Service], volume: str, tmp_path: Path
+) -> None:
+    other = make_volume(tmp_path / "o.img", {b"%d" % n: bytes(5000) for n in range(900)}, label="o")
+    service = serve(volume, other, options=("--cache", "5MiB"))
+    first = dlfs.connect(service.uri, volume="images")["d"]
+    second = dlfs.connect(service.uri, volume="o")["d"]
+    for dataset in (first, second):
+        dataset.read(range(len(dataset))).release()
+    taken = {f["volume"]: f["cache_bytes"] for f in service.snapshot()["datasets"]}
+    assert len(taken) == 2
+    assert all(cache_bytes > 0 for cache_bytes in taken.values())
+    first.close()
+    wait_for(lambda: 0 in [f["users"] for f in service.snapshot()["datasets"]], "the end of a loan")
+    assert dlfs.connect(service.uri, volume="images")["d"][0] is not None
+
+
+def test_systemd_hands_over_the_socket_and_is_told(volume: str, tmp_path: Path) -> None:
+    path, notify = tmp_path / "a.sock", tmp_path / "notify"
+    with (
+        socket.socket(socket.AF_UNIX) as listening,
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager,
+    ):
+        listening.bind(str(path))
+        listening.listen()
+        manager.bind(str(notify))
+        manager.settimeout(30)
+        process = subprocess.Popen(
+            [sys.executable, "-c", ACTIVATED, volume],
+            env={
+                **os.environ,
+                "LISTEN_FDS": "1",
+                "NOTIFY_SOCKET": str(notify),
+                "WATCHDOG_USEC": "30000",
+            },
+            preexec_fn=lambda: os.dup2(listening.fileno(), 3),
+            close_fds=False,
+            stderr=subprocess.PIPE,
+        )
+        try:
+            heard = [manager.recv(1000).decode() for _ in range(3)]
+            assert f"READY=1\nSTATUS=serving on {path}" in heard
+            assert "WATCHDOG=1" in heard
+            assert dlfs.connect(f"unix:{path}").label == "images"
+            process.terminate()
+            while manager.recv(1000) != b"STOPPING=1":
+                pass
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
+            process.communicate()
+    assert path.exists()  # it is systemd's

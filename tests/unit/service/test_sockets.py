@@ -1,0 +1,172 @@
+"""The service's socket: its file, its mode, who may use it, and what a dead service left."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dlfs.errors import DeviceError, ExistsError, NotFoundError, UsageError
+from dlfs.service.sockets import (
+    AllowList,
+    Peer,
+    adopt,
+    default_path,
+    group_number,
+    listen,
+    path_of,
+    peer_of,
+    user_number,
+)
+
+DEAD = """
+import os, sys
+from dlfs.service.sockets import AllowList, listen
+listen(sys.argv[1], AllowList())
+print("listening", flush=True)
+os.kill(os.getpid(), 9)
+"""
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_socket_is_made_with_its_directory_and_leaves_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "dlfs" / "v.sock"
+    listener = listen(str(path), AllowList())
+    assert mode(path) == 0o660
+    assert listener.group == path.stat().st_gid
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(path))
+        server, _ = listener.socket.accept()
+        with server:
+            peer = peer_of(server)
+    assert (peer.pid, peer.uid) == (os.getpid(), os.geteuid())
+    assert peer.groups >= {os.getegid(), *os.getgroups()}
+    listener.close()
+    listener.close()
+    assert list(path.parent.iterdir()) == []
+
+
+def test_a_live_service_is_not_replaced(tmp_path: Path) -> None:
+    path = str(tmp_path / "v.sock")
+    first = listen(path, AllowList())
+    with pytest.raises(ExistsError, match="a service listens there already"):
+        listen(path, AllowList())
+    first.close()
+    listen(path, AllowList()).close()
+
+
+def test_what_a_killed_service_left_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "v.sock"
+    done = subprocess.run([sys.executable, "-c", DEAD, str(path)], capture_output=True, check=False)
+    assert (done.returncode, done.stdout) == (-9, b"listening\n")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["v.sock", "v.sock.lock"]
+    listen(str(path), AllowList()).close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_not_ours_stays(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("mine")
+    with pytest.raises(ExistsError, match="expected nothing or a dead socket"):
+        listen(str(file), AllowList())
+    assert file.read_text() == "mine"
+    other = tmp_path / "other.sock"
+    with socket.socket(socket.AF_UNIX) as foreign:
+        foreign.bind(str(other))
+        foreign.listen()
+        with pytest.raises(ExistsError, match="somebody listens"):
+            listen(str(other), AllowList())
+
+
+def test_paths_that_cannot_be(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="at most 107 bytes, got 200"):
+        listen("/" + "x" * 199, AllowList())
+    (tmp_path / "file").touch()
+    with pytest.raises(DeviceError):
+        listen(str(tmp_path / "file" / "v.sock"), AllowList())
+
+
+def test_mode_and_group_follow_the_list(tmp_path: Path) -> None:
+    path = tmp_path / "v.sock"
+    group = os.getegid()
+    for allow, expected in (
+        (AllowList(groups=frozenset({group})), 0o660),
+        (AllowList(groups=frozenset({group, group + 1})), 0o666),
+        (AllowList(users=frozenset({os.geteuid(), 0})), 0o660),
+        (AllowList(users=frozenset({54321})), 0o666),
+    ):
+        listener = listen(str(path), allow)
+        assert mode(path) == expected
+        listener.close()
+
+
+@pytest.mark.root
+def test_the_socket_is_given_to_its_group(tmp_path: Path) -> None:
+    path = tmp_path / "v.sock"
+    listener = listen(str(path), AllowList(groups=frozenset({54321})))
+    assert (path.stat().st_gid, listener.group) == (54321, 54321)
+    listener.close()
+
+
+def test_who_is_allowed() -> None:
+    own = os.geteuid()
+    stranger = Peer(1, 54321, frozenset({54321, 7}))
+    for allow, peer, group, expected in (
+        (AllowList(), Peer(1, own, frozenset()), 5, True),
+        (AllowList(), Peer(1, 0, frozenset()), 5, True),
+        (AllowList(), stranger, 5, False),
+        (AllowList(), stranger, 7, True),
+        (AllowList(groups=frozenset({8})), stranger, 7, False),
+        (AllowList(groups=frozenset({7})), stranger, 5, True),
+        (AllowList(users=frozenset({54321})), stranger, 5, True),
+        (AllowList(users=frozenset({54322})), stranger, 5, False),
+    ):
+        assert allow.allows(peer, group) is expected
+
+
+def test_names_of_users_and_groups() -> None:
+    assert user_number("root") == group_number("root") == 0
+    assert user_number("12") == group_number("12") == 12
+    with pytest.raises(NotFoundError, match="there is no such user"):
+        user_number("nobody-of-this-name")
+    with pytest.raises(NotFoundError, match="there is no such group"):
+        group_number("nobody-of-this-name")
+
+
+def test_default_paths(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert default_path("images") == "/run/dlfs/images.sock"
+    assert default_path("../a b/ü\n") == "/run/dlfs/_a_b_ü_.sock"
+    assert default_path("..") == "/run/dlfs/volume.sock"
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/1000")
+    assert default_path("x") == "/run/user/1000/dlfs/x.sock"
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    with pytest.raises(UsageError, match="--socket"):
+        default_path("x")
+
+
+def test_uris() -> None:
+    assert path_of("unix:/run/x.sock") == "/run/x.sock"
+    for wrong in ("/run/x.sock", "unix:", "unix:/a\0b", "http://x"):
+        with pytest.raises(UsageError, match="expected unix:"):
+            path_of(wrong)
+
+
+def test_a_socket_that_was_handed_over_stays(tmp_path: Path) -> None:
+    path = tmp_path / "v.sock"
+    with socket.socket(socket.AF_UNIX) as handed:
+        handed.bind(str(path))
+        handed.listen()
+        listener = adopt(handed)
+        assert (listener.path, listener.group) == (str(path), path.stat().st_gid)
+        listener.close()
+    assert path.exists()
