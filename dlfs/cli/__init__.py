@@ -38,6 +38,7 @@ from dlfs.cli import (
     stall,
     stat,
     target,
+    top,
     umount,
     uri,
     verify,
@@ -174,6 +175,7 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "incoming": incoming.incoming,
     },
     "Watching": {
+        "top": top.top,
         "stall": stall.stall,
     },
     "Serving": {

@@ -55,10 +55,19 @@ def parse_size(text: str | None) -> int | None:
 
 @contextmanager
 def open_dataset(volume_uri: str, dataset: str, **options: Any) -> Iterator[tuple[Volume, Dataset]]:
-    """Open a volume and one of its datasets for reading, with options of ``dlfs.open``."""
+    """Open a volume and one of its datasets for reading, with options of ``dlfs.open``.
+
+    ``unix:PATH`` is the volume of a service, which has options of its own.
+
+    Raises:
+        UsageError: there are options for a service's volume.
+    """
     wanted = parse_dataset(dataset)
+    served = volume_uri.startswith("unix:")
+    if served and options:
+        raise UsageError(f"open {volume_uri}: {', '.join(options)} is the service's to choose")
     with (
-        dlfs.open(volume_uri, **options) as volume,
+        dlfs.connect(volume_uri) if served else dlfs.open(volume_uri, **options) as volume,
         volume.dataset(wanted.name, wanted.version) as found,
     ):
         yield volume, found

@@ -48,6 +48,12 @@ SocketOption = Annotated[
         help="Where to listen [/run/dlfs/LABEL.sock, or below $XDG_RUNTIME_DIR]; mode 660.",
     ),
 ]
+MetricsOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT", help="Answer Prometheus there: GET /metrics. Port 0 takes a free one."
+    ),
+]
 CacheOption = Annotated[
     str,
     typer.Option(
@@ -76,6 +82,7 @@ def serve(
     mount: MountOption = None,
     incoming: IncomingOption = None,
     socket: SocketOption = None,
+    metrics: MetricsOption = None,
     cache: CacheOption = "4GiB",
     allow_user: UserOption = None,
     allow_group: GroupOption = None,
@@ -97,6 +104,7 @@ def serve(
         volumes=volumes,
         socket=socket,
         mount=mount,
+        metrics=metrics,
         incoming=None if incoming is None else os.path.abspath(incoming),
         cache_bytes=parse_size(cache) or 0,
         allow=AllowList(

@@ -19,7 +19,9 @@ import mmap
 import os
 import threading
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
+from typing import Any
 from uuid import UUID
 
 import numpy as np
@@ -46,7 +48,9 @@ from dlfs.service.protocol import (
     DatasetState,
     Diagnose,
     Diagnosis,
+    Figures,
     GetPart,
+    GetSnapshot,
     ListVolumes,
     LookAtVolume,
     OpenChannel,
@@ -90,6 +94,22 @@ def connect(uri: str, *, volume: str | None = None, timeout_s: float = TIMEOUT_S
     if timeout_s <= 0:
         raise UsageError(f"connect to {uri}: expected a timeout above 0 s, got {timeout_s:g}")
     return Volume(ServiceOrigin(os.path.abspath(path_of(uri)), volume, timeout_s))
+
+
+def look(uri: str, *, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
+    """The figures of a service: see ``SampleServer.snapshot``.
+
+    Args:
+        uri: as of ``connect``.
+        timeout_s: likewise.
+
+    Raises:
+        DlfsError: as ``connect``.
+    """
+    with closing(Connection(os.path.abspath(path_of(uri)), timeout_s)) as connection:
+        answer, descriptors = connection.request(GetSnapshot(), Figures)
+        with descriptors:
+            return answer.figures
 
 
 @dataclass(frozen=True)

@@ -172,6 +172,24 @@ def member_activity(
     )
 
 
+def by_process(clients: Sequence[Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
+    """Put the connections of a process together; of those that a snapshot lists, by pid.
+
+    Numbers are added up, but for ``pid`` and ``uid``; ``datasets`` are the names, each once.
+    """
+    found: dict[int, dict[str, Any]] = {}
+    for client in clients:
+        process = found.setdefault(
+            client["pid"], {"pid": client["pid"], "uid": client["uid"], "datasets": []}
+        )
+        for name, value in client.items():
+            if name == "datasets":
+                process[name] = sorted({*process[name], *value})
+            elif name not in ("pid", "uid"):
+                process[name] = process.get(name, 0) + value
+    return found
+
+
 def verdict(seen: Activity, waited_share: float) -> str:
     """Say in a sentence what limits an input pipeline.
 

@@ -17,6 +17,7 @@ import signal
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -26,6 +27,9 @@ from dlfs.service import systemd
 from dlfs.service.server import SampleServer
 from dlfs.service.shelf import CACHE_BYTES, ServedVolume, Shelf
 from dlfs.service.sockets import AllowList, Listener, adopt, default_path, listen
+
+if TYPE_CHECKING:
+    from dlfs.service.metrics import MetricsEndpoint
 
 _WATCHDOG_SHARE = 1 / 3
 
@@ -41,6 +45,7 @@ class NodeOptions:
         socket: path; by default by the first volume's label or UUID.
         mount: a directory for the mount of the only volume.
         incoming: as of ``MountOptions``.
+        metrics: ``HOST:PORT`` of the endpoint for Prometheus.
         cache_bytes: of sample memory, for all datasets.
         allow: who may use the socket.
         open_options: of devices.
@@ -50,6 +55,7 @@ class NodeOptions:
     socket: str | None = None
     mount: str | None = None
     incoming: str | None = None
+    metrics: str | None = None
     cache_bytes: int = CACHE_BYTES
     allow: AllowList = field(default_factory=AllowList)
     open_options: OpenOptions = field(default_factory=OpenOptions)
@@ -82,6 +88,7 @@ class Node:
         volumes: that it serves.
         server: of samples.
         listener: where clients connect.
+        metrics: the endpoint for Prometheus, if there is to be one.
     """
 
     def __init__(self, options: NodeOptions) -> None:
@@ -95,8 +102,20 @@ class Node:
             if len({volume.uuid for volume in self.volumes}) < len(self.volumes):
                 raise UsageError(f"serve {', '.join(options.volumes)}: a volume is given twice")
             self.server = SampleServer(self.volumes, self._shelf, options.allow)
+            self.metrics = self._open_metrics()
+            if self.metrics is not None:
+                opened.callback(self.metrics.close)
             self.listener = self._listen()
             opened.pop_all()
+
+    def _open_metrics(self) -> MetricsEndpoint | None:
+        if self._options.metrics is None:
+            return None
+        from dlfs.service.metrics import MetricsEndpoint  # prometheus-client is needed only here
+
+        endpoint = MetricsEndpoint(self._options.metrics, self.server.snapshot)
+        _log.info("metrics on %s", endpoint.url)
+        return endpoint
 
     def _listen(self) -> Listener:
         handed = systemd.listening_socket()
@@ -127,6 +146,8 @@ class Node:
         finally:
             systemd.notify("STOPPING=1")
             self.listener.close()
+            if self.metrics is not None:
+                self.metrics.close()
 
     async def _run(self, on_ready: Callable[[str], None]) -> None:
         async with trio.open_nursery() as nursery:

@@ -62,7 +62,8 @@ class SampleServer:
         Returns:
             Plain values, for JSON: ``version``, ``pid``, ``uptime_s``; ``clients``, a list with
             ``pid``, ``uid``, ``datasets``, ``channels`` and sums of the channels' counters;
-            ``datasets``, a list with ``users``, ``cache_bytes`` and the ``reader``'s counters.
+            ``datasets``, a list with ``users``, ``cache_bytes``, the ``reader``'s counters and
+            those of each of its ``members``.
         """
         clients = [session.figures() for session in list(self._sessions)]
         return {

@@ -148,6 +148,7 @@ class Shelf:
                 "users": place.users,
                 "cache_bytes": place.cache_bytes,
                 "reader": place.dataset.stats(),
+                "members": place.dataset.member_stats(),
             }
             for place in places
             if place.dataset is not None

@@ -1,0 +1,171 @@
+"""``dlfs top``: what a node's service does, live."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dlfs.cli.options import JsonOption
+from dlfs.cli.output import (
+    human_count,
+    human_seconds,
+    human_size,
+    print_data,
+    print_json,
+    stdout_console,
+    table,
+)
+from dlfs.cli.stall import member_table
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+Snapshot = Mapping[str, Any]
+"""What the service answers; see ``SampleServer.snapshot``."""
+
+
+def top(
+    service: Annotated[
+        str, typer.Argument(metavar="SERVICE", help="unix:PATH, as dlfs serve prints it.")
+    ],
+    interval: Annotated[
+        float, typer.Option("--interval", "-i", help="Seconds between two looks.", min=0.1)
+    ] = 1.0,
+    count: Annotated[
+        int, typer.Option("--count", "-n", help="Looks, then end; 0: until Ctrl-C.", min=0)
+    ] = 0,
+    json: JsonOption = False,
+) -> None:
+    """Show what a service does: datasets, members and clients, with rates and latencies.
+
+    Where stdout is no terminal, one look is printed; --json prints the service's own figures.
+    """
+    from dlfs.service.client import look
+
+    before, then = look(service), time.monotonic()
+    if json:
+        print_json(before)
+        return
+    if not stdout_console().is_terminal:
+        for _ in range(count or 1):
+            time.sleep(interval)
+            after, now = look(service), time.monotonic()
+            print_data(screen(before, after, now - then))
+            before, then = after, now
+        return
+    _live(service, before, then, interval, count)
+
+
+def _live(service: str, before: Snapshot, then: float, interval: float, count: int) -> None:
+    from rich.live import Live
+
+    from dlfs.service.client import look
+
+    shown = 0
+    with Live(
+        screen(before, before, 0.0), console=stdout_console(), screen=True, auto_refresh=False
+    ) as live:
+        while shown < count or not count:
+            time.sleep(interval)
+            after, now = look(service), time.monotonic()
+            live.update(screen(before, after, now - then), refresh=True)
+            before, then = after, now
+            shown += 1
+
+
+def screen(before: Snapshot, after: Snapshot, seconds: float) -> RenderableType:
+    """Everything that is shown.
+
+    Args:
+        before: a look at the service.
+        after: a later one.
+        seconds: between them.
+    """
+    from rich.console import Group
+    from rich.text import Text
+
+    from dlfs.service.figures import by_process
+
+    earlier, clients = by_process(before["clients"]), by_process(after["clients"])
+    labels = ", ".join(volume["label"] or volume["uuid"] for volume in after["volumes"])
+    head = Text(
+        f"dlfs {after['version']} serving {labels}: process {after['pid']}, "
+        f"up {human_seconds(after['uptime_s'])}, {human_count(len(clients))} processes"
+    )
+    known = {dataset["uuid"]: dataset for dataset in before["datasets"]}
+    parts: list[RenderableType] = [head, Text(), _datasets(known, after, seconds)]
+    for dataset in after["datasets"]:
+        members = _members(known.get(dataset["uuid"], {}), dataset, seconds)
+        parts += [Text(), Text(f"{dataset['dataset']}@{dataset['version']}"), members]
+    if clients:
+        parts += [Text(), _clients(earlier, clients, seconds)]
+    return Group(*parts)
+
+
+def _datasets(
+    known: Mapping[str, Mapping[str, Any]], after: Snapshot, seconds: float
+) -> RenderableType:
+    from dlfs.service.figures import activity
+
+    titles = (
+        "dataset", "clients", "cache", "samples/s", "MiB/s", "in memory", "a request",
+        "reads/s", "errors", "device", "checking", "planning", "rest",
+    )  # fmt: skip
+    rows = table(*titles, right=titles[1:])
+    for dataset in after["datasets"]:
+        earlier = known.get(dataset["uuid"], {}).get("reader", dataset["reader"])
+        seen = activity(earlier, dataset["reader"], seconds)
+        shares = seen.phase_shares
+        rows.add_row(
+            f"{dataset['dataset']}@{dataset['version']}",
+            human_count(dataset["users"]),
+            human_size(dataset["cache_bytes"]),
+            human_count(round(seen.rate(seen.samples))),
+            f"{seen.rate(seen.sample_bytes) / 2**20:.1f}",
+            f"{seen.hit_share:.0%}",
+            f"{seen.coalescing:.1f}",
+            human_count(round(seen.rate(seen.requests))),
+            human_count(dataset["reader"]["checksum_errors"] + dataset["reader"]["read_errors"]),
+            *(f"{shares.get(name, 0):.0%}" for name in titles[-4:]),
+        )
+    return rows
+
+
+def _members(earlier: Mapping[str, Any], dataset: Mapping[str, Any], seconds: float) -> Any:
+    from dlfs.service.figures import member_activity
+
+    old = {member["uri"]: member for member in earlier.get("members", [])}
+    return member_table(
+        [
+            member_activity(old.get(member["uri"], member), member, seconds)
+            for member in dataset["members"]
+        ]
+    )
+
+
+def _clients(
+    before: Mapping[int, Mapping[str, Any]], after: Mapping[int, Mapping[str, Any]], seconds: float
+) -> RenderableType:
+    titles = ("process", "user", "datasets", "callers", "samples/s", "MiB/s", "holds", "refused")
+    rows = table(*titles, right=titles[3:])
+    for pid, client in after.items():
+        earlier = before.get(pid, client)
+
+        def rate(name: str, now: Mapping[str, Any] = client, then: Any = earlier) -> float:
+            grown = now.get(name, 0) - then.get(name, 0)
+            return max(0.0, float(grown)) / seconds if seconds > 0 else 0.0
+
+        rows.add_row(
+            str(pid),
+            str(client["uid"]),
+            ", ".join(client["datasets"]),
+            human_count(client["channels"]),
+            human_count(round(rate("samples"))),
+            f"{rate('sample_bytes') / 2**20:.1f}",
+            human_size(client.get("pinned_bytes", 0)),
+            human_count(client.get("refusals", 0)),
+        )
+    return rows

@@ -1,0 +1,79 @@
+"""What a service tells of itself: Prometheus, ``dlfs top`` and ``dlfs stall``, while it is used."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+import dlfs
+from dlfs.service.client import look
+from tests.service.serving import Service, wait_for
+
+
+def run_cli(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "dlfs.cli", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+@pytest.fixture
+def busy(serve, volume):
+    """A service whose dataset was read once, with its client still there."""
+    service = serve(volume, options=("--metrics", "127.0.0.1:0"))
+    with dlfs.connect(service.uri) as connected, connected["d"] as dataset:
+        for batch in dataset.batches(50):
+            batch.release()
+        yield service
+
+
+def test_prometheus_sees_what_was_read(busy: Service, samples) -> None:
+    found = re.search(r"metrics on (http://\S+)", busy.log.read_text())
+    assert found is not None
+    with urllib.request.urlopen(found[1], timeout=30) as answer:
+        text = answer.read().decode()
+    counted = re.search(r'^dlfs_samples_total\{dataset="d".*\} (\S+)$', text, re.MULTILINE)
+    assert counted is not None
+    assert float(counted[1]) == len(samples)
+    assert re.search(r"^dlfs_member_read_seconds_count\{.*\} [1-9]", text, re.MULTILINE)
+    assert re.search(r"^dlfs_client_samples_total\{.*\} [1-9]", text, re.MULTILINE)
+    assert "dlfs_clients 1.0" in text
+
+
+def test_top_shows_datasets_members_and_clients(busy: Service, volume, samples) -> None:
+    shown = json.loads(run_cli("top", busy.uri, "--json").stdout)
+    (dataset,) = shown["datasets"]
+    assert dataset["dataset"] == "d"
+    assert dataset["reader"]["samples"] == len(samples)
+    assert sum(dataset["members"][0]["latency"]) == dataset["reader"]["reads"] > 0
+    done = run_cli("top", busy.uri, "--interval", 0.1)
+    assert done.returncode == 0, done.stderr
+    for word in ("serving images", "d@1", volume, "in flight", "callers"):
+        assert word in done.stdout
+
+
+def test_stall_through_a_service(busy: Service, samples) -> None:
+    done = run_cli("stall", busy.uri, "d", "--seconds", 0.2, "--batch", 50, "--json")
+    found = json.loads(done.stdout)
+    assert found["samples"] >= 50
+    assert "is the limit" in found["verdict"]
+    refused = run_cli("stall", busy.uri, "d", "--memory", "1MiB")
+    assert refused.returncode == 2
+    assert "the service's to choose" in refused.stderr
+
+
+def test_a_client_that_went_is_not_shown(serve, volume) -> None:
+    service = serve(volume)
+    with dlfs.connect(service.uri) as connected, connected["d"] as dataset:
+        dataset.read([0, 1]).release()
+        assert look(service.uri)["datasets"][0]["users"] == 1
+    wait_for(lambda: len(look(service.uri)["clients"]) == 1, "the client to be forgotten")
+
+
+def test_nobody_there_to_look_at(tmp_path: Path) -> None:
+    with pytest.raises(dlfs.ServiceLostError):
+        look(f"unix:{tmp_path}/none.sock", timeout_s=0.1)
