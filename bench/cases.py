@@ -18,6 +18,7 @@ from bench.contestants.imports import Import
 from bench.contestants.initiators import BareInitiator, Idle, Initiator, SpdkPerf
 from bench.contestants.mounts import MountFiles
 from bench.contestants.samples import DEPTH, WHOLE, Batches, Cached, Epoch, Get
+from bench.contestants.service import ServiceCached, ServiceClients
 from dlfs.units import KIB, MIB
 
 Metric = Callable[[Sample], float]
@@ -52,6 +53,11 @@ def cheapness_plus_1_us(sample: Sample) -> float:
 def promptness(sample: Sample) -> float:
     """How often it would fit in a second."""
     return 1 / sample.seconds
+
+
+def sharing(sample: Sample) -> float:
+    """What is shared, against what all processes have of it together: 1, when it is there once."""
+    return float(sample.notes["resident_bytes"]) / float(sample.notes["pss_bytes"])
 
 
 def compactness(sample: Sample) -> float:
@@ -119,6 +125,7 @@ GLOBAL_ALL = Epoch("global", WHOLE)
 CHUNK = Epoch("chunk", 1 / 16)
 READ_16 = Batches(1 / 16)
 CACHED = Cached()
+SERVICE_CACHED, SERVICE_8 = ServiceCached(), ServiceClients(8)
 GET_COLD, GET_WARM = Get(cold=True), Get(cold=False)
 FIND_PACKED, FIND = Find(packed=True), Find(packed=False)
 LOAD, LOAD_NAMES = Load(names=False), Load(names=True)
@@ -246,6 +253,23 @@ CASES: tuple[Case, ...] = (
     _cached("512", Floor("2M samples/s/core", CACHED, 1.0, per_core, base=2e6)),
     _cached("4k", Floor("1M samples/s/core", CACHED, 1.0, per_core, base=1e6)),
     _cached("110k", Floor("100k samples/s/core", CACHED, 1.0, per_core, base=1e5)),
+    Case(
+        "service-cached",
+        "4k",
+        "batches of samples in memory, through a node service and without",
+        (SERVICE_CACHED, CACHED),
+        (Floor("1.5x the cost of the in-process call", SERVICE_CACHED, 1 / 1.5, rate, (CACHED,)),),
+    ),
+    Case(
+        "service-8",
+        "4k",
+        "8 processes on one node service, and one that reads by itself; samples in memory",
+        (SERVICE_8, CACHED),
+        (
+            Floor("the rate of one in-process reader", SERVICE_8, 1.0, rate, (CACHED,)),
+            Floor("directory and cache are there once", SERVICE_8, 0.95, sharing, base=1.0),
+        ),
+    ),
     _get("4k"),
     Case(
         "directory",

@@ -139,11 +139,11 @@ class Batches:
         with _open(scene, self.share) as dataset:
             order = scene.file_order(ground.round)
             with timed() as watch:
-                tally = _read_batches(dataset, order, scene.spec.batch, ground.limits.seconds)
+                tally = read_batches(dataset, order, scene.spec.batch, ground.limits.seconds)
             return tally.sample(scene, watch, stats=dataset.stats())
 
 
-def _read_batches(
+def read_batches(
     dataset: dlfs.Dataset,
     order: NDArray[np.int64],
     size: int,
@@ -151,7 +151,7 @@ def _read_batches(
     *,
     again: bool = False,
 ) -> Tally:
-    """Read batches until the order or the time is over; with ``again``, the time."""
+    """Read batches until the order or the time is over; with ``again``, until the time is."""
     tally = Tally()
     until = time.perf_counter() + seconds
     while True:
@@ -182,10 +182,10 @@ class Cached:
             with dataset.batches(size, shuffle="chunk") as epoch:
                 for batch in epoch:
                     batch.release()
-            _read_batches(dataset, everything, size, 600)
+            read_batches(dataset, everything, size, 600)
             before = dataset.stats()
             with timed() as watch:
-                tally = _read_batches(dataset, everything, size, ground.limits.seconds, again=True)
+                tally = read_batches(dataset, everything, size, ground.limits.seconds, again=True)
             reads = dataset.stats()["reads"] - before["reads"]
             return tally.sample(scene, watch, reads=reads)
 
@@ -213,7 +213,7 @@ class Get:
         with _open(scene, 1 / 16 if self.cold else WHOLE) as dataset:
             dataset.index_of([scene.source.path(0)])  # loads the names
             if not self.cold:
-                _read_batches(dataset, order, scene.spec.batch, 600)
+                read_batches(dataset, order, scene.spec.batch, 600)
             paths = [scene.source.path(index) for index in order[:200_000].tolist()]
             tally, kept = Tally(), {}
             with timed() as watch:

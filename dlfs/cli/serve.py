@@ -28,7 +28,7 @@ def _check_installed() -> None:
 VolumesArgument = Annotated[
     list[str],
     typer.Argument(
-        metavar="VOLUME...", help="Volumes: each its members' device URIs, joined by commas."
+        metavar="VOLUME", help="Volumes: each its members' device URIs, joined by commas."
     ),
 ]
 MountOption = Annotated[
@@ -45,7 +45,8 @@ SocketOption = Annotated[
     str | None,
     typer.Option(
         metavar="PATH",
-        help="Where to listen [/run/dlfs/LABEL.sock, or below $XDG_RUNTIME_DIR]; mode 660.",
+        help="Where to listen, with mode 660; by default /run/dlfs/LABEL.sock, and below "
+        "$XDG_RUNTIME_DIR for others than root.",
     ),
 ]
 MetricsOption = Annotated[
@@ -72,7 +73,9 @@ UserOption = Annotated[
 ]
 GroupOption = Annotated[
     list[str] | None,
-    typer.Option(metavar="GROUP", help="Likewise, and the socket is its [the socket's group]."),
+    typer.Option(
+        metavar="GROUP", help="Likewise, and the socket is its; by default the socket's group."
+    ),
 ]
 DepthOption = Annotated[int, typer.Option(help="Operations in flight per member and thread.")]
 

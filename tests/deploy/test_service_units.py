@@ -1,0 +1,41 @@
+"""The units of the node service, as systemd reads them."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from dlfs.cli import app
+
+UNITS = Path(__file__).parents[2] / "deploy" / "systemd"
+
+
+def test_systemd_accepts_them(tmp_path: Path) -> None:
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("no systemd-analyze (package systemd)")
+    units = []
+    for kind in ("service", "socket"):
+        units.append(tmp_path / f"dlfs-serve@images.{kind}")
+        shutil.copy(UNITS / f"dlfs-serve@.{kind}", units[-1])
+    done = subprocess.run(
+        ["systemd-analyze", "verify", *map(str, units)], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, [line for line in done.stderr.splitlines() if "dlfs" in line]) == (
+        0,
+        [],
+    )
+
+
+def test_they_start_a_verb_that_there_is() -> None:
+    lines = (UNITS / "dlfs-serve@.service").read_text().splitlines()
+    (start,) = [line.partition("=")[2] for line in lines if line.startswith("ExecStart=")]
+    words = shlex.split(start)
+    assert words[:3] == ["/usr/bin/env", "dlfs", "serve"]
+    told = CliRunner().invoke(app, [words[2], "--help"])
+    assert told.exit_code == 0
+    assert "--cache" in told.output

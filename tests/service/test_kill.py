@@ -1,0 +1,185 @@
+"""Service and clients killed in every order: survivors say so or go on, and nothing is left.
+
+A round has a service and three clients that read without end and check every byte; some of them are
+killed, in an order that the round's seed decides. Clients that survive the service must say so by a
+ServiceLostError and go on with the next one. In the end, and whenever a service is alone with its
+clients, there is what belongs to those and nothing else: channels, descriptors, threads, mounts,
+memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dlfs.service.connection import Connection
+from dlfs.service.mountpoint import find_mount, is_dead
+from dlfs.service.protocol import Figures, GetSnapshot
+from tests.service.serving import SECONDS_MAX, make_samples, make_volume, memory_files, wait_for
+
+ROOT = Path(__file__).parents[2]
+ROUNDS = 100
+CLIENTS = 3
+
+
+class Field:
+    """Where it happens."""
+
+    def __init__(self, folder: Path, *, mounted: bool) -> None:
+        samples = make_samples(300)
+        self.volume = make_volume(folder / "v.img", samples, label="v")
+        self.checks = [zlib.crc32(data) for data in samples.values()]
+        self.path = folder / "k.sock"
+        self.mountpoint = folder / "mnt" if mounted else None
+        if self.mountpoint is not None:
+            self.mountpoint.mkdir()
+        self.log = folder / "log"
+        self.service = 0
+        self.clients: list[int] = []
+        self.told: list[tuple[int, str]] = []
+        self.ears = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.ears.bind(str(folder / "ears"))
+        self.mother = subprocess.Popen(
+            [sys.executable, "-m", "tests.service.killing", str(folder / "ears")],
+            stdin=subprocess.PIPE,
+            cwd=ROOT,
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # what forks has one thread
+        )
+
+    # ---- processes -------------------------------------------------------------------------------
+
+    def fork(self, **order: object) -> None:
+        assert self.mother.stdin is not None
+        self.mother.stdin.write(json.dumps(order).encode() + b"\n")
+        self.mother.stdin.flush()
+
+    def start_service(self) -> None:
+        options = ["--cache", "1MiB", "--socket", str(self.path)]
+        options += ["--mount", str(self.mountpoint)] if self.mountpoint else []
+        self.fork(kind="service", arguments=[self.volume, *options], log=str(self.log))
+        self.service = self.hear("ready")
+
+    def start_client(self, seed: int) -> None:
+        self.fork(kind="reader", uri=f"unix:{self.path}", seed=seed, checks=self.checks)
+
+    def kill(self, pid: int, number: int = signal.SIGKILL) -> None:
+        """Kill a process, and wait until it is gone."""
+        descriptor = os.pidfd_open(pid)
+        try:
+            signal.pidfd_send_signal(descriptor, number)
+            ready, _, _ = select.select([descriptor], [], [], SECONDS_MAX)
+        finally:
+            os.close(descriptor)
+        assert ready, f"process {pid} did not end"
+        wait_for(lambda: not os.path.exists(f"/proc/{pid}"), f"process {pid} to be reaped")
+
+    def hear(self, word: str, pid: int | None = None) -> int:
+        """Wait until a process says a word; which one it was."""
+        deadline = time.monotonic() + SECONDS_MAX
+        while True:
+            for position, (who, said) in enumerate(self.told):
+                assert not said.startswith("wrong"), said
+                if said == word and pid in (None, who):
+                    del self.told[position]
+                    return who
+            left = deadline - time.monotonic()
+            ready, _, _ = select.select([self.ears], [], [], max(0.0, left))
+            assert ready, (
+                f"waited {SECONDS_MAX} s for {word!r}; log: {self.log.read_text()[-2000:]}"
+            )
+            who_said, _, said = self.ears.recv(1000).decode().partition(" ")
+            self.told.append((int(who_said), said))
+
+    def forget(self, pid: int) -> None:
+        """Drop what a process has said."""
+        self.told = [(who, said) for who, said in self.told if who != pid]
+
+    # ---- rounds ----------------------------------------------------------------------------------
+
+    def round(self, seed: int) -> None:
+        draw = random.Random(seed)
+        while len(self.clients) < CLIENTS:
+            self.start_client(draw.randrange(1 << 30))
+            self.clients.append(self.hear("reads"))
+        victims = [self.service, *self.clients]
+        draw.shuffle(victims)
+        del victims[draw.randrange(1, len(victims) + 1) :]
+        for victim in victims:
+            self.kill(victim)
+            self.forget(victim)
+        self.clients = [pid for pid in self.clients if pid not in victims]
+        if self.service in victims:
+            for pid in self.clients:
+                self.hear("lost", pid)
+                self.forget(pid)
+            self.start_service()
+            for pid in self.clients:
+                self.hear("reads", pid)
+        wait_for(self.is_tidy, f"round {seed} to leave nothing: {self.what_there_is()}")
+
+    def what_there_is(self) -> object:
+        with contextlib.closing(Connection(str(self.path))) as connection:
+            figures = connection.request(GetSnapshot(), Figures)[0].figures
+        return figures, memory_files(self.service), len(os.listdir(f"/proc/{self.service}/task"))
+
+    def is_tidy(self) -> bool:
+        """Whether the service has its living clients, one channel or two of each, and no more."""
+        figures, files, threads = self.what_there_is()
+        clients = figures["clients"][:-1]
+        channels = sum(client["channels"] for client in clients)
+        return (
+            sorted(client["pid"] for client in clients) == sorted(self.clients)
+            and len(files) <= 2 + 1 + channels
+            and threads <= 3 * channels + 40
+        )
+
+    def close(self) -> None:
+        for pid in [*self.clients, self.service]:
+            with contextlib.suppress(ProcessLookupError):
+                self.kill(pid)
+        self.mother.kill()
+        self.mother.communicate()
+        self.ears.close()
+
+
+@pytest.fixture
+def field(tmp_path: Path) -> Iterator[Field]:
+    mounted = os.access("/dev/fuse", os.R_OK | os.W_OK)
+    made = Field(tmp_path, mounted=mounted)
+    yield made
+    made.close()
+    if made.mountpoint is not None and find_mount(made.mountpoint) is not None:
+        subprocess.run(["fusermount3", "-uz", str(made.mountpoint)], check=True)
+
+
+@pytest.mark.slow
+def test_killed_in_every_order(field: Field) -> None:
+    shared_before = set(os.listdir("/dev/shm"))
+    field.start_service()
+    for seed in range(ROUNDS):
+        field.round(seed)
+    for pid in field.clients:
+        with open(f"/proc/{pid}/maps") as maps:  # what dead services had is unmapped
+            assert sum("memfd:dlfs" in line for line in maps) <= 2 * 8
+        field.kill(pid)
+    field.clients.clear()
+    if field.mountpoint is not None:
+        assert not is_dead(field.mountpoint)
+    field.kill(field.service, signal.SIGTERM)
+    assert not list(field.path.parent.glob("k.sock*"))
+    assert field.mountpoint is None or find_mount(field.mountpoint) is None
+    assert set(os.listdir("/dev/shm")) <= shared_before | {f"dlfs-{os.geteuid()}"}
+    assert "Traceback" not in field.log.read_text()
