@@ -46,7 +46,7 @@ from dlfs._native.reader import (
     copy_sample,
     member_counters,
 )
-from dlfs.errors import ClosedError, UsageError
+from dlfs.errors import ClosedError
 
 SAMPLES_MAX = 1 << 16
 """Of one batch: what a channel takes unless it is made otherwise."""
@@ -325,13 +325,13 @@ class ClientReader:
             DlfsError: memory or device as a whole; single samples that fail are in the batch.
         """
         pointer = POINTER(abi.Batch)()
-        channel = self.take_channel()
+        channel, code = self.take_channel(), 0
         try:
             code = library().dlfs_client_read(
                 channel.handle, indices.ctypes.data, len(indices), byref(pointer)
             )
         finally:
-            self.return_channel(channel)
+            self.return_channel(channel, code)
         check(code, f"read {len(indices)} samples from {self.service}")
         return NativeBatch(pointer)
 
@@ -346,13 +346,13 @@ class ClientReader:
             Its bytes; None when it is not in memory, or failed: ``read`` tells why.
         """
         flags = abi.GET_KEPT if kept_only else 0
-        channel = self.take_channel()
+        channel, code = self.take_channel(), 0
         try:
             found, code = copy_sample(
                 library().dlfs_client_get, channel.handle, index, flags, self._scratch
             )
         finally:
-            self.return_channel(channel)
+            self.return_channel(channel, code)
         if code == abi.E_SERVICE:
             check(code, f"read sample {index} from {self.service}")
         return found
@@ -360,11 +360,11 @@ class ClientReader:
     def stats(self) -> dict[str, int]:
         """``dlfs_reader_stats`` by name: of the service's reader, for all its clients."""
         stats = abi.ReaderStats()
-        channel = self.take_channel()
+        channel, code = self.take_channel(), 0
         try:
             code = library().dlfs_client_reader_stats(channel.handle, byref(stats))
         finally:
-            self.return_channel(channel)
+            self.return_channel(channel, code)
         check(code, f"ask {self.service} for its counters")
         return {name: int(getattr(stats, name)) for name, *_ in abi.ReaderStats._fields_}
 
@@ -375,11 +375,11 @@ class ClientReader:
             UsageError: there is no such member.
         """
         stats = abi.MemberStats()
-        channel = self.take_channel()
+        channel, code = self.take_channel(), 0
         try:
             code = library().dlfs_client_member_stats(channel.handle, member, byref(stats))
         finally:
-            self.return_channel(channel)
+            self.return_channel(channel, code)
         check(code, f"look at the reads of member {member}")
         return member_counters(stats)
 
@@ -389,14 +389,14 @@ class ClientReader:
 
     def member_code(self, member: int) -> int:
         """Why a member was lost, the last time; 0: it never was."""
-        channel = self.take_channel()
+        channel, code = self.take_channel(), 0
         try:
-            code: int = library().dlfs_client_member_code(channel.handle, member)
+            code = library().dlfs_client_member_code(channel.handle, member)
         finally:
-            self.return_channel(channel)
+            self.return_channel(channel, code)
         if code == abi.E_SERVICE:
             check(code, f"ask why member {member} was lost")
-        return code
+        return int(code)
 
     def close(self) -> None:
         """Close every channel, or have its last user do it. Idempotent; batches stay valid."""
@@ -455,9 +455,9 @@ class ClientReader:
             descriptors.close()
         raise ClosedError("use a reader: it is closed")
 
-    def return_channel(self, channel: ClientChannel) -> None:
-        """Put a channel aside for the next caller, unless it is lost."""
-        if library().dlfs_client_is_lost(channel.handle):
+    def return_channel(self, channel: ClientChannel, code: int) -> None:
+        """Put a channel aside for the next caller, unless its last call's code says it is lost."""
+        if code == abi.E_SERVICE:
             self.lost = True
             channel.close()
             return
@@ -478,7 +478,8 @@ class ClientStream:
     Args:
         reader: gives a channel for as long as the stream is open.
         sequence: over the client's own copy of the dataset's directory; the service makes one of
-            the same parameters over its own.
+            the same parameters over its own. Of one over chosen samples, the service is given
+            this stream's indices, no more than the dataset has samples.
         first: as are ``stride``, ``count``, ``group``, ``group_stride`` and ``plan``: see
             ``NativeStream``.
 
@@ -497,11 +498,6 @@ class ClientStream:
         group_stride: int = 0,
         plan: str = "auto",
     ) -> None:
-        if sequence.is_chosen:
-            raise UsageError(
-                "read ahead through a service: expected an order over all samples, got one over "
-                "chosen ones; read its indices in batches"
-            )
         self._reader = reader
         self._pid = os.getpid()
         config = abi.StreamConfig(
@@ -555,8 +551,8 @@ class ClientStream:
         """End the reading ahead. Idempotent; batches given out stay valid."""
         channel, self._channel = self._channel, None
         if channel is not None and self._pid == os.getpid():
-            library().dlfs_client_stream_close(channel.handle)
-            self._reader.return_channel(channel)
+            code = library().dlfs_client_stream_close(channel.handle)
+            self._reader.return_channel(channel, code)
 
     def __del__(self) -> None:
         if getattr(self, "_channel", None) is not None:

@@ -31,6 +31,8 @@
 enum operation {
     OPERATION_READ = 1, /* value: count; the indices lie in the request area */
     OPERATION_GET,      /* value: index; limit: bytes; the bytes come in the result area */
+    OPERATION_CHOOSE,   /* value: count; the request area holds as many indices more, of a chosen
+                           order */
     OPERATION_OPEN,     /* the request area holds a struct stream_request */
     OPERATION_NEXT,     /* value: count; limit: milliseconds */
     OPERATION_CLOSE,
@@ -78,6 +80,7 @@ struct ring_places {
     _Alignas(CACHE_LINE_BYTES) _Atomic uint32_t tail;   /* entries ever put in: the producer's */
     _Alignas(CACHE_LINE_BYTES) _Atomic uint32_t head;   /* entries ever taken: the consumer's */
     _Alignas(CACHE_LINE_BYTES) _Atomic uint32_t asleep; /* the consumer wants to be woken */
+    _Atomic uint32_t processor; /* that the consumer ran on when it last waited */
 };
 
 struct channel_header {
@@ -144,12 +147,14 @@ struct ring {
 
 /*
  * What a side waits with. A wait that would have ended within the spinning time adds to the score;
- * one that would not takes away; with none left it sleeps at once.
+ * one that would not takes away; with none left it sleeps at once. So it does while the other side
+ * runs on the same processor, which it would only keep from running.
  */
 struct waiter {
     int socket;    /* to the other side */
     int stop;      /* readable when there is no more waiting; or -1 */
     bool may_spin; /* there is another processor for the other side */
+    const _Atomic uint32_t *other_processor;
     uint32_t score;
     _Atomic uint64_t sleeps;
     _Atomic uint64_t wakes; /* system calls that woke the other side */
@@ -164,7 +169,8 @@ bool ring_put(struct ring *ring, const void *entry);
 /* 1 with an entry, 0 when there is none, -1 when the other side's place makes no sense. */
 int ring_take(struct ring *ring, void *entry);
 
-void waiter_init(struct waiter *waiter, int socket, int stop);
+/* `other`: the ring that the other side consumes. */
+void waiter_init(struct waiter *waiter, const struct ring *other, int socket, int stop);
 /* Wakes the consumer of a ring if it sleeps; the entries are in the ring already. */
 void ring_wake(struct ring *ring, struct waiter *waiter);
 /* The consumer waits for an entry, up to timeout_ms (-1: for as long as it takes). */
@@ -222,6 +228,8 @@ struct dlfs_channel {
     bool started;
     dlfs_stream *stream; /* what follows is the thread's own */
     dlfs_sequence *sequence;
+    uint64_t *chosen; /* [chosen_count] indices of a chosen order, which the client sent */
+    uint64_t chosen_count;
     struct batch *withheld;  /* taken from the stream when there was no room for it */
     uint64_t withheld_count; /* that was asked for */
     uint64_t *indices;       /* [samples_max] of the read under way */
@@ -239,10 +247,12 @@ int lend_create(dlfs_channel *channel, uint32_t batches_max);
 /* Whether one more batch may be lent. */
 bool lend_possible(const dlfs_channel *channel);
 /*
- * Gives a batch to the client: pinned where it is, or copied; writes the result area and the
- * completion. DLFS_E_LIMIT, and the batch stays the caller's, when there is no memory for it.
+ * Gives a batch to the client: pinned where it is, or copied; writes the result area, with the
+ * indices or without, and the completion. DLFS_E_LIMIT, and the batch stays the caller's, when
+ * there is no memory for it.
  */
-int lend_batch(dlfs_channel *channel, struct batch *batch, struct completion *completion);
+int lend_batch(dlfs_channel *channel, struct batch *batch, bool indices,
+               struct completion *completion);
 /* False when the client has no such batch. */
 bool lend_take_back(dlfs_channel *channel, uint64_t number);
 void lend_take_back_all(dlfs_channel *channel);

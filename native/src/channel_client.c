@@ -112,11 +112,11 @@ DLFS_API int dlfs_client_create(dlfs_arena *arena, int memory, int wake, uint32_
         return code;
     }
     struct channel_memory *channel = &client->memory;
-    waiter_init(&client->waiter, wake, -1);
     client->submissions = ring_over(&channel->header->submissions, channel->submissions,
                                     sizeof(struct submission), channel->submission_count);
     client->completions = ring_over(&channel->header->completions, channel->completions,
                                     sizeof(struct completion), COMPLETION_COUNT);
+    waiter_init(&client->waiter, &client->submissions, wake, -1);
     client->timeout_ms = timeout_ms;
     client->holds = 1;
     client->arena = arena;
@@ -269,8 +269,9 @@ static int copy_failures(struct batch *batch, const struct channel_memory *memor
     return 0;
 }
 
-/* Makes the batch that the answer describes. */
-static int fill(dlfs_client *client, struct batch *batch, const struct completion *answer)
+/* Makes the batch that the answer describes; of a read, the indices are known. */
+static int fill(dlfs_client *client, struct batch *batch, const struct completion *answer,
+                const uint64_t *indices)
 {
     const struct channel_memory *memory = &client->memory;
     uint64_t count = (uint64_t)answer->result;
@@ -280,7 +281,7 @@ static int fill(dlfs_client *client, struct batch *batch, const struct completio
     if (count > 0) {
         memcpy(batch->offsets, memory->offsets, count * sizeof(int64_t));
         memcpy(batch->lengths, memory->lengths, count * sizeof(int64_t));
-        memcpy(batch->indices, memory->indices, count * sizeof(uint64_t));
+        memcpy(batch->indices, indices ? indices : memory->indices, count * sizeof(uint64_t));
     }
     batch->release = release_batch;
     batch->client = client;
@@ -301,14 +302,14 @@ static int fill(dlfs_client *client, struct batch *batch, const struct completio
 
 /* Takes the batch of an answer, in the caller's turn. */
 static int take_batch(dlfs_client *client, const struct completion *answer, uint64_t count,
-                      dlfs_batch **out)
+                      const uint64_t *indices, dlfs_batch **out)
 {
     if (answer->result < 0 && answer->place == BATCH_NONE)
         return (int)answer->result;
     if (!makes_sense(client, answer, count))
         return lose(client);
     struct batch *batch = rested_batch(client, (uint64_t)answer->result);
-    int code = batch ? fill(client, batch, answer) : -ENOMEM;
+    int code = batch ? fill(client, batch, answer, indices) : -ENOMEM;
     if (code < 0) {
         if (batch)
             batch_free(batch);
@@ -321,11 +322,12 @@ static int take_batch(dlfs_client *client, const struct completion *answer, uint
     return 0;
 }
 
-static int ask_batch(dlfs_client *client, struct submission *asked, dlfs_batch **out)
+static int ask_batch(dlfs_client *client, struct submission *asked, const uint64_t *indices,
+                     dlfs_batch **out)
 {
     struct completion answer;
     int code = ask(client, asked, &answer);
-    return code < 0 ? code : take_batch(client, &answer, asked->value, out);
+    return code < 0 ? code : take_batch(client, &answer, asked->value, indices, out);
 }
 
 DLFS_API int dlfs_client_read(dlfs_client *client, const uint64_t *indices, uint64_t count,
@@ -339,7 +341,7 @@ DLFS_API int dlfs_client_read(dlfs_client *client, const uint64_t *indices, uint
     pthread_mutex_lock(&client->turn);
     if (count > 0)
         memcpy(client->memory.request, indices, count * sizeof(*indices));
-    int code = ask_batch(client, &asked, out);
+    int code = ask_batch(client, &asked, indices, out);
     pthread_mutex_unlock(&client->turn);
     return code;
 }
@@ -435,26 +437,66 @@ DLFS_API uint64_t dlfs_client_samples_max(const dlfs_client *client)
     return client->memory.samples_max;
 }
 
+/* Sends the indices of a stream over a chosen order, in the caller's turn. */
+static int send_chosen(dlfs_client *client, const dlfs_stream_config *config)
+{
+    uint64_t most = client->memory.samples_max;
+    int code = stream_fits(config, sequence_count(config->sequence)) ? 0 : -EINVAL;
+    for (uint64_t at = 0; code == 0 && at < config->count; at += most) {
+        struct submission asked = {.operation = OPERATION_CHOOSE};
+        struct completion answer;
+        asked.value = config->count - at < most ? config->count - at : most;
+        uint64_t *request = (uint64_t *)(void *)client->memory.request;
+        code = stream_indices(config, at, asked.value, request);
+        if (code == 0)
+            code = ask(client, &asked, &answer);
+        if (code == 0)
+            code = (int)answer.result;
+    }
+    return code;
+}
+
+/* What the service is told of a stream; over a chosen order it is one over a list, from its start.
+ */
+static struct stream_request describe(const dlfs_stream_config *config, bool chosen)
+{
+    struct stream_request request = {.count = config->count, .plan = config->plan, .stride = 1};
+    sequence_describe(config->sequence, &request.sequence);
+    if (chosen) {
+        request.sequence =
+            (struct sequence_parameters){.kind = DLFS_ORDER_LIST, .count = config->count};
+        return request;
+    }
+    request.first = config->first;
+    request.stride = config->stride;
+    request.group = config->group;
+    request.group_stride = config->group_stride;
+    return request;
+}
+
 DLFS_API int dlfs_client_stream_open(dlfs_client *client, const dlfs_stream_config *config)
 {
-    if (!client || !config || !config->sequence)
+    if (!client || !config || !config->sequence || config->stride == 0)
         return -EINVAL;
-    struct stream_request request = {
-        .first = config->first,
-        .stride = config->stride,
-        .count = config->count,
-        .group = config->group,
-        .group_stride = config->group_stride,
-        .plan = config->plan,
-    };
-    sequence_describe(config->sequence, &request.sequence);
+    bool chosen = sequence_kind(config->sequence) >= DLFS_ORDER_LIST;
+    struct stream_request request = describe(config, chosen);
     struct submission asked = {.operation = OPERATION_OPEN};
     struct completion answer;
     pthread_mutex_lock(&client->turn);
-    memcpy(client->memory.request, &request, sizeof(request));
-    int code = ask(client, &asked, &answer);
+    int code = chosen ? send_chosen(client, config) : 0;
+    if (code == 0) {
+        memcpy(client->memory.request, &request, sizeof(request));
+        code = ask(client, &asked, &answer);
+    }
+    if (code == 0)
+        code = (int)answer.result;
+    if (code < 0 && chosen) { /* the service forgets what it was sent, unless for an open stream */
+        asked.operation = OPERATION_CLOSE;
+        if (code != -EBUSY)
+            (void)ask(client, &asked, &answer);
+    }
     pthread_mutex_unlock(&client->turn);
-    return code < 0 ? code : (int)answer.result;
+    return code;
 }
 
 DLFS_API int dlfs_client_stream_next(dlfs_client *client, uint64_t count, int timeout_ms,
@@ -471,7 +513,7 @@ DLFS_API int dlfs_client_stream_next(dlfs_client *client, uint64_t count, int ti
         uint64_t now = clock_ns();
         uint64_t left_ms = now < until ? (until - now + 999999) / 1000000 : 0;
         struct submission asked = {.operation = OPERATION_NEXT, .value = count, .limit = left_ms};
-        code = ask_batch(client, &asked, out);
+        code = ask_batch(client, &asked, NULL, out);
     } while (code == -EAGAIN && clock_ns() < until);
     pthread_mutex_unlock(&client->turn);
     return code;

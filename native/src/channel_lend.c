@@ -213,8 +213,8 @@ static void place_give_back(dlfs_channel *channel, uint32_t place)
     channel->lent_free = place;
 }
 
-/* Writes what the client is told of each sample. */
-static void describe(dlfs_channel *channel, const dlfs_batch *batch, bool in_arena)
+/* Writes what the client is told of each sample; it knows the indices of a read. */
+static void describe(dlfs_channel *channel, const dlfs_batch *batch, bool in_arena, bool indices)
 {
     struct channel_memory *memory = &channel->memory;
     if (batch->count == 0)
@@ -222,24 +222,31 @@ static void describe(dlfs_channel *channel, const dlfs_batch *batch, bool in_are
     if (in_arena)
         memcpy(memory->offsets, batch->offsets, batch->count * sizeof(int64_t));
     memcpy(memory->lengths, batch->lengths, batch->count * sizeof(int64_t));
-    memcpy(memory->indices, batch->indices, batch->count * sizeof(uint64_t));
+    if (indices)
+        memcpy(memory->indices, batch->indices, batch->count * sizeof(uint64_t));
     if (batch->failure_count > 0)
         memcpy(memory->failures, batch->failures, batch->failure_count * sizeof(dlfs_failure));
 }
 
-static void count_batch(struct channel_counters *counters, const dlfs_batch *batch)
+static uint64_t sample_bytes(const dlfs_batch *batch)
 {
     uint64_t bytes = 0;
     for (uint64_t i = 0; i < batch->count; i++)
         bytes += batch->lengths[i] > 0 ? (uint64_t)batch->lengths[i] : 0;
+    return bytes;
+}
+
+static void count_batch(struct channel_counters *counters, const dlfs_batch *batch)
+{
     add(&counters->samples, batch->count - batch->failure_count);
-    add(&counters->sample_bytes, bytes);
+    add(&counters->sample_bytes, sample_bytes(batch));
     add(&counters->failures, batch->failure_count);
     add(&counters->batches, 1);
     add(&counters->batches_out, 1);
 }
 
-int lend_batch(dlfs_channel *channel, struct batch *batch, struct completion *completion)
+int lend_batch(dlfs_channel *channel, struct batch *batch, bool indices,
+               struct completion *completion)
 {
     uint32_t place = place_take(channel);
     struct lent *lent = &channel->lent[place];
@@ -248,7 +255,7 @@ int lend_batch(dlfs_channel *channel, struct batch *batch, struct completion *co
         place_give_back(channel, place);
         return DLFS_E_LIMIT;
     }
-    describe(channel, &batch->public, in_arena);
+    describe(channel, &batch->public, in_arena, indices);
     count_batch(&channel->counters, &batch->public);
     lent->out = true;
     completion->result = (int64_t)batch->public.count;

@@ -78,11 +78,12 @@ static bool ring_ready(const struct ring *ring)
 
 /* ---- waiting --------------------------------------------------------------------------------- */
 
-void waiter_init(struct waiter *waiter, int socket, int stop)
+void waiter_init(struct waiter *waiter, const struct ring *other, int socket, int stop)
 {
     cpu_set_t processors;
     bool several =
         sched_getaffinity(0, sizeof(processors), &processors) == 0 && CPU_COUNT(&processors) > 1;
+    waiter->other_processor = &other->places->processor;
     waiter->socket = socket;
     waiter->stop = stop;
     waiter->may_spin = several;
@@ -111,15 +112,27 @@ static void relax(void)
 #endif
 }
 
-static bool spin(const struct ring *ring, uint64_t until_ns)
+/* Says where this side runs; whether the other one ran elsewhere when it last said so. */
+static bool apart(struct ring *ring, const struct waiter *waiter)
 {
-    do {
+    uint32_t here = (uint32_t)sched_getcpu();
+    _Atomic uint32_t *own = &ring->places->processor;
+    if (atomic_load_explicit(own, memory_order_relaxed) != here)
+        atomic_store_explicit(own, here, memory_order_relaxed);
+    return atomic_load_explicit(waiter->other_processor, memory_order_relaxed) != here;
+}
+
+static bool spin(struct ring *ring, const struct waiter *waiter, uint64_t until_ns)
+{
+    while (apart(ring, waiter)) {
         for (int i = 0; i < SPIN_ROUNDS; i++) {
             if (ring_ready(ring))
                 return true;
             relax();
         }
-    } while (clock_ns() < until_ns);
+        if (clock_ns() >= until_ns)
+            return false;
+    }
     return false;
 }
 
@@ -177,16 +190,17 @@ enum wait_end ring_wait(struct ring *ring, struct waiter *waiter, int timeout_ms
         return WAIT_READY;
     uint64_t start = clock_ns();
     uint64_t until = timeout_ms < 0 ? UINT64_MAX : start + (uint64_t)timeout_ms * UINT64_C(1000000);
-    bool spins = waiter->may_spin && waiter->score > 0;
-    if (spins && spin(ring, start + SPIN_NS)) {
+    bool could_spin = waiter->may_spin && apart(ring, waiter);
+    bool spins = could_spin && waiter->score > 0;
+    if (spins && spin(ring, waiter, start + SPIN_NS)) {
         waiter->score += waiter->score < SCORE_MAX;
         return WAIT_READY;
     }
     enum wait_end end = sleep_until(ring, waiter, until);
-    bool soon = !spins && end == WAIT_READY && clock_ns() - start <= SPIN_NS + WAKE_NS;
-    if (soon)
+    bool soon = end == WAIT_READY && clock_ns() - start <= SPIN_NS + WAKE_NS;
+    if (could_spin && !spins && soon && apart(ring, waiter))
         waiter->score++;
-    else if (waiter->score > 0)
+    else if (spins && waiter->score > 0)
         waiter->score--;
     return end;
 }

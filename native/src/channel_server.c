@@ -53,7 +53,7 @@ static int64_t serve_read(dlfs_channel *channel, const struct submission *asked,
         reader_read(channel->reader, channel->indices, count, channel->memory.copied_bytes, &batch);
     if (code < 0)
         return code;
-    code = lend_batch(channel, (struct batch *)batch, answer);
+    code = lend_batch(channel, (struct batch *)batch, false, answer);
     if (code < 0)
         dlfs_batch_release(batch);
     return code;
@@ -79,24 +79,55 @@ static void close_stream(dlfs_channel *channel)
         dlfs_batch_release(&channel->withheld->public);
     dlfs_stream_destroy(channel->stream);
     dlfs_sequence_destroy(channel->sequence);
+    free(channel->chosen);
     channel->withheld = NULL;
     channel->stream = NULL;
     channel->sequence = NULL;
+    channel->chosen = NULL;
+    channel->chosen_count = 0;
+}
+
+/* Takes more indices of a chosen order, which may be as long as the dataset. */
+static int64_t serve_choose(dlfs_channel *channel, uint64_t count)
+{
+    uint64_t most = channel->reader->sample_count;
+    if (channel->stream)
+        return -EBUSY;
+    if (count > channel->memory.samples_max)
+        return BROKEN;
+    if (count > most - channel->chosen_count)
+        return DLFS_E_LIMIT;
+    if (!channel->chosen)
+        channel->chosen = malloc(most * sizeof(uint64_t)); /* pages come as they are used */
+    if (!channel->chosen)
+        return -ENOMEM;
+    copy_once(channel->chosen + channel->chosen_count, channel->memory.request,
+              count * sizeof(uint64_t));
+    channel->chosen_count += count;
+    return 0;
+}
+
+static int make_sequence(dlfs_channel *channel, const struct sequence_parameters *asked)
+{
+    const dlfs_reader_config *config = &channel->reader->config;
+    if (asked->kind == DLFS_ORDER_LIST && asked->count == channel->chosen_count) {
+        dlfs_choice choice = {
+            .kind = DLFS_ORDER_LIST, .indices = channel->chosen, .count = channel->chosen_count};
+        return dlfs_sequence_choose(config->directory, &choice, &channel->sequence);
+    }
+    if (asked->count != channel->reader->sample_count || asked->chunk_bytes != config->chunk_bytes)
+        return -EINVAL;
+    return dlfs_sequence_create(config->directory, asked->chunk_bytes, asked->kind, asked->seed,
+                                asked->epoch, asked->window_chunks, &channel->sequence);
 }
 
 static int64_t serve_open(dlfs_channel *channel)
 {
-    const dlfs_reader *reader = channel->reader;
     struct stream_request request;
     copy_once(&request, channel->memory.request, sizeof(request));
-    const struct sequence_parameters *asked = &request.sequence;
     if (channel->stream)
         return -EBUSY;
-    if (asked->count != reader->sample_count || asked->chunk_bytes != reader->config.chunk_bytes)
-        return -EINVAL;
-    int code =
-        dlfs_sequence_create(reader->config.directory, asked->chunk_bytes, asked->kind, asked->seed,
-                             asked->epoch, asked->window_chunks, &channel->sequence);
+    int code = make_sequence(channel, &request.sequence);
     if (code < 0)
         return code;
     dlfs_stream_config config = {
@@ -137,7 +168,7 @@ static int64_t serve_next(dlfs_channel *channel, const struct submission *asked,
         channel->withheld = (struct batch *)batch;
         channel->withheld_count = count;
     }
-    int code = lend_batch(channel, channel->withheld, answer);
+    int code = lend_batch(channel, channel->withheld, true, answer);
     if (code == 0)
         channel->withheld = NULL;
     return code;
@@ -170,6 +201,8 @@ static int64_t perform(dlfs_channel *channel, const struct submission *asked,
         return serve_read(channel, asked, answer);
     case OPERATION_GET:
         return serve_get(channel, asked);
+    case OPERATION_CHOOSE:
+        return serve_choose(channel, asked->value);
     case OPERATION_OPEN:
         return serve_open(channel);
     case OPERATION_NEXT:
@@ -290,7 +323,7 @@ static int make_wakes(dlfs_channel *channel, int *wake)
         close(stop);
         return code;
     }
-    waiter_init(&channel->waiter, pair[0], stop);
+    waiter_init(&channel->waiter, &channel->completions, pair[0], stop);
     *wake = pair[1];
     return 0;
 }

@@ -344,7 +344,12 @@ struct sequence_parameters {
 };
 void sequence_describe(const dlfs_sequence *sequence, struct sequence_parameters *parameters);
 
-/* stream.c: reader_read's limit for the batches of a stream. */
+/* stream.c */
+/* Whether every sample lies below `total`; positions rise, so that the last one decides. */
+bool stream_fits(const dlfs_stream_config *config, uint64_t total);
+/* The indices of this consumer's samples place..place+count-1. */
+int stream_indices(const dlfs_stream_config *config, uint64_t place, uint64_t count, uint64_t *out);
+/* reader_read's limit, for the batches of a stream. */
 void stream_limit(dlfs_stream *stream, uint64_t private_bytes_max);
 
 /* reader.c */

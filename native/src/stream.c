@@ -44,9 +44,7 @@ static uint64_t position_of(const dlfs_stream_config *config, uint64_t place)
            place % config->group * config->stride;
 }
 
-/* The indices of this consumer's samples place..place+count-1. */
-static int fill_indices(const dlfs_stream_config *config, uint64_t place, uint64_t count,
-                        uint64_t *out)
+int stream_indices(const dlfs_stream_config *config, uint64_t place, uint64_t count, uint64_t *out)
 {
     int code = 0;
     while (code == 0 && count > 0) {
@@ -61,8 +59,7 @@ static int fill_indices(const dlfs_stream_config *config, uint64_t place, uint64
     return code;
 }
 
-/* Whether every sample lies below `total`; positions rise, so that the last one decides. */
-static bool config_fits(const dlfs_stream_config *config, uint64_t total)
+bool stream_fits(const dlfs_stream_config *config, uint64_t total)
 {
     if (config->count == 0)
         return true;
@@ -118,7 +115,7 @@ static void fill(dlfs_stream *stream)
         return;
     uint64_t count = end - first < FILL_MAX ? end - first : FILL_MAX;
     pthread_mutex_unlock(&reader->lock);
-    int code = fill_indices(config, first, count, stream->indices);
+    int code = stream_indices(config, first, count, stream->indices);
     for (uint64_t i = 0; code == 0 && i < count; i++)
         __builtin_prefetch(&reader->locations[stream->indices[i]]);
     pthread_mutex_lock(&reader->lock);
@@ -287,7 +284,7 @@ static int read_on_demand(dlfs_stream *stream, uint64_t count, dlfs_batch **out)
     uint64_t *indices = malloc(count * sizeof(*indices));
     if (!indices)
         return -ENOMEM;
-    int code = fill_indices(&stream->config, stream->head, count, indices);
+    int code = stream_indices(&stream->config, stream->head, count, indices);
     if (code == 0)
         code = reader_read(stream->reader, indices, count, stream->private_bytes_max, out);
     free(indices);
@@ -494,7 +491,7 @@ DLFS_API int dlfs_stream_create(dlfs_reader *reader, const dlfs_stream_config *c
     if (!reader || !config || !config->sequence || config->stride == 0 ||
         config->plan > DLFS_PLAN_HARVEST)
         return -EINVAL;
-    if (!config_fits(config, sequence_count(config->sequence)))
+    if (!stream_fits(config, sequence_count(config->sequence)))
         return -EINVAL;
     dlfs_stream *stream = calloc(1, sizeof(*stream));
     if (!stream)

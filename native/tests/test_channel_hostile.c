@@ -102,7 +102,7 @@ static void any_request_area(struct attacker *attacker)
         struct stream_request request = {
             .sequence = {.count = COUNT,
                          .seed = some(attacker),
-                         .kind = (uint32_t)below(attacker, 4),
+                         .kind = (uint32_t)below(attacker, 7),
                          .window_chunks = (uint32_t)any_value(attacker),
                          .chunk_bytes = CHUNK},
             .first = any_value(attacker),
@@ -132,7 +132,7 @@ static void wrong_requests(struct attacker *attacker)
         struct submission asked = {
             .tag = some(attacker),
             .operation =
-                (uint32_t)(below(attacker, 200) ? 1 + below(attacker, 8) : any_value(attacker)),
+                (uint32_t)(below(attacker, 200) ? 1 + below(attacker, 10) : any_value(attacker)),
             .flags = below(attacker, 4) ? 0 : (uint32_t)any_value(attacker),
             .value = any_value(attacker),
             .limit = any_value(attacker),
@@ -143,7 +143,8 @@ static void wrong_requests(struct attacker *attacker)
                 continue;
             asked.value = attacker->numbers[--attacker->number_count];
         }
-        if (asked.operation == OPERATION_READ && below(attacker, 50))
+        if ((asked.operation == OPERATION_READ || asked.operation == OPERATION_CHOOSE) &&
+            below(attacker, 50))
             asked.value = below(attacker, COUNT + 1);
         any_request_area(attacker);
         (void)ring_put(&attacker->submissions, &asked);

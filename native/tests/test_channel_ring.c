@@ -34,8 +34,8 @@ static void pair_open(struct pair *pair)
     uint8_t *entries = (uint8_t *)pair->entries;
     pair->producer.ring = ring_over(&pair->places, entries, sizeof(uint64_t), ENTRIES);
     pair->consumer.ring = ring_over(&pair->places, entries, sizeof(uint64_t), ENTRIES);
-    waiter_init(&pair->producer.waiter, sockets[0], -1);
-    waiter_init(&pair->consumer.waiter, sockets[1], pair->stop);
+    waiter_init(&pair->producer.waiter, &pair->consumer.ring, sockets[0], -1);
+    waiter_init(&pair->consumer.waiter, &pair->consumer.ring, sockets[1], pair->stop);
 }
 
 static void pair_close(struct pair *pair)
@@ -178,6 +178,8 @@ static void ask_and_answer(bool may_spin)
     pthread_t thread;
     pair_open(&exchange.there);
     pair_open(&exchange.back);
+    exchange.there.consumer.waiter.other_processor = &exchange.back.places.processor;
+    exchange.back.consumer.waiter.other_processor = &exchange.there.places.processor;
     exchange.there.consumer.waiter.may_spin &= may_spin;
     exchange.back.consumer.waiter.may_spin &= may_spin;
     CHECK_EQ(pthread_create(&thread, NULL, answer, &exchange), 0);

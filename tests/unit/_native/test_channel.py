@@ -23,7 +23,7 @@ from dlfs._native.channel import (
     Share,
 )
 from dlfs._native.device import Faults
-from dlfs._native.reader import NativeBatch, NativeStream
+from dlfs._native.reader import NativeBatch, NativeSequence, NativeStream
 from dlfs.errors import ClosedError, FormatError, LimitError, ServiceLostError, UsageError
 from dlfs.units import KIB, MIB
 from tests.unit._native.channel_node import COUNT, EVERY, Node, connect, program
@@ -138,6 +138,44 @@ def test_an_epoch_through_a_channel(node, order: str, plan: str) -> None:
     own.close()
     with pytest.raises(UsageError):
         ClientStream(client, sequence, first=COUNT, stride=1, count=1)
+    client.close()
+
+
+@pytest.mark.parametrize("kind", ["list", "selected", "weighted"])
+def test_an_epoch_over_chosen_samples(node, kind: str) -> None:
+    one = node()
+    client = one.client(samples_max=64)  # the indices are sent in pieces
+    chosen = np.random.default_rng(1).permutation(COUNT)[:400].astype(np.uint64)
+    weights = np.arange(400, dtype=np.float64) if kind == "weighted" else None
+
+    def choose(draws: int) -> NativeSequence:
+        return NativeSequence.choose(
+            one.directory, kind=kind, indices=chosen, weights=weights, draws=draws, seed=3
+        )
+
+    sequence = choose(400)
+    for part in (
+        {"first": 1, "stride": 3, "count": 133},
+        {"first": 8, "stride": 1, "count": 40, "group": 4, "group_stride": 12},
+    ):
+        stream = ClientStream(client, sequence, **part)
+        own = NativeStream(one.reader, sequence, **part)
+        while (batch := own.next(30)) is not None:
+            got = stream.next(30)
+            assert got.indices.tolist() == batch.indices.tolist()
+            assert contents(got) == expected(one, got.indices)
+        assert stream.next(30) is None
+        stream.close()
+        own.close()
+    with pytest.raises(UsageError):
+        ClientStream(client, sequence, first=0, stride=1, count=401)
+    if kind == "weighted":
+        with pytest.raises(LimitError):
+            ClientStream(client, choose(COUNT + 1), first=0, stride=1, count=COUNT + 1)
+    plain = ClientStream(client, one.sequence(), first=0, stride=1, count=9)
+    assert len(plain.next(9).indices) == 9
+    plain.close()
+    assert len(one.channels) == 1
     client.close()
 
 
