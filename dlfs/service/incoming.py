@@ -490,11 +490,12 @@ def open_incoming(volume: Volume, folder: str | os.PathLike[str]) -> Iterator[In
     """Open a spool for a mount of a volume, and settle what a crash left undecided in it.
 
     Raises:
-        DlfsError: as ``Spool``.
+        DlfsError: as ``Spool``, and as ``Volume.refresh``.
         OSError: the spool cannot be read or written.
     """
     _allow_descriptors()
     with Spool(folder, volume.uuid) as spool:
+        volume.refresh()  # the server that had the spool until now may have sealed something
         for name in spool.recover({info.uuid for info in volume.datasets()}):
             _log.warning("incoming: %r had been sealed when the server died", display(name))
         incoming = IncomingTree(volume, spool)

@@ -6,8 +6,9 @@ import errno
 import os
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
 import trio
@@ -16,8 +17,10 @@ from pyfuse3 import FUSEError
 
 import dlfs
 from dlfs.errors import DeviceError, StaleError
+from dlfs.ingest.folder import FolderSource
 from dlfs.service import sealer as sealers
 from dlfs.service.entries import identity_of
+from dlfs.service.incoming import open_incoming
 from dlfs.service.incoming_protocol import SealOptions, SealStatus
 from dlfs.service.nodes import Node, NodeTable
 from dlfs.service.sealer import Sealer
@@ -160,6 +163,23 @@ def test_a_crash_at_every_step(place: Place, monkeypatch: pytest.MonkeyPatch, st
         assert seal(place, nothing).version == 1
     with place.volume["x"] as dataset:
         assert {name: dataset.get(name) for name in FILES} == FILES
+
+
+def test_what_was_sealed_while_the_next_server_waited_for_the_spool(place: Place) -> None:
+    """It opened the volume before the commit, and got the spool after a crash behind it."""
+    with dlfs.open(place.volume.uri) as opened_before:
+        uuid = uuid4()
+        place.spool.begin_seal(b"x", uuid)
+        with closing(FolderSource(place.spool.path(b"x"))) as source:
+            sealers.import_dataset(place.volume, source, "x", uuid=uuid)
+        place.spool.close()
+
+        async def names() -> list[bytes]:
+            with open_incoming(opened_before, place.folder / "spool"):
+                return sorted(os.listdir(os.fsencode(place.folder / "spool/datasets")))
+
+        assert trio.run(names) == []
+    assert place.versions() == [1]
 
 
 def test_an_error_leaves_it_open(place: Place) -> None:
