@@ -210,10 +210,15 @@ def remove_directory(directory: int, name: bytes) -> os.stat_result:
 
 
 def rename(
-    directory: int, name: bytes, into: int, new: bytes, *, replace: bool
+    directory: int, name: bytes, into: int, new: bytes, *, replace: bool, across: bool = False
 ) -> tuple[os.stat_result, os.stat_result | None]:
-    """Rename an entry; it, and what it replaced, as they were before."""
+    """Rename an entry; it, and what it replaced, as they were before.
+
+    ``across`` datasets a file with several names cannot go: it would lie in both.
+    """
     moved = look(directory, name)
+    if across and moved.st_nlink > 1 and not stat.S_ISDIR(moved.st_mode):
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
     replaced: os.stat_result | None = None
     try:
         replaced = look(into, new)

@@ -238,6 +238,8 @@ class IncomingTree:
         if not node.places:
             raise FUSEError(errno.ENOENT)
         with self.sealer.changing(node, folder):
+            if node.dataset() is not folder.dataset():  # one could be written while one is sealed
+                raise FUSEError(errno.EXDEV)
             _check_length(folder, name)
             old_folder, old = node.places[-1]
             async with (
@@ -297,7 +299,13 @@ class IncomingTree:
                 self._directories.hold(new) as target,
             ):
                 moved, replaced = await self._directories.run(
-                    entries.rename, source, name_old, target, name_new, replace=replace
+                    entries.rename,
+                    source,
+                    name_old,
+                    target,
+                    name_new,
+                    replace=replace,
+                    across=old.dataset() is not new.dataset(),
                 )
             if replaced is not None and identity_of(replaced) == identity_of(moved):
                 return  # two names of one file: nothing was done

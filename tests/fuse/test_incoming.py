@@ -419,6 +419,20 @@ def test_rule_39_renames_of_datasets(shared: Writable) -> None:
     assert (one / "x").read_bytes() == b"x"
 
 
+def test_rule_39_no_file_lies_in_two_datasets(shared: Writable) -> None:
+    """Else it could be written through one of them while the other is sealed."""
+    one, two = shared.begin("names", {"a": b"a", "b": b"b"}), shared.begin("others")
+    with (one / "a").open("ab"):
+        assert errno_of(lambda: os.link(one / "a", two / "a")) == errno.EXDEV
+        assert errno_of(lambda: os.setxattr(one, "user.dlfs.seal", b"1")) == errno.EBUSY
+    os.link(one / "a", one / "twin")
+    assert errno_of(lambda: (one / "twin").rename(two / "a")) == errno.EXDEV
+    (one / "b").rename(two / "b")
+    run("mv", one / "twin", two / "a")  # mv copies then
+    assert sorted(os.listdir(two)) == ["a", "b"]
+    assert ((two / "a").stat().st_nlink, (one / "a").stat().st_nlink) == (1, 1)
+
+
 # ---- sealing -------------------------------------------------------------------------------------
 
 
