@@ -229,7 +229,7 @@ class DatasetWriter:
                 f"add the sample {display(raw)!r}: expected at most {SAMPLE_BYTES_MAX} bytes, "
                 f"got {array.size}"
             )
-        values = {name: np.asarray([value]) for name, value in attributes.items()}
+        values = {name: [value] for name, value in attributes.items()}
         self._note(1, array.size, len(raw), values)
         if not self._stage.fits(array.size):
             self._drain_stage()

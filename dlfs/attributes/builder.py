@@ -235,7 +235,7 @@ class AttributesBuilder:
         return prepared
 
     def _prepare_column(self, name: str, values: ArrayLike, count: int) -> NDArray[Any] | list[str]:
-        array = np.asarray(values)
+        array = _as_array(values)
         if array.shape != (count,):
             raise UsageError(
                 f"add attribute {name!r}: expected {count} values in one dimension, "
@@ -296,6 +296,18 @@ def _check_name(name: str) -> None:
         problem = f"expected one of {', '.join(RESERVED_COLUMNS)}, or a name of another beginning"
     if problem:
         raise UsageError(f"add attribute {name!r}: {problem}")
+
+
+def _as_array(values: ArrayLike) -> NDArray[Any]:
+    """Values as an array that has just them.
+
+    Of a list with strings numpy would make text all of whose values are of one width: without NULs
+    at their ends, and with numbers written out.
+    """
+    array = np.asarray(values)
+    if array.dtype.kind in "SU" and not isinstance(values, np.ndarray):
+        array = np.array(values, object)
+    return array
 
 
 def _strings(name: str, array: NDArray[Any]) -> list[str] | None:

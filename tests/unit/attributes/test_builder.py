@@ -90,6 +90,8 @@ def test_values_of_another_type_are_refused(first: Any, then: Any) -> None:
         ([1, 2, 3], "expected 2 values"),
         (5, "expected 2 values"),
         ([None, None], "got NoneType"),
+        (["a", 1], "got int"),
+        (["a", float("nan")], "got float"),
         (["a", 1 << 70], "got int"),
         (np.array([1j, 2j]), "got complex128"),
         (np.array([b"a", b"b"]), r"got \|S1"),
