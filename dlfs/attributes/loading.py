@@ -157,9 +157,29 @@ class _Segment:
         memory[head.segment_bytes :] = 0
 
     def fill_column(self, head: AttributeHead, number: int, memory: Bytes) -> None:
-        """Read a column, from the first copies of it that are right."""
+        """Read a column, each block of it from the first copy in which it is right."""
         offset, _ = head.extent(number)
-        self.fill(offset, memory, lambda: head.verify(number, memory, self.where))
+        choices = alternatives(self.space.geometry)
+        read_into(self._sources, self.space, offset, memory, choices[0])
+        wrong = head.wrong_blocks(number, memory)
+        if not len(wrong):
+            return
+        other = aligned_buffer(memory.nbytes, ATTRIBUTE_BLOCK_BYTES)
+        for choice in choices[1:]:
+            read_into(self._sources, self.space, offset, other, choice)
+            still = np.intersect1d(wrong, head.wrong_blocks(number, other))
+            right = np.setdiff1d(wrong, still)
+            _blocks(memory)[right] = _blocks(other)[right]
+            wrong = still
+            if not len(wrong):
+                return
+        try:
+            head.verify(number, memory, self.where)
+        except FormatError as error:
+            cause = self._diagnose()
+            if cause is None:
+                raise
+            raise cause from error
 
     def read_head(self) -> tuple[AttributeHead, Bytes]:
         memory = aligned_buffer(self._extent.head_bytes, ATTRIBUTE_BLOCK_BYTES)
@@ -206,6 +226,10 @@ class _Columns:
     def release(self) -> None:
         while self.held:
             self.held.pop().release()
+
+
+def _blocks(memory: Bytes) -> Bytes:
+    return memory.reshape(-1, ATTRIBUTE_BLOCK_BYTES)
 
 
 def _ignore(_: object) -> None:

@@ -143,6 +143,16 @@ class AttributeHead:
         start, end = self._starts[number : number + 2]
         return self.head_bytes + start, end - start
 
+    def wrong_blocks(self, number: int, memory: Bytes) -> NDArray[np.intp]:
+        """Which blocks of a column do not have their checksums, rising.
+
+        Args:
+            number: of the column.
+            memory: uint8[n_bytes], as long as its extent.
+        """
+        got, expected = self._sums(number, memory)
+        return np.flatnonzero(got != expected)
+
     def verify(self, number: int, memory: Bytes, where: str) -> None:
         """Check a column's blocks against their checksums.
 
@@ -154,19 +164,23 @@ class AttributeHead:
         Raises:
             ChecksumError: a block is wrong; names column and byte offset.
         """
-        offset, length = self.extent(number)
-        first = (offset - self.head_bytes) // ATTRIBUTE_BLOCK_BYTES
-        got = crc32c_blocks(memory[:length].data, ATTRIBUTE_BLOCK_BYTES)
-        expected = self.checksums[first : first + len(got)]
+        got, expected = self._sums(number, memory)
         wrong = np.flatnonzero(got != expected)
         if len(wrong):
             block = int(wrong[0])
             raise ChecksumError(
                 f"{where}: read column {self.columns[number].name!r}: expected CRC32C "
                 f"{int(expected[block]):#010x} of the block at byte "
-                f"{offset + block * ATTRIBUTE_BLOCK_BYTES} of the segment, "
+                f"{self.extent(number)[0] + block * ATTRIBUTE_BLOCK_BYTES} of the segment, "
                 f"got {int(got[block]):#010x}"
             )
+
+    def _sums(self, number: int, memory: Bytes) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+        """The checksums that a column's blocks have, and those that they should have."""
+        offset, length = self.extent(number)
+        first = (offset - self.head_bytes) // ATTRIBUTE_BLOCK_BYTES
+        got = crc32c_blocks(memory[:length].data, ATTRIBUTE_BLOCK_BYTES)
+        return got, self.checksums[first : first + len(got)]
 
 
 def _table_at(columns: tuple[ColumnForm, ...]) -> int:

@@ -13,7 +13,15 @@ import numpy as np
 import pytest
 
 import dlfs
-from dlfs.errors import ClosedError, NotFoundError, SpaceError, StaleError, UsageError
+from dlfs.errors import (
+    ChecksumError,
+    ClosedError,
+    NotFoundError,
+    SpaceError,
+    StaleError,
+    UsageError,
+)
+from dlfs.format.geometry import DataSpace
 from dlfs.ingest.importer import import_dataset
 from dlfs.ingest.source import SampleBlock
 from dlfs.units import KIB, MIB
@@ -219,6 +227,47 @@ def test_a_dataset_that_was_removed_is_stale(make_volume: Callable[..., dlfs.Vol
         with pytest.raises(StaleError, match="it was removed"):
             dataset.column("y")
         assert dataset.column("x").tolist() == [1]
+
+
+def test_each_block_of_a_column_is_read_from_a_copy_that_has_it_right(
+    make_volume: Callable[..., dlfs.Volume],
+) -> None:
+    volume = make_volume(members=3, replicas=2)
+    values = np.arange(20_000)
+    with volume.writer("ds") as writer:
+        zeros = np.zeros(len(values), int)
+        writer.add_batch([b"%05d" % i for i in values], b"", zeros, zeros, attributes={"x": values})
+    uri = volume.uri
+    record = volume._local("test").catalog.datasets[0]
+    geometry = volume._local("test").superblock.geometry
+    space = DataSpace(geometry, record.split_data_runs(geometry.chunk_bytes)[1])
+    for block, copy in ((3, 0), (5, 1)):  # of one chunk
+        member, offset_bytes = space.resolve(block * 4096 + 7, copy)
+        with Path(uri.split(",")[member]).open("r+b") as file:
+            file.seek(offset_bytes)
+            file.write(b"\xee")
+    with volume["ds"] as dataset:
+        assert np.array_equal(dataset.column("x"), values)
+    assert [finding.kind for finding in volume.verify()] == ["attributes"] * 2
+    assert dlfs.repair(uri).damaged == ()
+    assert list(volume.verify()) == []
+    for copy in (0, 1):  # what no copy has
+        member, offset_bytes = space.resolve(3 * 4096 + 7, copy)
+        with Path(uri.split(",")[member]).open("r+b") as file:
+            file.seek(offset_bytes)
+            file.write(b"\xee")
+    with volume["ds"] as dataset, pytest.raises(ChecksumError, match="block at byte 12288"):
+        dataset.column("x")
+
+
+def test_strings_keep_the_nuls_at_their_ends(make_volume: Callable[..., dlfs.Volume]) -> None:
+    volume = make_volume()
+    zeros = np.zeros(2, int)
+    with volume.writer("ds") as writer:
+        writer.add("a", b"", attributes={"x": "one\0"})
+        writer.add_batch([b"b", b"c"], b"", zeros, zeros, attributes={"x": ["\0", "two\0\0"]})
+    with volume["ds"] as dataset:
+        assert dataset.column("x").tolist() == ["one\0", "\0", "two\0\0"]
 
 
 class LabelledSource:
