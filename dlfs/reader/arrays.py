@@ -15,6 +15,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from dlfs.attributes import AttributeTable
 from dlfs.errors import FormatError, UsageError
+from dlfs.format.constants import SAMPLE_BYTES_MAX
 
 DTYPE_COLUMN = "dlfs:dtype"
 SHAPE_COLUMN = "dlfs:shape"
@@ -57,7 +58,7 @@ class ArrayForm:
         """
         try:
             element = np.dtype(dtype)
-        except TypeError as error:
+        except (TypeError, ValueError, SyntaxError) as error:  # by what numpy makes of the text
             raise UsageError(f"describe arrays: expected a numpy dtype, got {dtype!r}") from error
         if element.kind not in KINDS or not element.itemsize:
             raise UsageError(
@@ -68,6 +69,13 @@ class ArrayForm:
             raise UsageError(
                 f"describe arrays: expected at most {DIMENSIONS_MAX} dimensions of 0 or more "
                 f"elements, got {shape}"
+            )
+        # Such a length is no sample's, unless it is 0; and numpy makes no such array even then.
+        others = math.prod(length for length in shape if length)
+        if 0 in shape and others * element.itemsize > SAMPLE_BYTES_MAX:
+            raise UsageError(
+                f"describe arrays: expected no elements in dimensions of at most "
+                f"{SAMPLE_BYTES_MAX} bytes, got {element} of shape {shape}"
             )
         return cls(element, tuple(shape))
 

@@ -105,6 +105,11 @@ def test_samples_that_are_no_arrays_are_named(volume: dlfs.Volume) -> None:
         ("<f4", ",".join("1" * 33)),
         ("<f4", "1" * 2000),
         ("f" * 2000, "1"),
+        ("(2,3", "1"),
+        (",", "1"),
+        ("(9999999999,)f4", "1"),
+        ("M8[1000000s/7]", "1"),
+        ("<f4", "0,9" + "9" * 30),
     ],
 )
 def test_forms_that_cannot_be_are_refused(dtype: str, shape: str) -> None:
