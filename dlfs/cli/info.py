@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-import dlfs
 from dlfs.cli.datasets import column_types, dataset_json, dataset_table
-from dlfs.cli.options import JsonOption, VolumeArgument
+from dlfs.cli.options import JsonOption, VolumeArgument, open_volume
 from dlfs.cli.output import (
     human_date,
     human_size,
@@ -38,7 +37,7 @@ def info(volume: VolumeArgument, json: JsonOption = False) -> None:
 
     A volume that can be read although members are missing is shown, and ends with 0.
     """
-    with dlfs.open(volume) as opened:
+    with open_volume(volume) as opened:
         described, datasets = opened.info(), opened.datasets()
         columns = [_columns(opened, dataset) for dataset in datasets]
     if json:

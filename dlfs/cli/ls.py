@@ -14,9 +14,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-import dlfs
 from dlfs.cli.datasets import dataset_json, dataset_table
-from dlfs.cli.options import JsonOption, OptionalDatasetArgument, VolumeArgument, open_dataset
+from dlfs.cli.options import (
+    JsonOption,
+    OptionalDatasetArgument,
+    VolumeArgument,
+    open_dataset,
+    open_volume,
+)
 from dlfs.cli.output import (
     human_samples,
     human_size,
@@ -87,7 +92,7 @@ def ls(
 
 
 def _list_datasets(uri: str, *, long: bool, json: bool) -> None:
-    with dlfs.open(uri) as volume:
+    with open_volume(uri) as volume:
         infos = volume.datasets()
     if json:
         print_json({"datasets": [dataset_json(info) for info in infos]})

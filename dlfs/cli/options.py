@@ -53,21 +53,30 @@ def parse_size(text: str | None) -> int | None:
     return None if text is None else parse_bytes(text)
 
 
-@contextmanager
-def open_dataset(volume_uri: str, dataset: str, **options: Any) -> Iterator[tuple[Volume, Dataset]]:
-    """Open a volume and one of its datasets for reading, with options of ``dlfs.open``.
+def open_volume(uri: str, **options: Any) -> Volume:
+    """Open a volume for reading: by its devices, or by a service's socket (``unix:PATH``).
 
-    ``unix:PATH`` is the volume of a service, which has options of its own.
+    Args:
+        uri: as the command line has it.
+        options: of ``dlfs.open``.
 
     Raises:
         UsageError: there are options for a service's volume.
+        DlfsError: as ``dlfs.open`` and ``dlfs.connect``.
     """
+    if not uri.startswith("unix:"):
+        return dlfs.open(uri, **options)
+    if options:
+        raise UsageError(f"open {uri}: {', '.join(options)} is the service's to choose")
+    return dlfs.connect(uri)
+
+
+@contextmanager
+def open_dataset(volume_uri: str, dataset: str, **options: Any) -> Iterator[tuple[Volume, Dataset]]:
+    """Open a volume and one of its datasets for reading; as ``open_volume``."""
     wanted = parse_dataset(dataset)
-    served = volume_uri.startswith("unix:")
-    if served and options:
-        raise UsageError(f"open {volume_uri}: {', '.join(options)} is the service's to choose")
     with (
-        dlfs.connect(volume_uri) if served else dlfs.open(volume_uri, **options) as volume,
+        open_volume(volume_uri, **options) as volume,
         volume.dataset(wanted.name, wanted.version) as found,
     ):
         yield volume, found
@@ -96,7 +105,7 @@ def complete_dataset(ctx: typer.Context, incomplete: str) -> list[str]:
     if not uri:
         return []
     try:
-        with dlfs.open(uri) as volume:
+        with open_volume(uri) as volume:
             infos = volume.datasets()
     except (DlfsError, OSError):
         return []

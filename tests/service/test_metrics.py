@@ -66,6 +66,18 @@ def test_stall_through_a_service(busy: Service, samples) -> None:
     assert "the service's to choose" in refused.stderr
 
 
+def test_verbs_that_read_take_a_service(busy: Service, samples, tmp_path: Path) -> None:
+    assert json.loads(run_cli("ls", busy.uri, "--json").stdout)["datasets"][0]["name"] == "d"
+    path, data = next((path, data) for path, data in samples.items() if data)
+    command = [sys.executable, "-m", "dlfs.cli", "cat", busy.uri, "d", path.decode()]
+    assert subprocess.run(command, capture_output=True, timeout=120).stdout == data
+    assert run_cli("stat", busy.uri, "d", path.decode()).returncode == 0
+    assert "images" in run_cli("info", busy.uri).stdout
+    assert run_cli("export", busy.uri, "d", tmp_path / "copy").returncode == 0
+    assert (tmp_path / "copy" / path.decode()).read_bytes() == data
+    assert run_cli("rm", busy.uri, "d", "--yes").returncode == 2
+
+
 def test_a_client_that_went_is_not_shown(serve, volume) -> None:
     service = serve(volume)
     with dlfs.connect(service.uri) as connected, connected["d"] as dataset:
