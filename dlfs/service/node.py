@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import signal
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -136,6 +137,8 @@ class Node:
 
         Threads: the main thread, for its signals.
         """
+        _, descriptors_max = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors_max, descriptors_max))
         try:
             trio.run(self._run, on_ready)
         except ExceptionGroup as group:  # as a nursery wraps what its tasks raise

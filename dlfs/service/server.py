@@ -27,6 +27,8 @@ from dlfs.service.sockets import AllowList, Listener, Peer, peer_of
 
 CLIENTS_MAX = 1024
 """Connections at once."""
+CLIENTS_OF_PROCESS_MAX = 128
+"""Of those, of one process: one for each volume and dataset that it has open."""
 
 _log = logging.getLogger(__name__)
 
@@ -48,7 +50,7 @@ class SampleServer:
         self._common = Common({volume.uuid: volume for volume in volumes}, self.snapshot)
 
     async def serve(self, listener: Listener) -> None:
-        """Accept clients until cancelled; what each has is given up then."""
+        """Accept clients until cancelled; what each has stays then: see ``Session``."""
         accepting = trio.SocketListener(trio.socket.from_stdlib_socket(listener.socket.dup()))
 
         async def handle(stream: trio.SocketStream) -> None:
@@ -106,6 +108,11 @@ class SampleServer:
                 "--allow-group",
                 errno.EACCES,
             )
-        if len(self._sessions) >= CLIENTS_MAX:
-            return LimitError(f"use the service: expected at most {CLIENTS_MAX} connections")
+        own = sum(session.peer.pid == peer.pid for session in self._sessions)
+        for count, limit, whose in (
+            (len(self._sessions), CLIENTS_MAX, "in all"),
+            (own, CLIENTS_OF_PROCESS_MAX, "of one process"),
+        ):
+            if count >= limit:
+                return LimitError(f"use the service: expected at most {limit} connections {whose}")
         return None

@@ -28,7 +28,7 @@ from dlfs.errors import (
     UsageError,
     VersionError,
 )
-from dlfs.service import session
+from dlfs.service import server, session
 from dlfs.service.connection import Connection
 from dlfs.service.protocol import (
     ANSWERS,
@@ -287,6 +287,30 @@ def test_channels_are_counted_per_process(patient: Service) -> None:
             pass
     for connection in connections:
         connection.close()
+
+
+def test_connections_are_counted_per_process(patient: Service) -> None:
+    kept: list[Connection] = []
+    refusals: set[str] = set()
+
+    def connects() -> bool:
+        try:
+            kept.append(patient.connection())
+        except LimitError as error:
+            refusals.add(str(error))
+            return False
+        return True
+
+    while connects():
+        assert len(kept) <= server.CLIENTS_OF_PROCESS_MAX
+    assert len(kept) > server.CLIENTS_OF_PROCESS_MAX // 2
+    kept.pop().close()
+    wait_for(connects, "a connection that was closed to be counted no more")
+    for connection in kept:
+        connection.close()
+    wait_for(connects, "all of them")
+    kept[-1].close()
+    assert refusals == {"use the service: expected at most 128 connections of one process"}
 
 
 @pytest.mark.parametrize(
