@@ -148,13 +148,15 @@ def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     folder = tmp_path_factory.mktemp("patient")
     uri = make_volume(folder / "v.img", make_samples(50), label="v")
     service = Service([uri], folder / "p.sock")
-    service.wait_ready()
-    yield service
-    with dlfs.connect(service.uri)["d"] as dataset:
-        assert len(dataset.read(range(10)).to_list()) == 10
-    wait_for(lambda: service.clients() == [], "clients to be forgotten")
-    service.stop()
-    service.close()
+    try:
+        service.wait_ready()
+        yield service
+        with dlfs.connect(service.uri)["d"] as dataset:
+            assert len(dataset.read(range(10)).to_list()) == 10
+        wait_for(lambda: service.clients() == [], "clients to be forgotten")
+        service.stop()
+    finally:
+        service.close()
 
 
 @pytest.mark.parametrize(
