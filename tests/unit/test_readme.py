@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+import dlfs
+from dlfs.ingest.importer import import_dataset, open_source
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -16,12 +21,22 @@ README = (ROOT / "README.md").read_text()
 VARYING = [
     (r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", "UUID"),
     (r"in \d+\.\d\d s, \d+(\.\d)? [KMG]iB/s", "in TIME, RATE"),
+    (r"\d{4}-\d\d-\d\d \d\d:\d\d", "DATE"),
 ]
 """What differs from run to run."""
 
+MARKS = {
+    "In PyTorch": [pytest.mark.torch],
+    "One service for a machine": [pytest.mark.fuse],
+    "Through a mount": [pytest.mark.fuse],
+}
+"""What a section's examples need."""
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+SECTIONS = {
+    title: re.findall(r"^```(python|console)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    for title, text in re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", README, re.MULTILINE | re.DOTALL)
+}
+"""Blocks by section: each is a language and the text."""
 
 
 def steady(text: str) -> str:
@@ -30,20 +45,12 @@ def steady(text: str) -> str:
     return text
 
 
-def commands(block: str) -> list[tuple[str, str]]:
-    """Each command of a console block, and what it shows below."""
-    return [
-        (command, shown)
-        for command, shown in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", block, re.MULTILINE)
-    ]
-
-
-def test_python(tmp_path: Path) -> None:
-    (code,) = blocks("python")
+def run_python(code: str, folder: Path) -> None:
+    """Run a block; each ``print(...)  # text`` in it prints that text."""
     expected = re.findall(r"print\(.*\)  # (.*)", code)
     done = subprocess.run(
         [sys.executable, "-c", code],
-        cwd=tmp_path,
+        cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
@@ -52,19 +59,14 @@ def test_python(tmp_path: Path) -> None:
     assert done.stdout.splitlines() == expected
 
 
-def test_console(tmp_path: Path) -> None:
-    for kind in ("cat", "dog"):
-        folder = tmp_path / "photos" / kind
-        folder.mkdir(parents=True)
-        for number in range(300):
-            (folder / f"{number:04}.jpg").write_bytes(os.urandom(8192))
-    (block,) = blocks("console")
+def run_console(block: str, folder: Path) -> None:
+    """Run each command of a block; it prints what is shown below it."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    for command, shown in commands(block):
+    for command, shown in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", block, re.MULTILINE):
         done = subprocess.run(
             ["bash", "-o", "pipefail", "-c", command],
-            cwd=tmp_path,
-            env={**os.environ, "PATH": path},
+            cwd=folder,
+            env={**os.environ, "PATH": path, "DLFS": str(ROOT)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -72,6 +74,39 @@ def test_console(tmp_path: Path) -> None:
         # 141: head has seen enough.
         assert done.returncode in (0, 141), f"{command}: {done.stdout}"
         assert steady(done.stdout) == steady(shown), command
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """Where examples run: with pictures of cats and dogs, and a volume that has them."""
+    for kind in ("cat", "dog"):
+        pictures = tmp_path / "photos" / kind
+        pictures.mkdir(parents=True)
+        for number in range(300):
+            (pictures / f"{number:04}.jpg").write_bytes(os.urandom(8192))
+    volume = str(tmp_path / "photos.img")
+    dlfs.format_volume(volume, size_bytes=64 << 20)
+    with dlfs.open(volume) as opened:
+        import_dataset(opened, open_source(tmp_path / "photos"), "photos")
+    (tmp_path / "mnt").mkdir()
+    yield tmp_path
+    if os.path.ismount(tmp_path / "mnt"):  # an example failed
+        subprocess.run([shutil.which("fusermount3") or "umount", "-uz", tmp_path / "mnt"])
+
+
+@pytest.mark.parametrize(
+    "title",
+    [pytest.param(t, marks=MARKS.get(t, [])) for t, blocks in SECTIONS.items() if blocks],
+)
+def test_examples(title: str, folder: Path) -> None:
+    for language, block in SECTIONS[title]:
+        run = run_python if language == "python" else run_console
+        run(block, folder)
+
+
+def test_every_way_in_has_its_page() -> None:
+    ways = ("In Python", "In PyTorch", "One service for a machine", "Through a mount", "From C")
+    assert all(SECTIONS[title] for title in ways)
 
 
 @pytest.mark.parametrize("target", sorted(set(re.findall(r"\]\(([^)#:]+)\)", README))))
