@@ -5,9 +5,6 @@ The seeds are what volumes made here have on media; the harness (native/fuzz) ma
 
 from __future__ import annotations
 
-import os
-import re
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -16,7 +13,7 @@ import dlfs
 from dlfs.format.geometry import DataSpace
 from dlfs.format.superblock import decode_superblock
 from dlfs.units import KIB, MIB
-from tests.fuzz.test_fuzz_nvme_pdu import built
+from tests.fuzz.test_fuzz_nvme_pdu import built, survives
 
 RUNS = 100_000
 INPUT_BYTES_MAX = 8 * KIB
@@ -57,11 +54,4 @@ def test_the_decoders_survive_hostile_bytes(tmp_path: Path) -> None:
     fuzzer = built("fuzz_volume", tmp_path)
     seeds = tmp_path / "seeds"
     write_seeds(seeds, tmp_path)
-    seed = int(os.environ.get("DLFS_FUZZ_SEED", "0")) or int.from_bytes(os.urandom(3), "little") + 1
-    command = [fuzzer, f"-runs={RUNS}", f"-seed={seed}", f"-max_len={INPUT_BYTES_MAX}"]
-    command += ["-timeout=10", "-rss_limit_mb=1024", f"-artifact_prefix={tmp_path}/", seeds]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, f"DLFS_FUZZ_SEED={seed}:\n{done.stderr[-4000:]}"
-    assert re.search(rf"Done {RUNS} runs", done.stderr)
-    covered = [int(count) for count in re.findall(r"cov: (\d+)", done.stderr)]
-    assert max(covered) > 100, "the seeds do not get past the first check"
+    survives(fuzzer, seeds, RUNS, INPUT_BYTES_MAX)
