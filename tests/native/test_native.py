@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+JOBS = str(os.cpu_count() or 1)
 
 BUILDS = {"plain": "", "address": "address,undefined", "thread": "thread"}
 
@@ -47,8 +48,7 @@ def configure(build: str) -> Path:
 
 
 def compile_target(folder: Path, target: str) -> None:
-    jobs = str(os.cpu_count() or 1)
-    run(tool("cmake"), "--build", str(folder), "--parallel", jobs, "--target", target)
+    run(tool("cmake"), "--build", str(folder), "--parallel", JOBS, "--target", target)
 
 
 def without_randomization() -> list[str]:
@@ -65,7 +65,8 @@ def without_randomization() -> list[str]:
 def test_c_tests_pass(build: str) -> None:
     folder = configure(build)
     compile_target(folder, "all")
-    run(*without_randomization(), tool("ctest"), "--test-dir", str(folder), "--output-on-failure")
+    options = ["--test-dir", str(folder), "--parallel", JOBS, "--output-on-failure"]
+    run(*without_randomization(), tool("ctest"), *options)
 
 
 @pytest.mark.parametrize(("build", "bug", "message"), PLANTED)
