@@ -30,6 +30,8 @@ APT_BUILD := gcc:gcc pkg-config:pkg-config fusermount3:fuse3 \
 APT_TEST := clang-tidy:clang-tidy getfattr:attr rsync:rsync qemu-system-x86_64:qemu-system-x86 busybox:busybox-static \
 	clang:clang /usr/share/doc/libclang-rt-dev/copyright:libclang-rt-dev
 
+# Processes that share the tests (tests/scheduling.py): much of what tests do is waiting.
+WORKERS ?= 2
 # Further Python packages for make test, such as torch: it is large, so its tests are skipped without it.
 PACKAGES ?=
 
@@ -44,7 +46,7 @@ setup: .venv/.stamp ## Debian packages, the virtual environment, the Python pack
 build: $(LIBRARY) $(if $(SPDK),$(SPDK_LIBRARY)) ## libdlfs, into the package; with SPDK where pkg-config finds it
 
 test: lint .venv/.extra build/nvmet/order ## everything: lint, then all tests
-	$(BIN)/pytest $(PYTEST_ARGS)
+	$(BIN)/pytest --numprocesses $(WORKERS) --max-worker-restart 0 $(PYTEST_ARGS)
 
 demo: build ## real images: import, verify, mount, train
 	$(BIN)/dlfs demo

@@ -14,11 +14,13 @@ import importlib.util
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from _pytest.config import create_terminal_writer
 
 from dlfs._native.device import NativeDevice
 from dlfs.errors import DeviceError
@@ -85,9 +87,12 @@ def pytest_configure(config: pytest.Config) -> None:
     """Refuse an unknown name in ``DLFS_REQUIRE`` at once, and let Ctrl-C be tested.
 
     What a shell runs in the background starts with SIGINT ignored, and would hand that on to every
-    program the tests start.
+    program the tests start. A process that shares the tests with others has no standard output:
+    why it ended one that took too long would go unseen.
     """
     _required()
+    if hasattr(config, "workerinput"):
+        config.get_terminal_writer = lambda: create_terminal_writer(config, sys.__stderr__)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -103,6 +108,22 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         if name in _required():
             pytest.fail(f"DLFS_REQUIRE names {name}, but: {reason}", pytrace=False)
         pytest.skip(reason)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of the tests that several processes share, start with what takes longest."""
+    if hasattr(config, "workerinput"):
+        from tests.scheduling import rank_of
+
+        items.sort(key=lambda item: rank_of(item.nodeid))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """Give the tests to several processes by groups."""
+    from tests.scheduling import GroupScheduling
+
+    return GroupScheduling(config, log)
 
 
 @pytest.fixture(scope="session")
