@@ -2,7 +2,8 @@
 
 Handwritten digits become PNG files, the files a dataset, and a small network learns them from it,
 in a new global order every epoch. The mount is compared with the files, and the three ways to read
-are timed. Where PyTorch is installed, a training with worker processes is killed and goes on.
+are timed. Where PyTorch is installed, a training with worker processes, which read through a
+service of the demo's own, is killed and goes on.
 Whatever happens, the mount is undone and what was made is removed, unless it is to be
 kept.
 """
@@ -328,27 +329,67 @@ def _show_digits(
     work.console.print()
 
 
-def _train_with_torch(work: _Demo, dataset: Dataset) -> None:
-    """Train with worker processes, kill it in mid-epoch, and go on with another number of them."""
+def _missing_for_torch(socket: Path) -> str | None:
+    """What a training with PyTorch through a service lacks here, or None."""
+    from dlfs.service.sockets import PATH_BYTES_MAX
+
     if find_spec("torch") is None:
-        missing = "left out: PyTorch is not installed (pip install 'dlfs[torch]')"
-        work.line("[yellow]–[/]", "torch", f"[yellow]{missing}[/]")
+        return "PyTorch is not installed (pip install 'dlfs[torch]')"
+    if find_spec("trio") is None:
+        return "trio is not installed (pip install 'dlfs[service]')"
+    if len(os.fsencode(socket.absolute())) > PATH_BYTES_MAX:
+        return "the path of --dir is too long for a service's socket"
+    return None
+
+
+def _train_with_torch(work: _Demo, dataset: Dataset) -> None:
+    """Train through a service, kill it in mid-epoch, and go on with another number of workers."""
+    folder = work.folder / "training"
+    socket = folder / "service.sock"
+    missing = _missing_for_torch(socket)
+    if missing is not None:
+        work.line("[yellow]–[/]", "torch", f"[yellow]left out: {missing}[/]")
         return
-    with work.step("torch", "train with PyTorch, killed in mid-epoch") as tell:
-        folder = work.folder / "training"
+    with work.step("torch", "train with PyTorch through a service, killed in mid-epoch") as tell:
         folder.mkdir()
-        _run_trainer(work, folder, workers=2, kill_behind=TORCH_KILLED_BEHIND)
-        accuracy = _run_trainer(work, folder, workers=1).removeprefix("accuracy ")
+        with _serving(work, socket) as uri:
+            _run_trainer(uri, folder, workers=2, kill_behind=TORCH_KILLED_BEHIND)
+            accuracy = _run_trainer(uri, folder, workers=1).removeprefix("accuracy ")
         _check_order(dataset, folder)
         tell(
-            f"{TORCH_EPOCHS} epochs with PyTorch: killed in mid-epoch with 2 workers, gone on with "
-            f"1, in the order of an uninterrupted run: [bold]{float(accuracy):.1%}[/] right"
+            f"{TORCH_EPOCHS} epochs with PyTorch through a service: killed in mid-epoch with 2 "
+            "workers, gone on with 1, in the order of an uninterrupted run: "
+            f"[bold]{float(accuracy):.1%}[/] right"
         )
 
 
-def _run_trainer(work: _Demo, folder: Path, *, workers: int, kill_behind: str | None = None) -> str:
+@contextmanager
+def _serving(work: _Demo, socket: Path) -> Iterator[str]:
+    """Run a service of the volume; gives its URI, and ends it behind the block."""
+    command = [sys.executable, "-m", "dlfs.cli", "serve", work.volume, "--socket", str(socket)]
+    log = socket.with_suffix(".log")
+    with (
+        log.open("wb") as errors,
+        subprocess.Popen(
+            [*command, "--cache", "64MiB", "--json"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+        ) as service,
+    ):
+        assert service.stdout is not None
+        try:
+            if service.stdout.readline():  # it tells once clients can connect
+                yield f"unix:{socket}"
+        finally:
+            service.terminate()
+    if service.returncode:
+        raise DemoError(f"demo: serve: it ended with {service.returncode}: {log.read_text()}")
+
+
+def _run_trainer(uri: str, folder: Path, *, workers: int, kill_behind: str | None = None) -> str:
     """Run the training to its end, or until it tells of a step; the last line that it told."""
-    command = [sys.executable, "-m", "dlfs.cli.trainer", work.volume, str(folder)]
+    command = [sys.executable, "-m", "dlfs.cli.trainer", uri, str(folder)]
     command += ["--epochs", str(TORCH_EPOCHS), "--workers", str(workers)]
     log = folder / "errors.log"
     told = ""

@@ -22,6 +22,7 @@ from torch import nn
 import dlfs
 from dlfs.adapters.torch import FolderLabels, Loader, TensorBatch
 from dlfs.cli.digits import CLASSES, HIDDEN, PIXELS, is_held_out
+from dlfs.service.sockets import SCHEME
 
 BATCH = 64
 SEED = 7
@@ -110,13 +111,16 @@ class Training:
 
 
 def train(
-    volume: Annotated[str, typer.Argument(help="Holds the dataset `digits`.")],
+    volume: Annotated[
+        str, typer.Argument(help="Holds the dataset `digits`: its URI, or unix: and a service's.")
+    ],
     folder: Annotated[Path, typer.Argument(help="For the checkpoint.")],
     epochs: Annotated[int, typer.Option(help="To train in all.")] = 3,
     workers: Annotated[int, typer.Option(help="Processes that read and decode.")] = 2,
 ) -> None:
     """Train, or go on with it."""
-    with dlfs.open(volume) as opened, opened.dataset("digits") as dataset:
+    opener = dlfs.connect if volume.startswith(SCHEME) else dlfs.open
+    with opener(volume) as opened, opened.dataset("digits") as dataset:
         training = Training(dataset, folder, workers)
         while training.loader.epoch < epochs:
             for batch in training.loader:

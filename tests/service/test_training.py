@@ -1,11 +1,16 @@
-"""A real training with PyTorch, killed in mid-epoch: what it goes on with is what was left."""
+"""A real training with PyTorch through a service, killed in mid-epoch and gone on with.
+
+What it goes on with is what was left, and the service forgets whom it served.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,7 +19,7 @@ import dlfs
 from dlfs.cli.digits import write_digits
 from dlfs.ingest.importer import import_dataset, open_source
 from dlfs.units import MIB
-from tests.fuse.mounting import wait_for
+from tests.service.serving import Service, wait_for
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("sklearn")
@@ -56,16 +61,24 @@ def finish(trainer: subprocess.Popen[str]) -> list[str]:
     return out.splitlines()
 
 
-def kill_at(trainer: subprocess.Popen[str], line: str) -> None:
-    """SIGKILL the trainer once it has told of a step, and see its workers end by themselves."""
+def kill_at(trainer: subprocess.Popen[str], line: str, service: Service) -> None:
+    """SIGKILL the trainer once it has told of a step.
+
+    See that its workers have read from the service, that they end by themselves, and that the
+    service keeps nothing of them.
+    """
     assert trainer.stdout is not None
     assert any(told.strip() == line for told in trainer.stdout)
+    trainer.send_signal(signal.SIGSTOP)  # so that the epoch does not end meanwhile
     children = Path(f"/proc/{trainer.pid}/task/{trainer.pid}/children").read_text().split()
-    assert len(children) >= 2  # the workers
+    workers = {int(child) for child in children}
+    readers = {client["pid"] for client in service.clients() if client["channels"]}
+    assert len(workers & readers) >= 2
     trainer.kill()
     trainer.wait(30)
     trainer.stdout.close()
-    wait_for(lambda: not any(is_running(int(child)) for child in children), "the workers end")
+    wait_for(lambda: not any(map(is_running, workers)), "the workers end")
+    wait_for(lambda: service.clients() == [], "the service to forget them")
 
 
 def is_running(pid: int) -> bool:
@@ -77,18 +90,22 @@ def is_running(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
 
 
-def test_a_training_that_is_killed_and_resumed_is_an_uninterrupted_one(digits, tmp_path):
+def test_a_training_that_is_killed_and_resumed_is_an_uninterrupted_one(
+    serve: Callable[..., Service], digits: str, tmp_path: Path
+) -> None:
+    service = serve(digits)
     whole = tmp_path / "whole"
     lines = finish(start(digits, whole, workers=2))
     assert float(lines[-1].removeprefix("accuracy ")) > 0.8
 
     parts = tmp_path / "parts"
-    kill_at(start(digits, parts, workers=2), f"0 {10 * BATCH}")
+    kill_at(start(service.uri, parts, workers=2), f"0 {10 * BATCH}", service)
     first = load_checkpoint(parts)
     assert 10 * BATCH <= first["loader"]["position"] < COUNT
     assert len(first["order"]) == first["loader"]["position"]
-    kill_at(start(digits, parts, workers=3), f"1 {5 * BATCH}")
-    assert finish(start(digits, parts, workers=1))[-1] == lines[-1]
+    kill_at(start(service.uri, parts, workers=3), f"1 {5 * BATCH}", service)
+    assert finish(start(service.uri, parts, workers=1))[-1] == lines[-1]
+    service.stop()
 
     expected, got = load_checkpoint(whole), load_checkpoint(parts)
     assert len(got["order"]) == EPOCHS * COUNT

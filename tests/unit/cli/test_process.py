@@ -135,6 +135,8 @@ def test_demo_without_fuse(tmp_path) -> None:
     (kept,) = tmp_path.iterdir()
     trained = {"training"} if importlib.util.find_spec("torch") else set()
     assert {path.name for path in kept.iterdir()} == {"digits", "volume.img"} | trained
+    assert ("✓ torch" in done.stdout) == bool(trained)
+    assert list(kept.glob("training/service.sock*")) == []
 
 
 @pytest.mark.fuse
