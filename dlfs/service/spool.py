@@ -51,6 +51,8 @@ LOCK_SECONDS = 10.0
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _POLL_SECONDS = 0.05
 _RECORD_BYTES_MAX = 4096
+_BEGUN = {"lock", "volume.new"}
+"""What a spool may hold whose making was interrupted."""
 
 
 class Spool:
@@ -242,7 +244,14 @@ class Spool:
     def _prepare(self, volume: UUID, wait_seconds: float) -> None:
         fresh = not self.folder.exists()
         self.folder.mkdir(mode=0o700, exist_ok=True)
-        if not (self.folder / "volume").exists() and os.listdir(self.folder) not in ([], ["lock"]):
+        owner = self.folder.stat().st_uid
+        if owner != os.geteuid():  # who could put another spool in its place
+            raise UsageError(
+                f"open the spool {self.folder}: expected a directory of user {os.geteuid()}, "
+                f"got one of user {owner}"
+            )
+        found = set(os.listdir(self.folder))
+        if "volume" not in found and not found <= _BEGUN:
             raise UsageError(
                 f"open the spool {self.folder}: expected an empty or missing directory, or a "
                 "spool, got other files in it"

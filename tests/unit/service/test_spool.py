@@ -23,6 +23,29 @@ def begin(spool: Spool, name: bytes, **files: bytes) -> Path:
     return Path(spool.path(name))
 
 
+def test_a_spool_whose_making_was_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, "the disk went away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", fail)
+        with pytest.raises(DeviceError, match="the disk went away"):
+            Spool(tmp_path / "spool", VOLUME)
+    assert sorted(os.listdir(tmp_path / "spool")) == ["lock", "volume.new"]
+    with Spool(tmp_path / "spool", VOLUME) as spool:
+        assert spool.names() == []
+
+
+@pytest.mark.root
+def test_a_directory_of_somebody_else_is_no_spool(tmp_path: Path) -> None:
+    with Spool(tmp_path / "spool", VOLUME):
+        os.chown(tmp_path / "spool", 65534, 65534)
+    with pytest.raises(UsageError, match="expected a directory of user 0, got one of user 65534"):
+        Spool(tmp_path / "spool", VOLUME)
+
+
 def test_datasets_are_made_renamed_and_removed(tmp_path: Path) -> None:
     with Spool(tmp_path / "spool", VOLUME) as spool:
         odd = b"odd\n\xff name"
