@@ -13,6 +13,8 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -189,45 +191,71 @@ def read_link(directory: int, name: bytes) -> bytes:
     return os.readlink(name, dir_fd=directory)
 
 
-def hard_link(directory: int, name: bytes, identity: Identity, into: int, new: bytes) -> None:
+def hard_link(
+    directory: int, name: bytes, identity: Identity, into: int, new: bytes
+) -> os.stat_result:
     """Give a file one more name."""
     look_at(directory, name, identity)
     os.link(name, new, src_dir_fd=directory, dst_dir_fd=into, follow_symlinks=False)
+    return look(into, new)
 
 
-def unlink(directory: int, name: bytes) -> os.stat_result:
-    """Remove a name; what it led to, as it was before."""
-    status = look(directory, name)
-    os.unlink(name, dir_fd=directory)
-    return status
+def unlink(directory: int, name: bytes) -> int:
+    """Remove a name.
+
+    Returns:
+        What it led to, held by an O_PATH descriptor: until that is closed nothing else can have its
+        identity, and its links are those that are left.
+    """
+    return _without(directory, name, os.unlink)
 
 
-def remove_directory(directory: int, name: bytes) -> os.stat_result:
-    """Remove an empty directory; what it was."""
-    status = look(directory, name)
-    os.rmdir(name, dir_fd=directory)
-    return status
+def remove_directory(directory: int, name: bytes) -> int:
+    """Remove an empty directory; it, held as by ``unlink``."""
+    return _without(directory, name, os.rmdir)
+
+
+def _without(directory: int, name: bytes, remove: Callable[..., None]) -> int:
+    descriptor = os.open(name, _LOOK, dir_fd=directory)
+    try:
+        remove(name, dir_fd=directory)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+@contextmanager
+def closing(descriptor: int | None) -> Iterator[None]:
+    """Close what is held at the end of the block, if anything is."""
+    try:
+        yield
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
 
 
 def rename(
     directory: int, name: bytes, into: int, new: bytes, *, replace: bool, across: bool = False
-) -> tuple[os.stat_result, os.stat_result | None]:
-    """Rename an entry; it, and what it replaced, as they were before.
+) -> tuple[os.stat_result, int | None]:
+    """Rename an entry; it, as it was before, and what it replaced, held as by ``unlink``.
 
     ``across`` datasets a file with several names cannot go: it would lie in both.
     """
     moved = look(directory, name)
     if across and moved.st_nlink > 1 and not stat.S_ISDIR(moved.st_mode):
         raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
-    replaced: os.stat_result | None = None
+    replaced: int | None = None
+    with suppress(FileNotFoundError):
+        replaced = os.open(new, _LOOK, dir_fd=into)
     try:
-        replaced = look(into, new)
-    except FileNotFoundError:
-        pass
-    else:
-        if not replace:
+        if replaced is not None and not replace:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
-    os.rename(name, new, src_dir_fd=directory, dst_dir_fd=into)
+        os.rename(name, new, src_dir_fd=directory, dst_dir_fd=into)
+    except OSError:
+        if replaced is not None:
+            os.close(replaced)
+        raise
     return moved, replaced
 
 

@@ -247,7 +247,7 @@ class IncomingTree:
                 self._directories.hold(folder) as target,
             ):
                 status = await self._directories.run(
-                    _link, source, old, node.identity, target, name
+                    entries.hard_link, source, old, node.identity, target, name
                 )
             return self._found(folder, name, status)
 
@@ -257,7 +257,8 @@ class IncomingTree:
         with self.sealer.changing(folder):
             async with self._directories.hold(folder) as directory:
                 gone = await self._directories.run(entries.unlink, directory, name)
-            self._table.removed(folder, name, identity_of(gone), last=gone.st_nlink <= 1)
+            with entries.closing(gone):
+                self._forget_name(folder, name, os.fstat(gone))
 
     async def rmdir(self, parent: int, name: bytes, _ctx: RequestContext) -> None:
         """Remove an empty directory; directly in ``incoming``, an empty dataset."""
@@ -267,11 +268,13 @@ class IncomingTree:
             with self._changing_datasets(gone):
                 await self._directories.run(self._spool.remove_empty, name)
             self.sealer.gone(name)
-        else:
-            with self.sealer.changing(folder):
-                async with self._directories.hold(folder) as directory:
-                    gone = await self._directories.run(entries.remove_directory, directory, name)
-        self._forget_directory(folder, name, gone)
+            self._forget_directory(folder, name, gone)
+            return
+        with self.sealer.changing(folder):
+            async with self._directories.hold(folder) as directory:
+                held = await self._directories.run(entries.remove_directory, directory, name)
+            with entries.closing(held):
+                self._forget_name(folder, name, os.fstat(held))
 
     async def rename(
         self,
@@ -307,11 +310,13 @@ class IncomingTree:
                     replace=replace,
                     across=old.dataset() is not new.dataset(),
                 )
-            if replaced is not None and identity_of(replaced) == identity_of(moved):
-                return  # two names of one file: nothing was done
-            if replaced is not None:
-                self._forget_replaced(new, name_new, replaced)
-            self._table.renamed((old, name_old), (new, name_new), identity_of(moved))
+            with entries.closing(replaced):
+                gone = None if replaced is None else os.fstat(replaced)
+                if gone is not None and identity_of(gone) == identity_of(moved):
+                    return  # two names of one file: nothing was done
+                if gone is not None:
+                    self._forget_name(new, name_new, gone)
+                self._table.renamed((old, name_old), (new, name_new), identity_of(moved))
 
     async def _rename_dataset(self, old: bytes, new: bytes, *, replace: bool) -> None:
         dataset_name_bytes(new)
@@ -338,11 +343,15 @@ class IncomingTree:
         nodes = [self._table.known(identity_of(status)) for status in directories]
         return self.sealer.changing(*filter(None, nodes))
 
-    def _forget_replaced(self, folder: Node, name: bytes, status: os.stat_result) -> None:
+    def _forget_name(self, folder: Node, name: bytes, status: os.stat_result) -> None:
+        """Note that a name is gone; what it led to is as the status says, and still held.
+
+        Else another file could have its identity already, and be taken for it.
+        """
         if stat.S_ISDIR(status.st_mode):
             self._forget_directory(folder, name, status)
         else:
-            self._table.removed(folder, name, identity_of(status), last=status.st_nlink <= 1)
+            self._table.removed(folder, name, identity_of(status), last=not status.st_nlink)
 
     def _forget_directory(self, folder: Node, name: bytes, status: os.stat_result) -> None:
         node = self._table.removed(folder, name, identity_of(status), last=True)
@@ -542,13 +551,6 @@ def _look_through(
         except FileNotFoundError:
             continue
     return found
-
-
-def _link(
-    source: int, old: bytes, identity: tuple[int, int], target: int, new: bytes
-) -> os.stat_result:
-    entries.hard_link(source, old, identity, target, new)
-    return entries.look(target, new)
 
 
 def _change_file(descriptor: int, wanted: Change) -> os.stat_result:

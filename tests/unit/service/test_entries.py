@@ -122,6 +122,33 @@ def test_what_cannot_be_given_away_is_not_left(
     assert sorted(os.listdir(tmp_path)) == ["a", "b"]
 
 
+def test_what_is_removed_is_held(directory: int, tmp_path: Path) -> None:
+    """So nothing else has its identity, and which of two names was the last is certain."""
+    (tmp_path / "a").write_bytes(b"a")
+    os.link(tmp_path / "a", tmp_path / "b")
+    os.link(tmp_path / "a", tmp_path / "c")
+    (tmp_path / "d").mkdir()
+    (tmp_path / "new").write_bytes(b"new")
+    before = os.listdir("/proc/self/fd")
+    first, second = (entries.unlink(directory, name) for name in (b"a", b"b"))
+    moved, replaced = entries.rename(directory, b"new", directory, b"c", replace=True)
+    folder = entries.remove_directory(directory, b"d")
+    assert replaced is not None
+    assert [os.fstat(held).st_nlink for held in (first, second, replaced, folder)] == [0] * 4
+    assert identity_of(os.fstat(first)) == identity_of(os.fstat(replaced)) != identity_of(moved)
+    for held in (first, second, replaced, folder):
+        os.close(held)
+    (tmp_path / "d/e").mkdir(parents=True)
+    assert errno_of(lambda: entries.remove_directory(directory, b"d")) == errno.ENOTEMPTY
+    assert errno_of(lambda: entries.unlink(directory, b"d")) == errno.EISDIR
+    assert errno_of(lambda: entries.unlink(directory, b"a")) == errno.ENOENT
+    assert (
+        errno_of(lambda: entries.rename(directory, b"c", directory, b"d", replace=True))
+        == errno.EISDIR
+    )
+    assert len(os.listdir("/proc/self/fd")) == len(before)
+
+
 def test_renaming_without_replacing(directory: int, tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"a")
     (tmp_path / "b").write_bytes(b"b")
