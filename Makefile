@@ -48,7 +48,7 @@ build: $(LIBRARY) $(if $(SPDK),$(SPDK_LIBRARY)) ## libdlfs, into the package; wi
 test: lint .venv/.extra build/nvmet/order ## everything: lint, then all tests
 	$(BIN)/pytest --numprocesses $(WORKERS) --max-worker-restart 0 $(PYTEST_ARGS)
 
-demo: build ## real images: import, verify, mount, train
+demo: build .venv/.extra ## real images: import, verify, mount, train
 	$(BIN)/dlfs demo
 
 lint: build .venv/.packages-test ## ruff, mypy, import-linter, clang-format, clang-tidy

@@ -107,6 +107,12 @@ class _Demo:
         grid.add_row(mark, name, text, seconds)
         self.console.print(grid, width=min(self.console.width, REPORT_COLUMNS))
 
+    def left_out(self, name: str, reason: str) -> None:
+        """The line of a step that this machine lacks something for."""
+        from rich.markup import escape
+
+        self.line("[yellow]–[/]", name, f"[yellow]left out: {escape(reason)}[/]")
+
 
 def demo(
     directory: Annotated[
@@ -225,7 +231,7 @@ def _mount(work: _Demo, cleanup: ExitStack) -> bool:
     """Mount, compare, and leave it mounted until the end; False where this machine cannot."""
     missing = _missing_for_mount()
     if missing is not None:
-        work.line("[yellow]–[/]", "mount", f"[yellow]left out: {missing}[/]")
+        work.left_out("mount", missing)
         return False
     with work.step("mount", "mount the volume") as tell:
         work.mount_point.mkdir()
@@ -348,7 +354,7 @@ def _train_with_torch(work: _Demo, dataset: Dataset) -> None:
     socket = folder / "service.sock"
     missing = _missing_for_torch(socket)
     if missing is not None:
-        work.line("[yellow]–[/]", "torch", f"[yellow]left out: {missing}[/]")
+        work.left_out("torch", missing)
         return
     with work.step("torch", "train with PyTorch through a service, killed in mid-epoch") as tell:
         folder.mkdir()
