@@ -34,46 +34,54 @@ static int fail(struct read *read, uint64_t position, int code, uint32_t crc_got
 
 /* ---- look up --------------------------------------------------------------------------------- */
 
-static int look_up_one(struct read *read, uint64_t position)
+/* Finds out where the samples lie, all of them wanted for now; notes those that lie nowhere. */
+static int locate(struct read *read)
 {
-    dlfs_reader *reader = read->reader;
     struct batch *batch = read->batch;
-    struct place place;
-    uint64_t offset;
-    batch->offsets[position] = 0;
-    batch->lengths[position] = 0;
-    if (!reader_place(reader, batch->indices[position], &place))
-        return fail(read, position, DLFS_E_FORMAT, 0, 0);
-    if (place.length == 0)
-        return 0;
-    batch->lengths[position] = (int64_t)place.length;
-    uint32_t slot = arena_find(reader, place.chunk);
-    if (slot != SLOT_NONE && arena_gives(reader, slot, &place, &offset)) {
-        arena_reference(reader, slot);
-        batch->offsets[position] = (int64_t)offset;
-        read->hit_bytes += place.length;
-        read->fetch->stats.cache_hits++;
-    } else {
-        batch->offsets[position] = MISSING;
-        read->wants[read->want_count++] =
-            (struct want){place.address, place.length, position, place.crc32c, 0};
+    uint64_t count = batch->public.count;
+    for (uint64_t i = 0; i < count; i++)
+        __builtin_prefetch(&read->reader->locations[batch->indices[i]]);
+    for (uint64_t i = 0; i < count; i++) {
+        struct place place;
+        batch->offsets[i] = 0;
+        batch->lengths[i] = 0;
+        if (reader_place(read->reader, batch->indices[i], &place)) {
+            batch->lengths[i] = (int64_t)place.length;
+            read->wants[i] = (struct want){place.address, place.length, i, place.crc32c, 0};
+        } else if (fail(read, i, DLFS_E_FORMAT, 0, 0) < 0) {
+            batch->public.count = 0; /* nothing holds references */
+            return -ENOMEM;
+        }
     }
     return 0;
 }
 
-/* Sorts the batch into hits, which are referenced, failures and wants. The lock is held. */
-static int look_up(struct read *read)
+/*
+ * Sorts what was located into hits, which are referenced, and wants. The lock is held, so the
+ * misses of the processor's caches were left to locate().
+ */
+static void look_up(struct read *read)
 {
+    dlfs_reader *reader = read->reader;
     struct batch *batch = read->batch;
-    int code = 0;
-    for (uint64_t i = 0; i < batch->public.count; i++)
-        __builtin_prefetch(&read->reader->locations[batch->indices[i]]);
-    for (uint64_t i = 0; code == 0 && i < batch->public.count; i++) {
-        code = look_up_one(read, i);
-        if (code < 0)
-            batch->public.count = i; /* what follows holds no references */
+    for (uint64_t i = 0; i < batch->public.count; i++) {
+        if (batch->lengths[i] <= 0)
+            continue;
+        struct want want = read->wants[i];
+        struct place place = {want.address, want.length, want.address >> reader->chunk_shift,
+                              want.crc32c};
+        uint64_t offset;
+        uint32_t slot = arena_find(reader, place.chunk);
+        if (slot != SLOT_NONE && arena_gives(reader, slot, &place, &offset)) {
+            arena_reference(reader, slot);
+            batch->offsets[i] = (int64_t)offset;
+            read->hit_bytes += place.length;
+            read->fetch->stats.cache_hits++;
+        } else {
+            batch->offsets[i] = MISSING;
+            read->wants[read->want_count++] = want;
+        }
     }
-    return code;
 }
 
 /* ---- memory ---------------------------------------------------------------------------------- */
@@ -279,14 +287,19 @@ static int run(struct read *read)
     uint64_t count = read->batch->public.count;
     read->fetch->now_ns = clock_ns();
     int code = fetch_reserve_plan(read->fetch, count);
-    if (code < 0)
+    if (code < 0) {
+        read->batch->public.count = 0; /* nothing holds references */
         return code;
+    }
     read->wants = read->fetch->wants;
     read->spans = read->fetch->plan;
+    code = locate(read);
+    if (code < 0)
+        return code;
     pthread_mutex_lock(&reader->lock);
     code = arena_map(reader);
     if (code == 0)
-        code = look_up(read);
+        look_up(read);
     else
         read->batch->public.count = 0;
     pthread_mutex_unlock(&reader->lock);
