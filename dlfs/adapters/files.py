@@ -28,7 +28,11 @@ class OpenVolume:
 
     def __init__(self, uri: str, options: tuple[int, int, str]) -> None:
         memory_bytes, depth, engine = options
-        self.volume = dlfs.open(uri, memory_bytes=memory_bytes, depth=depth, engine=engine)
+        self.volume = (
+            dlfs.connect(uri)
+            if uri.startswith("unix:")
+            else dlfs.open(uri, memory_bytes=memory_bytes, depth=depth, engine=engine)
+        )
         self._datasets: dict[str, dlfs.Dataset] = {}
 
     def names(self) -> list[str]:
@@ -71,11 +75,11 @@ def shared_volume(uri: str, options: tuple[int, int, str]) -> OpenVolume:
     """A volume that the process may have open already.
 
     Args:
-        uri: what ``dlfs.open`` takes.
-        options: memory in bytes, depth and engine, likewise.
+        uri: what ``dlfs.open`` takes, or ``dlfs.connect`` (``unix:PATH``).
+        options: memory in bytes, depth and engine; a service has its own.
 
     Raises:
-        DlfsError: as ``dlfs.open``.
+        DlfsError: as ``dlfs.open`` and ``dlfs.connect``.
     """
     volume = _VOLUMES.get((uri, options))
     if volume is None:  # two threads may both open it; the first one's is kept

@@ -68,7 +68,8 @@ class DlfsFileSystem(AbstractFileSystem):  # type: ignore[misc]
     """The datasets of volumes as a read-only file system.
 
     Args:
-        volume: what ``dlfs.open`` takes; paths then begin with the dataset.
+        volume: what ``dlfs.open`` takes, or ``dlfs.connect`` (``unix:PATH``); paths then begin with
+            the dataset.
         memory_bytes: of the sample memory of each dataset that is used.
         depth: operations in flight per member and thread, 1..4096.
         engine: of file devices: ``auto``, ``uring`` or ``threads``.
