@@ -26,7 +26,7 @@ from dlfs.block import open_device
 from dlfs.units import MIB
 
 LABEL = "dlfs bench"
-FILL_BYTES = 8 * MIB
+FILL_BYTES = MIB
 WIPED_BYTES = 2 * MIB
 """At either end of a namespace: where a volume says that it is one."""
 

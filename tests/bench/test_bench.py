@@ -23,7 +23,7 @@ from dlfs.errors import UsageError
 from dlfs.testing.nvme import DEFAULT_NQN, Namespace, ScriptedTarget, Subsystem
 from dlfs.units import KIB, MIB
 
-NAMESPACE_BYTES = 128 * MIB
+NAMESPACE_BYTES = 96 * MIB
 LIMITS = Limits(seconds=0.03, mount_files=40, paths=5000)
 NAMES = [
     pytest.param(case, id=case.name, marks=pytest.mark.fuse if "mount" in case.name else ())
@@ -55,7 +55,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
         yield stage
         stage.close()
         with open_device(target.uri()) as device:
-            assert device.read(0, MIB) == bytes(MIB)
+            assert device.read(0, MIB).count(0) == MIB
     assert not stage.folder.exists()
 
 
