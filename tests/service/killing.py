@@ -22,6 +22,8 @@ from dlfs.service import client, node, serve
 LOADED = client, node, serve
 KEPT = 4
 """Batches that a reader holds while it goes on."""
+ABSENT_S = 10.0
+"""How long a reader waits for a service that is not there: less than the test waits for it."""
 
 
 class Teller:
@@ -36,10 +38,14 @@ class Teller:
 
 
 def read_forever(teller: Teller, uri: str, seed: int, checks: list[int]) -> None:
-    """Read through a service without end; every byte is checked, every loss told."""
+    """Read through a service without end; every byte is checked, every loss told once.
+
+    A service that ends while no call is under way is missed by the next one only, which waits for
+    another service, and raises when there is none in time.
+    """
     draw = random.Random(seed)
     epoch, kept, reads = None, [], False
-    dataset = dlfs.connect(uri, timeout_s=30)["d"]
+    dataset = dlfs.connect(uri, timeout_s=ABSENT_S)["d"]
     while True:
         try:
             epoch = epoch or dataset.batches(draw.randrange(5, 60), seed=draw.randrange(99))
@@ -55,7 +61,8 @@ def read_forever(teller: Teller, uri: str, seed: int, checks: list[int]) -> None
         except ServiceLostError as error:
             if uri not in str(error):
                 teller.say(f"wrong: {error}")
-            teller.say("lost")
+            if reads:
+                teller.say("lost")
             reads = False
             continue
         except LimitError:
