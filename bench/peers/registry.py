@@ -1,0 +1,22 @@
+"""All peers: a module a line, each with its ``PEERS``. The order is that of the tables."""
+
+from __future__ import annotations
+
+import importlib
+
+from bench.peers.peer import Peer
+
+MODULES: tuple[str, ...] = (
+    # Without packages of their own formats.
+    # Formats of other projects.
+)
+
+
+def all_peers() -> dict[str, Peer]:
+    """By name, in the order of the tables."""
+    peers: dict[str, Peer] = {}
+    for module in MODULES:
+        for peer in importlib.import_module(f"bench.peers.{module}").PEERS:
+            assert peer.name not in peers, f"two peers are called {peer.name}"
+            peers[peer.name] = peer
+    return peers
