@@ -3,9 +3,11 @@
  * submitted, the file registered, and buffers too when the caller announced their range.
  *
  * A ring may move between threads (one at a time), so IORING_SETUP_SINGLE_ISSUER, and DEFER_TASKRUN
- * which needs it, are out: the kernel would refuse the second thread. COOP_TASKRUN is left out as
- * well: a completion would wait until the thread that submitted enters the kernel, however long it
- * computes, while another one polls.
+ * which needs it, are out: the kernel would refuse the second thread. With COOP_TASKRUN the kernel
+ * finishes requests when the thread that submitted them enters it next, or is interrupted anyway,
+ * and interrupts nobody for it: 0.5 us of CPU less a read. TASKRUN_FLAG tells a look at the ring
+ * that there is something to enter for. Should one thread compute while another one polls, a
+ * completion waits for the clock's next tick at worst.
  *
  * An operation takes a slot until its completion is handed out. Where the kernel does less than
  * asked, the slot goes on with the rest; where it did nothing (the file's end) the result is
@@ -25,6 +27,7 @@
 #include <unistd.h>
 
 #define REAP_BATCH 64u
+#define RING_FLAGS (IORING_SETUP_COOP_TASKRUN | IORING_SETUP_TASKRUN_FLAG)
 /* How long to wait before submitting again when the kernel is short of memory and nothing is in
  * flight. */
 #define PAUSE_NS 1000000L
@@ -322,7 +325,10 @@ static const struct dlfs_queue_ops uring_queue_ops = {
 
 static int ring_create(uint32_t entries, struct io_uring *ring)
 {
-    int error = io_uring_queue_init(entries, ring, 0);
+    int error = io_uring_queue_init(entries, ring, RING_FLAGS);
+    if (error == -EINVAL) { /* before 5.19 */
+        error = io_uring_queue_init(entries, ring, 0);
+    }
     if (error < 0) {
         return error;
     }
