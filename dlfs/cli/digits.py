@@ -68,7 +68,8 @@ def draw(image: NDArray[np.float32]) -> list[str]:
     return ["".join(_SHADES[level] * 2 for level in row) for row in levels]
 
 
-def _initial(seed: int) -> list[NDArray[np.float32]]:
+def initial_weights(seed: int) -> list[NDArray[np.float32]]:
+    """The weights that a model begins with: of the hidden layer, then of the last, with biases."""
     random = np.random.default_rng(seed)
     first = random.normal(0, np.sqrt(2 / PIXELS), (PIXELS, HIDDEN))
     last = random.normal(0, np.sqrt(1 / HIDDEN), (HIDDEN, CLASSES))
@@ -83,7 +84,7 @@ class Classifier:
 
     rate: float = 0.05
     momentum: float = 0.9
-    weights: list[NDArray[np.float32]] = field(default_factory=lambda: _initial(seed=1))
+    weights: list[NDArray[np.float32]] = field(default_factory=lambda: initial_weights(seed=1))
     steps: list[NDArray[np.float32]] = field(init=False)
 
     def __post_init__(self) -> None:
