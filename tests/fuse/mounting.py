@@ -19,7 +19,8 @@ import dlfs
 from dlfs.service.mountpoint import find_mount, unmount
 from dlfs.units import MIB
 
-SECONDS_MAX = 30
+SECONDS_MAX = 100
+"""Of a wait, which ends as soon as what it is for is so: a slow machine is busy, too."""
 
 
 def wait_for(condition: Callable[[], bool], what: str) -> None:

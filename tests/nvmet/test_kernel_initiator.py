@@ -23,7 +23,7 @@ wait_for() {
     until eval "$1"; do
         usleep 20000
         tries=$((tries + 1))
-        [ $tries -lt 1000 ]
+        [ $tries -lt 5000 ]
     done
 }
 while read -r options; do

@@ -17,7 +17,7 @@ from tests.nvmet.volumes import COPIES, LARGE, MEMORY_BYTES, add_large, assert_w
 
 pytestmark = pytest.mark.qemu
 
-TIMES = {"timeout_ms": 3000, "connect_ms": 1000, "reconnect_ms": 1000}
+TIMES = {"timeout_ms": 5000, "connect_ms": 3000, "reconnect_ms": 3000}
 PATIENT = {"timeout_ms": 6000, "connect_ms": 5000, "reconnect_ms": 14_000}
 """While nothing is to be lost: an emulated target writes slowly on a busy machine."""
 

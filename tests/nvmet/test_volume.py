@@ -22,8 +22,10 @@ from dlfs.block import open_device
 from dlfs.cli.digits import write_digits
 from dlfs.ingest.importer import import_dataset, open_source
 from dlfs.units import MIB
+from tests.fault.nvme_world import check_nothing_left, resources
 from tests.fuse.mounting import mounted, wait_for
 from tests.nvmet.conftest import TwoTargets
+from tests.nvmet.guest import START_SECONDS_MAX
 from tests.nvmet.volumes import (
     LARGE,
     MEMBERS,
@@ -37,6 +39,7 @@ pytestmark = pytest.mark.qemu
 
 PLAIN: dict[str, int] = {}
 DIGESTS = {"hdgst": 1, "ddgst": 1}
+RESTART_MS = 1000 * START_SECONDS_MAX
 
 
 @dataclass
@@ -104,11 +107,6 @@ def test_the_mount_gives_every_sample(volume: Disaggregated, tmp_path: Path) -> 
 # ---- restarts and silence ------------------------------------------------------------------------
 
 
-def handles() -> tuple[int, int]:
-    """How many file descriptors and threads this process has."""
-    return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_a_target_that_restarts_in_mid_epoch_costs_no_sample(
     volume: Disaggregated, seed: int
@@ -125,14 +123,14 @@ def test_a_target_that_restarts_in_mid_epoch_costs_no_sample(
                 victim.guest.start()
             yield batch
 
-    before = handles()
+    before = resources()
     with (
-        dlfs.open(volume.uri(reconnect_ms=60_000), memory_bytes=MEMORY_BYTES) as opened,
+        dlfs.open(volume.uri(reconnect_ms=RESTART_MS), memory_bytes=MEMORY_BYTES) as opened,
         opened.dataset("large") as large,
     ):
         assert_whole(disturbed(read_epoch(large, seed)), LARGE)
     victim.guest.wait_until_ready()
-    assert handles() == before
+    check_nothing_left(before)
 
 
 def test_a_second_path_is_taken_when_the_first_is_lost(volume: Disaggregated) -> None:
@@ -152,7 +150,7 @@ def test_a_second_path_is_taken_when_the_first_is_lost(volume: Disaggregated) ->
 
 def test_silence_ends_in_an_error_that_names_the_target(volume: Disaggregated) -> None:
     silent = volume.targets[1]
-    options = {"timeout_ms": 1000, "connect_ms": 1000, "reconnect_ms": 2000}
+    options = {"timeout_ms": 4000, "connect_ms": 4000, "reconnect_ms": 4000}
     with (
         dlfs.open(volume.uri(**options), memory_bytes=MEMORY_BYTES) as opened,
         opened.dataset("large") as large,
@@ -205,7 +203,7 @@ def test_a_flush_does_not_vouch_for_what_was_written_before_a_restart(
 ) -> None:
     """The kernel's target says that it has a volatile cache."""
     victim = volume.targets[0]
-    with open_device(victim.uri(MEMBERS[0], reconnect_ms=60_000), writable=True) as device:
+    with open_device(victim.uri(MEMBERS[0], reconnect_ms=RESTART_MS), writable=True) as device:
         block = device.read(0, 4096)
         device.write(0, block)
         victim.kill()

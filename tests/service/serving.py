@@ -15,12 +15,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import dlfs
 from dlfs.service.connection import Connection
 from dlfs.service.protocol import Figures, GetSnapshot
 from dlfs.units import KIB, MIB
 
-SECONDS_MAX = 30
+SECONDS_MAX = 100
+"""Of a wait, which ends as soon as what it is for is so: a slow machine is busy, too."""
 
 
 def wait_for(condition: Callable[[], bool], what: str) -> None:
@@ -71,6 +74,27 @@ def damage(uri: str, *indices: int) -> None:
             byte = member.read(1)[0]
             member.seek(place.offset_bytes)
             member.write(bytes([byte ^ 1]))
+
+
+class Hurry:
+    """A clock on which a pause takes no time and the time for a service to come back is over.
+
+    So a client may give a service that is there all the time that a slow machine takes, and give up
+    one that is not at once.
+
+    Args:
+        monkeypatch: puts it in place of ``dlfs.service.connection``'s until the test ends.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._skipped_s = 0.0
+        monkeypatch.setattr("dlfs.service.connection.time", self)
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self._skipped_s
+
+    def sleep(self, _seconds: float) -> None:
+        self._skipped_s += 10 * SECONDS_MAX
 
 
 class Service:

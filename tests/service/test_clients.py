@@ -14,7 +14,7 @@ import pytest
 import dlfs
 from dlfs.errors import LimitError, ServiceLostError
 from dlfs.service import session
-from tests.service.serving import Service, client, hear, tell, wait_for
+from tests.service.serving import Hurry, Service, client, hear, tell, wait_for
 
 READER = """
 import sys
@@ -94,6 +94,7 @@ def test_a_greedy_client_is_bounded_and_stops_nobody(
     service = serve(volume, options=("--cache", "64KiB"))
     with client(GREEDY, service.uri) as greedy:
         assert hear(greedy) == "full"
+        wait_for(lambda: len(service.clients()) == 1, "its volume's connection to be forgotten")
         (figures,) = service.clients()
         assert figures["refusals"] >= 1
         arena = service.snapshot()["datasets"][0]["reader"]["memory_bytes"]
@@ -171,7 +172,10 @@ def test_forked_children_connect_by_themselves(
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
     assert first.to_list() == [wanted[index] for index in first.indices.tolist()]
     assert len(list(epoch)) == -(-len(wanted) // 64) - 1
-    assert [entry["pid"] for entry in service.clients()] == [os.getpid()] * 2
+    wait_for(
+        lambda: [entry["pid"] for entry in service.clients()] == [os.getpid()] * 2,
+        "the children to be forgotten",
+    )
 
 
 def _first_bytes(raw: bytes) -> bytes:
@@ -188,10 +192,14 @@ def test_spawned_children_take_a_pickle(
 
 
 def test_a_restarted_service_is_found_again(
-    serve: Callable[..., Service], volume: str, samples: dict[bytes, bytes]
+    serve: Callable[..., Service],
+    volume: str,
+    samples: dict[bytes, bytes],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    Hurry(monkeypatch)
     service = serve(volume)
-    connected = dlfs.connect(service.uri, timeout_s=0.3)
+    connected = dlfs.connect(service.uri)
     dataset = connected["d"]
     directory = dataset.directory
     with dataset.batches(50, seed=9) as whole:

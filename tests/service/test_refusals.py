@@ -54,7 +54,7 @@ from dlfs.service.protocol import (
     encode,
 )
 from tests.fuzz.test_fuzz_protocol import messages
-from tests.service.serving import Service, make_samples, make_volume, wait_for
+from tests.service.serving import Hurry, Service, make_samples, make_volume, wait_for
 
 STRANGER = """
 import os, sys
@@ -65,7 +65,7 @@ os.setgroups([int(group) for group in sys.argv[2:]])
 os.setgid(54321)
 os.setuid(54321)
 try:
-    print(dlfs.connect(sys.argv[1], timeout_s=5).label)
+    print(dlfs.connect(sys.argv[1], timeout_s=60).label)
 except dlfs.DeviceError as error:
     print(error.errno, error)
 """
@@ -326,8 +326,13 @@ def test_connections_are_counted_per_process(patient: Service) -> None:
     ],
 )
 def test_an_answer_that_makes_no_sense_ends_the_connection(
-    answer: bytes, kind: type[Exception], problem: str, tmp_path: Path
+    answer: bytes,
+    kind: type[Exception],
+    problem: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    Hurry(monkeypatch)
     path = tmp_path / "liar.sock"
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(path))
@@ -344,7 +349,7 @@ def test_an_answer_that_makes_no_sense_ends_the_connection(
         liar = threading.Thread(target=lie)
         liar.start()
         with pytest.raises(kind, match=problem):
-            Connection(str(path), 0.1)
+            Connection(str(path))
         last = Raw(path)
         last.socket.shutdown(socket.SHUT_WR)
         liar.join()

@@ -15,7 +15,7 @@ import pytest
 import dlfs
 from dlfs.errors import ServiceLostError
 from dlfs.service.mountpoint import find_mount
-from tests.service.serving import Service, make_volume, memory_files, wait_for
+from tests.service.serving import Hurry, Service, make_volume, memory_files, wait_for
 
 SERVE = [sys.executable, "-m", "dlfs.cli", "serve"]
 
@@ -34,10 +34,15 @@ def refused(*arguments: str) -> tuple[int, str]:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signals_end_it_and_clients_are_told(
-    serve: Callable[..., Service], volume: str, number: int, samples: dict[bytes, bytes]
+    serve: Callable[..., Service],
+    volume: str,
+    number: int,
+    samples: dict[bytes, bytes],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    Hurry(monkeypatch)
     service = serve(volume)
-    dataset = dlfs.connect(service.uri, timeout_s=0.1)["d"]
+    dataset = dlfs.connect(service.uri)["d"]
     batch = dataset.read(range(100))
     assert memory_files(service.pid)
     service.process.send_signal(number)
@@ -49,9 +54,12 @@ def test_signals_end_it_and_clients_are_told(
     assert f"{signal.Signals(number).name}: ending" in service.log.read_text()
 
 
-def test_it_ends_while_clients_read(serve: Callable[..., Service], volume: str) -> None:
+def test_it_ends_while_clients_read(
+    serve: Callable[..., Service], volume: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Hurry(monkeypatch)
     service = serve(volume)
-    dataset = dlfs.connect(service.uri, timeout_s=0.1)["d"]
+    dataset = dlfs.connect(service.uri)["d"]
     epoch = dataset.batches(10, seed=1)
     next(epoch).release()
     service.stop()

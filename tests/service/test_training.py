@@ -8,10 +8,12 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple, TextIO
 
 import pytest
 
@@ -19,7 +21,7 @@ import dlfs
 from dlfs.cli.digits import write_digits
 from dlfs.ingest.importer import import_dataset, open_source
 from dlfs.units import MIB
-from tests.service.serving import Service, wait_for
+from tests.service.serving import SECONDS_MAX, Service, wait_for
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("sklearn")
@@ -48,35 +50,48 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> str:
     return volume
 
 
-def start(volume: str, folder: Path, workers: int) -> subprocess.Popen[str]:
+class Trainer(NamedTuple):
+    """A training in a process of its own, and what it says."""
+
+    process: subprocess.Popen[bytes]
+    said: TextIO
+
+
+def start(volume: str, folder: Path, workers: int) -> Trainer:
     folder.mkdir(exist_ok=True)
     command = [sys.executable, "-m", "dlfs.cli.trainer", volume, str(folder)]
     command += ["--epochs", str(EPOCHS), "--workers", str(workers)]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    ears, mouth = socket.socketpair()
+    with ears, mouth:
+        # It holds a few lines: a trainer that nobody listens to waits.
+        mouth.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+        process = subprocess.Popen(command, cwd=ROOT, stdout=mouth)
+        return Trainer(process, ears.makefile("r"))
 
 
-def finish(trainer: subprocess.Popen[str]) -> list[str]:
-    out, _ = trainer.communicate(timeout=120)
-    assert trainer.returncode == 0
-    return out.splitlines()
+def finish(trainer: Trainer) -> list[str]:
+    lines = trainer.said.read().splitlines()
+    trainer.said.close()
+    assert trainer.process.wait(SECONDS_MAX) == 0
+    return lines
 
 
-def kill_at(trainer: subprocess.Popen[str], line: str, service: Service) -> None:
+def kill_at(trainer: Trainer, line: str, service: Service) -> None:
     """SIGKILL the trainer once it has told of a step.
 
     See that its workers have read from the service, that they end by themselves, and that the
     service keeps nothing of them.
     """
-    assert trainer.stdout is not None
-    assert any(told.strip() == line for told in trainer.stdout)
-    trainer.send_signal(signal.SIGSTOP)  # so that the epoch does not end meanwhile
-    children = Path(f"/proc/{trainer.pid}/task/{trainer.pid}/children").read_text().split()
+    assert any(told.strip() == line for told in trainer.said)
+    process = trainer.process
+    process.send_signal(signal.SIGSTOP)  # so that the epoch does not end meanwhile
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     workers = {int(child) for child in children}
     readers = {client["pid"] for client in service.clients() if client["channels"]}
     assert len(workers & readers) >= 2
-    trainer.kill()
-    trainer.wait(30)
-    trainer.stdout.close()
+    process.kill()
+    process.wait(SECONDS_MAX)
+    trainer.said.close()
     wait_for(lambda: not any(map(is_running, workers)), "the workers end")
     wait_for(lambda: service.clients() == [], "the service to forget them")
 
