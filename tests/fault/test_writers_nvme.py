@@ -39,10 +39,10 @@ from dlfs.units import KIB, MIB
 MEMBER_BYTES = 2 * MIB
 SEED = 20190923
 
-QUICK = LeaseTimes(renew_s=0.05, valid_s=20, late_s=20, claim_s=0.25, poll_s=0.02)
+QUICK = LeaseTimes(renew_s=0.05, valid_s=20, late_s=20, claim_s=0.5, poll_s=0.02)
 """For writers that live, on a machine that may be slow."""
 
-MORTAL = LeaseTimes(renew_s=0.05, valid_s=2, late_s=1, claim_s=0.25, poll_s=0.02)
+MORTAL = LeaseTimes(renew_s=0.05, valid_s=2, late_s=1, claim_s=0.5, poll_s=0.02)
 """For writers that die; ``SHORT`` keeps the device's own time-outs within it."""
 
 SHORT = {"timeout_ms": 600, "reconnect_ms": 400}

@@ -8,6 +8,7 @@ holds a part, so that an epoch goes on reading until its end.
 from __future__ import annotations
 
 import collections
+import functools
 import itertools
 import os
 import random
@@ -21,6 +22,7 @@ import dlfs
 from dlfs.block import open_device
 from dlfs.cli.digits import write_digits
 from dlfs.ingest.importer import import_dataset, open_source
+from dlfs.reader.reader import ReaderOptions
 from dlfs.units import MIB
 from tests.fault.nvme_world import check_nothing_left, resources
 from tests.fuse.mounting import mounted, wait_for
@@ -109,8 +111,10 @@ def test_the_mount_gives_every_sample(volume: Disaggregated, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_target_that_restarts_in_mid_epoch_costs_no_sample(
-    volume: Disaggregated, seed: int
+    volume: Disaggregated, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    patient = functools.partial(ReaderOptions, timeout_ms=RESTART_MS)
+    monkeypatch.setattr("dlfs.origin.ReaderOptions", patient)  # 30 s may not start a guest
     draw = random.Random(seed)
     victim = draw.choice(volume.targets)
     moment = draw.randrange(1, len(LARGE) // 16 // 2)
