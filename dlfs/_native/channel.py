@@ -46,7 +46,7 @@ from dlfs._native.reader import (
     copy_sample,
     member_counters,
 )
-from dlfs.errors import ClosedError
+from dlfs.errors import ClosedError, LimitError
 
 SAMPLES_MAX = 1 << 16
 """Of one batch: what a channel takes unless it is made otherwise."""
@@ -262,6 +262,17 @@ def _after_fork_in_child() -> None:
 os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
+def _limit_error(what: str, count: int, channel: ClientChannel) -> LimitError:
+    """Why a channel refuses a batch of so many samples."""
+    most = library().dlfs_client_samples_max(channel.handle)
+    if count > most:
+        return LimitError(f"{what}: expected at most {most} in a batch")
+    return LimitError(
+        f"{what}: with the batches still in use they take more memory than the service has for "
+        "this client; release some, or ask for fewer samples"
+    )
+
+
 class ClientReader:
     """A service's reader, with the methods of ``NativeReader``.
 
@@ -332,7 +343,10 @@ class ClientReader:
             )
         finally:
             self.return_channel(channel, code)
-        check(code, f"read {len(indices)} samples from {self.service}")
+        what = f"read {len(indices)} samples from {self.service}"
+        if code == abi.E_LIMIT:
+            raise _limit_error(what, len(indices), channel)
+        check(code, what)
         return NativeBatch(pointer)
 
     def get(self, index: int, *, kept_only: bool = False) -> bytes | None:
@@ -479,7 +493,7 @@ class ClientStream:
         reader: gives a channel for as long as the stream is open.
         sequence: over the client's own copy of the dataset's directory; the service makes one of
             the same parameters over its own. Of one over chosen samples, the service is given
-            this stream's indices, no more than the dataset has samples.
+            this stream's indices, no more than the dataset has samples, or 2**20.
         first: as are ``stride``, ``count``, ``group``, ``group_stride`` and ``plan``: see
             ``NativeStream``.
 
@@ -513,7 +527,13 @@ class ClientStream:
         code = library().dlfs_client_stream_open(self._channel.handle, byref(config))
         if code < 0:
             self.close()
-        check(code, f"have {count} samples read ahead by {reader.service}")
+        what = f"have {count} samples read ahead by {reader.service}"
+        if code == abi.E_LIMIT:
+            most = channel_abi.CHANNEL_SAMPLES_MAX
+            raise LimitError(
+                f"{what}: expected at most {most} chosen ones, or as many as the dataset has"
+            )
+        check(code, what)
         self._plan = next(name for name, value in PLANS.items() if value == code)
 
     @property
@@ -537,7 +557,10 @@ class ClientStream:
             )
         if code == abi.E_END:
             return None
-        check(code, f"take the next {count} samples from {self._reader.service}")
+        what = f"take the next {count} samples from {self._reader.service}"
+        if code == abi.E_LIMIT:
+            raise _limit_error(what, count, self._open_channel())
+        check(code, what)
         return NativeBatch(pointer)
 
     def _open_channel(self) -> ClientChannel:

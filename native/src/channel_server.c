@@ -87,10 +87,12 @@ static void close_stream(dlfs_channel *channel)
     channel->chosen_count = 0;
 }
 
-/* Takes more indices of a chosen order, which may be as long as the dataset. */
+/* Takes more indices of a chosen order: as many as the dataset has samples, or a batch may have. */
 static int64_t serve_choose(dlfs_channel *channel, uint64_t count)
 {
     uint64_t most = channel->reader->sample_count;
+    if (most < DLFS_CHANNEL_SAMPLES_MAX)
+        most = DLFS_CHANNEL_SAMPLES_MAX; /* draws from a few samples */
     if (channel->stream)
         return -EBUSY;
     if (count > channel->memory.samples_max)

@@ -166,9 +166,9 @@ DLFS_API uint64_t dlfs_client_samples_max(const dlfs_client *client);
 /*
  * As dlfs_stream_create: opens the channel's stream, at the service, with a sequence of the same
  * parameters over the service's directory; of one over chosen samples, the service is sent the
- * indices of this stream: DLFS_E_LIMIT when they are more than the dataset has samples. Returns the
- * plan in use (DLFS_PLAN_*). -EBUSY while it has one; -EINVAL also when the sequence is not of the
- * service's dataset and chunk size.
+ * indices of this stream: DLFS_E_LIMIT when they are more than the dataset has samples and more
+ * than DLFS_CHANNEL_SAMPLES_MAX. Returns the plan in use (DLFS_PLAN_*). -EBUSY while it has one;
+ * -EINVAL also when the sequence is not of the service's dataset and chunk size.
  */
 DLFS_API int dlfs_client_stream_open(dlfs_client *client, const dlfs_stream_config *config);
 /*

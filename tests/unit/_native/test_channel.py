@@ -22,6 +22,7 @@ from dlfs._native.channel import (
     ServerChannel,
     Share,
 )
+from dlfs._native.channel_abi import CHANNEL_SAMPLES_MAX
 from dlfs._native.device import Faults
 from dlfs._native.reader import NativeBatch, NativeSequence, NativeStream
 from dlfs.errors import ClosedError, FormatError, LimitError, ServiceLostError, UsageError
@@ -169,9 +170,17 @@ def test_an_epoch_over_chosen_samples(node, kind: str) -> None:
         own.close()
     with pytest.raises(UsageError):
         ClientStream(client, sequence, first=0, stride=1, count=401)
-    if kind == "weighted":
-        with pytest.raises(LimitError):
-            ClientStream(client, choose(COUNT + 1), first=0, stride=1, count=COUNT + 1)
+    if kind == "weighted":  # more draws than there are samples
+        drawn = choose(5 * COUNT)
+        stream = ClientStream(client, drawn, first=0, stride=1, count=5 * COUNT)
+        order_seen: list[int] = []
+        while (batch := stream.next(50)) is not None:
+            order_seen += batch.indices.tolist()
+        assert order_seen == drawn.fill(0, 5 * COUNT, 1).tolist()
+        stream.close()
+        many = CHANNEL_SAMPLES_MAX + 1
+        with pytest.raises(LimitError, match=f"{many} samples .*: expected at most 1048576 chosen"):
+            ClientStream(client, choose(many), first=0, stride=1, count=many)
     plain = ClientStream(client, one.sequence(), first=0, stride=1, count=9)
     assert len(plain.next(9).indices) == 9
     plain.close()
@@ -231,7 +240,7 @@ def test_beyond_its_share_a_client_gets_copies_and_then_a_limit(node) -> None:
             batches.append(client.read(EVERY[at : at + 20]))
             assert one.channels[0].stats()["pinned_bytes"] <= 128 * KIB
 
-    with pytest.raises(LimitError):
+    with pytest.raises(LimitError, match=r"read 20 samples from .*: with the batches still in use"):
         read_on()
     assert one.channels[0].stats()["copied_batches"] > 0
     assert one.channels[0].stats()["refusals"] == 1
@@ -240,7 +249,9 @@ def test_beyond_its_share_a_client_gets_copies_and_then_a_limit(node) -> None:
     assert contents(modest.read(EVERY[:20])) == expected(one, EVERY[:20])
     batches.clear()
     assert contents(client.read(EVERY[:20])) == expected(one, EVERY[:20])
-    with pytest.raises(LimitError):
+    with pytest.raises(
+        LimitError, match=r"read 131072 samples .*: expected at most \d+ in a batch"
+    ):
         modest.read(np.zeros(1 << 17, np.uint64))
     client.close()
     modest.close()
