@@ -291,8 +291,11 @@ class Session:
     async def _send(self, reply: Reply) -> None:
         """Send a frame; its descriptors go with its first byte."""
         with reply.after, trio.fail_after(FRAME_TIMEOUT_S):
-            frame = encode(reply.message)
-            rights = array.array("i", reply.descriptors)
+            try:
+                frame, descriptors = encode(reply.message), reply.descriptors
+            except LimitError as error:  # figures of very many
+                frame, descriptors = encode(failure_of(error)), ()
+            rights = array.array("i", descriptors)
             extra = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)] if rights else []
             sent = await self._stream.socket.sendmsg([frame], extra)
             await self._stream.send_all(frame[sent:])
@@ -332,18 +335,25 @@ class Session:
         volume = self._common.volume(request.volume)
         await self._common.refresh(volume)
         dataset = await trio.to_thread.run_sync(volume.borrow, request.dataset)
-        native = dataset.access.reader.native
-        assert isinstance(native, NativeReader)
-        key = self.peer.pid, request.dataset
+        with ExitStack() as undone:
+            undone.callback(dataset.close)
+            native = dataset.access.reader.native
+            assert isinstance(native, NativeReader)
+            reply = Reply(DatasetState(dataset.access.members, native.arena_bytes))
+            share = self._share(request.dataset, native.arena_bytes)
+            generation = self._attach_generation(reply, volume)
+            reply.descriptors = [generation, native.arena_descriptor]
+            self._datasets[request.dataset] = _OpenDataset(dataset, native, share)
+            undone.pop_all()
+        return reply
+
+    def _share(self, dataset: UUID, arena_bytes: int) -> Share:
+        """What the client's process may pin of a dataset, over all of its connections."""
+        key = self.peer.pid, dataset
         share = self._common.shares.get(key)
         if share is None:
-            share = Share(int(native.arena_bytes * PINNED_SHARE))
-            self._common.shares[key] = share
-        self._datasets[request.dataset] = _OpenDataset(dataset, native, share)
-        reply = Reply(DatasetState(dataset.access.members, native.arena_bytes))
-        generation = self._attach_generation(reply, volume)
-        reply.descriptors = [generation, native.arena_descriptor]
-        return reply
+            share = self._common.shares[key] = Share(int(arena_bytes * PINNED_SHARE))
+        return share
 
     async def _get_part(self, request: GetPart) -> Reply:
         volume = self._common.volume(request.volume)

@@ -13,6 +13,7 @@ Threads: any at once; opening one dataset does not keep others waiting.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -24,7 +25,7 @@ from uuid import UUID
 from dlfs.attributes import load_attributes_whole
 from dlfs.dataset import Dataset
 from dlfs.directory.sharing import Part
-from dlfs.errors import NotFoundError, StaleError
+from dlfs.errors import ClosedError, NotFoundError, StaleError
 from dlfs.format.catalog import DatasetRecord
 from dlfs.format.paths import dataset_name_bytes, display
 from dlfs.origin import DatasetIdentity, LocalOrigin, OpenOptions, find_record
@@ -138,21 +139,12 @@ class Shelf:
     def figures(self) -> list[dict[str, Any]]:
         """What is open, with the counters of every reader."""
         with self._mutex:
-            places = [p for p in self._places.values() if p.dataset is not None]
-        return [
-            {
-                "volume": str(place.volume_uuid),
-                "dataset": place.identity.name,
-                "version": place.identity.version,
-                "uuid": str(place.identity.uuid),
-                "users": place.users,
-                "cache_bytes": place.cache_bytes,
-                "reader": place.dataset.stats(),
-                "members": place.dataset.member_stats(),
-            }
-            for place in places
-            if place.dataset is not None
-        ]
+            places = list(self._places.values())
+        found = []
+        for place in places:
+            with contextlib.suppress(ClosedError):  # it gave way to another meanwhile
+                found += _figures_of(place)
+        return found
 
     def _open(self, volume: ServedVolume, record: DatasetRecord, place: _Place) -> Dataset:
         needed_bytes = (record.data_chunks * 5 // 4 + SPARE_CHUNKS) * volume.volume.chunk_bytes
@@ -183,6 +175,28 @@ class Shelf:
 
     def _left_bytes(self) -> int:
         return self._cache_bytes - sum(place.cache_bytes for place in self._places.values())
+
+
+def _figures_of(place: _Place) -> list[dict[str, Any]]:
+    """Of a place, if its dataset is open.
+
+    Raises:
+        ClosedError: it was closed meanwhile.
+    """
+    if place.dataset is None:
+        return []
+    return [
+        {
+            "volume": str(place.volume_uuid),
+            "dataset": place.identity.name,
+            "version": place.identity.version,
+            "uuid": str(place.identity.uuid),
+            "users": place.users,
+            "cache_bytes": place.cache_bytes,
+            "reader": place.dataset.stats(),
+            "members": place.dataset.member_stats(),
+        }
+    ]
 
 
 def _close(places: Iterable[_Place]) -> None:

@@ -174,9 +174,18 @@ class Listener:
 
 
 def adopt(found: socket.socket) -> Listener:
-    """A listening socket of somebody else's making (systemd), who also removes it."""
+    """A listening socket of somebody else's making (systemd), who also removes it.
+
+    Raises:
+        UsageError: it has no file that clients could connect to.
+    """
     path = os.fsdecode(found.getsockname())
-    return Listener(found, path, os.stat(path).st_gid)
+    try:
+        return Listener(found, path, os.stat(path).st_gid)
+    except (OSError, ValueError) as error:  # ValueError: an abstract name begins with a zero byte
+        raise UsageError(
+            f"listen on {path!r}: expected a socket with a path, as ListenStream=/run/... gives it"
+        ) from error
 
 
 def listen(path: str, allow: AllowList) -> Listener:

@@ -170,3 +170,12 @@ def test_a_socket_that_was_handed_over_stays(tmp_path: Path) -> None:
         assert (listener.path, listener.group) == (str(path), path.stat().st_gid)
         listener.close()
     assert path.exists()
+
+
+@pytest.mark.parametrize("name", [b"\0abstract", b""])
+def test_a_socket_without_a_file_is_not_adopted(name: bytes) -> None:
+    with socket.socket(socket.AF_UNIX) as handed:
+        if name:
+            handed.bind(name + str(os.getpid()).encode())
+        with pytest.raises(UsageError, match="expected a socket with a path"):
+            adopt(handed)

@@ -1,0 +1,138 @@
+"""Sessions over a pair of sockets: what goes wrong in the service is told, and keeps nothing."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+import trio
+
+from dlfs.dataset import Dataset
+from dlfs.errors import DeviceError
+from dlfs.origin import OpenOptions
+from dlfs.service.protocol import (
+    ANSWERS,
+    HEADER,
+    PROTOCOL_VERSION,
+    DatasetState,
+    Failure,
+    GetSnapshot,
+    Hello,
+    Message,
+    OpenDataset,
+    Welcome,
+    body_bytes,
+    decode,
+    encode,
+)
+from dlfs.service.session import Common, Session
+from dlfs.service.shelf import ServedVolume, Shelf
+from dlfs.service.sockets import Peer
+from tests.service.serving import make_volume
+
+
+@pytest.fixture
+def shelf() -> Iterator[Shelf]:
+    with closing(Shelf()) as made:
+        yield made
+
+
+@pytest.fixture
+def volume(tmp_path: Path, shelf: Shelf) -> Iterator[ServedVolume]:
+    uri = make_volume(tmp_path / "v.img", {b"a": b"b"})
+    with ServedVolume(uri, shelf, OpenOptions()) as opened:
+        yield opened
+
+
+class Talk:
+    """A client's end."""
+
+    def __init__(self, own: socket.socket) -> None:
+        self._own = own
+
+    def ask(self, message: Message) -> Message:
+        self._own.sendall(encode(message))
+        length = body_bytes(self._receive(HEADER.size))
+        return decode(self._receive(length), ANSWERS)
+
+    def _receive(self, count: int) -> bytes:
+        data = b""
+        while len(data) < count:
+            more, descriptors, _, _ = socket.recv_fds(self._own, count - len(data), 8)
+            for descriptor in descriptors:
+                os.close(descriptor)
+            assert more
+            data += more
+        return data
+
+
+@contextmanager
+def session(*volumes: ServedVolume, snapshot: Callable[[], Any] = dict) -> Iterator[Talk]:
+    """Talk to a session that has greeted this client; it ends well when this does."""
+    ours, theirs = socket.socketpair()
+
+    async def run() -> None:
+        stream = trio.SocketStream(trio.socket.from_stdlib_socket(theirs))
+        common = Common({volume.uuid: volume for volume in volumes}, snapshot)
+        await Session(common, stream, Peer(os.getpid(), os.getuid(), frozenset())).run()
+
+    thread = Thread(target=trio.run, args=[run])
+    thread.start()
+    try:
+        with ours:
+            talk = Talk(ours)
+            assert isinstance(talk.ask(Hello(PROTOCOL_VERSION, "test")), Welcome)
+            yield talk
+    finally:
+        thread.join()
+
+
+def test_a_dataset_that_cannot_be_shared_is_given_back(
+    shelf: Shelf, volume: ServedVolume, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (dataset,) = volume.datasets()
+
+    def fail(_bytes: int) -> None:
+        raise DeviceError("make a share: no memory", errno.ENOMEM)
+
+    with session(volume) as talk:
+        with monkeypatch.context() as patched:
+            patched.setattr("dlfs.service.session.Share", fail)
+            answer = talk.ask(OpenDataset(volume.uuid, dataset.uuid))
+        assert answer == Failure("DeviceError", str(DeviceError("make a share: no memory")), 12)
+        assert [figures["users"] for figures in shelf.figures()] == [0]
+        assert isinstance(talk.ask(OpenDataset(volume.uuid, dataset.uuid)), DatasetState)
+        assert [figures["users"] for figures in shelf.figures()] == [1]
+    assert [figures["users"] for figures in shelf.figures()] == [0]
+
+
+def test_an_answer_that_is_too_long_is_told(volume: ServedVolume) -> None:
+    with session(volume, snapshot=lambda: {"clients": "x" * (1 << 20)}) as talk:
+        for _ in range(2):
+            answer = talk.ask(GetSnapshot())
+            assert isinstance(answer, Failure)
+            assert answer.error == "LimitError"
+            assert "send Figures: expected at most 1048576 bytes" in answer.message
+
+
+def test_figures_leave_out_what_is_closed_meanwhile(
+    shelf: Shelf, volume: ServedVolume, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (dataset,) = volume.datasets()
+    stats = Dataset.stats
+
+    def close_first(self: Dataset) -> dict[str, int]:
+        self.close()
+        return stats(self)
+
+    with volume.borrow(dataset.uuid):
+        assert len(shelf.figures()) == 1
+        monkeypatch.setattr(Dataset, "stats", close_first)
+        assert shelf.figures() == []
