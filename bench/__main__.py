@@ -1,4 +1,7 @@
-"""``python -m bench``: choose cases, run them, show and keep the results."""
+"""``python -m bench``: choose cases, run them, show and keep the results.
+
+``python -m bench peers`` races the peers, ``python -m bench report`` does everything there is.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bench import report
+from bench import gather, report
 from bench.cases import CASES, Case
 from bench.contestant import Limits, WrongBytesError
 from bench.datasets import TARGET_KEYS, find_corpus
 from bench.machine import ROOT, describe
+from bench.peers.__main__ import main as race_peers
 from bench.runner import Result, Settings, Stage
 from bench.targets import OccupiedError, Targets
 from dlfs.units import parse_bytes
@@ -104,9 +108,15 @@ def run(settings: Settings, cases: list[Case], console: Console) -> list[Result]
     return results
 
 
-def main() -> int:
+OTHERS = {"peers": race_peers, "report": gather.main}
+
+
+def main(words: list[str] | None = None) -> int:
     """Run what the command line says."""
-    arguments = parse_arguments()
+    words = sys.argv[1:] if words is None else words
+    if words and words[0] in OTHERS:
+        return OTHERS[words[0]](words[1:])
+    arguments = parse_arguments(words)
     console = Console(width=None if sys.stdout.isatty() else 140)
     if arguments.list:
         for case in CASES:

@@ -19,7 +19,8 @@ COLUMNS = ("contestant", "samples/s", "from - to", "MiB/s", "CPU us/sample", "no
 FLOOR_COLUMNS = ("case", "floor", "at least", "measured", "from - to", "")
 
 
-def _count(value: float) -> str:
+def count_text(value: float) -> str:
+    """A figure: in whole numbers, when it is not small."""
     return f"{value:,.0f}" if value >= 10 else f"{value:.2f}"
 
 
@@ -40,9 +41,9 @@ def rows_of(result: Result) -> list[tuple[str, ...]]:
         rows.append(
             (
                 who.label,
-                _count(median(rates)),
-                f"{_count(min(rates))} - {_count(max(rates))}",
-                _count(megabytes) if megabytes else "",
+                count_text(median(rates)),
+                f"{count_text(min(rates))} - {count_text(max(rates))}",
+                count_text(megabytes) if megabytes else "",
                 f"{cpu:.2f}",
                 _notes(runs[-1].notes),
             )
@@ -82,15 +83,16 @@ def title_of(result: Result) -> str:
 
 def print_case(console: Console, result: Result) -> None:
     """Show one case."""
-    console.print(_table(title_of(result), COLUMNS, rows_of(result)))
+    console.print(rich_table(title_of(result), COLUMNS, rows_of(result)))
 
 
 def print_floors(console: Console, results: Sequence[Result]) -> None:
     """Show all floors."""
-    console.print(_table("Floors of DESIGN.md, section 10", FLOOR_COLUMNS, floor_rows(results)))
+    console.print(rich_table("Floors of DESIGN.md, section 10", FLOOR_COLUMNS, floor_rows(results)))
 
 
-def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+def rich_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """A table for the terminal; figures to the right."""
     table = Table(title=title, title_justify="left", title_style="bold")
     for number, column in enumerate(columns):
         table.add_column(
@@ -108,12 +110,13 @@ def markdown(facts: dict[str, Any], arguments: dict[str, Any], results: Sequence
     lines += [f"- {key}: {value}" for key, value in facts.items()]
     lines += [f"- arguments: {arguments}", f"- samples compared: {checked_samples(results)}", ""]
     for result in results:
-        lines += [f"## {title_of(result)}", "", *_markdown_table(COLUMNS, rows_of(result)), ""]
-    lines += ["## Floors", "", *_markdown_table(FLOOR_COLUMNS, floor_rows(results)), ""]
+        lines += [f"## {title_of(result)}", "", *markdown_table(COLUMNS, rows_of(result)), ""]
+    lines += ["## Floors", "", *markdown_table(FLOOR_COLUMNS, floor_rows(results)), ""]
     return "\n".join(lines)
 
 
-def _markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a table."""
     table = [columns, ["---"] * len(columns), *rows]
     return [f"| {' | '.join(cells)} |" for cells in table]
 

@@ -123,20 +123,23 @@ class Batches:
 
     Attributes:
         share: memory budget as a share of the data.
+        depth: operations in flight.
     """
 
     share: float
+    depth: int = DEPTH
 
     @property
     def label(self) -> str:
         """In tables."""
-        return f"DLFS read() of random batches, {_share_text(self.share)}"
+        depth = "" if self.depth == DEPTH else f", depth {self.depth}"
+        return f"DLFS read() of random batches, {_share_text(self.share)}{depth}"
 
     def run(self, ground: Ground) -> Sample:
         """Batches of the samples that are plain files too, in the same order."""
         scene = ground.scene
         ground.machine.drop_caches()
-        with _open(scene, self.share) as dataset:
+        with _open(scene, self.share, self.depth) as dataset:
             order = scene.file_order(ground.round)
             with timed() as watch:
                 tally = read_batches(dataset, order, scene.spec.batch, ground.limits.seconds)

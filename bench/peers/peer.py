@@ -99,7 +99,7 @@ class Reader(Protocol):
 
     own_order: str
 
-    def read(self, indices: Sequence[int]) -> list[Buffer] | Samples:
+    def read(self, indices: Sequence[int]) -> Sequence[Buffer] | Samples:
         """A batch in the order given, by the peer's batched call where it has one.
 
         Called only where `Peer.random` is true. Indices are distinct plain ints.
@@ -126,7 +126,8 @@ class Peer(Protocol):
     """One way to keep and read samples: a small class with these, without state.
 
     Attributes:
-        name: what ``--only`` selects and tables show; unique, lower case.
+        name: what ``--only`` selects and tables show; unique, lower case. Ways to use one peer
+            share the word before the first hyphen: "lmdb", "lmdb-views".
         about: one line: the documented way that is used, and where that is documented.
         packages: distributions whose versions the report names; empty for programs and the kernel.
         random: whether it can be read in an order that is given.
@@ -161,11 +162,26 @@ class Limited(Protocol):
 
 
 @runtime_checkable
+class Borrowing(Protocol):
+    """Another way to read what a peer has prepared; its own `prepare` is not called.
+
+    Attributes:
+        data_of: that peer's name.
+    """
+
+    data_of: str
+
+
+@runtime_checkable
 class Shared(Protocol):
     """A peer with something that all its readers share: a mount, a service."""
 
-    def share(self, folder: Path) -> AbstractContextManager[tuple[int, ...]]:
+    def share(self, folder: Path, *, warm: bool) -> AbstractContextManager[tuple[int, ...]]:
         """Held by the framework around the readers' processes.
+
+        Args:
+            folder: what `prepare` left.
+            warm: as for `Warmable`.
 
         Returns:
             A context; it gives the processes whose time and memory count, too.
@@ -175,11 +191,22 @@ class Shared(Protocol):
 
 @runtime_checkable
 class Warmable(Protocol):
-    """A reader whose memory is its own, not the kernel's page cache."""
+    """A peer that keeps samples in memory of its own, not in the kernel's page cache."""
 
-    def warm(self) -> None:
-        """Bring all samples into memory; untimed. Else the kernel gets to read the folder."""
+    def open_warm(self, folder: Path) -> Reader:
+        """Open with memory for all samples, and bring them there; untimed."""
         ...
+
+
+@runtime_checkable
+class TakesArrays(Protocol):
+    """A reader whose documented argument is an array.
+
+    Attributes:
+        takes_arrays: true: `read` is given ``int64[n]`` instead of a list.
+    """
+
+    takes_arrays: bool
 
 
 def touch(view: memoryview) -> memoryview:

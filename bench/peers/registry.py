@@ -7,7 +7,12 @@ import importlib
 from bench.peers.peer import Peer
 
 MODULES: tuple[str, ...] = (
-    # Without packages of their own formats.
+    "ours",
+    "files",
+    "packed",
+    "images",
+    "lmdb",
+    "hdf5",
     # Formats of other projects.
 )
 

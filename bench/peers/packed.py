@@ -1,0 +1,130 @@
+"""All samples one behind the other in one file, with their offsets in another: no format at all."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.peers.peer import Reader, Samples, Source
+
+
+def write_packed(source: Source, folder: Path) -> None:
+    """Write ``data`` and ``offsets.npy``, ``int64[n + 1]``."""
+    offsets = np.zeros(len(source) + 1, np.int64)
+    np.cumsum(source.lengths, out=offsets[1:])
+    np.save(folder / "offsets.npy", offsets)
+    with open(folder / "data", "wb", buffering=1 << 20) as file:
+        for _, _, data in source:
+            file.write(data)
+
+
+class PreadReader:
+    """``os.pread`` of each sample."""
+
+    own_order = ""
+
+    def __init__(self, folder: Path) -> None:
+        offsets = np.load(folder / "offsets.npy")
+        self._starts: list[int] = offsets[:-1].tolist()
+        self._lengths: list[int] = np.diff(offsets).tolist()
+        self._descriptor = os.open(folder / "data", os.O_RDONLY)
+        os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+
+    def read(self, indices: Sequence[int]) -> list[bytes]:
+        """One after the other."""
+        descriptor, starts, lengths = self._descriptor, self._starts, self._lengths
+        return [os.pread(descriptor, lengths[index], starts[index]) for index in indices]
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._descriptor)
+
+
+class Rows:
+    """Samples of one length: the rows of an array."""
+
+    def __init__(self, rows: NDArray[np.uint8]) -> None:
+        self._rows = rows
+        self.lengths = np.full(len(rows), rows.shape[1], np.int64)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, position: int) -> memoryview:
+        return memoryview(self._rows[position])
+
+
+class MapReader:
+    """Copies out of a mapped file: of one length by one index expression, else slice by slice."""
+
+    own_order = ""
+    takes_arrays = True
+
+    def __init__(self, folder: Path) -> None:
+        self._offsets: NDArray[np.int64] = np.load(folder / "offsets.npy")
+        self._map: Any = np.memmap(folder / "data", np.uint8, "r")
+        self._map._mmap.madvise(mmap.MADV_RANDOM)
+        lengths = np.diff(self._offsets)
+        self._rows: NDArray[np.uint8] | None = None
+        if len(set(lengths.tolist())) == 1:
+            self._rows = np.asarray(self._map).reshape(len(lengths), -1)
+
+    def read(self, indices: Sequence[int]) -> list[bytes] | Samples:
+        """All at once, or one after the other."""
+        if self._rows is not None:
+            return Rows(self._rows[indices])
+        view = memoryview(self._map)
+        starts = self._offsets[indices].tolist()
+        ends = self._offsets[np.asarray(indices) + 1].tolist()
+        return [bytes(view[start:end]) for start, end in zip(starts, ends, strict=True)]
+
+    def close(self) -> None:
+        """Unmap."""
+        self._rows = self._map = None
+
+
+class Pread:
+    """pread on one packed file."""
+
+    name = "pread"
+    about = "os.pread of each sample from one packed file, posix_fadvise(RANDOM), one thread"
+    packages: tuple[str, ...] = ()
+    random = True
+
+    def prepare(self, source: Source, folder: Path) -> None:
+        """Data and offsets."""
+        write_packed(source, folder)
+
+    def open(self, folder: Path) -> Reader:
+        """Load the offsets."""
+        return PreadReader(folder)
+
+
+class Memmap:
+    """numpy.memmap on one packed file."""
+
+    name = "memmap"
+    about = (
+        "numpy.memmap over one packed file with offsets, madvise(RANDOM), samples copied out "
+        "(numpy.org/doc/stable/reference/generated/numpy.memmap.html)"
+    )
+    packages = ("numpy",)
+    random = True
+    data_of = "pread"
+
+    def prepare(self, source: Source, folder: Path) -> None:
+        """Data and offsets."""
+        write_packed(source, folder)
+
+    def open(self, folder: Path) -> Reader:
+        """Map the file."""
+        return MapReader(folder)
+
+
+PEERS = (Pread(), Memmap())

@@ -1,0 +1,346 @@
+"""The race against peers at a tiny size: every peer's bytes, the framework, verdicts, pictures."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from bench import gather
+from bench.contestant import WrongBytesError
+from bench.machine import Machine, Unavailable
+from bench.peers import child as children
+from bench.peers import plots, report
+from bench.peers.__main__ import choose, course_of, main, parse_arguments
+from bench.peers.child import Job, Pipe
+from bench.peers.children import Child
+from bench.peers.data import Data, list_corpus
+from bench.peers.outcome import GLOBAL_GIVEN, GLOBAL_OWN, Converted, Deep, Outcome, Run
+from bench.peers.peer import Buffer, Limited, Peer, touch
+from bench.peers.processes import descendants, peak_rss_bytes, pss_bytes
+from bench.peers.race import Course, Race, data_of, share
+from bench.peers.registry import all_peers
+from bench.peers.verdicts import verdicts
+from dlfs.units import KIB
+
+OURS = ("ours", "files", "packed", "images", "lmdb", "hdf5")
+PEERS = [peer for peer in all_peers().values() if type(peer).__module__.split(".")[-1] in OURS]
+DATA = Data("110k", 8 << 20, seed=1)
+LACKING = ("not installed", "needs root", "cannot be opened", "losetup", "mount")
+"""In the reasons for which a machine may do without a peer."""
+
+
+class TwoPipes:
+    """A child's pipe in this process: the parent says everything at once."""
+
+    def __init__(self) -> None:
+        self._answers = io.StringIO()
+        self.pipe = Pipe(io.StringIO("go\ncheck\n"), self._answers)
+
+    @property
+    def answers(self) -> list[dict[str, object]]:
+        return [json.loads(line) for line in self._answers.getvalue().splitlines()]
+
+
+def job_of(peer: Peer, folder: Path, **more: object) -> Job:
+    owner = all_peers()[data_of(peer)]
+    data = replace(DATA, samples_max=owner.samples_max) if isinstance(owner, Limited) else DATA
+    samples = len(data.source())
+    job = Job("race", peer.name, str(folder), asdict(data), samples=samples, batch=16, seconds=0.02)
+    return replace(job, **more)
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Folders of what was prepared, by peer; filled as it is needed."""
+    return {"": tmp_path_factory.mktemp("peers")}
+
+
+def folder_of(peer: Peer, prepared: dict[str, Path]) -> Path:
+    name = data_of(peer)
+    if name not in prepared:
+        folder = prepared[""] / name
+        folder.mkdir()
+        try:
+            children.prepare(job_of(all_peers()[name], folder), all_peers()[name], TwoPipes().pipe)
+        except Unavailable as reason:
+            skip_where_it_may(reason)
+        prepared[name] = folder
+    return prepared[name]
+
+
+def skip_where_it_may(reason: Unavailable) -> None:
+    assert any(word in str(reason) for word in LACKING), reason
+    pytest.skip(str(reason))
+
+
+@pytest.mark.filterwarnings("default")  # of the peers' packages
+@pytest.mark.parametrize("peer", PEERS, ids=lambda peer: peer.name)
+def test_every_peer_reads_the_right_bytes(peer: Peer, prepared: dict[str, Path]) -> None:
+    folder = folder_of(peer, prepared)
+    try:
+        for warm in (False, True):
+            with share(peer, folder, warm=warm):
+                looked = TwoPipes()
+                children.look(job_of(peer, folder), peer, looked.pipe)
+                orders = [False] * peer.random + [True] * bool(looked.answers[0]["own_order"])
+                assert orders
+                for own in orders:
+                    race_once(job_of(peer, folder, own=own, warm=warm), peer)
+    except Unavailable as reason:
+        skip_where_it_may(reason)
+    assert not descendants(os.getpid()) or peer.name.startswith("dataloader")
+
+
+def race_once(job: Job, peer: Peer) -> None:
+    pipes = TwoPipes()
+    children.race(job, peer, pipes.pipe)
+    ready, told, checked = pipes.answers
+    assert ready == {"ready": True}
+    assert checked["checked"] > 16
+    assert told["samples"] >= told["first_samples"] > 0
+    assert told["start"]["seconds"] <= told["opened"]["seconds"] or job.warm
+    assert told["opened"]["seconds"] < told["first"]["seconds"] <= told["end"]["seconds"]
+    if told["whole"]:
+        assert told["samples"] == job.samples
+
+
+# ---- what the framework notices ------------------------------------------------------------------
+
+
+class Liar:
+    """Keeps samples in this process, and can get them wrong."""
+
+    name = "liar"
+    about = "for tests"
+    packages: tuple[str, ...] = ()
+    random = True
+    own_order = "as stored"
+
+    def __init__(self, wrong: int | None = None, twice: bool = False) -> None:
+        self._source = DATA.source()
+        self._wrong, self._twice = wrong, twice
+
+    def prepare(self, source: object, folder: Path) -> None:
+        """Nothing."""
+
+    def open(self, folder: Path) -> Liar:
+        return self
+
+    def read(self, indices: Sequence[int]) -> list[Buffer]:
+        return [self._sample(index) for index in indices]
+
+    def epoch(self, seed: int, batch: int) -> Iterator[list[tuple[int, Buffer]]]:
+        order = list(range(len(self._source)))
+        order[-1] = 0 if self._twice else order[-1]
+        for at in range(0, len(order), batch):
+            yield [(index, self._sample(index)) for index in order[at : at + batch]]
+
+    def _sample(self, index: int) -> bytes:
+        data = self._source.data(index)
+        return data[:-1] + b"?" if index == self._wrong else data
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+def test_wrong_bytes_end_the_race(tmp_path: Path) -> None:
+    race_once(job_of(PEERS[0], tmp_path), Liar())
+    for own in (False, True):
+        job = job_of(PEERS[0], tmp_path, own=own, seconds=5.0)
+        with pytest.raises(WrongBytesError, match="sample 0 has"):
+            children.race(job, Liar(wrong=0), TwoPipes().pipe)
+
+
+def test_an_epoch_that_repeats_a_sample_is_told(tmp_path: Path) -> None:
+    job = job_of(PEERS[0], tmp_path, own=True, seconds=5.0)
+    with pytest.raises(WrongBytesError, match="twice"):
+        children.race(job, Liar(twice=True), TwoPipes().pipe)
+
+
+def test_a_race_in_children(tmp_path: Path) -> None:
+    course = Course(
+        directory=tmp_path,
+        sizes=("4k",),
+        total_bytes=300 * KIB,
+        seconds=0.02,
+        rounds=1,
+        states=("cold",),
+    )
+    machine = Machine(tmp_path, may_drop_caches=False, pretend_cold=True)
+    race = Race(course, lambda _: None, machine)
+    outcome = race.run([all_peers()["dlfs"], all_peers()["lmdb"]])
+
+    assert not race.folder.exists()
+    assert [one.peer for one in outcome.converted] == ["dlfs", "lmdb"]
+    assert all(one.stored_bytes >= one.sample_bytes == 300 * KIB for one in outcome.converted)
+    assert [run.processes for run in outcome.runs if run.peer == "lmdb"] == [1, 2]
+    for run in outcome.runs:
+        assert run.samples > 0
+        assert run.seconds > 0
+        if not run.limit:
+            assert run.checked > 16
+            assert run.peak_pss_bytes >= run.start_pss_bytes > 0
+            assert (run.first_batch_seconds or 0) > 0
+    assert all("not installed" in why or "uring" in why for *_, why in outcome.missing)
+    again = Outcome.from_dict(json.loads(json.dumps(outcome.to_dict())))
+    assert again == outcome
+    assert {one.peer for one in verdicts(outcome.runs)} == {"lmdb"}
+
+
+def test_a_child_that_fails_says_why(tmp_path: Path) -> None:
+    job = job_of(all_peers()["lmdb"], tmp_path / "nothing", verb="look")
+    with Child(job, tmp_path / "log") as child, pytest.raises(Unavailable, match="it failed: "):
+        child.answer()
+    assert descendants(os.getpid()) == []
+
+
+# ---- small parts ---------------------------------------------------------------------------------
+
+
+def test_processes_are_measured() -> None:
+    assert peak_rss_bytes(os.getpid()) >= pss_bytes([os.getpid()]) // 2 > 0
+    assert pss_bytes([]) == peak_rss_bytes(0) == 0
+
+
+def test_touch_reads_and_gives_back() -> None:
+    view = memoryview(bytes(10_000))
+    assert touch(view) is view
+    assert len(touch(memoryview(b""))) == 0
+
+
+def test_a_corpus_is_listed_in_path_order(tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus"
+    for name in ("b/x", "a-b", "a/y", "empty"):
+        (corpus / name).parent.mkdir(parents=True, exist_ok=True)
+        (corpus / name).write_bytes(name.encode() * (name != "empty"))
+    (corpus / "link").symlink_to("a-b")
+    total = list_corpus(corpus, tmp_path / "paths")
+    data = Data("corpus", total, 1, str(corpus), str(tmp_path / "paths"))
+    assert [(path, found) for _, path, found in data.source()] == [
+        (b"a-b", b"a-b"),
+        (b"a/y", b"a/y"),
+        (b"b/x", b"b/x"),
+        (b"empty", b""),
+    ]
+    some = replace(data, samples_max=2).source()
+    assert len(some) == 2
+    assert some.data(1) == some.path(1) * (some.path(1) != b"empty")
+
+
+def run_of(peer: str, rate: int, **more: object) -> Run:
+    run = Run(peer, "4k", GLOBAL_GIVEN, False, 1, 1, 0, rate, rate * 4096, 1.0, 0.5)
+    return replace(run, **more)
+
+
+def test_verdicts_compare_within_a_round_and_take_the_fastest_way() -> None:
+    runs = [
+        run_of("dlfs", 100),
+        run_of("dlfs", 300, round=1),
+        run_of("dlfs-epoch", 10, order=GLOBAL_OWN),
+        run_of("lmdb", 50),
+        run_of("lmdb", 100, round=1),
+        run_of("lmdb-views", 20),
+        run_of("webdataset", 400, order="shards shuffled"),
+        run_of("files", 10),
+        run_of("dlfs", 700, warm=True),
+        run_of("lmdb", 200, warm=True),
+        run_of("fio", 1000, limit=True),
+    ]
+    found = {(one.peer, one.warm, one.at_least): one for one in verdicts(runs)}
+    assert found["lmdb", False, 2.0].ratios == (2.0, 3.0)
+    assert found["lmdb", False, 2.0].text == "met"
+    assert found["webdataset (shards shuffled)", False, 2.0].text == "MISSED"
+    assert found["files", False, 0.0].text == ""
+    assert found["lmdb", True, 3.0].measured == 3.5
+    assert len(found) == 5
+    apart = [run_of("dlfs", 1, group=1), run_of("lmdb", 1, group=2)]
+    assert verdicts(apart) == []
+
+
+def outcome_of_all() -> Outcome:
+    peers = ("dlfs", "dlfs-epoch", "dlfs-mount", "lmdb", "hdf5", "files")
+    datasets = {
+        key: {"about": key, "samples": 100, "sample_bytes": 100 * size}
+        for key, size in (("512", 512), ("4k", 4096), ("110k", 112640))
+    }
+    runs = [
+        run_of(peer, 1000 * (number + 1), dataset=key, warm=warm, processes=processes)
+        for number, peer in enumerate(peers)
+        for key in datasets
+        for warm in (False, True)
+        for processes in (1, 2)
+    ]
+    runs += [run_of("fio", 9000, dataset=key, limit=True) for key in datasets]
+    depths = [
+        Deep(who, "4k", depth, 0, 100.0 * depth)
+        for who in ("DLFS read()", "fio")
+        for depth in (1, 8)
+    ]
+    converted = [Converted("lmdb", "4k", 1.0, 0.5, 500_000, 100, 409_600)]
+    missing = [("ffcv", "4k", "", "ffcv is not installed")]
+    return Outcome(runs, converted, missing, datasets, {"lmdb": "1"}, depths)
+
+
+def test_reports_are_written_and_joined(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    facts = {"date": "2026-11-21T00:00:00+00:00", "commit": "abc"}
+    path = report.write(tmp_path, facts, {"seed": 1}, outcome_of_all())
+    assert main(["--join", str(path), str(path), "--results", str(tmp_path / "joined")]) == 0
+    joined = report.read(sorted((tmp_path / "joined").glob("*.json")))[2]
+    assert len(joined.runs) == 2 * len(outcome_of_all().runs)
+    assert {run.group for run in joined.runs} == {1, 2}
+    text = path.with_suffix(".md").read_text()
+    assert "| lmdb | 100 | 1.00 |" in text
+    assert "ffcv is not installed" in text
+    assert "Floors of DESIGN.md" in capsys.readouterr().out
+
+
+def test_pictures_are_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    paths = plots.draw(outcome_of_all(), tmp_path, "x")
+    assert [path.stem for path in paths] == ["x-throughput", "x-cpu", "x-processes", "x-depth"]
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
+    assert plots.draw(Outcome(), tmp_path, "y") == []
+
+
+def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = parse_arguments(["--quick", "--dir", str(tmp_path), "--sizes", "4k,512"])
+    course = course_of(arguments)
+    assert (course.rounds, course.sizes, course.processes) == (1, ("4k", "512"), (1, 2))
+    assert {peer.name for peer in choose(["lmdb*"])} >= {"dlfs", "dlfs-epoch", "lmdb", "lmdb-views"}
+    assert main(["--list"]) == 0
+    assert "readahead=False" in capsys.readouterr().out
+    for words in (["--sizes", "5k"], ["--sizes", "corpus"]):
+        assert main([*words, "--dir", str(tmp_path)]) == 2
+
+
+def test_the_index_names_what_each_part_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = "import sys, pathlib; pathlib.Path(sys.argv[2], '{0}.md').touch(); sys.exit({1})"
+    parts = [
+        gather.Part(name, name.title(), ("-c", program.format(name, code)))
+        for name, code in (("fine", 0), ("broken", 3))
+    ]
+    monkeypatch.setattr(gather, "PARTS", parts)
+    monkeypatch.setattr(gather.Part, "exists", True)
+    assert gather.main(["--results", str(tmp_path), "--dir", str(tmp_path)]) == 1
+    text = (tmp_path / gather.INDEX).read_text()
+    assert "- [fine.md](fine.md)" in text
+    assert "FAILED with exit code 3" in text
+    with pytest.raises(SystemExit):
+        gather.main(["--parts", "nothing"])
+
+
+def test_names_are_of_families_and_say_how_they_are_used() -> None:
+    for peer in all_peers().values():
+        assert peer.name == peer.name.lower()
+        assert peer.about
+        assert data_of(peer) in all_peers()
+    assert isinstance(share(all_peers()["lmdb"], Path(), warm=False), nullcontext)
