@@ -1,8 +1,8 @@
 """``python -m bench report``: everything there is to say about this machine, under one index.
 
-A part is a program of its own, ``python -m MODULE --results DIR --dir DIR [--quick]``, that leaves
-Markdown, JSON and pictures in the results' folder. What a part left is linked from the index; one
-that fails is named there, and the others go on.
+A part is a program of its own, ``python -m MODULE --results DIR`` with what else it takes, that
+leaves Markdown, JSON and pictures in the results' folder. What a part left is linked from the
+index; one that fails is named there, and the others go on.
 """
 
 from __future__ import annotations
@@ -31,13 +31,15 @@ class Part:
         name: what ``--parts`` selects.
         title: in the index.
         words: of its command, after the interpreter.
-        takes_corpus: whether ``--corpus`` is for it.
+        takes: which of ``--dir``, ``--corpus`` are for it.
+        quick: its own word for ``--quick``; empty: it is quick.
     """
 
     name: str
     title: str
     words: tuple[str, ...]
-    takes_corpus: bool = False
+    takes: tuple[str, ...] = ()
+    quick: str = "--quick"
 
     @property
     def exists(self) -> bool:
@@ -46,9 +48,14 @@ class Part:
 
 
 PARTS = (
-    Part("cases", "DLFS, plain files and the limits of the machine", ("-m", "bench"), True),
-    Part("peers", "DLFS beside its peers", ("-m", "bench.peers"), True),
-    Part("shuffle", "How well chunk shuffle shuffles", ("-m", "bench.shuffle")),
+    Part(
+        "cases",
+        "DLFS, plain files and the limits of the machine",
+        ("-m", "bench"),
+        ("--dir", "--corpus"),
+    ),
+    Part("peers", "DLFS beside its peers", ("-m", "bench.peers"), ("--dir", "--corpus")),
+    Part("shuffle", "How well chunk shuffle shuffles", ("-m", "bench.shuffle"), quick="--tiny"),
     Part("profile", "Where the time goes", ("-m", "bench.profile")),
 )
 
@@ -73,9 +80,10 @@ class Ended:
 def run_part(part: Part, arguments: argparse.Namespace) -> Ended:
     """Run a part to its end; its output goes where ours goes."""
     results: Path = arguments.results
-    command = [sys.executable, *part.words, "--results", str(results), "--dir", str(arguments.dir)]
-    command += ["--quick"] if arguments.quick else []
-    command += ["--corpus", arguments.corpus] if arguments.corpus and part.takes_corpus else []
+    command = [sys.executable, *part.words, "--results", str(results)]
+    for option, value in (("--dir", arguments.dir), ("--corpus", arguments.corpus)):
+        command += [option, str(value)] if value and option in part.takes else []
+    command += [part.quick] if arguments.quick and part.quick else []
     before = set(os.listdir(results))
     start = time.monotonic()
     code = subprocess.run(command, check=False, cwd=ROOT).returncode
