@@ -125,7 +125,7 @@ endef
 	@[ -z "$(PACKAGES)" ] || $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PACKAGES)
 
 # What DLFS is raced against; one that cannot be had here is named in the report.
-.venv/.peers: pyproject.toml .venv/.stamp .venv/.extra
+.venv/.peers: pyproject.toml .venv/.stamp | .venv/.extra
 	@echo "Installing the peers of the benchmark into .venv"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[peers]'
 	@touch $@

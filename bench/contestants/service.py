@@ -27,6 +27,7 @@ import dlfs
 from bench.contestant import Ground, Sample, check_bytes, cpu_seconds_of, timed
 from bench.contestants.samples import Tally, read_batches
 from bench.datasets import DATASET, Scene
+from bench.machine import Unavailable
 
 SHARED = "memfd:dlfs"
 """In the names of what a service shares."""
@@ -43,14 +44,30 @@ class Served:
 @contextmanager
 def serve(scene: Scene) -> Iterator[Served]:
     """Serve a scene's volume, with memory for all of it."""
+    with serve_volume(str(scene.volume), 4 * scene.data_bytes + (1 << 30)) as served:
+        yield served
+
+
+@contextmanager
+def serve_volume(volume: str, memory_bytes: int) -> Iterator[Served]:
+    """Serve a volume.
+
+    Raises:
+        Unavailable: the service ended before it answered; says its words.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        path = f"{folder}/bench.sock"
-        command = [sys.executable, "-m", "dlfs.cli", "serve", str(scene.volume)]
-        command += ["--socket", path, "--cache", str(4 * scene.data_bytes + (1 << 30)), "--json"]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        command = [sys.executable, "-m", "dlfs.cli", "serve", volume, "--json"]
+        command += ["--socket", f"{folder}/bench.sock", "--cache", str(memory_bytes)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         try:
             assert process.stdout is not None
-            told = b"".join(iter(process.stdout.readline, b"}\n")) + b"}"
+            told = b""
+            while not told.endswith(b"}\n"):
+                line = process.stdout.readline()
+                if not line:
+                    words = process.communicate()[1].decode(errors="replace").strip()
+                    raise Unavailable(f"dlfs serve ended: {words}")
+                told += line
             yield Served(json.loads(told)["uri"], process.pid)
         finally:
             process.terminate()

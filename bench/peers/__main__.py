@@ -33,13 +33,14 @@ def parse_arguments(words: list[str] | None = None) -> argparse.Namespace:
     add("--only", metavar="GLOB", action="append", help="these peers; may be given again")
     add("--sizes", help=f"data sets, with commas between [{','.join(SIZES)}; corpus]")
     add("--dir", type=Path, default=ROOT / "build" / "bench", help="on the disk under test")
-    add("--size", type=parse_bytes, help="of every data set [256MiB, 1GiB and 1GiB]")
+    add("--size", type=parse_bytes, help="of every data set [128MiB, 512MiB and 768MiB]")
     add("--room", type=parse_bytes, default=12 * GIB, help="disk for a group of peers [12GiB]")
     add("--corpus", metavar="DIR|deb", help="real files; deb: Debian's linux-source-6.1")
-    add("--seconds", type=float, help="of a timed part [1]")
-    add("--rounds", type=int, help="runs of each peer [3]")
+    add("--seconds", type=float, help="of a timed part [0.7]")
+    add("--rounds", type=int, help="runs of each peer; one of two processes [3]")
     add("--processes", default="1,2", help="at once [1,2]")
     add("--states", default=",".join(STATES), help="of memory and caches [cold,warm]")
+    add("--depths", action="store_true", help="sweep over the reads in flight, with --only too")
     add("--seed", type=int, default=1, help="of data and orders [1]")
     add("--quick", action="store_true", help="small data, one round: minutes")
     add("--results", type=Path, default=RESULTS, help="where results are written")
@@ -71,6 +72,7 @@ def course_of(arguments: argparse.Namespace) -> Course:
         states=tuple(arguments.states.split(",")),
         room_bytes=arguments.room,
         seed=arguments.seed,
+        depths=arguments.only is None or arguments.depths,
     )
 
 

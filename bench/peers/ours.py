@@ -6,10 +6,6 @@ Cold, it may keep a sixteenth of the data in memory, where the peers have the wh
 from __future__ import annotations
 
 import contextlib
-import json
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,8 +14,8 @@ from numpy.typing import NDArray
 
 import dlfs
 from bench.contestants.mounts import check_fuse
+from bench.contestants.service import serve_volume
 from bench.datasets import DATASET, volume_bytes
-from bench.machine import Unavailable
 from bench.peers.files import FilesReader, write_listing
 from bench.peers.peer import GLOBAL, IndexedSamples, Reader, Samples, Source
 from dlfs.sequence import WINDOW_CHUNKS
@@ -177,31 +173,17 @@ class Service:
     def share(self, folder: Path, *, warm: bool) -> Iterator[tuple[int, ...]]:
         """Serve the volume."""
         memory_bytes = _memory_bytes(folder, WARM_SHARE if warm else COLD_SHARE)
-        with tempfile.TemporaryDirectory() as sockets:
-            command = [sys.executable, "-m", "dlfs.cli", "serve", _volume(folder), "--json"]
-            command += ["--socket", f"{sockets}/bench.sock", "--cache", str(memory_bytes)]
-            server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-            try:
-                assert server.stdout is not None
-                told = b""
-                while not told.endswith(b"}\n"):
-                    line = server.stdout.readline()
-                    if not line:
-                        raise Unavailable(f"dlfs serve ended: {server.communicate()[1].decode()}")
-                    told += line
-                (folder / "service").write_text(json.loads(told)["uri"])
-                yield (server.pid,)
-            finally:
-                server.terminate()
-                server.communicate()
+        with serve_volume(_volume(folder), memory_bytes) as served:
+            (folder / "service").write_text(served.uri)
+            yield (served.pid,)
 
-    def open(self, folder: Path) -> Reader:
+    def open(self, folder: Path) -> DlfsReader:
         """Connect."""
         return DlfsReader(dlfs.connect((folder / "service").read_text()), "global")
 
-    def open_warm(self, folder: Path) -> Reader:
+    def open_warm(self, folder: Path) -> DlfsReader:
         """Connect, and have the service read all of it."""
-        reader = DlfsReader(dlfs.connect((folder / "service").read_text()), "global")
+        reader = self.open(folder)
         reader.fill()
         return reader
 

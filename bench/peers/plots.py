@@ -93,8 +93,8 @@ def _throughput(figure: Any, outcome: Outcome) -> bool:
         axes.set_title("warm: everything in memory" if warm else "cold: caches dropped", loc="left")
         if not warm:
             axes.set_ylabel("MiB/s of samples")
-    figure.suptitle("Throughput in global order, one process", x=0.06, ha="left", weight="bold")
-    figure.subplots_adjust(wspace=0.55)
+    figure.suptitle("Throughput in global order, one process", x=0.12, ha="left", weight="bold")
+    figure.subplots_adjust(wspace=0.62, top=0.9)
     return True
 
 

@@ -35,11 +35,11 @@ from dlfs.units import GIB, KIB, MIB
 REFERENCES = ("dlfs", "dlfs-epoch")
 """What runs in every group: the ways of DLFS that peers are compared with."""
 
-SIZES = {"512": 256 * MIB, "4k": GIB, "110k": GIB}
+SIZES = {"512": 128 * MIB, "4k": 512 * MIB, "110k": 768 * MIB}
 DEPTHS_OVER = "4k"
 """The data set of the sweep over the reads in flight."""
 
-SECONDS, ROUNDS = 1.0, 3
+SECONDS, ROUNDS = 0.7, 3
 STATES = ("cold", "warm")
 ROOM_PER_BYTE = 1.5
 """What a peer's data may take on the disk for each byte of samples, when groups are formed."""
@@ -55,11 +55,12 @@ class Course:
         total_bytes: of each data set, instead of its own.
         corpus: folder of real files, for the data set of that name.
         seconds: of a timed part.
-        rounds: runs of each peer.
+        rounds: runs of each peer; of two processes at once only the first.
         processes: how many at once: 1, or 1 and 2.
         states: ``cold``, ``warm``, or both.
         room_bytes: on the disk, for the peers of a group.
         seed: of everything.
+        depths: sweep over the reads in flight, too.
     """
 
     directory: Path
@@ -72,6 +73,7 @@ class Course:
     states: tuple[str, ...] = STATES
     room_bytes: int = 12 * GIB
     seed: int = 1
+    depths: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +250,7 @@ class _DatasetRace:
         failed: set[Entry] = set()
         for number in range(self.course.rounds):
             for entry in entries if number % 2 == 0 else list(reversed(entries)):
-                if entry in failed:
+                if entry in failed or (number and entry.processes > 1):
                     continue
                 state = "warm" if entry.warm else "cold"
                 how = f"{entry.order}, {state}, {entry.processes} at once"
@@ -352,24 +354,24 @@ class _DatasetRace:
         if "dlfs" not in self._converted:
             return
         ground = self._ground(number)
-        for who, warm in limits_of(self.data.spec):
-            self.race.tell(f"{self.key}: round {number + 1}: {who.label}")
+        for limit in limits_of(self.data.spec):
+            self.race.tell(f"{self.key}: round {number + 1}: {limit.name}")
             try:
-                sample = who.run(ground)
+                sample = limit.contestant.run(ground)
             except Unavailable as reason:
-                self._miss(who.label, "", str(reason))
+                self._miss(limit.name, "", str(reason))
                 continue
             self.race.outcome.runs.append(
                 Run(
-                    peer=who.label,
+                    peer=limit.name,
                     dataset=self.key,
                     order=GLOBAL_GIVEN,
-                    warm=warm,
+                    warm=limit.warm,
                     processes=1,
                     group=self.race.groups,
                     round=number,
                     samples=sample.samples,
-                    bytes=sample.bytes,
+                    bytes=sample.samples * limit.sample_bytes or sample.bytes,
                     seconds=sample.seconds,
                     cpu_seconds=sample.cpu_seconds,
                     checked=sample.checked,
@@ -378,18 +380,35 @@ class _DatasetRace:
             )
 
     def _run_depths(self) -> None:
-        if self.key == DEPTHS_OVER and "dlfs" in self._converted:
+        if self.course.depths and self.key == DEPTHS_OVER and "dlfs" in self._converted:
             for number in range(self.course.rounds):
                 self.race.tell(f"{self.key}: round {number + 1}: reads in flight")
                 self.race.outcome.depths += sweep(self._ground(number), self.key)
 
 
-def limits_of(spec: DatasetSpec) -> list[tuple[Contestant, bool]]:
-    """What the machine can do with such samples, and whether that is out of memory."""
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """What the machine can do.
+
+    Attributes:
+        name: in tables.
+        contestant: who finds out.
+        warm: out of memory; else the device.
+        sample_bytes: of a sample, where a read is longer; 0: what was read counts.
+    """
+
+    name: str
+    contestant: Contestant
+    warm: bool = False
+    sample_bytes: int = 0
+
+
+def limits_of(spec: DatasetSpec) -> list[Limit]:
+    """What the machine can do with such samples."""
     block_bytes = max(4 * KIB, spec.mean_bytes // (4 * KIB) * (4 * KIB))
     return [
-        (FioRead(block_bytes, DEPTH), False),
-        (FioRead(256 * KIB, 32), False),
-        (BareUring(), False),
-        (BareCopy(), True),
+        Limit("fio, a read a sample", FioRead(block_bytes, DEPTH), sample_bytes=spec.mean_bytes),
+        Limit("fio, 256 KiB reads", FioRead(256 * KIB, 32)),
+        Limit("io_uring in C", BareUring()),
+        Limit("memcpy in C", BareCopy(), warm=True),
     ]
