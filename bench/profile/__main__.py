@@ -1,0 +1,103 @@
+"""``python -m bench.profile``: where the time of a sample goes, by what it is for.
+
+perf samples where the time goes, the kernel's too; callgrind counts the instructions of the reading
+process in user space, which do not depend on what else the machine does. What is not installed is
+left out and named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from bench.contestants.mounts import check_fuse
+from bench.machine import ROOT, Unavailable, describe
+from bench.profile import report
+from bench.profile.recorders import Job, Recording, record_callgrind, record_perf
+from bench.profile.report import Profile
+from bench.profile.workload import CASES, ON_TARGET, scene_of
+from dlfs.units import parse_bytes
+
+RESULTS = Path(__file__).parents[1] / "results"
+COUNTED = ("cached", "cold")
+"""Where instructions in user space, of one process, are a good part of the whole."""
+COUNTED_STEPS = 40
+
+
+def about(case: str) -> str:
+    """What a case does, in a line."""
+    text = (CASES.get(case) or ON_TARGET[case]).__doc__ or ""
+    return text.strip().rstrip(".").lower()
+
+
+def check_needs(case: str, target: str) -> None:
+    """Say what a case lacks here.
+
+    Raises:
+        Unavailable: something.
+    """
+    if case in ON_TARGET and not target:
+        raise Unavailable(f"{case} needs --target URI: a volume with the data set")
+    if case == "mount":
+        check_fuse()
+
+
+def profile_case(job: Job, tools: list[str], steps: int) -> Profile:
+    """Record a case by every tool that can."""
+    found: dict[str, Recording | None] = {"perf": None, "callgrind": None}
+    missing = []
+    for tool in tools:
+        try:
+            check_needs(job.case, job.uri)
+            if tool == "perf":
+                found[tool] = record_perf(job)
+            elif job.case in COUNTED:
+                counted = Job(job.case, job.folder, job.size_bytes, steps=steps, uri=job.uri)
+                found[tool] = record_callgrind(counted)
+        except Unavailable as reason:
+            missing.append(f"{tool}: {reason}")
+    return Profile(job.case, about(job.case), found["perf"], found["callgrind"], missing)
+
+
+def parse_arguments(words: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m bench.profile", description=__doc__)
+    add = parser.add_argument
+    add("cases", nargs="*", help=f"of {', '.join([*CASES, *ON_TARGET])} [cached cold mount]")
+    add("--dir", type=Path, default=ROOT / "build" / "bench", help="on the disk under test")
+    add("--size", type=parse_bytes, default="512MiB", help="of the data [512MiB]")
+    add("--seconds", type=float, default=5.0, help="that a case is sampled [5]")
+    add("--steps", type=int, default=COUNTED_STEPS, help="batches whose instructions count [40]")
+    add("--tool", choices=["perf", "callgrind"], action="append", help="[both]")
+    add("--target", metavar="URI", default="", help="of a volume with the samples, for nvme")
+    add("--results", type=Path, default=RESULTS, help="where results are written")
+    arguments = parser.parse_args(words)
+    unknown = [case for case in arguments.cases if case not in (*CASES, *ON_TARGET)]
+    if unknown:
+        parser.error(f"no case is called {', '.join(unknown)}")
+    return arguments
+
+
+def main(words: list[str] | None = None) -> int:
+    """Run what the command line says."""
+    arguments = parse_arguments(words)
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    folder = arguments.dir / "dlfs-profile"
+    folder.mkdir(parents=True, exist_ok=True)
+    scene_of(folder, arguments.size)
+    facts, profiles = describe(arguments.dir), []
+    for case in arguments.cases or ["cached", "cold", "mount"]:
+        uri = arguments.target if case in ON_TARGET else ""
+        job = Job(case, folder, arguments.size, seconds=arguments.seconds, uri=uri)
+        profiles.append(profile_case(job, arguments.tool or ["perf", "callgrind"], arguments.steps))
+    path = report.write(facts, profiles, arguments.results)
+    console.print(path.read_text(encoding="utf-8"), markup=False)
+    console.print(str(path), markup=False)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

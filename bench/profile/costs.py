@@ -1,0 +1,211 @@
+"""Costs by place in the code, from what perf and callgrind write.
+
+``perf script`` gives samples: a stack each, innermost first. Of a sample in the kernel all of the
+kernel's frames are kept, since what called ``memcpy`` there says what it was for. Of one in user
+space only the innermost frame is: libraries are built without frame pointers. Where the object is
+libdlfs, debug information says from which file an address came, also when it was inlined.
+
+callgrind's files give instructions by object, file and function, inlined code by its own file.
+Costs of calls that a function made are left out: they are their own function's.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import PurePath
+
+KERNEL_START = 1 << 63
+"""Addresses from here on are the kernel's."""
+
+_HEAD = re.compile(r"\s*(\d+)\s+(\d+)\s*$")
+_FRAME = re.compile(r"\s+([0-9a-f]+) (.*) \((.*)\)$")
+_NAME = re.compile(r"\((\d+)\)(?: (.*))?$")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A place in the code that costs something.
+
+    Attributes:
+        process: its number.
+        object: name of the library or program; ``kernel``.
+        file: of the source, where it is known.
+        function: the innermost.
+        callers: of a place in the kernel: who called it there, innermost first.
+    """
+
+    process: int
+    object: str
+    file: str
+    function: str
+    callers: tuple[str, ...] = ()
+
+
+Costs = Counter[Place]
+
+
+# ---- perf ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Stack:
+    process: int
+    weight: int
+    frames: tuple[tuple[int, str, str], ...]
+    """Address, symbol and object, innermost first; in user space the address in the object."""
+
+
+def parse_perf(text: str, library: str = "") -> Costs:
+    """Read what ``perf script -F pid,period,ip,sym,dso`` printed.
+
+    Args:
+        text: that.
+        library: path of one whose addresses are to be looked up in debug information.
+
+    Raises:
+        ValueError: a line is none of its.
+    """
+    stacks = list(_stacks(text))
+    sources = _sources(stacks, library)
+    costs: Costs = Counter()
+    for stack in stacks:
+        costs[_place(stack, sources)] += stack.weight
+    return costs
+
+
+def _stacks(text: str) -> Iterable[_Stack]:
+    for block in text.split("\n\n"):
+        lines = [line for line in block.splitlines() if line.strip()]
+        if not lines:
+            continue
+        head = _HEAD.match(lines[0])
+        frames = [_FRAME.match(line) for line in lines[1:]]
+        if head is None or None in frames:
+            raise ValueError(f"read perf's samples: expected a stack, got {block!r}")
+        yield _Stack(
+            int(head[1]),
+            int(head[2]),
+            tuple((int(frame[1], 16), frame[2], frame[3]) for frame in frames if frame),
+        )
+
+
+def _place(stack: _Stack, sources: Mapping[tuple[str, int], tuple[str, str]]) -> Place:
+    if not stack.frames:
+        return Place(stack.process, "unknown", "", "unknown")
+    address, symbol, path = stack.frames[0]
+    if address >= KERNEL_START:
+        names = [name for at, name, _ in stack.frames if at >= KERNEL_START]
+        return Place(stack.process, "kernel", "", names[0], tuple(names[1:]))
+    name = PurePath(path).name
+    file, function = sources.get((name, address), ("", symbol))
+    return Place(stack.process, name, file, function)
+
+
+def _sources(stacks: Iterable[_Stack], library: str) -> dict[tuple[str, int], tuple[str, str]]:
+    """File and function of the addresses in a library, by its name and the address."""
+    name = PurePath(library).name
+    wanted = {
+        stack.frames[0][0]
+        for stack in stacks
+        if stack.frames and PurePath(stack.frames[0][2]).name == name
+    }
+    found = look_up(library, sorted(wanted))
+    return {(name, address): source for address, source in found.items()}
+
+
+def look_up(path: str, addresses: list[int]) -> dict[int, tuple[str, str]]:
+    """File and function of addresses of an object, the innermost of what is inlined there.
+
+    Where addr2line is missing, or there is no debug information, nothing is found.
+    """
+    tool = shutil.which("addr2line")
+    if tool is None or not addresses:
+        return {}
+    done = subprocess.run(
+        [tool, "--exe", path, "--functions"],
+        input="".join(f"{address:#x}\n" for address in addresses),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    lines = done.stdout.splitlines()
+    if len(lines) != 2 * len(addresses):
+        return {}
+    pairs = zip(lines[::2], lines[1::2], strict=True)
+    return {
+        address: (PurePath(place.rpartition(":")[0]).name, function)
+        for address, (function, place) in zip(addresses, pairs, strict=True)
+        if not place.startswith("??")
+    }
+
+
+# ---- callgrind -----------------------------------------------------------------------------------
+
+
+def parse_callgrind(text: str) -> Costs:
+    """Read a file that callgrind wrote: instructions by place.
+
+    Raises:
+        ValueError: it is none, or counts other events first.
+    """
+    reader = _CallgrindReader()
+    for line in text.splitlines():
+        reader.take(line)
+    if not reader.counts:
+        raise ValueError("read callgrind's costs: expected events: Ir, got none")
+    return reader.costs
+
+
+class _CallgrindReader:
+    """Goes through callgrind's lines; names are given in full once, and by number after that."""
+
+    def __init__(self) -> None:
+        self.costs: Costs = Counter()
+        self.counts = False
+        self._names: dict[tuple[str, str], str] = {}
+        self._process = 0
+        self._object = self._file = self._function = ""
+        self._is_call = False
+
+    def take(self, line: str) -> None:
+        """Take one line."""
+        if line.startswith("events:"):
+            self.counts = line.split()[1:2] == ["Ir"]
+        elif line.startswith("pid:"):
+            self._process = int(line.split()[1])
+        elif line.startswith("calls="):
+            self._is_call = True
+        elif line[:1] in "0123456789+-*" and line:
+            self._cost(line)
+        else:
+            key, separator, value = line.partition("=")
+            if separator and key in ("ob", "fl", "fi", "fe", "fn", "cob", "cfi", "cfl", "cfn"):
+                self._name(key, value)
+
+    def _cost(self, line: str) -> None:
+        fields = line.split()
+        if self._is_call:  # the line behind "calls=": what the called function cost
+            self._is_call = False
+        elif len(fields) > 1:
+            place = Place(self._process, self._object, self._file, self._function)
+            self.costs[place] += int(fields[1])
+
+    def _name(self, key: str, value: str) -> None:
+        kind = "fn" if key.endswith("fn") else "ob" if key.endswith("ob") else "fl"
+        found = _NAME.match(value)
+        name = value
+        if found is not None:
+            if found[2] is not None:
+                self._names[kind, found[1]] = found[2]
+            name = self._names.get((kind, found[1]), value)
+        if key == "ob":
+            self._object = PurePath(name).name
+        elif key in ("fl", "fi", "fe"):
+            self._file = "" if name == "???" else PurePath(name).name
+        elif key == "fn":
+            self._function = name.partition("'")[0]  # 'N: the depth of a recursion
