@@ -278,7 +278,10 @@ class Dataset(ColumnAccess):
                 every ``workers``-th of them.
             shuffle: ``global``: a uniform permutation; ``chunk``: of chunks, then of samples within
                 windows of them, at sequential speed; None: storage order.
-            window_chunks: of ``chunk``.
+            window_chunks: of ``chunk``. Samples that were packed in a random order, as import does
+                by default, need no large one. Where they lie class by class, take as many chunks
+                as a batch of all ranks has samples, or more: classes vary 1 + batch / window times
+                as much as in a global order. The memory budget must hold a window.
             where: ``bool[n_samples]`` or indices: the samples to take, each once, permuted
                 (``global``) or in storage order (None).
             weights: ``[n_samples]`` or the name of a column, 0 or more each.

@@ -18,31 +18,19 @@ from bench.machine import ROOT, Unavailable, describe
 from bench.profile import report
 from bench.profile.recorders import Job, Recording, record_callgrind, record_perf
 from bench.profile.report import Profile
-from bench.profile.workload import CASES, ON_TARGET, scene_of
+from bench.profile.workload import CASES, scene_of
 from dlfs.units import parse_bytes
 
 RESULTS = Path(__file__).parents[1] / "results"
 COUNTED = ("cached", "cold")
 """Where instructions in user space, of one process, are a good part of the whole."""
-COUNTED_STEPS = 40
+COUNTED_STEPS = 400
 
 
 def about(case: str) -> str:
     """What a case does, in a line."""
-    text = (CASES.get(case) or ON_TARGET[case]).__doc__ or ""
+    text = CASES[case].__doc__ or ""
     return text.strip().rstrip(".").lower()
-
-
-def check_needs(case: str, target: str) -> None:
-    """Say what a case lacks here.
-
-    Raises:
-        Unavailable: something.
-    """
-    if case in ON_TARGET and not target:
-        raise Unavailable(f"{case} needs --target URI: a volume with the data set")
-    if case == "mount":
-        check_fuse()
 
 
 def profile_case(job: Job, tools: list[str], steps: int) -> Profile:
@@ -51,11 +39,12 @@ def profile_case(job: Job, tools: list[str], steps: int) -> Profile:
     missing = []
     for tool in tools:
         try:
-            check_needs(job.case, job.uri)
+            if job.case == "mount":
+                check_fuse()
             if tool == "perf":
                 found[tool] = record_perf(job)
             elif job.case in COUNTED:
-                counted = Job(job.case, job.folder, job.size_bytes, steps=steps, uri=job.uri)
+                counted = Job(job.case, job.folder, job.size_bytes, steps=steps)
                 found[tool] = record_callgrind(counted)
         except Unavailable as reason:
             missing.append(f"{tool}: {reason}")
@@ -66,16 +55,15 @@ def parse_arguments(words: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m bench.profile", description=__doc__)
     add = parser.add_argument
-    add("cases", nargs="*", help=f"of {', '.join([*CASES, *ON_TARGET])} [cached cold mount]")
+    add("cases", nargs="*", help=f"of {', '.join(CASES)} [cached cold mount]")
     add("--dir", type=Path, default=ROOT / "build" / "bench", help="on the disk under test")
     add("--size", type=parse_bytes, default="512MiB", help="of the data [512MiB]")
     add("--seconds", type=float, default=5.0, help="that a case is sampled [5]")
-    add("--steps", type=int, default=COUNTED_STEPS, help="batches whose instructions count [40]")
+    add("--steps", type=int, default=COUNTED_STEPS, help="batches whose instructions count [400]")
     add("--tool", choices=["perf", "callgrind"], action="append", help="[both]")
-    add("--target", metavar="URI", default="", help="of a volume with the samples, for nvme")
     add("--results", type=Path, default=RESULTS, help="where results are written")
     arguments = parser.parse_args(words)
-    unknown = [case for case in arguments.cases if case not in (*CASES, *ON_TARGET)]
+    unknown = [case for case in arguments.cases if case not in CASES]
     if unknown:
         parser.error(f"no case is called {', '.join(unknown)}")
     return arguments
@@ -90,8 +78,7 @@ def main(words: list[str] | None = None) -> int:
     scene_of(folder, arguments.size)
     facts, profiles = describe(arguments.dir), []
     for case in arguments.cases or ["cached", "cold", "mount"]:
-        uri = arguments.target if case in ON_TARGET else ""
-        job = Job(case, folder, arguments.size, seconds=arguments.seconds, uri=uri)
+        job = Job(case, folder, arguments.size, seconds=arguments.seconds)
         profiles.append(profile_case(job, arguments.tool or ["perf", "callgrind"], arguments.steps))
     path = report.write(facts, profiles, arguments.results)
     console.print(path.read_text(encoding="utf-8"), markup=False)

@@ -57,7 +57,6 @@ class Job:
         size_bytes: of the data.
         seconds: to run.
         steps: to run, where not 0.
-        uri: of a volume that is somewhere else; "": in the folder.
     """
 
     case: str
@@ -65,13 +64,12 @@ class Job:
     size_bytes: int
     seconds: float = 5.0
     steps: int = 0
-    uri: str = ""
 
     def words(self) -> list[str]:
         """Of the command."""
         words = [sys.executable, "-m", "bench.profile.workload", self.case, str(self.folder)]
         words += [str(self.size_bytes), "--seconds", str(self.seconds), "--steps", str(self.steps)]
-        return words + (["--uri", self.uri] if self.uri else [])
+        return words
 
 
 class _Child:
@@ -116,20 +114,16 @@ def _numbered(values: dict[str, Any]) -> dict[int, Any]:
 
 @contextmanager
 def _child(job: Job, *prefix: str) -> Iterator[_Child]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    """Run a workload; left early, it loses its input, ends by itself and leaves no mount behind."""
     with subprocess.Popen(
         [*prefix, *job.words()],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env=environment,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         cwd=ROOT,
     ) as process:
-        try:
-            yield _Child(process)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill() if process.poll() is None else None
+        yield _Child(process)
 
 
 # ---- perf ----------------------------------------------------------------------------------------
@@ -151,7 +145,8 @@ def perf_event() -> str:
         )
         if done.returncode == 0 and "<not" not in done.stderr:
             return event
-    raise Unavailable(f"perf cannot sample here: {done.stderr.strip().splitlines()[0]}")
+    reason = (done.stderr.strip().splitlines() or ["no reason given"])[0]
+    raise Unavailable(f"perf cannot sample all processors here, which takes root: {reason}")
 
 
 def record_perf(job: Job) -> Recording:

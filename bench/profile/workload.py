@@ -91,32 +91,32 @@ def _fill(dataset: dlfs.Dataset) -> None:
 
 
 @contextmanager
-def cached(scene: Scene, uri: str) -> Iterator[tuple[dict[int, str], Work]]:
+def cached(scene: Scene) -> Iterator[tuple[dict[int, str], Work]]:
     """Random batches of samples in memory."""
     with ExitStack() as stack:
-        dataset = _open(stack, uri, scene.memory_bytes(WHOLE))
+        dataset = _open(stack, str(scene.volume), scene.memory_bytes(WHOLE))
         _fill(dataset)
         yield {}, _batches(dataset, _random(scene))
 
 
 @contextmanager
-def cold(scene: Scene, uri: str) -> Iterator[tuple[dict[int, str], Work]]:
+def cold(scene: Scene) -> Iterator[tuple[dict[int, str], Work]]:
     """Random batches by ``read()``, with memory for a sixteenth of the data."""
     with ExitStack() as stack:
-        dataset = _open(stack, uri, scene.memory_bytes(BUDGET))
+        dataset = _open(stack, str(scene.volume), scene.memory_bytes(BUDGET))
         yield {}, _batches(dataset, _random(scene))
 
 
 @contextmanager
-def epoch(scene: Scene, uri: str) -> Iterator[tuple[dict[int, str], Work]]:
+def epoch(scene: Scene) -> Iterator[tuple[dict[int, str], Work]]:
     """An epoch in global order, read ahead, with memory for a sixteenth of the data."""
     with ExitStack() as stack:
-        dataset = _open(stack, uri, scene.memory_bytes(BUDGET))
+        dataset = _open(stack, str(scene.volume), scene.memory_bytes(BUDGET))
         yield {}, _epochs(dataset)
 
 
 @contextmanager
-def service(scene: Scene, _uri: str) -> Iterator[tuple[dict[int, str], Work]]:
+def service(scene: Scene) -> Iterator[tuple[dict[int, str], Work]]:
     """Random batches of samples in a service's memory."""
     with ExitStack() as stack:
         served = stack.enter_context(serve(scene))
@@ -126,11 +126,11 @@ def service(scene: Scene, _uri: str) -> Iterator[tuple[dict[int, str], Work]]:
 
 
 @contextmanager
-def mount(scene: Scene, uri: str) -> Iterator[tuple[dict[int, str], Work]]:
+def mount(scene: Scene) -> Iterator[tuple[dict[int, str], Work]]:
     """Open, read and close of random files through the mount, warm."""
     point = scene.folder / "mnt"
     point.mkdir(exist_ok=True)
-    mounted = mount_volume(uri, point, log=scene.folder / "mount.log")
+    mounted = mount_volume(str(scene.volume), point, log=scene.folder / "mount.log")
     try:
         order = scene.file_order(0).tolist()
         root = os.fsencode(point / DATASET) + b"/"
@@ -150,8 +150,6 @@ def mount(scene: Scene, uri: str) -> Iterator[tuple[dict[int, str], Work]]:
 
 
 CASES = {case.__wrapped__.__name__: case for case in (cached, cold, epoch, mount, service)}
-ON_TARGET = {"nvme": cold, "nvme-epoch": epoch}
-"""Cases on a namespace, and what runs there."""
 
 
 def _random(scene: Scene) -> NDArray[np.int64]:
@@ -181,17 +179,15 @@ def run(work: Iterator[int], processes: dict[int, str], seconds: float, steps: i
 def main() -> int:
     """Set up, tell, work, tell."""
     parser = argparse.ArgumentParser(prog="python -m bench.profile.workload")
-    parser.add_argument("case", choices=[*CASES, *ON_TARGET])
+    parser.add_argument("case", choices=list(CASES))
     parser.add_argument("folder", type=Path)
     parser.add_argument("size_bytes", type=int)
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--steps", type=int, default=0)
-    parser.add_argument("--uri", default="")
     arguments = parser.parse_args()
     scene = scene_of(arguments.folder, arguments.size_bytes)
-    case = CASES.get(arguments.case) or ON_TARGET[arguments.case]
     with (
-        case(scene, arguments.uri or str(scene.volume)) as (others, work),
+        CASES[arguments.case](scene) as (others, work),
         closing(work()) as steps,
     ):
         processes = {os.getpid(): "reader", **others}

@@ -82,9 +82,7 @@ class Findings:
 
 
 def _short(value: float) -> str:
-    return (
-        f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}" if value >= 1 else f"{value:.3f}"
-    )
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.2f}"
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -224,13 +224,12 @@ def test_what_is_missing_is_said(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
-    words = ["cached", "nvme", "--size", str(SIZE), "--dir", str(folder)]
+    words = ["cached", "--size", str(SIZE), "--dir", str(folder)]
     assert main([*words, "--results", str(tmp_path)]) == 0
     (path,) = tmp_path.glob("*.md")
     text = path.read_text()
     assert "Missing: perf: perf is not installed: apt-get install linux-perf." in text
     assert "Missing: callgrind: valgrind is not installed: apt-get install valgrind." in text
-    assert "Missing: perf: nvme needs --target URI" in text
 
 
 def test_unknown_cases_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
