@@ -285,8 +285,10 @@ def _passes(job: Job, reader: Reader, covered: int) -> Iterator[Iterator[tuple[A
 
 
 def _read_into_page_cache(folder: Path) -> None:
-    buffer = bytearray(FILE_READ_BYTES)
-    for top, _, names in os.walk(folder):
+    """Read a folder's files; what is mounted in it is left to the first pass."""
+    buffer, device = bytearray(FILE_READ_BYTES), folder.stat().st_dev
+    for top, below, names in os.walk(folder):
+        below[:] = [name for name in below if os.lstat(f"{top}/{name}").st_dev == device]
         for name in names:
             with open(os.path.join(top, name), "rb", buffering=0) as file:
                 while file.readinto(buffer):

@@ -1,6 +1,7 @@
 """DLFS itself, in the ways that a trainer has: sample API, node service, mount.
 
-Cold, it may keep a sixteenth of the data in memory, where the peers have the whole page cache.
+Cold, it may keep a sixteenth of the data in memory, where the peers have the whole page cache;
+``dlfs-epoch-all`` has as much: memory for all of it.
 """
 
 from __future__ import annotations
@@ -122,21 +123,24 @@ class Dlfs:
         name: of the way.
         shuffle: of its epochs.
         random: whether ``read`` is raced, too.
+        share: of the data, that may be in memory when it is cold.
     """
 
     packages = ("dlfs",)
 
-    def __init__(self, name: str, shuffle: str, *, random: bool, about: str) -> None:
+    def __init__(
+        self, name: str, shuffle: str, *, random: bool, about: str, share: float = COLD_SHARE
+    ) -> None:
         self.name, self.random, self.about = name, random, about
-        self._shuffle = shuffle
+        self._shuffle, self._share = shuffle, share
 
     def prepare(self, source: Source, folder: Path) -> None:
         """Write a volume."""
         _write(source, folder)
 
     def open(self, folder: Path) -> Reader:
-        """Memory for a sixteenth of the data."""
-        return self._open(folder, COLD_SHARE)
+        """Nothing is in memory yet."""
+        return self._open(folder, self._share)
 
     def open_warm(self, folder: Path) -> Reader:
         """Memory for all of it, and all of it there."""
@@ -234,6 +238,13 @@ PEERS = (
         "global",
         random=False,
         about="dlfs.open(...)[dataset].batches(...): the epoch's global order, read ahead",
+    ),
+    OtherDlfs(
+        "dlfs-epoch-all",
+        "global",
+        random=False,
+        about="as dlfs-epoch, with memory for all of the data, as the page cache is for the peers",
+        share=WARM_SHARE,
     ),
     Service(),
     Mount(),

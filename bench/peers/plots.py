@@ -13,7 +13,7 @@ from typing import Any
 
 from bench.machine import Unavailable
 from bench.peers.outcome import Outcome, Run
-from bench.peers.verdicts import family
+from bench.peers.verdicts import OURS, family
 from dlfs.units import MIB
 
 BLUE, SKY, GREY, LIGHT, BLACK = "#0072B2", "#56B4E9", "#6b6b6b", "#b5b5b5", "#000000"
@@ -58,7 +58,7 @@ def _is_ours(name: str) -> bool:
 
 
 def _strong(name: str) -> bool:
-    return name in ("dlfs", "dlfs-epoch")
+    return name in OURS
 
 
 def _median(runs: Sequence[Run], value: Callable[[Run], float]) -> float:
@@ -107,7 +107,7 @@ def _throughput_panel(axes: Any, outcome: Outcome, runs: list[Run]) -> None:
             found = [run for run in runs if (run.peer, run.dataset) == (name, key)]
             if found:
                 points.append((size, _median(found, lambda run: run.bytes / run.seconds / MIB)))
-        if points and not (found_limit := _is_limit(runs, name)):
+        if points and not _is_limit(runs, name):
             color = BLUE if _strong(name) else SKY if _is_ours(name) else GREY
             axes.plot(
                 *zip(*points, strict=True),
@@ -119,8 +119,9 @@ def _throughput_panel(axes: Any, outcome: Outcome, runs: list[Run]) -> None:
             )
             if points[-1][0] == sizes[-1][0]:
                 ends.append((points[-1][1], name, color))
-        elif points and found_limit:
-            _limit_line(axes, name, points, ends, sizes)
+        elif points:
+            _limit_line(axes, points)
+            ends.append((points[-1][1], name, BLACK))
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks([size for size, _ in sizes], [_size_text(size) for size, _ in sizes])
@@ -134,19 +135,12 @@ def _is_limit(runs: Sequence[Run], name: str) -> bool:
     return any(run.limit for run in runs if run.peer == name)
 
 
-def _limit_line(
-    axes: Any,
-    name: str,
-    points: list[tuple[float, float]],
-    ends: list[tuple[float, str, str]],
-    sizes: list[tuple[float, str]],
-) -> None:
-    """What the machine can do: a dashed line, level where it is measured for one size only."""
+def _limit_line(axes: Any, points: list[tuple[float, float]]) -> None:
+    """What the machine can do: a dashed line, level where there is one size only."""
     if len(points) > 1:
         axes.plot(*zip(*points, strict=True), color=BLACK, lw=1.2, ls="--", zorder=1)
     else:
-        axes.plot([sizes[0][0], sizes[-1][0]], [points[0][1]] * 2, color=BLACK, lw=0.9, ls=":")
-    ends.append((points[-1][1], name, BLACK))
+        axes.axhline(points[0][1], color=BLACK, lw=1.2, ls="--", zorder=1)
 
 
 def _label_ends(axes: Any, ends: list[tuple[float, str, str]], x: float) -> None:

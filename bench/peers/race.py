@@ -32,7 +32,7 @@ from bench.peers.processes import cpu_seconds_of_all
 from bench.peers.registry import all_peers
 from dlfs.units import GIB, KIB, MIB
 
-REFERENCES = ("dlfs", "dlfs-epoch")
+REFERENCES = ("dlfs", "dlfs-epoch", "dlfs-epoch-all")
 """What runs in every group: the ways of DLFS that peers are compared with."""
 
 SIZES = {"512": 128 * MIB, "4k": 512 * MIB, "110k": 768 * MIB}

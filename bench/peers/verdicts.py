@@ -8,7 +8,7 @@ from statistics import median
 
 from bench.peers.outcome import GLOBAL_GIVEN, Run
 
-OURS = ("dlfs", "dlfs-epoch")
+OURS = ("dlfs", "dlfs-epoch", "dlfs-epoch-all")
 """The ways of DLFS that are compared: the sample API in global order."""
 
 FLOOR = 2.0
