@@ -32,14 +32,14 @@ class Part:
         title: in the index.
         words: of its command, after the interpreter.
         takes: which of ``--dir``, ``--corpus`` are for it.
-        quick: its own word for ``--quick``; empty: it is quick.
+        quick: its own words for ``--quick``.
     """
 
     name: str
     title: str
     words: tuple[str, ...]
     takes: tuple[str, ...] = ()
-    quick: str = "--quick"
+    quick: tuple[str, ...] = ("--quick",)
 
     @property
     def exists(self) -> bool:
@@ -55,8 +55,14 @@ PARTS = (
         ("--dir", "--corpus"),
     ),
     Part("peers", "DLFS beside its peers", ("-m", "bench.peers"), ("--dir", "--corpus")),
-    Part("shuffle", "How well chunk shuffle shuffles", ("-m", "bench.shuffle"), quick="--tiny"),
-    Part("profile", "Where the time goes", ("-m", "bench.profile")),
+    Part("shuffle", "How well chunk shuffle shuffles", ("-m", "bench.shuffle"), quick=("--tiny",)),
+    Part(
+        "profile",
+        "Where the time goes",
+        ("-m", "bench.profile"),
+        ("--dir",),
+        ("--seconds", "1", "--size", "64MiB", "--steps", "50"),
+    ),
 )
 
 
@@ -83,7 +89,7 @@ def run_part(part: Part, arguments: argparse.Namespace) -> Ended:
     command = [sys.executable, *part.words, "--results", str(results)]
     for option, value in (("--dir", arguments.dir), ("--corpus", arguments.corpus)):
         command += [option, str(value)] if value and option in part.takes else []
-    command += [part.quick] if arguments.quick and part.quick else []
+    command += part.quick if arguments.quick else []
     before = set(os.listdir(results))
     start = time.monotonic()
     code = subprocess.run(command, check=False, cwd=ROOT).returncode
