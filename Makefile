@@ -14,14 +14,18 @@ BIN := .venv/bin
 CMAKE := $(BIN)/cmake
 LIBRARY := dlfs/_native/libdlfs.so
 SPDK_LIBRARY := dlfs/_native/libdlfs_spdk.so
+FUSE_LIBRARY := dlfs/_native/libdlfs_fuse.so
 SPDK_MODULES := spdk_nvme spdk_env_dpdk spdk_sock_modules spdk_syslibs
 # Not empty where SPDK is installed; PKG_CONFIG_PATH says where else to look.
 SPDK := $(shell pkg-config --exists $(SPDK_MODULES) 2>/dev/null && echo yes)
+# Prints "yes" where libfuse3 is new enough for the native mount; make setup may just have installed it.
+HAS_FUSE := pkg-config --exists 'fuse3 >= 3.12' 2>/dev/null && echo yes
 NATIVE := native/CMakeLists.txt $(wildcard native/include/dlfs/*.h native/src/*)
-C_FILES := $(wildcard native/include/dlfs/*.h native/src/*.[ch] native/spdk/*.[ch] native/tests/*.[ch] native/tests/planted/*.c \
+C_FILES := $(wildcard native/include/dlfs/*.h native/src/*.[ch] native/spdk/*.[ch] native/fuse/*.[ch] native/tests/*.[ch] native/tests/planted/*.c \
 	native/fuzz/*.c native/examples/*.c bench/native/*.[ch])
 TIDY := $(patsubst native/src/%.c,build/tidy/%.ok,$(wildcard native/src/*.c)) \
-	$(if $(SPDK),$(patsubst native/spdk/%.c,build/tidy/spdk/%.ok,$(wildcard native/spdk/*.c)))
+	$(if $(SPDK),$(patsubst native/spdk/%.c,build/tidy/spdk/%.ok,$(wildcard native/spdk/*.c))) \
+	$(if $(shell $(HAS_FUSE)),$(patsubst native/fuse/%.c,build/tidy/fuse/%.ok,$(wildcard native/fuse/*.c)))
 JOBS ?= $(shell nproc)
 
 # What is needed from Debian or Ubuntu: a program or header to look for, and its package.
@@ -43,7 +47,8 @@ help: ## show this
 
 setup: .venv/.stamp ## Debian packages, the virtual environment, the Python packages
 
-build: $(LIBRARY) $(if $(SPDK),$(SPDK_LIBRARY)) ## libdlfs, into the package; with SPDK where pkg-config finds it
+# What pkg-config finds decides what is built beside it: the native mount (libfuse3), SPDK.
+build: $(LIBRARY) build/native/fuse.stamp $(if $(SPDK),$(SPDK_LIBRARY)) ## libdlfs and what goes with it, into the package
 
 test: lint .venv/.extra build/nvmet/order ## everything: lint, then all tests
 	$(BIN)/pytest --numprocesses $(WORKERS) --max-worker-restart 0 $(PYTEST_ARGS)
@@ -79,7 +84,7 @@ wheel: setup ## a wheel in dist/, tried in a virtual environment of its own
 	@cp build/wheel/*.whl dist/ && ls dist/*.whl
 
 clean: ## remove what was built, and the virtual environment
-	rm -rf build dist .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache $(LIBRARY) $(SPDK_LIBRARY)
+	rm -rf build dist .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache $(LIBRARY) $(FUSE_LIBRARY) $(SPDK_LIBRARY)
 
 # ---- stamps ----
 
@@ -143,6 +148,14 @@ $(LIBRARY): .venv/.stamp $(NATIVE)
 	@$(CMAKE) --build build/native --target dlfs --parallel $(JOBS) >build/native/make.log || { cat build/native/make.log; exit 1; }
 	@cp build/native/libdlfs.so $@.new && mv $@.new $@
 
+build/native/fuse.stamp: $(LIBRARY) $(wildcard native/fuse/*)
+	@rm -f $(FUSE_LIBRARY)
+	@if [ -n "$$($(HAS_FUSE))" ]; then echo "Building libdlfs_fuse"; \
+	$(CMAKE) -S native -B build/native --log-level=WARNING -DDLFS_FUSE=ON >/dev/null; \
+	$(CMAKE) --build build/native --target dlfs_fuse --parallel $(JOBS) >build/native/fuse.log || { cat build/native/fuse.log; exit 1; }; \
+	cp build/native/fuse/libdlfs_fuse.so $(FUSE_LIBRARY).new && mv $(FUSE_LIBRARY).new $(FUSE_LIBRARY); fi
+	@touch $@
+
 $(SPDK_LIBRARY): $(LIBRARY) $(wildcard native/spdk/*)
 	@echo "Building libdlfs_spdk"
 	@$(CMAKE) -S native -B build/native --log-level=WARNING -DDLFS_SPDK=ON >/dev/null
@@ -151,6 +164,11 @@ $(SPDK_LIBRARY): $(LIBRARY) $(wildcard native/spdk/*)
 
 build/tidy/spdk/%.ok: native/spdk/%.c $(wildcard native/spdk/*.h native/include/dlfs/*.h) native/.clang-tidy
 	@mkdir -p build/tidy/spdk
+	@echo "clang-tidy $<"; clang-tidy --quiet -p build/native $< 2>/dev/null
+	@touch $@
+
+build/tidy/fuse/%.ok: native/fuse/%.c $(wildcard native/fuse/*.h native/include/dlfs/*.h) native/.clang-tidy
+	@mkdir -p build/tidy/fuse
 	@echo "clang-tidy $<"; clang-tidy --quiet -p build/native $< 2>/dev/null
 	@touch $@
 

@@ -130,8 +130,11 @@ GET_COLD, GET_WARM = Get(cold=True), Get(cold=False)
 FIND_PACKED, FIND = Find(packed=True), Find(packed=False)
 LOAD, LOAD_NAMES = Load(names=False), Load(names=True)
 IMPORT, IMPORT_PATH = Import("shuffled"), Import("path")
-MOUNT_COLD, MOUNT_WARM = MountFiles(bare=False, cold=True), MountFiles(bare=False, cold=False)
-BARE_COLD, BARE_WARM = MountFiles(bare=True, cold=True), MountFiles(bare=True, cold=False)
+NATIVE_COLD, NATIVE_WARM = MountFiles("native", cold=True), MountFiles("native", cold=False)
+PYFUSE3_COLD, PYFUSE3_WARM = MountFiles("pyfuse3", cold=True), MountFiles("pyfuse3", cold=False)
+BARE_COLD, BARE_WARM = MountFiles("bare", cold=True), MountFiles("bare", cold=False)
+SQUASH_COLD = MountFiles("squashfuse", cold=True)
+SQUASH_WARM = MountFiles("squashfuse", cold=False)
 
 
 def _random(dataset: str, about: str, *floors: Floor) -> Case:
@@ -182,11 +185,17 @@ def _import(dataset: str) -> Case:
 
 def _mount(dataset: str) -> Case:
     about = "open + read + close of random files through FUSE"
-    racers = (MOUNT_COLD, BARE_COLD, COLD, MOUNT_WARM, BARE_WARM, WARM)
-    text = "pyfuse3's own bare limit, {} (90% counts as at it)"
+    cold = (NATIVE_COLD, PYFUSE3_COLD, BARE_COLD, SQUASH_COLD, COLD)
+    warm = (NATIVE_WARM, PYFUSE3_WARM, BARE_WARM, SQUASH_WARM, WARM)
+    racers = (*cold, *warm)
+    bare = "pyfuse3 at its own bare limit, {} (90% counts as at it)"
     floors = (
-        Floor(text.format("cold"), MOUNT_COLD, 0.9, rate, (BARE_COLD,)),
-        Floor(text.format("warm"), MOUNT_WARM, 0.9, rate, (BARE_WARM,)),
+        Floor("native: 1.5x squashfuse, cold", NATIVE_COLD, 1.5, rate, (SQUASH_COLD,)),
+        Floor("native: 1.5x squashfuse, warm", NATIVE_WARM, 1.5, rate, (SQUASH_WARM,)),
+        Floor("native: plain files, cold", NATIVE_COLD, 1.0, rate, (COLD,)),
+        Floor("native: 80% of plain files, warm", NATIVE_WARM, 0.8, rate, (WARM,)),
+        Floor(bare.format("cold"), PYFUSE3_COLD, 0.9, rate, (BARE_COLD,)),
+        Floor(bare.format("warm"), PYFUSE3_WARM, 0.9, rate, (BARE_WARM,)),
     )
     return Case(f"mount-{dataset}", dataset, about, racers, floors)
 

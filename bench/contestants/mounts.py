@@ -1,4 +1,8 @@
-"""The mount: files opened, read and closed through FUSE; DLFS's, and pyfuse3's own bare limit."""
+"""The mount: files opened, read and closed through FUSE.
+
+DLFS's by both its servers, squashfuse's of an image of the same files, and the least that pyfuse3
+can do.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +31,19 @@ from bench.datasets import DATASET
 from bench.machine import ROOT, Unavailable
 
 WAIT_SECONDS = 600.0
+READY_SECONDS = 30.0
+
+SQUASHFUSE = "squashfuse_ll"
+"""The one on libfuse's low-level interface: the faster of the two."""
+AS_THEY_ARE = ("-noappend", "-quiet", "-no-progress", "-noI", "-noD", "-noF", "-noX")
+
+SERVERS = {
+    "native": "DLFS mount, native",
+    "pyfuse3": "DLFS mount, pyfuse3",
+    "bare": "bare pyfuse3, from memory",
+    "squashfuse": SQUASHFUSE,
+}
+"""In tables."""
 
 
 def check_fuse() -> None:
@@ -51,11 +69,16 @@ class Mounted:
 
 
 @contextmanager
-def _mount_dlfs(ground: Ground, point: Path) -> Iterator[Mounted]:
+def _mount_dlfs(ground: Ground, point: Path, server: str) -> Iterator[Mounted]:
+    from dlfs._native.fuse import is_built
     from dlfs.service.mount import mount_volume
     from dlfs.service.mountpoint import unmount
+    from dlfs.service.serve import MountOptions
 
-    mounted = mount_volume(str(ground.scene.volume), point, log=ground.scene.folder / "mount.log")
+    if server == "native" and not is_built():
+        raise Unavailable("the native server was not built: apt-get install libfuse3-dev")
+    volume, log = str(ground.scene.volume), ground.scene.folder / "mount.log"
+    mounted = mount_volume(volume, point, MountOptions(fuse=server), log=log)
     try:
         yield Mounted(point / DATASET, mounted.pid)
     finally:
@@ -81,23 +104,49 @@ def _mount_bare(ground: Ground, point: Path, indices: list[int]) -> Iterator[Mou
         server.stdout.close()
 
 
+@contextmanager
+def _mount_squashfuse(ground: Ground, point: Path) -> Iterator[Mounted]:
+    """All files in one image, stored as they are: unpacking them is not what is raced."""
+    for program, package in (("mksquashfs", "squashfs-tools"), (SQUASHFUSE, "squashfuse")):
+        if shutil.which(program) is None:
+            raise Unavailable(f"{program} is not installed: apt-get install {package}")
+    image = ground.scene.folder / "files.squashfs"
+    if not image.exists():
+        command = ["mksquashfs", str(ground.scene.files), str(image), *AS_THEY_ARE]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        drop_caches_for(ground.machine, cold=True)
+    server = subprocess.Popen([SQUASHFUSE, "-f", str(image), str(point)])
+    try:
+        until = time.monotonic() + READY_SECONDS
+        while not os.path.ismount(point) and server.poll() is None:
+            if time.monotonic() > until:
+                break
+            time.sleep(0.05)
+        if not os.path.ismount(point):
+            raise Unavailable(f"{SQUASHFUSE} did not mount: {server.poll()}")
+        yield Mounted(point, server.pid)
+    finally:
+        server.send_signal(signal.SIGTERM)
+        server.wait()
+
+
 @dataclass(frozen=True)
 class MountFiles:
     """Random files through a mount, open + read + close, one process.
 
     Attributes:
-        bare: by the least that pyfuse3 can be asked to do, from memory; else by DLFS.
+        server: ``native`` and ``pyfuse3`` are DLFS's, ``bare`` is the least that pyfuse3 can be
+            asked to do, from memory, ``squashfuse`` serves an image of the files.
         cold: nothing cached by kernel or server; else all read once before.
     """
 
-    bare: bool
+    server: str
     cold: bool
 
     @property
     def label(self) -> str:
         """In tables."""
-        who = "bare pyfuse3, from memory" if self.bare else "DLFS mount"
-        return f"{who}, {'cold' if self.cold else 'warm'}"
+        return f"{SERVERS[self.server]}, {'cold' if self.cold else 'warm'}"
 
     def run(self, ground: Ground) -> Sample:
         """Mount, read, unmount."""
@@ -123,9 +172,10 @@ class MountFiles:
 
     @contextmanager
     def _mounted(self, ground: Ground, point: Path, order: list[int]) -> Iterator[Mounted]:
-        if self.bare:
-            with _mount_bare(ground, point, order) as mounted:
-                yield mounted
-        else:
-            with _mount_dlfs(ground, point) as mounted:
-                yield mounted
+        ways = {
+            "bare": lambda: _mount_bare(ground, point, order),
+            "squashfuse": lambda: _mount_squashfuse(ground, point),
+        }
+        way = ways.get(self.server, lambda: _mount_dlfs(ground, point, self.server))
+        with way() as mounted:
+            yield mounted

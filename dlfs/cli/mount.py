@@ -13,14 +13,25 @@ from dlfs.cli.options import JsonOption, VolumeArgument, parse_size
 from dlfs.cli.output import note, print_json
 from dlfs.errors import NotFoundError, UsageError
 
+FuseOption = Annotated[
+    str,
+    typer.Option(
+        "--fuse",
+        metavar="SERVER",
+        help="Which server answers: 'native' (built with libfuse3: several threads of C; what is "
+        "sealed only), 'pyfuse3' (the reference; the only one for --incoming), or 'auto': native "
+        "where it can.",
+    ),
+]
+
 
 def check_installed() -> None:
     """Refuse to go on without what a mount needs."""
     try:
-        import pyfuse3  # noqa: F401
+        import trio  # noqa: F401
     except ImportError as error:
         raise NotFoundError(
-            f"mount: pyfuse3 cannot be loaded ({error}); pip install 'dlfs[mount]' (builds against "
+            f"mount: trio cannot be loaded ({error}); pip install 'dlfs[mount]' (builds against "
             "libfuse3: apt install libfuse3-dev fuse3 pkg-config)"
         ) from error
 
@@ -57,6 +68,7 @@ def mount(
             "SPOOL, a directory on a local disk.",
         ),
     ] = None,
+    fuse: FuseOption = "auto",
     log: Annotated[
         str | None, typer.Option(metavar="FILE", help="Log of the server in the background.")
     ] = None,
@@ -65,7 +77,7 @@ def mount(
     """Mount a volume: every program reads DIR/DATASET/PATH."""
     check_installed()
     from dlfs.service.mount import mount_volume
-    from dlfs.service.serve import HELD_BYTES, MountOptions, serve
+    from dlfs.service.serve import HELD_BYTES, MountOptions, choose_server, serve
 
     held = parse_size(memory)
     defaults = MountOptions()
@@ -76,7 +88,9 @@ def mount(
         allow_other=allow_other,
         held_bytes=HELD_BYTES if held is None else held,
         incoming=None if incoming is None else os.path.abspath(incoming),
+        fuse=fuse,
     )
+    choose_server(options)  # says what is missing before anything is started
     if foreground:
         logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="dlfs: %(message)s")
         serve(volume, directory, options, lambda path: note(f"mounted on {path}"))

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from dlfs.cli.mount import FuseOption
 from dlfs.cli.options import JsonOption, parse_size
 from dlfs.cli.output import note, print_json
 from dlfs.errors import NotFoundError
@@ -84,6 +85,7 @@ def serve(
     volumes: VolumesArgument,
     mount: MountOption = None,
     incoming: IncomingOption = None,
+    fuse: FuseOption = "auto",
     socket: SocketOption = None,
     metrics: MetricsOption = None,
     cache: CacheOption = "4GiB",
@@ -94,21 +96,22 @@ def serve(
 ) -> None:
     """Serve volumes to the training processes of this node, until Ctrl-C: see dlfs.connect."""
     _check_installed()
-    if mount is not None:
-        from dlfs.cli.mount import check_installed
-
-        check_installed()
     from dlfs.origin import OpenOptions
     from dlfs.service.node import Node, NodeOptions
+    from dlfs.service.serve import MountOptions, choose_server
     from dlfs.service.sockets import SCHEME, AllowList, group_number, user_number
 
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="dlfs: %(message)s")
+    spool = None if incoming is None else os.path.abspath(incoming)
+    if mount is not None:
+        choose_server(MountOptions(incoming=spool, fuse=fuse))  # says what is missing
     options = NodeOptions(
         volumes=volumes,
         socket=socket,
         mount=mount,
         metrics=metrics,
-        incoming=None if incoming is None else os.path.abspath(incoming),
+        incoming=spool,
+        fuse=fuse,
         cache_bytes=parse_size(cache) or 0,
         allow=AllowList(
             frozenset(map(user_number, allow_user or [])),

@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from dlfs._native.channel import ClientReader, ClientStream
 from dlfs._native.device import NativeDevice
-from dlfs._native.library import describe
-from dlfs._native.reader import NativeBatch, NativeReader, NativeStream
+from dlfs._native.library import describe, error_for
+from dlfs._native.reader import NativeBatch, NativeFailure, NativeReader, NativeStream
 from dlfs.attributes import AttributeTable
 from dlfs.directory import FrozenDirectory
 from dlfs.errors import DlfsError, UsageError
@@ -172,7 +172,7 @@ class SampleReader:
             )
         found = self.native.get(index)
         if self._has_copies:
-            self._watch_members()
+            self.watch_members()
         if found is not None:
             return found
         return self.read([index]).tobytes(0)  # it failed: once more, for the whole story
@@ -242,7 +242,7 @@ class SampleReader:
 
     def settle(self, native: NativeBatch, on_error: str) -> Batch:
         """Turn what libdlfs read into a batch, with the policy for samples that failed."""
-        self._watch_members()
+        self.watch_members()
         if not native.failures:
             return Batch(native, attributes=self.attributes)
         diagnosis = self.diagnose()  # first: a removed dataset may have lost its names too
@@ -255,7 +255,7 @@ class SampleReader:
             return Batch(native, native.lengths >= 0, failures, self.attributes)
         return self._replace(native, failures)
 
-    def _watch_members(self) -> None:
+    def watch_members(self) -> None:
         """Tell of members that were lost since the last look, or are back."""
         lost = self.native.lost_members()
         changed, self._lost = lost ^ self._lost, lost
@@ -267,6 +267,18 @@ class SampleReader:
     def diagnose(self) -> DlfsError | None:
         """What explains that samples fail: StaleError when the dataset was removed, else None."""
         return self._diagnose() if self._diagnose is not None else None
+
+    def explain(self, failure: NativeFailure) -> DlfsError:
+        """The error that tells of a failure which libdlfs reported to others than this object."""
+        self.watch_members()
+        return (
+            self.diagnose() or describe_failures([failure], self.directory, self._where)[0].error()
+        )
+
+    def explain_code(self, code: int) -> DlfsError:
+        """Likewise, of a read that failed as a whole, or of the directory."""
+        self.watch_members()
+        return self.diagnose() or error_for(code, f"read dataset {self._where.dataset!r}")
 
     def _replace(self, native: NativeBatch, failures: tuple[SampleFailure, ...]) -> Batch:
         """Read the batch again with the next index in place of each that failed."""

@@ -56,6 +56,10 @@ ERRNOS: dict[type[DlfsError], int] = {
 }
 
 
+QUIET = frozenset({errno.ENOENT, errno.ESTALE})
+"""What is no fault of anything, and not worth a word in the log."""
+
+
 def errno_of(error: DlfsError | OSError | MemoryError) -> int:
     """The errno of an error: its class's in the table, or its nearest base's."""
     for base in type(error).__mro__:

@@ -131,6 +131,15 @@ def unmount(directory: str | os.PathLike[str], *, lazy: bool = False) -> str:
     return path
 
 
+def detach(path: str) -> None:
+    """Take a mount away at once, whoever uses it.
+
+    Raises:
+        DeviceError: the system refuses.
+    """
+    _unmount(path, lazy=True)
+
+
 def _unmount(path: str, *, lazy: bool) -> None:
     """Unmount through fusermount3, which needs no root, or umount where that is missing."""
     helper = shutil.which("fusermount3")

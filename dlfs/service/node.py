@@ -46,6 +46,7 @@ class NodeOptions:
         socket: path; by default by the first volume's label or UUID.
         mount: a directory for the mount of the only volume.
         incoming: as of ``MountOptions``.
+        fuse: likewise.
         metrics: ``HOST:PORT`` of the endpoint for Prometheus.
         cache_bytes: of sample memory, for all datasets.
         allow: who may use the socket.
@@ -56,6 +57,7 @@ class NodeOptions:
     socket: str | None = None
     mount: str | None = None
     incoming: str | None = None
+    fuse: str = "auto"
     metrics: str | None = None
     cache_bytes: int = CACHE_BYTES
     allow: AllowList = field(default_factory=AllowList)
@@ -165,11 +167,11 @@ class Node:
     async def _mount(self, directory: str, task_status: trio.TaskStatus[None]) -> None:
         """Mount, and answer until it is unmounted."""
         from dlfs.service.mountpoint import prepare
-        from dlfs.service.serve import MountOptions, serve_view  # pyfuse3 is needed only here
+        from dlfs.service.serve import MountOptions, serve_view
 
         volume = self.volumes[0]
         path = prepare(directory)
-        options = MountOptions(incoming=self._options.incoming)
+        options = MountOptions(incoming=self._options.incoming, fuse=self._options.fuse)
         await serve_view(volume.volume, volume, path, options, lambda _path: task_status.started())
         _log.warning("%s was unmounted; the socket is served on", path)
 

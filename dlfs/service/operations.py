@@ -24,7 +24,8 @@ from pyfuse3 import EntryAttributes, FileInfo, FUSEError, ReaddirToken, RequestC
 
 from dlfs.errors import DlfsError, NotFoundError, StaleError
 from dlfs.format.constants import COMPONENT_BYTES_MAX
-from dlfs.service.errnos import errno_of
+from dlfs.service.access import Access
+from dlfs.service.errnos import QUIET, errno_of
 from dlfs.service.held import HeldSamples, OpenSample
 from dlfs.service.inode import DATASET_DEPTH, FILE_DEPTH, ROOT, pack, unpack
 from dlfs.service.tree import Listing, Node
@@ -36,7 +37,6 @@ FOREVER_SECONDS = 1e9
 
 BLOCK_BYTES = 4096
 DISK_BLOCK_BYTES = 512  # the unit of st_blocks, whatever the file system
-FILE_MODE_DEFAULT = 0o444
 
 XATTR_INDEX = b"user.dlfs.index"
 XATTR_CRC32C = b"user.dlfs.crc32c"
@@ -44,31 +44,10 @@ XATTR_VERSION = b"user.dlfs.version"
 
 _WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_APPEND
 _NS = 10**9
-_QUIET = frozenset({errno.ENOENT, errno.ESTALE})
 
 _log = logging.getLogger(__name__)
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True)
-class Access:
-    """Whom the files belong to, and who may read them.
-
-    Attributes:
-        uid: of every file and directory.
-        gid: of every file and directory.
-        file_mode: permission bits of files; directories also get x where they have r.
-    """
-
-    uid: int
-    gid: int
-    file_mode: int = FILE_MODE_DEFAULT
-
-    @property
-    def directory_mode(self) -> int:
-        """Permission bits of directories."""
-        return self.file_mode | (self.file_mode & 0o444) >> 2
 
 
 @dataclass
@@ -95,7 +74,7 @@ def _answers(
             return await handler(*args, **kwargs)
         except (DlfsError, OSError, MemoryError) as error:
             number = errno_of(error)
-            if number not in _QUIET:
+            if number not in QUIET:
                 _log.error("%s: %s", errno.errorcode.get(number, number), error)
             raise FUSEError(number) from error
 

@@ -1,8 +1,10 @@
 """One mount's server: opens the volume, mounts, answers until it is unmounted or told to end.
 
-One thread runs the FUSE loop (pyfuse3 on trio); samples and the volume's metadata are read in
-others. SIGTERM and SIGINT unmount and end it; so does an unmount from outside. The mount goes away
-at once even when files on it are open: programs that still use them get ENOTCONN.
+Two servers know the same rules, SEMANTICS.md: the native loop (``native_mount``), for what is
+sealed, at speed, and pyfuse3 (``pyfuse3_mount``), the reference, which alone serves ``incoming``.
+Unless told otherwise the native one is taken where it was built and can do what is asked for.
+
+SIGTERM and SIGINT unmount and end the server; so does an unmount from outside.
 """
 
 from __future__ import annotations
@@ -10,20 +12,16 @@ from __future__ import annotations
 import logging
 import os
 import signal
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import pyfuse3
 import trio
 
-from dlfs.errors import DeviceError, UsageError
+from dlfs._native.fuse import fuse_library, is_built
+from dlfs.errors import NativeError, NotFoundError, UsageError
 from dlfs.service import mountpoint as mountpoints
-from dlfs.service.held import HeldSamples, ReadThreads
-from dlfs.service.incoming import open_incoming
-from dlfs.service.operations import FILE_MODE_DEFAULT, Access, MountOperations
-from dlfs.service.view import ShownVolume, VolumeView
-from dlfs.service.writable import WritableOperations
+from dlfs.service.access import FILE_MODE_DEFAULT, Access
+from dlfs.service.view import ShownVolume
 from dlfs.units import MIB
 from dlfs.volume import Volume
 from dlfs.volume import open as open_volume
@@ -32,6 +30,8 @@ FILE_SYSTEM_NAME = "dlfs"
 HELD_BYTES = 256 * MIB
 READER_BYTES = 256 * MIB
 """Sample memory of each open dataset: one that fits is read in whole chunks, and only once."""
+
+SERVERS = ("auto", "native", "pyfuse3")
 
 _log = logging.getLogger(__name__)
 
@@ -48,6 +48,8 @@ class MountOptions:
         held_bytes: memory for samples of open files.
         incoming: the spool of what programs write below ``incoming``; None for a mount that is
             read-only.
+        fuse: which server: ``native``, ``pyfuse3``, or ``auto``: the native one where it can.
+        handles: have the kernel open every file with the native server, as an old kernel does.
     """
 
     uid: int = field(default_factory=os.getuid)
@@ -56,6 +58,8 @@ class MountOptions:
     allow_other: bool = False
     held_bytes: int = HELD_BYTES
     incoming: str | None = None
+    fuse: str = "auto"
+    handles: bool = False
 
     def __post_init__(self) -> None:
         if self.file_mode & ~0o555:
@@ -68,6 +72,39 @@ class MountOptions:
                 f"mount: expected uid, gid and memory of at least 0, "
                 f"got {self.uid}, {self.gid} and {self.held_bytes}"
             )
+        if self.fuse not in SERVERS:
+            raise UsageError(f"mount: expected a server of {SERVERS}, got {self.fuse!r}")
+        if self.fuse == "native" and self.incoming is not None:
+            raise UsageError(
+                "mount: the native server is for what is sealed; with --incoming, leave --fuse out"
+            )
+
+
+def choose_server(options: MountOptions) -> str:
+    """``native`` or ``pyfuse3``: which server these options ask for, on this machine.
+
+    Raises:
+        NativeError: the native one is demanded, and cannot be loaded.
+        NotFoundError: none of those that would do is installed.
+    """
+    if options.fuse == "native":
+        fuse_library()
+        return "native"
+    if options.fuse == "auto" and options.incoming is None and is_built():
+        try:
+            fuse_library()
+        except NativeError as error:
+            _log.warning("%s; mounting with pyfuse3", error)
+        else:
+            return "native"
+    try:
+        import pyfuse3  # noqa: F401
+    except ImportError as error:
+        raise NotFoundError(
+            f"mount: pyfuse3 cannot be loaded ({error}); pip install 'dlfs[mount]' (builds against "
+            "libfuse3: apt install libfuse3-dev fuse3 pkg-config)"
+        ) from error
+    return "pyfuse3"
 
 
 def serve(
@@ -89,6 +126,7 @@ def serve(
         UsageError: the directory cannot be mounted on.
         ExistsError: DLFS is mounted there already.
         LockedError: another server uses the spool.
+        NativeError: there is no native server, and it was demanded.
         DeviceError: the system refused the mount; a device failed.
         FormatError: what is on the members is no volume.
 
@@ -96,7 +134,19 @@ def serve(
     """
     path = mountpoints.prepare(directory)
     with open_volume(volume_uri, memory_bytes=READER_BYTES) as volume:
-        trio.run(serve_view, volume, volume, path, options, on_ready, [_end_on_signal])
+        try:
+            trio.run(_serve, volume, path, options, on_ready)
+        except ExceptionGroup as group:  # as a nursery wraps what its tasks raise
+            raise first_error(group) from group
+
+
+async def _serve(
+    volume: Volume, path: str, options: MountOptions, on_ready: Callable[[str], None]
+) -> None:
+    async with trio.open_nursery() as nursery:
+        await nursery.start(_end_on_signal, nursery.cancel_scope)
+        await serve_view(volume, volume, path, options, on_ready)
+        nursery.cancel_scope.cancel()
 
 
 async def serve_view(
@@ -105,7 +155,6 @@ async def serve_view(
     path: str,
     options: MountOptions,
     on_ready: Callable[[str], None],
-    beside: Sequence[Callable[[], Awaitable[None]]] = (),
 ) -> None:
     """Mount a volume, and answer until it is unmounted; cancelled, unmount it.
 
@@ -115,68 +164,54 @@ async def serve_view(
         path: that ``mountpoint.prepare`` gave.
         options: how.
         on_ready: called with the path when the mount answers.
-        beside: tasks to run meanwhile.
 
     Raises:
+        NativeError: there is no native server, and it was demanded.
+        LockedError: another server uses the spool.
         DeviceError: the system refused the mount.
     """
-    view = VolumeView(shown)
-    threads = ReadThreads(trio.lowlevel.current_trio_token())
-    try:
-        held = HeldSamples(threads, budget_bytes=options.held_bytes)
-        access = Access(options.uid, options.gid, options.file_mode)
-        with ExitStack() as stack:
-            if options.incoming is None:
-                operations, tasks = MountOperations(volume, view, held, access), []
-            else:
-                incoming = stack.enter_context(open_incoming(volume, options.incoming))
-                operations = WritableOperations(volume, view, held, access, incoming)
-                tasks = [incoming.sealer.run]
-            _mount(operations, path, options)
-            try:
-                await _answer(path, on_ready, [*beside, *tasks])
-            finally:
-                pyfuse3.close(unmount=True)
-    finally:
-        threads.close()
-        view.close()
+    access = Access(options.uid, options.gid, options.file_mode)
+    words = ["default_permissions", f"fsname={FILE_SYSTEM_NAME}", "subtype=dlfs"]
+    words += ["ro"] if options.incoming is None else []
+    words += ["allow_other"] if options.allow_other else []
+    if choose_server(options) == "native":
+        from dlfs.service.native_mount import NativeMount
+
+        mount = NativeMount(
+            volume,
+            shown,
+            path,
+            access,
+            held_bytes=options.held_bytes,
+            words=words,
+            handles=options.handles,
+        )
+        await mount.serve(on_ready)
+        return
+    from dlfs.service.pyfuse3_mount import serve_pyfuse3  # pyfuse3 is needed only here
+
+    await serve_pyfuse3(
+        volume,
+        shown,
+        path,
+        access,
+        on_ready,
+        held_bytes=options.held_bytes,
+        words=words,
+        incoming=options.incoming,
+    )
 
 
-def _mount(operations: MountOperations, path: str, options: MountOptions) -> None:
-    words = {"default_permissions", f"fsname={FILE_SYSTEM_NAME}", "subtype=dlfs"}
-    words |= {"ro"} if options.incoming is None else set()
-    words |= {"allow_other"} if options.allow_other else set()
-    try:
-        pyfuse3.init(operations, path, words)
-    except RuntimeError as error:
-        raise DeviceError(
-            f"mount on {path}: the system refused (is /dev/fuse there, fusermount3 installed, and "
-            "allow_other permitted?)"
-        ) from error
+def first_error(group: ExceptionGroup[Exception]) -> Exception:
+    """One of the errors in a group."""
+    found = group.exceptions[0]
+    return first_error(found) if isinstance(found, ExceptionGroup) else found
 
 
-async def _answer(
-    path: str,
-    on_ready: Callable[[str], None],
-    tasks: Sequence[Callable[[], Awaitable[None]]],
-) -> None:
-    """Answer the kernel until the mount is gone; run tasks meanwhile."""
-    async with trio.open_nursery() as nursery:
-        for task in tasks:
-            nursery.start_soon(task)
-        nursery.start_soon(_tell_when_ready, path, on_ready)
-        await pyfuse3.main()
-        nursery.cancel_scope.cancel()
-
-
-async def _end_on_signal() -> None:
+async def _end_on_signal(scope: trio.CancelScope, task_status: trio.TaskStatus[None]) -> None:
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        task_status.started()
         async for number in signals:
             _log.info("%s: unmounting", signal.Signals(number).name)
-            pyfuse3.terminate()
+            scope.cancel()
             return
-
-
-async def _tell_when_ready(path: str, on_ready: Callable[[str], None]) -> None:
-    await trio.to_thread.run_sync(os.stat, path, abandon_on_cancel=True)
-    on_ready(path)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple, Protocol
@@ -131,10 +132,14 @@ class VolumeView:
 
     Args:
         volume: borrowed.
+        on_removed: told of slots whose dataset was removed.
     """
 
-    def __init__(self, volume: ShownVolume) -> None:
+    def __init__(
+        self, volume: ShownVolume, *, on_removed: Callable[[Slot], None] = lambda _slot: None
+    ) -> None:
         self._volume = volume
+        self._on_removed = on_removed
         self._turn = trio.Lock()
         self._due = 0.0
         self._newest: dict[bytes, DatasetInfo] = {}
@@ -202,6 +207,10 @@ class VolumeView:
                     slot.opened = await trio.to_thread.run_sync(self._load, slot.info)
         return slot.opened
 
+    def opened(self) -> list[OpenDataset]:
+        """The datasets that are loaded."""
+        return [slot.opened for slot in self._slots if slot.opened is not None]
+
     def close(self) -> None:
         """Close every dataset."""
         for slot in self._slots:
@@ -215,8 +224,7 @@ class VolumeView:
 
     def _load(self, info: DatasetInfo) -> OpenDataset:
         dataset = self._volume.dataset(info.name, info.version)
-        if len(dataset):
-            dataset.directory.name(0)  # brings the names in: the loop must not wait for them
+        dataset.directory.lower_bound(b"")  # brings the names in: the loop must not wait for them
         return OpenDataset(dataset)
 
     async def _refresh(self) -> None:
@@ -242,6 +250,7 @@ class VolumeView:
             if slot.info.uuid not in uuids and not slot.removed:
                 _log.info("dataset %r version %d was removed", slot.info.name, slot.info.version)
                 slot.remove()
+                self._on_removed(slot)
 
     def _slot_of(self, info: DatasetInfo) -> Slot:
         slot = self._by_uuid.get(info.uuid)

@@ -18,12 +18,13 @@ import pyfuse3
 from pyfuse3 import EntryAttributes, FUSEError, RequestContext
 
 from dlfs.errors import DlfsError
+from dlfs.service.access import Access
 from dlfs.service.errnos import errno_of
 from dlfs.service.held import HeldSamples
 from dlfs.service.incoming import NAME, IncomingTree
 from dlfs.service.inode import ROOT, is_incoming
 from dlfs.service.open_files import OpenFiles
-from dlfs.service.operations import Access, MountOperations
+from dlfs.service.operations import MountOperations
 from dlfs.service.view import VolumeView
 from dlfs.volume import Volume
 

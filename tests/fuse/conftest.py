@@ -10,8 +10,18 @@ from pathlib import Path
 import pytest
 
 import dlfs
+from dlfs._native.fuse import is_built
 from dlfs.units import MIB
 from tests.fuse.mounting import Mount, Prepared, World, add_dataset, mounted, sample_tree
+
+
+@pytest.fixture(scope="session", params=["native", "pyfuse3"])
+def server(request: pytest.FixtureRequest) -> str:
+    """Each server in turn: both know the same rules."""
+    name: str = request.param
+    if name == "native" and not is_built():
+        pytest.skip("built without libfuse3 (package libfuse3-dev)")
+    return name
 
 
 @pytest.fixture(scope="session")
@@ -27,11 +37,13 @@ def plain_volume(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
 
 
 @pytest.fixture(scope="session")
-def world(plain_volume: Prepared, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def world(
+    plain_volume: Prepared, server: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[World]:
     """That volume mounted, for tests that only look."""
     volume, source, files = plain_volume
     folder = tmp_path_factory.mktemp("world")
-    with mounted(volume, folder / "mnt", folder / "log") as mount:
+    with mounted(volume, folder / "mnt", folder / "log", fuse=server) as mount:
         yield World(mount, source, files)
 
 
@@ -45,9 +57,9 @@ def own_volume(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def own_mount(own_volume: Path, tmp_path: Path) -> Iterator[Mount]:
+def own_mount(own_volume: Path, server: str, tmp_path: Path) -> Iterator[Mount]:
     """That small volume mounted."""
-    with mounted(own_volume, tmp_path / "mnt", tmp_path / "log") as mount:
+    with mounted(own_volume, tmp_path / "mnt", tmp_path / "log", fuse=server) as mount:
         yield mount
 
 

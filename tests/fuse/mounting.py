@@ -118,7 +118,8 @@ def mounted(volume: Path, directory: Path, log: Path, **options: object) -> Iter
     from dlfs.service.mount import mount_volume
     from dlfs.service.serve import MountOptions
 
-    directory.mkdir(exist_ok=True)
+    with contextlib.suppress(FileExistsError):  # it may be a mount whose server is dead
+        directory.mkdir()
     told = mount_volume(str(volume), directory, MountOptions(**options), log=log)  # type: ignore[arg-type]
     try:
         yield Mount(volume, directory, told.pid, log)

@@ -176,10 +176,10 @@ def test_rule_07_sizes_and_links(world: World) -> None:
         assert status.st_blocks == -(-size // 512)
 
 
-def test_rule_08_owner_and_mode(plain_volume: Prepared, tmp_path: Path) -> None:
+def test_rule_08_owner_and_mode(server: str, plain_volume: Prepared, tmp_path: Path) -> None:
     directory = tmp_path / "mnt"
     options = {"uid": 1234, "gid": 4321, "file_mode": 0o440}
-    with mounted(plain_volume.volume, directory, tmp_path / "log", **options):
+    with mounted(plain_volume.volume, directory, tmp_path / "log", **options, fuse=server):
         for path in (directory, directory / "train", directory / "train/odd"):
             status = path.stat()
             assert stat.S_IMODE(status.st_mode) == 0o550
@@ -301,9 +301,11 @@ def test_rule_14_neighbours_of_damage(own_volume: Path, own_mount: Mount) -> Non
             assert result.result() == files[name]
 
 
-def test_rule_15_larger_than_memory(plain_volume: Prepared, tmp_path: Path) -> None:
+def test_rule_15_larger_than_memory(server: str, plain_volume: Prepared, tmp_path: Path) -> None:
     volume, _, files = plain_volume
-    with mounted(volume, tmp_path / "mnt", tmp_path / "log", held_bytes=64 * KIB) as mount:
+    with mounted(
+        volume, tmp_path / "mnt", tmp_path / "log", held_bytes=64 * KIB, fuse=server
+    ) as mount:
         names = [b"large", b"sizes/300000", b"sizes/70000", b"class0/0000.bin"]
         handles = [os.open(mount / "train" / os.fsdecode(name), os.O_RDONLY) for name in names]
         for offset in range(0, 4 * MIB, MIB):
@@ -325,12 +327,12 @@ for path in paths[seed:] + paths[:seed]:
 """
 
 
-def test_rule_16_many_readers(plain_volume: Prepared, tmp_path: Path) -> None:
+def test_rule_16_many_readers(server: str, plain_volume: Prepared, tmp_path: Path) -> None:
     import hashlib
 
     volume, _, files = plain_volume
     expected = sorted(f"{hashlib.sha256(d).hexdigest()} {p.hex()}" for p, d in files.items())
-    with mounted(volume, tmp_path / "mnt", tmp_path / "log") as mount:
+    with mounted(volume, tmp_path / "mnt", tmp_path / "log", fuse=server) as mount:
         readers = [
             subprocess.Popen(
                 [sys.executable, "-c", _READER, mount / "train", str(seed * 17)],
@@ -390,14 +392,31 @@ def test_rule_17_writing_fails(world: World) -> None:
 
 
 @pytest.mark.root
-def test_rule_18_remounted_for_writing(plain_volume: Prepared, tmp_path: Path) -> None:
-    with mounted(plain_volume.volume, tmp_path / "mnt", tmp_path / "log") as mount:
+def test_rule_18_remounted_for_writing(server: str, plain_volume: Prepared, tmp_path: Path) -> None:
+    with mounted(plain_volume.volume, tmp_path / "mnt", tmp_path / "log", fuse=server) as mount:
         subprocess.run(["mount", "-i", "-o", "remount,rw", mount.directory], check=True)
         record = find_mount(mount.directory)
         assert record is not None
         assert "rw" in record.options.split(",")
-        found = {name: errno_of(call) for name, call in writes(mount / "train").items()}
+        assert (mount / "train/large").read_bytes()  # a kernel that opens without asking knows now
+        calls = writes(mount / "train")
+        if server == "native":
+            file = mount / "train/large"
+            calls["open to write"] = lambda: write_through(file, os.O_WRONLY)
+            calls["open to read and write"] = lambda: write_through(file, os.O_RDWR)
+            calls["open to append"] = lambda: write_through(file, os.O_WRONLY | os.O_APPEND)
+        found = {name: errno_of(call) for name, call in calls.items()}
         assert found == dict.fromkeys(found, errno.EROFS)
+        assert (mount / "train/large").read_bytes() == plain_volume.files[b"large"]
+
+
+def write_through(path: Path, flags: int) -> None:
+    """Open a file, which may or may not succeed, and write to it."""
+    descriptor = os.open(path, flags)
+    try:
+        os.write(descriptor, b"x")
+    finally:
+        os.close(descriptor)
 
 
 # ---- extended attributes -------------------------------------------------------------------------
@@ -496,10 +515,14 @@ def test_rule_24_removed_datasets(own_volume: Path, own_mount: Mount) -> None:
 # ---- the mount itself ----------------------------------------------------------------------------
 
 
-def test_rule_25_mounting_answers_or_says_why(own_volume: Path, tmp_path: Path) -> None:
+def test_rule_25_mounting_answers_or_says_why(
+    server: str, own_volume: Path, tmp_path: Path
+) -> None:
     directory = tmp_path / "mnt"
     directory.mkdir()
-    done = run_cli("mount", own_volume, directory, "--log", tmp_path / "log", "--mode", "400")
+    done = run_cli(
+        "mount", "--fuse", server, own_volume, directory, "--log", tmp_path / "log", "--mode", "400"
+    )
     assert done.returncode == 0, done.stderr
     assert str(directory) in done.stderr
     assert (directory / "train/a").read_bytes() == b"first" * 100
@@ -507,18 +530,18 @@ def test_rule_25_mounting_answers_or_says_why(own_volume: Path, tmp_path: Path) 
     no_volume = tmp_path / "none.img"
     no_volume.write_bytes(bytes(4 * MIB))
     for volume in (no_volume, tmp_path / "missing.img"):
-        done = run_cli("mount", volume, directory, "--log", tmp_path / "log")
+        done = run_cli("mount", "--fuse", server, volume, directory, "--log", tmp_path / "log")
         assert done.returncode
         assert volume.name in done.stderr
         assert find_mount(directory) is None
     for option in (["--mode", "644"], ["--mode", "x"], ["--uid", "-2"]):
-        assert run_cli("mount", own_volume, directory, *option).returncode == 2
+        assert run_cli("mount", "--fuse", server, own_volume, directory, *option).returncode == 2
         assert find_mount(directory) is None
 
 
 @pytest.mark.parametrize("how", ["SIGTERM", "SIGINT", "unmount"])
-def test_rule_26_ends(own_volume: Path, tmp_path: Path, how: str) -> None:
-    with mounted(own_volume, tmp_path / "mnt", tmp_path / "log") as mount:
+def test_rule_26_ends(server: str, own_volume: Path, tmp_path: Path, how: str) -> None:
+    with mounted(own_volume, tmp_path / "mnt", tmp_path / "log", fuse=server) as mount:
         assert (mount / "train/a").read_bytes()
         if how == "unmount":
             unmount(mount.directory)
@@ -529,10 +552,20 @@ def test_rule_26_ends(own_volume: Path, tmp_path: Path, how: str) -> None:
         assert os.listdir(mount.directory) == []
 
 
-def test_rule_26_ends_in_the_foreground(own_volume: Path, tmp_path: Path) -> None:
+def test_rule_26_ends_in_the_foreground(server: str, own_volume: Path, tmp_path: Path) -> None:
     directory = tmp_path / "mnt"
     directory.mkdir()
-    command = [sys.executable, "-m", "dlfs.cli", "mount", "-f", own_volume, directory]
+    command = [
+        sys.executable,
+        "-m",
+        "dlfs.cli",
+        "mount",
+        "--fuse",
+        server,
+        "-f",
+        own_volume,
+        directory,
+    ]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
         assert server.stderr is not None
         assert "mounted on" in server.stderr.readline()
@@ -542,18 +575,20 @@ def test_rule_26_ends_in_the_foreground(own_volume: Path, tmp_path: Path) -> Non
     assert find_mount(directory) is None
 
 
-def test_rule_27_killed_servers(own_volume: Path, tmp_path: Path) -> None:
-    with mounted(own_volume, tmp_path / "mnt", tmp_path / "log") as first:
+def test_rule_27_killed_servers(server: str, own_volume: Path, tmp_path: Path) -> None:
+    with mounted(own_volume, tmp_path / "mnt", tmp_path / "log", fuse=server) as first:
         os.kill(first.pid, signal.SIGKILL)
         wait_for_exit(first.pid)
         assert errno_of(lambda: os.listdir(first.directory)) == errno.ENOTCONN
-        with mounted(own_volume, first.directory, tmp_path / "log") as second:
+        with mounted(own_volume, first.directory, tmp_path / "log", fuse=server) as second:
             assert (second / "train/a").read_bytes() == b"first" * 100
         records = parse_mountinfo(mountpoint.MOUNTINFO.read_bytes())
         assert os.fsencode(first.directory) not in [record.mountpoint for record in records]
 
 
-def test_rule_28_unsuitable_directories(own_volume: Path, own_mount: Mount, tmp_path: Path) -> None:
+def test_rule_28_unsuitable_directories(
+    server: str, own_volume: Path, own_mount: Mount, tmp_path: Path
+) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
     refusals: list[tuple[Path, type[Exception]]] = [
@@ -563,10 +598,12 @@ def test_rule_28_unsuitable_directories(own_volume: Path, own_mount: Mount, tmp_
         (own_mount.directory, ExistsError),
     ]
     from dlfs.service.mount import mount_volume
+    from dlfs.service.serve import MountOptions
 
+    options = MountOptions(fuse=server)
     for directory, error in refusals:
         with pytest.raises(error, match=re.escape(str(directory))):
-            mount_volume(str(own_volume), directory, log=tmp_path / "log")
+            mount_volume(str(own_volume), directory, options, log=tmp_path / "log")
     assert (own_mount / "train/a").read_bytes() == b"first" * 100
 
 
@@ -586,19 +623,21 @@ def test_rule_29_unmounting(own_mount: Mount, tmp_path: Path) -> None:
 
 
 @pytest.mark.root
-def test_rule_30_other_users(own_volume: Path, open_folder: Path) -> None:
+def test_rule_30_other_users(server: str, own_volume: Path, open_folder: Path) -> None:
     def read_as_nobody() -> bytes:
         command = ["cat", open_folder / "mnt/train/a"]
         return subprocess.run(
             command, user=NOBODY, group=NOBODY, extra_groups=[], capture_output=True, check=False
         ).stdout
 
-    with mounted(own_volume, open_folder / "mnt", open_folder / "log"):
+    with mounted(own_volume, open_folder / "mnt", open_folder / "log", fuse=server):
         assert read_as_nobody() == b""
-    with mounted(own_volume, open_folder / "mnt", open_folder / "log", allow_other=True):
+    with mounted(
+        own_volume, open_folder / "mnt", open_folder / "log", allow_other=True, fuse=server
+    ):
         assert read_as_nobody() == b"first" * 100
     options = {"allow_other": True, "file_mode": 0o400}
-    with mounted(own_volume, open_folder / "mnt", open_folder / "log", **options):
+    with mounted(own_volume, open_folder / "mnt", open_folder / "log", **options, fuse=server):
         assert read_as_nobody() == b""
 
 
@@ -615,7 +654,7 @@ def test_rule_31_what_the_mount_table_says(world: World) -> None:
 
 @pytest.mark.root
 @pytest.mark.usefixtures("fuse_for_all")
-def test_rule_32_without_root(own_volume: Path, open_folder: Path) -> None:
+def test_rule_32_without_root(server: str, own_volume: Path, open_folder: Path) -> None:
     directory = open_folder / "own"
     directory.mkdir()
     os.chown(directory, NOBODY, NOBODY)
@@ -624,7 +663,9 @@ def test_rule_32_without_root(own_volume: Path, open_folder: Path) -> None:
     os.chown(volume, NOBODY, NOBODY)
     (open_folder / "log").touch()
     os.chown(open_folder / "log", NOBODY, NOBODY)
-    done = run_cli("mount", volume, directory, "--log", open_folder / "log", prefix=AS_NOBODY)
+    done = run_cli(
+        "mount", "--fuse", server, volume, directory, "--log", open_folder / "log", prefix=AS_NOBODY
+    )
     assert done.returncode == 0, done.stderr
     try:
         command = ["cat", directory / "train/a"]
@@ -632,7 +673,9 @@ def test_rule_32_without_root(own_volume: Path, open_folder: Path) -> None:
             command, user=NOBODY, group=NOBODY, extra_groups=[], capture_output=True, check=True
         )
         assert read.stdout == b"first" * 100
-        done = run_cli("mount", volume, directory, "--allow-other", prefix=AS_NOBODY)
+        done = run_cli(
+            "mount", "--fuse", server, volume, directory, "--allow-other", prefix=AS_NOBODY
+        )
         assert done.returncode
     finally:
         done = run_cli("umount", directory, prefix=AS_NOBODY)

@@ -112,7 +112,7 @@ def run_c(body: str, folder: Path, header: str = "dlfs/channel.h") -> list[str]:
     includes = f"#include <{header}>\n#include <stddef.h>\n#include <stdio.h>\n"
     source.write_text(f"{includes}int main(void)\n{{\n{body}\nreturn 0;\n}}\n")
     flags = ["-std=c17", "-Wall", "-Wextra", "-Werror"]
-    flags += [f"-I{ROOT}/native/include", f"-I{ROOT}/native/spdk"]
+    flags += [f"-I{ROOT}/native/include", f"-I{ROOT}/native/spdk", f"-I{ROOT}/native/fuse"]
     subprocess.run([compiler(), *flags, str(source), "-o", str(program)], check=True)
     return subprocess.run([program], check=True, capture_output=True, text=True).stdout.split("\n")
 

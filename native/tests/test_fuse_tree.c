@@ -1,0 +1,172 @@
+/*
+ * The tree of a native mount: look-ups, parents and listings of a small directory, and the numbers
+ * of another mount.
+ */
+#include <dlfs/dlfs.h>
+
+#include <errno.h>
+#include <string.h>
+
+#include "check.h"
+#include "tree.h"
+
+static const char *const PATHS[] = {"a", "b-x", "b/c", "b/d/e", "b/d/f", "b/g", "x/y"};
+#define PATH_COUNT (sizeof PATHS / sizeof *PATHS)
+
+struct fixture {
+    dlfs_directory *directory;
+    void *entries;
+    void *names;
+    uint64_t entries_bytes;
+    uint64_t names_bytes;
+};
+
+static void fixture_create(struct fixture *fixture)
+{
+    uint8_t text[256];
+    uint64_t offsets[PATH_COUNT + 1] = {0};
+    const dlfs_location locations[PATH_COUNT] = {{0}};
+    const uint8_t uuid[16] = {7};
+    dlfs_directory_plan plan;
+    for (uint64_t i = 0; i < PATH_COUNT; i++) {
+        size_t bytes = strlen(PATHS[i]);
+        memcpy(text + offsets[i], PATHS[i], bytes);
+        offsets[i + 1] = offsets[i] + bytes;
+    }
+    CHECK_EQ(dlfs_directory_plan_build(text, offsets, PATH_COUNT, &plan), 0);
+    fixture->entries_bytes = plan.entries_bytes;
+    fixture->names_bytes = plan.names_bytes;
+    CHECK_EQ(dlfs_memory_map(plan.entries_bytes, &fixture->entries, NULL), 0);
+    CHECK_EQ(dlfs_memory_map(plan.names_bytes, &fixture->names, NULL), 0);
+    CHECK_EQ(dlfs_directory_build(&plan, text, offsets, locations, uuid, 4096, fixture->entries,
+                                  fixture->names),
+             0);
+    CHECK_EQ(dlfs_directory_open(fixture->entries, plan.entries_bytes, &fixture->directory), 0);
+    CHECK_EQ(dlfs_directory_attach_names(fixture->directory, fixture->names, plan.names_bytes), 0);
+}
+
+static void fixture_destroy(struct fixture *fixture)
+{
+    dlfs_directory_close(fixture->directory);
+    dlfs_memory_unmap(fixture->entries, fixture->entries_bytes);
+    dlfs_memory_unmap(fixture->names, fixture->names_bytes);
+}
+
+static const struct node TOP = {DATASET_DEPTH, 0};
+
+static struct node child_of(const struct fixture *fixture, struct node parent, const char *name)
+{
+    struct node node = {0};
+    CHECK_EQ(tree_child(fixture->directory, parent, name, &node), 0);
+    return node;
+}
+
+static void check_node(struct node node, uint32_t depth, uint64_t index)
+{
+    CHECK_EQ(node.depth, depth);
+    CHECK_EQ(node.index, index);
+}
+
+static void test_numbers_are_reversible(void)
+{
+    struct node node = {DEPTH_MAX, INDEX_MAX};
+    struct place place = place_unpack(place_pack(4095, node));
+    CHECK_EQ(place.slot, 4095);
+    check_node(place.node, DEPTH_MAX, INDEX_MAX);
+    CHECK_EQ(place_unpack(ROOT_INODE).slot, 0);
+}
+
+static void test_children_are_found(const struct fixture *fixture)
+{
+    struct node b = child_of(fixture, TOP, "b");
+    struct node d = child_of(fixture, b, "d");
+    check_node(child_of(fixture, TOP, "a"), FILE_DEPTH, 0);
+    check_node(child_of(fixture, TOP, "b-x"), FILE_DEPTH, 1);
+    check_node(b, 2, 2);
+    check_node(d, 3, 3);
+    check_node(child_of(fixture, d, "f"), FILE_DEPTH, 4);
+    struct node node;
+    static const char *const absent[] = {"", "aa", "b-", "c", "y", "zz"};
+    for (uint32_t i = 0; i < sizeof absent / sizeof *absent; i++)
+        CHECK_EQ(tree_child(fixture->directory, TOP, absent[i], &node), -ENOENT);
+    CHECK_EQ(tree_child(fixture->directory, d, "c", &node), -ENOENT);
+    CHECK_EQ(tree_child(fixture->directory, (struct node){FILE_DEPTH, 0}, "x", &node), -ENOTDIR);
+    CHECK_EQ(tree_child(fixture->directory, (struct node){2, 99}, "x", &node), -ESTALE);
+    CHECK_EQ(tree_child(fixture->directory, (struct node){3, 0}, "x", &node), -ESTALE);
+}
+
+static void test_parents_are_found(const struct fixture *fixture)
+{
+    struct node node;
+    CHECK_EQ(tree_parent(fixture->directory, (struct node){FILE_DEPTH, 4}, &node), 0);
+    check_node(node, 3, 3);
+    CHECK_EQ(tree_parent(fixture->directory, node, &node), 0);
+    check_node(node, 2, 2);
+    CHECK_EQ(tree_parent(fixture->directory, node, &node), 0);
+    check_node(node, DATASET_DEPTH, 0);
+    CHECK_EQ(tree_parent(fixture->directory, node, &node), 0);
+    check_node(node, DATASET_DEPTH, 0);
+    CHECK_EQ(tree_parent(fixture->directory, (struct node){FILE_DEPTH, 99}, &node), -ESTALE);
+}
+
+/* Lists from a position on, and compares with names that are joined by spaces. */
+static void check_listing(const struct fixture *fixture, struct node node, uint64_t position,
+                          const char *expected)
+{
+    static struct listing listing;
+    char said[256] = "";
+    struct child child;
+    CHECK_EQ(listing_begin(fixture->directory, node, &listing), 0);
+    while (listing_child(&listing, position, &child) > 0) {
+        strncat(said, child.name, sizeof said - strlen(said) - 1);
+        strncat(said, " ", sizeof said - strlen(said) - 1);
+        CHECK(child.next > position);
+        position = child.next;
+    }
+    CHECK(strcmp(said, expected) == 0);
+}
+
+static void test_listings(const struct fixture *fixture)
+{
+    struct node b = child_of(fixture, TOP, "b");
+    check_listing(fixture, TOP, 0, "a b-x b x ");
+    check_listing(fixture, TOP, 1, "b-x b x ");
+    check_listing(fixture, TOP, 6, "x ");
+    check_listing(fixture, TOP, 7, "");
+    check_listing(fixture, b, 0, "c d g ");
+    check_listing(fixture, b, 3, "d g ");
+    check_listing(fixture, child_of(fixture, b, "d"), 0, "e f ");
+    static struct listing listing;
+    CHECK_EQ(listing_begin(fixture->directory, (struct node){FILE_DEPTH, 0}, &listing), -ENOTDIR);
+    CHECK_EQ(listing_begin(fixture->directory, (struct node){2, 50}, &listing), -ESTALE);
+}
+
+/* A number that names no beginning of a directory: an error, or some of it; nothing outside. */
+static void test_invented_numbers(const struct fixture *fixture)
+{
+    static struct listing listing;
+    for (uint32_t depth = 1; depth < 6; depth++)
+        for (uint64_t index = 0; index < PATH_COUNT + 2; index++) {
+            struct node node = {depth, index};
+            struct child child;
+            uint64_t position = 0;
+            if (listing_begin(fixture->directory, node, &listing) < 0)
+                continue;
+            while (listing_child(&listing, position, &child) > 0)
+                position = child.next;
+            CHECK(position <= PATH_COUNT);
+        }
+}
+
+int main(void)
+{
+    struct fixture fixture;
+    fixture_create(&fixture);
+    test_numbers_are_reversible();
+    test_children_are_found(&fixture);
+    test_parents_are_found(&fixture);
+    test_listings(&fixture);
+    test_invented_numbers(&fixture);
+    fixture_destroy(&fixture);
+    return 0;
+}

@@ -1,0 +1,141 @@
+"""What is the native server's own: opens without a word, older kernels, what it refuses."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import dlfs
+from dlfs._native.fuse import is_built
+from dlfs.errors import NativeError, UsageError
+from dlfs.service.serve import MountOptions, choose_server
+from tests.fuse.mounting import (
+    Mount,
+    Prepared,
+    add_dataset,
+    errno_of,
+    mounted,
+    run_cli,
+    wait_for,
+)
+from tests.fuse.test_semantics import damage
+
+pytestmark = [
+    pytest.mark.fuse,
+    pytest.mark.skipif(not is_built(), reason="built without libfuse3 (package libfuse3-dev)"),
+]
+
+
+@pytest.fixture
+def native_mount(own_volume: Path, tmp_path: Path) -> Iterator[Mount]:
+    with mounted(own_volume, tmp_path / "mnt", tmp_path / "log", fuse="native") as mount:
+        yield mount
+
+
+@contextmanager
+def stopped(mount: Mount) -> Iterator[None]:
+    """The server gets no time to run; if somebody waits for it, only for ten seconds."""
+    alarm = threading.Timer(10, os.kill, (mount.pid, signal.SIGCONT))
+    os.kill(mount.pid, signal.SIGSTOP)
+    alarm.start()
+    try:
+        yield
+        assert alarm.is_alive(), "the server was asked"
+    finally:
+        alarm.cancel()
+        alarm.join()
+        os.kill(mount.pid, signal.SIGCONT)
+
+
+def test_what_is_known_needs_no_server(native_mount: Mount) -> None:
+    folder = os.open(native_mount / "train/b", os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        assert os.listdir(folder) == ["c"]
+        with open(
+            "c", "rb", opener=lambda name, flags: os.open(name, flags, dir_fd=folder)
+        ) as file:
+            good = file.read()
+        with stopped(native_mount):
+            again = os.open("c", os.O_RDONLY, dir_fd=folder)
+            assert os.read(again, 1000) == good == b"second" * 100
+            os.close(again)
+            listing = os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=folder)
+            assert os.listdir(listing) == ["c"]
+            os.close(listing)
+    finally:
+        os.close(folder)
+
+
+def test_kernels_that_open_files(plain_volume: Prepared, tmp_path: Path) -> None:
+    options = {"fuse": "native", "handles": True}
+    with mounted(plain_volume.volume, tmp_path / "mnt", tmp_path / "log", **options) as mount:
+        for path, data in plain_volume.files.items():
+            assert (mount / "train" / os.fsdecode(path)).read_bytes() == data
+        found = {os.path.relpath(f, mount / "train") for f, _, _ in os.walk(mount / "train")}
+        assert {"class0", "odd", "sizes"} < found
+        assert errno_of(lambda: os.open(mount / "train/large", os.O_WRONLY)) == errno.EROFS
+
+
+def test_a_removed_name_is_listed_no_more(own_volume: Path, native_mount: Mount) -> None:
+    add_dataset(own_volume, "younger", {b"x": b"x"})  # so that the root's times stay as they are
+    wait_for(lambda: os.listdir(native_mount.directory) == ["train", "younger"], "the dataset")
+    with dlfs.open(str(own_volume)) as volume:
+        volume.remove("train")
+    wait_for(lambda: os.listdir(native_mount.directory) == ["younger"], "the removal")
+
+
+def test_files_in_path_order(own_volume: Path, native_mount: Mount) -> None:
+    files = {b"%04d" % i: b"%d" % i * (i % 300) for i in range(600)}
+    add_dataset(own_volume, "many", files)
+    damage(own_volume, "many", b"0333")
+    wait_for(lambda: (native_mount / "many").exists(), "the dataset")
+    for name, data in files.items():
+        path = native_mount / "many" / os.fsdecode(name)
+        if name == b"0333":
+            assert errno_of(path.read_bytes) == errno.EIO
+        else:
+            assert path.read_bytes() == data
+    assert "b'0333'" in native_mount.log.read_text()
+
+
+def test_an_empty_dataset(own_volume: Path, native_mount: Mount) -> None:
+    add_dataset(own_volume, "empty", {})
+    wait_for(lambda: (native_mount / "empty").exists(), "the dataset")
+    assert os.listdir(native_mount / "empty") == []
+    assert errno_of(lambda: os.stat(native_mount / "empty/x")) == errno.ENOENT
+
+
+def test_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert choose_server(MountOptions()) == "native"
+    assert choose_server(MountOptions(fuse="pyfuse3")) == "pyfuse3"
+    assert choose_server(MountOptions(incoming="/spool")) == "pyfuse3"
+    with pytest.raises(UsageError, match="--incoming"):
+        MountOptions(fuse="native", incoming="/spool")
+    with pytest.raises(UsageError, match="'other'"):
+        MountOptions(fuse="other")
+
+
+def test_without_the_library(own_volume: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("DLFS_FUSE_LIBRARY", str(tmp_path / "none.so"))
+    (tmp_path / "mnt").mkdir()
+    done = run_cli("mount", "--fuse", "native", own_volume, tmp_path / "mnt")
+    assert done.returncode
+    assert "libfuse3-dev" in done.stderr
+    assert "--fuse=pyfuse3" in done.stderr
+    from dlfs._native import fuse
+
+    fuse.fuse_library.cache_clear()
+    with pytest.raises(NativeError, match="without libfuse3"):
+        fuse.fuse_library()
+    assert choose_server(MountOptions()) == "pyfuse3"
+    (tmp_path / "none.so").write_bytes(b"no library")
+    with pytest.raises(NativeError, match="load"):
+        fuse.fuse_library()
+    assert choose_server(MountOptions()) == "pyfuse3"
