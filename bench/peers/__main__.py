@@ -19,10 +19,10 @@ from bench.peers.outcome import Outcome
 from bench.peers.peer import Peer
 from bench.peers.race import REFERENCES, ROUNDS, SECONDS, SIZES, STATES, Course, Race
 from bench.peers.registry import all_peers
-from dlfs.units import GIB, MIB, parse_bytes
+from dlfs.units import GIB, parse_bytes
 
 RESULTS = ROOT / "bench" / "results"
-QUICK_BYTES, QUICK_SECONDS = 64 * MIB, 0.4
+QUICK_SECONDS = 0.3
 
 
 def parse_arguments(words: list[str] | None = None) -> argparse.Namespace:
@@ -38,7 +38,7 @@ def parse_arguments(words: list[str] | None = None) -> argparse.Namespace:
     add("--corpus", metavar="DIR|deb", help="real files; deb: Debian's linux-source-6.1")
     add("--seconds", type=float, help="of a timed part [0.7]")
     add("--rounds", type=int, help="runs of each peer; one of two processes [3]")
-    add("--processes", default="1,2", help="at once [1,2]")
+    add("--processes", help="at once [1,2; quick: 1]")
     add("--states", default=",".join(STATES), help="of memory and caches [cold,warm]")
     add("--depths", action="store_true", help="sweep over the reads in flight, with --only too")
     add("--seed", type=int, default=1, help="of data and orders [1]")
@@ -61,18 +61,20 @@ def course_of(arguments: argparse.Namespace) -> Course:
         raise FileNotFoundError(f"--sizes: no data set is called {', '.join(sorted(unknown))}")
     if "corpus" in sizes and not corpus:
         raise FileNotFoundError("--sizes corpus: which? Name it with --corpus")
+    processes = arguments.processes or ("1" if quick else "1,2")
     return Course(
         directory=arguments.dir,
         sizes=tuple(sizes),
-        total_bytes=arguments.size or (QUICK_BYTES if quick else None),
+        total_bytes=arguments.size,
         corpus=corpus or None,
         seconds=arguments.seconds or (QUICK_SECONDS if quick else SECONDS),
         rounds=arguments.rounds or (1 if quick else ROUNDS),
-        processes=tuple(int(word) for word in arguments.processes.split(",")),
+        processes=tuple(int(word) for word in processes.split(",")),
         states=tuple(arguments.states.split(",")),
         room_bytes=arguments.room,
         seed=arguments.seed,
         depths=arguments.only is None or arguments.depths,
+        quick=quick,
     )
 
 

@@ -36,6 +36,7 @@ REFERENCES = ("dlfs", "dlfs-epoch", "dlfs-epoch-all")
 """What runs in every group: the ways of DLFS that peers are compared with."""
 
 SIZES = {"512": 128 * MIB, "4k": 512 * MIB, "110k": 768 * MIB}
+QUICK_SIZES = {"512": 16 * MIB, "4k": 64 * MIB, "110k": 128 * MIB}
 DEPTHS_OVER = "4k"
 """The data set of the sweep over the reads in flight."""
 
@@ -61,6 +62,7 @@ class Course:
         room_bytes: on the disk, for the peers of a group.
         seed: of everything.
         depths: sweep over the reads in flight, too.
+        quick: take the data sets' quick sizes.
     """
 
     directory: Path
@@ -74,6 +76,7 @@ class Course:
     room_bytes: int = 12 * GIB
     seed: int = 1
     depths: bool = False
+    quick: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +161,8 @@ class _DatasetRace:
             listing = self.folder / "paths"
             total_bytes = list_corpus(course.corpus, listing)
             return Data(self.key, total_bytes, course.seed, str(course.corpus), str(listing))
-        return Data(self.key, course.total_bytes or SIZES[self.key], course.seed)
+        own_bytes = (QUICK_SIZES if course.quick else SIZES)[self.key]
+        return Data(self.key, course.total_bytes or own_bytes, course.seed)
 
     def run(self, peers: Sequence[Peer]) -> None:
         """Every group of them."""
