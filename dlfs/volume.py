@@ -106,8 +106,9 @@ class Volume:
         Raises:
             DlfsError: as ``dlfs.open``.
         """
+        access = self._opened()  # in a forked child, with a lock of its own
         with self._mutex:
-            self._opened().refresh()
+            access.refresh()
 
     @property
     def access(self) -> VolumeAccess:

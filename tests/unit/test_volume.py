@@ -2,6 +2,7 @@ import multiprocessing
 import os
 import pickle
 import re
+import signal
 import uuid
 from pathlib import Path
 
@@ -574,8 +575,27 @@ def test_an_epoch_goes_on_in_a_forked_child(tmp_path):
             first = next(epoch).indices.tolist()
             child = os.fork()
             if child == 0:
-                second = next(epoch)
-                good = second.to_list() == [ORDERED[i] for i in second.indices]
-                os._exit(0 if good and not set(first) & set(second.indices.tolist()) else 1)
+                try:
+                    second = next(epoch)
+                    good = second.to_list() == [ORDERED[i] for i in second.indices]
+                    os._exit(0 if good and not set(first) & set(second.indices.tolist()) else 1)
+                finally:
+                    os._exit(2)
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
             assert not set(first) & set(next(epoch).indices.tolist())
+
+
+def test_a_forked_child_refreshes_whatever_its_parent_was_at(tmp_path):
+    path = str(tmp_path / "volume")
+    dlfs.format_volume(path, size_bytes=8 * MIB, chunk_bytes=16 * KIB)
+    with dlfs.open(path) as opened:
+        with opened._mutex:  # as another thread of the parent may hold it
+            child = os.fork()
+            if child == 0:
+                signal.alarm(60)  # it must not wait for a thread that it has not got
+                try:
+                    opened.refresh()
+                    os._exit(0 if opened.datasets() == [] else 2)
+                finally:
+                    os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
