@@ -376,7 +376,7 @@ static void client_ends(void)
 /* A service that does not answer in time is given up. */
 static void no_answer(void)
 {
-    dlfs_fault_config faults = {.seed = 1, .stall_per_million = 1000000, .stall_ms = 100};
+    dlfs_fault_config faults = {.seed = 1, .stall_per_million = 1000000, .stall_ms = 1500};
     struct service service;
     service_start(&service, MEMORY, MEMORY / 2, &faults);
     dlfs_channel_config config = channel_config(&service);

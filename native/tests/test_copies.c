@@ -234,7 +234,7 @@ int main(void)
         survives(bad, &(dlfs_fault_config){.short_per_million = MILLION / 2}, false, 20000);
         survives(bad, &(dlfs_fault_config){.flip_per_million = MILLION}, false, 20000);
     }
-    survives(1, &(dlfs_fault_config){.stall_per_million = MILLION, .stall_ms = 900}, false, 1000);
+    survives(1, &(dlfs_fault_config){.stall_per_million = MILLION, .stall_ms = 1800}, false, 2000);
     two_are_too_many();
     comes_back(0);
     comes_back(1);

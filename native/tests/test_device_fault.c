@@ -133,7 +133,7 @@ static void test_stall(void)
      * through. */
     dlfs_device *inner = make_memory();
     dlfs_device *device = NULL;
-    config = (dlfs_fault_config){.stall_per_million = MILLION, .stall_ms = 200};
+    config = (dlfs_fault_config){.stall_per_million = MILLION, .stall_ms = 1500};
     CHECK_EQ(dlfs_device_create_fault(inner, &config, &device), 0);
     dlfs_queue *queue = make_queue(device, 1);
     uint8_t *memory = aligned_memory(1024);

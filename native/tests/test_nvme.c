@@ -108,8 +108,8 @@ static void test_silence(void)
 {
     struct target *target = target_start(0, true, 65536);
     dlfs_nvme_config config = target_config(target);
-    config.timeout_ms = 50;
-    config.reconnect_ms = 1000;
+    config.timeout_ms = 300;
+    config.reconnect_ms = 2500;
     dlfs_device *device = target_open(&config);
     dlfs_queue *queue = make_queue(device, 4);
     uint8_t *buffer = aligned_memory(4096);
