@@ -108,7 +108,7 @@ def verdict_rows(found: Sequence[Verdict]) -> list[tuple[str, ...]]:
     return [
         (
             one.dataset,
-            "warm" if one.warm else "cold",
+            one.state,
             one.ours,
             one.peer,
             f"{one.at_least:g}" if one.at_least else "",
@@ -153,7 +153,7 @@ def markdown(facts: dict[str, Any], arguments: dict[str, Any], outcome: Outcome)
 
 
 def _verdicts(outcome: Outcome) -> list[tuple[str, ...]]:
-    return verdict_rows(verdicts(outcome.runs))
+    return verdict_rows(verdicts(outcome))
 
 
 def show(console: Console, outcome: Outcome) -> None:

@@ -191,7 +191,7 @@ def test_a_race_in_children(tmp_path: Path) -> None:
     assert all("not installed" in why or "uring" in why for *_, why in outcome.missing)
     again = Outcome.from_dict(json.loads(json.dumps(outcome.to_dict())))
     assert again == outcome
-    assert {one.peer for one in verdicts(outcome.runs)} == {"lmdb"}
+    assert {one.peer for one in verdicts(outcome)} == {"lmdb"}
 
 
 def test_a_child_that_fails_says_why(tmp_path: Path) -> None:
@@ -253,15 +253,35 @@ def test_verdicts_compare_within_a_round_and_take_the_fastest_way() -> None:
         run_of("lmdb", 200, warm=True),
         run_of("fio", 1000, limit=True),
     ]
-    found = {(one.peer, one.warm, one.at_least): one for one in verdicts(runs)}
-    assert found["lmdb", False, 2.0].ratios == (2.0, 3.0)
-    assert found["lmdb", False, 2.0].text == "met"
-    assert found["webdataset (shards shuffled)", False, 2.0].text == "MISSED"
-    assert found["files", False, 0.0].text == ""
-    assert found["lmdb", True, 3.0].measured == 3.5
-    assert len(found) == 5
+    datasets = {"4k": {"sample_bytes": 1000}}
+    given = verdicts(Outcome(runs, datasets=datasets))
+    found = {(one.peer, one.state, one.at_least): one for one in given}
+    assert found["lmdb", "cold", 2.0].ratios == (2.0, 3.0)
+    assert found["lmdb", "cold", 2.0].text == "met"
+    assert found["webdataset (shards shuffled)", "cold", 2.0].text == "MISSED"
+    assert found["files", "cold", 0.0].text == ""
+    assert found["lmdb", "warm", 3.0].measured == 3.5
+    assert {peer for peer, state, _ in found if state == "cold, little memory"} == {
+        "lmdb",
+        "webdataset (shards shuffled)",
+        "files",
+    }
     apart = [run_of("dlfs", 1, group=1), run_of("lmdb", 1, group=2)]
-    assert verdicts(apart) == []
+    assert verdicts(Outcome(apart, datasets=datasets)) == []
+
+
+def test_with_little_memory_ways_that_have_the_data_there_are_left_out() -> None:
+    runs = [
+        run_of("dlfs", 20),
+        run_of("dlfs-epoch-all", 300, order=GLOBAL_OWN, peak_pss_bytes=900),
+        run_of("lmdb", 10, start_pss_bytes=100, peak_pss_bytes=500),
+        run_of("lmdb-readahead", 100, start_pss_bytes=100, peak_pss_bytes=700),
+    ]
+    found = verdicts(Outcome(runs, datasets={"4k": {"sample_bytes": 1000}}))
+    assert [(one.ours, one.peer, one.state, one.measured) for one in found] == [
+        ("dlfs-epoch-all", "lmdb-readahead", "cold", 3.0),
+        ("dlfs", "lmdb", "cold, little memory", 2.0),
+    ]
 
 
 def outcome_of_all() -> Outcome:
