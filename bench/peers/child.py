@@ -71,8 +71,8 @@ class Job:
 
     @property
     def seed(self) -> int:
-        """Of this child's order."""
-        return 1000 * self.round + self.share
+        """Of this child's order; never 0, by which DLFS packs: that order is the one on disk."""
+        return 1000 * (self.round + 1) + self.share
 
 
 @dataclass(frozen=True, slots=True)
