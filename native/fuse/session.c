@@ -37,6 +37,8 @@ static void handle_init(void *userdata, struct fuse_conn_info *connection)
     /* Else a file that is opened with O_TRUNC would be empty for the kernel, which asks nobody. */
     connection->want &= ~(unsigned)FUSE_CAP_ATOMIC_O_TRUNC;
     connection->want |= connection->capable & FUSE_CAP_EXPORT_SUPPORT;
+    /* Every listing brings attributes: who lists a folder is about to read what is in it. */
+    connection->want &= ~(unsigned)FUSE_CAP_READDIRPLUS_AUTO;
     connection->max_background = BACKGROUND_MAX;
     connection->congestion_threshold = BACKGROUND_MAX * 3 / 4;
 }

@@ -113,7 +113,7 @@ class World:
 
 
 @contextlib.contextmanager
-def mounted(volume: Path, directory: Path, log: Path, **options: object) -> Iterator[Mount]:
+def mounted(volume: Path | str, directory: Path, log: Path, **options: object) -> Iterator[Mount]:
     """Mount in the background; unmount at the end, whatever happened."""
     from dlfs.service.mount import mount_volume
     from dlfs.service.serve import MountOptions
@@ -122,7 +122,7 @@ def mounted(volume: Path, directory: Path, log: Path, **options: object) -> Iter
         directory.mkdir()
     told = mount_volume(str(volume), directory, MountOptions(**options), log=log)  # type: ignore[arg-type]
     try:
-        yield Mount(volume, directory, told.pid, log)
+        yield Mount(Path(volume), directory, told.pid, log)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.kill(told.pid, signal.SIGCONT)

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,7 +16,10 @@ import pytest
 import dlfs
 from dlfs._native.fuse import is_built
 from dlfs.errors import NativeError, UsageError
+from dlfs.service.mountpoint import find_mount
 from dlfs.service.serve import MountOptions, choose_server
+from dlfs.testing.nvme import DEFAULT_NQN, Namespace, ScriptedTarget, Subsystem
+from dlfs.units import KIB, MIB
 from tests.fuse.mounting import (
     Mount,
     Prepared,
@@ -24,6 +28,7 @@ from tests.fuse.mounting import (
     mounted,
     run_cli,
     wait_for,
+    wait_for_exit,
 )
 from tests.fuse.test_semantics import damage
 
@@ -112,7 +117,37 @@ def test_an_empty_dataset(own_volume: Path, native_mount: Mount) -> None:
     assert errno_of(lambda: os.stat(native_mount / "empty/x")) == errno.ENOENT
 
 
-def test_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_hangs_holds_no_mount(tmp_path: Path) -> None:
+    files = {b"a": b"first" * 1000, b"b": b"second" * 1000}
+    subsystem = Subsystem(DEFAULT_NQN, [Namespace(24 * MIB, block_bytes=4096)])
+    with ScriptedTarget([subsystem]) as target:
+        dlfs.format_volume(target.uri(), chunk_bytes=4 * KIB)
+        with dlfs.open(target.uri()) as volume, volume.writer("train") as writer:
+            for path, data in files.items():
+                writer.add(path, data)
+        patient = target.uri(timeout_ms=20_000, reconnect_ms=20_000)
+        with (
+            mounted(patient, tmp_path / "mnt", tmp_path / "log", fuse="native") as mount,
+            ThreadPoolExecutor(1) as pool,
+        ):
+            assert (mount / "train/a").read_bytes() == files[b"a"]
+            folder = os.open(mount / "train", os.O_RDONLY | os.O_DIRECTORY)
+            target.kill()
+            opened = os.open("b", os.O_RDONLY, dir_fd=folder)
+            reading = pool.submit(os.pread, opened, 6000, 0)
+            os.kill(mount.pid, signal.SIGTERM)
+            wait_for(lambda: find_mount(mount.directory) is None, "the end of the mount")
+            assert not reading.done()
+            target.restart()
+            failed = reading.exception()
+            assert failed is not None or reading.result() == files[b"b"]
+            assert failed is None or isinstance(failed, OSError)
+            os.close(opened)
+            os.close(folder)
+            wait_for_exit(mount.pid)
+
+
+def test_the_choice() -> None:
     assert choose_server(MountOptions()) == "native"
     assert choose_server(MountOptions(fuse="pyfuse3")) == "pyfuse3"
     assert choose_server(MountOptions(incoming="/spool")) == "pyfuse3"
