@@ -2,8 +2,9 @@
  * Names: blocks of 16 front-coded paths in path order.
  *
  * Reading them never trusts what they say: a name block must lie inside the names part, a name may
- * share no more than the name before it has, and none may be over the limit of a path. A name is
- * compared with a path without being decoded: it is enough to know how far the path agrees with
+ * share no more than the name before it has, and none may be over the limit of a path. To be
+ * compared with a path, names of the usual short lengths are decoded into a buffer, by copies of
+ * one length; others are compared where they lie: it is enough to know how far the path agrees with
  * each name on the way.
  */
 #include "directory.h"
@@ -11,6 +12,10 @@
 #include <errno.h>
 #include <stdbool.h>
 #include <string.h>
+
+#define COPY_BYTES 32
+#define SHORT_BYTES_MAX 127u /* a length of one byte */
+#define NAME_UNUSUAL UINT32_MAX
 
 static const uint8_t *attached_names(const dlfs_directory *directory)
 {
@@ -73,18 +78,24 @@ static inline const uint8_t *read_entry(const uint8_t *at, const uint8_t *end, u
     return at + *suffix_bytes;
 }
 
-/* Whether a[0..bytes) and b[0..bytes) are equal; short runs, so no call. */
-static inline bool equal_bytes(const uint8_t *a, const uint8_t *b, uint32_t bytes)
+static inline bool equal_words(const uint8_t *a, const uint8_t *b)
 {
     uint64_t left;
     uint64_t right;
+    memcpy(&left, a, sizeof(left));
+    memcpy(&right, b, sizeof(right));
+    return left == right;
+}
+
+/* Whether a[0..bytes) and b[0..bytes) are equal; short runs, so no call. */
+static inline bool equal_bytes(const uint8_t *a, const uint8_t *b, uint32_t bytes)
+{
     uint32_t i = 0;
-    for (; i + sizeof(left) <= bytes; i += (uint32_t)sizeof(left)) {
-        memcpy(&left, a + i, sizeof(left));
-        memcpy(&right, b + i, sizeof(right));
-        if (left != right)
+    for (; i + sizeof(uint64_t) <= bytes; i += (uint32_t)sizeof(uint64_t))
+        if (!equal_words(a + i, b + i))
             return false;
-    }
+    if (bytes >= sizeof(uint64_t)) /* the last word, over what was compared */
+        return equal_words(a + bytes - sizeof(uint64_t), b + bytes - sizeof(uint64_t));
     while (i < bytes && a[i] == b[i])
         i++;
     return i == bytes;
@@ -96,19 +107,13 @@ typedef struct name_piece {
     uint32_t shared;
 } name_piece;
 
-int dlfs_directory_name_equals(const dlfs_directory *directory, const uint8_t *names,
-                               uint64_t index, const uint8_t *path, uint64_t path_bytes)
+/* Any names at all: each byte is compared where it lies. at..end is the block. */
+static int pieces_equal(const uint8_t *at, const uint8_t *end, uint32_t slot, const uint8_t *path,
+                        uint64_t path_bytes)
 {
     name_piece pieces[DLFS_DIRECTORY_NODE_KEYS];
-    const uint8_t *at;
-    const uint8_t *end;
     uint32_t bytes = 0; /* length of the name last read */
-    uint32_t slot = (uint32_t)(index % DLFS_DIRECTORY_NODE_KEYS);
 
-    int code =
-        dlfs_directory_name_block(directory, names, index / DLFS_DIRECTORY_NODE_KEYS, &at, &end);
-    if (code < 0)
-        return code;
     for (uint32_t i = 0; i <= slot; i++) {
         uint32_t suffix_bytes;
         at = read_entry(at, end, bytes, &pieces[i].shared, &suffix_bytes);
@@ -131,6 +136,59 @@ int dlfs_directory_name_equals(const dlfs_directory *directory, const uint8_t *n
         open = piece->shared;
     }
     return open == 0;
+}
+
+/*
+ * Names as they mostly are: lengths of one byte each, and no suffix but the first longer than one
+ * copy. Writes the name of a slot to `name` and returns its length, or NAME_UNUSUAL; what is
+ * malformed is unusual too. Copies are of COPY_BYTES, whatever is wanted of them: the rest is
+ * written over by the next, or not looked at. So nothing branches on the lengths, which cannot be
+ * predicted, and the processor decodes the names of several lookups at once. `readable`: the end of
+ * the names part.
+ */
+static inline uint32_t decode_usual(const uint8_t *at, const uint8_t *end, const uint8_t *readable,
+                                    uint32_t slot, uint8_t *name)
+{
+    if (readable - end < COPY_BYTES || end - at < 2 || at[0] != 0 || at[1] > SHORT_BYTES_MAX ||
+        at[1] > end - at - 2)
+        return NAME_UNUSUAL;
+    uint32_t bytes = at[1];
+    at += 2;
+    for (uint32_t done = 0; done < bytes; done += COPY_BYTES)
+        memcpy(name + done, at + done, COPY_BYTES);
+    at += bytes;
+    for (uint32_t i = 0; i < slot; i++) {
+        if (end - at < 2)
+            return NAME_UNUSUAL;
+        uint32_t shared = at[0];
+        uint32_t suffix_bytes = at[1];
+        at += 2;
+        if ((shared > bytes) | (shared > SHORT_BYTES_MAX) | (suffix_bytes > COPY_BYTES) |
+            (suffix_bytes > end - at))
+            return NAME_UNUSUAL;
+        memcpy(name + shared, at, COPY_BYTES);
+        bytes = shared + suffix_bytes;
+        at += suffix_bytes;
+    }
+    return bytes;
+}
+
+int dlfs_directory_name_equals(const dlfs_directory *directory, const uint8_t *names,
+                               uint64_t index, const uint8_t *path, uint64_t path_bytes)
+{
+    uint8_t name[SHORT_BYTES_MAX + COPY_BYTES]; /* what is shared, and a copy behind it */
+    const uint8_t *at;
+    const uint8_t *end;
+    uint32_t slot = (uint32_t)(index % DLFS_DIRECTORY_NODE_KEYS);
+
+    int code =
+        dlfs_directory_name_block(directory, names, index / DLFS_DIRECTORY_NODE_KEYS, &at, &end);
+    if (code < 0)
+        return code;
+    uint32_t bytes = decode_usual(at, end, names + directory->layout.names_bytes, slot, name);
+    if (bytes == NAME_UNUSUAL)
+        return pieces_equal(at, end, slot, path, path_bytes);
+    return bytes == path_bytes && equal_bytes(name, path, bytes);
 }
 
 /* ---- decoding -------------------------------------------------------------------------------- */

@@ -81,6 +81,18 @@ static void hash_group(const dlfs_directory *directory, const uint8_t *paths,
     }
 }
 
+/*
+ * The place of the last key of a node that is <= the hash, or 0. By halves, and by arithmetic:
+ * which half it is cannot be predicted, and a few steps of many lookups overlap.
+ */
+static inline uint64_t last_not_above(const uint64_t *node, uint64_t hash)
+{
+    uint64_t place = 0;
+    for (uint64_t half = DLFS_DIRECTORY_NODE_KEYS / 2; half > 0; half /= 2)
+        place += (uint64_t)(node[place + half] <= hash) * half;
+    return place;
+}
+
 /* From a node of one level to the node, or leaf, below: the last key that is <= the hash says
  * which. */
 static void descend_group(const dlfs_directory *directory, uint32_t level, uint32_t count,
@@ -97,11 +109,8 @@ static void descend_group(const dlfs_directory *directory, uint32_t level, uint3
     }
     for (uint32_t i = 0; i < count; i++) {
         probe *p = &probes[i];
-        const uint64_t *node = keys + p->node * DLFS_DIRECTORY_NODE_KEYS;
-        uint64_t passed = 0;
-        for (uint32_t k = 0; k < DLFS_DIRECTORY_NODE_KEYS; k++)
-            passed += node[k] <= p->hash;
-        uint64_t next = p->node * DLFS_DIRECTORY_NODE_KEYS + (passed > 0 ? passed - 1 : 0);
+        uint64_t next = p->node * DLFS_DIRECTORY_NODE_KEYS;
+        next += last_not_above(keys + next, p->hash);
         /* A hash of all ones passes the padding too. */
         p->node = next < last ? next : last;
         if (level <= 1) /* all above are in the cache */
