@@ -36,6 +36,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dlfs._native import abi, channel_abi
+from dlfs._native.directory import NativeDirectory
 from dlfs._native.library import check, library
 from dlfs._native.reader import (
     PLANS,
@@ -216,7 +217,11 @@ class ClientChannel:
     """
 
     def __init__(
-        self, arena: c_void_p | None, descriptors: ChannelDescriptors, timeout_ms: int
+        self,
+        arena: c_void_p | None,
+        descriptors: ChannelDescriptors,
+        timeout_ms: int,
+        directory: NativeDirectory | None,
     ) -> None:
         handle = c_void_p()
         code = library().dlfs_client_create(
@@ -229,6 +234,9 @@ class ClientChannel:
         self.handle: c_void_p | None = handle
         self.wake = descriptors.wake
         _open_channels.add(self)
+        if directory is not None:
+            code = library().dlfs_client_attach(handle, directory.handle)
+            check(code, "read what the service keeps of a dataset with this directory")
 
     def stats(self) -> dict[str, int]:
         """``dlfs_client_stats`` by name."""
@@ -285,6 +293,8 @@ class ClientReader:
         timeout_ms: for one answer of the service, which is then given up as lost; 0: as long as
             it lives.
         service: what errors call it.
+        directory: of the dataset, open while channels are made. With it, samples that the service
+            keeps for good are found without asking the service; see ``channel.h``.
 
     Attributes:
         lost: whether a channel was lost: the service is gone, or is to be connected to anew.
@@ -307,6 +317,7 @@ class ClientReader:
         *,
         timeout_ms: int = 0,
         service: str = "the service",
+        directory: NativeDirectory | None = None,
     ) -> None:
         handle = c_void_p()
         code = library().dlfs_arena_map(arena_descriptor, arena_bytes, byref(handle))
@@ -316,6 +327,9 @@ class ClientReader:
         self._arena: c_void_p | None = handle
         self._open_channel = open_channel
         self._timeout_ms = timeout_ms
+        self._directory = directory
+        # The locations stay mapped as long as this array is there, whoever closes the directory.
+        self._locations = None if directory is None else directory.locations()
         self._pid = os.getpid()
         self._closed = False
         self._lock = threading.RLock()  # around the arena; a collector may close a reader under it
@@ -464,7 +478,7 @@ class ClientReader:
         descriptors = None if self._closed else self._open_channel()
         with self._lock:
             if self._arena is not None and descriptors is not None:
-                return ClientChannel(self._arena, descriptors, self._timeout_ms)
+                return ClientChannel(self._arena, descriptors, self._timeout_ms, self._directory)
         if descriptors is not None:
             descriptors.close()
         raise ClosedError("use a reader: it is closed")

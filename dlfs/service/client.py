@@ -2,7 +2,10 @@
 
 ``ServiceOrigin`` is the service's socket as an origin: what it opens has a connection of its own,
 the service's directory mapped read-only, and a reader whose samples lie in the service's memory.
-``Volume``, ``Dataset`` and ``Epoch`` stand on that as on devices.
+``Volume``, ``Dataset`` and ``Epoch`` stand on that as on devices. Where the service has memory for
+the whole dataset, and no sample of it is larger than a chunk, what it has read once is read from
+its memory without asking it again (``channel.h``); such reads look every millisecond whether it is
+still there.
 
 When the service goes, every call under way raises ``ServiceLostError`` at once (a service that is
 there and does not answer is given up after a time, below), and the next use makes a new connection:
@@ -178,17 +181,18 @@ class ServiceOrigin:
         state, descriptors = connection.request(request, DatasetState, 2)
         with descriptors:
             superblock, catalog = read_generation(descriptors[0], self.uri)
+            record = find_record(catalog, identity.uuid)
+            if record is None:
+                raise identity.stale()
+            directory = directory or self._load_directory(record, identity)
             native = ClientReader(
                 descriptors[1],
                 state.arena_bytes,
                 lambda: _open_channel(connection, identity),
                 timeout_ms=int(ANSWER_TIMEOUT_S * 1000),
                 service=self.uri,
+                directory=directory.native,
             )
-        record = find_record(catalog, identity.uuid)
-        if record is None:
-            raise identity.stale()
-        directory = directory or self._load_directory(record, identity)
         reader = SampleReader(
             native,
             superblock.geometry,

@@ -4,6 +4,13 @@
  * without any is idle and is the first to go when memory is wanted, the one idle for longest first:
  * everything that the look-ahead needs holds a reference, so what is idle is needed later than all
  * of it.
+ *
+ * Kept for good. Where the memory is shared with other processes and the whole dataset fits in it,
+ * a chunk that has landed and is sound stays in its slot as long as the reader lives: it has a
+ * reference of its own, and an entry in an index behind the slots, which those processes read
+ * without asking (channel_kept.c). What is left of the slots is still enough for all chunks that
+ * have not landed, and for SLOTS_MIN more. Datasets with a sample that does not lie in one chunk
+ * have no such index: their runs of slots need neighbours, which chunks that stay might keep apart.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -68,6 +75,18 @@ static int map_memory(dlfs_reader *reader, size_t *bytes, void **base)
     return code;
 }
 
+/* Whether every sample lies in one chunk. */
+static bool needs_no_runs(const dlfs_reader *reader)
+{
+    for (uint64_t index = 0; index < reader->sample_count; index++) {
+        struct place place;
+        if (reader_place(reader, index, &place) && place.length > 0 &&
+            !place_in_chunk(reader, &place))
+            return false;
+    }
+    return true;
+}
+
 int arena_map(dlfs_reader *reader)
 {
     if (reader->arena)
@@ -76,6 +95,11 @@ int arena_map(dlfs_reader *reader)
     uint32_t *chunk_slots = calloc(reader->chunk_count + 1, sizeof(*chunk_slots));
     void *base = NULL;
     size_t bytes = (size_t)reader->slot_count << reader->chunk_shift;
+    size_t slots_bytes = bytes;
+    bool keeps =
+        (reader->config.flags & DLFS_READER_SHARED) && reader->keeps_all && needs_no_runs(reader);
+    if (keeps)
+        bytes += reader->chunk_count * sizeof(*reader->kept);
     /* A small mapping is aligned to its pages only: too little for larger blocks. */
     if (reader->config.block_bytes > PAGE_BYTES_MIN && bytes < LARGE_BYTES)
         bytes = LARGE_BYTES;
@@ -89,6 +113,8 @@ int arena_map(dlfs_reader *reader)
     reader->chunk_slots = chunk_slots;
     reader->arena = base;
     reader->arena_bytes = bytes;
+    reader->kept_offset = slots_bytes;
+    reader->kept = keeps ? (_Atomic uint32_t *)(void *)(reader->arena + slots_bytes) : NULL;
     reader->stats.memory_bytes = bytes;
     reader->free_slots = (struct slot_list){SLOT_NONE, SLOT_NONE, 0};
     reader->idle_slots = (struct slot_list){SLOT_NONE, SLOT_NONE, 0};
@@ -207,6 +233,14 @@ void arena_begin_load(dlfs_reader *reader, uint32_t number, uint64_t chunk, cons
     reader->chunk_slots[chunk] = number + 1;
 }
 
+/* A chunk that has landed stays, and other processes are told. */
+static void keep_for_good(dlfs_reader *reader, uint32_t number)
+{
+    struct slot *slot = &reader->slots[number];
+    slot->references++;
+    atomic_store_explicit(&reader->kept[slot->chunk], number + 1, memory_order_release);
+}
+
 void arena_end_load(dlfs_reader *reader, uint32_t number, bool kept, bool bad)
 {
     struct slot *slot = &reader->slots[number];
@@ -216,6 +250,8 @@ void arena_end_load(dlfs_reader *reader, uint32_t number, bool kept, bool bad)
     slot->waiters = SLOT_NONE;
     if (!kept)
         reader->chunk_slots[slot->chunk] = 0;
+    else if (reader->kept && !bad)
+        keep_for_good(reader, number);
 }
 
 uint32_t arena_find(const dlfs_reader *reader, uint64_t chunk)

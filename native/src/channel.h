@@ -5,7 +5,8 @@
  * - channel_ring.c: the rings in it, and how a side waits for the other;
  * - channel_lend.c: what the client has of the service: batches, pinned and copied memory;
  * - channel_server.c: the service's end and its thread;
- * - channel_client.c: the client's end.
+ * - channel_client.c: the client's end;
+ * - channel_kept.c: the samples that the client finds without asking.
  */
 #ifndef DLFS_CHANNEL_INSIDE_H
 #define DLFS_CHANNEL_INSIDE_H
@@ -19,7 +20,7 @@
 #include "reader.h"
 
 #define CHANNEL_MAGIC UINT64_C(0x314c4e4843464c44) /* "DLFCHNL1" in memory */
-#define CHANNEL_LAYOUT 1u
+#define CHANNEL_LAYOUT 2u
 #define COMPLETION_COUNT 16u
 #define SUBMISSIONS_SPARE 16u /* beside one for the release of every batch */
 #define CACHE_LINE_BYTES 64u
@@ -83,6 +84,13 @@ struct ring_places {
     _Atomic uint32_t processor; /* that the consumer ran on when it last waited */
 };
 
+/* What the client read without asking, as it says itself. */
+struct kept_counts {
+    _Alignas(CACHE_LINE_BYTES) _Atomic uint64_t samples;
+    _Atomic uint64_t sample_bytes;
+    _Atomic uint64_t batches;
+};
+
 struct channel_header {
     uint64_t magic;
     uint32_t layout;
@@ -94,8 +102,12 @@ struct channel_header {
     uint32_t submission_count;
     uint64_t copied_bytes;
     uint64_t arena_bytes;
+    uint64_t kept_offset; /* in the arena: the index of chunks kept for good */
+    uint64_t kept_count;  /* its entries; 0: there is none */
+    uint32_t chunk_shift;
     struct ring_places submissions;
     struct ring_places completions;
+    struct kept_counts kept;
 };
 
 _Static_assert(sizeof(struct submission) == 32, "part of the layout");
@@ -226,6 +238,9 @@ struct dlfs_channel {
     pthread_t thread;
     _Atomic bool stop;
     bool started;
+    uint64_t kept_samples; /* of the client's own counts, what has been added to the reader's */
+    uint64_t kept_bytes;
+    uint64_t kept_batches;
     dlfs_stream *stream; /* what follows is the thread's own */
     dlfs_sequence *sequence;
     uint64_t *chosen; /* [chosen_count] indices of a chosen order, which the client sent */

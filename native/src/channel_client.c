@@ -15,31 +15,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "channel.h"
+#include "channel_client.h"
 #include "memory.h"
-
-struct dlfs_arena {
-    uint8_t *base;
-    size_t bytes;
-    _Atomic uint32_t holds;
-};
-
-struct dlfs_client {
-    dlfs_arena *arena;
-    struct channel_memory memory;
-    struct waiter waiter;
-    struct ring completions;
-    uint32_t timeout_ms;
-    pthread_mutex_t turn; /* of callers */
-    uint64_t tag;         /* of the call under way */
-    _Atomic bool lost;
-    _Atomic uint64_t lost_members;
-    _Atomic uint64_t requests;
-    pthread_mutex_t lock; /* around what follows */
-    struct ring submissions;
-    struct batch *batches; /* at rest */
-    uint64_t holds;        /* the owner's and each batch's */
-};
 
 /* ---- the arena ------------------------------------------------------------------------------- */
 
@@ -89,8 +66,7 @@ static void client_free(dlfs_client *client)
     free(client);
 }
 
-/* Ends one hold on the client, and the lock's; the last hold frees it. */
-static void client_unlock_release(dlfs_client *client)
+void client_unlock_release(dlfs_client *client)
 {
     bool last = --client->holds == 0;
     pthread_mutex_unlock(&client->lock);
@@ -127,16 +103,7 @@ DLFS_API int dlfs_client_create(dlfs_arena *arena, int memory, int wake, uint32_
     return 0;
 }
 
-static bool is_lost(const dlfs_client *client)
-{
-    return atomic_load_explicit(&client->lost, memory_order_relaxed);
-}
-
-/*
- * The channel is of no more use, but for releasing its batches: they stay as they are until its end
- * is hung up.
- */
-static int lose(dlfs_client *client)
+int client_lose(dlfs_client *client)
 {
     atomic_store_explicit(&client->lost, true, memory_order_relaxed);
     return DLFS_E_SERVICE;
@@ -156,7 +123,7 @@ DLFS_API void dlfs_client_destroy(dlfs_client *client)
     if (!client)
         return;
     struct submission close_stream = {.operation = OPERATION_CLOSE};
-    if (!is_lost(client) && submit(client, &close_stream))
+    if (!client_is_lost(client) && submit(client, &close_stream))
         ring_wake(&client->submissions, &client->waiter);
     pthread_mutex_lock(&client->lock);
     client_unlock_release(client);
@@ -174,27 +141,27 @@ static int await(dlfs_client *client, struct completion *answer)
         if (taken > 0 && answer->tag == client->tag)
             return 0;
         if (taken < 0)
-            return lose(client);
+            return client_lose(client);
         if (taken > 0)
             continue;
         int64_t left_ms = -1;
         if (until != UINT64_MAX)
             left_ms = ((int64_t)until - (int64_t)clock_ns() + 999999) / 1000000;
         if (until != UINT64_MAX && left_ms <= 0)
-            return lose(client);
+            return client_lose(client);
         if (ring_wait(&client->completions, &client->waiter, (int)left_ms) == WAIT_GONE)
-            return lose(client);
+            return client_lose(client);
     }
 }
 
 /* Asks the service and waits for its answer, in the caller's turn. */
 static int ask(dlfs_client *client, struct submission *asked, struct completion *answer)
 {
-    if (is_lost(client))
+    if (client_is_lost(client))
         return DLFS_E_SERVICE;
     asked->tag = ++client->tag;
     if (!submit(client, asked))
-        return lose(client);
+        return client_lose(client);
     atomic_fetch_add_explicit(&client->requests, 1, memory_order_relaxed);
     ring_wake(&client->submissions, &client->waiter);
     int code = await(client, answer);
@@ -227,7 +194,7 @@ static void release_batch(struct batch *batch)
     client_unlock_release(client);
 }
 
-static struct batch *rested_batch(dlfs_client *client, uint64_t count)
+struct batch *client_rested_batch(dlfs_client *client, uint64_t count)
 {
     pthread_mutex_lock(&client->lock);
     struct batch *batch = client->batches;
@@ -307,13 +274,13 @@ static int take_batch(dlfs_client *client, const struct completion *answer, uint
     if (answer->result < 0 && answer->place == BATCH_NONE)
         return (int)answer->result;
     if (!makes_sense(client, answer, count))
-        return lose(client);
-    struct batch *batch = rested_batch(client, (uint64_t)answer->result);
+        return client_lose(client);
+    struct batch *batch = client_rested_batch(client, (uint64_t)answer->result);
     int code = batch ? fill(client, batch, answer, indices) : -ENOMEM;
     if (code < 0) {
         if (batch)
             batch_free(batch);
-        return lose(client); /* the service would keep a batch that nobody has */
+        return client_lose(client); /* the service would keep a batch that nobody has */
     }
     pthread_mutex_lock(&client->lock);
     client->holds++;
@@ -337,6 +304,8 @@ DLFS_API int dlfs_client_read(dlfs_client *client, const uint64_t *indices, uint
         return -EINVAL;
     if (count > client->memory.samples_max)
         return DLFS_E_LIMIT;
+    if (client_find_batch(client, indices, count, out))
+        return 0;
     struct submission asked = {.operation = OPERATION_READ, .value = count};
     pthread_mutex_lock(&client->turn);
     if (count > 0)
@@ -369,6 +338,9 @@ DLFS_API int64_t dlfs_client_get(dlfs_client *client, uint64_t index, void *buff
 {
     if (!client || (flags & ~DLFS_GET_KEPT) != 0)
         return -EINVAL;
+    int64_t found = client_copy_found(client, index, buffer, buffer_bytes);
+    if (found != -EAGAIN)
+        return found;
     struct submission asked = {
         .operation = OPERATION_GET, .flags = flags, .value = index, .limit = buffer_bytes};
     struct completion answer;
@@ -379,7 +351,7 @@ DLFS_API int64_t dlfs_client_get(dlfs_client *client, uint64_t index, void *buff
     if (result == 0)
         result = answer.result;
     if (result > (int64_t)room)
-        result = lose(client);
+        result = client_lose(client);
     if (result > 0)
         memcpy(buffer, client->memory.result, (size_t)result);
     pthread_mutex_unlock(&client->turn);
@@ -429,7 +401,7 @@ DLFS_API uint64_t dlfs_client_lost_members(const dlfs_client *client)
 
 DLFS_API int dlfs_client_is_lost(const dlfs_client *client)
 {
-    return is_lost(client);
+    return client_is_lost(client);
 }
 
 DLFS_API uint64_t dlfs_client_samples_max(const dlfs_client *client)

@@ -37,6 +37,33 @@ static void count_refusal(dlfs_channel *channel)
     atomic_fetch_add_explicit(&channel->counters.refusals, 1, memory_order_relaxed);
 }
 
+static uint64_t grown(const _Atomic uint64_t *said, uint64_t *counted)
+{
+    uint64_t now = atomic_load_explicit(said, memory_order_relaxed);
+    uint64_t more = now > *counted ? now - *counted : 0;
+    *counted += more;
+    return more;
+}
+
+/* Adds what the client read without asking, which it says itself, to what was counted here. */
+static void count_kept(dlfs_channel *channel)
+{
+    const struct kept_counts *said = &channel->memory.header->kept;
+    struct channel_counters *counters = &channel->counters;
+    dlfs_reader *reader = channel->reader;
+    pthread_mutex_lock(&reader->lock);
+    uint64_t samples = grown(&said->samples, &channel->kept_samples);
+    uint64_t bytes = grown(&said->sample_bytes, &channel->kept_bytes);
+    uint64_t batches = grown(&said->batches, &channel->kept_batches);
+    reader->stats.samples += samples;
+    reader->stats.cache_hits += samples;
+    reader->stats.sample_bytes += bytes;
+    pthread_mutex_unlock(&reader->lock);
+    atomic_fetch_add_explicit(&counters->samples, samples, memory_order_relaxed);
+    atomic_fetch_add_explicit(&counters->sample_bytes, bytes, memory_order_relaxed);
+    atomic_fetch_add_explicit(&counters->batches, batches, memory_order_relaxed);
+}
+
 /* ---- operations: each returns a code, BROKEN, or what it gives ------------------------------- */
 
 static int64_t serve_read(dlfs_channel *channel, const struct submission *asked,
@@ -179,6 +206,7 @@ static int64_t serve_next(dlfs_channel *channel, const struct submission *asked,
 static int64_t serve_stats(dlfs_channel *channel)
 {
     dlfs_reader_stats stats;
+    count_kept(channel);
     dlfs_reader_get_stats(channel->reader, &stats);
     memcpy(channel->memory.result, &stats, sizeof(stats));
     return 0;
@@ -283,6 +311,7 @@ static void *channel_thread(void *argument)
     }
     close_stream(channel);
     lend_take_back_all(channel);
+    count_kept(channel);
     shutdown(channel->waiter.socket, SHUT_RDWR);
     atomic_store_explicit(&counters->ended, code, memory_order_release);
     return NULL;
@@ -399,9 +428,10 @@ DLFS_API void dlfs_channel_destroy(dlfs_channel *channel)
     channel_free(channel);
 }
 
-DLFS_API void dlfs_channel_get_stats(const dlfs_channel *channel, dlfs_channel_stats *stats)
+DLFS_API void dlfs_channel_get_stats(dlfs_channel *channel, dlfs_channel_stats *stats)
 {
     const struct channel_counters *counters = &channel->counters;
+    count_kept(channel);
     /* First, so that an end that is seen is seen with what it gave back. */
     int32_t ended = atomic_load_explicit(&counters->ended, memory_order_acquire);
     *stats = (dlfs_channel_stats){

@@ -175,8 +175,11 @@ struct dlfs_reader {
     pthread_cond_t released; /* a slot became free or idle */
     uint8_t *arena;
     size_t arena_bytes;
-    int arena_descriptor; /* of its file, where it is shared with other processes; else -1 */
-    bool warmed;          /* a stream has touched the arena, or is at it */
+    int arena_descriptor;   /* of its file, where it is shared with other processes; else -1 */
+    uint64_t kept_offset;   /* in the arena, behind the slots */
+    _Atomic uint32_t *kept; /* [chunk_count] for other processes: slot + 1 of a chunk that is kept
+                               for good; NULL: none are */
+    bool warmed;            /* a stream has touched the arena, or is at it */
     struct slot *slots;
     uint32_t slot_count;
     struct slot_list free_slots;

@@ -72,7 +72,7 @@ static inline struct connection connect_to(const struct service *service)
     return connect_with(service, &config, 0);
 }
 
-static inline dlfs_channel_stats stats_of(const dlfs_channel *channel)
+static inline dlfs_channel_stats stats_of(dlfs_channel *channel)
 {
     dlfs_channel_stats stats;
     dlfs_channel_get_stats(channel, &stats);
@@ -80,14 +80,14 @@ static inline dlfs_channel_stats stats_of(const dlfs_channel *channel)
 }
 
 /* Waits until the service has taken back all but so many batches of a client. */
-static inline void wait_batches_out(const dlfs_channel *channel, uint64_t batches)
+static inline void wait_batches_out(dlfs_channel *channel, uint64_t batches)
 {
     while (stats_of(channel).batches_out != batches)
         sched_yield();
 }
 
 /* Waits for a channel's end, which leaves nothing of it; why it came. */
-static inline int wait_end(const dlfs_channel *channel)
+static inline int wait_end(dlfs_channel *channel)
 {
     dlfs_channel_stats stats;
     do {
@@ -100,7 +100,7 @@ static inline int wait_end(const dlfs_channel *channel)
     return stats.ended;
 }
 
-static inline void wait_ended(const dlfs_channel *channel, int code)
+static inline void wait_ended(dlfs_channel *channel, int code)
 {
     CHECK_EQ(wait_end(channel), code);
 }

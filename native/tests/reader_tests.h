@@ -16,7 +16,9 @@
 #define BLOCK 4096u
 #define DATA_OFFSET 65536u
 #define DEVICE_BYTES (16u << 20)
+#ifndef LARGE_EVERY
 #define LARGE_EVERY 97u /* such samples are larger than a chunk */
+#endif
 
 struct dataset {
     dlfs_device *inner;

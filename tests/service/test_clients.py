@@ -5,16 +5,18 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import signal
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
 import dlfs
 from dlfs.errors import LimitError, ServiceLostError
 from dlfs.service import session
-from tests.service.serving import Hurry, Service, client, hear, tell, wait_for
+from tests.service.serving import Hurry, Service, client, hear, make_volume, tell, wait_for
 
 READER = """
 import sys
@@ -86,6 +88,46 @@ def test_processes_share_one_directory_and_one_cache(
             tell(reader)
     wait_for(lambda: service.clients() == [], "clients to be forgotten")
     service.stop()
+
+
+def read_without_end(dataset: dlfs.Dataset) -> None:
+    """Read the first sample again and again."""
+    while True:
+        dataset.read([0]).release()
+
+
+def test_what_the_service_keeps_is_read_without_it(
+    serve: Callable[..., Service],
+    samples: dict[bytes, bytes],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    Hurry(monkeypatch)
+    small = {path: data for path, data in samples.items() if len(data) < 8192}
+    wanted = list(small.values())
+    service = serve(make_volume(tmp_path / "small.img", small))
+    with dlfs.connect(service.uri)["d"] as dataset:
+        everything = range(len(dataset))
+        with dataset.read(everything) as batch:
+            assert batch.to_list() == wanted
+        os.kill(service.pid, signal.SIGSTOP)
+        try:
+            kept = dataset.read(everything)
+            assert kept.to_list() == wanted
+            assert [dataset[index] for index in everything] == wanted
+        finally:
+            os.kill(service.pid, signal.SIGCONT)
+        wait_for(
+            lambda: service.clients()[0]["batches_out"] == 0, "the first batch to be given back"
+        )
+        (figures,) = service.clients()
+        assert (figures["samples"], figures["batches"]) == (3 * len(wanted), 2)
+        assert service.snapshot()["datasets"][0]["reader"]["samples"] == 3 * len(wanted)
+        service.process.kill()
+        service.process.wait()
+        with pytest.raises(ServiceLostError):
+            read_without_end(dataset)
+        assert kept.to_list() == wanted
 
 
 def test_a_greedy_client_is_bounded_and_stops_nobody(

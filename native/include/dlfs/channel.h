@@ -14,6 +14,12 @@
  * the system call that wakes the other only when the other has said that it sleeps. So a batch
  * costs no system call while both are busy.
  *
+ * Where the whole dataset fits in the arena and every sample lies in one chunk, a chunk that has
+ * landed there, verified, stays as long as the reader. An index in the arena says where; a client
+ * that was given the dataset's directory (dlfs_client_attach) finds samples of such chunks by
+ * itself: without the service, without pins, with nothing to be given back. It asks for a batch as
+ * soon as one of its samples lies elsewhere.
+ *
  * Wake-ups go through sockets, not eventfds, because an eventfd has one set of status flags for all
  * who hold it: a client could make the service block in it. Bytes are sent and received with
  * MSG_DONTWAIT, whatever the flags; and the death of either process, by whatever cause, ends the
@@ -90,7 +96,8 @@ DLFS_API int dlfs_channel_create(const dlfs_channel_config *config, dlfs_channel
 DLFS_API void dlfs_channel_destroy(dlfs_channel *channel);
 
 typedef struct dlfs_channel_stats {
-    uint64_t samples; /* given out, as batches and one at a time */
+    uint64_t samples; /* given out, as batches and one at a time; with what the client read without
+                         asking, here and in the reader's counters as it says itself */
     uint64_t sample_bytes;
     uint64_t batches;
     uint64_t batches_out;    /* that the client has now */
@@ -107,7 +114,7 @@ typedef struct dlfs_channel_stats {
     uint32_t under_way; /* 1: a request is being served */
 } dlfs_channel_stats;
 /* Any threads at once. */
-DLFS_API void dlfs_channel_get_stats(const dlfs_channel *channel, dlfs_channel_stats *stats);
+DLFS_API void dlfs_channel_get_stats(dlfs_channel *channel, dlfs_channel_stats *stats);
 
 /* ---- the client's side ----------------------------------------------------------------------- */
 
@@ -132,6 +139,13 @@ typedef struct dlfs_client dlfs_client;
  */
 DLFS_API int dlfs_client_create(dlfs_arena *arena, int memory, int wake, uint32_t timeout_ms,
                                 dlfs_client **out);
+/*
+ * Lets the client read what lies in chunks that stay without asking the service, which it looks
+ * after every millisecond then; nothing changes where no chunks stay. The directory is the
+ * dataset's, and its entries part stays where it is until the client is destroyed; the handle is
+ * not used later. No call may be under way. -EINVAL: it is not of the channel's dataset.
+ */
+DLFS_API int dlfs_client_attach(dlfs_client *client, const dlfs_directory *directory);
 /*
  * Closes the stream and ends the channel, together with the last of its batches: those given out
  * stay valid. No call may be under way.
