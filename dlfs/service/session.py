@@ -196,6 +196,9 @@ class Session:
         except (FormatError, VersionError, trio.TooSlowError) as error:
             _log.warning("%s breaks the protocol: %s", self.peer, error or "too slow")
             await self._drop(list(self._channels))
+        except Exception:  # noqa: BLE001  a bug that one client meets: it loses all, others nothing
+            _log.exception("serving %s", self.peer)
+            await self._drop(list(self._channels))
         await self._linger()
         for opened in self._datasets.values():
             await trio.to_thread.run_sync(opened.dataset.close)

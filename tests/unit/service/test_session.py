@@ -21,11 +21,13 @@ from dlfs.service.protocol import (
     ANSWERS,
     HEADER,
     PROTOCOL_VERSION,
+    ChannelState,
     DatasetState,
     Failure,
     GetSnapshot,
     Hello,
     Message,
+    OpenChannel,
     OpenDataset,
     Welcome,
     body_bytes,
@@ -58,9 +60,16 @@ class Talk:
         self._own = own
 
     def ask(self, message: Message) -> Message:
-        self._own.sendall(encode(message))
+        self.send(message)
         length = body_bytes(self._receive(HEADER.size))
         return decode(self._receive(length), ANSWERS)
+
+    def send(self, message: Message) -> None:
+        self._own.sendall(encode(message))
+
+    def hears_the_end(self) -> bool:
+        """Wait for what comes next; whether it is the end."""
+        return self._own.recv(1) == b""
 
     def _receive(self, count: int) -> bytes:
         data = b""
@@ -111,6 +120,23 @@ def test_a_dataset_that_cannot_be_shared_is_given_back(
         assert isinstance(talk.ask(OpenDataset(volume.uuid, dataset.uuid)), DatasetState)
         assert [figures["users"] for figures in shelf.figures()] == [1]
     assert [figures["users"] for figures in shelf.figures()] == [0]
+
+
+def test_a_bug_costs_its_client_what_it_had(
+    shelf: Shelf, volume: ServedVolume, caplog: pytest.LogCaptureFixture
+) -> None:
+    (dataset,) = volume.datasets()
+
+    def fail() -> dict[str, Any]:
+        raise RuntimeError("a bug")
+
+    with session(volume, snapshot=fail) as talk:
+        assert isinstance(talk.ask(OpenDataset(volume.uuid, dataset.uuid)), DatasetState)
+        assert isinstance(talk.ask(OpenChannel(dataset.uuid)), ChannelState)
+        talk.send(GetSnapshot())
+        assert talk.hears_the_end()
+    assert [figures["users"] for figures in shelf.figures()] == [0]
+    assert "a bug" in caplog.text
 
 
 def test_an_answer_that_is_too_long_is_told(volume: ServedVolume) -> None:
