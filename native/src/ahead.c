@@ -14,6 +14,8 @@
 
 #include "stream.h"
 
+#define EXPECTED_AHEAD 16u /* positions from a prefetch to the use of what it brings */
+
 /* ---- entries --------------------------------------------------------------------------------- */
 
 void entry_ready(struct entry *entry, uint64_t offset, uint64_t length)
@@ -234,6 +236,15 @@ static bool start_window_span(dlfs_stream *stream, const struct plan_span *plann
     return true;
 }
 
+/*
+ * Brings the location of an entry into the processor's caches, ahead of its use: they lie all over
+ * the directory, and waiting for one takes as long as the checksum of its sample.
+ */
+static void expect_location(const dlfs_stream *stream, uint64_t index)
+{
+    __builtin_prefetch(&stream->reader->locations[index]);
+}
+
 /* Bytes that spans of a window may land in now. */
 static uint64_t window_room(const dlfs_stream *stream)
 {
@@ -259,6 +270,8 @@ static uint64_t collect_window(dlfs_stream *stream)
     for (; stream->planned < stream->filled && stream->planned < end; stream->planned++) {
         struct entry *entry = entry_at(stream, stream->planned);
         struct place place;
+        if (stream->planned + EXPECTED_AHEAD < stream->filled)
+            expect_location(stream, entry_at(stream, stream->planned + EXPECTED_AHEAD)->index);
         bool window = entry->state == ENTRY_NEW && !entry->alone &&
                       reader_place(reader, entry->index, &place) && place.length > 0 &&
                       place_in_chunk(reader, &place);
@@ -284,7 +297,7 @@ static bool direct_plan(dlfs_stream *stream)
     if (fetch->unused_count < WINDOW_MAX / 2)
         return false;
     uint64_t count = collect_window(stream);
-    plan_sort(fetch->wants, count);
+    plan_sort(fetch->wants, fetch->sorting, count);
     uint64_t spans = plan_merge(stream->reader, fetch->wants, count, fetch->plan);
     uint64_t started = 0;
     while (started < spans && start_window_span(stream, &fetch->plan[started]))
@@ -388,9 +401,18 @@ static void finish_chunk(dlfs_stream *stream, struct span *span)
     pthread_mutex_unlock(&reader->lock);
 }
 
+/* The locations that the next span's samples will be checked by. */
+static void expect_next(const dlfs_stream *stream)
+{
+    const struct span *next = fetch_next_done(stream->fetch);
+    if (next && next->kind == KIND_WINDOW)
+        expect_location(stream, stream->ring[next->tag].index);
+}
+
 void ahead_finish(dlfs_stream *stream, struct span *span)
 {
     bool again = false;
+    expect_next(stream);
     switch ((enum span_kind)span->kind) {
     case KIND_ALONE:
         finish_alone(stream, span, &again);

@@ -110,6 +110,7 @@ void fetch_destroy(struct fetch *fetch)
     free(fetch->member_stats);
     free(fetch->spans);
     free(fetch->wants);
+    free(fetch->sorting);
     free(fetch->plan);
     free(fetch);
 }
@@ -119,11 +120,13 @@ int fetch_reserve_plan(struct fetch *fetch, uint64_t count)
     if (count <= fetch->plan_capacity)
         return 0;
     free(fetch->wants);
+    free(fetch->sorting);
     free(fetch->plan);
     fetch->plan_capacity = 0;
     fetch->wants = malloc(count * sizeof(*fetch->wants));
+    fetch->sorting = malloc(count * sizeof(*fetch->sorting));
     fetch->plan = malloc(count * sizeof(*fetch->plan));
-    if (!fetch->wants || !fetch->plan)
+    if (!fetch->wants || !fetch->sorting || !fetch->plan)
         return -ENOMEM;
     fetch->plan_capacity = count;
     return 0;
@@ -426,6 +429,11 @@ void fetch_step(struct fetch *fetch, int timeout_ms)
 struct span *fetch_done(struct fetch *fetch)
 {
     return span_pop(fetch, &fetch->done);
+}
+
+const struct span *fetch_next_done(const struct fetch *fetch)
+{
+    return fetch->done.first == SLOT_NONE ? NULL : &fetch->spans[fetch->done.first];
 }
 
 void fetch_recycle(struct fetch *fetch, struct span *span)

@@ -4,20 +4,66 @@
  */
 #include "plan.h"
 
-#include <stdlib.h>
+#include <string.h>
 
 #include "reader.h"
 
-static int by_address(const void *left, const void *right)
+#define FEW 24u /* wants that are sorted by insertion */
+#define DIGIT_BITS 8u
+#define DIGITS (1u << DIGIT_BITS)
+
+static void sort_few(struct want *wants, uint64_t count)
 {
-    const struct want *a = left;
-    const struct want *b = right;
-    return (a->address > b->address) - (a->address < b->address);
+    for (uint64_t i = 1; i < count; i++) {
+        struct want want = wants[i];
+        uint64_t at = i;
+        for (; at > 0 && wants[at - 1].address > want.address; at--)
+            wants[at] = wants[at - 1];
+        wants[at] = want;
+    }
 }
 
-void plan_sort(struct want *wants, uint64_t count)
+/* One pass of a radix sort: by the digit that begins at bit `shift` of the address. */
+static void sort_digit(const struct want *from, struct want *to, uint64_t count, uint32_t shift)
 {
-    qsort(wants, count, sizeof(*wants), by_address);
+    uint64_t starts[DIGITS] = {0};
+    for (uint64_t i = 0; i < count; i++)
+        starts[from[i].address >> shift & (DIGITS - 1)]++;
+    uint64_t start = 0;
+    for (uint32_t digit = 0; digit < DIGITS; digit++) {
+        uint64_t next = start + starts[digit];
+        starts[digit] = start;
+        start = next;
+    }
+    for (uint64_t i = 0; i < count; i++)
+        to[starts[from[i].address >> shift & (DIGITS - 1)]++] = from[i];
+}
+
+void plan_sort(struct want *wants, struct want *scratch, uint64_t count)
+{
+    uint64_t differing = 0; /* bits */
+    bool sorted = true;
+    for (uint64_t i = 1; i < count; i++) {
+        differing |= wants[i].address ^ wants[i - 1].address;
+        sorted &= wants[i].address >= wants[i - 1].address;
+    }
+    if (sorted)
+        return;
+    if (count <= FEW) {
+        sort_few(wants, count);
+        return;
+    }
+    struct want *from = wants;
+    struct want *to = scratch;
+    uint32_t shift = (uint32_t)__builtin_ctzll(differing);
+    for (; shift < 64 && differing >> shift != 0; shift += DIGIT_BITS) {
+        sort_digit(from, to, count, shift);
+        struct want *sorted_now = to;
+        to = from;
+        from = sorted_now;
+    }
+    if (from != wants)
+        memcpy(wants, from, count * sizeof(*wants));
 }
 
 /* The blocks that a want touches. */

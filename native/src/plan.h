@@ -29,8 +29,8 @@ struct plan_span {
     bool whole;    /* a chunk, or a run of them, to be kept */
 };
 
-/* Sorts by address. */
-void plan_sort(struct want *wants, uint64_t count);
+/* Sorts by address; scratch has room for as many. */
+void plan_sort(struct want *wants, struct want *scratch, uint64_t count);
 /*
  * Merges sorted wants into spans: neighbours within one chunk join when the gap between their
  * blocks is at most the reader's gap_bytes. Returns the number of spans, at most count.

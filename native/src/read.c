@@ -166,7 +166,7 @@ static int take_block(struct read *read)
 static int plan(struct read *read)
 {
     dlfs_reader *reader = read->reader;
-    plan_sort(read->wants, read->want_count);
+    plan_sort(read->wants, read->fetch->sorting, read->want_count);
     read->span_count = reader->keeps_all
                            ? plan_widen(reader, read->wants, read->want_count, read->spans)
                            : plan_merge(reader, read->wants, read->want_count, read->spans);

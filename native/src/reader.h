@@ -152,6 +152,7 @@ struct fetch {
     dlfs_reader_stats stats;         /* since last folded into the reader's */
     dlfs_member_stats *member_stats; /* [member_count] likewise */
     struct want *wants;              /* scratch of the read under way, [plan_capacity] each */
+    struct want *sorting;
     struct plan_span *plan;
     uint64_t plan_capacity;
     struct fetch *next;
@@ -273,6 +274,8 @@ void fetch_step(struct fetch *fetch, int timeout_ms);
  * The next span that ended (its code is set), or NULL. The caller recycles it, or starts it again.
  */
 struct span *fetch_done(struct fetch *fetch);
+/* What fetch_done will give next, or NULL. */
+const struct span *fetch_next_done(const struct fetch *fetch);
 void fetch_recycle(struct fetch *fetch, struct span *span);
 /*
  * Starts a span again whose bytes are wrong: without each of the members in turn that they came
