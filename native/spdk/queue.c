@@ -181,7 +181,7 @@ static void check_times(struct queue *queue, uint64_t now)
     }
 }
 
-/* One look at the device, with the lock held, for up to count completions (0: all there are). */
+/* One look at the device, with the lock held, for up to count completions of SPDK's (0: all). */
 static void look(struct queue *queue, uint32_t count)
 {
     if (!have_connection(queue)) {
@@ -220,10 +220,11 @@ int queue_submit(void *argument, const dlfs_operation *operations, uint32_t coun
         request_add(queue, &operations[i], now);
     }
     /* Over TCP, SPDK keeps requests until it is asked for completions: the target shall have them
-     * while the caller is busy with others. They are accepted whatever becomes of this. */
+     * while the caller is busy with others. So many are taken as were submitted, which saves the
+     * next poll its look. They are accepted whatever becomes of this. */
     bool ready = atomic_load(&queue->controller->state) == CONTROLLER_READY;
-    if (spdk_likely(ready && queue->connected && !queue->namespace_gone)) {
-        look(queue, 1);
+    if (spdk_likely(ready && queue->connected && !queue->namespace_gone && count > 0)) {
+        look(queue, count);
     }
     queue_unlock(queue);
     return (int)count;
@@ -247,7 +248,11 @@ int queue_poll(void *argument, dlfs_completion *completions, uint32_t count, int
     uint64_t start_ns = 0;
     for (;;) {
         queue_lock(queue);
-        look(queue, 0);
+        /* No more than the caller takes now: its data is to be in the processor's caches still, and
+         * the look that finds the connection empty is saved. */
+        if (queue->finished_count < count) {
+            look(queue, count - queue->finished_count);
+        }
         uint32_t filled = request_take_finished(queue, completions, count);
         bool check = filled == 0 || ++queue->looks % CHECK_LOOKS == 0;
         uint64_t now = check ? shim_clock_ns() : 0;

@@ -61,6 +61,7 @@ struct queue {
     uint32_t flying;       /* pieces */
     struct list waiting;
     struct list finished;
+    uint32_t finished_count;
     uint64_t down_since_ns; /* 0 while connected */
     uint64_t retry_at_ns;
     uint64_t backoff_ns;

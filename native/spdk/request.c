@@ -69,6 +69,7 @@ static void settle(struct queue *queue, uint32_t number)
         slot->code = DLFS_E_LOST;
     }
     append(queue, &queue->finished, number);
+    queue->finished_count++;
 }
 
 void request_fail_waiting(struct queue *queue, int code)
@@ -299,6 +300,7 @@ uint32_t request_take_finished(struct queue *queue, dlfs_completion *completions
     uint32_t filled = 0;
     while (filled < count && queue->finished.first != NONE) {
         uint32_t number = take(queue, &queue->finished);
+        queue->finished_count--;
         struct slot *slot = &queue->slots[number];
         int64_t result = slot->code < 0 ? slot->code : (int64_t)slot->operation.length_bytes;
         completions[filled++] = (dlfs_completion){.tag = slot->operation.tag, .result = result};
