@@ -32,7 +32,7 @@ from typing import Any
 
 from dlfs._native import abi
 from dlfs._native.directory import NativeDirectory
-from dlfs._native.library import check, library
+from dlfs._native.library import bind, check, library
 from dlfs._native.reader import NativeFailure, NativeReader
 from dlfs.errors import ClosedError, DeviceError, NativeError
 
@@ -174,12 +174,7 @@ def fuse_library() -> ctypes.CDLL:
         loaded = ctypes.CDLL(str(path), use_errno=False)
     except OSError as error:
         raise NativeError(f"load {path}: {error}; {GUIDE}") from error
-    for name, (restype, argtypes) in PROTOTYPES.items():
-        try:
-            function = getattr(loaded, name)
-        except AttributeError as error:
-            raise NativeError(f"load {path}: expected the function {name}, got none") from error
-        function.restype, function.argtypes = restype, argtypes
+    bind(loaded, PROTOTYPES, path)
     got = loaded.dlfs_fuse_version()
     if got != VERSION:
         raise NativeError(f"load {path}: expected version {VERSION}, got {got}")

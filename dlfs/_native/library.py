@@ -10,7 +10,9 @@ import ctypes
 import errno
 import functools
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from dlfs._native import abi, channel_abi
 from dlfs.errors import (
@@ -64,6 +66,22 @@ _ERRNOS = {
 """The errno that a DeviceError has for one of the library's own codes."""
 
 
+def bind(
+    loaded: ctypes.CDLL, prototypes: Mapping[str, tuple[Any, Sequence[Any]]], path: Path
+) -> None:
+    """Give the functions of a library that was loaded from a path their prototypes.
+
+    Raises:
+        NativeError: it lacks one.
+    """
+    for name, (restype, argtypes) in prototypes.items():
+        try:
+            function = getattr(loaded, name)
+        except AttributeError as error:
+            raise NativeError(f"load {path}: expected the function {name}, got none") from error
+        function.restype, function.argtypes = restype, argtypes
+
+
 @functools.cache
 def library() -> ctypes.CDLL:
     """Load libdlfs, once.
@@ -78,12 +96,7 @@ def library() -> ctypes.CDLL:
         raise NativeError(
             f"load {path}: {error}; reinstall dlfs, or build it from a checkout with `make build`"
         ) from error
-    for name, (restype, argtypes) in PROTOTYPES.items():
-        try:
-            function = getattr(loaded, name)
-        except AttributeError as error:
-            raise NativeError(f"load {path}: expected the function {name}, got none") from error
-        function.restype, function.argtypes = restype, argtypes
+    bind(loaded, PROTOTYPES, path)
     got = loaded.dlfs_version()
     version = (got >> 16, got >> 8 & 0xFF, got & 0xFF)
     if version[:2] != abi.VERSION[:2]:

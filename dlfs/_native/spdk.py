@@ -33,7 +33,7 @@ from typing import Any
 from uuid import UUID
 
 from dlfs._native.device import NativeDevice
-from dlfs._native.library import check, error_for, library
+from dlfs._native.library import bind, check, error_for, library
 from dlfs.errors import ClosedError, NativeError
 
 _FILE_NAME = "libdlfs_spdk.so"
@@ -201,12 +201,7 @@ def spdk_library() -> ctypes.CDLL:
         loaded = _load(path)
     except OSError as error:
         raise NativeError(f"load {path}: {error}; {GUIDE}") from error
-    for name, (restype, argtypes) in PROTOTYPES.items():
-        try:
-            function = getattr(loaded, name)
-        except AttributeError as error:
-            raise NativeError(f"load {path}: expected the function {name}, got none") from error
-        function.restype, function.argtypes = restype, argtypes
+    bind(loaded, PROTOTYPES, path)
     got = loaded.dlfs_spdk_version()
     if got != VERSION:
         raise NativeError(f"load {path}: expected version {VERSION}, got {got}")
