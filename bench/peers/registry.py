@@ -14,6 +14,12 @@ MODULES: tuple[str, ...] = (
     "lmdb",
     "hdf5",
     # Formats of other projects.
+    "array_record",
+    "huggingface",
+    "lance",
+    "mds",
+    "litdata",
+    "webdataset",
 )
 
 
