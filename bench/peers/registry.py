@@ -20,6 +20,7 @@ MODULES: tuple[str, ...] = (
     "mds",
     "litdata",
     "webdataset",
+    "ffcv",
 )
 
 

@@ -19,7 +19,7 @@ from bench.machine import ROOT, Unavailable
 from bench.peers.packages import needed, workers
 from bench.peers.peer import Peer
 
-MODULES = ("array_record", "huggingface", "lance", "litdata", "mds", "webdataset")
+MODULES = ("array_record", "ffcv", "huggingface", "lance", "litdata", "mds", "webdataset")
 SHARED_MEMORY = Path("/dev/shm")
 PEERS = [
     pytest.param(module, peer, id=peer.name)
