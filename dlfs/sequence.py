@@ -30,7 +30,7 @@ Where samples were packed in a random order, as import does by default, any wind
 as well as a global order. Where they lie class by class, the number of a class's samples in a batch
 varies 1 + (batch - 1) / window_chunks times as much as in a global order: for batches of 256 by 17,
 4.9, 1.9 and 1.2 with windows of 16, 64, 256 and 1,024. A window that the memory budget does not
-hold is read many times over.
+hold is read several times over.
 
 Source: ``python -m bench.shuffle``; the section "Shuffle quality" of bench/README.md.
 """

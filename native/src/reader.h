@@ -338,6 +338,8 @@ uint32_t sequence_kind(const dlfs_sequence *sequence);
 uint64_t sequence_count(const dlfs_sequence *sequence);
 /* Whether it is a random order in which no sample comes twice. */
 bool sequence_permutes(const dlfs_sequence *sequence);
+/* Chunks whose samples DLFS_ORDER_CHUNK mixes. */
+uint32_t sequence_window(const dlfs_sequence *sequence);
 /* What a sequence was made of, so that another process can make the same. */
 struct sequence_parameters {
     uint64_t count; /* samples */

@@ -161,6 +161,11 @@ bool sequence_permutes(const dlfs_sequence *sequence)
     return sequence->kind == DLFS_ORDER_GLOBAL || sequence->kind == DLFS_ORDER_SELECTED;
 }
 
+uint32_t sequence_window(const dlfs_sequence *sequence)
+{
+    return sequence->window_chunks;
+}
+
 void sequence_describe(const dlfs_sequence *sequence, struct sequence_parameters *parameters)
 {
     *parameters = (struct sequence_parameters){

@@ -396,9 +396,16 @@ static void warm_start(dlfs_stream *stream)
 
 /* ---- create, destroy ------------------------------------------------------------------------- */
 
+/* Whether memory holds all chunks of a window, so that each of them is read once. */
+static bool window_fits(const dlfs_reader *reader, const dlfs_sequence *sequence)
+{
+    return sequence_window(sequence) <= reader->slot_count;
+}
+
 /*
  * Compares the plans by the bytes that must be moved, a request's own cost in bytes (gap_bytes)
- * included, for one sample. Of a selection, only that share of a chunk's samples is needed.
+ * included, for one sample. Of a selection, only that share of a chunk's samples is needed. A window
+ * of chunks that is larger than memory is in itself what a global order is in all the samples.
  */
 static uint32_t choose_plan(const dlfs_reader *reader, const dlfs_stream_config *config,
                             uint64_t mean_bytes)
@@ -417,10 +424,12 @@ static uint32_t choose_plan(const dlfs_reader *reader, const dlfs_stream_config 
     if (reader->keeps_all)
         return partial && (request + chunk) > direct * per_chunk ? DLFS_PLAN_DIRECT
                                                                  : DLFS_PLAN_CHUNKS;
-    if (!sequence_permutes(config->sequence))
+    bool windowed = kind == DLFS_ORDER_CHUNK && !window_fits(reader, config->sequence);
+    if (!sequence_permutes(config->sequence) && !windowed)
         return kind >= DLFS_ORDER_LIST ? DLFS_PLAN_DIRECT : DLFS_PLAN_CHUNKS;
-    double kept =
-        2 * (double)reader->slot_count * chunk / (double)mean_bytes / (double)reader->sample_count;
+    double mixed = windowed ? per_chunk * (double)sequence_window(config->sequence)
+                            : (double)reader->sample_count;
+    double kept = 2 * (double)reader->slot_count * chunk / (double)mean_bytes / mixed;
     if (partial)
         kept /= selected;
     double share = config->group ? (double)config->group / (double)config->group_stride

@@ -12,6 +12,7 @@ from dlfs._native.device import Faults, NativeDevice
 from dlfs.errors import ChecksumError, ClosedError, UsageError
 from dlfs.testing.datasets import random_samples
 from dlfs.units import KIB, MIB
+from tests.unit.reader.conftest import CHUNK_BYTES
 
 PLANS = ("direct", "chunks", "harvest")
 
@@ -47,6 +48,17 @@ def test_the_order_does_not_depend_on_plan_memory_or_batch(bench, plan):
         expected = run(reader.batches(300, seed=1), made.laid.samples)
     with made.reader(memory_bytes=100 * KIB) as reader:
         assert run(reader.batches(7, seed=1, plan=plan), made.laid.samples) == expected
+
+
+@pytest.mark.parametrize(("chunks_kept", "read_at_most"), [(64, 1.1), (43, 5.0), (32, 5.0)])
+def test_a_window_larger_than_memory_is_not_read_chunk_by_chunk(bench, chunks_kept, read_at_most):
+    made = bench({b"%d" % i: os.urandom(1000) for i in range(6000)})
+    with made.reader(memory_bytes=chunks_kept * CHUNK_BYTES) as reader:
+        epoch = reader.batches(16, seed=2, shuffle="chunk", window_chunks=64)
+        assert sorted(run(epoch, made.laid.samples)) == list(range(6000))
+        assert (epoch.plan == "chunks") == (chunks_kept == 64)
+        read_bytes = reader.stats()["read_bytes"]
+        assert read_bytes <= read_at_most * 6000 * 1000
 
 
 @pytest.mark.parametrize("plan", PLANS)
