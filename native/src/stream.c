@@ -404,8 +404,9 @@ static bool window_fits(const dlfs_reader *reader, const dlfs_sequence *sequence
 
 /*
  * Compares the plans by the bytes that must be moved, a request's own cost in bytes (gap_bytes)
- * included, for one sample. Of a selection, only that share of a chunk's samples is needed. A window
- * of chunks that is larger than memory is in itself what a global order is in all the samples.
+ * included, for one sample. Of a selection, only that share of a chunk's samples is needed. A
+ * window of chunks that is larger than memory is in itself what a global order is in all the
+ * samples.
  */
 static uint32_t choose_plan(const dlfs_reader *reader, const dlfs_stream_config *config,
                             uint64_t mean_bytes)
