@@ -34,16 +34,18 @@ APT_BUILD := gcc:gcc pkg-config:pkg-config fusermount3:fuse3 \
 APT_TEST := clang-tidy:clang-tidy getfattr:attr rsync:rsync qemu-system-x86_64:qemu-system-x86 busybox:busybox-static \
 	clang:clang /usr/share/doc/libclang-rt-dev/copyright:libclang-rt-dev
 
+APT_DLIO := mpirun:openmpi-bin mpicc:libopenmpi-dev
+
 # Processes that share the tests (tests/scheduling.py): much of what tests do is waiting.
 WORKERS ?= 2
 # Further Python packages for make test, such as torch: it is large, so its tests are skipped without it.
 PACKAGES ?=
 
-.PHONY: help setup build test demo lint bench wheel clean format .venv/.extra
+.PHONY: help setup build test demo lint bench bench-dlio wheel clean format .venv/.extra
 
 help: ## show this
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1	\2/p' $(MAKEFILE_LIST) | \
-	    while IFS=$$'\t' read -r verb what; do printf '  make %-8s %s\n' "$$verb" "$$what"; done
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1	\2/p' $(MAKEFILE_LIST) | \
+	    while IFS=$$'\t' read -r verb what; do printf '  make %-10s %s\n' "$$verb" "$$what"; done
 
 setup: .venv/.stamp ## Debian packages, the virtual environment, the Python packages
 
@@ -71,6 +73,9 @@ format: setup ## rewrite Python and C files in the project's style
 
 bench: build .venv/.peers ## measure everything and report: see bench/README.md
 	$(BIN)/python -m bench report $(BENCH_ARGS)
+
+bench-dlio: build build/dlio/.stamp ## DLIO on ext4, on the mount and through the sample API
+	$(BIN)/python -m bench.dlio $(BENCH_ARGS)
 
 wheel: setup ## a wheel in dist/, tried in a virtual environment of its own
 	@rm -rf build/wheel && mkdir -p build/wheel dist
@@ -139,6 +144,15 @@ endef
 build/nvmet/order: tests/nvmet/kernel.py | .venv/.stamp
 	@echo "Fetching a kernel for the tests in QEMU"
 	@$(BIN)/python -m tests.nvmet.kernel || true
+
+# DLIO and its frameworks, in a virtual environment of their own.
+build/dlio/.stamp: bench/dlio/requirements.txt bench/dlio/requirements-no-deps.txt | .venv/.stamp
+	$(call apt,$(APT_DLIO))
+	@echo "Installing DLIO, PyTorch and TensorFlow into build/dlio/venv: 2.5 GiB"
+	@[ -x build/dlio/venv/bin/python ] || $(PYTHON) -m venv build/dlio/venv
+	@build/dlio/venv/bin/python -m pip install --quiet --disable-pip-version-check -r $(word 1,$^)
+	@build/dlio/venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $(word 2,$^)
+	@touch $@
 
 # Written beside and renamed, so that a process that has the old library mapped keeps it.
 $(LIBRARY): .venv/.stamp $(NATIVE)

@@ -1,0 +1,150 @@
+"""Decoded batches of a DLFS dataset, some of them ahead: what the plug-in gives to DLIO.
+
+Nothing here knows DLIO. A thread takes batches in the epoch's order, up to ``lookahead`` of them
+before they are asked for; others decode their samples as DLIO's own readers do. Below that, DLFS
+reads ahead by itself.
+
+Threads: one iterates; the decoder is called by several at once.
+"""
+
+from __future__ import annotations
+
+import io
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+import dlfs
+
+Decoder = Callable[[Sequence[memoryview]], None]
+"""Decodes samples and forgets them, as DLIO's readers do: what it trains on is made up."""
+
+TRAIN = b"train/"
+VOLUME, DATASET = "DLFS_DLIO_VOLUME", "DLFS_DLIO_DATASET"
+"""Environment variables that tell the plug-in what to read."""
+
+
+def decode_jpeg(samples: Sequence[memoryview]) -> None:
+    """Pixels of each image."""
+    from PIL import Image
+
+    for sample in samples:
+        np.asarray(Image.open(io.BytesIO(sample)))
+
+
+def decode_npz(samples: Sequence[memoryview]) -> None:
+    """The array ``x`` of each archive."""
+    for sample in samples:
+        np.load(io.BytesIO(sample), allow_pickle=True)["x"]
+
+
+def decode_tfrecord(samples: Sequence[memoryview]) -> None:
+    """The features of each record, parsed by TensorFlow as one batch."""
+    import tensorflow
+
+    features = {
+        "image": tensorflow.io.FixedLenFeature([], tensorflow.string),
+        "size": tensorflow.io.FixedLenFeature([], tensorflow.int64),
+    }
+    tensorflow.io.parse_example([bytes(sample) for sample in samples], features)
+
+
+DECODERS: dict[str, Decoder] = {
+    "jpeg": decode_jpeg,
+    "npz": decode_npz,
+    "tfrecord": decode_tfrecord,
+}
+
+
+def training_samples(dataset: dlfs.Dataset) -> np.ndarray | None:
+    """Which samples are trained on, ``bool[n_samples]``; None: all, since they are records."""
+    first, last = dataset.lower_bound(TRAIN), dataset.lower_bound(TRAIN[:-1] + b"0")
+    if first == last:
+        return None
+    mask = np.zeros(len(dataset), bool)
+    mask[first:last] = True
+    return mask
+
+
+class Feed:
+    """Epochs of decoded batches.
+
+    Args:
+        dataset: to read; it stays the caller's.
+        batch_size: samples, 1 and up.
+        decode: called with a part of a batch's samples, in threads.
+        seed: of the order.
+        rank: of this process, 0..world_size-1.
+        world_size: ranks that share an epoch.
+        threads: that decode, 1 and up.
+        lookahead: batches begun before they are asked for, 1 and up.
+    """
+
+    def __init__(
+        self,
+        dataset: dlfs.Dataset,
+        batch_size: int,
+        decode: Decoder,
+        *,
+        seed: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        threads: int = 1,
+        lookahead: int = 2,
+    ) -> None:
+        self._dataset = dataset
+        self._batch_size = batch_size
+        self._decode = decode
+        self._seed, self._rank, self._world_size = seed, rank, world_size
+        self._threads, self._lookahead = threads, lookahead
+        self._where = training_samples(dataset)
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="decode")
+
+    def epoch(self, number: int) -> Iterator[int]:
+        """Decode an epoch's full batches in a random order of all samples.
+
+        Args:
+            number: of the epoch; each has an order of its own.
+
+        Yields:
+            The number of samples of a batch that is decoded.
+
+        Raises:
+            DlfsError: a sample cannot be read.
+        """
+        batches = self._dataset.batches(
+            self._batch_size,
+            seed=self._seed,
+            epoch=number,
+            rank=self._rank,
+            world_size=self._world_size,
+            where=self._where,
+            drop_last=True,
+        )
+        with batches, ThreadPoolExecutor(1, thread_name_prefix="ahead") as ahead:
+            begun = deque(ahead.submit(self._take, batches) for _ in range(self._lookahead))
+            try:
+                while count := begun.popleft().result():
+                    begun.append(ahead.submit(self._take, batches))
+                    yield count
+            finally:  # of an epoch that is left early, too
+                for future in begun:
+                    future.cancel()
+
+    def _take(self, batches: dlfs.Epoch) -> int:
+        """Decode the next batch; how many samples it had, 0 behind the last one."""
+        batch = next(batches, None)
+        if batch is None:
+            return 0
+        with batch:
+            samples = list(batch)
+            size = -(-len(samples) // self._threads)
+            parts = [samples[first : first + size] for first in range(0, len(samples), size)]
+            list(self._pool.map(self._decode, parts))
+            return len(samples)
+
+    def close(self) -> None:
+        """End the threads. Idempotent."""
+        self._pool.shutdown(cancel_futures=True)
