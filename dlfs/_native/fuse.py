@@ -137,6 +137,7 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "dlfs_fuse_mount": (c_int, (POINTER(Config), POINTER(c_void_p))),
     "dlfs_fuse_run": (c_int, (c_void_p,)),
     "dlfs_fuse_stop": (None, (c_void_p,)),
+    "dlfs_fuse_abandon": (None, (c_void_p,)),
     "dlfs_fuse_destroy": (None, (c_void_p,)),
     "dlfs_fuse_wait": (c_int, (c_void_p, c_int, POINTER(Question))),
     "dlfs_fuse_answer_question": (c_int, (c_void_p, POINTER(Answer))),
@@ -371,6 +372,10 @@ class NativeFuse:
         stats = Stats()
         self._library.dlfs_fuse_get_stats(self._open_handle, byref(stats))
         return {name: int(getattr(stats, name)) for name, *_ in Stats._fields_}
+
+    def abandon(self) -> None:
+        """Have ``close`` unmount nothing: the mount was taken away, another may be in its place."""
+        self._library.dlfs_fuse_abandon(self._open_handle)
 
     def close(self) -> None:
         """Unmount, and free what is left. Idempotent."""

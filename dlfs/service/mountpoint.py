@@ -35,6 +35,8 @@ class MountRecord:
     mountpoint: bytes
     file_system_type: str
     options: str
+    device: str
+    """Of the file system, as MAJOR:MINOR: no other's while a file on it is open."""
 
 
 def parse_mountinfo(text: bytes) -> list[MountRecord]:
@@ -47,7 +49,8 @@ def parse_mountinfo(text: bytes) -> list[MountRecord]:
         if separator and len(fields) >= 6 and len(behind) >= 3:
             records.append(
                 MountRecord(_unescape(fields[4]), behind[0].decode("ascii", "replace"),
-                            fields[5].decode("ascii", "replace"))
+                            fields[5].decode("ascii", "replace"),
+                            fields[2].decode("ascii", "replace"))
             )  # fmt: skip
     return records
 
@@ -57,6 +60,16 @@ def find_mount(directory: str | os.PathLike[str]) -> MountRecord | None:
     wanted = os.fsencode(absolute(directory))
     found = [r for r in parse_mountinfo(MOUNTINFO.read_bytes()) if r.mountpoint == wanted]
     return found[-1] if found else None
+
+
+def device_of(path: str) -> str | None:
+    """The device of what is mounted exactly on a directory; None when nothing is.
+
+    A server notes it when it has mounted. Where it is another one in the end, somebody has taken
+    the mount away (``umount --lazy``), and what is there now is not the server's to unmount.
+    """
+    record = find_mount(path)
+    return None if record is None else record.device
 
 
 def absolute(directory: str | os.PathLike[str]) -> str:

@@ -101,6 +101,7 @@ class NativeMount:
                 handles=handles,
             ),
         )
+        self._device = mountpoints.device_of(path)
         self._answers: dict[int, Callable[[native.FuseQuestion], Awaitable[dict[str, Any]]]] = {
             native.ASK_CHILD: self._child,
             native.ASK_ROOT: self._root,
@@ -132,6 +133,8 @@ class NativeMount:
                     self._ended.set()
                     nursery.cancel_scope.cancel()
         finally:
+            if mountpoints.device_of(self._path) != self._device:
+                self._fuse.abandon()
             self._fuse.close()
             self._view.close()
 

@@ -14,6 +14,7 @@ import pyfuse3
 import trio
 
 from dlfs.errors import DeviceError
+from dlfs.service import mountpoint as mountpoints
 from dlfs.service.access import Access
 from dlfs.service.held import HeldSamples, ReadThreads
 from dlfs.service.incoming import open_incoming
@@ -63,10 +64,11 @@ async def serve_pyfuse3(
                 operations = WritableOperations(volume, view, held, access, tree)
                 tasks = [tree.sealer.run]
             _mount(operations, path, words)
+            device = mountpoints.device_of(path)
             try:
                 await _answer(path, on_ready, tasks)
             finally:
-                pyfuse3.close(unmount=True)
+                pyfuse3.close(unmount=mountpoints.device_of(path) == device)
     finally:
         threads.close()
         view.close()

@@ -58,6 +58,11 @@ DLFS_API int dlfs_fuse_mount(const dlfs_fuse_config *config, dlfs_fuse **out);
 DLFS_API int dlfs_fuse_run(dlfs_fuse *fuse);
 /* Has dlfs_fuse_run return; questions under way and later ones are answered with ENOTCONN. */
 DLFS_API void dlfs_fuse_stop(dlfs_fuse *fuse);
+/*
+ * The mount was taken away, and what may be mounted in its place is somebody else's: destroy leaves
+ * that alone.
+ */
+DLFS_API void dlfs_fuse_abandon(dlfs_fuse *fuse);
 /* Unmounts, if that has not been done, and frees. Not while another function is called. NULL:
  * nothing. */
 DLFS_API void dlfs_fuse_destroy(dlfs_fuse *fuse);

@@ -241,6 +241,11 @@ DLFS_API int dlfs_fuse_mount(const dlfs_fuse_config *config, dlfs_fuse **out)
     return code;
 }
 
+DLFS_API void dlfs_fuse_abandon(dlfs_fuse *fuse)
+{
+    fuse->mounted = false;
+}
+
 DLFS_API void dlfs_fuse_destroy(dlfs_fuse *fuse)
 {
     if (fuse == NULL)

@@ -16,7 +16,7 @@ import pytest
 import dlfs
 from dlfs._native.fuse import is_built
 from dlfs.errors import NativeError, UsageError
-from dlfs.service.mountpoint import find_mount
+from dlfs.service.mountpoint import find_mount, unmount
 from dlfs.service.serve import MountOptions, choose_server
 from dlfs.testing.nvme import DEFAULT_NQN, Namespace, ScriptedTarget, Subsystem
 from dlfs.units import KIB, MIB
@@ -145,6 +145,23 @@ def test_a_device_that_hangs_holds_no_mount(tmp_path: Path) -> None:
             os.close(opened)
             os.close(folder)
             wait_for_exit(mount.pid)
+
+
+@pytest.mark.parametrize("server", ["native", "pyfuse3"])
+def test_a_server_that_ends_late_leaves_the_next_mount(
+    own_volume: Path, server: str, tmp_path: Path
+) -> None:
+    with mounted(own_volume, tmp_path / "mnt", tmp_path / "log", fuse=server) as old:
+        opened = os.open(old / "train/a", os.O_RDONLY)  # so that it serves on, out of sight
+        try:
+            unmount(old.directory, lazy=True)
+            with mounted(own_volume, tmp_path / "mnt", tmp_path / "next", fuse=server) as mount:
+                os.kill(old.pid, signal.SIGTERM)
+                wait_for_exit(old.pid)
+                assert find_mount(mount.directory) is not None
+                assert (mount / "train/a").read_bytes() == b"first" * 100
+        finally:
+            os.close(opened)
 
 
 def test_the_choice() -> None:

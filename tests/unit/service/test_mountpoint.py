@@ -8,7 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlfs.errors import NotFoundError, UsageError
-from dlfs.service.mountpoint import absolute, find_mount, parse_mountinfo, prepare, unmount
+from dlfs.service.mountpoint import (
+    absolute,
+    device_of,
+    find_mount,
+    parse_mountinfo,
+    prepare,
+    unmount,
+)
 
 LINE = rb"39 28 0:33 / /mnt/a\040b\134c\012d rw,ro shared:5 - fuse.dlfs dlfs ro,user_id=0"
 
@@ -18,6 +25,7 @@ def test_parse_mountinfo() -> None:
     assert record.mountpoint == b"/mnt/a b\\c\nd"
     assert record.file_system_type == "fuse.dlfs"
     assert record.options == "rw,ro"
+    assert record.device == "0:33"
     without_tags = LINE.replace(b" shared:5", b"")
     assert parse_mountinfo(without_tags) == [record]
 
@@ -34,6 +42,9 @@ def test_find_mount() -> None:
     assert record is not None
     assert record.file_system_type == "proc"
     assert find_mount("/proc/self") is None
+    about = os.stat("/proc")
+    assert device_of("/proc") == f"{os.major(about.st_dev)}:{os.minor(about.st_dev)}"
+    assert device_of("/proc/self") is None
 
 
 def test_absolute_resolves_what_leads_there(tmp_path: Path) -> None:
