@@ -83,6 +83,7 @@ def skip_where_it_may(reason: Unavailable) -> None:
 @pytest.mark.filterwarnings("default")  # of the peers' packages
 @pytest.mark.parametrize("peer", PEERS, ids=lambda peer: peer.name)
 def test_every_peer_reads_the_right_bytes(peer: Peer, prepared: dict[str, Path]) -> None:
+    before = set(descendants(os.getpid()))  # other tests' helpers may live as long as their run
     folder = folder_of(peer, prepared)
     try:
         for warm in (False, True):
@@ -95,7 +96,7 @@ def test_every_peer_reads_the_right_bytes(peer: Peer, prepared: dict[str, Path])
                     race_once(job_of(peer, folder, own=own, warm=warm), peer)
     except Unavailable as reason:
         skip_where_it_may(reason)
-    assert not descendants(os.getpid()) or peer.name.startswith("dataloader")
+    assert before.issuperset(descendants(os.getpid())) or peer.name.startswith("dataloader")
 
 
 def race_once(job: Job, peer: Peer) -> None:
@@ -195,10 +196,11 @@ def test_a_race_in_children(tmp_path: Path) -> None:
 
 
 def test_a_child_that_fails_says_why(tmp_path: Path) -> None:
+    before = set(descendants(os.getpid()))
     job = job_of(all_peers()["lmdb"], tmp_path / "nothing", verb="look")
     with Child(job, tmp_path / "log") as child, pytest.raises(Unavailable, match="it failed: "):
         child.answer()
-    assert descendants(os.getpid()) == []
+    assert before.issuperset(descendants(os.getpid()))
 
 
 # ---- small parts ---------------------------------------------------------------------------------
