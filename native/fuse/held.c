@@ -93,6 +93,30 @@ static bool make_room(struct held *held, uint64_t bytes)
     return held->bytes + bytes <= held->budget_bytes || held->bytes == 0;
 }
 
+/*
+ * Waits for room for a sample, behind those who came before, until it is there by somebody else;
+ * -EAGAIN instead of waiting for one that is ahead of its time.
+ */
+static int wait_for_room(struct held *held, uint64_t key, uint64_t bytes, bool ahead)
+{
+    if (held->turns == NULL && make_room(held, bytes))
+        return 0;
+    if (ahead)
+        return -EAGAIN;
+    struct turn mine = {NULL};
+    struct turn **at = &held->turns;
+    while (*at != NULL)
+        at = &(*at)->next;
+    *at = &mine;
+    while (look(held, key) == NULL && !(held->turns == &mine && make_room(held, bytes)))
+        (void)pthread_cond_wait(&held->room, &held->lock);
+    for (at = &held->turns; *at != &mine;)
+        at = &(*at)->next;
+    *at = mine.next;
+    (void)pthread_cond_broadcast(&held->room);
+    return 0;
+}
+
 /* ---- the whole ------------------------------------------------------------------------------- */
 
 void held_destroy(struct held *held)
@@ -142,13 +166,11 @@ enum held_found held_find(struct held *held, uint64_t key, const struct waiter *
 static int begin(struct held *held, uint64_t key, uint64_t bytes, bool ahead,
                  struct held_sample **out)
 {
-    while (look(held, key) == NULL && !make_room(held, bytes)) {
-        if (ahead)
-            return -EAGAIN;
-        (void)pthread_cond_wait(&held->room, &held->lock);
-    }
-    if (look(held, key) != NULL)
-        return -EEXIST;
+    int code = look(held, key) == NULL ? wait_for_room(held, key, bytes, ahead) : -EEXIST;
+    if (code == 0 && look(held, key) != NULL)
+        code = -EEXIST;
+    if (code < 0)
+        return code;
     struct held_sample *sample = calloc(1, sizeof *sample);
     uint8_t *data = malloc(bytes + 1);
     if (sample == NULL || data == NULL) {

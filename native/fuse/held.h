@@ -41,9 +41,15 @@ struct held_sample {
     struct held_sample *older;
 };
 
+/* Who waits for room, on the stack of that thread. */
+struct turn {
+    struct turn *next;
+};
+
 struct held {
     pthread_mutex_t lock;
     pthread_cond_t room;
+    struct turn *turns; /* the first to come is the first to have room */
     uint64_t budget_bytes;
     uint64_t bytes;
     struct held_sample *newest;
@@ -66,8 +72,8 @@ enum held_found held_find(struct held *held, uint64_t key, const struct waiter *
 /*
  * Begins to read a sample: the caller fills its data and calls held_end. Others that are not in use
  * give way; where that is not enough, one ahead of its time is given up, and another waits for
- * room. A sample larger than the budget is held alone. Errors: -EEXIST, it is there by now;
- * -EAGAIN, no room; -ENOMEM.
+ * room, in turn: so a sample larger than the budget, which is held alone, is not kept waiting by
+ * smaller ones for ever. Errors: -EEXIST, it is there by now; -EAGAIN, no room; -ENOMEM.
  */
 int held_begin(struct held *held, uint64_t key, uint64_t bytes, bool ahead,
                struct held_sample **out);

@@ -104,6 +104,34 @@ static void test_room(struct held *held)
     held_expire(held, 0);
 }
 
+static void *wait_for_much(void *argument)
+{
+    load(argument, 11, 2 * BUDGET);
+    return NULL;
+}
+
+/* Who waits for much room is not overtaken by others who need less, again and again. */
+static void test_turns(struct held *held)
+{
+    pthread_t thread;
+    struct held_sample *other;
+    struct held_sample *sample = begin(held, 10, 10);
+    CHECK_EQ(pthread_create(&thread, NULL, wait_for_much, held), 0);
+    for (bool waits = false; !waits;) {
+        (void)pthread_mutex_lock(&held->lock);
+        waits = held->turns != NULL;
+        (void)pthread_mutex_unlock(&held->lock);
+    }
+    CHECK_EQ(held_begin(held, 12, 10, true, &other), -EAGAIN);
+    CHECK(held_end(held, sample, true) == NULL);
+    held_release(held, sample, true);
+    CHECK_EQ(pthread_join(thread, NULL), 0);
+    CHECK(held->turns == NULL);
+    load(held, 12, 10);
+    held_expire(held, 0);
+    CHECK_EQ(held_bytes(held), 0);
+}
+
 /* ---- threads --------------------------------------------------------------------------------- */
 
 #define THREADS 4u
@@ -173,6 +201,7 @@ int main(void)
     test_waiters_are_handed_over(held);
     test_failures_are_forgotten(held);
     test_room(held);
+    test_turns(held);
     test_threads_share(held);
     load(held, 1, 10); /* left for the end */
     held_destroy(held);
