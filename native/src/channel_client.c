@@ -166,7 +166,8 @@ static int ask(dlfs_client *client, struct submission *asked, struct completion 
     ring_wake(&client->submissions, &client->waiter);
     int code = await(client, answer);
     if (code == 0)
-        atomic_store_explicit(&client->lost_members, answer->lost_members, memory_order_relaxed);
+        atomic_store_explicit(&client->arena->lost_members, answer->lost_members,
+                              memory_order_relaxed);
     return code;
 }
 
@@ -396,7 +397,7 @@ DLFS_API int dlfs_client_member_code(dlfs_client *client, uint32_t member)
 
 DLFS_API uint64_t dlfs_client_lost_members(const dlfs_client *client)
 {
-    return atomic_load_explicit(&client->lost_members, memory_order_relaxed);
+    return atomic_load_explicit(&client->arena->lost_members, memory_order_relaxed);
 }
 
 DLFS_API int dlfs_client_is_lost(const dlfs_client *client)

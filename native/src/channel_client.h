@@ -8,6 +8,7 @@ struct dlfs_arena {
     uint8_t *base;
     size_t bytes;
     _Atomic uint32_t holds;
+    _Atomic uint64_t lost_members; /* as of the last answer to any client: some never ask again */
 };
 
 /* Where a client finds samples in chunks that are kept for good. */
@@ -31,7 +32,6 @@ struct dlfs_client {
     struct kept_view kept;      /* without locations: nothing is found */
     _Atomic uint64_t looked_ns; /* when the service was last seen to be there */
     _Atomic bool lost;
-    _Atomic uint64_t lost_members;
     _Atomic uint64_t requests;
     pthread_mutex_t lock; /* around what follows */
     struct ring submissions;

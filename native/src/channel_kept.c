@@ -54,10 +54,9 @@ static inline bool find(const struct kept_view *view, uint64_t index, int64_t *o
     uint64_t start = address & (chunk_bytes - 1);
     uint32_t slot =
         atomic_load_explicit(&view->slots[address >> view->chunk_shift], memory_order_acquire);
-    uint64_t base = (uint64_t)(slot - 1) << view->chunk_shift;
-    if (slot == 0 || start + bytes > chunk_bytes || base + chunk_bytes > view->arena_bytes)
+    if (slot == 0 || start + bytes > chunk_bytes || slot > view->arena_bytes >> view->chunk_shift)
         return false;
-    *offset = (int64_t)(base + start);
+    *offset = (int64_t)(((uint64_t)(slot - 1) << view->chunk_shift) + start);
     return true;
 }
 

@@ -23,6 +23,8 @@
 #define RELEASE_LOOK_MS 10
 #define NEXT_WAIT_MS 100 /* in the stream, at most; the client asks again */
 
+#define SAID_MAX (UINT64_C(1) << 52) /* of a client's own counts */
+
 #define BROKEN INT64_MIN /* the client does not keep to the protocol */
 
 /* Copies what the client wrote, once: the copy is what is checked and used from here on. */
@@ -37,10 +39,11 @@ static void count_refusal(dlfs_channel *channel)
     atomic_fetch_add_explicit(&channel->counters.refusals, 1, memory_order_relaxed);
 }
 
+/* What is more than any client can read is no count: the sums that it goes into would wrap. */
 static uint64_t grown(const _Atomic uint64_t *said, uint64_t *counted)
 {
     uint64_t now = atomic_load_explicit(said, memory_order_relaxed);
-    uint64_t more = now > *counted ? now - *counted : 0;
+    uint64_t more = now > *counted && now <= SAID_MAX ? now - *counted : 0;
     *counted += more;
     return more;
 }

@@ -191,6 +191,27 @@ static void small_memory(void)
     service_stop(&service);
 }
 
+/* A client that asks nothing any more knows of lost members what the others were told. */
+static void lost_members_are_known(void)
+{
+    struct service service;
+    service_start(&service, WHOLE, WHOLE, NULL);
+    struct connection silent = attach_to(&service);
+    struct connection other = attach_to(&service);
+    read_everything(silent.client);
+    atomic_store(&service.reader->lost_members, 1);
+    (void)dlfs_client_member_code(other.client, 0);
+    read_everything(silent.client);
+    CHECK_EQ(dlfs_client_lost_members(other.client), 1);
+    CHECK_EQ(dlfs_client_lost_members(silent.client), 1);
+    atomic_store(&service.reader->lost_members, 0);
+    (void)dlfs_client_member_code(other.client, 0);
+    CHECK_EQ(dlfs_client_lost_members(silent.client), 0);
+    disconnect(other);
+    disconnect(silent);
+    service_stop(&service);
+}
+
 /* The end of the service is noticed, though nothing is asked of it. */
 static void service_ends(void)
 {
@@ -230,6 +251,11 @@ static void counts_that_make_no_sense(void)
     CHECK_EQ(stats_of(to.channel).samples, 100);
     atomic_store(&said->samples, 101);
     CHECK_EQ(stats_of(to.channel).samples, 101);
+    atomic_store(&said->samples, UINT64_MAX); /* so the sums, which all clients share, never wrap */
+    CHECK_EQ(stats_of(to.channel).samples, 101);
+    dlfs_reader_stats stats;
+    dlfs_reader_get_stats(service.reader, &stats);
+    CHECK_EQ(stats.samples, 101);
     disconnect(to);
     service_stop(&service);
 }
@@ -262,6 +288,30 @@ static void wrong_directories(void)
     service_stop(&service);
 }
 
+/* An index that points out of the arena is not followed: the service is asked. */
+static void wrong_indices(void)
+{
+    struct service service;
+    service_start(&service, WHOLE, WHOLE, NULL);
+    struct connection to = attach_to(&service);
+    struct channel_header *header = to.client->memory.header;
+    for (uint64_t chunk = 0; chunk < header->kept_count; chunk++)
+        atomic_store(&service.reader->kept[chunk], service.reader->slot_count + 1);
+    read_everything(to.client);
+    uint64_t requests = requests_of(to.client);
+    CHECK(requests > 0);
+    header->chunk_shift = 33; /* the end of that slot is 2^64, which is 0 */
+    header->kept_count = 1;
+    CHECK_EQ(dlfs_client_attach(to.client, service.dataset.directory), 0);
+    atomic_store(&service.reader->kept[0], UINT32_C(1) << 31);
+    dlfs_batch *batch = read_from(to.client, 0, BATCH);
+    check_batch(batch);
+    dlfs_batch_release(batch);
+    CHECK_EQ(requests_of(to.client), requests + 1);
+    disconnect(to);
+    service_stop(&service);
+}
+
 int main(void)
 {
     nobody_is_asked();
@@ -269,8 +319,10 @@ int main(void)
     little_room_beside();
     bad_chunks();
     small_memory();
+    lost_members_are_known();
     service_ends();
     counts_that_make_no_sense();
     wrong_directories();
+    wrong_indices();
     return 0;
 }

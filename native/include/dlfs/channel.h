@@ -170,7 +170,7 @@ DLFS_API int dlfs_client_member_stats(dlfs_client *client, uint32_t member,
                                       dlfs_member_stats *stats);
 /* As dlfs_reader_member_code. */
 DLFS_API int dlfs_client_member_code(dlfs_client *client, uint32_t member);
-/* As dlfs_reader_lost_members, as of the last answer. Does not wait. */
+/* As dlfs_reader_lost_members, as of the last answer to a client of that arena. Does not wait. */
 DLFS_API uint64_t dlfs_client_lost_members(const dlfs_client *client);
 /* Whether the channel is of no more use: every call has DLFS_E_SERVICE. Does not wait. */
 DLFS_API int dlfs_client_is_lost(const dlfs_client *client);
