@@ -199,12 +199,15 @@ class VolumeView:
         """The dataset of a slot, loaded.
 
         Raises:
+            StaleError: it was removed before it was loaded.
             DlfsError: it cannot be loaded.
         """
         if slot.opened is None:
             async with self._turn:
+                if slot.opened is None and slot.removed:
+                    raise _removed(slot)
                 if slot.opened is None:
-                    slot.opened = await trio.to_thread.run_sync(self._load, slot.info)
+                    slot.opened = await trio.to_thread.run_sync(self._load, slot)
         return slot.opened
 
     def opened(self) -> list[OpenDataset]:
@@ -222,8 +225,14 @@ class VolumeView:
 
     # ---- inside ----------------------------------------------------------------------------------
 
-    def _load(self, info: DatasetInfo) -> OpenDataset:
-        dataset = self._volume.dataset(info.name, info.version)
+    def _load(self, slot: Slot) -> OpenDataset:
+        uuid = slot.info.uuid
+        if all(info.uuid != uuid for info in self._volume.datasets()):  # others refresh it, too
+            raise _removed(slot)
+        dataset = self._volume.dataset(slot.info.name, slot.info.version)
+        if dataset.info.uuid != uuid:  # a new one has taken name and version
+            dataset.close()
+            raise _removed(slot)
         dataset.directory.lower_bound(b"")  # brings the names in: the loop must not wait for them
         return OpenDataset(dataset)
 

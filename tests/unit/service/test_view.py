@@ -83,6 +83,33 @@ def test_removed_datasets_are_closed_when_unused(
     run(volume, body)
 
 
+def test_what_took_a_removed_name_is_not_what_was_shown(
+    volume: Volume, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "ROOT_SECONDS", 1000)
+    add(volume, "x")
+    add(volume, "y")
+
+    async def body(view: VolumeView) -> None:
+        slot = await view.child(b"x")
+        other = await view.child(b"y")
+        volume.remove("x")
+        volume.remove("y")
+        add(volume, "x")
+        assert [info.version for info in volume.datasets()] == [slot.info.version]
+        for gone in (slot, other):
+            with pytest.raises(StaleError, match="was removed"):
+                await view.open(gone)  # the list has not been read again since
+            assert gone.opened is None
+        view.expire()
+        assert (await view.child(b"x")).number == 3
+        with pytest.raises(StaleError, match="was removed"):
+            await view.open(slot)
+        await view.open(await view.child(b"x"))
+
+    run(volume, body)
+
+
 def test_numbers_run_out(volume: Volume, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SLOT_MAX", 1)
     add(volume, "x")
