@@ -14,6 +14,8 @@
 
 #include "stream.h"
 
+/* Of the memory, a window takes at most a sixteenth. */
+#define WINDOW_SHARE_SHIFT 4u
 #define EXPECTED_AHEAD 16u /* positions from a prefetch to the use of what it brings */
 
 /* ---- entries --------------------------------------------------------------------------------- */
@@ -245,14 +247,20 @@ static void expect_location(const dlfs_stream *stream, uint64_t index)
     __builtin_prefetch(&stream->reader->locations[index]);
 }
 
-/* Bytes that spans of a window may land in now. */
+/*
+ * Bytes that spans of a window may land in now. A slot is free again when all that landed in it was
+ * used; a window that took most of the memory would mix in each slot what is needed next with what
+ * is needed last.
+ */
 static uint64_t window_room(const dlfs_stream *stream)
 {
     const dlfs_reader *reader = stream->reader;
     uint64_t room = (uint64_t)arena_available(reader) << reader->chunk_shift;
     if (stream->landing_slot != SLOT_NONE)
         room += reader->config.chunk_bytes - stream->landing_used;
-    return room;
+    uint64_t most = (uint64_t)reader->slot_count << reader->chunk_shift >> WINDOW_SHARE_SHIFT;
+    most = most > reader->config.chunk_bytes ? most : reader->config.chunk_bytes;
+    return room < most ? room : most;
 }
 
 /*

@@ -61,6 +61,16 @@ def test_a_window_larger_than_memory_is_not_read_chunk_by_chunk(bench, chunks_ke
         assert read_bytes <= read_at_most * 6000 * 1000
 
 
+def test_batches_of_large_samples_leave_memory_for_the_next(bench):
+    made = bench({b"%d" % i: os.urandom(7000) for i in range(2000)})
+    with made.reader(memory_bytes=128 * CHUNK_BYTES) as reader:  # three batches, or four
+        order = run(reader.batches(40, seed=1, plan="direct"), made.laid.samples)
+        assert sorted(order) == list(range(2000))
+        stats = reader.stats()
+        assert stats["private_batches"] == 0
+        assert stats["read_bytes"] <= 2000 * 12 * KIB  # nothing was read for nothing
+
+
 @pytest.mark.parametrize("plan", PLANS)
 def test_samples_larger_than_a_chunk(bench, plan):
     made = bench(random_samples(80, high=60 * KIB))
