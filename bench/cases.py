@@ -133,6 +133,10 @@ IMPORT, IMPORT_PATH = Import("shuffled"), Import("path")
 NATIVE_COLD, NATIVE_WARM = MountFiles("native", cold=True), MountFiles("native", cold=False)
 PYFUSE3_COLD, PYFUSE3_WARM = MountFiles("pyfuse3", cold=True), MountFiles("pyfuse3", cold=False)
 BARE_COLD, BARE_WARM = MountFiles("bare", cold=True), MountFiles("bare", cold=False)
+LIBFUSE_COLD = MountFiles("libfuse", cold=True)
+LIBFUSE_THREADS_COLD = MountFiles("libfuse-threads", cold=True)
+NATIVE_TOGETHER = MountFiles("native", cold=True, together=True)
+LIBFUSE_TOGETHER = MountFiles("libfuse", cold=True, together=True)
 SQUASH_COLD = MountFiles("squashfuse", cold=True)
 SQUASH_WARM = MountFiles("squashfuse", cold=False)
 
@@ -185,7 +189,9 @@ def _import(dataset: str) -> Case:
 
 def _mount(dataset: str) -> Case:
     about = "open + read + close of random files through FUSE"
-    cold = (NATIVE_COLD, PYFUSE3_COLD, BARE_COLD, SQUASH_COLD, COLD)
+    libfuse = (LIBFUSE_COLD, LIBFUSE_THREADS_COLD, LIBFUSE_TOGETHER)
+    ours = (NATIVE_COLD, NATIVE_TOGETHER, PYFUSE3_COLD)
+    cold = (*ours, BARE_COLD, *libfuse, SQUASH_COLD, COLD, FIO_4K_1)
     warm = (NATIVE_WARM, PYFUSE3_WARM, BARE_WARM, SQUASH_WARM, WARM)
     racers = (*cold, *warm)
     bare = "pyfuse3 at its own bare limit, {} (90% counts as at it)"

@@ -1,7 +1,7 @@
 """The mount: files opened, read and closed through FUSE.
 
-DLFS's by both its servers, squashfuse's of an image of the same files, and the least that pyfuse3
-can do.
+DLFS's by both its servers, squashfuse's of an image of the same files, and the least that libfuse
+and pyfuse3 can do.
 """
 
 from __future__ import annotations
@@ -41,9 +41,14 @@ SERVERS = {
     "native": "DLFS mount, native",
     "pyfuse3": "DLFS mount, pyfuse3",
     "bare": "bare pyfuse3, from memory",
+    "libfuse": "bare libfuse, from memory, one thread",
+    "libfuse-threads": "bare libfuse, from memory, threads",
     "squashfuse": SQUASHFUSE,
 }
 """In tables."""
+
+LIBFUSE_THREADS = {"libfuse": 1, "libfuse-threads": 32}
+"""As many as DLFS's mount may have, with a descriptor each."""
 
 
 def check_fuse() -> None:
@@ -86,17 +91,22 @@ def _mount_dlfs(ground: Ground, point: Path, server: str) -> Iterator[Mounted]:
 
 
 @contextmanager
-def _mount_bare(ground: Ground, point: Path, indices: list[int]) -> Iterator[Mounted]:
+def _mount_bare(
+    ground: Ground, point: Path, indices: list[int], server_name: str
+) -> Iterator[Mounted]:
     source, listing = ground.scene.source, ground.scene.folder / "served"
     paths = b"".join(source.path(index) + b"\0" for index in indices)
     listing.write_bytes(paths)
-    command = [sys.executable, "-m", "bench.contestants.bare_pyfuse3"]
-    command += [str(point), str(ground.scene.files), str(listing)]
+    places = [str(point), str(ground.scene.files), str(listing)]
+    command = [sys.executable, "-m", "bench.contestants.bare_pyfuse3", *places]
+    if server_name in LIBFUSE_THREADS:
+        program = ground.machine.program("bare_fuse")
+        command = [str(program), *places, str(LIBFUSE_THREADS[server_name])]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT)
     assert server.stdout is not None
     try:
         if server.stdout.readline() != b"ready\n":
-            raise Unavailable(f"the bare pyfuse3 server ended: {server.wait()}")
+            raise Unavailable(f"the {SERVERS[server_name]} server ended: {server.wait()}")
         yield Mounted(point, server.pid)
     finally:
         server.send_signal(signal.SIGTERM)
@@ -130,23 +140,40 @@ def _mount_squashfuse(ground: Ground, point: Path) -> Iterator[Mounted]:
         server.wait()
 
 
+@contextmanager
+def _bound(together: bool) -> Iterator[None]:
+    """Bind this process, and what it starts meanwhile, to one processor."""
+    allowed = os.sched_getaffinity(0)
+    if together:
+        os.sched_setaffinity(0, {max(allowed)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
 @dataclass(frozen=True)
 class MountFiles:
     """Random files through a mount, open + read + close, one process.
 
     Attributes:
         server: ``native`` and ``pyfuse3`` are DLFS's, ``bare`` is the least that pyfuse3 can be
-            asked to do, from memory, ``squashfuse`` serves an image of the files.
+            asked to do, from memory, ``libfuse`` and ``libfuse-threads`` that of libfuse,
+            ``squashfuse`` serves an image of the files.
         cold: nothing cached by kernel or server; else all read once before.
+        together: server and reader are bound to one processor, so that no request and no answer
+            wakes another one.
     """
 
     server: str
     cold: bool
+    together: bool = False
 
     @property
     def label(self) -> str:
         """In tables."""
-        return f"{SERVERS[self.server]}, {'cold' if self.cold else 'warm'}"
+        where = ", one processor" if self.together else ""
+        return f"{SERVERS[self.server]}, {'cold' if self.cold else 'warm'}{where}"
 
     def run(self, ground: Ground) -> Sample:
         """Mount, read, unmount."""
@@ -158,7 +185,7 @@ class MountFiles:
         paths = [source.path(index) for index in order]
         sizes = source.lengths[order].tolist()
         drop_caches_for(ground.machine, self.cold)
-        with self._mounted(ground, point, order) as mounted:
+        with _bound(self.together), self._mounted(ground, point, order) as mounted:
             root = os.fsencode(mounted.files) + b"/"
             if not self.cold:
                 read_files(root, paths, sizes, WAIT_SECONDS)
@@ -173,9 +200,10 @@ class MountFiles:
     @contextmanager
     def _mounted(self, ground: Ground, point: Path, order: list[int]) -> Iterator[Mounted]:
         ways = {
-            "bare": lambda: _mount_bare(ground, point, order),
+            "native": lambda: _mount_dlfs(ground, point, self.server),
+            "pyfuse3": lambda: _mount_dlfs(ground, point, self.server),
             "squashfuse": lambda: _mount_squashfuse(ground, point),
         }
-        way = ways.get(self.server, lambda: _mount_dlfs(ground, point, self.server))
+        way = ways.get(self.server, lambda: _mount_bare(ground, point, order, self.server))
         with way() as mounted:
             yield mounted
