@@ -2,6 +2,7 @@
  * A forked child may destroy queue pairs and devices that it inherited, with operations in flight
  * too, without waiting and without harm to the parent; anything else with them is refused.
  */
+#include "asleep.h"
 #include "device_tests.h"
 
 #include <sys/wait.h>
@@ -48,6 +49,7 @@ static void test_device(dlfs_device *device)
         operations[i] =
             (dlfs_operation){in + (size_t)i * 4096, (uint64_t)i * 4096, 4096, DLFS_OP_READ, i};
     }
+    wait_until_others_sleep();
     CHECK_EQ(dlfs_queue_submit(queue, operations, COUNT), COUNT);
     pid_t child = fork();
     CHECK(child >= 0);

@@ -4,6 +4,7 @@
  */
 #include <sys/wait.h>
 
+#include "asleep.h"
 #include "device_tests.h"
 #include "nvme_target.h"
 
@@ -37,6 +38,7 @@ int main(void)
         operations[i] =
             (dlfs_operation){in + (size_t)i * 4096, (uint64_t)i * 4096, 4096, DLFS_OP_READ, i};
     }
+    wait_until_others_sleep();
     CHECK_EQ(dlfs_queue_submit(queue, operations, 8), 8);
     pid_t child = fork();
     CHECK(child >= 0);

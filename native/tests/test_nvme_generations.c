@@ -8,6 +8,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "asleep.h"
 #include "check.h"
 #include "nvme_queue.h"
 
@@ -36,19 +37,6 @@ static void *read_news(void *argument)
     atomic_store(&reader->id, gettid());
     (void)nvme_link_news(reader->association, reader->association->links, 0);
     return NULL;
-}
-
-static void wait_until_asleep(pid_t id)
-{
-    char path[64];
-    char state = 'R';
-    (void)snprintf(path, sizeof path, "/proc/self/task/%d/stat", id);
-    while (state != 'S') {
-        FILE *file = fopen(path, "re");
-        CHECK(file != NULL);
-        CHECK_EQ(fscanf(file, "%*d %*s %c", &state), 1);
-        (void)fclose(file);
-    }
 }
 
 /* A queue pair that sees a signal before its wake-up is written must not stay awake for ever. */
