@@ -428,8 +428,9 @@ static uint32_t choose_plan(const dlfs_reader *reader, const dlfs_stream_config 
     bool windowed = kind == DLFS_ORDER_CHUNK && !window_fits(reader, config->sequence);
     if (!sequence_permutes(config->sequence) && !windowed)
         return kind >= DLFS_ORDER_LIST ? DLFS_PLAN_DIRECT : DLFS_PLAN_CHUNKS;
-    double mixed = windowed ? per_chunk * (double)sequence_window(config->sequence)
-                            : (double)reader->sample_count;
+    double mixed = (double)reader->sample_count;
+    if (windowed && sequence_window(config->sequence) < reader->chunk_count)
+        mixed = per_chunk * (double)sequence_window(config->sequence);
     double kept = 2 * (double)reader->slot_count * chunk / (double)mean_bytes / mixed;
     if (partial)
         kept /= selected;

@@ -61,6 +61,13 @@ def test_a_window_larger_than_memory_is_not_read_chunk_by_chunk(bench, chunks_ke
         assert read_bytes <= read_at_most * 6000 * 1000
 
 
+def test_a_window_larger_than_the_dataset_is_a_global_order_to_the_planner(bench):
+    made = bench({b"%d" % i: os.urandom(1000) for i in range(6000)})
+    with made.reader(memory_bytes=128 * CHUNK_BYTES) as reader:
+        wide = reader.batches(16, seed=2, shuffle="chunk", window_chunks=1 << 20)
+        assert wide.plan == reader.batches(16, seed=2, shuffle="global").plan == "harvest"
+
+
 def test_batches_of_large_samples_leave_memory_for_the_next(bench):
     made = bench({b"%d" % i: os.urandom(7000) for i in range(2000)})
     with made.reader(memory_bytes=128 * CHUNK_BYTES) as reader:  # three batches, or four
