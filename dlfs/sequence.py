@@ -7,17 +7,23 @@ samples of a global batch do not depend on how many ranks share it, and an epoch
 position by any number of ranks: its state is (seed, epoch, position). An order over chosen samples
 (``dlfs.selection``) is one of the same kind.
 
+The order of packing (``packing_permutation``) is made here too, so that one place keeps it apart
+from the epochs'.
+
 Everything here is immutable or a plain value; any thread may use it.
 """
 
 from __future__ import annotations
 
+import struct
 from dataclasses import asdict, dataclass
+from hashlib import blake2b
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
+from dlfs._native.permutation import Permutation
 from dlfs._native.reader import NativeSequence
 from dlfs.directory import FrozenDirectory
 from dlfs.errors import UsageError
@@ -40,6 +46,7 @@ WINDOW_CHUNKS_MAX = 1 << 20
 STATE_VERSION = 1
 
 _ORDERS = {"global": "global", "chunk": "chunk", None: "storage"}
+_PACKING = b"dlfs.packing"
 _UINT64_MAX = (1 << 64) - 1
 
 
@@ -210,3 +217,22 @@ class Sequence:
 def shard_count(total: int, first: int, stride: int) -> int:
     """How many positions ``first``, ``first + stride``, ... lie below ``total``."""
     return len(range(first, total, stride)) if stride > 0 else 0
+
+
+def packing_permutation(size: int, seed: int, stage: int = 0) -> Permutation:
+    """The order in which a writer packs the samples of one stage.
+
+    An epoch in the order of packing would read the device from its begin to its end, and be no
+    shuffle of what is stored. So seed and stage are hashed into a key of 128 bits, which nobody
+    chooses for an epoch: (seed, epoch) are small numbers, and (0, 0) is the default of both.
+
+    Args:
+        size: samples, 1..2^62.
+        seed: 0..2^64-1.
+        stage: of the writer, 0..2^64-1.
+
+    Raises:
+        UsageError: the size is out of range.
+    """
+    key = blake2b(struct.pack("<QQ", seed, stage), digest_size=16, person=_PACKING).digest()
+    return Permutation(size, *struct.unpack("<QQ", key))

@@ -31,7 +31,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from dlfs._native.device import as_bytes_array
 from dlfs._native.packing import Packer
-from dlfs._native.permutation import Permutation
 from dlfs.attributes import Attributes, AttributesBuilder
 from dlfs.directory.builder import DirectoryBuilder, FrozenParts
 from dlfs.errors import ClosedError, ExistsError, LimitError, SpaceError, UsageError
@@ -39,6 +38,7 @@ from dlfs.format.catalog import LAYOUTS, AttributeExtent, DatasetRecord
 from dlfs.format.constants import SAMPLE_BYTES_MAX
 from dlfs.format.location import LOCATION, unpack_locations
 from dlfs.format.paths import PathLike, display, path_bytes
+from dlfs.sequence import packing_permutation
 from dlfs.store.chunk_writer import ChunkWriter
 from dlfs.store.info import DatasetInfo, describe_dataset
 from dlfs.store.transaction import Generation, Transaction, flush_all, now_ns
@@ -326,8 +326,8 @@ class DatasetWriter:
         source, offsets, lengths = stage.contents()
         order = None
         if self.description.shuffles:
-            permutation = Permutation(len(stage), self.description.seed, self._stage_number)
-            order = permutation.map(0, len(stage))
+            seed = self.description.seed
+            order = packing_permutation(len(stage), seed, self._stage_number).map()
         self._pack(stage.paths, source, offsets, lengths, order)
         self._stage_number += 1
         stage.clear()

@@ -9,18 +9,15 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from dlfs._native.permutation import Permutation
 from dlfs.ingest.source import BLOCK_SAMPLES_MAX, Layout
-
-_PACKING_STREAM = (1 << 64) - 1
-"""Keeps the order of packing apart from that of any epoch under the same seed."""
+from dlfs.sequence import packing_permutation
 
 
 def packing_order(count: int, *, layout: Layout, seed: int) -> npt.NDArray[np.uint64]:
     """The order of a source's samples on the volume, ``uint64[count]``."""
     if layout == "path" or count == 0:
         return np.arange(count, dtype=np.uint64)
-    return Permutation(count, seed, _PACKING_STREAM).map()
+    return packing_permutation(count, seed).map()
 
 
 def take_block(

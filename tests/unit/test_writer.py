@@ -161,6 +161,19 @@ def test_layout_shuffled_is_a_function_of_the_seed(make_volume):
     assert sorted(one) == sorted(two) != one
 
 
+@pytest.mark.parametrize("seed", [0, 1])
+def test_no_epoch_is_in_the_order_of_packing(make_volume, seed):
+    """A default epoch of a default dataset would be a sequential read, and no shuffle of it."""
+    volume = make_volume()
+    write(volume, "ds", [(f"{n:03}", b"x" * 100) for n in range(200)], seed=seed)
+    with volume["ds"] as dataset:
+        packed = dataset.sequence(shuffle=None).indices().tolist()
+        for epoch in (0, 1, 2, 2**64 - 1):
+            order = dataset.sequence(seed=seed, epoch=epoch).indices().tolist()
+            assert sorted(order) == sorted(packed)
+            assert sum(a == b for a, b in zip(order, packed, strict=True)) < 20
+
+
 def test_a_shuffled_source_is_packed_as_it_comes(make_volume):
     volume = make_volume()
     with volume.writer("ds", source_shuffled=True) as writer:

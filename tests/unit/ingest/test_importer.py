@@ -85,6 +85,9 @@ def test_layouts_decide_the_storage_order(volume: Volume, folder: Path) -> None:
         import_dataset(volume, FolderSource(folder), name, layout=layout, seed=seed)
         with volume[name] as dataset, dataset.batches(1000, shuffle=None) as epoch:
             orders[name] = next(epoch).indices.tolist()
+            for number in (0, 2**64 - 1):  # no epoch is as it is stored
+                sequence = dataset.sequence(seed=seed, epoch=number)
+                assert sequence.indices().tolist() != orders[name]
     assert orders["p"] == list(range(150))
     assert len({tuple(order) for order in orders.values()}) == 3
 

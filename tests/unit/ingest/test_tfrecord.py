@@ -183,7 +183,7 @@ def test_an_index_that_does_not_fit_is_told(
     (tmp_path / "x.tfrecord").write_bytes(GOLDEN)
     (tmp_path / "x.tfrecord.index").write_text(index)
     with refused(volume, FormatError, f"x.tfrecord.*{message}"):
-        import_all(volume, tmp_path / "x.tfrecord")
+        import_dataset(volume, open_source(tmp_path / "x.tfrecord"), "n", layout="path")
     got = import_all(volume, tmp_path / "x.tfrecord", options={"index": "none"})
     assert list(got.values()) == [b"data1", b"data2"]
 
