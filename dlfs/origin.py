@@ -36,7 +36,13 @@ from dlfs.format.catalog import Catalog, DatasetRecord
 from dlfs.format.geometry import DataSpace, Geometry
 from dlfs.format.paths import display
 from dlfs.format.superblock import Superblock
-from dlfs.reader import ReaderOptions, SampleReader, Where, make_native_reader
+from dlfs.reader import (
+    ReaderOptions,
+    SampleReader,
+    Where,
+    make_native_reader,
+    read_timeout_ms,
+)
 from dlfs.store.chunk_reader import Choice, alternatives, read_into
 from dlfs.store.discovered import resolve_uris
 from dlfs.store.info import VolumeInfo, describe_volume
@@ -272,6 +278,7 @@ class LocalOrigin:
             ReaderOptions(
                 memory_bytes=self.options.memory_bytes,
                 depth=self.options.depth,
+                timeout_ms=read_timeout_ms(generation.sources),
                 shared=self.options.shared,
             ),
         )

@@ -209,6 +209,7 @@ class NativeReader:
         shared: bool = False,
     ) -> None:
         self._kept = (tuple(devices), directory)
+        self.timeout_ms = timeout_ms
         handles = (c_void_p * len(devices))(
             *(None if device is None else device.handle for device in devices)
         )

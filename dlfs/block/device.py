@@ -135,6 +135,10 @@ class BlockDevice(Protocol):
         """Whether it was opened for writing."""
 
     @property
+    def patience_ms(self) -> int:
+        """Within which an operation ends, by its own rules of time-outs; 0: it has none."""
+
+    @property
     def native(self) -> NativeDevice:
         """What native readers drive. Keep this object while C uses its handle."""
 
@@ -214,6 +218,11 @@ class NativeBackedDevice(abc.ABC):
     def __repr__(self) -> str:
         state = "closed" if self._native is None else f"{self.size_bytes} bytes"
         return f"<{type(self).__name__} {self.uri}: {state}>"
+
+    @property
+    def patience_ms(self) -> int:
+        """Within which an operation ends, by its own rules of time-outs; 0: it has none."""
+        return 0
 
     @property
     def native(self) -> NativeDevice:

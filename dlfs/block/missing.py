@@ -30,6 +30,7 @@ class MissingDevice:
     size_bytes = 0
     block_bytes = 512
     writable = False
+    patience_ms = 0
 
     def __init__(self, uri: str, reason: DlfsError, *, given: bool = True) -> None:
         self.uri = uri

@@ -196,9 +196,9 @@ class NvmeTcpDevice(SharedNamespaceDevice):
         return self._runner
 
     @property
-    def late_writes_s(self) -> float:
-        """How long after its submission a write may still take effect, retries included."""
-        return (self.address.options.timeout_ms + self.address.options.reconnect_ms) / 1000
+    def patience_ms(self) -> int:
+        """Within which an operation ends, retries included."""
+        return self.address.options.timeout_ms + self.address.options.reconnect_ms
 
     def status(self) -> NvmeStatus:
         """What is known of the target, and what has happened to it so far.

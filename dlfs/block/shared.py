@@ -72,7 +72,7 @@ class SharedNamespaceDevice(NativeBackedDevice):
     @property
     def late_writes_s(self) -> float:
         """How long after its submission a write may still take effect, retries included."""
-        return 0.0
+        return self.patience_ms / 1000
 
     # ---- writing under the lease -----------------------------------------------------------------
 

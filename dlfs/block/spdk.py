@@ -110,7 +110,7 @@ class SpdkDevice(SharedNamespaceDevice):
         native, self._namespace = open_namespace(options, uri=str(uri))
         self.info = self._namespace.info
         self._nsid = uri.nsid
-        self._late_writes_s = (options.timeout_ms + options.reconnect_ms) / 1000
+        self._patience_ms = options.timeout_ms + options.reconnect_ms
         self._owner = os.getpid()
         self._runner = _SpdkRunner(self._namespace)
         identity = _identity(uri, self.info)
@@ -141,9 +141,9 @@ class SpdkDevice(SharedNamespaceDevice):
         return self._nsid
 
     @property
-    def late_writes_s(self) -> float:
-        """How long after its submission a write may still take effect, retries included."""
-        return self._late_writes_s
+    def patience_ms(self) -> int:
+        """Within which an operation ends, retries included."""
+        return self._patience_ms
 
 
 class _SpdkRunner:

@@ -97,7 +97,11 @@ class NvmeTcpOptions:
     keepalive_ms: int = 15000
     """The target forgets us after this much silence; 0: never, and it need not be kept awake."""
     reconnect_ms: int = 15000
-    """How long to look for a lost target; 0: not at all."""
+    """How long to look for a lost target; 0: not at all.
+
+    A read waits for the target for ``timeout_ms + reconnect_ms``, and is given up after 30 seconds
+    or a second more than that, whichever is later (``dlfs.reader.read_timeout_ms``).
+    """
     busy_poll_us: int = 0
     """How long to look for answers before sleeping."""
 

@@ -9,7 +9,7 @@ from dlfs.reader.batch import Batch
 from dlfs.reader.columns import ColumnAccess
 from dlfs.reader.epoch import Epoch
 from dlfs.reader.failures import ON_ERROR, SampleFailure, Where
-from dlfs.reader.reader import ReaderOptions, SampleReader, make_native_reader
+from dlfs.reader.reader import ReaderOptions, SampleReader, make_native_reader, read_timeout_ms
 
 __all__ = [
     "ON_ERROR",
@@ -21,4 +21,5 @@ __all__ = [
     "SampleReader",
     "Where",
     "make_native_reader",
+    "read_timeout_ms",
 ]

@@ -19,6 +19,7 @@ from dlfs._native.device import NativeDevice
 from dlfs._native.library import describe, error_for
 from dlfs._native.reader import NativeBatch, NativeFailure, NativeReader, NativeStream
 from dlfs.attributes import AttributeTable
+from dlfs.block import BlockDevice
 from dlfs.directory import FrozenDirectory
 from dlfs.errors import DlfsError, UsageError
 from dlfs.format.geometry import ChunkRun, Geometry
@@ -31,6 +32,12 @@ from dlfs.units import KIB, MIB
 
 MEMORY_CHUNKS_MIN = 4
 """libdlfs wants memory for at least this many chunks."""
+
+TIMEOUT_MS = 30_000
+"""For one read with all its retries, unless a device's own time-outs are longer."""
+
+GRACE_MS = 1_000
+"""Beyond a device's own time-outs."""
 
 REPLACEMENTS_MAX = 16
 """Samples tried in place of a bad one before it is an error after all."""
@@ -48,6 +55,7 @@ class ReaderOptions:
             in the time that one more request costs.
         retry_count: tries after the first of a read that failed or brought a wrong checksum.
         timeout_ms: for one read with all its retries; where there are copies, each gets its share.
+            See ``read_timeout_ms``.
         shared: the sample memory lies in a file without a name, for channels to other processes.
     """
 
@@ -55,8 +63,18 @@ class ReaderOptions:
     depth: int = 128
     gap_bytes: int = 16 * KIB
     retry_count: int = 2
-    timeout_ms: int = 30_000
+    timeout_ms: int = TIMEOUT_MS
     shared: bool = False
+
+
+def read_timeout_ms(devices: Sequence[BlockDevice]) -> int:
+    """How long to wait for a read before it is reported: ``TIMEOUT_MS``, or more.
+
+    A device that is told to look for its target for longer (``reconnect_ms`` of its URI) is given
+    that time, and ``GRACE_MS`` to say itself what happened: its own error is the better one.
+    """
+    patience_ms = max((device.patience_ms for device in devices), default=0)
+    return max(TIMEOUT_MS, patience_ms + GRACE_MS if patience_ms else 0)
 
 
 def make_native_reader(

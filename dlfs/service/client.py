@@ -68,8 +68,8 @@ from dlfs.service.sockets import SCHEME, path_of
 from dlfs.store.info import VolumeInfo
 from dlfs.volume import Volume
 
-ANSWER_TIMEOUT_S = 120.0
-"""For one batch: longer than the service itself gives a device with all retries. A service that is
+ANSWER_TIMEOUT_S = 90.0
+"""For one batch, beyond what the service itself gives a device with all retries. A service that is
 there and does not answer (stopped by a debugger) is then given up as lost."""
 
 _log = logging.getLogger("dlfs")
@@ -189,7 +189,7 @@ class ServiceOrigin:
                 descriptors[1],
                 state.arena_bytes,
                 lambda: _open_channel(connection, identity),
-                timeout_ms=int(ANSWER_TIMEOUT_S * 1000),
+                timeout_ms=int(ANSWER_TIMEOUT_S * 1000) + state.read_timeout_ms,
                 service=self.uri,
                 directory=directory.native,
             )

@@ -29,7 +29,7 @@ from dlfs import errors
 from dlfs.errors import DeviceError, DlfsError, FormatError, LimitError, NativeError, TruncatedError
 from dlfs.store.info import VolumeInfo
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 FRAME_BYTES_MAX = 1 << 20
 """Of JSON. What may be larger (catalogs, directories) goes by a descriptor."""
 DESCRIPTORS_MAX = 8
@@ -150,6 +150,8 @@ class DatasetState(Message):
 
     members: tuple[str, ...]
     arena_bytes: int
+    read_timeout_ms: int
+    """Within which the service has read a sample, or says why not."""
 
 
 @dataclass(frozen=True, slots=True)

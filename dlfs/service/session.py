@@ -342,7 +342,8 @@ class Session:
             undone.callback(dataset.close)
             native = dataset.access.reader.native
             assert isinstance(native, NativeReader)
-            reply = Reply(DatasetState(dataset.access.members, native.arena_bytes))
+            state = DatasetState(dataset.access.members, native.arena_bytes, native.timeout_ms)
+            reply = Reply(state)
             share = self._share(request.dataset, native.arena_bytes)
             generation = self._attach_generation(reply, volume)
             reply.descriptors = [generation, native.arena_descriptor]

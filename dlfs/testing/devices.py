@@ -98,6 +98,11 @@ class WrappingDevice:
         return self.inner.writable
 
     @property
+    def patience_ms(self) -> int:
+        """The inner device's."""
+        return self.inner.patience_ms
+
+    @property
     def native(self) -> NativeDevice:
         """The inner device's: what native readers drive, past this wrapper."""
         return self.inner.native
