@@ -34,6 +34,9 @@ APT_BUILD := gcc:gcc pkg-config:pkg-config fusermount3:fuse3 \
 APT_TEST := clang-tidy:clang-tidy getfattr:attr rsync:rsync qemu-system-x86_64:qemu-system-x86 busybox:busybox-static \
 	clang:clang /usr/share/doc/libclang-rt-dev/copyright:libclang-rt-dev
 
+# Not installed by make bench, which says what is missing.
+APT_BENCH := fio:fio mksquashfs:squashfs-tools squashfuse_ll:squashfuse mkfs.erofs:erofs-utils perf:linux-perf \
+	valgrind:valgrind /usr/src/linux-source-6.1.tar.xz:linux-source-6.1
 APT_DLIO := mpirun:openmpi-bin mpicc:libopenmpi-dev
 
 # Processes that share the tests (tests/scheduling.py): much of what tests do is waiting.
@@ -71,8 +74,8 @@ format: setup ## rewrite Python and C files in the project's style
 	$(BIN)/ruff check --fix --quiet . || true
 	@$(BIN)/clang-format --style=file:native/.clang-format -i $(C_FILES)
 
-bench: build .venv/.peers ## measure everything and report: see bench/README.md
-	$(BIN)/python -m bench report $(BENCH_ARGS)
+bench: build build/bench/.stamp ## measure everything and report: see bench/README.md
+	build/bench/venv/bin/python -m bench report $(BENCH_ARGS)
 
 bench-dlio: build build/dlio/.stamp ## DLIO on ext4, on the mount and through the sample API
 	$(BIN)/python -m bench.dlio $(BENCH_ARGS)
@@ -134,10 +137,14 @@ endef
 .venv/.extra: .venv/.stamp
 	@[ -z "$(PACKAGES)" ] || $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PACKAGES)
 
-# What DLFS is raced against; one that cannot be had here is named in the report.
-.venv/.peers: pyproject.toml .venv/.stamp | .venv/.extra
-	@echo "Installing the peers of the benchmark into .venv"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[peers]'
+# What DLFS is raced against, pinned, in a virtual environment of its own. The report names what cannot be had here.
+build/bench/.stamp: pyproject.toml .venv/.stamp
+	@missing=""; for pair in $(APT_BENCH); do \
+	    command -v "$${pair%%:*}" >/dev/null || [ -r "$${pair%%:*}" ] || missing+=" $${pair##*:}"; done; \
+	if [ -n "$$missing" ]; then echo "The report will lack what these Debian packages are for:$$missing"; fi
+	@echo "Installing the peers of the benchmark into build/bench/venv"
+	@[ -x build/bench/venv/bin/python ] || $(PYTHON) -m venv build/bench/venv
+	@build/bench/venv/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[peers]' $(PACKAGES)
 	@touch $@
 
 # The kernel that the tests run in QEMU. Where it cannot be had, they are skipped, and CI fails.

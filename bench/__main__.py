@@ -20,6 +20,7 @@ from bench.contestant import Limits, WrongBytesError
 from bench.datasets import TARGET_KEYS, find_corpus
 from bench.machine import ROOT, describe
 from bench.peers.__main__ import main as race_peers
+from bench.progress import Progress
 from bench.runner import Result, Settings, Stage
 from bench.targets import OccupiedError, Targets
 from dlfs.units import parse_bytes
@@ -97,12 +98,14 @@ def choose(patterns: list[str] | None, *, corpus: bool, target: bool = False) ->
 def run(settings: Settings, cases: list[Case], console: Console) -> list[Result]:
     """Run cases one after the other and show each."""
     stage, results = Stage(settings), []
+    runs = [len(case.contestants) for case in cases]
     try:
-        for case in cases:
-            with console.status(case.name) as status:
-                result = stage.run(case, status.update)
-            report.print_case(console, result)
-            results.append(result)
+        with Progress(console, "cases") as progress:
+            for number, case in enumerate(cases):
+                begin, end = (sum(runs[:at]) / sum(runs) for at in (number, number + 1))
+                result = stage.run(case, progress.between(begin, end))
+                report.print_case(console, result)
+                results.append(result)
     finally:
         stage.close()
     return results

@@ -135,11 +135,15 @@ def _pool(seed: int) -> NDArray[np.uint8]:
 class FolderBytes:
     """Samples that are files: what they are is what is on disk, read before anything is timed."""
 
-    def __init__(self, folder: Path, paths: list[bytes]) -> None:
+    def __init__(
+        self, folder: Path, paths: list[bytes], lengths: NDArray[np.int64] | None = None
+    ) -> None:
         self._folder = os.fsencode(folder)
         self._paths = paths
-        sizes = (os.stat(self._folder + b"/" + path).st_size for path in paths)
-        self.lengths = np.fromiter(sizes, np.int64, count=len(paths))
+        if lengths is None:
+            sizes = (os.stat(self._folder + b"/" + path).st_size for path in paths)
+            lengths = np.fromiter(sizes, np.int64, count=len(paths))
+        self.lengths = lengths
 
     def path(self, index: int) -> bytes:
         """Below the folder."""

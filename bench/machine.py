@@ -9,8 +9,10 @@ import contextlib
 import datetime
 import os
 import platform
+import shlex
 import shutil
 import subprocess
+import sys
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -116,6 +118,7 @@ def describe(directory: Path) -> dict[str, Any]:
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "commit": _commit(),
+        "command": shlex.join(["python", *sys.orig_argv[1:]]),
         "kernel": platform.release(),
         "cpu": _cpu_model(),
         "cores": len(os.sched_getaffinity(0)),

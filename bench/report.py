@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
@@ -11,12 +10,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from bench import page
 from bench.cases import bandwidth, rate
 from bench.runner import Result, checked_samples, ratios
 from dlfs.units import MIB
 
 COLUMNS = ("contestant", "samples/s", "from - to", "MiB/s", "CPU us/sample", "notes")
-FLOOR_COLUMNS = ("case", "floor", "at least", "measured", "from - to", "")
+FLOOR_COLUMNS = ("case", "floor", "at least, times", "measured, times", "from - to", "")
 
 
 def count_text(value: float) -> str:
@@ -104,36 +104,19 @@ def rich_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
     return table
 
 
-def markdown(facts: dict[str, Any], arguments: dict[str, Any], results: Sequence[Result]) -> str:
+def markdown(facts: dict[str, Any], results: Sequence[Result]) -> str:
     """All tables, under the facts they depend on."""
-    lines = ["# Benchmark", ""]
-    lines += [f"- {key}: {value}" for key, value in facts.items()]
-    lines += [f"- arguments: {arguments}", f"- samples compared: {checked_samples(results)}", ""]
+    lines = ["# DLFS, plain files and the limits of the machine", "", *page.head(facts)]
+    lines += [f"- samples compared with their source: {checked_samples(results):,}", ""]
+    lines += ["## Floors", "", *page.table(FLOOR_COLUMNS, floor_rows(results)), ""]
     for result in results:
-        lines += [f"## {title_of(result)}", "", *markdown_table(COLUMNS, rows_of(result)), ""]
-    lines += ["## Floors", "", *markdown_table(FLOOR_COLUMNS, floor_rows(results)), ""]
+        lines += [f"## {title_of(result)}", "", *page.table(COLUMNS, rows_of(result)), ""]
     return "\n".join(lines)
-
-
-def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """The lines of a table."""
-    table = [columns, ["---"] * len(columns), *rows]
-    return [f"| {' | '.join(cells)} |" for cells in table]
 
 
 def write(
     folder: Path, facts: dict[str, Any], arguments: dict[str, Any], results: Sequence[Result]
 ) -> Path:
     """Write a run as JSON, with every sample, and as Markdown; returns the JSON's path."""
-    folder.mkdir(parents=True, exist_ok=True)
-    stem = facts["date"].replace(":", "").replace("+0000", "Z")
-    path = folder / f"{stem}.json"
-    whole = {
-        "schema": 1,
-        "machine": facts,
-        "arguments": arguments,
-        "cases": [result.to_dict() for result in results],
-    }
-    path.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
-    path.with_suffix(".md").write_text(markdown(facts, arguments, results), encoding="utf-8")
-    return path
+    more = {"arguments": arguments, "cases": [result.to_dict() for result in results]}
+    return page.write(folder, "cases", facts, markdown(facts, results), more)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from bench.cases import Case, Floor
 from bench.contestant import Contestant, Ground, Limits, Sample
 from bench.datasets import SPECS, TARGET_KEYS, Scene
 from bench.machine import Machine, Unavailable
+from bench.progress import Tell
 from bench.targets import Targets
 
 
@@ -142,26 +143,27 @@ class Stage:
             )
         return self._scenes[key]
 
-    def run(self, case: Case, tell: Callable[[str], None]) -> Result:
+    def run(self, case: Case, tell: Tell) -> Result:
         """Run a case.
 
         Args:
             case: which.
-            tell: told what is under way.
+            tell: told what is under way, and which share of the case is done.
 
         Raises:
             WrongBytesError: a contestant read something else than the source has.
         """
-        tell(f"{case.name}: laying out {case.dataset}")
+        tell(f"{case.name}: laying out {case.dataset}", 0.0)
         scene = self.scene(case.dataset)
         samples: dict[Contestant, list[Sample]] = {who: [] for who in case.contestants}
         missing: dict[Contestant, str] = {}
         for number in range(self.settings.rounds):
             order = case.contestants if number % 2 == 0 else tuple(reversed(case.contestants))
-            for who in order:
+            for at, who in enumerate(order):
                 if who in missing:
                     continue
-                tell(f"{case.name}: round {number + 1}: {who.label}")
+                share = (number + at / len(order)) / self.settings.rounds
+                tell(f"{case.name}: round {number + 1}: {who.label}", share)
                 try:
                     ground = Ground(scene, self.machine, self.settings.limits, number)
                     samples[who].append(who.run(ground))

@@ -6,7 +6,6 @@ counts. Differences of utilisation are percentage points.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from bench import page
 from bench.dlio.workloads import WAYS, Workload
 
 COLUMNS = (
@@ -124,14 +124,12 @@ def show(console: Console, race: Race) -> None:
     console.print(table)
 
 
-def markdown(facts: Figures, arguments: Figures, races: Sequence[Race]) -> str:
+def markdown(facts: Figures, races: Sequence[Race]) -> str:
     """The whole report."""
     lines = ["# DLIO, side by side", ""]
-    lines += [f"- {name}: {value}" for name, value in facts.items()]
-    lines += [f"- arguments: {arguments}", ""]
+    lines += [*page.head(facts), ""]
     for race in races:
-        rows = [COLUMNS, ["---"] * len(COLUMNS), *rows_of(race)]
-        lines += [f"## {title_of(race)}", "", *(f"| {' | '.join(row)} |" for row in rows), ""]
+        lines += [f"## {title_of(race)}", "", *page.table(COLUMNS, rows_of(race)), ""]
         told = [f"{way}: {race.verdict(way)}" for way in WAYS[1:]]
         lines += [f"Utilisation against ext4, cold: {', '.join(told)}.", ""]
     return "\n".join(lines)
@@ -139,15 +137,5 @@ def markdown(facts: Figures, arguments: Figures, races: Sequence[Race]) -> str:
 
 def write(folder: Path, facts: Figures, arguments: Figures, races: Sequence[Race]) -> Path:
     """Write a run as JSON, with every figure, and as Markdown; returns the JSON's path."""
-    folder.mkdir(parents=True, exist_ok=True)
-    stem = facts["date"].replace(":", "").replace("+0000", "Z")
-    path = folder / f"dlio-{stem}.json"
-    whole = {
-        "schema": 1,
-        "machine": facts,
-        "arguments": arguments,
-        "workloads": [race.to_dict() for race in races],
-    }
-    path.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
-    path.with_suffix(".md").write_text(markdown(facts, arguments, races), encoding="utf-8")
-    return path
+    more = {"arguments": arguments, "workloads": [race.to_dict() for race in races]}
+    return page.write(folder, "dlio", facts, markdown(facts, races), more)

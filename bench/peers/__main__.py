@@ -19,6 +19,7 @@ from bench.peers.outcome import Outcome
 from bench.peers.peer import Peer
 from bench.peers.race import REFERENCES, ROUNDS, SECONDS, SIZES, STATES, Course, Race
 from bench.peers.registry import all_peers
+from bench.progress import Progress
 from dlfs.units import GIB, parse_bytes
 
 RESULTS = ROOT / "bench" / "results"
@@ -124,8 +125,8 @@ def main(words: list[str] | None = None) -> int:
         return 2
     facts = describe(arguments.dir)
     try:
-        with console.status("peers") as status:
-            outcome = Race(course, status.update).run(choose(arguments.only))
+        with Progress(console, "peers") as progress:
+            outcome = Race(course, progress.tell).run(choose(arguments.only))
     except WrongBytesError as error:
         console.print(f"wrong bytes: {error}", style="red", markup=False)
         return 1

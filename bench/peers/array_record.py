@@ -8,7 +8,7 @@ themselves (Grain's samplers), so there is no shuffle of its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,6 @@ READER_OPTIONS = {"max_parallelism": "0"}
 class ArrayRecordReader:
     """Opened shards."""
 
-    own_order = ""
-
     def __init__(self, shards: Any, batched: bool) -> None:
         self._shards = shards
         self._batched = batched
@@ -34,10 +32,6 @@ class ArrayRecordReader:
             records: list[Buffer] = self._shards.__getitems__(indices)
             return records
         return [self._shards[index] for index in indices]
-
-    def epoch(self, seed: int, batch: int) -> Iterator[list[tuple[int, Buffer]]]:
-        """There is none."""
-        raise NotImplementedError
 
     def close(self) -> None:
         """Close the files."""

@@ -24,7 +24,7 @@ import numpy as np
 from bench.contestant import CHECKED, WrongBytesError
 from bench.machine import Unavailable
 from bench.peers.data import Data, RaceSource
-from bench.peers.peer import Peer, Reader, TakesArrays, Warmable
+from bench.peers.peer import Peer, Reader, ShuffledReader, TakesArrays, Warmable
 from bench.peers.processes import own_cpu_seconds, peak_rss_bytes
 from bench.peers.registry import all_peers
 
@@ -164,12 +164,17 @@ def look(job: Job, peer: Peer, pipe: Pipe) -> None:
     reader = peer.open(Path(job.folder))
     try:
         pipe.say(
-            own_order=reader.own_order,
+            own_order=own_order_of(reader),
             checked=check(peer, reader, Data(**job.data).source(), seed=0),
             versions={name: metadata.version(name) for name in peer.packages},
         )
     finally:
         reader.close()
+
+
+def own_order_of(reader: Reader) -> str:
+    """What a reader calls its own order; "" where it has none."""
+    return reader.own_order if isinstance(reader, ShuffledReader) else ""
 
 
 def _stored_bytes(folder: Path) -> int:
@@ -199,7 +204,7 @@ def check(peer: Peer, reader: Reader, source: RaceSource, seed: int) -> int:
         indices = list(dict.fromkeys([*ends, *others]))
         got = reader.read(_as_taken(reader, indices))
         found = {index: bytes(got[at]) for at, index in enumerate(indices)}
-    elif reader.own_order:
+    else:
         for index, data in _pairs(reader, seed, min(64, wanted)):
             if index in found:
                 raise WrongBytesError(f"sample {index} came twice in an epoch")
@@ -371,7 +376,7 @@ def race(job: Job, peer: Peer, pipe: Pipe) -> None:
             start=asdict(start),
             **asdict(timed),
             peak_rss_bytes=peak_rss_bytes(os.getpid()),
-            own_order=reader.own_order,
+            own_order=own_order_of(reader),
         )
         pipe.wait_for("check")
         source = Data(**job.data).source()

@@ -24,7 +24,8 @@ class Data:
         total_bytes: of all samples of a synthetic one.
         seed: of its bytes.
         corpus: folder of the real files, when the key is ``corpus``.
-        listing: file with their paths, each ended by NUL, in path order.
+        listing: file with their paths, each ended by NUL, in path order; beside it one with their
+            lengths.
         samples_max: a uniform random subset of so many; None: all.
     """
 
@@ -48,7 +49,7 @@ class Data:
         else:
             assert self.listing is not None
             paths = Path(self.listing).read_bytes().split(b"\0")[:-1]
-            base = FolderBytes(Path(self.corpus), paths)
+            base = FolderBytes(Path(self.corpus), paths, np.load(_lengths_of(Path(self.listing))))
         count = len(base.lengths)
         if self.samples_max is None or count <= self.samples_max:
             return RaceSource(base, np.arange(count))
@@ -58,18 +59,23 @@ class Data:
 
 def list_corpus(corpus: Path, listing: Path) -> int:
     """Write the paths of a folder's regular files in path order; how many bytes they have."""
-    found: list[bytes] = []
-    total_bytes = 0
+    found: dict[bytes, int] = {}
     top = os.fsencode(corpus)
     for folder, _, names in os.walk(top):
         for name in names:
             path = os.path.join(folder, name)
             status = os.lstat(path)
             if stat.S_ISREG(status.st_mode):
-                found.append(os.path.relpath(path, top))
-                total_bytes += status.st_size
-    listing.write_bytes(b"".join(path + b"\0" for path in sorted(found)))
-    return total_bytes
+                found[os.path.relpath(path, top)] = status.st_size
+    paths = sorted(found)
+    listing.write_bytes(b"".join(path + b"\0" for path in paths))
+    np.save(_lengths_of(listing), np.array([found[path] for path in paths], np.int64))
+    return sum(found.values())
+
+
+def _lengths_of(listing: Path) -> Path:
+    """The file with the lengths of what a listing names; so nobody has to ask each file."""
+    return listing.with_name(listing.name + ".lengths.npy")
 
 
 class RaceSource:

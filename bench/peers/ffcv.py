@@ -8,7 +8,7 @@ is in no extra. FFCV batches arrays of one shape, which is what samples of one l
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from bench.machine import Unavailable
 from bench.peers.packages import workers
-from bench.peers.peer import GLOBAL, Buffer, Peer, Source
+from bench.peers.peer import GLOBAL, Peer, Source
 
 INDEX, DATA = "index", "data"
 NAME = "samples.beton"
@@ -44,10 +44,6 @@ class FfcvReader:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-
-    def read(self, indices: Sequence[int]) -> list[Buffer]:
-        """Not in this format: a loader takes the order of a whole epoch."""
-        raise NotImplementedError
 
     def epoch(self, seed: int, batch: int) -> Iterator[FfcvSamples]:
         """A pass in random order; the first compiles the pipeline."""

@@ -44,8 +44,6 @@ class FilesReader:
         root: of the files.
     """
 
-    own_order = ""
-
     def __init__(self, folder: Path, root: Path) -> None:
         top = os.fsencode(root) + b"/"
         self._paths = [top + path for path in (folder / "paths").read_bytes().split(b"\0")[:-1]]
@@ -163,10 +161,6 @@ class LoaderReader:
         )
         for indices, lengths, data in loader:
             yield TensorBatch(indices, lengths, data)
-
-    def read(self, indices: Sequence[int]) -> list[bytes]:
-        """Not in an order that is given: a loader has its own."""
-        raise NotImplementedError
 
     def close(self) -> None:
         """Workers ended with their epoch."""

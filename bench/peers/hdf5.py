@@ -26,8 +26,6 @@ def _package() -> Any:
 class Hdf5Reader:
     """Samples of one length are rows; else they are slices of one long row."""
 
-    own_order = ""
-
     def __init__(self, folder: Path) -> None:
         self._file = _package().File(folder / "data.h5", "r")
         self._data = self._file["data"]

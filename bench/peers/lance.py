@@ -7,7 +7,7 @@ put together in memory by Lance, so its array is handed out as it is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,6 @@ NAME = "samples.lance"
 class LanceReader:
     """An opened table."""
 
-    own_order = ""
-
     def __init__(self, table: Any) -> None:
         self._table = table
 
@@ -30,10 +28,6 @@ class LanceReader:
         """One `take`."""
         taken = self._table.take(list(indices), columns=[DATA])
         return ColumnSamples(taken[DATA].chunk(0))
-
-    def epoch(self, seed: int, batch: int) -> Iterator[ColumnSamples]:
-        """There is none: Lance leaves the order to samplers."""
-        raise NotImplementedError
 
     def close(self) -> None:
         """Lance has no close: the table and its files go with the last reference."""

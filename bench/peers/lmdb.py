@@ -35,8 +35,6 @@ class LmdbReader:
         readahead: leave the kernel's read-ahead on.
     """
 
-    own_order = ""
-
     def __init__(self, folder: Path, *, views: bool, readahead: bool) -> None:
         self._environment = _package().open(
             str(folder / "data.lmdb"),

@@ -27,8 +27,6 @@ def write_packed(source: Source, folder: Path) -> None:
 class PreadReader:
     """``os.pread`` of each sample."""
 
-    own_order = ""
-
     def __init__(self, folder: Path) -> None:
         offsets = np.load(folder / "offsets.npy")
         self._starts: list[int] = offsets[:-1].tolist()
@@ -63,7 +61,6 @@ class Rows:
 class MapReader:
     """Copies out of a mapped file: of one length by one index expression, else slice by slice."""
 
-    own_order = ""
     takes_arrays = True
 
     def __init__(self, folder: Path) -> None:

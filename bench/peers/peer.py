@@ -92,12 +92,16 @@ class IndexedSamples(Samples, Protocol):
 class Reader(Protocol):
     """An opened peer. What it hands out stays valid until its next call.
 
-    Attributes:
-        own_order: what `epoch` does, in a few words ("shards shuffled, buffer of 1000"), `GLOBAL`
-            where that is a uniform permutation, "" where there is no `epoch`.
+    It is a `RandomReader`, a `ShuffledReader`, or both: it has the methods of what it can do.
     """
 
-    own_order: str
+    def close(self) -> None:
+        """Give everything back; processes it started have ended when this returns."""
+        ...
+
+
+class RandomReader(Reader, Protocol):
+    """Reads in an order that is given."""
 
     def read(self, indices: Sequence[int]) -> Sequence[Buffer] | Samples:
         """A batch in the order given, by the peer's batched call where it has one.
@@ -106,19 +110,27 @@ class Reader(Protocol):
         """
         ...
 
+
+@runtime_checkable
+class ShuffledReader(Reader, Protocol):
+    """Reads in an order of its own.
+
+    Attributes:
+        own_order: what `epoch` does, in a few words ("shards shuffled, buffer of 1000"), or
+            `GLOBAL` where that is a uniform permutation.
+    """
+
+    own_order: str
+
     def epoch(
         self, seed: int, batch: int
     ) -> Iterator[list[tuple[int, Buffer]]] | Iterator[IndexedSamples]:
         """All samples once, in the peer's own shuffle; the last batch may be short.
 
         A sample goes with its index; where the format has no identity, `prepare` stores it beside
-        the bytes. Called only where `own_order` is not empty. The framework may stop in the middle
-        and close the iterator; workers of it end then, or in `close`.
+        the bytes. The framework may stop in the middle and close the iterator; workers of it end
+        then, or in `close`.
         """
-        ...
-
-    def close(self) -> None:
-        """Give everything back; processes it started have ended when this returns."""
         ...
 
 
@@ -130,7 +142,7 @@ class Peer(Protocol):
             share the word before the first hyphen: "lmdb", "lmdb-views".
         about: one line: the documented way that is used, and where that is documented.
         packages: distributions whose versions the report names; empty for programs and the kernel.
-        random: whether it can be read in an order that is given.
+        random: whether it is read in an order that is given; its readers are `RandomReader` then.
     """
 
     name: str

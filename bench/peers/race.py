@@ -8,7 +8,7 @@ second round in the opposite order. A floor's ratio is of two runs of one round 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -30,6 +30,7 @@ from bench.peers.outcome import GLOBAL_GIVEN, GLOBAL_OWN, Converted, Outcome, Ru
 from bench.peers.peer import GLOBAL, Borrowing, Limited, Peer, Shared
 from bench.peers.processes import cpu_seconds_of_all
 from bench.peers.registry import all_peers
+from bench.progress import Tell
 from dlfs.units import GIB, KIB, MIB
 
 REFERENCES = ("dlfs", "dlfs-epoch", "dlfs-epoch-all")
@@ -42,6 +43,8 @@ DEPTHS_OVER = "4k"
 
 SECONDS, ROUNDS = 0.7, 3
 STATES = ("cold", "warm")
+CONVERSIONS = 0.2
+"""Of the time of a group, about: what is said of the time left depends on it."""
 ROOM_PER_BYTE = 1.5
 """What a peer's data may take on the disk for each byte of samples, when groups are formed."""
 
@@ -101,13 +104,11 @@ class Race:
 
     Args:
         course: what to do.
-        tell: told what is under way.
+        tell: told what is under way, and which share of the whole is done.
         machine: whose caches are dropped.
     """
 
-    def __init__(
-        self, course: Course, tell: Callable[[str], None], machine: Machine | None = None
-    ) -> None:
+    def __init__(self, course: Course, tell: Tell, machine: Machine | None = None) -> None:
         self.course, self.tell = course, tell
         self.folder = course.directory / "dlfs-bench-peers"
         self.machine = machine or Machine(self.folder)
@@ -153,6 +154,7 @@ class _DatasetRace:
         self.data = self._data()
         self._converted: dict[str, Converted] = {}
         self._scene: Scene | None = None
+        self._stretch, self._done = (0.0, 1.0), 0.0
 
     def _data(self) -> Data:
         course = self.course
@@ -175,13 +177,27 @@ class _DatasetRace:
         references = [peer for peer in peers if peer.name in REFERENCES]
         entries = [entry for peer in references for entry in self._entries_of(peer)]
         kept = {data_of(peer) for peer in references}
-        for group in self._groups([peer for peer in peers if peer not in references]):
-            others = [entry for peer in group for entry in self._entries_of(peer)]
+        groups = list(self._groups([peer for peer in peers if peer not in references]))
+        for number, group in enumerate(groups):
+            self._stretch = (number / len(groups), (number + 1) / len(groups))
+            others = []
+            for at, peer in enumerate(group):
+                self._reach(CONVERSIONS * at / len(group))
+                others += self._entries_of(peer)
             self._run_group([*entries, *others])
             entries = [entry for entry in entries if entry.processes == 1]
             for name in {data_of(peer) for peer in group} - kept:
                 shutil.rmtree(self.folder / name, ignore_errors=True)
         self._run_depths()
+
+    def _reach(self, share: float) -> None:
+        """So much of the group is done."""
+        begin, end = self._stretch
+        self._done = begin + share * (end - begin)
+
+    def _tell(self, what: str) -> None:
+        sizes = self.course.sizes
+        self.race.tell(f"{self.key}: {what}", (sizes.index(self.key) + self._done) / len(sizes))
 
     def _groups(self, peers: Sequence[Peer]) -> Iterator[list[Peer]]:
         """As many peers as there is room for; who borrows data goes with who has it."""
@@ -211,7 +227,7 @@ class _DatasetRace:
     def _convert(self, owner: Peer) -> None:
         if owner.name in self._converted and (self.folder / owner.name).exists():
             return
-        self.race.tell(f"{self.key}: {owner.name} converts")
+        self._tell(f"{owner.name} converts")
         (self.folder / owner.name).mkdir()
         with Child(self._job("prepare", owner), self._log_of(owner)) as child:
             converted = Converted(owner.name, self.key, **child.answer())
@@ -253,12 +269,15 @@ class _DatasetRace:
         self.race.groups += 1
         failed: set[Entry] = set()
         for number in range(self.course.rounds):
-            for entry in entries if number % 2 == 0 else list(reversed(entries)):
+            ordered = entries if number % 2 == 0 else list(reversed(entries))
+            for at, entry in enumerate(ordered):
                 if entry in failed or (number and entry.processes > 1):
                     continue
                 state = "warm" if entry.warm else "cold"
                 how = f"{entry.order}, {state}, {entry.processes} at once"
-                self.race.tell(f"{self.key}: round {number + 1}: {entry.peer.name}, {how}")
+                rounds_done = (number + at / len(ordered)) / self.course.rounds
+                self._reach(CONVERSIONS + (1 - CONVERSIONS) * rounds_done)
+                self._tell(f"round {number + 1}: {entry.peer.name}, {how}")
                 try:
                     self.race.outcome.runs.append(self._race(entry, number))
                 except Unavailable as reason:
@@ -359,7 +378,7 @@ class _DatasetRace:
             return
         ground = self._ground(number)
         for limit in limits_of(self.data.spec):
-            self.race.tell(f"{self.key}: round {number + 1}: {limit.name}")
+            self._tell(f"round {number + 1}: {limit.name}")
             try:
                 sample = limit.contestant.run(ground)
             except Unavailable as reason:
@@ -386,7 +405,7 @@ class _DatasetRace:
     def _run_depths(self) -> None:
         if self.course.depths and self.key == DEPTHS_OVER and "dlfs" in self._converted:
             for number in range(self.course.rounds):
-                self.race.tell(f"{self.key}: round {number + 1}: reads in flight")
+                self._tell(f"round {number + 1}: reads in flight")
                 self.race.outcome.depths += sweep(self._ground(number), self.key)
 
 

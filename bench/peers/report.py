@@ -10,30 +10,59 @@ from typing import Any
 
 from rich.console import Console
 
+from bench import page
 from bench.peers.outcome import Converted, Outcome, Run
 from bench.peers.registry import all_peers
-from bench.peers.verdicts import Verdict, verdicts
-from bench.report import count_text, markdown_table, rich_table
+from bench.peers.verdicts import (
+    CACHED_FLOOR,
+    CACHED_PEER,
+    FLOOR,
+    FLOOR_PEERS,
+    STATES,
+    Verdict,
+    family,
+    verdicts,
+)
+from bench.report import count_text, rich_table
 from dlfs.units import MIB
 
-SCHEMA = 1
 COLUMNS = (
     "peer",
     "order",
-    "samples/s cold",
+    "samples/s, cold",
     "warm",
-    "MiB/s cold",
+    "MiB/s, cold",
     "warm",
-    "CPU us/sample cold",
+    "CPU us/sample, cold",
     "warm",
-    "two processes: samples/s cold",
+    "two processes, samples/s, cold",
     "warm",
     "first batch ms, cold",
-    "memory MiB cold",
+    "memory MiB, cold",
     "warm",
 )
-CONVERSION_COLUMNS = ("peer", "samples", "seconds", "MiB/s", "CPU s", "MiB on disk", "of the data")
-VERDICT_COLUMNS = ("data", "", "DLFS", "beside", "at least", "measured", "from - to", "")
+CONVERSION_COLUMNS = (
+    "peer",
+    "samples",
+    "seconds",
+    "MiB/s",
+    "CPU seconds",
+    "MiB on disk",
+    "times the samples' bytes",
+)
+VERDICT_COLUMNS = (
+    "data",
+    "",
+    "DLFS",
+    "beside",
+    "at least, times",
+    "measured, times",
+    "from - to",
+    "",
+)
+
+LABELS = {"512": "512 B", "4k": "4 KiB", "110k": "110 KiB"}
+"""Of data sets, in the heads of columns."""
 
 
 def _median(runs: Sequence[Run], value: Callable[[Run], float | None]) -> str:
@@ -127,25 +156,72 @@ def title_of(outcome: Outcome, key: str) -> str:
     return f"{key}: {data['about']} ({data['samples']:,} samples, {size:,.0f} MiB)"
 
 
-def markdown(facts: dict[str, Any], arguments: dict[str, Any], outcome: Outcome) -> str:
+def summary(outcome: Outcome) -> list[str]:
+    """A table of ratios: a row a peer, a column for each data set and state."""
+    found = verdicts(outcome)
+    columns = [
+        (key, state) for key in outcome.datasets for state in STATES if _any(found, key, state)
+    ]
+    by_cell: dict[tuple[str, str, str, bool], Verdict] = {}
+    for one in found:
+        by_cell[family(one.peer), one.dataset, one.state, one.at_least == CACHED_FLOOR] = one
+    names = [*FLOOR_PEERS, *dict.fromkeys(family(one.peer) for one in found if not one.at_least)]
+    rows = [
+        [name, *(_ratio(by_cell.get((name, *column, False))) for column in columns)]
+        for name in names
+    ]
+    cached = [_ratio(by_cell.get((CACHED_PEER, *column, True))) for column in columns]
+    rows.append([f"{CACHED_PEER}, cached reads: {CACHED_FLOOR:g} times", *cached])
+    heads = [f"{LABELS.get(key, key)}, {state}" for key, state in columns]
+    return [
+        f"Samples/s of DLFS in global order over those of the peer's fastest way, the median of "
+        f"the rounds' ratios. The floor is {FLOOR:g}; rows without a verdict have none. "
+        "`*`: beside the peer's own shuffle, which is no global order. *Cold*: everybody may come "
+        "to have all of the data in memory. *Little memory*: DLFS has a sixteenth.",
+        "",
+        *page.table(["peer", *heads], rows),
+        *_why_missing(outcome),
+    ]
+
+
+def _any(found: Sequence[Verdict], key: str, state: str) -> bool:
+    return any((one.dataset, one.state) == (key, state) for one in found)
+
+
+def _ratio(verdict: Verdict | None) -> str:
+    """A cell: the ratio, and whether the floor is met."""
+    if verdict is None:
+        return "-"
+    text = f"{count_text(verdict.measured)}{'' if '(' not in verdict.peer else '*'} {verdict.text}"
+    return f"**{text}**" if verdict.text == "MISSED" else text.strip()
+
+
+def _why_missing(outcome: Outcome) -> list[str]:
+    """Peers with a floor that did not run at all, and why."""
+    ran = {family(run.peer) for run in outcome.runs}
+    whys = {family(peer): why for peer, _, _, why in outcome.missing if family(peer) not in ran}
+    return ["", *(f"- {name} did not run: {why}" for name, why in whys.items())] if whys else []
+
+
+def markdown(facts: dict[str, Any], outcome: Outcome) -> str:
     """All tables, under the facts they depend on."""
-    lines = ["# DLFS beside its peers", ""]
-    lines += [f"- {key}: {value}" for key, value in facts.items()]
-    lines += [f"- packages: {outcome.versions}", f"- arguments: {arguments}"]
-    lines += [f"- samples compared: {sum(run.checked for run in outcome.runs):,}", ""]
-    lines += ["## Floors", "", *markdown_table(VERDICT_COLUMNS, _verdicts(outcome)), ""]
+    packages = ", ".join(f"{name} {version}" for name, version in outcome.versions.items())
+    lines = ["# DLFS beside its peers", "", *page.head(facts), f"- packages: {packages}"]
+    lines += [f"- samples compared with their source: {sum(r.checked for r in outcome.runs):,}"]
+    lines += ["", "## How many times as fast DLFS is", "", *summary(outcome), ""]
     for key in outcome.datasets:
         lines += [f"## {title_of(outcome, key)}", ""]
-        lines += [*markdown_table(COLUMNS, rows_of(outcome.runs, key)), ""]
+        lines += [*page.table(COLUMNS, rows_of(outcome.runs, key)), ""]
         lines += ["Conversion:", ""]
-        lines += [*markdown_table(CONVERSION_COLUMNS, conversion_rows(outcome.converted, key)), ""]
+        lines += [*page.table(CONVERSION_COLUMNS, conversion_rows(outcome.converted, key)), ""]
     if outcome.missing:
         lines += [
             "## Not run",
             "",
-            *markdown_table(("peer", "data", "how", "why"), outcome.missing),
+            *page.table(("peer", "data", "how", "why"), outcome.missing),
             "",
         ]
+    lines += ["## All comparisons", "", *page.table(VERDICT_COLUMNS, _verdicts(outcome)), ""]
     lines += ["## How each is used", ""]
     ran = {run.peer for run in outcome.runs}
     lines += [f"- **{name}**: {peer.about}" for name, peer in all_peers().items() if name in ran]
@@ -172,13 +248,8 @@ def show(console: Console, outcome: Outcome) -> None:
 
 def write(folder: Path, facts: dict[str, Any], arguments: dict[str, Any], outcome: Outcome) -> Path:
     """Write a race as JSON, with every run, and as Markdown; returns the JSON's path."""
-    folder.mkdir(parents=True, exist_ok=True)
-    stem = facts["date"].replace(":", "").replace("+0000", "Z")
-    path = folder / f"peers-{stem}.json"
-    whole = {"schema": SCHEMA, "machine": facts, "arguments": arguments, **outcome.to_dict()}
-    path.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
-    path.with_suffix(".md").write_text(markdown(facts, arguments, outcome), encoding="utf-8")
-    return path
+    more = {"arguments": arguments, **outcome.to_dict()}
+    return page.write(folder, "peers", facts, markdown(facts, outcome), more)
 
 
 def read(paths: Sequence[Path]) -> tuple[dict[str, Any], dict[str, Any], Outcome]:

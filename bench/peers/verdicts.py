@@ -17,6 +17,8 @@ OURS_LITTLE = ("dlfs", "dlfs-epoch")
 OURS = (*OURS_LITTLE, "dlfs-epoch-all")
 """The ways of DLFS that are compared: the sample API in global order."""
 
+COLD, LITTLE, WARM = STATES = ("cold", "cold, little memory", "warm")
+
 MOST = 0.5
 """Of the data, in the memory of a peer's processes: it reads no longer what is cold."""
 
@@ -25,7 +27,7 @@ FLOOR_PEERS = (
     "lmdb",
     "huggingface",
     "hdf5",
-    "arrayrecord",
+    "array_record",
     "lance",
     "mds",
     "webdataset",
@@ -46,7 +48,7 @@ class Verdict:
 
     Attributes:
         dataset: key of the data set.
-        state: ``warm``, ``cold``, or ``cold, little memory``.
+        state: one of `STATES`.
         ours: our way.
         peer: the peer's way, and its order where that is not global.
         at_least: the floor; 0: there is none.
@@ -85,10 +87,10 @@ def verdicts(outcome: Outcome) -> list[Verdict]:
     for dataset, facts in outcome.datasets.items():
         here = [run for run in single if run.dataset == dataset]
         cold, warm = ([run for run in here if run.warm == state] for state in (False, True))
-        found += _verdicts_of(cold, "cold", OURS)
+        found += _verdicts_of(cold, COLD, OURS)
         most_bytes = MOST * facts["sample_bytes"]
-        found += _verdicts_of(_without_most(cold, most_bytes), "cold, little memory", OURS_LITTLE)
-        found += _verdicts_of(warm, "warm", OURS)
+        found += _verdicts_of(_without_most(cold, most_bytes), LITTLE, OURS_LITTLE)
+        found += _verdicts_of(warm, WARM, OURS)
     return found
 
 

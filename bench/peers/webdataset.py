@@ -6,7 +6,7 @@ the workers of a `WebLoader`. A sample's key is its index.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +26,6 @@ class WebDatasetReader:
     def __init__(self, package: Any, shards: list[str]) -> None:
         self._package = package
         self._shards = shards
-
-    def read(self, indices: Sequence[int]) -> list[Buffer]:
-        """Not in this format."""
-        raise NotImplementedError
 
     def epoch(self, seed: int, batch: int) -> Iterator[list[tuple[int, Buffer]]]:
         """One pass over all shards, each by one worker."""

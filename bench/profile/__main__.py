@@ -19,6 +19,7 @@ from bench.profile import report
 from bench.profile.recorders import Job, Recording, record_callgrind, record_perf
 from bench.profile.report import Profile
 from bench.profile.workload import CASES, scene_of
+from bench.progress import Progress
 from dlfs.units import parse_bytes
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -75,13 +76,18 @@ def main(words: list[str] | None = None) -> int:
     console = Console(width=None if sys.stdout.isatty() else 140)
     folder = arguments.dir / "dlfs-profile"
     folder.mkdir(parents=True, exist_ok=True)
-    scene_of(folder, arguments.size)
     facts, profiles = describe(arguments.dir), []
-    for case in arguments.cases or ["cached", "cold", "mount"]:
-        job = Job(case, folder, arguments.size, seconds=arguments.seconds)
-        profiles.append(profile_case(job, arguments.tool or ["perf", "callgrind"], arguments.steps))
+    cases = arguments.cases or ["cached", "cold", "mount"]
+    with Progress(console, "profile") as progress:
+        progress.tell("laying out the data", 0.0)
+        scene_of(folder, arguments.size)
+        for number, case in enumerate(cases):
+            progress.tell(case, number / len(cases))
+            job = Job(case, folder, arguments.size, seconds=arguments.seconds)
+            tools = arguments.tool or ["perf", "callgrind"]
+            profiles.append(profile_case(job, tools, arguments.steps))
     path = report.write(facts, profiles, arguments.results)
-    console.print(path.read_text(encoding="utf-8"), markup=False)
+    console.print(path.with_suffix(".md").read_text(encoding="utf-8"), markup=False)
     console.print(str(path), markup=False)
     return 0
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench import page
 from bench.profile.costs import Place
 from bench.profile.groups import group_of
 from bench.profile.recorders import Recording
@@ -105,12 +105,6 @@ def function_rows(recording: Recording) -> list[list[str]]:
     return rows
 
 
-def markdown_table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows as Markdown, the first as their head."""
-    head, *body = rows
-    return [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *body)]
-
-
 def section(profile: Profile) -> list[str]:
     """A case, as Markdown."""
     lines = [f"## {profile.case}: {profile.about}", ""]
@@ -124,15 +118,15 @@ def section(profile: Profile) -> list[str]:
     lines += [f"Missing: {reason}." for reason in profile.missing] + [""] * bool(profile.missing)
     if profile.sampled is None and profile.counted is None:
         return lines
-    lines += [*markdown_table(group_rows(profile)), ""]
+    lines += [*page.headed_table(group_rows(profile)), ""]
     recording = profile.sampled or profile.counted
     assert recording is not None
-    return [*lines, *markdown_table(function_rows(recording)), ""]
+    return [*lines, *page.headed_table(function_rows(recording)), ""]
 
 
 def markdown(facts: Mapping[str, Any], profiles: Sequence[Profile]) -> str:
     """All cases, under the facts they depend on."""
-    lines = ["# Profiles", "", *(f"- {key}: {value}" for key, value in facts.items()), ""]
+    lines = ["# Profiles", "", *page.head(facts), ""]
     for profile in profiles:
         lines += section(profile)
     return "\n".join(lines)
@@ -161,11 +155,6 @@ def to_dict(profile: Profile) -> dict[str, Any]:
 
 
 def write(facts: Mapping[str, Any], profiles: Sequence[Profile], folder: Path) -> Path:
-    """Write JSON and Markdown; returns the latter's path."""
-    folder.mkdir(parents=True, exist_ok=True)
-    date = str(facts["date"]).replace(":", "").replace("+0000", "Z")
-    path = folder / f"profile-{date}.md"
-    path.write_text(markdown(facts, profiles), encoding="utf-8")
-    whole = {"schema": 1, "machine": facts, "cases": [to_dict(profile) for profile in profiles]}
-    path.with_suffix(".json").write_text(json.dumps(whole) + "\n", encoding="utf-8")
-    return path
+    """Write JSON and Markdown; returns the JSON's path."""
+    more = {"cases": [to_dict(profile) for profile in profiles]}
+    return page.write(folder, "profile", facts, markdown(facts, profiles), more)

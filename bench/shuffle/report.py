@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bench import page
 from bench.machine import Unavailable
 from bench.shuffle.measures import Quality, class_variance_of_window
 
@@ -62,10 +62,8 @@ class Findings:
     places: dict[str, NDArray[np.int64]]
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values, without the places."""
+        """As plain values, without the facts and the places."""
         return {
-            "schema": 1,
-            "machine": self.facts,
             "samples": self.samples,
             "per_chunk": self.per_chunk,
             "batch": self.batch,
@@ -83,11 +81,6 @@ class Findings:
 
 def _short(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.2f}"
-
-
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    head, *body = rows
-    return [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *body)]
 
 
 def quality_rows(quality: Mapping[str, Sequence[Quality]]) -> list[list[str]]:
@@ -133,14 +126,13 @@ def markdown(findings: Findings) -> str:
         f"{findings.samples:,} samples, {findings.per_chunk} a chunk ({chunks:,} chunks), "
         f"batches of {findings.batch}"
     )
-    facts = (f"- {key}: {value}" for key, value in findings.facts.items())
-    lines = ["# Shuffle quality", "", *facts]
-    lines += ["", f"## Orders: {title}", "", *_table(quality_rows(findings.quality))]
-    lines += ["", "## Class variance, stored class by class", "", *_table(variances)]
+    lines = ["# Shuffle quality", "", *page.head(findings.facts)]
+    lines += ["", f"## Orders: {title}", "", *page.headed_table(quality_rows(findings.quality))]
+    lines += ["", "## Class variance, stored class by class", "", *page.headed_table(variances)]
     lines += ["", "## Accuracy, %: digits stored class by class", ""]
-    lines += _table(curve_rows(findings.curves))
+    lines += page.headed_table(curve_rows(findings.curves))
     lines += ["", f"## Bytes read, memory for {findings.budget_chunks} chunks", ""]
-    return "\n".join([*lines, *_table(shares), ""])
+    return "\n".join([*lines, *page.headed_table(shares), ""])
 
 
 # ---- plots ---------------------------------------------------------------------------------------
@@ -245,9 +237,4 @@ def plot(findings: Findings, stem: Path) -> list[Path]:
 
 def write(findings: Findings, folder: Path) -> Path:
     """Write JSON and Markdown; returns the JSON's path."""
-    folder.mkdir(parents=True, exist_ok=True)
-    date = findings.facts["date"].replace(":", "").replace("+0000", "Z")
-    path = folder / f"shuffle-{date}.json"
-    path.write_text(json.dumps(findings.to_dict(), indent=1) + "\n", encoding="utf-8")
-    path.with_suffix(".md").write_text(markdown(findings), encoding="utf-8")
-    return path
+    return page.write(folder, "shuffle", findings.facts, markdown(findings), findings.to_dict())

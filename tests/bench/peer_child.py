@@ -17,7 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from bench.machine import Unavailable
-from bench.peers.peer import PAGE_BYTES, Peer, Reader
+from bench.peers.child import own_order_of
+from bench.peers.peer import PAGE_BYTES, Peer, RandomReader, ShuffledReader
 
 COUNT = 500
 BATCH = 64
@@ -53,7 +54,7 @@ class OddSource:
         return self._data[index]
 
 
-def read_at_random(reader: Reader, source: OddSource) -> int:
+def read_at_random(reader: RandomReader, source: OddSource) -> int:
     """An epoch by a permutation, and one sample alone; how many there were."""
     order = np.random.default_rng(6).permutation(COUNT).tolist()
     batches = [order[start : start + BATCH] for start in range(0, COUNT, BATCH)]
@@ -65,7 +66,7 @@ def read_at_random(reader: Reader, source: OddSource) -> int:
     return len(order)
 
 
-def read_epoch(reader: Reader, source: OddSource, seed: int) -> list[int]:
+def read_epoch(reader: ShuffledReader, source: OddSource, seed: int) -> list[int]:
     """An epoch in the peer's own order; the indices in that order."""
     seen: list[int] = []
     for batch in reader.epoch(seed, BATCH):
@@ -86,11 +87,11 @@ def exercise(peer: Peer, folder: Path, source: OddSource) -> dict[str, object]:
     prepared = {path for path in folder.rglob("*") if path.is_file()}
     peer.open(folder).close()
     reader, other = peer.open(folder), peer.open(folder)
-    found: dict[str, object] = {"own_order": reader.own_order}
+    found: dict[str, object] = {"own_order": own_order_of(reader)}
     if peer.random:
         found["random"] = read_at_random(reader, source)
         read_at_random(other, source)
-    if reader.own_order:
+    if isinstance(reader, ShuffledReader):
         orders = [read_epoch(reader, source, seed) for seed in (1, 1, 2)]
         found["shuffled"] = orders[0] != list(range(COUNT))
         found["seeds"] = orders[0] != orders[2]

@@ -61,7 +61,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 
 @pytest.mark.parametrize("case", NAMES)
 def test_every_case_runs_and_reads_the_right_bytes(stage: Stage, case: Case) -> None:
-    result = stage.run(case, tell=lambda _: None)
+    result = stage.run(case, tell=lambda *_: None)
 
     ours = [who for who in result.samples if who.label.startswith("DLFS")]
     assert ours

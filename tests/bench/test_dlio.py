@@ -289,7 +289,7 @@ def test_a_report_has_every_run_and_a_table(tmp_path: Path) -> None:
     assert workload["verdicts"] == {"mount": "the same", "plugin": "higher"}
     table = path.with_suffix(".md").read_text()
     assert "| plugin | 1, cold | 75.0 | 75.0 - 80.0 | +25.0 | 150 | 1.50 | 0.10 |" in table
-    assert "- commit: c0ffee" in table
+    assert "commit c0ffee" in table
     assert "mount: the same, plugin: higher" in table
 
 

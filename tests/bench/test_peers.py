@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from bench import gather
 from bench.contestant import WrongBytesError
 from bench.machine import Machine, Unavailable
 from bench.peers import child as children
@@ -175,9 +174,12 @@ def test_a_race_in_children(tmp_path: Path) -> None:
         states=("cold",),
     )
     machine = Machine(tmp_path, may_drop_caches=False, pretend_cold=True)
-    race = Race(course, lambda _: None, machine)
+    shares: list[float] = []
+    race = Race(course, lambda _, share: shares.append(share), machine)
     outcome = race.run([all_peers()["dlfs"], all_peers()["lmdb"]])
 
+    assert shares == sorted(shares)
+    assert 0 <= shares[0] < shares[-1] < 1
     assert not race.folder.exists()
     assert [one.peer for one in outcome.converted] == ["dlfs", "lmdb"]
     assert all(one.stored_bytes >= one.sample_bytes == 300 * KIB for one in outcome.converted)
@@ -319,7 +321,9 @@ def test_reports_are_written_and_joined(tmp_path: Path, capsys: pytest.CaptureFi
     assert {run.group for run in joined.runs} == {1, 2}
     text = path.with_suffix(".md").read_text()
     assert "| lmdb | 100 | 1.00 |" in text
-    assert "ffcv is not installed" in text
+    assert "- ffcv did not run: ffcv is not installed" in text
+    assert "| peer | 512 B, cold | " in text
+    assert "| lmdb, cached reads: 3 times | - | - | **0.25 MISSED** |" in text
     assert "Floors of DESIGN.md" in capsys.readouterr().out
 
 
@@ -340,24 +344,6 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "readahead=False" in capsys.readouterr().out
     for words in (["--sizes", "5k"], ["--sizes", "corpus"]):
         assert main([*words, "--dir", str(tmp_path)]) == 2
-
-
-def test_the_index_names_what_each_part_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    program = "import sys, pathlib; pathlib.Path(sys.argv[2], '{0}.md').touch(); sys.exit({1})"
-    parts = [
-        gather.Part(name, name.title(), ("-c", program.format(name, code)))
-        for name, code in (("fine", 0), ("broken", 3))
-    ]
-    monkeypatch.setattr(gather, "PARTS", parts)
-    monkeypatch.setattr(gather.Part, "exists", True)
-    assert gather.main(["--results", str(tmp_path), "--dir", str(tmp_path)]) == 1
-    text = (tmp_path / gather.INDEX).read_text()
-    assert "- [fine.md](fine.md)" in text
-    assert "FAILED with exit code 3" in text
-    with pytest.raises(SystemExit):
-        gather.main(["--parts", "nothing"])
 
 
 def test_names_are_of_families_and_say_how_they_are_used() -> None:
