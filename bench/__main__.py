@@ -39,10 +39,11 @@ def parse_arguments(words: list[str] | None = None) -> argparse.Namespace:
     add("--list", action="store_true", help="list the cases and end")
     add("--cases", metavar="GLOB", action="append", help="only these; may be given again")
     add("--dir", type=Path, default=ROOT / "build" / "bench", help="on the disk under test")
-    add("--size", type=parse_bytes, help="of every data set [512MiB, 2GiB and 2GiB]")
-    add("--files", type=int, help="plain files of a data set, at most [100000]")
+    add("--size", type=parse_bytes, help="of every data set [512MiB, 1GiB and 1.5GiB]")
+    add("--files", type=int, help="plain files of a data set, at most [60000]")
     add("--rounds", type=int, help="runs of each contestant [3]")
-    add("--seconds", type=float, help="time for a contestant that can stop early [2.5]")
+    add("--seconds", type=float, help="time for a contestant that can stop early [1.5]")
+    add("--minutes", type=float, help="for all: late cases make fewer rounds, one at least")
     add("--paths", type=int, help="of the synthetic directory [1000000]")
     add("--corpus", metavar="DIR|deb", help="real files; deb: Debian's linux-source-6.1")
     add("--seed", type=int, default=1, help="of data and orders [1]")
@@ -71,9 +72,10 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
     return Settings(
         directory=arguments.dir,
         rounds=arguments.rounds or (1 if quick else 3),
+        minutes=arguments.minutes,
         quick=quick,
         total_bytes=arguments.size,
-        files_max=arguments.files or (QUICK_FILES if quick else 100_000),
+        files_max=arguments.files or (QUICK_FILES if quick else 60_000),
         corpus=find_corpus(arguments.corpus, folder) if arguments.corpus else None,
         keep=arguments.keep,
         limits=limits,
@@ -103,7 +105,7 @@ def run(settings: Settings, cases: list[Case], console: Console) -> list[Result]
         with Progress(console, "cases") as progress:
             for number, case in enumerate(cases):
                 begin, end = (sum(runs[:at]) / sum(runs) for at in (number, number + 1))
-                result = stage.run(case, progress.between(begin, end))
+                result = stage.run(case, progress.between(begin, end), due=end)
                 report.print_case(console, result)
                 results.append(result)
     finally:

@@ -32,7 +32,7 @@ class Limits:
         seed: of every order.
     """
 
-    seconds: float = 2.5
+    seconds: float = 1.5
     mount_files: int = 10_000
     paths: int = 1_000_000
     seed: int = 1

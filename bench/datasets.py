@@ -65,9 +65,9 @@ class DatasetSpec:
 
 SPECS = (
     DatasetSpec("512", 512, 0.0, 512 * MIB, 256 * MIB, 1024, "512 B samples"),
-    DatasetSpec("4k", 4 * KIB, 0.0, 2 * GIB, 512 * MIB, 1024, "4 KiB samples"),
+    DatasetSpec("4k", 4 * KIB, 0.0, 1 * GIB, 512 * MIB, 1024, "4 KiB samples"),
     DatasetSpec(
-        "110k", 110 * KIB, 0.6, 2 * GIB, 1 * GIB, 128, "lognormal around 110 KiB, as ImageNet's"
+        "110k", 110 * KIB, 0.6, 1536 * MIB, 1 * GIB, 128, "lognormal around 110 KiB, as ImageNet's"
     ),
     DatasetSpec("corpus", 16 * KIB, 0.0, 0, 0, 1024, "the files of a folder: --corpus"),
     DatasetSpec("nvme-4k", 4 * KIB, 0.0, 512 * MIB, 256 * MIB, 1024, "4 KiB samples on --target"),

@@ -23,6 +23,22 @@ Tell: TypeAlias = Callable[[str, float], None]
 """Told what begins now, in a few words, and which share of the whole is done, 0..1."""
 
 
+class Allowance:
+    """Time that rounds may take: who is late makes fewer.
+
+    Args:
+        minutes: for all that is to be done; None: as long as it takes.
+    """
+
+    def __init__(self, minutes: float | None = None) -> None:
+        self._seconds = float("inf") if minutes is None else 60 * minutes
+        self._begun = time.monotonic()
+
+    def has_time_for(self, seconds: float, share: float) -> bool:
+        """Whether something that takes so long ends before this share of the time is over."""
+        return time.monotonic() - self._begun + seconds <= share * self._seconds
+
+
 class Progress:
     """What a part of the report tells while it runs.
 

@@ -56,17 +56,14 @@ def floor_rows(results: Sequence[Result]) -> list[tuple[str, ...]]:
     """One row a floor: the median of the rounds' ratios, and whether it is met."""
     rows: list[tuple[str, ...]] = []
     for result in results:
-        for floor in result.case.floors:
+        for floor, verdict in zip(result.case.floors, result.verdicts(), strict=True):
             found = ratios(floor, result.samples)
-            if not found:
-                measured, spread, verdict = "-", "", "not measured"
-            else:
-                middle = median(found)
-                measured = f"{middle:.2f}"
-                spread = f"{min(found):.2f} - {max(found):.2f}"
-                verdict = "met" if middle >= floor.at_least else "MISSED"
+            measured = f"{median(found):.2f}" if found else "-"
+            spread = f"{min(found):.2f} - {max(found):.2f}" if found else ""
             text = f"{floor.of.label}: {floor.text}"
-            rows.append((result.case.name, text, f"{floor.at_least:g}", measured, spread, verdict))
+            rows.append(
+                (result.case.name, text, f"{floor.at_least:.3g}", measured, spread, verdict)
+            )
     return rows
 
 
@@ -77,7 +74,7 @@ def title_of(result: Result) -> str:
     return (
         f"{result.case.name}: {result.case.about} "
         f"({data['samples']:,} samples, {size:,.0f} MiB in {stored:,.0f} MiB of chunks, "
-        f"{data['files']:,} plain files)"
+        f"{data['files']:,} plain files; {result.rounds} rounds)"
     )
 
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from bench import datasets
@@ -19,7 +21,7 @@ from bench.cases import Case, Floor
 from bench.contestant import Contestant, Ground, Limits, Sample
 from bench.datasets import SPECS, TARGET_KEYS, Scene
 from bench.machine import Machine, Unavailable
-from bench.progress import Tell
+from bench.progress import Allowance, Tell
 from bench.targets import Targets
 
 
@@ -30,6 +32,7 @@ class Settings:
     Attributes:
         directory: on the disk under test; a folder is made in it.
         rounds: runs of each contestant.
+        minutes: for all cases; those that come late make fewer rounds, one at least.
         quick: take the data sets' quick sizes.
         total_bytes: of every data set, instead of its own.
         files_max: plain files of a data set.
@@ -43,9 +46,10 @@ class Settings:
 
     directory: Path
     rounds: int = 3
+    minutes: float | None = None
     quick: bool = False
     total_bytes: int | None = None
-    files_max: int = 100_000
+    files_max: int = 60_000
     corpus: Path | None = None
     keep: bool = False
     limits: Limits = field(default_factory=Limits)
@@ -70,6 +74,25 @@ class Result:
     samples: dict[Contestant, list[Sample]]
     missing: dict[Contestant, str]
 
+    def verdicts(self) -> list[str]:
+        """Of each floor: met, MISSED, not measured; or met by the other one that would do."""
+        found = []
+        for floor in self.case.floors:
+            values = ratios(floor, self.samples)
+            met = bool(values) and median(values) >= floor.at_least
+            found.append("met" if met else "MISSED" if values else "not measured")
+        words = [floor.either for floor in self.case.floors]
+        met_words = {word for word, verdict in zip(words, found, strict=True) if verdict == "met"}
+        return [
+            "met by the other" if verdict != "met" and word and word in met_words else verdict
+            for word, verdict in zip(words, found, strict=True)
+        ]
+
+    @property
+    def rounds(self) -> int:
+        """How many were made."""
+        return max(map(len, self.samples.values()), default=0)
+
     def to_dict(self) -> dict[str, Any]:
         """As plain values, with every run."""
         return {
@@ -88,8 +111,9 @@ class Result:
                     "against": [other.label for other in floor.against],
                     "at_least": floor.at_least,
                     "ratios": ratios(floor, self.samples),
+                    "verdict": verdict,
                 }
-                for floor in self.case.floors
+                for floor, verdict in zip(self.case.floors, self.verdicts(), strict=True)
             ],
         }
 
@@ -116,6 +140,7 @@ class Stage:
         core = max(os.sched_getaffinity(0)) if settings.core is None else settings.core
         self.machine = Machine(self.folder, core=core, perf=settings.perf)
         self._scenes: dict[str, Scene] = {}
+        self._allowance = Allowance(settings.minutes)
 
     def scene(self, key: str) -> Scene:
         """The scene of a data set, made on first use."""
@@ -143,12 +168,13 @@ class Stage:
             )
         return self._scenes[key]
 
-    def run(self, case: Case, tell: Tell) -> Result:
+    def run(self, case: Case, tell: Tell, due: float = 1.0) -> Result:
         """Run a case.
 
         Args:
             case: which.
             tell: told what is under way, and which share of the case is done.
+            due: the share of the time for all cases that may be over when this one ends.
 
         Raises:
             WrongBytesError: a contestant read something else than the source has.
@@ -157,7 +183,11 @@ class Stage:
         scene = self.scene(case.dataset)
         samples: dict[Contestant, list[Sample]] = {who: [] for who in case.contestants}
         missing: dict[Contestant, str] = {}
+        took = 0.0
         for number in range(self.settings.rounds):
+            if number and not self._allowance.has_time_for(took, due):
+                break
+            begun = time.monotonic()
             order = case.contestants if number % 2 == 0 else tuple(reversed(case.contestants))
             for at, who in enumerate(order):
                 if who in missing:
@@ -169,6 +199,7 @@ class Stage:
                     samples[who].append(who.run(ground))
                 except Unavailable as reason:
                     missing[who] = str(reason)
+            took = time.monotonic() - begun
         for who in missing:
             del samples[who]
         return Result(case, scene.describe(), samples, missing)

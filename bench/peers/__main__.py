@@ -17,7 +17,7 @@ from bench.machine import ROOT, Unavailable, describe
 from bench.peers import plots, report
 from bench.peers.outcome import Outcome
 from bench.peers.peer import Peer
-from bench.peers.race import REFERENCES, ROUNDS, SECONDS, SIZES, STATES, Course, Race
+from bench.peers.race import REFERENCES, ROUNDS, SECONDS, SIZES, STATES, TWO_AT, Course, Race
 from bench.peers.registry import all_peers
 from bench.progress import Progress
 from dlfs.units import GIB, parse_bytes
@@ -37,9 +37,10 @@ def parse_arguments(words: list[str] | None = None) -> argparse.Namespace:
     add("--size", type=parse_bytes, help="of every data set [128MiB, 512MiB and 768MiB]")
     add("--room", type=parse_bytes, default=12 * GIB, help="disk for a group of peers [12GiB]")
     add("--corpus", metavar="DIR|deb", help="real files; deb: Debian's linux-source-6.1")
-    add("--seconds", type=float, help="of a timed part [0.7]")
-    add("--rounds", type=int, help="runs of each peer; one of two processes [3]")
-    add("--processes", help="at once [1,2; quick: 1]")
+    add("--seconds", type=float, help="of a timed part [0.5]")
+    add("--rounds", type=int, help="runs of each peer [3]")
+    add("--minutes", type=float, help="for all: who is late makes fewer rounds, one at least")
+    add("--processes", help=f"at once [1,2 with {TWO_AT}, else 1]")
     add("--states", default=",".join(STATES), help="of memory and caches [cold,warm]")
     add("--depths", action="store_true", help="sweep over the reads in flight, with --only too")
     add("--seed", type=int, default=1, help="of data and orders [1]")
@@ -62,7 +63,6 @@ def course_of(arguments: argparse.Namespace) -> Course:
         raise FileNotFoundError(f"--sizes: no data set is called {', '.join(sorted(unknown))}")
     if "corpus" in sizes and not corpus:
         raise FileNotFoundError("--sizes corpus: which? Name it with --corpus")
-    processes = arguments.processes or ("1" if quick else "1,2")
     return Course(
         directory=arguments.dir,
         sizes=tuple(sizes),
@@ -70,7 +70,9 @@ def course_of(arguments: argparse.Namespace) -> Course:
         corpus=corpus or None,
         seconds=arguments.seconds or (QUICK_SECONDS if quick else SECONDS),
         rounds=arguments.rounds or (1 if quick else ROUNDS),
-        processes=tuple(int(word) for word in processes.split(",")),
+        minutes=arguments.minutes,
+        processes=tuple(int(word) for word in (arguments.processes or "1,2").split(",")),
+        two_at="" if arguments.processes else TWO_AT,
         states=tuple(arguments.states.split(",")),
         room_bytes=arguments.room,
         seed=arguments.seed,

@@ -308,7 +308,7 @@ def _warmed(job: Job, peer: Peer) -> tuple[Reader, int]:
     else:
         _read_into_page_cache(folder)
         reader = peer.open(folder)
-    passed, until = 0, time.monotonic() + 2 * job.seconds
+    passed, until = 0, time.monotonic() + job.seconds
     for _ in next(_passes(job, reader, 0)):
         passed += 1
         if time.monotonic() > until:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from bench.machine import Unavailable
 from bench.peers.peer import GLOBAL, Reader, Source
 
-FILES_MAX = 100_000
+FILES_MAX = 40_000
 
 
 def write_tree(source: Source, root: Path) -> None:

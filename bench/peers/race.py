@@ -8,6 +8,7 @@ second round in the opposite order. A floor's ratio is of two runs of one round 
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -30,7 +31,7 @@ from bench.peers.outcome import GLOBAL_GIVEN, GLOBAL_OWN, Converted, Outcome, Ru
 from bench.peers.peer import GLOBAL, Borrowing, Limited, Peer, Shared
 from bench.peers.processes import cpu_seconds_of_all
 from bench.peers.registry import all_peers
-from bench.progress import Tell
+from bench.progress import Allowance, Tell
 from dlfs.units import GIB, KIB, MIB
 
 REFERENCES = ("dlfs", "dlfs-epoch", "dlfs-epoch-all")
@@ -41,7 +42,10 @@ QUICK_SIZES = {"512": 16 * MIB, "4k": 64 * MIB, "110k": 128 * MIB}
 DEPTHS_OVER = "4k"
 """The data set of the sweep over the reads in flight."""
 
-SECONDS, ROUNDS = 0.7, 3
+TWO_AT = "4k"
+"""The data set where two processes run at once, unless ``--processes`` asks for more."""
+
+SECONDS, ROUNDS = 0.5, 3
 STATES = ("cold", "warm")
 CONVERSIONS = 0.2
 """Of the time of a group, about: what is said of the time left depends on it."""
@@ -59,8 +63,10 @@ class Course:
         total_bytes: of each data set, instead of its own.
         corpus: folder of real files, for the data set of that name.
         seconds: of a timed part.
-        rounds: runs of each peer; of two processes at once only the first.
+        rounds: runs of each peer; of some ways only the first, as `Entry.once` says.
+        minutes: for all; who is late makes fewer rounds, one at least. None: as long as it takes.
         processes: how many at once: 1, or 1 and 2.
+        two_at: the data set where it is not only one; "": all of them.
         states: ``cold``, ``warm``, or both.
         room_bytes: on the disk, for the peers of a group.
         seed: of everything.
@@ -74,7 +80,9 @@ class Course:
     corpus: Path | None = None
     seconds: float = SECONDS
     rounds: int = ROUNDS
+    minutes: float | None = None
     processes: tuple[int, ...] = (1, 2)
+    two_at: str = ""
     states: tuple[str, ...] = STATES
     room_bytes: int = 12 * GIB
     seed: int = 1
@@ -98,6 +106,12 @@ class Entry:
     warm: bool
     processes: int
 
+    @property
+    def once(self) -> bool:
+        """Whether the first round is enough: two at once, and a second, lesser order of a peer."""
+        is_global = self.order in (GLOBAL_GIVEN, GLOBAL_OWN)
+        return self.processes > 1 or (self.peer.random and not is_global)
+
 
 class Race:
     """A race over one data set after the other.
@@ -113,6 +127,7 @@ class Race:
         self.folder = course.directory / "dlfs-bench-peers"
         self.machine = machine or Machine(self.folder)
         self.outcome = Outcome()
+        self.allowance = Allowance(course.minutes)
         self.groups = 0
 
     def run(self, peers: Sequence[Peer]) -> Outcome:
@@ -199,6 +214,12 @@ class _DatasetRace:
         sizes = self.course.sizes
         self.race.tell(f"{self.key}: {what}", (sizes.index(self.key) + self._done) / len(sizes))
 
+    def _has_time_for(self, seconds: float) -> bool:
+        """Whether one more round leaves the groups and data sets to come their time."""
+        sizes = self.course.sizes
+        due = (sizes.index(self.key) + self._stretch[1]) / len(sizes)
+        return self.race.allowance.has_time_for(seconds, due)
+
     def _groups(self, peers: Sequence[Peer]) -> Iterator[list[Peer]]:
         """As many peers as there is room for; who borrows data goes with who has it."""
         families: dict[str, list[Peer]] = {}
@@ -255,7 +276,7 @@ class _DatasetRace:
             for order in orders
             for state in self.course.states
             for processes in self.course.processes
-            if processes == 1 or order == orders[0]
+            if processes == 1 or (order == orders[0] and self.course.two_at in ("", self.key))
         ]
 
     def _miss(self, name: str, how: str, reason: str) -> None:
@@ -268,10 +289,14 @@ class _DatasetRace:
     def _run_group(self, entries: Sequence[Entry]) -> None:
         self.race.groups += 1
         failed: set[Entry] = set()
+        took = 0.0
         for number in range(self.course.rounds):
+            if number and not self._has_time_for(took):
+                break
+            begun = time.monotonic()
             ordered = entries if number % 2 == 0 else list(reversed(entries))
             for at, entry in enumerate(ordered):
-                if entry in failed or (number and entry.processes > 1):
+                if entry in failed or (number and entry.once):
                     continue
                 state = "warm" if entry.warm else "cold"
                 how = f"{entry.order}, {state}, {entry.processes} at once"
@@ -284,6 +309,7 @@ class _DatasetRace:
                     failed.add(entry)
                     self._miss(entry.peer.name, how, str(reason))
             self._run_limits(number)
+            took = time.monotonic() - begun
 
     def _race(self, entry: Entry, number: int) -> Run:
         """One run of a peer."""

@@ -153,7 +153,9 @@ def title_of(outcome: Outcome, key: str) -> str:
     """A data set."""
     data = outcome.datasets[key]
     size = data["sample_bytes"] / MIB
-    return f"{key}: {data['about']} ({data['samples']:,} samples, {size:,.0f} MiB)"
+    rounds = 1 + max((run.round for run in outcome.runs if run.dataset == key), default=0)
+    counts = f"{data['samples']:,} samples, {size:,.0f} MiB, {rounds} rounds"
+    return f"{key}: {data['about']} ({counts})"
 
 
 def summary(outcome: Outcome) -> list[str]:

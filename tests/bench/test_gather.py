@@ -14,7 +14,7 @@ from bench.gather import Ended, Part
 from bench.machine import describe
 from bench.peers import report as peers_report
 from bench.peers.outcome import GLOBAL_GIVEN, Outcome, Run
-from bench.progress import Progress
+from bench.progress import Allowance, Progress
 
 
 @pytest.fixture
@@ -64,13 +64,20 @@ def test_an_interrupt_lets_the_part_clean_up_and_ends_the_report(
     assert "was interrupted after" in (tmp_path / gather.INDEX).read_text()
 
 
-def floor(ratios: list[float]) -> dict[str, object]:
-    return {"text": "twice fio", "of": "DLFS", "against": [], "at_least": 2.0, "ratios": ratios}
+def floor(ratios: list[float], verdict: str) -> dict[str, object]:
+    return {
+        "text": "twice fio",
+        "of": "DLFS",
+        "against": [],
+        "at_least": 2.0,
+        "ratios": ratios,
+        "verdict": verdict,
+    }
 
 
 def test_the_summary_leads(tmp_path: Path) -> None:
     facts = describe(tmp_path)
-    found = [floor([3.0, 2.0, 1.0]), floor([1.0, 1.5]), floor([])]
+    found = [floor([3.0, 2.0, 1.0], "met"), floor([1.0], "MISSED"), floor([], "not measured")]
     page.write(tmp_path, "cases", facts, "", {"cases": [{"case": "random-4k", "floors": found}]})
     runs = [
         Run(peer, "4k", GLOBAL_GIVEN, False, 1, 1, 0, rate, rate, 1.0, 0.5)
@@ -134,3 +141,14 @@ def test_progress_on_a_terminal_is_one_line() -> None:
     with Progress(Console(file=out, force_terminal=True, width=80), "cases") as told:
         told.tell("random-4k", 0.5)
     assert "cases" in out.getvalue()
+
+
+def test_who_is_late_has_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 20.0, 20.0, 70.0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    allowance = Allowance(1.0)
+    assert allowance.has_time_for(10.0, 0.5)
+    assert not allowance.has_time_for(11.0, 0.5)
+    assert not allowance.has_time_for(0.0, 1.0)
+    monkeypatch.undo()
+    assert Allowance().has_time_for(1e9, 0.01)

@@ -338,7 +338,7 @@ def test_pictures_are_drawn(tmp_path: Path) -> None:
 def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = parse_arguments(["--quick", "--dir", str(tmp_path), "--sizes", "4k,512"])
     course = course_of(arguments)
-    assert (course.rounds, course.sizes, course.processes) == (1, ("4k", "512"), (1,))
+    assert (course.rounds, course.sizes, course.two_at) == (1, ("4k", "512"), "4k")
     assert {peer.name for peer in choose(["lmdb*"])} >= {"dlfs", "dlfs-epoch", "lmdb", "lmdb-views"}
     assert main(["--list"]) == 0
     assert "readahead=False" in capsys.readouterr().out
