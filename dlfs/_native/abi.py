@@ -495,6 +495,7 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "dlfs_reader_create": (c_int, (POINTER(ReaderConfig), _OUT)),
     "dlfs_reader_destroy": (c_int, (c_void_p,)),
     "dlfs_reader_read": (c_int, (c_void_p, _U64S, c_uint64, POINTER(POINTER(Batch)))),
+    "dlfs_reader_read_apart": (c_int, (c_void_p, _U64S, c_uint64, POINTER(POINTER(Batch)))),
     "dlfs_batch_release": (None, (POINTER(Batch),)),
     "dlfs_batch_gather": (c_int, (POINTER(Batch), c_void_p, c_uint64, _U64S)),
     "dlfs_reader_get": (c_int64, (c_void_p, c_uint64, c_void_p, c_uint64, c_uint32)),

@@ -70,7 +70,8 @@ static void drop(struct held *held, struct held_sample *sample)
     *at = sample->chain;
     unlink_sample(held, sample);
     held->bytes -= sample->bytes;
-    free(sample->data);
+    dlfs_batch_release(sample->batch);
+    free(sample->own);
     free(sample);
     (void)pthread_cond_broadcast(&held->room);
 }
@@ -172,15 +173,16 @@ static int begin(struct held *held, uint64_t key, uint64_t bytes, bool ahead,
     if (code < 0)
         return code;
     struct held_sample *sample = calloc(1, sizeof *sample);
-    uint8_t *data = malloc(bytes + 1);
-    if (sample == NULL || data == NULL) {
+    bool copied = bytes <= HELD_OWN_BYTES_MAX;
+    uint8_t *own = copied ? malloc(bytes + 1) : NULL;
+    if (sample == NULL || (copied && own == NULL)) {
         free(sample);
-        free(data);
+        free(own);
         return -ENOMEM;
     }
     sample->key = key;
     sample->bytes = bytes;
-    sample->data = data;
+    sample->data = sample->own = own;
     sample->ahead = ahead;
     struct held_sample **bucket = bucket_of(held, key);
     sample->chain = *bucket;
@@ -215,12 +217,12 @@ struct waiter *held_end(struct held *held, struct held_sample *sample, bool well
     return waiters;
 }
 
-void held_release(struct held *held, struct held_sample *sample, bool spent)
+void held_release(struct held *held, struct held_sample *sample, uint64_t given_bytes)
 {
     (void)pthread_mutex_lock(&held->lock);
-    sample->spent = sample->spent || spent;
+    sample->given_bytes += given_bytes;
     if (--sample->users == 0) {
-        if (sample->spent)
+        if (sample->given_bytes >= sample->bytes)
             drop(held, sample);
         else
             (void)pthread_cond_broadcast(&held->room);

@@ -14,7 +14,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "dlfs/dlfs.h"
+
 #define HELD_BUCKETS 4096u
+#define HELD_OWN_BYTES_MAX (UINT64_C(1) << 20) /* larger ones stay in the batch they came in */
 
 /* Somebody who waits for a part of a sample. */
 struct waiter {
@@ -29,11 +32,13 @@ enum held_state { HELD_LOADING, HELD_READY };
 struct held_sample {
     uint64_t key;
     uint64_t bytes;
-    uint8_t *data;
+    const uint8_t *data;
+    uint8_t *own; /* where it is, or NULL: in the batch */
+    dlfs_batch *batch;
     enum held_state state;
     bool ahead;     /* nobody has asked for it yet */
-    bool spent;     /* goes with its last user */
     uint32_t users; /* of the data */
+    uint64_t given_bytes;
     uint64_t used_ns;
     struct waiter *waiters;
     struct held_sample *chain; /* of its bucket */
@@ -70,7 +75,8 @@ enum held_found {
 enum held_found held_find(struct held *held, uint64_t key, const struct waiter *waiter,
                           bool *was_ahead, struct held_sample **out);
 /*
- * Begins to read a sample: the caller fills its data and calls held_end. Others that are not in use
+ * Begins to read a sample: the caller fills its own memory, or where it has none sets data and
+ * batch, and calls held_end. Others that are not in use
  * give way; where that is not enough, one ahead of its time is given up, and another waits for
  * room, in turn: so a sample larger than the budget, which is held alone, is not kept waiting by
  * smaller ones for ever. Errors: -EEXIST, it is there by now; -EAGAIN, no room; -ENOMEM.
@@ -82,8 +88,11 @@ int held_begin(struct held *held, uint64_t key, uint64_t bytes, bool ahead,
  * a user of the sample, if it was read, and releases it.
  */
 struct waiter *held_end(struct held *held, struct held_sample *sample, bool well);
-/* With spent, nobody is likely to ask again. */
-void held_release(struct held *held, struct held_sample *sample, bool spent);
+/*
+ * So many bytes were given out. Once they are as many as the sample has, the kernel has it all, and
+ * it goes with its last user.
+ */
+void held_release(struct held *held, struct held_sample *sample, uint64_t given_bytes);
 /* Gives up what nobody has used for so long. */
 void held_expire(struct held *held, uint64_t age_ns);
 uint64_t held_bytes(struct held *held);

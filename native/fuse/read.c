@@ -2,9 +2,12 @@
  * Bytes of samples: verified as a whole, whatever part of them is asked for.
  *
  * A file that the kernel asks for in one request goes from the reader's memory straight to the
- * kernel, which keeps it. What is asked for in parts is read once and held meanwhile: without open
- * there is nothing that says how long, so it is held until others need the room, or nobody has
- * asked for a while.
+ * kernel, which keeps it. What is asked for in parts is read once and held meanwhile, until the
+ * kernel has all of it. Without open there is nothing that says how long that takes, so it is held
+ * at most until others need the room, or nobody has asked for a while.
+ *
+ * Large samples pass by the reader's memory. To keep them there as well would cost more than to
+ * read them: fresh pages for each, and a copy.
  */
 #include "service.h"
 
@@ -15,14 +18,16 @@
 #define SAMPLE_BYTES_MAX (UINT64_C(4) << 30) /* larger ones would be held in memory whole */
 #define WHOLE_BYTES_MAX (UINT64_C(1) << 20)  /* what the kernel asks for at once at most */
 
-static void reply_bytes(struct dlfs_fuse *fuse, const struct waiter *waiter, const uint8_t *data,
-                        uint64_t length)
+/* Returns how many bytes that were. */
+static uint64_t reply_bytes(struct dlfs_fuse *fuse, const struct waiter *waiter,
+                            const uint8_t *data, uint64_t length)
 {
     uint64_t left = waiter->offset < length ? length - waiter->offset : 0;
     uint64_t bytes = waiter->bytes < left ? waiter->bytes : left;
     const uint8_t *first = bytes > 0 ? data + waiter->offset : NULL;
     count(&fuse->counters.read_bytes, bytes);
     (void)fuse_reply_buf(waiter->request, (const char *)first, bytes);
+    return bytes;
 }
 
 static bool is_whole(const struct waiter *waiter, uint64_t length)
@@ -51,7 +56,8 @@ static void read_whole(struct dlfs_fuse *fuse, const struct slot *slot, uint64_t
     if (batch->failure_count > 0)
         reply_failed(fuse, slot, &batch->failures[0], waiter);
     else
-        reply_bytes(fuse, waiter, batch->base + batch->offsets[0], (uint64_t)batch->lengths[0]);
+        (void)reply_bytes(fuse, waiter, batch->base + batch->offsets[0],
+                          (uint64_t)batch->lengths[0]);
     dlfs_batch_release(batch);
 }
 
@@ -65,20 +71,18 @@ static void finish(struct dlfs_fuse *fuse, const struct slot *slot, struct held_
     int error = 0;
     if (waiter != NULL && failure != NULL)
         error = ask_error(fuse, slot->known.number, failure);
-    bool spent = false;
+    uint64_t given_bytes = 0;
     while (waiter != NULL) {
         struct waiter *next = waiter->next;
-        if (failure != NULL) {
+        if (failure != NULL)
             (void)fuse_reply_err(waiter->request, error);
-        } else {
-            spent = spent || is_whole(waiter, sample->bytes);
-            reply_bytes(fuse, waiter, sample->data, sample->bytes);
-        }
+        else
+            given_bytes += reply_bytes(fuse, waiter, sample->data, sample->bytes);
         free(waiter);
         waiter = next;
     }
     if (failure == NULL)
-        held_release(fuse->held, sample, spent);
+        held_release(fuse->held, sample, given_bytes);
 }
 
 static const dlfs_failure *failure_at(const dlfs_batch *batch, uint64_t position)
@@ -102,10 +106,30 @@ static void load(struct dlfs_fuse *fuse, const struct slot *slot, struct held_sa
         dlfs_failure whole = {.index = indices[i], .code = code, .member = UINT32_MAX};
         const dlfs_failure *failure = code < 0 ? &whole : failure_at(batch, i);
         if (failure == NULL)
-            memcpy(samples[i]->data, batch->base + batch->offsets[i], samples[i]->bytes);
+            memcpy(samples[i]->own, batch->base + batch->offsets[i], samples[i]->bytes);
         finish(fuse, slot, samples[i], failure);
     }
     if (code == 0)
+        dlfs_batch_release(batch);
+}
+
+/*
+ * Reads a sample that was begun, and is too large to be copied without need: it stays in its batch.
+ * The reader does not keep it, since the kernel will.
+ */
+static void load_large(struct dlfs_fuse *fuse, const struct slot *slot, struct held_sample *sample)
+{
+    uint64_t index = place_unpack(sample->key).node.index;
+    dlfs_batch *batch = NULL;
+    int code = dlfs_reader_read_apart(slot->reader, &index, 1, &batch);
+    dlfs_failure whole = {.index = index, .code = code, .member = UINT32_MAX};
+    const dlfs_failure *failure = code < 0 ? &whole : failure_at(batch, 0);
+    if (failure == NULL) {
+        sample->batch = batch;
+        sample->data = batch->base + batch->offsets[0];
+    }
+    finish(fuse, slot, sample, failure);
+    if (code == 0 && failure != NULL)
         dlfs_batch_release(batch);
 }
 
@@ -166,7 +190,10 @@ static bool load_held(struct dlfs_fuse *fuse, const struct slot *slot, uint64_t 
     }
     if (held_find(fuse->held, key, waiter, &ahead, &other) != HELD_PARKED)
         (void)fuse_reply_err(waiter->request, ENOMEM);
-    load(fuse, slot, &sample, 1);
+    if (sample->own == NULL)
+        load_large(fuse, slot, sample);
+    else
+        load(fuse, slot, &sample, 1);
     return true;
 }
 
@@ -184,8 +211,8 @@ static void read_sample(struct dlfs_fuse *fuse, const struct slot *slot, uint64_
         count(&fuse->counters.ahead_used, ahead);
         done = true;
         if (found == HELD_DATA) {
-            reply_bytes(fuse, waiter, sample->data, sample->bytes);
-            held_release(fuse->held, sample, is_whole(waiter, length));
+            held_release(fuse->held, sample,
+                         reply_bytes(fuse, waiter, sample->data, sample->bytes));
         } else if (found == HELD_NO_MEMORY) {
             (void)fuse_reply_err(waiter->request, ENOMEM);
         } else if (found == HELD_NONE && is_whole(waiter, length) && length <= WHOLE_BYTES_MAX) {
@@ -217,7 +244,7 @@ void handle_read(fuse_req_t request, fuse_ino_t inode, size_t bytes, off_t offse
     if (index >= slot->count) {
         (void)fuse_reply_err(request, ESTALE);
     } else if (waiter.offset >= length) {
-        reply_bytes(fuse, &waiter, NULL, 0);
+        (void)reply_bytes(fuse, &waiter, NULL, 0);
     } else if (length > SAMPLE_BYTES_MAX) {
         dlfs_failure failure = {.index = index, .code = DLFS_E_LIMIT, .member = UINT32_MAX};
         reply_failed(fuse, slot, &failure, &waiter);

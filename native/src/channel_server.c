@@ -79,8 +79,8 @@ static int64_t serve_read(dlfs_channel *channel, const struct submission *asked,
         return DLFS_E_LIMIT;
     copy_once(channel->indices, channel->memory.request, count * sizeof(uint64_t));
     dlfs_batch *batch;
-    int code =
-        reader_read(channel->reader, channel->indices, count, channel->memory.copied_bytes, &batch);
+    int code = reader_read(channel->reader, channel->indices, count, channel->memory.copied_bytes,
+                           false, &batch);
     if (code < 0)
         return code;
     code = lend_batch(channel, (struct batch *)batch, false, answer);

@@ -7,8 +7,7 @@
 
 #include "reader.h"
 
-#define MISSING (-1)    /* the offset of a sample that is not in memory yet */
-#define ALIGN_MIN 4096u /* of a batch's own memory */
+#define MISSING (-1) /* the offset of a sample that is not in memory yet */
 
 /* A read under way. */
 struct read {
@@ -21,6 +20,7 @@ struct read {
     uint64_t span_count;
     uint64_t hit_bytes;
     uint64_t private_bytes_max;
+    bool apart; /* what is not in memory goes to the batch's own */
 };
 
 static int fail(struct read *read, uint64_t position, int code, uint32_t crc_got,
@@ -137,8 +137,6 @@ static void move_hits(struct read *read, struct block *block, uint64_t at)
 /* Gives the batch memory of its own, for the samples that are wanted alone: nothing is kept. */
 static int take_block(struct read *read)
 {
-    const dlfs_reader_config *config = &read->reader->config;
-    size_t alignment = config->block_bytes > ALIGN_MIN ? config->block_bytes : ALIGN_MIN;
     uint64_t bytes = 0;
     bool fits = true;
     read->span_count = plan_merge(read->reader, read->wants, read->want_count, read->spans);
@@ -149,16 +147,12 @@ static int take_block(struct read *read)
     fits &= bytes < SIZE_MAX / 2 && read->hit_bytes < SIZE_MAX / 2;
     if (fits && bytes + read->hit_bytes > read->private_bytes_max)
         return DLFS_E_LIMIT;
-    struct block *block = fits ? calloc(1, sizeof(*block)) : NULL;
-    void *base = NULL;
-    if (!block || posix_memalign(&base, alignment, bytes + read->hit_bytes + 1) != 0) {
-        free(block);
+    struct block *block;
+    if (!fits || block_take(read->reader, bytes + read->hit_bytes + 1, &block) < 0)
         return -ENOMEM;
-    }
-    *block = (struct block){base, bytes + read->hit_bytes, 1};
     move_hits(read, block, bytes);
     read->batch->block = block;
-    read->fetch->stats.private_batches++;
+    read->fetch->stats.private_batches += !read->apart;
     return 0;
 }
 
@@ -167,6 +161,8 @@ static int plan(struct read *read)
 {
     dlfs_reader *reader = read->reader;
     plan_sort(read->wants, read->fetch->sorting, read->want_count);
+    if (read->apart)
+        return take_block(read);
     read->span_count = reader->keeps_all
                            ? plan_widen(reader, read->wants, read->want_count, read->spans)
                            : plan_merge(reader, read->wants, read->want_count, read->spans);
@@ -345,7 +341,7 @@ static void present(struct fetch *fetch, struct batch *batch)
 
 /* -EAGAIN: the batch took too long, and it was not the last try. */
 static int read_once(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
-                     uint64_t private_bytes_max, bool last_try, dlfs_batch **out)
+                     uint64_t private_bytes_max, bool apart, bool last_try, dlfs_batch **out)
 {
     struct fetch *fetch;
     int code = reader_take_fetch(reader, &fetch);
@@ -356,8 +352,11 @@ static int read_once(dlfs_reader *reader, const uint64_t *indices, uint64_t coun
         reader_return_fetch(reader, fetch);
         return -ENOMEM;
     }
-    struct read read = {
-        .reader = reader, .fetch = fetch, .batch = batch, .private_bytes_max = private_bytes_max};
+    struct read read = {.reader = reader,
+                        .fetch = fetch,
+                        .batch = batch,
+                        .private_bytes_max = private_bytes_max,
+                        .apart = apart};
     if (count > 0)
         memcpy(batch->indices, indices, count * sizeof(*indices));
     code = run(&read);
@@ -376,7 +375,7 @@ static int read_once(dlfs_reader *reader, const uint64_t *indices, uint64_t coun
 }
 
 int reader_read(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
-                uint64_t private_bytes_max, dlfs_batch **out)
+                uint64_t private_bytes_max, bool apart, dlfs_batch **out)
 {
     if (!reader || (!indices && count > 0) || count > UINT32_MAX)
         return -EINVAL;
@@ -386,7 +385,7 @@ int reader_read(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
     /* What a member holds up is read anew, in other memory: the old may still be written to. */
     int code = -EAGAIN;
     for (uint32_t tries = 1; code == -EAGAIN && tries <= reader->config.replicas; tries++)
-        code = read_once(reader, indices, count, private_bytes_max,
+        code = read_once(reader, indices, count, private_bytes_max, apart,
                          tries == reader->config.replicas, out);
     return code;
 }
@@ -394,5 +393,11 @@ int reader_read(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
 DLFS_API int dlfs_reader_read(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
                               dlfs_batch **out)
 {
-    return reader_read(reader, indices, count, UINT64_MAX, out);
+    return reader_read(reader, indices, count, UINT64_MAX, false, out);
+}
+
+DLFS_API int dlfs_reader_read_apart(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
+                                    dlfs_batch **out)
+{
+    return reader_read(reader, indices, count, UINT64_MAX, true, out);
 }

@@ -98,6 +98,7 @@ static void reader_free(dlfs_reader *reader)
         batch_free(reader->batches);
         reader->batches = next;
     }
+    block_free_all(reader);
     arena_free(reader);
     pthread_cond_destroy(&reader->released);
     pthread_mutex_destroy(&reader->lock);
@@ -198,14 +199,6 @@ DLFS_API int dlfs_reader_arena(dlfs_reader *reader, int *descriptor, uint64_t *b
 }
 
 /* ---- batches --------------------------------------------------------------------------------- */
-
-void block_release(struct block *block)
-{
-    if (__atomic_sub_fetch(&block->references, 1, __ATOMIC_ACQ_REL) > 0)
-        return;
-    free(block->base);
-    free(block);
-}
 
 void batch_free(struct batch *batch)
 {

@@ -53,11 +53,14 @@ struct slot_list {
     uint32_t count;
 };
 
-/* Memory of a batch that the arena could not hold. */
+/* Memory of a batch that the arena does not hold. */
 struct block {
     uint8_t *base;
     size_t bytes;
+    size_t mapped_bytes; /* 0: it is malloc's */
+    dlfs_reader *reader;
     uint32_t references;
+    struct block *next; /* of those at rest */
 };
 
 struct batch {
@@ -188,6 +191,8 @@ struct dlfs_reader {
     uint32_t *chunk_slots; /* [chunk_count] slot + 1 of a chunk that is LOADING or KEPT, 0: none */
     struct fetch *fetches; /* at rest */
     struct batch *batches; /* at rest */
+    struct block *blocks;  /* at rest */
+    size_t blocks_bytes;   /* of them */
     uint64_t holds;        /* the owner's and each batch's; the last to go frees the reader */
     uint64_t fetches_out;
     uint64_t streams_out;
@@ -360,9 +365,14 @@ int stream_indices(const dlfs_stream_config *config, uint64_t place, uint64_t co
 /* reader_read's limit, for the batches of a stream. */
 void stream_limit(dlfs_stream *stream, uint64_t private_bytes_max);
 
+/* block.c */
+/* Memory of at least one byte, aligned for every device; its one reference is the caller's. */
+int block_take(dlfs_reader *reader, size_t bytes, struct block **out);
+void block_release(struct block *block);
+void block_free_all(dlfs_reader *reader);
+
 /* reader.c */
 void condition_init(pthread_cond_t *condition);
-void block_release(struct block *block);
 /* Makes room for count samples; what was there is lost. */
 int batch_grow(struct batch *batch, uint64_t count);
 void batch_free(struct batch *batch);
@@ -379,11 +389,11 @@ void reader_return_fetch(dlfs_reader *reader, struct fetch *fetch);
 dlfs_failure reader_failure(const dlfs_reader *reader, uint64_t index, int code, uint32_t crc_got,
                             uint64_t bad_address);
 /*
- * dlfs_reader_read, but for a batch that the arena cannot hold no more memory than
- * private_bytes_max is taken: DLFS_E_LIMIT.
+ * dlfs_reader_read, or with apart dlfs_reader_read_apart, but for a batch that the arena does not
+ * hold no more memory than private_bytes_max is taken: DLFS_E_LIMIT.
  */
 int reader_read(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
-                uint64_t private_bytes_max, dlfs_batch **out);
+                uint64_t private_bytes_max, bool apart, dlfs_batch **out);
 /* Whether every sample that lies wholly in [address, address+length) has its checksum. */
 bool reader_verify_span(const dlfs_reader *reader, const struct span *span);
 

@@ -286,7 +286,7 @@ static int read_on_demand(dlfs_stream *stream, uint64_t count, dlfs_batch **out)
         return -ENOMEM;
     int code = stream_indices(&stream->config, stream->head, count, indices);
     if (code == 0)
-        code = reader_read(stream->reader, indices, count, stream->private_bytes_max, out);
+        code = reader_read(stream->reader, indices, count, stream->private_bytes_max, false, out);
     free(indices);
     return code;
 }

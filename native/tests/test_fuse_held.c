@@ -16,7 +16,7 @@ static struct held_sample *begin(struct held *held, uint64_t key, uint64_t bytes
 {
     struct held_sample *sample = NULL;
     CHECK_EQ(held_begin(held, key, bytes, false, &sample), 0);
-    memset(sample->data, (int)key, bytes);
+    memset(sample->own, (int)key, bytes);
     return sample;
 }
 
@@ -24,7 +24,7 @@ static void load(struct held *held, uint64_t key, uint64_t bytes)
 {
     struct held_sample *sample = begin(held, key, bytes);
     CHECK(held_end(held, sample, true) == NULL);
-    held_release(held, sample, false);
+    held_release(held, sample, 0);
 }
 
 static enum held_found find(struct held *held, uint64_t key, struct held_sample **sample)
@@ -42,12 +42,14 @@ static void test_found_until_others_need_the_room(struct held *held)
     load(held, 2, 400);
     CHECK_EQ(find(held, 1, &sample), HELD_DATA); /* so 2 was used longest ago */
     CHECK(sample->data[399] == 1);
-    held_release(held, sample, false);
+    held_release(held, sample, 0);
     load(held, 3, 400);
     CHECK_EQ(find(held, 2, &sample), HELD_NONE);
     CHECK_EQ(find(held, 1, &sample), HELD_DATA);
     CHECK_EQ(held_bytes(held), 800);
-    held_release(held, sample, true); /* spent: gone at once */
+    held_release(held, sample, 399);
+    CHECK_EQ(find(held, 1, &sample), HELD_DATA);
+    held_release(held, sample, 1); /* all of it was given out: gone at once */
     CHECK_EQ(find(held, 1, &sample), HELD_NONE);
     CHECK_EQ(held_bytes(held), 400);
     held_expire(held, 0);
@@ -66,7 +68,7 @@ static void test_waiters_are_handed_over(struct held *held)
     CHECK_EQ(waiters->offset, 5);
     free(waiters->next);
     free(waiters);
-    held_release(held, sample, true);
+    held_release(held, sample, 20);
     CHECK_EQ(held_bytes(held), 0);
 }
 
@@ -89,19 +91,32 @@ static void test_room(struct held *held)
     CHECK_EQ(held_begin(held, 8, 1, true, &sample), -EAGAIN);
     CHECK(held_end(held, large, true) == NULL);
     CHECK_EQ(held_begin(held, 8, 1, true, &sample), -EAGAIN); /* it is in use */
-    held_release(held, large, false);
+    held_release(held, large, 0);
     load(held, 8, 1);
     CHECK_EQ(held_bytes(held), 1);
     bool ahead;
     CHECK_EQ(held_begin(held, 9, 1, true, &sample), 0);
     CHECK(held_end(held, sample, true) == NULL);
-    held_release(held, sample, false);
+    held_release(held, sample, 0);
     for (int turn = 1; turn >= 0; turn--) { /* the first to ask finds that it was ahead */
         CHECK_EQ(held_find(held, 9, &(struct waiter){0}, &ahead, &sample), HELD_DATA);
         CHECK_EQ(ahead, turn);
-        held_release(held, sample, false);
+        held_release(held, sample, 0);
     }
     held_expire(held, 0);
+}
+
+/* Large ones have no memory of their own: they stay in the batch that they come in. */
+static void test_large(struct held *held)
+{
+    struct held_sample *sample;
+    CHECK_EQ(held_begin(held, 20, HELD_OWN_BYTES_MAX, false, &sample), 0);
+    CHECK(sample->own != NULL);
+    CHECK(held_end(held, sample, false) == NULL);
+    CHECK_EQ(held_begin(held, 20, HELD_OWN_BYTES_MAX + 1, false, &sample), 0);
+    CHECK(sample->own == NULL && sample->data == NULL);
+    CHECK(held_end(held, sample, false) == NULL);
+    CHECK_EQ(held_bytes(held), 0);
 }
 
 static void *wait_for_much(void *argument)
@@ -124,7 +139,7 @@ static void test_turns(struct held *held)
     }
     CHECK_EQ(held_begin(held, 12, 10, true, &other), -EAGAIN);
     CHECK(held_end(held, sample, true) == NULL);
-    held_release(held, sample, true);
+    held_release(held, sample, sample->bytes);
     CHECK_EQ(pthread_join(thread, NULL), 0);
     CHECK(held->turns == NULL);
     load(held, 12, 10);
@@ -153,7 +168,7 @@ static void use(struct held *held, uint64_t key)
             CHECK(code == -EEXIST || code == -EAGAIN);
             return;
         }
-        memset(sample->data, (int)key, sample->bytes);
+        memset(sample->own, (int)key, sample->bytes);
         struct waiter *waiter = held_end(held, sample, key % 7 != 0);
         while (waiter != NULL) {
             struct waiter *next = waiter->next;
@@ -168,7 +183,7 @@ static void use(struct held *held, uint64_t key)
     }
     for (uint64_t at = 0; at < sample->bytes; at++)
         CHECK(sample->data[at] == (uint8_t)key);
-    held_release(held, sample, key % 5 == 0);
+    held_release(held, sample, key % 5 == 0 ? sample->bytes : 0);
 }
 
 static void *work(void *argument)
@@ -201,6 +216,7 @@ int main(void)
     test_waiters_are_handed_over(held);
     test_failures_are_forgotten(held);
     test_room(held);
+    test_large(held);
     test_turns(held);
     test_threads_share(held);
     load(held, 1, 10); /* left for the end */

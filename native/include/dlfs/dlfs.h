@@ -651,6 +651,12 @@ typedef struct dlfs_batch {
  */
 DLFS_API int dlfs_reader_read(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
                               dlfs_batch **out);
+/*
+ * The same, into memory of the batch's own: the budget is left to others, and nothing is kept. For
+ * samples that somebody else keeps.
+ */
+DLFS_API int dlfs_reader_read_apart(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
+                                    dlfs_batch **out);
 DLFS_API void dlfs_batch_release(dlfs_batch *batch);
 /*
  * Copies sample i to destination + offsets[i], for every sample that did not fail, into memory of
