@@ -133,14 +133,15 @@ class Dataset(ColumnAccess):
         self._pid = os.getpid()
 
     def close(self) -> None:
-        """Close devices and reader; batches given out stay good. Idempotent."""
+        """Close devices and reader; batches given out stay good. Idempotent.
+
+        An epoch that is under way is closed by its next call.
+        """
         self._closed = True
         access, self._access = self._access, None
         if access is None or self._pid != os.getpid():
             return
-        access.close()
-        if not self._inherited:
-            access.directory.close()
+        access.close(with_directory=not self._inherited)
 
     def __enter__(self) -> Self:
         return self

@@ -156,11 +156,20 @@ class DatasetAccess:
     def __post_init__(self) -> None:
         self.attributes = self.reader.attributes = AttributesLater(self.load_attributes)
 
-    def close(self) -> None:
-        """Give up all but the directory."""
-        self.reader.close()
+    def close(self, *, with_directory: bool) -> None:
+        """Give up all, or all but the directory.
+
+        Epochs and calls that are under way keep the devices, and the last of them closes those.
+        """
         self.attributes.close()
-        self.release()
+        self.reader.close(lambda: self._let_go(with_directory))
+
+    def _let_go(self, with_directory: bool) -> None:
+        try:
+            self.release()
+        finally:
+            if with_directory:
+                self.directory.close()
 
 
 class Origin(Protocol):

@@ -37,7 +37,7 @@ import numpy.typing as npt
 
 from dlfs._native import abi, channel_abi
 from dlfs._native.directory import NativeDirectory
-from dlfs._native.library import check, library
+from dlfs._native.library import Collected, check, library
 from dlfs._native.reader import (
     PLANS,
     WAIT_MS,
@@ -97,7 +97,7 @@ class ChannelDescriptors:
 # ---- the service's side --------------------------------------------------------------------------
 
 
-class Share:
+class Share(Collected):
     """What one client may pin of one reader's arena, over all of its channels.
 
     Args:
@@ -120,12 +120,12 @@ class Share:
 
     def __del__(self) -> None:
         handle = getattr(self, "handle", None)
-        if handle is not None:
+        if handle is not None and not self._at_exit():
             library().dlfs_share_destroy(handle)
             self.handle = None
 
 
-class ServerChannel:
+class ServerChannel(Collected):
     """The service's end of a channel, and the native thread that serves it.
 
     Args:
@@ -203,14 +203,14 @@ class ServerChannel:
         self._reader.give_back()
 
     def __del__(self) -> None:
-        if getattr(self, "_handle", None) is not None:
+        if getattr(self, "_handle", None) is not None and not self._at_exit():
             self.close()
 
 
 # ---- the client's side ---------------------------------------------------------------------------
 
 
-class ClientChannel:
+class ClientChannel(Collected):
     """A ``dlfs_client``: one caller's way to the service.
 
     Threads: one at a time.
@@ -252,7 +252,7 @@ class ClientChannel:
             library().dlfs_client_destroy(handle)
 
     def __del__(self) -> None:
-        if getattr(self, "handle", None) is not None:
+        if getattr(self, "handle", None) is not None and not self._at_exit():
             self.close()
 
 
@@ -281,7 +281,7 @@ def _limit_error(what: str, count: int, channel: ClientChannel) -> LimitError:
     )
 
 
-class ClientReader:
+class ClientReader(Collected):
     """A service's reader, with the methods of ``NativeReader``.
 
     Args:
@@ -297,6 +297,7 @@ class ClientReader:
             keeps for good are found without asking the service; see ``channel.h``.
 
     Attributes:
+        closing: whether ``close`` was called.
         lost: whether a channel was lost: the service is gone, or is to be connected to anew.
 
     Raises:
@@ -331,7 +332,7 @@ class ClientReader:
         # The locations stay mapped as long as this array is there, whoever closes the directory.
         self._locations = None if directory is None else directory.locations()
         self._pid = os.getpid()
-        self._closed = False
+        self.closing = False
         self._lock = threading.RLock()  # around the arena; a collector may close a reader under it
         self._idle: deque[ClientChannel] = deque()  # its operations are atomic
         self._scratch = threading.local()
@@ -426,9 +427,9 @@ class ClientReader:
             check(code, f"ask why member {member} was lost")
         return int(code)
 
-    def close(self) -> None:
-        """Close every channel, or have its last user do it. Idempotent; batches stay valid."""
-        self._closed = True
+    def close(self, on_closed: Callable[[], None] | None = None) -> None:
+        """Close every channel, or have its last user do it, and call ``on_closed``. Idempotent."""
+        self.closing = True
         if self._pid != os.getpid():
             return
         self._close_idle()
@@ -436,9 +437,11 @@ class ClientReader:
             handle, self._arena = self._arena, None
             if handle is not None:
                 library().dlfs_arena_unmap(handle)
+        if on_closed is not None:
+            on_closed()
 
     def __del__(self) -> None:
-        if getattr(self, "_arena", None) is not None:
+        if getattr(self, "_arena", None) is not None and not self._at_exit():
             self.close()
 
     def stream(
@@ -473,9 +476,9 @@ class ClientReader:
         if self._pid != os.getpid():
             raise ClosedError(f"use a reader: it belongs to process {self._pid}")
         with contextlib.suppress(IndexError):
-            if not self._closed:
+            if not self.closing:
                 return self._idle.pop()
-        descriptors = None if self._closed else self._open_channel()
+        descriptors = None if self.closing else self._open_channel()
         with self._lock:
             if self._arena is not None and descriptors is not None:
                 return ClientChannel(self._arena, descriptors, self._timeout_ms, self._directory)
@@ -491,7 +494,7 @@ class ClientReader:
             return
         self._lost_members = library().dlfs_client_lost_members(channel.handle)
         self._idle.append(channel)
-        if self._closed:
+        if self.closing:
             self._close_idle()
 
     def _close_idle(self) -> None:
@@ -500,7 +503,7 @@ class ClientReader:
                 self._idle.pop().close()
 
 
-class ClientStream:
+class ClientStream(Collected):
     """A part of an epoch, read ahead by the service: the counterpart of ``NativeStream``.
 
     Args:
@@ -587,10 +590,10 @@ class ClientStream:
     def close(self) -> None:
         """End the reading ahead. Idempotent; batches given out stay valid."""
         channel, self._channel = self._channel, None
-        if channel is not None and self._pid == os.getpid():
+        if channel is not None and not self._at_exit() and self._pid == os.getpid():
             code = library().dlfs_client_stream_close(channel.handle)
             self._reader.return_channel(channel, code)
 
     def __del__(self) -> None:
-        if getattr(self, "_channel", None) is not None:
+        if getattr(self, "_channel", None) is not None and not self._at_exit():
             self.close()

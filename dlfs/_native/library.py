@@ -10,6 +10,7 @@ import ctypes
 import errno
 import functools
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,16 @@ def library() -> ctypes.CDLL:
     if version[:2] != abi.VERSION[:2]:
         raise NativeError(f"load {path}: expected version {abi.VERSION}, got {version}")
     return loaded
+
+
+class Collected:
+    """What gives native memory back when it is collected, or left by a generator that is.
+
+    Collectors run until the very end of an interpreter, when modules have lost their names and
+    nothing can be called any more. Then memory and threads are left to the system.
+    """
+
+    _at_exit = staticmethod(sys.is_finalizing)
 
 
 def describe(code: int) -> str:

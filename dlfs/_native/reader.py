@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dlfs._native import abi
-from dlfs._native.library import check, library
+from dlfs._native.library import Collected, check, library
 from dlfs.errors import ClosedError
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class NativeBatch:
         check(code, f"gather a batch into {destination.nbytes} bytes")
 
 
-class _Release:
+class _Release(Collected):
     """Gives a batch back when it is collected, in the process that read it."""
 
     def __init__(self, pointer: ctypes._Pointer[abi.Batch], pid: int) -> None:
@@ -114,7 +114,7 @@ class _Release:
         self._pid = pid
 
     def __del__(self) -> None:
-        if os.getpid() == self._pid:
+        if not self._at_exit() and os.getpid() == self._pid:
             library().dlfs_batch_release(self._pointer)
 
 
@@ -174,7 +174,7 @@ def member_counters(stats: abi.MemberStats) -> dict[str, int | list[int]]:
     return {**counters, "latency": list(stats.latency)}
 
 
-class NativeReader:
+class NativeReader(Collected):
     """A ``dlfs_reader``.
 
     Args:
@@ -182,6 +182,10 @@ class NativeReader:
         extents: ``(first_chunk, chunk_count)`` of the dataset's runs.
         directory: of the dataset; kept alive.
         shared: whether other processes can map the sample memory: ``dlfs._native.channel``.
+
+    Attributes:
+        closing: whether ``close`` was called.
+        timeout_ms: as given.
 
     Raises:
         UsageError: the geometry makes no sense.
@@ -237,7 +241,8 @@ class NativeReader:
         check(library().dlfs_reader_create(byref(config), byref(handle)), message)
         self._handle: c_void_p | None = handle
         self._pid = os.getpid()
-        self._closing = False
+        self.closing = False
+        self._on_closed: Callable[[], None] | None = None
         self._scratch = threading.local()
         self._users: deque[None] = deque()  # one for each; its operations are atomic
         self._lock = threading.RLock()  # a collector may close a stream under it
@@ -250,7 +255,7 @@ class NativeReader:
         """
         self._users.append(None)
         handle = self._handle
-        if handle is None or self._closing or self._pid != os.getpid():
+        if handle is None or self.closing or self._pid != os.getpid():
             self.give_back()
             if self._pid != os.getpid():
                 raise ClosedError(f"use a reader: it belongs to process {self._pid}")
@@ -260,7 +265,7 @@ class NativeReader:
     def give_back(self) -> None:
         """End a loan of the handle, and free the reader if it was closed meanwhile."""
         self._users.pop()
-        if self._closing:
+        if self.closing:
             self._destroy()
 
     def read(self, indices: npt.NDArray[np.uint64]) -> NativeBatch:
@@ -381,26 +386,36 @@ class NativeReader:
         self.give_back()
         return code
 
-    def close(self) -> None:
-        """Close the reader, or have its last user do it. Idempotent; batches stay valid."""
-        self._closing = True
+    def close(self, on_closed: Callable[[], None] | None = None) -> None:
+        """Close the reader, or have its last user do it. Idempotent; batches stay valid.
+
+        Args:
+            on_closed: called when it is closed and nobody uses devices or directory any more, by
+                whom that was; what it raises, he is told.
+        """
+        self._on_closed = on_closed or self._on_closed
+        self.closing = True
         self._destroy()
 
     def _destroy(self) -> None:
         if self._pid != os.getpid():
             return  # nor touch the lock: a thread that is not in this process may hold it
         with self._lock:
-            if self._handle is None or self._users:
+            if self._users:
                 return
-            if library().dlfs_reader_destroy(self._handle) == 0:
-                self._handle = None
+            if self._handle is not None and library().dlfs_reader_destroy(self._handle) != 0:
+                return
+            self._handle = None
+            on_closed, self._on_closed = self._on_closed, None
+        if on_closed is not None:
+            on_closed()
 
     def __del__(self) -> None:
-        if getattr(self, "_handle", None) is not None:
+        if getattr(self, "_handle", None) is not None and not self._at_exit():
             self.close()
 
 
-class NativeSequence:
+class NativeSequence(Collected):
     """A ``dlfs_sequence``: the order of one epoch.
 
     Args:
@@ -492,12 +507,12 @@ class NativeSequence:
 
     def __del__(self) -> None:
         handle = getattr(self, "handle", None)
-        if handle is not None:
+        if handle is not None and not self._at_exit():
             library().dlfs_sequence_destroy(handle)
             self.handle = None
 
 
-class NativeStream:
+class NativeStream(Collected):
     """A ``dlfs_stream``: a consumer's part of an epoch, read ahead by a native thread.
 
     Args:
@@ -570,7 +585,7 @@ class NativeStream:
     def close(self) -> None:
         """End the thread. Idempotent; batches given out stay valid."""
         handle, self._handle = self._handle, None
-        if handle is not None and self._pid == os.getpid():
+        if handle is not None and not self._at_exit() and self._pid == os.getpid():
             library().dlfs_stream_destroy(handle)
             self._reader.give_back()
 

@@ -233,6 +233,9 @@ class Epoch(Iterator[Batch]):
         if self._pid != os.getpid():
             self._stream = self._reader = None  # the parent's; its own handles stay untouched
             self._pid = os.getpid()
+        if self._reader is not None and self._reader.closing:
+            self._end_stream()
+            self._reader = None  # the next one's dataset says why there is none
         if self._stream is None or self._reader is None:
             self._reader = self._open_reader()
             sequence = Sequence(

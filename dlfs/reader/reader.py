@@ -331,9 +331,19 @@ class SampleReader:
             for number, uri in enumerate(self._where.members)
         ]
 
-    def close(self) -> None:
-        """Give up memory and queue pairs, once batches still in use are gone. Idempotent."""
-        self.native.close()
+    @property
+    def closing(self) -> bool:
+        """Whether ``close`` was called."""
+        return self.native.closing
+
+    def close(self, on_closed: Callable[[], None] | None = None) -> None:
+        """Give up memory and queue pairs, once batches still in use are gone. Idempotent.
+
+        Args:
+            on_closed: called when epochs and calls under way have ended, too: at once if there are
+                none, else by the last of them.
+        """
+        self.native.close(on_closed)
 
     def __enter__(self) -> Self:
         return self

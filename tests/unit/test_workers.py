@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import multiprocessing
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -124,3 +126,67 @@ def test_pytorch_workers(volume_path, method):
                 for k in range(len(batch[0]))
             ]
             assert got == expected
+
+
+def descriptors(path: Path) -> int:
+    """How many descriptors this process has of a file."""
+    open_files = [Path(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")]
+    return sum(file.exists() and file.samefile(path) for file in open_files)
+
+
+def test_a_dataset_closed_under_its_epoch_closes_its_devices_with_it(volume_path):
+    before = descriptors(volume_path)
+    with dlfs.open(str(volume_path)) as volume:
+        dataset = volume["numbers"]
+        epoch = dataset.batches(7)
+        batch = next(epoch)
+        expected = [dataset[index] for index in batch.indices.tolist()]
+        dataset.close()
+        assert batch.to_list() == expected
+        with pytest.raises(dlfs.ClosedError, match="use dataset 'numbers': it is closed"):
+            next(epoch)
+        dataset.close()
+    assert descriptors(volume_path) == before
+
+
+def test_an_error_in_an_epoch_is_what_leaving_the_dataset_raises(volume_path):
+    before = descriptors(volume_path)
+
+    def fail() -> None:
+        with dlfs.open(str(volume_path)) as volume, volume["numbers"] as dataset:
+            epoch = dataset.batches(7)
+            for _ in epoch:
+                raise KeyError("the training step's own")
+
+    with pytest.raises(KeyError):
+        fail()
+    assert descriptors(volume_path) == before
+
+
+LEFT = """
+import sys
+import dlfs
+volume = dlfs.open(sys.argv[1])
+dataset = volume["numbers"]
+if sys.argv[2] == "torch":
+    from dlfs.adapters.torch import Loader
+    batches = iter(Loader(dataset, 7, transform=bytes))
+else:
+    batches = iter(dataset.batches(7))
+batch = next(batches)
+sys.dlfs = batches, batch, dataset  # outlives all modules
+if sys.argv[3] == "closed":
+    dataset.close()
+    volume.close()
+"""
+
+
+@pytest.mark.parametrize("closed", ["closed", "open"])
+@pytest.mark.parametrize("kind", ["plain", pytest.param("torch", marks=pytest.mark.torch)])
+def test_an_epoch_that_is_left_ends_with_the_interpreter_in_silence(volume_path, kind, closed):
+    if kind == "torch":
+        pytest.importorskip("torch")
+    ran = subprocess.run(
+        [sys.executable, "-c", LEFT, volume_path, kind, closed], capture_output=True, text=True
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")

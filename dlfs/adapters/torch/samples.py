@@ -7,6 +7,7 @@ GIL (those of images do) use several cores; order is kept, and an error names it
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -164,6 +165,8 @@ class TransformPool:
     Threads: one at a time.
     """
 
+    _at_exit = staticmethod(sys.is_finalizing)  # then threads can no longer be waited for
+
     def __init__(self, recipe: Recipe, dataset: Dataset) -> None:
         self._recipe = recipe
         self._dataset = dataset
@@ -206,7 +209,8 @@ class TransformPool:
 
     def close(self) -> None:
         """End the threads, once they are through with what they are at. Idempotent."""
-        self._executor.shutdown(cancel_futures=True)
+        if not self._at_exit():
+            self._executor.shutdown(cancel_futures=True)
 
     def __enter__(self) -> Self:
         return self
