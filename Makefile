@@ -37,6 +37,8 @@ APT_TEST := clang-tidy:clang-tidy getfattr:attr rsync:rsync qemu-system-x86_64:q
 # Not installed by make bench, which says what is missing.
 APT_BENCH := fio:fio mksquashfs:squashfs-tools squashfuse_ll:squashfuse mkfs.erofs:erofs-utils perf:linux-perf \
 	valgrind:valgrind /usr/src/linux-source-6.1.tar.xz:linux-source-6.1
+# A peer that has no wheel: it is compiled where libopencv-dev and libturbojpeg0-dev are installed.
+FFCV := ffcv==1.0.2
 APT_DLIO := mpirun:openmpi-bin mpicc:libopenmpi-dev
 
 # Processes that share the tests (tests/scheduling.py): much of what tests do is waiting.
@@ -145,6 +147,8 @@ build/bench/.stamp: pyproject.toml .venv/.stamp
 	@echo "Installing the peers of the benchmark into build/bench/venv"
 	@[ -x build/bench/venv/bin/python ] || $(PYTHON) -m venv build/bench/venv
 	@build/bench/venv/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[peers]' $(PACKAGES)
+	@if pkg-config --exists opencv4 libturbojpeg; then \
+	    build/bench/venv/bin/python -m pip install --quiet --disable-pip-version-check $(FFCV) || echo "FFCV does not compile here"; fi
 	@touch $@
 
 # The kernel that the tests run in QEMU. Where it cannot be had, they are skipped, and CI fails.

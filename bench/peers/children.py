@@ -19,8 +19,8 @@ from bench.machine import ROOT, Unavailable
 from bench.peers.child import Job
 from bench.peers.processes import descendants, pss_bytes
 
-WAIT_SECONDS = 900.0
-"""For an answer; conversions take longest."""
+CONVERSION_SECONDS, ANSWER_SECONDS = 400.0, 150.0
+"""That a child may take for an answer: one peer that hangs must not take the time of all."""
 
 LOOK_SECONDS = 0.5
 """Between two looks at the memory of processes: each walks their page tables."""
@@ -35,7 +35,7 @@ class Child:
     """
 
     def __init__(self, job: Job, log: Path) -> None:
-        self._log = log
+        self._log, self._verb = log, job.verb
         command = [sys.executable, "-m", "bench.peers.child"]
         environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
         with open(log, "wb") as file:
@@ -68,8 +68,9 @@ class Child:
             WrongBytesError: it gave other bytes than the source has.
         """
         assert self._process.stdout is not None
-        if not select.select([self._process.stdout], [], [], WAIT_SECONDS)[0]:
-            raise Unavailable(f"no answer within {WAIT_SECONDS:.0f} s")
+        seconds = CONVERSION_SECONDS if self._verb == "prepare" else ANSWER_SECONDS
+        if not select.select([self._process.stdout], [], [], seconds)[0]:
+            raise Unavailable(f"no answer within {seconds:.0f} s")
         line = self._process.stdout.readline()
         if not line:
             raise Unavailable(f"it failed: {self._last_words()}")

@@ -119,8 +119,8 @@ def _require() -> None:
         import ffcv  # noqa: F401
     except ImportError as error:
         raise Unavailable(
-            f"ffcv: {error}: it has no wheel; pip install ffcv compiles it where pkg-config finds"
-            " opencv4 and libturbojpeg (apt-get install libopencv-dev libturbojpeg0-dev)"
+            f"ffcv: {error}: it has no wheel; make bench compiles it where pkg-config finds opencv4"
+            " and libturbojpeg (apt-get install libopencv-dev libturbojpeg0-dev g++)"
         ) from error
 
 
