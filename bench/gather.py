@@ -71,14 +71,14 @@ PARTS = (
         "cases",
         "DLFS, plain files and the limits of the machine",
         ("-m", "bench"),
-        16,
+        17,
         ("--dir", "--corpus", "--minutes"),
     ),
     Part(
         "peers",
         "DLFS beside its peers",
         ("-m", "bench.peers"),
-        28,
+        26,
         ("--dir", "--corpus", "--minutes"),
     ),
     Part(

@@ -15,6 +15,8 @@ from rich.console import Console
 
 LINE_SECONDS = 15.0
 """Between two lines where they do not replace each other."""
+AHEAD = 0.2
+"""Of an allowance: may be used before its turn, since data is laid out at the beginning."""
 SHARE_MIN = 0.03
 """Of the whole: before so much is done, the time left is anybody's guess."""
 
@@ -35,8 +37,9 @@ class Allowance:
         self._begun = time.monotonic()
 
     def has_time_for(self, seconds: float, share: float) -> bool:
-        """Whether something that takes so long ends before this share of the time is over."""
-        return time.monotonic() - self._begun + seconds <= share * self._seconds
+        """Whether something that takes so long ends before this share of the work is due."""
+        due = (AHEAD + (1 - AHEAD) * share) * self._seconds
+        return time.monotonic() - self._begun + seconds <= due
 
 
 class Progress:

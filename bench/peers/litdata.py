@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.peers.packages import SHARD_BYTES, needed, workers
+from bench.peers.packages import SHARD_BYTES, SLOWLY_WRITTEN_MAX, needed, workers
 from bench.peers.peer import Buffer, Peer, Source
 
 INDEX, DATA = "index", "data"
@@ -61,6 +61,7 @@ class LitData:
     about = "optimize, StreamingDataset, StreamingDataLoader without workers (LitData README)"
     packages = ("litdata", "torch")
     random = True
+    samples_max = SLOWLY_WRITTEN_MAX
     worker_count = 0
 
     def prepare(self, source: Source, folder: Path) -> None:

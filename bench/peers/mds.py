@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.machine import Unavailable
-from bench.peers.packages import SHARD_BYTES, needed, workers
+from bench.peers.packages import SHARD_BYTES, SLOWLY_WRITTEN_MAX, needed, workers
 from bench.peers.peer import Buffer, Peer, Source
 
 INDEX, DATA = "index", "data"
@@ -108,6 +108,7 @@ class Mds:
     about = "StreamingDataset: dataset[indices]; shuffle=True in a DataLoader (Streaming's guides)"
     packages = ("mosaicml-streaming", "torch")
     random = True
+    samples_max = SLOWLY_WRITTEN_MAX
 
     def prepare(self, source: Source, folder: Path) -> None:
         """Write shards with `MDSWriter`."""

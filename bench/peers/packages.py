@@ -12,6 +12,9 @@ from dlfs.units import MIB
 SHARD_BYTES = 64 * MIB
 """Of one shard, file or chunk, where the format has such: the default of MDS and of LitData."""
 
+SLOWLY_WRITTEN_MAX = 50_000
+"""Samples for formats whose writers take a tenth of a millisecond and more for each."""
+
 WRITE_BYTES = 16 * MIB
 """Of samples that a converter holds at a time."""
 

@@ -37,7 +37,7 @@ from dlfs.units import GIB, KIB, MIB
 REFERENCES = ("dlfs", "dlfs-epoch", "dlfs-epoch-all")
 """What runs in every group: the ways of DLFS that peers are compared with."""
 
-SIZES = {"512": 128 * MIB, "4k": 512 * MIB, "110k": 768 * MIB}
+SIZES = {"512": 128 * MIB, "4k": 512 * MIB, "110k": 512 * MIB}
 QUICK_SIZES = {"512": 16 * MIB, "4k": 64 * MIB, "110k": 128 * MIB}
 DEPTHS_OVER = "4k"
 """The data set of the sweep over the reads in flight."""
@@ -84,7 +84,7 @@ class Course:
     processes: tuple[int, ...] = (1, 2)
     two_at: str = ""
     states: tuple[str, ...] = STATES
-    room_bytes: int = 12 * GIB
+    room_bytes: int = 15 * GIB
     seed: int = 1
     depths: bool = False
     quick: bool = False

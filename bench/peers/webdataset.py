@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench.peers.packages import SHARD_BYTES, needed, workers
+from bench.peers.packages import SHARD_BYTES, SLOWLY_WRITTEN_MAX, needed, workers
 from bench.peers.peer import Buffer, Peer, Source
 
 SHARDS_SHUFFLED = 100
@@ -54,6 +54,7 @@ class WebDataset:
     about = "WebDataset(shardshuffle).shuffle(1000).batched in a WebLoader (WebDataset README)"
     packages = ("webdataset", "torch")
     random = False
+    samples_max = SLOWLY_WRITTEN_MAX
 
     def prepare(self, source: Source, folder: Path) -> None:
         """Write tar files with `ShardWriter`."""

@@ -147,8 +147,8 @@ def test_who_is_late_has_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 20.0, 20.0, 70.0])
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
     allowance = Allowance(1.0)
-    assert allowance.has_time_for(10.0, 0.5)
-    assert not allowance.has_time_for(11.0, 0.5)
+    assert allowance.has_time_for(16.0, 0.5)  # a fifth of the minute, and half of the rest
+    assert not allowance.has_time_for(17.0, 0.5)
     assert not allowance.has_time_for(0.0, 1.0)
     monkeypatch.undo()
     assert Allowance().has_time_for(1e9, 0.01)
