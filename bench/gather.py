@@ -34,8 +34,9 @@ RESULTS = ROOT / "bench" / "results"
 INDEX = "index.md"
 INTERRUPTED = 130
 """A shell's exit code for what Ctrl-C ended."""
-DATA = ("dlfs-bench", "dlfs-bench-peers", "dlfs-profile")
-"""Folders that the parts make under ``--dir``."""
+CORPUS = "dlfs-bench-corpus"
+DATA = ("dlfs-bench", "dlfs-bench-peers", "dlfs-profile", CORPUS)
+"""Folders that the parts and this one make under ``--dir``."""
 DISK_GIB = 20
 """That the parts take at most: each removes its data before the next begins."""
 
@@ -183,7 +184,7 @@ def choose_corpus(arguments: argparse.Namespace) -> tuple[Path | None, str]:
     if given == "none":
         how = f"apt-get install --no-install-recommends {CORPUS_PACKAGE}"
         return None, f"No real files were read: name a folder by --corpus, or `{how}`."
-    corpus = find_corpus(given, arguments.dir / DATA[0])
+    corpus = find_corpus(given, arguments.dir / CORPUS)
     what = f"{CORPUS_PACKAGE} of Debian" if given == "deb" else str(corpus)
     return corpus, f"The corpus is {what}."
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+import tarfile
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from bench import gather, page, progress
+from bench import datasets, gather, page, progress
 from bench.gather import Ended, Part
 from bench.machine import describe
 from bench.peers import report as peers_report
@@ -152,3 +153,27 @@ def test_who_is_late_has_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not allowance.has_time_for(0.0, 1.0)
     monkeypatch.undo()
     assert Allowance().has_time_for(1e9, 0.01)
+
+
+def test_the_corpus_is_apart_from_what_a_part_removes(
+    parts: list[Part], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive, sources = tmp_path / "sources.tar.xz", tmp_path / "sources"
+    sources.mkdir()
+    (sources / "main.c").write_text("int x;")
+    with tarfile.open(archive, "w:xz") as tar:
+        tar.add(sources, "sources")
+    for module in (gather, datasets):
+        monkeypatch.setattr(module, "CORPUS_ARCHIVE", archive)
+    program = (
+        "import pathlib, sys\n"
+        "words = dict(zip(sys.argv[1::2], sys.argv[2::2]))\n"
+        "corpus = pathlib.Path(words['--corpus'])\n"
+        "assert (corpus / 'sources' / 'main.c').exists()\n"
+        "assert 'dlfs-bench' not in corpus.parts and 'dlfs-bench-peers' not in corpus.parts\n"
+    )
+    part = Part("reads", "Reads", ("-c", program), 1, ("--dir", "--corpus", "--minutes"))
+    monkeypatch.setattr(gather, "PARTS", [part])
+    assert gather.main(["--results", str(tmp_path), "--dir", str(tmp_path / "data")]) == 0
+    assert "The corpus is linux-source" in (tmp_path / gather.INDEX).read_text()
+    assert list((tmp_path / "data").iterdir()) == []
