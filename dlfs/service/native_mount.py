@@ -44,6 +44,9 @@ HELD_SECONDS = 10.0
 READ_AHEAD_KIB = 1024
 """Of the kernel, where we may set it: a request is as large as that at most."""
 
+DEVICES = Path("/sys/class/bdi")
+"""The kernel's settings of each file system's device."""
+
 _TEND_SECONDS = 1.0
 _WAIT_SECONDS = 60.0
 _STOP_SECONDS = 1.0  # for requests under way, before the mount is detached without them
@@ -139,7 +142,9 @@ class NativeMount:
             self._view.close()
 
     async def _tell_when_ready(self, on_ready: Callable[[str], None]) -> None:
-        await trio.to_thread.run_sync(widen_read_ahead, self._path, abandon_on_cancel=True)
+        await trio.to_thread.run_sync(
+            widen_read_ahead, self._path, self._device, abandon_on_cancel=True
+        )
         on_ready(self._path)
 
     async def _stop_when_cancelled(self) -> None:
@@ -182,6 +187,13 @@ class NativeMount:
             if number not in QUIET:
                 _log.error("%s: %s", errno.errorcode.get(number, number), error)
             fields = {"error": number}
+        except Exception:  # noqa: BLE001
+            # A defect of ours, on a volume nobody thought of: one answer is wrong then, and said to
+            # be. Were it raised, the mount would end under all who use it.
+            _log.exception(
+                "%s: a question of the kernel's failed (kind %d)", self._path, question.kind
+            )
+            fields = {"error": errno.EIO}
         self._fuse.answer(question.ticket, **fields)
 
     async def _child(self, question: native.FuseQuestion) -> dict[str, Any]:
@@ -275,12 +287,18 @@ def _native_reader(opened: OpenDataset) -> NativeReader:
     return reader
 
 
-def widen_read_ahead(path: str) -> None:
+def widen_read_ahead(path: str, device: str | None) -> None:
     """Let the kernel ask for as much at once as it can, where the system lets us.
 
-    Asks the mount itself, so it is not for the thread that answers questions.
+    Asks the mount itself, so it is not for the thread that answers questions: only when the mount
+    has answered once is the kernel through with choosing a width of its own. Where it was taken
+    away meanwhile, what is there now keeps what it has.
+
+    Args:
+        path: where it is mounted.
+        device: what ``mountpoint.device_of`` said when it was.
     """
-    device = os.stat(path).st_dev
-    knob = Path(f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb")
     with contextlib.suppress(OSError):
-        knob.write_text(str(READ_AHEAD_KIB))
+        found = os.stat(path).st_dev
+        if f"{os.major(found)}:{os.minor(found)}" == device:
+            (DEVICES / device / "read_ahead_kb").write_text(str(READ_AHEAD_KIB))
