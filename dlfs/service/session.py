@@ -19,6 +19,7 @@ Threads: the trio loop, but for what is said to run in a worker thread.
 from __future__ import annotations
 
 import array
+import functools
 import logging
 import os
 import socket
@@ -26,7 +27,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 from weakref import WeakValueDictionary
 
@@ -89,12 +90,19 @@ SAMPLES_MAX = 1 << 20
 """Of one batch."""
 COPIED_BYTES_MAX = 256 * MIB
 """Memory of one channel for batches that are copied, used as it is needed."""
+VOLUME_THREADS_MAX = 8
+"""Requests that look at one volume at the same time; others of it wait. A volume that does not
+answer takes no more threads than these, and those of other volumes are served on."""
+ENDING_THREADS_MAX = 8
+"""Channels and datasets that are closed at the same time: each waits for what it is reading."""
 FRAME_TIMEOUT_S = 30.0
 """For a frame that has begun, either way; and for a client's first one."""
 
 _RECEIVE_BYTES = 1 << 16
 _LINGER_FIRST_S = 0.01
 _LINGER_MOST_S = 1.0
+Result = TypeVar("Result")
+
 _log = logging.getLogger(__name__)
 
 
@@ -107,7 +115,9 @@ class Common:
         snapshot: gives the service's figures; called in a worker thread.
         channel_counts: of each client process.
         shares: what each client process may pin of each dataset.
-        turns: one request at a time looks at a volume.
+        turns: one request at a time sees a volume's newest generation.
+        limiters: of the threads that a volume takes.
+        endings: of those that close what clients had.
     """
 
     volumes: dict[UUID, ServedVolume]
@@ -117,6 +127,10 @@ class Common:
         default_factory=WeakValueDictionary
     )
     turns: dict[UUID, trio.Lock] = field(default_factory=dict)
+    limiters: dict[UUID, trio.CapacityLimiter] = field(default_factory=dict)
+    endings: trio.CapacityLimiter = field(
+        default_factory=lambda: trio.CapacityLimiter(ENDING_THREADS_MAX)
+    )
 
     def volume(self, uuid: UUID) -> ServedVolume:
         """A volume by its UUID.
@@ -138,11 +152,21 @@ class Common:
     async def refresh(self, volume: ServedVolume) -> None:
         """See a volume's newest generation."""
         async with self.turns.setdefault(volume.uuid, trio.Lock()):
-            await trio.to_thread.run_sync(volume.refresh)
+            await self.look(volume.uuid, volume.refresh)
+
+    async def look(self, volume: UUID, call: Callable[[], Result]) -> Result:
+        """Call what may wait for a volume's devices, in one of its threads."""
+        limiter = self.limiters.setdefault(volume, trio.CapacityLimiter(VOLUME_THREADS_MAX))
+        return await trio.to_thread.run_sync(call, limiter=limiter)
+
+    async def end(self, close: Callable[[], None]) -> None:
+        """Close what a client had."""
+        await trio.to_thread.run_sync(close, limiter=self.endings)
 
 
 @dataclass(eq=False)
 class _OpenDataset:
+    volume: UUID
     dataset: Dataset
     reader: NativeReader
     share: Share
@@ -201,7 +225,7 @@ class Session:
             await self._drop(list(self._channels))
         await self._linger()
         for opened in self._datasets.values():
-            await trio.to_thread.run_sync(opened.dataset.close)
+            await self._common.end(opened.dataset.close)
         self._datasets.clear()
 
     async def _linger(self) -> None:
@@ -232,7 +256,7 @@ class Session:
     async def _drop(self, channels: Sequence[ServerChannel]) -> None:
         """Close channels; waits for what their threads are reading."""
         for channel in channels:
-            await trio.to_thread.run_sync(channel.close)
+            await self._common.end(channel.close)
             self._channels.remove(channel)
             self._common.count_channels(self.peer.pid, -1)
 
@@ -337,7 +361,8 @@ class Session:
             raise UsageError(f"open dataset {request.dataset}: this connection has it open")
         volume = self._common.volume(request.volume)
         await self._common.refresh(volume)
-        dataset = await trio.to_thread.run_sync(volume.borrow, request.dataset)
+        borrow = functools.partial(volume.borrow, request.dataset)
+        dataset = await self._common.look(volume.uuid, borrow)
         with ExitStack() as undone:
             undone.callback(dataset.close)
             native = dataset.access.reader.native
@@ -347,7 +372,7 @@ class Session:
             share = self._share(request.dataset, native.arena_bytes)
             generation = self._attach_generation(reply, volume)
             reply.descriptors = [generation, native.arena_descriptor]
-            self._datasets[request.dataset] = _OpenDataset(dataset, native, share)
+            self._datasets[request.dataset] = _OpenDataset(volume.uuid, dataset, native, share)
             undone.pop_all()
         return reply
 
@@ -374,7 +399,7 @@ class Session:
             raise NotFoundError(f"get part {request.part!r} of a dataset: there is no such part")
 
         try:
-            reply.descriptors = [await trio.to_thread.run_sync(find)]
+            reply.descriptors = [await self._common.look(volume.uuid, find)]
         except BaseException:
             reply.after.close()
             raise
@@ -408,8 +433,8 @@ class Session:
         return reply
 
     async def _diagnose(self, request: Diagnose) -> Reply:
-        reader = self._opened(request.dataset).dataset.access.reader
-        found = await trio.to_thread.run_sync(reader.diagnose)
+        opened = self._opened(request.dataset)
+        found = await self._common.look(opened.volume, opened.dataset.access.reader.diagnose)
         return Reply(Diagnosis(found is not None))
 
     async def _get_snapshot(self, _request: GetSnapshot) -> Reply:

@@ -8,11 +8,13 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
+from uuid import uuid4
 
 import pytest
 import trio
+import trio.testing
 
 from dlfs.dataset import Dataset
 from dlfs.errors import DeviceError
@@ -162,3 +164,27 @@ def test_figures_leave_out_what_is_closed_meanwhile(
         assert len(shelf.figures()) == 1
         monkeypatch.setattr(Dataset, "stats", close_first)
         assert shelf.figures() == []
+
+
+def test_a_volume_that_does_not_answer_leaves_threads_to_others() -> None:
+    """More requests than trio has threads hang in one volume, and another one's are answered."""
+    released = Event()
+    hanging, healthy = uuid4(), uuid4()
+
+    async def crowd(common: Common) -> None:
+        async with trio.open_nursery() as nursery:
+            for _ in range(200):
+                nursery.start_soon(common.look, hanging, released.wait)
+                nursery.start_soon(common.end, released.wait)
+            await trio.testing.wait_all_tasks_blocked()
+            try:
+                with trio.fail_after(30):
+                    assert await common.look(healthy, lambda: "an answer") == "an answer"
+                    assert await trio.to_thread.run_sync(lambda: "the mount") == "the mount"
+            finally:
+                released.set()
+
+    async def main() -> None:
+        await crowd(Common({}, dict))
+
+    trio.run(main)
