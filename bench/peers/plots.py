@@ -181,10 +181,13 @@ def _size_text(size: float) -> str:
 # ---- one row a peer ------------------------------------------------------------------------------
 
 
-def _panels(figure: Any, outcome: Outcome, rows: int, title: str) -> list[tuple[str, Any]]:
-    """A panel a data set, side by side, with the same rows."""
-    keys = [key for _, key in _sizes(outcome)]
-    figure.set_size_inches(3.0 + 4.0 * len(keys), 1.6 + 0.27 * rows)
+def _panels(
+    figure: Any, outcome: Outcome, runs: Sequence[Run], rows: int, title: str
+) -> list[tuple[str, Any]]:
+    """A panel a data set that there are runs of, side by side, with the same rows."""
+    there = {run.dataset for run in runs}
+    keys = [key for _, key in _sizes(outcome) if key in there]
+    figure.set_size_inches(max(9.5, 3.0 + 4.0 * len(keys)), 1.6 + 0.27 * rows)
     figure.suptitle(title, x=0.06, ha="left", weight="bold")
     panels = []
     first = None
@@ -245,7 +248,8 @@ def _cpu(figure: Any, outcome: Outcome) -> bool:
     names = _names(runs)
     if not names:
         return False
-    panels = _panels(figure, outcome, len(names), "CPU time of a sample, global order, one process")
+    title = "CPU time of a sample, global order, one process"
+    panels = _panels(figure, outcome, runs, len(names), title)
     for key, axes in panels:
         by_state = {
             warm: [run for run in runs if (run.dataset, run.warm) == (key, warm)]
@@ -265,10 +269,12 @@ def _cpu(figure: Any, outcome: Outcome) -> bool:
 
 def _processes(figure: Any, outcome: Outcome) -> bool:
     runs = [run for run in outcome.runs if run.is_global and not run.limit and not run.warm]
-    names = _names([run for run in runs if run.processes == 2])
+    twice = [run for run in runs if run.processes == 2]
+    names = _names(twice)
     if not names:
         return False
-    panels = _panels(figure, outcome, len(names), "One process and two at once, global order, cold")
+    title = "One process and two at once, global order, cold"
+    panels = _panels(figure, outcome, twice, len(names), title)
     for key, axes in panels:
 
         def rate(name: str, processes: int, key: str = key) -> float | None:
