@@ -18,7 +18,7 @@ from bench import gather, report
 from bench.cases import CASES, Case
 from bench.contestant import Limits, WrongBytesError
 from bench.datasets import TARGET_KEYS, find_corpus
-from bench.machine import ROOT, describe
+from bench.machine import INTERRUPTED, ROOT, describe
 from bench.peers.__main__ import main as race_peers
 from bench.progress import Progress
 from bench.runner import Result, Settings, Stage
@@ -97,9 +97,9 @@ def choose(patterns: list[str] | None, *, corpus: bool, target: bool = False) ->
     ]
 
 
-def run(settings: Settings, cases: list[Case], console: Console) -> list[Result]:
-    """Run cases one after the other and show each."""
-    stage, results = Stage(settings), []
+def run(settings: Settings, cases: list[Case], console: Console, results: list[Result]) -> None:
+    """Run cases one after the other, show each, and add it to the results."""
+    stage = Stage(settings)
     runs = [len(case.contestants) for case in cases]
     try:
         with Progress(console, "cases") as progress:
@@ -110,7 +110,6 @@ def run(settings: Settings, cases: list[Case], console: Console) -> list[Result]
                 results.append(result)
     finally:
         stage.close()
-    return results
 
 
 OTHERS = {"peers": race_peers, "report": gather.main}
@@ -138,21 +137,26 @@ def main(words: list[str] | None = None) -> int:
     if not cases:
         console.print("no case has such a name: see --list (some need --corpus or --target)")
         return 2
-    facts = describe(arguments.dir)
+    facts, code = describe(arguments.dir), 0
+    results: list[Result] = []
     try:
-        results = run(settings, cases, console)
+        run(settings, cases, console, results)
     except WrongBytesError as error:
         console.print(f"wrong bytes: {error}", style="red", markup=False)
-        return 1
+        code = 1
     except OccupiedError as error:
         console.print(str(error), style="red", markup=False)
         return 2
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    if not results:
+        return code
     report.print_floors(console, results)
     plain = {name: str(value) for name, value in vars(arguments).items() if value is not None}
     facts["load_average_after"] = os.getloadavg()[0]
     path = report.write(arguments.results, facts, plain, results)
     console.print(f"every run is in {path}, the tables in {path.with_suffix('.md')}", markup=False)
-    return 0
+    return code
 
 
 if __name__ == "__main__":

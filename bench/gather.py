@@ -26,14 +26,12 @@ from typing import Any
 
 from bench import page
 from bench.datasets import CORPUS_ARCHIVE, CORPUS_PACKAGE, find_corpus
-from bench.machine import ROOT, describe
+from bench.machine import INTERRUPTED, ROOT, describe
 from bench.peers.report import read as read_races
 from bench.peers.report import summary as peers_summary
 
 RESULTS = ROOT / "bench" / "results"
 INDEX = "index.md"
-INTERRUPTED = 130
-"""A shell's exit code for what Ctrl-C ended."""
 CORPUS = "dlfs-bench-corpus"
 DATA = ("dlfs-bench", "dlfs-bench-peers", "dlfs-profile", CORPUS)
 """Folders that the parts and this one make under ``--dir``."""

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from bench.contestant import WrongBytesError
 from bench.datasets import find_corpus
-from bench.machine import ROOT, Unavailable, describe
+from bench.machine import INTERRUPTED, ROOT, Unavailable, describe
 from bench.peers import plots, report
 from bench.peers.outcome import Outcome
 from bench.peers.peer import Peer
@@ -125,17 +125,21 @@ def main(words: list[str] | None = None) -> int:
     except FileNotFoundError as error:
         console.print(str(error), style="red", markup=False)
         return 2
-    facts = describe(arguments.dir)
-    try:
-        with Progress(console, "peers") as progress:
-            outcome = Race(course, progress.tell).run(choose(arguments.only))
-    except WrongBytesError as error:
-        console.print(f"wrong bytes: {error}", style="red", markup=False)
-        return 1
+    facts, code = describe(arguments.dir), 0
+    with Progress(console, "peers") as progress:
+        race = Race(course, progress.tell)
+        try:
+            race.run(choose(arguments.only))
+        except WrongBytesError as error:
+            console.print(f"wrong bytes: {error}", style="red", markup=False)
+            code = 1
+        except KeyboardInterrupt:
+            code = INTERRUPTED
     facts["load_average_after"] = os.getloadavg()[0]
     plain = {name: str(value) for name, value in vars(arguments).items() if value is not None}
-    keep(arguments.results, facts, plain, outcome, console)
-    return 0
+    if race.outcome.runs:  # what there is, even when it ended early
+        keep(arguments.results, facts, plain, race.outcome, console)
+    return code
 
 
 if __name__ == "__main__":

@@ -211,3 +211,22 @@ def test_what_a_machine_lacks_is_said(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(machine.Unavailable, match="apt-get install fio"):
         machine.Machine(tmp_path).tool("fio", "fio")
+
+
+@pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt, 130), (WrongBytesError, 1)])
+def test_cases_that_were_run_are_kept_when_one_ends_the_benchmark(
+    error: type[BaseException], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Stage.run
+
+    def run(stage: Stage, case: Case, *more: object, **named: object) -> Result:
+        if case.name == "cached-4k":
+            raise error
+        return real(stage, case, *more, **named)
+
+    monkeypatch.setattr(Stage, "run", run)
+    words = ["--cases", "cached-*", "--size", "100KiB", "--seconds", "0.02", "--rounds", "1"]
+    assert main([*words, "--dir", str(tmp_path), "--results", str(tmp_path / "out")]) == code
+    (found,) = (tmp_path / "out").glob("*.json")
+    assert [case["case"] for case in json.loads(found.read_text())["cases"]] == ["cached-512"]
+    assert not (tmp_path / "dlfs-bench").exists()

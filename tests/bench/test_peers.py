@@ -352,3 +352,18 @@ def test_names_are_of_families_and_say_how_they_are_used() -> None:
         assert peer.about
         assert data_of(peer) in all_peers()
     assert isinstance(share(all_peers()["lmdb"], Path(), warm=False), nullcontext)
+
+
+@pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt, 130), (WrongBytesError, 1)])
+def test_what_was_run_is_kept_when_the_race_ends_early(
+    error: type[BaseException], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(race: Race, peers: Sequence[Peer]) -> Outcome:
+        race.outcome.add(outcome_of_all())
+        raise error
+
+    monkeypatch.setattr(Race, "run", run)
+    words = ["--dir", str(tmp_path), "--results", str(tmp_path / "out"), "--sizes", "4k"]
+    assert main(words) == code
+    (path,) = (tmp_path / "out").glob("*.json")
+    assert len(report.read([path])[2].runs) == len(outcome_of_all().runs)
