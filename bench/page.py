@@ -36,15 +36,16 @@ def head(facts: Mapping[str, Any]) -> list[str]:
     """
     known: defaultdict[str, Any] = defaultdict(str, facts)
     memory_gib, disk_gib = (int(known[key] or 0) / GIB for key in ("memory_bytes", "device_bytes"))
-    after = known["load_average_after"]
-    loads = f"{known['load_average']}" + (f" before, {after} after" if after else "")
+    before, after = (known[key] for key in ("load_average", "load_average_after"))
+    loads = f"{before or 0:.2f}" + (f" before, {after:.2f} after" if after else "")
     versions = ", ".join(f"{name} {version}" for name, version in dict(known["versions"]).items())
     return [
         f"- run: {known['date']}, commit {known['commit']}, `{known['command']}`",
         f"- machine: {known['cores']} cores, {known['cpu']}; {memory_gib:.1f} GiB of memory; Linux "
         f"{known['kernel']}; load average {loads}" + ("" if known["root"] else "; not as root"),
-        f"- disk: {known['directory']}, {known['file_system']} on {known['device']} "
-        f"{known['device_model']}, {disk_gib:.0f} GiB, scheduler {known['device_scheduler']}",
+        f"- disk: {known['directory']}, {known['file_system']} on "
+        f"{' '.join([known['device'], known['device_model']]).strip()}, {disk_gib:.0f} GiB, "
+        f"scheduler {known['device_scheduler']}",
         f"- versions: {versions}",
     ]
 
