@@ -76,10 +76,10 @@ enum held_found held_find(struct held *held, uint64_t key, const struct waiter *
                           bool *was_ahead, struct held_sample **out);
 /*
  * Begins to read a sample: the caller fills its own memory, or where it has none sets data and
- * batch, and calls held_end. Others that are not in use
- * give way; where that is not enough, one ahead of its time is given up, and another waits for
- * room, in turn: so a sample larger than the budget, which is held alone, is not kept waiting by
- * smaller ones for ever. Errors: -EEXIST, it is there by now; -EAGAIN, no room; -ENOMEM.
+ * batch, and calls held_end. Others that are not in use give way; where that is not enough, one
+ * ahead of its time is given up, and another waits for room, in turn: so a sample larger than the
+ * budget, which is held alone, is not kept waiting by smaller ones for ever. Errors: -EEXIST, it is
+ * there by now; -EAGAIN, no room; -ENOMEM.
  */
 int held_begin(struct held *held, uint64_t key, uint64_t bytes, bool ahead,
                struct held_sample **out);
