@@ -498,6 +498,10 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "dlfs_reader_read_apart": (c_int, (c_void_p, _U64S, c_uint64, POINTER(POINTER(Batch)))),
     "dlfs_batch_release": (None, (POINTER(Batch),)),
     "dlfs_batch_gather": (c_int, (POINTER(Batch), c_void_p, c_uint64, _U64S)),
+    "dlfs_reader_read_awake": (
+        c_int,
+        (c_void_p, _U64S, c_uint64, c_uint32, c_void_p, c_void_p, POINTER(POINTER(Batch))),
+    ),
     "dlfs_reader_get": (c_int64, (c_void_p, c_uint64, c_void_p, c_uint64, c_uint32)),
     "dlfs_reader_get_stats": (None, (c_void_p, POINTER(ReaderStats))),
     "dlfs_reader_get_member_stats": (c_int, (c_void_p, c_uint32, POINTER(MemberStats))),

@@ -38,7 +38,7 @@ from dlfs.errors import ClosedError, DeviceError, NativeError
 
 _FILE_NAME = "libdlfs_fuse.so"
 
-VERSION = 1
+VERSION = 2
 SLOT_MAX = 4095
 NAME_BYTES_MAX = 255
 HANDLES = 1
@@ -65,6 +65,8 @@ class Config(Structure):
         ("threads_max", c_uint32),
         ("root_timeout_ms", c_uint32),
         ("flags", c_uint32),
+        ("busy_poll_us", c_uint32),
+        ("reserved", c_uint32),
     )
 
 
@@ -194,6 +196,7 @@ class FuseOptions:
         file_mode: permission bits of files.
         threads_max: that answer the kernel.
         root_seconds: how long the kernel may keep what it knows of the root.
+        busy_poll_us: a thread stays awake so long for what is about to come, at most 10,000.
         handles: have the kernel open files, as if it could not do without.
     """
 
@@ -204,6 +207,7 @@ class FuseOptions:
     file_mode: int
     threads_max: int
     root_seconds: float
+    busy_poll_us: int = 0
     handles: bool = False
 
 
@@ -251,6 +255,7 @@ class NativeFuse:
             threads_max=options.threads_max,
             root_timeout_ms=int(1000 * options.root_seconds),
             flags=HANDLES if options.handles else 0,
+            busy_poll_us=options.busy_poll_us,
         )
         handle = c_void_p()
         self._library = fuse_library()

@@ -69,6 +69,15 @@ def mount(
         ),
     ] = None,
     fuse: FuseOption = "auto",
+    busy_poll: Annotated[
+        int,
+        typer.Option(
+            "--busy-poll-us",
+            metavar="US",
+            help="How long the native server stays awake for what is about to come, as long as one "
+            "program asks: files come sooner, for more processor time. 0: not at all.",
+        ),
+    ] = 200,
     log: Annotated[
         str | None, typer.Option(metavar="FILE", help="Log of the server in the background.")
     ] = None,
@@ -89,6 +98,7 @@ def mount(
         held_bytes=HELD_BYTES if held is None else held,
         incoming=None if incoming is None else os.path.abspath(incoming),
         fuse=fuse,
+        busy_poll_us=busy_poll,
     )
     choose_server(options)  # says what is missing before anything is started
     if foreground:

@@ -65,6 +65,8 @@ class NativeMount:
         access: whom the files belong to.
         held_bytes: memory for samples that are read in parts, or ahead.
         words: options of the mount.
+        busy_poll_us: a thread stays awake so long for what is about to come; never where the
+            program that asks could run only on the same processor.
         handles: have the kernel open files, as if it could not do without.
 
     Raises:
@@ -83,6 +85,7 @@ class NativeMount:
         *,
         held_bytes: int,
         words: list[str],
+        busy_poll_us: int = 0,
         handles: bool = False,
     ) -> None:
         self._volume = volume
@@ -101,6 +104,7 @@ class NativeMount:
                 file_mode=access.file_mode,
                 threads_max=THREADS_MAX,
                 root_seconds=ROOT_SECONDS,
+                busy_poll_us=busy_poll_us if len(os.sched_getaffinity(0)) > 1 else 0,
                 handles=handles,
             ),
         )

@@ -31,6 +31,10 @@ HELD_BYTES = 256 * MIB
 READER_BYTES = 256 * MIB
 """Sample memory of each open dataset: one that fits is read in whole chunks, and only once."""
 
+BUSY_POLL_US = 200
+"""Longer than most disks take for a small read, and a program between two files."""
+BUSY_POLL_US_MAX = 10_000
+
 SERVERS = ("auto", "native", "pyfuse3")
 
 _log = logging.getLogger(__name__)
@@ -49,6 +53,9 @@ class MountOptions:
         incoming: the spool of what programs write below ``incoming``; None for a mount that is
             read-only.
         fuse: which server: ``native``, ``pyfuse3``, or ``auto``: the native one where it can.
+        busy_poll_us: with the native server, as long as one program asks: for how long a thread
+            stays awake for a device's answer, or the next request; 0: it sleeps, as it does in any
+            case after a time in which that came to nothing, and where several programs ask.
         handles: have the kernel open every file with the native server, as an old kernel does.
     """
 
@@ -59,6 +66,7 @@ class MountOptions:
     held_bytes: int = HELD_BYTES
     incoming: str | None = None
     fuse: str = "auto"
+    busy_poll_us: int = BUSY_POLL_US
     handles: bool = False
 
     def __post_init__(self) -> None:
@@ -71,6 +79,11 @@ class MountOptions:
             raise UsageError(
                 f"mount: expected uid, gid and memory of at least 0, "
                 f"got {self.uid}, {self.gid} and {self.held_bytes}"
+            )
+        if not 0 <= self.busy_poll_us <= BUSY_POLL_US_MAX:
+            raise UsageError(
+                f"mount: expected a busy_poll_us of 0 to {BUSY_POLL_US_MAX}, "
+                f"got {self.busy_poll_us}"
             )
         if self.fuse not in SERVERS:
             raise UsageError(f"mount: expected a server of {SERVERS}, got {self.fuse!r}")
@@ -184,6 +197,7 @@ async def serve_view(
             access,
             held_bytes=options.held_bytes,
             words=words,
+            busy_poll_us=options.busy_poll_us,
             handles=options.handles,
         )
         await mount.serve(on_ready)

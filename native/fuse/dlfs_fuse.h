@@ -19,7 +19,7 @@
 extern "C" {
 #endif
 
-#define DLFS_FUSE_VERSION 1u
+#define DLFS_FUSE_VERSION 2u
 #define DLFS_FUSE_SLOT_MAX 4095u      /* datasets in the life of a mount */
 #define DLFS_FUSE_NAME_BYTES_MAX 255u /* of one component */
 
@@ -46,6 +46,8 @@ typedef struct dlfs_fuse_config {
     uint32_t threads_max;
     uint32_t root_timeout_ms; /* how long the kernel may keep what it knows of the root */
     uint32_t flags;           /* DLFS_FUSE_* */
+    uint32_t busy_poll_us;    /* a thread stays awake so long for what is about to come; 0: not */
+    uint32_t reserved;
 } dlfs_fuse_config;
 
 /* Mounts. Errors: -EINVAL, -ENOMEM, -EIO when the system refuses: libfuse says why on stderr. */

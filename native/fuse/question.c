@@ -13,6 +13,7 @@
 int ask(struct dlfs_fuse *fuse, struct question *question)
 {
     count(&fuse->counters.questions, 1);
+    listen_leave(&fuse->listening);
     question->fetched = question->answered = false;
     question->next = NULL;
     (void)pthread_mutex_lock(&fuse->lock);

@@ -17,6 +17,7 @@
 
 #define SAMPLE_BYTES_MAX (UINT64_C(4) << 30) /* larger ones would be held in memory whole */
 #define WHOLE_BYTES_MAX (UINT64_C(1) << 20)  /* what the kernel asks for at once at most */
+#define AWAKE_BYTES_MAX (128u << 10)         /* a larger reading is slept for */
 
 /* Returns how many bytes that were. */
 static uint64_t reply_bytes(struct dlfs_fuse *fuse, const struct waiter *waiter,
@@ -35,6 +36,37 @@ static bool is_whole(const struct waiter *waiter, uint64_t length)
     return waiter->offset == 0 && waiter->bytes >= length;
 }
 
+/* ---- from the device --------------------------------------------------------------------------
+ */
+
+struct sleeper {
+    struct listening *listening;
+    bool slept;
+};
+
+static void fall_asleep(void *argument)
+{
+    struct sleeper *sleeper = argument;
+    sleeper->slept = true;
+    listen_leave(sleeper->listening);
+}
+
+/* Reads a batch; stays awake for a small one, where nobody else has anything to ask. */
+static int read_batch(struct dlfs_fuse *fuse, const struct slot *slot, const uint64_t *indices,
+                      uint64_t sample_count, uint64_t bytes, dlfs_batch **batch)
+{
+    struct listening *listening = &fuse->listening;
+    struct sleeper sleeper = {.listening = listening};
+    bool awake =
+        listen_alone(listening) && bytes <= AWAKE_BYTES_MAX && wakefulness_pays(&listening->device);
+    int code =
+        dlfs_reader_read_awake(slot->reader, indices, sample_count, awake ? listening->awake_us : 0,
+                               fall_asleep, &sleeper, batch);
+    if (awake)
+        wakefulness_tried(&listening->device, !sleeper.slept);
+    return code;
+}
+
 /* ---- one sample, in one request -------------------------------------------------------------- */
 
 static void reply_failed(struct dlfs_fuse *fuse, const struct slot *slot,
@@ -47,7 +79,7 @@ static void read_whole(struct dlfs_fuse *fuse, const struct slot *slot, uint64_t
                        const struct waiter *waiter)
 {
     dlfs_batch *batch;
-    int code = dlfs_reader_read(slot->reader, &index, 1, &batch);
+    int code = read_batch(fuse, slot, &index, 1, slot_length(slot, index), &batch);
     if (code < 0) {
         dlfs_failure failure = {.index = index, .code = code, .member = UINT32_MAX};
         reply_failed(fuse, slot, &failure, waiter);
@@ -98,10 +130,13 @@ static void load(struct dlfs_fuse *fuse, const struct slot *slot, struct held_sa
                  uint32_t sample_count)
 {
     uint64_t indices[AHEAD_SAMPLES] = {0};
+    uint64_t bytes = 0;
     dlfs_batch *batch = NULL;
     for (uint32_t i = 0; i < sample_count; i++)
         indices[i] = place_unpack(samples[i]->key).node.index;
-    int code = dlfs_reader_read(slot->reader, indices, sample_count, &batch);
+    for (uint32_t i = 0; i < sample_count; i++)
+        bytes += samples[i]->bytes;
+    int code = read_batch(fuse, slot, indices, sample_count, bytes, &batch);
     for (uint32_t i = 0; i < sample_count; i++) {
         dlfs_failure whole = {.index = indices[i], .code = code, .member = UINT32_MAX};
         const dlfs_failure *failure = code < 0 ? &whole : failure_at(batch, i);
@@ -121,6 +156,7 @@ static void load_large(struct dlfs_fuse *fuse, const struct slot *slot, struct h
 {
     uint64_t index = place_unpack(sample->key).node.index;
     dlfs_batch *batch = NULL;
+    listen_leave(&fuse->listening);
     int code = dlfs_reader_read_apart(slot->reader, &index, 1, &batch);
     dlfs_failure whole = {.index = index, .code = code, .member = UINT32_MAX};
     const dlfs_failure *failure = code < 0 ? &whole : failure_at(batch, 0);
@@ -181,6 +217,7 @@ static bool load_held(struct dlfs_fuse *fuse, const struct slot *slot, uint64_t 
     struct held_sample *other;
     bool ahead;
     uint64_t key = key_of(slot, index);
+    listen_leave(&fuse->listening); /* it may have to wait for room */
     int code = held_begin(fuse->held, key, slot_length(slot, index), false, &sample);
     if (code == -EEXIST)
         return false;

@@ -2,6 +2,7 @@
  * A mount inside the library: its slots, its questions, what the root lists, and its handlers.
  *
  *     session.c    mounting, the loop, capabilities
+ *     listen.c     which threads listen to the kernel
  *     question.c   what is asked of the owner
  *     slot.c       datasets: known, open, withdrawn
  *     attribute.c  attributes, names below datasets, listings, extended attributes
@@ -26,6 +27,7 @@
 #include "ahead.h"
 #include "dlfs_fuse.h"
 #include "held.h"
+#include "listen.h"
 #include "tree.h"
 
 #define FOREVER_SECONDS 1e9
@@ -95,6 +97,7 @@ struct dlfs_fuse {
     uint32_t list_number;
     struct held *held;
     struct ahead ahead;
+    struct listening listening;
     struct counters counters;
     struct slot slots[DLFS_FUSE_SLOT_MAX + 1];
 };

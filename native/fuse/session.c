@@ -11,10 +11,14 @@
 #include "service.h"
 
 #include <errno.h>
+#include <linux/fuse.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/uio.h>
 #include <time.h>
+#include <unistd.h>
 
 #define WAKE_SIGNAL (SIGRTMAX - 1)
 #define WAKE_NS 5000000L
@@ -23,6 +27,7 @@
     64u /* requests that no program waits for yet: the kernel's own read-ahead \
          */
 #define THREADS_MAX 256u
+#define BUSY_POLL_US_MAX 10000u
 
 #define WRITE_FLAGS (O_WRONLY | O_RDWR | O_TRUNC | O_APPEND)
 
@@ -37,6 +42,8 @@ static void handle_init(void *userdata, struct fuse_conn_info *connection)
     /* Else a file that is opened with O_TRUNC would be empty for the kernel, which asks nobody. */
     connection->want &= ~(unsigned)FUSE_CAP_ATOMIC_O_TRUNC;
     connection->want |= connection->capable & FUSE_CAP_EXPORT_SUPPORT;
+    /* Nothing changes, so the kernel need not look at every read whether something has. */
+    connection->want &= ~(unsigned)FUSE_CAP_AUTO_INVAL_DATA;
     /* Every listing brings attributes: who lists a folder is about to read what is in it. */
     connection->want &= ~(unsigned)FUSE_CAP_READDIRPLUS_AUTO;
     connection->max_background = BACKGROUND_MAX;
@@ -179,6 +186,67 @@ static const struct fuse_lowlevel_ops OPERATIONS = {
     .removexattr = refuse_removexattr,
 };
 
+/* ---- receiving ------------------------------------------------------------------------------- */
+
+#define RECEIVES FUSE_VERSION >= FUSE_MAKE_VERSION(3, 13) /* libfuse lets us do it ourselves */
+
+#if RECEIVES
+
+/* The next request is likely to come at once: looks for it before the caller sleeps. */
+static void stay_awake(struct listening *listening, int kernel)
+{
+    struct pollfd wait = {.fd = kernel, .events = POLLIN};
+    struct timespec now;
+    if (!wakefulness_pays(&listening->kernel))
+        return;
+    (void)clock_gettime(CLOCK_MONOTONIC, &now);
+    int64_t until_ns = (int64_t)now.tv_sec * NS_PER_S + now.tv_nsec;
+    until_ns += (int64_t)listening->awake_us * 1000;
+    int ready = 0;
+    while (ready == 0 && (int64_t)now.tv_sec * NS_PER_S + now.tv_nsec < until_ns) {
+        ready = poll(&wait, 1, 0);
+        (void)clock_gettime(CLOCK_MONOTONIC, &now);
+    }
+    wakefulness_tried(&listening->kernel, ready > 0);
+}
+
+static ssize_t receive(int kernel, void *request, size_t bytes, void *userdata)
+{
+    struct listening *listening = &((struct dlfs_fuse *)userdata)->listening;
+    if (listen_begin(listening))
+        stay_awake(listening, kernel);
+    ssize_t got = read(kernel, request, bytes);
+    struct fuse_in_header header;
+    if (got >= (ssize_t)sizeof header) {
+        memcpy(&header, request, sizeof header);
+        if (header.pid != 0) /* else no program waits for it */
+            listen_heard(listening, header.pid);
+    }
+    return got;
+}
+
+static ssize_t answer(int kernel, struct iovec *parts, int part_count, void *userdata)
+{
+    (void)userdata;
+    return writev(kernel, parts, part_count);
+}
+
+static int receive_in_turn(struct fuse_session *session)
+{
+    static const struct fuse_custom_io ours = {.writev = answer, .read = receive};
+    return fuse_session_custom_io(session, &ours, fuse_session_fd(session));
+}
+
+#else
+
+static int receive_in_turn(struct fuse_session *session)
+{
+    (void)session; /* all threads listen: nobody takes a turn */
+    return 0;
+}
+
+#endif
+
 /* ---- mounting -------------------------------------------------------------------------------- */
 
 DLFS_API uint32_t dlfs_fuse_version(void)
@@ -204,6 +272,7 @@ static int prepare(struct dlfs_fuse *fuse, const dlfs_fuse_config *config)
     (void)pthread_cond_init(&fuse->left, &monotonic);
     (void)pthread_condattr_destroy(&monotonic);
     ahead_init(&fuse->ahead);
+    listen_init(&fuse->listening, config->busy_poll_us);
     return held_create(config->held_bytes, &fuse->held);
 }
 
@@ -220,13 +289,16 @@ static int mount_session(struct dlfs_fuse *fuse, const dlfs_fuse_config *config)
     if (code == 0 && fuse_session_mount(fuse->session, config->mountpoint) != 0)
         code = -EIO;
     fuse->mounted = code == 0;
+    if (code == 0 && config->busy_poll_us > 0)
+        code = receive_in_turn(fuse->session);
     return code;
 }
 
 DLFS_API int dlfs_fuse_mount(const dlfs_fuse_config *config, dlfs_fuse **out)
 {
     if (config->mountpoint == NULL || config->options == NULL || config->threads_max == 0 ||
-        config->threads_max > THREADS_MAX || (config->file_mode & ~0777u) != 0)
+        config->threads_max > THREADS_MAX || config->busy_poll_us > BUSY_POLL_US_MAX ||
+        (config->file_mode & ~0777u) != 0)
         return -EINVAL;
     struct dlfs_fuse *fuse = calloc(1, sizeof *fuse);
     if (fuse == NULL)
@@ -257,6 +329,7 @@ DLFS_API void dlfs_fuse_destroy(dlfs_fuse *fuse)
     root_free_lists(fuse);
     held_destroy(fuse->held);
     ahead_destroy(&fuse->ahead);
+    listen_destroy(&fuse->listening);
     (void)pthread_cond_destroy(&fuse->left);
     (void)pthread_cond_destroy(&fuse->answered);
     (void)pthread_cond_destroy(&fuse->asked);

@@ -9,6 +9,13 @@
 
 #define MISSING (-1) /* the offset of a sample that is not in memory yet */
 
+/* Who reads does not want to sleep before a time, or unheard. */
+struct awake {
+    uint64_t until_ns;
+    void (*sleeps)(void *argument); /* NULL: need not be told */
+    void *argument;
+};
+
 /* A read under way. */
 struct read {
     dlfs_reader *reader;
@@ -21,6 +28,7 @@ struct read {
     uint64_t hit_bytes;
     uint64_t private_bytes_max;
     bool apart; /* what is not in memory goes to the batch's own */
+    struct awake *awake;
 };
 
 static int fail(struct read *read, uint64_t position, int code, uint32_t crc_got,
@@ -251,6 +259,22 @@ static int finish(struct read *read, struct span *span, bool *again)
     return bad < 0 ? bad : 0;
 }
 
+/* Waits until something has landed. */
+static void step(struct read *read)
+{
+    struct fetch *fetch = read->fetch;
+    struct awake *awake = read->awake;
+    while (awake->until_ns > 0 && clock_ns() < awake->until_ns) {
+        fetch_step(fetch, 0);
+        if (fetch_next_done(fetch))
+            return;
+    }
+    if (awake->sleeps)
+        awake->sleeps(awake->argument);
+    awake->sleeps = NULL;
+    fetch_step(fetch, -1);
+}
+
 static int fetch_all(struct read *read)
 {
     uint64_t started = 0;
@@ -260,7 +284,7 @@ static int fetch_all(struct read *read)
         struct span *span;
         while (started < read->span_count && (span = fetch_span(read->fetch)))
             start(read, span, started++);
-        fetch_step(read->fetch, -1);
+        step(read);
         while ((span = fetch_done(read->fetch))) {
             bool again = false;
             int ended = finish(read, span, &again);
@@ -341,7 +365,8 @@ static void present(struct fetch *fetch, struct batch *batch)
 
 /* -EAGAIN: the batch took too long, and it was not the last try. */
 static int read_once(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
-                     uint64_t private_bytes_max, bool apart, bool last_try, dlfs_batch **out)
+                     uint64_t private_bytes_max, bool apart, struct awake *awake, bool last_try,
+                     dlfs_batch **out)
 {
     struct fetch *fetch;
     int code = reader_take_fetch(reader, &fetch);
@@ -356,7 +381,8 @@ static int read_once(dlfs_reader *reader, const uint64_t *indices, uint64_t coun
                         .fetch = fetch,
                         .batch = batch,
                         .private_bytes_max = private_bytes_max,
-                        .apart = apart};
+                        .apart = apart,
+                        .awake = awake};
     if (count > 0)
         memcpy(batch->indices, indices, count * sizeof(*indices));
     code = run(&read);
@@ -374,8 +400,8 @@ static int read_once(dlfs_reader *reader, const uint64_t *indices, uint64_t coun
     return code;
 }
 
-int reader_read(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
-                uint64_t private_bytes_max, bool apart, dlfs_batch **out)
+static int read_all(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
+                    uint64_t private_bytes_max, bool apart, struct awake *awake, dlfs_batch **out)
 {
     if (!reader || (!indices && count > 0) || count > UINT32_MAX)
         return -EINVAL;
@@ -385,9 +411,26 @@ int reader_read(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
     /* What a member holds up is read anew, in other memory: the old may still be written to. */
     int code = -EAGAIN;
     for (uint32_t tries = 1; code == -EAGAIN && tries <= reader->config.replicas; tries++)
-        code = read_once(reader, indices, count, private_bytes_max, apart,
+        code = read_once(reader, indices, count, private_bytes_max, apart, awake,
                          tries == reader->config.replicas, out);
     return code;
+}
+
+int reader_read(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
+                uint64_t private_bytes_max, bool apart, dlfs_batch **out)
+{
+    struct awake awake = {0};
+    return read_all(reader, indices, count, private_bytes_max, apart, &awake, out);
+}
+
+DLFS_API int dlfs_reader_read_awake(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
+                                    uint32_t awake_us, void (*sleeps)(void *argument),
+                                    void *argument, dlfs_batch **out)
+{
+    struct awake awake = {.sleeps = sleeps, .argument = argument};
+    if (awake_us > 0)
+        awake.until_ns = clock_ns() + (uint64_t)awake_us * 1000;
+    return read_all(reader, indices, count, UINT64_MAX, false, &awake, out);
 }
 
 DLFS_API int dlfs_reader_read(dlfs_reader *reader, const uint64_t *indices, uint64_t count,

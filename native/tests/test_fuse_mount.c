@@ -21,6 +21,8 @@
 #define SKIPPED 77
 #define THREADS 4u
 #define SLOT 3u
+#define ALONE 50u
+#define BUSY_POLL_US 200u
 
 struct mount {
     dlfs_fuse *fuse;
@@ -60,7 +62,8 @@ static void *own(void *argument)
     return NULL;
 }
 
-static bool mount_begin(struct mount *mount, const struct dataset *dataset, uint32_t flags)
+static bool mount_begin(struct mount *mount, const struct dataset *dataset, uint32_t flags,
+                        uint32_t busy_poll_us)
 {
     const dlfs_fuse_slot slot = {.number = SLOT, .version = 9, .modified_ns = 1000};
     const uint32_t slots[] = {SLOT};
@@ -74,6 +77,7 @@ static bool mount_begin(struct mount *mount, const struct dataset *dataset, uint
         .threads_max = 8,
         .root_timeout_ms = 10,
         .flags = flags,
+        .busy_poll_us = busy_poll_us,
     };
     mount->ending = false;
     mount->directory = dataset->directory;
@@ -179,12 +183,15 @@ static void check_names(const struct mount *mount)
     CHECK(stat(path, &status) < 0 && errno == ENOENT);
 }
 
-static void test_reading(struct mount *mount, const struct dataset *dataset, uint32_t flags)
+static void test_reading(struct mount *mount, const struct dataset *dataset, uint32_t flags,
+                         uint32_t busy_poll_us)
 {
     struct reading readings[THREADS];
     dlfs_fuse_stats stats;
-    CHECK(mount_begin(mount, dataset, flags));
+    CHECK(mount_begin(mount, dataset, flags, busy_poll_us));
     check_names(mount);
+    for (uint64_t i = 0; i < ALONE; i++) /* as one program */
+        CHECK(read_file(mount, i * 7, 1 << 16));
     begin_reading(mount, readings);
     end_reading(readings);
     dlfs_fuse_get_stats(mount->fuse, &stats);
@@ -199,15 +206,30 @@ static void test_reading(struct mount *mount, const struct dataset *dataset, uin
     mount_end(mount);
 }
 
-static void test_ending_while_in_use(struct mount *mount, const struct dataset *dataset)
+static void test_ending_while_in_use(struct mount *mount, const struct dataset *dataset,
+                                     uint32_t busy_poll_us)
 {
     struct reading readings[THREADS];
-    CHECK(mount_begin(mount, dataset, 0));
+    CHECK(mount_begin(mount, dataset, 0, busy_poll_us));
     begin_reading(mount, readings);
     CHECK(read_file(mount, 1, 100));
     atomic_store(&mount->ending, true);
     mount_end(mount);
     end_reading(readings);
+}
+
+/* One program: the thread that listens may be awake for the device, or for the next request. */
+static void test_ending_while_one_reads(struct mount *mount, const struct dataset *dataset)
+{
+    struct reading reading = {.mount = mount, .step = 7};
+    CHECK(mount_begin(mount, dataset, 0, BUSY_POLL_US));
+    CHECK_EQ(pthread_create(&reading.thread, NULL, read_files, &reading), 0);
+    dlfs_fuse_stats stats = {0};
+    while (stats.reads < ALONE)
+        dlfs_fuse_get_stats(mount->fuse, &stats);
+    atomic_store(&mount->ending, true);
+    mount_end(mount);
+    CHECK_EQ(pthread_join(reading.thread, NULL), 0);
 }
 
 int main(void)
@@ -221,12 +243,15 @@ int main(void)
     CHECK(mkdtemp(mount.path) != NULL);
     dataset_create(&dataset, &faults);
     CHECK_EQ(dlfs_directory_attach_names(dataset.directory, dataset.names, dataset.names_bytes), 0);
-    bool able = mount_begin(&mount, &dataset, 0);
+    bool able = mount_begin(&mount, &dataset, 0, 0);
     if (able) {
         mount_end(&mount);
-        test_reading(&mount, &dataset, 0);
-        test_reading(&mount, &dataset, DLFS_FUSE_HANDLES);
-        test_ending_while_in_use(&mount, &dataset);
+        test_reading(&mount, &dataset, 0, 0);
+        test_reading(&mount, &dataset, DLFS_FUSE_HANDLES, 0);
+        test_ending_while_in_use(&mount, &dataset, 0);
+        test_reading(&mount, &dataset, 0, BUSY_POLL_US);
+        test_ending_while_in_use(&mount, &dataset, BUSY_POLL_US);
+        test_ending_while_one_reads(&mount, &dataset);
     } else {
         CHECK_EQ(dlfs_reader_destroy(mount.reader), 0);
     }

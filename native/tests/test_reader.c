@@ -146,8 +146,36 @@ static void damage_is_reported(void)
     dataset_destroy(&dataset);
 }
 
+static void count(void *argument)
+{
+    ++*(uint32_t *)argument;
+}
+
+static void awake(void)
+{
+    struct dataset dataset;
+    dataset_create(&dataset, NULL);
+    dlfs_reader *reader = reader_over(&dataset, 1 << 20, 0);
+    const uint64_t indices[] = {3, 200, 5};
+    uint32_t slept = 0;
+    dlfs_batch *batch;
+    CHECK_EQ(dlfs_reader_read_awake(reader, indices, 3, 0, count, &slept, &batch), 0);
+    CHECK_EQ(slept, 1);
+    check_sample(batch, 1);
+    dlfs_batch_release(batch);
+    CHECK_EQ(dlfs_reader_read_awake(reader, indices, 3, 100000000, count, &slept, &batch), 0);
+    CHECK_EQ(slept, 1); /* it had time enough */
+    check_sample(batch, 2);
+    dlfs_batch_release(batch);
+    CHECK_EQ(dlfs_reader_read_awake(reader, indices, 3, 0, NULL, NULL, &batch), 0);
+    dlfs_batch_release(batch);
+    CHECK_EQ(dlfs_reader_destroy(reader), 0);
+    dataset_destroy(&dataset);
+}
+
 int main(void)
 {
+    awake();
     many_threads(4 * CHUNK);
     many_threads(20 * CHUNK);
     many_threads(64u << 20);

@@ -135,6 +135,8 @@ def test_a_device_that_hangs_holds_no_mount(tmp_path: Path) -> None:
             target.kill()
             opened = os.open("b", os.O_RDONLY, dir_fd=folder)
             reading = pool.submit(os.pread, opened, 6000, 0)
+            absent = errno_of(lambda: os.stat("none", dir_fd=folder))
+            assert absent == errno.ENOENT  # others need not wait for the device
             os.kill(mount.pid, signal.SIGTERM)
             wait_for(lambda: find_mount(mount.directory) is None, "the end of the mount")
             assert not reading.done()

@@ -657,6 +657,13 @@ DLFS_API int dlfs_reader_read(dlfs_reader *reader, const uint64_t *indices, uint
  */
 DLFS_API int dlfs_reader_read_apart(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
                                     dlfs_batch **out);
+/*
+ * The same, but looks for what the devices answer for awake_us before it sleeps, and calls
+ * sleeps(argument) before it does, once: for those whose other work is to go on meanwhile.
+ */
+DLFS_API int dlfs_reader_read_awake(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
+                                    uint32_t awake_us, void (*sleeps)(void *argument),
+                                    void *argument, dlfs_batch **out);
 DLFS_API void dlfs_batch_release(dlfs_batch *batch);
 /*
  * Copies sample i to destination + offsets[i], for every sample that did not fail, into memory of
