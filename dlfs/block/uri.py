@@ -103,7 +103,7 @@ class NvmeTcpOptions:
     or a second more than that, whichever is later (``dlfs.reader.read_timeout_ms``).
     """
     busy_poll_us: int = 0
-    """How long to look for answers before sleeping."""
+    """How long nothing may have come before who waits for answers sleeps; 0: at once."""
 
     def __str__(self) -> str:
         words: list[str] = []

@@ -21,8 +21,8 @@
 #define BOUNCE_COUNT_MAX 64u
 #define REQUESTS_MAX 16384u
 
-#define SPIN_NS UINT64_C(200000) /* without a completion, before other threads may run */
-#define YIELD_NS NS_PER_MS       /* the same, before a little sleep */
+#define SPIN_NS NS_PER_MS        /* without a completion, before other threads may run */
+#define YIELD_NS (2 * NS_PER_MS) /* the same, before a little sleep */
 #define NAP_NS UINT64_C(50000)
 #define CHECK_LOOKS 1024u /* between two looks at the time, while completions come */
 #define CHECK_NS (UINT64_C(10) * NS_PER_MS)

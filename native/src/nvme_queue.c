@@ -287,6 +287,24 @@ static bool advance(struct nvme_queue *queue, uint32_t count)
     return came;
 }
 
+/*
+ * Whether to look again at once: nothing has come for less than busy_poll_us. *until_ns is 0 when
+ * something came last. A large answer takes longer than that to come, and comes by and by: whoever
+ * slept between its parts would be woken for each.
+ */
+static bool looks_again(const struct nvme_queue *queue, uint64_t *until_ns)
+{
+    uint64_t spin_ns = (uint64_t)queue->association->config.busy_poll_us * 1000;
+    if (spin_ns == 0) {
+        return false;
+    }
+    uint64_t now_ns = dlfs_clock_ns();
+    if (*until_ns == 0) {
+        *until_ns = now_ns + spin_ns;
+    }
+    return now_ns < *until_ns;
+}
+
 int nvme_queue_poll(dlfs_queue *base, dlfs_completion *completions, uint32_t count, int timeout_ms)
 {
     struct nvme_queue *queue = (struct nvme_queue *)base;
@@ -295,6 +313,7 @@ int nvme_queue_poll(dlfs_queue *base, dlfs_completion *completions, uint32_t cou
     bool started = false;
     for (;;) {
         bool came = advance(queue, count);
+        spin_until_ns = came ? 0 : spin_until_ns;
         uint32_t given = take_done(queue, completions, count);
         if (given > 0 || (timeout_ms == 0 && !came)) {
             nvme_watch_room(queue);
@@ -307,15 +326,13 @@ int nvme_queue_poll(dlfs_queue *base, dlfs_completion *completions, uint32_t cou
         if (!started) {
             started = true;
             deadline = dlfs_deadline_after(timeout_ms);
-            uint64_t spin_ns = (uint64_t)queue->association->config.busy_poll_us * 1000;
-            spin_until_ns = spin_ns > 0 ? dlfs_clock_ns() + spin_ns : 0;
         }
         uint64_t left_ns = dlfs_deadline_left_ns(&deadline);
         if (left_ns == 0) {
             nvme_watch_room(queue);
             return 0;
         }
-        if (!came && (spin_until_ns == 0 || dlfs_clock_ns() >= spin_until_ns)) {
+        if (!came && !looks_again(queue, &spin_until_ns)) {
             sleep_for(queue, left_ns);
         }
     }

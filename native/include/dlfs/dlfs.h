@@ -351,7 +351,7 @@ typedef struct dlfs_nvme_config {
                               resolver allows */
     uint32_t keepalive_ms; /* within which the target must hear from us; 0: no keep-alive */
     uint32_t reconnect_ms; /* 0: a device that fails is lost at once */
-    uint32_t busy_poll_us; /* poll looks for answers this long before it sleeps */
+    uint32_t busy_poll_us; /* poll sleeps when nothing has come for so long; 0: at once */
     uint32_t flags;        /* DLFS_OPEN_WRITE or 0 */
     uint32_t reserved;
 } dlfs_nvme_config;

@@ -41,7 +41,9 @@ from dlfs.units import KIB, MIB
 IDENTIFY = NvmeCommand(0x06, cdw10=1)
 
 
-@pytest.mark.parametrize("options", ["", "&hdgst=1", "&ddgst=1", "&hdgst=1&ddgst=1"])
+@pytest.mark.parametrize(
+    "options", ["", "&hdgst=1", "&ddgst=1", "&hdgst=1&ddgst=1", "&busy_poll_us=1000"]
+)
 def test_reads_what_was_written(options: str) -> None:
     data = random.Random(1).randbytes(MIB)
     with ScriptedTarget() as target, open_device(target.uri() + options, writable=True) as device:

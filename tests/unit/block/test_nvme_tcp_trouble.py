@@ -14,8 +14,8 @@ from dlfs._native.nvme import NvmeStatus
 from dlfs.block import NvmeTcpDevice, open_device
 from dlfs.block.device import Kind, aligned_buffer
 from dlfs.errors import DeviceError
-from dlfs.testing.nvme import Event, Fault, FaultScript, ScriptedTarget
-from dlfs.testing.nvme.faults import Complete, Cut, Omit
+from dlfs.testing.nvme import Event, Fault, FaultScript, Fragments, ScriptedTarget
+from dlfs.testing.nvme.faults import Complete, Cut, Drip, Omit
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -78,6 +78,34 @@ def test_a_command_times_out_although_others_are_answered() -> None:
                 if number:
                     assert queue.submit(Kind.READ, buffers[number], number * PAGE, number)
         assert device.status().timeouts >= 1  # on a slow machine others' time runs out too
+
+
+@pytest.mark.parametrize("busy_poll_us", [50, 1_000_000])
+def test_who_polls_busily_gets_what_comes_by_and_by(busy_poll_us: int) -> None:
+    """The pauses are longer than what is spun for, or shorter."""
+    data = bytes(range(256)) * (8 * PAGE // 256)
+    script = FaultScript([Fault(Event.READ, Drip(Fragments((5000,), pause_ms=2)))])
+    with (
+        ScriptedTarget() as target,
+        opened(target, writable=True, busy_poll_us=busy_poll_us) as device,
+    ):
+        device.write(0, data)
+        target.play(script)
+        assert device.read(0, len(data)) == data
+
+
+def test_who_polls_busily_looks_at_the_time() -> None:
+    """That of the call, and that of a command which nobody answers."""
+    script = FaultScript([Fault(Event.READ, Omit())])
+    with (
+        ScriptedTarget(script=script) as target,
+        opened(target, timeout_ms=300, reconnect_ms=0, busy_poll_us=1_000_000) as device,
+        device.queue_pair(1) as queue,
+    ):
+        buffer = aligned_buffer(PAGE, PAGE)
+        assert queue.submit(Kind.READ, buffer, 0, 7)
+        assert queue.poll(20) == []
+        assert queue.poll(PATIENCE_S * 1000) == [(7, E_TIMEOUT)]
 
 
 def test_a_command_that_is_issued_again_has_the_whole_time_of_a_command() -> None:
