@@ -11,7 +11,7 @@
  * A chunk of k samples gives about 1 + k * (look-ahead / samples) of them a read, against one a
  * read for reading samples singly; choose_plan in stream.c compares the two. Of the samples ahead
  * about half are in memory, for a chunk's are used up evenly between one read of it and the next;
- * so the look-ahead is nearly twice what fits.
+ * so the look-ahead is up to twice what fits.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -23,9 +23,6 @@
 #define BUCKETS_MIN 4u
 /* Of a sample in the look-ahead: its entry and its place in the map. */
 #define OVERHEAD_BYTES 48u
-/* Look-ahead over what fits at once: twice as much, less a little for what is uneven. */
-#define FILL_NUMERATOR 19u
-#define FILL_DENOMINATOR 10u
 #define AHEAD_MAX (UINT64_C(1) << 28)
 #define ORDER_PIECE 256u
 #define SAMPLE_ALIGN 8u
@@ -77,24 +74,49 @@ void harvest_forget(dlfs_stream *stream, uint64_t position)
 
 /* ---- create, destroy ------------------------------------------------------------------------- */
 
-int harvest_create(dlfs_stream *stream, uint64_t mean_bytes)
+/* How the memory is divided. */
+struct division {
+    uint32_t loading; /* slots of chunks on their way */
+    uint32_t buckets;
+    uint64_t reach; /* positions of look-ahead */
+};
+
+/*
+ * Just before the nearest of k buckets is done with, it and what there is of the others, 1 - 1/2k,
+ * 1 - 3/2k, ... of each, take 1/k + 1/2 of the look-ahead's bytes; and each bucket's newest slot is
+ * half empty. More buckets waste less in the first way and more in the second.
+ */
+static struct division divide(const dlfs_reader *reader, uint64_t mean_bytes)
 {
-    const dlfs_reader *reader = stream->reader;
-    struct harvest *harvest = &stream->harvest;
     uint32_t slots = reader->slot_count;
     uint32_t loading = slots / 8 < LOADING_MAX ? slots / 8 : LOADING_MAX;
-    uint32_t buckets = slots / 8 < HARVEST_BUCKETS - 2 ? slots / 8 : HARVEST_BUCKETS - 2;
-    harvest->loading_max = loading ? loading : 1;
-    buckets = buckets > BUCKETS_MIN ? buckets : BUCKETS_MIN;
-    uint64_t reserved = harvest->loading_max + buckets / 2;
+    struct division division = {.loading = loading ? loading : 1, .buckets = BUCKETS_MIN};
+    while (division.buckets < HARVEST_BUCKETS - 2 &&
+           (division.buckets + 1) * (division.buckets + 1) <= slots + slots / 4)
+        division.buckets++;
+    uint64_t reserved = division.loading + (division.buckets + 2) / 2;
     uint64_t usable = slots > reserved ? slots - reserved : 1;
     uint64_t fits = (usable << reader->chunk_shift) / (mean_bytes + OVERHEAD_BYTES);
-    uint64_t ahead = fits * FILL_NUMERATOR / FILL_DENOMINATOR;
-    ahead = ahead < AHEAD_MAX ? ahead : AHEAD_MAX;
-    stream->ahead = ahead > buckets ? ahead : buckets;
+    uint64_t reach = fits * 2 * division.buckets / (division.buckets + 2);
+    reach = reach < AHEAD_MAX ? reach : AHEAD_MAX;
+    division.reach = reach > division.buckets ? reach : division.buckets;
+    return division;
+}
+
+uint64_t harvest_reach(const dlfs_reader *reader, uint64_t mean_bytes)
+{
+    return divide(reader, mean_bytes).reach;
+}
+
+int harvest_create(dlfs_stream *stream, uint64_t mean_bytes)
+{
+    struct harvest *harvest = &stream->harvest;
+    struct division division = divide(stream->reader, mean_bytes);
+    harvest->loading_max = division.loading;
+    stream->ahead = division.reach;
     if (stream->ahead > stream->config.count && stream->config.count > 0)
         stream->ahead = stream->config.count;
-    harvest->bucket_span = stream->ahead / buckets + 1;
+    harvest->bucket_span = stream->ahead / division.buckets + 1;
     for (uint32_t i = 0; i < HARVEST_BUCKETS; i++)
         harvest->buckets[i].slot = SLOT_NONE;
     uint64_t size = 4096;
@@ -138,8 +160,8 @@ void harvest_expire(dlfs_stream *stream)
 /* ---- memory ---------------------------------------------------------------------------------- */
 
 /*
- * Empties the bucket needed furthest in the future, if it lies behind `position`; false when there
- * is none.
+ * Gives up the newest slot of the bucket needed furthest in the future, if that lies behind
+ * `position`; false when there is none.
  */
 static bool evict_furthest(dlfs_stream *stream, uint64_t position)
 {
@@ -157,14 +179,18 @@ static bool evict_furthest(dlfs_stream *stream, uint64_t position)
                                                                  : stream->filled;
     if (first <= position || first < stream->planned || first < stream->head + stream->wanted)
         return false;
+    uint32_t slot = furthest->slot;
     for (uint64_t at = first; at < end; at++) {
         struct entry *entry = entry_at(stream, at);
-        if (entry->state == ENTRY_READY && entry->harvested && entry->length > 0) {
-            arena_release(stream->reader, slot_of(stream->reader, entry->offset));
+        if (entry->state == ENTRY_READY && entry->harvested && entry->length > 0 &&
+            slot_of(stream->reader, entry->offset) == slot) {
+            arena_release(stream->reader, slot);
             entry->state = ENTRY_NEW;
         }
     }
-    bucket_close(stream, furthest);
+    furthest->slot = stream->reader->slots[slot].next;
+    furthest->used = stream->reader->config.chunk_bytes;
+    arena_release(stream->reader, slot);
     return true;
 }
 
@@ -230,6 +256,7 @@ bool harvest_plan(dlfs_stream *stream, uint64_t position, const struct place *pl
     struct span *span = fetch_span(stream->fetch);
     span->address = place->chunk << reader->chunk_shift;
     span->length = reader->config.chunk_bytes;
+    span->tag = (uint32_t)(position & stream->mask);
     arena_begin_load(reader, taken, place->chunk, stream);
     entry_wait(stream, position, taken);
     harvest->loading++;
@@ -278,7 +305,7 @@ static uint64_t find_picks(dlfs_stream *stream, const struct span *span)
                 place.address + place.length > span->address + span->length)
                 continue;
             harvest->picks[picked++] = (struct pick){
-                ring_slot - 1, place.crc32c, place.address - span->address, place.length, 0};
+                ring_slot - 1, place.crc32c, place.address - span->address, place.length, 0, 0};
         }
         rank += count;
     }
@@ -286,12 +313,11 @@ static uint64_t find_picks(dlfs_stream *stream, const struct span *span)
 }
 
 /* Finds memory for a pick: in its bucket, else, when its chunk was read for it, where it lies. */
-static bool land_pick(dlfs_stream *stream, const struct span *span, uint64_t position,
-                      struct pick *pick)
+static bool land_pick(dlfs_stream *stream, const struct span *span, struct pick *pick)
 {
-    if (bucket_land(stream, position, pick->length, &pick->offset))
+    if (bucket_land(stream, pick->position, pick->length, &pick->offset))
         return true;
-    if (entry_at(stream, position)->state != ENTRY_WAITING)
+    if (stream->ring[pick->entry].state != ENTRY_WAITING)
         return false;
     pick->offset = (uint64_t)(span->memory - stream->reader->arena) + pick->start;
     arena_reference(stream->reader, span->slot);
@@ -308,24 +334,47 @@ static uint64_t keep_limit(const dlfs_stream *stream, const struct span *span)
     uint64_t chunk = span->address >> stream->reader->chunk_shift;
     uint64_t part = (chunk * UINT64_C(0x9E3779B97F4A7C15)) >> 32;
     uint64_t limit = (stream->ahead * part) >> 32;
-    return stream->head < limit ? limit : stream->filled;
+    return entry_position(stream, span->tag) < limit ? limit : stream->filled;
+}
+
+static int compare_positions(const void *one, const void *other)
+{
+    uint64_t first = ((const struct pick *)one)->position;
+    uint64_t second = ((const struct pick *)other)->position;
+    return (first > second) - (first < second);
+}
+
+/*
+ * The picks that are still needed, those needed first in front: so no pick takes the memory of one
+ * that has just landed. The lock is held.
+ */
+static uint64_t sort_needed(const dlfs_stream *stream, const struct span *span, uint64_t count)
+{
+    struct pick *picks = stream->harvest.picks;
+    uint64_t limit = keep_limit(stream, span);
+    uint64_t needed = 0;
+    for (uint64_t i = 0; i < count; i++) {
+        struct pick pick = picks[i];
+        const struct entry *entry = &stream->ring[pick.entry];
+        pick.position = entry_position(stream, pick.entry);
+        if (pick.position < stream->filled && !entry->alone &&
+            ((entry->state == ENTRY_NEW && pick.position < limit) || entry->state == ENTRY_WAITING))
+            picks[needed++] = pick;
+    }
+    qsort(picks, needed, sizeof(*picks), compare_positions);
+    return needed;
 }
 
 /* Finds memory for the picks that are still needed; the others are dropped. The lock is held. */
 static uint64_t land_picks(dlfs_stream *stream, const struct span *span, uint64_t count)
 {
     struct pick *picks = stream->harvest.picks;
-    uint64_t limit = keep_limit(stream, span);
+    uint64_t needed = sort_needed(stream, span, count);
     uint64_t landed = 0;
-    for (uint64_t i = 0; i < count; i++) {
+    for (uint64_t i = 0; i < needed; i++) {
         struct pick pick = picks[i];
-        struct entry *entry = &stream->ring[pick.entry];
-        uint64_t position = entry_position(stream, pick.entry);
-        bool needed =
-            position < stream->filled && !entry->alone &&
-            ((entry->state == ENTRY_NEW && position < limit) || entry->state == ENTRY_WAITING);
-        if (needed && land_pick(stream, span, position, &pick)) {
-            entry->state = ENTRY_COPIED;
+        if (land_pick(stream, span, &pick)) {
+            stream->ring[pick.entry].state = ENTRY_COPIED;
             picks[landed++] = pick;
         }
     }

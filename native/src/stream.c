@@ -431,7 +431,7 @@ static uint32_t choose_plan(const dlfs_reader *reader, const dlfs_stream_config 
     double mixed = (double)reader->sample_count;
     if (windowed && sequence_window(config->sequence) < reader->chunk_count)
         mixed = per_chunk * (double)sequence_window(config->sequence);
-    double kept = 2 * (double)reader->slot_count * chunk / (double)mean_bytes / mixed;
+    double kept = (double)harvest_reach(reader, mean_bytes) / mixed;
     if (partial)
         kept /= selected;
     double share = config->group ? (double)config->group / (double)config->group_stride

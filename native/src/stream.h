@@ -48,7 +48,8 @@ struct pick {
     uint32_t crc32c;
     uint64_t start; /* in the chunk */
     uint64_t length;
-    uint64_t offset; /* in the arena */
+    uint64_t offset;   /* in the arena */
+    uint64_t position; /* of the entry */
 };
 
 struct harvest {
@@ -127,6 +128,8 @@ void stream_start(dlfs_stream *stream, struct span *span, enum span_kind kind, u
 bool load_alone(dlfs_stream *stream, uint64_t position, const struct place *place);
 
 /* harvest.c */
+/* Positions of look-ahead of the samples that a chunk is harvested for. */
+uint64_t harvest_reach(const dlfs_reader *reader, uint64_t mean_bytes);
 int harvest_create(dlfs_stream *stream, uint64_t mean_bytes);
 void harvest_destroy(dlfs_stream *stream);
 void harvest_forget(dlfs_stream *stream, uint64_t position);

@@ -68,6 +68,20 @@ def test_a_window_larger_than_the_dataset_is_a_global_order_to_the_planner(bench
         assert wide.plan == reader.batches(16, seed=2, shuffle="global").plan == "harvest"
 
 
+def test_a_harvest_with_little_memory_does_not_read_for_nothing(bench):
+    count, memory_chunks = 6000, 32
+    made = bench({b"%d" % i: os.urandom(400) for i in range(count)})
+    with made.reader(memory_bytes=memory_chunks * CHUNK_BYTES) as reader:
+        order = run(reader.batches(64, seed=1, plan="harvest"), made.laid.samples)
+        assert sorted(order) == list(range(count))
+        stats = reader.stats()
+    per_chunk = CHUNK_BYTES / 400
+    fits = memory_chunks * per_chunk
+    # A read gives what it brings of the look-ahead, which can hardly be as long as memory is large.
+    assert stats["read_bytes"] <= CHUNK_BYTES * count / (0.6 * per_chunk * fits / count)
+    assert stats["private_batches"] == 0
+
+
 def test_batches_of_large_samples_leave_memory_for_the_next(bench):
     made = bench({b"%d" % i: os.urandom(7000) for i in range(2000)})
     with made.reader(memory_bytes=128 * CHUNK_BYTES) as reader:  # three batches, or four
