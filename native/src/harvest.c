@@ -373,7 +373,8 @@ static uint64_t land_picks(dlfs_stream *stream, const struct span *span, uint64_
     uint64_t landed = 0;
     for (uint64_t i = 0; i < needed; i++) {
         struct pick pick = picks[i];
-        if (land_pick(stream, span, &pick)) {
+        bool again = stream->ring[pick.entry].state == ENTRY_COPIED; /* an order names it twice */
+        if (!again && land_pick(stream, span, &pick)) {
             stream->ring[pick.entry].state = ENTRY_COPIED;
             picks[landed++] = pick;
         }
