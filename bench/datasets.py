@@ -72,7 +72,7 @@ SPECS = (
     DatasetSpec("corpus", 16 * KIB, 0.0, 0, 0, 1024, "the files of a folder: --corpus"),
     DatasetSpec("nvme-4k", 4 * KIB, 0.0, 512 * MIB, 256 * MIB, 1024, "4 KiB samples on --target"),
     DatasetSpec(
-        "nvme-128k", 128 * KIB, 0.0, 1024 * MIB, 256 * MIB, 128, "128 KiB samples on --target"
+        "nvme-128k", 128 * KIB, 0.0, 1024 * MIB, 256 * MIB, 256, "128 KiB samples on --target"
     ),
 )
 TARGET_KEYS = ("nvme-4k", "nvme-128k")

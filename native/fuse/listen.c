@@ -1,6 +1,6 @@
 /*
- * The one who listens is noted in `taken` and in a variable of its own thread. He keeps it while he
- * answers, so that between requests nobody is woken and nothing is locked.
+ * That a thread is the one that listens is noted in `taken` and in a variable of its own. It stays
+ * so while it answers: between requests nobody is woken and nothing is locked.
  *
  * How many programs ask is guessed from the threads that requests came from: each change counts for
  * as much as several requests from the same one, between bounds.

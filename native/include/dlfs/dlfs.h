@@ -651,10 +651,7 @@ typedef struct dlfs_batch {
  */
 DLFS_API int dlfs_reader_read(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
                               dlfs_batch **out);
-/*
- * The same, into memory of the batch's own: the budget is left to others, and nothing is kept. For
- * samples that somebody else keeps.
- */
+/* The same, into memory of the batch's own: nothing is kept, and the budget is left to others. */
 DLFS_API int dlfs_reader_read_apart(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
                                     dlfs_batch **out);
 /*
