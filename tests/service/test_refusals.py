@@ -184,7 +184,9 @@ def test_a_breach_of_the_protocol_is_told_and_is_the_end(patient: Service, data:
 
 def test_another_version_is_told(patient: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dlfs.service.connection.PROTOCOL_VERSION", 99)
-    with pytest.raises(VersionError, match=r"it speaks protocol 1 .*, the client 99"):
+    with pytest.raises(
+        VersionError, match=rf"it speaks protocol {PROTOCOL_VERSION} .*, the client 99"
+    ):
         Connection(str(patient.socket), 5)
 
 
@@ -322,7 +324,7 @@ def test_connections_are_counted_per_process(patient: Service) -> None:
         (encode(ListVolumes()), ServiceLostError, "expected a known kind"),
         (encode(ChannelState()), ServiceLostError, "expected Welcome with 0 descriptors, got Cha"),
         (b"", ServiceLostError, "has ended the connection"),
-        (encode(Welcome(7, "", 1)), VersionError, "expected protocol 1, got 7"),
+        (encode(Welcome(7, "", 1)), VersionError, f"expected protocol {PROTOCOL_VERSION}, got 7"),
     ],
 )
 def test_an_answer_that_makes_no_sense_ends_the_connection(
