@@ -110,7 +110,7 @@ class Targets:
         try:
             dlfs.format_volume(uri, label=LABEL, force=force)
         except dlfs.ExistsError as error:
-            raise OccupiedError(f"{error}; --force overwrites it") from error
+            raise OccupiedError(str(error)) from error
 
     def _is_ours(self) -> bool:
         try:

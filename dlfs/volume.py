@@ -335,7 +335,7 @@ class Volume:
         if not isinstance(access, LocalVolume):
             raise UsageError(
                 f"{action} volume {self.label or self.uuid} through {self.uri}: expected its "
-                "devices; open it with dlfs.open"
+                "devices; open it by their URIs"
             )
         return access
 

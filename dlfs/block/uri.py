@@ -252,7 +252,9 @@ def parse_uri(uri: str) -> DeviceUri:
     if parser is None:
         known = ", ".join(f"{name}:" for name in _PARSERS)
         raise _reject(
-            uri, f"a path or one of {known} (a file of that name is ./{uri[:50]})", match[0]
+            uri,
+            f"a path or one of {known} (a file of that name is ./{uri[:50]})",
+            match[0] + (", a service and no device" if scheme == "unix" else ""),
         )
     rest = uri[match.end() :]
     if scheme != "file" and not (rest.isascii() and rest.isprintable()):

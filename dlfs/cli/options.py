@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -53,30 +53,32 @@ def parse_size(text: str | None) -> int | None:
     return None if text is None else parse_bytes(text)
 
 
-def open_volume(uri: str, **options: Any) -> Volume:
+def open_volume(uri: str, *, memory_bytes: int | None = None) -> Volume:
     """Open a volume for reading: by its devices, or by a service's socket (``unix:PATH``).
 
     Args:
         uri: as the command line has it.
-        options: of ``dlfs.open``.
+        memory_bytes: as ``dlfs.open``, which has a default.
 
     Raises:
-        UsageError: there are options for a service's volume.
+        UsageError: the memory of a service's volume is not ours to choose.
         DlfsError: as ``dlfs.open`` and ``dlfs.connect``.
     """
     if not uri.startswith("unix:"):
-        return dlfs.open(uri, **options)
-    if options:
-        raise UsageError(f"open {uri}: {', '.join(options)} is the service's to choose")
+        return dlfs.open(uri) if memory_bytes is None else dlfs.open(uri, memory_bytes=memory_bytes)
+    if memory_bytes is not None:
+        raise UsageError(f"open {uri}: memory is the service's to choose; leave --memory out")
     return dlfs.connect(uri)
 
 
 @contextmanager
-def open_dataset(volume_uri: str, dataset: str, **options: Any) -> Iterator[tuple[Volume, Dataset]]:
+def open_dataset(
+    volume_uri: str, dataset: str, *, memory_bytes: int | None = None
+) -> Iterator[tuple[Volume, Dataset]]:
     """Open a volume and one of its datasets for reading; as ``open_volume``."""
     wanted = parse_dataset(dataset)
     with (
-        open_volume(volume_uri, **options) as volume,
+        open_volume(volume_uri, memory_bytes=memory_bytes) as volume,
         volume.dataset(wanted.name, wanted.version) as found,
     ):
         yield volume, found

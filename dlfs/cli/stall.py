@@ -62,8 +62,7 @@ def stall(
     """Read epochs as training would, and say where the time goes: device, processor or consumer."""
     from dlfs.service.figures import verdict
 
-    options = {} if memory is None else {"memory_bytes": parse_size(memory)}
-    with open_dataset(volume, dataset, **options) as (_, opened):
+    with open_dataset(volume, dataset, memory_bytes=parse_size(memory)) as (_, opened):
         order = None if shuffle is Shuffle.storage else shuffle.value
         run = _measure(opened, batch, seconds, step_ms / 1000, order)
         title = f"{opened.name}@{opened.version}"

@@ -156,17 +156,17 @@ def check_sizes(chunk_bytes: int, block_bytes: int) -> None:
         UsageError: one is not a power of two in its range, or a block is larger than a chunk.
     """
     for name, value, low, high in (
-        ("chunk_bytes", chunk_bytes, CHUNK_BYTES_MIN, CHUNK_BYTES_MAX),
-        ("block_bytes", block_bytes, BLOCK_BYTES_MIN, BLOCK_BYTES_MAX),
+        ("a chunk", chunk_bytes, CHUNK_BYTES_MIN, CHUNK_BYTES_MAX),
+        ("a block", block_bytes, BLOCK_BYTES_MIN, BLOCK_BYTES_MAX),
     ):
         if not is_power_of_two(value) or not low <= value <= high:
             raise UsageError(
-                f"lay out a volume: expected {name} to be a power of two in {low}..{high}, "
+                f"lay out a volume: expected {name} of a power of two in {low}..{high} bytes, "
                 f"got {value}"
             )
     if block_bytes > chunk_bytes:
         raise UsageError(
-            f"lay out a volume: expected block_bytes of at most chunk_bytes ({chunk_bytes}), "
+            f"lay out a volume: expected a block of at most the chunk's {chunk_bytes} bytes, "
             f"got {block_bytes}"
         )
 

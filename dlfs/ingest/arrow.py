@@ -199,7 +199,8 @@ def _split_shards(folder: Path, prefix: bytes, constants: Mapping[str, str]) -> 
     state = folder / "state.json"
     if _json(state).get("_indices_data_files"):
         raise UsageError(
-            f"import {state}: expected a dataset without indices; flatten_indices() and save again"
+            f"import {state}: expected a dataset without indices; its flatten_indices(), saved, "
+            "has none"
         )
     files = [str(folder / name) for name in _names(state, "_data_files", "filename")]
     return [

@@ -129,7 +129,10 @@ def export_folder(
         raise _failure(path, error) from error
     with contextlib.closing(_Folder(path, root, force=force)) as folder:
         if not force and folder.has_entries():
-            raise ExistsError(f"export to {path}: expected an empty folder, got one with entries")
+            raise ExistsError(
+                f"export to {path}: expected an empty folder, got one with entries; --force, or "
+                "force=True, writes into it"
+            )
         for sample, data in _samples(dataset, meter):
             folder.write(sample, data)
     return ExportReport(meter.samples, meter.bytes, meter.seconds)
@@ -179,7 +182,9 @@ def whole_file(path: str, *, force: bool) -> Iterator[BinaryIO]:
         DeviceError: it cannot be written.
     """
     if os.path.lexists(path) and not force:
-        raise ExistsError(f"export to {path}: it is there already")
+        raise ExistsError(
+            f"export to {path}: it is there already; --force, or force=True, replaces it"
+        )
     partial = Path(path + ".partial")
     try:
         with partial.open("wb") as file:

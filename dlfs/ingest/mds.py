@@ -457,7 +457,9 @@ def _digest(name: str, data: bytes, where: str) -> str:
     if name in hashlib.algorithms_available and not name.startswith("shake_"):
         return hashlib.new(name, data).hexdigest()
     if not name.startswith("xxh"):
-        raise UsageError(f"{where}: hash {name} is not known here; hashes=no imports without it")
+        raise UsageError(
+            f"{where}: hash {name} is not known here; the option hashes=no imports without"
+        )
     xxhash = load_package("xxhash", extra="mds", what=where)
     found: str = getattr(xxhash, name)(data).hexdigest()
     return found

@@ -391,12 +391,12 @@ def _read_index(path: str, shard: str, size_bytes: int) -> npt.NDArray[np.uint64
         at = int(wrong[0])
         raise FormatError(
             f"import {path}: line {at + 1}: expected a record at byte {ends[at]} of {shard}, got "
-            f"{sizes[at]} bytes at {offsets[at]}; index=none reads without it"
+            f"{sizes[at]} bytes at {offsets[at]}; the option index=none reads without"
         )
     if int(ends[-1]) != size_bytes:
         raise FormatError(
             f"import {path}: expected {shard} to have {ends[-1]} bytes, got {size_bytes}; "
-            "index=none reads without it"
+            "the option index=none reads without"
         )
     return sizes
 

@@ -82,7 +82,7 @@ class MountOptions:
             )
         if not 0 <= self.busy_poll_us <= BUSY_POLL_US_MAX:
             raise UsageError(
-                f"mount: expected a busy_poll_us of 0 to {BUSY_POLL_US_MAX}, "
+                f"mount: expected busy polling of 0 to {BUSY_POLL_US_MAX} us, "
                 f"got {self.busy_poll_us}"
             )
         if self.fuse not in SERVERS:

@@ -45,6 +45,7 @@ from dlfs.units import MIB
 
 PROBED_BYTES = 1 * MIB
 """At its beginning and its end, an empty device has zeroes over this length."""
+_HOW_TO_OVERWRITE = "--force, or force=True, overwrites it"
 
 
 def format_volume(
@@ -131,7 +132,9 @@ def prepare_file(uri: str, size_bytes: int | None, *, force: bool, made: list[Pa
     path = Path(parsed.path)
     if not path.exists():
         if size_bytes is None:
-            raise UsageError(f"format {uri}: there is no such file; give a size to make it")
+            raise UsageError(
+                f"format {uri}: there is no such file; with a size, it is made (--size)"
+            )
         FileDevice.create(parsed.path, size_bytes).close()
         made.append(path)
         return
@@ -149,7 +152,7 @@ def _resize(uri: str, path: Path, size_now: int, size_bytes: int, *, force: bool
     if size_now and not force:
         raise ExistsError(
             f"format {uri}: expected a new file or one of {size_bytes} bytes, got {size_now}; "
-            f"force overwrites it"
+            f"{_HOW_TO_OVERWRITE}"
         )
     os.truncate(path, size_bytes)
 
@@ -201,14 +204,14 @@ def check_empty(device: BlockDevice, action: str) -> None:
         if copy.superblock is not None:
             raise ExistsError(
                 f"{action} {device.uri}: it is a member of volume {copy.superblock.volume_uuid} "
-                f"already; force overwrites it"
+                f"already; {_HOW_TO_OVERWRITE}"
             )
     length = min(PROBED_BYTES, device.size_bytes)
     for offset in (0, device.size_bytes - length):
         if _without_record(device.read(offset, length), offset).strip(b"\0"):
             raise ExistsError(
                 f"{action} {device.uri}: expected an empty device, got data between bytes {offset} "
-                f"and {offset + length}; force overwrites it"
+                f"and {offset + length}; {_HOW_TO_OVERWRITE}"
             )
 
 

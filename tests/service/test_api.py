@@ -230,7 +230,7 @@ def test_what_needs_the_devices_says_so(serve: Callable[..., Service], volume: s
         lambda: connected.remove("d"),
         lambda: list(connected.verify()),
     ):
-        with pytest.raises(UsageError, match=r"through unix:.*open it with dlfs.open"):
+        with pytest.raises(UsageError, match=r"through unix:.*open it by their URIs"):
             change()
     with pytest.raises(UsageError):
         dlfs.repair(connected.uri)

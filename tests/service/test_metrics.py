@@ -63,7 +63,7 @@ def test_stall_through_a_service(busy: Service, samples) -> None:
     assert "is the limit" in found["verdict"]
     refused = run_cli("stall", busy.uri, "d", "--memory", "1MiB")
     assert refused.returncode == 2
-    assert "the service's to choose" in refused.stderr
+    assert "the service's to choose; leave --memory out" in refused.stderr
 
 
 def test_verbs_that_read_take_a_service(busy: Service, samples, tmp_path: Path) -> None:

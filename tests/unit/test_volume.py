@@ -97,7 +97,7 @@ def test_format_makes_files(tmp_path):
 
 
 def test_format_wants_a_size_for_new_files(tmp_path):
-    with pytest.raises(dlfs.UsageError, match="give a size"):
+    with pytest.raises(dlfs.UsageError, match="with a size, it is made"):
         dlfs.format_volume(str(tmp_path / "a"))
 
 
@@ -135,7 +135,7 @@ def open_memory_and_make(uri):
 
 def test_format_keeps_a_file_of_another_size(tmp_path):
     (tmp_path / "a").write_bytes(bytes(5 * MIB))
-    with pytest.raises(dlfs.ExistsError, match="force overwrites"):
+    with pytest.raises(dlfs.ExistsError, match=r"--force, or force=True, overwrites it"):
         dlfs.format_volume(str(tmp_path / "a"), size_bytes=4 * MIB)
     assert (tmp_path / "a").stat().st_size == 5 * MIB
 

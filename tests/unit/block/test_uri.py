@@ -156,6 +156,7 @@ def test_accepts(text: str, expected: object) -> None:
         ("nvme-tcp+discover://host?volume=pool", "a UUID"),
         ("nvme-tcp+discover://host?path=b", "options"),
         ("nvme-tcp+discover://host/x", "nothing after the port"),
+        ("unix:/run/dlfs.sock", "unix:, a service and no device"),
         ("spdk:", "trtype"),
         ("spdk:trtype=FC traddr=x", "trtype"),
         ("spdk:trtype=PCIe", "traddr"),

@@ -46,6 +46,7 @@ def test_format_does_not_overwrite_unasked(run, volume) -> None:
     assert done.code == 1
     assert done.out == b""
     assert done.err.startswith("dlfs: format ")
+    assert "--force, or force=True, overwrites it" in done.err
     assert run("format", volume, "--force").code == 0
     assert run("ls", volume).out == b""
 
@@ -54,6 +55,10 @@ def test_format_says_what_size_it_wants(run, tmp_path) -> None:
     done = run("format", tmp_path / "x.img", "--size", "plenty")
     assert (done.code, len(done.err.splitlines())) == (2, 1)
     assert "'plenty'" in done.err
+    done = run("format", tmp_path / "x.img")
+    assert (done.code, "with a size, it is made (--size)" in done.err) == (2, True)
+    done = run("format", tmp_path / "x.img", "--size", "8MiB", "--chunk", "4KiB", "--block", "8KiB")
+    assert "expected a block of at most the chunk's 4096 bytes, got 8192" in done.err
 
 
 def test_info(run, volume) -> None:

@@ -24,7 +24,7 @@ def test_options_are_checked() -> None:
         with pytest.raises(UsageError):
             MountOptions(**wrong)  # type: ignore[arg-type]
     for wrong_us in (-1, 10_001):
-        with pytest.raises(UsageError, match=f"busy_poll_us of 0 to 10000, got {wrong_us}"):
+        with pytest.raises(UsageError, match=f"busy polling of 0 to 10000 us, got {wrong_us}"):
             MountOptions(busy_poll_us=wrong_us)
     options = MountOptions()
     assert (options.uid, options.gid, options.file_mode) == (os.getuid(), os.getgid(), 0o444)
