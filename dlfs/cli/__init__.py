@@ -98,7 +98,7 @@ class Commands(TyperGroup):
         except (DlfsError, OSError) as error:
             if ctx.params.get("debug"):
                 traceback.print_exception(error)
-            _report(str(error))
+            _report("; ".join([str(error), *getattr(error, "__notes__", ())]))
             raise typer.Exit(exit_code_of(error)) from error
         return result
 

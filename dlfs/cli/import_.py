@@ -30,10 +30,11 @@ from dlfs.cli.output import (
     table,
 )
 from dlfs.cli.progress import progress_bar
-from dlfs.errors import UsageError
+from dlfs.errors import DlfsError, FormatError, NotFoundError, UsageError
 from dlfs.ingest.formats import AUTO, parse_settings
 
 if TYPE_CHECKING:
+    from dlfs import Volume
     from dlfs.ingest.importer import ImportReport
 
 
@@ -154,7 +155,7 @@ def import_dataset(
         raise UsageError("import: expected a source and a volume, got only one of them")
     *sources, uri = arguments
     with (
-        dlfs.open(uri) as volume,
+        _open_last(sources, uri) as volume,
         progress_bar(f"import {name}") as bar,
         closing(open_source(sources, format_name=format_name, options=options)) as source,
     ):
@@ -169,6 +170,28 @@ def import_dataset(
         )
         report = run(volume, attributed, name, layout=layout.value, seed=seed, progress=bar.show)
     _report(report, json=json)
+
+
+def _open_last(sources: list[str], uri: str) -> Volume:
+    """Open the volume; where that is none, say that it comes last."""
+    try:
+        return dlfs.open(uri)
+    except (FormatError, NotFoundError, UsageError) as error:
+        if _is_volume(sources[0]):
+            raise UsageError(
+                f"import: expected the volume last, as SOURCE... VOLUME, got volume {sources[0]} "
+                f"first, and {uri} last"
+            ) from error
+        error.add_note("import takes the volume last, as SOURCE... VOLUME")
+        raise
+
+
+def _is_volume(uri: str) -> bool:
+    try:
+        dlfs.open(uri).close()
+    except DlfsError:
+        return False
+    return True
 
 
 def _report(report: ImportReport, *, json: bool) -> None:

@@ -155,6 +155,21 @@ def test_import_wants_source_and_volume(run, volume) -> None:
     assert run("import", volume.parent, volume).code == 2
 
 
+def test_import_says_that_the_volume_comes_last(run, volume, tmp_path) -> None:
+    photos = tmp_path / "photos"
+    make_tree(photos, {b"a": b"1"})
+    swapped = run("import", volume, photos, "--name", "d")
+    assert swapped.code == 2
+    assert (
+        f"expected the volume last, as SOURCE... VOLUME, got volume {volume} first" in swapped.err
+    )
+    for last, code in ((photos, 2), (photos / "a", 4), (tmp_path / "nothing", 3)):
+        done = run("import", photos, last, "--name", "d")
+        assert (done.code, f"open {last}" in done.err) == (code, True)
+        assert "; import takes the volume last, as SOURCE... VOLUME" in done.err
+    assert run("ls", volume).out == b"small@1\n"
+
+
 def test_import_of_what_does_not_fit_changes_nothing(run, volume, tmp_path) -> None:
     (tmp_path / "big").mkdir()
     with (tmp_path / "big" / "file").open("wb") as file:
