@@ -124,6 +124,11 @@ static bool load_chunk(dlfs_stream *stream, uint64_t position, const struct plac
     uint32_t slot = arena_take(reader, (uint32_t)run);
     if (slot == SLOT_NONE)
         return false;
+    stream->warm.wanted = !warm_has(stream, slot, run);
+    if (stream->warm.wanted) {
+        arena_release(reader, slot);
+        return false;
+    }
     struct span *span = fetch_span(stream->fetch);
     span->address = address;
     span->length = end - address;

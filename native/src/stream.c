@@ -11,18 +11,12 @@
 
 #include <errno.h>
 #include <stdlib.h>
-#include <sys/mman.h>
 
 #define RING_MIN 1024u
 #define RING_MAX \
     (UINT64_C(1) << 18) /* positions, for the plans that keep chunks or land in place */
 #define IDLE_WAIT_NS UINT64_C(200000000)
 #define BLOCKED_POLL_MS 2
-#define WARM_BYTES ((size_t)4 << 20) /* touched between looks at the stream's end */
-
-#ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23
-#endif
 
 static void wait_until(pthread_cond_t *condition, pthread_mutex_t *lock, uint64_t then_ns)
 {
@@ -179,7 +173,8 @@ static void *stream_thread(void *argument)
             planned = ahead_plan(stream);
         announce(stream);
         fetch_spend(stream->fetch, &stream->fetch->stats.plan_ns);
-        if (!planned && fetch_idle(stream->fetch)) {
+        bool helping = warm_claim(stream);
+        if (!planned && !helping && fetch_idle(stream->fetch)) {
             rest(stream);
             reclaim(stream);
             continue;
@@ -187,11 +182,13 @@ static void *stream_thread(void *argument)
         bool blocked = stream->planned < stream->filled;
         reader_fold_stats(reader, stream->fetch);
         pthread_mutex_unlock(&reader->lock);
-        fetch_step(stream->fetch, planned ? 0 : blocked ? BLOCKED_POLL_MS : -1);
+        fetch_step(stream->fetch, planned || helping ? 0 : blocked ? BLOCKED_POLL_MS : -1);
         struct span *span;
         while ((span = fetch_done(stream->fetch)))
             ahead_finish(stream, span);
         fetch_spend(stream->fetch, &stream->fetch->stats.verify_ns);
+        if (helping)
+            warm_help(stream);
         pthread_mutex_lock(&reader->lock);
         announce(stream);
     }
@@ -363,37 +360,6 @@ DLFS_API int dlfs_stream_next(dlfs_stream *stream, uint64_t count, int timeout_m
     return code;
 }
 
-/* ---- touching memory first ------------------------------------------------------------------- */
-
-/*
- * Pages are given to the arena when they are first touched, and zeroed: for a reader whose arena
- * takes the whole dataset, as much work as reading it. This thread does it beside the one that
- * reads, which fills the slots in the same order.
- */
-static void *warm_thread(void *argument)
-{
-    dlfs_stream *stream = argument;
-    const dlfs_reader *reader = stream->reader;
-    size_t bytes = (size_t)reader->chunk_count << reader->chunk_shift;
-    for (size_t at = 0; at < bytes && !__atomic_load_n(&stream->stop, __ATOMIC_RELAXED);) {
-        size_t step = bytes - at < WARM_BYTES ? bytes - at : WARM_BYTES;
-        if (madvise(reader->arena + at, step, MADV_POPULATE_WRITE) != 0)
-            break; /* a kernel older than 5.14, or no memory: the reads will tell */
-        at += step;
-    }
-    return NULL;
-}
-
-static void warm_start(dlfs_stream *stream)
-{
-    dlfs_reader *reader = stream->reader;
-    pthread_mutex_lock(&reader->lock);
-    bool first = reader->keeps_all && stream->plan == DLFS_PLAN_CHUNKS && !reader->warmed;
-    reader->warmed |= first;
-    pthread_mutex_unlock(&reader->lock);
-    stream->warming = first && pthread_create(&stream->warmer, NULL, warm_thread, stream) == 0;
-}
-
 /* ---- create, destroy ------------------------------------------------------------------------- */
 
 /* Whether memory holds all chunks of a window, so that each of them is read once. */
@@ -521,13 +487,15 @@ DLFS_API int dlfs_stream_create(dlfs_reader *reader, const dlfs_stream_config *c
         if (code == 0)
             code = stream_prepare(stream);
     }
-    if (code == 0)
+    if (code == 0) {
+        warm_start(stream);
         code = -pthread_create(&stream->thread, NULL, stream_thread, stream);
+    }
     if (code < 0) {
+        warm_stop(stream);
         stream_free(stream);
         return code;
     }
-    warm_start(stream);
     *out = stream;
     return 0;
 }
@@ -537,12 +505,11 @@ DLFS_API void dlfs_stream_destroy(dlfs_stream *stream)
     if (!stream)
         return;
     pthread_mutex_lock(&stream->reader->lock);
-    __atomic_store_n(&stream->stop, true, __ATOMIC_RELAXED);
+    stream->stop = true;
     pthread_cond_broadcast(&stream->reader->released);
     pthread_mutex_unlock(&stream->reader->lock);
     pthread_join(stream->thread, NULL);
-    if (stream->warming)
-        pthread_join(stream->warmer, NULL);
+    warm_stop(stream);
     stream_free(stream);
 }
 

@@ -63,6 +63,17 @@ struct harvest {
     uint32_t loading_max;
 };
 
+/* The arena's memory being touched for the first time; all but the thread guarded by the lock. */
+struct warm {
+    pthread_t thread;
+    bool running;
+    bool wanted;    /* the stream's thread came to memory that nobody has touched */
+    size_t end;     /* bytes of the arena that will be touched; 0: that is not for this stream */
+    size_t claimed; /* of them, touched, or being touched by one of the two threads */
+    size_t busy;    /* the step that the thread is at */
+    size_t own;     /* ... that the stream's thread is at */
+};
+
 struct dlfs_stream {
     dlfs_reader *reader;
     dlfs_stream_config config;
@@ -70,8 +81,7 @@ struct dlfs_stream {
     uint64_t private_bytes_max; /* of a batch that is read on demand */
     struct fetch *fetch;
     pthread_t thread;
-    pthread_t warmer; /* touches the memory ahead of the thread's reads, if warming */
-    bool warming;
+    struct warm warm;
     pthread_cond_t ready; /* an entry became ready or failed, or the thread is starved */
 
     /* Guarded by the reader's lock. */
@@ -83,9 +93,9 @@ struct dlfs_stream {
     uint64_t filled;  /* every entry before it has its index */
     uint64_t wanted;  /* positions from the head that the consumer waits for, 0: it does not wait */
     uint64_t checked; /* of them, known to have ended */
-    bool stop;        /* the warmer reads it without the lock */
-    bool paused;      /* the consumer reads on demand: nothing is planned */
-    bool starved;     /* no memory, and nothing under way that would free any */
+    bool stop;
+    bool paused;  /* the consumer reads on demand: nothing is planned */
+    bool starved; /* no memory, and nothing under way that would free any */
     dlfs_failure *failures;
     uint64_t failure_count;
     uint64_t failure_capacity;
@@ -140,5 +150,17 @@ bool harvest_plan(dlfs_stream *stream, uint64_t position, const struct place *pl
 void harvest_expire(dlfs_stream *stream);
 /* A chunk has landed; takes the lock. */
 void harvest_finish(dlfs_stream *stream, struct span *span);
+
+/* warm.c */
+/* Begins to touch the arena's memory, if the stream is the first that needs all of it. */
+void warm_start(dlfs_stream *stream);
+/* Ends that, however far it has come. */
+void warm_stop(dlfs_stream *stream);
+/* Whether reads into a run of slots may start; the lock is held. */
+bool warm_has(const dlfs_stream *stream, uint32_t slot, uint64_t run);
+/* Takes on a step of the work, if that is wanted; the lock is held. */
+bool warm_claim(dlfs_stream *stream);
+/* Does it, without the lock. */
+void warm_help(dlfs_stream *stream);
 
 #endif
