@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import ctypes
 import errno
+import itertools
 import mmap
 import os
 import re
@@ -495,6 +496,11 @@ def test_rule_24_removed_datasets(own_volume: Path, own_mount: Mount) -> None:
     seen = os.open(own_mount / "train/a", os.O_RDONLY)
     unseen = os.open(own_mount / "train/b/c", os.O_RDONLY)
     folder = os.open(own_mount / "train", os.O_RDONLY | os.O_DIRECTORY)
+    names = (f"never-asked-for-{number}" for number in itertools.count())
+
+    def ask_folder() -> object:
+        return os.stat(next(names), dir_fd=folder)
+
     try:
         assert os.pread(seen, 5, 0) == b"first"
         with dlfs.open(str(own_volume)) as volume:
@@ -505,7 +511,8 @@ def test_rule_24_removed_datasets(own_volume: Path, own_mount: Mount) -> None:
         assert os.pread(seen, 500, 0) == b"first" * 100
         code = errno_of(lambda: os.pread(unseen, 10, 0))
         assert code == errno.ESTALE or os.pread(unseen, 600, 0) == b"second" * 100
-        assert errno_of(lambda: os.stat("never-asked-for", dir_fd=folder)) == errno.ESTALE
+        # The name goes first; that it is let go of waits for requests that are under way in it.
+        wait_for(lambda: errno_of(ask_folder) == errno.ESTALE, "the folder to be stale")
     finally:
         for descriptor in (seen, unseen, folder):
             os.close(descriptor)
