@@ -8,6 +8,7 @@ print goes the same way, so that their reasons reach the caller's error.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -18,6 +19,7 @@ from pathlib import Path
 from dlfs import errors
 from dlfs.block import FileUri, parse_uri, split_members
 from dlfs.errors import DlfsError, NativeError
+from dlfs.service.mountpoint import unmount
 from dlfs.service.serve import MountOptions
 
 STATUS_PREFIX = "dlfs-mount-status "
@@ -77,6 +79,7 @@ def mount_volume(
 
     Raises:
         DlfsError: as ``dlfs.service.serve.serve``.
+        KeyboardInterrupt: it was interrupted; what was mounted is unmounted again.
 
     Threads: any.
     """
@@ -88,17 +91,23 @@ def mount_volume(
     )
     package = str(Path(__file__).parents[2])
     search = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
-    result = subprocess.run(
+    process = subprocess.Popen(
         [sys.executable, "-m", "dlfs.service.daemon"],
-        input=order.to_json(),
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
         env={**os.environ, "PYTHONPATH": search},
-        check=False,
     )
-    return _outcome(result.stdout, order)
+    try:
+        output, _ = process.communicate(order.to_json())
+    except KeyboardInterrupt:  # the server is in a session of its own, and did not hear of it
+        output, _ = process.communicate()
+        with contextlib.suppress(DlfsError):
+            unmount(_outcome(output, order).mountpoint, lazy=True)
+        raise
+    return _outcome(output, order)
 
 
 def absolute_uri(volume_uri: str) -> str:

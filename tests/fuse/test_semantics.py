@@ -22,6 +22,7 @@ import pytest
 import dlfs
 from dlfs.errors import DeviceError, ExistsError, NotFoundError, UsageError
 from dlfs.service import mountpoint
+from dlfs.service.mount import mount_volume
 from dlfs.service.mountpoint import find_mount, parse_mountinfo, unmount
 from dlfs.units import KIB, MIB
 from tests.fuse.mounting import (
@@ -688,3 +689,28 @@ def test_rule_32_without_root(server: str, own_volume: Path, open_folder: Path) 
         done = run_cli("umount", directory, prefix=AS_NOBODY)
     assert done.returncode == 0, done.stderr
     assert find_mount(directory) is None
+
+
+def test_rule_25_an_interrupted_mount_is_taken_back(own_volume: Path, tmp_path: Path) -> None:
+    directory, log = tmp_path / "mnt", tmp_path / "log"
+    directory.mkdir()
+    os.mkfifo(log)
+    over, words = threading.Event(), list[bytes]()
+
+    def interrupt() -> None:
+        with log.open("rb") as said:  # the server begins
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            over.wait()
+            words.append(said.read())  # until it ends
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            mount_volume(str(own_volume), directory, log=log)
+        assert find_mount(directory) is None
+    finally:
+        over.set()
+        thread.join()
+    assert find_mount(directory) is None
+    assert b"Broken pipe" not in words[0]  # it was not left to find out by itself
