@@ -18,7 +18,8 @@ from bench import gather, report
 from bench.cases import CASES, Case
 from bench.contestant import Limits, WrongBytesError
 from bench.datasets import TARGET_KEYS, find_corpus
-from bench.machine import INTERRUPTED, ROOT, describe
+from bench.ending import INTERRUPTED, run_program
+from bench.machine import ROOT, describe
 from bench.peers.__main__ import main as race_peers
 from bench.progress import Progress
 from bench.runner import Result, Settings, Stage
@@ -160,4 +161,4 @@ def main(words: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

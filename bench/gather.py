@@ -3,8 +3,8 @@
 A part is a program of its own, ``python -m MODULE --results DIR`` with what else it takes, that
 leaves Markdown, JSON and pictures in the results' folder. The index begins with a summary: the
 floors, and DLFS beside each peer. What a part left is linked from it; one that fails is named
-there, and the others go on. Ctrl-C ends the part that runs, which removes its data; the index then
-has what there is. All data is removed in the end.
+there, and the others go on. Ctrl-C or SIGTERM ends the part that runs, which removes its data; the
+index then has what there is. All data is removed in the end.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from typing import Any
 
 from bench import page
 from bench.datasets import CORPUS_ARCHIVE, CORPUS_PACKAGE, find_corpus
-from bench.machine import INTERRUPTED, ROOT, describe
+from bench.ending import INTERRUPTED, output_of
+from bench.machine import ROOT, describe
 from bench.peers.report import read as read_races
 from bench.peers.report import summary as peers_summary
 
@@ -132,21 +133,15 @@ def run_part(part: Part, arguments: argparse.Namespace, corpus: Path | None) -> 
     words += part.quick if arguments.quick else []
     before = set(os.listdir(results))
     start = time.monotonic()
-    code = _wait_for(subprocess.Popen([sys.executable, *words], cwd=ROOT))
+    process = subprocess.Popen([sys.executable, *words], cwd=ROOT)
+    try:
+        output_of(process)
+        code = process.returncode
+    except KeyboardInterrupt:
+        code = INTERRUPTED
     fresh = sorted(set(os.listdir(results)) - before)
     command = shlex.join(["python", *words])
     return Ended(part, command, code, time.monotonic() - start, tuple(fresh))
-
-
-def _wait_for(process: subprocess.Popen[bytes]) -> int:
-    """The exit code. Ctrl-C reaches the process, too, which then has its data to remove."""
-    interrupted = False
-    while True:
-        try:
-            code = process.wait()
-            return INTERRUPTED if interrupted else code
-        except KeyboardInterrupt:
-            interrupted = True
 
 
 def run_parts(parts: Sequence[Part], arguments: argparse.Namespace) -> tuple[list[Ended], str]:

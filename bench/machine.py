@@ -33,10 +33,6 @@ LINKED = {
 """What programs of ``native`` are compiled with."""
 
 
-INTERRUPTED = 130
-"""A shell's exit code for what Ctrl-C ended."""
-
-
 class Unavailable(Exception):
     """The machine lacks what a contestant needs; says what."""
 

@@ -87,7 +87,7 @@ def _mount_dlfs(ground: Ground, point: Path, server: str) -> Iterator[Mounted]:
     try:
         yield Mounted(point / DATASET, mounted.pid)
     finally:
-        unmount(point)
+        unmount(point, lazy=True)  # interrupted, it may have a file open
 
 
 @contextmanager

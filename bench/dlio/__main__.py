@@ -20,6 +20,7 @@ from bench.contestant import WrongBytesError
 from bench.dlio import report
 from bench.dlio.stage import Stage, find_dlio, lay_out
 from bench.dlio.workloads import WAYS, WORKLOADS, Workload
+from bench.ending import output_of, run_program
 from bench.machine import ROOT, Unavailable, describe
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -62,10 +63,12 @@ def run_once(stage: Stage, way: str, arguments: argparse.Namespace) -> dict[str,
     """
     command = [*arguments.prefix, sys.executable, "-m", "bench.dlio.run", str(stage.folder), way]
     command += ["--epochs", str(arguments.epochs), "--seed", str(arguments.seed)]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT)
-    if done.returncode:
-        raise RuntimeError(f"{shlex.join(command)} ended with {done.returncode}:\n{done.stderr}")
-    figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=ROOT)
+    told, errors = output_of(process)
+    if process.returncode:
+        raise RuntimeError(f"{shlex.join(command)} ended with {process.returncode}:\n{errors}")
+    figures: dict[str, Any] = json.loads(told.splitlines()[-1])
     return figures
 
 
@@ -130,4 +133,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from bench.contestant import cpu_seconds_of
 from bench.dlio.feed import DATASET, VOLUME
 from bench.dlio.stage import Stage, run_dlio, serve
 from bench.dlio.workloads import PLUGIN, WAYS
+from bench.ending import run_program
 from bench.machine import Machine
 
 
@@ -106,4 +106,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

@@ -20,6 +20,7 @@ from typing import Self
 from bench.contestant import WrongBytesError
 from bench.contestants.mounts import check_fuse
 from bench.dlio.workloads import Workload
+from bench.ending import output_of
 from bench.machine import ROOT, Unavailable
 from dlfs.ingest.example import features
 
@@ -140,18 +141,18 @@ def run_dlio(
     }
     with log.open("wb") as output, tempfile.TemporaryDirectory(prefix="dlio") as session:
         command += ["--mca", "orte_tmpdir_base", session]
-        done = subprocess.run(
+        process = subprocess.Popen(
             [*command, str(find_dlio()), *options],
-            check=False,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
             env=environment,
             cwd=stage.folder,
         )
-    if done.returncode:
+        output_of(process)
+    if process.returncode:
         end = log.read_text(encoding="utf-8", errors="replace").splitlines()[-25:]
-        raise RuntimeError("\n".join([f"DLIO ended with {done.returncode}; {log}:", *end]))
+        raise RuntimeError("\n".join([f"DLIO ended with {process.returncode}; {log}:", *end]))
 
 
 def generate(stage: Stage, folder: Path) -> None:

@@ -13,7 +13,8 @@ from rich.console import Console
 
 from bench.contestant import WrongBytesError
 from bench.datasets import find_corpus
-from bench.machine import INTERRUPTED, ROOT, Unavailable, describe
+from bench.ending import INTERRUPTED, run_program
+from bench.machine import ROOT, Unavailable, describe
 from bench.peers import plots, report
 from bench.peers.outcome import Outcome
 from bench.peers.peer import Peer
@@ -143,4 +144,4 @@ def main(words: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

@@ -219,7 +219,7 @@ class Mount:
         try:
             yield (mounted.pid,)
         finally:
-            unmount(point)
+            unmount(point, lazy=True)
 
     def open(self, folder: Path) -> Reader:
         """Read the listing."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from rich.console import Console
 
 from bench.contestants.mounts import check_fuse
+from bench.ending import run_program
 from bench.machine import ROOT, Unavailable, describe
 from bench.profile import report
 from bench.profile.recorders import Job, Recording, record_callgrind, record_perf
@@ -93,4 +94,4 @@ def main(words: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

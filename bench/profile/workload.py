@@ -27,6 +27,7 @@ from bench.contestants.files import read_files
 from bench.contestants.samples import DEPTH, WHOLE
 from bench.contestants.service import serve
 from bench.datasets import DATASET, SPECS, Scene, make_scene
+from bench.ending import run_program
 from dlfs.service.mount import mount_volume
 from dlfs.service.mountpoint import unmount
 
@@ -146,7 +147,7 @@ def mount(scene: Scene) -> Iterator[tuple[dict[int, str], Work]]:
 
         yield {mounted.pid: "mount"}, work
     finally:
-        unmount(point)
+        unmount(point, lazy=True)  # interrupted, it may have a file open
 
 
 CASES = {case.__wrapped__.__name__: case for case in (cached, cold, epoch, mount, service)}
@@ -203,4 +204,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
+from bench.ending import run_program
 from bench.machine import Unavailable, describe
 from bench.shuffle import cost, report, training
 from bench.shuffle.measures import Quality, batches_of, class_variance, measure, sorted_labels
@@ -186,4 +187,4 @@ def main(words: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)
