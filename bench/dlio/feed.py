@@ -13,10 +13,12 @@ import io
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 
 import numpy as np
 
 import dlfs
+from dlfs.adapters.tf import example_parser
 
 Decoder = Callable[[Sequence[memoryview]], None]
 """Decodes samples and forgets them, as DLIO's readers do: what it trains on is made up."""
@@ -40,15 +42,22 @@ def decode_npz(samples: Sequence[memoryview]) -> None:
         np.load(io.BytesIO(sample), allow_pickle=True)["x"]
 
 
-def decode_tfrecord(samples: Sequence[memoryview]) -> None:
-    """The features of each record, parsed by TensorFlow as one batch."""
+@cache
+def _record_parser() -> Callable[[Sequence[memoryview]], object]:
+    """Of the features that DLIO's reader of TFRecords asks for."""
     import tensorflow
 
-    features = {
-        "image": tensorflow.io.FixedLenFeature([], tensorflow.string),
-        "size": tensorflow.io.FixedLenFeature([], tensorflow.int64),
-    }
-    tensorflow.io.parse_example([bytes(sample) for sample in samples], features)
+    return example_parser(
+        {
+            "image": tensorflow.io.FixedLenFeature([], tensorflow.string),
+            "size": tensorflow.io.FixedLenFeature([], tensorflow.int64),
+        }
+    )
+
+
+def decode_tfrecord(samples: Sequence[memoryview]) -> None:
+    """The features of each record, parsed by TensorFlow as one batch."""
+    _record_parser()(samples)
 
 
 DECODERS: dict[str, Decoder] = {

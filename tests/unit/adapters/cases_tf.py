@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import dlfs
-from dlfs.adapters.tf import batches
+from dlfs.adapters.tf import batches, example_parser
 from tests.unit.adapters.conftest import COUNT
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -70,3 +70,50 @@ def test_what_is_wrong(tensorflow, numbers):
     data = batches(numbers, 16, dtype=np.uint8, shape=(1,))
     with pytest.raises(tensorflow.errors.OpError, match="stack a batch: expected samples of 1"):
         list(data)
+
+
+@pytest.fixture
+def records(tensorflow, make_volume):
+    def record(number):
+        feature = {
+            "image": tensorflow.train.Feature(
+                bytes_list=tensorflow.train.BytesList(value=[bytes([number]) * number])
+            ),
+            "size": tensorflow.train.Feature(int64_list=tensorflow.train.Int64List(value=[number])),
+        }
+        features = tensorflow.train.Features(feature=feature)
+        return tensorflow.train.Example(features=features).SerializeToString()
+
+    path = make_volume(records={f"{n:03}": record(n) for n in range(40)})
+    with dlfs.open(str(path)) as volume, volume["records"] as opened:
+        yield opened
+
+
+@pytest.fixture
+def parse(tensorflow):
+    return example_parser(
+        {
+            "image": tensorflow.io.FixedLenFeature([], tensorflow.string),
+            "size": tensorflow.io.FixedLenFeature([], tensorflow.int64),
+        }
+    )
+
+
+def test_records_are_parsed_batch_by_batch(records, parse):
+    sizes = []
+    for batch in records.batches(16):
+        with batch:
+            parsed = parse(batch)
+        assert parsed["image"].numpy().tolist() == [bytes([n]) * n for n in parsed["size"].numpy()]
+        sizes += parsed["size"].numpy().tolist()
+    assert sorted(sizes) == list(range(40))
+    assert parse([])["image"].shape == (0,)
+
+
+def test_a_sample_that_is_no_record_cannot_be_parsed(tensorflow, records, parse):
+    with records.read([0, 1]) as batch:
+        samples = [*batch, memoryview(b"no Example")]
+        with pytest.raises(
+            tensorflow.errors.InvalidArgumentError, match="Could not parse example input"
+        ):
+            parse(samples)

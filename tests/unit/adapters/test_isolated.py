@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import dlfs
-from dlfs.adapters.tf import batches
+from dlfs.adapters.tf import batches, example_parser
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
@@ -38,3 +38,5 @@ def test_without_tensorflow(numbers, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorflow", None)
     with pytest.raises(dlfs.UsageError, match="pip install tensorflow"):
         batches(numbers, 16)
+    with pytest.raises(dlfs.UsageError, match="pip install tensorflow"):
+        example_parser({})
