@@ -172,7 +172,8 @@ void fetch_start(struct fetch *fetch, struct span *span)
     span->state = SPAN_WAITING;
     /* A read that outlives its deadline is read from another copy, by a span of its own. */
     if (span->deadline_ns == 0)
-        span->deadline_ns = clock_ns() + (uint64_t)config->timeout_ms * 1000000 / config->replicas;
+        span->deadline_ns =
+            fetch->now_ns + (uint64_t)config->timeout_ms * 1000000 / config->replicas;
     span_push(fetch, &fetch->waiting, span_number(fetch, span));
 }
 

@@ -229,9 +229,20 @@ static int hand_out(struct read *read, const struct span *span, bool last_try)
     return code < 0 ? code : bad;
 }
 
+/* The samples of a span that the batch gives. */
+static uint32_t count_given(const struct read *read, const struct plan_span *planned)
+{
+    uint32_t given = 0;
+    for (uint32_t i = 0; i < planned->want_count; i++) {
+        uint64_t position = read->wants[planned->first_want + i].position;
+        given += read->batch->lengths[position] > 0 && read->batch->offsets[position] != MISSING;
+    }
+    return given;
+}
+
 /*
- * Ends a span: again when a checksum failed and tries are left, else its samples get their
- * references.
+ * Ends a span: again when a checksum failed and tries are left, else each of its samples gets a
+ * reference. Where it gives one sample, as most do, that takes over the span's own.
  */
 static int finish(struct read *read, struct span *span, bool *again)
 {
@@ -244,19 +255,18 @@ static int finish(struct read *read, struct span *span, bool *again)
     if (bad > 0)
         bad = hand_out(read, span, true);
     bool sound = planned->whole && span->code == 0 && bad == 0 && reader_verify_span(reader, span);
-    if (planned->slot == SLOT_NONE)
-        return bad < 0 ? bad : 0;
+    bad = bad < 0 ? bad : 0;
+    uint32_t given = count_given(read, planned);
+    if (planned->slot == SLOT_NONE || (given == 1 && !planned->whole))
+        return bad;
     pthread_mutex_lock(&reader->lock);
     if (planned->whole)
         arena_end_load(reader, planned->slot, span->code == 0, !sound);
-    for (uint32_t i = 0; i < planned->want_count; i++) {
-        uint64_t position = read->wants[planned->first_want + i].position;
-        if (read->batch->lengths[position] > 0 && read->batch->offsets[position] != MISSING)
-            arena_reference(reader, planned->slot);
-    }
+    for (uint32_t i = 0; i < given; i++)
+        arena_reference(reader, planned->slot);
     arena_release(reader, planned->slot);
     pthread_mutex_unlock(&reader->lock);
-    return bad < 0 ? bad : 0;
+    return bad;
 }
 
 /* Waits until something has landed. */
