@@ -254,6 +254,7 @@ class Batch(Structure):
         ("indices", c_void_p),
         ("failures", POINTER(Failure)),
         ("failure_count", c_uint64),
+        ("lost_members", c_uint64),
     )
 
 

@@ -46,6 +46,7 @@ from dlfs._native.reader import (
     NativeSequence,
     copy_sample,
     member_counters,
+    start_of,
 )
 from dlfs.errors import ClosedError, LimitError
 
@@ -342,7 +343,7 @@ class ClientReader(Collected):
         """Read samples as one batch.
 
         Args:
-            indices: ``uint64[n]``, contiguous.
+            indices: ``uint64[n]``, contiguous and writable.
 
         Raises:
             UsageError: an index is out of range.
@@ -354,7 +355,7 @@ class ClientReader(Collected):
         channel, code = self.take_channel(), 0
         try:
             code = library().dlfs_client_read(
-                channel.handle, indices.ctypes.data, len(indices), byref(pointer)
+                channel.handle, start_of(indices), len(indices), byref(pointer)
             )
         finally:
             self.return_channel(channel, code)

@@ -17,26 +17,26 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from ctypes import POINTER, byref, c_int, c_uint8, c_uint64, c_void_p
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from dlfs._native import abi
-from dlfs._native.library import Collected, check, library
+from dlfs._native.library import Collected, check, error_for, library
 from dlfs.errors import ClosedError
 
 if TYPE_CHECKING:
     from dlfs._native.device import NativeDevice
     from dlfs._native.directory import NativeDirectory
 
-_Integer = TypeVar("_Integer", np.int64, np.uint64)
-
 WAIT_MS = 100
 
 SCRATCH_BYTES_MIN = 1 << 16
 SCRATCH_BYTES_KEPT = 1 << 20
 """Of one thread, for samples read one at a time."""
+
+BatchPointer = POINTER(abi.Batch)
 
 ORDERS = {
     "storage": abi.ORDER_STORAGE,
@@ -78,6 +78,7 @@ class NativeBatch:
         lengths: ``int64[n]``, -1 for samples that failed.
         indices: ``uint64[n]``.
         failures: why.
+        lost_members: the members that were lost when it was read, as bits by number.
 
     Threads: any.
     """
@@ -89,10 +90,13 @@ class NativeBatch:
         self.memory = (c_uint8 * batch.base_bytes).from_address(batch.base or 0)
         # A ctypes array over foreign memory owns nothing; the attribute makes it keep the batch.
         self.memory.owner = _Release(pointer, os.getpid())
-        self.offsets = _copy(batch.offsets, count, np.int64)
-        self.lengths = _copy(batch.lengths, count, np.int64)
-        self.indices = _copy(batch.indices, count, np.uint64)
+        # The arrays lie one behind the other: one copy takes them all.
+        arrays = bytearray((c_uint8 * (3 * 8 * count)).from_address(batch.offsets))
+        self.offsets = np.frombuffer(arrays, np.int64, count)
+        self.lengths = np.frombuffer(arrays, np.int64, count, 8 * count)
+        self.indices = np.frombuffer(arrays, np.uint64, count, 16 * count)
         self.failures = _failures(batch) if batch.failure_count else ()
+        self.lost_members = batch.lost_members
 
     def gather(self, destination: npt.NDArray[np.uint8], offsets: npt.NDArray[np.uint64]) -> None:
         """Copy every sample that did not fail to its offset in ``destination``.
@@ -118,11 +122,6 @@ class _Release(Collected):
             library().dlfs_batch_release(self._pointer)
 
 
-def _copy(address: int | None, count: int, dtype: type[_Integer]) -> npt.NDArray[_Integer]:
-    # A third of the time that np.empty and ctypes.memmove take.
-    return np.frombuffer(bytearray(ctypes.string_at(address or 0, 8 * count)), dtype)
-
-
 def _failures(batch: abi.Batch) -> tuple[NativeFailure, ...]:
     return tuple(
         NativeFailure(
@@ -136,6 +135,11 @@ def _failures(batch: abi.Batch) -> tuple[NativeFailure, ...]:
         )
         for failure in batch.failures[: batch.failure_count]
     )
+
+
+def start_of(array: npt.NDArray[Any]) -> ctypes.Array[Any]:
+    """Where a contiguous, writable array begins, for a call; ``array.ctypes`` takes longer."""
+    return (c_uint8 * 0).from_buffer(array.data)
 
 
 def _grow(scratch: threading.local, bytes_before: int) -> ctypes.Array[Any]:
@@ -272,21 +276,22 @@ class NativeReader(Collected):
         """Read samples as one batch.
 
         Args:
-            indices: ``uint64[n]``, contiguous.
+            indices: ``uint64[n]``, contiguous and writable.
 
         Raises:
             UsageError: an index is out of range.
             DlfsError: memory or device as a whole; single samples that fail are in the batch.
         """
-        pointer = POINTER(abi.Batch)()
+        pointer = BatchPointer()
         handle = self.borrow()
         try:
             code = library().dlfs_reader_read(
-                handle, indices.ctypes.data, len(indices), byref(pointer)
+                handle, start_of(indices), len(indices), byref(pointer)
             )
         finally:
             self.give_back()
-        check(code, f"read {len(indices)} samples")
+        if code < 0:
+            raise error_for(code, f"read {len(indices)} samples")
         return NativeBatch(pointer)
 
     def get(self, index: int, *, kept_only: bool = False) -> bytes | None:
@@ -566,13 +571,14 @@ class NativeStream(Collected):
 
     def next(self, count: int) -> NativeBatch | None:
         """The next samples, fewer at the end; None when there are none left."""
-        pointer = POINTER(abi.Batch)()
+        pointer = BatchPointer()
         code = -errno.EAGAIN
         while code == -errno.EAGAIN:  # a signal handler (Ctrl-C) runs between two waits
             code = library().dlfs_stream_next(self._open_handle(), count, WAIT_MS, byref(pointer))
         if code == abi.E_END:
             return None
-        check(code, f"take the next {count} samples")
+        if code < 0:
+            raise error_for(code, f"take the next {count} samples")
         return NativeBatch(pointer)
 
     def _open_handle(self) -> c_void_p:

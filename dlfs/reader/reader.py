@@ -170,8 +170,12 @@ class SampleReader:
             StaleError: the dataset was removed.
         """
         check_on_error(on_error)
-        wanted = as_indices(indices, len(self.directory))
-        return self.settle(self.native.read(wanted), on_error)
+        wanted = as_indices(indices)
+        try:
+            native = self.native.read(wanted)
+        except UsageError as error:
+            raise _out_of_range(indices, len(self.directory)) or error from error
+        return self.settle(native, on_error)
 
     def get(self, index: int) -> bytes:
         """Read one sample.
@@ -260,7 +264,8 @@ class SampleReader:
 
     def settle(self, native: NativeBatch, on_error: str) -> Batch:
         """Turn what libdlfs read into a batch, with the policy for samples that failed."""
-        self.watch_members()
+        if native.lost_members != self._lost:
+            self.watch_members()
         if not native.failures:
             return Batch(native, attributes=self.attributes)
         diagnosis = self.diagnose()  # first: a removed dataset may have lost its names too
@@ -352,27 +357,30 @@ class SampleReader:
         self.close()
 
 
-def as_indices(indices: npt.ArrayLike, count: int) -> npt.NDArray[np.uint64]:
-    """Check indices and make them ``uint64[n]``.
+def as_indices(indices: npt.ArrayLike) -> npt.NDArray[np.uint64]:
+    """Make indices a new ``uint64[n]``; libdlfs refuses those that are out of range.
 
     Args:
         indices: integers, one dimension.
-        count: samples of the dataset.
 
     Raises:
-        UsageError: they are not integers of one dimension, or one is outside 0..count-1.
+        UsageError: they are not integers of one dimension.
     """
     array = np.asarray(indices)
-    if array.size == 0 and array.ndim == 1:
-        return np.empty(0, np.uint64)
-    if array.ndim != 1 or array.dtype.kind not in "iu":
+    if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
         raise UsageError(
             f"read samples: expected integers of one dimension, got {array.dtype} {array.shape}"
         )
-    wanted = np.ascontiguousarray(array, np.uint64)  # what is negative becomes very large
-    if wanted.max() >= count:
-        at = int(np.flatnonzero(wanted >= count)[0])
-        raise UsageError(
-            f"read samples: expected indices 0..{count - 1}, got {int(array[at])} at position {at}"
-        )
-    return wanted
+    return array.astype(np.uint64, "C")  # what is negative becomes very large
+
+
+def _out_of_range(indices: npt.ArrayLike, count: int) -> UsageError | None:
+    """The error that names the first index that is not one of ``count`` samples; None: all are."""
+    array = np.asarray(indices)
+    wrong = np.flatnonzero(as_indices(array) >= count)
+    if not len(wrong):
+        return None
+    at = int(wrong[0])
+    return UsageError(
+        f"read samples: expected indices 0..{count - 1}, got {int(array[at])} at position {at}"
+    )

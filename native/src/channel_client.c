@@ -204,7 +204,7 @@ struct batch *client_rested_batch(dlfs_client *client, uint64_t count)
     pthread_mutex_unlock(&client->lock);
     if (!batch)
         batch = calloc(1, sizeof(*batch));
-    if (!batch || batch_grow(batch, count) == 0)
+    if (!batch || batch_reserve(batch, count) == 0)
         return batch;
     batch_free(batch);
     return NULL;
@@ -264,6 +264,7 @@ static int fill(dlfs_client *client, struct batch *batch, const struct completio
         .indices = batch->indices,
         .failures = batch->failures,
         .failure_count = answer->failure_count,
+        .lost_members = answer->lost_members,
     };
     return 0;
 }

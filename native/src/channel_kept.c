@@ -153,6 +153,7 @@ bool client_find_batch(dlfs_client *client, const uint64_t *indices, uint64_t co
         .lengths = batch->lengths,
         .indices = batch->indices,
         .failures = batch->failures,
+        .lost_members = dlfs_client_lost_members(client),
     };
     count_kept(client, count, bytes, 1);
     *out = &batch->public;

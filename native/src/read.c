@@ -371,6 +371,7 @@ static void present(struct fetch *fetch, struct batch *batch)
     for (uint64_t i = 0; i < batch->public.count; i++)
         fetch->stats.sample_bytes += batch->lengths[i] > 0 ? (uint64_t)batch->lengths[i] : 0;
     fetch->stats.samples += batch->public.count - batch->public.failure_count;
+    batch->public.lost_members = dlfs_reader_lost_members(reader);
 }
 
 /* -EAGAIN: the batch took too long, and it was not the last try. */

@@ -14,6 +14,7 @@
 #include "reader.h"
 
 #define ORDER_PIECE 256u
+#define BATCH_BYTES_PER_SAMPLE (2 * sizeof(int64_t) + sizeof(uint64_t)) /* of its arrays */
 
 /* ---- create, destroy ------------------------------------------------------------------------- */
 
@@ -203,26 +204,22 @@ DLFS_API int dlfs_reader_arena(dlfs_reader *reader, int *descriptor, uint64_t *b
 void batch_free(struct batch *batch)
 {
     free(batch->offsets);
-    free(batch->lengths);
-    free(batch->indices);
     free(batch->failures);
     free(batch);
 }
 
-int batch_grow(struct batch *batch, uint64_t count)
+int batch_reserve(struct batch *batch, uint64_t count)
 {
-    if (count <= batch->capacity)
-        return 0;
-    free(batch->offsets);
-    free(batch->lengths);
-    free(batch->indices);
-    batch->capacity = 0;
-    batch->offsets = malloc(count * sizeof(int64_t));
-    batch->lengths = malloc(count * sizeof(int64_t));
-    batch->indices = malloc(count * sizeof(uint64_t));
-    if (!batch->offsets || !batch->lengths || !batch->indices)
-        return -ENOMEM;
-    batch->capacity = count;
+    if (!batch->offsets || count > batch->capacity) {
+        free(batch->offsets);
+        batch->capacity = 0;
+        batch->offsets = calloc(count + 1, BATCH_BYTES_PER_SAMPLE); /* none: some all the same */
+        if (!batch->offsets)
+            return -ENOMEM;
+        batch->capacity = count;
+    }
+    batch->lengths = batch->offsets + count;
+    batch->indices = (uint64_t *)(batch->lengths + count);
     return 0;
 }
 
@@ -236,7 +233,7 @@ struct batch *batch_take(dlfs_reader *reader, uint64_t count)
     pthread_mutex_unlock(&reader->lock);
     if (!batch)
         batch = calloc(1, sizeof(*batch));
-    if (batch && batch_grow(batch, count) == 0) {
+    if (batch && batch_reserve(batch, count) == 0) {
         batch->release = batch_give_back;
         batch->reader = reader;
         batch->block = NULL;

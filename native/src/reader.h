@@ -72,7 +72,7 @@ struct batch {
     uint64_t number;            /* by which the client releases it */
     uint64_t capacity;
     uint64_t failure_capacity;
-    int64_t *offsets;
+    int64_t *offsets; /* the memory of all three, which lie one behind the other */
     int64_t *lengths;
     uint64_t *indices;
     dlfs_failure *failures;
@@ -373,8 +373,8 @@ void block_free_all(dlfs_reader *reader);
 
 /* reader.c */
 void condition_init(pthread_cond_t *condition);
-/* Makes room for count samples; what was there is lost. */
-int batch_grow(struct batch *batch, uint64_t count);
+/* Lays out the arrays for count samples; what was there is lost. */
+int batch_reserve(struct batch *batch, uint64_t count);
 void batch_free(struct batch *batch);
 struct batch *batch_take(dlfs_reader *reader, uint64_t count);
 int batch_fail(struct batch *batch, const dlfs_failure *failure);

@@ -249,6 +249,7 @@ static void take(dlfs_stream *stream, struct batch *batch, uint64_t count)
     batch->public.count = count;
     batch->public.base = reader->arena;
     batch->public.base_bytes = reader->arena_bytes;
+    batch->public.lost_members = dlfs_reader_lost_members(reader);
     reader->stats.samples += count - batch->public.failure_count;
     stream->head += count;
     pthread_cond_broadcast(&reader->released);
