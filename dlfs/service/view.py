@@ -7,15 +7,18 @@ than a second, so an import or a removal by another process shows by itself.
 
 A dataset that was removed answers ESTALE from then on, and is closed when the last file on it is.
 
-Threads: one, the FUSE loop (trio); what waits for a device runs in a worker thread.
+Threads: one, the FUSE loop (trio); what waits for a device runs in a worker thread. Loading has a
+share of its own: datasets that take long, or whose devices do not answer, keep neither the root nor
+what is loaded waiting.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple, Protocol
 from uuid import UUID
@@ -31,6 +34,8 @@ from dlfs.store.info import DatasetInfo
 
 ROOT_SECONDS = 1.0
 """How long the list of datasets, and what the kernel knows of the root, may be old."""
+LOADS_MAX = 8
+"""Datasets that are loaded at the same time; others wait."""
 
 _log = logging.getLogger(__name__)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -96,6 +101,8 @@ class Slot:
     removed: bool = False
     use_count: int = 0
     """Open files, and readings under way."""
+    turn: trio.Lock = field(default_factory=trio.Lock)
+    """One at a time loads it."""
 
     @property
     def generation(self) -> int:
@@ -141,6 +148,7 @@ class VolumeView:
         self._volume = volume
         self._on_removed = on_removed
         self._turn = trio.Lock()
+        self._loading = trio.CapacityLimiter(LOADS_MAX)
         self._due = 0.0
         self._newest: dict[bytes, DatasetInfo] = {}
         self._versions: dict[tuple[bytes, int], DatasetInfo] = {}
@@ -203,11 +211,9 @@ class VolumeView:
             DlfsError: it cannot be loaded.
         """
         if slot.opened is None:
-            async with self._turn:
-                if slot.opened is None and slot.removed:
-                    raise _removed(slot)
+            async with slot.turn:
                 if slot.opened is None:
-                    slot.opened = await trio.to_thread.run_sync(self._load, slot)
+                    slot.opened = await self._loaded(slot)
         return slot.opened
 
     def opened(self) -> list[OpenDataset]:
@@ -224,6 +230,17 @@ class VolumeView:
         self._due = 0.0
 
     # ---- inside ----------------------------------------------------------------------------------
+
+    async def _loaded(self, slot: Slot) -> OpenDataset:
+        self.slot(slot.number)
+        load = functools.partial(self._load, slot)
+        opened = await trio.to_thread.run_sync(load, limiter=self._loading)
+        try:
+            self.slot(slot.number)
+        except StaleError:  # it was removed meanwhile
+            opened.close()
+            raise
+        return opened
 
     def _load(self, slot: Slot) -> OpenDataset:
         uuid = slot.info.uuid

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
@@ -13,7 +14,7 @@ import dlfs
 from dlfs.errors import LimitError, NotFoundError, StaleError
 from dlfs.format.location import pack_locations, unpack_location
 from dlfs.service import view as module
-from dlfs.service.view import VolumeView
+from dlfs.service.view import LOADS_MAX, OpenDataset, Slot, VolumeView
 from dlfs.volume import Volume
 
 
@@ -57,6 +58,86 @@ def test_slots_stay(volume: Volume, monkeypatch: pytest.MonkeyPatch) -> None:
                 view.slot(number)
         with pytest.raises(NotFoundError):
             await view.child(b"y")
+
+    run(volume, body)
+
+
+class Stuck:
+    """Has a view's loads wait when they are done; says how many do."""
+
+    def __init__(self, view: VolumeView, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.go = threading.Event()
+        self.waiting = threading.Semaphore(0)
+        real = view._load
+
+        def load(slot: Slot) -> OpenDataset:
+            opened = real(slot)
+            self.waiting.release()
+            assert self.go.wait(60)
+            return opened
+
+        monkeypatch.setattr(view, "_load", load)
+
+    async def wait_for(self, count: int) -> None:
+        for _ in range(count):
+            await trio.to_thread.run_sync(self.waiting.acquire)
+
+
+def test_loads_that_hang_keep_nobody_else_waiting(
+    volume: Volume, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "ROOT_SECONDS", 0)
+    names = [f"stuck{number}" for number in range(LOADS_MAX + 1)]
+    for name in (*names, "loaded"):
+        add(volume, name)
+
+    async def body(view: VolumeView) -> None:
+        loaded = await view.open(await view.child(b"loaded"))
+        stuck = Stuck(view, monkeypatch)
+        free = trio.to_thread.current_default_thread_limiter().available_tokens
+        with trio.fail_after(60):
+            async with trio.open_nursery() as nursery:
+                for name in names:
+                    nursery.start_soon(view.open, await view.child(name.encode()))
+                await stuck.wait_for(LOADS_MAX)
+                assert view._loading.available_tokens == 0
+                assert trio.to_thread.current_default_thread_limiter().available_tokens == free
+                assert await view.names() == sorted(name.encode() for name in (*names, "loaded"))
+                assert await view.open(await view.child(b"loaded")) is loaded
+                stuck.go.set()
+        assert len(view.opened()) == len(names) + 1
+
+    run(volume, body)
+
+
+def test_what_is_removed_while_it_is_loaded_is_closed(
+    volume: Volume, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "ROOT_SECONDS", 0)
+    add(volume, "stuck")
+
+    async def body(view: VolumeView) -> None:
+        slot, closed = await view.child(b"stuck"), list[OpenDataset]()
+        monkeypatch.setattr(OpenDataset, "close", lambda opened: closed.append(opened))
+        stuck = Stuck(view, monkeypatch)
+        refused: list[StaleError] = []
+
+        async def open_it() -> None:
+            try:
+                await view.open(slot)
+            except StaleError as error:
+                refused.append(error)
+
+        with trio.fail_after(60):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(open_it)
+                await stuck.wait_for(1)
+                volume.remove("stuck")
+                assert await view.names() == []
+                stuck.go.set()
+        assert (len(closed), len(refused), view.opened()) == (1, 1, [])
+        monkeypatch.undo()
+        closed[0].close()
 
     run(volume, body)
 
