@@ -632,15 +632,14 @@ typedef struct dlfs_failure {
 /*
  * The samples of one read. Sample i is base[offsets[i]..offsets[i]+lengths[i]); those that failed
  * have length -1. The bytes stay where they are until dlfs_batch_release. Read-only for the caller.
- * The arrays lie one behind the other: lengths is offsets + count, and indices begins behind it.
  */
 typedef struct dlfs_batch {
     const uint8_t *base;
     uint64_t base_bytes;
     uint64_t count;
-    const int64_t *offsets;
-    const int64_t *lengths;
-    const uint64_t *indices;
+    const int64_t *offsets;  /* in one piece with what follows: */
+    const int64_t *lengths;  /* offsets + count */
+    const uint64_t *indices; /* lengths + count */
     const dlfs_failure *failures;
     uint64_t failure_count;
     uint64_t lost_members; /* as dlfs_reader_lost_members, when the batch was given */
