@@ -155,14 +155,17 @@ void nvme_pop_failed(struct nvme_queue *queue)
 
 /*
  * Makes what waits commands, for one call that sends them: not all at once where much is asked for,
- * since a target may serve together what came together, and answer after the last of it only.
+ * nor more than half of what may be under way, since a target may serve together what came
+ * together, and answer after the last of it only. In two halves, one is served while the other's
+ * answers are taken.
  */
 static void issue_waiting(struct nvme_queue *queue)
 {
     uint64_t now_ns = queue->seen_ns - queue->paused_ns;
     uint64_t asked_bytes = 0;
+    uint32_t left = (queue->slot_count + 1) / 2;
     nvme_pop_failed(queue);
-    while (queue->waiting.first != NVME_NONE && asked_bytes < ASKED_BYTES_MAX) {
+    while (queue->waiting.first != NVME_NONE && asked_bytes < ASKED_BYTES_MAX && left-- > 0) {
         struct nvme_operation *operation = &queue->operations[queue->waiting.first];
         if (queue->free_slot == NVME_NONE || !out_has_room(&queue->out)) {
             return;
