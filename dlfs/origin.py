@@ -287,6 +287,7 @@ class LocalOrigin:
             ReaderOptions(
                 memory_bytes=self.options.memory_bytes,
                 depth=self.options.depth,
+                gap_bytes=max(device.gap_bytes for device in generation.sources),
                 timeout_ms=read_timeout_ms(generation.sources),
                 shared=self.options.shared,
             ),

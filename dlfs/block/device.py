@@ -31,7 +31,7 @@ from dlfs._native.device import (
 )
 from dlfs.block import lock
 from dlfs.errors import ClosedError, DeviceError, DlfsError, LockedError, UsageError
-from dlfs.units import MIB
+from dlfs.units import KIB, MIB
 
 if TYPE_CHECKING:
     from dlfs._native.device import BytesLike
@@ -139,6 +139,10 @@ class BlockDevice(Protocol):
         """Within which an operation ends, by its own rules of time-outs; 0: it has none."""
 
     @property
+    def gap_bytes(self) -> int:
+        """About what it moves in the time that one more request costs."""
+
+    @property
     def native(self) -> NativeDevice:
         """What native readers drive. Keep this object while C uses its handle."""
 
@@ -201,6 +205,8 @@ class BlockDevice(Protocol):
 
 class NativeBackedDevice(abc.ABC):
     """A block device over a ``NativeDevice``: everything but where its lock lives."""
+
+    gap_bytes = 16 * KIB
 
     def __init__(self, native: NativeDevice, *, uri: str, identity: str, writable: bool) -> None:
         self.uri = uri

@@ -103,6 +103,11 @@ class WrappingDevice:
         return self.inner.patience_ms
 
     @property
+    def gap_bytes(self) -> int:
+        """The inner device's."""
+        return self.inner.gap_bytes
+
+    @property
     def native(self) -> NativeDevice:
         """The inner device's: what native readers drive, past this wrapper."""
         return self.inner.native
