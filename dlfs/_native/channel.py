@@ -48,6 +48,7 @@ from dlfs._native.reader import (
     member_counters,
     start_of,
 )
+from dlfs._native.sockets import close_in_children
 from dlfs.errors import ClosedError, LimitError
 
 SAMPLES_MAX = 1 << 16
@@ -233,7 +234,7 @@ class ClientChannel(Collected):
             check(code, "open a channel to the service")
         os.close(descriptors.memory)
         self.handle: c_void_p | None = handle
-        self.wake = descriptors.wake
+        close_in_children(descriptors.wake)
         _open_channels.add(self)
         if directory is not None:
             code = library().dlfs_client_attach(handle, directory.handle)
@@ -261,10 +262,9 @@ _open_channels: weakref.WeakSet[ClientChannel] = weakref.WeakSet()
 
 
 def _after_fork_in_child() -> None:
-    """Leave the parent's channels: a copy of its sockets would hide its death from the service."""
+    """Leave the parent's channels. Their memory stays as it is: views of batches may be in use."""
     for channel in list(_open_channels):
-        channel.handle = None  # its memory is left as it is: views of batches may be in use
-        os.close(channel.wake)
+        channel.handle = None
     _open_channels.clear()
 
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import socket
@@ -167,10 +168,12 @@ def run_client(connection: socket.socket) -> None:
         reader.read(EVERY[:50])
 
 
-def run_forking_client(connection: socket.socket) -> None:
-    """A client whose child outlives it."""
+def run_forking_client(connection: socket.socket, *, closed: bool = False) -> None:
+    """A client whose child outlives it; with a batch, and maybe without what it came from."""
     reader = connect(connection)
     held = reader.read(EVERY[:20])
+    if closed:
+        reader.close()
     child = os.fork()
     if child == 0:
         connection.close()
@@ -180,7 +183,12 @@ def run_forking_client(connection: socket.socket) -> None:
     del held
 
 
-ROLES = {"service": run_service, "client": run_client, "forking-client": run_forking_client}
+ROLES = {
+    "service": run_service,
+    "client": run_client,
+    "forking-client": run_forking_client,
+    "forking-client-closed": functools.partial(run_forking_client, closed=True),
+}
 
 if __name__ == "__main__":
     ROLES[sys.argv[1]](socket.socket(fileno=int(sys.argv[2])))

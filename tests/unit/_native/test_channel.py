@@ -377,9 +377,10 @@ def test_a_killed_client_leaves_nothing(node) -> None:
     assert one.reader._handle is None
 
 
-def test_the_death_of_a_client_with_a_living_child_is_noticed(node) -> None:
+@pytest.mark.parametrize("role", ["forking-client", "forking-client-closed"])
+def test_the_death_of_a_client_with_a_living_child_is_noticed(node, role: str) -> None:
     one = node()
-    with program("forking-client") as (process, connection):
+    with program(role) as (process, connection):
         thread = serve_in_thread(one, connection.dup())
         child = int(process.stdout.readline())
         try:
