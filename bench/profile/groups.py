@@ -21,7 +21,7 @@ _DLFS_FILES = (
     ("order", r"sequence|permutation|choice|mix"),
     ("look-ahead", r"stream|ahead|harvest"),
     ("planning", r"plan"),
-    ("cache and memory", r"arena|pool|memory|block\.c"),
+    ("cache and memory", r"arena|pool|memory|warm|block\.c"),
     ("batches", r"read|fetch|reader|get|members|pieces|barrier|atomic"),
 )
 _DLFS = tuple((f"libdlfs: {name}", re.compile(pattern)) for name, pattern in _DLFS_FILES)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import math
+from dataclasses import dataclass
+from importlib.util import find_spec
 from itertools import combinations, permutations
 from pathlib import Path
 
@@ -12,7 +16,7 @@ import pytest
 
 from bench.machine import Unavailable
 from bench.shuffle import cost, measures, report, training
-from bench.shuffle.__main__ import TINY, find, main
+from bench.shuffle.__main__ import TINY, Size, find, main
 from bench.shuffle.orders import Buffered, Order, Shuffled, Stored
 from dlfs.sequence import WINDOW_CHUNKS
 
@@ -164,10 +168,32 @@ def test_windows_beyond_the_memory_are_read_more_than_once(tmp_path: Path) -> No
     assert not list(tmp_path.iterdir())
 
 
-def test_a_tiny_run_writes_its_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--tiny", "--results", str(tmp_path)]) == 0
+@dataclass(frozen=True)
+class Run:
+    """A tiny run of everything: what it found, wrote and said."""
 
-    (path,) = tmp_path.glob("*.json")
+    findings: report.Findings
+    folder: Path
+    said: str
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    folder, said = tmp_path_factory.mktemp("results"), io.StringIO()
+    found: list[report.Findings] = []
+
+    def find_and_keep(size: Size, place: Path) -> report.Findings:
+        found.append(find(size, place))
+        return found[-1]
+
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(said):
+        patch.setattr("bench.shuffle.__main__.find", find_and_keep)
+        assert main(["--tiny", "--results", str(folder)]) == 0
+    return Run(found[0], folder, said.getvalue())
+
+
+def test_a_tiny_run_writes_its_tables(run: Run) -> None:
+    (path,) = run.folder.glob("*.json")
     found = json.loads(path.read_text())
     assert found["machine"]["commit"]
     assert len(found["quality"]) == 4 + len(TINY.windows)
@@ -175,27 +201,25 @@ def test_a_tiny_run_writes_its_tables(tmp_path: Path, capsys: pytest.CaptureFixt
     table = path.with_suffix(".md").read_text()
     assert "| chunk, window of 8 |" in table
     assert all(order in table for order in found["accuracy"])
-    assert str(path) in capsys.readouterr().out
+    assert str(path) in run.said
 
 
-def test_plots_are_drawn_or_say_what_they_lack(tmp_path: Path) -> None:
-    findings = find(TINY, tmp_path)
-    try:
-        paths = report.plot(findings, tmp_path / "shuffle")
-    except Unavailable as reason:
-        pytest.skip(str(reason))
+def test_plots_are_drawn_or_say_what_they_lack(run: Run) -> None:
+    if find_spec("matplotlib") is None:
+        assert "dlfs[bench]" in run.said
+        pytest.skip("matplotlib is not installed")
+    paths = list(run.folder.glob("*.png"))
     assert [path.read_bytes()[:4] for path in paths] == [b"\x89PNG"] * 3
+    assert all(str(path) in run.said for path in paths)
 
 
 def test_plots_without_matplotlib_name_the_extra(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
     with pytest.raises(Unavailable, match=r"dlfs\[bench\]"):
-        report.plot(find(TINY, tmp_path), tmp_path / "shuffle")
+        report.plot(run.findings, tmp_path / "shuffle")
 
 
 def test_the_default_window_is_measured() -> None:
-    from bench.shuffle.__main__ import Size
-
     assert WINDOW_CHUNKS in Size().windows
