@@ -117,12 +117,13 @@ class Epoch(Iterator[Batch]):
     def __next__(self) -> Batch:
         if self._closed:
             raise ClosedError("take the next batch: the epoch is closed")
-        if self._left() == 0:
+        left = self._left()
+        if left == 0:
             self._end_stream()
             raise StopIteration
         stream, reader = self._open_stream()
         try:
-            native = stream.next(min(self._batch_size, self._left()))
+            native = stream.next(min(self._batch_size, left))
             if native is None:
                 raise ClosedError("take the next batch: the epoch's stream ended early")
             batch = reader.settle(native, self._on_error)
