@@ -83,6 +83,16 @@ def bind(
         function.restype, function.argtypes = restype, argtypes
 
 
+def _how_to_get_it() -> str:
+    checkout = Path(__file__).parents[2]
+    if not (checkout / "native" / "CMakeLists.txt").exists():
+        return "reinstall dlfs"
+    return (
+        f"{checkout} is a checkout, which Python run there takes before an installed dlfs: "
+        "`make build` builds it, or run Python elsewhere"
+    )
+
+
 @functools.cache
 def library() -> ctypes.CDLL:
     """Load libdlfs, once.
@@ -94,9 +104,7 @@ def library() -> ctypes.CDLL:
     try:
         loaded = ctypes.CDLL(str(path), use_errno=False)
     except OSError as error:
-        raise NativeError(
-            f"load {path}: {error}; reinstall dlfs, or build it from a checkout with `make build`"
-        ) from error
+        raise NativeError(f"load {path}: {error}; {_how_to_get_it()}") from error
     bind(loaded, PROTOTYPES, path)
     got = loaded.dlfs_version()
     version = (got >> 16, got >> 8 & 0xFF, got & 0xFF)

@@ -87,9 +87,11 @@ class FileDevice(NativeBackedDevice):
 
         Raises:
             ExistsError: there is such a file.
-            SpaceError: the file system has too little space; nothing is left behind.
-            UsageError: the size is too small.
+            SpaceError: the file system has too little space.
+            UsageError: the size is too small, or there is no such engine.
             DeviceError: it cannot be made.
+
+        When it fails, nothing is left behind.
         """
         name = os.fsdecode(path)
         size_bytes -= size_bytes % SIZE_MULTIPLE_BYTES
@@ -109,7 +111,11 @@ class FileDevice(NativeBackedDevice):
             raise _os_error(f"create {name}, {size_bytes} bytes", error) from error
         finally:
             os.close(descriptor)
-        return cls(name, writable=True, engine=engine)
+        try:
+            return cls(name, writable=True, engine=engine)
+        except BaseException:
+            Path(name).unlink()
+            raise
 
     def _acquire(self, _: HolderRecord) -> bool:
         try:

@@ -38,7 +38,10 @@ def test_loaded_once() -> None:
 @pytest.mark.usefixtures("loading")
 def test_missing_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("DLFS_LIBRARY", str(tmp_path / "none.so"))
-    with pytest.raises(errors.NativeError, match="make build"):
+    with pytest.raises(errors.NativeError, match=r"is a checkout, .*`make build` builds it"):
+        library()
+    monkeypatch.setattr("dlfs._native.library.__file__", str(tmp_path / "dlfs/_native/library.py"))
+    with pytest.raises(errors.NativeError, match=r"; reinstall dlfs$"):
         library()
 
 

@@ -51,6 +51,12 @@ def test_create_says_what_is_wrong(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_create_leaves_nothing_behind_that_it_cannot_open(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="expected engine"):
+        FileDevice.create(tmp_path / "a", 1 << 20, engine="warp")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_create_leaves_nothing_behind_when_the_space_is_short(tmp_path: Path) -> None:
     status = os.statvfs(tmp_path)
     too_much = status.f_blocks * status.f_frsize * 2
