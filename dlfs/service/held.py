@@ -11,7 +11,9 @@ and reads them as one batch, so that many programs' single reads become one call
 handed over through a SimpleQueue and its result through plain attributes; the loop is only woken
 when a handler waits already: `finished` is set before `awaited` is read on one side, `awaited` is
 set before `finished` is read on the other. Large samples have threads of their own, so that small
-ones never wait behind them.
+ones never wait behind them. A small sample that is the only one held is waited for by the loop
+itself, for a moment at most: being woken takes it longer than a device takes for most reads, and
+with nothing else under way hardly anybody is kept waiting.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
@@ -38,6 +40,9 @@ SAMPLE_BYTES_MAX = 4 * GIB
 SMALL_THREADS = 2
 LARGE_THREADS = 2
 BATCH_SAMPLES_MAX = 64
+
+PATIENCE_SECONDS = 0.002
+"""How long the loop itself waits for a sample at most."""
 
 _READ_SHARE_STEP = 1 / 8
 
@@ -67,6 +72,12 @@ class Holder(Protocol):
         """Undo a ``hold``."""
 
 
+def _taken_lock() -> threading.Lock:
+    lock = threading.Lock()
+    lock.acquire()
+    return lock
+
+
 @dataclass(eq=False)
 class Fetch:
     """One reading of one sample, under way or done."""
@@ -78,15 +89,23 @@ class Fetch:
     data: bytes = b""
     error: ReadError | None = None
     finished: bool = False
+    ended: threading.Lock = field(default_factory=_taken_lock)
+    """Let go of by the thread when it has finished."""
     awaited: bool = False
     event: trio.Event | None = None
     """Set when it has finished, if somebody waited."""
 
-    async def wait(self) -> None:
-        """Wait until it has finished."""
+    async def wait(self, *, patiently: bool = False) -> None:
+        """Wait until it has finished.
+
+        Args:
+            patiently: the first who waits may keep the loop waiting for a moment.
+        """
         if self.finished:
             return
         if self.event is None:
+            if patiently and self.ended.acquire(timeout=PATIENCE_SECONDS):
+                return
             self.event = trio.Event()
         self.awaited = True
         if not self.finished:
@@ -169,6 +188,7 @@ class ReadThreads:
 
     def _finish(self, fetch: Fetch) -> None:
         fetch.finished = True
+        fetch.ended.release()
         if fetch.awaited:
             try:
                 self._token.run_sync_soon(fetch.wake)
@@ -284,7 +304,8 @@ class HeldSamples:
             fetch = await self._fetch(sample)
         else:
             self._fetched.move_to_end(sample)
-        await fetch.wait()
+        only = len(self._fetched) == 1 and sample.length_bytes <= SMALL_BYTES_MAX
+        await fetch.wait(patiently=only)
         if fetch.error is not None:
             if sample.fetch is fetch:
                 self._drop(sample)  # the next read tries again

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+import threading
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 import pytest
 import trio
+from trio.testing import wait_all_tasks_blocked
 
 import dlfs
 from dlfs.dataset import Dataset
 from dlfs.errors import ClosedError, LimitError
+from dlfs.reader import Batch
+from dlfs.service import held
 from dlfs.service.held import (
     SAMPLE_BYTES_MAX,
     SMALL_BYTES_MAX,
@@ -169,6 +173,80 @@ def test_errors_reach_the_reader_and_are_forgotten(dataset: Dataset) -> None:
         bench.held.release(sample)
         bench.held.release(other)
 
+    run(dataset, body)
+
+
+class Slow:
+    """A dataset on a device that answers when it is told to."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        self._dataset = dataset
+        self.answers = threading.Event()
+
+    def read(self, indices: Sequence[int], *, on_error: str = "raise") -> Batch:
+        self.answers.wait(20)
+        return self._dataset.read(indices, on_error=on_error)
+
+    def __getitem__(self, index: int, /) -> bytes:
+        self.answers.wait(20)
+        return self._dataset[index]
+
+    def get_kept(self, _index: int) -> bytes | None:
+        return None
+
+
+def open_slow(bench: Bench, slow: Slow, index: int) -> OpenSample:
+    return bench.held.open(index, bench.slot, slow, index, SIZES[index])
+
+
+async def read_slowly(bench: Bench, slow: Slow, sample: OpenSample) -> None:
+    """Read a sample whose device answers when all tasks wait, which they can."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(bench.read, sample)
+        await wait_all_tasks_blocked()
+        assert sample.fetch is not None
+        assert sample.fetch.event is not None
+        slow.answers.set()
+    assert sample.fetch.data == content(sample.index)
+
+
+def test_the_loop_waits_for_a_lone_sample(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body(bench: Bench) -> None:
+        slow = Slow(dataset)
+        sample = open_slow(bench, slow, 2)
+        slow.answers.set()
+        assert await bench.read(sample) == content(2)
+        assert sample.fetch is not None
+        assert sample.fetch.event is None  # nobody had to be woken
+        bench.held.release(sample)
+
+    monkeypatch.setattr(held, "PATIENCE_SECONDS", 20)
+    run(dataset, body)
+
+
+def test_the_loop_waits_for_a_moment_only(dataset: Dataset) -> None:
+    async def body(bench: Bench) -> None:
+        slow = Slow(dataset)
+        sample = open_slow(bench, slow, 2)
+        await read_slowly(bench, slow, sample)
+        bench.held.release(sample)
+
+    run(dataset, body)
+
+
+def test_the_loop_waits_for_none_of_several(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body(bench: Bench) -> None:
+        slow = Slow(dataset)
+        samples = [open_slow(bench, slow, index) for index in (2, 3)]
+        await read_slowly(bench, slow, samples[0])
+        for sample in samples:
+            bench.held.release(sample)
+
+    monkeypatch.setattr(held, "PATIENCE_SECONDS", 20)
     run(dataset, body)
 
 
