@@ -64,6 +64,16 @@ def expected_total(volume: str, rank: int) -> str:
         return hear(process)
 
 
+def test_indices_out_of_range_are_named_and_cost_no_channel(
+    serve: Callable[..., Service], volume: str, samples: dict[bytes, bytes]
+) -> None:
+    with dlfs.connect(serve(volume).uri) as connected:
+        dataset = connected["d"]
+        with pytest.raises(dlfs.UsageError, match=rf"got {len(samples)} at position 1"):
+            dataset.read([0, len(samples)])
+        assert dataset.read([0]).to_list() == [samples[min(samples)]]
+
+
 def test_processes_share_one_directory_and_one_cache(
     serve: Callable[..., Service], volume: str, samples: dict[bytes, bytes]
 ) -> None:

@@ -70,6 +70,8 @@ def test_bad_indices_are_refused(bench):
         for bad in ([5], [-1], [0.5], [[0]], ["a"]):
             with pytest.raises(UsageError, match=r"expected (indices|integers)"):
                 reader.read(bad)
+        with pytest.raises(UsageError, match=r"indices 0\.\.4, got -7 at position 2"):
+            reader.read([0, 4, -7, 9])
         with pytest.raises(UsageError, match="on_error"):
             reader.read([0], on_error="ignore")
 
