@@ -109,8 +109,16 @@ def end(process: subprocess.Popen[str], number: signal.Signals) -> None:
         process.send_signal(number)
     errors = process.communicate()[1]
     assert process.returncode == INTERRUPTED, errors
-    with pytest.raises(ProcessLookupError):
-        os.killpg(process.pid, 0)  # nobody is left
+    wait_for(lambda: is_gone(process.pid), "the last of what it started to end")
+
+
+def is_gone(group: int) -> bool:
+    """Whether nobody is left in a process group."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return True
+    return False
 
 
 @pytest.mark.fuse
