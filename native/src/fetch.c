@@ -3,7 +3,8 @@
  * boundaries, each piece goes to a member's queue pair (pieces.c), all queues are kept as full as
  * their depth allows, and a span that failed is tried again as a whole. A span that outlives its
  * deadline is reported with DLFS_E_TIMEOUT while its memory stays referenced until the device has
- * let go of it.
+ * let go of it. Waiting for others to make room does not count while the members answer: what is
+ * read ahead may be more than a slow device gives in that time.
  *
  * Completions are taken in small groups, and the queues filled again before anybody looks at what
  * has come.
@@ -70,8 +71,9 @@ int fetch_create(dlfs_reader *reader, struct fetch **out)
     fetch->operation_counts = calloc(members, sizeof(uint32_t));
     fetch->completions = calloc(fetch->group, sizeof(dlfs_completion));
     fetch->member_stats = calloc(members, sizeof(dlfs_member_stats));
+    fetch->answered_ns = calloc(members, sizeof(uint64_t));
     if (fetch->queues && fetch->waits && fetch->operations && fetch->operation_counts &&
-        fetch->completions && fetch->member_stats)
+        fetch->completions && fetch->member_stats && fetch->answered_ns)
         code = pieces_create(fetch);
     for (uint32_t member = 0; code == 0 && member < members; member++)
         if (!member_is_lost(reader, member) || reader->config.replicas == 1)
@@ -108,6 +110,7 @@ void fetch_destroy(struct fetch *fetch)
     free(fetch->operation_counts);
     free(fetch->completions);
     free(fetch->member_stats);
+    free(fetch->answered_ns);
     free(fetch->spans);
     free(fetch->wants);
     free(fetch->sorting);
@@ -163,17 +166,20 @@ struct span *fetch_span(struct fetch *fetch)
     return span;
 }
 
+/* A read that outlives this is read from another copy, by a span of its own. */
+static uint64_t patience_ns(const dlfs_reader *reader)
+{
+    return (uint64_t)reader->config.timeout_ms * 1000000 / reader->config.replicas;
+}
+
 void fetch_start(struct fetch *fetch, struct span *span)
 {
-    const dlfs_reader_config *config = &fetch->reader->config;
     span->submitted = 0;
     span->asked = 0;
     span->code = 0;
     span->state = SPAN_WAITING;
-    /* A read that outlives its deadline is read from another copy, by a span of its own. */
     if (span->deadline_ns == 0)
-        span->deadline_ns =
-            fetch->now_ns + (uint64_t)config->timeout_ms * 1000000 / config->replicas;
+        span->deadline_ns = fetch->now_ns + patience_ns(fetch->reader);
     span_push(fetch, &fetch->waiting, span_number(fetch, span));
 }
 
@@ -239,9 +245,13 @@ void span_piece_ended(struct fetch *fetch, struct span *span, const struct piece
 /* Begins what a span still lacks; false when a member's queue, which is noted, is full. */
 static bool span_begin(struct fetch *fetch, struct span *span, uint64_t *full_members)
 {
-    while (span->submitted < span->length && span->code == 0)
+    while (span->submitted < span->length && span->code == 0) {
         if (!piece_begin(fetch, span, full_members))
             return false;
+        if (!span->begun)
+            span->deadline_ns = fetch->now_ns + patience_ns(fetch->reader);
+        span->begun = true;
+    }
     span->state = SPAN_IN_FLIGHT;
     if (span->in_flight == 0)
         span_end(fetch, span);
@@ -321,6 +331,8 @@ static int collect(struct fetch *fetch, uint32_t member, int timeout_ms)
         dlfs_queue_poll(fetch->queues[member], fetch->completions, fetch->group, timeout_ms);
     if (count != 0)
         fetch_spend(fetch, &fetch->stats.device_ns);
+    if (count > 0)
+        fetch->answered_ns[member] = fetch->now_ns;
     for (int i = 0; i < count; i++)
         piece_answer(fetch, fetch->completions[i].tag, fetch->completions[i].result);
     if (count < 0)
@@ -388,6 +400,19 @@ static void abandon(struct fetch *fetch, struct span *span, int code)
     span_push(fetch, &fetch->done, span_number(fetch, span));
 }
 
+/* When the one of the members with work answered last that has been silent for longest; 0: never.
+ */
+static uint64_t all_answered_ns(const struct fetch *fetch)
+{
+    uint64_t oldest = UINT64_MAX;
+    for (uint32_t member = 0; member < fetch->reader->config.member_count; member++) {
+        const dlfs_queue *queue = fetch->queues[member];
+        if (queue && dlfs_queue_in_flight(queue) > 0 && fetch->answered_ns[member] < oldest)
+            oldest = fetch->answered_ns[member];
+    }
+    return oldest == UINT64_MAX ? 0 : oldest;
+}
+
 /* Abandons what is past its deadline. */
 static void check_spans(struct fetch *fetch)
 {
@@ -395,10 +420,11 @@ static void check_spans(struct fetch *fetch)
     if (now - fetch->checked_ns < DEADLINE_CHECK_NS)
         return;
     fetch->checked_ns = now;
+    uint64_t queued_until_ns = all_answered_ns(fetch) + patience_ns(fetch->reader);
     for (uint32_t number = 0; number < fetch->span_capacity; number++) {
         struct span *span = &fetch->spans[number];
         bool under_way = span->state == SPAN_WAITING || span->state == SPAN_IN_FLIGHT;
-        if (!under_way || now < span->deadline_ns)
+        if (!under_way || now < span->deadline_ns || (!span->begun && now < queued_until_ns))
             continue;
         span_blame(fetch, span);
         abandon(fetch, span, DLFS_E_TIMEOUT);

@@ -96,6 +96,7 @@ struct span {
     uint32_t avoided; /* the member to do without, or MEMBER_NONE */
     int code;         /* of the first piece that failed */
     uint8_t state;
+    bool begun;          /* some of it has been asked of a member, once at least */
     bool doubted;        /* what came was wrong, once at least */
     bool abandoned;      /* timed out: the memory stays referenced until the last piece is back */
     uint32_t slot;       /* the arena's slot that memory lies in, or SLOT_NONE */
@@ -147,6 +148,7 @@ struct fetch {
     uint32_t pieces_in_flight;
     uint32_t abandoned_pieces;
     uint64_t checked_ns;             /* when deadlines were last looked at */
+    uint64_t *answered_ns;           /* [member_count] when each last answered, 0: never */
     dlfs_operation *operations;      /* [member_count * depth] */
     uint32_t *operation_counts;      /* [member_count] */
     dlfs_completion *completions;    /* [group] */
