@@ -154,6 +154,7 @@ class NativeDirectory:
         check(code, f"open {label}")
         self._handle: c_void_p | None = handle
         self._finalizer = weakref.finalize(self, _close, handle.value or 0)
+        self._finalizer.atexit = False  # an epoch that was not closed still reads ahead by it
         self.count: int = library().dlfs_directory_count(handle)
         self.data_bytes: int = library().dlfs_directory_data_bytes(handle)
         self.names_bytes: int = library().dlfs_directory_names_bytes(handle)

@@ -56,6 +56,8 @@ _CODES: dict[int, type[DlfsError]] = {
 RESERVATION_CONFLICT = -errno.EBADE
 """What devices return for NVMe's status Reservation Conflict, as Linux does."""
 
+_add_reference = ctypes.PYFUNCTYPE(None, ctypes.py_object)(("Py_IncRef", ctypes.pythonapi))
+
 _FENCED = "another host has reserved the namespace and fenced this one off"
 
 _ERRNOS = {
@@ -117,10 +119,19 @@ class Collected:
     """What gives native memory back when it is collected, or left by a generator that is.
 
     Collectors run until the very end of an interpreter, when modules have lost their names and
-    nothing can be called any more. Then memory and threads are left to the system.
+    nothing can be called any more. Then memory and threads are left to the system; and the object
+    stays, for the threads are still at what it refers to.
     """
 
-    _at_exit = staticmethod(sys.is_finalizing)
+    _is_finalizing = staticmethod(sys.is_finalizing)
+    _stay = staticmethod(_add_reference)
+
+    def _at_exit(self) -> bool:
+        """Whether the interpreter ends, and this object is to be left as it is."""
+        if self._is_finalizing():
+            self._stay(self)
+            return True
+        return False
 
 
 def describe(code: int) -> str:
