@@ -133,30 +133,35 @@ static void dataset_destroy(struct dataset *dataset)
     CHECK_EQ(dlfs_device_destroy(dataset->inner), 0);
 }
 
-static inline dlfs_reader *reader_with(const struct dataset *dataset, uint64_t memory_bytes,
-                                       uint32_t retries, uint32_t flags)
+/* A reader of the dataset, as `config` has depth, memory, gap, retries, time-out and flags. */
+static inline dlfs_reader *reader_as(const struct dataset *dataset, dlfs_reader_config config)
 {
     dlfs_extent extent = {0, dataset->chunk_count};
-    dlfs_reader_config config = {
-        .devices = &dataset->device,
-        .member_count = 1,
-        .chunk_bytes = CHUNK,
-        .block_bytes = BLOCK,
-        .depth = 8,
-        .data_offset_bytes = DATA_OFFSET,
-        .extents = &extent,
-        .extent_count = 1,
-        .directory = dataset->directory,
-        .memory_bytes = memory_bytes,
-        .gap_bytes = 8192,
-        .retry_count = retries,
-        .timeout_ms = 20000,
-        .flags = flags,
-        .replicas = 1,
-    };
+    config.devices = &dataset->device;
+    config.member_count = 1;
+    config.chunk_bytes = CHUNK;
+    config.block_bytes = BLOCK;
+    config.data_offset_bytes = DATA_OFFSET;
+    config.extents = &extent;
+    config.extent_count = 1;
+    config.directory = dataset->directory;
+    config.replicas = 1;
     dlfs_reader *reader;
     CHECK_EQ(dlfs_reader_create(&config, &reader), 0);
     return reader;
+}
+
+static inline dlfs_reader *reader_with(const struct dataset *dataset, uint64_t memory_bytes,
+                                       uint32_t retries, uint32_t flags)
+{
+    return reader_as(dataset, (dlfs_reader_config){
+                                  .depth = 8,
+                                  .memory_bytes = memory_bytes,
+                                  .gap_bytes = 8192,
+                                  .retry_count = retries,
+                                  .timeout_ms = 20000,
+                                  .flags = flags,
+                              });
 }
 
 static inline dlfs_reader *reader_over(const struct dataset *dataset, uint64_t memory_bytes,

@@ -12,27 +12,14 @@
 #define STALL_MS 20u
 #define TIMEOUT_MS 1000u
 
+/* A reader that has one operation under way at a time. */
 static dlfs_reader *reader_of(const struct dataset *dataset, uint32_t timeout_ms)
 {
-    dlfs_extent extent = {0, dataset->chunk_count};
-    dlfs_reader_config config = {
-        .devices = &dataset->device,
-        .member_count = 1,
-        .chunk_bytes = CHUNK,
-        .block_bytes = BLOCK,
-        .depth = 1,
-        .data_offset_bytes = DATA_OFFSET,
-        .extents = &extent,
-        .extent_count = 1,
-        .directory = dataset->directory,
-        .memory_bytes = MEMORY_BYTES,
-        .gap_bytes = 0,
-        .timeout_ms = timeout_ms,
-        .replicas = 1,
-    };
-    dlfs_reader *reader;
-    CHECK_EQ(dlfs_reader_create(&config, &reader), 0);
-    return reader;
+    return reader_as(dataset, (dlfs_reader_config){
+                                  .depth = 1,
+                                  .memory_bytes = MEMORY_BYTES,
+                                  .timeout_ms = timeout_ms,
+                              });
 }
 
 /* Samples of an epoch in one batch; how many of them could not be read in time. */

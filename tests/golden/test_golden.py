@@ -456,7 +456,7 @@ DAMAGES: list[tuple[str, Callable[[Image], None], type[Exception], str]] = [
     ("major version", lambda i: i.patch_superblocks("H", 8, 2), VersionError, "version 1, got 2"),
     ("incompat", lambda i: i.patch_superblocks("Q", 16, 2), VersionError, "newer"),
     ("replicas", lambda i: i.patch_superblocks("I", 120, 5), FormatError, "replicas"),
-    ("chunk size", lambda i: i.patch_superblocks("I", 72, 0), FormatError, "chunk_bytes"),
+    ("chunk size", lambda i: i.patch_superblocks("I", 72, 0), FormatError, "chunk of a power"),
     ("rows", lambda i: i.patch_superblocks("Q", 88, 1 << 40), FormatError, "rows"),
     ("members", lambda i: i.patch_superblocks("I", 68, 65), FormatError, "members"),
     ("catalog bit", lambda i: i.flip(i.superblock.catalog_runs, 70), ChecksumError, "catalog"),
