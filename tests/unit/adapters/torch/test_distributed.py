@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.adapters.torch.conftest import COUNT
-from tests.unit.adapters.torch.test_loader import order, reference
+from tests.unit.adapters.torch.orders import order, reference
 
 torch = pytest.importorskip("torch")
 

@@ -16,6 +16,7 @@ from dlfs.errors import ChecksumError, NotFoundError, TransformError, UsageError
 from dlfs.testing.datasets import random_samples
 from dlfs.units import KIB, MIB
 from tests.unit.adapters.torch.conftest import COUNT, SHAPE, array
+from tests.unit.adapters.torch.orders import order, reference, take_all
 
 torch = pytest.importorskip("torch")
 
@@ -31,21 +32,6 @@ from dlfs.adapters.torch import (  # noqa: E402
 from dlfs.adapters.torch.tensors import view_array  # noqa: E402
 
 pytestmark = pytest.mark.torch
-
-
-def order(batches) -> list[int]:
-    return [index for batch in batches for index in batch.indices.tolist()]
-
-
-def take_all(batches, given: list) -> None:
-    """Keeps what is given before an error, too."""
-    for batch in batches:
-        given.append(batch)
-
-
-def reference(dataset, **arguments) -> list[int]:
-    with dataset.batches(len(dataset), **arguments) as epoch:
-        return [int(index) for batch in epoch for index in batch.indices]
 
 
 # ---- tensors -------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import pytest
 
 from dlfs.errors import UsageError
 from tests.unit.adapters.torch.conftest import COUNT
-from tests.unit.adapters.torch.test_loader import reference
+from tests.unit.adapters.torch.orders import reference
 
 torch = pytest.importorskip("torch")
 

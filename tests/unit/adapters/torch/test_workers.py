@@ -10,7 +10,7 @@ import pytest
 
 from dlfs.errors import TransformError, UsageError
 from tests.unit.adapters.torch.conftest import COUNT, SHAPE
-from tests.unit.adapters.torch.test_loader import order, reference, take_all
+from tests.unit.adapters.torch.orders import order, reference, take_all
 
 torch = pytest.importorskip("torch")
 
