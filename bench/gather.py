@@ -15,7 +15,6 @@ import json
 import os
 import shlex
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -26,7 +25,7 @@ from typing import Any
 
 from bench import page
 from bench.datasets import CORPUS_ARCHIVE, CORPUS_PACKAGE, find_corpus
-from bench.ending import INTERRUPTED, output_of
+from bench.ending import INTERRUPTED, started
 from bench.machine import ROOT, describe
 from bench.peers.report import read as read_races
 from bench.peers.report import summary as peers_summary
@@ -133,10 +132,9 @@ def run_part(part: Part, arguments: argparse.Namespace, corpus: Path | None) -> 
     words += part.quick if arguments.quick else []
     before = set(os.listdir(results))
     start = time.monotonic()
-    process = subprocess.Popen([sys.executable, *words], cwd=ROOT)
     try:
-        output_of(process)
-        code = process.returncode
+        with started([sys.executable, *words], cwd=ROOT) as process:
+            code = process.wait()
     except KeyboardInterrupt:
         code = INTERRUPTED
     fresh = sorted(set(os.listdir(results)) - before)

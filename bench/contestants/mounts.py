@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -28,6 +27,7 @@ from bench.contestant import (
 )
 from bench.contestants.files import read_files
 from bench.datasets import DATASET
+from bench.ending import started
 from bench.machine import ROOT, Unavailable
 
 WAIT_SECONDS = 600.0
@@ -102,16 +102,11 @@ def _mount_bare(
     if server_name in LIBFUSE_THREADS:
         program = ground.machine.program("bare_fuse")
         command = [str(program), *places, str(LIBFUSE_THREADS[server_name])]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT)
-    assert server.stdout is not None
-    try:
+    with started(command, stdout=subprocess.PIPE, cwd=ROOT) as server:
+        assert server.stdout is not None
         if server.stdout.readline() != b"ready\n":
             raise Unavailable(f"the {SERVERS[server_name]} server ended: {server.wait()}")
         yield Mounted(point, server.pid)
-    finally:
-        server.send_signal(signal.SIGTERM)
-        server.wait()
-        server.stdout.close()
 
 
 @contextmanager
@@ -125,8 +120,7 @@ def _mount_squashfuse(ground: Ground, point: Path) -> Iterator[Mounted]:
         command = ["mksquashfs", str(ground.scene.files), str(image), *AS_THEY_ARE]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         drop_caches_for(ground.machine, cold=True)
-    server = subprocess.Popen([SQUASHFUSE, "-f", str(image), str(point)])
-    try:
+    with started([SQUASHFUSE, "-f", str(image), str(point)]) as server:
         until = time.monotonic() + READY_SECONDS
         while not os.path.ismount(point) and server.poll() is None:
             if time.monotonic() > until:
@@ -135,9 +129,6 @@ def _mount_squashfuse(ground: Ground, point: Path) -> Iterator[Mounted]:
         if not os.path.ismount(point):
             raise Unavailable(f"{SQUASHFUSE} did not mount: {server.poll()}")
         yield Mounted(point, server.pid)
-    finally:
-        server.send_signal(signal.SIGTERM)
-        server.wait()
 
 
 @contextmanager

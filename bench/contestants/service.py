@@ -27,6 +27,7 @@ import dlfs
 from bench.contestant import Ground, Sample, check_bytes, cpu_seconds_of, timed
 from bench.contestants.samples import Tally, read_batches
 from bench.datasets import DATASET, Scene
+from bench.ending import started
 from bench.machine import Unavailable
 
 SHARED = "memfd:dlfs"
@@ -58,8 +59,8 @@ def serve_volume(volume: str, memory_bytes: int) -> Iterator[Served]:
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "dlfs.cli", "serve", volume, "--json"]
         command += ["--socket", f"{folder}/bench.sock", "--cache", str(memory_bytes)]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        try:
+        pipe = subprocess.PIPE
+        with started(command, stdout=pipe, stderr=pipe) as process:
             assert process.stdout is not None
             told = b""
             while not told.endswith(b"}\n"):
@@ -69,9 +70,6 @@ def serve_volume(volume: str, memory_bytes: int) -> Iterator[Served]:
                     raise Unavailable(f"dlfs serve ended: {words}")
                 told += line
             yield Served(json.loads(told)["uri"], process.pid)
-        finally:
-            process.terminate()
-            process.communicate()
 
 
 def _fill(dataset: dlfs.Dataset, size: int) -> None:

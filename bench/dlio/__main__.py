@@ -20,7 +20,7 @@ from bench.contestant import WrongBytesError
 from bench.dlio import report
 from bench.dlio.stage import Stage, find_dlio, lay_out
 from bench.dlio.workloads import WAYS, WORKLOADS, Workload
-from bench.ending import output_of, run_program
+from bench.ending import run_program, started
 from bench.machine import ROOT, Unavailable, describe
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -64,8 +64,8 @@ def run_once(stage: Stage, way: str, arguments: argparse.Namespace) -> dict[str,
     command = [*arguments.prefix, sys.executable, "-m", "bench.dlio.run", str(stage.folder), way]
     command += ["--epochs", str(arguments.epochs), "--seed", str(arguments.seed)]
     pipe = subprocess.PIPE
-    process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=ROOT)
-    told, errors = output_of(process)
+    with started(command, stdout=pipe, stderr=pipe, text=True, cwd=ROOT) as process:
+        told, errors = process.communicate()
     if process.returncode:
         raise RuntimeError(f"{shlex.join(command)} ended with {process.returncode}:\n{errors}")
     figures: dict[str, Any] = json.loads(told.splitlines()[-1])

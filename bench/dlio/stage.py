@@ -6,7 +6,6 @@ import filecmp
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -20,7 +19,7 @@ from typing import Self
 from bench.contestant import WrongBytesError
 from bench.contestants.mounts import check_fuse
 from bench.dlio.workloads import Workload
-from bench.ending import output_of
+from bench.ending import started
 from bench.machine import ROOT, Unavailable
 from dlfs.ingest.example import features
 
@@ -141,15 +140,15 @@ def run_dlio(
     }
     with log.open("wb") as output, tempfile.TemporaryDirectory(prefix="dlio") as session:
         command += ["--mca", "orte_tmpdir_base", session]
-        process = subprocess.Popen(
+        with started(
             [*command, str(find_dlio()), *options],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
             env=environment,
             cwd=stage.folder,
-        )
-        output_of(process)
+        ) as process:
+            process.wait()
     if process.returncode:
         end = log.read_text(encoding="utf-8", errors="replace").splitlines()[-25:]
         raise RuntimeError("\n".join([f"DLIO ended with {process.returncode}; {log}:", *end]))
@@ -199,13 +198,11 @@ def serve(stage: Stage, *, incoming: bool = False) -> Iterator[Served]:
     command = [sys.executable, "-m", "dlfs.cli", "serve", str(stage.volume), "--json"]
     command += ["--socket", str(stage.folder / "dlfs.sock"), "--mount", str(stage.mounted)]
     command += ["--incoming", str(stage.spool)] if incoming else []
-    with (stage.folder / "serve.log").open("ab") as log:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, cwd=ROOT)
-        try:
-            yield Served(json.loads(_until_ready(process, log.name))["uri"], process.pid)
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.communicate()
+    with (
+        (stage.folder / "serve.log").open("ab") as log,
+        started(command, stdout=subprocess.PIPE, stderr=log, cwd=ROOT) as process,
+    ):
+        yield Served(json.loads(_until_ready(process, log.name))["uri"], process.pid)
 
 
 def _until_ready(process: subprocess.Popen[bytes], log: str) -> bytes:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from bench.ending import started
 from bench.machine import Unavailable
 from bench.peers.files import FILES_MAX, FilesReader, write_listing, write_tree
 from bench.peers.peer import Reader, Source
@@ -108,8 +109,8 @@ class SquashFuse:
         unmount = _tool("fusermount3", "fuse3")
         point = folder / "mount"
         outside = point.stat().st_dev
-        server = subprocess.Popen([tool, "-f", folder / "image", point], stderr=subprocess.DEVNULL)
-        try:
+        command = [tool, "-f", folder / "image", point]
+        with started(command, stderr=subprocess.DEVNULL) as server:
             until = time.monotonic() + MOUNT_SECONDS
             while point.stat().st_dev == outside:
                 if server.poll() is not None or time.monotonic() > until:
@@ -119,9 +120,6 @@ class SquashFuse:
                 yield (server.pid,)
             finally:
                 _run(unmount, "-u", point)
-        finally:
-            server.terminate()
-            server.wait()
 
     def open(self, folder: Path) -> Reader:
         """Read the listing."""

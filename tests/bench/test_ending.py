@@ -26,12 +26,12 @@ PEERS = ("bench.peers", "--only", "dlfs-mount", "--sizes", "4k")
 # and is told again meanwhile.
 PARENT = """
 import pathlib, subprocess, sys
-from bench.ending import output_of, run_program
+from bench.ending import run_program, started
 
 def main():
-    child = subprocess.Popen([sys.executable, "-c", sys.argv[1], sys.argv[2]])
     try:
-        output_of(child)
+        with started([sys.executable, "-c", sys.argv[1], sys.argv[2]]) as child:
+            child.wait()
     finally:
         print("cleaned up" if pathlib.Path(sys.argv[2]).exists() else "too early")
 
@@ -42,8 +42,8 @@ import pathlib, signal, sys
 from bench.ending import run_program
 
 def main():
-    print("begun", flush=True)
     try:
+        print("begun", flush=True)
         signal.pause()
     finally:
         signal.raise_signal(signal.SIGTERM)
@@ -73,6 +73,56 @@ def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
+
+
+# The signal arrives before the constructor of Popen has returned, and once the child has begun.
+INTERRUPTED_START = """
+import signal, subprocess
+start = subprocess.Popen.__init__
+
+def start_and_interrupt(self, *words, **options):
+    start(self, *words, stdout=subprocess.PIPE, **options)
+    assert self.stdout.read(6) == b"begun\\n"
+    signal.raise_signal(signal.{name})
+
+subprocess.Popen.__init__ = start_and_interrupt
+"""
+
+
+@pytest.mark.parametrize("number", TOLD)
+def test_a_program_that_is_interrupted_as_it_starts_another_ends_that_first(
+    start: Callable[..., subprocess.Popen[str]], tmp_path: Path, number: signal.Signals
+) -> None:
+    process = start(
+        "-c", INTERRUPTED_START.format(name=number.name) + PARENT, CHILD, tmp_path / "x"
+    )
+    said, errors = process.communicate()
+    assert (said, errors, process.returncode) == ("cleaned up\n", "", INTERRUPTED)
+
+
+FAILED_START = """
+import signal
+from bench.ending import run_program, started
+
+def main():
+    try:
+        with started(["/there/is/none"]):
+            pass
+    except FileNotFoundError:
+        print("not found", flush=True)
+        signal.raise_signal(signal.SIGTERM)
+        print("held back")
+
+run_program(main)
+"""
+
+
+def test_a_program_that_cannot_be_started_holds_no_signal_back(
+    start: Callable[..., subprocess.Popen[str]],
+) -> None:
+    process = start("-c", FAILED_START)
+    said, errors = process.communicate()
+    assert (said, errors, process.returncode) == ("not found\n", "", INTERRUPTED)
 
 
 @pytest.mark.parametrize("number", TOLD)
