@@ -65,7 +65,7 @@ def folder_of(peer: Peer, prepared: dict[str, Path]) -> Path:
     name = data_of(peer)
     if name not in prepared:
         folder = prepared[""] / name
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)  # left by another peer of this data, which lacks a program
         try:
             children.prepare(job_of(all_peers()[name], folder), all_peers()[name], TwoPipes().pipe)
         except Unavailable as reason:
