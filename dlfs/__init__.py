@@ -26,6 +26,7 @@ numpy or libdlfs is loaded when it is first used, so that ``dlfs --help`` does n
 #   fabric      NVMe-oF control: discovery, export and composing of targets
 #   block       BlockDevice and its kinds, device URIs
 #   _native     the only place that knows ctypes
+#   arguments   types and checks of arguments; standard library only
 #   errors, units   standard library only
 #
 # Beside them: testing (faulty devices, fakes, strategies), which imports block and what is below.
@@ -58,6 +59,7 @@ from dlfs.errors import (
 )
 
 if TYPE_CHECKING:
+    from dlfs.arguments import Engine, Layout, OnError, ReadPlan, Shuffle
     from dlfs.dataset import Dataset, SampleInfo
     from dlfs.mending import RepairReport, repair
     from dlfs.reader import Batch, Epoch
@@ -82,19 +84,24 @@ __all__ = [
     "DeviceLostError",
     "DeviceTimeoutError",
     "DlfsError",
+    "Engine",
     "Epoch",
     "ExistsError",
     "Finding",
     "FormatError",
+    "Layout",
     "LeaseLostError",
     "LimitError",
     "LockedError",
     "MemberInfo",
     "NativeError",
     "NotFoundError",
+    "OnError",
+    "ReadPlan",
     "RepairReport",
     "SampleInfo",
     "ServiceLostError",
+    "Shuffle",
     "SpaceError",
     "StaleError",
     "SuperblockInfo",
@@ -111,6 +118,11 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Engine": "dlfs.arguments",
+    "Layout": "dlfs.arguments",
+    "OnError": "dlfs.arguments",
+    "ReadPlan": "dlfs.arguments",
+    "Shuffle": "dlfs.arguments",
     "Dataset": "dlfs.dataset",
     "SampleInfo": "dlfs.dataset",
     "Batch": "dlfs.reader",

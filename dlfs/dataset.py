@@ -19,6 +19,7 @@ from uuid import UUID
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from dlfs.arguments import OnError, ReadPlan, Shuffle
 from dlfs.attributes import AttributeTable
 from dlfs.directory import Entry, FrozenDirectory
 from dlfs.errors import ClosedError, NotFoundError
@@ -227,7 +228,7 @@ class Dataset(ColumnAccess):
         """One sample by its index, or None if a device would have to be waited for."""
         return self._opened().reader.get_kept(self._position(index))
 
-    def read(self, indices: ArrayLike, *, on_error: str = "raise") -> Batch:
+    def read(self, indices: ArrayLike, *, on_error: OnError = "raise") -> Batch:
         """Read samples as one batch, in the order asked for.
 
         Args:
@@ -253,15 +254,15 @@ class Dataset(ColumnAccess):
         world_size: int = 1,
         worker: int = 0,
         workers: int = 1,
-        shuffle: str | None = "global",
+        shuffle: Shuffle | None = "global",
         window_chunks: int = WINDOW_CHUNKS,
         where: ArrayLike | None = None,
         weights: str | ArrayLike | None = None,
         draws: int | None = None,
         order: ArrayLike | None = None,
         drop_last: bool = False,
-        on_error: str = "raise",
-        plan: str = "auto",
+        on_error: OnError = "raise",
+        plan: ReadPlan = "auto",
     ) -> Epoch:
         """One rank's batches of one epoch, read ahead.
 
@@ -313,7 +314,7 @@ class Dataset(ColumnAccess):
 
     def _select(
         self,
-        shuffle: str | None,
+        shuffle: Shuffle | None,
         where: ArrayLike | None,
         weights: str | ArrayLike | None,
         draws: int | None,
@@ -332,7 +333,7 @@ class Dataset(ColumnAccess):
     def sequence(
         self,
         *,
-        shuffle: str | None = "global",
+        shuffle: Shuffle | None = "global",
         seed: int = 0,
         epoch: int = 0,
         window_chunks: int = WINDOW_CHUNKS,

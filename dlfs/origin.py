@@ -15,6 +15,7 @@ from uuid import UUID
 
 import numpy as np
 
+from dlfs.arguments import ENGINES, Engine, check_choice, check_integer
 from dlfs.attributes import AttributesLater, AttributeTable, load_attributes
 from dlfs.block import BlockDevice, MissingDevice, open_device
 from dlfs.directory import (
@@ -37,6 +38,7 @@ from dlfs.format.geometry import DataSpace, Geometry
 from dlfs.format.paths import display
 from dlfs.format.superblock import Superblock
 from dlfs.reader import (
+    DEPTH_MAX,
     ReaderOptions,
     SampleReader,
     Where,
@@ -68,9 +70,16 @@ class OpenOptions:
 
     memory_bytes: int = 256 * MIB
     depth: int = 128
-    engine: str = "auto"
+    engine: Engine = "auto"
     opener: Opener = open_device
     shared: bool = False
+
+    def __post_init__(self) -> None:
+        check_choice(self.engine, ENGINES, option="engine", action="open a volume")
+        for option, low, high in (("memory_bytes", 0, None), ("depth", 1, DEPTH_MAX)):
+            value = getattr(self, option)
+            number = check_integer(value, low, high, option=option, action="open a volume")
+            object.__setattr__(self, option, number)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from dlfs.arguments import Shuffle
 from dlfs.directory import FrozenDirectory
 from dlfs.errors import UsageError
 
@@ -62,7 +63,7 @@ def select(
     directory: FrozenDirectory,
     column: Callable[[str], NDArray[Any]],
     *,
-    shuffle: str | None = "global",
+    shuffle: Shuffle | None = "global",
     where: ArrayLike | None = None,
     weights: str | ArrayLike | None = None,
     draws: int | None = None,

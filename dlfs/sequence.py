@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from dlfs._native.permutation import Permutation
 from dlfs._native.reader import NativeSequence
+from dlfs.arguments import SHUFFLES, Shuffle, check_choice, check_integer
 from dlfs.directory import FrozenDirectory
 from dlfs.errors import UsageError
 from dlfs.selection import Selection
@@ -45,9 +46,15 @@ WINDOW_CHUNKS_MAX = 1 << 20
 
 STATE_VERSION = 1
 
-_ORDERS = {"global": "global", "chunk": "chunk", None: "storage"}
 _PACKING = b"dlfs.packing"
 _UINT64_MAX = (1 << 64) - 1
+
+_RANGES = (
+    ("seed", 0, _UINT64_MAX),
+    ("epoch", 0, _UINT64_MAX),
+    ("position", 0, _UINT64_MAX),
+    ("window_chunks", 1, WINDOW_CHUNKS_MAX),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +72,7 @@ class EpochState:
     """
 
     dataset: str
-    shuffle: str | None
+    shuffle: Shuffle | None
     seed: int
     epoch: int
     window_chunks: int
@@ -75,19 +82,10 @@ class EpochState:
 
     def __post_init__(self) -> None:
         check_shuffle(self.shuffle)
-        for name, high in (
-            ("seed", _UINT64_MAX),
-            ("epoch", _UINT64_MAX),
-            ("position", _UINT64_MAX),
-        ):
-            value = getattr(self, name)
-            if not isinstance(value, int) or not 0 <= value <= high:
-                raise UsageError(f"order an epoch: expected {name} 0..{high}, got {value!r}")
-        if not 1 <= self.window_chunks <= WINDOW_CHUNKS_MAX:
-            raise UsageError(
-                f"order an epoch: expected window_chunks 1..{WINDOW_CHUNKS_MAX}, "
-                f"got {self.window_chunks!r}"
-            )
+        for option, low, high in _RANGES:
+            value = getattr(self, option)
+            number = check_integer(value, low, high, option=option, action="order an epoch")
+            object.__setattr__(self, option, number)  # numpy's integers are no plain values
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values, for a checkpoint (JSON, pickle, ``torch.save``)."""
@@ -122,10 +120,7 @@ def check_shuffle(shuffle: object) -> None:
     Raises:
         UsageError: it is not ``"global"``, ``"chunk"`` or None.
     """
-    if shuffle not in _ORDERS:
-        raise UsageError(
-            f"order an epoch: expected shuffle 'global', 'chunk' or None, got {shuffle!r}"
-        )
+    check_choice(shuffle, (*SHUFFLES, None), option="shuffle", action="order an epoch")
 
 
 class Sequence:
@@ -152,7 +147,7 @@ class Sequence:
         directory: FrozenDirectory,
         *,
         chunk_bytes: int,
-        shuffle: str | None = "global",
+        shuffle: Shuffle | None = "global",
         seed: int = 0,
         epoch: int = 0,
         window_chunks: int = WINDOW_CHUNKS,
@@ -174,7 +169,7 @@ class Sequence:
         self._native = NativeSequence(
             directory.native,
             chunk_bytes=chunk_bytes,
-            order=_ORDERS[shuffle],
+            order=shuffle or "storage",
             seed=seed,
             epoch=epoch,
             window_chunks=window_chunks,

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 from uuid import UUID
 
+from dlfs.arguments import Engine, Layout
 from dlfs.dataset import Dataset
 from dlfs.errors import ClosedError, NotFoundError, UsageError
 from dlfs.format.catalog import DatasetRecord
@@ -32,7 +33,7 @@ def open(
     *,
     memory_bytes: int = 256 * MIB,
     depth: int = 128,
-    engine: str = "auto",
+    engine: Engine = "auto",
 ) -> Volume:
     """Open a volume.
 
@@ -236,7 +237,7 @@ class Volume:
         self,
         name: str | bytes,
         *,
-        layout: str = "shuffled",
+        layout: Layout = "shuffled",
         seed: int = 0,
         source_shuffled: bool = False,
         expected_bytes: int = 0,

@@ -31,6 +31,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from dlfs._native.device import as_bytes_array
 from dlfs._native.packing import Packer
+from dlfs.arguments import Layout, check_choice, check_integer
 from dlfs.attributes import Attributes, AttributesBuilder
 from dlfs.directory.builder import DirectoryBuilder, FrozenParts
 from dlfs.errors import ClosedError, ExistsError, LimitError, SpaceError, UsageError
@@ -70,21 +71,15 @@ class DatasetDescription:
 
     name: bytes
     version: int
-    layout: str = "shuffled"
+    layout: Layout = "shuffled"
     seed: int = 0
     source_shuffled: bool = False
     """The samples come in a shuffled order: pack them as they come."""
 
     def __post_init__(self) -> None:
-        if self.layout not in LAYOUTS:
-            raise UsageError(
-                f"write {display(self.name)!r}: expected a layout of {', '.join(LAYOUTS)}, "
-                f"got {self.layout!r}"
-            )
-        if not 0 <= self.seed <= SEED_MAX:
-            raise UsageError(
-                f"write {display(self.name)!r}: expected a seed of 64 bits, got {self.seed}"
-            )
+        action = f"write {display(self.name)!r}"
+        check_choice(self.layout, LAYOUTS, option="layout", action=action)
+        check_integer(self.seed, 0, SEED_MAX, option="seed", action=action)
 
     @property
     def shuffles(self) -> bool:

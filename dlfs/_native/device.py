@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from dlfs._native import abi
 from dlfs._native.library import check, error_for, library
+from dlfs.arguments import Engine, check_choice
 from dlfs.errors import ClosedError, DlfsError, NotFoundError, UsageError
 
 if TYPE_CHECKING:
@@ -147,7 +148,7 @@ class NativeDevice:
         uri: str,
         writable: bool = False,
         buffered: bool = False,
-        engine: str = "auto",
+        engine: Engine = "auto",
     ) -> Self:
         """Open a regular file or a disk.
 
@@ -163,8 +164,7 @@ class NativeDevice:
             UsageError: it is neither a file nor a disk, or there is no such engine.
             DeviceError: it cannot be opened.
         """
-        if engine not in ENGINES:
-            raise UsageError(f"open {uri}: expected engine auto, uring or threads, got {engine!r}")
+        check_choice(engine, [*ENGINES], option="engine", action=f"open {uri}")
         flags = (abi.OPEN_WRITE if writable else 0) | (abi.OPEN_BUFFERED if buffered else 0)
         handle = c_void_p()
         code = library().dlfs_device_open_file(

@@ -86,7 +86,7 @@ class DlfsFileSystem(AbstractFileSystem):  # type: ignore[misc]
         volume: str | Sequence[str] | None = None,
         memory_bytes: int = 256 << 20,
         depth: int = 128,
-        engine: str = "auto",
+        engine: dlfs.Engine = "auto",
         **storage_options: Any,
     ) -> None:
         super().__init__(**storage_options)
@@ -421,7 +421,7 @@ def _read_part(
     dataset: dlfs.Dataset, part: Sequence[tuple[int, int]], out: list[Any], on_error: str
 ) -> None:
     """Read (position, index) pairs as one batch and put the bytes at their positions."""
-    policy = "raise" if on_error == "raise" else "skip"
+    policy: dlfs.OnError = "raise" if on_error == "raise" else "skip"
     batch = dataset.read([index for _, index in part], on_error=policy)
     failed = {failure.position: failure.error() for failure in batch.failures}
     views = iter(batch)

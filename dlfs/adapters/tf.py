@@ -49,9 +49,9 @@ def batches(
     epoch: int = 0,
     rank: int = 0,
     world_size: int = 1,
-    shuffle: str | None = "global",
+    shuffle: dlfs.Shuffle | None = "global",
     drop_last: bool = False,
-    on_error: str = "raise",
+    on_error: dlfs.OnError = "raise",
 ) -> tensorflow.data.Dataset:
     """One rank's batches of an epoch.
 

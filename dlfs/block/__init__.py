@@ -6,6 +6,7 @@ initiator over TCP or through SPDK.
 
 from __future__ import annotations
 
+from dlfs.arguments import Engine
 from dlfs.block.device import BlockDevice, Kind, QueuePair, aligned_buffer, operation_error
 from dlfs.block.file import FileDevice
 from dlfs.block.lock import RECORD_BYTES, RECORD_OFFSET_BYTES, is_lock_record
@@ -62,7 +63,7 @@ __all__ = [
 ]
 
 
-def open_device(uri: str, *, writable: bool = False, engine: str = "auto") -> BlockDevice:
+def open_device(uri: str, *, writable: bool = False, engine: Engine = "auto") -> BlockDevice:
     """Open the block device that a URI names.
 
     Args:

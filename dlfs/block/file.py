@@ -15,6 +15,7 @@ import weakref
 from pathlib import Path
 
 from dlfs._native.device import NativeDevice
+from dlfs.arguments import Engine
 from dlfs.block.device import NativeBackedDevice
 from dlfs.block.lock import HolderRecord
 from dlfs.block.uri import format_path
@@ -58,7 +59,7 @@ class FileDevice(NativeBackedDevice):
         path: str | bytes | os.PathLike[str],
         *,
         writable: bool = False,
-        engine: str = "auto",
+        engine: Engine = "auto",
         buffered: bool = False,
     ) -> None:
         self.path = os.fsdecode(path)
@@ -76,7 +77,7 @@ class FileDevice(NativeBackedDevice):
 
     @classmethod
     def create(
-        cls, path: str | bytes | os.PathLike[str], size_bytes: int, *, engine: str = "auto"
+        cls, path: str | bytes | os.PathLike[str], size_bytes: int, *, engine: Engine = "auto"
     ) -> FileDevice:
         """Make a file with its space reserved, and open it for writing.
 

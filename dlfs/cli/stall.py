@@ -14,6 +14,7 @@ from dlfs.cli.output import human_count, human_seconds, human_size, print_data, 
 from dlfs.cli.progress import progress_bar
 
 if TYPE_CHECKING:
+    import dlfs
     from dlfs import Dataset
     from dlfs.service.figures import Activity, MemberActivity
 
@@ -27,6 +28,13 @@ class Shuffle(StrEnum):
     uniform = "global"
     chunk = "chunk"
     storage = "none"
+
+
+_ORDERS: dict[Shuffle, dlfs.Shuffle | None] = {
+    Shuffle.uniform: "global",
+    Shuffle.chunk: "chunk",
+    Shuffle.storage: None,
+}
 
 
 @dataclass(frozen=True)
@@ -63,7 +71,7 @@ def stall(
     from dlfs.service.figures import verdict
 
     with open_dataset(volume, dataset, memory_bytes=parse_size(memory)) as (_, opened):
-        order = None if shuffle is Shuffle.storage else shuffle.value
+        order = _ORDERS[shuffle]
         run = _measure(opened, batch, seconds, step_ms / 1000, order)
         title = f"{opened.name}@{opened.version}"
     told = verdict(run.seen, run.waited_share)
@@ -74,7 +82,7 @@ def stall(
 
 
 def _measure(
-    dataset: Dataset, batch_size: int, seconds: float, step_s: float, shuffle: str | None
+    dataset: Dataset, batch_size: int, seconds: float, step_s: float, shuffle: dlfs.Shuffle | None
 ) -> _Run:
     """Take batches, epoch after epoch, until the time is over."""
     from dlfs.service.figures import activity, member_activity

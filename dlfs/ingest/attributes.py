@@ -22,11 +22,12 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from dlfs.arguments import Layout
 from dlfs.errors import FormatError, UsageError
 from dlfs.ingest.arrays import array_attributes
 from dlfs.ingest.columns import Column, column_values, is_scalar
 from dlfs.ingest.csv_table import DELIMITERS, read_csv, text_column, typed_column
-from dlfs.ingest.source import Layout, SampleBlock, Source, show
+from dlfs.ingest.source import SampleBlock, Source, show
 from dlfs.ingest.tables import open_ipc, open_parquet
 from dlfs.reader.arrays import ArrayForm
 

@@ -23,17 +23,11 @@ from typing import Annotated, Any, Literal, TextIO
 
 import numpy.typing as npt
 
+from dlfs.arguments import Layout
 from dlfs.errors import DeviceError, FormatError, NotFoundError, UsageError
 from dlfs.ingest.csv_table import DELIMITERS, read_csv, typed_column
 from dlfs.ingest.files import FileReader, FileTable, open_folder
-from dlfs.ingest.source import (
-    BUFFER_BYTES,
-    THREADS,
-    Layout,
-    SampleBlock,
-    clean_path,
-    show,
-)
+from dlfs.ingest.source import BUFFER_BYTES, THREADS, SampleBlock, clean_path, show
 
 
 @dataclass(frozen=True, slots=True)

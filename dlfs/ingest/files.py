@@ -24,16 +24,10 @@ import numpy.typing as npt
 
 from dlfs._native.files import FILE_DTYPE, read_files, stat_files
 from dlfs._native.library import describe
+from dlfs.arguments import Layout
 from dlfs.errors import DeviceError, DlfsError, NotFoundError, UsageError
 from dlfs.ingest.order import packing_order, take_block
-from dlfs.ingest.source import (
-    BUFFER_BYTES,
-    THREADS,
-    Layout,
-    SampleBlock,
-    read_ahead,
-    show,
-)
+from dlfs.ingest.source import BUFFER_BYTES, THREADS, SampleBlock, read_ahead, show
 
 
 class FileTable:

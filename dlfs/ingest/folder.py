@@ -21,18 +21,11 @@ from typing import Annotated, Any
 
 import numpy.typing as npt
 
+from dlfs.arguments import Layout
 from dlfs.errors import DeviceError, DlfsError, UsageError
 from dlfs.format.constants import PATH_BYTES_MAX
 from dlfs.ingest.files import FileReader, FileTable, join_shown, open_folder
-from dlfs.ingest.source import (
-    BUFFER_BYTES,
-    THREADS,
-    Layout,
-    LinkPolicy,
-    SampleBlock,
-    check_path,
-    show,
-)
+from dlfs.ingest.source import BUFFER_BYTES, THREADS, LinkPolicy, SampleBlock, check_path, show
 
 Status = os.stat_result | None
 """None for a regular file that the directory itself names as one: it is looked at later."""

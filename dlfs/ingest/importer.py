@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import UUID
 
+from dlfs.arguments import Layout
 from dlfs.errors import NotFoundError, UsageError
 from dlfs.ingest.formats import AUTO, find_format, make_options, recognise
 from dlfs.ingest.patterns import expand
 from dlfs.ingest.progress import Meter, ProgressCallback
-from dlfs.ingest.source import Layout, Source
+from dlfs.ingest.source import Source
 from dlfs.store.info import DatasetInfo
 from dlfs.volume import Volume
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from dlfs.ingest.source import BLOCK_SAMPLES_MAX, Layout
+from dlfs.arguments import Layout
+from dlfs.ingest.source import BLOCK_SAMPLES_MAX
 from dlfs.sequence import packing_permutation
 
 

@@ -40,6 +40,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dlfs.arguments import Layout
 from dlfs.errors import DeviceError, LimitError
 from dlfs.ingest.array_file import (
     ArrayFile,
@@ -52,14 +53,7 @@ from dlfs.ingest.array_file import (
 from dlfs.ingest.array_plan import ROW_DIGITS_MIN, Plan, Unit, state_of
 from dlfs.ingest.arrays import array_attributes
 from dlfs.ingest.order import packing_order
-from dlfs.ingest.source import (
-    BLOCK_SAMPLES_MAX,
-    BUFFER_BYTES,
-    Layout,
-    SampleBlock,
-    read_ahead,
-    show,
-)
+from dlfs.ingest.source import BLOCK_SAMPLES_MAX, BUFFER_BYTES, SampleBlock, read_ahead, show
 from dlfs.reader.arrays import DIMENSIONS_MAX, DTYPE_COLUMN, KINDS, SHAPE_COLUMN
 from dlfs.units import GIB, MIB
 

@@ -16,12 +16,12 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from dlfs.arguments import Layout
 from dlfs.errors import FormatError, LimitError
 from dlfs.format.constants import COMPONENT_BYTES_MAX, PATH_BYTES_MAX
 from dlfs.format.paths import path_problem
 from dlfs.units import MIB
 
-Layout = Literal["shuffled", "path"]
 LinkPolicy = Literal["follow", "skip", "error"]
 
 BUFFER_BYTES = 32 * MIB

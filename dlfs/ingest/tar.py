@@ -28,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dlfs._native.files import FILE_DTYPE
+from dlfs.arguments import Layout
 from dlfs.errors import FormatError, UsageError
 from dlfs.ingest.archive import Archive, Compression, Member, Segment, compression_of
 from dlfs.ingest.links import LinkTree
@@ -37,7 +38,6 @@ from dlfs.ingest.source import (
     BUFFER_BYTES,
     THREADS,
     BlockFiller,
-    Layout,
     LinkPolicy,
     SampleBlock,
     check_path,

@@ -37,6 +37,7 @@ import numpy.typing as npt
 
 from dlfs._native.checksums import crc32c
 from dlfs._native.files import FILE_DTYPE
+from dlfs.arguments import Layout
 from dlfs.errors import (
     ChecksumError,
     DeviceError,
@@ -63,7 +64,7 @@ from dlfs.ingest.records import (
     shard_prefixes,
     text_path,
 )
-from dlfs.ingest.source import BUFFER_BYTES, THREADS, Layout, SampleBlock, read_ahead
+from dlfs.ingest.source import BUFFER_BYTES, THREADS, SampleBlock, read_ahead
 from dlfs.units import GIB
 
 Compression = Literal["auto", "none", "gzip", "zlib"]

@@ -21,6 +21,7 @@ from uuid import UUID, uuid4
 
 import numpy as np
 
+from dlfs.arguments import Engine
 from dlfs.attributes import read_attributes
 from dlfs.block import BlockDevice, FileUri, MissingDevice, open_device, parse_uri
 from dlfs.errors import DegradedError, DeviceError, DeviceLostError, FormatError, UsageError
@@ -75,7 +76,7 @@ def repair(
     *,
     replacements: Mapping[int, str] | None = None,
     force: bool = False,
-    engine: str = "auto",
+    engine: Engine = "auto",
     opener: Opener = open_device,
     progress: Progress = lambda _done, _total: None,
 ) -> RepairReport:
@@ -112,7 +113,7 @@ class _Repair:
     """One repair: the devices that it holds, and its steps."""
 
     def __init__(
-        self, replacements: dict[int, str], force: bool, engine: str, opener: Opener
+        self, replacements: dict[int, str], force: bool, engine: Engine, opener: Opener
     ) -> None:
         self._replacements = replacements
         self._force = force

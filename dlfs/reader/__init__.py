@@ -8,11 +8,17 @@ wrong with a single sample is told by ``failures``.
 from dlfs.reader.batch import Batch
 from dlfs.reader.columns import ColumnAccess
 from dlfs.reader.epoch import Epoch
-from dlfs.reader.failures import ON_ERROR, SampleFailure, Where
-from dlfs.reader.reader import ReaderOptions, SampleReader, make_native_reader, read_timeout_ms
+from dlfs.reader.failures import SampleFailure, Where
+from dlfs.reader.reader import (
+    DEPTH_MAX,
+    ReaderOptions,
+    SampleReader,
+    make_native_reader,
+    read_timeout_ms,
+)
 
 __all__ = [
-    "ON_ERROR",
+    "DEPTH_MAX",
     "Batch",
     "ColumnAccess",
     "Epoch",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from dlfs.arguments import OnError
 from dlfs.attributes import AttributeTable
 from dlfs.reader.batch import Batch
 
@@ -29,7 +30,7 @@ class ColumnAccess(ABC):
         """The columns as they are stored."""
 
     @abstractmethod
-    def read(self, indices: ArrayLike, *, on_error: str = "raise") -> Batch:
+    def read(self, indices: ArrayLike, *, on_error: OnError = "raise") -> Batch:
         """Read samples as one batch."""
 
     @property

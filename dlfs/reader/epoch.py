@@ -14,10 +14,11 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, SupportsIndex
 
 from dlfs._native.channel import ClientStream
 from dlfs._native.reader import NativeStream
+from dlfs.arguments import READ_PLANS, OnError, ReadPlan, check_choice, check_integer
 from dlfs.errors import ClosedError, DlfsError, UsageError
 from dlfs.reader.batch import Batch
 from dlfs.reader.failures import SampleFailure, check_on_error
@@ -72,31 +73,22 @@ class Epoch(Iterator[Batch]):
         worker: int = 0,
         workers: int = 1,
         drop_last: bool = False,
-        on_error: str = "raise",
-        plan: str = "auto",
+        on_error: OnError = "raise",
+        plan: ReadPlan = "auto",
         selection: Selection | None = None,
     ) -> None:
         check_on_error(on_error)
-        if batch_size < 1 or world_size < 1 or not 0 <= rank < world_size:
-            raise UsageError(
-                "take batches: expected batch_size >= 1 and 0 <= rank < world_size, got "
-                f"batch_size={batch_size}, rank={rank}, world_size={world_size}"
-            )
-        if not 0 <= worker < workers:
-            raise UsageError(
-                f"take batches: expected 0 <= worker < workers, got worker={worker}, "
-                f"workers={workers}"
-            )
+        check_choice(plan, READ_PLANS, option="plan", action="take batches")
         self._open_reader = open_reader
         fingerprint = None if selection is None else selection.fingerprint
         self._state = replace(state, selection=fingerprint)  # where it began
         self._selection = selection
-        self._batch_size = batch_size
-        self._rank = rank
-        self._world_size = world_size
-        self._worker = worker
-        self._workers = workers
-        self._next_batch = worker  # of this rank, counted from the state's position
+        self._batch_size = _integer("batch_size", batch_size, 1)
+        self._world_size = _integer("world_size", world_size, 1)
+        self._rank = _integer("rank", rank, 0, self._world_size - 1)
+        self._workers = _integer("workers", workers, 1)
+        self._worker = _integer("worker", worker, 0, self._workers - 1)
+        self._next_batch = self._worker  # of this rank, counted from the state's position
         self._drop_last = drop_last
         self._on_error = on_error
         self._plan = plan
@@ -263,6 +255,15 @@ class Epoch(Iterator[Batch]):
         if self._stream is not None:
             self._stream.close()
             self._stream = None
+
+
+def _integer(option: str, value: SupportsIndex, low: int, high: int | None = None) -> int:
+    """An argument of an epoch that is an integer.
+
+    Raises:
+        UsageError: it is none, or out of range.
+    """
+    return check_integer(value, low, high, option=option, action="take batches")
 
 
 def _told(fingerprint: str | None) -> str:

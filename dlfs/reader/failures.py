@@ -8,21 +8,18 @@ from dataclasses import dataclass
 from dlfs._native import abi
 from dlfs._native.library import describe, error_for
 from dlfs._native.reader import NativeFailure
+from dlfs.arguments import ON_ERROR, check_choice
 from dlfs.directory import FrozenDirectory
-from dlfs.errors import DeviceError, DlfsError, FormatError, UsageError
-
-ON_ERROR = ("raise", "skip", "replace")
-"""What to do about a sample that cannot be read."""
+from dlfs.errors import DeviceError, DlfsError, FormatError
 
 
-def check_on_error(on_error: str) -> None:
+def check_on_error(on_error: object) -> None:
     """Refuse a policy that there is not.
 
     Raises:
         UsageError: it is none of ``ON_ERROR``.
     """
-    if on_error not in ON_ERROR:
-        raise UsageError(f"read samples: expected on_error of {ON_ERROR}, got {on_error!r}")
+    check_choice(on_error, ON_ERROR, option="on_error", action="read samples")
 
 
 @dataclass(frozen=True, slots=True)

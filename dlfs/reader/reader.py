@@ -18,6 +18,7 @@ from dlfs._native.channel import ClientReader, ClientStream
 from dlfs._native.device import NativeDevice
 from dlfs._native.library import describe, error_for
 from dlfs._native.reader import NativeBatch, NativeFailure, NativeReader, NativeStream
+from dlfs.arguments import OnError, ReadPlan, Shuffle
 from dlfs.attributes import AttributeTable
 from dlfs.block import BlockDevice
 from dlfs.directory import FrozenDirectory
@@ -32,6 +33,9 @@ from dlfs.units import KIB, MIB
 
 MEMORY_CHUNKS_MIN = 4
 """libdlfs wants memory for at least this many chunks."""
+
+DEPTH_MAX = 4096
+"""Most operations in flight per member and thread (``DLFS_DEPTH_MAX``)."""
 
 TIMEOUT_MS = 30_000
 """For one read with all its retries, unless a device's own time-outs are longer."""
@@ -155,7 +159,7 @@ class SampleReader:
         self._has_copies = geometry.replicas > 1
         self.native = native
 
-    def read(self, indices: npt.ArrayLike, *, on_error: str = "raise") -> Batch:
+    def read(self, indices: npt.ArrayLike, *, on_error: OnError = "raise") -> Batch:
         """Read samples as one batch, in the order asked for; an index may occur more than once.
 
         Args:
@@ -217,11 +221,11 @@ class SampleReader:
         world_size: int = 1,
         worker: int = 0,
         workers: int = 1,
-        shuffle: str | None = "global",
+        shuffle: Shuffle | None = "global",
         window_chunks: int = WINDOW_CHUNKS,
         drop_last: bool = False,
-        on_error: str = "raise",
-        plan: str = "auto",
+        on_error: OnError = "raise",
+        plan: ReadPlan = "auto",
     ) -> Epoch:
         """One rank's batches of one epoch; see ``Epoch``."""
         state = EpochState(
@@ -249,7 +253,7 @@ class SampleReader:
         count: int,
         group: int,
         group_stride: int,
-        plan: str,
+        plan: ReadPlan,
     ) -> NativeStream | ClientStream:
         """Start reading a part of a sequence ahead; see ``NativeStream``."""
         return self.native.stream(
@@ -262,7 +266,7 @@ class SampleReader:
             plan=plan,
         )
 
-    def settle(self, native: NativeBatch, on_error: str) -> Batch:
+    def settle(self, native: NativeBatch, on_error: OnError) -> Batch:
         """Turn what libdlfs read into a batch, with the policy for samples that failed."""
         if native.lost_members != self._lost:
             self.watch_members()

@@ -27,6 +27,7 @@ from typing import Protocol
 
 import trio
 
+from dlfs.arguments import OnError
 from dlfs.errors import DlfsError, LimitError, NativeError
 from dlfs.reader import Batch
 from dlfs.units import GIB, MIB
@@ -52,7 +53,7 @@ ReadError = DlfsError | OSError | MemoryError
 class SampleSource(Protocol):
     """What samples are read from: a Dataset."""
 
-    def read(self, indices: Sequence[int], *, on_error: str = "raise") -> Batch:
+    def read(self, indices: Sequence[int], *, on_error: OnError = "raise") -> Batch:
         """Read samples as one batch."""
 
     def __getitem__(self, index: int, /) -> bytes:

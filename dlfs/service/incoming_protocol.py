@@ -15,9 +15,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self
 
+from dlfs.arguments import Layout
 from dlfs.errors import UsageError
 from dlfs.format.catalog import LAYOUTS
-from dlfs.ingest.source import Layout, LinkPolicy
+from dlfs.ingest.source import LinkPolicy
 from dlfs.writer import SEED_MAX
 
 XATTR_SEAL = "user.dlfs.seal"

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 import trio
 
 from dlfs._native.fuse import fuse_library, is_built
+from dlfs.arguments import check_choice
 from dlfs.errors import NativeError, NotFoundError, UsageError
 from dlfs.service import mountpoint as mountpoints
 from dlfs.service.access import FILE_MODE_DEFAULT, Access
@@ -85,8 +86,7 @@ class MountOptions:
                 f"mount: expected busy polling of 0 to {BUSY_POLL_US_MAX} us, "
                 f"got {self.busy_poll_us}"
             )
-        if self.fuse not in SERVERS:
-            raise UsageError(f"mount: expected a server of {SERVERS}, got {self.fuse!r}")
+        check_choice(self.fuse, SERVERS, option="fuse", action="mount")
         if self.fuse == "native" and self.incoming is not None:
             raise UsageError(
                 "mount: the native server is for what is sealed; with --incoming, leave --fuse out"

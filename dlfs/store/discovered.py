@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
+from dlfs.arguments import Engine
 from dlfs.block import NvmeTcpDiscoverUri, open_device, parse_uri
 from dlfs.errors import FormatError, NotFoundError, UsageError
 from dlfs.fabric.discovery import (
@@ -62,7 +63,7 @@ class FoundNamespace:
 def find_namespaces(
     discoveries: Iterable[tuple[NvmeTcpDiscoverUri, Discovery]],
     *,
-    engine: str = "auto",
+    engine: Engine = "auto",
     opener: Opener = open_device,
 ) -> list[FoundNamespace]:
     """Tell what is on every namespace of some discoveries, by opening it for reading.
@@ -76,7 +77,7 @@ def find_namespaces(
 
 
 def resolve_uris(
-    uris: Sequence[str], *, engine: str = "auto", opener: Opener = open_device
+    uris: Sequence[str], *, engine: Engine = "auto", opener: Opener = open_device
 ) -> tuple[str, ...]:
     """Put the URIs of a volume's members in the place of those that stand for a discovery.
 
@@ -153,7 +154,7 @@ def _listed(discoveries: Iterable[tuple[NvmeTcpDiscoverUri, Discovery]]) -> list
     return list(by_key.values())
 
 
-def _look_at(listed: _Listed, engine: str, opener: Opener) -> FoundNamespace:
+def _look_at(listed: _Listed, engine: Engine, opener: Opener) -> FoundNamespace:
     uri = str(
         namespace_uri(listed.asked, listed.subsystem.nqn, listed.paths, nsid=listed.namespace.nsid)
     )
@@ -170,7 +171,7 @@ class _Content:
     foreign: bool = False
 
 
-def _identify_uri(uri: str, engine: str, opener: Opener) -> _Content:
+def _identify_uri(uri: str, engine: Engine, opener: Opener) -> _Content:
     """What is on a device: the newest superblock, or why there is none."""
     try:
         device = opener(uri, writable=False, engine=engine)

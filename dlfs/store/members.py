@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Protocol
 from uuid import UUID
 
+from dlfs.arguments import Engine
 from dlfs.block import (
     BlockDevice,
     FileUri,
@@ -51,7 +52,7 @@ LAG_MAX = 1
 class Opener(Protocol):
     """What opens a device; ``dlfs.block.open_device`` unless devices are to be wrapped."""
 
-    def __call__(self, uri: str, *, writable: bool, engine: str) -> BlockDevice:
+    def __call__(self, uri: str, *, writable: bool, engine: Engine) -> BlockDevice:
         """Open the device that a URI names."""
 
 
@@ -139,7 +140,7 @@ def open_devices(
     uris: Sequence[str],
     *,
     writable: bool = False,
-    engine: str = "auto",
+    engine: Engine = "auto",
     opener: Opener = open_device,
 ) -> list[BlockDevice]:
     """Open several devices; when one fails, close the others.
@@ -170,7 +171,7 @@ def open_members(
     uris: Sequence[str],
     *,
     writable: bool = False,
-    engine: str = "auto",
+    engine: Engine = "auto",
     opener: Opener = open_device,
 ) -> list[BlockDevice]:
     """Open the devices of a volume; a ``MissingDevice`` stands for each that cannot be opened.
@@ -182,7 +183,7 @@ def open_members(
         DlfsError: none can be opened: what opening the first one raised.
     """
 
-    def tolerant(uri: str, *, writable: bool, engine: str) -> BlockDevice:
+    def tolerant(uri: str, *, writable: bool, engine: Engine) -> BlockDevice:
         try:
             return opener(uri, writable=writable, engine=engine)
         except (DeviceError, NotFoundError) as error:

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlfs._native.checksums import crc32c
+from dlfs.arguments import Engine
 from dlfs.block import BlockDevice, MissingDevice, open_device
 from dlfs.errors import ClosedError, DegradedError, FormatError, LimitError, SpaceError, UsageError
 from dlfs.format.catalog import (
@@ -206,7 +207,7 @@ class Transaction:
         *,
         volume_uuid: UUID,
         holder: str,
-        engine: str = "auto",
+        engine: Engine = "auto",
         opener: Opener = open_device,
     ) -> None:
         self._devices = open_members(uris, writable=True, engine=engine, opener=opener)

@@ -24,7 +24,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from dlfs import Batch, Dataset, Epoch
+from dlfs import Batch, Dataset, Epoch, OnError, ReadPlan, Shuffle
 from dlfs.adapters.torch.labels import Labels
 from dlfs.adapters.torch.placement import find_placement
 from dlfs.adapters.torch.samples import THREADS, Collate, Recipe, Transform, TransformPool
@@ -89,12 +89,12 @@ class Loader(IterableDataset[TensorBatch]):
         dataset: Dataset,
         batch_size: int,
         *,
-        shuffle: str | None = "global",
+        shuffle: Shuffle | None = "global",
         seed: int = 0,
         window_chunks: int = WINDOW_CHUNKS,
         drop_last: bool = False,
-        on_error: str = "raise",
-        plan: str = "auto",
+        on_error: OnError = "raise",
+        plan: ReadPlan = "auto",
         rank: int | None = None,
         world_size: int | None = None,
         transform: Transform | None = None,

@@ -15,17 +15,23 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Sampler
 
-from dlfs import Dataset
+from dlfs import Dataset, Shuffle
 from dlfs.adapters.torch.dataset import SampleDataset
 from dlfs.adapters.torch.placement import find_placement
 from dlfs.adapters.torch.states import State, plain_state
+from dlfs.arguments import check_choice
 from dlfs.errors import UsageError
 from dlfs.sequence import WINDOW_CHUNKS
 
 BLOCK_POSITIONS = 4096
 """Positions of an epoch that are computed at a time."""
 
-_SHUFFLES: dict[bool | str, str | None] = {True: "global", "global": "global", "chunk": "chunk"}
+_SHUFFLES: dict[bool | str, Shuffle | None] = {
+    True: "global",
+    False: None,
+    "global": "global",
+    "chunk": "chunk",
+}
 
 
 class _Order:
@@ -36,20 +42,17 @@ class _Order:
         dataset: Dataset | SampleDataset,
         num_replicas: int | None,
         rank: int | None,
-        shuffle: bool | str,
+        shuffle: bool | Shuffle,
         seed: int,
         window_chunks: int,
     ) -> None:
-        if shuffle is not False and shuffle not in _SHUFFLES:
-            raise UsageError(
-                f"order samples: expected shuffle True, False, 'global' or 'chunk', got {shuffle!r}"
-            )
+        check_choice(shuffle, [*_SHUFFLES], option="shuffle", action="order samples")
         self.dataset = dataset.dataset if isinstance(dataset, SampleDataset) else dataset
         self.rank, self.num_replicas = find_placement(rank, num_replicas)
         self.total = len(self.dataset)
         # Checks the arguments, too. A shuffle of None is index order here.
         self.state = self.dataset.batches(
-            1, shuffle=_SHUFFLES.get(shuffle), seed=seed, window_chunks=window_chunks
+            1, shuffle=_SHUFFLES[shuffle], seed=seed, window_chunks=window_chunks
         ).state()
 
     def blocks(self, first: int, end: int) -> Iterator[list[int]]:
@@ -114,7 +117,7 @@ class DistributedSampler(Sampler[int]):
         dataset: Dataset | SampleDataset,
         num_replicas: int | None = None,
         rank: int | None = None,
-        shuffle: bool | str = True,
+        shuffle: bool | Shuffle = True,
         seed: int = 0,
         drop_last: bool = False,
         *,
@@ -174,7 +177,7 @@ class DistributedBatchSampler(Sampler[list[int]]):
         batch_size: int,
         num_replicas: int | None = None,
         rank: int | None = None,
-        shuffle: bool | str = True,
+        shuffle: bool | Shuffle = True,
         seed: int = 0,
         drop_last: bool = False,
         *,

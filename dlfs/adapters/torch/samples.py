@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -29,14 +29,17 @@ from dlfs.adapters.torch.tensors import (
     view_samples,
     view_together,
 )
+from dlfs.arguments import check_choice
 from dlfs.errors import DlfsError, TransformError, UsageError
 
 Transform = Callable[[Any], Any]
 """Makes of one sample what is trained on; it is called in several threads at once."""
 
-Collate = str | Callable[[Sequence[Any]], Any]
+CollateName = Literal["auto", "list", "jagged", "stack"]
 
-COLLATES = ("auto", "list", "jagged", "stack")
+Collate = CollateName | Callable[[Sequence[Any]], Any]
+
+COLLATES: tuple[CollateName, ...] = get_args(CollateName)
 
 THREADS = 2
 """That run transforms, in each process, unless said otherwise."""
@@ -71,9 +74,13 @@ class Recipe:
     threads: int = THREADS
 
     def __post_init__(self) -> None:
-        if not callable(self.collate) and self.collate not in COLLATES:
-            raise UsageError(
-                f"make batches: expected collate of {COLLATES} or a function, got {self.collate!r}"
+        if not callable(self.collate):
+            check_choice(
+                self.collate,
+                COLLATES,
+                option="collate",
+                action="make batches",
+                otherwise="a function",
             )
         if self.threads < 1:
             raise UsageError(f"make batches: expected threads >= 1, got {self.threads}")
