@@ -39,7 +39,7 @@ LOOKAHEAD = 2
 _Work = tuple[Batch, State, list[Future[list[Any]]]]
 
 
-class Loader(IterableDataset[TensorBatch]):
+class Loader(IterableDataset[Any]):
     """Iterates over the batches of one epoch after the other.
 
     An iteration gives what is left of the epoch, from where ``state_dict`` says; behind its last
@@ -77,6 +77,9 @@ class Loader(IterableDataset[TensorBatch]):
         multiprocessing_context: how to start them, such as ``spawn``; see ``DataLoader``.
         pin_memory: give batches in page-locked memory. Without an accelerator they are not, and a
             warning says so.
+        as_pairs: give ``(samples, labels)``, as loops over torchvision's datasets take them,
+            instead of a ``TensorBatch``; labels are None where there are none. The state is then
+            that of ``state_dict``.
 
     Raises:
         UsageError: an argument is out of range.
@@ -108,6 +111,7 @@ class Loader(IterableDataset[TensorBatch]):
         num_workers: int = 0,
         multiprocessing_context: Any = None,
         pin_memory: bool = False,
+        as_pairs: bool = False,
     ) -> None:
         if lookahead < 0 or num_workers < 0:
             raise UsageError(
@@ -133,6 +137,7 @@ class Loader(IterableDataset[TensorBatch]):
         self._num_workers = num_workers
         self._context = multiprocessing_context
         self._pin_memory = pin_memory and _has_accelerator()
+        self._as_pairs = as_pairs
         self._workers: DataLoader[TensorBatch] | None = None
         self._state = dataset.batches(
             batch_size, shuffle=shuffle, seed=seed, window_chunks=window_chunks, on_error=on_error
@@ -221,17 +226,16 @@ class Loader(IterableDataset[TensorBatch]):
 
     # ---- batches ---------------------------------------------------------------------------------
 
-    def __iter__(self) -> Iterator[TensorBatch]:
-        """What is left of the epoch.
+    def __iter__(self) -> Iterator[Any]:
+        """What is left of the epoch: a ``TensorBatch`` each, or what ``as_pairs`` says.
 
         Raises:
             TransformError: the transform raised.
             DlfsError: a sample cannot be read.
         """
         info = get_worker_info()
-        if info is not None:
-            return self._deal(info.id, info.num_workers)
-        return self._give()
+        batches = self._give() if info is None else self._deal(info.id, info.num_workers)
+        return map(_pair, batches) if self._as_pairs else batches
 
     def _give(self) -> Iterator[TensorBatch]:
         """In the training process."""
@@ -248,9 +252,12 @@ class Loader(IterableDataset[TensorBatch]):
 
     def _start_workers(self) -> Iterator[TensorBatch]:
         if self._workers is None:
+            source = copy(self)  # not itself: a cycle would keep the workers
+            source._as_pairs = False
             self._workers = DataLoader(
-                copy(self),  # not itself: a cycle would keep the workers
+                source,
                 batch_size=None,
+                collate_fn=_as_it_is,
                 num_workers=self._num_workers,
                 multiprocessing_context=self._context,
                 pin_memory=self._pin_memory,
@@ -325,6 +332,15 @@ class Loader(IterableDataset[TensorBatch]):
     def close(self) -> None:
         """End its worker processes; an iteration that is under way ends with them. Idempotent."""
         self._workers = None
+
+
+def _pair(batch: TensorBatch) -> tuple[Any, Any]:
+    return batch.samples, batch.labels
+
+
+def _as_it_is(batch: TensorBatch) -> TensorBatch:
+    """Replace DataLoader's conversion, which would make tensors of the arrays in a batch."""
+    return batch
 
 
 def _begin_ahead(epoch: Epoch, pool: TransformPool, lookahead: int) -> Iterator[_Work]:

@@ -11,8 +11,9 @@ batch's bytes, not the whole of the reader's memory, nor one for each sample.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from copy import copy
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,12 @@ import torch
 
 from dlfs import Batch
 from dlfs.errors import UsageError
+
+SAMPLES = "samples"
+"""Key of a batch's samples, unless they are a dictionary with keys of its own."""
+
+LABELS = "labels"
+"""Key of a batch's labels."""
 
 
 class _Lent:
@@ -57,6 +64,9 @@ class SampleViews(list[torch.Tensor]):
     def __reduce__(self) -> tuple[Any, ...]:
         return _split, _join(self)
 
+    def __copy__(self) -> SampleViews:
+        return SampleViews(self)
+
 
 def _join(samples: Sequence[torch.Tensor]) -> tuple[torch.Tensor, list[int]]:
     values = torch.cat(list(samples)) if samples else torch.empty(0, dtype=torch.uint8)
@@ -89,7 +99,7 @@ def view_array(array: npt.NDArray[Any]) -> torch.Tensor:
     return torch.from_numpy(np.asarray(_Lent(array)))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Jagged:
     """Samples of different lengths, one behind the other.
 
@@ -133,44 +143,150 @@ class Jagged:
         """Apply a function to values and offsets, such as one that moves them."""
         return Jagged(function(self.values), function(self.offsets))
 
+    def to(self, device: Any, *, non_blocking: bool = False) -> Jagged:
+        """The same on a device."""
+        return self.map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
-@dataclass(frozen=True, eq=False)
-class TensorBatch:
-    """What a ``Loader`` gives at each step.
+    def pin_memory(self) -> Jagged:
+        """The same in page-locked memory."""
+        return self.map(lambda tensor: tensor.pin_memory())
+
+
+class TensorBatch(dict[str, Any]):
+    """The batch that a ``Loader`` gives at each step: a dictionary of what a model is called with.
+
+    Its keys are ``labels``, if the loader has labels, and ``samples``. Where ``collate`` makes a
+    dictionary of the samples, such as one of ``pixel_values``, the keys of that dictionary take the
+    place of ``samples``. ``model(**batch)`` passes these and nothing else: ``indices``, ``state``
+    and ``failures`` are attributes only. Iteration gives the keys, as of any dictionary, but
+    ``len(batch)`` is the number of samples. ``samples, labels = batch`` therefore does not unpack a
+    batch: read its attributes, or make the loader with ``as_pairs=True``.
+
+    Frameworks move, convert and slice the values, and make a new batch of the results. A batch that
+    a framework has made has no ``indices`` and no ``state``, and its ``failures`` are empty; those
+    that ``to``, ``pin_memory`` and ``copy.copy`` return have them.
+
+    Args:
+        fields: values by key; instead of ``samples`` and ``labels``.
+        samples: as ``collate`` made them.
+        labels: ``[n]``, or None.
+        indices: ``int64[n]``, of the samples.
+        state: where the epoch stands behind this batch.
+        failures: samples that were skipped or replaced.
 
     Attributes:
         indices: ``int64[n]``, of the samples.
-        samples: as ``collate`` made them.
-        labels: ``[n]``, or None.
         state: where the epoch stands behind this batch: what ``Loader.load_state_dict`` takes.
         failures: samples that were skipped or replaced; empty unless ``on_error`` lets them pass.
+
+    Raises:
+        UsageError: ``collate`` made a dictionary with ``labels``, and the loader has labels too.
     """
 
     indices: torch.Tensor
-    samples: Any
-    labels: torch.Tensor | None
     state: dict[str, Any]
-    failures: tuple[Any, ...] = ()
+    failures: tuple[Any, ...]
+
+    def __init__(
+        self,
+        fields: Mapping[str, Any] | None = None,
+        /,
+        *,
+        samples: Any = None,
+        labels: torch.Tensor | None = None,
+        indices: torch.Tensor | None = None,
+        state: dict[str, Any] | None = None,
+        failures: tuple[Any, ...] = (),
+    ) -> None:
+        super().__init__(_name_fields(samples, labels) if fields is None else fields)
+        if indices is not None:
+            self.indices = indices
+        if state is not None:
+            self.state = state
+        self.failures = failures
+
+    # Comparing tensors gives tensors, which are neither true nor false.
+    __eq__ = object.__eq__
+    __ne__ = object.__ne__
+    __hash__ = object.__hash__  # type: ignore[assignment]
+
+    @property
+    def samples(self) -> Any:
+        """The samples as ``collate`` made them; a dictionary of them is without its labels."""
+        if self.keys() <= {SAMPLES, LABELS} and SAMPLES in self:
+            return self[SAMPLES]
+        return {key: value for key, value in self.items() if key != LABELS}
+
+    @property
+    def labels(self) -> Any:
+        """The labels, ``[n]``; None if there are none."""
+        return self.get(LABELS)
 
     def __len__(self) -> int:
-        return len(self.indices)
+        if "indices" in self.__dict__:
+            return len(self.indices)
+        return next((_count(value) for value in self.values()), 0)
+
+    def __repr__(self) -> str:
+        return f"TensorBatch({len(self)} samples, keys {list(self)})"
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("indices", "state"):
+            raise AttributeError(
+                f"read {name} of a batch: expected a batch as the loader gave it, got one that a "
+                "framework made of its values; read it before, or take the state from the loader"
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __missing__(self, key: object) -> Any:
+        hint = "; Loader(as_pairs=True) gives (samples, labels)" if isinstance(key, int) else ""
+        raise KeyError(f"read {key!r} of a batch: expected one of {list(self)}{hint}")
 
     def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> TensorBatch:
         """Apply a function to every tensor in it."""
-        return replace(
-            self,
-            indices=function(self.indices),
-            samples=_map(self.samples, function),
-            labels=None if self.labels is None else function(self.labels),
-        )
+        made = copy(self)
+        made.update({key: _map(value, function) for key, value in self.items()})
+        if "indices" in self.__dict__:
+            made.indices = function(self.indices)
+        return made
 
     def to(self, device: Any, *, non_blocking: bool = False) -> TensorBatch:
-        """The same with all tensors on a device."""
+        """The same with all tensors on a device.
+
+        Raises:
+            UsageError: it is a type; indices and labels are not to be converted.
+        """
+        if isinstance(device, torch.dtype):
+            raise UsageError(
+                f"move a batch: expected a device, got {device}; convert samples in the transform "
+                "or with batch.samples.to"
+            )
         return self.map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> TensorBatch:
         """The same in page-locked memory, from which an accelerator copies by itself."""
         return self.map(lambda tensor: tensor.pin_memory())
+
+
+def _name_fields(samples: Any, labels: Any) -> dict[str, Any]:
+    """The values of a batch by key; labels first, for frameworks take the first one's length."""
+    if not isinstance(samples, Mapping):
+        return {SAMPLES: samples} if labels is None else {LABELS: labels, SAMPLES: samples}
+    if labels is None:
+        return dict(samples)
+    if LABELS in samples:
+        raise UsageError(
+            "make a batch: expected labels from the loader or from collate's dictionary, got both; "
+            f"leave labels= out, or {LABELS!r} of the keys {list(samples)}"
+        )
+    return {LABELS: labels, **samples}
+
+
+def _count(value: Any) -> int:
+    """Samples in a value of a batch: its first dimension."""
+    if isinstance(value, torch.Tensor):
+        return value.shape[0] if value.dim() else 0
+    return len(value) if isinstance(value, Sized) else 0
 
 
 def _map(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
