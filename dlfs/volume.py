@@ -18,7 +18,8 @@ from dlfs.arguments import Engine, Layout
 from dlfs.dataset import Dataset
 from dlfs.errors import ClosedError, NotFoundError, UsageError
 from dlfs.format.catalog import DatasetRecord
-from dlfs.format.paths import dataset_name_bytes, display
+from dlfs.format.names import DatasetName, dataset_name_bytes, new_dataset_name, parse_dataset
+from dlfs.format.paths import display
 from dlfs.origin import DatasetIdentity, LocalOrigin, LocalVolume, OpenOptions, Origin, VolumeAccess
 from dlfs.store.info import DatasetInfo, MemberInfo, VolumeInfo, describe_dataset
 from dlfs.store.members import split_uris
@@ -191,8 +192,8 @@ class Volume:
         """Open a dataset.
 
         Args:
-            name: of the dataset; may be left out when there is only one name.
-            version: the newest by default.
+            name: the dataset, or ``NAME@VERSION``; may be left out when there is only one name.
+            version: the newest by default; with it, ``name`` is the name alone.
 
         Raises:
             NotFoundError: there is no such dataset or version.
@@ -204,14 +205,37 @@ class Volume:
         return Dataset(self._origin, DatasetIdentity.of(record)).open()
 
     def __getitem__(self, name: str | bytes) -> Dataset:
-        """The newest version of a dataset; see ``dataset``."""
+        """Open the newest version of a dataset, or that of ``NAME@VERSION``; see ``dataset``."""
         return self.dataset(name)
 
     def __contains__(self, name: object) -> bool:
         if not isinstance(name, str | bytes):
             return False
-        raw = dataset_name_bytes(name)
-        return any(record.name == raw for record in self._opened().catalog.datasets)
+        return bool(self._matching(self._parsed(name)))
+
+    def versions(self, name: str | bytes) -> list[DatasetInfo]:
+        """The versions of a dataset, by number; of ``NAME@VERSION`` only that one.
+
+        Raises:
+            NotFoundError: there is no such dataset or version.
+            UsageError: the name can be no dataset's.
+        """
+        geometry = self._opened().superblock.geometry
+        return [describe_dataset(record, geometry) for record in self._find(name, None)]
+
+    def _wanted(self, name: str | bytes, version: int | None) -> DatasetName:
+        """Read a name, which may carry its version where none is given beside it."""
+        if version is None:
+            wanted = self._parsed(name)
+            name, version = wanted.name, wanted.version
+        return DatasetName(dataset_name_bytes(name), version)
+
+    def _parsed(self, name: str | bytes) -> DatasetName:
+        return parse_dataset(name, {record.name for record in self._opened().catalog.datasets})
+
+    def _matching(self, wanted: DatasetName) -> list[DatasetRecord]:
+        """The versions that a name means, in order; may be none."""
+        return [record for record in self._opened().catalog.datasets if _is_meant(record, wanted)]
 
     def _find(self, name: str | bytes | None, version: int | None) -> list[DatasetRecord]:
         """The versions of a dataset that are meant, in order; at least one."""
@@ -222,12 +246,15 @@ class Volume:
                 told = ", ".join(sorted(display(raw) for raw in names))
                 raise UsageError(f"open a dataset of {self.uri}: expected a name, one of: {told}")
             raw = next(iter(names), None)
+            if raw is None:
+                raise NotFoundError(f"find any dataset on {self.uri}: there is none")
+            wanted = DatasetName(raw, version)
         else:
-            raw = dataset_name_bytes(name)
-        found = [r for r in records if r.name == raw and version in (None, r.version)]
-        if raw is None or not found:
-            what = "any dataset" if raw is None else repr(display(raw))
-            number = "" if version is None else f" version {version}"
+            wanted = self._wanted(name, version)
+        found = self._matching(wanted)
+        if not found:
+            what = repr(display(wanted.name))
+            number = "" if wanted.version is None else f" version {wanted.version}"
             raise NotFoundError(f"find {what}{number} on {self.uri}: there is no such dataset")
         return found
 
@@ -248,7 +275,9 @@ class Volume:
         """Start a new version of a dataset; the volume is locked until the writer ends.
 
         Args:
-            name: of the dataset; an existing one gets a new version, the old ones stay.
+            name: of the dataset; an existing one gets a new version, the old ones stay. 1 to 244
+                bytes of UTF-8 without ``/``, ``@`` and control characters, no space at either end,
+                no ``-`` at the beginning, and not ``.``, ``..`` or ``incoming``.
             layout: ``shuffled``: packed in an order permuted by the seed; ``path``: as they are
                 added, which should be in path order. The index of a sample does not depend on it.
             seed: of the shuffled order, 64 bits.
@@ -264,7 +293,7 @@ class Volume:
             UsageError: the name or another argument is not allowed.
             DeviceError: a device cannot be written.
         """
-        raw = dataset_name_bytes(name)
+        raw = new_dataset_name(name)
         transaction = self._transaction(f"dlfs writing dataset {display(raw)!r}")
         try:
             versions = [r.version for r in transaction.base.catalog.datasets if r.name == raw]
@@ -296,8 +325,8 @@ class Volume:
         """Remove a dataset. Its space is free for later writers; readers of it get StaleError then.
 
         Args:
-            name: of the dataset.
-            version: to remove; all by default.
+            name: the dataset, or ``NAME@VERSION``.
+            version: the one to remove; all by default.
 
         Raises:
             NotFoundError: there is no such dataset or version.
@@ -306,14 +335,10 @@ class Volume:
         """
         self.refresh()
         self._find(name, version)
-        raw = dataset_name_bytes(name)
-        with self._transaction(f"dlfs removing dataset {display(raw)}") as transaction:
-            kept = [
-                record
-                for record in transaction.base.catalog.datasets
-                if record.name != raw or version not in (None, record.version)
-            ]
-            transaction.commit(kept)
+        wanted = self._wanted(name, version)
+        with self._transaction(f"dlfs removing dataset {wanted}") as transaction:
+            records = transaction.base.catalog.datasets
+            transaction.commit([record for record in records if not _is_meant(record, wanted)])
         self.refresh()
 
     def _transaction(self, holder: str) -> Transaction:
@@ -352,7 +377,7 @@ class Volume:
         """Check superblocks, catalog, directories and every sample, as they are on media now.
 
         Args:
-            name: of one dataset; all by default.
+            name: of one dataset, or ``NAME@VERSION``; all by default.
             version: of that dataset; all by default.
             progress: told bytes done and bytes in all, as it goes.
 
@@ -367,3 +392,7 @@ class Volume:
         access = self._local("verify")
         records = list(access.catalog.datasets) if name is None else self._find(name, version)
         return verify_volume(access.generation, records, progress or (lambda _done, _total: None))
+
+
+def _is_meant(record: DatasetRecord, wanted: DatasetName) -> bool:
+    return record.name == wanted.name and wanted.version in (None, record.version)

@@ -43,23 +43,12 @@ class OpenVolume:
         """The newest version of a dataset, or with ``NAME@VERSION`` that one; None if none."""
         dataset = self._datasets.get(name)
         if dataset is None:
-            version = self._version(name)
-            if version is None:
+            if name not in self.volume:
                 self.volume.refresh()
-                version = self._version(name)
-            if version is None:
+            if name not in self.volume:
                 return None
-            dataset = self._datasets.setdefault(name, self.volume.dataset(*version))
+            dataset = self._datasets.setdefault(name, self.volume.dataset(name))
         return dataset
-
-    def _version(self, name: str) -> tuple[str, int] | None:
-        known = [(info.name, info.version) for info in self.volume.datasets()]
-        newest = max((version for other, version in known if other == name), default=None)
-        if newest is not None:
-            return name, newest
-        plain, _, number = name.rpartition("@")
-        wanted = (plain, int(number)) if number.isascii() and number.isdigit() else None
-        return wanted if wanted in known else None
 
     def refresh(self) -> None:
         """See the newest generation, and the newest versions."""

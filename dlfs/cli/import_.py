@@ -31,6 +31,7 @@ from dlfs.cli.output import (
 )
 from dlfs.cli.progress import progress_bar
 from dlfs.errors import DlfsError, FormatError, NotFoundError, UsageError
+from dlfs.format.names import new_dataset_name
 from dlfs.ingest.formats import AUTO, parse_settings
 
 if TYPE_CHECKING:
@@ -153,6 +154,7 @@ def import_dataset(
         options["prefix_shards"] = True
     if len(arguments) < 2:
         raise UsageError("import: expected a source and a volume, got only one of them")
+    new_dataset_name(name)  # before a long walk over the source
     *sources, uri = arguments
     with (
         _open_last(sources, uri) as volume,

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -17,35 +15,6 @@ from dlfs.units import parse_bytes
 
 if TYPE_CHECKING:
     from dlfs import Dataset, Volume
-
-_VERSION = re.compile(r"[1-9][0-9]{0,9}")
-
-
-@dataclass(frozen=True)
-class DatasetName:
-    """``NAME`` or ``NAME@VERSION``."""
-
-    name: str
-    version: int | None = None
-
-    def __str__(self) -> str:
-        return self.name if self.version is None else f"{self.name}@{self.version}"
-
-
-def parse_dataset(text: str) -> DatasetName:
-    """Read a dataset's name and, behind the last ``@``, its version.
-
-    A name that ends in ``@`` and digits is written with its version: ``odd@7@1``.
-
-    Raises:
-        UsageError: there is no name.
-    """
-    name, at, version = text.rpartition("@")
-    found = DatasetName(name, int(version)) if at and _VERSION.fullmatch(version) else None
-    found = found or DatasetName(text)
-    if not found.name:
-        raise UsageError(f"read a dataset: expected NAME or NAME@VERSION, got {text!r}")
-    return found
 
 
 def parse_size(text: str | None) -> int | None:
@@ -76,10 +45,9 @@ def open_dataset(
     volume_uri: str, dataset: str, *, memory_bytes: int | None = None
 ) -> Iterator[tuple[Volume, Dataset]]:
     """Open a volume and one of its datasets for reading; as ``open_volume``."""
-    wanted = parse_dataset(dataset)
     with (
         open_volume(volume_uri, memory_bytes=memory_bytes) as volume,
-        volume.dataset(wanted.name, wanted.version) as found,
+        volume.dataset(dataset) as found,
     ):
         yield volume, found
 

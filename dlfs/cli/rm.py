@@ -9,15 +9,9 @@ import typer
 
 import dlfs
 from dlfs.cli.datasets import dataset_json
-from dlfs.cli.options import (
-    DatasetArgument,
-    DatasetName,
-    JsonOption,
-    VolumeArgument,
-    parse_dataset,
-)
+from dlfs.cli.options import DatasetArgument, JsonOption, VolumeArgument
 from dlfs.cli.output import human_samples, human_size, note, print_json, stderr_console
-from dlfs.errors import NotFoundError, UsageError
+from dlfs.errors import UsageError
 
 if TYPE_CHECKING:
     from dlfs import DatasetInfo, Volume
@@ -33,9 +27,8 @@ def rm(
     json: JsonOption = False,
 ) -> None:
     """Remove a dataset. Whoever reads it meanwhile gets an error, never wrong bytes."""
-    wanted = parse_dataset(dataset)
     with dlfs.open(volume) as opened:
-        doomed = _choose(opened, wanted, all_versions=all_versions)
+        doomed = _choose(opened, dataset, all_versions=all_versions)
         if not yes:
             _confirm(doomed, volume)
         for info in doomed:
@@ -46,15 +39,9 @@ def rm(
         note(f"removed {_describe(info)}")
 
 
-def _choose(volume: Volume, wanted: DatasetName, *, all_versions: bool) -> list[DatasetInfo]:
+def _choose(volume: Volume, wanted: str, *, all_versions: bool) -> list[DatasetInfo]:
     """The datasets to remove."""
-    found = [
-        info
-        for info in volume.datasets()
-        if info.name == wanted.name and wanted.version in (None, info.version)
-    ]
-    if not found:
-        raise NotFoundError(f"remove {wanted}: there is no such dataset in {volume.uri}")
+    found = volume.versions(wanted)
     if len(found) > 1 and not all_versions:
         versions = ", ".join(f"{info.name}@{info.version}" for info in found)
         raise UsageError(f"remove {wanted}: expected one of {versions}, or --all-versions")

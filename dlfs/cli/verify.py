@@ -10,7 +10,7 @@ import typer
 
 import dlfs
 from dlfs.cli.exits import ExitCode
-from dlfs.cli.options import JsonOption, OptionalDatasetArgument, VolumeArgument, parse_dataset
+from dlfs.cli.options import JsonOption, OptionalDatasetArgument, VolumeArgument
 from dlfs.cli.output import (
     human_count,
     human_rate,
@@ -55,11 +55,9 @@ def verify(
     volume: VolumeArgument, dataset: OptionalDatasetArgument = None, json: JsonOption = False
 ) -> None:
     """Check superblocks, catalog, directories and every sample; name all that is bad."""
-    wanted = parse_dataset(dataset) if dataset is not None else None
-    name, version = (wanted.name, wanted.version) if wanted else (None, None)
     with dlfs.open(volume) as opened, progress_bar("verify") as bar:
         checked = _Checked(bar)
-        findings = checked.count(opened.verify(name, version, progress=checked.progress))
+        findings = checked.count(opened.verify(dataset, progress=checked.progress))
         if json:
             head = {"volume": opened.uri, "uuid": opened.uuid}
             items = (_finding_json(finding) for finding in findings)

@@ -39,7 +39,7 @@ from dlfs.format.constants import (
     TIME_NS_MAX,
 )
 from dlfs.format.geometry import ChunkRun, split_runs
-from dlfs.format.paths import dataset_name_problem
+from dlfs.format.names import dataset_name_problem
 from dlfs.format.superblock import Superblock
 
 LAYOUTS = ("path", "shuffled")

@@ -57,6 +57,8 @@ CATALOG_RUNS_MAX = 262_144
 DATASET_RECORD_BYTES = 104
 """Fixed part of a dataset record; runs, name and attributes follow."""
 DATASET_NAME_BYTES_MAX = 255
+NEW_DATASET_NAME_BYTES_MAX = 244
+"""Length of a new name: with ``@`` and a version of ten digits it is a file name still."""
 DATASET_ATTRIBUTES_BYTES_MAX = 64 * KIB
 DATASET_VERSION_MAX = (1 << 32) - 1
 TAG_ATTRIBUTES = 1

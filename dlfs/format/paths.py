@@ -1,4 +1,4 @@
-"""The rules for samples' paths and datasets' names (FORMAT.md, sections 6 and 7).
+"""The rules for samples' paths (FORMAT.md, section 6); datasets' names are in ``names``.
 
 A path is bytes: components of 1..255 bytes joined by ``/``, at most 4095 bytes in all, no component
 ``.`` or ``..``, no NUL. Text is taken in UTF-8, with surrogate escapes for file names that are not
@@ -11,7 +11,7 @@ import os
 import re
 
 from dlfs.errors import LimitError, UsageError
-from dlfs.format.constants import COMPONENT_BYTES_MAX, DATASET_NAME_BYTES_MAX, PATH_BYTES_MAX
+from dlfs.format.constants import COMPONENT_BYTES_MAX, PATH_BYTES_MAX
 
 PathLike = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
@@ -23,16 +23,16 @@ def path_bytes(path: PathLike) -> bytes:
         UsageError: it breaks a rule; nothing is repaired silently.
         LimitError: it or one of its components is too long.
     """
-    raw = _to_bytes(path, "sample path")
+    raw = to_bytes(path, "sample path")
     if len(raw) > PATH_BYTES_MAX:
         raise LimitError(
-            f"check the sample path {_shown(raw)}: expected at most {PATH_BYTES_MAX} bytes, "
+            f"check the sample path {shown(raw)}: expected at most {PATH_BYTES_MAX} bytes, "
             f"got {len(raw)}"
         )
     problem = path_problem(raw)
     if problem:
         kind = LimitError if max(map(len, raw.split(b"/"))) > COMPONENT_BYTES_MAX else UsageError
-        raise kind(f"check the sample path {_shown(raw)}: {problem}")
+        raise kind(f"check the sample path {shown(raw)}: {problem}")
     return raw
 
 
@@ -62,44 +62,21 @@ def path_problem(raw: bytes) -> str | None:
     return None
 
 
-def dataset_name_bytes(name: str | bytes) -> bytes:
-    """Turn a dataset's name into bytes and check it.
-
-    Raises:
-        UsageError: it is empty, ``.`` or ``..``, or has a slash or a NUL byte in it.
-        LimitError: it is over 255 bytes long.
-    """
-    raw = _to_bytes(name, "dataset name")
-    if len(raw) > DATASET_NAME_BYTES_MAX:
-        raise LimitError(
-            f"check the dataset name {_shown(raw)}: expected at most {DATASET_NAME_BYTES_MAX} "
-            f"bytes, got {len(raw)}"
-        )
-    problem = dataset_name_problem(raw)
-    if problem:
-        raise UsageError(f"check the dataset name {_shown(raw)}: {problem}")
-    return raw
-
-
-def dataset_name_problem(raw: bytes) -> str | None:
-    """What is wrong with a dataset's name, or None."""
-    if not 1 <= len(raw) <= DATASET_NAME_BYTES_MAX:
-        return f"expected 1..{DATASET_NAME_BYTES_MAX} bytes, got {len(raw)}"
-    for byte, what in ((b"/", "slash"), (b"\0", "NUL byte")):
-        if byte in raw:
-            return f"expected no {what}, got one at byte {raw.index(byte)}"
-    if raw in (b".", b".."):
-        return f"expected another name, got {raw.decode()!r}"
-    return None
-
-
 def display(raw: bytes) -> str:
     """Show a path or a name as text; bytes that are not UTF-8 survive as surrogate escapes."""
     return raw.decode("utf-8", "surrogateescape")
 
 
-def _to_bytes(value: PathLike, what: str) -> bytes:
-    """Bytes of a str, bytes or os.PathLike."""
+def to_bytes(value: PathLike, what: str) -> bytes:
+    """Convert a str, bytes or os.PathLike to bytes.
+
+    Args:
+        value: the path or name.
+        what: what the error calls it.
+
+    Raises:
+        UsageError: it is text that UTF-8 cannot hold.
+    """
     plain = os.fspath(value)
     if isinstance(plain, bytes):
         return plain
@@ -112,6 +89,6 @@ def _to_bytes(value: PathLike, what: str) -> bytes:
         ) from error
 
 
-def _shown(raw: bytes) -> str:
+def shown(raw: bytes) -> str:
     """A path for a message: quoted, and cut when it is long."""
     return repr(display(raw if len(raw) <= 100 else raw[:97] + b"..."))

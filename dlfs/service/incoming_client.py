@@ -17,7 +17,8 @@ from dataclasses import dataclass
 
 from dlfs import errors
 from dlfs.errors import DeviceError, DlfsError, LockedError, NotFoundError, UsageError
-from dlfs.format.paths import PathLike, dataset_name_bytes, display
+from dlfs.format.names import INCOMING, dataset_name_bytes
+from dlfs.format.paths import PathLike, display
 from dlfs.service.incoming_protocol import (
     XATTR_DISCARD,
     XATTR_INCOMING,
@@ -120,7 +121,7 @@ def _incoming(mountpoint: PathLike, what: str) -> bytes:
     record = find_mount(path)
     if record is None or record.file_system_type != FILE_SYSTEM_TYPE:
         raise UsageError(f"{what}: expected where DLFS is mounted, got {path}")
-    incoming = os.path.join(os.fsencode(path), b"incoming")
+    incoming = os.path.join(os.fsencode(path), INCOMING.encode())
     if "ro" in record.options.split(",") or not os.path.isdir(incoming):
         raise UsageError(f"{what}: {path} is read-only; mount it with --incoming")
     return incoming

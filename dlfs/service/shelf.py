@@ -27,7 +27,8 @@ from dlfs.dataset import Dataset
 from dlfs.directory.sharing import Part
 from dlfs.errors import ClosedError, NotFoundError, StaleError
 from dlfs.format.catalog import DatasetRecord
-from dlfs.format.paths import dataset_name_bytes, display
+from dlfs.format.names import dataset_name_bytes
+from dlfs.format.paths import display
 from dlfs.origin import DatasetIdentity, LocalOrigin, OpenOptions, find_record
 from dlfs.store.info import DatasetInfo, VolumeInfo
 from dlfs.store.members import split_uris

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -28,6 +27,7 @@ import trio
 from dlfs.dataset import Dataset
 from dlfs.errors import LimitError, NotFoundError, StaleError
 from dlfs.format.location import unpack_location
+from dlfs.format.names import parse_dataset
 from dlfs.service.inode import SLOT_MAX
 from dlfs.service.tree import DatasetTree
 from dlfs.store.info import DatasetInfo
@@ -39,7 +39,6 @@ LOADS_MAX = 8
 
 _log = logging.getLogger(__name__)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_VERSIONED = re.compile(rb"(.+)@([1-9][0-9]{0,9})", re.DOTALL)
 
 
 class Sample(NamedTuple):
@@ -180,10 +179,11 @@ class VolumeView:
             LimitError: this mount has shown as many datasets as it can.
         """
         await self._refresh()
-        info = self._newest.get(name)
-        versioned = _VERSIONED.fullmatch(name)
-        if info is None and versioned:
-            info = self._versions.get((versioned[1], int(versioned[2])))
+        wanted = parse_dataset(name, self._newest)
+        if wanted.version is None:
+            info = self._newest.get(wanted.name)
+        else:
+            info = self._versions.get((wanted.name, wanted.version))
         if info is None:
             raise NotFoundError(f"look {name!r} up in the volume: no such dataset")
         return self._slot_of(info)

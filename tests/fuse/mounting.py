@@ -18,6 +18,7 @@ from typing import NamedTuple
 import dlfs
 from dlfs.service.mountpoint import find_mount, unmount
 from dlfs.units import MIB
+from tests.odd_names import old_writer
 
 SECONDS_MAX = 100
 """Of a wait, which ends as soon as what it is for is so: a slow machine is busy, too."""
@@ -72,7 +73,7 @@ def sample_tree(folder: Path, seed: int = 7) -> dict[bytes, bytes]:
 def add_dataset(volume_path: Path, name: str, files: dict[bytes, bytes]) -> dlfs.DatasetInfo:
     """Write one more dataset, or version, to a volume."""
     with dlfs.open(str(volume_path)) as volume:
-        with volume.writer(name) as writer:
+        with old_writer(volume, name) as writer:
             for path, data in sorted(files.items()):
                 writer.add(path, data)
         return max((i for i in volume.datasets() if i.name == name), key=lambda i: i.version)

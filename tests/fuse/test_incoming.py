@@ -67,6 +67,19 @@ class Writable:
         return self / name
 
 
+REFUSED_NAMES = {
+    "n" * 256: errno.ENAMETOOLONG,
+    "n" * 245: errno.ENAMETOOLONG,
+    "a@1": errno.EINVAL,
+    "--help": errno.EINVAL,
+    "a\nb": errno.EINVAL,
+    " a": errno.EINVAL,
+    "incoming": errno.EINVAL,
+    "\udcff": errno.EINVAL,
+}
+"""Names that no new dataset may have, and what making one in ``incoming`` fails with."""
+
+
 def make_volume(folder: Path, size_bytes: int = 64 * MIB) -> Path:
     volume = folder / "volume.img"
     dlfs.format_volume(str(volume), size_bytes=size_bytes)
@@ -135,7 +148,9 @@ def test_rule_33_incoming_holds_datasets(shared: Writable, plain_volume: Prepare
     ):
         assert errno_of(call) == errno.EPERM
     assert errno_of(lambda: (shared / "shown").mkdir()) == errno.EEXIST
-    assert errno_of(lambda: (shared / ("n" * 256)).mkdir()) == errno.ENAMETOOLONG
+    for name, code in REFUSED_NAMES.items():
+        assert errno_of(lambda name=name: (shared / name).mkdir()) == code
+        assert errno_of(lambda name=name: directory.rename(shared / name)) == code
     directory.rmdir()
     assert "shown" not in os.listdir(shared.root / "incoming")
 

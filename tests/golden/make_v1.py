@@ -4,7 +4,7 @@
 archives in v1/ change: a later format gets a script and a folder of its own. The tests also write
 the same contents anew with the code under test.
 
-    python tests/golden/make_v1.py tests/golden/v1
+    python -m tests.golden.make_v1 tests/golden/v1
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pathlib import Path
 
 import dlfs
 from dlfs.units import KIB, MIB
+from tests.odd_names import old_writer
 
 Contents = dict[tuple[bytes, int], dict[bytes, bytes]]
 
@@ -109,7 +110,7 @@ def fill(members: Sequence[str], wanted: Contents) -> None:
     with dlfs.open(members) as volume:
         for (name, version), samples in wanted.items():
             layout = "path" if version == 2 else "shuffled"
-            with volume.writer(name, layout=layout, seed=version) as writer:
+            with old_writer(volume, name, layout=layout, seed=version) as writer:
                 for path in sorted(samples, key=lambda path: path[::-1]):
                     writer.add(path, samples[path])
             if (name, version) == (b"numbers", 1):

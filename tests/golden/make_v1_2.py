@@ -18,6 +18,7 @@ import numpy as np
 import dlfs
 from dlfs.units import KIB, MIB
 from tests.golden.make_v1 import Contents, archive, datasets, make_members
+from tests.odd_names import old_writer
 
 Columns = dict[str, list[Any]]
 
@@ -77,7 +78,7 @@ def write(kind: str, folder: Path) -> list[str]:
         for (name, version), samples in contents(kind).items():
             paths = sorted(samples)
             rows = columns(name, paths)
-            with volume.writer(name, seed=version) as writer:
+            with old_writer(volume, name, seed=version) as writer:
                 for path in sorted(paths, key=lambda path: path[::-1]):
                     place = paths.index(path)
                     attributes = {column: values[place] for column, values in rows.items()}

@@ -21,7 +21,8 @@ from dlfs.format.catalog import (
 )
 from dlfs.format.geometry import ChunkRun, DataSpace, Geometry
 from dlfs.format.location import LOCATION, pack_locations, unpack_locations
-from dlfs.format.paths import dataset_name_bytes, display, path_bytes
+from dlfs.format.names import dataset_name_bytes
+from dlfs.format.paths import display, path_bytes
 from dlfs.format.superblock import Superblock, decode_superblock, encode_superblock
 
 U64 = st.integers(0, (1 << 64) - 1)

@@ -223,6 +223,16 @@ def test_a_pickle_is_the_place_and_not_the_data(serve: Callable[..., Service], v
         connected.info()
 
 
+def test_names_with_versions(serve: Callable[..., Service], volume: str) -> None:
+    name, samples = "d", {b"one": b"1"}
+    add_dataset(volume, samples, name)
+    with dlfs.connect(serve(volume).uri) as served:
+        assert [served[text].version for text in (name, "d@1", "d@2")] == [2, 1, 2]
+        assert ("d@2" in served, "d@3" in served) == (True, False)
+        with pytest.raises(NotFoundError, match="version 3"):
+            served["d@3"]
+
+
 def test_what_needs_the_devices_says_so(serve: Callable[..., Service], volume: str) -> None:
     connected = dlfs.connect(serve(volume).uri)
     for change in (

@@ -13,6 +13,7 @@ import dlfs
 from dlfs.block import MemoryDevice
 from dlfs.format.superblock import superblock_offsets
 from dlfs.units import KIB, MIB
+from tests.odd_names import old_writer
 
 SAMPLES = {f"d{i % 3}/s{i:03}".encode(): bytes([i]) * (i * 37) for i in range(100)}
 ORDERED = [SAMPLES[path] for path in sorted(SAMPLES)]
@@ -599,3 +600,43 @@ def test_a_forked_child_refreshes_whatever_its_parent_was_at(tmp_path):
                 finally:
                     os._exit(1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+# ---- names ---------------------------------------------------------------------------------------
+
+
+def test_a_name_may_carry_its_version(volume):
+    write(volume, "ds", {b"second": b"2"})
+    assert [volume[name].version for name in ("ds", "ds@1", b"ds@2")] == [2, 1, 2]
+    assert [volume.dataset(name).version for name in ("ds@1", "ds@2")] == [1, 2]
+    assert [name in volume for name in ("ds@1", "ds@2", "ds@3", "ds@0", "..", "a/b", "@1")] == [
+        True, True, False, False, False, False, False,
+    ]  # fmt: skip
+    assert [info.version for info in volume.versions("ds")] == [1, 2]
+    assert [info.version for info in volume.versions("ds@2")] == [2]
+    assert list(volume.verify("ds@1")) == []
+    with pytest.raises(dlfs.NotFoundError, match="'ds' version 3"):
+        volume["ds@3"]
+    with pytest.raises(dlfs.NotFoundError, match="'ds@1' version 1"):
+        volume.dataset("ds@1", 1)
+    volume.remove("ds@1")
+    assert [info.version for info in volume.datasets()] == [2]
+
+
+def test_an_old_name_with_a_version_in_it_is_still_read(volume):
+    with old_writer(volume, "ds@1") as writer:
+        writer.add("decoy", b"")
+    assert len(volume["ds@1"]) == 1
+    assert volume.dataset("ds", 1).version == 1
+    assert len(volume["ds@1@1"]) == 1
+    volume.remove("ds@1")
+    assert len(volume["ds@1"]) == len(SAMPLES)
+
+
+@pytest.mark.parametrize("name", ["a@1", "--help", "a\nb", "incoming", b"a\xff", "a/b", ""])
+def test_a_new_name_that_cannot_be_used_is_refused_before_anything_is_written(volume, name):
+    before = volume.generation
+    with pytest.raises(dlfs.UsageError, match="a dataset's name is 1 to 244 bytes"):
+        volume.writer(name)
+    write(volume, "next")  # nothing is locked
+    assert volume.generation == before + 1

@@ -170,6 +170,14 @@ def test_import_says_that_the_volume_comes_last(run, volume, tmp_path) -> None:
     assert run("ls", volume).out == b"small@1\n"
 
 
+@pytest.mark.parametrize("name", ["a@1", "--help", "a\nb", "incoming", " a"])
+def test_import_refuses_a_name_before_it_reads_the_source(run, volume, tmp_path, name) -> None:
+    done = run("import", tmp_path / "nothing", volume, f"--name={name}")
+    assert done.code == 2
+    assert "a dataset's name is 1 to 244 bytes" in done.err
+    assert run("ls", volume).out == b"small@1\n"
+
+
 def test_import_of_what_does_not_fit_changes_nothing(run, volume, tmp_path) -> None:
     (tmp_path / "big").mkdir()
     with (tmp_path / "big" / "file").open("wb") as file:

@@ -5,7 +5,7 @@ from pathlib import PurePosixPath
 import pytest
 
 from dlfs.errors import LimitError, UsageError
-from dlfs.format.paths import PathLike, dataset_name_bytes, display, path_bytes
+from dlfs.format.paths import PathLike, display, path_bytes
 
 
 @pytest.mark.parametrize(
@@ -54,29 +54,3 @@ def test_wrong_paths_are_refused(path: str, message: str) -> None:
 def test_long_paths_are_refused(path: str, message: str) -> None:
     with pytest.raises(LimitError, match=message):
         path_bytes(path)
-
-
-@pytest.mark.parametrize("name", ["train", b"\xff\n", "a b", "n" * 255])
-def test_names_of_datasets(name: str | bytes) -> None:
-    raw = dataset_name_bytes(name)
-    assert raw == (name if isinstance(name, bytes) else name.encode())
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("", r"1\.\.255 bytes"),
-        (".", r"another name, got '\.'"),
-        ("..", "another name"),
-        ("a/b", "no slash, got one at byte 1"),
-        (b"a\0", "no NUL byte"),
-    ],
-)
-def test_wrong_names_of_datasets(name: str | bytes, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        dataset_name_bytes(name)
-
-
-def test_a_long_name_of_a_dataset() -> None:
-    with pytest.raises(LimitError, match="at most 255 bytes, got 256"):
-        dataset_name_bytes("n" * 256)
