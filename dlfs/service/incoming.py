@@ -27,10 +27,8 @@ from typing import TypeVar
 import pyfuse3
 from pyfuse3 import EntryAttributes, FileInfo, FUSEError, ReaddirToken, RequestContext
 
-from dlfs.errors import LimitError
 from dlfs.format.constants import COMPONENT_BYTES_MAX, PATH_BYTES_MAX
 from dlfs.format.names import INCOMING as INCOMING_NAME
-from dlfs.format.names import new_dataset_name
 from dlfs.format.paths import display
 from dlfs.service import entries
 from dlfs.service.directories import Directories
@@ -197,7 +195,6 @@ class IncomingTree:
         """Make a directory; directly in ``incoming``, begin a dataset."""
         folder = self._table.get(parent)
         if parent == INCOMING:
-            _check_name(name)
             await self._directories.run(
                 self._spool.make, name, mode=mode & 0o7777, uid=ctx.uid, gid=ctx.gid
             )
@@ -322,7 +319,6 @@ class IncomingTree:
                 self._table.renamed((old, name_old), (new, name_new), identity_of(moved))
 
     async def _rename_dataset(self, old: bytes, new: bytes, *, replace: bool) -> None:
-        _check_name(new)
         root = self._table.root
         replaced: os.stat_result | None = None
         try:
@@ -570,15 +566,6 @@ def _change(attr: EntryAttributes, fields: pyfuse3.SetattrFields) -> Change:
         access_ns=attr.st_atime_ns if fields.update_atime else None,
         modify_ns=attr.st_mtime_ns if fields.update_mtime else None,
     )
-
-
-def _check_name(name: bytes) -> None:
-    """Refuse the name of a dataset that could not be sealed."""
-    try:
-        new_dataset_name(name)
-    except LimitError as error:
-        _log.warning("incoming: %s", error)
-        raise FUSEError(errno.ENAMETOOLONG) from error
 
 
 def _check_length(folder: Node, name: bytes) -> None:

@@ -40,7 +40,8 @@ from itertools import count
 from pathlib import Path
 from uuid import UUID
 
-from dlfs.errors import DeviceError, DlfsError, FormatError, LockedError, UsageError
+from dlfs.errors import DeviceError, DlfsError, FormatError, LimitError, LockedError, UsageError
+from dlfs.format.names import new_dataset_name
 from dlfs.format.paths import display
 from dlfs.service.incoming_protocol import Spooled
 
@@ -118,8 +119,11 @@ class Spool:
         """Begin a dataset.
 
         Raises:
-            OSError: EEXIST: there is one of that name; EPERM: the owner cannot be set.
+            UsageError: no new dataset may have this name.
+            OSError: EEXIST: there is one of that name; EPERM: the owner cannot be set;
+                ENAMETOOLONG: the name is too long for a new dataset.
         """
+        _check_name(name)
         with self._staging() as staging:
             os.mkdir("files", 0o700, dir_fd=staging.descriptor)
             files = f"{staging.path}/files"
@@ -134,8 +138,10 @@ class Spool:
         """Give a dataset another name; an empty one of that name gives way.
 
         Raises:
-            OSError: ENOTEMPTY: the other one is not empty.
+            UsageError: no new dataset may have this name.
+            OSError: ENOTEMPTY: the other one is not empty; ENAMETOOLONG as for ``make``.
         """
+        _check_name(new)
         if old == new:
             return
         with suppress(FileNotFoundError):
@@ -333,6 +339,14 @@ class Spool:
 class _Staging:
     path: str
     descriptor: int
+
+
+def _check_name(name: bytes) -> None:
+    """Refuse the name of a dataset that could not be sealed."""
+    try:
+        new_dataset_name(name)
+    except LimitError as error:
+        raise OSError(errno.ENAMETOOLONG, str(error)) from error
 
 
 def _move_new(old: str | bytes, new: bytes) -> None:

@@ -48,7 +48,7 @@ def test_a_directory_of_somebody_else_is_no_spool(tmp_path: Path) -> None:
 
 def test_datasets_are_made_renamed_and_removed(tmp_path: Path) -> None:
     with Spool(tmp_path / "spool", VOLUME) as spool:
-        odd = b"odd\n\xff name"
+        odd = "odd ü name".encode()
         folder = begin(spool, odd, a=b"12345")
         assert stat.S_IMODE(folder.stat().st_mode) == 0o750
         begin(spool, b"empty")
@@ -67,6 +67,14 @@ def test_datasets_are_made_renamed_and_removed(tmp_path: Path) -> None:
         assert found.since == pytest.approx((tmp_path / "spool/volume").stat().st_mtime, abs=60)
         with pytest.raises(FileNotFoundError):
             spool.contents(odd)
+        for bad in (b"a@1", b"odd\n", b"\xff"):
+            with pytest.raises(UsageError, match="a dataset's name is"):
+                begin(spool, bad)
+            with pytest.raises(UsageError, match="a dataset's name is"):
+                spool.rename(b"empty", bad)
+        with pytest.raises(OSError, match="245 bytes"):
+            begin(spool, b"n" * 245)
+        assert spool.names() == [b"empty"]
     with Spool(tmp_path / "spool", VOLUME) as spool:
         assert spool.names() == [b"empty"]
 
