@@ -19,10 +19,10 @@ from uuid import UUID
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dlfs.arguments import OnError, ReadPlan, Shuffle
+from dlfs.arguments import OnError, ReadPlan, Shuffle, as_integer, show_value
 from dlfs.attributes import AttributeTable
-from dlfs.directory import Entry, FrozenDirectory
-from dlfs.errors import ClosedError, NotFoundError
+from dlfs.directory import Entry, FrozenDirectory, as_array, find_outside
+from dlfs.errors import ClosedError, NotFoundError, UsageError
 from dlfs.format.geometry import DataSpace
 from dlfs.format.paths import PathLike, display
 from dlfs.origin import DatasetAccess, DatasetIdentity, Origin
@@ -192,28 +192,73 @@ class Dataset(ColumnAccess):
     def __getitem__(self, index: int | slice | ArrayLike) -> bytes | Batch:
         """One sample by its index, negative ones from the end; or a ``Batch`` of several.
 
+        Args:
+            index: an integer; or a slice, integers of one dimension, or a mask
+                (``bool[n_samples]``).
+
         Raises:
-            IndexError: there is no such sample.
+            IndexError: there is no such sample, or the mask is of another length.
+            UsageError: it is none of these: floats, text, one bool.
             DlfsError: as ``read``.
         """
-        if isinstance(index, int | np.integer):
-            return self._opened().reader.get(self._position(int(index)))
         if isinstance(index, slice):
             return self.read(np.arange(*index.indices(len(self)), dtype=np.int64))
-        wanted = np.asarray(index)
+        if _is_scalar(index):
+            return self._opened().reader.get(self._position(index))
+        wanted = as_array(index, option="indices", action="read samples")
         if wanted.dtype == np.bool_:
             if wanted.shape != (len(self),):
-                raise IndexError(f"expected a mask of {len(self)} samples, got {wanted.shape}")
+                raise IndexError(
+                    f"read samples of dataset {self.name!r}: expected a mask of {len(self)} "
+                    f"samples, got one of shape {wanted.shape}"
+                )
             return self.read(np.flatnonzero(wanted))
-        if wanted.size and wanted.dtype.kind == "i":
-            wanted = np.where(wanted < 0, wanted + len(self), wanted)
-        return self.read(wanted)
+        return self._read_from_either_end(index, wanted)
 
-    def _position(self, index: int) -> int:
+    def _read_from_either_end(self, indices: ArrayLike, array: NDArray[Any]) -> Batch:
+        """Read samples by indices of which the negative ones count from the end.
+
+        Args:
+            indices: as given.
+            array: the same as an array.
+
+        Raises:
+            IndexError: one is out of range.
+            DlfsError: as ``read``.
+        """
         count = len(self)
-        if not -count <= index < count:
-            raise IndexError(f"sample {index} of {count} in dataset {self.name!r}")
-        return index % count
+        wanted = array if array.dtype.kind in "iu" else indices
+        if array.dtype.kind == "i" and array.size and array.min() < 0:
+            array = array.astype(np.int64)
+            wanted = np.where((array < 0) & (array >= -count), array + count, array)
+        try:
+            return self.read(wanted)
+        except UsageError as error:
+            problem = find_outside(indices, -count, count, option="indices")
+            if problem is None:
+                raise
+            raise IndexError(f"read samples of dataset {self.name!r}: {problem}") from error
+
+    def _position(self, index: object) -> int:
+        """The index of a sample, 0..N-1, of one that may count from the end.
+
+        Raises:
+            IndexError: there is no such sample.
+            UsageError: it is no integer.
+        """
+        number = as_integer(index)
+        if number is None:
+            raise UsageError(
+                f"look up a sample of dataset {self.name!r}: expected an integer, got "
+                f"{show_value(index)}{_by_path(index)}"
+            )
+        count = len(self)
+        if not -count <= number < count:
+            raise IndexError(
+                f"look up a sample of dataset {self.name!r}: expected an index "
+                f"{-count}..{count - 1}, got {number}"
+            )
+        return number % count
 
     def get(self, path: PathLike) -> bytes:
         """One sample by its path.
@@ -447,6 +492,17 @@ class Dataset(ColumnAccess):
     def member_stats(self) -> list[dict[str, Any]]:
         """What the volume's members did for this dataset: see ``SampleReader.member_stats``."""
         return self._opened().reader.member_stats()
+
+
+def _is_scalar(index: object) -> bool:
+    """Return True for what stands for one sample at most, an index or not."""
+    has_length = hasattr(index, "__len__") and getattr(index, "ndim", 1) > 0
+    return not has_length or isinstance(index, str | bytes)
+
+
+def _by_path(index: object) -> str:
+    """What to do instead, for a path that was given in place of an index."""
+    return "; get(path) takes paths" if isinstance(index, str | bytes | os.PathLike) else ""
 
 
 def _raw(path: PathLike) -> bytes:

@@ -21,9 +21,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dlfs.arguments import Shuffle
-from dlfs.directory import FrozenDirectory
+from dlfs.arguments import Shuffle, check_integer
+from dlfs.directory import FrozenDirectory, as_array, check_indices
 from dlfs.errors import UsageError
+
+DRAWS_MAX = (1 << 62) - 1
+"""Samples of a weighted epoch."""
 
 _FINGERPRINT_BYTES = 16
 
@@ -117,28 +120,19 @@ def select(
 
 
 def _indices(values: ArrayLike, count: int, name: str) -> NDArray[np.uint64]:
-    array = np.asarray(values)
-    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-        raise UsageError(
-            f"order an epoch: expected {name} as integers of one dimension, got {array.dtype} "
-            f"{array.shape}"
-        )
-    if array.size and (array.min() < 0 or array.max() >= count):
-        raise UsageError(
-            f"order an epoch: expected {name} within 0..{count - 1}, "
-            f"got {array.min()}..{array.max()}"
-        )
-    return np.array(array, np.uint64)  # a copy: what the caller does with his does not matter
+    # A copy: later changes of the caller's array do not matter.
+    return check_indices(values, count, option=name, action="order an epoch")
 
 
 def _chosen(where: ArrayLike, count: int) -> NDArray[np.uint64]:
     """The indices of a mask or of a list, in rising order."""
-    array = np.asarray(where)
-    if array.dtype != np.bool_:
-        return np.unique(_indices(array, count, "where"))
+    array = as_array(where, option="where", action="order an epoch")
+    if array.dtype != np.bool_ or not array.ndim:
+        return np.unique(_indices(where, count, "where"))
     if array.shape != (count,):
         raise UsageError(
-            f"order an epoch: expected where as a mask of {count} samples, got {array.shape}"
+            f"order an epoch: expected where as a mask of {count} samples, got one of "
+            f"shape {array.shape}"
         )
     return np.flatnonzero(array).astype(np.uint64)
 
@@ -146,10 +140,15 @@ def _chosen(where: ArrayLike, count: int) -> NDArray[np.uint64]:
 def _weights(
     weights: str | ArrayLike, column: Callable[[str], NDArray[Any]], count: int
 ) -> NDArray[np.float64]:
-    array = column(weights) if isinstance(weights, str) else np.asarray(weights)
+    array = (
+        column(weights)
+        if isinstance(weights, str)
+        else as_array(weights, option="weights", action="order an epoch")
+    )
     if array.shape != (count,) or array.dtype.kind not in "biuf":
         raise UsageError(
-            f"order an epoch: expected {count} numbers as weights, got {array.dtype} {array.shape}"
+            f"order an epoch: expected {count} numbers as weights, got {array.dtype} of "
+            f"shape {array.shape}"
         )
     return array.astype(np.float64)
 
@@ -168,6 +167,5 @@ def _weighted(
     if not picked.any():
         raise UsageError("order an epoch: expected a sample with a weight above 0, got none")
     count = len(chosen) if draws is None else draws
-    if not 0 <= count < 1 << 62:
-        raise UsageError(f"order an epoch: expected draws of 0 or more, got {count}")
+    count = check_integer(count, 0, DRAWS_MAX, option="draws", action="order an epoch")
     return Selection("weighted", chosen, np.ascontiguousarray(picked), count)

@@ -18,6 +18,7 @@ from uuid import UUID
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from dlfs.directory import check_indices
 from dlfs.errors import FormatError, NotFoundError, UsageError
 from dlfs.format.attributes import (
     AttributeHead,
@@ -222,20 +223,9 @@ class AttributeTable:
             raise NotFoundError(f"read column {name!r} of {self._where}: there are: {there}")
         return number
 
-    def _chosen(self, indices: ArrayLike) -> NDArray[Any]:
-        chosen = np.asarray(indices)
-        if chosen.size == 0:
-            return chosen.astype(np.int64)
-        if chosen.dtype.kind not in "iu":
-            raise UsageError(
-                f"read a column of {self._where}: expected integers, got {chosen.dtype}"
-            )
-        if chosen.min() < 0 or chosen.max() >= len(self):
-            raise UsageError(
-                f"read a column of {self._where}: expected indices 0..{len(self) - 1}, "
-                f"got {chosen.min()}..{chosen.max()}"
-            )
-        return chosen
+    def _chosen(self, indices: ArrayLike) -> NDArray[np.uint64]:
+        action = f"read a column of {self._where}"
+        return check_indices(indices, len(self), option="indices", action=action)
 
     def _dictionary(self, name: str, values: ColumnValues) -> NDArray[Any]:
         """The strings of a dictionary, decoded once."""

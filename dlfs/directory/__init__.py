@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dlfs.directory.builder import DirectoryBuilder, FrozenParts, Location
 from dlfs.directory.frozen import Entry, FrozenDirectory
+from dlfs.directory.indices import as_array, as_indices, check_indices, find_outside
 from dlfs.directory.sharing import DirectoryIdentity, DirectorySizes, load_directory
 
 __all__ = [
@@ -19,5 +20,9 @@ __all__ = [
     "FrozenDirectory",
     "FrozenParts",
     "Location",
+    "as_array",
+    "as_indices",
+    "check_indices",
+    "find_outside",
     "load_directory",
 ]

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dlfs._native.directory import NativeDirectory, pack_paths
+from dlfs.directory.indices import check_indices
 from dlfs.errors import FormatError, UsageError
 from dlfs.format.location import LOCATION, unpack_locations
 
@@ -162,15 +163,27 @@ class FrozenDirectory:
         return self._native.locations().view(LOCATION)
 
     def addresses(self, indices: ArrayLike | None = None) -> NDArray[np.uint64]:
-        """Addresses in the data space of some samples, or of all, ``uint64[n]``."""
+        """Addresses in the data space of some samples, or of all, ``uint64[n]``.
+
+        Raises:
+            UsageError: as ``lengths``.
+        """
         return unpack_locations(self._select(indices))[0]
 
     def lengths(self, indices: ArrayLike | None = None) -> NDArray[np.int64]:
-        """Lengths in bytes of some samples, or of all, ``int64[n]``."""
+        """Lengths in bytes of some samples, or of all, ``int64[n]``.
+
+        Raises:
+            UsageError: an index is out of range, or no integer.
+        """
         return unpack_locations(self._select(indices))[1].view(np.int64)
 
     def crcs(self, indices: ArrayLike | None = None) -> NDArray[np.uint32]:
-        """CRC32C of some samples, or of all, ``uint32[n]``."""
+        """CRC32C of some samples, or of all, ``uint32[n]``.
+
+        Raises:
+            UsageError: as ``lengths``.
+        """
         return unpack_locations(self._select(indices))[2]
 
     def order(self, first: int = 0, count: int | None = None) -> NDArray[np.uint64]:
@@ -308,11 +321,7 @@ class FrozenDirectory:
         locations = self.locations
         if indices is None:
             return locations
-        chosen = np.asarray(indices)
-        if chosen.size and (chosen.min() < 0 or chosen.max() >= len(self)):
-            raise UsageError(
-                f"look samples up by index: expected 0..{len(self) - 1}, "
-                f"got {chosen.min()}..{chosen.max()}"
-            )
-        picked: NDArray[Any] = locations[chosen.astype(np.int64)]
+        action = "look samples up by index"
+        chosen = check_indices(indices, len(self), option="indices", action=action)
+        picked: NDArray[Any] = locations[chosen]
         return picked

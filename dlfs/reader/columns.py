@@ -103,9 +103,11 @@ class ColumnAccess(ABC):
 
         Raises:
             IndexError: there is no such sample.
-            UsageError, DlfsError: as ``read_arrays``.
+            UsageError: it is no integer; or as ``read_arrays``.
+            DlfsError: as ``read_arrays``.
         """
-        count = len(self.attributes)
-        if not -count <= index < count:
-            raise IndexError(f"sample {index} of {count}")
-        return self.read([index % count]).arrays(stack=False)[0]
+        return self.read([self._position(index)]).arrays(stack=False)[0]
+
+    @abstractmethod
+    def _position(self, index: object) -> int:
+        """The index of a sample, 0..N-1, of one that may count from the end."""

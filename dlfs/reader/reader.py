@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-import numpy as np
 import numpy.typing as npt
 
 from dlfs._native.channel import ClientReader, ClientStream
@@ -21,7 +20,7 @@ from dlfs._native.reader import NativeBatch, NativeFailure, NativeReader, Native
 from dlfs.arguments import OnError, ReadPlan, Shuffle
 from dlfs.attributes import AttributeTable
 from dlfs.block import BlockDevice
-from dlfs.directory import FrozenDirectory
+from dlfs.directory import FrozenDirectory, as_indices, find_outside
 from dlfs.errors import DlfsError, UsageError
 from dlfs.format.geometry import ChunkRun, Geometry
 from dlfs.reader.batch import Batch
@@ -174,11 +173,12 @@ class SampleReader:
             StaleError: the dataset was removed.
         """
         check_on_error(on_error)
-        wanted = as_indices(indices)
+        wanted = as_indices(indices, option="indices", action="read samples")
         try:
             native = self.native.read(wanted)
         except UsageError as error:
-            raise _out_of_range(indices, len(self.directory)) or error from error
+            problem = find_outside(indices, 0, len(self.directory), option="indices")
+            raise UsageError(f"read samples: {problem}") if problem else error from error
         return self.settle(native, on_error)
 
     def get(self, index: int) -> bytes:
@@ -359,32 +359,3 @@ class SampleReader:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-
-def as_indices(indices: npt.ArrayLike) -> npt.NDArray[np.uint64]:
-    """Make indices a new ``uint64[n]``; libdlfs refuses those that are out of range.
-
-    Args:
-        indices: integers, one dimension.
-
-    Raises:
-        UsageError: they are not integers of one dimension.
-    """
-    array = np.asarray(indices)
-    if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
-        raise UsageError(
-            f"read samples: expected integers of one dimension, got {array.dtype} {array.shape}"
-        )
-    return array.astype(np.uint64, "C")  # what is negative becomes very large
-
-
-def _out_of_range(indices: npt.ArrayLike, count: int) -> UsageError | None:
-    """The error that names the first index that is not one of ``count`` samples; None: all are."""
-    array = np.asarray(indices)
-    wrong = np.flatnonzero(as_indices(array) >= count)
-    if not len(wrong):
-        return None
-    at = int(wrong[0])
-    return UsageError(
-        f"read samples: expected indices 0..{count - 1}, got {int(array[at])} at position {at}"
-    )

@@ -77,6 +77,108 @@ def world(tmp_path_factory: pytest.TempPathFactory, samples: dict[bytes, bytes])
         made.close()
 
 
+NO_INDICES: list[Any] = [
+    *(1.0, "1", b"1", None, True, np.True_, {1}, ...),
+    *([1.5], ["1"], [None], [[1, 2]], [[1], [2, 3]], np.zeros((2, 2), int), np.zeros((0, 3), int)),
+]
+"""What stands for no sample and no samples."""
+
+OUTSIDE: list[Any] = [
+    *(607, -608, 10**30, -(10**30), np.uint64(2**64 - 1), np.array(607)),
+    *([607], [0, -608], [10**9], [10**30], [-(10**30)], [2**63, -1]),
+    *(np.array([2**64 - 1], np.uint64), np.array([1, -608], np.int16)),
+]
+"""Indices of no sample of 607; the last of each is out of range."""
+
+
+@pytest.mark.parametrize("index", NO_INDICES, ids=repr)
+def test_what_is_no_index_is_refused(world: World, index: Any) -> None:
+    for ask in (
+        lambda dataset: dataset[index],
+        lambda dataset: dataset.read(index),
+        lambda dataset: dataset.lengths(index if index is not None else [None]),
+        lambda dataset: dataset.batches(2, order=index if index is not None else [None]),
+    ):
+        name, text = world.both(ask)
+        assert name == "UsageError", text
+        assert "integer" in text or "as an array" in text
+        assert "got " in text
+    if index is not None:
+        for dataset in (world.local, world.connected):  # their names of columns are not the same
+            with pytest.raises(UsageError, match=r"expected indices as .*, got "):
+                dataset.column("number", index)
+
+
+@pytest.mark.parametrize("index", OUTSIDE, ids=repr)
+def test_an_index_of_no_sample_is_an_index_error(world: World, index: Any) -> None:
+    name, text = world.both(lambda dataset: dataset[index])
+    assert name == "IndexError"
+    wrong = next(one for one in np.ravel(np.array(index, object)) if not -607 <= one < 607)
+    assert f"-607..606, got {wrong}" in text
+    if np.ndim(index):
+        name, text = world.both(lambda dataset: dataset.read(index))
+        assert name == "UsageError"
+        assert "expected indices 0..606, got " in text
+
+
+@pytest.mark.parametrize(
+    "mask", [[], [True], [True] * 606, np.ones((607, 1), bool)], ids=lambda mask: str(len(mask))
+)
+def test_a_mask_is_as_long_as_the_dataset(world: World, mask: Any) -> None:
+    name, text = world.both(lambda dataset: dataset[np.array(mask, bool)])
+    assert name == "IndexError"
+    assert "expected a mask of 607 samples, got one of shape (" in text
+
+
+@pytest.mark.parametrize(
+    ("index", "meant"),
+    [
+        (np.array([-1, 5, -128], np.int8), [606, 5, 479]),
+        (np.array([-1, -607]), [606, 0]),
+        ([-2, 7], [605, 7]),
+        ((8, 9), [8, 9]),
+        (range(604, 607), [604, 605, 606]),
+        (np.array([606], np.uint16), [606]),
+        ([np.int8(-1), 2**3], [606, 8]),
+        (np.array([5], object), [5]),
+        ([], []),
+        (slice(-2, None), [605, 606]),
+    ],
+    ids=repr,
+)
+def test_indices_of_any_type_count_from_either_end(
+    world: World, index: Any, meant: list[int]
+) -> None:
+    assert world.both(lambda dataset: dataset[index])[0] == meant
+
+
+@pytest.mark.parametrize("index", [5, -602, np.int8(5), np.uint64(5), np.array(5)], ids=repr)
+def test_one_sample_by_an_integer_of_any_type(world: World, index: Any) -> None:
+    expected = [*world.samples.values()][5]
+    assert world.both(lambda dataset: dataset[index]) == expected
+    assert world.both(lambda dataset: dataset.path(index)) == [*world.samples][5]
+
+
+@pytest.mark.parametrize("index", [True, 1.0, "x", None, [1], np.array([1])], ids=repr)
+def test_what_asks_for_one_sample_takes_one_integer(world: World, index: Any) -> None:
+    for ask in (
+        lambda dataset: dataset.path(index),
+        lambda dataset: dataset.stat(index),
+        lambda dataset: dataset.get_kept(index),
+        lambda dataset: dataset.array(index),
+    ):
+        name, text = world.both(ask)
+        assert (name, "expected an integer, got" in text) == ("UsageError", True)
+
+
+def test_a_path_in_place_of_an_index_is_told_where_it_belongs(world: World) -> None:
+    assert world.both(lambda dataset: dataset["class0/00000"]) == (
+        "UsageError",
+        "look up a sample of dataset 'd': expected an integer, got 'class0/00000'; "
+        "get(path) takes paths",
+    )
+
+
 def test_what_they_are(world: World) -> None:
     local, connected = world.volumes
     assert connected.uri == world.service.uri

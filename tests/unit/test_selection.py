@@ -191,8 +191,8 @@ def test_a_state_of_another_selection_is_refused(dataset: dlfs.Dataset) -> None:
     ("choice", "message"),
     [
         ({"where": np.zeros(5, bool)}, "a mask of 1000 samples"),
-        ({"where": [1000]}, "expected where within 0..999, got 1000..1000"),
-        ({"where": [-1]}, "expected where within"),
+        ({"where": [1000]}, "expected where 0..999, got 1000 at position"),
+        ({"where": [-1]}, "expected where 0..999, got"),
         ({"where": [0.5]}, "expected where as integers"),
         ({"where": [[1]]}, "expected where as integers of one dimension"),
         ({"where": [1], "shuffle": "chunk"}, "expected shuffle 'global' for chosen samples, or No"),
@@ -208,10 +208,10 @@ def test_a_state_of_another_selection_is_refused(dataset: dlfs.Dataset) -> None:
         ({"weights": np.full(COUNT, 1e308)}, "weighted sequence"),
         ({"weights": np.zeros(COUNT)}, "expected a sample with a weight above 0"),
         ({"weights": WEIGHTS, "where": []}, "expected a sample with a weight above 0"),
-        ({"weights": WEIGHTS, "draws": -1}, "expected draws of 0 or more"),
+        ({"weights": WEIGHTS, "draws": -1}, "expected draws as an integer"),
         ({"draws": 5}, "expected weights with draws"),
         ({"order": [1], "where": [1]}, "expected order alone"),
-        ({"order": [1000]}, "expected order within 0..999"),
+        ({"order": [1000]}, "expected order 0..999, got"),
     ],
 )
 def test_choices_that_cannot_be(

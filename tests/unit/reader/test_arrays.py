@@ -49,7 +49,7 @@ def test_arrays_of_one_form_are_stacked(volume: dlfs.Volume, dtype: str) -> None
         one = dataset.array(-1)
         np.testing.assert_array_equal(one, arrays[-1])
         assert not one.flags.writeable
-        with pytest.raises(IndexError, match="sample 20 of 20"):
+        with pytest.raises(IndexError, match=r"-20\.\.19, got 20"):
             dataset.array(20)
         assert dataset.read_arrays([]).shape[0] == 0
         assert dataset.read_arrays([], stack=False) == []
