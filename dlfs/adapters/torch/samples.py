@@ -23,11 +23,11 @@ from torch.utils.data import default_collate, get_worker_info
 from dlfs import Batch, Dataset
 from dlfs.adapters.torch.labels import Labels
 from dlfs.adapters.torch.tensors import (
+    SampleViews,
     jagged_of,
     make_jagged,
     view_array,
     view_samples,
-    view_together,
 )
 from dlfs.arguments import check_choice
 from dlfs.errors import DlfsError, TransformError, UsageError
@@ -118,7 +118,7 @@ class Recipe:
             # What a worker sends must not drag the memory that it lies in along.
             return views if get_worker_info() is None else [view.clone() for view in views]
         if self.dtype is not None:
-            return view_together(self._arrays(batch).unbind())
+            return list(self._arrays(batch).unbind())
         if self.transform is not None:
             return list(batch)
         return view_samples(batch)
@@ -150,7 +150,7 @@ class Recipe:
         if callable(self.collate):
             return self.collate(items)
         if self.collate == "list":
-            return view_together(items)
+            return SampleViews(items)
         if self.collate == "jagged":
             return make_jagged(items)
         return default_collate(list(items)) if items else []

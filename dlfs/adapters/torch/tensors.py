@@ -55,14 +55,18 @@ def view_memory(batch: Batch) -> torch.Tensor:
     return torch.from_numpy(np.asarray(_Lent(batch.data)))
 
 
-class SampleViews(list[torch.Tensor]):
-    """The samples of a batch, ``uint8[length]`` each, without a copy; read-only by convention.
+class SampleViews(list[Any]):
+    """The samples of a batch one by one, as a list.
 
-    Pickled, it becomes one tensor, and views of it again where it is loaded.
+    Raw samples are ``uint8[length]`` each, without a copy, and read-only by convention. Tensors
+    that differ in their first dimension only are pickled as one tensor, and are views of it where
+    they are loaded.
     """
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _split, _join(self)
+        if _fit_together(self):
+            return _split, _join(self)
+        return SampleViews, (list(self),)
 
     def __copy__(self) -> SampleViews:
         return SampleViews(self)
@@ -157,14 +161,15 @@ class TensorBatch(dict[str, Any]):
 
     Its keys are ``labels``, if the loader has labels, and ``samples``. Where ``collate`` makes a
     dictionary of the samples, such as one of ``pixel_values``, the keys of that dictionary take the
-    place of ``samples``. ``model(**batch)`` passes these and nothing else: ``indices``, ``state``
-    and ``failures`` are attributes only. Iteration gives the keys, as of any dictionary, but
-    ``len(batch)`` is the number of samples. ``samples, labels = batch`` therefore does not unpack a
-    batch: read its attributes, or make the loader with ``as_pairs=True``.
+    place of ``samples``. Samples that stay a list (``SampleViews``) have no key, because frameworks
+    slice every tensor of a list as if it were a batch. ``model(**batch)`` passes the keys and
+    nothing else. Iteration gives the keys, as of any dictionary, but ``len(batch)`` is the number
+    of samples. ``samples, labels = batch`` therefore does not unpack a batch: read its attributes,
+    or make the loader with ``as_pairs=True``.
 
     Frameworks move, convert and slice the values, and make a new batch of the results. A batch that
-    a framework has made has no ``indices`` and no ``state``, and its ``failures`` are empty; those
-    that ``to``, ``pin_memory`` and ``copy.copy`` return have them.
+    a framework has made has no attributes but those that its keys give, and its ``failures`` are
+    empty. Those that ``to``, ``pin_memory`` and ``copy.copy`` return have all of them.
 
     Args:
         fields: values by key; instead of ``samples`` and ``labels``.
@@ -199,6 +204,8 @@ class TensorBatch(dict[str, Any]):
         failures: tuple[Any, ...] = (),
     ) -> None:
         super().__init__(_name_fields(samples, labels) if fields is None else fields)
+        if isinstance(samples, SampleViews):
+            self._list: list[Any] = samples
         if indices is not None:
             self.indices = indices
         if state is not None:
@@ -213,9 +220,12 @@ class TensorBatch(dict[str, Any]):
     @property
     def samples(self) -> Any:
         """The samples as ``collate`` made them; a dictionary of them is without its labels."""
-        if self.keys() <= {SAMPLES, LABELS} and SAMPLES in self:
-            return self[SAMPLES]
-        return {key: value for key, value in self.items() if key != LABELS}
+        if "_list" in self.__dict__:
+            return self._list
+        others = {key: value for key, value in self.items() if key != LABELS}
+        if not others:
+            raise AttributeError(name="samples", obj=self)  # for __getattr__ to tell
+        return others[SAMPLES] if others.keys() == {SAMPLES} else others
 
     @property
     def labels(self) -> Any:
@@ -231,7 +241,7 @@ class TensorBatch(dict[str, Any]):
         return f"TensorBatch({len(self)} samples, keys {list(self)})"
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("indices", "state"):
+        if name in ("indices", "state", "samples"):
             raise AttributeError(
                 f"read {name} of a batch: expected a batch as the loader gave it, got one that a "
                 "framework made of its values; read it before, or take the state from the loader"
@@ -239,7 +249,11 @@ class TensorBatch(dict[str, Any]):
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __missing__(self, key: object) -> Any:
-        hint = "; Loader(as_pairs=True) gives (samples, labels)" if isinstance(key, int) else ""
+        hint = ""
+        if key == SAMPLES:
+            hint = "; a list of samples has no key, read batch.samples"
+        elif isinstance(key, int):
+            hint = "; Loader(as_pairs=True) gives (samples, labels)"
         raise KeyError(f"read {key!r} of a batch: expected one of {list(self)}{hint}")
 
     def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> TensorBatch:
@@ -248,6 +262,8 @@ class TensorBatch(dict[str, Any]):
         made.update({key: _map(value, function) for key, value in self.items()})
         if "indices" in self.__dict__:
             made.indices = function(self.indices)
+        if "_list" in self.__dict__:
+            made._list = _map(self._list, function)
         return made
 
     def to(self, device: Any, *, non_blocking: bool = False) -> TensorBatch:
@@ -270,16 +286,17 @@ class TensorBatch(dict[str, Any]):
 
 def _name_fields(samples: Any, labels: Any) -> dict[str, Any]:
     """The values of a batch by key; labels first, for frameworks take the first one's length."""
+    fields = {} if labels is None else {LABELS: labels}
+    if isinstance(samples, SampleViews):
+        return fields
     if not isinstance(samples, Mapping):
-        return {SAMPLES: samples} if labels is None else {LABELS: labels, SAMPLES: samples}
-    if labels is None:
-        return dict(samples)
-    if LABELS in samples:
+        return {**fields, SAMPLES: samples}
+    if LABELS in samples and labels is not None:
         raise UsageError(
             "make a batch: expected labels from the loader or from collate's dictionary, got both; "
             f"leave labels= out, or {LABELS!r} of the keys {list(samples)}"
         )
-    return {LABELS: labels, **samples}
+    return {**fields, **samples}
 
 
 def _count(value: Any) -> int:
@@ -293,7 +310,7 @@ def _map(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """Apply a function to the tensors in a value of the usual containers; leave all else."""
     if isinstance(value, torch.Tensor):
         return function(value)
-    if isinstance(value, SampleViews):
+    if isinstance(value, SampleViews) and _fit_together(value):
         values, lengths = _join(value)
         return list(_split(function(values), lengths))
     if isinstance(value, Jagged):
@@ -370,11 +387,9 @@ def make_jagged(samples: Sequence[torch.Tensor]) -> Jagged:
     return Jagged(values, offsets)
 
 
-def view_together(samples: Sequence[Any]) -> list[Any]:
-    """Samples as a list: one that is sent as one tensor, where they can stand in one."""
-    if samples and all(_fits(sample, samples[0]) for sample in samples):
-        return SampleViews(samples)
-    return list(samples)
+def _fit_together(samples: Sequence[Any]) -> bool:
+    """True if samples are tensors that can stand one behind the other in one."""
+    return all(_fits(sample, samples[0]) for sample in samples)
 
 
 def _fits(sample: object, first: object) -> bool:

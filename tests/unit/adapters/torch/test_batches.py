@@ -75,7 +75,7 @@ def test_a_batch_is_a_dictionary_of_what_a_model_takes(batch, arrays):
     assert batch["labels"] is batch.labels
     assert len(batch) == 16
     assert repr(batch) == "TensorBatch(16 samples, keys ['labels', 'samples'])"
-    unlabelled = next(iter(Loader(arrays, 5)))
+    unlabelled = next(iter(Loader(arrays, 5, collate="stack")))
     assert (list(unlabelled), unlabelled.labels) == (["samples"], None)
     assert batch != unlabelled
     assert batch == batch
@@ -83,6 +83,34 @@ def test_a_batch_is_a_dictionary_of_what_a_model_takes(batch, arrays):
         batch["pixels"]
     with pytest.raises(KeyError, match=r"Loader\(as_pairs=True\) gives"):
         batch[0]
+
+
+def test_samples_that_stay_a_list_have_no_key(samples):
+    batch = next(iter(Loader(samples, 5, labels=FolderLabels(samples))))
+    assert list(batch) == ["labels"]
+    assert isinstance(batch.samples, SampleViews)
+    with pytest.raises(KeyError, match=r"list of samples has no key, read batch\.samples"):
+        batch["samples"]
+    moved = batch.to("meta")
+    assert all(one.is_meta for one in [*moved.samples, moved.labels])
+    assert len(copy.copy(moved).samples) == len(moved) == 5
+    made = TensorBatch(dict(batch))
+    assert len(made) == 5
+    with pytest.raises(AttributeError, match="read samples of a batch: expected a batch as the"):
+        made.samples  # noqa: B018
+
+
+def test_lists_of_anything_are_sent(arrays, opened):
+    for dataset, transform in (
+        (opened("mixed"), None),
+        (arrays, lambda sample: {"n": len(sample)}),
+    ):
+        loader = Loader(dataset, 10, collate="list", arrays=True, transform=transform)
+        batch = next(iter(loader))
+        loaded = pickle.loads(pickle.dumps(batch))
+        assert isinstance(loaded.samples, SampleViews)
+        for one, other in zip(loaded.samples, batch.samples, strict=True):
+            assert torch.equal(one, other) if transform is None else one == other
 
 
 def test_the_keys_of_collates_dictionary_are_the_batches(arrays):
@@ -232,11 +260,21 @@ def test_accelerate_moves_slices_and_joins(batch):
     assert shape["samples"].shape == batch.samples.shape
 
 
-def test_accelerate_finds_the_batch_size_of_samples_of_any_length(samples):
-    operations = pytest.importorskip("accelerate.utils.operations")
-    for collate in ("list", "jagged"):
-        batch = next(iter(Loader(samples, 7, collate=collate, labels=FolderLabels(samples))))
-        assert operations.find_batch_size(batch) == 7
+@pytest.mark.parametrize("collate", ["list", "jagged"])
+def test_accelerate_does_not_cut_samples_of_any_length(samples, collate):
+    accelerate = pytest.importorskip("accelerate")
+    options = {"collate": collate, "labels": FolderLabels(samples)}
+    batch = next(iter(Loader(samples, 7, **options)))
+    assert accelerate.utils.operations.find_batch_size(batch) == 7
+    accelerator = accelerate.Accelerator(cpu=True)
+    dispatched = next(iter(accelerator.prepare(DataLoader(Loader(samples, 7, **options), None))))
+    assert torch.equal(dispatched.labels, batch.labels)
+    if collate == "jagged":
+        assert torch.equal(dispatched.samples.values, batch.samples.values)
+    else:
+        assert not hasattr(dispatched, "samples")
+    prepared = next(iter(accelerator.prepare(Loader(samples, 7, **options))))
+    assert [len(one) for one in prepared.samples] == [len(one) for one in batch.samples]
 
 
 def test_accelerate_prepares_a_loader(arrays):
@@ -308,6 +346,5 @@ def test_lightning_moves_and_converts(batch, samples):
     made = functions.apply_to_collection(jagged, torch.Tensor, torch.clone)
     assert isinstance(made.samples, Jagged)
     assert torch.equal(made.samples.values, jagged.samples.values)
-    views = next(iter(Loader(samples, 7)))
-    made = functions.apply_to_collection(views, torch.Tensor, torch.clone)
-    assert isinstance(made.samples, SampleViews)
+    views = utilities.move_data_to_device(next(iter(Loader(samples, 7))), torch.device("meta"))
+    assert all(one.is_meta for one in views.samples)
