@@ -86,11 +86,14 @@ wheel: setup ## a wheel in dist/, tried in a virtual environment of its own
 	@rm -rf build/wheel && mkdir -p build/wheel dist
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir build/wheel .
 	@$(PYTHON) -m venv build/wheel/venv
-	@build/wheel/venv/bin/python -m pip install --quiet --disable-pip-version-check build/wheel/*.whl
-	@cd build/wheel && export PATH="$$PWD/venv/bin:$$PATH" PYTHONSAFEPATH=1 && mkdir source && \
+	@wheel=$$(ls build/wheel/*.whl) && CC=false CXX=false \
+	    build/wheel/venv/bin/python -m pip install --quiet --disable-pip-version-check "$$wheel[mount]"
+	@cd build/wheel && export PATH="$$PWD/venv/bin:$$PATH" PYTHONSAFEPATH=1 && mkdir source mnt && \
 	    echo "it works" >source/sample && dlfs version && dlfs format volume.img --size 16MiB && \
 	    dlfs import source volume.img --name trial && dlfs ls volume.img trial && \
-	    dlfs cat volume.img trial sample | diff - source/sample
+	    dlfs cat volume.img trial sample | diff - source/sample && \
+	    if [ -n "$$($(HAS_FUSE))" ] && [ -w /dev/fuse ]; then \
+	        dlfs mount volume.img mnt && trap 'dlfs umount mnt' EXIT && diff mnt/trial/sample source/sample; fi
 	@cp build/wheel/*.whl dist/ && ls dist/*.whl
 
 clean: ## remove what was built, and the virtual environment

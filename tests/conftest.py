@@ -36,7 +36,7 @@ def _lacks_fuse() -> str | None:
     if shutil.which("fusermount3") is None:
         return "no fusermount3 (package fuse3)"
     if importlib.util.find_spec("pyfuse3") is None:
-        return "no pyfuse3 (the extra dlfs[mount])"
+        return "no pyfuse3 (the extra pyfuse3)"
     return None
 
 

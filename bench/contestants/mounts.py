@@ -29,6 +29,7 @@ from bench.contestants.files import read_files
 from bench.datasets import DATASET
 from bench.ending import started
 from bench.machine import ROOT, Unavailable
+from dlfs.extras import install_command
 
 WAIT_SECONDS = 600.0
 READY_SECONDS = 30.0
@@ -58,7 +59,7 @@ def check_fuse() -> None:
         Unavailable: something.
     """
     if importlib.util.find_spec("pyfuse3") is None:
-        raise Unavailable("pyfuse3 is not installed: pip install 'dlfs[mount]'")
+        raise Unavailable(f"pyfuse3 is not installed: {install_command('pyfuse3')}")
     if shutil.which("fusermount3") is None:
         raise Unavailable("fusermount3 is not installed: apt-get install fuse3")
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):

@@ -19,7 +19,7 @@ def _package() -> Any:
     try:
         import h5py
     except ImportError as error:
-        raise Unavailable("h5py is not installed: pip install 'dlfs[peers]'") from error
+        raise Unavailable("h5py is not installed: make bench installs it") from error
     return h5py
 
 

@@ -18,7 +18,7 @@ def _package() -> Any:
     try:
         import lmdb
     except ImportError as error:
-        raise Unavailable("lmdb is not installed: pip install 'dlfs[peers]'") from error
+        raise Unavailable("lmdb is not installed: make bench installs it") from error
     return lmdb
 
 

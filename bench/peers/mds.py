@@ -135,7 +135,7 @@ def _streaming() -> Any:
     try:
         plain = torch.version.cuda is None and "+" not in metadata.version("torchvision")
     except metadata.PackageNotFoundError as error:
-        raise Unavailable("torchvision is missing: pip install 'dlfs[peers]'") from error
+        raise Unavailable("torchvision is missing: make bench installs it") from error
     if plain and _torchvision_operators is None:
         _torchvision_operators = torch.library.Library("torchvision", "DEF")
         for operator in ("nms", "qnms"):

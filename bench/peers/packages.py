@@ -33,7 +33,7 @@ def needed(module: str, distribution: str = "") -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         name = distribution or module.partition(".")[0]
-        raise Unavailable(f"{name}: {error}: pip install 'dlfs[peers]'") from error
+        raise Unavailable(f"{name}: {error}: make bench installs it") from error
 
 
 def workers() -> int:

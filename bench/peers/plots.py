@@ -31,7 +31,7 @@ def draw(outcome: Outcome, folder: Path, stem: str) -> list[Path]:
     try:
         import matplotlib
     except ImportError as error:
-        raise Unavailable("matplotlib is not installed: pip install 'dlfs[bench]'") from error
+        raise Unavailable("matplotlib is not installed: make bench installs it") from error
     matplotlib.use("Agg")
     matplotlib.rcParams.update({"font.size": 10, "axes.spines.top": False})
     matplotlib.rcParams.update({"axes.spines.right": False, "figure.dpi": 110})

@@ -214,9 +214,7 @@ def plot(findings: Findings, stem: Path) -> list[Path]:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise Unavailable(
-            "plots: matplotlib is not installed: pip install 'dlfs[bench]'"
-        ) from error
+        raise Unavailable("plots: matplotlib is not installed: make bench installs it") from error
     columns = len(findings.places)
     orders, windows, accuracy = Figure((2.6 * columns, 5)), Figure((12, 4.5)), Figure((11, 5.5))
     grid = orders.subplots(2, columns)

@@ -47,12 +47,13 @@ from dlfs.adapters.files import (
     raw_path,
     shared_volume,
 )
+from dlfs.extras import install_command
 
 try:
     from fsspec.spec import AbstractFileSystem
 except ImportError as error:
     raise dlfs.UsageError(
-        f"read through fsspec: it cannot be loaded ({error}); pip install 'dlfs[fsspec]'"
+        f"read through fsspec: it cannot be loaded ({error}); {install_command('fsspec')}"
     ) from error
 
 MARK = "!"

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from dlfs.errors import FormatError, UsageError
+from dlfs.extras import install_command
 from dlfs.format.attributes import ColumnValues, Strings
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def import_arrow(what: str) -> Any:
         import pyarrow
     except ImportError as error:
         raise UsageError(
-            f"{what}: expected pyarrow to be installed: pip install 'dlfs[arrow]'"
+            f"{what}: expected pyarrow to be installed: {install_command('arrow')}"
         ) from error
     return pyarrow
 

@@ -30,6 +30,7 @@ import typer
 import dlfs
 from dlfs.cli.output import human_count, human_seconds, human_size, stdout_console, table
 from dlfs.errors import DlfsError, UsageError
+from dlfs.extras import install_command
 from dlfs.units import MIB
 
 if TYPE_CHECKING:
@@ -147,7 +148,7 @@ def _check_packages() -> None:
     missing = [package for module, package in wanted.items() if find_spec(module) is None]
     if missing:
         raise UsageError(
-            f"demo: expected {' and '.join(missing)} to be installed: pip install 'dlfs[demo]'"
+            f"demo: expected {' and '.join(missing)} to be installed: {install_command('demo')}"
         )
 
 
@@ -208,9 +209,13 @@ def _make_dataset(work: _Demo) -> None:
 
 
 def _missing_for_mount() -> str | None:
-    """What a mount lacks here, or None."""
-    if find_spec("pyfuse3") is None or find_spec("trio") is None:
-        return "pyfuse3 is not installed (pip install 'dlfs[mount]')"
+    """Return what a mount lacks on this machine, or None."""
+    from dlfs._native.fuse import is_built
+
+    if find_spec("trio") is None:
+        return f"trio is not installed ({install_command('mount')})"
+    if not is_built() and find_spec("pyfuse3") is None:
+        return f"pyfuse3 is not installed ({install_command('pyfuse3')})"
     if shutil.which("fusermount3") is None:
         return "fusermount3 is not installed (apt install fuse3)"
     try:
@@ -340,9 +345,9 @@ def _missing_for_torch(socket: Path) -> str | None:
     from dlfs.service.sockets import PATH_BYTES_MAX
 
     if find_spec("torch") is None:
-        return "PyTorch is not installed (pip install 'dlfs[torch]')"
+        return f"PyTorch is not installed ({install_command('torch')})"
     if find_spec("trio") is None:
-        return "trio is not installed (pip install 'dlfs[service]')"
+        return f"trio is not installed ({install_command('service')})"
     if len(os.fsencode(socket.absolute())) > PATH_BYTES_MAX:
         return "the path of --dir is too long for a service's socket"
     return None

@@ -64,7 +64,7 @@ def show_formats(wanted: bool) -> None:
 
     shown = table("format", "takes", "needs", "options")
     for row in FORMATS:
-        extra = f"dlfs[{row.extra}]" if row.extra else ""
+        extra = f"[{row.extra}]" if row.extra else ""
         lines = [
             f"{found.name}={found.type}: {found.text} ({_default(found.default)})"
             for found in describe_options(row)

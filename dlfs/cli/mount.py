@@ -12,6 +12,7 @@ import typer
 from dlfs.cli.options import JsonOption, VolumeArgument, parse_size
 from dlfs.cli.output import note, print_json
 from dlfs.errors import NotFoundError, UsageError
+from dlfs.extras import install_command
 
 FuseOption = Annotated[
     str,
@@ -31,8 +32,7 @@ def check_installed() -> None:
         import trio  # noqa: F401
     except ImportError as error:
         raise NotFoundError(
-            f"mount: trio cannot be loaded ({error}); pip install 'dlfs[mount]' (builds against "
-            "libfuse3: apt install libfuse3-dev fuse3 pkg-config)"
+            f"mount: trio cannot be loaded ({error}); {install_command('mount')}"
         ) from error
 
 

@@ -13,6 +13,7 @@ from dlfs.cli.mount import FuseOption
 from dlfs.cli.options import JsonOption, parse_size
 from dlfs.cli.output import note, print_json
 from dlfs.errors import NotFoundError
+from dlfs.extras import install_command
 
 READY_PREFIX = "serving on "
 
@@ -22,7 +23,7 @@ def _check_installed() -> None:
         import trio  # noqa: F401
     except ImportError as error:
         raise NotFoundError(
-            f"serve: trio cannot be loaded ({error}); pip install 'dlfs[service]'"
+            f"serve: trio cannot be loaded ({error}); {install_command('service')}"
         ) from error
 
 

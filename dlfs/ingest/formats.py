@@ -41,6 +41,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from dlfs.errors import DeviceError, NotFoundError, UsageError
+from dlfs.extras import install_command
 
 if TYPE_CHECKING:
     from dlfs.ingest.source import Source
@@ -442,5 +443,5 @@ def load_package(name: str, *, extra: str, what: str) -> Any:
     except ImportError as error:
         raise UsageError(
             f"{what}: expected {name.partition('.')[0]} to be installed ({error}): "
-            f"pip install 'dlfs[{extra}]'"
+            f"{install_command(extra)}"
         ) from error

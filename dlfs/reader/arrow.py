@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dlfs.errors import LimitError, UsageError
+from dlfs.extras import install_command
 
 if TYPE_CHECKING:
     import pyarrow
@@ -50,7 +51,7 @@ def binary_views(
         import pyarrow
     except ImportError as error:
         raise UsageError(
-            f"make an Arrow array: pyarrow cannot be loaded ({error}); pip install 'dlfs[arrow]'"
+            f"make an Arrow array: pyarrow cannot be loaded ({error}); {install_command('arrow')}"
         ) from error
     longest = int(lengths.max(initial=0))
     if longest > LENGTH_BYTES_MAX:

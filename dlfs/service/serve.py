@@ -20,6 +20,7 @@ import trio
 from dlfs._native.fuse import fuse_library, is_built
 from dlfs.arguments import check_choice
 from dlfs.errors import NativeError, NotFoundError, UsageError
+from dlfs.extras import install_command
 from dlfs.service import mountpoint as mountpoints
 from dlfs.service.access import FILE_MODE_DEFAULT, Access
 from dlfs.service.view import ShownVolume
@@ -114,8 +115,8 @@ def choose_server(options: MountOptions) -> str:
         import pyfuse3  # noqa: F401
     except ImportError as error:
         raise NotFoundError(
-            f"mount: pyfuse3 cannot be loaded ({error}); pip install 'dlfs[mount]' (builds against "
-            "libfuse3: apt install libfuse3-dev fuse3 pkg-config)"
+            f"mount: pyfuse3 cannot be loaded ({error}); {install_command('pyfuse3')} (builds "
+            "against libfuse3: apt install libfuse3-dev fuse3 pkg-config python3-dev gcc)"
         ) from error
     return "pyfuse3"
 

@@ -86,6 +86,6 @@ def test_every_sample_comes_back_and_nothing_stays_behind(
 
 
 def test_a_missing_package_is_told() -> None:
-    with pytest.raises(Unavailable, match=r"no-such-thing: .*pip install 'dlfs\[peers\]'"):
+    with pytest.raises(Unavailable, match=r"no-such-thing: .*make bench installs it"):
         needed("no_such_module_at_all.inside", "no-such-thing")
     assert workers() >= 1

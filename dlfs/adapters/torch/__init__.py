@@ -12,12 +12,13 @@ W workers, W times that. The training process itself reads nothing then.
 """
 
 from dlfs.errors import UsageError
+from dlfs.extras import install_command
 
 try:
     import torch as _torch  # noqa: F401
 except ImportError as error:
     raise UsageError(
-        "import dlfs.adapters.torch: expected PyTorch to be installed: pip install 'dlfs[torch]'"
+        f"import dlfs.adapters.torch: expected PyTorch to be installed: {install_command('torch')}"
     ) from error
 
 from dlfs.adapters.torch.dataset import SampleDataset

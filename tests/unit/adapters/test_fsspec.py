@@ -9,6 +9,7 @@ import io
 import multiprocessing
 import os
 import pickle
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +22,7 @@ import pytest
 import dlfs
 from dlfs.adapters.files import directories
 from dlfs.adapters.fsspec import BATCH_BYTES, DlfsFileSystem, _batches
+from dlfs.extras import install_command
 from tests.unit.adapters.conftest import COUNT
 
 
@@ -402,7 +404,7 @@ def test_new_versions(fs, make_volume):
 def test_without_fsspec(monkeypatch):
     monkeypatch.setitem(sys.modules, "fsspec.spec", None)
     monkeypatch.delitem(sys.modules, "dlfs.adapters.fsspec")
-    with pytest.raises(dlfs.UsageError, match=r"pip install 'dlfs\[fsspec\]'"):
+    with pytest.raises(dlfs.UsageError, match=re.escape(install_command("fsspec"))):
         importlib.import_module("dlfs.adapters.fsspec")
 
 
@@ -412,7 +414,7 @@ def test_without_fsspec(monkeypatch):
 @pytest.fixture(scope="module")
 def tables(make_volume) -> Path:
     """A volume with Parquet and CSV files, and with images in class folders."""
-    pa = pytest.importorskip("pyarrow", reason="no pyarrow (pip install 'dlfs[arrow]')")
+    pa = pytest.importorskip("pyarrow")
     import pyarrow.parquet as pq
     from PIL import Image
 

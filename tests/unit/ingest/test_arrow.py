@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import decimal
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pyarrow.parquet
 import pytest
 
 from dlfs.errors import DlfsError, FormatError, NotFoundError, TruncatedError, UsageError
+from dlfs.extras import install_command
 from dlfs.ingest import tables
 from dlfs.ingest.arrow import ArrowOptions, ArrowSource
 from dlfs.ingest.importer import open_source
@@ -371,7 +373,7 @@ def test_without_pyarrow_the_error_says_what_installs_it(
 ) -> None:
     write_file(table(), tmp_path / "x.arrow")
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
-    with pytest.raises(UsageError, match=r"pip install 'dlfs\[arrow\]'"):
+    with pytest.raises(UsageError, match=re.escape(install_command("arrow"))):
         open_source(tmp_path / "x.arrow")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ import dlfs
 from dlfs.cli import app
 from dlfs.dataset import Dataset
 from dlfs.errors import DeviceError, ExistsError, UsageError
+from dlfs.extras import install_command
 from dlfs.ingest import export
 from dlfs.ingest.export import export_dataset
 from dlfs.ingest.export_arrow import export_arrow
@@ -128,7 +130,7 @@ def test_what_cannot_be_written_is_told(
     with volume["clash"] as clash, pytest.raises(UsageError, match="expected no attribute 'path'"):
         export_arrow(clash, tmp_path / "x.arrow")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(UsageError, match=r"export to .*pip install 'dlfs\[arrow\]'"):
+    with pytest.raises(UsageError, match=f"export to .*{re.escape(install_command('arrow'))}"):
         export_arrow(dataset, tmp_path / "x.arrow")
 
 

@@ -6,6 +6,7 @@ import bz2
 import gzip
 import hashlib
 import json
+import re
 import struct
 import sys
 from collections.abc import Callable
@@ -27,6 +28,7 @@ from dlfs.errors import (
     UsageError,
     VersionError,
 )
+from dlfs.extras import install_command
 from dlfs.ingest.importer import open_source
 from dlfs.ingest.mds import MdsOptions
 from dlfs.volume import Volume
@@ -386,7 +388,7 @@ def test_what_is_not_known_here_is_told(
         import_all(volume, folder)
     folder = write(tmp_path / "other")
     monkeypatch.setitem(sys.modules, "xxhash", None)
-    with refused(volume, UsageError, r"pip install 'dlfs\[mds\]'"):
+    with refused(volume, UsageError, re.escape(install_command("mds"))):
         import_all(volume, folder)
     monkeypatch.undo()
     size = (folder / "shard.00000.mds").stat().st_size

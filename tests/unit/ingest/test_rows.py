@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import tempfile
 from collections.abc import Iterator
 from itertools import groupby
@@ -18,6 +19,7 @@ from hypothesis.extra import numpy as hnp
 
 import dlfs
 from dlfs.errors import DeviceError, DlfsError, FormatError, LimitError, UsageError
+from dlfs.extras import install_command
 from dlfs.ingest import rows
 from dlfs.ingest.array_file import ArrayInfo
 from dlfs.ingest.importer import import_dataset, open_source
@@ -328,7 +330,7 @@ def test_a_missing_package_says_what_to_install(
     for kind, name in files.items():
         (tmp_path / name).touch()
         monkeypatch.setitem(__import__("sys").modules, modules[kind], None)
-        with pytest.raises(UsageError, match=rf"pip install 'dlfs\[{kind}\]'"):
+        with pytest.raises(UsageError, match=re.escape(install_command(kind))):
             open_arrays(tmp_path / name)
 
 

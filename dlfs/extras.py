@@ -1,0 +1,50 @@
+"""The optional packages: which command installs those of an extra.
+
+The command names the packages themselves, with the versions that the metadata of this copy asks
+for. So it is right for a wheel, a checkout and an installation from an index alike, and it neither
+fetches nor changes DLFS.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from importlib import metadata
+from pathlib import Path
+
+DISTRIBUTION = "dlfs-storage"
+"""Name of the distribution; the name ``dlfs`` in the public index is another project's."""
+
+_REQUIREMENT = re.compile(r"""(?P<package>[^;]+?)\s*;.*\bextra\s*==\s*["'](?P<extra>[^"']+)["']""")
+_OWN = re.compile(rf"{DISTRIBUTION}\[(?P<extras>[^]]+)\]")
+
+
+def install_command(extra: str) -> str:
+    """Return the shell command that installs the packages of an extra.
+
+    Args:
+        extra: a name of ``[project.optional-dependencies]`` in pyproject.toml, such as ``torch``.
+    """
+    try:
+        distribution = metadata.distribution(DISTRIBUTION)
+    except metadata.PackageNotFoundError:  # a checkout on PYTHONPATH
+        return f"pip install {shlex.quote(f'{Path(__file__).parents[1]}[{extra}]')}"
+    pip = "uv pip" if (distribution.read_text("INSTALLER") or "").strip() == "uv" else "pip"
+    packages = _packages(distribution.requires or [], extra)
+    return f"{pip} install {shlex.join(dict.fromkeys(packages))}"
+
+
+def _packages(requirements: list[str], extra: str) -> list[str]:
+    """Return an extra's requirements; an extra that it refers to is replaced by its own."""
+    packages: list[str] = []
+    for requirement in requirements:
+        found = _REQUIREMENT.fullmatch(requirement)
+        if found is None or found["extra"] != extra:
+            continue
+        own = _OWN.fullmatch(found["package"])
+        if own is None:
+            packages.append(found["package"])
+        else:
+            for other in own["extras"].split(","):
+                packages += _packages(requirements, other)
+    return packages
