@@ -346,6 +346,8 @@ class Dataset(ColumnAccess):
         return Epoch(
             lambda: self._opened().reader,
             state,
+            dataset=self.name,
+            sample_count=len(self),
             batch_size=batch_size,
             rank=rank,
             world_size=world_size,

@@ -52,3 +52,14 @@ def format_bytes(count: float) -> str:
             return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
         value /= 1024
     raise AssertionError("unreachable")
+
+
+def format_count(count: int, noun: str, plural: str = "") -> str:
+    """Write a count for people: ``1 sample``, ``1,797 samples``.
+
+    Args:
+        count: of the things.
+        noun: what one of them is called.
+        plural: what several are called; the noun with an s by default.
+    """
+    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"

@@ -79,7 +79,11 @@ class Volume:
         self._origin = self._access.origin
 
     def __repr__(self) -> str:
-        return f"<Volume {self.uri}>"
+        access = self._access
+        label = f" {access.superblock.label!r}" if access and access.superblock.label else ""
+        state = ", closed" if self._closed else ""
+        way = "through" if self.uri.startswith("unix:") else "on"
+        return f"<Volume{label} {way} {self.uri}{state}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Volume, (self._origin,)

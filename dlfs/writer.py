@@ -43,7 +43,7 @@ from dlfs.sequence import packing_permutation
 from dlfs.store.chunk_writer import ChunkWriter
 from dlfs.store.info import DatasetInfo, describe_dataset
 from dlfs.store.transaction import Generation, Transaction, flush_all, now_ns
-from dlfs.units import MIB, format_bytes
+from dlfs.units import MIB, format_bytes, format_count
 
 if TYPE_CHECKING:
     from dlfs._native.device import BytesLike
@@ -189,6 +189,11 @@ class DatasetWriter:
         self.sample_count = 0
         self.sample_bytes = 0
         self._check_space(expected_bytes, expected_samples)
+
+    def __repr__(self) -> str:
+        name, version = display(self.description.name), self.description.version
+        size = f"{format_count(self.sample_count, 'sample')}, {format_bytes(self.sample_bytes)}"
+        return f"<DatasetWriter of dataset {name!r} version {version}: {size}, {self._state}>"
 
     # ---- adding ----------------------------------------------------------------------------------
 

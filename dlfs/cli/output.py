@@ -19,7 +19,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from dlfs.units import format_bytes
+from dlfs.units import format_bytes, format_count
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -113,7 +113,7 @@ def human_count(count: int) -> str:
 
 def human_samples(count: int) -> str:
     """A number of samples: ``1 sample``, ``1,797 samples``."""
-    return f"{human_count(count)} sample{'' if count == 1 else 's'}"
+    return format_count(count, "sample")
 
 
 def human_size(size_bytes: float) -> str:

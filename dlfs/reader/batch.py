@@ -20,6 +20,7 @@ from dlfs.errors import ClosedError, UsageError
 from dlfs.reader.arrays import ArrayForm, forms_of
 from dlfs.reader.arrow import binary_views
 from dlfs.reader.failures import SampleFailure
+from dlfs.units import format_bytes, format_count
 
 if TYPE_CHECKING:
     import pyarrow
@@ -45,7 +46,10 @@ class Batch:
         keep: npt.NDArray[np.bool_] | None = None,
         failures: tuple[SampleFailure, ...] = (),
         attributes: Callable[[], AttributeTable] | None = None,
+        *,
+        dataset: str = "",
     ) -> None:
+        self._dataset = dataset
         self._attributes = attributes
         self._native: NativeBatch | None = native
         self._memory: memoryview | None = memoryview(native.memory).cast("B").toreadonly()
@@ -58,6 +62,13 @@ class Batch:
     def data(self) -> npt.NDArray[np.uint8]:
         """The whole buffer, ``uint8[...]``, read-only; samples lie in it by offset and length."""
         return np.frombuffer(self._open(), np.uint8)
+
+    def __repr__(self) -> str:
+        size = format_bytes(int(np.maximum(self.lengths, 0).sum()))
+        words = [f"{format_count(len(self), 'sample')}, {size}"]
+        words += [f"{len(self.failures)} failed"] if self.failures else []
+        words += ["released"] if self._memory is None else []
+        return f"<Batch of dataset {self._dataset!r}: {', '.join(words)}>"
 
     def __len__(self) -> int:
         return len(self.indices)

@@ -24,6 +24,7 @@ from dlfs.reader.batch import Batch
 from dlfs.reader.failures import SampleFailure, check_on_error
 from dlfs.selection import Selection
 from dlfs.sequence import EpochState, Sequence, shard_count
+from dlfs.units import format_count
 
 if TYPE_CHECKING:
     from dlfs.reader.reader import SampleReader
@@ -42,6 +43,8 @@ class Epoch(Iterator[Batch]):
     Args:
         open_reader: gives the reader, of this process.
         state: the order, and where to start.
+        dataset: name of the dataset.
+        sample_count: of the dataset.
         batch_size: samples of this rank in a batch, >= 1.
         rank: 0..world_size-1.
         world_size: >= 1.
@@ -67,6 +70,8 @@ class Epoch(Iterator[Batch]):
         open_reader: Callable[[], SampleReader],
         state: EpochState,
         *,
+        dataset: str,
+        sample_count: int,
         batch_size: int,
         rank: int = 0,
         world_size: int = 1,
@@ -82,7 +87,9 @@ class Epoch(Iterator[Batch]):
         self._open_reader = open_reader
         fingerprint = None if selection is None else selection.fingerprint
         self._state = replace(state, selection=fingerprint)  # where it began
+        self._dataset = dataset
         self._selection = selection
+        self._total = sample_count if selection is None else len(selection)
         self._batch_size = _integer("batch_size", batch_size, 1)
         self._world_size = _integer("world_size", world_size, 1)
         self._rank = _integer("rank", rank, 0, self._world_size - 1)
@@ -98,6 +105,21 @@ class Epoch(Iterator[Batch]):
         self._closed = False
         self.failure_count = 0
         self.failures: list[SampleFailure] = []
+
+    def __repr__(self) -> str:
+        state = self._state
+        words = [
+            f"{format_count(len(self), 'batch', 'batches')} of {self._batch_size} to come",
+            f"position {self._position()} of {self._total}",
+            f"rank {self._rank} of {self._world_size}",
+        ]
+        words += [f"worker {self._worker} of {self._workers}"] if self._workers > 1 else []
+        words += [f"shuffle {state.shuffle!r}", f"seed {state.seed}"]
+        words += (
+            [f"{format_count(self.failure_count, 'sample')} failed"] if self.failure_count else []
+        )
+        words += ["closed"] if self._closed else []
+        return f"<Epoch {state.epoch} of dataset {self._dataset!r}: {', '.join(words)}>"
 
     def __len__(self) -> int:
         """Batches still to come."""
@@ -160,7 +182,7 @@ class Epoch(Iterator[Batch]):
                 f"resume an epoch: expected one of {_told(self._state.selection)}, "
                 f"got one of {_told(resumed.selection)}"
             )
-        total = self._total()
+        total = self._total
         if resumed.position > total:
             raise UsageError(
                 f"resume an epoch: expected a position 0..{total}, got {resumed.position}"
@@ -196,23 +218,16 @@ class Epoch(Iterator[Batch]):
         """Samples of a global batch."""
         return self._batch_size * self._world_size
 
-    def _total(self) -> int:
-        """Samples of the epoch."""
-        if self._selection is not None:
-            return len(self._selection)
-        reader = self._reader if self._reader is not None else self._open_reader()
-        return len(reader.directory)
-
     def _position(self) -> int:
         """Samples of the epoch up to the end of the last batch taken."""
         if self._next_batch == self._worker:
             return self._state.position
         end = (self._next_batch - self._workers + 1) * self._step
-        return min(self._total(), self._state.position + end)
+        return min(self._total, self._state.position + end)
 
     def _left(self) -> int:
         """Samples of this worker still to come."""
-        left = self._total() - self._state.position
+        left = self._total - self._state.position
         if self._drop_last:
             share = left // self._step * self._batch_size
         else:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+import numpy as np
 import numpy.typing as npt
 
 from dlfs._native.channel import ClientReader, ClientStream
@@ -234,6 +235,8 @@ class SampleReader:
         return Epoch(
             lambda: self,
             state,
+            dataset=self._where.dataset,
+            sample_count=len(self.directory),
             batch_size=batch_size,
             rank=rank,
             world_size=world_size,
@@ -271,7 +274,7 @@ class SampleReader:
         if native.lost_members != self._lost:
             self.watch_members()
         if not native.failures:
-            return Batch(native, attributes=self.attributes)
+            return self._batch(native)
         diagnosis = self.diagnose()  # first: a removed dataset may have lost its names too
         if diagnosis is not None:
             raise diagnosis
@@ -279,8 +282,16 @@ class SampleReader:
         if on_error == "raise":
             raise failures[0].error(others=len(failures) - 1)
         if on_error == "skip":
-            return Batch(native, native.lengths >= 0, failures, self.attributes)
+            return self._batch(native, native.lengths >= 0, failures)
         return self._replace(native, failures)
+
+    def _batch(
+        self,
+        native: NativeBatch,
+        keep: npt.NDArray[np.bool_] | None = None,
+        failures: tuple[SampleFailure, ...] = (),
+    ) -> Batch:
+        return Batch(native, keep, failures, self.attributes, dataset=self._where.dataset)
 
     def watch_members(self) -> None:
         """Tell of members that were lost since the last look, or are back."""
@@ -318,7 +329,7 @@ class SampleReader:
                 )
             native = self.native.read(indices)
             if not native.failures:
-                return Batch(native, None, tuple(bad), self.attributes)
+                return self._batch(native, None, tuple(bad))
             bad += describe_failures(native.failures, self.directory, self._where)
         raise bad[-1].error()
 

@@ -1,0 +1,75 @@
+"""What a notebook shows of volumes, writers, batches and epochs, open or closed."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+import dlfs
+
+
+@pytest.fixture
+def volume(tmp_path: Path):
+    path = str(tmp_path / "v.img")
+    dlfs.format_volume(path, size_bytes=16 << 20, label="images")
+    with dlfs.open(path) as opened:
+        with opened.writer("digits") as writer:
+            for number in range(10):
+                writer.add(f"{number}", b"x" * 1024)
+        yield opened
+
+
+def test_volumes(volume):
+    assert repr(volume) == f"<Volume 'images' on {volume.uri}>"
+    assert repr(pickle.loads(pickle.dumps(volume))) == repr(volume)
+    volume.close()
+    assert repr(volume) == f"<Volume on {volume.uri}, closed>"
+
+
+def test_writers(volume):
+    writer = volume.writer("digits")
+    assert repr(writer) == "<DatasetWriter of dataset 'digits' version 2: 0 samples, 0 B, open>"
+    writer.add("a", b"x" * 2048)
+    assert repr(writer) == "<DatasetWriter of dataset 'digits' version 2: 1 sample, 2.0 KiB, open>"
+    writer.abort()
+    assert repr(writer).endswith("aborted>")
+
+
+def test_batches(volume):
+    with volume["digits"] as dataset:
+        batch = dataset.read([1, 2, 3])
+        assert repr(batch) == "<Batch of dataset 'digits': 3 samples, 3.0 KiB>"
+        batch.release()
+        assert repr(batch) == "<Batch of dataset 'digits': 3 samples, 3.0 KiB, released>"
+        assert repr(dataset.read([])) == "<Batch of dataset 'digits': 0 samples, 0 B>"
+
+
+def test_batches_with_failures(volume):
+    with volume["digits"] as dataset:
+        place = dataset.stat(4)
+        with open(place.member, "r+b") as member:
+            member.seek(place.offset_bytes)
+            member.write(b"y")
+        batch = dataset.read([3, 4], on_error="skip")
+        assert repr(batch) == "<Batch of dataset 'digits': 1 sample, 1.0 KiB, 1 failed>"
+
+
+def test_epochs(volume):
+    with volume["digits"] as dataset:
+        epoch = dataset.batches(2, epoch=3, seed=7, rank=1, world_size=2)
+        assert repr(epoch) == (
+            "<Epoch 3 of dataset 'digits': 3 batches of 2 to come, position 0 of 10, rank 1 of 2, "
+            "shuffle 'global', seed 7>"
+        )
+        next(epoch).release()
+        assert "2 batches of 2 to come, position 4 of 10" in repr(epoch)
+        epoch.close()
+        assert repr(epoch).endswith("seed 7, closed>")
+        chosen = dataset.batches(2, where=[1, 5, 7], shuffle=None, workers=2, worker=1)
+        assert repr(chosen) == (
+            "<Epoch 0 of dataset 'digits': 1 batch of 2 to come, position 0 of 3, rank 0 of 1, "
+            "worker 1 of 2, shuffle None, seed 0>"
+        )
+    assert "3 batches of 2 to come" not in repr(chosen)  # the dataset is closed, and no matter
