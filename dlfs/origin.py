@@ -59,8 +59,8 @@ class OpenOptions:
     """How a volume and its datasets are opened.
 
     Attributes:
-        memory_bytes: of the sample memory of each open dataset: cached, read ahead, lent to
-            batches.
+        memory_bytes: budget of each open dataset in each process, in bytes: samples that are
+            cached, read ahead and lent to batches.
         depth: operations in flight per member and thread.
         engine: of file devices: ``auto``, ``uring`` or ``threads``.
         opener: of devices.

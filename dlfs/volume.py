@@ -44,7 +44,9 @@ def open(
     Args:
         members: URIs of its members, in any order; or one text with commas between them. A
             discovery controller's stands for all of them that it lists.
-        memory_bytes: of the sample memory of each dataset that is opened.
+        memory_bytes: budget of each open dataset in each process, in bytes: samples that are
+            cached, read ahead and lent to batches; at least four chunks. ``Volume`` says what a
+            training script takes in all.
         depth: operations in flight per member and thread, 1..4096.
         engine: of file devices: ``auto`` (io_uring where the kernel allows it), ``uring``,
             ``threads``.
@@ -61,6 +63,14 @@ def open(
 
 class Volume:
     """An open volume. A context manager; ``dlfs.open`` makes one.
+
+    Memory: each ``Dataset`` object has a budget of ``memory_bytes`` for samples in each process
+    that reads from it, taken as it fills, and given back when it is closed. A training script with
+    D datasets and W worker processes takes up to D * W * ``memory_bytes``: 2 GiB for two datasets,
+    four workers and the default of 256 MiB. A training process that reads from them itself, too,
+    takes D * ``memory_bytes`` more. The same dataset opened twice has two budgets. Processes of
+    one machine share the sample directories, which are not part of a budget. Behind
+    ``dlfs.connect`` all clients share the memory of the service (``dlfs serve --cache``).
 
     Args:
         origin: what opens it.

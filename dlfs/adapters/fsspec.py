@@ -71,7 +71,7 @@ class DlfsFileSystem(AbstractFileSystem):  # type: ignore[misc]
     Args:
         volume: what ``dlfs.open`` takes, or ``dlfs.connect`` (``unix:PATH``); paths then begin with
             the dataset.
-        memory_bytes: of the sample memory of each dataset that is used.
+        memory_bytes: sample memory of each dataset that is used, in each process, in bytes.
         depth: operations in flight per member and thread, 1..4096.
         engine: of file devices: ``auto``, ``uring`` or ``threads``.
         storage_options: fsspec's own.

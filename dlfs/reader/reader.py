@@ -52,8 +52,8 @@ class ReaderOptions:
     """How a dataset is read.
 
     Attributes:
-        memory_bytes: budget of the sample memory: what is cached, read ahead and lent to batches;
-            at least four chunks are used.
+        memory_bytes: budget of this reader, which is one open dataset in one process, in bytes:
+            samples that are cached, read ahead and lent to batches; at least four chunks are used.
         depth: operations in flight per member and thread, 1..4096.
         gap_bytes: two samples nearer than this are read by one request: about what a device moves
             in the time that one more request costs.

@@ -640,3 +640,26 @@ def test_a_new_name_that_cannot_be_used_is_refused_before_anything_is_written(vo
         volume.writer(name)
     write(volume, "next")  # nothing is locked
     assert volume.generation == before + 1
+
+
+def test_each_open_dataset_has_a_budget_of_its_own_in_each_process(tmp_path):
+    path, budget = str(tmp_path / "v.img"), 256 * KIB
+    dlfs.format_volume(path, size_bytes=16 * MIB, chunk_bytes=16 * KIB)
+    samples = {b"%d" % i: np.random.default_rng(i).bytes(4000) for i in range(256)}
+    with dlfs.open(path, memory_bytes=budget) as opened:
+        write(opened, "one", samples)
+        write(opened, "two", samples)
+        with opened["one"] as one, opened["two"] as two, opened["one"] as again:
+            assert [fill(dataset, budget) for dataset in (one, two, again)] == [True] * 3
+            pid = os.fork()
+            if pid == 0:
+                os._exit(0 if fill(one, budget) else 1)
+            assert os.waitpid(pid, 0)[1] == 0
+
+
+def fill(dataset, budget):
+    """Read a whole dataset, and say whether it filled a budget that was its own."""
+    reads_nothing = dataset.stats()["memory_bytes"] == 0
+    for batch in dataset.batches(16):
+        batch.release()
+    return reads_nothing and budget // 2 < dataset.stats()["memory_bytes"] <= budget

@@ -6,9 +6,10 @@ worker processes share exactly, and goes on from a checkpoint at another number 
 for training loops that have a ``torch.utils.data.DataLoader`` already. ``FolderLabels`` and
 ``ColumnLabels`` say the label of each sample.
 
-Everything works on what ``dlfs.open`` gives, in forked and spawned workers. Each process that reads
-such a dataset has a budget of sample memory of its own, the ``memory_bytes`` of ``dlfs.open``: with
-W workers, W times that. The training process itself reads nothing then.
+Everything works on what ``dlfs.open`` gives, in forked and spawned workers. Each open dataset has a
+budget of sample memory in each process that reads from it, the ``memory_bytes`` of ``dlfs.open``:
+D datasets and W workers take up to D * W times that. The training process itself reads nothing
+then.
 """
 
 from dlfs.errors import UsageError
