@@ -24,15 +24,18 @@ from dlfs.origin import DatasetIdentity, LocalOrigin, LocalVolume, OpenOptions, 
 from dlfs.store.info import DatasetInfo, MemberInfo, VolumeInfo, describe_dataset
 from dlfs.store.members import split_uris
 from dlfs.store.transaction import Generation, Transaction
-from dlfs.units import MIB
+from dlfs.units import parse_bytes
 from dlfs.verification import Finding, verify_volume
 from dlfs.writer import DatasetDescription, DatasetWriter
+
+MEMORY_VARIABLE = "DLFS_MEMORY"
+"""Environment variable with the default of ``memory_bytes``."""
 
 
 def open(
     members: str | Sequence[str],
     *,
-    memory_bytes: int = 256 * MIB,
+    memory_bytes: int | None = None,
     depth: int = 128,
     engine: Engine = "auto",
 ) -> Volume:
@@ -45,7 +48,8 @@ def open(
         members: URIs of its members, in any order; or one text with commas between them. A
             discovery controller's stands for all of them that it lists.
         memory_bytes: budget of each open dataset in each process, in bytes: samples that are
-            cached, read ahead and lent to batches; at least four chunks. ``Volume`` says what a
+            cached, read ahead and lent to batches; at least four chunks. By default the
+            environment variable DLFS_MEMORY, such as ``1GiB``, or 256 MiB. ``Volume`` says what a
             training script takes in all.
         depth: operations in flight per member and thread, 1..4096.
         engine: of file devices: ``auto`` (io_uring where the kernel allows it), ``uring``,
@@ -57,8 +61,20 @@ def open(
         FormatError: a device holds no volume, or it is damaged.
         DeviceError: a device cannot be read.
     """
+    if memory_bytes is None:
+        memory_bytes = _default_memory_bytes()
     options = OpenOptions(memory_bytes=memory_bytes, depth=depth, engine=engine)
     return Volume(LocalOrigin(split_uris(members), options))
+
+
+def _default_memory_bytes() -> int:
+    text = os.environ.get(MEMORY_VARIABLE)
+    if not text:
+        return OpenOptions().memory_bytes
+    try:
+        return parse_bytes(text)
+    except UsageError as error:
+        raise UsageError(f"read the environment variable {MEMORY_VARIABLE}: {error}") from error
 
 
 class Volume:

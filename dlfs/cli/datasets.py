@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from dlfs.cli.output import human_count, human_date, human_size, table
+from dlfs.cli.output import Table, human_count, human_date, human_size, table
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from dlfs import Dataset, DatasetInfo
 
 
@@ -40,7 +38,11 @@ def column_types(dataset: Dataset) -> dict[str, str]:
 def dataset_table(infos: Iterable[DatasetInfo]) -> Table:
     """Datasets as a table."""
     columns = ("dataset", "samples", "bytes", "on device", "layout", "created")
-    made = table(*columns, right=("samples", "bytes", "on device"))
+    made = table(
+        *columns,
+        right=("samples", "bytes", "on device"),
+        drop=("layout", "on device", "created"),
+    )
     for info in infos:
         made.add_row(
             f"{info.name}@{info.version}",

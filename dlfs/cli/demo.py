@@ -28,7 +28,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import dlfs
-from dlfs.cli.output import human_count, human_seconds, human_size, stdout_console, table
+from dlfs.cli.output import (
+    human_count,
+    human_seconds,
+    human_size,
+    share_bar,
+    stdout_console,
+    table,
+)
 from dlfs.errors import DlfsError, UsageError
 from dlfs.extras import install_command
 from dlfs.units import MIB
@@ -487,12 +494,12 @@ def _rate(count: int, read_all: Callable[[], int]) -> float:
 
 def _show_rates(work: _Demo, rates: dict[str, float]) -> None:
     from rich.padding import Padding
+    from rich.text import Text
 
-    width = max(10, min(work.console.width, REPORT_COLUMNS) - 58)
-    shown = table("warm (in memory)", "samples/s", "", right=("samples/s",))
+    shown = table("warm (in memory)", "samples/s", "", right=("samples/s",), drop=("",))
     for name, rate in rates.items():
-        bar = "█" * max(1, round(width * rate / max(rates.values())))
-        shown.add_row(name, human_count(round(rate)), f"[green]{bar}[/]")
+        bar = Text(share_bar(rate / max(rates.values())), "green")
+        shown.add_row(name, human_count(round(rate)), bar)
     work.console.print()
     work.console.print(Padding(shown, (0, 0, 0, 2)))
     caution = (

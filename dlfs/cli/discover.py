@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dlfs.cli.options import JsonOption
-from dlfs.cli.output import human_size, note, print_data, print_json, show_path, table
+from dlfs.cli.output import Table, human_size, note, print_data, print_json, table
 
 if TYPE_CHECKING:
     from dlfs.fabric.discovery import Discovery, SubsystemInfo
@@ -48,20 +48,17 @@ def discover(
     _tell_problems(found, namespaces)
 
 
-def _table(namespaces: list[FoundNamespace]) -> Any:
-    from rich.text import Text
-
-    made = table("size", "block", "volume", "member", right=("size", "block", "member"))
-    made.add_column("device", overflow="fold")
+def _table(namespaces: list[FoundNamespace]) -> Table:
+    titles = ("size", "block", "volume", "member", "device")
+    made = table(*titles, right=("size", "block", "member"), drop=("block",))
     for found in namespaces:
         member = found.superblock
         volume, number = "-", "-"
         if member is not None:
-            label = show_path(member.label.encode())
-            volume = f"{member.volume_uuid} {label}".rstrip()
+            volume = f"{member.volume_uuid} {member.label}".rstrip()
             number = f"{member.member_number} of {member.geometry.member_count}"
         size, block = found.namespace.size_bytes, found.namespace.block_bytes
-        made.add_row(human_size(size), human_size(block), Text(volume), number, Text(found.uri))
+        made.add_row(human_size(size), human_size(block), volume, number, found.uri)
     return made
 
 

@@ -31,7 +31,12 @@ def export(
         ),
     ],
     to: Annotated[
-        Kind | None, typer.Option("--to", help="What to write; by default as TARGET's name says.")
+        Kind | None,
+        typer.Option(
+            "--to",
+            metavar="folder|tar|arrow",
+            help="What to write; by default as TARGET's name says.",
+        ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", "-f", help="Write over what is there.")] = False,
     json: JsonOption = False,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import asdict
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,23 +20,23 @@ from dlfs.cli.attributes import (
     with_attributes,
 )
 from dlfs.cli.datasets import dataset_json
-from dlfs.cli.options import JsonOption
+from dlfs.cli.options import JsonOption, options_given
 from dlfs.cli.output import (
     human_count,
     human_rate,
     human_samples,
     note,
-    print_data,
     print_json,
-    table,
+    print_text,
 )
 from dlfs.cli.progress import progress_bar
 from dlfs.errors import DlfsError, FormatError, NotFoundError, UsageError
 from dlfs.format.names import new_dataset_name
-from dlfs.ingest.formats import AUTO, parse_settings
+from dlfs.ingest.formats import AUTO, describe_options, parse_settings
 
 if TYPE_CHECKING:
     from dlfs import Volume
+    from dlfs.ingest.formats import Format
     from dlfs.ingest.importer import ImportReport
 
 
@@ -54,30 +55,39 @@ class Links(StrEnum):
     error = "error"
 
 
-def show_formats(wanted: bool) -> None:
-    """Print the table of formats with their options, and exit."""
+def show_formats(ctx: typer.Context, wanted: bool) -> None:
+    """Print the formats with their options, and exit."""
     if not wanted:
         return
-    from rich.markup import escape
+    from dlfs.ingest.formats import FORMATS
 
-    from dlfs.ingest.formats import FORMATS, describe_options
-
-    shown = table("format", "takes", "needs", "options")
+    if options_given(ctx).get("json"):
+        print_json({"formats": [_format_json(row) for row in FORMATS]})
+        raise typer.Exit
     for row in FORMATS:
-        extra = f"[{row.extra}]" if row.extra else ""
-        lines = [
-            f"{found.name}={found.type}: {found.text} ({_default(found.default)})"
-            for found in describe_options(row)
-        ]
-        shown.add_row(row.name, row.summary, escape(extra), escape("\n".join(lines)))
-    print_data(shown)
+        _print_format(row)
     raise typer.Exit
+
+
+def _print_format(row: Format) -> None:
+    needs = f" (needs the extra [{row.extra}])" if row.extra else ""
+    print_text(row.name, style="bold cyan")
+    print_text(row.summary + needs, indent=4)
+    for option in describe_options(row):
+        default = f"default: {_default(option.default)}"
+        print_text(f"{option.name}={option.type}: {option.text} ({default})", indent=8)
+    print()
+
+
+def _format_json(row: Format) -> dict[str, Any]:
+    options = [asdict(option) for option in describe_options(row)]
+    return {"name": row.name, "summary": row.summary, "extra": row.extra, "options": options}
 
 
 def _default(value: object) -> str:
     if value is None or value == ():
-        return "default: none"
-    return f"default: {'yes' if value is True else 'no' if value is False else value}"
+        return "none"
+    return "yes" if value is True else "no" if value is False else str(value)
 
 
 SourcesArgument = Annotated[
@@ -112,7 +122,10 @@ def import_dataset(
     arguments: SourcesArgument,
     name: Annotated[str, typer.Option("--name", "-n", help="Of the dataset.")],
     layout: Annotated[
-        Layout, typer.Option(help="Pack in an order drawn from the seed, or in path order.")
+        Layout,
+        typer.Option(
+            metavar="shuffled|path", help="Pack in an order drawn from the seed, or in path order."
+        ),
     ] = Layout.shuffled,
     seed: Annotated[int, typer.Option(help="Of the order of packing.", min=0)] = 0,
     format_name: FormatOption = AUTO,
@@ -120,7 +133,8 @@ def import_dataset(
     links: Annotated[
         Links | None,
         typer.Option(
-            help="Symbolic links: take what they lead to (the default), leave out, or refuse."
+            metavar="follow|skip|error",
+            help="Symbolic links: take what they lead to (the default), leave out, or refuse.",
         ),
     ] = None,
     prefix_shards: Annotated[

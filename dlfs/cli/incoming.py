@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import UTC, datetime
 from typing import Annotated
 
@@ -16,7 +17,6 @@ from dlfs.cli.output import (
     note,
     print_data,
     print_json,
-    show_path,
     table,
 )
 
@@ -55,17 +55,16 @@ def incoming(
             }
         )
         return
-    from rich.text import Text
-
-    rows = table("name", "files", "size", "since", "state", right=("files", "size"))
+    titles = ("name", "files", "size", "since", "state")
+    rows = table(*titles, right=("files", "size"), drop=("since",))
     for one in found:
         state = one.status.state if one.status.error is None else f"not sealed: {one.status.error}"
         since = human_date(datetime.fromtimestamp(one.contents.since, UTC))
         rows.add_row(
-            Text(show_path(one.name)),
+            os.fsdecode(one.name),
             human_count(one.contents.files),
             human_size(one.contents.file_bytes),
             since,
-            Text(state),
+            state,
         )
     print_data(rows)

@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Any
 from dlfs.cli.datasets import column_types, dataset_json, dataset_table
 from dlfs.cli.options import JsonOption, VolumeArgument, open_volume
 from dlfs.cli.output import (
+    Table,
     human_date,
     human_size,
     note,
     print_data,
+    print_fields,
     print_json,
-    show_path,
-    stdout_console,
+    print_text,
+    show_text,
     table,
 )
 from dlfs.errors import DlfsError
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from dlfs import DatasetInfo, MemberInfo, Volume, VolumeInfo
 
 _STATE_STYLES = {
@@ -49,17 +49,17 @@ def info(volume: VolumeArgument, json: JsonOption = False) -> None:
         print_json(found)
         return
     _print_volume(described)
-    stdout_console().print()
+    print()
     print_data(_member_table(described.members))
-    stdout_console().print()
+    print()
     if datasets:
         print_data(dataset_table(datasets))
     else:
         print("no datasets")
     for dataset, kinds in zip(datasets, columns, strict=True):
         if kinds:
-            shown = ", ".join(f"{show_path(n.encode())}: {kind}" for n, kind in kinds.items())
-            print(f"columns of {dataset.name}@{dataset.version}: {shown}")
+            shown = ", ".join(f"{show_text(name)}: {kind}" for name, kind in kinds.items())
+            print_text(f"columns of {show_text(dataset.name)}@{dataset.version}: {shown}")
     _warn(described.members)
 
 
@@ -84,9 +84,9 @@ def _print_volume(described: VolumeInfo) -> None:
     used = described.capacity_bytes - described.free_bytes
     share = used / described.capacity_bytes
     free, capacity = human_size(described.free_bytes), human_size(described.capacity_bytes)
-    rows = {
-        "volume": f"{described.uuid}",
-        "label": show_path(described.label.encode()) or "-",
+    fields = {
+        "volume": described.uuid,
+        "label": show_text(described.label) or "-",
         "created": human_date(described.created),
         "generation": f"{described.generation:,}",
         "space": f"{free} free of {capacity} ({share:.1%} used)",
@@ -94,17 +94,15 @@ def _print_volume(described: VolumeInfo) -> None:
         f"{human_size(described.block_bytes)}",
         "copies": f"{described.replicas} of each chunk",
     }
-    for name, value in rows.items():
-        stdout_console().print(f"[bold]{name:>10}[/]  ", end="")
-        stdout_console().print(value, markup=False, soft_wrap=True)
+    print_fields(fields)
 
 
 def _member_table(members: tuple[MemberInfo, ...]) -> Table:
     from rich.text import Text
 
-    columns = ("member", "size", "state", "superblock A", "superblock B", "at the tail")
-    made = table(*columns, right=("member", "size"))
-    made.add_column("device", overflow="fold")
+    copies = ("superblock A", "superblock B", "at the tail")
+    titles = ("member", "size", "state", *copies, "device")
+    made = table(*titles, right=("member", "size"), drop=tuple(reversed(copies)))
     for member in members:
         states = [
             Text(
@@ -113,10 +111,10 @@ def _member_table(members: tuple[MemberInfo, ...]) -> Table:
             )
             for copy in member.superblocks
         ]
-        states += [Text("-")] * (len(columns) - 3 - len(states))
+        states += [Text("-")] * (len(copies) - len(states))
         size = human_size(member.size_bytes) if member.size_bytes else "-"
         state = Text(member.state, style=_STATE_STYLES.get(member.state, ""))
-        made.add_row(str(member.number), size, state, *states, Text(member.uri))
+        made.add_row(str(member.number), size, state, *states, member.uri)
     return made
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import sys
 from typing import Annotated
 
 import typer
 
 from dlfs.cli.options import JsonOption, VolumeArgument, parse_size
-from dlfs.cli.output import note, print_json
+from dlfs.cli.output import log_events, note, print_json
 from dlfs.errors import NotFoundError, UsageError
 from dlfs.extras import install_command
 
@@ -102,7 +100,7 @@ def mount(
     )
     choose_server(options)  # says what is missing before anything is started
     if foreground:
-        logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="dlfs: %(message)s")
+        log_events()
         serve(volume, directory, options, lambda path: note(f"mounted on {path}"))
         return
     mounted = mount_volume(volume, directory, options, log=log)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,6 +15,15 @@ from dlfs.units import parse_bytes
 
 if TYPE_CHECKING:
     from dlfs import Dataset, Volume
+
+GIVEN = "dlfs.given"
+"""Key in a context's ``meta``: the values on the command line, before any is processed."""
+
+
+def options_given(ctx: typer.Context) -> Mapping[str, Any]:
+    """Returns the values on the command line by the names of their parameters, in any order."""
+    given: Mapping[str, Any] = ctx.meta.get(GIVEN, {})
+    return given
 
 
 def parse_size(text: str | None) -> int | None:

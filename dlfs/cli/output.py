@@ -5,30 +5,92 @@ surrogates (``\udc80`` to ``\udcff``), as Python's ``os.fsdecode`` makes them an
 takes them back. As text, a terminal gets one readable line a path, with odd characters escaped;
 anything else gets the bytes as they are.
 
+Tables and texts fit the terminal. A table first leaves out the columns that it declares as the
+least useful ones, then folds names and texts over several lines. It never cuts a number or a name.
+Output that does not go to a terminal is complete, whatever its width; so is JSON.
+
 rich is imported when the first table or bar is drawn, numpy never: ``dlfs --help`` must be quick.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
+from enum import Enum
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from itertools import zip_longest
+from typing import IO, TYPE_CHECKING, Any
 from uuid import UUID
 
 from dlfs.units import format_bytes, format_count
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
-    from rich.table import Table
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.text import Text
 
 COLUMNS_MAX = 8192
-"""Of tables that do not go to a terminal."""
+"""Width of output that does not go to a terminal, in characters."""
+COLUMNS_UNKNOWN = 80
+"""Width of a terminal that does not report its size, in characters."""
+FOLD_COLUMNS = 24
+"""A table leaves out its least useful column rather than fold a name into fewer characters."""
+GAP_COLUMNS = 2
+"""Space between two columns of a table, in characters."""
+BAR_COLUMNS = 20
+"""Length of a bar that shows a share, in characters."""
+FIELD_COLUMNS = 8
+"""Least width of the names of fields, in characters."""
 JSON_STEP = 1024
 """Elements of a streamed JSON list between two writes."""
+
+
+class Verbosity(Enum):
+    """How much is reported on stderr besides errors."""
+
+    QUIET = "errors only"
+    NORMAL = "notes and progress"
+    VERBOSE = "what is opened, too"
+
+
+_verbosity = Verbosity.NORMAL
+
+
+def set_verbosity(wanted: Verbosity) -> None:
+    """Choose what is reported from now on, of the library's log too."""
+    global _verbosity
+    _verbosity = wanted
+    quiet, verbose = wanted is Verbosity.QUIET, wanted is Verbosity.VERBOSE
+    logging.getLogger().setLevel(logging.ERROR if quiet else logging.WARNING)
+    logging.getLogger("dlfs").setLevel(logging.DEBUG if verbose else logging.NOTSET)
+
+
+def is_quiet() -> bool:
+    """Returns True if only errors are reported."""
+    return _verbosity is Verbosity.QUIET
+
+
+@contextmanager
+def log_on_stderr() -> Iterator[None]:
+    """Report the library's log on stderr while the block runs."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("dlfs: %(message)s"))
+    logging.getLogger().addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger().removeHandler(handler)
+        set_verbosity(Verbosity.NORMAL)
+
+
+def log_events() -> None:
+    """Report what a server logs while it runs, until the command ends."""
+    if not is_quiet():
+        logging.getLogger().setLevel(logging.INFO)
 
 
 @cache
@@ -39,39 +101,180 @@ def _console(stderr: bool) -> Console:
 
 
 def stdout_console() -> Console:
-    """Where data goes."""
+    """Returns the console on stdout, for data."""
     return _console(False)
 
 
 def stderr_console() -> Console:
-    """Where everything else goes: progress, notes, questions, errors."""
+    """Returns the console on stderr, for progress, notes, questions and errors."""
     return _console(True)
 
 
-def print_data(renderable: RenderableType) -> None:
-    """Print for people on stdout, as wide as it is where no terminal limits it."""
-    console = stdout_console()
-    if not console.is_terminal:
-        from rich.console import Console
+def terminal_columns(file: IO[str]) -> int | None:
+    """Returns the width of the terminal that a file is, in characters; None if it is none."""
+    if not file.isatty():
+        return None
+    named = os.environ.get("COLUMNS", "")
+    if named.isdecimal() and int(named):
+        return int(named)
+    try:
+        return os.get_terminal_size(file.fileno()).columns or COLUMNS_UNKNOWN
+    except (OSError, ValueError):  # a file that only says that it is a terminal
+        return COLUMNS_UNKNOWN
 
-        console = Console(file=console.file, width=COLUMNS_MAX, highlight=False)
-    console.print(renderable)
+
+def print_data(renderable: RenderableType) -> None:
+    """Print a table or a group of them on stdout."""
+    from rich.console import Console
+
+    file = stdout_console().file
+    width = terminal_columns(file) or COLUMNS_MAX
+    Console(file=file, width=width, highlight=False).print(renderable, crop=False)
+
+
+def print_text(text: str | Text, *, indent: int = 0, style: str = "", stderr: bool = False) -> None:
+    """Print a line, which a terminal gets folded between words, below an indentation.
+
+    Args:
+        text: what to print; a ``str`` has no markup.
+        indent: spaces before each line.
+        style: colours, in rich's notation.
+        stderr: print on stderr instead of stdout.
+    """
+    from rich.text import Text
+
+    console = _console(stderr)
+    width = terminal_columns(console.file)
+    whole = Text(text, style) if isinstance(text, str) else text
+    for line in _fold(console, whole, width and width - indent):
+        console.print(Text(" " * indent) + line, soft_wrap=True)
+
+
+def print_fields(fields: Mapping[str, object]) -> None:
+    """Print names and values on stdout, the names flush right; a value may have several lines."""
+    from rich.text import Text
+
+    console = stdout_console()
+    width = terminal_columns(console.file)
+    indent = max(FIELD_COLUMNS, *map(len, fields)) + GAP_COLUMNS
+    for name, value in fields.items():
+        head = Text(f"{name:>{indent - GAP_COLUMNS}}{'':{GAP_COLUMNS}}", "bold")
+        for text in str(value).split("\n"):
+            for line in _fold(console, Text(text), width and width - indent):
+                console.print(head + line, soft_wrap=True)
+                head = Text(" " * indent)
 
 
 def note(text: str) -> None:
-    """Tell the person at the terminal, or the log, what was done."""
-    stderr_console().print(text, markup=False, soft_wrap=True)
+    """Report on stderr what was done, unless errors only are wanted."""
+    if not is_quiet():
+        print_text(text, stderr=True)
 
 
-def table(*columns: str, right: Iterable[str] = ()) -> Table:
-    """A plain table, the columns in ``right`` flush right."""
-    from rich import box
-    from rich.table import Table
+def _fold(console: Console, text: Text, width: int | None) -> Iterable[Text]:
+    """Returns the lines of a text: folded between words, or in a word that is wider; None: not."""
+    if width is None or not text:
+        return [text]
+    return text.wrap(console, max(1, width), overflow="fold")
 
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
-    for name in columns:
-        made.add_column(name, justify="right" if name in right else "left", no_wrap=True)
-    return made
+
+# ---- tables --------------------------------------------------------------------------------------
+
+
+class Table:
+    """A table that fits its terminal; ``table`` makes one. A renderable of rich.
+
+    Args:
+        titles: of the columns.
+        right: titles of the columns that are flush right and never folded, such as numbers.
+        drop: titles of the columns that a narrow terminal does without, the least useful one first.
+        header: False leaves the titles out.
+    """
+
+    def __init__(
+        self, titles: Sequence[str], right: Iterable[str], drop: Sequence[str], *, header: bool
+    ) -> None:
+        from rich.text import Text
+
+        self._titles = [Text(title, "bold") for title in titles]
+        self._right = [title in set(right) for title in titles]
+        self._drop = [titles.index(title) for title in drop]
+        self._header = header
+        self._rows: list[list[Text]] = []
+
+    def add_row(self, *cells: str | Text) -> None:
+        """Add a row; a ``str`` has no markup, and what cannot be printed is escaped."""
+        from rich.text import Text
+
+        self._rows.append(
+            [Text(show_text(cell)) if isinstance(cell, str) else cell for cell in cells]
+        )
+
+    def _fit(self, width: int) -> dict[int, int]:
+        """Returns the columns to show, with their widths, all in characters."""
+        rows = [self._titles, *self._rows] if self._header else self._rows
+        natural = [max(cell.cell_len for cell in column) for column in zip(*rows, strict=True)]
+        shown = {
+            column: size if self._right[column] else min(size, FOLD_COLUMNS)
+            for column, size in enumerate(natural)
+        }
+        for column in self._drop:
+            if _total(shown.values()) <= width:
+                break
+            del shown[column]
+        self._widen(shown, natural, width)
+        return shown
+
+    def _widen(self, shown: dict[int, int], natural: Sequence[int], width: int) -> None:
+        """Give the columns that may be folded what the others leave, the narrow ones first."""
+        folding = sorted((c for c in shown if not self._right[c]), key=natural.__getitem__)
+        room = width - _total(0 if column in folding else shown[column] for column in shown)
+        for position, column in enumerate(folding):
+            share = max(1, room // (len(folding) - position))
+            shown[column] = min(natural[column], share)
+            room -= shown[column]
+
+    def _lines(
+        self, console: Console, row: Sequence[Text], shown: dict[int, int]
+    ) -> Iterator[Text]:
+        """Yield one row as the lines of a terminal."""
+        from rich.text import Text
+
+        cells = [
+            list(_fold(console, row[column], None if self._right[column] else width))
+            for column, width in shown.items()
+        ]
+        for parts in zip_longest(*cells, fillvalue=Text()):
+            line = Text(no_wrap=True, overflow="ignore")  # rich is not to fold or cut it again
+            for (column, width), part in zip(shown.items(), parts, strict=True):
+                space = " " * max(0, width - part.cell_len)
+                line.append_text(Text(space) + part if self._right[column] else part + Text(space))
+                line.append(" " * GAP_COLUMNS)
+            line.rstrip()
+            yield line
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        """Yield the lines, as rich asks for them."""
+        from rich.text import Text
+
+        shown = self._fit(options.max_width)
+        if self._header:
+            yield from self._lines(console, self._titles, shown)
+            yield Text("─" * _total(shown.values()), no_wrap=True, overflow="ignore")
+        for row in self._rows:
+            yield from self._lines(console, row, shown)
+
+
+def _total(widths: Iterable[int]) -> int:
+    """Returns the width of columns with the gaps between them, in characters."""
+    return sum(width + GAP_COLUMNS for width in widths) - GAP_COLUMNS
+
+
+def table(
+    *titles: str, right: Iterable[str] = (), drop: Sequence[str] = (), header: bool = True
+) -> Table:
+    """Make a table; as ``Table``."""
+    return Table(titles, right, drop, header=header)
 
 
 # ---- values --------------------------------------------------------------------------------------
@@ -90,9 +293,9 @@ def show_path(path: bytes) -> str:
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
-def write_path(path: bytes, end: bytes = b"\n") -> None:
-    """Write a path on stdout: escaped on a terminal, else its bytes."""
-    write_bytes(show_path(path).encode() + end if sys.stdout.isatty() else path + end)
+def show_text(text: str) -> str:
+    """A name on one readable line, what cannot be printed escaped."""
+    return show_path(os.fsencode(text))
 
 
 def write_bytes(data: bytes | memoryview) -> None:
@@ -130,6 +333,12 @@ def human_seconds(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def share_bar(share: float) -> str:
+    """A share between 0 and 1 as a bar."""
+    filled = round(BAR_COLUMNS * min(1.0, share))
+    return "█" * filled + "░" * (BAR_COLUMNS - filled)
 
 
 def human_rate(size_bytes: int, seconds: float) -> str:

@@ -1,17 +1,27 @@
-"""A progress bar on stderr with rate and time left; silent where stderr is not a terminal."""
+"""A progress bar on stderr with rate and time left; none without a terminal, and none with -q."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dlfs.cli.output import human_samples, human_size, stderr_console
+from dlfs.cli.output import (
+    Table,
+    human_samples,
+    human_seconds,
+    human_size,
+    is_quiet,
+    share_bar,
+    stderr_console,
+    table,
+    terminal_columns,
+)
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
-    from rich.progress import ProgressColumn, Task, TaskID
+    from rich.progress import Task, TaskID
 
     from dlfs.ingest.progress import Progress
 
@@ -41,42 +51,37 @@ class Bar:
         self.update(progress.bytes_done, progress.bytes_total, detail)
 
 
-def _rate_column() -> ProgressColumn:
-    """Bytes a second in units of 1,024, as everywhere; rich's own column has units of 1,000."""
-    from rich.progress import ProgressColumn
-    from rich.text import Text
-
-    class RateColumn(ProgressColumn):
-        def render(self, task: Task) -> Text:
-            speed = task.finished_speed or task.speed
-            return Text(f"{human_size(speed)}/s" if speed else "", style="progress.data.speed")
-
-    return RateColumn()
+def _row(task: Task) -> Table:
+    """One line that fits the terminal: title, bar, bytes, rate, time left and detail."""
+    titles = ("title", "bar", "bytes", "rate", "time", "detail")
+    row = table(*titles, right=titles[1:5], drop=("detail", "bar", "time"), header=False)
+    done, total = int(task.completed), None if task.total is None else int(task.total)
+    speed, left = task.speed, task.time_remaining
+    row.add_row(
+        task.description,
+        "" if total is None else share_bar(done / total if total else 1.0),
+        human_size(done) + ("" if total is None else f" of {human_size(total)}"),
+        f"{human_size(speed)}/s" if speed else "",
+        "" if left is None else human_seconds(left),
+        str(task.fields["detail"]),
+    )
+    return row
 
 
 @contextmanager
 def progress_bar(title: str) -> Iterator[Bar]:
     """Show a bar while the block runs."""
     console = stderr_console()
-    if not console.is_terminal:
+    if is_quiet() or terminal_columns(console.file) is None:
         yield Bar(None, None)
         return
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
+    from rich.progress import Progress
 
-    with Progress(
-        TextColumn("[bold]{task.description}"),
-        BarColumn(bar_width=None),
-        DownloadColumn(binary_units=True),
-        _rate_column(),
-        TimeRemainingColumn(compact=True, elapsed_when_finished=True),
-        TextColumn("{task.fields[detail]}", style="dim"),
-        console=console,
-        transient=True,
-    ) as progress:
+    class Lines(Progress):
+        """The tasks in lines of our own, which lose no number and no name."""
+
+        def get_renderables(self) -> Iterable[Table]:
+            return map(_row, self.tasks)
+
+    with Lines(console=console, transient=True) as progress:
         yield Bar(progress, progress.add_task(title, total=None, detail=""))

@@ -21,7 +21,10 @@ def seal(
     ],
     name: Annotated[str, typer.Argument(metavar="NAME", help="The directory in DIR/incoming.")],
     layout: Annotated[
-        Layout, typer.Option(help="Pack in an order drawn from the seed, or in path order.")
+        Layout,
+        typer.Option(
+            metavar="shuffled|path", help="Pack in an order drawn from the seed, or in path order."
+        ),
     ] = Layout.shuffled,
     seed: Annotated[int, typer.Option(help="Of the order of packing.", min=0)] = 0,
     skip_links: Annotated[

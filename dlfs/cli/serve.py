@@ -11,7 +11,7 @@ import typer
 
 from dlfs.cli.mount import FuseOption
 from dlfs.cli.options import JsonOption, parse_size
-from dlfs.cli.output import note, print_json
+from dlfs.cli.output import log_events, note, print_json
 from dlfs.errors import NotFoundError
 from dlfs.extras import install_command
 
@@ -102,7 +102,7 @@ def serve(
     from dlfs.service.serve import MountOptions, choose_server
     from dlfs.service.sockets import SCHEME, AllowList, group_number, user_number
 
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="dlfs: %(message)s")
+    log_events()
     spool = None if incoming is None else os.path.abspath(incoming)
     if mount is not None:
         choose_server(MountOptions(incoming=spool, fuse=fuse))  # says what is missing

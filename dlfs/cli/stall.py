@@ -10,15 +10,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dlfs.cli.options import DatasetArgument, JsonOption, VolumeArgument, open_dataset, parse_size
-from dlfs.cli.output import human_count, human_seconds, human_size, print_data, print_json, table
+from dlfs.cli.output import (
+    Table,
+    human_count,
+    human_seconds,
+    human_size,
+    print_data,
+    print_json,
+    print_text,
+    share_bar,
+    show_text,
+    table,
+)
 from dlfs.cli.progress import progress_bar
 
 if TYPE_CHECKING:
     import dlfs
     from dlfs import Dataset
     from dlfs.service.figures import Activity, MemberActivity
-
-BAR_CELLS = 30
 
 
 class Shuffle(StrEnum):
@@ -61,7 +70,9 @@ def stall(
         float,
         typer.Option(help="How long your training works on a batch: slept after each.", min=0),
     ] = 0.0,
-    shuffle: Annotated[Shuffle, typer.Option(help="The order.")] = Shuffle.uniform,
+    shuffle: Annotated[
+        Shuffle, typer.Option(metavar="global|chunk|none", help="The order.")
+    ] = Shuffle.uniform,
     memory: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Sample memory [256MiB].")
     ] = None,
@@ -126,23 +137,18 @@ def _as_json(title: str, run: _Run, told: str) -> dict[str, Any]:
     }
 
 
-def _bar(share: float) -> str:
-    filled = round(BAR_CELLS * min(1.0, share))
-    return "█" * filled + "░" * (BAR_CELLS - filled)
-
-
 def _print(title: str, run: _Run, told: str) -> None:
     seen = run.seen
-    print(
-        f"{title}: {human_count(seen.samples)} samples in {human_seconds(run.seconds)}, "
+    print_text(
+        f"{show_text(title)}: {human_count(seen.samples)} samples in {human_seconds(run.seconds)}, "
         f"{human_count(round(seen.rate(seen.samples)))}/s, "
         f"{human_size(seen.rate(seen.sample_bytes))}/s; "
         f"{seen.hit_share:.0%} were in memory, the others came {seen.coalescing:.1f} a request"
     )
-    rows = table("who", "what", "share", "", right=("share",))
+    rows = table("who", "what", "share", "", right=("share",), drop=("",))
     shares = {"waits for batches": run.waited_share, "works on them": 1 - run.waited_share}
     for what, share in shares.items():
-        rows.add_row("consumer", what, f"{share:.0%}", _bar(share))
+        rows.add_row("consumer", what, f"{share:.0%}", share_bar(share))
     words = {
         "device": "waits for the device",
         "checking": "computes checksums",
@@ -150,17 +156,17 @@ def _print(title: str, run: _Run, told: str) -> None:
         "rest": "rests until the consumer takes more",
     }
     for name, share in seen.phase_shares.items():
-        rows.add_row("reading", words[name], f"{share:.0%}", _bar(share))
+        rows.add_row("reading", words[name], f"{share:.0%}", share_bar(share))
     print_data(rows)
     if seen.requests:
         print_data(member_table(run.members))
-    print(told)
+    print_text(told)
 
 
-def member_table(members: list[MemberActivity]) -> Any:
+def member_table(members: list[MemberActivity]) -> Table:
     """What each member did."""
     titles = ("member", "reads/s", "MiB/s", "in flight", "median us", "99% us", "errors")
-    rows = table(*titles, right=titles[1:])
+    rows = table(*titles, right=titles[1:], drop=("in flight", "median us"))
     for member in members:
         rows.add_row(
             member.uri + (" (lost)" if member.lost else ""),

@@ -20,10 +20,11 @@ from dlfs.cli.output import (
     human_date,
     human_size,
     json_path,
+    print_fields,
     print_json,
     print_json_stream,
     show_path,
-    write_bytes,
+    show_text,
 )
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def stat(
             print_json_stream(head, "samples", map(_json, infos, values))
             return
         for info, attributes in zip(infos, values, strict=True):
-            write_bytes(_text(info, attributes))
+            _print_sample(info, attributes)
 
 
 def _attributes(dataset: Dataset, infos: list[SampleInfo]) -> list[dict[str, Any]]:
@@ -81,8 +82,8 @@ def _plain(value: object) -> object:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _text(info: SampleInfo, attributes: dict[str, Any]) -> bytes:
-    rows = {
+def _print_sample(info: SampleInfo, attributes: dict[str, Any]) -> None:
+    fields = {
         "path": show_path(info.path),
         "index": human_count(info.index),
         "size": f"{info.length_bytes:,} bytes",
@@ -90,12 +91,13 @@ def _text(info: SampleInfo, attributes: dict[str, Any]) -> bytes:
         "member": info.member,
         "offset": f"{info.offset_bytes:,} bytes",
     }
-    shown = [f"{name:>8}  {value}\n" for name, value in rows.items()]
-    shown += [
-        f"{'':>8}  {show_path(name.encode())} = {show_path(str(value).encode())}\n"
-        for name, value in attributes.items()
-    ]
-    return "".join(shown).encode()
+    shown = [f"{show_text(name)} = {show_text(str(value))}" for name, value in attributes.items()]
+    print_fields(fields | _listed("attributes", shown))
+
+
+def _listed(name: str, values: list[str]) -> dict[str, str]:
+    """A field of several values, a line each; none without values."""
+    return {name: "\n".join(values)} if values else {}
 
 
 def _show_dataset(dataset: Dataset, *, json: bool) -> None:
@@ -104,8 +106,8 @@ def _show_dataset(dataset: Dataset, *, json: bool) -> None:
     if json:
         print_json(dataset_json(info) | {"columns": columns})
         return
-    rows = {
-        "dataset": f"{info.name}@{info.version}",
+    fields = {
+        "dataset": f"{show_text(info.name)}@{info.version}",
         "uuid": info.uuid,
         "created": human_date(info.created),
         "samples": human_count(info.sample_count),
@@ -113,7 +115,5 @@ def _show_dataset(dataset: Dataset, *, json: bool) -> None:
         "stored": f"{info.stored_bytes:,} ({human_size(info.stored_bytes)})",
         "layout": f"{info.layout}, seed {info.seed}" if info.layout == "shuffled" else info.layout,
     }
-    for name, value in rows.items():
-        print(f"{name:>8}  {value}")
-    for number, (name, kind) in enumerate(columns.items()):
-        print(f"{'' if number else 'columns':>8}  {show_path(name.encode())}: {kind}")
+    shown = [f"{show_text(name)}: {kind}" for name, kind in columns.items()]
+    print_fields(fields | _listed("columns", shown))

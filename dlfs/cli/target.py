@@ -12,8 +12,9 @@ from typing import Annotated
 import typer
 
 from dlfs.cli.output import note
+from dlfs.cli.verb import VerbGroup, add_verb
 
-app = typer.Typer()
+app = typer.Typer(cls=VerbGroup, rich_markup_mode=None)
 
 _NEXT = {
     "nvmet": "on the storage node, as root: sh export.sh start (then verify, undo)",
@@ -36,7 +37,6 @@ def target() -> None:
     """Recipes for storage nodes, which run a stock target."""
 
 
-@app.command()
 def recipe(
     device: Annotated[
         str,
@@ -53,7 +53,13 @@ def recipe(
         typer.Option("--allow", metavar="HOSTNQN", help="A host that may connect; repeat it."),
     ],
     kind: Annotated[
-        Kind, typer.Option("--kind", "-k", help="The target: Linux's (script, JSON) or SPDK's.")
+        Kind,
+        typer.Option(
+            "--kind",
+            "-k",
+            metavar="nvmet|nvmetcli|spdk",
+            help="The target: Linux's (script, JSON) or SPDK's.",
+        ),
     ] = Kind.NVMET,
     nqn: Annotated[
         str, typer.Option(metavar="NQN", help="Of the subsystem; one is made if not given.")
@@ -76,9 +82,12 @@ def recipe(
     note(_NEXT[kind])
 
 
-@app.command()
 def hostnqn() -> None:
     """Print what this machine calls itself: the NQN that a storage node must allow."""
     from dlfs.block.host import host_nqn
 
     print(host_nqn())
+
+
+add_verb(app, "recipe", recipe)
+add_verb(app, "hostnqn", hostnqn)

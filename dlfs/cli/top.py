@@ -114,7 +114,8 @@ def _datasets(
         "dataset", "clients", "cache", "samples/s", "MiB/s", "in memory", "a request",
         "reads/s", "errors", "device", "checking", "planning", "rest",
     )  # fmt: skip
-    rows = table(*titles, right=titles[1:])
+    drop = ("a request", "planning", "checking", "rest", "cache", "reads/s", "device", "clients")
+    rows = table(*titles, right=titles[1:], drop=(*drop, "in memory"))
     for dataset in after["datasets"]:
         earlier = known.get(dataset["uuid"], {}).get("reader", dataset["reader"])
         seen = activity(earlier, dataset["reader"], seconds)
@@ -150,7 +151,7 @@ def _clients(
     before: Mapping[int, Mapping[str, Any]], after: Mapping[int, Mapping[str, Any]], seconds: float
 ) -> RenderableType:
     titles = ("process", "user", "datasets", "callers", "samples/s", "MiB/s", "holds", "refused")
-    rows = table(*titles, right=titles[3:])
+    rows = table(*titles, right=titles[3:], drop=("callers", "user", "refused"))
     for pid, client in after.items():
         earlier = before.get(pid, client)
 

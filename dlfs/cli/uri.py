@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from dlfs.cli.options import JsonOption
-from dlfs.cli.output import print_json, stdout_console
+from dlfs.cli.output import print_json, print_text
 
 
 def uri(
@@ -31,14 +32,13 @@ def _explain_all(json: bool) -> None:
     if json:
         print_json({"schemes": [asdict(scheme) for scheme in schemes]})
         return
-    console = stdout_console()
-    console.print("A volume is one or more devices: [bold]URI[/][dim],URI,...[/]\n")
+    print_text("A volume is one or more devices: URI,URI,...\n")
     for scheme in schemes:
-        later = "" if scheme.available else "  [yellow](a later release)[/]"
-        console.print(f"[bold cyan]{scheme.scheme}[/]{later}")
+        later = "" if scheme.available else "  (a later release)"
+        print_text(f"{scheme.scheme}{later}", style="bold cyan")
         for line in (scheme.summary, scheme.form, f"e.g. {scheme.example}"):
-            console.print(f"    {line}", markup=False, soft_wrap=True)
-        console.print()
+            print_text(line, indent=4)
+        print()
 
 
 def _explain(text: str, json: bool) -> None:
@@ -50,8 +50,19 @@ def _explain(text: str, json: bool) -> None:
             {"members": [{"uri": str(m), "kind": type(m).__name__, **asdict(m)} for m in members]}
         )
         return
-    console = stdout_console()
     for member in members:
-        console.print(str(member), style="bold cyan", markup=False, soft_wrap=True)
-        for name, value in asdict(member).items():
-            console.print(f"    {name} = {value}", markup=False, soft_wrap=True)
+        print_text(str(member), style="bold cyan")
+        for name, value in _plain(asdict(member)):
+            print_text(f"{name} = {value}", indent=4)
+
+
+def _plain(fields: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the fields of a URI, those of its options included, with values in words."""
+    for name, value in fields.items():
+        if isinstance(value, dict):
+            yield from _plain(value)
+        elif isinstance(value, bool):
+            yield name.replace("_", " "), "yes" if value else "no"
+        else:
+            items = value if isinstance(value, tuple) else [] if value is None else [value]
+            yield name.replace("_", " "), ", ".join(map(str, items)) or "-"

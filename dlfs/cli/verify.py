@@ -17,6 +17,7 @@ from dlfs.cli.output import (
     json_path,
     note,
     print_json_stream,
+    print_text,
 )
 from dlfs.cli.progress import progress_bar
 
@@ -64,7 +65,7 @@ def verify(
             print_json_stream(head, "problems", items, tail=lambda: _tail(checked))
         else:
             for finding in findings:
-                print(str(finding).replace("\n", " "))
+                print_text(str(finding).replace("\n", " "))
     count = human_count(checked.problem_count)
     verdict = f"{count} bad" if checked.problem_count else "all good"
     note(f"verified {volume}: {human_rate(checked.size_bytes, checked.seconds)}: {verdict}")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from dlfs.cli import app
+from dlfs.cli.commands import app
 
 UNITS = Path(__file__).parents[2] / "deploy" / "systemd"
 

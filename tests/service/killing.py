@@ -15,7 +15,7 @@ import sys
 import zlib
 
 import dlfs
-from dlfs.cli import app
+from dlfs.cli.commands import app
 from dlfs.errors import LimitError, ServiceLostError
 from dlfs.service import client, node, serve
 

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 import dlfs
-from dlfs.cli import app
+from dlfs.cli.commands import app
 
 SAMPLES = {
     b"a/one.txt": b"one",

@@ -18,7 +18,7 @@ DLFS = [sys.executable, "-m", "dlfs.cli"]
 def test_help_does_not_wait_for_numpy() -> None:
     code = (
         "import sys\n"
-        "from dlfs.cli import app\n"
+        "from dlfs.cli.commands import app\n"
         "try: app(['--help'])\n"
         "except SystemExit: pass\n"
         "print([m for m in ('numpy', 'dlfs.volume', 'dlfs._native') if m in sys.modules])\n"

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 import dlfs
-from dlfs.cli import app
+from dlfs.cli.commands import app
 from dlfs.errors import DlfsError
 from dlfs.ingest.importer import import_dataset, open_source
 from dlfs.ingest.source import Layout, Source

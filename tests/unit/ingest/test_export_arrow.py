@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 import dlfs
-from dlfs.cli import app
+from dlfs.cli.commands import app
 from dlfs.dataset import Dataset
 from dlfs.errors import DeviceError, ExistsError, UsageError
 from dlfs.extras import install_command

@@ -1,0 +1,213 @@
+"""The verbs of ``dlfs``, one file each: each parses, calls the public API, prints.
+
+Data goes to stdout; progress, notes, questions and errors go to stderr. An error is one line and an
+exit code of ``dlfs.cli.exits``; ``--debug`` adds the traceback. What is no error that DLFS or the
+system raises on purpose is a bug, and shows itself as Python shows bugs.
+
+Nothing heavy is imported before a verb runs: ``dlfs`` loads what needs numpy or libdlfs when it is
+first used, and rich is loaded to draw.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated, Any
+
+import typer
+
+from dlfs.cli import (
+    cat,
+    demo,
+    discover,
+    export,
+    format,  # noqa: A004
+    import_,
+    incoming,
+    info,
+    ls,
+    mount,
+    repair,
+    rm,
+    seal,
+    serve,
+    stall,
+    stat,
+    target,
+    top,
+    umount,
+    uri,
+    verify,
+    version,
+)
+from dlfs.cli import help as layout
+from dlfs.cli.environment import DEFAULTED, VARIABLES, VOLUME_VARIABLE
+from dlfs.cli.exits import EXITS, ExitCode, exit_code_of
+from dlfs.cli.interrupts import interruptible
+from dlfs.cli.output import Verbosity, log_on_stderr, print_text, set_verbosity
+from dlfs.cli.verb import VerbGroup, add_verb, with_verbosity
+from dlfs.errors import DlfsError
+
+# Its home moved when typer took click in: what the parser raises for a wrong command line.
+_CommandLineError: type[Exception] = typer.BadParameter.__mro__[2]
+
+
+def _report(message: str) -> None:
+    """Print an error on stderr: one line."""
+    from rich.text import Text
+
+    line = " ".join(message.splitlines())
+    print_text(Text.assemble(("dlfs:", "bold red"), " ", line), stderr=True)
+
+
+def _report_command_line(error: Exception) -> None:
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "dlfs"
+    message = getattr(error, "format_message", error.__str__)().rstrip(".")
+    _report(f"{message}; see '{command} --help'")
+
+
+def _discard_stdout() -> None:
+    """Keep the interpreter from flushing into a pipe that nobody reads."""
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, sys.stdout.fileno())
+    os.close(devnull)
+
+
+class Commands(VerbGroup):
+    """The verbs, with errors turned into a line and an exit code."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write --help."""
+        super().format_help(ctx, formatter)
+        layout.write_rows(formatter, "Environment", list(VARIABLES))
+        codes = [(f"{row.code:>3}", row.meaning) for row in EXITS]
+        layout.write_rows(formatter, "Exit codes", codes)
+
+    def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
+        """Run a verb."""
+        if isinstance(sys.stdout, io.TextIOWrapper):  # names are bytes, and marks are not ASCII
+            utf8 = sys.stdout.encoding.lower().replace("-", "") == "utf8"
+            sys.stdout.reconfigure(errors="surrogateescape" if utf8 else "backslashreplace")
+        try:
+            with interruptible(), log_on_stderr():
+                result = super().invoke(ctx)
+                sys.stdout.flush()
+        except BrokenPipeError as error:
+            _discard_stdout()
+            raise typer.Exit(ExitCode.PIPE) from error
+        except SystemExit as error:
+            if isinstance(error.__context__, BrokenPipeError):  # rich turns one into the other
+                raise typer.Exit(ExitCode.PIPE) from error
+            raise
+        except KeyboardInterrupt as error:
+            _report("interrupted")
+            raise typer.Exit(ExitCode.INTERRUPTED) from error
+        except (DlfsError, OSError) as error:
+            if ctx.params.get("debug"):
+                traceback.print_exception(error)
+            _report("; ".join([str(error), *getattr(error, "__notes__", ()), *_hints(ctx, error)]))
+            raise typer.Exit(exit_code_of(error)) from error
+        return result
+
+    def main(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any
+    ) -> Any:
+        """Parse, run and exit."""
+        extra["standalone_mode"] = False
+        set_verbosity(Verbosity.NORMAL)
+        try:
+            code = super().main(args=args, prog_name=prog_name or "dlfs", **extra)
+        except _CommandLineError as error:
+            _report_command_line(error)
+            code = ExitCode.USAGE
+        except typer.Abort:
+            _report("interrupted")
+            code = ExitCode.INTERRUPTED
+        sys.exit(int(code or 0))
+
+
+def _hints(ctx: typer.Context, error: Exception) -> Iterator[str]:
+    """Say where the volume came from, if it was not on the command line."""
+    volume = ctx.meta.get(DEFAULTED)
+    if volume is not None and exit_code_of(error) in (ExitCode.NOT_FOUND, ExitCode.USAGE):
+        yield f"{VOLUME_VARIABLE} names the volume {volume}"
+
+
+app = typer.Typer(
+    name="dlfs",
+    cls=Commands,
+    help="Samples for deep-learning training, packed on devices and read at their speed.",
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": layout.WIDTH_MAX,
+    },
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+@app.callback(invoke_without_command=True)
+@with_verbosity
+def start(
+    ctx: typer.Context,
+    debug: Annotated[  # noqa: ARG001  (Commands.invoke reads it)
+        bool, typer.Option("--debug", envvar="DLFS_DEBUG", help="Show tracebacks of errors.")
+    ] = False,
+    show_version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Options of all verbs."""
+    if show_version:
+        version.version()
+        raise typer.Exit
+    if ctx.invoked_subcommand is None:
+        typer.echo(ctx.get_help())
+        raise typer.Exit(ExitCode.USAGE)
+
+
+_PANELS: dict[str, dict[str, Callable[..., None]]] = {
+    "Volumes": {
+        "format": format.format_volume,
+        "info": info.info,
+        "verify": verify.verify,
+        "repair": repair.repair,
+    },
+    "Datasets": {
+        "import": import_.import_dataset,
+        "ls": ls.ls,
+        "stat": stat.stat,
+        "cat": cat.cat,
+        "export": export.export,
+        "rm": rm.rm,
+    },
+    "Mounting": {
+        "mount": mount.mount,
+        "umount": umount.umount,
+        "seal": seal.seal,
+        "incoming": incoming.incoming,
+    },
+    "Watching": {
+        "top": top.top,
+        "stall": stall.stall,
+    },
+    "Serving": {
+        "serve": serve.serve,
+    },
+    "Storage nodes": {
+        "discover": discover.discover,
+    },
+    "Help": {
+        "demo": demo.demo,
+        "uri": uri.uri,
+        "version": version.version,
+    },
+}
+for _panel, _verbs in _PANELS.items():
+    for _name, _verb in _verbs.items():
+        add_verb(app, _name, _verb, panel=_panel)
+app.add_typer(target.app, name="target", rich_help_panel="Storage nodes")

@@ -1,0 +1,102 @@
+"""The examples in ``--help``, by verb. The tests parse them all."""
+
+EXAMPLES = {
+    "format": (
+        "dlfs format photos.img --size 64GiB",
+        "dlfs format /dev/nvme0n1,/dev/nvme1n1 --label photos",
+        "dlfs format a.img,b.img --size 8GiB --replicas 2",
+    ),
+    "info": (
+        "dlfs info photos.img",
+        "dlfs info a.img,b.img --json",
+        "dlfs info unix:/run/dlfs/photos.sock",
+    ),
+    "verify": (
+        "dlfs verify photos.img",
+        "dlfs verify photos.img photos@2 --json",
+    ),
+    "repair": (
+        "dlfs repair a.img,b.img",
+        "dlfs repair a.img --member 1 --with new.img",
+    ),
+    "import": (
+        "dlfs import photos photos.img --name photos",
+        "dlfs import 'train-{000..099}.tar' photos.img -n train",
+        "dlfs import x.h5 photos.img -n x --option select=x",
+        "dlfs import --formats",
+    ),
+    "ls": (
+        "dlfs ls photos.img",
+        "dlfs ls -l photos.img photos dog",
+        "dlfs ls -R -0 photos.img photos | xargs -0 -n 1 echo",
+    ),
+    "stat": (
+        "dlfs stat photos.img photos",
+        "dlfs stat photos.img photos dog/0001.jpg",
+        "dlfs stat photos.img photos@1 --index -1 --json",
+    ),
+    "cat": (
+        "dlfs cat photos.img photos dog/0001.jpg >dog.jpg",
+        "dlfs cat photos.img photos --index 0 --index 1",
+    ),
+    "export": (
+        "dlfs export photos.img photos copy",
+        "dlfs export photos.img photos photos.tar.zst",
+        "dlfs export photos.img photos@2 photos.arrow --force",
+    ),
+    "rm": (
+        "dlfs rm photos.img photos@1",
+        "dlfs rm photos.img photos --all-versions --yes",
+    ),
+    "mount": (
+        "dlfs mount photos.img /mnt/photos",
+        "dlfs mount photos.img mnt --incoming spool",
+        "dlfs mount unix:/run/dlfs/photos.sock mnt --foreground",
+    ),
+    "umount": (
+        "dlfs umount /mnt/photos",
+        "dlfs umount --lazy /mnt/photos",
+    ),
+    "seal": (
+        "dlfs seal mnt pets",
+        "dlfs seal mnt pets --layout path --skip-links",
+    ),
+    "incoming": (
+        "dlfs incoming mnt",
+        "dlfs incoming mnt --discard pets",
+    ),
+    "top": (
+        "dlfs top unix:/run/dlfs/photos.sock",
+        "dlfs top unix:dlfs.sock --count 1 --json",
+    ),
+    "stall": (
+        "dlfs stall photos.img photos",
+        "dlfs stall photos.img photos --batch 64 --step-ms 50",
+    ),
+    "serve": (
+        "dlfs serve photos.img --socket dlfs.sock",
+        "dlfs serve photos.img --cache 16GiB --mount mnt",
+        "dlfs serve a.img b.img --metrics localhost:9100",
+    ),
+    "discover": (
+        "dlfs discover 10.0.0.11",
+        "dlfs discover storage-a:8009 --json",
+    ),
+    "target recipe": (
+        "dlfs target recipe /dev/nvme1n1 -a 10.0.0.11 \\",
+        "    --allow nqn.2024-01.org.example:trainer >export.sh",
+    ),
+    "target hostnqn": ("dlfs target hostnqn",),
+    "demo": (
+        "dlfs demo",
+        "dlfs demo --dir /scratch --keep",
+    ),
+    "uri": (
+        "dlfs uri",
+        "dlfs uri nvme-tcp://10.0.0.5/nqn.2024-01.org.example:a",
+    ),
+    "version": (
+        "dlfs version",
+        "dlfs version --json",
+    ),
+}

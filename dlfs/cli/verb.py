@@ -1,0 +1,87 @@
+"""What all verbs have in common: the layout of --help, -q, -v, and VOLUME's default."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from dlfs.cli import help as layout
+from dlfs.cli.environment import complete_arguments
+from dlfs.cli.examples import EXAMPLES
+from dlfs.cli.options import GIVEN
+from dlfs.cli.output import Verbosity, set_verbosity
+from dlfs.errors import UsageError
+
+QuietOption = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Print errors only, no notes and no progress.")
+]
+VerboseOption = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Report on stderr what is opened, and how.")
+]
+
+
+def with_verbosity(function: Callable[..., None]) -> Callable[..., None]:
+    """Add the options that all verbs have to the parameters of one.
+
+    Raises:
+        UsageError: when it is called with both.
+    """
+
+    @functools.wraps(function)
+    def call(*, quiet: bool, verbose: bool, **named: Any) -> None:
+        if quiet and verbose:
+            raise UsageError("read the command line: expected -q or -v, got both")
+        if quiet or verbose:
+            set_verbosity(Verbosity.QUIET if quiet else Verbosity.VERBOSE)
+        function(**named)
+
+    signature = inspect.signature(function, eval_str=True)
+    common = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=False)
+        for name, kind in (("quiet", QuietOption), ("verbose", VerboseOption))
+    ]
+    parameters = [*signature.parameters.values(), *common]
+    call.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    call.__annotations__ = {each.name: each.annotation for each in parameters}
+    return call
+
+
+def add_verb(
+    app: typer.Typer, name: str, function: Callable[..., None], *, panel: str | None = None
+) -> None:
+    """Register a verb, with the options of all verbs."""
+    app.command(name, cls=Verb, rich_help_panel=panel)(with_verbosity(function))
+
+
+class Verb(TyperCommand):
+    """A verb: its --help, and VOLUME from the environment."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the command line; VOLUME may come from the environment."""
+        if not ctx.resilient_parsing:
+            given, *_ = self.make_parser(ctx).parse_args(list(args))
+            ctx.meta[GIVEN] = given
+            if not ("help" in given or given.get("formats")):
+                args = complete_arguments(self, ctx, args, given)
+        return super().parse_args(ctx, args)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write --help."""
+        layout.write_usage(self, ctx, formatter)
+        layout.write_parameters(self, ctx, formatter)
+        layout.write_examples(formatter, EXAMPLES[ctx.command_path.removeprefix("dlfs ")])
+
+
+class VerbGroup(TyperGroup):
+    """A group of verbs."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write --help."""
+        layout.write_usage(self, ctx, formatter)
+        layout.write_parameters(self, ctx, formatter)
+        layout.write_verbs(self, formatter)
