@@ -91,6 +91,8 @@ def pytest_configure(config: pytest.Config) -> None:
     why it ended one that took too long would go unseen.
     """
     _required()
+    for variable in ("DLFS_VOLUME", "DLFS_MEMORY", "DLFS_DEBUG"):  # the user's own defaults
+        os.environ.pop(variable, None)
     if hasattr(config, "workerinput"):
         config.get_terminal_writer = lambda: create_terminal_writer(config, sys.__stderr__)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

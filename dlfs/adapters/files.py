@@ -26,7 +26,7 @@ _AFTER_SLASH = b"0"  # the byte behind "/": where the range of a directory ends
 class OpenVolume:
     """A volume and those of its datasets that were used. Any threads."""
 
-    def __init__(self, uri: str, options: tuple[int, int, dlfs.Engine]) -> None:
+    def __init__(self, uri: str, options: tuple[int | None, int, dlfs.Engine]) -> None:
         memory_bytes, depth, engine = options
         self.volume = (
             dlfs.connect(uri)
@@ -60,7 +60,7 @@ _VOLUMES: weakref.WeakValueDictionary[tuple[Any, ...], OpenVolume] = weakref.Wea
 """What the file systems of all threads have open."""
 
 
-def shared_volume(uri: str, options: tuple[int, int, dlfs.Engine]) -> OpenVolume:
+def shared_volume(uri: str, options: tuple[int | None, int, dlfs.Engine]) -> OpenVolume:
     """A volume that the process may have open already.
 
     Args:

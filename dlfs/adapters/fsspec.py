@@ -71,7 +71,8 @@ class DlfsFileSystem(AbstractFileSystem):  # type: ignore[misc]
     Args:
         volume: what ``dlfs.open`` takes, or ``dlfs.connect`` (``unix:PATH``); paths then begin with
             the dataset.
-        memory_bytes: sample memory of each dataset that is used, in each process, in bytes.
+        memory_bytes: sample memory of each dataset that is used, in each process, in bytes; by
+            default as ``dlfs.open``.
         depth: operations in flight per member and thread, 1..4096.
         engine: of file devices: ``auto``, ``uring`` or ``threads``.
         storage_options: fsspec's own.
@@ -85,7 +86,7 @@ class DlfsFileSystem(AbstractFileSystem):  # type: ignore[misc]
     def __init__(
         self,
         volume: str | Sequence[str] | None = None,
-        memory_bytes: int = 256 << 20,
+        memory_bytes: int | None = None,
         depth: int = 128,
         engine: dlfs.Engine = "auto",
         **storage_options: Any,

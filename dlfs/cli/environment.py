@@ -15,6 +15,7 @@ from typing import Any
 from dlfs.errors import DlfsError, NotFoundError, UsageError
 
 VOLUME_VARIABLE = "DLFS_VOLUME"
+MEMORY_VARIABLE = "DLFS_MEMORY"
 
 VARIABLES = (
     (
@@ -22,7 +23,11 @@ VARIABLES = (
         "The volume of verbs that are given none; 'format' always wants one. An argument with a "
         "slash, a comma or a scheme, or the name of a file, is a VOLUME; other words are datasets.",
     ),
-    ("DLFS_MEMORY", "Sample memory of each open dataset, such as 1GiB, where no option sets it."),
+    (
+        MEMORY_VARIABLE,
+        "Memory for samples of each open dataset, such as 1GiB, where no option sets it. A "
+        "service has --cache instead.",
+    ),
     ("DLFS_DEBUG", "1: show tracebacks of errors, as --debug does."),
     ("DLFS_LIBRARY", "Path of libdlfs, instead of the one in the package."),
     ("DLFS_FUSE_LIBRARY", "Path of libdlfs_fuse, which serves native mounts."),

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from dlfs.cli.environment import MEMORY_VARIABLE
 from dlfs.cli.options import JsonOption, VolumeArgument, parse_size
 from dlfs.cli.output import log_events, note, print_json
 from dlfs.errors import NotFoundError, UsageError
@@ -20,6 +21,14 @@ FuseOption = Annotated[
         help="Which server answers: 'native' (built with libfuse3: several threads of C; what is "
         "sealed only), 'pyfuse3' (the reference; the only one for --incoming), or 'auto': native "
         "where it can.",
+    ),
+]
+MemoryOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        envvar=MEMORY_VARIABLE,
+        help="Memory for samples of open files [$DLFS_MEMORY, or 256MiB].",
     ),
 ]
 
@@ -55,9 +64,7 @@ def mount(
     mode: Annotated[
         str, typer.Option(help="Permissions of files, octal; directories add x to r.")
     ] = "444",
-    memory: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Memory for samples of open files [256MiB].")
-    ] = None,
+    memory: MemoryOption = None,
     incoming: Annotated[
         str | None,
         typer.Option(

@@ -74,7 +74,7 @@ def stall(
         Shuffle, typer.Option(metavar="global|chunk|none", help="The order.")
     ] = Shuffle.uniform,
     memory: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Sample memory [256MiB].")
+        str | None, typer.Option(metavar="SIZE", help="Sample memory [$DLFS_MEMORY, or 256MiB].")
     ] = None,
     json: JsonOption = False,
 ) -> None:
