@@ -22,6 +22,7 @@ except ImportError as error:
         f"import dlfs.adapters.torch: expected PyTorch to be installed: {install_command('torch')}"
     ) from error
 
+from dlfs.adapters.torch.context import SampleContext
 from dlfs.adapters.torch.dataset import SampleDataset
 from dlfs.adapters.torch.labels import ColumnLabels, FolderLabels
 from dlfs.adapters.torch.loader import Loader
@@ -41,6 +42,7 @@ __all__ = [
     "FolderLabels",
     "Jagged",
     "Loader",
+    "SampleContext",
     "SampleDataset",
     "SampleViews",
     "TensorBatch",

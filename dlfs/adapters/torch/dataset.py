@@ -7,14 +7,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
+import torch
 from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import get_worker_info
 
-from dlfs import Dataset
+from dlfs import Batch, Dataset
+from dlfs.adapters.torch.context import SampleContext
+from dlfs.adapters.torch.forms import ElementType
 from dlfs.adapters.torch.labels import Labels
 from dlfs.adapters.torch.samples import THREADS, Recipe, Transform, TransformPool
 from dlfs.adapters.torch.tensors import SampleViews, jagged_of
+from dlfs.errors import UsageError
 
 
 class SampleDataset(TorchDataset[Any]):
@@ -23,14 +26,21 @@ class SampleDataset(TorchDataset[Any]):
     DataLoader asks it for a whole batch at a time. Samples that differ in length want
     ``collate_fn=collate_list`` or ``collate_jagged``.
 
+    It does not know the order of an epoch. The context of a transform has the epoch that
+    ``set_epoch`` was last called with, 0 before, and no position: a sample that a sampler draws
+    twice in an epoch has one seed.
+
     Args:
         dataset: to read from.
         transform: called with each sample's bytes, a read-only ``memoryview``, or, if it is an
             array, with the tensor; in ``threads`` threads at once.
+        with_context: call ``transform(sample, context)``, with a ``SampleContext``.
+        seed: that the seeds of contexts are made of.
         labels: maps indices to labels: ``FolderLabels(dataset)``, ``ColumnLabels(dataset, name)``;
             with it, items are (sample, label) pairs.
-        dtype: of the array that every sample's bytes are; ``uint8`` otherwise.
-        shape: of that array; one dimension by default.
+        dtype: of the array that every sample's bytes are, numpy's or PyTorch's, such as
+            ``torch.bfloat16``; ``uint8`` otherwise.
+        shape: of that array; -1 for a first dimension that differs. One dimension by default.
         arrays: each sample is the array that the dataset says it is; instead of ``dtype``.
         threads: that run the transform, in each process.
 
@@ -45,8 +55,10 @@ class SampleDataset(TorchDataset[Any]):
         dataset: Dataset,
         *,
         transform: Transform | None = None,
+        with_context: bool = False,
+        seed: int = 0,
         labels: Labels | None = None,
-        dtype: npt.DTypeLike | None = None,
+        dtype: ElementType | None = None,
         shape: tuple[int, ...] | None = None,
         arrays: bool = False,
         threads: int = THREADS,
@@ -54,17 +66,32 @@ class SampleDataset(TorchDataset[Any]):
         self.dataset = dataset
         self._recipe = Recipe(
             transform=transform,
+            with_context=with_context,
             labels=labels,
             dtype=dtype,
             shape=shape,
             arrays=arrays,
             threads=threads,
         )
+        self._seed = seed
+        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # with worker processes
         self._pool: TransformPool | None = None
         self._pid = os.getpid()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_pool": None}
+
+    def set_epoch(self, epoch: int) -> None:
+        """Say which epoch contexts are of, in worker processes that run already, too.
+
+        Call it before each iteration of the DataLoader, as for samplers.
+
+        Raises:
+            UsageError: it is negative.
+        """
+        if epoch < 0:
+            raise UsageError(f"set the epoch: expected 0 or more, got {epoch}")
+        self._epoch.fill_(epoch)
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -92,14 +119,25 @@ class SampleDataset(TorchDataset[Any]):
         batch = self.dataset.read(np.asarray(indices, np.int64))
         if self._recipe.has_work:
             pool = self._opened_pool()
-            samples = pool.finish(pool.start(batch))
+            samples = pool.finish(pool.start(batch, self._contexts(batch)))
         elif self._recipe.is_raw and get_worker_info() is not None:
             # What is sent on as it is drags the memory it lies in along: give it one of its own.
             samples = SampleViews(jagged_of(batch))
         else:
             samples = list(self._recipe.items(batch))
         labels = self._recipe.label(batch)
-        return samples if labels is None else list(zip(samples, labels.tolist(), strict=True))
+        if isinstance(labels, torch.Tensor):
+            labels = labels.tolist()
+        return samples if labels is None else list(zip(samples, labels, strict=True))
+
+    def _contexts(self, batch: Batch) -> list[SampleContext] | None:
+        if not self._recipe.with_context:
+            return None
+        epoch = int(self._epoch)
+        return [
+            SampleContext(seed=self._seed, epoch=epoch, index=index, position=None)
+            for index in batch.indices.tolist()
+        ]
 
     def _opened_pool(self) -> TransformPool:
         if self._pool is None or self._pid != os.getpid():

@@ -6,17 +6,44 @@ each folder's range begins, not a label for each sample. A column is looked up w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from dlfs import Dataset
 from dlfs.errors import UsageError
 
-Labels = Callable[[npt.NDArray[np.uint64]], npt.NDArray[Any]]
-"""Maps indices, ``uint64[n]``, to labels, ``[n]``; classes are ``int64``."""
+Labels = Callable[[npt.NDArray[np.uint64]], npt.ArrayLike]
+"""Maps indices, ``uint64[n]``, to labels, ``[n, ...]``; classes are ``int64``."""
+
+
+def label_samples(labels: Labels, indices: npt.NDArray[np.uint64]) -> torch.Tensor | list[Any]:
+    """The labels of samples, as a batch has them.
+
+    Args:
+        labels: maps indices to labels.
+        indices: ``uint64[n]``, of the samples.
+
+    Returns:
+        A tensor ``[n, ...]``. Strings, bytes and other objects are a list of n, as PyTorch's own
+        ``default_collate`` gives them.
+
+    Raises:
+        UsageError: there are more or fewer labels than samples.
+    """
+    given = labels(indices)
+    found = given if isinstance(given, torch.Tensor) else np.array(given)
+    if found.shape[:1] != (len(indices),):
+        raise UsageError(
+            f"label samples: expected one label for each of {len(indices)} indices, got an array "
+            f"of shape {found.shape}"
+        )
+    if isinstance(found, torch.Tensor):
+        return found
+    return torch.from_numpy(found) if found.dtype.kind in "biufc" else list(found.tolist())
 
 
 class FolderLabels:
@@ -29,6 +56,7 @@ class FolderLabels:
 
     Attributes:
         classes: their names, sorted; a label is a position in it.
+        class_to_idx: the label of each name, as ``ImageFolder`` of torchvision has it.
 
     Raises:
         UsageError: a sample does not lie that deep, or a name is not UTF-8.
@@ -44,6 +72,7 @@ class FolderLabels:
         names = sorted({name for name, _ in folders})
         numbers = {name: number for number, name in enumerate(names)}
         self.classes = tuple(_text(name) for name in names)
+        self.class_to_idx = _number(self.classes)
         self._firsts = np.array([first for _, first in folders], np.uint64)
         self._labels = np.array([numbers[name] for name, _ in folders], np.int64)
 
@@ -71,6 +100,7 @@ class ColumnLabels:
 
     Attributes:
         classes: the strings that occur, sorted; a label is a position in it. None for numbers.
+        class_to_idx: the label of each string. None for numbers.
 
     Raises:
         NotFoundError: there is no such column.
@@ -83,10 +113,11 @@ class ColumnLabels:
         self._dataset = dataset
         self._name = name
         self.classes: tuple[str, ...] | None = None
+        self.class_to_idx: dict[str, int] | None = None
         values = dataset.column(name)
         if values.dtype == object:
             self.classes = tuple(sorted(set(values.tolist())))
-            self._numbers = {text: number for number, text in enumerate(self.classes)}
+            self.class_to_idx = _number(self.classes)
 
     def __call__(self, indices: npt.NDArray[np.uint64]) -> npt.NDArray[Any]:
         """Label samples.
@@ -101,9 +132,13 @@ class ColumnLabels:
             DlfsError: the dataset cannot be read.
         """
         values = self._dataset.column(self._name, indices)
-        if self.classes is not None:
-            return np.array([self._numbers[text] for text in values.tolist()], np.int64)
+        if self.class_to_idx is not None:
+            return np.array([self.class_to_idx[text] for text in values.tolist()], np.int64)
         return values.astype(values.dtype if values.dtype.kind == "f" else np.int64)
+
+
+def _number(classes: Sequence[str]) -> dict[str, int]:
+    return {name: number for number, name in enumerate(classes)}
 
 
 def _folders(

@@ -20,11 +20,11 @@ from copy import copy
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from dlfs import Batch, Dataset, Epoch, OnError, ReadPlan, Shuffle
+from dlfs.adapters.torch.forms import ElementType
 from dlfs.adapters.torch.labels import Labels
 from dlfs.adapters.torch.placement import find_placement
 from dlfs.adapters.torch.samples import THREADS, Collate, Recipe, Transform, TransformPool
@@ -68,8 +68,9 @@ class Loader(IterableDataset[Any]):
         labels: maps indices to labels: ``FolderLabels(dataset)``, ``ColumnLabels(dataset, name)``.
         collate: ``list``, ``jagged``, ``stack``, a function of the list of samples, or ``auto``:
             ``list`` for bytes as they are, else ``stack``.
-        dtype: of the array that every sample's bytes are; ``uint8`` otherwise.
-        shape: of that array; one dimension by default.
+        dtype: of the array that every sample's bytes are, numpy's or PyTorch's, such as
+            ``torch.bfloat16``; ``uint8`` otherwise.
+        shape: of that array; -1 for a first dimension that differs. One dimension by default.
         arrays: each sample is the array that the dataset says it is; instead of ``dtype``.
         threads: that run the transform, in each process that reads.
         lookahead: batches whose transforms are begun before they are asked for.
@@ -103,7 +104,7 @@ class Loader(IterableDataset[Any]):
         transform: Transform | None = None,
         labels: Labels | None = None,
         collate: Collate = "auto",
-        dtype: npt.DTypeLike | None = None,
+        dtype: ElementType | None = None,
         shape: tuple[int, ...] | None = None,
         arrays: bool = False,
         threads: int = THREADS,

@@ -21,10 +21,11 @@ import torch
 from torch.utils.data import default_collate, get_worker_info
 
 from dlfs import Batch, Dataset
-from dlfs.adapters.torch.labels import Labels
+from dlfs.adapters.torch.context import SampleContext
+from dlfs.adapters.torch.forms import ElementType, SampleForm
+from dlfs.adapters.torch.labels import Labels, label_samples
 from dlfs.adapters.torch.tensors import (
     SampleViews,
-    jagged_of,
     make_jagged,
     view_array,
     view_samples,
@@ -32,8 +33,8 @@ from dlfs.adapters.torch.tensors import (
 from dlfs.arguments import check_choice
 from dlfs.errors import DlfsError, TransformError, UsageError
 
-Transform = Callable[[Any], Any]
-"""Makes of one sample what is trained on; it is called in several threads at once."""
+Transform = Callable[..., Any]
+"""Makes of one sample, and of its context if asked for, what is trained on; called in threads."""
 
 CollateName = Literal["auto", "list", "jagged", "stack"]
 
@@ -52,23 +53,25 @@ class Recipe:
     Attributes:
         transform: called with each sample: its bytes as a read-only ``memoryview``, or, if they are
             an array, the tensor.
+        with_context: call it with the sample's ``SampleContext`` too.
         labels: maps indices to labels.
         collate: ``list``; ``jagged``; ``stack``, for samples of one shape; ``auto``: ``list`` for
             bytes as they are, else ``stack``; or a function of the list of samples.
-        dtype: of the array that every sample's bytes are.
-        shape: of that array; one dimension by default.
+        dtype: of the array that every sample's bytes are, numpy's or PyTorch's.
+        shape: of that array; one dimension of any length by default.
         arrays: each sample is the array that the dataset says it is (``Batch.arrays``).
         threads: that run the transform.
 
     Raises:
-        UsageError: there is no such ``collate``, ``threads`` < 1, a shape without a dtype, or a
-            dtype beside ``arrays``.
+        UsageError: there is no such ``collate``, dtype or shape, ``threads`` < 1, a shape without a
+            dtype, a dtype beside ``arrays``, or a context without a transform.
     """
 
     transform: Transform | None = None
+    with_context: bool = False
     labels: Labels | None = None
     collate: Collate = "auto"
-    dtype: npt.DTypeLike | None = None
+    dtype: ElementType | None = None
     shape: tuple[int, ...] | None = None
     arrays: bool = False
     threads: int = THREADS
@@ -90,6 +93,20 @@ class Recipe:
             raise UsageError(
                 f"make batches: expected a dtype or arrays=True, got both: {self.dtype}"
             )
+        if self.with_context and self.transform is None:
+            raise UsageError("make batches: expected a transform with with_context=True, got none")
+        _ = self.form  # it says what is wrong with dtype and shape
+
+    @property
+    def form(self) -> SampleForm | None:
+        """The array that every sample's bytes are; None if the dataset says it of each.
+
+        Raises:
+            UsageError: there is no such dtype or shape.
+        """
+        if self.arrays:
+            return None
+        return SampleForm.of(np.uint8 if self.dtype is None else self.dtype, self.shape)
 
     @property
     def is_raw(self) -> bool:
@@ -101,11 +118,15 @@ class Recipe:
         """Whether samples go through threads."""
         return self.transform is not None
 
-    def label(self, batch: Batch) -> torch.Tensor | None:
-        """Labels of a batch, ``[n]``; None if there are none."""
+    def label(self, batch: Batch) -> torch.Tensor | list[Any] | None:
+        """Labels of a batch, ``[n]``, a list if they are strings; None if there are none.
+
+        Raises:
+            UsageError: there are more or fewer labels than samples.
+        """
         if self.labels is None:
             return None
-        return torch.from_numpy(np.array(self.labels(batch.indices)))
+        return label_samples(self.labels, batch.indices)
 
     def items(self, batch: Batch) -> Sequence[Any]:
         """The samples one by one, before the transform.
@@ -117,11 +138,9 @@ class Recipe:
             views = [view_array(array) for array in batch.arrays(stack=False)]
             # What a worker sends must not drag the memory that it lies in along.
             return views if get_worker_info() is None else [view.clone() for view in views]
-        if self.dtype is not None:
-            return list(self._arrays(batch).unbind())
-        if self.transform is not None:
-            return list(batch)
-        return view_samples(batch)
+        if self.form is not None and not self.is_raw:
+            return list(self.form.join(batch) if self.form.varies else self.form.stack(batch))
+        return view_samples(batch) if self.transform is None else list(batch)
 
     def gather(self, batch: Batch) -> Any:
         """The samples of a batch together, where there is no transform.
@@ -129,16 +148,13 @@ class Recipe:
         Raises:
             UsageError: samples are to be stacked, and their lengths differ; or as ``items``.
         """
-        if not self.is_raw:
-            if self.collate in ("auto", "stack"):
-                return self._arrays(batch)
-        elif self.collate == "stack":
-            return torch.from_numpy(batch.stack())
-        elif self.collate == "jagged":
-            return jagged_of(batch)
-        elif self.collate == "auto":
-            return view_samples(batch)
-        return self.join(self.items(batch))
+        form = self.form
+        if self.collate == "stack" or (self.collate == "auto" and not self.is_raw):
+            return torch.from_numpy(batch.arrays()) if form is None else form.stack(batch)
+        if self.collate == "jagged" and form is not None:
+            return form.join(batch)
+        items = self.items(batch)
+        return items if self.collate == "auto" else self.join(items)
 
     def join(self, items: Sequence[Any]) -> Any:
         """Make one batch of samples.
@@ -154,12 +170,6 @@ class Recipe:
         if self.collate == "jagged":
             return make_jagged(items)
         return default_collate(list(items)) if items else []
-
-    def _arrays(self, batch: Batch) -> torch.Tensor:
-        if self.arrays:
-            return torch.from_numpy(batch.arrays())
-        assert self.dtype is not None
-        return torch.from_numpy(batch.stack(self.dtype, self.shape))
 
 
 class TransformPool:
@@ -179,17 +189,28 @@ class TransformPool:
         self._dataset = dataset
         self._executor = ThreadPoolExecutor(recipe.threads, thread_name_prefix="dlfs-transform")
 
-    def start(self, batch: Batch) -> list[Future[list[Any]]]:
+    def start(
+        self, batch: Batch, contexts: Sequence[SampleContext] | None = None
+    ) -> list[Future[list[Any]]]:
         """Begin with a batch.
+
+        Args:
+            batch: its samples.
+            contexts: one for each of them, if the transform is called with them.
 
         Raises:
             UsageError: a sample's length is not what dtype and shape need.
         """
         items = self._recipe.items(batch)
-        size = max(1, -(-len(items) // self._recipe.threads))
+        calls = (
+            [(item,) for item in items]
+            if contexts is None
+            else list(zip(items, contexts, strict=True))
+        )
+        size = max(1, -(-len(calls) // self._recipe.threads))
         return [
-            self._executor.submit(self._run, items[first : first + size], batch.indices[first:])
-            for first in range(0, len(items), size)
+            self._executor.submit(self._run, calls[first : first + size], batch.indices[first:])
+            for first in range(0, len(calls), size)
         ]
 
     def finish(self, parts: Sequence[Future[list[Any]]]) -> list[Any]:
@@ -203,13 +224,13 @@ class TransformPool:
         """
         return list(chain.from_iterable(part.result() for part in parts))
 
-    def _run(self, items: Sequence[Any], indices: npt.NDArray[np.uint64]) -> list[Any]:
+    def _run(self, calls: Sequence[tuple[Any, ...]], indices: npt.NDArray[np.uint64]) -> list[Any]:
         transform = self._recipe.transform
         assert transform is not None
         done = []
-        for item, index in zip(items, indices, strict=False):
+        for arguments, index in zip(calls, indices, strict=False):
             try:
-                done.append(transform(item))
+                done.append(transform(*arguments))
             except Exception as error:
                 raise transform_error(self._dataset, int(index), error) from error
         return done

@@ -198,7 +198,7 @@ class TensorBatch(dict[str, Any]):
         /,
         *,
         samples: Any = None,
-        labels: torch.Tensor | None = None,
+        labels: torch.Tensor | list[Any] | None = None,
         indices: torch.Tensor | None = None,
         state: dict[str, Any] | None = None,
         failures: tuple[Any, ...] = (),

@@ -1,0 +1,130 @@
+"""Labels: the classes that they know, their types, and the samples that they are asked for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import dlfs
+from dlfs.errors import UsageError
+from dlfs.units import MIB
+from tests.unit.adapters.torch.orders import reference
+
+torch = pytest.importorskip("torch")
+
+from torch.utils.data import DataLoader  # noqa: E402
+
+from dlfs.adapters.torch import (  # noqa: E402
+    ColumnLabels,
+    FolderLabels,
+    Loader,
+    SampleDataset,
+)
+
+pytestmark = pytest.mark.torch
+
+COUNT = 60
+
+
+@pytest.fixture(scope="module")
+def folder_volume(tmp_path_factory):
+    """Samples in the folders cat and dog, of which one is damaged."""
+    path = tmp_path_factory.mktemp("labels") / "volume.img"
+    dlfs.format_volume(str(path), size_bytes=16 * MIB)
+    with dlfs.open(str(path)) as volume:
+        with volume.writer("pets") as writer:
+            for number in range(COUNT):
+                name = f"{'cat' if number < 20 else 'dog'}/{number:02}"
+                writer.add(name, bytes([number]) * 8, attributes={"even": number % 2 == 0})
+        with volume.dataset("pets") as dataset:
+            offset = dataset.stat(33).offset_bytes
+    with path.open("r+b") as file:
+        file.seek(offset)
+        file.write(b"\xff")
+    return path
+
+
+@pytest.fixture
+def pets(folder_volume):
+    with dlfs.open(str(folder_volume)) as volume, volume.dataset("pets") as dataset:
+        yield dataset
+
+
+def is_dog(indices):
+    return [int(index >= 20) for index in indices.tolist()]
+
+
+def test_classes_as_torchvisions_image_folder_has_them(pets, arrays):
+    folders = FolderLabels(pets)
+    assert folders.classes == ("cat", "dog")
+    assert folders.class_to_idx == {"cat": 0, "dog": 1}
+    names = ColumnLabels(arrays, "class")
+    assert names.class_to_idx == {"name0": 0, "name1": 1, "name2": 2}
+    numbers = ColumnLabels(arrays, "number")
+    assert (numbers.classes, numbers.class_to_idx) == (None, None)
+    assert ColumnLabels(pets, "even")(np.array([3, 4], np.uint64)).tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("on_error", ["skip", "replace"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_labels_are_those_of_the_samples_that_are_given(pets, on_error, workers):
+    labels = FolderLabels(pets)
+    loader = Loader(pets, 7, labels=labels, on_error=on_error, num_workers=workers, seed=2)
+    batches = list(loader)
+    loader.close()
+    assert sum(len(batch) for batch in batches) == COUNT - (on_error == "skip")
+    for batch in batches:
+        assert batch.labels.tolist() == is_dog(batch.indices)
+        numbers = [int(sample[0]) for sample in batch.samples]
+        assert numbers == batch.indices.tolist()
+        assert len(batch.labels) == len(batch)
+
+
+@pytest.mark.parametrize(
+    ("labels", "expected"),
+    [
+        (lambda indices: np.array([f"n{i}" for i in indices]), lambda index: f"n{index}"),
+        (lambda indices: np.array([b"%d" % i for i in indices]), lambda index: b"%d" % index),
+        (lambda indices: np.array([str(i) for i in indices], object), str),
+        (lambda indices: [str(i) for i in indices], str),
+    ],
+)
+def test_strings_are_lists_as_torch_collates_them(arrays, labels, expected):
+    batch = next(iter(Loader(arrays, 9, labels=labels, seed=1)))
+    assert batch.labels == [expected(index) for index in batch.indices.tolist()]
+    assert type(batch.labels[0]) in (str, bytes)
+    assert batch.to("meta").labels == batch.labels
+    assert len(type(batch)(dict(batch))) == 9
+    pairs = next(iter(DataLoader(SampleDataset(arrays, labels=labels), 4)))
+    assert list(pairs[1]) == [expected(index) for index in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("labels", "dtype"),
+    [
+        (lambda indices: indices.astype(np.uint16), torch.uint16),
+        (lambda indices: (indices % 2).astype(bool), torch.bool),
+        (lambda indices: indices.tolist(), torch.int64),
+        (lambda indices: torch.from_numpy(indices.astype(np.int32)), torch.int32),
+        (lambda indices: np.ones((len(indices), 4), np.float32), torch.float32),
+    ],
+)
+def test_numbers_are_tensors(arrays, labels, dtype):
+    batch = next(iter(Loader(arrays, 9, labels=labels)))
+    assert (batch.labels.dtype, len(batch.labels)) == (dtype, 9)
+    assert len(SampleDataset(arrays, labels=labels).__getitems__([3, 4])) == 2
+
+
+@pytest.mark.parametrize("labels", [lambda indices: 3, lambda indices: [1, 2]])
+def test_one_label_for_each_sample(arrays, labels):
+    with pytest.raises(UsageError, match="expected one label for each of 9 indices, got"):
+        next(iter(Loader(arrays, 9, labels=labels)))
+
+
+def test_without_labels(arrays):
+    batch = next(iter(Loader(arrays, 9, collate="stack")))
+    assert batch.labels is None
+    assert "labels" not in batch
+    assert SampleDataset(arrays)[0].shape == (24,)
+    assert [len(batch) for batch in DataLoader(SampleDataset(arrays), 115)] == [115, 115]
+    assert reference(arrays)[:9] == batch.indices.tolist()
