@@ -36,7 +36,7 @@ import dlfs
 
 if TYPE_CHECKING:
     import tensorflow
-    from numpy.typing import DTypeLike
+    from numpy.typing import ArrayLike, DTypeLike
 
 
 def batches(
@@ -50,6 +50,10 @@ def batches(
     rank: int = 0,
     world_size: int = 1,
     shuffle: dlfs.Shuffle | None = "global",
+    where: ArrayLike | None = None,
+    weights: str | ArrayLike | None = None,
+    draws: int | None = None,
+    order: ArrayLike | None = None,
     drop_last: bool = False,
     on_error: dlfs.OnError = "raise",
 ) -> tensorflow.data.Dataset:
@@ -65,6 +69,10 @@ def batches(
         rank: 0..world_size-1.
         world_size: ranks that share the epoch's samples.
         shuffle: ``global``, ``chunk`` or None, as ``Dataset.batches`` has it.
+        where: ``bool[n_samples]`` or indices: the samples to take, each once.
+        weights: ``[n_samples]`` or the name of a column: draw with replacement, in proportion.
+        draws: samples of a weighted epoch; as many as there are to draw from by default.
+        order: indices, taken as they stand in every epoch, such as ``range(len(dataset))``.
         drop_last: leave out a last batch that is not full: all are of one shape.
         on_error: ``raise``, ``skip`` or ``replace``.
 
@@ -77,6 +85,9 @@ def batches(
     """
     tf = _load("read with tf.data")
     epochs = itertools.count(epoch)
+    # Copies: every epoch is of the samples that were chosen now.
+    chosen, ordered = (None if one is None else np.array(one) for one in (where, order))
+    weighted = weights if weights is None or isinstance(weights, str) else np.array(weights)
 
     def begin(number: int) -> dlfs.Epoch:
         return dataset.batches(
@@ -86,6 +97,10 @@ def batches(
             rank=rank,
             world_size=world_size,
             shuffle=shuffle,
+            where=chosen,
+            weights=weighted,
+            draws=draws,
+            order=ordered,
             drop_last=drop_last,
             on_error=on_error,
         )

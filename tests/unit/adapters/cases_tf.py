@@ -64,6 +64,52 @@ def test_ranks_share_an_epoch(tensorflow, numbers):
     assert sorted(whole) == list(range(COUNT))
 
 
+def indices_of(data):
+    return [index for indices, _ in data.as_numpy_iterator() for index in indices.tolist()]
+
+
+def test_chosen_samples(tensorflow, numbers, ordered):
+    mask = np.arange(COUNT) % 7 == 0
+    data = batches(numbers, 16, where=mask, seed=2)
+    mask[:] = True  # the caller's own, by now
+    expected = [
+        [int(index) for batch in epoch for index in batch.indices]
+        for epoch in (
+            numbers.batches(16, where=range(0, COUNT, 7), seed=2, epoch=number) for number in (0, 1)
+        )
+    ]
+    assert data.cardinality().numpy() == 3
+    assert [indices_of(data), indices_of(data)] == expected
+    for indices, taken in data.as_numpy_iterator():
+        assert taken.tolist() == [ordered[index] for index in indices.tolist()]
+
+
+def test_weighted_draws(tensorflow, numbers):
+    weights = np.where(np.arange(COUNT) < 3, 1.0, 0)
+    data = batches(numbers, 16, weights=weights, draws=100, drop_last=True)
+    given = indices_of(data)
+    assert (len(given), set(given)) == (96, {0, 1, 2})
+    assert indices_of(data) != given
+
+
+def test_evaluation_in_index_order_by_ranks(tensorflow, numbers):
+    data = [batches(numbers, 16, order=range(COUNT), rank=rank, world_size=2) for rank in (0, 1)]
+    for _ in range(2):
+        assert [indices_of(one) for one in data] == [list(range(rank, COUNT, 2)) for rank in (0, 1)]
+
+
+def test_no_samples_at_all(tensorflow, numbers):
+    for chosen in ({"order": []}, {"where": []}, {"where": np.zeros(COUNT, bool)}):
+        assert indices_of(batches(numbers, 16, **chosen)) == []
+
+
+def test_choices_that_do_not_go_together(tensorflow, numbers):
+    with pytest.raises(dlfs.UsageError, match="expected order alone"):
+        batches(numbers, 16, order=[1], where=[1])
+    with pytest.raises(dlfs.NotFoundError, match="colour"):
+        batches(numbers, 16, weights="colour")
+
+
 def test_what_is_wrong(tensorflow, numbers):
     with pytest.raises(dlfs.UsageError, match="batch_size"):
         batches(numbers, 0)

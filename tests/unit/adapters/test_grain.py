@@ -33,8 +33,38 @@ def test_several_elements_are_one_read(numbers, ordered, reads):
     assert got == [(index % COUNT, sum(ordered[index])) for index in wanted]
     assert reads == [4, 4]
     assert Source(numbers).__getitems__([]) == []
-    with pytest.raises(dlfs.UsageError):
+    with pytest.raises(IndexError, match=f"sample {COUNT} of {COUNT}"):
         Source(numbers).__getitems__([COUNT])
+
+
+@pytest.mark.parametrize("as_mask", [False, True])
+def test_a_source_of_some_samples(numbers, ordered, as_mask):
+    chosen = [9, 250, 3]
+    mask = np.isin(np.arange(COUNT), chosen)
+    source = Source(numbers, checksum, where=mask if as_mask else chosen)
+    expected = [(index, sum(ordered[index])) for index in sorted(chosen)]
+    assert (len(source), list(source)) == (3, expected)
+    assert source.__getitems__([2, -3, 2]) == [expected[2], expected[0], expected[2]]
+    with pytest.raises(IndexError, match="sample 3 of 3 in Source"):
+        source[3]
+    assert pickle.loads(pickle.dumps(source))[1] == expected[1]
+    assert len(Source(numbers, where=[])) == 0
+
+
+def test_a_source_in_an_order(numbers, ordered):
+    draws = numbers.sequence(weights=np.arange(COUNT), draws=1000, seed=7).indices()
+    source = Source(numbers, order=draws)
+    assert list(source) == [ordered[index] for index in draws.tolist()]
+    with pytest.raises(dlfs.UsageError, match="expected order alone"):
+        Source(numbers, where=[1], order=[1])
+    with pytest.raises(dlfs.UsageError, match=f"expected order 0..{COUNT - 1}, got {COUNT}"):
+        Source(numbers, order=[COUNT])
+
+
+def test_a_checkpoint_of_other_samples_is_told_apart(numbers):
+    names = [{}, {"where": [1, 2]}, {"where": [1, 3]}, {"order": [2, 1]}, {"order": range(COUNT)}]
+    assert len({repr(Source(numbers, **chosen)) for chosen in names}) == len(names)
+    assert repr(Source(numbers, where=[2, 1])) == repr(Source(numbers, order=[1, 2]))
 
 
 def test_a_source_is_named_by_its_dataset_and_survives_a_pickle(numbers):
