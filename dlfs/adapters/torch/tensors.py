@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 from dlfs import Batch
 from dlfs.errors import UsageError
@@ -282,6 +283,21 @@ class TensorBatch(dict[str, Any]):
     def pin_memory(self) -> TensorBatch:
         """The same in page-locked memory, from which an accelerator copies by itself."""
         return self.map(lambda tensor: tensor.pin_memory())
+
+
+def _refuse_collation(_batches: list[TensorBatch], **_options: Any) -> None:
+    """Refuse to make one batch of several, which would get the indices and state of the first.
+
+    Raises:
+        UsageError: always.
+    """
+    raise UsageError(
+        "collate samples: expected samples, got batches of a Loader, which need no collating; "
+        "make the DataLoader over it with batch_size=None"
+    )
+
+
+default_collate_fn_map[TensorBatch] = _refuse_collation
 
 
 def _name_fields(samples: Any, labels: Any) -> dict[str, Any]:

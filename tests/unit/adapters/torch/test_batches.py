@@ -217,6 +217,12 @@ def test_a_dataloader_over_a_loader_gives_its_batches(samples, workers):
     assert batches[-1].state["position"] == COUNT
 
 
+def test_batches_are_not_collated_once_more(arrays):
+    for over in (DataLoader(load_arrays(arrays)), DataLoader(load_arrays(arrays), 4)):
+        with pytest.raises(UsageError, match="make the DataLoader over it with batch_size=None"):
+            next(iter(over))
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_arrays_of_a_collate_function_stay_arrays(arrays, workers):
     loader = Loader(arrays, 50, collate=lambda items: np.stack(items), num_workers=workers)

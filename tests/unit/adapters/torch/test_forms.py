@@ -97,6 +97,15 @@ def test_nested_and_padded(volume):
         assert batch.samples.padded().shape[::2] == (5, 3)
 
 
+def test_types_that_numpy_has_not_in_spawned_workers(volume):
+    with volume["rows1"] as dataset:
+        options = {"dtype": DTYPES[1], "shape": (-1, 3), "collate": "jagged"}
+        loader = Loader(dataset, 7, num_workers=1, multiprocessing_context="spawn", **options)
+        for batch in loader:
+            expect(batch, batch.samples, DTYPES[1])
+        loader.close()
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_arrays_that_the_dataset_describes(volume, workers):
     with volume["described"] as dataset:
