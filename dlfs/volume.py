@@ -304,6 +304,9 @@ class Volume:
     ) -> DatasetWriter:
         """Start a new version of a dataset; the volume is locked until the writer ends.
 
+        Its number is above every version that the volume has or had of this name, so that
+        ``NAME@VERSION`` never means other samples again.
+
         Args:
             name: of the dataset; an existing one gets a new version, the old ones stay. 1 to 244
                 bytes of UTF-8 without ``/``, ``@`` and control characters, no space at either end,
@@ -326,10 +329,9 @@ class Volume:
         raw = new_dataset_name(name)
         transaction = self._transaction(f"dlfs writing dataset {display(raw)!r}")
         try:
-            versions = [r.version for r in transaction.base.catalog.datasets if r.name == raw]
             description = DatasetDescription(
                 name=raw,
-                version=max(versions, default=0) + 1,
+                version=transaction.next_version(raw),
                 layout=layout,
                 seed=seed,
                 source_shuffled=source_shuffled,

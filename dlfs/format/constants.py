@@ -5,17 +5,20 @@ from __future__ import annotations
 from dlfs.units import KIB, MIB
 
 VERSION_MAJOR = 1
-VERSION_MINOR = 2
+VERSION_MINOR = 3
 """The newest that this code knows. What does not need it is written as an older minor version."""
 VERSION_MINOR_REPLICAS = 1
 VERSION_MINOR_ATTRIBUTES = 2
+VERSION_MINOR_REMOVED = 3
 INCOMPAT_REPLICAS = 1 << 0
 """Every chunk is stored more than once; since 1.1."""
 INCOMPAT_KNOWN = INCOMPAT_REPLICAS
 """Feature bits without which a volume cannot be read, that this code knows."""
 RO_COMPAT_ATTRIBUTES = 1 << 0
 """A dataset has an attribute segment, which a repair must keep; since 1.2."""
-RO_COMPAT_KNOWN = RO_COMPAT_ATTRIBUTES
+RO_COMPAT_REMOVED = 1 << 1
+"""The superblock has version numbers of removed datasets, which a writer must keep; since 1.3."""
+RO_COMPAT_KNOWN = RO_COMPAT_ATTRIBUTES | RO_COMPAT_REMOVED
 """Feature bits without which a volume can be read but not written, that this code knows."""
 
 SUPERBLOCK_MAGIC = b"DLFSVOL1"
@@ -44,6 +47,8 @@ REPLICAS_MAX = 4
 CHUNKS_MIN = 4
 """Chunks of the smallest volume: two catalogs (old and new), a directory and its data."""
 LABEL_BYTES_MAX = 64
+REMOVED_SLOTS = 512
+"""Slots of the superblock's table of removed versions; names share them by their CRC32C."""
 GENERATION_MAX = (1 << 63) - 1
 MEMBER_BYTES_MAX = 1 << 62
 TIME_NS_MAX = (1 << 63) - 1

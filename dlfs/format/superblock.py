@@ -7,6 +7,7 @@ says, so the copy of G - 1 is never overwritten while G is being written.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from uuid import UUID
 
@@ -31,15 +32,18 @@ from dlfs.format.constants import (
     LABEL_BYTES_MAX,
     MEMBER_BYTES_MAX,
     MEMBERS_MAX,
+    REMOVED_SLOTS,
     REPLICAS_MAX,
     RO_COMPAT_ATTRIBUTES,
     RO_COMPAT_KNOWN,
+    RO_COMPAT_REMOVED,
     SUPERBLOCK_BYTES,
     SUPERBLOCK_MAGIC,
     TIME_NS_MAX,
     VERSION_MAJOR,
     VERSION_MINOR,
     VERSION_MINOR_ATTRIBUTES,
+    VERSION_MINOR_REMOVED,
     VERSION_MINOR_REPLICAS,
 )
 from dlfs.format.geometry import (
@@ -68,6 +72,8 @@ _INCOMPAT_OFFSET = 16
 _RUNS_OFFSET = 256
 _RUN = struct.Struct("<QQ")
 _MEMBERS_OFFSET = 512
+_REMOVED_OFFSET = 1536
+_REMOVED = struct.Struct(f"<{REMOVED_SLOTS}I")
 _CRC_OFFSET = SUPERBLOCK_BYTES - 4
 _CRC = struct.Struct("<I")
 
@@ -89,6 +95,8 @@ class Superblock:
     label: str = ""
     ro_compat: int = 0
     version: tuple[int, int] = (VERSION_MAJOR, 0)
+    removed: tuple[int, ...] = ()
+    """Highest version number that was removed of the names of each slot; empty while all are 0."""
 
     @property
     def incompat(self) -> int:
@@ -100,19 +108,43 @@ class Superblock:
         """The UUID of the member that this superblock lies on."""
         return self.member_uuids[self.member_number]
 
+    def last_removed(self, name: bytes) -> int:
+        """The number that new versions of a dataset are above; 0 when none was removed.
+
+        It is that of the name's slot: another name that shares the slot may have set it.
+        """
+        return self.removed[_slot(name)] if self.removed else 0
+
     @property
     def writable(self) -> bool:
         """Whether this code knows every feature that a writer must know."""
         return not self.ro_compat & ~RO_COMPAT_KNOWN
 
 
-def version_for(geometry: Geometry, *, attributes: bool = False) -> tuple[int, int]:
+def _slot(name: bytes) -> int:
+    return crc32c(name) % REMOVED_SLOTS
+
+
+def with_removed(superblock: Superblock, removed: Iterable[tuple[bytes, int]]) -> Superblock:
+    """A superblock that also knows these (name, version) as removed."""
+    slots = list(superblock.removed or (0,) * REMOVED_SLOTS)
+    for name, version in removed:
+        slots[_slot(name)] = max(slots[_slot(name)], version)
+    return replace(superblock, removed=tuple(slots) if any(slots) else ())
+
+
+def version_for(
+    geometry: Geometry, *, attributes: bool = False, removed: bool = False
+) -> tuple[int, int]:
     """The lowest version of the format that has what a volume needs, for old code to read it.
 
     Args:
         geometry: of the volume.
         attributes: whether one of its datasets has an attribute segment.
+        removed: whether a dataset was removed from it.
     """
+    if removed:
+        return VERSION_MAJOR, VERSION_MINOR_REMOVED
     if attributes:
         return VERSION_MAJOR, VERSION_MINOR_ATTRIBUTES
     return VERSION_MAJOR, VERSION_MINOR_REPLICAS if geometry.replicas > 1 else 0
@@ -127,9 +159,11 @@ def with_features(superblock: Superblock, *, attributes: bool) -> Superblock:
     """
     version = superblock.version
     if version[1] <= VERSION_MINOR:
-        version = version_for(superblock.geometry, attributes=attributes)
-    others = superblock.ro_compat & ~RO_COMPAT_ATTRIBUTES
-    ro_compat = others | (RO_COMPAT_ATTRIBUTES if attributes else 0)
+        removed = bool(superblock.removed)
+        version = version_for(superblock.geometry, attributes=attributes, removed=removed)
+    ro_compat = superblock.ro_compat & ~RO_COMPAT_KNOWN
+    ro_compat |= RO_COMPAT_ATTRIBUTES if attributes else 0
+    ro_compat |= RO_COMPAT_REMOVED if superblock.removed else 0
     return replace(superblock, version=version, ro_compat=ro_compat)
 
 
@@ -177,6 +211,8 @@ def encode_superblock(superblock: Superblock) -> bytes:
     for number, uuid in enumerate(sb.member_uuids):
         at = _MEMBERS_OFFSET + 16 * number
         block[at : at + 16] = uuid.bytes
+    if sb.removed:
+        _REMOVED.pack_into(block, _REMOVED_OFFSET, *sb.removed)
     _CRC.pack_into(block, _CRC_OFFSET, crc32c(bytes(block[:_CRC_OFFSET])))
     return bytes(block)
 
@@ -278,6 +314,9 @@ def _parse(block: bytes) -> Superblock:
         label=label[:label_bytes].decode(),
         ro_compat=ro_compat,
         version=(major, minor),
+        removed=_REMOVED.unpack_from(block, _REMOVED_OFFSET)
+        if ro_compat & RO_COMPAT_REMOVED
+        else (),
     )
 
 
@@ -300,6 +339,8 @@ def _problem(sb: Superblock) -> str | None:
     ):
         if not low <= value <= high:
             return f"expected {name} in {low}..{high}, got {value}"
+    if bool(sb.ro_compat & RO_COMPAT_REMOVED) != any(sb.removed):
+        return f"expected removed versions exactly with the feature {RO_COMPAT_REMOVED:#x}"
     if len(set(sb.member_uuids)) != sb.geometry.member_count:
         return "expected a different UUID for each member, got one twice"
     return _geometry_problem(sb.geometry, sb.member_bytes) or _catalog_problem(sb)

@@ -31,14 +31,16 @@ from dlfs.format.catalog import (
     decode_catalog,
     encode_catalog,
 )
-from dlfs.format.constants import CATALOG_EXTENTS_MAX
+from dlfs.format.constants import CATALOG_EXTENTS_MAX, DATASET_VERSION_MAX
 from dlfs.format.geometry import ChunkRun, DataSpace, Geometry
+from dlfs.format.paths import display
 from dlfs.format.superblock import (
     Superblock,
     encode_superblock,
     letter_for,
     superblock_offsets,
     with_features,
+    with_removed,
 )
 from dlfs.store.chunk_reader import alternatives, read_blocks
 from dlfs.store.chunk_writer import ChunkWriter
@@ -265,6 +267,21 @@ class Transaction:
         if lagging:
             write_superblocks(lagging, superblock)
 
+    def next_version(self, name: bytes) -> int:
+        """The number of a dataset's next version: above all that it has or had.
+
+        Raises:
+            LimitError: there is no higher number.
+        """
+        versions = [record.version for record in self.base.catalog.datasets if record.name == name]
+        version = max(versions, default=0)
+        version = max(version, self.base.superblock.last_removed(name)) + 1
+        if version > DATASET_VERSION_MAX:
+            raise LimitError(
+                f"write dataset {display(name)!r}: expected at most {DATASET_VERSION_MAX} versions"
+            )
+        return version
+
     def catalog_chunks(self, datasets_more: int) -> int:
         """Chunks that a catalog with so many more datasets takes, generously."""
         record_bytes = CATALOG_GROWTH_BYTES * (1 + datasets_more)
@@ -343,8 +360,11 @@ class Transaction:
             runs = self.space.take_all(count, runs_max=CATALOG_EXTENTS_MAX)
         else:
             raise LimitError("commit: the catalog's size does not settle")
+        kept = {record.uuid for record in ordered}
+        gone = [(d.name, d.version) for d in self.base.catalog.datasets if d.uuid not in kept]
+        attributes = any(record.attribute_extent for record in ordered)
         superblock = replace(
-            with_features(base, attributes=any(d.attribute_extent for d in ordered)),
+            with_features(with_removed(base, gone), attributes=attributes),
             generation=base.generation + 1,
             catalog_runs=tuple(runs),
             catalog_bytes=len(encoded),

@@ -190,6 +190,16 @@ def test_a_power_cut_loses_tears_and_reorders_unflushed_writes(media, case):
             check_recovery(media, got_new, old, new)
 
 
+def test_a_removed_version_is_not_given_again_after_a_crash(media):
+    media.run(prepare_two)
+    media.run(remove_first)
+    for count in range(len(media.log.events) + 1):
+        media.restore(media.log.reordered_images(count, random.Random(SEED + count)))
+        with dlfs.open(media.uris) as volume:
+            write(volume, "first", SECOND)
+            assert volume["first"].version == 2  # whether the first one is there still or not
+
+
 def test_a_crash_after_a_crash(media):
     """The writer that recovers a volume crashes too, at any write."""
     media.run(import_first)

@@ -74,6 +74,7 @@ class Superblock(NamedTuple):
     catalog_runs: Runs
     catalog_bytes: int
     catalog_crc: int
+    removed: tuple[int, ...]
 
 
 def decode_superblock(block: bytes) -> Superblock:
@@ -82,7 +83,9 @@ def decode_superblock(block: bytes) -> Superblock:
     major, minor, size, incompat = struct.unpack_from("<HHIQ", block, 8)
     expect(major == 1 and size == BLOCK and incompat & ~1 == 0, "superblock version")
     ro_compat = struct.unpack_from("<Q", block, 24)[0]
-    expect(ro_compat in (0, 1) and (not ro_compat or minor >= 2), "superblock ro_compat")
+    expect(ro_compat <= 3 and (not ro_compat or minor >= 2 + ro_compat // 2), "ro_compat")
+    removed = struct.unpack_from("<512I", block, 1536) if ro_compat & 2 else (0,) * 512
+    expect(any(removed) == bool(ro_compat & 2), "superblock removed")
     number, count, chunk_bytes, block_bytes = struct.unpack_from("<IIII", block, 64)
     data_offset, rows, member_bytes, generation = struct.unpack_from("<QQQQ", block, 80)
     replicas, run_count, catalog_bytes, catalog_crc = struct.unpack_from("<IIQI", block, 120)
@@ -99,7 +102,7 @@ def decode_superblock(block: bytes) -> Superblock:
     return Superblock(
         block[32:48], number, members, chunk_bytes, data_offset, rows, replicas, member_bytes,
         generation,
-        runs_at(block, 256, run_count), catalog_bytes, catalog_crc,
+        runs_at(block, 256, run_count), catalog_bytes, catalog_crc, removed,
     )  # fmt: skip
 
 

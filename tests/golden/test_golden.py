@@ -56,12 +56,16 @@ lookup = _module("lookup")
 v1 = _module("make_v1")
 v1_1 = _module("make_v1_1")
 v1_2 = _module("make_v1_2")
-MAKERS = {"one": v1, "three": v1, "pair": v1_1, "trio": v1_1, "solo": v1_2, "twins": v1_2}
+v1_3 = _module("make_v1_3")
+MAKERS = {"one": v1, "three": v1, "pair": v1_1, "trio": v1_1, "solo": v1_2, "twins": v1_2,
+          "heir": v1_3, "heirs": v1_3}  # fmt: skip
 FOLDERS = {
     "one": "v1", "three": "v1", "pair": "v1.1", "trio": "v1.1", "solo": "v1.2", "twins": "v1.2",
+    "heir": "v1.3", "heirs": "v1.3",
 }  # fmt: skip
-REPLICATED = ("pair", "trio", "twins")
+REPLICATED = ("pair", "trio", "twins", "heirs")
 WITH_ATTRIBUTES = ("solo", "twins")
+WITH_REMOVED = ("heir", "heirs")
 
 Contents = dict[tuple[bytes, int], dict[bytes, bytes]]
 AllColumns = dict[tuple[bytes, int], dict[str, list[Any]]]
@@ -246,8 +250,9 @@ def test_volumes_are_of_the_oldest_version_that_has_what_they_need(
     kind: str, tmp_path: Path
 ) -> None:
     image = Image(MAKERS[kind].write(kind, tmp_path))
-    minor = 2 if kind in WITH_ATTRIBUTES else 1 if kind in REPLICATED else 0
-    features = int(kind in REPLICATED), int(kind in WITH_ATTRIBUTES)
+    without = kind in WITH_ATTRIBUTES  # the others remove a dataset between
+    minor = 2 if without else 3
+    features = int(kind in REPLICATED), 1 if without else 2
     assert image.superblock.version == (1, minor)
     newest = image.offsets(0)[2]
     with open(image.members[0], "rb") as file:
@@ -272,8 +277,40 @@ def test_without_its_attributes_a_volume_is_of_an_older_version(kind: str, image
             volume.remove(*name)
         volume.remove(b"numbers", 1)
     after = Image(image.members).superblock
-    assert after.version == (1, 1 if kind in REPLICATED else 0)
-    assert after.ro_compat == 0
+    assert (after.version, after.ro_compat) == ((1, 3), 2)  # it knows what was removed
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_volume_without_additions_is_of_an_older_version(replicas: int, tmp_path: Path) -> None:
+    members = v1.make_members(tmp_path, [2 << 20] * replicas)
+    dlfs.format_volume(members, chunk_bytes=4096, block_bytes=4096, replicas=replicas)
+    with dlfs.open(members) as volume, volume.writer("a") as writer:
+        writer.add("x", b"x")
+    after = Image(members).superblock
+    assert (after.version, after.ro_compat) == ((1, replicas - 1), 0)
+
+
+@pytest.mark.parametrize("kind", WITH_REMOVED, indirect=True)
+def test_a_version_that_was_removed_is_not_given_again(kind: str, image: Image) -> None:
+    expected = [0] * 512
+    for name, version in v1_3.REMOVED.items():
+        slot = decoder.crc32c(name) % 512
+        expected[slot] = max(expected[slot], version)
+    for member in range(len(image.members)):
+        for copy in image.copies(member):
+            if copy.generation == image.superblock.generation:
+                assert list(copy.removed) == expected
+    assert list(
+        decoder.Volume([Path(m).read_bytes() for m in image.members]).superblock.removed
+    ) == (expected)
+    if kind in REPLICATED:
+        image.write(0, image.offsets(0)[0], bytes(4096))
+        dlfs.repair(image.members)
+    with dlfs.open(image.members) as volume:
+        for name, version in {**v1_3.REMOVED, b"again": 3, b"numbers": 2, b"new": 0}.items():
+            with volume.writer(name) as writer:
+                writer.add("x", b"x")
+            assert volume[name].version == version + 1
 
 
 @pytest.mark.parametrize("kind", ["twins"], indirect=True)
@@ -368,7 +405,7 @@ def test_a_newer_minor_version_is_read(kind: str, image: Image) -> None:
 
 @pytest.mark.parametrize("kind", REPLICATED, indirect=True)
 def test_what_only_newer_code_may_write_is_read_and_not_written(kind: str, image: Image) -> None:
-    image.patch_superblocks("Q", 24, 2 | image.superblock.ro_compat)
+    image.patch_superblocks("Q", 24, 4 | image.superblock.ro_compat)
     assert read_all(image.members) == MAKERS[kind].contents(kind)
     with pytest.raises(UsageError, match="read but not write"):
         dlfs.repair(image.members)

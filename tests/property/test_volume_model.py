@@ -38,6 +38,7 @@ class VolumeMachine(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.model = {}
+        self.last = {}
         self.names = []
         self.volume = None
 
@@ -79,8 +80,8 @@ class VolumeMachine(RuleBasedStateMachine):
             for path, data in samples.items():
                 writer.add(path, data)
         info = writer.seal()
-        versions = [version for other, version in self.model if other == name]
-        assert info.version == max(versions, default=0) + 1
+        assert info.version == self.last.get(name, 0) + 1
+        self.last[name] = info.version
         self.model[name, info.version] = samples
 
     @rule(name=NAMES, samples=SAMPLES.map(without_clashes))

@@ -177,7 +177,7 @@ def test_what_took_a_removed_name_is_not_what_was_shown(
         volume.remove("x")
         volume.remove("y")
         add(volume, "x")
-        assert [info.version for info in volume.datasets()] == [slot.info.version]
+        assert [info.version for info in volume.datasets()] == [slot.info.version + 1]
         for gone in (slot, other):
             with pytest.raises(StaleError, match="was removed"):
                 await view.open(gone)  # the list has not been read again since
