@@ -8,7 +8,7 @@
     ├── NotFoundError (LookupError)        no such dataset, sample or member
     ├── ExistsError (FileExistsError)      what was to be made is there already
     ├── LockedError (BlockingIOError)      another writer, which the message names, holds the volume
-    ├── SpaceError (OSError)               the volume has too little free space
+    ├── SpaceError (OSError)               the volume, or a file system, has too little free space
     ├── StaleError                         the dataset was removed under its reader
     ├── LimitError                         a stated limit would be exceeded
     ├── TransformError                     a user's transform raised; the message names the sample
@@ -62,7 +62,7 @@ class LockedError(DlfsError, BlockingIOError):
 
 
 class SpaceError(DlfsError, OSError):
-    """The volume has too little free space."""
+    """The volume, or the file system that is written to, has too little free space."""
 
     def __init__(self, message: str) -> None:
         super().__init__(errno.ENOSPC, message)
@@ -142,3 +142,15 @@ class ServiceLostError(DlfsError):
 
 class NativeError(DlfsError):
     """libdlfs is missing, of another version, or failed in a way it never should."""
+
+
+def write_error(message: str, code: int) -> SpaceError | DeviceError:
+    """The error of a write that the system refused: a SpaceError where there is no room for it.
+
+    Args:
+        message: action, what was written, why it failed.
+        code: the errno; 0 for none.
+    """
+    if code in (errno.ENOSPC, errno.EDQUOT):
+        return SpaceError(message)
+    return DeviceError(message, code or errno.EIO)

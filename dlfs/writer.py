@@ -396,6 +396,9 @@ class DatasetWriter:
     def seal(self) -> DatasetInfo:
         """Make what was added a dataset of the volume, at once and whole.
 
+        A writer to which nothing was added makes an empty dataset; an import or the seal of a
+        mount's ``incoming`` does so only where it is asked to (``allow_empty``).
+
         Returns:
             The new dataset.
 

@@ -31,6 +31,7 @@ from dlfs.errors import (
     ServiceLostError,
     TruncatedError,
     UsageError,
+    write_error,
 )
 
 _FILE_NAME = "libdlfs.so"
@@ -147,7 +148,7 @@ def error_for(code: int, message: str, *, reason: str = "") -> DlfsError:
         return LeaseLostError(f"{message}: {_FENCED}", -code)
     kind = _CODES.get(code)
     if kind is None and code > -10000:
-        return DeviceError(text, -code)
+        return write_error(text, -code)
     if kind is None:
         return NativeError(f"{text} (code {code})")
     if issubclass(kind, DeviceError):

@@ -434,7 +434,7 @@ class NativeBackedDevice(abc.ABC):
         failure: DlfsError | None = None
         try:
             self.unlock()
-        except DeviceError as error:
+        except DlfsError as error:
             failure = error
         if self._idle_owner == os.getpid():
             with self._mutex:

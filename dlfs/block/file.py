@@ -19,7 +19,7 @@ from dlfs.arguments import Engine
 from dlfs.block.device import NativeBackedDevice
 from dlfs.block.lock import HolderRecord
 from dlfs.block.uri import format_path
-from dlfs.errors import DeviceError, ExistsError, NotFoundError, SpaceError, UsageError
+from dlfs.errors import ExistsError, NotFoundError, UsageError, write_error
 
 SIZE_MULTIPLE_BYTES = 4096
 """A new file's size is rounded down to this, so that it suits any block size up to it."""
@@ -34,9 +34,7 @@ def _identity(status: os.stat_result) -> str:
 def _os_error(action: str, error: OSError) -> Exception:
     if error.errno == errno.ENOENT:
         return NotFoundError(f"{action}: no such file or directory")
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return SpaceError(f"{action}: {error.strerror}")
-    return DeviceError(f"{action}: {error.strerror or error}", error.errno or errno.EIO)
+    return write_error(f"{action}: {error.strerror or error}", error.errno or 0)
 
 
 class FileDevice(NativeBackedDevice):

@@ -13,6 +13,7 @@ from dlfs.errors import (
     NotFoundError,
     SpaceError,
     UsageError,
+    write_error,
 )
 
 
@@ -51,7 +52,7 @@ EXITS = (
         (FormatError,),
     ),
     Row(ExitCode.LOCKED, "another writer holds the volume", (LockedError,)),
-    Row(ExitCode.SPACE, "too little free space", (SpaceError,)),
+    Row(ExitCode.SPACE, "too little free space, of the volume or of a file system", (SpaceError,)),
     Row(ExitCode.DEVICE, "a device failed, or a file could not be read or written", (DeviceError,)),
     Row(ExitCode.INTERRUPTED, "interrupted (Ctrl-C); the volume is as it was"),
     Row(ExitCode.PIPE, "whoever read the output went away"),
@@ -61,8 +62,13 @@ _BY_ERROR = {error: row.code for row in EXITS for error in row.errors}
 
 
 def exit_code_of(error: BaseException) -> ExitCode:
-    """The exit code of an error: that of its nearest base in the table."""
+    """The exit code of an error: that of its nearest base in the table.
+
+    A plain OSError (of a redirected output, say) counts as the error of a write.
+    """
+    if isinstance(error, OSError) and not isinstance(error, DlfsError):
+        error = write_error(str(error), error.errno or 0)
     for base in type(error).__mro__:
         if base in _BY_ERROR:
             return _BY_ERROR[base]
-    return ExitCode.DEVICE if isinstance(error, OSError) else ExitCode.FAILURE
+    return ExitCode.FAILURE

@@ -1,15 +1,26 @@
-"""``dlfs export``: a dataset back into a folder, an archive or an Arrow file."""
+"""``dlfs export``: a dataset back into a folder, an archive, a table or a pipe."""
 
 from __future__ import annotations
 
+import sys
 from enum import StrEnum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dlfs.cli.exits import ExitCode
 from dlfs.cli.options import DatasetArgument, JsonOption, VolumeArgument, open_dataset
 from dlfs.cli.output import human_rate, human_samples, note, print_json
 from dlfs.cli.progress import progress_bar
+from dlfs.errors import UsageError
+
+if TYPE_CHECKING:
+    from dlfs import Dataset
+    from dlfs.ingest.export import ExportReport, OnBad
+    from dlfs.ingest.progress import ProgressCallback
+
+STDOUT = "-"
+"""The target that stands for standard output."""
 
 
 class Kind(StrEnum):
@@ -17,7 +28,9 @@ class Kind(StrEnum):
 
     folder = "folder"
     tar = "tar"
+    zip = "zip"
     arrow = "arrow"
+    parquet = "parquet"
 
 
 def export(
@@ -27,33 +40,40 @@ def export(
         str,
         typer.Argument(
             metavar="TARGET",
-            help="A folder, an archive (.tar, .tar.gz, .tar.zst, ...) or an Arrow file (.arrow).",
+            help="A folder, an archive (.tar, .tar.gz, .tar.zst, ..., .zip) or a table (.arrow, "
+            ".parquet), as its suffix says; a folder whatever its suffix with a slash at its end; "
+            "'-' writes a tar archive to standard output.",
         ),
     ],
     to: Annotated[
         Kind | None,
         typer.Option(
             "--to",
-            metavar="folder|tar|arrow",
+            metavar="folder|tar|zip|arrow|parquet",
             help="What to write; by default as TARGET's name says.",
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", "-f", help="Write over what is there.")] = False,
+    skip_bad: Annotated[
+        bool,
+        typer.Option(
+            "--skip-bad",
+            help="Leave out samples that cannot be read, name each, and exit with 4 at the end.",
+        ),
+    ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Write a dataset's samples out as files, a tar archive or an Arrow file, byte for byte.
+    """Write a dataset's samples out as files, an archive or a table, byte for byte.
 
-    Attributes are kept by an Arrow file only.
+    Attributes are kept by Arrow and Parquet files only.
     """
-    from dlfs.ingest.export import export_dataset, export_kind
-
-    kind = to.value if to is not None else export_kind(target)
-
+    kind = _kind(target, to, json=json)
+    on_bad = (lambda error: note(f"left out: {error}")) if skip_bad else None
     with (
         open_dataset(volume, dataset) as (_, found),
         progress_bar(f"export {found.name}") as bar,
     ):
-        report = export_dataset(found, target, kind=kind, force=force, progress=bar.show)
+        report = _run(found, target, kind, force=force, on_bad=on_bad, progress=bar.show)
         columns = len(found.columns)
     if json:
         print_json(
@@ -63,6 +83,7 @@ def export(
                 "target": target,
                 "sample_count": report.sample_count,
                 "sample_bytes": report.sample_bytes,
+                "bad_count": report.bad_count,
                 "seconds": report.seconds,
             }
         )
@@ -70,8 +91,49 @@ def export(
         f"exported {found.name}@{found.version}: {human_samples(report.sample_count)}, "
         f"{human_rate(report.sample_bytes, report.seconds)}"
     )
-    if columns and kind != "arrow":
+    if columns and kind not in (Kind.arrow, Kind.parquet):
         note(
             f"left out: {columns} attribute{'' if columns == 1 else 's'}; "
-            "an Arrow file (--to arrow) keeps them"
+            "an Arrow or Parquet file (--to arrow) keeps them"
         )
+    if report.bad_count:
+        note(f"left out: {human_samples(report.bad_count)} that cannot be read")
+        raise typer.Exit(ExitCode.DAMAGE)
+
+
+def _kind(target: str, to: Kind | None, *, json: bool) -> Kind:
+    """What to write, before anything is opened."""
+    from dlfs.ingest.export import export_kind
+
+    if target != STDOUT:
+        return to or Kind(export_kind(target))
+    if to not in (None, Kind.tar):
+        raise UsageError(f"export to standard output: expected --to tar, got --to {to}")
+    if json:
+        raise UsageError(
+            "export to standard output: expected no --json, which is written there too"
+        )
+    if sys.stdout.isatty():
+        raise UsageError(
+            "export to standard output: expected a pipe or a file, got a terminal; "
+            "'dlfs export VOLUME DATASET - | tar t' lists what would be written"
+        )
+    return Kind.tar
+
+
+def _run(
+    dataset: Dataset,
+    target: str,
+    kind: Kind,
+    *,
+    force: bool,
+    on_bad: OnBad | None,
+    progress: ProgressCallback,
+) -> ExportReport:
+    from dlfs.ingest.export import export_dataset, export_stream
+
+    if target == STDOUT:
+        return export_stream(dataset, sys.stdout.buffer, on_bad=on_bad, progress=progress)
+    return export_dataset(
+        dataset, target, kind=kind.value, force=force, on_bad=on_bad, progress=progress
+    )

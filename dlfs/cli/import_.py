@@ -155,6 +155,10 @@ def import_dataset(
     path_column: PathColumnOption = None,
     array_dtype: ArrayDtypeOption = None,
     array_shape: ArrayShapeOption = None,
+    allow_empty: Annotated[
+        bool,
+        typer.Option("--allow-empty", help="Make an empty dataset of a source without samples."),
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """Import files as a dataset: whole, or not at all. A name that exists gets a new version."""
@@ -184,7 +188,15 @@ def import_dataset(
             array_dtype=array_dtype,
             array_shape=array_shape,
         )
-        report = run(volume, attributed, name, layout=layout.value, seed=seed, progress=bar.show)
+        report = run(
+            volume,
+            attributed,
+            name,
+            layout=layout.value,
+            seed=seed,
+            allow_empty=allow_empty,
+            progress=bar.show,
+        )
     _report(report, json=json)
 
 

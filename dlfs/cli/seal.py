@@ -30,13 +30,17 @@ def seal(
     skip_links: Annotated[
         bool, typer.Option("--skip-links", help="Leave symbolic links out instead of refusing.")
     ] = False,
+    allow_empty: Annotated[
+        bool,
+        typer.Option("--allow-empty", help="Make an empty dataset of a directory without files."),
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """Seal what was written to DIR/incoming/NAME: DIR/NAME, from then on read-only."""
     from dlfs.service.incoming_client import seal as run
     from dlfs.service.incoming_protocol import SealOptions
 
-    options = SealOptions(layout.value, seed, "skip" if skip_links else "error")
+    options = SealOptions(layout.value, seed, "skip" if skip_links else "error", allow_empty)
     with progress_bar(f"seal {name}") as bar:
         status = run(
             mountpoint,

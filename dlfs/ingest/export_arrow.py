@@ -1,4 +1,4 @@
-"""A dataset into one Arrow IPC file: a row a sample, with its path, its bytes and its attributes.
+"""Exports a dataset to one Arrow IPC or Parquet file: a row a sample, with its attributes.
 
 Columns are ``path`` (text, or binary when a path is not UTF-8), ``bytes`` (large binary), and one
 for each attribute. Rows come in storage order, a record batch for each batch read, so that memory
@@ -9,20 +9,22 @@ the columns again. Needs pyarrow.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from dlfs.dataset import Dataset
-from dlfs.errors import UsageError
+from dlfs.errors import FormatError, LimitError, UsageError
 from dlfs.ingest.columns import EXPORT_BYTES, EXPORT_MARK, EXPORT_PATH
-from dlfs.ingest.export import ExportReport, batch_size, checked_path, whole_file
+from dlfs.ingest.export import ExportedSamples, ExportReport, OnBad, whole_file
 from dlfs.ingest.formats import load_package
-from dlfs.ingest.progress import Meter, ProgressCallback
+from dlfs.ingest.progress import ProgressCallback
 from dlfs.reader.batch import Batch
 
+PARQUET_VALUE_BYTES_MAX = (1 << 31) - 1
 _PATHS_AT_ONCE = 65536
 
 
@@ -31,6 +33,7 @@ def export_arrow(
     target: str | os.PathLike[str],
     *,
     force: bool = False,
+    on_bad: OnBad | None = None,
     progress: ProgressCallback | None = None,
 ) -> ExportReport:
     """Write every sample into an Arrow IPC file.
@@ -39,33 +42,76 @@ def export_arrow(
         dataset: to read.
         target: the file.
         force: replace a file that is there.
+        on_bad: as for ``export_dataset``.
         progress: called after each batch, and once at the start.
 
     Raises:
         UsageError: pyarrow is not installed, or an attribute has the name of another column.
         ExistsError: there is something of that name.
+        SpaceError: the file system is full.
         DeviceError: the file cannot be written, or the dataset cannot be read.
         FormatError: a sample is damaged.
     """
     path = os.fspath(target)
     pyarrow = load_package("pyarrow", extra="arrow", what=f"export to {path}")
+    samples = ExportedSamples(dataset, progress, on_bad)
+    return _export(pyarrow, dataset, path, samples, pyarrow.ipc.new_file, force=force)
+
+
+def export_parquet(
+    dataset: Dataset,
+    target: str | os.PathLike[str],
+    *,
+    force: bool = False,
+    on_bad: OnBad | None = None,
+    progress: ProgressCallback | None = None,
+) -> ExportReport:
+    """Write every sample into a Parquet file, a row group for each batch that is read.
+
+    Args:
+        dataset: to read.
+        target: the file.
+        force: replace a file that is there.
+        on_bad: as for ``export_dataset``.
+        progress: called after each batch, and once at the start.
+
+    Raises:
+        LimitError: a sample is larger than Parquet's values may be, 2 GiB - 1.
+        DlfsError: as ``export_arrow``.
+    """
+    path = os.fspath(target)
+    what = f"export to {path}"
+    pyarrow = load_package("pyarrow", extra="arrow", what=what)
+    parquet = load_package("pyarrow.parquet", extra="arrow", what=what)
+    longest = int(dataset.lengths().max()) if len(dataset) else 0
+    if longest > PARQUET_VALUE_BYTES_MAX:
+        raise LimitError(
+            f"{what}: expected samples of at most {PARQUET_VALUE_BYTES_MAX} bytes, got one of "
+            f"{longest}; an Arrow file or an archive holds it"
+        )
+    samples = ExportedSamples(dataset, progress, on_bad)
+    make_writer = partial(parquet.ParquetWriter, use_dictionary=False)
+    return _export(pyarrow, dataset, path, samples, make_writer, force=force)
+
+
+def _export(
+    pyarrow: Any,
+    dataset: Dataset,
+    path: str,
+    samples: ExportedSamples,
+    make_writer: Callable[[Any, Any], Any],
+    *,
+    force: bool,
+) -> ExportReport:
     schema = _schema(pyarrow, dataset, path)
-    meter = Meter(progress, len(dataset), dataset.sample_bytes)
     with (
         whole_file(path, force=force) as file,
-        pyarrow.ipc.new_file(pyarrow.PythonFile(file, "w"), schema) as writer,
+        make_writer(pyarrow.PythonFile(file, "w"), schema) as writer,
     ):
-        for batch in _batches(dataset):
-            writer.write_batch(_record_batch(pyarrow, dataset, batch, schema))
-            meter.add(len(batch), int(batch.lengths.sum()))
-    return ExportReport(meter.samples, meter.bytes, meter.seconds)
-
-
-def _batches(dataset: Dataset) -> Iterator[Batch]:
-    with dataset.batches(batch_size(dataset), shuffle=None) as epoch:
-        for batch in epoch:
-            with batch:
-                yield batch
+        for batch, paths in samples.batches():
+            if len(batch):
+                writer.write_batch(_record_batch(pyarrow, dataset, batch, paths, schema))
+    return samples.report()
 
 
 def _schema(pyarrow: Any, dataset: Dataset, target: str) -> Any:
@@ -89,15 +135,17 @@ def _paths_are_text(dataset: Dataset) -> bool:
         count = min(_PATHS_AT_ONCE, len(dataset) - first)
         try:
             b"".join(dataset.paths(first, count)).decode()
-        except UnicodeDecodeError:
+        except (UnicodeDecodeError, FormatError):  # a damaged path is reported when it is read
             return False
     return True
 
 
-def _record_batch(pyarrow: Any, dataset: Dataset, batch: Batch, schema: Any) -> Any:
+def _record_batch(
+    pyarrow: Any, dataset: Dataset, batch: Batch, paths: list[bytes | None], schema: Any
+) -> Any:
+    """The rows of a batch, without samples whose path is bad."""
     data, offsets = batch.pack()
     buffers = [None, pyarrow.py_buffer(offsets), pyarrow.py_buffer(data)]
-    paths = [checked_path(dataset.path(index)) for index in batch.indices.tolist()]
     columns = [
         pyarrow.array(paths, pyarrow.binary()).cast(schema.field(EXPORT_PATH).type),
         pyarrow.Array.from_buffers(pyarrow.large_binary(), len(batch), buffers),
@@ -107,4 +155,7 @@ def _record_batch(pyarrow: Any, dataset: Dataset, batch: Batch, schema: Any) -> 
         if values.dtype.kind in "OU":
             values = np.asarray(values, object)
         columns.append(pyarrow.array(values, schema.field(name).type))
-    return pyarrow.record_batch(columns, schema=schema)
+    rows = pyarrow.record_batch(columns, schema=schema)
+    return (
+        rows.filter(pyarrow.array([path is not None for path in paths])) if None in paths else rows
+    )

@@ -74,6 +74,7 @@ def import_dataset(
     layout: Layout = "shuffled",
     seed: int = 0,
     uuid: UUID | None = None,
+    allow_empty: bool = False,
     progress: ProgressCallback | None = None,
 ) -> ImportReport:
     """Import every sample of a source as a new dataset, or a new version of one.
@@ -85,13 +86,17 @@ def import_dataset(
         layout: ``shuffled`` packs samples in an order drawn from the seed, ``path`` in path order.
         seed: of the order of packing, 0..2^64-1.
         uuid: of the new version; random by default.
+        allow_empty: make a dataset without samples when the source has none.
         progress: called after each block, and once at the start.
 
     Raises:
+        NotFoundError: the source has no sample, and ``allow_empty`` is not set.
         SpaceError: the volume has too little free space.
         LockedError: another writer holds it.
         DlfsError: the source or the volume failed. The volume is as it was.
     """
+    if source.sample_count == 0 and not allow_empty:
+        raise _no_samples(source)
     meter = Meter(progress, source.sample_count, source.sample_bytes)
     writer = volume.writer(
         name,
@@ -108,7 +113,20 @@ def import_dataset(
                 block.paths, block.data, block.offsets, block.lengths, attributes=block.attributes
             )
             meter.add(len(block.paths), int(block.lengths.sum()))
+        if not meter.samples and not allow_empty:
+            raise _no_samples(source)
         info = writer.seal()
     return ImportReport(
         info, meter.samples, meter.bytes, meter.seconds, source.skipped, source.empty_directories
+    )
+
+
+def _no_samples(source: Source) -> NotFoundError:
+    found = [f"{count:,} x {reason}" for reason, count in source.skipped.items()]
+    if source.empty_directories:
+        found.append(f"{source.empty_directories:,} x directory without samples")
+    return NotFoundError(
+        f"import {source.name}: expected at least one sample, got none: it holds "
+        f"{', '.join(found) or 'nothing'}; --allow-empty, or allow_empty=True, makes an empty "
+        "dataset"
     )

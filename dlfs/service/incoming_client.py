@@ -16,7 +16,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from dlfs import errors
-from dlfs.errors import DeviceError, DlfsError, LockedError, NotFoundError, UsageError
+from dlfs.errors import (
+    DeviceError,
+    DlfsError,
+    LockedError,
+    NotFoundError,
+    UsageError,
+    write_error,
+)
 from dlfs.format.names import INCOMING, dataset_name_bytes
 from dlfs.format.paths import PathLike, display
 from dlfs.service.incoming_protocol import (
@@ -165,5 +172,5 @@ def _status(directory: int, what: str) -> SealStatus:
         raise _device_error(what, error) from error
 
 
-def _device_error(what: str, error: OSError) -> DeviceError:
-    return DeviceError(f"{what}: {error.strerror}", error.errno or errno.EIO)
+def _device_error(what: str, error: OSError) -> DlfsError:
+    return write_error(f"{what}: {error.strerror}", error.errno or 0)

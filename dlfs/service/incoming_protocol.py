@@ -40,6 +40,7 @@ class SealOptions:
         layout: order of packing, ``shuffled`` or ``path``.
         seed: of that order, 64 bits.
         links: what symbolic links become: ``error`` refuses them, ``skip`` leaves them out.
+        allow_empty: make a dataset without samples when there is no file to be one.
 
     Raises:
         UsageError: one of them is not allowed.
@@ -48,10 +49,13 @@ class SealOptions:
     layout: Layout = "shuffled"
     seed: int = 0
     links: LinkPolicy = "error"
+    allow_empty: bool = False
 
     def __post_init__(self) -> None:
         _expect("a layout", self.layout, LAYOUTS)
         _expect("a choice for links", self.links, LINK_POLICIES)
+        if type(self.allow_empty) is not bool:
+            raise UsageError(f"seal: expected allow_empty of yes, no, got {self.allow_empty!r}")
         if type(self.seed) is not int or not 0 <= self.seed <= SEED_MAX:
             raise UsageError(f"seal: expected a seed of 64 bits, got {self.seed!r}")
 
@@ -160,11 +164,20 @@ def _object(text: str) -> dict[str, Any]:
     return found
 
 
+_VALUES: dict[tuple[str, str], object] = {
+    ("allow_empty", "yes"): True,
+    ("allow_empty", "no"): False,
+}
+"""Words of an option that stand for something else than text."""
+
+
 def _words(text: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for word in text.replace(",", " ").split():
         name, equals, value = word.partition("=")
         if not equals:
             raise UsageError(f"seal: expected options such as layout=path, got {word!r}")
-        found[name] = int(value) if name == "seed" and value.isdecimal() else value
+        found[name] = _VALUES.get((name, value), value)
+        if name == "seed" and value.isdecimal():
+            found[name] = int(value)
     return found

@@ -279,6 +279,7 @@ class Sealer:
                 layout=options.layout,
                 seed=options.seed,
                 uuid=uuid,
+                allow_empty=options.allow_empty,
                 progress=lambda progress: self._note(dataset, progress),
             )
 

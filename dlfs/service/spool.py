@@ -40,7 +40,14 @@ from itertools import count
 from pathlib import Path
 from uuid import UUID
 
-from dlfs.errors import DeviceError, DlfsError, FormatError, LimitError, LockedError, UsageError
+from dlfs.errors import (
+    DlfsError,
+    FormatError,
+    LimitError,
+    LockedError,
+    UsageError,
+    write_error,
+)
 from dlfs.format.names import new_dataset_name
 from dlfs.format.paths import display
 from dlfs.service.incoming_protocol import Spooled
@@ -83,8 +90,8 @@ class Spool:
             self.close()
             if isinstance(error, DlfsError):
                 raise
-            raise DeviceError(
-                f"open the spool {self.folder}: {error.strerror}", error.errno or errno.EIO
+            raise write_error(
+                f"open the spool {self.folder}: {error.strerror}", error.errno or 0
             ) from error
         except DlfsError:
             self.close()

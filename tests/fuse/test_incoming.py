@@ -467,11 +467,23 @@ def test_rule_40_sealing(shared: Writable, source: Path) -> None:
     assert run_cli("seal", shared.root, "sealed").returncode == 3  # there is none now
 
 
+def test_rule_40_sealing_nothing(shared: Writable) -> None:
+    top = shared.begin("nothing")
+    (top / "folder").mkdir()
+    done = run_cli("seal", shared.root, "nothing")
+    assert done.returncode == 3
+    assert "import nothing: expected at least one sample, got none: it holds 1 x dir" in done.stderr
+    assert status_of(top).state == "open"
+    assert seal(top, b"allow_empty=yes").state == "sealed"
+
+
 def test_rule_41_options(shared: Writable) -> None:
     top = shared.begin("options", {"a": b"a", "d/b": b"b"})
     for value in (b"2", b"layout=fast", b"seed=-1", b"seed=" + b"9" * 30, b"links=follow",
                   b"{", b'{"links": 1}', b"other=1", b"x" * 2000, b"[" * 900):  # fmt: skip
         assert errno_of(lambda v=value: os.setxattr(top, "user.dlfs.seal", v)) == errno.EINVAL
+    with pytest.raises(OSError, match="Invalid argument"):
+        os.setxattr(top, "user.dlfs.seal", b"allow_empty=1")
     for place in (top / "d", top / "a", shared.root / "incoming"):
         assert errno_of(lambda p=place: os.setxattr(p, "user.dlfs.seal", b"1")) == errno.EINVAL
     assert seal(top, b'{"layout": "path", "seed": 3}').state == "sealed"

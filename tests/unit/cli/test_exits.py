@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from dlfs import errors
+from dlfs._native.library import error_for
 from dlfs.cli.exits import EXITS, ExitCode, exit_code_of
 from dlfs.errors import DlfsError
 
@@ -53,6 +55,13 @@ def test_every_error_has_its_code() -> None:
 
 def test_errors_of_the_system_are_of_devices() -> None:
     assert exit_code_of(PermissionError("x")) == ExitCode.DEVICE
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_file_system_is_too_little_space(code: int) -> None:
+    assert exit_code_of(OSError(code, "x")) == ExitCode.SPACE
+    assert exit_code_of(errors.write_error("x", code)) == ExitCode.SPACE
+    assert exit_code_of(error_for(-code, "x")) == ExitCode.SPACE
 
 
 def test_every_code_has_one_row() -> None:

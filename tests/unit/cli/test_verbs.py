@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import tarfile
@@ -150,6 +151,46 @@ def test_export_an_archive(run, volume, samples, tmp_path) -> None:
     assert names == set(samples)
 
 
+def test_export_by_suffix(run, volume, tmp_path) -> None:
+    for name in ("x.zip", "x.parquet", "x.arrow"):
+        done = run("export", volume, "small", tmp_path / name)
+        assert (done.code, (tmp_path / name).is_file()) == (
+            0 if name != "x.zip" else 2,
+            name != "x.zip",
+        )
+    assert "ZIP" in run("export", volume, "small", tmp_path / "x.zip").err
+    done = run("export", volume, "small", tmp_path / "x.rar")
+    assert (done.code, ".tar.zst, .zip, .arrow, .parquet, got .rar" in done.err) == (2, True)
+    assert run("export", volume, "small", f"{tmp_path}/x.rar/").code == 0
+    assert (tmp_path / "x.rar" / "top").read_bytes() == b"top"
+    assert run("export", volume, "small", tmp_path / "f.zip", "--to", "folder").code == 0
+    assert (tmp_path / "f.zip" / "top").read_bytes() == b"top"
+
+
+def test_export_to_standard_output(run, volume, samples) -> None:
+    done = run("export", volume, "small", "-")
+    assert done.code == 0
+    with tarfile.open(fileobj=io.BytesIO(done.out), errors="surrogateescape") as archive:
+        assert {os.fsencode(m.name): archive.extractfile(m).read() for m in archive} == samples
+    for wrong in (["--json"], ["--to", "arrow"]):
+        done = run("export", volume, "small", "-", *wrong)
+        assert (done.code, done.out) == (2, b"")
+
+
+def test_export_goes_on_where_it_is_told_to_skip_bad_samples(
+    run, volume, samples, tmp_path
+) -> None:
+    flip_sample(run, volume, "a/two.txt")
+    done = run("export", volume, "small", tmp_path / "first")
+    assert done.code == 4
+    assert b"a/two.txt" not in read_tree(tmp_path / "first")
+    done = run("export", volume, "small", tmp_path / "out", "--skip-bad", "--json")
+    assert (done.code, done.json["sample_count"], done.json["bad_count"]) == (4, 5, 1)
+    assert "left out: read sample" in done.err
+    assert "a/two.txt" in done.err
+    assert read_tree(tmp_path / "out") == {p: d for p, d in samples.items() if p != b"a/two.txt"}
+
+
 def test_import_wants_source_and_volume(run, volume) -> None:
     assert run("import", volume, "--name", "x").code == 2
     assert run("import", volume.parent, volume).code == 2
@@ -176,6 +217,16 @@ def test_import_refuses_a_name_before_it_reads_the_source(run, volume, tmp_path,
     assert done.code == 2
     assert "a dataset's name is 1 to 244 bytes" in done.err
     assert run("ls", volume).out == b"small@1\n"
+
+
+def test_import_of_an_empty_source_is_an_error_unless_it_is_allowed(run, volume, tmp_path) -> None:
+    (tmp_path / "photos").mkdir()
+    done = run("import", tmp_path / "photos", volume, "--name", "photos")
+    assert (done.code, len(done.err.splitlines())) == (3, 1)
+    assert "photos: expected at least one sample, got none: it holds nothing" in done.err
+    assert run("ls", volume).out == b"small@1\n"
+    done = run("import", tmp_path / "photos", volume, "--name", "photos", "--allow-empty")
+    assert (done.code, "imported photos@1: 0 samples" in done.err) == (0, True)
 
 
 def test_import_of_what_does_not_fit_changes_nothing(run, volume, tmp_path) -> None:

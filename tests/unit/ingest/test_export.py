@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import os
+import subprocess
 import tarfile
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from uuid import uuid4
@@ -15,9 +18,24 @@ from hypothesis import strategies as st
 
 import dlfs
 from dlfs.dataset import Dataset
-from dlfs.errors import DeviceError, ExistsError, FormatError, UsageError
+from dlfs.errors import (
+    ChecksumError,
+    DeviceError,
+    DlfsError,
+    ExistsError,
+    FormatError,
+    SpaceError,
+    UsageError,
+)
 from dlfs.ingest import export
-from dlfs.ingest.export import export_dataset, export_folder, export_tar
+from dlfs.ingest.export import (
+    export_dataset,
+    export_folder,
+    export_kind,
+    export_stream,
+    export_tar,
+    export_zip,
+)
 from dlfs.ingest.importer import import_dataset, open_source
 from dlfs.ingest.progress import Progress
 from dlfs.volume import Volume
@@ -202,6 +220,147 @@ def test_an_empty_dataset_is_exported(volume: Volume, tmp_path: Path) -> None:
     assert open_source(tmp_path / "out.tar").sample_count == 0
 
 
+# ---- kinds of targets ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("target", "kind"),
+    [
+        ("out", "folder"),
+        ("run-1.0", "folder"),
+        (".hidden", "folder"),
+        ("x.zip/", "folder"),
+        ("x.rar/", "folder"),
+        ("a.b/c", "folder"),
+        ("x.tar", "tar"),
+        ("x.TGZ", "tar"),
+        ("x.tar.zst", "tar"),
+        ("x.zip", "zip"),
+        ("x.arrow", "arrow"),
+        ("x.feather", "arrow"),
+        ("x.parquet", "parquet"),
+        ("x.pq", "parquet"),
+    ],
+)
+def test_a_name_says_what_is_written(target: str, kind: str) -> None:
+    assert export_kind(target) == kind
+
+
+@pytest.mark.parametrize("target", ["x.rar", "out/x.h5", "x.tar.lz4", "photos.d"])
+def test_a_suffix_of_another_format_is_refused(
+    target: str, dataset: Dataset, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=r"ends in one of \.tar, .*\.parquet, got \."):
+        export_dataset(dataset, tmp_path / target)
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / target).mkdir(parents=True)
+    assert export_dataset(dataset, tmp_path / target).sample_count == len(FILES)  # a folder it is
+
+
+def test_a_slash_makes_a_folder(dataset: Dataset, tmp_path: Path) -> None:
+    export_dataset(dataset, f"{tmp_path}/x.zip/")
+    assert tree(tmp_path / "x.zip") == FILES
+
+
+def test_a_stream_is_a_tar_archive(dataset: Dataset) -> None:
+    stream = io.BytesIO()
+    assert export_stream(dataset, stream).sample_count == len(FILES)
+    stream.seek(0)
+    with tarfile.open(fileobj=stream, errors="surrogateescape") as archive:
+        got = {os.fsencode(member.name): archive.extractfile(member).read() for member in archive}  # type: ignore[union-attr]
+    assert got == FILES
+
+
+def test_a_full_stream_is_told(dataset: Dataset) -> None:
+    with open("/dev/full", "wb", buffering=0) as full, pytest.raises(SpaceError, match="export to"):
+        export_stream(dataset, full)
+
+
+def test_a_zip_archive_is_what_others_read(volume: Volume, tmp_path: Path) -> None:
+    files = {path: data for path, data in FILES.items() if b"\xff" not in path}
+    files["été/字".encode()] = b"text"
+    with volume.writer("text") as writer:
+        for path, data in files.items():
+            writer.add(path, data)
+    with volume["text"] as found:
+        report = export_zip(found, tmp_path / "x.zip")
+        assert (report.sample_count, report.sample_bytes) == (len(files), found.sample_bytes)
+    with zipfile.ZipFile(tmp_path / "x.zip") as archive:
+        assert archive.testzip() is None
+        assert {name.encode(): archive.read(name) for name in archive.namelist()} == files
+    assert [entry.name for entry in tmp_path.iterdir()] == ["x.zip"]
+
+
+def test_a_zip_archive_has_names_of_text(dataset: Dataset, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"paths of UTF-8, which ZIP holds, got d/\\xff"):
+        export_zip(dataset, tmp_path / "x.zip")
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---- what cannot be read or written --------------------------------------------------------------
+
+
+@pytest.fixture
+def damaged(tmp_path: Path) -> Iterator[Dataset]:
+    """A dataset of eight samples, of which 2 and 5 are damaged."""
+    image = tmp_path / "volume.img"
+    dlfs.format_volume(str(image), size_bytes=16 << 20)
+    with dlfs.open(str(image)) as volume:
+        with volume.writer("d") as writer:
+            for number in range(8):
+                writer.add(f"d/{number}", bytes([number]) * 5000, attributes={"n": number})
+        with volume["d"] as found:
+            places = [found.stat(number).offset_bytes for number in (2, 5)]
+    with image.open("r+b") as file:
+        for place in places:
+            file.seek(place + 100)
+            file.write(b"wrong")
+    with dlfs.open(str(image)) as volume, volume["d"] as found:
+        yield found
+
+
+@pytest.mark.parametrize("name", ["out", "x.tar", "x.zip", "x.arrow", "x.parquet"])
+def test_bad_samples_are_left_out_where_that_is_wanted(
+    volume: Volume, damaged: Dataset, tmp_path: Path, name: str
+) -> None:
+    target = tmp_path / "target" / name
+    target.parent.mkdir()
+    with pytest.raises(ChecksumError, match="d/2"):
+        export_dataset(damaged, target)
+    bad: list[DlfsError] = []
+    report = export_dataset(damaged, target, force=True, on_bad=bad.append)
+    assert (report.sample_count, report.sample_bytes, report.bad_count) == (6, 30_000, 2)
+    assert sorted(str(error).partition("'d/")[2][0] for error in bad) == ["2", "5"]
+    expected = {f"d/{n}".encode(): bytes([n]) * 5000 for n in range(8) if n not in (2, 5)}
+    if name == "x.zip":
+        with zipfile.ZipFile(target) as archive:
+            assert {n.encode(): archive.read(n) for n in archive.namelist()} == expected
+        return
+    import_dataset(volume, open_source(target), "again")
+    with volume["again"] as again:
+        assert {path: again.get(path) for path in again.paths()} == expected
+        if name in ("x.arrow", "x.parquet"):
+            assert again.column("n").tolist() == [0, 1, 3, 4, 6, 7]
+
+
+@pytest.mark.root
+def test_a_full_file_system_is_told_and_nothing_half_written_is_left(
+    dataset: Dataset, tmp_path: Path
+) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=32k", "none", small], check=True)
+    try:
+        for name in ("x.tar", "x.arrow", "folder"):
+            with pytest.raises(SpaceError, match=r"export to .*No space left"):
+                export_dataset(dataset, small / name)
+        whole = tree(small)
+        assert set(whole) < {b"folder/" + path for path in FILES}
+        assert all(data == FILES[path.removeprefix(b"folder/")] for path, data in whole.items())
+    finally:
+        subprocess.run(["umount", small], check=True)
+
+
 NAMES = st.binary(min_size=1, max_size=9).filter(
     lambda name: not set(name) & {0, 47} and name not in (b".", b"..")
 )
@@ -227,7 +386,7 @@ def test_any_dataset_goes_round(
             export_tar(dataset, base / "out.tar")
         assert tree(base / "out") == files
         for number, source in enumerate([base / "out", base / "out.tar"]):
-            import_dataset(volume, open_source(source), str(number))
+            import_dataset(volume, open_source(source), str(number), allow_empty=not files)
             with volume[str(number)] as dataset:
                 data = dataset.read(range(len(dataset))).to_list()
                 assert dict(zip(dataset.paths(), data, strict=True)) == files

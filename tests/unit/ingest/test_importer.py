@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import re
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -102,9 +103,32 @@ def test_archives_arrive(volume: Volume, tmp_path: Path, suffix: str) -> None:
     assert report.sample_count == 150
 
 
-def test_an_empty_folder_makes_an_empty_dataset(volume: Volume, tmp_path: Path) -> None:
-    report = import_dataset(volume, FolderSource(tmp_path), "n")
+def test_an_empty_folder_makes_an_empty_dataset_where_it_is_asked_to(
+    volume: Volume, tmp_path: Path
+) -> None:
+    report = import_dataset(volume, FolderSource(tmp_path), "n", allow_empty=True)
     assert report.sample_count == 0
+    assert len(volume["n"]) == 0
+
+
+def test_an_import_without_samples_is_an_error(volume: Volume, tmp_path: Path) -> None:
+    before = volume.generation
+    (tmp_path / "folder/x/y").mkdir(parents=True)
+    (tmp_path / "folder/link").symlink_to("nowhere")
+    with tarfile.open(tmp_path / "empty.tar", "w"):
+        pass
+    for source, found in (
+        (FolderSource(tmp_path / "folder", links="skip"),
+         "1 x symbolic link, 2 x directory without samples"),
+        (FolderSource(tmp_path / "folder/x/y"), "nothing"),
+        (open_source(tmp_path / "empty.tar"), "nothing"),
+    ):  # fmt: skip
+        told = f"import {source.name}: expected at least one sample, got none: it holds {found};"
+        with pytest.raises(NotFoundError, match=re.escape(told)):
+            import_dataset(volume, source, "n")
+    volume.refresh()
+    assert (volume.generation, "n" in volume) == (before, False)
+    import_dataset(volume, open_source(tmp_path / "empty.tar"), "n", allow_empty=True)
     assert len(volume["n"]) == 0
 
 
