@@ -116,6 +116,16 @@ SettingsOption = Annotated[
         help="Of the format; may be given again. --formats lists them.",
     ),
 ]
+LinksOption = Annotated[
+    Links | None,
+    typer.Option(
+        metavar="follow|skip|error",
+        help="Symbolic links: take what they lead to (the default), leave out, or refuse.",
+    ),
+]
+AllowEmptyOption = Annotated[
+    bool, typer.Option("--allow-empty", help="Make an empty dataset of a source without samples.")
+]
 
 
 def import_dataset(
@@ -130,13 +140,7 @@ def import_dataset(
     seed: Annotated[int, typer.Option(help="Of the order of packing.", min=0)] = 0,
     format_name: FormatOption = AUTO,
     settings: SettingsOption = None,
-    links: Annotated[
-        Links | None,
-        typer.Option(
-            metavar="follow|skip|error",
-            help="Symbolic links: take what they lead to (the default), leave out, or refuse.",
-        ),
-    ] = None,
+    links: LinksOption = None,
     prefix_shards: Annotated[
         bool, typer.Option("--prefix-shards", help="Put each archive's name before its paths.")
     ] = False,
@@ -155,10 +159,7 @@ def import_dataset(
     path_column: PathColumnOption = None,
     array_dtype: ArrayDtypeOption = None,
     array_shape: ArrayShapeOption = None,
-    allow_empty: Annotated[
-        bool,
-        typer.Option("--allow-empty", help="Make an empty dataset of a source without samples."),
-    ] = False,
+    allow_empty: AllowEmptyOption = False,
     json: JsonOption = False,
 ) -> None:
     """Import files as a dataset: whole, or not at all. A name that exists gets a new version."""
