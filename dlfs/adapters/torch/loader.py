@@ -1,10 +1,12 @@
 """An epoch's batches as tensors, resumable to the sample at any number of ranks and workers.
 
-The order of an epoch is a function of seed and epoch. Global batch k of world size W and batch size
-B is the positions k * B * W and on of it, of which rank r has every W-th. With worker processes,
-a rank's batches, not its samples, are dealt to them in turn; DataLoader asks its workers in turn as
-well, so that what it gives is the rank's batches in their order, however many workers there are.
-The state is therefore (seed, epoch, position) and nothing else.
+The order of an epoch is a function of seed and epoch. ``shares`` divides it between ranks. With
+worker processes, a rank's batches, not its samples, are dealt to them in turn; DataLoader asks its
+workers in turn as well, so that what it gives is the rank's batches in their order, however many
+workers there are. The state is therefore (seed, epoch, position) and nothing else.
+
+The epoch advances when its last batch is given: training loops that take ``len(loader)`` batches
+never ask for one more. ``cursor`` has the state, in memory shared with worker processes.
 
 In each process that reads, native code reads ahead, and transforms run in threads some batches
 ahead of the one that is asked for: memory for ``lookahead`` batches beside the dataset's budget.
@@ -12,43 +14,62 @@ ahead of the one that is asked for: memory for ``lookahead`` batches beside the 
 
 from __future__ import annotations
 
+import multiprocessing
+import signal
+import threading
 import warnings
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import Future
+from contextlib import closing
 from copy import copy
+from traceback import clear_frames
+from types import GeneratorType
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from dlfs import Batch, Dataset, Epoch, OnError, ReadPlan, Shuffle
+from dlfs.adapters.torch.choices import copy_choice
+from dlfs.adapters.torch.cursor import Cursor
 from dlfs.adapters.torch.forms import ElementType
 from dlfs.adapters.torch.labels import Labels
 from dlfs.adapters.torch.placement import find_placement
 from dlfs.adapters.torch.samples import THREADS, Collate, Recipe, Transform, TransformPool
+from dlfs.adapters.torch.shares import Share, Uneven, choose_uneven
 from dlfs.adapters.torch.states import State, next_epoch, plain_state
 from dlfs.adapters.torch.tensors import TensorBatch
-from dlfs.errors import DlfsError, UsageError
+from dlfs.errors import ClosedError, DlfsError, UsageError
 from dlfs.sequence import WINDOW_CHUNKS
 
 LOOKAHEAD = 2
 """Batches whose transforms are begun before they are asked for."""
 
+_Read = tuple[Batch, State]
 _Work = tuple[Batch, State, list[Future[list[Any]]]]
 
 
 class Loader(IterableDataset[Any]):
     """Iterates over the batches of one epoch after the other.
 
-    An iteration gives what is left of the epoch, from where ``state_dict`` says; behind its last
-    batch the state is the beginning of the next epoch. With ``num_workers`` it runs worker
-    processes by itself. It may also be the dataset of a ``DataLoader`` or of torchdata's
-    ``StatefulDataLoader`` of the caller's, with ``batch_size=None`` and any number of workers: each
-    iteration of those begins where this object stands when they start their workers; call
-    ``set_epoch`` before each, and take the state from ``TensorBatch.state``, or from
-    ``StatefulDataLoader``. Their persistent workers begin the next epoch by themselves unless told.
+    An iteration gives what is left of the epoch, from where ``state_dict`` says. With the last
+    batch the state is the beginning of the next epoch, whether or not the loop asks for more.
+    ``len`` is the number of batches of a whole epoch, always. One iteration reads at a time: a new
+    one ends that before it.
+
+    With ``num_workers`` it runs worker processes by itself. It may also be the dataset of a
+    ``DataLoader`` or of torchdata's ``StatefulDataLoader`` of the caller's, with
+    ``batch_size=None`` and any number of workers. Then each iteration of the ``DataLoader`` is the
+    next epoch; the first one after ``load_state_dict`` is what is left of an epoch. With workers,
+    take the state from ``TensorBatch.state``, or from ``StatefulDataLoader``: this object does not
+    know which batches were given, and says the epoch that the next iteration will be.
+
+    The default order of an epoch is a permutation of all samples. ``where``, ``weights`` and
+    ``order`` choose samples as in ``Dataset.batches``; ``order=range(len(dataset))`` evaluates in
+    index order.
 
     Args:
         dataset: to read from.
@@ -56,8 +77,19 @@ class Loader(IterableDataset[Any]):
         shuffle: ``global``, ``chunk`` or None; see ``Dataset.batches``.
         seed: of the order.
         window_chunks: of ``chunk``.
-        drop_last: leave out a last global batch that is not full; without it some ranks may have
-            one batch more than others.
+        where: ``bool[n_samples]`` or indices: the samples to take, each once.
+        weights: ``[n_samples]`` or the name of a column: draw with replacement, in proportion.
+        draws: samples of a weighted epoch; as many as there are to draw from by default.
+        order: indices, taken as they stand in every epoch.
+        drop_last: leave out a last global batch that is not full.
+        uneven: what ranks do where the samples do not divide by their number. ``pad``: the first
+            samples of the epoch are repeated, fewer than there are ranks, so that all ranks have
+            as many batches of as many samples; so does PyTorch's ``DistributedSampler``. ``drop``:
+            the last samples are left out, fewer than there are ranks. ``leave``: each sample is
+            given exactly once, and some ranks may have one batch more than others: ranks that wait
+            for each other in each step, as under DistributedDataParallel, then hang or fail. By
+            default ``pad`` where torch.distributed is initialised with several ranks, or a launcher
+            such as torchrun has set their number, else ``leave``.
         on_error: ``raise``, ``skip`` or ``replace`` samples that cannot be read.
         plan: how to read ahead.
         rank: of this process; by default torch.distributed's, if it is initialised by now, else the
@@ -96,7 +128,12 @@ class Loader(IterableDataset[Any]):
         shuffle: Shuffle | None = "global",
         seed: int = 0,
         window_chunks: int = WINDOW_CHUNKS,
+        where: npt.ArrayLike | None = None,
+        weights: str | npt.ArrayLike | None = None,
+        draws: int | None = None,
+        order: npt.ArrayLike | None = None,
         drop_last: bool = False,
+        uneven: Uneven | None = None,
         on_error: OnError = "raise",
         plan: ReadPlan = "auto",
         rank: int | None = None,
@@ -131,7 +168,9 @@ class Loader(IterableDataset[Any]):
             arrays=arrays,
             threads=threads,
         )
+        self._choice = copy_choice(where=where, weights=weights, draws=draws, order=order)
         self._drop_last = drop_last
+        self._uneven = choose_uneven(uneven, self.world_size)
         self._on_error = on_error
         self._plan = plan
         self._lookahead = lookahead
@@ -140,34 +179,42 @@ class Loader(IterableDataset[Any]):
         self._pin_memory = pin_memory and _has_accelerator()
         self._as_pairs = as_pairs
         self._workers: DataLoader[TensorBatch] | None = None
-        self._state = dataset.batches(
-            batch_size, shuffle=shuffle, seed=seed, window_chunks=window_chunks, on_error=on_error
-        ).state()
-        # What persistent workers are told, in memory that they share with this process: how often
-        # it was set, epoch, position.
-        self._told = torch.zeros(3, dtype=torch.int64).share_memory_()
-        self._heard = 0
-        self._begun = False  # in a worker: an iteration
+        self._source: Iterator[TensorBatch] | None = None  # of the iteration that is under way
+        whole = dataset.batches(
+            1,
+            shuffle=shuffle,
+            seed=seed,
+            window_chunks=window_chunks,
+            on_error=on_error,
+            **self._choice,
+        )
+        self._total = len(whole)
+        self._cursor = Cursor(whole.state())
+        # In a worker of DataLoader: iterations that it has begun, the state that was loaded for
+        # the next one, and the state behind its last batch.
+        self._iterations = 0
+        self._loaded: State | None = None
+        self._dealt: State | None = None
+        self._open_epoch(whole.state()).close()  # refuses a batch size out of range
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_workers": None}
+        return {**self.__dict__, "_workers": None, "_source": None}
 
     # ---- where it stands -------------------------------------------------------------------------
 
     @property
     def epoch(self) -> int:
         """The epoch that the next batch belongs to."""
-        return int(self._state["epoch"])
+        return int(self._stand()["epoch"])
 
     @property
     def position(self) -> int:
         """Samples of the epoch that all ranks together have been given."""
-        return int(self._state["position"])
+        return int(self._stand()["position"])
 
     def __len__(self) -> int:
-        """Batches of this rank that are left of the epoch."""
-        with self._open_epoch() as epoch:
-            return len(epoch)
+        """Batches of this rank in a whole epoch."""
+        return self._share(0).batches
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the beginning of an epoch; nothing changes if it is the one that it stands in.
@@ -178,11 +225,22 @@ class Loader(IterableDataset[Any]):
         if epoch < 0:
             raise UsageError(f"set the epoch: expected 0 or more, got {epoch}")
         if epoch != self.epoch:
-            self._go_to({**self._plain(), "epoch": epoch, "position": 0})
+            self._go_to({**self._cursor.get(), "epoch": epoch, "position": 0})
 
     def state_dict(self) -> State:
-        """Where it stands behind the last batch that was given; plain values, for a checkpoint."""
-        return dict(self._state)
+        """Return the state behind the last batch that was given: plain values, for a checkpoint.
+
+        Raises:
+            UsageError: the workers of a ``DataLoader`` of the caller's have begun an iteration:
+                only the batches that it gives have the state.
+        """
+        if get_worker_info() is None and self._cursor.was_begun:
+            raise UsageError(
+                "take the state of a loader: expected that it gives the batches itself, got one "
+                "that the workers of a DataLoader read from, where only the batches know the "
+                "state; save the last batch's batch.state, or use torchdata's StatefulDataLoader"
+            )
+        return dict(self._stand())
 
     def load_state_dict(self, state: State) -> None:
         """Go on from a checkpoint, in its order, at whatever world size and number of workers.
@@ -192,132 +250,221 @@ class Loader(IterableDataset[Any]):
                 ``StatefulDataLoader`` over a loader.
 
         Raises:
-            UsageError: it is none of these, or of another dataset.
+            UsageError: it is none of these, or of another dataset or selection.
         """
-        plain = plain_state(state, len(self.dataset))
-        self._open_epoch(plain).close()  # it says what is wrong with it
+        plain = plain_state(state, self._total)
+        self._open_epoch(plain).close()  # refuses what does not fit
         if get_worker_info() is not None:
-            self._state = dict(state) if "dealt" in state else plain
-            self._begun = False
+            self._loaded = dict(state) if "dealt" in state else self._begin_of(plain)
         else:
-            self._go_to(plain)
+            self._go_to(self._begin_of(plain))
 
-    def _plain(self) -> State:
-        return plain_state(self._state, len(self.dataset))
+    def _stand(self) -> State:
+        """Return the state that the next batch begins with; in a worker, the worker's own."""
+        if get_worker_info() is not None and self._dealt is not None:
+            return self._dealt
+        return self._cursor.get()
+
+    def _begin_of(self, state: State) -> State:
+        """Return a plain state, or the next epoch's where no rank has any of its epoch left."""
+        left = self._share(state["position"], rank=0).batches
+        return state if left or not state["position"] else next_epoch(state)
 
     def _go_to(self, state: State) -> None:
-        """Stand at a plain state, and have persistent workers begin there."""
-        before = self._plain()
-        if any(state[key] != before[key] for key in state.keys() - {"epoch", "position"}):
-            self._workers = None  # what they cannot be told
-        self._state = state
-        self._heard = int(self._told[0]) + 1
-        self._told[1:] = torch.tensor([state["epoch"], state["position"]])
-        self._told[0] = self._heard
+        self._end_iteration()
+        self._cursor.set(state)
 
-    def _listen(self) -> None:
-        """In a worker, when an iteration begins: stand where it is to begin."""
-        told, epoch, position = self._told.tolist()
-        if told != self._heard:
-            self._heard = told
-            self._state = {**self._plain(), "epoch": epoch, "position": position}
-        elif self._begun:
-            self._state = next_epoch(self._plain())
-        self._begun = True
+    def _share(self, first: int, rank: int | None = None) -> Share:
+        """Return this rank's share, or another's, of an epoch from a position on."""
+        return Share(
+            total=self._total,
+            first=first,
+            batch_size=self.batch_size,
+            rank=self.rank if rank is None else rank,
+            world_size=self.world_size,
+            uneven=self._uneven,
+            drop_last=self._drop_last,
+        )
 
-    # ---- batches ---------------------------------------------------------------------------------
+    # ---- iterations ------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Any]:
-        """What is left of the epoch: a ``TensorBatch`` each, or what ``as_pairs`` says.
+        """Iterate over what is left of the epoch: a ``TensorBatch`` each, or as ``as_pairs`` says.
 
         Raises:
             TransformError: the transform raised.
+            ClosedError: ``close``, ``set_epoch``, ``load_state_dict`` or another iteration ended
+                this one.
             DlfsError: a sample cannot be read.
         """
         info = get_worker_info()
-        batches = self._give() if info is None else self._deal(info.id, info.num_workers)
+        if info is None:
+            batches = self._iterate()
+        else:
+            batches = self._iterate_worker(info.seed - info.id, info.id, info.num_workers)
         return map(_pair, batches) if self._as_pairs else batches
 
-    def _give(self) -> Iterator[TensorBatch]:
-        """In the training process."""
+    def _iterate(self) -> Iterator[TensorBatch]:
+        """Give what is left of the epoch, in the training process."""
+        self._end_iteration()  # one that was left, say by Ctrl-C, and is not yet freed
         pin = self._pin_memory and not self._num_workers  # DataLoader does it in a thread
+        begin = self._cursor.get()
+        state = None
+        source = None
         try:
-            source = self._start_workers() if self._num_workers else self._make(self._open_epoch())
+            source = self._source = self._start(begin)
             for batch in source:
-                self._state = batch.state
+                state = batch.state
+                self._cursor.set(state)
                 yield batch.pin_memory() if pin else batch
-        except Exception:
-            self._workers = None  # one of them may be gone
+                if state["epoch"] != begin["epoch"]:
+                    break  # it was the last one
+                if self._source is not source:
+                    raise ClosedError(
+                        "take the next batch: this iteration of the loader was ended by close, "
+                        "set_epoch, load_state_dict or another iteration; begin a new one"
+                    )
+        except GeneratorExit:  # left: workers stay for the next iteration
+            if self._source is source:
+                self._end_iteration()
             raise
-        self._state = next_epoch(self._state)
+        except BaseException as error:  # Ctrl-C too: an answer of a worker may be half read
+            if self._source is source:
+                self.close()
+            if self._num_workers and isinstance(error, KeyboardInterrupt):
+                # Notebooks keep the traceback, and with it workers that were just being started.
+                clear_frames(error.__traceback__)
+            raise
+        if self._source is source:
+            self._end_iteration()
+        if state is None:
+            self._cursor.set(next_epoch(begin))  # this rank has no batch of it
 
-    def _start_workers(self) -> Iterator[TensorBatch]:
+    def _start(self, begin: State) -> Iterator[TensorBatch]:
+        if not self._num_workers:
+            return self._make(begin)
         if self._workers is None:
-            source = copy(self)  # not itself: a cycle would keep the workers
-            source._as_pairs = False
-            self._workers = DataLoader(
-                source,
-                batch_size=None,
-                collate_fn=_as_it_is,
-                num_workers=self._num_workers,
-                multiprocessing_context=self._context,
-                pin_memory=self._pin_memory,
-                persistent_workers=True,  # with what they have in memory
-            )
-        self._go_to(self._plain())
+            self._workers = self._make_workers(begin)
+        try:
+            return self._start_workers(begin)
+        except RuntimeError:  # one of them is gone: Ctrl-C may have ended it while it started
+            self.close()
+            self._workers = self._make_workers(begin)
+            return self._start_workers(begin)
+
+    def _make_workers(self, begin: State) -> DataLoader[TensorBatch]:
+        inner = copy(self)  # not itself: a cycle would keep the workers
+        inner._as_pairs = False
+        inner._cursor = Cursor(begin)  # what they begin with is not what was given here
+        return DataLoader(
+            inner,
+            batch_size=None,
+            collate_fn=_as_it_is,
+            num_workers=self._num_workers,
+            multiprocessing_context=self._context,
+            pin_memory=self._pin_memory,
+            persistent_workers=True,  # with what they have in memory
+        )
+
+    def _start_workers(self, begin: State) -> Iterator[TensorBatch]:
+        assert self._workers is not None
+        self._workers.dataset._cursor.set(begin)
         return iter(self._workers)
 
-    def _deal(self, worker: int, workers: int) -> Iterator[TensorBatch]:
-        """In a worker process. Its state is good before the first batch, too."""
-        self._listen()
+    def _iterate_worker(self, seed: int, worker: int, workers: int) -> Iterator[TensorBatch]:
+        """Give a worker its part of an iteration; its state holds before the first batch, too."""
+        _ignore_interrupts()
+        loaded, self._loaded = self._loaded, None
+        self._iterations += 1
+        own = None if loaded is None else plain_state(loaded, self._total)
+        begin = self._cursor.begin(seed, worker, workers, self._iterations, own)
         step = self.batch_size * self.world_size
         me = {"worker": worker, "workers": workers, "step": step}
-        dealt = self._state.get("dealt")
+        dealt = None if loaded is None else loaded.get("dealt")
         if dealt is None:
-            begin = self.position + worker * step
-            epoch = self._open_epoch(worker=worker, workers=workers)
+            after = begin["position"] + worker * step
+        elif {key: dealt.get(key) for key in me} == me:
+            after = dealt["next"]
         else:
-            if {key: dealt.get(key) for key in me} != me:
-                raise UsageError(
-                    f"resume a worker: expected the state of {me}, got {dealt}; to go on with "
-                    "others, give the whole state to Loader.load_state_dict before workers start"
-                )
-            begin = dealt["next"]
-            # From its own next batch on it takes every workers-th, as the first of them would.
-            own = {**self._plain(), "position": min(len(self.dataset), begin)}
-            epoch = self._open_epoch(own, workers=workers)
-        self._state = {**self._plain(), "dealt": {**me, "next": begin}}
-        return self._deal_on(epoch, me, begin)
+            raise UsageError(
+                f"resume a worker: expected the state of {me}, got {dealt}; to go on with "
+                "others, give the whole state to Loader.load_state_dict before workers start"
+            )
+        self._dealt = {**begin, "dealt": {**me, "next": after}}
+        return self._read_dealt(begin, me, after)
 
-    def _deal_on(self, epoch: Epoch, me: dict[str, int], begin: int) -> Iterator[TensorBatch]:
-        for batch in self._make(epoch):
-            begin += me["workers"] * me["step"]
-            self._state = {**batch.state, "dealt": {**me, "next": begin}}
+    def _read_dealt(self, begin: State, me: dict[str, int], after: int) -> Iterator[TensorBatch]:
+        """Give every workers-th batch, from the one at position ``after`` on."""
+        own = {**begin, "position": min(self._total, after)}
+        for batch in self._make(own, every=me["workers"]):
+            position = min(self._total, after + me["step"])
+            after += me["workers"] * me["step"]
+            # Its own epoch, even behind the last batch: the other workers stand in it, too.
+            self._dealt = {**begin, "position": position, "dealt": {**me, "next": after}}
             yield batch
 
-    def _open_epoch(
-        self, state: State | None = None, *, worker: int = 0, workers: int = 1
-    ) -> Epoch:
+    def close(self) -> None:
+        """End its worker processes; an iteration that is under way ends with them. Idempotent."""
+        self._end_iteration()
+        workers, self._workers = self._workers, None
+        iterator = getattr(workers, "_iterator", None)
+        if iterator is not None:
+            # A traceback may keep the iterator, and its processes would live as long.
+            iterator._shutdown_workers()
+
+    def _end_iteration(self) -> None:
+        """Stop reading ahead for an iteration that is under way."""
+        source, self._source = self._source, None
+        if isinstance(source, GeneratorType):
+            source.close()
+
+    # ---- batches ---------------------------------------------------------------------------------
+
+    def _open_epoch(self, state: State, *, workers: int = 1) -> Epoch:
         epoch = self.dataset.batches(
             self.batch_size,
             rank=self.rank,
             world_size=self.world_size,
-            worker=worker,
             workers=workers,
             drop_last=self._drop_last,
             on_error=self._on_error,
             plan=self._plan,
+            **self._choice,
+            **{key: state[key] for key in ("shuffle", "seed", "epoch", "window_chunks")},
         )
-        return epoch.resume(self._plain() if state is None else state)
+        return epoch.resume(state)
 
-    def _make(self, epoch: Epoch) -> Iterator[TensorBatch]:
-        with epoch:
+    def _read(self, begin: State, every: int) -> Generator[_Read]:
+        """Read every so many of this rank's batches from a state on; give the state behind each."""
+        share = self._share(begin["position"])
+        with self._open_epoch(begin, workers=every) as epoch:
+            for number in range(0, share.batches, every):
+                if share.is_plain(number):
+                    batch = next(epoch)
+                else:
+                    batch = self._read_runs(begin, share.runs(number))
+                last = number + 1 == share.batches
+                state = {**begin, "position": share.end(number)}
+                yield batch, next_epoch(state) if last else state
+
+    def _read_runs(self, begin: State, runs: list[tuple[int, int]]) -> Batch:
+        """Read the samples at some positions of an epoch; see ``Share.runs``."""
+        order = self.dataset.sequence(
+            **self._choice,
+            **{key: begin[key] for key in ("shuffle", "seed", "epoch", "window_chunks")},
+        )
+        indices = [order.indices(first, count, stride=self.world_size) for first, count in runs]
+        return self.dataset.read(np.concatenate(indices), on_error=self._on_error)
+
+    def _make(self, begin: State, *, every: int = 1) -> Iterator[TensorBatch]:
+        reading = self._read(begin, every)
+        with closing(reading):
             if not self._recipe.has_work:
-                for batch in epoch:
-                    yield self._tensors(batch, epoch.state(), self._recipe.gather(batch))
+                for batch, state in reading:
+                    yield self._tensors(batch, state, self._recipe.gather(batch))
                 return
             with TransformPool(self._recipe, self.dataset) as pool:
-                for batch, state, parts in _begin_ahead(epoch, pool, self._lookahead):
+                for batch, state, parts in _begin_ahead(reading, pool, self._lookahead):
                     samples = self._recipe.join(pool.finish(parts))
                     yield self._tensors(batch, state, samples)
 
@@ -330,10 +477,6 @@ class Loader(IterableDataset[Any]):
             failures=batch.failures,
         )
 
-    def close(self) -> None:
-        """End its worker processes; an iteration that is under way ends with them. Idempotent."""
-        self._workers = None
-
 
 def _pair(batch: TensorBatch) -> tuple[Any, Any]:
     return batch.samples, batch.labels
@@ -344,8 +487,8 @@ def _as_it_is(batch: TensorBatch) -> TensorBatch:
     return batch
 
 
-def _begin_ahead(epoch: Epoch, pool: TransformPool, lookahead: int) -> Iterator[_Work]:
-    """An epoch's batches with their transforms begun, some batches before they are given.
+def _begin_ahead(reading: Iterator[_Read], pool: TransformPool, lookahead: int) -> Iterator[_Work]:
+    """Give batches with their transforms begun, some batches before they are asked for.
 
     An error on the way is raised in its turn: behind the batches before it.
     """
@@ -355,12 +498,12 @@ def _begin_ahead(epoch: Epoch, pool: TransformPool, lookahead: int) -> Iterator[
     while True:
         while not ended and len(begun) <= lookahead:
             try:
-                batch = next(epoch, None)
-                if batch is not None:
-                    begun.append((batch, epoch.state(), pool.start(batch)))
+                read = next(reading, None)
+                if read is not None:
+                    begun.append((*read, pool.start(read[0])))
             except DlfsError as error:
-                batch, failure = None, error
-            ended = batch is None
+                read, failure = None, error
+            ended = read is None
         if not begun:
             break
         yield begun.popleft()
@@ -368,8 +511,15 @@ def _begin_ahead(epoch: Epoch, pool: TransformPool, lookahead: int) -> Iterator[
         raise failure
 
 
+def _ignore_interrupts() -> None:
+    """Leave Ctrl-C, which a terminal or notebook sends to workers too, to the training process."""
+    main = threading.current_thread() is threading.main_thread()
+    if main and multiprocessing.parent_process() is not None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 def _has_accelerator() -> bool:
-    """Whether memory can be pinned for anything here; warns where it cannot."""
+    """Return True if memory can be pinned for anything here; warn where it cannot."""
     if torch.accelerator.is_available():
         return True
     warnings.warn(

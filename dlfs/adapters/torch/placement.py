@@ -40,6 +40,17 @@ def find_placement(rank: int | None = None, world_size: int | None = None) -> tu
     return number, size
 
 
+def is_launched() -> bool:
+    """Return True if this process is one of several ranks of torch.distributed or a launcher.
+
+    Such ranks usually wait for each other in every step, as under DistributedDataParallel.
+    """
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        return bool(distributed.get_world_size() > 1)
+    return os.environ.get("WORLD_SIZE", "1") != "1"
+
+
 def _find(
     rank: int | None, world_size: int | None
 ) -> tuple[str, tuple[int | str | None, int | str | None]]:

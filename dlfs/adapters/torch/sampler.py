@@ -1,14 +1,15 @@
 """Samplers in place of PyTorch's, for loops that have a map-style dataset and a DataLoader.
 
-They hold no list of indices: an epoch's order is computed a block at a time. Ranks take every
-``num_replicas``-th index, as with PyTorch's ``DistributedSampler``, and the same rule makes up a
-last round that is not full: with the first indices of the epoch again, or by leaving it out.
+They hold no list of indices but of chosen samples: an epoch's order is computed a block at a time.
+Ranks take every ``num_replicas``-th index, as with PyTorch's ``DistributedSampler``, and the same
+rule makes up a last round that is not full: with the first indices of the epoch again, or by
+leaving it out. So all ranks have equally many.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,11 @@ import numpy.typing as npt
 from torch.utils.data import Sampler
 
 from dlfs import Dataset, Shuffle
+from dlfs.adapters.torch.choices import Choice, copy_choice
 from dlfs.adapters.torch.dataset import SampleDataset
 from dlfs.adapters.torch.placement import find_placement
-from dlfs.adapters.torch.states import State, plain_state
+from dlfs.adapters.torch.shares import Share
+from dlfs.adapters.torch.states import State, next_epoch, plain_state
 from dlfs.arguments import check_choice
 from dlfs.errors import UsageError
 from dlfs.sequence import WINDOW_CHUNKS
@@ -45,30 +48,38 @@ class _Order:
         shuffle: bool | Shuffle,
         seed: int,
         window_chunks: int,
+        choice: Choice,
     ) -> None:
         check_choice(shuffle, [*_SHUFFLES], option="shuffle", action="order samples")
         self.dataset = dataset.dataset if isinstance(dataset, SampleDataset) else dataset
         self.rank, self.num_replicas = find_placement(rank, num_replicas)
-        self.total = len(self.dataset)
+        self.choice = choice
+        if shuffle is False and "where" in choice and "weights" not in choice:
+            chosen = self.dataset.sequence(shuffle=None, **choice)
+            self.choice = {"order": np.sort(chosen.indices())}
         # Checks the arguments, too. A shuffle of None is index order here.
-        self.state = self.dataset.batches(
-            1, shuffle=_SHUFFLES[shuffle], seed=seed, window_chunks=window_chunks
-        ).state()
+        whole = self.dataset.batches(
+            1, shuffle=_SHUFFLES[shuffle], seed=seed, window_chunks=window_chunks, **self.choice
+        )
+        self.total = len(whole)
+        self.state = whole.state()
 
-    def blocks(self, first: int, end: int) -> Iterator[list[int]]:
-        """This rank's indices at positions first..end-1, a block at a time.
+    def blocks(self, state: State, first: int, end: int) -> Iterator[list[int]]:
+        """Yield this rank's indices at positions first..end-1, a block at a time.
 
         Args:
+            state: of the epoch.
             first: position of the epoch.
             end: of the last one, exclusive; those over the number of samples begin again at 0.
         """
         order = None
-        if self.state["shuffle"] is not None:
+        if state["shuffle"] is not None or self.choice:
             order = self.dataset.sequence(
-                shuffle=self.state["shuffle"],
-                seed=self.state["seed"],
-                epoch=self.state["epoch"],
-                window_chunks=self.state["window_chunks"],
+                shuffle=state["shuffle"],
+                seed=state["seed"],
+                epoch=state["epoch"],
+                window_chunks=state["window_chunks"],
+                **self.choice,
             )
         position = first + self.rank
         while position < end:
@@ -85,15 +96,20 @@ class _Order:
             yield block.tolist()
             position += count * self.num_replicas
 
-    def set_epoch(self, epoch: int) -> None:
+    def set_epoch(self, epoch: int) -> bool:
+        """Go to the beginning of an epoch; return False if it stands in it already."""
         if epoch < 0:
             raise UsageError(f"set the epoch: expected 0 or more, got {epoch}")
-        if epoch != self.state["epoch"]:
-            self.state = {**self.state, "epoch": epoch, "position": 0}
+        if epoch == self.state["epoch"]:
+            return False
+        self.state = {**self.state, "epoch": epoch, "position": 0}
+        return True
 
 
 class DistributedSampler(Sampler[int]):
     """The indices of one rank, in an epoch's order.
+
+    As PyTorch's, it stays in its epoch until ``set_epoch`` is called, and it has no state.
 
     Args:
         dataset: what is sampled.
@@ -104,6 +120,10 @@ class DistributedSampler(Sampler[int]):
         seed: of the order.
         drop_last: leave out a last round that is not full, rather than fill it up.
         window_chunks: of ``chunk``.
+        where: ``bool[n_samples]`` or indices: the samples to take, each once.
+        weights: ``[n_samples]`` or the name of a column: draw with replacement, in proportion.
+        draws: samples of a weighted epoch; as many as there are to draw from by default.
+        order: indices, taken as they stand in every epoch.
 
     Raises:
         UsageError: an argument is out of range.
@@ -122,8 +142,13 @@ class DistributedSampler(Sampler[int]):
         drop_last: bool = False,
         *,
         window_chunks: int = WINDOW_CHUNKS,
+        where: npt.ArrayLike | None = None,
+        weights: str | npt.ArrayLike | None = None,
+        draws: int | None = None,
+        order: npt.ArrayLike | None = None,
     ) -> None:
-        self._order = _Order(dataset, num_replicas, rank, shuffle, seed, window_chunks)
+        choice = copy_choice(where=where, weights=weights, draws=draws, order=order)
+        self._order = _Order(dataset, num_replicas, rank, shuffle, seed, window_chunks, choice)
         ranks = self._order.num_replicas
         self._rounds = self._order.total // ranks if drop_last else -(-self._order.total // ranks)
 
@@ -131,7 +156,8 @@ class DistributedSampler(Sampler[int]):
         return self._rounds
 
     def __iter__(self) -> Iterator[int]:
-        for block in self._order.blocks(0, self._rounds * self._order.num_replicas):
+        order = self._order
+        for block in order.blocks(order.state, 0, self._rounds * order.num_replicas):
             yield from block
 
     def set_epoch(self, epoch: int) -> None:
@@ -146,10 +172,14 @@ class DistributedSampler(Sampler[int]):
 class DistributedBatchSampler(Sampler[list[int]]):
     """Batches of indices of one rank, in an epoch's order; it can be resumed.
 
-    The batches are those of a ``Loader``: global batch k is positions k * B * W and on. A state is
-    taken back at any world size and batch size; an iteration then gives what is left of the epoch,
-    and those behind it whole epochs. DataLoader's workers ask ahead, so that the sampler stands
-    further on than the training does: torchdata's ``StatefulDataLoader`` knows the state that
+    The batches are those of a ``Loader``: global batch k is positions k * B * W and on. With its
+    last batch the epoch advances by itself; ``set_epoch``, where a loop calls it, then changes
+    nothing. An iteration that is left early begins again where it began, since DataLoader's workers
+    ask for more batches than the loop was given: call ``set_epoch`` to go on with another order.
+
+    A state is taken back at any world size and batch size; the next iteration then gives what is
+    left of the epoch, and those behind it whole epochs. The sampler stands further on than the
+    training does where there are workers: torchdata's ``StatefulDataLoader`` knows the state that
     belongs to a step.
 
     Args:
@@ -163,6 +193,10 @@ class DistributedBatchSampler(Sampler[list[int]]):
         drop_last: leave out a last global batch that is not full, rather than fill up its last
             round.
         window_chunks: of ``chunk``.
+        where: ``bool[n_samples]`` or indices: the samples to take, each once.
+        weights: ``[n_samples]`` or the name of a column: draw with replacement, in proportion.
+        draws: samples of a weighted epoch; as many as there are to draw from by default.
+        order: indices, taken as they stand in every epoch.
 
     Raises:
         UsageError: an argument is out of range.
@@ -182,37 +216,47 @@ class DistributedBatchSampler(Sampler[list[int]]):
         drop_last: bool = False,
         *,
         window_chunks: int = WINDOW_CHUNKS,
+        where: npt.ArrayLike | None = None,
+        weights: str | npt.ArrayLike | None = None,
+        draws: int | None = None,
+        order: npt.ArrayLike | None = None,
     ) -> None:
         if batch_size < 1:
             raise UsageError(f"sample batches: expected batch_size >= 1, got {batch_size}")
-        self._order = _Order(dataset, num_replicas, rank, shuffle, seed, window_chunks)
+        choice = copy_choice(where=where, weights=weights, draws=draws, order=order)
+        self._order = _Order(dataset, num_replicas, rank, shuffle, seed, window_chunks, choice)
         self.batch_size = batch_size
-        self._step = batch_size * self._order.num_replicas
         self._drop_last = drop_last
+        self._given = self._order.state  # the order's is where the next iteration begins
 
-    def _end(self, first: int) -> int:
-        """The position at which batches from ``first`` on end."""
-        left = self._order.total - first
-        unit = self._step if self._drop_last else self._order.num_replicas
-        rounds = left // unit if self._drop_last else -(-left // unit)
-        return first + rounds * unit
+    def _share(self, first: int) -> Share:
+        return Share(
+            total=self._order.total,
+            first=first,
+            batch_size=self.batch_size,
+            rank=self._order.rank,
+            world_size=self._order.num_replicas,
+            uneven="pad",
+            drop_last=self._drop_last,
+        )
 
     def __len__(self) -> int:
-        """Batches of the next iteration."""
-        first = int(self._order.state["position"])
-        return -(-(self._end(first) - first) // self._step)
+        """Batches of this rank in a whole epoch."""
+        return self._share(0).batches
 
     def __iter__(self) -> Iterator[list[int]]:
-        first = int(self._order.state["position"])
-        indices = (
-            index for block in self._order.blocks(first, self._end(first)) for index in block
-        )
-        position = first
-        while batch := list(islice(indices, self.batch_size)):
-            position = min(self._order.total, position + self._step)
-            self._order.state = {**self._order.state, "position": position}
-            yield batch
-        self._order.state = {**self._order.state, "position": 0}
+        begin = self._order.state
+        first = int(begin["position"])
+        share = self._share(first)
+        end = first + share.samples * self._order.num_replicas
+        indices = chain.from_iterable(self._order.blocks(begin, first, end))
+        for number in range(share.batches):
+            self._given = {**begin, "position": share.end(number)}
+            if number + 1 == share.batches:
+                self._given = self._order.state = next_epoch(begin)
+            yield list(islice(indices, self.batch_size))
+        if not share.batches:
+            self._given = self._order.state = next_epoch(begin)
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the beginning of an epoch; nothing changes if it is the one that it stands in.
@@ -220,11 +264,12 @@ class DistributedBatchSampler(Sampler[list[int]]):
         Raises:
             UsageError: it is negative.
         """
-        self._order.set_epoch(epoch)
+        if self._order.set_epoch(epoch):
+            self._given = self._order.state
 
     def state_dict(self) -> State:
-        """Where it stands behind the last batch that was given; plain values."""
-        return {**self._order.state, "dealt": {"step": self._step}}
+        """Return the state behind the last batch that was given: plain values."""
+        return {**self._given, "dealt": {"step": self._share(0).step}}
 
     def load_state_dict(self, state: State) -> None:
         """Go on from a state, in its order.
@@ -234,8 +279,10 @@ class DistributedBatchSampler(Sampler[list[int]]):
                 a sampler.
 
         Raises:
-            UsageError: it is none of these, or of another dataset.
+            UsageError: it is none of these, or of another dataset or selection.
         """
         plain = plain_state(state, self._order.total)
-        self._order.dataset.batches(1).resume(plain).close()  # it says what is wrong with it
-        self._order.state = plain
+        epoch = self._order.dataset.batches(1, **self._order.choice)
+        epoch.resume(plain).close()  # refuses what does not fit
+        over = plain["position"] > 0 and self._share(plain["position"]).batches == 0
+        self._given = self._order.state = next_epoch(plain) if over else plain

@@ -1,0 +1,280 @@
+"""Iterations of worker processes: which epoch each is, and what Ctrl-C leaves."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import pickle
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from dlfs.errors import UsageError
+from tests.unit.adapters.torch.conftest import COUNT
+from tests.unit.adapters.torch.orders import order, reference
+
+torch = pytest.importorskip("torch")
+
+from torch.utils.data import DataLoader  # noqa: E402
+
+from dlfs.adapters.torch import Loader  # noqa: E402
+from dlfs.adapters.torch import cursor as cursor_module  # noqa: E402
+from dlfs.adapters.torch.cursor import Cursor  # noqa: E402
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
+]
+
+ROOT = Path(__file__).parents[4]
+
+
+# ---- which epoch an iteration is -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_every_iteration_of_a_dataloader_is_the_next_epoch(samples, persistent):
+    loader = Loader(samples, 10, seed=5)
+    outer = DataLoader(loader, batch_size=None, num_workers=2, persistent_workers=persistent)
+    assert order(outer) == reference(samples, seed=5, epoch=0)
+    batches = iter(outer)
+    given = [next(batches) for _ in range(8)]  # left early
+    assert order(given) == reference(samples, seed=5, epoch=1)[:80]
+    assert loader.epoch == 2
+    del batches
+    assert order(outer) == reference(samples, seed=5, epoch=2)
+    loader.load_state_dict(given[-1].state)
+    assert order(outer) == reference(samples, seed=5, epoch=1)[80:]
+    assert order(outer) == reference(samples, seed=5, epoch=2)
+    loader.load_state_dict({**given[-1].state, "seed": 9, "shuffle": None})
+    assert order(outer) == reference(samples, shuffle=None)[80:]
+    loader.set_epoch(2)  # it stands there
+    loader.set_epoch(4)
+    assert order(outer) == reference(samples, shuffle=None)
+    assert loader.epoch == 5
+
+
+def test_every_iteration_of_spawned_workers_is_the_next_epoch(samples):
+    loader = Loader(samples, 10, seed=5)
+    loader.load_state_dict({**loader.state_dict(), "position": 100})
+    outer = DataLoader(loader, batch_size=None, num_workers=2, multiprocessing_context="spawn")
+    assert order(outer) == reference(samples, seed=5)[100:]
+    assert order(outer) == reference(samples, seed=5, epoch=1)
+
+
+def test_the_state_is_not_known_where_others_give_the_batches(samples):
+    loader = Loader(samples, 10, seed=5)
+    outer = DataLoader(loader, batch_size=None, num_workers=2)
+    assert loader.state_dict()["epoch"] == 0
+    batches = iter(outer)
+    batch = next(batches)
+    with pytest.raises(UsageError, match=r"save the last batch's batch\.state, or use torchdata"):
+        loader.state_dict()
+    loader.load_state_dict(batch.state)
+    assert loader.state_dict() == batch.state
+    # Here it gives the batches itself, and goes on behind what workers were to give.
+    assert order([batch, *loader]) == reference(samples, seed=5)
+    assert order(outer) == reference(samples, seed=5, epoch=1)
+    assert order(loader) == reference(samples, seed=5, epoch=2)
+    assert loader.state_dict()["epoch"] == 3
+
+
+def test_epochs_go_on_where_the_generator_is_seeded_anew(samples):
+    loader = Loader(samples, 10, seed=5)
+    outer = DataLoader(loader, batch_size=None, num_workers=2)
+    for epoch in range(3):
+        torch.manual_seed(0)  # so DataLoader draws the same base seed
+        assert order(outer) == reference(samples, seed=5, epoch=epoch)
+
+
+def test_iterations_side_by_side_are_epochs_of_their_own(samples):
+    loader = Loader(samples, 10, seed=5)
+    one, other = (DataLoader(loader, batch_size=None, num_workers=2) for _ in range(2))
+    pairs = list(zip(one, other, strict=True))
+    found = [order(batch for batch, _ in pairs), order(batch for _, batch in pairs)]
+    assert [sorted(indices) for indices in found] == [list(range(COUNT))] * 2
+    for indices in found:
+        assert indices in [reference(samples, seed=5, epoch=epoch) for epoch in range(2)]
+
+
+STATE = {
+    "dataset": "d",
+    "shuffle": "chunk",
+    "seed": (1 << 64) - 1,
+    "epoch": 3,
+    "window_chunks": 64,
+    "position": 70,
+    "version": 1,
+}
+
+
+def begin_iterations(cursor: Cursor, worker: int, workers: int, barrier, results) -> None:
+    """What a worker process finds in 100 iterations, which all workers begin at once."""
+    found = []
+    for iteration in range(100):
+        barrier.wait(60)
+        found.append(cursor.begin(123, worker, workers, iteration, None))
+    results.put(found)
+
+
+def test_workers_that_begin_at_once_begin_alike():
+    cursor = Cursor(STATE)
+    context = multiprocessing.get_context("fork")
+    barrier, results = context.Barrier(4), context.SimpleQueue()
+    workers = [
+        context.Process(target=begin_iterations, args=(cursor, number, 4, barrier, results))
+        for number in range(4)
+    ]
+    for worker in workers:
+        worker.start()
+    found = [results.get() for _ in workers]
+    for worker in workers:
+        worker.join()
+    expected = [STATE] + [{**STATE, "epoch": 3 + i, "position": 0} for i in range(1, 100)]
+    assert found == [expected] * 4
+    assert cursor.get()["epoch"] == 103
+
+
+def test_a_cursor_that_is_set_while_workers_begin(monkeypatch):
+    monkeypatch.setattr(cursor_module, "_process_number", lambda: 7)
+    cursor = Cursor(STATE)
+    first = cursor.begin(1, 0, 2, 1, None)
+    later = {**STATE, "epoch": 8, "shuffle": None, "position": 0}
+    cursor.set(later)
+    assert cursor.begin(1, 0, 2, 1, None) == first == STATE  # one that was late
+    assert (cursor.get(), cursor.was_begun) == (later, False)
+    copied = pickle.loads(pickle.dumps(cursor))
+    assert cursor.begin(2, 0, 2, 1, None) == later
+    assert (copied.get(), copied.was_begun) == (later, False)
+    loaded = {**STATE, "epoch": 5}
+    assert cursor.begin(3, 0, 2, 1, loaded) == loaded  # one whose state was loaded in the worker
+    assert cursor.get()["epoch"] == 6
+
+
+# ---- Ctrl-C --------------------------------------------------------------------------------------
+
+CELLS = """
+import json, multiprocessing, os, signal, sys, threading
+import dlfs
+from dlfs.adapters.torch import Loader
+from torch.utils.data import DataLoader
+
+volume, folder, when, method, kind = sys.argv[1:]
+
+
+class Transform:
+    pickled = seen = 0
+
+    def __getstate__(self):
+        Transform.pickled += 1
+        if when == "start" and Transform.pickled == 2:  # one worker is starting, the next one not
+            os.killpg(0, signal.SIGINT)
+        return {}
+
+    def __call__(self, sample):
+        self.seen += 1
+        if when == "wait" and self.seen == 35:
+            try:
+                open(folder + "/blocked", "x").close()
+            except FileExistsError:
+                return len(sample)
+            open(folder + "/at", "w").close()  # tells that it is blocked
+            open(folder + "/go").close()
+        return len(sample)
+
+
+def interrupt():
+    open(folder + "/at").close()
+    os.killpg(0, signal.SIGINT)
+    open(folder + "/go", "w").close()
+
+
+def children():
+    return sorted(process.pid for process in multiprocessing.active_children())
+
+
+if __name__ == "__main__":
+    given, processes = [], []
+
+    def run_cell(batches, interrupted):
+        for batch in batches:
+            given.append(batch.indices.tolist())
+            processes.append(children())
+            if interrupted and when == "body" and len(given) == 5:
+                os.killpg(0, signal.SIGINT)
+
+    with dlfs.open(volume) as opened, opened["bytes"] as dataset:
+        loader = Loader(dataset, 10, seed=3, transform=Transform(), threads=1,
+                        **({} if kind != "own" else
+                           {"num_workers": 2, "multiprocessing_context": method}))
+        outer = loader if kind == "own" else DataLoader(
+            loader, batch_size=None, num_workers=2, multiprocessing_context=method,
+            persistent_workers=kind == "persistent")
+        if when == "wait":
+            os.mkfifo(folder + "/at")
+            os.mkfifo(folder + "/go")
+            threading.Thread(target=interrupt).start()
+        try:
+            run_cell(outer, True)
+        except KeyboardInterrupt as error:
+            kept = error  # as a notebook does
+        else:
+            raise SystemExit("not interrupted")
+        first = len(given)
+        run_cell(outer, False)
+        third = len(given)
+        run_cell(outer, False)
+        loader.close()
+        del outer
+    kept = kept.__traceback__ is not None
+    print(json.dumps({"given": given, "cells": [0, first, third, len(given)], "kept": kept,
+                      "processes": processes, "left": children()}))
+"""
+
+
+@pytest.mark.parametrize(
+    ("when", "method", "kind"),
+    [
+        ("body", "fork", "own"),
+        ("wait", "fork", "own"),
+        ("start", "spawn", "own"),
+        ("body", "fork", "each"),
+        ("body", "fork", "persistent"),
+    ],
+)
+def test_an_interrupted_iteration_does_not_harm_the_next(
+    torch_volume, samples, tmp_path, when, method, kind
+):
+    script = tmp_path / "cells.py"
+    script.write_text(CELLS)
+    ran = subprocess.run(
+        [sys.executable, script, torch_volume, tmp_path, when, method, kind],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"},
+        start_new_session=True,  # Ctrl-C reaches all processes of it
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout)
+    begins = found["cells"]
+    cells = [
+        [index for batch in found["given"][begin:end] for index in batch]
+        for begin, end in pairwise(begins)
+    ]
+    epochs = [reference(samples, seed=3, epoch=epoch) for epoch in range(3)]
+    if kind == "own":  # it goes on where it stood
+        assert cells[0] + cells[1] == epochs[0]
+        assert cells[2] == epochs[1]
+    else:
+        assert cells == [epochs[0][:50], epochs[1], epochs[2]]
+    assert found["left"] == []
+    assert {len(one) for one in found["processes"]} == {2}
+    if when == "body" and kind != "each":  # the same workers, with what they have in memory
+        assert len({tuple(one) for one in found["processes"]}) == 1
