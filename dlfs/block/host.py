@@ -20,6 +20,7 @@ _ID_FILE = Path("/etc/nvme/hostid")
 _MACHINE_FILE = Path("/etc/machine-id")
 _NQN_PREFIX = "nqn.2014-08.org.nvmexpress:uuid:"
 _NQN = re.compile(r"nqn\.\d{4}-\d{2}\.[\x21-\x7e]{1,211}")
+_UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
 
 def _read_line(path: Path) -> str:
@@ -47,8 +48,6 @@ def host_nqn() -> str:
 def host_id() -> UUID:
     """The ID that belongs to ``host_nqn``."""
     for text in (_read_line(_ID_FILE), _read_line(_NQN_FILE).removeprefix(_NQN_PREFIX)):
-        try:
+        if _UUID.fullmatch(text):
             return UUID(text)
-        except ValueError:
-            continue
     return _made_up()

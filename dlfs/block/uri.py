@@ -11,11 +11,14 @@
     spdk:trtype=TCP traddr=... nsid=1        SPDK's own transport-ID strings
 
 Several of them, joined by commas, name the members of a volume; a comma in a file's name is written
-``file:a%2Cb``. Parsing is strict and never touches a device. Text is at most 8192 characters.
+``file:a%2Cb``. Parsing is strict and never touches a device. Text is at most 8192 bytes.
+
+libdlfs parses paths, ``file:`` and ``nvme-tcp:`` by the same rules (``native/src/uri.c``): a change
+here is one there.
 
 Source: NVM Express Base Specification 2.0, section 4.5 (NQNs: at most 223 bytes) and 3.2.1
 (namespace IDs); SPDK ``spdk_nvme_transport_id_parse`` (keys, case-insensitive); RFC 8089 (file
-URIs).
+URIs); RFC 6874 (the zone of an IPv6 address).
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ from uuid import UUID
 from dlfs.errors import UsageError
 from dlfs.units import parse_bytes
 
-URI_CHARACTERS_MAX = 8192
+URI_BYTES_MAX = 8192
 PATH_BYTES_MAX = 4095
 MEMBERS_MAX = 64
 NQN_BYTES_MAX = 223
@@ -51,6 +54,8 @@ _HOST_NAME = re.compile(
     r"(?=.{1,253}\Z)[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
     r"(\.[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?)*"
 )
+_ZONE = re.compile(r"[A-Za-z0-9._~-]{1,15}")
+"""The zone of a link-local address: an interface, by name or number."""
 _NQN = re.compile(r"nqn\.\d{4}-\d{2}\.[\x21-\x7e]+")
 _UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _DECIMAL = re.compile(r"[0-9]{1,10}")
@@ -135,7 +140,7 @@ class NvmeTcpUri:
     def __str__(self) -> str:
         query = f"nsid={self.nsid}"
         for host, port in self.alternatives:
-            query += f"&path={_format_host(host)}:{port}"
+            query += "&path=" + quote(f"{_format_host(host)}:{port}", safe=":[]")
         query += f"&{self.options}" if str(self.options) else ""
         nqn = quote(self.subsystem_nqn, safe=":")
         return f"nvme-tcp://{_format_host(self.host)}:{self.port}/{nqn}?{query}"
@@ -240,8 +245,12 @@ def parse_uri(uri: str) -> DeviceUri:
     Raises:
         UsageError: it names no device; the message says what was expected.
     """
-    if len(uri) > URI_CHARACTERS_MAX:
-        raise _reject(uri, f"at most {URI_CHARACTERS_MAX} characters", f"{len(uri)}")
+    try:
+        size_bytes = len(uri.encode("utf-8", "surrogateescape"))
+    except UnicodeEncodeError as error:
+        raise _reject(uri, "text that can be a path", uri) from error
+    if size_bytes > URI_BYTES_MAX:
+        raise _reject(uri, f"at most {URI_BYTES_MAX} bytes", f"{size_bytes}")
     if not uri:
         raise _reject(uri, "a path or a URI", uri)
     match = None if uri[0] in "/." else _SCHEME.match(uri)
@@ -289,10 +298,7 @@ def format_path(path: str) -> str:
 
 
 def _file(uri: str, path: str) -> FileUri:
-    try:
-        size = len(path.encode("utf-8", "surrogateescape"))
-    except UnicodeEncodeError as error:
-        raise _reject(uri, "text that can be a path", path) from error
+    size = len(path.encode("utf-8", "surrogateescape"))
     if "\0" in path:
         raise _reject(uri, "a path without NUL", path)
     if size > PATH_BYTES_MAX:
@@ -306,10 +312,7 @@ def _parse_file(uri: str, rest: str) -> FileUri:
         if host not in ("", "localhost") or not slash:
             raise _reject(uri, "file:PATH or file:///PATH", rest)
         rest = "/" + path
-    try:
-        path = _unescape(uri, rest).decode("utf-8", "surrogateescape")
-    except UnicodeEncodeError as error:
-        raise _reject(uri, "text that can be a path", rest) from error
+    path = _unescape(uri, rest).decode("utf-8", "surrogateescape")
     if not path:
         raise _reject(uri, "a path", path)
     return _file(uri, path)
@@ -376,10 +379,13 @@ def _parse_authority(uri: str, text: str, port: int) -> tuple[str, int]:
         host, bracket, tail = text[1:].partition("]")
         if not bracket or (tail and not tail.startswith(":")):
             raise _reject(uri, "[IPv6 address]:port", text)
+        address, percent, zone = host.partition("%")
         try:
-            ipaddress.IPv6Address(host)
+            ipaddress.IPv6Address(address)
         except ValueError as error:
             raise _reject(uri, "an IPv6 address in brackets", host) from error
+        if percent and not _ZONE.fullmatch(zone):
+            raise _reject(uri, "an interface's name of at most 15 characters behind %", host)
     else:
         host, _, _ = text.partition(":")
         tail = text[len(host) :]

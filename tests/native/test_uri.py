@@ -1,0 +1,252 @@
+"""libdlfs's parser of device URIs, and what it takes this host for: both as Python does.
+
+The sources are compiled here into a library of their own, for libdlfs exports neither; arithmetic
+without a defined result ends the test's process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import subprocess
+from ctypes import (
+    Structure,
+    byref,
+    c_char,
+    c_char_p,
+    c_int,
+    c_uint8,
+    c_uint32,
+    create_string_buffer,
+)
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from dlfs._native import abi
+from dlfs.block import host
+from dlfs.block.uri import DeviceUri, FileUri, NvmeTcpOptions, NvmeTcpUri, parse_uri
+from dlfs.errors import UsageError
+from tests.native.test_native import ROOT, tool
+from tests.unit.block.uris import ACCEPTED, NQN, REFUSED
+
+MESSAGE_BYTES = 1024
+SOURCES = [ROOT / "native/src" / name for name in ("uri.c", "host.c")]
+PYTHON_ONLY = ("mem:", "nvme-tcp+discover:", "spdk:")
+REFUSED_BY_BOTH = [  # without NUL and lone surrogates, which no C program's text has
+    (text, says)
+    for text, says in REFUSED
+    if not text.startswith(PYTHON_ONLY) and "\0" not in text and "\ud800" not in text
+]
+
+
+class Uri(Structure):
+    """``struct uri`` of ``native/src/uri.h``."""
+
+    _fields_ = (
+        ("kind", c_uint32),
+        ("has_host_id", c_uint32),
+        ("path", c_char * 4096),
+        ("hosts", (c_char * 254) * abi.NVME_PATHS_MAX),
+        ("subsystem_nqn", c_char * 224),
+        ("host_nqn", c_char * 224),
+        ("nvme", abi.NvmeConfig),
+    )
+
+
+class HostIdentity(Structure):
+    """``struct host_identity`` of ``native/src/host.h``."""
+
+    _fields_ = (("nqn", c_char * 224), ("id", c_uint8 * 16))
+
+
+@pytest.fixture(scope="module")
+def c(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    folder: Path = tmp_path_factory.mktemp("uri")
+    library = folder / "uri.so"
+    sizes = folder / "sizes.c"
+    sizes.write_text(
+        '#include "uri.h"\n#include "host.h"\n'
+        f'_Static_assert(sizeof(struct uri) == {ctypes.sizeof(Uri)}, "uri");\n'
+        f'_Static_assert(sizeof(struct host_identity) == {ctypes.sizeof(HostIdentity)}, "host");\n'
+    )
+    flags = ["-std=c17", "-D_GNU_SOURCE", "-O1", "-shared", "-fPIC", "-fsanitize=undefined"]
+    flags += ["-fsanitize-undefined-trap-on-error", f"-I{ROOT}/native/include"]
+    command = [tool("cc"), *flags, f"-I{ROOT}/native/src", sizes, *SOURCES, "-o", library]
+    subprocess.run(command, check=True)
+    loaded = ctypes.CDLL(str(library))
+    loaded.uri_parse.argtypes = [c_char_p, ctypes.POINTER(Uri), c_char_p, c_uint32]
+    loaded.uri_parse.restype = c_int
+    loaded.host_identity_read.argtypes = [c_char_p, ctypes.POINTER(HostIdentity)]
+    loaded.host_identity_read.restype = None
+    return loaded
+
+
+def parse(c: ctypes.CDLL, text: bytes) -> DeviceUri:
+    """What the parser of libdlfs makes of a text, as Python's classes.
+
+    Raises:
+        UsageError: it refuses the text; NotImplementedError: only Python opens such a device.
+    """
+    uri, message = Uri(), create_string_buffer(MESSAGE_BYTES)
+    code = c.uri_parse(text, byref(uri), message, MESSAGE_BYTES)
+    if code == -errno.ENOTSUP:
+        raise NotImplementedError(message.value.decode("ascii"))
+    if code < 0:
+        assert code == -errno.EINVAL
+        raise UsageError(message.value.decode("ascii"))
+    if uri.kind == 0:
+        return FileUri(os.fsdecode(uri.path))
+    nvme = uri.nvme
+    paths = [(nvme.hosts[i].decode("ascii"), int(nvme.ports[i])) for i in range(nvme.path_count)]
+    options = NvmeTcpOptions(
+        None if nvme.host_nqn is None else nvme.host_nqn.decode("ascii"),
+        UUID(bytes=bytes(nvme.host_id)) if uri.has_host_id else None,
+        bool(nvme.digests & abi.NVME_HEADER_DIGEST),
+        bool(nvme.digests & abi.NVME_DATA_DIGEST),
+        nvme.timeout_ms,
+        nvme.connect_ms,
+        nvme.keepalive_ms,
+        nvme.reconnect_ms,
+        nvme.busy_poll_us,
+    )
+    nqn = nvme.subsystem_nqn.decode("ascii")
+    return NvmeTcpUri(*paths[0], nqn, nvme.nsid, options, tuple(paths[1:]))
+
+
+def same(c: ctypes.CDLL, text: str) -> None:
+    """Both parsers make the same of a text that a C program can have."""
+    try:
+        expected: DeviceUri | None = parse_uri(text)
+    except UsageError:
+        expected = None
+    try:
+        got: DeviceUri | None = parse(c, text.encode("utf-8", "surrogateescape"))
+    except UsageError:
+        got = None
+    except NotImplementedError:
+        assert text.lower().startswith(PYTHON_ONLY)
+        return
+    assert got == expected
+
+
+@pytest.mark.parametrize(("text", "expected"), ACCEPTED)
+def test_accepts_what_python_accepts(c: ctypes.CDLL, text: str, expected: DeviceUri) -> None:
+    if text.startswith(PYTHON_ONLY):
+        with pytest.raises(NotImplementedError, match="needs the Python package") as caught:
+            parse(c, os.fsencode(text))
+        assert text.partition(":")[0] + ":" in str(caught.value)
+    else:
+        assert parse(c, os.fsencode(text)) == expected
+
+
+@pytest.mark.parametrize(("text", "says"), REFUSED_BY_BOTH)
+def test_refuses_what_python_refuses(c: ctypes.CDLL, text: str, says: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse(c, text.encode("utf-8", "surrogateescape"))
+    assert says in str(caught.value)
+    assert len(str(caught.value)) < MESSAGE_BYTES - 1
+
+
+def expected_words(message: str) -> str:
+    return message.partition(": expected ")[2].partition(", got ")[0]
+
+
+@pytest.mark.parametrize("text", [text for text, _ in REFUSED if text.startswith("nvme-tcp:")])
+def test_expects_what_python_expects(c: ctypes.CDLL, text: str) -> None:
+    with pytest.raises(UsageError) as in_python:
+        parse_uri(text)
+    with pytest.raises(UsageError) as in_c:
+        parse(c, text.encode())
+    assert expected_words(str(in_c.value)) == expected_words(str(in_python.value))
+
+
+TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=80)
+PIECES = st.sampled_from(
+    f"{NQN} nvme-tcp://h/{NQN}?nsid=1 nsid=1 path= hdgst= hostid= timeout_ms= nvme-tcp: file: é "
+    "nqn.2024-01. [::1] fe80::1%eth0 1.2.3.4 localhost %41 %00 % & ? / // : :: [ ] "
+    "- . = 0 1 a".split()
+)
+
+
+@given(st.lists(PIECES | TEXT, max_size=12).map("".join))
+@example("nvme-tcp://[::1]:1/" + NQN + "?nsid=1&path=&path=")
+@settings(deadline=None, max_examples=2000)
+def test_both_parsers_agree_on_any_text(c: ctypes.CDLL, text: str) -> None:
+    for prefix in ("", "file:", f"nvme-tcp://h/{NQN}?nsid=1&", "nvme-tcp://"):
+        same(c, prefix + text)
+
+
+@given(st.text("0123456789abcdefA:.%", max_size=48))
+@example("1:2:3:4:5:6:7::")
+@example("1::2:3:4:5:6:7:8")
+@example("::ffff:255.255.255.256")
+@example("::01.2.3.4")
+@example("0000:0000:0000:0000:0000:ffff:255.255.255.255")
+@settings(deadline=None, max_examples=2000)
+def test_both_parsers_agree_on_addresses(c: ctypes.CDLL, address: str) -> None:
+    same(c, f"nvme-tcp://[{address}]/{NQN}?nsid=1")
+    same(c, f"nvme-tcp://[::{address}]/{NQN}?nsid=1")
+    same(c, f"nvme-tcp://{address}/{NQN}?nsid=1")
+
+
+@given(st.binary(max_size=40).filter(lambda path: b"\0" not in path))
+@settings(deadline=None)
+def test_both_parsers_agree_on_any_bytes(c: ctypes.CDLL, path: bytes) -> None:
+    for prefix in ("", "file:", "./"):
+        same(c, prefix + os.fsdecode(path))
+
+
+# ---- the host ------------------------------------------------------------------------------------
+
+ID = "6e8b5a3c-0c2f-4f0a-9d0e-2f6f6d1f4b7a"
+MACHINE = "0123456789abcdef0123456789abcdef"
+FORM = "nqn.2014-08.org.nvmexpress:uuid:"
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"machine-id": MACHINE},
+        {"machine-id": f"{MACHINE}\n"},
+        {"nvme/hostnqn": "nqn.2024-01.org.example:trainer\n", "nvme/hostid": f"{ID}\n"},
+        {"nvme/hostnqn": "nqn.2024-01.org.example:trainer\n", "machine-id": MACHINE},
+        {"nvme/hostnqn": f"  {FORM}{ID.upper()} \r\nmore\n"},
+        {"nvme/hostnqn": f"{FORM}{ID}", "nvme/hostid": ID.replace("-", ""), "machine-id": MACHINE},
+        {"nvme/hostnqn": f"{FORM}{ID}", "nvme/hostid": f"{{{ID}}}"},
+        {"nvme/hostnqn": "nqn.2024-01." + "x" * 300, "machine-id": MACHINE},
+        {"nvme/hostnqn": "nqn.2024-01." + "x" * 2000, "machine-id": MACHINE},
+        {"nvme/hostnqn": "nqn.2024-01." + "x" * 211, "machine-id": MACHINE},
+        {"nvme/hostnqn": "\xff", "nvme/hostid": "hello", "machine-id": MACHINE},
+    ],
+)
+def test_this_host_is_the_one_that_python_says(
+    c: ctypes.CDLL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str]
+) -> None:
+    (tmp_path / "nvme").mkdir()
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(host, "_NQN_FILE", tmp_path / "nvme/hostnqn")
+    monkeypatch.setattr(host, "_ID_FILE", tmp_path / "nvme/hostid")
+    monkeypatch.setattr(host, "_MACHINE_FILE", tmp_path / "machine-id")
+    host._made_up.cache_clear()
+    got = HostIdentity()
+    c.host_identity_read(os.fsencode(tmp_path), byref(got))
+    try:
+        assert (got.nqn.decode(), UUID(bytes=bytes(got.id))) == (host.host_nqn(), host.host_id())
+    finally:
+        host._made_up.cache_clear()
+
+
+def test_a_host_without_a_name_is_one_host_to_the_process(c: ctypes.CDLL, tmp_path: Path) -> None:
+    first, second = HostIdentity(), HostIdentity()
+    c.host_identity_read(os.fsencode(tmp_path), byref(first))
+    c.host_identity_read(os.fsencode(tmp_path), byref(second))
+    assert bytes(first) == bytes(second)
+    made_up = UUID(bytes=bytes(first.id))
+    assert made_up.version == 4
+    assert first.nqn.decode() == f"{FORM}{made_up}"
