@@ -53,18 +53,13 @@ static struct run *run_of(struct ahead *ahead, uint32_t slot, uint64_t index)
     return oldest;
 }
 
-static uint64_t length_of(const dlfs_location *location)
-{
-    return location->length_low | (location->address >> 56) << 32;
-}
-
 /* How many samples from an index on make one reading. */
 static uint32_t extent(const dlfs_location *locations, uint64_t first, uint64_t count)
 {
     uint64_t bytes = 0;
     uint32_t samples = 0;
     while (samples < AHEAD_SAMPLES && first + samples < count) {
-        uint64_t length = length_of(&locations[first + samples]);
+        uint64_t length = dlfs_location_length(&locations[first + samples]);
         bytes += length;
         if (length > AHEAD_SAMPLE_BYTES_MAX || bytes > AHEAD_BYTES)
             break;

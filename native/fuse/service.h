@@ -127,8 +127,7 @@ int slot_enter(struct dlfs_fuse *fuse, uint32_t number, struct slot **out);
 void slot_leave(struct dlfs_fuse *fuse, struct slot *slot);
 static inline uint64_t slot_length(const struct slot *slot, uint64_t index)
 {
-    const dlfs_location *location = &slot->locations[index];
-    return location->length_low | (location->address >> 56) << 32;
+    return dlfs_location_length(&slot->locations[index]);
 }
 
 /* attribute.c */

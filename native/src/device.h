@@ -89,6 +89,12 @@ int dlfs_threads_queue_create(dlfs_device *device, uint32_t depth, dlfs_queue **
  * gone. */
 int64_t dlfs_file_result(int64_t error);
 
+/*
+ * Upper bound of one operation of an NVMe/TCP device, retries included, in milliseconds; 0 for
+ * other kinds.
+ */
+uint32_t dlfs_nvme_operation_ms(const dlfs_device *device);
+
 /* Nanoseconds of the monotonic clock. */
 uint64_t dlfs_clock_ns(void);
 

@@ -350,7 +350,7 @@ static bool config_is_valid(const dlfs_fault_config *config)
     return config->error_per_million <= MILLION && config->short_per_million <= MILLION &&
            config->flip_per_million <= MILLION && config->stall_per_million <= MILLION &&
            config->bad_length_bytes <= UINT64_MAX - config->bad_first_bytes &&
-           config->lost_polls <= 1;
+           config->lost_polls <= 1 && config->reserved == 0;
 }
 
 int dlfs_device_create_fault(dlfs_device *inner, const dlfs_fault_config *config, dlfs_device **out)

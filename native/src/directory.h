@@ -118,16 +118,6 @@ int dlfs_directory_name_equals(const dlfs_directory *directory, const uint8_t *n
 
 /* ---- for the reader -------------------------------------------------------------------------- */
 
-static inline uint64_t dlfs_location_address(const dlfs_location *location)
-{
-    return location->address & DLFS_ADDRESS_MAX;
-}
-
-static inline uint64_t dlfs_location_length(const dlfs_location *location)
-{
-    return (location->address >> 56) << 32 | location->length_low;
-}
-
 /* index < count. Check address and length against data_bytes before use: they are as found on
  * media. */
 static inline const dlfs_location *dlfs_directory_location(const dlfs_directory *directory,

@@ -31,8 +31,26 @@ static int64_t copy_kept(dlfs_reader *reader, const struct place *place, void *b
     return result;
 }
 
-DLFS_API int64_t dlfs_reader_get(dlfs_reader *reader, uint64_t index, void *buffer,
-                                 uint64_t buffer_bytes, uint32_t flags)
+static int64_t read_and_copy(dlfs_reader *reader, uint64_t index, void *buffer,
+                             dlfs_failure *failure)
+{
+    dlfs_batch *batch;
+    int64_t result = dlfs_reader_read(reader, &index, 1, &batch);
+    if (result < 0)
+        return result;
+    result = batch->lengths[0];
+    if (batch->failure_count > 0) {
+        *failure = batch->failures[0];
+        result = failure->code;
+    } else {
+        memcpy(buffer, batch->base + batch->offsets[0], (size_t)result);
+    }
+    dlfs_batch_release(batch);
+    return result;
+}
+
+int64_t reader_get(dlfs_reader *reader, uint64_t index, void *buffer, uint64_t buffer_bytes,
+                   uint32_t flags, dlfs_failure *failure)
 {
     struct place place;
     if (!reader || index >= reader->sample_count || (flags & ~DLFS_GET_KEPT) != 0)
@@ -46,13 +64,12 @@ DLFS_API int64_t dlfs_reader_get(dlfs_reader *reader, uint64_t index, void *buff
     int64_t result = copy_kept(reader, &place, buffer);
     if (result != -EAGAIN || (flags & DLFS_GET_KEPT))
         return result;
-    dlfs_batch *batch;
-    result = dlfs_reader_read(reader, &index, 1, &batch);
-    if (result < 0)
-        return result;
-    result = batch->failure_count > 0 ? batch->failures[0].code : batch->lengths[0];
-    if (result > 0)
-        memcpy(buffer, batch->base + batch->offsets[0], (size_t)result);
-    dlfs_batch_release(batch);
-    return result;
+    return read_and_copy(reader, index, buffer, failure);
+}
+
+DLFS_API int64_t dlfs_reader_get(dlfs_reader *reader, uint64_t index, void *buffer,
+                                 uint64_t buffer_bytes, uint32_t flags)
+{
+    dlfs_failure failure;
+    return reader_get(reader, index, buffer, buffer_bytes, flags, &failure);
 }

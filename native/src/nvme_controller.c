@@ -48,7 +48,7 @@ int nvme_config_copy(const dlfs_nvme_config *from, struct nvme_config *to)
     bool valid = from->path_count >= 1 && from->path_count <= DLFS_NVME_PATHS_MAX &&
                  from->nsid != UINT32_MAX && from->timeout_ms > 0 && from->connect_ms > 0 &&
                  (from->digests & ~(DLFS_NVME_HEADER_DIGEST | DLFS_NVME_DATA_DIGEST)) == 0 &&
-                 (from->flags & ~DLFS_OPEN_WRITE) == 0;
+                 (from->flags & ~DLFS_OPEN_WRITE) == 0 && from->reserved == 0;
     if (!valid || copy_text(to->subsystem_nqn, sizeof to->subsystem_nqn, from->subsystem_nqn) < 0 ||
         copy_text(to->host_nqn, sizeof to->host_nqn, from->host_nqn) < 0) {
         return -EINVAL;

@@ -247,6 +247,16 @@ failed:
     return code;
 }
 
+uint32_t dlfs_nvme_operation_ms(const dlfs_device *base)
+{
+    if (base->ops != &nvme_device_ops) {
+        return 0;
+    }
+    const struct nvme_config *config = &((const struct nvme_device *)base)->config;
+    uint64_t operation_ms = (uint64_t)config->timeout_ms + config->reconnect_ms;
+    return operation_ms < INT32_MAX ? (uint32_t)operation_ms : INT32_MAX;
+}
+
 int dlfs_nvme_run(dlfs_device *base, uint32_t queue, const dlfs_nvme_command *command, void *data,
                   uint32_t data_bytes, uint32_t direction, dlfs_nvme_result *result)
 {

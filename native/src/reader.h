@@ -379,6 +379,9 @@ void condition_init(pthread_cond_t *condition);
 int batch_reserve(struct batch *batch, uint64_t count);
 void batch_free(struct batch *batch);
 struct batch *batch_take(dlfs_reader *reader, uint64_t count);
+/* dlfs_reader_get; *failure is set when the sample itself could not be given. */
+int64_t reader_get(dlfs_reader *reader, uint64_t index, void *buffer, uint64_t buffer_bytes,
+                   uint32_t flags, dlfs_failure *failure);
 int batch_fail(struct batch *batch, const dlfs_failure *failure);
 void batch_give_back(struct batch *batch);
 int reader_take_fetch(dlfs_reader *reader, struct fetch **out);

@@ -104,7 +104,8 @@ DLFS_API int dlfs_sequence_choose(const dlfs_directory *directory, const dlfs_ch
                                   dlfs_sequence **out)
 {
     if (!directory || !choice || choice->kind < DLFS_ORDER_LIST ||
-        choice->kind > DLFS_ORDER_WEIGHTED || (choice->count > 0 && !choice->indices))
+        choice->kind > DLFS_ORDER_WEIGHTED || choice->reserved != 0 ||
+        (choice->count > 0 && !choice->indices))
         return -EINVAL;
     bool weighted = choice->kind == DLFS_ORDER_WEIGHTED;
     if (weighted && (!choice->weights || choice->count == 0))

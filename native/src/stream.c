@@ -467,7 +467,7 @@ DLFS_API int dlfs_stream_create(dlfs_reader *reader, const dlfs_stream_config *c
                                 dlfs_stream **out)
 {
     if (!reader || !config || !config->sequence || config->stride == 0 ||
-        config->plan > DLFS_PLAN_HARVEST)
+        config->plan > DLFS_PLAN_HARVEST || config->reserved != 0)
         return -EINVAL;
     if (!stream_fits(config, sequence_count(config->sequence)))
         return -EINVAL;

@@ -30,6 +30,7 @@
 #define UUID_BYTES 36u
 #define VALUE_BYTES_MAX 320u /* more than any option's value that is valid */
 #define EXPECTED_BYTES 256u
+#define SHOWN_BYTES 208u
 
 struct slice {
     const char *at;
@@ -96,17 +97,15 @@ static int hex_value(char c)
     return c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
 }
 
-const char *uri_show(const char *text, size_t bytes, char shown[URI_SHOWN_BYTES])
+const char *uri_show(const char *text, size_t bytes, char *shown, size_t shown_bytes)
 {
-    const size_t room = URI_SHOWN_BYTES - sizeof "...'";
     size_t length = 0;
-    shown[length++] = '\'';
     for (size_t i = 0; i < bytes; i++) {
         char escape[5] = {text[i], '\0'};
         if (text[i] < ' ' || text[i] > '~') /* where char is signed, bytes above 127 are negative */
             (void)snprintf(escape, sizeof escape, "\\x%02x", (unsigned char)text[i]);
         size_t more = strlen(escape);
-        if (length + more > room) {
+        if (length + more + sizeof "..." > shown_bytes) {
             memcpy(shown + length, "...", 3);
             length += 3;
             break;
@@ -114,20 +113,19 @@ const char *uri_show(const char *text, size_t bytes, char shown[URI_SHOWN_BYTES]
         memcpy(shown + length, escape, more);
         length += more;
     }
-    shown[length++] = '\'';
     shown[length] = '\0';
     return shown;
 }
 
 static int reject(const struct parser *parser, const char *expected, struct slice got)
 {
-    char uri[URI_SHOWN_BYTES];
-    char found[URI_SHOWN_BYTES];
+    char uri[SHOWN_BYTES];
+    char found[SHOWN_BYTES];
     if (parser->message && parser->message_bytes > 0)
         (void)snprintf(parser->message, parser->message_bytes,
-                       "parse device URI %s: expected %s, got %s",
-                       uri_show(parser->whole.at, parser->whole.bytes, uri), expected,
-                       uri_show(got.at, got.bytes, found));
+                       "parse device URI '%s': expected %s, got '%s'",
+                       uri_show(parser->whole.at, parser->whole.bytes, uri, sizeof uri), expected,
+                       uri_show(got.at, got.bytes, found, sizeof found));
     return -EINVAL;
 }
 
@@ -512,7 +510,7 @@ static int refuse_scheme(const struct parser *parser, const char *scheme, struct
 {
     char expected[EXPECTED_BYTES + 64];
     char got[SCHEME_BYTES_MAX + 64];
-    char shown[URI_SHOWN_BYTES];
+    char shown[SHOWN_BYTES];
     for (size_t i = 0; i < 3; i++) {
         static const char *const of_python[] = {"mem", "nvme-tcp+discover", "spdk"};
         if (strcmp(scheme, of_python[i]) != 0)
@@ -521,7 +519,8 @@ static int refuse_scheme(const struct parser *parser, const char *scheme, struct
             (void)snprintf(parser->message, parser->message_bytes,
                            "open %s: libdlfs opens paths, file: and nvme-tcp:; %s: needs the "
                            "Python package dlfs",
-                           uri_show(parser->whole.at, parser->whole.bytes, shown), scheme);
+                           uri_show(parser->whole.at, parser->whole.bytes, shown, sizeof shown),
+                           scheme);
         return -ENOTSUP;
     }
     (void)snprintf(expected, sizeof expected,

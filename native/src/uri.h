@@ -14,7 +14,6 @@
 #define URI_BYTES_MAX 8192u
 #define URI_PATH_BYTES_MAX 4095u
 #define URI_HOST_BYTES_MAX 253u
-#define URI_SHOWN_BYTES 212u /* holds any text that uri_show writes */
 
 enum uri_kind { URI_FILE, URI_NVME_TCP };
 
@@ -36,9 +35,10 @@ struct uri {
 int uri_parse(const char *text, struct uri *out, char *message, uint32_t message_bytes);
 
 /*
- * Writes text for a message: printable, in quotes, cut to what fits URI_SHOWN_BYTES. Returns shown.
+ * Writes text for a message: what is not printable ASCII as \xNN, cut to fit shown_bytes, > 3, and
+ * then ended by "...". Returns shown.
  */
-const char *uri_show(const char *text, size_t bytes, char shown[URI_SHOWN_BYTES]);
+const char *uri_show(const char *text, size_t bytes, char *shown, size_t shown_bytes);
 
 /* Whether text is an NVMe Qualified Name. */
 bool uri_is_nqn(const char *text, size_t bytes);

@@ -8,6 +8,7 @@
 #ifndef DLFS_VOLUME_H
 #define DLFS_VOLUME_H
 
+#include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -31,6 +32,7 @@ _Static_assert(sizeof(dlfs_extent) == 16, "a run, as in FORMAT.md");
 #define VOLUME_RUNS_MAX 262144u
 #define VOLUME_RECORD_BYTES 104u /* without runs, attributes and name */
 #define VOLUME_ATTRIBUTES_BYTES_MAX 65536u
+#define VOLUME_NAME_BYTES 320u                      /* of a member in messages, NUL included */
 #define VOLUME_NUMBER_MAX ((UINT64_C(1) << 63) - 1) /* generations and times */
 
 struct volume_superblock {
@@ -81,6 +83,8 @@ struct dlfs_volume {
     dlfs_device *devices[DLFS_MEMBERS_MAX]; /* by member number; NULL: not to be read */
     dlfs_device *owned[DLFS_MEMBERS_MAX];   /* opened by dlfs_mount */
     uint32_t owned_count;
+    /* What messages call each member, by number: its URI, cut to fit. Empty: it was not given. */
+    char names[DLFS_MEMBERS_MAX][VOLUME_NAME_BYTES];
     uint32_t dataset_count; /* open ones; atomic */
     void *catalog_memory;
     size_t catalog_memory_bytes;
@@ -120,6 +124,8 @@ static inline uint64_t volume_tail_offset(uint64_t member_bytes)
  * major version or a feature that this code does not know).
  */
 int volume_superblock_decode(const uint8_t *block, struct volume_superblock *out);
+/* Whether a block begins as superblocks do. */
+bool volume_superblock_is_claimed(const uint8_t *block);
 
 /*
  * Decodes the catalog_bytes of a superblock's catalog, at an address that 8 divides; they must stay
@@ -134,13 +140,41 @@ void volume_catalog_free(struct volume_catalog *catalog);
  * with one copy or another, then without one member or another.
  */
 uint32_t volume_choice_count(const struct volume_superblock *superblock);
+/* Chunks of a volume that hold a catalog or a directory. */
+struct volume_space {
+    const dlfs_extent *runs;
+    uint32_t run_count;
+    uint64_t chunk_count; /* those of the runs that are in use */
+};
+
+/* A byte of a member. */
+struct volume_place {
+    uint32_t member;
+    uint64_t offset_bytes;
+};
+
 /*
- * Reads the first chunk_count chunks of some runs into memory aligned to blocks; a chunk that one
- * copy does not give is read from the next. choice: 0..volume_choice_count-1. Errors: of the last
- * copy's device.
+ * Reads a space into memory aligned to blocks; a chunk that one copy does not give is read from the
+ * next. choice: 0..volume_choice_count-1. Errors: of the last copy's device, and *bad is where.
  */
-int volume_read_space(const dlfs_volume *volume, const dlfs_extent *runs, uint32_t run_count,
-                      uint64_t chunk_count, uint32_t choice, void *memory);
+int volume_read_space(const dlfs_volume *volume, const struct volume_space *space, uint32_t choice,
+                      void *memory, struct volume_place *bad);
+/* Where the first copy of a byte of a space lies; position < its chunks' bytes. */
+struct volume_place volume_locate(const dlfs_volume *volume, const struct volume_space *space,
+                                  uint64_t position);
+
+/* What messages call a member; "member N" when it was not given. */
+struct volume_name {
+    char text[VOLUME_NAME_BYTES];
+};
+struct volume_name volume_member_name(const dlfs_volume *volume, uint32_t member);
+
+/*
+ * Opens the device of a URI for reading. Errors: those of uri_parse, dlfs_device_open_file and
+ * dlfs_device_open_nvme; message gets the reason, with name for the device.
+ */
+int volume_open_device(const char *uri, const char *name, char *message, uint32_t message_bytes,
+                       dlfs_device **out);
 
 /* Writes a message for the caller, cut to what fits. */
 __attribute__((format(printf, 3, 4))) void volume_say(char *message, uint32_t message_bytes,

@@ -6,7 +6,10 @@
 #include <stdbool.h>
 #include <stdlib.h>
 
+#include "device.h"
 #include "directory.h"
+#include "reader.h"
+#include "uri.h"
 #include "volume.h"
 
 #define MEMORY_BYTES_DEFAULT (UINT64_C(256) << 20)
@@ -15,10 +18,13 @@
 #define GAP_BYTES (16u << 10)
 #define RETRY_COUNT 2u
 #define TIMEOUT_MS_DEFAULT 30000u
+#define GRACE_MS 1000u /* for a device to say itself why an operation took too long */
+#define SHOWN_BYTES 208u
 #define WINDOW_CHUNKS_DEFAULT 64u
 
 struct dlfs_dataset {
     dlfs_volume *volume;
+    const struct volume_record *record;
     void *segment; /* the directory's chunks: entries part, then names part */
     size_t segment_bytes;
     dlfs_directory *directory;
@@ -28,13 +34,33 @@ struct dlfs_dataset {
     uint64_t sample_count;
 };
 
-/* Opens the directory over the segment in memory and checks all of it against its record. */
-static int check_segment(dlfs_dataset *dataset, const struct volume_record *record)
+/* Checks every block of both parts; *position: where in the segment the bad one begins. */
+static int check_blocks(const dlfs_directory *directory, const uint8_t *entries,
+                        const struct volume_record *record, uint64_t *position)
 {
+    const uint8_t *names = entries + record->entries_bytes;
+    uint64_t bad_block = 0;
+    int code = dlfs_directory_verify(directory, 0, entries, record->entries_bytes, &bad_block);
+    *position = bad_block * DLFS_DIRECTORY_BLOCK_BYTES;
+    if (code < 0)
+        return code;
+    bad_block = 0;
+    code = dlfs_directory_verify(directory, 1, names, record->names_bytes, &bad_block);
+    *position = record->entries_bytes + bad_block * DLFS_DIRECTORY_BLOCK_BYTES;
+    return code;
+}
+
+/*
+ * Opens the directory over the segment in memory and checks all of it against its record.
+ * *position: where in the segment it is wrong.
+ */
+static int check_segment(dlfs_dataset *dataset, uint64_t *position)
+{
+    const struct volume_record *record = dataset->record;
     const uint8_t *entries = dataset->segment;
     const uint8_t *names = entries + record->entries_bytes;
     dlfs_directory *directory;
-    uint64_t bad_block;
+    *position = 0;
     int code = dlfs_directory_open(entries, record->entries_bytes, &directory);
     if (code < 0)
         return code;
@@ -45,9 +71,7 @@ static int check_segment(dlfs_dataset *dataset, const struct volume_record *reco
         dlfs_directory_data_bytes(directory) != record->data_bytes ||
         dlfs_directory_names_bytes(directory) != record->names_bytes)
         goto failed;
-    code = dlfs_directory_verify(directory, 0, entries, record->entries_bytes, &bad_block);
-    if (code >= 0)
-        code = dlfs_directory_verify(directory, 1, names, record->names_bytes, &bad_block);
+    code = check_blocks(directory, entries, record, position);
     if (code >= 0)
         code = dlfs_directory_attach_names(directory, names, record->names_bytes);
     if (code < 0)
@@ -59,12 +83,16 @@ failed:
     return code;
 }
 
-/* Reads the directory, from whichever copies have it right. */
-static int load_directory(dlfs_dataset *dataset, const struct volume_record *record)
+/* Reads the directory, from whichever copies have it right; *bad: where they do not. */
+static int load_directory(dlfs_dataset *dataset, struct volume_place *bad)
 {
     const struct volume_superblock *sb = &dataset->volume->superblock;
+    const struct volume_record *record = dataset->record;
     uint64_t segment_bytes = record->entries_bytes + record->names_bytes;
     uint64_t chunks = (segment_bytes + sb->chunk_bytes - 1) / sb->chunk_bytes;
+    const struct volume_space space = {record->directory_runs, record->directory_run_count, chunks};
+    uint64_t position;
+    *bad = volume_locate(dataset->volume, &space, 0);
     dataset->segment_bytes = chunks * sb->chunk_bytes;
     int code = dlfs_memory_map(dataset->segment_bytes, &dataset->segment, NULL);
     if (code < 0) {
@@ -72,20 +100,33 @@ static int load_directory(dlfs_dataset *dataset, const struct volume_record *rec
         return code;
     }
     for (uint32_t choice = 0; choice < volume_choice_count(sb); choice++) {
-        code = volume_read_space(dataset->volume, record->directory_runs,
-                                 record->directory_run_count, chunks, choice, dataset->segment);
-        if (code >= 0)
-            code = check_segment(dataset, record);
+        code = volume_read_space(dataset->volume, &space, choice, dataset->segment, bad);
+        if (code >= 0) {
+            code = check_segment(dataset, &position);
+            *bad = volume_locate(dataset->volume, &space, position);
+        }
         if (code >= 0)
             return 0;
     }
     return code;
 }
 
-static int make_reader(dlfs_dataset *dataset, const struct volume_record *record,
-                       const dlfs_open_options *options)
+/* How long a read may take: longer where a device is allowed to look for its target for longer. */
+static uint32_t default_timeout_ms(const dlfs_volume *volume)
+{
+    uint32_t timeout_ms = TIMEOUT_MS_DEFAULT;
+    for (uint32_t i = 0; i < volume->superblock.member_count; i++) {
+        uint32_t device_ms = volume->devices[i] ? dlfs_nvme_operation_ms(volume->devices[i]) : 0;
+        if (device_ms > 0 && device_ms + GRACE_MS > timeout_ms)
+            timeout_ms = device_ms + GRACE_MS;
+    }
+    return timeout_ms;
+}
+
+static int make_reader(dlfs_dataset *dataset, const dlfs_open_options *options)
 {
     const struct volume_superblock *sb = &dataset->volume->superblock;
+    const struct volume_record *record = dataset->record;
     uint64_t least_bytes = (uint64_t)MEMORY_CHUNKS_MIN * sb->chunk_bytes;
     uint64_t memory_bytes = options->memory_bytes ? options->memory_bytes : MEMORY_BYTES_DEFAULT;
     dlfs_reader_config config = {
@@ -101,7 +142,8 @@ static int make_reader(dlfs_dataset *dataset, const struct volume_record *record
         .memory_bytes = memory_bytes > least_bytes ? memory_bytes : least_bytes,
         .gap_bytes = GAP_BYTES,
         .retry_count = RETRY_COUNT,
-        .timeout_ms = options->timeout_ms ? options->timeout_ms : TIMEOUT_MS_DEFAULT,
+        .timeout_ms =
+            options->timeout_ms ? options->timeout_ms : default_timeout_ms(dataset->volume),
         .replicas = sb->replicas,
         .band_rows = sb->band_rows,
     };
@@ -138,6 +180,40 @@ static void forget(dlfs_dataset *dataset)
     free(dataset);
 }
 
+static int say_no_dataset(const char *name, uint32_t version, char *message, uint32_t message_bytes)
+{
+    char shown[SHOWN_BYTES];
+    (void)uri_show(name, strnlen(name, SHOWN_BYTES), shown, sizeof shown);
+    if (version)
+        volume_say(message, message_bytes, "there is no dataset '%s' version %u", shown, version);
+    else
+        volume_say(message, message_bytes, "there is no dataset '%s'", shown);
+    return DLFS_E_NOT_FOUND;
+}
+
+/* Fills a dataset whose volume and record are known. */
+static int load(dlfs_dataset *dataset, const dlfs_open_options *options, char *message,
+                uint32_t message_bytes)
+{
+    const struct volume_record *record = dataset->record;
+    char shown[SHOWN_BYTES];
+    struct volume_place bad;
+    (void)uri_show((const char *)record->name, record->name_bytes, shown, sizeof shown);
+    int code = load_directory(dataset, &bad);
+    if (code < 0) {
+        volume_say(message, message_bytes,
+                   "read the directory of dataset '%s' version %u: %s at byte %llu: %s", shown,
+                   record->version, volume_member_name(dataset->volume, bad.member).text,
+                   (unsigned long long)bad.offset_bytes, dlfs_strerror(code));
+        return code;
+    }
+    code = make_reader(dataset, options);
+    if (code < 0)
+        volume_say(message, message_bytes, "make a reader of dataset '%s' version %u: %s", shown,
+                   record->version, dlfs_strerror(code));
+    return code;
+}
+
 DLFS_API int dlfs_open(dlfs_volume *volume, const char *name, const dlfs_open_options *options,
                        char *message, uint32_t message_bytes, dlfs_dataset **out)
 {
@@ -145,29 +221,22 @@ DLFS_API int dlfs_open(dlfs_volume *volume, const char *name, const dlfs_open_op
     if (!volume || !name || !out)
         return -EINVAL;
     const dlfs_open_options *chosen = options ? options : &defaults;
-    const struct volume_record *record = find_record(volume, name, chosen->version);
-    if (!record) {
-        if (chosen->version)
-            volume_say(message, message_bytes, "there is no dataset '%s' version %u", name,
-                       chosen->version);
-        else
-            volume_say(message, message_bytes, "there is no dataset '%s'", name);
-        return DLFS_E_NOT_FOUND;
+    if (chosen->reserved != 0) {
+        volume_say(message, message_bytes, "open a dataset: expected reserved = 0, got %u",
+                   chosen->reserved);
+        return -EINVAL;
     }
+    const struct volume_record *record = find_record(volume, name, chosen->version);
+    if (!record)
+        return say_no_dataset(name, chosen->version, message, message_bytes);
     dlfs_dataset *dataset = calloc(1, sizeof *dataset);
     if (!dataset)
         return -ENOMEM;
     dataset->volume = volume;
+    dataset->record = record;
     dataset->sample_count = record->sample_count;
-    const char *what = "the directory";
-    int code = load_directory(dataset, record);
-    if (code >= 0) {
-        what = "a reader";
-        code = make_reader(dataset, record, chosen);
-    }
+    int code = load(dataset, chosen, message, message_bytes);
     if (code < 0) {
-        volume_say(message, message_bytes, "%s of dataset '%s' version %u: %s", what, name,
-                   record->version, dlfs_strerror(code));
         forget(dataset);
         return code;
     }
@@ -227,14 +296,56 @@ DLFS_API int64_t dlfs_length(const dlfs_dataset *dataset, uint64_t index)
 {
     if (index >= dataset->sample_count)
         return -EINVAL;
-    const dlfs_location *location = dlfs_directory_locations(dataset->directory) + index;
-    return (int64_t)(location->length_low | location->address >> 56 << 32);
+    return (int64_t)dlfs_location_length(dlfs_directory_location(dataset->directory, index));
 }
 
 DLFS_API int64_t dlfs_read(dlfs_dataset *dataset, uint64_t index, void *buffer,
                            uint64_t buffer_bytes)
 {
-    return dlfs_reader_get(dataset->reader, index, buffer, buffer_bytes, 0);
+    return dlfs_read_sample(dataset, index, buffer, buffer_bytes, NULL);
+}
+
+DLFS_API int64_t dlfs_read_sample(dlfs_dataset *dataset, uint64_t index, void *buffer,
+                                  uint64_t buffer_bytes, dlfs_failure *failure)
+{
+    dlfs_failure found = {.index = index};
+    int64_t result = reader_get(dataset->reader, index, buffer, buffer_bytes, 0, &found);
+    if (result < 0 && failure) {
+        if (found.code == 0 && index < dataset->sample_count)
+            found = reader_failure(dataset->reader, index, (int)result, 0, 0);
+        found.code = (int32_t)result;
+        *failure = found;
+    }
+    return result;
+}
+
+DLFS_API int dlfs_describe_failure(const dlfs_dataset *dataset, const dlfs_failure *failure,
+                                   char *message, uint32_t message_bytes)
+{
+    char path[DLFS_PATH_BYTES_MAX + 1];
+    char shown_path[SHOWN_BYTES];
+    char shown_name[SHOWN_BYTES];
+    char reason[SHOWN_BYTES];
+    const struct volume_record *record = dataset->record;
+    if (!failure || failure->index >= dataset->sample_count || failure->code >= 0 ||
+        failure->member >= dataset->volume->superblock.member_count)
+        return -EINVAL;
+    int64_t path_bytes = dlfs_path(dataset, failure->index, path, sizeof path);
+    if (path_bytes < 0)
+        path[path_bytes = 0] = '\0';
+    (void)uri_show(path, (size_t)path_bytes, shown_path, sizeof shown_path);
+    (void)uri_show((const char *)record->name, record->name_bytes, shown_name, sizeof shown_name);
+    volume_say(reason, sizeof reason, "%s", dlfs_strerror(failure->code));
+    if (failure->code == DLFS_E_CHECKSUM)
+        volume_say(reason, sizeof reason, "expected CRC32C %08x, got %08x", failure->crc_expected,
+                   failure->crc_got);
+    volume_say(message, message_bytes,
+               "sample %llu '%s' of dataset '%s': %s at byte %llu, %lld bytes: %s",
+               (unsigned long long)failure->index, shown_path, shown_name,
+               volume_member_name(dataset->volume, failure->member).text,
+               (unsigned long long)failure->offset_bytes,
+               (long long)dlfs_length(dataset, failure->index), reason);
+    return 0;
 }
 
 DLFS_API dlfs_reader *dlfs_dataset_reader(dlfs_dataset *dataset)
@@ -252,8 +363,9 @@ DLFS_API const dlfs_directory *dlfs_dataset_directory(const dlfs_dataset *datase
 DLFS_API int dlfs_begin(dlfs_dataset *dataset, const dlfs_epoch *epoch)
 {
     end_epoch(dataset);
-    if (!epoch || epoch->world_size == 0 || epoch->rank >= epoch->world_size ||
-        epoch->position > dataset->sample_count || epoch->reserved != 0)
+    uint32_t world_size = epoch && epoch->world_size ? epoch->world_size : 1;
+    if (!epoch || epoch->rank >= world_size || epoch->position > dataset->sample_count ||
+        epoch->reserved != 0)
         return -EINVAL;
     uint32_t window_chunks = epoch->window_chunks ? epoch->window_chunks : WINDOW_CHUNKS_DEFAULT;
     int code = dlfs_sequence_create(dataset->directory, dataset->volume->superblock.chunk_bytes,
@@ -266,14 +378,20 @@ DLFS_API int dlfs_begin(dlfs_dataset *dataset, const dlfs_epoch *epoch)
     dlfs_stream_config config = {
         .sequence = dataset->sequence,
         .first = first,
-        .stride = epoch->world_size,
-        .count = (left + epoch->world_size - 1) / epoch->world_size,
+        .stride = world_size,
+        .count = (left + world_size - 1) / world_size,
         .plan = epoch->plan,
     };
     code = dlfs_stream_create(dataset->reader, &config, &dataset->stream);
     if (code < 0)
         end_epoch(dataset);
     return code < 0 ? code : 0;
+}
+
+DLFS_API void dlfs_end(dlfs_dataset *dataset)
+{
+    if (dataset)
+        end_epoch(dataset);
 }
 
 DLFS_API int dlfs_order(const dlfs_dataset *dataset, uint64_t first, uint64_t count, uint64_t *out)

@@ -8,13 +8,16 @@
  */
 #include <errno.h>
 #include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 
+#include "uri.h"
 #include "volume.h"
 
 #define READ_MEMORY_BYTES (1u << 18)
 #define COPIES 3u
-#define LAG_MAX 1u /* generations that a whole member may be behind: a crash in a commit */
+#define REASON_BYTES 900u /* of one device; a message says more around it */
+#define LAG_MAX 1u        /* generations that a whole member may be behind: a crash in a commit */
 
 /* What superblocks of one generation may differ in: member UUID and number, size, checksum. */
 #define MEMBER_FIRST_BYTE 48u
@@ -26,7 +29,10 @@
 /* A device that is offered as a member, and what it says. */
 struct candidate {
     dlfs_device *device;
-    int code; /* why it is not to be read; 0: it is */
+    int code;                  /* why it is not to be read; 0: it is */
+    bool claims;               /* one copy, valid or not, begins as superblocks do */
+    char reason[REASON_BYTES]; /* the same as code, in words */
+    char name[VOLUME_NAME_BYTES];
     struct volume_superblock superblock;
     uint8_t block[VOLUME_SUPERBLOCK_BYTES];
 };
@@ -61,6 +67,11 @@ static int read_block(dlfs_queue *queue, const dlfs_device *device, uint8_t *mem
     return 0;
 }
 
+static unsigned long long wide(uint64_t value)
+{
+    return value;
+}
+
 /* Takes the copy at an offset if it is valid and newer than what there is. */
 static void take_copy(struct candidate *candidate, dlfs_queue *queue, uint8_t *memory,
                       uint64_t offset_bytes)
@@ -68,19 +79,50 @@ static void take_copy(struct candidate *candidate, dlfs_queue *queue, uint8_t *m
     uint8_t block[VOLUME_SUPERBLOCK_BYTES];
     struct volume_superblock found;
     int code = read_block(queue, candidate->device, memory, offset_bytes, block);
-    if (code >= 0)
+    if (code >= 0) {
+        candidate->claims |= volume_superblock_is_claimed(block);
         code = volume_superblock_decode(block, &found);
+    }
     if (code < 0) {
         /* The first copy's reason stands, but for one that says more. */
         bool told = candidate->code != 0 && candidate->code != DLFS_E_FORMAT;
-        if (candidate->superblock.generation == 0 && !told)
+        if (candidate->superblock.generation == 0 && !told) {
             candidate->code = code;
+            volume_say(candidate->reason, REASON_BYTES,
+                       "open %s: read a superblock at byte %llu: %s", candidate->name,
+                       wide(offset_bytes), dlfs_strerror(code));
+        }
         return;
     }
     candidate->code = 0;
     if (found.generation > candidate->superblock.generation) {
         candidate->superblock = found;
         memcpy(candidate->block, block, sizeof block);
+    }
+}
+
+/* Checks what a device says of itself against the device. */
+static void check_device(struct candidate *candidate)
+{
+    uint64_t size_bytes = dlfs_device_size_bytes(candidate->device);
+    uint32_t device_block_bytes = dlfs_device_block_bytes(candidate->device);
+    const struct volume_superblock *sb = &candidate->superblock;
+    if (candidate->code == DLFS_E_FORMAT && !candidate->claims)
+        volume_say(candidate->reason, REASON_BYTES,
+                   "open %s: this is no DLFS volume: expected a superblock at its head or its "
+                   "tail, got none in %llu bytes",
+                   candidate->name, wide(size_bytes));
+    if (candidate->code == 0 && sb->member_bytes > size_bytes) {
+        candidate->code = DLFS_E_TRUNCATED;
+        volume_say(candidate->reason, REASON_BYTES,
+                   "open %s: expected a member of %llu bytes, got a device of %llu",
+                   candidate->name, wide(sb->member_bytes), wide(size_bytes));
+    }
+    if (candidate->code == 0 && sb->block_bytes % device_block_bytes != 0) {
+        candidate->code = -EINVAL;
+        volume_say(candidate->reason, REASON_BYTES,
+                   "open %s: expected a device whose blocks make up blocks of %u bytes, got %u",
+                   candidate->name, sb->block_bytes, device_block_bytes);
     }
 }
 
@@ -91,6 +133,8 @@ static void identify(struct candidate *candidate, uint8_t *memory)
     int code = dlfs_queue_create(candidate->device, 1, &queue);
     if (code < 0) {
         candidate->code = code;
+        volume_say(candidate->reason, REASON_BYTES, "open %s: make a queue pair: %s",
+                   candidate->name, dlfs_strerror(code));
         return;
     }
     uint64_t size_bytes = dlfs_device_size_bytes(candidate->device);
@@ -100,11 +144,7 @@ static void identify(struct candidate *candidate, uint8_t *memory)
     take_copy(candidate, queue, memory,
               volume_tail_offset(member_bytes ? member_bytes : size_bytes));
     dlfs_queue_destroy(queue);
-    if (candidate->code == 0 && candidate->superblock.member_bytes > size_bytes)
-        candidate->code = DLFS_E_TRUNCATED;
-    if (candidate->code == 0 &&
-        candidate->superblock.block_bytes % dlfs_device_block_bytes(candidate->device) != 0)
-        candidate->code = -EINVAL;
+    check_device(candidate);
 }
 
 /* Whether two superblocks of one generation say the same of the volume. */
@@ -124,6 +164,25 @@ static bool same_geometry(const struct volume_superblock *a, const struct volume
            a->row_count == b->row_count && a->replicas == b->replicas;
 }
 
+/* A candidate of the newest generation or one before it, else the reason why it is not to be read.
+ */
+static void check_age(struct candidate *candidate, const struct volume_superblock *newest)
+{
+    const struct volume_superblock *own = &candidate->superblock;
+    if (memcmp(newest->member_uuids[own->member_number], own->member_uuid,
+               sizeof own->member_uuid) != 0) {
+        candidate->code = DLFS_E_FORMAT;
+        volume_say(candidate->reason, REASON_BYTES,
+                   "open %s: it was member %u until generation %llu, and was replaced",
+                   candidate->name, own->member_number, wide(own->generation));
+    } else if (newest->replicas > 1 && own->generation + LAG_MAX < newest->generation) {
+        candidate->code = DLFS_E_FORMAT;
+        volume_say(candidate->reason, REASON_BYTES,
+                   "open %s: it is stale: expected generation %llu, got %llu", candidate->name,
+                   wide(newest->generation), wide(own->generation));
+    }
+}
+
 /* How a candidate stands to the generation in force: -EINVAL and DLFS_E_FORMAT end the mounting. */
 static int check_candidate(struct mounting *mounting, uint32_t number)
 {
@@ -132,58 +191,85 @@ static int check_candidate(struct mounting *mounting, uint32_t number)
     const struct volume_superblock *newest = &mounting->newest->superblock;
     if (memcmp(own->volume_uuid, newest->volume_uuid, sizeof own->volume_uuid) != 0) {
         volume_say(mounting->message, mounting->message_bytes,
-                   "member %u given is one of another volume", number);
+                   "open %s: expected a member of the volume of %s, got one of another volume",
+                   candidate->name, mounting->newest->name);
         return -EINVAL;
     }
     bool behind = own->generation < newest->generation;
     if (!same_geometry(own, newest) ||
         (!behind && !agrees(candidate->block, mounting->newest->block))) {
         volume_say(mounting->message, mounting->message_bytes,
-                   "member %u given contradicts the volume's newest generation", number);
+                   "open %s: its superblock contradicts that of the volume's newest generation, "
+                   "%llu, on %s",
+                   candidate->name, wide(newest->generation), mounting->newest->name);
         return DLFS_E_FORMAT;
     }
-    bool replaced = memcmp(newest->member_uuids[own->member_number], own->member_uuid,
-                           sizeof own->member_uuid) != 0;
-    if (replaced || (newest->replicas > 1 && own->generation + LAG_MAX < newest->generation))
-        candidate->code = DLFS_E_FORMAT;
+    check_age(candidate, newest);
     return 0;
+}
+
+/* Takes a candidate's device for the member that it is. */
+static int take_member(const struct mounting *mounting, const struct candidate *candidate,
+                       dlfs_volume *volume)
+{
+    uint32_t number = candidate->superblock.member_number;
+    if (volume->devices[number]) {
+        volume_say(mounting->message, mounting->message_bytes,
+                   "open %s: expected each member once, got number %u again: %s is that one too",
+                   candidate->name, number, volume->names[number]);
+        return -EINVAL;
+    }
+    volume->devices[number] = candidate->device;
+    memcpy(volume->names[number], candidate->name, sizeof candidate->name);
+    return 0;
+}
+
+/* Says which members are not there, and why the first of those that were given is not. */
+static void say_missing(const struct mounting *mounting, const dlfs_volume *volume,
+                        const struct candidate *reason)
+{
+    const struct volume_superblock *sb = &volume->superblock;
+    char numbers[DLFS_MEMBERS_MAX * sizeof ", 63"] = "";
+    size_t length = 0;
+    uint32_t missing = 0;
+    for (uint32_t i = 0; i < sb->member_count; i++) {
+        if (volume->devices[i])
+            continue;
+        int written =
+            snprintf(numbers + length, sizeof numbers - length, "%s%u", missing++ ? ", " : "", i);
+        length += (size_t)written;
+    }
+    volume_say(mounting->message, mounting->message_bytes,
+               "expected %u members, in %u copies, got %u that can be read; missing: number %s%s%s",
+               sb->member_count, sb->replicas, sb->member_count - missing, numbers,
+               reason ? ": " : "", reason ? reason->reason : "");
 }
 
 /* Gives every member its device. */
 static int assemble(struct mounting *mounting, dlfs_volume *volume)
 {
     const struct volume_superblock *newest = &mounting->newest->superblock;
-    int reason = DLFS_E_NOT_FOUND;
+    const struct candidate *reason = NULL; /* NULL: the missing members were not given */
     uint32_t present = 0;
     for (uint32_t i = 0; i < mounting->count; i++) {
         struct candidate *candidate = &mounting->candidates[i];
-        if (candidate->code == 0) {
-            int code = check_candidate(mounting, i);
-            if (code < 0)
-                return code;
-        }
+        int code = candidate->code == 0 ? check_candidate(mounting, i) : 0;
+        if (code < 0)
+            return code;
         if (candidate->code < 0) {
-            reason = reason == DLFS_E_NOT_FOUND ? candidate->code : reason;
+            reason = reason || candidate->reason[0] == '\0' ? reason : candidate;
             continue;
         }
-        dlfs_device **place = &volume->devices[candidate->superblock.member_number];
-        if (*place) {
-            volume_say(mounting->message, mounting->message_bytes,
-                       "member number %u was given twice", candidate->superblock.member_number);
-            return -EINVAL;
-        }
-        *place = candidate->device;
+        code = take_member(mounting, candidate, volume);
+        if (code < 0)
+            return code;
         present++;
     }
     volume->superblock = *newest;
     if (newest->member_count - present < newest->replicas)
         return 0;
-    bool told = reason != DLFS_E_NOT_FOUND; /* else the others were not given */
-    volume_say(mounting->message, mounting->message_bytes,
-               "expected %u members, in %u copies, got %u that can be read%s%s",
-               newest->member_count, newest->replicas, present, told ? ": " : "",
-               told ? dlfs_strerror(reason) : "");
-    return reason;
+    say_missing(mounting, volume, reason);
+    return reason ? reason->code : DLFS_E_NOT_FOUND;
 }
 
 /* Reads the catalog, from whichever copies have it right. */
@@ -197,16 +283,20 @@ static int load_catalog(dlfs_volume *volume, char *message, uint32_t message_byt
         volume->catalog_memory = NULL;
         return code;
     }
+    const struct volume_space space = {sb->catalog_runs, sb->catalog_run_count, chunks};
+    struct volume_place place = {.member = 0};
     for (uint32_t choice = 0; choice < volume_choice_count(sb); choice++) {
-        code = volume_read_space(volume, sb->catalog_runs, sb->catalog_run_count, chunks, choice,
-                                 volume->catalog_memory);
-        if (code >= 0)
+        code = volume_read_space(volume, &space, choice, volume->catalog_memory, &place);
+        if (code >= 0) {
+            place = volume_locate(volume, &space, 0);
             code = volume_catalog_decode(volume->catalog_memory, sb, &volume->catalog);
+        }
         if (code >= 0)
             return 0;
     }
-    volume_say(message, message_bytes, "the catalog of generation %llu: %s",
-               (unsigned long long)sb->generation, dlfs_strerror(code));
+    volume_say(message, message_bytes, "read the catalog of generation %llu: %s at byte %llu: %s",
+               wide(sb->generation), volume_member_name(volume, place.member).text,
+               wide(place.offset_bytes), dlfs_strerror(code));
     return code;
 }
 
@@ -219,52 +309,57 @@ static void forget(dlfs_volume *volume)
     free(volume);
 }
 
-/* Asks all devices who they are; the newest superblock decides. */
-static int identify_all(struct mounting *mounting, dlfs_device *const *devices, const int *codes)
+/* Asks all devices which members they are; the newest superblock decides. */
+static void identify_all(struct mounting *mounting)
 {
-    int code = DLFS_E_NOT_FOUND;
     for (uint32_t i = 0; i < mounting->count; i++) {
         struct candidate *candidate = &mounting->candidates[i];
-        candidate->device = devices[i];
-        if (devices[i])
+        if (candidate->device)
             identify(candidate, mounting->memory);
-        else
-            candidate->code = codes && codes[i] < 0 ? codes[i] : DLFS_E_NOT_FOUND;
-        if (candidate->code < 0)
-            code = code == DLFS_E_NOT_FOUND ? candidate->code : code;
-        else if (!mounting->newest ||
-                 candidate->superblock.generation > mounting->newest->superblock.generation)
+        if (candidate->code >= 0 &&
+            (!mounting->newest ||
+             candidate->superblock.generation > mounting->newest->superblock.generation))
             mounting->newest = candidate;
     }
-    if (mounting->newest)
-        return 0;
-    volume_say(mounting->message, mounting->message_bytes, "none of %u members can be read: %s",
-               mounting->count, dlfs_strerror(code));
-    return code;
 }
 
-/* Fills a new volume; codes: why devices are NULL, or NULL. */
-static int mount_into(dlfs_volume *volume, dlfs_device *const *devices, const int *codes,
-                      uint32_t count, char *message, uint32_t message_bytes)
+/* Says why no device is a member: the first reason that is known. */
+static int say_none(const struct mounting *mounting)
 {
-    struct mounting mounting = {.count = count, .message = message, .message_bytes = message_bytes};
+    for (uint32_t i = 0; i < mounting->count; i++) {
+        const struct candidate *candidate = &mounting->candidates[i];
+        if (candidate->reason[0] == '\0')
+            continue;
+        volume_say(mounting->message, mounting->message_bytes, "%s", candidate->reason);
+        return candidate->code;
+    }
+    volume_say(mounting->message, mounting->message_bytes,
+               "expected a device of a member, got none");
+    return DLFS_E_NOT_FOUND;
+}
+
+/* Fills a new volume from the candidates' devices. */
+static int mount_into(dlfs_volume *volume, struct candidate *candidates, uint32_t count,
+                      char *message, uint32_t message_bytes)
+{
+    struct mounting mounting = {.candidates = candidates,
+                                .count = count,
+                                .message = message,
+                                .message_bytes = message_bytes};
     void *memory = NULL;
     int code = dlfs_memory_map(READ_MEMORY_BYTES, &memory, NULL);
     if (code < 0)
         return code;
     mounting.memory = memory;
-    mounting.candidates = calloc(count, sizeof *mounting.candidates);
-    if (!mounting.candidates) {
-        code = -ENOMEM;
+    identify_all(&mounting);
+    if (!mounting.newest) {
+        code = say_none(&mounting);
         goto out;
     }
-    code = identify_all(&mounting, devices, codes);
-    if (code >= 0)
-        code = assemble(&mounting, volume);
+    code = assemble(&mounting, volume);
     if (code >= 0)
         code = load_catalog(volume, message, message_bytes);
 out:
-    free(mounting.candidates);
     dlfs_memory_unmap(memory, READ_MEMORY_BYTES);
     return code;
 }
@@ -277,15 +372,12 @@ static bool check_count(const void *members, uint32_t count, char *message, uint
     return false;
 }
 
-DLFS_API int dlfs_mount_devices(dlfs_device *const *devices, uint32_t count, char *message,
-                                uint32_t message_bytes, dlfs_volume **out)
+/* Mounts what is in the candidates, which it frees with all that cannot be mounted. */
+static int finish(dlfs_volume *volume, struct candidate *candidates, uint32_t count, char *message,
+                  uint32_t message_bytes, dlfs_volume **out)
 {
-    if (!out || !check_count(devices, count, message, message_bytes))
-        return -EINVAL;
-    dlfs_volume *volume = calloc(1, sizeof *volume);
-    if (!volume)
-        return -ENOMEM;
-    int code = mount_into(volume, devices, NULL, count, message, message_bytes);
+    int code = mount_into(volume, candidates, count, message, message_bytes);
+    free(candidates);
     if (code < 0) {
         forget(volume);
         return code;
@@ -294,29 +386,68 @@ DLFS_API int dlfs_mount_devices(dlfs_device *const *devices, uint32_t count, cha
     return 0;
 }
 
-DLFS_API int dlfs_mount(const char *const *paths, uint32_t count, char *message,
+/* Makes an empty volume and its candidates. */
+static int prepare(uint32_t count, dlfs_volume **volume, struct candidate **candidates)
+{
+    *volume = calloc(1, sizeof **volume);
+    *candidates = calloc(count, sizeof **candidates);
+    if (*volume && *candidates)
+        return 0;
+    free(*volume);
+    free(*candidates);
+    return -ENOMEM;
+}
+
+DLFS_API int dlfs_mount_devices(dlfs_device *const *devices, uint32_t count, char *message,
+                                uint32_t message_bytes, dlfs_volume **out)
+{
+    dlfs_volume *volume;
+    struct candidate *candidates;
+    if (!out || !check_count(devices, count, message, message_bytes))
+        return -EINVAL;
+    int code = prepare(count, &volume, &candidates);
+    if (code < 0)
+        return code;
+    for (uint32_t i = 0; i < count; i++) {
+        candidates[i].device = devices[i];
+        candidates[i].code = devices[i] ? 0 : DLFS_E_NOT_FOUND; /* and no reason is known */
+        (void)snprintf(candidates[i].name, sizeof candidates[i].name, "device %u", i);
+    }
+    return finish(volume, candidates, count, message, message_bytes, out);
+}
+
+/* A malformed URI is no missing member: nothing is opened then. */
+static int check_uris(const char *const *uris, uint32_t count, char *message,
+                      uint32_t message_bytes)
+{
+    struct uri parsed;
+    int code = 0;
+    for (uint32_t i = 0; code >= 0 && i < count; i++)
+        code = uri_parse(uris[i], &parsed, message, message_bytes);
+    return code;
+}
+
+DLFS_API int dlfs_mount(const char *const *uris, uint32_t count, char *message,
                         uint32_t message_bytes, dlfs_volume **out)
 {
-    dlfs_device *devices[DLFS_MEMBERS_MAX] = {NULL};
-    int codes[DLFS_MEMBERS_MAX] = {0};
-    if (!out || !check_count(paths, count, message, message_bytes))
+    dlfs_volume *volume;
+    struct candidate *candidates;
+    if (!out || !check_count(uris, count, message, message_bytes))
         return -EINVAL;
-    dlfs_volume *volume = calloc(1, sizeof *volume);
-    if (!volume)
-        return -ENOMEM;
-    for (uint32_t i = 0; i < count; i++) {
-        codes[i] =
-            paths[i] ? dlfs_device_open_file(paths[i], 0, DLFS_ENGINE_AUTO, &devices[i]) : -EINVAL;
-        if (codes[i] >= 0)
-            volume->owned[volume->owned_count++] = devices[i];
-    }
-    int code = mount_into(volume, devices, codes, count, message, message_bytes);
-    if (code < 0) {
-        forget(volume);
+    int code = check_uris(uris, count, message, message_bytes);
+    if (code >= 0)
+        code = prepare(count, &volume, &candidates);
+    if (code < 0)
         return code;
+    for (uint32_t i = 0; i < count; i++) {
+        struct candidate *candidate = &candidates[i];
+        (void)uri_show(uris[i], strlen(uris[i]), candidate->name, sizeof candidate->name);
+        candidate->code = volume_open_device(uris[i], candidate->name, candidate->reason,
+                                             REASON_BYTES, &candidate->device);
+        if (candidate->code >= 0)
+            volume->owned[volume->owned_count++] = candidate->device;
     }
-    *out = volume;
-    return 0;
+    return finish(volume, candidates, count, message, message_bytes, out);
 }
 
 DLFS_API int dlfs_unmount(dlfs_volume *volume)

@@ -24,30 +24,39 @@ uint32_t volume_choice_count(const struct volume_superblock *superblock)
     return replicas == 1 ? 1 : replicas + superblock->member_count;
 }
 
-static int read_copy(struct queues *queues, uint64_t chunk, uint32_t copy, void *memory)
+static struct volume_place place_of(const struct volume_superblock *sb, uint64_t chunk,
+                                    uint32_t copy)
+{
+    uint64_t row = copy * sb->band_rows + chunk / sb->member_count;
+    return (struct volume_place){
+        .member = (uint32_t)((chunk % sb->member_count + copy) % sb->member_count),
+        .offset_bytes = sb->data_offset_bytes + row * sb->chunk_bytes,
+    };
+}
+
+static int read_copy(struct queues *queues, const struct volume_place *place, void *memory)
 {
     const struct volume_superblock *sb = &queues->volume->superblock;
-    uint32_t member = (uint32_t)((chunk % sb->member_count + copy) % sb->member_count);
-    dlfs_device *device = queues->volume->devices[member];
+    dlfs_queue **queue = &queues->of_member[place->member];
+    dlfs_device *device = queues->volume->devices[place->member];
     if (!device)
         return DLFS_E_LOST;
-    if (!queues->of_member[member]) {
-        int code = dlfs_queue_create(device, DEPTH, &queues->of_member[member]);
+    if (!*queue) {
+        int code = dlfs_queue_create(device, DEPTH, queue);
         if (code < 0)
             return code;
     }
-    uint64_t row = copy * sb->band_rows + chunk / sb->member_count;
-    uint64_t offset_bytes = sb->data_offset_bytes + row * sb->chunk_bytes;
     uint32_t piece_bytes = sb->chunk_bytes < PIECE_BYTES ? sb->chunk_bytes : PIECE_BYTES;
-    return dlfs_queue_transfer(queues->of_member[member], DLFS_OP_READ, memory, offset_bytes,
-                               sb->chunk_bytes, piece_bytes);
+    return dlfs_queue_transfer(*queue, DLFS_OP_READ, memory, place->offset_bytes, sb->chunk_bytes,
+                               piece_bytes);
 }
 
 /*
  * Reads a chunk from the first copy that gives it. A choice under `replicas` is the copy to begin
  * with; one from there on is a member whose copies come last.
  */
-static int read_chunk(struct queues *queues, uint64_t chunk, uint32_t choice, void *memory)
+static int read_chunk(struct queues *queues, uint64_t chunk, uint32_t choice, void *memory,
+                      struct volume_place *bad)
 {
     const struct volume_superblock *sb = &queues->volume->superblock;
     int code = DLFS_E_LOST;
@@ -55,33 +64,49 @@ static int read_chunk(struct queues *queues, uint64_t chunk, uint32_t choice, vo
     for (uint32_t last = 0; last <= (avoids ? 1u : 0u); last++) {
         for (uint32_t step = 0; step < sb->replicas; step++) {
             uint32_t copy = avoids ? step : (choice + step) % sb->replicas;
-            uint64_t member = (chunk % sb->member_count + copy) % sb->member_count;
-            if (avoids && (member == choice - sb->replicas) != (last == 1))
+            struct volume_place place = place_of(sb, chunk, copy);
+            if (avoids && (place.member == choice - sb->replicas) != (last == 1))
                 continue;
-            code = read_copy(queues, chunk, copy, memory);
+            code = read_copy(queues, &place, memory);
             if (code >= 0)
                 return 0;
+            *bad = place;
         }
     }
     return code;
 }
 
-int volume_read_space(const dlfs_volume *volume, const dlfs_extent *runs, uint32_t run_count,
-                      uint64_t chunk_count, uint32_t choice, void *memory)
+int volume_read_space(const dlfs_volume *volume, const struct volume_space *space, uint32_t choice,
+                      void *memory, struct volume_place *bad)
 {
     struct queues queues = {.volume = volume};
+    uint64_t left = space->chunk_count;
     uint8_t *at = memory;
     int code = 0;
-    for (uint32_t i = 0; code >= 0 && i < run_count; i++) {
-        for (uint64_t k = 0; code >= 0 && chunk_count && k < runs[i].chunk_count; k++) {
-            code = read_chunk(&queues, runs[i].first_chunk + k, choice, at);
+    for (uint32_t i = 0; code >= 0 && i < space->run_count; i++) {
+        const dlfs_extent *run = &space->runs[i];
+        for (uint64_t k = 0; code >= 0 && left && k < run->chunk_count; k++) {
+            code = read_chunk(&queues, run->first_chunk + k, choice, at, bad);
             at += volume->superblock.chunk_bytes;
-            chunk_count--;
+            left--;
         }
     }
     for (uint32_t i = 0; i < DLFS_MEMBERS_MAX; i++)
         dlfs_queue_destroy(queues.of_member[i]);
     return code < 0 ? code : 0;
+}
+
+struct volume_place volume_locate(const dlfs_volume *volume, const struct volume_space *space,
+                                  uint64_t position)
+{
+    const struct volume_superblock *sb = &volume->superblock;
+    uint64_t chunk = position / sb->chunk_bytes;
+    uint32_t i = 0;
+    while (i + 1 < space->run_count && chunk >= space->runs[i].chunk_count)
+        chunk -= space->runs[i++].chunk_count;
+    struct volume_place place = place_of(sb, space->runs[i].first_chunk + chunk, 0);
+    place.offset_bytes += position % sb->chunk_bytes;
+    return place;
 }
 
 void volume_say(char *message, uint32_t message_bytes, const char *form, ...)

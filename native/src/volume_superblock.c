@@ -41,9 +41,14 @@ static bool is_size(uint32_t value, uint32_t low, uint32_t high)
     return value >= low && value <= high && (value & (value - 1)) == 0;
 }
 
+bool volume_superblock_is_claimed(const uint8_t *block)
+{
+    return memcmp(block, MAGIC, sizeof MAGIC - 1) == 0;
+}
+
 static int check_frame(const uint8_t *block)
 {
-    if (memcmp(block, MAGIC, sizeof MAGIC - 1) != 0)
+    if (!volume_superblock_is_claimed(block))
         return DLFS_E_FORMAT;
     if (dlfs_crc32c(0, block, AT_CRC32C) != volume_u32(block + AT_CRC32C))
         return DLFS_E_CHECKSUM;

@@ -12,16 +12,6 @@
 #define BLOCK 512u
 #define SAMPLES 300u
 
-static uint64_t address_of(const dlfs_location *location)
-{
-    return location->address & DLFS_ADDRESS_MAX;
-}
-
-static uint64_t length_of(const dlfs_location *location)
-{
-    return location->length_low | location->address >> 56 << 32;
-}
-
 static uint64_t next_random(uint64_t *state)
 {
     *state = *state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
@@ -91,8 +81,8 @@ static void check_placed(const struct source *source, const dlfs_location *locat
                          uint8_t *space, uint64_t space_bytes)
 {
     for (uint64_t i = 0; i < SAMPLES; i++) {
-        uint64_t address = address_of(&locations[i]);
-        uint64_t length = length_of(&locations[i]);
+        uint64_t address = dlfs_location_address(&locations[i]);
+        uint64_t length = dlfs_location_length(&locations[i]);
         CHECK_EQ(length, source->lengths[i]);
         CHECK(address + length <= space_bytes);
         const uint8_t *sample = source->bytes + source->offsets[i];
@@ -105,7 +95,8 @@ static void check_placed(const struct source *source, const dlfs_location *locat
     }
     /* What belongs to no sample is zero; samples have no zeros. */
     for (uint64_t i = 0; i < SAMPLES; i++)
-        memset(space + address_of(&locations[i]), 0, length_of(&locations[i]));
+        memset(space + dlfs_location_address(&locations[i]), 0,
+               dlfs_location_length(&locations[i]));
     for (uint64_t at = 0; at < space_bytes; at++)
         CHECK_EQ(space[at], 0);
 }
@@ -145,7 +136,7 @@ static uint64_t place_after(uint64_t first, uint64_t second)
     CHECK_EQ(dlfs_pack(&packing, bytes, sizeof(bytes), offsets, lengths, NULL, 2, window, 0,
                        sizeof(window), locations),
              2);
-    return address_of(&locations[1]);
+    return dlfs_location_address(&locations[1]);
 }
 
 static void test_rule(void)
@@ -202,9 +193,9 @@ static void test_sums(void)
             CHECK_EQ(crcs[i], locations[i].crc32c);
     }
     uint64_t victim = 0;
-    while (length_of(&locations[victim]) <= 2 * CHUNK)
+    while (dlfs_location_length(&locations[victim]) <= 2 * CHUNK)
         victim++;
-    space[address_of(&locations[victim]) + CHUNK + 3] ^= 4;
+    space[dlfs_location_address(&locations[victim]) + CHUNK + 3] ^= 4;
     sum_all(locations, ranks, space, space_bytes, 1, crcs);
     for (uint64_t i = 0; i < SAMPLES; i++)
         CHECK((crcs[i] == locations[i].crc32c) == (i != victim));

@@ -27,7 +27,7 @@ from ctypes import (
 from dlfs._native import abi
 from dlfs._native.library import library
 
-MESSAGE_BYTES = 512
+MESSAGE_BYTES = 1024
 PATH_BYTES = 4096
 BATCH = 37
 
@@ -97,9 +97,15 @@ PROTOTYPES = {
     "dlfs_path": (c_int64, [c_void_p, c_uint64, c_char_p, c_uint64]),
     "dlfs_length": (c_int64, [c_void_p, c_uint64]),
     "dlfs_read": (c_int64, [c_void_p, c_uint64, c_void_p, c_uint64]),
+    "dlfs_read_sample": (
+        c_int64,
+        [c_void_p, c_uint64, c_void_p, c_uint64, POINTER(abi.Failure)],
+    ),
+    "dlfs_describe_failure": (c_int, [c_void_p, POINTER(abi.Failure), c_char_p, c_uint32]),
     "dlfs_dataset_reader": (c_void_p, [c_void_p]),
     "dlfs_dataset_directory": (c_void_p, [c_void_p]),
     "dlfs_begin": (c_int, [c_void_p, POINTER(Epoch)]),
+    "dlfs_end": (None, [c_void_p]),
     "dlfs_order": (c_int, [c_void_p, c_uint64, c_uint64, POINTER(c_uint64)]),
     "dlfs_bread": (c_int, [c_void_p, c_uint64, POINTER(POINTER(abi.Batch))]),
 }
@@ -129,12 +135,13 @@ def check(code: int, message: bytes = b"") -> int:
 
 
 @contextmanager
-def mounted(paths: Sequence[str]) -> Iterator[tuple[ctypes.CDLL, c_void_p]]:
-    """The interface, and a volume mounted by it from files."""
+def mounted(uris: Sequence[str]) -> Iterator[tuple[ctypes.CDLL, c_void_p]]:
+    """The interface, and a volume mounted by it from the device URIs of its members."""
     c = interface()
     message, volume = ctypes.create_string_buffer(MESSAGE_BYTES), c_void_p()
-    members = (c_char_p * max(1, len(paths)))(*(path.encode() for path in paths))
-    check(c.dlfs_mount(members, len(paths), message, MESSAGE_BYTES, byref(volume)), message.value)
+    members = (c_char_p * max(1, len(uris)))(*(uri.encode() for uri in uris))
+    code = c.dlfs_mount(members, len(uris), message, MESSAGE_BYTES, byref(volume))
+    check(code, message.value)
     try:
         yield c, volume
     finally:
@@ -177,7 +184,9 @@ def batches(c: ctypes.CDLL, dataset: c_void_p, count: int) -> Iterator[list[tupl
         check(code)
         found = batch.contents
         if found.failure_count:
-            raise Failed(found.failures[0].code, f"sample {found.failures[0].index}")
+            failure = abi.Failure.from_buffer_copy(found.failures[0])
+            library().dlfs_batch_release(batch)
+            raise Failed(failure.code, describe(c, dataset, failure))
         offsets = ctypes.cast(found.offsets, POINTER(c_int64))
         lengths = ctypes.cast(found.lengths, POINTER(c_int64))
         indices = ctypes.cast(found.indices, POINTER(c_uint64))
@@ -186,6 +195,13 @@ def batches(c: ctypes.CDLL, dataset: c_void_p, count: int) -> Iterator[list[tupl
             for i in range(found.count)
         ]
         library().dlfs_batch_release(batch)
+
+
+def describe(c: ctypes.CDLL, dataset: c_void_p, failure: abi.Failure) -> str:
+    """A failure of a sample in words."""
+    message = ctypes.create_string_buffer(MESSAGE_BYTES)
+    check(c.dlfs_describe_failure(dataset, byref(failure), message, MESSAGE_BYTES))
+    return message.value.decode("ascii")
 
 
 def order(c: ctypes.CDLL, dataset: c_void_p) -> list[int]:
@@ -198,7 +214,7 @@ def order(c: ctypes.CDLL, dataset: c_void_p) -> list[int]:
 
 def epoch(c: ctypes.CDLL, dataset: c_void_p, **chosen: int) -> None:
     """Begin an epoch: the fields of ``dlfs_epoch``."""
-    check(c.dlfs_begin(dataset, byref(Epoch(**{"world_size": 1, **chosen}))))
+    check(c.dlfs_begin(dataset, byref(Epoch(**chosen))))
 
 
 def read_dataset(c: ctypes.CDLL, dataset: c_void_p) -> dict[bytes, bytes]:

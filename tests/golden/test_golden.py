@@ -535,15 +535,17 @@ def test_damage_is_reported(
     with pytest.raises(c_reader.Failed) as failed:
         c_reader.read_volume(image.members)
     assert isinstance(error_for(failed.value.code, ""), CODES_IN_C.get(error, error))
+    assert any(member in str(failed.value) for member in image.members)
+    assert damage in (no_superblock, truncated) or " at byte " in str(failed.value)
 
 
 def test_a_missing_member(tmp_path: Path) -> None:
     members = unpack("three", tmp_path)
     with pytest.raises(NotFoundError, match="expected 3 members, got 2"):
         read_all(members[:2])
-    with pytest.raises(c_reader.Failed, match="expected 3 members, in 1 copies, got 2"):
+    with pytest.raises(c_reader.Failed, match=r"got 2 that can be read; missing: number 2$"):
         c_reader.read_volume(members[:2])
-    with pytest.raises(c_reader.Failed, match="got 2 that can be read: No such file"):
+    with pytest.raises(c_reader.Failed, match=r"number 2: open .*/none: No such file"):
         c_reader.read_volume([*members[:2], str(tmp_path / "none")])
 
 
@@ -551,7 +553,7 @@ def test_a_member_given_twice(tmp_path: Path) -> None:
     members = unpack("three", tmp_path)
     with pytest.raises(UsageError):
         read_all([*members, members[0]])
-    with pytest.raises(c_reader.Failed, match="given twice"):
+    with pytest.raises(c_reader.Failed, match="each member once, got number 0"):
         c_reader.read_volume([*members, members[0]])
 
 
@@ -560,7 +562,7 @@ def test_a_copy_of_a_member(tmp_path: Path) -> None:
     Path(members[1]).write_bytes(Path(members[0]).read_bytes())
     with pytest.raises(UsageError, match="each member once"):
         read_all(members)
-    with pytest.raises(c_reader.Failed, match="given twice"):
+    with pytest.raises(c_reader.Failed, match="each member once, got number 0"):
         c_reader.read_volume(members)
 
 

@@ -1,10 +1,11 @@
-"""The C interface: its example, built by the command in its head, orders, arguments, devices.
+"""The C interface: its example, built by the command in its head, orders, URIs, options, failures.
 
 That every released volume is read, and every damage reported, is in ``tests/golden``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import re
@@ -21,10 +22,12 @@ from dlfs._native import abi
 from dlfs._native.checksums import crc32c
 from dlfs._native.device import NativeDevice
 from dlfs._native.library import library
+from dlfs.block.host import host_id, host_nqn
 from dlfs.testing.datasets import random_samples
+from dlfs.testing.nvme import DEFAULT_NQN, Namespace, ScriptedTarget, Subsystem
 from dlfs.units import KIB, MIB
 from tests.golden import c_reader
-from tests.native.test_native import ROOT
+from tests.native.test_native import ROOT, compile_target, configure
 
 COUNT = 500
 EXAMPLE = ROOT / "native/examples/epoch.c"
@@ -73,6 +76,26 @@ def run(program: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([program, *arguments], capture_output=True, text=True)
 
 
+@pytest.fixture(scope="module")
+def sanitized() -> Path:
+    """The example with all of libdlfs, under ASan and UBSan."""
+    folder = configure("address")
+    compile_target(folder, "example_epoch")
+    return folder / "tests" / "example_epoch"
+
+
+def damage(image: Path, dataset_name: str, index: int) -> dlfs.SampleInfo:
+    """Flip one bit of the first byte of a sample."""
+    with dlfs.open(str(image)) as volume, volume[dataset_name] as dataset:
+        info = dataset.stat(index)
+    with image.open("r+b") as file:
+        file.seek(info.offset_bytes)
+        byte = file.read(1)[0]
+        file.seek(info.offset_bytes)
+        file.write(bytes([byte ^ 1]))
+    return info
+
+
 def expected_lines(members: Sequence[Path], seed: int) -> list[str]:
     """What the example prints, by the Python interface."""
     lines = []
@@ -118,16 +141,251 @@ def test_the_example_says_what_is_wrong(program, one, tmp_path):
 def test_a_damaged_sample_is_a_failure_of_its_batch(program, one, tmp_path):
     damaged = tmp_path / "damaged.img"
     shutil.copy(one, damaged)
-    with dlfs.open(str(one)) as volume, volume["numbers"] as dataset:
-        info = dataset.stat(77)
-    with damaged.open("r+b") as file:
-        file.seek(info.offset_bytes)
-        byte = file.read(1)[0]
-        file.seek(info.offset_bytes)
-        file.write(bytes([byte ^ 1]))
+    info = damage(damaged, "numbers", 77)
     done = run(program, "numbers", "0", str(damaged))
     assert done.returncode == 1
+    assert f"{damaged} at byte {info.offset_bytes}, {info.length_bytes} bytes" in done.stderr
     assert "checksum mismatch" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_example_is_clean_under_the_sanitizers(sanitized, one, three, tmp_path):
+    damaged = tmp_path / "damaged.img"
+    shutil.copy(one, damaged)
+    damage(damaged, "numbers", 77)
+    for members in ([one], three, three[1:]):
+        done = run(sanitized, "numbers", "7", *map(str, members))
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.splitlines() == expected_lines([one] if members == [one] else three, 7)
+    with nvme_target([one]) as target:
+        done = run(sanitized, "numbers", "7", target.uri())
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.splitlines() == expected_lines([one], 7)
+    for dataset, uri in (
+        ("numbers", str(damaged)),
+        ("nothing", str(one)),
+        ("numbers", str(tmp_path / "none")),
+        ("numbers", "spdk:trtype=PCIe traddr=0000:5e:00.0"),
+        ("numbers", "nvme-tcp://h"),
+        ("numbers", "x" * 9000),
+    ):
+        done = run(sanitized, dataset, "0", uri)
+        assert (done.returncode, done.stderr.count("epoch: ")) == (1, 1), done.stderr
+        assert "Sanitizer" not in done.stderr
+
+
+# ---- URIs ----------------------------------------------------------------------------------------
+
+
+def nvme_target(images: Sequence[Path], **how: object) -> ScriptedTarget:
+    """A target with a namespace for each image, numbered from 1."""
+    spaces = [
+        Namespace(image.stat().st_size, nsid=number, path=image)
+        for number, image in enumerate(images, 1)
+    ]
+    return ScriptedTarget([Subsystem(DEFAULT_NQN, spaces, **how)])
+
+
+@pytest.mark.parametrize("options", ["", "&hdgst=1&ddgst=1", "&path=127.0.0.1:1&reconnect_ms=0"])
+def test_members_over_nvme_tcp(program, three, options):
+    expected = expected_lines(three, 3)
+    with nvme_target(three[:2]) as target:
+        uris = [target.uri(nsid=2) + options, f"file:{three[2]}", target.uri(nsid=1) + options]
+        done = run(program, "numbers", "3", *uris)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.splitlines() == expected
+        assert target.violations == []
+        done = run(program, "numbers", "3", *uris[:2])
+        assert (done.returncode, done.stdout.splitlines()) == (0, expected)
+
+
+def test_c_and_python_are_one_host_to_a_target(one):
+    identities = []
+    with nvme_target([one], hosts=[host_nqn()]) as target:
+        for opened in (c_reader.mounted([target.uri()]), dlfs.open(target.uri())):
+            with opened:
+                identities += [bytes(known) for known in target.subsystems[0].hosts_connected()]
+        other = target.uri() + "&hostnqn=nqn.2024-01.org.example:stranger"
+        with pytest.raises(c_reader.Failed, match="open nvme-tcp://") as failed:
+            c_reader.read_volume([other])
+    assert failed.value.code == -errno.EACCES
+    assert set(identities) == {host_id().bytes}
+
+
+def test_a_member_that_is_lost_is_named(three):
+    with nvme_target(three[:1]) as target:
+        uris = [target.uri(reconnect_ms=0, connect_ms=500), *map(str, three[1:])]
+        target.kill()
+        with c_reader.mounted(uris) as (c, volume), c_reader.opened(c, volume, b"numbers") as data:
+            assert c_reader.read_dataset(c, data) == random_samples(COUNT)
+        with pytest.raises(c_reader.Failed) as failed:
+            c_reader.read_volume(uris[:2])
+        assert failed.value.code == abi.E_LOST
+        for told in ("got 1 that can be read; missing: number 0, 2", f"open {uris[0]}: "):
+            assert told in str(failed.value)
+
+
+@pytest.mark.parametrize(
+    ("uri", "code", "told"),
+    [
+        ("", errno.EINVAL, "expected a path or a URI, got ''"),
+        ("nvme-tcp://host/disk0?nsid=1", errno.EINVAL, "expected an NQN"),
+        ("ftp://host/x", errno.EINVAL, "a file of that name is ./ftp://host/x"),
+        ("unix:/run/dlfs.sock", errno.EINVAL, "a service and no device"),
+        ("mem:64MiB", errno.ENOTSUP, "mem: needs the Python package"),
+        ("nvme-tcp+discover://host", errno.ENOTSUP, "discover: needs the Python package"),
+        ("spdk:trtype=PCIe traddr=0000:5e:00.0", errno.ENOTSUP, "spdk: needs the Python package"),
+    ],
+)
+def test_a_wrong_uri_is_no_missing_member(three, uri, code, told):
+    with pytest.raises(c_reader.Failed) as failed:
+        c_reader.read_volume([*map(str, three[:2]), uri])
+    assert failed.value.code == -code
+    assert told in str(failed.value)
+
+
+def test_a_host_that_is_none(one):
+    uri = f"nvme-tcp://none.invalid/{DEFAULT_NQN}?nsid=1"
+    with pytest.raises(c_reader.Failed, match=r"none\.invalid") as failed:
+        c_reader.read_volume([uri])
+    assert failed.value.code in (abi.E_NOT_FOUND, abi.E_LOST)  # no resolver: E_LOST
+
+
+def test_a_file_whose_name_looks_like_a_uri(one, tmp_path, monkeypatch):
+    shutil.copy(one, tmp_path / "a:b, c")
+    monkeypatch.chdir(tmp_path)
+    expected = c_reader.read_volume([str(one)])
+    for uri in ("./a:b, c", "file:a%3Ab%2C%20c", str(tmp_path / "a:b, c")):
+        assert c_reader.read_volume([uri]) == expected
+
+
+# ---- options, epochs, failures -------------------------------------------------------------------
+
+
+def test_fields_of_zero_are_defaults(one):
+    with c_reader.mounted([str(one)]) as (c, volume):
+        dataset = c_void_p()
+        for options in (None, byref(c_reader.OpenOptions())):
+            assert c.dlfs_open(volume, b"numbers", options, None, 0, byref(dataset)) == 0
+            c_reader.epoch(c, dataset)  # all zeros: storage order, one rank
+            got = [index for batch in c_reader.batches(c, dataset, 64) for index, _ in batch]
+            assert sorted(got) == list(range(COUNT))
+            assert got == c_reader.order(c, dataset)
+            with dlfs.open(str(one)) as in_python, in_python["numbers"] as numbers:
+                batches = numbers.batches(64, shuffle=None)
+                assert got == [index for batch in batches for index in batch.indices.tolist()]
+            assert c.dlfs_close(dataset) == 0
+
+
+def test_reserved_fields_are_checked(one):
+    with c_reader.mounted([str(one)]) as (c, volume):
+        with (
+            pytest.raises(c_reader.Failed, match="expected reserved = 0, got 7") as failed,
+            c_reader.opened(c, volume, b"numbers", reserved=7),
+        ):
+            pass
+        assert failed.value.code == -errno.EINVAL
+        with c_reader.opened(c, volume, b"numbers") as dataset:
+            assert c.dlfs_begin(dataset, byref(c_reader.Epoch(reserved=1))) == -errno.EINVAL
+
+
+def test_an_epoch_is_ended(one):
+    batch = ctypes.POINTER(abi.Batch)()
+    out = (ctypes.c_uint64 * 1)()
+    with (
+        c_reader.mounted([str(one)]) as (c, volume),
+        c_reader.opened(c, volume, b"numbers") as dataset,
+    ):
+        c.dlfs_end(None)
+        c.dlfs_end(dataset)  # there is none
+        for _ in range(3):
+            c_reader.epoch(c, dataset, seed=9, order=abi.ORDER_GLOBAL)
+            assert c.dlfs_bread(dataset, 10, byref(batch)) == 0
+            c.dlfs_end(dataset)
+            c.dlfs_end(dataset)
+            offsets = ctypes.cast(batch.contents.offsets, ctypes.POINTER(ctypes.c_int64))
+            lengths = ctypes.cast(batch.contents.lengths, ctypes.POINTER(ctypes.c_int64))
+            indices = ctypes.cast(batch.contents.indices, ctypes.POINTER(ctypes.c_uint64))
+            for i in range(10):  # the batch is the caller's still
+                sample = ctypes.string_at((batch.contents.base or 0) + offsets[i], lengths[i])
+                assert sample == c_reader.read(c, dataset, indices[i])
+            library().dlfs_batch_release(batch)
+            another = ctypes.POINTER(abi.Batch)()
+            assert c.dlfs_bread(dataset, 1, byref(another)) == -errno.EINVAL
+            assert c.dlfs_order(dataset, 0, 1, out) == -errno.EINVAL
+        c_reader.epoch(c, dataset, seed=9, order=abi.ORDER_GLOBAL)  # dlfs_close ends this one
+
+
+@pytest.mark.parametrize("over_nvme", [False, True])
+def test_a_failure_names_what_python_names(one, tmp_path, over_nvme):
+    damaged = tmp_path / "damaged.img"
+    shutil.copy(one, damaged)
+    info = damage(damaged, "numbers", 77)
+    with contextlib.ExitStack() as stack:
+        uri = stack.enter_context(nvme_target([damaged])).uri() if over_nvme else str(damaged)
+        volume = stack.enter_context(dlfs.open(uri))
+        with pytest.raises(dlfs.ChecksumError) as in_python:
+            volume["numbers"].read([77])
+        c, mounted = stack.enter_context(c_reader.mounted([uri]))
+        dataset = stack.enter_context(c_reader.opened(c, mounted, b"numbers"))
+        buffer, failure = ctypes.create_string_buffer(info.length_bytes), abi.Failure()
+        code = c.dlfs_read_sample(dataset, 77, buffer, info.length_bytes, byref(failure))
+        assert code == failure.code == abi.E_CHECKSUM
+        assert (failure.index, failure.member) == (77, 0)
+        assert failure.offset_bytes == info.offset_bytes
+        told = c_reader.describe(c, dataset, failure)
+        where = f"{uri} at byte {info.offset_bytes}, {info.length_bytes} bytes: expected CRC32C "
+        assert told.startswith(f"sample 77 '{info.path.decode()}' of dataset 'numbers': {where}")
+        assert told[told.index(where) :] in str(in_python.value)
+        c_reader.epoch(c, dataset)
+        with pytest.raises(c_reader.Failed) as of_batch:
+            list(c_reader.batches(c, dataset, COUNT))
+        assert str(of_batch.value) == f"{abi.E_CHECKSUM}: {told}"
+        assert c.dlfs_read(dataset, 77, buffer, info.length_bytes) == abi.E_CHECKSUM
+
+
+def test_failures_that_are_no_damage(one):
+    buffer, failure = ctypes.create_string_buffer(1 << 20), abi.Failure()
+    with (
+        c_reader.mounted([str(one)]) as (c, volume),
+        c_reader.opened(c, volume, b"numbers") as dataset,
+        dlfs.open(str(one)) as in_python,
+    ):
+        info = max(map(in_python["numbers"].stat, range(COUNT)), key=lambda stat: stat.length_bytes)
+        code = c.dlfs_read_sample(dataset, info.index, buffer, 1, byref(failure))
+        assert code == failure.code == -errno.ERANGE
+        told = c_reader.describe(c, dataset, failure)
+        assert f"{one} at byte {info.offset_bytes}, {info.length_bytes} bytes: " in told
+        code = c.dlfs_read_sample(dataset, COUNT, buffer, 1, byref(failure))
+        assert code == failure.code == -errno.EINVAL
+        for wrong in ({}, {"index": COUNT}, {"member": 1}, {"code": 0}):
+            failure = abi.Failure(**{"code": -errno.EINVAL, "index": COUNT, **wrong})
+            assert c.dlfs_describe_failure(dataset, byref(failure), None, 0) == -errno.EINVAL
+        assert c.dlfs_describe_failure(dataset, None, None, 0) == -errno.EINVAL
+        assert c.dlfs_read_sample(dataset, COUNT, buffer, 1, None) == -errno.EINVAL
+
+
+def test_a_message_is_untouched_on_success(three, tmp_path):
+    c, volume, dataset = c_reader.interface(), c_void_p(), c_void_p()
+    uris = [str(tmp_path / "none"), *map(str, three[1:])]
+    members = (ctypes.c_char_p * 3)(*map(str.encode, uris))
+    message = ctypes.create_string_buffer(b"as it was", c_reader.MESSAGE_BYTES)
+    assert c.dlfs_mount(members, 3, message, len(message), byref(volume)) == 0
+    assert c.dlfs_open(volume, b"numbers", None, message, len(message), byref(dataset)) == 0
+    assert message.value == b"as it was"
+    assert c.dlfs_close(dataset) == c.dlfs_unmount(volume) == 0
+
+
+def test_a_failure_without_a_message_is_the_same_code(one, tmp_path):
+    c, volume = c_reader.interface(), c_void_p()
+    for uri, code in (("", -errno.EINVAL), (str(tmp_path / "none"), -errno.ENOENT)):
+        members = (ctypes.c_char_p * 1)(uri.encode())
+        short = ctypes.create_string_buffer(b"x" * 10)
+        assert c.dlfs_mount(members, 1, None, 0, byref(volume)) == code
+        assert c.dlfs_mount(members, 1, short, 5, byref(volume)) == code
+        assert len(short.value) == 4
+    assert not volume
 
 
 @pytest.mark.parametrize("shuffle", ["global", "chunk", None])
@@ -175,8 +433,8 @@ def test_wrong_arguments(one):
         assert c.dlfs_bread(dataset, 1, byref(batch)) == -errno.EINVAL  # no epoch yet
         assert c.dlfs_order(dataset, 0, 1, out) == -errno.EINVAL
         for wrong in (
-            {"world_size": 0},
             {"rank": 1},
+            {"rank": 2, "world_size": 2},
             {"position": COUNT + 1},
             {"order": 9},
             {"plan": 9},
@@ -202,7 +460,10 @@ def test_wrong_arguments(one):
         longest = max(range(COUNT), key=lambda index: c.dlfs_length(dataset, index))
         assert c.dlfs_read(dataset, longest, text, 10) == -errno.ERANGE
         assert c.dlfs_unmount(volume) == -errno.EBUSY
-        for version, depth, told in ((2, 0, "no dataset"), (1, 1 << 20, "a reader of dataset")):
+        for version, depth, told in (
+            (2, 0, "no dataset"),
+            (1, 1 << 20, "make a reader of dataset"),
+        ):
             with (
                 pytest.raises(c_reader.Failed, match=told),
                 c_reader.opened(c, volume, b"numbers", version, depth=depth),

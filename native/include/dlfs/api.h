@@ -8,15 +8,24 @@
  *     the paper       here
  *     dlfs_mount      dlfs_mount, dlfs_mount_devices
  *     dlfs_open       dlfs_open a dataset, dlfs_find a sample: its index stands for it
- *     dlfs_read       dlfs_read
+ *     dlfs_read       dlfs_read, dlfs_read_sample
  *     dlfs_sequence   dlfs_begin (dlfs_sequence is a type of dlfs.h), dlfs_order
  *     dlfs_bread      dlfs_bread
- *     dlfs_close      dlfs_close, dlfs_unmount
+ *     dlfs_close      dlfs_end, dlfs_close, dlfs_unmount
  *
  * What is on media is read as FORMAT.md says, versions 1.x, every bound and checksum checked:
  * a volume that breaks a rule is refused. Nothing is ever written.
  *
- * message, of message_bytes, gets why a function failed, in words (may be NULL with 0).
+ * Ownership. A volume outlives its datasets; dlfs_unmount sees to that. A dataset ends its epoch
+ * and frees its reader and directory; batches outlive all three. Devices that the caller opened
+ * outlive the volume.
+ *
+ * Options. A field that is 0 means the default that its comment names, so that a structure of zeros
+ * is valid; `reserved` must be 0, else -EINVAL.
+ *
+ * message, of message_bytes, gets the reason of a failure in words, with the URI of the member and
+ * the offset where they are known, in printable ASCII (may be NULL with 0). It is untouched on
+ * success, and where the arguments themselves are wrong (NULL).
  */
 #ifndef DLFS_API_H
 #define DLFS_API_H
@@ -27,7 +36,7 @@
 extern "C" {
 #endif
 
-#define DLFS_MESSAGE_BYTES 512u  /* holds any message of this header */
+#define DLFS_MESSAGE_BYTES 1024u /* of a message, NUL included; longer ones are cut */
 #define DLFS_NAME_BYTES_MAX 255u /* length of a dataset's name */
 
 /* ---- volumes --------------------------------------------------------------------------------- */
@@ -36,17 +45,28 @@ extern "C" {
 typedef struct dlfs_volume dlfs_volume;
 
 /*
- * Opens the members of a volume, files or block devices in any order, and mounts it. With
- * replicas, fewer members are enough for reading. Errors: -EINVAL (no member, a member twice or of
- * another volume); -errno of the first member that cannot be opened; DLFS_E_NOT_FOUND, a member is
- * missing; DLFS_E_FORMAT, DLFS_E_CHECKSUM, DLFS_E_TRUNCATED, it is no volume or a damaged one;
- * -EPROTONOSUPPORT, a newer version of the format; errors of devices; -ENOMEM.
+ * Opens the members of a volume, in any order, and mounts it. uris[i] names one device, as in
+ * Python and on the command line:
+ *
+ *     /data/vol0.img, vol0.img             a file or a disk
+ *     file:PATH                            the same, %-escapes decoded
+ *     nvme-tcp://HOST[:PORT]/NQN?nsid=N    a namespace of an NVMe/TCP target; options follow as
+ *                                          &KEY=VALUE: path, hostnqn, hostid, hdgst, ddgst,
+ *                                          timeout_ms, connect_ms, keepalive_ms, reconnect_ms,
+ *                                          busy_poll_us (`dlfs uri` explains them)
+ *
+ * With replicas, fewer members are enough for reading. Errors: -EINVAL, a malformed URI, no member,
+ * a member twice or of another volume; -ENOTSUP, a URI of a kind that needs the Python package
+ * (nvme-tcp+discover:, spdk:, mem:); the code of the first member that cannot be opened, -errno for
+ * files, else as dlfs_device_open_nvme; DLFS_E_NOT_FOUND, a member is missing; DLFS_E_FORMAT,
+ * DLFS_E_CHECKSUM, DLFS_E_TRUNCATED, it is no volume or a damaged one; -EPROTONOSUPPORT, a newer
+ * version of the format; errors of devices; -ENOMEM.
  */
-DLFS_API int dlfs_mount(const char *const *paths, uint32_t count, char *message,
+DLFS_API int dlfs_mount(const char *const *uris, uint32_t count, char *message,
                         uint32_t message_bytes, dlfs_volume **out);
 /*
- * The same with devices that the caller has opened (NVMe over TCP, memory, another library's), and
- * keeps open until the volume is unmounted. NULL stands for a member that cannot be had.
+ * The same with devices that the caller has opened (memory, another library's), and keeps open
+ * until the volume is unmounted; the array is copied. NULL stands for a member that cannot be had.
  */
 DLFS_API int dlfs_mount_devices(dlfs_device *const *devices, uint32_t count, char *message,
                                 uint32_t message_bytes, dlfs_volume **out);
@@ -68,28 +88,34 @@ DLFS_API int dlfs_dataset_describe(const dlfs_volume *volume, uint32_t number,
 
 /* ---- datasets -------------------------------------------------------------------------------- */
 
-/* An open dataset. Any threads at once, but for dlfs_begin and dlfs_bread: one at a time. */
+/*
+ * An open dataset. Samples are read by any threads at once, also while an epoch is under way. The
+ * epoch is used by one thread at a time: dlfs_begin, dlfs_order, dlfs_bread, dlfs_end, dlfs_close.
+ */
 typedef struct dlfs_dataset dlfs_dataset;
 
-/* 0 in any field: its default. */
 typedef struct dlfs_open_options {
-    uint64_t memory_bytes; /* sample memory: cached, read ahead, lent to batches; 256 MiB */
-    uint32_t version;      /* of the dataset; the newest */
-    uint32_t depth;        /* operations in flight per member and thread; 128 */
-    uint32_t timeout_ms;   /* for one read with all its retries; 30000 */
-    uint32_t reserved;
+    uint64_t memory_bytes; /* sample memory: cached, read ahead, lent to batches; 0: 256 MiB */
+    uint32_t version;      /* of the dataset; 0: the newest */
+    uint32_t depth;        /* operations in flight per member and thread; 0: 128 */
+    uint32_t timeout_ms;   /* for one read with all its retries; 0: 30000, or longer where the
+                              members' timeout_ms + reconnect_ms are */
+    uint32_t reserved;     /* 0 */
 } dlfs_open_options;
 
 /*
  * Opens a dataset by name: reads its directory into memory and checks all of it. options may be
- * NULL. The volume must stay mounted. Errors: DLFS_E_NOT_FOUND, no such dataset or version;
- * DLFS_E_FORMAT, DLFS_E_CHECKSUM, its directory is damaged in every copy, or the dataset was
- * removed since the volume was mounted; errors of devices; -ENOMEM; -EINVAL, DLFS_E_LIMIT
+ * NULL: all defaults. The volume must stay mounted. Errors: DLFS_E_NOT_FOUND, no such dataset or
+ * version; DLFS_E_FORMAT, DLFS_E_CHECKSUM, its directory is damaged in every copy, or the dataset
+ * was removed since the volume was mounted; errors of devices; -ENOMEM; -EINVAL, DLFS_E_LIMIT
  * (options).
  */
 DLFS_API int dlfs_open(dlfs_volume *volume, const char *name, const dlfs_open_options *options,
                        char *message, uint32_t message_bytes, dlfs_dataset **out);
-/* Closes a dataset; batches given out stay valid. -EBUSY while a call is under way. NULL: 0. */
+/*
+ * Ends the epoch under way and closes the dataset; batches given out stay valid. -EBUSY while
+ * another thread's call is under way: the epoch has ended, and the dataset is open. NULL: 0.
+ */
 DLFS_API int dlfs_close(dlfs_dataset *dataset);
 
 /* Samples; their indices are 0..count-1, in the order of their paths. */
@@ -104,33 +130,60 @@ DLFS_API int64_t dlfs_path(const dlfs_dataset *dataset, uint64_t index, char *te
                            uint64_t text_bytes);
 /* The length of a sample. -EINVAL: no such index. */
 DLFS_API int64_t dlfs_length(const dlfs_dataset *dataset, uint64_t index);
-/* Reads one sample, verified; as dlfs_reader_get. */
+/*
+ * Reads one sample, verified, and returns its length. Errors: -EINVAL, no such index; -ERANGE, it
+ * is longer than buffer_bytes (dlfs_length tells); DLFS_E_CHECKSUM; DLFS_E_FORMAT; errors of
+ * devices.
+ */
 DLFS_API int64_t dlfs_read(dlfs_dataset *dataset, uint64_t index, void *buffer,
                            uint64_t buffer_bytes);
+/* The same; when it fails, failure (may be NULL) gets the code, the member and the offset. */
+DLFS_API int64_t dlfs_read_sample(dlfs_dataset *dataset, uint64_t index, void *buffer,
+                                  uint64_t buffer_bytes, dlfs_failure *failure);
+/*
+ * Writes a failure of dlfs_read_sample, or of a batch of this dataset, in words: the sample's
+ * index, path and length, the member's URI, the offset on it, and the reason. -EINVAL: it is no
+ * failure of a sample of this dataset.
+ */
+DLFS_API int dlfs_describe_failure(const dlfs_dataset *dataset, const dlfs_failure *failure,
+                                   char *message, uint32_t message_bytes);
 
-/* What dlfs_reader_read, dlfs_reader_get_stats and others of dlfs.h take; borrowed. */
+/*
+ * What dlfs_reader_read, dlfs_reader_get_stats and others of dlfs.h take. Borrowed: valid until
+ * dlfs_close, which frees them.
+ */
 DLFS_API dlfs_reader *dlfs_dataset_reader(dlfs_dataset *dataset);
 DLFS_API const dlfs_directory *dlfs_dataset_directory(const dlfs_dataset *dataset);
 
 /* ---- an epoch -------------------------------------------------------------------------------- */
 
-/* One rank's part of one epoch: positions position + rank, position + rank + world_size, ... */
+/*
+ * One rank's part of one epoch: positions position + rank, position + rank + world_size, ... All
+ * zeros: epoch 0 of seed 0 for a single rank, in storage order, which is not shuffled.
+ */
 typedef struct dlfs_epoch {
     uint64_t seed;
     uint64_t epoch;         /* each has an order of its own */
     uint64_t position;      /* global: samples that all ranks together have had already */
-    uint32_t order;         /* DLFS_ORDER_* */
+    uint32_t order;         /* DLFS_ORDER_STORAGE (0), DLFS_ORDER_GLOBAL or DLFS_ORDER_CHUNK */
     uint32_t window_chunks; /* of DLFS_ORDER_CHUNK; 0: 64 */
-    uint32_t rank;
-    uint32_t world_size; /* > 0 */
-    uint32_t plan;       /* DLFS_PLAN_* */
-    uint32_t reserved;
+    uint32_t rank;          /* < world_size */
+    uint32_t world_size;    /* 0: 1 */
+    uint32_t plan;          /* DLFS_PLAN_*; 0: DLFS_PLAN_AUTO */
+    uint32_t reserved;      /* 0 */
 } dlfs_epoch;
 /*
- * Begins an epoch, and reading it ahead; one under way ends. The order is that of the Python API
- * for the same arguments. -EINVAL, -ENOMEM; then there is no epoch under way.
+ * Begins an epoch, and starts a thread that reads it ahead; one under way ends. The order is that
+ * of the Python API for the same arguments. dlfs_end ends it. -EINVAL, -ENOMEM; then there is no
+ * epoch under way.
  */
 DLFS_API int dlfs_begin(dlfs_dataset *dataset, const dlfs_epoch *epoch);
+/*
+ * Ends the epoch under way, before or after its last sample: ends its thread, which may wait for
+ * reads in flight, and gives back the memory that was read ahead. Batches given out stay valid. No
+ * epoch, or NULL: nothing. dlfs_close does it too.
+ */
+DLFS_API void dlfs_end(dlfs_dataset *dataset);
 /*
  * out[i] = the index at position first + i of the epoch's global order, for all ranks. -EINVAL:
  * past the end, or no epoch under way.
@@ -138,8 +191,9 @@ DLFS_API int dlfs_begin(dlfs_dataset *dataset, const dlfs_epoch *epoch);
 DLFS_API int dlfs_order(const dlfs_dataset *dataset, uint64_t first, uint64_t count, uint64_t *out);
 /*
  * This rank's next count samples as one batch, fewer at the end; DLFS_E_END when there are none
- * left. Blocks. Samples that failed are listed in the batch, not an error of the call. Give it back
- * with dlfs_batch_release. -EINVAL: no epoch under way, or count 0.
+ * left. Blocks. Samples that failed are listed in the batch (dlfs_describe_failure), not an error
+ * of the call. Give it back with dlfs_batch_release, in any thread. -EINVAL: no epoch under way, or
+ * count 0.
  */
 DLFS_API int dlfs_bread(dlfs_dataset *dataset, uint64_t count, dlfs_batch **out);
 

@@ -9,6 +9,9 @@
  *   - returns 0, or a count >= 0, on success; -errno or a DLFS_E_* code on failure; outputs come
  *     last and are untouched on failure;
  *   - offsets, sizes and lengths are in bytes; positions, indices and counts are in samples;
+ *   - fields named `reserved` of a structure that the caller fills are 0, else -EINVAL;
+ *   - what a function borrows must outlive the object that it makes, unless its comment says until
+ *     when;
  *   - buffers belong to the caller, who keeps them alive until the operation on them has completed;
  *   - an object may be used by any thread, by one thread at a time; those used by many at once say
  *     so;
@@ -221,6 +224,9 @@ DLFS_API int dlfs_device_create_external(const struct dlfs_external *external, d
 
 /*
  * Frees a device. Its queue pairs must have been destroyed: -EBUSY otherwise, and nothing is freed.
+ * What else borrows the device must be gone too, which is not checked: a fault device over it,
+ * readers (dlfs_reader_config), volumes (dlfs_mount_devices of api.h). No other thread may be using
+ * it. NULL: 0.
  */
 DLFS_API int dlfs_device_destroy(dlfs_device *device);
 /* The next four: any threads at once. */
@@ -232,11 +238,13 @@ DLFS_API const char *dlfs_device_kind(const dlfs_device *device);
 DLFS_API int dlfs_device_flush(dlfs_device *device);
 
 /*
- * A queue pair: one thread's private path to a device. depth: 1..DLFS_DEPTH_MAX operations in
- * flight. Many queue pairs of one device may be used at once, each by one thread at a time.
- * It belongs to the process that made it: in a forked child it can be destroyed, which neither
- * waits nor touches the parent's; every other call returns DLFS_E_CLOSED. A child may go on using
- * the device.
+ * Makes a queue pair: one thread's private path to a device, which must outlive it. depth:
+ * 1..DLFS_DEPTH_MAX operations in flight. Any threads may make and destroy queue pairs of one
+ * device at once, and use many of them at once; a single one is used and destroyed by one thread at
+ * a time, which need not be the one that made it. Errors: -EINVAL (depth); -ENOMEM; -errno of what
+ * the kind needs (io_uring, threads); of NVMe over TCP those said there; DLFS_E_LOST. It belongs to
+ * the process that made it: in a forked child it can be destroyed, which neither waits nor touches
+ * the parent's; every other call returns DLFS_E_CLOSED. A child may go on using the device.
  */
 DLFS_API int dlfs_queue_create(dlfs_device *device, uint32_t depth, dlfs_queue **out);
 /* Waits for what is in flight, then frees. */
@@ -439,10 +447,27 @@ typedef struct dlfs_location {
     uint32_t length_low; /* bits 0..31 of the length */
     uint64_t address;    /* bits 0..55 the address, bits 56..63 are bits 32..39 of the length */
 } dlfs_location;
+/* The first byte of the sample in the dataset's data space. */
+static inline uint64_t dlfs_location_address(const dlfs_location *location)
+{
+    return location->address & DLFS_ADDRESS_MAX;
+}
+/* The length of the sample, in bytes. */
+static inline uint64_t dlfs_location_length(const dlfs_location *location)
+{
+    return (location->address >> 56) << 32 | location->length_low;
+}
+/* The CRC32C of the sample's bytes. */
+static inline uint32_t dlfs_location_crc32c(const dlfs_location *location)
+{
+    return location->crc32c;
+}
 
 /*
  * The frozen directory of one dataset: the bytes of its directory segment, as on media, in memory
- * that the caller owns and keeps (read-only is enough). Immutable: any threads at once.
+ * that the caller owns and keeps until the directory is closed (read-only is enough). It must
+ * outlive the readers and the sequences made over it, which borrow it; batches do without it.
+ * Immutable: any threads at once.
  */
 typedef struct dlfs_directory dlfs_directory;
 
@@ -473,6 +498,7 @@ DLFS_API int dlfs_directory_build(const dlfs_directory_plan *plan, const uint8_t
  * DLFS_E_CHECKSUM.
  */
 DLFS_API int dlfs_directory_open(const void *entries, uint64_t entries_bytes, dlfs_directory **out);
+/* Frees a directory; the memory it was opened over stays the caller's. NULL: nothing. */
 DLFS_API void dlfs_directory_close(dlfs_directory *directory);
 /* Gives the directory its names part, once; until then functions on names return -EAGAIN. */
 DLFS_API int dlfs_directory_attach_names(dlfs_directory *directory, const void *names,
@@ -489,7 +515,10 @@ DLFS_API uint64_t dlfs_directory_count(const dlfs_directory *directory);
 DLFS_API uint64_t dlfs_directory_data_bytes(const dlfs_directory *directory);
 /* Length of the names part that the header announces. */
 DLFS_API uint64_t dlfs_directory_names_bytes(const dlfs_directory *directory);
-/* The location array itself, [count], in index order. */
+/*
+ * The location array itself, [count], in index order; valid as long as the directory. Taken apart
+ * by dlfs_location_address and its like.
+ */
 DLFS_API const dlfs_location *dlfs_directory_locations(const dlfs_directory *directory);
 /*
  * out[i] = the index of the sample at rank first+i in storage order (by address). -EINVAL out of
@@ -583,8 +612,9 @@ typedef struct dlfs_extent {
 #define DLFS_READER_SHARED 1u /* the sample memory can be mapped by other processes: channel.h */
 
 typedef struct dlfs_reader_config {
-    dlfs_device *const *devices; /* [member_count], in member order; borrowed. With replicas > 1,
-                                    NULL for a member that cannot be had */
+    dlfs_device *const *devices; /* [member_count], in member order; the array is copied, the
+                                    devices are borrowed until dlfs_reader_destroy. With replicas >
+                                    1, NULL for a member that cannot be had */
     uint32_t member_count;
     uint32_t chunk_bytes;
     uint32_t block_bytes;       /* the volume's, a multiple of every device's */
@@ -592,7 +622,7 @@ typedef struct dlfs_reader_config {
     uint64_t data_offset_bytes; /* of row 0 on each member */
     const dlfs_extent *extents; /* copied */
     uint64_t extent_count;
-    const dlfs_directory *directory; /* borrowed */
+    const dlfs_directory *directory; /* borrowed until dlfs_reader_destroy */
     uint64_t memory_bytes; /* budget of the sample memory: chunks cached, read ahead and lent to
                               batches */
     uint64_t gap_bytes;    /* two samples nearer than this are read by one request */
@@ -662,6 +692,11 @@ DLFS_API int dlfs_reader_read_apart(dlfs_reader *reader, const uint64_t *indices
 DLFS_API int dlfs_reader_read_awake(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
                                     uint32_t awake_us, void (*sleeps)(void *argument),
                                     void *argument, dlfs_batch **out);
+/*
+ * Gives a batch back, once: its memory may then be read into again. Any thread, at any time: also
+ * while others use the reader or the stream that it came from, and after these were destroyed.
+ * NULL: nothing.
+ */
 DLFS_API void dlfs_batch_release(dlfs_batch *batch);
 /*
  * Copies sample i to destination + offsets[i], for every sample that did not fail, into memory of
@@ -769,7 +804,7 @@ DLFS_API int dlfs_sequence_fill(const dlfs_sequence *sequence, uint64_t first, u
 #define DLFS_PLAN_HARVEST 3u /* whole chunks, of which the samples needed soonest are kept */
 
 typedef struct dlfs_stream_config {
-    const dlfs_sequence *sequence; /* borrowed */
+    const dlfs_sequence *sequence; /* borrowed until dlfs_stream_destroy */
     uint64_t first;                /* global position of this consumer's first sample */
     uint64_t stride;               /* ranks: the next sample is `stride` positions on */
     uint64_t count;                /* samples this consumer will take */
