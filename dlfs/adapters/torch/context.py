@@ -13,7 +13,11 @@ import struct
 from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 import torch
+
+from dlfs import Batch
+from dlfs.adapters.torch.states import State
 
 _WORD = (1 << 64) - 1
 
@@ -56,3 +60,25 @@ class SampleContext:
 
     def __repr__(self) -> str:
         return f"SampleContext(index={self.index}, epoch={self.epoch}, position={self.position})"
+
+
+def make_contexts(
+    batch: Batch, positions: npt.NDArray[np.int64], state: State
+) -> list[SampleContext]:
+    """Make the contexts of a batch's samples.
+
+    Args:
+        batch: of the epoch; samples that failed may have been left out of it.
+        positions: ``int64[n]`` in the epoch's order, of the samples that were asked for.
+        state: of the epoch.
+
+    Returns:
+        One context for each sample in the batch.
+    """
+    if len(batch) < len(positions):
+        positions = np.delete(positions, [failure.position for failure in batch.failures])
+    pairs = zip(batch.indices.tolist(), positions.tolist(), strict=True)
+    return [
+        SampleContext(seed=state["seed"], epoch=state["epoch"], index=index, position=position)
+        for index, position in pairs
+    ]

@@ -34,6 +34,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from dlfs import Batch, Dataset, Epoch, OnError, ReadPlan, Shuffle
 from dlfs.adapters.torch.choices import copy_choice
+from dlfs.adapters.torch.context import SampleContext, make_contexts
 from dlfs.adapters.torch.cursor import Cursor
 from dlfs.adapters.torch.forms import ElementType
 from dlfs.adapters.torch.labels import Labels
@@ -48,7 +49,7 @@ from dlfs.sequence import WINDOW_CHUNKS
 LOOKAHEAD = 2
 """Batches whose transforms are begun before they are asked for."""
 
-_Read = tuple[Batch, State]
+_Read = tuple[Batch, State, list[SampleContext] | None]
 _Work = tuple[Batch, State, list[Future[list[Any]]]]
 
 
@@ -97,6 +98,8 @@ class Loader(IterableDataset[Any]):
         world_size: likewise.
         transform: called with each sample's bytes, a read-only ``memoryview``, or, if it is an
             array, with the tensor; in threads.
+        with_context: call ``transform(sample, context)``, with a ``SampleContext``: index, epoch,
+            and random numbers that come back after a resume, at any number of ranks and workers.
         labels: maps indices to labels: ``FolderLabels(dataset)``, ``ColumnLabels(dataset, name)``.
         collate: ``list``, ``jagged``, ``stack``, a function of the list of samples, or ``auto``:
             ``list`` for bytes as they are, else ``stack``.
@@ -139,6 +142,7 @@ class Loader(IterableDataset[Any]):
         rank: int | None = None,
         world_size: int | None = None,
         transform: Transform | None = None,
+        with_context: bool = False,
         labels: Labels | None = None,
         collate: Collate = "auto",
         dtype: ElementType | None = None,
@@ -161,6 +165,7 @@ class Loader(IterableDataset[Any]):
         self.rank, self.world_size = find_placement(rank, world_size)
         self._recipe = Recipe(
             transform=transform,
+            with_context=with_context,
             labels=labels,
             collate=collate,
             dtype=dtype,
@@ -445,7 +450,10 @@ class Loader(IterableDataset[Any]):
                     batch = self._read_runs(begin, share.runs(number))
                 last = number + 1 == share.batches
                 state = {**begin, "position": share.end(number)}
-                yield batch, next_epoch(state) if last else state
+                contexts = None
+                if self._recipe.with_context:
+                    contexts = make_contexts(batch, share.positions(number), begin)
+                yield batch, next_epoch(state) if last else state, contexts
 
     def _read_runs(self, begin: State, runs: list[tuple[int, int]]) -> Batch:
         """Read the samples at some positions of an epoch; see ``Share.runs``."""
@@ -460,7 +468,7 @@ class Loader(IterableDataset[Any]):
         reading = self._read(begin, every)
         with closing(reading):
             if not self._recipe.has_work:
-                for batch, state in reading:
+                for batch, state, _ in reading:
                     yield self._tensors(batch, state, self._recipe.gather(batch))
                 return
             with TransformPool(self._recipe, self.dataset) as pool:
@@ -500,7 +508,8 @@ def _begin_ahead(reading: Iterator[_Read], pool: TransformPool, lookahead: int) 
             try:
                 read = next(reading, None)
                 if read is not None:
-                    begun.append((*read, pool.start(read[0])))
+                    batch, state, contexts = read
+                    begun.append((batch, state, pool.start(batch, contexts)))
             except DlfsError as error:
                 read, failure = None, error
             ended = read is None

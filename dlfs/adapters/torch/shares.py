@@ -12,6 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+import numpy as np
+import numpy.typing as npt
+
 from dlfs.adapters.torch.placement import is_launched
 from dlfs.arguments import check_choice
 
@@ -100,6 +103,12 @@ class Share:
         if inside < size:
             runs.append(((first + inside * self.world_size) % self.total, 1))
         return runs
+
+    def positions(self, number: int) -> npt.NDArray[np.int64]:
+        """Return which position of the epoch each sample of a batch has, ``int64[size]``."""
+        return np.concatenate(
+            [first + self.world_size * np.arange(count) for first, count in self.runs(number)]
+        )
 
     def end(self, number: int) -> int:
         """Return the position behind a global batch, as the state of an epoch counts it."""

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import pickle
+from functools import partial
 
 import numpy as np
 import pytest
 
+import dlfs
 from dlfs.errors import TransformError, UsageError
+from dlfs.units import MIB
+from tests.unit.adapters.torch.orders import reference
 
 torch = pytest.importorskip("torch")
 
@@ -21,6 +25,26 @@ from dlfs.adapters.torch import (  # noqa: E402
 )
 
 pytestmark = pytest.mark.torch
+
+BAD = 33
+"""Index of the damaged sample."""
+
+
+@pytest.fixture
+def damaged(tmp_path):
+    path = tmp_path / "volume.img"
+    dlfs.format_volume(str(path), size_bytes=16 * MIB)
+    with dlfs.open(str(path)) as volume:
+        with volume.writer("ds") as writer:
+            for number in range(60):
+                writer.add(b"%02d" % number, bytes([number]) * 8)
+        with volume.dataset("ds") as dataset:
+            offset = dataset.stat(BAD).offset_bytes
+    with path.open("r+b") as file:
+        file.seek(offset)
+        file.write(b"\xff")
+    with dlfs.open(str(path)) as volume, volume.dataset("ds") as dataset:
+        yield dataset
 
 
 def note(sample, context):
@@ -56,8 +80,9 @@ def test_generators_begin_at_the_seed():
 
 
 def test_a_transform_is_given_a_context_only_where_it_is_asked_for(arrays):
-    with pytest.raises(UsageError, match="expected a transform with with_context=True, got none"):
-        SampleDataset(arrays, with_context=True)
+    for make in (SampleDataset, partial(Loader, batch_size=4)):
+        with pytest.raises(UsageError, match="expected a transform with with_context=True, got no"):
+            make(arrays, with_context=True)
 
     def scale(sample, factor=2, *others):
         return factor * len(sample) + len(others)
@@ -95,3 +120,120 @@ def test_collated_lists_of_a_map_style_dataset(samples):
     dataset = SampleDataset(samples, transform=note, with_context=True, threads=3)
     given = next(iter(DataLoader(dataset, 20, collate_fn=collate_list)))
     assert [one.tolist()[0] for one in given] == list(range(20))
+
+
+# ---- a loader ------------------------------------------------------------------------------------
+
+
+def place(sample, context):
+    """A transform that gives the context, with the seed as int64 has it, and its generators."""
+    seed = int(np.uint64(context.seed).astype(np.int64))
+    drawn = [
+        int(context.numpy.integers(1 << 40)),
+        int(torch.randint(1 << 40, (), generator=context.torch)),
+    ]
+    return torch.tensor([context.position, context.index, context.epoch, seed, *drawn])
+
+
+def expect_rows(order, epoch, seed):
+    """What ``place`` gives for the samples of an epoch, by position."""
+    return [
+        place(b"", SampleContext(seed=seed, epoch=epoch, index=index, position=position)).tolist()
+        for position, index in enumerate(order)
+    ]
+
+
+def rows_of(*loaders):
+    """What ``place`` gave in some loaders, by position."""
+    return sorted(row for loader in loaders for batch in loader for row in batch.samples.tolist())
+
+
+HOW = [
+    {"threads": 1, "lookahead": 0},
+    {"threads": 3, "batch_size": 7},
+    {"num_workers": 1},
+    {"num_workers": 2, "multiprocessing_context": "fork", "batch_size": 50},
+    {"num_workers": 2, "multiprocessing_context": "spawn"},
+]
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_loaders_contexts_are_of_the_order_however_it_is_read(arrays, how, world_size):
+    options = {"batch_size": 16, "seed": 3, "transform": place, "with_context": True, **how}
+    loaders = [
+        Loader(arrays, rank=rank, world_size=world_size, **options) for rank in range(world_size)
+    ]
+    for epoch in range(2):
+        assert rows_of(*loaders) == expect_rows(reference(arrays, seed=3, epoch=epoch), epoch, 3)
+    for loader in loaders:
+        loader.close()
+
+
+def test_contexts_in_a_dataloaders_workers(arrays):
+    loader = Loader(arrays, 16, seed=3, transform=place, with_context=True)
+    over = DataLoader(loader, batch_size=None, num_workers=2)
+    assert rows_of(over) == expect_rows(reference(arrays, seed=3), 0, 3)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_contexts_go_on_behind_a_resume(arrays, workers):
+    options = {"seed": 3, "transform": place, "with_context": True, "num_workers": workers}
+    loader = Loader(arrays, 16, **options)
+    given = iter(loader)
+    begun = [next(given) for _ in range(5)]
+    state = begun[-1].state
+    loader.close()
+    rest = [
+        Loader(arrays, 9, rank=rank, world_size=2, uneven="leave", **options) for rank in range(2)
+    ]
+    for one in rest:
+        one.load_state_dict(state)
+    rows = sorted(rows_of(begun) + rows_of(*rest))
+    assert rows == expect_rows(reference(arrays, seed=3), 0, 3)
+    for one in rest:
+        one.close()
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_draws_of_one_sample_have_seeds_of_their_own(arrays, world_size):
+    chosen = {"weights": np.arange(len(arrays)) < 4, "draws": 90}
+    loaders = [
+        Loader(
+            arrays,
+            8,
+            rank=rank,
+            world_size=world_size,
+            transform=place,
+            with_context=True,
+            **chosen,
+        )
+        for rank in range(world_size)
+    ]
+    rows = rows_of(*loaders)
+    assert rows == expect_rows(reference(arrays, **chosen), 0, 0)
+    assert len({row[3] for row in rows}) == 90
+    assert len({row[1] for row in rows}) == 4
+
+
+def test_repeated_samples_of_padded_ranks_have_the_seed_of_the_first_time(arrays):
+    loaders = [
+        Loader(arrays, 8, rank=rank, world_size=4, uneven="pad", transform=place, with_context=True)
+        for rank in range(4)
+    ]
+    rows = rows_of(*loaders)
+    expected = expect_rows(reference(arrays), 0, 0)
+    assert rows == sorted(expected + expected[:2])
+
+
+@pytest.mark.parametrize("on_error", ["skip", "replace"])
+def test_samples_that_fail_move_no_others_position(damaged, on_error):
+    order = list(range(len(damaged)))
+    loader = Loader(damaged, 8, order=order, transform=place, with_context=True, on_error=on_error)
+    rows = rows_of(loader)
+    if on_error == "skip":
+        expected = expect_rows(order, 0, 0)
+        assert rows == expected[:BAD] + expected[BAD + 1 :]
+    else:
+        order[BAD] += 1
+        assert rows == expect_rows(order, 0, 0)

@@ -8,7 +8,7 @@ import pytest
 import dlfs
 from dlfs.errors import UsageError
 from dlfs.units import MIB
-from tests.unit.adapters.torch.orders import reference
+from tests.unit.adapters.torch.orders import order, reference
 
 torch = pytest.importorskip("torch")
 
@@ -78,6 +78,26 @@ def test_labels_are_those_of_the_samples_that_are_given(pets, on_error, workers)
         numbers = [int(sample[0]) for sample in batch.samples]
         assert numbers == batch.indices.tolist()
         assert len(batch.labels) == len(batch)
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        {"where": range(10, 50)},
+        {"weights": np.arange(COUNT), "draws": 100},
+        {"order": [50, 3, 33, 3]},
+    ],
+)
+@pytest.mark.parametrize("workers", [0, 1])
+def test_labels_of_chosen_samples(pets, chosen, workers):
+    options = {"labels": FolderLabels(pets), "on_error": "skip", "num_workers": workers}
+    loader = Loader(pets, 7, **options, **chosen)
+    batches = list(loader)
+    loader.close()
+    assert order(batches) == reference(pets, **chosen, on_error="skip")
+    for batch in batches:
+        assert batch.labels.tolist() == is_dog(batch.indices)
+        assert [int(sample[0]) for sample in batch.samples] == batch.indices.tolist()
 
 
 @pytest.mark.parametrize(
