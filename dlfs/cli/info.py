@@ -58,6 +58,7 @@ def info(volume: VolumeArgument, json: JsonOption = False) -> None:
         print("no datasets")
     for dataset, kinds in zip(datasets, columns, strict=True):
         if kinds:
+            print()
             shown = ", ".join(f"{show_text(name)}: {kind}" for name, kind in kinds.items())
             print_text(f"columns of {show_text(dataset.name)}@{dataset.version}: {shown}")
     _warn(described.members)

@@ -30,6 +30,7 @@ from dlfs.cli.output import (
     print_json,
     print_json_stream,
     show_path,
+    terminal_columns,
     write_bytes,
 )
 from dlfs.errors import NotFoundError, UsageError
@@ -178,18 +179,33 @@ def _write_names(items: Iterator[_Item], end: bytes) -> None:
 
 
 def _write_long(items: Iterator[_Item], *, exact: bool) -> None:
-    terminal = sys.stdout.isatty()
+    width = terminal_columns(sys.stdout)
     size_of = str if exact else human_size
-    write_bytes(f"{'INDEX':>10}  {'SIZE':>16}  NAME\n".encode())
+    head = f"{'INDEX':>10}  {'SIZE':>16}  "
+    write_bytes(f"{head}NAME\n".encode())
     while page := list(islice(items, PAGE)):
         lines = []
         for item in page:
             size = human_samples(item.size) if item.is_directory else size_of(item.size)
-            name = _shown(item) if terminal else item.name
+            name = _folded(item, width - len(head), len(head)) if width else item.name
             lines.append(f"{item.index:>10}  {size:>16}  ".encode() + name + b"\n")
         write_bytes(b"".join(lines))
 
 
 def _shown(item: _Item) -> bytes:
+    return _coloured(item, show_path(item.name)).encode()
+
+
+def _folded(item: _Item, width: int, indent: int) -> bytes:
+    """A name in lines of a width, below each other."""
     text = show_path(item.name)
-    return (f"\x1b[1;34m{text}\x1b[0m" if item.is_directory else text).encode()
+    if len(text) <= width and text.isascii():
+        return _coloured(item, text).encode()
+    from rich.cells import chop_cells
+
+    pieces = [_coloured(item, piece) for piece in chop_cells(text, max(1, width))]
+    return f"\n{'':{indent}}".join(pieces).encode()
+
+
+def _coloured(item: _Item, text: str) -> str:
+    return f"\x1b[1;34m{text}\x1b[0m" if item.is_directory else text

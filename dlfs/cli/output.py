@@ -143,7 +143,7 @@ def print_text(text: str | Text, *, indent: int = 0, style: str = "", stderr: bo
     """
     from rich.text import Text
 
-    console = _console(stderr)
+    console = _console(stderr or hasattr(sys.stdout, "rich_proxied_file"))  # below a bar
     width = terminal_columns(console.file)
     whole = Text(text, style) if isinstance(text, str) else text
     for line in _fold(console, whole, width and width - indent):

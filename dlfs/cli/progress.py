@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -54,7 +55,7 @@ class Bar:
 def _row(task: Task) -> Table:
     """One line that fits the terminal: title, bar, bytes, rate, time left and detail."""
     titles = ("title", "bar", "bytes", "rate", "time", "detail")
-    row = table(*titles, right=titles[1:5], drop=("detail", "bar", "time"), header=False)
+    row = table(*titles, right=titles[1:5], drop=("bar", "detail"), header=False)
     done, total = int(task.completed), None if task.total is None else int(task.total)
     speed, left = task.speed, task.time_remaining
     row.add_row(
@@ -83,5 +84,7 @@ def progress_bar(title: str) -> Iterator[Bar]:
         def get_renderables(self) -> Iterable[Table]:
             return map(_row, self.tasks)
 
-    with Lines(console=console, transient=True) as progress:
+    # What is printed meanwhile stands above the bar, unless it goes to a file.
+    shared = terminal_columns(sys.stdout) is not None
+    with Lines(console=console, transient=True, redirect_stdout=shared) as progress:
         yield Bar(progress, progress.add_task(title, total=None, detail=""))

@@ -157,9 +157,12 @@ def _print(title: str, run: _Run, told: str) -> None:
     }
     for name, share in seen.phase_shares.items():
         rows.add_row("reading", words[name], f"{share:.0%}", share_bar(share))
+    print()
     print_data(rows)
+    print()
     if seen.requests:
         print_data(member_table(run.members))
+        print()
     print_text(told)
 
 

@@ -71,6 +71,27 @@ def test_progress_is_shown_on_a_terminal_only(volume, tmp_path) -> None:
     assert quiet.stderr.count(b"\n") == 1
 
 
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_data_goes_to_a_file_beside_a_progress_bar(volume, options) -> None:
+    with volume.open("r+b") as file:
+        file.seek(100)
+        file.write(b"damage")
+    ours, theirs = pty.openpty()
+    done = subprocess.Popen(
+        [*DLFS, "verify", volume, *options], stdout=subprocess.PIPE, stderr=theirs
+    )
+    os.close(theirs)
+    with done:
+        shown = drain(ours)
+        assert done.stdout is not None
+        found = done.stdout.read()
+    os.close(ours)
+    assert done.returncode == 4
+    assert b"expected CRC32C" in found
+    assert b"1 bad" in shown
+    assert b"expected CRC32C" not in shown
+
+
 def ask_on_terminal(volume: Path, answer: bytes) -> int:
     ours, theirs = pty.openpty()
     os.write(ours, answer)

@@ -1,0 +1,256 @@
+"""What every verb prints on terminals of 60 to 160 columns, kept in snapshots, and rules for it.
+
+After a change that is meant: ``pytest tests/unit/cli/test_terminal.py --snapshot-update``, and look
+at the difference.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from rich.cells import cell_len
+
+import dlfs
+from dlfs.cli.examples import EXAMPLES
+from tests.unit.cli.terminal import Terminal
+
+WIDTHS = (60, 80, 100, 160)
+
+MEMBERS = (
+    "rack-03-node-17-nvme-wwn-0x5000c500a1b2c3d4-part1.img",
+    "rack-03-node-18-nvme-wwn-0x5000c500a1b2c3d5-part1.img",
+)
+VOLUME = ",".join(MEMBERS)
+NAME = "imagenet-21k-p-winter-2021-release-train-shuffled"
+DEEP = "n02084071/dog.domestic_dog.canis_familiaris/ILSVRC2012_val_00012345_cropped_224x224.jpeg"
+ODD = b"odd \n\xff name"
+
+VARYING = [
+    (r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", "00000000-0000-0000-0000-000000000000"),
+    (r"\d{4}-\d\d-\d\d \d\d:\d\d", "2000-01-01 00:00"),
+    (r"\b0x[0-9a-f]{8}\b", "0x00000000"),
+]
+"""What differs from run to run, and a placeholder as wide."""
+
+DROPPABLE = {
+    *("layout", "on device", "created", "superblock A", "superblock B", "at the tail", "block"),
+    *("in flight", "median us", "a request", "planning", "checking", "rest", "cache", "reads/s"),
+    *("device", "clients", "in memory", "callers", "user", "refused"),
+}
+"""Titles of the columns that a narrow terminal may do without."""
+
+VERBS = {
+    "format": ("format", "new-{}.img", "--size", "4MiB"),
+    "info": ("info", VOLUME),
+    "info-damaged": ("info", "damaged.img"),
+    "verify": ("verify", VOLUME),
+    "verify-damaged": ("verify", "damaged.img"),
+    "repair": ("repair", VOLUME),
+    "import": ("import", "source", "target.img", "--name", f"{NAME}-{{}}"),
+    "import-formats": ("import", "--formats"),
+    "ls": ("ls", VOLUME),
+    "ls-long": ("ls", "-l", VOLUME),
+    "ls-samples": ("ls", VOLUME, NAME),
+    "ls-samples-long": ("ls", "-l", "-R", VOLUME, NAME),
+    "stat": ("stat", VOLUME, NAME),
+    "stat-sample": ("stat", VOLUME, NAME, DEEP, os.fsdecode(ODD)),
+    "cat": ("cat", VOLUME, NAME, DEEP),
+    "export": ("export", VOLUME, NAME, "out-{}"),
+    "rm": ("rm", "removed-{}.img", NAME, "--yes"),
+    "uri": ("uri",),
+    "uri-one": ("uri", f"nvme-tcp://10.0.0.5/nqn.2024-01.org.example:disk0?nsid=1,{MEMBERS[0]}"),
+    "not-found": ("cat", VOLUME, NAME, "nowhere"),
+    "no-volume": ("info", "/data/volumes/of-the-third-floor/that-is-not-there.img"),
+}
+LONG_LINES = {"ls", "ls-samples", "cat"}
+"""Names and data, which the terminal itself wraps."""
+PICTURES = ("datasets", "members", "namespaces", "stalled", "topped")
+"""Functions of ``tests.unit.cli.shown``."""
+
+
+def make_volumes(folder: Path) -> None:
+    samples = {DEEP.encode(): b"a dog\n", ODD: b"odd", b"n02084071/empty": b""}
+    samples |= {b"n%08d/%d.jpeg" % (i % 7, i): bytes(i) for i in range(40)}
+    names = {VOLUME: 2, "damaged.img": 1, "target.img": 1} | {
+        f"removed-{columns:03}.img": 1 for columns in WIDTHS
+    }
+    for uri, replicas in names.items():
+        dlfs.format_volume(
+            [str(folder / member) for member in uri.split(",")],
+            size_bytes=8 << 20,
+            label="pool of the third floor",
+            replicas=replicas,
+        )
+    for uri in [VOLUME, "damaged.img", *(name for name in names if "removed" in name)]:
+        members = [str(folder / member) for member in uri.split(",")]
+        with dlfs.open(members) as volume, volume.writer(NAME, seed=7) as writer:
+            for path, data in samples.items():
+                writer.add(path, data, attributes={"class name, as text": "dog", "weight": 0.25})
+    with dlfs.open(str(folder / "damaged.img")) as volume, volume[NAME] as dataset:
+        offset = dataset.stat(dataset.index(DEEP)).offset_bytes
+    with (folder / "damaged.img").open("r+b") as file:
+        file.seek(offset)
+        file.write(b"A CAT")
+        file.seek(100)
+        file.write(b"?")
+    (folder / "source").mkdir()
+    for number in range(12):
+        (folder / "source" / f"{number}.bin").write_bytes(bytes(1000))
+
+
+@pytest.fixture(scope="module")
+def terminal() -> Iterator[Terminal]:
+    # Its path is printed: it is equally long on every machine.
+    with tempfile.TemporaryDirectory(prefix="dlfs-terminal-", dir="/tmp") as folder:
+        make_volumes(Path(folder))
+        with Terminal(Path(folder)) as terminal:
+            yield terminal
+
+
+def steady(text: str, folder: Path) -> str:
+    """Replace what varies, the folder's random end although it may be folded over lines."""
+    for pattern, placeholder in VARYING:
+        text = re.sub(pattern, placeholder, text)
+    end = r"(\s*)".join(folder.name.rpartition("-")[2])
+    return re.sub(end, lambda found: "x" + "x".join(found.groups()) + "x", text)
+
+
+def collage(pictures: dict[int, str]) -> str:
+    return "\n".join(f"=== {width} columns\n{text}" for width, text in pictures.items())
+
+
+# ---- rules ---------------------------------------------------------------------------------------
+
+
+def grid(text: str) -> list[str]:
+    """Lines in which each character stands at its column: wide ones are followed by a blank."""
+    return [
+        "".join(c + "\0" * (cell_len(c) - 1) for c in line) for line in text.rstrip().split("\n")
+    ]
+
+
+@dataclass(frozen=True)
+class Words:
+    """The words of a screen: in columns that may be dropped, and all others."""
+
+    kept: set[str]
+    dropped: set[str]
+
+
+def words_of(text: str) -> Words:
+    lines = grid(text)
+    kept: set[str] = set()
+    dropped: set[str] = set()
+    for number in range(len(lines)):
+        rule = number + 1 < len(lines) and set(lines[number + 1]) == {"─"}
+        if rule:
+            end = next((i for i in range(number, len(lines)) if not lines[i]), len(lines))
+            _sort_table([lines[number], *lines[number + 2 : end]], kept, dropped)
+            for i in range(number, end):
+                lines[i] = ""
+        kept.update(lines[number].split())
+    bars = {word for word in kept if set(word) <= set("█░─")}
+    return Words({word.replace("\0", "") for word in kept - bars}, dropped)
+
+
+def _sort_table(lines: list[str], kept: set[str], dropped: set[str]) -> None:
+    width = max(map(len, lines))
+    blank = "".join(
+        " " if {line[i : i + 1] or " " for line in lines} == {" "} else "x" for i in range(width)
+    )
+    for column in re.finditer(r"x(?:x| (?! ))*", blank):
+        title, *cells = (line[column.start() : column.end()].strip() for line in lines)
+        for cell in [title, *cells]:
+            (dropped if title in DROPPABLE else kept).update(cell.split())
+
+
+def stands_in(word: str, lines: list[str]) -> bool:
+    """Return True if a word is on the screen, in one piece or folded over lines."""
+    word = "".join(c + "\0" * (cell_len(c) - 1) for c in word)
+    return any(
+        _follows(word, lines, row, match.start())
+        for row, line in enumerate(lines)
+        for match in re.finditer(re.escape(word[0]), line)
+    )
+
+
+def _follows(word: str, lines: list[str], row: int, column: int) -> bool:
+    if row >= len(lines):
+        return False
+    piece = re.match(r"\S*", lines[row][column:])
+    assert piece is not None
+    found = piece[0]
+    if found.startswith(word):
+        return True
+    if not found or not word.startswith(found):
+        return False
+    rest, below = word[len(found) :], lines[row + 1] if row + 1 < len(lines) else ""
+    starts = {column, len(below) - len(below.lstrip())}
+    return any(_follows(rest, lines, row + 1, start) for start in starts)
+
+
+def check(pictures: dict[int, str], *, long_lines: bool = False) -> None:
+    """No line is too long, and nothing is lost that a narrow terminal must show."""
+    for width, text in pictures.items():
+        assert "…" not in text
+        if not long_lines:
+            too_long = [line for line in text.split("\n") if cell_len(line) > width]
+            assert not too_long, f"longer than {width} columns"
+    widest = words_of(pictures[max(pictures)])
+    for width, text in pictures.items():
+        lines = grid(text)
+        lost = {word for word in widest.kept if not stands_in(word, lines)}
+        assert not lost, f"lost at {width} columns: {lost}\n{text}"
+
+
+# ---- the verbs -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_verbs(terminal: Terminal, snapshot, name: str) -> None:
+    pictures = {}
+    for width in WIDTHS:
+        words = [word.replace("{}", f"{width:03}") for word in VERBS[name]]
+        pictures[width] = steady(terminal.run(*words, columns=width), terminal.folder)
+        pictures[width] = re.sub(
+            rf"\b({NAME}|new|out|removed)-{width:03}\b", r"\1-000", pictures[width]
+        )
+    check(pictures, long_lines=name in LONG_LINES)
+    assert collage(pictures) == snapshot
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_large_figures(terminal: Terminal, snapshot, name: str) -> None:
+    pictures = {width: terminal.show(name, columns=width) for width in WIDTHS}
+    check(pictures)
+    assert collage(pictures) == snapshot
+
+
+@pytest.mark.parametrize("verb", ["", "target", *EXAMPLES])
+def test_help(terminal: Terminal, snapshot, verb: str) -> None:
+    pictures = {width: terminal.run(*verb.split(), "--help", columns=width) for width in WIDTHS}
+    check(pictures)
+    assert "<" not in "".join(
+        line.split("  ")[1] for line in pictures[160].split("\n") if "  -" in line
+    )
+    assert collage(pictures) == snapshot
+
+
+def test_progress_fits(terminal: Terminal, snapshot) -> None:
+    pictures = {width: terminal.show("progress", columns=width) for width in WIDTHS}
+    check(pictures)
+    assert collage(pictures) == snapshot
+
+
+@pytest.mark.parametrize("verb", ["stall", "version"])
+def test_verbs_that_measure_fit(terminal: Terminal, verb: str) -> None:
+    words = [verb] if verb == "version" else [verb, VOLUME, NAME, "--seconds", 0.1, "--batch", 8]
+    for width in WIDTHS:
+        lines = terminal.run(*words, columns=width).split("\n")
+        assert max(map(cell_len, lines)) <= width
