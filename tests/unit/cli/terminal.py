@@ -7,8 +7,10 @@ own as stdin, stdout and stderr.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import importlib
+import io
 import json
 import os
 import pty
@@ -122,6 +124,8 @@ def _serve() -> None:
     for name in _PRELOADED:
         importlib.import_module(name)
     command = typer.main.get_command(importlib.import_module("dlfs.cli.commands").app)
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
+        command(args=["uri"])  # typer loads much of itself when it first parses
     for line in sys.stdin:
         request = json.loads(line)
         pid, terminal = pty.fork()
