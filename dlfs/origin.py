@@ -49,7 +49,7 @@ from dlfs.store.chunk_reader import Choice, alternatives, read_into
 from dlfs.store.discovered import resolve_uris
 from dlfs.store.info import VolumeInfo, describe_volume
 from dlfs.store.losses import report_loss, report_members, report_return
-from dlfs.store.members import Opener, close_devices, open_members
+from dlfs.store.members import Opener, close_devices, find_foreign, open_members
 from dlfs.store.transaction import Generation, load_generation
 from dlfs.units import MIB
 
@@ -89,17 +89,24 @@ class DatasetIdentity:
     uuid: UUID
     name: str
     version: int
+    volume_uuid: UUID | None = None
+    """UUID of its volume; None when it is not known, and not checked then."""
 
     @classmethod
-    def of(cls, record: DatasetRecord) -> DatasetIdentity:
+    def of(cls, record: DatasetRecord, volume_uuid: UUID | None = None) -> DatasetIdentity:
         """Of a dataset in a catalog."""
-        return cls(record.uuid, display(record.name), record.version)
+        return cls(record.uuid, display(record.name), record.version, volume_uuid)
 
-    def stale(self) -> StaleError:
-        """The error of a dataset that was removed."""
+    def stale(self, reason: str = "it was removed") -> StaleError:
+        """The error of a dataset that is not there any more."""
         return StaleError(
-            f"read dataset {self.name!r} version {self.version} ({self.uuid}): it was removed"
+            f"read dataset {self.name!r} version {self.version} ({self.uuid}): {reason}"
         )
+
+    def missing_from(self, devices: Sequence[BlockDevice]) -> StaleError:
+        """The error of a dataset that a volume's devices do not have (any more), with the cause."""
+        other = None if self.volume_uuid is None else _swapped(devices, self.volume_uuid)
+        return self.stale() if other is None else self.stale(other)
 
 
 # ---- what an origin is ---------------------------------------------------------------------------
@@ -237,12 +244,19 @@ class LocalOrigin:
         uris = resolve_uris(self.uris, engine=options.engine, opener=options.opener)
         return LocalVolume(self._open_generation(uris), options)
 
-    def _open_generation(self, uris: Sequence[str]) -> Generation:
+    def _open_generation(
+        self, uris: Sequence[str], identity: DatasetIdentity | None = None
+    ) -> Generation:
         devices = open_members(uris, engine=self.options.engine, opener=self.options.opener)
         try:
             generation = load_generation(devices)
-        except BaseException:
+        except BaseException as error:
+            other = None
+            if isinstance(error, UsageError) and identity is not None and identity.volume_uuid:
+                other = _swapped(devices, identity.volume_uuid)
             close_devices(devices)
+            if identity is not None and other is not None:
+                raise identity.stale(other) from error
             raise
         report_members(generation)
         return generation
@@ -251,11 +265,11 @@ class LocalOrigin:
         self, identity: DatasetIdentity, directory: FrozenDirectory | None
     ) -> DatasetAccess:
         """Open the members, for this dataset alone, its directory and a reader."""
-        generation = self._open_generation(self.uris)
+        generation = self._open_generation(self.uris, identity)
         try:
             record = find_record(generation.catalog, identity.uuid)
             if record is None:
-                raise identity.stale()
+                raise identity.missing_from(generation.devices)
             directory = directory or load_segment(
                 generation, record, shared=not self.options.shared
             )
@@ -347,11 +361,29 @@ class LocalVolume:
         before = self.generation.devices
         devices = [self._opened_again(device) for device in before]
         try:
-            self.generation = load_generation(devices)
+            self.generation = self._newest(devices)
         except BaseException:
             close_devices([device for device in devices if device not in before])
             raise
         report_members(self.generation)
+
+    def _newest(self, devices: Sequence[BlockDevice]) -> Generation:
+        """The newest generation of the same volume.
+
+        Raises:
+            StaleError: a device holds another volume now.
+        """
+        expected = self.superblock.volume_uuid
+        try:
+            newest = load_generation(devices)
+            if newest.superblock.volume_uuid == expected:
+                return newest
+        except UsageError as error:
+            other = _swapped(devices, expected)
+            if other is None:
+                raise
+            raise StaleError(f"look at volume {expected}: {other}") from error
+        raise StaleError(f"look at volume {expected}: {_swapped(devices, expected)}")
 
     def _opened_again(self, device: BlockDevice) -> BlockDevice:
         """A device, opened if it was missing and is not now."""
@@ -368,12 +400,28 @@ class LocalVolume:
 
 
 def _diagnose(devices: Sequence[BlockDevice], identity: DatasetIdentity) -> DlfsError | None:
-    """Why samples may have failed: the dataset was removed since."""
+    """Why samples may have failed: the dataset was removed since, or a device was swapped."""
     try:
         newest = load_generation(devices)
+        if find_record(newest.catalog, identity.uuid) is not None:
+            return None
     except (FormatError, DeviceError, NotFoundError, UsageError):
-        return None  # the samples' own errors say more
-    return None if find_record(newest.catalog, identity.uuid) is not None else identity.stale()
+        other = None
+        if identity.volume_uuid is not None:
+            other = _swapped(devices, identity.volume_uuid)
+        return None if other is None else identity.stale(other)  # else the samples' errors say more
+    return identity.missing_from(devices)
+
+
+def _swapped(devices: Sequence[BlockDevice], volume_uuid: UUID) -> str | None:
+    """Which device holds another volume than expected, for an error; None when none does."""
+    foreign = find_foreign(devices, volume_uuid)
+    if foreign is None:
+        return None
+    return (
+        f"{foreign.device.uri} now holds volume {foreign.newest.volume_uuid}, expected volume "
+        f"{volume_uuid}: it was formatted again, or is another device; open the volume anew"
+    )
 
 
 def _report(generation: Generation, number: int, reason: str | None) -> None:
@@ -392,7 +440,7 @@ def find_record(catalog: Catalog, uuid: UUID) -> DatasetRecord | None:
     return next((r for r in catalog.datasets if r.uuid == uuid), None)
 
 
-def check_present(devices: Sequence[BlockDevice], record: DatasetRecord) -> None:
+def check_present(devices: Sequence[BlockDevice], record: DatasetRecord, volume_uuid: UUID) -> None:
     """Find out whether what was just read can be trusted to be the dataset's.
 
     Raises:
@@ -400,7 +448,7 @@ def check_present(devices: Sequence[BlockDevice], record: DatasetRecord) -> None
         DlfsError: as ``load_generation``.
     """
     if find_record(load_generation(devices).catalog, record.uuid) is None:
-        raise DatasetIdentity.of(record).stale()
+        raise DatasetIdentity.of(record, volume_uuid).missing_from(devices)
 
 
 def load_segment(
@@ -430,7 +478,7 @@ def load_segment(
         read_into(generation.sources, space, address, part, choice)
         # Names are read late, when the dataset may be gone and something else in its chunks.
         if address:
-            check_present(generation.devices, record)
+            check_present(generation.devices, record, generation.superblock.volume_uuid)
 
     readers = [partial(read_part, choice) for choice in alternatives(generation.geometry)]
     place: dict[str, Any] = {} if shared else {"root": None}
@@ -443,7 +491,7 @@ def load_segment(
             **place,
         )
     except FormatError:
-        check_present(generation.devices, record)
+        check_present(generation.devices, record, generation.superblock.volume_uuid)
         raise
     if (len(directory), directory.data_bytes) != (record.sample_count, record.data_bytes):
         got = len(directory), directory.data_bytes

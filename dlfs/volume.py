@@ -232,7 +232,7 @@ class Volume:
             FormatError: its directory is damaged.
         """
         record = self._find(name, version)[-1]
-        return Dataset(self._origin, DatasetIdentity.of(record)).open()
+        return Dataset(self._origin, DatasetIdentity.of(record, self.uuid)).open()
 
     def __getitem__(self, name: str | bytes) -> Dataset:
         """Open the newest version of a dataset, or that of ``NAME@VERSION``; see ``dataset``."""

@@ -39,6 +39,7 @@ from dlfs.errors import (
     FormatError,
     NotFoundError,
     ServiceLostError,
+    StaleError,
     UsageError,
 )
 from dlfs.format.catalog import Catalog, DatasetRecord
@@ -255,12 +256,12 @@ def _open_channel(connection: Connection, identity: DatasetIdentity) -> ChannelD
 
 
 def _diagnose(connection: Connection, identity: DatasetIdentity) -> DlfsError | None:
-    """Why samples may have failed: the dataset was removed since."""
+    """Why samples may have failed: the dataset was removed since, or a device was swapped."""
     try:
         answer, _ = connection.request(Diagnose(identity.uuid), Diagnosis)
     except (ServiceLostError, FormatError, DeviceError, NotFoundError, UsageError):
         return None  # the samples' own errors say more
-    return identity.stale() if answer.removed else None
+    return None if answer.reason is None else StaleError(answer.reason)
 
 
 def _report(uri: str, member: str, code: str | None) -> None:

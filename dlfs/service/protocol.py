@@ -29,7 +29,7 @@ from dlfs import errors
 from dlfs.errors import DeviceError, DlfsError, FormatError, LimitError, NativeError, TruncatedError
 from dlfs.store.info import VolumeInfo
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 FRAME_BYTES_MAX = 1 << 20
 """Of JSON. What may be larger (catalogs, directories) goes by a descriptor."""
 DESCRIPTORS_MAX = 8
@@ -97,7 +97,7 @@ class OpenChannel(Message):
 
 @dataclass(frozen=True, slots=True)
 class Diagnose(Message):
-    """Was an open dataset removed? Answered by ``Diagnosis``."""
+    """Can an open dataset still be read? Answered by ``Diagnosis``."""
 
     dataset: UUID
 
@@ -168,9 +168,9 @@ class ChannelState(Message):
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis(Message):
-    """Whether a dataset was removed."""
+    """Why a dataset is not there any more; None: it is."""
 
-    removed: bool
+    reason: str | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -435,7 +435,7 @@ class Session:
     async def _diagnose(self, request: Diagnose) -> Reply:
         opened = self._opened(request.dataset)
         found = await self._common.look(opened.volume, opened.dataset.access.reader.diagnose)
-        return Reply(Diagnosis(found is not None))
+        return Reply(Diagnosis(None if found is None else str(found)))
 
     async def _get_snapshot(self, _request: GetSnapshot) -> Reply:
         return Reply(Figures(await trio.to_thread.run_sync(self._common.snapshot)))

@@ -77,7 +77,7 @@ class Shelf:
         Raises:
             DlfsError: it cannot be opened.
         """
-        identity = DatasetIdentity.of(record)
+        identity = DatasetIdentity.of(record, volume.uuid)
         with self._mutex:
             place = self._places.setdefault(record.uuid, _Place(volume.uuid, identity))
             place.users += 1
@@ -299,7 +299,7 @@ class ServedVolume:
         if record is None:
             raise StaleError(f"open dataset {uuid} of volume {self.uuid}: it was removed")
         dataset = self._shelf.borrow(self, record)
-        identity = DatasetIdentity.of(record)
+        identity = DatasetIdentity.of(record, self.uuid)
         return LentDataset(
             dataset, self.origin(0), identity, lambda: self._shelf.give_back(record.uuid)
         )

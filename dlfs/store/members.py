@@ -277,6 +277,23 @@ def identify(device: BlockDevice) -> Member:
     )
 
 
+def find_foreign(devices: Sequence[BlockDevice], volume_uuid: UUID) -> Member | None:
+    """The first device that holds a member of another volume than this one, if any does.
+
+    Devices that are missing, cannot be read or hold no volume are passed over.
+    """
+    for device in devices:
+        if isinstance(device, MissingDevice):
+            continue
+        try:
+            member = identify(device)
+        except (DeviceError, FormatError):
+            continue
+        if member.newest.volume_uuid != volume_uuid:
+            return member
+    return None
+
+
 def assemble(devices: Sequence[BlockDevice]) -> tuple[tuple[Member, ...], Superblock]:
     """Make a volume of its devices, given in any order.
 

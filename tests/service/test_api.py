@@ -371,6 +371,21 @@ def test_datasets_come_and_go(
         connected["d"]
 
 
+def test_another_volume_in_the_place_of_the_served_one_is_named(
+    serve: Callable[..., Service], volume: str
+) -> None:
+    with dlfs.connect(serve(volume).uri) as served, served["d"] as dataset:
+        expected = served.uuid
+        found = dlfs.format_volume(volume, force=True).uuid
+        with dlfs.open(volume) as other, other.writer("x") as writer:
+            writer.add("x", bytes(16 << 20))
+        told = f"{re.escape(volume)} now holds volume {found}, expected volume {expected}: it was"
+        with pytest.raises(StaleError, match=f"read dataset 'd' version 1 .*: {told}"):
+            dataset[:]
+        with pytest.raises(StaleError, match=told):
+            served.refresh()
+
+
 def test_several_volumes(serve: Callable[..., Service], volume: str, tmp_path: Path) -> None:
     other = make_volume(tmp_path / "other.img", {b"a": b"other"}, label="texts")
     uri = serve(volume, other).uri

@@ -663,3 +663,32 @@ def fill(dataset, budget):
     for batch in dataset.batches(16):
         batch.release()
     return reads_nothing and budget // 2 < dataset.stats()["memory_bytes"] <= budget
+
+
+# ---- another volume in the place of this one -----------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_device_that_holds_another_volume_now_is_named(memory, count):
+    uris = [memory() for _ in range(count)]
+    dlfs.format_volume(uris, chunk_bytes=16 * KIB)
+    with dlfs.open(uris) as volume:
+        write(volume, "ds")
+        expected, info = volume.uuid, volume.info()
+        with volume["ds"] as dataset:
+            # The last member alone is formatted again, and many times committed to.
+            found = dlfs.format_volume(uris[-1], chunk_bytes=16 * KIB, force=True).uuid
+            with dlfs.open(uris[-1]) as other:
+                for name in ("a", "b", "c"):
+                    write(other, name, {path: bytes(len(data)) for path, data in SAMPLES.items()})
+            told = (
+                f"{re.escape(uris[-1].partition('&')[0])} now holds volume {found}, "
+                f"expected volume {expected}: it was formatted again, or is another device"
+            )
+            with pytest.raises(dlfs.StaleError, match=f"read dataset 'ds' version 1 .*: {told}"):
+                dataset[:]
+        with pytest.raises(dlfs.StaleError, match=f"look at volume {expected}: {told}"):
+            volume.refresh()
+        assert volume.info() == info  # what was seen stays
+        with pytest.raises(dlfs.StaleError, match=f"read dataset 'ds' version 1 .*: {told}"):
+            volume["ds"]
