@@ -68,6 +68,14 @@ class Loader(IterableDataset[Any]):
     take the state from ``TensorBatch.state``, or from ``StatefulDataLoader``: this object does not
     know which batches were given, and says the epoch that the next iteration will be.
 
+    Frameworks take a loader as it is: Lightning's ``fit``, which keeps its state in checkpoints;
+    Accelerate's ``prepare``, beside ``register_for_checkpointing``; the ``Trainer`` of Transformers
+    from ``get_train_dataloader``. To resume, that ``Trainer`` and ``skip_first_batches`` of
+    Accelerate want ``accelerator.prepare(DataLoader(loader, batch_size=None))`` instead, and read
+    the batches that they skip. Accelerate lets the first process read for all then: with several,
+    make the loader with ``rank=0, world_size=1``. It also calls ``set_epoch`` with a count of its
+    own, which begins at 0: after ``load_state_dict`` call ``prepared.set_epoch(loader.epoch)``.
+
     The default order of an epoch is a permutation of all samples. ``where``, ``weights`` and
     ``order`` choose samples as in ``Dataset.batches``; ``order=range(len(dataset))`` evaluates in
     index order.

@@ -67,3 +67,81 @@ def test_ranks_of_torch_distributed(torch_volume, tmp_path, arrays):
     loader = Loader(arrays, 16)
     loader.load_state_dict(found[0]["state"])
     assert taken + order(loader) == reference(arrays, seed=7)
+
+
+TRAINING = """
+import json, sys
+from datetime import timedelta
+import torch
+import torch.distributed as dist
+import dlfs
+from dlfs.adapters.torch import DistributedBatchSampler, Loader, SampleDataset
+
+volume, address, rank, world, out = sys.argv[1:]
+torch.set_num_threads(1)
+dist.init_process_group("gloo", init_method=address, rank=int(rank), world_size=int(world),
+                        timeout=timedelta(seconds=60))
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(6, 1))
+
+
+def train(batches):
+    taken = []
+    for samples, indices in batches:
+        taken.append(indices)
+        model(samples.flatten(1)).sum().backward()  # waits for the other ranks
+    return taken
+
+
+with dlfs.open(volume) as opened, opened["arrays"] as dataset:
+    form = {"dtype": "float32", "shape": (2, 3)}
+    loader = Loader(dataset, 57, seed=7, where=range(229), num_workers=int(rank) % 2, **form)
+    epochs = [train((b.samples, b.indices.tolist()) for b in loader) for _ in range(2)]
+    batches = iter(loader)
+    begun = train((b.samples, b.indices.tolist()) for b in [next(batches)])
+    state = loader.state_dict()
+    loader.close()
+    resumed = Loader(dataset, 10, where=range(229), **form)
+    resumed.load_state_dict(state)
+    rest = train((b.samples, b.indices.tolist()) for b in resumed)
+    sampler = DistributedBatchSampler(dataset, 57, seed=7, where=range(229))
+    numbers = SampleDataset(dataset, labels=lambda indices: indices.astype("int64"), **form)
+    sampled = train((samples, labels.tolist()) for samples, labels in
+                    torch.utils.data.DataLoader(numbers, batch_sampler=sampler))
+with open(out, "w") as file:
+    json.dump({"epochs": epochs, "begun": begun, "rest": rest, "sampled": sampled}, file)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_ranks_with_unequal_data_end_together(torch_volume, tmp_path, arrays, world):
+    address = f"file://{tmp_path}/meeting"
+    command = [sys.executable, "-c", TRAINING, torch_volume, address]
+    processes = [
+        subprocess.Popen(
+            [*command, str(rank), str(world), tmp_path / str(rank)],
+            cwd=ROOT,
+            env={"GLOO_SOCKET_IFNAME": "lo", "PATH": ""},
+        )
+        for rank in range(world)
+    ]
+    assert [process.wait(240) for process in processes] == [0] * world
+    found = [json.loads((tmp_path / str(rank)).read_text()) for rank in range(world)]
+    rounds = -(-229 // world)
+
+    def all_ranks(taken: list[list[list[int]]]) -> list[int]:
+        """The samples in the order of the epoch; every rank has as many batches of as many."""
+        assert len({tuple(map(len, batches)) for batches in taken}) == 1
+        flat = [[index for batch in batches for index in batch] for batches in taken]
+        return [index for round_ in zip(*flat, strict=True) for index in round_]
+
+    for epoch in range(3):
+        expected = reference(arrays, seed=7, epoch=epoch, where=range(229))
+        padded = expected + expected[: rounds * world - 229]
+        if epoch < 2:
+            assert all_ranks([one["epochs"][epoch] for one in found]) == padded
+        else:
+            begun = all_ranks([one["begun"] for one in found])
+            assert begun + all_ranks([one["rest"] for one in found]) == padded
+        if epoch == 0:
+            assert all_ranks([one["sampled"] for one in found]) == padded

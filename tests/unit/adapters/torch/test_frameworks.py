@@ -1,0 +1,272 @@
+"""Three epochs under the frameworks that people train with, and one resumed in mid-epoch.
+
+Each training logs the indices that it is given: every sample once an epoch, in the order of
+``Dataset.batches``, another one each epoch; and a training that was stopped behind some step and
+goes on from its checkpoint logs what one that was not stopped does.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.unit.adapters.torch.conftest import COUNT, SHAPE
+from tests.unit.adapters.torch.orders import reference
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+from torch.utils.data import DataLoader  # noqa: E402
+
+from dlfs.adapters.torch import DistributedBatchSampler, Loader, SampleDataset  # noqa: E402
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.filterwarnings("ignore"),  # what other packages deprecate
+]
+
+EPOCHS = 3
+BATCH = 32
+STEPS = -(-COUNT // BATCH)
+STOP = STEPS + 3
+"""The step behind which a training is stopped: in the middle of its second epoch."""
+
+
+class Stop(Exception):
+    """Ends a training as a kill does."""
+
+
+class Model(nn.Module):
+    """Learns from arrays, and logs the labels, which are the indices."""
+
+    def __init__(self, stop: int | None = None) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 1)
+        self.log: list[int] = []
+        self.steps = 0
+        self.stop = stop
+
+    def forward(self, samples, labels):
+        if self.steps == self.stop:
+            raise Stop
+        self.steps += 1
+        self.log += labels.tolist()
+        return {"loss": self.linear(samples.flatten(1)).square().mean()}
+
+
+def number(indices):
+    return indices.astype("int64")
+
+
+def load(arrays, **options) -> Loader:
+    return Loader(arrays, BATCH, seed=3, dtype="float32", shape=SHAPE, labels=number, **options)
+
+
+@pytest.fixture
+def expected(arrays) -> list[int]:
+    """The indices of three epochs, each sample once in each and no two epochs alike."""
+    epochs = [reference(arrays, seed=3, epoch=epoch) for epoch in range(EPOCHS)]
+    assert all(sorted(one) == list(range(COUNT)) for one in epochs)
+    assert len({tuple(one) for one in epochs}) == EPOCHS
+    return [index for one in epochs for index in one]
+
+
+def check(stopped: Model, resumed: Model, expected: list[int]) -> None:
+    assert len(stopped.log) == COUNT + (STOP - STEPS) * BATCH
+    assert stopped.log + resumed.log == expected
+
+
+# ---- Lightning -----------------------------------------------------------------------------------
+
+
+def fit_with_lightning(folder: Path, loader, stop: int | None, checkpoint: str | None) -> Model:
+    lightning = pytest.importorskip("lightning")
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = Model()
+
+        def training_step(self, batch, number):
+            return self.model(batch.samples, batch.labels)["loss"]
+
+        def on_train_batch_end(self, *arguments) -> None:
+            if self.model.steps == stop:
+                self.trainer.save_checkpoint(folder / "stopped.ckpt")
+                raise Stop
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    trainer = lightning.Trainer(
+        max_epochs=EPOCHS,
+        accelerator="cpu",
+        devices=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=folder,
+    )
+    module = Module()
+    if stop is None:
+        trainer.fit(module, loader, ckpt_path=checkpoint, weights_only=True)
+    else:
+        with pytest.raises(Stop):
+            trainer.fit(module, loader)
+    return module.model
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_lightning(arrays, tmp_path, expected, workers):
+    loader = load(arrays, num_workers=workers)
+    assert fit_with_lightning(tmp_path, loader, None, None).log == expected
+    loader.close()
+    first, second = load(arrays, num_workers=workers), load(arrays)
+    stopped = fit_with_lightning(tmp_path, first, STOP, None)
+    first.close()
+    resumed = fit_with_lightning(tmp_path, second, None, str(tmp_path / "stopped.ckpt"))
+    check(stopped, resumed, expected)
+
+
+def test_lightning_over_dataloaders(arrays, tmp_path, expected):
+    outer = DataLoader(load(arrays), batch_size=None, num_workers=2)
+    assert fit_with_lightning(tmp_path, outer, None, None).log == expected
+
+
+# ---- Accelerate ----------------------------------------------------------------------------------
+
+
+def train(model: Model, loader, epochs: int = EPOCHS) -> None:
+    for _ in range(epochs):
+        for batch in loader:
+            model(batch.samples, batch.labels)["loss"].backward()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_accelerate(arrays, tmp_path, expected, workers):
+    accelerate = pytest.importorskip("accelerate")
+
+    def prepare(model):
+        accelerator = accelerate.Accelerator(cpu=True)
+        prepared, loader = accelerator.prepare(model, load(arrays, num_workers=workers))
+        accelerator.register_for_checkpointing(loader)
+        return accelerator, prepared, loader
+
+    accelerator, model, loader = prepare(Model())
+    train(model, loader)
+    assert model.log == expected
+    loader.close()
+    accelerator, stopped, loader = prepare(Model(STOP))
+    for _ in range(2):
+        for batch in loader:
+            if stopped.steps == STOP:
+                break
+            stopped(batch.samples, batch.labels)
+            if stopped.steps == STOP:
+                accelerator.save_state(tmp_path / "state")
+    loader.close()
+    accelerator, resumed, loader = prepare(Model())
+    accelerator.load_state(tmp_path / "state")
+    while loader.epoch < EPOCHS:
+        train(resumed, loader, 1)
+    loader.close()
+    check(stopped, resumed, expected)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_accelerate_over_a_dataloader(arrays, expected, workers):
+    accelerate = pytest.importorskip("accelerate")
+
+    def prepare(loader):
+        return accelerate.Accelerator(cpu=True).prepare(
+            DataLoader(loader, batch_size=None, num_workers=workers)
+        )
+
+    model = Model()
+    train(model, prepare(load(arrays)))
+    assert model.log == expected
+    resumed = Model()
+    prepared = prepare(load(arrays))
+    prepared.set_epoch(1)
+    train(resumed, accelerate.skip_first_batches(prepared, STOP - STEPS), 1)
+    prepared.set_epoch(2)
+    train(resumed, prepared, 1)
+    assert resumed.log == expected[COUNT + (STOP - STEPS) * BATCH :]
+
+
+# ---- Transformers --------------------------------------------------------------------------------
+
+
+def train_with_transformers(folder: Path, arrays, stop: int | None, resume: bool) -> Model:
+    transformers = pytest.importorskip("transformers")
+
+    class Trainer(transformers.Trainer):
+        def get_train_dataloader(self):
+            return self.accelerator.prepare(DataLoader(load(arrays), batch_size=None))
+
+    arguments = transformers.TrainingArguments(
+        str(folder),
+        num_train_epochs=EPOCHS,
+        save_steps=STOP,
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+    )
+    trainer = Trainer(model=Model(stop), args=arguments)
+    if stop is None:
+        trainer.train(resume_from_checkpoint=resume)
+    else:
+        with pytest.raises(Stop):
+            trainer.train()
+    return trainer.model
+
+
+def test_transformers(arrays, tmp_path, expected):
+    model = train_with_transformers(tmp_path / "whole", arrays, None, False)
+    assert model.log == expected
+    stopped = train_with_transformers(tmp_path / "parts", arrays, STOP, False)
+    resumed = train_with_transformers(tmp_path / "parts", arrays, None, True)
+    check(stopped, resumed, expected)
+
+
+# ---- torchdata -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["loader", "sampler"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_torchdata(arrays, expected, workers, kind):
+    module = pytest.importorskip("torchdata.stateful_dataloader")
+
+    def make():
+        if kind == "loader":
+            return module.StatefulDataLoader(load(arrays), batch_size=None, num_workers=workers)
+        dataset = SampleDataset(arrays, dtype="float32", shape=SHAPE, labels=number)
+        sampler = DistributedBatchSampler(arrays, BATCH, 1, 0, seed=3)
+        return module.StatefulDataLoader(dataset, batch_sampler=sampler, num_workers=workers)
+
+    def learn(model, loader, stop=None) -> None:
+        for batch in loader:
+            samples, labels = (batch.samples, batch.labels) if kind == "loader" else batch
+            model(samples, labels)
+            if model.steps == stop:
+                break
+
+    model = Model()
+    loader = make()
+    for _ in range(EPOCHS):
+        for _, batch in zip(range(len(loader)), loader, strict=False):  # none more is asked for
+            labels = batch.labels if kind == "loader" else batch[1]
+            model.log += labels.tolist()
+    assert model.log == expected
+    stopped, resumed = Model(), Model()
+    loader = make()
+    learn(stopped, loader)
+    learn(stopped, loader, STOP)
+    state = loader.state_dict()
+    loader = make()
+    loader.load_state_dict(state)
+    learn(resumed, loader)
+    learn(resumed, loader)
+    check(stopped, resumed, expected)
