@@ -23,7 +23,7 @@ from dlfs.format.paths import display
 from dlfs.origin import DatasetIdentity, LocalOrigin, LocalVolume, OpenOptions, Origin, VolumeAccess
 from dlfs.store.info import DatasetInfo, MemberInfo, VolumeInfo, describe_dataset
 from dlfs.store.members import split_uris
-from dlfs.store.transaction import Generation, Transaction
+from dlfs.store.transaction import Generation, Transaction, check_writable
 from dlfs.units import parse_bytes
 from dlfs.verification import Finding, verify_volume
 from dlfs.writer import DatasetDescription, DatasetWriter
@@ -372,6 +372,22 @@ class Volume:
             records = transaction.base.catalog.datasets
             transaction.commit([record for record in records if not _is_meant(record, wanted)])
         self.refresh()
+
+    def check_writable(self) -> None:
+        """Check that a writer could open the volume now; takes no lock and writes nothing.
+
+        Raises:
+            UsageError: it was opened through a service, or this code may only read it.
+            DegradedError: a member is missing, stale or cannot be opened for writing.
+            DeviceError: no member can be opened for writing.
+        """
+        origin = self._local("write to").origin
+        check_writable(
+            origin.uris,
+            volume_uuid=self.uuid,
+            engine=origin.options.engine,
+            opener=origin.options.opener,
+        )
 
     def _transaction(self, holder: str) -> Transaction:
         origin = self._local("change").origin

@@ -13,7 +13,7 @@ import os
 import sys
 from pathlib import Path
 
-from dlfs.errors import DeviceError, DlfsError
+from dlfs.errors import DlfsError, write_error
 from dlfs.service.mount import STATUS_PREFIX, ServerOrder
 from dlfs.service.serve import serve
 
@@ -39,7 +39,8 @@ def main() -> None:
         _tell({"error": type(error).__name__, "message": str(error)})
     except OSError as error:
         _log.error("%s", error)
-        _tell({"error": DeviceError.__name__, "message": str(error)})
+        kind = type(write_error(str(error), error.errno or 0))
+        _tell({"error": kind.__name__, "message": str(error)})
 
 
 def _tell(status: dict[str, object]) -> None:

@@ -125,8 +125,9 @@ class Node:
         if handed is not None:
             return adopt(handed)
         first = self.volumes[0]
-        path = self._options.socket or default_path(first.label or str(first.uuid))
-        return listen(os.path.abspath(path), self._options.allow)
+        given = self._options.socket
+        path = given or default_path(first.label or str(first.uuid))
+        return listen(os.path.abspath(path), self._options.allow, make_directory=given is None)
 
     def run(self, on_ready: Callable[[str], None]) -> None:
         """Serve until a signal ends it.

@@ -19,11 +19,12 @@ import trio
 
 from dlfs._native.fuse import fuse_library, is_built
 from dlfs.arguments import check_choice
-from dlfs.errors import NativeError, NotFoundError, UsageError
+from dlfs.errors import DlfsError, NativeError, NotFoundError, UsageError
 from dlfs.extras import install_command
 from dlfs.service import mountpoint as mountpoints
 from dlfs.service.access import FILE_MODE_DEFAULT, Access
 from dlfs.service.view import ShownVolume
+from dlfs.store.members import same_kind
 from dlfs.units import MIB
 from dlfs.volume import Volume
 from dlfs.volume import open as open_volume
@@ -184,6 +185,8 @@ async def serve_view(
         LockedError: another server uses the spool.
         DeviceError: the system refused the mount.
     """
+    if options.incoming is not None:
+        await trio.to_thread.run_sync(_check_sealing, volume)
     access = Access(options.uid, options.gid, options.file_mode)
     words = ["default_permissions", f"fsname={FILE_SYSTEM_NAME}", "subtype=dlfs"]
     words += ["ro"] if options.incoming is None else []
@@ -215,6 +218,20 @@ async def serve_view(
         words=words,
         incoming=options.incoming,
     )
+
+
+def _check_sealing(volume: Volume) -> None:
+    """Refuse to take what could not be sealed.
+
+    Raises:
+        DlfsError: a writer cannot open the volume.
+    """
+    try:
+        volume.check_writable()
+    except DlfsError as error:
+        raise same_kind(
+            error, f"mount with --incoming, whose datasets are sealed into the volume: {error}"
+        ) from error
 
 
 def first_error(group: ExceptionGroup[Exception]) -> Exception:

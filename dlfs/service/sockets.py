@@ -188,14 +188,16 @@ def adopt(found: socket.socket) -> Listener:
         ) from error
 
 
-def listen(path: str, allow: AllowList) -> Listener:
+def listen(path: str, allow: AllowList, *, make_directory: bool = False) -> Listener:
     """Make a socket and listen on it; what a dead service left there is replaced.
 
     Args:
-        path: of the socket; its directory is made if need be, for everybody to enter.
+        path: of the socket.
         allow: decides on group and mode.
+        make_directory: make the socket's directory if it is missing, for every user to enter.
 
     Raises:
+        NotFoundError: the socket's directory does not exist.
         ExistsError: a service listens there, or there is something else.
         UsageError: the path is too long.
         DeviceError: the system refuses.
@@ -205,10 +207,17 @@ def listen(path: str, allow: AllowList) -> Listener:
             f"listen on {path}: expected at most {PATH_BYTES_MAX} bytes, "
             f"got {len(os.fsencode(path))}"
         )
+    folder = os.path.dirname(os.path.abspath(path))
+    if not make_directory and not os.path.isdir(folder):
+        raise NotFoundError(
+            f"listen on {path}: expected an existing directory, got {folder}, which is none; make "
+            "it first, or name another socket"
+        )
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     lock = -1
     try:
-        os.makedirs(os.path.dirname(os.path.abspath(path)), mode=0o755, exist_ok=True)
+        if make_directory:
+            os.makedirs(folder, mode=0o755, exist_ok=True)
         lock = _lock(path)
         _clear(path)
         return Listener(made, path, _bind(made, path, allow), lock)

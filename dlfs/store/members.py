@@ -395,7 +395,7 @@ def _complete(
     missing = [number for number in range(count) if number not in by_number]
     if len(refused) > len(missing):
         device, reason = refused[-1]
-        raise _same_kind(
+        raise same_kind(
             reason,
             f"open volume {newest.volume_uuid}: expected {count} members, got them and "
             f"{device.uri}: {reason}",
@@ -420,7 +420,7 @@ def _too_few(absent: Sequence[Member], newest: Superblock) -> DlfsError:
     )
     reasons = [m.reason for m in absent if m.reason is not None]
     given = [m.reason for m in absent if m.reason is not None and _is_given(m)]
-    return _same_kind(
+    return same_kind(
         (given or reasons)[0],
         f"open volume {newest.volume_uuid}: expected {count} members, "
         f"got {count - len(absent)}; missing: {told}",
@@ -431,7 +431,7 @@ def _is_given(member: Member) -> bool:
     return not isinstance(member.device, MissingDevice) or member.device.given
 
 
-def _same_kind(error: DlfsError, message: str) -> DlfsError:
+def same_kind(error: DlfsError, message: str) -> DlfsError:
     """An error of the same class that says more."""
     if isinstance(error, DeviceError):
         return type(error)(message, error.errno or errno.EIO)

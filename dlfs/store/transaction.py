@@ -182,6 +182,55 @@ def check_whole(generation: Generation) -> None:
         )
 
 
+def check_volume(generation: Generation, volume_uuid: UUID) -> None:
+    """Check that a volume is the one that is to be written, and that this code may write to it.
+
+    Raises:
+        UsageError: it is another one, or has features that this code can only read.
+    """
+    superblock = generation.superblock
+    if superblock.volume_uuid != volume_uuid:
+        raise UsageError(
+            f"write to volume {volume_uuid}: its devices now hold volume "
+            f"{superblock.volume_uuid}; open it again"
+        )
+    if not superblock.writable:
+        raise UsageError(
+            f"write to volume {volume_uuid}: a newer dlfs made it, with features that this one "
+            f"can read but not write"
+        )
+
+
+def check_writable(
+    uris: Sequence[str],
+    *,
+    volume_uuid: UUID,
+    engine: Engine = "auto",
+    opener: Opener = open_device,
+) -> None:
+    """Check that a writer could open a volume now; takes no lock and writes nothing.
+
+    Args:
+        uris: of the members.
+        volume_uuid: of the volume that they must be.
+        engine: of file devices.
+        opener: of devices.
+
+    Raises:
+        DegradedError: a member is missing or stale, or cannot be opened for writing.
+        DeviceError: no member can be opened for writing.
+        UsageError: it is another volume, or this code may only read it.
+        FormatError: as ``load_generation``.
+    """
+    devices = open_members(uris, writable=True, engine=engine, opener=opener)
+    try:
+        generation = load_generation(devices)
+        check_whole(generation)
+        check_volume(generation, volume_uuid)
+    finally:
+        close_devices(devices)
+
+
 class Transaction:
     """One writer's hold on a volume, from its lock to its commit.
 
@@ -247,16 +296,11 @@ class Transaction:
         self.space = FreeSpace(base.catalog.free, reserve=self.catalog_chunks(1))
 
     def _check_volume(self, volume_uuid: UUID) -> None:
-        superblock = self.base.superblock
-        if superblock.volume_uuid != volume_uuid or self.base.devices[0] is not self._devices[0]:
+        check_volume(self.base, volume_uuid)
+        if self.base.devices[0] is not self._devices[0]:
             raise UsageError(
-                f"write to volume {volume_uuid}: its devices are now {superblock.volume_uuid} "
-                f"or in another order; open it again"
-            )
-        if not superblock.writable:
-            raise UsageError(
-                f"write to volume {volume_uuid}: a newer dlfs made it, with features that this one "
-                f"can read but not write"
+                f"write to volume {volume_uuid}: its devices are now in another order; "
+                f"open it again"
             )
 
     def _settle(self) -> None:

@@ -756,3 +756,29 @@ def test_rule_52_a_full_spool(tmp_path: Path) -> None:
             assert "ENOSPC" in (tmp_path / "log").read_text()
     finally:
         run("umount", spool)
+
+
+def test_rule_53_a_volume_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    mountpoint, spool, folder = tmp_path / "mnt", tmp_path / "spool", tmp_path / "pair"
+    mountpoint.mkdir()
+    folder.mkdir()
+    pair = [str(folder / "a.img"), str(folder / "b.img")]
+    dlfs.format_volume(pair, size_bytes=16 * MIB, replicas=2)
+
+    def refused(uri: str) -> str:
+        done = run_cli("mount", uri, mountpoint, "--incoming", spool)
+        assert done.returncode == 7
+        assert "mount with --incoming, whose datasets are sealed into the volume" in done.stderr
+        assert not os.path.ismount(mountpoint)
+        assert not spool.exists()
+        return done.stderr
+
+    assert "expected all 2 members, but member 1" in refused(pair[0])
+    run("mount", "--bind", folder, folder)
+    try:
+        run("mount", "-o", "remount,bind,ro", folder)
+        assert "Read-only file system" in refused(",".join(pair))
+    finally:
+        run("umount", folder)
+    with mounted(folder / "a.img", mountpoint, tmp_path / "log"):
+        pass  # it can still be read

@@ -39,7 +39,7 @@ def mode(path: Path) -> int:
 
 def test_a_socket_is_made_with_its_directory_and_leaves_nothing(tmp_path: Path) -> None:
     path = tmp_path / "run" / "dlfs" / "v.sock"
-    listener = listen(str(path), AllowList())
+    listener = listen(str(path), AllowList(), make_directory=True)
     assert mode(path) == 0o660
     assert listener.group == path.stat().st_gid
     with socket.socket(socket.AF_UNIX) as client:
@@ -52,6 +52,16 @@ def test_a_socket_is_made_with_its_directory_and_leaves_nothing(tmp_path: Path) 
     listener.close()
     listener.close()
     assert list(path.parent.iterdir()) == []
+
+
+def test_the_directory_of_a_socket_that_was_asked_for_must_exist(tmp_path: Path) -> None:
+    path = tmp_path / "nodir" / "x"
+    with pytest.raises(NotFoundError, match=f"expected an existing directory, got {path.parent}"):
+        listen(str(path), AllowList())
+    (tmp_path / "file").touch()
+    with pytest.raises(NotFoundError, match="expected an existing directory"):
+        listen(str(tmp_path / "file" / "x"), AllowList())
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_live_service_is_not_replaced(tmp_path: Path) -> None:
@@ -91,7 +101,7 @@ def test_paths_that_cannot_be(tmp_path: Path) -> None:
         listen("/" + "x" * 199, AllowList())
     (tmp_path / "file").touch()
     with pytest.raises(DeviceError):
-        listen(str(tmp_path / "file" / "v.sock"), AllowList())
+        listen(str(tmp_path / "file" / "v.sock"), AllowList(), make_directory=True)
 
 
 def test_mode_and_group_follow_the_list(tmp_path: Path) -> None:
