@@ -50,6 +50,8 @@ int volume_open_device(const char *uri, const char *name, char *message, uint32_
         return open_nvme(&parsed, name, message, message_bytes, out);
     code = dlfs_device_open_file(parsed.path, 0, DLFS_ENGINE_AUTO, out);
     if (code < 0)
-        volume_say(message, message_bytes, "open %s: %s", name, dlfs_strerror(code));
+        volume_say(message, message_bytes, "open %s: %s", name,
+                   code == -ENOTBLK ? "expected a regular file or a block device"
+                                    : dlfs_strerror(code));
     return code;
 }

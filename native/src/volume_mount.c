@@ -107,11 +107,14 @@ static void check_device(struct candidate *candidate)
     uint64_t size_bytes = dlfs_device_size_bytes(candidate->device);
     uint32_t device_block_bytes = dlfs_device_block_bytes(candidate->device);
     const struct volume_superblock *sb = &candidate->superblock;
-    if (candidate->code == DLFS_E_FORMAT && !candidate->claims)
+    bool is_none = candidate->code == DLFS_E_FORMAT || candidate->code == DLFS_E_TRUNCATED;
+    if (is_none && !candidate->claims) {
+        candidate->code = DLFS_E_FORMAT;
         volume_say(candidate->reason, REASON_BYTES,
                    "open %s: this is no DLFS volume: expected a superblock at its head or its "
                    "tail, got none in %llu bytes",
                    candidate->name, wide(size_bytes));
+    }
     if (candidate->code == 0 && sb->member_bytes > size_bytes) {
         candidate->code = DLFS_E_TRUNCATED;
         volume_say(candidate->reason, REASON_BYTES,

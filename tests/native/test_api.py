@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import os
 import re
 import shutil
 import subprocess
@@ -250,6 +251,25 @@ def test_a_host_that_is_none(one):
     with pytest.raises(c_reader.Failed, match=r"none\.invalid") as failed:
         c_reader.read_volume([uri])
     assert failed.value.code in (abi.E_NOT_FOUND, abi.E_LOST)  # no resolver: E_LOST
+
+
+@pytest.mark.parametrize("size", [0, 1, 4096, 5000, 70_000, MIB])
+def test_a_file_that_is_no_volume(tmp_path, size):
+    path = tmp_path / "noise"
+    path.write_bytes(b"x" * size)
+    for opened in (dlfs.open, lambda uri: c_reader.read_volume([uri])):
+        with pytest.raises((dlfs.FormatError, c_reader.Failed), match="no DLFS volume") as caught:
+            opened(str(path))
+        assert f"open {path}: " in str(caught.value)
+        assert getattr(caught.value, "code", abi.E_FORMAT) == abi.E_FORMAT
+
+
+def test_what_is_no_file(tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    for path in (tmp_path, tmp_path / "fifo", Path("/dev/null")):
+        with pytest.raises(c_reader.Failed, match="a regular file or a block device") as caught:
+            c_reader.read_volume([str(path)])
+        assert caught.value.code == -errno.ENOTBLK
 
 
 def test_a_file_whose_name_looks_like_a_uri(one, tmp_path, monkeypatch):

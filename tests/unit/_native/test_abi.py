@@ -6,6 +6,7 @@ So does api.h, which C programs use and the package does not, with the prototype
 import ctypes
 import re
 import shutil
+import struct
 import subprocess
 from pathlib import Path
 
@@ -131,6 +132,39 @@ def layout(structures: dict[str, type[ctypes.Structure]]) -> tuple[list[str], li
                 f"sizeof((({name} *)0)->{field}));"
             )
     return expected, body
+
+
+@pytest.mark.parametrize(
+    ("program", "flags", "name"),
+    [("c++", ["-std=c++11"], "main.cc"), ("cc", ["-std=c99", "-Wconversion"], "main.c")],
+)
+def test_headers_compile_elsewhere(
+    program: str, flags: list[str], name: str, tmp_path: Path
+) -> None:
+    """Programs in C++ and in older C include them without a warning."""
+    found = shutil.which(program)
+    if found is None:
+        pytest.skip(f"no {program}")
+    source = tmp_path / name
+    source.write_text(
+        '#include "dlfs/api.h"\n#include "dlfs/channel.h"\n#include "dlfs/external.h"\n'
+    )
+    flags = [*flags, "-pedantic", "-Wall", "-Wextra", "-Werror", f"-I{ROOT}/native/include"]
+    subprocess.run([found, *flags, "-fsyntax-only", source], check=True)
+
+
+def test_a_location_is_taken_apart_as_on_media(tmp_path: Path) -> None:
+    address, length, crc32c = (1 << 56) - 77, (1 << 40) - 3, 0xDEADBEEF
+    packed = struct.pack("<IIQ", crc32c, length & 0xFFFFFFFF, address | (length >> 32) << 56)
+    body = f"""
+        const unsigned char media[16] = {{{", ".join(map(str, packed))}}};
+        dlfs_location location;
+        __builtin_memcpy(&location, media, sizeof location);
+        printf("%llu\\n%llu\\n%u\\n", (unsigned long long)dlfs_location_address(&location),
+               (unsigned long long)dlfs_location_length(&location),
+               dlfs_location_crc32c(&location));
+    """
+    assert run_c(body, tmp_path, "dlfs/dlfs.h") == [str(address), str(length), str(crc32c), ""]
 
 
 def test_structures_have_the_sizes_and_offsets_of_c(tmp_path: Path) -> None:
