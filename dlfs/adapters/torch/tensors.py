@@ -186,7 +186,8 @@ class TensorBatch(dict[str, Any]):
         failures: samples that were skipped or replaced; empty unless ``on_error`` lets them pass.
 
     Raises:
-        UsageError: ``collate`` made a dictionary with ``labels``, and the loader has labels too.
+        UsageError: ``collate`` made a dictionary with ``labels``, and the loader has labels too; or
+            Accelerate is about to split the batches of one rank between all.
     """
 
     indices: torch.Tensor
@@ -205,6 +206,8 @@ class TensorBatch(dict[str, Any]):
         failures: tuple[Any, ...] = (),
     ) -> None:
         super().__init__(_name_fields(samples, labels) if fields is None else fields)
+        if fields is not None:
+            _refuse_dispatch(self)
         if isinstance(samples, SampleViews):
             self._list: list[Any] = samples
         if indices is not None:
@@ -283,6 +286,28 @@ class TensorBatch(dict[str, Any]):
     def pin_memory(self) -> TensorBatch:
         """The same in page-locked memory, from which an accelerator copies by itself."""
         return self.map(lambda tensor: tensor.pin_memory())
+
+
+def _refuse_dispatch(fields: Mapping[str, Any]) -> None:
+    """Refuse what Accelerate does to a DataLoader over an iterable dataset, with several ranks.
+
+    It reads with rank 0's loader, which takes that rank's share of the samples, and splits each
+    batch between the ranks: the shares of the others would never be read. Before the batch it sends
+    what tensors are in it, as a batch of ``TensorInformation``.
+
+    Raises:
+        UsageError: it is such a batch, and there are several ranks.
+    """
+    kinds = {type(value).__name__ for value in fields.values()}
+    distributed = torch.distributed
+    if "TensorInformation" not in kinds or not distributed.is_initialized():
+        return
+    if distributed.get_world_size() > 1:
+        raise UsageError(
+            "split batches with Accelerate: expected the loader itself, which reads a share of the "
+            "samples on each rank, got a DataLoader over it, of which Accelerate would read rank "
+            "0's share only; iterate over the Loader, or over Accelerator.prepare(loader)"
+        )
 
 
 def _refuse_collation(_batches: list[TensorBatch], **_options: Any) -> None:

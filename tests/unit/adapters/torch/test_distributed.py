@@ -45,18 +45,67 @@ dist.destroy_process_group()
 """
 
 
-def test_ranks_of_torch_distributed(torch_volume, tmp_path, arrays):
-    address = f"file://{tmp_path}/meeting"  # a port that is free now may be another's by then
+ACCELERATE = """
+import json, sys
+from datetime import timedelta
+import torch.distributed as dist
+from accelerate import Accelerator
+from torch.utils.data import DataLoader
+import dlfs
+from dlfs.adapters.torch import ColumnLabels, Loader
+
+volume, address, rank, out = sys.argv[1:]
+dist.init_process_group("gloo", init_method=address, rank=int(rank), world_size=2,
+                        timeout=timedelta(seconds=60))
+accelerator = Accelerator(cpu=True)
+with dlfs.open(volume) as opened, opened["arrays"] as dataset:
+    loader = Loader(dataset, 10, collate="stack", labels=ColumnLabels(dataset, "number"))
+    taken = [batch.indices.tolist() for batch in accelerator.prepare(loader)]
+    try:
+        next(iter(accelerator.prepare(DataLoader(loader, batch_size=None))))
+        error = None
+    except Exception as caught:  # of rank 1: that rank 0 is gone
+        error = f"{type(caught).__name__}: {caught}"
+with open(out, "w") as file:
+    json.dump({"world": accelerator.num_processes, "taken": taken, "error": error}, file)
+"""
+
+
+def run_ranks(script, volume, folder):
+    """Run a script as two ranks; return what each wrote as JSON."""
+    address = f"file://{folder}/meeting"  # a port that is free now may be another's by then
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", RANK, torch_volume, address, str(rank), tmp_path / str(rank)],
+            [sys.executable, "-c", script, volume, address, str(rank), folder / str(rank)],
             cwd=ROOT,
-            env={"GLOO_SOCKET_IFNAME": "lo", "PATH": ""},
+            env={
+                "GLOO_SOCKET_IFNAME": "lo",
+                "PATH": "",
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": "2",
+                "MASTER_ADDR": "127.0.0.1",  # which Accelerate wants, and does not use
+                "MASTER_PORT": "1",
+            },
         )
         for rank in range(2)
     ]
     assert [process.wait(120) for process in processes] == [0, 0]
-    found = [json.loads((tmp_path / str(rank)).read_text()) for rank in range(2)]
+    return [json.loads((folder / str(rank)).read_text()) for rank in range(2)]
+
+
+def test_accelerate_does_not_split_one_ranks_share_between_all(torch_volume, tmp_path, arrays):
+    pytest.importorskip("accelerate")
+    found = run_ranks(ACCELERATE, torch_volume, tmp_path)
+    assert [one["world"] for one in found] == [2, 2]
+    taken = [[index for batch in one["taken"] for index in batch] for one in found]
+    assert [taken[at % 2][at // 2] for at in range(COUNT)] == reference(arrays)
+    assert found[0]["error"].startswith("UsageError: split batches with Accelerate: expected the")
+    assert found[1]["error"] is not None
+
+
+def test_ranks_of_torch_distributed(torch_volume, tmp_path, arrays):
+    found = run_ranks(RANK, torch_volume, tmp_path)
     assert [(one["rank"], one["world"], one["sampled"]) for one in found] == [
         (0, 2, COUNT // 2),
         (1, 2, COUNT // 2),
