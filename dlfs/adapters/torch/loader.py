@@ -43,6 +43,7 @@ from dlfs.adapters.torch.samples import THREADS, Collate, Recipe, Transform, Tra
 from dlfs.adapters.torch.shares import Share, Uneven, choose_uneven
 from dlfs.adapters.torch.states import State, next_epoch, plain_state
 from dlfs.adapters.torch.tensors import TensorBatch
+from dlfs.arguments import check_integer
 from dlfs.errors import ClosedError, DlfsError, UsageError
 from dlfs.sequence import WINDOW_CHUNKS
 
@@ -169,7 +170,7 @@ class Loader(IterableDataset[Any]):
                 f"{lookahead} and {num_workers}"
             )
         self.dataset = dataset
-        self.batch_size = batch_size
+        self.batch_size = check_integer(batch_size, 1, option="batch_size", action="make a loader")
         self.rank, self.world_size = find_placement(rank, world_size)
         self._recipe = Recipe(
             transform=transform,
@@ -208,7 +209,6 @@ class Loader(IterableDataset[Any]):
         self._iterations = 0
         self._loaded: State | None = None
         self._dealt: State | None = None
-        self._open_epoch(whole.state()).close()  # refuses a batch size out of range
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_workers": None, "_source": None}
@@ -356,14 +356,13 @@ class Loader(IterableDataset[Any]):
     def _start(self, begin: State) -> Iterator[TensorBatch]:
         if not self._num_workers:
             return self._make(begin)
-        if self._workers is None:
-            self._workers = self._make_workers(begin)
-        try:
-            return self._start_workers(begin)
-        except RuntimeError:  # one of them is gone: Ctrl-C may have ended it while it started
-            self.close()
-            self._workers = self._make_workers(begin)
-            return self._start_workers(begin)
+        if self._workers is not None:
+            try:
+                return self._start_workers(begin)
+            except RuntimeError:  # one of them is gone: killed, or by Ctrl-C while it started
+                self.close()
+        self._workers = self._make_workers(begin)
+        return self._start_workers(begin)
 
     def _make_workers(self, begin: State) -> DataLoader[TensorBatch]:
         inner = copy(self)  # not itself: a cycle would keep the workers

@@ -8,6 +8,7 @@ import os
 import pickle
 import subprocess
 import sys
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import pytest
 
 from dlfs.errors import UsageError
 from tests.unit.adapters.torch.conftest import COUNT
-from tests.unit.adapters.torch.orders import order, reference
+from tests.unit.adapters.torch.orders import order, reference, take_all
 
 torch = pytest.importorskip("torch")
 
@@ -154,6 +155,29 @@ def test_a_cursor_that_is_set_while_workers_begin(monkeypatch):
     loaded = {**STATE, "epoch": 5}
     assert cursor.begin(3, 0, 2, 1, loaded) == loaded  # one whose state was loaded in the worker
     assert cursor.get()["epoch"] == 6
+
+
+# ---- workers that die ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("go_on", [False, True])
+def test_the_next_iteration_has_new_workers_where_one_was_killed(samples, go_on):
+    loader = Loader(samples, 10, seed=3, num_workers=2)
+    batches = iter(loader)
+    given = [next(batches) for _ in range(5)]
+    (first, second) = multiprocessing.active_children()
+    with suppress(RuntimeError):  # PyTorch's handler of SIGCHLD may raise here
+        first.kill()
+        first.join()
+    first.join()
+    if go_on:
+        with pytest.raises(RuntimeError, match="DataLoader worker"):
+            take_all(batches, given)
+    del batches
+    assert order([*given, *loader]) == reference(samples, seed=3)
+    assert not second.is_alive()
+    loader.close()
+    assert multiprocessing.active_children() == []
 
 
 # ---- Ctrl-C --------------------------------------------------------------------------------------
