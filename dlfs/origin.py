@@ -452,7 +452,7 @@ def check_present(devices: Sequence[BlockDevice], record: DatasetRecord, volume_
 
 
 def load_segment(
-    generation: Generation, record: DatasetRecord, *, shared: bool = True
+    generation: Generation, record: DatasetRecord, *, shared: bool = True, locked: bool = False
 ) -> FrozenDirectory:
     """Load a dataset's directory.
 
@@ -460,6 +460,7 @@ def load_segment(
         generation: with the open devices.
         record: of the dataset.
         shared: use the copy that other processes of the node may have; else what is on media now.
+        locked: no writer can remove the dataset meanwhile, so this is not checked.
 
     Raises:
         FormatError: it is malformed (ChecksumError); names dataset, member and offset.
@@ -477,7 +478,7 @@ def load_segment(
         part = np.frombuffer(memory, np.uint8)
         read_into(generation.sources, space, address, part, choice)
         # Names are read late, when the dataset may be gone and something else in its chunks.
-        if address:
+        if address and not locked:
             check_present(generation.devices, record, generation.superblock.volume_uuid)
 
     readers = [partial(read_part, choice) for choice in alternatives(generation.geometry)]
@@ -491,6 +492,8 @@ def load_segment(
             **place,
         )
     except FormatError:
+        if locked:
+            raise
         check_present(generation.devices, record, generation.superblock.volume_uuid)
         raise
     if (len(directory), directory.data_bytes) != (record.sample_count, record.data_bytes):

@@ -1,4 +1,4 @@
-"""The repair of a volume with replicas, from opening what is left to the commit that ends it.
+"""Repairs a volume, from opening what is left to the commit that ends it.
 
 1. The members are opened as a reader opens them, and the devices that take the place of lost ones;
    all are locked as by any writer.
@@ -9,6 +9,10 @@
    devices' first. Where nothing was wrong, nothing is committed.
 
 Run again at any point after a crash, it starts over and comes to the same end.
+
+A volume without replicas has only its superblocks more than once: three on each member. Damaged
+ones are written anew from the others by step 4 alone. A member that has lost all of its own is
+recognised by what lies on it (``dlfs.mending.adoption``).
 """
 
 from __future__ import annotations
@@ -30,6 +34,7 @@ from dlfs.format.constants import JOINING_BYTES, JOINING_OFFSET_BYTES, SUPERBLOC
 from dlfs.format.geometry import DataSpace, Geometry, usable_bytes
 from dlfs.format.joining import JoiningRecord
 from dlfs.format.paths import display
+from dlfs.mending.adoption import adopt, holds_data
 from dlfs.mending.space import Mending, mend_bytes, mend_samples
 from dlfs.origin import load_segment
 from dlfs.store.discovered import resolve_uris
@@ -59,7 +64,7 @@ class RepairReport:
         uuid: of the volume.
         generation: in force at the end.
         replaced: numbers of the members that have a new device.
-        written_bytes: of copies that were wrong or not there.
+        written_bytes: of copies that were wrong or not there, superblocks included.
         damaged: what no copy has right, for people; it stays as it was.
     """
 
@@ -80,17 +85,20 @@ def repair(
     opener: Opener = open_device,
     progress: Progress = lambda _done, _total: None,
 ) -> RepairReport:
-    """Give a volume with replicas all its copies back.
+    """Give a volume all its copies back.
 
     Damaged copies and stale members are written anew from the good ones. A member that is lost
-    needs a device to take its place.
+    needs a device to take its place. Of a volume without replicas only superblocks can be repaired:
+    from another copy on the member or, when a member has lost all of its own, from those of the
+    other members, provided that every checksum of the volume holds with the data that is on it.
 
     Args:
         members: URIs of the members, in any order; or one text with commas. Lost ones may be left
             out.
         replacements: URIs of new devices, by the numbers of the members whose place they take. A
             file that does not exist is made.
-        force: take a new device although it holds something.
+        force: take a new device although it holds something; without replicas, take a member that
+            has lost its superblocks although a sample or directory of the volume is damaged.
         engine: of file devices.
         opener: of devices.
         progress: told bytes done and bytes in all.
@@ -98,14 +106,15 @@ def repair(
     Raises:
         DegradedError: a member is lost, and no device takes its place.
         ExistsError: a new device holds something, and ``force`` was not given.
-        UsageError: the volume has no replicas, or a new device cannot be a member.
+        UsageError: the volume has no replicas, and no superblock is damaged; or a new device cannot
+            be a member.
         LockedError: another writer holds the volume.
         NotFoundError, FormatError: more members are lost than the volume survives.
         SpaceError: there is no room for another catalog.
         DeviceError: a device failed.
     """
     with closing(_Repair(dict(replacements or {}), force, engine, opener)) as job:
-        job.open(resolve_uris(split_uris(members), engine=engine, opener=opener))
+        job.open(resolve_uris(split_uris(members), engine=engine, opener=opener), progress)
         return job.run(progress)
 
 
@@ -124,6 +133,10 @@ class _Repair:
         """UUIDs of the new members, by number."""
         self._old: dict[int, BlockDevice] = {}
         """Devices that are replaced although they can be read; for what no other has."""
+        self._adopted: int | None = None
+        """Number of the member that has lost its superblocks, of a volume without replicas."""
+        self._damaged: tuple[str, ...] = ()
+        """What was found damaged while that member was examined."""
 
     def close(self) -> None:
         """Give the locks back and close the devices."""
@@ -134,11 +147,14 @@ class _Repair:
 
     # ---- opening ---------------------------------------------------------------------------------
 
-    def open(self, uris: Sequence[str]) -> None:
+    def open(self, uris: Sequence[str], progress: Progress) -> None:
         """Open, check and lock all members, old and new."""
         self._devices = open_members(uris, writable=True, engine=self._engine, opener=self._opener)
-        generation = load_generation(self._devices)
+        generation = self._load(self._devices)
         self._check_request(generation)
+        if self._adopted is not None:  # before a lock is written to what may be another device
+            self._devices = generation.devices  # the same ones, in order
+            self._examine(generation, self._adopted, progress)
         devices = generation.devices
         for number, uri in self._replacements.items():
             old, devices[number] = devices[number], self._open_new(uri, number, devices, generation)
@@ -155,11 +171,27 @@ class _Repair:
         lock_members(devices, "dlfs repair")
         self._check_new_devices(generation)
 
+    def _load(self, devices: Sequence[BlockDevice]) -> Generation:
+        """The newest generation, also when one member of a volume has lost its superblocks."""
+        try:
+            return load_generation(devices)
+        except FormatError:
+            adopted = adopt(devices)
+            if adopted is None:
+                raise
+        generation, self._adopted = adopted
+        return generation
+
     def _check_request(self, generation: Generation) -> None:
         name = f"repair volume {generation.superblock.volume_uuid}"
         count = generation.geometry.member_count
-        if generation.geometry.replicas == 1:
-            raise UsageError(f"{name}: it has no replicas: there is nothing to repair it from")
+        if generation.geometry.replicas == 1 and self._replacements:
+            raise UsageError(f"{name}: it has no replicas: a lost member cannot be made again")
+        if generation.geometry.replicas == 1 and not _bad_superblocks(generation):
+            raise UsageError(
+                f"{name}: it has no replicas to repair samples from, and all its superblocks are "
+                "whole; 'dlfs verify' says what is damaged"
+            )
         if not generation.superblock.writable:
             raise UsageError(
                 f"{name}: a newer dlfs made it, with features that this one can read but not write"
@@ -216,17 +248,20 @@ class _Repair:
 
     def run(self, progress: Progress) -> RepairReport:
         """Mend and commit."""
-        found = load_generation(self._sources())
+        found = self._load(self._sources())
         self._check_complete(found, self._fresh)  # a new device may know more than those named
         _settle(found)
         for number, uuid in self._fresh.items():
             record = JoiningRecord(found.superblock.volume_uuid, uuid, number)
             _write_record(self._devices[number], record.encode())
             wipe(self._devices[number])
-        mending = self._mend(found, progress)
+        mending = self._begin(found, progress)
+        if found.geometry.replicas > 1:
+            self._mend(mending, found)
         flush_all(self._devices)
         newest = found
-        if mending.written_bytes or self._fresh or not _is_marked_well(found):
+        bad_count = _bad_superblocks(found)
+        if mending.written_bytes or self._fresh or found.absent or bad_count:
             newest = self._commit(found)
         for number, device in enumerate(self._devices):  # also what a crash left
             if _joining_record(device, number, newest) is not None:
@@ -236,8 +271,8 @@ class _Repair:
             uuid=newest.superblock.volume_uuid,
             generation=newest.superblock.generation,
             replaced=tuple(sorted(self._replacements)),
-            written_bytes=mending.written_bytes,
-            damaged=tuple(mending.damaged),
+            written_bytes=mending.written_bytes + bad_count * SUPERBLOCK_BYTES,
+            damaged=self._damaged or tuple(mending.damaged),
         )
 
     def _sources(self) -> list[BlockDevice]:
@@ -248,10 +283,28 @@ class _Repair:
             for number, device in enumerate(self._devices)
         ]
 
-    def _mend(self, found: Generation, progress: Progress) -> Mending:
-        geometry = found.geometry
+    def _examine(self, found: Generation, number: int, progress: Progress) -> None:
+        """Check that the device which lost its superblocks is the member it is taken for.
+
+        Raises:
+            FormatError: a checksum of the volume does not hold, or none covers the device.
+        """
+        mending = self._begin(found, progress)
+        for record in found.catalog.datasets:
+            self._mend_dataset(mending, found, record)
+        self._damaged = tuple(mending.damaged)
+        problem = mending.damaged[0] if mending.damaged else "nothing of the volume lies on it"
+        if (mending.damaged or not holds_data(found, number)) and not self._force:
+            raise FormatError(
+                f"repair volume {found.superblock.volume_uuid}: {found.devices[number].uri} has no "
+                f"whole superblock, and cannot be shown to be member {number}: {problem}; --force, "
+                "or force=True, takes it for that member"
+            )
+
+    def _begin(self, found: Generation, progress: Progress) -> Mending:
         records = found.catalog.datasets
-        total = sum(r.data_chunks + r.directory_chunks for r in records) * geometry.chunk_bytes
+        chunks = sum(record.data_chunks + record.directory_chunks for record in records)
+        total = chunks * found.geometry.chunk_bytes
         sources = [self._old.get(n, source) for n, source in enumerate(self._sources())]
         mending = Mending(
             sources,
@@ -261,15 +314,18 @@ class _Repair:
             stale=frozenset(member.number for member in found.absent),
         )
         mending.progress(0)
-        for record in records:
+        return mending
+
+    def _mend(self, mending: Mending, found: Generation) -> None:
+        for record in found.catalog.datasets:
             self._mend_dataset(mending, found, record)
+        geometry = found.geometry
         space = DataSpace(geometry, found.superblock.catalog_runs)
         catalog = read_catalog(found.members, found.superblock)[1]
         chunks = -(-catalog.nbytes // geometry.chunk_bytes)
         right = np.zeros(chunks * geometry.chunk_bytes, np.uint8)
         right[: catalog.nbytes] = catalog
         mend_bytes(mending, space, right)
-        return mending
 
     def _mend_dataset(self, mending: Mending, found: Generation, record: DatasetRecord) -> None:
         name = f"dataset {display(record.name)!r} version {record.version}"
@@ -279,7 +335,7 @@ class _Repair:
         self._mend_attributes(mending, DataSpace(found.geometry, attributes_runs), record, name)
         try:
             segment = read_segment(mending.sources, found.geometry, record)
-            directory = load_segment(found, record, shared=False)
+            directory = load_segment(found, record, shared=False, locked=True)
         except (FormatError, DeviceError) as error:
             mending.damaged.append(f"{name}: {error}")
             mend_bytes(mending, space, None)
@@ -327,14 +383,13 @@ def _settle(found: Generation) -> None:
         write_superblocks(lagging, found.superblock)
 
 
-def _is_marked_well(found: Generation) -> bool:
-    """Whether every member has all its superblock copies, as verify wants them."""
-    states = [
-        copy.state
+def _bad_superblocks(found: Generation) -> int:
+    """How many superblock copies are not as verify wants them."""
+    return sum(
+        copy.state in ("damaged", "stale")
         for member in found.members
         for copy in describe_member(member, found.superblock).superblocks
-    ]
-    return not found.absent and not {"damaged", "stale"} & set(states)
+    )
 
 
 def _needed_bytes(geometry: Geometry) -> int:

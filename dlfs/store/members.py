@@ -307,7 +307,7 @@ def assemble(devices: Sequence[BlockDevice]) -> tuple[tuple[Member, ...], Superb
         FormatError: a device has no superblock, or those of two members contradict each other.
         DeviceError: a device cannot be read.
     """
-    found, refused = _identify_all(devices)
+    found, refused = identify_all(devices)
     newest = max((member.newest for member in found), key=lambda sb: sb.generation)
     by_number: dict[int, Member] = {}
     for member in found:
@@ -328,7 +328,7 @@ def assemble(devices: Sequence[BlockDevice]) -> tuple[tuple[Member, ...], Superb
     return members, newest
 
 
-def _identify_all(
+def identify_all(
     devices: Sequence[BlockDevice],
 ) -> tuple[list[Member], list[tuple[BlockDevice, DlfsError]]]:
     """The members that say who they are, and the devices that do not, with the reason."""

@@ -217,6 +217,98 @@ def test_volumes_without_replicas_have_nothing_to_repair_from(tmp_path: Path) ->
         dlfs.repair(uri)
 
 
+@pytest.fixture
+def plain(tmp_path: Path) -> list[str]:
+    """A volume of two members without replicas."""
+    uris = [str(tmp_path / f"plain{number}") for number in range(2)]
+    dlfs.format_volume(uris, size_bytes=MEMBER_BYTES, chunk_bytes=16 * KIB)
+    fill(uris)
+    return uris
+
+
+def wreck(uri: str, *copies: int) -> None:
+    """Overwrite superblock copies of a member: 0 and 1 at its head, 2 at its tail."""
+    offsets = superblock_offsets(Path(uri).stat().st_size)
+    with open(uri, "r+b") as file:
+        for copy in copies:
+            file.seek(offsets[copy])
+            file.write(b"\xa5" * 4096)
+
+
+@pytest.mark.parametrize("copies", [(0,), (1,), (2,), (0, 1), (1, 2)])
+@pytest.mark.parametrize("member", [0, 1])
+def test_damaged_superblocks_are_repaired_without_replicas(
+    plain: list[str], member: int, copies: tuple[int, ...]
+) -> None:
+    wreck(plain[member], *copies)
+    with dlfs.open(plain) as volume:
+        assert len(list(volume.verify())) >= len(copies)
+    report = dlfs.repair(plain)
+    assert report.written_bytes >= 4096 * len(copies)
+    assert report.damaged == ()
+    with dlfs.open(plain) as volume:
+        assert list(volume.verify()) == []
+        assert (
+            dict(zip(volume["data"].paths(), volume["data"][:].to_list(), strict=True)) == SAMPLES
+        )
+    with pytest.raises(dlfs.UsageError, match="all its superblocks are whole"):
+        dlfs.repair(plain)
+
+
+@pytest.mark.parametrize("member", [0, 1])
+def test_a_member_without_superblocks_is_recognised_by_its_data(
+    plain: list[str], member: int
+) -> None:
+    wreck(plain[member], 0, 1, 2)
+    with pytest.raises(dlfs.FormatError, match="expected 2 members, got 1"):
+        dlfs.open(plain)
+    report = dlfs.repair(plain[::-1])
+    assert report.written_bytes == 3 * 4096
+    with dlfs.open(plain) as volume:
+        assert list(volume.verify()) == []
+        assert (
+            dict(zip(volume["data"].paths(), volume["data"][:].to_list(), strict=True)) == SAMPLES
+        )
+        fill(plain, "more")
+
+
+def test_a_device_that_is_not_shown_to_be_the_member_is_left_alone(
+    plain: list[str], tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    other.write_bytes(b"\xa5" * Path(plain[1]).stat().st_size)
+    with pytest.raises(dlfs.FormatError):
+        dlfs.repair([plain[0], str(other)])
+    assert set(other.read_bytes()) == {0xA5}
+    with dlfs.open(plain) as volume, volume["data"] as dataset:
+        info = next(
+            dataset.stat(i)
+            for i in range(len(dataset))
+            if dataset.stat(i).member == plain[1] and dataset.stat(i).length_bytes > 0
+        )
+    with open(plain[1], "r+b") as file:
+        file.seek(info.offset_bytes)
+        file.write(b"??")
+    wreck(plain[1], 0, 1, 2)
+    before = Path(plain[1]).read_bytes()
+    with pytest.raises(dlfs.FormatError, match=r"cannot be shown to be member 1: .*--force"):
+        dlfs.repair(plain)
+    assert Path(plain[1]).read_bytes() == before
+    report = dlfs.repair(plain, force=True)
+    assert len(report.damaged) == 1
+    with dlfs.open(plain) as volume:
+        assert [finding.kind for finding in volume.verify()] == ["sample"]
+
+
+def test_a_lost_member_of_a_volume_without_replicas_stays_lost(
+    plain: list[str], tmp_path: Path
+) -> None:
+    with pytest.raises(dlfs.NotFoundError, match="expected 2 members"):
+        dlfs.repair(plain[0])
+    with pytest.raises(dlfs.UsageError, match="no replicas"):
+        dlfs.repair(plain, replacements={1: str(tmp_path / "new")})
+
+
 def test_a_writer_is_waited_for_by_nobody(uris: list[str], tmp_path: Path) -> None:
     with dlfs.open(uris) as volume:
         writer = volume.writer("more")

@@ -1,0 +1,64 @@
+"""Recognises the member of a volume without replicas all of whose superblocks are damaged.
+
+The other members say which member is missing, and how it is laid out. A device is taken for it only
+while the volume's checksums hold with it: the catalog's here, and those of directories, attributes
+and samples in the repair, which reads all of them before it writes anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dlfs.block import BlockDevice, MissingDevice
+from dlfs.errors import FormatError
+from dlfs.format.geometry import ChunkRun, usable_bytes
+from dlfs.store.members import Member, identify_all, read_copies
+from dlfs.store.transaction import Generation, read_catalog
+
+
+def adopt(devices: Sequence[BlockDevice]) -> tuple[Generation, int] | None:
+    """Open a volume one of whose devices has lost its superblocks, as if it had them.
+
+    Args:
+        devices: of all members, in any order.
+
+    Returns:
+        The volume's newest generation and the number of that member; None where anything else is
+        wrong with the volume.
+
+    Raises:
+        FormatError: the catalog is damaged, or is not on that device.
+        DeviceError: a device cannot be read.
+    """
+    found, refused = identify_all(devices)
+    newest = max((member.newest for member in found), key=lambda sb: sb.generation)
+    geometry = newest.geometry
+    missing = set(range(geometry.member_count)) - {member.number for member in found}
+    expected = newest.volume_uuid, newest.generation
+    agree = all((m.newest.volume_uuid, m.newest.generation) == expected for m in found)
+    if geometry.replicas > 1 or not agree or len(missing) != 1 or len(refused) != 1:
+        return None
+    device, reason = refused[0]
+    if isinstance(device, MissingDevice) or type(reason) is not FormatError:
+        return None  # not there, truncated, or of another version
+    rows_bytes = geometry.row_count * geometry.chunk_bytes
+    if usable_bytes(device.size_bytes, geometry.data_offset_bytes) < rows_bytes:
+        return None
+    number = missing.pop()
+    uuid = newest.member_uuids[number]
+    taken = Member(number, uuid, device, device.size_bytes, read_copies(device))
+    members = tuple(sorted([*found, taken], key=lambda member: member.number))
+    return Generation(members, newest, read_catalog(members, newest)[0]), number
+
+
+def holds_data(generation: Generation, number: int) -> bool:
+    """Return True if a chunk that the generation refers to lies on a member."""
+    runs = list(generation.superblock.catalog_runs)
+    for record in generation.catalog.datasets:
+        runs += [*record.data_runs, *record.directory_runs]
+    return any(_touches(run, number, generation.geometry.member_count) for run in runs)
+
+
+def _touches(run: ChunkRun, number: int, member_count: int) -> bool:
+    """Return True if a run has a chunk on a member: chunk L lies on member L mod M."""
+    return (number - run.first_chunk) % member_count < run.chunk_count
