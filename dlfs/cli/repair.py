@@ -1,4 +1,4 @@
-"""``dlfs repair``: give a volume with replicas all its copies back."""
+"""``dlfs repair``: give a volume all its copies back."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ def repair(
 ) -> None:
     """Write damaged, stale and lost copies anew from the good ones.
 
-    A lost member may be left out of VOLUME.
+    A lost member may be left out of VOLUME. Of a volume without replicas only superblocks are
+    repaired, also all of one member where its data proves which member it is.
     """
     if (member is None) != (replacement is None):
         raise UsageError("repair: expected both --member and --with, or neither")

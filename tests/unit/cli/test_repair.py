@@ -84,3 +84,17 @@ def test_what_is_beyond_repair(uris: list[str], run: Run) -> None:
     done = run("repair", ",".join(uris))
     assert done.code == ExitCode.DAMAGE
     assert "beyond repair: sample" in done.err
+
+
+def test_a_damaged_superblock_is_repaired_without_replicas(run: Run, tmp_path: Path) -> None:
+    volume = tmp_path / "volume.img"
+    assert run("format", volume, "--size", "4MiB").code == 0
+    with volume.open("r+b") as file:
+        file.seek(64 * 1024)  # slot B, which holds generation 1
+        file.write(b"damage" * 100)
+    assert run("verify", volume).code == ExitCode.DAMAGE
+    done = run("repair", volume, "--json")
+    assert (done.code, done.json["written_bytes"]) == (0, 4096), done.err
+    assert run("verify", volume).code == 0
+    done = run("repair", volume)
+    assert (done.code, "all its superblocks are whole" in done.err) == (2, True)
