@@ -71,11 +71,12 @@ class Loader(IterableDataset[Any]):
 
     Frameworks take a loader as it is: Lightning's ``fit``, which keeps its state in checkpoints;
     Accelerate's ``prepare``, beside ``register_for_checkpointing``; the ``Trainer`` of Transformers
-    from ``get_train_dataloader``. To resume, that ``Trainer`` and ``skip_first_batches`` of
-    Accelerate want ``accelerator.prepare(DataLoader(loader, batch_size=None))`` instead, and read
-    the batches that they skip. Accelerate lets the first process read for all then: with several,
-    make the loader with ``rank=0, world_size=1``. It also calls ``set_epoch`` with a count of its
-    own, which begins at 0: after ``load_state_dict`` call ``prepared.set_epoch(loader.epoch)``.
+    from ``get_train_dataloader``, where a resumed one wants ``ignore_data_skip=True`` and a loader
+    whose state the caller has kept and loaded. In one process, ``Trainer`` and Accelerate's
+    ``skip_first_batches`` also resume by themselves from
+    ``accelerator.prepare(DataLoader(loader, batch_size=None))``; they read the batches that they
+    skip. Accelerate calls ``set_epoch`` of such a loader with a count of its own, which begins at
+    0: after ``load_state_dict`` call ``prepared.set_epoch(loader.epoch)``.
 
     The default order of an epoch is a permutation of all samples. ``where``, ``weights`` and
     ``order`` choose samples as in ``Dataset.batches``; ``order=range(len(dataset))`` evaluates in

@@ -199,22 +199,36 @@ def test_accelerate_over_a_dataloader(arrays, expected, workers):
 # ---- Transformers --------------------------------------------------------------------------------
 
 
-def train_with_transformers(folder: Path, arrays, stop: int | None, resume: bool) -> Model:
+def train_with_transformers(
+    folder: Path, arrays, *, own: bool, stop: int | None = None, resume: bool = False
+) -> Model:
     transformers = pytest.importorskip("transformers")
 
     class Trainer(transformers.Trainer):
+        """Takes a loader as it is, whose state is kept here; or one that it skips through."""
+
         def get_train_dataloader(self):
-            return self.accelerator.prepare(DataLoader(load(arrays), batch_size=None))
+            self.loader = load(arrays)
+            if not own:
+                return self.accelerator.prepare(DataLoader(self.loader, batch_size=None))
+            if resume:
+                self.loader.load_state_dict(torch.load(folder / "loader.pt"))
+            return self.loader
+
+    class Keep(transformers.TrainerCallback):
+        def on_save(self, *arguments, **options):
+            torch.save(trainer.loader.state_dict(), folder / "loader.pt")
 
     arguments = transformers.TrainingArguments(
         str(folder),
         num_train_epochs=EPOCHS,
         save_steps=STOP,
+        ignore_data_skip=own,
         report_to=[],
         use_cpu=True,
         disable_tqdm=True,
     )
-    trainer = Trainer(model=Model(stop), args=arguments)
+    trainer = Trainer(model=Model(stop), args=arguments, callbacks=[Keep()])
     if stop is None:
         trainer.train(resume_from_checkpoint=resume)
     else:
@@ -223,11 +237,13 @@ def train_with_transformers(folder: Path, arrays, stop: int | None, resume: bool
     return trainer.model
 
 
-def test_transformers(arrays, tmp_path, expected):
-    model = train_with_transformers(tmp_path / "whole", arrays, None, False)
-    assert model.log == expected
-    stopped = train_with_transformers(tmp_path / "parts", arrays, STOP, False)
-    resumed = train_with_transformers(tmp_path / "parts", arrays, None, True)
+@pytest.mark.parametrize("own", [False, True])
+def test_transformers(arrays, tmp_path, expected, own):
+    whole = train_with_transformers(tmp_path / "whole", arrays, own=own)
+    assert whole.log == expected
+    folder = tmp_path / "parts"
+    stopped = train_with_transformers(folder, arrays, own=own, stop=STOP)
+    resumed = train_with_transformers(folder, arrays, own=own, resume=True)
     check(stopped, resumed, expected)
 
 
