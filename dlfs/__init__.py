@@ -27,7 +27,7 @@ numpy or libdlfs is loaded when it is first used, so that ``dlfs --help`` does n
 #   block       BlockDevice and its kinds, device URIs
 #   _native     the only place that knows ctypes
 #   arguments   types and checks of arguments; standard library only
-#   errors, extras, units   standard library only
+#   errors, extras, units, wording   standard library only
 #
 # Beside them: testing (faulty devices, fakes, strategies), which imports block and what is below.
 

@@ -7,12 +7,12 @@ whatever its type. Nothing here has state; any thread may use it.
 
 from __future__ import annotations
 
-import difflib
 import operator
 from collections.abc import Sequence
 from typing import Literal, SupportsIndex, get_args
 
 from dlfs.errors import UsageError
+from dlfs.wording import close_matches, join_words, show_value
 
 Shuffle = Literal["global", "chunk"]
 """How an epoch is permuted; None in its place is storage order."""
@@ -33,8 +33,6 @@ SHUFFLES: tuple[Shuffle, ...] = get_args(Shuffle)
 ON_ERROR: tuple[OnError, ...] = get_args(OnError)
 READ_PLANS: tuple[ReadPlan, ...] = get_args(ReadPlan)
 ENGINES: tuple[Engine, ...] = get_args(Engine)
-
-_VALUE_CHARACTERS_MAX = 80
 
 
 def check_choice(
@@ -60,7 +58,7 @@ def check_choice(
     words = [one for one in allowed if isinstance(one, str)]
     if value in words if isinstance(value, str) else any(value is one for one in allowed):
         return
-    close = difflib.get_close_matches(str(value).lower(), words, 1)
+    close = close_matches(value, words, 1) if isinstance(value, str) else []
     hint = f"; did you mean {close[0]!r}?" if close else ""
     expected = join_words([*map(repr, allowed), *([otherwise] if otherwise else [])], "or")
     raise UsageError(f"{action}: expected {option} {expected}, got {show_value(value)}{hint}")
@@ -102,16 +100,3 @@ def as_integer(value: object) -> int | None:
         return operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         return None
-
-
-def show_value(value: object) -> str:
-    """Write a value of any type for a message: quoted if it is text, and cut when it is long."""
-    text = " ".join(repr(value).split("\n"))
-    cut = text if len(text) <= _VALUE_CHARACTERS_MAX else text[: _VALUE_CHARACTERS_MAX - 3] + "..."
-    plain = isinstance(value, str | int | float | bytes | None)
-    return cut if plain else f"{cut} ({type(value).__name__})"
-
-
-def join_words(words: Sequence[str], last: str) -> str:
-    """Join words as prose does: ``a, b or c``."""
-    return f" {last} ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))

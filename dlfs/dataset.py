@@ -19,7 +19,7 @@ from uuid import UUID
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dlfs.arguments import OnError, ReadPlan, Shuffle, as_integer, show_value
+from dlfs.arguments import OnError, ReadPlan, Shuffle, as_integer
 from dlfs.attributes import AttributeTable
 from dlfs.directory import Entry, FrozenDirectory, as_array, find_outside
 from dlfs.errors import ClosedError, NotFoundError, UsageError
@@ -31,6 +31,7 @@ from dlfs.selection import Selection, select
 from dlfs.sequence import WINDOW_CHUNKS, EpochState
 from dlfs.sequence import Sequence as EpochSequence
 from dlfs.store.info import DatasetInfo, describe_dataset
+from dlfs.wording import show_value
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from dlfs._native.directory import NativeDirectory, pack_paths
 from dlfs.directory.indices import check_indices
 from dlfs.errors import FormatError, UsageError
 from dlfs.format.location import LOCATION, unpack_locations
+from dlfs.wording import quote
 
 _LIST_FEW = 32  # names decoded at a time where subdirectories come one after the other
 _LIST_MANY = 4096  # ... and where files do
@@ -250,7 +251,7 @@ class FrozenDirectory:
         while at < len(names):
             path = names[at]
             if not path.startswith(base):
-                raise FormatError(f"list {base!r} in {self._label}: names out of order")
+                raise FormatError(f"list {quote(base)} in {self._label}: names out of order")
             name, slash, _ = path[len(base) :].partition(b"/")
             behind = at + 1
             if slash:

@@ -29,6 +29,7 @@ from dlfs.format.constants import (
     ATTRIBUTE_VERSION,
     COLUMN_NAME_BYTES_MAX,
 )
+from dlfs.wording import quote
 
 Bytes = NDArray[np.uint8]
 
@@ -248,7 +249,9 @@ def decode_head(data: Bytes, where: str) -> AttributeHead:
     raw = data.tobytes()
     magic, crc, version, uuid, samples, segment_bytes, head_bytes, count, _ = _HEAD.unpack_from(raw)
     if magic != ATTRIBUTE_MAGIC:
-        raise FormatError(f"{where}: read attributes: expected {ATTRIBUTE_MAGIC!r}, got {magic!r}")
+        raise FormatError(
+            f"{where}: read attributes: expected {quote(ATTRIBUTE_MAGIC)}, got {quote(magic)}"
+        )
     actual = crc32c(raw[_CRC_END:])
     if crc != actual:
         raise ChecksumError(

@@ -41,6 +41,7 @@ from dlfs.format.constants import (
 from dlfs.format.geometry import ChunkRun, split_runs
 from dlfs.format.names import dataset_name_problem
 from dlfs.format.superblock import Superblock
+from dlfs.wording import quote
 
 LAYOUTS = ("path", "shuffled")
 """Names of the packing orders; their places here are their numbers on media."""
@@ -238,12 +239,12 @@ def _encode_record(record: DatasetRecord) -> bytes:
     )
     if len(attributes) > DATASET_ATTRIBUTES_BYTES_MAX:
         raise LimitError(
-            f"encode the dataset {record.name!r}: expected at most {DATASET_ATTRIBUTES_BYTES_MAX} "
-            f"bytes of attributes, got {len(attributes)}"
+            f"encode the dataset {quote(record.name)}: expected at most "
+            f"{DATASET_ATTRIBUTES_BYTES_MAX} bytes of attributes, got {len(attributes)}"
         )
     problem = dataset_name_problem(record.name) or _range_problem(record)
     if problem:
-        raise UsageError(f"encode the dataset {record.name!r}: {problem}")
+        raise UsageError(f"encode the dataset {quote(record.name)}: {problem}")
     tail = _encode_runs(record.data_runs) + _encode_runs(record.directory_runs)
     tail += attributes + record.name
     tail += bytes(-len(tail) % 8)
@@ -313,8 +314,8 @@ class _Parser:
         if magic != CATALOG_MAGIC or header_bytes != CATALOG_HEADER_BYTES or total != len(raw):
             raise self._error(
                 0,
-                f"expected {CATALOG_MAGIC!r} with {CATALOG_HEADER_BYTES} of {len(raw)} bytes, "
-                f"got {magic!r} with {header_bytes} of {total}",
+                f"expected {quote(CATALOG_MAGIC)} with {CATALOG_HEADER_BYTES} of {len(raw)} bytes, "
+                f"got {quote(magic)} with {header_bytes} of {total}",
             )
         if datasets > CATALOG_DATASETS_MAX:
             raise self._error(
@@ -368,7 +369,7 @@ class _Parser:
         )
         problem = dataset_name_problem(record.name) or _range_problem(record)
         if problem:
-            raise self._error(at, f"dataset {record.name!r}: {problem}")
+            raise self._error(at, f"dataset {quote(record.name)}: {problem}")
         return record, end
 
     def _runs(self, at: int, count: int, end: int) -> tuple[ChunkRun, ...]:
@@ -412,8 +413,8 @@ def _check_record(record: DatasetRecord, chunk_bytes: int) -> None:
     ):
         if expected != got:
             raise UsageError(
-                f"dataset {record.name!r} version {record.version}: expected {name} {expected}, "
-                f"got {got}"
+                f"dataset {quote(record.name)} version {record.version}: expected {name} "
+                f"{expected}, got {got}"
             )
 
 
@@ -432,7 +433,7 @@ def _check_owners(catalog: Catalog, superblock: Superblock) -> None:
     owned = [(run, "the catalog") for run in superblock.catalog_runs]
     owned += [(run, "the free space") for run in catalog.free]
     for record in catalog.datasets:
-        name = f"dataset {record.name!r} version {record.version}"
+        name = f"dataset {quote(record.name)} version {record.version}"
         owned += [(run, f"the data of {name}") for run in record.data_runs]
         owned += [(run, f"the directory of {name}") for run in record.directory_runs]
     owned.sort(key=lambda pair: pair[0].first_chunk)

@@ -12,6 +12,7 @@ import re
 
 from dlfs.errors import LimitError, UsageError
 from dlfs.format.constants import COMPONENT_BYTES_MAX, PATH_BYTES_MAX
+from dlfs.wording import quote
 
 PathLike = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
@@ -91,4 +92,4 @@ def to_bytes(value: PathLike, what: str) -> bytes:
 
 def shown(raw: bytes) -> str:
     """A path for a message: quoted, and cut when it is long."""
-    return repr(display(raw if len(raw) <= 100 else raw[:97] + b"..."))
+    return quote(raw)

@@ -53,6 +53,7 @@ from dlfs.format.geometry import (
     superblock_offsets,
     usable_bytes,
 )
+from dlfs.wording import quote
 
 __all__ = [
     "Superblock",
@@ -262,7 +263,8 @@ def _check_frame(block: bytes, where: str) -> None:
     magic, major, _minor, size, incompat = struct.unpack_from("<8sHHIQ", block)
     if magic != SUPERBLOCK_MAGIC:
         raise FormatError(
-            f"{where}: read a superblock: expected the magic {SUPERBLOCK_MAGIC!r}, got {magic!r}"
+            f"{where}: read a superblock: expected the magic {quote(SUPERBLOCK_MAGIC)}, "
+            f"got {quote(magic)}"
         )
     (recorded,) = _CRC.unpack_from(block, _CRC_OFFSET)
     actual = crc32c(block[:_CRC_OFFSET])

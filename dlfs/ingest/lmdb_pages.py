@@ -24,6 +24,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dlfs.errors import DeviceError, FormatError, TruncatedError, VersionError
+from dlfs.wording import quote
 
 _PAGE = struct.Struct("<QHHHH")
 _NODE = struct.Struct("<HHHH")
@@ -114,7 +115,7 @@ class PageFile:
         """A named database, if there is one."""
         for key, flags, value in self._nodes(self.main):
             if key == name and flags & _TREE_IN_NODE:
-                return self._tree(value, f"{self._where}: database {name!r}")
+                return self._tree(value, f"{self._where}: database {quote(name)}")
         return None
 
     def items(self, tree: Tree) -> Iterator[tuple[bytes, bytes]]:
@@ -133,17 +134,16 @@ class PageFile:
         """Every node of the leaves: its key, its flags and its value."""
         count, last = 0, b""
         for number in self._leaves(tree):
-            where = f"{self._where}: behind key {last!r}" if count else self._where
+            where = f"{self._where}: behind key {quote(last)}" if count else self._where
             page = self._page(number, _LEAF, where)
             for position, flags, key in _page_nodes(page, f"{where}: page {number}"):
-                here = f"{self._where}: key {key!r}"
                 if count and key <= last and not tree.flags & _UNORDERED:
-                    raise FormatError(f"{here}: expected a key above {last!r}")
+                    raise FormatError(f"{self._at(key)}: expected a key above {quote(last)}")
                 count += 1
                 last = key
                 if count > tree.entries:
-                    raise FormatError(f"{here}: expected {tree.entries} keys, got more")
-                yield key, flags, self._value(page, position, flags, key, here)
+                    raise FormatError(f"{self._at(key)}: expected {tree.entries} keys, got more")
+                yield key, flags, self._value(page, position, flags, key)
         if count != tree.entries:
             raise FormatError(f"{self._where}: expected {tree.entries} keys, got {count}")
 
@@ -162,17 +162,22 @@ class PageFile:
                 children.append((low | high << 16 | flags << 32, level + 1))
             pending += reversed(children)
 
-    def _value(self, page: bytes, position: int, flags: int, key: bytes, where: str) -> bytes:
+    def _at(self, key: bytes) -> str:
+        """Where an error lies."""
+        return f"{self._where}: key {quote(key)}"
+
+    def _value(self, page: bytes, position: int, flags: int, key: bytes) -> bytes:
         low, high, _, _ = _NODE.unpack_from(page, position)
         size = low | high << 16
         start = position + _NODE.size + len(key)
         stored = _NUMBER.size if flags & _BIG else size
         if start + stored > len(page):
-            raise FormatError(f"{where}: expected {stored} bytes at {start} of its page")
+            raise FormatError(f"{self._at(key)}: expected {stored} bytes at {start} of its page")
         if flags & _DUPLICATES:
-            raise FormatError(f"{where}: expected one value, got several")
+            raise FormatError(f"{self._at(key)}: expected one value, got several")
         if not flags & _BIG:
             return page[start : start + size]
+        where = self._at(key)
         (number,) = _NUMBER.unpack_from(page, start)
         self._page(number, _OVERFLOW, where)
         if _PAGE.size + size > (self._page_count - number) * self._page_bytes:

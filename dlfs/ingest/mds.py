@@ -57,6 +57,7 @@ from dlfs.ingest.records import (
 )
 from dlfs.ingest.source import BLOCK_SAMPLES_MAX, SampleBlock
 from dlfs.units import GIB, MIB
+from dlfs.wording import quote
 
 SHARD_BYTES_MAX = 4 * GIB
 """Offsets are of 32 bits."""
@@ -347,7 +348,9 @@ def _value(encoding: str, data: bytes, name: str, where: str) -> Value:
             return _TEXTS[encoding](data.decode())
         (value,) = np.frombuffer(data, dtype).tolist()
     except ValueError as error:
-        raise FormatError(f"{where}: column {name}: expected {encoding}, got {data!r}") from error
+        raise FormatError(
+            f"{where}: column {name}: expected {encoding}, got {quote(bytes(data))}"
+        ) from error
     return cast(Value, value)
 
 

@@ -36,6 +36,7 @@ from dlfs.store.chunk_reader import (
     read_into,
     scan_space,
 )
+from dlfs.wording import quote
 
 Bytes = NDArray[np.uint8]
 Indices = NDArray[np.int64]
@@ -325,7 +326,7 @@ class _Samples:
     def _tell(self, index: int) -> None:
         path = display(self._directory.name(index))
         self._mending.damaged.append(
-            f"sample {index} {path!r} of {self._name}: no copy has its CRC32C "
+            f"sample {index} {quote(path)} of {self._name}: no copy has its CRC32C "
             f"{int(self._crcs[index]):#010x}"
         )
 

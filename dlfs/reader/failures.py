@@ -11,6 +11,7 @@ from dlfs._native.reader import NativeFailure
 from dlfs.arguments import ON_ERROR, check_choice
 from dlfs.directory import FrozenDirectory
 from dlfs.errors import DeviceError, DlfsError, FormatError
+from dlfs.wording import quote
 
 
 def check_on_error(on_error: object) -> None:
@@ -63,8 +64,8 @@ class SampleFailure:
 
     def __str__(self) -> str:
         return (
-            f"sample {self.index} {self.path!r} of dataset {self.dataset!r}: {self.member} at byte "
-            f"{self.offset_bytes}, {self.length_bytes} bytes: {self.reason}"
+            f"sample {self.index} {quote(self.path)} of dataset {quote(self.dataset)}: "
+            f"{self.member} at byte {self.offset_bytes}, {self.length_bytes} bytes: {self.reason}"
         )
 
     def error(self, others: int = 0) -> DlfsError:

@@ -21,6 +21,7 @@ from dlfs.directory import FrozenDirectory
 from dlfs.errors import FormatError, NotFoundError, StaleError
 from dlfs.format.constants import COMPONENT_BYTES_MAX, PATH_BYTES_MAX
 from dlfs.service.inode import DATASET_DEPTH, FILE_DEPTH
+from dlfs.wording import quote
 
 PREFIXES_MAX = 4096
 """Directories whose path is remembered: each spares decoding names at the next lookup."""
@@ -118,7 +119,7 @@ class DatasetTree:
                 node = Node(parent.depth + 1, first)
                 self._remember(node, below)
                 return node
-        raise NotFoundError(f"look {path!r} up in {self._label}: no such file or directory")
+        raise NotFoundError(f"look {quote(path)} up in {self._label}: no such file or directory")
 
     def parent(self, node: Node) -> Node:
         """The directory that holds a file or a directory; the dataset's own is its own parent."""
@@ -175,15 +176,17 @@ class Listing:
             return None
         path = self._name(index)
         if not path.startswith(self._prefix):
-            raise FormatError(f"list {self._prefix!r} of {self._label}: names out of order")
+            raise FormatError(f"list {quote(self._prefix)} of {self._label}: names out of order")
         name, slash, _ = path[len(self._prefix) :].partition(b"/")
         if name in (b"", b".", b"..") or len(name) > COMPONENT_BYTES_MAX or b"\0" in name:
-            raise FormatError(f"list {self._prefix!r} of {self._label}: {name!r} is no file name")
+            raise FormatError(
+                f"list {quote(self._prefix)} of {self._label}: {quote(name)} is no file name"
+            )
         if not slash:
             return Child(name, Node(FILE_DEPTH, index), index + 1)
         behind = self._directory.lower_bound(self._prefix + name + _AFTER_SLASH)
         if behind <= index:
-            raise FormatError(f"list {self._prefix!r} of {self._label}: names out of order")
+            raise FormatError(f"list {quote(self._prefix)} of {self._label}: names out of order")
         return Child(name, Node(self._node.depth + 1, index), behind)
 
     def _name(self, index: int) -> bytes:

@@ -31,6 +31,7 @@ from dlfs.format.names import parse_dataset
 from dlfs.service.inode import SLOT_MAX
 from dlfs.service.tree import DatasetTree
 from dlfs.store.info import DatasetInfo
+from dlfs.wording import quote
 
 ROOT_SECONDS = 1.0
 """How long the list of datasets, and what the kernel knows of the root, may be old."""
@@ -185,7 +186,7 @@ class VolumeView:
         else:
             info = self._versions.get((wanted.name, wanted.version))
         if info is None:
-            raise NotFoundError(f"look {name!r} up in the volume: no such dataset")
+            raise NotFoundError(f"look {quote(name)} up in the volume: no such dataset")
         return self._slot_of(info)
 
     # ---- slots -----------------------------------------------------------------------------------

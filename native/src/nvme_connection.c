@@ -11,6 +11,10 @@
 
 #define NANOSECONDS_PER_MS UINT64_C(1000000)
 
+/* How an alert begins with which a TLS server answers what is no TLS (RFC 8446, section 5.1). */
+#define TLS_ALERT 21
+#define TLS_MAJOR 3
+
 void nvme_say(struct nvme_text *text, const char *format, ...)
 {
     va_list arguments;
@@ -137,6 +141,20 @@ static int receive_all(int descriptor, uint8_t *bytes, size_t count,
     return 0;
 }
 
+/* Why there is no ICResp; bytes: what came of it, over the ICReq that was sent. */
+static const char *why_no_terms(int code, const uint8_t bytes[NVME_IC_BYTES])
+{
+    if (code == DLFS_E_TIMEOUT) {
+        return "no answer to ICReq (is it an NVMe/TCP port?)";
+    }
+    if (bytes[0] == TLS_ALERT && bytes[1] == TLS_MAJOR) {
+        return "the port expects TLS, which DLFS does not speak yet: it answered ICReq with an "
+               "alert";
+    }
+    return "the connection ended before an ICResp: the port may expect TLS, which DLFS does not "
+           "speak yet, or speak no NVMe/TCP";
+}
+
 static int agree_on_terms(int descriptor, uint32_t digests, const struct nvme_patience *patience,
                           struct nvme_terms *terms, struct nvme_text *text)
 {
@@ -149,8 +167,7 @@ static int agree_on_terms(int descriptor, uint32_t digests, const struct nvme_pa
         code = receive_all(descriptor, bytes, NVME_IC_BYTES, patience);
     }
     if (code < 0) {
-        nvme_say(text, code == DLFS_E_TIMEOUT ? "no answer to ICReq (is it an NVMe/TCP port?)"
-                                              : "the connection ended before an ICResp");
+        nvme_say(text, "%s", why_no_terms(code, bytes));
         return code;
     }
     const char *reason = "";

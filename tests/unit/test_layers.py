@@ -50,7 +50,9 @@ def test_nobody_imports_the_command_line(module: str) -> None:
     assert not [name for name in imports(parse(module)) if name.startswith("dlfs.cli")]
 
 
-@pytest.mark.parametrize("module", ["dlfs/errors.py", "dlfs/units.py", "dlfs/arguments.py"])
+@pytest.mark.parametrize(
+    "module", [f"dlfs/{name}.py" for name in ("arguments", "errors", "units", "wording")]
+)
 def test_the_ground_floor_is_standard_library_only(module: str) -> None:
     roots = {name.split(".")[0] for name in imports(parse(module))}
     assert roots <= set(sys.stdlib_module_names) | {"dlfs", "__future__"}

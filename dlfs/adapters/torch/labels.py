@@ -15,6 +15,7 @@ import torch
 
 from dlfs import Dataset
 from dlfs.errors import UsageError
+from dlfs.wording import quote
 
 Labels = Callable[[npt.NDArray[np.uint64]], npt.ArrayLike]
 """Maps indices, ``uint64[n]``, to labels, ``[n, ...]``; classes are ``int64``."""
@@ -149,8 +150,8 @@ def _folders(
         path = prefix + b"/" + entry.name if prefix else entry.name
         if not entry.is_directory:
             raise UsageError(
-                f"label samples of dataset {dataset.name!r} by folder: expected paths of {depth} "
-                f"folders or more, got {path!r}"
+                f"label samples of dataset {quote(dataset.name)} by folder: expected paths of "
+                f"{depth} folders or more, got {quote(path)}"
             )
         if above + 1 == depth:
             yield entry.name, entry.first_index
@@ -162,4 +163,4 @@ def _text(name: bytes) -> str:
     try:
         return name.decode()
     except UnicodeDecodeError as error:
-        raise UsageError(f"label samples by folder: expected UTF-8, got {name!r}") from error
+        raise UsageError(f"label samples by folder: expected UTF-8, got {quote(name)}") from error

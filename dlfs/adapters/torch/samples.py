@@ -32,6 +32,7 @@ from dlfs.adapters.torch.tensors import (
 )
 from dlfs.arguments import check_choice
 from dlfs.errors import DlfsError, TransformError, UsageError
+from dlfs.wording import quote
 
 Transform = Callable[..., Any]
 """Makes of one sample, and of its context if asked for, what is trained on; called in threads."""
@@ -259,6 +260,6 @@ def transform_error(dataset: Dataset, index: int, cause: Exception) -> Transform
     except DlfsError:
         path = b"?"  # the sample was read, and its name cannot be
     return TransformError(
-        f"transform sample {index} {path!r} of dataset {dataset.name!r}: "
+        f"transform sample {index} {quote(path)} of dataset {quote(dataset.name)}: "
         f"{type(cause).__name__}: {cause}"
     )

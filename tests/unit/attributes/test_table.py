@@ -153,7 +153,7 @@ def test_a_flipped_bit_is_told_by_its_block() -> None:
 
 
 HEADS = [
-    ("magic", 0, b"X", FormatError, "expected b'DLFSATT1'"),
+    ("magic", 0, b"X", FormatError, "expected 'DLFSATT1'"),
     ("version", 12, b"\2", VersionError, "expected version 1, got 2"),
     ("samples", 32, b"\xff\xff\xff\xff\xff\xff\xff\xff", FormatError, "by its columns"),
     ("samples", 33, b"\xff", FormatError, "by its columns"),

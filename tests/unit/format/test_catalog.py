@@ -88,7 +88,7 @@ def test_every_flipped_bit_is_found(catalog: Catalog, superblock: Superblock) ->
 @pytest.mark.parametrize(
     ("form", "offset", "value", "message"),
     [
-        ("8s", 0, b"DLFSVOL1", "expected b'DLFSCAT1'"),
+        ("8s", 0, b"DLFSVOL1", "expected 'DLFSCAT1'"),
         ("I", 8, 72, "with 64 of"),
         ("16s", 16, bytes(16), "expected volume UUID"),
         ("Q", 32, 5, "expected generation 4, got 5"),

@@ -146,7 +146,7 @@ def test_a_file_without_its_first_pages_is_told(volume: Volume, tmp_path: Path) 
         (40, b"\1", FormatError, "expected pages of 512..65536 bytes, got 4097"),
         (4096 + 16, b"x", FormatError, "the meta page at byte 4096: expected an LMDB"),
         (4096 + 94, b"\x63", FormatError, r"expected a depth of 0..32, got \d+"),
-        (4096 + 120, b"\x63", FormatError, "key b'0099': expected 99 keys, got more"),
+        (4096 + 120, b"\x63", FormatError, "key '0099': expected 99 keys, got more"),
         (4096 + 128, b"\xf0\xff", FormatError, r"expected a page of 2..\d+, got 65520"),
     ],
 )
@@ -162,10 +162,10 @@ def test_a_damaged_meta_page_is_told(
 @pytest.mark.parametrize(
     ("offset", "value", "message"),
     [
-        (0, b"\xff", r"behind key b'00\d\d': page \d+: expected its number and kind 2"),
-        (10, b"\4", r"behind key b'00\d\d': page \d+: expected its number and kind 2, got"),
-        (12, b"\x0f", r"behind key b'00\d\d': page \d+: expected nodes, got"),
-        (16, b"\0\0", r"behind key b'00\d\d': page \d+: expected a node in the page, got 0"),
+        (0, b"\xff", r"behind key '00\d\d': page \d+: expected its number and kind 2"),
+        (10, b"\4", r"behind key '00\d\d': page \d+: expected its number and kind 2, got"),
+        (12, b"\x0f", r"behind key '00\d\d': page \d+: expected nodes, got"),
+        (16, b"\0\0", r"behind key '00\d\d': page \d+: expected a node in the page, got 0"),
         (16, b"\xff\xff", r"behind key .*: expected a node in the page, got 65535"),
     ],
 )
@@ -183,10 +183,10 @@ def test_a_damaged_page_names_the_key_before_it(
     ("offset", "value", "message"),
     [
         (-2, b"\xff\xff", r"page \d+: expected a key of 65535 bytes in the page"),
-        (-6, b"\1", r"key b'0050': expected 66036 bytes at"),
-        (-4, b"\4", "key b'0050': expected one value, got several"),
-        (-4, b"\1", r"key b'0050': expected a page of 2..\d+, got"),
-        (0, b"00490", "key b'0049': expected a key above b'0049'"),
+        (-6, b"\1", r"key '0050': expected 66036 bytes at"),
+        (-4, b"\4", "key '0050': expected one value, got several"),
+        (-4, b"\1", r"key '0050': expected a page of 2..\d+, got"),
+        (0, b"00490", "key '0049': expected a key above '0049'"),
     ],
 )
 def test_a_damaged_node_is_told(
@@ -203,7 +203,7 @@ def test_a_large_value_has_to_lie_in_the_file(volume: Volume, tmp_path: Path) ->
     path = write(tmp_path / "e", {b"big": b"x" * 10_000})
     node = (path / "data.mdb").read_bytes().rindex(b"big") - 8
     patch(path, node + 2, b"\1")  # its size is 64 KiB more
-    with refused(volume, FormatError, f"{path}: key b'big': expected 75536 bytes from page"):
+    with refused(volume, FormatError, f"{path}: key 'big': expected 75536 bytes from page"):
         import_all(volume, path)
 
 
