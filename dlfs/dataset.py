@@ -21,17 +21,18 @@ from numpy.typing import ArrayLike, NDArray
 
 from dlfs.arguments import OnError, ReadPlan, Shuffle, as_integer
 from dlfs.attributes import AttributeTable
-from dlfs.directory import Entry, FrozenDirectory, as_array, find_outside
-from dlfs.errors import ClosedError, NotFoundError, UsageError
+from dlfs.directory import Entry, FrozenDirectory, as_array, find_outside, near_paths
+from dlfs.errors import ClosedError, DlfsError, NotFoundError, UsageError
+from dlfs.format.catalog import DatasetRecord
 from dlfs.format.geometry import DataSpace
-from dlfs.format.paths import PathLike, display
-from dlfs.origin import DatasetAccess, DatasetIdentity, Origin
+from dlfs.format.paths import PathLike
+from dlfs.origin import DatasetAccess, DatasetIdentity, Origin, find_record
 from dlfs.reader import Batch, ColumnAccess, Epoch
 from dlfs.selection import Selection, select
 from dlfs.sequence import WINDOW_CHUNKS, EpochState
 from dlfs.sequence import Sequence as EpochSequence
 from dlfs.store.info import DatasetInfo, describe_dataset
-from dlfs.wording import show_value
+from dlfs.wording import quote, show_value
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,6 +350,7 @@ class Dataset(ColumnAccess):
             state,
             dataset=self.name,
             sample_count=len(self),
+            explain_other=self._explain_other,
             batch_size=batch_size,
             rank=rank,
             world_size=world_size,
@@ -359,6 +361,33 @@ class Dataset(ColumnAccess):
             plan=plan,
             selection=selection,
         )
+
+    def _explain_other(self, uuid: str) -> UsageError:
+        """The error of a checkpoint of another dataset; it names that if the volume has it."""
+        expected = f"expected dataset {quote(self.name)} version {self.version} ({self.uuid})"
+        record = self._find_elsewhere(uuid)
+        if record is None:
+            return UsageError(
+                f"resume an epoch: this checkpoint is of another version or dataset: {expected}, "
+                f"got {quote(uuid)}, which is not on {self._origin.uri}"
+            )
+        other = DatasetIdentity.of(record)
+        what = "version" if other.name == self.name else "dataset"
+        return UsageError(
+            f"resume an epoch: this checkpoint is of another {what}: {expected}, got dataset "
+            f"{quote(other.name)} version {other.version} ({other.uuid}); go on with that one"
+        )
+
+    def _find_elsewhere(self, uuid: str) -> DatasetRecord | None:
+        """The record of another dataset of the volume, as it is now; None if it has none such."""
+        try:
+            volume = self._origin.open_volume()
+            try:
+                return find_record(volume.catalog, UUID(uuid))
+            finally:
+                volume.close()
+        except (DlfsError, ValueError):
+            return None
 
     def _select(
         self,
@@ -427,8 +456,9 @@ class Dataset(ColumnAccess):
         raw = _raw(path)
         index = self.directory.find_one(raw)
         if index < 0:
+            hint = near_paths(self.directory, raw)
             raise NotFoundError(
-                f"look up {display(raw)!r} in dataset {self.name!r}: no such sample"
+                f"look up {quote(raw)} in dataset {quote(self.name)}: no such sample; {hint}"
             )
         return index
 

@@ -52,6 +52,7 @@ from dlfs.store.losses import report_loss, report_members, report_return
 from dlfs.store.members import Opener, close_devices, find_foreign, open_members
 from dlfs.store.transaction import Generation, load_generation
 from dlfs.units import MIB
+from dlfs.wording import list_names, list_numbers, quote
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -438,6 +439,32 @@ def _report(generation: Generation, number: int, reason: str | None) -> None:
 def find_record(catalog: Catalog, uuid: UUID) -> DatasetRecord | None:
     """The catalog record of a dataset; None when it was removed."""
     return next((r for r in catalog.datasets if r.uuid == uuid), None)
+
+
+NO_DATASETS = "the volume has none yet; 'dlfs import' makes one"
+
+
+def no_such_dataset(
+    records: Sequence[DatasetRecord], name: bytes, version: int | None, *, where: str
+) -> NotFoundError:
+    """The error of a dataset or a version that there is not; it lists those that there are.
+
+    Args:
+        records: of the catalog.
+        name: of the dataset that was asked for.
+        version: likewise; None: any.
+        where: what users call the volume.
+    """
+    number = "" if version is None else f" version {version}"
+    what = f"find dataset {quote(name)}{number} on {where}"
+    versions = [record.version for record in records if record.name == name]
+    if versions:
+        return NotFoundError(f"{what}: no such version; there are: {list_numbers(versions)}")
+    if not records:
+        return NotFoundError(f"{what}: {NO_DATASETS}")
+    names = [display(record.name) for record in records]
+    there = list_names(names, wanted=display(name))
+    return NotFoundError(f"{what}: no such dataset; there are: {there}")
 
 
 def check_present(devices: Sequence[BlockDevice], record: DatasetRecord, volume_uuid: UUID) -> None:

@@ -29,6 +29,7 @@ from dlfs.arguments import SHUFFLES, Shuffle, check_choice, check_integer
 from dlfs.directory import FrozenDirectory
 from dlfs.errors import UsageError
 from dlfs.selection import Selection
+from dlfs.wording import show_value
 
 WINDOW_CHUNKS = 64
 """Chunks that chunk shuffle mixes at a time by default: 16 MiB of the default chunk size.
@@ -101,16 +102,20 @@ class EpochState:
         Raises:
             UsageError: it is not such a dictionary, or of a version this code does not know.
         """
-        if not isinstance(values, dict) or values.get("version") != STATE_VERSION:
-            got = values.get("version") if isinstance(values, dict) else values
+        if not isinstance(values, dict) or "version" not in values:
             raise UsageError(
-                f"resume an epoch: expected a state of version {STATE_VERSION}, got {got!r}"
+                f"resume an epoch: expected an epoch's state, got {show_value(values)}"
+            )
+        if values["version"] != STATE_VERSION:
+            raise UsageError(
+                f"resume an epoch: expected a state of version {STATE_VERSION}, got version "
+                f"{show_value(values['version'])}, of another release"
             )
         try:
             return cls(**values)
         except TypeError as error:
             raise UsageError(
-                f"resume an epoch: expected an epoch's state, got {values!r}"
+                f"resume an epoch: expected an epoch's state, got {show_value(values)}"
             ) from error
 
 

@@ -20,12 +20,22 @@ from dlfs.errors import ClosedError, NotFoundError, UsageError
 from dlfs.format.catalog import DatasetRecord
 from dlfs.format.names import DatasetName, dataset_name_bytes, new_dataset_name, parse_dataset
 from dlfs.format.paths import display
-from dlfs.origin import DatasetIdentity, LocalOrigin, LocalVolume, OpenOptions, Origin, VolumeAccess
+from dlfs.origin import (
+    NO_DATASETS,
+    DatasetIdentity,
+    LocalOrigin,
+    LocalVolume,
+    OpenOptions,
+    Origin,
+    VolumeAccess,
+    no_such_dataset,
+)
 from dlfs.store.info import DatasetInfo, MemberInfo, VolumeInfo, describe_dataset
 from dlfs.store.members import split_uris
 from dlfs.store.transaction import Generation, Transaction, check_writable
 from dlfs.units import parse_bytes
 from dlfs.verification import Finding, verify_volume
+from dlfs.wording import list_names
 from dlfs.writer import DatasetDescription, DatasetWriter
 
 MEMORY_VARIABLE = "DLFS_MEMORY"
@@ -273,19 +283,19 @@ class Volume:
         if name is None:
             names = {record.name for record in records}
             if len(names) > 1:
-                told = ", ".join(sorted(display(raw) for raw in names))
-                raise UsageError(f"open a dataset of {self.uri}: expected a name, one of: {told}")
+                raise UsageError(
+                    f"open a dataset of {self.uri}: expected a name, one of: "
+                    f"{list_names(map(display, names))}"
+                )
             raw = next(iter(names), None)
             if raw is None:
-                raise NotFoundError(f"find any dataset on {self.uri}: there is none")
+                raise NotFoundError(f"find a dataset on {self.uri}: {NO_DATASETS}")
             wanted = DatasetName(raw, version)
         else:
             wanted = self._wanted(name, version)
         found = self._matching(wanted)
         if not found:
-            what = repr(display(wanted.name))
-            number = "" if wanted.version is None else f" version {wanted.version}"
-            raise NotFoundError(f"find {what}{number} on {self.uri}: there is no such dataset")
+            raise no_such_dataset(records, wanted.name, wanted.version, where=self.uri)
         return found
 
     # ---- changes ---------------------------------------------------------------------------------
@@ -407,9 +417,10 @@ class Volume:
         """
         access = self._opened()
         if not isinstance(access, LocalVolume):
+            members = ",".join(member.uri for member in self.members)
             raise UsageError(
-                f"{action} volume {self.label or self.uuid} through {self.uri}: expected its "
-                "devices; open it by their URIs"
+                f"{action} volume {self.label or self.uuid} through {self.uri}: a service is "
+                f"read-only; open the volume itself: {members}"
             )
         return access
 

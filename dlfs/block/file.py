@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import grp
 import os
+import pwd
 import stat
 import weakref
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from dlfs._native.device import NativeDevice
 from dlfs.arguments import Engine
@@ -31,10 +35,37 @@ def _identity(status: os.stat_result) -> str:
     return f"file:{status.st_dev}:{status.st_ino}"
 
 
-def _os_error(action: str, error: OSError) -> Exception:
+def _os_error(action: str, error: OSError, hint: str = "") -> Exception:
     if error.errno == errno.ENOENT:
-        return NotFoundError(f"{action}: no such file or directory")
+        return NotFoundError(f"{action}: no such file or directory{hint}")
     return write_error(f"{action}: {error.strerror or error}", error.errno or 0)
+
+
+def _as_service(path: str) -> str:
+    """What to do instead where a path names a service's socket, as far as that can be told."""
+    return f"; did you mean unix:{path}?" if path.endswith(".sock") or _is_socket(path) else ""
+
+
+def _is_socket(path: str) -> bool:
+    return os.path.exists(path) and stat.S_ISSOCK(os.stat(path).st_mode)
+
+
+def _who_may(status: os.stat_result, writable: bool) -> str:
+    """What a user who may not open a file can do: its owner and group, and what they may."""
+    owner, group = _name_of(pwd.getpwuid, status.st_uid), _name_of(grp.getgrgid, status.st_gid)
+    needed = stat.S_IRGRP | (stat.S_IWGRP if writable else 0)
+    whose = f"; it is of user {owner} and group {group}, mode {stat.S_IMODE(status.st_mode):03o}"
+    if status.st_mode & needed == needed:
+        return f"{whose}: become a member of that group, or run as that user"
+    return f"{whose}: run as that user, or have the mode changed"
+
+
+def _name_of(find: Callable[[int], Any], number: int) -> str:
+    """The name of a user or a group; its number where it has none."""
+    try:
+        return str(find(number)[0])
+    except KeyError:
+        return str(number)
 
 
 class FileDevice(NativeBackedDevice):
@@ -63,13 +94,20 @@ class FileDevice(NativeBackedDevice):
         self.path = os.fsdecode(path)
         uri = format_path(self.path)
         try:
-            identity = _identity(os.stat(self.path))
+            status = os.stat(self.path)
         except OSError as error:
-            raise _os_error(f"open {uri}", error) from error
-        native = NativeDevice.open_file(
-            self.path, uri=uri, writable=writable, engine=engine, buffered=buffered
-        )
-        super().__init__(native, uri=uri, identity=identity, writable=writable)
+            raise _os_error(f"open {uri}", error, _as_service(self.path)) from error
+        if stat.S_ISSOCK(status.st_mode):
+            raise UsageError(f"open {uri}: it is a socket{_as_service(self.path)}")
+        try:
+            native = NativeDevice.open_file(
+                self.path, uri=uri, writable=writable, engine=engine, buffered=buffered
+            )
+        except DeviceError as error:
+            if error.errno not in (errno.EACCES, errno.EPERM):
+                raise
+            raise DeviceError(f"{error}{_who_may(status, writable)}", error.errno) from error
+        super().__init__(native, uri=uri, identity=_identity(status), writable=writable)
         self._lock_descriptor: int | None = None
         _opened.add(self)
 

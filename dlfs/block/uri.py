@@ -257,13 +257,17 @@ def parse_uri(uri: str) -> DeviceUri:
     if match is None:
         return _file(uri, uri)
     scheme = match[1].lower()
+    if scheme == "unix":
+        raise UsageError(
+            f"open {_show(uri)}: a service is read-only and no device; name its volume's devices"
+        )
     parser = _PARSERS.get(scheme)
     if parser is None:
         known = ", ".join(f"{name}:" for name in _PARSERS)
         raise _reject(
             uri,
             f"a path or one of {known} (a file of that name is ./{uri[:50]})",
-            match[0] + (", a service and no device" if scheme == "unix" else ""),
+            match[0],
         )
     rest = uri[match.end() :]
     if scheme != "file" and not (rest.isascii() and rest.isprintable()):

@@ -55,6 +55,17 @@ from dlfs.errors import DlfsError
 _CommandLineError: type[Exception] = typer.BadParameter.__mro__[2]
 
 
+_ARGUMENTS = {"force=True": "--force", "size_bytes=2**30": "--size 1GiB"}
+"""What the command line calls the arguments that the library's messages name."""
+
+
+def _as_typed(message: str) -> str:
+    """Return a message of the library in the words of the command line."""
+    for argument, option in _ARGUMENTS.items():
+        message = message.replace(argument, option)
+    return message
+
+
 def _report(message: str) -> None:
     """Print an error on stderr: one line."""
     from rich.text import Text
@@ -109,7 +120,8 @@ class Commands(VerbGroup):
         except (DlfsError, OSError) as error:
             if ctx.params.get("debug"):
                 traceback.print_exception(error)
-            _report("; ".join([str(error), *getattr(error, "__notes__", ()), *_hints(ctx, error)]))
+            words = [_as_typed(str(error)), *getattr(error, "__notes__", ()), *_hints(ctx, error)]
+            _report("; ".join(words))
             raise typer.Exit(exit_code_of(error)) from error
         return result
 

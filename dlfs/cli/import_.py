@@ -20,7 +20,7 @@ from dlfs.cli.attributes import (
     with_attributes,
 )
 from dlfs.cli.datasets import dataset_json
-from dlfs.cli.options import JsonOption, options_given
+from dlfs.cli.options import JsonOption, open_devices, options_given
 from dlfs.cli.output import (
     human_count,
     human_rate,
@@ -204,12 +204,13 @@ def import_dataset(
 def _open_last(sources: list[str], uri: str) -> Volume:
     """Open the volume; where that is none, say that it comes last."""
     try:
-        return dlfs.open(uri)
+        return open_devices(uri, "import into")
     except (FormatError, NotFoundError, UsageError) as error:
         if _is_volume(sources[0]):
+            typed = " ".join(["dlfs import", *sources[1:], uri, sources[0]])
             raise UsageError(
-                f"import: expected the volume last, as SOURCE... VOLUME, got volume {sources[0]} "
-                f"first, and {uri} last"
+                f"import: the volume comes last, got the volume {sources[0]} first and {uri} last; "
+                f"the order is: {typed}"
             ) from error
         error.add_note("import takes the volume last, as SOURCE... VOLUME")
         raise

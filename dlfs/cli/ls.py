@@ -34,6 +34,7 @@ from dlfs.cli.output import (
     write_bytes,
 )
 from dlfs.errors import NotFoundError, UsageError
+from dlfs.wording import quote
 
 if TYPE_CHECKING:
     from dlfs import Dataset
@@ -114,8 +115,11 @@ def _items(dataset: Dataset, where: bytes, *, recursive: bool) -> Iterator[_Item
         return iter(())
     index = int(dataset.index_of([where])[0])
     if index < 0:
+        from dlfs.directory import near_paths
+
         raise NotFoundError(
-            f"list {dataset.name}@{dataset.version}: no sample or directory {show_path(where)}"
+            f"list {dataset.name}@{dataset.version}: no sample or directory {quote(where)}; "
+            f"{near_paths(dataset.directory, where)}"
         )
     length = int(dataset.lengths([index])[0])
     return iter([_Item(where, where, False, index, length)])

@@ -12,12 +12,16 @@ import typer
 import dlfs
 from dlfs.errors import DlfsError, NotFoundError, UsageError
 from dlfs.units import parse_bytes
+from dlfs.wording import quote
 
 if TYPE_CHECKING:
     from dlfs import Dataset, Volume
 
 GIVEN = "dlfs.given"
 """Key in a context's ``meta``: the values on the command line, before any is processed."""
+
+SERVICE_TIMEOUT_S = 2.0
+"""How long to wait for a service that is asked only to make a message better."""
 
 
 def options_given(ctx: typer.Context) -> Mapping[str, Any]:
@@ -49,6 +53,29 @@ def open_volume(uri: str, *, memory_bytes: int | None = None) -> Volume:
     return dlfs.connect(uri)
 
 
+def open_devices(uri: str, action: str) -> Volume:
+    """Open a volume by its devices, for a verb that needs them.
+
+    Args:
+        uri: as the command line has it.
+        action: what the verb does, for the message.
+
+    Raises:
+        UsageError: it is a service; the message names the volume's devices if the service answers.
+        DlfsError: as ``dlfs.open``.
+    """
+    if not uri.startswith("unix:"):
+        return dlfs.open(uri)
+    try:
+        with dlfs.connect(uri, timeout_s=SERVICE_TIMEOUT_S) as volume:
+            devices = ",".join(member.uri for member in volume.members)
+    except DlfsError:
+        devices = ""
+    raise UsageError(
+        f"{action} {uri}: a service is read-only; name its volume{f': {devices}' * bool(devices)}"
+    )
+
+
 @contextmanager
 def open_dataset(
     volume_uri: str, dataset: str, *, memory_bytes: int | None = None
@@ -72,7 +99,8 @@ def sample_indices(dataset: Dataset, paths: list[str], indices: list[int]) -> li
     for index in indices:
         if not -count <= index < count:
             raise NotFoundError(
-                f"look up index {index} in dataset {dataset.name!r}: it has {count} samples"
+                f"look up index {index} in dataset {quote(dataset.name)}: expected "
+                f"{f'{-count}..{count - 1}' if count else 'none, for it has no samples'}"
             )
         found.append(index % count)
     return found

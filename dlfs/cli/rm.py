@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-import dlfs
 from dlfs.cli.datasets import dataset_json
-from dlfs.cli.options import DatasetArgument, JsonOption, VolumeArgument
+from dlfs.cli.options import DatasetArgument, JsonOption, VolumeArgument, open_devices
 from dlfs.cli.output import human_samples, human_size, note, print_json, stderr_console
 from dlfs.errors import UsageError
 
@@ -27,7 +26,7 @@ def rm(
     json: JsonOption = False,
 ) -> None:
     """Remove a dataset. Whoever reads it meanwhile gets an error, never wrong bytes."""
-    with dlfs.open(volume) as opened:
+    with open_devices(volume, "remove from") as opened:
         doomed = _choose(opened, dataset, all_versions=all_versions)
         if not yes:
             _confirm(doomed, volume)

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-import dlfs
 from dlfs.cli.exits import ExitCode
-from dlfs.cli.options import JsonOption, OptionalDatasetArgument, VolumeArgument
+from dlfs.cli.options import JsonOption, OptionalDatasetArgument, VolumeArgument, open_devices
 from dlfs.cli.output import (
     human_count,
     human_rate,
@@ -56,7 +55,7 @@ def verify(
     volume: VolumeArgument, dataset: OptionalDatasetArgument = None, json: JsonOption = False
 ) -> None:
     """Check superblocks, catalog, directories and every sample; name all that is bad."""
-    with dlfs.open(volume) as opened, progress_bar("verify") as bar:
+    with open_devices(volume, "verify") as opened, progress_bar("verify") as bar:
         checked = _Checked(bar)
         findings = checked.count(opened.verify(dataset, progress=checked.progress))
         if json:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dlfs.directory.builder import DirectoryBuilder, FrozenParts, Location
 from dlfs.directory.frozen import Entry, FrozenDirectory
 from dlfs.directory.indices import as_array, as_indices, check_indices, find_outside
+from dlfs.directory.neighbours import near_paths
 from dlfs.directory.sharing import DirectoryIdentity, DirectorySizes, load_directory
 
 __all__ = [
@@ -25,4 +26,5 @@ __all__ = [
     "check_indices",
     "find_outside",
     "load_directory",
+    "near_paths",
 ]

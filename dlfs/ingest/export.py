@@ -258,8 +258,8 @@ def export_folder(
     with contextlib.closing(_Folder(path, root, force=force)) as folder:
         if not force and folder.has_entries():
             raise ExistsError(
-                f"export to {path}: expected an empty folder, got one with entries; --force, or "
-                "force=True, writes into it"
+                f"export to {path}: expected an empty folder, got one with entries; "
+                "force=True writes into it"
             )
         for sample, data in samples:
             folder.write(sample, data)
@@ -396,9 +396,7 @@ def whole_file(path: str, *, force: bool) -> Iterator[BinaryIO]:
         DeviceError: it cannot be written.
     """
     if os.path.lexists(path) and not force:
-        raise ExistsError(
-            f"export to {path}: it is there already; --force, or force=True, replaces it"
-        )
+        raise ExistsError(f"export to {path}: it is there already; force=True replaces it")
     partial = Path(path + ".partial")
     try:
         with partial.open("wb") as file:

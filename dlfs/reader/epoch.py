@@ -25,6 +25,7 @@ from dlfs.reader.failures import SampleFailure, check_on_error
 from dlfs.selection import Selection
 from dlfs.sequence import EpochState, Sequence, shard_count
 from dlfs.units import format_count
+from dlfs.wording import quote
 
 if TYPE_CHECKING:
     from dlfs.reader.reader import SampleReader
@@ -44,6 +45,8 @@ class Epoch(Iterator[Batch]):
         open_reader: gives the reader, of this process.
         state: the order, and where to start.
         dataset: name of the dataset.
+        explain_other: gives the error of a state of the dataset that a UUID names, which is not
+            this one.
         sample_count: of the dataset.
         batch_size: samples of this rank in a batch, >= 1.
         rank: 0..world_size-1.
@@ -72,6 +75,7 @@ class Epoch(Iterator[Batch]):
         *,
         dataset: str,
         sample_count: int,
+        explain_other: Callable[[str], UsageError] | None = None,
         batch_size: int,
         rank: int = 0,
         world_size: int = 1,
@@ -88,6 +92,7 @@ class Epoch(Iterator[Batch]):
         fingerprint = None if selection is None else selection.fingerprint
         self._state = replace(state, selection=fingerprint)  # where it began
         self._dataset = dataset
+        self._explain_other = explain_other or self._of_other
         self._selection = selection
         self._total = sample_count if selection is None else len(selection)
         self._batch_size = _integer("batch_size", batch_size, 1)
@@ -174,13 +179,12 @@ class Epoch(Iterator[Batch]):
         """
         resumed = EpochState.from_dict(state)
         if resumed.dataset != self._state.dataset:
-            raise UsageError(
-                f"resume an epoch: expected dataset {self._state.dataset}, got {resumed.dataset}"
-            )
+            raise self._explain_other(resumed.dataset)
         if resumed.selection != self._state.selection:
             raise UsageError(
-                f"resume an epoch: expected one of {_told(self._state.selection)}, "
-                f"got one of {_told(resumed.selection)}"
+                "resume an epoch: this checkpoint is of an epoch over other samples: expected "
+                f"{_told(self._state.selection)}, got {_told(resumed.selection)}; choose them by "
+                "where, weights, draws and order as they were when it was saved"
             )
         total = self._total
         if resumed.position > total:
@@ -191,6 +195,13 @@ class Epoch(Iterator[Batch]):
         self._state = resumed
         self._next_batch = self._worker
         return self
+
+    def _of_other(self, uuid: str) -> UsageError:
+        """The error of a state of another dataset, of which only the UUID is known."""
+        return UsageError(
+            "resume an epoch: this checkpoint is of another version or dataset: expected dataset "
+            f"{quote(self._dataset)} ({self._state.dataset}), got {uuid}"
+        )
 
     @property
     def plan(self) -> str:

@@ -68,6 +68,7 @@ from dlfs.service.snapshot import read_generation
 from dlfs.service.sockets import SCHEME, path_of
 from dlfs.store.info import VolumeInfo
 from dlfs.volume import Volume
+from dlfs.wording import quote
 
 ANSWER_TIMEOUT_S = 90.0
 """For one batch, beyond what the service itself gives a device with all retries. A service that is
@@ -151,10 +152,12 @@ class ServiceOrigin:
         found = [v for v in volumes if wanted in (None, v.label, str(v.uuid))]
         if len(found) == 1:
             return found[0]
-        told = ", ".join(f"{v.label!r} ({v.uuid})" for v in volumes) or "none"
-        if found:
-            raise UsageError(f"open a volume of {self.uri}: expected one of: {told}")
-        raise NotFoundError(f"open volume {wanted!r} of {self.uri}: expected one of: {told}")
+        told = ", ".join(f"{quote(v.label)} ({v.uuid})" for v in volumes) or "none"
+        if found or wanted is None:
+            raise UsageError(f"open a volume of {self.uri}: expected the name of one of: {told}")
+        raise NotFoundError(
+            f"open volume {quote(wanted)} of {self.uri}: no such volume; there are: {told}"
+        )
 
     @property
     def volume_uuid(self) -> UUID:

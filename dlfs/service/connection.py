@@ -175,6 +175,8 @@ class Connection:
             reason = f"connect to {self.uri}: {error.strerror or error}"
             if error.errno in _ABSENT or isinstance(error, TimeoutError):
                 raise ServiceLostError(f"{reason}; is 'dlfs serve' running?") from error
+            if error.errno in (errno.EACCES, errno.EPERM):
+                reason += "; 'dlfs serve --allow-user NAME' or --allow-group lets a user in"
             raise DeviceError(reason, error.errno or errno.EIO) from error
         self._socket = made
         _open.add(self)

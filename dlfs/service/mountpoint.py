@@ -103,15 +103,23 @@ def prepare(directory: str | os.PathLike[str]) -> str:
     record = find_mount(path)
     if record is not None and record.file_system_type == FILE_SYSTEM_TYPE:
         if not is_dead(path):
-            raise ExistsError(f"mount on {path}: DLFS is mounted there already")
+            raise ExistsError(
+                f"mount on {path}: DLFS is mounted there already; 'dlfs umount {path}' ends that "
+                "mount"
+            )
         _unmount(path, lazy=True)
     try:
         if os.listdir(path):
-            raise UsageError(f"mount on {path}: expected an empty directory, got files in it")
+            raise UsageError(
+                f"mount on {path}: expected an empty directory, got files in it; move them away, "
+                "or mount elsewhere"
+            )
     except FileNotFoundError as error:
-        raise NotFoundError(f"mount on {path}: no such directory; make it first") from error
+        raise NotFoundError(
+            f"mount on {path}: no such directory; 'mkdir -p {path}' makes it"
+        ) from error
     except NotADirectoryError as error:
-        raise UsageError(f"mount on {path}: expected a directory, got something else") from error
+        raise UsageError(f"mount on {path}: expected a directory, got a file") from error
     return path
 
 

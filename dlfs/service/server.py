@@ -104,8 +104,8 @@ class SampleServer:
         """Why a peer is not served; None: it is."""
         if not self._allow.allows(peer, group):
             return DeviceError(
-                f"use the service: user {peer.uid} may not; see dlfs serve --allow-user and "
-                "--allow-group",
+                f"use the service: user {peer.uid} may not; 'dlfs serve --allow-user NAME' or "
+                "--allow-group lets a user in",
                 errno.EACCES,
             )
         own = sum(session.peer.pid == peer.pid for session in self._sessions)

@@ -28,8 +28,7 @@ from dlfs.directory.sharing import Part
 from dlfs.errors import ClosedError, NotFoundError, StaleError
 from dlfs.format.catalog import DatasetRecord
 from dlfs.format.names import dataset_name_bytes
-from dlfs.format.paths import display
-from dlfs.origin import DatasetIdentity, LocalOrigin, OpenOptions, find_record
+from dlfs.origin import DatasetIdentity, LocalOrigin, OpenOptions, find_record, no_such_dataset
 from dlfs.store.info import DatasetInfo, VolumeInfo
 from dlfs.store.members import split_uris
 from dlfs.units import GIB, MIB
@@ -312,10 +311,11 @@ class ServedVolume:
             DlfsError: as ``borrow``.
         """
         raw = dataset_name_bytes(name)
-        for record in self.volume.access.catalog.datasets:
+        records = self.volume.access.catalog.datasets
+        for record in records:
             if (record.name, record.version) == (raw, version):
                 return self.borrow(record.uuid)
-        raise NotFoundError(f"open {display(raw)!r} version {version}: there is no such dataset")
+        raise no_such_dataset(records, raw, version, where=self.volume.uri)
 
     def attributes(self, uuid: UUID) -> Part:
         """As ``Shelf.attributes``."""

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Protocol
 
 from dlfs.errors import DeviceError, ExistsError, NotFoundError, UsageError
+from dlfs.wording import quote
 
 SCHEME = "unix:"
 MODE = 0o660
@@ -140,7 +141,8 @@ def path_of(uri: str) -> str:
     """
     path = uri.removeprefix(SCHEME)
     if not uri.startswith(SCHEME) or not path or "\0" in path:
-        raise UsageError(f"connect to {uri!r}: expected unix:/PATH/OF/SOCKET")
+        hint = f"; did you mean {quote(SCHEME + uri)}?" if uri and ":" not in uri else ""
+        raise UsageError(f"connect to {quote(uri)}: expected unix:/PATH/OF/SOCKET{hint}")
     return path
 
 

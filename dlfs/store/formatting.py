@@ -45,7 +45,7 @@ from dlfs.units import MIB
 
 PROBED_BYTES = 1 * MIB
 """At its beginning and its end, an empty device has zeroes over this length."""
-_HOW_TO_OVERWRITE = "--force, or force=True, overwrites it"
+_HOW_TO_OVERWRITE = "force=True overwrites it"
 
 
 def format_volume(
@@ -83,6 +83,7 @@ def format_volume(
         DeviceError: a device failed.
     """
     uris = split_uris(members)
+    _check_replicas(uris, replicas)
     made: list[Path] = []
     devices: list[BlockDevice] = []
     try:
@@ -104,6 +105,20 @@ def format_volume(
         raise
     close_devices(devices)
     return info
+
+
+def _check_replicas(uris: Sequence[str], replicas: int) -> None:
+    """Refuse more copies than there are devices, before any file is made.
+
+    Raises:
+        UsageError: there are too few devices.
+    """
+    if replicas > len(uris):
+        devices = "1 device" if len(uris) == 1 else f"{len(uris)} devices"
+        raise UsageError(
+            f"format {','.join(uris)}: {replicas} replicas need {replicas} devices or more, got "
+            f"{devices}; name them with commas between: a.img,b.img"
+        )
 
 
 def prepare_file(uri: str, size_bytes: int | None, *, force: bool, made: list[Path]) -> None:
@@ -133,7 +148,8 @@ def prepare_file(uri: str, size_bytes: int | None, *, force: bool, made: list[Pa
     if not path.exists():
         if size_bytes is None:
             raise UsageError(
-                f"format {uri}: there is no such file; with a size, it is made (--size)"
+                f"format {uri}: there is no such file; with a size it is made, such as "
+                "size_bytes=2**30"
             )
         FileDevice.create(parsed.path, size_bytes).close()
         made.append(path)

@@ -42,6 +42,7 @@ from dlfs.errors import (
 )
 from dlfs.format.constants import SUPERBLOCK_BYTES, SUPERBLOCK_MAGIC
 from dlfs.format.superblock import Superblock, decode_superblock, letter_for, superblock_offsets
+from dlfs.units import format_count
 
 COPY_NAMES = ("A", "B", "tail")
 
@@ -264,7 +265,7 @@ def identify(device: BlockDevice) -> Member:
     if all(copy.foreign for copy in copies):
         raise FormatError(
             f"open {device.uri}: this is no DLFS volume: expected a superblock at its head "
-            f"or its tail, got none in {device.size_bytes} bytes"
+            f"or its tail, got none in {device.size_bytes} bytes; 'dlfs format' makes one of it"
         )
     errors = [copy.error for copy in copies if copy.error is not None]
     for kind in (VersionError, DeviceError):
@@ -397,8 +398,8 @@ def _complete(
         device, reason = refused[-1]
         raise same_kind(
             reason,
-            f"open volume {newest.volume_uuid}: expected {count} members, got them and "
-            f"{device.uri}: {reason}",
+            f"open volume {newest.volume_uuid}: expected its {format_count(count, 'member')} "
+            f"alone, got {device.uri} besides: {reason}",
         )
     for number, (device, reason) in zip(missing, refused, strict=False):
         uuid = newest.member_uuids[number]
@@ -420,10 +421,11 @@ def _too_few(absent: Sequence[Member], newest: Superblock) -> DlfsError:
     )
     reasons = [m.reason for m in absent if m.reason is not None]
     given = [m.reason for m in absent if m.reason is not None and _is_given(m)]
+    hint = "" if given else "; name every member, with commas between"
     return same_kind(
         (given or reasons)[0],
         f"open volume {newest.volume_uuid}: expected {count} members, "
-        f"got {count - len(absent)}; missing: {told}",
+        f"got {count - len(absent)}; missing: {told}{hint}",
     )
 
 

@@ -1,0 +1,45 @@
+"""What to say of a path that no sample has: which samples may have been meant.
+
+Only a few names around the place where the path would be are looked at, so that the answer takes no
+longer in a large dataset than in a small one.
+"""
+
+from __future__ import annotations
+
+from dlfs.directory.frozen import FrozenDirectory
+from dlfs.format.paths import display
+from dlfs.wording import close_matches, join_words, quote
+
+NEIGHBOURS = 16
+"""Names looked at in each place."""
+
+HOW_TO_LIST = "'dlfs ls' lists the samples"
+
+
+def near_paths(directory: FrozenDirectory, path: bytes) -> str:
+    """Say what to do about a path that no sample has.
+
+    Args:
+        directory: of the dataset.
+        path: that was asked for.
+
+    Returns:
+        The end of a message, such as ``did you mean 'a/one.txt'?``.
+
+    Raises:
+        FormatError: the names are malformed.
+    """
+    plain = path.strip(b"/").removeprefix(b"./")
+    if plain and directory.is_directory(plain):
+        return "it is a directory; 'dlfs ls' lists what is in it"
+    first, end = directory.subtree_range(plain.rpartition(b"/")[0])
+    at = directory.lower_bound(plain)
+    around = range(max(0, at - NEIGHBOURS // 2), min(len(directory), at + NEIGHBOURS // 2))
+    siblings = range(first, min(end, first + NEIGHBOURS))
+    names = {
+        display(name)
+        for span in (around, siblings)
+        for name in directory.names(span.start, len(span))
+    }
+    near = close_matches(display(plain), sorted(names))
+    return f"did you mean {join_words([*map(quote, near)], 'or')}?" if near else HOW_TO_LIST
