@@ -375,7 +375,8 @@ class Dataset(ColumnAccess):
         what = "version" if other.name == self.name else "dataset"
         return UsageError(
             f"resume an epoch: this checkpoint is of another {what}: {expected}, got dataset "
-            f"{quote(other.name)} version {other.version} ({other.uuid}); go on with that one"
+            f"{quote(other.name)} version {other.version} ({other.uuid}); open that {what} to go "
+            "on from it"
         )
 
     def _find_elsewhere(self, uuid: str) -> DatasetRecord | None:

@@ -418,9 +418,14 @@ class Volume:
         access = self._opened()
         if not isinstance(access, LocalVolume):
             members = ",".join(member.uri for member in self.members)
+            why = (
+                "a service is read-only"
+                if action == "change"
+                else "this reads the devices themselves"
+            )
             raise UsageError(
-                f"{action} volume {self.label or self.uuid} through {self.uri}: a service is "
-                f"read-only; open the volume itself: {members}"
+                f"{action} volume {self.label or self.uuid} through {self.uri}: {why}; open the "
+                f"volume itself: {members}"
             )
         return access
 

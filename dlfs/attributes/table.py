@@ -29,6 +29,7 @@ from dlfs.format.attributes import (
     view_column,
 )
 from dlfs.format.constants import ATTRIBUTE_BLOCK_BYTES
+from dlfs.wording import list_names, show_value
 
 if TYPE_CHECKING:
     import pyarrow
@@ -219,8 +220,11 @@ class AttributeTable:
     def _number(self, name: str) -> int:
         number = self._numbers.get(name)
         if number is None:
-            there = ", ".join(map(repr, self._numbers)) or "none"
-            raise NotFoundError(f"read column {name!r} of {self._where}: there are: {there}")
+            there = list_names(self._numbers, wanted=str(name))
+            raise NotFoundError(
+                f"read column {show_value(name)} of {self._where}: no such column; "
+                f"there are: {there}"
+            )
         return number
 
     def _chosen(self, indices: ArrayLike) -> NDArray[np.uint64]:

@@ -53,12 +53,13 @@ def open_volume(uri: str, *, memory_bytes: int | None = None) -> Volume:
     return dlfs.connect(uri)
 
 
-def open_devices(uri: str, action: str) -> Volume:
+def open_devices(uri: str, action: str, *, why: str = "a service is read-only") -> Volume:
     """Open a volume by its devices, for a verb that needs them.
 
     Args:
         uri: as the command line has it.
         action: what the verb does, for the message.
+        why: it cannot do that through a service.
 
     Raises:
         UsageError: it is a service; the message names the volume's devices if the service answers.
@@ -71,9 +72,8 @@ def open_devices(uri: str, action: str) -> Volume:
             devices = ",".join(member.uri for member in volume.members)
     except DlfsError:
         devices = ""
-    raise UsageError(
-        f"{action} {uri}: a service is read-only; name its volume{f': {devices}' * bool(devices)}"
-    )
+    volume_is = f": {devices}" if devices else ""
+    raise UsageError(f"{action} {uri}: {why}; name its volume{volume_is}")
 
 
 @contextmanager

@@ -51,11 +51,14 @@ class _Checked:
             yield finding
 
 
+_WHY = "this reads the devices themselves"
+
+
 def verify(
     volume: VolumeArgument, dataset: OptionalDatasetArgument = None, json: JsonOption = False
 ) -> None:
     """Check superblocks, catalog, directories and every sample; name all that is bad."""
-    with open_devices(volume, "verify") as opened, progress_bar("verify") as bar:
+    with open_devices(volume, "verify", why=_WHY) as opened, progress_bar("verify") as bar:
         checked = _Checked(bar)
         findings = checked.count(opened.verify(dataset, progress=checked.progress))
         if json:

@@ -32,6 +32,8 @@ def near_paths(directory: FrozenDirectory, path: bytes) -> str:
     plain = path.strip(b"/").removeprefix(b"./")
     if plain and directory.is_directory(plain):
         return "it is a directory; 'dlfs ls' lists what is in it"
+    if directory.find_one(plain) >= 0:
+        return f"did you mean {quote(plain)}?"
     first, end = directory.subtree_range(plain.rpartition(b"/")[0])
     at = directory.lower_bound(plain)
     around = range(max(0, at - NEIGHBOURS // 2), min(len(directory), at + NEIGHBOURS // 2))

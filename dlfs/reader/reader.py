@@ -22,7 +22,7 @@ from dlfs.arguments import OnError, ReadPlan, Shuffle
 from dlfs.attributes import AttributeTable
 from dlfs.block import BlockDevice
 from dlfs.directory import FrozenDirectory, as_indices, find_outside
-from dlfs.errors import DlfsError, UsageError
+from dlfs.errors import DlfsError, LimitError, UsageError
 from dlfs.format.geometry import ChunkRun, Geometry
 from dlfs.reader.batch import Batch
 from dlfs.reader.epoch import Epoch
@@ -33,6 +33,9 @@ from dlfs.units import KIB, MIB
 
 MEMORY_CHUNKS_MIN = 4
 """libdlfs wants memory for at least this many chunks."""
+
+MEMORY_CHUNKS_MAX = (1 << 31) - 1
+"""libdlfs numbers the chunks of its memory with 31 bits."""
 
 DEPTH_MAX = 4096
 """Most operations in flight per member and thread (``DLFS_DEPTH_MAX``)."""
@@ -99,7 +102,14 @@ def make_native_reader(
 
     Raises:
         UsageError: an option is out of range.
+        LimitError: so much memory cannot be addressed.
     """
+    memory_bytes_max = MEMORY_CHUNKS_MAX * geometry.chunk_bytes
+    if options.memory_bytes > memory_bytes_max:
+        raise LimitError(
+            f"make a reader: expected memory of at most {memory_bytes_max} bytes for chunks of "
+            f"{geometry.chunk_bytes}, got {options.memory_bytes}"
+        )
     return NativeReader(
         devices,
         [(run.first_chunk, run.chunk_count) for run in runs],

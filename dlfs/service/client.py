@@ -18,6 +18,7 @@ Threads: any at once.
 from __future__ import annotations
 
 import logging
+import math
 import mmap
 import os
 import threading
@@ -68,7 +69,7 @@ from dlfs.service.snapshot import read_generation
 from dlfs.service.sockets import SCHEME, path_of
 from dlfs.store.info import VolumeInfo
 from dlfs.volume import Volume
-from dlfs.wording import quote
+from dlfs.wording import quote, show_value
 
 ANSWER_TIMEOUT_S = 90.0
 """For one batch, beyond what the service itself gives a device with all retries. A service that is
@@ -96,8 +97,10 @@ def connect(uri: str, *, volume: str | None = None, timeout_s: float = TIMEOUT_S
         UsageError: the URI is none, or no volume was named and there are several.
         DeviceError: this user may not use the service (EACCES).
     """
-    if timeout_s <= 0:
-        raise UsageError(f"connect to {uri}: expected a timeout above 0 s, got {timeout_s:g}")
+    if not isinstance(timeout_s, int | float) or not 0 < timeout_s < math.inf:
+        raise UsageError(
+            f"connect to {uri}: expected a timeout above 0 s, got {show_value(timeout_s)}"
+        )
     return Volume(ServiceOrigin(os.path.abspath(path_of(uri)), volume, timeout_s))
 
 

@@ -159,7 +159,7 @@ def open_devices(
             if device.identity in seen:
                 raise UsageError(
                     f"open {device.uri}: expected different members, "
-                    f"got the device of {seen[device.identity]} again"
+                    f"got the device of {seen[device.identity]} again; name each once"
                 )
             seen[device.identity] = device.uri
     except BaseException:
@@ -360,7 +360,7 @@ def _checked(member: Member, newest: Superblock) -> Member | DlfsError:
     if own.volume_uuid != newest.volume_uuid:
         raise UsageError(
             f"open {member.device.uri}: expected a member of volume {newest.volume_uuid}, "
-            f"got one of volume {own.volume_uuid}"
+            f"got one of volume {own.volume_uuid}; name the members of one volume"
         )
     agrees = own.generation < newest.generation or own == superblock_for(member, newest)
     if not agrees or own.geometry != newest.geometry:

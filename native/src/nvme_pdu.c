@@ -93,7 +93,7 @@ int nvme_decode_icresp(const uint8_t bytes[NVME_IC_BYTES], bool header_digest, b
 {
     if (bytes[0] != NVME_PDU_ICRESP || bytes[1] != 0 || bytes[2] != NVME_IC_BYTES ||
         nvme_get32(bytes + 4) != NVME_IC_BYTES) {
-        return refuse(reason, "expected an ICResp of 128 bytes");
+        return refuse(reason, "expected an ICResp of 128 bytes (is it an NVMe/TCP port?)");
     }
     uint32_t bytes_max = nvme_get32(bytes + 12);
     if (nvme_get16(bytes + 8) != 0) {
