@@ -523,12 +523,19 @@ static int refuse_scheme(const struct parser *parser, const char *scheme, struct
                            scheme);
         return -ENOTSUP;
     }
+    if (strcmp(scheme, "unix") == 0) {
+        if (parser->message && parser->message_bytes > 0)
+            (void)snprintf(parser->message, parser->message_bytes,
+                           "open %s: a service is read-only and no device; name its volume's "
+                           "devices",
+                           uri_show(parser->whole.at, parser->whole.bytes, shown, sizeof shown));
+        return -EINVAL;
+    }
     (void)snprintf(expected, sizeof expected,
                    "a path or one of file:, mem:, nvme-tcp:, nvme-tcp+discover:, spdk: (a file of "
                    "that name is ./%.50s)",
                    is_printable(parser->whole) ? parser->whole.at : "NAME");
-    (void)snprintf(got, sizeof got, "%.*s:%s", (int)given.bytes, given.at,
-                   strcmp(scheme, "unix") == 0 ? ", a service and no device" : "");
+    (void)snprintf(got, sizeof got, "%.*s:", (int)given.bytes, given.at);
     return reject(parser, expected, slice_of(got));
 }
 

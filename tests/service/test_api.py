@@ -389,7 +389,7 @@ def test_another_volume_in_the_place_of_the_served_one_is_named(
 def test_several_volumes(serve: Callable[..., Service], volume: str, tmp_path: Path) -> None:
     other = make_volume(tmp_path / "other.img", {b"a": b"other"}, label="texts")
     uri = serve(volume, other).uri
-    with pytest.raises(UsageError, match=r"expected one of: 'images' \(.*'texts'"):
+    with pytest.raises(UsageError, match=r"expected the name of one of: 'images' \(.*'texts'"):
         dlfs.connect(uri)
     with pytest.raises(NotFoundError, match="'videos'"):
         dlfs.connect(uri, volume="videos")
@@ -417,7 +417,8 @@ def test_checksum_errors_name_the_place(world: World) -> None:
 
 
 def test_an_unknown_column_is_not_found(world: World) -> None:
-    with pytest.raises(NotFoundError, match=f"through {world.service.uri}: there are: 'number'"):
+    there = "no such column; there are: 'name' and 'number'"
+    with pytest.raises(NotFoundError, match=f"through {world.service.uri}: {there}"):
         world.connected.column("weight")
 
 

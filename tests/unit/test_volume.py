@@ -98,7 +98,7 @@ def test_format_makes_files(tmp_path):
 
 
 def test_format_wants_a_size_for_new_files(tmp_path):
-    with pytest.raises(dlfs.UsageError, match="with a size, it is made"):
+    with pytest.raises(dlfs.UsageError, match="with a size it is made"):
         dlfs.format_volume(str(tmp_path / "a"))
 
 
@@ -136,7 +136,7 @@ def open_memory_and_make(uri):
 
 def test_format_keeps_a_file_of_another_size(tmp_path):
     (tmp_path / "a").write_bytes(bytes(5 * MIB))
-    with pytest.raises(dlfs.ExistsError, match=r"--force, or force=True, overwrites it"):
+    with pytest.raises(dlfs.ExistsError, match=r"already; force=True overwrites it"):
         dlfs.format_volume(str(tmp_path / "a"), size_bytes=4 * MIB)
     assert (tmp_path / "a").stat().st_size == 5 * MIB
 

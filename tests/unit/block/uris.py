@@ -193,7 +193,7 @@ REFUSED: list[tuple[str, str]] = [
     ("nvme-tcp+discover://host?volume=pool", "a UUID"),
     ("nvme-tcp+discover://host?path=b", "options"),
     ("nvme-tcp+discover://host/x", "nothing after the port"),
-    ("unix:/run/dlfs.sock", "unix:, a service and no device"),
+    ("unix:/run/dlfs.sock", "a service is read-only and no device"),
     ("spdk:", "trtype"),
     ("spdk:trtype=FC traddr=x", "trtype"),
     ("spdk:trtype=PCIe", "traddr"),

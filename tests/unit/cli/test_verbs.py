@@ -47,7 +47,7 @@ def test_format_does_not_overwrite_unasked(run, volume) -> None:
     assert done.code == 1
     assert done.out == b""
     assert done.err.startswith("dlfs: format ")
-    assert "--force, or force=True, overwrites it" in done.err
+    assert "already; --force overwrites it" in done.err
     assert run("format", volume, "--force").code == 0
     assert run("ls", volume).out == b""
 
@@ -57,7 +57,7 @@ def test_format_says_what_size_it_wants(run, tmp_path) -> None:
     assert (done.code, len(done.err.splitlines())) == (2, 1)
     assert "'plenty'" in done.err
     done = run("format", tmp_path / "x.img")
-    assert (done.code, "with a size, it is made (--size)" in done.err) == (2, True)
+    assert (done.code, "with a size it is made, such as --size 1GiB" in done.err) == (2, True)
     done = run("format", tmp_path / "x.img", "--size", "8MiB", "--chunk", "4KiB", "--block", "8KiB")
     assert "expected a block of at most the chunk's 4096 bytes, got 8192" in done.err
 

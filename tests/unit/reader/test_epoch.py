@@ -299,7 +299,7 @@ def test_resume_refuses_what_is_not_its_state(bench):
         for bad in ({}, {**state, "version": 9}, {**state, "seed": -1}, {**state, "x": 1}, None):
             with pytest.raises(UsageError):
                 epoch.resume(bad)
-        with pytest.raises(UsageError, match="expected dataset"):
+        with pytest.raises(UsageError, match="of another version or dataset: expected dataset"):
             epoch.resume({**state, "dataset": "other"})
         with pytest.raises(UsageError, match="position"):
             epoch.resume({**state, "position": 11})

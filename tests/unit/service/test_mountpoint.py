@@ -66,7 +66,7 @@ def test_prepare_refuses(tmp_path: Path) -> None:
         prepare(tmp_path)
     with pytest.raises(UsageError, match="expected a directory"):
         prepare(tmp_path / "file")
-    with pytest.raises(NotFoundError, match="make it first"):
+    with pytest.raises(NotFoundError, match=r"'mkdir -p .*' makes it"):
         prepare(tmp_path / "missing")
 
 

@@ -403,7 +403,7 @@ def test_drop_last(samples):
 
 def test_states_of_others_are_refused(samples, arrays):
     loader = Loader(samples, 4)
-    with pytest.raises(UsageError, match="expected dataset"):
+    with pytest.raises(UsageError, match="this checkpoint is of another dataset: expected dataset"):
         loader.load_state_dict(Loader(arrays, 4).state_dict())
     good = loader.state_dict()
     for bad in ({}, {"a": {"b": 1}}, {**good, "version": 9}, {**good, "position": COUNT + 1}):
