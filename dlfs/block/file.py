@@ -23,7 +23,7 @@ from dlfs.arguments import Engine
 from dlfs.block.device import NativeBackedDevice
 from dlfs.block.lock import HolderRecord
 from dlfs.block.uri import format_path
-from dlfs.errors import ExistsError, NotFoundError, UsageError, write_error
+from dlfs.errors import DeviceError, ExistsError, NotFoundError, UsageError, write_error
 
 SIZE_MULTIPLE_BYTES = 4096
 """A new file's size is rounded down to this, so that it suits any block size up to it."""

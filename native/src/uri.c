@@ -526,7 +526,7 @@ static int refuse_scheme(const struct parser *parser, const char *scheme, struct
     if (strcmp(scheme, "unix") == 0) {
         if (parser->message && parser->message_bytes > 0)
             (void)snprintf(parser->message, parser->message_bytes,
-                           "open %s: a service is read-only and no device; name its volume's "
+                           "open '%s': a service is read-only and no device; name its volume's "
                            "devices",
                            uri_show(parser->whole.at, parser->whole.bytes, shown, sizeof shown));
         return -EINVAL;

@@ -209,7 +209,7 @@ def test_data(media):
         assert list(errors) == expected, (byte, bit)
         assert [finding.path for finding in findings] == expected, (byte, bit)
         for path, error in errors.items():
-            for part in ("'the data'", repr(path), media.uri, "CRC32C"):
+            for part in ("'the data'", repr(path.decode()), media.uri, "CRC32C"):
                 assert part in str(error)
         hits += len(errors)
     assert 0 < hits < DATA_FLIPS

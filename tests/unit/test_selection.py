@@ -224,7 +224,7 @@ def test_choices_that_cannot_be(
 
 
 def test_weights_of_a_column_that_there_is_not(dataset: dlfs.Dataset) -> None:
-    with pytest.raises(NotFoundError, match=r"'weights'.*there are: 'label', 'name' and 'weight'"):
+    with pytest.raises(NotFoundError, match=r"'weights'.*there are: 'weight', 'label'"):
         dataset.batches(8, weights="weights")
 
 
