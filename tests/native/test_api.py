@@ -233,7 +233,7 @@ def test_a_member_that_is_lost_is_named(three):
         ("", errno.EINVAL, "expected a path or a URI, got ''"),
         ("nvme-tcp://host/disk0?nsid=1", errno.EINVAL, "expected an NQN"),
         ("ftp://host/x", errno.EINVAL, "a file of that name is ./ftp://host/x"),
-        ("unix:/run/dlfs.sock", errno.EINVAL, "a service and no device"),
+        ("unix:/run/dlfs.sock", errno.EINVAL, "a service is read-only and no device"),
         ("mem:64MiB", errno.ENOTSUP, "mem: needs the Python package"),
         ("nvme-tcp+discover://host", errno.ENOTSUP, "discover: needs the Python package"),
         ("spdk:trtype=PCIe traddr=0000:5e:00.0", errno.ENOTSUP, "spdk: needs the Python package"),
