@@ -42,7 +42,7 @@ from dlfs.adapters.torch.placement import find_placement
 from dlfs.adapters.torch.samples import THREADS, Collate, Recipe, Transform, TransformPool
 from dlfs.adapters.torch.shares import Share, Uneven, choose_uneven
 from dlfs.adapters.torch.states import State, next_epoch, plain_state
-from dlfs.adapters.torch.tensors import TensorBatch
+from dlfs.adapters.torch.tensors import RankBatch, TensorBatch
 from dlfs.arguments import check_integer
 from dlfs.errors import ClosedError, DlfsError, UsageError
 from dlfs.sequence import WINDOW_CHUNKS
@@ -485,7 +485,8 @@ class Loader(IterableDataset[Any]):
                     yield self._tensors(batch, state, samples)
 
     def _tensors(self, batch: Batch, state: State, samples: Any) -> TensorBatch:
-        return TensorBatch(
+        kind = TensorBatch if self.world_size == 1 else RankBatch
+        return kind(
             indices=torch.from_numpy(batch.indices.astype(np.int64)),
             samples=samples,
             labels=self._recipe.label(batch),

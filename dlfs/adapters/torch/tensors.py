@@ -186,8 +186,7 @@ class TensorBatch(dict[str, Any]):
         failures: samples that were skipped or replaced; empty unless ``on_error`` lets them pass.
 
     Raises:
-        UsageError: ``collate`` made a dictionary with ``labels``, and the loader has labels too; or
-            Accelerate is about to split the batches of one rank between all.
+        UsageError: ``collate`` made a dictionary with ``labels``, and the loader has labels too.
     """
 
     indices: torch.Tensor
@@ -206,8 +205,6 @@ class TensorBatch(dict[str, Any]):
         failures: tuple[Any, ...] = (),
     ) -> None:
         super().__init__(_name_fields(samples, labels) if fields is None else fields)
-        if fields is not None:
-            _refuse_dispatch(self)
         if isinstance(samples, SampleViews):
             self._list: list[Any] = samples
         if indices is not None:
@@ -288,26 +285,33 @@ class TensorBatch(dict[str, Any]):
         return self.map(lambda tensor: tensor.pin_memory())
 
 
-def _refuse_dispatch(fields: Mapping[str, Any]) -> None:
-    """Refuse what Accelerate does to a DataLoader over an iterable dataset, with several ranks.
+class RankBatch(TensorBatch):
+    """A batch of a loader that takes one rank's share of the samples, of several ranks.
 
-    It reads with rank 0's loader, which takes that rank's share of the samples, and splits each
-    batch between the ranks: the shares of the others would never be read. Before the batch it sends
-    what tensors are in it, as a batch of ``TensorInformation``.
+    Accelerate reads a ``DataLoader`` over an iterable dataset with rank 0's loader, and splits each
+    batch between the ranks: the shares of the others would never be read. This type refuses that.
+    Before a batch Accelerate sends what tensors are in it, as a batch of ``TensorInformation``.
+
+    Args:
+        fields: as for ``TensorBatch``.
+        given: likewise.
 
     Raises:
-        UsageError: it is such a batch, and there are several ranks.
+        UsageError: it is to be split between ranks; or as ``TensorBatch``.
     """
-    kinds = {type(value).__name__ for value in fields.values()}
-    distributed = torch.distributed
-    if "TensorInformation" not in kinds or not distributed.is_initialized():
-        return
-    if distributed.get_world_size() > 1:
-        raise UsageError(
-            "split batches with Accelerate: expected the loader itself, which reads a share of the "
-            "samples on each rank, got a DataLoader over it, of which Accelerate would read rank "
-            "0's share only; iterate over the Loader, or over Accelerator.prepare(loader)"
-        )
+
+    def __init__(self, fields: Mapping[str, Any] | None = None, /, **given: Any) -> None:
+        super().__init__(fields, **given)
+        kinds = {type(value).__name__ for value in self.values()}
+        distributed = torch.distributed
+        if "TensorInformation" not in kinds or not distributed.is_initialized():
+            return
+        if distributed.get_world_size() > 1:
+            raise UsageError(
+                "split batches with Accelerate: expected a loader of all samples, got one rank's, "
+                "so that the samples of the other ranks would never be read; give prepare the "
+                "Loader itself, or make it with rank=0, world_size=1"
+            )
 
 
 def _refuse_collation(_batches: list[TensorBatch], **_options: Any) -> None:

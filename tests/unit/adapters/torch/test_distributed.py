@@ -58,16 +58,21 @@ volume, address, rank, out = sys.argv[1:]
 dist.init_process_group("gloo", init_method=address, rank=int(rank), world_size=2,
                         timeout=timedelta(seconds=60))
 accelerator = Accelerator(cpu=True)
+range_of = lambda indices: indices.astype("int64")
 with dlfs.open(volume) as opened, opened["arrays"] as dataset:
     loader = Loader(dataset, 10, collate="stack", labels=ColumnLabels(dataset, "number"))
     taken = [batch.indices.tolist() for batch in accelerator.prepare(loader)]
+    whole = Loader(dataset, 10, collate="stack", labels=range_of, rank=0, world_size=1)
+    split = accelerator.prepare(DataLoader(whole, batch_size=None))
+    numbers = [int(label) for batch in split for label in batch.labels]
     try:
         next(iter(accelerator.prepare(DataLoader(loader, batch_size=None))))
         error = None
     except Exception as caught:  # of rank 1: that rank 0 is gone
         error = f"{type(caught).__name__}: {caught}"
 with open(out, "w") as file:
-    json.dump({"world": accelerator.num_processes, "taken": taken, "error": error}, file)
+    found = {"world": accelerator.num_processes, "taken": taken, "split": numbers, "error": error}
+    json.dump(found, file)
 """
 
 
@@ -100,7 +105,10 @@ def test_accelerate_does_not_split_one_ranks_share_between_all(torch_volume, tmp
     assert [one["world"] for one in found] == [2, 2]
     taken = [[index for batch in one["taken"] for index in batch] for one in found]
     assert [taken[at % 2][at // 2] for at in range(COUNT)] == reference(arrays)
-    assert found[0]["error"].startswith("UsageError: split batches with Accelerate: expected the")
+    assert set(found[0]["split"] + found[1]["split"]) == set(range(COUNT))
+    assert found[0]["error"].startswith(
+        "UsageError: split batches with Accelerate: expected a loader"
+    )
     assert found[1]["error"] is not None
 
 
