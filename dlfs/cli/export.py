@@ -102,7 +102,7 @@ def export(
 
 
 def _kind(target: str, to: Kind | None, *, json: bool) -> Kind:
-    """What to write, before anything is opened."""
+    """Choose what to write and refuse what cannot be, before anything is opened."""
     from dlfs.ingest.export import export_kind
 
     if target != STDOUT:

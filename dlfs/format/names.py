@@ -24,11 +24,11 @@ NEW_NAME_RULE = (
     f"control characters, has no space at either end, does not begin with '-', and is not '.', "
     f"'..' or '{INCOMING}'"
 )
-"""What a new dataset may be called; ends the errors about names that break it."""
+"""Rule for the names of new datasets, as the errors about names that break it say it."""
 
 _VERSIONED = re.compile(rb"(.+)@([1-9][0-9]{0,9})", re.DOTALL)
 _CONTROLS = frozenset(("Cc", "Zl", "Zp"))
-"""Unicode categories of what is no character of a line of text."""
+"""Unicode categories of control characters and of line and paragraph separators."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ def new_dataset_name(name: str | bytes) -> bytes:
 
 
 def _new_name_problem(raw: bytes) -> str | None:
-    """What is wrong with the name of a new dataset, or None."""
+    """Describe the first breach of the rule for new names, or return None."""
     if not 1 <= len(raw) <= NEW_DATASET_NAME_BYTES_MAX:
         return f"got {len(raw)} bytes"
     try:
@@ -118,7 +118,7 @@ def dataset_name_bytes(name: str | bytes) -> bytes:
 
 
 def dataset_name_problem(raw: bytes) -> str | None:
-    """What makes bytes no dataset's name in a catalog, or None."""
+    """Describe why bytes are no dataset's name in a catalog, or return None."""
     if not 1 <= len(raw) <= DATASET_NAME_BYTES_MAX:
         return f"expected 1..{DATASET_NAME_BYTES_MAX} bytes, got {len(raw)}"
     for byte, what in ((b"/", "slash"), (b"\0", "NUL byte")):

@@ -63,7 +63,7 @@ _KINDS: tuple[tuple[tuple[str, ...], Kind], ...] = (
 )
 _SUFFIXES_SHOWN = ".tar, .tar.gz, .tar.bz2, .tar.xz, .tar.zst, .zip, .arrow, .parquet"
 _SUFFIX = re.compile(r"[^/](\.[A-Za-z][A-Za-z0-9]{0,9})\Z")
-"""What looks as if it named a format: ``x.rar``, not ``run-1.0`` or ``.hidden``."""
+"""Suffix that may name a format: that of ``x.rar``, none in ``run-1.0`` or ``.hidden``."""
 
 BATCH_BYTES = 64 * MIB
 """What a batch of samples of mean length adds up to."""
@@ -82,7 +82,7 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 @dataclass(frozen=True, slots=True)
 class ExportReport:
-    """What an export wrote.
+    """Counts of what an export wrote.
 
     Attributes:
         sample_count: samples written.
@@ -203,7 +203,7 @@ class ExportedSamples:
                     yield path, data
 
     def report(self) -> ExportReport:
-        """What was given so far."""
+        """Counts of what was given so far, and the time that it took."""
         meter = self._meter
         return ExportReport(meter.samples, meter.bytes, meter.seconds, self._bad_count)
 
