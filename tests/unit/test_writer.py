@@ -369,7 +369,11 @@ def test_the_same_name_again_is_a_new_version(make_volume):
     volume.remove("ds", 2)
     with volume.writer("ds") as writer:
         writer.add("a", b"newer")
-    assert [d.version for d in volume.datasets()] == [1, 2]
+    assert [d.version for d in volume.datasets()] == [1, 3]  # 2 was another one
+    volume.remove("ds")
+    with volume.writer("ds") as writer:
+        writer.add("a", b"newest")
+    assert [d.version for d in volume.datasets()] == [4]
 
 
 def test_a_second_writer_is_told_who_holds_the_volume(make_volume):
