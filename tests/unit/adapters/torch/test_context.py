@@ -99,7 +99,7 @@ def test_a_transform_is_given_a_context_only_where_it_is_asked_for(arrays):
 @pytest.mark.parametrize("context", [None, "fork", "spawn"])
 def test_epochs_of_a_map_style_dataset(arrays, context):
     dataset = SampleDataset(arrays, transform=note, with_context=True, seed=4)
-    workers = {} if context is None else {"num_workers": 2, "persistent_workers": True}
+    workers = {} if context is None else {"num_workers": 1, "persistent_workers": True}
     loader = DataLoader(dataset, 50, multiprocessing_context=context, **workers)
     seeds = []
     for epoch in (0, 1, 5):
@@ -153,12 +153,13 @@ HOW = [
     {"threads": 3, "batch_size": 7},
     {"num_workers": 1},
     {"num_workers": 2, "multiprocessing_context": "fork", "batch_size": 50},
-    {"num_workers": 2, "multiprocessing_context": "spawn"},
 ]
+SPAWNED = {"num_workers": 1, "multiprocessing_context": "spawn"}
 
 
-@pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize(
+    ("how", "world_size"), [*((how, size) for how in HOW for size in (1, 2)), (SPAWNED, 1)]
+)
 def test_a_loaders_contexts_are_of_the_order_however_it_is_read(arrays, how, world_size):
     options = {"batch_size": 16, "seed": 3, "transform": place, "with_context": True, **how}
     loaders = [
