@@ -47,6 +47,7 @@ from dlfs.adapters.files import (
     raw_path,
     shared_volume,
 )
+from dlfs.arguments import check_choice
 from dlfs.extras import install_command
 
 try:
@@ -280,8 +281,10 @@ class DlfsFileSystem(AbstractFileSystem):  # type: ignore[misc]
             options: of ``cat_file``, for a single file.
 
         Raises:
+            UsageError: there is no such policy.
             OSError, DlfsError: as ``cat_file``.
         """
+        check_choice(on_error, ("raise", "omit", "return"), option="on_error", action="read files")
         paths = self.expand_path(path, recursive=recursive)
         if not isinstance(path, list) and paths == [self._strip_protocol(path)]:
             return self.cat_file(paths[0], **options)
@@ -309,6 +312,7 @@ class DlfsFileSystem(AbstractFileSystem):  # type: ignore[misc]
             ends: likewise; None for the end of the file.
             on_error: ``raise``, or ``return`` the error in place of the bytes.
         """
+        check_choice(on_error, ("raise", "return"), option="on_error", action="read ranges")
         begins = starts if isinstance(starts, list) else [starts] * len(paths)
         stops = ends if isinstance(ends, list) else [ends] * len(paths)
         if not len(paths) == len(begins) == len(stops):

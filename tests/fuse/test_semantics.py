@@ -604,18 +604,19 @@ def test_rule_28_unsuitable_directories(
 ) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
-    refusals: list[tuple[Path, type[Exception]]] = [
-        (tmp_path / "missing", NotFoundError),
-        (tmp_path / "full", UsageError),
-        (tmp_path / "full" / "file", UsageError),
-        (own_mount.directory, ExistsError),
+    missing, full, mounted = tmp_path / "missing", tmp_path / "full", own_mount.directory
+    refusals: list[tuple[Path, type[Exception], str]] = [
+        (missing, NotFoundError, f"no such directory; 'mkdir -p {missing}' makes it"),
+        (full, UsageError, "got files in it; move them away, or mount elsewhere"),
+        (full / "file", UsageError, "expected a directory, got a file"),
+        (mounted, ExistsError, f"mounted there already; 'dlfs umount {mounted}' ends that mount"),
     ]
     from dlfs.service.mount import mount_volume
     from dlfs.service.serve import MountOptions
 
     options = MountOptions(fuse=server)
-    for directory, error in refusals:
-        with pytest.raises(error, match=re.escape(str(directory))):
+    for directory, error, told in refusals:
+        with pytest.raises(error, match=re.escape(f"mount on {directory}: ") + ".*" + told):
             mount_volume(str(own_volume), directory, options, log=tmp_path / "log")
     assert (own_mount / "train/a").read_bytes() == b"first" * 100
 

@@ -520,3 +520,11 @@ def test_hugging_face_loads_what_it_saved(hugging_face, make_volume, tmp_path):
     path = make_volume(saved=files)
     loaded = hugging_face.load_from_disk(f"dlfs://{path}!/saved")
     assert loaded["x"][:] == list(range(50))
+
+
+@pytest.mark.parametrize("value", ["omitt", None, 1, ["omit"]])
+def test_a_policy_that_there_is_not_is_refused(fs, base, value):
+    with pytest.raises(dlfs.UsageError, match="on_error 'raise', 'omit' or 'return', got"):
+        fs.cat([base], on_error=value)
+    with pytest.raises(dlfs.UsageError, match="on_error 'raise' or 'return', got"):
+        fs.cat_ranges([base], 0, 4, on_error=value)
