@@ -190,7 +190,7 @@ def test_what_they_are(world: World) -> None:
     assert "d" in connected
     assert "e" not in connected
     assert connected.dataset().uuid == local.dataset().uuid
-    with pytest.raises(NotFoundError, match=f"find 'e' on {world.service.uri}"):
+    with pytest.raises(NotFoundError, match=f"find dataset 'e' on {world.service.uri}"):
         connected.dataset("e")
 
 
@@ -342,7 +342,7 @@ def test_what_needs_the_devices_says_so(serve: Callable[..., Service], volume: s
         lambda: connected.remove("d"),
         lambda: list(connected.verify()),
     ):
-        with pytest.raises(UsageError, match=r"through unix:.*open it by their URIs"):
+        with pytest.raises(UsageError, match=r"through unix:.*open the volume itself: "):
             change()
     with pytest.raises(UsageError):
         dlfs.repair(connected.uri)
