@@ -72,11 +72,12 @@ class Loader(IterableDataset[Any]):
     Frameworks take a loader as it is: Lightning's ``fit``, which keeps its state in checkpoints;
     Accelerate's ``prepare``, beside ``register_for_checkpointing``; the ``Trainer`` of Transformers
     from ``get_train_dataloader``, where a resumed one wants ``ignore_data_skip=True`` and a loader
-    whose state the caller has kept and loaded. In one process, ``Trainer`` and Accelerate's
-    ``skip_first_batches`` also resume by themselves from
-    ``accelerator.prepare(DataLoader(loader, batch_size=None))``; they read the batches that they
-    skip. Accelerate calls ``set_epoch`` of such a loader with a count of its own, which begins at
-    0: after ``load_state_dict`` call ``prepared.set_epoch(loader.epoch)``.
+    whose state the caller has kept and loaded. ``Trainer`` and Accelerate's ``skip_first_batches``
+    also resume by themselves, by reading the batches that they skip, from
+    ``accelerator.prepare(DataLoader(loader, batch_size=None))``. In several processes that wants a
+    loader of all samples (``rank=0, world_size=1``), which the first process reads for all.
+    Accelerate calls ``set_epoch`` of it with a count of its own, which begins at 0: after
+    ``load_state_dict`` call ``prepared.set_epoch(loader.epoch)``.
 
     The default order of an epoch is a permutation of all samples. ``where``, ``weights`` and
     ``order`` choose samples as in ``Dataset.batches``; ``order=range(len(dataset))`` evaluates in
