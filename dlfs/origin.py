@@ -7,6 +7,7 @@ know which origin they have; the service has one of its own.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -51,8 +52,10 @@ from dlfs.store.info import VolumeInfo, describe_volume
 from dlfs.store.losses import report_loss, report_members, report_return
 from dlfs.store.members import Opener, close_devices, find_foreign, open_members
 from dlfs.store.transaction import Generation, load_generation
-from dlfs.units import MIB
+from dlfs.units import MIB, format_bytes, format_count
 from dlfs.wording import list_names, list_numbers, quote
+
+_log = logging.getLogger("dlfs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,7 +246,15 @@ class LocalOrigin:
         """Open the members and find the newest generation."""
         options = self.options
         uris = resolve_uris(self.uris, engine=options.engine, opener=options.opener)
-        return LocalVolume(self._open_generation(uris), options)
+        volume = LocalVolume(self._open_generation(uris), options)
+        _log.debug(
+            "opened volume %s at generation %d: %s, %s",
+            volume.superblock.volume_uuid,
+            volume.superblock.generation,
+            format_count(len(uris), "member"),
+            format_count(len(volume.catalog.datasets), "dataset"),
+        )
+        return volume
 
     def _open_generation(
         self, uris: Sequence[str], identity: DatasetIdentity | None = None
@@ -275,6 +286,14 @@ class LocalOrigin:
                 generation, record, shared=not self.options.shared
             )
             reader = self._make_reader(generation, record, identity, directory)
+            _log.debug(
+                "opened dataset %s@%d: %s, at most %s of memory for them, %d operations in flight",
+                identity.name,
+                identity.version,
+                format_count(record.sample_count, "sample"),
+                format_bytes(self.options.memory_bytes),
+                self.options.depth,
+            )
         except BaseException:
             close_devices(generation.devices)
             raise

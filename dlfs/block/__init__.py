@@ -6,6 +6,8 @@ initiator over TCP or through SPDK.
 
 from __future__ import annotations
 
+import logging
+
 from dlfs.arguments import Engine
 from dlfs.block.device import BlockDevice, Kind, QueuePair, aligned_buffer, operation_error
 from dlfs.block.file import FileDevice
@@ -30,6 +32,7 @@ from dlfs.block.uri import (
     split_members,
 )
 from dlfs.errors import UsageError
+from dlfs.units import format_bytes
 
 __all__ = [
     "RECORD_BYTES",
@@ -63,6 +66,9 @@ __all__ = [
 ]
 
 
+_log = logging.getLogger("dlfs.block")
+
+
 def open_device(uri: str, *, writable: bool = False, engine: Engine = "auto") -> BlockDevice:
     """Open the block device that a URI names.
 
@@ -77,6 +83,19 @@ def open_device(uri: str, *, writable: bool = False, engine: Engine = "auto") ->
         NativeError: it is an SPDK device, and dlfs was built without SPDK.
         DeviceError: it cannot be opened.
     """
+    device = _open(uri, writable=writable, engine=engine)
+    _log.debug(
+        "opened %s for %s by %s, %s in blocks of %s",
+        device.uri,
+        "writing" if writable else "reading",
+        device.native.kind,
+        format_bytes(device.size_bytes),
+        format_bytes(device.block_bytes),
+    )
+    return device
+
+
+def _open(uri: str, *, writable: bool, engine: Engine) -> BlockDevice:
     parsed = parse_uri(uri)
     if isinstance(parsed, FileUri):
         return FileDevice(parsed.path, writable=writable, engine=engine)

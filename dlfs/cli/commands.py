@@ -88,6 +88,22 @@ def _discard_stdout() -> None:
     os.close(devnull)
 
 
+def _prepare_stdout() -> None:
+    """Let stdout take whole writes, and names that are not UTF-8."""
+    if not isinstance(sys.stdout, io.TextIOWrapper):
+        return
+    utf8 = sys.stdout.encoding.lower().replace("-", "") == "utf8"
+    errors = "surrogateescape" if utf8 else "backslashreplace"
+    if isinstance(sys.stdout.buffer, io.RawIOBase):
+        # PYTHONUNBUFFERED: a write to a pipe may take only a part, and Python drops the rest.
+        whole = io.BufferedWriter(sys.stdout.buffer)
+        sys.stdout = io.TextIOWrapper(
+            whole, encoding=sys.stdout.encoding, errors=errors, line_buffering=True
+        )
+    else:
+        sys.stdout.reconfigure(errors=errors)
+
+
 class Commands(VerbGroup):
     """The verbs, with errors turned into a line and an exit code."""
 
@@ -100,9 +116,7 @@ class Commands(VerbGroup):
 
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
         """Run a verb."""
-        if isinstance(sys.stdout, io.TextIOWrapper):  # names are bytes, and marks are not ASCII
-            utf8 = sys.stdout.encoding.lower().replace("-", "") == "utf8"
-            sys.stdout.reconfigure(errors="surrogateescape" if utf8 else "backslashreplace")
+        _prepare_stdout()
         try:
             with interruptible(), log_on_stderr():
                 result = super().invoke(ctx)

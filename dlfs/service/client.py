@@ -148,6 +148,7 @@ class ServiceOrigin:
         connection = self.connect()
         answer, _ = connection.request(ListVolumes(), Volumes)
         chosen = self._choose(answer.volumes)
+        _log.debug("connected to %s for volume %s", self.uri, chosen.uuid)
         return ServiceVolume(replace(self, volume=str(chosen.uuid)), connection)
 
     def _choose(self, volumes: Sequence[ServedVolume]) -> ServedVolume:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +46,22 @@ def samples() -> dict[bytes, bytes]:
 
 Run = Callable[..., Done]
 
+PYTHON_WORDS = re.compile(
+    r"""b'|b"|\bTraceback\b|\b(?:None|True|False)\b|\{'|<class|object\ at\ 0x|\[Errno|
+    \b[A-Z][A-Za-z]*(?:Error|Exception)\b|\b[a-z]+(?:_[a-z]+)+\b""",
+    re.VERBOSE,
+)
+"""What a message must not have: literals, classes and names of arguments of Python."""
+WORDS_OF_USERS = {"io_uring", "file_name"}
+"""Words with underscores that are no arguments."""
+
+
+def check_message(message: str) -> None:
+    """Find Python's words in what a command says of an error; words of paths do not count."""
+    plain = " ".join(word for word in message.split() if "/" not in word)
+    found = {match[0] for match in PYTHON_WORDS.finditer(plain)} - WORDS_OF_USERS
+    assert not found, f"Python's words in: {message}"
+
 
 @pytest.fixture
 def run() -> Run:
@@ -54,6 +71,8 @@ def run() -> Run:
         result = CliRunner().invoke(app, [str(argument) for argument in arguments], input=stdin)
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception
+        if result.exit_code and "--debug" not in arguments:
+            check_message(result.stderr)
         return Done(result.exit_code, result.stdout_bytes, result.stderr)
 
     return call

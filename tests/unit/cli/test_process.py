@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import array
+import fcntl
 import importlib.util
 import os
 import pty
+import random
 import signal
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import pytest
+
+import dlfs
 
 DLFS = [sys.executable, "-m", "dlfs.cli"]
 
@@ -41,6 +47,41 @@ def test_a_reader_that_goes_away_is_no_error(volume, verb) -> None:
     finally:
         os.close(writing)
     assert (done.returncode, done.stderr) == (141, b"")
+
+
+def pending_bytes(descriptor: int) -> int:
+    """The bytes in a pipe that nobody has read yet."""
+    found = array.array("i", [0])
+    fcntl.ioctl(descriptor, termios.FIONREAD, found)
+    return found[0]
+
+
+@pytest.mark.parametrize(
+    "arguments", [["cat", "VOLUME", "big", "x"], ["ls", "VOLUME", "many", "-R"]]
+)
+def test_every_byte_is_written_although_a_write_is_interrupted(tmp_path, arguments) -> None:
+    uri = str(tmp_path / "volume.img")
+    data = random.Random(1).randbytes(200_000)
+    names = [f"{n:05}/{'n' * 50}" for n in range(4000)]
+    dlfs.format_volume(uri, size_bytes=16 << 20)
+    with dlfs.open(uri) as volume:
+        with volume.writer("big") as writer:
+            writer.add("x", data)
+        with volume.writer("many") as writer:
+            for name in names:
+                writer.add(name, b"")
+    command = [*DLFS, *(uri if word == "VOLUME" else word for word in arguments)]
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as done:
+        assert done.stdout is not None
+        pipe = done.stdout.fileno()
+        while pending_bytes(pipe) < fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ):
+            assert done.poll() is None
+        done.send_signal(signal.SIGSTOP)  # the write that waits for the reader returns early
+        done.send_signal(signal.SIGCONT)
+        found = done.stdout.read()
+    assert done.returncode == 0
+    assert found == (data if arguments[0] == "cat" else "".join(f"{n}\n" for n in names).encode())
 
 
 def drain(descriptor: int) -> bytes:

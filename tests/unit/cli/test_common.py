@@ -1,0 +1,275 @@
+"""What holds for all verbs: -q, -v, defaults from the environment, examples, messages."""
+
+from __future__ import annotations
+
+import inspect
+import shlex
+from enum import StrEnum
+from pathlib import Path
+from typing import get_args, get_type_hints
+
+import pytest
+import typer
+
+import dlfs
+from dlfs.cli.commands import _PANELS, app
+from dlfs.cli.environment import complete_arguments
+from dlfs.cli.examples import EXAMPLES
+from dlfs.cli.verb import Verb
+from dlfs.volume import MEMORY_VARIABLE
+
+COMMAND = typer.main.get_command(app)
+
+
+def find(words: list[str]) -> tuple[Verb, list[str]]:
+    """The verb that a command line runs, and its arguments."""
+    group = COMMAND
+    while words and words[0] in getattr(group, "commands", {}):
+        group, words = group.commands[words[0]], words[1:]
+    return group, words
+
+
+# ---- --help --------------------------------------------------------------------------------------
+
+
+def test_every_verb_has_examples() -> None:
+    verbs = {name for panel in _PANELS.values() for name in panel}
+    assert set(EXAMPLES) == verbs | {"target recipe", "target hostnqn"}
+    assert all(examples for examples in EXAMPLES.values())
+
+
+@pytest.mark.parametrize("verb", EXAMPLES)
+def test_examples_parse(verb: str) -> None:
+    for example in " ".join(EXAMPLES[verb]).replace("\\ ", "").split("dlfs ")[1:]:
+        words = shlex.split(example.split(" | ")[0].split(" >")[0])
+        command, arguments = find(words)
+        assert words[: len(verb.split())] == verb.split()
+        if "--formats" not in arguments:
+            assert command.make_context(verb, arguments).params
+
+
+@pytest.mark.parametrize("verb", [verb for panel in _PANELS.values() for verb in panel.values()])
+def test_choices_stand_in_the_help(verb) -> None:
+    hints = get_type_hints(inspect.unwrap(verb), include_extras=True)
+    for hint in hints.values():
+        kinds = [kind for kind in (get_args(hint) or [hint])[:1] if kind is not None]
+        kinds += get_args(kinds[0]) if kinds else ()
+        for kind in kinds:
+            if isinstance(kind, type) and issubclass(kind, StrEnum):
+                assert get_args(hint)[1].metavar == "|".join(kind)
+
+
+# ---- -q and -v -----------------------------------------------------------------------------------
+
+
+def test_quiet(run, volume, tmp_path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a").write_bytes(b"x")
+    done = run("import", tmp_path / "in", volume, "--name", "one", "--quiet")
+    assert (done.code, done.out, done.err) == (0, b"", "")
+    assert run("-q", "verify", volume).err == ""
+    assert run("verify", volume).err.startswith("verified")
+    assert run("-q", "cat", volume, "one", "nowhere").err.startswith("dlfs: ")
+
+
+def test_verbose(run, volume) -> None:
+    for done in (
+        run("-v", "cat", volume, "small", "top"),
+        run("cat", volume, "small", "top", "-v"),
+    ):
+        assert done.out == b"top"
+        assert f"dlfs: opened {volume} for reading by " in done.err
+        assert "1 member, 1 dataset\n" in done.err
+        assert "opened dataset small@1: 6 samples, at most 256.0 MiB of memory" in done.err
+    assert run("cat", volume, "small", "top").err == ""
+    assert run("cat", volume, "small", "top", "-q", "-v").code == 2
+
+
+# ---- defaults ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def default(volume, monkeypatch, tmp_path) -> Path:
+    monkeypatch.setenv("DLFS_VOLUME", str(volume))
+    monkeypatch.chdir(tmp_path)
+    return volume
+
+
+def test_the_volume_may_be_left_out(run, default, tmp_path) -> None:
+    assert run("ls").out == b"small@1\n"
+    assert run("ls", "small").out.startswith(b"a/\n")
+    assert run("ls", "small", "b/").out == b"c/\nempty\n"
+    assert run("ls", "-l", "small", "b").out.endswith(b"  empty\n")
+    assert run("cat", "small", "top").out == b"top"
+    assert run("cat", "small", "--index", "-1").out == b"top"
+    assert run("stat", "small@1", "top", "--json").json["samples"][0]["index"] == 5
+    assert run("verify", "small").code == 0
+    assert run("verify").code == 0
+    assert run("info", "--json").json["label"] == "tests"
+    assert run("export", "small", tmp_path / "out").code == 0
+    assert run("import", tmp_path / "out", "--name", "again").code == 0
+    assert run("rm", "again", "--yes").code == 0
+    assert run("stall", "small", "--seconds", 0.1, "--json").code == 0
+
+
+def test_the_volume_may_be_given_all_the_same(run, default, tmp_path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a").write_bytes(b"x")
+    other = tmp_path / "other.img"
+    assert run("format", other, "--size", "8MiB").code == 0
+    assert run("import", "in", "other.img", "--name", "other").code == 0
+    assert run("ls", "other.img").out == b"other@1\n"
+    assert run("ls", "./other.img", "other").out == b"a\n"
+    assert run("cat", other, "other", "a").out == b"x"
+    assert run("rm", "other.img", "other", "--yes").code == 0
+    assert run("info", "other.img", "--json").json["datasets"] == []
+
+
+def test_what_could_be_either_is_an_error(run, default, tmp_path) -> None:
+    (tmp_path / "small").write_bytes(b"a file with a dataset's name")
+    done = run("ls", "small")
+    assert done.code == 2
+    assert "small is a file here and a dataset of" in done.err
+    assert "write ./small for the file" in done.err
+    assert run("ls", "./small").code == 4
+    assert run("ls", default, "small").code == 0
+
+
+def test_a_default_is_named_where_it_leads_astray(run, default, tmp_path) -> None:
+    done = run("ls", "photos")
+    assert done.code == 3
+    assert f"DLFS_VOLUME names the volume {default}" in done.err
+    done = run("import", tmp_path, tmp_path / "nothing.img", "--name", "x")
+    assert (done.code, "nothing.img" in done.err) == (3, True)
+    assert run("format", "--size", "1MiB").code == 2
+
+
+def test_no_default(run) -> None:
+    assert run("ls").code == 2
+
+
+def test_memory(run, volume, monkeypatch) -> None:
+    monkeypatch.setenv(MEMORY_VARIABLE, "32MiB")
+    assert "at most 32.0 MiB of memory" in run("cat", volume, "small", "top", "-v").err
+    done = run("stall", volume, "small", "--seconds", 0.1, "--memory", "16MiB", "-v")
+    assert "at most 16.0 MiB of memory" in done.err
+    monkeypatch.setenv(MEMORY_VARIABLE, "much")
+    done = run("ls", volume)
+    assert (done.code, f"{MEMORY_VARIABLE}: read a size" in done.err) == (2, True)
+    with dlfs.open(str(volume), memory_bytes=1 << 24) as opened:  # what is said, holds
+        assert opened.uri == str(volume)
+
+
+def test_completion_does_not_need_a_volume(default) -> None:
+    command, _ = find(["ls"])
+    context = command.make_context("ls", [], resilient_parsing=True)
+    assert context.params["volume"] is None
+    assert complete_arguments(command, context, [], {}) == [str(default)]
+
+
+# ---- JSON ----------------------------------------------------------------------------------------
+
+
+def test_formats_as_json(run) -> None:
+    for order in (["--formats", "--json"], ["--json", "--formats"]):
+        formats = {row["name"]: row for row in run("import", *order).json["formats"]}
+        assert formats["parquet"]["extra"] == "arrow"
+        assert "links" in {option["name"] for option in formats["folder"]["options"]}
+
+
+@pytest.mark.parametrize("verb", [name for panel in _PANELS.values() for name in panel])
+def test_no_json_is_ignored(run, volume, tmp_path, verb) -> None:
+    """With --json, all that verbs print on stdout is one document, and there is one."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a").write_bytes(b"x")
+    commands = {
+        "format": ["format", tmp_path / "new.img", "--size", "4MiB"],
+        "import": ["import", tmp_path / "in", volume, "--name", "new"],
+        "export": ["export", volume, "small", tmp_path / "out"],
+        "rm": ["rm", volume, "small", "--yes"],
+        "stall": ["stall", volume, "small", "--seconds", 0.1],
+        "stat": ["stat", volume, "small"],
+        "ls": ["ls", volume, "small"],
+        "info": ["info", volume],
+        "verify": ["verify", volume],
+        "uri": ["uri"],
+        "version": ["version"],
+    }
+    # Of the others, those with --json need a mount, a service, a node or a lost member.
+    if verb in commands:
+        assert isinstance(run(*commands[verb], "--json").json, dict)
+
+
+# ---- messages ------------------------------------------------------------------------------------
+
+WRONG = [
+    ["format", "DIR/new.img", "--size", "1KiB"],
+    ["format", "DIR/new.img", "--size", "4MiB", "--chunk", "3KiB"],
+    ["format", "DIR/new.img", "--size", "4MiB", "--replicas", "2"],
+    ["format", "VOLUME", "--size", "4MiB"],
+    ["format", "DIR/new.img", "--size", "4MiB", "--label", "x" * 100],
+    ["info", "DIR/nothing"],
+    ["info", "DIR"],
+    ["info", "unix:DIR/no.sock"],
+    ["info", "nvme-tcp://127.0.0.1:1/nqn.2024-01.org.example:x?nsid=1&connect_ms=10"],
+    ["info", "what:ever"],
+    ["info", "VOLUME,VOLUME"],
+    ["verify", "VOLUME", "nothing"],
+    ["verify", "VOLUME", "small@7"],
+    ["repair", "VOLUME"],
+    ["repair", "VOLUME", "--member", "7", "--with", "DIR/new.img"],
+    ["import", "DIR/nothing", "VOLUME", "-n", "x"],
+    ["import", "VOLUME", "-n", "x"],
+    ["import", "DIR", "VOLUME", "-n", "a/b"],
+    ["import", "DIR", "VOLUME", "-n", ""],
+    ["import", "DIR", "VOLUME", "-n", "x", "--option", "colour=red"],
+    ["import", "DIR", "VOLUME", "-n", "x", "--option", "colour"],
+    ["import", "DIR", "VOLUME", "-n", "x", "--format", "floppy"],
+    ["import", "DIR", "VOLUME", "-n", "x", "--array-dtype", "f4"],
+    ["import", "DIR", "VOLUME", "-n", "x", "--array-dtype", "f4", "--array-shape", "a"],
+    ["import", "DIR", "VOLUME", "-n", "x", "--layout", "random"],
+    ["import", "DIR", "VOLUME", "-n", "x", "--attribute", "label"],
+    ["import", "DIR", "VOLUME", "-n", "x", "--attributes", "DIR/nothing.csv"],
+    ["ls", "VOLUME", "small", "nowhere"],
+    ["cat", "VOLUME", "small", "odd \n\udcff nowhere"],
+    ["cat", "VOLUME", "sm\udcffall", "top"],
+    ["cat", "VOLUME", "small", "--index", "x"],
+    ["cat", "VOLUME", "small", "--index", "99999999999999999999"],
+    ["stat", "VOLUME", "small", "-i", "6"],
+    ["export", "VOLUME", "small", "/proc/nowhere"],
+    ["export", "VOLUME", "small", "DIR"],
+    ["rm", "VOLUME", "small"],
+    ["rm", "VOLUME", "nothing", "-y"],
+    ["mount", "VOLUME", "DIR/nothing"],
+    ["mount", "VOLUME", "DIR", "--mode", "999"],
+    ["umount", "DIR"],
+    ["seal", "DIR", "x"],
+    ["incoming", "DIR"],
+    ["top", "VOLUME"],
+    ["top", "unix:DIR/no.sock"],
+    ["stall", "VOLUME", "small", "--batch", "0"],
+    ["stall", "VOLUME", "small", "--shuffle", "twice"],
+    ["serve", "DIR/nothing", "--socket", "DIR/no/where.sock"],
+    ["serve", "VOLUME", "--cache", "much"],
+    ["serve", "VOLUME", "--allow-user", "nobody-of-that-name"],
+    ["discover", "a host"],
+    ["discover", "127.0.0.1:1"],
+    ["target", "recipe", "disk", "-a", "10.0.0.1", "--allow", "nqn.2024-01.org.example:x"],
+    ["target", "recipe", "/dev/x", "-a", "here", "--allow", "me"],
+    ["uri", "what:ever"],
+    ["uri", "nvme-tcp://"],
+]
+
+
+@pytest.mark.parametrize("arguments", WRONG, ids=lambda words: " ".join(words)[:60])
+def test_messages(run, volume, tmp_path, arguments) -> None:
+    """One line that begins with dlfs, without Python's words: see ``check_message``."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "a").write_bytes(b"x")
+    words = [word.replace("VOLUME", str(volume)).replace("DIR", str(folder)) for word in arguments]
+    done = run(*words)
+    assert done.code != 0
+    assert done.out == b""
+    assert len(done.err.splitlines()) == 1, done.err
+    assert done.err.startswith("dlfs: ")
