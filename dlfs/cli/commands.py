@@ -55,7 +55,11 @@ from dlfs.errors import DlfsError
 _CommandLineError: type[Exception] = typer.BadParameter.__mro__[2]
 
 
-_ARGUMENTS = {"force=True": "--force", "size_bytes=2**30": "--size 1GiB"}
+_ARGUMENTS = {
+    "force=True": "--force",
+    "allow_empty=True": "--allow-empty",
+    "size_bytes=2**30": "--size 1GiB",
+}
 """What the command line calls the arguments that the library's messages name."""
 
 

@@ -127,5 +127,5 @@ def _no_samples(source: Source) -> NotFoundError:
         found.append(f"{source.empty_directories:,} x directory without samples")
     return NotFoundError(
         f"import {source.name}: expected at least one sample, got none: it holds "
-        f"{', '.join(found) or 'nothing'}; --allow-empty makes an empty dataset"
+        f"{', '.join(found) or 'nothing'}; allow_empty=True makes an empty dataset"
     )

@@ -47,7 +47,7 @@ def samples() -> dict[bytes, bytes]:
 Run = Callable[..., Done]
 
 PYTHON_WORDS = re.compile(
-    r"""b'|b"|\bTraceback\b|\b(?:None|True|False)\b|\{'|<class|object\ at\ 0x|\[Errno|
+    r"""(?<!\w)b['"]|\bTraceback\b|\b(?:None|True|False)\b|\{'|<class|object\ at\ 0x|\[Errno|
     \b[A-Z][A-Za-z]*(?:Error|Exception)\b|\b[a-z]+(?:_[a-z]+)+\b""",
     re.VERBOSE,
 )
