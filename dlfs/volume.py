@@ -98,6 +98,34 @@ class Volume:
     one machine share the sample directories, which are not part of a budget. Behind
     ``dlfs.connect`` all clients share the memory of the service (``dlfs serve --cache``).
 
+    What an epoch has read stays in that memory for later epochs, of ``Dataset.batches`` and of what
+    is built on it: single samples, or whole chunks where an epoch takes them whole. Of an epoch
+    that takes n bytes (of all ranks together, each sample once):
+
+    - With memory for all of it, later epochs read nothing. A cached sample takes 12 bytes more than
+      its own and up to 43 in an index (at least 16 KiB); at most one sample in 33 is lost at the
+      ends of the pieces of memory that samples are packed in, or in small memories five. Each
+      stream, one for every ``batches`` under way, needs four chunks and two of its largest samples
+      besides.
+    - With memory for less, each later epoch reads less by the share (memory - reserve) / n of what
+      it would read without. A stream's reserve is what it needs above, and room for batches and
+      reads under way for the samples that are not cached: as many batches as the consumer holds at
+      a time (at least two), or reads for twice ``depth``, at most an eighth of the memory. With
+      ``shuffle="chunk"`` it is the window's chunks that are not cached, and chunks read ahead (8
+      MiB, or an eighth of the memory). More memory never reads more, within a few chunks, in the
+      second epoch and later; the first one may read up to a quarter more where the memory takes the
+      whole dataset, for it then reads whole chunks.
+    - Two samples nearer than 16 KiB are read by one request, with what lies between them: it counts
+      as taken by the epoch.
+    - Samples below 2 KiB in a global order of the whole dataset are read by whole chunks where that
+      costs less than one request each: an epoch then reads about 1.2 / s times the data where the
+      memory holds a share s of it below one half, and 5 * (1 - s) times above. This falls with
+      memory as well, but can exceed (1 - s).
+    - Draws with ``weights`` differ from epoch to epoch, and so do a rank's samples where each rank
+      has a memory of its own: with memory for all that any rank may draw, each sample is read once.
+    - After another ``where``, the cache holds the new selection from the third epoch on. Slots of
+      memory of which three quarters are still in use stay.
+
     Args:
         origin: what opens it.
 

@@ -1,9 +1,10 @@
 /*
  * The sample memory: one mapping cut into slots of a chunk. A slot is free, lent (samples that
- * someone will use), or holds a chunk of the dataset by its number. References are counted; a chunk
- * without any is idle and is the first to go when memory is wanted, the one idle for longest first:
- * everything that the look-ahead needs holds a reference, so what is idle is needed later than all
- * of it.
+ * someone will use), holds a chunk of the dataset by its number, or copies of samples (cache.c).
+ * References are counted; a chunk without any is idle and is the first to go when memory is wanted,
+ * the one idle for longest first: everything that the look-ahead needs holds a reference, so what
+ * is idle is needed later than all of it. Idle slots that are cached stay, for the next epoch:
+ * cache.c says which of them may go.
  *
  * Kept for good. Where the memory is shared with other processes and the whole dataset fits in it,
  * a chunk that has landed and is sound stays in its slot as long as the reader lives: it has a
@@ -128,6 +129,7 @@ int arena_map(dlfs_reader *reader)
 
 void arena_free(dlfs_reader *reader)
 {
+    cache_free(&reader->cache);
     dlfs_memory_unmap(reader->arena, reader->arena_bytes);
     if (reader->arena_descriptor >= 0)
         close(reader->arena_descriptor);
@@ -153,29 +155,53 @@ static void evict(dlfs_reader *reader, uint32_t slot)
     run_free(reader, slot);
 }
 
+void arena_evict_cached(dlfs_reader *reader, uint32_t number)
+{
+    struct slot *slot = &reader->slots[number];
+    list_remove(reader, &reader->cache.idle, number);
+    reader->cache.slots -= slot->run;
+    slot->cached = false;
+    if (slot->state == SLOT_PACKED)
+        cache_forget(reader, number);
+    else
+        reader->chunk_slots[slot->chunk] = 0;
+    run_free(reader, number);
+}
+
 static void lend(dlfs_reader *reader, uint32_t first, uint32_t run)
 {
     for (uint32_t slot = first; slot < first + run; slot++) {
         list_remove(reader, &reader->free_slots, slot);
         reader->slots[slot].state = SLOT_TAIL;
+        reader->slots[slot].head = first;
     }
     struct slot *head = &reader->slots[first];
     head->state = SLOT_LENT;
     head->run = run;
     head->references = 1;
     head->bad = false;
+    head->cached = false;
     head->waiters = SLOT_NONE;
 }
 
-/* The first of `run` neighbouring slots that are free (or idle, if `evicting`), or SLOT_NONE. */
-static uint32_t find_run(const dlfs_reader *reader, uint32_t run, bool evicting)
+/* What a run of neighbouring slots may be made of. */
+enum making { OF_FREE, OF_IDLE, OF_CACHED };
+
+static bool usable(const struct slot *slot, enum making making)
+{
+    if (slot->state == SLOT_FREE)
+        return true;
+    bool idle = (slot->state == SLOT_KEPT || slot->state == SLOT_PACKED) && slot->references == 0;
+    return idle && making >= (slot->cached ? OF_CACHED : OF_IDLE);
+}
+
+/* The first of `run` neighbouring slots that are usable, or SLOT_NONE. */
+static uint32_t find_run(const dlfs_reader *reader, uint32_t run, enum making making)
 {
     uint32_t found = 0;
     for (uint32_t slot = 0; slot < reader->slot_count;) {
         const struct slot *at = &reader->slots[slot];
-        bool idle = at->state == SLOT_KEPT && at->references == 0;
-        bool usable = at->state == SLOT_FREE || (evicting && idle);
-        found = usable ? found + at->run : 0;
+        found = usable(at, making) ? found + at->run : 0;
         slot += at->run;
         if (found >= run)
             return slot - found;
@@ -183,42 +209,120 @@ static uint32_t find_run(const dlfs_reader *reader, uint32_t run, bool evicting)
     return SLOT_NONE;
 }
 
-uint32_t arena_take(dlfs_reader *reader, uint32_t run)
+/* Makes one slot free, if it can. */
+static void make_free(dlfs_reader *reader, bool displace)
 {
-    if (run == 1) {
-        if (reader->free_slots.count == 0 && reader->idle_slots.count > 0)
-            evict(reader, reader->idle_slots.first);
-        uint32_t slot = reader->free_slots.first;
-        if (slot != SLOT_NONE)
-            lend(reader, slot, 1);
-        return slot;
+    uint32_t victim = cache_victim(reader);
+    if (victim != SLOT_NONE)
+        arena_evict_cached(reader, victim);
+    else if (reader->idle_slots.count > 0)
+        evict(reader, reader->idle_slots.first);
+    else if (displace && reader->cache.idle.count > 0)
+        arena_evict_cached(reader, reader->cache.idle.first);
+}
+
+/* Evicts what lies in a run of slots. */
+static void claim(dlfs_reader *reader, uint32_t first, uint32_t run)
+{
+    for (uint32_t slot = first; slot < first + run; slot++) {
+        if (reader->slots[slot].state == SLOT_FREE || reader->slots[slot].state == SLOT_TAIL)
+            continue;
+        if (reader->slots[slot].cached)
+            arena_evict_cached(reader, slot);
+        else
+            evict(reader, slot);
     }
-    uint32_t first = find_run(reader, run, false);
+}
+
+static uint32_t take_run(dlfs_reader *reader, uint32_t run, bool displace)
+{
+    bool cached = displace || cache_victim(reader) != SLOT_NONE;
+    uint32_t first = find_run(reader, run, OF_FREE);
     if (first == SLOT_NONE)
-        first = find_run(reader, run, true);
+        first = find_run(reader, run, OF_IDLE);
+    if (first == SLOT_NONE && cached)
+        first = find_run(reader, run, OF_CACHED);
     if (first == SLOT_NONE)
         return SLOT_NONE;
-    for (uint32_t slot = first; slot < first + run; slot++)
-        if (reader->slots[slot].state == SLOT_KEPT)
-            evict(reader, slot);
+    claim(reader, first, run);
     lend(reader, first, run);
     return first;
 }
 
+uint32_t arena_take(dlfs_reader *reader, uint32_t run, bool displace)
+{
+    if (run > 1)
+        return take_run(reader, run, displace);
+    if (reader->free_slots.count == 0)
+        make_free(reader, displace);
+    uint32_t slot = reader->free_slots.first;
+    if (slot != SLOT_NONE)
+        lend(reader, slot, 1);
+    return slot;
+}
+
+/* The last run of so many free slots, or SLOT_NONE. */
+static uint32_t find_last_run(const dlfs_reader *reader, uint32_t run)
+{
+    uint32_t found = 0;
+    for (uint32_t slot = reader->slot_count; slot-- > 0;) {
+        found = reader->slots[slot].state == SLOT_FREE ? found + 1 : 0;
+        if (found == run)
+            return slot;
+    }
+    return SLOT_NONE;
+}
+
+uint32_t arena_take_packed(dlfs_reader *reader, uint32_t run)
+{
+    uint32_t first = SLOT_NONE;
+    if (run == 1) /* those that were free for longest lie at the end, mostly */
+        first = reader->free_slots.last;
+    else if (reader->free_slots.count >= run)
+        first = find_last_run(reader, run);
+    if (first == SLOT_NONE)
+        first = find_run(reader, run, OF_IDLE);
+    if (first == SLOT_NONE)
+        return SLOT_NONE;
+    claim(reader, first, run);
+    lend(reader, first, run);
+    struct slot *slot = &reader->slots[first];
+    slot->state = SLOT_PACKED;
+    slot->chunk = 0;
+    slot->cached = true;
+    slot->samples = slot->uses = 0;
+    slot->idle_looks = 0;
+    reader->cache.slots += run;
+    return first;
+}
+
+uint32_t arena_head(const dlfs_reader *reader, uint32_t number)
+{
+    const struct slot *slot = &reader->slots[number];
+    return slot->state == SLOT_TAIL ? slot->head : number;
+}
+
+static struct slot_list *idle_list(dlfs_reader *reader, const struct slot *slot)
+{
+    return slot->cached ? &reader->cache.idle : &reader->idle_slots;
+}
+
 void arena_reference(dlfs_reader *reader, uint32_t number)
 {
+    number = arena_head(reader, number);
     struct slot *slot = &reader->slots[number];
     if (slot->references++ == 0)
-        list_remove(reader, &reader->idle_slots, number);
+        list_remove(reader, idle_list(reader, slot), number);
 }
 
 void arena_release(dlfs_reader *reader, uint32_t number)
 {
+    number = arena_head(reader, number);
     struct slot *slot = &reader->slots[number];
     if (--slot->references > 0)
         return;
-    if (slot->state == SLOT_KEPT)
-        list_push(reader, &reader->idle_slots, number);
+    if (slot->state == SLOT_KEPT || slot->state == SLOT_PACKED)
+        list_push(reader, idle_list(reader, slot), number);
     else
         run_free(reader, number);
     pthread_cond_broadcast(&reader->released);
@@ -248,10 +352,13 @@ void arena_end_load(dlfs_reader *reader, uint32_t number, bool kept, bool bad)
     slot->bad = bad;
     slot->owner = NULL;
     slot->waiters = SLOT_NONE;
-    if (!kept)
+    if (!kept) {
         reader->chunk_slots[slot->chunk] = 0;
-    else if (reader->kept && !bad)
+        return;
+    }
+    if (reader->kept && !bad)
         keep_for_good(reader, number);
+    cache_keep_chunk(reader, number);
 }
 
 uint32_t arena_find(const dlfs_reader *reader, uint64_t chunk)
@@ -261,7 +368,8 @@ uint32_t arena_find(const dlfs_reader *reader, uint64_t chunk)
 
 uint32_t arena_available(const dlfs_reader *reader)
 {
-    return reader->free_slots.count + reader->idle_slots.count;
+    uint32_t victims = cache_victim(reader) != SLOT_NONE;
+    return reader->free_slots.count + reader->idle_slots.count + victims;
 }
 
 bool arena_gives(const dlfs_reader *reader, uint32_t number, const struct place *place,
@@ -274,4 +382,17 @@ bool arena_gives(const dlfs_reader *reader, uint32_t number, const struct place 
         return false;
     *offset = ((uint64_t)number << reader->chunk_shift) + start;
     return !slot->bad || dlfs_crc32c(0, reader->arena + *offset, place->length) == place->crc32c;
+}
+
+bool arena_look_up(dlfs_reader *reader, uint64_t index, const struct place *place, uint64_t *offset)
+{
+    uint32_t slot = arena_find(reader, place->chunk);
+    bool found = (slot != SLOT_NONE && arena_gives(reader, slot, place, offset)) ||
+                 cache_find(reader, index, offset);
+    if (!found)
+        return false;
+    slot = arena_head(reader, slot_of(reader, *offset));
+    arena_reference(reader, slot);
+    reader->slots[slot].uses++;
+    return true;
 }

@@ -4,7 +4,8 @@
  *
  * What a batch pins is counted in whole slots, for a slot with one sample in use can hold no other
  * samples; a slot that several of the channel's batches use is counted once. Where the whole
- * dataset fits in the arena, pins keep nobody out, and a batch is counted by its samples' bytes.
+ * dataset fits in the arena, and in slots of cached samples, which stay anyway, pins keep nobody
+ * out: those samples are counted by their bytes.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -58,6 +59,13 @@ static bool share_take(dlfs_share *share, uint64_t bytes)
 
 /* ---- pins ------------------------------------------------------------------------------------ */
 
+/* Whether pins in a slot leave the others as much memory as before. */
+static bool keeps_nobody_out(const dlfs_reader *reader, uint32_t slot)
+{
+    uint8_t state = reader->slots[slot].state;
+    return reader->keeps_all || state == SLOT_PACKED || state == SLOT_TAIL;
+}
+
 /* Counts a batch's samples in their slots; returns the bytes that are pinned now and were not. */
 static uint64_t pin(dlfs_channel *channel, const dlfs_batch *batch)
 {
@@ -67,7 +75,7 @@ static uint64_t pin(dlfs_channel *channel, const dlfs_batch *batch)
         if (batch->lengths[i] <= 0)
             continue;
         uint32_t slot = slot_of(reader, (uint64_t)batch->offsets[i]);
-        if (reader->keeps_all)
+        if (keeps_nobody_out(reader, slot))
             bytes += (uint64_t)batch->lengths[i];
         else if (channel->pins[slot]++ == 0)
             bytes += (uint64_t)reader->slots[slot].run << reader->chunk_shift;
@@ -84,7 +92,7 @@ static uint64_t unpin(dlfs_channel *channel, const dlfs_batch *batch)
         if (batch->lengths[i] <= 0)
             continue;
         uint32_t slot = slot_of(reader, (uint64_t)batch->offsets[i]);
-        if (reader->keeps_all)
+        if (keeps_nobody_out(reader, slot))
             bytes += (uint64_t)batch->lengths[i];
         else if (--channel->pins[slot] == 0)
             bytes += (uint64_t)reader->slots[slot].run << reader->chunk_shift;

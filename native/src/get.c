@@ -8,14 +8,13 @@
 #include "reader.h"
 
 /* Copies a sample that is in memory; -EAGAIN when it is not. */
-static int64_t copy_kept(dlfs_reader *reader, const struct place *place, void *buffer)
+static int64_t copy_kept(dlfs_reader *reader, uint64_t index, const struct place *place,
+                         void *buffer)
 {
     uint64_t offset;
     int64_t result = -EAGAIN;
     pthread_mutex_lock(&reader->lock);
-    uint32_t slot = reader->arena ? arena_find(reader, place->chunk) : SLOT_NONE;
-    if (slot != SLOT_NONE && arena_gives(reader, slot, place, &offset)) {
-        arena_reference(reader, slot);
+    if (reader->arena && arena_look_up(reader, index, place, &offset)) {
         reader->stats.samples++;
         reader->stats.sample_bytes += place->length;
         reader->stats.cache_hits++;
@@ -26,7 +25,7 @@ static int64_t copy_kept(dlfs_reader *reader, const struct place *place, void *b
         return result;
     memcpy(buffer, reader->arena + offset, place->length);
     pthread_mutex_lock(&reader->lock);
-    arena_release(reader, slot);
+    arena_release(reader, slot_of(reader, offset));
     pthread_mutex_unlock(&reader->lock);
     return result;
 }
@@ -61,7 +60,7 @@ int64_t reader_get(dlfs_reader *reader, uint64_t index, void *buffer, uint64_t b
         return -ERANGE;
     if (place.length == 0)
         return 0;
-    int64_t result = copy_kept(reader, &place, buffer);
+    int64_t result = copy_kept(reader, index, &place, buffer);
     if (result != -EAGAIN || (flags & DLFS_GET_KEPT))
         return result;
     return read_and_copy(reader, index, buffer, failure);

@@ -86,9 +86,9 @@ struct division {
  * 1 - 3/2k, ... of each, take 1/k + 1/2 of the look-ahead's bytes; and each bucket's newest slot is
  * half empty. More buckets waste less in the first way and more in the second.
  */
-static struct division divide(const dlfs_reader *reader, uint64_t mean_bytes)
+static struct division divide(const dlfs_reader *reader, uint64_t mean_bytes, uint32_t cached_slots)
 {
-    uint32_t slots = reader->slot_count;
+    uint32_t slots = reader->slot_count - cached_slots;
     uint32_t loading = slots / 8 < LOADING_MAX ? slots / 8 : LOADING_MAX;
     struct division division = {.loading = loading ? loading : 1, .buckets = BUCKETS_MIN};
     while (division.buckets < HARVEST_BUCKETS - 2 &&
@@ -97,21 +97,23 @@ static struct division divide(const dlfs_reader *reader, uint64_t mean_bytes)
     uint64_t reserved = division.loading + (division.buckets + 2) / 2;
     uint64_t usable = slots > reserved ? slots - reserved : 1;
     uint64_t fits = (usable << reader->chunk_shift) / (mean_bytes + OVERHEAD_BYTES);
+    if (cached_slots < reader->chunk_count) /* samples of cached chunks take none of it */
+        fits = fits * reader->chunk_count / (reader->chunk_count - cached_slots);
     uint64_t reach = fits * 2 * division.buckets / (division.buckets + 2);
     reach = reach < AHEAD_MAX ? reach : AHEAD_MAX;
     division.reach = reach > division.buckets ? reach : division.buckets;
     return division;
 }
 
-uint64_t harvest_reach(const dlfs_reader *reader, uint64_t mean_bytes)
+uint64_t harvest_reach(const dlfs_reader *reader, uint64_t mean_bytes, uint32_t cached_slots)
 {
-    return divide(reader, mean_bytes).reach;
+    return divide(reader, mean_bytes, cached_slots).reach;
 }
 
 int harvest_create(dlfs_stream *stream, uint64_t mean_bytes)
 {
     struct harvest *harvest = &stream->harvest;
-    struct division division = divide(stream->reader, mean_bytes);
+    struct division division = divide(stream->reader, mean_bytes, stream->cached_slots);
     harvest->loading_max = division.loading;
     stream->ahead = division.reach;
     if (stream->ahead > stream->config.count && stream->config.count > 0)
@@ -197,9 +199,9 @@ static bool evict_furthest(dlfs_stream *stream, uint64_t position)
 /* A slot, if need be at the cost of samples needed after `position`. */
 static uint32_t take_slot(dlfs_stream *stream, uint64_t position)
 {
-    uint32_t slot = arena_take(stream->reader, 1);
+    uint32_t slot = arena_take(stream->reader, 1, false);
     while (slot == SLOT_NONE && evict_furthest(stream, position))
-        slot = arena_take(stream->reader, 1);
+        slot = arena_take(stream->reader, 1, false);
     return slot;
 }
 
@@ -393,9 +395,45 @@ static void end_waiters(dlfs_stream *stream, const struct span *span)
     }
 }
 
+/* Caches the chunk whole, if the cache wants it: samples are then used where they lie. */
+static bool finish_cached(dlfs_stream *stream, const struct span *span)
+{
+    dlfs_reader *reader = stream->reader;
+    pthread_mutex_lock(&reader->lock);
+    bool wanted =
+        span->code == 0 && cache_wants_chunk(reader, span->address >> reader->chunk_shift, 1);
+    pthread_mutex_unlock(&reader->lock);
+    if (!wanted)
+        return false;
+    bool sound = reader_verify_span(reader, span);
+    pthread_mutex_lock(&reader->lock);
+    uint32_t next = reader->slots[span->slot].waiters;
+    arena_end_load(reader, span->slot, true, !sound);
+    for (uint32_t at = next; at != SLOT_NONE; at = next) {
+        struct entry *entry = &stream->ring[at];
+        struct place place;
+        uint64_t offset;
+        next = entry->next;
+        if (reader_place(reader, entry->index, &place) &&
+            arena_gives(reader, span->slot, &place, &offset)) {
+            arena_reference(reader, span->slot);
+            entry_ready(entry, offset, place.length);
+        } else {
+            stream->fetch->stats.checksum_errors++;
+            entry_missed(stream, at, span);
+        }
+    }
+    arena_release(reader, span->slot);
+    stream->harvest.loading--;
+    pthread_mutex_unlock(&reader->lock);
+    return true;
+}
+
 void harvest_finish(dlfs_stream *stream, struct span *span)
 {
     dlfs_reader *reader = stream->reader;
+    if (finish_cached(stream, span))
+        return;
     uint64_t count = span->code == 0 ? find_picks(stream, span) : 0;
     struct pick *picks = stream->harvest.picks;
 

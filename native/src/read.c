@@ -79,9 +79,7 @@ static void look_up(struct read *read)
         struct place place = {want.address, want.length, want.address >> reader->chunk_shift,
                               want.crc32c};
         uint64_t offset;
-        uint32_t slot = arena_find(reader, place.chunk);
-        if (slot != SLOT_NONE && arena_gives(reader, slot, &place, &offset)) {
-            arena_reference(reader, slot);
+        if (arena_look_up(reader, batch->indices[i], &place, &offset)) {
             batch->offsets[i] = (int64_t)offset;
             read->hit_bytes += place.length;
             read->fetch->stats.cache_hits++;
@@ -108,7 +106,7 @@ static bool take_slots(struct read *read)
             arena_reference(reader, open);
         } else {
             uint64_t run = (span->length + chunk_bytes - 1) >> reader->chunk_shift;
-            open = run > reader->slot_count ? SLOT_NONE : arena_take(reader, (uint32_t)run);
+            open = run > reader->slot_count ? SLOT_NONE : arena_take(reader, (uint32_t)run, true);
             if (open == SLOT_NONE)
                 break;
             used = 0;

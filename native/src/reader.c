@@ -132,6 +132,7 @@ DLFS_API int dlfs_reader_create(const dlfs_reader_config *config, dlfs_reader **
     pthread_mutex_init(&reader->lock, NULL);
     condition_init(&reader->released);
     reader->arena_descriptor = -1;
+    cache_init(&reader->cache);
     code = copy_config(reader, config);
     if (code < 0) {
         reader_free(reader);

@@ -2,11 +2,12 @@
  * The inside of the reader, in parts that meet here:
  *
  * - arena.c: the sample memory: equal slots of a chunk, counted references, chunks kept by number;
+ * - cache.c: the samples and chunks that stay in it from one epoch to the next;
  * - members.c: where chunks and their copies lie, and which members are lost;
  * - fetch.c, pieces.c: spans of the dataset's data space brought into memory through the queue
  *   pairs, piece by piece;
  * - reader.c, read.c, plan.c: batches read on demand;
- * - stream.c, ahead.c, harvest.c: an epoch read ahead.
+ * - stream.c, choose.c, ahead.c, harvest.c: an epoch read ahead.
  *
  * One mutex guards the arena and the reader's lists; it is taken once or twice a batch, never a
  * sample, and never held over I/O or a checksum. A fetch belongs to one thread and needs no lock.
@@ -32,17 +33,24 @@ enum slot_state {
     SLOT_LENT,    /* holds samples or is being filled; free again at no reference */
     SLOT_LOADING, /* a chunk of the dataset is on its way */
     SLOT_KEPT, /* a chunk of the dataset, verified; idle at no reference, then it may be evicted */
-    SLOT_TAIL, /* belongs to the run that an earlier slot heads */
+    SLOT_PACKED, /* copies of single samples, verified (cache.c) */
+    SLOT_TAIL,   /* belongs to the run that an earlier slot heads */
 };
 
 struct slot {
-    uint64_t chunk; /* LOADING, KEPT: the dataset's chunk, the first one of a run */
+    uint64_t chunk; /* LOADING, KEPT: the dataset's chunk, the first one of a run; PACKED: bytes of
+                       the run that are taken */
     uint32_t references;
     uint32_t run;      /* slots of the run that this one heads, 1 mostly */
     uint32_t previous; /* in the list of free or of idle slots */
     uint32_t next;
-    uint32_t waiters; /* stream.c: first entry that waits for the chunk */
+    uint32_t waiters;   /* stream.c: first entry that waits for the chunk */
+    uint32_t head;      /* TAIL: the slot that heads the run */
+    uint32_t samples;   /* cached: how many it holds, of chunks about */
+    uint32_t uses;      /* cached: of its samples, since the cache last looked */
+    uint8_t idle_looks; /* ... how often in a row it found too few */
     uint8_t state;
+    bool cached;       /* KEPT, PACKED: counts as the cache's, and stays when it is idle */
     bool bad;          /* KEPT: at least one sample in it failed its checksum */
     const void *owner; /* LOADING: the stream that loads it, or NULL */
 };
@@ -51,6 +59,29 @@ struct slot_list {
     uint32_t first;
     uint32_t last;
     uint32_t count;
+};
+
+/* A sample that lies in PACKED slots. */
+struct cached_sample {
+    uint64_t key;    /* index + 1; 0: the place is empty */
+    uint64_t offset; /* in the arena; CACHE_PENDING set: its bytes are being copied */
+};
+
+/* What stays in the arena between epochs (cache.c). */
+struct cache {
+    struct cached_sample *map; /* open addressing, by index */
+    uint64_t map_mask;
+    uint64_t count;        /* samples in the map */
+    uint32_t open;         /* the PACKED run that takes the next sample, or SLOT_NONE */
+    uint32_t slots;        /* that are cached */
+    uint32_t slots_max;    /* ... at most, while the present streams read */
+    uint32_t extent_slots; /* slots of a PACKED run */
+    struct slot_list idle; /* cached slots without references, the one idle for longest first */
+    uint64_t clock;        /* samples that streams have given out */
+    uint64_t looked;       /* the clock when the uses of slots were last looked at */
+    uint64_t period;       /* samples of the largest epoch that has begun since */
+    double batches_lent;   /* that consumers hold at once, as far as is known */
+    bool full;             /* nothing more can be taken in for now */
 };
 
 /* Memory of a batch that the arena does not hold. */
@@ -189,7 +220,8 @@ struct dlfs_reader {
     struct slot *slots;
     uint32_t slot_count;
     struct slot_list free_slots;
-    struct slot_list idle_slots;
+    struct slot_list idle_slots; /* KEPT, not cached */
+    struct cache cache;
     uint32_t *chunk_slots; /* [chunk_count] slot + 1 of a chunk that is LOADING or KEPT, 0: none */
     struct fetch *fetches; /* at rest */
     struct batch *batches; /* at rest */
@@ -198,6 +230,7 @@ struct dlfs_reader {
     uint64_t holds;        /* the owner's and each batch's; the last to go frees the reader */
     uint64_t fetches_out;
     uint64_t streams_out;
+    dlfs_stream *streams; /* list of them */
     dlfs_reader_stats stats;
     dlfs_member_stats *member_stats; /* [member_count] */
     _Atomic uint64_t copy_ns;
@@ -244,12 +277,19 @@ uint64_t clock_ns(void);
 /* arena.c; all with the lock held. */
 int arena_map(dlfs_reader *reader);
 /*
- * Takes a run of slots as LENT with one reference, evicting idle chunks; SLOT_NONE when there is
- * none.
+ * Takes a run of slots as LENT with one reference, evicting idle chunks, and with `displace` idle
+ * slots of the cache; SLOT_NONE when there is none.
  */
-uint32_t arena_take(dlfs_reader *reader, uint32_t run);
+uint32_t arena_take(dlfs_reader *reader, uint32_t run, bool displace);
+/* Takes a run of free slots for the cache, from the end of the arena; SLOT_NONE: there is none. */
+uint32_t arena_take_packed(dlfs_reader *reader, uint32_t run);
+/* The slot that heads the run which a slot belongs to: itself, mostly. */
+uint32_t arena_head(const dlfs_reader *reader, uint32_t slot);
+/* References of a slot; those of a PACKED run are counted in its first slot. */
 void arena_reference(dlfs_reader *reader, uint32_t slot);
 void arena_release(dlfs_reader *reader, uint32_t slot);
+/* Frees an idle cached slot, with the run that it heads. */
+void arena_evict_cached(dlfs_reader *reader, uint32_t slot);
 /* A LENT slot becomes the chunk's, LOADING; then KEPT, or LENT again when the load failed. */
 void arena_begin_load(dlfs_reader *reader, uint32_t slot, uint64_t chunk, const void *owner);
 void arena_end_load(dlfs_reader *reader, uint32_t slot, bool kept, bool bad);
@@ -261,8 +301,69 @@ uint32_t arena_find(const dlfs_reader *reader, uint64_t chunk);
  */
 bool arena_gives(const dlfs_reader *reader, uint32_t slot, const struct place *place,
                  uint64_t *offset);
+/*
+ * Finds a sample, sound, in a chunk or in the cache, and takes a reference: its offset in the
+ * arena.
+ */
+bool arena_look_up(dlfs_reader *reader, uint64_t index, const struct place *place,
+                   uint64_t *offset);
 uint32_t arena_available(const dlfs_reader *reader);
 void arena_free(dlfs_reader *reader);
+
+/* cache.c; all with the lock held. */
+/* 2^32 times the fraction of the square root of 2: multiples are spread evenly. */
+#define CACHE_SPREAD UINT32_C(0x6A09E667)
+#define CACHE_BATCHES_LENT 2 /* one that is taken, and one to come */
+#define CACHE_PENDING (UINT64_C(1) << 63)
+void cache_init(struct cache *cache);
+void cache_free(struct cache *cache);
+/* Makes the map large enough for so many samples; -ENOMEM. */
+uint64_t cache_map_bytes(uint64_t samples);
+int cache_reserve_map(dlfs_reader *reader, uint64_t samples);
+/* Finds a cached sample: its offset in the arena. */
+bool cache_find(const dlfs_reader *reader, uint64_t index, uint64_t *offset);
+/* Brings the place of a sample in the map into the processor's caches. */
+static inline uint64_t cache_home(const struct cache *cache, uint64_t index)
+{
+    return (index * UINT64_C(0x9E3779B97F4A7C15) >> 20) & cache->map_mask;
+}
+static inline void cache_expect(const struct cache *cache, uint64_t index)
+{
+    if (cache->count > 0)
+        __builtin_prefetch(&cache->map[cache_home(cache, index)]);
+}
+enum taking {
+    TAKING_DONE,
+    TAKING_REFUSED, /* the cache is full, or has the sample */
+    TAKING_BLOCKED, /* reads under way have the memory that the cache may take */
+};
+/*
+ * Takes room for a sample, with a reference for the caller. It is found by others when
+ * cache_publish has been called; cache_abandon gives the room up.
+ */
+enum taking cache_take_in(dlfs_reader *reader, uint64_t index, uint64_t length, uint64_t *offset);
+void cache_publish(dlfs_reader *reader, uint64_t index);
+void cache_abandon(dlfs_reader *reader, uint64_t index, uint64_t offset);
+/* Forgets the samples of a PACKED run that is evicted. */
+void cache_forget(dlfs_reader *reader, uint32_t slot);
+/* Has a chunk that has landed cached, if it is to be. */
+void cache_keep_chunk(dlfs_reader *reader, uint32_t slot);
+/* A number below 2^32 for each chunk; shares of such numbers are shares of any stretch of chunks.
+ */
+static inline uint64_t cache_spread(uint64_t chunk)
+{
+    return chunk * CACHE_SPREAD & UINT32_MAX;
+}
+/* Whether a chunk that has landed in a run of slots is to be cached. */
+bool cache_wants_chunk(const dlfs_reader *reader, uint64_t chunk, uint32_t run);
+/* The cached slot that was idle for longest, if there are too many of them; else SLOT_NONE. */
+uint32_t cache_victim(const dlfs_reader *reader);
+/* Samples were given out. */
+void cache_tick(dlfs_reader *reader, uint64_t samples);
+/* A stream over an epoch of so many samples begins. */
+void cache_begin_epoch(dlfs_reader *reader, uint64_t samples);
+/* Sets how many slots are cached at most, and how many a PACKED run has. */
+void cache_limit(dlfs_reader *reader, uint32_t slots_max, uint32_t extent_slots);
 
 /* fetch.c */
 int fetch_create(dlfs_reader *reader, struct fetch **out);
@@ -343,6 +444,8 @@ bool member_probe(dlfs_reader *reader, uint32_t member);
 uint32_t sequence_kind(const dlfs_sequence *sequence);
 /* Positions of the order. */
 uint64_t sequence_count(const dlfs_sequence *sequence);
+/* The samples that the order is made of: [count] indices, or NULL when it is all samples. */
+const uint64_t *sequence_chosen(const dlfs_sequence *sequence, uint64_t *count);
 /* Whether it is a random order in which no sample comes twice. */
 bool sequence_permutes(const dlfs_sequence *sequence);
 /* Chunks whose samples DLFS_ORDER_CHUNK mixes. */

@@ -157,6 +157,12 @@ uint64_t sequence_count(const dlfs_sequence *sequence)
     return sequence->count;
 }
 
+const uint64_t *sequence_chosen(const dlfs_sequence *sequence, uint64_t *count)
+{
+    *count = sequence->chosen ? sequence->chosen_count : sequence->count;
+    return sequence->chosen;
+}
+
 bool sequence_permutes(const dlfs_sequence *sequence)
 {
     return sequence->kind == DLFS_ORDER_GLOBAL || sequence->kind == DLFS_ORDER_SELECTED;

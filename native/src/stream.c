@@ -252,12 +252,14 @@ static void take(dlfs_stream *stream, struct batch *batch, uint64_t count)
     batch->public.lost_members = dlfs_reader_lost_members(reader);
     reader->stats.samples += count - batch->public.failure_count;
     stream->head += count;
+    cache_tick(reader, count);
     pthread_cond_broadcast(&reader->released);
 }
 
 /* Forgets entries that were read on demand instead. The lock is held. */
 static void skip(dlfs_stream *stream, uint64_t count)
 {
+    cache_tick(stream->reader, count);
     uint64_t end = stream->head + count;
     for (; stream->head < end; stream->head++) {
         struct entry *entry = entry_at(stream, stream->head);
@@ -323,6 +325,8 @@ static int next_batch(dlfs_stream *stream, struct batch **batch, int timeout_ms)
         take(stream, *batch, count);
         return 0;
     }
+    if (code == DLFS_E_LIMIT)
+        choose_more(stream);
     pthread_mutex_unlock(&reader->lock);
     batch_give_back(*batch);
     if (code == DLFS_E_LIMIT) {
@@ -352,6 +356,7 @@ DLFS_API int dlfs_stream_next(dlfs_stream *stream, uint64_t count, int timeout_m
     pthread_mutex_lock(&reader->lock);
     stream->wanted = count;
     stream->checked = 0;
+    choose_share(stream);
     int code = next_batch(stream, &batch, timeout_ms);
     stream->wanted = 0;
     stream->paused = false;
@@ -363,52 +368,6 @@ DLFS_API int dlfs_stream_next(dlfs_stream *stream, uint64_t count, int timeout_m
 
 /* ---- create, destroy ------------------------------------------------------------------------- */
 
-/* Whether memory holds all chunks of a window, so that each of them is read once. */
-static bool window_fits(const dlfs_reader *reader, const dlfs_sequence *sequence)
-{
-    return sequence_window(sequence) <= reader->slot_count;
-}
-
-/*
- * Compares the plans by the bytes that must be moved, a request's own cost in bytes (gap_bytes)
- * included, for one sample. Of a selection, only that share of a chunk's samples is needed. A
- * window of chunks that is larger than memory is in itself what a global order is in all the
- * samples.
- */
-static uint32_t choose_plan(const dlfs_reader *reader, const dlfs_stream_config *config,
-                            uint64_t mean_bytes)
-{
-    if (config->plan != DLFS_PLAN_AUTO)
-        return config->plan;
-    uint32_t kind = sequence_kind(config->sequence);
-    double selected = (double)sequence_count(config->sequence) / (double)reader->sample_count;
-    bool partial = kind >= DLFS_ORDER_LIST && selected < 1;
-    double request = (double)reader->config.gap_bytes;
-    double chunk = (double)reader->config.chunk_bytes;
-    double direct = request + (double)mean_bytes;
-    double per_chunk = (double)reader->sample_count / (double)reader->chunk_count;
-    if (partial)
-        per_chunk *= selected;
-    if (reader->keeps_all)
-        return partial && (request + chunk) > direct * per_chunk ? DLFS_PLAN_DIRECT
-                                                                 : DLFS_PLAN_CHUNKS;
-    bool windowed = kind == DLFS_ORDER_CHUNK && !window_fits(reader, config->sequence);
-    if (!sequence_permutes(config->sequence) && !windowed)
-        return kind >= DLFS_ORDER_LIST ? DLFS_PLAN_DIRECT : DLFS_PLAN_CHUNKS;
-    double mixed = (double)reader->sample_count;
-    if (windowed && sequence_window(config->sequence) < reader->chunk_count)
-        mixed = per_chunk * (double)sequence_window(config->sequence);
-    double kept = (double)harvest_reach(reader, mean_bytes) / mixed;
-    if (partial)
-        kept /= selected;
-    double share = config->group ? (double)config->group / (double)config->group_stride
-                                 : 1.0 / (double)config->stride;
-    if (kept > share)
-        kept = share;
-    double harvest = (request + chunk) / (1 + per_chunk * kept);
-    return harvest < direct ? DLFS_PLAN_HARVEST : DLFS_PLAN_DIRECT;
-}
-
 static uint64_t power_of_two(uint64_t value)
 {
     uint64_t power = RING_MIN;
@@ -419,16 +378,14 @@ static uint64_t power_of_two(uint64_t value)
 
 static int stream_prepare(dlfs_stream *stream)
 {
-    dlfs_reader *reader = stream->reader;
-    uint64_t mean_bytes = reader->sample_count ? reader->data_bytes / reader->sample_count : 1;
-    mean_bytes = mean_bytes ? mean_bytes : 1;
-    stream->plan = choose_plan(reader, &stream->config, mean_bytes);
+    choose_need(stream);
+    stream->plan = choose_plan(stream);
     stream->ahead = RING_MAX;
-    if (stream->plan == DLFS_PLAN_HARVEST) {
-        int code = harvest_create(stream, mean_bytes);
-        if (code < 0)
-            return code;
-    }
+    int code = choose_begin(stream);
+    if (code == 0 && stream->plan == DLFS_PLAN_HARVEST)
+        code = harvest_create(stream, stream->need.mean_bytes);
+    if (code < 0)
+        return code;
     if (stream->ahead > stream->config.count)
         stream->ahead = stream->config.count ? stream->config.count : 1;
     stream->mask = power_of_two(stream->ahead) - 1;
@@ -436,7 +393,7 @@ static int stream_prepare(dlfs_stream *stream)
     stream->indices = malloc(FILL_MAX * sizeof(uint64_t));
     if (!stream->ring || !stream->indices)
         return -ENOMEM;
-    int code = fetch_reserve(stream->fetch, 2 * WINDOW_MAX);
+    code = fetch_reserve(stream->fetch, 2 * WINDOW_MAX);
     return code < 0 ? code : fetch_reserve_plan(stream->fetch, WINDOW_MAX);
 }
 
@@ -451,9 +408,12 @@ static void stream_free(dlfs_stream *stream)
         if (entry->state == ENTRY_READY && entry->length > 0)
             arena_release(reader, slot_of(reader, entry->offset));
     }
-    if (stream->landing_slot != SLOT_NONE)
-        arena_release(reader, stream->landing_slot);
+    if (stream->landing.slot != SLOT_NONE)
+        arena_release(reader, stream->landing.slot);
+    if (stream->passing.slot != SLOT_NONE)
+        arena_release(reader, stream->passing.slot);
     harvest_destroy(stream);
+    choose_end(stream);
     reader->streams_out--;
     pthread_mutex_unlock(&reader->lock);
     pthread_cond_destroy(&stream->ready);
@@ -477,7 +437,8 @@ DLFS_API int dlfs_stream_create(dlfs_reader *reader, const dlfs_stream_config *c
     stream->reader = reader;
     stream->config = *config;
     stream->private_bytes_max = UINT64_MAX;
-    stream->landing_slot = SLOT_NONE;
+    stream->landing.slot = SLOT_NONE;
+    stream->passing.slot = SLOT_NONE;
     condition_init(&stream->ready);
     pthread_mutex_lock(&reader->lock);
     reader->streams_out++;

@@ -26,11 +26,13 @@ struct entry {
     uint8_t timeouts; /* reads of it that took too long */
     bool alone;       /* read by itself, as when a larger read failed */
     bool harvested;   /* READY: lies in its bucket's memory */
+    bool cached;      /* WAITING: the cache has room for it at `offset` */
 };
 
 enum span_kind {
     KIND_CHUNK,   /* a chunk or a run of chunks, kept */
     KIND_WINDOW,  /* neighbours of a window of the look-ahead, used where they land */
+    KIND_PASSING, /* ... copied to the cache */
     KIND_ALONE,   /* one sample */
     KIND_HARVEST, /* a chunk, of which samples are copied out */
 };
@@ -74,10 +76,33 @@ struct warm {
     size_t own;     /* ... that the stream's thread is at */
 };
 
+/* What one epoch takes, of all its consumers together. */
+struct need {
+    uint64_t samples;    /* different ones, at most */
+    uint64_t bytes;      /* of them */
+    uint64_t mean_bytes; /* of one; at least 1 */
+    uint64_t most_bytes; /* of the largest that was looked at */
+    uint64_t read_bytes; /* that one takes if it is read alone: its blocks */
+    bool partial;        /* not of all samples */
+};
+
+/* The slot in which the next read lands. */
+struct landing {
+    uint32_t slot; /* or SLOT_NONE */
+    uint64_t used; /* bytes of it */
+};
+
 struct dlfs_stream {
     dlfs_reader *reader;
     dlfs_stream_config config;
     uint32_t plan;
+    struct need need;
+    dlfs_stream *next;     /* in the reader's list */
+    uint64_t wanted_most;  /* positions that the consumer has waited for at once */
+    uint32_t cached_slots; /* slots that this stream leaves to the cache */
+    bool crowded; /* the cache has no room for this stream's samples, though they would fit */
+    uint64_t passing_most;      /* bytes that may be under way to the cache */
+    uint64_t cached_share;      /* the chunks whose samples are cached: cache_spread below it */
     uint64_t private_bytes_max; /* of a batch that is read on demand */
     struct fetch *fetch;
     pthread_t thread;
@@ -101,9 +126,10 @@ struct dlfs_stream {
     uint64_t failure_capacity;
 
     /* The thread's own. */
-    uint64_t *indices; /* scratch */
-    uint32_t landing_slot;
-    uint64_t landing_used;
+    uint64_t *indices;      /* scratch */
+    struct landing landing; /* of samples that stay there until they are used */
+    struct landing passing; /* of samples that are copied to the cache */
+    uint64_t passing_bytes; /* under way to the latter */
     struct harvest harvest;
 };
 
@@ -117,6 +143,22 @@ static inline uint64_t entry_position(const dlfs_stream *stream, uint32_t ring_s
 {
     return stream->head + ((ring_slot - stream->head) & stream->mask);
 }
+
+/* choose.c */
+/* Finds out what the epoch takes. */
+void choose_need(dlfs_stream *stream);
+/* The plan that moves the fewest bytes. */
+uint32_t choose_plan(const dlfs_stream *stream);
+/* Slots that the cache may have while a dataset is harvested, and no chunk is chosen. */
+uint32_t choose_harvest_slots(const dlfs_reader *reader);
+/* Makes the cache ready for the stream; -ENOMEM. Takes the lock. */
+int choose_begin(dlfs_stream *stream);
+/* The lock is held: the consumer takes larger batches than before, perhaps. */
+void choose_share(dlfs_stream *stream);
+/* The consumer held so many batches that there was no memory for the next one. */
+void choose_more(dlfs_stream *stream);
+/* The stream has ended. */
+void choose_end(dlfs_stream *stream);
 
 /* ahead.c; the lock is held, but for ahead_finish, which takes it. */
 /* Plans for a while; returns whether anything was planned. */
@@ -139,7 +181,7 @@ bool load_alone(dlfs_stream *stream, uint64_t position, const struct place *plac
 
 /* harvest.c */
 /* Positions of look-ahead of the samples that a chunk is harvested for. */
-uint64_t harvest_reach(const dlfs_reader *reader, uint64_t mean_bytes);
+uint64_t harvest_reach(const dlfs_reader *reader, uint64_t mean_bytes, uint32_t cached_slots);
 int harvest_create(dlfs_stream *stream, uint64_t mean_bytes);
 void harvest_destroy(dlfs_stream *stream);
 void harvest_forget(dlfs_stream *stream, uint64_t position);

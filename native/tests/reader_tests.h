@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "check.h"
+#include "reader.h"
 
 #define COUNT 500u
 #define CHUNK 16384u
@@ -170,7 +171,18 @@ static inline dlfs_reader *reader_over(const struct dataset *dataset, uint64_t m
     return reader_with(dataset, memory_bytes, retries, 0);
 }
 
-/* With everything given back, the whole memory of a reader can be lent again. */
+/* With everything given back, the cache can be emptied. */
+static inline void empty_cache(dlfs_reader *reader)
+{
+    pthread_mutex_lock(&reader->lock);
+    while (reader->cache.idle.count > 0)
+        arena_evict_cached(reader, reader->cache.idle.first);
+    CHECK_EQ(reader->cache.slots, 0);
+    CHECK_EQ(reader->cache.count, 0);
+    pthread_mutex_unlock(&reader->lock);
+}
+
+/* ... and the whole memory of a reader can be lent again. */
 static inline void check_memory(const struct dataset *dataset, dlfs_reader *reader,
                                 uint64_t memory_bytes)
 {
@@ -180,6 +192,7 @@ static inline void check_memory(const struct dataset *dataset, dlfs_reader *read
     uint64_t slots = memory_bytes / CHUNK;
     uint64_t enough = dataset->chunk_count + dataset->chunk_count / 4;
     uint64_t count = 0;
+    empty_cache(reader);
     dlfs_reader_get_stats(reader, &before);
     for (uint64_t index = 0; index < COUNT && count < slots && count < enough; index++)
         if (sample_length(index) > 0 && sample_length(index) <= CHUNK)

@@ -623,8 +623,8 @@ typedef struct dlfs_reader_config {
     const dlfs_extent *extents; /* copied */
     uint64_t extent_count;
     const dlfs_directory *directory; /* borrowed until dlfs_reader_destroy */
-    uint64_t memory_bytes; /* budget of the sample memory: chunks cached, read ahead and lent to
-                              batches */
+    uint64_t memory_bytes; /* budget of the sample memory: samples and chunks that stay for the next
+                              epoch, or are read ahead or lent to batches */
     uint64_t gap_bytes;    /* two samples nearer than this are read by one request */
     uint32_t retry_count;  /* of a failed or short read, before the sample is reported */
     uint32_t timeout_ms;   /* for one read, all retries and copies included; then DLFS_E_TIMEOUT */
@@ -800,7 +800,7 @@ DLFS_API int dlfs_sequence_fill(const dlfs_sequence *sequence, uint64_t first, u
 #define DLFS_PLAN_AUTO 0u
 /* Each sample read where it lands, neighbours in the look-ahead merged. */
 #define DLFS_PLAN_DIRECT 1u
-#define DLFS_PLAN_CHUNKS 2u  /* whole chunks, kept until their last sample is used */
+#define DLFS_PLAN_CHUNKS 2u  /* whole chunks, kept until their last sample is used, or longer */
 #define DLFS_PLAN_HARVEST 3u /* whole chunks, of which the samples needed soonest are kept */
 
 typedef struct dlfs_stream_config {
