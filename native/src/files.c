@@ -6,7 +6,7 @@
  * live for one call. Blocking system calls in threads, not io_uring: opening is most of the work,
  * and containers may forbid io_uring.
  */
-#include "dlfs/dlfs.h"
+#include "dlfs/import.h"
 
 #include <errno.h>
 #include <fcntl.h>

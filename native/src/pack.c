@@ -11,7 +11,7 @@
 #include <string.h>
 
 #include "directory.h"
-#include "dlfs/dlfs.h"
+#include "dlfs/import.h"
 
 #define PREFETCH_SAMPLES 4 /* shuffled sources jump about: touch the next ones early */
 

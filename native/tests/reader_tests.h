@@ -2,7 +2,7 @@
 #ifndef DLFS_TESTS_READER_H
 #define DLFS_TESTS_READER_H
 
-#include <dlfs/dlfs.h>
+#include <dlfs/import.h>
 
 #include <inttypes.h>
 #include <stdbool.h>

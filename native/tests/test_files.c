@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "check.h"
+#include "dlfs/import.h"
 
 #define COUNT 200u
 #define PATHS_BYTES (COUNT * 8u)

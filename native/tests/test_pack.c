@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "check.h"
-#include "dlfs/dlfs.h"
+#include "dlfs/import.h"
 
 #define CHUNK 4096u
 #define BLOCK 512u

@@ -15,7 +15,7 @@ C_FILES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "native")
 FUNCTION_LINES_MAX = 70
 FILE_LINES_MAX = 600
 LONG_FILES = {
-    "native/include/dlfs/dlfs.h": 850,  # the one public header; most of it is documentation
+    "native/include/dlfs/dlfs.h": 800,  # the core in one header; most of it is documentation
 }
 COLUMNS_MAX = 100
 

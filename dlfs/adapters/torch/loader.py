@@ -23,6 +23,7 @@ from collections.abc import Generator, Iterator
 from concurrent.futures import Future
 from contextlib import closing
 from copy import copy
+from functools import partial
 from traceback import clear_frames
 from types import GeneratorType
 from typing import Any
@@ -134,6 +135,17 @@ class Loader(IterableDataset[Any]):
     Threads: one at a time. It may be used in forked and spawned processes.
     """
 
+    _workers: DataLoader[TensorBatch] | None = None
+    """Worker processes of this loader, from its first iteration on."""
+    _source: Iterator[TensorBatch] | None = None
+    """Batches of the iteration that is under way."""
+    _iterations = 0
+    """In a worker of DataLoader: iterations that it has begun."""
+    _loaded: State | None = None
+    """In a worker of DataLoader: the state that was loaded for its next iteration."""
+    _dealt: State | None = None
+    """In a worker of DataLoader: the state behind its last batch."""
+
     def __init__(
         self,
         dataset: Dataset,
@@ -166,13 +178,9 @@ class Loader(IterableDataset[Any]):
         pin_memory: bool = False,
         as_pairs: bool = False,
     ) -> None:
-        if lookahead < 0 or num_workers < 0:
-            raise UsageError(
-                "make a loader: expected lookahead >= 0 and num_workers >= 0, got "
-                f"{lookahead} and {num_workers}"
-            )
+        check = partial(check_integer, action="make a loader")
         self.dataset = dataset
-        self.batch_size = check_integer(batch_size, 1, option="batch_size", action="make a loader")
+        self.batch_size = check(batch_size, 1, option="batch_size")
         self.rank, self.world_size = find_placement(rank, world_size)
         self._recipe = Recipe(
             transform=transform,
@@ -189,13 +197,11 @@ class Loader(IterableDataset[Any]):
         self._uneven = choose_uneven(uneven, self.world_size)
         self._on_error = on_error
         self._plan = plan
-        self._lookahead = lookahead
-        self._num_workers = num_workers
+        self._lookahead = check(lookahead, 0, option="lookahead")
+        self._num_workers = check(num_workers, 0, option="num_workers")
         self._context = multiprocessing_context
         self._pin_memory = pin_memory and _has_accelerator()
         self._as_pairs = as_pairs
-        self._workers: DataLoader[TensorBatch] | None = None
-        self._source: Iterator[TensorBatch] | None = None  # of the iteration that is under way
         whole = dataset.batches(
             1,
             shuffle=shuffle,
@@ -206,11 +212,6 @@ class Loader(IterableDataset[Any]):
         )
         self._total = len(whole)
         self._cursor = Cursor(whole.state())
-        # In a worker of DataLoader: iterations that it has begun, the state that was loaded for
-        # the next one, and the state behind its last batch.
-        self._iterations = 0
-        self._loaded: State | None = None
-        self._dealt: State | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_workers": None, "_source": None}

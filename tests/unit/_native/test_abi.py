@@ -17,7 +17,7 @@ from dlfs._native import abi, channel_abi, library
 from tests.golden import c_reader
 
 ROOT = Path(__file__).parents[3]
-HEADERS = ("dlfs.h", "channel.h")
+HEADERS = ("dlfs.h", "import.h", "channel.h")
 HEADER = "".join((ROOT / "native/include/dlfs" / name).read_text() for name in HEADERS)
 API_HEADER = (ROOT / "native/include/dlfs/api.h").read_text()
 CODE, API_CODE = (re.sub(r"/\*.*?\*/", "", h, flags=re.DOTALL) for h in (HEADER, API_HEADER))
@@ -107,10 +107,11 @@ def compiler() -> str:
     return found
 
 
-def run_c(body: str, folder: Path, header: str = "dlfs/channel.h") -> list[str]:
-    """Compile and run a main() with a header included; the lines it prints."""
+def run_c(body: str, folder: Path, *headers: str) -> list[str]:
+    """Compile and run a main() with headers included, by default ``HEADERS``; return its lines."""
     source, program = folder / "main.c", folder / "main"
-    includes = f"#include <{header}>\n#include <stddef.h>\n#include <stdio.h>\n"
+    named = headers or tuple(f"dlfs/{name}" for name in HEADERS)
+    includes = "".join(f"#include <{name}>\n" for name in (*named, "stddef.h", "stdio.h"))
     source.write_text(f"{includes}int main(void)\n{{\n{body}\nreturn 0;\n}}\n")
     flags = ["-std=c17", "-Wall", "-Wextra", "-Werror"]
     flags += [f"-I{ROOT}/native/include", f"-I{ROOT}/native/spdk", f"-I{ROOT}/native/fuse"]
@@ -148,6 +149,7 @@ def test_headers_compile_elsewhere(
     source = tmp_path / name
     source.write_text(
         '#include "dlfs/api.h"\n#include "dlfs/channel.h"\n#include "dlfs/external.h"\n'
+        '#include "dlfs/import.h"\n'
     )
     flags = [*flags, "-pedantic", "-Wall", "-Wextra", "-Werror", f"-I{ROOT}/native/include"]
     subprocess.run([found, *flags, "-fsyntax-only", source], check=True)
