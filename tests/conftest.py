@@ -1,9 +1,9 @@
 """What every test may ask for, and what a machine must have.
 
 A test marked ``fuse``, ``qemu``, ``root``, ``spdk`` or ``uring`` is skipped, with the reason, where
-the machine lacks it, ``torch`` where that package is missing. CI names what it has in
-``DLFS_REQUIRE`` (such as ``fuse,root,uring``); there, lacking it fails the test, so that no skip
-goes unseen.
+the machine lacks it, ``torch`` and ``frameworks`` where those packages are missing. CI names what
+it has in ``DLFS_REQUIRE`` (such as ``fuse,root,uring``); there, lacking it fails the test, so that
+no skip goes unseen.
 """
 
 from __future__ import annotations
@@ -65,7 +65,14 @@ def _lacks_torch() -> str | None:
     return None
 
 
+def _lacks_frameworks() -> str | None:
+    packages = ("accelerate", "lightning", "torch", "torchdata", "transformers")
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    return f"no {', '.join(missing)}" if missing else None
+
+
 _LACKS: dict[str, Callable[[], str | None]] = {
+    "frameworks": _lacks_frameworks,
     "fuse": _lacks_fuse,
     "qemu": lacks_guest,
     "root": _lacks_root,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -250,8 +251,9 @@ def test_pinning_by_torch_pins_all_tensors(batch, samples, monkeypatch):
 # ---- Accelerate ----------------------------------------------------------------------------------
 
 
+@pytest.mark.frameworks
 def test_accelerate_moves_slices_and_joins(batch):
-    operations = pytest.importorskip("accelerate.utils.operations")
+    operations = import_module("accelerate.utils.operations")
     moved = operations.send_to_device(batch, "meta", non_blocking=True)
     assert moved.samples.is_meta
     assert moved.state is batch.state
@@ -266,9 +268,10 @@ def test_accelerate_moves_slices_and_joins(batch):
     assert shape["samples"].shape == batch.samples.shape
 
 
+@pytest.mark.frameworks
 @pytest.mark.parametrize("collate", ["list", "jagged"])
 def test_accelerate_does_not_cut_samples_of_any_length(samples, collate):
-    accelerate = pytest.importorskip("accelerate")
+    accelerate = import_module("accelerate")
     options = {"collate": collate, "labels": FolderLabels(samples)}
     batch = next(iter(Loader(samples, 7, **options)))
     assert accelerate.utils.operations.find_batch_size(batch) == 7
@@ -283,8 +286,9 @@ def test_accelerate_does_not_cut_samples_of_any_length(samples, collate):
     assert [len(one) for one in prepared.samples] == [len(one) for one in batch.samples]
 
 
+@pytest.mark.frameworks
 def test_accelerate_prepares_a_loader(arrays):
-    accelerate = pytest.importorskip("accelerate")
+    accelerate = import_module("accelerate")
     accelerator = accelerate.Accelerator(cpu=True)
     loader = accelerator.prepare(load_arrays(arrays, seed=2))
     assert order(loader) == reference(arrays, seed=2)
@@ -299,10 +303,11 @@ def test_accelerate_prepares_a_loader(arrays):
 # ---- Transformers --------------------------------------------------------------------------------
 
 
+@pytest.mark.frameworks
 @pytest.mark.filterwarnings("ignore")  # what other packages deprecate
 @pytest.mark.parametrize("own_loss", [False, True])
 def test_the_trainer_of_transformers_trains_and_evaluates(arrays, tmp_path, own_loss):
-    transformers = pytest.importorskip("transformers")
+    transformers = import_module("transformers")
 
     class Trainer(transformers.Trainer):
         def get_train_dataloader(self):
@@ -332,11 +337,12 @@ def test_the_trainer_of_transformers_trains_and_evaluates(arrays, tmp_path, own_
 # ---- Lightning -----------------------------------------------------------------------------------
 
 
+@pytest.mark.frameworks
 @pytest.mark.filterwarnings("ignore")  # what other packages deprecate
 def test_lightning_moves_and_converts(batch, samples):
-    utilities = pytest.importorskip("lightning.fabric.utilities.apply_func")
-    data = pytest.importorskip("lightning.pytorch.utilities.data")
-    functions = pytest.importorskip("lightning_utilities.core.apply_func")
+    utilities = import_module("lightning.fabric.utilities.apply_func")
+    data = import_module("lightning.pytorch.utilities.data")
+    functions = import_module("lightning_utilities.core.apply_func")
     moved = utilities.move_data_to_device(batch, torch.device("meta"))
     assert moved.samples.is_meta
     assert moved.state is batch.state

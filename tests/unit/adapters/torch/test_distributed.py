@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -99,8 +100,9 @@ def run_ranks(script, volume, folder):
     return [json.loads((folder / str(rank)).read_text()) for rank in range(2)]
 
 
+@pytest.mark.frameworks
 def test_accelerate_does_not_split_one_ranks_share_between_all(torch_volume, tmp_path, arrays):
-    pytest.importorskip("accelerate")
+    import_module("accelerate")
     found = run_ranks(ACCELERATE, torch_volume, tmp_path)
     assert [one["world"] for one in found] == [2, 2]
     taken = [[index for batch in one["taken"] for index in batch] for one in found]

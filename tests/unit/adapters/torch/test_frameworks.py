@@ -7,6 +7,7 @@ goes on from its checkpoint logs what one that was not stopped does.
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from torch.utils.data import DataLoader  # noqa: E402
 from dlfs.adapters.torch import DistributedBatchSampler, Loader, SampleDataset  # noqa: E402
 
 pytestmark = [
+    pytest.mark.frameworks,
     pytest.mark.torch,
     pytest.mark.filterwarnings("ignore"),  # what other packages deprecate
 ]
@@ -81,7 +83,7 @@ def check(stopped: Model, resumed: Model, expected: list[int]) -> None:
 
 
 def fit_with_lightning(folder: Path, loader, stop: int | None, checkpoint: str | None) -> Model:
-    lightning = pytest.importorskip("lightning")
+    lightning = import_module("lightning")
 
     class Module(lightning.LightningModule):
         def __init__(self) -> None:
@@ -146,7 +148,7 @@ def train(model: Model, loader, epochs: int = EPOCHS) -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_accelerate(arrays, tmp_path, expected, workers):
-    accelerate = pytest.importorskip("accelerate")
+    accelerate = import_module("accelerate")
 
     def prepare(model):
         accelerator = accelerate.Accelerator(cpu=True)
@@ -177,7 +179,7 @@ def test_accelerate(arrays, tmp_path, expected, workers):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_accelerate_over_a_dataloader(arrays, expected, workers):
-    accelerate = pytest.importorskip("accelerate")
+    accelerate = import_module("accelerate")
 
     def prepare(loader):
         return accelerate.Accelerator(cpu=True).prepare(
@@ -202,7 +204,7 @@ def test_accelerate_over_a_dataloader(arrays, expected, workers):
 def train_with_transformers(
     folder: Path, arrays, *, own: bool, stop: int | None = None, resume: bool = False
 ) -> Model:
-    transformers = pytest.importorskip("transformers")
+    transformers = import_module("transformers")
 
     class Trainer(transformers.Trainer):
         """Takes a loader as it is, whose state is kept here; or one that it skips through."""
@@ -253,7 +255,7 @@ def test_transformers(arrays, tmp_path, expected, own):
 @pytest.mark.parametrize("kind", ["loader", "sampler"])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_torchdata(arrays, expected, workers, kind):
-    module = pytest.importorskip("torchdata.stateful_dataloader")
+    module = import_module("torchdata.stateful_dataloader")
 
     def make():
         if kind == "loader":
