@@ -118,13 +118,13 @@ class Volume:
     - Two samples nearer than 16 KiB are read by one request, with what lies between them: it counts
       as taken by the epoch.
     - Samples below 2 KiB in a global order of the whole dataset are read by whole chunks where that
-      costs less than one request each: an epoch then reads about 1.2 / s times the data where the
-      memory holds a share s of it below one half, and 5 * (1 - s) times above. This falls with
-      memory as well, but can exceed (1 - s).
+      costs less than one request each. With memory for a share s of the data an epoch then reads
+      several times the data: up to 1.6 / s times below s = 0.5, up to 9 * (1 - s) times above
+      (measured with 512 bytes). This falls with memory, too, but exceeds (1 - s).
     - Draws with ``weights`` differ from epoch to epoch, and so do a rank's samples where each rank
       has a memory of its own: with memory for all that any rank may draw, each sample is read once.
-    - After another ``where``, the cache holds the new selection from the third epoch on. Slots of
-      memory of which three quarters are still in use stay.
+    - After another ``where``, the new selection replaces what the old one left within about three
+      epochs. Memory of which three quarters are still in use stays as it is.
 
     Args:
         origin: what opens it.
