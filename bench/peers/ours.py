@@ -19,6 +19,7 @@ from bench.contestants.service import serve_volume
 from bench.datasets import DATASET, volume_bytes
 from bench.peers.files import FilesReader, write_listing
 from bench.peers.peer import GLOBAL, IndexedSamples, Reader, Samples, Source
+from dlfs.extras import DISTRIBUTION
 from dlfs.sequence import WINDOW_CHUNKS
 from dlfs.units import MIB
 
@@ -126,7 +127,7 @@ class Dlfs:
         share: of the data, that may be in memory when it is cold.
     """
 
-    packages = ("dlfs",)
+    packages = (DISTRIBUTION,)
 
     def __init__(
         self, name: str, shuffle: str, *, random: bool, about: str, share: float = COLD_SHARE
@@ -165,7 +166,7 @@ class Service:
 
     name = "dlfs-service"
     about = "dlfs serve, dlfs.connect(...).read(indices); epochs in global order by batches()"
-    packages = ("dlfs",)
+    packages = (DISTRIBUTION,)
     random = True
     data_of = "dlfs"
 
@@ -197,7 +198,7 @@ class Mount:
 
     name = "dlfs-mount"
     about = "dlfs mount; open, read, close of each file, one thread"
-    packages = ("dlfs",)
+    packages = (DISTRIBUTION,)
     random = True
     data_of = "dlfs"
 
