@@ -23,6 +23,7 @@ from collections.abc import Generator, Iterator
 from concurrent.futures import Future
 from contextlib import closing
 from copy import copy
+from dataclasses import dataclass
 from functools import partial
 from traceback import clear_frames
 from types import GeneratorType
@@ -55,6 +56,13 @@ _Read = tuple[Batch, State, list[SampleContext] | None]
 _Work = tuple[Batch, State, list[Future[list[Any]]]]
 
 
+@dataclass(frozen=True, slots=True)
+class _EpochSetter:
+    """Stands where a framework expects a batch sampler, of which it sets the sampler's epoch."""
+
+    sampler: Loader
+
+
 class Loader(IterableDataset[Any]):
     """Iterates over the batches of one epoch after the other.
 
@@ -70,15 +78,16 @@ class Loader(IterableDataset[Any]):
     take the state from ``TensorBatch.state``, or from ``StatefulDataLoader``: this object does not
     know which batches were given, and says the epoch that the next iteration will be.
 
-    Frameworks take a loader as it is: Lightning's ``fit``, which keeps its state in checkpoints;
-    Accelerate's ``prepare``, beside ``register_for_checkpointing``; the ``Trainer`` of Transformers
-    from ``get_train_dataloader``, where a resumed one wants ``ignore_data_skip=True`` and a loader
-    whose state the caller has kept and loaded. ``Trainer`` and Accelerate's ``skip_first_batches``
-    also resume by themselves, by reading the batches that they skip, from
-    ``accelerator.prepare(DataLoader(loader, batch_size=None))``. In several processes that wants a
-    loader of all samples (``rank=0, world_size=1``), which the first process reads for all.
-    Accelerate calls ``set_epoch`` of it with a count of its own, which begins at 0: after
-    ``load_state_dict`` call ``prepared.set_epoch(loader.epoch)``.
+    Frameworks take a loader as it is: Lightning's ``fit``, which keeps its state in checkpoints
+    (not that of a ``DataLoader`` over a loader: pass the loader itself) and begins each of its
+    epochs with ``set_epoch``; Accelerate's ``prepare``, beside ``register_for_checkpointing``; the
+    ``Trainer`` of Transformers from ``get_train_dataloader``, where a resumed one wants
+    ``ignore_data_skip=True`` and a loader whose state the caller has kept and loaded. ``Trainer``
+    and Accelerate's ``skip_first_batches`` also resume by themselves, by reading the batches that
+    they skip, from ``accelerator.prepare(DataLoader(loader, batch_size=None))``. In several
+    processes that wants a loader of all samples (``rank=0, world_size=1``), which the first process
+    reads for all. Accelerate calls ``set_epoch`` of it with a count of its own, which begins at 0:
+    after ``load_state_dict`` call ``prepared.set_epoch(loader.epoch)``.
 
     The default order of an epoch is a permutation of all samples. ``where``, ``weights`` and
     ``order`` choose samples as in ``Dataset.batches``; ``order=range(len(dataset))`` evaluates in
@@ -242,6 +251,15 @@ class Loader(IterableDataset[Any]):
             raise UsageError(f"set the epoch: expected 0 or more, got {epoch}")
         if epoch != self.epoch:
             self._go_to({**self._cursor.get(), "epoch": epoch, "position": 0})
+
+    @property
+    def batch_sampler(self) -> _EpochSetter:
+        """What Lightning looks for ``set_epoch`` in: its ``sampler`` is this loader.
+
+        Checkpoints of the end of an epoch have a state, but Lightning does not load it: it calls
+        ``set_epoch`` of ``batch_sampler.sampler`` with the epoch that begins.
+        """
+        return _EpochSetter(self)
 
     def state_dict(self) -> State:
         """Return the state behind the last batch that was given: plain values, for a checkpoint.

@@ -82,7 +82,9 @@ def check(stopped: Model, resumed: Model, expected: list[int]) -> None:
 # ---- Lightning -----------------------------------------------------------------------------------
 
 
-def fit_with_lightning(folder: Path, loader, stop: int | None, checkpoint: str | None) -> Model:
+def fit_with_lightning(
+    folder: Path, loader, stop: int | None, checkpoint: str | None, **options
+) -> Model:
     lightning = import_module("lightning")
 
     class Module(lightning.LightningModule):
@@ -106,10 +108,10 @@ def fit_with_lightning(folder: Path, loader, stop: int | None, checkpoint: str |
         accelerator="cpu",
         devices=1,
         logger=False,
-        enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
         default_root_dir=folder,
+        **{"enable_checkpointing": False, **options},
     )
     module = Module()
     if stop is None:
@@ -130,6 +132,23 @@ def test_lightning(arrays, tmp_path, expected, workers):
     first.close()
     resumed = fit_with_lightning(tmp_path, second, None, str(tmp_path / "stopped.ckpt"))
     check(stopped, resumed, expected)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_lightning_from_the_end_of_an_epoch(arrays, tmp_path, expected, workers):
+    def fit(checkpoint: Path | None, folder: Path) -> Model:
+        callbacks = import_module("lightning.pytorch.callbacks")
+        keep = callbacks.ModelCheckpoint(dirpath=folder, filename="{epoch}", save_top_k=-1)
+        loader = load(arrays, num_workers=workers)
+        options = {"enable_checkpointing": True, "callbacks": [keep]}
+        model = fit_with_lightning(folder, loader, None, checkpoint and str(checkpoint), **options)
+        loader.close()
+        return model
+
+    assert fit(None, tmp_path / "first").log == expected
+    for epoch in range(EPOCHS):
+        resumed = fit(tmp_path / "first" / f"epoch={epoch}.ckpt", tmp_path / f"{epoch}")
+        assert resumed.log == expected[(epoch + 1) * COUNT :]
 
 
 def test_lightning_over_dataloaders(arrays, tmp_path, expected):
