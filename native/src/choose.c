@@ -32,6 +32,7 @@
 #define PACKED_OVERHEAD 12u /* bytes of a packed sample: its index, and half of the alignment */
 /* What is harvested has memory for one in so many of its samples; the cache has the rest. */
 #define HARVEST_SHARE 2u
+#define HARVEST_MARGIN (MARGIN_SLOTS + 4u) /* with chunks on their way, and buckets */
 
 static uint64_t shift_up(uint64_t bytes, uint32_t shift)
 {
@@ -165,8 +166,10 @@ uint32_t choose_harvest_slots(const dlfs_reader *reader)
 {
     uint64_t harvested = reader->chunk_count / HARVEST_SHARE;
     uint64_t slots = reader->slot_count;
-    return slots > harvested ? (uint32_t)((slots - harvested) * HARVEST_SHARE / (HARVEST_SHARE - 1))
-                             : 0;
+    uint64_t cached =
+        slots > harvested ? (slots - harvested) * HARVEST_SHARE / (HARVEST_SHARE - 1) : 0;
+    uint32_t most = left(slots, HARVEST_MARGIN);
+    return cached < most ? (uint32_t)cached : most;
 }
 
 /*
@@ -229,7 +232,8 @@ static struct cost harvest_cost(const dlfs_stream *stream, double per_chunk, dou
                                  : 1.0 / (double)config->stride;
     kept = kept < share ? kept : share;
     double chunk = (double)reader->config.chunk_bytes;
-    double reads = (1 - (double)cached / (double)reader->chunk_count) / (1 + per_chunk * kept);
+    double missing = 1 - (double)cached / (double)reader->chunk_count;
+    double reads = (missing > 0 ? missing : 0) / (1 + per_chunk * kept);
     /* At the beginning of an epoch all chunks are read, and give what fits: twice, on the whole. */
     return (struct cost){2 * chunk * reads, (chunk + (double)reader->config.gap_bytes) * reads};
 }

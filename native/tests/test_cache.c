@@ -26,6 +26,22 @@ static dlfs_sequence *choose(const struct dataset *dataset, uint64_t *indices, u
     return sequence;
 }
 
+static void take_all(dlfs_reader *reader, const dlfs_stream_config *config)
+{
+    dlfs_stream *stream;
+    dlfs_batch *batch;
+    CHECK_EQ(dlfs_stream_create(reader, config, &stream), 0);
+    int code;
+    while ((code = dlfs_stream_next(stream, 8, -1, &batch)) == 0) {
+        CHECK_EQ(batch->failure_count, 0);
+        for (uint64_t i = 0; i < batch->count; i++)
+            check_sample(batch, i);
+        dlfs_batch_release(batch);
+    }
+    CHECK_EQ(code, DLFS_E_END);
+    dlfs_stream_destroy(stream);
+}
+
 /* Takes one rank's share of an epoch. */
 static void take(dlfs_reader *reader, const dlfs_sequence *sequence, uint64_t rank, uint64_t ranks)
 {
@@ -36,18 +52,7 @@ static void take(dlfs_reader *reader, const dlfs_sequence *sequence, uint64_t ra
         .count = (CHOSEN - rank + ranks - 1) / ranks,
         .plan = DLFS_PLAN_DIRECT,
     };
-    dlfs_stream *stream;
-    dlfs_batch *batch;
-    CHECK_EQ(dlfs_stream_create(reader, &config, &stream), 0);
-    int code;
-    while ((code = dlfs_stream_next(stream, 8, -1, &batch)) == 0) {
-        CHECK_EQ(batch->failure_count, 0);
-        for (uint64_t i = 0; i < batch->count; i++)
-            check_sample(batch, i);
-        dlfs_batch_release(batch);
-    }
-    CHECK_EQ(code, DLFS_E_END);
-    dlfs_stream_destroy(stream);
+    take_all(reader, &config);
 }
 
 static uint64_t read_bytes(dlfs_reader *reader)
@@ -119,6 +124,36 @@ static void a_share_is_saved(void)
         CHECK_EQ(dlfs_reader_destroy(reader), 0);
     }
     CHECK_EQ(before, 0);
+    dataset_destroy(&dataset);
+}
+
+static uint64_t harvest_bytes(const struct dataset *dataset, dlfs_reader *reader, uint64_t epoch)
+{
+    uint64_t before = read_bytes(reader);
+    dlfs_sequence *sequence;
+    CHECK_EQ(
+        dlfs_sequence_create(dataset->directory, CHUNK, DLFS_ORDER_GLOBAL, 3, epoch, 1, &sequence),
+        0);
+    const dlfs_stream_config config = {
+        .sequence = sequence, .stride = 1, .count = COUNT, .plan = DLFS_PLAN_HARVEST};
+    take_all(reader, &config);
+    dlfs_sequence_destroy(sequence);
+    return read_bytes(reader) - before;
+}
+
+/* With as many slots as chunks, and just too few to keep all, a few slots are left to reads. */
+static void a_harvest_has_room(void)
+{
+    struct dataset dataset;
+    dataset_create(&dataset, NULL);
+    for (uint64_t more = 0; more < SLOTS_MIN; more++) {
+        dlfs_reader *reader = reader_over(&dataset, (dataset.chunk_count + more) * CHUNK, 0);
+        (void)harvest_bytes(&dataset, reader, 0);
+        CHECK(reader->cache.slots > dataset.chunk_count * 3 / 4);
+        CHECK(reader->cache.slots_max < reader->slot_count);
+        CHECK(harvest_bytes(&dataset, reader, 1) < dataset.chunk_count * CHUNK / 2);
+        CHECK_EQ(dlfs_reader_destroy(reader), 0);
+    }
     dataset_destroy(&dataset);
 }
 
@@ -223,6 +258,7 @@ int main(void)
     a_selection_is_read_once(0);
     a_selection_is_read_once(DLFS_READER_SHARED);
     a_share_is_saved();
+    a_harvest_has_room();
     room();
     const uint64_t memories[] = {8 * CHUNK, 32 * CHUNK, 48 * CHUNK, 64u << 20};
     for (int i = 0; i < 4; i++) {
