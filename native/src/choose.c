@@ -48,17 +48,20 @@ void choose_need(dlfs_stream *stream)
     uint64_t step = count / LOOKED_AT_MAX + 1;
     uint64_t looked_at = 0;
     uint64_t bytes = 0;
+    double squares = 0;
     for (uint64_t i = 0; i < count; i += step, looked_at++) {
         struct place place;
         if (!reader_place(reader, chosen ? chosen[i] : i, &place))
             continue;
         bytes += place.length;
+        squares += (double)place.length * (double)place.length;
         need->most_bytes = place.length > need->most_bytes ? place.length : need->most_bytes;
     }
     uint64_t mean = looked_at ? bytes / looked_at : 0;
     uint64_t positions = sequence_count(stream->config.sequence);
     uint64_t block = reader->config.block_bytes;
     need->mean_bytes = mean ? mean : 1;
+    need->end_bytes = bytes ? squares / (2 * (double)bytes) : 0;
     need->samples = positions < count ? positions : count;
     need->bytes = positions < count || step > 1 ? need->samples * mean : bytes;
     need->read_bytes = mean % block == 0 ? need->mean_bytes : mean + block;
@@ -87,13 +90,20 @@ static uint64_t map_samples(const dlfs_stream *stream)
     return stream->need.samples < fit ? stream->need.samples : fit;
 }
 
-/* Slots that packed samples of the whole epoch would take, with the map. */
+/* Bytes of the packed samples of the whole epoch. */
+static uint64_t packed_bytes(const struct need *need)
+{
+    return need->bytes + need->samples * PACKED_OVERHEAD;
+}
+
+/* Slots that they would take, with the map and what is lost at the ends of runs. */
 static uint64_t needed_slots(const dlfs_stream *stream)
 {
     const struct need *need = &stream->need;
-    uint64_t bytes = need->bytes + need->samples * PACKED_OVERHEAD;
+    uint64_t bytes = packed_bytes(need);
     uint64_t run = (uint64_t)extent_slots(stream) << stream->reader->chunk_shift;
-    bytes += (bytes / run + 1) * ((need->mean_bytes + need->most_bytes) / 2);
+    uint64_t lost = need->end_bytes < (double)run / 2 ? (uint64_t)need->end_bytes : run / 2;
+    bytes += (bytes / run + 1) * lost;
     bytes += cache_map_bytes(map_samples(stream));
     return shift_up(bytes, stream->reader->chunk_shift);
 }
@@ -174,13 +184,15 @@ uint32_t choose_harvest_slots(const dlfs_reader *reader)
 
 /*
  * What is missing is to be spread evenly over each epoch, the first one as well: so the samples of
- * a share of the chunks are cached. They fill about as much memory; the slots are the bound.
+ * a share of the chunks are cached. They fill about as much memory; the slots are the bound. Where
+ * only an unlucky packing would leave samples out, all may be cached.
  */
 static uint64_t cached_share(const dlfs_stream *stream)
 {
     uint64_t needed = needed_slots(stream);
     uint64_t slots = stream->reader->cache.slots_max;
-    return slots >= needed ? UINT64_MAX : (slots << 32) / needed;
+    bool fits = shift_up(packed_bytes(&stream->need), stream->reader->chunk_shift) <= slots;
+    return fits ? UINT64_MAX : (slots << 32) / needed;
 }
 
 static uint32_t cached_slots(const dlfs_stream *stream)

@@ -82,6 +82,7 @@ struct need {
     uint64_t bytes;      /* of them */
     uint64_t mean_bytes; /* of one; at least 1 */
     uint64_t most_bytes; /* of the largest that was looked at */
+    double end_bytes;    /* lost at the end of a run: half of the sample that does not fit */
     uint64_t read_bytes; /* that one takes if it is read alone: its blocks */
     bool partial;        /* not of all samples */
 };
