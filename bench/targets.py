@@ -110,7 +110,8 @@ class Targets:
         try:
             dlfs.format_volume(uri, label=LABEL, force=force)
         except dlfs.ExistsError as error:
-            raise OccupiedError(str(error)) from error
+            text = str(error).replace("force=True", "--force")
+            raise OccupiedError(text) from error
 
     def _is_ours(self) -> bool:
         try:

@@ -19,9 +19,9 @@ _DLFS_FILES = (
     ("submission and completion", r"device|liburing|uring|setup\.c|queue\.c|syscall"),
     ("directory", r"directory|path_hash|files"),
     ("order", r"sequence|permutation|choice|mix"),
-    ("look-ahead", r"stream|ahead|harvest"),
+    ("look-ahead", r"stream|ahead|harvest|choose"),
     ("planning", r"plan"),
-    ("cache and memory", r"arena|pool|memory|warm|block\.c"),
+    ("cache and memory", r"arena|cache|pool|memory|warm|block\.c"),
     ("batches", r"read|fetch|reader|get|members|pieces|barrier|atomic"),
 )
 _DLFS = tuple((f"libdlfs: {name}", re.compile(pattern)) for name, pattern in _DLFS_FILES)
