@@ -94,7 +94,7 @@ class Cursor:
         tag = (hash((seed, iteration)) % _UINT64) | 1
         first = max(0, _process_number() - worker)
         words = self._words
-        begin = _RECORDS_AT + tag % RECORDS * _RECORD_WORDS
+        begin = _RECORDS_AT + (tag >> 1) % RECORDS * _RECORD_WORDS
         record = words[begin : begin + _RECORD_WORDS]
 
         def is_recorded() -> bool:

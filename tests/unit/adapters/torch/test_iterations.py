@@ -141,6 +141,14 @@ def test_workers_that_begin_at_once_begin_alike():
     assert cursor.get()["epoch"] == 103
 
 
+def test_records_take_all_slots():
+    cursor = Cursor(STATE)
+    for seed in range(2000):
+        cursor.begin(seed, 0, 1, 1, None)
+    records = cursor._words[cursor_module._RECORDS_AT :].reshape(cursor_module.RECORDS, -1)
+    assert (records[:, 0] != 0).all()  # each has a tag
+
+
 def test_a_cursor_that_is_set_while_workers_begin(monkeypatch):
     monkeypatch.setattr(cursor_module, "_process_number", lambda: 7)
     cursor = Cursor(STATE)
