@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils.data import Dataset as TorchDataset
-from torch.utils.data import get_worker_info
 
 from dlfs import Batch, Dataset
 from dlfs.adapters.torch.context import SampleContext
@@ -21,7 +20,7 @@ from dlfs.errors import UsageError
 
 
 class SampleDataset(TorchDataset[Any]):
-    """The samples of a dataset by index: tensors, or what a transform makes of them.
+    """The samples of a dataset by index: tensors of their own, or what a transform makes of them.
 
     DataLoader asks it for a whole batch at a time. Samples that differ in length want
     ``collate_fn=collate_list`` or ``collate_jagged``.
@@ -120,11 +119,11 @@ class SampleDataset(TorchDataset[Any]):
         if self._recipe.has_work:
             pool = self._opened_pool()
             samples = pool.finish(pool.start(batch, self._contexts(batch)))
-        elif self._recipe.is_raw and get_worker_info() is not None:
-            # What is sent on as it is drags the memory it lies in along: give it one of its own.
+        elif self._recipe.is_raw:
+            # One memory of their own: what a worker sends on drags the memory it lies in along.
             samples = SampleViews(jagged_of(batch))
         else:
-            samples = list(self._recipe.items(batch))
+            samples = list(self._recipe.items(batch, own=True))
         labels = self._recipe.label(batch)
         if isinstance(labels, torch.Tensor):
             labels = labels.tolist()

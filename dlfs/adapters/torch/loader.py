@@ -118,12 +118,14 @@ class Loader(IterableDataset[Any]):
             environment's.
         world_size: likewise.
         transform: called with each sample's bytes, a read-only ``memoryview``, or, if it is an
-            array, with the tensor; in threads.
+            array, with a tensor of its own; in threads.
         with_context: call ``transform(sample, context)``, with a ``SampleContext``: index, epoch,
             and random numbers that come back after a resume, at any number of ranks and workers.
         labels: maps indices to labels: ``FolderLabels(dataset)``, ``ColumnLabels(dataset, name)``.
         collate: ``list``, ``jagged``, ``stack``, a function of the list of samples, or ``auto``:
-            ``list`` for bytes as they are, else ``stack``.
+            ``list`` for bytes as they are, else ``stack``. Without a transform, the samples of a
+            list, and those that a function is given, may be views of memory that is shared with
+            other batches: do not change them in place.
         dtype: of the array that every sample's bytes are, numpy's or PyTorch's, such as
             ``torch.bfloat16``; ``uint8`` otherwise.
         shape: of that array; -1 for a first dimension that differs. One dimension by default.

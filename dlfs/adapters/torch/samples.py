@@ -129,8 +129,13 @@ class Recipe:
             return None
         return label_samples(self.labels, batch.indices)
 
-    def items(self, batch: Batch) -> Sequence[Any]:
+    def items(self, batch: Batch, *, own: bool = False) -> Sequence[Any]:
         """The samples one by one, before the transform.
+
+        Args:
+            batch: its samples.
+            own: arrays are copies, not views of the reader's memory; with a transform, which may
+                change its sample in place, they always are.
 
         Raises:
             UsageError: a sample's length is not what dtype and shape need, or it is no array.
@@ -138,7 +143,8 @@ class Recipe:
         if self.arrays:
             views = [view_array(array) for array in batch.arrays(stack=False)]
             # What a worker sends must not drag the memory that it lies in along.
-            return views if get_worker_info() is None else [view.clone() for view in views]
+            own = own or self.transform is not None or get_worker_info() is not None
+            return [view.clone() for view in views] if own else views
         if self.form is not None and not self.is_raw:
             return list(self.form.join(batch) if self.form.varies else self.form.stack(batch))
         return view_samples(batch) if self.transform is None else list(batch)

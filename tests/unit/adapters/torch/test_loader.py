@@ -142,6 +142,44 @@ def test_arrays_as_the_dataset_says(arrays, opened):
     assert np.array_equal(dataset[7].numpy(), array(7))
 
 
+@pytest.mark.parametrize("options", [{"arrays": True}, {"dtype": "float32", "shape": SHAPE}])
+def test_a_transform_may_change_arrays_in_place(opened, options):
+    arrays = opened("arrays")
+    loader = Loader(arrays, 16, transform=lambda sample: sample.sub_(1000), **options)
+    for _ in range(2):
+        for batch in loader:
+            expected = np.stack([array(index) - 1000 for index in batch.indices.tolist()])
+            assert np.array_equal(batch.samples.numpy(), expected)
+    for batch in Loader(arrays, 16, **options):
+        expected = np.stack([array(index) for index in batch.indices.tolist()])
+        assert np.array_equal(batch.samples.numpy(), expected)
+
+
+@pytest.mark.parametrize("transform", [None, lambda sample: sample.sub_(1000)])
+@pytest.mark.parametrize("options", [{"arrays": True}, {"dtype": "float32", "shape": SHAPE}])
+def test_arrays_by_index_may_be_changed_in_place(opened, options, transform):
+    arrays = opened("arrays")
+    dataset = SampleDataset(arrays, transform=transform, **options)
+    moved = 0 if transform is None else 1000
+    for _ in range(2):
+        for index in range(COUNT):
+            sample = dataset[index]
+            assert np.array_equal(sample.numpy(), array(index) - moved)
+            sample.zero_()
+    for index in range(COUNT):
+        assert arrays[index] == array(index).tobytes()
+
+
+def test_bytes_by_index_may_be_changed_in_place(samples):
+    dataset = SampleDataset(samples)
+    expected = [samples[index] for index in range(COUNT)]
+    for _ in range(2):
+        for index in range(COUNT):
+            sample = dataset[index]
+            assert sample.numpy().tobytes() == expected[index]
+            sample.zero_()
+
+
 def test_views_of_arrays_are_no_copies(arrays):
     batch = arrays.read([5, 9])
     found = batch.arrays(stack=False)
