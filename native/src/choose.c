@@ -299,13 +299,14 @@ uint32_t choose_plan(const dlfs_stream *stream)
 
 /* ---- the streams of a reader ----------------------------------------------------------------- */
 
-/* Bytes that may be under way to the cache: twice what the queues take, and a sample at least. */
+/* Bytes that may be under way to the cache: twice what the queues take, and a chunk at least. */
 static uint64_t passing_most(const dlfs_stream *stream)
 {
     const dlfs_reader *reader = stream->reader;
     uint64_t queues = 2 * (uint64_t)reader->config.depth * reader->config.member_count;
     uint64_t memory = (uint64_t)reader->slot_count << reader->chunk_shift >> 2;
     uint64_t most = queues * stream->need.read_bytes;
+    most = most > reader->config.chunk_bytes ? most : reader->config.chunk_bytes;
     return most < memory ? most : memory;
 }
 
