@@ -253,7 +253,8 @@ void cache_keep_chunk(dlfs_reader *reader, uint32_t number)
     if (!cache_wants_chunk(reader, slot->chunk, slot->run))
         return;
     slot->cached = true;
-    slot->samples = (uint32_t)(reader->sample_count / reader->chunk_count);
+    uint64_t mean = reader->sample_count / reader->chunk_count;
+    slot->samples = mean > 0 ? (uint32_t)mean : 1;
     slot->uses = slot->samples;
     slot->idle_looks = 0;
     reader->cache.slots += slot->run;
