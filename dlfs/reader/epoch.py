@@ -92,7 +92,7 @@ class Epoch(Iterator[Batch]):
         fingerprint = None if selection is None else selection.fingerprint
         self._state = replace(state, selection=fingerprint)  # where it began
         self._dataset = dataset
-        self._explain_other = explain_other or self._of_other
+        self._explain_other = explain_other
         self._selection = selection
         self._total = sample_count if selection is None else len(selection)
         self._batch_size = _integer("batch_size", batch_size, 1)
@@ -179,7 +179,7 @@ class Epoch(Iterator[Batch]):
         """
         resumed = EpochState.from_dict(state)
         if resumed.dataset != self._state.dataset:
-            raise self._explain_other(resumed.dataset)
+            raise (self._explain_other or self._of_other)(resumed.dataset)
         if resumed.selection != self._state.selection:
             raise UsageError(
                 "resume an epoch: this checkpoint is of an epoch over other samples: expected "

@@ -281,7 +281,7 @@ def test_rule_13_damage_is_an_error(own_volume: Path, own_mount: Mount) -> None:
     with dlfs.open(str(own_volume)) as volume, volume.dataset("train") as dataset:
         where = dataset.stat(dataset.index(b"b/c"))
     said = own_mount.log.read_text()
-    for word in ("EIO", "'train'", "b'b/c'", where.member, str(where.offset_bytes)):
+    for word in ("EIO", "'train'", "'b/c'", where.member, str(where.offset_bytes)):
         assert word in said
 
 

@@ -157,6 +157,6 @@ def test_what_is_not_there_or_cannot_be_read_is_told(tmp_path: Path, monkeypatch
 
 
 def test_a_missing_package_says_what_installs_it() -> None:
-    with pytest.raises(UsageError, match=r"import x: expected nothing_such .*'dlfs\[science\]'"):
+    with pytest.raises(UsageError, match=r"import x: expected nothing_such .*'h5py>=3.11'"):
         load_package("nothing_such.part", extra="science", what="import x")
     assert load_package("json.decoder", extra="", what="") is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -143,6 +144,14 @@ def test_a_volume_on_shared_devices_is_written(shared: Volume, paths: list[Path]
     assert all(record_of(path) == bytes(RECORD_BYTES) for path in paths)
 
 
+def steal(thief: SharedFileDevice) -> None:
+    """Take a lease that is held: again where its holder renewed it in between."""
+    while True:
+        thief.write(RECORD_OFFSET_BYTES, bytes(RECORD_BYTES))
+        with contextlib.suppress(LockedError):
+            return thief.lock_exclusive("a thief")
+
+
 @pytest.mark.parametrize("member", range(MEMBERS))
 def test_a_writer_whose_lease_was_stolen_commits_nothing(
     shared: Volume, paths: list[Path], member: int
@@ -151,8 +160,7 @@ def test_a_writer_whose_lease_was_stolen_commits_nothing(
     writer.add("a", b"1")
     with SharedFileDevice(paths[member], writable=True) as thief:
         thief.lease_times = TIMES
-        thief.write(RECORD_OFFSET_BYTES, bytes(RECORD_BYTES))
-        thief.lock_exclusive("a thief")
+        steal(thief)
         device = writer._transaction.devices[member]
         assert isinstance(device, SharedFileDevice)
         assert device._renewer is not None
