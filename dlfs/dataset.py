@@ -280,8 +280,8 @@ class Dataset(ColumnAccess):
 
         Args:
             indices: integers 0..N-1, one dimension; one may stand in it more than once.
-            on_error: ``raise``; ``skip`` leaves bad samples out; ``replace`` reads another in
-                place.
+            on_error: ``raise``; ``skip`` leaves bad samples out; ``replace`` reads the next
+                good one of the dataset in path order, which ``batches`` may not have chosen.
 
         Raises:
             UsageError: an index is out of range, or there is no such policy.

@@ -66,10 +66,13 @@ class _EpochSetter:
 class Loader(IterableDataset[Any]):
     """Iterates over the batches of one epoch after the other.
 
-    An iteration gives what is left of the epoch, from where ``state_dict`` says. With the last
-    batch the state is the beginning of the next epoch, whether or not the loop asks for more.
-    ``len`` is the number of batches of a whole epoch, always. One iteration reads at a time: a new
-    one ends that before it.
+    An iteration gives what is left of the epoch, from where ``state_dict`` says: one that was left
+    early is continued. Where the order is the same in every epoch, as in an evaluation (``order``,
+    or ``shuffle=None`` without ``weights``), each iteration in this process gives the whole epoch,
+    but for the first one after ``load_state_dict``, which gives what is left. With the last batch
+    the state is the beginning of the next epoch, whether or not the loop asks for more. ``len`` is
+    the number of batches of a whole epoch, always. One iteration reads at a time: a new one ends
+    that before it.
 
     With ``num_workers`` it runs worker processes by itself. It may also be the dataset of a
     ``DataLoader`` or of torchdata's ``StatefulDataLoader`` of the caller's, with
@@ -112,7 +115,8 @@ class Loader(IterableDataset[Any]):
             for each other in each step, as under DistributedDataParallel, then hang or fail. By
             default ``pad`` where torch.distributed is initialised with several ranks, or a launcher
             such as torchrun has set their number, else ``leave``.
-        on_error: ``raise``, ``skip`` or ``replace`` samples that cannot be read.
+        on_error: ``raise``, ``skip`` or ``replace`` samples that cannot be read. The replacement is
+            the next sample of the dataset in path order, chosen or not.
         plan: how to read ahead.
         rank: of this process; by default torch.distributed's, if it is initialised by now, else the
             environment's.
@@ -150,6 +154,8 @@ class Loader(IterableDataset[Any]):
     """Worker processes of this loader, from its first iteration on."""
     _source: Iterator[TensorBatch] | None = None
     """Batches of the iteration that is under way."""
+    _has_given = False
+    """True if the position is where an iteration of this loader was left, none that was loaded."""
     _iterations = 0
     """In a worker of DataLoader: iterations that it has begun."""
     _loaded: State | None = None
@@ -309,6 +315,12 @@ class Loader(IterableDataset[Any]):
     def _go_to(self, state: State) -> None:
         self._end_iteration()
         self._cursor.set(state)
+        self._has_given = False
+
+    def _is_repeated(self, state: State) -> bool:
+        """Return True if all epochs have one order."""
+        fixed = "order" in self._choice or state["shuffle"] is None
+        return fixed and "weights" not in self._choice
 
     def _share(self, first: int, rank: int | None = None) -> Share:
         """Return this rank's share, or another's, of an epoch from a position on."""
@@ -345,6 +357,8 @@ class Loader(IterableDataset[Any]):
         self._end_iteration()  # one that was left, say by Ctrl-C, and is not yet freed
         pin = self._pin_memory and not self._num_workers  # DataLoader does it in a thread
         begin = self._cursor.get()
+        if self._has_given and self._is_repeated(begin):
+            begin = {**begin, "position": 0}
         state = None
         source = None
         try:
@@ -352,6 +366,7 @@ class Loader(IterableDataset[Any]):
             for batch in source:
                 state = batch.state
                 self._cursor.set(state)
+                self._has_given = True
                 yield batch.pin_memory() if pin else batch
                 if state["epoch"] != begin["epoch"]:
                     break  # it was the last one

@@ -83,7 +83,7 @@ def check(stopped: Model, resumed: Model, expected: list[int]) -> None:
 
 
 def fit_with_lightning(
-    folder: Path, loader, stop: int | None, checkpoint: str | None, **options
+    folder: Path, loader, stop: int | None, checkpoint: str | None, *, evaluation=None, **options
 ) -> Model:
     lightning = import_module("lightning")
 
@@ -94,6 +94,9 @@ def fit_with_lightning(
 
         def training_step(self, batch, number):
             return self.model(batch.samples, batch.labels)["loss"]
+
+        def validation_step(self, batch, number) -> None:
+            pass
 
         def on_train_batch_end(self, *arguments) -> None:
             if self.model.steps == stop:
@@ -115,7 +118,7 @@ def fit_with_lightning(
     )
     module = Module()
     if stop is None:
-        trainer.fit(module, loader, ckpt_path=checkpoint, weights_only=True)
+        trainer.fit(module, loader, evaluation, ckpt_path=checkpoint, weights_only=True)
     else:
         with pytest.raises(Stop):
             trainer.fit(module, loader)
@@ -149,6 +152,27 @@ def test_lightning_from_the_end_of_an_epoch(arrays, tmp_path, expected, workers)
     for epoch in range(EPOCHS):
         resumed = fit(tmp_path / "first" / f"epoch={epoch}.ckpt", tmp_path / f"{epoch}")
         assert resumed.log == expected[(epoch + 1) * COUNT :]
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_lightning_validates_all_samples(arrays, tmp_path, wrapped):
+    lightning = import_module("lightning")
+    validations = []
+
+    class Validation(lightning.Callback):
+        def on_validation_epoch_start(self, *arguments) -> None:
+            validations.append([])
+
+        def on_validation_batch_end(self, _trainer, _module, _outputs, batch, *arguments) -> None:
+            validations[-1] += batch.labels.tolist()
+
+    evaluation = load(arrays, order=range(COUNT))
+    if wrapped:
+        evaluation = DataLoader(evaluation, batch_size=None)
+    fit_with_lightning(
+        tmp_path, load(arrays), None, None, evaluation=evaluation, callbacks=[Validation()]
+    )
+    assert validations == [list(range(2 * BATCH)), *[list(range(COUNT))] * EPOCHS]
 
 
 def test_lightning_over_dataloaders(arrays, tmp_path, expected):

@@ -407,6 +407,26 @@ def test_an_iteration_goes_on_where_the_last_one_was_left(samples):
     assert order([*given, *loader]) == reference(samples, seed=2)
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("options", [{"order": range(COUNT)[::-1]}, {"shuffle": None}])
+def test_an_iteration_in_a_fixed_order_begins_anew(samples, options, workers):
+    loader = Loader(samples, 25, num_workers=workers, **options)
+    expected = reference(samples, **options)
+    for _ in range(2):
+        batch = next(iter(loader))
+        assert loader.position == 25  # until the next iteration begins
+        assert order([batch]) == expected[:25]
+    assert order(loader) == expected
+    assert (loader.epoch, loader.position) == (1, 0)
+    next(iter(loader))
+    loader.load_state_dict(batch.state)
+    assert order(loader) == expected[25:]
+    loader.load_state_dict(batch.state)
+    next(iter(loader))
+    assert order(loader) == expected
+    loader.close()
+
+
 @pytest.mark.parametrize("shuffle", ["global", "chunk", None])
 def test_a_state_is_plain_and_good_for_another_process_world_and_batch(samples, shuffle):
     first = [
