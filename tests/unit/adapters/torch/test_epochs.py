@@ -201,7 +201,7 @@ def test_chosen_samples(arrays, choice, workers):
     resumed.load_state_dict(json.loads(json.dumps(loader.state_dict())))
     assert order([*given, *resumed]) == expected[0]
     assert order(resumed) == expected[1]
-    with pytest.raises(UsageError, match="expected one of all samples, got one of the selection"):
+    with pytest.raises(UsageError, match="expected all samples, got the selection"):
         Loader(arrays, 7).load_state_dict(loader.state_dict())
     loader.close()
     resumed.close()
