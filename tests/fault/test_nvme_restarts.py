@@ -133,12 +133,15 @@ def test_epochs_survive_a_hundred_restarts() -> None:
 
 
 def test_a_target_that_stays_away_is_one_error_and_then_good_again() -> None:
-    samples = random_samples(60, 4)
+    samples = random_samples(COUNT, 4, high=20_000)  # more than memory holds
     options = OPTIONS | {"reconnect_ms": 1000}
     with volume_target(samples) as target:
         before = resources()
-        with dlfs.open(target.uri(**options)) as volume, volume["data"] as dataset:
-            dataset.open()  # with no sample in memory, which would need no target
+        with (
+            dlfs.open(target.uri(**options), memory_bytes=2 * MIB) as volume,
+            volume["data"] as dataset,
+        ):
+            read_epoch(dataset, samples, 1, "direct")
             target.kill()
             with pytest.raises(DlfsError) as caught:
                 read_epoch(dataset, samples, 2, "direct")
