@@ -215,6 +215,9 @@ static bool look_up(dlfs_stream *stream, struct entry *entry, const struct place
     uint64_t offset;
     if (!arena_look_up(reader, entry->index, place, &offset))
         return false;
+    struct slot *slot = &reader->slots[arena_head(reader, slot_of(reader, offset))];
+    bool by_chunk = stream->plan != DLFS_PLAN_DIRECT && place_in_chunk(reader, place);
+    slot->uses -= by_chunk && slot->state == SLOT_PACKED; /* its neighbours need its chunk anyway */
     entry_ready(entry, offset, place->length);
     stream->fetch->stats.cache_hits++;
     return true;
@@ -346,10 +349,7 @@ static bool start_window_span(dlfs_stream *stream, const struct plan_span *plann
     return true;
 }
 
-/*
- * Brings the location of an entry into the processor's caches, ahead of its use: they lie all over
- * the directory, and waiting for one takes as long as the checksum of its sample.
- */
+/* Prefetches a location: waiting for one takes as long as the checksum of its sample. */
 static void expect_location(const dlfs_stream *stream, uint64_t index)
 {
     __builtin_prefetch(&stream->reader->locations[index]);

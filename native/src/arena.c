@@ -129,7 +129,6 @@ int arena_map(dlfs_reader *reader)
 
 void arena_free(dlfs_reader *reader)
 {
-    cache_free(&reader->cache);
     dlfs_memory_unmap(reader->arena, reader->arena_bytes);
     if (reader->arena_descriptor >= 0)
         close(reader->arena_descriptor);

@@ -20,44 +20,50 @@
  * The cache has all slots but a reserve for what is on its way or lent (choose.c). It gives slots
  * back when that reserve grows, and to a read that would have no memory otherwise.
  *
- * The map is made when a stream begins and counts as memory of the cache. A run is packed as
- * [index, bytes] [index, bytes] ..., each aligned to 8 bytes, so that an eviction knows what it
- * takes out of the map.
+ * The map takes slots of the arena when a stream that packs samples begins, and gives them back
+ * when it is empty and no such stream is left. A run is packed as [index, bytes] [index, bytes]
+ * ..., each aligned to 8 bytes, so that an eviction knows what it takes out of the map.
  */
-#include <errno.h>
-#include <stdlib.h>
+#include <string.h>
 
 #include "reader.h"
 
 #define HEAD_BYTES 8u
 /* In place of an index: bytes that no sample came to use, with their number. */
 #define HOLE (UINT64_C(1) << 63)
-#define MAP_MIN UINT64_C(1024)
+#define MAP_MIN UINT64_C(64)
 #define IDLE_LOOKS 2u /* so often in a row too little used: the slot may be evicted */
 
 void cache_init(struct cache *cache)
 {
     *cache = (struct cache){
         .open = SLOT_NONE,
+        .map_slot = SLOT_NONE,
         .extent_slots = 1,
         .batches_lent = CACHE_BATCHES_LENT,
         .idle = {SLOT_NONE, SLOT_NONE, 0},
     };
 }
 
-void cache_free(struct cache *cache)
+/* ---- the map --------------------------------------------------------------------------------- */
+
+static uint64_t map_next(const struct cache *cache, uint64_t at)
 {
-    free(cache->map);
+    return at + 1 < cache->map_places ? at + 1 : 0;
 }
 
-/* ---- the map --------------------------------------------------------------------------------- */
+/* Places from one to another, forwards and around the end. */
+static uint64_t map_distance(const struct cache *cache, uint64_t from, uint64_t to)
+{
+    return to >= from ? to - from : to + cache->map_places - from;
+}
 
 /* The place of an index in the map, or the empty place where it would be. */
 static struct cached_sample *map_find(const struct cache *cache, uint64_t index)
 {
     uint64_t at = cache_home(cache, index);
     while (cache->map[at].key != 0 && cache->map[at].key != index + 1)
-        at = (at + 1) & cache->map_mask;
+        at = map_next(cache, at);
     return &cache->map[at];
 }
 
@@ -67,11 +73,11 @@ static void map_remove(struct cache *cache, struct cached_sample *sample)
     uint64_t gap = (uint64_t)(sample - cache->map);
     uint64_t at = gap;
     for (;;) {
-        at = (at + 1) & cache->map_mask;
+        at = map_next(cache, at);
         if (cache->map[at].key == 0)
             break;
         uint64_t home = cache_home(cache, cache->map[at].key - 1);
-        if (((at - home) & cache->map_mask) >= ((at - gap) & cache->map_mask)) {
+        if (map_distance(cache, home, at) >= map_distance(cache, gap, at)) {
             cache->map[gap] = cache->map[at];
             gap = at;
         }
@@ -83,40 +89,54 @@ static void map_remove(struct cache *cache, struct cached_sample *sample)
 /* A quarter of the map stays empty. */
 static bool map_has_room(const struct cache *cache, uint64_t samples)
 {
-    return cache->map && samples <= (cache->map_mask + 1) / 4 * 3;
+    return samples <= cache->map_places / 4 * 3;
 }
 
-static uint64_t map_size(uint64_t samples)
+static uint64_t map_places(uint64_t samples)
 {
-    uint64_t size = MAP_MIN;
-    while (size / 4 * 3 < samples)
-        size *= 2;
-    return size;
+    uint64_t places = samples / 3 * 4 + 8;
+    return places > MAP_MIN ? places : MAP_MIN;
 }
 
 uint64_t cache_map_bytes(uint64_t samples)
 {
-    return map_size(samples) * sizeof(struct cached_sample);
+    return map_places(samples) * sizeof(struct cached_sample);
 }
 
-int cache_reserve_map(dlfs_reader *reader, uint64_t samples)
+void cache_reserve_map(dlfs_reader *reader, uint64_t samples)
 {
     struct cache *cache = &reader->cache;
-    if (map_has_room(cache, samples))
-        return 0;
+    uint64_t places = map_places(samples);
+    uint64_t run =
+        (cache_map_bytes(samples) + reader->config.chunk_bytes - 1) >> reader->chunk_shift;
+    if (map_has_room(cache, samples) || places > UINT32_MAX || run >= reader->slot_count)
+        return;
+    uint32_t slot = arena_take(reader, (uint32_t)run, true);
+    if (slot == SLOT_NONE)
+        return;
     struct cache grown = *cache;
-    uint64_t size = map_size(samples);
-    grown.map_mask = size - 1;
-    grown.map = calloc(size, sizeof(*grown.map));
-    if (!grown.map)
-        return -ENOMEM;
-    for (uint64_t at = 0; cache->map && at <= cache->map_mask; at++)
+    grown.map = (struct cached_sample *)(void *)slot_memory(reader, slot);
+    grown.map_places = places;
+    memset(grown.map, 0, places * sizeof(*grown.map));
+    for (uint64_t at = 0; at < cache->map_places; at++)
         if (cache->map[at].key != 0)
             *map_find(&grown, cache->map[at].key - 1) = cache->map[at];
-    free(cache->map);
+    if (cache->map)
+        arena_release(reader, cache->map_slot);
     cache->map = grown.map;
-    cache->map_mask = grown.map_mask;
-    return 0;
+    cache->map_places = places;
+    cache->map_slot = slot;
+}
+
+/* Gives the slots of an empty map back, if no stream is going to fill it. */
+static void give_map_back(dlfs_reader *reader)
+{
+    struct cache *cache = &reader->cache;
+    if (!cache->map || cache->count > 0 || cache->map_wanted)
+        return;
+    cache->map = NULL;
+    cache->map_places = 0;
+    arena_release(reader, cache->map_slot);
 }
 
 bool cache_find(const dlfs_reader *reader, uint64_t index, uint64_t *offset)
@@ -149,15 +169,21 @@ uint32_t cache_victim(const dlfs_reader *reader)
     return cache->slots > cache->slots_max ? cache->idle.first : SLOT_NONE;
 }
 
+/* Notes that the cache lacks room, for the next look. */
+static enum taking refuse(struct cache *cache)
+{
+    cache->lacked_room = true;
+    cache->full = cache->slots >= cache->slots_max; /* else a smaller sample may fit */
+    return TAKING_REFUSED;
+}
+
 /* Opens a run that has room for so many bytes. */
 static enum taking open_run(dlfs_reader *reader, uint64_t bytes)
 {
     struct cache *cache = &reader->cache;
     uint64_t least = (bytes + reader->config.chunk_bytes - 1) >> reader->chunk_shift;
-    if (cache->slots + least > cache->slots_max) {
-        cache->full = true;
-        return TAKING_REFUSED;
-    }
+    if (cache->slots + least > cache->slots_max)
+        return refuse(cache);
     uint64_t most = cache->slots_max - cache->slots;
     uint64_t run = cache->extent_slots > least ? cache->extent_slots : least;
     run = run < most ? run : most;
@@ -211,11 +237,13 @@ void cache_abandon(dlfs_reader *reader, uint64_t index, uint64_t offset)
     uint32_t number = arena_head(reader, slot_of(reader, offset));
     struct slot *slot = &reader->slots[number];
     uint64_t end = ((uint64_t)number << reader->chunk_shift) + slot->chunk;
-    if (offset - HEAD_BYTES + bytes == end)
-        slot->chunk -= bytes; /* the last one */
-    else
+    if (offset - HEAD_BYTES + bytes == end) { /* the last one */
+        slot->chunk -= bytes;
+        slot->samples--;
+    } else { /* counts as a sample without a use: a run with many of them is idle */
         *packed_head(reader, offset) = HOLE | bytes;
-    slot->samples--;
+    }
+    slot->uses -= slot->uses > 0;
     map_remove(&reader->cache, map_find(&reader->cache, index));
     arena_release(reader, number);
 }
@@ -238,13 +266,17 @@ void cache_forget(dlfs_reader *reader, uint32_t number)
     if (reader->cache.open == number)
         reader->cache.open = SLOT_NONE;
     reader->cache.full = false;
+    give_map_back(reader);
 }
 
-bool cache_wants_chunk(const dlfs_reader *reader, uint64_t chunk, uint32_t run)
+bool cache_wants_chunk(dlfs_reader *reader, uint64_t chunk, uint32_t run)
 {
-    const struct cache *cache = &reader->cache;
-    return cache->slots + run <= cache->slots_max &&
-           cache_spread(chunk) * reader->chunk_count < (uint64_t)cache->slots_max << 32;
+    struct cache *cache = &reader->cache;
+    if (cache_spread(chunk) * reader->chunk_count >= (uint64_t)cache->slots_max << 32)
+        return false;
+    bool room = cache->slots + run <= cache->slots_max;
+    cache->lacked_room |= !room;
+    return room;
 }
 
 void cache_keep_chunk(dlfs_reader *reader, uint32_t number)
@@ -270,8 +302,9 @@ void cache_tick(dlfs_reader *reader, uint64_t samples)
 /* Evicts slots that the epochs since the last looks have hardly used, if others lack room. */
 static void look(dlfs_reader *reader)
 {
-    bool full = reader->cache.full;
+    bool lacked_room = reader->cache.lacked_room;
     uint32_t next;
+    reader->cache.lacked_room = false;
     for (uint32_t number = 0; number < reader->slot_count; number = next) {
         struct slot *slot = &reader->slots[number];
         next = number + slot->run;
@@ -280,7 +313,7 @@ static void look(dlfs_reader *reader)
         bool idle = 4 * (uint64_t)slot->uses < 3 * (uint64_t)slot->samples;
         slot->idle_looks = idle ? (uint8_t)(slot->idle_looks + (slot->idle_looks < IDLE_LOOKS)) : 0;
         slot->uses = 0;
-        if (full && slot->idle_looks >= IDLE_LOOKS && slot->references == 0)
+        if (lacked_room && slot->idle_looks >= IDLE_LOOKS && slot->references == 0)
             arena_evict_cached(reader, number);
     }
 }
@@ -296,9 +329,12 @@ void cache_begin_epoch(dlfs_reader *reader, uint64_t samples)
     cache->period = samples > cache->period ? samples : cache->period;
 }
 
-void cache_limit(dlfs_reader *reader, uint32_t slots_max, uint32_t extent_slots)
+void cache_limit(dlfs_reader *reader, uint32_t slots_max, uint32_t extent_slots, bool map_wanted)
 {
-    reader->cache.slots_max = slots_max;
-    reader->cache.extent_slots = extent_slots;
-    reader->cache.full = false;
+    struct cache *cache = &reader->cache;
+    cache->slots_max = slots_max;
+    cache->extent_slots = extent_slots;
+    cache->map_wanted = map_wanted;
+    cache->full = false;
+    give_map_back(reader);
 }

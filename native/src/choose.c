@@ -15,11 +15,12 @@
  * stream had no memory for its next batch. The reserve shrinks as the cache's share grows, so that
  * more memory never caches less.
  */
-#include <errno.h>
+#include <stdlib.h>
 
+#include "mix.h"
 #include "stream.h"
 
-#define LOOKED_AT_MAX (UINT64_C(1) << 18) /* samples that choose_need looks at */
+#define LOOKED_AT_MAX (UINT64_C(1) << 18) /* samples whose lengths choose_need looks at */
 #define MARGIN_SLOTS 4u
 #define AHEAD_BYTES (UINT64_C(8) << 20) /* of chunks read ahead */
 #define CHUNKS_AHEAD 8u
@@ -30,6 +31,7 @@
 #define PADDING_MOST 1.25
 #define EXTENT_SAMPLES 32u  /* so that at most 1/32 of a PACKED run is lost at its end */
 #define PACKED_OVERHEAD 12u /* bytes of a packed sample: its index, and half of the alignment */
+#define MAP_OVERHEAD 22u    /* ... and its places of the map */
 /* What is harvested has memory for one in so many of its samples; the cache has the rest. */
 #define HARVEST_SHARE 2u
 #define HARVEST_MARGIN (MARGIN_SLOTS + 4u) /* with chunks on their way, and buckets */
@@ -39,36 +41,38 @@ static uint64_t shift_up(uint64_t bytes, uint32_t shift)
     return (bytes + (UINT64_C(1) << shift) - 1) >> shift;
 }
 
-void choose_need(dlfs_stream *stream)
+/* How many different samples a list has; as many as its entries where memory is short. */
+static uint64_t count_different(const uint64_t *list, uint64_t count, uint64_t sample_count)
 {
-    const dlfs_reader *reader = stream->reader;
-    struct need *need = &stream->need;
-    uint64_t count;
-    const uint64_t *chosen = sequence_chosen(stream->config.sequence, &count);
-    uint64_t step = count / LOOKED_AT_MAX + 1;
-    uint64_t looked_at = 0;
-    uint64_t bytes = 0;
-    double squares = 0;
-    for (uint64_t i = 0; i < count; i += step, looked_at++) {
-        struct place place;
-        if (!reader_place(reader, chosen ? chosen[i] : i, &place))
-            continue;
-        bytes += place.length;
-        squares += (double)place.length * (double)place.length;
-        need->most_bytes = place.length > need->most_bytes ? place.length : need->most_bytes;
+    uint64_t *seen = calloc(sample_count / 64 + 1, sizeof(*seen));
+    if (!seen)
+        return count;
+    uint64_t different = 0;
+    for (uint64_t i = 0; i < count; i++) {
+        uint64_t bit = UINT64_C(1) << (list[i] & 63);
+        different += (seen[list[i] >> 6] & bit) == 0;
+        seen[list[i] >> 6] |= bit;
     }
-    uint64_t mean = looked_at ? bytes / looked_at : 0;
-    uint64_t positions = sequence_count(stream->config.sequence);
-    uint64_t block = reader->config.block_bytes;
-    need->mean_bytes = mean ? mean : 1;
-    need->end_bytes = bytes ? squares / (2 * (double)bytes) : 0;
-    need->samples = positions < count ? positions : count;
-    need->bytes = positions < count || step > 1 ? need->samples * mean : bytes;
-    need->read_bytes = mean % block == 0 ? need->mean_bytes : mean + block;
-    need->partial = chosen && need->samples < reader->sample_count;
+    free(seen);
+    return different;
 }
 
-/* ---- how much is cached ---------------------------------------------------------------------- */
+/* The samples that an epoch is made of, and how many of them choose_need looks at. */
+struct population {
+    const dlfs_reader *reader;
+    const uint64_t *chosen; /* [count] or NULL: all samples */
+    uint64_t count;
+    uint64_t looks;
+};
+
+/* The length of the look-th sample to look at: each of them, or some that are drawn at random. */
+static uint64_t looked_at_length(const struct population *population, uint64_t look)
+{
+    struct place place;
+    uint64_t at = population->looks == population->count ? look : mix(look) % population->count;
+    uint64_t index = population->chosen ? population->chosen[at] : at;
+    return reader_place(population->reader, index, &place) ? place.length : 0;
+}
 
 static uint32_t extent_slots(const dlfs_stream *stream)
 {
@@ -81,13 +85,68 @@ static uint32_t extent_slots(const dlfs_stream *stream)
     return slots > 1 ? (uint32_t)slots : 1;
 }
 
-/* Places of the map for the samples that the stream may cache. */
+static uint64_t run_bytes(const dlfs_stream *stream)
+{
+    return (uint64_t)extent_slots(stream) << stream->reader->chunk_shift;
+}
+
+/* Bytes lost at the end of a run: half of the sample that does not fit, which may be any byte's. */
+static double end_bytes(const dlfs_stream *stream, const struct population *population)
+{
+    double run = (double)run_bytes(stream);
+    double sum = 0;
+    double squares = 0;
+    for (uint64_t look = 0; look < population->looks; look++) {
+        double length = (double)looked_at_length(population, look);
+        length = length < run ? length : run;
+        sum += length;
+        squares += length * length;
+    }
+    return sum > 0 ? squares / (2 * sum) : 0;
+}
+
+void choose_need(dlfs_stream *stream)
+{
+    const dlfs_reader *reader = stream->reader;
+    const dlfs_sequence *sequence = stream->config.sequence;
+    struct need *need = &stream->need;
+    struct population population = {.reader = reader};
+    population.chosen = sequence_chosen(sequence, &population.count);
+    population.looks = population.count < LOOKED_AT_MAX ? population.count : LOOKED_AT_MAX;
+    uint64_t bytes = 0;
+    for (uint64_t look = 0; look < population.looks; look++) {
+        uint64_t length = looked_at_length(&population, look);
+        bytes += length;
+        need->most_bytes = length > need->most_bytes ? length : need->most_bytes;
+    }
+    uint64_t mean = population.looks ? bytes / population.looks : 0;
+    uint64_t positions = sequence_count(sequence);
+    uint64_t block = reader->config.block_bytes;
+    need->mean_bytes = mean ? mean : 1;
+    need->end_bytes = end_bytes(stream, &population);
+    need->samples = population.count;
+    if (sequence_kind(sequence) == DLFS_ORDER_LIST)
+        need->samples = count_different(population.chosen, positions, reader->sample_count);
+    need->samples = positions < need->samples ? positions : need->samples;
+    need->bytes = need->samples == population.looks ? bytes : need->samples * mean;
+    need->read_bytes = mean % block == 0 ? need->mean_bytes : mean + block;
+    need->partial = population.chosen && need->samples < reader->sample_count;
+}
+
+/* ---- how much is cached ---------------------------------------------------------------------- */
+
+/* Samples that the map has to have places for. */
 static uint64_t map_samples(const dlfs_stream *stream)
 {
     const dlfs_reader *reader = stream->reader;
     uint64_t fit = ((uint64_t)reader->slot_count << reader->chunk_shift) /
-                   (stream->need.mean_bytes + PACKED_OVERHEAD);
+                   (stream->need.mean_bytes + PACKED_OVERHEAD + MAP_OVERHEAD);
     return stream->need.samples < fit ? stream->need.samples : fit;
+}
+
+static uint64_t map_slots(const dlfs_stream *stream)
+{
+    return shift_up(cache_map_bytes(map_samples(stream)), stream->reader->chunk_shift);
 }
 
 /* Bytes of the packed samples of the whole epoch. */
@@ -101,11 +160,8 @@ static uint64_t needed_slots(const dlfs_stream *stream)
 {
     const struct need *need = &stream->need;
     uint64_t bytes = packed_bytes(need);
-    uint64_t run = (uint64_t)extent_slots(stream) << stream->reader->chunk_shift;
-    uint64_t lost = need->end_bytes < (double)run / 2 ? (uint64_t)need->end_bytes : run / 2;
-    bytes += (bytes / run + 1) * lost;
-    bytes += cache_map_bytes(map_samples(stream));
-    return shift_up(bytes, stream->reader->chunk_shift);
+    bytes += (bytes / run_bytes(stream) + 1) * (uint64_t)need->end_bytes;
+    return shift_up(bytes, stream->reader->chunk_shift) + map_slots(stream);
 }
 
 /* What is left of a number of slots. */
@@ -147,8 +203,7 @@ static uint32_t packed_slots(const dlfs_stream *stream)
         double wished = (double)margin + (batches > ahead ? batches : ahead);
         reserve = wished < (double)slots ? (uint64_t)wished + 1 : slots;
     }
-    return left(slots,
-                reserve + shift_up(cache_map_bytes(map_samples(stream)), reader->chunk_shift));
+    return left(slots, reserve + map_slots(stream));
 }
 
 /*
@@ -310,18 +365,25 @@ static uint64_t passing_most(const dlfs_stream *stream)
     return most < memory ? most : memory;
 }
 
-/* The cache has what the streams' reserves leave; when none reads, what the last one left. */
+/*
+ * The cache has what the streams' reserves leave; when none reads, what the last one left. But
+ * where memory takes the whole dataset it then has nothing: chunks that are read stay instead.
+ */
 static void share_out(dlfs_reader *reader)
 {
     uint64_t reserve = 0;
     uint32_t extent = 1;
+    bool packs = false;
     for (const dlfs_stream *stream = reader->streams; stream; stream = stream->next) {
         reserve += reader->slot_count - stream->cached_slots;
         uint32_t slots = extent_slots(stream);
         extent = slots > extent ? slots : extent;
+        packs |= stream->plan == DLFS_PLAN_DIRECT;
     }
-    if (reader->streams)
-        cache_limit(reader, left(reader->slot_count, reserve), extent);
+    if (!reader->streams)
+        reserve =
+            reader->keeps_all ? reader->slot_count : reader->slot_count - reader->cache.slots_max;
+    cache_limit(reader, left(reader->slot_count, reserve), extent, packs);
     for (dlfs_stream *stream = reader->streams; stream; stream = stream->next)
         stream->cached_share = cached_share(stream);
 }
@@ -335,24 +397,20 @@ static uint64_t epoch_samples(const dlfs_stream *stream)
     return chosen > count ? chosen : count;
 }
 
-int choose_begin(dlfs_stream *stream)
+void choose_begin(dlfs_stream *stream)
 {
     dlfs_reader *reader = stream->reader;
     stream->passing_most = passing_most(stream);
     stream->cached_slots = cached_slots(stream);
-    int code = 0;
     pthread_mutex_lock(&reader->lock);
-    if (stream->plan == DLFS_PLAN_DIRECT)
-        code = cache_reserve_map(reader, map_samples(stream));
-    if (code == 0) {
-        reader->cache.batches_lent /= reader->cache.batches_lent > CACHE_BATCHES_LENT ? 2 : 1;
-        cache_begin_epoch(reader, epoch_samples(stream));
-        stream->next = reader->streams;
-        reader->streams = stream;
-        share_out(reader);
-    }
+    if (stream->cached_slots > 0 && stream->plan == DLFS_PLAN_DIRECT)
+        cache_reserve_map(reader, map_samples(stream));
+    reader->cache.batches_lent /= reader->cache.batches_lent > CACHE_BATCHES_LENT ? 2 : 1;
+    cache_begin_epoch(reader, epoch_samples(stream));
+    stream->next = reader->streams;
+    reader->streams = stream;
+    share_out(reader);
     pthread_mutex_unlock(&reader->lock);
-    return code;
 }
 
 void choose_share(dlfs_stream *stream)
@@ -369,7 +427,7 @@ void choose_more(dlfs_stream *stream)
 {
     if (stream->cached_slots == 0 || stream->plan != DLFS_PLAN_DIRECT)
         return;
-    if (needed_slots(stream) <= stream->reader->slot_count)
+    if (!stream->crowded && needed_slots(stream) <= stream->reader->slot_count)
         stream->crowded = true; /* what is cached is another selection's */
     else
         stream->reader->cache.batches_lent *= 2;

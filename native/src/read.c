@@ -27,7 +27,8 @@ struct read {
     uint64_t span_count;
     uint64_t hit_bytes;
     uint64_t private_bytes_max;
-    bool apart; /* what is not in memory goes to the batch's own */
+    bool apart;  /* what is not in memory goes to the batch's own */
+    bool widens; /* there is memory for whole chunks to stay */
     struct awake *awake;
 };
 
@@ -72,6 +73,9 @@ static void look_up(struct read *read)
 {
     dlfs_reader *reader = read->reader;
     struct batch *batch = read->batch;
+    const struct cache *cache = &reader->cache;
+    uint64_t cached = cache->slots < cache->slots_max ? cache->slots : cache->slots_max;
+    read->widens = reader->keeps_all && cached + reader->chunk_count <= reader->slot_count;
     for (uint64_t i = 0; i < batch->public.count; i++) {
         if (batch->lengths[i] <= 0)
             continue;
@@ -169,7 +173,7 @@ static int plan(struct read *read)
     plan_sort(read->wants, read->fetch->sorting, read->want_count);
     if (read->apart)
         return take_block(read);
-    read->span_count = reader->keeps_all
+    read->span_count = read->widens
                            ? plan_widen(reader, read->wants, read->want_count, read->spans)
                            : plan_merge(reader, read->wants, read->want_count, read->spans);
     pthread_mutex_lock(&reader->lock);

@@ -69,8 +69,10 @@ struct cached_sample {
 
 /* What stays in the arena between epochs (cache.c). */
 struct cache {
-    struct cached_sample *map; /* open addressing, by index */
-    uint64_t map_mask;
+    struct cached_sample *map; /* [map_places] open addressing, by index; in the arena, or NULL */
+    uint64_t map_places;
+    uint32_t map_slot;     /* the first of its slots */
+    bool map_wanted;       /* a stream that packs samples reads now */
     uint64_t count;        /* samples in the map */
     uint32_t open;         /* the PACKED run that takes the next sample, or SLOT_NONE */
     uint32_t slots;        /* that are cached */
@@ -82,6 +84,7 @@ struct cache {
     uint64_t period;       /* samples of the largest epoch that has begun since */
     double batches_lent;   /* that consumers hold at once, as far as is known */
     bool full;             /* nothing more can be taken in for now */
+    bool lacked_room;      /* something was not cached since the last look, for want of room */
 };
 
 /* Memory of a batch that the arena does not hold. */
@@ -316,16 +319,16 @@ void arena_free(dlfs_reader *reader);
 #define CACHE_BATCHES_LENT 2 /* one that is taken, and one to come */
 #define CACHE_PENDING (UINT64_C(1) << 63)
 void cache_init(struct cache *cache);
-void cache_free(struct cache *cache);
-/* Makes the map large enough for so many samples; -ENOMEM. */
+/* Bytes of a map with places for so many samples. */
 uint64_t cache_map_bytes(uint64_t samples);
-int cache_reserve_map(dlfs_reader *reader, uint64_t samples);
+/* Makes the map large enough for so many samples, if there are slots for it. */
+void cache_reserve_map(dlfs_reader *reader, uint64_t samples);
 /* Finds a cached sample: its offset in the arena. */
 bool cache_find(const dlfs_reader *reader, uint64_t index, uint64_t *offset);
 /* Brings the place of a sample in the map into the processor's caches. */
 static inline uint64_t cache_home(const struct cache *cache, uint64_t index)
 {
-    return (index * UINT64_C(0x9E3779B97F4A7C15) >> 20) & cache->map_mask;
+    return (index * UINT64_C(0x9E3779B97F4A7C15) >> 32) * cache->map_places >> 32;
 }
 static inline void cache_expect(const struct cache *cache, uint64_t index)
 {
@@ -355,15 +358,18 @@ static inline uint64_t cache_spread(uint64_t chunk)
     return chunk * CACHE_SPREAD & UINT32_MAX;
 }
 /* Whether a chunk that has landed in a run of slots is to be cached. */
-bool cache_wants_chunk(const dlfs_reader *reader, uint64_t chunk, uint32_t run);
+bool cache_wants_chunk(dlfs_reader *reader, uint64_t chunk, uint32_t run);
 /* The cached slot that was idle for longest, if there are too many of them; else SLOT_NONE. */
 uint32_t cache_victim(const dlfs_reader *reader);
 /* Samples were given out. */
 void cache_tick(dlfs_reader *reader, uint64_t samples);
 /* A stream over an epoch of so many samples begins. */
 void cache_begin_epoch(dlfs_reader *reader, uint64_t samples);
-/* Sets how many slots are cached at most, and how many a PACKED run has. */
-void cache_limit(dlfs_reader *reader, uint32_t slots_max, uint32_t extent_slots);
+/*
+ * Sets how many slots are cached at most, how many a PACKED run has, and whether a stream that
+ * packs samples reads now.
+ */
+void cache_limit(dlfs_reader *reader, uint32_t slots_max, uint32_t extent_slots, bool map_wanted);
 
 /* fetch.c */
 int fetch_create(dlfs_reader *reader, struct fetch **out);

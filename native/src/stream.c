@@ -381,8 +381,9 @@ static int stream_prepare(dlfs_stream *stream)
     choose_need(stream);
     stream->plan = choose_plan(stream);
     stream->ahead = RING_MAX;
-    int code = choose_begin(stream);
-    if (code == 0 && stream->plan == DLFS_PLAN_HARVEST)
+    int code = 0;
+    choose_begin(stream);
+    if (stream->plan == DLFS_PLAN_HARVEST)
         code = harvest_create(stream, stream->need.mean_bytes);
     if (code < 0)
         return code;

@@ -152,8 +152,8 @@ void choose_need(dlfs_stream *stream);
 uint32_t choose_plan(const dlfs_stream *stream);
 /* Slots that the cache may have while a dataset is harvested, and no chunk is chosen. */
 uint32_t choose_harvest_slots(const dlfs_reader *reader);
-/* Makes the cache ready for the stream; -ENOMEM. Takes the lock. */
-int choose_begin(dlfs_stream *stream);
+/* Makes the cache ready for the stream. Takes the lock. */
+void choose_begin(dlfs_stream *stream);
 /* The lock is held: the consumer takes larger batches than before, perhaps. */
 void choose_share(dlfs_stream *stream);
 /* The consumer held so many batches that there was no memory for the next one. */

@@ -86,8 +86,8 @@ static void check_bound(dlfs_reader *reader)
     const struct cache *cache = &reader->cache;
     pthread_mutex_lock(&reader->lock);
     CHECK(cache->slots <= cache->slots_max);
-    uint64_t map = (cache->map_mask + 1) * sizeof(*cache->map);
-    CHECK(((uint64_t)cache->slots_max << reader->chunk_shift) + map <= reader->config.memory_bytes);
+    uint64_t map = cache->map ? reader->slots[cache->map_slot].run : 0;
+    CHECK(cache->slots_max + map <= reader->slot_count);
     pthread_mutex_unlock(&reader->lock);
 }
 
@@ -166,11 +166,13 @@ static void room(void)
     CHECK(epoch_bytes(&dataset, reader, 0) > 0);
     empty_cache(reader);
     pthread_mutex_lock(&reader->lock);
-    cache_limit(reader, 4, 2);
+    cache_limit(reader, 4, 2, true);
+    cache_reserve_map(reader, 100);
     uint64_t offsets[3];
     uint64_t again;
     CHECK_EQ(cache_take_in(reader, 1, sample_length(1), &offsets[0]), TAKING_DONE);
     CHECK_EQ(cache_take_in(reader, 1, sample_length(1), &again), TAKING_REFUSED);
+    CHECK(!reader->cache.full);
     CHECK_EQ(cache_take_in(reader, 2, sample_length(2), &offsets[1]), TAKING_DONE);
     CHECK(!cache_find(reader, 1, &again)); /* its bytes have not landed */
     cache_abandon(reader, 2, offsets[1]);
@@ -195,6 +197,39 @@ static void room(void)
     arena_evict_cached(reader, reader->cache.idle.first); /* the holes in it are skipped */
     CHECK(!cache_find(reader, 3, &again));
     CHECK(cache_find(reader, index - 1, &again));
+    pthread_mutex_unlock(&reader->lock);
+    CHECK_EQ(dlfs_reader_destroy(reader), 0);
+    dataset_destroy(&dataset);
+}
+
+/* A run most of whose samples were given up is evicted when others lack room. */
+static void holes(void)
+{
+    enum { FIRST = 10, TAKEN = 8, LOOKS = 2 };
+    struct dataset dataset;
+    dataset_create(&dataset, NULL);
+    dlfs_reader *reader = reader_over(&dataset, 32 * CHUNK, 0);
+    CHECK(epoch_bytes(&dataset, reader, 0) > 0);
+    empty_cache(reader);
+    pthread_mutex_lock(&reader->lock);
+    cache_limit(reader, 3, 3, true);
+    cache_reserve_map(reader, 100);
+    uint64_t offsets[TAKEN];
+    for (uint64_t i = 0; i < TAKEN; i++)
+        CHECK_EQ(cache_take_in(reader, FIRST + i, sample_length(FIRST + i), &offsets[i]),
+                 TAKING_DONE);
+    for (uint64_t i = 0; i < TAKEN - 1; i++)
+        cache_abandon(reader, FIRST + i, offsets[i]);
+    cache_publish(reader, FIRST + TAKEN - 1);
+    arena_release(reader, slot_of(reader, offsets[TAKEN - 1]));
+    for (int look = 0; look < LOOKS; look++) {
+        CHECK_EQ(reader->cache.slots, 3);
+        reader->cache.lacked_room = true;
+        cache_tick(reader, COUNT);
+        cache_begin_epoch(reader, COUNT);
+    }
+    CHECK_EQ(reader->cache.slots, 0);
+    CHECK_EQ(reader->cache.count, 0);
     pthread_mutex_unlock(&reader->lock);
     CHECK_EQ(dlfs_reader_destroy(reader), 0);
     dataset_destroy(&dataset);
@@ -260,6 +295,7 @@ int main(void)
     a_share_is_saved();
     a_harvest_has_room();
     room();
+    holes();
     const uint64_t memories[] = {8 * CHUNK, 32 * CHUNK, 48 * CHUNK, 64u << 20};
     for (int i = 0; i < 4; i++) {
         together(memories[i], NULL);

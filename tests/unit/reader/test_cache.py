@@ -245,7 +245,7 @@ def test_validation_between_epochs_does_not_cost_training_its_memory(bench):
         ]
     # Training has come first and has all that it takes, but for what validation has under way.
     assert max(read[2::2]) <= 2 * BATCH * 4096
-    assert all(later <= read[1] for later in read[3::2])
+    assert all(later <= 1.1 * read[1] for later in read[3::2])
 
 
 def test_bytes_that_fail_their_checksum_are_not_cached(bench):
@@ -275,8 +275,8 @@ def test_a_read_finds_what_an_epoch_has_cached_and_evicts_it_where_it_must(bench
         assert reader.get_kept(1) is None
         assert reader.stats()["read_bytes"] == before
         for start in range(0, 1500, 100):
-            batch = reader.read(np.arange(start, start + 100))
-            assert batch.tobytes(7) == made.laid.samples[start + 7]
+            with reader.read(np.arange(start, start + 100)) as batch:
+                assert batch.tobytes(7) == made.laid.samples[start + 7]
         assert read_bytes(reader, made.laid.samples, 3, where=where)[2] == 0
 
 
@@ -293,3 +293,53 @@ def test_batches_that_are_held_take_precedence_over_the_cache(bench):
         del held, batch
         read = read_bytes(reader, made.laid.samples, 8, where=where)
     assert read[-1] < 0.8 * 750 * 4 * KIB
+
+
+def test_a_list_that_names_samples_again_needs_memory_for_each_of_them_once(bench):
+    made = bench(random_samples(1500, low=4096, high=4097))
+    order = np.random.default_rng(2).permutation(np.repeat(np.arange(0, 1500, 5), 4))
+    memory_bytes = packed_bytes(np.full(300, 4096)) + 24 * CHUNK_BYTES
+    with made.reader(memory_bytes=memory_bytes, gap_bytes=GAP_BYTES) as reader:
+        first, *later = read_bytes(reader, made.laid.samples, 3, order=order)
+    assert first < 2 * 300 * 8 * KIB
+    assert later == [0, 0]
+
+
+def test_one_large_sample_does_not_cost_the_others_their_memory(bench):
+    samples = random_samples(1500, low=4096, high=4097)
+    samples[b"large"] = os.urandom(1024 * KIB)
+    made = bench(samples)
+    where = np.append(np.arange(0, 1500, 2), 1500)
+    lengths = np.array([len(made.laid.samples[index]) for index in where])
+    memory_bytes = int(packed_bytes(np.full(750, 4096)) * 0.6) + 3 * 1024 * KIB
+    with made.reader(memory_bytes=memory_bytes, gap_bytes=GAP_BYTES) as reader:
+        read = read_bytes(reader, made.laid.samples, 3, where=where)
+    assert read[2] <= 0.5 * (read[0] - lengths.max()) + lengths.max()
+
+
+@pytest.mark.parametrize("part", [2, 5])
+def test_on_demand_passes_after_a_selection_keep_what_they_read(bench, part):
+    made = bench(random_samples(1500, low=4096, high=4097))
+    chunk_count = sum(run.chunk_count for run in made.laid.runs)
+    where = np.arange(0, 1500, part)
+    with made.reader(memory_bytes=(chunk_count + 8) * CHUNK_BYTES, gap_bytes=GAP_BYTES) as reader:
+        read_bytes(reader, made.laid.samples, 2, where=where)
+        passes = []
+        for _ in range(3):
+            before = reader.stats()["read_bytes"]
+            for start in range(0, 1500, 50):
+                reader.read(np.arange(start, start + 50)).release()
+            passes.append(reader.stats()["read_bytes"] - before)
+        assert passes[1] <= 4 * CHUNK_BYTES  # the last reads of the first pass pinned packed runs
+        assert passes[2] == 0
+        assert read_bytes(reader, made.laid.samples, 2, where=where) == [0, 0]
+
+
+def test_epochs_in_storage_order_take_over_the_memory_of_a_selection(bench):
+    made = bench({b"%d" % i: os.urandom(1000) for i in range(6000)})
+    data_bytes = 6000 * 1000
+    where = np.arange(0, 6000, 2)
+    with made.reader(memory_bytes=data_bytes // 2, depth=DEPTH) as reader:
+        read_bytes(reader, made.laid.samples, 2, where=where, plan="direct")
+        read = read_bytes(reader, made.laid.samples, 6, shuffle=None)
+    assert read[5] <= 0.7 * data_bytes
