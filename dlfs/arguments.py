@@ -55,8 +55,11 @@ def check_choice(
     Raises:
         UsageError: it is none of them.
     """
+    for one in allowed:
+        if value is one:  # the usual case, on the way of every read
+            return
     words = [one for one in allowed if isinstance(one, str)]
-    if value in words if isinstance(value, str) else any(value is one for one in allowed):
+    if isinstance(value, str) and value in words:
         return
     close = close_matches(value, words, 1) if isinstance(value, str) else []
     hint = f"; did you mean {close[0]!r}?" if close else ""

@@ -52,6 +52,8 @@ def as_indices(values: ArrayLike, *, option: str, action: str) -> NDArray[np.uin
     Raises:
         UsageError: they are not integers of one dimension.
     """
+    if isinstance(values, np.ndarray) and values.ndim == 1 and values.dtype.kind in "iu":
+        return values.astype(np.uint64, "C")
     array = as_array(values, option=option, action=action)
     if array.ndim == 1 and (array.dtype.kind in "iu" or not array.size):
         return array.astype(np.uint64, "C")

@@ -284,7 +284,7 @@ class SampleReader:
         if native.lost_members != self._lost:
             self.watch_members()
         if not native.failures:
-            return self._batch(native)
+            return Batch(native, attributes=self.attributes, dataset=self._where.dataset)
         diagnosis = self.diagnose()  # first: a removed dataset may have lost its names too
         if diagnosis is not None:
             raise diagnosis
