@@ -19,6 +19,8 @@ enum memory_writers { MEMORY_OWNER_WRITES, MEMORY_ALL_WRITE };
  */
 int memory_create_shared(const char *name, size_t length, bool huge, enum memory_writers writers,
                          void **base, int *descriptor);
+/* Returns true unless a seal forbids to map the first bytes of a file for writing. */
+bool memory_is_writable(int descriptor, size_t length);
 /*
  * Maps the first bytes of another process's file, in the same way. -EINVAL when it is shorter, or
  * may yet be made so.

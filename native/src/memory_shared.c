@@ -24,27 +24,55 @@
 #define HUGE_PAGE_BYTES ((size_t)2 << 20)
 #define SEALS_OF_SIZE (F_SEAL_SHRINK | F_SEAL_GROW)
 
-/* Maps a file at a multiple of the huge page, so that huge pages of it can be mapped as such. */
-static int map_aligned(int descriptor, size_t length, int protection, void **base)
+/*
+ * Moves a mapping to a multiple of the huge page, within address space that is reserved for it. A
+ * move that fails may have unmapped its destination, where another thread may map memory at any
+ * time: the destination is never unmapped here, only what is reserved on either side of it.
+ */
+static int align(size_t length, void **mapped)
 {
-    size_t spare = length >= HUGE_PAGE_BYTES ? HUGE_PAGE_BYTES : 0;
-    uint8_t *room =
-        mmap(NULL, length + spare, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    uint8_t *room = mmap(NULL, length + HUGE_PAGE_BYTES, PROT_NONE,
+                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (room == MAP_FAILED)
         return -ENOMEM;
-    size_t head = spare ? (HUGE_PAGE_BYTES - (uintptr_t)room % HUGE_PAGE_BYTES) % spare : 0;
-    void *mapped = mmap(room + head, length, protection, MAP_SHARED | MAP_FIXED, descriptor, 0);
-    int code = mapped == MAP_FAILED ? -errno : 0;
-    if (code < 0) {
-        munmap(room, length + spare);
-        return code;
-    }
+    size_t head = (HUGE_PAGE_BYTES - (uintptr_t)room % HUGE_PAGE_BYTES) % HUGE_PAGE_BYTES;
+    void *moved = mremap(*mapped, length, length, MREMAP_MAYMOVE | MREMAP_FIXED, room + head);
+    int code = moved == MAP_FAILED ? -errno : 0;
     if (head > 0)
         munmap(room, head);
-    if (spare > head)
-        munmap(room + head + length, spare - head);
+    munmap(room + head + length, HUGE_PAGE_BYTES - head);
+    if (code == 0)
+        *mapped = moved;
+    return code;
+}
+
+/*
+ * Maps a file; one of a huge page or more at a multiple of the huge page, so that huge pages can be
+ * mapped as such. The kernel chooses the address first: where it has no memory for the file, as
+ * without reserved huge pages, nothing is left behind.
+ */
+static int map_file(int descriptor, size_t length, int protection, void **base)
+{
+    void *mapped = mmap(NULL, length, protection, MAP_SHARED, descriptor, 0);
+    if (mapped == MAP_FAILED)
+        return -errno;
+    if (length >= HUGE_PAGE_BYTES && (uintptr_t)mapped % HUGE_PAGE_BYTES != 0) {
+        int code = align(length, &mapped);
+        if (code < 0) {
+            munmap(mapped, length);
+            return code;
+        }
+    }
     *base = mapped;
     return 0;
+}
+
+/* Seals a file; -EPERM when what was sealed can be mapped for writing all the same. */
+static int seal(int descriptor, size_t length, int seals)
+{
+    if (fcntl(descriptor, F_ADD_SEALS, seals | F_SEAL_SEAL) < 0)
+        return -errno;
+    return (seals & F_SEAL_FUTURE_WRITE) && memory_is_writable(descriptor, length) ? -EPERM : 0;
 }
 
 static int create_with(const char *name, unsigned flags, size_t length, int seals, void **base,
@@ -56,10 +84,11 @@ static int create_with(const char *name, unsigned flags, size_t length, int seal
     void *mapped = NULL;
     int code = ftruncate(file, (off_t)length) < 0 ? -errno : 0;
     if (code == 0)
-        code = map_aligned(file, length, PROT_READ | PROT_WRITE, &mapped);
-    if (code == 0 && fcntl(file, F_ADD_SEALS, seals | F_SEAL_SEAL) < 0) {
-        code = -errno;
-        munmap(mapped, length);
+        code = map_file(file, length, PROT_READ | PROT_WRITE, &mapped);
+    if (code == 0) {
+        code = seal(file, length, seals);
+        if (code < 0)
+            munmap(mapped, length);
     }
     if (code < 0) {
         close(file);
@@ -70,11 +99,21 @@ static int create_with(const char *name, unsigned flags, size_t length, int seal
     return 0;
 }
 
+bool memory_is_writable(int descriptor, size_t length)
+{
+    void *mapped = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+    if (mapped == MAP_FAILED)
+        return errno != EPERM;
+    munmap(mapped, length);
+    return true;
+}
+
 int memory_create_shared(const char *name, size_t length, bool huge, enum memory_writers writers,
                          void **base, int *descriptor)
 {
     int seals = SEALS_OF_SIZE | (writers == MEMORY_OWNER_WRITES ? F_SEAL_FUTURE_WRITE : 0);
     huge = huge && length >= HUGE_PAGE_BYTES;
+    /* Kernels before 5.13 do not keep F_SEAL_FUTURE_WRITE for huge pages: those are not taken. */
     if (huge && create_with(name, MFD_HUGETLB | MFD_HUGE_2MB, length, seals, base, descriptor) == 0)
         return 0;
     int code = create_with(name, 0, length, seals, base, descriptor);
@@ -94,7 +133,7 @@ int memory_map_shared(int descriptor, size_t length, bool huge, enum memory_writ
         (seals & F_SEAL_SHRINK) == 0)
         return -EINVAL;
     int protection = writers == MEMORY_ALL_WRITE ? PROT_READ | PROT_WRITE : PROT_READ;
-    int code = map_aligned(descriptor, length, protection, base);
+    int code = map_file(descriptor, length, protection, base);
     if (code == 0 && huge && length >= HUGE_PAGE_BYTES)
         (void)madvise(*base, length, MADV_HUGEPAGE);
     return code;

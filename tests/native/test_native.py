@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,9 @@ ROOT = Path(__file__).parents[2]
 JOBS = str(os.cpu_count() or 1)
 
 BUILDS = {"plain": "", "address": "address,undefined", "thread": "thread"}
+
+HUGE_PAGES = Path("/proc/sys/vm/nr_hugepages")
+HUGE_PAGES_RESERVED = 64
 
 PLANTED = [
     ("address", "heap_overflow", "heap-buffer-overflow"),
@@ -67,6 +71,32 @@ def test_c_tests_pass(build: str) -> None:
     compile_target(folder, "all")
     options = ["--test-dir", str(folder), "--parallel", JOBS, "--output-on-failure"]
     run(*without_randomization(), tool("ctest"), *options)
+
+
+@pytest.fixture
+def huge_pages() -> Iterator[None]:
+    """Reserve huge pages of 2 MiB; machines reserve none unless they are configured to."""
+    before = HUGE_PAGES.read_text()
+    try:
+        HUGE_PAGES.write_text(str(int(before) + HUGE_PAGES_RESERVED))
+    except OSError as error:
+        pytest.skip(f"cannot reserve huge pages: {error}")
+    try:
+        if int(HUGE_PAGES.read_text()) < int(before) + HUGE_PAGES_RESERVED:
+            pytest.skip(f"the kernel has no {HUGE_PAGES_RESERVED} huge pages to reserve")
+        yield
+    finally:
+        HUGE_PAGES.write_text(before)
+
+
+@pytest.mark.parametrize("build", BUILDS)
+@pytest.mark.usefixtures("huge_pages")
+def test_c_tests_pass_with_reserved_huge_pages(build: str) -> None:
+    """What maps memory that processes share: the service's and the mount's tests, and memory's."""
+    folder = configure(build)
+    compile_target(folder, "all")
+    options = ["--test-dir", str(folder), "--parallel", JOBS, "--output-on-failure"]
+    run(*without_randomization(), tool("ctest"), *options, "--tests-regex", "memory|channel|fuse")
 
 
 @pytest.mark.parametrize(("build", "bug", "message"), PLANTED)
