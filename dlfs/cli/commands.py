@@ -47,27 +47,13 @@ from dlfs.cli import help as layout
 from dlfs.cli.environment import DEFAULTED, VARIABLES, VOLUME_VARIABLE
 from dlfs.cli.exits import EXITS, ExitCode, exit_code_of
 from dlfs.cli.interrupts import interruptible
+from dlfs.cli.options import as_typed
 from dlfs.cli.output import Verbosity, log_on_stderr, print_text, set_verbosity
 from dlfs.cli.verb import VerbGroup, add_verb, with_verbosity
 from dlfs.errors import DlfsError
 
 # Its home moved when typer took click in: what the parser raises for a wrong command line.
 _CommandLineError: type[Exception] = typer.BadParameter.__mro__[2]
-
-
-_ARGUMENTS = {
-    "force=True": "--force",
-    "allow_empty=True": "--allow-empty",
-    "size_bytes=2**30": "--size 1GiB",
-}
-"""What the command line calls the arguments that the library's messages name."""
-
-
-def _as_typed(message: str) -> str:
-    """Return a message of the library in the words of the command line."""
-    for argument, option in _ARGUMENTS.items():
-        message = message.replace(argument, option)
-    return message
 
 
 def _report(message: str) -> None:
@@ -138,7 +124,8 @@ class Commands(VerbGroup):
         except (DlfsError, OSError) as error:
             if ctx.params.get("debug"):
                 traceback.print_exception(error)
-            words = [_as_typed(str(error)), *getattr(error, "__notes__", ()), *_hints(ctx, error)]
+            message = as_typed(str(error), ctx.invoked_subcommand)
+            words = [message, *getattr(error, "__notes__", ()), *_hints(ctx, error)]
             _report("; ".join(words))
             raise typer.Exit(exit_code_of(error)) from error
         return result

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from dlfs.cli.options import JsonOption
+from dlfs.cli.options import JsonOption, as_typed
 from dlfs.cli.output import (
     human_count,
     human_date,
@@ -31,6 +31,7 @@ def incoming(
     json: JsonOption = False,
 ) -> None:
     """List what is in DIR/incoming: written, and lost if it is never sealed."""
+    from dlfs.format.names import INCOMING
     from dlfs.service import incoming_client
 
     if discard is not None:
@@ -55,10 +56,14 @@ def incoming(
             }
         )
         return
+    if not found:
+        note(f"nothing is in {os.path.join(mountpoint, INCOMING)}")
+        return
     titles = ("name", "files", "size", "since", "state")
     rows = table(*titles, right=("files", "size"), drop=("since",))
     for one in found:
-        state = one.status.state if one.status.error is None else f"not sealed: {one.status.error}"
+        error = one.status.error
+        state = one.status.state if error is None else f"not sealed: {as_typed(error, 'seal')}"
         since = human_date(datetime.fromtimestamp(one.contents.since, UTC))
         rows.add_row(
             os.fsdecode(one.name),

@@ -20,8 +20,25 @@ if TYPE_CHECKING:
 GIVEN = "dlfs.given"
 """Key in a context's ``meta``: the values on the command line, before any is processed."""
 
+_ARGUMENTS = {
+    "force=True": "--force",
+    "allow_empty=True": "--allow-empty",
+    "size_bytes=2**30": "--size 1GiB",
+    "links='skip'": "--links skip",
+}
+"""What the command line calls the arguments that the library's messages name."""
+_ARGUMENTS_OF = {"seal": {"links='skip'": "--skip-links"}}
+"""The same of single verbs, which take precedence."""
+
 SERVICE_TIMEOUT_S = 2.0
 """How long to wait for a service that is asked only to make a message better."""
+
+
+def as_typed(message: str, verb: str | None = None) -> str:
+    """Returns a message of the library in the words of the command line, or of one verb."""
+    for argument, option in {**_ARGUMENTS, **_ARGUMENTS_OF.get(verb or "", {})}.items():
+        message = message.replace(argument, option)
+    return message
 
 
 def options_given(ctx: typer.Context) -> Mapping[str, Any]:

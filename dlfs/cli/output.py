@@ -253,16 +253,26 @@ class Table:
             line.rstrip()
             yield line
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
-        """Yield the lines, as rich asks for them."""
+    def lay_out(self, console: Console, width: int) -> tuple[list[Text], list[list[Text]]]:
+        """Lay the table out for a terminal of this many characters.
+
+        Returns:
+            The lines of the heading, and those of each row.
+        """
         from rich.text import Text
 
-        shown = self._fit(options.max_width)
+        shown = self._fit(width)
+        heading = list(self._lines(console, self._titles, shown)) if self._header else []
         if self._header:
-            yield from self._lines(console, self._titles, shown)
-            yield Text("─" * _total(shown.values()), no_wrap=True, overflow="ignore")
-        for row in self._rows:
-            yield from self._lines(console, row, shown)
+            heading.append(Text("─" * _total(shown.values()), no_wrap=True, overflow="ignore"))
+        return heading, [list(self._lines(console, row, shown)) for row in self._rows]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        """Yield the lines, as rich asks for them."""
+        heading, rows = self.lay_out(console, options.max_width)
+        yield from heading
+        for row in rows:
+            yield from row
 
 
 def _total(widths: Iterable[int]) -> int:

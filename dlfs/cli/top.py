@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,6 +11,7 @@ import typer
 
 from dlfs.cli.options import JsonOption
 from dlfs.cli.output import (
+    Table,
     human_count,
     human_seconds,
     human_size,
@@ -19,12 +21,18 @@ from dlfs.cli.output import (
     table,
 )
 from dlfs.cli.stall import member_table
+from dlfs.units import format_count
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from dlfs.cli.screen import Screen
+    from dlfs.service.figures import MemberActivity
 
 Snapshot = Mapping[str, Any]
 """What the service answers; see ``SampleServer.snapshot``."""
+
+_DATASETS = ("dataset", "datasets")
+_MEMBERS = ("member", "members")
+_PROCESSES = ("process", "processes")
 
 
 def top(
@@ -65,49 +73,57 @@ def _live(service: str, before: Snapshot, then: float, interval: float, count: i
     from dlfs.service.client import look
 
     shown = 0
-    with Live(
-        screen(before, before, 0.0), console=stdout_console(), screen=True, auto_refresh=False
-    ) as live:
+    console = stdout_console()
+    first = screen(before, before, 0.0, rows=console.height)
+    with Live(first, console=console, screen=True, auto_refresh=False) as live:
         while shown < count or not count:
             time.sleep(interval)
             after, now = look(service), time.monotonic()
-            live.update(screen(before, after, now - then), refresh=True)
+            seen = screen(before, after, now - then, rows=console.height)
+            live.update(seen, refresh=True)
             before, then = after, now
             shown += 1
 
 
-def screen(before: Snapshot, after: Snapshot, seconds: float) -> RenderableType:
-    """Everything that is shown.
+def screen(before: Snapshot, after: Snapshot, seconds: float, *, rows: int | None = None) -> Screen:
+    """Make a picture of what a service does.
 
     Args:
-        before: a look at the service.
+        before: an answer of the service.
         after: a later one.
-        seconds: between them.
+        seconds: time between them.
+        rows: height of the terminal, in lines; None shows everything.
     """
-    from rich.console import Group
-    from rich.text import Text
-
+    from dlfs.cli.screen import Screen, Section
     from dlfs.service.figures import by_process
 
     earlier, clients = by_process(before["clients"]), by_process(after["clients"])
     labels = ", ".join(volume["label"] or volume["uuid"] for volume in after["volumes"])
-    head = Text(
+    head = (
         f"dlfs {after['version']} serving {labels}: process {after['pid']}, "
-        f"up {human_seconds(after['uptime_s'])}, {human_count(len(clients))} processes"
+        f"up {human_seconds(after['uptime_s'])}, {format_count(len(clients), *_PROCESSES)}"
     )
     known = {dataset["uuid"]: dataset for dataset in before["datasets"]}
-    parts: list[RenderableType] = [head, Text(), _datasets(known, after, seconds)]
+    busy = [
+        _rate(known.get(each["uuid"], each)["reader"], each["reader"], "samples", seconds)
+        for each in after["datasets"]
+    ]
+    sections = [Section(_DATASETS, _datasets(known, after, seconds), busy)]
     for dataset in after["datasets"]:
         members = _members(known.get(dataset["uuid"], {}), dataset, seconds)
-        parts += [Text(), Text(f"{dataset['dataset']}@{dataset['version']}"), members]
+        weights = [math.inf if member.lost else member.reads for member in members]
+        title = f"{dataset['dataset']}@{dataset['version']}"
+        sections.append(Section(_MEMBERS, member_table(members), weights, title, rank=2))
     if clients:
-        parts += [Text(), _clients(earlier, clients, seconds)]
-    return Group(*parts)
+        busy = [
+            _rate(earlier.get(pid, client), client, "samples", seconds)
+            for pid, client in clients.items()
+        ]
+        sections.append(Section(_PROCESSES, _clients(earlier, clients, seconds), busy, rank=1))
+    return Screen(head, sections, rows=rows)
 
 
-def _datasets(
-    known: Mapping[str, Mapping[str, Any]], after: Snapshot, seconds: float
-) -> RenderableType:
+def _datasets(known: Mapping[str, Mapping[str, Any]], after: Snapshot, seconds: float) -> Table:
     from dlfs.service.figures import activity
 
     titles = (
@@ -135,38 +151,39 @@ def _datasets(
     return rows
 
 
-def _members(earlier: Mapping[str, Any], dataset: Mapping[str, Any], seconds: float) -> Any:
+def _members(
+    earlier: Mapping[str, Any], dataset: Mapping[str, Any], seconds: float
+) -> list[MemberActivity]:
     from dlfs.service.figures import member_activity
 
     old = {member["uri"]: member for member in earlier.get("members", [])}
-    return member_table(
-        [
-            member_activity(old.get(member["uri"], member), member, seconds)
-            for member in dataset["members"]
-        ]
-    )
+    return [
+        member_activity(old.get(member["uri"], member), member, seconds)
+        for member in dataset["members"]
+    ]
 
 
 def _clients(
     before: Mapping[int, Mapping[str, Any]], after: Mapping[int, Mapping[str, Any]], seconds: float
-) -> RenderableType:
+) -> Table:
     titles = ("process", "user", "datasets", "callers", "samples/s", "MiB/s", "holds", "refused")
     rows = table(*titles, right=titles[3:], drop=("callers", "user", "refused"))
     for pid, client in after.items():
         earlier = before.get(pid, client)
-
-        def rate(name: str, now: Mapping[str, Any] = client, then: Any = earlier) -> float:
-            grown = now.get(name, 0) - then.get(name, 0)
-            return max(0.0, float(grown)) / seconds if seconds > 0 else 0.0
-
         rows.add_row(
             str(pid),
             str(client["uid"]),
             ", ".join(client["datasets"]),
             human_count(client["channels"]),
-            human_count(round(rate("samples"))),
-            f"{rate('sample_bytes') / 2**20:.1f}",
+            human_count(round(_rate(earlier, client, "samples", seconds))),
+            f"{_rate(earlier, client, 'sample_bytes', seconds) / 2**20:.1f}",
             human_size(client.get("pinned_bytes", 0)),
             human_count(client.get("refusals", 0)),
         )
     return rows
+
+
+def _rate(before: Mapping[str, Any], after: Mapping[str, Any], name: str, seconds: float) -> float:
+    """Returns the growth of a counter a second; 0 where no time has passed."""
+    grown = after.get(name, 0) - before.get(name, 0)
+    return max(0.0, float(grown)) / seconds if seconds > 0 else 0.0

@@ -203,7 +203,7 @@ class FolderSource:
         if self._links == "error":
             raise UsageError(
                 f"import {self._where(path)}: expected no symbolic links, got one; "
-                "choose to follow or to skip them"
+                "links='skip' leaves it out"
             )
         if self._links == "skip":
             self._skipped["symbolic link"] += 1

@@ -113,8 +113,8 @@ class _Names:
     def _keep_link(self, path: bytes, shard: int) -> bool:
         if self._policy == "error":
             raise UsageError(
-                f"import {self._archives[shard]}: {show(path)}: expected no symbolic links; "
-                "choose to follow or to skip them"
+                f"import {self._archives[shard]}: {show(path)}: expected no symbolic links, "
+                "got one; links='skip' leaves it out"
             )
         if self._policy == "skip":
             self.skipped["symbolic link"] += 1

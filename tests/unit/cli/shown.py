@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import copy
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import numpy as np
+
 from dlfs import DatasetInfo, MemberInfo, SuperblockInfo
 from dlfs.block import parse_uri
-from dlfs.cli import discover, info, stall, top
+from dlfs.cli import demo, discover, info, stall, top
 from dlfs.cli.datasets import dataset_table
 from dlfs.cli.output import print_data, stdout_console
 from dlfs.service.figures import activity, member_activity
@@ -102,7 +105,7 @@ def _counters(scale: int) -> dict[str, int]:
 def _member(uri: str, scale: int) -> dict[str, Any]:
     latency = [0] * 4 + [scale] * 12 + [scale // 100] * 8
     return {
-        "uri": uri, "lost": uri.endswith("c"), "reads": scale * 3, "read_bytes": scale * 90_000,
+        "uri": uri, "lost": "disk-c" in uri, "reads": scale * 3, "read_bytes": scale * 90_000,
         "read_errors": scale // 10**5, "busy_ns": scale * 5_000, "latency": latency,
         "latency_ns": scale * 9_000_000, "errors": scale // 10**5, "timeouts": 0, "retries": 0,
     }  # fmt: skip
@@ -161,3 +164,26 @@ def progress() -> None:
             time_remaining=left, fields={"detail": "1,234,567,890 samples"},
         )  # fmt: skip
         print_data(_row(task))
+
+
+def topped_live() -> None:
+    """``dlfs top`` of a busy service as a terminal of any height shows it."""
+    from rich.live import Live
+
+    console = stdout_console()
+    seen = top.screen(_answer(0), _answer(10**6), 1.0, rows=console.height)
+    with Live(seen, console=console, screen=True, auto_refresh=False):
+        pass
+
+
+def demonstrated() -> None:
+    """The lines, digits and tables of ``dlfs demo``."""
+    work = demo._Demo(Path("/tmp/dlfs-demo-00000000"), stdout_console())
+    work.line("✓", "import", "1,797 samples, 153.4 KiB, packed in shuffled order", "0.25 s")
+    work.line("✓", "mount", "/digits/CLASS/NUMBER.png, for any program to read", "0.31 s")
+    work.left_out("torch", "PyTorch is not installed (pip install '/path/to/dlfs[torch]')")
+    images = np.linspace(0, 1, 40 * 64, dtype=np.float32).reshape(40, 64)
+    demo._show_digits(work, images, np.full(40, 4), np.full(40, 7))
+    rates = {"DLFS, batches of 256": 1_234_567.0, "DLFS mount, open + read + close": 98_765.4}
+    demo._show_rates(work, rates | {"plain files, open + read + close": 65_432.1})
+    demo._close(work, keep=True)

@@ -37,6 +37,15 @@ ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",  # forks safely
 }
 """All that commands see of the environment, so that the user's settings change nothing."""
+MASKS = [
+    (r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", "00000000-0000-0000-0000-000000000000"),
+    (r"\(server \d+", "(server 4194304"),
+    (r"127\.0\.0\.1:\d{5}", "127.0.0.1:40000"),
+]
+"""Patterns of what differs from run to run in notes and tables, and what is printed instead.
+
+They apply before the text is folded, unlike what a test replaces on the screen.
+"""
 
 _CONTROL = re.compile(r"\x1b\[[?0-9;]*[A-Za-z]|\x1b\].*?(?:\x07|\x1b\\)|\r|\n|[^\x1b\r\n]+|\x1b.")
 
@@ -59,21 +68,30 @@ class Terminal:
             env=ENVIRONMENT | extra,
         )
 
-    def run(self, *arguments: object, columns: int) -> str:
-        """Run ``dlfs`` with these arguments; the screen that it leaves."""
-        return self._ask(columns, arguments=[os.fsdecode(str(word)) for word in arguments])
+    def run(self, *arguments: object, columns: int, rows: int = ROWS, until: str = "") -> str:
+        """Run ``dlfs`` with these arguments; the screen that it leaves.
 
-    def show(self, function: str, *, columns: int) -> str:
+        Args:
+            arguments: the command line.
+            columns: width of the terminal.
+            rows: its height.
+            until: text behind which the command gets a Ctrl-C; none by default.
+        """
+        words = [os.fsdecode(str(word)) for word in arguments]
+        return self._ask(columns, rows, arguments=words, until=until)
+
+    def show(self, function: str, *, columns: int, rows: int = ROWS) -> str:
         """Call a function of ``tests.unit.cli.shown``; the screen that it leaves."""
-        return self._ask(columns, function=function)
+        return self._ask(columns, rows, function=function)
 
-    def _ask(self, columns: int, **request: Any) -> str:
+    def _ask(self, columns: int, rows: int, **request: Any) -> str:
         assert self._server.stdin is not None
         assert self._server.stdout is not None
-        self._server.stdin.write(json.dumps({"columns": columns, **request}).encode() + b"\n")
+        request |= {"columns": columns, "rows": rows}
+        self._server.stdin.write(json.dumps(request).encode() + b"\n")
         self._server.stdin.flush()
         answer = json.loads(self._server.stdout.readline())
-        assert answer["code"] in request.get("codes", (0, 2, 3, 4)), answer["out"]
+        assert answer["code"] in (0, 1, 2, 3, 4), answer["out"]
         return screen(answer["out"])
 
     def __enter__(self) -> Self:
@@ -95,8 +113,12 @@ def screen(text: str) -> str:
             row += 1
         elif token == "\r":
             column = 0
-        elif token == "\x1b[H" or token == "\x1b[?1049h":
+        elif token == "\x1b[H":
+            row, column = 0, 0
+        elif token == "\x1b[?1049h":
             lines, row, column = [""], 0, 0
+        elif token == "\x1b[?1049l":
+            break
         elif token == "\x1b[2K":
             lines[row] = ""
         elif re.fullmatch(r"\x1b\[\d+A", token):
@@ -115,7 +137,14 @@ def screen(text: str) -> str:
 
 _PRELOADED = (
     *("dlfs.cli.commands", "dlfs.ingest.importer", "dlfs.mending", "dlfs.service.client"),
-    *("dlfs.service.figures", "dlfs.volume", "rich.progress", "rich.text", "tests.unit.cli.shown"),
+    *(
+        "dlfs.service.figures",
+        "dlfs.service.node",
+        "dlfs.volume",
+        "rich.progress",
+        "rich.text",
+        "tests.unit.cli.shown",
+    ),
 )
 """Modules that commands need."""
 
@@ -123,39 +152,57 @@ _PRELOADED = (
 def _serve() -> None:
     for name in _PRELOADED:
         importlib.import_module(name)
+    output = importlib.import_module("dlfs.cli.output")
     command = typer.main.get_command(importlib.import_module("dlfs.cli.commands").app)
     with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
         command(args=["uri"])  # typer loads much of itself when it first parses
+    output._console.cache_clear()  # it saw no terminal
     for line in sys.stdin:
         request = json.loads(line)
         pid, terminal = pty.fork()
         if pid == 0:
             _become(request, command)
-        shown = b""
-        try:
-            while part := os.read(terminal, 65536):
-                shown += part
-        except OSError:
-            pass  # its last writer is gone
+        shown = _follow(terminal, request.get("until", "").encode())
         os.close(terminal)
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         print(json.dumps({"code": code, "out": shown.decode("utf-8", "replace")}), flush=True)
 
 
-def _stop_clocks() -> None:
-    """Let all that is reported have taken a quarter of a second."""
-    from dlfs.cli import export, import_, output, verify
+def _follow(terminal: int, until: bytes) -> bytes:
+    """Read what a terminal shows until its last writer is gone; type Ctrl-C behind a text."""
+    shown = b""
+    with contextlib.suppress(OSError):
+        while part := os.read(terminal, 65536):
+            shown += part
+            if until and until in shown:
+                os.write(terminal, b"\x03")
+                until = b""
+    return shown
+
+
+def _print_steadily() -> None:
+    """Let all that is reported have taken a quarter of a second, and apply ``MASKS``."""
+    from dlfs.cli import export, import_, output, seal, verify
+
+    def masked(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(text: Any, **options: Any) -> Any:
+            for pattern, placeholder in MASKS if isinstance(text, str) else ():
+                text = re.sub(pattern, placeholder, text)
+            return function(text, **options)
+
+        return call
 
     def human_rate(size_bytes: int, _seconds: float) -> str:
         return output.human_rate(size_bytes, 0.25)
 
-    for module in (export, import_, verify):
+    for module in (export, import_, seal, verify):
         module.human_rate = human_rate
+    output.show_text, output.print_text = masked(output.show_text), masked(output.print_text)
 
 
 def _become(request: dict[str, Any], command: Callable[..., Any]) -> None:
     """Run what was asked for, in a process and on a terminal of its own."""
-    size = struct.pack("HHHH", ROWS, request["columns"], 0, 0)
+    size = struct.pack("HHHH", request["rows"], request["columns"], 0, 0)
     fcntl.ioctl(1, termios.TIOCSWINSZ, size)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     code = 1
@@ -165,7 +212,7 @@ def _become(request: dict[str, Any], command: Callable[..., Any]) -> None:
             getattr(shown, request["function"])()
             code = 0
         else:
-            _stop_clocks()
+            _print_steadily()
             command(args=request["arguments"])
     except SystemExit as end:
         code = int(end.code or 0)

@@ -6,19 +6,27 @@ at the difference.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.cells import cell_len
 
 import dlfs
 from dlfs.cli.examples import EXAMPLES
+from dlfs.cli.target import Kind
+from dlfs.fabric.recipes import RECIPES, Export
+from dlfs.testing.nvme import DiscoveryRecord, ScriptedTarget
 from tests.unit.cli.terminal import Terminal
+from tests.unit.store.nodes import OddRecord, empty, nqn, serve, subsystem
 
 WIDTHS = (60, 80, 100, 160)
 
@@ -29,19 +37,21 @@ MEMBERS = (
 VOLUME = ",".join(MEMBERS)
 NAME = "imagenet-21k-p-winter-2021-release-train-shuffled"
 DEEP = "n02084071/dog.domestic_dog.canis_familiaris/ILSVRC2012_val_00012345_cropped_224x224.jpeg"
+HOST = "nqn.2024-01.org.example:trainer"
 ODD = b"odd \n\xff name"
 
 VARYING = [
     (r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", "00000000-0000-0000-0000-000000000000"),
     (r"\d{4}-\d\d-\d\d \d\d:\d\d", "2000-01-01 00:00"),
     (r"\b0x[0-9a-f]{8}\b", "0x00000000"),
+    (r"\b127\.0\.0\.1:\d{5}\b", "127.0.0.1:40000"),
 ]
 """What differs from run to run, and a placeholder as wide."""
 
 DROPPABLE = {
     *("layout", "on device", "created", "superblock A", "superblock B", "at the tail", "block"),
     *("in flight", "median us", "a request", "planning", "checking", "rest", "cache", "reads/s"),
-    *("device", "clients", "in memory", "callers", "user", "refused"),
+    *("device", "clients", "in memory", "callers", "user", "refused", "since"),
 }
 """Titles of the columns that a narrow terminal may do without."""
 
@@ -66,9 +76,10 @@ VERBS = {
     "uri": ("uri",),
     "uri-one": ("uri", f"nvme-tcp://10.0.0.5/nqn.2024-01.org.example:disk0?nsid=1,{MEMBERS[0]}"),
     "not-found": ("cat", VOLUME, NAME, "nowhere"),
+    "target-hostnqn": ("target", "hostnqn"),
     "no-volume": ("info", "/data/volumes/of-the-third-floor/that-is-not-there.img"),
 }
-LONG_LINES = {"ls", "ls-samples", "cat"}
+LONG_LINES = {"ls", "ls-samples", "cat", "target-hostnqn"}
 """Names and data, which the terminal itself wraps."""
 PICTURES = ("datasets", "members", "namespaces", "stalled", "topped")
 """Functions of ``tests.unit.cli.shown``."""
@@ -155,7 +166,7 @@ def words_of(text: str) -> Words:
             for i in range(number, end):
                 lines[i] = ""
         kept.update(lines[number].split())
-    bars = {word for word in kept if set(word) <= set("█░─")}
+    bars = {word for word in kept if set(word) <= set("█▓▒░─│╭╮╰╯")}
     return Words({word.replace("\0", "") for word in kept - bars}, dropped)
 
 
@@ -209,6 +220,14 @@ def check(pictures: dict[int, str], *, long_lines: bool = False) -> None:
         assert not lost, f"lost at {width} columns: {lost}\n{text}"
 
 
+def photograph(terminal: Terminal, *words: object, **options: Any) -> dict[int, str]:
+    """What a command leaves on the screen, at each width."""
+    return {
+        width: steady(terminal.run(*words, columns=width, **options), terminal.folder)
+        for width in WIDTHS
+    }
+
+
 # ---- the verbs -----------------------------------------------------------------------------------
 
 
@@ -242,8 +261,9 @@ def test_help(terminal: Terminal, snapshot, verb: str) -> None:
     assert collage(pictures) == snapshot
 
 
-def test_progress_fits(terminal: Terminal, snapshot) -> None:
-    pictures = {width: terminal.show("progress", columns=width) for width in WIDTHS}
+@pytest.mark.parametrize("name", ["progress", "demonstrated"])
+def test_what_is_shown_meanwhile_fits(terminal: Terminal, snapshot, name: str) -> None:
+    pictures = {width: terminal.show(name, columns=width) for width in WIDTHS}
     check(pictures)
     assert collage(pictures) == snapshot
 
@@ -254,3 +274,124 @@ def test_verbs_that_measure_fit(terminal: Terminal, verb: str) -> None:
     for width in WIDTHS:
         lines = terminal.run(*words, columns=width).split("\n")
         assert max(map(cell_len, lines)) <= width
+
+
+# ---- storage nodes -------------------------------------------------------------------------------
+
+
+def test_discover(terminal: Terminal, snapshot) -> None:
+    spaces = [serve(terminal.folder / MEMBERS[1], 1), empty(2)]
+    with ScriptedTarget([subsystem("pool-7:disk-a", spaces, hosts=[HOST])]) as target:
+        address = f"127.0.0.1:{target.port}"
+        found = photograph(terminal, "discover", address, "--hostnqn", HOST)
+        target.list_also([OddRecord(DiscoveryRecord(nqn("r"), "127.0.0.1", 1), {0: b"\1"})])
+        refused = photograph(terminal, "discover", address)
+    for pictures in (found, refused):
+        check(pictures)
+        assert collage(pictures) == snapshot
+
+
+@pytest.mark.parametrize("kind", list(Kind))
+def test_target_recipe(terminal: Terminal, snapshot, kind: Kind) -> None:
+    """A script is printed as it is, to be copied; what to do with it fits the terminal."""
+    export = Export(device="/data/a disk", address="fd00::7", allowed_hosts=(HOST,))
+    options = ("--address", export.address, "--allow", HOST, "--kind", kind)
+    pictures = photograph(terminal, "target", "recipe", export.device, *options)
+    script = steady(RECIPES[kind](export), terminal.folder)
+    assert all(picture.startswith(script) for picture in pictures.values())
+    notes = {width: picture.removeprefix(script) for width, picture in pictures.items()}
+    check(notes)
+    assert collage(notes) == snapshot
+
+
+# ---- mounts and services -------------------------------------------------------------------------
+
+
+INCOMING = [
+    ("incoming", "mnt"),
+    ("seal", "mnt", "with links"),
+    ("seal", "mnt", "with links", "--skip-links"),
+    ("seal", "mnt", f"{NAME}-of-the-third-floor"),
+    ("incoming", "mnt"),
+    ("incoming", "mnt", "--discard", "with links"),
+    ("incoming", "mnt"),
+]
+"""What is done with one dataset to seal, and one that cannot be sealed as it is."""
+
+
+def write_incoming(folder: Path) -> None:
+    (folder / f"{NAME}-of-the-third-floor").mkdir()
+    (folder / f"{NAME}-of-the-third-floor" / "1.bin").write_bytes(bytes(5000))
+    (folder / "with links").mkdir()
+    (folder / "with links" / "1.bin").symlink_to("nowhere")
+
+
+@pytest.mark.fuse
+def test_mounts(terminal: Terminal, snapshot) -> None:
+    """One mount at each width, since most of these commands do their work once."""
+    folder = terminal.folder
+    (folder / "mnt").mkdir()
+    dlfs.format_volume(str(folder / "mounted.img"), size_bytes=8 << 20)
+    options = ("--incoming", "spool", "--log", "mount.log")
+    shown: dict[tuple[str, ...], dict[int, str]] = {}
+    for width in WIDTHS:
+
+        def take(*words: str, title: str = "", width: int = width) -> None:
+            text = steady(terminal.run(*words, columns=width), folder)
+            shown.setdefault((title, *words), {})[width] = re.sub(r"(floor)@\d", r"\1@1", text)
+
+        take("mount", "mounted.img", "mnt", *options)
+        try:
+            write_incoming(folder / "mnt" / "incoming")
+            for number, words in enumerate(INCOMING):
+                take(*words, title=f"{number}")
+        finally:
+            take("umount", "mnt")
+        take("umount", "mnt", title="again")
+    for pictures in shown.values():
+        check(pictures)
+        assert collage(pictures) == snapshot
+
+
+def test_serve(terminal: Terminal, snapshot) -> None:
+    options = ("--socket", "a.sock", "--cache", "64MiB", "--metrics", "127.0.0.1:0")
+    pictures = photograph(terminal, "serve", VOLUME, *options, until="serving on")
+    check(pictures)
+    assert collage(pictures) == snapshot
+
+
+@pytest.mark.parametrize("rows", [6, 10, 24, 40])
+def test_top_on_a_low_terminal(terminal: Terminal, snapshot, rows: int) -> None:
+    pictures = {width: terminal.show("topped_live", columns=width, rows=rows) for width in WIDTHS}
+    for width, picture in pictures.items():
+        lines = picture.splitlines()
+        assert len(lines) <= rows
+        whole = [line for line in terminal.show("topped", columns=width).splitlines() if line]
+        added = [line for line in lines if line not in whole]
+        assert len(added) == (lines != whole)
+        assert all(line.startswith("no room for ") for line in added)
+    assert collage(pictures) == snapshot
+
+
+def test_top_of_a_service(terminal: Terminal) -> None:
+    """Live, of a service that runs; the figures differ from run to run."""
+    uri = f"unix:{terminal.folder}/top.sock"
+    command = [sys.executable, "-m", "dlfs.cli", "serve", VOLUME, "--socket", "top.sock", "--json"]
+    with subprocess.Popen(command, cwd=terminal.folder, stdout=subprocess.PIPE) as service:
+        assert service.stdout is not None
+        try:
+            while service.stdout.readline() not in (b"}\n", b""):
+                pass
+            with dlfs.connect(uri) as volume, volume[NAME] as dataset:
+                assert dataset.get(DEEP) == b"a dog\n"
+                for width, rows in itertools.product(WIDTHS, (8, 50)):
+                    options = ("--interval", 0.1, "--count", 1)
+                    picture = terminal.run("top", uri, *options, columns=width, rows=rows)
+                    lines = picture.splitlines()
+                    assert len(lines) <= rows
+                    assert max(map(cell_len, lines)) <= width
+                    assert "…" not in picture
+                    assert ("no room for" in picture) == (rows == 8)
+        finally:
+            service.terminate()
+    assert service.returncode == 0
