@@ -166,7 +166,7 @@ def field(tmp_path: Path) -> Iterator[Field]:
 
 
 def shared_memory() -> set[str]:
-    """Return the names of DLFS in /dev/shm; other processes of the machine have theirs there too."""
+    """Return the names of DLFS in /dev/shm, where other programs have theirs, too."""
     return {path.name for path in Path("/dev/shm").glob("dlfs-[0-9]*")}
 
 
