@@ -397,6 +397,10 @@ static int single_send(struct nvme_connection *connection, const struct single *
 int nvme_connection_run(struct nvme_connection *connection, struct nvme_exchange *exchange,
                         const struct nvme_patience *patience, struct nvme_text *text)
 {
+    if (connection->given_up) {
+        nvme_say(text, "an earlier command on the connection was given up");
+        return DLFS_E_LOST;
+    }
     struct single single = {.exchange = exchange, .cid = connection->next_cid++};
     const char *reason = "the connection ended";
     connection->receiver.sink = &single_sink;
@@ -415,6 +419,7 @@ int nvme_connection_run(struct nvme_connection *connection, struct nvme_exchange
     }
     connection->receiver.sink = NULL;
     connection->receiver.context = NULL;
+    connection->given_up = code < 0;
     if (code < 0) {
         nvme_say(text, "%s", code == DLFS_E_TIMEOUT ? "no answer in time" : reason);
     }

@@ -41,6 +41,7 @@ struct nvme_address {
 struct nvme_connection {
     int descriptor;
     uint16_t next_cid;   /* of commands that nvme_connection_run issues */
+    bool given_up;       /* a command that nvme_connection_run issued: nothing else may run */
     uint64_t generation; /* of the association that it belongs to */
     /* Of an I/O queue: */
     uint32_t command_count;      /* outstanding at once */
@@ -79,7 +80,8 @@ struct nvme_exchange {
 };
 /*
  * Runs a command on a connection that nothing else is under way on. 0 when the controller answered,
- * whatever the status; else the connection is of no use any more.
+ * whatever the status; else the connection is of no use any more: the command's answer may still
+ * come, whose data must not reach the caller's memory, and every later command is DLFS_E_LOST.
  */
 int nvme_connection_run(struct nvme_connection *connection, struct nvme_exchange *exchange,
                         const struct nvme_patience *patience, struct nvme_text *text);
