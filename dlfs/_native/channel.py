@@ -27,7 +27,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
-from ctypes import POINTER, byref, c_int, c_void_p
+from ctypes import byref, c_int, c_void_p
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -41,6 +41,7 @@ from dlfs._native.library import Collected, check, library
 from dlfs._native.reader import (
     PLANS,
     WAIT_MS,
+    BatchHandle,
     NativeBatch,
     NativeReader,
     NativeSequence,
@@ -351,11 +352,11 @@ class ClientReader(Collected):
                 still in use take all the memory that the service has for this client.
             DlfsError: memory or device as a whole; single samples that fail are in the batch.
         """
-        pointer = POINTER(abi.Batch)()
+        batch = BatchHandle()
         channel, code = self.take_channel(), 0
         try:
             code = library().dlfs_client_read(
-                channel.handle, start_of(indices), len(indices), byref(pointer)
+                channel.handle, start_of(indices), len(indices), byref(batch.pointer)
             )
         finally:
             self.return_channel(channel, code)
@@ -363,7 +364,7 @@ class ClientReader(Collected):
         if code == abi.E_LIMIT:
             raise _limit_error(what, len(indices), channel)
         check(code, what)
-        return NativeBatch(pointer)
+        return NativeBatch(batch)
 
     def get(self, index: int, *, kept_only: bool = False) -> bytes | None:
         """Copy one sample.
@@ -567,11 +568,11 @@ class ClientStream(Collected):
                 the same count.
             ServiceLostError: the service is gone.
         """
-        pointer = POINTER(abi.Batch)()
+        batch = BatchHandle()
         code = -errno.EAGAIN
         while code == -errno.EAGAIN:  # a signal handler (Ctrl-C) runs between two waits
             code = library().dlfs_client_stream_next(
-                self._open_channel().handle, count, WAIT_MS, byref(pointer)
+                self._open_channel().handle, count, WAIT_MS, byref(batch.pointer)
             )
         if code == abi.E_END:
             return None
@@ -579,7 +580,7 @@ class ClientStream(Collected):
         if code == abi.E_LIMIT:
             raise _limit_error(what, count, self._open_channel())
         check(code, what)
-        return NativeBatch(pointer)
+        return NativeBatch(batch)
 
     def _open_channel(self) -> ClientChannel:
         if self._pid != os.getpid():

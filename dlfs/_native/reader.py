@@ -36,6 +36,8 @@ SCRATCH_BYTES_MIN = 1 << 16
 SCRATCH_BYTES_KEPT = 1 << 20
 """Of one thread, for samples read one at a time."""
 
+_ONE_USER = (None,)
+
 BatchPointer = POINTER(abi.Batch)
 
 ORDERS = {
@@ -69,6 +71,25 @@ class NativeFailure:
     crc_got: int
 
 
+class BatchHandle(Collected):
+    """A ``dlfs_batch`` that a call makes; released when it is collected.
+
+    It exists before the call, so that a batch is also released if a signal handler raises when the
+    call returns.
+
+    Attributes:
+        pointer: for the call to fill in; NULL until then.
+    """
+
+    def __init__(self) -> None:
+        self.pointer = BatchPointer()
+        self._pid = os.getpid()
+
+    def __del__(self) -> None:
+        if self.pointer and not self._at_exit() and os.getpid() == self._pid:
+            library().dlfs_batch_release(self.pointer)
+
+
 class NativeBatch:
     """A ``dlfs_batch``, released when the last view of its memory is gone.
 
@@ -83,13 +104,13 @@ class NativeBatch:
     Threads: any.
     """
 
-    def __init__(self, pointer: ctypes._Pointer[abi.Batch]) -> None:
-        self._pointer = pointer
-        batch = pointer.contents
+    def __init__(self, handle: BatchHandle) -> None:
+        self._pointer = handle.pointer
+        batch = handle.pointer.contents
         count = batch.count
         self.memory = (c_uint8 * batch.base_bytes).from_address(batch.base or 0)
         # A ctypes array over foreign memory owns nothing; the attribute makes it keep the batch.
-        self.memory.owner = _Release(pointer, os.getpid())
+        self.memory.owner = handle
         # The arrays lie one behind the other: one copy takes them all.
         arrays = bytearray((c_uint8 * (3 * 8 * count)).from_address(batch.offsets))
         self.offsets = np.frombuffer(arrays, np.int64, count)
@@ -108,18 +129,6 @@ class NativeBatch:
             self._pointer, destination.ctypes.data, destination.nbytes, offsets.ctypes.data
         )
         check(code, f"gather a batch into {destination.nbytes} bytes")
-
-
-class _Release(Collected):
-    """Gives a batch back when it is collected, in the process that read it."""
-
-    def __init__(self, pointer: ctypes._Pointer[abi.Batch], pid: int) -> None:
-        self._pointer = pointer
-        self._pid = pid
-
-    def __del__(self) -> None:
-        if not self._at_exit() and os.getpid() == self._pid:
-            library().dlfs_batch_release(self._pointer)
 
 
 def _failures(batch: abi.Batch) -> tuple[NativeFailure, ...]:
@@ -257,12 +266,12 @@ class NativeReader(Collected):
         Raises:
             ClosedError: it is closed, or belongs to another process.
         """
-        self._users.append(None)
+        if self._pid != os.getpid():
+            raise ClosedError(f"use a reader: it belongs to process {self._pid}")
+        self._users += _ONE_USER  # no call from here on, behind which a signal handler might raise
         handle = self._handle
-        if handle is None or self.closing or self._pid != os.getpid():
+        if handle is None or self.closing:
             self.give_back()
-            if self._pid != os.getpid():
-                raise ClosedError(f"use a reader: it belongs to process {self._pid}")
             raise ClosedError("use a reader: it is closed")
         return handle
 
@@ -282,17 +291,17 @@ class NativeReader(Collected):
             UsageError: an index is out of range.
             DlfsError: memory or device as a whole; single samples that fail are in the batch.
         """
-        pointer = BatchPointer()
+        batch = BatchHandle()
         handle = self.borrow()
         try:
             code = library().dlfs_reader_read(
-                handle, start_of(indices), len(indices), byref(pointer)
+                handle, start_of(indices), len(indices), byref(batch.pointer)
             )
         finally:
             self.give_back()
         if code < 0:
             raise error_for(code, f"read {len(indices)} samples")
-        return NativeBatch(pointer)
+        return NativeBatch(batch)
 
     def get(self, index: int, *, kept_only: bool = False) -> bytes | None:
         """Copy one sample.
@@ -557,11 +566,13 @@ class NativeStream(Collected):
             plan=PLANS[plan],
         )
         handle = c_void_p()
-        code = library().dlfs_stream_create(reader.borrow(), byref(config), byref(handle))
+        lent = reader.borrow()
+        # Before the call: if a signal handler raises when it returns, the stream ends all the same.
+        self._handle: c_void_p | None = handle  # and the loan of the reader
+        code = library().dlfs_stream_create(lent, byref(config), byref(handle))
         if code < 0:
-            reader.give_back()
+            self.close()
         check(code, f"read ahead {count} samples")
-        self._handle: c_void_p | None = handle  # and the loan of the reader, until it is closed
 
     @property
     def plan(self) -> str:
@@ -571,15 +582,17 @@ class NativeStream(Collected):
 
     def next(self, count: int) -> NativeBatch | None:
         """The next samples, fewer at the end; None when there are none left."""
-        pointer = BatchPointer()
+        batch = BatchHandle()
         code = -errno.EAGAIN
         while code == -errno.EAGAIN:  # a signal handler (Ctrl-C) runs between two waits
-            code = library().dlfs_stream_next(self._open_handle(), count, WAIT_MS, byref(pointer))
+            code = library().dlfs_stream_next(
+                self._open_handle(), count, WAIT_MS, byref(batch.pointer)
+            )
         if code == abi.E_END:
             return None
         if code < 0:
             raise error_for(code, f"take the next {count} samples")
-        return NativeBatch(pointer)
+        return NativeBatch(batch)
 
     def _open_handle(self) -> c_void_p:
         if self._handle is None:
@@ -590,10 +603,15 @@ class NativeStream(Collected):
 
     def close(self) -> None:
         """End the thread. Idempotent; batches given out stay valid."""
+        if self._handle is None or self._at_exit() or self._pid != os.getpid():
+            return
+        destroy = library().dlfs_stream_destroy
         handle, self._handle = self._handle, None
-        if handle is not None and not self._at_exit() and self._pid == os.getpid():
-            library().dlfs_stream_destroy(handle)
-            self._reader.give_back()
+        if handle is not None:  # no call in between: a signal handler that raises would leak it
+            try:
+                destroy(handle)
+            finally:
+                self._reader.give_back()
 
     def __del__(self) -> None:
         if getattr(self, "_handle", None) is not None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self, SupportsIndex
 from dlfs._native.channel import ClientStream
 from dlfs._native.reader import NativeStream
 from dlfs.arguments import READ_PLANS, OnError, ReadPlan, check_choice, check_integer
-from dlfs.errors import ClosedError, DlfsError, UsageError
+from dlfs.errors import ClosedError, UsageError
 from dlfs.reader.batch import Batch
 from dlfs.reader.failures import SampleFailure, check_on_error
 from dlfs.selection import Selection
@@ -37,9 +37,10 @@ FAILURES_KEPT = 1000
 class Epoch(Iterator[Batch]):
     """An iterator over batches that can tell where it stands and go on from there.
 
-    Nothing is read before the first batch is asked for. A batch that is an error is read again by
-    the next call. In a forked child it goes on by itself from where it stood, with the child's own
-    reader.
+    Nothing is read before the first batch is asked for. A batch whose call raised, Ctrl-C
+    included, is read again by the next call. An epoch is gone through once: a second loop over it
+    goes on where the first one stopped, and raises behind the last batch. In a forked child it
+    goes on by itself from where it stood, with the child's own reader.
 
     Args:
         open_reader: gives the reader, of this process.
@@ -108,6 +109,7 @@ class Epoch(Iterator[Batch]):
         self._reader: SampleReader | None = None
         self._pid = os.getpid()
         self._closed = False
+        self._ended = False  # a loop over it has come to its end
         self.failure_count = 0
         self.failures: list[SampleFailure] = []
 
@@ -131,6 +133,17 @@ class Epoch(Iterator[Batch]):
         return -(-self._left() // self._batch_size)
 
     def __iter__(self) -> Self:
+        """Return this epoch.
+
+        Raises:
+            UsageError: a loop over it has come to its end already.
+        """
+        if self._ended:
+            raise UsageError(
+                f"take batches: all batches of epoch {self._state.epoch} of dataset "
+                f"{quote(self._dataset)} were taken; call batches(..., "
+                f"epoch={self._state.epoch + 1}) for the next epoch"
+            )
         return self
 
     def __next__(self) -> Batch:
@@ -139,6 +152,7 @@ class Epoch(Iterator[Batch]):
         left = self._left()
         if left == 0:
             self._end_stream()
+            self._ended = True
             raise StopIteration
         stream, reader = self._open_stream()
         try:
@@ -146,12 +160,15 @@ class Epoch(Iterator[Batch]):
             if native is None:
                 raise ClosedError("take the next batch: the epoch's stream ended early")
             batch = reader.settle(native, self._on_error)
-        except DlfsError:
+            failed = len(batch.failures)
+            remembered = batch.failures[: FAILURES_KEPT - len(self.failures)]
+        except BaseException:
             self._end_stream()  # the state has not moved: the next call reads this batch again
             raise
+        # No calls from here on: a signal handler that raises would run between them.
+        self.failure_count += failed
+        self.failures += remembered
         self._next_batch += self._workers
-        self.failure_count += len(batch.failures)
-        self.failures += batch.failures[: FAILURES_KEPT - len(self.failures)]
         return batch
 
     def state(self) -> dict[str, Any]:
@@ -192,6 +209,7 @@ class Epoch(Iterator[Batch]):
                 f"resume an epoch: expected a position 0..{total}, got {resumed.position}"
             )
         self._end_stream()
+        self._ended = False
         self._state = resumed
         self._next_batch = self._worker
         return self
@@ -278,9 +296,9 @@ class Epoch(Iterator[Batch]):
         return self._stream, self._reader
 
     def _end_stream(self) -> None:
-        if self._stream is not None:
-            self._stream.close()
-            self._stream = None
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.close()
 
 
 def _integer(option: str, value: SupportsIndex, low: int, high: int | None = None) -> int:

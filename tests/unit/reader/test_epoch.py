@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 
 import numpy as np
 import pytest
@@ -363,3 +364,52 @@ def test_nothing_is_left_behind(bench):
             next(epoch)
             epoch.close()
     assert count() == before
+
+
+class Alarmed(Exception):
+    """A signal handler has run."""
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_signal_handler_that_raises_costs_no_batch(bench):
+    made = bench(random_samples(600))
+    random = np.random.default_rng(0)
+
+    def alarm(*_: object) -> None:
+        raise Alarmed
+
+    before = signal.signal(signal.SIGALRM, alarm)
+    try:
+        with made.reader() as reader:
+            for seed in range(5):
+                assert _taken_with_alarms(reader.batches(4, seed=seed), random) == list(range(600))
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def _taken_with_alarms(epoch, random) -> list[int]:
+    """The indices that an epoch gives, in order, where alarms go off at random moments."""
+    taken = []
+    while True:
+        try:
+            signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-6, 1e-3))
+            for batch in epoch:
+                taken.append(batch)
+                signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-6, 1e-3))
+        except Alarmed:
+            continue
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        return sorted(index for batch in taken for index in batch.indices.tolist())
+
+
+def test_a_second_loop_over_an_epoch_does_not_end_in_silence(bench):
+    made = bench(random_samples(20))
+    with made.reader() as reader, reader.batches(8) as epoch:
+        start = epoch.state()
+        next(epoch)
+        assert len([*epoch]) == 2  # goes on
+        with pytest.raises(UsageError, match=r"all batches of epoch 0 .*epoch=1\) for the next"):
+            list(epoch)
+        assert next(epoch, None) is None
+        assert len([*epoch.resume(start)]) == 3
