@@ -30,6 +30,7 @@ numpy or libdlfs is loaded when it is first used, so that ``dlfs --help`` does n
 #   errors, extras, units, wording   standard library only
 #
 # Beside them: testing (faulty devices, fakes, strategies), which imports block and what is below.
+# Outside this package: dlfs_command, where the command dlfs begins. It answers Ctrl-C first.
 
 from importlib import import_module
 from typing import TYPE_CHECKING
