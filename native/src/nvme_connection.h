@@ -47,6 +47,8 @@ struct nvme_connection {
     uint32_t command_count;      /* outstanding at once */
     uint32_t transfer_bytes_max; /* of one command */
     uint32_t capsule_bytes_max;  /* of data in its capsule */
+    /* After its end, until no command of it takes effect any more; 0: unknown. */
+    uint64_t quiesce_ms;
     struct nvme_terms terms;
     struct nvme_receiver receiver;
     uint8_t staging[]; /* the receiver's */

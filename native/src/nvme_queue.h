@@ -30,7 +30,8 @@ struct nvme_operation {
     uint8_t *buffer;
     uint64_t offset_bytes;
     uint64_t tag;
-    uint64_t born_ns; /* of the queue pair's own clock */
+    uint64_t born_ns;  /* of the queue pair's own clock */
+    uint64_t after_ns; /* of the monotonic clock: not issued before; 0: at once */
     uint32_t length_bytes;
     uint32_t issued_bytes; /* that parts were made of */
     uint32_t parts;        /* under way */
@@ -108,6 +109,7 @@ struct nvme_queue {
     uint64_t due_ns;    /* of its own clock: nothing can expire before then */
     uint64_t timeout_ns;
     uint64_t budget_ns;  /* of an operation as a whole */
+    uint64_t quiesce_ns; /* quiesce_ms of the connection in use, or of the last one */
     uint32_t done_first; /* of the ring of completions */
     uint32_t done_count;
     struct nvme_generic generic;
@@ -190,6 +192,10 @@ void nvme_check_time(struct nvme_queue *queue);
 void nvme_out_clear(struct nvme_queue *queue);
 /* Ends what waits first in line with parts to issue, if an earlier part of it has failed. */
 void nvme_pop_failed(struct nvme_queue *queue);
+/* When a waiting operation that may not be issued yet is to be looked at again, by the queue pair's
+ * own clock; 0: it may be issued now. */
+uint64_t nvme_held_until(const struct nvme_queue *queue, struct nvme_operation *operation,
+                         uint64_t now_ns);
 /* Issues what waits and sends what the socket takes: 0, or why the connection is of no use. */
 int nvme_pump(struct nvme_queue *queue, const char **reason);
 

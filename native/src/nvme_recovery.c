@@ -31,6 +31,7 @@ void nvme_watch_room(struct nvme_queue *queue)
 static void adopt(struct nvme_queue *queue, struct nvme_connection *connection)
 {
     queue->connection = connection;
+    queue->quiesce_ns = connection->quiesce_ms * NVME_NANOSECONDS_PER_MS;
     connection->receiver.sink = &nvme_queue_sink;
     connection->receiver.context = queue;
     queue->slot_count =
@@ -49,21 +50,37 @@ static void adopt(struct nvme_queue *queue, struct nvme_connection *connection)
 }
 
 /*
+ * What becomes of a write whose connection ended with code before its answer came. The target may
+ * still execute it, behind newer writes to the same blocks: it must not look as if it were over,
+ * nor be repeated before the controller has quiesced.
+ */
+static int fate_of_write(struct nvme_queue *queue, struct nvme_operation *operation, int code)
+{
+    if (code == DLFS_E_TIMEOUT) {
+        return code;
+    }
+    uint64_t end_ns = operation->born_ns + queue->budget_ns;
+    if (queue->quiesce_ns == 0 || nvme_queue_tick(queue) + queue->quiesce_ns >= end_ns) {
+        return DLFS_E_LOST;
+    }
+    operation->after_ns = dlfs_clock_ns() + queue->quiesce_ns;
+    return 0;
+}
+
+/*
  * What becomes of an operation whose connection ended with code while parts of it were under way: 0
  * to start again, else how it ends.
  */
-static int fate(const struct nvme_queue *queue, struct nvme_operation *operation, int code)
+static int fate(struct nvme_queue *queue, struct nvme_operation *operation, int code)
 {
-    bool silent = code == DLFS_E_TIMEOUT;
     bool at_fault = code == DLFS_E_PROTOCOL || code == DLFS_E_DIGEST;
     if (at_fault && ++operation->faults > FAULTS_MAX) {
         return code;
     }
     if (operation->kind == NVME_OP_GENERIC && !queue->generic.harmless) {
-        return silent ? DLFS_E_TIMEOUT : DLFS_E_LOST;
+        return code == DLFS_E_TIMEOUT ? DLFS_E_TIMEOUT : DLFS_E_LOST;
     }
-    /* The target may still execute it, behind newer writes: it must not look as if it were over. */
-    return operation->kind == DLFS_OP_WRITE && silent ? DLFS_E_TIMEOUT : 0;
+    return operation->kind == DLFS_OP_WRITE ? fate_of_write(queue, operation, code) : 0;
 }
 
 /* Ends the connection, and only then the operations on it: nothing can reach their memory. */
@@ -201,7 +218,8 @@ static void end_late(struct nvme_queue *queue, struct nvme_list *list, uint64_t 
                                 operation->code < 0 ? operation->code : DLFS_E_TIMEOUT);
             continue;
         }
-        nvme_expect_by(queue, at_ns);
+        uint64_t held_ns = nvme_held_until(queue, operation, now_ns);
+        nvme_expect_by(queue, held_ns > 0 && held_ns < at_ns ? held_ns : at_ns);
         nvme_list_append(queue, &kept, number);
     }
     *list = kept;

@@ -153,6 +153,21 @@ void nvme_pop_failed(struct nvme_queue *queue)
     }
 }
 
+uint64_t nvme_held_until(const struct nvme_queue *queue, struct nvme_operation *operation,
+                         uint64_t now_ns)
+{
+    (void)queue;
+    if (operation->after_ns == 0) {
+        return 0;
+    }
+    uint64_t now = dlfs_clock_ns();
+    if (now >= operation->after_ns) {
+        operation->after_ns = 0;
+        return 0;
+    }
+    return now_ns + (operation->after_ns - now);
+}
+
 /*
  * Makes what waits commands, for one call that sends them: not all at once where much is asked for,
  * nor more than half of what may be under way, since a target may serve together what came
@@ -168,6 +183,11 @@ static void issue_waiting(struct nvme_queue *queue)
     while (queue->waiting.first != NVME_NONE && asked_bytes < ASKED_BYTES_MAX && left-- > 0) {
         struct nvme_operation *operation = &queue->operations[queue->waiting.first];
         if (queue->free_slot == NVME_NONE || !out_has_room(&queue->out)) {
+            return;
+        }
+        uint64_t held_ns = nvme_held_until(queue, operation, now_ns);
+        if (held_ns > 0) {
+            nvme_expect_by(queue, held_ns);
             return;
         }
         uint32_t before_bytes = operation->issued_bytes;

@@ -189,6 +189,7 @@ static inline bool peer_identify(struct peer *peer)
     if (what == 1) {
         page[77] = 5; /* MDTS: 128 KiB */
         nvme_put32(page + 516, 1);
+        nvme_put16(page + 386, 1); /* CQT: 1 ms */
         page[525] = 1;
         nvme_put32(page + 1792, (8192 + 64) / 16);
         nvme_put32(page + 1796, 1);

@@ -10,7 +10,7 @@ when. Needs trio (the extra ``mount``).
 
 from dlfs.testing.nvme.command import Event, Status
 from dlfs.testing.nvme.identify import DISCOVERY_NQN, DiscoveryRecord, Settings
-from dlfs.testing.nvme.namespace import Namespace
+from dlfs.testing.nvme.namespace import Namespace, SlowNamespace
 from dlfs.testing.nvme.reservation import ReservationType
 from dlfs.testing.nvme.script import Fault, FaultScript, Fragments
 from dlfs.testing.nvme.scripted import DEFAULT_NQN, ScriptedTarget
@@ -29,6 +29,7 @@ __all__ = [
     "ReservationType",
     "ScriptedTarget",
     "Settings",
+    "SlowNamespace",
     "Status",
     "Subsystem",
     "Transport",

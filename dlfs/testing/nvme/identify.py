@@ -30,6 +30,8 @@ class Settings:
         max_commands: MAXCMD; 0: not said.
         traffic_keeps_alive: TBKAS: any admin command counts as a Keep Alive.
         async_events: Asynchronous Event Requests that may be outstanding.
+        quiesce_ms: CQT, the time after which no command of a lost connection takes effect any
+            more; 0: not reported.
         serial: of the subsystem.
     """
 
@@ -40,6 +42,7 @@ class Settings:
     max_commands: int = 0
     traffic_keeps_alive: bool = False
     async_events: int = 4
+    quiesce_ms: int = 1
     serial: str = "DLFS0000000000000001"
 
     @property
@@ -76,6 +79,7 @@ def controller_page(
         return bytes(page)
     page[512], page[513] = 0x66, 0x44
     _put(page, 516, "IH", max((space.nsid for space in namespaces), default=0), 1 << 5)
+    _put(page, 386, "H", settings.quiesce_ms)
     page[525] = any(space.volatile_cache for space in namespaces) | 0b110
     _put(page, 1792, "IIHBB", (64 + settings.in_capsule_bytes) // 16, 1, 0, 0, 1)
     return bytes(page)

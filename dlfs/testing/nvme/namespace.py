@@ -1,5 +1,7 @@
 """A namespace: memory or a file, in blocks, with the writes that a loss of power would undo.
 
+A ``SlowNamespace`` has a back end that answers late, and goes on when the connection has ended.
+
 With a volatile write cache, what every block held before its first write since the last flush is
 kept, so that ``lose_cache`` can bring the durable contents back.
 """
@@ -8,6 +10,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import threading
 import uuid
 from pathlib import Path
 
@@ -94,6 +97,40 @@ class Namespace:
         if block + count > self.blocks:
             raise IndexError(f"blocks {block}..{block + count} of {self.blocks}")
         return block * self.block_bytes, (block + count) * self.block_bytes
+
+
+class SlowNamespace(Namespace):
+    """A namespace whose back end can hold one write and execute it later.
+
+    Args:
+        size_bytes: a multiple of ``block_bytes``.
+        late_s: time after which a held write takes effect, in seconds; at most the Command Quiesce
+            Time of an honest controller.
+
+    Attributes:
+        hold: the next write is held; reset by that write.
+        landed: set when the held write has taken effect.
+
+    Threads: the held write takes effect in a thread of its own.
+    """
+
+    def __init__(self, size_bytes: int, *, late_s: float) -> None:
+        super().__init__(size_bytes)
+        self.hold = False
+        self.landed = threading.Event()
+        self._late_s = late_s
+
+    def write(self, block: int, data: bytes | bytearray | memoryview) -> None:
+        """Change the contents, or hold the change; IndexError when they are out of range."""
+        if not self.hold:
+            super().write(block, data)
+            return
+        self.hold = False
+        threading.Timer(self._late_s, self._land, (block, bytes(data))).start()
+
+    def _land(self, block: int, data: bytes) -> None:
+        super().write(block, data)
+        self.landed.set()
 
 
 def _map_file(path: Path, size_bytes: int) -> mmap.mmap:

@@ -328,10 +328,12 @@ DLFS_API int dlfs_queue_transfer(dlfs_queue *queue, uint32_t kind, void *buffer,
  *
  * Time. A command unanswered for timeout_ms ends all connections to the controller: nobody can tell
  * whether a silent target will still act. Then, as after any other failure, the controller is
- * connected to again, with growing pauses, for up to reconnect_ms. Reads are issued again. So are
- * writes whose connection was closed or reset: each replaces whole blocks with the same bytes, so
- * that doing it twice is doing it once. A write that met silence may still be executed later,
- * behind newer ones, and ends with DLFS_E_TIMEOUT. Every operation ends within timeout_ms +
+ * connected to again, with growing pauses, for up to reconnect_ms. Reads are issued again. A write
+ * that met silence may still be executed later, behind newer ones, and ends with DLFS_E_TIMEOUT. A
+ * write whose connection was closed or reset may be pending in the target as well: it is issued
+ * again once the controller has quiesced, which takes its Command Quiesce Time (CQT), or where it
+ * reports none the keep-alive timeout and a second. It ends with DLFS_E_LOST where neither is
+ * known, or where its own time is over before. Every operation ends within timeout_ms +
  * reconnect_ms of being submitted (counting only while its queue pair is polled): with
  * DLFS_E_TIMEOUT at the latest, with DLFS_E_LOST when the controller could not be reached again. A
  * lost device stays lost for a second; the next operation after that has it looked for once more.
