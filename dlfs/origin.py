@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 from uuid import UUID
 
 import numpy as np
@@ -528,14 +528,13 @@ def load_segment(
             check_present(generation.devices, record, generation.superblock.volume_uuid)
 
     readers = [partial(read_part, choice) for choice in alternatives(generation.geometry)]
-    place: dict[str, Any] = {} if shared else {"root": None}
     try:
         directory = load_directory(
             DirectoryIdentity(generation.superblock.volume_uuid, record.uuid, label),
             DirectorySizes(record.entries_bytes, record.names_bytes),
             readers[0],
             others=readers[1:],
-            **place,
+            root=SHARED_ROOT if shared else None,
         )
     except FormatError:
         if locked:

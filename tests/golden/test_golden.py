@@ -175,6 +175,13 @@ class Image:
         self.patch_superblocks("I", 136, crc32c(bytes(raw)))
 
 
+@pytest.fixture(autouse=True)
+def _own_shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Golden volumes have fixed UUIDs: another process that reads the same one, such as a second
+    run of these tests, would share its directory, which is whole, with a damaged volume of ours."""
+    monkeypatch.setattr("dlfs.origin.SHARED_ROOT", tmp_path)
+
+
 @pytest.fixture(params=MAKERS)
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)

@@ -11,7 +11,9 @@ def test_stall_tells_where_the_time_goes(run, volume, shuffle):
     found = run(*command, "--json").json
     assert found["dataset"] == "small@1"
     assert found["seconds"] >= 0.1
-    assert found["samples"] >= 2 * found["batches"] - 2 > 0
+    # On a busy machine the first batch may take all of the time.
+    assert found["batches"] >= 1
+    assert found["samples"] >= 2 * found["batches"]
     assert 0 < found["waited_seconds"] <= found["seconds"]
     assert found["requests"] >= 1
     assert found["errors"] == 0
