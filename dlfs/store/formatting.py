@@ -1,8 +1,9 @@
 """Makes a new volume on files, disks and memory devices.
 
 Nothing of value is overwritten unasked: a device that holds a volume, or anything but zeroes where
-a volume would begin or end, is refused without ``force``; one that the system uses (mounted, swap,
-part of a RAID) always. First the old superblocks go, then generation 1 is committed as any other.
+a volume would begin or end, is refused without ``force``. One that the system uses (mounted, swap,
+part of a RAID) is always refused, and so is one that a process has open: a mount, a service, a
+reader. First the old superblocks go, then generation 1 is committed as any other.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from dlfs.store.chunk_writer import ChunkWriter
 from dlfs.store.info import VolumeInfo, describe_volume
 from dlfs.store.locking import lock_members
 from dlfs.store.members import Member, close_devices, open_devices, read_copies, split_uris
+from dlfs.store.openers import refuse_open
 from dlfs.store.transaction import flush_all, load_generation, now_ns, write_superblocks
 from dlfs.units import MIB
 
@@ -78,7 +80,7 @@ def format_volume(
     Raises:
         ExistsError: a device holds something, and ``force`` was not given.
         UsageError: sizes or members are not possible, or the system uses a device.
-        LockedError: a writer holds a member.
+        LockedError: a writer holds a member, or a process of this machine has it open.
         SpaceError: too little space for a file to be made.
         DeviceError: a device failed.
     """
@@ -88,6 +90,8 @@ def format_volume(
     devices: list[BlockDevice] = []
     try:
         for uri in uris:
+            if force:
+                _refuse_open(uri)
             prepare_file(uri, size_bytes, force=force, made=made)
         devices = open_devices(uris, writable=True)
         if not force:
@@ -119,6 +123,17 @@ def _check_replicas(uris: Sequence[str], replicas: int) -> None:
             f"format {','.join(uris)}: {replicas} replicas need {replicas} devices or more, got "
             f"{devices}; name them with commas between: a.img,b.img"
         )
+
+
+def _refuse_open(uri: str) -> None:
+    """Refuse a file or a disk that a process has open.
+
+    Raises:
+        LockedError: a process has; it may be a mount, a service or a writer.
+    """
+    parsed = parse_uri(uri)
+    if isinstance(parsed, FileUri) and Path(parsed.path).exists():
+        refuse_open(Path(parsed.path), f"format {uri}")
 
 
 def prepare_file(uri: str, size_bytes: int | None, *, force: bool, made: list[Path]) -> None:
