@@ -311,26 +311,10 @@ class _DatasetCheck:
         outside = np.flatnonzero(addresses + lengths > self._space.size_bytes)
         for index in outside.tolist() if self._copy == 0 else ():
             yield self._sample_finding(directory, index, "lies outside the dataset's data")
-        order = self._storage_order(directory, addresses)
-        if order is None:
-            if self._copy == 0:
-                yield self._directory_finding("the order of samples on media is wrong")
-            order = np.argsort(addresses, kind="stable").astype(np.uint64)
+        order = directory.order()
         if len(outside):
             order = order[~np.isin(order, outside)]
         yield from self._scan(directory, addresses, lengths, order, progress)
-
-    def _storage_order(
-        self, directory: FrozenDirectory, addresses: Places
-    ) -> NDArray[np.uint64] | None:
-        """The order that the directory says; None when it is not one."""
-        try:
-            order = directory.order()
-        except FormatError:
-            return None
-        whole = np.array_equal(np.sort(order), np.arange(len(directory), dtype=np.uint64))
-        rising = bool(np.all(np.diff(addresses[order.astype(np.int64)]) >= 0))
-        return order if whole and rising else None
 
     def _scan(
         self,

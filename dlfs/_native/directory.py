@@ -32,6 +32,10 @@ PATH_BYTES_MAX = 4095
 LOCATION_BYTES = 16
 
 _NOT_FOUND = (1 << 64) - 1
+_UNSORTED = (
+    "expected all samples, each once, sorted by address: reads could not be verified; "
+    "import the dataset anew"
+)
 _TEXT_BYTES = 1 << 20  # names are decoded in pieces of this size
 
 
@@ -196,8 +200,11 @@ class NativeDirectory:
     def verify(self, part: int, memory: NDArray[np.uint8]) -> None:
         """Check every block of a part (0 entries, 1 names) against the directory's checksums.
 
+        The entries that the directory is open over must also list all samples in storage order.
+
         Raises:
             ChecksumError: a block is bad; the message has its offset in the part.
+            FormatError: the samples are not listed in storage order; the message has the offset.
             TruncatedError: the memory is shorter than the part.
         """
         bad = c_uint64()
@@ -205,8 +212,11 @@ class NativeDirectory:
             self.handle, part, memory.ctypes.data, memory.nbytes, byref(bad)
         )
         name = ("entries", "names")[part]
+        where = f"verify the {name} of {self._label} at byte {bad.value * 4096}"
         if code == abi.E_CHECKSUM:
-            raise error_for(code, f"verify the {name} of {self._label} at byte {bad.value * 4096}")
+            raise error_for(code, where)
+        if code == abi.E_FORMAT:
+            raise error_for(code, where, reason=_UNSORTED)
         check(code, f"verify the {name} of {self._label} in {memory.nbytes} bytes")
 
     def verify_own(self) -> None:
@@ -214,6 +224,7 @@ class NativeDirectory:
 
         Raises:
             ChecksumError: a block is bad; the message has its offset in the part.
+            FormatError: the samples are not listed in storage order; the message has the offset.
         """
         self.verify(0, self._entries)
         if self._names is not None:

@@ -1,6 +1,6 @@
 """Directory segments as bytes: read whole, from whichever copies are right.
 
-What lies in a segment is not looked at here, but its checksums, which cover every byte of it.
+Its checksums are verified here, which cover every byte of it, and the storage order of its samples.
 """
 
 from __future__ import annotations

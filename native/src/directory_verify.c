@@ -1,10 +1,14 @@
 /*
- * Checking every block of a directory's parts against the checksums that its entries hold.
+ * Checking every block of a directory's parts against the checksums that its entries hold, and the
+ * storage order, by which the reader finds the samples of a chunk that it verifies.
  */
 #include "directory.h"
 
 #include <errno.h>
+#include <stdbool.h>
 #include <string.h>
+
+#define PREFETCH_RANKS 32u
 
 /* The first block whose checksum is not the table's, or count. */
 static uint64_t first_bad(const uint8_t *blocks, const uint32_t *table, uint64_t count)
@@ -48,6 +52,50 @@ static int verify_head(const dlfs_directory *directory, const uint8_t *base, uin
     return 0;
 }
 
+static uint64_t address_of(const dlfs_directory *directory, uint64_t index)
+{
+    return dlfs_location_address(dlfs_directory_location(directory, index));
+}
+
+/*
+ * The first rank at which the order does not rise by (address, index) or names no sample, or the
+ * number of samples: an order that rises through all ranks has each sample once.
+ */
+static uint64_t first_unsorted(const dlfs_directory *directory)
+{
+    uint64_t count = directory->layout.sample_count;
+    uint64_t address = 0;
+    uint64_t index = 0;
+    for (uint64_t rank = 0; rank < count; rank++) {
+        uint64_t last_address = address;
+        uint64_t last_index = index;
+        if (count - rank > PREFETCH_RANKS) {
+            uint64_t later = dlfs_directory_order_at(directory, rank + PREFETCH_RANKS);
+            if (later < count)
+                __builtin_prefetch(dlfs_directory_location(directory, later));
+        }
+        index = dlfs_directory_order_at(directory, rank);
+        if (index >= count)
+            return rank;
+        address = address_of(directory, index);
+        bool rises = address > last_address || (address == last_address && index > last_index);
+        if (rank > 0 && !rises)
+            return rank;
+    }
+    return count;
+}
+
+static int verify_order(const dlfs_directory *directory, uint64_t *bad_block)
+{
+    const dlfs_directory_layout *layout = &directory->layout;
+    uint64_t rank = first_unsorted(directory);
+    if (rank == layout->sample_count)
+        return 0;
+    uint64_t offset = layout->order_offset + rank * layout->index_bytes;
+    *bad_block = offset / DLFS_DIRECTORY_BLOCK_BYTES;
+    return DLFS_E_FORMAT;
+}
+
 static int verify_entries(const dlfs_directory *directory, const uint8_t *base, uint64_t *bad_block)
 {
     const dlfs_directory_layout *layout = &directory->layout;
@@ -58,8 +106,10 @@ static int verify_entries(const dlfs_directory *directory, const uint8_t *base, 
         (const uint32_t *)(directory->entries + layout->entries_checksums_offset);
     uint64_t bad =
         first_bad(base + layout->locations_offset, table, layout->entries_checksum_count);
-    if (bad == layout->entries_checksum_count)
-        return 0;
+    if (bad == layout->entries_checksum_count) {
+        /* Another copy with the same checksums has the same order. */
+        return base == directory->entries ? verify_order(directory, bad_block) : 0;
+    }
     *bad_block = layout->locations_offset / DLFS_DIRECTORY_BLOCK_BYTES + bad;
     return DLFS_E_CHECKSUM;
 }

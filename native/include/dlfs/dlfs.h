@@ -508,8 +508,9 @@ DLFS_API int dlfs_directory_attach_names(dlfs_directory *directory, const void *
                                          uint64_t names_bytes);
 /*
  * Checks every block of a part (0: entries, 1: names) in memory at base against the checksums in
- * the entries; *bad_block is the first bad one (an index of 4096-byte blocks of that part).
- * DLFS_E_CHECKSUM.
+ * the entries; *bad_block is the first bad one (an index of 4096-byte blocks of that part). The
+ * entries that the directory is open over are also checked to list all samples in storage order.
+ * DLFS_E_CHECKSUM, DLFS_E_FORMAT (the order).
  */
 DLFS_API int dlfs_directory_verify(const dlfs_directory *directory, uint32_t part, const void *base,
                                    uint64_t bytes, uint64_t *bad_block);

@@ -1,0 +1,88 @@
+"""A directory whose checksums are right, but whose storage order leaves a sample out.
+
+Chunks are verified by that order before they are given from memory, so such a dataset is refused.
+"""
+
+import random
+import struct
+from pathlib import Path
+
+import pytest
+
+import dlfs
+from dlfs._native import abi
+from dlfs._native.checksums import crc32c, crc32c_blocks
+from tests.golden.c_reader import Failed, mounted, opened
+
+BLOCK = 4096
+COUNT = 20
+SAMPLES = [random.Random(number).randbytes(3000) for number in range(COUNT)]
+REASON = "sorted by address"
+
+
+def seal(segment: bytearray) -> None:
+    """Make the checksums of a directory's entries part right again."""
+    checksums, count = struct.unpack_from("<2Q", segment, 80)
+    (locations,) = struct.unpack_from("<Q", segment, 112)
+    table = crc32c_blocks(bytes(segment[locations : locations + count * BLOCK]), BLOCK)
+    segment[checksums : checksums + 4 * count] = table.astype("<u4").tobytes()
+    struct.pack_into("<I", segment, 168, crc32c(bytes(segment[checksums:locations])))
+    struct.pack_into("<I", segment, 4092, crc32c(bytes(segment[:4092])))
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> str:
+    """A volume whose order has the sample of rank 4 twice and that of rank 5 not at all."""
+    path = tmp_path / "volume.img"
+    uri = str(path)
+    dlfs.format_volume(uri, size_bytes=8 << 20, chunk_bytes=64 << 10)
+    with dlfs.open(uri) as volume, volume.writer("data") as writer:
+        for number, data in enumerate(SAMPLES):
+            writer.add(f"{number:02d}", data)
+    content = bytearray(path.read_bytes())
+    start = content.index(b"DLFSDIR1")
+    (entries_bytes,) = struct.unpack_from("<Q", content, start + 64)
+    segment = content[start : start + entries_bytes]
+    (order,) = struct.unpack_from("<Q", segment, 120)
+    ranks = list(struct.unpack_from(f"<{COUNT}I", segment, order))
+    (left_out,) = struct.unpack_from("<I", segment, order + 4 * 5)
+    ranks[5] = ranks[4]
+    struct.pack_into(f"<{COUNT}I", segment, order, *ranks)
+    seal(segment)
+    content[start : start + entries_bytes] = segment
+    data = content.index(SAMPLES[left_out])
+    content[data + 100] ^= 1
+    path.write_bytes(content)
+    return uri
+
+
+def check_samples(volume: dlfs.Volume) -> None:
+    """Read all samples, from memory that takes the whole dataset, and compare them."""
+    with volume["data"] as dataset:
+        for batch in dataset.batches(4):
+            for index, sample in zip(batch.indices, batch, strict=True):
+                assert bytes(sample) == SAMPLES[index]
+
+
+def test_it_is_refused_at_open(image: str) -> None:
+    with dlfs.open(image) as volume:
+        with pytest.raises(dlfs.FormatError, match=REASON) as caught:
+            check_samples(volume)
+        assert "'data'" in str(caught.value)
+        assert image in str(caught.value)
+
+
+def test_it_is_a_finding_of_verify(image: str) -> None:
+    with dlfs.open(image) as volume:
+        findings = list(volume.verify())
+    assert any(REASON in str(finding) for finding in findings), findings
+
+
+def test_it_is_refused_in_c(image: str) -> None:
+    with (
+        mounted([image]) as (c, volume),
+        pytest.raises(Failed) as caught,
+        opened(c, volume, b"data"),
+    ):
+        pass
+    assert caught.value.code == abi.E_FORMAT
