@@ -372,13 +372,17 @@ def test_datasets_come_and_go(
 
 
 def test_another_volume_in_the_place_of_the_served_one_is_named(
-    serve: Callable[..., Service], volume: str
+    serve: Callable[..., Service], volume: str, tmp_path: Path
 ) -> None:
+    place = Path(volume)
+    other_place = tmp_path / "another.img"
+    found = dlfs.format_volume(str(other_place), size_bytes=place.stat().st_size).uuid
+    with dlfs.open(str(other_place)) as other, other.writer("x") as writer:
+        writer.add("x", bytes(16 << 20))
     with dlfs.connect(serve(volume).uri) as served, served["d"] as dataset:
         expected = served.uuid
-        found = dlfs.format_volume(volume, force=True).uuid
-        with dlfs.open(volume) as other, other.writer("x") as writer:
-            writer.add("x", bytes(16 << 20))
+        with place.open("r+b") as file:
+            file.write(other_place.read_bytes())
         told = f"{re.escape(volume)} now holds volume {found}, expected volume {expected}: it was"
         with pytest.raises(StaleError, match=f"read dataset 'd' version 1 .*: {told}"):
             dataset[:]
