@@ -19,6 +19,7 @@
 #include <unistd.h>
 
 #include "channel.h"
+#include "thread.h"
 
 #define RELEASE_LOOK_MS 10
 #define NEXT_WAIT_MS 100 /* in the stream, at most; the client asks again */
@@ -385,7 +386,7 @@ static int channel_prepare(dlfs_channel *channel, const dlfs_channel_config *con
     code = make_wakes(channel, wake);
     if (code < 0)
         return code;
-    code = -pthread_create(&channel->thread, NULL, channel_thread, channel);
+    code = thread_start(&channel->thread, NULL, channel_thread, channel);
     if (code < 0)
         close(*wake);
     return code;

@@ -10,10 +10,11 @@
 
 #include <errno.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <time.h>
 #include <unistd.h>
+
+#include "thread.h"
 
 /* More threads than this only take turns on the device; glibc's own AIO stops at 20. */
 #define THREADS_MAX 32u
@@ -132,25 +133,20 @@ static void *thread_main(void *argument)
 }
 
 /* Starts one more thread; with the mutex held. */
-static int thread_start(struct threads_queue *queue)
+static int thread_add(struct threads_queue *queue)
 {
     pthread_attr_t attributes;
     int error = pthread_attr_init(&attributes);
     if (error != 0) {
         return -error;
     }
-    sigset_t all;
-    sigset_t before;
-    (void)sigfillset(&all);
     (void)pthread_attr_setstacksize(&attributes, THREAD_STACK_BYTES);
-    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
-    error = pthread_create(&queue->threads[queue->thread_count], &attributes, thread_main, queue);
-    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    int code = thread_start(&queue->threads[queue->thread_count], &attributes, thread_main, queue);
     (void)pthread_attr_destroy(&attributes);
-    if (error == 0) {
+    if (code == 0) {
         queue->thread_count++;
     }
-    return -error;
+    return code;
 }
 
 /* Starts as many threads as what waits could use; an error only when there is none at all. */
@@ -160,7 +156,7 @@ static int threads_provide(struct threads_queue *queue, uint32_t more)
     uint32_t limit = queue->base.depth < THREADS_MAX ? queue->base.depth : THREADS_MAX;
     uint32_t started = 0;
     while (queue->idle_count + started < wanted && queue->thread_count < limit) {
-        int error = thread_start(queue);
+        int error = thread_add(queue);
         if (error < 0) {
             return queue->thread_count > 0 ? 0 : error;
         }

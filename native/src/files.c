@@ -18,6 +18,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "thread.h"
+
 #define READ_BYTES_MAX (UINT64_C(1) << 30) /* Linux transfers at most 2 GiB less a page at once */
 #define NS_PER_SECOND INT64_C(1000000000)
 
@@ -144,7 +146,7 @@ static int run(job *work, uint32_t thread_count)
     pthread_t helpers[DLFS_FILES_THREADS_MAX];
     uint32_t wanted = work->count < thread_count ? (uint32_t)work->count : thread_count;
     uint32_t started = 0;
-    while (started + 1 < wanted && pthread_create(&helpers[started], NULL, work_through, work) == 0)
+    while (started + 1 < wanted && thread_start(&helpers[started], NULL, work_through, work) == 0)
         started++;
     work_through(work);
     for (uint32_t i = 0; i < started; i++)

@@ -363,7 +363,8 @@ static uint64_t sort_needed(const dlfs_stream *stream, const struct span *span, 
             ((entry->state == ENTRY_NEW && pick.position < limit) || entry->state == ENTRY_WAITING))
             picks[needed++] = pick;
     }
-    qsort(picks, needed, sizeof(*picks), compare_positions);
+    if (needed > 0) /* else there may be no array */
+        qsort(picks, needed, sizeof(*picks), compare_positions);
     return needed;
 }
 

@@ -3,12 +3,12 @@
 #include "nvme_association.h"
 
 #include <errno.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
 #include "nvme_thread.h"
+#include "thread.h"
 
 /* How long a lost device stays lost before an operation has it looked for again. */
 #define REVIVE_PAUSE_NS UINT64_C(1000000000)
@@ -71,23 +71,18 @@ int nvme_association_start(struct nvme_association *association, bool once)
 {
     association->once = once;
     association->down_ns = dlfs_clock_ns();
-    sigset_t all;
-    sigset_t before;
-    (void)sigfillset(&all);
-    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
-    int error = pthread_create(&association->thread, NULL, nvme_thread_main, association);
-    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    int code = thread_start(&association->thread, NULL, nvme_thread_main, association);
     (void)pthread_mutex_lock(&association->lock);
-    association->thread_started = error == 0;
-    if (error != 0) {
+    association->thread_started = code == 0;
+    if (code < 0) {
         association->state = NVME_LOST;
-        association->lost_code = -error;
+        association->lost_code = code;
         association->lost_ns = UINT64_MAX; /* for ever: nobody could look for it */
-        nvme_say(&association->error, "start a thread: %s", strerrordesc_np(error));
+        nvme_say(&association->error, "start a thread: %s", strerrordesc_np(-code));
         (void)pthread_cond_broadcast(&association->changed);
     }
     (void)pthread_mutex_unlock(&association->lock);
-    return -error;
+    return code;
 }
 
 static void free_memory(struct nvme_association *association)

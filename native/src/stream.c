@@ -12,6 +12,8 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "thread.h"
+
 #define RING_MIN 1024u
 #define RING_MAX \
     (UINT64_C(1) << 18) /* positions, for the plans that keep chunks or land in place */
@@ -452,7 +454,7 @@ DLFS_API int dlfs_stream_create(dlfs_reader *reader, const dlfs_stream_config *c
     }
     if (code == 0) {
         warm_start(stream);
-        code = -pthread_create(&stream->thread, NULL, stream_thread, stream);
+        code = thread_start(&stream->thread, NULL, stream_thread, stream);
     }
     if (code < 0) {
         warm_stop(stream);

@@ -187,7 +187,8 @@ static int compare_runs(const void *a, const void *b)
 static bool check_owners(struct parser *parser)
 {
     uint64_t end = 0;
-    qsort(parser->runs, parser->run_count, sizeof *parser->runs, compare_runs);
+    if (parser->run_count > 0) /* else there may be no array */
+        qsort(parser->runs, parser->run_count, sizeof *parser->runs, compare_runs);
     for (uint32_t i = 0; i < parser->run_count; i++) {
         if (parser->runs[i].first_chunk != end)
             return false;

@@ -11,6 +11,7 @@
 #include <sys/mman.h>
 
 #include "stream.h"
+#include "thread.h"
 
 #define STEP_BYTES ((size_t)2 << 20) /* a huge page, which the arena is aligned to */
 
@@ -65,7 +66,7 @@ void warm_start(dlfs_stream *stream)
     if (!first)
         return;
     warm->end = (size_t)reader->chunk_count << reader->chunk_shift;
-    warm->running = pthread_create(&warm->thread, NULL, warm_thread, stream) == 0;
+    warm->running = thread_start(&warm->thread, NULL, warm_thread, stream) == 0;
     if (!warm->running)
         warm->end = 0;
 }
