@@ -36,13 +36,12 @@ import numpy as np
 import numpy.typing as npt
 
 from dlfs._native import abi, channel_abi
+from dlfs._native.batch import BatchHandle, NativeBatch
 from dlfs._native.directory import NativeDirectory
 from dlfs._native.library import Collected, check, library
 from dlfs._native.reader import (
     PLANS,
     WAIT_MS,
-    BatchHandle,
-    NativeBatch,
     NativeReader,
     NativeSequence,
     copy_sample,

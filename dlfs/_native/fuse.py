@@ -31,9 +31,10 @@ from pathlib import Path
 from typing import Any
 
 from dlfs._native import abi
+from dlfs._native.batch import NativeFailure
 from dlfs._native.directory import NativeDirectory
 from dlfs._native.library import bind, check, library
-from dlfs._native.reader import NativeFailure, NativeReader
+from dlfs._native.reader import NativeReader
 from dlfs.errors import ClosedError, DeviceError, NativeError
 
 _FILE_NAME = "libdlfs_fuse.so"

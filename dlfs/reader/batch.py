@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, overload
 import numpy as np
 import numpy.typing as npt
 
-from dlfs._native.reader import NativeBatch
+from dlfs._native.batch import NativeBatch
 from dlfs.errors import ClosedError, UsageError
 from dlfs.reader.arrays import ArrayForm, forms_of
 from dlfs.reader.arrow import binary_views

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dlfs._native import abi
+from dlfs._native.batch import NativeFailure
 from dlfs._native.library import describe, error_for
-from dlfs._native.reader import NativeFailure
 from dlfs.arguments import ON_ERROR, check_choice
 from dlfs.directory import FrozenDirectory
 from dlfs.errors import DeviceError, DlfsError, FormatError

@@ -14,10 +14,11 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from dlfs._native.batch import NativeBatch, NativeFailure
 from dlfs._native.channel import ClientReader, ClientStream
 from dlfs._native.device import NativeDevice
 from dlfs._native.library import describe, error_for
-from dlfs._native.reader import NativeBatch, NativeFailure, NativeReader, NativeStream
+from dlfs._native.reader import NativeReader, NativeStream
 from dlfs.arguments import OnError, ReadPlan, Shuffle
 from dlfs.attributes import AttributeTable
 from dlfs.block import BlockDevice

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dlfs._native.batch import NativeBatch
 from dlfs._native.channel import (
     ENDED_CLOSED,
     ChannelDescriptors,
@@ -24,7 +25,7 @@ from dlfs._native.channel import (
 )
 from dlfs._native.channel_abi import CHANNEL_SAMPLES_MAX
 from dlfs._native.device import Faults
-from dlfs._native.reader import NativeBatch, NativeSequence, NativeStream
+from dlfs._native.reader import NativeSequence, NativeStream
 from dlfs.errors import ClosedError, FormatError, LimitError, ServiceLostError, UsageError
 from dlfs.units import KIB, MIB
 from tests.unit._native.channel_node import COUNT, EVERY, Node, connect, program

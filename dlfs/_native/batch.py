@@ -1,0 +1,109 @@
+"""Batches of samples that libdlfs made, as Python objects.
+
+Memory that libdlfs lends is held by a ``NativeBatch``; every view into it keeps that object alive,
+so the samples stay where they are until the last view is gone.
+
+Source: ``dlfs.h``, section "the reader".
+"""
+
+from __future__ import annotations
+
+import os
+from ctypes import POINTER, c_uint8
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from dlfs._native import abi
+from dlfs._native.library import Collected, check, library
+
+BatchPointer = POINTER(abi.Batch)
+
+
+@dataclass(frozen=True, slots=True)
+class NativeFailure:
+    """``dlfs_failure``: a sample of a batch that could not be given."""
+
+    position: int
+    index: int
+    code: int
+    member: int
+    offset_bytes: int
+    crc_expected: int
+    crc_got: int
+
+
+class BatchHandle(Collected):
+    """A ``dlfs_batch`` that a call makes; released when it is collected.
+
+    It exists before the call, so that a batch is also released if a signal handler raises when the
+    call returns.
+
+    Attributes:
+        pointer: for the call to fill in; NULL until then.
+    """
+
+    def __init__(self) -> None:
+        self.pointer = BatchPointer()
+        self._pid = os.getpid()
+
+    def __del__(self) -> None:
+        if self.pointer and not self._at_exit() and os.getpid() == self._pid:
+            library().dlfs_batch_release(self.pointer)
+
+
+class NativeBatch:
+    """A ``dlfs_batch``, released when the last view of its memory is gone.
+
+    Attributes:
+        memory: a ctypes array over the batch's whole memory, which keeps this object alive.
+        offsets: ``int64[n]`` into the memory.
+        lengths: ``int64[n]``, -1 for samples that failed.
+        indices: ``uint64[n]``.
+        failures: why.
+        lost_members: the members that were lost when it was read, as bits by number.
+
+    Threads: any.
+    """
+
+    def __init__(self, handle: BatchHandle) -> None:
+        self._pointer = handle.pointer
+        batch = handle.pointer.contents
+        count = batch.count
+        self.memory = (c_uint8 * batch.base_bytes).from_address(batch.base or 0)
+        # A ctypes array over foreign memory owns nothing; the attribute makes it keep the batch.
+        self.memory.owner = handle
+        # The arrays lie one behind the other: one copy takes them all.
+        arrays = bytearray((c_uint8 * (3 * 8 * count)).from_address(batch.offsets))
+        self.offsets = np.frombuffer(arrays, np.int64, count)
+        self.lengths = np.frombuffer(arrays, np.int64, count, 8 * count)
+        self.indices = np.frombuffer(arrays, np.uint64, count, 16 * count)
+        self.failures = _failures(batch) if batch.failure_count else ()
+        self.lost_members = batch.lost_members
+
+    def gather(self, destination: npt.NDArray[np.uint8], offsets: npt.NDArray[np.uint64]) -> None:
+        """Copy every sample that did not fail to its offset in ``destination``.
+
+        Raises:
+            LimitError: one would not fit.
+        """
+        code = library().dlfs_batch_gather(
+            self._pointer, destination.ctypes.data, destination.nbytes, offsets.ctypes.data
+        )
+        check(code, f"gather a batch into {destination.nbytes} bytes")
+
+
+def _failures(batch: abi.Batch) -> tuple[NativeFailure, ...]:
+    return tuple(
+        NativeFailure(
+            failure.position,
+            failure.index,
+            failure.code,
+            failure.member,
+            failure.offset_bytes,
+            failure.crc_expected,
+            failure.crc_got,
+        )
+        for failure in batch.failures[: batch.failure_count]
+    )
