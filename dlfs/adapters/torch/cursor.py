@@ -34,10 +34,10 @@ RECORDS = 64
 """Iterations, newest of each slot, whose begin is on record: several may be under way at a time."""
 
 # The layout of the shared memory, in words of 8 bytes.
-_SET = slice(0, 6)  # how often it was set, and the fields
-_NEXT = slice(6, 12)  # of which setting the next iteration is a successor, and its fields
+_SET = slice(0, 7)  # how often it was set, whether batches were given up to there, and the fields
+_NEXT = slice(7, 13)  # of which setting the next iteration is a successor, and its fields
 _RECORD_WORDS = 7  # tag, process, fields
-_RECORDS_AT = 12
+_RECORDS_AT = 13
 
 
 class Cursor:
@@ -69,15 +69,26 @@ class Cursor:
         words = self._words
         return bool(words[_NEXT][0] == words[_SET][0])
 
+    @property
+    def was_given(self) -> bool:
+        """True if the training process was given batches up to the state, which was not loaded."""
+        return bool(self._words[_SET][1]) and not self.was_begun
+
     def get(self) -> State:
         """Return the plain state that the next iteration begins with."""
         words = self._words
-        return self._unpack(words[_NEXT if self.was_begun else _SET][1:])
+        return self._unpack(words[_NEXT][1:] if self.was_begun else words[_SET][2:])
 
-    def set(self, state: State) -> None:
-        """Begin the next iteration with a plain state of the same dataset and selection."""
+    def set(self, state: State, *, given: bool = False) -> None:
+        """Begin the next iteration with a plain state of the same dataset and selection.
+
+        Args:
+            state: where it begins.
+            given: the training process was given the batches before it. An iteration of a
+                ``DataLoader``'s workers begins with the whole epoch then.
+        """
         words = self._words[_SET]
-        words[:] = [int(words[0]) + 1, *_pack(state)]
+        words[:] = [int(words[0]) + 1, given, *_pack(state)]
 
     def begin(
         self, seed: int, worker: int, workers: int, iteration: int, own: State | None
@@ -106,6 +117,8 @@ class Cursor:
             return own or self._unpack(record[2:])
         setting = words[_SET][0]
         state = own or self.get()
+        if own is None and self.was_given:
+            state = {**state, "position": 0}
         if is_recorded():
             return own or self._unpack(record[2:])
         record[1:] = [first, *_pack(state)]

@@ -43,8 +43,8 @@ from dlfs.adapters.torch.labels import Labels
 from dlfs.adapters.torch.placement import find_placement
 from dlfs.adapters.torch.samples import THREADS, Collate, Recipe, Transform, TransformPool
 from dlfs.adapters.torch.shares import Share, Uneven, choose_uneven
-from dlfs.adapters.torch.states import State, next_epoch, plain_state
-from dlfs.adapters.torch.tensors import RankBatch, TensorBatch
+from dlfs.adapters.torch.states import INDEX_ORDER, State, next_epoch, plain_state
+from dlfs.adapters.torch.tensors import Pair, RankBatch, TensorBatch
 from dlfs.arguments import check_integer
 from dlfs.errors import ClosedError, DlfsError, UsageError
 from dlfs.sequence import WINDOW_CHUNKS
@@ -78,6 +78,7 @@ class Loader(IterableDataset[Any]):
     ``DataLoader`` or of torchdata's ``StatefulDataLoader`` of the caller's, with
     ``batch_size=None`` and any number of workers. Then each iteration of the ``DataLoader`` is the
     next epoch; the first one after ``load_state_dict`` is what is left of an epoch. With workers,
+    batches that this object gave before, say to look at one, are given again, and you
     take the state from ``TensorBatch.state``, or from ``StatefulDataLoader``: this object does not
     know which batches were given, and says the epoch that the next iteration will be.
 
@@ -154,8 +155,6 @@ class Loader(IterableDataset[Any]):
     """Worker processes of this loader, from its first iteration on."""
     _source: Iterator[TensorBatch] | None = None
     """Batches of the iteration that is under way."""
-    _has_given = False
-    """True if the position is where an iteration of this loader was left, none that was loaded."""
     _iterations = 0
     """In a worker of DataLoader: iterations that it has begun."""
     _loaded: State | None = None
@@ -295,6 +294,11 @@ class Loader(IterableDataset[Any]):
             UsageError: it is none of these, or of another dataset or selection.
         """
         plain = plain_state(state, self._total)
+        if plain.get(INDEX_ORDER):
+            raise UsageError(
+                "resume an epoch: expected a state of a Loader's order, got index order, that of a "
+                "DistributedBatchSampler with shuffle=False; load it into such a sampler"
+            )
         self._open_epoch(plain).close()  # refuses what does not fit
         if get_worker_info() is not None:
             self._loaded = dict(state) if "dealt" in state else self._begin_of(plain)
@@ -315,7 +319,6 @@ class Loader(IterableDataset[Any]):
     def _go_to(self, state: State) -> None:
         self._end_iteration()
         self._cursor.set(state)
-        self._has_given = False
 
     def _is_repeated(self, state: State) -> bool:
         """Return True if all epochs have one order."""
@@ -357,7 +360,7 @@ class Loader(IterableDataset[Any]):
         self._end_iteration()  # one that was left, say by Ctrl-C, and is not yet freed
         pin = self._pin_memory and not self._num_workers  # DataLoader does it in a thread
         begin = self._cursor.get()
-        if self._has_given and self._is_repeated(begin):
+        if self._cursor.was_given and self._is_repeated(begin):
             begin = {**begin, "position": 0}
         state = None
         source = None
@@ -365,8 +368,7 @@ class Loader(IterableDataset[Any]):
             source = self._source = self._start(begin)
             for batch in source:
                 state = batch.state
-                self._cursor.set(state)
-                self._has_given = True
+                self._cursor.set(state, given=True)
                 yield batch.pin_memory() if pin else batch
                 if state["epoch"] != begin["epoch"]:
                     break  # it was the last one
@@ -532,8 +534,8 @@ class Loader(IterableDataset[Any]):
         )
 
 
-def _pair(batch: TensorBatch) -> tuple[Any, Any]:
-    return batch.samples, batch.labels
+def _pair(batch: TensorBatch) -> Pair:
+    return Pair((batch.samples, batch.labels))
 
 
 def _as_it_is(batch: TensorBatch) -> TensorBatch:

@@ -21,7 +21,7 @@ from dlfs.adapters.torch.choices import Choice, copy_choice
 from dlfs.adapters.torch.dataset import SampleDataset
 from dlfs.adapters.torch.placement import find_placement
 from dlfs.adapters.torch.shares import Share
-from dlfs.adapters.torch.states import State, next_epoch, plain_state
+from dlfs.adapters.torch.states import INDEX_ORDER, State, next_epoch, plain_state
 from dlfs.arguments import check_choice
 from dlfs.errors import UsageError
 from dlfs.sequence import WINDOW_CHUNKS
@@ -73,7 +73,7 @@ class _Order:
             end: of the last one, exclusive; those over the number of samples begin again at 0.
         """
         order = None
-        if state["shuffle"] is not None or self.choice:
+        if not self.is_index_order(state):
             order = self.dataset.sequence(
                 shuffle=state["shuffle"],
                 seed=state["seed"],
@@ -95,6 +95,10 @@ class _Order:
                 block = begin + np.arange(count) * self.num_replicas
             yield block.tolist()
             position += count * self.num_replicas
+
+    def is_index_order(self, state: State) -> bool:
+        """Return True if an epoch of this state goes over all samples by their indices."""
+        return state["shuffle"] is None and not self.choice
 
     def set_epoch(self, epoch: int) -> bool:
         """Go to the beginning of an epoch; return False if it stands in it already."""
@@ -269,7 +273,8 @@ class DistributedBatchSampler(Sampler[list[int]]):
 
     def state_dict(self) -> State:
         """Return the state behind the last batch that was given: plain values."""
-        return {**self._given, "dealt": {"step": self._share(0).step}}
+        state = {**self._given, "dealt": {"step": self._share(0).step}}
+        return {**state, INDEX_ORDER: True} if self._order.is_index_order(state) else state
 
     def load_state_dict(self, state: State) -> None:
         """Go on from a state, in its order.
@@ -279,9 +284,15 @@ class DistributedBatchSampler(Sampler[list[int]]):
                 a sampler.
 
         Raises:
-            UsageError: it is none of these, or of another dataset or selection.
+            UsageError: it is none of these, or of another dataset or selection, or of a ``Loader``
+                in storage order (``shuffle=None``).
         """
         plain = plain_state(state, self._order.total)
+        if not plain.pop(INDEX_ORDER, False) and self._order.is_index_order(plain):
+            raise UsageError(
+                "resume an epoch: expected a state in an order that samplers have, got a Loader's "
+                "storage order (shuffle=None); load it into a Loader"
+            )
         epoch = self._order.dataset.batches(1, **self._order.choice)
         epoch.resume(plain).close()  # refuses what does not fit
         over = plain["position"] > 0 and self._share(plain["position"]).batches == 0

@@ -17,6 +17,9 @@ from dlfs.errors import UsageError
 
 State = dict[str, Any]
 
+INDEX_ORDER = "index_order"
+"""Key of a sampler's state in index order, which no other state has: a ``Loader``'s order of
+``shuffle=None`` is that of the storage."""
 _DEPTH_MAX = 16
 """Of nested dictionaries that are searched."""
 

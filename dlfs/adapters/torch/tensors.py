@@ -314,7 +314,13 @@ class RankBatch(TensorBatch):
             )
 
 
-def _refuse_collation(_batches: list[TensorBatch], **_options: Any) -> None:
+class Pair(tuple[Any, Any]):
+    """The batch ``(samples, labels)`` of a loader with ``as_pairs``."""
+
+    __slots__ = ()
+
+
+def _refuse_collation(_batches: list[TensorBatch | Pair], **_options: Any) -> None:
     """Refuse to make one batch of several, which would get the indices and state of the first.
 
     Raises:
@@ -327,6 +333,7 @@ def _refuse_collation(_batches: list[TensorBatch], **_options: Any) -> None:
 
 
 default_collate_fn_map[TensorBatch] = _refuse_collation
+default_collate_fn_map[Pair] = _refuse_collation
 
 
 def _name_fields(samples: Any, labels: Any) -> dict[str, Any]:

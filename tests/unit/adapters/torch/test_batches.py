@@ -36,8 +36,8 @@ pytestmark = pytest.mark.torch
 
 def load_arrays(arrays, **options):
     """A loader of stacked arrays and integer labels."""
-    labels = ColumnLabels(arrays, "number")
-    return Loader(arrays, 16, dtype="float32", shape=SHAPE, labels=labels, **options)
+    options = {"labels": ColumnLabels(arrays, "number"), **options}
+    return Loader(arrays, 16, dtype="float32", shape=SHAPE, **options)
 
 
 @pytest.fixture
@@ -218,10 +218,23 @@ def test_a_dataloader_over_a_loader_gives_its_batches(samples, workers):
     assert (batches[-1].state["epoch"], batches[-1].state["position"]) == (1, 0)
 
 
-def test_batches_are_not_collated_once_more(arrays):
-    for over in (DataLoader(load_arrays(arrays)), DataLoader(load_arrays(arrays), 4)):
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("options", [{}, {"as_pairs": True}, {"as_pairs": True, "labels": None}])
+def test_batches_are_not_collated_once_more(arrays, options, workers):
+    for batch_size in (1, 4):
+        over = DataLoader(load_arrays(arrays, **options), batch_size, num_workers=workers)
         with pytest.raises(UsageError, match="make the DataLoader over it with batch_size=None"):
             next(iter(over))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_pairs_of_a_dataloader_over_a_loader(arrays, workers):
+    loader = Loader(arrays, 16, arrays=True, labels=np.array, as_pairs=True)
+    direct = [(taken.clone(), labels) for taken, labels in loader]
+    loader.set_epoch(0)
+    over = DataLoader(loader, batch_size=None, num_workers=workers)
+    for (taken, labels), (expected, numbers) in zip(over, direct, strict=True):
+        assert (taken.tolist(), labels.tolist()) == (expected.tolist(), numbers.tolist())
 
 
 @pytest.mark.parametrize("workers", [0, 1])

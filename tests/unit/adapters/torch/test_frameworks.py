@@ -154,8 +154,10 @@ def test_lightning_from_the_end_of_an_epoch(arrays, tmp_path, expected, workers)
         assert resumed.log == expected[(epoch + 1) * COUNT :]
 
 
-@pytest.mark.parametrize("wrapped", [False, True])
-def test_lightning_validates_all_samples(arrays, tmp_path, wrapped):
+@pytest.mark.parametrize("limit", [None, 3])
+@pytest.mark.parametrize("wrapped", [None, 0, 2])
+def test_lightning_validates_the_same_samples(arrays, tmp_path, expected, wrapped, limit):
+    """All of them, or as many batches as ``limit_val_batches`` says; behind two to try it."""
     lightning = import_module("lightning")
     validations = []
 
@@ -167,12 +169,13 @@ def test_lightning_validates_all_samples(arrays, tmp_path, wrapped):
             validations[-1] += batch.labels.tolist()
 
     evaluation = load(arrays, order=range(COUNT))
-    if wrapped:
-        evaluation = DataLoader(evaluation, batch_size=None)
-    fit_with_lightning(
-        tmp_path, load(arrays), None, None, evaluation=evaluation, callbacks=[Validation()]
-    )
-    assert validations == [list(range(2 * BATCH)), *[list(range(COUNT))] * EPOCHS]
+    if wrapped is not None:
+        evaluation = DataLoader(evaluation, batch_size=None, num_workers=wrapped)
+    options = {"callbacks": [Validation()], "limit_val_batches": limit}
+    model = fit_with_lightning(tmp_path, load(arrays), None, None, evaluation=evaluation, **options)
+    count = COUNT if limit is None else limit * BATCH
+    assert validations == [list(range(2 * BATCH)), *[list(range(count))] * EPOCHS]
+    assert model.log == expected
 
 
 def test_lightning_over_dataloaders(arrays, tmp_path, expected):

@@ -85,6 +85,22 @@ def test_the_state_is_not_known_where_others_give_the_batches(samples):
     assert loader.state_dict()["epoch"] == 3
 
 
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("options", [{}, {"order": range(100)}, {"shuffle": None}])
+def test_batches_that_were_looked_at_are_given_by_workers_too(samples, options, persistent):
+    loader = Loader(samples, 10, **options)
+    outer = DataLoader(loader, batch_size=None, num_workers=2, persistent_workers=persistent)
+    for epoch in range(3):
+        begin = loader.epoch, loader.position
+        assert begin == (epoch, 0)
+        first = next(iter(loader))  # workers that persist see it as well as new ones
+        assert loader.position == 10
+        assert order(outer) == reference(samples, epoch=epoch, **options)
+        assert order([first]) == reference(samples, epoch=epoch, **options)[:10]
+    loader.load_state_dict({**first.state, "position": 20})
+    assert order(outer) == reference(samples, epoch=2, **options)[20:]
+
+
 def test_epochs_go_on_where_the_generator_is_seeded_anew(samples):
     loader = Loader(samples, 10, seed=5)
     outer = DataLoader(loader, batch_size=None, num_workers=2)

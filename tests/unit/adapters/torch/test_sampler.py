@@ -9,7 +9,7 @@ import pytest
 
 from dlfs.errors import UsageError
 from tests.unit.adapters.torch.conftest import COUNT
-from tests.unit.adapters.torch.orders import reference
+from tests.unit.adapters.torch.orders import order, reference
 
 torch = pytest.importorskip("torch")
 
@@ -19,6 +19,7 @@ from torch.utils.data.distributed import DistributedSampler as TorchSampler  # n
 from dlfs.adapters.torch import (  # noqa: E402
     DistributedBatchSampler,
     DistributedSampler,
+    Loader,
     SampleDataset,
     collate_jagged,
     collate_list,
@@ -85,6 +86,32 @@ def test_batches_resume_at_another_number_of_ranks(samples):
         assert len(list(resumed)) == 17
         assert resumed.state_dict()["epoch"] == 4
     assert rest == expected
+
+
+def test_storage_order_and_index_order_are_not_mistaken(samples):
+    """Their states say ``shuffle`` None alike."""
+    sampler = DistributedBatchSampler(samples, 10, 1, 0, shuffle=False)
+    batches = iter(sampler)
+    given = [*next(batches), *next(batches)]
+    state = pickle.loads(pickle.dumps(sampler.state_dict()))
+    for loader in (Loader(samples, 10, shuffle=None), Loader(samples, 10)):
+        with pytest.raises(UsageError, match=r"index order.* load it into such a sampler"):
+            loader.load_state_dict(state)
+    resumed = DistributedBatchSampler(samples, 10, 1, 0)
+    resumed.load_state_dict(state)
+    rest = [index for batch in resumed for index in batch]
+    assert given + rest == list(range(COUNT))
+    loader = Loader(samples, 10, shuffle=None)
+    next(iter(loader))
+    with pytest.raises(UsageError, match=r"storage order \(shuffle=None\); load it into a Loader"):
+        resumed.load_state_dict(loader.state_dict())
+    # With chosen samples, both have their order.
+    chosen = {"order": list(range(100))}
+    sampler = DistributedBatchSampler(samples, 10, 1, 0, shuffle=False, **chosen)
+    next(iter(sampler))
+    loader = Loader(samples, 10, **chosen)
+    loader.load_state_dict(sampler.state_dict())
+    assert order(loader) == list(range(10, 100))
 
 
 @pytest.mark.parametrize(("before", "after"), [(0, 0), (2, 2), (3, 2), (0, 3)])
