@@ -272,7 +272,7 @@ class Dataset(ColumnAccess):
         return self._opened().reader.get(self.index(path))
 
     def get_kept(self, index: int) -> bytes | None:
-        """One sample by its index, or None if a device would have to be waited for."""
+        """One sample of at most 1 MiB by its index; None if it would have to be waited for."""
         return self._opened().reader.get_kept(self._position(index))
 
     def read(self, indices: ArrayLike, *, on_error: OnError = "raise") -> Batch:

@@ -373,7 +373,7 @@ class ClientReader(Collected):
             kept_only: only if it is in the service's memory; never waits for a device.
 
         Returns:
-            Its bytes; None when it is not in memory, or failed: ``read`` tells why.
+            As of ``NativeReader.get``.
         """
         flags = abi.GET_KEPT if kept_only else 0
         channel, code = self.take_channel(), 0

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 WAIT_MS = 100
 
 SCRATCH_BYTES_MIN = 1 << 16
-SCRATCH_BYTES_KEPT = 1 << 20
-"""Of one thread, for samples read one at a time."""
+SCRATCH_BYTES_MAX = 1 << 20
+"""Memory of a thread that copies single samples; larger samples are read as batches."""
 
 _ONE_USER = (None,)
 
@@ -73,18 +73,18 @@ def copy_sample(
     flags: int,
     scratch: threading.local,
 ) -> tuple[bytes | None, int]:
-    """Copy one sample by ``dlfs_reader_get`` or its like: its bytes, or None, and what it gave."""
+    """Copy one sample by ``dlfs_reader_get`` or its like: its bytes, or None, and what it gave.
+
+    A sample of more than ``SCRATCH_BYTES_MAX`` is not copied: -ERANGE.
+    """
     memory: ctypes.Array[Any] = getattr(scratch, "memory", None) or _grow(scratch, 0)
     length = get(handle, index, memory, ctypes.sizeof(memory), flags)
-    while length == -errno.ERANGE:
+    while length == -errno.ERANGE and ctypes.sizeof(memory) < SCRATCH_BYTES_MAX:
         memory = _grow(scratch, ctypes.sizeof(memory))
         length = get(handle, index, memory, ctypes.sizeof(memory), flags)
     if length < 0:
         return None, length
-    found = ctypes.string_at(memory, length)
-    if len(memory) > SCRATCH_BYTES_KEPT:
-        del scratch.memory
-    return found, length
+    return ctypes.string_at(memory, length), length
 
 
 def member_counters(stats: abi.MemberStats) -> dict[str, int | list[int]]:
@@ -219,7 +219,8 @@ class NativeReader(Collected):
             kept_only: only if it is in memory; never waits for a device.
 
         Returns:
-            Its bytes; None when it is not in memory, or failed: ``read`` tells why.
+            Its bytes; None when it is not in memory, larger than ``SCRATCH_BYTES_MAX``, or failed:
+            ``read`` gives it, or tells why.
         """
         flags = abi.GET_KEPT if kept_only else 0
         handle = self.borrow()

@@ -213,10 +213,11 @@ class SampleReader:
             self.watch_members()
         if found is not None:
             return found
-        return self.read([index]).tobytes(0)  # it failed: once more, for the whole story
+        with self.read([index]) as batch:  # it is large, or failed: once more, for the whole story
+            return batch.tobytes(0)
 
     def get_kept(self, index: int) -> bytes | None:
-        """One sample if it is in memory; None if a device would have to be waited for.
+        """One sample of at most 1 MiB if it is in memory; None if it would have to be waited for.
 
         Args:
             index: 0..N-1.

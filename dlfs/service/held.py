@@ -22,6 +22,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
@@ -85,8 +86,11 @@ class Fetch:
 
     source: SampleSource
     index: int
-    wake: Callable[[], None]
-    """Called on the loop when the fetch has finished, if it was awaited."""
+    wake: Callable[[Fetch], None]
+    """Called on the loop with the fetch when it has finished, if it was awaited.
+
+    It refers to no fetch: in a cycle the bytes would stay until the collector comes along.
+    """
     data: bytes = b""
     error: ReadError | None = None
     finished: bool = False
@@ -160,20 +164,28 @@ class ReadThreads:
             thread.join()
 
     def _serve(self, queue: SimpleQueue[Fetch | None], batch_max: int) -> None:
-        while (first := queue.get()) is not None:
-            fetches = [first]
-            ended = False
-            while len(fetches) < batch_max and not ended:
-                try:
-                    more = queue.get_nowait()
-                except Empty:
-                    break
-                ended = more is None
-                fetches += [more] if more is not None else []
-            for source in dict.fromkeys(fetch.source for fetch in fetches):
-                self._read(source, [fetch for fetch in fetches if fetch.source is source])
-            if ended:
-                return
+        while self._serve_some(queue, batch_max):
+            pass
+
+    def _serve_some(self, queue: SimpleQueue[Fetch | None], batch_max: int) -> bool:
+        """Wait for fetches and read them; a thread that waits again refers to none of them.
+
+        Returns:
+            False when the thread is to end.
+        """
+        fetches: list[Fetch] = []
+        more = queue.get()
+        while more is not None:
+            fetches.append(more)
+            if len(fetches) == batch_max:
+                break
+            try:
+                more = queue.get_nowait()
+            except Empty:
+                break
+        for source in dict.fromkeys(fetch.source for fetch in fetches):
+            self._read(source, [fetch for fetch in fetches if fetch.source is source])
+        return more is not None
 
     def _read(self, source: SampleSource, fetches: list[Fetch]) -> None:
         error: ReadError = NativeError("read samples for the mount: the reading thread failed")
@@ -192,7 +204,7 @@ class ReadThreads:
         fetch.ended.release()
         if fetch.awaited:
             try:
-                self._token.run_sync_soon(fetch.wake)
+                self._token.run_sync_soon(fetch.wake, fetch)
             except trio.RunFinishedError:
                 return  # unmounted meanwhile: nobody waits any more
 
@@ -331,7 +343,7 @@ class HeldSamples:
         return self._held_bytes <= room or not self._fetched
 
     def _start(self, sample: OpenSample) -> Fetch:
-        fetch = Fetch(sample.source, sample.index, lambda: self._finished(sample, fetch))
+        fetch = Fetch(sample.source, sample.index, partial(self._finished, sample))
         sample.fetch = fetch
         self._fetched[sample] = fetch
         self._held_bytes += sample.length_bytes

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 import pytest
@@ -135,6 +137,27 @@ def test_handles_share_a_sample(dataset: Dataset) -> None:
     run(dataset, body)
 
 
+@pytest.mark.parametrize("index", [5, 6])
+def test_the_bytes_of_a_closed_sample_are_freed_without_a_collector(
+    dataset: Dataset, index: int
+) -> None:
+    async def body(bench: Bench) -> None:
+        sample = bench.open(index)
+        assert await bench.read(sample) == content(index)
+        assert sample.fetch is not None
+        fetch = weakref.ref(sample.fetch)
+        bench.held.release(sample)
+        with trio.fail_after(20):
+            while fetch() is not None:  # its thread may be about to wait for the next one
+                await trio.sleep(0)
+
+    gc.disable()
+    try:
+        run(dataset, body)
+    finally:
+        gc.enable()
+
+
 def test_closed_while_being_read(dataset: Dataset) -> None:
     async def body(bench: Bench) -> None:
         for _ in range(50):
@@ -260,7 +283,7 @@ def test_too_large_to_open(dataset: Dataset) -> None:
 
 
 def test_batches_give_each_its_own(dataset: Dataset) -> None:
-    fetches = [Fetch(dataset, index, lambda: None) for index in (4, 2, 4, 0)]
+    fetches = [Fetch(dataset, index, lambda _: None) for index in (4, 2, 4, 0)]
 
     async def main() -> None:
         read_into(dataset, fetches)
