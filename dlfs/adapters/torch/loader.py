@@ -80,7 +80,11 @@ class Loader(IterableDataset[Any]):
     next epoch; the first one after ``load_state_dict`` is what is left of an epoch. With workers,
     batches that this object gave before, say to look at one, are given again, and you
     take the state from ``TensorBatch.state``, or from ``StatefulDataLoader``: this object does not
-    know which batches were given, and says the epoch that the next iteration will be.
+    know which batches were given, and says the epoch that the next iteration will be. A
+    ``StatefulDataLoader`` with workers that loads its state from behind the last batch of an epoch
+    gives an iteration without batches first, as over any dataset: its workers are not told whether
+    the loop has seen the end. ``load_state_dict`` of this object with that same state, instead,
+    goes on with the next epoch.
 
     Frameworks take a loader as it is: Lightning's ``fit``, which keeps its state in checkpoints
     (not that of a ``DataLoader`` over a loader: pass the loader itself) and begins each of its

@@ -182,7 +182,7 @@ def test_a_state_of_torchdata_at_any_number_of_workers(samples, before, after, t
     if taken < 23:
         assert order([*given, *outer]) == reference(samples, seed=5, epoch=1)
     elif before == after == 2:
-        assert order(outer) == []  # the workers' states are those of an epoch that is over
+        assert order(outer) == []  # as torchdata does over any dataset
     assert order(outer) == reference(samples, seed=5, epoch=2)
     assert order(outer) == reference(samples, seed=5, epoch=3)
 
