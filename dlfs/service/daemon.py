@@ -1,20 +1,24 @@
 """The background server of one mount: ``python -m dlfs.service.daemon``.
 
-``mount_volume`` starts it. It reads its order from standard input, becomes a session of its own,
-mounts, says on standard output how that went, lets go of the standard streams and serves.
+``mount_volume`` starts it. It becomes a session of its own, reads its order from standard input,
+mounts, says on standard output how that went, and serves. A thread waits for the caller's answer,
+closes the standard streams, and unmounts if there was none.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import logging.handlers
 import os
 import sys
+import threading
 from pathlib import Path
 
 from dlfs.errors import DlfsError, write_error
-from dlfs.service.mount import STATUS_PREFIX, ServerOrder
+from dlfs.service.mount import KEEP, STATUS_PREFIX, ServerOrder
+from dlfs.service.mountpoint import unmount
 from dlfs.service.serve import serve
 
 SYSLOG = Path("/dev/log")
@@ -24,12 +28,12 @@ _log = logging.getLogger("dlfs.service")
 
 def main() -> None:
     """Mount and serve."""
-    order = ServerOrder.from_json(sys.stdin.read())
+    order = ServerOrder.from_json(sys.stdin.readline())
     log = "?"
 
     def ready(path: str) -> None:
         _tell({"mountpoint": path, "pid": os.getpid(), "log": log})
-        _leave_streams()
+        threading.Thread(target=_await_caller, args=(path,), daemon=True).start()
 
     try:
         log = _start_log(order.log)
@@ -44,12 +48,23 @@ def main() -> None:
 
 
 def _tell(status: dict[str, object]) -> None:
-    """Say how it went; nobody listens any more once the mount was ready."""
-    print(STATUS_PREFIX + json.dumps(status), flush=True)
+    """Tell the caller how it went; one that was killed is noticed by its missing answer."""
+    with contextlib.suppress(BrokenPipeError):
+        print(STATUS_PREFIX + json.dumps(status), flush=True)
+
+
+def _await_caller(path: str) -> None:
+    """Wait until the caller keeps the mount, or is gone; then the mount goes, too."""
+    # Not sys.stdin, on whose lock an interpreter that ends meanwhile would fail.
+    if os.read(sys.stdin.fileno(), len(KEEP)) != KEEP.encode():
+        _log.warning("unmounting %s: the program that asked for it was interrupted", path)
+        with contextlib.suppress(DlfsError):
+            unmount(path, lazy=True)
+    _leave_streams()
 
 
 def _leave_streams() -> None:
-    """Let whoever started us see the end of our output."""
+    """Replace the standard streams, which are the caller's."""
     null = os.open(os.devnull, os.O_RDWR)
     for stream in range(3):
         os.dup2(null, stream)

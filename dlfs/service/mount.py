@@ -1,9 +1,11 @@
 """Mounting in the background: starts a server of its own and waits until the mount answers.
 
 The server is a new interpreter (``python -m dlfs.service.daemon``), not a fork: a process with
-threads, and numpy has some, cannot be forked safely. It is told what to do on its standard input
-and tells how it went on its standard output, as one line of JSON; what libfuse and fusermount3
-print goes the same way, so that their reasons reach the caller's error.
+threads, and numpy has some, cannot be forked safely. Its standard input gives it its order, one
+line of JSON. Its standard output says how it went, another one, behind what libfuse and fusermount3
+print, so that their reasons reach the caller's error. The caller then answers ``KEEP``. A server
+whose input ends without that answer unmounts and ends: so an interrupted or killed caller leaves
+neither of them behind.
 """
 
 from __future__ import annotations
@@ -15,14 +17,16 @@ import subprocess
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import IO
 
 from dlfs import errors
 from dlfs.block import FileUri, parse_uri, split_members
 from dlfs.errors import DlfsError, NativeError
-from dlfs.service.mountpoint import unmount
 from dlfs.service.serve import MountOptions
 
 STATUS_PREFIX = "dlfs-mount-status "
+KEEP = "keep\n"
+"""The caller's answer to a server that has mounted."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +83,7 @@ def mount_volume(
 
     Raises:
         DlfsError: as ``dlfs.service.serve.serve``.
-        KeyboardInterrupt: it was interrupted; what was mounted is unmounted again.
+        KeyboardInterrupt: it was interrupted; the server unmounts what it has mounted, and ends.
 
     Threads: any.
     """
@@ -100,14 +104,31 @@ def mount_volume(
         errors="replace",
         env={**os.environ, "PYTHONPATH": search},
     )
-    try:
-        output, _ = process.communicate(order.to_json())
-    except KeyboardInterrupt:  # the server is in a session of its own, and did not hear of it
-        output, _ = process.communicate()
-        with contextlib.suppress(DlfsError):
-            unmount(_outcome(output, order).mountpoint, lazy=True)
-        raise
-    return _outcome(output, order)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with process:  # closes the pipes and waits for the first process, whose fork is the server
+        try:
+            with contextlib.suppress(BrokenPipeError):  # what it printed says why it ended
+                process.stdin.write(order.to_json() + "\n")
+                process.stdin.flush()
+            mounted = _outcome(_output(process.stdout), order)
+            process.stdin.write(KEEP)
+            process.stdin.flush()
+        except BaseException:
+            process.stdin.close()
+            process.stdout.read()  # until the server has unmounted, or a second interrupt
+            raise
+    return mounted
+
+
+def _output(stream: IO[str]) -> str:
+    """What a server prints, up to its status or its end."""
+    lines = []
+    for line in stream:
+        lines.append(line)
+        if STATUS_PREFIX in line:
+            break
+    return "".join(lines)
 
 
 def absolute_uri(volume_uri: str) -> str:

@@ -697,6 +697,22 @@ def test_rule_32_without_root(server: str, own_volume: Path, open_folder: Path) 
     assert find_mount(directory) is None
 
 
+def test_rule_25_a_mount_whose_caller_was_killed_is_taken_back(
+    own_volume: Path, tmp_path: Path
+) -> None:
+    directory, log = tmp_path / "mnt", tmp_path / "log"
+    directory.mkdir()
+    os.mkfifo(log)
+    code = f"from dlfs.service.mount import mount_volume as m; m({str(own_volume)!r}, "
+    code += f"{str(directory)!r}, log={str(log)!r})"
+    caller = subprocess.Popen([sys.executable, "-c", code])
+    with log.open("rb") as said:  # the server begins
+        caller.kill()
+        caller.wait()
+        assert b"was interrupted" in said.read()  # until it ends
+    assert find_mount(directory) is None
+
+
 def test_rule_25_an_interrupted_mount_is_taken_back(own_volume: Path, tmp_path: Path) -> None:
     directory, log = tmp_path / "mnt", tmp_path / "log"
     directory.mkdir()
