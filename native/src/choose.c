@@ -400,9 +400,9 @@ static uint64_t epoch_samples(const dlfs_stream *stream)
 void choose_begin(dlfs_stream *stream)
 {
     dlfs_reader *reader = stream->reader;
+    pthread_mutex_lock(&reader->lock); /* other streams' batches and slots count */
     stream->passing_most = passing_most(stream);
     stream->cached_slots = cached_slots(stream);
-    pthread_mutex_lock(&reader->lock);
     if (stream->cached_slots > 0 && stream->plan == DLFS_PLAN_DIRECT)
         cache_reserve_map(reader, map_samples(stream));
     reader->cache.batches_lent /= reader->cache.batches_lent > CACHE_BATCHES_LENT ? 2 : 1;
