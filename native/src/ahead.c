@@ -14,9 +14,8 @@
 
 #include "stream.h"
 
-/* Of the memory, a window takes at most a sixteenth. */
-#define WINDOW_SHARE_SHIFT 4u
-#define EXPECTED_AHEAD 16u /* positions from a prefetch to the use of what it brings */
+#define WINDOW_SHARE_SHIFT 4u /* a window takes at most a sixteenth of the memory */
+#define EXPECTED_AHEAD 16u    /* positions from a prefetch to the use of what it brings */
 
 /* ---- entries --------------------------------------------------------------------------------- */
 
@@ -526,10 +525,11 @@ static void finish_window(dlfs_stream *stream, struct span *span)
 static void finish_chunk(dlfs_stream *stream, struct span *span)
 {
     dlfs_reader *reader = stream->reader;
-    bool sound = span->code == 0 && reader_verify_span(reader, span);
+    struct bad_samples *bad = NULL;
+    bool kept = span->code == 0 && reader_verify_span(reader, span, &bad) == 0;
     pthread_mutex_lock(&reader->lock);
     uint32_t waiters = reader->slots[span->slot].waiters;
-    arena_end_load(reader, span->slot, span->code == 0, !sound);
+    arena_end_load(reader, span->slot, kept, bad);
     uint32_t next;
     for (uint32_t at = waiters; at != SLOT_NONE; at = next) {
         struct entry *entry = &stream->ring[at];

@@ -132,6 +132,8 @@ void arena_free(dlfs_reader *reader)
     dlfs_memory_unmap(reader->arena, reader->arena_bytes);
     if (reader->arena_descriptor >= 0)
         close(reader->arena_descriptor);
+    for (uint32_t slot = 0; reader->slots && slot < reader->slot_count; slot++)
+        free(reader->slots[slot].bad);
     free(reader->slots);
     free(reader->chunk_slots);
 }
@@ -143,6 +145,8 @@ static void run_free(dlfs_reader *reader, uint32_t first)
     for (uint32_t slot = first + run; slot-- > first;) {
         reader->slots[slot].state = SLOT_FREE;
         reader->slots[slot].run = 1;
+        free(reader->slots[slot].bad);
+        reader->slots[slot].bad = NULL;
         list_push_first(reader, &reader->free_slots, slot);
     }
 }
@@ -178,7 +182,6 @@ static void lend(dlfs_reader *reader, uint32_t first, uint32_t run)
     head->state = SLOT_LENT;
     head->run = run;
     head->references = 1;
-    head->bad = false;
     head->cached = false;
     head->waiters = SLOT_NONE;
 }
@@ -344,11 +347,11 @@ static void keep_for_good(dlfs_reader *reader, uint32_t number)
     atomic_store_explicit(&reader->kept[slot->chunk], number + 1, memory_order_release);
 }
 
-void arena_end_load(dlfs_reader *reader, uint32_t number, bool kept, bool bad)
+void arena_end_load(dlfs_reader *reader, uint32_t number, bool kept, struct bad_samples *bad)
 {
     struct slot *slot = &reader->slots[number];
     slot->state = kept ? SLOT_KEPT : SLOT_LENT;
-    slot->bad = bad;
+    slot->bad = bad; /* until the slot is free again */
     slot->owner = NULL;
     slot->waiters = SLOT_NONE;
     if (!kept) {
@@ -371,6 +374,20 @@ uint32_t arena_available(const dlfs_reader *reader)
     return reader->free_slots.count + reader->idle_slots.count + victims;
 }
 
+static bool is_bad(const struct bad_samples *bad, uint64_t address)
+{
+    uint64_t low = 0;
+    uint64_t high = bad->count;
+    while (low < high) {
+        uint64_t middle = low + (high - low) / 2;
+        if (bad->addresses[middle] < address)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low < bad->count && bad->addresses[low] == address;
+}
+
 bool arena_gives(const dlfs_reader *reader, uint32_t number, const struct place *place,
                  uint64_t *offset)
 {
@@ -380,7 +397,7 @@ bool arena_gives(const dlfs_reader *reader, uint32_t number, const struct place 
                                                                 << reader->chunk_shift)
         return false;
     *offset = ((uint64_t)number << reader->chunk_shift) + start;
-    return !slot->bad || dlfs_crc32c(0, reader->arena + *offset, place->length) == place->crc32c;
+    return !slot->bad || !is_bad(slot->bad, place->address);
 }
 
 bool arena_look_up(dlfs_reader *reader, uint64_t index, const struct place *place, uint64_t *offset)

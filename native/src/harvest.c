@@ -406,10 +406,11 @@ static bool finish_cached(dlfs_stream *stream, const struct span *span)
     pthread_mutex_unlock(&reader->lock);
     if (!wanted)
         return false;
-    bool sound = reader_verify_span(reader, span);
+    struct bad_samples *bad;
+    bool kept = reader_verify_span(reader, span, &bad) == 0;
     pthread_mutex_lock(&reader->lock);
     uint32_t next = reader->slots[span->slot].waiters;
-    arena_end_load(reader, span->slot, true, !sound);
+    arena_end_load(reader, span->slot, kept, bad);
     for (uint32_t at = next; at != SLOT_NONE; at = next) {
         struct entry *entry = &stream->ring[at];
         struct place place;
@@ -465,7 +466,7 @@ void harvest_finish(dlfs_stream *stream, struct span *span)
         }
     }
     end_waiters(stream, span);
-    arena_end_load(reader, span->slot, false, false);
+    arena_end_load(reader, span->slot, false, NULL);
     arena_release(reader, span->slot);
     stream->harvest.loading--;
     pthread_mutex_unlock(&reader->lock);

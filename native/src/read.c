@@ -7,7 +7,8 @@
 
 #include "reader.h"
 
-#define MISSING (-1) /* the offset of a sample that is not in memory yet */
+#define MISSING (-1)      /* the offset of a sample that is not in memory yet */
+#define LOOK_UP_MAX 1024u /* samples looked up while others wait for the lock */
 
 /* Who reads does not want to sleep before a time, or unheard. */
 struct awake {
@@ -43,14 +44,13 @@ static int fail(struct read *read, uint64_t position, int code, uint32_t crc_got
 
 /* ---- look up --------------------------------------------------------------------------------- */
 
-/* Finds out where the samples lie, all of them wanted for now; notes those that lie nowhere. */
-static int locate(struct read *read)
+/* Finds out where samples lie, all of them wanted for now; notes those that lie nowhere. */
+static int locate(struct read *read, uint64_t first, uint64_t end)
 {
     struct batch *batch = read->batch;
-    uint64_t count = batch->public.count;
-    for (uint64_t i = 0; i < count; i++)
+    for (uint64_t i = first; i < end; i++)
         __builtin_prefetch(&read->reader->locations[batch->indices[i]]);
-    for (uint64_t i = 0; i < count; i++) {
+    for (uint64_t i = first; i < end; i++) {
         struct place place;
         batch->offsets[i] = 0;
         batch->lengths[i] = 0;
@@ -58,7 +58,6 @@ static int locate(struct read *read)
             batch->lengths[i] = (int64_t)place.length;
             read->wants[i] = (struct want){place.address, place.length, i, place.crc32c, 0};
         } else if (fail(read, i, DLFS_E_FORMAT, 0, 0) < 0) {
-            batch->public.count = 0; /* nothing holds references */
             return -ENOMEM;
         }
     }
@@ -69,14 +68,14 @@ static int locate(struct read *read)
  * Sorts what was located into hits, which are referenced, and wants. The lock is held, so the
  * misses of the processor's caches were left to locate().
  */
-static void look_up(struct read *read)
+static void look_up(struct read *read, uint64_t first, uint64_t end)
 {
     dlfs_reader *reader = read->reader;
     struct batch *batch = read->batch;
     const struct cache *cache = &reader->cache;
     uint64_t cached = cache->slots < cache->slots_max ? cache->slots : cache->slots_max;
     read->widens = reader->keeps_all && cached + reader->chunk_count <= reader->slot_count;
-    for (uint64_t i = 0; i < batch->public.count; i++) {
+    for (uint64_t i = first; i < end; i++) {
         if (batch->lengths[i] <= 0)
             continue;
         struct want want = read->wants[i];
@@ -92,6 +91,31 @@ static void look_up(struct read *read)
             read->wants[read->want_count++] = want;
         }
     }
+}
+
+/* Finds out what of the batch is in memory; what is wanted else is in read->wants. */
+static int find(struct read *read)
+{
+    dlfs_reader *reader = read->reader;
+    uint64_t count = read->batch->public.count;
+    uint64_t found = 0; /* samples that hold references, or need none */
+    int code = 0;
+    do {
+        uint64_t end = count - found < LOOK_UP_MAX ? count : found + LOOK_UP_MAX;
+        code = locate(read, found, end);
+        if (code < 0)
+            break;
+        pthread_mutex_lock(&reader->lock);
+        code = arena_map(reader);
+        if (code == 0) {
+            look_up(read, found, end);
+            found = end;
+        }
+        pthread_mutex_unlock(&reader->lock);
+    } while (code == 0 && found < count);
+    if (code < 0)
+        read->batch->public.count = found;
+    return code;
 }
 
 /* ---- memory ---------------------------------------------------------------------------------- */
@@ -256,14 +280,16 @@ static int finish(struct read *read, struct span *span, bool *again)
         return 0;
     if (bad > 0)
         bad = hand_out(read, span, true);
-    bool sound = planned->whole && span->code == 0 && bad == 0 && reader_verify_span(reader, span);
+    struct bad_samples *not_given = NULL;
+    bool kept =
+        planned->whole && span->code == 0 && reader_verify_span(reader, span, &not_given) == 0;
     bad = bad < 0 ? bad : 0;
     uint32_t given = count_given(read, planned);
     if (planned->slot == SLOT_NONE || (given == 1 && !planned->whole))
         return bad;
     pthread_mutex_lock(&reader->lock);
     if (planned->whole)
-        arena_end_load(reader, planned->slot, span->code == 0, !sound);
+        arena_end_load(reader, planned->slot, kept, not_given);
     for (uint32_t i = 0; i < given; i++)
         arena_reference(reader, planned->slot);
     arena_release(reader, planned->slot);
@@ -325,16 +351,7 @@ static int run(struct read *read)
     }
     read->wants = read->fetch->wants;
     read->spans = read->fetch->plan;
-    code = locate(read);
-    if (code < 0)
-        return code;
-    pthread_mutex_lock(&reader->lock);
-    code = arena_map(reader);
-    if (code == 0)
-        look_up(read);
-    else
-        read->batch->public.count = 0;
-    pthread_mutex_unlock(&reader->lock);
+    code = find(read);
     bool all_found = code < 0 || read->want_count == 0;
     if (!all_found) {
         uint64_t spans = 2 * (uint64_t)reader->config.depth * reader->config.member_count;

@@ -14,6 +14,7 @@
 #include "reader.h"
 
 #define ORDER_PIECE 256u
+#define RELEASED_MAX 1024u /* samples released while others wait for the lock */
 #define BATCH_BYTES_PER_SAMPLE (2 * sizeof(int64_t) + sizeof(uint64_t)) /* of its arrays */
 
 /* ---- create, destroy ------------------------------------------------------------------------- */
@@ -283,9 +284,14 @@ void batch_give_back(struct batch *batch)
     if (batch->block)
         block_release(batch->block);
     pthread_mutex_lock(&reader->lock);
-    for (uint64_t i = 0; !batch->block && i < batch->public.count; i++)
+    for (uint64_t i = 0; !batch->block && i < batch->public.count; i++) {
         if (batch->lengths[i] > 0)
             arena_release(reader, slot_of(reader, (uint64_t)batch->offsets[i]));
+        if ((i + 1) % RELEASED_MAX == 0) {
+            pthread_mutex_unlock(&reader->lock);
+            pthread_mutex_lock(&reader->lock);
+        }
+    }
     batch->next = reader->batches;
     reader->batches = batch;
     reader_unlock_release(reader);
@@ -401,38 +407,61 @@ dlfs_failure reader_failure(const dlfs_reader *reader, uint64_t index, int code,
     return failure;
 }
 
-static bool verify_ranks(const dlfs_reader *reader, const struct span *span,
-                         const uint64_t *indices, uint64_t count)
+/* Notes a sample that failed; those noted before lie at lower addresses. */
+static int note_bad(struct bad_samples **bad, uint64_t address)
 {
-    bool good = true;
+    struct bad_samples *noted = *bad;
+    uint64_t count = noted ? noted->count : 0;
+    if (!noted || count == noted->capacity) {
+        uint64_t capacity = count ? 2 * count : 8;
+        noted = realloc(noted, sizeof(*noted) + capacity * sizeof(noted->addresses[0]));
+        if (!noted)
+            return -ENOMEM;
+        noted->capacity = capacity;
+        *bad = noted;
+    }
+    noted->addresses[count] = address;
+    noted->count = count + 1;
+    return 0;
+}
+
+static int verify_ranks(const dlfs_reader *reader, const struct span *span, const uint64_t *indices,
+                        uint64_t count, struct bad_samples **bad)
+{
+    int code = 0;
     uint64_t end = span->address + span->length;
     for (uint64_t i = 0; i < count; i++)
         __builtin_prefetch(&reader->locations[indices[i]]);
-    for (uint64_t i = 0; i < count; i++) {
+    for (uint64_t i = 0; code == 0 && i < count; i++) {
         struct place place;
-        if (!reader_place(reader, indices[i], &place))
-            good = false;
-        else if (place.length > 0 && place.address >= span->address &&
-                 place.address + place.length <= end)
-            good &= dlfs_crc32c(0, span->memory + (place.address - span->address), place.length) ==
-                    place.crc32c;
+        if (!reader_place(reader, indices[i], &place) || place.length == 0 ||
+            place.address < span->address || place.address + place.length > end)
+            continue;
+        const uint8_t *bytes = span->memory + (place.address - span->address);
+        if (dlfs_crc32c(0, bytes, place.length) != place.crc32c)
+            code = note_bad(bad, place.address);
     }
-    return good;
+    return code;
 }
 
-bool reader_verify_span(const dlfs_reader *reader, const struct span *span)
+int reader_verify_span(const dlfs_reader *reader, const struct span *span, struct bad_samples **bad)
 {
     const dlfs_directory *directory = reader->config.directory;
     uint64_t indices[ORDER_PIECE];
     uint64_t rank = dlfs_directory_rank_at(directory, span->address);
     uint64_t end = dlfs_directory_rank_at(directory, span->address + span->length);
-    bool good = true;
-    while (rank < end) {
+    int code = 0;
+    *bad = NULL;
+    while (code == 0 && rank < end) {
         uint64_t count = end - rank < ORDER_PIECE ? end - rank : ORDER_PIECE;
-        if (dlfs_directory_order(directory, rank, count, indices) < 0)
-            return false;
-        good &= verify_ranks(reader, span, indices, count);
+        code = dlfs_directory_order(directory, rank, count, indices);
+        if (code == 0)
+            code = verify_ranks(reader, span, indices, count, bad);
         rank += count;
     }
-    return good;
+    if (code == 0)
+        return 0;
+    free(*bad);
+    *bad = NULL;
+    return code;
 }

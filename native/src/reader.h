@@ -37,6 +37,13 @@ enum slot_state {
     SLOT_TAIL,   /* belongs to the run that an earlier slot heads */
 };
 
+/* The samples of a chunk that failed their checksum. */
+struct bad_samples {
+    uint64_t count;
+    uint64_t capacity;
+    uint64_t addresses[]; /* rising */
+};
+
 struct slot {
     uint64_t chunk; /* LOADING, KEPT: the dataset's chunk, the first one of a run; PACKED: bytes of
                        the run that are taken */
@@ -50,9 +57,9 @@ struct slot {
     uint32_t uses;      /* cached: of its samples, since the cache last looked */
     uint8_t idle_looks; /* ... how often in a row it found too few */
     uint8_t state;
-    bool cached;       /* KEPT, PACKED: counts as the cache's, and stays when it is idle */
-    bool bad;          /* KEPT: at least one sample in it failed its checksum */
-    const void *owner; /* LOADING: the stream that loads it, or NULL */
+    bool cached;             /* KEPT, PACKED: counts as the cache's, and stays when it is idle */
+    struct bad_samples *bad; /* KEPT: what of it is not to be given; NULL: all is sound */
+    const void *owner;       /* LOADING: the stream that loads it, or NULL */
 };
 
 struct slot_list {
@@ -293,15 +300,15 @@ void arena_reference(dlfs_reader *reader, uint32_t slot);
 void arena_release(dlfs_reader *reader, uint32_t slot);
 /* Frees an idle cached slot, with the run that it heads. */
 void arena_evict_cached(dlfs_reader *reader, uint32_t slot);
-/* A LENT slot becomes the chunk's, LOADING; then KEPT, or LENT again when the load failed. */
+/*
+ * A LENT slot becomes the chunk's, LOADING; then KEPT, or LENT again when the load failed. `bad` is
+ * the arena's from then on.
+ */
 void arena_begin_load(dlfs_reader *reader, uint32_t slot, uint64_t chunk, const void *owner);
-void arena_end_load(dlfs_reader *reader, uint32_t slot, bool kept, bool bad);
+void arena_end_load(dlfs_reader *reader, uint32_t slot, bool kept, struct bad_samples *bad);
 /* The slot of a chunk that is LOADING or KEPT, or SLOT_NONE. */
 uint32_t arena_find(const dlfs_reader *reader, uint64_t chunk);
-/*
- * Whether a slot holds a sample, sound, and at which offset of the arena; a chunk known to hold a
- * bad sample is checked again.
- */
+/* Whether a slot holds a sample, sound, and at which offset of the arena. */
 bool arena_gives(const dlfs_reader *reader, uint32_t slot, const struct place *place,
                  uint64_t *offset);
 /*
@@ -508,7 +515,11 @@ dlfs_failure reader_failure(const dlfs_reader *reader, uint64_t index, int code,
  */
 int reader_read(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
                 uint64_t private_bytes_max, bool apart, dlfs_batch **out);
-/* Whether every sample that lies wholly in [address, address+length) has its checksum. */
-bool reader_verify_span(const dlfs_reader *reader, const struct span *span);
+/*
+ * Checks every sample that lies wholly in [address, address+length). *bad: those that fail, for the
+ * caller to free, or NULL. Negative when that cannot be said: none of the samples may be kept.
+ */
+int reader_verify_span(const dlfs_reader *reader, const struct span *span,
+                       struct bad_samples **bad);
 
 #endif

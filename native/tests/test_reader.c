@@ -146,6 +146,84 @@ static void damage_is_reported(void)
     dataset_destroy(&dataset);
 }
 
+/* Changes a byte of a sample on the device. */
+static void damage(const struct dataset *dataset, uint64_t address)
+{
+    uint8_t *block;
+    uint64_t start = DATA_OFFSET + address / BLOCK * BLOCK;
+    dlfs_queue *queue;
+    CHECK_EQ(posix_memalign((void **)&block, BLOCK, BLOCK), 0);
+    CHECK_EQ(dlfs_queue_create(dataset->inner, 1, &queue), 0);
+    CHECK_EQ(dlfs_queue_transfer(queue, DLFS_OP_READ, block, start, BLOCK, BLOCK), 0);
+    block[address % BLOCK] ^= 1;
+    CHECK_EQ(dlfs_queue_transfer(queue, DLFS_OP_WRITE, block, start, BLOCK, BLOCK), 0);
+    dlfs_queue_destroy(queue);
+    free(block);
+}
+
+/* A chunk that stays says which of its samples are bad, so that no look-up has to check them. */
+static void bad_samples_are_known(void)
+{
+    enum { BAD = 123, OTHER = 124 };
+    struct dataset dataset;
+    dataset_create(&dataset, NULL);
+    dlfs_reader *reader = reader_over(&dataset, 64u << 20, 0);
+    struct place place;
+    CHECK(reader_place(reader, BAD, &place) && place.length > 0);
+    damage(&dataset, place.address);
+    uint64_t indices[COUNT];
+    for (uint64_t i = 0; i < COUNT; i++)
+        indices[i] = i;
+    for (int round = 0; round < 2; round++) {
+        dlfs_batch *batch;
+        CHECK_EQ(dlfs_reader_read(reader, indices, COUNT, &batch), 0);
+        CHECK_EQ(batch->failure_count, 1);
+        CHECK_EQ(batch->failures[0].index, BAD);
+        CHECK_EQ(batch->failures[0].code, DLFS_E_CHECKSUM);
+        for (uint64_t i = 0; i < COUNT; i++)
+            if (i != BAD)
+                check_sample(batch, i);
+        dlfs_batch_release(batch);
+        const struct slot *slot = &reader->slots[arena_find(reader, place.chunk)];
+        CHECK(slot->bad != NULL);
+        CHECK_EQ(slot->bad->count, 1);
+        CHECK_EQ(slot->bad->addresses[0], place.address);
+    }
+    uint64_t offset;
+    CHECK(!arena_gives(reader, arena_find(reader, place.chunk), &place, &offset));
+    CHECK(reader_place(reader, OTHER, &place));
+    CHECK(arena_gives(reader, arena_find(reader, place.chunk), &place, &offset));
+    CHECK_EQ(dlfs_reader_destroy(reader), 0);
+    dataset_destroy(&dataset);
+}
+
+/* A batch that is looked up and released in several steps, of hits, misses and repetitions. */
+static void large_batch(void)
+{
+    enum { LARGE = 5000 };
+    struct dataset dataset;
+    dataset_create(&dataset, NULL);
+    for (uint64_t slots = 8; slots <= 4096; slots *= 8) {
+        dlfs_reader *reader = reader_over(&dataset, slots * CHUNK, 0);
+        uint64_t indices[LARGE];
+        for (uint64_t i = 0; i < LARGE; i++)
+            indices[i] = i * 13 % COUNT;
+        for (uint64_t count = 1023; count <= LARGE; count += count < 1026 ? 1 : LARGE - count) {
+            dlfs_batch *batch;
+            CHECK_EQ(dlfs_reader_read(reader, indices, count, &batch), 0);
+            CHECK_EQ(batch->failure_count, 0);
+            for (uint64_t i = 0; i < count; i++)
+                check_sample(batch, i);
+            dlfs_batch_release(batch);
+            if (count == LARGE)
+                break;
+        }
+        check_memory(&dataset, reader, slots * CHUNK);
+        CHECK_EQ(dlfs_reader_destroy(reader), 0);
+    }
+    dataset_destroy(&dataset);
+}
+
 static void count(void *argument)
 {
     ++*(uint32_t *)argument;
@@ -182,5 +260,7 @@ int main(void)
     wrong_calls();
     closed_by_two();
     damage_is_reported();
+    bad_samples_are_known();
+    large_batch();
     return 0;
 }
