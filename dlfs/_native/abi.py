@@ -48,6 +48,7 @@ NVME_TEXT_BYTES = 512
 NVME_HEADER_DIGEST, NVME_DATA_DIGEST = 1, 2
 NVME_QUEUE_ADMIN, NVME_QUEUE_IO = 0, 1
 NVME_DATA_NONE, NVME_DATA_IN, NVME_DATA_OUT = 0, 1, 2
+NVME_WRITES_FREE = (1 << 63) - 1
 NVME_ID_NONE, NVME_ID_EUI64, NVME_ID_NGUID, NVME_ID_UUID = 0, 1, 2, 3
 ORDER_STORAGE, ORDER_GLOBAL, ORDER_CHUNK = 0, 1, 2
 ORDER_LIST, ORDER_SELECTED, ORDER_WEIGHTED = 3, 4, 5
@@ -425,6 +426,8 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
             POINTER(NvmeResult),
         ),
     ),
+    "dlfs_nvme_get_generation": (c_int, (c_void_p, POINTER(c_uint64))),
+    "dlfs_nvme_limit_writes": (c_int, (c_void_p, c_uint64, c_uint64)),
     "dlfs_nvme_get_status": (c_int, (c_void_p, POINTER(NvmeStatus))),
     "dlfs_directory_plan_build": (c_int, (c_void_p, _U64S, c_uint64, POINTER(DirectoryPlan))),
     "dlfs_directory_build": (

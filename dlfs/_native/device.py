@@ -413,6 +413,7 @@ class NativeQueue:
         left = timeout_ms
         while True:
             wait = _POLL_SLICE_MS if left < 0 else min(left, _POLL_SLICE_MS)
+            self._before_wait()
             got = library().dlfs_queue_poll(self.handle, self._completions, _POLL_COUNT, wait)
             check(got, f"poll {self.device.uri}")
             if got or not self._in_flight or (0 <= left <= wait):
@@ -423,6 +424,9 @@ class NativeQueue:
             completion = self._completions[i]
             taken.append((self._in_flight.pop(completion.tag).tag, completion.result))
         return taken
+
+    def _before_wait(self) -> None:
+        """Do what is due before each part of a wait, which may send what was submitted."""
 
     def transfer(self, kind: int, buffer: BytesLike, offset_bytes: int) -> None:
         """Read or write one range of any length at the queue pair's full depth, and wait.

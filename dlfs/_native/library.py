@@ -39,6 +39,9 @@ _FILE_NAME = "libdlfs.so"
 PROTOTYPES = abi.PROTOTYPES | channel_abi.PROTOTYPES
 """Of every function, by name: what it returns, and what it takes."""
 
+LEASE_OVER = -errno.EKEYEXPIRED
+"""What devices return for a write that was not sent because its writer's lease was over."""
+
 _CODES: dict[int, type[DlfsError]] = {
     abi.E_CHECKSUM: ChecksumError,
     abi.E_FORMAT: FormatError,
@@ -59,6 +62,7 @@ RESERVATION_CONFLICT = -errno.EBADE
 
 _add_reference = ctypes.PYFUNCTYPE(None, ctypes.py_object)(("Py_IncRef", ctypes.pythonapi))
 
+_LEASE_OVER = "the lease of this writer was over before it was sent"
 _FENCED = "another host has reserved the namespace and fenced this one off"
 
 _ERRNOS = {
@@ -146,6 +150,8 @@ def error_for(code: int, message: str, *, reason: str = "") -> DlfsError:
     text = f"{message}: {reason or describe(code)}"
     if code == RESERVATION_CONFLICT:
         return LeaseLostError(f"{message}: {_FENCED}", -code)
+    if code == LEASE_OVER:
+        return LeaseLostError(f"{message}: {_LEASE_OVER}", -code)
     kind = _CODES.get(code)
     if kind is None and code > -10000:
         return write_error(text, -code)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from ctypes import byref, c_uint8, c_void_p, create_string_buffer
+from ctypes import byref, c_uint8, c_uint64, c_void_p, create_string_buffer
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -156,6 +156,34 @@ def run_command(
     )
     check(code, f"run command 0x{words[0]:02x} on {device.uri}")
     return result.status, result.value
+
+
+def get_generation(device: NativeDevice) -> int:
+    """Return the number of the controller that a device has now, or will have next.
+
+    Raises:
+        ClosedError: the device is closed.
+    """
+    found = c_uint64()
+    code = library().dlfs_nvme_get_generation(device.handle, byref(found))
+    check(code, f"ask {device.uri} for its controller's generation")
+    return found.value
+
+
+def limit_writes(device: NativeDevice, generation: int, until_ns: int | None) -> None:
+    """Let writes be sent through one controller and before a time only.
+
+    Args:
+        device: from ``open_nvme``.
+        generation: of the controller, from ``get_generation``.
+        until_ns: of CLOCK_BOOTTIME, in nanoseconds; None: writes are not limited.
+
+    Raises:
+        ClosedError: the device is closed.
+    """
+    until = abi.NVME_WRITES_FREE if until_ns is None else until_ns
+    code = library().dlfs_nvme_limit_writes(device.handle, generation, until)
+    check(code, f"limit the writes of {device.uri}")
 
 
 def read_status(device: NativeDevice) -> NvmeStatus:

@@ -18,6 +18,8 @@ from __future__ import annotations
 import abc
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, ClassVar, Protocol, Self, runtime_checkable
 
@@ -275,14 +277,20 @@ class NativeBackedDevice(abc.ABC):
                 return
         queue.close()
 
-    def _transfer(self, kind: Kind, buffer: BytesLike, offset_bytes: int) -> None:
+    @contextmanager
+    def borrowed_queue(self) -> Iterator[NativeQueue]:
+        """Give one of the device's idle queue pairs, or a new one, for a moment."""
         queue = self._take_queue()
         try:
-            queue.transfer(kind, buffer, offset_bytes)
+            yield queue
         except BaseException:
             queue.close()  # never keep one that failed
             raise
         self._give_queue(queue)
+
+    def _transfer(self, kind: Kind, buffer: BytesLike, offset_bytes: int) -> None:
+        with self.borrowed_queue() as queue:
+            queue.transfer(kind, buffer, offset_bytes)
 
     def read(self, offset_bytes: int, length_bytes: int) -> bytes:
         """Read whole blocks.

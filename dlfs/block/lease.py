@@ -14,7 +14,10 @@ the end of this write, the claim is void: start again. Else flush, wait a little
 **Holding.** Every ``renew_s`` the holder reads the record, sees its own nonce, and writes the next
 counter. It may write to the device until ``valid_s`` after the *start* of its last renewal that
 succeeded, by its own clock, which goes on during suspend. After that, or once it sees another's
-record, the lease is lost for good: ``check`` raises, and nothing more is submitted.
+record, the lease is lost for good: ``check`` raises, and nothing more is submitted. The initiator
+knows the deadline too (``limit_writes``): libdlfs looks at the clock right before each call that
+sends a write, its data or a repetition. Through a controller that was made anew it sends no write
+before ``confirm`` has read the record, and the reservation, through that controller.
 
 **Releasing.** Zeros over the own record, under the same deadline. A holder for which a write ended
 in an error leaves its record to expire: such a write may still take effect, so that who comes next
@@ -26,9 +29,12 @@ What is assumed:
 1. A read returns what the last write that took effect left in its first 512 bytes (NVMe promises
    one logical block).
 2. A write that succeeds takes effect once, before its completion; one that fails takes effect no
-   later than ``late_s`` after it was submitted, or never. Between ``check`` and the end of a write
-   that it allowed there are at most ``late_s`` (command time-outs and reconnects included).
+   later than ``late_s`` after it was submitted, or never. Between the last look at the deadline and
+   the end of a write that it allowed there are at most ``late_s`` (command time-outs and reconnects
+   included; the system sends what it holds of a write for no longer than a command's time-out).
 3. Clocks of hosts differ by less than a part in twenty in rate.
+4. The target ends the connections of a host within twice the keep-alive timeout of its silence.
+   ``lock_exclusive`` refuses a keep-alive timeout of more than half of ``late_s``.
 
 What follows, with ``expiry_s = 1.05 * (valid_s + late_s)``:
 
@@ -42,8 +48,18 @@ What follows, with ``expiry_s = 1.05 * (valid_s + late_s)``:
 - A claim that takes effect late, over the record of a living holder, costs that holder its lease
   (at its next renewal it sees another's record) and gives it to nobody before ``expiry_s`` more.
 
-A process that stops longer than ``late_s`` between check and write (SIGSTOP, a paused virtual
-machine) breaks assumption 2: that is what NVMe reservations are for (``dlfs.block.reservation``).
+*A holder that stands still* (SIGSTOP, a stopped virtual machine) and goes on when its lease has
+been taken over finds its deadline passed, by its clock. Two cases are left: a clock that stood
+still as well, and a stop within the microsecond between the look at the clock and the call that
+sends. In both the host was silent for ``late_s`` after its deadline at least, so that by assumption
+4 the target has ended its connections: what is sent through them reaches nobody, and through new
+ones nothing is sent before the record was read, which is another's. A target that has
+reservations needs no such assumption for hosts that were preempted (``dlfs.block.reservation``). A
+list of the chunks that a holder may write, in its record, would protect data and no superblock, and
+was left out.
+
+SPDK's initiator knows no deadline: there the lease is looked at every 100 ms, and assumption 4 and
+reservations must do for the rest.
 
 How long it takes: a free lease ``claim_s``; a living holder is known after about its ``renew_s``; a
 dead one after its ``expiry_s``. Threads: ``check`` any; the others one at a time, except that
@@ -228,6 +244,17 @@ class LeaseBlock(Protocol):
     def make_way(self, *, lapsed: bool) -> None:
         """See ``MakeWay``."""
 
+    def limit_writes(self, until_s: float | None) -> None:
+        """Have writes sent before a time only, and by the way that the record was read last.
+
+        Args:
+            until_s: of the lease's clock; None: writes are not limited.
+
+        Raises:
+            LeaseLostError: another host has taken this one's reservation.
+            DeviceError: that cannot be told.
+        """
+
 
 def boot_clock() -> float:
     """Seconds since the system started, suspend included: the clock of leases."""
@@ -277,6 +304,7 @@ class Lease:
             DeviceTimeoutError: the device is too slow.
             DeviceError: it failed.
         """
+        self._block.limit_writes(None)
         try:
             self._run(self.claiming())
         except HeldError as held:
@@ -315,6 +343,7 @@ class Lease:
             content = yield Read()
             if LeaseMark.decode(content) == mark and self._now() < self._deadline:
                 self._doubtful = False
+                self._block.limit_writes(self._deadline)
                 return
             self._deadline = None
         raise DeviceTimeoutError(
@@ -331,21 +360,46 @@ class Lease:
             LeaseLostError: it is lost.
             DeviceError: the device failed; the lease stays valid until its deadline.
         """
-        self._run(self.renewing())
+        try:
+            self._run(self.renewing())
+        except LeaseLostError as error:
+            self._loss = self._loss or str(error)
+            raise
 
     def renewing(self) -> Steps[None]:
         """The steps of ``renew``."""
-        self.check()
-        content = yield Read()
-        mark, own = LeaseMark.decode(content), self._mark()
-        if mark is None or mark.nonce != own.nonce:
-            self._loss = f"its record is now that of {describe(content)}"
+        yield from self.confirming()
+        own = self._mark()
         # Counted before the write: one that fails may still take effect, and must not be repeated.
         self._record = replace(self._record, lease=replace(own, counter=own.counter + 1))
         began_at = self._now()
         self.check()
         yield Write(self._record)
         self._deadline = began_at + self.times.valid_s
+        self._block.limit_writes(self._deadline)
+
+    def confirm(self) -> None:
+        """Read the record again after a reconnect; writes go on if it is still this lease's.
+
+        May run within a write of ``renew`` or ``release``, which waits for it.
+
+        Raises:
+            LeaseLostError: it is lost.
+            DeviceError: the device failed; writes wait for another call.
+        """
+        if self._deadline is not None:
+            self._run(self.confirming())
+
+    def confirming(self) -> Steps[None]:
+        """The steps of ``confirm``."""
+        self.check()
+        content = yield Read()
+        mark = LeaseMark.decode(content)
+        if mark is None or mark.nonce != self._mark().nonce:
+            self._loss = f"its record is now that of {describe(content)}"
+            self._block.limit_writes(0)
+        self.check()
+        self._block.limit_writes(self._deadline)
 
     def check(self) -> None:
         """Allow a write to the device.
@@ -399,6 +453,7 @@ class Lease:
             mark = LeaseMark.decode((yield Read()))
             if mark is not None and mark.nonce == self._mark().nonce and self.releasable:
                 yield Write(None)
+                self._block.limit_writes(None)
 
     # ---- running ---------------------------------------------------------------------------------
 

@@ -301,6 +301,17 @@ class Reservation:
                 f"lock {self._uri}: reserved by {self._holder_elsewhere() or 'another host'}"
             ) from error
 
+    def check_not_taken(self) -> None:
+        """Check that no other host holds a reservation; call it after a reconnect.
+
+        Raises:
+            LeaseLostError: another host does.
+            DeviceError: the target is gone, or refuses.
+        """
+        holder = self._holder_elsewhere()
+        if holder is not None:
+            raise LeaseLostError(f"write to {self._uri}: it is reserved by {holder} now")
+
     def _register(self) -> None:
         command, data = register(self._nsid, RegisterAction.REGISTER, self._key)
         try:

@@ -3,7 +3,9 @@
 The writer's lock is a lease in the lock record (``dlfs.block.lease``), and a reservation for this
 host where the target has them (``dlfs.block.reservation``). A background thread keeps the lease
 alive. Once it is lost, every write and flush through this device is refused with LeaseLostError,
-before anything is sent: a writer that is cut off stops by itself, in time.
+before anything is sent: a writer that is cut off stops by itself, in time. Over NVMe/TCP, libdlfs
+knows the lease's deadline and looks at the clock before it sends; after a reconnect it sends no
+write until the background thread has read the record again, and the reservation.
 
 ``lock_exclusive`` waits: about a second for a free lease, two for the answer that a writer lives,
 and ``LeaseTimes.expiry_s`` (42 s) where a writer died; that wait is told as a warning of the logger
@@ -19,10 +21,20 @@ from __future__ import annotations
 import abc
 import logging
 import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from dlfs._native.device import Kind, NativeDevice, NativeQueue
+import numpy as np
+
+from dlfs._native.device import (
+    Kind,
+    NativeDevice,
+    NativeQueue,
+    aligned_buffer,
+    operation_error,
+)
 from dlfs.block import lock
 from dlfs.block.device import NativeBackedDevice
 from dlfs.block.lease import Lease, LeaseTimes, describe
@@ -44,6 +56,9 @@ if TYPE_CHECKING:
     from dlfs._native.device import BytesLike
 
 _log = logging.getLogger("dlfs.block")
+
+_LOOK_MS = 50
+"""Time between two looks for a controller that was made anew, in milliseconds."""
 
 
 class SharedNamespaceDevice(NativeBackedDevice):
@@ -77,6 +92,28 @@ class SharedNamespaceDevice(NativeBackedDevice):
     def late_writes_s(self) -> float:
         """How long after its submission a write may still take effect, retries included."""
         return self.patience_ms / 1000
+
+    @property
+    def keep_alive_s(self) -> float | None:
+        """Time after which the target gives a silent host up, in seconds; 0: never.
+
+        None where there are no connections.
+        """
+        return None
+
+    def generation(self) -> int:
+        """Return the number of the controller in use; 0 where that cannot be told."""
+        return 0
+
+    def limit_writes(self, generation: int, until_s: float | None) -> None:
+        """Have the initiator send writes through one controller and before a time only.
+
+        Does nothing where the initiator knows no limits.
+
+        Args:
+            generation: of the controller.
+            until_s: of ``lease.boot_clock``; None: no limit.
+        """
 
     # ---- writing under the lease -----------------------------------------------------------------
 
@@ -133,9 +170,17 @@ class SharedNamespaceDevice(NativeBackedDevice):
                 f"lock {self.uri}: expected that its writes end within "
                 f"{self.lease_times.late_s:g} s, got time-outs of {self.late_writes_s:g} s in all"
             )
+        keep_alive_s, most_s = self.keep_alive_s, self.lease_times.late_s / 2
+        if keep_alive_s is not None and not 0 < keep_alive_s <= most_s:
+            raise UsageError(
+                f"lock {self.uri}: expected keepalive_ms in 1..{most_s * 1000:g}, so that the "
+                f"target ends the connections of a writer that stands still before its lease can "
+                f"be taken, got {keep_alive_s * 1000:g}"
+            )
         self._reservation = Reservation.probe(self.runner, self.nsid, self.uri)
         place = _RecordPlace(self, self._record_span(), self._reservation)
         lease = Lease(place, record, times=self.lease_times, waiting=self._tell, sleep=self._sleep)
+        place.lease = lease
         lease.acquire()
         self._lease = lease
         try:
@@ -147,7 +192,7 @@ class SharedNamespaceDevice(NativeBackedDevice):
         except BaseException:  # nobody knows whether it was taken: it goes when the lease expires
             self._lease = None
             raise
-        self._renewer = _Renewer(lease)
+        self._renewer = _Renewer(lease, place)
         self._renewer.start()
         return True
 
@@ -198,21 +243,45 @@ class _RecordPlace:
     """Where a device's lease lies."""
 
     def __init__(
-        self, device: NativeBackedDevice, span_bytes: int, reservation: Reservation | None
+        self, device: SharedNamespaceDevice, span_bytes: int, reservation: Reservation | None
     ) -> None:
         self._device = device
         self._span = span_bytes
         self._reservation = reservation
+        self.lease: Lease | None = None
+        self._read_through = 0
+        self._confirmed: int | None = None
+
+    @property
+    def is_confirmed(self) -> bool:
+        """True if the record was read through the controller that is in use now."""
+        return self._confirmed == self._device.generation()
 
     @property
     def uri(self) -> str:
         return self._device.uri
 
     def read_record(self) -> bytes:
+        self._read_through = self._device.generation()
         return self._device.read(lock.RECORD_OFFSET_BYTES, self._span)
 
     def write_record(self, content: bytes) -> None:
-        self._device.write(lock.RECORD_OFFSET_BYTES, content.ljust(self._span, b"\0"))
+        """Write it. A write that waits for the lease to be confirmed has that done meanwhile."""
+        memory = aligned_buffer(self._span, self._device.block_bytes)
+        memory[:] = np.frombuffer(content.ljust(self._span, b"\0"), np.uint8)
+        with self._device.borrowed_queue() as queue:
+            queue.submit(Kind.WRITE, memory, lock.RECORD_OFFSET_BYTES, 0)
+            while not (taken := queue.poll(_LOOK_MS)):
+                self._confirm()
+        if taken[0][1] < 0:
+            raise operation_error(
+                self.uri, Kind.WRITE, lock.RECORD_OFFSET_BYTES, self._span, taken[0][1]
+            )
+
+    def _confirm(self) -> None:
+        if self.lease is not None and not self.is_confirmed:
+            with suppress(DeviceError):  # the write itself ends, at its lease's end at the latest
+                self.lease.confirm()
 
     def flush_record(self) -> None:
         self._device.flush()
@@ -220,6 +289,13 @@ class _RecordPlace:
     def make_way(self, *, lapsed: bool) -> None:
         if self._reservation is not None:
             self._reservation.make_way(lapsed=lapsed)
+
+    def limit_writes(self, until_s: float | None) -> None:
+        reconnected = self._confirmed not in (None, self._read_through)
+        if until_s and reconnected and self._reservation is not None:
+            self._reservation.check_not_taken()
+        self._device.limit_writes(self._read_through, until_s)
+        self._confirmed = self._read_through
 
 
 class _GuardedQueue(NativeQueue):
@@ -240,10 +316,12 @@ class _GuardedQueue(NativeQueue):
             self._check()
         return super().submit(kind, buffer, offset_bytes, tag)
 
-    def poll(self, timeout_ms: int = 0) -> list[tuple[int, int]]:
-        """Take completions, noting those that failed; LeaseLostError before a write goes on."""
+    def _before_wait(self) -> None:
         if any(operation.kind == Kind.WRITE for operation in self._in_flight.values()):
             self._check()
+
+    def poll(self, timeout_ms: int = 0) -> list[tuple[int, int]]:
+        """Take completions, noting those that failed; LeaseLostError before a write goes on."""
         try:
             taken = super().poll(timeout_ms)
         except DeviceError:
@@ -269,15 +347,16 @@ class _GuardedQueue(NativeQueue):
 class _Renewer(threading.Thread):
     """Keeps a lease alive until it is stopped or the lease is lost."""
 
-    def __init__(self, lease: Lease) -> None:
+    def __init__(self, lease: Lease, place: _RecordPlace) -> None:
         super().__init__(name="dlfs-lease", daemon=True)
         self._lease = lease
+        self._place = place
         self._stopping = threading.Event()
 
     def run(self) -> None:
-        """Renew at the lease's interval, and sooner after a failure."""
+        """Renew at the lease's interval, and sooner after a failure or a reconnect."""
         pause_s = renew_s = self._lease.times.renew_s
-        while not self._stopping.wait(pause_s):
+        while self._wait(pause_s):
             try:
                 self._lease.renew()
                 pause_s = renew_s
@@ -285,6 +364,14 @@ class _Renewer(threading.Thread):
                 return
             except DlfsError:
                 pause_s = renew_s / 4
+
+    def _wait(self, pause_s: float) -> bool:
+        """Wait until the next renewal is due; False when it is not wanted any more."""
+        due_at = time.monotonic() + pause_s
+        while not self._stopping.wait(min(_LOOK_MS / 1000, max(0, due_at - time.monotonic()))):
+            if time.monotonic() >= due_at or not self._place.is_confirmed:
+                return True
+        return False
 
     def stop(self) -> None:
         """Stop, and wait for a renewal under way."""

@@ -110,6 +110,7 @@ class SpdkDevice(SharedNamespaceDevice):
         native, self._namespace = open_namespace(options, uri=str(uri))
         self.info = self._namespace.info
         self._nsid = uri.nsid
+        self._keep_alive_s = options.keepalive_ms / 1000
         self._patience_ms = options.timeout_ms + options.reconnect_ms
         self._owner = os.getpid()
         self._runner = _SpdkRunner(self._namespace)
@@ -139,6 +140,11 @@ class SpdkDevice(SharedNamespaceDevice):
     def nsid(self) -> int:
         """Of the namespace."""
         return self._nsid
+
+    @property
+    def keep_alive_s(self) -> float:
+        """Time after which the target gives a silent host up, in seconds; 0: never."""
+        return self._keep_alive_s
 
     @property
     def patience_ms(self) -> int:

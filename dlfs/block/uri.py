@@ -99,7 +99,7 @@ class NvmeTcpOptions:
     """Of one command."""
     connect_ms: int = 3000
     """Of one attempt on one path."""
-    keepalive_ms: int = 15000
+    keepalive_ms: int = 10000
     """The target forgets us after this much silence; 0: never, and it need not be kept awake."""
     reconnect_ms: int = 15000
     """How long to look for a lost target; 0: not at all.

@@ -57,6 +57,7 @@ int nvme_association_create(const struct nvme_config *config, struct nvme_associ
     association->owner = getpid();
     association->random = dlfs_clock_ns() ^ (uint64_t)association->owner << 32;
     atomic_init(&association->unflushed, UINT64_MAX);
+    atomic_init(&association->writes_until_ns, DLFS_NVME_WRITES_FREE);
     association->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     int code = association->wake >= 0 ? make_locks(association) : -errno;
     if (code < 0) {

@@ -99,6 +99,9 @@ struct nvme_association {
      * how often a loss was reported. */
     _Atomic uint64_t unflushed;
     _Atomic uint64_t losses;
+    /* The lease of this host's writer; see dlfs_nvme_limit_writes. */
+    _Atomic uint64_t writes_until_ns;
+    _Atomic uint64_t writes_generation;
     struct nvme_association *inherited; /* of the parent process; unused, and freed with this one */
 };
 

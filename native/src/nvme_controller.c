@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <netdb.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -393,6 +394,9 @@ int nvme_controller_connect_queue(const struct nvme_config *config, const struct
     if (command_count > admin->command_count_max) {
         command_count = admin->command_count_max;
     }
+    /* What the kernel holds of a write is not sent for longer, whatever becomes of this process. */
+    (void)setsockopt(connection->descriptor, IPPROTO_TCP, TCP_USER_TIMEOUT, &config->timeout_ms,
+                     sizeof config->timeout_ms);
     uint16_t ignored;
     code = connect_queue(connection, config, qid, (uint16_t)command_count, admin->controller.id,
                          patience, &ignored, refused, text);

@@ -32,6 +32,9 @@ static int own_association(struct nvme_device *device, struct nvme_association *
         return code;
     }
     made->inherited = found;
+    if (atomic_load(&found->writes_until_ns) != DLFS_NVME_WRITES_FREE) {
+        atomic_store(&made->writes_until_ns, 0); /* the lease is the parent's */
+    }
     if (!atomic_compare_exchange_strong(&device->association, &found, made)) {
         made->inherited = NULL;
         nvme_association_destroy(made);
@@ -282,6 +285,33 @@ int dlfs_nvme_run(dlfs_device *base, uint32_t queue, const dlfs_nvme_command *co
     }
     *result = (dlfs_nvme_result){.value = answer.value, .status = answer.status & NVME_STATUS_CODE};
     return 0;
+}
+
+int dlfs_nvme_get_generation(dlfs_device *base, uint64_t *generation)
+{
+    struct nvme_association *association;
+    if (base == NULL || base->ops != &nvme_device_ops) {
+        return -ENOTSUP;
+    }
+    int code = own_association((struct nvme_device *)base, &association);
+    if (code == 0) {
+        *generation = atomic_load(&association->generation);
+    }
+    return code;
+}
+
+int dlfs_nvme_limit_writes(dlfs_device *base, uint64_t generation, uint64_t until_ns)
+{
+    struct nvme_association *association;
+    if (base == NULL || base->ops != &nvme_device_ops) {
+        return -ENOTSUP;
+    }
+    int code = own_association((struct nvme_device *)base, &association);
+    if (code == 0) {
+        atomic_store(&association->writes_generation, generation);
+        atomic_store(&association->writes_until_ns, until_ns);
+    }
+    return code;
 }
 
 int dlfs_nvme_get_status(dlfs_device *base, dlfs_nvme_status *status)

@@ -110,6 +110,7 @@ static void slot_free(struct nvme_queue *queue, uint32_t number)
 {
     struct nvme_slot *slot = &queue->slots[number];
     queue->small_count -= nvme_slot_is_small(slot);
+    queue->write_count -= slot->kind == DLFS_OP_WRITE;
     slot->busy = false;
     slot->next = queue->free_slot;
     queue->free_slot = number;

@@ -2,6 +2,7 @@
  * What a queue pair does about connections that come and go, and about time that runs out. See
  * nvme_queue.h.
  */
+#include <errno.h>
 #include <sys/epoll.h>
 
 #include "nvme_queue.h"
@@ -39,6 +40,7 @@ static void adopt(struct nvme_queue *queue, struct nvme_connection *connection)
     queue->free_slot = NVME_NONE;
     queue->busy_count = 0;
     queue->small_count = 0;
+    queue->write_count = 0;
     for (uint32_t number = queue->slot_count; number-- > 0;) {
         queue->slots[number].busy = false;
         queue->slots[number].next = queue->free_slot;
@@ -56,7 +58,7 @@ static void adopt(struct nvme_queue *queue, struct nvme_connection *connection)
  */
 static int fate_of_write(struct nvme_queue *queue, struct nvme_operation *operation, int code)
 {
-    if (code == DLFS_E_TIMEOUT) {
+    if (code == DLFS_E_TIMEOUT || code == -EKEYEXPIRED) {
         return code;
     }
     uint64_t end_ns = operation->born_ns + queue->budget_ns;
@@ -127,6 +129,7 @@ static void give_up(struct nvme_queue *queue, int code)
     }
     queue->busy_count = 0;
     queue->small_count = 0;
+    queue->write_count = 0;
     nvme_pop_failed(queue);
 }
 

@@ -4,10 +4,13 @@
  * that a batch of reads is one vector.
  */
 #include <errno.h>
+#include <time.h>
 
 #include "nvme_queue.h"
 
 #define ASKED_BYTES_MAX (UINT64_C(512) << 10) /* with one system call */
+/* How often a write that waits for its lease to be confirmed is looked at. */
+#define PERMIT_LOOK_NS (UINT64_C(5) * NVME_NANOSECONDS_PER_MS)
 
 void nvme_out_clear(struct nvme_queue *queue)
 {
@@ -125,6 +128,7 @@ static void issue_part(struct nvme_queue *queue, uint32_t number, uint64_t now_n
         out_add_data(queue, slot_number, slot->buffer, capsule_bytes);
     }
     queue->small_count += nvme_slot_is_small(slot);
+    queue->write_count += slot->kind == DLFS_OP_WRITE;
     operation->issued_bytes += slot->length_bytes;
     operation->parts++;
 }
@@ -153,19 +157,48 @@ void nvme_pop_failed(struct nvme_queue *queue)
     }
 }
 
+/* ---- what may be issued ---------------------------------------------------------------------- */
+
+int nvme_write_permit(const struct nvme_queue *queue)
+{
+    uint64_t until_ns = atomic_load(&queue->association->writes_until_ns);
+    if (until_ns == DLFS_NVME_WRITES_FREE) {
+        return 0;
+    }
+    struct timespec now; /* goes on while the process or the machine sleeps */
+    (void)clock_gettime(CLOCK_BOOTTIME, &now);
+    if ((uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec >= until_ns) {
+        return -EKEYEXPIRED;
+    }
+    uint64_t generation = atomic_load(&queue->association->writes_generation);
+    return queue->connection->generation == generation ? 0 : -EAGAIN;
+}
+
 uint64_t nvme_held_until(const struct nvme_queue *queue, struct nvme_operation *operation,
                          uint64_t now_ns)
 {
-    (void)queue;
-    if (operation->after_ns == 0) {
+    if (operation->kind != DLFS_OP_WRITE || queue->connection == NULL) {
         return 0;
     }
-    uint64_t now = dlfs_clock_ns();
-    if (now >= operation->after_ns) {
+    if (operation->after_ns != 0) {
+        uint64_t now = dlfs_clock_ns();
+        if (now < operation->after_ns) {
+            return now_ns + (operation->after_ns - now);
+        }
         operation->after_ns = 0;
-        return 0;
     }
-    return now_ns + (operation->after_ns - now);
+    return nvme_write_permit(queue) == -EAGAIN ? now_ns + PERMIT_LOOK_NS : 0;
+}
+
+/* Ends the first of the waiting operations when it is a write whose lease is over. */
+static bool ends_with_lease(struct nvme_queue *queue, struct nvme_operation *operation)
+{
+    if (operation->kind != DLFS_OP_WRITE || nvme_write_permit(queue) != -EKEYEXPIRED) {
+        return false;
+    }
+    operation->code = -EKEYEXPIRED;
+    nvme_pop_failed(queue);
+    return true;
 }
 
 /*
@@ -184,6 +217,9 @@ static void issue_waiting(struct nvme_queue *queue)
         struct nvme_operation *operation = &queue->operations[queue->waiting.first];
         if (queue->free_slot == NVME_NONE || !out_has_room(&queue->out)) {
             return;
+        }
+        if (ends_with_lease(queue, operation)) {
+            continue;
         }
         uint64_t held_ns = nvme_held_until(queue, operation, now_ns);
         if (held_ns > 0) {
@@ -275,6 +311,12 @@ int nvme_pump(struct nvme_queue *queue, const char **reason)
         issue_waiting(queue);
         if (out->count == 0) {
             return 0;
+        }
+        /* Right before the call: the process may have stood still since a write was issued. */
+        int permit = queue->write_count > 0 ? nvme_write_permit(queue) : 0;
+        if (permit < 0) {
+            *reason = "the writer's lease ended before a write was sent";
+            return permit == -EAGAIN ? DLFS_E_LOST : permit;
         }
         ssize_t sent = nvme_connection_send(queue->connection, out->vectors + out->first,
                                             out->count - out->first);

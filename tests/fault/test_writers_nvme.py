@@ -45,7 +45,7 @@ QUICK = LeaseTimes(renew_s=0.05, valid_s=20, late_s=20, claim_s=0.5, poll_s=0.02
 MORTAL = LeaseTimes(renew_s=0.05, valid_s=2, late_s=1, claim_s=0.5, poll_s=0.02)
 """For writers that die; ``SHORT`` keeps the device's own time-outs within it."""
 
-SHORT = {"timeout_ms": 600, "reconnect_ms": 400}
+SHORT = {"timeout_ms": 600, "reconnect_ms": 400, "keepalive_ms": 500}
 
 HERE, THERE = uuid.UUID(int=0x1111), uuid.UUID(int=0x2222)
 
@@ -143,6 +143,11 @@ def test_a_stalled_writer_is_fenced_by_who_takes_over(target: ScriptedTarget) ->
         lease, stalled._lease = stalled._lease, None  # it has checked, and then it stands still
         next_one.lock_exclusive("the next")
         assert target.namespace.reservations.holder == THERE.bytes
+        writes = target.counters.commands[Event.WRITE]
+        with pytest.raises(LeaseLostError, match="was over before it was sent"):
+            stalled.write(0, b"\1" * 512)
+        assert target.counters.commands[Event.WRITE] - writes < 2  # the next one's renewal
+        stalled.limit_writes(stalled.generation(), None)
         with pytest.raises(LeaseLostError, match="another host has reserved the namespace"):
             stalled.write(0, b"\1" * 512)
         assert not any(target.namespace.contents[:512])

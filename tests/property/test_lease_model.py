@@ -107,7 +107,9 @@ class Contender:
 
     def new_lease(self) -> Lease:
         record = HolderRecord("a model", self.name, 1, "pytest", "now")
-        place = SimpleNamespace(uri="model:")  # the steps are performed here, not by the lease
+        place = SimpleNamespace(
+            uri="model:", limit_writes=lambda _until_s: None
+        )  # the steps are performed here, not by the lease
         return Lease(place, record, times=self.times, now=self.now)  # type: ignore[arg-type]
 
     def may_write(self) -> bool:

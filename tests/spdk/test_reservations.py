@@ -19,7 +19,7 @@ pytestmark = pytest.mark.spdk
 NQN = "nqn.2024-01.org.dlfs.test:reservations"
 HERE, THERE = uuid.UUID(int=0x1111), uuid.UUID(int=0x2222)
 MORTAL = LeaseTimes(renew_s=0.1, valid_s=2, late_s=1, claim_s=0.25, poll_s=0.02)
-SHORT = {"timeout_ms": 600, "reconnect_ms": 400}
+SHORT = {"timeout_ms": 600, "reconnect_ms": 400, "keepalive_ms": 500}
 
 Opener = Callable[[uuid.UUID], SharedNamespaceDevice]
 

@@ -330,11 +330,10 @@ DLFS_API int dlfs_queue_transfer(dlfs_queue *queue, uint32_t kind, void *buffer,
  * whether a silent target will still act. Then, as after any other failure, the controller is
  * connected to again, with growing pauses, for up to reconnect_ms. Reads are issued again. A write
  * that met silence may still be executed later, behind newer ones, and ends with DLFS_E_TIMEOUT. A
- * write whose connection was closed or reset may be pending in the target as well: it is issued
- * again once the controller has quiesced, which takes its Command Quiesce Time (CQT), or where it
- * reports none the keep-alive timeout and a second. It ends with DLFS_E_LOST where neither is
- * known, or where its own time is over before. Every operation ends within timeout_ms +
- * reconnect_ms of being submitted (counting only while its queue pair is polled): with
+ * write whose connection was closed or reset may be pending there too: it is issued again once the
+ * controller has quiesced, after its Command Quiesce Time, else the keep-alive timeout and a
+ * second; with neither, or too little time, it ends with DLFS_E_LOST. Every operation ends within
+ * timeout_ms + reconnect_ms of being submitted (counting only while its queue pair is polled): with
  * DLFS_E_TIMEOUT at the latest, with DLFS_E_LOST when the controller could not be reached again. A
  * lost device stays lost for a second; the next operation after that has it looked for once more.
  *
@@ -437,6 +436,12 @@ typedef struct dlfs_nvme_status {
 } dlfs_nvme_status;
 /* -ENOTSUP on other kinds of device. Any threads at once. */
 DLFS_API int dlfs_nvme_get_status(dlfs_device *device, dlfs_nvme_status *status);
+DLFS_API int dlfs_nvme_get_generation(dlfs_device *device, uint64_t *generation);
+#define DLFS_NVME_WRITES_FREE INT64_MAX /* no lease */
+/* A lease: writes go out through the controller of that generation (get_generation: in use, or made
+ * next) and before until_ns of CLOCK_BOOTTIME. Through later ones they wait; from until_ns on
+ * nothing of one is sent, and it ends with -EKEYEXPIRED. Over in a forked child. */
+DLFS_API int dlfs_nvme_limit_writes(dlfs_device *device, uint64_t generation, uint64_t until_ns);
 
 /* ---- the sample directory -------------------------------------------------------------------- */
 

@@ -35,6 +35,7 @@ class FakeBlock:
         self.failures: list[DeviceError] = []
         self.flushes = 0
         self.ways: list[bool] = []
+        self.limits: list[float | None] = []
         self.moments: list[tuple[float, Callable[[], None]]] = []
 
     def now(self) -> float:
@@ -63,6 +64,9 @@ class FakeBlock:
 
     def make_way(self, *, lapsed: bool) -> None:
         self.ways.append(lapsed)
+
+    def limit_writes(self, until_s: float | None) -> None:
+        self.limits.append(until_s)
 
     def lease(self, holder: str, told: list[tuple[bytes, float]] | None = None) -> Lease:
         record = HolderRecord.of_this_process(holder)
