@@ -3,30 +3,10 @@
  * are wild under right checksums give an error or a miss, never an access out of bounds (run under
  * the sanitizers).
  */
-#include "check.h"
-#include "directory.h"
-
 #include <errno.h>
 #include <stdbool.h>
-#include <string.h>
 
-#define TEXT_MAX 64
-
-typedef struct sample_set {
-    uint64_t count;
-    uint8_t *text;
-    uint64_t *offsets;
-    dlfs_location *locations;
-    uint64_t data_bytes;
-} sample_set;
-
-typedef struct segment {
-    dlfs_directory_plan plan;
-    uint8_t *entries;
-    uint8_t *names;
-} segment;
-
-static const uint8_t UUID[16] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16};
+#include "directory_tests.h"
 
 static uint64_t next_random(uint64_t *state)
 {
@@ -34,69 +14,6 @@ static uint64_t next_random(uint64_t *state)
     *state ^= *state >> 7;
     *state ^= *state << 17;
     return *state;
-}
-
-static void *allocate(uint64_t bytes)
-{
-    void *memory = aligned_alloc(DLFS_DIRECTORY_BLOCK_BYTES, bytes);
-    CHECK(memory);
-    return memory;
-}
-
-/* count samples of 100 bytes; sample i lies at place (i * 7) mod count, when 7 does not divide
- * count. */
-static sample_set make_samples(uint64_t count)
-{
-    sample_set set = {.count = count, .data_bytes = count * 100};
-    set.text = malloc(count * TEXT_MAX + 1);
-    set.offsets = malloc((count + 1) * sizeof(uint64_t));
-    set.locations = calloc(count + 1, sizeof(dlfs_location));
-    uint64_t used = 0;
-    for (uint64_t i = 0; i < count; i++) {
-        set.offsets[i] = used;
-        used +=
-            (uint64_t)snprintf((char *)set.text + used, TEXT_MAX, "train/%03llu/image-%06llu.jpg",
-                               (unsigned long long)(i / 100), (unsigned long long)i);
-        set.locations[i] = (dlfs_location){
-            .crc32c = (uint32_t)i, .length_low = 100, .address = i * 7 % count * 100};
-    }
-    set.offsets[count] = used;
-    return set;
-}
-
-static void free_samples(sample_set *set)
-{
-    free(set->text);
-    free(set->offsets);
-    free(set->locations);
-}
-
-static segment build(const sample_set *set)
-{
-    segment made;
-    CHECK_EQ(dlfs_directory_plan_build(set->text, set->offsets, set->count, &made.plan), 0);
-    CHECK_EQ(made.plan.entries_bytes % DLFS_DIRECTORY_BLOCK_BYTES, 0);
-    CHECK_EQ(made.plan.names_bytes % DLFS_DIRECTORY_BLOCK_BYTES, 0);
-    made.entries = allocate(made.plan.entries_bytes);
-    made.names = allocate(made.plan.names_bytes);
-    CHECK_EQ(dlfs_directory_build(&made.plan, set->text, set->offsets, set->locations, UUID,
-                                  set->data_bytes, made.entries, made.names),
-             0);
-    return made;
-}
-
-static dlfs_directory *open_segment(const segment *made)
-{
-    dlfs_directory *directory;
-    CHECK_EQ(dlfs_directory_open(made->entries, made->plan.entries_bytes, &directory), 0);
-    CHECK_EQ(dlfs_directory_attach_names(directory, made->names, made->plan.names_bytes), 0);
-    return directory;
-}
-
-static void free_segment(segment *made)
-{
-    free(made->entries);
-    free(made->names);
 }
 
 static void check_found(const dlfs_directory *directory, const sample_set *set)
@@ -322,27 +239,6 @@ static void test_plan_of_other_names_is_refused(void)
 
 /* ---- equal hashes and wide indices ----------------------------------------------------------- */
 
-static dlfs_directory_header *header_of(segment *made)
-{
-    return (dlfs_directory_header *)made->entries;
-}
-
-/* Makes every checksum right again after a change. */
-static void seal(segment *made)
-{
-    dlfs_directory_header *header = header_of(made);
-    uint64_t tables_bytes = header->locations_offset - header->entries_checksums_offset;
-    dlfs_crc32c_blocks(made->entries + header->locations_offset,
-                       made->plan.entries_bytes - header->locations_offset,
-                       DLFS_DIRECTORY_BLOCK_BYTES,
-                       (uint32_t *)(made->entries + header->entries_checksums_offset));
-    dlfs_crc32c_blocks(made->names, made->plan.names_bytes, DLFS_DIRECTORY_BLOCK_BYTES,
-                       (uint32_t *)(made->entries + header->names_checksums_offset));
-    header->tables_crc32c =
-        dlfs_crc32c(0, made->entries + header->entries_checksums_offset, tables_bytes);
-    header->header_crc32c = dlfs_crc32c(0, header, offsetof(dlfs_directory_header, header_crc32c));
-}
-
 /*
  * Equal hashes can straddle two leaves. No paths are known that show it, so the tree is given them
  * by hand: the samples of the last slots of leaf 0 and the first of leaf 1 get the hash of one of
@@ -464,83 +360,6 @@ static void test_open_refuses(void)
     free_samples(&set);
 }
 
-static void test_verify_names_the_bad_block(void)
-{
-    sample_set set = make_samples(2000);
-    segment made = build(&set);
-    dlfs_directory *directory = open_segment(&made);
-    uint64_t bad = 99;
-    for (uint64_t block = 0; block < made.plan.names_bytes / DLFS_DIRECTORY_BLOCK_BYTES; block++) {
-        made.names[block * DLFS_DIRECTORY_BLOCK_BYTES + 77] ^= 4;
-        CHECK_EQ(dlfs_directory_verify(directory, 1, made.names, made.plan.names_bytes, &bad),
-                 DLFS_E_CHECKSUM);
-        CHECK_EQ(bad, block);
-        made.names[block * DLFS_DIRECTORY_BLOCK_BYTES + 77] ^= 4;
-    }
-    uint8_t *copy = allocate(made.plan.entries_bytes);
-    memcpy(copy, made.entries, made.plan.entries_bytes);
-    for (uint64_t block = 0; block < made.plan.entries_bytes / DLFS_DIRECTORY_BLOCK_BYTES;
-         block++) {
-        copy[block * DLFS_DIRECTORY_BLOCK_BYTES + 77] ^= 4;
-        CHECK_EQ(dlfs_directory_verify(directory, 0, copy, made.plan.entries_bytes, &bad),
-                 DLFS_E_CHECKSUM);
-        CHECK_EQ(bad, block);
-        copy[block * DLFS_DIRECTORY_BLOCK_BYTES + 77] ^= 4;
-    }
-    CHECK_EQ(dlfs_directory_verify(directory, 0, copy, made.plan.entries_bytes, &bad), 0);
-    CHECK_EQ(dlfs_directory_verify(directory, 0, copy, made.plan.entries_bytes - 1, &bad),
-             DLFS_E_TRUNCATED);
-    CHECK_EQ(dlfs_directory_verify(directory, 2, copy, made.plan.entries_bytes, &bad), -EINVAL);
-    free(copy);
-    dlfs_directory_close(directory);
-    free_segment(&made);
-    free_samples(&set);
-}
-
-/* What verify says after the order of the samples was changed, all checksums being right. */
-static void check_order_refused(segment *made, uint64_t rank, uint32_t index)
-{
-    uint32_t *order = (uint32_t *)(made->entries + header_of(made)->order_offset);
-    uint32_t before = order[rank];
-    order[rank] = index;
-    seal(made);
-    dlfs_directory *directory = open_segment(made);
-    uint64_t bytes = made->plan.entries_bytes;
-    uint64_t bad = 0;
-    CHECK_EQ(dlfs_directory_verify(directory, 0, made->entries, bytes, &bad), DLFS_E_FORMAT);
-    uint64_t order_block = header_of(made)->order_offset / DLFS_DIRECTORY_BLOCK_BYTES;
-    uint64_t rank_block = rank * sizeof(uint32_t) / DLFS_DIRECTORY_BLOCK_BYTES;
-    CHECK(bad == order_block + rank_block || (rank == 1023 && bad == order_block + 1));
-    dlfs_directory_close(directory);
-    order[rank] = before;
-}
-
-/* A sample that the order leaves out would not be verified with its chunk. */
-static void test_verify_refuses_another_order(void)
-{
-    sample_set set = make_samples(2000);
-    set.locations[0].length_low = 0; /* two samples at one address, in the order of their indices */
-    set.locations[1].address = 0;
-    set.locations[1].length_low = 0;
-    segment made = build(&set);
-    const uint32_t *order = (const uint32_t *)(made.entries + header_of(&made)->order_offset);
-    CHECK(order[0] == 0 && order[1] == 1);
-    const uint64_t ranks[] = {0, 1, 2, 1000, 1023, 1024, 1999};
-    for (size_t i = 0; i < sizeof ranks / sizeof ranks[0]; i++) {
-        uint64_t other = ranks[i] == 1999 ? 1998 : ranks[i] + 1;
-        check_order_refused(&made, ranks[i], order[other]);
-        check_order_refused(&made, ranks[i], 2000);
-        check_order_refused(&made, ranks[i], UINT32_MAX);
-    }
-    seal(&made);
-    dlfs_directory *directory = open_segment(&made);
-    uint64_t bad;
-    CHECK_EQ(dlfs_directory_verify(directory, 0, made.entries, made.plan.entries_bytes, &bad), 0);
-    dlfs_directory_close(directory);
-    free_segment(&made);
-    free_samples(&set);
-}
-
 /* Asks everything; any answer will do that is an error, or in bounds. */
 static void ask_everything(segment *made, const sample_set *set)
 {
@@ -615,8 +434,6 @@ int main(void)
     test_layout_beyond_32_bits();
     test_wide_indices();
     test_open_refuses();
-    test_verify_names_the_bad_block();
-    test_verify_refuses_another_order();
     test_wild_bytes_stay_in_bounds();
     return 0;
 }
