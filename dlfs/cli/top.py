@@ -49,7 +49,8 @@ def top(
 ) -> None:
     """Show what a service does: datasets, members and clients, with rates and latencies.
 
-    Where stdout is no terminal, one look is printed; --json prints the service's own figures.
+    A low terminal shows the busiest rows and counts the others. Where stdout is no terminal, one
+    look is printed; --json prints the service's own figures.
     """
     from dlfs.service.client import look
 

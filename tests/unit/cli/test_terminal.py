@@ -25,6 +25,7 @@ from dlfs.cli.examples import EXAMPLES
 from dlfs.cli.target import Kind
 from dlfs.fabric.recipes import RECIPES, Export
 from dlfs.testing.nvme import DiscoveryRecord, ScriptedTarget
+from tests.fuse.mounting import wait_for_exit
 from tests.unit.cli.terminal import Terminal
 from tests.unit.store.nodes import OddRecord, empty, nqn, serve, subsystem
 
@@ -347,6 +348,8 @@ def test_mounts(terminal: Terminal, snapshot) -> None:
                 take(*words, title=f"{number}")
         finally:
             take("umount", "mnt")
+            for pid in re.findall(r"dlfs\[(\d+)\]", (folder / "mount.log").read_text()):
+                wait_for_exit(int(pid))  # the spool is the next one's then
         take("umount", "mnt", title="again")
     for pictures in shown.values():
         check(pictures)
