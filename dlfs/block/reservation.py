@@ -9,9 +9,13 @@ Reservations belong to hosts, not to processes: between two writers of one host,
 The key of a host is made of its host identifier, so that all its processes and paths use the same;
 its upper half tells that DLFS made it. A reservation is changed by the holder of the lease only,
 with one exception: that of a host whose lease was seen to be dead is preempted, and what it has in
-flight aborted, before the lease is claimed. It is released before the lease is. A reservation that
-is not ours, or that no dead lease explains, is left alone. Nothing is kept through a power loss of
-the target (CPTPL 0): from there on, the lease alone decides.
+flight aborted, before the lease is claimed. It is released before the lease is.
+
+A host that took over from a dead one is the exception to that: it keeps its reservation when it
+gives the lease back, as a fence, for the other may only have stood still, and would write again
+where nothing is reserved. A reservation of DLFS beside a free lease is such a fence: the next host
+preempts it, and keeps its own in turn. Reservations of other software are left alone. Nothing is
+kept through a power loss of the target (CPTPL 0): from there on, the lease alone decides.
 
 Not every target has reservations: ``probe`` asks.
 
@@ -222,6 +226,7 @@ class Reservation:
         self._uri = uri
         self._host = host_identifier
         self._key = key_of(host_identifier)
+        self._fences = False
 
     @classmethod
     def probe(cls, runner: CommandRunner, nsid: int, uri: str) -> Reservation | None:
@@ -260,7 +265,9 @@ class Reservation:
         return ReservationReport.decode(data)
 
     def _holder_elsewhere(self) -> Registrant | None:
-        holder = self.report().holder
+        return self._unless_own(self.report().holder)
+
+    def _unless_own(self, holder: Registrant | None) -> Registrant | None:
         return None if holder is None or holder.host_identifier == self._host else holder
 
     def make_way(self, *, lapsed: bool) -> None:
@@ -270,20 +277,23 @@ class Reservation:
             lapsed: the lease was left by a holder who died: its reservation is preempted.
 
         Raises:
-            LockedError: another host has a reservation that no dead lease explains.
+            LockedError: another host has a reservation, by other software than DLFS.
             DeviceError: the target is gone, or refuses.
         """
-        holder = self._holder_elsewhere()
+        found = self.report().holder
+        self._fences = self._fences or lapsed or found is not None
+        holder = self._unless_own(found)
         if holder is None:
             return
-        if not lapsed or holder.key >> 32 != KEY_TAG >> 32:
-            why = "which left no lease" if not lapsed else "by other software than DLFS"
-            raise LockedError(f"lock {self._uri}: reserved by {holder}, {why}")
+        if holder.key >> 32 != KEY_TAG >> 32:
+            raise LockedError(
+                f"lock {self._uri}: reserved by {holder}, by other software than DLFS"
+            )
         self._register()
         command, data = acquire(
             self._nsid, AcquireAction.PREEMPT_AND_ABORT, self._key, preempted_key=holder.key
         )
-        self._run(command, data, "preempt the reservation of a dead writer")
+        self._run(command, data, "preempt the reservation of an earlier writer")
 
     def take(self) -> None:
         """Reserve the namespace for this host; call it with the lease.
@@ -323,12 +333,16 @@ class Reservation:
             ) from error
 
     def give_back(self) -> None:
-        """Release the reservation and the registration; call it while the lease is held.
+        """Release reservation and registration, unless they fence a host that may stand still.
+
+        Call it while the lease is held.
 
         Raises:
             LeaseLostError: another host has taken them.
             DeviceError: the target is gone, or refuses.
         """
+        if self._fences:
+            return
         try:
             command, data = release(self._nsid, self._key)
             self._run(command, data, "release the reservation")

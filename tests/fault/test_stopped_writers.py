@@ -141,4 +141,3 @@ def test_a_stopped_writer_writes_nothing_when_it_goes_on(
         for number in range(ROUNDS):
             print(f"seed {SEED}, round {number}")
             play_round(target, process, chance, host)
-            target.namespace.reservations.lose_power()

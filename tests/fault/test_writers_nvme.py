@@ -160,6 +160,32 @@ def test_a_stalled_writer_is_fenced_by_who_takes_over(target: ScriptedTarget) ->
 
 
 @pytest.mark.usefixtures("mortal")
+def test_a_host_that_was_preempted_stays_fenced_when_the_lease_is_given_back(
+    target: ScriptedTarget,
+) -> None:
+    reservations = target.namespace.reservations
+    with open_nvme(target, HERE, **SHORT) as stalled, open_nvme(target, THERE, **SHORT) as next_one:
+        stalled.lock_exclusive("a stalled writer")
+        assert stalled._renewer is not None
+        stalled._renewer.stop()
+        stalled._lease = None
+        next_one.lock_exclusive("the next")
+        next_one.unlock()
+        assert record_of(target.namespace) == bytes(RECORD_BYTES)
+        stalled.limit_writes(stalled.generation(), None)  # it knows of no deadline
+        with pytest.raises(LeaseLostError, match="another host has reserved the namespace"):
+            stalled.write(0, b"\1" * 512)
+        stalled._locked_by = None
+        stalled.lock_exclusive("the same host, again")  # the fence is DLFS's: no obstacle
+        assert reservations.holder == HERE.bytes
+        stalled.write(0, b"\3" * 512)
+        stalled.unlock()
+        assert reservations.holder == HERE.bytes
+        with pytest.raises(LeaseLostError, match="another host has reserved the namespace"):
+            next_one.write(0, b"\2" * 512)
+
+
+@pytest.mark.usefixtures("mortal")
 def test_a_writer_cut_off_from_a_silent_target_stops_by_itself(target: ScriptedTarget) -> None:
     with open_nvme(target, HERE, **SHORT) as device:
         device.lock_exclusive("a writer")

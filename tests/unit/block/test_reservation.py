@@ -207,16 +207,24 @@ def test_a_target_that_lost_its_power_has_forgotten() -> None:
     mine.give_back()
 
 
-def test_only_a_dead_writers_reservation_is_preempted() -> None:
+@pytest.mark.parametrize("lapsed", [True, False], ids=["of a dead writer", "a fence"])
+def test_a_reservation_of_dlfs_is_preempted_and_the_new_one_stays(lapsed: bool) -> None:
     state: dict[str, object] = {}
     mine, other = reservation(state), reservation(state, OTHER_HOST)
     mine.take()
-    with pytest.raises(LockedError, match="which left no lease"):
-        other.make_way(lapsed=False)
-    other.make_way(lapsed=True)
-    assert state == {"keys": {OTHER_HOST: key_of(OTHER_HOST)}, "holder": OTHER_HOST}
+    other.make_way(lapsed=lapsed)
+    preempted = {"keys": {OTHER_HOST: key_of(OTHER_HOST)}, "holder": OTHER_HOST}
+    assert state == preempted
     with pytest.raises(LeaseLostError, match="fenced"):
         mine.give_back()
+    other.take()
+    other.give_back()
+    assert state == preempted
+    again = reservation(state, OTHER_HOST)  # the next writer of that host keeps the fence, too
+    again.make_way(lapsed=False)
+    again.take()
+    again.give_back()
+    assert state == preempted
 
 
 def test_a_reservation_of_other_software_is_left_alone() -> None:
