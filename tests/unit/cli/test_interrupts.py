@@ -47,8 +47,9 @@ def test_nothing_is_loaded_before() -> None:
     with (ROOT / "pyproject.toml").open("rb") as file:
         project = tomllib.load(file)["project"]
     assert project["scripts"] == {"dlfs": f"{OURS}:main"}
-    code = f"import sys; old = set(sys.modules); import {OURS}; print(set(sys.modules) - old)"
-    found = subprocess.check_output([sys.executable, "-c", code], text=True, cwd=ROOT)
+    # Without site (-S), and so without what environments add to the way that modules are found.
+    code = f"import os, sys; old = set(sys.modules); import {OURS}; print(set(sys.modules) - old)"
+    found = subprocess.check_output([sys.executable, "-S", "-c", code], text=True, cwd=ROOT)
     assert found == f"{ {OURS} }\n"
 
 
