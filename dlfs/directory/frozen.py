@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from itertools import pairwise
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -27,6 +28,7 @@ from dlfs.errors import FormatError, UsageError
 from dlfs.format.location import LOCATION, unpack_locations
 from dlfs.wording import quote
 
+_PIECE_SAMPLES = 1 << 18  # locations decoded at a time
 _LIST_FEW = 32  # names decoded at a time where subdirectories come one after the other
 _LIST_MANY = 4096  # ... and where files do
 _AFTER_SLASH = b"0"  # the byte behind "/": what ends the range of a directory
@@ -178,6 +180,16 @@ class FrozenDirectory:
             UsageError: an index is out of range, or no integer.
         """
         return unpack_locations(self._select(indices))[1].view(np.int64)
+
+    @cached_property
+    def largest_bytes(self) -> int:
+        """Length of the largest sample in bytes, at most ``data_bytes``; 0 if there are none."""
+        pieces = range(0, len(self), _PIECE_SAMPLES)
+        found = (
+            int(unpack_locations(self.locations[first : first + _PIECE_SAMPLES])[1].max())
+            for first in pieces
+        )
+        return min(max(found, default=0), self.data_bytes)
 
     def crcs(self, indices: ArrayLike | None = None) -> NDArray[np.uint32]:
         """CRC32C of some samples, or of all, ``uint32[n]``.

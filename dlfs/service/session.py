@@ -89,7 +89,8 @@ PINNED_SHARE = 1 / 8
 SAMPLES_MAX = 1 << 20
 """Of one batch."""
 COPIED_BYTES_MAX = 256 * MIB
-"""Memory of one channel for batches that are copied, used as it is needed."""
+"""Memory of one channel for batches that are copied, used as it is needed; more of a dataset that
+has larger samples, so that each can be read."""
 VOLUME_THREADS_MAX = 8
 """Requests that look at one volume at the same time; others of it wait. A volume that does not
 answer takes no more threads than these, and those of other volumes are served on."""
@@ -442,6 +443,10 @@ class Session:
 
 
 def _make_channel(opened: _OpenDataset) -> ServerChannel:
+    largest_bytes = opened.dataset.access.directory.largest_bytes
     return ServerChannel(
-        opened.reader, opened.share, samples_max=SAMPLES_MAX, copied_bytes_max=COPIED_BYTES_MAX
+        opened.reader,
+        opened.share,
+        samples_max=SAMPLES_MAX,
+        copied_bytes_max=max(COPIED_BYTES_MAX, largest_bytes + MIB),
     )

@@ -23,6 +23,8 @@ from dlfs.errors import (
     StaleError,
     UsageError,
 )
+from dlfs.service.session import COPIED_BYTES_MAX
+from dlfs.units import MIB
 from tests.service.serving import Service, add_dataset, damage, make_volume
 
 BAD = (3, 77, 300)
@@ -388,6 +390,23 @@ def test_another_volume_in_the_place_of_the_served_one_is_named(
             dataset[:]
         with pytest.raises(StaleError, match=told):
             served.refresh()
+
+
+def test_a_sample_larger_than_a_channel_copies_by_default(
+    serve: Callable[..., Service], tmp_path: Path
+) -> None:
+    path, length = tmp_path / "large.img", COPIED_BYTES_MAX + 3 * MIB + 17
+    dlfs.format_volume(str(path), size_bytes=2 * length)
+    with dlfs.open(str(path)) as volume, volume.writer("d") as writer:
+        writer.add("large", bytes(length - 1) + b"!")
+        writer.add("small", b"small")
+    with dlfs.connect(serve(str(path)).uri) as served, served["d"] as dataset:
+        for _ in range(3):
+            with dataset.read([1, 0]) as batch:
+                assert batch.lengths.tolist() == [5, length]
+                assert bytes(batch[1][-2:]) == b"\0!"
+        assert [len(batch) for batch in dataset.batches(1)] == [1, 1]
+        assert dataset.get("small") == b"small"
 
 
 def test_several_volumes(serve: Callable[..., Service], volume: str, tmp_path: Path) -> None:
