@@ -26,4 +26,5 @@ def cat(
         raise UsageError("cat: expected the paths or indices of samples, got none")
     with open_dataset(volume, dataset) as (_, found):
         for sample in sample_indices(found, paths or [], index or []):
-            write_bytes(found[sample])
+            with found.read([sample]) as batch:  # written from where it was read to
+                write_bytes(batch[0])
