@@ -5,6 +5,7 @@ whole space by in order, window after window, reading ahead: verification and re
 failed read by the device and the byte where it failed. One thread each; memory is bounded by the
 windows.
 
+A read that fails is tried again in halves, down to a block, so that a bad block costs no other one.
 With replicas, what one copy does not give is read from the next. Whether the bytes are right only
 the caller can tell; when they are not, it reads again by the next of the ``alternatives``.
 """
@@ -21,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlfs.block import BlockDevice, Kind, QueuePair, aligned_buffer, operation_error
-from dlfs.errors import DeviceError, DlfsError
+from dlfs.errors import DeviceError, DeviceLostError, DeviceTimeoutError, DlfsError
 from dlfs.format.geometry import DataSpace, Geometry
 from dlfs.units import MIB
 
@@ -92,6 +93,8 @@ class _Range:
     memory: NDArray[np.uint8]
     pending: list[int]
     failures: list[FailedRead] = field(default_factory=list)
+    halves: list[_Piece] = field(default_factory=list)
+    """Of pieces that could not be read, to be asked for in turn."""
 
 
 @dataclass(eq=False)
@@ -106,6 +109,8 @@ class _Piece:
     """Still to be asked for, in order."""
     member: int = 0
     offset_bytes: int = 0
+    unreadable: bool = False
+    """A member that answers could not give it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +168,9 @@ class _Fetcher:
 
     def finish(self, wanted: _Range) -> None:
         """Wait until a range has come, or failed."""
-        while any(wanted.pending):
+        while any(wanted.pending) or wanted.halves:
+            while wanted.halves:
+                self._ask(wanted.halves.pop())
             for member, _ in enumerate(wanted.pending):
                 while wanted.pending[member]:
                     self._collect(member)
@@ -178,6 +185,9 @@ class _Fetcher:
             if absence is None:
                 self._submit(piece)
                 return
+        if piece.unreadable and piece.memory.nbytes > piece.space.geometry.block_bytes:
+            self._halve(piece)
+            return
         problem = error or absence
         assert problem is not None
         piece.wanted.failures.append(
@@ -189,6 +199,15 @@ class _Fetcher:
                 member=piece.member,
             )
         )
+
+    def _halve(self, piece: _Piece) -> None:
+        """Have both halves of a piece asked for, so that a bad block costs no other one."""
+        block_bytes = piece.space.geometry.block_bytes
+        middle = -(-piece.memory.nbytes // (2 * block_bytes)) * block_bytes
+        for start, memory in ((0, piece.memory[:middle]), (middle, piece.memory[middle:])):
+            address = piece.address + start
+            copies = self._choice.order(piece.space, address)
+            piece.wanted.halves.append(_Piece(piece.wanted, piece.space, address, memory, copies))
 
     def _submit(self, piece: _Piece) -> None:
         self._tag += 1
@@ -224,10 +243,10 @@ class _Fetcher:
             if result < 0:
                 uri = self._devices[member].uri
                 length_bytes = piece.memory.nbytes
-                self._ask(
-                    piece,
-                    operation_error(uri, Kind.READ, piece.offset_bytes, length_bytes, result),
-                )
+                problem = operation_error(uri, Kind.READ, piece.offset_bytes, length_bytes, result)
+                gone = isinstance(problem, DeviceLostError | DeviceTimeoutError)
+                piece.unreadable |= not gone
+                self._ask(piece, problem)
 
     def _lose(self, member: int, queue: QueuePair, error: DeviceError) -> None:
         """A queue pair failed as a whole: what was asked of it is asked of others."""

@@ -1,5 +1,7 @@
 /*
- * dlfs_reader_read, step by step: look up, plan, find memory, fetch, verify, hand out.
+ * dlfs_reader_read, step by step: look up, plan, find memory, fetch, verify, hand out. A span that
+ * cannot be read is followed by its samples one by one, so that one bad block costs only those that
+ * have it.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -228,20 +230,59 @@ static void start(struct read *read, struct span *span, uint64_t number)
     fetch_start(read->fetch, span);
 }
 
+/* Whether reads of single samples would fare no better: the member is gone, or silent. */
+static bool is_gone(int code)
+{
+    return code == DLFS_E_TIMEOUT || code == DLFS_E_LOST || code == DLFS_E_CLOSED;
+}
+
+/* Starts the read of a single sample of a span, which the span's part numbers, to its place. */
+static void start_part(struct read *read, struct span *span)
+{
+    const struct plan_span *planned = &read->spans[span->tag];
+    const struct want *want = &read->wants[planned->first_want + span->part - 1];
+    uint64_t mask = read->reader->config.block_bytes - 1;
+    uint64_t address = want->address & ~mask;
+    span->memory = span->memory - span->address + address;
+    span->address = address;
+    span->length = ((want->address + want->length + mask) & ~mask) - address;
+    span->doubted = false;
+    span->avoided = MEMBER_NONE;
+    fetch_start(read->fetch, span);
+}
+
+/* Goes on with the next single sample of a span that was not read at once; false: with none. */
+static bool start_next_part(struct read *read, struct span *span)
+{
+    const struct plan_span *planned = &read->spans[span->tag];
+    bool single = !planned->whole && planned->want_count == 1;
+    bool begins = span->part == 0 && span->code < 0 && !single;
+    bool goes_on = span->part > 0 && span->part < planned->want_count;
+    if ((!begins && !goes_on) || is_gone(span->code))
+        return false;
+    span->part++;
+    start_part(read, span);
+    return true;
+}
+
 /*
- * Hands out the wants of a span that has landed; returns how many fail their checksum, or a code.
+ * Hands out the wants of a span that has landed, or its part's; returns how many fail their
+ * checksum, or a code. Where a member is gone, the parts that are left fail, too.
  */
 static int hand_out(struct read *read, const struct span *span, bool last_try)
 {
     const struct plan_span *planned = &read->spans[span->tag];
+    const uint8_t *base = read->batch->block ? read->batch->block->base : read->reader->arena;
+    uint32_t first = span->part > 0 ? span->part - 1 : 0;
+    uint32_t end = span->part > 0 && !is_gone(span->code) ? span->part : planned->want_count;
     int bad = 0;
     int code = 0;
-    for (uint32_t i = 0; code == 0 && i < planned->want_count; i++) {
+    for (uint32_t i = first; code == 0 && i < end; i++) {
         const struct want *want = &read->wants[planned->first_want + i];
         uint64_t start = want->address - span->address;
         uint32_t crc = span->code < 0 ? 0 : dlfs_crc32c(0, span->memory + start, want->length);
         if (span->code == 0 && crc == want->crc32c) {
-            read->batch->offsets[want->position] = (int64_t)(planned->memory_offset + start);
+            read->batch->offsets[want->position] = span->memory + start - base;
             continue;
         }
         bad++;
@@ -276,13 +317,17 @@ static int finish(struct read *read, struct span *span, bool *again)
     const struct plan_span *planned = &read->spans[span->tag];
     int bad = span->code < 0 ? 1 : hand_out(read, span, false);
     *again = span->code == 0 && bad > 0 && fetch_again(read->fetch, span);
+    *again = *again || (span->part == 0 && start_next_part(read, span));
     if (*again)
         return 0;
     if (bad > 0)
         bad = hand_out(read, span, true);
+    *again = bad >= 0 && span->part > 0 && start_next_part(read, span);
+    if (*again)
+        return 0;
     struct bad_samples *not_given = NULL;
-    bool kept =
-        planned->whole && span->code == 0 && reader_verify_span(reader, span, &not_given) == 0;
+    bool kept = planned->whole && span->part == 0 && span->code == 0 &&
+                reader_verify_span(reader, span, &not_given) == 0;
     bad = bad < 0 ? bad : 0;
     uint32_t given = count_given(read, planned);
     if (planned->slot == SLOT_NONE || (given == 1 && !planned->whole))

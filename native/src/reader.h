@@ -143,7 +143,8 @@ struct span {
     uint32_t slot;       /* the arena's slot that memory lies in, or SLOT_NONE */
     struct block *block; /* or the block */
     uint32_t next;       /* in the list of waiting or done spans */
-    uint32_t tag;        /* the caller's own, as is kind */
+    uint32_t tag;        /* the caller's own, as are part and kind */
+    uint32_t part;       /* read.c: which of its samples is read alone, from 1 on; 0: all at once */
     uint8_t kind;
 };
 

@@ -197,6 +197,73 @@ static void bad_samples_are_known(void)
     dataset_destroy(&dataset);
 }
 
+/* Whether the blocks of a sample have the bad one. */
+static bool touches(const struct place *place, uint64_t bad)
+{
+    return place->length > 0 && place->address / BLOCK <= bad / BLOCK &&
+           (place->address + place->length - 1) / BLOCK >= bad / BLOCK;
+}
+
+/* A sector that cannot be read costs the samples whose blocks have it, and no other. */
+static void bad_sector(uint64_t slots, bool apart)
+{
+    struct dataset dataset;
+    struct place place;
+    dataset_create(&dataset, NULL);
+    dlfs_reader *sound = reader_over(&dataset, slots * CHUNK, 0);
+    CHECK(reader_place(sound, 123, &place) && place.length > 0);
+    uint64_t bad = place.address;
+    dlfs_fault_config faults = {.bad_first_bytes = DATA_OFFSET + bad, .bad_length_bytes = 1};
+    CHECK_EQ(dlfs_device_create_fault(dataset.inner, &faults, &dataset.device), 0);
+    dlfs_reader *reader = reader_over(&dataset, slots * CHUNK, 1);
+    uint64_t indices[COUNT];
+    for (uint64_t i = 0; i < COUNT; i++)
+        indices[i] = i;
+    for (int round = 0; round < 2; round++) {
+        dlfs_batch *batch;
+        CHECK_EQ(apart ? dlfs_reader_read_apart(reader, indices, COUNT, &batch)
+                       : dlfs_reader_read(reader, indices, COUNT, &batch),
+                 0);
+        for (uint64_t i = 0; i < COUNT; i++) {
+            CHECK(reader_place(reader, i, &place));
+            if (touches(&place, bad))
+                CHECK_EQ(batch->lengths[i], -1);
+            else
+                check_sample(batch, i);
+        }
+        CHECK(batch->failure_count > 0);
+        for (uint64_t i = 0; i < batch->failure_count; i++)
+            CHECK_EQ(batch->failures[i].code, -EIO);
+        dlfs_batch_release(batch);
+    }
+    CHECK_EQ(dlfs_reader_destroy(reader), 0);
+    CHECK_EQ(dlfs_reader_destroy(sound), 0);
+    dataset_destroy(&dataset);
+}
+
+/* A device that is lost while samples are read one by one fails them all, in time. */
+static void lost_between(void)
+{
+    uint64_t indices[COUNT];
+    for (uint64_t i = 0; i < COUNT; i++)
+        indices[i] = i;
+    for (uint64_t from = 1; from < 200; from += 7) {
+        dlfs_fault_config faults = {.bad_first_bytes = DATA_OFFSET,
+                                    .bad_length_bytes = DEVICE_BYTES - DATA_OFFSET,
+                                    .lost_from = from};
+        struct dataset dataset;
+        dataset_create(&dataset, &faults);
+        dlfs_reader *reader = reader_over(&dataset, 64u << 20, 0);
+        dlfs_batch *batch;
+        CHECK_EQ(dlfs_reader_read(reader, indices, COUNT, &batch), 0);
+        for (uint64_t i = 0; i < COUNT; i++)
+            CHECK_EQ(batch->lengths[i], sample_length(i) > 0 ? -1 : 0);
+        dlfs_batch_release(batch);
+        CHECK_EQ(dlfs_reader_destroy(reader), 0);
+        dataset_destroy(&dataset);
+    }
+}
+
 /* A batch that is looked up and released in several steps, of hits, misses and repetitions. */
 static void large_batch(void)
 {
@@ -262,5 +329,9 @@ int main(void)
     damage_is_reported();
     bad_samples_are_known();
     large_batch();
+    bad_sector(4096, false);
+    bad_sector(8, false);
+    bad_sector(8, true);
+    lost_between();
     return 0;
 }
