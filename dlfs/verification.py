@@ -113,8 +113,9 @@ def _size_of(generation: Generation, record: DatasetRecord) -> int:
 
 
 def _verify_members(generation: Generation) -> Iterator[Finding]:
+    doubt = "" if generation.unproven is None else f"; {generation.unproven}"
     for member in generation.absent:
-        yield Finding(kind="member", message=str(member), member=member.device.uri)
+        yield Finding(kind="member", message=f"{member}{doubt}", member=member.device.uri)
 
 
 def _verify_catalog(generation: Generation, lost: Lost) -> Iterator[Finding]:

@@ -61,7 +61,7 @@ def info(volume: VolumeArgument, json: JsonOption = False) -> None:
             print()
             shown = ", ".join(f"{show_text(name)}: {kind}" for name, kind in kinds.items())
             print_text(f"columns of {show_text(dataset.name)}@{dataset.version}: {shown}")
-    _warn(described.members)
+    _warn(described)
 
 
 def _columns(volume: Volume, info: DatasetInfo) -> dict[str, str]:
@@ -119,8 +119,10 @@ def _member_table(members: tuple[MemberInfo, ...]) -> Table:
     return made
 
 
-def _warn(members: tuple[MemberInfo, ...]) -> None:
-    for member in members:
+def _warn(described: VolumeInfo) -> None:
+    if described.unproven is not None:
+        note(described.unproven)
+    for member in described.members:
         if member.reason is not None:
             note(f"member {member.number} ({member.uuid}) is {member.state}: {member.reason}")
         for copy in member.superblocks:

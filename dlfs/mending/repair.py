@@ -17,6 +17,7 @@ recognised by what lies on it (``dlfs.mending.adoption``).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -54,6 +55,12 @@ from dlfs.store.transaction import (
 
 Progress = Callable[[int, int], None]
 
+_log = logging.getLogger("dlfs")
+
+
+def _log_unproven(reason: str) -> None:
+    _log.warning("repair: %s", reason)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepairReport:
@@ -84,6 +91,7 @@ def repair(
     engine: Engine = "auto",
     opener: Opener = open_device,
     progress: Progress = lambda _done, _total: None,
+    unproven: Callable[[str], None] = _log_unproven,
 ) -> RepairReport:
     """Give a volume all its copies back.
 
@@ -102,6 +110,9 @@ def repair(
         engine: of file devices.
         opener: of devices.
         progress: told bytes done and bytes in all.
+        unproven: called before anything is written where the members that are there cannot prove
+            that theirs is the newest generation, with the reason: a repair makes it so. What it
+            raises ends the repair. By default the reason is logged.
 
     Raises:
         DegradedError: a member is lost, and no device takes its place.
@@ -113,7 +124,7 @@ def repair(
         SpaceError: there is no room for another catalog.
         DeviceError: a device failed.
     """
-    with closing(_Repair(dict(replacements or {}), force, engine, opener)) as job:
+    with closing(_Repair(dict(replacements or {}), force, engine, opener, unproven)) as job:
         job.open(resolve_uris(split_uris(members), engine=engine, opener=opener), progress)
         return job.run(progress)
 
@@ -122,8 +133,14 @@ class _Repair:
     """One repair: the devices that it holds, and its steps."""
 
     def __init__(
-        self, replacements: dict[int, str], force: bool, engine: Engine, opener: Opener
+        self,
+        replacements: dict[int, str],
+        force: bool,
+        engine: Engine,
+        opener: Opener,
+        unproven: Callable[[str], None],
     ) -> None:
+        self._unproven = unproven
         self._replacements = replacements
         self._force = force
         self._engine = engine
@@ -200,6 +217,8 @@ class _Repair:
             if not 0 <= number < count:
                 raise UsageError(f"{name}: expected a member 0..{count - 1}, got {number}")
         self._check_complete(generation, self._replacements)
+        if generation.unproven is not None:
+            self._unproven(generation.unproven)
 
     def _check_complete(self, generation: Generation, replaced: Container[int]) -> None:
         """Check that every member has a device, old or new."""

@@ -98,6 +98,8 @@ class VolumeInfo:
         capacity_bytes: of all chunks.
         free_bytes: of the chunks that nothing holds.
         replicas: copies of each chunk; capacity and free space count one of them.
+        unproven: reason why a newer generation may exist on members that could not be read; None:
+            none can.
     """
 
     uri: str
@@ -112,6 +114,7 @@ class VolumeInfo:
     free_bytes: int
     dataset_count: int
     replicas: int = 1
+    unproven: str | None = None
 
 
 def time_of(nanoseconds: int) -> datetime:
@@ -182,4 +185,5 @@ def describe_volume(generation: Generation) -> VolumeInfo:
         free_bytes=generation.catalog.free_chunks * generation.geometry.chunk_bytes,
         dataset_count=len({record.name for record in generation.catalog.datasets}),
         replicas=generation.geometry.replicas,
+        unproven=generation.unproven,
     )

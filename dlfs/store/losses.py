@@ -33,11 +33,12 @@ def _tell(key: _Key, message: str) -> None:
 
 def report_members(generation: Generation) -> None:
     """Tell of members that a volume was opened without, and of those that are back."""
-    volume = generation.superblock.volume_uuid
+    volume, unproven = generation.superblock.volume_uuid, generation.unproven
+    rest = "the other copies are read" + (f"; {unproven}" if unproven else "")
     for member in generation.members:
         key = volume, member.uuid
         if member.reason is not None:
-            _tell(key, f"volume {volume}: {member}; the other copies are read")
+            _tell(key, f"volume {volume}: {member}; {rest}")
             continue
         _lost.pop(key, None)
         if _told.pop(key, None) is not None:

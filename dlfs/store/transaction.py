@@ -92,6 +92,24 @@ class Generation:
         return [member for member in self.members if member.reason is not None]
 
     @property
+    def unproven(self) -> str | None:
+        """Reason why members that were not read may hold a newer generation; None: none can.
+
+        Every commit writes its generation to all members. Where more than half of them agree on
+        one, a newer one would need as many to have been put back to an older copy.
+        """
+        count = len(self.members)
+        unread = [str(member.number) for member in self.members if not member.copies]
+        current = count - len(self.absent)
+        if self.geometry.replicas == 1 or not unread or 2 * current > count:
+            return None
+        return (
+            f"generation {self.superblock.generation} may not be the newest: it is that of "
+            f"{current} of {count} members, which are an older copy where member "
+            f"{' or '.join(unread)} has a newer generation"
+        )
+
+    @property
     def uris(self) -> tuple[str, ...]:
         """What opens the volume again, member 0 first; without members that were not given."""
         return tuple(

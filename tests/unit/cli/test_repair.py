@@ -48,12 +48,44 @@ def test_a_degraded_volume_is_shown_and_repaired(uris: list[str], run: Run, tmp_
     assert "expected a device in place of every lost member" in done.err
     assert "'dlfs repair VOLUME --member 1 --with DEVICE'" in done.err
     new = str(tmp_path / "new")
-    done = run("repair", volume, "--member", "1", "--with", new, "--json")
+    replacing = ("repair", volume, "--member", "1", "--with", new, "--json")
+    assert "or --assume-newest" in run(*replacing).err
+    done = run(*replacing, "--assume-newest")
     report = done.json
     assert (done.code, report["replaced"], report["damaged"]) == (0, [1], [])
     assert report["uri"] == f"{uris[0]},{new}"
     assert run("verify", report["uri"]).code == 0
     assert "repaired" in run("repair", report["uri"]).err
+
+
+UNPROVEN = (
+    "generation 2 may not be the newest: it is that of 1 of 2 members, which are an older copy "
+    "where member 0 has a newer generation"
+)
+
+
+def test_an_older_copy_alone_is_not_taken_for_the_newest(
+    uris: list[str], run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    old = Path(uris[1]).read_bytes()
+    with dlfs.open(uris) as volume, volume.writer("newer") as writer:
+        writer.add("a", b"1")
+    Path(uris[1]).write_bytes(old)
+    assert "stale" not in run("info", uris[0]).err
+    assert UNPROVEN in run("info", uris[1]).err
+    assert run("info", uris[1], "--json").json["unproven"] == UNPROVEN
+    assert run("info", ",".join(uris), "--json").json["unproven"] is None
+    assert UNPROVEN in run("verify", uris[1], "--json").out.decode()
+    with dlfs.open(uris[1]):
+        assert any(UNPROVEN in record.getMessage() for record in caplog.records)
+    new = tmp_path / "new"
+    repairing = ("repair", uris[1], "--member", "0", "--with", str(new))
+    done = run(*repairing)
+    assert done.code == ExitCode.USAGE
+    assert UNPROVEN in done.err
+    assert not new.exists()
+    assert Path(uris[1]).read_bytes() == old
+    assert run(*repairing, "--assume-newest").code == 0
 
 
 def test_wrong_command_lines(uris: list[str], run: Run, tmp_path: Path) -> None:
