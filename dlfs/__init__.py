@@ -1,7 +1,7 @@
 """DLFS: a user-level file system service for deep-learning training.
 
-What is re-exported here, and nothing else, is the public API. Errors are there at once; what needs
-numpy or libdlfs is loaded when it is first used, so that ``dlfs --help`` does not wait for them.
+What is re-exported here, and nothing else, is the public API. All of it is loaded when it is first
+used, so that ``dlfs --help`` does not wait for numpy and libdlfs, nor Ctrl-C for anything.
 """
 
 # The layers. Imports point down this list only; import-linter enforces it (pyproject.toml).
@@ -30,38 +30,35 @@ numpy or libdlfs is loaded when it is first used, so that ``dlfs --help`` does n
 #   errors, extras, units, wording   standard library only
 #
 # Beside them: testing (faulty devices, fakes, strategies), which imports block and what is below.
-# Outside this package: dlfs_command, where the command dlfs begins. It answers Ctrl-C first.
 
-from importlib import import_module
-from typing import TYPE_CHECKING
-
-from dlfs.errors import (
-    ChecksumError,
-    ClosedError,
-    DegradedError,
-    DeviceError,
-    DeviceLostError,
-    DeviceTimeoutError,
-    DlfsError,
-    ExistsError,
-    FormatError,
-    LeaseLostError,
-    LimitError,
-    LockedError,
-    NativeError,
-    NotFoundError,
-    ServiceLostError,
-    SpaceError,
-    StaleError,
-    TransformError,
-    TruncatedError,
-    UsageError,
-    VersionError,
-)
+TYPE_CHECKING = False  # as typing has it, which would have to be loaded
 
 if TYPE_CHECKING:
     from dlfs.arguments import Engine, Layout, OnError, ReadPlan, Shuffle
     from dlfs.dataset import Dataset, SampleInfo
+    from dlfs.errors import (
+        ChecksumError,
+        ClosedError,
+        DegradedError,
+        DeviceError,
+        DeviceLostError,
+        DeviceTimeoutError,
+        DlfsError,
+        ExistsError,
+        FormatError,
+        LeaseLostError,
+        LimitError,
+        LockedError,
+        NativeError,
+        NotFoundError,
+        ServiceLostError,
+        SpaceError,
+        StaleError,
+        TransformError,
+        TruncatedError,
+        UsageError,
+        VersionError,
+    )
     from dlfs.mending import RepairReport, repair
     from dlfs.reader import Batch, Epoch
     from dlfs.service.client import connect
@@ -118,7 +115,30 @@ __all__ = [
     "repair",
 ]
 
-_HOMES = {
+_ERRORS = {
+    "ChecksumError",
+    "ClosedError",
+    "DegradedError",
+    "DeviceError",
+    "DeviceLostError",
+    "DeviceTimeoutError",
+    "DlfsError",
+    "ExistsError",
+    "FormatError",
+    "LeaseLostError",
+    "LimitError",
+    "LockedError",
+    "NativeError",
+    "NotFoundError",
+    "ServiceLostError",
+    "SpaceError",
+    "StaleError",
+    "TransformError",
+    "TruncatedError",
+    "UsageError",
+    "VersionError",
+}
+_HOMES = dict.fromkeys(_ERRORS, "dlfs.errors") | {
     "Engine": "dlfs.arguments",
     "Layout": "dlfs.arguments",
     "OnError": "dlfs.arguments",
@@ -145,6 +165,10 @@ _HOMES = {
 
 def __getattr__(name: str) -> object:
     """Load what is public when it is first used (PEP 562)."""
+    from importlib import import_module
+
+    if name == "errors":
+        return import_module("dlfs.errors")
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,13 +1,13 @@
 """Lets Ctrl-C interrupt a verb, by ``KeyboardInterrupt``, so that the verb undoes what it began.
 
-Before a verb and behind it Ctrl-C ends the process: see ``dlfs_command``.
+Before a verb and behind it Ctrl-C ends the process: see ``dlfs.cli``.
 """
 
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from dlfs_command import end
+from dlfs.cli import end
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import random
 import signal
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-OURS = "dlfs_command"
+OURS = "dlfs.cli"
 """The module whose ``main`` answers SIGINT from its first line on; before, Python itself does."""
 SCRIPT = f"import sys; from {OURS} import main; sys.exit(main())"
 """What installers write into the script ``dlfs``."""
@@ -50,7 +51,7 @@ def test_nothing_is_loaded_before() -> None:
     # Without site (-S), and so without what environments add to the way that modules are found.
     code = f"import os, sys; old = set(sys.modules); import {OURS}; print(set(sys.modules) - old)"
     found = subprocess.check_output([sys.executable, "-S", "-c", code], text=True, cwd=ROOT)
-    assert found == f"{ {OURS} }\n"
+    assert ast.literal_eval(found) == {"dlfs", OURS}
 
 
 @pytest.mark.parametrize("seed", range(14))
@@ -69,7 +70,7 @@ def wait():  # at exit; interrupted there
     print("ending", flush=True)
     threading.Event().wait(60)
 atexit.register(wait)
-from dlfs_command import main
+from dlfs.cli import main
 main()
 """
 
