@@ -24,7 +24,7 @@ from dlfs.block.lease import LeaseTimes
 from dlfs.testing.nvme import Namespace, ScriptedTarget, Subsystem
 from dlfs.units import MIB
 
-ROUNDS = int(os.environ.get("DLFS_STOPPED_ROUNDS", "2"))
+ROUNDS = int(os.environ.get("DLFS_STOPPED_ROUNDS", "1"))
 SEED = int(os.environ.get("DLFS_STOPPED_SEED", "20190923"))
 
 TIMES = LeaseTimes(renew_s=0.05, valid_s=0.4, late_s=0.6, claim_s=0.2, poll_s=0.01)
