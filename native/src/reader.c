@@ -83,13 +83,19 @@ static int copy_config(dlfs_reader *reader, const dlfs_reader_config *config)
     return code < 0 ? code : copy_extents(reader);
 }
 
+static void free_list(struct fetch **list)
+{
+    while (*list) {
+        struct fetch *next = (*list)->next;
+        fetch_destroy(*list);
+        *list = next;
+    }
+}
+
 static void free_fetches(dlfs_reader *reader)
 {
-    while (reader->fetches) {
-        struct fetch *next = reader->fetches->next;
-        fetch_destroy(reader->fetches);
-        reader->fetches = next;
-    }
+    free_list(&reader->fetches);
+    free_list(&reader->owing);
 }
 
 static void reader_free(dlfs_reader *reader)
@@ -325,14 +331,36 @@ DLFS_API int dlfs_batch_gather(const dlfs_batch *batch, void *destination,
 
 /* ---- fetches at rest ------------------------------------------------------------------------- */
 
+void reader_collect_owed(dlfs_reader *reader)
+{
+    pthread_mutex_lock(&reader->lock);
+    struct fetch *fetch = reader->owing;
+    reader->owing = NULL;
+    for (struct fetch *each = fetch; each; each = each->next)
+        reader->fetches_out++;
+    pthread_mutex_unlock(&reader->lock);
+    while (fetch) {
+        struct fetch *next = fetch->next;
+        fetch_step(fetch, 0);
+        reader_return_fetch(reader, fetch);
+        fetch = next;
+    }
+}
+
 int reader_take_fetch(dlfs_reader *reader, struct fetch **out)
 {
     pthread_mutex_lock(&reader->lock);
-    struct fetch *fetch = reader->fetches;
+    struct fetch **list = reader->fetches ? &reader->fetches : &reader->owing;
+    struct fetch *fetch = *list;
     if (fetch)
-        reader->fetches = fetch->next;
+        *list = fetch->next;
     reader->fetches_out++;
+    bool owed = reader->owing != NULL;
     pthread_mutex_unlock(&reader->lock);
+    if (owed)
+        reader_collect_owed(reader);
+    if (fetch && fetch->abandoned_pieces > 0)
+        fetch_step(fetch, 0);
     int code = fetch ? 0 : fetch_create(reader, &fetch);
     if (code == 0) {
         *out = fetch;
@@ -385,8 +413,9 @@ void reader_return_fetch(dlfs_reader *reader, struct fetch *fetch)
 {
     pthread_mutex_lock(&reader->lock);
     reader_fold_stats(reader, fetch);
-    fetch->next = reader->fetches;
-    reader->fetches = fetch;
+    struct fetch **list = fetch->abandoned_pieces > 0 ? &reader->owing : &reader->fetches;
+    fetch->next = *list;
+    *list = fetch;
     reader->fetches_out--;
     pthread_mutex_unlock(&reader->lock);
 }

@@ -235,6 +235,7 @@ struct dlfs_reader {
     struct cache cache;
     uint32_t *chunk_slots; /* [chunk_count] slot + 1 of a chunk that is LOADING or KEPT, 0: none */
     struct fetch *fetches; /* at rest */
+    struct fetch *owing;   /* at rest, while a device has memory of reads that were abandoned */
     struct batch *batches; /* at rest */
     struct block *blocks;  /* at rest */
     size_t blocks_bytes;   /* of them */
@@ -504,6 +505,8 @@ void batch_give_back(struct batch *batch);
 int reader_take_fetch(dlfs_reader *reader, struct fetch **out);
 void reader_fold_stats(dlfs_reader *reader, struct fetch *fetch);
 void reader_return_fetch(dlfs_reader *reader, struct fetch *fetch);
+/* Takes back what devices have let go of, of reads abandoned by threads that do not read now. */
+void reader_collect_owed(dlfs_reader *reader);
 /*
  * The failure of a sample, with the member and offset where it begins, or where it has the byte at
  * bad_address.

@@ -154,10 +154,12 @@ static void rest(dlfs_stream *stream)
  */
 static void reclaim(dlfs_stream *stream)
 {
-    if (stream->fetch->abandoned_pieces == 0)
+    if (stream->fetch->abandoned_pieces == 0 && !stream->reader->owing)
         return;
     pthread_mutex_unlock(&stream->reader->lock);
-    fetch_step(stream->fetch, 0);
+    if (stream->fetch->abandoned_pieces > 0)
+        fetch_step(stream->fetch, 0);
+    reader_collect_owed(stream->reader);
     pthread_mutex_lock(&stream->reader->lock);
 }
 

@@ -146,6 +146,68 @@ static void damage_is_reported(void)
     dataset_destroy(&dataset);
 }
 
+/* A thread that reads once from a device that stalls, at the same time as others. */
+struct stalled {
+    dlfs_reader *reader;
+    pthread_barrier_t *start;
+    uint64_t index;
+};
+
+static void *read_stalled(void *argument)
+{
+    const struct stalled *stalled = argument;
+    dlfs_batch *batch;
+    (void)pthread_barrier_wait(stalled->start);
+    CHECK_EQ(dlfs_reader_read(stalled->reader, &stalled->index, 1, &batch), 0);
+    CHECK_EQ(batch->failure_count, 1);
+    CHECK_EQ(batch->failures[0].code, DLFS_E_TIMEOUT);
+    dlfs_batch_release(batch);
+    return NULL;
+}
+
+static uint32_t pinned_slots(dlfs_reader *reader)
+{
+    uint32_t count = 0;
+    pthread_mutex_lock(&reader->lock);
+    for (uint32_t slot = 0; slot < reader->slot_count; slot++)
+        count += reader->slots[slot].references > 0;
+    pthread_mutex_unlock(&reader->lock);
+    return count;
+}
+
+/* What threads abandoned that do not read any more comes back with the reads of others. */
+static void abandoned_memory_comes_back(void)
+{
+    enum { EMPTY = 0 };
+    dlfs_fault_config faults = {.stall_per_million = 1000000, .stall_ms = 400};
+    struct dataset dataset;
+    struct stalled stalled[THREADS];
+    pthread_t threads[THREADS];
+    pthread_barrier_t start;
+    dataset_create(&dataset, &faults);
+    dlfs_reader *reader = reader_as(
+        &dataset, (dlfs_reader_config){.depth = 2, .memory_bytes = 64 * CHUNK, .timeout_ms = 20});
+    CHECK_EQ(pthread_barrier_init(&start, NULL, THREADS), 0);
+    for (uint64_t i = 0; i < THREADS; i++) {
+        stalled[i] = (struct stalled){reader, &start, 20 * i + 1};
+        CHECK_EQ(pthread_create(&threads[i], NULL, read_stalled, &stalled[i]), 0);
+    }
+    for (uint64_t i = 0; i < THREADS; i++)
+        CHECK_EQ(pthread_join(threads[i], NULL), 0);
+    CHECK(pinned_slots(reader) > 1);
+    uint64_t until_ns = clock_ns() + UINT64_C(20000000000);
+    while (pinned_slots(reader) > 0) {
+        uint64_t index = EMPTY; /* which has no bytes: nothing new is asked of the device */
+        dlfs_batch *batch;
+        CHECK_EQ(dlfs_reader_read(reader, &index, 1, &batch), 0);
+        dlfs_batch_release(batch);
+        CHECK(clock_ns() < until_ns);
+    }
+    (void)pthread_barrier_destroy(&start);
+    CHECK_EQ(dlfs_reader_destroy(reader), 0);
+    dataset_destroy(&dataset);
+}
+
 /* Changes a byte of a sample on the device. */
 static void damage(const struct dataset *dataset, uint64_t address)
 {
@@ -327,6 +389,7 @@ int main(void)
     wrong_calls();
     closed_by_two();
     damage_is_reported();
+    abandoned_memory_comes_back();
     bad_samples_are_known();
     large_batch();
     bad_sector(4096, false);
