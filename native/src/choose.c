@@ -325,7 +325,7 @@ static uint32_t choose_with_memory(const dlfs_stream *stream, double per_chunk, 
     return request + (double)config->chunk_bytes > most ? DLFS_PLAN_DIRECT : DLFS_PLAN_CHUNKS;
 }
 
-uint32_t choose_plan(const dlfs_stream *stream)
+static uint32_t choose_plan(const dlfs_stream *stream)
 {
     const dlfs_reader *reader = stream->reader;
     const dlfs_sequence *sequence = stream->config.sequence;
@@ -400,7 +400,8 @@ static uint64_t epoch_samples(const dlfs_stream *stream)
 void choose_begin(dlfs_stream *stream)
 {
     dlfs_reader *reader = stream->reader;
-    pthread_mutex_lock(&reader->lock); /* other streams' batches and slots count */
+    pthread_mutex_lock(&reader->lock); /* what other streams lend and cache counts */
+    stream->plan = choose_plan(stream);
     stream->passing_most = passing_most(stream);
     stream->cached_slots = cached_slots(stream);
     if (stream->cached_slots > 0 && stream->plan == DLFS_PLAN_DIRECT)

@@ -9,7 +9,7 @@
  * fragments.
  *
  * A chunk of k samples gives about 1 + k * (look-ahead / samples) of them a read, against one a
- * read for reading samples singly; choose_plan in stream.c compares the two. Of the samples ahead
+ * read for reading samples singly; choose.c compares the two. Of the samples ahead
  * about half are in memory, for a chunk's are used up evenly between one read of it and the next;
  * so the look-ahead is up to twice what fits.
  */

@@ -383,10 +383,9 @@ static uint64_t power_of_two(uint64_t value)
 static int stream_prepare(dlfs_stream *stream)
 {
     choose_need(stream);
-    stream->plan = choose_plan(stream);
+    choose_begin(stream);
     stream->ahead = RING_MAX;
     int code = 0;
-    choose_begin(stream);
     if (stream->plan == DLFS_PLAN_HARVEST)
         code = harvest_create(stream, stream->need.mean_bytes);
     if (code < 0)

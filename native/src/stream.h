@@ -148,11 +148,9 @@ static inline uint64_t entry_position(const dlfs_stream *stream, uint32_t ring_s
 /* choose.c */
 /* Finds out what the epoch takes. */
 void choose_need(dlfs_stream *stream);
-/* The plan that moves the fewest bytes. */
-uint32_t choose_plan(const dlfs_stream *stream);
 /* Slots that the cache may have while a dataset is harvested, and no chunk is chosen. */
 uint32_t choose_harvest_slots(const dlfs_reader *reader);
-/* Makes the cache ready for the stream. Takes the lock. */
+/* Chooses the plan that moves the fewest bytes, and makes the cache ready. Takes the lock. */
 void choose_begin(dlfs_stream *stream);
 /* The lock is held: the consumer takes larger batches than before, perhaps. */
 void choose_share(dlfs_stream *stream);
