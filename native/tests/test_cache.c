@@ -80,13 +80,17 @@ static uint64_t chosen_bytes(void)
     return bytes;
 }
 
-/* The cache stays within its slots, and these with the map within the memory. */
+/*
+ * The cache with its map stays within the memory, and so does what it may take. It may have more
+ * than that for a while: a stream's reserve grows when the consumer asks for its first batch, and
+ * slots are evicted when they are needed.
+ */
 static void check_bound(dlfs_reader *reader)
 {
     const struct cache *cache = &reader->cache;
     pthread_mutex_lock(&reader->lock);
-    CHECK(cache->slots <= cache->slots_max);
     uint64_t map = cache->map ? reader->slots[cache->map_slot].run : 0;
+    CHECK(cache->slots + map <= reader->slot_count);
     CHECK(cache->slots_max + map <= reader->slot_count);
     pthread_mutex_unlock(&reader->lock);
 }
