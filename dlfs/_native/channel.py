@@ -52,16 +52,16 @@ from dlfs._native.sockets import close_in_children
 from dlfs.errors import ClosedError, LimitError
 
 SAMPLES_MAX = 1 << 16
-"""Of one batch: what a channel takes unless it is made otherwise."""
+"""Most samples of one batch, by default."""
 
 BATCHES_MAX = 1 << 12
-"""That a client has at once on one channel, unless it is made otherwise."""
+"""Most batches that a client may have at a time on one channel, by default."""
 
 COPIED_BYTES_MAX = 256 << 20
 """Memory of one channel for batches copied out of the arena; pages are used as they are needed."""
 
 STATS = tuple(name for name, *_ in channel_abi.ChannelStats._fields_)
-"""What ``ServerChannel.stats`` counts."""
+"""Names of the counters that ``ServerChannel.stats`` returns."""
 
 ENDED_CLOSED = abi.E_CLOSED
 ENDED_PROTOCOL = abi.E_PROTOCOL
@@ -69,7 +69,7 @@ ENDED_PROTOCOL = abi.E_PROTOCOL
 
 @dataclass(frozen=True, slots=True)
 class ChannelDescriptors:
-    """The client's ends of a channel: open files, owned by whoever has this object.
+    """The client's ends of a channel: open files, owned by the holder of this object.
 
     Attributes:
         memory: the memfd of the rings.
@@ -100,7 +100,7 @@ class ChannelDescriptors:
 
 
 class Share(Collected):
-    """What one client may pin of one reader's arena, over all of its channels.
+    """The limit of one reader's arena that one client may pin, over all of its channels.
 
     Args:
         pinned_bytes_max: in the arena. More than this is copied to the channel's own memory.
@@ -116,7 +116,7 @@ class Share(Collected):
 
     @property
     def pinned_bytes(self) -> int:
-        """What the client's batches pin now."""
+        """Bytes of the arena that the client's batches pin now."""
         pinned: int = library().dlfs_share_pinned_bytes(self.handle)
         return pinned
 

@@ -112,13 +112,21 @@ def mount_volume(
                 process.stdin.write(order.to_json() + "\n")
                 process.stdin.flush()
             mounted = _outcome(_output(process.stdout), order)
-            process.stdin.write(KEEP)
-            process.stdin.flush()
+            with contextlib.suppress(BrokenPipeError):  # unmounted already: it ended in order
+                process.stdin.write(KEEP)
+                process.stdin.flush()
         except BaseException:
-            process.stdin.close()
+            _close(process.stdin)
             process.stdout.read()  # until the server has unmounted, or a second interrupt
             raise
+        _close(process.stdin)
     return mounted
+
+
+def _close(stream: IO[str]) -> None:
+    """Close a pipe, although what is left in its buffer may have no reader any more."""
+    with contextlib.suppress(BrokenPipeError):
+        stream.close()
 
 
 def _output(stream: IO[str]) -> str:
@@ -142,8 +150,8 @@ def absolute_uri(volume_uri: str) -> str:
 
 def _outcome(output: str, order: ServerOrder) -> Mounted:
     """What the server said, as a value or an error."""
-    said, _, status = output.rpartition(STATUS_PREFIX)
-    if not status:
+    said, prefix, status = output.rpartition(STATUS_PREFIX)
+    if not prefix:
         raise NativeError(f"mount on {order.directory}: the server ended early: {output.strip()}")
     found = json.loads(status)
     if "error" not in found:

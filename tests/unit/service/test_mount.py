@@ -7,8 +7,8 @@ import pytest
 
 pytest.importorskip("pyfuse3")
 
-from dlfs.errors import UsageError
-from dlfs.service.mount import ServerOrder, absolute_uri
+from dlfs.errors import NativeError, UsageError
+from dlfs.service.mount import ServerOrder, absolute_uri, mount_volume
 from dlfs.service.serve import MountOptions
 
 
@@ -28,6 +28,18 @@ def test_options_are_checked() -> None:
             MountOptions(busy_poll_us=wrong_us)
     options = MountOptions()
     assert (options.uid, options.gid, options.file_mode) == (os.getuid(), os.getgid(), 0o444)
+
+
+def test_a_server_that_ends_before_it_reads_its_order_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexec <&-\nsleep 0.2\necho no such module\n")
+    python.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(python))
+    for log_bytes in (1, 1 << 20):  # more than a pipe takes: the write itself fails
+        with pytest.raises(NativeError, match="the server ended early: no such module"):
+            mount_volume("v.img", tmp_path, log="l" * log_bytes)
 
 
 def test_uris_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
