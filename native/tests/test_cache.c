@@ -161,17 +161,25 @@ static void a_harvest_has_room(void)
     dataset_destroy(&dataset);
 }
 
+/* A reader with an empty cache of so many slots, and with the lock held. */
+static dlfs_reader *locked_reader(const struct dataset *dataset, uint32_t slots_max,
+                                  uint32_t extent_slots)
+{
+    dlfs_reader *reader = reader_over(dataset, 32 * CHUNK, 0);
+    CHECK(epoch_bytes(dataset, reader, 0) > 0);
+    empty_cache(reader);
+    pthread_mutex_lock(&reader->lock);
+    cache_limit(reader, slots_max, extent_slots, true);
+    cache_reserve_map(reader, 100);
+    return reader;
+}
+
 /* Room for samples, one by one: given up, published, evicted. */
 static void room(void)
 {
     struct dataset dataset;
     dataset_create(&dataset, NULL);
-    dlfs_reader *reader = reader_over(&dataset, 32 * CHUNK, 0);
-    CHECK(epoch_bytes(&dataset, reader, 0) > 0);
-    empty_cache(reader);
-    pthread_mutex_lock(&reader->lock);
-    cache_limit(reader, 4, 2, true);
-    cache_reserve_map(reader, 100);
+    dlfs_reader *reader = locked_reader(&dataset, 4, 2);
     uint64_t offsets[3];
     uint64_t again;
     CHECK_EQ(cache_take_in(reader, 1, sample_length(1), &offsets[0]), TAKING_DONE);
@@ -212,12 +220,7 @@ static void holes(void)
     enum { FIRST = 10, TAKEN = 8, LOOKS = 2 };
     struct dataset dataset;
     dataset_create(&dataset, NULL);
-    dlfs_reader *reader = reader_over(&dataset, 32 * CHUNK, 0);
-    CHECK(epoch_bytes(&dataset, reader, 0) > 0);
-    empty_cache(reader);
-    pthread_mutex_lock(&reader->lock);
-    cache_limit(reader, 3, 3, true);
-    cache_reserve_map(reader, 100);
+    dlfs_reader *reader = locked_reader(&dataset, 3, 3);
     uint64_t offsets[TAKEN];
     for (uint64_t i = 0; i < TAKEN; i++)
         CHECK_EQ(cache_take_in(reader, FIRST + i, sample_length(FIRST + i), &offsets[i]),
