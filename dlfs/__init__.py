@@ -115,30 +115,7 @@ __all__ = [
     "repair",
 ]
 
-_ERRORS = {
-    "ChecksumError",
-    "ClosedError",
-    "DegradedError",
-    "DeviceError",
-    "DeviceLostError",
-    "DeviceTimeoutError",
-    "DlfsError",
-    "ExistsError",
-    "FormatError",
-    "LeaseLostError",
-    "LimitError",
-    "LockedError",
-    "NativeError",
-    "NotFoundError",
-    "ServiceLostError",
-    "SpaceError",
-    "StaleError",
-    "TransformError",
-    "TruncatedError",
-    "UsageError",
-    "VersionError",
-}
-_HOMES = dict.fromkeys(_ERRORS, "dlfs.errors") | {
+_HOMES = {
     "Engine": "dlfs.arguments",
     "Layout": "dlfs.arguments",
     "OnError": "dlfs.arguments",
@@ -161,6 +138,7 @@ _HOMES = dict.fromkeys(_ERRORS, "dlfs.errors") | {
     "open": "dlfs.volume",
     "DatasetWriter": "dlfs.writer",
 }
+"""The module of each public name that is no error."""
 
 
 def __getattr__(name: str) -> object:
@@ -169,10 +147,9 @@ def __getattr__(name: str) -> object:
 
     if name == "errors":
         return import_module("dlfs.errors")
-    home = _HOMES.get(name)
-    if home is None:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(import_module(home), name)
+    value: object = getattr(import_module(_HOMES.get(name, "dlfs.errors")), name)
     globals()[name] = value
     return value
 
