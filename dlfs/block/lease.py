@@ -52,7 +52,7 @@ What follows, with ``expiry_s = 1.05 * (valid_s + late_s)``:
 been taken over finds its deadline passed, by its clock. Two cases are left: a clock that stood
 still as well, and a stop within the microsecond between the look at the clock and the call that
 sends. In both the host was silent for ``late_s`` after its deadline at least, so that by assumption
-4 the target has ended its connections: what is sent through them reaches nobody, and through new
+4 the target has ended its connections: nothing sent through them is executed, and through new
 ones nothing is sent before the record was read, which is another's. A target that has
 reservations needs no such assumption for hosts that were preempted (``dlfs.block.reservation``). A
 list of the chunks that a holder may write, in its record, would protect data and no superblock, and
