@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self, overload
+from typing import TYPE_CHECKING, Any, Self, overload
 from uuid import UUID
 
 import numpy as np
@@ -27,12 +27,15 @@ from dlfs.format.catalog import DatasetRecord
 from dlfs.format.geometry import DataSpace
 from dlfs.format.paths import PathLike
 from dlfs.origin import DatasetAccess, DatasetIdentity, Origin, find_record
-from dlfs.reader import Batch, ColumnAccess, Epoch
+from dlfs.reader import Batch, ColumnAccess, Epoch, read_into, read_pieces
 from dlfs.selection import Selection, select
 from dlfs.sequence import WINDOW_CHUNKS, EpochState
 from dlfs.sequence import Sequence as EpochSequence
 from dlfs.store.info import DatasetInfo, describe_dataset
 from dlfs.wording import quote, show_value
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,6 +293,55 @@ class Dataset(ColumnAccess):
             DeviceError: a device failed.
         """
         return self._opened().reader.read(indices, on_error=on_error)
+
+    def read_into(self, index: int, buffer: Buffer, *, offset_bytes: int = 0) -> int:
+        """Read a sample, or a part of it, into a buffer: its only copy in memory if it is large.
+
+        A whole sample is verified. A part is not: the checksum is that of the whole sample; see
+        ``read_pieces``.
+
+        Args:
+            index: of the sample, negative ones from the end.
+            buffer: contiguous, writable memory: a ``bytearray``, an array, a mapped file. As much
+                is read as it has room for; the rest of it stays as it was. After an error it has
+                nothing of use.
+            offset_bytes: where in the sample to begin.
+
+        Returns:
+            The bytes read; 0 behind the sample's end.
+
+        Raises:
+            IndexError: there is no such sample.
+            UsageError: the offset is negative, or the buffer cannot be written to.
+            DlfsError: as ``read``.
+        """
+        position = self._position(index)
+        number = as_integer(offset_bytes)
+        if number is None or number < 0:
+            raise UsageError(
+                f"read sample {position} of dataset {self.name!r}: expected an offset of 0 bytes "
+                f"or more, got {show_value(offset_bytes)}"
+            )
+        return read_into(self._opened().reader, position, buffer, number)
+
+    def read_pieces(self, index: int) -> Iterator[memoryview]:
+        """Read a sample in pieces of up to 8 MiB, in bounded memory however long it is.
+
+        A sample of up to 64 MiB is verified before its first piece is given. A longer one is
+        verified as it goes: its last piece is given only if the checksum is right.
+
+        Args:
+            index: of the sample, negative ones from the end.
+
+        Returns:
+            The pieces; each may change when the next one is asked for.
+
+        Raises:
+            IndexError: there is no such sample.
+            ChecksumError: it is damaged; a note says how much of it was given before.
+            DlfsError: as ``read``.
+        """
+        return read_pieces(self._opened().reader, self._position(index))
 
     def batches(
         self,

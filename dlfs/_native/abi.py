@@ -54,6 +54,7 @@ ORDER_STORAGE, ORDER_GLOBAL, ORDER_CHUNK = 0, 1, 2
 ORDER_LIST, ORDER_SELECTED, ORDER_WEIGHTED = 3, 4, 5
 PLAN_AUTO, PLAN_DIRECT, PLAN_CHUNKS, PLAN_HARVEST = 0, 1, 2, 3
 GET_KEPT = 1
+MEMBER_ANY = (1 << 32) - 1
 READER_SHARED = 1
 PERMUTATION_ROUNDS_MAX = 24
 FILES_NOFOLLOW = 1
@@ -243,6 +244,18 @@ class Failure(Structure):
     )
 
 
+class Part(Structure):
+    """``dlfs_part``."""
+
+    _fields_ = (
+        ("index", c_uint64),
+        ("offset_bytes", c_uint64),
+        ("length_bytes", c_uint64),
+        ("avoided_member", c_uint32),
+        ("reserved", c_uint32),
+    )
+
+
 class Batch(Structure):
     """``dlfs_batch``."""
 
@@ -355,6 +368,7 @@ STRUCTURES: dict[str, type[Structure]] = {
     "dlfs_extent": Extent,
     "dlfs_reader_config": ReaderConfig,
     "dlfs_failure": Failure,
+    "dlfs_part": Part,
     "dlfs_batch": Batch,
     "dlfs_reader_stats": ReaderStats,
     "dlfs_member_stats": MemberStats,
@@ -507,6 +521,7 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
         (c_void_p, _U64S, c_uint64, c_uint32, c_void_p, c_void_p, POINTER(POINTER(Batch))),
     ),
     "dlfs_reader_get": (c_int64, (c_void_p, c_uint64, c_void_p, c_uint64, c_uint32)),
+    "dlfs_reader_read_part": (c_int, (c_void_p, POINTER(Part), c_void_p, POINTER(Failure))),
     "dlfs_reader_get_stats": (None, (c_void_p, POINTER(ReaderStats))),
     "dlfs_reader_get_member_stats": (c_int, (c_void_p, c_uint32, POINTER(MemberStats))),
     "dlfs_reader_lost_members": (c_uint64, (c_void_p,)),

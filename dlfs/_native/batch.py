@@ -94,16 +94,18 @@ class NativeBatch:
         check(code, f"gather a batch into {destination.nbytes} bytes")
 
 
-def _failures(batch: abi.Batch) -> tuple[NativeFailure, ...]:
-    return tuple(
-        NativeFailure(
-            failure.position,
-            failure.index,
-            failure.code,
-            failure.member,
-            failure.offset_bytes,
-            failure.crc_expected,
-            failure.crc_got,
-        )
-        for failure in batch.failures[: batch.failure_count]
+def failure_of(failure: abi.Failure) -> NativeFailure:
+    """Copy a ``dlfs_failure``."""
+    return NativeFailure(
+        failure.position,
+        failure.index,
+        failure.code,
+        failure.member,
+        failure.offset_bytes,
+        failure.crc_expected,
+        failure.crc_got,
     )
+
+
+def _failures(batch: abi.Batch) -> tuple[NativeFailure, ...]:
+    return tuple(failure_of(failure) for failure in batch.failures[: batch.failure_count])

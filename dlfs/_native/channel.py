@@ -1,19 +1,11 @@
-"""A reader used from other processes: the service's channels, and the client's reader over them.
+"""A service's reader used from another process, through the channels of ``server_channel``.
 
-The service makes its reader with ``NativeReader(..., shared=True)``, a ``Share`` for each client,
-and a ``ServerChannel`` for each channel that the client asks for. It passes to the client, over a
-socket of its own, ``reader.arena_descriptor`` with ``reader.arena_bytes`` once, and the two
-descriptors of every channel, and then closes its copies of those two. A native thread serves each
-channel; Python has no part in it.
+The client makes a ``ClientReader`` of the service's sample memory and of a function that obtains
+another channel. It has the methods of ``NativeReader``; its batches are ``NativeBatch``es whose
+samples lie in the service's arena, and are given back when they are collected. ``ClientStream`` is
+its ``NativeStream``.
 
-The client makes a ``ClientReader`` of the arena and of a function that obtains another channel. It
-has the methods of ``NativeReader``; its batches are ``NativeBatch``es whose samples lie in the
-service's arena, and are given back when they are collected. ``ClientStream`` is its
-``NativeStream``.
-
-Either side notices at once when the other is gone, however it ended: the client's calls raise
-``ServiceLostError``; at the service ``ServerChannel.ended`` tells, and all that the client had is
-given back by then.
+When the service is gone, however it ended, calls under way raise ``ServiceLostError`` at once.
 
 Source: ``channel.h``.
 """
@@ -27,7 +19,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
-from ctypes import byref, c_int, c_void_p
+from ctypes import byref, c_void_p
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -36,13 +28,13 @@ import numpy as np
 import numpy.typing as npt
 
 from dlfs._native import abi, channel_abi
-from dlfs._native.batch import BatchHandle, NativeBatch
+from dlfs._native.batch import BatchHandle, NativeBatch, NativeFailure
 from dlfs._native.directory import NativeDirectory
 from dlfs._native.library import Collected, check, library
+from dlfs._native.parts import SamplePart, copy_part
 from dlfs._native.reader import (
     PLANS,
     WAIT_MS,
-    NativeReader,
     NativeSequence,
     copy_sample,
     member_counters,
@@ -50,21 +42,6 @@ from dlfs._native.reader import (
 )
 from dlfs._native.sockets import close_in_children
 from dlfs.errors import ClosedError, LimitError
-
-SAMPLES_MAX = 1 << 16
-"""Most samples of one batch, by default."""
-
-BATCHES_MAX = 1 << 12
-"""Most batches that a client may have at a time on one channel, by default."""
-
-COPIED_BYTES_MAX = 256 << 20
-"""Memory of one channel for batches copied out of the arena; pages are used as they are needed."""
-
-STATS = tuple(name for name, *_ in channel_abi.ChannelStats._fields_)
-"""Names of the counters that ``ServerChannel.stats`` returns."""
-
-ENDED_CLOSED = abi.E_CLOSED
-ENDED_PROTOCOL = abi.E_PROTOCOL
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,122 +71,6 @@ class ChannelDescriptors:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-
-# ---- the service's side --------------------------------------------------------------------------
-
-
-class Share(Collected):
-    """The limit of one reader's arena that one client may pin, over all of its channels.
-
-    Args:
-        pinned_bytes_max: in the arena. More than this is copied to the channel's own memory.
-
-    Threads: any at once.
-    """
-
-    def __init__(self, pinned_bytes_max: int) -> None:
-        handle = c_void_p()
-        code = library().dlfs_share_create(pinned_bytes_max, byref(handle))
-        check(code, f"make a share of {pinned_bytes_max} bytes")
-        self.handle: c_void_p | None = handle
-
-    @property
-    def pinned_bytes(self) -> int:
-        """Bytes of the arena that the client's batches pin now."""
-        pinned: int = library().dlfs_share_pinned_bytes(self.handle)
-        return pinned
-
-    def __del__(self) -> None:
-        handle = getattr(self, "handle", None)
-        if handle is not None and not self._at_exit():
-            library().dlfs_share_destroy(handle)
-            self.handle = None
-
-
-class ServerChannel(Collected):
-    """The service's end of a channel, and the native thread that serves it.
-
-    Args:
-        reader: made with ``shared=True``; not closed before this channel is.
-        share: the client's.
-        samples_max: of one batch, 1..2**20.
-        batches_max: that the client has at once, 1..65536.
-        copied_bytes_max: memory for batches copied out of the arena.
-
-    Raises:
-        UsageError: a number is out of range, or the reader's arena is not shared.
-        DeviceError: no memory, no more descriptors, no more threads.
-
-    Attributes:
-        descriptors: the client's. Pass them on, then ``descriptors.close()``.
-
-    Threads: any at once.
-    """
-
-    def __init__(
-        self,
-        reader: NativeReader,
-        share: Share,
-        *,
-        samples_max: int = SAMPLES_MAX,
-        batches_max: int = BATCHES_MAX,
-        copied_bytes_max: int = COPIED_BYTES_MAX,
-    ) -> None:
-        self._reader = reader
-        self._pid = os.getpid()
-        self._lock = threading.Lock()
-        config = channel_abi.ChannelConfig(
-            reader=reader.borrow(),
-            share=share.handle,
-            copied_bytes_max=copied_bytes_max,
-            samples_max=samples_max,
-            batches_max=batches_max,
-        )
-        handle, memory, wake = c_void_p(), c_int(), c_int()
-        code = library().dlfs_channel_create(
-            byref(config), byref(handle), byref(memory), byref(wake)
-        )
-        if code < 0:
-            reader.give_back()
-        check(code, f"make a channel for batches of {samples_max} samples")
-        self._handle: c_void_p | None = handle  # and the loan of the reader, until it is closed
-        self._last_stats = channel_abi.ChannelStats(ended=ENDED_CLOSED)
-        self.descriptors = ChannelDescriptors(memory.value, wake.value)
-
-    def stats(self) -> dict[str, int]:
-        """``dlfs_channel_stats`` by name; the last ones when it is closed."""
-        with self._lock:
-            if self._handle is not None:
-                library().dlfs_channel_get_stats(self._handle, byref(self._last_stats))
-            stats = self._last_stats
-            return {name: int(getattr(stats, name)) for name, *_ in stats._fields_}
-
-    @property
-    def ended(self) -> int:
-        """0 while it serves, then ``ENDED_CLOSED`` or ``ENDED_PROTOCOL``; ``close`` it then."""
-        return self.stats()["ended"]
-
-    def close(self) -> None:
-        """End the thread and give back all that the client had. Idempotent.
-
-        Waits for a read that is under way: at most the reader's timeout, so call it from a thread
-        that may. The client's batches may change under it from now on.
-        """
-        with self._lock:
-            handle, self._handle = self._handle, None
-        if handle is None or self._pid != os.getpid():
-            return
-        library().dlfs_channel_get_stats(handle, byref(self._last_stats))
-        library().dlfs_channel_destroy(handle)
-        self._reader.give_back()
-
-    def __del__(self) -> None:
-        if getattr(self, "_handle", None) is not None and not self._at_exit():
-            self.close()
-
-
-# ---- the client's side ---------------------------------------------------------------------------
 
 
 class ClientChannel(Collected):
@@ -386,6 +247,17 @@ class ClientReader(Collected):
         if code == abi.E_SERVICE:
             check(code, f"read sample {index} from {self.service}")
         return found
+
+    def read_part(self, part: SamplePart, buffer: memoryview) -> NativeFailure:
+        """Copy a part of a sample, unverified; as ``NativeReader.read_part``."""
+        channel, code = self.take_channel(), 0
+        try:
+            code, failure = copy_part(library().dlfs_client_read_part, channel.handle, part, buffer)
+        finally:
+            self.return_channel(channel, code)
+        if failure.code == 0:
+            check(code, f"read a part of sample {part.index} from {self.service}")
+        return failure
 
     def stats(self) -> dict[str, int]:
         """``dlfs_reader_stats`` by name: of the service's reader, for all its clients."""

@@ -17,7 +17,7 @@ from ctypes import (
 )
 from typing import Any
 
-from dlfs._native.abi import Batch, MemberStats, ReaderStats, StreamConfig
+from dlfs._native.abi import Batch, Failure, MemberStats, Part, ReaderStats, StreamConfig
 
 CHANNEL_SAMPLES_MAX = 1 << 20
 CHANNEL_BATCHES_MAX = 1 << 16
@@ -88,6 +88,7 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "dlfs_client_destroy": (None, (c_void_p,)),
     "dlfs_client_read": (c_int, (c_void_p, c_void_p, c_uint64, _BATCH_OUT)),
     "dlfs_client_get": (c_int64, (c_void_p, c_uint64, c_void_p, c_uint64, c_uint32)),
+    "dlfs_client_read_part": (c_int, (c_void_p, POINTER(Part), c_void_p, POINTER(Failure))),
     "dlfs_client_reader_stats": (c_int, (c_void_p, POINTER(ReaderStats))),
     "dlfs_client_member_stats": (c_int, (c_void_p, c_uint32, POINTER(MemberStats))),
     "dlfs_client_member_code": (c_int, (c_void_p, c_uint32)),

@@ -20,8 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dlfs._native import abi
-from dlfs._native.batch import BatchHandle, NativeBatch
+from dlfs._native.batch import BatchHandle, NativeBatch, NativeFailure
 from dlfs._native.library import Collected, check, error_for, library
+from dlfs._native.parts import SamplePart, copy_part
 from dlfs.errors import ClosedError
 
 if TYPE_CHECKING:
@@ -228,6 +229,30 @@ class NativeReader(Collected):
             return copy_sample(library().dlfs_reader_get, handle, index, flags, self._scratch)[0]
         finally:
             self.give_back()
+
+    def read_part(self, part: SamplePart, buffer: memoryview) -> NativeFailure:
+        """Copy a part of a sample, unverified.
+
+        Args:
+            part: where it starts.
+            buffer: ``uint8[n]``, contiguous and writable, which is filled.
+
+        Returns:
+            Where the sample lies, with code 0; or why it cannot be read, and then the buffer has
+            nothing of use.
+
+        Raises:
+            UsageError: the sample has no such part.
+            DeviceError: not enough memory.
+        """
+        handle = self.borrow()
+        try:
+            code, failure = copy_part(library().dlfs_reader_read_part, handle, part, buffer)
+        finally:
+            self.give_back()
+        if failure.code == 0:
+            check(code, f"read a part of sample {part.index}")
+        return failure
 
     def arena(self) -> tuple[int, int]:
         """The descriptor of the shared sample memory, which stays the reader's, and its length.

@@ -9,6 +9,7 @@ from dlfs.reader.batch import Batch
 from dlfs.reader.columns import ColumnAccess
 from dlfs.reader.epoch import Epoch
 from dlfs.reader.failures import SampleFailure, Where
+from dlfs.reader.parts import read_into, read_pieces
 from dlfs.reader.reader import (
     DEPTH_MAX,
     ReaderOptions,
@@ -27,5 +28,7 @@ __all__ = [
     "SampleReader",
     "Where",
     "make_native_reader",
+    "read_into",
+    "read_pieces",
     "read_timeout_ms",
 ]

@@ -25,6 +25,7 @@ from dlfs.block import BlockDevice
 from dlfs.directory import FrozenDirectory, as_indices, find_outside
 from dlfs.errors import DlfsError, LimitError, UsageError
 from dlfs.format.geometry import ChunkRun, Geometry
+from dlfs.reader import parts
 from dlfs.reader.batch import Batch
 from dlfs.reader.epoch import Epoch
 from dlfs.reader.failures import SampleFailure, Where, check_on_error, describe_failures
@@ -145,6 +146,7 @@ class SampleReader:
         native: as given.
         directory: as given.
         chunk_bytes: of the volume.
+        has_copies: whether every chunk lies on more than one member.
         attributes: gives the dataset's columns, for batches of arrays; None: it has none.
 
     Threads: any at once.
@@ -167,7 +169,7 @@ class SampleReader:
         self._diagnose = diagnose
         self._on_loss = on_loss
         self._lost = 0
-        self._has_copies = geometry.replicas > 1
+        self.has_copies = geometry.replicas > 1
         self.native = native
 
     def read(self, indices: npt.ArrayLike, *, on_error: OnError = "raise") -> Batch:
@@ -209,10 +211,12 @@ class SampleReader:
                 f"read a sample: expected an index 0..{len(self.directory) - 1}, got {index}"
             )
         found = self.native.get(index)
-        if self._has_copies:
+        if self.has_copies:
             self.watch_members()
         if found is not None:
             return found
+        if parts.is_large(self, index):
+            return parts.read_bytes(self, index)
         with self.read([index]) as batch:  # it is large, or failed: once more, for the whole story
             return batch.tobytes(0)
 
@@ -362,6 +366,11 @@ class SampleReader:
             {"uri": uri, "lost": bool(lost >> number & 1), **self.native.member_stats(number)}
             for number, uri in enumerate(self._where.members)
         ]
+
+    @property
+    def member_count(self) -> int:
+        """Members of the volume."""
+        return len(self._where.members)
 
     @property
     def closing(self) -> bool:

@@ -34,8 +34,8 @@ from weakref import WeakValueDictionary
 import trio
 
 import dlfs
-from dlfs._native.channel import STATS, ServerChannel, Share
 from dlfs._native.reader import NativeReader
+from dlfs._native.server_channel import STATS, ServerChannel, Share
 from dlfs.dataset import Dataset
 from dlfs.errors import (
     ClosedError,

@@ -20,7 +20,7 @@
 #include "reader.h"
 
 #define CHANNEL_MAGIC UINT64_C(0x314c4e4843464c44) /* "DLFCHNL1" in memory */
-#define CHANNEL_LAYOUT 2u
+#define CHANNEL_LAYOUT 3u
 #define COMPLETION_COUNT 16u
 #define SUBMISSIONS_SPARE 16u /* beside one for the release of every batch */
 #define CACHE_LINE_BYTES 64u
@@ -41,6 +41,10 @@ enum operation {
     OPERATION_STATS,        /* a dlfs_reader_stats comes in the result area */
     OPERATION_MEMBER,       /* value: member; why it was lost */
     OPERATION_MEMBER_STATS, /* value: member; a dlfs_member_stats comes in the result area */
+    OPERATION_PART, /* the request area holds a dlfs_part, no longer than the result area, where its
+                       bytes come. The answer's number, base_offset and base_bytes: the member,
+                       offset_bytes and crc_expected of the dlfs_failure; failure_count: it has a
+                       code, which is the result */
 };
 
 struct submission {

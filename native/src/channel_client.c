@@ -18,6 +18,8 @@
 #include "channel_client.h"
 #include "memory.h"
 
+#define PART_BYTES_MAX (UINT64_C(8) << 20) /* asked for at once: the service has it in memory */
+
 /* ---- the arena ------------------------------------------------------------------------------- */
 
 DLFS_API int dlfs_arena_map(int descriptor, uint64_t bytes, dlfs_arena **out)
@@ -360,6 +362,50 @@ DLFS_API int64_t dlfs_client_get(dlfs_client *client, uint64_t index, void *buff
     if (result != -ERANGE || room == buffer_bytes)
         return result;
     return flags & DLFS_GET_KEPT ? -EAGAIN : get_large(client, index, buffer, buffer_bytes);
+}
+
+/* Asks for a part that the result area has room for. */
+static int ask_part(dlfs_client *client, const dlfs_part *part, uint8_t *buffer,
+                    dlfs_failure *failure)
+{
+    struct submission asked = {.operation = OPERATION_PART};
+    struct completion answer;
+    pthread_mutex_lock(&client->turn);
+    memcpy(client->memory.request, part, sizeof(*part));
+    int code = ask(client, &asked, &answer);
+    if (code == 0) {
+        code = (int)answer.result;
+        failure->code = answer.failure_count > 0 ? code : 0;
+        failure->member = (uint32_t)answer.number;
+        failure->offset_bytes = answer.base_offset;
+        failure->crc_expected = (uint32_t)answer.base_bytes;
+    }
+    if (code == 0 && buffer && part->length_bytes > 0)
+        memcpy(buffer, client->memory.result, part->length_bytes);
+    pthread_mutex_unlock(&client->turn);
+    return code;
+}
+
+DLFS_API int dlfs_client_read_part(dlfs_client *client, const dlfs_part *part, void *buffer,
+                                   dlfs_failure *failure)
+{
+    if (!client || !part || !failure || (!buffer && part->length_bytes > 0))
+        return -EINVAL;
+    uint64_t room = client->memory.result_bytes;
+    room = room < PART_BYTES_MAX ? room : PART_BYTES_MAX;
+    uint64_t done = 0;
+    int code = 0;
+    *failure = (dlfs_failure){.index = part->index};
+    do {
+        dlfs_part piece = *part;
+        uint64_t left = part->length_bytes - done;
+        piece.length_bytes = left < room ? left : room;
+        if (__builtin_add_overflow(part->offset_bytes, done, &piece.offset_bytes))
+            return -EINVAL;
+        code = ask_part(client, &piece, (uint8_t *)buffer + done, failure);
+        done += piece.length_bytes;
+    } while (code == 0 && done < part->length_bytes);
+    return code;
 }
 
 /* ---- the rest -------------------------------------------------------------------------------- */

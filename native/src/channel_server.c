@@ -104,6 +104,24 @@ static int64_t serve_get(dlfs_channel *channel, const struct submission *asked)
     return length;
 }
 
+static int64_t serve_part(dlfs_channel *channel, struct completion *answer)
+{
+    dlfs_part part;
+    dlfs_failure failure;
+    copy_once(&part, channel->memory.request, sizeof(part));
+    if (part.length_bytes > channel->memory.result_bytes)
+        return BROKEN;
+    int code = dlfs_reader_read_part(channel->reader, &part, channel->memory.result, &failure);
+    answer->number = failure.member;
+    answer->base_offset = failure.offset_bytes;
+    answer->base_bytes = failure.crc_expected;
+    answer->failure_count = failure.code < 0;
+    if (code == 0)
+        atomic_fetch_add_explicit(&channel->counters.sample_bytes, part.length_bytes,
+                                  memory_order_relaxed);
+    return code;
+}
+
 static void close_stream(dlfs_channel *channel)
 {
     if (channel->withheld)
@@ -252,6 +270,8 @@ static int64_t perform(dlfs_channel *channel, const struct submission *asked,
                    : -EINVAL;
     case OPERATION_MEMBER_STATS:
         return serve_member_stats(channel, asked->value);
+    case OPERATION_PART:
+        return serve_part(channel, answer);
     default:
         return BROKEN;
     }

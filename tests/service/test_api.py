@@ -23,6 +23,7 @@ from dlfs.errors import (
     StaleError,
     UsageError,
 )
+from dlfs.reader import parts
 from dlfs.service.session import COPIED_BYTES_MAX
 from dlfs.units import MIB
 from tests.service.serving import Service, add_dataset, damage, make_volume
@@ -159,6 +160,32 @@ def test_one_sample_by_an_integer_of_any_type(world: World, index: Any) -> None:
     expected = [*world.samples.values()][5]
     assert world.both(lambda dataset: dataset[index]) == expected
     assert world.both(lambda dataset: dataset.path(index)) == [*world.samples][5]
+
+
+def test_large_samples_come_in_parts(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sample counts as large here if it does not fit in one piece."""
+    monkeypatch.setattr(parts, "WHOLE_BYTES_MAX", 1000)
+    monkeypatch.setattr(parts, "PIECE_BYTES", 1000)
+    index, expected = max(enumerate(world.samples.values()), key=lambda pair: len(pair[1]))
+
+    def read_into(dataset: dlfs.Dataset, offset_bytes: int, room_bytes: int) -> bytes:
+        room = bytearray(room_bytes)
+        return bytes(room[: dataset.read_into(index, room, offset_bytes=offset_bytes)])
+
+    assert len(expected) == 150_000
+    assert world.both(lambda d: b"".join(map(bytes, d.read_pieces(index)))) == expected
+    assert world.both(lambda d: max(map(len, d.read_pieces(index)))) == 1000
+    for start, length in ((0, 200_000), (1, 200_000), (700, 4000), (200_000, 5)):
+        part = expected[start : start + length]
+        assert world.both(lambda d, at=start, n=length: read_into(d, at, n)) == part
+    for bad in (-1, 1.5, None):
+        error, text = world.both(
+            lambda d, at=bad: d.read_into(index, bytearray(9), offset_bytes=at)
+        )
+        assert (error, "expected an offset of 0 bytes or more" in text) == ("UsageError", True)
+    for volume in world.volumes:
+        with volume.dataset() as dataset:
+            assert dataset.get([*world.samples][index]) == expected
 
 
 @pytest.mark.parametrize("index", [True, 1.0, "x", None, [1], np.array([1])], ids=repr)

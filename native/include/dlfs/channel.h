@@ -44,6 +44,7 @@
 #define DLFS_CHANNEL_H
 
 #include <dlfs/dlfs.h>
+#include <dlfs/part.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -163,6 +164,12 @@ DLFS_API int dlfs_client_read(dlfs_client *client, const uint64_t *indices, uint
 /* As dlfs_reader_get; a sample too large for the channel's memory is -EAGAIN with DLFS_GET_KEPT. */
 DLFS_API int64_t dlfs_client_get(dlfs_client *client, uint64_t index, void *buffer,
                                  uint64_t buffer_bytes, uint32_t flags);
+/*
+ * As dlfs_reader_read_part, by requests of a few MiB, each answered within the timeout. Errors
+ * besides: DLFS_E_SERVICE.
+ */
+DLFS_API int dlfs_client_read_part(dlfs_client *client, const dlfs_part *part, void *buffer,
+                                   dlfs_failure *failure);
 /* As dlfs_reader_get_stats: of the service's reader, for all of its clients. */
 DLFS_API int dlfs_client_reader_stats(dlfs_client *client, dlfs_reader_stats *stats);
 /* As dlfs_reader_get_member_stats. */

@@ -17,16 +17,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from dlfs._native.channel import (
-    ChannelDescriptors,
-    ClientReader,
-    ClientStream,
-    ServerChannel,
-    Share,
-)
+from dlfs._native.channel import ChannelDescriptors, ClientReader, ClientStream
 from dlfs._native.device import Faults, NativeDevice
 from dlfs._native.directory import NativeDirectory
 from dlfs._native.reader import NativeReader, NativeSequence
+from dlfs._native.server_channel import ServerChannel, Share
 from dlfs.block.memory import MemoryDevice
 from dlfs.errors import ServiceLostError
 from dlfs.testing.datasets import LaidDataset, lay_dataset, random_samples

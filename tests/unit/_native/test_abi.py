@@ -17,7 +17,7 @@ from dlfs._native import abi, channel_abi, library
 from tests.golden import c_reader
 
 ROOT = Path(__file__).parents[3]
-HEADERS = ("dlfs.h", "import.h", "channel.h")
+HEADERS = ("dlfs.h", "import.h", "part.h", "channel.h")
 HEADER = "".join((ROOT / "native/include/dlfs" / name).read_text() for name in HEADERS)
 API_HEADER = (ROOT / "native/include/dlfs/api.h").read_text()
 CODE, API_CODE = (re.sub(r"/\*.*?\*/", "", h, flags=re.DOTALL) for h in (HEADER, API_HEADER))
@@ -149,7 +149,7 @@ def test_headers_compile_elsewhere(
     source = tmp_path / name
     source.write_text(
         '#include "dlfs/api.h"\n#include "dlfs/channel.h"\n#include "dlfs/external.h"\n'
-        '#include "dlfs/import.h"\n'
+        '#include "dlfs/import.h"\n#include "dlfs/part.h"\n'
     )
     flags = [*flags, "-pedantic", "-Wall", "-Wextra", "-Werror", f"-I{ROOT}/native/include"]
     subprocess.run([found, *flags, "-fsyntax-only", source], check=True)

@@ -15,17 +15,11 @@ import numpy as np
 import pytest
 
 from dlfs._native.batch import NativeBatch
-from dlfs._native.channel import (
-    ENDED_CLOSED,
-    ChannelDescriptors,
-    ClientReader,
-    ClientStream,
-    ServerChannel,
-    Share,
-)
+from dlfs._native.channel import ChannelDescriptors, ClientReader, ClientStream
 from dlfs._native.channel_abi import CHANNEL_SAMPLES_MAX
 from dlfs._native.device import Faults
 from dlfs._native.reader import NativeSequence, NativeStream
+from dlfs._native.server_channel import ENDED_CLOSED, ServerChannel, Share
 from dlfs.errors import ClosedError, FormatError, LimitError, ServiceLostError, UsageError
 from dlfs.units import KIB, MIB
 from tests.unit._native.channel_node import COUNT, EVERY, Node, connect, program

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import dlfs
+from dlfs.reader import parts
 from dlfs.writer import DatasetWriter
 
 
@@ -335,6 +336,21 @@ def test_cat(run, volume, samples) -> None:
     name = b"odd \n\xff name"
     done = run("cat", volume, "small", os.fsdecode(name), "b/c/deep", "-i", "0")
     assert done.out == samples[name] + samples[b"b/c/deep"] + b"one"
+
+
+def test_cat_of_a_large_sample_that_is_damaged(run, volume, samples, monkeypatch) -> None:
+    """It is written as it is read; what shows is a part, and the command fails."""
+    monkeypatch.setattr(parts, "WHOLE_BYTES_MAX", 100_000)
+    monkeypatch.setattr(parts, "PIECE_BYTES", 100_000)
+    assert run("cat", volume, "small", "b/c/deep").out == samples[b"b/c/deep"]
+    flip_sample(run, volume, "b/c/deep")
+    done = run("cat", volume, "small", "b/c/deep")
+    assert (done.code, len(done.out)) == (4, 200_000)
+    assert "sample 2 'b/c/deep' of dataset 'small'" in done.err
+    assert "the first 195.3 KiB of it were given out before that was known" in done.err
+    monkeypatch.undo()
+    done = run("cat", volume, "small", "b/c/deep")  # verified before its first byte
+    assert (done.code, done.out) == (4, b"")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,219 @@
+"""Samples that are larger than the memory there is for them: into a caller's buffer, or in pieces.
+
+A sample of up to ``WHOLE_BYTES_MAX`` is read as a batch of one: verified before anybody sees it. A
+larger one is read part by part, never twice in memory. Its checksum is that of the whole sample, so
+that it is known to be right only when the last part has come: a buffer is filled, and then
+verified; of pieces, the last one is given only if the checksum is right.
+
+Where there are copies, a wrong checksum is met by reading around each member in turn, as batches
+do; a sample that is given in pieces is therefore read through once before, to find out which
+member to leave out.
+
+Threads: any at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from dlfs._native import abi
+from dlfs._native.batch import NativeFailure
+from dlfs._native.checksums import crc32c
+from dlfs._native.parts import SamplePart, make_bytes
+from dlfs.errors import ChecksumError, DlfsError, UsageError
+from dlfs.units import MIB, format_bytes
+from dlfs.wording import show_value
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    from dlfs.reader.reader import SampleReader
+
+WHOLE_BYTES_MAX = 64 * MIB
+"""Longest sample that is read as a whole where pieces of it are wanted, in bytes."""
+
+PIECE_BYTES = 8 * MIB
+"""Length of a piece, in bytes."""
+
+
+def writable_view(buffer: Buffer) -> memoryview:
+    """Return the bytes of a caller's buffer, ``uint8[n_bytes]``.
+
+    Raises:
+        UsageError: it is no buffer, read-only, or not contiguous.
+    """
+    try:
+        view = memoryview(buffer)
+    except TypeError as error:
+        raise UsageError(
+            f"read into a buffer: expected a bytearray, an array or the like, got "
+            f"{show_value(buffer)}"
+        ) from error
+    if view.readonly or not view.c_contiguous:
+        problem = "read-only memory" if view.readonly else "memory with gaps"
+        raise UsageError(f"read into a buffer: expected contiguous, writable memory, got {problem}")
+    return view.cast("B") if view.nbytes else memoryview(bytearray())
+
+
+class LargeSample:
+    """One sample, read part by part.
+
+    Args:
+        reader: of its dataset.
+        index: of the sample, 0..N-1.
+    """
+
+    def __init__(self, reader: SampleReader, index: int) -> None:
+        self._reader = reader
+        self.index = index
+        self.length_bytes = int(reader.directory.lengths([index])[0])
+        self._crc32c = int(reader.directory.crcs([index])[0])
+        self._found: NativeFailure | None = None
+
+    def read_part(
+        self, buffer: memoryview, offset_bytes: int, *, avoided_member: int | None = None
+    ) -> None:
+        """Fill a buffer from an offset of the sample on, unverified.
+
+        Raises:
+            DeviceError, FormatError: the sample cannot be read.
+            StaleError: the dataset was removed.
+        """
+        for start in range(0, buffer.nbytes, PIECE_BYTES):  # Ctrl-C is answered between two
+            piece = buffer[start : start + PIECE_BYTES]
+            part = SamplePart(self.index, offset_bytes + start, avoided_member)
+            self._found = self._reader.native.read_part(part, piece)
+            if self._found.code < 0:
+                raise self._reader.explain(self._found)
+
+    def read_whole(self, buffer: memoryview) -> None:
+        """Fill a buffer with the whole sample, and verify it.
+
+        Raises:
+            ChecksumError: no copy of the sample is right.
+            DlfsError: as ``read_part``.
+        """
+
+        def read(avoided_member: int | None) -> int:
+            crc = 0
+            for start in range(0, buffer.nbytes, PIECE_BYTES):
+                piece = buffer[start : start + PIECE_BYTES]
+                self.read_part(piece, start, avoided_member=avoided_member)
+                crc = crc32c(piece, crc)
+            return crc
+
+        self._read_right(read)
+
+    def pieces(self) -> Iterator[memoryview]:
+        """Give the sample in pieces of ``PIECE_BYTES``, the last one when all have proved right.
+
+        A piece is valid until the next one is asked for.
+
+        Raises:
+            DlfsError: as ``read_whole``.
+        """
+        avoided_member = self._read_right(self._checksum) if self._reader.has_copies else None
+        room = memoryview(bytearray(min(PIECE_BYTES, self.length_bytes)))
+        crc, start = 0, 0
+        while start < self.length_bytes:
+            piece = room[: self.length_bytes - start]
+            self.read_part(piece, start, avoided_member=avoided_member)
+            crc = crc32c(piece, crc)
+            start += piece.nbytes
+            if start == self.length_bytes and crc != self._crc32c:
+                raise self._damaged(crc, start - piece.nbytes)
+            yield piece.toreadonly()
+
+    def _checksum(self, avoided_member: int | None) -> int:
+        """Read the sample through in bounded memory and return its CRC32C."""
+        room = memoryview(bytearray(min(PIECE_BYTES, self.length_bytes)))
+        crc = 0
+        for start in range(0, self.length_bytes, PIECE_BYTES):
+            piece = room[: self.length_bytes - start]
+            self.read_part(piece, start, avoided_member=avoided_member)
+            crc = crc32c(piece, crc)
+        return crc
+
+    def _read_right(self, read: Callable[[int | None], int]) -> int | None:
+        """Read until the checksum is right; return the member that was left out for it.
+
+        Args:
+            read: reads the sample around a member, and returns its CRC32C.
+
+        Raises:
+            ChecksumError: it never is.
+            DlfsError: the first try failed, or all did.
+        """
+        first = crc = read(None)
+        if crc == self._crc32c:
+            return None
+        problem: DlfsError | None = None
+        for member in self._members():
+            try:
+                crc = read(member)
+            except DlfsError as error:
+                problem = error
+                continue
+            if crc == self._crc32c:
+                return member
+        raise self._damaged(first, 0) from problem
+
+    def _members(self) -> list[int | None]:
+        """The members to leave out in turn; with one copy, none of them, for one more try."""
+        return list(range(self._reader.member_count)) if self._reader.has_copies else [None]
+
+    def _damaged(self, crc: int, given_bytes: int) -> DlfsError:
+        assert self._found is not None  # something of it was read
+        failure = replace(self._found, code=abi.E_CHECKSUM, crc_got=crc)
+        error = self._reader.explain(failure)
+        if given_bytes and isinstance(error, ChecksumError):
+            error.add_note(
+                f"the first {format_bytes(given_bytes)} of it were given out before that was known"
+            )
+        return error
+
+
+def is_large(reader: SampleReader, index: int) -> bool:
+    """Return True if a sample is to be read part by part."""
+    return int(reader.directory.lengths([index])[0]) > WHOLE_BYTES_MAX
+
+
+def read_bytes(reader: SampleReader, index: int) -> bytes:
+    """Read a large sample, its only copy in memory being what is returned.
+
+    Raises:
+        DlfsError: as ``LargeSample.read_whole``.
+    """
+    sample = LargeSample(reader, index)
+    return make_bytes(sample.length_bytes, sample.read_whole)
+
+
+def read_into(reader: SampleReader, index: int, buffer: Buffer, offset_bytes: int) -> int:
+    """Read a sample, or a part of it, into a buffer; see ``Dataset.read_into``."""
+    view = writable_view(buffer)
+    sample = LargeSample(reader, index)
+    wanted = view[: max(0, sample.length_bytes - offset_bytes)]
+    if not wanted.nbytes:
+        return 0
+    if wanted.nbytes < sample.length_bytes:
+        sample.read_part(wanted, offset_bytes)
+    elif sample.length_bytes > WHOLE_BYTES_MAX:
+        sample.read_whole(wanted)
+    else:
+        with reader.read([index]) as batch:
+            wanted[:] = batch[0]
+    return wanted.nbytes
+
+
+def read_pieces(reader: SampleReader, index: int) -> Iterator[memoryview]:
+    """Read a sample in pieces; see ``Dataset.read_pieces``."""
+    sample = LargeSample(reader, index)
+    if sample.length_bytes > WHOLE_BYTES_MAX:
+        yield from sample.pieces()
+        return
+    with reader.read([index]) as batch:
+        data = batch[0]
+        for start in range(0, len(data), PIECE_BYTES):
+            yield data[start : start + PIECE_BYTES]
