@@ -19,7 +19,7 @@ GROUPS = {
     "tests/fuse/": "mounts",
     # They compile in the same folders.
     "tests/fuzz/": "fuzzers",
-    "tests/native/test_native.py": "builds",
+    "tests/native/": "builds",
     "tests/fault/test_nvme_sanitized.py": "builds",
 }
 """Group by the beginning of a file's path."""

@@ -1,7 +1,8 @@
 """Builds the C tests and runs them: plainly, under ASan with UBSan, and under TSan.
 
-Each build stays in ``build/``, so that the next run compiles what has changed. Bugs planted on
-purpose prove that each sanitizer would notice.
+The plain tests are linked with the objects of the library that ``make build`` made. Each build
+stays in ``build/``, so that the next run compiles what has changed. Bugs planted on purpose prove
+that each sanitizer would notice.
 """
 
 import os
@@ -17,6 +18,8 @@ ROOT = Path(__file__).parents[2]
 JOBS = str(os.cpu_count() or 1)
 
 BUILDS = {"plain": "", "address": "address,undefined", "thread": "thread"}
+FOLDERS = {"plain": "native", "address": "test-address", "thread": "test-thread"}
+"""Folder of each build in ``build/``: the plain one is that of ``make build``."""
 
 HUGE_PAGES = Path("/proc/sys/vm/nr_hugepages")
 HUGE_PAGES_RESERVED = 64
@@ -45,8 +48,8 @@ def run(*command: str) -> None:
 
 
 def configure(build: str) -> Path:
-    folder = ROOT / "build" / f"test-{build}"
-    defines = ["-DCMAKE_BUILD_TYPE=RelWithDebInfo", f"-DDLFS_SANITIZE={BUILDS[build]}"]
+    folder = ROOT / "build" / FOLDERS[build]
+    defines = ["-DDLFS_TESTS=ON", f"-DDLFS_SANITIZE={BUILDS[build]}"]
     run(tool("cmake"), "-S", str(ROOT / "native"), "-B", str(folder), *defines)
     return folder
 
