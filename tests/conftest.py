@@ -93,17 +93,21 @@ def _required() -> set[str]:
 def pytest_configure(config: pytest.Config) -> None:
     """Refuse an unknown name in ``DLFS_REQUIRE`` at once, and let Ctrl-C be tested.
 
-    What a shell runs in the background starts with SIGINT ignored, and would hand that on to every
-    program the tests start. A process that shares the tests with others has no standard output:
-    why it ended one that took too long would go unseen.
+    What a shell runs in the background starts with SIGINT ignored, what nohup runs with SIGHUP
+    ignored, and would hand that on to every program the tests start. A process that shares the
+    tests with others has no standard output: why it ended one that took too long would go unseen.
     """
     _required()
     for variable in ("DLFS_VOLUME", "DLFS_MEMORY", "DLFS_DEBUG"):  # the user's own defaults
         os.environ.pop(variable, None)
     if hasattr(config, "workerinput"):
         config.get_terminal_writer = lambda: create_terminal_writer(config, sys.__stderr__)
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number, default in (
+        (signal.SIGINT, signal.default_int_handler),
+        (signal.SIGHUP, signal.SIG_DFL),
+    ):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, default)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
