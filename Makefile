@@ -5,6 +5,8 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
+# The tests start Python some thousand times: it compiles each module once, whatever the machine's environment says.
+unexport PYTHONDONTWRITEBYTECODE
 
 # The first Python that is new enough, else python3, which is then told what it lacks.
 PYTHON := $(or $(PYTHON),$(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
