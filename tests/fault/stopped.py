@@ -1,0 +1,165 @@
+"""Writers that are stopped at random moments, and go on when another has written and gone.
+
+Each round stops one writer (SIGSTOP), waits until its successor has taken the lease over, written
+and given the lease back, and lets the first go on (SIGCONT). Not one of its blocks may land.
+``DLFS_STOPPED_ROUNDS`` sets the number of rounds of each kind, ``DLFS_STOPPED_SEED`` the seed.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from dlfs.block import open_device
+from dlfs.block.lease import LeaseTimes
+from dlfs.units import MIB
+
+ROUNDS = int(os.environ.get("DLFS_STOPPED_ROUNDS", "1"))
+SEED = int(os.environ.get("DLFS_STOPPED_SEED", "20190923"))
+
+HERE, THERE = uuid.UUID(int=0x1111), uuid.UUID(int=0x2222)
+FIRST_BYTE, LAST_BYTE = MIB, 2 * MIB
+OLD, NEW = b"\1", b"\2"
+
+# On each line of its input, the writer takes the lease and writes until that is refused. With a
+# clock that "stands still", as that of a stopped virtual machine, it knows of no deadline.
+WRITER = """
+import random, sys
+from dlfs.block import Kind, SharedNamespaceDevice, aligned_buffer, open_device
+from dlfs.block.lease import LeaseTimes
+from dlfs.errors import DeviceError
+
+uri, times, first, last, clock, seed = sys.argv[1:]
+numbers = [float(number) for number in times.split(",")]
+
+class Times(LeaseTimes):
+    expiry_s = LeaseTimes(*numbers).expiry_s
+
+if clock == "stands still":
+    numbers[1] = 600.0
+SharedNamespaceDevice.lease_times = Times(*numbers)
+chance = random.Random(int(seed))
+buffer = aligned_buffer(256 * 1024, 4096)
+buffer[:] = 1
+for _ in sys.stdin:
+    try:
+        with open_device(uri, writable=True) as device:
+            device.lock_exclusive("a writer that is stopped")
+            print("writing", flush=True)
+            with device.queue_pair(8) as queue:
+                while True:
+                    size = chance.choice([4096, 65536, 262144])
+                    offset = chance.randrange(int(first), int(last) - size, 4096)
+                    if not queue.submit(Kind.WRITE, buffer[:size], offset, 0):
+                        if any(result < 0 for _, result in queue.poll(-1)):
+                            break
+    except DeviceError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+    print("over", flush=True)
+"""
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One target, and how it is reached.
+
+    Attributes:
+        times: Times of both leases.
+        writer_uri: URI of the writer that is stopped.
+        successor_uri: URI of the writer that takes over.
+        contents: Returns the bytes from ``FIRST_BYTE`` to ``LAST_BYTE``.
+        cut: Ends all connections, by a reset where its argument is true. It is called in some of
+            the rounds; None where only the target does so itself.
+    """
+
+    times: LeaseTimes
+    writer_uri: str
+    successor_uri: str
+    contents: Callable[[], bytes]
+    cut: Callable[[bool], None] | None = None
+
+
+@contextmanager
+def _writer(scene: Scene, clock: str) -> Iterator[subprocess.Popen[str]]:
+    times = scene.times
+    numbers = (times.renew_s, times.valid_s, times.late_s, times.claim_s, times.poll_s)
+    arguments = [
+        scene.writer_uri,
+        ",".join(map(str, numbers)),
+        *map(str, (FIRST_BYTE, LAST_BYTE)),
+        clock,
+        str(SEED),
+    ]
+    with subprocess.Popen(
+        [sys.executable, "-c", WRITER, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def _ask(process: subprocess.Popen[str]) -> str:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+    return process.stdout.readline().strip()
+
+
+def _take_over(scene: Scene) -> None:
+    """Wait the stopped writer out, write over all that it wrote, and give the lease back."""
+    with open_device(scene.successor_uri, writable=True) as device:
+        device.lock_exclusive("its successor")
+        device.write(FIRST_BYTE, NEW * (LAST_BYTE - FIRST_BYTE))
+        device.flush()
+
+
+def _play_round(scene: Scene, process: subprocess.Popen[str], chance: random.Random) -> bool:
+    """Stop the writer at a random moment of its life, and look what it leaves.
+
+    Returns:
+        False if the writer got no lease, since the machine was too slow.
+    """
+    assert process.stdout is not None
+    if _ask(process) != "writing":
+        return False
+    threading.Event().wait(chance.random() * 0.05)  # the moment, not a condition
+    process.send_signal(signal.SIGSTOP)
+    try:
+        if scene.cut is not None and chance.random() < 0.5:
+            scene.cut(chance.random() < 0.5)
+        _take_over(scene)
+    finally:
+        process.send_signal(signal.SIGCONT)
+    assert process.stdout.readline() == "over\n"
+    assert scene.contents().strip(NEW) == b""
+    return True
+
+
+def play(scene: Scene, *, clock: str, host: uuid.UUID) -> None:
+    """Play all rounds of one kind.
+
+    Args:
+        scene: The target; its times are also those of ``SharedNamespaceDevice`` in this process.
+        clock: "goes on" or "stands still": the clock by which the stopped writer knows its lease.
+        host: Host of the successor.
+    """
+    chance = random.Random(f"{SEED} {clock} {host}")
+    played = 0
+    with _writer(scene, clock) as process:
+        for number in range(ROUNDS):
+            print(f"seed {SEED}, round {number}")
+            played += _play_round(scene, process, chance)
+    print(f"{played} of {ROUNDS} rounds in which the writer had the lease")

@@ -1,0 +1,47 @@
+"""Writers that are stopped and go on, on the kernel's target; see tests/fault/stopped.py.
+
+This kernel has no reservations: the deadline of the lease, and the end of the connections of a host
+that is silent, must do. It counts keep-alive timeouts in seconds, and ends connections after two.
+"""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+
+from dlfs.block import SharedNamespaceDevice
+from dlfs.block.lease import LeaseTimes
+from tests.fault.stopped import FIRST_BYTE, HERE, LAST_BYTE, THERE, Scene, play
+from tests.nvmet.shared import OPEN
+from tests.nvmet.target import KernelTarget
+
+pytestmark = pytest.mark.qemu
+
+TIMES = LeaseTimes(renew_s=0.1, valid_s=1, late_s=2, claim_s=0.4, poll_s=0.05)
+OPTIONS = {"timeout_ms": 1200, "reconnect_ms": 800, "keepalive_ms": 1000}
+
+
+@pytest.mark.parametrize(
+    ("host", "clock"),
+    [(HERE, "stands still"), (THERE, "goes on")],
+    ids=["same host, clock stands still", "another host, clock goes on"],
+)
+def test_a_stopped_writer_writes_nothing_when_it_goes_on(
+    kernel_target: KernelTarget, monkeypatch: pytest.MonkeyPatch, host: uuid.UUID, clock: str
+) -> None:
+    monkeypatch.setattr(SharedNamespaceDevice, "lease_times", TIMES)
+    kernel_target.wipe(OPEN)
+
+    def contents() -> bytes:
+        with kernel_target.disk(OPEN).open("rb") as file:
+            file.seek(FIRST_BYTE)
+            return file.read(LAST_BYTE - FIRST_BYTE)
+
+    scene = Scene(
+        TIMES,
+        kernel_target.uri(OPEN, hostid=HERE, **OPTIONS),
+        kernel_target.uri(OPEN, hostid=host, **OPTIONS),
+        contents,
+    )
+    play(scene, clock=clock, host=host)
