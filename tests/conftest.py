@@ -102,12 +102,10 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.pop(variable, None)
     if hasattr(config, "workerinput"):
         config.get_terminal_writer = lambda: create_terminal_writer(config, sys.__stderr__)
-    for number, default in (
-        (signal.SIGINT, signal.default_int_handler),
-        (signal.SIGHUP, signal.SIG_DFL),
-    ):
-        if signal.getsignal(number) is signal.SIG_IGN:
-            signal.signal(number, default)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda *_: None)  # exec resets it, and this process lives on
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
