@@ -83,8 +83,7 @@ static void single_samples(void)
     for (uint64_t index = 0; index < COUNT; index++) {
         uint64_t length = sample_length(index);
         CHECK_EQ(dlfs_client_get(to.client, index, buffer, length, DLFS_GET_KEPT), length);
-        for (uint64_t at = 0; at < length; at++)
-            CHECK(buffer[at] == sample_byte(index, at));
+        check_bytes(buffer, index);
         if (length > 0)
             CHECK_EQ(dlfs_client_get(to.client, index, buffer, length - 1, 0), -ERANGE);
     }

@@ -13,11 +13,18 @@
 #define ROWS 48u
 #define MILLION 1000000u
 
-struct volume {
+/* The dataset and its members, made once; every volume has its own faults over them. */
+struct copies {
     struct dataset dataset;
-    dlfs_device *inner[MEMBERS];
+    dlfs_device *members[MEMBERS];
+};
+
+struct volume {
+    const struct dataset *dataset;
     dlfs_device *devices[MEMBERS]; /* faulty ones */
 };
+
+static struct copies copies;
 
 static void copy_chunk(dlfs_queue *from, dlfs_queue *const *to, uint64_t chunk, void *memory)
 {
@@ -32,43 +39,53 @@ static void copy_chunk(dlfs_queue *from, dlfs_queue *const *to, uint64_t chunk, 
     }
 }
 
-/* The dataset with two copies; each member has its faults. */
-static void volume_create(struct volume *volume, const dlfs_fault_config *faults)
+static void copies_create(void)
 {
+    struct dataset *dataset = &copies.dataset;
     void *memory;
     dlfs_queue *queues[MEMBERS];
     dlfs_queue *from;
-    dataset_create(&volume->dataset, NULL);
-    CHECK(volume->dataset.chunk_count <= (uint64_t)ROWS * MEMBERS);
+    dataset_create(dataset, NULL);
+    CHECK(dataset->chunk_count <= (uint64_t)ROWS * MEMBERS);
     CHECK_EQ(dlfs_memory_map(CHUNK, &memory, NULL), 0);
-    CHECK_EQ(dlfs_queue_create(volume->dataset.inner, 4, &from), 0);
+    CHECK_EQ(dlfs_queue_create(dataset->inner, 4, &from), 0);
     for (uint32_t i = 0; i < MEMBERS; i++) {
-        CHECK_EQ(dlfs_device_create_memory(DEVICE_BYTES, 512, &volume->inner[i]), 0);
-        CHECK_EQ(dlfs_queue_create(volume->inner[i], 4, &queues[i]), 0);
+        CHECK_EQ(dlfs_device_create_memory(DEVICE_BYTES, 512, &copies.members[i]), 0);
+        CHECK_EQ(dlfs_queue_create(copies.members[i], 4, &queues[i]), 0);
     }
-    for (uint64_t chunk = 0; chunk < volume->dataset.chunk_count; chunk++)
+    for (uint64_t chunk = 0; chunk < dataset->chunk_count; chunk++)
         copy_chunk(from, queues, chunk, memory);
     dlfs_queue_destroy(from);
-    for (uint32_t i = 0; i < MEMBERS; i++) {
+    for (uint32_t i = 0; i < MEMBERS; i++)
         dlfs_queue_destroy(queues[i]);
-        CHECK_EQ(dlfs_device_create_fault(volume->inner[i], &faults[i], &volume->devices[i]), 0);
-    }
     dlfs_memory_unmap(memory, CHUNK);
+}
+
+static void copies_destroy(void)
+{
+    for (uint32_t i = 0; i < MEMBERS; i++)
+        CHECK_EQ(dlfs_device_destroy(copies.members[i]), 0);
+    dataset_destroy(&copies.dataset);
+}
+
+/* The dataset with two copies; each member has its faults. */
+static void volume_create(struct volume *volume, const dlfs_fault_config *faults)
+{
+    volume->dataset = &copies.dataset;
+    for (uint32_t i = 0; i < MEMBERS; i++)
+        CHECK_EQ(dlfs_device_create_fault(copies.members[i], &faults[i], &volume->devices[i]), 0);
 }
 
 static void volume_destroy(struct volume *volume)
 {
-    for (uint32_t i = 0; i < MEMBERS; i++) {
+    for (uint32_t i = 0; i < MEMBERS; i++)
         CHECK_EQ(dlfs_device_destroy(volume->devices[i]), 0);
-        CHECK_EQ(dlfs_device_destroy(volume->inner[i]), 0);
-    }
-    dataset_destroy(&volume->dataset);
 }
 
 static dlfs_reader *reader_of(const struct volume *volume, uint32_t absent, uint64_t memory_bytes,
                               uint32_t timeout_ms)
 {
-    dlfs_extent extent = {0, volume->dataset.chunk_count};
+    dlfs_extent extent = {0, volume->dataset->chunk_count};
     dlfs_device *devices[MEMBERS];
     memcpy(devices, volume->devices, sizeof(devices));
     if (absent < MEMBERS)
@@ -82,7 +99,7 @@ static dlfs_reader *reader_of(const struct volume *volume, uint32_t absent, uint
         .data_offset_bytes = DATA_OFFSET,
         .extents = &extent,
         .extent_count = 1,
-        .directory = volume->dataset.directory,
+        .directory = volume->dataset->directory,
         .memory_bytes = memory_bytes,
         .gap_bytes = 8192,
         .timeout_ms = timeout_ms,
@@ -97,7 +114,7 @@ static dlfs_reader *reader_of(const struct volume *volume, uint32_t absent, uint
     config.replicas = MEMBERS + 1;
     CHECK_EQ(dlfs_reader_create(&config, &reader), -EINVAL);
     config.replicas = 2;
-    config.band_rows = volume->dataset.chunk_count / MEMBERS - 1; /* bands would overlap */
+    config.band_rows = volume->dataset->chunk_count / MEMBERS - 1; /* bands would overlap */
     CHECK_EQ(dlfs_reader_create(&config, &reader), -EINVAL);
     return reader;
 }
@@ -120,7 +137,7 @@ static void read_batches(dlfs_reader *reader)
 static void read_stream(const struct volume *volume, dlfs_reader *reader, uint32_t plan)
 {
     dlfs_sequence *sequence;
-    CHECK_EQ(dlfs_sequence_create(volume->dataset.directory, CHUNK, DLFS_ORDER_GLOBAL, plan, 0, 1,
+    CHECK_EQ(dlfs_sequence_create(volume->dataset->directory, CHUNK, DLFS_ORDER_GLOBAL, plan, 0, 1,
                                   &sequence),
              0);
     dlfs_stream_config config = {.sequence = sequence, .stride = 1, .count = COUNT, .plan = plan};
@@ -225,6 +242,7 @@ static void comes_back(uint32_t lost_polls)
 
 int main(void)
 {
+    copies_create();
     for (uint32_t bad = 0; bad < MEMBERS; bad++) {
         survives(bad, &(dlfs_fault_config){0}, true, 20000);
         survives(bad, &(dlfs_fault_config){.lost_from = 1}, false, 20000);
@@ -238,5 +256,6 @@ int main(void)
     two_are_too_many();
     comes_back(0);
     comes_back(1);
+    copies_destroy();
     return 0;
 }

@@ -121,8 +121,7 @@ static bool read_file(const struct mount *mount, uint64_t index, size_t part)
         return false;
     }
     CHECK_EQ(at, sample_length(index));
-    for (uint64_t i = 0; i < at; i++)
-        CHECK(data[i] == sample_byte(index, i));
+    check_bytes(data, index);
     return true;
 }
 

@@ -16,6 +16,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 JOBS = str(os.cpu_count() or 1)
+TESTS = str(2 * (os.cpu_count() or 1))  # some wait for time-outs
 
 BUILDS = {"plain": "", "address": "address,undefined", "thread": "thread"}
 FOLDERS = {"plain": "native", "address": "test-address", "thread": "test-thread"}
@@ -72,7 +73,7 @@ def without_randomization() -> list[str]:
 def test_c_tests_pass(build: str) -> None:
     folder = configure(build)
     compile_target(folder, "all")
-    options = ["--test-dir", str(folder), "--parallel", JOBS, "--output-on-failure"]
+    options = ["--test-dir", str(folder), "--parallel", TESTS, "--output-on-failure"]
     run(*without_randomization(), tool("ctest"), *options)
 
 
@@ -98,7 +99,7 @@ def test_c_tests_pass_with_reserved_huge_pages(build: str) -> None:
     """What maps memory that processes share: the service's and the mount's tests, and memory's."""
     folder = configure(build)
     compile_target(folder, "all")
-    options = ["--test-dir", str(folder), "--parallel", JOBS, "--output-on-failure"]
+    options = ["--test-dir", str(folder), "--parallel", TESTS, "--output-on-failure"]
     run(*without_randomization(), tool("ctest"), *options, "--tests-regex", "memory|channel|fuse")
 
 
