@@ -1,7 +1,8 @@
 """Hostile bytes for libdlfs's NVMe/TCP decoder: libFuzzer from generated seeds.
 
 The harness (native/fuzz) is built with clang in ``build/fuzz``, apart from the other builds. No
-corpus is kept: the seeds are honest PDUs, made here.
+corpus is kept: the seeds are honest PDUs, made here. DLFS_FUZZ_RUNS asks for more runs than usual,
+of every libFuzzer program; DLFS_FUZZ_SEED for a seed.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import pytest
 from dlfs.testing.nvme.pdu import R2T, C2HData, C2HTermReq, CapsuleResp, ICResp, Wire, encode
 from tests.native.test_native import ROOT, run, tool
 
-RUNS = 300_000
+RUNS = int(os.environ.get("DLFS_FUZZ_RUNS", "50000"))
 INPUT_BYTES_MAX = 1024
 CLANGS = ["clang", *(f"clang-{version}" for version in range(21, 13, -1))]
 
@@ -72,19 +73,19 @@ def write_seeds(folder: Path) -> None:
         (folder / f"ic{name}").write_bytes(choices + encode(ICResp(0, 3, digests, 1 << 17)))
 
 
-def survives(fuzzer: Path, seeds: Path, runs: int, input_bytes_max: int) -> None:
+def survives(fuzzer: Path, seeds: Path, input_bytes_max: int) -> None:
     """Run a harness on changed seeds: it ends well, and gets past the first check.
 
     It counts as its own the most memory that whoever starts it ever had (Linux hands that on, at
     exec), which in a process of tests may be a lot: a shell starts it.
     """
     seed = int(os.environ.get("DLFS_FUZZ_SEED", "0")) or int.from_bytes(os.urandom(3), "little") + 1
-    options = [f"-runs={runs}", f"-seed={seed}", f"-max_len={input_bytes_max}", "-timeout=10"]
+    options = [f"-runs={RUNS}", f"-seed={seed}", f"-max_len={input_bytes_max}", "-timeout=10"]
     options += ["-rss_limit_mb=1024", f"-artifact_prefix={seeds.parent}/"]
     command = ["sh", "-c", '"$@"; exit $?', "sh", fuzzer, *options, seeds]
     done = subprocess.run(command, cwd=seeds.parent, capture_output=True, text=True)
     assert done.returncode == 0, f"DLFS_FUZZ_SEED={seed}:\n{done.stderr[-4000:]}"
-    assert re.search(rf"Done {runs} runs", done.stderr)
+    assert re.search(rf"Done {RUNS} runs", done.stderr)
     covered = [int(count) for count in re.findall(r"cov: (\d+)", done.stderr)]
     assert max(covered) > 100, "the seeds do not get past the first check"
 
@@ -93,4 +94,4 @@ def test_the_decoder_survives_hostile_bytes(tmp_path: Path) -> None:
     fuzzer = built("fuzz_nvme_pdu", tmp_path)
     seeds = tmp_path / "seeds"
     write_seeds(seeds)
-    survives(fuzzer, seeds, RUNS, INPUT_BYTES_MAX)
+    survives(fuzzer, seeds, INPUT_BYTES_MAX)

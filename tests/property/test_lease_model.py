@@ -4,13 +4,15 @@ The world is a record, a time, and contenders that run the real steps of ``dlfs.
 scheduler draws how long each step takes, when within it a write takes effect, which writes fail and
 take effect late or never, when a contender pauses, crashes or gives the lease back, and by how much
 its clock runs fast or slow. What it draws keeps to the assumptions of the module's docstring; two
-tests break one of them each, and show that the model notices.
+tests break one of them each, and show that the model notices. DLFS_LEASE_SEEDS asks for more worlds
+than usual.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from random import Random
@@ -26,6 +28,7 @@ from dlfs.errors import DeviceTimeoutError, LeaseLostError
 
 TIMES = LeaseTimes(renew_s=2, valid_s=5, late_s=3, claim_s=1, poll_s=1.5)
 END_S = 120.0
+SEEDS = int(os.environ.get("DLFS_LEASE_SEEDS", "500"))
 
 
 class TwoHoldersError(AssertionError):
@@ -231,9 +234,9 @@ def test_there_is_one_holder_at_most(random: Random, count: int) -> None:
 def test_there_is_one_holder_at_most_from_many_seeds() -> None:
     """Hypothesis shrinks well and draws slowly: seeds cover more. Holders there must be, too."""
     holders = 0
-    for seed in range(1500):
+    for seed in range(SEEDS):
         holders += run_world(Fate(Random(seed)), 2 + seed % 3, [TIMES]).holders
-    assert holders > 3000
+    assert holders > 2 * SEEDS
 
 
 @pytest.mark.parametrize(
@@ -241,7 +244,7 @@ def test_there_is_one_holder_at_most_from_many_seeds() -> None:
     [
         pytest.param({"late_s": 5 * TIMES.late_s}, [TIMES], id="writes take effect too late"),
         pytest.param({"patience": 0.1}, [TIMES], id="nobody waits before the check"),
-        pytest.param({}, [TIMES, replace(TIMES, valid_s=20)], id="one goes on for too long"),
+        pytest.param({}, [TIMES, replace(TIMES, valid_s=40)], id="one goes on for too long"),
     ],
 )
 def test_the_model_notices_a_broken_assumption(

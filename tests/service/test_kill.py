@@ -4,7 +4,7 @@ A round has a service and three clients that read without end and check every by
 killed, in an order that the round's seed decides. Clients that survive the service must say so by a
 ServiceLostError and go on with the next one. In the end, and whenever a service is alone with its
 clients, there is what belongs to those and nothing else: channels, descriptors, threads, mounts,
-memory.
+memory. DLFS_KILL_ROUNDS asks for more rounds than usual.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from dlfs.service.protocol import Figures, GetSnapshot
 from tests.service.serving import SECONDS_MAX, make_samples, make_volume, memory_files, wait_for
 
 ROOT = Path(__file__).parents[2]
-ROUNDS = 100
+ROUNDS = int(os.environ.get("DLFS_KILL_ROUNDS", "30"))
 CLIENTS = 3
 
 
