@@ -34,6 +34,7 @@ class ChannelConfig(Structure):
         ("batches_max", c_uint32),
         ("flags", c_uint32),
         ("reserved", c_uint32),
+        ("memory", c_void_p),
     )
 
 
@@ -53,6 +54,7 @@ class ChannelStats(Structure):
         ("wakes", c_uint64),
         ("sleeps", c_uint64),
         ("busy_ns", c_uint64),
+        ("memory_bytes", c_uint64),
         ("ended", c_int32),
         ("under_way", c_uint32),
     )
@@ -76,6 +78,8 @@ _BATCH_OUT = POINTER(POINTER(Batch))
 PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "dlfs_reader_arena": (c_int, (c_void_p, POINTER(c_int), POINTER(c_uint64))),
     "dlfs_share_create": (c_int, (c_uint64, _OUT)),
+    "dlfs_share_create_within": (c_int, (c_void_p, c_uint64, _OUT)),
+    "dlfs_share_allow": (None, (c_void_p, c_uint64)),
     "dlfs_share_destroy": (None, (c_void_p,)),
     "dlfs_share_pinned_bytes": (c_uint64, (c_void_p,)),
     "dlfs_channel_create": (c_int, (POINTER(ChannelConfig), _OUT, POINTER(c_int), POINTER(c_int))),

@@ -40,25 +40,34 @@ ENDED_PROTOCOL = abi.E_PROTOCOL
 
 
 class Share(Collected):
-    """The limit of one reader's arena that one client may pin, over all of its channels.
+    """A bound on bytes that one client may cause, over all of its channels, or one user.
 
     Args:
-        pinned_bytes_max: in the arena. More than this is copied to the channel's own memory.
+        bytes_max: most bytes: pinned in one reader's arena, or of the service's other memory.
+        parent: the share of the client's user; what this one takes counts there too.
 
     Threads: any at once.
     """
 
-    def __init__(self, pinned_bytes_max: int) -> None:
+    def __init__(self, bytes_max: int, parent: Share | None = None) -> None:
         handle = c_void_p()
-        code = library().dlfs_share_create(pinned_bytes_max, byref(handle))
-        check(code, f"make a share of {pinned_bytes_max} bytes")
+        within = None if parent is None else parent.handle
+        code = library().dlfs_share_create_within(within, bytes_max, byref(handle))
+        check(code, f"make a share of {bytes_max} bytes")
         self.handle: c_void_p | None = handle
+        self._parent = parent  # found by others as long as this one is
 
     @property
     def pinned_bytes(self) -> int:
-        """Bytes of the arena that the client's batches pin now."""
+        """Bytes that are taken of it now."""
         pinned: int = library().dlfs_share_pinned_bytes(self.handle)
         return pinned
+
+    def allow(self, bytes_max: int) -> None:
+        """Raise the bound of it, and of those that it lies within, to at least so many bytes."""
+        library().dlfs_share_allow(self.handle, bytes_max)
+        if self._parent is not None:
+            self._parent.allow(bytes_max)
 
     def __del__(self) -> None:
         handle = getattr(self, "handle", None)
@@ -72,12 +81,14 @@ class ServerChannel(Collected):
 
     Args:
         reader: made with ``shared=True``; not closed before this channel is.
-        share: the client's.
+        share: what the client may pin in the arena; more is copied.
+        memory: what it may cause of the service's other memory; None: no bound.
         samples_max: of one batch, 1..2**20.
         batches_max: that the client has at once, 1..65536.
         copied_bytes_max: memory for batches copied out of the arena.
 
     Raises:
+        LimitError: the client has no memory left for another channel.
         UsageError: a number is out of range, or the reader's arena is not shared.
         DeviceError: no memory, no more descriptors, no more threads.
 
@@ -95,6 +106,7 @@ class ServerChannel(Collected):
         samples_max: int = SAMPLES_MAX,
         batches_max: int = BATCHES_MAX,
         copied_bytes_max: int = COPIED_BYTES_MAX,
+        memory: Share | None = None,
     ) -> None:
         self._reader = reader
         self._pid = os.getpid()
@@ -105,17 +117,18 @@ class ServerChannel(Collected):
             copied_bytes_max=copied_bytes_max,
             samples_max=samples_max,
             batches_max=batches_max,
+            memory=None if memory is None else memory.handle,
         )
-        handle, memory, wake = c_void_p(), c_int(), c_int()
+        handle, descriptor, wake = c_void_p(), c_int(), c_int()
         code = library().dlfs_channel_create(
-            byref(config), byref(handle), byref(memory), byref(wake)
+            byref(config), byref(handle), byref(descriptor), byref(wake)
         )
         if code < 0:
             reader.give_back()
         check(code, f"make a channel for batches of {samples_max} samples")
         self._handle: c_void_p | None = handle  # and the loan of the reader, until it is closed
         self._last_stats = channel_abi.ChannelStats(ended=ENDED_CLOSED)
-        self.descriptors = ChannelDescriptors(memory.value, wake.value)
+        self.descriptors = ChannelDescriptors(descriptor.value, wake.value)
 
     def stats(self) -> dict[str, int]:
         """``dlfs_channel_stats`` by name; the last ones when it is closed."""

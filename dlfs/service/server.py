@@ -29,6 +29,8 @@ CLIENTS_MAX = 1024
 """Connections at once."""
 CLIENTS_OF_PROCESS_MAX = 128
 """Of those, of one process: one for each volume and dataset that it has open."""
+CLIENTS_OF_USER_MAX = 896
+"""Of those, of one user."""
 
 _log = logging.getLogger(__name__)
 
@@ -108,10 +110,12 @@ class SampleServer:
                 "--allow-group lets a user in",
                 errno.EACCES,
             )
-        own = sum(session.peer.pid == peer.pid for session in self._sessions)
+        own = sum(session.peer.process == peer.process for session in self._sessions)
+        users = sum(session.peer.uid == peer.uid for session in self._sessions)
         for count, limit, whose in (
             (len(self._sessions), CLIENTS_MAX, "in all"),
             (own, CLIENTS_OF_PROCESS_MAX, "of one process"),
+            (users, CLIENTS_OF_USER_MAX, "of one user"),
         ):
             if count >= limit:
                 return LimitError(f"use the service: expected at most {limit} connections {whose}")

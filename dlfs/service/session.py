@@ -10,8 +10,9 @@ may still look at must not be read into, so all of it stays until the process is
 Requests are answered one after the other; what waits for devices or native threads runs in a worker
 thread, so that a slow request of one client keeps no other waiting.
 
-Limits are a process's, over all of its connections: of channels, and of what its batches pin of a
-dataset's memory.
+Limits are a process's, over all of its connections, and with larger numbers a user's, over all of
+its processes: of channels, of what batches pin of a dataset's memory, and of what requests, batches
+and streams take of the service's other memory.
 
 Threads: the trio loop, but for what is said to run in a worker thread.
 """
@@ -78,14 +79,23 @@ from dlfs.service.protocol import ServedVolume as VolumeName
 from dlfs.service.shelf import ServedVolume
 from dlfs.service.snapshot import generation_file
 from dlfs.service.sockets import Peer
-from dlfs.units import MIB
+from dlfs.units import GIB, MIB
 
 CHANNELS_MAX = 64
 """Of one client process: callers and epochs that it can have at once."""
+CHANNELS_OF_USER_MAX = 1024
+"""Of all processes of one user."""
 DATASETS_MAX = 64
 """Of one connection."""
 PINNED_SHARE = 1 / 8
 """Of a dataset's memory, that the batches of one client process may pin; more is copied."""
+PINNED_SHARE_OF_USER = 3 / 4
+"""Likewise, of all processes of one user."""
+MEMORY_BYTES_MAX = 512 * MIB
+"""Of the service's other memory, that one client process may cause: arrays, plans, choices, copies.
+Twice a dataset's largest sample if that is more: once where it is read to, and once copied."""
+MEMORY_BYTES_OF_USER_MAX = 2 * GIB
+"""Likewise, of all processes of one user."""
 SAMPLES_MAX = 1 << 20
 """Of one batch."""
 COPIED_BYTES_MAX = 256 * MIB
@@ -114,8 +124,9 @@ class Common:
     Attributes:
         volumes: that are served, by UUID.
         snapshot: gives the service's figures; called in a worker thread.
-        channel_counts: of each client process.
-        shares: what each client process may pin of each dataset.
+        channel_counts: of each client process, and of each user.
+        shares: what each client process and each user may pin of each dataset, and with None in
+            place of the dataset, what they may cause of other memory.
         turns: one request at a time sees a volume's newest generation.
         limiters: of the threads that a volume takes.
         endings: of those that close what clients had.
@@ -123,8 +134,8 @@ class Common:
 
     volumes: dict[UUID, ServedVolume]
     snapshot: Callable[[], dict[str, Any]]
-    channel_counts: Counter[int] = field(default_factory=Counter)
-    shares: WeakValueDictionary[tuple[int, UUID], Share] = field(
+    channel_counts: Counter[str | int] = field(default_factory=Counter)
+    shares: WeakValueDictionary[tuple[str | int, UUID | None], Share] = field(
         default_factory=WeakValueDictionary
     )
     turns: dict[UUID, trio.Lock] = field(default_factory=dict)
@@ -144,11 +155,34 @@ class Common:
             raise NotFoundError(f"look at volume {uuid}: it is not served here")
         return found
 
-    def count_channels(self, pid: int, change: int) -> None:
-        """Count channels of a process."""
-        self.channel_counts[pid] += change
-        if not self.channel_counts[pid]:
-            del self.channel_counts[pid]
+    def count_channels(self, peer: Peer, change: int) -> None:
+        """Count channels of a process, and of its user."""
+        for owner in (peer.process, peer.uid):
+            self.channel_counts[owner] += change
+            if not self.channel_counts[owner]:
+                del self.channel_counts[owner]
+
+    def share(
+        self, peer: Peer, dataset: UUID | None, bytes_max: int, bytes_of_user_max: int
+    ) -> Share:
+        """What a process may pin of a dataset, or cause of other memory, within its user's share.
+
+        Args:
+            peer: the process.
+            dataset: that is pinned; None: other memory.
+            bytes_max: of one process.
+            bytes_of_user_max: of all processes of its user.
+        """
+        of_user = self._share((peer.uid, dataset), bytes_of_user_max, None)
+        return self._share((peer.process, dataset), bytes_max, of_user)
+
+    def _share(
+        self, key: tuple[str | int, UUID | None], bytes_max: int, parent: Share | None
+    ) -> Share:
+        share = self.shares.get(key)
+        if share is None:
+            share = self.shares[key] = Share(bytes_max, parent)
+        return share
 
     async def refresh(self, volume: ServedVolume) -> None:
         """See a volume's newest generation."""
@@ -171,6 +205,7 @@ class _OpenDataset:
     dataset: Dataset
     reader: NativeReader
     share: Share
+    memory: Share
 
 
 @dataclass(eq=False)
@@ -259,7 +294,7 @@ class Session:
         for channel in channels:
             await self._common.end(channel.close)
             self._channels.remove(channel)
-            self._common.count_channels(self.peer.pid, -1)
+            self._common.count_channels(self.peer, -1)
 
     # ---- frames ----------------------------------------------------------------------------------
 
@@ -370,20 +405,24 @@ class Session:
             assert isinstance(native, NativeReader)
             state = DatasetState(dataset.access.members, native.arena_bytes, native.timeout_ms)
             reply = Reply(state)
-            share = self._share(request.dataset, native.arena_bytes)
+            shares = self._shares(request.dataset, native.arena_bytes, dataset)
             generation = self._attach_generation(reply, volume)
             reply.descriptors = [generation, native.arena_descriptor]
-            self._datasets[request.dataset] = _OpenDataset(volume.uuid, dataset, native, share)
+            self._datasets[request.dataset] = _OpenDataset(volume.uuid, dataset, native, *shares)
             undone.pop_all()
         return reply
 
-    def _share(self, dataset: UUID, arena_bytes: int) -> Share:
-        """What the client's process may pin of a dataset, over all of its connections."""
-        key = self.peer.pid, dataset
-        share = self._common.shares.get(key)
-        if share is None:
-            share = self._common.shares[key] = Share(int(arena_bytes * PINNED_SHARE))
-        return share
+    def _shares(self, uuid: UUID, arena_bytes: int, dataset: Dataset) -> tuple[Share, Share]:
+        """What the client's process may pin of a dataset, and cause of other memory."""
+        pins = self._common.share(
+            self.peer,
+            uuid,
+            int(arena_bytes * PINNED_SHARE),
+            int(arena_bytes * PINNED_SHARE_OF_USER),
+        )
+        memory = self._common.share(self.peer, None, MEMORY_BYTES_MAX, MEMORY_BYTES_OF_USER_MAX)
+        memory.allow(2 * dataset.access.directory.largest_bytes + 64 * MIB)
+        return pins, memory
 
     async def _get_part(self, request: GetPart) -> Reply:
         volume = self._common.volume(request.volume)
@@ -416,16 +455,20 @@ class Session:
     async def _open_channel(self, request: OpenChannel) -> Reply:
         opened = self._opened(request.dataset)
         await self._drop_ended()
-        if self._common.channel_counts[self.peer.pid] >= CHANNELS_MAX:
-            raise LimitError(
-                f"open a channel: expected at most {CHANNELS_MAX} in one process (callers and "
-                "epochs at once); close epochs that are not used"
-            )
-        self._common.count_channels(self.peer.pid, 1)
+        for owner, most, whose in (
+            (self.peer.process, CHANNELS_MAX, "in one process"),
+            (self.peer.uid, CHANNELS_OF_USER_MAX, "of one user"),
+        ):
+            if self._common.channel_counts[owner] >= most:
+                raise LimitError(
+                    f"open a channel: expected at most {most} {whose} (callers and epochs at "
+                    "once); close epochs that are not used"
+                )
+        self._common.count_channels(self.peer, 1)
         try:
             channel = await trio.to_thread.run_sync(_make_channel, opened)
         except BaseException:
-            self._common.count_channels(self.peer.pid, -1)
+            self._common.count_channels(self.peer, -1)
             raise
         self._channels.append(channel)
         descriptors = channel.descriptors
@@ -449,4 +492,5 @@ def _make_channel(opened: _OpenDataset) -> ServerChannel:
         opened.share,
         samples_max=SAMPLES_MAX,
         copied_bytes_max=max(COPIED_BYTES_MAX, largest_bytes + MIB),
+        memory=opened.memory,
     )

@@ -12,6 +12,7 @@ import contextlib
 import errno
 import fcntl
 import grp
+import itertools
 import os
 import pwd
 import socket
@@ -34,6 +35,8 @@ PATH_BYTES_MAX = 107
 
 _CREDENTIALS = struct.Struct("3i")
 _SO_PEERGROUPS = 59  # asm-generic/socket.h, since Linux 4.13; Python has no name for it
+_SO_PEERPIDFD = 77  # since Linux 6.5
+_connections = itertools.count(1)
 _GROUPS_BYTES_MAX = 1024  # more, Python does not ask for
 _NAME_BYTES_MAX = 64
 
@@ -47,14 +50,22 @@ class _HasOptions(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Who is at the other end of a connection, as the kernel says."""
+    """Who is at the other end of a connection, as the kernel says.
+
+    Attributes:
+        pid: number of its process; 0 if that is in a PID namespace which this process does not see.
+        uid: number of its user.
+        groups: numbers of its groups.
+        process: what tells its process from all others.
+    """
 
     pid: int
     uid: int
     groups: frozenset[int]
+    process: str
 
     def __str__(self) -> str:
-        return f"process {self.pid} of user {self.uid}"
+        return f"{self.process} of user {self.uid}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +122,25 @@ def peer_of(connection: _HasOptions) -> Peer:
     others = b""
     with contextlib.suppress(OSError):  # an old kernel, or more groups than fit
         others = connection.getsockopt(level, _SO_PEERGROUPS, _GROUPS_BYTES_MAX)
-    return Peer(pid, uid, frozenset({gid, *memoryview(others).cast("I")}))
+    process = f"process {pid}" if pid else _name_hidden(connection)
+    return Peer(pid, uid, frozenset({gid, *memoryview(others).cast("I")}), process)
+
+
+def _name_hidden(connection: _HasOptions) -> str:
+    """Name a process of another PID namespace: by its pidfd, or as the peer of this connection.
+
+    The pidfds of one process have an inode of their own since Linux 6.9. Where they have not, each
+    connection counts as a process.
+    """
+    with contextlib.suppress(OSError, struct.error):
+        (pidfd,) = struct.unpack("i", connection.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD, 4))
+        try:
+            name = os.readlink(f"/proc/self/fd/{pidfd}")
+        finally:
+            os.close(pidfd)
+        if name.startswith("pidfd:"):
+            return f"process {name}"
+    return f"a process behind connection {next(_connections)}"
 
 
 # ---- where ---------------------------------------------------------------------------------------

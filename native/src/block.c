@@ -9,6 +9,7 @@
 
 #include "memory.h"
 #include "reader.h"
+#include "share.h"
 
 #define ALIGN_MIN 4096u
 #define MAPPED_BYTES_MIN ((size_t)2 << 20) /* dlfs_memory_map aligns so much to as much */
@@ -41,9 +42,11 @@ static int allocate(const dlfs_reader *reader, size_t bytes, size_t mapped_bytes
     return code;
 }
 
-int block_take(dlfs_reader *reader, size_t bytes, struct block **out)
+int block_take(dlfs_reader *reader, size_t bytes, struct dlfs_share *share, struct block **out)
 {
     size_t mapped_bytes = bytes < MAPPED_BYTES_MIN ? 0 : memory_length(bytes);
+    if (!share_take(share, bytes))
+        return DLFS_E_LIMIT;
     pthread_mutex_lock(&reader->lock);
     struct block *block = mapped_bytes > 0 ? take_resting(reader, mapped_bytes) : NULL;
     pthread_mutex_unlock(&reader->lock);
@@ -51,10 +54,13 @@ int block_take(dlfs_reader *reader, size_t bytes, struct block **out)
         block = calloc(1, sizeof(*block));
         if (!block || allocate(reader, bytes, mapped_bytes, block) < 0) {
             free(block);
+            share_give(share, bytes);
             return -ENOMEM;
         }
         block->reader = reader;
     }
+    share_hold(share);
+    block->share = share;
     block->bytes = bytes;
     block->references = 1;
     *out = block;
@@ -75,6 +81,8 @@ void block_release(struct block *block)
     if (__atomic_sub_fetch(&block->references, 1, __ATOMIC_ACQ_REL) > 0)
         return;
     dlfs_reader *reader = block->reader;
+    share_give(block->share, block->bytes);
+    dlfs_share_destroy(block->share);
     bool rests = false;
     pthread_mutex_lock(&reader->lock);
     if (block->mapped_bytes > 0 && reader->blocks_bytes + block->mapped_bytes <= REST_BYTES_MAX) {

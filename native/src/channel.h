@@ -26,6 +26,8 @@
 #define CACHE_LINE_BYTES 64u
 #define COPIED_BYTES_MAX (UINT64_C(1) << 46)
 #define COPIED_UNIT 4096u
+#define GET_BYTES_MAX (UINT64_C(1) << 20)  /* of a sample that is copied alone */
+#define PART_BYTES_MAX (UINT64_C(8) << 20) /* of a part of one */
 
 /* ---- what lies in a channel's memory --------------------------------------------------------- */
 
@@ -41,10 +43,10 @@ enum operation {
     OPERATION_STATS,        /* a dlfs_reader_stats comes in the result area */
     OPERATION_MEMBER,       /* value: member; why it was lost */
     OPERATION_MEMBER_STATS, /* value: member; a dlfs_member_stats comes in the result area */
-    OPERATION_PART, /* the request area holds a dlfs_part, no longer than the result area, where its
-                       bytes come. The answer's number, base_offset and base_bytes: the member,
-                       offset_bytes and crc_expected of the dlfs_failure; failure_count: it has a
-                       code, which is the result */
+    OPERATION_PART, /* the request area holds a dlfs_part of at most PART_BYTES_MAX, and no longer
+                       than the result area, where its bytes come. The answer's number, base_offset
+                       and base_bytes: the member, offset_bytes and crc_expected of the
+                       dlfs_failure; failure_count: it has a code, which is the result */
 };
 
 struct submission {
@@ -88,11 +90,12 @@ struct ring_places {
     _Atomic uint32_t processor; /* that the consumer ran on when it last waited */
 };
 
-/* What the client read without asking, as it says itself. */
+/* What the client read without asking, and which answer it has taken, as it says itself. */
 struct kept_counts {
     _Alignas(CACHE_LINE_BYTES) _Atomic uint64_t samples;
     _Atomic uint64_t sample_bytes;
     _Atomic uint64_t batches;
+    _Atomic uint64_t taken; /* tag of the last answer whose result area the client has done with */
 };
 
 struct channel_header {
@@ -194,20 +197,15 @@ enum wait_end ring_wait(struct ring *ring, struct waiter *waiter, int timeout_ms
 
 /* ---- the service's end ----------------------------------------------------------------------- */
 
-struct dlfs_share {
-    uint64_t pinned_bytes_max;
-    _Atomic uint64_t pinned_bytes;
-    _Atomic uint32_t holds;
-};
-
 /* A batch that the client has. */
 struct lent {
     struct batch *batch; /* pinned in the arena; or NULL, and it was copied */
     uint64_t pinned_bytes;
     uint64_t copied_offset;
     uint64_t copied_bytes;
-    uint32_t generation; /* tells numbers of one place apart */
-    uint32_t next;       /* free place */
+    uint64_t charged_bytes; /* for the arrays of a batch that is pinned */
+    uint32_t generation;    /* tells numbers of one place apart */
+    uint32_t next;          /* free place */
     bool out;
 };
 
@@ -227,6 +225,7 @@ struct channel_counters {
     _Atomic uint64_t refusals;
     _Atomic uint64_t failures;
     _Atomic uint64_t busy_ns;
+    _Atomic uint64_t memory_bytes;
     _Atomic int32_t ended;
     _Atomic uint32_t under_way;
 };
@@ -234,6 +233,7 @@ struct channel_counters {
 struct dlfs_channel {
     dlfs_reader *reader;
     dlfs_share *share;
+    dlfs_share *memory_share;
     struct channel_memory memory;
     struct ring submissions;
     struct ring completions;
@@ -249,17 +249,33 @@ struct dlfs_channel {
     dlfs_sequence *sequence;
     uint64_t *chosen; /* [chosen_count] indices of a chosen order, which the client sent */
     uint64_t chosen_count;
+    uint64_t stream_bytes;   /* charged for the stream and its sequence */
+    uint64_t withheld_bytes; /* charged for the batch that is withheld */
     struct batch *withheld;  /* taken from the stream when there was no room for it */
     uint64_t withheld_count; /* that was asked for */
-    uint64_t *indices;       /* [samples_max] of the read under way */
+    uint64_t *indices;       /* [area_samples] of the read under way */
+    uint64_t area_samples;   /* the longest batch whose arrays the result area has pages for */
+    uint64_t area_bytes;     /* ... and the longest answer of plain bytes */
+    uint64_t answered_tag;   /* of the last answer */
+    uint64_t asked_ns;       /* when the last request was taken */
+    uint64_t copied_kept;    /* bytes of the memory for copied batches that have pages, from 0 on */
     struct lent *lent;       /* [batches_max] */
     uint32_t batches_max;
     uint32_t lent_used;      /* places that were in use once */
     uint32_t lent_free;      /* list */
-    uint32_t *pins;          /* [the arena's slots] samples of this client's batches in each */
+    uint64_t *pins;          /* [the arena's slots] samples of this client's batches in each */
     struct copied_run *runs; /* [batches_max] memory in use for copied batches, by offset */
     uint32_t run_count;
 };
+
+/* channel_area.c; the thread's own. */
+/*
+ * Charges the client with the pages that an answer needs: the arrays of a batch of so many samples,
+ * or plain bytes. Makes room for as many indices. False: it may not have so much.
+ */
+bool area_reserve(dlfs_channel *channel, uint64_t samples, uint64_t bytes);
+/* Gives the pages of large answers back. The client has done with the last one. */
+void area_trim(dlfs_channel *channel);
 
 /* channel_lend.c; the thread's own. */
 int lend_create(dlfs_channel *channel, uint32_t batches_max);
@@ -267,14 +283,20 @@ int lend_create(dlfs_channel *channel, uint32_t batches_max);
 bool lend_possible(const dlfs_channel *channel);
 /*
  * Gives a batch to the client: pinned where it is, or copied; writes the result area, with the
- * indices or without, and the completion. DLFS_E_LIMIT, and the batch stays the caller's, when
- * there is no memory for it.
+ * indices or without, and the completion. What was charged for the batch's arrays is discharged
+ * with it. DLFS_E_LIMIT, and the batch with its charge stays the caller's, when there is no memory
+ * for it.
  */
-int lend_batch(dlfs_channel *channel, struct batch *batch, bool indices,
+int lend_batch(dlfs_channel *channel, struct batch *batch, uint64_t charged_bytes, bool indices,
                struct completion *completion);
 /* False when the client has no such batch. */
 bool lend_take_back(dlfs_channel *channel, uint64_t number);
 void lend_take_back_all(dlfs_channel *channel);
+/* Gives the pages back that are kept for copied batches, if there are none. */
+void lend_trim(dlfs_channel *channel);
 void lend_free(dlfs_channel *channel);
+/* Charges the client with memory that it causes; false: it may not have so much. */
+bool charge(dlfs_channel *channel, uint64_t bytes);
+void discharge(dlfs_channel *channel, uint64_t bytes);
 
 #endif

@@ -18,8 +18,6 @@
 #include "channel_client.h"
 #include "memory.h"
 
-#define PART_BYTES_MAX (UINT64_C(8) << 20) /* asked for at once: the service has it in memory */
-
 /* ---- the arena ------------------------------------------------------------------------------- */
 
 DLFS_API int dlfs_arena_map(int descriptor, uint64_t bytes, dlfs_arena **out)
@@ -156,6 +154,13 @@ static int await(dlfs_client *client, struct completion *answer)
     }
 }
 
+/* Ends the caller's turn, and says that what the last answer left in the result area was taken. */
+static void end_turn(dlfs_client *client)
+{
+    atomic_store_explicit(&client->memory.header->kept.taken, client->tag, memory_order_release);
+    pthread_mutex_unlock(&client->turn);
+}
+
 /* Asks the service and waits for its answer, in the caller's turn. */
 static int ask(dlfs_client *client, struct submission *asked, struct completion *answer)
 {
@@ -180,7 +185,7 @@ static int64_t ask_simply(dlfs_client *client, uint32_t operation, uint64_t valu
     struct completion answer;
     pthread_mutex_lock(&client->turn);
     int64_t code = ask(client, &asked, &answer);
-    pthread_mutex_unlock(&client->turn);
+    end_turn(client);
     return code < 0 ? code : answer.result;
 }
 
@@ -315,7 +320,7 @@ DLFS_API int dlfs_client_read(dlfs_client *client, const uint64_t *indices, uint
     if (count > 0)
         memcpy(client->memory.request, indices, count * sizeof(*indices));
     int code = ask_batch(client, &asked, indices, out);
-    pthread_mutex_unlock(&client->turn);
+    end_turn(client);
     return code;
 }
 
@@ -348,8 +353,9 @@ DLFS_API int64_t dlfs_client_get(dlfs_client *client, uint64_t index, void *buff
     struct submission asked = {
         .operation = OPERATION_GET, .flags = flags, .value = index, .limit = buffer_bytes};
     struct completion answer;
-    uint64_t room =
-        client->memory.result_bytes < buffer_bytes ? client->memory.result_bytes : buffer_bytes;
+    uint64_t room = client->memory.result_bytes;
+    room = room < GET_BYTES_MAX ? room : GET_BYTES_MAX;
+    room = room < buffer_bytes ? room : buffer_bytes;
     pthread_mutex_lock(&client->turn);
     int64_t result = ask(client, &asked, &answer);
     if (result == 0)
@@ -358,7 +364,7 @@ DLFS_API int64_t dlfs_client_get(dlfs_client *client, uint64_t index, void *buff
         result = client_lose(client);
     if (result > 0)
         memcpy(buffer, client->memory.result, (size_t)result);
-    pthread_mutex_unlock(&client->turn);
+    end_turn(client);
     if (result != -ERANGE || room == buffer_bytes)
         return result;
     return flags & DLFS_GET_KEPT ? -EAGAIN : get_large(client, index, buffer, buffer_bytes);
@@ -382,7 +388,7 @@ static int ask_part(dlfs_client *client, const dlfs_part *part, uint8_t *buffer,
     }
     if (code == 0 && buffer && part->length_bytes > 0)
         memcpy(buffer, client->memory.result, part->length_bytes);
-    pthread_mutex_unlock(&client->turn);
+    end_turn(client);
     return code;
 }
 
@@ -422,7 +428,7 @@ static int ask_structure(dlfs_client *client, uint32_t operation, uint64_t value
         code = (int)answer.result;
     if (code == 0)
         memcpy(out, client->memory.result, bytes);
-    pthread_mutex_unlock(&client->turn);
+    end_turn(client);
     return code;
 }
 
@@ -515,7 +521,7 @@ DLFS_API int dlfs_client_stream_open(dlfs_client *client, const dlfs_stream_conf
         if (code != -EBUSY)
             (void)ask(client, &asked, &answer);
     }
-    pthread_mutex_unlock(&client->turn);
+    end_turn(client);
     return code;
 }
 
@@ -535,7 +541,7 @@ DLFS_API int dlfs_client_stream_next(dlfs_client *client, uint64_t count, int ti
         struct submission asked = {.operation = OPERATION_NEXT, .value = count, .limit = left_ms};
         code = ask_batch(client, &asked, NULL, out);
     } while (code == -EAGAIN && clock_ns() < until);
-    pthread_mutex_unlock(&client->turn);
+    end_turn(client);
     return code;
 }
 

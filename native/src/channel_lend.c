@@ -13,6 +13,7 @@
 #include <sys/mman.h>
 
 #include "channel.h"
+#include "share.h"
 
 #define PLACE_NONE UINT32_MAX
 #define SAMPLE_ALIGNMENT 8u
@@ -24,37 +25,20 @@ static void add(_Atomic uint64_t *counter, uint64_t value)
     atomic_fetch_add_explicit(counter, value, memory_order_relaxed);
 }
 
-/* ---- shares ---------------------------------------------------------------------------------- */
+/* ---- charges --------------------------------------------------------------------------------- */
 
-DLFS_API int dlfs_share_create(uint64_t pinned_bytes_max, dlfs_share **out)
+bool charge(dlfs_channel *channel, uint64_t bytes)
 {
-    dlfs_share *share = calloc(1, sizeof(*share));
-    if (!share)
-        return -ENOMEM;
-    share->pinned_bytes_max = pinned_bytes_max;
-    atomic_init(&share->holds, 1);
-    *out = share;
-    return 0;
+    if (!share_take(channel->memory_share, bytes))
+        return false;
+    add(&channel->counters.memory_bytes, bytes);
+    return true;
 }
 
-DLFS_API void dlfs_share_destroy(dlfs_share *share)
+void discharge(dlfs_channel *channel, uint64_t bytes)
 {
-    if (share && atomic_fetch_sub_explicit(&share->holds, 1, memory_order_acq_rel) == 1)
-        free(share);
-}
-
-DLFS_API uint64_t dlfs_share_pinned_bytes(const dlfs_share *share)
-{
-    return atomic_load_explicit(&share->pinned_bytes, memory_order_relaxed);
-}
-
-static bool share_take(dlfs_share *share, uint64_t bytes)
-{
-    uint64_t before = atomic_fetch_add_explicit(&share->pinned_bytes, bytes, memory_order_relaxed);
-    if (before + bytes <= share->pinned_bytes_max)
-        return true;
-    atomic_fetch_sub_explicit(&share->pinned_bytes, bytes, memory_order_relaxed);
-    return false;
+    share_give(channel->memory_share, bytes);
+    add(&channel->counters.memory_bytes, -bytes);
 }
 
 /* ---- pins ------------------------------------------------------------------------------------ */
@@ -114,6 +98,25 @@ static bool pin_within_share(dlfs_channel *channel, struct lent *lent, struct ba
 
 /* ---- copies ---------------------------------------------------------------------------------- */
 
+/* Of a run, what lies beyond the pages that are kept. */
+static uint64_t beyond_kept(uint64_t offset, uint64_t bytes)
+{
+    uint64_t end = offset + bytes;
+    uint64_t start = offset > COPIED_KEPT_BYTES ? offset : COPIED_KEPT_BYTES;
+    return end > start ? end - start : 0;
+}
+
+/* Charges the client with the pages of a run: with those that are kept once. */
+static bool charge_copy(dlfs_channel *channel, uint64_t offset, uint64_t bytes)
+{
+    uint64_t end = offset + bytes < COPIED_KEPT_BYTES ? offset + bytes : COPIED_KEPT_BYTES;
+    uint64_t more = end > channel->copied_kept ? end - channel->copied_kept : 0;
+    if (!charge(channel, more + beyond_kept(offset, bytes)))
+        return false;
+    channel->copied_kept += more;
+    return true;
+}
+
 /* Takes a run of the memory for copied batches, the first that is long enough. */
 static bool run_take(dlfs_channel *channel, uint64_t bytes, uint64_t *offset)
 {
@@ -125,6 +128,8 @@ static bool run_take(dlfs_channel *channel, uint64_t bytes, uint64_t *offset)
         place++;
     }
     if (bytes > channel->memory.copied_bytes - at)
+        return false;
+    if (!charge_copy(channel, at, bytes))
         return false;
     memmove(&channel->runs[place + 1], &channel->runs[place],
             (channel->run_count - place) * sizeof(channel->runs[0]));
@@ -147,6 +152,16 @@ static void run_give_back(dlfs_channel *channel, uint64_t offset)
     add(&channel->counters.copied_bytes, -bytes);
     if (offset + bytes > COPIED_KEPT_BYTES)
         (void)madvise(channel->memory.copied + offset, bytes, MADV_REMOVE);
+    discharge(channel, beyond_kept(offset, bytes));
+}
+
+void lend_trim(dlfs_channel *channel)
+{
+    if (channel->run_count > 0 || channel->copied_kept == 0)
+        return;
+    (void)madvise(channel->memory.copied, channel->copied_kept, MADV_REMOVE);
+    discharge(channel, channel->copied_kept);
+    channel->copied_kept = 0;
 }
 
 static uint64_t aligned(int64_t length)
@@ -184,6 +199,10 @@ static bool copy(dlfs_channel *channel, struct lent *lent, struct batch *batch)
 
 int lend_create(dlfs_channel *channel, uint32_t batches_max)
 {
+    uint64_t bytes = batches_max * (sizeof(*channel->lent) + sizeof(*channel->runs)) +
+                     channel->reader->slot_count * sizeof(*channel->pins);
+    if (!charge(channel, bytes))
+        return DLFS_E_LIMIT;
     channel->batches_max = batches_max;
     channel->lent_free = PLACE_NONE;
     channel->lent = calloc(batches_max, sizeof(*channel->lent));
@@ -253,7 +272,7 @@ static void count_batch(struct channel_counters *counters, const dlfs_batch *bat
     add(&counters->batches_out, 1);
 }
 
-int lend_batch(dlfs_channel *channel, struct batch *batch, bool indices,
+int lend_batch(dlfs_channel *channel, struct batch *batch, uint64_t charged_bytes, bool indices,
                struct completion *completion)
 {
     uint32_t place = place_take(channel);
@@ -272,8 +291,11 @@ int lend_batch(dlfs_channel *channel, struct batch *batch, bool indices,
     completion->place = in_arena ? BATCH_IN_ARENA : BATCH_COPIED;
     completion->base_offset = in_arena ? 0 : lent->copied_offset;
     completion->base_bytes = in_arena ? batch->public.base_bytes : lent->copied_bytes;
-    if (!in_arena)
+    lent->charged_bytes = in_arena ? charged_bytes : 0;
+    if (!in_arena) {
         dlfs_batch_release(&batch->public);
+        discharge(channel, charged_bytes);
+    }
     return 0;
 }
 
@@ -282,9 +304,10 @@ static void take_back(dlfs_channel *channel, uint32_t place)
     struct lent *lent = &channel->lent[place];
     if (lent->batch) {
         uint64_t bytes = unpin(channel, &lent->batch->public);
-        atomic_fetch_sub_explicit(&channel->share->pinned_bytes, bytes, memory_order_relaxed);
+        share_give(channel->share, bytes);
         add(&channel->counters.pinned_bytes, -bytes);
         dlfs_batch_release(&lent->batch->public);
+        discharge(channel, lent->charged_bytes);
         lent->batch = NULL;
     } else {
         run_give_back(channel, lent->copied_offset);

@@ -15,14 +15,18 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include "channel.h"
+#include "share.h"
 #include "thread.h"
 
 #define RELEASE_LOOK_MS 10
-#define NEXT_WAIT_MS 100 /* in the stream, at most; the client asks again */
+#define IDLE_NS UINT64_C(1000000000) /* after which the pages of large answers are given back */
+#define REQUEST_KEPT_BYTES (UINT64_C(1) << 20) /* of the request area */
+#define NEXT_WAIT_MS 100                       /* in the stream, at most; the client asks again */
 
 #define SAID_MAX (UINT64_C(1) << 52) /* of a client's own counts */
 
@@ -70,30 +74,69 @@ static void count_kept(dlfs_channel *channel)
 
 /* ---- operations: each returns a code, BROKEN, or what it gives ------------------------------- */
 
+/* Takes indices from the request area, which the client leaves alone until it has an answer. */
+static void take_indices(dlfs_channel *channel, uint64_t *to, uint64_t count)
+{
+    uint64_t bytes = count * sizeof(uint64_t);
+    if (count == 0)
+        return;
+    copy_once(to, channel->memory.request, bytes);
+    if (bytes > REQUEST_KEPT_BYTES)
+        (void)madvise(channel->memory.request, bytes, MADV_REMOVE);
+}
+
+/* What batches of a channel may have beside the arena. */
+static struct read_limit limit_of(const dlfs_channel *channel)
+{
+    return (struct read_limit){channel->memory.copied_bytes, channel->memory_share};
+}
+
+/*
+ * Charges for a batch that was read: its arrays alone from now on, whatever was charged to read it.
+ * False: they are more than the client may have.
+ */
+static bool charge_batch(dlfs_channel *channel, const struct batch *batch, uint64_t *charged)
+{
+    uint64_t bytes = batch_bytes(batch);
+    if (bytes > *charged && !charge(channel, bytes - *charged))
+        return false;
+    if (bytes < *charged)
+        discharge(channel, *charged - bytes);
+    *charged = bytes;
+    return true;
+}
+
 static int64_t serve_read(dlfs_channel *channel, const struct submission *asked,
                           struct completion *answer)
 {
     uint64_t count = asked->value;
+    uint64_t charged = count * (BATCH_BYTES_PER_SAMPLE + PLAN_BYTES_PER_SAMPLE);
     if (count > channel->memory.samples_max)
         return BROKEN;
-    if (!lend_possible(channel))
+    if (!lend_possible(channel) || !area_reserve(channel, count, 0) || !charge(channel, charged))
         return DLFS_E_LIMIT;
-    copy_once(channel->indices, channel->memory.request, count * sizeof(uint64_t));
-    dlfs_batch *batch;
-    int code = reader_read(channel->reader, channel->indices, count, channel->memory.copied_bytes,
-                           false, &batch);
-    if (code < 0)
-        return code;
-    code = lend_batch(channel, (struct batch *)batch, false, answer);
-    if (code < 0)
-        dlfs_batch_release(batch);
+    take_indices(channel, channel->indices, count);
+    struct read_limit limit = limit_of(channel);
+    dlfs_batch *batch = NULL;
+    int code = reader_read(channel->reader, channel->indices, count, &limit, false, &batch);
+    if (code == 0 && !charge_batch(channel, (struct batch *)batch, &charged))
+        code = DLFS_E_LIMIT;
+    if (code == 0)
+        code = lend_batch(channel, (struct batch *)batch, charged, false, answer);
+    if (code == 0)
+        return 0;
+    dlfs_batch_release(batch);
+    discharge(channel, charged);
     return code;
 }
 
 static int64_t serve_get(dlfs_channel *channel, const struct submission *asked)
 {
     uint64_t room = channel->memory.result_bytes;
+    room = room < GET_BYTES_MAX ? room : GET_BYTES_MAX;
     uint64_t bytes = asked->limit < room ? asked->limit : room;
+    if (!area_reserve(channel, 0, bytes))
+        return DLFS_E_LIMIT;
     int64_t length =
         dlfs_reader_get(channel->reader, asked->value, channel->memory.result, bytes, asked->flags);
     if (length >= 0) {
@@ -109,9 +152,13 @@ static int64_t serve_part(dlfs_channel *channel, struct completion *answer)
     dlfs_part part;
     dlfs_failure failure;
     copy_once(&part, channel->memory.request, sizeof(part));
-    if (part.length_bytes > channel->memory.result_bytes)
+    uint64_t bytes = part.length_bytes;
+    if (bytes > channel->memory.result_bytes || bytes > PART_BYTES_MAX)
         return BROKEN;
+    if (!area_reserve(channel, 0, bytes) || !charge(channel, bytes))
+        return DLFS_E_LIMIT;
     int code = dlfs_reader_read_part(channel->reader, &part, channel->memory.result, &failure);
+    discharge(channel, bytes);
     answer->number = failure.member;
     answer->base_offset = failure.offset_bytes;
     answer->base_bytes = failure.crc_expected;
@@ -124,11 +171,15 @@ static int64_t serve_part(dlfs_channel *channel, struct completion *answer)
 
 static void close_stream(dlfs_channel *channel)
 {
-    if (channel->withheld)
+    if (channel->withheld) {
         dlfs_batch_release(&channel->withheld->public);
+        discharge(channel, channel->withheld_bytes);
+    }
     dlfs_stream_destroy(channel->stream);
     dlfs_sequence_destroy(channel->sequence);
     free(channel->chosen);
+    discharge(channel, channel->stream_bytes + channel->chosen_count * sizeof(uint64_t));
+    channel->stream_bytes = 0;
     channel->withheld = NULL;
     channel->stream = NULL;
     channel->sequence = NULL;
@@ -152,8 +203,9 @@ static int64_t serve_choose(dlfs_channel *channel, uint64_t count)
         channel->chosen = malloc(most * sizeof(uint64_t)); /* pages come as they are used */
     if (!channel->chosen)
         return -ENOMEM;
-    copy_once(channel->chosen + channel->chosen_count, channel->memory.request,
-              count * sizeof(uint64_t));
+    if (!charge(channel, count * sizeof(uint64_t)))
+        return DLFS_E_LIMIT;
+    take_indices(channel, channel->chosen + channel->chosen_count, count);
     channel->chosen_count += count;
     return 0;
 }
@@ -170,6 +222,17 @@ static int make_sequence(dlfs_channel *channel, const struct sequence_parameters
         return -EINVAL;
     return dlfs_sequence_create(config->directory, asked->chunk_bytes, asked->kind, asked->seed,
                                 asked->epoch, asked->window_chunks, &channel->sequence);
+}
+
+/* Charges for what a stream and its sequence have beside the arena. */
+static bool charge_stream(dlfs_channel *channel)
+{
+    uint64_t bytes =
+        stream_memory_bytes(channel->stream) + sequence_memory_bytes(channel->sequence);
+    if (!charge(channel, bytes))
+        return false;
+    channel->stream_bytes = bytes;
+    return true;
 }
 
 static int64_t serve_open(dlfs_channel *channel)
@@ -191,12 +254,35 @@ static int64_t serve_open(dlfs_channel *channel)
         .plan = request.plan,
     };
     code = dlfs_stream_create(channel->reader, &config, &channel->stream);
+    if (code == 0 && !charge_stream(channel))
+        code = DLFS_E_LIMIT;
     if (code < 0) {
         close_stream(channel);
         return code;
     }
-    stream_limit(channel->stream, channel->memory.copied_bytes);
+    struct read_limit limit = limit_of(channel);
+    stream_limit(channel->stream, &limit);
     return dlfs_stream_plan(channel->stream);
+}
+
+/* Takes the next batch from the stream, to be lent. */
+static int take_next(dlfs_channel *channel, uint64_t count, int wait_ms)
+{
+    dlfs_batch *batch;
+    uint64_t charged = count * (BATCH_BYTES_PER_SAMPLE + PLAN_BYTES_PER_SAMPLE + sizeof(uint64_t));
+    if (!charge(channel, charged))
+        return DLFS_E_LIMIT;
+    int code = dlfs_stream_next(channel->stream, count, wait_ms, &batch);
+    if (code < 0) {
+        discharge(channel, charged);
+        return code;
+    }
+    /* It has left the stream, so that it is kept whatever its failures take. */
+    (void)charge_batch(channel, (struct batch *)batch, &charged);
+    channel->withheld = (struct batch *)batch;
+    channel->withheld_count = count;
+    channel->withheld_bytes = charged;
+    return 0;
 }
 
 /* What was withheld for want of room comes before what follows it in the stream. */
@@ -211,15 +297,12 @@ static int64_t serve_next(dlfs_channel *channel, const struct submission *asked,
     if (channel->withheld && channel->withheld_count != count)
         return -EINVAL;
     int wait_ms = asked->limit < NEXT_WAIT_MS ? (int)asked->limit : NEXT_WAIT_MS;
-    if (!channel->withheld) {
-        dlfs_batch *batch;
-        int code = dlfs_stream_next(channel->stream, count, wait_ms, &batch);
-        if (code < 0)
-            return code;
-        channel->withheld = (struct batch *)batch;
-        channel->withheld_count = count;
-    }
-    int code = lend_batch(channel, channel->withheld, true, answer);
+    if (!area_reserve(channel, count, 0))
+        return DLFS_E_LIMIT;
+    int code = channel->withheld ? 0 : take_next(channel, count, wait_ms);
+    if (code < 0)
+        return code;
+    code = lend_batch(channel, channel->withheld, channel->withheld_bytes, true, answer);
     if (code == 0)
         channel->withheld = NULL;
     return code;
@@ -287,6 +370,7 @@ static bool serve(dlfs_channel *channel, const struct submission *asked)
     struct channel_counters *counters = &channel->counters;
     struct completion answer = {.tag = asked->tag, .place = BATCH_NONE};
     uint64_t start = clock_ns();
+    channel->asked_ns = start;
     atomic_store_explicit(&counters->under_way, 1, memory_order_relaxed);
     int64_t result = perform(channel, asked, &answer);
     atomic_store_explicit(&counters->under_way, 0, memory_order_relaxed);
@@ -297,6 +381,7 @@ static bool serve(dlfs_channel *channel, const struct submission *asked)
         count_refusal(channel);
     answer.result = answer.place == BATCH_NONE ? result : answer.result;
     answer.lost_members = dlfs_reader_lost_members(channel->reader);
+    channel->answered_tag = asked->tag;
     if (!ring_put(&channel->completions, &answer))
         return false;
     ring_wake(&channel->completions, &channel->waiter);
@@ -318,6 +403,29 @@ static int serve_all(dlfs_channel *channel)
     return DLFS_E_CLOSED;
 }
 
+/* Gives back the memory of large answers when the client has not asked for a while. */
+static void trim_idle(dlfs_channel *channel)
+{
+    uint64_t taken =
+        atomic_load_explicit(&channel->memory.header->kept.taken, memory_order_acquire);
+    if (clock_ns() - channel->asked_ns < IDLE_NS)
+        return;
+    lend_trim(channel);
+    if (taken == channel->answered_tag)
+        area_trim(channel);
+}
+
+/* How long the thread may sleep without a look at what the client left. */
+static int sleep_ms(const dlfs_channel *channel)
+{
+    const struct channel_counters *counters = &channel->counters;
+    if (atomic_load_explicit(&counters->batches_out, memory_order_relaxed) > 0)
+        return RELEASE_LOOK_MS;
+    uint64_t idle_ns = clock_ns() - channel->asked_ns;
+    bool trimmed = channel->area_samples == 0 && channel->copied_kept == 0;
+    return trimmed || idle_ns > 2 * IDLE_NS ? -1 : (int)(IDLE_NS / 1000000);
+}
+
 static void *channel_thread(void *argument)
 {
     dlfs_channel *channel = argument;
@@ -327,14 +435,16 @@ static void *channel_thread(void *argument)
         code = serve_all(channel);
         if (code < 0)
             break;
-        bool lent = atomic_load_explicit(&counters->batches_out, memory_order_relaxed) > 0;
-        enum wait_end end =
-            ring_wait(&channel->submissions, &channel->waiter, lent ? RELEASE_LOOK_MS : -1);
+        enum wait_end end = ring_wait(&channel->submissions, &channel->waiter, sleep_ms(channel));
         if (end == WAIT_STOPPED || end == WAIT_GONE)
             code = DLFS_E_CLOSED;
+        else if (end == WAIT_TIME)
+            trim_idle(channel);
     }
     close_stream(channel);
     lend_take_back_all(channel);
+    lend_trim(channel);
+    area_trim(channel);
     count_kept(channel);
     shutdown(channel->waiter.socket, SHUT_RDWR);
     atomic_store_explicit(&counters->ended, code, memory_order_release);
@@ -357,12 +467,14 @@ static void channel_free(dlfs_channel *channel)
 {
     lend_free(channel);
     free(channel->indices);
+    discharge(channel, atomic_load(&channel->counters.memory_bytes));
     channel_memory_unmap(&channel->memory);
     if (channel->waiter.socket >= 0)
         close(channel->waiter.socket);
     if (channel->waiter.stop >= 0)
         close(channel->waiter.stop);
     dlfs_share_destroy(channel->share);
+    dlfs_share_destroy(channel->memory_share);
     free(channel);
 }
 
@@ -391,9 +503,6 @@ static int channel_prepare(dlfs_channel *channel, const dlfs_channel_config *con
     int code = dlfs_reader_arena(config->reader, &arena, &arena_bytes);
     if (code == 0)
         code = lend_create(channel, config->batches_max);
-    channel->indices = malloc(config->samples_max * sizeof(uint64_t));
-    if (code == 0 && !channel->indices)
-        code = -ENOMEM;
     if (code == 0)
         code = channel_memory_create(&channel->memory, config, arena_bytes, descriptor);
     if (code < 0)
@@ -423,9 +532,11 @@ DLFS_API int dlfs_channel_create(const dlfs_channel_config *config, dlfs_channel
         return -ENOMEM;
     channel->reader = config->reader;
     channel->share = config->share;
+    channel->memory_share = config->memory;
     channel->waiter.socket = -1;
     channel->waiter.stop = -1;
-    atomic_fetch_add_explicit(&config->share->holds, 1, memory_order_relaxed);
+    share_hold(config->share);
+    share_hold(config->memory);
     int descriptor = -1;
     int client_wake = -1;
     code = channel_prepare(channel, config, &descriptor, &client_wake);
@@ -471,6 +582,7 @@ DLFS_API void dlfs_channel_get_stats(dlfs_channel *channel, dlfs_channel_stats *
         .wakes = atomic_load_explicit(&channel->waiter.wakes, memory_order_relaxed),
         .sleeps = atomic_load_explicit(&channel->waiter.sleeps, memory_order_relaxed),
         .busy_ns = atomic_load_explicit(&counters->busy_ns, memory_order_relaxed),
+        .memory_bytes = atomic_load_explicit(&counters->memory_bytes, memory_order_relaxed),
         .ended = ended,
         .under_way = atomic_load_explicit(&counters->under_way, memory_order_relaxed),
     };

@@ -112,20 +112,26 @@ void fetch_destroy(struct fetch *fetch)
     free(fetch->member_stats);
     free(fetch->answered_ns);
     free(fetch->spans);
+    fetch_free_plan(fetch);
+    free(fetch);
+}
+
+void fetch_free_plan(struct fetch *fetch)
+{
     free(fetch->wants);
     free(fetch->sorting);
     free(fetch->plan);
-    free(fetch);
+    fetch->wants = NULL;
+    fetch->sorting = NULL;
+    fetch->plan = NULL;
+    fetch->plan_capacity = 0;
 }
 
 int fetch_reserve_plan(struct fetch *fetch, uint64_t count)
 {
     if (count <= fetch->plan_capacity)
         return 0;
-    free(fetch->wants);
-    free(fetch->sorting);
-    free(fetch->plan);
-    fetch->plan_capacity = 0;
+    fetch_free_plan(fetch);
     fetch->wants = malloc(count * sizeof(*fetch->wants));
     fetch->sorting = malloc(count * sizeof(*fetch->sorting));
     fetch->plan = malloc(count * sizeof(*fetch->plan));

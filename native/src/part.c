@@ -52,7 +52,7 @@ static int read_window(struct fetch *fetch, const struct window *window, uint8_t
     int code = DLFS_E_TIMEOUT;
     for (uint32_t tries = 0; code == DLFS_E_TIMEOUT && tries < reader->config.replicas; tries++) {
         struct block *block;
-        if (block_take(reader, window->length + 2 * (mask + 1), &block) < 0)
+        if (block_take(reader, window->length + 2 * (mask + 1), NULL, &block) < 0)
             return -ENOMEM;
         code = read_once(fetch, window, block, bad_address);
         if (code == 0)

@@ -19,6 +19,8 @@ struct awake {
     void *argument;
 };
 
+static const struct read_limit no_limit = {.private_bytes_max = UINT64_MAX};
+
 /* A read under way. */
 struct read {
     dlfs_reader *reader;
@@ -29,7 +31,7 @@ struct read {
     struct plan_span *spans;
     uint64_t span_count;
     uint64_t hit_bytes;
-    uint64_t private_bytes_max;
+    const struct read_limit *limit;
     bool apart;  /* what is not in memory goes to the batch's own */
     bool widens; /* there is memory for whole chunks to stay */
     struct awake *awake;
@@ -181,11 +183,14 @@ static int take_block(struct read *read)
         fits &= !__builtin_add_overflow(bytes, read->spans[i].length, &bytes);
     }
     fits &= bytes < SIZE_MAX / 2 && read->hit_bytes < SIZE_MAX / 2;
-    if (fits && bytes + read->hit_bytes > read->private_bytes_max)
+    if (!fits)
+        return -ENOMEM;
+    if (bytes + read->hit_bytes > read->limit->private_bytes_max)
         return DLFS_E_LIMIT;
     struct block *block;
-    if (!fits || block_take(read->reader, bytes + read->hit_bytes + 1, &block) < 0)
-        return -ENOMEM;
+    int code = block_take(read->reader, bytes + read->hit_bytes + 1, read->limit->share, &block);
+    if (code < 0)
+        return code;
     move_hits(read, block, bytes);
     read->batch->block = block;
     read->fetch->stats.private_batches += !read->apart;
@@ -440,7 +445,7 @@ static void present(struct fetch *fetch, struct batch *batch)
 
 /* -EAGAIN: the batch took too long, and it was not the last try. */
 static int read_once(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
-                     uint64_t private_bytes_max, bool apart, struct awake *awake, bool last_try,
+                     const struct read_limit *limit, bool apart, struct awake *awake, bool last_try,
                      dlfs_batch **out)
 {
     struct fetch *fetch;
@@ -455,7 +460,7 @@ static int read_once(dlfs_reader *reader, const uint64_t *indices, uint64_t coun
     struct read read = {.reader = reader,
                         .fetch = fetch,
                         .batch = batch,
-                        .private_bytes_max = private_bytes_max,
+                        .limit = limit,
                         .apart = apart,
                         .awake = awake};
     if (count > 0)
@@ -476,7 +481,8 @@ static int read_once(dlfs_reader *reader, const uint64_t *indices, uint64_t coun
 }
 
 static int read_all(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
-                    uint64_t private_bytes_max, bool apart, struct awake *awake, dlfs_batch **out)
+                    const struct read_limit *limit, bool apart, struct awake *awake,
+                    dlfs_batch **out)
 {
     if (!reader || (!indices && count > 0) || count > UINT32_MAX)
         return -EINVAL;
@@ -486,16 +492,16 @@ static int read_all(dlfs_reader *reader, const uint64_t *indices, uint64_t count
     /* What a member holds up is read anew, in other memory: the old may still be written to. */
     int code = -EAGAIN;
     for (uint32_t tries = 1; code == -EAGAIN && tries <= reader->config.replicas; tries++)
-        code = read_once(reader, indices, count, private_bytes_max, apart, awake,
+        code = read_once(reader, indices, count, limit, apart, awake,
                          tries == reader->config.replicas, out);
     return code;
 }
 
 int reader_read(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
-                uint64_t private_bytes_max, bool apart, dlfs_batch **out)
+                const struct read_limit *limit, bool apart, dlfs_batch **out)
 {
     struct awake awake = {0};
-    return read_all(reader, indices, count, private_bytes_max, apart, &awake, out);
+    return read_all(reader, indices, count, limit, apart, &awake, out);
 }
 
 DLFS_API int dlfs_reader_read_awake(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
@@ -505,17 +511,17 @@ DLFS_API int dlfs_reader_read_awake(dlfs_reader *reader, const uint64_t *indices
     struct awake awake = {.sleeps = sleeps, .argument = argument};
     if (awake_us > 0)
         awake.until_ns = clock_ns() + (uint64_t)awake_us * 1000;
-    return read_all(reader, indices, count, UINT64_MAX, false, &awake, out);
+    return read_all(reader, indices, count, &no_limit, false, &awake, out);
 }
 
 DLFS_API int dlfs_reader_read(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
                               dlfs_batch **out)
 {
-    return reader_read(reader, indices, count, UINT64_MAX, false, out);
+    return reader_read(reader, indices, count, &no_limit, false, out);
 }
 
 DLFS_API int dlfs_reader_read_apart(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
                                     dlfs_batch **out)
 {
-    return reader_read(reader, indices, count, UINT64_MAX, true, out);
+    return reader_read(reader, indices, count, &no_limit, true, out);
 }

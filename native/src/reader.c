@@ -15,7 +15,8 @@
 
 #define ORDER_PIECE 256u
 #define RELEASED_MAX 1024u /* samples released while others wait for the lock */
-#define BATCH_BYTES_PER_SAMPLE (2 * sizeof(int64_t) + sizeof(uint64_t)) /* of its arrays */
+#define BATCHES_REST_BYTES_MAX ((size_t)16 << 20) /* of the arrays of batches at rest */
+#define PLANS_REST_BYTES_MAX ((size_t)32 << 20)   /* of the plans of fetches at rest */
 
 /* ---- create, destroy ------------------------------------------------------------------------- */
 
@@ -216,6 +217,12 @@ void batch_free(struct batch *batch)
     free(batch);
 }
 
+size_t batch_bytes(const struct batch *batch)
+{
+    return batch->capacity * BATCH_BYTES_PER_SAMPLE +
+           batch->failure_capacity * sizeof(*batch->failures);
+}
+
 int batch_reserve(struct batch *batch, uint64_t count)
 {
     if (!batch->offsets || count > batch->capacity) {
@@ -235,8 +242,10 @@ struct batch *batch_take(dlfs_reader *reader, uint64_t count)
 {
     pthread_mutex_lock(&reader->lock);
     struct batch *batch = reader->batches;
-    if (batch)
+    if (batch) {
         reader->batches = batch->next;
+        reader->batches_bytes -= batch_bytes(batch);
+    }
     reader->holds++;
     pthread_mutex_unlock(&reader->lock);
     if (!batch)
@@ -254,12 +263,10 @@ struct batch *batch_take(dlfs_reader *reader, uint64_t count)
         };
         return batch;
     }
+    if (batch)
+        batch_free(batch);
     pthread_mutex_lock(&reader->lock);
     reader->holds--;
-    if (batch) {
-        batch->next = reader->batches;
-        reader->batches = batch;
-    }
     pthread_mutex_unlock(&reader->lock);
     return NULL;
 }
@@ -298,9 +305,15 @@ void batch_give_back(struct batch *batch)
             pthread_mutex_lock(&reader->lock);
         }
     }
-    batch->next = reader->batches;
-    reader->batches = batch;
+    bool rests = reader->batches_bytes + batch_bytes(batch) <= BATCHES_REST_BYTES_MAX;
+    if (rests) {
+        reader->batches_bytes += batch_bytes(batch);
+        batch->next = reader->batches;
+        reader->batches = batch;
+    }
     reader_unlock_release(reader);
+    if (!rests)
+        batch_free(batch);
 }
 
 DLFS_API void dlfs_batch_release(dlfs_batch *batch)
@@ -336,8 +349,10 @@ void reader_collect_owed(dlfs_reader *reader)
     pthread_mutex_lock(&reader->lock);
     struct fetch *fetch = reader->owing;
     reader->owing = NULL;
-    for (struct fetch *each = fetch; each; each = each->next)
+    for (struct fetch *each = fetch; each; each = each->next) {
+        reader->plans_bytes -= fetch_plan_bytes(each);
         reader->fetches_out++;
+    }
     pthread_mutex_unlock(&reader->lock);
     while (fetch) {
         struct fetch *next = fetch->next;
@@ -352,8 +367,10 @@ int reader_take_fetch(dlfs_reader *reader, struct fetch **out)
     pthread_mutex_lock(&reader->lock);
     struct fetch **list = reader->fetches ? &reader->fetches : &reader->owing;
     struct fetch *fetch = *list;
-    if (fetch)
+    if (fetch) {
         *list = fetch->next;
+        reader->plans_bytes -= fetch_plan_bytes(fetch);
+    }
     reader->fetches_out++;
     bool owed = reader->owing != NULL;
     pthread_mutex_unlock(&reader->lock);
@@ -414,6 +431,9 @@ void reader_return_fetch(dlfs_reader *reader, struct fetch *fetch)
     pthread_mutex_lock(&reader->lock);
     reader_fold_stats(reader, fetch);
     struct fetch **list = fetch->abandoned_pieces > 0 ? &reader->owing : &reader->fetches;
+    if (reader->plans_bytes + fetch_plan_bytes(fetch) > PLANS_REST_BYTES_MAX)
+        fetch_free_plan(fetch);
+    reader->plans_bytes += fetch_plan_bytes(fetch);
     fetch->next = *list;
     *list = fetch;
     reader->fetches_out--;

@@ -47,9 +47,9 @@ struct bad_samples {
 struct slot {
     uint64_t chunk; /* LOADING, KEPT: the dataset's chunk, the first one of a run; PACKED: bytes of
                        the run that are taken */
-    uint32_t references;
-    uint32_t run;      /* slots of the run that this one heads, 1 mostly */
-    uint32_t previous; /* in the list of free or of idle slots */
+    uint64_t references; /* more than 2^32 samples may be given of one slot, if only in theory */
+    uint32_t run;        /* slots of the run that this one heads, 1 mostly */
+    uint32_t previous;   /* in the list of free or of idle slots */
     uint32_t next;
     uint32_t waiters;   /* stream.c: first entry that waits for the chunk */
     uint32_t head;      /* TAIL: the slot that heads the run */
@@ -100,6 +100,7 @@ struct block {
     size_t bytes;
     size_t mapped_bytes; /* 0: it is malloc's */
     dlfs_reader *reader;
+    struct dlfs_share *share; /* that the bytes are taken of, or NULL */
     uint32_t references;
     struct block *next; /* of those at rest */
 };
@@ -237,6 +238,8 @@ struct dlfs_reader {
     struct fetch *fetches; /* at rest */
     struct fetch *owing;   /* at rest, while a device has memory of reads that were abandoned */
     struct batch *batches; /* at rest */
+    size_t batches_bytes;  /* of their arrays */
+    size_t plans_bytes;    /* of the plans of fetches at rest */
     struct block *blocks;  /* at rest */
     size_t blocks_bytes;   /* of them */
     uint64_t holds;        /* the owner's and each batch's; the last to go frees the reader */
@@ -283,6 +286,12 @@ static inline uint32_t slot_of(const dlfs_reader *reader, uint64_t arena_offset)
 {
     return (uint32_t)(arena_offset >> reader->chunk_shift);
 }
+
+/* What a batch may have of memory of its own. */
+struct read_limit {
+    uint64_t private_bytes_max;
+    struct dlfs_share *share; /* that it is taken of, or NULL */
+};
 
 uint64_t clock_ns(void);
 
@@ -388,6 +397,12 @@ void fetch_destroy(struct fetch *fetch);
 int fetch_reserve(struct fetch *fetch, uint32_t unused);
 /* Room for a plan of count wants. */
 int fetch_reserve_plan(struct fetch *fetch, uint64_t count);
+void fetch_free_plan(struct fetch *fetch);
+#define PLAN_BYTES_PER_SAMPLE (2 * sizeof(struct want) + sizeof(struct plan_span))
+static inline size_t fetch_plan_bytes(const struct fetch *fetch)
+{
+    return fetch->plan_capacity * PLAN_BYTES_PER_SAMPLE;
+}
 /* A span to fill in and hand to fetch_start, or NULL when all are under way. */
 struct span *fetch_span(struct fetch *fetch);
 void fetch_start(struct fetch *fetch, struct span *span);
@@ -475,6 +490,8 @@ struct sequence_parameters {
     uint32_t chunk_bytes;
     uint32_t reserved;
 };
+/* Memory of a sequence, but for what it borrows. */
+uint64_t sequence_memory_bytes(const dlfs_sequence *sequence);
 void sequence_describe(const dlfs_sequence *sequence, struct sequence_parameters *parameters);
 
 /* stream.c */
@@ -483,16 +500,24 @@ bool stream_fits(const dlfs_stream_config *config, uint64_t total);
 /* The indices of this consumer's samples place..place+count-1. */
 int stream_indices(const dlfs_stream_config *config, uint64_t place, uint64_t count, uint64_t *out);
 /* reader_read's limit, for the batches of a stream. */
-void stream_limit(dlfs_stream *stream, uint64_t private_bytes_max);
+void stream_limit(dlfs_stream *stream, const struct read_limit *limit);
+/* Memory of a stream, but for the reader's. */
+uint64_t stream_memory_bytes(const dlfs_stream *stream);
 
 /* block.c */
-/* Memory of at least one byte, aligned for every device; its one reference is the caller's. */
-int block_take(dlfs_reader *reader, size_t bytes, struct block **out);
+/*
+ * Memory of at least one byte, aligned for every device; its one reference is the caller's. Taken
+ * of a share, unless that is NULL: DLFS_E_LIMIT when the share has not so much.
+ */
+int block_take(dlfs_reader *reader, size_t bytes, struct dlfs_share *share, struct block **out);
 void block_release(struct block *block);
 void block_free_all(dlfs_reader *reader);
 
 /* reader.c */
 void condition_init(pthread_cond_t *condition);
+#define BATCH_BYTES_PER_SAMPLE (2 * sizeof(int64_t) + sizeof(uint64_t)) /* of its arrays */
+/* Memory of a batch's arrays. */
+size_t batch_bytes(const struct batch *batch);
 /* Lays out the arrays for count samples; what was there is lost. */
 int batch_reserve(struct batch *batch, uint64_t count);
 void batch_free(struct batch *batch);
@@ -515,10 +540,10 @@ dlfs_failure reader_failure(const dlfs_reader *reader, uint64_t index, int code,
                             uint64_t bad_address);
 /*
  * dlfs_reader_read, or with apart dlfs_reader_read_apart, but for a batch that the arena does not
- * hold no more memory than private_bytes_max is taken: DLFS_E_LIMIT.
+ * hold no more memory than the limit is taken: DLFS_E_LIMIT.
  */
 int reader_read(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
-                uint64_t private_bytes_max, bool apart, dlfs_batch **out);
+                const struct read_limit *limit, bool apart, dlfs_batch **out);
 /*
  * Checks every sample that lies wholly in [address, address+length). *bad: those that fail, for the
  * caller to free, or NULL. Negative when that cannot be said: none of the samples may be kept.

@@ -173,6 +173,11 @@ uint32_t sequence_window(const dlfs_sequence *sequence)
     return sequence->window_chunks;
 }
 
+uint64_t sequence_memory_bytes(const dlfs_sequence *sequence)
+{
+    return sequence->ranks ? (3 * sequence->chunk_count + 2) * sizeof(uint64_t) : 0;
+}
+
 void sequence_describe(const dlfs_sequence *sequence, struct sequence_parameters *parameters)
 {
     *parameters = (struct sequence_parameters){

@@ -290,7 +290,7 @@ static int read_on_demand(dlfs_stream *stream, uint64_t count, dlfs_batch **out)
         return -ENOMEM;
     int code = stream_indices(&stream->config, stream->head, count, indices);
     if (code == 0)
-        code = reader_read(stream->reader, indices, count, stream->private_bytes_max, false, out);
+        code = reader_read(stream->reader, indices, count, &stream->limit, false, out);
     free(indices);
     return code;
 }
@@ -440,7 +440,7 @@ DLFS_API int dlfs_stream_create(dlfs_reader *reader, const dlfs_stream_config *c
         return -ENOMEM;
     stream->reader = reader;
     stream->config = *config;
-    stream->private_bytes_max = UINT64_MAX;
+    stream->limit.private_bytes_max = UINT64_MAX;
     stream->landing.slot = SLOT_NONE;
     stream->passing.slot = SLOT_NONE;
     condition_init(&stream->ready);
@@ -479,9 +479,16 @@ DLFS_API void dlfs_stream_destroy(dlfs_stream *stream)
     stream_free(stream);
 }
 
-void stream_limit(dlfs_stream *stream, uint64_t private_bytes_max)
+void stream_limit(dlfs_stream *stream, const struct read_limit *limit)
 {
-    stream->private_bytes_max = private_bytes_max;
+    stream->limit = *limit;
+}
+
+uint64_t stream_memory_bytes(const dlfs_stream *stream)
+{
+    const struct harvest *harvest = &stream->harvest;
+    uint64_t bytes = (stream->mask + 1) * sizeof(*stream->ring) + FILL_MAX * sizeof(uint64_t);
+    return bytes + (harvest->map ? (harvest->map_mask + 1) * sizeof(*harvest->map) : 0);
 }
 
 DLFS_API uint32_t dlfs_stream_plan(const dlfs_stream *stream)

@@ -102,9 +102,9 @@ struct dlfs_stream {
     uint64_t wanted_most;  /* positions that the consumer has waited for at once */
     uint32_t cached_slots; /* slots that this stream leaves to the cache */
     bool crowded; /* the cache has no room for this stream's samples, though they would fit */
-    uint64_t passing_most;      /* bytes that may be under way to the cache */
-    uint64_t cached_share;      /* the chunks whose samples are cached: cache_spread below it */
-    uint64_t private_bytes_max; /* of a batch that is read on demand */
+    uint64_t passing_most;   /* bytes that may be under way to the cache */
+    uint64_t cached_share;   /* the chunks whose samples are cached: cache_spread below it */
+    struct read_limit limit; /* of a batch that is read on demand */
     struct fetch *fetch;
     pthread_t thread;
     struct warm warm;

@@ -11,9 +11,11 @@ import sys
 import tempfile
 import threading
 import uuid
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -53,6 +55,7 @@ from dlfs.service.protocol import (
     decode,
     encode,
 )
+from dlfs.units import MIB
 from tests.fuzz.test_fuzz_protocol import messages
 from tests.service.serving import Hurry, Service, make_samples, make_volume, wait_for
 
@@ -356,3 +359,35 @@ def test_an_answer_that_makes_no_sense_ends_the_connection(
         last.socket.shutdown(socket.SHUT_WR)
         liar.join()
         last.close()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_a_client_causes_is_bounded(
+    seed: int, serve: Callable[..., Service], volume: str, samples: dict[bytes, bytes]
+) -> None:
+    """One index many times over pins next to nothing, and takes memory for arrays all the same."""
+    draw = random.Random(seed)
+    service = serve(volume)
+    with dlfs.connect(service.uri) as connected, connected.dataset() as dataset:
+        dataset[0]
+        before = resident_bytes(service.pid)
+        batches: deque[dlfs.Batch] = deque()
+        lists = (
+            np.full(1 << draw.randrange(17, 21), draw.randrange(len(samples))) for _ in range(256)
+        )
+        with pytest.raises(LimitError, match="more memory than the service has for this client"):
+            batches.extend(map(dataset.read, lists))
+        assert resident_bytes(service.pid) - before < session.MEMORY_BYTES_MAX + 64 * MIB
+        taken = sum(client["memory_bytes"] for client in service.clients())
+        assert 0 < taken <= session.MEMORY_BYTES_MAX
+        for batch in batches:
+            batch.release()
+        assert dataset[0] == next(iter(samples.values()))
+        # What large answers took is given back when the client has been idle for a while.
+        spare = 64 * MIB
+        wait_for(lambda: resident_bytes(service.pid) - before < spare, "the service's memory")
+
+
+def resident_bytes(pid: int) -> int:
+    """Memory of a process, the pages that it shares with others included."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

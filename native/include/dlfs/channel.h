@@ -35,10 +35,12 @@
  * (where the whole dataset fits in the arena, where nobody is kept out of it: in bytes of samples),
  * over all channels of one dlfs_share. What would exceed the share is copied out of the arena into
  * the channel's own memory, as is a batch that the arena could not hold; when that is full too,
- * copied_bytes_max, the answer is DLFS_E_LIMIT: release batches, or ask for less.
+ * copied_bytes_max, the answer is DLFS_E_LIMIT: release batches, or ask for less. Likewise when all
+ * that the client causes beside the arena would exceed dlfs_channel_config.memory.
  *
  * Memory: a channel's memfd has its whole length from the start, but pages only where it was
- * written to: a few for small batches; what copied batches used is given back to the system.
+ * written to: a few for small batches; what copied batches used is given back to the system, and
+ * what large answers used when the client has taken them and asks no more for a second.
  */
 #ifndef DLFS_CHANNEL_H
 #define DLFS_CHANNEL_H
@@ -62,22 +64,31 @@ extern "C" {
  */
 DLFS_API int dlfs_reader_arena(dlfs_reader *reader, int *descriptor, uint64_t *bytes);
 
-/* What the channels of one client may pin of one reader's arena, together. Any threads at once. */
+/*
+ * A bound on bytes that the channels of one client may cause together: pinned in one reader's
+ * arena, or of the service's other memory. Any threads at once.
+ */
 typedef struct dlfs_share dlfs_share;
-DLFS_API int dlfs_share_create(uint64_t pinned_bytes_max, dlfs_share **out);
-/* It is freed with the last channel that uses it. */
+DLFS_API int dlfs_share_create(uint64_t bytes_max, dlfs_share **out);
+/* What it has counts in the parent too, which is that of the client's user, and bounds it. */
+DLFS_API int dlfs_share_create_within(dlfs_share *parent, uint64_t bytes_max, dlfs_share **out);
+/* Raises the bound to at least so many bytes. */
+DLFS_API void dlfs_share_allow(dlfs_share *share, uint64_t bytes_max);
+/* It is freed with the last channel, or share within it, that uses it. */
 DLFS_API void dlfs_share_destroy(dlfs_share *share);
-/* What the channels pin now. */
+/* The bytes that the channels have of it now. */
 DLFS_API uint64_t dlfs_share_pinned_bytes(const dlfs_share *share);
 
 typedef struct dlfs_channel_config {
     dlfs_reader *reader;       /* borrowed; made with DLFS_READER_SHARED */
-    dlfs_share *share;         /* of the client */
+    dlfs_share *share;         /* what the client may pin */
     uint64_t copied_bytes_max; /* memory for batches that are copied out of the arena */
     uint32_t samples_max;      /* of one batch, 1..DLFS_CHANNEL_SAMPLES_MAX */
     uint32_t batches_max;      /* that the client has at once, 1..DLFS_CHANNEL_BATCHES_MAX */
     uint32_t flags;            /* none yet: 0 */
     uint32_t reserved;
+    dlfs_share *memory; /* what it may cause beside the arena: arrays, plans, choices and copies of
+                           its requests, batches and streams. NULL: no bound */
 } dlfs_channel_config;
 
 /* The service's end of a channel. */
@@ -110,6 +121,7 @@ typedef struct dlfs_channel_stats {
     uint64_t wakes;          /* system calls that woke the client */
     uint64_t sleeps;         /* of the service's thread */
     uint64_t busy_ns;        /* time between taking a request and answering it */
+    uint64_t memory_bytes;   /* of dlfs_channel_config.memory, now; without blocks of batches */
     int32_t ended; /* 0: it serves. DLFS_E_CLOSED: the client is gone, or the channel was closed;
                       DLFS_E_PROTOCOL: the client broke the protocol. Nothing is pinned then. */
     uint32_t under_way; /* 1: a request is being served */

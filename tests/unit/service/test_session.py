@@ -92,7 +92,9 @@ def session(*volumes: ServedVolume, snapshot: Callable[[], Any] = dict) -> Itera
     async def run() -> None:
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(theirs))
         common = Common({volume.uuid: volume for volume in volumes}, snapshot)
-        await Session(common, stream, Peer(os.getpid(), os.getuid(), frozenset())).run()
+        await Session(
+            common, stream, Peer(os.getpid(), os.getuid(), frozenset(), "process 1")
+        ).run()
 
     thread = Thread(target=trio.run, args=[run])
     thread.start()
@@ -110,7 +112,7 @@ def test_a_dataset_that_cannot_be_shared_is_given_back(
 ) -> None:
     (dataset,) = volume.datasets()
 
-    def fail(_bytes: int) -> None:
+    def fail(*_: object) -> None:
         raise DeviceError("make a share: no memory", errno.ENOMEM)
 
     with session(volume) as talk:

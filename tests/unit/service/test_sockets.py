@@ -126,12 +126,53 @@ def test_the_socket_is_given_to_its_group(tmp_path: Path) -> None:
     listener.close()
 
 
+PEERS = """
+import socket, sys
+from dlfs.service.sockets import peer_of
+with socket.socket(socket.AF_UNIX) as listener:
+    listener.bind(sys.argv[1])
+    listener.listen()
+    print("listening", flush=True)
+    for _ in range(3):
+        with listener.accept()[0] as connection:
+            peer = peer_of(connection)
+            print(peer.pid, peer.process, flush=True)
+"""
+CONNECT = """
+import socket, sys
+with socket.socket(socket.AF_UNIX) as connection:
+    connection.connect(sys.argv[1])
+    connection.recv(1)
+"""
+
+
+@pytest.mark.root
+def test_processes_of_other_pid_namespaces_are_told_apart(tmp_path: Path) -> None:
+    """Seen from a PID namespace of its own, a service's clients all have the number 0."""
+    path = str(tmp_path / "v.sock")
+    command = ["unshare", "--pid", "--fork", sys.executable, "-c", PEERS, path]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as service:
+        assert service.stdout is not None
+        assert service.stdout.readline() == "listening\n"
+        for _ in range(2):
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.connect(path)
+                connection.recv(1)
+        subprocess.run([sys.executable, "-c", CONNECT, path], check=True)
+        peers = [line.split(maxsplit=1) for line in service.stdout]
+    assert [number for number, _ in peers] == ["0"] * 3
+    first, second, other = (name for _, name in peers)
+    assert other not in (first, second)
+    if "pidfd" in first:  # since Linux 6.9; before, connections are told apart
+        assert first == second
+
+
 def test_who_is_allowed() -> None:
     own = os.geteuid()
-    stranger = Peer(1, 54321, frozenset({54321, 7}))
+    stranger = Peer(1, 54321, frozenset({54321, 7}), "process 1")
     for allow, peer, group, expected in (
-        (AllowList(), Peer(1, own, frozenset()), 5, True),
-        (AllowList(), Peer(1, 0, frozenset()), 5, True),
+        (AllowList(), Peer(1, own, frozenset(), "process 1"), 5, True),
+        (AllowList(), Peer(1, 0, frozenset(), "process 1"), 5, True),
         (AllowList(), stranger, 5, False),
         (AllowList(), stranger, 7, True),
         (AllowList(groups=frozenset({8})), stranger, 7, False),
