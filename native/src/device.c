@@ -15,11 +15,11 @@
 #define TRANSFER_BATCH 64u
 
 /* How many forks lie between this process and the one that loaded the library. */
-static _Atomic uint32_t generation;
+static _Atomic uint32_t process_generation;
 
 static void count_fork(void)
 {
-    atomic_fetch_add_explicit(&generation, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&process_generation, 1, memory_order_relaxed);
 }
 
 __attribute__((constructor)) static void watch_forks(void)
@@ -73,7 +73,7 @@ void dlfs_queue_init(dlfs_queue *queue, const struct dlfs_queue_ops *ops, dlfs_d
     queue->device = device;
     queue->depth = depth;
     queue->in_flight = 0;
-    queue->generation = atomic_load_explicit(&generation, memory_order_relaxed);
+    queue->generation = atomic_load_explicit(&process_generation, memory_order_relaxed);
     atomic_fetch_add(&device->queue_count, 1);
 }
 
@@ -109,6 +109,22 @@ int dlfs_device_flush(dlfs_device *device)
     return device->ops->flush(device);
 }
 
+int dlfs_nvme_get_generation(dlfs_device *device, uint64_t *generation)
+{
+    if (device == NULL || device->ops->get_generation == NULL) {
+        return -ENOTSUP;
+    }
+    return device->ops->get_generation(device, generation);
+}
+
+int dlfs_nvme_limit_writes(dlfs_device *device, uint64_t generation, uint64_t until_ns)
+{
+    if (device == NULL || device->ops->limit_writes == NULL) {
+        return -ENOTSUP;
+    }
+    return device->ops->limit_writes(device, generation, until_ns);
+}
+
 int dlfs_queue_create(dlfs_device *device, uint32_t depth, dlfs_queue **out)
 {
     if (device == NULL || out == NULL || depth == 0 || depth > DLFS_DEPTH_MAX) {
@@ -119,7 +135,7 @@ int dlfs_queue_create(dlfs_device *device, uint32_t depth, dlfs_queue **out)
 
 static bool queue_is_foreign(const dlfs_queue *queue)
 {
-    return queue->generation != atomic_load_explicit(&generation, memory_order_relaxed);
+    return queue->generation != atomic_load_explicit(&process_generation, memory_order_relaxed);
 }
 
 static void queue_drain(dlfs_queue *queue)

@@ -31,6 +31,9 @@ struct dlfs_device_ops {
     /* No queue pair exists any more. In a forked child it frees the child's copy and leaves the
      * parent's alone. */
     void (*destroy)(dlfs_device *device);
+    /* As dlfs_nvme_get_generation and dlfs_nvme_limit_writes say. NULL where the kind has none. */
+    int (*get_generation)(dlfs_device *device, uint64_t *generation);
+    int (*limit_writes)(dlfs_device *device, uint64_t generation, uint64_t until_ns);
 };
 
 struct dlfs_queue_ops {

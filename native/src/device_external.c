@@ -100,10 +100,27 @@ static void external_destroy(dlfs_device *base)
     free(device);
 }
 
+static int external_get_generation(dlfs_device *base, uint64_t *generation)
+{
+    struct external_device *device = (struct external_device *)base;
+    return device->ops->get_generation ? device->ops->get_generation(device->device, generation)
+                                       : -ENOTSUP;
+}
+
+static int external_limit_writes(dlfs_device *base, uint64_t generation, uint64_t until_ns)
+{
+    struct external_device *device = (struct external_device *)base;
+    return device->ops->limit_writes
+               ? device->ops->limit_writes(device->device, generation, until_ns)
+               : -ENOTSUP;
+}
+
 static const struct dlfs_device_ops external_device_ops = {
     .queue_create = external_queue_create,
     .flush = external_flush,
     .destroy = external_destroy,
+    .get_generation = external_get_generation,
+    .limit_writes = external_limit_writes,
 };
 
 int dlfs_device_create_external(const struct dlfs_external *external, dlfs_device **out)

@@ -56,8 +56,8 @@ int nvme_association_create(const struct nvme_config *config, struct nvme_associ
     association->config = *config;
     association->owner = getpid();
     association->random = dlfs_clock_ns() ^ (uint64_t)association->owner << 32;
-    atomic_init(&association->unflushed, UINT64_MAX);
-    atomic_init(&association->writes_until_ns, DLFS_NVME_WRITES_FREE);
+    nvme_durability_init(&association->durability);
+    nvme_write_limit_init(&association->write_limit);
     association->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     int code = association->wake >= 0 ? make_locks(association) : -errno;
     if (code < 0) {
@@ -122,6 +122,7 @@ void nvme_association_destroy(struct nvme_association *association)
         (void)pthread_mutex_destroy(&association->lock);
         (void)pthread_mutex_destroy(&association->service_lock);
     }
+    nvme_durability_destroy(&association->durability);
     free_memory(association);
 }
 

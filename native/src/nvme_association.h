@@ -18,6 +18,7 @@
 #include <stdatomic.h>
 
 #include "nvme_controller.h"
+#include "nvme_writes.h"
 
 struct nvme_counters {
     _Atomic uint64_t reconnects;
@@ -95,13 +96,8 @@ struct nvme_association {
     /* The internal queue pair for flushes and single I/O commands, made when needed. */
     pthread_mutex_t service_lock;
     struct nvme_queue *service;
-    /* What flush must know: the oldest generation with a write that no flush has covered yet, and
-     * how often a loss was reported. */
-    _Atomic uint64_t unflushed;
-    _Atomic uint64_t losses;
-    /* The lease of this host's writer; see dlfs_nvme_limit_writes. */
-    _Atomic uint64_t writes_until_ns;
-    _Atomic uint64_t writes_generation;
+    struct nvme_durability durability;
+    struct nvme_write_limit write_limit;
     struct nvme_association *inherited; /* of the parent process; unused, and freed with this one */
 };
 

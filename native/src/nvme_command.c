@@ -137,6 +137,7 @@ int nvme_decode_controller(const uint8_t data[NVME_IDENTIFY_BYTES], uint64_t pag
     *controller = (struct nvme_controller){
         .transfer_bytes_max = transfer < UINT32_MAX ? (uint32_t)transfer : UINT32_MAX,
         .quiesce_ms = nvme_get16(data + 386), /* NVM Express Base Specification 2.1 */
+        .keepalive_step_ms = nvme_get16(data + 320) * 100u,
         .id = nvme_get16(data + 78),
         .write_cache = (data[525] & 1) != 0,
         .discovery = data[111] == CONTROLLER_TYPE_DISCOVERY};

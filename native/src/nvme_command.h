@@ -80,6 +80,7 @@ struct nvme_controller {
     uint32_t transfer_bytes_max; /* MDTS; UINT32_MAX: no limit */
     uint32_t capsule_bytes_max;  /* of data in a command capsule of an I/O queue */
     uint32_t quiesce_ms;         /* CQT; 0: not reported */
+    uint32_t keepalive_step_ms;  /* KAS: the granularity of the keep-alive timeout; 0: unknown */
     uint16_t id;
     bool write_cache;
     bool discovery;

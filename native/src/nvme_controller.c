@@ -9,6 +9,8 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "nvme_writes.h"
+
 #define ADMIN_STAGING_BYTES 16384u
 #define QUEUE_STAGING_BYTES (256u << 10)
 #define ADMIN_QUEUE_SIZE 31u /* 0's based: 32 entries, as the specification asks of hosts */
@@ -20,8 +22,6 @@
 #define CSTS_FATAL 0x2u
 #define READY_POLL_NS UINT64_C(2000000)
 #define READY_UNIT_NS UINT64_C(500000000)
-/* Added to the keep-alive timeout of a controller that does not report how fast it quiesces. */
-#define QUIESCE_MARGIN_MS 1000u
 
 /* ---- configuration and addresses ------------------------------------------------------------- */
 
@@ -365,19 +365,6 @@ int nvme_controller_open(const struct nvme_config *config, const struct nvme_add
     return 0;
 }
 
-/*
- * Milliseconds after the end of a connection until the controller executes none of its commands any
- * more: the Command Quiesce Time where it reports one. Else the keep-alive timeout, after which it
- * has noticed the end whatever the network lost, and a margin. 0: nothing is known.
- */
-static uint64_t quiesce_ms(const struct nvme_config *config, const struct nvme_admin *admin)
-{
-    if (admin->controller.quiesce_ms > 0) {
-        return admin->controller.quiesce_ms;
-    }
-    return config->keepalive_ms > 0 ? (uint64_t)config->keepalive_ms + QUIESCE_MARGIN_MS : 0;
-}
-
 int nvme_controller_connect_queue(const struct nvme_config *config, const struct nvme_admin *admin,
                                   uint16_t qid, uint32_t command_count,
                                   const struct nvme_patience *patience,
@@ -407,7 +394,8 @@ int nvme_controller_connect_queue(const struct nvme_config *config, const struct
     connection->command_count = command_count;
     connection->transfer_bytes_max = admin->transfer_bytes_max;
     connection->capsule_bytes_max = admin->controller.capsule_bytes_max;
-    connection->quiesce_ms = quiesce_ms(config, admin);
+    connection->quiesce_ms = nvme_quiesce_ms(admin->controller.quiesce_ms, config->keepalive_ms,
+                                             admin->controller.keepalive_step_ms);
     *out = connection;
     return 0;
 }

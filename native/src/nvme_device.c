@@ -32,8 +32,8 @@ static int own_association(struct nvme_device *device, struct nvme_association *
         return code;
     }
     made->inherited = found;
-    if (atomic_load(&found->writes_until_ns) != DLFS_NVME_WRITES_FREE) {
-        atomic_store(&made->writes_until_ns, 0); /* the lease is the parent's */
+    if (atomic_load(&found->write_limit.until_ns) != DLFS_NVME_WRITES_FREE) {
+        nvme_write_limit_set(&made->write_limit, 0, 0); /* the lease is the parent's */
     }
     if (!atomic_compare_exchange_strong(&device->association, &found, made)) {
         made->inherited = NULL;
@@ -126,49 +126,51 @@ static int run_admin(struct nvme_association *association, const dlfs_nvme_comma
     return code;
 }
 
-/*
- * A write that has completed is in peril until a flush that began later has succeeded on the same
- * controller: unflushed is the oldest generation with such a write. When the flush was answered by
- * a younger one that has a volatile cache, the write may be gone, and so may the writes of every
- * flush that was waiting its turn while this was told.
- */
-static int flush_locked(struct nvme_association *association, uint64_t losses)
+static int flush_command(void *argument, struct nvme_flushed *flushed)
 {
+    struct nvme_association *association = argument;
     struct nvme_generic generic = {.direction = DLFS_NVME_DATA_NONE, .harmless = true};
     nvme_entry_flush(generic.entry, association->config.nsid);
-    uint64_t oldest = atomic_exchange(&association->unflushed, UINT64_MAX);
+    (void)pthread_mutex_lock(&association->service_lock);
     int code = run_service(association, &generic, NULL, 0, &generic);
+    (void)pthread_mutex_unlock(&association->service_lock);
     if (code == 0) {
         code = nvme_status_code(generic.answer.status);
     }
-    if (code < 0) {
-        uint64_t now = atomic_load(&association->unflushed);
-        while (oldest < now &&
-               !atomic_compare_exchange_weak(&association->unflushed, &now, oldest)) {
-        }
-        return code;
-    }
     (void)pthread_mutex_lock(&association->lock);
-    bool cached = association->admin.controller.write_cache;
+    flushed->cached = association->admin.controller.write_cache;
     (void)pthread_mutex_unlock(&association->lock);
-    if (cached && oldest < generic.generation) {
-        atomic_fetch_add(&association->losses, 1);
-        return -EIO;
-    }
-    return atomic_load(&association->losses) == losses ? 0 : -EIO;
+    flushed->generation = generic.generation;
+    return code;
 }
 
 static int device_flush(dlfs_device *base)
 {
     struct nvme_association *association;
     int code = own_association((struct nvme_device *)base, &association);
-    if (code < 0) {
-        return code;
+    return code < 0 ? code
+                    : nvme_durability_flush(&association->durability, flush_command, association);
+}
+
+/* ---- leases ---------------------------------------------------------------------------------- */
+
+static int device_get_generation(dlfs_device *base, uint64_t *generation)
+{
+    struct nvme_association *association;
+    int code = own_association((struct nvme_device *)base, &association);
+    if (code == 0) {
+        *generation = atomic_load(&association->generation);
     }
-    uint64_t losses = atomic_load(&association->losses);
-    (void)pthread_mutex_lock(&association->service_lock);
-    code = flush_locked(association, losses);
-    (void)pthread_mutex_unlock(&association->service_lock);
+    return code;
+}
+
+static int device_limit_writes(dlfs_device *base, uint64_t generation, uint64_t until_ns)
+{
+    struct nvme_association *association;
+    int code = own_association((struct nvme_device *)base, &association);
+    if (code == 0) {
+        nvme_write_limit_set(&association->write_limit, generation, until_ns);
+    }
     return code;
 }
 
@@ -195,6 +197,8 @@ static const struct dlfs_device_ops nvme_device_ops = {
     .queue_create = queue_create,
     .flush = device_flush,
     .destroy = device_destroy,
+    .get_generation = device_get_generation,
+    .limit_writes = device_limit_writes,
 };
 
 static void give_message(struct nvme_association *association, char *message,
@@ -285,33 +289,6 @@ int dlfs_nvme_run(dlfs_device *base, uint32_t queue, const dlfs_nvme_command *co
     }
     *result = (dlfs_nvme_result){.value = answer.value, .status = answer.status & NVME_STATUS_CODE};
     return 0;
-}
-
-int dlfs_nvme_get_generation(dlfs_device *base, uint64_t *generation)
-{
-    struct nvme_association *association;
-    if (base == NULL || base->ops != &nvme_device_ops) {
-        return -ENOTSUP;
-    }
-    int code = own_association((struct nvme_device *)base, &association);
-    if (code == 0) {
-        *generation = atomic_load(&association->generation);
-    }
-    return code;
-}
-
-int dlfs_nvme_limit_writes(dlfs_device *base, uint64_t generation, uint64_t until_ns)
-{
-    struct nvme_association *association;
-    if (base == NULL || base->ops != &nvme_device_ops) {
-        return -ENOTSUP;
-    }
-    int code = own_association((struct nvme_device *)base, &association);
-    if (code == 0) {
-        atomic_store(&association->writes_generation, generation);
-        atomic_store(&association->writes_until_ns, until_ns);
-    }
-    return code;
 }
 
 int dlfs_nvme_get_status(dlfs_device *base, dlfs_nvme_status *status)

@@ -59,16 +59,6 @@ void nvme_operation_done(struct nvme_queue *queue, uint32_t number, int64_t resu
     queue->free_operation = number;
 }
 
-/* A write ended on the present generation; see nvme_flush. */
-static void note_write(struct nvme_queue *queue)
-{
-    _Atomic uint64_t *unflushed = &queue->association->unflushed;
-    uint64_t generation = queue->connection->generation;
-    uint64_t oldest = atomic_load(unflushed);
-    while (generation < oldest && !atomic_compare_exchange_weak(unflushed, &oldest, generation)) {
-    }
-}
-
 /* Puts an operation aside for a moment; false when it has had its tries. */
 static bool operation_hold(struct nvme_queue *queue, uint32_t number)
 {
@@ -101,7 +91,7 @@ void nvme_operation_end(struct nvme_queue *queue, uint32_t number)
         }
     }
     if (code == 0 && operation->kind == DLFS_OP_WRITE) {
-        note_write(queue);
+        nvme_durability_note(&queue->association->durability, queue->connection->generation);
     }
     nvme_operation_done(queue, number, code < 0 ? code : (int64_t)operation->length_bytes);
 }

@@ -193,11 +193,6 @@ void nvme_check_time(struct nvme_queue *queue);
 void nvme_out_clear(struct nvme_queue *queue);
 /* Ends what waits first in line with parts to issue, if an earlier part of it has failed. */
 void nvme_pop_failed(struct nvme_queue *queue);
-/*
- * Whether a write may be sent now: 0; -EKEYEXPIRED when the writer's lease is over; -EAGAIN while
- * the lease was not confirmed since the connection was made.
- */
-int nvme_write_permit(const struct nvme_queue *queue);
 /* When a waiting operation that may not be issued yet is to be looked at again, by the queue pair's
  * own clock; 0: it may be issued now. */
 uint64_t nvme_held_until(const struct nvme_queue *queue, struct nvme_operation *operation,

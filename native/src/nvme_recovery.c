@@ -51,22 +51,14 @@ static void adopt(struct nvme_queue *queue, struct nvme_connection *connection)
     nvme_watch(queue, EPOLL_CTL_ADD, EPOLLIN);
 }
 
-/*
- * What becomes of a write whose connection ended with code before its answer came. The target may
- * still execute it, behind newer writes to the same blocks: it must not look as if it were over,
- * nor be repeated before the controller has quiesced.
- */
+/* See nvme_write_fate. */
 static int fate_of_write(struct nvme_queue *queue, struct nvme_operation *operation, int code)
 {
-    if (code == DLFS_E_TIMEOUT || code == -EKEYEXPIRED) {
-        return code;
-    }
     uint64_t end_ns = operation->born_ns + queue->budget_ns;
-    if (queue->quiesce_ns == 0 || nvme_queue_tick(queue) + queue->quiesce_ns >= end_ns) {
-        return DLFS_E_LOST;
-    }
-    operation->after_ns = dlfs_clock_ns() + queue->quiesce_ns;
-    return 0;
+    uint64_t now_ns = nvme_queue_tick(queue);
+    int end = nvme_write_fate(code, end_ns > now_ns ? end_ns - now_ns : 0, queue->quiesce_ns);
+    operation->after_ns = end == 0 ? dlfs_clock_ns() + queue->quiesce_ns : 0;
+    return end;
 }
 
 /*

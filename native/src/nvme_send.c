@@ -4,7 +4,6 @@
  * that a batch of reads is one vector.
  */
 #include <errno.h>
-#include <time.h>
 
 #include "nvme_queue.h"
 
@@ -159,19 +158,9 @@ void nvme_pop_failed(struct nvme_queue *queue)
 
 /* ---- what may be issued ---------------------------------------------------------------------- */
 
-int nvme_write_permit(const struct nvme_queue *queue)
+static int write_permit(const struct nvme_queue *queue)
 {
-    uint64_t until_ns = atomic_load(&queue->association->writes_until_ns);
-    if (until_ns == DLFS_NVME_WRITES_FREE) {
-        return 0;
-    }
-    struct timespec now; /* goes on while the process or the machine sleeps */
-    (void)clock_gettime(CLOCK_BOOTTIME, &now);
-    if ((uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec >= until_ns) {
-        return -EKEYEXPIRED;
-    }
-    uint64_t generation = atomic_load(&queue->association->writes_generation);
-    return queue->connection->generation == generation ? 0 : -EAGAIN;
+    return nvme_write_permit(&queue->association->write_limit, queue->connection->generation);
 }
 
 uint64_t nvme_held_until(const struct nvme_queue *queue, struct nvme_operation *operation,
@@ -187,13 +176,13 @@ uint64_t nvme_held_until(const struct nvme_queue *queue, struct nvme_operation *
         }
         operation->after_ns = 0;
     }
-    return nvme_write_permit(queue) == -EAGAIN ? now_ns + PERMIT_LOOK_NS : 0;
+    return write_permit(queue) == -EAGAIN ? now_ns + PERMIT_LOOK_NS : 0;
 }
 
 /* Ends the first of the waiting operations when it is a write whose lease is over. */
 static bool ends_with_lease(struct nvme_queue *queue, struct nvme_operation *operation)
 {
-    if (operation->kind != DLFS_OP_WRITE || nvme_write_permit(queue) != -EKEYEXPIRED) {
+    if (operation->kind != DLFS_OP_WRITE || write_permit(queue) != -EKEYEXPIRED) {
         return false;
     }
     operation->code = -EKEYEXPIRED;
@@ -313,7 +302,7 @@ int nvme_pump(struct nvme_queue *queue, const char **reason)
             return 0;
         }
         /* Right before the call: the process may have stood still since a write was issued. */
-        int permit = queue->write_count > 0 ? nvme_write_permit(queue) : 0;
+        int permit = queue->write_count > 0 ? write_permit(queue) : 0;
         if (permit < 0) {
             *reason = "the writer's lease ended before a write was sent";
             return permit == -EAGAIN ? DLFS_E_LOST : permit;

@@ -12,6 +12,8 @@ struct other {
     uint32_t queues;
     uint32_t abandoned;
     int refuse; /* what making a queue pair returns */
+    uint64_t generation;
+    uint64_t until_ns;
 };
 
 static struct other *owner; /* of the queue pairs under test */
@@ -65,6 +67,20 @@ static void other_queue_abandon(void *queue)
     dlfs_queue_destroy(queue);
 }
 
+static int other_get_generation(void *device, uint64_t *generation)
+{
+    *generation = ((struct other *)device)->generation;
+    return 0;
+}
+
+static int other_limit_writes(void *device, uint64_t generation, uint64_t until_ns)
+{
+    struct other *other = device;
+    other->generation = generation;
+    other->until_ns = until_ns;
+    return 0;
+}
+
 static const struct dlfs_external_ops other_ops = {
     .version = DLFS_EXTERNAL_VERSION,
     .flush = other_flush,
@@ -74,6 +90,8 @@ static const struct dlfs_external_ops other_ops = {
     .queue_poll = other_poll,
     .queue_destroy = other_queue_destroy,
     .queue_abandon = other_queue_abandon,
+    .get_generation = other_get_generation,
+    .limit_writes = other_limit_writes,
 };
 
 static struct dlfs_external describe(struct other *other)
@@ -111,6 +129,23 @@ static void test_refuses_what_does_not_fit(void)
     CHECK_EQ(other.destroyed, 0);
 }
 
+static void test_a_library_need_not_limit_writes(void)
+{
+    struct other other = {.memory = make_memory()};
+    struct dlfs_external_ops fewer = other_ops;
+    fewer.get_generation = NULL;
+    fewer.limit_writes = NULL;
+    struct dlfs_external description = describe(&other);
+    description.ops = &fewer;
+    dlfs_device *device = NULL;
+    uint64_t generation = 0;
+    CHECK_EQ(dlfs_device_create_external(&description, &device), 0);
+    CHECK_EQ(dlfs_nvme_get_generation(device, &generation), -ENOTSUP);
+    CHECK_EQ(dlfs_nvme_limit_writes(device, 0, 0), -ENOTSUP);
+    CHECK_EQ(dlfs_nvme_get_generation(other.memory, &generation), -ENOTSUP);
+    CHECK_EQ(dlfs_device_destroy(device), 0);
+}
+
 static void test_hands_everything_on(void)
 {
     struct other other = {.memory = make_memory()};
@@ -123,6 +158,11 @@ static void test_hands_everything_on(void)
     CHECK_EQ(strcmp(dlfs_device_kind(device), "other"), 0);
     CHECK_EQ(dlfs_device_flush(device), -EIO);
     CHECK_EQ(other.flushed, 1);
+    uint64_t generation = 0;
+    CHECK_EQ(dlfs_nvme_limit_writes(device, 7, 8), 0);
+    CHECK_EQ(other.until_ns, 8);
+    CHECK_EQ(dlfs_nvme_get_generation(device, &generation), 0);
+    CHECK_EQ(generation, 7);
     other.refuse = -EMFILE;
     dlfs_queue *queue = NULL;
     CHECK_EQ(dlfs_queue_create(device, 4, &queue), -EMFILE);
@@ -171,6 +211,7 @@ static void test_a_child_abandons_its_copy(void)
 int main(void)
 {
     test_refuses_what_does_not_fit();
+    test_a_library_need_not_limit_writes();
     test_hands_everything_on();
     test_a_child_abandons_its_copy();
     return 0;

@@ -440,7 +440,7 @@ DLFS_API int dlfs_nvme_get_generation(dlfs_device *device, uint64_t *generation)
 #define DLFS_NVME_WRITES_FREE INT64_MAX /* no lease */
 /* A lease: writes go out through the controller of that generation (get_generation: in use, or made
  * next) and before until_ns of CLOCK_BOOTTIME. Through later ones they wait; from until_ns on
- * nothing of one is sent, and it ends with -EKEYEXPIRED. Over in a forked child. */
+ * nothing of one is sent, and it ends with -EKEYEXPIRED. Over in a forked child. NVMe/TCP, SPDK. */
 DLFS_API int dlfs_nvme_limit_writes(dlfs_device *device, uint64_t generation, uint64_t until_ns);
 
 /* ---- the sample directory -------------------------------------------------------------------- */

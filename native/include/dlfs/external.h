@@ -14,7 +14,7 @@
 #include "dlfs/dlfs.h"
 
 /* Changes whenever the structures below do; a library built for another one is refused. */
-#define DLFS_EXTERNAL_VERSION 1u
+#define DLFS_EXTERNAL_VERSION 2u
 
 struct dlfs_external_ops {
     uint32_t version; /* DLFS_EXTERNAL_VERSION of the header it was compiled with */
@@ -40,6 +40,10 @@ struct dlfs_external_ops {
     /* In a forked child: frees the child's copy without waiting for or touching what the parent
      * shares. */
     void (*queue_abandon)(void *queue);
+    /* As dlfs_nvme_get_generation and dlfs_nvme_limit_writes say. Any threads at once. NULL where
+     * writes cannot be limited. */
+    int (*get_generation)(void *device, uint64_t *generation);
+    int (*limit_writes)(void *device, uint64_t generation, uint64_t until_ns);
 };
 
 struct dlfs_external {
