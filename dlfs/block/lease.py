@@ -16,8 +16,9 @@ counter. It may write to the device until ``valid_s`` after the *start* of its l
 succeeded, by its own clock, which goes on during suspend. After that, or once it sees another's
 record, the lease is lost for good: ``check`` raises, and nothing more is submitted. The initiator
 knows the deadline too (``limit_writes``): libdlfs looks at the clock right before each call that
-sends a write, its data or a repetition. Through a controller that was made anew it sends no write
-before ``confirm`` has read the record, and the reservation, through that controller.
+sends a write, its data or a repetition, over SPDK right before each call in which SPDK may send.
+Through a controller that was made anew it sends no write before ``confirm`` has read the record,
+and the reservation, through that controller.
 
 **Releasing.** Zeros over the own record, under the same deadline. A holder for which a write ended
 in an error leaves its record to expire: such a write may still take effect, so that who comes next
@@ -57,9 +58,6 @@ ones nothing is sent before the record was read, which is another's. A target th
 reservations needs no such assumption for hosts that were preempted (``dlfs.block.reservation``). A
 list of the chunks that a holder may write, in its record, would protect data and no superblock, and
 was left out.
-
-SPDK's initiator knows no deadline: there the lease is looked at every 100 ms, and assumption 4 and
-reservations must do for the rest.
 
 How long it takes: a free lease ``claim_s``; a living holder is known after about its ``renew_s``; a
 dead one after its ``expiry_s``. Threads: ``check`` any; the others one at a time, except that

@@ -12,14 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from dlfs._native.device import Kind, NativeDevice, NativeQueue
-from dlfs._native.nvme import (
-    NvmeStatus,
-    get_generation,
-    limit_writes,
-    open_nvme,
-    read_status,
-    run_command,
-)
+from dlfs._native.nvme import NvmeStatus, open_nvme, read_status, run_command
 from dlfs.block.host import host_id, host_nqn
 from dlfs.block.nvme import CommandRunner, NvmeCommand, NvmeResult
 from dlfs.block.shared import SharedNamespaceDevice
@@ -211,23 +204,6 @@ class NvmeTcpDevice(SharedNamespaceDevice):
     def keep_alive_s(self) -> float:
         """Time after which the target gives a silent host up, in seconds; 0: never."""
         return self.address.options.keepalive_ms / 1000
-
-    def generation(self) -> int:
-        """Return the number of the controller that is in use, or will be next.
-
-        Raises:
-            ClosedError: the device is closed.
-        """
-        return get_generation(self.native)
-
-    def limit_writes(self, generation: int, until_s: float | None) -> None:
-        """Have libdlfs send writes through one controller and before a time only.
-
-        Raises:
-            ClosedError: the device is closed.
-        """
-        until_ns = None if until_s is None else round(until_s * 1e9)
-        limit_writes(self.native, generation, until_ns)
 
     def status(self) -> NvmeStatus:
         """What is known of the target, and what has happened to it so far.

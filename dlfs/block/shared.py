@@ -3,9 +3,9 @@
 The writer's lock is a lease in the lock record (``dlfs.block.lease``), and a reservation for this
 host where the target has them (``dlfs.block.reservation``). A background thread keeps the lease
 alive. Once it is lost, every write and flush through this device is refused with LeaseLostError,
-before anything is sent: a writer that is cut off stops by itself, in time. Over NVMe/TCP, libdlfs
-knows the lease's deadline and looks at the clock before it sends; after a reconnect it sends no
-write until the background thread has read the record again, and the reservation.
+before anything is sent: a writer that is cut off stops by itself, in time. The initiator, libdlfs's
+own or SPDK's, knows the lease's deadline and looks at the clock before it sends; after a reconnect
+it sends no write until the background thread has read the record again, and the reservation.
 
 ``lock_exclusive`` waits: about a second for a free lease, two for the answer that a writer lives,
 and ``LeaseTimes.expiry_s`` (42 s) where a writer died; that wait is told as a warning of the logger
@@ -35,6 +35,7 @@ from dlfs._native.device import (
     aligned_buffer,
     operation_error,
 )
+from dlfs._native.nvme import get_generation, limit_writes
 from dlfs.block import lock
 from dlfs.block.device import NativeBackedDevice
 from dlfs.block.lease import Lease, LeaseTimes, describe
@@ -102,18 +103,25 @@ class SharedNamespaceDevice(NativeBackedDevice):
         return None
 
     def generation(self) -> int:
-        """Return the number of the controller in use; 0 where that cannot be told."""
-        return 0
+        """Return the number of the controller that is in use, or will be next.
+
+        Raises:
+            ClosedError: the device is closed.
+        """
+        return get_generation(self.native)
 
     def limit_writes(self, generation: int, until_s: float | None) -> None:
         """Have the initiator send writes through one controller and before a time only.
 
-        Does nothing where the initiator knows no limits.
-
         Args:
             generation: of the controller.
             until_s: of ``lease.boot_clock``; None: no limit.
+
+        Raises:
+            ClosedError: the device is closed.
         """
+        until_ns = None if until_s is None else round(until_s * 1e9)
+        limit_writes(self.native, generation, until_ns)
 
     # ---- writing under the lease -----------------------------------------------------------------
 

@@ -55,3 +55,10 @@ class SharedFileDevice(SharedNamespaceDevice):
     def nsid(self) -> int:
         """The only namespace."""
         return 1
+
+    def generation(self) -> int:
+        """Return 0: a file has no controllers."""
+        return 0
+
+    def limit_writes(self, generation: int, until_s: float | None) -> None:
+        """Do nothing: writes to a file cannot be limited."""

@@ -8,7 +8,8 @@
  * While a connection is made anew nobody else may call SPDK for this controller: the state turns to
  * CONTROLLER_DOWN under the locks of all its queue pairs, and these look at it before each call.
  * Over fabrics their SPDK queue pairs are freed then, because SPDK forgets which queue numbers were
- * taken; over PCIe SPDK keeps and mends them itself. Requests that this aborts go again.
+ * taken; over PCIe SPDK keeps and mends them itself. What becomes of requests that this aborts is
+ * request.c's to say.
  *
  * Source: spdk/nvme.h, spdk_nvme_ctrlr_disconnect and spdk_nvme_ctrlr_reconnect_async; NVM Express
  * Base Specification 2.0, section 5.24 (Keep Alive).
@@ -129,7 +130,7 @@ static int admin_wait(struct controller *controller, uint32_t timeout_ms, struct
         int under_way = CALL_UNDER_WAY;
         if (shim_clock_ns() > deadline_ns &&
             atomic_compare_exchange_strong(&call->state, &under_way, (int)CALL_ABANDONED)) {
-            controller_check(controller, true);
+            controller_reset(controller, true);
             return DLFS_E_TIMEOUT;
         }
         shim_sleep_ns(STEP_NS);
@@ -198,13 +199,12 @@ static void unlock_all(struct controller *controller)
 static void leave_ready(struct controller *controller, enum controller_state state)
 {
     lock_all(controller);
+    bool silent = atomic_exchange(&controller->silent, false);
     atomic_store(&controller->down_since_ns, shim_clock_ns());
     atomic_store(&controller->state, (int)state);
-    (void)atomic_fetch_add(&controller->losses, 1);
+    (void)atomic_fetch_add(&controller->generation, 1);
     for (struct queue *queue = controller->queues; queue != NULL; queue = queue_next(queue)) {
-        if (controller->fabrics || state == CONTROLLER_LOST) {
-            queue_disconnect(queue);
-        }
+        queue_leave(queue, silent);
     }
     unlock_all(controller);
     controller->backoff_ns = BACKOFF_FIRST_NS;
@@ -256,6 +256,8 @@ static void try_again(struct controller *controller)
     }
     if (reconnect(controller) == 0) {
         controller->heartbeat_next_ns = shim_clock_ns() + controller->heartbeat_ms * NS_PER_MS;
+        controller_note_quiesce(controller);
+        atomic_store(&controller->silent, false);
         atomic_store(&controller->reset_wanted, false);
         atomic_store(&controller->state, (int)CONTROLLER_READY);
         return;
@@ -281,7 +283,11 @@ static bool heartbeat(struct controller *controller)
     uint64_t now = shim_clock_ns();
     uint64_t sent_ns = atomic_load(&controller->heartbeat_ns);
     if (sent_ns != 0) {
-        return now - sent_ns < controller->timeout_ms * NS_PER_MS;
+        bool silent = now - sent_ns >= controller->timeout_ms * NS_PER_MS;
+        if (silent) {
+            atomic_store(&controller->silent, true);
+        }
+        return !silent;
     }
     if (controller->heartbeat_ms == 0 || now < controller->heartbeat_next_ns) {
         return true;
@@ -345,11 +351,17 @@ void *controller_main(void *argument)
     return NULL;
 }
 
-void controller_check(struct controller *controller, bool reset)
+void controller_reset(struct controller *controller, bool silent)
 {
-    if (reset) {
-        atomic_store(&controller->reset_wanted, true);
+    if (silent) {
+        atomic_store(&controller->silent, true);
     }
+    atomic_store(&controller->reset_wanted, true);
+    controller_check(controller);
+}
+
+void controller_check(struct controller *controller)
+{
     int waiting = 0;
     if (sem_getvalue(&controller->wake, &waiting) == 0 && waiting == 0) {
         (void)sem_post(&controller->wake);

@@ -2,7 +2,7 @@
  * Controllers: one connection of this process to each, counted, because SPDK has at most one for a
  * transport ID and host NQN. admin.c keeps it alive.
  *
- * Source: spdk/nvme.h.
+ * Source: spdk/nvme.h; NVM Express Base Specification 2.1, section 5.1.13.2.1 (CQT, KAS).
  */
 #include "shim.h"
 
@@ -15,6 +15,9 @@
 #define STEP_NS UINT64_C(50000)                /* between two looks at something under way */
 #define DETACH_NS (UINT64_C(2000) * NS_PER_MS) /* for a shutdown in good order */
 #define DEFAULT_SERVICE "4420"
+/* Of Identify Controller: CQT, which SPDK does not name, and the unit of KAS. */
+#define COMMAND_QUIESCE_TIME 386u
+#define KAS_MS 100u
 
 static struct {
     pthread_mutex_t lock;
@@ -28,7 +31,7 @@ static void removed(void *argument, struct spdk_nvme_ctrlr *spdk)
     (void)spdk;
     struct controller *controller = argument;
     atomic_store(&controller->removed, true);
-    controller_check(controller, false);
+    controller_check(controller);
 }
 
 int transport_parse(const char *text, struct spdk_nvme_transport_id *transport_id)
@@ -50,7 +53,19 @@ int transport_parse(const char *text, struct spdk_nvme_transport_id *transport_i
     return 0;
 }
 
-static int fill_options(const dlfs_spdk_config *config, struct spdk_nvme_ctrlr_opts *options)
+/* What the kernel holds of a write is not sent for longer than a command may take, whatever becomes
+ * of this process: SPDK wants that time as a power of two of a millisecond, where 0 is no limit. */
+static uint8_t ack_timeout_power(uint32_t timeout_ms)
+{
+    uint8_t power = 1;
+    while (timeout_ms >> power > 1) {
+        power++;
+    }
+    return power;
+}
+
+static int fill_options(const dlfs_spdk_config *config, bool tcp,
+                        struct spdk_nvme_ctrlr_opts *options)
 {
     struct spdk_nvme_host_id host;
     memset(&host, 0, sizeof host);
@@ -59,6 +74,9 @@ static int fill_options(const dlfs_spdk_config *config, struct spdk_nvme_ctrlr_o
     options->data_digest = (config->flags & DLFS_SPDK_DATA_DIGEST) != 0;
     options->keep_alive_timeout_ms = config->keepalive_ms;
     options->admin_timeout_ms = config->connect_ms;
+    if (tcp) {
+        options->transport_ack_timeout = ack_timeout_power(config->timeout_ms);
+    }
     options->fabrics_connect_timeout_us = (uint64_t)config->connect_ms * 1000;
     options->disable_error_logging = true;
     if (strlen(config->host_nqn) >= sizeof options->hostnqn) {
@@ -128,6 +146,18 @@ static void detach(struct controller *controller)
     }
 }
 
+void controller_note_quiesce(struct controller *controller)
+{
+    const struct spdk_nvme_ctrlr_opts *options = spdk_nvme_ctrlr_get_opts(controller->spdk);
+    const struct spdk_nvme_ctrlr_data *data = spdk_nvme_ctrlr_get_data(controller->spdk);
+    uint16_t reported_ms;
+    memcpy(&reported_ms, (const uint8_t *)data + COMMAND_QUIESCE_TIME, sizeof reported_ms);
+    uint64_t quiesce_ms =
+        nvme_quiesce_ms(reported_ms, options->keep_alive_timeout_ms, data->kas * KAS_MS);
+    /* Over PCIe, a reset ends all commands before the next one can be sent. */
+    atomic_store(&controller->quiesce_ns, controller->fabrics ? quiesce_ms * NS_PER_MS : 1);
+}
+
 static int connect_new(const dlfs_spdk_config *config,
                        const struct spdk_nvme_transport_id *transport_id,
                        const struct spdk_nvme_ctrlr_opts *options, struct controller **out)
@@ -154,6 +184,7 @@ static int connect_new(const dlfs_spdk_config *config,
     }
     controller->fabrics = spdk_nvme_ctrlr_is_fabrics(controller->spdk);
     controller->heartbeat_ms = controller->fabrics ? config->keepalive_ms / 2 : 0;
+    controller_note_quiesce(controller);
     spdk_nvme_ctrlr_set_remove_cb(controller->spdk, removed, controller);
     code = start_thread(controller);
     if (code < 0) {
@@ -183,7 +214,8 @@ static int get_locked(const dlfs_spdk_config *config,
                       size_t message_bytes, struct controller **out)
 {
     struct spdk_nvme_ctrlr_opts options;
-    int code = fill_options(config, &options);
+    bool tcp = transport_id->trtype == SPDK_NVME_TRANSPORT_TCP;
+    int code = fill_options(config, tcp, &options);
     if (code < 0) {
         return code;
     }

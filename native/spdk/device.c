@@ -61,26 +61,28 @@ static int run_one(struct device *device, const dlfs_operation *operation)
     return code < 0 ? code : completion.result < 0 ? (int)completion.result : 0;
 }
 
-/*
- * A flush that comes after a reset of the controller cannot speak for what was in its volatile
- * cache before: it fails once, and the next ones are for newer writes.
- */
+static int flush_command(void *argument, struct nvme_flushed *flushed)
+{
+    struct device *device = argument;
+    dlfs_operation operation = {.length_bytes = 1, .kind = OP_FLUSH};
+    (void)pthread_mutex_lock(&device->command_lock);
+    int code = have_command_queue(device);
+    if (code == 0) {
+        code = run_one(device, &operation);
+        flushed->generation = queue_generation(device->command_queue);
+    }
+    (void)pthread_mutex_unlock(&device->command_lock);
+    flushed->cached = device->volatile_cache;
+    return code;
+}
+
 static int device_flush(void *argument)
 {
     struct device *device = argument;
     if (environment_is_foreign()) {
         return DLFS_E_CLOSED;
     }
-    dlfs_operation operation = {.length_bytes = 1, .kind = OP_FLUSH};
-    uint64_t since = atomic_exchange(&device->dirty_since, 0);
-    (void)pthread_mutex_lock(&device->command_lock);
-    int code = have_command_queue(device);
-    if (code == 0) {
-        code = run_one(device, &operation);
-    }
-    (void)pthread_mutex_unlock(&device->command_lock);
-    bool lost = since != 0 && since != atomic_load(&device->controller->losses) + 1;
-    return code == 0 && lost && device->volatile_cache ? -EIO : code;
+    return nvme_durability_flush(&device->durability, flush_command, device);
 }
 
 static int run_io(struct device *device, dlfs_spdk_command *command, void *data,
@@ -124,6 +126,28 @@ int dlfs_spdk_run(struct dlfs_external *external, uint32_t queue, dlfs_spdk_comm
                           data, data_bytes);
 }
 
+/* ---- leases ---------------------------------------------------------------------------------- */
+
+static int device_get_generation(void *argument, uint64_t *generation)
+{
+    struct device *device = argument;
+    if (environment_is_foreign()) {
+        return DLFS_E_CLOSED;
+    }
+    *generation = atomic_load(&device->controller->generation);
+    return 0;
+}
+
+static int device_limit_writes(void *argument, uint64_t generation, uint64_t until_ns)
+{
+    struct device *device = argument;
+    if (environment_is_foreign()) {
+        return DLFS_E_CLOSED;
+    }
+    nvme_write_limit_set(&device->write_limit, generation, until_ns);
+    return 0;
+}
+
 /* ---- life ------------------------------------------------------------------------------------ */
 
 static void device_destroy(void *argument)
@@ -142,6 +166,7 @@ static void device_destroy(void *argument)
     spdk_free(device->command_data);
     controller_put(device->controller);
     (void)pthread_mutex_destroy(&device->command_lock);
+    nvme_durability_destroy(&device->durability);
     free(device);
 }
 
@@ -156,6 +181,8 @@ static const struct dlfs_external_ops device_ops = {
     .queue_descriptor = NULL, /* SPDK polls */
     .queue_destroy = queue_destroy,
     .queue_abandon = queue_abandon,
+    .get_generation = device_get_generation,
+    .limit_writes = device_limit_writes,
 };
 
 /* Identify's text is padded with spaces, and need not be text. */
@@ -267,6 +294,8 @@ int dlfs_spdk_open(const dlfs_spdk_config *config, char *message, size_t message
         return code;
     }
     (void)pthread_mutex_init(&device->command_lock, NULL);
+    nvme_durability_init(&device->durability);
+    nvme_write_limit_init(&device->write_limit);
     device->external = (struct dlfs_external){
         .ops = &device_ops,
         .device = device,

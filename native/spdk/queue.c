@@ -3,7 +3,12 @@
  *
  * A connection that is lost is made anew, with pauses that double, for as long as a device may be
  * out of reach; then what waits ends with DLFS_E_LOST. A command that is not answered in time takes
- * the connection with it, so that nothing can reach its buffer any more.
+ * the connection with it, so that nothing can reach its buffer any more. A write whose answer is
+ * missing takes the whole controller with it: how long a target takes to be done with it counts
+ * from the end of all connections.
+ *
+ * SPDK sends what was issued when it is polled. While writes are in flight, the lease of this
+ * host's writer is looked at right before that, and where it is over the connection goes instead.
  *
  * Polling is SPDK's way: poll looks at the device again and again. After a while without a
  * completion it lets other threads run between two looks, and later sleeps a little.
@@ -94,6 +99,8 @@ static bool establish(struct queue *queue)
     }
     queue->ns = spdk_nvme_ctrlr_get_ns(queue->controller->spdk, queue->device->nsid);
     queue->namespace_gone = queue->ns == NULL || !spdk_nvme_ns_is_active(queue->ns);
+    queue->generation = atomic_load(&queue->controller->generation);
+    queue->write_lost = false;
     queue->connected = true;
     return true;
 }
@@ -119,18 +126,44 @@ static void note_loss(struct queue *queue)
     } else { /* it never came to be well */
         put_off(queue);
     }
-    controller_check(queue->controller, false);
+    controller_check(queue->controller);
 }
 
-void queue_disconnect(struct queue *queue)
+/* Gives the connection up: nothing can reach the memory of what was in flight any more. Over PCIe
+ * only a reset makes sure of that. silent: the target did not answer in time. */
+static void drop(struct queue *queue, bool silent)
 {
-    if (queue->connected) {
-        note_loss(queue);
+    if (!queue->controller->fabrics) {
+        controller_reset(queue->controller, silent);
+        return;
     }
+    if (silent && queue->writing > 0) {
+        atomic_store(&queue->controller->silent, true); /* which goes too, see have_connection */
+    }
+    spdk_nvme_ctrlr_disconnect_io_qpair(queue->spdk);
+    note_loss(queue);
+}
+
+/* Gives SPDK's queue pair back. */
+static void release(struct queue *queue)
+{
     if (queue->spdk != NULL) {
         (void)spdk_nvme_ctrlr_free_io_qpair(queue->spdk);
         queue->spdk = NULL;
         queue->ns = NULL;
+    }
+}
+
+void queue_leave(struct queue *queue, bool silent)
+{
+    if (silent) {
+        request_doom_writes(queue, DLFS_E_TIMEOUT);
+    }
+    if (queue->connected) {
+        note_loss(queue);
+    }
+    if (queue->controller->fabrics || atomic_load(&queue->controller->state) == CONTROLLER_LOST) {
+        release(queue);
     }
 }
 
@@ -148,37 +181,52 @@ static void give_up(struct queue *queue, uint64_t now)
 static bool have_connection(struct queue *queue)
 {
     bool ready = atomic_load(&queue->controller->state) == CONTROLLER_READY;
-    if (spdk_likely(queue->connected && ready)) {
+    bool same = queue->generation == atomic_load(&queue->controller->generation);
+    if (spdk_likely(queue->connected && ready && same)) {
         return true;
     }
     uint64_t now = shim_clock_ns();
     if (queue->down_since_ns == 0) {
         queue->down_since_ns = now;
     }
-    if (ready && now >= queue->retry_at_ns) {
+    if (ready && same && queue->write_lost) {
+        controller_reset(queue->controller, false);
+    } else if (ready && now >= queue->retry_at_ns) {
         if (establish(queue)) {
             return true;
         }
         put_off(queue);
-        controller_check(queue->controller, false);
+        controller_check(queue->controller);
     }
     give_up(queue, shim_clock_ns());
     return false;
 }
 
-/* Ends what was not answered in time. Over PCIe only a reset makes sure of it. */
+/* Ends what was not answered in time. */
 static void check_times(struct queue *queue, uint64_t now)
 {
     queue->checked_ns = now;
-    if (!request_mark_late(queue, now)) {
-        return;
+    request_end_waiting(queue, now);
+    if (request_doom_late(queue, now)) {
+        drop(queue, true);
     }
-    if (queue->controller->fabrics) {
-        spdk_nvme_ctrlr_disconnect_io_qpair(queue->spdk);
-        note_loss(queue);
-    } else {
-        controller_check(queue->controller, true);
+}
+
+/* Drops the connection when writes are in flight that may not be sent now, before SPDK sends them.
+ */
+static bool withdraw_writes(struct queue *queue)
+{
+    int permit = 0;
+    if (queue->writing > 0) {
+        permit = nvme_write_permit(&queue->device->write_limit, queue->generation);
     }
+    if (permit == -EKEYEXPIRED) {
+        request_doom_writes(queue, permit);
+    }
+    if (permit < 0) {
+        drop(queue, false);
+    }
+    return permit < 0;
 }
 
 /* One look at the device, with the lock held, for up to count completions of SPDK's (0: all). */
@@ -191,9 +239,11 @@ static void look(struct queue *queue, uint32_t count)
         request_fail_waiting(queue, DLFS_E_LOST);
         return;
     }
-    bool alive =
-        request_issue(queue) && spdk_nvme_qpair_process_completions(queue->spdk, count) >= 0;
-    if (spdk_unlikely(!alive)) {
+    bool issued = request_issue(queue);
+    if (spdk_unlikely(withdraw_writes(queue))) {
+        return;
+    }
+    if (spdk_unlikely(!issued || spdk_nvme_qpair_process_completions(queue->spdk, count) < 0)) {
         /* Aborts what SPDK has not: over fabrics it must let go of every buffer. */
         if (queue->controller->fabrics) {
             spdk_nvme_ctrlr_disconnect_io_qpair(queue->spdk);
@@ -286,6 +336,11 @@ int queue_register(void *argument, void *base, size_t bytes)
     return 0;
 }
 
+uint64_t queue_generation(const struct queue *queue)
+{
+    return queue->generation;
+}
+
 /* ---- life ------------------------------------------------------------------------------------ */
 
 /* The memory by which data goes that devices cannot reach: as much as there is, down to one piece.
@@ -373,7 +428,7 @@ static bool retire(struct queue *queue)
     bool mending = queue->spdk != NULL && atomic_load(&queue->controller->state) == CONTROLLER_DOWN;
     if (!mending) {
         queue->connected = false;
-        queue_disconnect(queue);
+        release(queue);
     }
     queue_unlock(queue);
     return !mending;

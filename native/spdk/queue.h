@@ -15,12 +15,14 @@ struct slot {
     dlfs_operation operation;
     uint64_t deadline_ns;  /* for an answer to this attempt */
     uint64_t end_ns;       /* no attempt after this */
+    uint64_t after_ns;     /* no attempt before this; 0: at once */
     uint64_t issued_bytes; /* of the operation, given to SPDK */
     uint32_t pieces;       /* in flight */
     int32_t code;          /* the first error */
     bool waiting;          /* in the list of those with more to issue */
-    bool again;            /* a piece was aborted with the connection */
-    bool late;
+    bool again;            /* a piece is worth another attempt */
+    bool unanswered;       /* a piece was aborted with the connection */
+    bool held;             /* a write that had to wait before it was issued */
     bool used;
     uint32_t next;
 };
@@ -52,6 +54,8 @@ struct queue {
     bool needs_dma; /* the transport does */
     bool connected;
     bool namespace_gone;
+    bool write_lost;     /* a write was aborted with the connection, and the controller goes on */
+    uint64_t generation; /* of the controller that the connection belongs to */
     struct range *range;
     uint8_t *bounce; /* all of it */
     uint32_t bounce_count;
@@ -59,6 +63,7 @@ struct queue {
     uint32_t free_piece;   /* those without a bounce buffer */
     uint32_t free_bounced; /* those with one */
     uint32_t flying;       /* pieces */
+    uint32_t writing;      /* those that write */
     struct list waiting;
     struct list finished;
     uint32_t finished_count;
@@ -75,13 +80,18 @@ struct queue {
 
 /* Puts an operation into a slot, where it waits. */
 void request_add(struct queue *queue, const dlfs_operation *operation, uint64_t now);
-/* Issues what waits, in order; false when the connection is gone. */
+/* Issues what waits, in order; false when the connection is gone. A write that may not be sent yet
+ * holds up what is behind it. */
 bool request_issue(struct queue *queue);
 /* Ends all that waits. */
 void request_fail_waiting(struct queue *queue, int code);
-/* Marks what was not answered in time, and all writes with it, since a silent target may still act
- * on them; they end when their connection does. False when there is nothing of the kind. */
-bool request_mark_late(struct queue *queue, uint64_t now);
+/* Ends what has waited for all of its time. */
+void request_end_waiting(struct queue *queue, uint64_t now);
+/* Decides how the writes in flight end: with code, when their connection does. */
+void request_doom_writes(struct queue *queue, int code);
+/* Dooms what was not answered in time, and all writes with it, since a silent target may still act
+ * on them. False when there is nothing of the kind. */
+bool request_doom_late(struct queue *queue, uint64_t now);
 /* Hands out what has finished. */
 uint32_t request_take_finished(struct queue *queue, dlfs_completion *completions, uint32_t count);
 /* Makes the lists of a new queue pair. */

@@ -6,10 +6,12 @@
  * requests further for what the controller can transfer at once. What SPDK has no room for waits in
  * order.
  *
- * Requests that a lost connection aborts go again, reads and writes alike (whole blocks at fixed
- * places, from a buffer that may not change). One that was not answered in time ends with
- * DLFS_E_TIMEOUT when its connection does. Every operation ends within timeout_ms + reconnect_ms,
- * while it is polled.
+ * Reads that a lost connection aborts go again at once, writes once the controller has quiesced, as
+ * dlfs.h says under NVMe over TCP. What was not answered in time ends with DLFS_E_TIMEOUT when its
+ * connection does. Every operation ends within timeout_ms + reconnect_ms, while it is polled.
+ *
+ * A write is issued only while the lease of this host's writer allows it (dlfs_nvme_limit_writes);
+ * queue.c looks at the lease once more before SPDK may send what was issued.
  *
  * Source: NVM Express Base Specification 2.0, section 3.3.3.2.1 (status codes).
  */
@@ -42,7 +44,47 @@ static uint32_t take(struct queue *queue, struct list *list)
 
 static bool issued_all(const struct slot *slot)
 {
-    return slot->issued_bytes >= slot->operation.length_bytes || slot->code < 0 || slot->late;
+    return slot->issued_bytes >= slot->operation.length_bytes || slot->code < 0;
+}
+
+static void finish(struct queue *queue, uint32_t number)
+{
+    append(queue, &queue->finished, number);
+    queue->finished_count++;
+}
+
+static void set_deadline(const struct queue *queue, struct slot *slot, uint64_t now)
+{
+    uint64_t deadline_ns = now + queue->device->timeout_ms * NS_PER_MS;
+    slot->deadline_ns = deadline_ns < slot->end_ns ? deadline_ns : slot->end_ns;
+}
+
+/* Starts an operation again, now or when its controller has quiesced. Returns 0, or the code with
+ * which it ends. */
+static int start_again(struct queue *queue, uint32_t number)
+{
+    struct slot *slot = &queue->slots[number];
+    uint64_t now = shim_clock_ns();
+    uint64_t left_ns = slot->end_ns > now ? slot->end_ns - now : 0;
+    slot->after_ns = 0;
+    if (slot->operation.kind == DLFS_OP_WRITE && slot->unanswered) {
+        uint64_t quiesce_ns = atomic_load(&queue->controller->quiesce_ns);
+        int code = nvme_write_fate(DLFS_E_LOST, left_ns, quiesce_ns);
+        if (code < 0) {
+            return code;
+        }
+        slot->after_ns = now + quiesce_ns;
+    }
+    if (left_ns == 0) {
+        return DLFS_E_LOST;
+    }
+    set_deadline(queue, slot, now);
+    slot->again = false;
+    slot->unanswered = false;
+    slot->issued_bytes = 0;
+    slot->waiting = true;
+    append(queue, &queue->waiting, number);
+    return 0;
 }
 
 /* A slot without pieces in flight that does not wait: done, or once more. */
@@ -52,24 +94,12 @@ static void settle(struct queue *queue, uint32_t number)
     if (slot->pieces > 0 || slot->waiting) {
         return;
     }
-    if (slot->late) {
-        slot->code = DLFS_E_TIMEOUT;
-    }
     if (slot->code == 0 && slot->again) {
-        uint64_t now = shim_clock_ns();
-        uint64_t deadline_ns = now + queue->device->timeout_ms * NS_PER_MS;
-        if (now < slot->end_ns) {
-            slot->deadline_ns = deadline_ns < slot->end_ns ? deadline_ns : slot->end_ns;
-            slot->again = false;
-            slot->issued_bytes = 0;
-            slot->waiting = true;
-            append(queue, &queue->waiting, number);
-            return;
-        }
-        slot->code = DLFS_E_LOST;
+        slot->code = start_again(queue, number);
     }
-    append(queue, &queue->finished, number);
-    queue->finished_count++;
+    if (!slot->waiting) {
+        finish(queue, number);
+    }
 }
 
 void request_fail_waiting(struct queue *queue, int code)
@@ -85,6 +115,23 @@ void request_fail_waiting(struct queue *queue, int code)
     }
 }
 
+void request_end_waiting(struct queue *queue, uint64_t now)
+{
+    struct list all = queue->waiting;
+    queue->waiting.first = NONE;
+    while (all.first != NONE) {
+        uint32_t number = take(queue, &all);
+        struct slot *slot = &queue->slots[number];
+        if (slot->pieces == 0 && now >= slot->end_ns) {
+            slot->waiting = false;
+            slot->code = slot->code < 0 ? slot->code : DLFS_E_TIMEOUT;
+            finish(queue, number);
+        } else {
+            append(queue, &queue->waiting, number);
+        }
+    }
+}
+
 /* ---- completions ----------------------------------------------------------------------------- */
 
 static bool is_generic(const struct spdk_nvme_cpl *completion, unsigned code)
@@ -95,8 +142,7 @@ static bool is_generic(const struct spdk_nvme_cpl *completion, unsigned code)
 static bool was_aborted(const struct spdk_nvme_cpl *completion)
 {
     return is_generic(completion, SPDK_NVME_SC_ABORTED_SQ_DELETION) ||
-           is_generic(completion, SPDK_NVME_SC_ABORTED_BY_REQUEST) ||
-           is_generic(completion, SPDK_NVME_SC_COMMAND_TRANSIENT_TRANSPORT_ERROR);
+           is_generic(completion, SPDK_NVME_SC_ABORTED_BY_REQUEST);
 }
 
 static int code_of(const struct spdk_nvme_cpl *completion)
@@ -132,9 +178,32 @@ static void piece_free(struct queue *queue, struct piece *piece)
 
 static void piece_succeeded(const struct piece *piece, struct slot *slot)
 {
+    struct queue *queue = piece->queue;
     if (piece->bounced && slot->operation.kind == DLFS_OP_READ) {
         memcpy((uint8_t *)slot->operation.buffer + piece->start, piece->bounce, piece->bytes);
     }
+    if (slot->operation.kind == DLFS_OP_WRITE) {
+        nvme_durability_note(&queue->device->durability, queue->generation);
+    }
+}
+
+/* Notes a piece that the controller may have run or not. */
+static void piece_aborted(const struct piece *piece, struct slot *slot)
+{
+    slot->again = true;
+    slot->unanswered = true;
+    if (slot->operation.kind == DLFS_OP_WRITE) {
+        piece->queue->write_lost = true;
+    }
+}
+
+static void piece_landed(struct queue *queue, struct piece *piece)
+{
+    struct slot *slot = &queue->slots[piece->slot];
+    queue->flying--;
+    queue->writing -= slot->operation.kind == DLFS_OP_WRITE;
+    slot->pieces--;
+    piece_free(queue, piece);
 }
 
 /* SPDK's callback, in the thread that polls or takes the connection down. */
@@ -147,17 +216,17 @@ static void piece_done(void *argument, const struct spdk_nvme_cpl *completion)
     if (slot->operation.kind == OP_COMMAND) {
         struct raw_command *raw = slot->operation.buffer;
         command_answer(raw->command, completion);
-        slot->code = was_aborted(completion) ? DLFS_E_LOST : 0;
+        slot->code = was_aborted(completion) && slot->code == 0 ? DLFS_E_LOST : slot->code;
     } else if (spdk_likely(!spdk_nvme_cpl_is_error(completion))) {
         piece_succeeded(piece, slot);
     } else if (was_aborted(completion)) {
+        piece_aborted(piece, slot);
+    } else if (is_generic(completion, SPDK_NVME_SC_COMMAND_TRANSIENT_TRANSPORT_ERROR)) {
         slot->again = true;
     } else if (slot->code == 0) {
         slot->code = code_of(completion);
     }
-    piece_free(queue, piece);
-    queue->flying--;
-    slot->pieces--;
+    piece_landed(queue, piece);
     settle(queue, number);
 }
 
@@ -216,15 +285,36 @@ static int request(struct queue *queue, const struct slot *slot, struct piece *p
                                       raw->data_bytes, piece_done, piece);
 }
 
-/* Issues the next piece of a slot: 0, -ENOMEM when there is no room now, -ENXIO when the connection
- * is gone. Any other error is the slot's. */
-static int issue_piece(struct queue *queue, uint32_t number)
+/*
+ * Returns 0 if a write may be issued now, -EAGAIN while its controller has to quiesce, its
+ * connection is being made or its lease is to be confirmed; -EKEYEXPIRED when the lease is over.
+ */
+static int write_permit(struct queue *queue, struct slot *slot)
+{
+    int permit = nvme_write_permit(&queue->device->write_limit, queue->generation);
+    if (permit == -EKEYEXPIRED) {
+        return permit;
+    }
+    uint64_t now = slot->after_ns != 0 || slot->held ? shim_clock_ns() : 0;
+    if (permit < 0 || queue->down_since_ns != 0 || now < slot->after_ns) {
+        slot->held = true;
+        return -EAGAIN;
+    }
+    if (slot->held) { /* it is issued later than it was submitted */
+        set_deadline(queue, slot, now);
+        slot->held = false;
+    }
+    return 0;
+}
+
+/* Returns the next piece of a slot, counted as in flight, or NULL when there is no room for one. */
+static struct piece *next_piece(struct queue *queue, uint32_t number)
 {
     struct slot *slot = &queue->slots[number];
     bool bounced = needs_bounce(queue, &slot->operation);
     struct piece *piece = piece_take(queue, bounced);
     if (piece == NULL) {
-        return -ENOMEM;
+        return NULL;
     }
     uint64_t left = slot->operation.length_bytes - slot->issued_bytes;
     uint32_t limit = bounced ? BOUNCE_BYTES : PIECE_BYTES;
@@ -235,19 +325,32 @@ static int issue_piece(struct queue *queue, uint32_t number)
     slot->pieces++;
     slot->issued_bytes += piece->bytes;
     queue->flying++;
-    int code = request(queue, slot, piece);
+    queue->writing += slot->operation.kind == DLFS_OP_WRITE;
+    return piece;
+}
+
+/* Issues the next piece of a slot: 0, -EAGAIN when that cannot be now, -ENXIO when the connection
+ * is gone. Any other error is the slot's. */
+static int issue_piece(struct queue *queue, uint32_t number)
+{
+    struct slot *slot = &queue->slots[number];
+    int code = slot->operation.kind == DLFS_OP_WRITE ? write_permit(queue, slot) : 0;
     if (code == 0) {
-        return 0;
+        struct piece *piece = next_piece(queue, number);
+        code = piece != NULL ? request(queue, slot, piece) : -EAGAIN;
+        if (piece != NULL && code < 0) {
+            slot->issued_bytes -= piece->bytes;
+            piece_landed(queue, piece);
+        }
     }
-    queue->flying--;
-    slot->pieces--;
-    slot->issued_bytes -= piece->bytes;
-    piece_free(queue, piece);
-    if (code != -ENOMEM && code != -ENXIO && code != -EAGAIN && slot->code == 0) {
-        slot->code = code;
-        return 0;
+    if (code == -ENXIO) {
+        return code;
     }
-    return code == -EAGAIN ? -ENOMEM : code;
+    if (code == -EAGAIN || code == -ENOMEM) {
+        return -EAGAIN;
+    }
+    slot->code = slot->code < 0 ? slot->code : code;
+    return 0;
 }
 
 bool request_issue(struct queue *queue)
@@ -270,14 +373,6 @@ bool request_issue(struct queue *queue)
 
 /* ---- in and out ------------------------------------------------------------------------------ */
 
-/* Remembers when the oldest write that no flush has covered was made, counted in losses. */
-static void note_write(struct queue *queue)
-{
-    uint64_t clean = 0;
-    uint64_t since = atomic_load(&queue->controller->losses) + 1;
-    (void)atomic_compare_exchange_strong(&queue->device->dirty_since, &clean, since);
-}
-
 void request_add(struct queue *queue, const dlfs_operation *operation, uint64_t now)
 {
     uint32_t number = queue->free_slot;
@@ -290,9 +385,6 @@ void request_add(struct queue *queue, const dlfs_operation *operation, uint64_t 
                           .waiting = true,
                           .used = true};
     append(queue, &queue->waiting, number);
-    if (operation->kind == DLFS_OP_WRITE) {
-        note_write(queue);
-    }
 }
 
 uint32_t request_take_finished(struct queue *queue, dlfs_completion *completions, uint32_t count)
@@ -316,16 +408,32 @@ static bool is_overdue(const struct slot *slot, uint64_t now)
     return slot->used && slot->pieces > 0 && now > slot->deadline_ns;
 }
 
-bool request_mark_late(struct queue *queue, uint64_t now)
+static void doom(struct slot *slot, int code)
+{
+    slot->code = slot->code < 0 ? slot->code : code;
+}
+
+void request_doom_writes(struct queue *queue, int code)
+{
+    for (uint32_t number = 0; number < queue->depth; number++) {
+        struct slot *slot = &queue->slots[number];
+        if (slot->used && slot->pieces > 0 && slot->operation.kind == DLFS_OP_WRITE) {
+            doom(slot, code);
+        }
+    }
+}
+
+bool request_doom_late(struct queue *queue, uint64_t now)
 {
     bool late = false;
     for (uint32_t number = 0; number < queue->depth; number++) {
-        late = late || is_overdue(&queue->slots[number], now);
+        if (is_overdue(&queue->slots[number], now)) {
+            doom(&queue->slots[number], DLFS_E_TIMEOUT);
+            late = true;
+        }
     }
-    for (uint32_t number = 0; late && number < queue->depth; number++) {
-        struct slot *slot = &queue->slots[number];
-        bool write = slot->used && slot->pieces > 0 && slot->operation.kind == DLFS_OP_WRITE;
-        slot->late = write || is_overdue(slot, now);
+    if (late) {
+        request_doom_writes(queue, DLFS_E_TIMEOUT);
     }
     return late;
 }

@@ -23,6 +23,7 @@
 #include <spdk/nvme.h>
 
 #include "dlfs_spdk.h"
+#include "nvme_writes.h"
 
 #define NS_PER_MS UINT64_C(1000000)
 
@@ -67,12 +68,14 @@ struct controller {
     struct queue *queues;
     _Atomic int state; /* enum controller_state; changes under all the locks */
     _Atomic uint64_t down_since_ns;
-    _Atomic uint64_t losses; /* of the connection, so far */
+    _Atomic uint64_t generation; /* controllers that were lost, so far; changes as state does */
+    _Atomic uint64_t quiesce_ns; /* see nvme_quiesce_ms */
 
     pthread_t thread;
     sem_t wake;
     _Atomic bool stopping;
     _Atomic bool reset_wanted;
+    _Atomic bool silent; /* why: no answer in time */
     _Atomic bool removed;
     _Atomic uint64_t heartbeat_ns; /* when the one in flight was sent, else 0 */
     uint64_t heartbeat_next_ns;
@@ -95,8 +98,12 @@ void controller_attach_queue(struct controller *controller, struct queue *queue)
 void controller_detach_queue(struct controller *controller, struct queue *queue);
 /* The admin thread, given its controller. */
 void *controller_main(void *argument);
-/* Has the admin thread look at the connection now; reset: and make a new one in any case. */
-void controller_check(struct controller *controller, bool reset);
+/* Has the admin thread look at the connection now. */
+void controller_check(struct controller *controller);
+/* Has it make a new one; silent: since the target did not answer in time. */
+void controller_reset(struct controller *controller, bool silent);
+/* Notes how long the controller that was just made takes to quiesce. */
+void controller_note_quiesce(struct controller *controller);
 /* As dlfs_spdk_run for the admin queue. buffer is memory that the device may reach. */
 int controller_run(struct controller *controller, uint32_t reconnect_ms, uint32_t timeout_ms,
                    dlfs_spdk_command *command, void *data, uint32_t data_bytes);
@@ -126,8 +133,8 @@ struct device {
     uint32_t reconnect_ms;
     dlfs_spdk_info info;
     bool volatile_cache; /* the controller has one */
-    _Atomic uint64_t
-        dirty_since; /* losses + 1 when the first write since a flush was made, else 0 */
+    struct nvme_durability durability;
+    struct nvme_write_limit write_limit;
     pthread_mutex_t command_lock; /* the queue pair of flushes and single commands */
     struct queue *command_queue;  /* made when it is first needed */
     void *command_data;
@@ -150,13 +157,16 @@ int queue_poll(void *queue, dlfs_completion *completions, uint32_t count, int ti
 int queue_register(void *queue, void *base, size_t bytes);
 void queue_destroy(void *queue);
 void queue_abandon(void *queue);
+/* Of the controller that ran the operation which was polled last. The queue pair's user only. */
+uint64_t queue_generation(const struct queue *queue);
 
 /* For the admin thread. */
 struct queue *queue_next(const struct queue *queue);
 void queue_link(struct queue *queue, struct queue *next);
 void queue_lock(struct queue *queue);
 void queue_unlock(struct queue *queue);
-/* Gives SPDK's queue pair back; what was in flight will go again. With the lock held. */
-void queue_disconnect(struct queue *queue);
+/* The controller is of the past. Over fabrics SPDK's queue pair goes with it. silent: since the
+ * target did not answer in time. With the lock held. */
+void queue_leave(struct queue *queue, bool silent);
 
 #endif

@@ -70,6 +70,13 @@ class Namespace:
     path: Path | None = None
 
 
+def spdk_uri(port: int, nqn: str, nsid: int = 1, **options: object) -> str:
+    """Return the URI of a namespace of any target on 127.0.0.1 through SPDK's initiator."""
+    words = "".join(f" {key}={value}" for key, value in options.items())
+    place = f"trtype=TCP adrfam=IPv4 traddr=127.0.0.1 trsvcid={port}"
+    return f"spdk:{place} subnqn={nqn} nsid={nsid}{words}"
+
+
 class RpcError(Exception):
     """The target refused a call."""
 
@@ -234,9 +241,7 @@ class SpdkTarget:
 
     def spdk_uri(self, nqn: str, nsid: int = 1, **options: object) -> str:
         """The URI of a namespace through SPDK's initiator."""
-        words = "".join(f" {key}={value}" for key, value in options.items())
-        place = f"trtype=TCP adrfam=IPv4 traddr=127.0.0.1 trsvcid={self.port}"
-        return f"spdk:{place} subnqn={nqn} nsid={nsid}{words}"
+        return spdk_uri(self.port, nqn, nsid, **options)
 
     def tcp_uri(self, nqn: str, nsid: int = 1, **options: object) -> str:
         """The URI of a namespace through our own initiator."""

@@ -1,0 +1,59 @@
+"""Writers that are stopped and go on, on SPDK's target with reservations; see fault/stopped.py.
+
+The target counts keep-alive timeouts in steps of 100 ms here, instead of its 10 s.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from dlfs.block import SharedNamespaceDevice, open_device
+from dlfs.block.lease import LeaseTimes
+from tests.fault.stopped import FIRST_BYTE, HERE, LAST_BYTE, THERE, Scene, play
+from tests.spdk.target import SpdkTarget
+
+pytestmark = pytest.mark.spdk
+
+NQN = "nqn.2024-01.org.dlfs.test:stopped"
+TIMES = LeaseTimes(renew_s=0.1, valid_s=0.8, late_s=1.2, claim_s=0.3, poll_s=0.02)
+OPTIONS = {"timeout_ms": 800, "reconnect_ms": 400, "keepalive_ms": 500}
+
+
+@pytest.fixture(scope="module")
+def quick_target() -> Iterator[SpdkTarget]:
+    with SpdkTarget(kas=1, min_kato=100) as target:
+        yield target
+
+
+@pytest.mark.parametrize("initiator", ["nvme-tcp", "spdk"])
+@pytest.mark.parametrize(
+    ("host", "clock"),
+    [(HERE, "goes on"), (THERE, "goes on"), (THERE, "stands still")],
+    ids=["same host", "another host", "another host, clock stands still"],
+)
+def test_a_stopped_writer_writes_nothing_when_it_goes_on(
+    quick_target: SpdkTarget,
+    monkeypatch: pytest.MonkeyPatch,
+    initiator: str,
+    host: uuid.UUID,
+    clock: str,
+) -> None:
+    monkeypatch.setattr(SharedNamespaceDevice, "lease_times", TIMES)
+    target = quick_target
+
+    def contents() -> bytes:
+        with open_device(target.tcp_uri(NQN)) as device:
+            return device.read(FIRST_BYTE, LAST_BYTE - FIRST_BYTE)
+
+    with target.subsystem(NQN):
+        own = target.tcp_uri(NQN, hostid=HERE, **OPTIONS)
+        scene = Scene(
+            TIMES,
+            target.spdk_uri(NQN, **OPTIONS) if initiator == "spdk" else own,
+            target.tcp_uri(NQN, hostid=host, **OPTIONS),
+            contents,
+        )
+        play(scene, clock=clock, host=host)
