@@ -20,6 +20,7 @@ the end.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -98,8 +99,8 @@ class _Stage:
     def clear(self) -> None:
         self.paths: list[bytes] = []
         self.path_set: set[bytes] = set()
-        self._offsets: list[int] = []
-        self._lengths: list[int] = []
+        self._offsets = array("q")
+        self._lengths = array("q")
         self.used_bytes = 0
 
     def __len__(self) -> int:
@@ -130,15 +131,15 @@ class _Stage:
         self._memory[start : start + span.size] = span
         self.paths.extend(paths)
         self.path_set.update(paths)
-        self._offsets.extend((offsets + start).tolist())
-        self._lengths.extend(lengths.tolist())
+        self._offsets.frombytes((offsets + start).tobytes())
+        self._lengths.frombytes(lengths.tobytes())
         self.used_bytes = start + span.size
 
     def contents(self) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
         return (
             self._memory[: self.used_bytes],
-            np.array(self._offsets, np.int64),
-            np.array(self._lengths, np.int64),
+            np.frombuffer(self._offsets, np.int64),
+            np.frombuffer(self._lengths, np.int64),
         )
 
 

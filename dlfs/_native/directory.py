@@ -108,6 +108,28 @@ def build_segment(
     return Segment(entries, names, int(plan.hash_seed))
 
 
+def sort_paths(text: NDArray[np.uint8], offsets: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Sort packed paths by their bytes.
+
+    Args:
+        text: uint8[n_bytes], the paths one behind the other.
+        offsets: uint64[n_samples + 1] around each path.
+
+    Returns:
+        uint64[n_samples]: the numbers of the paths, in the paths' order.
+
+    Raises:
+        DeviceError: not enough memory.
+    """
+    _check_packed(text, offsets)
+    order = np.empty(len(offsets) - 1, np.uint64)
+    code = library().dlfs_paths_sort(
+        text.ctypes.data, offsets.ctypes.data, len(order), order.ctypes.data
+    )
+    check(code, f"sort {len(order)} paths")
+    return order
+
+
 def _check_packed(text: NDArray[np.uint8], offsets: NDArray[np.uint64]) -> None:
     """What C trusts its caller with: offsets that rise and stay inside the text."""
     if text.dtype != np.uint8 or offsets.dtype != np.uint64 or offsets.ndim != 1:

@@ -1,9 +1,9 @@
-"""The directory of a dataset that is being written: mutable, in path order, in memory.
+"""The directory of a dataset that is being written: mutable, in memory.
 
-A sorted map leads from each path to a row of growing columns, so that paths may come in any order
-and be listed in theirs at any time. Every rule that a sealed directory must keep is checked as
-paths come in: the rules of a path, no path twice, and no path that is both a sample and a
-directory.
+Paths may come in any order; a path's row is its place in that order. They are sorted, outside of
+the interpreter's lock, when they are listed or frozen. Every rule that a sealed directory must keep
+is checked as paths come in: the rules of a path, no path twice, and no path that is both a sample
+and a directory.
 
 Threads: one at a time.
 """
@@ -17,9 +17,8 @@ from uuid import UUID
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from sortedcontainers import SortedDict
 
-from dlfs._native.directory import build_segment, pack_paths
+from dlfs._native.directory import build_segment, pack_paths, sort_paths
 from dlfs.errors import ExistsError, LimitError, NotFoundError, UsageError
 from dlfs.format.location import LOCATION, pack_locations, unpack_locations
 from dlfs.format.paths import display, path_bytes
@@ -53,29 +52,30 @@ class DirectoryBuilder:
     """Paths and locations of the samples added so far."""
 
     def __init__(self) -> None:
-        self._rows: SortedDict[bytes, int] = SortedDict()
+        self._paths: dict[bytes, None] = {}  # in the order of rows
+        self._order: NDArray[np.uint64] = np.empty(0, np.uint64)  # of as many rows as it has
         self._directories: set[bytes] = set()
         self._locations = np.empty(_ROWS_AT_FIRST, LOCATION)
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._paths)
 
     def __contains__(self, path: object) -> bool:
-        return path in self._rows
+        return path in self._paths
 
     def __iter__(self) -> Iterator[bytes]:
         """Paths in their order."""
-        return iter(self._rows)
+        return iter(self._sorted_paths())
 
     def get(self, path: bytes) -> Location:
-        """Where a sample lies.
+        """Where a sample lies; looks through all paths.
 
         Raises:
             NotFoundError: it was not added.
         """
-        row = self._rows.get(path)
-        if row is None:
+        if path not in self._paths:
             raise NotFoundError(f"look up {display(path)!r}: no such sample was added")
+        row = next(row for row, known in enumerate(self._paths) if known == path)
         address, length, crc = unpack_locations(self._locations[row : row + 1])
         return Location(int(address[0]), int(length[0]), int(crc[0]))
 
@@ -115,24 +115,32 @@ class DirectoryBuilder:
                 f"add samples: expected as many locations as paths, "
                 f"got {len(locations)} and {len(paths)}"
             )
-        first = len(self._rows)
+        first = len(self._paths)
         if first + len(paths) > SAMPLES_MAX:
             raise LimitError(
                 f"add {len(paths)} samples: expected at most {SAMPLES_MAX} in a dataset"
             )
-        new_rows, new_directories = self._check(paths, first)
+        new_directories = self._check(paths)
         self._reserve(first + len(paths))
         self._locations[first : first + len(paths)] = locations
-        self._rows.update(new_rows)
+        self._paths.update(dict.fromkeys(paths))
         self._directories |= new_directories
 
     def check(self, paths: Sequence[bytes]) -> None:
         """Raise what ``add_many`` would raise for these paths; add nothing."""
-        self._check(paths, len(self._rows))
+        self._check(paths)
 
     def rows(self) -> NDArray[np.int64]:
         """When each sample was added, ``int64[n_samples]`` in index order: 0 is the first."""
-        return np.fromiter(self._rows.values(), np.int64, count=len(self._rows))
+        if len(self._order) != len(self._paths):
+            self._order = sort_paths(*pack_paths(list(self._paths)))
+        return self._order.view(np.int64)
+
+    def _sorted_paths(self) -> list[bytes]:
+        paths = np.empty(len(self._paths), object)
+        paths[:] = list(self._paths)
+        in_order: list[bytes] = paths[self.rows()].tolist()
+        return in_order
 
     def freeze(self, dataset_uuid: UUID, data_bytes: int) -> FrozenParts:
         """Encode the segment of what was added. The builder can go on.
@@ -145,8 +153,8 @@ class DirectoryBuilder:
             UsageError: a sample lies outside the data space, or in another.
             DeviceError: not enough memory.
         """
-        count = len(self._rows)
-        text, offsets = pack_paths(self._rows.keys()[:])
+        count = len(self._paths)
+        text, offsets = pack_paths(self._sorted_paths())
         locations = self._locations[self.rows()]
         segment = build_segment(
             text,
@@ -161,31 +169,31 @@ class DirectoryBuilder:
     def _reserve(self, rows: int) -> None:
         if rows > len(self._locations):
             grown: NDArray[Any] = np.empty(max(rows, 2 * len(self._locations)), LOCATION)
-            grown[: len(self._rows)] = self._locations[: len(self._rows)]
+            grown[: len(self._paths)] = self._locations[: len(self._paths)]
             self._locations = grown
 
-    def _check(self, paths: Sequence[bytes], first: int) -> tuple[dict[bytes, int], set[bytes]]:
-        """The rows and the directories that these paths add."""
-        rows: dict[bytes, int] = {}
+    def _check(self, paths: Sequence[bytes]) -> set[bytes]:
+        """The directories that these paths add."""
+        new: set[bytes] = set()
         directories: set[bytes] = set()
-        for row, path in enumerate(paths, first):
+        for path in paths:
             path_bytes(path)
-            if path in rows or path in self._rows:
+            if path in new or path in self._paths:
                 raise ExistsError(f"add the sample {display(path)!r}: it was added already")
             if path in directories or path in self._directories:
                 raise ExistsError(f"add the sample {display(path)!r}: a directory has this path")
-            rows[path] = row
-            self._check_parents(path, rows, directories)
-        return rows, directories
+            new.add(path)
+            self._check_parents(path, new, directories)
+        return directories
 
-    def _check_parents(self, path: bytes, rows: dict[bytes, int], directories: set[bytes]) -> None:
+    def _check_parents(self, path: bytes, new: set[bytes], directories: set[bytes]) -> None:
         """Note the directories that a path lies in; those above a known one are known as well."""
         slash = path.rfind(b"/")
         while slash > 0:
             parent = path[:slash]
             if parent in self._directories or parent in directories:
                 return
-            if parent in self._rows or parent in rows:
+            if parent in self._paths or parent in new:
                 raise ExistsError(
                     f"add the sample {display(path)!r}: {display(parent)!r} is a sample, "
                     f"it cannot be a directory"

@@ -62,6 +62,16 @@ DLFS_API int64_t dlfs_pack_verify(dlfs_packing *packing, const dlfs_location *lo
                                   const void *window, uint64_t window_address,
                                   uint64_t window_bytes, uint32_t *crcs);
 
+/* ---- paths ----------------------------------------------------------------------------------- */
+
+/*
+ * Sorts paths names[offsets[i]..offsets[i+1]): order[k] is the number of the one that comes k-th in
+ * byte order; equal ones stay in theirs. Takes 8 bytes of memory a path unless they are in order.
+ * Errors: -EINVAL, -ENOMEM.
+ */
+DLFS_API int dlfs_paths_sort(const uint8_t *names, const uint64_t *offsets, uint64_t count,
+                             uint64_t *order);
+
 /* ---- files ----------------------------------------------------------------------------------- */
 
 #define DLFS_FILES_NOFOLLOW 1u /* a path that ends in a symbolic link is an error: -ELOOP */

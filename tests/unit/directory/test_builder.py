@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 import uuid
 
 import numpy as np
@@ -98,6 +99,39 @@ def test_grows_past_its_first_columns() -> None:
         numbers = np.arange(first, first + 500)
         builder.add_many(paths[first : first + 500], numbers, np.ones(500), numbers)
     assert [builder.get(path).address for path in paths] == list(range(5000))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_paths_in_any_order_are_listed_in_theirs(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    parts = [b"a", b"ab", b"a-", b"b", b"\xff", b"a.b", b"zz"]
+    lengths = random.integers(1, 5, 3000)
+    drawn = {b"/".join(parts[k] for k in random.integers(0, 7, n)) + b".x" for n in lengths}
+    paths = list(drawn)
+    random.shuffle(paths)
+    builder = DirectoryBuilder()
+    half = len(paths) // 2
+    for some in (paths[:half], paths[half:]):
+        builder.add_many(some, np.zeros(len(some)), np.zeros(len(some)), np.zeros(len(some)))
+        assert list(builder) == sorted(builder)
+    assert [paths[row] for row in builder.rows()] == list(builder) == sorted(paths)
+
+
+def test_a_sample_takes_little_memory_beside_its_path() -> None:
+    count = 50_000
+    paths = [b"class%03d/%07d.jpg" % (number % 1000, number) for number in range(count)]
+    numbers = np.zeros(count)
+    builder = DirectoryBuilder()
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for first in range(0, count, 5000):
+            some = slice(first, first + 5000)
+            builder.add_many(paths[some], numbers[some], numbers[some], numbers[some])
+        taken = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert taken < 90 * count
 
 
 def test_freeze_is_repeatable_and_does_not_end_the_builder() -> None:
