@@ -10,8 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from dlfs.arguments import Layout
-from dlfs.ingest.source import BLOCK_SAMPLES_MAX
 from dlfs.sequence import packing_permutation
+
+BLOCK_SAMPLES_MAX = 1 << 17
+"""Samples of one block, however small. A block of a shuffled order has samples from all over the
+source, and reads through its directories and inodes once: where these are more than the memory for
+them, small blocks of a large source wait for the disk most of the time."""
 
 
 def packing_order(count: int, *, layout: Layout, seed: int) -> npt.NDArray[np.uint64]:
