@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import pty
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -64,13 +68,19 @@ UNPROVEN = (
 )
 
 
-def test_an_older_copy_alone_is_not_taken_for_the_newest(
-    uris: list[str], run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    old = Path(uris[1]).read_bytes()
+@pytest.fixture
+def old(uris: list[str]) -> bytes:
+    """The content of member 1, which is that before the newest generation."""
+    content = Path(uris[1]).read_bytes()
     with dlfs.open(uris) as volume, volume.writer("newer") as writer:
         writer.add("a", b"1")
-    Path(uris[1]).write_bytes(old)
+    Path(uris[1]).write_bytes(content)
+    return content
+
+
+def test_an_older_copy_alone_is_not_taken_for_the_newest(
+    uris: list[str], old: bytes, run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     assert "stale" not in run("info", uris[0]).err
     assert UNPROVEN in run("info", uris[1]).err
     assert run("info", uris[1], "--json").json["unproven"] == UNPROVEN
@@ -86,6 +96,43 @@ def test_an_older_copy_alone_is_not_taken_for_the_newest(
     assert not new.exists()
     assert Path(uris[1]).read_bytes() == old
     assert run(*repairing, "--assume-newest").code == 0
+
+
+def ask_on_terminal(answer: bytes, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run ``dlfs repair`` with a terminal as its input, which holds an answer."""
+    ours, theirs = pty.openpty()
+    os.write(ours, answer)
+    command = [sys.executable, "-m", "dlfs.cli", "repair", *arguments]
+    try:
+        return subprocess.run(command, stdin=theirs, capture_output=True, text=True, check=False)
+    finally:
+        os.close(ours)
+        os.close(theirs)
+
+
+@pytest.mark.parametrize("answer", [b"n\n", b"\n", b"yes, please\n", b"\x04"])
+def test_what_may_be_an_older_copy_is_left_alone_without_a_yes(
+    uris: list[str], old: bytes, tmp_path: Path, answer: bytes
+) -> None:
+    new = tmp_path / "new"
+    done = ask_on_terminal(answer, uris[1], "--member", "0", "--with", str(new))
+    assert (done.returncode, done.stdout) == (1, "")
+    asked = " ".join(done.stderr.split())  # in lines as long as the terminal's
+    assert asked == f"{UNPROVEN}. Make this the volume's state for good? [y/N] nothing was repaired"
+    assert not new.exists()
+    assert Path(uris[1]).read_bytes() == old
+
+
+def test_what_may_be_an_older_copy_is_repaired_after_a_yes(
+    uris: list[str], old: bytes, tmp_path: Path
+) -> None:
+    new = tmp_path / "new"
+    done = ask_on_terminal(b"y\n", uris[1], "--member", "0", "--with", str(new))
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr.count("[y/N]") == 1
+    assert f"repaired {new},{uris[1]}: " in done.stderr
+    with dlfs.open([str(new), uris[1]]) as volume:
+        assert [info.name for info in volume.datasets()] == ["data"]
 
 
 def test_wrong_command_lines(uris: list[str], run: Run, tmp_path: Path) -> None:
