@@ -43,8 +43,8 @@ APT_BENCH := fio:fio mksquashfs:squashfs-tools squashfuse_ll:squashfuse mkfs.ero
 FFCV := ffcv==1.0.2
 APT_DLIO := mpirun:openmpi-bin mpicc:libopenmpi-dev
 
-# Processes that share the tests (tests/scheduling.py): much of what tests do is waiting.
-WORKERS ?= 2
+# Processes that share the tests (tests/scheduling.py): one more than there are CPUs, since many tests wait.
+WORKERS ?= $(shell expr $$(nproc) + 1)
 # Further Python packages for make test, such as torch: it is large, so its tests are skipped without it.
 PACKAGES ?=
 

@@ -76,11 +76,19 @@ def run_console(block: str, folder: Path) -> None:
         assert steady(done.stdout) == steady(shown), command
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    """Where examples run: with the samples that the README makes first."""
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The samples that the README makes first."""
+    folder: Path = tmp_path_factory.mktemp("made")
     for _, block in SECTIONS[SAMPLES]:
-        run_console(block, tmp_path)
+        run_console(block, folder)
+    return folder
+
+
+@pytest.fixture
+def folder(made: Path, tmp_path: Path) -> Iterator[Path]:
+    """Where examples run: with the samples that the README makes first."""
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True, symlinks=True)
     yield tmp_path
     if os.path.ismount(tmp_path / "mnt"):  # an example failed
         subprocess.run([shutil.which("fusermount3") or "umount", "-uz", tmp_path / "mnt"])
