@@ -9,7 +9,7 @@ from dlfs.reader.batch import Batch
 from dlfs.reader.columns import ColumnAccess
 from dlfs.reader.epoch import Epoch
 from dlfs.reader.failures import SampleFailure, Where
-from dlfs.reader.parts import read_into, read_pieces
+from dlfs.reader.parts import LargeSample, read_into, read_pieces
 from dlfs.reader.reader import (
     DEPTH_MAX,
     ReaderOptions,
@@ -23,6 +23,7 @@ __all__ = [
     "Batch",
     "ColumnAccess",
     "Epoch",
+    "LargeSample",
     "ReaderOptions",
     "SampleFailure",
     "SampleReader",

@@ -71,11 +71,10 @@ class LargeSample:
         self.length_bytes = int(reader.directory.lengths([index])[0])
         self._crc32c = int(reader.directory.crcs([index])[0])
         self._found: NativeFailure | None = None
+        self._avoided_member: int | None = None
 
-    def read_part(
-        self, buffer: memoryview, offset_bytes: int, *, avoided_member: int | None = None
-    ) -> None:
-        """Fill a buffer from an offset of the sample on, unverified.
+    def read_part(self, buffer: memoryview, offset_bytes: int) -> None:
+        """Fill a buffer from an offset of the sample on; right if ``verify`` found it so.
 
         Raises:
             DeviceError, FormatError: the sample cannot be read.
@@ -83,7 +82,7 @@ class LargeSample:
         """
         for start in range(0, buffer.nbytes, PIECE_BYTES):  # Ctrl-C is answered between two
             piece = buffer[start : start + PIECE_BYTES]
-            part = SamplePart(self.index, offset_bytes + start, avoided_member)
+            part = SamplePart(self.index, offset_bytes + start, self._avoided_member)
             self._found = self._reader.native.read_part(part, piece)
             if self._found.code < 0:
                 raise self._reader.explain(self._found)
@@ -96,11 +95,29 @@ class LargeSample:
             DlfsError: as ``read_part``.
         """
 
-        def read(avoided_member: int | None) -> int:
+        def read() -> int:
             crc = 0
             for start in range(0, buffer.nbytes, PIECE_BYTES):
                 piece = buffer[start : start + PIECE_BYTES]
-                self.read_part(piece, start, avoided_member=avoided_member)
+                self.read_part(piece, start)
+                crc = crc32c(piece, crc)
+            return crc
+
+        self._read_right(read)
+
+    def verify(self) -> None:
+        """Read the sample through, in bounded memory; parts are read from right copies then.
+
+        Raises:
+            DlfsError: as ``read_whole``.
+        """
+
+        def read() -> int:
+            room = memoryview(bytearray(min(PIECE_BYTES, self.length_bytes)))
+            crc = 0
+            for start in range(0, self.length_bytes, PIECE_BYTES):
+                piece = room[: self.length_bytes - start]
+                self.read_part(piece, start)
                 crc = crc32c(piece, crc)
             return crc
 
@@ -114,51 +131,42 @@ class LargeSample:
         Raises:
             DlfsError: as ``read_whole``.
         """
-        avoided_member = self._read_right(self._checksum) if self._reader.has_copies else None
+        if self._reader.has_copies:
+            self.verify()
         room = memoryview(bytearray(min(PIECE_BYTES, self.length_bytes)))
         crc, start = 0, 0
         while start < self.length_bytes:
             piece = room[: self.length_bytes - start]
-            self.read_part(piece, start, avoided_member=avoided_member)
+            self.read_part(piece, start)
             crc = crc32c(piece, crc)
             start += piece.nbytes
             if start == self.length_bytes and crc != self._crc32c:
                 raise self._damaged(crc, start - piece.nbytes)
             yield piece.toreadonly()
 
-    def _checksum(self, avoided_member: int | None) -> int:
-        """Read the sample through in bounded memory and return its CRC32C."""
-        room = memoryview(bytearray(min(PIECE_BYTES, self.length_bytes)))
-        crc = 0
-        for start in range(0, self.length_bytes, PIECE_BYTES):
-            piece = room[: self.length_bytes - start]
-            self.read_part(piece, start, avoided_member=avoided_member)
-            crc = crc32c(piece, crc)
-        return crc
-
-    def _read_right(self, read: Callable[[int | None], int]) -> int | None:
-        """Read until the checksum is right; return the member that was left out for it.
+    def _read_right(self, read: Callable[[], int]) -> None:
+        """Read until the checksum is right, leaving out one member after the other.
 
         Args:
-            read: reads the sample around a member, and returns its CRC32C.
+            read: reads the sample, and returns its CRC32C.
 
         Raises:
             ChecksumError: it never is.
-            DlfsError: the first try failed, or all did.
+            DlfsError: the first try failed.
         """
-        first = crc = read(None)
-        if crc == self._crc32c:
-            return None
+        self._avoided_member = None
+        first = crc = read()
         problem: DlfsError | None = None
         for member in self._members():
+            if crc == self._crc32c:
+                return
+            self._avoided_member = member
             try:
-                crc = read(member)
+                crc = read()
             except DlfsError as error:
                 problem = error
-                continue
-            if crc == self._crc32c:
-                return member
-        raise self._damaged(first, 0) from problem
+        if crc != self._crc32c:
+            raise self._damaged(first, 0) from problem
 
     def _members(self) -> list[int | None]:
         """The members to leave out in turn; with one copy, none of them, for one more try."""

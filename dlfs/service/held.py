@@ -2,8 +2,8 @@ r"""Samples that programs have open on the mount: read whole, verified, held whi
 
 A CRC32C covers a whole sample, so a sample is read whole before its first byte goes out. It is held
 in memory for as long as a file handle on it is open, within one budget; when that is full the
-sample used longest ago gives way and would be read again. A sample larger than the budget is held
-alone.
+sample used longest ago gives way and would be read again. A sample larger than the budget is not
+held: it is read through once, to verify it, and then part by part as programs ask for it.
 
 Threads: the FUSE loop (one thread, trio) owns everything here. A few threads of our own do the
 reading, since a read waits for a device: each takes all requests that are waiting, up to a limit,
@@ -30,7 +30,8 @@ import trio
 
 from dlfs.arguments import OnError
 from dlfs.errors import DlfsError, LimitError, NativeError
-from dlfs.reader import Batch
+from dlfs.origin import DatasetAccess
+from dlfs.reader import Batch, LargeSample
 from dlfs.units import GIB, MIB
 
 SMALL_BYTES_MAX = 1 * MIB
@@ -62,6 +63,10 @@ class SampleSource(Protocol):
 
     def get_kept(self, index: int) -> bytes | None:
         """A sample if it is in memory, at once."""
+
+    @property
+    def access(self) -> DatasetAccess:
+        """The open reader of the dataset."""
 
 
 class Holder(Protocol):
@@ -129,6 +134,10 @@ class OpenSample:
     handle_count: int = 0
     fetch: Fetch | None = None
     was_read: bool = False
+    verified: LargeSample | None = None
+    """What its parts are read from, once it was verified: it is larger than the budget."""
+    turn: trio.Lock = field(default_factory=trio.Lock)
+    """One at a time verifies it."""
 
 
 class ReadThreads:
@@ -242,7 +251,7 @@ class HeldSamples:
 
     Args:
         threads: what reads them.
-        budget_bytes: held at most, but for one sample larger than that.
+        budget_bytes: held at most, but for one sample of up to ``SMALL_BYTES_MAX``.
     """
 
     def __init__(self, threads: ReadThreads, *, budget_bytes: int) -> None:
@@ -251,6 +260,7 @@ class HeldSamples:
         self._held_bytes = 0
         self._samples: dict[int, OpenSample] = {}
         self._fetched: OrderedDict[OpenSample, Fetch] = OrderedDict()  # used longest ago first
+        self._part_threads = trio.CapacityLimiter(LARGE_THREADS)
         self._turn = trio.Lock()  # first come, first served, when the budget is full
         self._read_share = 1.0  # of the files opened lately, those whose bytes the kernel asked for
 
@@ -302,6 +312,36 @@ class HeldSamples:
                 return  # its end will be noticed
             self._drop(sample)
         sample.holder.let_go()
+
+    async def read_range(
+        self, sample: OpenSample, offset_bytes: int, size_bytes: int
+    ) -> bytes | memoryview:
+        """Read a range of an open sample; shorter at the sample's end.
+
+        Raises:
+            DlfsError: the sample cannot be read, or it is damaged.
+        """
+        if sample.length_bytes > max(self._budget_bytes, SMALL_BYTES_MAX):
+            return await self._read_part(sample, offset_bytes, size_bytes)
+        data = await self.read(sample)
+        if not offset_bytes and size_bytes >= len(data):
+            return data
+        return memoryview(data)[offset_bytes : offset_bytes + size_bytes]
+
+    async def _read_part(
+        self, sample: OpenSample, offset_bytes: int, size_bytes: int
+    ) -> bytes | memoryview:
+        sample.was_read = True
+        async with sample.turn:
+            if sample.verified is None:
+                large = LargeSample(sample.source.access.reader, sample.index)
+                await trio.to_thread.run_sync(large.verify, limiter=self._part_threads)
+                sample.verified = large
+        room = bytearray(max(0, min(size_bytes, sample.length_bytes - offset_bytes)))
+        read = partial(sample.verified.read_part, memoryview(room), offset_bytes)
+        if room:
+            await trio.to_thread.run_sync(read, limiter=self._part_threads)
+        return memoryview(room)
 
     async def read(self, sample: OpenSample) -> bytes:
         """The bytes of an open sample, read if they are not held.

@@ -14,7 +14,7 @@ import pytest
 from dlfs._native.device import Faults, NativeDevice
 from dlfs._native.parts import SamplePart
 from dlfs.errors import ChecksumError, DeviceError, UsageError
-from dlfs.reader import parts, read_into, read_pieces
+from dlfs.reader import LargeSample, parts, read_into, read_pieces
 from dlfs.units import KIB, MIB
 from tests.unit.reader.conftest import CHUNK_BYTES, Bench
 
@@ -122,6 +122,25 @@ def test_the_right_copy_is_found(bench: Callable[..., Bench], bit: int) -> None:
         read_into(reader, LARGE_INDEX, room, 0)
         assert room == LARGE
         assert b"".join(map(bytes, read_pieces(reader, LARGE_INDEX))) == LARGE
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_parts_of_a_verified_sample_are_right(bench: Callable[..., Bench], replicas: int) -> None:
+    made = bench(SAMPLES, members=2, replicas=replicas)
+    with made.reader() as reader:
+        LargeSample(reader, LARGE_INDEX).verify()
+    made.corrupt(LARGE_INDEX, bit=8 * 2 * CHUNK_BYTES)
+    with made.reader() as reader:
+        sample = LargeSample(reader, LARGE_INDEX)
+        if replicas == 1:
+            with pytest.raises(ChecksumError, match="sample 1 'large'"):
+                sample.verify()
+            return
+        sample.verify()
+        for start in range(0, len(LARGE), 7001):
+            room = memoryview(bytearray(min(7001, len(LARGE) - start)))
+            sample.read_part(room, start)
+            assert room == LARGE[start : start + 7001]
 
 
 def test_an_unreadable_sector_is_reported_with_its_sample(bench: Callable[..., Bench]) -> None:

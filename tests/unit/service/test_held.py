@@ -107,6 +107,24 @@ def test_reads_whatever_the_budget(dataset: Dataset, budget_bytes: int) -> None:
     run(dataset, body, budget_bytes)
 
 
+@pytest.mark.parametrize("budget_bytes", [1500, 16 * MIB])
+def test_any_range_of_a_sample_whatever_the_budget(dataset: Dataset, budget_bytes: int) -> None:
+    """One larger than the budget is verified, and then read part by part; it is not held."""
+    large = len(SIZES) - 1
+
+    async def body(bench: Bench) -> None:
+        sample = bench.open(large)
+        with trio.fail_after(20):
+            for offset in (0, 1, 4096, SIZES[large] - 5, SIZES[large], SIZES[large] + 9):
+                for size in (0, 1, 5000, 2 * SIZES[large]):
+                    found = await bench.held.read_range(sample, offset, size)
+                    assert bytes(found) == content(large)[offset : offset + size]
+        assert bench.held.held_bytes == (0 if budget_bytes < SIZES[large] else SIZES[large])
+        bench.held.release(sample)
+
+    run(dataset, body, budget_bytes)
+
+
 def test_many_at_once_in_a_small_budget(dataset: Dataset) -> None:
     async def body(bench: Bench) -> None:
         async def reader(start: int) -> None:
