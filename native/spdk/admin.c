@@ -227,10 +227,19 @@ static bool disconnect(struct controller *controller)
     return true;
 }
 
+/* Has SPDK ask for as many I/O queues as at first: it would ask for those that it got last, and for
+ * a single one, for good, after an attempt that was cut off while it asked. */
+static void ask_for_queues(struct controller *controller)
+{
+    const struct spdk_nvme_ctrlr_opts *options = spdk_nvme_ctrlr_get_opts(controller->spdk);
+    ((struct spdk_nvme_ctrlr_opts *)(uintptr_t)options)->num_io_queues = controller->queues_wanted;
+}
+
 /* One attempt to connect again: 0, or a negative code. */
 static int reconnect(struct controller *controller)
 {
     uint64_t deadline_ns = shim_clock_ns() + controller->connect_ms * NS_PER_MS;
+    ask_for_queues(controller);
     spdk_nvme_ctrlr_reconnect_async(controller->spdk);
     for (;;) {
         int code = spdk_nvme_ctrlr_reconnect_poll_async(controller->spdk);

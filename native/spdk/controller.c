@@ -176,6 +176,7 @@ static int connect_new(const dlfs_spdk_config *config,
     controller->digests = config->flags & (DLFS_SPDK_HEADER_DIGEST | DLFS_SPDK_DATA_DIGEST);
     controller->timeout_ms = config->timeout_ms;
     controller->connect_ms = config->connect_ms;
+    controller->queues_wanted = options->num_io_queues;
     limit_tcp_connect(config->connect_ms);
     controller->spdk = spdk_nvme_connect(transport_id, options, sizeof *options);
     if (controller->spdk == NULL) {

@@ -61,6 +61,7 @@ struct controller {
     uint32_t users;
     uint32_t timeout_ms;
     uint32_t connect_ms;
+    uint32_t queues_wanted; /* for I/O; a controller may grant fewer */
     bool fabrics;
 
     pthread_mutex_t lock;       /* queues */
