@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from dlfs.block import BlockDevice, Kind, aligned_buffer, open_device, operation_error
@@ -30,6 +31,7 @@ from dlfs.testing.nvme import (
     Transport,
 )
 from dlfs.units import KIB
+from tests.spdk.target import spdk_uri
 
 OPENING_S = 20
 SIZE_BYTES = 512 * KIB
@@ -43,6 +45,21 @@ ATTENTIVE = PATIENT | {"timeout_ms": 400}
 # Of a device whose target never does right again.
 HASTY = {"timeout_ms": 100, "connect_ms": 100, "keepalive_ms": 5000, "reconnect_ms": 200}
 DIGESTS = {"hdgst": 1, "ddgst": 1}
+INITIATORS = ["nvme-tcp", pytest.param("spdk", marks=pytest.mark.spdk)]
+"""Values of a parameter for tests of what both initiators promise."""
+
+
+def uri_through(initiator: str, target: ScriptedTarget, **options: object) -> str:
+    """Return the URI of the first namespace through one of ``INITIATORS``."""
+    if initiator == "spdk":
+        return spdk_uri(target.port, target.subsystems[0].nqn, **options)
+    return target.uri(**options)
+
+
+def check_honest(initiator: str, target: ScriptedTarget) -> None:
+    """Check that the host kept to the specification."""
+    if initiator == "nvme-tcp":  # SPDK asks for properties that fabrics do not have
+        assert target.violations == []
 
 
 def make_target(
@@ -79,7 +96,8 @@ def _opened(uri: str) -> BlockDevice:
 def check_typed(error: BaseException, target: ScriptedTarget) -> None:
     """One error of the tree, that says which target."""
     assert isinstance(error, DeviceError | NotFoundError), repr(error)
-    assert f"127.0.0.1:{target.port}" in str(error)
+    names = (f"127.0.0.1:{target.port}", f"traddr=127.0.0.1 trsvcid={target.port}")
+    assert any(name in str(error) for name in names), str(error)
 
 
 def transfer(

@@ -150,13 +150,13 @@ def _play_round(scene: Scene, process: subprocess.Popen[str], chance: random.Ran
     return True
 
 
-def play(scene: Scene, *, clock: str, host: uuid.UUID) -> None:
+def play(scene: Scene, *, clock: str, host: str) -> None:
     """Play all rounds of one kind.
 
     Args:
         scene: The target; its times are also those of ``SharedNamespaceDevice`` in this process.
         clock: "goes on" or "stands still": the clock by which the stopped writer knows its lease.
-        host: Host of the successor.
+        host: "same host" or "another host": that of the successor. Part of the seed.
     """
     chance = random.Random(f"{SEED} {clock} {host}")
     played = 0

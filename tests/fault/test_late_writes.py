@@ -21,7 +21,7 @@ from dlfs.testing.nvme import (
 from dlfs.testing.nvme.command import Event
 from dlfs.testing.nvme.faults import Cut
 from dlfs.units import MIB
-from tests.spdk.target import spdk_uri
+from tests.fault.nvme_world import INITIATORS, check_honest, uri_through
 
 QUIESCE_MS = 250
 FIRST, SECOND = b"\1" * 512, b"\2" * 512
@@ -37,36 +37,22 @@ def slow_target(*, late_s: float, quiesce_ms: int) -> tuple[ScriptedTarget, Slow
     return ScriptedTarget([subsystem], script=script), namespace
 
 
-@pytest.fixture(params=["nvme-tcp", pytest.param("spdk", marks=pytest.mark.spdk)])
-def initiator(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-def uri_of(target: ScriptedTarget, initiator: str, **options: object) -> str:
-    if initiator == "spdk":
-        return spdk_uri(target.port, DEFAULT_NQN, **options)
-    return target.uri(**options)
-
-
-def check_counts(target: ScriptedTarget, initiator: str, *, writes: int) -> None:
-    assert target.counters.commands[Event.WRITE] == writes
-    if initiator == "nvme-tcp":  # SPDK asks for properties that fabrics do not have
-        assert target.violations == []
-
-
+@pytest.mark.parametrize("initiator", INITIATORS)
 @pytest.mark.parametrize("length_bytes", [512, 64 * 1024], ids=["in capsule", "by R2T"])
 def test_a_repeated_write_does_not_undo_a_later_one(initiator: str, length_bytes: int) -> None:
     target, namespace = slow_target(late_s=0.8 * QUIESCE_MS / 1000, quiesce_ms=QUIESCE_MS)
     repeats = length_bytes // 512
-    with target, open_device(uri_of(target, initiator), writable=True) as device:
+    with target, open_device(uri_through(initiator, target), writable=True) as device:
         device.write(0, FIRST * repeats)
         device.write(0, SECOND * repeats)
         device.flush()
         assert namespace.landed.wait(20)
         assert device.read(0, length_bytes) == SECOND * repeats
-        check_counts(target, initiator, writes=3)
+        assert target.counters.commands[Event.WRITE] == 3
+        check_honest(initiator, target)
 
 
+@pytest.mark.parametrize("initiator", INITIATORS)
 @pytest.mark.parametrize(
     ("quiesce_ms", "options"),
     [
@@ -79,21 +65,25 @@ def test_a_write_is_not_repeated_before_the_controller_has_quiesced(
     initiator: str, quiesce_ms: int, options: dict[str, int]
 ) -> None:
     target, namespace = slow_target(late_s=0.01, quiesce_ms=quiesce_ms)
-    with target, open_device(uri_of(target, initiator, **options), writable=True) as device:
+    with target, open_device(uri_through(initiator, target, **options), writable=True) as device:
         with pytest.raises(DeviceLostError):
             device.write(0, FIRST)
         assert namespace.landed.wait(20)
-        check_counts(target, initiator, writes=1)
+        assert target.counters.commands[Event.WRITE] == 1
         device.write(0, SECOND)
         assert device.read(0, 512) == SECOND
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("initiator", INITIATORS)
 def test_without_a_quiesce_time_a_write_is_repeated_after_the_keep_alive_timeout(
     initiator: str,
 ) -> None:
     target, namespace = slow_target(late_s=0.5, quiesce_ms=0)
-    with target, open_device(uri_of(target, initiator, keepalive_ms=500), writable=True) as device:
+    with (
+        target,
+        open_device(uri_through(initiator, target, keepalive_ms=500), writable=True) as device,
+    ):
         device.write(0, FIRST)
         assert namespace.landed.is_set()
         device.write(0, SECOND)

@@ -31,4 +31,4 @@ def test_a_stopped_writer_writes_nothing_when_it_goes_on(
             contents=lambda: bytes(target.namespace.contents[FIRST_BYTE:LAST_BYTE]),
             cut=lambda reset: target.drop_connections(reset=reset),
         )
-        play(scene, clock=clock, host=host)
+        play(scene, clock=clock, host="same host" if host == HERE else "another host")

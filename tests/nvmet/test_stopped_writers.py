@@ -44,4 +44,4 @@ def test_a_stopped_writer_writes_nothing_when_it_goes_on(
         kernel_target.uri(OPEN, hostid=host, **OPTIONS),
         contents,
     )
-    play(scene, clock=clock, host=host)
+    play(scene, clock=clock, host="same host" if host == HERE else "another host")
