@@ -16,7 +16,7 @@ from dlfs.block.shared import SharedNamespaceDevice
 from dlfs.errors import DeviceError, DeviceTimeoutError, LeaseLostError
 from dlfs.testing.nvme import DEFAULT_NQN, Fault, FaultScript, Namespace, ScriptedTarget, Subsystem
 from dlfs.testing.nvme.command import Event
-from dlfs.testing.nvme.faults import Complete, Delay
+from dlfs.testing.nvme.faults import Complete, Cut, Delay
 from dlfs.units import KIB, MIB
 from tests.spdk.target import spdk_uri
 
@@ -160,3 +160,17 @@ def test_a_write_that_was_lost_takes_the_controller_with_it(target: ScriptedTarg
         device.write(0, b"\1" * 512)
         assert device.generation() > before
         assert target.counters.commands[Event.CONNECT_ADMIN] == 2
+
+
+@pytest.mark.parametrize("nth", range(1, 4))
+def test_a_reconnect_that_is_cut_off_costs_no_queue_pair(target: ScriptedTarget, nth: int) -> None:
+    """One of those commands asks for I/O queues."""
+    buffer = aligned_buffer(512, 4096)
+    with open_spdk(target) as device, device.queue_pair(1) as one, device.queue_pair(1) as other:
+        script = FaultScript([Fault(Event.FEATURES, Cut(0, reset=True), nth=nth)])
+        target.play(script)
+        target.drop_connections()
+        for queue in (one, other):
+            assert queue.submit(Kind.READ, buffer, 0, 1)
+            assert queue.poll(-1) == [(1, 512)]
+        assert script.played == 1
