@@ -46,6 +46,9 @@ class Share(Collected):
         bytes_max: most bytes: pinned in one reader's arena, or of the service's other memory.
         parent: the share of the client's user; what this one takes counts there too.
 
+    Attributes:
+        parent: as given.
+
     Threads: any at once.
     """
 
@@ -55,7 +58,7 @@ class Share(Collected):
         code = library().dlfs_share_create_within(within, bytes_max, byref(handle))
         check(code, f"make a share of {bytes_max} bytes")
         self.handle: c_void_p | None = handle
-        self._parent = parent  # found by others as long as this one is
+        self.parent = parent  # found by others as long as this one is
 
     @property
     def pinned_bytes(self) -> int:
@@ -64,10 +67,8 @@ class Share(Collected):
         return pinned
 
     def allow(self, bytes_max: int) -> None:
-        """Raise the bound of it, and of those that it lies within, to at least so many bytes."""
+        """Raise its bound to at least so many bytes."""
         library().dlfs_share_allow(self.handle, bytes_max)
-        if self._parent is not None:
-            self._parent.allow(bytes_max)
 
     def __del__(self) -> None:
         handle = getattr(self, "handle", None)

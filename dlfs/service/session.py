@@ -79,7 +79,7 @@ from dlfs.service.protocol import ServedVolume as VolumeName
 from dlfs.service.shelf import ServedVolume
 from dlfs.service.snapshot import generation_file
 from dlfs.service.sockets import Peer
-from dlfs.units import GIB, MIB
+from dlfs.units import MIB
 
 CHANNELS_MAX = 64
 """Of one client process: callers and epochs that it can have at once."""
@@ -91,11 +91,13 @@ PINNED_SHARE = 1 / 8
 """Of a dataset's memory, that the batches of one client process may pin; more is copied."""
 PINNED_SHARE_OF_USER = 3 / 4
 """Likewise, of all processes of one user."""
-MEMORY_BYTES_MAX = 512 * MIB
+MEMORY_BYTES_MAX = 768 * MIB
 """Of the service's other memory, that one client process may cause: arrays, plans, choices, copies.
 Twice a dataset's largest sample if that is more: once where it is read to, and once copied."""
-MEMORY_BYTES_OF_USER_MAX = 2 * GIB
-"""Likewise, of all processes of one user."""
+STREAM_SAMPLE_BYTES = 128
+"""Of these, for each sample that a stream may look ahead: as many as a dataset's memory holds."""
+MEMORY_PROCESSES = 6
+"""All processes of one user may cause as much as this many."""
 SAMPLES_MAX = 1 << 20
 """Of one batch."""
 COPIED_BYTES_MAX = 256 * MIB
@@ -420,8 +422,15 @@ class Session:
             int(arena_bytes * PINNED_SHARE),
             int(arena_bytes * PINNED_SHARE_OF_USER),
         )
-        memory = self._common.share(self.peer, None, MEMORY_BYTES_MAX, MEMORY_BYTES_OF_USER_MAX)
-        memory.allow(2 * dataset.access.directory.largest_bytes + 64 * MIB)
+        directory = dataset.access.directory
+        mean_bytes = dataset.sample_bytes // max(1, len(directory)) + 1
+        ahead = min(len(directory), arena_bytes // mean_bytes)
+        most = max(MEMORY_BYTES_MAX, 2 * directory.largest_bytes + 64 * MIB)
+        most += ahead * STREAM_SAMPLE_BYTES
+        memory = self._common.share(self.peer, None, most, MEMORY_PROCESSES * most)
+        memory.allow(most)
+        if memory.parent is not None:
+            memory.parent.allow(MEMORY_PROCESSES * most)
         return pins, memory
 
     async def _get_part(self, request: GetPart) -> Reply:
