@@ -14,6 +14,8 @@ PYTHON := $(or $(PYTHON),$(shell for python in python3 python3.14 python3.13 pyt
 	done),python3)
 BIN := .venv/bin
 CMAKE := $(BIN)/cmake
+# Python compiles the modules that it imports, which are few of those that the packages have.
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 LIBRARY := dlfs/_native/libdlfs.so
 SPDK_LIBRARY := dlfs/_native/libdlfs_spdk.so
 FUSE_LIBRARY := dlfs/_native/libdlfs_fuse.so
@@ -138,11 +140,11 @@ endef
 .venv/.stamp: pyproject.toml .venv/.packages
 	@[ -x $(BIN)/python ] || { echo "Making the virtual environment .venv"; $(PYTHON) -m venv .venv; }
 	@echo "Installing Python packages into .venv"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@$(PIP_INSTALL) --editable '.[dev]'
 	@touch $@
 
 .venv/.extra: .venv/.stamp
-	@[ -z "$(PACKAGES)" ] || $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PACKAGES)
+	@[ -z "$(PACKAGES)" ] || $(PIP_INSTALL) $(PACKAGES)
 
 # What DLFS is raced against, pinned, in a virtual environment of its own. The report names what cannot be had here.
 build/bench/.stamp: pyproject.toml .venv/.stamp
