@@ -12,6 +12,7 @@ as it survives; the copies on those that are there must be alike.
 
 from __future__ import annotations
 
+import functools
 import struct
 import sys
 from contextlib import suppress
@@ -47,6 +48,7 @@ def crc_table() -> list[int]:
 CRC_TABLE = crc_table()
 
 
+@functools.cache  # the tests decode the same volumes again and again
 def crc32c(data: bytes) -> int:
     crc = 0xFFFFFFFF
     for byte in data:

@@ -9,6 +9,7 @@ the same contents anew with the code under test.
 
 from __future__ import annotations
 
+import functools
 import io
 import sys
 import tarfile
@@ -27,6 +28,7 @@ CHUNK_BYTES = {"one": 4 * KIB, "three": 16 * KIB}
 LABELS = {"one": "", "three": "trois dés"}
 
 
+@functools.cache
 def pattern(length: int, seed: int) -> bytes:
     """Bytes that look random, the same for ever: a linear congruential generator's high bits."""
     state, out = seed, bytearray()
