@@ -56,10 +56,13 @@ static int place(void *context, const struct nvme_pdu *pdu, uint8_t **destinatio
     return 0;
 }
 
-static int arrived(void *context, const struct nvme_pdu *pdu, const char **reason)
+static int arrived(void *context, const struct nvme_pdu *pdu, bool sound, const char **reason)
 {
     struct story *story = context;
-    (void)reason;
+    if (!sound) {
+        *reason = "a data digest does not match";
+        return DLFS_E_DIGEST;
+    }
     note(story, pdu);
     story->crc32c = dlfs_crc32c(story->crc32c, story->data, pdu->data_bytes);
     free(story->data);

@@ -2,9 +2,13 @@
  * What a queue pair receives, checked against the commands that are under way. An answer to
  * nothing, data outside of what was asked for or in another order, a success whose bytes did not
  * all come or go: the target cannot be trusted with anything that is under way, and the connection
- * ends.
+ * ends. A wrong digest of data is an error of its command alone, which is sent again.
+ *
+ * Source: NVM Express TCP Transport Specification 1.0, on data digest errors.
  */
 #include "nvme_queue.h"
+
+#define TRIES_MAX 16u /* of a command whose data comes with a wrong digest */
 
 static int broken(const char **reason, const char *text)
 {
@@ -19,7 +23,8 @@ static struct nvme_slot *find_slot(struct nvme_queue *queue, uint16_t cid)
         return NULL;
     }
     struct nvme_slot *slot = &queue->slots[number];
-    return slot->busy && slot->cid == cid && !slot->answered ? slot : NULL;
+    bool to_be_sent = slot->to_host && slot->pending > 0;
+    return slot->busy && slot->cid == cid && !slot->answered && !to_be_sent ? slot : NULL;
 }
 
 static uint32_t number_of(const struct nvme_queue *queue, const struct nvme_slot *slot)
@@ -47,18 +52,38 @@ static int queue_place(void *context, const struct nvme_pdu *pdu, uint8_t **dest
     return 0;
 }
 
-static int queue_arrived(void *context, const struct nvme_pdu *pdu, const char **reason)
+/* A command succeeded: the end of its part, unless its data is garbled and there are tries left. */
+static void succeed(struct nvme_queue *queue, struct nvme_slot *slot)
+{
+    uint32_t number = number_of(queue, slot);
+    if (slot->garbled && slot->tries < TRIES_MAX) {
+        atomic_fetch_add(&queue->association->counters.retries, 1);
+        slot->tries++;
+        nvme_ready_append(queue, number);
+        return;
+    }
+    if (slot->garbled && queue->operations[slot->operation].code == 0) {
+        queue->operations[slot->operation].code = DLFS_E_DIGEST;
+    }
+    nvme_part_end(queue, number, 0);
+}
+
+static int queue_arrived(void *context, const struct nvme_pdu *pdu, bool sound, const char **reason)
 {
     (void)reason;
     struct nvme_queue *queue = context;
     struct nvme_slot *slot = &queue->slots[pdu->cid & 0xFFFu];
     slot->moved_bytes += pdu->data_bytes;
     slot->ended = (pdu->flags & NVME_PDU_LAST) != 0;
+    if (!sound) {
+        slot->garbled = true;
+        atomic_fetch_add(&queue->association->counters.digest_errors, 1);
+    }
     if ((pdu->flags & NVME_PDU_SUCCESS) != 0) {
         if (slot->kind == NVME_OP_GENERIC) {
             queue->generic.answer = (struct nvme_answer){.cid = slot->cid};
         }
-        nvme_part_end(queue, number_of(queue, slot), 0);
+        succeed(queue, slot);
     }
     return 0;
 }
@@ -84,7 +109,11 @@ static int queue_response(void *context, const struct nvme_pdu *pdu, const char 
         slot->status = pdu->answer.status;
         return 0;
     }
-    nvme_part_end(queue, number_of(queue, slot), pdu->answer.status);
+    if (success) {
+        succeed(queue, slot);
+    } else {
+        nvme_part_end(queue, number_of(queue, slot), pdu->answer.status);
+    }
     return 0;
 }
 
@@ -100,17 +129,9 @@ static int queue_ready(void *context, const struct nvme_pdu *r2t, const char **r
         r2t->data_bytes > left_bytes) {
         return broken(reason, "an R2T for data that is not there, or was sent before");
     }
-    uint32_t number = number_of(queue, slot);
     slot->ready_tag = r2t->tag;
     slot->ready_bytes = r2t->data_bytes;
-    slot->pending++;
-    slot->next = NVME_NONE;
-    if (queue->ready.first == NVME_NONE) {
-        queue->ready.first = number;
-    } else {
-        queue->slots[queue->ready.last].next = number;
-    }
-    queue->ready.last = number;
+    nvme_ready_append(queue, number_of(queue, slot));
     return 0;
 }
 

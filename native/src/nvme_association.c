@@ -347,14 +347,34 @@ struct nvme_news nvme_link_news(struct nvme_association *association, struct nvm
     return news;
 }
 
+/* Whether a generation is in use, and nothing was said against it. With the lock held. */
+static bool is_well(const struct nvme_association *association, uint64_t generation)
+{
+    return generation == atomic_load(&association->generation) &&
+           association->state == NVME_READY && association->failure == 0;
+}
+
 void nvme_association_report(struct nvme_association *association, uint64_t generation, int code,
                              const char *reason)
 {
     (void)pthread_mutex_lock(&association->lock);
-    bool current = generation == atomic_load(&association->generation) &&
-                   association->state == NVME_READY && association->failure == 0;
-    if (current) {
+    if (is_well(association, generation)) {
         nvme_fail(association, code, reason);
+        wake(association->wake);
+    }
+    (void)pthread_mutex_unlock(&association->lock);
+}
+
+void nvme_link_report(struct nvme_association *association, struct nvme_link *link,
+                      uint64_t generation, int code, const char *reason)
+{
+    (void)pthread_mutex_lock(&association->lock);
+    if (is_well(association, generation)) {
+        nvme_note(association, code, reason);
+        link->qid = 0; /* the controller may not have noticed yet that the old one is gone */
+        link->wanted = true;
+        link->since_ns = dlfs_clock_ns();
+        link->retry_at_ns = 0;
         wake(association->wake);
     }
     (void)pthread_mutex_unlock(&association->lock);

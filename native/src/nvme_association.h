@@ -138,6 +138,9 @@ struct nvme_news nvme_link_news(struct nvme_association *association, struct nvm
 /* A queue pair gave its connection of a generation up, because of code and reason. */
 void nvme_association_report(struct nvme_association *association, uint64_t generation, int code,
                              const char *reason);
+/* The same, where the fault was the connection's alone: the link gets another one. */
+void nvme_link_report(struct nvme_association *association, struct nvme_link *link,
+                      uint64_t generation, int code, const char *reason);
 /* Raises a link's signal and wakes its queue pair. */
 void nvme_link_signal(struct nvme_link *link);
 /* Asks for another try after a loss. False: it is too early for that, the code is in *code. */

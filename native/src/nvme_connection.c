@@ -333,10 +333,14 @@ static int single_place(void *context, const struct nvme_pdu *pdu, uint8_t **des
     return 0;
 }
 
-static int single_arrived(void *context, const struct nvme_pdu *pdu, const char **reason)
+static int single_arrived(void *context, const struct nvme_pdu *pdu, bool sound,
+                          const char **reason)
 {
-    (void)reason;
     struct single *single = context;
+    if (!sound) {
+        *reason = "a data digest does not match";
+        return DLFS_E_DIGEST;
+    }
     single->received_bytes += pdu->data_bytes;
     single->ended = (pdu->flags & NVME_PDU_LAST) != 0;
     if ((pdu->flags & NVME_PDU_SUCCESS) != 0) {

@@ -55,11 +55,13 @@ struct nvme_slot {
     uint32_t ready_bytes; /* of an R2T: still to be sent */
     uint16_t ready_tag;
     uint16_t cid;
-    uint16_t pending; /* vectors to be sent, and being in the list of R2Ts */
+    uint16_t pending; /* vectors to be sent, and being in the list of ready ones */
     uint16_t status;  /* once answered */
     uint8_t kind;
     bool busy;
     bool to_host;  /* the direction of its data */
+    bool garbled;  /* some of its data came with a wrong digest */
+    uint8_t tries; /* after that */
     bool ended;    /* LAST has come */
     bool answered; /* with a failure, while something was still to be sent */
 };
@@ -103,7 +105,7 @@ struct nvme_queue {
     uint32_t free_operation;
     struct nvme_list waiting; /* operations with parts to issue */
     struct nvme_list held;    /* operations to be tried again at held_until_ns */
-    struct nvme_list ready;   /* slots with an R2T to answer */
+    struct nvme_list ready;   /* slots with an R2T to answer, or a read to be sent again */
     uint64_t held_until_ns;
     uint64_t seen_ns;   /* when the queue pair was last looked at */
     uint64_t paused_ns; /* that nobody looked; its own clock is behind by this */
@@ -189,6 +191,9 @@ void nvme_expect_by(struct nvme_queue *queue, uint64_t at_ns);
 void nvme_check_time(struct nvme_queue *queue);
 
 /* Of nvme_send.c: */
+
+/* Puts a slot at the end of those with something to send beside a first command. */
+void nvme_ready_append(struct nvme_queue *queue, uint32_t number);
 
 void nvme_out_clear(struct nvme_queue *queue);
 /* Ends what waits first in line with parts to issue, if an earlier part of it has failed. */

@@ -42,11 +42,11 @@ int nvme_receiver_space(struct nvme_receiver *receiver, uint32_t stage_bytes,
     return 1;
 }
 
-/* The data is complete and right. */
-static int finish_data(struct nvme_receiver *receiver)
+/* The data is complete. */
+static int finish_data(struct nvme_receiver *receiver, bool sound)
 {
     receiver->stage = NVME_STAGE_HEADER;
-    return receiver->sink->arrived(receiver->context, &receiver->pdu, &receiver->reason);
+    return receiver->sink->arrived(receiver->context, &receiver->pdu, sound, &receiver->reason);
 }
 
 static int data_came(struct nvme_receiver *receiver, uint32_t bytes)
@@ -60,7 +60,7 @@ static int data_came(struct nvme_receiver *receiver, uint32_t bytes)
         receiver->stage = NVME_STAGE_DIGEST;
         return 0;
     }
-    return finish_data(receiver);
+    return finish_data(receiver, true);
 }
 
 static int copy_data(struct nvme_receiver *receiver)
@@ -86,11 +86,7 @@ static int check_digest(struct nvme_receiver *receiver)
     }
     uint32_t expected = nvme_get32(receiver->staging + receiver->first);
     receiver->first += NVME_DIGEST_BYTES;
-    if (expected != receiver->crc32c) {
-        receiver->reason = "a data digest does not match";
-        return DLFS_E_DIGEST;
-    }
-    return finish_data(receiver);
+    return finish_data(receiver, expected == receiver->crc32c);
 }
 
 static int skip_padding(struct nvme_receiver *receiver)

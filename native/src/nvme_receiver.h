@@ -29,8 +29,8 @@ struct nvme_sink {
     /* A C2HData has begun: *destination gets the place of its data. */
     int (*place)(void *context, const struct nvme_pdu *pdu, uint8_t **destination,
                  const char **reason);
-    /* Its data is there, and its digest right. */
-    int (*arrived)(void *context, const struct nvme_pdu *pdu, const char **reason);
+    /* Its data is there; sound: as its digest says, if there is one. */
+    int (*arrived)(void *context, const struct nvme_pdu *pdu, bool sound, const char **reason);
     int (*response)(void *context, const struct nvme_pdu *pdu, const char **reason);
     int (*ready)(void *context, const struct nvme_pdu *r2t, const char **reason);
 };

@@ -127,7 +127,12 @@ static void give_up(struct nvme_queue *queue, int code)
 
 void nvme_queue_fail(struct nvme_queue *queue, int code, const char *reason)
 {
-    nvme_association_report(queue->association, queue->connection->generation, code, reason);
+    uint64_t generation = queue->connection->generation;
+    if (code == DLFS_E_DIGEST) {
+        nvme_link_report(queue->association, queue->link, generation, code, reason);
+    } else {
+        nvme_association_report(queue->association, generation, code, reason);
+    }
     give_up(queue, code);
 }
 

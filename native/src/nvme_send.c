@@ -1,7 +1,7 @@
 /*
  * What a queue pair sends: commands as soon as there are slots and room, data as R2Ts ask for it,
- * with few system calls. Heads and digests are written one behind the other, so
- * that a batch of reads is one vector.
+ * once more what came back garbled, with few system calls. Heads and digests are written one behind
+ * the other, so that a batch of reads is one vector.
  */
 #include <errno.h>
 
@@ -57,18 +57,20 @@ static void out_add_data(struct nvme_queue *queue, uint32_t number, uint8_t *dat
 
 /* ---- commands -------------------------------------------------------------------------------- */
 
+/* Twelve bits of slot, and a count above them that shows a late answer for what it is. */
+static uint16_t next_cid(const struct nvme_queue *queue, uint32_t number)
+{
+    uint16_t cid = (uint16_t)(queue->slots[number].cid + 0x1000u);
+    return cid < 0xF000u ? cid : (uint16_t)number;
+}
+
 static uint32_t slot_take(struct nvme_queue *queue)
 {
     uint32_t number = queue->free_slot;
     struct nvme_slot *slot = &queue->slots[number];
     queue->free_slot = slot->next;
     queue->busy_count++;
-    /* Twelve bits of slot, and a count above them that shows a late answer for what it is. */
-    uint16_t cid = (uint16_t)(slot->cid + 0x1000u);
-    if (cid >= 0xF000u) {
-        cid = (uint16_t)number;
-    }
-    *slot = (struct nvme_slot){.cid = cid, .busy = true};
+    *slot = (struct nvme_slot){.cid = next_cid(queue, number), .busy = true};
     return number;
 }
 
@@ -80,7 +82,7 @@ static void fill_entry(const struct nvme_queue *queue, const struct nvme_operati
         return;
     }
     uint8_t opcode = operation->kind == DLFS_OP_WRITE ? NVME_OPCODE_WRITE : NVME_OPCODE_READ;
-    uint64_t offset_bytes = operation->offset_bytes + operation->issued_bytes;
+    uint64_t offset_bytes = operation->offset_bytes + (uint64_t)(slot->buffer - operation->buffer);
     nvme_entry_transfer(entry, opcode, queue->nsid, offset_bytes >> queue->block_shift,
                         slot->length_bytes >> queue->block_shift);
 }
@@ -98,13 +100,30 @@ static enum nvme_transfer choose_transfer(const struct nvme_queue *queue,
                                                                       : NVME_BY_R2T;
 }
 
+/* Sends the command of a part. There is room. */
+static void issue_command(struct nvme_queue *queue, uint32_t number)
+{
+    struct nvme_slot *slot = &queue->slots[number];
+    struct nvme_out *out = &queue->out;
+    uint8_t entry[NVME_ENTRY_BYTES];
+    enum nvme_transfer transfer = choose_transfer(queue, slot);
+    uint32_t capsule_bytes = transfer == NVME_IN_CAPSULE ? slot->length_bytes : 0;
+    fill_entry(queue, &queue->operations[slot->operation], slot, entry);
+    nvme_entry_finish(entry, slot->cid, transfer, slot->length_bytes);
+    out_add_bytes(out, nvme_encode_command(&queue->connection->terms, entry, capsule_bytes,
+                                           out->bytes + out->used_bytes));
+    if (capsule_bytes > 0) {
+        slot->moved_bytes = capsule_bytes;
+        out_add_data(queue, number, slot->buffer, capsule_bytes);
+    }
+}
+
 /* Makes the next part of an operation a command. There is a slot, and room. */
 static void issue_part(struct nvme_queue *queue, uint32_t number, uint64_t now_ns)
 {
     struct nvme_operation *operation = &queue->operations[number];
     uint32_t slot_number = slot_take(queue);
     struct nvme_slot *slot = &queue->slots[slot_number];
-    struct nvme_out *out = &queue->out;
     uint32_t left_bytes = operation->length_bytes - operation->issued_bytes;
     uint32_t most = queue->connection->transfer_bytes_max;
     bool generic = operation->kind == NVME_OP_GENERIC;
@@ -115,17 +134,7 @@ static void issue_part(struct nvme_queue *queue, uint32_t number, uint64_t now_n
     slot->sent_ns = now_ns;
     slot->to_host =
         generic ? queue->generic.direction == DLFS_NVME_DATA_IN : operation->kind == DLFS_OP_READ;
-    uint8_t entry[NVME_ENTRY_BYTES];
-    enum nvme_transfer transfer = choose_transfer(queue, slot);
-    uint32_t capsule_bytes = transfer == NVME_IN_CAPSULE ? slot->length_bytes : 0;
-    fill_entry(queue, operation, slot, entry);
-    nvme_entry_finish(entry, slot->cid, transfer, slot->length_bytes);
-    out_add_bytes(out, nvme_encode_command(&queue->connection->terms, entry, capsule_bytes,
-                                           out->bytes + out->used_bytes));
-    if (capsule_bytes > 0) {
-        slot->moved_bytes = capsule_bytes;
-        out_add_data(queue, slot_number, slot->buffer, capsule_bytes);
-    }
+    issue_command(queue, slot_number);
     queue->small_count += nvme_slot_is_small(slot);
     queue->write_count += slot->kind == DLFS_OP_WRITE;
     operation->issued_bytes += slot->length_bytes;
@@ -225,7 +234,31 @@ static void issue_waiting(struct nvme_queue *queue)
     }
 }
 
-/* ---- data that was asked for ----------------------------------------------------------------- */
+/* ---- what is asked for by answers ------------------------------------------------------------ */
+
+void nvme_ready_append(struct nvme_queue *queue, uint32_t number)
+{
+    queue->slots[number].pending++;
+    queue->slots[number].next = NVME_NONE;
+    if (queue->ready.first == NVME_NONE) {
+        queue->ready.first = number;
+    } else {
+        queue->slots[queue->ready.last].next = number;
+    }
+    queue->ready.last = number;
+}
+
+/* Sends a command again whose data came garbled. */
+static void issue_again(struct nvme_queue *queue, uint32_t number)
+{
+    struct nvme_slot *slot = &queue->slots[number];
+    slot->cid = next_cid(queue, number);
+    slot->garbled = false;
+    slot->ended = false;
+    slot->moved_bytes = 0;
+    slot->sent_ns = queue->seen_ns - queue->paused_ns;
+    issue_command(queue, number);
+}
 
 /* Sends one more piece of what an R2T asked for; true when that was the last. */
 static bool issue_data(struct nvme_queue *queue, uint32_t number)
@@ -249,7 +282,9 @@ static void issue_ready(struct nvme_queue *queue)
     while (queue->ready.first != NVME_NONE && out_has_room(&queue->out)) {
         uint32_t number = queue->ready.first;
         struct nvme_slot *slot = &queue->slots[number];
-        if (!slot->answered && !issue_data(queue, number)) {
+        if (slot->to_host) {
+            issue_again(queue, number);
+        } else if (!slot->answered && !issue_data(queue, number)) {
             continue;
         }
         queue->ready.first = slot->next;

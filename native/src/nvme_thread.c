@@ -67,11 +67,10 @@ static void sleep_until(struct nvme_association *association, int descriptor, ui
 
 /* ---- failing --------------------------------------------------------------------------------- */
 
-void nvme_fail(struct nvme_association *association, int code, const char *reason)
+void nvme_note(struct nvme_association *association, int code, const char *reason)
 {
     const struct nvme_path *path = &association->config.paths[association->path];
     nvme_say(&association->error, "%.255s:%u: %.200s", path->host, path->port, reason);
-    association->failure = code;
     struct nvme_counters *counters = &association->counters;
     if (code == DLFS_E_TIMEOUT) {
         atomic_fetch_add(&counters->timeouts, 1);
@@ -80,6 +79,12 @@ void nvme_fail(struct nvme_association *association, int code, const char *reaso
     } else if (code == DLFS_E_PROTOCOL) {
         atomic_fetch_add(&counters->protocol_errors, 1);
     }
+}
+
+void nvme_fail(struct nvme_association *association, int code, const char *reason)
+{
+    association->failure = code;
+    nvme_note(association, code, reason);
 }
 
 static void fail_locked(struct nvme_association *association, int code, const char *reason)

@@ -7,7 +7,9 @@
 void *nvme_thread_main(void *argument);
 /* The thread has done with a link; frees it when its queue pair has let go. With the lock held. */
 void nvme_link_put_down(struct nvme_association *association, struct nvme_link *link);
-/* Notes that the present generation failed, and counts why. With the lock held. */
+/* Notes that something failed, and counts why. With the lock held. */
+void nvme_note(struct nvme_association *association, int code, const char *reason);
+/* The same of the present generation as a whole. With the lock held. */
 void nvme_fail(struct nvme_association *association, int code, const char *reason);
 
 #endif

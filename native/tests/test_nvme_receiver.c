@@ -38,11 +38,11 @@ static int place(void *context, const struct nvme_pdu *pdu, uint8_t **destinatio
     return seen->refuse;
 }
 
-static int arrived(void *context, const struct nvme_pdu *pdu, const char **reason)
+static int arrived(void *context, const struct nvme_pdu *pdu, bool sound, const char **reason)
 {
-    (void)reason;
+    *reason = "its data digest is wrong";
     note(context, 'a', pdu->cid);
-    return 0;
+    return sound ? 0 : DLFS_E_DIGEST;
 }
 
 static int response(void *context, const struct nvme_pdu *pdu, const char **reason)

@@ -283,6 +283,31 @@ def until_right(target: ScriptedTarget, attempt: Callable[[], int]) -> None:
             check_typed(error, target)
 
 
+@pytest.mark.parametrize("success_flag", [False, True])
+def test_a_wrong_data_digest_costs_its_command_alone(success_flag: bool) -> None:
+    """One answer in seven is garbled: each such command is sent again, on the same connection."""
+    garbled = Fault(Event.READ, SpoilDataDigest(data=True), times=None, chance=1 / 7)
+    script = script_of(garbled, seed=7)
+    target = make_target(script, transport=Transport(success_flag=success_flag))
+    with target, device_of(target, **PATIENT, **DIGESTS) as device:
+        assert read_checked(device, target, 200) == 0
+        status = device.status()  # type: ignore[attr-defined]
+        assert script.played > 10
+        assert status.digest_errors == status.retries == script.played
+        assert status.reconnects == 0
+        assert target.violations == []
+
+
+def test_a_wrong_header_digest_costs_its_queue_pair_alone() -> None:
+    script = script_of(Fault(Event.READ, SpoilHeaderDigest(C2HData), nth=9), seed=8)
+    with make_target(script) as target, device_of(target, **PATIENT, **DIGESTS) as device:
+        assert read_checked(device, target, 60) == 0
+        status = device.status()  # type: ignore[attr-defined]
+        assert script.played == status.digest_errors == 1
+        assert status.reconnects == 0
+        assert target.violations == []
+
+
 @pytest.mark.parametrize("digests", [False, True])
 def test_answers_may_be_split_at_every_byte(digests: bool) -> None:
     """An answer of one block in two pieces that arrive apart, for every place of the cut."""

@@ -336,10 +336,11 @@ DLFS_API int dlfs_queue_transfer(dlfs_queue *queue, uint32_t kind, void *buffer,
  * timeout_ms + reconnect_ms of being submitted (counting only while its queue pair is polled): with
  * DLFS_E_TIMEOUT at the latest, with DLFS_E_LOST when the controller could not be reached again. A
  * lost device stays lost for a second; the next operation after that has it looked for once more.
+ * A wrong data digest costs only its command another try, one of a header its queue pair a new
+ * connection.
  *
  * A flush fails with -EIO when the controller has a volatile write cache and was lost after a write
  * that the flush was to make durable; those that come after it speak for new writes only.
- *
  * Making a queue pair waits for its connection, but not while a controller that was lost is looked
  * for: operations wait then, each for its own time. DLFS_E_LIMIT when the target has no more of
  * them.
