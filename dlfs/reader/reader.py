@@ -63,8 +63,9 @@ class ReaderOptions:
         gap_bytes: two samples nearer than this are read by one request: about what a device moves
             in the time that one more request costs.
         retry_count: tries after the first of a read that failed or brought a wrong checksum.
-        timeout_ms: for one read with all its retries, from when a member was first asked; where
-            there are copies, each gets its share. See ``read_timeout_ms``.
+        timeout_ms: for one read, or one batch of an epoch, with all its retries; where there are
+            copies, another one is read when a member is silent for a sixteenth of it. A large read
+            that comes bit by bit may take 4 s more for each MiB. See ``read_timeout_ms``.
         shared: the sample memory lies in a file without a name, for channels to other processes.
     """
 

@@ -64,16 +64,10 @@ void entry_wait(dlfs_stream *stream, uint64_t position, uint32_t slot)
     stream->reader->slots[slot].waiters = (uint32_t)(position & stream->mask);
 }
 
-/* Whether a read that took too long is worth another, of another copy; counts it. */
-static bool entry_has_patience(dlfs_stream *stream, struct entry *entry)
-{
-    return ++entry->timeouts < stream->reader->config.replicas;
-}
-
 void entry_missed(dlfs_stream *stream, uint32_t ring_slot, const struct span *span)
 {
     uint64_t position = entry_position(stream, ring_slot);
-    if (span->code == DLFS_E_TIMEOUT && !entry_has_patience(stream, &stream->ring[ring_slot]))
+    if (span->code == DLFS_E_TIMEOUT && !stream_tries_again(stream, position, span))
         entry_fail(stream, position, span->code, 0, span->bad_address);
     else
         entry_again(stream, position, true);
@@ -476,7 +470,7 @@ static void finish_alone(dlfs_stream *stream, struct span *span, bool *again)
     stream->passing_bytes -= cached ? span->length : 0;
     if (span->code < 0 || bad)
         entry_leave(stream, entry);
-    if (span->code == DLFS_E_TIMEOUT && entry_has_patience(stream, entry))
+    if (span->code == DLFS_E_TIMEOUT && stream_tries_again(stream, position, span))
         entry_again(stream, position, true);
     else if (span->code < 0 || bad)
         entry_fail(stream, position, bad ? DLFS_E_CHECKSUM : span->code, crc, span->bad_address);

@@ -116,9 +116,9 @@ static int64_t serve_read(dlfs_channel *channel, const struct submission *asked,
     if (!lend_possible(channel) || !area_reserve(channel, count, 0) || !charge(channel, charged))
         return DLFS_E_LIMIT;
     take_indices(channel, channel->indices, count);
-    struct read_limit limit = limit_of(channel);
+    struct read_terms terms = {.limit = limit_of(channel), .stop = &channel->stop};
     dlfs_batch *batch = NULL;
-    int code = reader_read(channel->reader, channel->indices, count, &limit, false, &batch);
+    int code = reader_read(channel->reader, channel->indices, count, &terms, &batch);
     if (code == 0 && !charge_batch(channel, (struct batch *)batch, &charged))
         code = DLFS_E_LIMIT;
     if (code == 0)
@@ -137,8 +137,9 @@ static int64_t serve_get(dlfs_channel *channel, const struct submission *asked)
     uint64_t bytes = asked->limit < room ? asked->limit : room;
     if (!area_reserve(channel, 0, bytes))
         return DLFS_E_LIMIT;
-    int64_t length =
-        dlfs_reader_get(channel->reader, asked->value, channel->memory.result, bytes, asked->flags);
+    dlfs_failure failure;
+    int64_t length = reader_get(channel->reader, asked->value, channel->memory.result, bytes,
+                                asked->flags, &channel->stop, &failure);
     if (length >= 0) {
         struct channel_counters *counters = &channel->counters;
         atomic_fetch_add_explicit(&counters->samples, 1, memory_order_relaxed);

@@ -14,8 +14,12 @@
 
 #define TRANSFER_BATCH 64u
 
-/* How many forks lie between this process and the one that loaded the library. */
 static _Atomic uint32_t process_generation;
+
+uint32_t dlfs_generation(void)
+{
+    return atomic_load_explicit(&process_generation, memory_order_relaxed);
+}
 
 static void count_fork(void)
 {
@@ -64,6 +68,7 @@ void dlfs_device_init(dlfs_device *device, const struct dlfs_device_ops *ops, co
     device->block_bytes = block_bytes;
     device->writable = writable;
     atomic_init(&device->queue_count, 0);
+    device->queues = (struct dlfs_queues){.generation = dlfs_generation()};
 }
 
 void dlfs_queue_init(dlfs_queue *queue, const struct dlfs_queue_ops *ops, dlfs_device *device,
@@ -73,7 +78,8 @@ void dlfs_queue_init(dlfs_queue *queue, const struct dlfs_queue_ops *ops, dlfs_d
     queue->device = device;
     queue->depth = depth;
     queue->in_flight = 0;
-    queue->generation = atomic_load_explicit(&process_generation, memory_order_relaxed);
+    queue->generation = dlfs_generation();
+    queue->next = NULL;
     atomic_fetch_add(&device->queue_count, 1);
 }
 
@@ -82,6 +88,7 @@ int dlfs_device_destroy(dlfs_device *device)
     if (device == NULL) {
         return 0;
     }
+    dlfs_queues_close(device);
     if (atomic_load(&device->queue_count) != 0) {
         return -EBUSY;
     }
@@ -125,17 +132,14 @@ int dlfs_nvme_limit_writes(dlfs_device *device, uint64_t generation, uint64_t un
     return device->ops->limit_writes(device, generation, until_ns);
 }
 
-int dlfs_queue_create(dlfs_device *device, uint32_t depth, dlfs_queue **out)
+int dlfs_queue_make(dlfs_device *device, uint32_t depth, dlfs_queue **out)
 {
-    if (device == NULL || out == NULL || depth == 0 || depth > DLFS_DEPTH_MAX) {
-        return -EINVAL;
-    }
     return device->ops->queue_create(device, depth, out);
 }
 
 static bool queue_is_foreign(const dlfs_queue *queue)
 {
-    return queue->generation != atomic_load_explicit(&process_generation, memory_order_relaxed);
+    return queue->generation != dlfs_generation();
 }
 
 static void queue_drain(dlfs_queue *queue)
@@ -162,6 +166,7 @@ void dlfs_queue_destroy(dlfs_queue *queue)
         queue->ops->destroy(queue);
     }
     atomic_fetch_sub(&device->queue_count, 1);
+    dlfs_queues_changed(device);
 }
 
 uint32_t dlfs_queue_depth(const dlfs_queue *queue)

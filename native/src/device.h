@@ -55,6 +55,24 @@ struct dlfs_queue_ops {
     void (*abandon)(dlfs_queue *queue);
 };
 
+/* The place of one who waits for a queue pair, in the line of a device; all zero: not in line. */
+struct dlfs_turn {
+    struct dlfs_turn *next;
+    dlfs_queue *queue; /* handed over */
+    uint64_t looked_ns;
+    uint32_t depth;
+    _Atomic enum { DLFS_TURN_NONE, DLFS_TURN_WAITS, DLFS_TURN_HAS } state;
+};
+
+/* The queue pairs of a device that are shared (device_queues.c). */
+struct dlfs_queues {
+    dlfs_queue *resting; /* the one that was used last in front */
+    struct dlfs_turn *line;
+    uint64_t full_until_ns; /* the target has no more of them; 0: it may */
+    uint32_t generation;    /* of the process that all this belongs to */
+    _Atomic uint32_t waiting;
+};
+
 struct dlfs_device {
     const struct dlfs_device_ops *ops;
     const char *kind;
@@ -62,6 +80,7 @@ struct dlfs_device {
     uint32_t block_bytes;
     bool writable;
     _Atomic uint32_t queue_count;
+    struct dlfs_queues queues;
 };
 
 struct dlfs_queue {
@@ -70,6 +89,8 @@ struct dlfs_queue {
     uint32_t depth;
     uint32_t in_flight;  /* kept by device.c */
     uint32_t generation; /* of the process that made it; another one may only destroy it */
+    dlfs_queue *next;    /* at rest */
+    uint64_t rested_ns;  /* ... since */
 };
 
 void dlfs_device_init(dlfs_device *device, const struct dlfs_device_ops *ops, const char *kind,
@@ -77,6 +98,36 @@ void dlfs_device_init(dlfs_device *device, const struct dlfs_device_ops *ops, co
 /* Called by queue_create of a kind; counts the queue on its device. */
 void dlfs_queue_init(dlfs_queue *queue, const struct dlfs_queue_ops *ops, dlfs_device *device,
                      uint32_t depth);
+
+/* How many forks lie between this process and the one that loaded the library. */
+uint32_t dlfs_generation(void);
+/* dlfs_queue_create, but it does not wait: DLFS_E_LIMIT when the target has no more of them. */
+int dlfs_queue_make(dlfs_device *device, uint32_t depth, dlfs_queue **out);
+
+/*
+ * Takes a queue pair that rests, or a new one, for a while: one that was borrowed before, or is
+ * handed over now. -EAGAIN: there is none; `turn` is in line, and the caller asks again when
+ * dlfs_turn_is_worth_a_look. Else as dlfs_queue_make, and `turn` is not in line.
+ */
+int dlfs_queue_borrow(dlfs_device *device, uint32_t depth, struct dlfs_turn *turn,
+                      dlfs_queue **out);
+/* Gives it back, with nothing in flight, to the first in line or to rest. A queue pair that failed
+ * is destroyed instead. */
+void dlfs_queue_give_back(dlfs_queue *queue);
+/* Whether somebody stands in line: who has a queue pair gives way soon. */
+static inline bool dlfs_queues_wanted(const dlfs_device *device)
+{
+    return atomic_load_explicit(&device->queues.waiting, memory_order_relaxed) > 0;
+}
+bool dlfs_turn_is_worth_a_look(const struct dlfs_turn *turn, uint64_t now_ns);
+/* Sleeps until there may be a queue pair for one who is in line, at most timeout_ms. */
+void dlfs_turn_wait(struct dlfs_turn *turn, int timeout_ms);
+void dlfs_turn_leave(dlfs_device *device, struct dlfs_turn *turn);
+/* A queue pair of the device was destroyed. */
+void dlfs_queues_changed(dlfs_device *device);
+/* Destroys those at rest. */
+void dlfs_queues_close(dlfs_device *device);
+uint32_t dlfs_queues_resting(const dlfs_device *device);
 
 /* A file or block device that is open; what the two engines share. */
 struct dlfs_file_device {

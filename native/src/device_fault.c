@@ -310,7 +310,7 @@ static int fault_queue_create(dlfs_device *base, uint32_t depth, dlfs_queue **ou
     uint32_t *held = calloc(depth, sizeof *held);
     int error = queue == NULL || held == NULL ? -ENOMEM : 0;
     if (error == 0) {
-        error = dlfs_queue_create(device->inner, depth, &queue->inner);
+        error = dlfs_queue_make(device->inner, depth, &queue->inner);
     }
     if (error < 0) {
         free(held);

@@ -4,7 +4,12 @@
  * their depth allows, and a span that failed is tried again as a whole. A span that outlives its
  * deadline is reported with DLFS_E_TIMEOUT while its memory stays referenced until the device has
  * let go of it. Waiting for others to make room does not count while the members answer: what is
- * read ahead may be more than a slow device gives in that time.
+ * read ahead may be more than a slow device gives in that time. Where there are copies, a span is
+ * reported so earlier, when its member has been silent for a while and another one is well: the
+ * caller then asks for it again, in other memory.
+ *
+ * Time is the fetch's own: it stands still while nobody looks (but for LOOK_GAP_NS), as when the
+ * process is stopped, so that what waits in a socket is not called late.
  *
  * Completions are taken in small groups, and the queues filled again before anybody looks at what
  * has come.
@@ -17,9 +22,15 @@
 #include "reader.h"
 
 #define DEADLINE_CHECK_NS UINT64_C(100000000)
+#define LOOK_GAP_NS UINT64_C(1000000000)
+#define SILENT_SHARE \
+    16u /* of a read's time: from then on a silent member's copies are done without */
+/* A read that is answered bit by bit may take so much longer: 256 KiB a second. */
+#define NS_PER_BYTE 3815u
 #define POLL_MS_MAX 100
 #define MEMBER_POLL_MS 1 /* on a member that cannot be waited for together with others */
 #define GROUPS 4u        /* in which a full queue is emptied */
+#define LINE_POLL_MS 5   /* while in line for one, and busy otherwise */
 
 uint64_t clock_ns(void)
 {
@@ -61,23 +72,23 @@ int fetch_create(dlfs_reader *reader, struct fetch **out)
         return -ENOMEM;
     int code = -ENOMEM;
     fetch->reader = reader;
+    fetch->until_ns = UINT64_MAX;
     fetch->unused = SLOT_NONE;
     fetch->waiting.first = SLOT_NONE;
     fetch->done.first = SLOT_NONE;
     fetch->group = (depth + GROUPS - 1) / GROUPS;
     fetch->queues = calloc(members, sizeof(dlfs_queue *));
+    fetch->turns = calloc(members, sizeof(struct dlfs_turn));
+    fetch->held_ns = calloc(members, sizeof(uint64_t));
     fetch->waits = calloc(members, sizeof(struct pollfd));
     fetch->operations = calloc((size_t)members * depth, sizeof(dlfs_operation));
     fetch->operation_counts = calloc(members, sizeof(uint32_t));
     fetch->completions = calloc(fetch->group, sizeof(dlfs_completion));
     fetch->member_stats = calloc(members, sizeof(dlfs_member_stats));
     fetch->answered_ns = calloc(members, sizeof(uint64_t));
-    if (fetch->queues && fetch->waits && fetch->operations && fetch->operation_counts &&
-        fetch->completions && fetch->member_stats && fetch->answered_ns)
+    if (fetch->queues && fetch->turns && fetch->held_ns && fetch->waits && fetch->operations &&
+        fetch->operation_counts && fetch->completions && fetch->member_stats && fetch->answered_ns)
         code = pieces_create(fetch);
-    for (uint32_t member = 0; code == 0 && member < members; member++)
-        if (!member_is_lost(reader, member) || reader->config.replicas == 1)
-            code = member_connect(fetch, member);
     if (code < 0) {
         fetch_destroy(fetch);
         return code;
@@ -104,6 +115,8 @@ void fetch_destroy(struct fetch *fetch)
         }
     }
     free(fetch->queues);
+    free(fetch->turns);
+    free(fetch->held_ns);
     free(fetch->waits);
     free(fetch->pieces);
     free(fetch->operations);
@@ -111,6 +124,7 @@ void fetch_destroy(struct fetch *fetch)
     free(fetch->completions);
     free(fetch->member_stats);
     free(fetch->answered_ns);
+    free(fetch->probe_memory);
     free(fetch->spans);
     fetch_free_plan(fetch);
     free(fetch);
@@ -172,10 +186,23 @@ struct span *fetch_span(struct fetch *fetch)
     return span;
 }
 
-/* A read that outlives this is read from another copy, by a span of its own. */
+uint64_t reader_patience_ns(const dlfs_reader *reader, uint64_t bytes)
+{
+    uint64_t more_ns = bytes < UINT64_MAX / 2 / NS_PER_BYTE ? bytes * NS_PER_BYTE : UINT64_MAX / 2;
+    return (uint64_t)reader->config.timeout_ms * 1000000 + more_ns;
+}
+
+/* A span that outlives this is read from another copy, by a span of its own. */
 static uint64_t patience_ns(const dlfs_reader *reader)
 {
-    return (uint64_t)reader->config.timeout_ms * 1000000 / reader->config.replicas;
+    return reader_patience_ns(reader, 0) / reader->config.replicas;
+}
+
+/* Until when a span is waited for that is asked for now. */
+static uint64_t deadline_ns(const struct fetch *fetch)
+{
+    uint64_t patient_ns = fetch->now_ns + patience_ns(fetch->reader);
+    return patient_ns < fetch->until_ns ? patient_ns : fetch->until_ns;
 }
 
 void fetch_start(struct fetch *fetch, struct span *span)
@@ -185,7 +212,9 @@ void fetch_start(struct fetch *fetch, struct span *span)
     span->code = 0;
     span->state = SPAN_WAITING;
     if (span->deadline_ns == 0)
-        span->deadline_ns = fetch->now_ns + patience_ns(fetch->reader);
+        span->deadline_ns = deadline_ns(fetch);
+    if (fetch_idle(fetch))
+        fetch->checked_ns = fetch->now_ns;
     span_push(fetch, &fetch->waiting, span_number(fetch, span));
 }
 
@@ -248,14 +277,39 @@ void span_piece_ended(struct fetch *fetch, struct span *span, const struct piece
         span_end(fetch, span);
 }
 
+/*
+ * Reports a span that is under way as timed out, and keeps the memory that a device may still write
+ * to.
+ */
+static void abandon(struct fetch *fetch, struct span *span)
+{
+    span->code = DLFS_E_TIMEOUT;
+    span->deadline_ns = 0; /* it is not tried again by itself */
+    if (span->state == SPAN_WAITING)
+        return; /* fill_operations takes it from its list */
+    span->abandoned = true;
+    fetch->abandoned_pieces += span->in_flight;
+    fetch->stats.read_errors++;
+    pthread_mutex_lock(&fetch->reader->lock);
+    if (span->block)
+        __atomic_add_fetch(&span->block->references, 1, __ATOMIC_RELAXED);
+    else
+        arena_reference(fetch->reader, span->slot);
+    pthread_mutex_unlock(&fetch->reader->lock);
+    span->state = SPAN_DONE;
+    span_push(fetch, &fetch->done, span_number(fetch, span));
+}
+
 /* Begins what a span still lacks; false when a member's queue, which is noted, is full. */
 static bool span_begin(struct fetch *fetch, struct span *span, uint64_t *full_members)
 {
+    if (span->in_flight == 0 && span->code == 0 && span_is_hopeless(fetch, span))
+        abandon(fetch, span);
     while (span->submitted < span->length && span->code == 0) {
         if (!piece_begin(fetch, span, full_members))
             return false;
         if (!span->begun)
-            span->deadline_ns = fetch->now_ns + patience_ns(fetch->reader);
+            span->deadline_ns = deadline_ns(fetch);
         span->begun = true;
     }
     span->state = SPAN_IN_FLIGHT;
@@ -321,6 +375,7 @@ static void submit(struct fetch *fetch, uint32_t member)
 /* Has the queues take all that they have room for. */
 static void push(struct fetch *fetch)
 {
+    fetch_give_way(fetch);
     if (fetch->waiting.first != SLOT_NONE || fetch->pieces_again != SLOT_NONE)
         fill_operations(fetch);
     for (uint32_t member = 0; member < fetch->reader->config.member_count; member++)
@@ -384,26 +439,11 @@ static int wait_members(struct fetch *fetch, int timeout_ms)
     return collect_all(fetch);
 }
 
-/*
- * Reports a span that is under way as failed, and keeps the memory that a device may still write
- * to.
- */
-static void abandon(struct fetch *fetch, struct span *span, int code)
+void span_turn(struct fetch *fetch, struct span *span)
 {
-    span->code = code;
-    if (span->state == SPAN_WAITING)
-        return; /* fill_operations takes it from its list */
-    span->abandoned = true;
-    fetch->abandoned_pieces += span->in_flight;
-    fetch->stats.read_errors++;
-    pthread_mutex_lock(&fetch->reader->lock);
-    if (span->block)
-        __atomic_add_fetch(&span->block->references, 1, __ATOMIC_RELAXED);
-    else
-        arena_reference(fetch->reader, span->slot);
-    pthread_mutex_unlock(&fetch->reader->lock);
-    span->state = SPAN_DONE;
-    span_push(fetch, &fetch->done, span_number(fetch, span));
+    span->turned = true;
+    fetch->turned++;
+    abandon(fetch, span);
 }
 
 /* When the one of the members with work answered last that has been silent for longest; 0: never.
@@ -419,21 +459,50 @@ static uint64_t all_answered_ns(const struct fetch *fetch)
     return oldest == UINT64_MAX ? 0 : oldest;
 }
 
+/* Nobody looked for a while: that is not counted. */
+static void forgive(struct fetch *fetch, uint64_t gap_ns)
+{
+    const dlfs_reader_config *config = &fetch->reader->config;
+    if (fetch->until_ns < UINT64_MAX - gap_ns)
+        fetch->until_ns += gap_ns;
+    for (uint32_t number = 0; number < fetch->span_capacity; number++)
+        fetch->spans[number].deadline_ns += gap_ns;
+    for (uint32_t number = 0; number < config->member_count * config->depth; number++)
+        fetch->pieces[number].begun_ns += gap_ns;
+}
+
+/* Ends a span that is under way if it is late, or `over` tells that all of them are. */
+static void check_span(struct fetch *fetch, struct span *span, uint64_t queued_until_ns, bool over)
+{
+    bool late =
+        fetch->now_ns >= span->deadline_ns && (span->begun || fetch->now_ns >= queued_until_ns);
+    if (late)
+        span_blame(fetch, span);
+    if (late && !over && fetch->reader->config.replicas > 1)
+        span_turn(fetch, span);
+    else if (late || over || (span->state == SPAN_WAITING && span_is_hopeless(fetch, span)))
+        abandon(fetch, span);
+}
+
 /* Abandons what is past its deadline. */
 static void check_spans(struct fetch *fetch)
 {
-    uint64_t now = fetch->now_ns;
-    if (now - fetch->checked_ns < DEADLINE_CHECK_NS)
+    const dlfs_reader *reader = fetch->reader;
+    bool stopped = fetch->stop && atomic_load_explicit(fetch->stop, memory_order_relaxed);
+    uint64_t gap_ns = fetch->now_ns - fetch->checked_ns;
+    if (gap_ns < DEADLINE_CHECK_NS && !stopped)
         return;
-    fetch->checked_ns = now;
-    uint64_t queued_until_ns = all_answered_ns(fetch) + patience_ns(fetch->reader);
+    if (gap_ns > LOOK_GAP_NS)
+        forgive(fetch, gap_ns - LOOK_GAP_NS);
+    fetch->checked_ns = fetch->now_ns;
+    if (reader->config.replicas > 1)
+        pieces_turn(fetch, reader_patience_ns(reader, 0) / SILENT_SHARE);
+    bool over = stopped || fetch->now_ns >= fetch->until_ns;
+    uint64_t queued_until_ns = all_answered_ns(fetch) + patience_ns(reader);
     for (uint32_t number = 0; number < fetch->span_capacity; number++) {
         struct span *span = &fetch->spans[number];
-        bool under_way = span->state == SPAN_WAITING || span->state == SPAN_IN_FLIGHT;
-        if (!under_way || now < span->deadline_ns || (!span->begun && now < queued_until_ns))
-            continue;
-        span_blame(fetch, span);
-        abandon(fetch, span, DLFS_E_TIMEOUT);
+        if (span->state == SPAN_WAITING || span->state == SPAN_IN_FLIGHT)
+            check_span(fetch, span, queued_until_ns, over);
     }
 }
 
@@ -441,6 +510,9 @@ void fetch_step(struct fetch *fetch, int timeout_ms)
 {
     fetch->now_ns = clock_ns();
     push(fetch);
+    struct dlfs_turn *turn = fetch_turn(fetch);
+    if (turn && (timeout_ms < 0 || timeout_ms > LINE_POLL_MS))
+        timeout_ms = LINE_POLL_MS;
     if (fetch->done.first != SLOT_NONE)
         timeout_ms = 0;
     if (timeout_ms < 0 || timeout_ms > POLL_MS_MAX)
@@ -455,6 +527,8 @@ void fetch_step(struct fetch *fetch, int timeout_ms)
     }
     if (total > 0)
         push(fetch);
+    else if (turn && timeout_ms > 0 && !fetch_any_in_flight(fetch))
+        dlfs_turn_wait(turn, timeout_ms);
     fetch_spend(fetch, &fetch->stats.device_ns);
     check_spans(fetch);
 }

@@ -31,10 +31,12 @@ static int64_t copy_kept(dlfs_reader *reader, uint64_t index, const struct place
 }
 
 static int64_t read_and_copy(dlfs_reader *reader, uint64_t index, void *buffer,
-                             dlfs_failure *failure)
+                             const _Atomic bool *stop, dlfs_failure *failure)
 {
+    struct read_terms terms = READ_TERMS_PLAIN;
+    terms.stop = stop;
     dlfs_batch *batch;
-    int64_t result = dlfs_reader_read(reader, &index, 1, &batch);
+    int64_t result = reader_read(reader, &index, 1, &terms, &batch);
     if (result < 0)
         return result;
     result = batch->lengths[0];
@@ -49,7 +51,7 @@ static int64_t read_and_copy(dlfs_reader *reader, uint64_t index, void *buffer,
 }
 
 int64_t reader_get(dlfs_reader *reader, uint64_t index, void *buffer, uint64_t buffer_bytes,
-                   uint32_t flags, dlfs_failure *failure)
+                   uint32_t flags, const _Atomic bool *stop, dlfs_failure *failure)
 {
     struct place place;
     if (!reader || index >= reader->sample_count || (flags & ~DLFS_GET_KEPT) != 0)
@@ -63,12 +65,12 @@ int64_t reader_get(dlfs_reader *reader, uint64_t index, void *buffer, uint64_t b
     int64_t result = copy_kept(reader, index, &place, buffer);
     if (result != -EAGAIN || (flags & DLFS_GET_KEPT))
         return result;
-    return read_and_copy(reader, index, buffer, failure);
+    return read_and_copy(reader, index, buffer, stop, failure);
 }
 
 DLFS_API int64_t dlfs_reader_get(dlfs_reader *reader, uint64_t index, void *buffer,
                                  uint64_t buffer_bytes, uint32_t flags)
 {
     dlfs_failure failure;
-    return reader_get(reader, index, buffer, buffer_bytes, flags, &failure);
+    return reader_get(reader, index, buffer, buffer_bytes, flags, NULL, &failure);
 }

@@ -3,8 +3,10 @@
  *
  * A member is lost when it says so, when it does not answer in time, or when many requests in a row
  * fail while another copy can be had. It is then left alone but for one read now and then, at
- * intervals that double; one good answer, and it is as good as any other. All threads of a reader
- * share what is known; each value is right by itself, and none is relied on to agree with another.
+ * intervals that double; one good answer, and it is as good as any other. Where there is no other
+ * copy it is asked all the same, unless it has left a read without an answer for all its time. All
+ * threads of a reader share what is known; each value is right by itself, and none is relied on to
+ * agree with another.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -89,7 +91,14 @@ void member_lose(dlfs_reader *reader, uint32_t number, int code)
     if (!atomic_compare_exchange_strong(&member->lost_until_ns, &well, clock_ns() + PROBE_NS))
         return;
     atomic_store(&member->code, code);
+    atomic_store(&member->hung, false);
     atomic_fetch_or(&reader->lost_members, UINT64_C(1) << number);
+}
+
+void member_hang(dlfs_reader *reader, uint32_t number)
+{
+    member_lose(reader, number, DLFS_E_TIMEOUT);
+    atomic_store(&reader->members[number].hung, true);
 }
 
 bool member_probe(dlfs_reader *reader, uint32_t number)

@@ -19,8 +19,6 @@ struct awake {
     void *argument;
 };
 
-static const struct read_limit no_limit = {.private_bytes_max = UINT64_MAX};
-
 /* A read under way. */
 struct read {
     dlfs_reader *reader;
@@ -31,9 +29,8 @@ struct read {
     struct plan_span *spans;
     uint64_t span_count;
     uint64_t hit_bytes;
-    const struct read_limit *limit;
-    bool apart;  /* what is not in memory goes to the batch's own */
     bool widens; /* there is memory for whole chunks to stay */
+    struct read_terms *terms;
     struct awake *awake;
 };
 
@@ -185,15 +182,15 @@ static int take_block(struct read *read)
     fits &= bytes < SIZE_MAX / 2 && read->hit_bytes < SIZE_MAX / 2;
     if (!fits)
         return -ENOMEM;
-    if (bytes + read->hit_bytes > read->limit->private_bytes_max)
+    if (bytes + read->hit_bytes > read->terms->limit.private_bytes_max)
         return DLFS_E_LIMIT;
     struct block *block;
-    int code = block_take(read->reader, bytes + read->hit_bytes + 1, read->limit->share, &block);
+    int code = block_take(read->reader, bytes + read->hit_bytes + 1, read->terms->limit.share, &block);
     if (code < 0)
         return code;
     move_hits(read, block, bytes);
     read->batch->block = block;
-    read->fetch->stats.private_batches += !read->apart;
+    read->fetch->stats.private_batches += !read->terms->apart;
     return 0;
 }
 
@@ -202,7 +199,7 @@ static int plan(struct read *read)
 {
     dlfs_reader *reader = read->reader;
     plan_sort(read->wants, read->fetch->sorting, read->want_count);
-    if (read->apart)
+    if (read->terms->apart)
         return take_block(read);
     read->span_count = read->widens
                            ? plan_widen(reader, read->wants, read->want_count, read->spans)
@@ -389,6 +386,20 @@ static int fetch_all(struct read *read)
 
 /* ---- the whole ------------------------------------------------------------------------------- */
 
+/* The read's one deadline: for all that it waits for, tries and copies included. */
+static void set_deadline(struct read *read)
+{
+    struct fetch *fetch = read->fetch;
+    struct read_terms *terms = read->terms;
+    uint64_t bytes = 0;
+    for (uint64_t i = 0; terms->until_ns == 0 && i < read->want_count; i++)
+        bytes += read->wants[i].length;
+    if (terms->until_ns == 0)
+        terms->until_ns = fetch->now_ns + reader_patience_ns(read->reader, bytes);
+    fetch->until_ns = terms->until_ns;
+    fetch->stop = terms->stop;
+}
+
 static int run(struct read *read)
 {
     dlfs_reader *reader = read->reader;
@@ -404,8 +415,11 @@ static int run(struct read *read)
     code = find(read);
     bool all_found = code < 0 || read->want_count == 0;
     if (!all_found) {
+        set_deadline(read);
         uint64_t spans = 2 * (uint64_t)reader->config.depth * reader->config.member_count;
         code = fetch_reserve(read->fetch, (uint32_t)(spans < count ? spans : count));
+        if (code == 0)
+            code = fetch_prepare(read->fetch);
         if (code == 0)
             code = plan(read);
     }
@@ -423,8 +437,14 @@ static void forget_missing(struct batch *batch)
             batch->lengths[i] = 0;
 }
 
-static bool timed_out(const struct batch *batch)
+/* Whether some of it was given up early, and there is time to ask other copies for it. */
+static bool may_turn(const struct read *read)
 {
+    const struct fetch *fetch = read->fetch;
+    bool stopped = fetch->stop && atomic_load_explicit(fetch->stop, memory_order_relaxed);
+    if (fetch->turned == 0 || stopped || fetch->now_ns >= fetch->until_ns)
+        return false;
+    const struct batch *batch = read->batch;
     for (uint64_t i = 0; i < batch->public.failure_count; i++)
         if (batch->failures[i].code == DLFS_E_TIMEOUT)
             return true;
@@ -443,10 +463,9 @@ static void present(struct fetch *fetch, struct batch *batch)
     batch->public.lost_members = dlfs_reader_lost_members(reader);
 }
 
-/* -EAGAIN: the batch took too long, and it was not the last try. */
+/* -EAGAIN: members were silent, and others may give what they did not. */
 static int read_once(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
-                     const struct read_limit *limit, bool apart, struct awake *awake, bool last_try,
-                     dlfs_batch **out)
+                     struct read_terms *terms, struct awake *awake, dlfs_batch **out)
 {
     struct fetch *fetch;
     int code = reader_take_fetch(reader, &fetch);
@@ -457,18 +476,14 @@ static int read_once(dlfs_reader *reader, const uint64_t *indices, uint64_t coun
         reader_return_fetch(reader, fetch);
         return -ENOMEM;
     }
-    struct read read = {.reader = reader,
-                        .fetch = fetch,
-                        .batch = batch,
-                        .limit = limit,
-                        .apart = apart,
-                        .awake = awake};
+    struct read read = {
+        .reader = reader, .fetch = fetch, .batch = batch, .terms = terms, .awake = awake};
     if (count > 0)
         memcpy(batch->indices, indices, count * sizeof(*indices));
     code = run(&read);
     if (code < 0)
         forget_missing(batch);
-    else if (!last_try && timed_out(batch))
+    else if (may_turn(&read))
         code = -EAGAIN;
     if (code == 0)
         present(fetch, batch);
@@ -481,8 +496,7 @@ static int read_once(dlfs_reader *reader, const uint64_t *indices, uint64_t coun
 }
 
 static int read_all(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
-                    const struct read_limit *limit, bool apart, struct awake *awake,
-                    dlfs_batch **out)
+                    struct read_terms terms, struct awake *awake, dlfs_batch **out)
 {
     if (!reader || (!indices && count > 0) || count > UINT32_MAX)
         return -EINVAL;
@@ -490,18 +504,18 @@ static int read_all(dlfs_reader *reader, const uint64_t *indices, uint64_t count
         if (indices[i] >= reader->sample_count)
             return -EINVAL;
     /* What a member holds up is read anew, in other memory: the old may still be written to. */
-    int code = -EAGAIN;
-    for (uint32_t tries = 1; code == -EAGAIN && tries <= reader->config.replicas; tries++)
-        code = read_once(reader, indices, count, limit, apart, awake,
-                         tries == reader->config.replicas, out);
+    int code;
+    do
+        code = read_once(reader, indices, count, &terms, awake, out);
+    while (code == -EAGAIN);
     return code;
 }
 
 int reader_read(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
-                const struct read_limit *limit, bool apart, dlfs_batch **out)
+                const struct read_terms *terms, dlfs_batch **out)
 {
     struct awake awake = {0};
-    return read_all(reader, indices, count, limit, apart, &awake, out);
+    return read_all(reader, indices, count, *terms, &awake, out);
 }
 
 DLFS_API int dlfs_reader_read_awake(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
@@ -511,17 +525,19 @@ DLFS_API int dlfs_reader_read_awake(dlfs_reader *reader, const uint64_t *indices
     struct awake awake = {.sleeps = sleeps, .argument = argument};
     if (awake_us > 0)
         awake.until_ns = clock_ns() + (uint64_t)awake_us * 1000;
-    return read_all(reader, indices, count, &no_limit, false, &awake, out);
+    return read_all(reader, indices, count, READ_TERMS_PLAIN, &awake, out);
 }
 
 DLFS_API int dlfs_reader_read(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
                               dlfs_batch **out)
 {
-    return reader_read(reader, indices, count, &no_limit, false, out);
+    return reader_read(reader, indices, count, &READ_TERMS_PLAIN, out);
 }
 
 DLFS_API int dlfs_reader_read_apart(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
                                     dlfs_batch **out)
 {
-    return reader_read(reader, indices, count, &no_limit, true, out);
+    struct read_terms terms = READ_TERMS_PLAIN;
+    terms.apart = true;
+    return reader_read(reader, indices, count, &terms, out);
 }

@@ -170,6 +170,9 @@ DLFS_API int dlfs_reader_destroy(dlfs_reader *reader)
     if (busy)
         return -EBUSY;
     free_fetches(reader);
+    for (uint32_t member = 0; member < reader->config.member_count; member++)
+        if (reader->devices[member])
+            dlfs_queues_close(reader->devices[member]);
     pthread_mutex_lock(&reader->lock);
     reader_unlock_release(reader);
     return 0;
@@ -380,6 +383,9 @@ int reader_take_fetch(dlfs_reader *reader, struct fetch **out)
         fetch_step(fetch, 0);
     int code = fetch ? 0 : fetch_create(reader, &fetch);
     if (code == 0) {
+        fetch->until_ns = UINT64_MAX;
+        fetch->stop = NULL;
+        fetch->turned = 0;
         *out = fetch;
         return 0;
     }
@@ -428,6 +434,7 @@ void reader_fold_stats(dlfs_reader *reader, struct fetch *fetch)
 
 void reader_return_fetch(dlfs_reader *reader, struct fetch *fetch)
 {
+    fetch_rest(fetch);
     pthread_mutex_lock(&reader->lock);
     reader_fold_stats(reader, fetch);
     struct fetch **list = fetch->abandoned_pieces > 0 ? &reader->owing : &reader->fetches;

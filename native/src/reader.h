@@ -20,6 +20,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
+#include "device.h"
 #include "directory.h"
 #include "dlfs/dlfs.h"
 #include "plan.h"
@@ -139,6 +140,7 @@ struct span {
     int code;         /* of the first piece that failed */
     uint8_t state;
     bool begun;          /* some of it has been asked of a member, once at least */
+    bool turned;         /* timed out early, so that another copy can be asked */
     bool doubted;        /* what came was wrong, once at least */
     bool abandoned;      /* timed out: the memory stays referenced until the last piece is back */
     uint32_t slot;       /* the arena's slot that memory lies in, or SLOT_NONE */
@@ -158,7 +160,7 @@ struct span_list {
 struct piece {
     uint64_t address;
     uint32_t length;
-    uint32_t span;
+    uint32_t span;   /* SLOT_NONE: none, it asks whether a lost member is back */
     uint32_t member; /* that it was asked of; MEMBER_NONE: at rest, or to be asked again */
     uint32_t copy;
     uint32_t tried;    /* copies that failed, as bits */
@@ -172,14 +174,18 @@ struct member {
     _Atomic uint32_t failures;      /* in a row */
     _Atomic uint32_t probes;        /* since it was lost */
     _Atomic int code;               /* why it was lost */
+    _Atomic bool hung;              /* lost: it left a read without an answer for all its time */
 };
 
 /* One thread's way to the members. */
 struct fetch {
     dlfs_reader *reader;
-    dlfs_queue **queues;     /* [member_count]; NULL while a member is lost */
-    struct pollfd *waits;    /* [member_count] scratch */
-    struct piece *pieces;    /* [member_count * depth] */
+    dlfs_queue **queues;     /* [member_count]; NULL: there is nothing to ask of a member */
+    struct dlfs_turn *turns; /* [member_count] in line for those */
+    uint64_t *held_ns;       /* [member_count] since when each queue pair is held */
+    uint64_t yielding;    /* members of which nothing more is asked: others want the queue pair */
+    struct pollfd *waits; /* [member_count] scratch */
+    struct piece *pieces; /* [member_count * depth] */
     uint32_t pieces_resting; /* list */
     uint32_t pieces_again;   /* list of those to be asked of another member */
     struct span *spans;      /* [span_capacity] */
@@ -190,8 +196,13 @@ struct fetch {
     struct span_list done;
     uint32_t pieces_in_flight;
     uint32_t abandoned_pieces;
+    uint64_t until_ns;               /* what is under way then ends with DLFS_E_TIMEOUT */
+    const _Atomic bool *stop;        /* it ends when this is set, too; or NULL */
     uint64_t checked_ns;             /* when deadlines were last looked at */
     uint64_t *answered_ns;           /* [member_count] when each last answered, 0: never */
+    uint32_t turned;                 /* spans that were, since the read began */
+    uint64_t probing;                /* members that probes are out to, as bits */
+    uint8_t *probe_memory;           /* [member_count * block_bytes], with replicas */
     dlfs_operation *operations;      /* [member_count * depth] */
     uint32_t *operation_counts;      /* [member_count] */
     dlfs_completion *completions;    /* [group] */
@@ -421,6 +432,8 @@ void fetch_recycle(struct fetch *fetch, struct span *span);
  */
 bool fetch_again(struct fetch *fetch, struct span *span);
 bool fetch_idle(const struct fetch *fetch);
+/* Ends a span that is under way so that another copy can be asked. */
+void span_turn(struct fetch *fetch, struct span *span);
 /* A piece of a span has ended: the span goes on or ends with it. */
 void span_piece_ended(struct fetch *fetch, struct span *span, const struct piece *piece, int code);
 
@@ -432,13 +445,34 @@ static inline void fetch_spend(struct fetch *fetch, uint64_t *counter_ns)
     fetch->now_ns = now;
 }
 
-/* pieces.c */
-int pieces_create(struct fetch *fetch);
+/* fetch_queues.c */
 /*
- * Makes a member's queue pair. A code when this machine has no resources for it; where the member
- * fails, it counts as lost, and reads will tell.
+ * Takes a queue pair of a member, or a place in line for one. A code when this machine has no
+ * resources for it; where the member fails, it counts as lost, and reads will tell.
  */
 int member_connect(struct fetch *fetch, uint32_t member);
+/* Whether a member can be asked at all, perhaps later; without a queue pair or a place in line for
+ * one, only if it is `due` to get one. */
+bool member_is_there(struct fetch *fetch, uint32_t member, bool due);
+/* Whether it can be asked for something more now. */
+bool member_has_room(const struct fetch *fetch, uint32_t member);
+/* Takes queue pairs of all members that are well, or places in line for them. */
+int fetch_prepare(struct fetch *fetch);
+/* Gives back those with nothing in flight, and places in line. */
+void fetch_rest(struct fetch *fetch);
+/* Whether there are any. */
+bool fetch_can_rest(const struct fetch *fetch);
+/*
+ * Gives back the queue pairs that others stand in line for: at once if nothing is in flight, else
+ * when that has come, after a while of which nothing more is asked.
+ */
+void fetch_give_way(struct fetch *fetch);
+/* The turn of a fetch that is in line for some queue pair, or NULL. */
+struct dlfs_turn *fetch_turn(const struct fetch *fetch);
+bool fetch_any_in_flight(const struct fetch *fetch);
+
+/* pieces.c */
+int pieces_create(struct fetch *fetch);
 /*
  * Turns the next piece of a span into an operation: true, also when no member can be asked and it
  * failed. False when the member to ask has no room, which is noted.
@@ -450,8 +484,15 @@ void pieces_ask_again(struct fetch *fetch, uint64_t *full_members);
 void piece_answer(struct fetch *fetch, uint64_t number, int64_t result);
 /* A member's queue pair failed as a whole: what was asked of it is asked of others. */
 void member_break(struct fetch *fetch, uint32_t member, int code);
-/* Counts the members that owe pieces of a span as lost. */
+/* Draws the conclusions for members that owe pieces of a span whose time has passed. */
 void span_blame(struct fetch *fetch, const struct span *span);
+/*
+ * Counts members as lost that answered nothing for so long, and turns the spans that wait for them
+ * to other copies where these can be had.
+ */
+void pieces_turn(struct fetch *fetch, uint64_t patience_ns);
+/* Whether the next piece of a span can only be asked of members that nobody waits for. */
+bool span_is_hopeless(const struct fetch *fetch, const struct span *span);
 
 /* members.c */
 int members_create(dlfs_reader *reader);
@@ -467,7 +508,20 @@ static inline bool member_is_lost(const dlfs_reader *reader, uint32_t member)
 }
 /* A member that cannot be had at all now. */
 void member_lose(dlfs_reader *reader, uint32_t member, int code);
-/* Whether it is time, and the caller's turn, to find out whether a lost member is back. */
+/* One that left a read without an answer for all its time: until it is known to be back, or it is
+ * time for a probe, nobody waits for it. */
+void member_hang(dlfs_reader *reader, uint32_t member);
+static inline bool member_is_hung(const dlfs_reader *reader, uint32_t member)
+{
+    return member_is_lost(reader, member) &&
+           atomic_load_explicit(&reader->members[member].hung, memory_order_relaxed);
+}
+/* Whether it is time to find out whether a lost member is back. */
+static inline bool member_is_due(const dlfs_reader *reader, uint32_t member)
+{
+    return clock_ns() >= atomic_load(&reader->members[member].lost_until_ns);
+}
+/* The same, and the caller's turn. */
 bool member_probe(dlfs_reader *reader, uint32_t member);
 
 /* sequence.c */
@@ -522,9 +576,10 @@ size_t batch_bytes(const struct batch *batch);
 int batch_reserve(struct batch *batch, uint64_t count);
 void batch_free(struct batch *batch);
 struct batch *batch_take(dlfs_reader *reader, uint64_t count);
-/* dlfs_reader_get; *failure is set when the sample itself could not be given. */
+/* dlfs_reader_get, which stop ends as in read_terms; *failure is set when the sample itself could
+ * not be given. */
 int64_t reader_get(dlfs_reader *reader, uint64_t index, void *buffer, uint64_t buffer_bytes,
-                   uint32_t flags, dlfs_failure *failure);
+                   uint32_t flags, const _Atomic bool *stop, dlfs_failure *failure);
 int batch_fail(struct batch *batch, const dlfs_failure *failure);
 void batch_give_back(struct batch *batch);
 int reader_take_fetch(dlfs_reader *reader, struct fetch **out);
@@ -538,12 +593,18 @@ void reader_collect_owed(dlfs_reader *reader);
  */
 dlfs_failure reader_failure(const dlfs_reader *reader, uint64_t index, int code, uint32_t crc_got,
                             uint64_t bad_address);
-/*
- * dlfs_reader_read, or with apart dlfs_reader_read_apart, but for a batch that the arena does not
- * hold no more memory than the limit is taken: DLFS_E_LIMIT.
- */
+/* How a batch is read. */
+struct read_terms {
+    struct read_limit limit;  /* else DLFS_E_LIMIT */
+    uint64_t until_ns;        /* by the monotonic clock; 0: as the reader's timeout_ms says */
+    const _Atomic bool *stop; /* the read ends soon after this is set; or NULL */
+    bool apart;               /* as dlfs_reader_read_apart */
+};
+#define READ_TERMS_PLAIN ((struct read_terms){.limit = {.private_bytes_max = UINT64_MAX}})
 int reader_read(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
-                const struct read_limit *limit, bool apart, dlfs_batch **out);
+                const struct read_terms *terms, dlfs_batch **out);
+/* The nanoseconds that a read of so many bytes may take. */
+uint64_t reader_patience_ns(const dlfs_reader *reader, uint64_t bytes);
 /*
  * Checks every sample that lies wholly in [address, address+length). *bad: those that fail, for the
  * caller to free, or NULL. Negative when that cannot be said: none of the samples may be kept.

@@ -19,6 +19,7 @@
     (UINT64_C(1) << 18) /* positions, for the plans that keep chunks or land in place */
 #define IDLE_WAIT_NS UINT64_C(200000000)
 #define BLOCKED_POLL_MS 2
+#define STOP_NS UINT64_C(100000000) /* that reads under way have when the stream ends */
 
 static void wait_until(pthread_cond_t *condition, pthread_mutex_t *lock, uint64_t then_ns)
 {
@@ -148,6 +149,14 @@ static void rest(dlfs_stream *stream)
     stream->starved = false;
 }
 
+/* Gives queue pairs back that have nothing to do for now. The lock is held, and let go of. */
+static void let_go(dlfs_stream *stream)
+{
+    pthread_mutex_unlock(&stream->reader->lock);
+    fetch_rest(stream->fetch);
+    pthread_mutex_lock(&stream->reader->lock);
+}
+
 /*
  * Takes back what a device has let go of that was abandoned. The lock is held, and let go of to
  * look.
@@ -163,6 +172,25 @@ static void reclaim(dlfs_stream *stream)
     pthread_mutex_lock(&stream->reader->lock);
 }
 
+/*
+ * Ends what the consumer has waited for too long; all that is under way with it, since one read may
+ * serve several batches: what is wanted later is read again. The lock is held.
+ */
+static void end_overdue(dlfs_stream *stream)
+{
+    struct fetch *fetch = stream->fetch;
+    stream->overdue = stream->wanted > 0 && fetch->now_ns >= stream->until_ns;
+    if (!stream->stop)
+        fetch->until_ns = stream->overdue ? 0 : UINT64_MAX;
+    else if (fetch->until_ns == UINT64_MAX)
+        fetch->until_ns = fetch->now_ns + STOP_NS;
+    for (uint64_t i = 0; stream->overdue && i < stream->wanted; i++) {
+        uint64_t position = stream->head + i;
+        if (position < stream->filled && entry_at(stream, position)->state == ENTRY_NEW)
+            entry_fail(stream, position, DLFS_E_TIMEOUT, 0, 0);
+    }
+}
+
 static void *stream_thread(void *argument)
 {
     dlfs_stream *stream = argument;
@@ -171,6 +199,7 @@ static void *stream_thread(void *argument)
     while (!stream->stop || !fetch_idle(stream->fetch)) {
         bool planned = false;
         stream->fetch->now_ns = clock_ns();
+        end_overdue(stream);
         if (!stream->stop && !stream->paused)
             fill(stream);
         if (!stream->stop && !stream->paused)
@@ -179,6 +208,10 @@ static void *stream_thread(void *argument)
         fetch_spend(stream->fetch, &stream->fetch->stats.plan_ns);
         bool helping = warm_claim(stream);
         if (!planned && !helping && fetch_idle(stream->fetch)) {
+            if (fetch_can_rest(stream->fetch)) {
+                let_go(stream); /* then looks again: something may have come up meanwhile */
+                continue;
+            }
             rest(stream);
             reclaim(stream);
             continue;
@@ -289,8 +322,9 @@ static int read_on_demand(dlfs_stream *stream, uint64_t count, dlfs_batch **out)
     if (!indices)
         return -ENOMEM;
     int code = stream_indices(&stream->config, stream->head, count, indices);
+    struct read_terms terms = {.limit = stream->limit, .until_ns = stream->until_ns};
     if (code == 0)
-        code = reader_read(stream->reader, indices, count, &stream->limit, false, out);
+        code = reader_read(stream->reader, indices, count, &terms, out);
     free(indices);
     return code;
 }
@@ -344,6 +378,29 @@ static int next_batch(dlfs_stream *stream, struct batch **batch, int timeout_ms)
     return code;
 }
 
+/* The consumer waits for the batch at the head, perhaps not for the first time. */
+static void begin_wait(dlfs_stream *stream, uint64_t count)
+{
+    if (stream->patience_ns == 0) {
+        uint64_t mean = stream->need.mean_bytes;
+        uint64_t bytes = count < UINT32_MAX / mean ? count * mean : UINT32_MAX;
+        stream->patience_ns = reader_patience_ns(stream->reader, bytes + stream->need.most_bytes);
+    }
+    stream->until_ns = clock_ns() + stream->patience_ns;
+    stream->wanted = count;
+    stream->checked = 0;
+}
+
+/* The wait is over, with a code. */
+static void end_wait(dlfs_stream *stream, int code)
+{
+    uint64_t now = clock_ns();
+    uint64_t left = stream->until_ns > now ? stream->until_ns - now : 1;
+    stream->patience_ns = code == -EAGAIN ? left : 0;
+    stream->wanted = 0;
+    stream->paused = false;
+}
+
 DLFS_API int dlfs_stream_next(dlfs_stream *stream, uint64_t count, int timeout_ms, dlfs_batch **out)
 {
     dlfs_reader *reader = stream->reader;
@@ -358,12 +415,10 @@ DLFS_API int dlfs_stream_next(dlfs_stream *stream, uint64_t count, int timeout_m
         return -ENOMEM;
     batch->public.count = 0;
     pthread_mutex_lock(&reader->lock);
-    stream->wanted = count;
-    stream->checked = 0;
+    begin_wait(stream, count);
     choose_share(stream);
     int code = next_batch(stream, &batch, timeout_ms);
-    stream->wanted = 0;
-    stream->paused = false;
+    end_wait(stream, code);
     pthread_mutex_unlock(&reader->lock);
     if (code == 0)
         *out = &batch->public;
@@ -398,6 +453,8 @@ static int stream_prepare(dlfs_stream *stream)
     if (!stream->ring || !stream->indices)
         return -ENOMEM;
     code = fetch_reserve(stream->fetch, 2 * WINDOW_MAX);
+    if (code == 0)
+        code = fetch_prepare(stream->fetch);
     return code < 0 ? code : fetch_reserve_plan(stream->fetch, WINDOW_MAX);
 }
 

@@ -23,10 +23,9 @@ struct entry {
     uint64_t length; /* READY */
     uint32_t next;   /* in the chain of those that wait for one span */
     uint8_t state;
-    uint8_t timeouts; /* reads of it that took too long */
-    bool alone;       /* read by itself, as when a larger read failed */
-    bool harvested;   /* READY: lies in its bucket's memory */
-    bool cached;      /* WAITING: the cache has room for it at `offset` */
+    bool alone;     /* read by itself, as when a larger read failed */
+    bool harvested; /* READY: lies in its bucket's memory */
+    bool cached;    /* WAITING: the cache has room for it at `offset` */
 };
 
 enum span_kind {
@@ -120,8 +119,12 @@ struct dlfs_stream {
     uint64_t wanted;  /* positions from the head that the consumer waits for, 0: it does not wait */
     uint64_t checked; /* of them, known to have ended */
     bool stop;
-    bool paused;  /* the consumer reads on demand: nothing is planned */
-    bool starved; /* no memory, and nothing under way that would free any */
+    bool paused;          /* the consumer reads on demand: nothing is planned */
+    bool starved;         /* no memory, and nothing under way that would free any */
+    bool overdue;         /* the consumer has waited for too long: what it waits for fails */
+    uint64_t patience_ns; /* for the batch at the head, not counting what was waited already; 0: it
+                             is not waited for yet */
+    uint64_t until_ns;    /* while the consumer waits: when that is over */
     dlfs_failure *failures;
     uint64_t failure_count;
     uint64_t failure_capacity;
@@ -143,6 +146,18 @@ static inline struct entry *entry_at(dlfs_stream *stream, uint64_t position)
 static inline uint64_t entry_position(const dlfs_stream *stream, uint32_t ring_slot)
 {
     return stream->head + ((ring_slot - stream->head) & stream->mask);
+}
+
+/*
+ * Whether a read that took too long is followed by another: of another copy, or because it was
+ * ended with those of the batch that the consumer has waited for too long.
+ */
+static inline bool stream_tries_again(const dlfs_stream *stream, uint64_t position,
+                                      const struct span *span)
+{
+    if (stream->overdue)
+        return position >= stream->head + stream->wanted;
+    return span->turned;
 }
 
 /* choose.c */

@@ -309,7 +309,7 @@ DLFS_API int64_t dlfs_read_sample(dlfs_dataset *dataset, uint64_t index, void *b
                                   uint64_t buffer_bytes, dlfs_failure *failure)
 {
     dlfs_failure found = {.index = index};
-    int64_t result = reader_get(dataset->reader, index, buffer, buffer_bytes, 0, &found);
+    int64_t result = reader_get(dataset->reader, index, buffer, buffer_bytes, 0, NULL, &found);
     if (result < 0 && failure) {
         if (found.code == 0 && index < dataset->sample_count)
             found = reader_failure(dataset->reader, index, (int)result, 0, 0);

@@ -98,8 +98,8 @@ typedef struct dlfs_open_options {
     uint64_t memory_bytes; /* sample memory: cached, read ahead, lent to batches; 0: 256 MiB */
     uint32_t version;      /* of the dataset; 0: the newest */
     uint32_t depth;        /* operations in flight per member and thread; 0: 128 */
-    uint32_t timeout_ms;   /* for one read with all its retries; 0: 30000, or longer where the
-                              members' timeout_ms + reconnect_ms are */
+    uint32_t timeout_ms;   /* for one read or batch with all its retries; 0: 30000, or longer where
+                              the members' timeout_ms + reconnect_ms are */
     uint32_t reserved;     /* 0 */
 } dlfs_open_options;
 

@@ -279,10 +279,8 @@ typedef struct dlfs_completion {
 
 /*
  * Submits up to count operations with one system call at most; returns how many were accepted
- * (fewer when the queue is full, 0 is possible). Errors: -EINVAL for a misaligned or out-of-range
- * operation (message by index: those before it were accepted only if the return value says so:
- * nothing is accepted on error), -EROFS for a write on a read-only device.
- */
+ * (fewer when the queue is full, 0 is possible). Errors, with nothing accepted: -EINVAL for a
+ * misaligned or out-of-range operation, -EROFS for a write on a read-only device. */
 DLFS_API int dlfs_queue_submit(dlfs_queue *queue, const dlfs_operation *operations, uint32_t count);
 /*
  * Returns up to count completions, waiting up to timeout_ms for the first one (0: does not wait,
@@ -588,7 +586,8 @@ typedef struct dlfs_reader_config {
                               epoch, or are read ahead or lent to batches */
     uint64_t gap_bytes;    /* two samples nearer than this are read by one request */
     uint32_t retry_count;  /* of a failed or short read, before the sample is reported */
-    uint32_t timeout_ms;   /* for one read, all retries and copies included; then DLFS_E_TIMEOUT */
+    uint32_t timeout_ms;   /* for one read or batch of a stream, all retries and copies included;
+                              4 s more for each MiB that comes bit by bit; then DLFS_E_TIMEOUT */
     uint32_t flags;        /* DLFS_READER_* */
     uint32_t replicas;     /* copies of each chunk, 1..DLFS_REPLICAS_MAX, at most member_count */
     uint64_t band_rows;    /* rows of each copy's band; of no use with one copy */
@@ -597,8 +596,9 @@ typedef struct dlfs_reader_config {
 /*
  * Reads the samples of one dataset. Any threads at once. With replicas, what one member does not
  * give, or gives with a wrong checksum, is read from another; a member that is lost (DLFS_E_LOST,
- * DLFS_E_TIMEOUT, or many failures in a row) is left alone but for one read now and then, which
- * finds out whether it is back.
+ * DLFS_E_TIMEOUT, a sixteenth of timeout_ms without an answer, many failures in a row) is left
+ * alone but for a probe now and then. Reads of one without another copy that left a read without an
+ * answer for all its time end at once with DLFS_E_TIMEOUT until a probe is due.
  */
 typedef struct dlfs_reader dlfs_reader;
 /* Errors: -EINVAL, -ENOMEM, DLFS_E_LIMIT. Maps no memory until the first read. */
@@ -783,7 +783,7 @@ DLFS_API int dlfs_stream_create(dlfs_reader *reader, const dlfs_stream_config *c
                                 dlfs_stream **out);
 /*
  * The next count samples of the stream (fewer at its end), waiting for them up to timeout_ms (-1:
- * as long as it takes; each sample becomes ready or failed within the reader's timeout). -EAGAIN
+ * as long as it takes; the batch becomes ready or fails within the reader's timeout). -EAGAIN
  * when the time has passed: call again. DLFS_E_END when there are none left.
  */
 DLFS_API int dlfs_stream_next(dlfs_stream *stream, uint64_t count, int timeout_ms,

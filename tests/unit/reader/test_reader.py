@@ -245,8 +245,7 @@ def test_every_read_of_a_device_that_does_not_answer_ends(bench):
         for _ in range(6):
             with pytest.raises(DeviceTimeoutError):
                 reader.read([0])
-        # Four slots: the device still had them all when the last reads came and went.
-        assert reader.stats()["private_batches"] == 2
+        assert reader.stats()["reads"] < 6  # it is hung: asked again now and then only
 
 
 def test_a_member_that_does_not_answer_costs_only_its_own_samples(bench):
