@@ -22,7 +22,7 @@ _DLFS_FILES = (
     ("look-ahead", r"stream|ahead|harvest|choose"),
     ("planning", r"plan"),
     ("cache and memory", r"arena|cache|pool|memory|warm|block\.c"),
-    ("batches", r"read|fetch|reader|get|members|pieces|barrier|atomic"),
+    ("batches", r"read|fetch|reader|get|part|members|share|pieces|barrier|atomic"),
 )
 _DLFS = tuple((f"libdlfs: {name}", re.compile(pattern)) for name, pattern in _DLFS_FILES)
 

@@ -306,6 +306,8 @@ class MemberStats(Structure):
         ("reads", c_uint64),
         ("read_bytes", c_uint64),
         ("errors", c_uint64),
+        ("queue_pairs", c_uint64),
+        ("queue_pairs_max", c_uint64),
         ("latency_ns", c_uint64),
         ("latency", c_uint64 * LATENCY_BUCKETS),
     )

@@ -141,6 +141,10 @@ class BlockDevice(Protocol):
         """Within which an operation ends, by its own rules of time-outs; 0: it has none."""
 
     @property
+    def queue_pairs_max(self) -> int:
+        """Queue pairs that its target allows this process at once; 0: it sets no limit."""
+
+    @property
     def gap_bytes(self) -> int:
         """About what it moves in the time that one more request costs."""
 
@@ -230,6 +234,11 @@ class NativeBackedDevice(abc.ABC):
     @property
     def patience_ms(self) -> int:
         """Within which an operation ends, by its own rules of time-outs; 0: it has none."""
+        return 0
+
+    @property
+    def queue_pairs_max(self) -> int:
+        """Queue pairs that its target allows this process at once; 0: it sets no limit."""
         return 0
 
     @property

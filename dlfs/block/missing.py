@@ -31,6 +31,7 @@ class MissingDevice:
     block_bytes = 512
     writable = False
     patience_ms = 0
+    queue_pairs_max = 0
     gap_bytes = 0
 
     def __init__(self, uri: str, reason: DlfsError, *, given: bool = True) -> None:

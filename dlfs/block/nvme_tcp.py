@@ -201,6 +201,11 @@ class NvmeTcpDevice(SharedNamespaceDevice):
         return self.address.options.timeout_ms + self.address.options.reconnect_ms
 
     @property
+    def queue_pairs_max(self) -> int:
+        """Queue pairs that its target allows this process at once."""
+        return self.status().queue_count_max
+
+    @property
     def keep_alive_s(self) -> float:
         """Time after which the target gives a silent host up, in seconds; 0: never."""
         return self.address.options.keepalive_ms / 1000

@@ -102,8 +102,11 @@ def _member_table(members: tuple[MemberInfo, ...]) -> Table:
     from rich.text import Text
 
     copies = ("superblock A", "superblock B", "at the tail")
-    titles = ("member", "size", "state", *copies, "device")
-    made = table(*titles, right=("member", "size"), drop=tuple(reversed(copies)))
+    limited = any(member.queue_pairs_max for member in members)
+    queues = ("queues",) if limited else ()
+    titles = ("member", "size", *queues, "state", *copies, "device")
+    right = ("member", "size", *queues)
+    made = table(*titles, right=right, drop=(*reversed(copies), *queues))
     for member in members:
         states = [
             Text(
@@ -115,7 +118,8 @@ def _member_table(members: tuple[MemberInfo, ...]) -> Table:
         states += [Text("-")] * (len(copies) - len(states))
         size = human_size(member.size_bytes) if member.size_bytes else "-"
         state = Text(member.state, style=_STATE_STYLES.get(member.state, ""))
-        made.add_row(str(member.number), size, state, *states, member.uri)
+        most = [str(member.queue_pairs_max or "-")] if limited else []
+        made.add_row(str(member.number), size, *most, state, *states, member.uri)
     return made
 
 

@@ -168,14 +168,15 @@ def _print(title: str, run: _Run, told: str) -> None:
 
 def member_table(members: list[MemberActivity]) -> Table:
     """What each member did."""
-    titles = ("member", "reads/s", "MiB/s", "in flight", "median us", "99% us", "errors")
-    rows = table(*titles, right=titles[1:], drop=("in flight", "median us"))
+    titles = ("member", "reads/s", "MiB/s", "in flight", "queues", "median us", "99% us", "errors")
+    rows = table(*titles, right=titles[1:], drop=("queues", "in flight", "median us"))
     for member in members:
         rows.add_row(
             member.uri + (" (lost)" if member.lost else ""),
             human_count(round(member.reads)),
             f"{member.read_bytes / 2**20:.1f}",
             f"{member.depth:.1f}",
+            f"{member.queue_pairs}/{member.queue_pairs_max}",
             f"{member.median_us:.0f}",
             f"{member.p99_us:.0f}",
             human_count(member.errors),

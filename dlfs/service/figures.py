@@ -138,6 +138,8 @@ class MemberActivity:
         depth: reads in flight, on average.
         median_us: latency of a read.
         p99_us: likewise, of all but the slowest of a hundred.
+        queue_pairs: of the process to the member's device, now.
+        queue_pairs_max: that it may have.
     """
 
     uri: str
@@ -148,6 +150,8 @@ class MemberActivity:
     depth: float
     median_us: float
     p99_us: float
+    queue_pairs: int
+    queue_pairs_max: int
 
 
 def member_activity(
@@ -169,6 +173,8 @@ def member_activity(
         depth=(after["latency_ns"] - before.get("latency_ns", 0)) / 1e9 / span,
         median_us=latency_quantile(counts, 0.5),
         p99_us=latency_quantile(counts, 0.99),
+        queue_pairs=after["queue_pairs"],
+        queue_pairs_max=after["queue_pairs_max"],
     )
 
 

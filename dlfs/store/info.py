@@ -78,6 +78,8 @@ class MemberInfo:
         state: ``current``; ``missing``: its device cannot be had; ``degraded``: its device holds no
             whole and current member, or was lost while it was read.
         reason: why it is not current.
+        queue_pairs_max: that its target allows a process at once; 0: it sets no limit, or nobody
+            can tell.
     """
 
     number: int
@@ -87,6 +89,7 @@ class MemberInfo:
     superblocks: tuple[SuperblockInfo, ...]
     state: str = "current"
     reason: str | None = None
+    queue_pairs_max: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +169,7 @@ def describe_member(member: Member, superblock: Superblock) -> MemberInfo:
         superblocks=tuple(_describe_copy(copy, superblock.generation) for copy in member.copies),
         state="degraded" if degraded else member.state,
         reason=lost if degraded or member.reason is None else str(member.reason),
+        queue_pairs_max=member.device.queue_pairs_max,
     )
 
 

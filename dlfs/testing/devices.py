@@ -103,6 +103,11 @@ class WrappingDevice:
         return self.inner.patience_ms
 
     @property
+    def queue_pairs_max(self) -> int:
+        """Of the device that it stands over."""
+        return self.inner.queue_pairs_max
+
+    @property
     def gap_bytes(self) -> int:
         """The inner device's."""
         return self.inner.gap_bytes

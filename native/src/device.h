@@ -28,6 +28,8 @@ struct dlfs_device_ops {
     /* depth is within 1..DLFS_DEPTH_MAX. *out gets a queue on which dlfs_queue_init was called. */
     int (*queue_create)(dlfs_device *device, uint32_t depth, dlfs_queue **out);
     int (*flush)(dlfs_device *device);
+    /* How many queue pairs the device allows at once. NULL where there is no such limit. */
+    uint32_t (*queues_max)(dlfs_device *device);
     /* No queue pair exists any more. In a forked child it frees the child's copy and leaves the
      * parent's alone. */
     void (*destroy)(dlfs_device *device);
@@ -128,6 +130,8 @@ void dlfs_queues_changed(dlfs_device *device);
 /* Destroys those at rest. */
 void dlfs_queues_close(dlfs_device *device);
 uint32_t dlfs_queues_resting(const dlfs_device *device);
+/* How many there may be. */
+uint32_t dlfs_queues_max(dlfs_device *device);
 
 /* A file or block device that is open; what the two engines share. */
 struct dlfs_file_device {

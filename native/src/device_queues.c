@@ -286,6 +286,12 @@ uint32_t dlfs_queues_resting(const dlfs_device *device)
     return count;
 }
 
+uint32_t dlfs_queues_max(dlfs_device *device)
+{
+    uint32_t most = device->ops->queues_max == NULL ? 0 : device->ops->queues_max(device);
+    return most > 0 && most < QUEUES_MAX ? most : QUEUES_MAX;
+}
+
 /* ---- a queue pair of one's own --------------------------------------------------------------- */
 
 int dlfs_queue_create(dlfs_device *device, uint32_t depth, dlfs_queue **out)

@@ -193,9 +193,16 @@ static void device_destroy(dlfs_device *base)
     free(device);
 }
 
+static uint32_t queues_max(dlfs_device *base)
+{
+    dlfs_nvme_status status;
+    return dlfs_nvme_get_status(base, &status) == 0 ? status.queue_count_max : 0;
+}
+
 static const struct dlfs_device_ops nvme_device_ops = {
     .queue_create = queue_create,
     .flush = device_flush,
+    .queues_max = queues_max,
     .destroy = device_destroy,
     .get_generation = device_get_generation,
     .limit_writes = device_limit_writes,

@@ -185,7 +185,8 @@ static int take_block(struct read *read)
     if (bytes + read->hit_bytes > read->terms->limit.private_bytes_max)
         return DLFS_E_LIMIT;
     struct block *block;
-    int code = block_take(read->reader, bytes + read->hit_bytes + 1, read->terms->limit.share, &block);
+    int code =
+        block_take(read->reader, bytes + read->hit_bytes + 1, read->terms->limit.share, &block);
     if (code < 0)
         return code;
     move_hits(read, block, bytes);

@@ -194,6 +194,11 @@ DLFS_API int dlfs_reader_get_member_stats(dlfs_reader *reader, uint32_t member,
     pthread_mutex_lock(&reader->lock);
     *stats = reader->member_stats[member];
     pthread_mutex_unlock(&reader->lock);
+    dlfs_device *device = reader->devices[member];
+    if (device) {
+        stats->queue_pairs = atomic_load(&device->queue_count);
+        stats->queue_pairs_max = dlfs_queues_max(device);
+    }
     return 0;
 }
 

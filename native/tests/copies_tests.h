@@ -79,8 +79,8 @@ static inline void volume_destroy(struct volume *volume)
         CHECK_EQ(dlfs_device_destroy(volume->devices[i]), 0);
 }
 
-static inline dlfs_reader *copies_reader(const struct volume *volume, uint32_t absent, uint64_t memory_bytes,
-                              uint32_t timeout_ms)
+static inline dlfs_reader *copies_reader(const struct volume *volume, uint32_t absent,
+                                         uint64_t memory_bytes, uint32_t timeout_ms)
 {
     dlfs_extent extent = {0, volume->dataset->chunk_count};
     dlfs_device *devices[MEMBERS];

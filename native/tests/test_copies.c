@@ -17,7 +17,7 @@ static void survives(uint32_t bad, const dlfs_fault_config *fault, bool absent, 
         volume_create(&volume, faults);
         dlfs_reader *reader =
             copies_reader(&volume, absent ? bad : MEMBERS,
-                      plan == DLFS_PLAN_CHUNKS ? 8 << 20 : 20 * CHUNK, timeout_ms);
+                          plan == DLFS_PLAN_CHUNKS ? 8 << 20 : 20 * CHUNK, timeout_ms);
         if (plan <= DLFS_PLAN_HARVEST)
             read_stream(&volume, reader, plan);
         else

@@ -216,7 +216,8 @@ static void *ask_channel(void *argument)
 {
     struct connection *connection = argument;
     dlfs_batch *batch;
-    (void)!dlfs_client_read(connection->client, (const uint64_t[]){1, 2, 3}, 3, &batch);
+    if (dlfs_client_read(connection->client, (const uint64_t[]){1, 2, 3}, 3, &batch) == 0)
+        dlfs_batch_release(batch);
     return NULL;
 }
 

@@ -116,6 +116,10 @@ static void those_at_rest_are_used(void)
 /* A forked child inherits none of them. */
 static void a_child_makes_its_own(void)
 {
+    dlfs_reader *reader = make_reader(8u << 20);
+    dlfs_batch *batch;
+    CHECK_EQ(dlfs_reader_read(reader, (const uint64_t[]){1, 2}, 2, &batch), 0);
+    dlfs_batch_release(batch);
     CHECK(dlfs_queues_resting(gate.device) > 0);
     pid_t child = fork();
     CHECK(child >= 0);
@@ -131,6 +135,8 @@ static void a_child_makes_its_own(void)
     CHECK_EQ(waitpid(child, &status, 0), child);
     CHECK_EQ(status, 0);
     CHECK(dlfs_queues_resting(gate.device) > 0);
+    CHECK_EQ(dlfs_reader_destroy(reader), 0);
+    CHECK_EQ(dlfs_queues_resting(gate.device), 0);
 }
 
 int main(void)

@@ -340,8 +340,8 @@ DLFS_API int dlfs_queue_transfer(dlfs_queue *queue, uint32_t kind, void *buffer,
  * A flush fails with -EIO when the controller has a volatile write cache and was lost after a write
  * that the flush was to make durable; those that come after it speak for new writes only.
  * Making a queue pair waits for its connection, but not while a controller that was lost is looked
- * for: operations wait then, each for its own time. DLFS_E_LIMIT when the target has no more of
- * them.
+ * for: operations wait then, each for its own time. Where the target has no more of them, readers
+ * take turns; others wait 5 s for one, then it is DLFS_E_LIMIT.
  *
  * In a forked child a device connects anew with the first queue pair that the child makes.
  */
@@ -582,8 +582,7 @@ typedef struct dlfs_reader_config {
     const dlfs_extent *extents; /* copied */
     uint64_t extent_count;
     const dlfs_directory *directory; /* borrowed until dlfs_reader_destroy */
-    uint64_t memory_bytes; /* budget of the sample memory: samples and chunks that stay for the next
-                              epoch, or are read ahead or lent to batches */
+    uint64_t memory_bytes; /* budget of the sample memory: cached, read ahead, lent to batches */
     uint64_t gap_bytes;    /* two samples nearer than this are read by one request */
     uint32_t retry_count;  /* of a failed or short read, before the sample is reported */
     uint32_t timeout_ms;   /* for one read or batch of a stream, all retries and copies included;
@@ -684,11 +683,10 @@ typedef struct dlfs_reader_stats {
     uint64_t checksum_errors;
     uint64_t read_errors;
     uint64_t retries;
-    uint64_t
-        private_batches; /* batches that had to own their memory because the budget was lent out */
-    uint64_t memory_bytes; /* mapped for the budget now */
-    uint64_t wait_ns;      /* time that consumers waited for streams */
-    uint64_t failovers;    /* requests for another copy than a chunk's first */
+    uint64_t private_batches; /* batches with memory of their own: the budget was lent out */
+    uint64_t memory_bytes;    /* mapped for the budget now */
+    uint64_t wait_ns;         /* time that consumers waited for streams */
+    uint64_t failovers;       /* requests for another copy than a chunk's first */
     /* Where the time of those who read goes, callers of dlfs_reader_read and threads of streams: */
     uint64_t plan_ns;   /* finding samples in memory, sorting and merging the others */
     uint64_t device_ns; /* waiting for devices, and taking in what they send */
@@ -704,6 +702,8 @@ typedef struct dlfs_member_stats {
     uint64_t reads; /* requests that ended */
     uint64_t read_bytes;
     uint64_t errors;
+    uint64_t queue_pairs; /* of this process to the member's device now, those at rest included */
+    uint64_t queue_pairs_max;               /* ... that it may have */
     uint64_t latency_ns;                    /* of all of them, from their submission to their end */
     uint64_t latency[DLFS_LATENCY_BUCKETS]; /* [k]: below 2^(k+1) us, and no less than the one
                                                before; the last: all that took longer */

@@ -108,6 +108,7 @@ def _member(uri: str, scale: int) -> dict[str, Any]:
         "uri": uri, "lost": "disk-c" in uri, "reads": scale * 3, "read_bytes": scale * 90_000,
         "read_errors": scale // 10**5, "busy_ns": scale * 5_000, "latency": latency,
         "latency_ns": scale * 9_000_000, "errors": scale // 10**5, "timeouts": 0, "retries": 0,
+        "queue_pairs": 5, "queue_pairs_max": 128,
     }  # fmt: skip
 
 

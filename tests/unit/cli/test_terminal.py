@@ -51,7 +51,17 @@ VARYING = [
 
 DROPPABLE = {
     *("layout", "on device", "created", "superblock A", "superblock B", "at the tail", "block"),
-    *("in flight", "median us", "a request", "planning", "checking", "rest", "cache", "reads/s"),
+    *(
+        "in flight",
+        "queues",
+        "median us",
+        "a request",
+        "planning",
+        "checking",
+        "rest",
+        "cache",
+        "reads/s",
+    ),
     *("device", "clients", "in memory", "callers", "user", "refused", "since"),
 }
 """Titles of the columns that a narrow terminal may do without."""

@@ -80,11 +80,14 @@ def test_a_member_between_two_looks():
         "errors": 1,
         "latency_ns": 8_000_000_000,
         "latency": [10, 20],
+        "queue_pairs": 3,
+        "queue_pairs_max": 8,
     }
     found = member_activity(before, after, 2.0)
     assert (found.reads, found.read_bytes, found.errors, found.lost) == (10.0, 200.0, 0, True)
     assert found.depth == 4.0  # eight seconds of latency in two
     assert found.median_us == 3.0
+    assert (found.queue_pairs, found.queue_pairs_max) == (3, 8)
 
 
 @pytest.mark.parametrize(
