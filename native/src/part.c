@@ -26,6 +26,8 @@ static int read_once(struct fetch *fetch, const struct window *window, struct bl
 {
     uint64_t mask = fetch->reader->config.block_bytes - 1;
     int code = fetch_reserve(fetch, 1);
+    if (code == 0)
+        code = fetch_prepare(fetch);
     if (code < 0)
         return code;
     struct span *span = fetch_span(fetch);
@@ -50,6 +52,7 @@ static int read_window(struct fetch *fetch, const struct window *window, uint8_t
     dlfs_reader *reader = fetch->reader;
     uint64_t mask = reader->config.block_bytes - 1;
     int code = DLFS_E_TIMEOUT;
+    fetch->until_ns = clock_ns() + reader_patience_ns(reader, window->length);
     for (uint32_t tries = 0; code == DLFS_E_TIMEOUT && tries < reader->config.replicas; tries++) {
         struct block *block;
         if (block_take(reader, window->length + 2 * (mask + 1), NULL, &block) < 0)
