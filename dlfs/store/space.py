@@ -7,8 +7,10 @@ that a sealed generation refers to is ever handed out. A plain value, no I/O.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
+
+from sortedcontainers import SortedKeyList
 
 from dlfs.errors import SpaceError
 from dlfs.format.geometry import ChunkRun
@@ -46,6 +48,10 @@ def count_chunks(runs: Iterable[ChunkRun]) -> int:
     return sum(run.chunk_count for run in runs)
 
 
+def _by_first_chunk(runs: Iterable[ChunkRun]) -> SortedKeyList[ChunkRun]:
+    return SortedKeyList(runs, key=attrgetter("first_chunk"))
+
+
 class FreeSpace:
     """The free chunks that one commit may use.
 
@@ -56,7 +62,7 @@ class FreeSpace:
     """
 
     def __init__(self, runs: Sequence[ChunkRun], *, reserve: int = 0) -> None:
-        self._runs = merge_runs(runs)
+        self._runs = _by_first_chunk(merge_runs(runs))
         self._free = count_chunks(self._runs)
         self.reserve = reserve
 
@@ -107,20 +113,17 @@ class FreeSpace:
         for run in longest:
             length = min(run.chunk_count, count - count_chunks(taken))
             if length:
-                position = bisect_left(self._runs, run.first_chunk, key=lambda r: r.first_chunk)
-                taken.append(self._cut(position, length))
+                taken.append(self._cut(self._runs.index(run), length))
         return sorted(taken, key=lambda run: run.first_chunk)
 
     def give_back(self, runs: Sequence[ChunkRun]) -> None:
         """Return runs that were taken and will not be used."""
-        self._runs = merge_runs([*self._runs, *runs])
+        self._runs = _by_first_chunk(merge_runs([*self._runs, *runs]))
         self._free += count_chunks(runs)
 
     def _cut(self, position: int, count: int) -> ChunkRun:
-        run = self._runs[position]
+        run = self._runs.pop(position)
         self._free -= count
-        if run.chunk_count == count:
-            del self._runs[position]
-        else:
-            self._runs[position] = ChunkRun(run.first_chunk + count, run.chunk_count - count)
+        if run.chunk_count > count:
+            self._runs.add(ChunkRun(run.first_chunk + count, run.chunk_count - count))
         return ChunkRun(run.first_chunk, count)
