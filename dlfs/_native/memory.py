@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import weakref
-from ctypes import Array, byref, c_uint8, c_uint32, c_void_p
+from ctypes import CDLL, Array, byref, c_uint8, c_uint32, c_void_p
 from types import TracebackType
 from typing import Self
 
@@ -21,8 +21,23 @@ from dlfs.errors import ClosedError, UsageError
 KINDS = ("pages", "transparent", "huge")
 """A mapping's pages, by ``DLFS_MEMORY_*``: ordinary, transparent huge, reserved huge."""
 
+_M_MMAP_THRESHOLD = -3
+_LARGE_BYTES = 1 << 18
+
 _BUFFER_BYTES_MAX = 1 << 62
 _BUFFER_COUNT_MAX = (1 << 32) - 1
+
+
+def give_back_freed_memory() -> None:
+    """Have this process's malloc give blocks of 256 KiB and more back when they are freed.
+
+    By itself glibc takes a large block that was freed as a sign that more of its size will come,
+    and then keeps those up to 32 MiB, in an arena of each thread. Source: mallopt(3). Other C
+    libraries have no such call: nothing happens.
+    """
+    mallopt = getattr(CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
 
 
 def _unmap(address: int, size_bytes: int) -> None:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from dlfs._native.memory import give_back_freed_memory
 from dlfs.errors import DlfsError, UsageError
 from dlfs.origin import OpenOptions
 from dlfs.service import systemd
@@ -140,6 +141,7 @@ class Node:
 
         Threads: the main thread, for its signals.
         """
+        give_back_freed_memory()  # what clients cause is not to stay
         _, descriptors_max = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors_max, descriptors_max))
         try:

@@ -13,6 +13,7 @@ import threading
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -386,6 +387,26 @@ def test_what_a_client_causes_is_bounded(
         # What large answers took is given back when the client has been idle for a while.
         spare = 64 * MIB
         wait_for(lambda: resident_bytes(service.pid) - before < spare, "the service's memory")
+
+
+def test_what_clients_caused_does_not_stay(
+    serve: Callable[..., Service], volume: str, samples: dict[bytes, bytes]
+) -> None:
+    """Arrays of all sizes, some kept and some not, leave holes in the memory of malloc."""
+    draw = random.Random(11)
+    service = serve(volume)
+    with dlfs.connect(service.uri) as connected, connected.dataset() as dataset:
+        dataset[0]
+    before = resident_bytes(service.pid)
+    for _ in range(8):
+        with dlfs.connect(service.uri) as connected, connected.dataset() as dataset:
+            kept: deque[dlfs.Batch] = deque(maxlen=3)
+            for _ in range(20):
+                number = draw.randrange(len(samples))
+                with suppress(LimitError):
+                    kept.append(dataset.read(np.full(1 << draw.randrange(10, 20), number)))
+    spare = 48 * MIB
+    wait_for(lambda: resident_bytes(service.pid) - before < spare, "the service's memory")
 
 
 def resident_bytes(pid: int) -> int:
