@@ -40,7 +40,7 @@ from dlfs.errors import ClosedError, DeviceError, NativeError
 _FILE_NAME = "libdlfs_fuse.so"
 
 VERSION = 2
-SLOT_MAX = 4095
+SLOT_MAX = 65535
 NAME_BYTES_MAX = 255
 HANDLES = 1
 ASK_CHILD, ASK_ROOT, ASK_LIST, ASK_SPACE, ASK_OPEN, ASK_ERROR = range(1, 7)

@@ -2,15 +2,16 @@
 
 ::
 
-    63      52 51      40 39                                   0
-    | slot    | depth    | index                               |
+    63        48 47      36 35                                 0
+    | slot      | depth    | index                             |
 
 The slot is a dataset's number in one mount (0 belongs to what is in no dataset: the root, and what
 is being written below ``incoming``), the index is a sample's. Depth
 0 is that sample's file; depth d >= 1 is the directory named by the first d-1 components of the path
 of sample `index`, which is the first sample below it, so that every directory has exactly one
 number; depth 1 is the dataset's own. Since a number says everything, `forget` costs nothing and the
-mount's memory does not grow with the files seen.
+mount's memory does not grow with the files seen. A slot is not used again: the kernel may know
+files of it for as long as the mount lives, and would be given another dataset's.
 
 Only what is not sealed yet has numbers that are given out one by one (``INCOMING`` and up): it lies
 in slot 0 at a depth over 0, where no sample can be. File handles below ``incoming`` are of the same
@@ -26,9 +27,9 @@ from typing import NamedTuple
 
 ROOT = 1
 
-INDEX_BITS = 40
+INDEX_BITS = 36
 DEPTH_BITS = 12
-SLOT_BITS = 12
+SLOT_BITS = 16
 
 INDEX_MAX = (1 << INDEX_BITS) - 1
 DEPTH_MAX = (1 << DEPTH_BITS) - 1

@@ -273,8 +273,9 @@ class VolumeView:
         for info in sorted(infos, key=lambda info: info.version):
             self._newest[_name(info)] = info
         uuids = {info.uuid for info in infos}
-        for slot in self._slots:
-            if slot.info.uuid not in uuids and not slot.removed:
+        for uuid, slot in list(self._by_uuid.items()):
+            if uuid not in uuids:
+                del self._by_uuid[uuid]
                 _log.info("dataset %r version %d was removed", slot.info.name, slot.info.version)
                 slot.remove()
                 self._on_removed(slot)

@@ -20,7 +20,7 @@ extern "C" {
 #endif
 
 #define DLFS_FUSE_VERSION 2u
-#define DLFS_FUSE_SLOT_MAX 4095u      /* datasets in the life of a mount */
+#define DLFS_FUSE_SLOT_MAX 65535u     /* datasets in the life of a mount */
 #define DLFS_FUSE_NAME_BYTES_MAX 255u /* of one component */
 
 /* DLFS_FUSE_VERSION of the loaded library. */

@@ -15,7 +15,7 @@
 #include "dlfs/dlfs.h"
 
 #define ROOT_INODE 1u
-#define INDEX_BITS 40u
+#define INDEX_BITS 36u
 #define DEPTH_BITS 12u
 #define INDEX_MAX ((UINT64_C(1) << INDEX_BITS) - 1)
 #define DEPTH_MAX ((1u << DEPTH_BITS) - 1)
