@@ -23,6 +23,7 @@
 
 #define DEADLINE_CHECK_NS UINT64_C(100000000)
 #define LOOK_GAP_NS UINT64_C(1000000000)
+#define TURNS_MAX 4u /* that double the time until the next one */
 #define SILENT_SHARE \
     16u /* of a read's time: from then on a silent member's copies are done without */
 /* A read that is answered bit by bit may take so much longer: 256 KiB a second. */
@@ -484,6 +485,24 @@ static void check_span(struct fetch *fetch, struct span *span, uint64_t queued_u
         abandon(fetch, span);
 }
 
+/*
+ * Turns to other copies, the next time after twice the time, for as long as a read may take: all
+ * members may be slow rather than silent, and none would ever be waited for long enough.
+ */
+static void turn_spans(struct fetch *fetch)
+{
+    uint32_t before = fetch->turned;
+    uint64_t whole_ns = reader_patience_ns(fetch->reader, 0);
+    if (fetch->now_ns - fetch->turned_ns > whole_ns)
+        fetch->turned_looks = 0;
+    uint32_t doublings = fetch->turned_looks < TURNS_MAX ? fetch->turned_looks : TURNS_MAX;
+    pieces_turn(fetch, whole_ns / SILENT_SHARE << doublings);
+    if (fetch->turned == before)
+        return;
+    fetch->turned_looks++;
+    fetch->turned_ns = fetch->now_ns;
+}
+
 /* Abandons what is past its deadline. */
 static void check_spans(struct fetch *fetch)
 {
@@ -496,7 +515,7 @@ static void check_spans(struct fetch *fetch)
         forgive(fetch, gap_ns - LOOK_GAP_NS);
     fetch->checked_ns = fetch->now_ns;
     if (reader->config.replicas > 1)
-        pieces_turn(fetch, reader_patience_ns(reader, 0) / SILENT_SHARE);
+        turn_spans(fetch);
     bool over = stopped || fetch->now_ns >= fetch->until_ns;
     uint64_t queued_until_ns = all_answered_ns(fetch) + patience_ns(reader);
     for (uint32_t number = 0; number < fetch->span_capacity; number++) {

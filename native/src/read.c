@@ -399,6 +399,8 @@ static void set_deadline(struct read *read)
         terms->until_ns = fetch->now_ns + reader_patience_ns(read->reader, bytes);
     fetch->until_ns = terms->until_ns;
     fetch->stop = terms->stop;
+    fetch->turned_looks = terms->turned_looks;
+    fetch->turned_ns = fetch->now_ns;
 }
 
 static int run(struct read *read)
@@ -486,6 +488,7 @@ static int read_once(dlfs_reader *reader, const uint64_t *indices, uint64_t coun
         forget_missing(batch);
     else if (may_turn(&read))
         code = -EAGAIN;
+    terms->turned_looks = fetch->turned_looks;
     if (code == 0)
         present(fetch, batch);
     else

@@ -391,6 +391,7 @@ int reader_take_fetch(dlfs_reader *reader, struct fetch **out)
         fetch->until_ns = UINT64_MAX;
         fetch->stop = NULL;
         fetch->turned = 0;
+        fetch->turned_looks = 0;
         *out = fetch;
         return 0;
     }

@@ -201,6 +201,8 @@ struct fetch {
     uint64_t checked_ns;             /* when deadlines were last looked at */
     uint64_t *answered_ns;           /* [member_count] when each last answered, 0: never */
     uint32_t turned;                 /* spans that were, since the read began */
+    uint32_t turned_looks;           /* looks that turned some, lately */
+    uint64_t turned_ns;              /* the last one */
     uint64_t probing;                /* members that probes are out to, as bits */
     uint8_t *probe_memory;           /* [member_count * block_bytes], with replicas */
     dlfs_operation *operations;      /* [member_count * depth] */
@@ -476,6 +478,7 @@ struct read_terms {
     struct read_limit limit;  /* else DLFS_E_LIMIT */
     uint64_t until_ns;        /* by the monotonic clock; 0: as the reader's timeout_ms says */
     const _Atomic bool *stop; /* the read ends soon after this is set; or NULL */
+    uint32_t turned_looks;    /* of the fetch, from one try to the next */
     bool apart;               /* as dlfs_reader_read_apart */
 };
 #define READ_TERMS_PLAIN ((struct read_terms){.limit = {.private_bytes_max = UINT64_MAX}})

@@ -210,6 +210,24 @@ static void all_silent_for_a_while(void)
     volume_destroy(&volume);
 }
 
+/* Members that are slow, all of them, are not given up one for the other again and again. */
+static void slow_members_are_waited_for(void)
+{
+    dlfs_fault_config slow = {.stall_per_million = MILLION, .stall_ms = LONG_MS / 20};
+    const dlfs_fault_config faults[MEMBERS] = {slow, slow, slow};
+    struct volume volume;
+    dlfs_batch *batch;
+    volume_create(&volume, faults);
+    dlfs_reader *reader = copies_reader(&volume, MEMBERS, 20 * CHUNK, LONG_MS / 4);
+    CHECK_EQ(dlfs_reader_read(reader, (const uint64_t[]){1, 100, 200, 300}, 4, &batch), 0);
+    CHECK_EQ(batch->failure_count, 0);
+    for (uint64_t i = 0; i < 4; i++)
+        check_sample(batch, i);
+    dlfs_batch_release(batch);
+    CHECK_EQ(dlfs_reader_destroy(reader), 0);
+    volume_destroy(&volume);
+}
+
 /* ---- ending ---------------------------------------------------------------------------------- */
 
 static void *ask_channel(void *argument)
@@ -279,6 +297,7 @@ int main(void)
         a_batch_takes_its_time_once(plan);
     another_copy_is_read(1);
     all_silent_for_a_while();
+    slow_members_are_waited_for();
     a_stream_ends_quickly();
     a_channel_ends_quickly();
     copies_destroy();
