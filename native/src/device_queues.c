@@ -144,16 +144,15 @@ static int make(dlfs_device *device, uint32_t depth, struct dlfs_turn *turn, dlf
 {
     struct dlfs_queues *queues = &device->queues;
     int code = dlfs_queue_make(device, depth, out);
-    (void)pthread_mutex_lock(&lock);
-    if (code == DLFS_E_LIMIT && atomic_load(&device->queue_count) > 0) {
-        queues->full_until_ns = dlfs_clock_ns() + FULL_NS;
-        line_up(queues, turn);
-        code = -EAGAIN;
-    } else {
-        leave_line(queues, turn);
+    if (code != DLFS_E_LIMIT || atomic_load(&device->queue_count) == 0) {
+        dlfs_turn_leave(device, turn); /* which may have been handed one meanwhile */
+        return code;
     }
+    (void)pthread_mutex_lock(&lock);
+    queues->full_until_ns = dlfs_clock_ns() + FULL_NS;
+    line_up(queues, turn);
     (void)pthread_mutex_unlock(&lock);
-    return code;
+    return -EAGAIN;
 }
 
 int dlfs_queue_borrow(dlfs_device *device, uint32_t depth, struct dlfs_turn *turn, dlfs_queue **out)

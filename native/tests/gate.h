@@ -11,6 +11,7 @@
 #include <time.h>
 
 #include "check.h"
+#include "device.h"
 
 struct gate {
     dlfs_device *inner;
@@ -19,6 +20,7 @@ struct gate {
     _Atomic uint32_t asked;      /* operations so far */
     _Atomic uint32_t queues;     /* queue pairs now */
     _Atomic uint32_t queues_max; /* ... that it allows; 0: any number */
+    dlfs_queue *given_back;      /* while the next queue pair is made; or NULL */
 };
 
 struct gate_queue {
@@ -46,6 +48,9 @@ static int gate_queue_create(void *device, uint32_t depth, void **out)
         atomic_fetch_sub(&gate->queues, 1);
         return DLFS_E_LIMIT;
     }
+    if (gate->given_back != NULL)
+        dlfs_queue_give_back(gate->given_back);
+    gate->given_back = NULL;
     struct gate_queue *queue = calloc(1, sizeof *queue);
     queue->gate = gate;
     CHECK_EQ(dlfs_queue_create(gate->inner, depth, &queue->inner), 0);

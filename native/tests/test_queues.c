@@ -5,6 +5,7 @@
  */
 #include <dlfs/dlfs.h>
 
+#include <errno.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -113,6 +114,24 @@ static void those_at_rest_are_used(void)
     CHECK_EQ(dlfs_reader_destroy(reader), 0);
 }
 
+/* One that is handed over while another one is made for the same turn is not lost. */
+static void none_is_lost_between_two(void)
+{
+    dlfs_queue *queues[QUEUES];
+    dlfs_queue *made;
+    struct dlfs_turn turns[QUEUES + 1] = {{.queue = NULL}};
+    for (uint32_t i = 0; i < QUEUES; i++)
+        CHECK_EQ(dlfs_queue_borrow(gate.device, 4, &turns[i], &queues[i]), 0);
+    CHECK_EQ(dlfs_queue_borrow(gate.device, 4, &turns[QUEUES], &made), -EAGAIN);
+    dlfs_queue_destroy(queues[0]); /* now there may be another one */
+    gate.given_back = queues[1];
+    CHECK_EQ(dlfs_queue_borrow(gate.device, 4, &turns[QUEUES], &made), 0);
+    CHECK_EQ(dlfs_queues_resting(gate.device), 1);
+    dlfs_queue_give_back(made);
+    dlfs_queue_give_back(queues[2]);
+    CHECK_EQ(dlfs_queues_resting(gate.device), QUEUES);
+}
+
 /* A forked child inherits none of them. */
 static void a_child_makes_its_own(void)
 {
@@ -146,6 +165,7 @@ int main(void)
     atomic_store(&gate.queues_max, QUEUES);
     dataset.device = gate.device;
     those_at_rest_are_used();
+    none_is_lost_between_two();
     a_child_makes_its_own();
     more_threads_than_queue_pairs(1);
     more_threads_than_queue_pairs(THREADS);
