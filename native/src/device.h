@@ -57,7 +57,7 @@ struct dlfs_queue_ops {
     void (*abandon)(dlfs_queue *queue);
 };
 
-/* The place of one who waits for a queue pair, in the line of a device; all zero: not in line. */
+/* A thread's place in the line of those that wait for a queue pair; all zero: not in line. */
 struct dlfs_turn {
     struct dlfs_turn *next;
     dlfs_queue *queue; /* handed over */
@@ -116,13 +116,13 @@ int dlfs_queue_borrow(dlfs_device *device, uint32_t depth, struct dlfs_turn *tur
 /* Gives it back, with nothing in flight, to the first in line or to rest. A queue pair that failed
  * is destroyed instead. */
 void dlfs_queue_give_back(dlfs_queue *queue);
-/* Whether somebody stands in line: who has a queue pair gives way soon. */
+/* Whether the line is not empty: threads that hold a queue pair are to give way soon. */
 static inline bool dlfs_queues_wanted(const dlfs_device *device)
 {
     return atomic_load_explicit(&device->queues.waiting, memory_order_relaxed) > 0;
 }
 bool dlfs_turn_is_worth_a_look(const struct dlfs_turn *turn, uint64_t now_ns);
-/* Sleeps until there may be a queue pair for one who is in line, at most timeout_ms. */
+/* Sleeps until there may be a queue pair for a turn that is in line, at most timeout_ms. */
 void dlfs_turn_wait(struct dlfs_turn *turn, int timeout_ms);
 void dlfs_turn_leave(dlfs_device *device, struct dlfs_turn *turn);
 /* A queue pair of the device was destroyed. */

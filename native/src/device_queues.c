@@ -1,7 +1,8 @@
 /*
- * The queue pairs of a device, shared by all who read from it: each has one while it has something
- * under way, and gives it back. A target allows so many at once, and so do we. Who finds none
- * stands in line; whoever has one looks now and then whether somebody does, and gives way.
+ * The queue pairs of a device, shared by all threads that read from it. A thread borrows one while
+ * it has operations under way, and gives it back. Their number is limited, by the target and by
+ * QUEUES_MAX: a thread that finds none free waits in a line, first come, first served; the threads
+ * that hold one look now and then whether the line is empty, and give way if it is not.
  *
  * One lock for all devices, held for moments: nothing is made or destroyed under it. A child that
  * is forked meanwhile finds it free, the line empty, and destroys what it inherited.
@@ -16,8 +17,8 @@
 #define QUEUES_MAX 128u
 #define FULL_NS UINT64_C(1000000000)  /* after a target refused one: until the next try */
 #define REST_NS UINT64_C(10000000000) /* one that rests for so long is closed */
-#define LOOK_NS UINT64_C(20000000)    /* between two looks at the line of one that stands in it */
-#define WAIT_MS 5000                  /* for a queue pair of one's own */
+#define LOOK_NS UINT64_C(20000000)    /* between two looks at its turn of a thread that waits */
+#define WAIT_MS 5000                  /* in dlfs_queue_create, for a queue pair */
 #define WAIT_STEP_MS 100
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -139,7 +140,7 @@ static dlfs_queue *take_expired(struct dlfs_queues *queues, uint64_t now_ns)
 
 /* ---- borrowing ------------------------------------------------------------------------------- */
 
-/* Makes a queue pair for the one who is first; -EAGAIN: the target has no more. */
+/* Makes a queue pair for the first in line; -EAGAIN: the target has no more. */
 static int make(dlfs_device *device, uint32_t depth, struct dlfs_turn *turn, dlfs_queue **out)
 {
     struct dlfs_queues *queues = &device->queues;
@@ -291,7 +292,7 @@ uint32_t dlfs_queues_max(dlfs_device *device)
     return most > 0 && most < QUEUES_MAX ? most : QUEUES_MAX;
 }
 
-/* ---- a queue pair of one's own --------------------------------------------------------------- */
+/* ---- creating ------------------------------------------------------------------------------- */
 
 int dlfs_queue_create(dlfs_device *device, uint32_t depth, dlfs_queue **out)
 {

@@ -8,8 +8,8 @@
  * reported so earlier, when its member has been silent for a while and another one is well: the
  * caller then asks for it again, in other memory.
  *
- * Time is the fetch's own: it stands still while nobody looks (but for LOOK_GAP_NS), as when the
- * process is stopped, so that what waits in a socket is not called late.
+ * A fetch has a clock of its own, which stands still between two calls of fetch_step (but for
+ * LOOK_GAP_NS): answers that wait in a socket while the process is stopped are not late.
  *
  * Completions are taken in small groups, and the queues filled again before anybody looks at what
  * has come.
@@ -25,7 +25,7 @@
 #define LOOK_GAP_NS UINT64_C(1000000000)
 #define TURNS_MAX 4u /* that double the time until the next one */
 #define SILENT_SHARE \
-    16u /* of a read's time: from then on a silent member's copies are done without */
+    16u /* of a read's time-out: a member silent for so long is read around, by other copies */
 /* A read that is answered bit by bit may take so much longer: 256 KiB a second. */
 #define NS_PER_BYTE 3815u
 #define POLL_MS_MAX 100
@@ -460,7 +460,7 @@ static uint64_t all_answered_ns(const struct fetch *fetch)
     return oldest == UINT64_MAX ? 0 : oldest;
 }
 
-/* Nobody looked for a while: that is not counted. */
+/* Moves all deadlines by the time for which fetch_step was not called. */
 static void forgive(struct fetch *fetch, uint64_t gap_ns)
 {
     const dlfs_reader_config *config = &fetch->reader->config;

@@ -96,7 +96,7 @@ void span_blame(struct fetch *fetch, const struct span *span);
  * to other copies where these can be had.
  */
 void pieces_turn(struct fetch *fetch, uint64_t patience_ns);
-/* Whether the next piece of a span can only be asked of members that nobody waits for. */
+/* Whether the next piece of a span can only be asked of hung members (member_hang). */
 bool span_is_hopeless(const struct fetch *fetch, const struct span *span);
 
 /* members.c */
@@ -113,8 +113,8 @@ static inline bool member_is_lost(const dlfs_reader *reader, uint32_t member)
 }
 /* A member that cannot be had at all now. */
 void member_lose(dlfs_reader *reader, uint32_t member, int code);
-/* One that left a read without an answer for all its time: until it is known to be back, or it is
- * time for a probe, nobody waits for it. */
+/* Notes that a member left a read without an answer for all its time: until it answers, or a probe
+ * is due, reads that need it fail at once. */
 void member_hang(dlfs_reader *reader, uint32_t member);
 static inline bool member_is_hung(const dlfs_reader *reader, uint32_t member)
 {

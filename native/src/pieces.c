@@ -65,8 +65,8 @@ static void add_operation(struct fetch *fetch, uint32_t member, struct piece *pi
 }
 
 /*
- * Asks a lost member for a block that nobody needs: whether it is back must cost no sample the time
- * that it takes to find out. One at a time.
+ * Asks a lost member for a block whose content is not used, so that no sample waits for the answer
+ * of a member that may still be silent. One at a time.
  */
 static void probe(struct fetch *fetch, uint32_t member, uint64_t offset_bytes)
 {
