@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -374,33 +375,35 @@ class Alarmed(Exception):
 def test_a_signal_handler_that_raises_costs_no_batch(bench):
     made = bench(random_samples(600))
     random = np.random.default_rng(0)
-
-    def alarm(*_: object) -> None:
-        raise Alarmed
-
-    before = signal.signal(signal.SIGALRM, alarm)
-    try:
-        with made.reader() as reader:
-            for seed in range(5):
-                assert _taken_with_alarms(reader.batches(4, seed=seed), random) == list(range(600))
-    finally:
-        signal.signal(signal.SIGALRM, before)
+    with made.reader() as reader:
+        for seed in range(5):
+            assert _taken_with_alarms(reader.batches(4, seed=seed), random) == list(range(600))
 
 
 def _taken_with_alarms(epoch, random) -> list[int]:
-    """The indices that an epoch gives, in order, where alarms go off at random moments."""
-    taken = []
-    while True:
-        try:
-            signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-6, 1e-3))
-            for batch in epoch:
-                taken.append(batch)
+    """Return the indices of all batches of an epoch, sorted, while alarms interrupt its loop at random moments."""
+    taken: list = []
+    batches = len(epoch)
+
+    def alarm(*_: object) -> None:
+        if (
+            len(taken) < batches
+        ):  # after the last batch, an alarm would interrupt the test and not the loop
+            raise Alarmed
+
+    before = signal.signal(signal.SIGALRM, alarm)
+    try:
+        while len(taken) < batches:
+            with contextlib.suppress(Alarmed):
                 signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-6, 1e-3))
-        except Alarmed:
-            continue
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-        return sorted(index for batch in taken for index in batch.indices.tolist())
+                for batch in epoch:
+                    taken.append(batch)
+                    signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-6, 1e-3))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert next(epoch, None) is None
+    return sorted(index for batch in taken for index in batch.indices.tolist())
 
 
 def test_a_second_loop_over_an_epoch_does_not_end_in_silence(bench):
