@@ -381,7 +381,7 @@ def test_a_signal_handler_that_raises_costs_no_batch(bench):
 
 
 def _taken_with_alarms(epoch, random) -> list[int]:
-    """Return the indices of all batches of an epoch, sorted, while alarms interrupt its loop at random moments."""
+    """Return all indices of an epoch, sorted, while alarms interrupt its loop at random."""
     taken: list = []
     batches = len(epoch)
 
