@@ -24,10 +24,10 @@ SPDK_MODULES := spdk_nvme spdk_env_dpdk spdk_sock_modules spdk_syslibs
 SPDK := $(shell pkg-config --exists $(SPDK_MODULES) 2>/dev/null && echo yes)
 # Prints "yes" where libfuse3 is new enough for the native mount; make setup may just have installed it.
 HAS_FUSE := pkg-config --exists 'fuse3 >= 3.12' 2>/dev/null && echo yes
-NATIVE := native/CMakeLists.txt $(wildcard native/include/dlfs/*.h native/src/*)
-C_FILES := $(wildcard native/include/dlfs/*.h native/src/*.[ch] native/spdk/*.[ch] native/fuse/*.[ch] native/tests/*.[ch] native/tests/planted/*.c \
+NATIVE := native/CMakeLists.txt $(wildcard native/include/dlfs/*.h native/src/*.map native/src/*/*)
+C_FILES := $(wildcard native/include/dlfs/*.h native/src/*/*.[ch] native/spdk/*.[ch] native/fuse/*.[ch] native/tests/*.h native/tests/*/*.[ch] \
 	native/fuzz/*.c native/examples/*.c bench/native/*.[ch])
-TIDY := $(patsubst native/src/%.c,build/tidy/%.ok,$(wildcard native/src/*.c)) \
+TIDY := $(patsubst native/src/%.c,build/tidy/%.ok,$(wildcard native/src/*/*.c)) \
 	$(if $(SPDK),$(patsubst native/spdk/%.c,build/tidy/spdk/%.ok,$(wildcard native/spdk/*.c))) \
 	$(if $(shell $(HAS_FUSE)),$(patsubst native/fuse/%.c,build/tidy/fuse/%.ok,$(wildcard native/fuse/*.c)))
 JOBS ?= $(shell nproc)
@@ -204,7 +204,7 @@ build/tidy/fuse/%.ok: native/fuse/%.c $(wildcard native/fuse/*.h native/include/
 	@echo "clang-tidy $<"; clang-tidy --quiet -p build/native $< 2>/dev/null
 	@touch $@
 
-build/tidy/%.ok: native/src/%.c $(wildcard native/src/*.h native/include/dlfs/*.h) native/.clang-tidy
-	@mkdir -p build/tidy
+build/tidy/%.ok: native/src/%.c $(wildcard native/src/*/*.h native/include/dlfs/*.h) native/.clang-tidy
+	@mkdir -p $(@D)
 	@echo "clang-tidy $<"; clang-tidy --quiet -p build/native $< 2>/dev/null
 	@touch $@

@@ -94,6 +94,11 @@ def _stacks(text: str) -> Iterable[_Stack]:
         )
 
 
+def _source(path: str) -> str:
+    """Return a source file's name after that of its folder, as "nvme/queue.c"."""
+    return "/".join(PurePath(path).parts[-2:])
+
+
 def _place(stack: _Stack, sources: Mapping[tuple[str, int], tuple[str, str]]) -> Place:
     if not stack.frames:
         return Place(stack.process, "unknown", "", "unknown")
@@ -138,7 +143,7 @@ def look_up(path: str, addresses: list[int]) -> dict[int, tuple[str, str]]:
         return {}
     pairs = zip(lines[::2], lines[1::2], strict=True)
     return {
-        address: (PurePath(place.rpartition(":")[0]).name, function)
+        address: (_source(place.rpartition(":")[0]), function)
         for address, (function, place) in zip(addresses, pairs, strict=True)
         if not place.startswith("??")
     }
@@ -206,6 +211,6 @@ class _CallgrindReader:
         if key == "ob":
             self._object = PurePath(name).name
         elif key in ("fl", "fi", "fe"):
-            self._file = "" if name == "???" else PurePath(name).name
+            self._file = "" if name == "???" else _source(name)
         elif key == "fn":
             self._function = name.partition("'")[0]  # 'N: the depth of a recursion

@@ -14,15 +14,15 @@ LIBDLFS = "libdlfs.so"
 
 _DLFS_FILES = (
     ("CRC32C", r"crc32c|crc32intrin|wmmintrin|smmintrin|nmmintrin|vpclmul"),
-    ("NVMe/TCP", r"nvme_"),
-    ("channel to the service", r"channel"),
-    ("submission and completion", r"device|liburing|uring|setup\.c|queue\.c|syscall"),
-    ("directory", r"directory|path_hash|files"),
-    ("order", r"sequence|permutation|choice|mix"),
-    ("look-ahead", r"stream|ahead|harvest|choose"),
-    ("planning", r"plan"),
-    ("cache and memory", r"arena|cache|pool|memory|warm|block\.c"),
-    ("batches", r"read|fetch|reader|get|part|members|share|pieces|barrier|atomic"),
+    ("NVMe/TCP", r"^nvme/"),
+    ("channel to the service", r"^channel/"),
+    ("submission and completion", r"^device/|liburing|setup\.c|queue\.c|syscall"),
+    ("directory", r"^directory/"),
+    ("order", r"^sequence/|mix\.h"),
+    ("look-ahead", r"^stream/"),
+    ("planning", r"^reader/plan"),
+    ("cache and memory", r"^reader/(arena|cache|warm|block)|^platform/memory"),
+    ("batches", r"^reader/|barrier|atomic|^platform/thread"),
 )
 _DLFS = tuple((f"libdlfs: {name}", re.compile(pattern)) for name, pattern in _DLFS_FILES)
 

@@ -13,7 +13,7 @@
 Several of them, joined by commas, name the members of a volume; a comma in a file's name is written
 ``file:a%2Cb``. Parsing is strict and never touches a device. Text is at most 8192 bytes.
 
-libdlfs parses paths, ``file:`` and ``nvme-tcp:`` by the same rules (``native/src/uri.c``): a change
+libdlfs parses paths, ``file:`` and ``nvme-tcp:`` by the same rules (``native/src/device/uri.c``): a change
 here is one there.
 
 Source: NVM Express Base Specification 2.0, section 4.5 (NQNs: at most 223 bytes) and 3.2.1

@@ -1,6 +1,6 @@
 """Reads the samples of one dataset: verified batches, on demand or an epoch at a time.
 
-Native code does the work (``native/src/read.c`` and ``stream.c``); here its failures become typed
+Native code does the work (``native/src/reader/read.c`` and ``native/src/stream/stream.c``); here its failures become typed
 errors or, where the caller wants it, samples that are left out or replaced. Every sample's CRC32C
 was verified before its bytes are seen.
 """

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from dlfs._native.memory import give_back_freed_memory
+from dlfs._native.malloc import give_back_freed_memory
 from dlfs.errors import DlfsError, UsageError
 from dlfs.origin import OpenOptions
 from dlfs.service import systemd

@@ -8,7 +8,7 @@
  *     attribute.c  attributes, names below datasets, listings, extended attributes
  *     root.c       the root and the file system as a whole
  *     read.c       bytes; held.c keeps what will be asked for again
- *     ahead.c      which samples to read before they are asked for
+ *     stream/ahead.c      which samples to read before they are asked for
  *
  * Source: libfuse, fuse_lowlevel.h; Linux, fs/fuse and include/uapi/linux/fuse.h.
  */

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "uri.h"
+#include "device/uri.h"
 
 #define MESSAGE_BYTES 1024u
 

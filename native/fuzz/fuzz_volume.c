@@ -8,7 +8,7 @@
  */
 #include <stdlib.h>
 
-#include "volume.h"
+#include "volume/volume.h"
 
 #define CRC32C_OFFSET 4092u
 #define AT_CATALOG_BYTES 128u

@@ -23,7 +23,7 @@
 #include <spdk/nvme.h>
 
 #include "dlfs_spdk.h"
-#include "nvme_writes.h"
+#include "nvme/writes.h"
 
 #define NS_PER_MS UINT64_C(1000000)
 

@@ -94,9 +94,9 @@ def test_a_sample_without_a_stack_is_counted() -> None:
 
 def test_callgrind_counts_are_read_without_what_calls_include() -> None:
     assert parse_callgrind(CALLGRIND) == {
-        Place(42, "program", "main.c", "main"): 26,
-        Place(42, "program", "inlined.h", "main"): 30,
-        Place(42, "libcrc.so", "crc.c", "crc"): 411,
+        Place(42, "program", "src/main.c", "main"): 26,
+        Place(42, "program", "src/inlined.h", "main"): 30,
+        Place(42, "libcrc.so", "src/crc.c", "crc"): 411,
     }
 
 
@@ -109,10 +109,10 @@ def test_other_events_are_refused() -> None:
     ("place", "group"),
     [
         (Place(1, "libdlfs.so", "crc32c.c", "crc_wide_any"), "libdlfs: CRC32C"),
-        (Place(1, "libdlfs.so", "plan.c", "plan_batch"), "libdlfs: planning"),
-        (Place(1, "libdlfs.so", "device_uring.c", "submit"), "libdlfs: submission and completion"),
-        (Place(1, "libdlfs.so", "nvme_queue.c", "submit"), "libdlfs: NVMe/TCP"),
-        (Place(1, "libdlfs.so", "arena.c", "arena_find"), "libdlfs: cache and memory"),
+        (Place(1, "libdlfs.so", "reader/plan.c", "plan_batch"), "libdlfs: planning"),
+        (Place(1, "libdlfs.so", "device/uring.c", "submit"), "libdlfs: submission and completion"),
+        (Place(1, "libdlfs.so", "nvme/queue.c", "submit"), "libdlfs: NVMe/TCP"),
+        (Place(1, "libdlfs.so", "reader/arena.c", "arena_find"), "libdlfs: cache and memory"),
         (Place(1, "libdlfs.so", "", "unheard_of"), "libdlfs: other"),
         (Place(1, "libc.so.6", "", "__memmove_avx512_unaligned_erms"), "C library: copies"),
         (Place(1, "libc.so.6", "", "_int_malloc"), "C library: malloc"),
@@ -136,11 +136,13 @@ def test_groups(place: Place, group: str) -> None:
 
 
 def test_every_source_of_libdlfs_is_in_a_group() -> None:
-    sources = Path(__file__).parents[2].glob("native/src/*.c")
-    rest = {"files.c", "harvest.c", "host.c", "pack.c", "uri.c", "version.c"}
+    sources = Path(__file__).parents[2].glob("native/src/*/*.c")
     for source in sources:
-        group = group_of(Place(1, "libdlfs.so", source.name, "f"))
-        assert group != "libdlfs: other" or source.name in rest or "volume" in source.name, source
+        name = f"{source.parent.name}/{source.name}"
+        group = group_of(Place(1, "libdlfs.so", name, "f"))
+        assert group != "libdlfs: other" or name.startswith(("import/", "volume/", "platform/v")), (
+            name
+        )
 
 
 def test_addresses_are_looked_up_in_debug_information() -> None:
@@ -152,7 +154,7 @@ def test_addresses_are_looked_up_in_debug_information() -> None:
     found = look_up(library, [address])
     if not found:
         pytest.skip("libdlfs has no debug information here, or there is no addr2line")
-    assert found[address][0] == "crc32c.c"
+    assert found[address][0] == "platform/crc32c.c"
     assert look_up(library, []) == {}
 
 

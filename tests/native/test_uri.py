@@ -35,7 +35,7 @@ from tests.native.test_native import ROOT, tool
 from tests.unit.block.uris import ACCEPTED, NQN, REFUSED
 
 MESSAGE_BYTES = 1024
-SOURCES = [ROOT / "native/src" / name for name in ("uri.c", "host.c")]
+SOURCES = [ROOT / "native/src" / name for name in ("device/uri.c", "device/host.c")]
 PYTHON_ONLY = ("mem:", "nvme-tcp+discover:", "spdk:")
 REFUSED_BY_BOTH = [  # without NUL and lone surrogates, which no C program's text has
     (text, says)
@@ -45,7 +45,7 @@ REFUSED_BY_BOTH = [  # without NUL and lone surrogates, which no C program's tex
 
 
 class Uri(Structure):
-    """``struct uri`` of ``native/src/uri.h``."""
+    """``struct uri`` of ``native/src/device/uri.h``."""
 
     _fields_ = (
         ("kind", c_uint32),
@@ -59,7 +59,7 @@ class Uri(Structure):
 
 
 class HostIdentity(Structure):
-    """``struct host_identity`` of ``native/src/host.h``."""
+    """``struct host_identity`` of ``native/src/device/host.h``."""
 
     _fields_ = (("nqn", c_char * 224), ("id", c_uint8 * 16))
 
@@ -70,7 +70,7 @@ def c(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     library = folder / "uri.so"
     sizes = folder / "sizes.c"
     sizes.write_text(
-        '#include "uri.h"\n#include "host.h"\n'
+        '#include "device/uri.h"\n#include "device/host.h"\n'
         f'_Static_assert(sizeof(struct uri) == {ctypes.sizeof(Uri)}, "uri");\n'
         f'_Static_assert(sizeof(struct host_identity) == {ctypes.sizeof(HostIdentity)}, "host");\n'
     )

@@ -87,22 +87,6 @@ DLFS_API int dlfs_memory_map(size_t bytes, void **base, uint32_t *kind);
 /* Unmaps what dlfs_memory_map mapped, with the same length. base may be NULL. */
 DLFS_API void dlfs_memory_unmap(void *base, size_t bytes);
 
-/*
- * A pool of equal, aligned buffers in one mapping, numbered 0..count-1. All functions: any threads
- * at once.
- */
-typedef struct dlfs_pool dlfs_pool;
-/* buffer_bytes: a multiple of 512. Errors: -EINVAL, -ENOMEM. */
-DLFS_API int dlfs_pool_create(size_t buffer_bytes, uint32_t buffer_count, dlfs_pool **out);
-DLFS_API void dlfs_pool_destroy(dlfs_pool *pool);
-/* Takes a free buffer; -EAGAIN when all are taken (it never waits). */
-DLFS_API int dlfs_pool_acquire(dlfs_pool *pool, void **buffer);
-/* Gives a buffer back. -EINVAL when it is not one of the pool's, or is free already. */
-DLFS_API int dlfs_pool_release(dlfs_pool *pool, void *buffer);
-DLFS_API void *dlfs_pool_base(const dlfs_pool *pool);
-DLFS_API size_t dlfs_pool_bytes(const dlfs_pool *pool);
-DLFS_API uint32_t dlfs_pool_free_count(dlfs_pool *pool);
-
 /* ---- CRC32C, path hash, permutation ---------------------------------------------------------- */
 
 /*

@@ -1,0 +1,560 @@
+/*
+ * The client's end of a channel.
+ *
+ * Two locks: `turn` is held for a whole call, from the request to its answer; `lock` for as long as
+ * it takes to put an entry into the ring or a batch aside. So a batch can be released, by whatever
+ * thread and from within a garbage collection, while another thread waits for an answer. The ring
+ * has room for the release of every batch that can be out, and for a request besides.
+ *
+ * The client lives until its owner and its last batch have let go of it; the service sees its end
+ * of the sockets hung up then, and not before, since it would use the memory of the batches anew.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "channel/client.h"
+#include "platform/memory.h"
+
+/* ---- the arena ------------------------------------------------------------------------------- */
+
+DLFS_API int dlfs_arena_map(int descriptor, uint64_t bytes, dlfs_arena **out)
+{
+    if (bytes == 0 || bytes > SIZE_MAX / 2)
+        return -EINVAL;
+    dlfs_arena *arena = calloc(1, sizeof(*arena));
+    if (!arena)
+        return -ENOMEM;
+    void *base;
+    arena->bytes = bytes;
+    atomic_init(&arena->holds, 1);
+    int code = memory_map_shared(descriptor, arena->bytes, true, MEMORY_OWNER_WRITES, &base);
+    if (code < 0) {
+        free(arena);
+        return code;
+    }
+    arena->base = base;
+    *out = arena;
+    return 0;
+}
+
+DLFS_API void dlfs_arena_unmap(dlfs_arena *arena)
+{
+    if (!arena || atomic_fetch_sub_explicit(&arena->holds, 1, memory_order_acq_rel) > 1)
+        return;
+    munmap(arena->base, arena->bytes);
+    free(arena);
+}
+
+/* ---- create, destroy ------------------------------------------------------------------------- */
+
+static void client_free(dlfs_client *client)
+{
+    while (client->batches) {
+        struct batch *next = client->batches->next;
+        batch_free(client->batches);
+        client->batches = next;
+    }
+    if (client->waiter.socket >= 0)
+        close(client->waiter.socket);
+    channel_memory_unmap(&client->memory);
+    dlfs_arena_unmap(client->arena);
+    pthread_mutex_destroy(&client->turn);
+    pthread_mutex_destroy(&client->lock);
+    free(client);
+}
+
+void client_unlock_release(dlfs_client *client)
+{
+    bool last = --client->holds == 0;
+    pthread_mutex_unlock(&client->lock);
+    if (last)
+        client_free(client);
+}
+
+DLFS_API int dlfs_client_create(dlfs_arena *arena, int memory, int wake, uint32_t timeout_ms,
+                                dlfs_client **out)
+{
+    if (!arena || wake < 0)
+        return -EINVAL;
+    dlfs_client *client = calloc(1, sizeof(*client));
+    if (!client)
+        return -ENOMEM;
+    int code = channel_memory_open(&client->memory, memory, arena->bytes);
+    if (code < 0) {
+        free(client);
+        return code;
+    }
+    struct channel_memory *channel = &client->memory;
+    client->submissions = ring_over(&channel->header->submissions, channel->submissions,
+                                    sizeof(struct submission), channel->submission_count);
+    client->completions = ring_over(&channel->header->completions, channel->completions,
+                                    sizeof(struct completion), COMPLETION_COUNT);
+    waiter_init(&client->waiter, &client->submissions, wake, -1);
+    client->timeout_ms = timeout_ms;
+    client->holds = 1;
+    client->arena = arena;
+    atomic_fetch_add_explicit(&arena->holds, 1, memory_order_relaxed);
+    pthread_mutex_init(&client->turn, NULL);
+    pthread_mutex_init(&client->lock, NULL);
+    *out = client;
+    return 0;
+}
+
+int client_lose(dlfs_client *client)
+{
+    atomic_store_explicit(&client->lost, true, memory_order_relaxed);
+    return DLFS_E_SERVICE;
+}
+
+/* Hands an entry to the service; false when it can take no more, which only a broken one can't. */
+static bool submit(dlfs_client *client, const struct submission *entry)
+{
+    pthread_mutex_lock(&client->lock);
+    bool put = ring_put(&client->submissions, entry);
+    pthread_mutex_unlock(&client->lock);
+    return put;
+}
+
+DLFS_API void dlfs_client_destroy(dlfs_client *client)
+{
+    if (!client)
+        return;
+    struct submission close_stream = {.operation = OPERATION_CLOSE};
+    if (!client_is_lost(client) && submit(client, &close_stream))
+        ring_wake(&client->submissions, &client->waiter);
+    pthread_mutex_lock(&client->lock);
+    client_unlock_release(client);
+}
+
+/* ---- calls ----------------------------------------------------------------------------------- */
+
+static int await(dlfs_client *client, struct completion *answer)
+{
+    uint64_t until = UINT64_MAX;
+    if (client->timeout_ms > 0)
+        until = clock_ns() + (uint64_t)client->timeout_ms * UINT64_C(1000000);
+    for (;;) {
+        int taken = ring_take(&client->completions, answer);
+        if (taken > 0 && answer->tag == client->tag)
+            return 0;
+        if (taken < 0)
+            return client_lose(client);
+        if (taken > 0)
+            continue;
+        int64_t left_ms = -1;
+        if (until != UINT64_MAX)
+            left_ms = ((int64_t)until - (int64_t)clock_ns() + 999999) / 1000000;
+        if (until != UINT64_MAX && left_ms <= 0)
+            return client_lose(client);
+        if (ring_wait(&client->completions, &client->waiter, (int)left_ms) == WAIT_GONE)
+            return client_lose(client);
+    }
+}
+
+/* Ends the caller's turn, and says that what the last answer left in the result area was taken. */
+static void end_turn(dlfs_client *client)
+{
+    atomic_store_explicit(&client->memory.header->kept.taken, client->tag, memory_order_release);
+    pthread_mutex_unlock(&client->turn);
+}
+
+/* Asks the service and waits for its answer, in the caller's turn. */
+static int ask(dlfs_client *client, struct submission *asked, struct completion *answer)
+{
+    if (client_is_lost(client))
+        return DLFS_E_SERVICE;
+    asked->tag = ++client->tag;
+    if (!submit(client, asked))
+        return client_lose(client);
+    atomic_fetch_add_explicit(&client->requests, 1, memory_order_relaxed);
+    ring_wake(&client->submissions, &client->waiter);
+    int code = await(client, answer);
+    if (code == 0)
+        atomic_store_explicit(&client->arena->lost_members, answer->lost_members,
+                              memory_order_relaxed);
+    return code;
+}
+
+/* The same for calls that need nothing of the channel's memory; gives the answer's result. */
+static int64_t ask_simply(dlfs_client *client, uint32_t operation, uint64_t value)
+{
+    struct submission asked = {.operation = operation, .value = value};
+    struct completion answer;
+    pthread_mutex_lock(&client->turn);
+    int64_t code = ask(client, &asked, &answer);
+    end_turn(client);
+    return code < 0 ? code : answer.result;
+}
+
+/* ---- batches --------------------------------------------------------------------------------- */
+
+static void release_batch(struct batch *batch)
+{
+    dlfs_client *client = batch->client;
+    struct submission released = {.operation = OPERATION_RELEASE, .value = batch->number};
+    pthread_mutex_lock(&client->lock);
+    (void)ring_put(&client->submissions, &released); /* there is room for every batch's */
+    batch->next = client->batches;
+    client->batches = batch;
+    client_unlock_release(client);
+}
+
+struct batch *client_rested_batch(dlfs_client *client, uint64_t count)
+{
+    pthread_mutex_lock(&client->lock);
+    struct batch *batch = client->batches;
+    if (batch)
+        client->batches = batch->next;
+    pthread_mutex_unlock(&client->lock);
+    if (!batch)
+        batch = calloc(1, sizeof(*batch));
+    if (!batch || batch_reserve(batch, count) == 0)
+        return batch;
+    batch_free(batch);
+    return NULL;
+}
+
+/* Whether an answer describes a batch of at most so many samples that lies where it may. */
+static bool makes_sense(const dlfs_client *client, const struct completion *answer, uint64_t count)
+{
+    const struct channel_memory *memory = &client->memory;
+    if (answer->result < 0 || (uint64_t)answer->result > count ||
+        answer->failure_count > (uint64_t)answer->result)
+        return false;
+    if (answer->place == BATCH_IN_ARENA)
+        return answer->base_bytes <= client->arena->bytes && answer->base_offset == 0;
+    return answer->place == BATCH_COPIED && answer->base_bytes <= memory->copied_bytes &&
+           answer->base_offset <= memory->copied_bytes - answer->base_bytes;
+}
+
+static int copy_failures(struct batch *batch, const struct channel_memory *memory, uint64_t count)
+{
+    if (count > batch->failure_capacity) {
+        dlfs_failure *failures = realloc(batch->failures, count * sizeof(*failures));
+        if (!failures)
+            return -ENOMEM;
+        batch->failures = failures;
+        batch->failure_capacity = count;
+    }
+    if (count > 0)
+        memcpy(batch->failures, memory->failures, count * sizeof(dlfs_failure));
+    return 0;
+}
+
+/* Makes the batch that the answer describes; of a read, the indices are known. */
+static int fill(dlfs_client *client, struct batch *batch, const struct completion *answer,
+                const uint64_t *indices)
+{
+    const struct channel_memory *memory = &client->memory;
+    uint64_t count = (uint64_t)answer->result;
+    int code = copy_failures(batch, memory, answer->failure_count);
+    if (code < 0)
+        return code;
+    if (count > 0) {
+        memcpy(batch->offsets, memory->offsets, count * sizeof(int64_t));
+        memcpy(batch->lengths, memory->lengths, count * sizeof(int64_t));
+        memcpy(batch->indices, indices ? indices : memory->indices, count * sizeof(uint64_t));
+    }
+    batch->release = release_batch;
+    batch->client = client;
+    batch->number = answer->number;
+    batch->public = (dlfs_batch){
+        .base = answer->place == BATCH_IN_ARENA ? client->arena->base
+                                                : memory->copied + answer->base_offset,
+        .base_bytes = answer->base_bytes,
+        .count = count,
+        .offsets = batch->offsets,
+        .lengths = batch->lengths,
+        .indices = batch->indices,
+        .failures = batch->failures,
+        .failure_count = answer->failure_count,
+        .lost_members = answer->lost_members,
+    };
+    return 0;
+}
+
+/* Takes the batch of an answer, in the caller's turn. */
+static int take_batch(dlfs_client *client, const struct completion *answer, uint64_t count,
+                      const uint64_t *indices, dlfs_batch **out)
+{
+    if (answer->result < 0 && answer->place == BATCH_NONE)
+        return (int)answer->result;
+    if (!makes_sense(client, answer, count))
+        return client_lose(client);
+    struct batch *batch = client_rested_batch(client, (uint64_t)answer->result);
+    int code = batch ? fill(client, batch, answer, indices) : -ENOMEM;
+    if (code < 0) {
+        if (batch)
+            batch_free(batch);
+        return client_lose(client); /* the service would keep a batch that nobody has */
+    }
+    pthread_mutex_lock(&client->lock);
+    client->holds++;
+    pthread_mutex_unlock(&client->lock);
+    *out = &batch->public;
+    return 0;
+}
+
+static int ask_batch(dlfs_client *client, struct submission *asked, const uint64_t *indices,
+                     dlfs_batch **out)
+{
+    struct completion answer;
+    int code = ask(client, asked, &answer);
+    return code < 0 ? code : take_batch(client, &answer, asked->value, indices, out);
+}
+
+DLFS_API int dlfs_client_read(dlfs_client *client, const uint64_t *indices, uint64_t count,
+                              dlfs_batch **out)
+{
+    if (!client || (!indices && count > 0))
+        return -EINVAL;
+    if (count > client->memory.samples_max)
+        return DLFS_E_LIMIT;
+    if (client_find_batch(client, indices, count, out))
+        return 0;
+    struct submission asked = {.operation = OPERATION_READ, .value = count};
+    pthread_mutex_lock(&client->turn);
+    if (count > 0)
+        memcpy(client->memory.request, indices, count * sizeof(*indices));
+    int code = ask_batch(client, &asked, indices, out);
+    end_turn(client);
+    return code;
+}
+
+/* ---- single samples -------------------------------------------------------------------------- */
+
+/* A sample that is larger than the result area comes as a batch. */
+static int64_t get_large(dlfs_client *client, uint64_t index, void *buffer, uint64_t buffer_bytes)
+{
+    dlfs_batch *batch;
+    int64_t result = dlfs_client_read(client, &index, 1, &batch);
+    if (result < 0)
+        return result;
+    result = batch->failure_count > 0 ? batch->failures[0].code : batch->lengths[0];
+    if (result > 0 && (uint64_t)result > buffer_bytes)
+        result = -ERANGE;
+    if (result > 0)
+        memcpy(buffer, batch->base + batch->offsets[0], (size_t)result);
+    dlfs_batch_release(batch);
+    return result;
+}
+
+DLFS_API int64_t dlfs_client_get(dlfs_client *client, uint64_t index, void *buffer,
+                                 uint64_t buffer_bytes, uint32_t flags)
+{
+    if (!client || (flags & ~DLFS_GET_KEPT) != 0)
+        return -EINVAL;
+    int64_t found = client_copy_found(client, index, buffer, buffer_bytes);
+    if (found != -EAGAIN)
+        return found;
+    struct submission asked = {
+        .operation = OPERATION_GET, .flags = flags, .value = index, .limit = buffer_bytes};
+    struct completion answer;
+    uint64_t room = client->memory.result_bytes;
+    room = room < GET_BYTES_MAX ? room : GET_BYTES_MAX;
+    room = room < buffer_bytes ? room : buffer_bytes;
+    pthread_mutex_lock(&client->turn);
+    int64_t result = ask(client, &asked, &answer);
+    if (result == 0)
+        result = answer.result;
+    if (result > (int64_t)room)
+        result = client_lose(client);
+    if (result > 0)
+        memcpy(buffer, client->memory.result, (size_t)result);
+    end_turn(client);
+    if (result != -ERANGE || room == buffer_bytes)
+        return result;
+    return flags & DLFS_GET_KEPT ? -EAGAIN : get_large(client, index, buffer, buffer_bytes);
+}
+
+/* Asks for a part that the result area has room for. */
+static int ask_part(dlfs_client *client, const dlfs_part *part, uint8_t *buffer,
+                    dlfs_failure *failure)
+{
+    struct submission asked = {.operation = OPERATION_PART};
+    struct completion answer;
+    pthread_mutex_lock(&client->turn);
+    memcpy(client->memory.request, part, sizeof(*part));
+    int code = ask(client, &asked, &answer);
+    if (code == 0) {
+        code = (int)answer.result;
+        failure->code = answer.failure_count > 0 ? code : 0;
+        failure->member = (uint32_t)answer.number;
+        failure->offset_bytes = answer.base_offset;
+        failure->crc_expected = (uint32_t)answer.base_bytes;
+    }
+    if (code == 0 && buffer && part->length_bytes > 0)
+        memcpy(buffer, client->memory.result, part->length_bytes);
+    end_turn(client);
+    return code;
+}
+
+DLFS_API int dlfs_client_read_part(dlfs_client *client, const dlfs_part *part, void *buffer,
+                                   dlfs_failure *failure)
+{
+    if (!client || !part || !failure || (!buffer && part->length_bytes > 0))
+        return -EINVAL;
+    uint64_t room = client->memory.result_bytes;
+    room = room < PART_BYTES_MAX ? room : PART_BYTES_MAX;
+    uint64_t done = 0;
+    int code = 0;
+    *failure = (dlfs_failure){.index = part->index};
+    do {
+        dlfs_part piece = *part;
+        uint64_t left = part->length_bytes - done;
+        piece.length_bytes = left < room ? left : room;
+        if (__builtin_add_overflow(part->offset_bytes, done, &piece.offset_bytes))
+            return -EINVAL;
+        code = ask_part(client, &piece, (uint8_t *)buffer + done, failure);
+        done += piece.length_bytes;
+    } while (code == 0 && done < part->length_bytes);
+    return code;
+}
+
+/* ---- the rest -------------------------------------------------------------------------------- */
+
+/* Asks for a structure, which comes in the result area. */
+static int ask_structure(dlfs_client *client, uint32_t operation, uint64_t value, void *out,
+                         size_t bytes)
+{
+    struct submission asked = {.operation = operation, .value = value};
+    struct completion answer;
+    pthread_mutex_lock(&client->turn);
+    int code = ask(client, &asked, &answer);
+    if (code == 0)
+        code = (int)answer.result;
+    if (code == 0)
+        memcpy(out, client->memory.result, bytes);
+    end_turn(client);
+    return code;
+}
+
+DLFS_API int dlfs_client_reader_stats(dlfs_client *client, dlfs_reader_stats *stats)
+{
+    return ask_structure(client, OPERATION_STATS, 0, stats, sizeof(*stats));
+}
+
+DLFS_API int dlfs_client_member_stats(dlfs_client *client, uint32_t member,
+                                      dlfs_member_stats *stats)
+{
+    return ask_structure(client, OPERATION_MEMBER_STATS, member, stats, sizeof(*stats));
+}
+
+DLFS_API int dlfs_client_member_code(dlfs_client *client, uint32_t member)
+{
+    return (int)ask_simply(client, OPERATION_MEMBER, member);
+}
+
+DLFS_API uint64_t dlfs_client_lost_members(const dlfs_client *client)
+{
+    return atomic_load_explicit(&client->arena->lost_members, memory_order_relaxed);
+}
+
+DLFS_API int dlfs_client_is_lost(const dlfs_client *client)
+{
+    return client_is_lost(client);
+}
+
+DLFS_API uint64_t dlfs_client_samples_max(const dlfs_client *client)
+{
+    return client->memory.samples_max;
+}
+
+/* Sends the indices of a stream over a chosen order, in the caller's turn. */
+static int send_chosen(dlfs_client *client, const dlfs_stream_config *config)
+{
+    uint64_t most = client->memory.samples_max;
+    int code = stream_fits(config, sequence_count(config->sequence)) ? 0 : -EINVAL;
+    for (uint64_t at = 0; code == 0 && at < config->count; at += most) {
+        struct submission asked = {.operation = OPERATION_CHOOSE};
+        struct completion answer;
+        asked.value = config->count - at < most ? config->count - at : most;
+        uint64_t *request = (uint64_t *)(void *)client->memory.request;
+        code = stream_indices(config, at, asked.value, request);
+        if (code == 0)
+            code = ask(client, &asked, &answer);
+        if (code == 0)
+            code = (int)answer.result;
+    }
+    return code;
+}
+
+/* What the service is told of a stream; over a chosen order it is one over a list, from its start.
+ */
+static struct stream_request describe(const dlfs_stream_config *config, bool chosen)
+{
+    struct stream_request request = {.count = config->count, .plan = config->plan, .stride = 1};
+    sequence_describe(config->sequence, &request.sequence);
+    if (chosen) {
+        request.sequence =
+            (struct sequence_parameters){.kind = DLFS_ORDER_LIST, .count = config->count};
+        return request;
+    }
+    request.first = config->first;
+    request.stride = config->stride;
+    request.group = config->group;
+    request.group_stride = config->group_stride;
+    return request;
+}
+
+DLFS_API int dlfs_client_stream_open(dlfs_client *client, const dlfs_stream_config *config)
+{
+    if (!client || !config || !config->sequence || config->stride == 0)
+        return -EINVAL;
+    bool chosen = sequence_kind(config->sequence) >= DLFS_ORDER_LIST;
+    struct stream_request request = describe(config, chosen);
+    struct submission asked = {.operation = OPERATION_OPEN};
+    struct completion answer;
+    pthread_mutex_lock(&client->turn);
+    int code = chosen ? send_chosen(client, config) : 0;
+    if (code == 0) {
+        memcpy(client->memory.request, &request, sizeof(request));
+        code = ask(client, &asked, &answer);
+    }
+    if (code == 0)
+        code = (int)answer.result;
+    if (code < 0 && chosen) { /* the service forgets what it was sent, unless for an open stream */
+        asked.operation = OPERATION_CLOSE;
+        if (code != -EBUSY)
+            (void)ask(client, &asked, &answer);
+    }
+    end_turn(client);
+    return code;
+}
+
+DLFS_API int dlfs_client_stream_next(dlfs_client *client, uint64_t count, int timeout_ms,
+                                     dlfs_batch **out)
+{
+    if (!client || count == 0)
+        return -EINVAL;
+    if (count > client->memory.samples_max)
+        return DLFS_E_LIMIT;
+    uint64_t until = timeout_ms < 0 ? UINT64_MAX : clock_ns() + (uint64_t)timeout_ms * 1000000;
+    int code = -EAGAIN;
+    pthread_mutex_lock(&client->turn);
+    do {
+        uint64_t now = clock_ns();
+        uint64_t left_ms = now < until ? (until - now + 999999) / 1000000 : 0;
+        struct submission asked = {.operation = OPERATION_NEXT, .value = count, .limit = left_ms};
+        code = ask_batch(client, &asked, NULL, out);
+    } while (code == -EAGAIN && clock_ns() < until);
+    end_turn(client);
+    return code;
+}
+
+DLFS_API int dlfs_client_stream_close(dlfs_client *client)
+{
+    return (int)ask_simply(client, OPERATION_CLOSE, 0);
+}
+
+DLFS_API void dlfs_client_get_stats(const dlfs_client *client, dlfs_client_stats *stats)
+{
+    *stats = (dlfs_client_stats){
+        .requests = atomic_load_explicit(&client->requests, memory_order_relaxed),
+        .wakes = atomic_load_explicit(&client->waiter.wakes, memory_order_relaxed),
+        .sleeps = atomic_load_explicit(&client->waiter.sleeps, memory_order_relaxed),
+    };
+}

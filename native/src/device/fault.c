@@ -1,0 +1,383 @@
+/*
+ * A device over another that fails on purpose: errors, short reads, flipped bits, stalls,
+ * completions out of order, and the loss of the device itself, at an operation or when told. Apart
+ * from that loss, what happens to the n-th operation of the k-th queue pair is a function
+ * of (seed, k, n) alone.
+ *
+ * A queue pair holds finished operations back in a table until they are due; poll hands out those
+ * that are, in order of arrival or, with `reorder`, in a random one.
+ */
+#include "device/device.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
+
+#define MILLION 1000000u
+#define POLL_BATCH 64u
+
+struct fault_device {
+    dlfs_device base;
+    dlfs_device *inner;
+    dlfs_fault_config config;
+    _Atomic uint64_t queues_made;
+    _Atomic uint64_t operations;
+    _Atomic bool lost;
+};
+
+struct fault_slot {
+    dlfs_operation operation;
+    int64_t result;
+    uint64_t flip_bit; /* of the buffer; used when flip */
+    uint64_t due_ns;
+    uint64_t delay_ns;
+    uint32_t next_free;
+    bool flip;
+    bool shorten;
+};
+
+struct fault_queue {
+    dlfs_queue base;
+    dlfs_queue *inner;
+    uint64_t random;       /* draws the fates */
+    uint64_t random_order; /* draws the order of completions: how often depends on timing */
+    uint32_t first_free;
+    uint32_t held_count;
+    uint32_t *held; /* [depth]: finished slots not yet handed out, by arrival */
+    struct fault_slot slots[];
+};
+
+/* splitmix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA
+ * 2014). */
+static uint64_t random_next(uint64_t *state)
+{
+    uint64_t value = (*state += UINT64_C(0x9e3779b97f4a7c15));
+    value = (value ^ (value >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+    value = (value ^ (value >> 27)) * UINT64_C(0x94d049bb133111eb);
+    return value ^ (value >> 31);
+}
+
+static bool happens(struct fault_queue *queue, uint32_t per_million)
+{
+    /* Drawn even when the chance is nil, so that one knob does not move the others' dice. */
+    return random_next(&queue->random) % MILLION < per_million;
+}
+
+static bool touches_bad(const dlfs_fault_config *config, const dlfs_operation *operation)
+{
+    if (operation->kind != DLFS_OP_READ || config->bad_length_bytes == 0) {
+        return false;
+    }
+    uint64_t end = operation->offset_bytes + operation->length_bytes;
+    uint64_t bad = config->bad_first_bytes;
+    return operation->offset_bytes < bad ? end > bad
+                                         : operation->offset_bytes - bad < config->bad_length_bytes;
+}
+
+static void slot_hold(struct fault_queue *queue, uint32_t number, int64_t result)
+{
+    struct fault_slot *slot = &queue->slots[number];
+    slot->result = result;
+    slot->due_ns = slot->delay_ns == 0 ? 0 : dlfs_clock_ns() + slot->delay_ns;
+    queue->held[queue->held_count++] = number;
+}
+
+/* Rolls the dice for an operation; true when it fails without reaching the inner device. */
+static bool slot_draw(struct fault_queue *queue, struct fault_slot *slot)
+{
+    const struct fault_device *device = (const struct fault_device *)queue->base.device;
+    const dlfs_fault_config *config = &device->config;
+    bool read = slot->operation.kind == DLFS_OP_READ;
+    bool error = happens(queue, config->error_per_million);
+    bool shorten = happens(queue, config->short_per_million);
+    bool flip = happens(queue, config->flip_per_million);
+    bool stall = happens(queue, config->stall_per_million);
+    slot->flip_bit = random_next(&queue->random) % ((uint64_t)slot->operation.length_bytes * 8);
+    slot->flip = read && flip;
+    slot->shorten = read && shorten;
+    slot->delay_ns = stall ? (uint64_t)config->stall_ms * UINT64_C(1000000) : 0;
+    return error || touches_bad(config, &slot->operation);
+}
+
+static bool is_lost(const dlfs_device *base)
+{
+    return atomic_load(&((const struct fault_device *)base)->lost);
+}
+
+/* Counts an operation; true when the device is lost to it. */
+static bool loses_operation(dlfs_device *base)
+{
+    struct fault_device *device = (struct fault_device *)base;
+    if (atomic_fetch_add(&device->operations, 1) + 1 == device->config.lost_from) {
+        atomic_store(&device->lost, true);
+    }
+    return is_lost(base);
+}
+
+/* Passes an operation on; 1 when it was taken, 0 when there was no room, or an error. */
+static int slot_submit(struct fault_queue *queue, uint32_t number)
+{
+    struct fault_slot *slot = &queue->slots[number];
+    bool fails = slot_draw(queue, slot);
+    bool lost = loses_operation(queue->base.device);
+    if (fails || lost) {
+        slot_hold(queue, number, lost ? DLFS_E_LOST : -EIO);
+        return 1;
+    }
+    dlfs_operation operation = slot->operation;
+    operation.tag = number;
+    uint32_t block_bytes = queue->base.device->block_bytes;
+    if (slot->shorten && operation.length_bytes == block_bytes) {
+        slot_hold(queue, number, DLFS_E_TRUNCATED); /* the least part of one block is none */
+        return 1;
+    }
+    if (slot->shorten) {
+        operation.length_bytes -= block_bytes;
+    }
+    return dlfs_queue_submit(queue->inner, &operation, 1);
+}
+
+static int fault_submit(dlfs_queue *base, const dlfs_operation *operations, uint32_t count)
+{
+    struct fault_queue *queue = (struct fault_queue *)base;
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t number = queue->first_free;
+        uint32_t next_free = queue->slots[number].next_free;
+        queue->slots[number].operation = operations[i];
+        int taken = slot_submit(queue, number);
+        if (taken <= 0) {
+            return i > 0 ? (int)i : taken;
+        }
+        queue->first_free = next_free;
+    }
+    return (int)count;
+}
+
+static void slot_finish(struct fault_queue *queue, const dlfs_completion *completion)
+{
+    uint32_t number = (uint32_t)completion->tag;
+    struct fault_slot *slot = &queue->slots[number];
+    int64_t result = completion->result;
+    if (result >= 0 && slot->shorten) {
+        result = DLFS_E_TRUNCATED;
+    } else if (result >= 0 && slot->flip) {
+        uint8_t *byte = (uint8_t *)slot->operation.buffer + slot->flip_bit / 8;
+        *byte = (uint8_t)(*byte ^ (1u << (slot->flip_bit % 8)));
+    }
+    slot_hold(queue, number, result);
+}
+
+/* Takes in what the inner queue pair has finished, waiting up to timeout_ms for a first one. */
+static int inner_collect(struct fault_queue *queue, int timeout_ms)
+{
+    dlfs_completion completions[POLL_BATCH];
+    int got;
+    do {
+        got = dlfs_queue_poll(queue->inner, completions, POLL_BATCH, timeout_ms);
+        for (int i = 0; i < got; i++) {
+            slot_finish(queue, &completions[i]);
+        }
+        timeout_ms = 0;
+    } while (got == (int)POLL_BATCH);
+    return got < 0 ? got : 0;
+}
+
+static void held_remove(struct fault_queue *queue, uint32_t position)
+{
+    uint32_t number = queue->held[position];
+    for (uint32_t i = position + 1; i < queue->held_count; i++) {
+        queue->held[i - 1] = queue->held[i];
+    }
+    queue->held_count--;
+    queue->slots[number].next_free = queue->first_free;
+    queue->first_free = number;
+}
+
+/* The position in held of one that is due, or held_count. */
+static uint32_t held_pick(struct fault_queue *queue, uint64_t now_ns)
+{
+    const struct fault_device *device = (const struct fault_device *)queue->base.device;
+    uint32_t start = 0;
+    if (device->config.reorder != 0 && queue->held_count > 0) {
+        start = (uint32_t)(random_next(&queue->random_order) % queue->held_count);
+    }
+    for (uint32_t i = 0; i < queue->held_count; i++) {
+        uint32_t position = (start + i) % queue->held_count;
+        if (queue->slots[queue->held[position]].due_ns <= now_ns) {
+            return position;
+        }
+    }
+    return queue->held_count;
+}
+
+static uint32_t held_give(struct fault_queue *queue, dlfs_completion *completions, uint32_t count)
+{
+    uint32_t filled = 0;
+    uint64_t now_ns = dlfs_clock_ns();
+    while (filled < count) {
+        uint32_t position = held_pick(queue, now_ns);
+        if (position == queue->held_count) {
+            break;
+        }
+        const struct fault_slot *slot = &queue->slots[queue->held[position]];
+        completions[filled++] =
+            (dlfs_completion){.tag = slot->operation.tag, .result = slot->result};
+        held_remove(queue, position);
+    }
+    return filled;
+}
+
+/* How long poll may wait: not past its own deadline, nor past the moment when a held operation is
+ * due. */
+static uint64_t wait_ns(const struct fault_queue *queue, uint64_t left_ns)
+{
+    uint64_t now_ns = dlfs_clock_ns();
+    for (uint32_t i = 0; i < queue->held_count; i++) {
+        uint64_t due_ns = queue->slots[queue->held[i]].due_ns;
+        uint64_t until_ns = due_ns > now_ns ? due_ns - now_ns : 0;
+        left_ns = until_ns < left_ns ? until_ns : left_ns;
+    }
+    return left_ns;
+}
+
+static int fault_wait(struct fault_queue *queue, uint64_t left_ns)
+{
+    uint64_t nanoseconds = wait_ns(queue, left_ns);
+    if (dlfs_queue_in_flight(queue->inner) > 0) {
+        uint64_t milliseconds = nanoseconds / UINT64_C(1000000) + 1;
+        int timeout_ms = milliseconds > INT32_MAX ? -1 : (int)milliseconds;
+        return inner_collect(queue, timeout_ms);
+    }
+    struct timespec pause = {.tv_sec = (time_t)(nanoseconds / UINT64_C(1000000000)),
+                             .tv_nsec = (long)(nanoseconds % UINT64_C(1000000000))};
+    (void)nanosleep(&pause, NULL);
+    return 0;
+}
+
+static int fault_poll(dlfs_queue *base, dlfs_completion *completions, uint32_t count,
+                      int timeout_ms)
+{
+    struct fault_queue *queue = (struct fault_queue *)base;
+    if (is_lost(base->device) &&
+        ((const struct fault_device *)base->device)->config.lost_polls != 0) {
+        return DLFS_E_LOST;
+    }
+    struct dlfs_deadline deadline = dlfs_deadline_after(timeout_ms);
+    int error = inner_collect(queue, 0);
+    for (;;) {
+        uint32_t filled = held_give(queue, completions, count);
+        if (filled > 0) {
+            return (int)filled;
+        }
+        uint64_t left_ns = dlfs_deadline_left_ns(&deadline);
+        if (error < 0 || left_ns == 0) {
+            return error;
+        }
+        error = fault_wait(queue, left_ns);
+    }
+}
+
+static int fault_register(dlfs_queue *base, void *start, size_t bytes)
+{
+    return dlfs_queue_register(((struct fault_queue *)base)->inner, start, bytes);
+}
+
+/* Does for both fates: the inner queue pair knows by itself whether it is in a child. */
+static void fault_queue_destroy(dlfs_queue *base)
+{
+    struct fault_queue *queue = (struct fault_queue *)base;
+    dlfs_queue_destroy(queue->inner);
+    free(queue->held);
+    free(queue);
+}
+
+static const struct dlfs_queue_ops fault_queue_ops = {
+    .submit = fault_submit,
+    .poll = fault_poll,
+    .register_range = fault_register,
+    .destroy = fault_queue_destroy,
+    .abandon = fault_queue_destroy,
+};
+
+static int fault_queue_create(dlfs_device *base, uint32_t depth, dlfs_queue **out)
+{
+    struct fault_device *device = (struct fault_device *)base;
+    if (is_lost(base)) {
+        return DLFS_E_LOST;
+    }
+    struct fault_queue *queue = calloc(1, sizeof *queue + depth * sizeof queue->slots[0]);
+    uint32_t *held = calloc(depth, sizeof *held);
+    int error = queue == NULL || held == NULL ? -ENOMEM : 0;
+    if (error == 0) {
+        error = dlfs_queue_make(device->inner, depth, &queue->inner);
+    }
+    if (error < 0) {
+        free(held);
+        free(queue);
+        return error;
+    }
+    queue->held = held;
+    queue->random = device->config.seed;
+    queue->random ^= random_next(&(uint64_t){atomic_fetch_add(&device->queues_made, 1)});
+    queue->random_order = ~queue->random;
+    for (uint32_t i = 0; i < depth; i++) {
+        queue->slots[i].next_free = i + 1;
+    }
+    dlfs_queue_init(&queue->base, &fault_queue_ops, base, depth);
+    *out = &queue->base;
+    return 0;
+}
+
+static int fault_flush(dlfs_device *base)
+{
+    return is_lost(base) ? DLFS_E_LOST : dlfs_device_flush(((struct fault_device *)base)->inner);
+}
+
+static void fault_destroy(dlfs_device *base)
+{
+    free(base);
+}
+
+static const struct dlfs_device_ops fault_device_ops = {
+    .queue_create = fault_queue_create,
+    .flush = fault_flush,
+    .destroy = fault_destroy,
+};
+
+static bool config_is_valid(const dlfs_fault_config *config)
+{
+    return config->error_per_million <= MILLION && config->short_per_million <= MILLION &&
+           config->flip_per_million <= MILLION && config->stall_per_million <= MILLION &&
+           config->bad_length_bytes <= UINT64_MAX - config->bad_first_bytes &&
+           config->lost_polls <= 1 && config->reserved == 0;
+}
+
+int dlfs_device_create_fault(dlfs_device *inner, const dlfs_fault_config *config, dlfs_device **out)
+{
+    if (inner == NULL || config == NULL || out == NULL || !config_is_valid(config)) {
+        return -EINVAL;
+    }
+    struct fault_device *device = calloc(1, sizeof *device);
+    if (device == NULL) {
+        return -ENOMEM;
+    }
+    device->inner = inner;
+    device->config = *config;
+    atomic_init(&device->queues_made, 0);
+    atomic_init(&device->operations, 0);
+    atomic_init(&device->lost, false);
+    dlfs_device_init(&device->base, &fault_device_ops, "fault", inner->size_bytes,
+                     inner->block_bytes, inner->writable);
+    *out = &device->base;
+    return 0;
+}
+
+int dlfs_device_fault_lose(dlfs_device *device, uint32_t lost)
+{
+    if (device == NULL || device->ops != &fault_device_ops || lost > 1) {
+        return -EINVAL;
+    }
+    atomic_store(&((struct fault_device *)device)->lost, lost != 0);
+    return 0;
+}

@@ -1,0 +1,181 @@
+/*
+ * The host's name and ID: see host.h.
+ *
+ * Source: NVM Express Base Specification 2.0, section 4.5 (the UUID form of NQNs); machine-id(5),
+ * which asks to hash the ID with a key of one's own; RFC 7693 (BLAKE2s), RFC 4122 (UUIDs).
+ */
+#include "device/host.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include "device/uri.h"
+
+#define NQN_PREFIX "nqn.2014-08.org.nvmexpress:uuid:"
+#define LINE_BYTES 512u /* more than any line that is valid */
+#define PATH_BYTES 4096u
+#define MACHINE_DIGITS 32u
+#define BLAKE2S_ROUNDS 10u
+
+/* ---- BLAKE2s, of the 16 bytes of a machine's ID ---------------------------------------------- */
+
+static uint32_t rotate(uint32_t value, uint32_t bits)
+{
+    return value >> bits | value << (32 - bits);
+}
+
+static void mix(uint32_t *v, const uint8_t *place, uint32_t x, uint32_t y)
+{
+    uint32_t *a = &v[place[0]], *b = &v[place[1]], *c = &v[place[2]], *d = &v[place[3]];
+    *a += *b + x;
+    *d = rotate(*d ^ *a, 16);
+    *c += *d;
+    *b = rotate(*b ^ *c, 12);
+    *a += *b + y;
+    *d = rotate(*d ^ *a, 8);
+    *c += *d;
+    *b = rotate(*b ^ *c, 7);
+}
+
+static const uint32_t blake2s_start[8] = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
+                                          0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
+
+/* One block, which is the last: state is what came before it, and what comes after. */
+static void blake2s_compress(uint32_t state[8], const uint32_t words[16], uint32_t bytes)
+{
+    static const uint8_t sigma[BLAKE2S_ROUNDS][16] = {
+        {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15},
+        {14, 10, 4, 8, 9, 15, 13, 6, 1, 12, 0, 2, 11, 7, 5, 3},
+        {11, 8, 12, 0, 5, 2, 15, 13, 10, 14, 3, 6, 7, 1, 9, 4},
+        {7, 9, 3, 1, 13, 12, 11, 14, 2, 6, 5, 10, 4, 0, 15, 8},
+        {9, 0, 5, 7, 2, 4, 10, 15, 14, 1, 11, 12, 6, 8, 3, 13},
+        {2, 12, 6, 10, 0, 11, 8, 3, 4, 13, 7, 5, 15, 14, 1, 9},
+        {12, 5, 1, 15, 14, 13, 4, 10, 0, 7, 6, 3, 9, 2, 8, 11},
+        {13, 11, 7, 14, 12, 1, 3, 9, 5, 0, 15, 4, 8, 6, 2, 10},
+        {6, 15, 14, 9, 11, 3, 0, 8, 12, 2, 13, 7, 1, 4, 10, 5},
+        {10, 2, 8, 4, 7, 6, 1, 5, 15, 11, 9, 14, 3, 12, 13, 0},
+    };
+    static const uint8_t places[8][4] = {{0, 4, 8, 12},  {1, 5, 9, 13},  {2, 6, 10, 14},
+                                         {3, 7, 11, 15}, {0, 5, 10, 15}, {1, 6, 11, 12},
+                                         {2, 7, 8, 13},  {3, 4, 9, 14}};
+    uint32_t v[16];
+    memcpy(v, state, 8 * sizeof *v);
+    memcpy(v + 8, blake2s_start, sizeof blake2s_start);
+    v[12] ^= bytes;
+    v[14] = ~v[14]; /* the last block */
+    for (size_t round = 0; round < BLAKE2S_ROUNDS; round++)
+        for (size_t i = 0; i < 8; i++)
+            mix(v, places[i], words[sigma[round][2 * i]], words[sigma[round][2 * i + 1]]);
+    for (uint32_t i = 0; i < 8; i++)
+        state[i] ^= v[i] ^ v[i + 8];
+}
+
+/* BLAKE2s with 16 bytes of digest and the personalization "dlfshost". */
+static void blake2s(const uint8_t data[16], uint8_t digest[16])
+{
+    uint32_t state[8];
+    uint32_t person[2];
+    uint32_t words[16] = {0};
+    memcpy(state, blake2s_start, sizeof state);
+    memcpy(person, "dlfshost", sizeof person);
+    memcpy(words, data, 16);
+    state[0] ^= UINT32_C(0x01010010); /* depth 1, fan-out 1, no key, 16 bytes of digest */
+    state[6] ^= person[0];
+    state[7] ^= person[1];
+    blake2s_compress(state, words, 16);
+    memcpy(digest, state, 16);
+}
+
+/* ---- the host -------------------------------------------------------------------------------- */
+
+static bool is_space(char c)
+{
+    return c == ' ' || (c >= '\t' && c <= '\r');
+}
+
+/* The first line of a file without spaces around it; empty: there is none. */
+static const char *read_line(const char *folder, const char *name, char line[LINE_BYTES])
+{
+    char path[PATH_BYTES];
+    int length = snprintf(path, sizeof path, "%s/%s", folder, name);
+    FILE *file = length < (int)sizeof path ? fopen(path, "re") : NULL;
+    line[0] = '\0';
+    if (!file)
+        return line;
+    if (!fgets(line, LINE_BYTES, file))
+        line[0] = '\0';
+    (void)fclose(file);
+    size_t end = strlen(line);
+    while (end > 0 && is_space(line[end - 1]))
+        end--;
+    line[end] = '\0';
+    while (is_space(*line))
+        line++;
+    return line;
+}
+
+static uint8_t random_id[16];
+
+static void make_random_id(void)
+{
+    (void)getrandom(random_id, sizeof random_id, 0); /* 16 bytes are never cut short */
+}
+
+static bool read_machine(const char *folder, uint8_t out[16])
+{
+    char line[LINE_BYTES];
+    char uuid[MACHINE_DIGITS + 5];
+    const char *found = read_line(folder, "machine-id", line);
+    if (strlen(found) != MACHINE_DIGITS || strspn(found, "0123456789abcdef") != MACHINE_DIGITS)
+        return false;
+    (void)snprintf(uuid, sizeof uuid, "%.8s-%.4s-%.4s-%.4s-%.12s", found, found + 8, found + 12,
+                   found + 16, found + 20);
+    return uri_read_uuid(uuid, strlen(uuid), out);
+}
+
+/* The UUID, of version 4, that stands for a machine which says nothing of NVMe. */
+static void derive_id(const char *folder, uint8_t out[16])
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    uint8_t machine[16];
+    if (read_machine(folder, machine)) {
+        blake2s(machine, out);
+    } else {
+        (void)pthread_once(&once, make_random_id);
+        memcpy(out, random_id, sizeof random_id);
+    }
+    out[6] = (uint8_t)((out[6] & 0x0f) | 0x40);
+    out[8] = (uint8_t)((out[8] & 0x3f) | 0x80);
+}
+
+static void write_nqn(const uint8_t id[16], char nqn[DLFS_NVME_NQN_BYTES_MAX + 1])
+{
+    size_t length = sizeof NQN_PREFIX - 1;
+    memcpy(nqn, NQN_PREFIX, sizeof NQN_PREFIX);
+    for (uint32_t i = 0; i < 16; i++) {
+        bool hyphen = i == 4 || i == 6 || i == 8 || i == 10;
+        int written = snprintf(nqn + length, DLFS_NVME_NQN_BYTES_MAX + 1 - length, "%s%02x",
+                               hyphen ? "-" : "", id[i]);
+        length += (size_t)written;
+    }
+}
+
+void host_identity_read(const char *folder, struct host_identity *out)
+{
+    char nqn_line[LINE_BYTES];
+    char id_line[LINE_BYTES];
+    uint8_t derived[16];
+    const char *nqn = read_line(folder, "nvme/hostnqn", nqn_line);
+    const char *id = read_line(folder, "nvme/hostid", id_line);
+    const size_t prefix = sizeof NQN_PREFIX - 1;
+    const char *in_nqn = strncmp(nqn, NQN_PREFIX, prefix) == 0 ? nqn + prefix : nqn;
+    derive_id(folder, derived);
+    if (!uri_read_uuid(id, strlen(id), out->id) && !uri_read_uuid(in_nqn, strlen(in_nqn), out->id))
+        memcpy(out->id, derived, sizeof out->id);
+    if (uri_is_nqn(nqn, strlen(nqn)))
+        memcpy(out->nqn, nqn, strlen(nqn) + 1);
+    else
+        write_nqn(derived, out->nqn);
+}

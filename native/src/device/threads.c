@@ -1,0 +1,307 @@
+/*
+ * Files and block devices through a pool of threads, where io_uring is forbidden: one pool per
+ * queue pair, its threads started as operations need them and ended with the queue pair.
+ *
+ * One mutex guards the queue pair's two lists of slots: waiting (for a thread) and finished (for
+ * poll). Threads run with all signals blocked, so that the program's handlers stay with its own
+ * threads.
+ */
+#include "device/device.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "platform/thread.h"
+
+/* More threads than this only take turns on the device; glibc's own AIO stops at 20. */
+#define THREADS_MAX 32u
+#define THREAD_STACK_BYTES (256u << 10)
+#define NO_SLOT UINT32_MAX
+
+struct threads_slot {
+    dlfs_operation operation;
+    int64_t result;
+    uint32_t next;
+};
+
+/* A first-in, first-out list of slots. */
+struct slot_list {
+    uint32_t first;
+    uint32_t last;
+};
+
+struct threads_queue {
+    dlfs_queue base;
+    int descriptor;
+    uint32_t block_bytes;
+    pthread_mutex_t mutex;
+    pthread_cond_t work; /* waiting grew, or stopping */
+    pthread_cond_t done; /* finished grew */
+    struct slot_list waiting;
+    struct slot_list finished;
+    uint32_t first_free;
+    uint32_t waiting_count;
+    uint32_t idle_count;
+    uint32_t thread_count;
+    bool stopping;
+    pthread_t threads[THREADS_MAX];
+    struct threads_slot slots[]; /* [depth] */
+};
+
+static void list_append(struct threads_queue *queue, struct slot_list *list, uint32_t number)
+{
+    queue->slots[number].next = NO_SLOT;
+    if (list->first == NO_SLOT) {
+        list->first = number;
+    } else {
+        queue->slots[list->last].next = number;
+    }
+    list->last = number;
+}
+
+static uint32_t list_take(struct threads_queue *queue, struct slot_list *list)
+{
+    uint32_t number = list->first;
+    list->first = queue->slots[number].next;
+    return number;
+}
+
+/* ---- the threads ----------------------------------------------------------------------------- */
+
+static ssize_t transfer_some(int descriptor, const dlfs_operation *operation, uint32_t done)
+{
+    size_t length = operation->length_bytes - done;
+    if (length > DLFS_REQUEST_BYTES_MAX) {
+        length = DLFS_REQUEST_BYTES_MAX;
+    }
+    uint8_t *buffer = (uint8_t *)operation->buffer + done;
+    off_t offset = (off_t)(operation->offset_bytes + done);
+    if (operation->kind == DLFS_OP_WRITE) {
+        return pwrite(descriptor, buffer, length, offset);
+    }
+    return pread(descriptor, buffer, length, offset);
+}
+
+static int64_t transfer_whole(const struct threads_queue *queue, const dlfs_operation *operation)
+{
+    uint32_t done = 0;
+    uint32_t interrupted = 0;
+    while (done < operation->length_bytes) {
+        ssize_t got = transfer_some(queue->descriptor, operation, done);
+        if (got < 0 && (errno == EINTR || errno == EAGAIN) && interrupted < DLFS_INTERRUPTED_MAX) {
+            interrupted++;
+            continue;
+        }
+        if (got < 0) {
+            return dlfs_file_result(-errno);
+        }
+        if (got == 0 || got % (ssize_t)queue->block_bytes != 0) {
+            return DLFS_E_TRUNCATED; /* the file's end */
+        }
+        done += (uint32_t)got;
+    }
+    return (int64_t)done;
+}
+
+static void *thread_main(void *argument)
+{
+    struct threads_queue *queue = argument;
+    (void)pthread_mutex_lock(&queue->mutex);
+    for (;;) {
+        while (queue->waiting.first == NO_SLOT && !queue->stopping) {
+            queue->idle_count++;
+            (void)pthread_cond_wait(&queue->work, &queue->mutex);
+            queue->idle_count--;
+        }
+        if (queue->waiting.first == NO_SLOT) {
+            break;
+        }
+        uint32_t number = list_take(queue, &queue->waiting);
+        queue->waiting_count--;
+        (void)pthread_mutex_unlock(&queue->mutex);
+        int64_t result = transfer_whole(queue, &queue->slots[number].operation);
+        (void)pthread_mutex_lock(&queue->mutex);
+        queue->slots[number].result = result;
+        list_append(queue, &queue->finished, number);
+        (void)pthread_cond_signal(&queue->done);
+    }
+    (void)pthread_mutex_unlock(&queue->mutex);
+    return NULL;
+}
+
+/* Starts one more thread; with the mutex held. */
+static int thread_add(struct threads_queue *queue)
+{
+    pthread_attr_t attributes;
+    int error = pthread_attr_init(&attributes);
+    if (error != 0) {
+        return -error;
+    }
+    (void)pthread_attr_setstacksize(&attributes, THREAD_STACK_BYTES);
+    int code = thread_start(&queue->threads[queue->thread_count], &attributes, thread_main, queue);
+    (void)pthread_attr_destroy(&attributes);
+    if (code == 0) {
+        queue->thread_count++;
+    }
+    return code;
+}
+
+/* Starts as many threads as what waits could use; an error only when there is none at all. */
+static int threads_provide(struct threads_queue *queue, uint32_t more)
+{
+    uint32_t wanted = queue->waiting_count + more;
+    uint32_t limit = queue->base.depth < THREADS_MAX ? queue->base.depth : THREADS_MAX;
+    uint32_t started = 0;
+    while (queue->idle_count + started < wanted && queue->thread_count < limit) {
+        int error = thread_add(queue);
+        if (error < 0) {
+            return queue->thread_count > 0 ? 0 : error;
+        }
+        started++;
+    }
+    return 0;
+}
+
+/* ---- the queue pair -------------------------------------------------------------------------- */
+
+static int threads_submit(dlfs_queue *base, const dlfs_operation *operations, uint32_t count)
+{
+    struct threads_queue *queue = (struct threads_queue *)base;
+    (void)pthread_mutex_lock(&queue->mutex);
+    int error = threads_provide(queue, count);
+    if (error < 0) {
+        (void)pthread_mutex_unlock(&queue->mutex);
+        return error;
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t number = queue->first_free;
+        queue->first_free = queue->slots[number].next;
+        queue->slots[number].operation = operations[i];
+        list_append(queue, &queue->waiting, number);
+    }
+    queue->waiting_count += count;
+    (void)(count == 1 ? pthread_cond_signal(&queue->work) : pthread_cond_broadcast(&queue->work));
+    (void)pthread_mutex_unlock(&queue->mutex);
+    return (int)count;
+}
+
+static uint32_t take_finished(struct threads_queue *queue, dlfs_completion *completions,
+                              uint32_t count)
+{
+    uint32_t filled = 0;
+    while (filled < count && queue->finished.first != NO_SLOT) {
+        uint32_t number = list_take(queue, &queue->finished);
+        struct threads_slot *slot = &queue->slots[number];
+        completions[filled++] =
+            (dlfs_completion){.tag = slot->operation.tag, .result = slot->result};
+        slot->next = queue->first_free;
+        queue->first_free = number;
+    }
+    return filled;
+}
+
+/* Waits until something finished; false when the time has passed. */
+static bool wait_finished(struct threads_queue *queue, const struct dlfs_deadline *deadline)
+{
+    while (queue->finished.first == NO_SLOT) {
+        if (deadline->never) {
+            (void)pthread_cond_wait(&queue->done, &queue->mutex);
+            continue;
+        }
+        if (dlfs_deadline_left_ns(deadline) == 0) {
+            return false;
+        }
+        struct timespec until = {.tv_sec = (time_t)(deadline->at_ns / UINT64_C(1000000000)),
+                                 .tv_nsec = (long)(deadline->at_ns % UINT64_C(1000000000))};
+        (void)pthread_cond_timedwait(&queue->done, &queue->mutex, &until);
+    }
+    return true;
+}
+
+static int threads_poll(dlfs_queue *base, dlfs_completion *completions, uint32_t count,
+                        int timeout_ms)
+{
+    struct threads_queue *queue = (struct threads_queue *)base;
+    struct dlfs_deadline deadline = dlfs_deadline_after(timeout_ms);
+    uint32_t filled = 0;
+    (void)pthread_mutex_lock(&queue->mutex);
+    if (wait_finished(queue, &deadline)) {
+        filled = take_finished(queue, completions, count);
+    }
+    (void)pthread_mutex_unlock(&queue->mutex);
+    return (int)filled;
+}
+
+/* ---- life ------------------------------------------------------------------------------------ */
+
+static void threads_queue_destroy(dlfs_queue *base)
+{
+    struct threads_queue *queue = (struct threads_queue *)base;
+    (void)pthread_mutex_lock(&queue->mutex);
+    queue->stopping = true;
+    (void)pthread_cond_broadcast(&queue->work);
+    (void)pthread_mutex_unlock(&queue->mutex);
+    for (uint32_t i = 0; i < queue->thread_count; i++) {
+        (void)pthread_join(queue->threads[i], NULL);
+    }
+    (void)pthread_cond_destroy(&queue->done);
+    (void)pthread_cond_destroy(&queue->work);
+    (void)pthread_mutex_destroy(&queue->mutex);
+    free(queue);
+}
+
+/* The threads are the parent's, and the mutex may be held by one of them for ever: only the memory
+ * is ours. */
+static void threads_queue_abandon(dlfs_queue *base)
+{
+    free(base);
+}
+
+static const struct dlfs_queue_ops threads_queue_ops = {
+    .submit = threads_submit,
+    .poll = threads_poll,
+    .register_range = NULL,
+    .destroy = threads_queue_destroy,
+    .abandon = threads_queue_abandon,
+};
+
+static int locks_init(struct threads_queue *queue)
+{
+    pthread_condattr_t attributes;
+    int error = pthread_condattr_init(&attributes);
+    if (error != 0) {
+        return -error;
+    }
+    (void)pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    (void)pthread_mutex_init(&queue->mutex, NULL);
+    (void)pthread_cond_init(&queue->work, NULL);
+    error = pthread_cond_init(&queue->done, &attributes);
+    (void)pthread_condattr_destroy(&attributes);
+    return -error;
+}
+
+int dlfs_threads_queue_create(dlfs_device *device, uint32_t depth, dlfs_queue **out)
+{
+    struct threads_queue *queue = calloc(1, sizeof *queue + depth * sizeof queue->slots[0]);
+    if (queue == NULL) {
+        return -ENOMEM;
+    }
+    int error = locks_init(queue);
+    if (error < 0) {
+        free(queue);
+        return error;
+    }
+    queue->descriptor = ((const struct dlfs_file_device *)device)->descriptor;
+    queue->block_bytes = device->block_bytes;
+    queue->waiting.first = NO_SLOT;
+    queue->finished.first = NO_SLOT;
+    for (uint32_t i = 0; i < depth; i++) {
+        queue->slots[i].next = i + 1;
+    }
+    dlfs_queue_init(&queue->base, &threads_queue_ops, device, depth);
+    *out = &queue->base;
+    return 0;
+}

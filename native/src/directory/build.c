@@ -1,0 +1,453 @@
+/*
+ * Writing a directory segment: names, locations, storage order, tree, checksums.
+ *
+ * Two steps, so that the caller can find room for the parts in between: planning walks the names
+ * once, checks every rule about paths, adds up the name blocks and settles the hash seed; building
+ * writes. The sorts are radix sorts of (key, index) pairs: stable, so equal keys stay in index
+ * order, and linear whatever the keys are.
+ */
+#include "directory/directory.h"
+
+#include <errno.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define EQUAL_HASHES_MAX 15u /* samples with one hash: they fit into two neighbouring leaves */
+#define SEEDS_MAX 64u /* a second seed is beyond belief unless somebody made the paths for it */
+#define RADIX_BITS 11u
+#define RADIX_SIZE (1u << RADIX_BITS)
+
+typedef struct pair {
+    uint64_t key;
+    uint64_t index;
+} pair;
+
+/* ---- names ----------------------------------------------------------------------------------- */
+
+/* Paths in order, and what to compare the next with. */
+typedef struct names_walk {
+    const uint8_t *previous;
+    uint32_t previous_bytes;
+    uint32_t depth; /* of the stack */
+    uint16_t stack[DLFS_PATH_BYTES_MAX +
+                   1]; /* lengths of the paths that the previous one begins with, and its own */
+} names_walk;
+
+static bool component_is_valid(const uint8_t *component, uint32_t bytes)
+{
+    if (bytes == 0 || bytes > DLFS_COMPONENT_BYTES_MAX)
+        return false;
+    if (component[0] != '.')
+        return true;
+    return !(bytes == 1 || (bytes == 2 && component[1] == '.'));
+}
+
+static bool path_is_valid(const uint8_t *path, uint64_t bytes)
+{
+    if (bytes == 0 || bytes > DLFS_PATH_BYTES_MAX)
+        return false;
+    uint32_t start = 0;
+    for (uint32_t i = 0; i < bytes; i++) {
+        if (path[i] == 0)
+            return false;
+        if (path[i] != '/')
+            continue;
+        if (!component_is_valid(path + start, i - start))
+            return false;
+        start = i + 1;
+    }
+    return component_is_valid(path + start, (uint32_t)bytes - start);
+}
+
+static uint32_t common_bytes(const uint8_t *a, const uint8_t *b, uint32_t limit)
+{
+    uint32_t i = 0;
+    while (i < limit && a[i] == b[i])
+        i++;
+    return i;
+}
+
+/*
+ * Takes the next path: how much it has in common with the one before it, or -EINVAL when it breaks
+ * a rule. A path that begins with a whole earlier path must not go on with '/': an earlier path
+ * cannot be a directory. Only the longest such path can be new to this one, for the others were
+ * compared with the path before.
+ */
+static int walk_next(names_walk *walk, const uint8_t *path, uint64_t path_bytes, uint32_t *shared)
+{
+    if (!path_is_valid(path, path_bytes))
+        return -EINVAL;
+    uint32_t bytes = (uint32_t)path_bytes;
+    uint32_t shorter = bytes < walk->previous_bytes ? bytes : walk->previous_bytes;
+    uint32_t common = common_bytes(walk->previous, path, shorter);
+    if (common == bytes || (common < shorter && path[common] < walk->previous[common]))
+        return -EINVAL;
+    while (walk->depth > 0 && walk->stack[walk->depth - 1] > common)
+        walk->depth--;
+    if (walk->depth > 0 && walk->stack[walk->depth - 1] == common && path[common] == '/')
+        return -EINVAL;
+    walk->stack[walk->depth++] = (uint16_t)bytes;
+    walk->previous = path;
+    walk->previous_bytes = bytes;
+    *shared = common;
+    return 0;
+}
+
+static uint32_t varint_bytes(uint32_t value)
+{
+    return value < 0x80 ? 1 : 2;
+}
+
+static uint8_t *write_varint(uint8_t *at, uint32_t value)
+{
+    if (value < 0x80) {
+        *at++ = (uint8_t)value;
+        return at;
+    }
+    *at++ = (uint8_t)(value | 0x80);
+    *at++ = (uint8_t)(value >> 7);
+    return at;
+}
+
+/*
+ * Encodes the names part into out[0..capacity), or only adds it up when out is NULL. *bytes: its
+ * length before rounding up. -EINVAL also when it is longer than capacity.
+ */
+static int encode_names(const uint8_t *names, const uint64_t *offsets, uint64_t count, uint8_t *out,
+                        uint64_t capacity, uint64_t *bytes)
+{
+    names_walk walk = {.previous = names};
+    uint64_t blocks = (count + DLFS_DIRECTORY_NODE_KEYS - 1) / DLFS_DIRECTORY_NODE_KEYS;
+    uint64_t used = (blocks + 1) * sizeof(uint64_t);
+    uint64_t *block_offsets = (uint64_t *)out;
+
+    if (used > capacity)
+        return -EINVAL;
+    for (uint64_t i = 0; i < count; i++) {
+        uint32_t shared;
+        const uint8_t *path = names + offsets[i];
+        if (offsets[i + 1] < offsets[i])
+            return -EINVAL;
+        int code = walk_next(&walk, path, offsets[i + 1] - offsets[i], &shared);
+        if (code < 0)
+            return code;
+        if (i % DLFS_DIRECTORY_NODE_KEYS == 0) {
+            shared = 0;
+            if (out)
+                block_offsets[i / DLFS_DIRECTORY_NODE_KEYS] = used;
+        }
+        uint32_t suffix_bytes = walk.previous_bytes - shared;
+        uint32_t entry_bytes = varint_bytes(shared) + varint_bytes(suffix_bytes) + suffix_bytes;
+        if (entry_bytes > capacity - used)
+            return -EINVAL;
+        if (out) {
+            uint8_t *at = write_varint(write_varint(out + used, shared), suffix_bytes);
+            memcpy(at, path + shared, suffix_bytes);
+        }
+        used += entry_bytes;
+    }
+    if (out)
+        block_offsets[blocks] = used;
+    *bytes = used;
+    return 0;
+}
+
+/* ---- sorting --------------------------------------------------------------------------------- */
+
+static bool radix_pass(const pair *from, pair *to, uint64_t count, uint32_t shift)
+{
+    uint64_t starts[RADIX_SIZE] = {0};
+    uint64_t sum = 0;
+
+    for (uint64_t i = 0; i < count; i++)
+        starts[from[i].key >> shift & (RADIX_SIZE - 1)]++;
+    if (starts[from[0].key >> shift & (RADIX_SIZE - 1)] == count)
+        return false; /* nothing to do in this digit */
+    for (uint32_t digit = 0; digit < RADIX_SIZE; digit++) {
+        uint64_t width = starts[digit];
+        starts[digit] = sum;
+        sum += width;
+    }
+    for (uint64_t i = 0; i < count; i++)
+        to[starts[from[i].key >> shift & (RADIX_SIZE - 1)]++] = from[i];
+    return true;
+}
+
+/* Sorts count > 0 pairs stably by key. The result is in pairs or in spare: the one returned. */
+static pair *radix_sort(pair *pairs, pair *spare, uint64_t count)
+{
+    for (uint32_t shift = 0; shift < 64; shift += RADIX_BITS) {
+        if (radix_pass(pairs, spare, count, shift)) {
+            pair *swap = pairs;
+            pairs = spare;
+            spare = swap;
+        }
+    }
+    return pairs;
+}
+
+static pair *allocate_pairs(uint64_t count)
+{
+    /* Both halves of a sort; count is at most 2^48, so this cannot overflow. */
+    return malloc((count > 0 ? count : 1) * 2 * sizeof(pair));
+}
+
+static void hash_names(const uint8_t *names, const uint64_t *offsets, uint64_t count, uint64_t seed,
+                       pair *pairs)
+{
+    for (uint64_t i = 0; i < count; i++) {
+        pairs[i].key = dlfs_path_hash(names + offsets[i], offsets[i + 1] - offsets[i], seed);
+        pairs[i].index = i;
+    }
+}
+
+/* ---- the seed -------------------------------------------------------------------------------- */
+
+/*
+ * Counts hashes by their first bits in a table with at least twice as many counters as samples.
+ * When no counter passes the limit, neither does a hash: nearly always the whole answer, without a
+ * sort. Returns 1, 0 or -ENOMEM.
+ */
+static int seed_is_plainly_good(const uint8_t *names, const uint64_t *offsets, uint64_t count,
+                                uint64_t seed)
+{
+    uint32_t bits = 4;
+    while (UINT64_C(1) << bits < 2 * count)
+        bits++;
+    uint8_t *counters = calloc(UINT64_C(1) << bits, 1);
+    if (!counters)
+        return -ENOMEM;
+    int good = 1;
+    for (uint64_t i = 0; i < count && good; i++) {
+        uint64_t hash = dlfs_path_hash(names + offsets[i], offsets[i + 1] - offsets[i], seed);
+        if (++counters[hash >> (64 - bits)] > EQUAL_HASHES_MAX)
+            good = 0;
+    }
+    free(counters);
+    return good;
+}
+
+/* The same answer for certain, by sorting. Returns 1, 0 or -ENOMEM. */
+static int seed_is_good(const uint8_t *names, const uint64_t *offsets, uint64_t count,
+                        uint64_t seed)
+{
+    if (count <= EQUAL_HASHES_MAX)
+        return 1;
+    int good = seed_is_plainly_good(names, offsets, count, seed);
+    if (good != 0)
+        return good;
+    pair *pairs = allocate_pairs(count);
+    if (!pairs)
+        return -ENOMEM;
+    hash_names(names, offsets, count, seed, pairs);
+    const pair *sorted = radix_sort(pairs, pairs + count, count);
+    good = 1;
+    for (uint64_t i = EQUAL_HASHES_MAX; i < count && good; i++)
+        good = sorted[i].key != sorted[i - EQUAL_HASHES_MAX].key;
+    free(pairs);
+    return good;
+}
+
+static int choose_seed(const uint8_t *names, const uint64_t *offsets, uint64_t count,
+                       uint64_t *seed)
+{
+    for (uint64_t candidate = 0; candidate < SEEDS_MAX; candidate++) {
+        int good = seed_is_good(names, offsets, count, candidate);
+        if (good < 0)
+            return good;
+        if (good > 0) {
+            *seed = candidate;
+            return 0;
+        }
+    }
+    return -EINVAL;
+}
+
+int dlfs_directory_plan_build(const uint8_t *names, const uint64_t *offsets, uint64_t count,
+                              dlfs_directory_plan *plan)
+{
+    dlfs_directory_layout layout;
+    uint64_t bytes;
+    uint64_t seed = 0;
+
+    if (!plan || !offsets || (!names && count > 0) || count > DLFS_DIRECTORY_SAMPLES_MAX)
+        return -EINVAL;
+    int code = encode_names(names, offsets, count, NULL, DLFS_DIRECTORY_NAMES_BYTES_MAX, &bytes);
+    if (code < 0)
+        return code;
+    bytes = (bytes + DLFS_DIRECTORY_BLOCK_BYTES - 1) & ~(uint64_t)(DLFS_DIRECTORY_BLOCK_BYTES - 1);
+    code = dlfs_directory_layout_compute(count, bytes, &layout);
+    if (code < 0)
+        return code;
+    code = choose_seed(names, offsets, count, &seed);
+    if (code < 0)
+        return code;
+    *plan = (dlfs_directory_plan){.sample_count = count,
+                                  .entries_bytes = layout.entries_bytes,
+                                  .names_bytes = layout.names_bytes,
+                                  .hash_seed = seed};
+    return 0;
+}
+
+/* ---- sections -------------------------------------------------------------------------------- */
+
+static void store_index(void *indices, uint32_t index_bytes, uint64_t at, uint64_t index)
+{
+    if (index_bytes == sizeof(uint32_t))
+        ((uint32_t *)indices)[at] = (uint32_t)index;
+    else
+        ((uint64_t *)indices)[at] = index;
+}
+
+/* The order section; -EINVAL when a sample ends behind data_bytes, or begins in another. */
+static int build_order(const dlfs_directory_layout *layout, const dlfs_location *locations,
+                       uint64_t data_bytes, pair *pairs, uint8_t *entries)
+{
+    uint64_t count = layout->sample_count;
+    for (uint64_t i = 0; i < count; i++) {
+        pairs[i].key = dlfs_location_address(&locations[i]);
+        pairs[i].index = i;
+    }
+    const pair *sorted = count > 0 ? radix_sort(pairs, pairs + count, count) : pairs;
+    uint64_t end = 0; /* of the samples so far that have bytes */
+    for (uint64_t rank = 0; rank < count; rank++) {
+        const pair *at = &sorted[rank];
+        uint64_t length = dlfs_location_length(&locations[at->index]);
+        if (at->key > data_bytes || length > data_bytes - at->key)
+            return -EINVAL;
+        if (length > 0) {
+            if (at->key < end)
+                return -EINVAL;
+            end = at->key + length;
+        }
+        store_index(entries + layout->order_offset, layout->index_bytes, rank, at->index);
+    }
+    return 0;
+}
+
+static void build_separators(const dlfs_directory_layout *layout, const pair *sorted,
+                             uint64_t *separators)
+{
+    memset(separators, 0xff, layout->separator_count * sizeof(uint64_t));
+    for (uint64_t leaf = 0; leaf < layout->leaf_count; leaf++)
+        separators[leaf] = sorted[leaf * DLFS_DIRECTORY_NODE_KEYS].key;
+    for (uint32_t level = 1; level < layout->level_count; level++) {
+        const uint64_t *below = separators + layout->level_first[level - 1];
+        uint64_t *keys = separators + layout->level_first[level];
+        for (uint64_t i = 0; i < layout->level_keys[level]; i++)
+            keys[i] = below[i * DLFS_DIRECTORY_NODE_KEYS];
+    }
+}
+
+static void build_tree(const dlfs_directory_layout *layout, const pair *sorted, uint8_t *entries)
+{
+    for (uint64_t leaf = 0; leaf < layout->leaf_count; leaf++) {
+        uint8_t *base = entries + layout->leaves_offset + leaf * layout->leaf_bytes;
+        uint32_t *fingerprints = (uint32_t *)base;
+        void *indices = base + DLFS_DIRECTORY_NODE_KEYS * sizeof(uint32_t);
+        for (uint32_t slot = 0; slot < DLFS_DIRECTORY_NODE_KEYS; slot++) {
+            uint64_t at = leaf * DLFS_DIRECTORY_NODE_KEYS + slot;
+            bool used = at < layout->sample_count;
+            fingerprints[slot] = used ? (uint32_t)sorted[at].key : 0;
+            store_index(indices, layout->index_bytes, slot, used ? sorted[at].index : UINT64_MAX);
+        }
+    }
+    build_separators(layout, sorted, (uint64_t *)(entries + layout->separators_offset));
+}
+
+static void build_header(const dlfs_directory_layout *layout, const dlfs_directory_plan *plan,
+                         const uint8_t dataset_uuid[16], uint64_t data_bytes, uint8_t *entries)
+{
+    dlfs_directory_header *header = (dlfs_directory_header *)entries;
+    memcpy(header->magic, DLFS_DIRECTORY_MAGIC, sizeof(header->magic));
+    memcpy(header->dataset_uuid, dataset_uuid, sizeof(header->dataset_uuid));
+    header->version = DLFS_DIRECTORY_VERSION;
+    header->header_bytes = sizeof(*header);
+    header->sample_count = layout->sample_count;
+    header->data_bytes = data_bytes;
+    header->hash_seed = plan->hash_seed;
+    header->index_bytes = layout->index_bytes;
+    header->level_count = layout->level_count;
+    header->entries_bytes = layout->entries_bytes;
+    header->names_bytes = layout->names_bytes;
+    header->entries_checksums_offset = layout->entries_checksums_offset;
+    header->entries_checksum_count = layout->entries_checksum_count;
+    header->names_checksums_offset = layout->names_checksums_offset;
+    header->names_checksum_count = layout->names_checksum_count;
+    header->locations_offset = layout->locations_offset;
+    header->order_offset = layout->order_offset;
+    header->leaves_offset = layout->leaves_offset;
+    header->leaf_count = layout->leaf_count;
+    header->separators_offset = layout->separators_offset;
+    header->separator_count = layout->separator_count;
+    header->name_block_count = layout->name_block_count;
+}
+
+/* Checksums come last, from the inside out: blocks, tables, header. */
+static void build_checksums(const dlfs_directory_layout *layout, uint8_t *entries,
+                            const uint8_t *names)
+{
+    dlfs_directory_header *header = (dlfs_directory_header *)entries;
+    uint8_t *tables = entries + layout->entries_checksums_offset;
+    dlfs_crc32c_blocks(entries + layout->locations_offset,
+                       layout->entries_bytes - layout->locations_offset, DLFS_DIRECTORY_BLOCK_BYTES,
+                       (uint32_t *)tables);
+    dlfs_crc32c_blocks(names, layout->names_bytes, DLFS_DIRECTORY_BLOCK_BYTES,
+                       (uint32_t *)(entries + layout->names_checksums_offset));
+    header->tables_crc32c =
+        dlfs_crc32c(0, tables, layout->locations_offset - layout->entries_checksums_offset);
+    header->header_crc32c = dlfs_crc32c(0, header, offsetof(dlfs_directory_header, header_crc32c));
+}
+
+/* A plan that was not made for these names is found out by its sizes; it never makes a write out of
+ * bounds. */
+static int check_plan(const dlfs_directory_plan *plan, dlfs_directory_layout *layout)
+{
+    if (plan->names_bytes % DLFS_DIRECTORY_BLOCK_BYTES != 0 || plan->hash_seed >= SEEDS_MAX)
+        return -EINVAL;
+    int code = dlfs_directory_layout_compute(plan->sample_count, plan->names_bytes, layout);
+    if (code < 0)
+        return code;
+    return layout->entries_bytes == plan->entries_bytes ? 0 : -EINVAL;
+}
+
+int dlfs_directory_build(const dlfs_directory_plan *plan, const uint8_t *names,
+                         const uint64_t *offsets, const dlfs_location *locations,
+                         const uint8_t dataset_uuid[16], uint64_t data_bytes, void *entries,
+                         void *names_out)
+{
+    dlfs_directory_layout layout;
+    uint64_t used;
+
+    if (!plan || !offsets || !dataset_uuid || !entries || !names_out ||
+        (plan->sample_count > 0 && (!names || !locations)) ||
+        ((uintptr_t)entries | (uintptr_t)names_out) % DLFS_DIRECTORY_ALIGNMENT != 0)
+        return -EINVAL;
+    int code = check_plan(plan, &layout);
+    if (code < 0)
+        return code;
+    uint64_t count = layout.sample_count;
+    pair *pairs = allocate_pairs(count);
+    if (!pairs)
+        return -ENOMEM;
+    memset(entries, 0, layout.entries_bytes);
+    memset(names_out, 0, layout.names_bytes);
+    code = encode_names(names, offsets, count, names_out, layout.names_bytes, &used);
+    if (code == 0 && layout.names_bytes - used >= DLFS_DIRECTORY_BLOCK_BYTES)
+        code = -EINVAL;
+    if (code == 0)
+        code = build_order(&layout, locations, data_bytes, pairs, entries);
+    if (code == 0) {
+        if (count > 0) {
+            memcpy((uint8_t *)entries + layout.locations_offset, locations,
+                   count * sizeof(*locations));
+            hash_names(names, offsets, count, plan->hash_seed, pairs);
+            build_tree(&layout, radix_sort(pairs, pairs + count, count), entries);
+        }
+        build_header(&layout, plan, dataset_uuid, data_bytes, entries);
+        build_checksums(&layout, entries, names_out);
+    }
+    free(pairs);
+    return code;
+}

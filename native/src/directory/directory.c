@@ -1,0 +1,217 @@
+/*
+ * Opening a directory over its bytes, and the questions that one array access answers.
+ *
+ * The header states where each section lies, but nothing of that is believed: the layout is
+ * computed from the number of samples and the length of the names part, and a header that differs
+ * is refused. What is in bounds at open therefore stays in bounds.
+ */
+#include "directory/directory.h"
+
+#include <errno.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+static uint64_t round_up(uint64_t bytes, uint64_t unit)
+{
+    return (bytes + unit - 1) / unit * unit;
+}
+
+static void compute_levels(dlfs_directory_layout *layout)
+{
+    uint64_t keys = layout->leaf_count;
+    layout->level_count = 0;
+    layout->separator_count = 0;
+    while (keys > 0) {
+        layout->level_first[layout->level_count] = layout->separator_count;
+        layout->level_keys[layout->level_count] = keys;
+        layout->level_count++;
+        layout->separator_count += round_up(keys, DLFS_DIRECTORY_NODE_KEYS);
+        if (keys <= DLFS_DIRECTORY_NODE_KEYS)
+            break;
+        keys = (keys + DLFS_DIRECTORY_NODE_KEYS - 1) / DLFS_DIRECTORY_NODE_KEYS;
+    }
+}
+
+int dlfs_directory_layout_compute(uint64_t sample_count, uint64_t names_bytes,
+                                  dlfs_directory_layout *layout)
+{
+    const uint64_t block = DLFS_DIRECTORY_BLOCK_BYTES;
+    const uint64_t slots = DLFS_DIRECTORY_NODE_KEYS;
+
+    /* With these limits no sum below comes near 2^64. */
+    if (sample_count > DLFS_DIRECTORY_SAMPLES_MAX || names_bytes > DLFS_DIRECTORY_NAMES_BYTES_MAX)
+        return -EINVAL;
+    memset(layout, 0, sizeof(*layout));
+    layout->sample_count = sample_count;
+    layout->names_bytes = names_bytes;
+    layout->index_bytes = sample_count < UINT32_MAX ? 4 : 8;
+    layout->leaf_count = (sample_count + slots - 1) / slots;
+    layout->leaf_bytes = slots * (sizeof(uint32_t) + layout->index_bytes);
+    layout->name_block_count = layout->leaf_count;
+    compute_levels(layout);
+
+    uint64_t locations = round_up(sample_count * sizeof(dlfs_location), block);
+    uint64_t order = round_up(sample_count * layout->index_bytes, block);
+    uint64_t leaves = round_up(layout->leaf_count * layout->leaf_bytes, block);
+    uint64_t separators = round_up(layout->separator_count * sizeof(uint64_t), block);
+    layout->entries_checksum_count = (locations + order + leaves + separators) / block;
+    layout->names_checksum_count = names_bytes / block;
+    layout->entries_checksums_offset = block;
+    layout->names_checksums_offset =
+        block + round_up(layout->entries_checksum_count * sizeof(uint32_t), block);
+    layout->locations_offset = layout->names_checksums_offset +
+                               round_up(layout->names_checksum_count * sizeof(uint32_t), block);
+    layout->order_offset = layout->locations_offset + locations;
+    layout->leaves_offset = layout->order_offset + order;
+    layout->separators_offset = layout->leaves_offset + leaves;
+    layout->entries_bytes = layout->separators_offset + separators;
+    return 0;
+}
+
+static bool header_agrees(const dlfs_directory_header *header, const dlfs_directory_layout *layout)
+{
+    return header->header_bytes == sizeof(*header) && header->index_bytes == layout->index_bytes &&
+           header->level_count == layout->level_count &&
+           header->entries_bytes == layout->entries_bytes &&
+           header->entries_checksums_offset == layout->entries_checksums_offset &&
+           header->entries_checksum_count == layout->entries_checksum_count &&
+           header->names_checksums_offset == layout->names_checksums_offset &&
+           header->names_checksum_count == layout->names_checksum_count &&
+           header->locations_offset == layout->locations_offset &&
+           header->order_offset == layout->order_offset &&
+           header->leaves_offset == layout->leaves_offset &&
+           header->leaf_count == layout->leaf_count &&
+           header->separators_offset == layout->separators_offset &&
+           header->separator_count == layout->separator_count &&
+           header->name_block_count == layout->name_block_count;
+}
+
+/* The header alone: its checksum, then that it says what the format says it must. */
+static int check_header(const dlfs_directory_header *header, dlfs_directory_layout *layout)
+{
+    if (memcmp(header->magic, DLFS_DIRECTORY_MAGIC, sizeof(header->magic)) != 0)
+        return DLFS_E_FORMAT;
+    if (dlfs_crc32c(0, header, offsetof(dlfs_directory_header, header_crc32c)) !=
+        header->header_crc32c)
+        return DLFS_E_CHECKSUM;
+    if (header->version != DLFS_DIRECTORY_VERSION)
+        return DLFS_E_FORMAT;
+    if (dlfs_directory_layout_compute(header->sample_count, header->names_bytes, layout) < 0)
+        return DLFS_E_FORMAT;
+    if (!header_agrees(header, layout))
+        return DLFS_E_FORMAT;
+    uint64_t offsets_bytes = (layout->name_block_count + 1) * sizeof(uint64_t);
+    if (layout->names_bytes % DLFS_DIRECTORY_BLOCK_BYTES != 0 ||
+        layout->names_bytes < offsets_bytes)
+        return DLFS_E_FORMAT;
+    return 0;
+}
+
+int dlfs_directory_open(const void *entries, uint64_t entries_bytes, dlfs_directory **out)
+{
+    const dlfs_directory_header *header = entries;
+    dlfs_directory_layout layout;
+
+    if (entries_bytes < sizeof(*header))
+        return DLFS_E_TRUNCATED;
+    if (!entries || !out || (uintptr_t)entries % DLFS_DIRECTORY_ALIGNMENT != 0)
+        return -EINVAL;
+    int code = check_header(header, &layout);
+    if (code < 0)
+        return code;
+    if (entries_bytes < layout.entries_bytes)
+        return DLFS_E_TRUNCATED;
+    const uint8_t *base = entries;
+    const uint8_t *tables = base + layout.entries_checksums_offset;
+    if (dlfs_crc32c(0, tables, layout.locations_offset - layout.entries_checksums_offset) !=
+        header->tables_crc32c)
+        return DLFS_E_CHECKSUM;
+
+    dlfs_directory *directory = calloc(1, sizeof(*directory));
+    if (!directory)
+        return -ENOMEM;
+    directory->layout = layout;
+    directory->data_bytes = header->data_bytes;
+    directory->hash_seed = header->hash_seed;
+    directory->entries = base;
+    directory->locations = (const dlfs_location *)(base + layout.locations_offset);
+    directory->order = base + layout.order_offset;
+    directory->leaves = base + layout.leaves_offset;
+    directory->separators = (const uint64_t *)(base + layout.separators_offset);
+    atomic_init(&directory->names, NULL);
+    *out = directory;
+    return 0;
+}
+
+void dlfs_directory_close(dlfs_directory *directory)
+{
+    free(directory);
+}
+
+int dlfs_directory_attach_names(dlfs_directory *directory, const void *names, uint64_t names_bytes)
+{
+    const uint8_t *none = NULL;
+
+    if (!directory || !names || (uintptr_t)names % DLFS_DIRECTORY_ALIGNMENT != 0)
+        return -EINVAL;
+    if (names_bytes < directory->layout.names_bytes)
+        return DLFS_E_TRUNCATED;
+    if (!atomic_compare_exchange_strong(&directory->names, &none, names))
+        return -EALREADY;
+    return 0;
+}
+
+uint64_t dlfs_directory_count(const dlfs_directory *directory)
+{
+    return directory->layout.sample_count;
+}
+
+uint64_t dlfs_directory_data_bytes(const dlfs_directory *directory)
+{
+    return directory->data_bytes;
+}
+
+uint64_t dlfs_directory_names_bytes(const dlfs_directory *directory)
+{
+    return directory->layout.names_bytes;
+}
+
+const dlfs_location *dlfs_directory_locations(const dlfs_directory *directory)
+{
+    return directory->locations;
+}
+
+int dlfs_directory_order(const dlfs_directory *directory, uint64_t first, uint64_t count,
+                         uint64_t *out)
+{
+    uint64_t sample_count = directory->layout.sample_count;
+    if (first > sample_count || count > sample_count - first)
+        return -EINVAL;
+    for (uint64_t i = 0; i < count; i++) {
+        uint64_t index = dlfs_directory_order_at(directory, first + i);
+        if (index >= sample_count)
+            return DLFS_E_FORMAT;
+        out[i] = index;
+    }
+    return 0;
+}
+
+uint64_t dlfs_directory_rank_at(const dlfs_directory *directory, uint64_t address)
+{
+    uint64_t sample_count = directory->layout.sample_count;
+    uint64_t low = 0;
+    uint64_t high = sample_count;
+    while (low < high) {
+        uint64_t middle = low + (high - low) / 2;
+        uint64_t index = dlfs_directory_order_at(directory, middle);
+        /* A wild index ends the search early; the caller meets it again, as an error, in the order
+         * itself. */
+        if (index < sample_count &&
+            dlfs_location_address(dlfs_directory_location(directory, index)) < address)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}

@@ -1,0 +1,338 @@
+/*
+ * Names: blocks of 16 front-coded paths in path order.
+ *
+ * Reading them never trusts what they say: a name block must lie inside the names part, a name may
+ * share no more than the name before it has, and none may be over the limit of a path. To be
+ * compared with a path, names of the usual short lengths are decoded into a buffer, by copies of
+ * one length; others are compared where they lie: it is enough to know how far the path agrees with
+ * each name on the way.
+ */
+#include "directory/directory.h"
+
+#include <errno.h>
+#include <stdbool.h>
+#include <string.h>
+
+#define COPY_BYTES 32
+#define SHORT_BYTES_MAX 127u /* a length of one byte */
+#define NAME_UNUSUAL UINT32_MAX
+
+static const uint8_t *attached_names(const dlfs_directory *directory)
+{
+    return atomic_load_explicit(&directory->names, memory_order_acquire);
+}
+
+int dlfs_directory_name_block(const dlfs_directory *directory, const uint8_t *names, uint64_t block,
+                              const uint8_t **begin, const uint8_t **end)
+{
+    const uint64_t *offsets = (const uint64_t *)names;
+    uint64_t first = offsets[block];
+    uint64_t last = offsets[block + 1];
+    uint64_t table_bytes = (directory->layout.name_block_count + 1) * sizeof(uint64_t);
+    if (first < table_bytes || last < first || last > directory->layout.names_bytes)
+        return DLFS_E_FORMAT;
+    *begin = names + first;
+    *end = names + last;
+    return 0;
+}
+
+/* One varint of at most two bytes; NULL when it does not end by then or by the end of the block. */
+static inline const uint8_t *read_varint(const uint8_t *at, const uint8_t *end, uint32_t *value)
+{
+    if (at >= end)
+        return NULL;
+    uint32_t low = *at++;
+    if (low < 0x80) {
+        *value = low;
+        return at;
+    }
+    if (at >= end || *at >= 0x80)
+        return NULL;
+    *value = (low & 0x7f) | (uint32_t)*at++ << 7;
+    return at;
+}
+
+/*
+ * The next entry of a block: how much it shares with the name before it, of length before, and its
+ * suffix. NULL when it is malformed, else the end of the entry, which is the end of its suffix.
+ */
+static inline const uint8_t *read_entry(const uint8_t *at, const uint8_t *end, uint32_t before,
+                                        uint32_t *shared, uint32_t *suffix_bytes)
+{
+    if (end - at >= 2 &&
+        ((at[0] | at[1]) & 0x80) == 0) { /* nearly always: two lengths of one byte */
+        *shared = at[0];
+        *suffix_bytes = at[1];
+        at += 2;
+        if ((*shared > before) | (*suffix_bytes > (uint64_t)(end - at)))
+            return NULL;
+        return at + *suffix_bytes;
+    }
+    at = read_varint(at, end, shared);
+    if (!at)
+        return NULL;
+    at = read_varint(at, end, suffix_bytes);
+    if (!at || *shared > before || *suffix_bytes > (uint64_t)(end - at) ||
+        *shared + *suffix_bytes > DLFS_PATH_BYTES_MAX)
+        return NULL;
+    return at + *suffix_bytes;
+}
+
+static inline bool equal_words(const uint8_t *a, const uint8_t *b)
+{
+    uint64_t left;
+    uint64_t right;
+    memcpy(&left, a, sizeof(left));
+    memcpy(&right, b, sizeof(right));
+    return left == right;
+}
+
+/* Whether a[0..bytes) and b[0..bytes) are equal; short runs, so no call. */
+static inline bool equal_bytes(const uint8_t *a, const uint8_t *b, uint32_t bytes)
+{
+    uint32_t i = 0;
+    for (; i + sizeof(uint64_t) <= bytes; i += (uint32_t)sizeof(uint64_t))
+        if (!equal_words(a + i, b + i))
+            return false;
+    if (bytes >= sizeof(uint64_t)) /* the last word, over what was compared */
+        return equal_words(a + bytes - sizeof(uint64_t), b + bytes - sizeof(uint64_t));
+    while (i < bytes && a[i] == b[i])
+        i++;
+    return i == bytes;
+}
+
+/* An entry on the way to a name: where its suffix is, and where in the name that goes. */
+typedef struct name_piece {
+    const uint8_t *suffix;
+    uint32_t shared;
+} name_piece;
+
+/* Any names at all: each byte is compared where it lies. at..end is the block. */
+static int pieces_equal(const uint8_t *at, const uint8_t *end, uint32_t slot, const uint8_t *path,
+                        uint64_t path_bytes)
+{
+    name_piece pieces[DLFS_DIRECTORY_NODE_KEYS];
+    uint32_t bytes = 0; /* length of the name last read */
+
+    for (uint32_t i = 0; i <= slot; i++) {
+        uint32_t suffix_bytes;
+        at = read_entry(at, end, bytes, &pieces[i].shared, &suffix_bytes);
+        if (!at)
+            return DLFS_E_FORMAT;
+        pieces[i].suffix = at - suffix_bytes;
+        bytes = pieces[i].shared + suffix_bytes;
+    }
+    if (bytes != path_bytes)
+        return 0;
+    /* Backwards: each byte of the name was last written by the nearest entry that shares less than
+     * its place. */
+    uint32_t open = bytes;
+    for (uint32_t i = slot + 1; i-- > 0 && open > 0;) {
+        const name_piece *piece = &pieces[i];
+        if (piece->shared >= open)
+            continue;
+        if (!equal_bytes(path + piece->shared, piece->suffix, open - piece->shared))
+            return 0;
+        open = piece->shared;
+    }
+    return open == 0;
+}
+
+/*
+ * Names as they mostly are: lengths of one byte each, and no suffix but the first longer than one
+ * copy. Writes the name of a slot to `name` and returns its length, or NAME_UNUSUAL; what is
+ * malformed is unusual too. Copies are of COPY_BYTES, whatever is wanted of them: the rest is
+ * written over by the next, or not looked at. So nothing branches on the lengths, which cannot be
+ * predicted, and the processor decodes the names of several lookups at once. `readable`: the end of
+ * the names part.
+ */
+static inline uint32_t decode_usual(const uint8_t *at, const uint8_t *end, const uint8_t *readable,
+                                    uint32_t slot, uint8_t *name)
+{
+    if (readable - end < COPY_BYTES || end - at < 2 || at[0] != 0 || at[1] > SHORT_BYTES_MAX ||
+        at[1] > end - at - 2)
+        return NAME_UNUSUAL;
+    uint32_t bytes = at[1];
+    at += 2;
+    for (uint32_t done = 0; done < bytes; done += COPY_BYTES)
+        memcpy(name + done, at + done, COPY_BYTES);
+    at += bytes;
+    for (uint32_t i = 0; i < slot; i++) {
+        if (end - at < 2)
+            return NAME_UNUSUAL;
+        uint32_t shared = at[0];
+        uint32_t suffix_bytes = at[1];
+        at += 2;
+        if ((shared > bytes) | (shared > SHORT_BYTES_MAX) | (suffix_bytes > COPY_BYTES) |
+            (suffix_bytes > end - at))
+            return NAME_UNUSUAL;
+        memcpy(name + shared, at, COPY_BYTES);
+        bytes = shared + suffix_bytes;
+        at += suffix_bytes;
+    }
+    return bytes;
+}
+
+int dlfs_directory_name_equals(const dlfs_directory *directory, const uint8_t *names,
+                               uint64_t index, const uint8_t *path, uint64_t path_bytes)
+{
+    uint8_t name[SHORT_BYTES_MAX + COPY_BYTES]; /* what is shared, and a copy behind it */
+    const uint8_t *at;
+    const uint8_t *end;
+    uint32_t slot = (uint32_t)(index % DLFS_DIRECTORY_NODE_KEYS);
+
+    int code =
+        dlfs_directory_name_block(directory, names, index / DLFS_DIRECTORY_NODE_KEYS, &at, &end);
+    if (code < 0)
+        return code;
+    uint32_t bytes = decode_usual(at, end, names + directory->layout.names_bytes, slot, name);
+    if (bytes == NAME_UNUSUAL)
+        return pieces_equal(at, end, slot, path, path_bytes);
+    return bytes == path_bytes && equal_bytes(name, path, bytes);
+}
+
+/* ---- decoding -------------------------------------------------------------------------------- */
+
+/* Before any block: nothing to read until cursor_open. */
+static void cursor_init(dlfs_name_cursor *cursor)
+{
+    cursor->at = NULL;
+    cursor->end = NULL;
+    cursor->bytes = 0;
+}
+
+static int cursor_open(const dlfs_directory *directory, const uint8_t *names, uint64_t block,
+                       dlfs_name_cursor *cursor)
+{
+    cursor->bytes = 0;
+    return dlfs_directory_name_block(directory, names, block, &cursor->at, &cursor->end);
+}
+
+static int cursor_next(dlfs_name_cursor *cursor)
+{
+    uint32_t shared;
+    uint32_t suffix_bytes;
+    const uint8_t *next =
+        read_entry(cursor->at, cursor->end, cursor->bytes, &shared, &suffix_bytes);
+    if (!next)
+        return DLFS_E_FORMAT;
+    memcpy(cursor->name + shared, next - suffix_bytes, suffix_bytes);
+    cursor->bytes = shared + suffix_bytes;
+    cursor->at = next;
+    return 0;
+}
+
+/* Moves to the name with this index: within its block when it is not the first, from a block's
+ * start when it is. */
+static int cursor_advance(const dlfs_directory *directory, const uint8_t *names, uint64_t index,
+                          dlfs_name_cursor *cursor)
+{
+    if (index % DLFS_DIRECTORY_NODE_KEYS == 0) {
+        int code = cursor_open(directory, names, index / DLFS_DIRECTORY_NODE_KEYS, cursor);
+        if (code < 0)
+            return code;
+    }
+    return cursor_next(cursor);
+}
+
+int64_t dlfs_directory_names(const dlfs_directory *directory, uint64_t first, uint64_t count,
+                             uint8_t *text, uint64_t text_bytes, uint64_t *offsets)
+{
+    uint64_t sample_count = directory->layout.sample_count;
+    const uint8_t *names = attached_names(directory);
+    dlfs_name_cursor cursor;
+
+    if (first > sample_count || count > sample_count - first || count > INT64_MAX)
+        return -EINVAL;
+    if (!names)
+        return -EAGAIN;
+    cursor_init(&cursor);
+    uint64_t used = 0;
+    uint64_t index = first - first % DLFS_DIRECTORY_NODE_KEYS;
+    for (; index < first + count; index++) {
+        int code = cursor_advance(directory, names, index, &cursor);
+        if (code < 0)
+            return code;
+        if (index < first)
+            continue;
+        if (cursor.bytes > text_bytes - used)
+            break;
+        offsets[index - first] = used;
+        memcpy(text + used, cursor.name, cursor.bytes);
+        used += cursor.bytes;
+    }
+    uint64_t fitted = index > first ? index - first : 0;
+    offsets[fitted] = used;
+    return (int64_t)fitted;
+}
+
+/* ---- order ----------------------------------------------------------------------------------- */
+
+/* As memcmp over the shorter, then by length: <0, 0, >0. */
+static int compare_paths(const uint8_t *a, uint64_t a_bytes, const uint8_t *b, uint64_t b_bytes)
+{
+    int order = memcmp(a, b, a_bytes < b_bytes ? a_bytes : b_bytes);
+    if (order != 0)
+        return order;
+    return (a_bytes > b_bytes) - (a_bytes < b_bytes);
+}
+
+/* The number of blocks whose first name is < path, by bisection. */
+static int count_blocks_below(const dlfs_directory *directory, const uint8_t *names,
+                              const uint8_t *path, uint64_t path_bytes, uint64_t *blocks)
+{
+    uint64_t low = 0;
+    uint64_t high = directory->layout.name_block_count;
+    while (low < high) {
+        uint64_t middle = low + (high - low) / 2;
+        const uint8_t *at;
+        const uint8_t *end;
+        uint32_t shared;
+        uint32_t bytes;
+        int code = dlfs_directory_name_block(directory, names, middle, &at, &end);
+        if (code < 0)
+            return code;
+        at = read_entry(at, end, 0, &shared, &bytes);
+        if (!at)
+            return DLFS_E_FORMAT;
+        if (compare_paths(at - bytes, bytes, path, path_bytes) < 0)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    *blocks = low;
+    return 0;
+}
+
+int dlfs_directory_lower_bound(const dlfs_directory *directory, const uint8_t *path,
+                               uint64_t path_bytes, uint64_t *index)
+{
+    const uint8_t *names = attached_names(directory);
+    dlfs_name_cursor cursor;
+    uint64_t below;
+
+    if (!names)
+        return -EAGAIN;
+    int code = count_blocks_below(directory, names, path, path_bytes, &below);
+    if (code < 0)
+        return code;
+    if (below == 0) {
+        *index = 0;
+        return 0;
+    }
+    /* The answer is in the last block that starts below the path, or right behind it. */
+    uint64_t at = (below - 1) * DLFS_DIRECTORY_NODE_KEYS;
+    uint64_t end = below * DLFS_DIRECTORY_NODE_KEYS;
+    if (end > directory->layout.sample_count)
+        end = directory->layout.sample_count;
+    cursor_init(&cursor);
+    for (; at < end; at++) {
+        code = cursor_advance(directory, names, at, &cursor);
+        if (code < 0)
+            return code;
+        if (compare_paths(cursor.name, cursor.bytes, path, path_bytes) >= 0)
+            break;
+    }
+    *index = at;
+    return 0;
+}

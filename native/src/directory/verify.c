@@ -1,0 +1,138 @@
+/*
+ * Checking every block of a directory's parts against the checksums that its entries hold, and the
+ * storage order, by which the reader finds the samples of a chunk that it verifies.
+ */
+#include "directory/directory.h"
+
+#include <errno.h>
+#include <stdbool.h>
+#include <string.h>
+
+#define PREFETCH_RANKS 32u
+
+/* The first block whose checksum is not the table's, or count. */
+static uint64_t first_bad(const uint8_t *blocks, const uint32_t *table, uint64_t count)
+{
+    for (uint64_t i = 0; i < count; i++) {
+        const uint8_t *block = blocks + i * DLFS_DIRECTORY_BLOCK_BYTES;
+        if (dlfs_crc32c(0, block, DLFS_DIRECTORY_BLOCK_BYTES) != table[i])
+            return i;
+    }
+    return count;
+}
+
+/* The blocks before the locations: they are what all else is checked against, so they must be those
+ * at open. */
+static int verify_head(const dlfs_directory *directory, const uint8_t *base, uint64_t *bad_block)
+{
+    uint64_t blocks = directory->layout.locations_offset / DLFS_DIRECTORY_BLOCK_BYTES;
+    const dlfs_directory_header *header = (const dlfs_directory_header *)base;
+    if (dlfs_crc32c(0, header, offsetof(dlfs_directory_header, header_crc32c)) !=
+        header->header_crc32c) {
+        *bad_block = 0;
+        return DLFS_E_CHECKSUM;
+    }
+    uint64_t tables_bytes =
+        directory->layout.locations_offset - directory->layout.entries_checksums_offset;
+    if (base == directory->entries) {
+        /* The tables have one checksum for all: the first of them stands for whichever is bad. */
+        if (dlfs_crc32c(0, base + directory->layout.entries_checksums_offset, tables_bytes) ==
+            header->tables_crc32c)
+            return 0;
+        *bad_block = 1;
+        return DLFS_E_CHECKSUM;
+    }
+    for (uint64_t i = 0; i < blocks; i++) {
+        uint64_t offset = i * DLFS_DIRECTORY_BLOCK_BYTES;
+        if (memcmp(base + offset, directory->entries + offset, DLFS_DIRECTORY_BLOCK_BYTES) != 0) {
+            *bad_block = i;
+            return DLFS_E_CHECKSUM;
+        }
+    }
+    return 0;
+}
+
+static uint64_t address_of(const dlfs_directory *directory, uint64_t index)
+{
+    return dlfs_location_address(dlfs_directory_location(directory, index));
+}
+
+/*
+ * The first rank at which the order does not rise by (address, index) or names no sample, or the
+ * number of samples: an order that rises through all ranks has each sample once.
+ */
+static uint64_t first_unsorted(const dlfs_directory *directory)
+{
+    uint64_t count = directory->layout.sample_count;
+    uint64_t address = 0;
+    uint64_t index = 0;
+    for (uint64_t rank = 0; rank < count; rank++) {
+        uint64_t last_address = address;
+        uint64_t last_index = index;
+        if (count - rank > PREFETCH_RANKS) {
+            uint64_t later = dlfs_directory_order_at(directory, rank + PREFETCH_RANKS);
+            if (later < count)
+                __builtin_prefetch(dlfs_directory_location(directory, later));
+        }
+        index = dlfs_directory_order_at(directory, rank);
+        if (index >= count)
+            return rank;
+        address = address_of(directory, index);
+        bool rises = address > last_address || (address == last_address && index > last_index);
+        if (rank > 0 && !rises)
+            return rank;
+    }
+    return count;
+}
+
+static int verify_order(const dlfs_directory *directory, uint64_t *bad_block)
+{
+    const dlfs_directory_layout *layout = &directory->layout;
+    uint64_t rank = first_unsorted(directory);
+    if (rank == layout->sample_count)
+        return 0;
+    uint64_t offset = layout->order_offset + rank * layout->index_bytes;
+    *bad_block = offset / DLFS_DIRECTORY_BLOCK_BYTES;
+    return DLFS_E_FORMAT;
+}
+
+static int verify_entries(const dlfs_directory *directory, const uint8_t *base, uint64_t *bad_block)
+{
+    const dlfs_directory_layout *layout = &directory->layout;
+    int code = verify_head(directory, base, bad_block);
+    if (code < 0)
+        return code;
+    const uint32_t *table =
+        (const uint32_t *)(directory->entries + layout->entries_checksums_offset);
+    uint64_t bad =
+        first_bad(base + layout->locations_offset, table, layout->entries_checksum_count);
+    if (bad == layout->entries_checksum_count) {
+        /* Another copy with the same checksums has the same order. */
+        return base == directory->entries ? verify_order(directory, bad_block) : 0;
+    }
+    *bad_block = layout->locations_offset / DLFS_DIRECTORY_BLOCK_BYTES + bad;
+    return DLFS_E_CHECKSUM;
+}
+
+static int verify_names(const dlfs_directory *directory, const uint8_t *base, uint64_t *bad_block)
+{
+    const dlfs_directory_layout *layout = &directory->layout;
+    const uint32_t *table = (const uint32_t *)(directory->entries + layout->names_checksums_offset);
+    uint64_t bad = first_bad(base, table, layout->names_checksum_count);
+    if (bad == layout->names_checksum_count)
+        return 0;
+    *bad_block = bad;
+    return DLFS_E_CHECKSUM;
+}
+
+int dlfs_directory_verify(const dlfs_directory *directory, uint32_t part, const void *base,
+                          uint64_t bytes, uint64_t *bad_block)
+{
+    if (!directory || !base || !bad_block || part > 1)
+        return -EINVAL;
+    if (bytes < (part == 0 ? directory->layout.entries_bytes : directory->layout.names_bytes))
+        return DLFS_E_TRUNCATED;
+    if (part == 0)
+        return verify_entries(directory, base, bad_block);
+    return verify_names(directory, base, bad_block);
+}

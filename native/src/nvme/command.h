@@ -1,0 +1,108 @@
+/*
+ * NVMe commands as submission queue entries, what completions mean, and the few data structures of
+ * the standard that the initiator looks into. No I/O.
+ *
+ * Source: NVM Express Base Specification 2.0 (sections 3.3.3, 3.6, 5.16, 5.17, 5.27, 6), NVM
+ * Command Set Specification 1.0.
+ */
+#ifndef DLFS_NVME_COMMAND_H
+#define DLFS_NVME_COMMAND_H
+
+#include "dlfs/dlfs.h"
+#include "nvme/pdu.h"
+
+#define NVME_OPCODE_FLUSH 0x00u
+#define NVME_OPCODE_WRITE 0x01u
+#define NVME_OPCODE_READ 0x02u
+#define NVME_ADMIN_GET_LOG_PAGE 0x02u
+#define NVME_ADMIN_IDENTIFY 0x06u
+#define NVME_ADMIN_SET_FEATURES 0x09u
+#define NVME_ADMIN_GET_FEATURES 0x0Au
+#define NVME_ADMIN_KEEP_ALIVE 0x18u
+#define NVME_FABRICS 0x7Fu
+
+#define NVME_PROPERTY_CAP 0x00u
+#define NVME_PROPERTY_CC 0x14u
+#define NVME_PROPERTY_CSTS 0x1Cu
+
+#define NVME_IDENTIFY_NAMESPACE 0x00u
+#define NVME_IDENTIFY_CONTROLLER 0x01u
+#define NVME_IDENTIFY_DESCRIPTORS 0x03u
+#define NVME_FEATURE_QUEUES 0x07u
+
+#define NVME_IDENTIFY_BYTES 4096u
+#define NVME_CONNECT_BYTES 1024u
+
+#define NVME_STATUS_DNR 0x4000u
+#define NVME_STATUS_CODE 0x07FFu /* type and code, without DNR, More and CRD */
+/* Of Connect: a queue of that number is still there, from a connection that was closed. */
+#define NVME_STATUS_SEQUENCE_ERROR 0x00Cu
+#define NVME_STATUS_UNKNOWN_SUBSYSTEM 0x182u
+
+/* How data travels with a command. */
+enum nvme_transfer { NVME_NO_DATA, NVME_TO_HOST, NVME_IN_CAPSULE, NVME_BY_R2T };
+
+/* Fills in an entry's identifier and its SGL for data_bytes of data. */
+void nvme_entry_finish(uint8_t *entry, uint16_t cid, enum nvme_transfer transfer,
+                       uint32_t data_bytes);
+/* A read or write of whole blocks; to be finished. */
+void nvme_entry_transfer(uint8_t *entry, uint8_t opcode, uint32_t nsid, uint64_t first_block,
+                         uint32_t block_count);
+void nvme_entry_generic(uint8_t *entry, const dlfs_nvme_command *command);
+
+/*
+ * Fabrics Connect: kato_ms for the admin queue (qid 0) only. sq_size is 0's based. Without flow
+ * control of the submission queue, so that reads may end with a SUCCESS flag.
+ */
+void nvme_entry_connect(uint8_t *entry, uint16_t qid, uint16_t sq_size, uint32_t kato_ms);
+void nvme_connect_data(uint8_t data[NVME_CONNECT_BYTES], const uint8_t host_id[16],
+                       uint16_t controller_id, const char *subsystem_nqn, const char *host_nqn);
+void nvme_entry_property_get(uint8_t *entry, uint32_t offset, bool eight_bytes);
+void nvme_entry_property_set(uint8_t *entry, uint32_t offset, uint32_t value);
+void nvme_entry_identify(uint8_t *entry, uint32_t nsid, uint8_t what);
+void nvme_entry_set_queues(uint8_t *entry, uint16_t queues);
+void nvme_entry_keep_alive(uint8_t *entry);
+void nvme_entry_flush(uint8_t *entry, uint32_t nsid);
+
+/* ---- statuses ---- */
+
+/* The library's code for the status of a read, write or flush; 0 for success. */
+int nvme_status_code(uint16_t status);
+/* Whether the same command may succeed a little later, on this controller or its successor. */
+bool nvme_status_is_passing(uint16_t status);
+/* A phrase such as "invalid host"; never NULL. */
+const char *nvme_status_phrase(uint16_t status);
+
+/* ---- Identify ---- */
+
+/* What matters of Identify Controller. */
+struct nvme_controller {
+    uint32_t transfer_bytes_max; /* MDTS; UINT32_MAX: no limit */
+    uint32_t capsule_bytes_max;  /* of data in a command capsule of an I/O queue */
+    uint32_t quiesce_ms;         /* CQT; 0: not reported */
+    uint32_t keepalive_step_ms;  /* KAS: the granularity of the keep-alive timeout; 0: unknown */
+    uint16_t id;
+    bool write_cache;
+    bool discovery;
+};
+/* page_bytes: the controller's smallest page, from CAP.MPSMIN. DLFS_E_PROTOCOL with *reason. */
+int nvme_decode_controller(const uint8_t data[NVME_IDENTIFY_BYTES], uint64_t page_bytes,
+                           struct nvme_controller *controller, const char **reason);
+
+/* What matters of Identify Namespace and its identification descriptors. */
+struct nvme_namespace {
+    uint64_t size_bytes;
+    uint32_t block_bytes;
+    bool write_protected;
+    uint8_t id_kind; /* DLFS_NVME_ID_* */
+    uint8_t id[16];
+};
+/*
+ * descriptors: of DESCRIPTORS, or zeros. DLFS_E_NOT_FOUND for a namespace that is not there,
+ * -ENOTSUP for one that cannot be used, with *reason.
+ */
+int nvme_decode_namespace(const uint8_t data[NVME_IDENTIFY_BYTES],
+                          const uint8_t descriptors[NVME_IDENTIFY_BYTES],
+                          struct nvme_namespace *out, const char **reason);
+
+#endif

@@ -1,0 +1,426 @@
+/* Making a controller ready; see nvme/controller.h. */
+#include "nvme/controller.h"
+
+#include <errno.h>
+#include <netdb.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "nvme/writes.h"
+
+#define ADMIN_STAGING_BYTES 16384u
+#define QUEUE_STAGING_BYTES (256u << 10)
+#define ADMIN_QUEUE_SIZE 31u /* 0's based: 32 entries, as the specification asks of hosts */
+#define CONTROLLER_DYNAMIC 0xFFFFu
+#define CC_ENABLE 0x1u
+#define CC_ENTRY_SIZES 0x460000u /* 64-byte submission and 16-byte completion entries */
+#define CC_SHUTDOWN_NORMAL 0x4000u
+#define CSTS_READY 0x1u
+#define CSTS_FATAL 0x2u
+#define READY_POLL_NS UINT64_C(2000000)
+#define READY_UNIT_NS UINT64_C(500000000)
+
+/* ---- configuration and addresses ------------------------------------------------------------- */
+
+static int copy_text(char *to, size_t to_bytes, const char *from)
+{
+    size_t length = from != NULL ? strnlen(from, to_bytes) : 0;
+    if (length == 0 || length >= to_bytes) {
+        return -EINVAL;
+    }
+    memcpy(to, from, length);
+    to[length] = '\0';
+    return 0;
+}
+
+int nvme_config_copy(const dlfs_nvme_config *from, struct nvme_config *to)
+{
+    *to = (struct nvme_config){.path_count = from->path_count,
+                               .nsid = from->nsid,
+                               .digests = from->digests,
+                               .timeout_ms = from->timeout_ms,
+                               .connect_ms = from->connect_ms,
+                               .keepalive_ms = from->keepalive_ms,
+                               .reconnect_ms = from->reconnect_ms,
+                               .busy_poll_us = from->busy_poll_us,
+                               .writable = (from->flags & DLFS_OPEN_WRITE) != 0};
+    memcpy(to->host_id, from->host_id, sizeof to->host_id);
+    bool valid = from->path_count >= 1 && from->path_count <= DLFS_NVME_PATHS_MAX &&
+                 from->nsid != UINT32_MAX && from->timeout_ms > 0 && from->connect_ms > 0 &&
+                 (from->digests & ~(DLFS_NVME_HEADER_DIGEST | DLFS_NVME_DATA_DIGEST)) == 0 &&
+                 (from->flags & ~DLFS_OPEN_WRITE) == 0 && from->reserved == 0;
+    if (!valid || copy_text(to->subsystem_nqn, sizeof to->subsystem_nqn, from->subsystem_nqn) < 0 ||
+        copy_text(to->host_nqn, sizeof to->host_nqn, from->host_nqn) < 0) {
+        return -EINVAL;
+    }
+    for (uint32_t i = 0; i < from->path_count; i++) {
+        if (copy_text(to->paths[i].host, sizeof to->paths[i].host, from->hosts[i]) < 0 ||
+            from->ports[i] == 0 || from->ports[i] > UINT16_MAX) {
+            return -EINVAL;
+        }
+        to->paths[i].port = (uint16_t)from->ports[i];
+    }
+    return 0;
+}
+
+int nvme_resolve(const struct nvme_path *path, struct nvme_address addresses[NVME_ADDRESSES_MAX],
+                 struct nvme_text *text)
+{
+    char port[8];
+    (void)snprintf(port, sizeof port, "%u", path->port);
+    struct addrinfo hints = {.ai_family = AF_UNSPEC,
+                             .ai_socktype = SOCK_STREAM,
+                             .ai_flags = AI_NUMERICHOST | AI_NUMERICSERV};
+    struct addrinfo *found = NULL;
+    int error = getaddrinfo(path->host, port, &hints, &found);
+    if (error == EAI_NONAME) {
+        hints.ai_flags = AI_NUMERICSERV;
+        error = getaddrinfo(path->host, port, &hints, &found);
+    }
+    if (error != 0) {
+        nvme_say(text, "find the address of %s: %s", path->host, gai_strerror(error));
+        return error == EAI_NONAME ? DLFS_E_NOT_FOUND : DLFS_E_LOST;
+    }
+    int count = 0;
+    for (const struct addrinfo *one = found; one != NULL && count < NVME_ADDRESSES_MAX;
+         one = one->ai_next) {
+        struct nvme_address *address = &addresses[count++];
+        memset(address, 0, sizeof *address);
+        memcpy(&address->bytes, one->ai_addr, one->ai_addrlen);
+        address->length = one->ai_addrlen;
+    }
+    freeaddrinfo(found);
+    return count;
+}
+
+/* ---- the admin queue ------------------------------------------------------------------------- */
+
+/* Runs a command that must succeed; what names it in text. */
+static int run_well(struct nvme_connection *connection, struct nvme_exchange *exchange,
+                    const struct nvme_patience *patience, const char *what, struct nvme_text *text)
+{
+    struct nvme_text reason;
+    int code = nvme_connection_run(connection, exchange, patience, &reason);
+    if (code < 0) {
+        nvme_say(text, "%s: %.400s", what, reason.bytes);
+        return code;
+    }
+    uint16_t status = exchange->answer.status & NVME_STATUS_CODE;
+    if (status != 0) {
+        nvme_say(text, "%s: status 0x%x, %s", what, status, nvme_status_phrase(status));
+        code = nvme_status_code(status);
+    }
+    return code;
+}
+
+static int property_get(struct nvme_connection *connection, uint32_t offset, bool eight_bytes,
+                        const struct nvme_patience *patience, uint64_t *value,
+                        struct nvme_text *text)
+{
+    struct nvme_exchange exchange = {.data = NULL};
+    nvme_entry_property_get(exchange.entry, offset, eight_bytes);
+    int code = run_well(connection, &exchange, patience, "Property Get", text);
+    *value = eight_bytes ? exchange.answer.value : (uint32_t)exchange.answer.value;
+    return code;
+}
+
+static int property_set(struct nvme_connection *connection, uint32_t offset, uint32_t value,
+                        const struct nvme_patience *patience, struct nvme_text *text)
+{
+    struct nvme_exchange exchange = {.data = NULL};
+    nvme_entry_property_set(exchange.entry, offset, value);
+    return run_well(connection, &exchange, patience, "Property Set", text);
+}
+
+/* Identify; the answer's status is the caller's to judge. data is zeros unless it succeeded. */
+static int identify(struct nvme_connection *connection, uint32_t nsid, uint8_t what, uint8_t *data,
+                    const struct nvme_patience *patience, uint16_t *status, struct nvme_text *text)
+{
+    struct nvme_exchange exchange = {
+        .data = data, .data_bytes = NVME_IDENTIFY_BYTES, .direction = DLFS_NVME_DATA_IN};
+    memset(data, 0, NVME_IDENTIFY_BYTES);
+    nvme_entry_identify(exchange.entry, nsid, what);
+    int code = nvme_connection_run(connection, &exchange, patience, text);
+    if (code == 0 && (exchange.answer.status & NVME_STATUS_CODE) != 0) {
+        memset(data, 0, NVME_IDENTIFY_BYTES);
+    }
+    *status = exchange.answer.status & NVME_STATUS_CODE;
+    return code;
+}
+
+/* Fabrics Connect on a fresh connection; *refused when the controller answered no. */
+static int connect_queue(struct nvme_connection *connection, const struct nvme_config *config,
+                         uint16_t qid, uint16_t sq_size, uint16_t controller_id,
+                         const struct nvme_patience *patience, uint16_t *got_controller_id,
+                         bool *refused, struct nvme_text *text)
+{
+    uint8_t data[NVME_CONNECT_BYTES];
+    struct nvme_exchange exchange = {
+        .data = data, .data_bytes = sizeof data, .direction = DLFS_NVME_DATA_OUT};
+    nvme_connect_data(data, config->host_id, controller_id, config->subsystem_nqn,
+                      config->host_nqn);
+    nvme_entry_connect(exchange.entry, qid, sq_size, qid == 0 ? config->keepalive_ms : 0);
+    int code = nvme_connection_run(connection, &exchange, patience, text);
+    if (code < 0) {
+        return code;
+    }
+    uint16_t status = exchange.answer.status & NVME_STATUS_CODE;
+    if (status != 0) {
+        *refused = status != NVME_STATUS_SEQUENCE_ERROR;
+        const char *verb = status == NVME_STATUS_UNKNOWN_SUBSYSTEM && qid == 0
+                               ? "is unknown to the target, or not for"
+                               : "refused";
+        nvme_say(text, "subsystem %s %s host %s (status 0x%x, %s)", config->subsystem_nqn, verb,
+                 config->host_nqn, status, nvme_status_phrase(status));
+        code = nvme_status_code(status);
+        return qid > 0 && code == DLFS_E_NOT_FOUND ? -EREMOTEIO : code;
+    }
+    if ((exchange.answer.value & UINT64_C(0x70000)) != 0) { /* AUTHREQ: ATR, ASCR */
+        *refused = true;
+        nvme_say(text, "subsystem %s demands authentication", config->subsystem_nqn);
+        return -EACCES;
+    }
+    *got_controller_id = (uint16_t)exchange.answer.value;
+    return 0;
+}
+
+/* The command set to select in CC, by what CAP offers. */
+static uint32_t choose_command_set(uint64_t cap)
+{
+    if ((cap >> 37 & 1) != 0) {
+        return 0; /* NVM */
+    }
+    return (cap >> 44 & 1) != 0 ? 0x70u : 0x60u; /* none (admin only), or all */
+}
+
+static int sleep_a_little(const struct nvme_patience *patience)
+{
+    struct nvme_patience nap = *patience;
+    uint64_t until = dlfs_clock_ns() + READY_POLL_NS;
+    nap.until_ns = until < patience->until_ns ? until : patience->until_ns;
+    /* Descriptor -1 is never ready: only the time or a stop ends this. */
+    int code = nvme_wait(&nap, -1, 0);
+    return code == DLFS_E_TIMEOUT && until < patience->until_ns ? 0 : code;
+}
+
+static int enable(struct nvme_admin *admin, uint64_t cap, const struct nvme_patience *patience,
+                  struct nvme_text *text)
+{
+    struct nvme_patience limit = *patience;
+    uint64_t until = dlfs_clock_ns() + ((cap >> 24 & 0xFF) + 1) * READY_UNIT_NS;
+    limit.until_ns = until < patience->until_ns ? until : patience->until_ns;
+    uint32_t cc = CC_ENTRY_SIZES | choose_command_set(cap) | CC_ENABLE;
+    int code = property_set(admin->connection, NVME_PROPERTY_CC, cc, &limit, text);
+    while (code == 0) {
+        uint64_t status;
+        code = property_get(admin->connection, NVME_PROPERTY_CSTS, false, &limit, &status, text);
+        if (code < 0) {
+            return code;
+        }
+        if ((status & CSTS_FATAL) != 0) {
+            nvme_say(text, "the controller reports a fatal status (CSTS.CFS)");
+            return DLFS_E_LOST;
+        }
+        if ((status & CSTS_READY) != 0) {
+            return 0;
+        }
+        code = sleep_a_little(&limit);
+        if (code < 0) {
+            nvme_say(text, "the controller does not become ready");
+        }
+    }
+    return code;
+}
+
+static int identify_controller(const struct nvme_config *config, struct nvme_admin *admin,
+                               uint64_t cap, uint8_t *data, const struct nvme_patience *patience,
+                               struct nvme_text *text)
+{
+    uint16_t status;
+    int code =
+        identify(admin->connection, 0, NVME_IDENTIFY_CONTROLLER, data, patience, &status, text);
+    if (code == 0 && status != 0) {
+        nvme_say(text, "Identify Controller: status 0x%x, %s", status, nvme_status_phrase(status));
+        code = nvme_status_code(status);
+    }
+    if (code < 0) {
+        return code;
+    }
+    const char *reason = "";
+    uint64_t page_bytes = UINT64_C(4096) << (cap >> 48 & 15);
+    code = nvme_decode_controller(data, page_bytes, &admin->controller, &reason);
+    if (code < 0) {
+        nvme_say(text, "%s", reason);
+        return code;
+    }
+    admin->command_count_max = (uint32_t)(cap & 0xFFFF); /* MQES is 0's based; one stays empty */
+    if (admin->command_count_max == 0) {
+        nvme_say(text, "CAP.MQES: expected at least 1");
+        return DLFS_E_PROTOCOL;
+    }
+    if (admin->controller.discovery) {
+        nvme_say(text, "%s is a discovery controller, without namespaces", config->subsystem_nqn);
+        return config->nsid == 0 ? 0 : DLFS_E_NOT_FOUND;
+    }
+    struct nvme_exchange exchange = {.data = NULL};
+    nvme_entry_set_queues(exchange.entry, NVME_QUEUES_MAX);
+    code = run_well(admin->connection, &exchange, patience, "Set Features (queues)", text);
+    uint32_t submission = (uint32_t)(exchange.answer.value & 0xFFFF) + 1;
+    uint32_t completion = (uint32_t)(exchange.answer.value >> 16 & 0xFFFF) + 1;
+    uint32_t granted = submission < completion ? submission : completion;
+    admin->queue_count_max = granted < NVME_QUEUES_MAX ? granted : NVME_QUEUES_MAX;
+    return code;
+}
+
+static int identify_namespace(const struct nvme_config *config, struct nvme_admin *admin,
+                              uint8_t *data, const struct nvme_patience *patience,
+                              struct nvme_text *text)
+{
+    uint8_t *descriptors = data + NVME_IDENTIFY_BYTES;
+    uint16_t status;
+    /*
+     * A namespace that is not there answers with zeros, or a status. Targets of before 1.3 know no
+     * descriptors: without them, the namespace's other names do.
+     */
+    int code = identify(admin->connection, config->nsid, NVME_IDENTIFY_NAMESPACE, data, patience,
+                        &status, text);
+    if (code == 0) {
+        code = identify(admin->connection, config->nsid, NVME_IDENTIFY_DESCRIPTORS, descriptors,
+                        patience, &status, text);
+    }
+    if (code < 0) {
+        return code;
+    }
+    const char *why = "";
+    code = nvme_decode_namespace(data, descriptors, &admin->space, &why);
+    if (code == 0 && config->writable && admin->space.write_protected) {
+        why = "it is write-protected";
+        code = -EROFS;
+    }
+    if (code < 0) {
+        nvme_say(text, "namespace %u of %s: %s", config->nsid, config->subsystem_nqn, why);
+        return code;
+    }
+    uint32_t most = admin->controller.transfer_bytes_max;
+    most = most < NVME_TRANSFER_BYTES_MAX ? most : NVME_TRANSFER_BYTES_MAX;
+    admin->transfer_bytes_max = most - most % admin->space.block_bytes;
+    if (admin->transfer_bytes_max == 0) {
+        nvme_say(text, "namespace %u: a block is larger than MDTS", config->nsid);
+        return -ENOTSUP;
+    }
+    return 0;
+}
+
+static int make_ready(const struct nvme_config *config, struct nvme_admin *admin,
+                      const struct nvme_patience *patience, struct nvme_text *text)
+{
+    uint64_t cap = 0;
+    uint16_t controller_id = 0;
+    bool refused = false;
+    uint8_t *data = NULL;
+    int code = connect_queue(admin->connection, config, 0, ADMIN_QUEUE_SIZE, CONTROLLER_DYNAMIC,
+                             patience, &controller_id, &refused, text);
+    if (code == 0) {
+        code = property_get(admin->connection, NVME_PROPERTY_CAP, true, patience, &cap, text);
+    }
+    if (code == 0) {
+        code = enable(admin, cap, patience, text);
+    }
+    if (code < 0) {
+        return code;
+    }
+    data = malloc((size_t)2 * NVME_IDENTIFY_BYTES);
+    if (data == NULL) {
+        nvme_say(text, "no memory");
+        return -ENOMEM;
+    }
+    code = identify_controller(config, admin, cap, data, patience, text);
+    if (code == 0 && config->nsid != 0) {
+        code = identify_namespace(config, admin, data, patience, text);
+    }
+    admin->controller.id = controller_id;
+    free(data);
+    return code;
+}
+
+int nvme_controller_open(const struct nvme_config *config, const struct nvme_address *address,
+                         const struct nvme_patience *patience, struct nvme_admin *out,
+                         struct nvme_text *text)
+{
+    struct nvme_admin admin = {.address = *address};
+    int code = nvme_connection_open(address, config->digests, ADMIN_STAGING_BYTES, patience,
+                                    &admin.connection, text);
+    if (code < 0) {
+        return code;
+    }
+    code = make_ready(config, &admin, patience, text);
+    if (code < 0) {
+        nvme_connection_abort(admin.connection, false);
+        return code;
+    }
+    *out = admin;
+    return 0;
+}
+
+int nvme_controller_connect_queue(const struct nvme_config *config, const struct nvme_admin *admin,
+                                  uint16_t qid, uint32_t command_count,
+                                  const struct nvme_patience *patience,
+                                  struct nvme_connection **out, bool *refused,
+                                  struct nvme_text *text)
+{
+    *refused = false;
+    struct nvme_connection *connection;
+    int code = nvme_connection_open(&admin->address, config->digests, QUEUE_STAGING_BYTES, patience,
+                                    &connection, text);
+    if (code < 0) {
+        return code;
+    }
+    if (command_count > admin->command_count_max) {
+        command_count = admin->command_count_max;
+    }
+    /* What the kernel holds of a write is not sent for longer, whatever becomes of this process. */
+    (void)setsockopt(connection->descriptor, IPPROTO_TCP, TCP_USER_TIMEOUT, &config->timeout_ms,
+                     sizeof config->timeout_ms);
+    uint16_t ignored;
+    code = connect_queue(connection, config, qid, (uint16_t)command_count, admin->controller.id,
+                         patience, &ignored, refused, text);
+    if (code < 0) {
+        nvme_connection_abort(connection, false);
+        return code;
+    }
+    connection->command_count = command_count;
+    connection->transfer_bytes_max = admin->transfer_bytes_max;
+    connection->capsule_bytes_max = admin->controller.capsule_bytes_max;
+    connection->quiesce_ms = nvme_quiesce_ms(admin->controller.quiesce_ms, config->keepalive_ms,
+                                             admin->controller.keepalive_step_ms);
+    *out = connection;
+    return 0;
+}
+
+int nvme_controller_check(const struct nvme_admin *admin, const struct nvme_patience *patience,
+                          struct nvme_text *text)
+{
+    uint64_t ignored;
+    return property_get(admin->connection, NVME_PROPERTY_CSTS, false, patience, &ignored, text);
+}
+
+int nvme_controller_keep_alive(struct nvme_admin *admin, const struct nvme_patience *patience,
+                               struct nvme_text *text)
+{
+    struct nvme_exchange exchange = {.data = NULL};
+    nvme_entry_keep_alive(exchange.entry);
+    return run_well(admin->connection, &exchange, patience, "Keep Alive", text);
+}
+
+void nvme_controller_shut_down(struct nvme_admin *admin, const struct nvme_patience *patience)
+{
+    struct nvme_text ignored;
+    (void)property_set(admin->connection, NVME_PROPERTY_CC,
+                       CC_ENTRY_SIZES | CC_SHUTDOWN_NORMAL | CC_ENABLE, patience, &ignored);
+    struct nvme_connection *connection = admin->connection;
+    admin->connection = NULL;
+    nvme_connection_close(connection);
+}

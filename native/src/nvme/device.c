@@ -1,0 +1,330 @@
+/*
+ * A namespace of a controller over TCP as a block device: opening, flushing, single commands, and
+ * what it has gone through. The work is that of nvme/association.c and nvme/queue.c.
+ *
+ * A forked child inherits neither the thread nor the right to use the connections. It makes an
+ * association of its own when it first needs one, and keeps the inherited one, unused, until the
+ * device goes.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "nvme/queue.h"
+
+struct nvme_device {
+    dlfs_device base;
+    struct nvme_config config;
+    struct nvme_association *_Atomic association;
+};
+
+/* The association of this process. */
+static int own_association(struct nvme_device *device, struct nvme_association **out)
+{
+    struct nvme_association *found = atomic_load(&device->association);
+    if (found->owner == getpid()) {
+        *out = found;
+        return 0;
+    }
+    struct nvme_association *made;
+    int code = nvme_association_create(&device->config, &made);
+    if (code < 0) {
+        return code;
+    }
+    made->inherited = found;
+    if (atomic_load(&found->write_limit.until_ns) != DLFS_NVME_WRITES_FREE) {
+        nvme_write_limit_set(&made->write_limit, 0, 0); /* the lease is the parent's */
+    }
+    if (!atomic_compare_exchange_strong(&device->association, &found, made)) {
+        made->inherited = NULL;
+        nvme_association_destroy(made);
+        *out = found; /* another thread of this process was faster */
+        return 0;
+    }
+    *out = made;
+    /* Without a budget, there is one round of attempts as when the device was opened. */
+    return nvme_association_start(made, device->config.reconnect_ms == 0);
+}
+
+/* ---- queue pairs ----------------------------------------------------------------------------- */
+
+static void queue_destroy(dlfs_queue *base)
+{
+    nvme_queue_free((struct nvme_queue *)base);
+}
+
+static const struct dlfs_queue_ops nvme_queue_ops = {
+    .submit = nvme_queue_submit,
+    .poll = nvme_queue_poll,
+    .descriptor = nvme_queue_descriptor,
+    .register_range = NULL,
+    .destroy = queue_destroy,
+    .abandon = queue_destroy,
+};
+
+static int queue_create(dlfs_device *base, uint32_t depth, dlfs_queue **out)
+{
+    struct nvme_association *association;
+    struct nvme_queue *queue;
+    if (base->size_bytes == 0) {
+        return -ENOTSUP; /* a controller alone */
+    }
+    int code = own_association((struct nvme_device *)base, &association);
+    if (code == 0) {
+        code = nvme_queue_make(association, depth, base->block_bytes, &queue);
+    }
+    if (code != 0) {
+        return code;
+    }
+    dlfs_queue_init(&queue->base, &nvme_queue_ops, base, depth);
+    *out = &queue->base;
+    return 0;
+}
+
+/* ---- single commands ------------------------------------------------------------------------- */
+
+/* Runs one I/O command on the internal queue pair, whose lock is held. */
+static int run_service(struct nvme_association *association, const struct nvme_generic *generic,
+                       void *data, uint32_t data_bytes, struct nvme_generic *done)
+{
+    if (association->service == NULL) {
+        int code = nvme_queue_make(association, 1, 0, &association->service);
+        if (code < 0) {
+            return code;
+        }
+    }
+    struct nvme_queue *queue = association->service;
+    queue->generic = *generic;
+    int code = nvme_queue_run(queue, data, data_bytes);
+    *done = queue->generic;
+    return code;
+}
+
+static int run_io(struct nvme_association *association, const dlfs_nvme_command *command,
+                  void *data, uint32_t data_bytes, uint32_t direction, struct nvme_answer *answer)
+{
+    struct nvme_generic generic = {.direction = direction,
+                                   .harmless = command->opcode == NVME_OPCODE_FLUSH ||
+                                               direction == DLFS_NVME_DATA_IN};
+    nvme_entry_generic(generic.entry, command);
+    (void)pthread_mutex_lock(&association->service_lock);
+    int code = run_service(association, &generic, data, data_bytes, &generic);
+    (void)pthread_mutex_unlock(&association->service_lock);
+    *answer = generic.answer;
+    return code;
+}
+
+static int run_admin(struct nvme_association *association, const dlfs_nvme_command *command,
+                     void *data, uint32_t data_bytes, uint32_t direction,
+                     struct nvme_answer *answer)
+{
+    struct nvme_request request = {
+        .exchange = {.data = data, .data_bytes = data_bytes, .direction = direction}};
+    nvme_entry_generic(request.exchange.entry, command);
+    int code = nvme_association_run(association, &request);
+    *answer = request.exchange.answer;
+    return code;
+}
+
+static int flush_command(void *argument, struct nvme_flushed *flushed)
+{
+    struct nvme_association *association = argument;
+    struct nvme_generic generic = {.direction = DLFS_NVME_DATA_NONE, .harmless = true};
+    nvme_entry_flush(generic.entry, association->config.nsid);
+    (void)pthread_mutex_lock(&association->service_lock);
+    int code = run_service(association, &generic, NULL, 0, &generic);
+    (void)pthread_mutex_unlock(&association->service_lock);
+    if (code == 0) {
+        code = nvme_status_code(generic.answer.status);
+    }
+    (void)pthread_mutex_lock(&association->lock);
+    flushed->cached = association->admin.controller.write_cache;
+    (void)pthread_mutex_unlock(&association->lock);
+    flushed->generation = generic.generation;
+    return code;
+}
+
+static int device_flush(dlfs_device *base)
+{
+    struct nvme_association *association;
+    int code = own_association((struct nvme_device *)base, &association);
+    return code < 0 ? code
+                    : nvme_durability_flush(&association->durability, flush_command, association);
+}
+
+/* ---- leases ---------------------------------------------------------------------------------- */
+
+static int device_get_generation(dlfs_device *base, uint64_t *generation)
+{
+    struct nvme_association *association;
+    int code = own_association((struct nvme_device *)base, &association);
+    if (code == 0) {
+        *generation = atomic_load(&association->generation);
+    }
+    return code;
+}
+
+static int device_limit_writes(dlfs_device *base, uint64_t generation, uint64_t until_ns)
+{
+    struct nvme_association *association;
+    int code = own_association((struct nvme_device *)base, &association);
+    if (code == 0) {
+        nvme_write_limit_set(&association->write_limit, generation, until_ns);
+    }
+    return code;
+}
+
+/* ---- life ------------------------------------------------------------------------------------ */
+
+static void free_association(struct nvme_association *association)
+{
+    while (association != NULL) {
+        struct nvme_association *inherited = association->inherited;
+        nvme_queue_free(association->service);
+        nvme_association_destroy(association);
+        association = inherited;
+    }
+}
+
+static void device_destroy(dlfs_device *base)
+{
+    struct nvme_device *device = (struct nvme_device *)base;
+    free_association(atomic_load(&device->association));
+    free(device);
+}
+
+static uint32_t queues_max(dlfs_device *base)
+{
+    dlfs_nvme_status status;
+    return dlfs_nvme_get_status(base, &status) == 0 ? status.queue_count_max : 0;
+}
+
+static const struct dlfs_device_ops nvme_device_ops = {
+    .queue_create = queue_create,
+    .flush = device_flush,
+    .queues_max = queues_max,
+    .destroy = device_destroy,
+    .get_generation = device_get_generation,
+    .limit_writes = device_limit_writes,
+};
+
+static void give_message(struct nvme_association *association, char *message,
+                         uint32_t message_bytes)
+{
+    if (message == NULL || message_bytes == 0) {
+        return;
+    }
+    (void)pthread_mutex_lock(&association->lock);
+    size_t length = strnlen(association->error.bytes, message_bytes - 1);
+    memcpy(message, association->error.bytes, length);
+    message[length] = '\0';
+    (void)pthread_mutex_unlock(&association->lock);
+}
+
+int dlfs_device_open_nvme(const dlfs_nvme_config *config, char *message, uint32_t message_bytes,
+                          dlfs_device **out)
+{
+    struct nvme_association *association = NULL;
+    struct nvme_device *device = NULL;
+    if (config == NULL || out == NULL) {
+        return -EINVAL;
+    }
+    device = calloc(1, sizeof *device);
+    if (device == NULL) {
+        return -ENOMEM;
+    }
+    int code = nvme_config_copy(config, &device->config);
+    if (code == 0) {
+        code = nvme_association_create(&device->config, &association);
+    }
+    if (code != 0) {
+        goto failed;
+    }
+    code = nvme_association_start(association, true);
+    if (code == 0) {
+        code = nvme_association_wait(association);
+    }
+    if (code != 0) {
+        give_message(association, message, message_bytes);
+        goto failed;
+    }
+    const struct nvme_namespace *space = &association->admin.space;
+    dlfs_device_init(&device->base, &nvme_device_ops, "nvme-tcp", space->size_bytes,
+                     space->block_bytes, device->config.writable);
+    atomic_init(&device->association, association);
+    *out = &device->base;
+    return 0;
+
+failed:
+    nvme_association_destroy(association);
+    free(device);
+    return code;
+}
+
+uint32_t dlfs_nvme_operation_ms(const dlfs_device *base)
+{
+    if (base->ops != &nvme_device_ops) {
+        return 0;
+    }
+    const struct nvme_config *config = &((const struct nvme_device *)base)->config;
+    uint64_t operation_ms = (uint64_t)config->timeout_ms + config->reconnect_ms;
+    return operation_ms < INT32_MAX ? (uint32_t)operation_ms : INT32_MAX;
+}
+
+int dlfs_nvme_run(dlfs_device *base, uint32_t queue, const dlfs_nvme_command *command, void *data,
+                  uint32_t data_bytes, uint32_t direction, dlfs_nvme_result *result)
+{
+    if (base == NULL || base->ops != &nvme_device_ops) {
+        return -ENOTSUP;
+    }
+    bool has_data = direction != DLFS_NVME_DATA_NONE;
+    if (queue > DLFS_NVME_QUEUE_IO || direction > DLFS_NVME_DATA_OUT || command == NULL ||
+        command->opcode > UINT8_MAX || data_bytes > DLFS_NVME_DATA_BYTES_MAX ||
+        has_data != (data_bytes > 0) || has_data != (data != NULL) || result == NULL) {
+        return -EINVAL;
+    }
+    struct nvme_association *association;
+    struct nvme_answer answer = {.status = 0};
+    int code = own_association((struct nvme_device *)base, &association);
+    if (code == 0) {
+        code = queue == DLFS_NVME_QUEUE_IO
+                   ? run_io(association, command, data, data_bytes, direction, &answer)
+                   : run_admin(association, command, data, data_bytes, direction, &answer);
+    }
+    if (code < 0) {
+        return code;
+    }
+    *result = (dlfs_nvme_result){.value = answer.value, .status = answer.status & NVME_STATUS_CODE};
+    return 0;
+}
+
+int dlfs_nvme_get_status(dlfs_device *base, dlfs_nvme_status *status)
+{
+    if (base == NULL || base->ops != &nvme_device_ops) {
+        return -ENOTSUP;
+    }
+    struct nvme_association *association;
+    int code = own_association((struct nvme_device *)base, &association);
+    if (code < 0) {
+        return code;
+    }
+    const struct nvme_counters *counters = &association->counters;
+    (void)pthread_mutex_lock(&association->lock);
+    const struct nvme_admin *admin = &association->admin;
+    *status = (dlfs_nvme_status){.reconnects = atomic_load(&counters->reconnects),
+                                 .retries = atomic_load(&counters->retries),
+                                 .timeouts = atomic_load(&counters->timeouts),
+                                 .digest_errors = atomic_load(&counters->digest_errors),
+                                 .protocol_errors = atomic_load(&counters->protocol_errors),
+                                 .connected = association->state == NVME_READY,
+                                 .path = association->path,
+                                 .transfer_bytes_max = admin->transfer_bytes_max,
+                                 .queue_count_max = admin->queue_count_max,
+                                 .write_cache = admin->controller.write_cache,
+                                 .controller_id = admin->controller.id,
+                                 .id_kind = admin->space.id_kind};
+    memcpy(status->id, admin->space.id, sizeof status->id);
+    memcpy(status->last_error, association->error.bytes, sizeof status->last_error);
+    (void)pthread_mutex_unlock(&association->lock);
+    return 0;
+}

@@ -1,0 +1,108 @@
+/*
+ * What the status of a completion means: a code of the library, whether to try again, a phrase.
+ * Never -EINVAL, which says that our caller was wrong: what a target refuses is an error of its
+ * own.
+ *
+ * Source: NVM Express Base Specification 2.0, section 3.3.3.2.1; NVM Command Set Specification 1.0,
+ * section 3.3.3.2.
+ */
+#include <errno.h>
+
+#include "nvme/command.h"
+
+#define PASSING 1u /* worth another try unless DNR is set */
+
+struct status {
+    uint16_t status; /* type << 8 | code */
+    uint8_t flags;
+    int code;
+    const char *phrase;
+};
+
+static const struct status statuses[] = {
+    {0x000, 0, 0, "success"},
+    {0x001, 0, -EOPNOTSUPP, "invalid opcode"},
+    {0x002, 0, -EREMOTEIO, "invalid field"},
+    {0x003, 0, DLFS_E_PROTOCOL, "command ID conflict"},
+    {0x004, PASSING, -EIO, "data transfer error"},
+    {0x005, PASSING, -EIO, "aborted by a loss of power"},
+    {0x006, 0, -EIO, "internal error"},
+    {0x007, PASSING, -EIO, "aborted on request"},
+    {0x008, PASSING, -EIO, "aborted because its queue was deleted"},
+    {0x00B, PASSING, DLFS_E_LOST, "invalid namespace or format"},
+    {0x00C, 0, -EIO, "command sequence error"},
+    {0x00D, 0, -EIO, "invalid SGL segment descriptor"},
+    {0x00F, 0, -EIO, "invalid data SGL length"},
+    {0x011, 0, -EIO, "invalid SGL descriptor type"},
+    {0x016, 0, -EIO, "invalid SGL offset"},
+    {0x018, 0, -EREMOTEIO, "invalid host identifier"},
+    {0x019, 0, DLFS_E_LOST, "keep-alive timeout expired"},
+    {0x01A, 0, -EREMOTEIO, "invalid keep-alive timeout"},
+    {0x020, 0, -EROFS, "namespace is write protected"},
+    {0x021, PASSING, -EIO, "command interrupted"},
+    {0x022, PASSING, -EIO, "transient transport error"},
+    {0x080, 0, -EREMOTEIO, "LBA out of range"},
+    {0x081, 0, -ENOSPC, "capacity exceeded"},
+    {0x082, PASSING, -EIO, "namespace not ready"},
+    {0x083, 0, -EBADE, "reservation conflict"},
+    {0x084, PASSING, -EBUSY, "format in progress"},
+    {0x101, 0, -EREMOTEIO, "invalid queue identifier"},
+    {0x102, 0, -EREMOTEIO, "invalid queue size"},
+    {0x180, 0, -EPROTONOSUPPORT, "connect incompatible format"},
+    {0x181, PASSING, -EBUSY, "connect controller busy"},
+    {0x182, 0, DLFS_E_NOT_FOUND, "connect invalid parameters"},
+    {0x183, 0, DLFS_E_LOST, "connect restart discovery"},
+    {0x184, 0, -EACCES, "connect invalid host"},
+    {0x185, 0, -EREMOTEIO, "invalid queue type"},
+    {0x191, 0, -EACCES, "authentication required"},
+    {0x280, 0, -EIO, "write fault"},
+    {0x281, 0, -EIO, "unrecovered read error"},
+    {0x282, 0, -EIO, "guard check error"},
+    {0x283, 0, -EIO, "application tag check error"},
+    {0x284, 0, -EIO, "reference tag check error"},
+    {0x286, 0, -EACCES, "access denied"},
+    {0x287, 0, -EIO, "deallocated or unwritten block"},
+    {0x300, PASSING, DLFS_E_LOST, "internal path error"},
+    {0x301, PASSING, DLFS_E_LOST, "persistent loss of the path"},
+    {0x302, PASSING, DLFS_E_LOST, "path inaccessible"},
+    {0x303, PASSING, DLFS_E_LOST, "path in transition"},
+    {0x360, PASSING, DLFS_E_LOST, "controller pathing error"},
+    {0x370, PASSING, DLFS_E_LOST, "host pathing error"},
+    {0x371, PASSING, DLFS_E_LOST, "command aborted by host"},
+};
+
+#define STATUS_COUNT (sizeof statuses / sizeof statuses[0])
+
+static const struct status *find(uint16_t status)
+{
+    for (size_t i = 0; i < STATUS_COUNT; i++) {
+        if (statuses[i].status == (status & NVME_STATUS_CODE)) {
+            return &statuses[i];
+        }
+    }
+    return NULL;
+}
+
+int nvme_status_code(uint16_t status)
+{
+    if ((status & NVME_STATUS_CODE) == 0) {
+        return 0;
+    }
+    const struct status *found = find(status);
+    return found != NULL ? found->code : -EIO;
+}
+
+bool nvme_status_is_passing(uint16_t status)
+{
+    if ((status & NVME_STATUS_DNR) != 0) {
+        return false;
+    }
+    const struct status *found = find(status);
+    return found != NULL && (found->flags & PASSING) != 0;
+}
+
+const char *nvme_status_phrase(uint16_t status)
+{
+    const struct status *found = find(status);
+    return found != NULL ? found->phrase : "a status without a name here";
+}

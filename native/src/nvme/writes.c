@@ -1,0 +1,111 @@
+/* See nvme/writes.h. */
+#include "nvme/writes.h"
+
+#include <errno.h>
+#include <time.h>
+
+#include "dlfs/dlfs.h"
+
+/* Added to the keep-alive timeout of a controller that does not report how fast it quiesces. */
+#define QUIESCE_MARGIN_MS 1000u
+
+/* ---- flush ----------------------------------------------------------------------------------- */
+
+void nvme_durability_init(struct nvme_durability *durability)
+{
+    (void)pthread_mutex_init(&durability->turn, NULL);
+    atomic_init(&durability->unflushed, UINT64_MAX);
+    atomic_init(&durability->losses, 0);
+}
+
+void nvme_durability_destroy(struct nvme_durability *durability)
+{
+    (void)pthread_mutex_destroy(&durability->turn);
+}
+
+void nvme_durability_note(struct nvme_durability *durability, uint64_t generation)
+{
+    uint64_t oldest = atomic_load(&durability->unflushed);
+    while (generation < oldest &&
+           !atomic_compare_exchange_weak(&durability->unflushed, &oldest, generation)) {
+    }
+}
+
+/*
+ * A write that has completed is in peril until a flush that began later has succeeded on the same
+ * controller. When the flush was answered by a younger one that has a volatile cache, the write may
+ * be gone, and so may the writes of every flush that was waiting its turn while this was reported.
+ */
+static int flush_locked(struct nvme_durability *durability, uint64_t losses,
+                        nvme_flush_command command, void *argument)
+{
+    uint64_t oldest = atomic_exchange(&durability->unflushed, UINT64_MAX);
+    struct nvme_flushed flushed = {.generation = 0};
+    int code = command(argument, &flushed);
+    if (code < 0) {
+        nvme_durability_note(durability, oldest);
+        return code;
+    }
+    if (flushed.cached && oldest < flushed.generation) {
+        atomic_fetch_add(&durability->losses, 1);
+        return -EIO;
+    }
+    return atomic_load(&durability->losses) == losses ? 0 : -EIO;
+}
+
+int nvme_durability_flush(struct nvme_durability *durability, nvme_flush_command command,
+                          void *argument)
+{
+    uint64_t losses = atomic_load(&durability->losses);
+    (void)pthread_mutex_lock(&durability->turn);
+    int code = flush_locked(durability, losses, command, argument);
+    (void)pthread_mutex_unlock(&durability->turn);
+    return code;
+}
+
+/* ---- leases ---------------------------------------------------------------------------------- */
+
+void nvme_write_limit_init(struct nvme_write_limit *limit)
+{
+    atomic_init(&limit->generation, 0);
+    atomic_init(&limit->until_ns, DLFS_NVME_WRITES_FREE);
+}
+
+void nvme_write_limit_set(struct nvme_write_limit *limit, uint64_t generation, uint64_t until_ns)
+{
+    atomic_store(&limit->generation, generation);
+    atomic_store(&limit->until_ns, until_ns);
+}
+
+int nvme_write_permit(const struct nvme_write_limit *limit, uint64_t generation)
+{
+    uint64_t until_ns = atomic_load(&limit->until_ns);
+    if (until_ns == DLFS_NVME_WRITES_FREE) {
+        return 0;
+    }
+    struct timespec now; /* goes on while the process or the machine sleeps */
+    (void)clock_gettime(CLOCK_BOOTTIME, &now);
+    if ((uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec >= until_ns) {
+        return -EKEYEXPIRED;
+    }
+    return generation == atomic_load(&limit->generation) ? 0 : -EAGAIN;
+}
+
+/* ---- repetition ------------------------------------------------------------------------------ */
+
+uint64_t nvme_quiesce_ms(uint32_t reported_ms, uint32_t keepalive_ms, uint32_t granularity_ms)
+{
+    if (reported_ms > 0 || keepalive_ms == 0) {
+        return reported_ms;
+    }
+    uint64_t step_ms = granularity_ms > 0 ? granularity_ms : 1;
+    return (keepalive_ms + step_ms - 1) / step_ms * step_ms + QUIESCE_MARGIN_MS;
+}
+
+int nvme_write_fate(int code, uint64_t left_ns, uint64_t quiesce_ns)
+{
+    if (code == DLFS_E_TIMEOUT || code == -EKEYEXPIRED) {
+        return code;
+    }
+    return quiesce_ns == 0 || quiesce_ns >= left_ns ? DLFS_E_LOST : 0;
+}

@@ -1,0 +1,414 @@
+/*
+ * The sample memory: one mapping cut into slots of a chunk. A slot is free, lent (samples that
+ * someone will use), holds a chunk of the dataset by its number, or copies of samples
+ * (reader/cache.c). References are counted; a chunk without any is idle and is the first to go when
+ * memory is wanted, the one idle for longest first: everything that the look-ahead needs holds a
+ * reference, so what is idle is needed later than all of it. Idle slots that are cached stay, for
+ * the next epoch: reader/cache.c says which of them may go.
+ *
+ * Kept for good. Where the memory is shared with other processes and the whole dataset fits in it,
+ * a chunk that has landed and is sound stays in its slot as long as the reader lives: it has a
+ * reference of its own, and an entry in an index behind the slots, which those processes read
+ * without asking (channel/kept.c). What is left of the slots is still enough for all chunks that
+ * have not landed, and for SLOTS_MIN more. Datasets with a sample that does not lie in one chunk
+ * have no such index: their runs of slots need neighbours, which chunks that stay might keep apart.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "platform/memory.h"
+#include "reader/reader.h"
+
+#define PAGE_BYTES_MIN 4096u
+#define LARGE_BYTES ((size_t)2 << 20) /* dlfs_memory_map aligns mappings of so much to as much */
+
+static void list_push(dlfs_reader *reader, struct slot_list *list, uint32_t number)
+{
+    struct slot *slot = &reader->slots[number];
+    slot->next = SLOT_NONE;
+    slot->previous = list->last;
+    if (list->last == SLOT_NONE)
+        list->first = number;
+    else
+        reader->slots[list->last].next = number;
+    list->last = number;
+    list->count++;
+}
+
+static void list_push_first(dlfs_reader *reader, struct slot_list *list, uint32_t number)
+{
+    struct slot *slot = &reader->slots[number];
+    slot->next = list->first;
+    slot->previous = SLOT_NONE;
+    if (list->first == SLOT_NONE)
+        list->last = number;
+    else
+        reader->slots[list->first].previous = number;
+    list->first = number;
+    list->count++;
+}
+
+static void list_remove(dlfs_reader *reader, struct slot_list *list, uint32_t number)
+{
+    struct slot *slot = &reader->slots[number];
+    if (slot->previous == SLOT_NONE)
+        list->first = slot->next;
+    else
+        reader->slots[slot->previous].next = slot->next;
+    if (slot->next == SLOT_NONE)
+        list->last = slot->previous;
+    else
+        reader->slots[slot->next].previous = slot->previous;
+    list->count--;
+}
+
+/* Memory of the process's own, or such as other processes can map. */
+static int map_memory(dlfs_reader *reader, size_t *bytes, void **base)
+{
+    if ((reader->config.flags & DLFS_READER_SHARED) == 0)
+        return dlfs_memory_map(*bytes, base, NULL);
+    size_t length = memory_length(*bytes);
+    int code = length > 0 ? memory_create_shared("dlfs-arena", length, true, MEMORY_OWNER_WRITES,
+                                                 base, &reader->arena_descriptor)
+                          : -ENOMEM;
+    *bytes = code < 0 ? *bytes : length; /* others map whole pages of whatever size */
+    return code;
+}
+
+/* Whether every sample lies in one chunk. */
+static bool needs_no_runs(const dlfs_reader *reader)
+{
+    for (uint64_t index = 0; index < reader->sample_count; index++) {
+        struct place place;
+        if (reader_place(reader, index, &place) && place.length > 0 &&
+            !place_in_chunk(reader, &place))
+            return false;
+    }
+    return true;
+}
+
+int arena_map(dlfs_reader *reader)
+{
+    if (reader->arena)
+        return 0;
+    struct slot *slots = calloc(reader->slot_count, sizeof(*slots));
+    uint32_t *chunk_slots = calloc(reader->chunk_count + 1, sizeof(*chunk_slots));
+    void *base = NULL;
+    size_t bytes = (size_t)reader->slot_count << reader->chunk_shift;
+    size_t slots_bytes = bytes;
+    bool keeps =
+        (reader->config.flags & DLFS_READER_SHARED) && reader->keeps_all && needs_no_runs(reader);
+    if (keeps)
+        bytes += reader->chunk_count * sizeof(*reader->kept);
+    /* A small mapping is aligned to its pages only: too little for larger blocks. */
+    if (reader->config.block_bytes > PAGE_BYTES_MIN && bytes < LARGE_BYTES)
+        bytes = LARGE_BYTES;
+    int code = slots && chunk_slots ? map_memory(reader, &bytes, &base) : -ENOMEM;
+    if (code < 0) {
+        free(slots);
+        free(chunk_slots);
+        return code;
+    }
+    reader->slots = slots;
+    reader->chunk_slots = chunk_slots;
+    reader->arena = base;
+    reader->arena_bytes = bytes;
+    reader->kept_offset = slots_bytes;
+    reader->kept = keeps ? (_Atomic uint32_t *)(void *)(reader->arena + slots_bytes) : NULL;
+    reader->stats.memory_bytes = bytes;
+    reader->free_slots = (struct slot_list){SLOT_NONE, SLOT_NONE, 0};
+    reader->idle_slots = (struct slot_list){SLOT_NONE, SLOT_NONE, 0};
+    for (uint32_t slot = 0; slot < reader->slot_count; slot++) {
+        slots[slot].run = 1;
+        slots[slot].waiters = SLOT_NONE;
+        list_push(reader, &reader->free_slots, slot);
+    }
+    return 0;
+}
+
+void arena_free(dlfs_reader *reader)
+{
+    dlfs_memory_unmap(reader->arena, reader->arena_bytes);
+    if (reader->arena_descriptor >= 0)
+        close(reader->arena_descriptor);
+    for (uint32_t slot = 0; reader->slots && slot < reader->slot_count; slot++)
+        free(reader->slots[slot].bad);
+    free(reader->slots);
+    free(reader->chunk_slots);
+}
+
+/* Makes every slot of a run free again, the next to be taken: its memory is warm. */
+static void run_free(dlfs_reader *reader, uint32_t first)
+{
+    uint32_t run = reader->slots[first].run;
+    for (uint32_t slot = first + run; slot-- > first;) {
+        reader->slots[slot].state = SLOT_FREE;
+        reader->slots[slot].run = 1;
+        free(reader->slots[slot].bad);
+        reader->slots[slot].bad = NULL;
+        list_push_first(reader, &reader->free_slots, slot);
+    }
+}
+
+static void evict(dlfs_reader *reader, uint32_t slot)
+{
+    list_remove(reader, &reader->idle_slots, slot);
+    reader->chunk_slots[reader->slots[slot].chunk] = 0;
+    run_free(reader, slot);
+}
+
+void arena_evict_cached(dlfs_reader *reader, uint32_t number)
+{
+    struct slot *slot = &reader->slots[number];
+    list_remove(reader, &reader->cache.idle, number);
+    reader->cache.slots -= slot->run;
+    slot->cached = false;
+    if (slot->state == SLOT_PACKED)
+        cache_forget(reader, number);
+    else
+        reader->chunk_slots[slot->chunk] = 0;
+    run_free(reader, number);
+}
+
+static void lend(dlfs_reader *reader, uint32_t first, uint32_t run)
+{
+    for (uint32_t slot = first; slot < first + run; slot++) {
+        list_remove(reader, &reader->free_slots, slot);
+        reader->slots[slot].state = SLOT_TAIL;
+        reader->slots[slot].head = first;
+    }
+    struct slot *head = &reader->slots[first];
+    head->state = SLOT_LENT;
+    head->run = run;
+    head->references = 1;
+    head->cached = false;
+    head->waiters = SLOT_NONE;
+}
+
+/* What a run of neighbouring slots may be made of. */
+enum making { OF_FREE, OF_IDLE, OF_CACHED };
+
+static bool usable(const struct slot *slot, enum making making)
+{
+    if (slot->state == SLOT_FREE)
+        return true;
+    bool idle = (slot->state == SLOT_KEPT || slot->state == SLOT_PACKED) && slot->references == 0;
+    return idle && making >= (slot->cached ? OF_CACHED : OF_IDLE);
+}
+
+/* The first of `run` neighbouring slots that are usable, or SLOT_NONE. */
+static uint32_t find_run(const dlfs_reader *reader, uint32_t run, enum making making)
+{
+    uint32_t found = 0;
+    for (uint32_t slot = 0; slot < reader->slot_count;) {
+        const struct slot *at = &reader->slots[slot];
+        found = usable(at, making) ? found + at->run : 0;
+        slot += at->run;
+        if (found >= run)
+            return slot - found;
+    }
+    return SLOT_NONE;
+}
+
+/* Makes one slot free, if it can. */
+static void make_free(dlfs_reader *reader, bool displace)
+{
+    uint32_t victim = cache_victim(reader);
+    if (victim != SLOT_NONE)
+        arena_evict_cached(reader, victim);
+    else if (reader->idle_slots.count > 0)
+        evict(reader, reader->idle_slots.first);
+    else if (displace && reader->cache.idle.count > 0)
+        arena_evict_cached(reader, reader->cache.idle.first);
+}
+
+/* Evicts what lies in a run of slots. */
+static void claim(dlfs_reader *reader, uint32_t first, uint32_t run)
+{
+    for (uint32_t slot = first; slot < first + run; slot++) {
+        if (reader->slots[slot].state == SLOT_FREE || reader->slots[slot].state == SLOT_TAIL)
+            continue;
+        if (reader->slots[slot].cached)
+            arena_evict_cached(reader, slot);
+        else
+            evict(reader, slot);
+    }
+}
+
+static uint32_t take_run(dlfs_reader *reader, uint32_t run, bool displace)
+{
+    bool cached = displace || cache_victim(reader) != SLOT_NONE;
+    uint32_t first = find_run(reader, run, OF_FREE);
+    if (first == SLOT_NONE)
+        first = find_run(reader, run, OF_IDLE);
+    if (first == SLOT_NONE && cached)
+        first = find_run(reader, run, OF_CACHED);
+    if (first == SLOT_NONE)
+        return SLOT_NONE;
+    claim(reader, first, run);
+    lend(reader, first, run);
+    return first;
+}
+
+uint32_t arena_take(dlfs_reader *reader, uint32_t run, bool displace)
+{
+    if (run > 1)
+        return take_run(reader, run, displace);
+    if (reader->free_slots.count == 0)
+        make_free(reader, displace);
+    uint32_t slot = reader->free_slots.first;
+    if (slot != SLOT_NONE)
+        lend(reader, slot, 1);
+    return slot;
+}
+
+/* The last run of so many free slots, or SLOT_NONE. */
+static uint32_t find_last_run(const dlfs_reader *reader, uint32_t run)
+{
+    uint32_t found = 0;
+    for (uint32_t slot = reader->slot_count; slot-- > 0;) {
+        found = reader->slots[slot].state == SLOT_FREE ? found + 1 : 0;
+        if (found == run)
+            return slot;
+    }
+    return SLOT_NONE;
+}
+
+uint32_t arena_take_packed(dlfs_reader *reader, uint32_t run)
+{
+    uint32_t first = SLOT_NONE;
+    if (run == 1) /* those that were free for longest lie at the end, mostly */
+        first = reader->free_slots.last;
+    else if (reader->free_slots.count >= run)
+        first = find_last_run(reader, run);
+    if (first == SLOT_NONE)
+        first = find_run(reader, run, OF_IDLE);
+    if (first == SLOT_NONE)
+        return SLOT_NONE;
+    claim(reader, first, run);
+    lend(reader, first, run);
+    struct slot *slot = &reader->slots[first];
+    slot->state = SLOT_PACKED;
+    slot->chunk = 0;
+    slot->cached = true;
+    slot->samples = slot->uses = 0;
+    slot->idle_looks = 0;
+    reader->cache.slots += run;
+    return first;
+}
+
+uint32_t arena_head(const dlfs_reader *reader, uint32_t number)
+{
+    const struct slot *slot = &reader->slots[number];
+    return slot->state == SLOT_TAIL ? slot->head : number;
+}
+
+static struct slot_list *idle_list(dlfs_reader *reader, const struct slot *slot)
+{
+    return slot->cached ? &reader->cache.idle : &reader->idle_slots;
+}
+
+void arena_reference(dlfs_reader *reader, uint32_t number)
+{
+    number = arena_head(reader, number);
+    struct slot *slot = &reader->slots[number];
+    if (slot->references++ == 0)
+        list_remove(reader, idle_list(reader, slot), number);
+}
+
+void arena_release(dlfs_reader *reader, uint32_t number)
+{
+    number = arena_head(reader, number);
+    struct slot *slot = &reader->slots[number];
+    if (--slot->references > 0)
+        return;
+    if (slot->state == SLOT_KEPT || slot->state == SLOT_PACKED)
+        list_push(reader, idle_list(reader, slot), number);
+    else
+        run_free(reader, number);
+    pthread_cond_broadcast(&reader->released);
+}
+
+void arena_begin_load(dlfs_reader *reader, uint32_t number, uint64_t chunk, const void *owner)
+{
+    struct slot *slot = &reader->slots[number];
+    slot->state = SLOT_LOADING;
+    slot->chunk = chunk;
+    slot->owner = owner;
+    reader->chunk_slots[chunk] = number + 1;
+}
+
+/* A chunk that has landed stays, and other processes are told. */
+static void keep_for_good(dlfs_reader *reader, uint32_t number)
+{
+    struct slot *slot = &reader->slots[number];
+    slot->references++;
+    atomic_store_explicit(&reader->kept[slot->chunk], number + 1, memory_order_release);
+}
+
+void arena_end_load(dlfs_reader *reader, uint32_t number, bool kept, struct bad_samples *bad)
+{
+    struct slot *slot = &reader->slots[number];
+    slot->state = kept ? SLOT_KEPT : SLOT_LENT;
+    slot->bad = bad; /* until the slot is free again */
+    slot->owner = NULL;
+    slot->waiters = SLOT_NONE;
+    if (!kept) {
+        reader->chunk_slots[slot->chunk] = 0;
+        return;
+    }
+    if (reader->kept && !bad)
+        keep_for_good(reader, number);
+    cache_keep_chunk(reader, number);
+}
+
+uint32_t arena_find(const dlfs_reader *reader, uint64_t chunk)
+{
+    return reader->chunk_slots[chunk] - 1;
+}
+
+uint32_t arena_available(const dlfs_reader *reader)
+{
+    uint32_t victims = cache_victim(reader) != SLOT_NONE;
+    return reader->free_slots.count + reader->idle_slots.count + victims;
+}
+
+static bool is_bad(const struct bad_samples *bad, uint64_t address)
+{
+    uint64_t low = 0;
+    uint64_t high = bad->count;
+    while (low < high) {
+        uint64_t middle = low + (high - low) / 2;
+        if (bad->addresses[middle] < address)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low < bad->count && bad->addresses[low] == address;
+}
+
+bool arena_gives(const dlfs_reader *reader, uint32_t number, const struct place *place,
+                 uint64_t *offset)
+{
+    const struct slot *slot = &reader->slots[number];
+    uint64_t start = place->address - (slot->chunk << reader->chunk_shift);
+    if (slot->state != SLOT_KEPT || start + place->length > (uint64_t)slot->run
+                                                                << reader->chunk_shift)
+        return false;
+    *offset = ((uint64_t)number << reader->chunk_shift) + start;
+    return !slot->bad || !is_bad(slot->bad, place->address);
+}
+
+bool arena_look_up(dlfs_reader *reader, uint64_t index, const struct place *place, uint64_t *offset)
+{
+    uint32_t slot = arena_find(reader, place->chunk);
+    bool found = (slot != SLOT_NONE && arena_gives(reader, slot, place, offset)) ||
+                 cache_find(reader, index, offset);
+    if (!found)
+        return false;
+    slot = arena_head(reader, slot_of(reader, *offset));
+    arena_reference(reader, slot);
+    reader->slots[slot].uses++;
+    return true;
+}

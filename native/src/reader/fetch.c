@@ -1,0 +1,579 @@
+/*
+ * Brings spans of a dataset's data space into memory. A span is cut into pieces at chunk
+ * boundaries, each piece goes to a member's queue pair (reader/pieces.c), all queues are kept as
+ * full as their depth allows, and a span that failed is tried again as a whole. A span that
+ * outlives its deadline is reported with DLFS_E_TIMEOUT while its memory stays referenced until the
+ * device has let go of it. Waiting for others to make room does not count while the members answer:
+ * what is read ahead may be more than a slow device gives in that time. Where there are copies, a
+ * span is reported so earlier, when its member has been silent for a while and another one is well:
+ * the caller then asks for it again, in other memory.
+ *
+ * A fetch has a clock of its own, which stands still between two calls of fetch_step (but for
+ * LOOK_GAP_NS): answers that wait in a socket while the process is stopped are not late.
+ *
+ * Completions are taken in small groups, and the queues filled again before anybody looks at what
+ * has come.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "reader/reader.h"
+
+#define DEADLINE_CHECK_NS UINT64_C(100000000)
+#define LOOK_GAP_NS UINT64_C(1000000000)
+#define TURNS_MAX 4u /* that double the time until the next one */
+#define SILENT_SHARE \
+    16u /* of a read's time-out: a member silent for so long is read around, by other copies */
+/* A read that is answered bit by bit may take so much longer: 256 KiB a second. */
+#define NS_PER_BYTE 3815u
+#define POLL_MS_MAX 100
+#define MEMBER_POLL_MS 1 /* on a member that cannot be waited for together with others */
+#define GROUPS 4u        /* in which a full queue is emptied */
+#define LINE_POLL_MS 5   /* while in line for one, and busy otherwise */
+
+uint64_t clock_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
+}
+
+static void span_push(struct fetch *fetch, struct span_list *list, uint32_t number)
+{
+    fetch->spans[number].next = SLOT_NONE;
+    if (list->first == SLOT_NONE)
+        list->first = number;
+    else
+        fetch->spans[list->last].next = number;
+    list->last = number;
+}
+
+static struct span *span_pop(struct fetch *fetch, struct span_list *list)
+{
+    if (list->first == SLOT_NONE)
+        return NULL;
+    struct span *span = &fetch->spans[list->first];
+    list->first = span->next;
+    return span;
+}
+
+static uint32_t span_number(const struct fetch *fetch, const struct span *span)
+{
+    return (uint32_t)(span - fetch->spans);
+}
+
+int fetch_create(dlfs_reader *reader, struct fetch **out)
+{
+    uint32_t members = reader->config.member_count;
+    uint32_t depth = reader->config.depth;
+    struct fetch *fetch = calloc(1, sizeof(*fetch));
+    if (!fetch)
+        return -ENOMEM;
+    int code = -ENOMEM;
+    fetch->reader = reader;
+    fetch->until_ns = UINT64_MAX;
+    fetch->unused = SLOT_NONE;
+    fetch->waiting.first = SLOT_NONE;
+    fetch->done.first = SLOT_NONE;
+    fetch->group = (depth + GROUPS - 1) / GROUPS;
+    fetch->queues = calloc(members, sizeof(dlfs_queue *));
+    fetch->turns = calloc(members, sizeof(struct dlfs_turn));
+    fetch->held_ns = calloc(members, sizeof(uint64_t));
+    fetch->waits = calloc(members, sizeof(struct pollfd));
+    fetch->operations = calloc((size_t)members * depth, sizeof(dlfs_operation));
+    fetch->operation_counts = calloc(members, sizeof(uint32_t));
+    fetch->completions = calloc(fetch->group, sizeof(dlfs_completion));
+    fetch->member_stats = calloc(members, sizeof(dlfs_member_stats));
+    fetch->answered_ns = calloc(members, sizeof(uint64_t));
+    if (fetch->queues && fetch->turns && fetch->held_ns && fetch->waits && fetch->operations &&
+        fetch->operation_counts && fetch->completions && fetch->member_stats && fetch->answered_ns)
+        code = pieces_create(fetch);
+    if (code < 0) {
+        fetch_destroy(fetch);
+        return code;
+    }
+    *out = fetch;
+    return 0;
+}
+
+void fetch_destroy(struct fetch *fetch)
+{
+    if (!fetch)
+        return;
+    for (uint32_t member = 0; fetch->queues && member < fetch->reader->config.member_count;
+         member++)
+        dlfs_queue_destroy(fetch->queues[member]);
+    for (uint32_t number = 0; number < fetch->span_capacity; number++) {
+        struct span *span = &fetch->spans[number];
+        if (span->abandoned && span->block)
+            block_release(span->block);
+        if (span->abandoned && span->slot != SLOT_NONE) {
+            pthread_mutex_lock(&fetch->reader->lock);
+            arena_release(fetch->reader, span->slot);
+            pthread_mutex_unlock(&fetch->reader->lock);
+        }
+    }
+    free(fetch->queues);
+    free(fetch->turns);
+    free(fetch->held_ns);
+    free(fetch->waits);
+    free(fetch->pieces);
+    free(fetch->operations);
+    free(fetch->operation_counts);
+    free(fetch->completions);
+    free(fetch->member_stats);
+    free(fetch->answered_ns);
+    free(fetch->probe_memory);
+    free(fetch->spans);
+    fetch_free_plan(fetch);
+    free(fetch);
+}
+
+void fetch_free_plan(struct fetch *fetch)
+{
+    free(fetch->wants);
+    free(fetch->sorting);
+    free(fetch->plan);
+    fetch->wants = NULL;
+    fetch->sorting = NULL;
+    fetch->plan = NULL;
+    fetch->plan_capacity = 0;
+}
+
+int fetch_reserve_plan(struct fetch *fetch, uint64_t count)
+{
+    if (count <= fetch->plan_capacity)
+        return 0;
+    fetch_free_plan(fetch);
+    fetch->wants = malloc(count * sizeof(*fetch->wants));
+    fetch->sorting = malloc(count * sizeof(*fetch->sorting));
+    fetch->plan = malloc(count * sizeof(*fetch->plan));
+    if (!fetch->wants || !fetch->sorting || !fetch->plan)
+        return -ENOMEM;
+    fetch->plan_capacity = count;
+    return 0;
+}
+
+int fetch_reserve(struct fetch *fetch, uint32_t unused)
+{
+    if (unused <= fetch->unused_count)
+        return 0;
+    uint32_t count = fetch->span_capacity + unused - fetch->unused_count;
+    struct span *spans = realloc(fetch->spans, (size_t)count * sizeof(*spans));
+    if (!spans)
+        return -ENOMEM;
+    memset(spans + fetch->span_capacity, 0, (count - fetch->span_capacity) * sizeof(*spans));
+    fetch->spans = spans;
+    for (uint32_t number = fetch->span_capacity; number < count; number++) {
+        spans[number].next = fetch->unused;
+        spans[number].slot = SLOT_NONE;
+        fetch->unused = number;
+    }
+    fetch->unused_count += count - fetch->span_capacity;
+    fetch->span_capacity = count;
+    return 0;
+}
+
+struct span *fetch_span(struct fetch *fetch)
+{
+    if (fetch->unused == SLOT_NONE)
+        return NULL;
+    struct span *span = &fetch->spans[fetch->unused];
+    fetch->unused = span->next;
+    fetch->unused_count--;
+    *span = (struct span){.slot = SLOT_NONE, .avoided = MEMBER_NONE};
+    return span;
+}
+
+uint64_t reader_patience_ns(const dlfs_reader *reader, uint64_t bytes)
+{
+    uint64_t more_ns = bytes < UINT64_MAX / 2 / NS_PER_BYTE ? bytes * NS_PER_BYTE : UINT64_MAX / 2;
+    return (uint64_t)reader->config.timeout_ms * 1000000 + more_ns;
+}
+
+/* A span that outlives this is read from another copy, by a span of its own. */
+static uint64_t patience_ns(const dlfs_reader *reader)
+{
+    return reader_patience_ns(reader, 0) / reader->config.replicas;
+}
+
+/* Until when a span is waited for that is asked for now. */
+static uint64_t deadline_ns(const struct fetch *fetch)
+{
+    uint64_t patient_ns = fetch->now_ns + patience_ns(fetch->reader);
+    return patient_ns < fetch->until_ns ? patient_ns : fetch->until_ns;
+}
+
+void fetch_start(struct fetch *fetch, struct span *span)
+{
+    span->submitted = 0;
+    span->asked = 0;
+    span->code = 0;
+    span->state = SPAN_WAITING;
+    if (span->deadline_ns == 0)
+        span->deadline_ns = deadline_ns(fetch);
+    if (fetch_idle(fetch))
+        fetch->checked_ns = fetch->now_ns;
+    span_push(fetch, &fetch->waiting, span_number(fetch, span));
+}
+
+bool fetch_again(struct fetch *fetch, struct span *span)
+{
+    if (!span->doubted && fetch->reader->config.replicas > 1)
+        span->suspects = span->asked;
+    span->doubted = true;
+    if (span->suspects != 0) {
+        span->avoided = (uint32_t)__builtin_ctzll(span->suspects);
+        span->suspects &= span->suspects - 1;
+    } else if (span->attempts < fetch->reader->config.retry_count) {
+        span->avoided = MEMBER_NONE;
+        span->attempts++;
+    } else {
+        return false;
+    }
+    fetch->stats.retries++;
+    fetch_start(fetch, span);
+    return true;
+}
+
+/* A span ended, with its last piece back: again, or done. */
+static void span_end(struct fetch *fetch, struct span *span)
+{
+    if (span->abandoned) {
+        if (span->block) {
+            block_release(span->block);
+        } else {
+            pthread_mutex_lock(&fetch->reader->lock);
+            arena_release(fetch->reader, span->slot);
+            pthread_mutex_unlock(&fetch->reader->lock);
+        }
+        span->abandoned = false;
+        if (span->state == SPAN_UNUSED)
+            fetch_recycle(fetch, span);
+        return;
+    }
+    if (span->code < 0)
+        fetch->stats.read_errors++;
+    if (span->code < 0 && span->attempts < fetch->reader->config.retry_count &&
+        clock_ns() < span->deadline_ns) {
+        span->attempts++;
+        fetch->stats.retries++;
+        fetch_start(fetch, span);
+        return;
+    }
+    span->state = SPAN_DONE;
+    span_push(fetch, &fetch->done, span_number(fetch, span));
+}
+
+void span_piece_ended(struct fetch *fetch, struct span *span, const struct piece *piece, int code)
+{
+    if (code < 0 && span->code == 0) {
+        span->code = code;
+        span->bad_address = piece->address;
+    }
+    bool all_submitted = span->submitted == span->length || span->code < 0;
+    if (--span->in_flight == 0 && all_submitted && span->state != SPAN_WAITING)
+        span_end(fetch, span);
+}
+
+/*
+ * Reports a span that is under way as timed out, and keeps the memory that a device may still write
+ * to.
+ */
+static void abandon(struct fetch *fetch, struct span *span)
+{
+    span->code = DLFS_E_TIMEOUT;
+    span->deadline_ns = 0; /* it is not tried again by itself */
+    if (span->state == SPAN_WAITING)
+        return; /* fill_operations takes it from its list */
+    span->abandoned = true;
+    fetch->abandoned_pieces += span->in_flight;
+    fetch->stats.read_errors++;
+    pthread_mutex_lock(&fetch->reader->lock);
+    if (span->block)
+        __atomic_add_fetch(&span->block->references, 1, __ATOMIC_RELAXED);
+    else
+        arena_reference(fetch->reader, span->slot);
+    pthread_mutex_unlock(&fetch->reader->lock);
+    span->state = SPAN_DONE;
+    span_push(fetch, &fetch->done, span_number(fetch, span));
+}
+
+/* Begins what a span still lacks; false when a member's queue, which is noted, is full. */
+static bool span_begin(struct fetch *fetch, struct span *span, uint64_t *full_members)
+{
+    if (span->in_flight == 0 && span->code == 0 && span_is_hopeless(fetch, span))
+        abandon(fetch, span);
+    while (span->submitted < span->length && span->code == 0) {
+        if (!piece_begin(fetch, span, full_members))
+            return false;
+        if (!span->begun)
+            span->deadline_ns = deadline_ns(fetch);
+        span->begun = true;
+    }
+    span->state = SPAN_IN_FLIGHT;
+    if (span->in_flight == 0)
+        span_end(fetch, span);
+    return true;
+}
+
+/* The members that nothing is asked of just now. */
+static uint64_t lost_members(const dlfs_reader *reader)
+{
+    uint64_t lost = 0;
+    for (uint32_t member = 0; member < reader->config.member_count; member++)
+        lost |= (uint64_t)member_is_lost(reader, member) << member;
+    return lost;
+}
+
+/*
+ * Asks again for pieces, and begins waiting spans in their order; those whose member has no room
+ * are passed over, so that a member that stalls holds up nobody else's.
+ */
+static void fill_operations(struct fetch *fetch)
+{
+    struct span_list held = {SLOT_NONE, SLOT_NONE};
+    uint64_t full_members = 0;
+    uint64_t all = UINT64_MAX >> (DLFS_MEMBERS_MAX - fetch->reader->config.member_count);
+    uint64_t lost = fetch->waiting.first != SLOT_NONE ? lost_members(fetch->reader) : 0;
+    struct span *span;
+    pieces_ask_again(fetch, &full_members);
+    while ((full_members == 0 || ((full_members | lost) & all) != all) &&
+           (span = span_pop(fetch, &fetch->waiting)))
+        if (!span_begin(fetch, span, &full_members))
+            span_push(fetch, &held, span_number(fetch, span));
+    if (held.first == SLOT_NONE)
+        return;
+    if (fetch->waiting.first == SLOT_NONE) {
+        fetch->waiting = held;
+    } else {
+        fetch->spans[held.last].next = fetch->waiting.first;
+        fetch->waiting.first = held.first;
+    }
+}
+
+static void submit(struct fetch *fetch, uint32_t member)
+{
+    dlfs_operation *operations = &fetch->operations[(size_t)member * fetch->reader->config.depth];
+    uint32_t count = fetch->operation_counts[member];
+    uint32_t gone = 0;
+    while (gone < count) {
+        int accepted = dlfs_queue_submit(fetch->queues[member], operations + gone, count - gone);
+        if (accepted < 0 && count - gone > 1) /* one that is wrong must not fail the others */
+            accepted = dlfs_queue_submit(fetch->queues[member], operations + gone, 1);
+        if (accepted == 0)
+            break;
+        if (accepted < 0)
+            piece_answer(fetch, operations[gone].tag, accepted);
+        gone += accepted < 0 ? 1 : (uint32_t)accepted;
+    }
+    fetch->operation_counts[member] = count - gone;
+    memmove(operations, operations + gone, (count - gone) * sizeof(*operations));
+}
+
+/* Has the queues take all that they have room for. */
+static void push(struct fetch *fetch)
+{
+    fetch_give_way(fetch);
+    if (fetch->waiting.first != SLOT_NONE || fetch->pieces_again != SLOT_NONE)
+        fill_operations(fetch);
+    for (uint32_t member = 0; member < fetch->reader->config.member_count; member++)
+        if (fetch->operation_counts[member] > 0)
+            submit(fetch, member);
+}
+
+/* Takes a group of completions of a member; returns how many. */
+static int collect(struct fetch *fetch, uint32_t member, int timeout_ms)
+{
+    if (!fetch->queues[member] || dlfs_queue_in_flight(fetch->queues[member]) == 0)
+        return 0;
+    int count =
+        dlfs_queue_poll(fetch->queues[member], fetch->completions, fetch->group, timeout_ms);
+    if (count != 0)
+        fetch_spend(fetch, &fetch->stats.device_ns);
+    if (count > 0)
+        fetch->answered_ns[member] = fetch->now_ns;
+    for (int i = 0; i < count; i++)
+        piece_answer(fetch, fetch->completions[i].tag, fetch->completions[i].result);
+    if (count < 0)
+        member_break(fetch, member, count);
+    return count < 0 ? 1 : count;
+}
+
+static int collect_all(struct fetch *fetch)
+{
+    int total = 0;
+    for (uint32_t member = 0; member < fetch->reader->config.member_count; member++)
+        total += collect(fetch, member, 0);
+    return total;
+}
+
+/*
+ * Waits until one of several members may have something to tell. One alone is waited for by its
+ * own queue; one without a descriptor likewise, briefly, before the others are looked at again.
+ */
+static int wait_members(struct fetch *fetch, int timeout_ms)
+{
+    uint32_t alone = MEMBER_NONE;
+    uint32_t busy = 0;
+    nfds_t count = 0;
+    for (uint32_t member = 0; member < fetch->reader->config.member_count; member++) {
+        dlfs_queue *queue = fetch->queues[member];
+        if (!queue || dlfs_queue_in_flight(queue) == 0)
+            continue;
+        int descriptor = dlfs_queue_descriptor(queue);
+        if (descriptor >= 0)
+            fetch->waits[count++] = (struct pollfd){.fd = descriptor, .events = POLLIN};
+        if (descriptor < 0 || busy == 0)
+            alone = member;
+        busy++;
+    }
+    if (busy == 0)
+        return 0;
+    if (busy == 1 || count < busy) {
+        int patience_ms = busy == 1 || timeout_ms < MEMBER_POLL_MS ? timeout_ms : MEMBER_POLL_MS;
+        return collect(fetch, alone, patience_ms);
+    }
+    (void)poll(fetch->waits, count, timeout_ms); /* a signal, or nothing: look all the same */
+    return collect_all(fetch);
+}
+
+void span_turn(struct fetch *fetch, struct span *span)
+{
+    span->turned = true;
+    fetch->turned++;
+    abandon(fetch, span);
+}
+
+/* When the one of the members with work answered last that has been silent for longest; 0: never.
+ */
+static uint64_t all_answered_ns(const struct fetch *fetch)
+{
+    uint64_t oldest = UINT64_MAX;
+    for (uint32_t member = 0; member < fetch->reader->config.member_count; member++) {
+        const dlfs_queue *queue = fetch->queues[member];
+        if (queue && dlfs_queue_in_flight(queue) > 0 && fetch->answered_ns[member] < oldest)
+            oldest = fetch->answered_ns[member];
+    }
+    return oldest == UINT64_MAX ? 0 : oldest;
+}
+
+/* Moves all deadlines by the time for which fetch_step was not called. */
+static void forgive(struct fetch *fetch, uint64_t gap_ns)
+{
+    const dlfs_reader_config *config = &fetch->reader->config;
+    if (fetch->until_ns < UINT64_MAX - gap_ns)
+        fetch->until_ns += gap_ns;
+    for (uint32_t number = 0; number < fetch->span_capacity; number++)
+        fetch->spans[number].deadline_ns += gap_ns;
+    for (uint32_t number = 0; number < config->member_count * config->depth; number++)
+        fetch->pieces[number].begun_ns += gap_ns;
+}
+
+/* Ends a span that is under way if it is late, or `over` tells that all of them are. */
+static void check_span(struct fetch *fetch, struct span *span, uint64_t queued_until_ns, bool over)
+{
+    bool late =
+        fetch->now_ns >= span->deadline_ns && (span->begun || fetch->now_ns >= queued_until_ns);
+    if (late)
+        span_blame(fetch, span);
+    if (late && !over && fetch->reader->config.replicas > 1)
+        span_turn(fetch, span);
+    else if (late || over || (span->state == SPAN_WAITING && span_is_hopeless(fetch, span)))
+        abandon(fetch, span);
+}
+
+/*
+ * Turns to other copies, the next time after twice the time, for as long as a read may take: all
+ * members may be slow rather than silent, and none would ever be waited for long enough.
+ */
+static void turn_spans(struct fetch *fetch)
+{
+    uint32_t before = fetch->turned;
+    uint64_t whole_ns = reader_patience_ns(fetch->reader, 0);
+    if (fetch->now_ns - fetch->turned_ns > whole_ns)
+        fetch->turned_looks = 0;
+    uint32_t doublings = fetch->turned_looks < TURNS_MAX ? fetch->turned_looks : TURNS_MAX;
+    pieces_turn(fetch, whole_ns / SILENT_SHARE << doublings);
+    if (fetch->turned == before)
+        return;
+    fetch->turned_looks++;
+    fetch->turned_ns = fetch->now_ns;
+}
+
+/* Abandons what is past its deadline. */
+static void check_spans(struct fetch *fetch)
+{
+    const dlfs_reader *reader = fetch->reader;
+    bool stopped = fetch->stop && atomic_load_explicit(fetch->stop, memory_order_relaxed);
+    uint64_t gap_ns = fetch->now_ns - fetch->checked_ns;
+    if (gap_ns < DEADLINE_CHECK_NS && !stopped)
+        return;
+    if (gap_ns > LOOK_GAP_NS)
+        forgive(fetch, gap_ns - LOOK_GAP_NS);
+    fetch->checked_ns = fetch->now_ns;
+    if (reader->config.replicas > 1)
+        turn_spans(fetch);
+    bool over = stopped || fetch->now_ns >= fetch->until_ns;
+    uint64_t queued_until_ns = all_answered_ns(fetch) + patience_ns(reader);
+    for (uint32_t number = 0; number < fetch->span_capacity; number++) {
+        struct span *span = &fetch->spans[number];
+        if (span->state == SPAN_WAITING || span->state == SPAN_IN_FLIGHT)
+            check_span(fetch, span, queued_until_ns, over);
+    }
+}
+
+void fetch_step(struct fetch *fetch, int timeout_ms)
+{
+    fetch->now_ns = clock_ns();
+    push(fetch);
+    struct dlfs_turn *turn = fetch_turn(fetch);
+    if (turn && (timeout_ms < 0 || timeout_ms > LINE_POLL_MS))
+        timeout_ms = LINE_POLL_MS;
+    if (fetch->done.first != SLOT_NONE)
+        timeout_ms = 0;
+    if (timeout_ms < 0 || timeout_ms > POLL_MS_MAX)
+        timeout_ms = POLL_MS_MAX;
+    int total;
+    if (fetch->reader->config.member_count == 1) {
+        total = collect(fetch, 0, timeout_ms);
+    } else {
+        total = collect_all(fetch);
+        if (total == 0 && timeout_ms > 0)
+            total = wait_members(fetch, timeout_ms);
+    }
+    if (total > 0)
+        push(fetch);
+    else if (turn && timeout_ms > 0 && !fetch_any_in_flight(fetch))
+        dlfs_turn_wait(turn, timeout_ms);
+    fetch_spend(fetch, &fetch->stats.device_ns);
+    check_spans(fetch);
+}
+
+struct span *fetch_done(struct fetch *fetch)
+{
+    return span_pop(fetch, &fetch->done);
+}
+
+const struct span *fetch_next_done(const struct fetch *fetch)
+{
+    return fetch->done.first == SLOT_NONE ? NULL : &fetch->spans[fetch->done.first];
+}
+
+void fetch_recycle(struct fetch *fetch, struct span *span)
+{
+    span->state = SPAN_UNUSED;
+    if (span->abandoned)
+        return; /* span_end does it when the device has let go */
+    span->next = fetch->unused;
+    fetch->unused = span_number(fetch, span);
+    fetch->unused_count++;
+}
+
+bool fetch_idle(const struct fetch *fetch)
+{
+    return fetch->pieces_in_flight == fetch->abandoned_pieces &&
+           fetch->waiting.first == SLOT_NONE && fetch->done.first == SLOT_NONE;
+}

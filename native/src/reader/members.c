@@ -1,0 +1,132 @@
+/*
+ * Where chunks and their copies lie on the members, and which of the members are lost.
+ *
+ * A member is lost when it says so, when it does not answer in time, or when many requests in a row
+ * fail while another copy can be had. It is then left alone but for one read now and then, at
+ * intervals that double; one good answer, and it is as good as any other. Where there is no other
+ * copy it is asked all the same, unless it has left a read without an answer for all its time. All
+ * threads of a reader share what is known; each value is right by itself, and none is relied on to
+ * agree with another.
+ */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "reader/reader.h"
+
+#define FAILURES_MAX 8u               /* in a row, from a member that is not lost */
+#define PROBE_NS UINT64_C(1000000000) /* from the loss of a member to the first probe */
+#define PROBE_DOUBLINGS_MAX 6u        /* about a minute */
+#define NEVER UINT64_MAX
+
+int members_create(dlfs_reader *reader)
+{
+    uint32_t count = reader->config.member_count;
+    reader->members = calloc(count, sizeof(*reader->members));
+    if (!reader->members)
+        return -ENOMEM;
+    for (uint32_t member = 0; member < count; member++) {
+        if (reader->devices[member])
+            continue;
+        if (reader->config.replicas == 1)
+            return -EINVAL;
+        atomic_init(&reader->members[member].lost_until_ns, NEVER);
+        atomic_init(&reader->members[member].code, DLFS_E_LOST);
+    }
+    return 0;
+}
+
+/* The volume's chunk that holds an address of the data space. */
+static uint64_t volume_chunk(const dlfs_reader *reader, uint64_t address)
+{
+    uint64_t chunk = address >> reader->chunk_shift;
+    uint64_t low = 0;
+    uint64_t high = reader->config.extent_count;
+    while (high - low > 1) {
+        uint64_t middle = low + (high - low) / 2;
+        if (reader->extent_starts[middle] <= chunk)
+            low = middle;
+        else
+            high = middle;
+    }
+    return reader->extents[low].first_chunk + chunk - reader->extent_starts[low];
+}
+
+void member_locate(const dlfs_reader *reader, uint64_t address, uint32_t copy, uint32_t *member,
+                   uint64_t *offset_bytes)
+{
+    const dlfs_reader_config *config = &reader->config;
+    uint64_t chunk = volume_chunk(reader, address);
+    uint64_t row = copy * config->band_rows + chunk / config->member_count;
+    *member = (uint32_t)((chunk + copy) % config->member_count);
+    *offset_bytes = config->data_offset_bytes + (row << reader->chunk_shift) +
+                    (address & (config->chunk_bytes - 1));
+}
+
+void member_worked(dlfs_reader *reader, uint32_t number)
+{
+    struct member *member = &reader->members[number];
+    if (atomic_load_explicit(&member->failures, memory_order_relaxed) != 0)
+        atomic_store_explicit(&member->failures, 0, memory_order_relaxed);
+    if (!member_is_lost(reader, number))
+        return;
+    atomic_store(&member->probes, 0);
+    atomic_store(&member->lost_until_ns, 0);
+    atomic_fetch_and(&reader->lost_members, ~(UINT64_C(1) << number));
+}
+
+void member_failed(dlfs_reader *reader, uint32_t number, int code)
+{
+    struct member *member = &reader->members[number];
+    bool gone = code == DLFS_E_LOST || code == DLFS_E_TIMEOUT;
+    bool others = reader->config.replicas > 1;
+    if (!gone && (!others || atomic_fetch_add(&member->failures, 1) + 1 < FAILURES_MAX))
+        return;
+    member_lose(reader, number, code);
+}
+
+void member_lose(dlfs_reader *reader, uint32_t number, int code)
+{
+    struct member *member = &reader->members[number];
+    uint64_t well = 0;
+    if (!atomic_compare_exchange_strong(&member->lost_until_ns, &well, clock_ns() + PROBE_NS))
+        return;
+    atomic_store(&member->code, code);
+    atomic_store(&member->hung, false);
+    atomic_fetch_or(&reader->lost_members, UINT64_C(1) << number);
+}
+
+void member_hang(dlfs_reader *reader, uint32_t number)
+{
+    member_lose(reader, number, DLFS_E_TIMEOUT);
+    atomic_store(&reader->members[number].hung, true);
+}
+
+bool member_probe(dlfs_reader *reader, uint32_t number)
+{
+    struct member *member = &reader->members[number];
+    uint64_t until = atomic_load(&member->lost_until_ns);
+    uint64_t now = clock_ns();
+    if (until == NEVER || now < until)
+        return false;
+    /* Without another copy every read waits for this: it must not learn late that all is well. */
+    bool others = reader->config.replicas > 1;
+    uint32_t doublings = others ? atomic_load(&member->probes) + 1 : 0;
+    doublings = doublings < PROBE_DOUBLINGS_MAX ? doublings : PROBE_DOUBLINGS_MAX;
+    if (!atomic_compare_exchange_strong(&member->lost_until_ns, &until,
+                                        now + (PROBE_NS << doublings)))
+        return false;
+    atomic_store(&member->probes, doublings);
+    return true;
+}
+
+DLFS_API uint64_t dlfs_reader_lost_members(const dlfs_reader *reader)
+{
+    return atomic_load(&reader->lost_members);
+}
+
+DLFS_API int dlfs_reader_member_code(const dlfs_reader *reader, uint32_t member)
+{
+    if (member >= reader->config.member_count)
+        return -EINVAL;
+    return atomic_load(&reader->members[member].code);
+}

@@ -1,0 +1,126 @@
+/*
+ * Parts of samples: read into a block of bounded size, window after window, and copied from there
+ * to the caller, whose buffer need not be aligned for devices.
+ *
+ * A window is one span: its pieces, one of each chunk, are read from all members at once. What the
+ * members hold up beyond the deadline is read anew into another block, as a batch is.
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "dlfs/part.h"
+#include "reader/reader.h"
+
+#define WINDOW_BYTES (UINT64_C(8) << 20)
+
+/* Bytes of the data space that a window covers. */
+struct window {
+    uint64_t address;
+    uint64_t length;
+    uint32_t avoided_member;
+};
+
+/* Reads a window, widened to whole blocks, into the block; a code, and where a piece failed. */
+static int read_once(struct fetch *fetch, const struct window *window, struct block *block,
+                     uint64_t *bad_address)
+{
+    uint64_t mask = fetch->reader->config.block_bytes - 1;
+    int code = fetch_reserve(fetch, 1);
+    if (code == 0)
+        code = fetch_prepare(fetch);
+    if (code < 0)
+        return code;
+    struct span *span = fetch_span(fetch);
+    span->address = window->address & ~mask;
+    span->length = ((window->address + window->length + mask) & ~mask) - span->address;
+    span->memory = block->base;
+    span->block = block;
+    span->avoided = window->avoided_member;
+    fetch->now_ns = clock_ns();
+    fetch_start(fetch, span);
+    while (!(span = fetch_done(fetch)))
+        fetch_step(fetch, -1);
+    code = span->code;
+    *bad_address = span->bad_address;
+    fetch_recycle(fetch, span);
+    return code;
+}
+
+static int read_window(struct fetch *fetch, const struct window *window, uint8_t *buffer,
+                       uint64_t *bad_address)
+{
+    dlfs_reader *reader = fetch->reader;
+    uint64_t mask = reader->config.block_bytes - 1;
+    int code = DLFS_E_TIMEOUT;
+    fetch->until_ns = clock_ns() + reader_patience_ns(reader, window->length);
+    for (uint32_t tries = 0; code == DLFS_E_TIMEOUT && tries < reader->config.replicas; tries++) {
+        struct block *block;
+        if (block_take(reader, window->length + 2 * (mask + 1), NULL, &block) < 0)
+            return -ENOMEM;
+        code = read_once(fetch, window, block, bad_address);
+        if (code == 0)
+            memcpy(buffer, block->base + (window->address & mask), window->length);
+        block_release(block);
+    }
+    return code;
+}
+
+/* -EINVAL unless the sample has such a part. */
+static int locate(const dlfs_reader *reader, const dlfs_part *part, struct place *place)
+{
+    if (part->index >= reader->sample_count || part->reserved != 0)
+        return -EINVAL;
+    if (part->avoided_member != DLFS_MEMBER_ANY &&
+        part->avoided_member >= reader->config.member_count)
+        return -EINVAL;
+    if (!reader_place(reader, part->index, place))
+        return DLFS_E_FORMAT;
+    bool within = part->offset_bytes <= place->length &&
+                  part->length_bytes <= place->length - part->offset_bytes;
+    return within ? 0 : -EINVAL;
+}
+
+/* Copies a part of a sample that lies at the place. */
+static int copy_part(struct fetch *fetch, const dlfs_part *part, const struct place *place,
+                     uint8_t *buffer, dlfs_failure *failure)
+{
+    uint64_t done = 0;
+    int code = 0;
+    while (code == 0 && done < part->length_bytes) {
+        uint64_t left = part->length_bytes - done;
+        struct window window = {.address = place->address + part->offset_bytes + done,
+                                .length = left < WINDOW_BYTES ? left : WINDOW_BYTES,
+                                .avoided_member = part->avoided_member};
+        uint64_t bad_address = 0;
+        code = read_window(fetch, &window, buffer + done, &bad_address);
+        if (code < 0 && code != -ENOMEM)
+            *failure = reader_failure(fetch->reader, part->index, code, 0, bad_address);
+        done += window.length;
+    }
+    if (code == 0) {
+        fetch->stats.sample_bytes += part->length_bytes;
+        fetch->stats.samples += part->offset_bytes + part->length_bytes == place->length;
+    }
+    return code;
+}
+
+DLFS_API int dlfs_reader_read_part(dlfs_reader *reader, const dlfs_part *part, void *buffer,
+                                   dlfs_failure *failure)
+{
+    if (!reader || !part || !failure || (!buffer && part->length_bytes > 0))
+        return -EINVAL;
+    struct place place;
+    *failure = (dlfs_failure){.index = part->index};
+    int code = locate(reader, part, &place);
+    if (code != -EINVAL)
+        *failure = reader_failure(reader, part->index, code, 0, 0);
+    if (code < 0 || part->length_bytes == 0)
+        return code;
+    struct fetch *fetch;
+    code = reader_take_fetch(reader, &fetch);
+    if (code < 0)
+        return code;
+    code = copy_part(fetch, part, &place, buffer, failure);
+    reader_return_fetch(reader, fetch);
+    return code;
+}

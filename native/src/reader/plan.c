@@ -1,0 +1,118 @@
+/*
+ * The paper's opportunistic batching: requests in the order of the device, neighbours read together
+ * when the bytes between them cost less than another request.
+ */
+#include "reader/plan.h"
+
+#include <string.h>
+
+#include "reader/reader.h"
+
+#define FEW 24u /* wants that are sorted by insertion */
+#define DIGIT_BITS 8u
+#define DIGITS (1u << DIGIT_BITS)
+
+static void sort_few(struct want *wants, uint64_t count)
+{
+    for (uint64_t i = 1; i < count; i++) {
+        struct want want = wants[i];
+        uint64_t at = i;
+        for (; at > 0 && wants[at - 1].address > want.address; at--)
+            wants[at] = wants[at - 1];
+        wants[at] = want;
+    }
+}
+
+/* One pass of a radix sort: by the digit that begins at bit `shift` of the address. */
+static void sort_digit(const struct want *from, struct want *to, uint64_t count, uint32_t shift)
+{
+    uint64_t starts[DIGITS] = {0};
+    for (uint64_t i = 0; i < count; i++)
+        starts[from[i].address >> shift & (DIGITS - 1)]++;
+    uint64_t start = 0;
+    for (uint32_t digit = 0; digit < DIGITS; digit++) {
+        uint64_t next = start + starts[digit];
+        starts[digit] = start;
+        start = next;
+    }
+    for (uint64_t i = 0; i < count; i++)
+        to[starts[from[i].address >> shift & (DIGITS - 1)]++] = from[i];
+}
+
+void plan_sort(struct want *wants, struct want *scratch, uint64_t count)
+{
+    uint64_t differing = 0; /* bits */
+    bool sorted = true;
+    for (uint64_t i = 1; i < count; i++) {
+        differing |= wants[i].address ^ wants[i - 1].address;
+        sorted &= wants[i].address >= wants[i - 1].address;
+    }
+    if (sorted)
+        return;
+    if (count <= FEW) {
+        sort_few(wants, count);
+        return;
+    }
+    struct want *from = wants;
+    struct want *to = scratch;
+    uint32_t shift = (uint32_t)__builtin_ctzll(differing);
+    for (; shift < 64 && differing >> shift != 0; shift += DIGIT_BITS) {
+        sort_digit(from, to, count, shift);
+        struct want *sorted_now = to;
+        to = from;
+        from = sorted_now;
+    }
+    if (from != wants)
+        memcpy(wants, from, count * sizeof(*wants));
+}
+
+/* The blocks that a want touches. */
+static void want_blocks(const dlfs_reader *reader, const struct want *want, uint64_t *first,
+                        uint64_t *end)
+{
+    uint64_t mask = reader->config.block_bytes - 1;
+    *first = want->address & ~mask;
+    *end = (want->address + want->length + mask) & ~mask;
+}
+
+uint64_t plan_merge(const dlfs_reader *reader, const struct want *wants, uint64_t count,
+                    struct plan_span *spans)
+{
+    uint64_t total = 0;
+    for (uint64_t i = 0; i < count; i++) {
+        uint64_t first;
+        uint64_t end;
+        want_blocks(reader, &wants[i], &first, &end);
+        struct plan_span *last = total ? &spans[total - 1] : NULL;
+        uint64_t last_end = last ? last->address + last->length : 0;
+        bool same_chunk =
+            last && last->address >> reader->chunk_shift == (end - 1) >> reader->chunk_shift;
+        if (same_chunk && first <= last_end + reader->config.gap_bytes) {
+            if (end > last_end)
+                last->length = end - last->address;
+            last->want_count++;
+        } else {
+            spans[total++] =
+                (struct plan_span){first, end - first, 0, (uint32_t)i, 1, SLOT_NONE, false};
+        }
+    }
+    return total;
+}
+
+uint64_t plan_widen(const dlfs_reader *reader, const struct want *wants, uint64_t count,
+                    struct plan_span *spans)
+{
+    uint64_t mask = reader->config.chunk_bytes - 1;
+    uint64_t total = 0;
+    for (uint64_t i = 0; i < count; i++) {
+        uint64_t first = wants[i].address & ~mask;
+        uint64_t end = (wants[i].address + wants[i].length + mask) & ~mask;
+        struct plan_span *last = total ? &spans[total - 1] : NULL;
+        if (last && first == last->address && end <= last->address + last->length)
+            last->want_count++;
+        else
+            spans[total++] =
+                (struct plan_span){first, end - first, 0, (uint32_t)i, 1, SLOT_NONE, true};
+    }
+    return total;
+}

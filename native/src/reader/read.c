@@ -1,0 +1,547 @@
+/*
+ * dlfs_reader_read, step by step: look up, plan, find memory, fetch, verify, hand out. A span that
+ * cannot be read is followed by its samples one by one, so that one bad block costs only those that
+ * have it.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "reader/reader.h"
+
+#define MISSING (-1)      /* the offset of a sample that is not in memory yet */
+#define LOOK_UP_MAX 1024u /* samples looked up while others wait for the lock */
+
+/* Who reads does not want to sleep before a time, or unheard. */
+struct awake {
+    uint64_t until_ns;
+    void (*sleeps)(void *argument); /* NULL: need not be told */
+    void *argument;
+};
+
+/* A read under way. */
+struct read {
+    dlfs_reader *reader;
+    struct fetch *fetch;
+    struct batch *batch;
+    struct want *wants;
+    uint64_t want_count;
+    struct plan_span *spans;
+    uint64_t span_count;
+    uint64_t hit_bytes;
+    bool widens; /* there is memory for whole chunks to stay */
+    struct read_terms *terms;
+    struct awake *awake;
+};
+
+static int fail(struct read *read, uint64_t position, int code, uint32_t crc_got,
+                uint64_t bad_address)
+{
+    dlfs_failure failure =
+        reader_failure(read->reader, read->batch->indices[position], code, crc_got, bad_address);
+    failure.position = position;
+    return batch_fail(read->batch, &failure);
+}
+
+/* ---- look up --------------------------------------------------------------------------------- */
+
+/* Finds out where samples lie, all of them wanted for now; notes those that lie nowhere. */
+static int locate(struct read *read, uint64_t first, uint64_t end)
+{
+    struct batch *batch = read->batch;
+    for (uint64_t i = first; i < end; i++)
+        __builtin_prefetch(&read->reader->locations[batch->indices[i]]);
+    for (uint64_t i = first; i < end; i++) {
+        struct place place;
+        batch->offsets[i] = 0;
+        batch->lengths[i] = 0;
+        if (reader_place(read->reader, batch->indices[i], &place)) {
+            batch->lengths[i] = (int64_t)place.length;
+            read->wants[i] = (struct want){place.address, place.length, i, place.crc32c, 0};
+        } else if (fail(read, i, DLFS_E_FORMAT, 0, 0) < 0) {
+            return -ENOMEM;
+        }
+    }
+    return 0;
+}
+
+/*
+ * Sorts what was located into hits, which are referenced, and wants. The lock is held, so the
+ * misses of the processor's caches were left to locate().
+ */
+static void look_up(struct read *read, uint64_t first, uint64_t end)
+{
+    dlfs_reader *reader = read->reader;
+    struct batch *batch = read->batch;
+    const struct cache *cache = &reader->cache;
+    uint64_t cached = cache->slots < cache->slots_max ? cache->slots : cache->slots_max;
+    read->widens = reader->keeps_all && cached + reader->chunk_count <= reader->slot_count;
+    for (uint64_t i = first; i < end; i++) {
+        if (batch->lengths[i] <= 0)
+            continue;
+        struct want want = read->wants[i];
+        struct place place = {want.address, want.length, want.address >> reader->chunk_shift,
+                              want.crc32c};
+        uint64_t offset;
+        if (arena_look_up(reader, batch->indices[i], &place, &offset)) {
+            batch->offsets[i] = (int64_t)offset;
+            read->hit_bytes += place.length;
+            read->fetch->stats.cache_hits++;
+        } else {
+            batch->offsets[i] = MISSING;
+            read->wants[read->want_count++] = want;
+        }
+    }
+}
+
+/* Finds out what of the batch is in memory; what is wanted else is in read->wants. */
+static int find(struct read *read)
+{
+    dlfs_reader *reader = read->reader;
+    uint64_t count = read->batch->public.count;
+    uint64_t found = 0; /* samples that hold references, or need none */
+    int code = 0;
+    do {
+        uint64_t end = count - found < LOOK_UP_MAX ? count : found + LOOK_UP_MAX;
+        code = locate(read, found, end);
+        if (code < 0)
+            break;
+        pthread_mutex_lock(&reader->lock);
+        code = arena_map(reader);
+        if (code == 0) {
+            look_up(read, found, end);
+            found = end;
+        }
+        pthread_mutex_unlock(&reader->lock);
+    } while (code == 0 && found < count);
+    if (code < 0)
+        read->batch->public.count = found;
+    return code;
+}
+
+/* ---- memory ---------------------------------------------------------------------------------- */
+
+/* Lays the spans into slots of the arena, or takes none at all. The lock is held. */
+static bool take_slots(struct read *read)
+{
+    dlfs_reader *reader = read->reader;
+    uint32_t chunk_bytes = reader->config.chunk_bytes;
+    uint64_t used = chunk_bytes;
+    uint32_t open = SLOT_NONE;
+    uint64_t taken;
+    for (taken = 0; taken < read->span_count; taken++) {
+        struct plan_span *span = &read->spans[taken];
+        if (span->length <= chunk_bytes - used) {
+            arena_reference(reader, open);
+        } else {
+            uint64_t run = (span->length + chunk_bytes - 1) >> reader->chunk_shift;
+            open = run > reader->slot_count ? SLOT_NONE : arena_take(reader, (uint32_t)run, true);
+            if (open == SLOT_NONE)
+                break;
+            used = 0;
+        }
+        span->slot = open;
+        span->memory_offset = ((uint64_t)open << reader->chunk_shift) + used;
+        used = span->whole || span->length > chunk_bytes ? chunk_bytes : used + span->length;
+    }
+    if (taken == read->span_count)
+        return true;
+    while (taken-- > 0)
+        arena_release(reader, read->spans[taken].slot);
+    return false;
+}
+
+/* Moves a batch's hits into the block, from `at` on. */
+static void move_hits(struct read *read, struct block *block, uint64_t at)
+{
+    dlfs_reader *reader = read->reader;
+    struct batch *batch = read->batch;
+    for (uint64_t i = 0; i < batch->public.count; i++) {
+        if (batch->lengths[i] <= 0 || batch->offsets[i] == MISSING)
+            continue;
+        uint64_t offset = (uint64_t)batch->offsets[i];
+        memcpy(block->base + at, reader->arena + offset, (size_t)batch->lengths[i]);
+        batch->offsets[i] = (int64_t)at;
+        at += (uint64_t)batch->lengths[i];
+        pthread_mutex_lock(&reader->lock);
+        arena_release(reader, slot_of(reader, offset));
+        pthread_mutex_unlock(&reader->lock);
+    }
+}
+
+/* Gives the batch memory of its own, for the samples that are wanted alone: nothing is kept. */
+static int take_block(struct read *read)
+{
+    uint64_t bytes = 0;
+    bool fits = true;
+    read->span_count = plan_merge(read->reader, read->wants, read->want_count, read->spans);
+    for (uint64_t i = 0; i < read->span_count; i++) {
+        read->spans[i].memory_offset = bytes;
+        fits &= !__builtin_add_overflow(bytes, read->spans[i].length, &bytes);
+    }
+    fits &= bytes < SIZE_MAX / 2 && read->hit_bytes < SIZE_MAX / 2;
+    if (!fits)
+        return -ENOMEM;
+    if (bytes + read->hit_bytes > read->terms->limit.private_bytes_max)
+        return DLFS_E_LIMIT;
+    struct block *block;
+    int code =
+        block_take(read->reader, bytes + read->hit_bytes + 1, read->terms->limit.share, &block);
+    if (code < 0)
+        return code;
+    move_hits(read, block, bytes);
+    read->batch->block = block;
+    read->fetch->stats.private_batches += !read->terms->apart;
+    return 0;
+}
+
+/* Plans the spans and finds memory for them. */
+static int plan(struct read *read)
+{
+    dlfs_reader *reader = read->reader;
+    plan_sort(read->wants, read->fetch->sorting, read->want_count);
+    if (read->terms->apart)
+        return take_block(read);
+    read->span_count = read->widens
+                           ? plan_widen(reader, read->wants, read->want_count, read->spans)
+                           : plan_merge(reader, read->wants, read->want_count, read->spans);
+    pthread_mutex_lock(&reader->lock);
+    bool taken = take_slots(read);
+    for (uint64_t i = 0; taken && i < read->span_count; i++) {
+        struct plan_span *span = &read->spans[i];
+        uint64_t chunk = span->address >> reader->chunk_shift;
+        span->whole = span->whole && arena_find(reader, chunk) == SLOT_NONE;
+        if (span->whole)
+            arena_begin_load(reader, span->slot, chunk, NULL);
+    }
+    pthread_mutex_unlock(&reader->lock);
+    return taken ? 0 : take_block(read);
+}
+
+/* ---- fetch ----------------------------------------------------------------------------------- */
+
+static void start(struct read *read, struct span *span, uint64_t number)
+{
+    const struct plan_span *planned = &read->spans[number];
+    struct block *block = read->batch->block;
+    span->address = planned->address;
+    span->length = planned->length;
+    span->memory = (block ? block->base : read->reader->arena) + planned->memory_offset;
+    span->slot = planned->slot;
+    span->block = block;
+    span->tag = (uint32_t)number;
+    fetch_start(read->fetch, span);
+}
+
+/* Whether reads of single samples would fare no better: the member is gone, or silent. */
+static bool is_gone(int code)
+{
+    return code == DLFS_E_TIMEOUT || code == DLFS_E_LOST || code == DLFS_E_CLOSED;
+}
+
+/* Starts the read of a single sample of a span, which the span's part numbers, to its place. */
+static void start_part(struct read *read, struct span *span)
+{
+    const struct plan_span *planned = &read->spans[span->tag];
+    const struct want *want = &read->wants[planned->first_want + span->part - 1];
+    uint64_t mask = read->reader->config.block_bytes - 1;
+    uint64_t address = want->address & ~mask;
+    span->memory = span->memory - span->address + address;
+    span->address = address;
+    span->length = ((want->address + want->length + mask) & ~mask) - address;
+    span->doubted = false;
+    span->avoided = MEMBER_NONE;
+    fetch_start(read->fetch, span);
+}
+
+/* Goes on with the next single sample of a span that was not read at once; false: with none. */
+static bool start_next_part(struct read *read, struct span *span)
+{
+    const struct plan_span *planned = &read->spans[span->tag];
+    bool single = !planned->whole && planned->want_count == 1;
+    bool begins = span->part == 0 && span->code < 0 && !single;
+    bool goes_on = span->part > 0 && span->part < planned->want_count;
+    if ((!begins && !goes_on) || is_gone(span->code))
+        return false;
+    span->part++;
+    start_part(read, span);
+    return true;
+}
+
+/*
+ * Hands out the wants of a span that has landed, or its part's; returns how many fail their
+ * checksum, or a code. Where a member is gone, the parts that are left fail, too.
+ */
+static int hand_out(struct read *read, const struct span *span, bool last_try)
+{
+    const struct plan_span *planned = &read->spans[span->tag];
+    const uint8_t *base = read->batch->block ? read->batch->block->base : read->reader->arena;
+    uint32_t first = span->part > 0 ? span->part - 1 : 0;
+    uint32_t end = span->part > 0 && !is_gone(span->code) ? span->part : planned->want_count;
+    int bad = 0;
+    int code = 0;
+    for (uint32_t i = first; code == 0 && i < end; i++) {
+        const struct want *want = &read->wants[planned->first_want + i];
+        uint64_t start = want->address - span->address;
+        uint32_t crc = span->code < 0 ? 0 : dlfs_crc32c(0, span->memory + start, want->length);
+        if (span->code == 0 && crc == want->crc32c) {
+            read->batch->offsets[want->position] = span->memory + start - base;
+            continue;
+        }
+        bad++;
+        if (!last_try)
+            read->fetch->stats.checksum_errors++;
+        else if (span->code < 0)
+            code = fail(read, want->position, span->code, 0, span->bad_address);
+        else
+            code = fail(read, want->position, DLFS_E_CHECKSUM, crc, 0);
+    }
+    return code < 0 ? code : bad;
+}
+
+/* The samples of a span that the batch gives. */
+static uint32_t count_given(const struct read *read, const struct plan_span *planned)
+{
+    uint32_t given = 0;
+    for (uint32_t i = 0; i < planned->want_count; i++) {
+        uint64_t position = read->wants[planned->first_want + i].position;
+        given += read->batch->lengths[position] > 0 && read->batch->offsets[position] != MISSING;
+    }
+    return given;
+}
+
+/*
+ * Ends a span: again when a checksum failed and tries are left, else each of its samples gets a
+ * reference. Where it gives one sample, as most do, that takes over the span's own.
+ */
+static int finish(struct read *read, struct span *span, bool *again)
+{
+    dlfs_reader *reader = read->reader;
+    const struct plan_span *planned = &read->spans[span->tag];
+    int bad = span->code < 0 ? 1 : hand_out(read, span, false);
+    *again = span->code == 0 && bad > 0 && fetch_again(read->fetch, span);
+    *again = *again || (span->part == 0 && start_next_part(read, span));
+    if (*again)
+        return 0;
+    if (bad > 0)
+        bad = hand_out(read, span, true);
+    *again = bad >= 0 && span->part > 0 && start_next_part(read, span);
+    if (*again)
+        return 0;
+    struct bad_samples *not_given = NULL;
+    bool kept = planned->whole && span->part == 0 && span->code == 0 &&
+                reader_verify_span(reader, span, &not_given) == 0;
+    bad = bad < 0 ? bad : 0;
+    uint32_t given = count_given(read, planned);
+    if (planned->slot == SLOT_NONE || (given == 1 && !planned->whole))
+        return bad;
+    pthread_mutex_lock(&reader->lock);
+    if (planned->whole)
+        arena_end_load(reader, planned->slot, kept, not_given);
+    for (uint32_t i = 0; i < given; i++)
+        arena_reference(reader, planned->slot);
+    arena_release(reader, planned->slot);
+    pthread_mutex_unlock(&reader->lock);
+    return bad;
+}
+
+/* Waits until something has landed. */
+static void step(struct read *read)
+{
+    struct fetch *fetch = read->fetch;
+    struct awake *awake = read->awake;
+    while (awake->until_ns > 0 && clock_ns() < awake->until_ns) {
+        fetch_step(fetch, 0);
+        if (fetch_next_done(fetch))
+            return;
+    }
+    if (awake->sleeps)
+        awake->sleeps(awake->argument);
+    awake->sleeps = NULL;
+    fetch_step(fetch, -1);
+}
+
+static int fetch_all(struct read *read)
+{
+    uint64_t started = 0;
+    uint64_t finished = 0;
+    int code = 0;
+    while (finished < read->span_count) {
+        struct span *span;
+        while (started < read->span_count && (span = fetch_span(read->fetch)))
+            start(read, span, started++);
+        step(read);
+        while ((span = fetch_done(read->fetch))) {
+            bool again = false;
+            int ended = finish(read, span, &again);
+            code = code < 0 ? code : ended;
+            if (again)
+                continue;
+            fetch_recycle(read->fetch, span);
+            finished++;
+        }
+        fetch_spend(read->fetch, &read->fetch->stats.verify_ns);
+    }
+    return code;
+}
+
+/* ---- the whole ------------------------------------------------------------------------------- */
+
+/* The read's one deadline: for all that it waits for, tries and copies included. */
+static void set_deadline(struct read *read)
+{
+    struct fetch *fetch = read->fetch;
+    struct read_terms *terms = read->terms;
+    uint64_t bytes = 0;
+    for (uint64_t i = 0; terms->until_ns == 0 && i < read->want_count; i++)
+        bytes += read->wants[i].length;
+    if (terms->until_ns == 0)
+        terms->until_ns = fetch->now_ns + reader_patience_ns(read->reader, bytes);
+    fetch->until_ns = terms->until_ns;
+    fetch->stop = terms->stop;
+    fetch->turned_looks = terms->turned_looks;
+    fetch->turned_ns = fetch->now_ns;
+}
+
+static int run(struct read *read)
+{
+    dlfs_reader *reader = read->reader;
+    uint64_t count = read->batch->public.count;
+    read->fetch->now_ns = clock_ns();
+    int code = fetch_reserve_plan(read->fetch, count);
+    if (code < 0) {
+        read->batch->public.count = 0; /* nothing holds references */
+        return code;
+    }
+    read->wants = read->fetch->wants;
+    read->spans = read->fetch->plan;
+    code = find(read);
+    bool all_found = code < 0 || read->want_count == 0;
+    if (!all_found) {
+        set_deadline(read);
+        uint64_t spans = 2 * (uint64_t)reader->config.depth * reader->config.member_count;
+        code = fetch_reserve(read->fetch, (uint32_t)(spans < count ? spans : count));
+        if (code == 0)
+            code = fetch_prepare(read->fetch);
+        if (code == 0)
+            code = plan(read);
+    }
+    fetch_spend(read->fetch, &read->fetch->stats.plan_ns);
+    if (code == 0 && !all_found)
+        code = fetch_all(read);
+    return code;
+}
+
+/* Samples that never landed hold no reference. */
+static void forget_missing(struct batch *batch)
+{
+    for (uint64_t i = 0; i < batch->public.count; i++)
+        if (batch->offsets[i] == MISSING)
+            batch->lengths[i] = 0;
+}
+
+/* Whether some of it was given up early, and there is time to ask other copies for it. */
+static bool may_turn(const struct read *read)
+{
+    const struct fetch *fetch = read->fetch;
+    bool stopped = fetch->stop && atomic_load_explicit(fetch->stop, memory_order_relaxed);
+    if (fetch->turned == 0 || stopped || fetch->now_ns >= fetch->until_ns)
+        return false;
+    const struct batch *batch = read->batch;
+    for (uint64_t i = 0; i < batch->public.failure_count; i++)
+        if (batch->failures[i].code == DLFS_E_TIMEOUT)
+            return true;
+    return false;
+}
+
+/* Counts what a batch gives, and says where it is. */
+static void present(struct fetch *fetch, struct batch *batch)
+{
+    const dlfs_reader *reader = batch->reader;
+    batch->public.base = batch->block ? batch->block->base : reader->arena;
+    batch->public.base_bytes = batch->block ? batch->block->bytes : reader->arena_bytes;
+    for (uint64_t i = 0; i < batch->public.count; i++)
+        fetch->stats.sample_bytes += batch->lengths[i] > 0 ? (uint64_t)batch->lengths[i] : 0;
+    fetch->stats.samples += batch->public.count - batch->public.failure_count;
+    batch->public.lost_members = dlfs_reader_lost_members(reader);
+}
+
+/* -EAGAIN: members were silent, and others may give what they did not. */
+static int read_once(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
+                     struct read_terms *terms, struct awake *awake, dlfs_batch **out)
+{
+    struct fetch *fetch;
+    int code = reader_take_fetch(reader, &fetch);
+    if (code < 0)
+        return code;
+    struct batch *batch = batch_take(reader, count);
+    if (!batch) {
+        reader_return_fetch(reader, fetch);
+        return -ENOMEM;
+    }
+    struct read read = {
+        .reader = reader, .fetch = fetch, .batch = batch, .terms = terms, .awake = awake};
+    if (count > 0)
+        memcpy(batch->indices, indices, count * sizeof(*indices));
+    code = run(&read);
+    if (code < 0)
+        forget_missing(batch);
+    else if (may_turn(&read))
+        code = -EAGAIN;
+    terms->turned_looks = fetch->turned_looks;
+    if (code == 0)
+        present(fetch, batch);
+    else
+        batch_give_back(batch);
+    reader_return_fetch(reader, fetch);
+    if (code == 0)
+        *out = &batch->public;
+    return code;
+}
+
+static int read_all(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
+                    struct read_terms terms, struct awake *awake, dlfs_batch **out)
+{
+    if (!reader || (!indices && count > 0) || count > UINT32_MAX)
+        return -EINVAL;
+    for (uint64_t i = 0; i < count; i++)
+        if (indices[i] >= reader->sample_count)
+            return -EINVAL;
+    /* What a member holds up is read anew, in other memory: the old may still be written to. */
+    int code;
+    do
+        code = read_once(reader, indices, count, &terms, awake, out);
+    while (code == -EAGAIN);
+    return code;
+}
+
+int reader_read(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
+                const struct read_terms *terms, dlfs_batch **out)
+{
+    struct awake awake = {0};
+    return read_all(reader, indices, count, *terms, &awake, out);
+}
+
+DLFS_API int dlfs_reader_read_awake(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
+                                    uint32_t awake_us, void (*sleeps)(void *argument),
+                                    void *argument, dlfs_batch **out)
+{
+    struct awake awake = {.sleeps = sleeps, .argument = argument};
+    if (awake_us > 0)
+        awake.until_ns = clock_ns() + (uint64_t)awake_us * 1000;
+    return read_all(reader, indices, count, READ_TERMS_PLAIN, &awake, out);
+}
+
+DLFS_API int dlfs_reader_read(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
+                              dlfs_batch **out)
+{
+    return reader_read(reader, indices, count, &READ_TERMS_PLAIN, out);
+}
+
+DLFS_API int dlfs_reader_read_apart(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
+                                    dlfs_batch **out)
+{
+    struct read_terms terms = READ_TERMS_PLAIN;
+    terms.apart = true;
+    return reader_read(reader, indices, count, &terms, out);
+}

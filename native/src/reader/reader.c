@@ -1,0 +1,529 @@
+/*
+ * Batches read on demand. A batch is looked up in the sample memory first; what is missing is
+ * sorted by location, neighbours are merged into spans (or, when the whole dataset fits in memory,
+ * widened to whole chunks that are kept), the spans are fetched, and every sample is verified
+ * before the batch is given out. The samples stay where they landed: a batch points into the arena
+ * and holds references to its slots. When the arena is lent out, the batch gets memory of its own,
+ * so that a read always succeeds.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "dlfs/channel.h"
+#include "reader/reader.h"
+
+#define ORDER_PIECE 256u
+#define RELEASED_MAX 1024u /* samples released while others wait for the lock */
+#define BATCHES_REST_BYTES_MAX ((size_t)16 << 20) /* of the arrays of batches at rest */
+#define PLANS_REST_BYTES_MAX ((size_t)32 << 20)   /* of the plans of fetches at rest */
+
+/* ---- create, destroy ------------------------------------------------------------------------- */
+
+static int config_check(const dlfs_reader_config *config)
+{
+    uint64_t chunk = config->chunk_bytes;
+    uint32_t block = config->block_bytes;
+    if (!config->devices || !config->directory || config->member_count == 0 ||
+        config->member_count > DLFS_MEMBERS_MAX || config->depth == 0 ||
+        config->depth > DLFS_DEPTH_MAX)
+        return -EINVAL;
+    if (chunk < DLFS_CHUNK_BYTES_MIN || chunk > DLFS_CHUNK_BYTES_MAX ||
+        (chunk & (chunk - 1)) != 0 || block == 0 || (block & (block - 1)) != 0 || block > chunk ||
+        (config->flags & ~DLFS_READER_SHARED) != 0)
+        return -EINVAL;
+    if (config->replicas == 0 || config->replicas > DLFS_REPLICAS_MAX ||
+        config->replicas > config->member_count)
+        return -EINVAL;
+    if (config->memory_bytes / chunk < SLOTS_MIN || config->memory_bytes / chunk > UINT32_MAX / 2)
+        return DLFS_E_LIMIT;
+    return 0;
+}
+
+static int copy_extents(dlfs_reader *reader)
+{
+    uint64_t count = reader->config.extent_count;
+    reader->extents = calloc(count + 1, sizeof(dlfs_extent));
+    reader->extent_starts = calloc(count + 1, sizeof(uint64_t));
+    if (!reader->extents || !reader->extent_starts)
+        return -ENOMEM;
+    uint64_t total = 0;
+    uint64_t band = reader->config.band_rows * reader->config.member_count;
+    for (uint64_t i = 0; i < count; i++) {
+        reader->extents[i] = reader->config.extents[i];
+        if (reader->config.replicas > 1 &&
+            (reader->extents[i].chunk_count > band ||
+             reader->extents[i].first_chunk > band - reader->extents[i].chunk_count))
+            return -EINVAL; /* one copy's band would reach into another's */
+        reader->extent_starts[i] = total;
+        total += reader->extents[i].chunk_count;
+    }
+    reader->extent_starts[count] = total;
+    return reader->data_bytes <= total << reader->chunk_shift ? 0 : -EINVAL;
+}
+
+static int copy_config(dlfs_reader *reader, const dlfs_reader_config *config)
+{
+    reader->config = *config;
+    reader->chunk_shift = (uint32_t)__builtin_ctz(config->chunk_bytes);
+    reader->locations = dlfs_directory_locations(config->directory);
+    reader->sample_count = dlfs_directory_count(config->directory);
+    reader->data_bytes = dlfs_directory_data_bytes(config->directory);
+    reader->chunk_count = (reader->data_bytes + config->chunk_bytes - 1) >> reader->chunk_shift;
+    uint64_t slots = config->memory_bytes >> reader->chunk_shift;
+    /* A quarter more than the data and the least are enough when the whole dataset fits. */
+    uint64_t enough = reader->chunk_count + reader->chunk_count / 4 + 4 * (uint64_t)SLOTS_MIN;
+    reader->keeps_all = reader->chunk_count + SLOTS_MIN <= slots;
+    reader->slot_count = (uint32_t)(slots < enough ? slots : enough);
+    reader->devices = calloc(config->member_count, sizeof(dlfs_device *));
+    reader->member_stats = calloc(config->member_count, sizeof(dlfs_member_stats));
+    if (!reader->devices || !reader->member_stats)
+        return -ENOMEM;
+    memcpy(reader->devices, config->devices, (size_t)config->member_count * sizeof(dlfs_device *));
+    int code = members_create(reader);
+    return code < 0 ? code : copy_extents(reader);
+}
+
+static void free_list(struct fetch **list)
+{
+    while (*list) {
+        struct fetch *next = (*list)->next;
+        fetch_destroy(*list);
+        *list = next;
+    }
+}
+
+static void free_fetches(dlfs_reader *reader)
+{
+    free_list(&reader->fetches);
+    free_list(&reader->owing);
+}
+
+static void reader_free(dlfs_reader *reader)
+{
+    free_fetches(reader);
+    while (reader->batches) {
+        struct batch *next = reader->batches->next;
+        batch_free(reader->batches);
+        reader->batches = next;
+    }
+    block_free_all(reader);
+    arena_free(reader);
+    pthread_cond_destroy(&reader->released);
+    pthread_mutex_destroy(&reader->lock);
+    free(reader->extents);
+    free(reader->extent_starts);
+    free(reader->devices);
+    free(reader->members);
+    free(reader->member_stats);
+    free(reader);
+}
+
+/* A condition whose waits end by the monotonic clock. */
+void condition_init(pthread_cond_t *condition)
+{
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(condition, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+}
+
+DLFS_API int dlfs_reader_create(const dlfs_reader_config *config, dlfs_reader **out)
+{
+    int code = config ? config_check(config) : -EINVAL;
+    if (code < 0)
+        return code;
+    dlfs_reader *reader = calloc(1, sizeof(*reader));
+    if (!reader)
+        return -ENOMEM;
+    pthread_mutex_init(&reader->lock, NULL);
+    condition_init(&reader->released);
+    reader->arena_descriptor = -1;
+    cache_init(&reader->cache);
+    code = copy_config(reader, config);
+    if (code < 0) {
+        reader_free(reader);
+        return code;
+    }
+    reader->holds = 1;
+    *out = reader;
+    return 0;
+}
+
+/* Ends one hold on the reader and the lock's; the last hold frees it. */
+static void reader_unlock_release(dlfs_reader *reader)
+{
+    bool last = --reader->holds == 0;
+    pthread_mutex_unlock(&reader->lock);
+    if (last)
+        reader_free(reader);
+}
+
+DLFS_API int dlfs_reader_destroy(dlfs_reader *reader)
+{
+    if (!reader)
+        return 0;
+    pthread_mutex_lock(&reader->lock);
+    bool busy = reader->streams_out || reader->fetches_out;
+    pthread_mutex_unlock(&reader->lock);
+    if (busy)
+        return -EBUSY;
+    free_fetches(reader);
+    for (uint32_t member = 0; member < reader->config.member_count; member++)
+        if (reader->devices[member])
+            dlfs_queues_close(reader->devices[member]);
+    pthread_mutex_lock(&reader->lock);
+    reader_unlock_release(reader);
+    return 0;
+}
+
+DLFS_API void dlfs_reader_get_stats(dlfs_reader *reader, dlfs_reader_stats *stats)
+{
+    pthread_mutex_lock(&reader->lock);
+    *stats = reader->stats;
+    pthread_mutex_unlock(&reader->lock);
+    stats->copy_ns = atomic_load_explicit(&reader->copy_ns, memory_order_relaxed);
+}
+
+DLFS_API int dlfs_reader_get_member_stats(dlfs_reader *reader, uint32_t member,
+                                          dlfs_member_stats *stats)
+{
+    if (member >= reader->config.member_count)
+        return -EINVAL;
+    pthread_mutex_lock(&reader->lock);
+    *stats = reader->member_stats[member];
+    pthread_mutex_unlock(&reader->lock);
+    dlfs_device *device = reader->devices[member];
+    if (device) {
+        stats->queue_pairs = atomic_load(&device->queue_count);
+        stats->queue_pairs_max = dlfs_queues_max(device);
+    }
+    return 0;
+}
+
+DLFS_API int dlfs_reader_arena(dlfs_reader *reader, int *descriptor, uint64_t *bytes)
+{
+    if (!reader || (reader->config.flags & DLFS_READER_SHARED) == 0)
+        return -EINVAL;
+    pthread_mutex_lock(&reader->lock);
+    int code = arena_map(reader);
+    pthread_mutex_unlock(&reader->lock);
+    if (code < 0)
+        return code;
+    *descriptor = reader->arena_descriptor;
+    *bytes = reader->arena_bytes;
+    return 0;
+}
+
+/* ---- batches --------------------------------------------------------------------------------- */
+
+void batch_free(struct batch *batch)
+{
+    free(batch->offsets);
+    free(batch->failures);
+    free(batch);
+}
+
+size_t batch_bytes(const struct batch *batch)
+{
+    return batch->capacity * BATCH_BYTES_PER_SAMPLE +
+           batch->failure_capacity * sizeof(*batch->failures);
+}
+
+int batch_reserve(struct batch *batch, uint64_t count)
+{
+    if (!batch->offsets || count > batch->capacity) {
+        free(batch->offsets);
+        batch->capacity = 0;
+        batch->offsets = calloc(count + 1, BATCH_BYTES_PER_SAMPLE); /* none: some all the same */
+        if (!batch->offsets)
+            return -ENOMEM;
+        batch->capacity = count;
+    }
+    batch->lengths = batch->offsets + count;
+    batch->indices = (uint64_t *)(batch->lengths + count);
+    return 0;
+}
+
+struct batch *batch_take(dlfs_reader *reader, uint64_t count)
+{
+    pthread_mutex_lock(&reader->lock);
+    struct batch *batch = reader->batches;
+    if (batch) {
+        reader->batches = batch->next;
+        reader->batches_bytes -= batch_bytes(batch);
+    }
+    reader->holds++;
+    pthread_mutex_unlock(&reader->lock);
+    if (!batch)
+        batch = calloc(1, sizeof(*batch));
+    if (batch && batch_reserve(batch, count) == 0) {
+        batch->release = batch_give_back;
+        batch->reader = reader;
+        batch->block = NULL;
+        batch->public = (dlfs_batch){
+            .count = count,
+            .offsets = batch->offsets,
+            .lengths = batch->lengths,
+            .indices = batch->indices,
+            .failures = batch->failures,
+        };
+        return batch;
+    }
+    if (batch)
+        batch_free(batch);
+    pthread_mutex_lock(&reader->lock);
+    reader->holds--;
+    pthread_mutex_unlock(&reader->lock);
+    return NULL;
+}
+
+int batch_fail(struct batch *batch, const dlfs_failure *failure)
+{
+    uint64_t count = batch->public.failure_count;
+    if (count == batch->failure_capacity) {
+        uint64_t capacity = count ? 2 * count : 8;
+        dlfs_failure *failures = realloc(batch->failures, capacity * sizeof(*failures));
+        if (!failures)
+            return -ENOMEM;
+        batch->failures = failures;
+        batch->public.failures = failures;
+        batch->failure_capacity = capacity;
+    }
+    batch->failures[count] = *failure;
+    batch->offsets[failure->position] = 0;
+    batch->lengths[failure->position] = -1;
+    batch->public.failure_count = count + 1;
+    return 0;
+}
+
+/* Drops the references of a batch and puts it aside for the next read. */
+void batch_give_back(struct batch *batch)
+{
+    dlfs_reader *reader = batch->reader;
+    if (batch->block)
+        block_release(batch->block);
+    pthread_mutex_lock(&reader->lock);
+    for (uint64_t i = 0; !batch->block && i < batch->public.count; i++) {
+        if (batch->lengths[i] > 0)
+            arena_release(reader, slot_of(reader, (uint64_t)batch->offsets[i]));
+        if ((i + 1) % RELEASED_MAX == 0) {
+            pthread_mutex_unlock(&reader->lock);
+            pthread_mutex_lock(&reader->lock);
+        }
+    }
+    bool rests = reader->batches_bytes + batch_bytes(batch) <= BATCHES_REST_BYTES_MAX;
+    if (rests) {
+        reader->batches_bytes += batch_bytes(batch);
+        batch->next = reader->batches;
+        reader->batches = batch;
+    }
+    reader_unlock_release(reader);
+    if (!rests)
+        batch_free(batch);
+}
+
+DLFS_API void dlfs_batch_release(dlfs_batch *batch)
+{
+    struct batch *whole = (struct batch *)batch;
+    if (whole)
+        whole->release(whole);
+}
+
+DLFS_API int dlfs_batch_gather(const dlfs_batch *batch, void *destination,
+                               uint64_t destination_bytes, const uint64_t *offsets)
+{
+    for (uint64_t i = 0; i < batch->count; i++) {
+        uint64_t length = batch->lengths[i] > 0 ? (uint64_t)batch->lengths[i] : 0;
+        if (length > destination_bytes || offsets[i] > destination_bytes - length)
+            return DLFS_E_LIMIT;
+    }
+    uint64_t before_ns = clock_ns();
+    for (uint64_t i = 0; i < batch->count; i++)
+        if (batch->lengths[i] > 0)
+            memcpy((uint8_t *)destination + offsets[i], batch->base + batch->offsets[i],
+                   (size_t)batch->lengths[i]);
+    dlfs_reader *reader = ((const struct batch *)batch)->reader;
+    if (reader) /* else it is another process's */
+        atomic_fetch_add_explicit(&reader->copy_ns, clock_ns() - before_ns, memory_order_relaxed);
+    return 0;
+}
+
+/* ---- fetches at rest ------------------------------------------------------------------------- */
+
+void reader_collect_owed(dlfs_reader *reader)
+{
+    pthread_mutex_lock(&reader->lock);
+    struct fetch *fetch = reader->owing;
+    reader->owing = NULL;
+    for (struct fetch *each = fetch; each; each = each->next) {
+        reader->plans_bytes -= fetch_plan_bytes(each);
+        reader->fetches_out++;
+    }
+    pthread_mutex_unlock(&reader->lock);
+    while (fetch) {
+        struct fetch *next = fetch->next;
+        fetch_step(fetch, 0);
+        reader_return_fetch(reader, fetch);
+        fetch = next;
+    }
+}
+
+int reader_take_fetch(dlfs_reader *reader, struct fetch **out)
+{
+    pthread_mutex_lock(&reader->lock);
+    struct fetch **list = reader->fetches ? &reader->fetches : &reader->owing;
+    struct fetch *fetch = *list;
+    if (fetch) {
+        *list = fetch->next;
+        reader->plans_bytes -= fetch_plan_bytes(fetch);
+    }
+    reader->fetches_out++;
+    bool owed = reader->owing != NULL;
+    pthread_mutex_unlock(&reader->lock);
+    if (owed)
+        reader_collect_owed(reader);
+    if (fetch && fetch->abandoned_pieces > 0)
+        fetch_step(fetch, 0);
+    int code = fetch ? 0 : fetch_create(reader, &fetch);
+    if (code == 0) {
+        fetch->until_ns = UINT64_MAX;
+        fetch->stop = NULL;
+        fetch->turned = 0;
+        fetch->turned_looks = 0;
+        *out = fetch;
+        return 0;
+    }
+    pthread_mutex_lock(&reader->lock);
+    reader->fetches_out--;
+    pthread_mutex_unlock(&reader->lock);
+    return code;
+}
+
+static void fold_member_stats(dlfs_member_stats *total, dlfs_member_stats *part)
+{
+    if (part->reads == 0)
+        return;
+    total->reads += part->reads;
+    total->read_bytes += part->read_bytes;
+    total->errors += part->errors;
+    total->latency_ns += part->latency_ns;
+    for (uint32_t bucket = 0; bucket < DLFS_LATENCY_BUCKETS; bucket++)
+        total->latency[bucket] += part->latency[bucket];
+    *part = (dlfs_member_stats){0};
+}
+
+/* Adds what a fetch counted to the reader's own; the lock is held. */
+void reader_fold_stats(dlfs_reader *reader, struct fetch *fetch)
+{
+    dlfs_reader_stats *total = &reader->stats;
+    const dlfs_reader_stats *part = &fetch->stats;
+    total->samples += part->samples;
+    total->sample_bytes += part->sample_bytes;
+    total->cache_hits += part->cache_hits;
+    total->reads += part->reads;
+    total->read_bytes += part->read_bytes;
+    total->checksum_errors += part->checksum_errors;
+    total->read_errors += part->read_errors;
+    total->retries += part->retries;
+    total->private_batches += part->private_batches;
+    total->wait_ns += part->wait_ns;
+    total->failovers += part->failovers;
+    total->plan_ns += part->plan_ns;
+    total->device_ns += part->device_ns;
+    total->verify_ns += part->verify_ns;
+    fetch->stats = (dlfs_reader_stats){0};
+    for (uint32_t member = 0; member < reader->config.member_count; member++)
+        fold_member_stats(&reader->member_stats[member], &fetch->member_stats[member]);
+}
+
+void reader_return_fetch(dlfs_reader *reader, struct fetch *fetch)
+{
+    fetch_rest(fetch);
+    pthread_mutex_lock(&reader->lock);
+    reader_fold_stats(reader, fetch);
+    struct fetch **list = fetch->abandoned_pieces > 0 ? &reader->owing : &reader->fetches;
+    if (reader->plans_bytes + fetch_plan_bytes(fetch) > PLANS_REST_BYTES_MAX)
+        fetch_free_plan(fetch);
+    reader->plans_bytes += fetch_plan_bytes(fetch);
+    fetch->next = *list;
+    *list = fetch;
+    reader->fetches_out--;
+    pthread_mutex_unlock(&reader->lock);
+}
+
+/* ---- checksums ------------------------------------------------------------------------------- */
+
+dlfs_failure reader_failure(const dlfs_reader *reader, uint64_t index, int code, uint32_t crc_got,
+                            uint64_t bad_address)
+{
+    struct place place;
+    dlfs_failure failure = {.index = index, .code = code, .crc_got = crc_got};
+    if (reader_place(reader, index, &place) && place.chunk < reader->chunk_count) {
+        bool inside = bad_address > place.address && bad_address - place.address < place.length;
+        member_locate(reader, inside ? bad_address : place.address, 0, &failure.member,
+                      &failure.offset_bytes);
+    }
+    failure.crc_expected = place.crc32c;
+    return failure;
+}
+
+/* Notes a sample that failed; those noted before lie at lower addresses. */
+static int note_bad(struct bad_samples **bad, uint64_t address)
+{
+    struct bad_samples *noted = *bad;
+    uint64_t count = noted ? noted->count : 0;
+    if (!noted || count == noted->capacity) {
+        uint64_t capacity = count ? 2 * count : 8;
+        noted = realloc(noted, sizeof(*noted) + capacity * sizeof(noted->addresses[0]));
+        if (!noted)
+            return -ENOMEM;
+        noted->capacity = capacity;
+        *bad = noted;
+    }
+    noted->addresses[count] = address;
+    noted->count = count + 1;
+    return 0;
+}
+
+static int verify_ranks(const dlfs_reader *reader, const struct span *span, const uint64_t *indices,
+                        uint64_t count, struct bad_samples **bad)
+{
+    int code = 0;
+    uint64_t end = span->address + span->length;
+    for (uint64_t i = 0; i < count; i++)
+        __builtin_prefetch(&reader->locations[indices[i]]);
+    for (uint64_t i = 0; code == 0 && i < count; i++) {
+        struct place place;
+        if (!reader_place(reader, indices[i], &place) || place.length == 0 ||
+            place.address < span->address || place.address + place.length > end)
+            continue;
+        const uint8_t *bytes = span->memory + (place.address - span->address);
+        if (dlfs_crc32c(0, bytes, place.length) != place.crc32c)
+            code = note_bad(bad, place.address);
+    }
+    return code;
+}
+
+int reader_verify_span(const dlfs_reader *reader, const struct span *span, struct bad_samples **bad)
+{
+    const dlfs_directory *directory = reader->config.directory;
+    uint64_t indices[ORDER_PIECE];
+    uint64_t rank = dlfs_directory_rank_at(directory, span->address);
+    uint64_t end = dlfs_directory_rank_at(directory, span->address + span->length);
+    int code = 0;
+    *bad = NULL;
+    while (code == 0 && rank < end) {
+        uint64_t count = end - rank < ORDER_PIECE ? end - rank : ORDER_PIECE;
+        code = dlfs_directory_order(directory, rank, count, indices);
+        if (code == 0)
+            code = verify_ranks(reader, span, indices, count, bad);
+        rank += count;
+    }
+    if (code == 0)
+        return 0;
+    free(*bad);
+    *bad = NULL;
+    return code;
+}

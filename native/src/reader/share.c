@@ -1,0 +1,78 @@
+/*
+ * Shares: bounds on bytes that a client causes, each within that of its user where there is one.
+ * What is taken of a share is taken of every share that it lies within, or of none.
+ */
+#include <stdlib.h>
+
+#include "reader/share.h"
+
+DLFS_API int dlfs_share_create_within(dlfs_share *parent, uint64_t bytes_max, dlfs_share **out)
+{
+    dlfs_share *share = calloc(1, sizeof(*share));
+    if (!share)
+        return -ENOMEM;
+    atomic_init(&share->bytes_max, bytes_max);
+    atomic_init(&share->holds, 1);
+    if (parent)
+        share_hold(parent);
+    share->parent = parent;
+    *out = share;
+    return 0;
+}
+
+DLFS_API int dlfs_share_create(uint64_t bytes_max, dlfs_share **out)
+{
+    return dlfs_share_create_within(NULL, bytes_max, out);
+}
+
+void share_hold(dlfs_share *share)
+{
+    if (share)
+        atomic_fetch_add_explicit(&share->holds, 1, memory_order_relaxed);
+}
+
+DLFS_API void dlfs_share_destroy(dlfs_share *share)
+{
+    while (share && atomic_fetch_sub_explicit(&share->holds, 1, memory_order_acq_rel) == 1) {
+        dlfs_share *parent = share->parent;
+        free(share);
+        share = parent;
+    }
+}
+
+DLFS_API void dlfs_share_allow(dlfs_share *share, uint64_t bytes_max)
+{
+    uint64_t now = atomic_load_explicit(&share->bytes_max, memory_order_relaxed);
+    while (now < bytes_max && !atomic_compare_exchange_weak(&share->bytes_max, &now, bytes_max))
+        ;
+}
+
+DLFS_API uint64_t dlfs_share_pinned_bytes(const dlfs_share *share)
+{
+    return atomic_load_explicit(&share->bytes, memory_order_relaxed);
+}
+
+/* Gives bytes back to the shares from `share` up to, and without, `end`. */
+static void give(dlfs_share *share, const dlfs_share *end, uint64_t bytes)
+{
+    for (; share != end; share = share->parent)
+        atomic_fetch_sub_explicit(&share->bytes, bytes, memory_order_relaxed);
+}
+
+bool share_take(dlfs_share *share, uint64_t bytes)
+{
+    for (dlfs_share *each = share; each; each = each->parent) {
+        uint64_t most = atomic_load_explicit(&each->bytes_max, memory_order_relaxed);
+        uint64_t before = atomic_fetch_add_explicit(&each->bytes, bytes, memory_order_relaxed);
+        if (bytes > most || before > most - bytes) {
+            give(share, each->parent, bytes);
+            return false;
+        }
+    }
+    return true;
+}
+
+void share_give(dlfs_share *share, uint64_t bytes)
+{
+    give(share, NULL, bytes);
+}

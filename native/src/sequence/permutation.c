@@ -1,0 +1,224 @@
+/*
+ * The keyed bijection behind every shuffle.
+ *
+ * A position v < size is the pair (v / b, v % b) in Z_a x Z_b. Even rounds add to the left half a
+ * function of the right one, modulo a; odd rounds add to the right half a function of the left one,
+ * modulo b: a generalised Feistel network, undone by subtracting in reverse. What lands at or above
+ * size (fewer than 2a of about a^2 values) goes round again. Keys depend on size, seed and stream
+ * through the finaliser of splitmix64.
+ *
+ * The product a*b is even: were both odd, every round would be a set of cycles of odd length, thus
+ * an even permutation, and half of all permutations would be out of reach.
+ *
+ * Fewer than 65536 samples take more rounds, since a round has fewer values to mix with there; the
+ * tests compare all permutations of 4, 5 and 6 with the uniform distribution.
+ *
+ * Sources: Black and Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002; Steele, Lea and
+ * Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014; Lemire, "Fast Random
+ * Integer Generation in an Interval", 2019, for the reduction by a multiplication.
+ */
+#include "dlfs/dlfs.h"
+
+#include <errno.h>
+#include <stdbool.h>
+
+#include "platform/mix.h"
+
+#define SIZE_MAX_SAMPLES (UINT64_C(1) << 62)
+#define SMALL_SIZE 65536u
+#define ROUNDS_SMALL 24u
+#define ROUNDS_LARGE 10u
+#define LANES \
+    8u /* values walked side by side, so that the multiplier never waits for one of them */
+
+_Static_assert(ROUNDS_SMALL <= DLFS_PERMUTATION_ROUNDS_MAX, "keys must have room for all rounds");
+_Static_assert(ROUNDS_SMALL % 2 == 0 && ROUNDS_LARGE % 2 == 0, "rounds come in pairs");
+
+__extension__ typedef unsigned __int128 uint128;
+
+/* A function of half and key, uniform on 0..range-1. Only the product's high bits matter at the
+ * end. */
+static inline uint64_t round_function(uint64_t half, uint64_t key, uint64_t range)
+{
+    uint64_t value = (half + key) * UINT64_C(0xBF58476D1CE4E5B9);
+    value = (value ^ value >> 32) * UINT64_C(0x94D049BB133111EB);
+    value ^= value >> 29;
+    return (uint64_t)((uint128)value * range >> 64);
+}
+
+static inline uint64_t add_modulo(uint64_t a, uint64_t b, uint64_t modulus)
+{
+    uint64_t sum = a + b;
+    return sum >= modulus ? sum - modulus : sum;
+}
+
+static inline uint64_t subtract_modulo(uint64_t a, uint64_t b, uint64_t modulus)
+{
+    return a >= b ? a - b : a + modulus - b;
+}
+
+/* One pass of the network over LANES values at once. */
+static void encrypt_lanes(const dlfs_permutation *p, uint64_t values[LANES])
+{
+    uint64_t left[LANES], right[LANES];
+    for (uint32_t lane = 0; lane < LANES; lane++) {
+        left[lane] = values[lane] / p->right;
+        right[lane] = values[lane] % p->right;
+    }
+    for (uint32_t i = 0; i < p->rounds; i += 2) {
+        for (uint32_t lane = 0; lane < LANES; lane++) {
+            uint64_t term = round_function(right[lane], p->keys[i], p->left);
+            left[lane] = add_modulo(left[lane], term, p->left);
+            term = round_function(left[lane], p->keys[i + 1], p->right);
+            right[lane] = add_modulo(right[lane], term, p->right);
+        }
+    }
+    for (uint32_t lane = 0; lane < LANES; lane++) {
+        values[lane] = left[lane] * p->right + right[lane];
+    }
+}
+
+static void decrypt_lanes(const dlfs_permutation *p, uint64_t values[LANES])
+{
+    uint64_t left[LANES], right[LANES];
+    for (uint32_t lane = 0; lane < LANES; lane++) {
+        left[lane] = values[lane] / p->right;
+        right[lane] = values[lane] % p->right;
+    }
+    for (uint32_t i = p->rounds; i > 0; i -= 2) {
+        for (uint32_t lane = 0; lane < LANES; lane++) {
+            uint64_t term = round_function(left[lane], p->keys[i - 1], p->right);
+            right[lane] = subtract_modulo(right[lane], term, p->right);
+            term = round_function(right[lane], p->keys[i - 2], p->left);
+            left[lane] = subtract_modulo(left[lane], term, p->left);
+        }
+    }
+    for (uint32_t lane = 0; lane < LANES; lane++) {
+        values[lane] = left[lane] * p->right + right[lane];
+    }
+}
+
+static bool all_inside(const uint64_t values[LANES], uint64_t size)
+{
+    bool inside = true;
+    for (uint32_t lane = 0; lane < LANES; lane++) {
+        inside &= values[lane] < size;
+    }
+    return inside;
+}
+
+/*
+ * Walks the lanes until all are inside. Each lane's cycle passes through its start, which is
+ * inside, so this ends. Lanes that are inside already are kept.
+ */
+static void walk(const dlfs_permutation *p, bool inverse, uint64_t values[LANES])
+{
+    uint64_t next[LANES];
+    while (!all_inside(values, p->size)) {
+        for (uint32_t lane = 0; lane < LANES; lane++) {
+            next[lane] = values[lane];
+        }
+        if (inverse) {
+            decrypt_lanes(p, next);
+        } else {
+            encrypt_lanes(p, next);
+        }
+        for (uint32_t lane = 0; lane < LANES; lane++) {
+            values[lane] = values[lane] < p->size ? values[lane] : next[lane];
+        }
+    }
+}
+
+/* The smallest a with a * a >= size. */
+static uint64_t square_root_up(uint64_t size)
+{
+    uint64_t low = 1, high = UINT64_C(1) << 31;
+    while (low < high) {
+        uint64_t middle = (low + high) / 2;
+        if (middle * middle >= size) {
+            high = middle;
+        } else {
+            low = middle + 1;
+        }
+    }
+    return low;
+}
+
+int dlfs_permutation_init(dlfs_permutation *permutation, uint64_t size, uint64_t seed,
+                          uint64_t stream)
+{
+    if (size == 0 || size > SIZE_MAX_SAMPLES) {
+        return -EINVAL;
+    }
+    dlfs_permutation made = {.size = size, .left = square_root_up(size)};
+    made.right = (size + made.left - 1) / made.left;
+    if (made.left % 2 == 1 && made.right % 2 == 1) {
+        made.right++;
+    }
+    made.rounds = size < SMALL_SIZE ? ROUNDS_SMALL : ROUNDS_LARGE;
+    for (uint32_t i = 0; i < DLFS_PERMUTATION_ROUNDS_MAX; i++) {
+        uint64_t step = MIX_GOLDEN * (i + 1);
+        uint64_t from_seed = mix(seed + step);
+        uint64_t from_stream = mix((stream ^ MIX_STREAM_SALT) + step);
+        made.keys[i] = mix(mix(from_seed + 3 * from_stream) + size);
+    }
+    *permutation = made;
+    return 0;
+}
+
+/* Whether first, first + stride, ... (count of them) are all below size. */
+static bool positions_inside(uint64_t size, uint64_t first, uint64_t stride, size_t count)
+{
+    if (count == 0) {
+        return true;
+    }
+    uint64_t reach;
+    if (__builtin_mul_overflow(stride, (uint64_t)count - 1, &reach)) {
+        return false;
+    }
+    return first < size && reach < size - first;
+}
+
+int dlfs_permutation_map(const dlfs_permutation *permutation, uint64_t first, uint64_t stride,
+                         size_t count, uint64_t *out)
+{
+    if (!positions_inside(permutation->size, first, stride, count)) {
+        return -EINVAL;
+    }
+    for (size_t done = 0; done < count; done += LANES) {
+        uint64_t values[LANES] = {0};
+        size_t now = count - done < LANES ? count - done : LANES;
+        for (size_t lane = 0; lane < now; lane++) {
+            values[lane] = first + (done + lane) * stride;
+        }
+        encrypt_lanes(permutation, values);
+        walk(permutation, false, values);
+        for (size_t lane = 0; lane < now; lane++) {
+            out[done + lane] = values[lane];
+        }
+    }
+    return 0;
+}
+
+int dlfs_permutation_invert(const dlfs_permutation *permutation, const uint64_t *values,
+                            size_t count, uint64_t *out)
+{
+    for (size_t i = 0; i < count; i++) {
+        if (values[i] >= permutation->size) {
+            return -EINVAL;
+        }
+    }
+    for (size_t done = 0; done < count; done += LANES) {
+        uint64_t lanes[LANES] = {0};
+        size_t now = count - done < LANES ? count - done : LANES;
+        for (size_t lane = 0; lane < now; lane++) {
+            lanes[lane] = values[done + lane];
+        }
+        decrypt_lanes(permutation, lanes);
+        walk(permutation, true, lanes);
+        for (size_t lane = 0; lane < now; lane++) {
+            out[done + lane] = lanes[lane];
+        }
+    }
+    return 0;
+}

@@ -1,0 +1,473 @@
+/*
+ * The harvest plan: read a whole chunk for the sample that is needed next, and copy out of it,
+ * beside that sample, those that the look-ahead needs too. The look-ahead is sized so that on
+ * average the copies fill the memory; when they do not fit, those needed furthest in the future go
+ * first, and are read again when their time comes near.
+ *
+ * Copies are packed by the time of their use: positions are divided into buckets, and a slot of the
+ * arena holds samples of one bucket, so that a whole slot is done with at once and memory never
+ * fragments.
+ *
+ * A chunk of k samples gives about 1 + k * (look-ahead / samples) of them a read, against one a
+ * read for reading samples singly; stream/choose.c compares the two. Of the samples ahead
+ * about half are in memory, for a chunk's are used up evenly between one read of it and the next;
+ * so the look-ahead is up to twice what fits.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "stream/stream.h"
+
+#define LOADING_MAX 16u /* chunks on their way */
+#define BUCKETS_MIN 4u
+/* Of a sample in the look-ahead: its entry and its place in the map. */
+#define OVERHEAD_BYTES 48u
+#define AHEAD_MAX (UINT64_C(1) << 28)
+#define ORDER_PIECE 256u
+#define SAMPLE_ALIGN 8u
+
+/* ---- the map from index to entry ------------------------------------------------------------- */
+
+static uint64_t map_home(const struct harvest *harvest, uint64_t index)
+{
+    return (index * UINT64_C(0x9E3779B97F4A7C15) >> 20) & harvest->map_mask;
+}
+
+/* The place of an index in the map, or of the empty place where it would be. */
+static uint64_t map_find(const dlfs_stream *stream, uint64_t index)
+{
+    const struct harvest *harvest = &stream->harvest;
+    uint64_t at = map_home(harvest, index);
+    while (harvest->map[at] != 0 && stream->ring[harvest->map[at] - 1].index != index)
+        at = (at + 1) & harvest->map_mask;
+    return at;
+}
+
+void harvest_remember(dlfs_stream *stream, uint64_t position)
+{
+    uint64_t at = map_find(stream, entry_at(stream, position)->index);
+    if (stream->harvest.map[at] == 0)
+        stream->harvest.map[at] = (uint32_t)(position & stream->mask) + 1;
+}
+
+/* Takes what the ring slot of a position held before out of the map, closing the gap behind it. */
+void harvest_forget(dlfs_stream *stream, uint64_t position)
+{
+    struct harvest *harvest = &stream->harvest;
+    uint64_t at = map_find(stream, entry_at(stream, position)->index);
+    if (harvest->map[at] != (uint32_t)(position & stream->mask) + 1)
+        return;
+    uint64_t gap = at;
+    for (;;) {
+        at = (at + 1) & harvest->map_mask;
+        if (harvest->map[at] == 0)
+            break;
+        uint64_t home = map_home(harvest, stream->ring[harvest->map[at] - 1].index);
+        if (((at - home) & harvest->map_mask) >= ((at - gap) & harvest->map_mask)) {
+            harvest->map[gap] = harvest->map[at];
+            gap = at;
+        }
+    }
+    harvest->map[gap] = 0;
+}
+
+/* ---- create, destroy ------------------------------------------------------------------------- */
+
+/* How the memory is divided. */
+struct division {
+    uint32_t loading; /* slots of chunks on their way */
+    uint32_t buckets;
+    uint64_t reach; /* positions of look-ahead */
+};
+
+/*
+ * Just before the nearest of k buckets is done with, it and what there is of the others, 1 - 1/2k,
+ * 1 - 3/2k, ... of each, take 1/k + 1/2 of the look-ahead's bytes; and each bucket's newest slot is
+ * half empty. More buckets waste less in the first way and more in the second.
+ */
+static struct division divide(const dlfs_reader *reader, uint64_t mean_bytes, uint32_t cached_slots)
+{
+    uint32_t slots = reader->slot_count - cached_slots;
+    uint32_t loading = slots / 8 < LOADING_MAX ? slots / 8 : LOADING_MAX;
+    struct division division = {.loading = loading ? loading : 1, .buckets = BUCKETS_MIN};
+    while (division.buckets < HARVEST_BUCKETS - 2 &&
+           (division.buckets + 1) * (division.buckets + 1) <= slots + slots / 4)
+        division.buckets++;
+    uint64_t reserved = division.loading + (division.buckets + 2) / 2;
+    uint64_t usable = slots > reserved ? slots - reserved : 1;
+    uint64_t fits = (usable << reader->chunk_shift) / (mean_bytes + OVERHEAD_BYTES);
+    if (cached_slots < reader->chunk_count) /* samples of cached chunks take none of it */
+        fits = fits * reader->chunk_count / (reader->chunk_count - cached_slots);
+    uint64_t reach = fits * 2 * division.buckets / (division.buckets + 2);
+    reach = reach < AHEAD_MAX ? reach : AHEAD_MAX;
+    division.reach = reach > division.buckets ? reach : division.buckets;
+    return division;
+}
+
+uint64_t harvest_reach(const dlfs_reader *reader, uint64_t mean_bytes, uint32_t cached_slots)
+{
+    return divide(reader, mean_bytes, cached_slots).reach;
+}
+
+int harvest_create(dlfs_stream *stream, uint64_t mean_bytes)
+{
+    struct harvest *harvest = &stream->harvest;
+    struct division division = divide(stream->reader, mean_bytes, stream->cached_slots);
+    harvest->loading_max = division.loading;
+    stream->ahead = division.reach;
+    if (stream->ahead > stream->config.count && stream->config.count > 0)
+        stream->ahead = stream->config.count;
+    harvest->bucket_span = stream->ahead / division.buckets + 1;
+    for (uint32_t i = 0; i < HARVEST_BUCKETS; i++)
+        harvest->buckets[i].slot = SLOT_NONE;
+    uint64_t size = 4096;
+    while (size < 4 * stream->ahead)
+        size *= 2;
+    harvest->map_mask = size - 1;
+    harvest->map = calloc(size, sizeof(*harvest->map));
+    return harvest->map ? 0 : -ENOMEM;
+}
+
+/* Gives up a bucket's hold on its slots. */
+static void bucket_close(dlfs_stream *stream, struct bucket *bucket)
+{
+    uint32_t slot = bucket->slot;
+    while (slot != SLOT_NONE) {
+        uint32_t next = stream->reader->slots[slot].next;
+        arena_release(stream->reader, slot);
+        slot = next;
+    }
+    bucket->slot = SLOT_NONE;
+}
+
+void harvest_destroy(dlfs_stream *stream)
+{
+    for (uint32_t i = 0; stream->harvest.map && i < HARVEST_BUCKETS; i++)
+        bucket_close(stream, &stream->harvest.buckets[i]);
+    free(stream->harvest.map);
+    free(stream->harvest.picks);
+}
+
+void harvest_expire(dlfs_stream *stream)
+{
+    for (uint32_t i = 0; i < HARVEST_BUCKETS; i++) {
+        struct bucket *bucket = &stream->harvest.buckets[i];
+        if (bucket->slot != SLOT_NONE &&
+            (bucket->number + 1) * stream->harvest.bucket_span <= stream->head)
+            bucket_close(stream, bucket);
+    }
+}
+
+/* ---- memory ---------------------------------------------------------------------------------- */
+
+/*
+ * Gives up the newest slot of the bucket needed furthest in the future, if that lies behind
+ * `position`; false when there is none.
+ */
+static bool evict_furthest(dlfs_stream *stream, uint64_t position)
+{
+    struct harvest *harvest = &stream->harvest;
+    struct bucket *furthest = NULL;
+    for (uint32_t i = 0; i < HARVEST_BUCKETS; i++) {
+        struct bucket *bucket = &harvest->buckets[i];
+        if (bucket->slot != SLOT_NONE && (!furthest || bucket->number > furthest->number))
+            furthest = bucket;
+    }
+    if (!furthest)
+        return false;
+    uint64_t first = furthest->number * harvest->bucket_span;
+    uint64_t end = first + harvest->bucket_span < stream->filled ? first + harvest->bucket_span
+                                                                 : stream->filled;
+    if (first <= position || first < stream->planned || first < stream->head + stream->wanted)
+        return false;
+    uint32_t slot = furthest->slot;
+    for (uint64_t at = first; at < end; at++) {
+        struct entry *entry = entry_at(stream, at);
+        if (entry->state == ENTRY_READY && entry->harvested && entry->length > 0 &&
+            slot_of(stream->reader, entry->offset) == slot) {
+            arena_release(stream->reader, slot);
+            entry->state = ENTRY_NEW;
+        }
+    }
+    furthest->slot = stream->reader->slots[slot].next;
+    furthest->used = stream->reader->config.chunk_bytes;
+    arena_release(stream->reader, slot);
+    return true;
+}
+
+/* A slot, if need be at the cost of samples needed after `position`. */
+static uint32_t take_slot(dlfs_stream *stream, uint64_t position)
+{
+    uint32_t slot = arena_take(stream->reader, 1, false);
+    while (slot == SLOT_NONE && evict_furthest(stream, position))
+        slot = arena_take(stream->reader, 1, false);
+    return slot;
+}
+
+/*
+ * Finds room in the bucket of a position, with a reference for the sample; false when there is
+ * none.
+ */
+static bool bucket_land(dlfs_stream *stream, uint64_t position, uint64_t length, uint64_t *offset)
+{
+    dlfs_reader *reader = stream->reader;
+    uint64_t number = position / stream->harvest.bucket_span;
+    struct bucket *bucket = &stream->harvest.buckets[number % HARVEST_BUCKETS];
+    if (bucket->slot == SLOT_NONE)
+        *bucket = (struct bucket){number, SLOT_NONE, reader->config.chunk_bytes};
+    if (bucket->number != number)
+        return false;
+    if (length > reader->config.chunk_bytes - bucket->used) {
+        uint32_t slot = take_slot(stream, position);
+        if (slot == SLOT_NONE)
+            return false;
+        reader->slots[slot].next = bucket->slot;
+        bucket->slot = slot;
+        bucket->used = 0;
+    }
+    *offset = ((uint64_t)bucket->slot << reader->chunk_shift) + bucket->used;
+    uint64_t used = bucket->used + ((length + SAMPLE_ALIGN - 1) & ~(uint64_t)(SAMPLE_ALIGN - 1));
+    bucket->used = used < reader->config.chunk_bytes ? (uint32_t)used : reader->config.chunk_bytes;
+    arena_reference(reader, bucket->slot);
+    return true;
+}
+
+/* ---- planning -------------------------------------------------------------------------------- */
+
+bool harvest_plan(dlfs_stream *stream, uint64_t position, const struct place *place)
+{
+    dlfs_reader *reader = stream->reader;
+    struct harvest *harvest = &stream->harvest;
+    uint32_t number = arena_find(reader, place->chunk);
+    if (number != SLOT_NONE) {
+        const struct slot *slot = &reader->slots[number];
+        if (slot->state != SLOT_LOADING || slot->owner != stream)
+            return load_alone(stream, position, place);
+        entry_wait(stream, position, number);
+        return true;
+    }
+    /* Chunks are read for what is needed soon; what is needed later is harvested on the way. */
+    uint64_t soon = stream->ahead / 4 > stream->wanted ? stream->ahead / 4 : stream->wanted;
+    if (position >= stream->head + soon || harvest->loading == harvest->loading_max ||
+        stream->fetch->unused == SLOT_NONE)
+        return false;
+    uint32_t taken = take_slot(stream, position);
+    if (taken == SLOT_NONE)
+        return false;
+    struct span *span = fetch_span(stream->fetch);
+    span->address = place->chunk << reader->chunk_shift;
+    span->length = reader->config.chunk_bytes;
+    span->tag = (uint32_t)(position & stream->mask);
+    arena_begin_load(reader, taken, place->chunk, stream);
+    entry_wait(stream, position, taken);
+    harvest->loading++;
+    stream_start(stream, span, KIND_HARVEST, taken, 0);
+    return true;
+}
+
+/* ---- a chunk has landed ---------------------------------------------------------------------- */
+
+static bool reserve_picks(struct harvest *harvest, uint64_t count)
+{
+    if (count <= harvest->pick_capacity)
+        return true;
+    struct pick *picks = realloc(harvest->picks, count * sizeof(*picks));
+    if (!picks)
+        return false;
+    harvest->picks = picks;
+    harvest->pick_capacity = count;
+    return true;
+}
+
+/* The samples of the chunk that the look-ahead may need. */
+static uint64_t find_picks(dlfs_stream *stream, const struct span *span)
+{
+    const dlfs_reader *reader = stream->reader;
+    const dlfs_directory *directory = reader->config.directory;
+    struct harvest *harvest = &stream->harvest;
+    uint64_t indices[ORDER_PIECE];
+    uint64_t rank = dlfs_directory_rank_at(directory, span->address);
+    uint64_t end = dlfs_directory_rank_at(directory, span->address + span->length);
+    uint64_t picked = 0;
+    while (rank < end) {
+        uint64_t count = end - rank < ORDER_PIECE ? end - rank : ORDER_PIECE;
+        if (!reserve_picks(harvest, picked + count) ||
+            dlfs_directory_order(directory, rank, count, indices) < 0)
+            break;
+        for (uint64_t i = 0; i < count; i++) {
+            __builtin_prefetch(&harvest->map[map_home(harvest, indices[i])]);
+            __builtin_prefetch(&reader->locations[indices[i]]);
+        }
+        for (uint64_t i = 0; i < count; i++) {
+            uint32_t ring_slot = harvest->map[map_find(stream, indices[i])];
+            struct place place;
+            if (ring_slot == 0 || !reader_place(reader, indices[i], &place) || place.length == 0 ||
+                place.address < span->address ||
+                place.address + place.length > span->address + span->length)
+                continue;
+            harvest->picks[picked++] = (struct pick){
+                ring_slot - 1, place.crc32c, place.address - span->address, place.length, 0, 0};
+        }
+        rank += count;
+    }
+    return picked;
+}
+
+/* Finds memory for a pick: in its bucket, else, when its chunk was read for it, where it lies. */
+static bool land_pick(dlfs_stream *stream, const struct span *span, struct pick *pick)
+{
+    if (bucket_land(stream, pick->position, pick->length, &pick->offset))
+        return true;
+    if (stream->ring[pick->entry].state != ENTRY_WAITING)
+        return false;
+    pick->offset = (uint64_t)(span->memory - stream->reader->arena) + pick->start;
+    arena_reference(stream->reader, span->slot);
+    return true;
+}
+
+/*
+ * The position up to which samples of a chunk are kept. All chunks are first read at the beginning
+ * of an epoch; if all kept as much, all would run out at the same time, again and again, and memory
+ * would be full and empty by turns. So the first time each keeps a part of its own.
+ */
+static uint64_t keep_limit(const dlfs_stream *stream, const struct span *span)
+{
+    uint64_t chunk = span->address >> stream->reader->chunk_shift;
+    uint64_t part = (chunk * UINT64_C(0x9E3779B97F4A7C15)) >> 32;
+    uint64_t limit = (stream->ahead * part) >> 32;
+    return entry_position(stream, span->tag) < limit ? limit : stream->filled;
+}
+
+static int compare_positions(const void *one, const void *other)
+{
+    uint64_t first = ((const struct pick *)one)->position;
+    uint64_t second = ((const struct pick *)other)->position;
+    return (first > second) - (first < second);
+}
+
+/*
+ * The picks that are still needed, those needed first in front: so no pick takes the memory of one
+ * that has just landed. The lock is held.
+ */
+static uint64_t sort_needed(const dlfs_stream *stream, const struct span *span, uint64_t count)
+{
+    struct pick *picks = stream->harvest.picks;
+    uint64_t limit = keep_limit(stream, span);
+    uint64_t needed = 0;
+    for (uint64_t i = 0; i < count; i++) {
+        struct pick pick = picks[i];
+        const struct entry *entry = &stream->ring[pick.entry];
+        pick.position = entry_position(stream, pick.entry);
+        if (pick.position < stream->filled && !entry->alone &&
+            ((entry->state == ENTRY_NEW && pick.position < limit) || entry->state == ENTRY_WAITING))
+            picks[needed++] = pick;
+    }
+    if (needed > 0) /* else there may be no array */
+        qsort(picks, needed, sizeof(*picks), compare_positions);
+    return needed;
+}
+
+/* Finds memory for the picks that are still needed; the others are dropped. The lock is held. */
+static uint64_t land_picks(dlfs_stream *stream, const struct span *span, uint64_t count)
+{
+    struct pick *picks = stream->harvest.picks;
+    uint64_t needed = sort_needed(stream, span, count);
+    uint64_t landed = 0;
+    for (uint64_t i = 0; i < needed; i++) {
+        struct pick pick = picks[i];
+        bool again = stream->ring[pick.entry].state == ENTRY_COPIED; /* an order names it twice */
+        if (!again && land_pick(stream, span, &pick)) {
+            stream->ring[pick.entry].state = ENTRY_COPIED;
+            picks[landed++] = pick;
+        }
+    }
+    return landed;
+}
+
+/* The end of those that waited for the chunk and did not find their sample in it. */
+static void end_waiters(dlfs_stream *stream, const struct span *span)
+{
+    uint32_t next;
+    for (uint32_t at = stream->reader->slots[span->slot].waiters; at != SLOT_NONE; at = next) {
+        next = stream->ring[at].next;
+        if (stream->ring[at].state == ENTRY_WAITING)
+            entry_missed(stream, at, span);
+    }
+}
+
+/* Caches the chunk whole, if the cache wants it: samples are then used where they lie. */
+static bool finish_cached(dlfs_stream *stream, const struct span *span)
+{
+    dlfs_reader *reader = stream->reader;
+    pthread_mutex_lock(&reader->lock);
+    bool wanted =
+        span->code == 0 && cache_wants_chunk(reader, span->address >> reader->chunk_shift, 1);
+    pthread_mutex_unlock(&reader->lock);
+    if (!wanted)
+        return false;
+    struct bad_samples *bad;
+    bool kept = reader_verify_span(reader, span, &bad) == 0;
+    pthread_mutex_lock(&reader->lock);
+    uint32_t next = reader->slots[span->slot].waiters;
+    arena_end_load(reader, span->slot, kept, bad);
+    for (uint32_t at = next; at != SLOT_NONE; at = next) {
+        struct entry *entry = &stream->ring[at];
+        struct place place;
+        uint64_t offset;
+        next = entry->next;
+        if (reader_place(reader, entry->index, &place) &&
+            arena_gives(reader, span->slot, &place, &offset)) {
+            arena_reference(reader, span->slot);
+            entry_ready(entry, offset, place.length);
+        } else {
+            stream->fetch->stats.checksum_errors++;
+            entry_missed(stream, at, span);
+        }
+    }
+    arena_release(reader, span->slot);
+    stream->harvest.loading--;
+    pthread_mutex_unlock(&reader->lock);
+    return true;
+}
+
+void harvest_finish(dlfs_stream *stream, struct span *span)
+{
+    dlfs_reader *reader = stream->reader;
+    if (finish_cached(stream, span))
+        return;
+    uint64_t count = span->code == 0 ? find_picks(stream, span) : 0;
+    struct pick *picks = stream->harvest.picks;
+
+    pthread_mutex_lock(&reader->lock);
+    count = land_picks(stream, span, count);
+    pthread_mutex_unlock(&reader->lock);
+
+    for (uint64_t i = 0; i < count; i++) {
+        struct pick *pick = &picks[i];
+        uint8_t *source = span->memory + pick->start;
+        uint8_t *target = reader->arena + pick->offset;
+        uint32_t crc = target == source ? dlfs_crc32c(0, source, pick->length)
+                                        : dlfs_crc32c_copy(0, target, source, pick->length);
+        if (crc != pick->crc32c)
+            pick->length = 0;
+    }
+
+    pthread_mutex_lock(&reader->lock);
+    for (uint64_t i = 0; i < count; i++) {
+        struct entry *entry = &stream->ring[picks[i].entry];
+        if (picks[i].length > 0) {
+            entry_ready(entry, picks[i].offset, picks[i].length);
+            entry->harvested = slot_of(reader, picks[i].offset) != span->slot;
+        } else {
+            stream->fetch->stats.checksum_errors++;
+            arena_release(reader, slot_of(reader, picks[i].offset));
+            entry_again(stream, entry_position(stream, picks[i].entry), true);
+        }
+    }
+    end_waiters(stream, span);
+    arena_end_load(reader, span->slot, false, NULL);
+    arena_release(reader, span->slot);
+    stream->harvest.loading--;
+    pthread_mutex_unlock(&reader->lock);
+}

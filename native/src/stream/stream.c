@@ -1,0 +1,554 @@
+/*
+ * An epoch read ahead. One thread keeps a ring of the samples to come, plans their reads and makes
+ * them ready in memory (stream/ahead.c); the consumer takes them in order. How far it looks ahead
+ * is bounded by the reader's memory: what is ready or on its way holds references in the arena, and
+ * without free slots nothing more is planned.
+ *
+ * When the consumer has borrowed all the memory, its next batch is read on demand into memory of
+ * its own: a stream never waits for a batch to be released.
+ */
+#include "stream/stream.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "platform/thread.h"
+
+#define RING_MIN 1024u
+#define RING_MAX \
+    (UINT64_C(1) << 18) /* positions, for the plans that keep chunks or land in place */
+#define IDLE_WAIT_NS UINT64_C(200000000)
+#define BLOCKED_POLL_MS 2
+#define STOP_NS UINT64_C(100000000) /* that reads under way have when the stream ends */
+
+static void wait_until(pthread_cond_t *condition, pthread_mutex_t *lock, uint64_t then_ns)
+{
+    struct timespec then = {
+        .tv_sec = (time_t)(then_ns / 1000000000),
+        .tv_nsec = (long)(then_ns % 1000000000),
+    };
+    pthread_cond_timedwait(condition, lock, &then);
+}
+
+/* ---- positions ------------------------------------------------------------------------------- */
+
+/* The position in the epoch of this consumer's sample number `place`. */
+static uint64_t position_of(const dlfs_stream_config *config, uint64_t place)
+{
+    if (config->group == 0)
+        return config->first + place * config->stride;
+    return config->first + place / config->group * config->group_stride +
+           place % config->group * config->stride;
+}
+
+int stream_indices(const dlfs_stream_config *config, uint64_t place, uint64_t count, uint64_t *out)
+{
+    int code = 0;
+    while (code == 0 && count > 0) {
+        uint64_t here = config->group ? config->group - place % config->group : count;
+        here = here < count ? here : count;
+        code = dlfs_sequence_fill(config->sequence, position_of(config, place), config->stride,
+                                  here, out);
+        place += here;
+        out += here;
+        count -= here;
+    }
+    return code;
+}
+
+bool stream_fits(const dlfs_stream_config *config, uint64_t total)
+{
+    if (config->count == 0)
+        return true;
+    if (config->first >= total)
+        return false;
+    uint64_t left = total - 1 - config->first;
+    uint64_t last = config->count - 1;
+    if (config->group == 0)
+        return last <= left / config->stride;
+    if (config->group_stride == 0 ||
+        (config->group > 1 && config->stride > (config->group_stride - 1) / (config->group - 1)))
+        return false;
+    uint64_t groups = last / config->group;
+    if (groups > left / config->group_stride)
+        return false;
+    return last % config->group <= (left - groups * config->group_stride) / config->stride;
+}
+
+/* ---- the thread ------------------------------------------------------------------------------ */
+
+/* Whether all the entries that the consumer waits for are ready or failed. The lock is held. */
+static bool all_ended(dlfs_stream *stream)
+{
+    if (stream->head + stream->wanted > stream->filled)
+        return false;
+    for (; stream->checked < stream->wanted; stream->checked++) {
+        uint8_t state = entry_at(stream, stream->head + stream->checked)->state;
+        if (state != ENTRY_READY && state != ENTRY_FAILED)
+            return false;
+    }
+    return true;
+}
+
+/* Wakes the consumer when all that it waits for has ended. The lock is held. */
+static void announce(dlfs_stream *stream)
+{
+    if (stream->wanted > 0 && all_ended(stream))
+        pthread_cond_broadcast(&stream->ready);
+}
+
+/*
+ * Gives the next entries their indices. The lock is held, and let go of while the sequence is
+ * computed.
+ */
+static void fill(dlfs_stream *stream)
+{
+    dlfs_reader *reader = stream->reader;
+    const dlfs_stream_config *config = &stream->config;
+    uint64_t end = stream->head + stream->ahead;
+    end = end < config->count ? end : config->count;
+    uint64_t first = stream->filled;
+    if (first >= end)
+        return;
+    uint64_t count = end - first < FILL_MAX ? end - first : FILL_MAX;
+    pthread_mutex_unlock(&reader->lock);
+    int code = stream_indices(config, first, count, stream->indices);
+    for (uint64_t i = 0; code == 0 && i < count; i++)
+        __builtin_prefetch(&reader->locations[stream->indices[i]]);
+    pthread_mutex_lock(&reader->lock);
+    if (stream->filled != first)
+        return; /* the consumer has skipped them */
+    for (uint64_t i = 0; i < count; i++) {
+        uint64_t position = first + i;
+        if (stream->plan == DLFS_PLAN_HARVEST)
+            harvest_forget(stream, position);
+        *entry_at(stream, position) = (struct entry){.index = code < 0 ? 0 : stream->indices[i]};
+        if (code < 0)
+            entry_fail(stream, position, code, 0, 0);
+        else if (stream->plan == DLFS_PLAN_HARVEST)
+            harvest_remember(stream, position);
+    }
+    stream->filled = first + count;
+}
+
+/*
+ * Nothing to plan and nothing under way: waits for memory, for the consumer, or for the end. The
+ * lock is held.
+ */
+static void rest(dlfs_stream *stream)
+{
+    stream->starved = stream->paused || stream->planned < stream->filled;
+    if (stream->starved)
+        pthread_cond_broadcast(&stream->ready);
+    if (!stream->stop) {
+        uint64_t before = clock_ns();
+        wait_until(&stream->reader->released, &stream->reader->lock, before + IDLE_WAIT_NS);
+        if (stream->head < stream->config.count) /* else it has done its work */
+            stream->reader->stats.rest_ns += clock_ns() - before;
+    }
+    stream->starved = false;
+}
+
+/* Gives queue pairs back that have nothing to do for now. The lock is held, and let go of. */
+static void let_go(dlfs_stream *stream)
+{
+    pthread_mutex_unlock(&stream->reader->lock);
+    fetch_rest(stream->fetch);
+    pthread_mutex_lock(&stream->reader->lock);
+}
+
+/*
+ * Takes back what a device has let go of that was abandoned. The lock is held, and let go of to
+ * look.
+ */
+static void reclaim(dlfs_stream *stream)
+{
+    if (stream->fetch->abandoned_pieces == 0 && !stream->reader->owing)
+        return;
+    pthread_mutex_unlock(&stream->reader->lock);
+    if (stream->fetch->abandoned_pieces > 0)
+        fetch_step(stream->fetch, 0);
+    reader_collect_owed(stream->reader);
+    pthread_mutex_lock(&stream->reader->lock);
+}
+
+/*
+ * Ends what the consumer has waited for too long; all that is under way with it, since one read may
+ * serve several batches: what is wanted later is read again. The lock is held.
+ */
+static void end_overdue(dlfs_stream *stream)
+{
+    struct fetch *fetch = stream->fetch;
+    stream->overdue = stream->wanted > 0 && fetch->now_ns >= stream->until_ns;
+    if (!stream->stop)
+        fetch->until_ns = stream->overdue ? 0 : UINT64_MAX;
+    else if (fetch->until_ns == UINT64_MAX)
+        fetch->until_ns = fetch->now_ns + STOP_NS;
+    for (uint64_t i = 0; stream->overdue && i < stream->wanted; i++) {
+        uint64_t position = stream->head + i;
+        if (position < stream->filled && entry_at(stream, position)->state == ENTRY_NEW)
+            entry_fail(stream, position, DLFS_E_TIMEOUT, 0, 0);
+    }
+}
+
+static void *stream_thread(void *argument)
+{
+    dlfs_stream *stream = argument;
+    dlfs_reader *reader = stream->reader;
+    pthread_mutex_lock(&reader->lock);
+    while (!stream->stop || !fetch_idle(stream->fetch)) {
+        bool planned = false;
+        stream->fetch->now_ns = clock_ns();
+        end_overdue(stream);
+        if (!stream->stop && !stream->paused)
+            fill(stream);
+        if (!stream->stop && !stream->paused)
+            planned = ahead_plan(stream);
+        announce(stream);
+        fetch_spend(stream->fetch, &stream->fetch->stats.plan_ns);
+        bool helping = warm_claim(stream);
+        if (!planned && !helping && fetch_idle(stream->fetch)) {
+            if (fetch_can_rest(stream->fetch)) {
+                let_go(stream); /* then looks again: something may have come up meanwhile */
+                continue;
+            }
+            rest(stream);
+            reclaim(stream);
+            continue;
+        }
+        bool blocked = stream->planned < stream->filled;
+        reader_fold_stats(reader, stream->fetch);
+        pthread_mutex_unlock(&reader->lock);
+        fetch_step(stream->fetch, planned || helping ? 0 : blocked ? BLOCKED_POLL_MS : -1);
+        struct span *span;
+        while ((span = fetch_done(stream->fetch)))
+            ahead_finish(stream, span);
+        fetch_spend(stream->fetch, &stream->fetch->stats.verify_ns);
+        if (helping)
+            warm_help(stream);
+        pthread_mutex_lock(&reader->lock);
+        announce(stream);
+    }
+    pthread_mutex_unlock(&reader->lock);
+    return NULL;
+}
+
+/* ---- the consumer ---------------------------------------------------------------------------- */
+
+static bool any_waiting(dlfs_stream *stream, uint64_t count)
+{
+    for (uint64_t i = 0; i < count && stream->head + i < stream->filled; i++)
+        if (entry_at(stream, stream->head + i)->state == ENTRY_WAITING)
+            return true;
+    return false;
+}
+
+static void wait_ready(dlfs_stream *stream, uint64_t until_ns)
+{
+    uint64_t before = clock_ns();
+    uint64_t then = before + IDLE_WAIT_NS < until_ns ? before + IDLE_WAIT_NS : until_ns;
+    wait_until(&stream->ready, &stream->reader->lock, then);
+    stream->reader->stats.wait_ns += clock_ns() - before;
+}
+
+static void take_failure(dlfs_stream *stream, struct batch *batch, uint64_t place)
+{
+    uint64_t position = stream->head + place;
+    uint64_t index = entry_at(stream, position)->index;
+    dlfs_failure failure = {.position = place, .index = index, .code = -ENOMEM};
+    for (uint64_t i = 0; i < stream->failure_count; i++) {
+        if (stream->failures[i].position == position) {
+            failure = stream->failures[i];
+            stream->failures[i] = stream->failures[--stream->failure_count];
+            break;
+        }
+    }
+    failure.position = place;
+    (void)batch_fail(batch, &failure); /* short of memory: length -1 says that it failed */
+}
+
+/* Moves the next entries into a batch, their references with them. The lock is held. */
+static void take(dlfs_stream *stream, struct batch *batch, uint64_t count)
+{
+    dlfs_reader *reader = stream->reader;
+    for (uint64_t i = 0; i < count; i++) {
+        const struct entry *entry = entry_at(stream, stream->head + i);
+        batch->indices[i] = entry->index;
+        batch->offsets[i] = (int64_t)entry->offset;
+        batch->lengths[i] = (int64_t)entry->length;
+        if (entry->state == ENTRY_FAILED) {
+            batch->lengths[i] = -1;
+            take_failure(stream, batch, i);
+        } else {
+            reader->stats.sample_bytes += entry->length;
+        }
+    }
+    batch->public.count = count;
+    batch->public.base = reader->arena;
+    batch->public.base_bytes = reader->arena_bytes;
+    batch->public.lost_members = dlfs_reader_lost_members(reader);
+    reader->stats.samples += count - batch->public.failure_count;
+    stream->head += count;
+    cache_tick(reader, count);
+    pthread_cond_broadcast(&reader->released);
+}
+
+/* Forgets entries that were read on demand instead. The lock is held. */
+static void skip(dlfs_stream *stream, uint64_t count)
+{
+    cache_tick(stream->reader, count);
+    uint64_t end = stream->head + count;
+    for (; stream->head < end; stream->head++) {
+        struct entry *entry = entry_at(stream, stream->head);
+        if (stream->head >= stream->filled)
+            continue;
+        if (entry->state == ENTRY_READY && entry->length > 0)
+            arena_release(stream->reader, slot_of(stream->reader, entry->offset));
+    }
+    for (uint64_t i = 0; i < stream->failure_count;) {
+        if (stream->failures[i].position < end)
+            stream->failures[i] = stream->failures[--stream->failure_count];
+        else
+            i++;
+    }
+    if (stream->filled < end)
+        stream->filled = end;
+    pthread_cond_broadcast(&stream->reader->released);
+}
+
+static int read_on_demand(dlfs_stream *stream, uint64_t count, dlfs_batch **out)
+{
+    uint64_t *indices = malloc(count * sizeof(*indices));
+    if (!indices)
+        return -ENOMEM;
+    int code = stream_indices(&stream->config, stream->head, count, indices);
+    struct read_terms terms = {.limit = stream->limit, .until_ns = stream->until_ns};
+    if (code == 0)
+        code = reader_read(stream->reader, indices, count, &terms, out);
+    free(indices);
+    return code;
+}
+
+/*
+ * Waits until the entries that are wanted have ended: 0. DLFS_E_LIMIT when they must be read on
+ * demand, for there is no memory for them and the thread rests; -EAGAIN when the time has passed.
+ */
+static int await(dlfs_stream *stream, int timeout_ms)
+{
+    uint64_t until = timeout_ms < 0 ? UINT64_MAX : clock_ns() + (uint64_t)timeout_ms * 1000000;
+    bool possible = stream->wanted <= stream->ahead;
+    stream->paused = !possible;
+    stream->starved = false; /* it may have been given memory since it said so */
+    for (;;) {
+        if (possible && all_ended(stream))
+            return 0;
+        if (stream->starved && !any_waiting(stream, stream->wanted)) {
+            stream->paused = true;
+            return DLFS_E_LIMIT;
+        }
+        if (clock_ns() >= until)
+            return -EAGAIN;
+        pthread_cond_broadcast(&stream->reader->released);
+        wait_ready(stream, until);
+    }
+}
+
+/* The next `wanted` samples, one way or the other. The lock is held, and let go of to read. */
+static int next_batch(dlfs_stream *stream, struct batch **batch, int timeout_ms)
+{
+    dlfs_reader *reader = stream->reader;
+    uint64_t count = stream->wanted;
+    int code = await(stream, timeout_ms);
+    if (code == 0) {
+        take(stream, *batch, count);
+        return 0;
+    }
+    if (code == DLFS_E_LIMIT)
+        choose_more(stream);
+    pthread_mutex_unlock(&reader->lock);
+    batch_give_back(*batch);
+    if (code == DLFS_E_LIMIT) {
+        dlfs_batch *read;
+        code = read_on_demand(stream, count, &read);
+        *batch = code == 0 ? (struct batch *)read : NULL;
+    }
+    pthread_mutex_lock(&reader->lock);
+    if (code == 0)
+        skip(stream, count);
+    return code;
+}
+
+/* The consumer waits for the batch at the head, perhaps not for the first time. */
+static void begin_wait(dlfs_stream *stream, uint64_t count)
+{
+    if (stream->patience_ns == 0) {
+        uint64_t mean = stream->need.mean_bytes;
+        uint64_t bytes = count < UINT32_MAX / mean ? count * mean : UINT32_MAX;
+        stream->patience_ns = reader_patience_ns(stream->reader, bytes + stream->need.most_bytes);
+    }
+    stream->until_ns = clock_ns() + stream->patience_ns;
+    stream->wanted = count;
+    stream->checked = 0;
+}
+
+/* The wait is over, with a code. */
+static void end_wait(dlfs_stream *stream, int code)
+{
+    uint64_t now = clock_ns();
+    uint64_t left = stream->until_ns > now ? stream->until_ns - now : 1;
+    stream->patience_ns = code == -EAGAIN ? left : 0;
+    stream->wanted = 0;
+    stream->paused = false;
+}
+
+DLFS_API int dlfs_stream_next(dlfs_stream *stream, uint64_t count, int timeout_ms, dlfs_batch **out)
+{
+    dlfs_reader *reader = stream->reader;
+    if (count == 0)
+        return -EINVAL;
+    if (stream->head == stream->config.count)
+        return DLFS_E_END;
+    if (count > stream->config.count - stream->head)
+        count = stream->config.count - stream->head;
+    struct batch *batch = batch_take(reader, count);
+    if (!batch)
+        return -ENOMEM;
+    batch->public.count = 0;
+    pthread_mutex_lock(&reader->lock);
+    begin_wait(stream, count);
+    choose_share(stream);
+    int code = next_batch(stream, &batch, timeout_ms);
+    end_wait(stream, code);
+    pthread_mutex_unlock(&reader->lock);
+    if (code == 0)
+        *out = &batch->public;
+    return code;
+}
+
+/* ---- create, destroy ------------------------------------------------------------------------- */
+
+static uint64_t power_of_two(uint64_t value)
+{
+    uint64_t power = RING_MIN;
+    while (power < value)
+        power *= 2;
+    return power;
+}
+
+static int stream_prepare(dlfs_stream *stream)
+{
+    choose_need(stream);
+    choose_begin(stream);
+    stream->ahead = RING_MAX;
+    int code = 0;
+    if (stream->plan == DLFS_PLAN_HARVEST)
+        code = harvest_create(stream, stream->need.mean_bytes);
+    if (code < 0)
+        return code;
+    if (stream->ahead > stream->config.count)
+        stream->ahead = stream->config.count ? stream->config.count : 1;
+    stream->mask = power_of_two(stream->ahead) - 1;
+    stream->ring = calloc(stream->mask + 1, sizeof(struct entry));
+    stream->indices = malloc(FILL_MAX * sizeof(uint64_t));
+    if (!stream->ring || !stream->indices)
+        return -ENOMEM;
+    code = fetch_reserve(stream->fetch, 2 * WINDOW_MAX);
+    if (code == 0)
+        code = fetch_prepare(stream->fetch);
+    return code < 0 ? code : fetch_reserve_plan(stream->fetch, WINDOW_MAX);
+}
+
+static void stream_free(dlfs_stream *stream)
+{
+    dlfs_reader *reader = stream->reader;
+    if (stream->fetch)
+        reader_return_fetch(reader, stream->fetch);
+    pthread_mutex_lock(&reader->lock);
+    for (uint64_t position = stream->head; position < stream->filled; position++) {
+        const struct entry *entry = entry_at(stream, position);
+        if (entry->state == ENTRY_READY && entry->length > 0)
+            arena_release(reader, slot_of(reader, entry->offset));
+    }
+    if (stream->landing.slot != SLOT_NONE)
+        arena_release(reader, stream->landing.slot);
+    if (stream->passing.slot != SLOT_NONE)
+        arena_release(reader, stream->passing.slot);
+    harvest_destroy(stream);
+    choose_end(stream);
+    reader->streams_out--;
+    pthread_mutex_unlock(&reader->lock);
+    pthread_cond_destroy(&stream->ready);
+    free(stream->ring);
+    free(stream->indices);
+    free(stream->failures);
+    free(stream);
+}
+
+DLFS_API int dlfs_stream_create(dlfs_reader *reader, const dlfs_stream_config *config,
+                                dlfs_stream **out)
+{
+    if (!reader || !config || !config->sequence || config->stride == 0 ||
+        config->plan > DLFS_PLAN_HARVEST || config->reserved != 0)
+        return -EINVAL;
+    if (!stream_fits(config, sequence_count(config->sequence)))
+        return -EINVAL;
+    dlfs_stream *stream = calloc(1, sizeof(*stream));
+    if (!stream)
+        return -ENOMEM;
+    stream->reader = reader;
+    stream->config = *config;
+    stream->limit.private_bytes_max = UINT64_MAX;
+    stream->landing.slot = SLOT_NONE;
+    stream->passing.slot = SLOT_NONE;
+    condition_init(&stream->ready);
+    pthread_mutex_lock(&reader->lock);
+    reader->streams_out++;
+    int code = arena_map(reader);
+    pthread_mutex_unlock(&reader->lock);
+    if (code == 0) {
+        code = reader_take_fetch(reader, &stream->fetch);
+        if (code == 0)
+            code = stream_prepare(stream);
+    }
+    if (code == 0) {
+        warm_start(stream);
+        code = thread_start(&stream->thread, NULL, stream_thread, stream);
+    }
+    if (code < 0) {
+        warm_stop(stream);
+        stream_free(stream);
+        return code;
+    }
+    *out = stream;
+    return 0;
+}
+
+DLFS_API void dlfs_stream_destroy(dlfs_stream *stream)
+{
+    if (!stream)
+        return;
+    pthread_mutex_lock(&stream->reader->lock);
+    stream->stop = true;
+    pthread_cond_broadcast(&stream->reader->released);
+    pthread_mutex_unlock(&stream->reader->lock);
+    pthread_join(stream->thread, NULL);
+    warm_stop(stream);
+    stream_free(stream);
+}
+
+void stream_limit(dlfs_stream *stream, const struct read_limit *limit)
+{
+    stream->limit = *limit;
+}
+
+uint64_t stream_memory_bytes(const dlfs_stream *stream)
+{
+    const struct harvest *harvest = &stream->harvest;
+    uint64_t bytes = (stream->mask + 1) * sizeof(*stream->ring) + FILL_MAX * sizeof(uint64_t);
+    return bytes + (harvest->map ? (harvest->map_mask + 1) * sizeof(*harvest->map) : 0);
+}
+
+DLFS_API uint32_t dlfs_stream_plan(const dlfs_stream *stream)
+{
+    return stream->plan;
+}

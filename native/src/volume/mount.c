@@ -1,0 +1,484 @@
+/*
+ * Mounting: which member each device is, which generation is in force (FORMAT.md, section 8.2), and
+ * its catalog.
+ *
+ * Three copies of the superblock are read from each device, and the newest valid one of all devices
+ * is in force. A device that is not to be read (no superblock, too small, replaced, stale) counts
+ * as missing; a volume with K copies can do without K - 1 members.
+ */
+#include <errno.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "device/uri.h"
+#include "volume/volume.h"
+
+#define READ_MEMORY_BYTES (1u << 18)
+#define COPIES 3u
+#define REASON_BYTES 900u /* of one device; a message says more around it */
+#define LAG_MAX 1u        /* generations that a whole member may be behind: a crash in a commit */
+
+/* What superblocks of one generation may differ in: member UUID and number, size, checksum. */
+#define MEMBER_FIRST_BYTE 48u
+#define MEMBER_END_BYTE 68u
+#define MEMBER_SIZE_FIRST_BYTE 96u
+#define MEMBER_SIZE_END_BYTE 104u
+#define CRC32C_FIRST_BYTE 4092u
+
+/* A device that is offered as a member, and what it says. */
+struct candidate {
+    dlfs_device *device;
+    int code;                  /* why it is not to be read; 0: it is */
+    bool claims;               /* one copy, valid or not, begins as superblocks do */
+    char reason[REASON_BYTES]; /* the same as code, in words */
+    char name[VOLUME_NAME_BYTES];
+    struct volume_superblock superblock;
+    uint8_t block[VOLUME_SUPERBLOCK_BYTES];
+};
+
+/* What mounting works with. */
+struct mounting {
+    struct candidate *candidates; /* [count] */
+    uint32_t count;
+    const struct candidate *newest;
+    uint8_t *memory; /* READ_MEMORY_BYTES */
+    char *message;
+    uint32_t message_bytes;
+};
+
+/* Reads one copy, whatever the logical block of the device is. */
+static int read_block(dlfs_queue *queue, const dlfs_device *device, uint8_t *memory,
+                      uint64_t offset_bytes, uint8_t *block)
+{
+    uint64_t size_bytes = dlfs_device_size_bytes(device);
+    uint32_t logical_bytes = dlfs_device_block_bytes(device);
+    if (size_bytes < VOLUME_SUPERBLOCK_BYTES || offset_bytes > size_bytes - VOLUME_SUPERBLOCK_BYTES)
+        return DLFS_E_TRUNCATED;
+    uint64_t first = offset_bytes / logical_bytes * logical_bytes;
+    uint64_t length = offset_bytes - first + VOLUME_SUPERBLOCK_BYTES;
+    length = (length + logical_bytes - 1) / logical_bytes * logical_bytes;
+    if (length > READ_MEMORY_BYTES || length > size_bytes - first)
+        return DLFS_E_TRUNCATED;
+    int code = dlfs_queue_transfer(queue, DLFS_OP_READ, memory, first, length, (uint32_t)length);
+    if (code < 0)
+        return code;
+    memcpy(block, memory + (offset_bytes - first), VOLUME_SUPERBLOCK_BYTES);
+    return 0;
+}
+
+static unsigned long long wide(uint64_t value)
+{
+    return value;
+}
+
+/* Takes the copy at an offset if it is valid and newer than what there is. */
+static void take_copy(struct candidate *candidate, dlfs_queue *queue, uint8_t *memory,
+                      uint64_t offset_bytes)
+{
+    uint8_t block[VOLUME_SUPERBLOCK_BYTES];
+    struct volume_superblock found;
+    int code = read_block(queue, candidate->device, memory, offset_bytes, block);
+    if (code >= 0) {
+        candidate->claims |= volume_superblock_is_claimed(block);
+        code = volume_superblock_decode(block, &found);
+    }
+    if (code < 0) {
+        /* The first copy's reason stands, but for one that says more. */
+        bool told = candidate->code != 0 && candidate->code != DLFS_E_FORMAT;
+        if (candidate->superblock.generation == 0 && !told) {
+            candidate->code = code;
+            volume_say(candidate->reason, REASON_BYTES,
+                       "open %s: read a superblock at byte %llu: %s", candidate->name,
+                       wide(offset_bytes), dlfs_strerror(code));
+        }
+        return;
+    }
+    candidate->code = 0;
+    if (found.generation > candidate->superblock.generation) {
+        candidate->superblock = found;
+        memcpy(candidate->block, block, sizeof block);
+    }
+}
+
+/* Checks what a device says of itself against the device. */
+static void check_device(struct candidate *candidate)
+{
+    uint64_t size_bytes = dlfs_device_size_bytes(candidate->device);
+    uint32_t device_block_bytes = dlfs_device_block_bytes(candidate->device);
+    const struct volume_superblock *sb = &candidate->superblock;
+    bool is_none = candidate->code == DLFS_E_FORMAT || candidate->code == DLFS_E_TRUNCATED;
+    if (is_none && !candidate->claims) {
+        candidate->code = DLFS_E_FORMAT;
+        volume_say(candidate->reason, REASON_BYTES,
+                   "open %s: this is no DLFS volume: expected a superblock at its head or its "
+                   "tail, got none in %llu bytes",
+                   candidate->name, wide(size_bytes));
+    }
+    if (candidate->code == 0 && sb->member_bytes > size_bytes) {
+        candidate->code = DLFS_E_TRUNCATED;
+        volume_say(candidate->reason, REASON_BYTES,
+                   "open %s: expected a member of %llu bytes, got a device of %llu",
+                   candidate->name, wide(sb->member_bytes), wide(size_bytes));
+    }
+    if (candidate->code == 0 && sb->block_bytes % device_block_bytes != 0) {
+        candidate->code = -EINVAL;
+        volume_say(candidate->reason, REASON_BYTES,
+                   "open %s: expected a device whose blocks make up blocks of %u bytes, got %u",
+                   candidate->name, sb->block_bytes, device_block_bytes);
+    }
+}
+
+/* Finds out what a device says; candidate->code when it says nothing. */
+static void identify(struct candidate *candidate, uint8_t *memory)
+{
+    dlfs_queue *queue;
+    int code = dlfs_queue_create(candidate->device, 1, &queue);
+    if (code < 0) {
+        candidate->code = code;
+        volume_say(candidate->reason, REASON_BYTES, "open %s: make a queue pair: %s",
+                   candidate->name, dlfs_strerror(code));
+        return;
+    }
+    uint64_t size_bytes = dlfs_device_size_bytes(candidate->device);
+    take_copy(candidate, queue, memory, 0);
+    take_copy(candidate, queue, memory, VOLUME_SUPERBLOCK_B_OFFSET_BYTES);
+    uint64_t member_bytes = candidate->superblock.member_bytes;
+    take_copy(candidate, queue, memory,
+              volume_tail_offset(member_bytes ? member_bytes : size_bytes));
+    dlfs_queue_destroy(queue);
+    check_device(candidate);
+}
+
+/* Whether two superblocks of one generation say the same of the volume. */
+static bool agrees(const uint8_t *a, const uint8_t *b)
+{
+    return memcmp(a, b, MEMBER_FIRST_BYTE) == 0 &&
+           memcmp(a + MEMBER_END_BYTE, b + MEMBER_END_BYTE,
+                  MEMBER_SIZE_FIRST_BYTE - MEMBER_END_BYTE) == 0 &&
+           memcmp(a + MEMBER_SIZE_END_BYTE, b + MEMBER_SIZE_END_BYTE,
+                  CRC32C_FIRST_BYTE - MEMBER_SIZE_END_BYTE) == 0;
+}
+
+static bool same_geometry(const struct volume_superblock *a, const struct volume_superblock *b)
+{
+    return a->member_count == b->member_count && a->chunk_bytes == b->chunk_bytes &&
+           a->block_bytes == b->block_bytes && a->data_offset_bytes == b->data_offset_bytes &&
+           a->row_count == b->row_count && a->replicas == b->replicas;
+}
+
+/* A candidate of the newest generation or one before it, else the reason why it is not to be read.
+ */
+static void check_age(struct candidate *candidate, const struct volume_superblock *newest)
+{
+    const struct volume_superblock *own = &candidate->superblock;
+    if (memcmp(newest->member_uuids[own->member_number], own->member_uuid,
+               sizeof own->member_uuid) != 0) {
+        candidate->code = DLFS_E_FORMAT;
+        volume_say(candidate->reason, REASON_BYTES,
+                   "open %s: it was member %u until generation %llu, and was replaced",
+                   candidate->name, own->member_number, wide(own->generation));
+    } else if (newest->replicas > 1 && own->generation + LAG_MAX < newest->generation) {
+        candidate->code = DLFS_E_FORMAT;
+        volume_say(candidate->reason, REASON_BYTES,
+                   "open %s: it is stale: expected generation %llu, got %llu", candidate->name,
+                   wide(newest->generation), wide(own->generation));
+    }
+}
+
+/* How a candidate stands to the generation in force: -EINVAL and DLFS_E_FORMAT end the mounting. */
+static int check_candidate(struct mounting *mounting, uint32_t number)
+{
+    struct candidate *candidate = &mounting->candidates[number];
+    const struct volume_superblock *own = &candidate->superblock;
+    const struct volume_superblock *newest = &mounting->newest->superblock;
+    if (memcmp(own->volume_uuid, newest->volume_uuid, sizeof own->volume_uuid) != 0) {
+        volume_say(mounting->message, mounting->message_bytes,
+                   "open %s: expected a member of the volume of %s, got one of another volume",
+                   candidate->name, mounting->newest->name);
+        return -EINVAL;
+    }
+    bool behind = own->generation < newest->generation;
+    if (!same_geometry(own, newest) ||
+        (!behind && !agrees(candidate->block, mounting->newest->block))) {
+        volume_say(mounting->message, mounting->message_bytes,
+                   "open %s: its superblock contradicts that of the volume's newest generation, "
+                   "%llu, on %s",
+                   candidate->name, wide(newest->generation), mounting->newest->name);
+        return DLFS_E_FORMAT;
+    }
+    check_age(candidate, newest);
+    return 0;
+}
+
+/* Takes a candidate's device for the member that it is. */
+static int take_member(const struct mounting *mounting, const struct candidate *candidate,
+                       dlfs_volume *volume)
+{
+    uint32_t number = candidate->superblock.member_number;
+    if (volume->devices[number]) {
+        volume_say(mounting->message, mounting->message_bytes,
+                   "open %s: expected each member once, got number %u again: %s is that one too",
+                   candidate->name, number, volume->names[number]);
+        return -EINVAL;
+    }
+    volume->devices[number] = candidate->device;
+    memcpy(volume->names[number], candidate->name, sizeof candidate->name);
+    return 0;
+}
+
+/* Says which members are not there, and why the first of those that were given is not. */
+static void say_missing(const struct mounting *mounting, const dlfs_volume *volume,
+                        const struct candidate *reason)
+{
+    const struct volume_superblock *sb = &volume->superblock;
+    char numbers[DLFS_MEMBERS_MAX * sizeof ", 63"] = "";
+    size_t length = 0;
+    uint32_t missing = 0;
+    for (uint32_t i = 0; i < sb->member_count; i++) {
+        if (volume->devices[i])
+            continue;
+        int written =
+            snprintf(numbers + length, sizeof numbers - length, "%s%u", missing++ ? ", " : "", i);
+        length += (size_t)written;
+    }
+    volume_say(mounting->message, mounting->message_bytes,
+               "expected %u members, in %u copies, got %u that can be read; missing: number %s%s%s",
+               sb->member_count, sb->replicas, sb->member_count - missing, numbers,
+               reason ? ": " : "", reason ? reason->reason : "");
+}
+
+/* Gives every member its device. */
+static int assemble(struct mounting *mounting, dlfs_volume *volume)
+{
+    const struct volume_superblock *newest = &mounting->newest->superblock;
+    const struct candidate *reason = NULL; /* NULL: the missing members were not given */
+    uint32_t present = 0;
+    for (uint32_t i = 0; i < mounting->count; i++) {
+        struct candidate *candidate = &mounting->candidates[i];
+        int code = candidate->code == 0 ? check_candidate(mounting, i) : 0;
+        if (code < 0)
+            return code;
+        if (candidate->code < 0) {
+            reason = reason || candidate->reason[0] == '\0' ? reason : candidate;
+            continue;
+        }
+        code = take_member(mounting, candidate, volume);
+        if (code < 0)
+            return code;
+        present++;
+    }
+    volume->superblock = *newest;
+    if (newest->member_count - present < newest->replicas)
+        return 0;
+    say_missing(mounting, volume, reason);
+    return reason ? reason->code : DLFS_E_NOT_FOUND;
+}
+
+/* Reads the catalog, from whichever copies have it right. */
+static int load_catalog(dlfs_volume *volume, char *message, uint32_t message_bytes)
+{
+    const struct volume_superblock *sb = &volume->superblock;
+    uint64_t chunks = (sb->catalog_bytes + sb->chunk_bytes - 1) / sb->chunk_bytes;
+    volume->catalog_memory_bytes = chunks * sb->chunk_bytes;
+    int code = dlfs_memory_map(volume->catalog_memory_bytes, &volume->catalog_memory, NULL);
+    if (code < 0) {
+        volume->catalog_memory = NULL;
+        return code;
+    }
+    const struct volume_space space = {sb->catalog_runs, sb->catalog_run_count, chunks};
+    struct volume_place place = {.member = 0};
+    for (uint32_t choice = 0; choice < volume_choice_count(sb); choice++) {
+        code = volume_read_space(volume, &space, choice, volume->catalog_memory, &place);
+        if (code >= 0) {
+            place = volume_locate(volume, &space, 0);
+            code = volume_catalog_decode(volume->catalog_memory, sb, &volume->catalog);
+        }
+        if (code >= 0)
+            return 0;
+    }
+    volume_say(message, message_bytes, "read the catalog of generation %llu: %s at byte %llu: %s",
+               wide(sb->generation), volume_member_name(volume, place.member).text,
+               wide(place.offset_bytes), dlfs_strerror(code));
+    return code;
+}
+
+static void forget(dlfs_volume *volume)
+{
+    volume_catalog_free(&volume->catalog);
+    dlfs_memory_unmap(volume->catalog_memory, volume->catalog_memory_bytes);
+    for (uint32_t i = 0; i < volume->owned_count; i++)
+        (void)dlfs_device_destroy(volume->owned[i]); /* no queue pair is left: it cannot fail */
+    free(volume);
+}
+
+/* Asks all devices which members they are; the newest superblock decides. */
+static void identify_all(struct mounting *mounting)
+{
+    for (uint32_t i = 0; i < mounting->count; i++) {
+        struct candidate *candidate = &mounting->candidates[i];
+        if (candidate->device)
+            identify(candidate, mounting->memory);
+        if (candidate->code >= 0 &&
+            (!mounting->newest ||
+             candidate->superblock.generation > mounting->newest->superblock.generation))
+            mounting->newest = candidate;
+    }
+}
+
+/* Says why no device is a member: the first reason that is known. */
+static int say_none(const struct mounting *mounting)
+{
+    for (uint32_t i = 0; i < mounting->count; i++) {
+        const struct candidate *candidate = &mounting->candidates[i];
+        if (candidate->reason[0] == '\0')
+            continue;
+        volume_say(mounting->message, mounting->message_bytes, "%s", candidate->reason);
+        return candidate->code;
+    }
+    volume_say(mounting->message, mounting->message_bytes,
+               "expected a device of a member, got none");
+    return DLFS_E_NOT_FOUND;
+}
+
+/* Fills a new volume from the candidates' devices. */
+static int mount_into(dlfs_volume *volume, struct candidate *candidates, uint32_t count,
+                      char *message, uint32_t message_bytes)
+{
+    struct mounting mounting = {.candidates = candidates,
+                                .count = count,
+                                .message = message,
+                                .message_bytes = message_bytes};
+    void *memory = NULL;
+    int code = dlfs_memory_map(READ_MEMORY_BYTES, &memory, NULL);
+    if (code < 0)
+        return code;
+    mounting.memory = memory;
+    identify_all(&mounting);
+    if (!mounting.newest) {
+        code = say_none(&mounting);
+        goto out;
+    }
+    code = assemble(&mounting, volume);
+    if (code >= 0)
+        code = load_catalog(volume, message, message_bytes);
+out:
+    dlfs_memory_unmap(memory, READ_MEMORY_BYTES);
+    return code;
+}
+
+static bool check_count(const void *members, uint32_t count, char *message, uint32_t message_bytes)
+{
+    if (members && count >= 1 && count <= DLFS_MEMBERS_MAX)
+        return true;
+    volume_say(message, message_bytes, "expected 1..%u members, got %u", DLFS_MEMBERS_MAX, count);
+    return false;
+}
+
+/* Mounts what is in the candidates, which it frees with all that cannot be mounted. */
+static int finish(dlfs_volume *volume, struct candidate *candidates, uint32_t count, char *message,
+                  uint32_t message_bytes, dlfs_volume **out)
+{
+    int code = mount_into(volume, candidates, count, message, message_bytes);
+    free(candidates);
+    if (code < 0) {
+        forget(volume);
+        return code;
+    }
+    *out = volume;
+    return 0;
+}
+
+/* Makes an empty volume and its candidates. */
+static int prepare(uint32_t count, dlfs_volume **volume, struct candidate **candidates)
+{
+    *volume = calloc(1, sizeof **volume);
+    *candidates = calloc(count, sizeof **candidates);
+    if (*volume && *candidates)
+        return 0;
+    free(*volume);
+    free(*candidates);
+    return -ENOMEM;
+}
+
+DLFS_API int dlfs_mount_devices(dlfs_device *const *devices, uint32_t count, char *message,
+                                uint32_t message_bytes, dlfs_volume **out)
+{
+    dlfs_volume *volume;
+    struct candidate *candidates;
+    if (!out || !check_count(devices, count, message, message_bytes))
+        return -EINVAL;
+    int code = prepare(count, &volume, &candidates);
+    if (code < 0)
+        return code;
+    for (uint32_t i = 0; i < count; i++) {
+        candidates[i].device = devices[i];
+        candidates[i].code = devices[i] ? 0 : DLFS_E_NOT_FOUND; /* and no reason is known */
+        (void)snprintf(candidates[i].name, sizeof candidates[i].name, "device %u", i);
+    }
+    return finish(volume, candidates, count, message, message_bytes, out);
+}
+
+/* A malformed URI is no missing member: nothing is opened then. */
+static int check_uris(const char *const *uris, uint32_t count, char *message,
+                      uint32_t message_bytes)
+{
+    struct uri parsed;
+    int code = 0;
+    for (uint32_t i = 0; code >= 0 && i < count; i++)
+        code = uri_parse(uris[i], &parsed, message, message_bytes);
+    return code;
+}
+
+DLFS_API int dlfs_mount(const char *const *uris, uint32_t count, char *message,
+                        uint32_t message_bytes, dlfs_volume **out)
+{
+    dlfs_volume *volume;
+    struct candidate *candidates;
+    if (!out || !check_count(uris, count, message, message_bytes))
+        return -EINVAL;
+    int code = check_uris(uris, count, message, message_bytes);
+    if (code >= 0)
+        code = prepare(count, &volume, &candidates);
+    if (code < 0)
+        return code;
+    for (uint32_t i = 0; i < count; i++) {
+        struct candidate *candidate = &candidates[i];
+        (void)uri_show(uris[i], strlen(uris[i]), candidate->name, sizeof candidate->name);
+        candidate->code = volume_open_device(uris[i], candidate->name, candidate->reason,
+                                             REASON_BYTES, &candidate->device);
+        if (candidate->code >= 0)
+            volume->owned[volume->owned_count++] = candidate->device;
+    }
+    return finish(volume, candidates, count, message, message_bytes, out);
+}
+
+DLFS_API int dlfs_unmount(dlfs_volume *volume)
+{
+    if (!volume)
+        return 0;
+    if (__atomic_load_n(&volume->dataset_count, __ATOMIC_ACQUIRE) != 0)
+        return -EBUSY;
+    forget(volume);
+    return 0;
+}
+
+DLFS_API uint32_t dlfs_dataset_count(const dlfs_volume *volume)
+{
+    return volume->catalog.count;
+}
+
+DLFS_API int dlfs_dataset_describe(const dlfs_volume *volume, uint32_t number,
+                                   dlfs_dataset_info *info)
+{
+    if (!info || number >= volume->catalog.count)
+        return -EINVAL;
+    const struct volume_record *record = &volume->catalog.records[number];
+    dlfs_dataset_info told = {.version = record->version,
+                              .sample_count = record->sample_count,
+                              .sample_bytes = record->sample_bytes};
+    memcpy(told.name, record->name, record->name_bytes);
+    memcpy(told.uuid, record->uuid, sizeof told.uuid);
+    *info = told;
+    return 0;
+}

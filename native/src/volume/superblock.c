@@ -1,0 +1,162 @@
+/*
+ * The superblock: what a member says of its volume (FORMAT.md, sections 2, 3.1 and 9).
+ */
+#include <errno.h>
+#include <stdbool.h>
+
+#include "volume/volume.h"
+
+#define MAGIC "DLFSVOL1"
+#define VERSION_MAJOR 1u
+#define INCOMPAT_REPLICAS UINT64_C(1)
+
+/* Offsets of fields. */
+enum {
+    AT_VERSION_MAJOR = 8,
+    AT_SUPERBLOCK_BYTES = 12,
+    AT_INCOMPAT = 16,
+    AT_VOLUME_UUID = 32,
+    AT_MEMBER_UUID = 48,
+    AT_MEMBER_NUMBER = 64,
+    AT_MEMBER_COUNT = 68,
+    AT_CHUNK_BYTES = 72,
+    AT_BLOCK_BYTES = 76,
+    AT_DATA_OFFSET = 80,
+    AT_ROW_COUNT = 88,
+    AT_MEMBER_BYTES = 96,
+    AT_GENERATION = 104,
+    AT_CREATED = 112,
+    AT_REPLICAS = 120,
+    AT_CATALOG_RUN_COUNT = 124,
+    AT_CATALOG_BYTES = 128,
+    AT_CATALOG_CRC32C = 136,
+    AT_LABEL_BYTES = 140,
+    AT_CATALOG_RUNS = 256,
+    AT_MEMBER_UUIDS = 512,
+    AT_CRC32C = 4092,
+};
+
+static bool is_size(uint32_t value, uint32_t low, uint32_t high)
+{
+    return value >= low && value <= high && (value & (value - 1)) == 0;
+}
+
+bool volume_superblock_is_claimed(const uint8_t *block)
+{
+    return memcmp(block, MAGIC, sizeof MAGIC - 1) == 0;
+}
+
+static int check_frame(const uint8_t *block)
+{
+    if (!volume_superblock_is_claimed(block))
+        return DLFS_E_FORMAT;
+    if (dlfs_crc32c(0, block, AT_CRC32C) != volume_u32(block + AT_CRC32C))
+        return DLFS_E_CHECKSUM;
+    if (volume_u16(block + AT_VERSION_MAJOR) != VERSION_MAJOR)
+        return -EPROTONOSUPPORT;
+    if (volume_u32(block + AT_SUPERBLOCK_BYTES) != VOLUME_SUPERBLOCK_BYTES)
+        return DLFS_E_FORMAT;
+    if (volume_u64(block + AT_INCOMPAT) & ~INCOMPAT_REPLICAS)
+        return -EPROTONOSUPPORT;
+    return 0;
+}
+
+/* Takes the fields of fixed size; counts are checked before anything is counted by them. */
+static bool parse(const uint8_t *block, struct volume_superblock *out)
+{
+    memcpy(out->volume_uuid, block + AT_VOLUME_UUID, sizeof out->volume_uuid);
+    memcpy(out->member_uuid, block + AT_MEMBER_UUID, sizeof out->member_uuid);
+    out->member_number = volume_u32(block + AT_MEMBER_NUMBER);
+    out->member_count = volume_u32(block + AT_MEMBER_COUNT);
+    out->chunk_bytes = volume_u32(block + AT_CHUNK_BYTES);
+    out->block_bytes = volume_u32(block + AT_BLOCK_BYTES);
+    out->data_offset_bytes = volume_u64(block + AT_DATA_OFFSET);
+    out->row_count = volume_u64(block + AT_ROW_COUNT);
+    out->member_bytes = volume_u64(block + AT_MEMBER_BYTES);
+    out->generation = volume_u64(block + AT_GENERATION);
+    out->replicas = volume_u32(block + AT_REPLICAS);
+    out->catalog_run_count = volume_u32(block + AT_CATALOG_RUN_COUNT);
+    out->catalog_bytes = volume_u64(block + AT_CATALOG_BYTES);
+    out->catalog_crc32c = volume_u32(block + AT_CATALOG_CRC32C);
+    if (out->member_count < 1 || out->member_count > DLFS_MEMBERS_MAX ||
+        out->catalog_run_count < 1 || out->catalog_run_count > VOLUME_CATALOG_RUNS_MAX)
+        return false;
+    memcpy(out->catalog_runs, block + AT_CATALOG_RUNS,
+           out->catalog_run_count * sizeof(dlfs_extent));
+    memcpy(out->member_uuids, block + AT_MEMBER_UUIDS, out->member_count * sizeof(uint8_t[16]));
+    return true;
+}
+
+static bool check_geometry(struct volume_superblock *superblock)
+{
+    const struct volume_superblock *sb = superblock;
+    if (!is_size(sb->chunk_bytes, DLFS_CHUNK_BYTES_MIN, DLFS_CHUNK_BYTES_MAX) ||
+        !is_size(sb->block_bytes, VOLUME_BLOCK_BYTES_MIN, VOLUME_BLOCK_BYTES_MAX) ||
+        sb->block_bytes > sb->chunk_bytes)
+        return false;
+    if (sb->data_offset_bytes < VOLUME_DATA_OFFSET_BYTES_MIN ||
+        sb->data_offset_bytes % sb->chunk_bytes != 0 || sb->member_bytes > VOLUME_MEMBER_BYTES_MAX)
+        return false;
+    uint64_t tail = volume_tail_offset(sb->member_bytes);
+    if (tail < sb->data_offset_bytes ||
+        sb->row_count > (tail - sb->data_offset_bytes) / sb->chunk_bytes)
+        return false;
+    if (sb->replicas < 1 || sb->replicas > DLFS_REPLICAS_MAX || sb->replicas > sb->member_count)
+        return false;
+    superblock->band_rows = sb->row_count / sb->replicas;
+    superblock->chunk_total = sb->band_rows * sb->member_count;
+    return sb->chunk_total >= VOLUME_CHUNKS_MIN;
+}
+
+static bool check_members(const struct volume_superblock *sb)
+{
+    if (sb->member_number >= sb->member_count ||
+        memcmp(sb->member_uuids[sb->member_number], sb->member_uuid, sizeof sb->member_uuid) != 0)
+        return false;
+    for (uint32_t i = 0; i < sb->member_count; i++)
+        for (uint32_t j = 0; j < i; j++)
+            if (memcmp(sb->member_uuids[i], sb->member_uuids[j], sizeof sb->member_uuid) == 0)
+                return false;
+    return true;
+}
+
+static bool check_catalog_place(const struct volume_superblock *sb)
+{
+    uint64_t held = 0;
+    if (sb->catalog_bytes < VOLUME_CATALOG_HEADER_BYTES ||
+        sb->catalog_bytes > VOLUME_CATALOG_BYTES_MAX)
+        return false;
+    for (uint32_t i = 0; i < sb->catalog_run_count; i++) {
+        const dlfs_extent *run = &sb->catalog_runs[i];
+        if (run->chunk_count < 1 || run->first_chunk >= sb->chunk_total ||
+            run->chunk_count > sb->chunk_total - run->first_chunk)
+            return false;
+        for (uint32_t j = 0; j < i; j++) {
+            const dlfs_extent *other = &sb->catalog_runs[j];
+            if (run->first_chunk < other->first_chunk + other->chunk_count &&
+                other->first_chunk < run->first_chunk + run->chunk_count)
+                return false;
+        }
+        held += run->chunk_count;
+    }
+    return held >= (sb->catalog_bytes + sb->chunk_bytes - 1) / sb->chunk_bytes;
+}
+
+int volume_superblock_decode(const uint8_t *block, struct volume_superblock *out)
+{
+    struct volume_superblock sb = {.replicas = 0};
+    int code = check_frame(block);
+    if (code < 0)
+        return code;
+    if (!parse(block, &sb) || !check_geometry(&sb) || !check_members(&sb) ||
+        !check_catalog_place(&sb))
+        return DLFS_E_FORMAT;
+    if (sb.generation < 1 || sb.generation > VOLUME_NUMBER_MAX ||
+        volume_u64(block + AT_CREATED) > VOLUME_NUMBER_MAX ||
+        volume_u32(block + AT_LABEL_BYTES) > VOLUME_LABEL_BYTES_MAX)
+        return DLFS_E_FORMAT;
+    if ((sb.replicas > 1) != (volume_u64(block + AT_INCOMPAT) == INCOMPAT_REPLICAS))
+        return DLFS_E_FORMAT;
+    *out = sb;
+    return 0;
+}

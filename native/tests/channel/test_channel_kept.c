@@ -1,0 +1,334 @@
+/*
+ * What lies in chunks that stay is read without the service; and what does not, through it.
+ */
+#define LARGE_EVERY 1u /* no sample is larger than a chunk */
+
+#include <errno.h>
+#include <pthread.h>
+
+#include "channel/channel_tests.h"
+#include "channel/client.h"
+
+#define WHOLE (16u << 20) /* memory for the whole dataset */
+#define THREADS 3u
+#define BATCH 40u
+
+static struct connection attach_to(const struct service *service)
+{
+    struct connection to = connect_to(service);
+    CHECK_EQ(dlfs_client_attach(to.client, service->dataset.directory), 0);
+    return to;
+}
+
+static uint64_t requests_of(const dlfs_client *client)
+{
+    dlfs_client_stats stats;
+    dlfs_client_get_stats(client, &stats);
+    return stats.requests;
+}
+
+static void read_everything(dlfs_client *client)
+{
+    dlfs_batch *batch = read_from(client, 0, COUNT);
+    check_batch(batch);
+    dlfs_batch_release(batch);
+}
+
+static void disconnect(struct connection to)
+{
+    dlfs_client_destroy(to.client);
+    wait_ended(to.channel, DLFS_E_CLOSED);
+    dlfs_channel_destroy(to.channel);
+}
+
+/* Nothing is asked of the service any more, nothing is pinned; and all of it is counted. */
+static void nobody_is_asked(void)
+{
+    struct service service;
+    service_start(&service, WHOLE, WHOLE, NULL);
+    struct connection to = attach_to(&service);
+    read_everything(to.client);
+    uint64_t requests = requests_of(to.client);
+    CHECK(requests > 0);
+    dlfs_batch *kept = read_from(to.client, 3, BATCH);
+    read_everything(to.client);
+    check_batch(kept);
+    CHECK_EQ(requests_of(to.client), requests);
+    wait_batches_out(to.channel, 0);
+    CHECK_EQ(stats_of(to.channel).pinned_bytes, 0);
+    CHECK_EQ(stats_of(to.channel).samples, 2 * COUNT + BATCH);
+    CHECK_EQ(stats_of(to.channel).batches, 3);
+    dlfs_reader_stats stats;
+    dlfs_reader_get_stats(service.reader, &stats);
+    CHECK_EQ(stats.samples, 2 * COUNT + BATCH);
+    CHECK_EQ(stats.sample_bytes, stats_of(to.channel).sample_bytes);
+    dlfs_client_destroy(to.client); /* its batch has all that it needs */
+    check_batch(kept);
+    CHECK_EQ(stats_of(to.channel).ended, 0);
+    dlfs_batch_release(kept);
+    wait_ended(to.channel, DLFS_E_CLOSED);
+    dlfs_channel_destroy(to.channel);
+    service_stop(&service);
+}
+
+static void single_samples(void)
+{
+    struct service service;
+    uint8_t buffer[CHUNK];
+    service_start(&service, WHOLE, WHOLE, NULL);
+    struct connection to = attach_to(&service);
+    CHECK_EQ(dlfs_client_get(to.client, 1, buffer, sizeof(buffer), DLFS_GET_KEPT), -EAGAIN);
+    read_everything(to.client);
+    uint64_t requests = requests_of(to.client);
+    for (uint64_t index = 0; index < COUNT; index++) {
+        uint64_t length = sample_length(index);
+        CHECK_EQ(dlfs_client_get(to.client, index, buffer, length, DLFS_GET_KEPT), length);
+        check_bytes(buffer, index);
+        if (length > 0)
+            CHECK_EQ(dlfs_client_get(to.client, index, buffer, length - 1, 0), -ERANGE);
+    }
+    CHECK_EQ(requests_of(to.client), requests);
+    uint64_t index = COUNT;
+    dlfs_batch *batch;
+    CHECK_EQ(dlfs_client_get(to.client, COUNT, buffer, sizeof(buffer), 0), -EINVAL);
+    CHECK_EQ(dlfs_client_read(to.client, &index, 1, &batch), -EINVAL);
+    CHECK_EQ(dlfs_client_read(to.client, &index, 0, &batch), 0);
+    CHECK_EQ(batch->count, 0);
+    dlfs_batch_release(batch);
+    disconnect(to);
+    service_stop(&service);
+}
+
+static uint64_t device_reads_of(dlfs_client *client)
+{
+    dlfs_reader_stats stats;
+    CHECK_EQ(dlfs_client_reader_stats(client, &stats), 0);
+    return stats.reads;
+}
+
+static void *read_and_stream(void *argument)
+{
+    const struct service *service = argument;
+    struct connection to = attach_to(service);
+    dlfs_sequence *sequence;
+    CHECK_EQ(dlfs_sequence_create(service->dataset.directory, CHUNK, DLFS_ORDER_GLOBAL, 3, 4, 2,
+                                  &sequence),
+             0);
+    for (uint32_t plan = DLFS_PLAN_DIRECT; plan <= DLFS_PLAN_HARVEST; plan++) {
+        dlfs_stream_config config = {
+            .sequence = sequence, .stride = 1, .count = COUNT, .plan = plan};
+        CHECK_EQ(dlfs_client_stream_open(to.client, &config), plan);
+        dlfs_batch *batch;
+        for (uint64_t first = 0; dlfs_client_stream_next(to.client, 17, -1, &batch) == 0; first++) {
+            check_batch(batch);
+            dlfs_batch_release(batch);
+            batch = read_from(to.client, first * 11, BATCH);
+            check_batch(batch);
+            dlfs_batch_release(batch);
+        }
+        CHECK_EQ(dlfs_client_stream_close(to.client), 0);
+    }
+    dlfs_sequence_destroy(sequence);
+    disconnect(to);
+    return NULL;
+}
+
+/* Memory for the dataset and hardly more is enough for all plans at once, while chunks stay. */
+static void little_room_beside(void)
+{
+    struct service service;
+    pthread_t threads[THREADS];
+    struct dataset measured;
+    dataset_create(&measured, NULL);
+    uint64_t memory_bytes = (measured.chunk_count + SLOTS_MIN) * CHUNK;
+    dataset_destroy(&measured);
+    service_start(&service, memory_bytes, memory_bytes / 2, NULL);
+    for (unsigned i = 0; i < THREADS; i++)
+        CHECK_EQ(pthread_create(&threads[i], NULL, read_and_stream, &service), 0);
+    for (unsigned i = 0; i < THREADS; i++)
+        CHECK_EQ(pthread_join(threads[i], NULL), 0);
+    struct connection to = attach_to(&service);
+    read_everything(to.client); /* what no stream has kept is in memory now */
+    uint64_t reads = device_reads_of(to.client);
+    read_everything(to.client); /* samples that a stream has packed are asked for, no device is */
+    CHECK_EQ(device_reads_of(to.client), reads);
+    disconnect(to);
+    service_stop(&service);
+}
+
+/* Chunks that could not be read whole do not stay: their samples are asked for each time. */
+static void bad_chunks(void)
+{
+    dlfs_fault_config faults = {.bad_first_bytes = DATA_OFFSET + 3 * CHUNK,
+                                .bad_length_bytes = BLOCK};
+    struct service service;
+    service_start(&service, WHOLE, WHOLE, &faults);
+    struct connection to = attach_to(&service);
+    uint64_t failures[2];
+    for (int round = 0; round < 2; round++) {
+        uint64_t before = requests_of(to.client);
+        dlfs_batch *batch = read_from(to.client, 0, COUNT);
+        failures[round] = batch->failure_count;
+        for (uint64_t i = 0; i < COUNT; i++)
+            if (batch->lengths[i] >= 0)
+                check_sample(batch, i);
+        dlfs_batch_release(batch);
+        CHECK_EQ(requests_of(to.client), before + 1);
+    }
+    CHECK(failures[0] > 0);
+    CHECK_EQ(failures[1], failures[0]);
+    disconnect(to);
+    service_stop(&service);
+}
+
+/* Where not everything fits, nothing stays, and a directory changes nothing. */
+static void small_memory(void)
+{
+    struct service service;
+    service_start(&service, 8 * CHUNK, 8 * CHUNK, NULL);
+    struct connection to = attach_to(&service);
+    for (uint64_t first = 0; first < 20; first++) {
+        dlfs_batch *batch = read_from(to.client, first % 2, 3);
+        check_batch(batch);
+        dlfs_batch_release(batch);
+    }
+    CHECK_EQ(requests_of(to.client), 20);
+    disconnect(to);
+    service_stop(&service);
+}
+
+/* A client that asks nothing any more knows of lost members what the others were told. */
+static void lost_members_are_known(void)
+{
+    struct service service;
+    service_start(&service, WHOLE, WHOLE, NULL);
+    struct connection silent = attach_to(&service);
+    struct connection other = attach_to(&service);
+    read_everything(silent.client);
+    atomic_store(&service.reader->lost_members, 1);
+    (void)dlfs_client_member_code(other.client, 0);
+    read_everything(silent.client);
+    CHECK_EQ(dlfs_client_lost_members(other.client), 1);
+    CHECK_EQ(dlfs_client_lost_members(silent.client), 1);
+    atomic_store(&service.reader->lost_members, 0);
+    (void)dlfs_client_member_code(other.client, 0);
+    CHECK_EQ(dlfs_client_lost_members(silent.client), 0);
+    disconnect(other);
+    disconnect(silent);
+    service_stop(&service);
+}
+
+/* The end of the service is noticed, though nothing is asked of it. */
+static void service_ends(void)
+{
+    struct service service;
+    uint64_t index = 7;
+    uint8_t byte;
+    int code;
+    service_start(&service, WHOLE, WHOLE, NULL);
+    struct connection to = attach_to(&service);
+    read_everything(to.client);
+    dlfs_batch *kept = read_from(to.client, 1, BATCH);
+    dlfs_channel_destroy(to.channel);
+    do {
+        dlfs_batch *batch;
+        code = dlfs_client_read(to.client, &index, 1, &batch);
+        if (code == 0)
+            dlfs_batch_release(batch);
+    } while (code == 0);
+    CHECK_EQ(code, DLFS_E_SERVICE);
+    CHECK_EQ(dlfs_client_get(to.client, index, &byte, 1, 0), DLFS_E_SERVICE);
+    check_batch(kept);
+    dlfs_client_destroy(to.client);
+    dlfs_batch_release(kept);
+    service_stop(&service);
+}
+
+/* What a client says of itself is never counted twice, nor back. */
+static void counts_that_make_no_sense(void)
+{
+    struct service service;
+    service_start(&service, WHOLE, WHOLE, NULL);
+    struct connection to = attach_to(&service);
+    struct kept_counts *said = &to.client->memory.header->kept;
+    atomic_store(&said->samples, 100);
+    CHECK_EQ(stats_of(to.channel).samples, 100);
+    atomic_store(&said->samples, 3);
+    CHECK_EQ(stats_of(to.channel).samples, 100);
+    atomic_store(&said->samples, 101);
+    CHECK_EQ(stats_of(to.channel).samples, 101);
+    atomic_store(&said->samples, UINT64_MAX); /* so the sums, which all clients share, never wrap */
+    CHECK_EQ(stats_of(to.channel).samples, 101);
+    dlfs_reader_stats stats;
+    dlfs_reader_get_stats(service.reader, &stats);
+    CHECK_EQ(stats.samples, 101);
+    disconnect(to);
+    service_stop(&service);
+}
+
+/* A channel's header that does not fit the directory is found out. */
+static void wrong_directories(void)
+{
+    struct service service;
+    service_start(&service, WHOLE, WHOLE, NULL);
+    struct connection to = connect_to(&service);
+    const dlfs_directory *directory = service.dataset.directory;
+    struct channel_header *header = to.client->memory.header;
+    const struct channel_header right = *header;
+    CHECK_EQ(dlfs_client_attach(to.client, NULL), -EINVAL);
+    CHECK_EQ(dlfs_client_attach(NULL, directory), -EINVAL);
+    header->kept_count++;
+    CHECK_EQ(dlfs_client_attach(to.client, directory), -EINVAL);
+    header->kept_count = right.kept_count;
+    header->kept_offset = right.arena_bytes;
+    CHECK_EQ(dlfs_client_attach(to.client, directory), -EINVAL);
+    header->kept_offset = right.kept_offset + 1;
+    CHECK_EQ(dlfs_client_attach(to.client, directory), -EINVAL);
+    header->kept_offset = right.kept_offset;
+    header->chunk_shift = 60;
+    CHECK_EQ(dlfs_client_attach(to.client, directory), -EINVAL);
+    header->chunk_shift = right.chunk_shift;
+    CHECK_EQ(dlfs_client_attach(to.client, directory), 0);
+    read_everything(to.client);
+    disconnect(to);
+    service_stop(&service);
+}
+
+/* An index that points out of the arena is not followed: the service is asked. */
+static void wrong_indices(void)
+{
+    struct service service;
+    service_start(&service, WHOLE, WHOLE, NULL);
+    struct connection to = attach_to(&service);
+    struct channel_header *header = to.client->memory.header;
+    for (uint64_t chunk = 0; chunk < header->kept_count; chunk++)
+        atomic_store(&service.reader->kept[chunk], service.reader->slot_count + 1);
+    read_everything(to.client);
+    uint64_t requests = requests_of(to.client);
+    CHECK(requests > 0);
+    header->chunk_shift = 33; /* the end of that slot is 2^64, which is 0 */
+    header->kept_count = 1;
+    CHECK_EQ(dlfs_client_attach(to.client, service.dataset.directory), 0);
+    atomic_store(&service.reader->kept[0], UINT32_C(1) << 31);
+    dlfs_batch *batch = read_from(to.client, 0, BATCH);
+    check_batch(batch);
+    dlfs_batch_release(batch);
+    CHECK_EQ(requests_of(to.client), requests + 1);
+    disconnect(to);
+    service_stop(&service);
+}
+
+int main(void)
+{
+    nobody_is_asked();
+    single_samples();
+    little_room_beside();
+    bad_chunks();
+    small_memory();
+    lost_members_are_known();
+    service_ends();
+    counts_that_make_no_sense();
+    wrong_directories();
+    wrong_indices();
+    return 0;
+}

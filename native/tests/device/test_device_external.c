@@ -1,0 +1,218 @@
+/* A device of another library: here its functions stand over a device in memory. */
+#include <dlfs/external.h>
+
+#include <sys/wait.h>
+
+#include "device/device_tests.h"
+
+struct other {
+    dlfs_device *memory;
+    uint32_t destroyed;
+    uint32_t flushed;
+    uint32_t queues;
+    uint32_t abandoned;
+    int refuse; /* what making a queue pair returns */
+    uint64_t generation;
+    uint64_t until_ns;
+};
+
+static struct other *owner; /* of the queue pairs under test */
+
+static int other_flush(void *device)
+{
+    struct other *other = device;
+    other->flushed++;
+    return -EIO;
+}
+
+static void other_destroy(void *device)
+{
+    struct other *other = device;
+    other->destroyed++;
+    CHECK_EQ(dlfs_device_destroy(other->memory), 0);
+}
+
+static int other_queue_create(void *device, uint32_t depth, void **out)
+{
+    struct other *other = device;
+    if (other->refuse < 0) {
+        return other->refuse;
+    }
+    dlfs_queue *queue = NULL;
+    CHECK_EQ(dlfs_queue_create(other->memory, depth, &queue), 0);
+    other->queues++;
+    *out = queue;
+    return 0;
+}
+
+static int other_submit(void *queue, const dlfs_operation *operations, uint32_t count)
+{
+    return dlfs_queue_submit(queue, operations, count);
+}
+
+static int other_poll(void *queue, dlfs_completion *completions, uint32_t count, int timeout_ms)
+{
+    return dlfs_queue_poll(queue, completions, count, timeout_ms);
+}
+
+static void other_queue_destroy(void *queue)
+{
+    dlfs_queue_destroy(queue);
+    owner->queues--;
+}
+
+static void other_queue_abandon(void *queue)
+{
+    owner->abandoned++;
+    dlfs_queue_destroy(queue);
+}
+
+static int other_get_generation(void *device, uint64_t *generation)
+{
+    *generation = ((struct other *)device)->generation;
+    return 0;
+}
+
+static int other_limit_writes(void *device, uint64_t generation, uint64_t until_ns)
+{
+    struct other *other = device;
+    other->generation = generation;
+    other->until_ns = until_ns;
+    return 0;
+}
+
+static const struct dlfs_external_ops other_ops = {
+    .version = DLFS_EXTERNAL_VERSION,
+    .flush = other_flush,
+    .destroy = other_destroy,
+    .queue_create = other_queue_create,
+    .queue_submit = other_submit,
+    .queue_poll = other_poll,
+    .queue_destroy = other_queue_destroy,
+    .queue_abandon = other_queue_abandon,
+    .get_generation = other_get_generation,
+    .limit_writes = other_limit_writes,
+};
+
+static struct dlfs_external describe(struct other *other)
+{
+    return (struct dlfs_external){.ops = &other_ops,
+                                  .device = other,
+                                  .kind = "other",
+                                  .size_bytes = DEVICE_BYTES,
+                                  .block_bytes = 4096,
+                                  .writable = 1};
+}
+
+static void test_refuses_what_does_not_fit(void)
+{
+    struct other other = {0};
+    dlfs_device *device = NULL;
+    struct dlfs_external_ops newer = other_ops;
+    newer.version++;
+    struct dlfs_external bad = describe(&other);
+    bad.ops = &newer;
+    CHECK_EQ(dlfs_device_create_external(&bad, &device), -EPROTONOSUPPORT);
+    bad = describe(&other);
+    bad.block_bytes = 1000;
+    CHECK_EQ(dlfs_device_create_external(&bad, &device), -EINVAL);
+    bad = describe(&other);
+    bad.block_bytes = 256;
+    CHECK_EQ(dlfs_device_create_external(&bad, &device), -EINVAL);
+    bad = describe(&other);
+    bad.size_bytes = 4097;
+    CHECK_EQ(dlfs_device_create_external(&bad, &device), -EINVAL);
+    bad.size_bytes = 0;
+    CHECK_EQ(dlfs_device_create_external(&bad, &device), -EINVAL);
+    CHECK_EQ(dlfs_device_create_external(NULL, &device), -EINVAL);
+    CHECK(device == NULL);
+    CHECK_EQ(other.destroyed, 0);
+}
+
+static void test_a_library_need_not_limit_writes(void)
+{
+    struct other other = {.memory = make_memory()};
+    struct dlfs_external_ops fewer = other_ops;
+    fewer.get_generation = NULL;
+    fewer.limit_writes = NULL;
+    struct dlfs_external description = describe(&other);
+    description.ops = &fewer;
+    dlfs_device *device = NULL;
+    uint64_t generation = 0;
+    CHECK_EQ(dlfs_device_create_external(&description, &device), 0);
+    CHECK_EQ(dlfs_nvme_get_generation(device, &generation), -ENOTSUP);
+    CHECK_EQ(dlfs_nvme_limit_writes(device, 0, 0), -ENOTSUP);
+    CHECK_EQ(dlfs_nvme_get_generation(other.memory, &generation), -ENOTSUP);
+    CHECK_EQ(dlfs_device_destroy(device), 0);
+}
+
+static void test_hands_everything_on(void)
+{
+    struct other other = {.memory = make_memory()};
+    owner = &other;
+    struct dlfs_external description = describe(&other);
+    dlfs_device *device = NULL;
+    CHECK_EQ(dlfs_device_create_external(&description, &device), 0);
+    CHECK_EQ(dlfs_device_size_bytes(device), DEVICE_BYTES);
+    CHECK_EQ(dlfs_device_block_bytes(device), 4096);
+    CHECK_EQ(strcmp(dlfs_device_kind(device), "other"), 0);
+    CHECK_EQ(dlfs_device_flush(device), -EIO);
+    CHECK_EQ(other.flushed, 1);
+    uint64_t generation = 0;
+    CHECK_EQ(dlfs_nvme_limit_writes(device, 7, 8), 0);
+    CHECK_EQ(other.until_ns, 8);
+    CHECK_EQ(dlfs_nvme_get_generation(device, &generation), 0);
+    CHECK_EQ(generation, 7);
+    other.refuse = -EMFILE;
+    dlfs_queue *queue = NULL;
+    CHECK_EQ(dlfs_queue_create(device, 4, &queue), -EMFILE);
+    CHECK(queue == NULL);
+    other.refuse = 0;
+    queue = make_queue(device, 4);
+    uint8_t *out = aligned_memory(8192);
+    uint8_t *in = aligned_memory(8192);
+    fill_pattern(out, 8192, 3);
+    CHECK_EQ(do_operation(queue, DLFS_OP_WRITE, out, 4096, 8192), 8192);
+    CHECK_EQ(do_operation(queue, DLFS_OP_READ, in, 4096, 8192), 8192);
+    CHECK_EQ(memcmp(in, out, 8192), 0);
+    CHECK_EQ(do_operation(queue, DLFS_OP_READ, in, 512, 4096), -EINVAL); /* its own blocks count */
+    CHECK_EQ(dlfs_queue_register(queue, in, 8192), 0);
+    CHECK_EQ(dlfs_queue_descriptor(queue), -ENOTSUP);
+    CHECK_EQ(dlfs_device_destroy(device), -EBUSY);
+    dlfs_queue_destroy(queue);
+    CHECK_EQ(other.queues, 0);
+    CHECK_EQ(dlfs_device_destroy(device), 0);
+    CHECK_EQ(other.destroyed, 1);
+    free(in);
+    free(out);
+}
+
+static void test_a_child_abandons_its_copy(void)
+{
+    struct other other = {.memory = make_memory()};
+    owner = &other;
+    struct dlfs_external description = describe(&other);
+    dlfs_device *device = NULL;
+    CHECK_EQ(dlfs_device_create_external(&description, &device), 0);
+    dlfs_queue *queue = make_queue(device, 4);
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        dlfs_queue_destroy(queue);
+        _exit(other.abandoned == 1 && other.queues == 1 ? 0 : 1);
+    }
+    int status = 0;
+    CHECK_EQ(waitpid(child, &status, 0), child);
+    CHECK_EQ(status, 0);
+    dlfs_queue_destroy(queue);
+    CHECK_EQ(dlfs_device_destroy(device), 0);
+}
+
+int main(void)
+{
+    test_refuses_what_does_not_fit();
+    test_a_library_need_not_limit_writes();
+    test_hands_everything_on();
+    test_a_child_abandons_its_copy();
+    return 0;
+}

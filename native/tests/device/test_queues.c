@@ -1,0 +1,175 @@
+/*
+ * A device that allows few queue pairs: more threads than that read from it, by batches and by
+ * streams, and each gets its turn; who wants one of its own gets it, too, or is told that there is
+ * none; and those that nobody uses are at rest for all.
+ */
+#include <dlfs/dlfs.h>
+
+#include <errno.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "platform/thread.h"
+#include "reader/gate.h"
+#include "reader/reader_tests.h"
+
+#define THREADS 12u
+#define QUEUES 3u
+
+static struct dataset dataset;
+static struct gate gate;
+
+static dlfs_reader *make_reader(uint64_t memory_bytes)
+{
+    return reader_as(&dataset, (dlfs_reader_config){.depth = 4,
+                                                    .memory_bytes = memory_bytes,
+                                                    .gap_bytes = 8192,
+                                                    .timeout_ms = 60000});
+}
+
+static void *read_batches(void *argument)
+{
+    dlfs_reader *reader = argument;
+    for (uint64_t round = 0; round < 200; round++) {
+        uint64_t indices[16];
+        dlfs_batch *batch;
+        for (uint64_t i = 0; i < 16; i++)
+            indices[i] = (round * 16 + i) * 7 % COUNT;
+        CHECK_EQ(dlfs_reader_read_apart(reader, indices, 16, &batch), 0);
+        CHECK_EQ(batch->failure_count, 0);
+        for (uint64_t i = 0; i < 16; i++)
+            check_sample(batch, i);
+        dlfs_batch_release(batch);
+    }
+    return NULL;
+}
+
+static void *read_epochs(void *argument)
+{
+    for (uint64_t epoch = 0; epoch < 4; epoch++) {
+        dlfs_sequence *sequence;
+        dlfs_stream *stream;
+        dlfs_batch *batch;
+        int code;
+        CHECK_EQ(dlfs_sequence_create(dataset.directory, CHUNK, DLFS_ORDER_GLOBAL, 5, epoch, 1,
+                                      &sequence),
+                 0);
+        dlfs_stream_config config = {.sequence = sequence, .stride = 1, .count = COUNT};
+        CHECK_EQ(dlfs_stream_create(argument, &config, &stream), 0);
+        while ((code = dlfs_stream_next(stream, 16, -1, &batch)) == 0) {
+            CHECK_EQ(batch->failure_count, 0);
+            for (uint64_t i = 0; i < batch->count; i++)
+                check_sample(batch, i);
+            dlfs_batch_release(batch);
+        }
+        CHECK_EQ(code, DLFS_E_END);
+        dlfs_stream_destroy(stream);
+        dlfs_sequence_destroy(sequence);
+    }
+    return NULL;
+}
+
+/* The readers have memory for a part of the dataset: they always read. */
+static void more_threads_than_queue_pairs(uint32_t readers)
+{
+    dlfs_reader *made[THREADS];
+    pthread_t threads[THREADS];
+    for (uint32_t i = 0; i < readers; i++)
+        made[i] = make_reader(THREADS * 8 * CHUNK / readers);
+    for (uint32_t i = 0; i < THREADS; i++)
+        CHECK_EQ(
+            thread_start(&threads[i], NULL, i % 2 ? read_batches : read_epochs, made[i % readers]),
+            0);
+    dlfs_queue *own; /* of one who comes between them */
+    CHECK_EQ(dlfs_queue_create(gate.device, 1, &own), 0);
+    dlfs_queue_destroy(own);
+    for (uint32_t i = 0; i < THREADS; i++)
+        pthread_join(threads[i], NULL);
+    CHECK(atomic_load(&gate.queues) <= QUEUES);
+    for (uint32_t i = 0; i < readers; i++)
+        CHECK_EQ(dlfs_reader_destroy(made[i]), 0);
+}
+
+/* What is at rest is used again, and makes room for another depth. */
+static void those_at_rest_are_used(void)
+{
+    dlfs_queue *queues[QUEUES];
+    dlfs_reader *reader = make_reader(8u << 20);
+    dlfs_batch *batch;
+    CHECK_EQ(dlfs_reader_read(reader, (const uint64_t[]){1, 2}, 2, &batch), 0);
+    dlfs_batch_release(batch);
+    uint32_t open = atomic_load(&gate.queues);
+    CHECK(open > 0);
+    CHECK_EQ(dlfs_queues_resting(gate.device), open);
+    for (uint32_t i = 0; i < QUEUES; i++)
+        CHECK_EQ(dlfs_queue_create(gate.device, 2, &queues[i]), 0);
+    CHECK_EQ(dlfs_queues_resting(gate.device), 0);
+    dlfs_queue *more;
+    CHECK_EQ(dlfs_queue_create(gate.device, 2, &more), DLFS_E_LIMIT);
+    for (uint32_t i = 0; i < QUEUES; i++)
+        dlfs_queue_destroy(queues[i]);
+    CHECK_EQ(dlfs_reader_read(reader, (const uint64_t[]){3, 4}, 2, &batch), 0);
+    CHECK_EQ(batch->failure_count, 0);
+    dlfs_batch_release(batch);
+    CHECK_EQ(dlfs_reader_destroy(reader), 0);
+}
+
+/* One that is handed over while another one is made for the same turn is not lost. */
+static void none_is_lost_between_two(void)
+{
+    dlfs_queue *queues[QUEUES];
+    dlfs_queue *made;
+    struct dlfs_turn turns[QUEUES + 1] = {{.queue = NULL}};
+    for (uint32_t i = 0; i < QUEUES; i++)
+        CHECK_EQ(dlfs_queue_borrow(gate.device, 4, &turns[i], &queues[i]), 0);
+    CHECK_EQ(dlfs_queue_borrow(gate.device, 4, &turns[QUEUES], &made), -EAGAIN);
+    dlfs_queue_destroy(queues[0]); /* now there may be another one */
+    gate.given_back = queues[1];
+    CHECK_EQ(dlfs_queue_borrow(gate.device, 4, &turns[QUEUES], &made), 0);
+    CHECK_EQ(dlfs_queues_resting(gate.device), 1);
+    dlfs_queue_give_back(made);
+    dlfs_queue_give_back(queues[2]);
+    CHECK_EQ(dlfs_queues_resting(gate.device), QUEUES);
+}
+
+/* A forked child inherits none of them. */
+static void a_child_makes_its_own(void)
+{
+    dlfs_reader *reader = make_reader(8u << 20);
+    dlfs_batch *batch;
+    CHECK_EQ(dlfs_reader_read(reader, (const uint64_t[]){1, 2}, 2, &batch), 0);
+    dlfs_batch_release(batch);
+    CHECK(dlfs_queues_resting(gate.device) > 0);
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        dlfs_queue *own;
+        atomic_store(&gate.queues, 0);
+        CHECK_EQ(dlfs_queue_create(gate.device, 4, &own), 0);
+        CHECK_EQ(dlfs_queues_resting(gate.device), 0);
+        dlfs_queue_destroy(own);
+        _exit(0);
+    }
+    int status;
+    CHECK_EQ(waitpid(child, &status, 0), child);
+    CHECK_EQ(status, 0);
+    CHECK(dlfs_queues_resting(gate.device) > 0);
+    CHECK_EQ(dlfs_reader_destroy(reader), 0);
+    CHECK_EQ(dlfs_queues_resting(gate.device), 0);
+}
+
+int main(void)
+{
+    dataset_create(&dataset, NULL);
+    gate_put(&gate, dataset.inner);
+    atomic_store(&gate.queues_max, QUEUES);
+    dataset.device = gate.device;
+    those_at_rest_are_used();
+    none_is_lost_between_two();
+    a_child_makes_its_own();
+    more_threads_than_queue_pairs(1);
+    more_threads_than_queue_pairs(THREADS);
+    dataset_destroy(&dataset);
+    CHECK_EQ(atomic_load(&gate.queues), 0);
+    return 0;
+}

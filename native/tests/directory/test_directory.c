@@ -1,0 +1,439 @@
+/*
+ * The sample directory: what is built is found again; what breaks a rule is refused; and bytes that
+ * are wild under right checksums give an error or a miss, never an access out of bounds (run under
+ * the sanitizers).
+ */
+#include <errno.h>
+#include <stdbool.h>
+
+#include "directory/directory_tests.h"
+
+static uint64_t next_random(uint64_t *state)
+{
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    return *state;
+}
+
+static void check_found(const dlfs_directory *directory, const sample_set *set)
+{
+    uint64_t *out = malloc((set->count + 1) * sizeof(uint64_t));
+    CHECK_EQ(dlfs_directory_find(directory, set->text, set->offsets, set->count, out), 0);
+    for (uint64_t i = 0; i < set->count; i++)
+        CHECK_EQ(out[i], i);
+    free(out);
+}
+
+static void check_names(const dlfs_directory *directory, const sample_set *set)
+{
+    uint8_t *text = malloc(set->offsets[set->count] + DLFS_PATH_BYTES_MAX);
+    uint64_t *offsets = malloc((set->count + 1) * sizeof(uint64_t));
+    uint64_t bytes = set->offsets[set->count] + DLFS_PATH_BYTES_MAX;
+    for (uint64_t first = 0; first <= set->count; first += 13) {
+        uint64_t count = set->count - first;
+        CHECK_EQ(dlfs_directory_names(directory, first, count, text, bytes, offsets), count);
+        CHECK_EQ(offsets[count], set->offsets[set->count] - set->offsets[first]);
+        CHECK(memcmp(text, set->text + set->offsets[first], offsets[count]) == 0);
+    }
+    free(text);
+    free(offsets);
+}
+
+static void check_order(const dlfs_directory *directory, const sample_set *set)
+{
+    uint64_t *order = malloc((set->count + 1) * sizeof(uint64_t));
+    CHECK_EQ(dlfs_directory_order(directory, 0, set->count, order), 0);
+    for (uint64_t rank = 0; rank < set->count; rank++) {
+        CHECK_EQ(dlfs_location_address(&set->locations[order[rank]]), rank * 100);
+        CHECK_EQ(dlfs_directory_rank_at(directory, rank * 100), rank);
+        CHECK_EQ(dlfs_directory_rank_at(directory, rank * 100 + 1), rank + 1);
+    }
+    CHECK_EQ(dlfs_directory_order(directory, set->count, 1, order), -EINVAL);
+    CHECK_EQ(dlfs_directory_order(directory, 1, UINT64_MAX, order), -EINVAL);
+    free(order);
+}
+
+static void check_bounds(const dlfs_directory *directory, const sample_set *set)
+{
+    uint8_t path[TEXT_MAX + 1];
+    for (uint64_t i = 0; i < set->count; i++) {
+        uint64_t bytes = set->offsets[i + 1] - set->offsets[i];
+        uint64_t index;
+        memcpy(path, set->text + set->offsets[i], bytes);
+        path[bytes] = 1;
+        CHECK_EQ(dlfs_directory_lower_bound(directory, path, bytes, &index), 0);
+        CHECK_EQ(index, i);
+        CHECK_EQ(dlfs_directory_lower_bound(directory, path, bytes + 1, &index), 0);
+        CHECK_EQ(index, i + 1);
+    }
+}
+
+static void test_round_trip(void)
+{
+    const uint64_t counts[] = {0, 1, 2, 15, 16, 17, 255, 256, 257, 4097, 5000};
+    for (size_t i = 0; i < sizeof(counts) / sizeof(counts[0]); i++) {
+        sample_set set = make_samples(counts[i]);
+        segment made = build(&set);
+        dlfs_directory *directory = open_segment(&made);
+        uint64_t bad;
+        CHECK_EQ(dlfs_directory_count(directory), counts[i]);
+        CHECK_EQ(dlfs_directory_data_bytes(directory), set.data_bytes);
+        CHECK_EQ(dlfs_directory_names_bytes(directory), made.plan.names_bytes);
+        CHECK_EQ(dlfs_directory_verify(directory, 0, made.entries, made.plan.entries_bytes, &bad),
+                 0);
+        CHECK_EQ(dlfs_directory_verify(directory, 1, made.names, made.plan.names_bytes, &bad), 0);
+        check_found(directory, &set);
+        check_names(directory, &set);
+        check_order(directory, &set);
+        check_bounds(directory, &set);
+        dlfs_directory_close(directory);
+        free_segment(&made);
+        free_samples(&set);
+    }
+    dlfs_directory_close(NULL);
+}
+
+static void test_absent_paths_are_not_found(void)
+{
+    static const char *const absent[] = {
+        "",    "train",     "train/000", "train/000/image-000000.jp", "train/000/image-000000.jpgg",
+        "zzz", "train/000/"};
+    sample_set set = make_samples(1000);
+    segment made = build(&set);
+    dlfs_directory *directory = open_segment(&made);
+    for (size_t i = 0; i < sizeof(absent) / sizeof(absent[0]); i++) {
+        const uint64_t offsets[2] = {0, strlen(absent[i])};
+        uint64_t out = 0;
+        CHECK_EQ(dlfs_directory_find(directory, (const uint8_t *)absent[i], offsets, 1, &out), 0);
+        CHECK(out == UINT64_MAX);
+    }
+    dlfs_directory_close(directory);
+    free_segment(&made);
+    free_samples(&set);
+}
+
+static void test_names_come_later(void)
+{
+    sample_set set = make_samples(20);
+    segment made = build(&set);
+    dlfs_directory *directory;
+    uint64_t out[20];
+    uint8_t text[TEXT_MAX];
+    uint64_t offsets[21];
+    CHECK_EQ(dlfs_directory_open(made.entries, made.plan.entries_bytes, &directory), 0);
+    CHECK_EQ(dlfs_directory_find(directory, set.text, set.offsets, 20, out), -EAGAIN);
+    CHECK_EQ(dlfs_directory_lower_bound(directory, set.text, 1, out), -EAGAIN);
+    CHECK_EQ(dlfs_directory_names(directory, 0, 1, text, TEXT_MAX, offsets), -EAGAIN);
+    CHECK_EQ(dlfs_directory_attach_names(directory, made.names, made.plan.names_bytes - 1),
+             DLFS_E_TRUNCATED);
+    CHECK_EQ(dlfs_directory_attach_names(directory, made.names + 1, made.plan.names_bytes),
+             -EINVAL);
+    CHECK_EQ(dlfs_directory_attach_names(directory, made.names, made.plan.names_bytes), 0);
+    CHECK_EQ(dlfs_directory_attach_names(directory, made.names, made.plan.names_bytes), -EALREADY);
+    /* As many as fit; none is an answer too. */
+    CHECK_EQ(dlfs_directory_names(directory, 3, 17, text, TEXT_MAX, offsets), 2);
+    CHECK_EQ(dlfs_directory_names(directory, 3, 17, text, 5, offsets), 0);
+    CHECK_EQ(dlfs_directory_names(directory, 3, 18, text, TEXT_MAX, offsets), -EINVAL);
+    dlfs_directory_close(directory);
+    free_segment(&made);
+    free_samples(&set);
+}
+
+/* ---- what is refused ------------------------------------------------------------------------- */
+
+static int plan_two(const char *first, const char *second)
+{
+    char text[2 * DLFS_PATH_BYTES_MAX + 8];
+    const uint64_t offsets[3] = {0, strlen(first), strlen(first) + strlen(second)};
+    dlfs_directory_plan plan;
+    memcpy(text, first, offsets[1]);
+    memcpy(text + offsets[1], second, strlen(second));
+    return dlfs_directory_plan_build((const uint8_t *)text, offsets, 2, &plan);
+}
+
+static void test_bad_paths_are_refused(void)
+{
+    char component[DLFS_COMPONENT_BYTES_MAX + 2];
+    static const char *const bad[] = {"", "/b", "b/", "b//c", "b/./c", "b/..", ".", "..", "b/."};
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
+        CHECK_EQ(plan_two("!", bad[i]), -EINVAL);
+    CHECK_EQ(plan_two("a", "b"), 0);
+    CHECK_EQ(plan_two("b", "a"), -EINVAL);
+    CHECK_EQ(plan_two("a", "a"), -EINVAL);
+    CHECK_EQ(plan_two("ab", "a"), -EINVAL);
+    CHECK_EQ(plan_two("a", "ab"), 0);
+    CHECK_EQ(plan_two("a", "a/b"), -EINVAL);
+    CHECK_EQ(plan_two("...", ".a/..b"), 0);
+    CHECK_EQ(plan_two(".a/..b", "b"), 0);
+    memset(component, 'x', sizeof(component));
+    component[DLFS_COMPONENT_BYTES_MAX] = 0;
+    CHECK_EQ(plan_two("a", component), 0);
+    component[DLFS_COMPONENT_BYTES_MAX] = 'x';
+    component[DLFS_COMPONENT_BYTES_MAX + 1] = 0;
+    CHECK_EQ(plan_two("a", component), -EINVAL);
+}
+
+static void test_sample_cannot_be_a_directory(void)
+{
+    /* "a!" and "a." sort between "a" and "a/b". */
+    static const uint8_t text[] = "aa!a.a/b";
+    const uint64_t offsets[] = {0, 1, 3, 5, 8};
+    dlfs_directory_plan plan;
+    CHECK_EQ(dlfs_directory_plan_build(text, offsets, 4, &plan), -EINVAL);
+    CHECK_EQ(dlfs_directory_plan_build(text, offsets, 3, &plan), 0);
+}
+
+static int build_with(sample_set *set, uint64_t data_bytes)
+{
+    segment made = build(set);
+    int code = dlfs_directory_build(&made.plan, set->text, set->offsets, set->locations, UUID,
+                                    data_bytes, made.entries, made.names);
+    free_segment(&made);
+    return code;
+}
+
+static void test_bad_locations_are_refused(void)
+{
+    sample_set set = make_samples(10);
+    segment made = build(&set);
+    CHECK_EQ(build_with(&set, set.data_bytes), 0);
+    CHECK_EQ(build_with(&set, set.data_bytes - 1), -EINVAL);
+    dlfs_location *last = &set.locations[9];
+    last->length_low = 101; /* it is not the last in storage order: into its neighbour */
+    CHECK_EQ(dlfs_directory_build(&made.plan, set.text, set.offsets, set.locations, UUID,
+                                  set.data_bytes, made.entries, made.names),
+             -EINVAL);
+    last->length_low = 100;
+    last->address |= UINT64_C(1) << 56; /* 4 GiB longer */
+    CHECK_EQ(dlfs_directory_build(&made.plan, set.text, set.offsets, set.locations, UUID,
+                                  set.data_bytes, made.entries, made.names),
+             -EINVAL);
+    last->address &= DLFS_ADDRESS_MAX;
+    last->length_low = 0; /* samples without bytes may lie anywhere */
+    last->address = set.locations[0].address + 50;
+    CHECK_EQ(dlfs_directory_build(&made.plan, set.text, set.offsets, set.locations, UUID,
+                                  set.data_bytes, made.entries, made.names),
+             0);
+    free_segment(&made);
+    free_samples(&set);
+}
+
+static void test_plan_of_other_names_is_refused(void)
+{
+    sample_set set = make_samples(1000);
+    segment made = build(&set);
+    dlfs_directory_plan plan = made.plan;
+    plan.names_bytes -= DLFS_DIRECTORY_BLOCK_BYTES;
+    CHECK_EQ(dlfs_directory_build(&plan, set.text, set.offsets, set.locations, UUID, set.data_bytes,
+                                  made.entries, made.names),
+             -EINVAL);
+    plan = made.plan;
+    plan.sample_count = UINT64_MAX;
+    CHECK_EQ(dlfs_directory_build(&plan, set.text, set.offsets, set.locations, UUID, set.data_bytes,
+                                  made.entries, made.names),
+             -EINVAL);
+    free_segment(&made);
+    free_samples(&set);
+}
+
+/* ---- equal hashes and wide indices ----------------------------------------------------------- */
+
+/*
+ * Equal hashes can straddle two leaves. No paths are known that show it, so the tree is given them
+ * by hand: the samples of the last slots of leaf 0 and the first of leaf 1 get the hash of one of
+ * them.
+ */
+static void test_equal_hashes_straddle_leaves(void)
+{
+    sample_set set = make_samples(32);
+    segment made = build(&set);
+    dlfs_directory_header *header = header_of(&made);
+    uint32_t *left = (uint32_t *)(made.entries + header->leaves_offset);
+    uint32_t *right = left + 32;
+    uint64_t *separators = (uint64_t *)(made.entries + header->separators_offset);
+    uint32_t moved = right[16]; /* the sample in the first slot of leaf 1 */
+    right[16] = left[16 + 15];  /* changes places with the last one of leaf 0 ... */
+    left[16 + 15] = moved;
+    left[15] = (uint32_t)separators[1]; /* ... which has the hash that leaf 1 begins with */
+    seal(&made);
+    dlfs_directory *directory = open_segment(&made);
+    const uint64_t offsets[2] = {0, set.offsets[moved + 1] - set.offsets[moved]};
+    uint64_t out;
+    CHECK_EQ(dlfs_directory_find(directory, set.text + set.offsets[moved], offsets, 1, &out), 0);
+    CHECK_EQ(out, moved);
+    dlfs_directory_close(directory);
+    free_segment(&made);
+    free_samples(&set);
+}
+
+static void test_layout_beyond_32_bits(void)
+{
+    dlfs_directory_layout layout;
+    CHECK_EQ(dlfs_directory_layout_compute(UINT32_MAX - 1, 4096, &layout), 0);
+    CHECK_EQ(layout.index_bytes, 4);
+    CHECK_EQ(dlfs_directory_layout_compute(UINT32_MAX, 4096, &layout), 0);
+    CHECK_EQ(layout.index_bytes, 8);
+    CHECK_EQ(dlfs_directory_layout_compute(UINT64_C(1) << 40, UINT64_C(1) << 44, &layout), 0);
+    CHECK(layout.entries_bytes > (UINT64_C(36) << 40));
+    CHECK(layout.entries_bytes < (UINT64_C(37) << 40) + (UINT64_C(1) << 35));
+    CHECK_EQ(dlfs_directory_layout_compute(DLFS_DIRECTORY_SAMPLES_MAX,
+                                           DLFS_DIRECTORY_NAMES_BYTES_MAX, &layout),
+             0);
+    CHECK(layout.level_count <= DLFS_DIRECTORY_LEVELS_MAX);
+    CHECK_EQ(dlfs_directory_layout_compute(DLFS_DIRECTORY_SAMPLES_MAX + 1, 4096, &layout), -EINVAL);
+    CHECK_EQ(dlfs_directory_layout_compute(1, DLFS_DIRECTORY_NAMES_BYTES_MAX + 1, &layout),
+             -EINVAL);
+}
+
+/* Indices of 8 bytes, without four billion samples: a small directory laid out by hand as a large
+ * one would be. */
+static void test_wide_indices(void)
+{
+    _Alignas(64) uint8_t leaf[16 * 12] = {0};
+    uint64_t order[3] = {2, 0, 1};
+    uint64_t separators[16];
+    sample_set set = make_samples(3);
+    segment made = build(&set);
+    dlfs_directory *plain = open_segment(&made);
+    dlfs_directory wide = *plain;
+    for (uint32_t slot = 0; slot < 16; slot++) {
+        uint32_t fingerprint = ((const uint32_t *)plain->leaves)[slot];
+        uint32_t index = ((const uint32_t *)plain->leaves)[16 + slot];
+        uint64_t stored = index == UINT32_MAX ? UINT64_MAX : index;
+        memcpy(leaf + slot * 4, &fingerprint, 4);
+        memcpy(leaf + 64 + slot * 8, &stored, 8);
+    }
+    memcpy(separators, plain->separators, sizeof(separators));
+    wide.layout.index_bytes = 8;
+    wide.layout.leaf_bytes = sizeof(leaf);
+    wide.leaves = leaf;
+    wide.order = order;
+    wide.separators = separators;
+    check_found(&wide, &set);
+    CHECK_EQ(dlfs_directory_order_at(&wide, 0), 2);
+    uint64_t got[3];
+    CHECK_EQ(dlfs_directory_order(&wide, 0, 3, got), 0);
+    CHECK_EQ(got[2], 1);
+    dlfs_directory_close(plain);
+    free_segment(&made);
+    free_samples(&set);
+}
+
+/* ---- damage and malice ----------------------------------------------------------------------- */
+
+static void test_open_refuses(void)
+{
+    sample_set set = make_samples(100);
+    segment made = build(&set);
+    dlfs_directory_header *header = header_of(&made);
+    dlfs_directory_header good = *header;
+    dlfs_directory *directory = NULL;
+    uint64_t bytes = made.plan.entries_bytes;
+
+    CHECK_EQ(dlfs_directory_open(made.entries, 100, &directory), DLFS_E_TRUNCATED);
+    CHECK_EQ(dlfs_directory_open(made.entries, bytes - 1, &directory), DLFS_E_TRUNCATED);
+    CHECK_EQ(dlfs_directory_open(made.entries + 8, bytes, &directory), -EINVAL);
+    header->magic[0] ^= 1;
+    CHECK_EQ(dlfs_directory_open(made.entries, bytes, &directory), DLFS_E_FORMAT);
+    *header = good;
+    header->data_bytes ^= 1;
+    CHECK_EQ(dlfs_directory_open(made.entries, bytes, &directory), DLFS_E_CHECKSUM);
+    *header = good;
+    made.entries[header->entries_checksums_offset] ^= 1;
+    CHECK_EQ(dlfs_directory_open(made.entries, bytes, &directory), DLFS_E_CHECKSUM);
+    made.entries[header->entries_checksums_offset] ^= 1;
+    /* Each 4 bytes of the header in turn, wild, with a right checksum. */
+    for (size_t at = 8; at < 168; at += 4) {
+        if ((at >= 16 && at < 32) ||
+            (at >= 40 && at < 56)) /* UUID, data_bytes, hash_seed: any will do */
+            continue;
+        *header = good;
+        memset((uint8_t *)header + at, 0xff, 4);
+        header->header_crc32c =
+            dlfs_crc32c(0, header, offsetof(dlfs_directory_header, header_crc32c));
+        int code = dlfs_directory_open(made.entries, bytes, &directory);
+        CHECK(code == DLFS_E_FORMAT || code == DLFS_E_TRUNCATED);
+    }
+    CHECK(directory == NULL);
+    free_segment(&made);
+    free_samples(&set);
+}
+
+/* Asks everything; any answer will do that is an error, or in bounds. */
+static void ask_everything(segment *made, const sample_set *set)
+{
+    dlfs_directory *directory;
+    if (dlfs_directory_open(made->entries, made->plan.entries_bytes, &directory) < 0)
+        return;
+    CHECK_EQ(dlfs_directory_attach_names(directory, made->names, made->plan.names_bytes), 0);
+    uint64_t *out = malloc((set->count + 1) * sizeof(uint64_t));
+    uint8_t *text = malloc(UINT64_C(1) << 16);
+    if (dlfs_directory_find(directory, set->text, set->offsets, set->count, out) == 0) {
+        for (uint64_t i = 0; i < set->count; i++)
+            CHECK(out[i] < set->count || out[i] == UINT64_MAX);
+    }
+    if (dlfs_directory_order(directory, 0, set->count, out) == 0) {
+        for (uint64_t i = 0; i < set->count; i++)
+            CHECK(out[i] < set->count);
+    }
+    int64_t got = dlfs_directory_names(directory, 0, set->count, text, UINT64_C(1) << 16, out);
+    CHECK(got <= (int64_t)set->count);
+    for (uint64_t i = 0; i < set->count; i += 17) {
+        uint64_t index;
+        CHECK(dlfs_directory_rank_at(directory, i * 100) <= set->count);
+        if (dlfs_directory_lower_bound(directory, set->text + set->offsets[i],
+                                       set->offsets[i + 1] - set->offsets[i], &index) == 0)
+            CHECK(index <= set->count);
+    }
+    free(text);
+    free(out);
+    dlfs_directory_close(directory);
+}
+
+static void test_wild_bytes_stay_in_bounds(void)
+{
+    static const uint8_t wild[] = {0x00, 0x01, 0x7f, 0x80, 0xff};
+    sample_set set = make_samples(600);
+    segment good = build(&set);
+    segment bad = {.plan = good.plan,
+                   .entries = allocate(good.plan.entries_bytes),
+                   .names = allocate(good.plan.names_bytes)};
+    uint64_t sections = header_of(&good)->locations_offset;
+    uint64_t state = 88172645463325252;
+    for (uint32_t round = 0; round < 3000; round++) {
+        memcpy(bad.entries, good.entries, good.plan.entries_bytes);
+        memcpy(bad.names, good.names, good.plan.names_bytes);
+        uint64_t changes = 1 + next_random(&state) % 30;
+        for (uint64_t i = 0; i < changes; i++) {
+            bool names = next_random(&state) % 2;
+            uint64_t bytes = names ? bad.plan.names_bytes : bad.plan.entries_bytes - sections;
+            uint8_t *base = names ? bad.names : bad.entries + sections;
+            uint64_t width = UINT64_C(1) << next_random(&state) % 5;
+            uint64_t at = next_random(&state) % (bytes - width);
+            memset(base + at, wild[next_random(&state) % sizeof(wild)], width);
+        }
+        seal(&bad);
+        ask_everything(&bad, &set);
+    }
+    free_segment(&bad);
+    free_segment(&good);
+    free_samples(&set);
+}
+
+int main(void)
+{
+    test_round_trip();
+    test_absent_paths_are_not_found();
+    test_names_come_later();
+    test_bad_paths_are_refused();
+    test_sample_cannot_be_a_directory();
+    test_bad_locations_are_refused();
+    test_plan_of_other_names_is_refused();
+    test_equal_hashes_straddle_leaves();
+    test_layout_beyond_32_bits();
+    test_wide_indices();
+    test_open_refuses();
+    test_wild_bytes_stay_in_bounds();
+    return 0;
+}

@@ -1,0 +1,276 @@
+/*
+ * A native mount for real: threads read all files of a dataset on a device that fails now and then,
+ * while its owner answers questions; the mount ends by itself, and while it is in use.
+ *
+ * Exits with 77, which means skipped, where nothing can be mounted.
+ */
+#include <dlfs/dlfs.h>
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <sys/stat.h>
+#include <sys/xattr.h>
+#include <unistd.h>
+
+#include "dlfs_fuse.h"
+#include "reader/reader_tests.h"
+
+#define SKIPPED 77
+#define THREADS 4u
+#define SLOT 3u
+#define ALONE 50u
+#define BUSY_POLL_US 200u
+
+struct mount {
+    dlfs_fuse *fuse;
+    dlfs_directory *directory;
+    dlfs_reader *reader;
+    char path[64];
+    pthread_t runner;
+    pthread_t owner;
+    _Atomic bool ending;
+};
+
+static void *run(void *argument)
+{
+    struct mount *mount = argument;
+    CHECK_EQ(dlfs_fuse_run(mount->fuse), 0);
+    return NULL;
+}
+
+static void *own(void *argument)
+{
+    struct mount *mount = argument;
+    dlfs_fuse_question question;
+    int code;
+    while ((code = dlfs_fuse_wait(mount->fuse, 100, &question)) >= 0) {
+        dlfs_fuse_answer answer = {.ticket = question.ticket, .slot = SLOT};
+        if (code == 0)
+            continue;
+        if (question.kind == DLFS_FUSE_ASK_CHILD && strcmp((char *)question.name, "data") != 0)
+            answer.error = ENOENT;
+        else if (question.kind == DLFS_FUSE_ASK_OPEN)
+            CHECK_EQ(dlfs_fuse_open(mount->fuse, SLOT, mount->directory, mount->reader), 0);
+        else if (question.kind == DLFS_FUSE_ASK_ERROR)
+            answer.error = EIO;
+        (void)dlfs_fuse_answer_question(mount->fuse, &answer);
+    }
+    CHECK_EQ(code, -ESHUTDOWN);
+    return NULL;
+}
+
+static bool mount_begin(struct mount *mount, const struct dataset *dataset, uint32_t flags,
+                        uint32_t busy_poll_us)
+{
+    const dlfs_fuse_slot slot = {.number = SLOT, .version = 9, .modified_ns = 1000};
+    const uint32_t slots[] = {SLOT};
+    const dlfs_fuse_config config = {
+        .mountpoint = mount->path,
+        .options = "ro,fsname=dlfs,subtype=dlfs",
+        .held_bytes = 1 << 16,
+        .uid = getuid(),
+        .gid = getgid(),
+        .file_mode = 0444,
+        .threads_max = 8,
+        .root_timeout_ms = 10,
+        .flags = flags,
+        .busy_poll_us = busy_poll_us,
+    };
+    mount->ending = false;
+    mount->directory = dataset->directory;
+    mount->reader = reader_over(dataset, 1 << 20, 8);
+    if (dlfs_fuse_mount(&config, &mount->fuse) < 0)
+        return false;
+    CHECK_EQ(dlfs_fuse_define(mount->fuse, &slot), 0);
+    CHECK_EQ(dlfs_fuse_list(mount->fuse, (const uint8_t *)"data", 5, slots, 1), 0);
+    CHECK_EQ(dlfs_fuse_list(mount->fuse, (const uint8_t *)"data", 4, slots, 1), -EINVAL);
+    CHECK_EQ(pthread_create(&mount->runner, NULL, run, mount), 0);
+    CHECK_EQ(pthread_create(&mount->owner, NULL, own, mount), 0);
+    return true;
+}
+
+static void mount_end(struct mount *mount)
+{
+    dlfs_fuse_stop(mount->fuse);
+    CHECK_EQ(pthread_join(mount->runner, NULL), 0);
+    CHECK_EQ(pthread_join(mount->owner, NULL), 0);
+    CHECK_EQ(dlfs_fuse_withdraw(mount->fuse, SLOT), 0);
+    dlfs_fuse_destroy(mount->fuse);
+    CHECK_EQ(dlfs_reader_destroy(mount->reader), 0);
+}
+
+/* Reads a file in parts of some size; false when the mount has ended. */
+static bool read_file(const struct mount *mount, uint64_t index, size_t part)
+{
+    static _Thread_local uint8_t data[1 << 17];
+    char path[96];
+    (void)snprintf(path, sizeof path, "%s/data/%06" PRIu64, mount->path, index);
+    int file = open(path, O_RDONLY);
+    uint64_t at = 0;
+    ssize_t got = -1;
+    while (file >= 0 && (got = read(file, data + at, part)) > 0)
+        at += (uint64_t)got;
+    if (file >= 0)
+        (void)close(file);
+    if (file < 0 || got < 0) {
+        CHECK(atomic_load(&mount->ending));
+        return false;
+    }
+    CHECK_EQ(at, sample_length(index));
+    check_bytes(data, index);
+    return true;
+}
+
+struct reading {
+    struct mount *mount;
+    uint64_t first;
+    uint64_t step;
+    pthread_t thread;
+};
+
+static void *read_files(void *argument)
+{
+    const struct reading *reading = argument;
+    for (uint64_t i = 0; i < COUNT; i++)
+        if (!read_file(reading->mount, (reading->first + i * reading->step) % COUNT,
+                       i % 3 == 0 ? 1 << 16 : 3000))
+            break;
+    return NULL;
+}
+
+static void begin_reading(struct mount *mount, struct reading *readings)
+{
+    for (uint32_t i = 0; i < THREADS; i++) {
+        readings[i] = (struct reading){mount, i * 100, i % 2 == 0 ? 1 : 7, 0};
+        CHECK_EQ(pthread_create(&readings[i].thread, NULL, read_files, &readings[i]), 0);
+    }
+}
+
+static void end_reading(struct reading *readings)
+{
+    for (uint32_t i = 0; i < THREADS; i++)
+        CHECK_EQ(pthread_join(readings[i].thread, NULL), 0);
+}
+
+static uint32_t entries_of(const char *path)
+{
+    DIR *directory = opendir(path);
+    uint32_t entries = 0;
+    CHECK(directory != NULL);
+    while (readdir(directory) != NULL)
+        entries++;
+    CHECK_EQ(closedir(directory), 0);
+    return entries;
+}
+
+static void check_names(const struct mount *mount)
+{
+    char path[128];
+    char value[32] = "";
+    struct stat status;
+    CHECK_EQ(entries_of(mount->path), 1);
+    (void)snprintf(path, sizeof path, "%s/data", mount->path);
+    CHECK_EQ(entries_of(path), COUNT);
+    CHECK_EQ(getxattr(path, "user.dlfs.version", value, sizeof value), 1);
+    CHECK(value[0] == '9');
+    (void)snprintf(path, sizeof path, "%s/nothing", mount->path);
+    CHECK(stat(path, &status) < 0 && errno == ENOENT);
+    (void)snprintf(path, sizeof path, "%s/data/nothing", mount->path);
+    CHECK(stat(path, &status) < 0 && errno == ENOENT);
+}
+
+/* A file that is looked up, and not read, is read ahead: the server does so after its answer. */
+static void check_ahead(const struct mount *mount)
+{
+    char path[96];
+    struct stat status;
+    dlfs_fuse_stats stats = {0};
+    (void)snprintf(path, sizeof path, "%s/data/%06u", mount->path, COUNT - 1);
+    CHECK_EQ(stat(path, &status), 0);
+    while (stats.ahead == 0) {
+        dlfs_fuse_get_stats(mount->fuse, &stats);
+        sched_yield();
+    }
+}
+
+static void test_reading(struct mount *mount, const struct dataset *dataset, uint32_t flags,
+                         uint32_t busy_poll_us)
+{
+    struct reading readings[THREADS];
+    dlfs_fuse_stats stats;
+    CHECK(mount_begin(mount, dataset, flags, busy_poll_us));
+    check_ahead(mount);
+    check_names(mount);
+    for (uint64_t i = 0; i < ALONE; i++) /* as one program */
+        CHECK(read_file(mount, i * 7, 1 << 16));
+    begin_reading(mount, readings);
+    end_reading(readings);
+    dlfs_fuse_get_stats(mount->fuse, &stats);
+    CHECK(stats.reads > 0 && stats.ahead_used <= stats.ahead);
+    if (flags == 0) /* one for files, one for directories: the kernel was told that there is none */
+        CHECK(stats.opens <= 2 * THREADS);
+    else
+        CHECK(stats.opens >= COUNT);
+    dlfs_fuse_expire(mount->fuse, 0);
+    dlfs_fuse_get_stats(mount->fuse, &stats);
+    CHECK_EQ(stats.held_bytes, 0);
+    mount_end(mount);
+}
+
+static void test_ending_while_in_use(struct mount *mount, const struct dataset *dataset,
+                                     uint32_t busy_poll_us)
+{
+    struct reading readings[THREADS];
+    CHECK(mount_begin(mount, dataset, 0, busy_poll_us));
+    begin_reading(mount, readings);
+    CHECK(read_file(mount, 1, 100));
+    atomic_store(&mount->ending, true);
+    mount_end(mount);
+    end_reading(readings);
+}
+
+/* One program: the thread that listens may be awake for the device, or for the next request. */
+static void test_ending_while_one_reads(struct mount *mount, const struct dataset *dataset)
+{
+    struct reading reading = {.mount = mount, .step = 7};
+    CHECK(mount_begin(mount, dataset, 0, BUSY_POLL_US));
+    CHECK_EQ(pthread_create(&reading.thread, NULL, read_files, &reading), 0);
+    dlfs_fuse_stats stats = {0};
+    while (stats.reads < ALONE)
+        dlfs_fuse_get_stats(mount->fuse, &stats);
+    atomic_store(&mount->ending, true);
+    mount_end(mount);
+    CHECK_EQ(pthread_join(reading.thread, NULL), 0);
+}
+
+int main(void)
+{
+    const dlfs_fault_config faults = {
+        .seed = 5, .error_per_million = 20000, .short_per_million = 20000};
+    struct dataset dataset;
+    struct mount mount = {.path = "/tmp/dlfs-test-fuse-XXXXXX"};
+    if (access("/dev/fuse", R_OK | W_OK) != 0 || geteuid() != 0)
+        return SKIPPED;
+    CHECK(mkdtemp(mount.path) != NULL);
+    dataset_create(&dataset, &faults);
+    CHECK_EQ(dlfs_directory_attach_names(dataset.directory, dataset.names, dataset.names_bytes), 0);
+    bool able = mount_begin(&mount, &dataset, 0, 0);
+    if (able) {
+        mount_end(&mount);
+        test_reading(&mount, &dataset, 0, 0);
+        test_reading(&mount, &dataset, DLFS_FUSE_HANDLES, 0);
+        test_ending_while_in_use(&mount, &dataset, 0);
+        test_reading(&mount, &dataset, 0, BUSY_POLL_US);
+        test_ending_while_in_use(&mount, &dataset, BUSY_POLL_US);
+        test_ending_while_one_reads(&mount, &dataset);
+    } else {
+        CHECK_EQ(dlfs_reader_destroy(mount.reader), 0);
+    }
+    dataset_destroy(&dataset);
+    CHECK_EQ(rmdir(mount.path), 0);
+    return able ? 0 : SKIPPED;
+}

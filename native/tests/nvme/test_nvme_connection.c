@@ -1,0 +1,99 @@
+/*
+ * Single commands on a connection: one that is given up while its answer is half received leaves
+ * the memory of its caller alone for good, and nothing runs on its connection after it.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "nvme/controller.h"
+#include "nvme/nvme_tests.h"
+
+#define PAGE 4096u
+#define STAGING PAGE
+
+/* A connection to a peer that the test plays, with an end for a command to wait on. */
+struct pair {
+    struct nvme_connection *connection;
+    int peer;
+    int wake;
+    atomic_bool stop;
+    struct nvme_patience patience;
+};
+
+static void pair_make(struct pair *pair, const struct nvme_terms *terms)
+{
+    int ends[2];
+    CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends), 0);
+    struct nvme_connection *connection = calloc(1, sizeof *connection + STAGING);
+    CHECK(connection != NULL);
+    connection->descriptor = ends[0];
+    connection->next_cid = 1;
+    connection->terms = *terms;
+    nvme_receiver_init(&connection->receiver, terms, connection->staging, STAGING);
+    pair->connection = connection;
+    pair->peer = ends[1];
+    pair->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    CHECK(pair->wake >= 0);
+    atomic_init(&pair->stop, true); /* a command ends as soon as it would wait */
+    pair->patience =
+        (struct nvme_patience){.until_ns = UINT64_MAX, .wake = pair->wake, .stop = &pair->stop};
+}
+
+static void test_late_data_goes_nowhere(const struct nvme_terms *terms)
+{
+    struct pair pair;
+    pair_make(&pair, terms);
+    uint8_t *page = calloc(1, PAGE);
+    uint8_t *pdu = malloc(2 * (size_t)PAGE);
+    uint8_t *answer = malloc(2 * (size_t)PAGE);
+    CHECK(page != NULL && pdu != NULL && answer != NULL);
+    memset(answer, 0xAB, PAGE);
+    uint32_t length = make_data(terms, pdu, 1, 0, answer, PAGE, NVME_PDU_LAST, 0);
+    struct nvme_exchange identify = {.entry = {NVME_ADMIN_IDENTIFY},
+                                     .data = page,
+                                     .data_bytes = PAGE,
+                                     .direction = DLFS_NVME_DATA_IN};
+    struct nvme_text text;
+    CHECK_EQ(send(pair.peer, pdu, length / 2, 0), length / 2);
+    CHECK_EQ(nvme_connection_run(pair.connection, &identify, &pair.patience, &text), DLFS_E_CLOSED);
+    CHECK_EQ(page[1024], 0xAB);
+    free(page); /* as its caller does now: the sanitizers watch it */
+    CHECK_EQ(send(pair.peer, pdu + length / 2, length - length / 2, 0), length - length / 2);
+
+    /* The rest has come, and the completion of whatever is sent next. */
+    uint8_t own = 0;
+    struct nvme_exchange next = {.entry = {NVME_ADMIN_IDENTIFY},
+                                 .data = &own,
+                                 .data_bytes = sizeof own,
+                                 .direction = DLFS_NVME_DATA_IN};
+    CHECK_EQ(nvme_connection_run(pair.connection, &next, &pair.patience, &text), DLFS_E_LOST);
+    CHECK(strstr(text.bytes, "given up") != NULL);
+    CHECK_EQ(own, 0);
+    struct nvme_admin admin = {.connection = pair.connection};
+    nvme_controller_shut_down(&admin, &pair.patience);
+    CHECK(admin.connection == NULL);
+
+    /* The peer saw the first command and the end. */
+    uint32_t seen = 0;
+    ssize_t got;
+    while ((got = recv(pair.peer, answer, 2 * (size_t)PAGE, 0)) > 0)
+        seen += (uint32_t)got;
+    CHECK(got == 0 || errno == ECONNRESET);
+    CHECK_EQ(seen, NVME_COMMAND_BYTES + (terms->header_digest ? NVME_DIGEST_BYTES : 0));
+    free(pdu);
+    free(answer);
+    (void)close(pair.peer);
+    (void)close(pair.wake);
+}
+
+int main(void)
+{
+    for (int digests = 0; digests < 4; digests++) {
+        struct nvme_terms terms = make_terms((digests & 1) != 0, (digests & 2) != 0);
+        test_late_data_goes_nowhere(&terms);
+    }
+    return 0;
+}

@@ -1,0 +1,124 @@
+/* A device that hangs while its gate is closed: what it is asked for waits, and is answered later.
+ */
+#ifndef DLFS_TESTS_GATE_H
+#define DLFS_TESTS_GATE_H
+
+#include <dlfs/external.h>
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "check.h"
+#include "device/device.h"
+
+struct gate {
+    dlfs_device *inner;
+    dlfs_device *device; /* over inner, behind the gate */
+    _Atomic bool closed;
+    _Atomic uint32_t asked;      /* operations so far */
+    _Atomic uint32_t queues;     /* queue pairs now */
+    _Atomic uint32_t queues_max; /* ... that it allows; 0: any number */
+    dlfs_queue *given_back;      /* while the next queue pair is made; or NULL */
+};
+
+struct gate_queue {
+    struct gate *gate;
+    dlfs_queue *inner;
+    uint32_t waiting;
+    dlfs_operation operations[DLFS_DEPTH_MAX];
+};
+
+static int gate_flush(void *device)
+{
+    return dlfs_device_flush(((struct gate *)device)->inner);
+}
+
+static void gate_destroy(void *device)
+{
+    (void)device;
+}
+
+static int gate_queue_create(void *device, uint32_t depth, void **out)
+{
+    struct gate *gate = device;
+    uint32_t most = atomic_load(&gate->queues_max);
+    if (atomic_fetch_add(&gate->queues, 1) >= most && most > 0) {
+        atomic_fetch_sub(&gate->queues, 1);
+        return DLFS_E_LIMIT;
+    }
+    if (gate->given_back != NULL)
+        dlfs_queue_give_back(gate->given_back);
+    gate->given_back = NULL;
+    struct gate_queue *queue = calloc(1, sizeof *queue);
+    queue->gate = gate;
+    CHECK_EQ(dlfs_queue_create(gate->inner, depth, &queue->inner), 0);
+    *out = queue;
+    return 0;
+}
+
+static int gate_submit(void *base, const dlfs_operation *operations, uint32_t count)
+{
+    struct gate_queue *queue = base;
+    for (uint32_t i = 0; i < count; i++)
+        queue->operations[queue->waiting++] = operations[i];
+    atomic_fetch_add(&queue->gate->asked, count);
+    return (int)count;
+}
+
+static int gate_poll(void *base, dlfs_completion *completions, uint32_t count, int timeout_ms)
+{
+    struct gate_queue *queue = base;
+    for (int waited_ms = 0; atomic_load(&queue->gate->closed); waited_ms++) {
+        if (timeout_ms >= 0 && waited_ms >= timeout_ms)
+            return 0;
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    }
+    if (queue->waiting > 0)
+        CHECK_EQ(dlfs_queue_submit(queue->inner, queue->operations, queue->waiting),
+                 queue->waiting);
+    queue->waiting = 0;
+    return dlfs_queue_poll(queue->inner, completions, count, timeout_ms);
+}
+
+/* In a forked child: the gate's count is of the child's own. */
+static void gate_queue_abandon(void *base)
+{
+    struct gate_queue *queue = base;
+    dlfs_queue_destroy(queue->inner);
+    free(queue);
+}
+
+static void gate_queue_destroy(void *base)
+{
+    atomic_fetch_sub(&((struct gate_queue *)base)->gate->queues, 1);
+    gate_queue_abandon(base);
+}
+
+static const struct dlfs_external_ops gate_ops = {
+    .version = DLFS_EXTERNAL_VERSION,
+    .flush = gate_flush,
+    .destroy = gate_destroy,
+    .queue_create = gate_queue_create,
+    .queue_submit = gate_submit,
+    .queue_poll = gate_poll,
+    .queue_destroy = gate_queue_destroy,
+    .queue_abandon = gate_queue_abandon,
+};
+
+/* Puts a gate before a device. */
+static inline void gate_put(struct gate *gate, dlfs_device *inner)
+{
+    struct dlfs_external external = {
+        .ops = &gate_ops,
+        .device = gate,
+        .kind = "gate",
+        .size_bytes = dlfs_device_size_bytes(inner),
+        .block_bytes = dlfs_device_block_bytes(inner),
+    };
+    gate->inner = inner;
+    CHECK_EQ(dlfs_device_create_external(&external, &gate->device), 0);
+}
+
+#endif

@@ -1,0 +1,305 @@
+/*
+ * Devices that hang instead of failing. A read takes its time once, whatever it is made of, and
+ * those behind it do not wait; another copy is read long before; who ends a read does not wait at
+ * all; and a device that answers again is used again.
+ */
+#include <dlfs/dlfs.h>
+
+#include "channel/channel_tests.h"
+#include "platform/thread.h"
+#include "reader/copies_tests.h"
+#include "reader/gate.h"
+
+#define SAMPLES 24u
+#define TIMEOUT_MS 1000u
+#define LONG_MS 64000u /* longer than any of this takes */
+#define SEVERAL 4u     /* times: less than SAMPLES, and more than a busy machine makes of one */
+
+/* ---- one copy -------------------------------------------------------------------------------- */
+
+static void gate_dataset(struct dataset *dataset, struct gate *gate)
+{
+    dataset_create(dataset, NULL);
+    gate_put(gate, dataset->inner);
+    dataset->device = gate->device;
+}
+
+/* A reader that has one operation under way at a time, and merges nothing. */
+static dlfs_reader *narrow_reader(const struct dataset *dataset, uint32_t timeout_ms)
+{
+    return reader_as(dataset, (dlfs_reader_config){.depth = 1,
+                                                   .memory_bytes = 8u << 20,
+                                                   .retry_count = 2,
+                                                   .timeout_ms = timeout_ms,
+                                                   .flags = DLFS_READER_SHARED});
+}
+
+/* Reads samples from all over the dataset; all of them fail. How long that takes. */
+static uint64_t read_in_vain(dlfs_reader *reader, uint64_t first, uint64_t count)
+{
+    uint64_t indices[SAMPLES];
+    dlfs_batch *batch;
+    for (uint64_t i = 0; i < count; i++)
+        indices[i] = (first + i) * 19 % COUNT | 1; /* none is empty */
+    uint64_t before = clock_ns();
+    CHECK_EQ(dlfs_reader_read(reader, indices, count, &batch), 0);
+    uint64_t taken_ns = clock_ns() - before;
+    CHECK_EQ(batch->failure_count, count);
+    for (uint64_t i = 0; i < count; i++)
+        CHECK_EQ(batch->failures[i].code, DLFS_E_TIMEOUT);
+    dlfs_batch_release(batch);
+    return taken_ns;
+}
+
+static void read_well(const struct dataset *dataset, dlfs_reader *reader)
+{
+    (void)dataset;
+    uint64_t indices[COUNT];
+    dlfs_batch *batch;
+    for (uint64_t index = 0; index < COUNT; index++)
+        indices[index] = index;
+    CHECK_EQ(dlfs_reader_read(reader, indices, COUNT, &batch), 0);
+    for (uint64_t i = 0; i < COUNT; i++)
+        if (batch->lengths[i] >= 0)
+            check_sample(batch, i);
+    dlfs_batch_release(batch);
+}
+
+static void a_read_takes_its_time_once(void)
+{
+    struct dataset dataset;
+    struct gate gate = {.closed = true};
+    gate_dataset(&dataset, &gate);
+    dlfs_reader *alone = narrow_reader(&dataset, TIMEOUT_MS);
+    uint64_t one_ns = read_in_vain(alone, 0, 1);
+    CHECK(one_ns >= TIMEOUT_MS * UINT64_C(1000000));
+    dlfs_reader *reader = narrow_reader(&dataset, TIMEOUT_MS);
+    CHECK(read_in_vain(reader, 0, SAMPLES) < SEVERAL * one_ns);
+
+    /* Nobody waits for it now, but for a probe now and then. */
+    uint32_t asked = atomic_load(&gate.asked);
+    for (uint64_t i = 1; i < 100; i++)
+        (void)read_in_vain(reader, i, SAMPLES);
+    CHECK(atomic_load(&gate.asked) < asked + 10);
+    CHECK_EQ(dlfs_reader_lost_members(reader), 1);
+
+    atomic_store(&gate.closed, false);
+    while (dlfs_reader_lost_members(reader) != 0)
+        read_well(&dataset, reader);
+    dlfs_batch *batch;
+    CHECK_EQ(dlfs_reader_read(reader, (const uint64_t[]){1}, 1, &batch), 0);
+    CHECK_EQ(batch->failure_count, 0);
+    dlfs_batch_release(batch);
+    CHECK_EQ(dlfs_reader_destroy(alone), 0);
+    CHECK_EQ(dlfs_reader_destroy(reader), 0);
+    dataset_destroy(&dataset);
+}
+
+/* Every batch of an epoch ends in time, with memory for few samples. */
+static void a_batch_takes_its_time_once(uint32_t plan)
+{
+    struct dataset dataset;
+    struct gate gate = {.closed = false};
+    dlfs_sequence *sequence;
+    dlfs_stream *stream;
+    gate_dataset(&dataset, &gate);
+    dlfs_reader *reader = reader_as(
+        &dataset,
+        (dlfs_reader_config){.depth = 4, .memory_bytes = 12 * CHUNK, .timeout_ms = TIMEOUT_MS});
+    CHECK_EQ(dlfs_sequence_create(dataset.directory, CHUNK, DLFS_ORDER_GLOBAL, 3, 0, 1, &sequence),
+             0);
+    dlfs_stream_config config = {.sequence = sequence, .stride = 1, .count = COUNT, .plan = plan};
+    CHECK_EQ(dlfs_stream_create(reader, &config, &stream), 0);
+    uint64_t longest_ns = 0;
+    uint64_t failed = 0;
+    uint64_t seen = 0;
+    while (seen < COUNT) {
+        dlfs_batch *batch;
+        uint64_t before = clock_ns();
+        int code; /* in steps, as when a caller looks for signals meanwhile */
+        while ((code = dlfs_stream_next(stream, 64, 50, &batch)) == -EAGAIN) {
+        }
+        CHECK_EQ(code, 0);
+        uint64_t taken_ns = clock_ns() - before;
+        longest_ns = taken_ns > longest_ns ? taken_ns : longest_ns;
+        seen += batch->count;
+        failed += batch->failure_count;
+        for (uint64_t i = 0; i < batch->count; i++)
+            if (batch->lengths[i] >= 0)
+                check_sample(batch, i);
+        dlfs_batch_release(batch);
+        atomic_store(&gate.closed, true);
+    }
+    CHECK(failed > COUNT / 4);
+    CHECK(longest_ns < SEVERAL * TIMEOUT_MS * UINT64_C(1000000));
+    atomic_store(&gate.closed, false);
+    dlfs_stream_destroy(stream);
+    dlfs_sequence_destroy(sequence);
+    CHECK_EQ(dlfs_reader_destroy(reader), 0);
+    dataset_destroy(&dataset);
+}
+
+/* ---- two copies ------------------------------------------------------------------------------ */
+
+static void *open_later(void *argument)
+{
+    struct gate *gates = argument;
+    while (atomic_load(&gates[0].asked) == 0 || atomic_load(&gates[1].asked) == 0 ||
+           atomic_load(&gates[2].asked) == 0)
+        sched_yield();
+    nanosleep(&(struct timespec){.tv_sec = 2}, NULL);
+    for (uint32_t i = 0; i < MEMBERS; i++)
+        atomic_store(&gates[i].closed, false);
+    return NULL;
+}
+
+/* Reads everything with some of the members silent, within a share of a read's time. */
+static void another_copy_is_read(uint32_t silent)
+{
+    const dlfs_fault_config none[MEMBERS] = {0};
+    for (uint32_t plan = DLFS_PLAN_DIRECT; plan <= DLFS_PLAN_HARVEST + 1; plan++) {
+        struct volume volume;
+        struct gate gate = {.closed = true};
+        volume_create(&volume, none);
+        dlfs_device *sound = volume.devices[silent];
+        gate_put(&gate, sound);
+        volume.devices[silent] = gate.device;
+        dlfs_reader *reader = copies_reader(&volume, MEMBERS, 20 * CHUNK, LONG_MS / 4);
+        uint64_t before = clock_ns();
+        if (plan <= DLFS_PLAN_HARVEST)
+            read_stream(&volume, reader, plan);
+        else
+            read_batches(reader);
+        CHECK(clock_ns() - before < LONG_MS / 8 * UINT64_C(1000000));
+        CHECK_EQ(dlfs_reader_lost_members(reader), UINT64_C(1) << silent);
+        CHECK_EQ(dlfs_reader_member_code(reader, silent), DLFS_E_TIMEOUT);
+        atomic_store(&gate.closed, false);
+        while (dlfs_reader_lost_members(reader) != 0)
+            read_batches(reader);
+        CHECK_EQ(dlfs_reader_destroy(reader), 0);
+        CHECK_EQ(dlfs_device_destroy(gate.device), 0);
+        volume.devices[silent] = sound;
+        volume_destroy(&volume);
+    }
+}
+
+/* Where no copy can be had just now, a read is as patient as it says. */
+static void all_silent_for_a_while(void)
+{
+    const dlfs_fault_config none[MEMBERS] = {0};
+    struct volume volume;
+    struct gate gates[MEMBERS] = {{.closed = true}, {.closed = true}, {.closed = true}};
+    dlfs_device *sound[MEMBERS];
+    pthread_t thread;
+    volume_create(&volume, none);
+    for (uint32_t i = 0; i < MEMBERS; i++) {
+        sound[i] = volume.devices[i];
+        gate_put(&gates[i], sound[i]);
+        volume.devices[i] = gates[i].device;
+    }
+    dlfs_reader *reader = copies_reader(&volume, MEMBERS, 20 * CHUNK, LONG_MS / 4);
+    CHECK_EQ(thread_start(&thread, NULL, open_later, gates), 0);
+    read_batches(reader);
+    pthread_join(thread, NULL);
+    read_stream(&volume, reader, DLFS_PLAN_DIRECT);
+    CHECK_EQ(dlfs_reader_destroy(reader), 0);
+    for (uint32_t i = 0; i < MEMBERS; i++) {
+        CHECK_EQ(dlfs_device_destroy(gates[i].device), 0);
+        volume.devices[i] = sound[i];
+    }
+    volume_destroy(&volume);
+}
+
+/* Members that are slow, all of them, are not given up one for the other again and again. */
+static void slow_members_are_waited_for(void)
+{
+    dlfs_fault_config slow = {.stall_per_million = MILLION, .stall_ms = LONG_MS / 20};
+    const dlfs_fault_config faults[MEMBERS] = {slow, slow, slow};
+    struct volume volume;
+    dlfs_batch *batch;
+    volume_create(&volume, faults);
+    dlfs_reader *reader = copies_reader(&volume, MEMBERS, 20 * CHUNK, LONG_MS / 4);
+    CHECK_EQ(dlfs_reader_read(reader, (const uint64_t[]){1, 100, 200, 300}, 4, &batch), 0);
+    CHECK_EQ(batch->failure_count, 0);
+    for (uint64_t i = 0; i < 4; i++)
+        check_sample(batch, i);
+    dlfs_batch_release(batch);
+    CHECK_EQ(dlfs_reader_destroy(reader), 0);
+    volume_destroy(&volume);
+}
+
+/* ---- ending ---------------------------------------------------------------------------------- */
+
+static void *ask_channel(void *argument)
+{
+    struct connection *connection = argument;
+    dlfs_batch *batch;
+    if (dlfs_client_read(connection->client, (const uint64_t[]){1, 2, 3}, 3, &batch) == 0)
+        dlfs_batch_release(batch);
+    return NULL;
+}
+
+/* Streams end at once, however long a read under way may take. */
+static void a_stream_ends_quickly(void)
+{
+    struct dataset dataset;
+    struct gate gate = {.closed = true};
+    dlfs_sequence *sequence;
+    dlfs_stream *stream;
+    gate_dataset(&dataset, &gate);
+    dlfs_reader *reader = narrow_reader(&dataset, LONG_MS);
+    CHECK_EQ(dlfs_sequence_create(dataset.directory, CHUNK, DLFS_ORDER_GLOBAL, 3, 0, 1, &sequence),
+             0);
+    dlfs_stream_config config = {.sequence = sequence, .stride = 1, .count = COUNT};
+    CHECK_EQ(dlfs_stream_create(reader, &config, &stream), 0);
+    while (atomic_load(&gate.asked) == 0)
+        sched_yield();
+    uint64_t before = clock_ns();
+    dlfs_stream_destroy(stream);
+    CHECK(clock_ns() - before < LONG_MS / 8 * UINT64_C(1000000));
+    dlfs_sequence_destroy(sequence);
+    atomic_store(&gate.closed, false);
+    CHECK_EQ(dlfs_reader_destroy(reader), 0);
+    dataset_destroy(&dataset);
+}
+
+/* So do channels. */
+static void a_channel_ends_quickly(void)
+{
+    struct service service;
+    struct gate gate = {.closed = true};
+    pthread_t thread;
+    int descriptor;
+    uint64_t bytes;
+    gate_dataset(&service.dataset, &gate);
+    service.reader = narrow_reader(&service.dataset, LONG_MS);
+    CHECK_EQ(dlfs_share_create(1 << 20, &service.share), 0);
+    CHECK_EQ(dlfs_reader_arena(service.reader, &descriptor, &bytes), 0);
+    CHECK_EQ(dlfs_arena_map(descriptor, bytes, &service.arena), 0);
+    struct connection connection = connect_to(&service);
+    CHECK_EQ(thread_start(&thread, NULL, ask_channel, &connection), 0);
+    while (atomic_load(&gate.asked) == 0)
+        sched_yield();
+    uint64_t before = clock_ns();
+    dlfs_channel_destroy(connection.channel);
+    CHECK(clock_ns() - before < LONG_MS / 8 * UINT64_C(1000000));
+    pthread_join(thread, NULL);
+    dlfs_client_destroy(connection.client);
+    atomic_store(&gate.closed, false);
+    service_stop(&service);
+}
+
+int main(void)
+{
+    copies_create();
+    a_read_takes_its_time_once();
+    for (uint32_t plan = DLFS_PLAN_DIRECT; plan <= DLFS_PLAN_HARVEST; plan++)
+        a_batch_takes_its_time_once(plan);
+    another_copy_is_read(1);
+    all_silent_for_a_while();
+    slow_members_are_waited_for();
+    a_stream_ends_quickly();
+    a_channel_ends_quickly();
+    copies_destroy();
+    return 0;
+}

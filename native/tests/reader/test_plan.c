@@ -1,0 +1,70 @@
+/* Planning: wants sorted by address, whatever order they come in. */
+#include <string.h>
+
+#include "check.h"
+#include "reader/plan.h"
+
+#define WANTS_MAX 3000u
+
+static struct want wants[WANTS_MAX], scratch[WANTS_MAX];
+static uint64_t state = 88172645463325252u;
+
+static uint64_t random_bits(void)
+{
+    state ^= state << 13; /* xorshift64 */
+    state ^= state >> 7;
+    state ^= state << 17;
+    return state;
+}
+
+/* Sorts `count` wants whose addresses have random bits under a mask; all are there afterwards. */
+static void sort_masked(uint64_t count, uint64_t mask)
+{
+    static uint64_t addresses[WANTS_MAX];
+    static bool seen[WANTS_MAX];
+    memset(seen, 0, sizeof seen);
+    for (uint64_t i = 0; i < count; i++) {
+        addresses[i] = random_bits() & mask;
+        wants[i] = (struct want){addresses[i], 1, i, (uint32_t)i, 0};
+    }
+    plan_sort(wants, scratch, count);
+    for (uint64_t i = 0; i < count; i++) {
+        CHECK(i == 0 || wants[i - 1].address <= wants[i].address);
+        CHECK(wants[i].position < count && !seen[wants[i].position]);
+        seen[wants[i].position] = true;
+        CHECK(wants[i].address == addresses[wants[i].position]);
+        CHECK(wants[i].crc32c == (uint32_t)wants[i].position);
+    }
+}
+
+static void test_sorts(void)
+{
+    static const uint64_t counts[] = {0, 1, 2, 23, 24, 25, 26, 100, 512, 1024, WANTS_MAX};
+    static const uint64_t masks[] = {
+        0,          1,          0xFFF,           0x7FFFF000,          0xF0000000000F,
+        UINT64_MAX, 1ull << 63, 0xFF00000000ull, 0x8000000000000001u,
+    };
+    for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
+        for (size_t j = 0; j < sizeof masks / sizeof masks[0]; j++) {
+            sort_masked(counts[i], masks[j]);
+        }
+    }
+}
+
+static void test_leaves_what_is_sorted(void)
+{
+    for (uint64_t i = 0; i < WANTS_MAX; i++) {
+        wants[i] = (struct want){i / 2 * 4096, 1, i, 0, 0};
+    }
+    plan_sort(wants, scratch, WANTS_MAX);
+    for (uint64_t i = 0; i < WANTS_MAX; i++) {
+        CHECK(wants[i].position == i);
+    }
+}
+
+int main(void)
+{
+    test_sorts();
+    test_leaves_what_is_sorted();
+    return 0;
+}

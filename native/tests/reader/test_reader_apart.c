@@ -1,0 +1,87 @@
+/*
+ * Reads into memory of the batch's own: right, kept nowhere, given again to the next batch, and
+ * joined with what the reader has in memory.
+ */
+#define LARGE_EVERY 7u /* so that all samples together take mapped memory, not malloc's */
+#include <errno.h>
+
+#include "reader/reader_tests.h"
+
+static dlfs_batch *read_apart(dlfs_reader *reader, uint64_t first, uint64_t count)
+{
+    uint64_t indices[COUNT];
+    dlfs_batch *batch;
+    for (uint64_t i = 0; i < count; i++)
+        indices[i] = first + i;
+    CHECK_EQ(dlfs_reader_read_apart(reader, indices, count, &batch), 0);
+    CHECK_EQ(batch->failure_count, 0);
+    for (uint64_t i = 0; i < count; i++)
+        check_sample(batch, i);
+    return batch;
+}
+
+static uint64_t private_batches(dlfs_reader *reader)
+{
+    dlfs_reader_stats stats;
+    dlfs_reader_get_stats(reader, &stats);
+    return stats.private_batches;
+}
+
+static void nothing_is_kept(const struct dataset *dataset)
+{
+    uint8_t buffer[CHUNK];
+    dlfs_reader *reader = reader_over(dataset, 64u << 20, 0);
+    dlfs_batch *batch = read_apart(reader, 0, COUNT);
+    const uint8_t *base = batch->base;
+    CHECK_EQ(dlfs_reader_get(reader, 7, buffer, sizeof buffer, DLFS_GET_KEPT), -EAGAIN);
+    dlfs_batch_release(batch);
+    batch = read_apart(reader, 0, COUNT);
+    CHECK(batch->base == base); /* warm memory */
+    dlfs_batch *other = read_apart(reader, 0, COUNT);
+    CHECK(other->base != base);
+    CHECK_EQ(private_batches(reader), 0); /* none for want of room */
+    dlfs_batch_release(batch);
+    CHECK_EQ(dlfs_reader_destroy(reader), 0);
+    check_sample(other, COUNT - 1);
+    dlfs_batch_release(other);
+}
+
+static void what_is_in_memory_is_used(const struct dataset *dataset)
+{
+    uint64_t some[] = {3, 5, 7, 400};
+    dlfs_reader *reader = reader_over(dataset, 64u << 20, 0);
+    dlfs_batch *batch;
+    dlfs_reader_stats stats;
+    CHECK_EQ(dlfs_reader_read(reader, some, 4, &batch), 0);
+    dlfs_batch_release(batch);
+    dlfs_batch_release(read_apart(reader, 0, 10)); /* in part */
+    dlfs_reader_get_stats(reader, &stats);
+    uint64_t reads = stats.reads;
+    dlfs_batch_release(read_apart(reader, 5, 1)); /* all of it */
+    dlfs_reader_get_stats(reader, &stats);
+    CHECK_EQ(stats.reads, reads);
+    CHECK_EQ(dlfs_reader_destroy(reader), 0);
+}
+
+static void a_small_budget_is_left_alone(const struct dataset *dataset)
+{
+    dlfs_reader *reader = reader_over(dataset, 4 * CHUNK, 0);
+    dlfs_batch *batches[40];
+    for (uint64_t i = 0; i < 40; i++)
+        batches[i] = read_apart(reader, 10 * i, 10);
+    check_memory(dataset, reader, 4 * CHUNK);
+    for (uint64_t i = 0; i < 40; i++)
+        dlfs_batch_release(batches[i]);
+    CHECK_EQ(dlfs_reader_destroy(reader), 0);
+}
+
+int main(void)
+{
+    struct dataset dataset;
+    dataset_create(&dataset, NULL);
+    nothing_is_kept(&dataset);
+    what_is_in_memory_is_used(&dataset);
+    a_small_budget_is_left_alone(&dataset);
+    dataset_destroy(&dataset);
+    return 0;
+}
