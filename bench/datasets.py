@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import dlfs
-from dlfs.ingest.folder import FolderSource
+from dlfs.ingest.formats.folder import FolderSource
 from dlfs.ingest.importer import import_dataset
 from dlfs.units import GIB, KIB, MIB
 

@@ -6,27 +6,29 @@ used, so that ``dlfs --help`` does not wait for numpy and libdlfs, nor Ctrl-C fo
 
 # The layers. Imports point down this list only; import-linter enforces it (pyproject.toml).
 #
-#   cli         one file per verb; parses, calls, prints. Nobody imports it.
-#   adapters    torch, grain, tf, fsspec, arrow: each uses only the public API
-#   service     the node service: FUSE mount, sample server, metrics
-#   ingest      sources (folder, tar, ...) -> dataset writer
-#   volume      Volume: datasets, writing, removing; the public API's home
+#   cli             the command line: one file per verb in cli/verbs. Nothing imports it.
+#   adapters        torch, grain, tf, fsspec, arrow: each uses only the public API
+#   service         the node service: sample server, its clients, metrics
+#   mount           datasets as files: the native server and the pyfuse3 server
+#   staging         the staging area behind incoming/: files until they are sealed as a dataset
+#   ingest          formats and sources (folder, tar, ...) -> dataset writer; export
+#   volume          Volume: datasets, writing, removing; the public API's home
 #   verification    checking a whole volume
-#   mending     repairing one that has replicas
-#   dataset     Dataset: samples of one sealed dataset
-#   writer      the dataset writer: packs, seals, commits
-#   origin      what opens a volume and its datasets
-#   reader      plan, read, prefetch, cache; Batch
-#   sequence    the epoch's order: permutation, sharding, resume
-#   selection   the samples that an epoch goes over, and their weights
-#   attributes  columns of a dataset: builder, table
-#   directory   the sample directory: builder, frozen tree
-#   store       members, generations, free space, commit
-#   format      bytes <-> records of the on-media format (FORMAT.md); no I/O
-#   fabric      NVMe-oF control: discovery, export and composing of targets
-#   block       BlockDevice and its kinds, device URIs
-#   _native     the only place that knows ctypes
-#   arguments   types and checks of arguments; standard library only
+#   redundancy      repairing a volume that has replicas
+#   dataset         Dataset: samples of one sealed dataset
+#   writer          the dataset writer: packs, seals, commits
+#   connection      opens volumes and datasets, from devices or from a service
+#   reader          plan, read, prefetch, cache; Batch
+#   sequence        the epoch's order: permutation, sharding, resume
+#   selection       the samples that an epoch goes over, and their weights
+#   attributes      columns of a dataset: builder, table
+#   directory       the sample directory: builder, frozen tree
+#   store           members, generations, free space, commit
+#   format          bytes <-> records of the on-media format (FORMAT.md); no I/O
+#   fabric          NVMe-oF control: discovery, export and composing of targets
+#   block           BlockDevice and its kinds, device URIs
+#   _native         the only place that knows ctypes
+#   arguments       types and checks of arguments; standard library only
 #   errors, extras, units, wording   standard library only
 #
 # Beside them: testing (faulty devices, fakes, strategies), which imports block and what is below.
@@ -59,8 +61,8 @@ if TYPE_CHECKING:
         UsageError,
         VersionError,
     )
-    from dlfs.mending import RepairReport, repair
     from dlfs.reader import Batch, Epoch
+    from dlfs.redundancy import RepairReport, repair
     from dlfs.service.client import connect
     from dlfs.store.formatting import format_volume
     from dlfs.store.info import DatasetInfo, MemberInfo, SuperblockInfo, VolumeInfo
@@ -126,8 +128,8 @@ _HOMES = {
     "Batch": "dlfs.reader",
     "Epoch": "dlfs.reader",
     "connect": "dlfs.service.client",
-    "RepairReport": "dlfs.mending",
-    "repair": "dlfs.mending",
+    "RepairReport": "dlfs.redundancy",
+    "repair": "dlfs.redundancy",
     "format_volume": "dlfs.store.formatting",
     "DatasetInfo": "dlfs.store.info",
     "MemberInfo": "dlfs.store.info",

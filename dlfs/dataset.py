@@ -21,12 +21,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from dlfs.arguments import OnError, ReadPlan, Shuffle, as_integer
 from dlfs.attributes import AttributeTable
+from dlfs.connection import Connection, DatasetIdentity, DatasetSession, find_record
 from dlfs.directory import Entry, FrozenDirectory, as_array, find_outside, near_paths
 from dlfs.errors import ClosedError, DlfsError, NotFoundError, UsageError
 from dlfs.format.catalog import DatasetRecord
 from dlfs.format.geometry import DataSpace
 from dlfs.format.paths import PathLike
-from dlfs.origin import DatasetAccess, DatasetIdentity, Origin, find_record
 from dlfs.reader import Batch, ColumnAccess, Epoch, read_into, read_pieces
 from dlfs.selection import Selection, select
 from dlfs.sequence import WINDOW_CHUNKS, EpochState
@@ -63,7 +63,7 @@ class Dataset(ColumnAccess):
     """One version of a dataset, open for reading.
 
     Args:
-        origin: what opens it.
+        connection: what opens it.
         identity: which dataset it is.
 
     Attributes:
@@ -74,23 +74,23 @@ class Dataset(ColumnAccess):
     Threads: any at once; ``close`` by one.
     """
 
-    def __init__(self, origin: Origin, identity: DatasetIdentity) -> None:
-        self._origin = origin
+    def __init__(self, connection: Connection, identity: DatasetIdentity) -> None:
+        self._connection = connection
         self._identity = identity
         self._closed = False
         self._mutex = threading.Lock()
         self._pid = os.getpid()
-        self._access: DatasetAccess | None = None
-        self._inherited: list[DatasetAccess] = []
+        self._access: DatasetSession | None = None
+        self._inherited: list[DatasetSession] = []
         self.uuid: UUID = identity.uuid
         self.name = identity.name
         self.version = identity.version
 
     def __repr__(self) -> str:
-        return f"<Dataset {self.name!r} version {self.version} on {self._origin.uri}>"
+        return f"<Dataset {self.name!r} version {self.version} on {self._connection.uri}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Dataset, (self._origin, self._identity)
+        return Dataset, (self._connection, self._identity)
 
     # ---- opening ---------------------------------------------------------------------------------
 
@@ -106,7 +106,7 @@ class Dataset(ColumnAccess):
         self._opened()
         return self
 
-    def _opened(self) -> DatasetAccess:
+    def _opened(self) -> DatasetSession:
         access = self._access
         if access is not None and self._pid == os.getpid() and not access.is_lost():
             return access
@@ -117,11 +117,13 @@ class Dataset(ColumnAccess):
         with self._mutex:
             if self._access is None or self._access.is_lost():
                 # A lost one is left to its last user: another thread may be in a call of it.
-                self._access = self._origin.open_dataset(self._identity, self._known_directory())
+                self._access = self._connection.open_dataset(
+                    self._identity, self._known_directory()
+                )
             return self._access
 
     @property
-    def access(self) -> DatasetAccess:
+    def access(self) -> DatasetSession:
         """What this object stands on, in this process: for a service of the dataset."""
         return self._opened()
 
@@ -421,7 +423,7 @@ class Dataset(ColumnAccess):
         if record is None:
             return UsageError(
                 f"resume an epoch: this checkpoint is of another version or dataset: {expected}, "
-                f"got {quote(uuid)}, which is not on {self._origin.uri}"
+                f"got {quote(uuid)}, which is not on {self._connection.uri}"
             )
         other = DatasetIdentity.of(record)
         what = "version" if other.name == self.name else "dataset"
@@ -434,7 +436,7 @@ class Dataset(ColumnAccess):
     def _find_elsewhere(self, uuid: str) -> DatasetRecord | None:
         """The record of another dataset of the volume, as it is now; None if it has none such."""
         try:
-            volume = self._origin.open_volume()
+            volume = self._connection.open_volume()
             try:
                 return find_record(volume.catalog, UUID(uuid))
             finally:

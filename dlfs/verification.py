@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 
 from dlfs._native.packing import Checker
 from dlfs.attributes import AttributeTable, read_attributes
+from dlfs.connection import find_record, load_segment
 from dlfs.directory import FrozenDirectory
 from dlfs.errors import DeviceError, DlfsError, FormatError
 from dlfs.format.catalog import DatasetRecord
 from dlfs.format.geometry import DataSpace
 from dlfs.format.paths import display
-from dlfs.origin import find_record, load_segment
 from dlfs.store.chunk_reader import Choice, FailedRead, Window, scan_space
 from dlfs.store.info import describe_member
 from dlfs.store.segments import read_segment

@@ -15,21 +15,21 @@ from typing import Any, Self
 from uuid import UUID
 
 from dlfs.arguments import Engine, Layout
+from dlfs.connection import (
+    NO_DATASETS,
+    Connection,
+    DatasetIdentity,
+    LocalConnection,
+    LocalVolume,
+    OpenOptions,
+    VolumeSession,
+    no_such_dataset,
+)
 from dlfs.dataset import Dataset
 from dlfs.errors import ClosedError, NotFoundError, UsageError
 from dlfs.format.catalog import DatasetRecord
 from dlfs.format.names import DatasetName, dataset_name_bytes, new_dataset_name, parse_dataset
 from dlfs.format.paths import display
-from dlfs.origin import (
-    NO_DATASETS,
-    DatasetIdentity,
-    LocalOrigin,
-    LocalVolume,
-    OpenOptions,
-    Origin,
-    VolumeAccess,
-    no_such_dataset,
-)
 from dlfs.store.info import DatasetInfo, MemberInfo, VolumeInfo, describe_dataset
 from dlfs.store.members import split_uris
 from dlfs.store.transaction import Generation, Transaction, check_writable
@@ -74,7 +74,7 @@ def open(
     if memory_bytes is None:
         memory_bytes = _default_memory_bytes()
     options = OpenOptions(memory_bytes=memory_bytes, depth=depth, engine=engine)
-    return Volume(LocalOrigin(split_uris(members), options))
+    return Volume(LocalConnection(split_uris(members), options))
 
 
 def _default_memory_bytes() -> int:
@@ -127,7 +127,7 @@ class Volume:
       epochs. Memory of which three quarters are still in use stays as it is.
 
     Args:
-        origin: what opens it.
+        connection: what opens it.
 
     Raises:
         DlfsError: as ``dlfs.open``.
@@ -135,12 +135,12 @@ class Volume:
     Threads: any at once; ``close`` by one.
     """
 
-    def __init__(self, origin: Origin) -> None:
+    def __init__(self, connection: Connection) -> None:
         self._mutex = threading.Lock()
         self._closed = False
         self._pid = os.getpid()
-        self._access: VolumeAccess | None = origin.open_volume()
-        self._origin = self._access.origin
+        self._access: VolumeSession | None = connection.open_volume()
+        self._connection = self._access.connection
 
     def __repr__(self) -> str:
         access = self._access
@@ -150,11 +150,11 @@ class Volume:
         return f"<Volume{label} {way} {self.uri}{state}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Volume, (self._origin,)
+        return Volume, (self._connection,)
 
     # ---- opening ---------------------------------------------------------------------------------
 
-    def _opened(self) -> VolumeAccess:
+    def _opened(self) -> VolumeSession:
         access = self._access
         if self._closed:
             raise ClosedError(f"use volume {self.uri}: it is closed")
@@ -162,11 +162,11 @@ class Volume:
             return access
         return self._reopen()
 
-    def _reopen(self) -> VolumeAccess:
+    def _reopen(self) -> VolumeSession:
         """In a forked child: open anew; the parent's handles stay as they are."""
         self._mutex = threading.Lock()
         self._inherited = self._access
-        self._access = self._origin.open_volume()
+        self._access = self._connection.open_volume()
         self._pid = os.getpid()
         return self._access
 
@@ -181,7 +181,7 @@ class Volume:
             access.refresh()
 
     @property
-    def access(self) -> VolumeAccess:
+    def access(self) -> VolumeSession:
         """What this object stands on, in this process: for a service of the volume."""
         return self._opened()
 
@@ -208,7 +208,7 @@ class Volume:
     @property
     def uri(self) -> str:
         """What opens the volume again: the members' URIs, with commas between."""
-        return self._origin.uri
+        return self._connection.uri
 
     @property
     def uuid(self) -> UUID:
@@ -270,7 +270,7 @@ class Volume:
             FormatError: its directory is damaged.
         """
         record = self._find(name, version)[-1]
-        return Dataset(self._origin, DatasetIdentity.of(record, self.uuid)).open()
+        return Dataset(self._connection, DatasetIdentity.of(record, self.uuid)).open()
 
     def __getitem__(self, name: str | bytes) -> Dataset:
         """Open the newest version of a dataset, or that of ``NAME@VERSION``; see ``dataset``."""
@@ -419,22 +419,22 @@ class Volume:
             DegradedError: a member is missing, stale or cannot be opened for writing.
             DeviceError: no member can be opened for writing.
         """
-        origin = self._local("write to").origin
+        connection = self._local("write to").connection
         check_writable(
-            origin.uris,
+            connection.uris,
             volume_uuid=self.uuid,
-            engine=origin.options.engine,
-            opener=origin.options.opener,
+            engine=connection.options.engine,
+            opener=connection.options.opener,
         )
 
     def _transaction(self, holder: str) -> Transaction:
-        origin = self._local("change").origin
+        connection = self._local("change").connection
         return Transaction(
-            origin.uris,
+            connection.uris,
             volume_uuid=self.uuid,
             holder=holder,
-            engine=origin.options.engine,
-            opener=origin.options.opener,
+            engine=connection.options.engine,
+            opener=connection.options.opener,
         )
 
     def _local(self, action: str) -> LocalVolume:

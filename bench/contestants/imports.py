@@ -14,7 +14,7 @@ from bench.contestant import (
     timed,
 )
 from bench.datasets import DATASET, Scene, volume_bytes
-from dlfs.ingest.folder import FolderSource
+from dlfs.ingest.formats.folder import FolderSource
 from dlfs.ingest.importer import import_dataset
 from dlfs.ingest.source import Layout
 

@@ -77,9 +77,9 @@ class Mounted:
 @contextmanager
 def _mount_dlfs(ground: Ground, point: Path, server: str) -> Iterator[Mounted]:
     from dlfs._native.fuse import is_built
-    from dlfs.service.mount import mount_volume
-    from dlfs.service.mountpoint import unmount
-    from dlfs.service.serve import MountOptions
+    from dlfs.mount.background import mount_volume
+    from dlfs.mount.mountpoint import unmount
+    from dlfs.mount.server import MountOptions
 
     if server == "native" and not is_built():
         raise Unavailable("the native server was not built: apt-get install libfuse3-dev")

@@ -21,7 +21,7 @@ from bench.contestants.mounts import check_fuse
 from bench.dlio.workloads import Workload
 from bench.ending import started
 from bench.machine import ROOT, Unavailable
-from dlfs.ingest.example import features
+from dlfs.ingest.formats.example import features
 
 ENVIRONMENT = ROOT / "build" / "dlio" / "venv"
 PROGRAMS = Path(__file__).parent / "programs"

@@ -211,8 +211,8 @@ class Mount:
         """Mount the volume."""
         del warm  # what is cached, the kernel caches
         check_fuse()
-        from dlfs.service.mount import mount_volume
-        from dlfs.service.mountpoint import unmount
+        from dlfs.mount.background import mount_volume
+        from dlfs.mount.mountpoint import unmount
 
         point = folder / "mount"
         point.mkdir(exist_ok=True)

@@ -28,8 +28,8 @@ from bench.contestants.samples import DEPTH, WHOLE
 from bench.contestants.service import serve
 from bench.datasets import DATASET, SPECS, Scene, make_scene
 from bench.ending import run_program
-from dlfs.service.mount import mount_volume
-from dlfs.service.mountpoint import unmount
+from dlfs.mount.background import mount_volume
+from dlfs.mount.mountpoint import unmount
 
 BATCH = 256
 STEPS_BEFORE = 20

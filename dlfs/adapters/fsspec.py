@@ -14,7 +14,7 @@ character that fsspec takes for a pattern (``?``, ``*``, ``[``)::
 
 A dataset is its newest version when it is first used; ``NAME@VERSION`` is another one, and
 ``invalidate_cache`` looks for what is newer. Files and directories are those of a mount
-(``dlfs/service/SEMANTICS.md``). Every sample's CRC32C covers the whole of it, so a file is read
+(``dlfs/mount/SEMANTICS.md``). Every sample's CRC32C covers the whole of it, so a file is read
 whole when it is opened, and a range of it costs as much; many files at a time (``cat``,
 ``cat_ranges``, ``get`` of a tree) are one batch. Whatever would change something fails with EROFS.
 

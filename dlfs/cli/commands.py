@@ -19,7 +19,14 @@ from typing import Annotated, Any
 
 import typer
 
-from dlfs.cli import (
+from dlfs.cli import help as layout
+from dlfs.cli.environment import DEFAULTED, VARIABLES, VOLUME_VARIABLE
+from dlfs.cli.exits import EXITS, ExitCode, exit_code_of
+from dlfs.cli.interrupts import interruptible
+from dlfs.cli.options import as_typed
+from dlfs.cli.output import Verbosity, log_on_stderr, print_text, set_verbosity
+from dlfs.cli.verb import VerbGroup, add_verb, with_verbosity
+from dlfs.cli.verbs import (
     cat,
     demo,
     discover,
@@ -43,13 +50,6 @@ from dlfs.cli import (
     verify,
     version,
 )
-from dlfs.cli import help as layout
-from dlfs.cli.environment import DEFAULTED, VARIABLES, VOLUME_VARIABLE
-from dlfs.cli.exits import EXITS, ExitCode, exit_code_of
-from dlfs.cli.interrupts import interruptible
-from dlfs.cli.options import as_typed
-from dlfs.cli.output import Verbosity, log_on_stderr, print_text, set_verbosity
-from dlfs.cli.verb import VerbGroup, add_verb, with_verbosity
 from dlfs.errors import DlfsError
 
 # Its home moved when typer took click in: what the parser raises for a wrong command line.

@@ -24,11 +24,11 @@ import numpy.typing as npt
 
 from dlfs.arguments import Layout
 from dlfs.errors import FormatError, UsageError
-from dlfs.ingest.arrays import array_attributes
-from dlfs.ingest.columns import Column, column_values, is_scalar
-from dlfs.ingest.csv_table import DELIMITERS, read_csv, text_column, typed_column
+from dlfs.ingest.arrays.description import array_attributes
 from dlfs.ingest.source import SampleBlock, Source, show
-from dlfs.ingest.tables import open_ipc, open_parquet
+from dlfs.ingest.tables.columns import Column, column_values, is_scalar
+from dlfs.ingest.tables.csv import DELIMITERS, read_csv, text_column, typed_column
+from dlfs.ingest.tables.files import open_ipc, open_parquet
 from dlfs.reader.arrays import ArrayForm
 
 Columns = Mapping[str, npt.NDArray[Any]]

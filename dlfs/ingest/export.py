@@ -43,7 +43,7 @@ from dlfs.errors import (
     write_error,
 )
 from dlfs.format.paths import path_problem
-from dlfs.ingest.archive import Compression, compression_of
+from dlfs.ingest.archives.archive import Compression, compression_of
 from dlfs.ingest.progress import Meter, ProgressCallback
 from dlfs.ingest.source import show
 from dlfs.reader.batch import Batch

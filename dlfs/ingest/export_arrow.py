@@ -18,10 +18,10 @@ import numpy.typing as npt
 
 from dlfs.dataset import Dataset
 from dlfs.errors import FormatError, LimitError, UsageError
-from dlfs.ingest.columns import EXPORT_BYTES, EXPORT_MARK, EXPORT_PATH
 from dlfs.ingest.export import ExportedSamples, ExportReport, OnBad, whole_file
-from dlfs.ingest.formats import load_package
 from dlfs.ingest.progress import ProgressCallback
+from dlfs.ingest.registry import load_package
+from dlfs.ingest.tables.columns import EXPORT_BYTES, EXPORT_MARK, EXPORT_PATH
 from dlfs.reader.batch import Batch
 
 PARQUET_VALUE_BYTES_MAX = (1 << 31) - 1

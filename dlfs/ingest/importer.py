@@ -15,9 +15,9 @@ from uuid import UUID
 
 from dlfs.arguments import Layout
 from dlfs.errors import NotFoundError, UsageError
-from dlfs.ingest.formats import AUTO, find_format, make_options, recognise
 from dlfs.ingest.patterns import expand
 from dlfs.ingest.progress import Meter, ProgressCallback
+from dlfs.ingest.registry import AUTO, find_format, make_options, recognise
 from dlfs.ingest.source import Source
 from dlfs.store.info import DatasetInfo
 from dlfs.volume import Volume

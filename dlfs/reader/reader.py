@@ -1,8 +1,8 @@
 """Reads the samples of one dataset: verified batches, on demand or an epoch at a time.
 
-Native code does the work (``native/src/reader/read.c`` and ``native/src/stream/stream.c``); here its failures become typed
-errors or, where the caller wants it, samples that are left out or replaced. Every sample's CRC32C
-was verified before its bytes are seen.
+Native code does the work (``native/src/reader/``, ``native/src/stream/``); here its failures
+become typed errors or, where the caller wants it, samples that are left out or replaced. Every
+sample's CRC32C is verified before its bytes are seen.
 """
 
 from __future__ import annotations

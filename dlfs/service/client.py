@@ -1,6 +1,6 @@
 """``dlfs.connect``: the volumes of a node service, with the API of those that ``dlfs.open`` gives.
 
-``ServiceOrigin`` is the service's socket as an origin: what it opens has a connection of its own,
+``ServiceConnection`` is the path of a service's socket. What it opens has a control connection,
 the service's directory mapped read-only, and a reader whose samples lie in the service's memory.
 ``Volume``, ``Dataset`` and ``Epoch`` stand on that as on devices. Where the service has memory for
 the whole dataset, and no sample of it is larger than a chunk, what it has read once is read from
@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 
 from dlfs._native.channel import ChannelDescriptors, ClientReader
 from dlfs.attributes import AttributeTable
+from dlfs.connection import DatasetIdentity, DatasetSession, find_record
 from dlfs.directory import FrozenDirectory
 from dlfs.errors import (
     DeviceError,
@@ -45,9 +46,8 @@ from dlfs.errors import (
 )
 from dlfs.format.catalog import Catalog, DatasetRecord
 from dlfs.format.superblock import Superblock
-from dlfs.origin import DatasetAccess, DatasetIdentity, find_record
 from dlfs.reader import SampleReader, Where
-from dlfs.service.connection import TIMEOUT_S, Connection
+from dlfs.service.control import TIMEOUT_S, ControlConnection
 from dlfs.service.protocol import (
     ChannelState,
     DatasetState,
@@ -101,7 +101,7 @@ def connect(uri: str, *, volume: str | None = None, timeout_s: float = TIMEOUT_S
         raise UsageError(
             f"connect to {uri}: expected a timeout above 0 s, got {show_value(timeout_s)}"
         )
-    return Volume(ServiceOrigin(os.path.abspath(path_of(uri)), volume, timeout_s))
+    return Volume(ServiceConnection(os.path.abspath(path_of(uri)), volume, timeout_s))
 
 
 def look(uri: str, *, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
@@ -114,14 +114,14 @@ def look(uri: str, *, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
     Raises:
         DlfsError: as ``connect``.
     """
-    with closing(Connection(os.path.abspath(path_of(uri)), timeout_s)) as connection:
-        answer, descriptors = connection.request(GetSnapshot(), Figures)
+    with closing(ControlConnection(os.path.abspath(path_of(uri)), timeout_s)) as control:
+        answer, descriptors = control.request(GetSnapshot(), Figures)
         with descriptors:
             return answer.figures
 
 
 @dataclass(frozen=True)
-class ServiceOrigin:
+class ServiceConnection:
     """A volume of a node service.
 
     Args:
@@ -139,17 +139,17 @@ class ServiceOrigin:
         """The service's."""
         return SCHEME + self.path
 
-    def connect(self) -> Connection:
-        """Make a new connection."""
-        return Connection(self.path, self.timeout_s)
+    def connect(self) -> ControlConnection:
+        """Make a new control connection."""
+        return ControlConnection(self.path, self.timeout_s)
 
     def open_volume(self) -> ServiceVolume:
         """Connect and look at the volume."""
-        connection = self.connect()
-        answer, _ = connection.request(ListVolumes(), Volumes)
+        control = self.connect()
+        answer, _ = control.request(ListVolumes(), Volumes)
         chosen = self._choose(answer.volumes)
         _log.debug("connected to %s for volume %s", self.uri, chosen.uuid)
-        return ServiceVolume(replace(self, volume=str(chosen.uuid)), connection)
+        return ServiceVolume(replace(self, volume=str(chosen.uuid)), control)
 
     def _choose(self, volumes: Sequence[ServedVolume]) -> ServedVolume:
         wanted = self.volume
@@ -170,23 +170,23 @@ class ServiceOrigin:
 
     def open_dataset(
         self, identity: DatasetIdentity, directory: FrozenDirectory | None
-    ) -> DatasetAccess:
+    ) -> DatasetSession:
         """Have the service open a dataset, over a connection for it alone."""
-        connection = self.connect()
+        control = self.connect()
         try:
-            return self._open_dataset(connection, identity, directory)
+            return self._open_dataset(control, identity, directory)
         except BaseException:
-            connection.close()
+            control.close()
             raise
 
     def _open_dataset(
         self,
-        connection: Connection,
+        control: ControlConnection,
         identity: DatasetIdentity,
         directory: FrozenDirectory | None,
-    ) -> DatasetAccess:
+    ) -> DatasetSession:
         request = OpenDataset(self.volume_uuid, identity.uuid)
-        state, descriptors = connection.request(request, DatasetState, 2)
+        state, descriptors = control.request(request, DatasetState, 2)
         with descriptors:
             superblock, catalog = read_generation(descriptors[0], self.uri)
             record = find_record(catalog, identity.uuid)
@@ -196,7 +196,7 @@ class ServiceOrigin:
             native = ClientReader(
                 descriptors[1],
                 state.arena_bytes,
-                lambda: _open_channel(connection, identity),
+                lambda: _open_channel(control, identity),
                 timeout_ms=int(ANSWER_TIMEOUT_S * 1000) + state.read_timeout_ms,
                 service=self.uri,
                 directory=directory.native,
@@ -206,18 +206,18 @@ class ServiceOrigin:
             superblock.geometry,
             directory,
             Where(identity.name, state.members),
-            lambda: _diagnose(connection, identity),
+            lambda: _diagnose(control, identity),
             lambda number, reason: _report(self.uri, state.members[number], reason),
         )
-        return DatasetAccess(
+        return DatasetSession(
             record=record,
             geometry=superblock.geometry,
             members=state.members,
             directory=directory,
             reader=reader,
-            release=connection.close,
+            release=control.close,
             load_attributes=lambda: self._load_attributes(record, identity),
-            is_lost=lambda: native.lost or connection.is_lost,
+            is_lost=lambda: native.lost or control.is_lost,
         )
 
     # ---- parts in shared memory ------------------------------------------------------------------
@@ -241,12 +241,12 @@ class ServiceOrigin:
 
     def _map_part(self, identity: DatasetIdentity, part: str, size_bytes: int) -> NDArray[np.uint8]:
         """Map a part of a dataset, over a connection of its own: any may be lost by now."""
-        connection = self.connect()
+        control = self.connect()
         try:
             request = GetPart(self.volume_uuid, identity.uuid, part)
-            answer, descriptors = connection.request(request, Part, 1)
+            answer, descriptors = control.request(request, Part, 1)
         finally:
-            connection.close()
+            control.close()
         with descriptors:
             if answer.size_bytes != size_bytes:
                 raise FormatError(
@@ -257,15 +257,15 @@ class ServiceOrigin:
         return np.frombuffer(memory, np.uint8)
 
 
-def _open_channel(connection: Connection, identity: DatasetIdentity) -> ChannelDescriptors:
-    _, descriptors = connection.request(OpenChannel(identity.uuid), ChannelState, 2)
+def _open_channel(control: ControlConnection, identity: DatasetIdentity) -> ChannelDescriptors:
+    _, descriptors = control.request(OpenChannel(identity.uuid), ChannelState, 2)
     return ChannelDescriptors(*descriptors)
 
 
-def _diagnose(connection: Connection, identity: DatasetIdentity) -> DlfsError | None:
+def _diagnose(control: ControlConnection, identity: DatasetIdentity) -> DlfsError | None:
     """Why samples may have failed: the dataset was removed since, or a device was swapped."""
     try:
-        answer, _ = connection.request(Diagnose(identity.uuid), Diagnosis)
+        answer, _ = control.request(Diagnose(identity.uuid), Diagnosis)
     except (ServiceLostError, FormatError, DeviceError, NotFoundError, UsageError):
         return None  # the samples' own errors say more
     return None if answer.reason is None else StaleError(answer.reason)
@@ -283,16 +283,16 @@ class ServiceVolume:
     """A volume as the service last described it.
 
     Args:
-        origin: with the volume's UUID.
-        connection: to the service; this object's from now on.
+        connection: with the volume's UUID.
+        control: to the service; this object's from now on.
 
     Raises:
         DlfsError: as ``refresh``.
     """
 
-    def __init__(self, origin: ServiceOrigin, connection: Connection) -> None:
-        self._origin = origin
+    def __init__(self, connection: ServiceConnection, control: ControlConnection) -> None:
         self._connection = connection
+        self._control = control
         self._turn = threading.Lock()
         self.superblock: Superblock
         self.catalog: Catalog
@@ -300,9 +300,9 @@ class ServiceVolume:
         self.refresh()
 
     @property
-    def origin(self) -> ServiceOrigin:
+    def connection(self) -> ServiceConnection:
         """The service's socket, and which volume."""
-        return self._origin
+        return self._connection
 
     def describe(self) -> VolumeInfo:
         """All of it, as the service described it when it was last asked."""
@@ -316,14 +316,14 @@ class ServiceVolume:
             DlfsError: it cannot read the volume.
         """
         with self._turn:
-            if self._connection.is_lost:
-                self._connection = self._origin.connect()
-            request = LookAtVolume(self._origin.volume_uuid)
-            state, descriptors = self._connection.request(request, VolumeState, 1)
+            if self._control.is_lost:
+                self._control = self._connection.connect()
+            request = LookAtVolume(self._connection.volume_uuid)
+            state, descriptors = self._control.request(request, VolumeState, 1)
             with descriptors:
-                found = read_generation(descriptors[0], self._origin.uri)
+                found = read_generation(descriptors[0], self._connection.uri)
             (self.superblock, self.catalog), self._info = found, state.info
 
     def close(self) -> None:
-        """Close the connection."""
-        self._connection.close()
+        """Close the control."""
+        self._control.close()

@@ -25,7 +25,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from dlfs.errors import DeviceError, UsageError
-from dlfs.service.figures import by_process
+from dlfs.service.statistics import by_process
 
 Snapshot = Mapping[str, Any]
 """What ``SampleServer.snapshot`` gives."""

@@ -20,9 +20,9 @@ import trio
 
 import dlfs
 from dlfs.errors import DeviceError, LimitError
+from dlfs.service.dataset_cache import ServedVolume, Shelf
 from dlfs.service.protocol import encode, failure_of
 from dlfs.service.session import Common, Session
-from dlfs.service.shelf import ServedVolume, Shelf
 from dlfs.service.sockets import AllowList, Listener, Peer, peer_of
 
 CLIENTS_MAX = 1024

@@ -48,6 +48,7 @@ from dlfs.errors import (
     UsageError,
     VersionError,
 )
+from dlfs.service.dataset_cache import ServedVolume
 from dlfs.service.protocol import (
     HEADER,
     PROTOCOL_VERSION,
@@ -76,7 +77,6 @@ from dlfs.service.protocol import (
     failure_of,
 )
 from dlfs.service.protocol import ServedVolume as VolumeName
-from dlfs.service.shelf import ServedVolume
 from dlfs.service.snapshot import generation_file
 from dlfs.service.sockets import Peer
 from dlfs.units import MIB

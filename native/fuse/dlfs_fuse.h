@@ -5,7 +5,7 @@
  * of its own, from directories and readers of libdlfs, and calls nobody: what only its owner knows
  * (which datasets there are, how to open one, what a failed read means) it asks as a question that
  * the owner fetches with dlfs_fuse_wait and answers with dlfs_fuse_answer. Inode numbers are those
- * of dlfs/service/inode.py, and what programs may expect is in dlfs/service/SEMANTICS.md.
+ * of dlfs/staging/inode_numbers.py, and what programs may expect is in dlfs/mount/SEMANTICS.md.
  *
  * Conventions are those of dlfs.h: 0 or -errno or a DLFS_E_* code, outputs last. Unless said
  * otherwise any threads at once, as long as the object is not destroyed.

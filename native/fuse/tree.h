@@ -2,9 +2,9 @@
  * One dataset's sample directory as a tree of files and directories, and its inode numbers.
  *
  * Directories are stored nowhere: the paths are in byte order, so a directory is a run of indices
- * and is known by its depth and the first sample below it. dlfs/service/tree.py says the same in
- * Python, and dlfs/service/inode.py has the numbers. Nothing here is remembered, nothing changes:
- * any threads at once.
+ * and is known by its depth and the first sample below it. dlfs/mount/tree.py says the same in
+ * Python, and dlfs/staging/inode_numbers.py has the numbers. A tree never changes: any threads may
+ * use it at once.
  */
 #ifndef DLFS_FUSE_TREE_H
 #define DLFS_FUSE_TREE_H

@@ -15,7 +15,7 @@ import pytest
 from bench.dlio.stage import find_dlio
 from bench.ending import INTERRUPTED
 from bench.machine import ROOT, Unavailable
-from dlfs.service.mountpoint import find_mount
+from dlfs.mount.mountpoint import find_mount
 from tests.fuse.mounting import wait_for
 
 TOLD = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)

@@ -15,7 +15,7 @@ import pytest
 
 import dlfs
 from dlfs.block import MemoryDevice, open_device
-from dlfs.origin import LocalOrigin, OpenOptions
+from dlfs.connection import LocalConnection, OpenOptions
 from dlfs.store.members import split_uris
 from dlfs.testing.devices import RecordingDevice, StoppingDevice, StopPoint, WriteEvent, WriteLog
 from dlfs.units import KIB, MIB
@@ -64,7 +64,7 @@ class Media:
             device = open_device(uri, writable=writable, engine=engine)
             return RecordingDevice(device, self.log) if writable else device
 
-        with Volume(LocalOrigin(split_uris(self.uris), OpenOptions(opener=opener))) as volume:
+        with Volume(LocalConnection(split_uris(self.uris), OpenOptions(opener=opener))) as volume:
             change(volume)
 
     def contents(self):
@@ -250,7 +250,7 @@ def test_a_failing_device_leaves_the_volume_as_it_was(media, stop):
         device = open_device(uri, writable=writable, engine=engine)
         return StoppingDevice(device, point) if writable else device
 
-    with Volume(LocalOrigin(split_uris(media.uris), OpenOptions(opener=opener))) as volume:
+    with Volume(LocalConnection(split_uris(media.uris), OpenOptions(opener=opener))) as volume:
         try:
             write(volume, "second", SECOND)
             failed = False
@@ -273,7 +273,7 @@ def remove_and_import(uris, kills):
         device = open_device(uri, writable=writable, engine=engine)
         return StoppingDevice(device, point) if writable else device
 
-    volume = Volume(LocalOrigin(tuple(uris), OpenOptions(opener=opener)))
+    volume = Volume(LocalConnection(tuple(uris), OpenOptions(opener=opener)))
     volume.remove("first")
     write(volume, "second", KILLED_MODEL)
     volume.close()

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import dlfs
-from dlfs.service.mountpoint import find_mount, unmount
+from dlfs.mount.mountpoint import find_mount, unmount
 from dlfs.units import MIB
 from tests.odd_names import old_writer
 
@@ -116,8 +116,8 @@ class World:
 @contextlib.contextmanager
 def mounted(volume: Path | str, directory: Path, log: Path, **options: object) -> Iterator[Mount]:
     """Mount in the background; unmount at the end, whatever happened."""
-    from dlfs.service.mount import mount_volume
-    from dlfs.service.serve import MountOptions
+    from dlfs.mount.background import mount_volume
+    from dlfs.mount.server import MountOptions
 
     with contextlib.suppress(FileExistsError):  # it may be a mount whose server is dead
         directory.mkdir()

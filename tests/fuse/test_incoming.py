@@ -22,8 +22,8 @@ import pytest
 
 import dlfs
 from dlfs.errors import LockedError
-from dlfs.service.incoming_protocol import SealStatus
-from dlfs.service.mountpoint import find_mount
+from dlfs.mount.mountpoint import find_mount
+from dlfs.staging.protocol import SealStatus
 from dlfs.units import KIB, MIB
 from tests.fuse.mounting import (
     AS_NOBODY,
@@ -723,7 +723,7 @@ def test_rule_50_discarding(shared: Writable) -> None:
 
 
 def test_rule_51_spools_are_not_shared(shared: Writable, tmp_path: Path) -> None:
-    from dlfs.service.spool import Spool
+    from dlfs.staging.area import Spool
 
     with dlfs.open(str(shared.mount.volume)) as volume:
         with pytest.raises(LockedError, match=rf"process {shared.mount.pid} uses it"):

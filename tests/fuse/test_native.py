@@ -16,8 +16,8 @@ import pytest
 import dlfs
 from dlfs._native.fuse import is_built
 from dlfs.errors import NativeError, UsageError
-from dlfs.service.mountpoint import find_mount, unmount
-from dlfs.service.serve import MountOptions, choose_server
+from dlfs.mount.mountpoint import find_mount, unmount
+from dlfs.mount.server import MountOptions, choose_server
 from dlfs.testing.nvme import DEFAULT_NQN, Namespace, ScriptedTarget, Subsystem
 from dlfs.units import KIB, MIB
 from tests.fuse.mounting import (

@@ -21,9 +21,9 @@ import pytest
 
 import dlfs
 from dlfs.errors import DeviceError, ExistsError, NotFoundError, UsageError
-from dlfs.service import mountpoint
-from dlfs.service.mount import mount_volume
-from dlfs.service.mountpoint import find_mount, parse_mountinfo, unmount
+from dlfs.mount import mountpoint
+from dlfs.mount.background import mount_volume
+from dlfs.mount.mountpoint import find_mount, parse_mountinfo, unmount
 from dlfs.units import KIB, MIB
 from tests.fuse.mounting import (
     AS_NOBODY,
@@ -611,8 +611,8 @@ def test_rule_28_unsuitable_directories(
         (full / "file", UsageError, "expected a directory, got a file"),
         (mounted, ExistsError, f"mounted there already; 'dlfs umount {mounted}' ends that mount"),
     ]
-    from dlfs.service.mount import mount_volume
-    from dlfs.service.serve import MountOptions
+    from dlfs.mount.background import mount_volume
+    from dlfs.mount.server import MountOptions
 
     options = MountOptions(fuse=server)
     for directory, error, told in refusals:
@@ -703,7 +703,7 @@ def test_rule_25_a_mount_whose_caller_was_killed_is_taken_back(
     directory, log = tmp_path / "mnt", tmp_path / "log"
     directory.mkdir()
     os.mkfifo(log)
-    code = f"from dlfs.service.mount import mount_volume as m; m({str(own_volume)!r}, "
+    code = f"from dlfs.mount.background import mount_volume as m; m({str(own_volume)!r}, "
     code += f"{str(directory)!r}, log={str(log)!r})"
     caller = subprocess.Popen([sys.executable, "-c", code])
     with log.open("rb") as said:  # the server begins

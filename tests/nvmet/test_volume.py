@@ -114,7 +114,7 @@ def test_a_target_that_restarts_in_mid_epoch_costs_no_sample(
     volume: Disaggregated, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     patient = functools.partial(ReaderOptions, timeout_ms=RESTART_MS)
-    monkeypatch.setattr("dlfs.origin.ReaderOptions", patient)  # 30 s may not start a guest
+    monkeypatch.setattr("dlfs.connection.ReaderOptions", patient)  # 30 s may not start a guest
     draw = random.Random(seed)
     victim = draw.choice(volume.targets)
     moment = draw.randrange(1, len(LARGE) // 16 // 2)

@@ -17,7 +17,9 @@ import zlib
 import dlfs
 from dlfs.cli.commands import app
 from dlfs.errors import LimitError, ServiceLostError
-from dlfs.service import client, node, serve
+from dlfs.mount import server as serve
+from dlfs.service import client
+from dlfs.service import process as node
 
 LOADED = client, node, serve
 KEPT = 4

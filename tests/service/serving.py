@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import dlfs
-from dlfs.service.connection import Connection
+from dlfs.service.control import ControlConnection
 from dlfs.service.protocol import Figures, GetSnapshot
 from dlfs.units import KIB, MIB
 
@@ -83,12 +83,12 @@ class Hurry:
     one that is not at once.
 
     Args:
-        monkeypatch: puts it in place of ``dlfs.service.connection``'s until the test ends.
+        monkeypatch: puts it in place of ``dlfs.service.control``'s until the test ends.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._skipped_s = 0.0
-        monkeypatch.setattr("dlfs.service.connection.time", self)
+        monkeypatch.setattr("dlfs.service.control.time", self)
 
     def monotonic(self) -> float:
         return time.monotonic() + self._skipped_s
@@ -159,9 +159,9 @@ class Service:
         if self.process.stdout is not None:
             self.process.stdout.close()
 
-    def connection(self) -> Connection:
+    def connection(self) -> ControlConnection:
         """A connection to it, as a client has."""
-        return Connection(str(self.socket))
+        return ControlConnection(str(self.socket))
 
     def snapshot(self) -> dict[str, Any]:
         """Its own figures."""

@@ -474,7 +474,7 @@ def test_an_unknown_column_is_not_found(world: World) -> None:
 
 def test_an_unknown_dataset_is_stale(world: World) -> None:
     _, connected = world.volumes
-    origin = connected.access.origin
-    identity = dlfs.origin.DatasetIdentity(uuid.uuid4(), "x", 1)
+    connection = connected.access.connection
+    identity = dlfs.connection.DatasetIdentity(uuid.uuid4(), "x", 1)
     with pytest.raises(StaleError, match="it was removed"):
-        dlfs.Dataset(origin, identity).open()
+        dlfs.Dataset(connection, identity).open()

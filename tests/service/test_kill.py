@@ -25,8 +25,8 @@ from pathlib import Path
 
 import pytest
 
-from dlfs.service.connection import Connection
-from dlfs.service.mountpoint import find_mount, is_dead
+from dlfs.mount.mountpoint import find_mount, is_dead
+from dlfs.service.control import ControlConnection
 from dlfs.service.protocol import Figures, GetSnapshot
 from tests.service.serving import SECONDS_MAX, make_samples, make_volume, memory_files, wait_for
 
@@ -131,7 +131,7 @@ class Field:
         wait_for(self.is_tidy, f"round {seed} to leave nothing: {self.what_there_is()}")
 
     def what_there_is(self) -> object:
-        with contextlib.closing(Connection(str(self.path))) as connection:
+        with contextlib.closing(ControlConnection(str(self.path))) as connection:
             figures = connection.request(GetSnapshot(), Figures)[0].figures
         return figures, memory_files(self.service), len(os.listdir(f"/proc/{self.service}/task"))
 

@@ -32,7 +32,7 @@ from dlfs.errors import (
     VersionError,
 )
 from dlfs.service import server, session
-from dlfs.service.connection import Connection
+from dlfs.service.control import ControlConnection
 from dlfs.service.protocol import (
     ANSWERS,
     FRAME_BYTES_MAX,
@@ -187,11 +187,11 @@ def test_a_breach_of_the_protocol_is_told_and_is_the_end(patient: Service, data:
 
 
 def test_another_version_is_told(patient: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dlfs.service.connection.PROTOCOL_VERSION", 99)
+    monkeypatch.setattr("dlfs.service.control.PROTOCOL_VERSION", 99)
     with pytest.raises(
         VersionError, match=rf"it speaks protocol {PROTOCOL_VERSION} .*, the client 99"
     ):
-        Connection(str(patient.socket), 5)
+        ControlConnection(str(patient.socket), 5)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
@@ -298,7 +298,7 @@ def test_channels_are_counted_per_process(patient: Service) -> None:
 
 
 def test_connections_are_counted_per_process(patient: Service) -> None:
-    kept: list[Connection] = []
+    kept: list[ControlConnection] = []
     refusals: set[str] = set()
 
     def connects() -> bool:
@@ -355,7 +355,7 @@ def test_an_answer_that_makes_no_sense_ends_the_connection(
         liar = threading.Thread(target=lie)
         liar.start()
         with pytest.raises(kind, match=problem):
-            Connection(str(path))
+            ControlConnection(str(path))
         last = Raw(path)
         last.socket.shutdown(socket.SHUT_WR)
         liar.join()

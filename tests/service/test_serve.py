@@ -14,7 +14,7 @@ import pytest
 
 import dlfs
 from dlfs.errors import ServiceLostError
-from dlfs.service.mountpoint import find_mount
+from dlfs.mount.mountpoint import find_mount
 from tests.service.serving import Hurry, Service, make_volume, memory_files, wait_for
 
 SERVE = [sys.executable, "-m", "dlfs.cli", "serve"]

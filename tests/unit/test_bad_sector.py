@@ -11,7 +11,7 @@ import pytest
 
 import dlfs
 from dlfs.block import BlockDevice, open_device
-from dlfs.origin import LocalOrigin, OpenOptions
+from dlfs.connection import LocalConnection, OpenOptions
 from dlfs.testing.devices import Faults, FaultyDevice
 from dlfs.units import KIB, MIB
 from dlfs.volume import Volume
@@ -47,7 +47,7 @@ class Lab:
     @contextmanager
     def open(self, memory_bytes: int = 64 * MIB) -> Iterator[Volume]:
         options = OpenOptions(opener=self.open_device, memory_bytes=memory_bytes)
-        with Volume(LocalOrigin((self.uri,), options)) as volume:
+        with Volume(LocalConnection((self.uri,), options)) as volume:
             yield volume
 
 

@@ -15,9 +15,9 @@ import pytest
 
 import dlfs
 from dlfs.block import BlockDevice, MemoryDevice, open_device
+from dlfs.connection import LocalConnection, OpenOptions
 from dlfs.format.geometry import DataSpace
 from dlfs.format.superblock import superblock_offsets
-from dlfs.origin import LocalOrigin, OpenOptions
 from dlfs.store.members import close_devices, open_members
 from dlfs.store.transaction import Generation, load_generation
 from dlfs.testing.devices import Faults, FaultyDevice
@@ -296,7 +296,7 @@ class Lab:
 
     def open(self) -> Volume:
         options = OpenOptions(opener=self.opener, memory_bytes=256 * KIB)
-        return Volume(LocalOrigin(tuple(self.uris), options))
+        return Volume(LocalConnection(tuple(self.uris), options))
 
     def opener(self, uri: str, *, writable: bool, engine: str) -> BlockDevice:
         device = open_device(uri, writable=writable, engine=engine)

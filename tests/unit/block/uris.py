@@ -1,4 +1,4 @@
-"""Device URIs that both parsers are tested with: ``dlfs.block.uri`` and ``native/src/device/uri.c``."""
+"""Device URIs for the tests of both parsers, ``dlfs.block.uri`` and ``native/src/device/uri.c``."""
 
 from __future__ import annotations
 

@@ -16,10 +16,10 @@ import numpy as np
 
 from dlfs import DatasetInfo, MemberInfo, SuperblockInfo
 from dlfs.block import parse_uri
-from dlfs.cli import demo, discover, info, stall, top
 from dlfs.cli.datasets import dataset_table
 from dlfs.cli.output import print_data, stdout_console
-from dlfs.service.figures import activity, member_activity
+from dlfs.cli.verbs import demo, discover, info, stall, top
+from dlfs.service.statistics import activity, member_activity
 
 ZERO = UUID(int=0)
 WHEN = datetime(2000, 1, 2, 3, 4, tzinfo=UTC)

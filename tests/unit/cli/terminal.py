@@ -136,10 +136,10 @@ def screen(text: str) -> str:
 
 
 _PRELOADED = (
-    *("dlfs.cli.commands", "dlfs.ingest.importer", "dlfs.mending", "dlfs.service.client"),
+    *("dlfs.cli.commands", "dlfs.ingest.importer", "dlfs.redundancy", "dlfs.service.client"),
     *(
-        "dlfs.service.figures",
-        "dlfs.service.node",
+        "dlfs.service.statistics",
+        "dlfs.service.process",
         "dlfs.volume",
         "rich.progress",
         "rich.text",
@@ -182,7 +182,8 @@ def _follow(terminal: int, until: bytes) -> bytes:
 
 def _print_steadily() -> None:
     """Let all that is reported have taken a quarter of a second, and apply ``MASKS``."""
-    from dlfs.cli import export, import_, output, seal, verify
+    from dlfs.cli import output
+    from dlfs.cli.verbs import export, import_, seal, verify
 
     def masked(function: Callable[..., Any]) -> Callable[..., Any]:
         def call(text: Any, **options: Any) -> Any:

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from dlfs.block.host import host_nqn
-from dlfs.cli.target import Kind
+from dlfs.cli.verbs.target import Kind
 from dlfs.fabric.recipes import RECIPES, Export
 
 HOST = "nqn.2024-01.org.example:trainer"

@@ -22,7 +22,7 @@ from rich.cells import cell_len
 
 import dlfs
 from dlfs.cli.examples import EXAMPLES
-from dlfs.cli.target import Kind
+from dlfs.cli.verbs.target import Kind
 from dlfs.fabric.recipes import RECIPES, Export
 from dlfs.testing.nvme import DiscoveryRecord, ScriptedTarget
 from tests.fuse.mounting import wait_for_exit

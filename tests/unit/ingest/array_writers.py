@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dlfs.ingest.rows import ArraySource
+from dlfs.ingest.arrays.rows import ArraySource
 
 Arrays = Mapping[str, Any]
 

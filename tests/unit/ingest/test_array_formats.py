@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from dlfs.errors import DlfsError, FormatError, TruncatedError, UsageError
-from dlfs.ingest import array_process
+from dlfs.ingest.arrays import process as array_process
+from dlfs.ingest.arrays.rows import ArraySource
 from dlfs.ingest.importer import open_source
-from dlfs.ingest.rows import ArraySource
 from tests.unit.ingest.array_writers import (
     rows_of,
     take,

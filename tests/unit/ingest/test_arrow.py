@@ -17,9 +17,9 @@ import pytest
 
 from dlfs.errors import DlfsError, FormatError, NotFoundError, TruncatedError, UsageError
 from dlfs.extras import install_command
-from dlfs.ingest import tables
-from dlfs.ingest.arrow import ArrowOptions, ArrowSource
+from dlfs.ingest.formats.arrow import ArrowOptions, ArrowSource
 from dlfs.ingest.importer import open_source
+from dlfs.ingest.tables import files as tables
 from dlfs.volume import Volume
 from tests.unit.ingest.taking import cut, flip, import_all, import_by_command, refused, take
 

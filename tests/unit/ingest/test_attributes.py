@@ -13,7 +13,7 @@ import pytest
 import dlfs
 from dlfs.errors import FormatError, NotFoundError, UsageError
 from dlfs.ingest.attributes import ArrayRule, AttributedSource, PathRule, TableRule, label_rule
-from dlfs.ingest.folder import FolderSource
+from dlfs.ingest.formats.folder import FolderSource
 from dlfs.ingest.importer import ImportReport, import_dataset
 from dlfs.ingest.source import SampleBlock
 from dlfs.volume import Volume

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dlfs.errors import DeviceError, DlfsError, FormatError, LimitError, NotFoundError, UsageError
-from dlfs.ingest.file_list import ListOptions
+from dlfs.ingest.formats.file_list import ListOptions
 from dlfs.ingest.importer import import_dataset, open_source
 from dlfs.volume import Volume
 from tests.unit.ingest.taking import import_all, import_by_command, refused, take

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dlfs.errors import DeviceError, LimitError, NotFoundError, UsageError
-from dlfs.ingest.folder import FolderSource
+from dlfs.ingest.formats.folder import FolderSource
 
 
 def make(root: Path, files: dict[bytes, bytes]) -> None:

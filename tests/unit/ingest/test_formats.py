@@ -9,8 +9,10 @@ from typing import Annotated, Literal
 import pytest
 
 from dlfs.errors import DeviceError, NotFoundError, UsageError
-from dlfs.ingest import archive, formats
-from dlfs.ingest.formats import (
+from dlfs.ingest import registry as formats
+from dlfs.ingest.archives import archive
+from dlfs.ingest.importer import open_source
+from dlfs.ingest.registry import (
     FORMATS,
     Format,
     describe_options,
@@ -21,7 +23,6 @@ from dlfs.ingest.formats import (
     parse_settings,
     recognise,
 )
-from dlfs.ingest.importer import open_source
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,11 @@ from dlfs.errors import (
     SpaceError,
     UsageError,
 )
-from dlfs.ingest.folder import FolderSource
+from dlfs.ingest.formats.folder import FolderSource
+from dlfs.ingest.formats.tar import TarSource
 from dlfs.ingest.importer import import_dataset, open_source
 from dlfs.ingest.progress import Progress
 from dlfs.ingest.source import Layout
-from dlfs.ingest.tar import TarSource
 from dlfs.volume import Volume
 
 FILES = {f"d{i % 5}/{i:03d}\n": b"%d" % i * (i * 7) for i in range(150)}

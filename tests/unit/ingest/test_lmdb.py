@@ -20,8 +20,8 @@ from dlfs.errors import (
     UsageError,
     VersionError,
 )
+from dlfs.ingest.formats.lmdb import LmdbOptions, key_path
 from dlfs.ingest.importer import import_dataset, open_source
-from dlfs.ingest.lmdb import LmdbOptions, key_path
 from dlfs.volume import Volume
 from tests.unit.ingest.taking import cut, flip, import_all, import_by_command, refused, take
 

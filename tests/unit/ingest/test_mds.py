@@ -29,8 +29,8 @@ from dlfs.errors import (
     VersionError,
 )
 from dlfs.extras import install_command
+from dlfs.ingest.formats.mds import MdsOptions
 from dlfs.ingest.importer import open_source
-from dlfs.ingest.mds import MdsOptions
 from dlfs.volume import Volume
 from tests.unit.ingest.taking import cut, flip, import_all, import_by_command, refused, take
 

@@ -20,10 +20,10 @@ from hypothesis.extra import numpy as hnp
 import dlfs
 from dlfs.errors import DeviceError, DlfsError, FormatError, LimitError, UsageError
 from dlfs.extras import install_command
-from dlfs.ingest import rows
-from dlfs.ingest.array_file import ArrayInfo
+from dlfs.ingest.arrays import rows
+from dlfs.ingest.arrays.file import ArrayInfo
+from dlfs.ingest.arrays.rows import ArraySource, windows
 from dlfs.ingest.importer import import_dataset, open_source
-from dlfs.ingest.rows import ArraySource, windows
 from dlfs.volume import Volume
 from tests.unit.ingest.array_writers import WRITERS, rows_of, take, take_all
 from tests.unit.ingest.taking import import_by_command

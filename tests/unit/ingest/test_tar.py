@@ -24,7 +24,7 @@ from dlfs.errors import (
     TruncatedError,
     UsageError,
 )
-from dlfs.ingest.tar import TarSource
+from dlfs.ingest.formats.tar import TarSource
 
 COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
     ".tar": bytes,
@@ -354,7 +354,7 @@ def test_a_missing_archive_and_other_names_are_refused(tmp_path: Path) -> None:
 def test_more_shards_than_are_opened_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dlfs.ingest.ranges._OPEN_MAX", 3)
+    monkeypatch.setattr("dlfs.ingest.archives.ranges._OPEN_MAX", 3)
     paths = []
     for i in range(10):
         paths.append(tmp_path / f"{i}.tar")

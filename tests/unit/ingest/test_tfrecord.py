@@ -24,10 +24,10 @@ from dlfs.errors import (
     TruncatedError,
     UsageError,
 )
-from dlfs.ingest import tfrecord
-from dlfs.ingest.example import ExampleError, features, scalar
+from dlfs.ingest.formats import tfrecord
+from dlfs.ingest.formats.example import ExampleError, features, scalar
+from dlfs.ingest.formats.tfrecord import TfRecordOptions, TfRecordSource, masked_crc32c
 from dlfs.ingest.importer import import_dataset, open_source
-from dlfs.ingest.tfrecord import TfRecordOptions, TfRecordSource, masked_crc32c
 from dlfs.volume import Volume
 from tests.unit.ingest.taking import (
     contents,

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from dlfs.errors import FormatError, TruncatedError, UsageError
+from dlfs.ingest.formats.webdataset import WebDatasetOptions, split_key
 from dlfs.ingest.importer import import_dataset, open_source
-from dlfs.ingest.webdataset import WebDatasetOptions, split_key
 from dlfs.volume import Volume
 from tests.unit.ingest.taking import cut, flip, import_all, import_by_command, refused, take
 

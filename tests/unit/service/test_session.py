@@ -16,9 +16,10 @@ import pytest
 import trio
 import trio.testing
 
+from dlfs.connection import OpenOptions
 from dlfs.dataset import Dataset
 from dlfs.errors import DeviceError
-from dlfs.origin import OpenOptions
+from dlfs.service.dataset_cache import ServedVolume, Shelf
 from dlfs.service.protocol import (
     ANSWERS,
     HEADER,
@@ -37,7 +38,6 @@ from dlfs.service.protocol import (
     encode,
 )
 from dlfs.service.session import Common, Session
-from dlfs.service.shelf import ServedVolume, Shelf
 from dlfs.service.sockets import Peer
 from tests.service.serving import make_volume
 

@@ -12,8 +12,8 @@ import pytest
 import dlfs
 from dlfs.block import RECORD_BYTES, RECORD_OFFSET_BYTES, BlockDevice, FileDevice
 from dlfs.block.lease import LeaseTimes
+from dlfs.connection import LocalConnection, OpenOptions
 from dlfs.errors import ClosedError, DeviceError, ExistsError, LeaseLostError, LockedError
-from dlfs.origin import LocalOrigin, OpenOptions
 from dlfs.store.locking import lock_members, unlock_members
 from dlfs.testing.shared import SharedFileDevice
 from dlfs.units import MIB
@@ -131,7 +131,7 @@ def open_shared(uri: str, *, writable: bool, engine: str) -> BlockDevice:
 
 @pytest.fixture
 def shared(volume: Volume, paths: list[Path]) -> Iterator[Volume]:
-    with Volume(LocalOrigin(tuple(map(str, paths)), OpenOptions(opener=open_shared))) as opened:
+    with Volume(LocalConnection(tuple(map(str, paths)), OpenOptions(opener=open_shared))) as opened:
         yield opened
 
 

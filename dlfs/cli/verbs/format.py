@@ -1,0 +1,58 @@
+"""``dlfs format``: make a volume."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+import dlfs
+from dlfs.cli.options import JsonOption, parse_size
+from dlfs.cli.output import human_size, note, print_json
+from dlfs.cli.verbs.info import info_json
+from dlfs.units import parse_bytes
+
+
+def format_volume(
+    members: Annotated[
+        str,
+        typer.Argument(
+            metavar="VOLUME",
+            help="The members, joined by commas. With --size, missing files are made.",
+        ),
+    ],
+    size: Annotated[
+        str | None,
+        typer.Option("--size", "-s", metavar="SIZE", help="Of each file to make, such as 64MiB."),
+    ] = None,
+    chunk: Annotated[
+        str, typer.Option(metavar="SIZE", help="The unit of layout: 4KiB to 64MiB.")
+    ] = "256KiB",
+    block: Annotated[
+        str, typer.Option(metavar="SIZE", help="The unit of I/O: 512 to 64KiB.")
+    ] = "4KiB",
+    label: Annotated[str, typer.Option(help="A name for people, at most 64 bytes.")] = "",
+    replicas: Annotated[
+        int,
+        typer.Option(
+            metavar="N", help="Copies of each chunk, on different members: 2 survive a lost one."
+        ),
+    ] = 1,
+    force: Annotated[
+        bool, typer.Option("--force", "-f", help="Even where a volume or other data is.")
+    ] = False,
+    json: JsonOption = False,
+) -> None:
+    """Make a volume of one or more devices. What is on them is lost."""
+    info = dlfs.format_volume(
+        members,
+        size_bytes=parse_size(size),
+        chunk_bytes=parse_bytes(chunk),
+        block_bytes=parse_bytes(block),
+        label=label,
+        replicas=replicas,
+        force=force,
+    )
+    if json:
+        print_json(info_json(info))
+    note(f"formatted volume {info.uuid}: {human_size(info.capacity_bytes)} for samples")

@@ -1,0 +1,245 @@
+"""``dlfs import``: a folder, archives or files of another format into a dataset."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import asdict
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+import dlfs
+from dlfs.cli.attributes import (
+    ArrayDtypeOption,
+    ArrayShapeOption,
+    AttributeOption,
+    AttributesOption,
+    LabelFromPathOption,
+    PathColumnOption,
+    with_attributes,
+)
+from dlfs.cli.datasets import dataset_json
+from dlfs.cli.options import JsonOption, open_devices, options_given
+from dlfs.cli.output import (
+    human_count,
+    human_rate,
+    human_samples,
+    note,
+    print_json,
+    print_text,
+)
+from dlfs.cli.progress import progress_bar
+from dlfs.errors import DlfsError, FormatError, NotFoundError, UsageError
+from dlfs.format.names import new_dataset_name
+from dlfs.ingest.registry import AUTO, describe_options, parse_settings
+
+if TYPE_CHECKING:
+    from dlfs import Volume
+    from dlfs.ingest.importer import ImportReport
+    from dlfs.ingest.registry import Format
+
+
+class Layout(StrEnum):
+    """In which order samples are packed."""
+
+    shuffled = "shuffled"
+    path = "path"
+
+
+class Links(StrEnum):
+    """What becomes of symbolic links."""
+
+    follow = "follow"
+    skip = "skip"
+    error = "error"
+
+
+def show_formats(ctx: typer.Context, wanted: bool) -> None:
+    """Print the formats with their options, and exit."""
+    if not wanted:
+        return
+    from dlfs.ingest.registry import FORMATS
+
+    if options_given(ctx).get("json"):
+        print_json({"formats": [_format_json(row) for row in FORMATS]})
+        raise typer.Exit
+    for row in FORMATS:
+        _print_format(row)
+    raise typer.Exit
+
+
+def _print_format(row: Format) -> None:
+    needs = f" (needs the extra [{row.extra}])" if row.extra else ""
+    print_text(row.name, style="bold cyan")
+    print_text(row.summary + needs, indent=4)
+    for option in describe_options(row):
+        default = f"default: {_default(option.default)}"
+        print_text(f"{option.name}={option.type}: {option.text} ({default})", indent=8)
+    print()
+
+
+def _format_json(row: Format) -> dict[str, Any]:
+    options = [asdict(option) for option in describe_options(row)]
+    return {"name": row.name, "summary": row.summary, "extra": row.extra, "options": options}
+
+
+def _default(value: object) -> str:
+    if value is None or value == ():
+        return "none"
+    return "yes" if value is True else "no" if value is False else str(value)
+
+
+SourcesArgument = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="SOURCE... VOLUME",
+        help="A folder, tar archives (.tar, .tar.gz, .tar.zst; "
+        "'train-{000000..000099}.tar') or files of another format; then the volume.",
+    ),
+]
+FormatOption = Annotated[
+    str,
+    typer.Option(
+        "--format",
+        "-f",
+        metavar="FORMAT",
+        help="Of the source; by default it is recognised. --formats lists them.",
+    ),
+]
+SettingsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--option",
+        "-o",
+        metavar="NAME=VALUE",
+        help="Of the format; may be given again. --formats lists them.",
+    ),
+]
+LinksOption = Annotated[
+    Links | None,
+    typer.Option(
+        metavar="follow|skip|error",
+        help="Symbolic links: take what they lead to (the default), leave out, or refuse.",
+    ),
+]
+AllowEmptyOption = Annotated[
+    bool, typer.Option("--allow-empty", help="Make an empty dataset of a source without samples.")
+]
+
+
+def import_dataset(
+    arguments: SourcesArgument,
+    name: Annotated[str, typer.Option("--name", "-n", help="Of the dataset.")],
+    layout: Annotated[
+        Layout,
+        typer.Option(
+            metavar="shuffled|path", help="Pack in an order drawn from the seed, or in path order."
+        ),
+    ] = Layout.shuffled,
+    seed: Annotated[int, typer.Option(help="Of the order of packing.", min=0)] = 0,
+    format_name: FormatOption = AUTO,
+    settings: SettingsOption = None,
+    links: LinksOption = None,
+    prefix_shards: Annotated[
+        bool, typer.Option("--prefix-shards", help="Put each archive's name before its paths.")
+    ] = False,
+    formats: Annotated[  # noqa: ARG001 - show_formats sees to it
+        bool,
+        typer.Option(
+            "--formats",
+            is_eager=True,
+            callback=show_formats,
+            help="List the formats with their options, and exit.",
+        ),
+    ] = False,
+    label_from_path: LabelFromPathOption = False,
+    attribute: AttributeOption = None,
+    attributes: AttributesOption = None,
+    path_column: PathColumnOption = None,
+    array_dtype: ArrayDtypeOption = None,
+    array_shape: ArrayShapeOption = None,
+    allow_empty: AllowEmptyOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Import files as a dataset: whole, or not at all. A name that exists gets a new version."""
+    from dlfs.ingest.importer import import_dataset as run
+    from dlfs.ingest.importer import open_source
+
+    options = parse_settings(settings or [])
+    if links is not None:
+        options["links"] = links.value
+    if prefix_shards:
+        options["prefix_shards"] = True
+    if len(arguments) < 2:
+        raise UsageError("import: expected a source and a volume, got only one of them")
+    new_dataset_name(name)  # before a long walk over the source
+    *sources, uri = arguments
+    with (
+        _open_last(sources, uri) as volume,
+        progress_bar(f"import {name}") as bar,
+        closing(open_source(sources, format_name=format_name, options=options)) as source,
+    ):
+        attributed = with_attributes(
+            source,
+            label_from_path=label_from_path,
+            patterns=attribute,
+            files=attributes,
+            path_column=path_column,
+            array_dtype=array_dtype,
+            array_shape=array_shape,
+        )
+        report = run(
+            volume,
+            attributed,
+            name,
+            layout=layout.value,
+            seed=seed,
+            allow_empty=allow_empty,
+            progress=bar.show,
+        )
+    _report(report, json=json)
+
+
+def _open_last(sources: list[str], uri: str) -> Volume:
+    """Open the volume; where that is none, say that it comes last."""
+    try:
+        return open_devices(uri, "import into")
+    except (FormatError, NotFoundError, UsageError) as error:
+        if _is_volume(sources[0]):
+            typed = " ".join(["dlfs import", *sources[1:], uri, sources[0]])
+            raise UsageError(
+                f"import: the volume comes last, got the volume {sources[0]} first and {uri} last; "
+                f"the order is: {typed}"
+            ) from error
+        error.add_note("import takes the volume last, as SOURCE... VOLUME")
+        raise
+
+
+def _is_volume(uri: str) -> bool:
+    try:
+        dlfs.open(uri).close()
+    except DlfsError:
+        return False
+    return True
+
+
+def _report(report: ImportReport, *, json: bool) -> None:
+    info = report.dataset
+    if json:
+        print_json(
+            {
+                "dataset": dataset_json(info),
+                "seconds": report.seconds,
+                "skipped": dict(report.skipped),
+                "empty_directories": report.empty_directories,
+            }
+        )
+    note(
+        f"imported {info.name}@{info.version}: {human_samples(info.sample_count)}, "
+        f"{human_rate(report.sample_bytes, report.seconds)}"
+    )
+    for reason, count in report.skipped.items():
+        note(f"left out: {human_count(count)} x {reason}")
+    if report.empty_directories:
+        note(f"left out: {human_count(report.empty_directories)} x directory without samples")

@@ -1,0 +1,76 @@
+"""``dlfs seal``: make a dataset of what was written below ``incoming``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dlfs.cli.options import JsonOption
+from dlfs.cli.output import human_count, human_rate, human_samples, note, print_json
+from dlfs.cli.progress import progress_bar
+from dlfs.cli.verbs.import_ import Layout
+
+if TYPE_CHECKING:
+    from dlfs.staging.protocol import SealStatus
+
+
+def seal(
+    mountpoint: Annotated[
+        str, typer.Argument(metavar="DIR", help="Where 'dlfs mount --incoming' mounted.")
+    ],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The directory in DIR/incoming.")],
+    layout: Annotated[
+        Layout,
+        typer.Option(
+            metavar="shuffled|path", help="Pack in an order drawn from the seed, or in path order."
+        ),
+    ] = Layout.shuffled,
+    seed: Annotated[int, typer.Option(help="Of the order of packing.", min=0)] = 0,
+    skip_links: Annotated[
+        bool, typer.Option("--skip-links", help="Leave symbolic links out instead of refusing.")
+    ] = False,
+    allow_empty: Annotated[
+        bool,
+        typer.Option("--allow-empty", help="Make an empty dataset of a directory without files."),
+    ] = False,
+    json: JsonOption = False,
+) -> None:
+    """Seal what was written to DIR/incoming/NAME: DIR/NAME, from then on read-only."""
+    from dlfs.mount.incoming_client import seal as run
+    from dlfs.staging.protocol import SealOptions
+
+    options = SealOptions(layout.value, seed, "skip" if skip_links else "error", allow_empty)
+    with progress_bar(f"seal {name}") as bar:
+        status = run(
+            mountpoint,
+            name,
+            options,
+            progress=lambda now: bar.update(
+                now.bytes_done, now.bytes_total, human_samples(now.samples_done)
+            ),
+        )
+    _report(name, status, json=json)
+
+
+def _report(name: str, status: SealStatus, *, json: bool) -> None:
+    if json:
+        print_json(
+            {
+                "dataset": name,
+                "version": status.version,
+                "samples": status.samples_done,
+                "bytes": status.bytes_done,
+                "seconds": status.seconds,
+                "skipped": dict(status.skipped),
+                "empty_directories": status.empty_directories,
+            }
+        )
+    note(
+        f"sealed {name}@{status.version}: {human_samples(status.samples_done)}, "
+        f"{human_rate(status.bytes_done, status.seconds)}"
+    )
+    for reason, count in status.skipped.items():
+        note(f"left out: {human_count(count)} x {reason}")
+    if status.empty_directories:
+        note(f"left out: {human_count(status.empty_directories)} x directory without samples")

@@ -1,0 +1,184 @@
+"""``dlfs stall``: where the time of an epoch goes."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dlfs.cli.options import DatasetArgument, JsonOption, VolumeArgument, open_dataset, parse_size
+from dlfs.cli.output import (
+    Table,
+    human_count,
+    human_seconds,
+    human_size,
+    print_data,
+    print_json,
+    print_text,
+    share_bar,
+    show_text,
+    table,
+)
+from dlfs.cli.progress import progress_bar
+
+if TYPE_CHECKING:
+    import dlfs
+    from dlfs import Dataset
+    from dlfs.service.statistics import Activity, MemberActivity
+
+
+class Shuffle(StrEnum):
+    """Orders of an epoch."""
+
+    # ``global`` is a word of Python's.
+    uniform = "global"
+    chunk = "chunk"
+    storage = "none"
+
+
+_ORDERS: dict[Shuffle, dlfs.Shuffle | None] = {
+    Shuffle.uniform: "global",
+    Shuffle.chunk: "chunk",
+    Shuffle.storage: None,
+}
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What was measured."""
+
+    seconds: float
+    waited_seconds: float
+    batches: int
+    seen: Activity
+    members: list[MemberActivity]
+
+    @property
+    def waited_share(self) -> float:
+        return self.waited_seconds / self.seconds if self.seconds > 0 else 0.0
+
+
+def stall(
+    volume: VolumeArgument,
+    dataset: DatasetArgument,
+    batch: Annotated[int, typer.Option(help="Samples in a batch.", min=1)] = 256,
+    seconds: Annotated[float, typer.Option(help="How long to read.", min=0.1)] = 10.0,
+    step_ms: Annotated[
+        float,
+        typer.Option(help="How long your training works on a batch: slept after each.", min=0),
+    ] = 0.0,
+    shuffle: Annotated[
+        Shuffle, typer.Option(metavar="global|chunk|none", help="The order.")
+    ] = Shuffle.uniform,
+    memory: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Sample memory [$DLFS_MEMORY, or 256MiB].")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Read epochs as training would, and say where the time goes: device, processor or consumer."""
+    from dlfs.service.statistics import verdict
+
+    with open_dataset(volume, dataset, memory_bytes=parse_size(memory)) as (_, opened):
+        order = _ORDERS[shuffle]
+        run = _measure(opened, batch, seconds, step_ms / 1000, order)
+        title = f"{opened.name}@{opened.version}"
+    told = verdict(run.seen, run.waited_share)
+    if json:
+        print_json(_as_json(title, run, told))
+    else:
+        _print(title, run, told)
+
+
+def _measure(
+    dataset: Dataset, batch_size: int, seconds: float, step_s: float, shuffle: dlfs.Shuffle | None
+) -> _Run:
+    """Take batches, epoch after epoch, until the time is over."""
+    from dlfs.service.statistics import activity, member_activity
+
+    before, members_before = dataset.stats(), dataset.member_stats()
+    waited, batches, epoch, done_bytes = 0.0, 0, 0, 0
+    start = now = time.monotonic()
+    with progress_bar("stall") as bar:
+        while now < start + seconds and len(dataset):
+            with dataset.batches(batch_size, epoch=epoch, shuffle=shuffle) as stream:
+                while now < start + seconds:
+                    batch = next(stream, None)
+                    waited += time.monotonic() - now
+                    if batch is None:
+                        break
+                    done_bytes += int(batch.lengths.sum())
+                    batch.release()
+                    time.sleep(step_s)
+                    batches += 1
+                    bar.update(done_bytes)
+                    now = time.monotonic()
+            epoch += 1
+            now = time.monotonic()
+    spent = now - start
+    members = [
+        member_activity(old, new, spent)
+        for old, new in zip(members_before, dataset.member_stats(), strict=True)
+    ]
+    return _Run(spent, waited, batches, activity(before, dataset.stats(), spent), members)
+
+
+def _as_json(title: str, run: _Run, told: str) -> dict[str, Any]:
+    return {
+        "dataset": title,
+        "seconds": run.seconds,
+        "batches": run.batches,
+        "waited_seconds": run.waited_seconds,
+        **{name: value for name, value in asdict(run.seen).items() if name != "seconds"},
+        "members": [asdict(member) for member in run.members],
+        "verdict": told,
+    }
+
+
+def _print(title: str, run: _Run, told: str) -> None:
+    seen = run.seen
+    print_text(
+        f"{show_text(title)}: {human_count(seen.samples)} samples in {human_seconds(run.seconds)}, "
+        f"{human_count(round(seen.rate(seen.samples)))}/s, "
+        f"{human_size(seen.rate(seen.sample_bytes))}/s; "
+        f"{seen.hit_share:.0%} were in memory, the others came {seen.coalescing:.1f} a request"
+    )
+    rows = table("who", "what", "share", "", right=("share",), drop=("",))
+    shares = {"waits for batches": run.waited_share, "works on them": 1 - run.waited_share}
+    for what, share in shares.items():
+        rows.add_row("consumer", what, f"{share:.0%}", share_bar(share))
+    words = {
+        "device": "waits for the device",
+        "checking": "computes checksums",
+        "planning": "finds and sorts samples",
+        "rest": "rests until the consumer takes more",
+    }
+    for name, share in seen.phase_shares.items():
+        rows.add_row("reading", words[name], f"{share:.0%}", share_bar(share))
+    print()
+    print_data(rows)
+    print()
+    if seen.requests:
+        print_data(member_table(run.members))
+        print()
+    print_text(told)
+
+
+def member_table(members: list[MemberActivity]) -> Table:
+    """What each member did."""
+    titles = ("member", "reads/s", "MiB/s", "in flight", "queues", "median us", "99% us", "errors")
+    rows = table(*titles, right=titles[1:], drop=("queues", "in flight", "median us"))
+    for member in members:
+        rows.add_row(
+            member.uri + (" (lost)" if member.lost else ""),
+            human_count(round(member.reads)),
+            f"{member.read_bytes / 2**20:.1f}",
+            f"{member.depth:.1f}",
+            f"{member.queue_pairs}/{member.queue_pairs_max}",
+            f"{member.median_us:.0f}",
+            f"{member.p99_us:.0f}",
+            human_count(member.errors),
+        )
+    return rows

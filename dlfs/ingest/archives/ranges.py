@@ -1,0 +1,112 @@
+"""Ranges of many files, such as the members of plain archives, read into one buffer.
+
+Only some of the files are open at a time. Ranges are read in the order in which they lie, by
+several threads in libdlfs. Each file's state is kept from the time it was first looked at, so that
+one that changes during the import is an error.
+
+Threads: one at a time.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from dlfs._native.files import CUT_SHORT, read_ranges
+from dlfs._native.library import describe
+from dlfs.errors import DeviceError, DlfsError, TruncatedError
+from dlfs.ingest.archives.archive import check_unchanged
+
+_OPEN_MAX = 256
+"""Files open at once; by default a process may open 1024."""
+
+
+class RangeReader:
+    """Reads ranges of some files.
+
+    Args:
+        files: their paths.
+        states: of each, as ``archive_state`` gives it.
+        threads: that read, 1..64.
+    """
+
+    def __init__(
+        self, files: Sequence[str], states: Sequence[tuple[int, int]], *, threads: int
+    ) -> None:
+        self._files = files
+        self._states = states
+        self._threads = threads
+
+    def read(
+        self,
+        numbers: npt.NDArray[np.int64],
+        ranges: npt.NDArray[np.void],
+        buffer: npt.NDArray[np.uint8],
+    ) -> None:
+        """Read ranges into their places.
+
+        Args:
+            numbers: ``int64[n]``, which file each range is of.
+            ranges: ``FILE_DTYPE[n]``: ``position`` in the file, ``buffer_offset``,
+                ``length_bytes``.
+            buffer: ``uint8[n_bytes]``.
+
+        Raises:
+            TruncatedError: a file has become shorter.
+            DeviceError: a file cannot be read.
+        """
+        order = np.lexsort((ranges["position"], numbers))
+        numbers, ranges = numbers[order], ranges[order]
+        used = np.unique(numbers)
+        for first in range(0, len(used), _OPEN_MAX):
+            group = used[first : first + _OPEN_MAX]
+            begin = int(np.searchsorted(numbers, group[0]))
+            end = int(np.searchsorted(numbers, group[-1], side="right"))
+            self._read_group(group, numbers[begin:end], ranges[begin:end], buffer)
+
+    def check_unchanged(self) -> None:
+        """Raise DeviceError when a file is no longer as it was."""
+        for path, state in zip(self._files, self._states, strict=True):
+            descriptor = _open(path)
+            try:
+                check_unchanged(path, descriptor, state)
+            finally:
+                os.close(descriptor)
+
+    def _read_group(
+        self,
+        group: npt.NDArray[np.int64],
+        numbers: npt.NDArray[np.int64],
+        ranges: npt.NDArray[np.void],
+        buffer: npt.NDArray[np.uint8],
+    ) -> None:
+        descriptors: list[int] = []
+        try:
+            for number in group.tolist():
+                descriptors.append(_open(self._files[number]))
+            opened = np.array(descriptors, np.int32)
+            ranges["descriptor"] = opened[np.searchsorted(group, numbers)]
+            if read_ranges(ranges, buffer, threads=self._threads):
+                bad = int(np.flatnonzero(ranges["code"])[0])
+                raise self._failure(int(numbers[bad]), ranges[bad])
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def _failure(self, number: int, failed: np.void) -> DlfsError:
+        code, position = int(failed["code"]), int(failed["position"])
+        what = f"import {self._files[number]}: read {failed['length_bytes']} bytes at {position}"
+        if code == CUT_SHORT:
+            return TruncatedError(f"{what}: the file has become shorter")
+        return DeviceError(f"{what}: {describe(code)}", -code)
+
+
+def _open(path: str) -> int:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise DeviceError(f"import {path}: {error.strerror}", error.errno or errno.EIO) from error

@@ -1,0 +1,199 @@
+"""What the formats of arrays have in common: HDF5, NetCDF, Zarr, ADIOS2, NPY and NPZ.
+
+Each of them is an ``ArrayFile``: it lists its arrays and reads rows of one, a row being what stands
+at one place of the first axis. ``dlfs.ingest.arrays.rows`` makes samples of them. What a library
+raises about a file becomes a typed error here, so that no format does it by itself.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import posixpath
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from dlfs.errors import (
+    DeviceError,
+    DlfsError,
+    FormatError,
+    NotFoundError,
+    TruncatedError,
+    UsageError,
+)
+
+Samples = Literal["rows", "arrays", "groups"]
+
+Kind = Literal["fixed", "ragged", "text", "other"]
+"""Of an array's rows: of one size, vectors of any length, strings, or nothing that has bytes."""
+
+_CAUSE_CHARACTERS_MAX = 300
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayInfo:
+    """What is known of an array without reading it."""
+
+    name: str
+    """Its groups and its own name, joined by ``/``; empty for the only array of a file."""
+    dtype: np.dtype[Any]
+    """Of its elements; ``uint8`` for text."""
+    shape: tuple[int, ...]
+    chunk_rows: int = 1
+    """Rows that are stored together, and decompressed together."""
+    kind: Kind = "fixed"
+
+    @property
+    def count(self) -> int:
+        """How many rows it has: one where it has no first axis."""
+        return self.shape[0] if self.shape else 1
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """The shape of a row."""
+        return self.shape[1:]
+
+    @property
+    def row_bytes(self) -> int:
+        """The size of a row; of a fixed one."""
+        return math.prod(self.row_shape) * self.dtype.itemsize
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of all of it."""
+        return self.count * self.row_bytes
+
+
+class ArrayFile(Protocol):
+    """A file, or a folder that stands for one, open for reading. Used by one thread at a time."""
+
+    @property
+    def arrays(self) -> Mapping[str, ArrayInfo]:
+        """What it holds, by name."""
+        ...
+
+    @property
+    def skipped(self) -> Mapping[str, int]:
+        """What it holds besides and leaves out, by reason."""
+        ...
+
+    def find(self, reference: str, group: str) -> ArrayInfo:
+        """The array that is meant by a reference made in a group.
+
+        Raises:
+            KeyError: there is none.
+        """
+        ...
+
+    def read(self, array: ArrayInfo, first: int, out: npt.NDArray[Any]) -> None:
+        """Read rows of a fixed array.
+
+        Args:
+            array: one of those that it gave.
+            first: the first row.
+            out: ``dtype[count, *row_shape]``, contiguous and not empty; an array without a first
+                axis is one row.
+
+        Raises:
+            Exception: whatever the format's library raises.
+        """
+        ...
+
+    def read_values(self, array: ArrayInfo, first: int, count: int) -> Sequence[object]:
+        """Read rows of a ragged array (vectors) or one of text (``str`` or ``bytes``).
+
+        Raises:
+            Exception: whatever the format's library raises.
+        """
+        ...
+
+    def close(self) -> None:
+        """Release what it holds."""
+        ...
+
+
+Opener = Callable[[str], ArrayFile]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrayOptions:
+    """Options that all formats of arrays have."""
+
+    select: Annotated[tuple[str, ...], "patterns of the arrays to take"] = ()
+    samples: Annotated[Samples, "what is a sample: each row, array or group of arrays"] = "rows"
+    attributes: Annotated[
+        tuple[str, ...],
+        "NAME=ARRAY: where a value for each sample is; /ARRAY is from the top of its file",
+    ] = ()
+
+    def settings(self) -> dict[str, Any]:
+        """What ``ArraySource`` takes."""
+        return {"select": self.select, "samples": self.samples, "attributes": self.attributes}
+
+
+def find_beside(arrays: Mapping[str, ArrayInfo], reference: str, group: str) -> ArrayInfo:
+    """The array of a reference: from the top when it begins with ``/``, else beside the group's.
+
+    Raises:
+        KeyError: there is none.
+    """
+    if reference.startswith("/"):
+        return arrays[reference.strip("/")]
+    return arrays[posixpath.join(group, reference)]
+
+
+def parse_attributes(entries: Sequence[str]) -> dict[str, str]:
+    """Read ``NAME=ARRAY``, or ``ARRAY`` alone, which is called by the last part of its name.
+
+    Raises:
+        UsageError: a name is missing, or given twice.
+    """
+    found: dict[str, str] = {}
+    for entry in entries:
+        name, equals, reference = entry.partition("=")
+        if not equals:
+            name, reference = posixpath.basename(entry), entry
+        if not name or not reference:
+            raise UsageError(f"import: expected an attribute NAME=ARRAY, got {entry!r}")
+        if name in found:
+            raise UsageError(f"import: expected each attribute once, got {name!r} twice")
+        found[name] = reference
+    return found
+
+
+@contextmanager
+def reading(where: str) -> Generator[None, None, None]:
+    """Turn what a format's library raises into an error of ours that says where it happened.
+
+    Args:
+        where: the file, and the array and rows in it.
+
+    Raises:
+        NotFoundError: a file is not there.
+        DeviceError: a file cannot be read.
+        TruncatedError: it ends too early, if the library tells.
+        FormatError: anything else: what is in it is not what the format says.
+    """
+    try:
+        yield
+    except DlfsError:
+        raise
+    except FileNotFoundError as error:
+        raise NotFoundError(f"import {where}: there is no such file or folder") from error
+    except Exception as error:
+        code = (isinstance(error, OSError) and error.errno) or 0
+        message = f"import {where}: expected it to be readable, got: {_cause(error)}"
+        if code <= 0 or code == errno.EINVAL:  # libraries have negative codes of their own
+            kind = TruncatedError if isinstance(error, EOFError) else FormatError
+            raise kind(message) from error
+        raise DeviceError(message, code) from error
+
+
+def _cause(error: Exception) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= _CAUSE_CHARACTERS_MAX else text[:_CAUSE_CHARACTERS_MAX] + " ..."

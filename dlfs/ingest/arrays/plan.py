@@ -1,0 +1,217 @@
+"""What is read of which file: the plan of an import of arrays, made before anything is written.
+
+Each file is looked at once. What is wanted of it becomes units: an array whose rows are samples, an
+array or a group that is one sample, with the arrays that give its attributes. What does not fit
+together is an error here, long before the first sample is read.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import posixpath
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dlfs.errors import UsageError
+from dlfs.ingest.arrays.file import ArrayFile, ArrayInfo, Samples
+from dlfs.ingest.source import clean_path, show
+
+ROW_DIGITS_MIN = 8
+
+_NO_ROWS = "array without rows"
+_NO_BYTES = "array of values without bytes"
+_SHOWN_MAX = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """One or many samples of one file: the rows of an array, all of it, or a group."""
+
+    file: int
+    path: bytes
+    """Of the sample, or of the folder that its rows are in."""
+    members: tuple[ArrayInfo, ...]
+    rows: bool
+    """Whether each row is a sample."""
+    attributes: Mapping[str, ArrayInfo]
+
+    @property
+    def count(self) -> int:
+        """Samples in it."""
+        return self.members[0].count if self.rows else 1
+
+
+class Plan:
+    """What is to be read of which file; grows file by file.
+
+    Args:
+        paths: of the files.
+        select: patterns of the arrays to take; none for all but attributes.
+        samples: what is a sample.
+        references: the array of each attribute.
+
+    Raises:
+        UsageError: two files have the same name.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[str],
+        select: Sequence[str],
+        samples: Samples,
+        references: Mapping[str, str],
+    ) -> None:
+        self._paths = paths
+        self._select = [pattern.strip("/") for pattern in select]
+        self._samples = samples
+        self._references = references
+        self._units: list[Unit] = []
+        self._seen: list[ArrayInfo] = []
+        self._stems = [_stem(path) for path in paths]
+        for stem, count in Counter(self._stems).items():
+            if count > 1:
+                raise UsageError(
+                    "import: expected names of files that differ, as paths begin with them; "
+                    f"got {os.fsdecode(stem)!r} {count} times"
+                )
+        self.states: list[tuple[int, int]] = []
+        self.skipped: Counter[str] = Counter()
+
+    def add(self, index: int, file: ArrayFile) -> None:
+        """Take what is wanted of a file.
+
+        Raises:
+            UsageError: an attribute is not there, or does not fit.
+            FormatError: a name cannot be a path.
+        """
+        self.states.append(state_of(self._paths[index]))
+        self.skipped.update(file.skipped)
+        self._seen.extend(list(file.arrays.values())[: _SHOWN_MAX - len(self._seen)])
+        units: dict[str, list[ArrayInfo]] = {}
+        for array in self._wanted(file):
+            name = posixpath.dirname(array.name) if self._samples == "groups" else array.name
+            units.setdefault(name, []).append(array)
+        for name, members in units.items():
+            self._units.append(self._unit(index, file, name, members))
+
+    def finish(self) -> tuple[list[Unit], dict[str, np.dtype[Any]]]:
+        """The units in the order of their samples' paths, and the type of each attribute.
+
+        Raises:
+            UsageError: there are none, or an attribute is text here and a number there.
+        """
+        if not self._units:
+            raise UsageError(self._nothing())
+        self._units.sort(key=lambda unit: unit.path + b"/" if unit.rows else unit.path)
+        types: dict[str, np.dtype[Any]] = {}
+        for name in self._references:
+            types[name] = _common_type(name, [unit.attributes[name] for unit in self._units])
+        return self._units, types
+
+    def _wanted(self, file: ArrayFile) -> Iterator[ArrayInfo]:
+        for array in file.arrays.values():
+            if self._select:
+                if not any(fnmatchcase(array.name, pattern) for pattern in self._select):
+                    continue
+            elif self._is_attribute(file, array):
+                continue
+            if array.kind == "other" or (self._samples != "rows" and array.kind != "fixed"):
+                self.skipped[_NO_BYTES] += 1
+            elif self._samples == "rows" and not array.shape:
+                self.skipped[_NO_ROWS] += 1
+            else:
+                yield array
+
+    def _is_attribute(self, file: ArrayFile, array: ArrayInfo) -> bool:
+        group = posixpath.dirname(array.name)
+        for reference in self._references.values():
+            try:
+                if file.find(reference, group).name == array.name:
+                    return True
+            except KeyError:
+                pass
+        return False
+
+    def _unit(self, index: int, file: ArrayFile, name: str, members: Sequence[ArrayInfo]) -> Unit:
+        where = f"import {self._paths[index]}"
+        parts = [os.fsencode(name)] if name else []
+        if len(self._paths) > 1 or not name:
+            parts.insert(0, self._stems[index])
+        path = clean_path(b"/".join(parts), where)
+        rows = self._samples == "rows"
+        if rows:
+            clean_path(path + b"/" + b"0" * ROW_DIGITS_MIN, where)
+        unit = Unit(index, path, tuple(members), rows, {})
+        group = posixpath.dirname(members[0].name)
+        attributes = {
+            key: self._attribute(file, unit, key, reference, group)
+            for key, reference in self._references.items()
+        }
+        return replace(unit, attributes=attributes)
+
+    def _attribute(
+        self, file: ArrayFile, unit: Unit, name: str, reference: str, group: str
+    ) -> ArrayInfo:
+        where = f"import {self._paths[unit.file]}: the attribute {name!r} of {show(unit.path)}"
+        try:
+            found = file.find(reference, group)
+        except KeyError as error:
+            raise UsageError(f"{where}: expected an array {reference!r}, got none") from error
+        if not is_text(found) and (found.kind != "fixed" or found.dtype.kind not in "biuf"):
+            raise UsageError(
+                f"{where}: expected {reference!r} to be of numbers or text, got {_describe(found)}"
+            )
+        size = math.prod(found.shape)
+        if size != 1 and (size != found.count or found.count != unit.count):
+            raise UsageError(
+                f"{where}: expected {reference!r} to have one value, or one for each of "
+                f"{unit.count} samples, got {_describe(found)}"
+            )
+        return found
+
+    def _nothing(self) -> str:
+        wanted = " or ".join(self._select) or "arrays"
+        if self._samples == "rows":
+            wanted += " with rows"
+        seen = ", ".join(_describe(array) for array in self._seen) or "none"
+        more = f"; left out: {dict(self.skipped)}" if self.skipped else ""
+        return f"import {self._paths[0]}: expected {wanted}, got {seen}{more}"
+
+
+def _stem(path: str) -> bytes:
+    """``run7`` for ``data/run7.h5``."""
+    name = Path(path).name
+    return os.fsencode(name.rpartition(".")[0] or name)
+
+
+def state_of(path: str) -> tuple[int, int]:
+    """What changes when a file is written to: its size in bytes and time in ns."""
+    status = os.stat(path)
+    return status.st_size, status.st_mtime_ns
+
+
+def _describe(array: ArrayInfo) -> str:
+    shape = "x".join(map(str, array.shape)) or "scalar"
+    kind = array.dtype if array.kind == "fixed" else array.kind
+    return f"{array.name or 'an array'} ({kind}, {shape})"
+
+
+def is_text(array: ArrayInfo) -> bool:
+    """Whether its rows are strings, of any length or of a fixed one."""
+    return array.kind == "text" or (array.kind == "fixed" and array.dtype.kind in "SU")
+
+
+def _common_type(name: str, arrays: Sequence[ArrayInfo]) -> np.dtype[Any]:
+    """What an attribute is kept as: text as objects, numbers in a type that holds all of them."""
+    texts = {is_text(array) for array in arrays}
+    if len(texts) > 1:
+        raise UsageError(f"import: expected the attribute {name!r} to be text or numbers, got both")
+    kind = np.dtype(object) if texts == {True} else np.result_type(*{a.dtype for a in arrays})
+    return kind if kind.isnative else kind.newbyteorder("=")

@@ -1,0 +1,1 @@
+"""The formats that samples come in, a module each; ``dlfs.ingest.registry`` lists them."""

@@ -1,0 +1,121 @@
+"""ADIOS2 BP files and folders (adios2; extra ``adios2``): variables, by steps or rows, or whole.
+
+An array is a variable that is one global array or one value in each step. What was written in
+several steps has the step as its first axis, so that a row is what a step wrote; what was written
+once is taken as it is. Local arrays, and variables whose shape changes between steps, are left out.
+
+The library believes what a file says of itself, and a damaged one crashes it, so that files are
+read in a process of their own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dlfs.ingest.arrays.file import ArrayInfo, ArrayOptions, find_beside
+from dlfs.ingest.arrays.process import ProcessFile
+from dlfs.ingest.arrays.rows import ArraySource
+from dlfs.ingest.registry import load_package
+
+_TYPES = {
+    "char": np.int8,
+    "int8_t": np.int8,
+    "uint8_t": np.uint8,
+    "int16_t": np.int16,
+    "uint16_t": np.uint16,
+    "int32_t": np.int32,
+    "uint32_t": np.uint32,
+    "int64_t": np.int64,
+    "uint64_t": np.uint64,
+    "float": np.float32,
+    "double": np.float64,
+    "float complex": np.complex64,
+    "double complex": np.complex128,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdiosOptions(ArrayOptions):
+    """Options of ADIOS2 files."""
+
+    def open(self, paths: Sequence[str]) -> ArraySource:
+        """Open BP files or folders."""
+        load_package("adios2", extra="adios2", what=f"import {paths[0]}")
+        opener = partial(ProcessFile, f"{__name__}:{AdiosFile.__name__}")
+        return ArraySource(paths, opener, **self.settings())
+
+
+class AdiosFile:
+    """One open BP file; see ``ArrayFile``."""
+
+    def __init__(self, path: str) -> None:
+        import adios2
+
+        self._file = adios2.FileReader(path)
+        self.arrays: dict[str, ArrayInfo] = {}
+        self.skipped: Counter[str] = Counter()
+        try:
+            for name in sorted(self._file.available_variables()):
+                self._add(name)
+        except BaseException:
+            self.close()
+            raise
+
+    def find(self, reference: str, group: str) -> ArrayInfo:
+        """See ``ArrayFile``."""
+        return find_beside(self.arrays, reference, group)
+
+    def read(self, array: ArrayInfo, first: int, out: npt.NDArray[Any]) -> None:
+        """See ``ArrayFile``."""
+        import adios2
+
+        variable = self._file.inquire_variable(array.name)
+        if variable.steps() > 1:
+            variable.set_step_selection([first, len(out)])
+            shape = array.row_shape
+            first_row = [0] * len(shape)
+        else:
+            shape = (len(out), *array.row_shape) if array.shape else ()
+            first_row = [first, *[0] * len(array.row_shape)]
+        if shape:
+            variable.set_selection([first_row, list(shape)])
+        self._file.engine.get(variable, out, adios2.bindings.Mode.Sync)
+
+    def read_values(self, array: ArrayInfo, first: int, count: int) -> Sequence[object]:
+        """See ``ArrayFile``."""
+        variable = self._file.inquire_variable(array.name)
+        return [
+            self._file.read(variable, step_selection=[step, 1])
+            for step in range(first, first + count)
+        ]
+
+    def close(self) -> None:
+        """See ``ArrayFile``."""
+        self._file.close()
+
+    def _add(self, name: str) -> None:
+        import adios2
+
+        variable = self._file.inquire_variable(name)
+        steps, place = variable.steps(), variable.shape_id()
+        kinds = adios2.bindings.ShapeID
+        if place not in (kinds.GlobalArray, kinds.GlobalValue):
+            self.skipped["local array"] += 1
+            return
+        shape = tuple(variable.shape())
+        if any(tuple(variable.shape(step)) != shape for step in range(1, steps) if shape):
+            self.skipped["array whose shape changes"] += 1
+            return
+        axes = (steps, *shape) if steps > 1 else shape
+        kind = variable.type()
+        if kind == "string":
+            self.arrays[name] = ArrayInfo(name, np.dtype(np.uint8), axes, kind="text")
+        else:
+            self.arrays[name] = ArrayInfo(name, np.dtype(_TYPES[kind]), axes)

@@ -1,0 +1,238 @@
+"""Parquet files, Arrow IPC files and streams (Feather too), and what Hugging Face saves to disk.
+
+One column gives the samples: binary or text, or a struct with such a child ``bytes``, as Hugging
+Face keeps images and sounds. Where only one column can be it, it need not be named. Children of
+structs are named ``image.bytes``. All other columns that have a number, a truth or text in each row
+become attributes, unless ``attributes`` names some; times and decimals become text. A sample's path
+is ``FILE/ROW`` (see ``records``), or what the column ``path`` says. Files that ``dlfs export``
+wrote say themselves which columns are which.
+
+A folder that ``datasets`` saved is one dataset or a folder for each of its splits, which then
+begins the paths and is the attribute ``split``: ``train/data-00000-of-00002/00000017``.
+
+Nulls are errors that name file and row; in columns of floats they become NaN. What protects the
+bytes is the formats' own: see ``tables``.
+
+Files are read in turn, a Parquet file by parts of row groups, an Arrow file by its record batches:
+memory is a few of those. Needs pyarrow.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dlfs.errors import DeviceError, FormatError, NotFoundError, UsageError
+from dlfs.ingest.records import ShardSource, files_of, shard_prefixes
+from dlfs.ingest.registry import find_format
+from dlfs.ingest.source import BLOCK_SAMPLES_MAX, SampleBlock, check_path
+from dlfs.ingest.tables.columns import choose_columns
+from dlfs.ingest.tables.files import Table, open_ipc, open_parquet
+from dlfs.units import MIB
+
+_STATE_BYTES_MAX = 16 * MIB
+"""Of a JSON file that says which files make a dataset."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Options:
+    column: Annotated[str | None, "the sample; by default the only one that can be it"] = None
+    attributes: Annotated[
+        tuple[str, ...] | None, "columns to keep; by default all with one value a row"
+    ] = None
+    path: Annotated[str | None, "column that is the sample's path"] = None
+
+
+@dataclass(frozen=True, slots=True)
+class ParquetOptions(_Options):
+    """What can be said of Parquet files."""
+
+    def open(self, paths: Sequence[str]) -> ArrowSource:
+        """Open Parquet files, or folders of them; see ``ArrowSource``."""
+        return _open_files(paths, self, "parquet", "a Parquet file", open_parquet)
+
+
+@dataclass(frozen=True, slots=True)
+class ArrowOptions(_Options):
+    """What can be said of Arrow files."""
+
+    def open(self, paths: Sequence[str]) -> ArrowSource:
+        """Open Arrow files, or folders of them; see ``ArrowSource``."""
+        return _open_files(paths, self, "arrow", "an Arrow file", open_ipc)
+
+
+@dataclass(frozen=True, slots=True)
+class HuggingFaceOptions(_Options):
+    """What can be said of a saved dataset."""
+
+    def open(self, paths: Sequence[str]) -> ArrowSource:
+        """Open the folder that ``save_to_disk`` wrote; see ``ArrowSource``."""
+        if len(paths) != 1:
+            raise UsageError(f"import {paths[1]}: expected one saved dataset, got {len(paths)}")
+        return ArrowSource(_saved_shards(Path(paths[0])), self, open_ipc)
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One file: its path, what its samples' paths begin with, values that all of them have."""
+
+    path: str
+    prefix: bytes
+    constants: Mapping[str, str] = field(default_factory=dict)
+
+
+Opener = Callable[[str], AbstractContextManager[Table]]
+
+
+class ArrowSource(ShardSource):
+    """The rows of some files.
+
+    Args:
+        shards: the files.
+        options: see the class.
+        opener: of their kind.
+
+    Raises:
+        UsageError: there are no files, a column is not there or cannot be the sample, or pyarrow is
+            not installed.
+        FormatError: a file has not the columns of the first.
+        DlfsError: a file is not there, damaged as far as opening it tells, or cannot be read.
+    """
+
+    def __init__(self, shards: Sequence[Shard], options: _Options, opener: Opener) -> None:
+        super().__init__([shard.path for shard in shards], noun="a file")
+        self._shards = shards
+        self._opener = opener
+        wanted = options.attributes
+        self._constants = [name for name in shards[0].constants if wanted is None or name in wanted]
+        if wanted is not None:
+            wanted = tuple(name for name in wanted if name not in shards[0].constants)
+        with opener(self.shards[0]) as table:
+            self._columns = choose_columns(
+                table.schema,
+                where=f"import {self.shards[0]}",
+                column=options.column,
+                attributes=wanted,
+                path=options.path,
+            )
+        counts = [self._check(shard) for shard in self.shards]
+        self._sample_count = None if None in counts else sum(filter(None, counts))
+
+    def _check(self, shard: str) -> int | None:
+        """Check that a file can be opened and has the columns; return its rows, if it says."""
+        with self._opener(shard) as table:
+            self._columns.check(table.schema, f"import {shard}")
+            return table.row_count
+
+    @property
+    def sample_count(self) -> int | None:
+        """Rows of Parquet files; Arrow files do not say."""
+        return self._sample_count
+
+    @property
+    def skipped(self) -> Mapping[str, int]:
+        """Columns that are no attributes, though none were named."""
+        left_out = len(self._columns.left_out)
+        return {"column that has not one value in a row": left_out} if left_out else {}
+
+    def read_shard(self, number: int) -> Iterator[SampleBlock]:
+        """Read one file; see ``ShardSource``."""
+        shard, columns, row = self._shards[number], self._columns, 0
+        where = f"import {shard.path}"
+        with self._opener(shard.path) as table:
+            for batch in table.batches(columns.names):
+                for first in range(0, batch.num_rows, BLOCK_SAMPLES_MAX):
+                    part = batch.slice(first, BLOCK_SAMPLES_MAX)
+                    block = columns.block(part, row + first, shard.prefix, where)
+                    yield self._with_constants(block, shard)
+                row += batch.num_rows
+
+    def _with_constants(self, block: SampleBlock, shard: Shard) -> SampleBlock:
+        added: dict[str, npt.NDArray[Any]] = {
+            name: np.full(len(block.paths), shard.constants[name], object)
+            for name in self._constants
+        }
+        return dataclasses.replace(block, attributes={**added, **block.attributes})
+
+
+# ---- files ---------------------------------------------------------------------------------------
+
+
+def _open_files(
+    paths: Sequence[str], options: _Options, name: str, noun: str, opener: Opener
+) -> ArrowSource:
+    patterns = find_format(name).names
+
+    def accepts(entry: str) -> bool:
+        return any(fnmatchcase(entry, pattern) for pattern in patterns)
+
+    files = files_of(paths, accepts, noun=noun)
+    suffixes = [pattern.removeprefix("*") for pattern in patterns]
+    prefixes = shard_prefixes(files, suffixes)
+    return ArrowSource(list(map(Shard, files, prefixes)), options, opener)
+
+
+# ---- saved datasets ------------------------------------------------------------------------------
+
+
+def _saved_shards(folder: Path) -> list[Shard]:
+    """The files of a saved dataset, or of each of its splits."""
+    if not (folder / "dataset_dict.json").exists():
+        return _split_shards(folder, b"", {})
+    shards: list[Shard] = []
+    for split in _names(folder / "dataset_dict.json", "splits"):
+        shards += _split_shards(folder / split, os.fsencode(split) + b"/", {"split": split})
+    return shards
+
+
+def _split_shards(folder: Path, prefix: bytes, constants: Mapping[str, str]) -> list[Shard]:
+    state = folder / "state.json"
+    if _json(state).get("_indices_data_files"):
+        raise UsageError(
+            f"import {state}: expected a dataset without indices; its flatten_indices(), saved, "
+            "has none"
+        )
+    files = [str(folder / name) for name in _names(state, "_data_files", "filename")]
+    return [
+        Shard(file, prefix + start, constants)
+        for file, start in zip(files, shard_prefixes(files, [".arrow"]), strict=True)
+    ]
+
+
+def _names(path: Path, key: str, member: str | None = None) -> list[str]:
+    """The names that a list in a JSON file has, each of something in its folder."""
+    listed = _json(path).get(key)
+    names: list[str] = []
+    for item in listed if isinstance(listed, list) else [None]:
+        name = item.get(member) if member and isinstance(item, dict) else item
+        if not isinstance(name, str) or not name or "/" in name or name in (".", ".."):
+            raise FormatError(f"import {path}: expected names in {key}, got {item!r}")
+        check_path(os.fsencode(name), f"import {path}")
+        names.append(name)
+    return names
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            text = file.read(_STATE_BYTES_MAX)
+        found = json.loads(text)
+    except FileNotFoundError as error:
+        raise NotFoundError(f"import {path}: there is no such file") from error
+    except OSError as error:
+        raise DeviceError(f"import {path}: {error.strerror}", error.errno or 0) from error
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"import {path}: expected JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise FormatError(f"import {path}: expected a JSON object")
+    return found

@@ -1,0 +1,197 @@
+"""A list of files as a source: text with a path in each line, or CSV or TSV with attributes.
+
+Paths are relative to the folder of the list, or to ``root``, and are the samples' paths, normalised
+(``./a//b`` is ``a/b``); they may not lead out of it. Each file is taken once; a path that is listed
+twice is an error that names both lines.
+
+A text file has one path a line, which may have any characters but line ends in it; empty lines are
+passed over. CSV and TSV have names of columns in their first line. ``path`` names the column of
+paths: by default the one called ``path``, or else the first. The others become attributes, unless
+``attributes`` names some; ``csv_table`` says of which types.
+
+The list is read whole, before anything is written: memory is that of its columns. Files are then
+read as those of a folder, in any order; layout ``path`` keeps the order of the list.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, TextIO
+
+import numpy.typing as npt
+
+from dlfs.arguments import Layout
+from dlfs.errors import DeviceError, FormatError, NotFoundError, UsageError
+from dlfs.ingest.files import FileReader, FileTable, open_folder
+from dlfs.ingest.source import BUFFER_BYTES, THREADS, SampleBlock, clean_path, show
+from dlfs.ingest.tables.csv import DELIMITERS, read_csv, typed_column
+
+
+@dataclass(frozen=True, slots=True)
+class ListOptions:
+    """What can be said of a list."""
+
+    root: Annotated[str | None, "folder that paths are relative to; by default the list's"] = None
+    path: Annotated[str | None, "column of paths; by default 'path' or the first"] = None
+    attributes: Annotated[
+        tuple[str, ...] | None, "columns to keep as attributes; by default all others"
+    ] = None
+    links: Annotated[
+        Literal["follow", "error"], "symbolic links: take what they lead to, or refuse"
+    ] = "follow"
+
+    def open(self, paths: Sequence[str]) -> ListSource:
+        """Open one list; see ``ListSource``."""
+        if len(paths) != 1:
+            raise UsageError(f"import {paths[1]}: expected one list, got {len(paths)}")
+        return ListSource(paths[0], self)
+
+
+class ListSource:
+    """The files of a list.
+
+    Args:
+        path: of the list.
+        options: see the class.
+        buffer_bytes: of each of the two buffers.
+        threads: that read files, 1..64.
+
+    Raises:
+        NotFoundError: the list or its root is not there.
+        UsageError: a column is not there.
+        FormatError: a line makes no sense, or a path leads out or is listed twice.
+        LimitError: a path is too long.
+        DeviceError: the list or one of its files cannot be read.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        options: ListOptions,
+        *,
+        buffer_bytes: int = BUFFER_BYTES,
+        threads: int = THREADS,
+    ) -> None:
+        self.name = path
+        paths, attributes = _read_list(path, options)
+        table = FileTable()
+        for item in paths:
+            table.add(item)
+        root = options.root if options.root is not None else str(Path(path).parent)
+        self._directory = open_folder(root)
+        try:
+            self._reader = FileReader(
+                self._directory,
+                root,
+                table,
+                attributes=attributes,
+                follow_links=options.links == "follow",
+                buffer_bytes=buffer_bytes,
+                threads=threads,
+            )
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def sample_count(self) -> int:
+        """Files listed."""
+        return len(self._reader.sizes)
+
+    @property
+    def sample_bytes(self) -> int:
+        """Bytes of all files."""
+        return int(self._reader.sizes.sum())
+
+    @property
+    def gives_shuffled(self) -> bool:
+        """Files can be read in any order."""
+        return True
+
+    @property
+    def skipped(self) -> Mapping[str, int]:
+        """Nothing is left out."""
+        return {}
+
+    @property
+    def empty_directories(self) -> int:
+        """A list has none."""
+        return 0
+
+    def close(self) -> None:
+        """Close the folder."""
+        if self._directory >= 0:
+            os.close(self._directory)
+            self._directory = -1
+
+    def blocks(self, *, layout: Layout, seed: int) -> Generator[SampleBlock, None, None]:
+        """Read every file once; see ``Source.blocks``.
+
+        Raises:
+            DeviceError: a file cannot be read, or changed since it was looked at.
+        """
+        return self._reader.blocks(layout=layout, seed=seed)
+
+
+def _read_list(path: str, options: ListOptions) -> tuple[list[bytes], dict[str, npt.NDArray[Any]]]:
+    """The paths of a list, and its attributes by name."""
+    delimiter = DELIMITERS.get(Path(path).suffix.lower())
+    if delimiter is not None:
+        return _read_columns(path, delimiter, options)
+    if options.path or options.attributes:
+        raise UsageError(f"import {path}: expected columns in a .csv or .tsv file")
+    try:
+        with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="\n") as file:
+            return _paths(_lines(file), path), {}
+    except FileNotFoundError as error:
+        raise NotFoundError(f"import {path}: there is no such file") from error
+    except OSError as error:
+        raise DeviceError(f"import {path}: {error.strerror}", error.errno or 0) from error
+
+
+def _lines(file: TextIO) -> Iterator[tuple[int, str]]:
+    """The lines of a text file that are not empty, with their numbers."""
+    for number, line in enumerate(file, 1):
+        text = line.removesuffix("\n").removesuffix("\r")
+        if text:
+            yield number, text
+
+
+def _read_columns(
+    path: str, delimiter: str, options: ListOptions
+) -> tuple[list[bytes], dict[str, npt.NDArray[Any]]]:
+    where = f"import {path}"
+    table = read_csv(path, delimiter, where=where)
+    names = list(table.columns)
+    if not names:
+        raise FormatError(f"{where}: line 1: expected names of columns, got none")
+    by_default = "path" if "path" in names else names[0]
+    column = options.path or by_default
+    wanted = [name for name in names if name != column]
+    if options.attributes is not None:
+        wanted = list(options.attributes)
+    for name in (column, *wanted):
+        if name not in names:
+            raise UsageError(f"{where}: expected column {name}, got {', '.join(names)}")
+    paths = _paths(zip(table.lines, table.columns[column], strict=True), path)
+    return paths, {
+        name: typed_column(table.columns[name], where=f"{where}: column {name}") for name in wanted
+    }
+
+
+def _paths(lines: Iterable[tuple[int, str]], where: str) -> list[bytes]:
+    known: dict[bytes, int] = {}
+    for number, text in lines:
+        here = f"import {where}: line {number}"
+        path = clean_path(os.fsencode(text), here)
+        if not path:
+            raise FormatError(f"{here}: expected a path, got {text!r}")
+        if path in known:
+            raise FormatError(
+                f"{here}: expected each path once, got {show(path)} in line {known[path]} too"
+            )
+        known[path] = number
+    return list(known)

@@ -1,0 +1,100 @@
+"""HDF5 files (h5py; extra ``hdf5``): datasets, by their rows, as a whole, or a group at a time.
+
+An array is a dataset, called by its path from the root. Vectors and strings of any length are rows
+of any length. Datasets behind soft and external links are left out; one that several hard links
+lead to is taken under the first of their names. What a dataset has no storage for is its fill
+value, as HDF5 says it is.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dlfs.ingest.arrays.file import ArrayInfo, ArrayOptions, find_beside
+from dlfs.ingest.arrays.rows import ArraySource
+from dlfs.ingest.registry import load_package
+
+if TYPE_CHECKING:
+    import h5py
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hdf5Options(ArrayOptions):
+    """Options of HDF5 files."""
+
+    def open(self, paths: Sequence[str]) -> ArraySource:
+        """Open HDF5 files."""
+        load_package("h5py", extra="hdf5", what=f"import {paths[0]}")
+        return ArraySource(paths, Hdf5File, **self.settings())
+
+
+class Hdf5File:
+    """One open HDF5 file; see ``ArrayFile``."""
+
+    def __init__(self, path: str) -> None:
+        import h5py
+
+        self._file = h5py.File(path, "r")
+        self.arrays: dict[str, ArrayInfo] = {}
+        self.skipped: Counter[str] = Counter()
+        try:
+            self._file.visititems(self._add)
+            self._file.visititems_links(lambda _, link: self._note_link(link))
+        except BaseException:
+            self.close()
+            raise
+
+    def find(self, reference: str, group: str) -> ArrayInfo:
+        """See ``ArrayFile``."""
+        return find_beside(self.arrays, reference, group)
+
+    def read(self, array: ArrayInfo, first: int, out: npt.NDArray[Any]) -> None:
+        """See ``ArrayFile``."""
+        dataset = self._file[array.name]
+        if array.shape:
+            dataset.read_direct(out, np.s_[first : first + len(out)])
+        else:
+            out[0] = dataset[()]
+
+    def read_values(self, array: ArrayInfo, first: int, count: int) -> Sequence[object]:
+        """See ``ArrayFile``."""
+        dataset = self._file[array.name]
+        return list(dataset[first : first + count]) if array.shape else [dataset[()]]
+
+    def close(self) -> None:
+        """See ``ArrayFile``."""
+        self._file.close()
+
+    def _add(self, name: str, item: h5py.HLObject) -> None:
+        import h5py
+
+        if isinstance(item, h5py.Dataset):
+            self.arrays[name] = _describe(name, item)
+
+    def _note_link(self, link: object) -> None:
+        import h5py
+
+        if isinstance(link, h5py.SoftLink | h5py.ExternalLink):
+            self.skipped["soft or external link"] += 1
+
+
+def _describe(name: str, dataset: h5py.Dataset) -> ArrayInfo:
+    import h5py
+
+    if dataset.shape is None:
+        return ArrayInfo(name, dataset.dtype, (), kind="other")
+    vector = h5py.check_vlen_dtype(dataset.dtype)
+    if h5py.check_string_dtype(dataset.dtype) and dataset.dtype.hasobject:
+        return ArrayInfo(name, np.dtype(np.uint8), dataset.shape, kind="text")
+    if isinstance(vector, np.dtype) and not vector.hasobject and len(dataset.shape) == 1:
+        return ArrayInfo(name, vector, dataset.shape, kind="ragged")
+    if dataset.dtype.hasobject:
+        return ArrayInfo(name, dataset.dtype, dataset.shape, kind="other")
+    chunk_rows = dataset.chunks[0] if dataset.chunks else 1
+    return ArrayInfo(name, dataset.dtype, dataset.shape, chunk_rows)

@@ -1,0 +1,468 @@
+"""MosaicML MDS shards as a source, in the folder with their ``index.json``.
+
+``index.json`` lists the shards: how many samples, their columns with encodings and fixed sizes, the
+files, plain or compressed, with sizes and perhaps hashes. A shard is the number of its samples, an
+offset for each and one more, its columns again as JSON, and the samples: for each the sizes of the
+columns without a fixed one, then the columns' bytes. All numbers are little endian, of 4 bytes.
+
+One column is the sample, as it is stored: the only one that is neither number, text nor JSON, or
+the only one of text when all others are numbers, or the one named. Columns of numbers and of text
+become attributes, unless ``attributes`` names some. A sample's path is ``SHARD/NUMBER`` (see
+``records``), or what the column ``path`` says. A sample that is an array of fixed type and shape
+(``ndarray:float32:3,4``) is recorded as one.
+
+Sizes are always checked, hashes where the index has any, unless ``hashes=no``. A shard is read
+whole, so memory is that of a shard or three; writers make them of 64 MiB by default.
+
+Source: https://docs.mosaicml.com/projects/streaming, "Dataset format" (version 2).
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import hashlib
+import io
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import IO, Annotated, Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import zstandard
+
+from dlfs.errors import (
+    ChecksumError,
+    DeviceError,
+    FormatError,
+    LimitError,
+    NotFoundError,
+    TruncatedError,
+    UsageError,
+    VersionError,
+)
+from dlfs.ingest.arrays.description import array_attributes
+from dlfs.ingest.records import (
+    ShardSource,
+    Value,
+    attribute_array,
+    number_path,
+    shard_prefixes,
+    text_path,
+)
+from dlfs.ingest.registry import load_package
+from dlfs.ingest.source import BLOCK_SAMPLES_MAX, SampleBlock
+from dlfs.units import GIB, MIB
+from dlfs.wording import quote
+
+SHARD_BYTES_MAX = 4 * GIB
+"""Offsets are of 32 bits."""
+_INDEX_BYTES_MAX = 512 * MIB
+_VERSION = 2
+
+_NUMBERS = {
+    "int": np.dtype("<i8"),
+    **{
+        name: np.dtype(name).newbyteorder("<")
+        for name in (
+            "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16",
+            "float32", "float64",
+        )
+    },
+}  # fmt: skip
+_TEXTS: dict[str, Callable[[str], Value]] = {
+    "str": str,
+    "str_int": int,
+    "str_float": float,
+    "str_decimal": str,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class MdsOptions:
+    """What can be said of shards."""
+
+    column: Annotated[str | None, "the sample; by default the only one that can be it"] = None
+    attributes: Annotated[
+        tuple[str, ...] | None, "columns to keep; by default all numbers and texts"
+    ] = None
+    path: Annotated[str | None, "column that is the sample's path"] = None
+    hashes: Annotated[bool, "check the files' hashes"] = True
+
+    def open(self, paths: Sequence[str]) -> MdsSource:
+        """Open the folder with ``index.json``; see ``MdsSource``."""
+        if len(paths) != 1:
+            raise UsageError(f"import {paths[1]}: expected one folder of shards, got {len(paths)}")
+        return MdsSource(paths[0], self)
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A shard's file, plain or compressed."""
+
+    name: str
+    size_bytes: int
+    hashes: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Shard:
+    """What the index says of a shard."""
+
+    samples: int
+    names: tuple[str, ...]
+    encodings: tuple[str, ...]
+    sizes: tuple[int | None, ...]
+    raw: _File
+    packed: _File | None
+    compression: str
+
+
+class MdsSource(ShardSource):
+    """The samples of some shards.
+
+    Args:
+        folder: with ``index.json`` and the shards.
+        options: see the class.
+
+    Raises:
+        NotFoundError: there is no index.
+        UsageError: a column is not there, or cannot be what it is to be.
+        FormatError: the index makes no sense, or is of another version.
+        DeviceError: the index cannot be read.
+    """
+
+    def __init__(self, folder: str, options: MdsOptions) -> None:
+        self._folder = Path(folder)
+        self._index = _read_index(self._folder / "index.json")
+        super().__init__(
+            [str(self._folder / shard.raw.name) for shard in self._index], noun="a shard"
+        )
+        self._options = options
+        self._prefixes = shard_prefixes(self.shards, [".mds"])
+        first = self._index[0]
+        for shard, path in zip(self._index, self.shards, strict=True):
+            if (shard.names, shard.encodings) != (first.names, first.encodings):
+                raise FormatError(f"import {path}: expected the columns of the first shard")
+        where = f"import {folder}"
+        self._column = _choose_sample(first, options.column, where)
+        self._attributes = _choose_attributes(first, options, self._column, where)
+        if options.path is not None:
+            _position(first, options.path, where)
+
+    @property
+    def name(self) -> str:
+        """The folder."""
+        return str(self._folder)
+
+    @property
+    def sample_count(self) -> int | None:
+        """Of all shards, as the index says."""
+        return sum(shard.samples for shard in self._index)
+
+    @property
+    def skipped(self) -> Mapping[str, int]:
+        """Columns that are no attributes, though none were named."""
+        taken = {self._column, *self._attributes, *filter(None, [self._options.path])}
+        left_out = len(set(self._index[0].names) - taken)
+        if self._options.attributes is not None or not left_out:
+            return {}
+        return {"column that is neither number nor text": left_out}
+
+    def read_shard(self, number: int) -> Iterator[SampleBlock]:
+        """Read one shard; see ``ShardSource``."""
+        shard, where = self._index[number], f"import {self.shards[number]}"
+        data = self._load(shard, where)
+        ends = _sample_ends(shard, data, where)
+        for first in range(0, shard.samples, BLOCK_SAMPLES_MAX):
+            last = min(first + BLOCK_SAMPLES_MAX, shard.samples)
+            yield self._block(number, data, ends[first : last + 1], first)
+
+    def _block(
+        self, number: int, data: bytes, ends: npt.NDArray[np.int64], first: int
+    ) -> SampleBlock:
+        """Samples ``first`` and on, of which sample ``i`` ends at ``ends[i + 1]``."""
+        shard, prefix = self._index[number], self._prefixes[number]
+        where = f"import {self.shards[number]}: sample"
+        positions = {name: shard.names.index(name) for name in shard.names}
+        rows: dict[str, list[Value]] = {name: [] for name in self._attributes}
+        spans: list[tuple[int, int]] = []
+        paths: list[bytes] = []
+        bounds = ends.tolist()
+        for i, (start, end) in enumerate(pairwise(bounds)):
+            here = f"{where} {first + i}"
+            columns = _column_spans(shard, data, start, end, here)
+            low, high = columns[positions[self._column]]
+            spans.append((low, high - low))
+            for name, values in rows.items():
+                at = positions[name]
+                low, high = columns[at]
+                values.append(_value(shard.encodings[at], data[low:high], name, here))
+            if self._options.path is None:
+                paths.append(number_path(prefix, first + i))
+            else:
+                low, high = columns[positions[self._options.path]]
+                paths.append(text_path(data[low:high], here))
+        offsets, lengths = np.array(spans, np.int64).T.copy()
+        attributes = {
+            name: self._array(shard, name, values, where) for name, values in rows.items()
+        }
+        attributes |= _array_form(shard.encodings[positions[self._column]], len(paths), where)
+        return SampleBlock(paths, np.frombuffer(data, np.uint8), offsets, lengths, attributes)
+
+    def _array(
+        self, shard: _Shard, name: str, values: Sequence[Value], where: str
+    ) -> npt.NDArray[Any]:
+        dtype = _NUMBERS.get(shard.encodings[shard.names.index(name)])
+        if dtype is None:
+            return attribute_array(values, name, where)
+        return np.array(values, dtype.newbyteorder("="))
+
+    def _load(self, shard: _Shard, where: str) -> bytes:
+        """A shard's bytes, checked and decompressed."""
+        if shard.packed is not None and not (self._folder / shard.raw.name).exists():
+            packed = _read(self._folder / shard.packed.name, shard.packed)
+            self._check_hashes(packed, shard.packed)
+            data = _decompress(packed, shard, where)
+        else:
+            data = _read(self._folder / shard.raw.name, shard.raw)
+        self._check_hashes(data, shard.raw)
+        return data
+
+    def _check_hashes(self, data: bytes, file: _File) -> None:
+        if not self._options.hashes:
+            return
+        where = f"import {self._folder / file.name}"
+        for name, expected in file.hashes.items():
+            got = _digest(name, data, where)
+            if got != expected:
+                raise ChecksumError(f"{where}: expected {name} {expected}, got {got}")
+
+
+# ---- columns -------------------------------------------------------------------------------------
+
+
+def _position(shard: _Shard, name: str, where: str) -> int:
+    if name not in shard.names:
+        raise UsageError(f"{where}: expected column {name}, got {', '.join(shard.names)}")
+    return shard.names.index(name)
+
+
+def _choose_sample(shard: _Shard, name: str | None, where: str) -> str:
+    if name is not None:
+        _position(shard, name, where)
+        return name
+    kinds = dict(zip(shard.names, shard.encodings, strict=True))
+    opaque = [
+        column for column, kind in kinds.items()
+        if kind not in _NUMBERS and kind not in _TEXTS and kind != "json"
+    ]  # fmt: skip
+    texts = [column for column, kind in kinds.items() if kind == "str"]
+    candidates = opaque or texts
+    if len(candidates) != 1:
+        names = ", ".join(candidates or shard.names)
+        raise UsageError(f"{where}: expected option column to name one of {names}")
+    return candidates[0]
+
+
+def _choose_attributes(
+    shard: _Shard, options: MdsOptions, sample: str, where: str
+) -> tuple[str, ...]:
+    able = [
+        name
+        for name, kind in zip(shard.names, shard.encodings, strict=True)
+        if kind in _NUMBERS or kind in _TEXTS
+    ]
+    if options.attributes is None:
+        return tuple(name for name in able if name not in (sample, options.path))
+    for name in options.attributes:
+        at = _position(shard, name, where)
+        if name not in able:
+            raise UsageError(
+                f"{where}: expected a number or text in column {name}, got {shard.encodings[at]}"
+            )
+    return options.attributes
+
+
+def _array_form(encoding: str, count: int, where: str) -> dict[str, npt.NDArray[Any]]:
+    """What says that samples are arrays, where their encoding fixes type and shape."""
+    kind, _, form = encoding.partition(":")
+    name, _, shape = form.partition(":")
+    if kind != "ndarray" or not shape:
+        return {}
+    try:
+        sizes = tuple(int(size) for size in shape.split(","))
+        return array_attributes(np.dtype(name).newbyteorder("<"), sizes, count)
+    except (ValueError, TypeError) as error:
+        raise FormatError(f"{where}s: expected an array's form, got {encoding!r}") from error
+
+
+def _sample_ends(shard: _Shard, data: bytes, where: str) -> npt.NDArray[np.int64]:
+    """``int64[samples + 1]``: where the first sample begins, and where each ends."""
+    header = 4 * (shard.samples + 2)
+    if len(data) < header:
+        raise TruncatedError(f"{where}: expected {header} bytes of offsets, got {len(data)}")
+    count, *_ = np.frombuffer(data, "<u4", 1).tolist()
+    ends = np.frombuffer(data, "<u4", shard.samples + 1, 4).astype(np.int64)
+    if count != shard.samples:
+        raise FormatError(f"{where}: expected {shard.samples} samples, got {count}")
+    falls = np.flatnonzero(np.diff(ends) < 0)
+    if len(falls) or ends[0] < header or ends[-1] != len(data):
+        at = int(falls[0]) if len(falls) else 0
+        raise FormatError(
+            f"{where}: sample {at}: expected rising offsets from {header} to {len(data)}, "
+            f"got {ends[at]} and {ends[at + 1] if len(falls) else ends[-1]}"
+        )
+    return ends
+
+
+def _column_spans(
+    shard: _Shard, data: bytes, start: int, end: int, where: str
+) -> list[tuple[int, int]]:
+    """Where each column of a sample lies."""
+    variable = shard.sizes.count(None)
+    if start + 4 * variable > end:
+        raise FormatError(f"{where}: expected {variable} sizes in {end - start} bytes")
+    stored = iter(np.frombuffer(data, "<u4", variable, start).tolist() if variable else [])
+    position = start + 4 * variable
+    spans = []
+    for fixed in shard.sizes:
+        size = next(stored) if fixed is None else fixed
+        spans.append((position, position + size))
+        position += size
+    if position != end:
+        raise FormatError(
+            f"{where}: expected columns of {end - start} bytes in all, got {position - start}"
+        )
+    return spans
+
+
+def _value(encoding: str, data: bytes, name: str, where: str) -> Value:
+    dtype = _NUMBERS.get(encoding)
+    try:
+        if dtype is None:
+            return _TEXTS[encoding](data.decode())
+        (value,) = np.frombuffer(data, dtype).tolist()
+    except ValueError as error:
+        raise FormatError(
+            f"{where}: column {name}: expected {encoding}, got {quote(bytes(data))}"
+        ) from error
+    return cast(Value, value)
+
+
+# ---- files ---------------------------------------------------------------------------------------
+
+
+def _read_index(path: Path) -> list[_Shard]:
+    try:
+        with path.open("rb") as file:
+            text = file.read(_INDEX_BYTES_MAX)
+    except FileNotFoundError as error:
+        raise NotFoundError(f"import {path}: there is no such file") from error
+    except OSError as error:
+        raise DeviceError(f"import {path}: {error.strerror}", error.errno or 0) from error
+    try:
+        index = json.loads(text)
+        listed = index["shards"]
+        versions = {index["version"], *(shard["version"] for shard in listed)}
+        formats = {shard["format"] for shard in listed}
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise FormatError(f"import {path}: expected an index of shards: {error!r}") from error
+    if versions != {_VERSION}:
+        raise VersionError(f"import {path}: expected version {_VERSION}, got {versions}")
+    if not formats <= {"mds"}:
+        raise FormatError(f"import {path}: expected shards of format mds, got {formats}")
+    return [_read_shard(shard, f"import {path}: shard {i}") for i, shard in enumerate(listed)]
+
+
+def _read_shard(shard: dict[str, Any], where: str) -> _Shard:
+    try:
+        names, encodings = shard["column_names"], shard["column_encodings"]
+        sizes = shard["column_sizes"]
+        packed = shard.get("zip_data")
+        found = _Shard(
+            int(shard["samples"]),
+            tuple(map(str, names)),
+            tuple(map(str, encodings)),
+            tuple(None if size is None else int(size) for size in sizes),
+            _read_file(shard["raw_data"]),
+            _read_file(packed) if packed else None,
+            str(shard.get("compression") or "none").partition(":")[0],
+        )
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise FormatError(f"{where}: expected a shard's description: {error!r}") from error
+    fixed = [size for size in found.sizes if size is not None]
+    if not len(names) == len(encodings) == len(sizes) or min([0, found.samples, *fixed]) < 0:
+        raise FormatError(f"{where}: expected as many encodings and sizes as columns")
+    if len(set(names)) != len(names):
+        raise FormatError(f"{where}: expected columns of different names, got {names}")
+    for file in (found.raw, *([found.packed] if found.packed else [])):
+        if not file.name or Path(file.name).name != file.name:
+            raise FormatError(f"{where}: expected a file's name, got {file.name!r}")
+        if not 0 <= file.size_bytes <= SHARD_BYTES_MAX:
+            raise LimitError(
+                f"{where}: expected at most {SHARD_BYTES_MAX} bytes, got {file.size_bytes}"
+            )
+    return found
+
+
+def _read_file(file: dict[str, Any]) -> _File:
+    hashes = {str(name): str(value) for name, value in (file.get("hashes") or {}).items()}
+    return _File(str(file["basename"]), int(file["bytes"]), hashes)
+
+
+def _read(path: Path, file: _File) -> bytes:
+    try:
+        with path.open("rb") as opened:
+            size = os.fstat(opened.fileno()).st_size
+            if size != file.size_bytes:
+                kind = TruncatedError if size < file.size_bytes else FormatError
+                raise kind(f"import {path}: expected {file.size_bytes} bytes, got {size}")
+            return opened.read()
+    except FileNotFoundError as error:
+        raise NotFoundError(f"import {path}: there is no such shard") from error
+    except OSError as error:
+        raise DeviceError(f"import {path}: {error.strerror}", error.errno or 0) from error
+
+
+def _decompress(packed: bytes, shard: _Shard, where: str) -> bytes:
+    """Decompress a shard, no further than the index says that it goes."""
+    stream: IO[bytes]
+    if shard.compression == "zstd":
+        reader = zstandard.ZstdDecompressor().stream_reader(packed, read_across_frames=True)
+        stream = cast(IO[bytes], io.BufferedReader(cast(io.RawIOBase, reader)))
+    elif shard.compression in ("gz", "gzip"):
+        stream = cast(IO[bytes], gzip.GzipFile(fileobj=io.BytesIO(packed)))
+    elif shard.compression == "bz2":
+        stream = cast(IO[bytes], bz2.BZ2File(io.BytesIO(packed)))
+    else:
+        raise UsageError(
+            f"{where}: expected compression zstd, gz or bz2, got {shard.compression}; "
+            "decompress the shards first"
+        )
+    try:
+        data = stream.read(shard.raw.size_bytes + 1)
+    except (OSError, EOFError, zstandard.ZstdError) as error:
+        raise FormatError(f"{where}: the {shard.compression} stream is damaged: {error}") from error
+    if len(data) != shard.raw.size_bytes:
+        raise FormatError(
+            f"{where}: expected {shard.raw.size_bytes} bytes when decompressed, "
+            f"got {len(data)} or more"
+        )
+    return data
+
+
+def _digest(name: str, data: bytes, where: str) -> str:
+    if name in hashlib.algorithms_available and not name.startswith("shake_"):
+        return hashlib.new(name, data).hexdigest()
+    if not name.startswith("xxh"):
+        raise UsageError(
+            f"{where}: hash {name} is not known here; the option hashes=no imports without"
+        )
+    xxhash = load_package("xxhash", extra="mds", what=where)
+    found: str = getattr(xxhash, name)(data).hexdigest()
+    return found

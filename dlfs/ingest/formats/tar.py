@@ -1,0 +1,383 @@
+"""Tar archives as a source: one, or the shards of a WebDataset; plain, gzip, bzip2, xz or zstd.
+
+Every file in an archive is a sample, its member name the path. Hard links become samples of their
+own, symbolic links by policy. Two members of one name are an error, since a dataset keeps one.
+
+Plain archives are indexed first, header by header, which finds every damaged header, hostile name
+and duplicate before anything is written; then their members are read in the order of packing, so
+``shuffled`` is a true shuffle of all of them. Each buffer's members are sorted by position and read
+by several threads.
+
+A compressed archive cannot be read out of order. As soon as one of the archives is compressed, all
+are read in one streaming pass, the shards in an order drawn from the seed, and what shuffles the
+samples is the writer's window alone; sizes are not known beforehand. Links whose targets have gone
+by take a second pass.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import numpy.typing as npt
+
+from dlfs._native.files import FILE_DTYPE
+from dlfs.arguments import Layout
+from dlfs.errors import FormatError, UsageError
+from dlfs.ingest.archives.archive import Archive, Compression, Member, Segment, compression_of
+from dlfs.ingest.archives.links import LinkTree
+from dlfs.ingest.archives.ranges import RangeReader
+from dlfs.ingest.order import packing_order, take_block
+from dlfs.ingest.source import (
+    BUFFER_BYTES,
+    THREADS,
+    BlockFiller,
+    LinkPolicy,
+    SampleBlock,
+    check_path,
+    read_ahead,
+    show,
+)
+
+Streamed = tuple[bytes, int, Callable[[memoryview], None]]
+
+
+class _Names:
+    """What the archives hold, by path: files, folders and links; finds duplicates."""
+
+    def __init__(self, archives: Sequence[str], links: LinkPolicy) -> None:
+        self._archives = archives
+        self._policy = links
+        self.shard_of: dict[bytes, int] = {}
+        self.folders: set[bytes] = set()
+        self.symbolic: dict[bytes, bytes] = {}
+        self.hard: dict[bytes, bytes] = {}
+        self.skipped: Counter[str] = Counter()
+
+    def add(self, member: Member, shard: int, prefix: bytes) -> bytes | None:
+        """Note a member; return its path when it is a file to import."""
+        path = prefix + member.path
+        if member.kind == "folder":
+            self.folders.add(path.rstrip(b"/"))
+            return None
+        if member.kind == "special file":
+            self.skipped["special file"] += 1
+            return None
+        if member.kind == "symbolic link" and not self._keep_link(path, shard):
+            return None
+        self._claim(path, shard)
+        if member.kind == "hard link":
+            self._add_hard(path, prefix + member.link, shard)
+            return None
+        if member.kind == "symbolic link":
+            self.symbolic[path] = member.link
+            return None
+        return path
+
+    def aliases(self, files: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:
+        """Give (path, path of the file it stands for) for every link."""
+        yield from self.hard.items()
+        if not self.symbolic:
+            return
+        tree = LinkTree([*files, *self.hard], self.folders, self.symbolic, where="import")
+        for path, target in tree.aliases():
+            if path not in self.symbolic:
+                self._claim(path, self.shard_of[target])
+            yield path, self.hard.get(target, target)
+
+    def empty_folders(self, paths: Iterator[bytes]) -> int:
+        """Folders with a member of their own and no sample under them."""
+        kept: set[bytes] = set()
+        for path in paths:
+            folder = path.rpartition(b"/")[0]
+            while folder and folder not in kept:
+                kept.add(folder)
+                folder = folder.rpartition(b"/")[0]
+        return len(self.folders - kept - {b""})
+
+    def _claim(self, path: bytes, shard: int) -> None:
+        check_path(path, f"import {self._archives[shard]}")
+        other = self.shard_of.get(path)
+        if other is not None:
+            first, second = self._archives[other], self._archives[shard]
+            both = f"twice in {first}" if other == shard else f"in {first} and in {second}"
+            raise FormatError(f"import: expected each path once, got {show(path)} {both}")
+        self.shard_of[path] = shard
+
+    def _keep_link(self, path: bytes, shard: int) -> bool:
+        if self._policy == "error":
+            raise UsageError(
+                f"import {self._archives[shard]}: {show(path)}: expected no symbolic links, "
+                "got one; links='skip' leaves it out"
+            )
+        if self._policy == "skip":
+            self.skipped["symbolic link"] += 1
+        return self._policy == "follow"
+
+    def _add_hard(self, path: bytes, target: bytes, shard: int) -> None:
+        if target in self.symbolic:
+            self.symbolic[path] = self.symbolic[target]
+        elif target in self.shard_of:
+            self.hard[path] = self.hard.get(target, target)
+        else:
+            raise FormatError(
+                f"import {self._archives[shard]}: {show(path)}: expected a hard link to an earlier "
+                f"member, got {show(target)}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class TarOptions:
+    """What can be said of archives."""
+
+    links: Annotated[LinkPolicy, "symbolic links: take what they lead to, skip, refuse"] = "follow"
+    prefix_shards: Annotated[bool, "put each archive's name before its members' paths"] = False
+
+    def open(self, paths: Sequence[str]) -> TarSource:
+        """Open archives; see ``TarSource``."""
+        return TarSource(paths, links=self.links, prefix_shards=self.prefix_shards)
+
+
+class TarSource:
+    """The files in some archives.
+
+    Args:
+        archives: their paths; the names say how they are compressed.
+        links: ``follow`` takes what a symbolic link in the archive leads to, folders too; ``skip``
+            leaves links out and counts them; ``error`` refuses them.
+        prefix_shards: put the archive's name without its suffix before every path, as a folder.
+        buffer_bytes: of each of the two buffers.
+        threads: that read members of plain archives, 1..64.
+
+    Raises:
+        UsageError: there are no archives, a name is not an archive's, a link leads nowhere.
+        NotFoundError: an archive is not there.
+        FormatError: a plain archive is damaged, holds a path twice or a hostile name.
+        DeviceError: an archive cannot be read.
+    """
+
+    def __init__(
+        self,
+        archives: Sequence[str | os.PathLike[str]],
+        *,
+        links: LinkPolicy = "follow",
+        prefix_shards: bool = False,
+        buffer_bytes: int = BUFFER_BYTES,
+        threads: int = THREADS,
+    ) -> None:
+        self._archives = [os.fspath(path) for path in archives]
+        self._buffer_bytes = buffer_bytes
+        self._threads = threads
+        self._prefixes = [archive_prefix(path) if prefix_shards else b"" for path in self._archives]
+        self._names = _Names(self._archives, links)
+        self._empty_directories = 0
+        self._index = None
+        if {check_archive(path) for path in self._archives} == {"none"}:
+            self._index = _Index(self._archives, self._prefixes, self._names, threads)
+        elif not self._archives:
+            raise UsageError("import: expected an archive, got none")
+
+    @property
+    def name(self) -> str:
+        """The archive, or the first and the last."""
+        first, last = self._archives[0], self._archives[-1]
+        return first if len(self._archives) == 1 else f"{first} .. {last}"
+
+    @property
+    def sample_count(self) -> int | None:
+        """Samples in plain archives; None for compressed ones."""
+        return None if self._index is None else len(self._index.paths)
+
+    @property
+    def sample_bytes(self) -> int | None:
+        """Bytes of the samples in plain archives; None for compressed ones."""
+        return None if self._index is None else int(self._index.sizes.sum())
+
+    @property
+    def gives_shuffled(self) -> bool:
+        """Plain archives can be read in any order, compressed ones cannot."""
+        return self._index is not None
+
+    @property
+    def skipped(self) -> Mapping[str, int]:
+        """Special files, and symbolic links under ``skip``."""
+        return dict(self._names.skipped)
+
+    @property
+    def empty_directories(self) -> int:
+        """Folders that have a member of their own, and no file."""
+        return self._empty_directories if self._index is None else self._index.empty_directories
+
+    def close(self) -> None:
+        """Nothing is held open between blocks."""
+
+    def blocks(self, *, layout: Layout, seed: int) -> Generator[SampleBlock, None, None]:
+        """Read every sample once; see ``Source.blocks``.
+
+        Raises:
+            DlfsError: an archive is damaged, ends early, cannot be read or changed meanwhile.
+        """
+        if self._index is None:
+            return read_ahead(
+                BlockFiller(self._stream(layout, seed)), buffer_bytes=self._buffer_bytes
+            )
+        index, position = self._index, 0
+        order = packing_order(len(index.paths), layout=layout, seed=seed)
+
+        def fill(buffer: npt.NDArray[np.uint8]) -> SampleBlock | None:
+            nonlocal position
+            if position == len(order):
+                index.check_unchanged()
+                return None
+            indices, offsets = take_block(order, index.sizes, position, len(buffer))
+            position += len(indices)
+            return index.read(indices, offsets, buffer)
+
+        return read_ahead(fill, buffer_bytes=self._buffer_bytes)
+
+    def _stream(self, layout: Layout, seed: int) -> Iterator[Streamed]:
+        order = packing_order(len(self._archives), layout=layout, seed=seed).tolist()
+        files: list[bytes] = []
+        for shard in order:
+            with Archive(self._archives[shard]) as archive:
+                for member in archive.members():
+                    path = self._names.add(member, shard, self._prefixes[shard])
+                    if path is not None:
+                        files.append(path)
+                        yield path, member.size_bytes, partial(archive.read, member)
+        wanted: dict[bytes, list[bytes]] = {}
+        for alias, target in self._names.aliases(files):
+            wanted.setdefault(target, []).append(alias)
+        yield from self._stream_aliases(wanted)
+        self._empty_directories = self._names.empty_folders(iter(self._names.shard_of))
+
+    def _stream_aliases(self, wanted: Mapping[bytes, list[bytes]]) -> Iterator[Streamed]:
+        for shard in sorted({self._names.shard_of[target] for target in wanted}):
+            with Archive(self._archives[shard]) as archive:
+                for member in archive.members():
+                    aliases = wanted.get(self._prefixes[shard] + member.path, [])
+                    if not aliases or member.kind != "file":
+                        continue
+                    data = bytearray(member.size_bytes)
+                    archive.read(member, memoryview(data))
+                    for alias in aliases:
+                        yield alias, member.size_bytes, partial(_copy, bytes(data))
+
+
+class _Index:
+    """Where each member of plain archives lies, in path order."""
+
+    def __init__(
+        self, archives: Sequence[str], prefixes: Sequence[bytes], names: _Names, threads: int
+    ) -> None:
+        states: list[tuple[int, int]] = []
+        self._ranges = RangeReader(archives, states, threads=threads)
+        self._sparse: dict[tuple[int, int], tuple[Segment, ...]] = {}
+        found: dict[bytes, tuple[int, int, int]] = {}
+        for shard, path in enumerate(archives):
+            with Archive(path) as archive:
+                states.append(archive.state)
+                for member in archive.members():
+                    name = names.add(member, shard, prefixes[shard])
+                    if name is not None:
+                        found[name] = self._place(shard, member)
+        for alias, target in list(names.aliases(list(found))):
+            found[alias] = found[target]
+        self.paths = sorted(found)
+        self.empty_directories = names.empty_folders(iter(self.paths))
+        places = [found.pop(path) for path in self.paths]
+        self._shards = np.array([place[0] for place in places], np.int64)
+        self._positions = np.array([place[1] for place in places], np.uint64)
+        self.sizes = np.array([place[2] for place in places], np.uint64)
+
+    def _place(self, shard: int, member: Member) -> tuple[int, int, int]:
+        position = member.segments[0].position_bytes if member.segments else 0
+        if sum(segment.length_bytes for segment in member.segments) < member.size_bytes:
+            self._sparse[shard, position] = member.segments
+        return shard, position, member.size_bytes
+
+    def read(
+        self,
+        indices: npt.NDArray[np.uint64],
+        offsets: npt.NDArray[np.int64],
+        buffer: npt.NDArray[np.uint8],
+    ) -> SampleBlock:
+        """Read members by index into their places."""
+        lengths = self.sizes[indices].astype(np.int64)
+        if int(lengths[-1]) > len(buffer):
+            buffer = np.empty(int(lengths[-1]), np.uint8)
+        shards = self._shards[indices]
+        ranges = np.zeros(len(indices), FILE_DTYPE)
+        ranges["position"] = self._positions[indices]
+        ranges["buffer_offset"] = offsets
+        ranges["length_bytes"] = lengths
+        if self._sparse:
+            shards, ranges = self._split_sparse(shards, ranges, buffer)
+        self._ranges.read(shards, ranges, buffer)
+        return SampleBlock([self.paths[i] for i in indices.tolist()], buffer, offsets, lengths)
+
+    def check_unchanged(self) -> None:
+        """Raise DeviceError when an archive was changed since it was indexed."""
+        self._ranges.check_unchanged()
+
+    def _split_sparse(
+        self,
+        shards: npt.NDArray[np.int64],
+        ranges: npt.NDArray[np.void],
+        buffer: npt.NDArray[np.uint8],
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.void]]:
+        """Replace each sparse member by its segments, over zeros."""
+        plain = np.ones(len(ranges), bool)
+        extra: list[tuple[int, int, int, int]] = []
+        for i, (shard, place) in enumerate(zip(shards.tolist(), ranges.tolist(), strict=True)):
+            segments = self._sparse.get((shard, place[0]))
+            if segments is None:
+                continue
+            plain[i] = False
+            buffer[place[1] : place[1] + place[2]] = 0
+            for part in segments:
+                target = place[1] + part.offset_bytes
+                extra.append((shard, part.position_bytes, target, part.length_bytes))
+        added = np.zeros(len(extra), FILE_DTYPE)
+        if extra:
+            added["position"] = [part[1] for part in extra]
+            added["buffer_offset"] = [part[2] for part in extra]
+            added["length_bytes"] = [part[3] for part in extra]
+        owners = np.array([part[0] for part in extra], np.int64)
+        return np.concatenate([shards[plain], owners]), np.concatenate([ranges[plain], added])
+
+
+def is_archive(name: str) -> bool:
+    """Whether a name is an archive's."""
+    return compression_of(name) is not None
+
+
+def check_archive(path: str) -> Compression:
+    """How an archive is compressed, by its name.
+
+    Raises:
+        UsageError: the name is not an archive's.
+    """
+    compression = compression_of(path)
+    if compression is None:
+        raise UsageError(
+            f"import {path}: expected an archive (.tar, .tar.gz, .tar.zst), got its name"
+        )
+    return compression
+
+
+def archive_prefix(path: str) -> bytes:
+    """``train-000000/`` for ``shards/train-000000.tar.gz``."""
+    name = os.fsencode(Path(path).name)
+    stem = name[: name.lower().rfind(b".t")]
+    return stem + b"/"
+
+
+def _copy(data: bytes, target: memoryview) -> None:
+    target[:] = data

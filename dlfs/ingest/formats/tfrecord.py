@@ -1,0 +1,497 @@
+"""TFRecord files as a source: every record a sample, or one feature of each tf.train.Example.
+
+A record is its length (8 bytes, little endian), that length's checksum, the data, and the data's
+checksum; checksums are CRC32C, masked. All of them are checked. A file ends behind a record.
+
+A sample's path is ``FILE/NUMBER`` (see ``records``), or what the feature ``path`` says. Without
+options its bytes are the record's. With ``column``, records are tf.train.Examples: the sample is
+that feature's one value, and the features named in ``attributes`` are its attributes, each with one
+value in every record: whole numbers, floats, or text in UTF-8.
+
+Plain files are indexed first: by an index file beside them, as ``tfrecord2idx`` writes it (a line
+``offset length`` for each record), which has to cover the file without a gap, or by reading the
+lengths of all records. Then records are read in the order of packing, so that ``shuffled`` is a
+true shuffle of all of them. Files compressed with gzip or zlib cannot be read out of order: as soon
+as there is one, all are streamed, in an order drawn from the seed. A record in a compressed file
+may be as long as ``RECORD_BYTES_MAX``, since its length is believed before its data is seen.
+
+Memory: 16 bytes for each record of plain files, and the blocks.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import struct
+import zlib
+from array import array
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import IO, Annotated, Any, Literal, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from dlfs._native.checksums import crc32c
+from dlfs._native.files import FILE_DTYPE
+from dlfs.arguments import Layout
+from dlfs.errors import (
+    ChecksumError,
+    DeviceError,
+    DlfsError,
+    FormatError,
+    LimitError,
+    NotFoundError,
+    TruncatedError,
+    UsageError,
+)
+from dlfs.ingest.archives.archive import archive_state
+from dlfs.ingest.archives.ranges import RangeReader
+from dlfs.ingest.formats.example import ExampleError, bytes_span, features, scalar
+from dlfs.ingest.order import packing_order, take_block
+from dlfs.ingest.records import (
+    Record,
+    ShardSource,
+    Value,
+    attribute_array,
+    files_of,
+    gather,
+    number_path,
+    shard_prefixes,
+    text_path,
+)
+from dlfs.ingest.registry import find_format
+from dlfs.ingest.source import BUFFER_BYTES, THREADS, SampleBlock, read_ahead
+from dlfs.units import GIB
+
+Compression = Literal["auto", "none", "gzip", "zlib"]
+
+RECORD_BYTES_MAX = 1 * GIB
+"""Of a record in a compressed file."""
+
+_HEADER = struct.Struct("<QI")
+_FOOTER = struct.Struct("<I")
+_OVERHEAD_BYTES = _HEADER.size + _FOOTER.size
+_MASK_DELTA = 0xA282EAD8
+"""Source: tensorflow/core/lib/hash/crc32c.h."""
+_SUFFIXES = tuple(
+    stem + ending
+    for stem in (".tfrecords", ".tfrecord", ".tfrec")
+    for ending in (".gz", ".zlib", "")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TfRecordOptions:
+    """What can be said of TFRecord files."""
+
+    column: Annotated[str | None, "feature whose bytes are the sample; none: whole records"] = None
+    attributes: Annotated[tuple[str, ...], "features to keep as attributes (needs column)"] = ()
+    path: Annotated[str | None, "feature that is the sample's path (needs column)"] = None
+    index: Annotated[str, "auto, none, or the folder of the index files"] = "auto"
+    compression: Annotated[Compression, "of the files; auto goes by their names"] = "auto"
+
+    def __post_init__(self) -> None:
+        if self.column is None and (self.attributes or self.path):
+            raise UsageError(
+                "import: expected a column along with attributes or path, since only a "
+                "tf.train.Example has features"
+            )
+
+    def open(self, paths: Sequence[str]) -> TfRecordSource:
+        """Open TFRecord files, or folders of them; see ``TfRecordSource``."""
+        patterns = find_format("tfrecord").names
+
+        def accepts(name: str) -> bool:
+            return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+        return TfRecordSource(files_of(paths, accepts, noun="a TFRecord file"), self)
+
+
+class TfRecordSource(ShardSource):
+    """The records of some TFRecord files.
+
+    Args:
+        shards: their paths.
+        options: see the class.
+        buffer_bytes: what a block holds.
+        threads: that read plain files, 1..64.
+
+    Raises:
+        UsageError: there are no files, or two of one name.
+        NotFoundError: a file, or an index that was asked for, is not there.
+        ChecksumError: a length's checksum does not hold.
+        FormatError: an index does not fit its file.
+        TruncatedError: a file ends within a record.
+        DeviceError: a file cannot be read.
+    """
+
+    def __init__(
+        self,
+        shards: Sequence[str],
+        options: TfRecordOptions,
+        *,
+        buffer_bytes: int = BUFFER_BYTES,
+        threads: int = THREADS,
+    ) -> None:
+        super().__init__(shards, noun="a TFRecord file")
+        self._options = options
+        self._buffer_bytes = buffer_bytes
+        self._prefixes = shard_prefixes(shards, _SUFFIXES)
+        self._compressions = [_compression(shard, options.compression) for shard in shards]
+        self._index = None
+        if set(self._compressions) == {"none"}:
+            self._index = _Index(self.shards, options.index, threads)
+
+    @property
+    def sample_count(self) -> int | None:
+        """Records in plain files; None for compressed ones."""
+        return None if self._index is None else len(self._index.sizes)
+
+    @property
+    def sample_bytes(self) -> int | None:
+        """Bytes of the records in plain files; None for compressed ones, and for features."""
+        if self._index is None or self._options.column is not None:
+            return None
+        return int(self._index.sizes.sum()) - _OVERHEAD_BYTES * len(self._index.sizes)
+
+    @property
+    def gives_shuffled(self) -> bool:
+        """Plain files can be read in any order, compressed ones cannot."""
+        return self._index is not None
+
+    def blocks(self, *, layout: Layout, seed: int) -> Generator[SampleBlock, None, None]:
+        """Read every record once; see ``Source.blocks``.
+
+        Raises:
+            ChecksumError: a checksum does not hold.
+            TruncatedError: a file ends within a record.
+            FormatError: a record is no tf.train.Example, or lacks a feature.
+            DeviceError: a file cannot be read, or changed meanwhile.
+        """
+        if self._index is None:
+            return super().blocks(layout=layout, seed=seed)
+        index, position = self._index, 0
+        order = packing_order(len(index.sizes), layout=layout, seed=seed)
+
+        def fill(buffer: npt.NDArray[np.uint8]) -> SampleBlock | None:
+            nonlocal position
+            if position == len(order):
+                index.check_unchanged()
+                return None
+            indices, offsets = take_block(order, index.sizes, position, len(buffer))
+            position += len(indices)
+            return self._read(index, indices, offsets, buffer)
+
+        return read_ahead(fill, buffer_bytes=self._buffer_bytes)
+
+    def read_shard(self, number: int) -> Iterator[SampleBlock]:
+        """Stream one file; see ``ShardSource``."""
+        shard = self.shards[number]
+        return gather(
+            self._records(number), where=f"import {shard}", buffer_bytes=self._buffer_bytes
+        )
+
+    def _records(self, number: int) -> Iterator[Record]:
+        shard = self.shards[number]
+        for count, data in enumerate(_stream(shard, self._compressions[number])):
+            path, start, end, values = self._sample(number, count, memoryview(data))
+            yield Record(path, data[start:end], values)
+
+    def _read(
+        self,
+        index: _Index,
+        indices: npt.NDArray[np.uint64],
+        offsets: npt.NDArray[np.int64],
+        buffer: npt.NDArray[np.uint8],
+    ) -> SampleBlock:
+        """Read and check records, headers and all; the samples are spans of them."""
+        total = int(offsets[-1]) + int(index.sizes[indices[-1]])
+        if total > len(buffer):
+            buffer = np.empty(total, np.uint8)
+        shards, numbers = index.read(indices, offsets, buffer)
+        memory = buffer.data
+        paths: list[bytes] = []
+        spans: list[tuple[int, int]] = []
+        rows: list[dict[str, Value]] = []
+        sizes = index.sizes[indices].tolist()
+        for shard, number, at, size in zip(shards, numbers, offsets.tolist(), sizes, strict=True):
+            where = f"import {self.shards[shard]}: record {number}"
+            _check_record(memory[at : at + size], where)
+            first = at + _HEADER.size
+            last = at + size - _FOOTER.size
+            path, start, end, values = self._sample(shard, number, memory[first:last])
+            paths.append(path)
+            spans.append((first + start, end - start))
+            rows.append(values)
+        starts, lengths = np.array(spans, np.int64).T.copy()
+        columns = {
+            name: attribute_array([row[name] for row in rows], name, f"import {self.name}")
+            for name in self._options.attributes
+        }
+        return SampleBlock(paths, buffer, starts, lengths, columns)
+
+    def _sample(
+        self, shard: int, number: int, record: memoryview
+    ) -> tuple[bytes, int, int, dict[str, Value]]:
+        """A record's path, the span of its sample in it, and its attributes."""
+        options, path = self._options, number_path(self._prefixes[shard], number)
+        if options.column is None:
+            return path, 0, len(record), {}
+        where = f"import {self.shards[shard]}: record {number}"
+        try:
+            found = features(record)
+            wanted = [options.column, *options.attributes, *filter(None, [options.path])]
+            for name in wanted:
+                if os.fsencode(name) not in found:
+                    known = ", ".join(sorted(key.decode("utf-8", "replace") for key in found))
+                    raise ExampleError(f"expected feature {name}, got {known or 'none'}")
+            start, end = bytes_span(record, found[os.fsencode(options.column)], options.column)
+            if options.path is not None:
+                first, last = bytes_span(record, found[os.fsencode(options.path)], options.path)
+                path = text_path(bytes(record[first:last]), where)
+            values: dict[str, Value] = {
+                name: scalar(record, found[os.fsencode(name)], name) for name in options.attributes
+            }
+        except ExampleError as error:
+            raise FormatError(f"{where}: {error}") from error
+        return path, start, end, values
+
+
+class _Index:
+    """Where each record of plain files lies, headers and checksums included."""
+
+    def __init__(self, shards: Sequence[str], index: str, threads: int) -> None:
+        states: list[tuple[int, int]] = []
+        sizes: list[npt.NDArray[np.uint64]] = []
+        for shard in shards:
+            try:
+                with open(shard, "rb") as file:
+                    states.append(archive_state(file.fileno()))
+                    found = _find_index(shard, index)
+                    if found is None:
+                        sizes.append(_scan(shard, file, states[-1][0]))
+                    else:
+                        sizes.append(_read_index(found, shard, states[-1][0]))
+            except OSError as error:
+                raise _failure(shard, error) from error
+        self._ranges = RangeReader(shards, states, threads=threads)
+        self._firsts = np.cumsum([0, *map(len, sizes)])
+        self._positions = np.concatenate([np.cumsum(part) - part for part in sizes])
+        self.sizes = np.concatenate(sizes)
+        self.check_unchanged = self._ranges.check_unchanged
+
+    def read(
+        self,
+        indices: npt.NDArray[np.uint64],
+        offsets: npt.NDArray[np.int64],
+        buffer: npt.NDArray[np.uint8],
+    ) -> tuple[list[int], list[int]]:
+        """Read records into their places; return the file of each and its number there."""
+        shards = np.searchsorted(self._firsts, indices, side="right") - 1
+        ranges = np.zeros(len(indices), FILE_DTYPE)
+        ranges["position"] = self._positions[indices]
+        ranges["buffer_offset"] = offsets
+        ranges["length_bytes"] = self.sizes[indices]
+        self._ranges.read(shards, ranges, buffer)
+        numbers = indices.astype(np.int64) - self._firsts[shards]
+        return shards.tolist(), numbers.tolist()
+
+
+def masked_crc32c(data: Any) -> int:
+    """The checksum of a record: a CRC32C, rotated and moved so that sums of sums are none."""
+    crc = crc32c(data)
+    return ((crc >> 15 | crc << 17) + _MASK_DELTA) & 0xFFFFFFFF
+
+
+def _check_record(record: memoryview, where: str) -> None:
+    """Check a record with its header and footer against its size."""
+    length = _check_header(record[: _HEADER.size], where)
+    if length != len(record) - _OVERHEAD_BYTES:
+        raise FormatError(
+            f"{where}: expected {len(record) - _OVERHEAD_BYTES} bytes as the index says, got a "
+            f"record of {length}"
+        )
+    _check_data(record[_HEADER.size : -_FOOTER.size], record[-_FOOTER.size :], where)
+
+
+def _check_header(header: bytes | memoryview, where: str) -> int:
+    length, expected = _HEADER.unpack(header)
+    got = masked_crc32c(header[:8])
+    if got != expected:
+        raise ChecksumError(
+            f"{where}: expected {expected:#010x} as the checksum of its length, got {got:#010x}"
+        )
+    return int(length)
+
+
+def _check_data(data: bytes | memoryview, footer: bytes | memoryview, where: str) -> None:
+    (expected,) = _FOOTER.unpack(footer)
+    got = masked_crc32c(data)
+    if got != expected:
+        raise ChecksumError(
+            f"{where}: expected {expected:#010x} as the checksum of its {len(data)} bytes, "
+            f"got {got:#010x}"
+        )
+
+
+# ---- finding records -----------------------------------------------------------------------------
+
+
+def _scan(shard: str, file: IO[bytes], size_bytes: int) -> npt.NDArray[np.uint64]:
+    """The sizes of a file's records, by their headers."""
+    sizes = array("Q")
+    position = 0
+    while position < size_bytes:
+        where = f"import {shard}: record {len(sizes)}"
+        file.seek(position)
+        header = file.read(_HEADER.size)
+        if len(header) < _HEADER.size:
+            raise _cut(where, position)
+        size = _check_header(header, where) + _OVERHEAD_BYTES
+        if size > size_bytes - position:
+            raise _cut(where, position)
+        sizes.append(size)
+        position += size
+    return np.array(sizes, np.uint64)
+
+
+def _find_index(shard: str, index: str) -> str | None:
+    if index == "none":
+        return None
+    folder = Path(shard).parent if index == "auto" else Path(index)
+    name, stem = Path(shard).name, Path(shard).stem
+    endings = (".index", ".idx", ".tfindex")
+    for candidate in (start + ending for start in (name, stem) for ending in endings):
+        if (folder / candidate).is_file():
+            return str(folder / candidate)
+    if index != "auto":
+        raise NotFoundError(f"import {shard}: expected its index in {index}, got none")
+    return None
+
+
+def _read_index(path: str, shard: str, size_bytes: int) -> npt.NDArray[np.uint64]:
+    """The sizes of a file's records, by an index that has to cover it without a gap."""
+    try:
+        with open(path, "rb") as file:
+            lines = [line.split() for line in file if line.strip()]
+        pairs = np.array(lines, "S20").reshape(len(lines), 2).astype(np.uint64)
+    except OSError as error:
+        raise _failure(path, error) from error
+    except ValueError as error:
+        raise FormatError(f"import {path}: expected lines of an offset and a length") from error
+    offsets, sizes = pairs.T.copy()
+    ends = np.concatenate([np.zeros(1, np.uint64), np.cumsum(sizes)])
+    wrong = np.flatnonzero(
+        (offsets != ends[:-1]) | (sizes < _OVERHEAD_BYTES) | (sizes > size_bytes)
+    )
+    if len(wrong):
+        at = int(wrong[0])
+        raise FormatError(
+            f"import {path}: line {at + 1}: expected a record at byte {ends[at]} of {shard}, got "
+            f"{sizes[at]} bytes at {offsets[at]}; the option index=none reads without"
+        )
+    if int(ends[-1]) != size_bytes:
+        raise FormatError(
+            f"import {path}: expected {shard} to have {ends[-1]} bytes, got {size_bytes}; "
+            "the option index=none reads without"
+        )
+    return sizes
+
+
+# ---- compressed files ----------------------------------------------------------------------------
+
+
+def _stream(shard: str, compression: str) -> Iterator[bytes]:
+    """The records of a file, from its start to its end."""
+    count = position = 0
+    try:
+        with open(shard, "rb") as file, _decompress(file, compression) as stream:
+            while header := _read_up_to(stream, _HEADER.size):
+                where = f"import {shard}: record {count}"
+                if len(header) < _HEADER.size:
+                    raise _cut(where, position)
+                length = _check_header(header, where)
+                if length > RECORD_BYTES_MAX:
+                    raise LimitError(
+                        f"{where}: expected at most {RECORD_BYTES_MAX} bytes in a compressed file, "
+                        f"got {length}"
+                    )
+                rest = _read_up_to(stream, length + _FOOTER.size)
+                if len(rest) < length + _FOOTER.size:
+                    raise _cut(where, position)
+                data = rest[:length]
+                _check_data(data, rest[length:], where)
+                yield data
+                count += 1
+                position += length + _OVERHEAD_BYTES
+    except EOFError as error:
+        raise _cut(f"import {shard}: record {count}", position) from error
+    except (zlib.error, gzip.BadGzipFile) as error:
+        raise FormatError(
+            f"import {shard}: record {count}: the {compression} stream is damaged: {error}"
+        ) from error
+    except OSError as error:
+        raise _failure(shard, error) from error
+
+
+def _read_up_to(stream: IO[bytes], count: int) -> bytes:
+    """Bytes of a stream, fewer only at its end."""
+    parts = []
+    while count and (part := stream.read(count)):
+        parts.append(part)
+        count -= len(part)
+    return b"".join(parts)
+
+
+class _ZlibReader(io.RawIOBase):
+    """A zlib stream, which is an error when it just stops."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._inflater = zlib.decompressobj()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, target: Any) -> int:
+        while not self._inflater.eof:
+            pending = self._inflater.unconsumed_tail
+            data = pending or self._file.read(io.DEFAULT_BUFFER_SIZE)
+            out = self._inflater.decompress(data, len(target))
+            if out:
+                target[: len(out)] = out
+                return len(out)
+            if not data:
+                raise EOFError("the stream has no end")
+        return 0
+
+
+def _decompress(file: IO[bytes], compression: str) -> IO[bytes]:
+    if compression == "gzip":
+        return cast(IO[bytes], gzip.GzipFile(fileobj=file, mode="rb"))
+    if compression == "zlib":
+        return cast(IO[bytes], io.BufferedReader(_ZlibReader(file)))
+    return file
+
+
+def _compression(shard: str, wanted: Compression) -> str:
+    if wanted != "auto":
+        return wanted
+    endings = {".gz": "gzip", ".zlib": "zlib"}
+    return endings.get(Path(shard).suffix.lower(), "none")
+
+
+def _cut(where: str, position: int) -> TruncatedError:
+    return TruncatedError(f"{where}: at byte {position}: the file ends within the record")
+
+
+def _failure(path: str, error: OSError) -> DlfsError:
+    if isinstance(error, DlfsError):
+        return error
+    if isinstance(error, FileNotFoundError):
+        return NotFoundError(f"import {path}: there is no such file")
+    return DeviceError(f"import {path}: {error.strerror or error}", error.errno or 0)

@@ -1,0 +1,165 @@
+"""WebDataset shards read by keys: some members become attributes of the others.
+
+A WebDataset keeps what belongs together as members of one key one behind the other: ``a/0001.jpg``,
+``a/0001.cls``, ``a/0001.json``. The key is the path up to the first dot of the file's name, the
+rest is the extension, upper and lower case alike. The format ``tar`` takes every member as a sample
+of its own. This one takes what ``attributes`` names from each key, and gives it to all other
+members of that key, which are the samples; with ``column`` only to those of that extension, and the
+others are left out. A sample's path is its member's name.
+
+What an attribute is goes by its name: ``cls``, ``cls2``, ``class``, ``count``, ``index``, ``inx``
+and ``id`` are whole numbers, ``json.NAME`` is a field of the member ``json`` (``json.a.b`` one in
+another), anything else is text in UTF-8. A key that lacks one is an error, and so are two members
+of one extension.
+
+Archives are streamed, in an order drawn from the seed for ``shuffled``; memory is that of one key's
+members, and the blocks. Members that are no files are left out. Reading is as strict as ``tar``'s.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import numpy as np
+
+from dlfs.errors import FormatError
+from dlfs.ingest.archives.archive import Archive
+from dlfs.ingest.formats.tar import archive_prefix, check_archive, is_archive
+from dlfs.ingest.records import Record, ShardSource, Value, files_of, gather
+from dlfs.ingest.source import SampleBlock, show
+
+_NUMBERS = frozenset(["cls", "cls2", "class", "count", "index", "inx", "id"])
+"""Source: WebDataset's own decoders of these extensions."""
+
+
+@dataclass(frozen=True, slots=True)
+class WebDatasetOptions:
+    """What can be said of shards."""
+
+    attributes: Annotated[
+        tuple[str, ...], "extensions to keep as attributes: cls, txt, json.NAME"
+    ] = ()
+    column: Annotated[str | None, "extension of the samples; by default all others"] = None
+    prefix_shards: Annotated[bool, "put each archive's name before its members' paths"] = False
+
+    def open(self, paths: Sequence[str]) -> WebDatasetSource:
+        """Open archives, or folders of them; see ``WebDatasetSource``."""
+        return WebDatasetSource(files_of(paths, is_archive, noun="an archive"), self)
+
+
+@dataclass(slots=True)
+class _Group:
+    """The members of one key: their paths and bytes, by extension."""
+
+    key: bytes
+    members: dict[str, tuple[bytes, memoryview]]
+
+
+class WebDatasetSource(ShardSource):
+    """The keys of some archives.
+
+    Args:
+        archives: their paths; the names say how they are compressed.
+        options: see the class.
+
+    Raises:
+        UsageError: there are no archives, or a name is not an archive's.
+    """
+
+    def __init__(self, archives: Sequence[str], options: WebDatasetOptions) -> None:
+        super().__init__(archives, noun="an archive")
+        for archive in archives:
+            check_archive(archive)
+        self._options = options
+        self._used = {name.partition(".")[0].lower() for name in options.attributes}
+        self._column = None if options.column is None else options.column.lower().lstrip(".")
+        self._skipped: Counter[str] = Counter()
+
+    @property
+    def skipped(self) -> Mapping[str, int]:
+        """Members that are neither samples nor attributes."""
+        return dict(self._skipped)
+
+    def read_shard(self, number: int) -> Iterator[SampleBlock]:
+        """Stream one archive; see ``ShardSource``.
+
+        Raises:
+            DlfsError: the archive is damaged, ends early, or cannot be read; a key lacks an
+                attribute.
+        """
+        yield from gather(self._records(number), where=f"import {self.shards[number]}")
+
+    def _records(self, number: int) -> Iterator[Record]:
+        shard = self.shards[number]
+        prefix = archive_prefix(shard) if self._options.prefix_shards else b""
+        for group in self._groups(shard):
+            where = f"import {shard}: key {show(group.key)}"
+            values = {name: _value(group, name, where) for name in self._options.attributes}
+            for extension, (path, data) in group.members.items():
+                if extension in self._used:
+                    continue
+                if self._column not in (None, extension):
+                    self._skipped["member of another extension"] += 1
+                    continue
+                yield Record(prefix + path, data, values)
+
+    def _groups(self, shard: str) -> Iterator[_Group]:
+        group: _Group | None = None
+        with Archive(shard) as archive:
+            for member in archive.members():
+                if member.kind != "file":
+                    self._skipped["member that is no file"] += member.kind != "folder"
+                    continue
+                key, extension = split_key(member.path)
+                if group is not None and group.key != key:
+                    yield group
+                    group = None
+                group = group or _Group(key, {})
+                if extension in group.members:
+                    raise FormatError(
+                        f"import {shard}: key {show(key)}: expected one member of extension "
+                        f"{extension!r}, got {show(member.path)} too"
+                    )
+                data = np.empty(member.size_bytes, np.uint8).data
+                archive.read(member, data)
+                group.members[extension] = member.path, data
+        if group is not None:
+            yield group
+
+
+def split_key(path: bytes) -> tuple[bytes, str]:
+    """A member's key and its extension, in lower case."""
+    folder, slash, name = path.rpartition(b"/")
+    stem, _, extension = name.partition(b".")
+    return folder + slash + stem, extension.decode("utf-8", "backslashreplace").lower()
+
+
+def _value(group: _Group, name: str, where: str) -> Value:
+    """An attribute's value for the members of a key."""
+    extension, _, field = name.partition(".")
+    extension = extension.lower()
+    if extension not in group.members:
+        raise FormatError(f"{where}: expected a member of extension {extension!r}, got none")
+    try:
+        text = str(group.members[extension][1], "utf-8")
+        if field:
+            return _field(json.loads(text), field)
+        return int(text) if extension in _NUMBERS else text
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        kind = "a whole number" if extension in _NUMBERS else "text"
+        raise FormatError(
+            f"{where}: attribute {name}: expected {'a field of JSON' if field else kind}: {error}"
+        ) from error
+
+
+def _field(value: Any, name: str) -> Value:
+    """A number, a truth or text in a JSON object, by names joined by dots."""
+    for part in name.split("."):
+        value = value[part]
+    if not isinstance(value, (int, float, str)):
+        raise TypeError(f"got {type(value).__name__}")
+    return value

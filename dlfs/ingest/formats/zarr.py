@@ -1,0 +1,132 @@
+"""Zarr stores, formats 2 and 3 (zarr; extra ``zarr``): arrays, by their rows, whole, or by group.
+
+A store is a folder, or such a folder in a zip archive. An array is called by its path from the
+root. Rows are read in bands of chunks, so that each chunk is decompressed once. A chunk that is not
+there is the array's fill value: so the format has it, and no reader can tell that one was lost.
+
+Blosc decompresses a chunk that was cut short into whatever lies in memory behind it, so that what
+it says of its own length is compared with what there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dlfs.ingest.arrays.file import ArrayInfo, ArrayOptions, find_beside
+from dlfs.ingest.arrays.rows import ArraySource
+from dlfs.ingest.registry import load_package
+
+if TYPE_CHECKING:
+    import zarr
+    from zarr.abc.store import Store
+
+_BLOSC_HEADER_BYTES = 16
+"""Its bytes 12..15 are the size of all of it. Source: the Blosc chunk format."""
+
+_METADATA = ("zarr.json", ".zarray", ".zattrs", ".zgroup", ".zmetadata")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZarrOptions(ArrayOptions):
+    """Options of Zarr stores."""
+
+    def open(self, paths: Sequence[str]) -> ArraySource:
+        """Open Zarr stores."""
+        load_package("zarr", extra="zarr", what=f"import {paths[0]}")
+        return ArraySource(paths, ZarrFile, **self.settings())
+
+
+class ZarrFile:
+    """One open Zarr store; see ``ArrayFile``."""
+
+    def __init__(self, path: str) -> None:
+        import zarr
+        from zarr.storage import LocalStore, ZipStore
+
+        store = LocalStore(path, read_only=True) if Path(path).is_dir() else ZipStore(path)
+        self._blosc: set[str] = set()
+        self._store = _checked(store, self._blosc)
+        self.skipped: Mapping[str, int] = {}
+        try:
+            root = zarr.open(self._store, mode="r")
+            found = (
+                {"": root} if isinstance(root, zarr.Array) else dict(root.members(max_depth=None))
+            )
+            self._arrays = {
+                name: item for name, item in sorted(found.items()) if isinstance(item, zarr.Array)
+            }
+            self._blosc.update(name for name, item in self._arrays.items() if _uses_blosc(item))
+            self.arrays = {name: _describe(name, item) for name, item in self._arrays.items()}
+        except BaseException:
+            self.close()
+            raise
+
+    def find(self, reference: str, group: str) -> ArrayInfo:
+        """See ``ArrayFile``."""
+        return find_beside(self.arrays, reference, group)
+
+    def read(self, array: ArrayInfo, first: int, out: npt.NDArray[Any]) -> None:
+        """See ``ArrayFile``."""
+        item = self._arrays[array.name]
+        out[...] = item[first : first + len(out)] if array.shape else item[...]
+
+    def read_values(self, array: ArrayInfo, first: int, count: int) -> Sequence[object]:
+        """See ``ArrayFile``."""
+        item = self._arrays[array.name]
+        values = np.asarray(item[first : first + count] if array.shape else item[...])
+        found: list[object] = values.reshape(count).tolist()
+        return found
+
+    def close(self) -> None:
+        """See ``ArrayFile``."""
+        self._store.close()
+
+
+def _uses_blosc(array: zarr.Array[Any]) -> bool:
+    """Whether a file in the store is what Blosc made of a chunk."""
+    names = [type(codec).__name__ for codec in array.compressors]
+    return names[-1:] in (["Blosc"], ["BloscCodec"]) and array.shards is None
+
+
+def _checked(store: Store, blosc: Container[str]) -> Store:
+    """A store that refuses what Blosc made and is not whole; ``blosc`` names those arrays."""
+    from zarr.storage import WrapperStore
+
+    class Checked(WrapperStore[Any]):
+        async def get(self, key: str, *arguments: Any, **options: Any) -> Any:
+            data = await super().get(key, *arguments, **options)
+            if data is not None and any(parent in blosc for parent in _parents(key)):
+                header = data.as_numpy_array()[:_BLOSC_HEADER_BYTES].tobytes()
+                size = int.from_bytes(header[12:16], "little")
+                if len(header) < _BLOSC_HEADER_BYTES or len(data) < size:
+                    raise EOFError(f"{len(data)} bytes in {key}, which is {size} bytes of Blosc's")
+            return data
+
+    return Checked(store)
+
+
+def _parents(key: str) -> Iterator[str]:
+    """The arrays that a key may be a chunk of; none for what describes an array."""
+    parent, _, name = key.rpartition("/")
+    while name not in _METADATA:
+        yield parent
+        if not parent:
+            return
+        parent = parent.rpartition("/")[0]
+
+
+def _describe(name: str, array: zarr.Array[Any]) -> ArrayInfo:
+    dtype = np.dtype(array.dtype)
+    chunk_rows = array.chunks[0] if array.shape else 1
+    if dtype.kind == "T" or dtype.hasobject:
+        text = dtype.kind == "T" or len(array.shape) == 1
+        return ArrayInfo(
+            name, np.dtype(np.uint8), array.shape, chunk_rows, "text" if text else "other"
+        )
+    return ArrayInfo(name, dtype, array.shape, chunk_rows)

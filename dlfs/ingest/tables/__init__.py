@@ -1,0 +1,1 @@
+"""Tables as samples and as attributes: Arrow and Parquet files, CSV and TSV."""

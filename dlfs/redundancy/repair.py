@@ -1,0 +1,446 @@
+"""Repairs a volume, from opening what is left to the commit that ends it.
+
+1. The members are opened as a reader opens them, and the devices that take the place of lost ones;
+   all are locked as by any writer.
+2. A new device gets a joining record (FORMAT.md, section 3.3), so that the repair can be taken up
+   again after a crash.
+3. Every copy of a chunk in use is made valid (``dlfs.redundancy.space``), then flushed.
+4. Two generations with the same datasets are committed, which write every superblock copy; the new
+   devices' first. Where nothing was wrong, nothing is committed.
+
+Run again at any point after a crash, it starts over and comes to the same end.
+
+A volume without replicas has only its superblocks more than once: three on each member. Damaged
+ones are written anew from the others by step 4 alone. A member that has lost all of its own is
+recognised by what lies on it (``dlfs.redundancy.adoption``).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Container, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from uuid import UUID, uuid4
+
+import numpy as np
+
+from dlfs.arguments import Engine
+from dlfs.attributes import read_attributes
+from dlfs.block import BlockDevice, FileUri, MissingDevice, open_device, parse_uri
+from dlfs.connection import load_segment
+from dlfs.errors import DegradedError, DeviceError, DeviceLostError, FormatError, UsageError
+from dlfs.format.catalog import DatasetRecord
+from dlfs.format.constants import JOINING_BYTES, JOINING_OFFSET_BYTES, SUPERBLOCK_BYTES
+from dlfs.format.geometry import DataSpace, Geometry, usable_bytes
+from dlfs.format.joining import JoiningRecord
+from dlfs.format.paths import display
+from dlfs.redundancy.adoption import adopt, holds_data
+from dlfs.redundancy.space import Mending, mend_bytes, mend_samples
+from dlfs.store.discovered import resolve_uris
+from dlfs.store.formatting import check_blocks, check_empty, prepare_file, wipe
+from dlfs.store.info import describe_member
+from dlfs.store.locking import lock_members, unlock_members
+from dlfs.store.members import Member, Opener, close_devices, identify, open_members, split_uris
+from dlfs.store.segments import read_segment
+from dlfs.store.transaction import (
+    Generation,
+    Transaction,
+    flush_all,
+    load_generation,
+    read_catalog,
+    write_superblocks,
+)
+
+Progress = Callable[[int, int], None]
+
+_log = logging.getLogger("dlfs")
+
+
+def _log_unproven(reason: str) -> None:
+    _log.warning("repair: %s", reason)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepairReport:
+    """What a repair did.
+
+    Attributes:
+        uri: what opens the volume now.
+        uuid: of the volume.
+        generation: in force at the end.
+        replaced: numbers of the members that have a new device.
+        written_bytes: of copies that were wrong or not there, superblocks included.
+        damaged: what no copy has right, for people; it stays as it was.
+    """
+
+    uri: str
+    uuid: UUID
+    generation: int
+    replaced: tuple[int, ...]
+    written_bytes: int
+    damaged: tuple[str, ...]
+
+
+def repair(
+    members: str | Sequence[str],
+    *,
+    replacements: Mapping[int, str] | None = None,
+    force: bool = False,
+    engine: Engine = "auto",
+    opener: Opener = open_device,
+    progress: Progress = lambda _done, _total: None,
+    unproven: Callable[[str], None] = _log_unproven,
+) -> RepairReport:
+    """Give a volume all its copies back.
+
+    Damaged copies and stale members are written anew from the good ones. A member that is lost
+    needs a device to take its place. Of a volume without replicas only superblocks can be repaired:
+    from another copy on the member or, when a member has lost all of its own, from those of the
+    other members, provided that every checksum of the volume holds with the data that is on it.
+
+    Args:
+        members: URIs of the members, in any order; or one text with commas. Lost ones may be left
+            out.
+        replacements: URIs of new devices, by the numbers of the members whose place they take. A
+            file that does not exist is made.
+        force: take a new device although it holds something; without replicas, take a member that
+            has lost its superblocks although a sample or directory of the volume is damaged.
+        engine: of file devices.
+        opener: of devices.
+        progress: told bytes done and bytes in all.
+        unproven: called before anything is written where the members that are there cannot prove
+            that theirs is the newest generation, with the reason: a repair makes it so. What it
+            raises ends the repair. By default the reason is logged.
+
+    Raises:
+        DegradedError: a member is lost, and no device takes its place.
+        ExistsError: a new device holds something, and ``force`` was not given.
+        UsageError: the volume has no replicas, and no superblock is damaged; or a new device cannot
+            be a member.
+        LockedError: another writer holds the volume.
+        NotFoundError, FormatError: more members are lost than the volume survives.
+        SpaceError: there is no room for another catalog.
+        DeviceError: a device failed.
+    """
+    with closing(_Repair(dict(replacements or {}), force, engine, opener, unproven)) as job:
+        job.open(resolve_uris(split_uris(members), engine=engine, opener=opener), progress)
+        return job.run(progress)
+
+
+class _Repair:
+    """One repair: the devices that it holds, and its steps."""
+
+    def __init__(
+        self,
+        replacements: dict[int, str],
+        force: bool,
+        engine: Engine,
+        opener: Opener,
+        unproven: Callable[[str], None],
+    ) -> None:
+        self._unproven = unproven
+        self._replacements = replacements
+        self._force = force
+        self._engine = engine
+        self._opener = opener
+        self._devices: list[BlockDevice] = []
+        self._fresh: dict[int, UUID] = {}
+        """UUIDs of the new members, by number."""
+        self._old: dict[int, BlockDevice] = {}
+        """Devices that are replaced although they can be read; for what no other has."""
+        self._adopted: int | None = None
+        """Number of the member that has lost its superblocks, of a volume without replicas."""
+        self._damaged: tuple[str, ...] = ()
+        """What was found damaged while that member was examined."""
+
+    def close(self) -> None:
+        """Give the locks back and close the devices."""
+        try:
+            unlock_members(self._devices)
+        finally:
+            close_devices([*self._devices, *self._old.values()])
+
+    # ---- opening ---------------------------------------------------------------------------------
+
+    def open(self, uris: Sequence[str], progress: Progress) -> None:
+        """Open, check and lock all members, old and new."""
+        self._devices = open_members(uris, writable=True, engine=self._engine, opener=self._opener)
+        generation = self._load(self._devices)
+        self._check_request(generation)
+        if self._adopted is not None:  # before a lock is written to what may be another device
+            self._devices = generation.devices  # the same ones, in order
+            self._examine(generation, self._adopted, progress)
+        devices = generation.devices
+        for number, uri in self._replacements.items():
+            old, devices[number] = devices[number], self._open_new(uri, number, devices, generation)
+            if (
+                generation.members[number].reason is None
+                and old.identity != devices[number].identity
+            ):
+                self._old[number] = old
+        kept = {id(device) for device in (*devices, *self._old.values())}
+        dropped = [device for device in self._devices if id(device) not in kept]
+        self._devices = devices
+        close_devices(dropped)
+        self._check_new_devices(generation)
+        lock_members(devices, "dlfs repair")
+        self._check_new_devices(generation)
+
+    def _load(self, devices: Sequence[BlockDevice]) -> Generation:
+        """The newest generation, also when one member of a volume has lost its superblocks."""
+        try:
+            return load_generation(devices)
+        except FormatError:
+            adopted = adopt(devices)
+            if adopted is None:
+                raise
+        generation, self._adopted = adopted
+        return generation
+
+    def _check_request(self, generation: Generation) -> None:
+        name = f"repair volume {generation.superblock.volume_uuid}"
+        count = generation.geometry.member_count
+        if generation.geometry.replicas == 1 and self._replacements:
+            raise UsageError(f"{name}: it has no replicas: a lost member cannot be made again")
+        if generation.geometry.replicas == 1 and not _bad_superblocks(generation):
+            raise UsageError(
+                f"{name}: it has no replicas to repair samples from, and all its superblocks are "
+                "whole; 'dlfs verify' says what is damaged"
+            )
+        if not generation.superblock.writable:
+            raise UsageError(
+                f"{name}: a newer dlfs made it, with features that this one can read but not write"
+            )
+        for number in self._replacements:
+            if not 0 <= number < count:
+                raise UsageError(f"{name}: expected a member 0..{count - 1}, got {number}")
+        self._check_complete(generation, self._replacements)
+        if generation.unproven is not None:
+            self._unproven(generation.unproven)
+
+    def _check_complete(self, generation: Generation, replaced: Container[int]) -> None:
+        """Check that every member has a device, old or new."""
+        lost = [m for m in generation.absent if not m.copies and m.number not in replaced]
+        if lost:
+            raise DegradedError(
+                f"repair volume {generation.superblock.volume_uuid}: expected a device in place of "
+                f"every lost member, but {'; '.join(map(str, lost))}; if it will not come back, "
+                f"'dlfs repair VOLUME --member {lost[0].number} --with DEVICE' replaces it"
+            )
+
+    def _open_new(
+        self, uri: str, number: int, devices: Sequence[BlockDevice], generation: Generation
+    ) -> BlockDevice:
+        """Open the device that takes a member's place, or that has done so already."""
+        (uri,) = split_uris([uri])
+        parsed = parse_uri(uri)
+        absent = isinstance(parsed, FileUri) and not Path(parsed.path).exists()
+        size_bytes = _needed_bytes(generation.geometry) if absent else None
+        prepare_file(uri, size_bytes, force=False, made=[])
+        device = self._opener(uri, writable=True, engine=self._engine)
+        self._devices.append(device)
+        for other in devices:
+            if other.identity == device.identity and other is not devices[number]:
+                raise UsageError(f"repair with {uri}: it is a member already: {other.uri}")
+        if not _is_member(device, number, generation):
+            record = _joining_record(device, number, generation)
+            self._fresh[number] = uuid4() if record is None else record.member_uuid
+        return device
+
+    def _check_new_devices(self, generation: Generation) -> None:
+        geometry = generation.geometry
+        for number in self._fresh:
+            device = self._devices[number]
+            check_blocks(device, geometry.block_bytes, "repair with")
+            usable = usable_bytes(device.size_bytes, geometry.data_offset_bytes)
+            if usable < geometry.row_count * geometry.chunk_bytes:
+                raise UsageError(
+                    f"repair with {device.uri}: expected at least {_needed_bytes(geometry)} bytes, "
+                    f"got {device.size_bytes}"
+                )
+            if not self._force and _joining_record(device, number, generation) is None:
+                check_empty(device, "repair with")
+
+    # ---- running ---------------------------------------------------------------------------------
+
+    def run(self, progress: Progress) -> RepairReport:
+        """Mend and commit."""
+        found = self._load(self._sources())
+        self._check_complete(found, self._fresh)  # a new device may know more than those named
+        _settle(found)
+        for number, uuid in self._fresh.items():
+            record = JoiningRecord(found.superblock.volume_uuid, uuid, number)
+            _write_record(self._devices[number], record.encode())
+            wipe(self._devices[number])
+        mending = self._begin(found, progress)
+        if found.geometry.replicas > 1:
+            self._mend(mending, found)
+        flush_all(self._devices)
+        newest = found
+        bad_count = _bad_superblocks(found)
+        if mending.written_bytes or self._fresh or found.absent or bad_count:
+            newest = self._commit(found)
+        for number, device in enumerate(self._devices):  # also what a crash left
+            if _joining_record(device, number, newest) is not None:
+                _write_record(device, bytes(JOINING_BYTES))
+        return RepairReport(
+            uri=",".join(newest.uris),
+            uuid=newest.superblock.volume_uuid,
+            generation=newest.superblock.generation,
+            replaced=tuple(sorted(self._replacements)),
+            written_bytes=mending.written_bytes + bad_count * SUPERBLOCK_BYTES,
+            damaged=self._damaged or tuple(mending.damaged),
+        )
+
+    def _sources(self) -> list[BlockDevice]:
+        """What to read the members from: new devices hold nothing yet."""
+        being_filled = DeviceLostError("it is being filled")
+        return [
+            MissingDevice(device.uri, being_filled) if number in self._fresh else device
+            for number, device in enumerate(self._devices)
+        ]
+
+    def _examine(self, found: Generation, number: int, progress: Progress) -> None:
+        """Check that the device which lost its superblocks is the member it is taken for.
+
+        Raises:
+            FormatError: a checksum of the volume does not hold, or none covers the device.
+        """
+        mending = self._begin(found, progress)
+        for record in found.catalog.datasets:
+            self._mend_dataset(mending, found, record)
+        self._damaged = tuple(mending.damaged)
+        problem = mending.damaged[0] if mending.damaged else "nothing of the volume lies on it"
+        if (mending.damaged or not holds_data(found, number)) and not self._force:
+            raise FormatError(
+                f"repair volume {found.superblock.volume_uuid}: {found.devices[number].uri} has no "
+                f"whole superblock, and cannot be shown to be member {number}: {problem}; --force, "
+                "or force=True, takes it for that member"
+            )
+
+    def _begin(self, found: Generation, progress: Progress) -> Mending:
+        records = found.catalog.datasets
+        chunks = sum(record.data_chunks + record.directory_chunks for record in records)
+        total = chunks * found.geometry.chunk_bytes
+        sources = [self._old.get(n, source) for n, source in enumerate(self._sources())]
+        mending = Mending(
+            sources,
+            self._devices,
+            lambda done: progress(min(done, total), total),
+            fresh=frozenset(self._fresh),
+            stale=frozenset(member.number for member in found.absent),
+        )
+        mending.progress(0)
+        return mending
+
+    def _mend(self, mending: Mending, found: Generation) -> None:
+        for record in found.catalog.datasets:
+            self._mend_dataset(mending, found, record)
+        geometry = found.geometry
+        space = DataSpace(geometry, found.superblock.catalog_runs)
+        catalog = read_catalog(found.members, found.superblock)[1]
+        chunks = -(-catalog.nbytes // geometry.chunk_bytes)
+        right = np.zeros(chunks * geometry.chunk_bytes, np.uint8)
+        right[: catalog.nbytes] = catalog
+        mend_bytes(mending, space, right)
+
+    def _mend_dataset(self, mending: Mending, found: Generation, record: DatasetRecord) -> None:
+        name = f"dataset {display(record.name)!r} version {record.version}"
+        space = DataSpace(found.geometry, record.directory_runs)
+        samples_runs, attributes_runs = record.split_data_runs(found.geometry.chunk_bytes)
+        data = DataSpace(found.geometry, samples_runs)
+        self._mend_attributes(mending, DataSpace(found.geometry, attributes_runs), record, name)
+        try:
+            segment = read_segment(mending.sources, found.geometry, record)
+            directory = load_segment(found, record, shared=False, locked=True)
+        except (FormatError, DeviceError) as error:
+            mending.damaged.append(f"{name}: {error}")
+            mend_bytes(mending, space, None)
+            mend_bytes(mending, data, None)
+            return
+        with directory:
+            mend_bytes(mending, space, segment)
+            mend_samples(mending, data, directory, name)
+
+    def _mend_attributes(
+        self, mending: Mending, space: DataSpace, record: DatasetRecord, name: str
+    ) -> None:
+        try:
+            segment = read_attributes(mending.sources, space.geometry, record)
+        except (FormatError, DeviceError) as error:
+            mending.damaged.append(f"{name}: {error}")
+            mend_bytes(mending, space, None)
+            return
+        if segment is not None:
+            mend_bytes(mending, space, segment)
+
+    def _commit(self, found: Generation) -> Generation:
+        """Commit twice: then every superblock copy is of this repair."""
+        uuids = list(found.superblock.member_uuids)
+        members = []
+        for member, device in zip(found.members, self._devices, strict=True):
+            number = member.number
+            if number in self._fresh:
+                uuids[number] = self._fresh[number]
+                member = Member(number, uuids[number], device, device.size_bytes, ())
+            members.append(replace(member, reason=None))
+        superblock = replace(found.superblock, member_uuids=tuple(uuids))
+        base = Generation(tuple(members), superblock, found.catalog)
+        first = [member for member in members if member.number in self._fresh]
+        base = Transaction.over(base).commit(base.catalog.datasets, first=first)
+        return Transaction.over(base).commit(base.catalog.datasets)
+
+
+def _settle(found: Generation) -> None:
+    """As every writer does first: what the next generation builds on is made durable."""
+    current = [member for member in found.members if member.reason is None]
+    flush_all([member.device for member in current])
+    lagging = [m for m in current if not m.is_current(found.superblock.generation)]
+    if lagging:
+        write_superblocks(lagging, found.superblock)
+
+
+def _bad_superblocks(found: Generation) -> int:
+    """How many superblock copies are not as verify wants them."""
+    return sum(
+        copy.state in ("damaged", "stale")
+        for member in found.members
+        for copy in describe_member(member, found.superblock).superblocks
+    )
+
+
+def _needed_bytes(geometry: Geometry) -> int:
+    """The smallest size of a member."""
+    rows_bytes = geometry.row_count * geometry.chunk_bytes
+    return geometry.data_offset_bytes + rows_bytes + SUPERBLOCK_BYTES
+
+
+def _is_member(device: BlockDevice, number: int, generation: Generation) -> bool:
+    """Whether a device is the member already, by a repair that ended or was interrupted."""
+    try:
+        member = identify(device)
+    except (DeviceError, FormatError):
+        return False
+    superblock = generation.superblock
+    same = (member.newest.volume_uuid, member.number) == (superblock.volume_uuid, number)
+    ahead = member.newest.generation > superblock.generation
+    return same and (ahead or member.uuid == superblock.member_uuids[number])
+
+
+def _joining_record(
+    device: BlockDevice, number: int, generation: Generation
+) -> JoiningRecord | None:
+    """What a repair that was interrupted left, if it was of this member."""
+    if device.size_bytes < JOINING_OFFSET_BYTES + JOINING_BYTES:
+        return None
+    record = JoiningRecord.decode(device.read(JOINING_OFFSET_BYTES, JOINING_BYTES))
+    expected = generation.superblock.volume_uuid, number
+    found = record is not None and (record.volume_uuid, record.member_number) == expected
+    return record if found else None
+
+
+def _write_record(device: BlockDevice, record: bytes) -> None:
+    device.write(JOINING_OFFSET_BYTES, record)
+    device.flush()

@@ -1,0 +1,251 @@
+"""A client's connection to the node service: requests and their answers, one at a time.
+
+A connection is lost when the service ends it, does not answer in time or does not keep to the
+protocol; it stays lost. Who wants another one makes it: that waits, for a stated time, for a
+service that is being restarted. A forked child has none of its parent's connections: its copies are
+closed at once, since they would hide the parent's end from the service.
+
+Threads: any at once; they take turns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import threading
+import time
+import weakref
+from types import TracebackType
+from typing import Self, TypeVar
+
+import dlfs
+from dlfs.errors import DeviceError, FormatError, ServiceLostError, UsageError, VersionError
+from dlfs.service.protocol import (
+    ANSWERS,
+    DESCRIPTORS_MAX,
+    HEADER,
+    PROTOCOL_VERSION,
+    Failure,
+    Hello,
+    Message,
+    Welcome,
+    body_bytes,
+    decode,
+    encode,
+    error_of,
+)
+from dlfs.service.sockets import PATH_BYTES_MAX, SCHEME
+
+TIMEOUT_S = 10.0
+"""How long to wait, by default, for a service that is not there, and for each of its answers."""
+
+_RETRY_FIRST_S = 0.005
+_RETRY_MOST_S = 0.1
+_ABSENT = (errno.ENOENT, errno.ECONNREFUSED, errno.EAGAIN, errno.ECONNRESET, errno.EPIPE)
+
+_Answer = TypeVar("_Answer", bound=Message)
+
+
+class Descriptors(list[int]):
+    """File descriptors that came with an answer; closed at the end of a ``with``, unless taken."""
+
+    def take(self, position: int) -> int:
+        """One of them, for the caller to keep and close."""
+        descriptor, self[position] = self[position], -1
+        return descriptor
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for descriptor in self:
+            if descriptor >= 0:
+                os.close(descriptor)
+        self.clear()
+
+
+class ControlConnection:
+    """A connection that the service has accepted.
+
+    Args:
+        path: of the service's socket.
+        timeout_s: how long to wait for a service that is not there, and for each answer.
+
+    Raises:
+        ServiceLostError: there is no service within that time.
+        DeviceError: the service, or the socket's mode, refuses this user (EACCES).
+        VersionError: the service speaks another version of the protocol.
+        UsageError: the path is too long.
+    """
+
+    def __init__(self, path: str, timeout_s: float = TIMEOUT_S) -> None:
+        if len(os.fsencode(path)) > PATH_BYTES_MAX:
+            raise UsageError(f"connect to {path}: expected at most {PATH_BYTES_MAX} bytes")
+        self.uri = SCHEME + path
+        self._path = path
+        self._timeout_s = timeout_s
+        self._turn = threading.Lock()
+        self._socket: socket.socket | None = None
+        self.welcome = self._connect(time.monotonic() + timeout_s)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the connection is of no more use."""
+        return self._socket is None
+
+    def request(
+        self, message: Message, kind: type[_Answer], count: int = 0
+    ) -> tuple[_Answer, Descriptors]:
+        """Ask, and wait for the answer.
+
+        Args:
+            message: the request.
+            kind: of the answer.
+            count: of the descriptors that come with it.
+
+        Raises:
+            ServiceLostError: the connection is lost, now or before.
+            DlfsError: what the service answers instead.
+        """
+        frame = encode(message)
+        with self._turn:
+            try:
+                answer, descriptors = self._exchange(frame)
+            except OSError as error:
+                self.close()
+                reason = f"no answer within {self._timeout_s:g} s"
+                raise self._lost(
+                    reason if isinstance(error, TimeoutError) else str(error)
+                ) from error
+            except FormatError as error:
+                self.close()
+                raise self._lost(str(error)) from error
+        if isinstance(answer, kind) and len(descriptors) == count:
+            return answer, descriptors
+        with descriptors:
+            if isinstance(answer, Failure):
+                raise error_of(answer)
+            self.close()
+            raise self._lost(
+                f"expected {kind.__name__} with {count} descriptors, got "
+                f"{type(answer).__name__} with {len(descriptors)}"
+            )
+
+    def close(self) -> None:
+        """Give the connection up, and with it all that the service holds for it. Idempotent."""
+        found, self._socket = self._socket, None
+        if found is not None:
+            found.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_socket", None) is not None:
+            self.close()
+
+    def _lost(self, reason: str) -> ServiceLostError:
+        return ServiceLostError(f"ask the service at {self.uri}: {reason}")
+
+    # ---- connecting ------------------------------------------------------------------------------
+
+    def _connect(self, deadline: float) -> Welcome:
+        """Connect and say hello, again and again while there is no service."""
+        wait_s = _RETRY_FIRST_S
+        while True:
+            try:
+                return self._try_connect(max(deadline - time.monotonic(), wait_s))
+            except ServiceLostError:
+                if time.monotonic() + wait_s > deadline:
+                    raise
+            time.sleep(wait_s)
+            wait_s = min(2 * wait_s, _RETRY_MOST_S)
+
+    def _try_connect(self, timeout_s: float) -> Welcome:
+        made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        made.settimeout(timeout_s)
+        try:
+            made.connect(self._path)
+        except OSError as error:
+            made.close()
+            reason = f"connect to {self.uri}: {error.strerror or error}"
+            if error.errno in _ABSENT or isinstance(error, TimeoutError):
+                raise ServiceLostError(f"{reason}; is 'dlfs serve' running?") from error
+            if error.errno in (errno.EACCES, errno.EPERM):
+                reason += "; 'dlfs serve --allow-user NAME' or --allow-group lets a user in"
+            raise DeviceError(reason, error.errno or errno.EIO) from error
+        self._socket = made
+        _open.add(self)
+        return self._greet()
+
+    def _greet(self) -> Welcome:
+        try:
+            welcome, _ = self.request(Hello(PROTOCOL_VERSION, dlfs.__version__), Welcome)
+        except BaseException:
+            self.close()
+            raise
+        if welcome.protocol != PROTOCOL_VERSION:
+            self.close()
+            raise VersionError(
+                f"connect to {self.uri}: expected protocol {PROTOCOL_VERSION}, "
+                f"got {welcome.protocol}"
+            )
+        return welcome
+
+    # ---- frames ----------------------------------------------------------------------------------
+
+    def _exchange(self, frame: bytes) -> tuple[Message, Descriptors]:
+        """Send a frame and receive one.
+
+        Raises:
+            OSError: the connection ended or failed, or the time is over.
+            FormatError: what came is malformed.
+        """
+        found = self._socket
+        if found is None:
+            raise ConnectionResetError("the connection is lost")
+        found.settimeout(self._timeout_s)
+        found.sendall(frame)
+        descriptors = Descriptors()
+        try:
+            header = self._receive(found, HEADER.size, descriptors)
+            body = self._receive(found, body_bytes(header), descriptors)
+            return decode(body, ANSWERS), descriptors
+        except BaseException:
+            descriptors.__exit__(None, None, None)
+            raise
+
+    def _receive(self, found: socket.socket, count: int, descriptors: Descriptors) -> bytes:
+        """Receive so many bytes, and whatever descriptors come with them."""
+        deadline = time.monotonic() + self._timeout_s
+        received = bytearray()
+        while len(received) < count:
+            data, more, flags, _ = socket.recv_fds(
+                found, count - len(received), DESCRIPTORS_MAX, socket.MSG_CMSG_CLOEXEC
+            )
+            descriptors += more
+            if not data:
+                raise ConnectionResetError("the service has ended the connection")
+            if flags & socket.MSG_CTRUNC or len(descriptors) > DESCRIPTORS_MAX:
+                raise FormatError(f"read a frame: expected at most {DESCRIPTORS_MAX} descriptors")
+            if time.monotonic() > deadline:
+                raise TimeoutError
+            received += data
+        return bytes(received)
+
+
+_open: weakref.WeakSet[ControlConnection] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for connection in list(_open):
+        with contextlib.suppress(OSError):
+            connection.close()
+    _open.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

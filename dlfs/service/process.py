@@ -1,0 +1,201 @@
+"""The node service: the sample server, and a mount beside it, in one process and one trio loop.
+
+It runs until SIGTERM or SIGINT, or until the mount's loop fails. Then it lets go of what others can
+see (the socket's file, the mount) and returns what holds the memory: clients may still look at it,
+so the caller ends the process without taking it apart. A mount that is unmounted from outside ends
+alone.
+
+Under systemd the socket may come from a ``.socket`` unit, and the service tells when it is ready,
+that it is alive, and when it stops.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+import signal
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import trio
+
+from dlfs._native.malloc import give_back_freed_memory
+from dlfs.connection import OpenOptions
+from dlfs.errors import DlfsError, UsageError
+from dlfs.service import systemd
+from dlfs.service.dataset_cache import CACHE_BYTES, ServedVolume, Shelf
+from dlfs.service.server import SampleServer
+from dlfs.service.sockets import AllowList, Listener, adopt, default_path, listen
+
+if TYPE_CHECKING:
+    from dlfs.service.metrics import MetricsEndpoint
+
+_WATCHDOG_SHARE = 1 / 3
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeOptions:
+    """What a node serves, and how.
+
+    Attributes:
+        volumes: what ``dlfs.open`` takes, of each.
+        socket: path; by default by the first volume's label or UUID.
+        mount: a directory for the mount of the only volume.
+        incoming: as of ``MountOptions``.
+        fuse: likewise.
+        metrics: ``HOST:PORT`` of the endpoint for Prometheus.
+        cache_bytes: of sample memory, for all datasets.
+        allow: who may use the socket.
+        open_options: of devices.
+    """
+
+    volumes: Sequence[str]
+    socket: str | None = None
+    mount: str | None = None
+    incoming: str | None = None
+    fuse: str = "auto"
+    metrics: str | None = None
+    cache_bytes: int = CACHE_BYTES
+    allow: AllowList = field(default_factory=AllowList)
+    open_options: OpenOptions = field(default_factory=OpenOptions)
+
+    def __post_init__(self) -> None:
+        if not self.volumes or self.cache_bytes < 1:
+            raise UsageError(
+                f"serve: expected a volume and some cache, got {len(self.volumes)} volumes and "
+                f"{self.cache_bytes} bytes"
+            )
+        if self.incoming is not None and self.mount is None:
+            raise UsageError("serve: expected a mount (--mount DIR) for what programs write")
+        if self.mount is not None and len(self.volumes) > 1:
+            raise UsageError(
+                f"serve: a mount shows one volume, got {len(self.volumes)}; mount the others with "
+                "dlfs mount"
+            )
+
+
+class Node:
+    """A node service.
+
+    Args:
+        options: what and how.
+
+    Raises:
+        DlfsError: a volume cannot be opened; two are the same; somebody serves on the socket.
+
+    Attributes:
+        volumes: that it serves.
+        server: of samples.
+        listener: where clients connect.
+        metrics: the endpoint for Prometheus, if there is to be one.
+    """
+
+    def __init__(self, options: NodeOptions) -> None:
+        self._options = options
+        self._shelf = Shelf(options.cache_bytes)
+        with ExitStack() as opened:
+            self.volumes = [
+                opened.enter_context(ServedVolume(uri, self._shelf, options.open_options))
+                for uri in options.volumes
+            ]
+            if len({volume.uuid for volume in self.volumes}) < len(self.volumes):
+                raise UsageError(f"serve {', '.join(options.volumes)}: a volume is given twice")
+            self.server = SampleServer(self.volumes, self._shelf, options.allow)
+            self.metrics = self._open_metrics()
+            if self.metrics is not None:
+                opened.callback(self.metrics.close)
+            self.listener = self._listen()
+            opened.pop_all()
+
+    def _open_metrics(self) -> MetricsEndpoint | None:
+        if self._options.metrics is None:
+            return None
+        from dlfs.service.metrics import MetricsEndpoint  # prometheus-client is needed only here
+
+        endpoint = MetricsEndpoint(self._options.metrics, self.server.snapshot)
+        _log.info("metrics on %s", endpoint.url)
+        return endpoint
+
+    def _listen(self) -> Listener:
+        handed = systemd.listening_socket()
+        if handed is not None:
+            return adopt(handed)
+        first = self.volumes[0]
+        given = self._options.socket
+        path = given or default_path(first.label or str(first.uuid))
+        return listen(os.path.abspath(path), self._options.allow, make_directory=given is None)
+
+    def run(self, on_ready: Callable[[str], None]) -> None:
+        """Serve until a signal ends it.
+
+        Args:
+            on_ready: called with the socket's path when clients can connect and the mount answers.
+
+        Raises:
+            DlfsError: the mount cannot be made.
+
+        Threads: the main thread, for its signals.
+        """
+        give_back_freed_memory()  # what clients cause is not to stay
+        _, descriptors_max = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors_max, descriptors_max))
+        try:
+            trio.run(self._run, on_ready)
+        except ExceptionGroup as group:  # as a nursery wraps what its tasks raise
+            error = _first(group)
+            if isinstance(error, DlfsError | OSError):
+                raise error from group
+            raise
+        finally:
+            systemd.notify("STOPPING=1")
+            self.listener.close()
+            if self.metrics is not None:
+                self.metrics.close()
+
+    async def _run(self, on_ready: Callable[[str], None]) -> None:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(_end_on_signal, nursery.cancel_scope)
+            nursery.start_soon(self.server.serve, self.listener)
+            if self._options.mount is not None:
+                await nursery.start(self._mount, self._options.mount)
+            nursery.start_soon(_feed_watchdog)
+            systemd.notify(f"READY=1\nSTATUS=serving on {self.listener.path}")
+            on_ready(self.listener.path)
+
+    async def _mount(self, directory: str, task_status: trio.TaskStatus[None]) -> None:
+        """Mount, and answer until it is unmounted."""
+        from dlfs.mount.mountpoint import prepare
+        from dlfs.mount.server import MountOptions, serve_view
+
+        volume = self.volumes[0]
+        path = prepare(directory)
+        options = MountOptions(incoming=self._options.incoming, fuse=self._options.fuse)
+        await serve_view(volume.volume, volume, path, options, lambda _path: task_status.started())
+        _log.warning("%s was unmounted; the socket is served on", path)
+
+
+def _first(group: ExceptionGroup[Exception]) -> Exception:
+    """One of the errors in a group."""
+    found = group.exceptions[0]
+    return _first(found) if isinstance(found, ExceptionGroup) else found
+
+
+async def _end_on_signal(scope: trio.CancelScope, task_status: trio.TaskStatus[None]) -> None:
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        task_status.started()
+        async for number in signals:
+            _log.info("%s: ending", signal.Signals(number).name)
+            scope.cancel()
+
+
+async def _feed_watchdog() -> None:
+    """Tell systemd that the loop runs, more often than it asks for."""
+    seconds = systemd.watchdog_seconds()
+    while seconds is not None:
+        systemd.notify("WATCHDOG=1")
+        await trio.sleep(seconds * _WATCHDOG_SHARE)

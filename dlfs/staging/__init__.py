@@ -1,0 +1,1 @@
+"""The staging area behind ``incoming/`` of a mount: files until they are sealed as a dataset."""

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pyfuse3")
+
+from dlfs.errors import NativeError, UsageError
+from dlfs.mount.background import ServerOrder, absolute_uri, mount_volume
+from dlfs.mount.server import MountOptions
+
+
+def test_orders_survive_the_way_to_the_server() -> None:
+    options = MountOptions(uid=1, gid=2, file_mode=0o440, allow_other=True, held_bytes=5)
+    for log in (None, "/var/log/dlfs"):
+        order = ServerOrder("/data/odd\udcff name", "/mnt/x\n", options, log)
+        assert ServerOrder.from_json(order.to_json()) == order
+
+
+def test_options_are_checked() -> None:
+    for wrong in ({"file_mode": 0o644}, {"file_mode": 0o4555}, {"uid": -1}, {"held_bytes": -1}):
+        with pytest.raises(UsageError):
+            MountOptions(**wrong)  # type: ignore[arg-type]
+    for wrong_us in (-1, 10_001):
+        with pytest.raises(UsageError, match=f"busy polling of 0 to 10000 us, got {wrong_us}"):
+            MountOptions(busy_poll_us=wrong_us)
+    options = MountOptions()
+    assert (options.uid, options.gid, options.file_mode) == (os.getuid(), os.getgid(), 0o444)
+
+
+def test_a_server_that_ends_before_it_reads_its_order_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexec <&-\nsleep 0.2\necho no such module\n")
+    python.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(python))
+    for log_bytes in (1, 1 << 20):  # more than a pipe takes: the write itself fails
+        with pytest.raises(NativeError, match="the server ended early: no such module"):
+            mount_volume("v.img", tmp_path, log="l" * log_bytes)
+
+
+def test_uris_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert (
+        absolute_uri("a.img,/b.img,mem:64MiB") == f"{tmp_path}/a.img,/b.img,mem:64MiB?size=67108864"
+    )

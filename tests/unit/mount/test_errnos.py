@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+import dlfs.errors
+from dlfs.errors import ChecksumError, DeviceError, DlfsError, StaleError
+from dlfs.mount.errnos import ERRNOS, errno_of
+
+
+def every_error() -> list[type[DlfsError]]:
+    found, rest = [], [DlfsError]
+    while rest:
+        kind = rest.pop()
+        rest += [k for k in kind.__subclasses__() if k.__module__ == dlfs.errors.__name__]
+        found.append(kind)
+    return found
+
+
+def test_table_is_exhaustive() -> None:
+    assert set(every_error()) == set(ERRNOS)
+
+
+@pytest.mark.parametrize("kind", every_error())
+def test_every_error_has_its_errno(kind: type[DlfsError]) -> None:
+    assert errno_of(kind("what happened")) == ERRNOS[kind]
+    assert ERRNOS[kind] in errno.errorcode
+
+
+def test_errnos_that_programs_rely_on() -> None:
+    assert errno_of(ChecksumError("x")) == errno.EIO
+    assert errno_of(StaleError("x")) == errno.ESTALE
+    assert errno_of(DeviceError("x", errno.EACCES)) == errno.EIO
+
+
+def test_other_errors() -> None:
+    class OwnError(StaleError):
+        pass
+
+    assert errno_of(OwnError("x")) == errno.ESTALE
+    assert errno_of(OSError(errno.EMFILE, "x")) == errno.EMFILE
+    assert errno_of(OSError("without a number")) == errno.EIO
+    assert errno_of(MemoryError()) == errno.ENOMEM

@@ -1,0 +1,161 @@
+"""The tree of a dataset against a model: nested dictionaries."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from uuid import UUID
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dlfs.directory import DirectoryBuilder, FrozenDirectory, Location
+from dlfs.errors import FormatError, NotFoundError, StaleError
+from dlfs.mount import tree as module
+from dlfs.mount.tree import DatasetTree, Listing, Node
+from dlfs.staging.inode_numbers import FILE_DEPTH
+
+Model = dict[bytes, "Model | None"]
+"""A directory: its entries, a file being None."""
+
+component = st.binary(min_size=1, max_size=4).filter(
+    lambda raw: not set(raw) & {0, ord("/")} and raw not in (b".", b"..")
+)
+component = component | st.sampled_from([b"a", b"a-", b"a.", b"a0", b"b", b"\xff"])
+
+
+def frozen(paths: Sequence[bytes]) -> FrozenDirectory:
+    builder = DirectoryBuilder()
+    for path in paths:
+        builder.add(path, Location(0, 0, 0))
+    parts = builder.freeze(UUID(int=5), 0)
+    return FrozenDirectory(parts.entries, lambda: parts.names)
+
+
+def model_of(wanted: Sequence[Sequence[bytes]]) -> Model:
+    """A tree with these paths, but for those that would lie below a file or be a directory's."""
+    top: Model = {}
+    for path in wanted:
+        at: Model | None = top
+        for name in path[:-1]:
+            at = None if at is None else at.setdefault(name, {})
+        if at is not None:
+            at.setdefault(path[-1], None)
+    return top
+
+
+def paths_of(model: Model, prefix: bytes = b"") -> list[bytes]:
+    found: list[bytes] = []
+    for name, below in model.items():
+        found += [prefix + name] if below is None else paths_of(below, prefix + name + b"/")
+    return sorted(found)
+
+
+def names_in(listing: Listing) -> list[bytes]:
+    names, position = [], 0
+    while (child := listing.child(position)) is not None:
+        names.append(child.name)
+        assert child.next_index > position
+        position = child.next_index
+    return names
+
+
+def check(tree: DatasetTree, node: Node, model: Model, seen: dict[Node, bytes]) -> None:
+    assert sorted(names_in(tree.listing(node))) == sorted(model)
+    assert len(names_in(tree.listing(node))) == len(model)
+    for name, below in model.items():
+        child = tree.child(node, name)
+        assert (child.depth == FILE_DEPTH) == (below is None)
+        assert tree.parent(child) == node
+        path = tree.path(child.sample_index) if below is None else tree.prefix(child)[:-1]
+        assert path == (tree.prefix(node) + name)
+        assert seen.setdefault(child, path) == path
+        if below is not None:
+            check(tree, child, below, seen)
+    for name in (b"absent", name_after(model), b"x" * 255):
+        if name not in model:
+            with pytest.raises(NotFoundError):
+                tree.child(node, name)
+
+
+def name_after(model: Model) -> bytes:
+    return max(model, default=b"") + b"0"
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.lists(component, min_size=1, max_size=5), max_size=40))
+def test_tree_is_the_model(wanted: list[list[bytes]]) -> None:
+    model = model_of(wanted)
+    tree = DatasetTree(frozen(paths_of(model)), label="a trial")
+    check(tree, tree.top, model, {})
+
+
+def test_listing_resumes_anywhere() -> None:
+    paths = [b"%04d" % i for i in range(3000)] + [
+        b"d%d/x/%d" % (i, j) for i in range(5) for j in range(9)
+    ]
+    listing = DatasetTree(frozen(paths), label="a trial").listing(Node(1, 0))
+    names = names_in(listing)
+    assert names == sorted([*paths[:3000], *(b"d%d" % i for i in range(5))])
+    for position in (2999, 0, 17, 3000, 1500):
+        child = listing.child(position)
+        assert child is not None
+        assert child.name == names[position]
+    assert listing.child(len(paths)) is None
+
+
+def test_prefixes_are_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PREFIXES_MAX", 2)
+    tree = DatasetTree(frozen([b"%d/x/y" % i for i in range(9)]), label="a trial")
+    nodes = {b"%d/" % i: tree.child(tree.top, b"%d" % i) for i in range(9)}
+    for prefix, node in nodes.items():
+        assert tree.prefix(node) == prefix
+
+
+def test_numbers_from_elsewhere_are_stale() -> None:
+    tree = DatasetTree(frozen([b"a/b"]), label="a trial")
+    for node in (Node(2, 1), Node(3, 0), Node(4000, 0)):
+        with pytest.raises(StaleError):
+            tree.prefix(node)
+    with pytest.raises(StaleError):
+        tree.path(1)
+
+
+def test_empty_dataset() -> None:
+    tree = DatasetTree(frozen([]), label="a trial")
+    assert names_in(tree.listing(tree.top)) == []
+    with pytest.raises(NotFoundError):
+        tree.child(tree.top, b"a")
+
+
+class Malformed(FrozenDirectory):
+    """A directory whose names are not what they should be; checksums do not tell."""
+
+    def __init__(self, names: list[bytes], bound: int) -> None:
+        self._malformed = names
+        self._bound = bound
+
+    def __len__(self) -> int:
+        return len(self._malformed)
+
+    def names(self, first: int = 0, count: int | None = None) -> list[bytes]:
+        return self._malformed[first : first + (count or 1)]
+
+    def name(self, index: int) -> bytes:
+        return self._malformed[index]
+
+    def lower_bound(self, path: bytes) -> int:
+        return self._bound
+
+
+@pytest.mark.parametrize("name", [b"", b".", b"..", b"x" * 256, b"a\0b", b"/a", b"../a", b"a/b"])
+def test_malformed_names_are_refused(name: bytes) -> None:
+    listing = DatasetTree(Malformed([name, b"z"], 0), label="a trial").listing(Node(1, 0))
+    with pytest.raises(FormatError):
+        listing.child(0)
+
+
+def test_names_outside_their_directory_are_refused() -> None:
+    tree = DatasetTree(Malformed([b"a/b", b"c"], 2), label="a trial")
+    with pytest.raises(FormatError, match="out of order"):
+        tree.listing(Node(2, 0)).child(1)

@@ -1,0 +1,227 @@
+"""The datasets of a volume as a mount numbers them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+
+import pytest
+import trio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import dlfs
+from dlfs.errors import LimitError, NotFoundError, StaleError
+from dlfs.format.location import pack_locations, unpack_location
+from dlfs.mount import view as module
+from dlfs.mount.view import LOADS_MAX, OpenDataset, Slot, VolumeView
+from dlfs.volume import Volume
+
+
+@pytest.fixture
+def volume() -> Iterator[Volume]:
+    dlfs.format_volume("mem:view?size=16MiB", force=True)
+    with dlfs.open("mem:view") as found:
+        yield found
+
+
+def add(volume: Volume, name: str) -> None:
+    with volume.writer(name) as writer:
+        writer.add("a", name.encode())
+
+
+def run(volume: Volume, body: Callable[[VolumeView], Awaitable[None]]) -> None:
+    async def main() -> None:
+        view = VolumeView(volume)
+        try:
+            await body(view)
+        finally:
+            view.close()
+
+    trio.run(main)
+
+
+def test_slots_stay(volume: Volume, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ROOT_SECONDS", 0)
+    add(volume, "x")
+
+    async def body(view: VolumeView) -> None:
+        first = await view.child(b"x")
+        add(volume, "x")
+        second = await view.child(b"x")
+        assert (first.number, second.number) == (1, 2)
+        assert (first.info.version, second.info.version) == (1, 2)
+        assert await view.child(b"x@1") is first
+        assert view.slot(1) is first
+        for number in (0, 3, 65535):
+            with pytest.raises(StaleError):
+                view.slot(number)
+        with pytest.raises(NotFoundError):
+            await view.child(b"y")
+
+    run(volume, body)
+
+
+class Stuck:
+    """Has a view's loads wait when they are done; says how many do."""
+
+    def __init__(self, view: VolumeView, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.go = threading.Event()
+        self.waiting = threading.Semaphore(0)
+        real = view._load
+
+        def load(slot: Slot) -> OpenDataset:
+            opened = real(slot)
+            self.waiting.release()
+            assert self.go.wait(60)
+            return opened
+
+        monkeypatch.setattr(view, "_load", load)
+
+    async def wait_for(self, count: int) -> None:
+        for _ in range(count):
+            await trio.to_thread.run_sync(self.waiting.acquire)
+
+
+def test_loads_that_hang_keep_nobody_else_waiting(
+    volume: Volume, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "ROOT_SECONDS", 0)
+    names = [f"stuck{number}" for number in range(LOADS_MAX + 1)]
+    for name in (*names, "loaded"):
+        add(volume, name)
+
+    async def body(view: VolumeView) -> None:
+        loaded = await view.open(await view.child(b"loaded"))
+        stuck = Stuck(view, monkeypatch)
+        free = trio.to_thread.current_default_thread_limiter().available_tokens
+        with trio.fail_after(60):
+            async with trio.open_nursery() as nursery:
+                for name in names:
+                    nursery.start_soon(view.open, await view.child(name.encode()))
+                await stuck.wait_for(LOADS_MAX)
+                assert view._loading.available_tokens == 0
+                assert trio.to_thread.current_default_thread_limiter().available_tokens == free
+                assert await view.names() == sorted(name.encode() for name in (*names, "loaded"))
+                assert await view.open(await view.child(b"loaded")) is loaded
+                stuck.go.set()
+        assert len(view.opened()) == len(names) + 1
+
+    run(volume, body)
+
+
+def test_what_is_removed_while_it_is_loaded_is_closed(
+    volume: Volume, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "ROOT_SECONDS", 0)
+    add(volume, "stuck")
+
+    async def body(view: VolumeView) -> None:
+        slot, closed = await view.child(b"stuck"), list[OpenDataset]()
+        monkeypatch.setattr(OpenDataset, "close", lambda opened: closed.append(opened))
+        stuck = Stuck(view, monkeypatch)
+        refused: list[StaleError] = []
+
+        async def open_it() -> None:
+            try:
+                await view.open(slot)
+            except StaleError as error:
+                refused.append(error)
+
+        with trio.fail_after(60):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(open_it)
+                await stuck.wait_for(1)
+                volume.remove("stuck")
+                assert await view.names() == []
+                stuck.go.set()
+        assert (len(closed), len(refused), view.opened()) == (1, 1, [])
+        monkeypatch.undo()
+        closed[0].close()
+
+    run(volume, body)
+
+
+def test_removed_datasets_are_closed_when_unused(
+    volume: Volume, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "ROOT_SECONDS", 0)
+    add(volume, "x")
+
+    async def body(view: VolumeView) -> None:
+        slot = await view.child(b"x")
+        opened = await view.open(slot)
+        slot.hold()
+        volume.remove("x")
+        assert await view.names() == []
+        assert await view.modified_ns() == 0
+        assert slot.opened is opened
+        with pytest.raises(StaleError, match="was removed"):
+            view.slot(slot.number)
+        slot.let_go()
+        assert slot.opened is None
+
+    run(volume, body)
+
+
+def test_what_took_a_removed_name_is_not_what_was_shown(
+    volume: Volume, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "ROOT_SECONDS", 1000)
+    add(volume, "x")
+    add(volume, "y")
+
+    async def body(view: VolumeView) -> None:
+        slot = await view.child(b"x")
+        other = await view.child(b"y")
+        volume.remove("x")
+        volume.remove("y")
+        add(volume, "x")
+        assert [info.version for info in volume.datasets()] == [slot.info.version + 1]
+        for gone in (slot, other):
+            with pytest.raises(StaleError, match="was removed"):
+                await view.open(gone)  # the list has not been read again since
+            assert gone.opened is None
+        view.expire()
+        assert (await view.child(b"x")).number == 3
+        with pytest.raises(StaleError, match="was removed"):
+            await view.open(slot)
+        await view.open(await view.child(b"x"))
+
+    run(volume, body)
+
+
+def test_numbers_run_out(volume: Volume, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SLOT_MAX", 1)
+    add(volume, "x")
+    add(volume, "y")
+
+    async def body(view: VolumeView) -> None:
+        assert (await view.child(b"y")).number == 1
+        assert (await view.child(b"y")).number == 1
+        with pytest.raises(LimitError, match="mount the volume anew"):
+            await view.child(b"x")
+
+    run(volume, body)
+
+
+@settings(deadline=None)
+@given(st.integers(0, (1 << 56) - 1), st.integers(0, (1 << 40) - 1), st.integers(0, (1 << 32) - 1))
+def test_one_location_as_many(address: int, length: int, crc: int) -> None:
+    packed = pack_locations([address], [length], [crc])
+    assert unpack_location(packed[0]) == (address, length, crc)
+
+
+def test_samples_by_index(volume: Volume) -> None:
+    add(volume, "x")
+
+    async def body(view: VolumeView) -> None:
+        opened = await view.open(await view.child(b"x"))
+        with volume.dataset("x") as dataset:
+            info = dataset.stat(0)
+        for _ in range(2):
+            assert opened.sample(0) == (info.length_bytes, info.crc32c)
+        with pytest.raises(StaleError):
+            opened.sample(1)
+
+    run(volume, body)
