@@ -36,17 +36,20 @@ static int read_one(dlfs_dataset *dataset, const char *path, uint32_t expected_c
 {
     dlfs_failure failure;
     int64_t index = dlfs_find(dataset, path);
-    if (index < 0)
+    if (index < 0) {
         return failed("find", index, path);
+    }
     int64_t length = dlfs_length(dataset, (uint64_t)index);
     void *buffer = malloc((size_t)length + 1);
-    if (!buffer)
+    if (buffer == NULL) {
         return failed("read", DLFS_E_LIMIT, "no memory");
+    }
     int64_t got = dlfs_read_sample(dataset, (uint64_t)index, buffer, (uint64_t)length, &failure);
     uint32_t crc32c = got < 0 ? 0 : dlfs_crc32c(0, buffer, (size_t)got);
     free(buffer);
-    if (got < 0)
+    if (got < 0) {
         return sample_failed(dataset, &failure);
+    }
     return crc32c == expected_crc32c ? 0 : failed("read", DLFS_E_CHECKSUM, path);
 }
 
@@ -54,18 +57,21 @@ static int read_one(dlfs_dataset *dataset, const char *path, uint32_t expected_c
 static int print_batch(dlfs_dataset *dataset, const dlfs_batch *batch, const uint64_t *order)
 {
     char path[DLFS_PATH_BYTES_MAX + 1];
-    if (batch->failure_count > 0)
+    if (batch->failure_count > 0) {
         return sample_failed(dataset, &batch->failures[0]);
+    }
     for (uint64_t i = 0; i < batch->count; i++) {
         const uint8_t *sample = batch->base + batch->offsets[i];
         uint32_t crc32c = dlfs_crc32c(0, sample, (size_t)batch->lengths[i]);
         int64_t code = dlfs_path(dataset, batch->indices[i], path, sizeof path);
-        if (code < 0 || batch->indices[i] != order[i])
+        if (code < 0 || batch->indices[i] != order[i]) {
             return failed("read a batch", code, "another sample than the order says");
+        }
         printf("%" PRIu64 " %" PRId64 " %08" PRIx32 " %s\n", batch->indices[i], batch->lengths[i],
                crc32c, path);
-        if (i == 0 && read_one(dataset, path, crc32c) != 0)
+        if (i == 0 && read_one(dataset, path, crc32c) != 0) {
             return 1;
+        }
     }
     return 0;
 }
@@ -76,19 +82,22 @@ static int run(dlfs_dataset *dataset, uint64_t seed)
     uint64_t count = dlfs_count(dataset), done = 0;
     uint64_t *order = malloc((size_t)(count + 1) * sizeof *order);
     dlfs_batch *batch = NULL;
-    if (!order)
+    if (order == NULL) {
         return failed("begin", DLFS_E_LIMIT, "no memory");
+    }
     int code = dlfs_begin(dataset, &epoch);
-    if (code >= 0)
+    if (code >= 0) {
         code = dlfs_order(dataset, 0, count, order);
+    }
     int wrong = code < 0 ? failed("begin", code, "the epoch") : 0;
     while (!wrong && (code = dlfs_bread(dataset, BATCH_SAMPLES, &batch)) >= 0) {
         wrong = print_batch(dataset, batch, order + done);
         done += batch->count;
         dlfs_batch_release(batch);
     }
-    if (!wrong && (code != DLFS_E_END || done != count))
+    if (!wrong && (code != DLFS_E_END || done != count)) {
         wrong = failed("read a batch", code, "the epoch ended early");
+    }
     dlfs_end(dataset);
     free(order);
     return wrong;
@@ -105,8 +114,9 @@ int main(int count, char **arguments)
     }
     const char *const *uris = (const char *const *)(arguments + 3);
     int code = dlfs_mount(uris, (uint32_t)count - 3, message, sizeof message, &volume);
-    if (code < 0)
+    if (code < 0) {
         return failed("mount", code, message);
+    }
     code = dlfs_open(volume, arguments[1], NULL, message, sizeof message, &dataset);
     if (code < 0) {
         (void)dlfs_unmount(volume);

@@ -26,8 +26,9 @@ void ahead_destroy(struct ahead *ahead)
 bool ahead_looked_up(struct ahead *ahead)
 {
     int32_t belief = atomic_load_explicit(&ahead->belief, memory_order_relaxed);
-    if (belief > 0)
+    if (belief > 0) {
         atomic_store_explicit(&ahead->belief, belief - 1, memory_order_relaxed);
+    }
     return belief >= BELIEF_ENOUGH;
 }
 
@@ -44,10 +45,12 @@ static struct run *run_of(struct ahead *ahead, uint32_t slot, uint64_t index)
     struct run *oldest = &ahead->runs[0];
     for (uint32_t i = 0; i < AHEAD_RUNS; i++) {
         struct run *run = &ahead->runs[i];
-        if (run->slot == slot && (run->next == index || run->next == index + 1))
+        if (run->slot == slot && (run->next == index || run->next == index + 1)) {
             return run;
-        if (run->used < oldest->used)
+        }
+        if (run->used < oldest->used) {
             oldest = run;
+        }
     }
     *oldest = (struct run){.slot = slot, .next = index + 1};
     return oldest;
@@ -61,8 +64,9 @@ static uint32_t extent(const dlfs_location *locations, uint64_t first, uint64_t 
     while (samples < AHEAD_SAMPLES && first + samples < count) {
         uint64_t length = dlfs_location_length(&locations[first + samples]);
         bytes += length;
-        if (length > AHEAD_SAMPLE_BYTES_MAX || bytes > AHEAD_BYTES)
+        if (length > AHEAD_SAMPLE_BYTES_MAX || bytes > AHEAD_BYTES) {
             break;
+        }
         samples++;
     }
     return samples;
@@ -79,8 +83,9 @@ uint32_t ahead_follow(struct ahead *ahead, uint32_t slot, uint64_t index,
         run->next = index + 1;
         run->steps++;
     }
-    if (run->until < index + 1)
+    if (run->until < index + 1) {
         run->until = index + 1;
+    }
     /* The next reading begins when half of the last one has been used. */
     if (run->steps >= AHEAD_RUN_MIN && run->until - index <= AHEAD_SAMPLES / 2) {
         samples = extent(locations, run->until, count);

@@ -53,20 +53,23 @@ void fill_directory(const struct dlfs_fuse *fuse, const struct slot *slot, struc
 {
     fill(fuse, slot, node, entry);
     entry->attr.st_mode = S_IFDIR | fuse->config.file_mode | (fuse->config.file_mode & 0444) >> 2;
-    if (node.depth == DATASET_DEPTH) /* the name may mean another version later */
+    if (node.depth == DATASET_DEPTH) { /* the name may mean another version later */
         entry->entry_timeout = fuse->config.root_timeout_ms / 1e3;
+    }
 }
 
 /* Of a file or a directory; the slot is entered. */
 static int fill_node(const struct dlfs_fuse *fuse, const struct slot *slot, struct node node,
                      struct fuse_entry_param *entry)
 {
-    if (node.depth == FILE_DEPTH && node.index >= slot->count)
+    if (node.depth == FILE_DEPTH && node.index >= slot->count) {
         return ESTALE;
-    if (node.depth == FILE_DEPTH)
+    }
+    if (node.depth == FILE_DEPTH) {
         fill_file(fuse, slot, node.index, entry);
-    else
+    } else {
         fill_directory(fuse, slot, node, entry);
+    }
     return 0;
 }
 
@@ -82,8 +85,9 @@ void handle_getattr(fuse_req_t request, fuse_ino_t inode, struct fuse_file_info 
         error = root_fill(fuse, &entry);
     } else if (place.node.depth != FILE_DEPTH) {
         error = slot_known(fuse, place.slot, &slot);
-        if (error == 0)
+        if (error == 0) {
             fill_directory(fuse, slot, place.node, &entry);
+        }
     } else {
         error = slot_enter(fuse, place.slot, &slot);
         if (error == 0) {
@@ -91,10 +95,11 @@ void handle_getattr(fuse_req_t request, fuse_ino_t inode, struct fuse_file_info 
             slot_leave(fuse, slot);
         }
     }
-    if (error != 0)
+    if (error != 0) {
         (void)fuse_reply_err(request, error);
-    else
+    } else {
         (void)fuse_reply_attr(request, &entry.attr, entry.attr_timeout);
+    }
 }
 
 /* ---- names ----------------------------------------------------------------------------------- */
@@ -111,12 +116,14 @@ void reply_absent(fuse_req_t request, double seconds)
 static int look_up_dots(struct dlfs_fuse *fuse, const struct slot *slot, struct node node,
                         bool parent, struct fuse_entry_param *entry)
 {
-    if (parent && node.depth == DATASET_DEPTH)
+    if (parent && node.depth == DATASET_DEPTH) {
         return root_fill(fuse, entry);
+    }
     if (parent) {
         int code = tree_parent(slot->directory, node, &node);
-        if (code < 0)
+        if (code < 0) {
             return errno_for(fuse, slot->known.number, code);
+        }
     }
     return fill_node(fuse, slot, node, entry);
 }
@@ -126,11 +133,13 @@ static int look_up(struct dlfs_fuse *fuse, const struct slot *slot, struct node 
 {
     bool dots = strcmp(name, "..") == 0;
     *found = parent;
-    if (dots || strcmp(name, ".") == 0)
+    if (dots || strcmp(name, ".") == 0) {
         return look_up_dots(fuse, slot, parent, dots, entry);
+    }
     int code = tree_child(slot->directory, parent, name, found);
-    if (code < 0)
+    if (code < 0) {
         return errno_for(fuse, slot->known.number, code);
+    }
     return fill_node(fuse, slot, *found, entry);
 }
 
@@ -156,12 +165,13 @@ void handle_lookup(fuse_req_t request, fuse_ino_t parent, const char *name)
         return;
     }
     error = look_up(fuse, slot, place.node, name, &found, &entry);
-    if (error == ENOENT)
+    if (error == ENOENT) {
         reply_absent(request, FOREVER_SECONDS);
-    else if (error != 0)
+    } else if (error != 0) {
         (void)fuse_reply_err(request, error);
-    else if (fuse_reply_entry(request, &entry) == 0 && found.depth == FILE_DEPTH)
+    } else if (fuse_reply_entry(request, &entry) == 0 && found.depth == FILE_DEPTH) {
         read_ahead_of(fuse, slot, found.index);
+    }
     slot_leave(fuse, slot);
 }
 
@@ -183,12 +193,14 @@ static int64_t list(fuse_req_t request, const struct slot *slot, struct listing 
     int code;
     while ((code = listing_child(listing, position, &child)) > 0) {
         struct fuse_entry_param entry;
-        if (fill_node(fuse_of(request), slot, child.node, &entry) != 0)
+        if (fill_node(fuse_of(request), slot, child.node, &entry) != 0) {
             return DLFS_E_FORMAT;
+        }
         size_t more = add_entry(request, reply + used, bytes - used, child.name, &entry,
                                 (off_t)child.next, plus);
-        if (more > bytes - used)
+        if (more > bytes - used) {
             break;
+        }
         used += more;
         position = child.next;
     }
@@ -211,15 +223,18 @@ static void read_directory(fuse_req_t request, fuse_ino_t inode, size_t bytes, o
     int error = reply == NULL ? ENOMEM : slot_enter(fuse, place.slot, &slot);
     if (error == 0) {
         int64_t used = listing_begin(slot->directory, place.node, &listing);
-        if (used == 0)
+        if (used == 0) {
             used = list(request, slot, &listing, (uint64_t)position, reply, bytes, plus);
+        }
         error = used < 0 ? errno_for(fuse, place.slot, (int)used) : 0;
-        if (error == 0)
+        if (error == 0) {
             (void)fuse_reply_buf(request, reply, (size_t)used);
+        }
         slot_leave(fuse, slot);
     }
-    if (error != 0)
+    if (error != 0) {
         (void)fuse_reply_err(request, error);
+    }
     free(reply);
 }
 
@@ -242,21 +257,24 @@ void handle_readdirplus(fuse_req_t request, fuse_ino_t inode, size_t bytes, off_
 /* Replies with a value, or its length where that is what was asked for. */
 static void reply_value(fuse_req_t request, const char *value, size_t value_bytes, size_t bytes)
 {
-    if (bytes == 0)
+    if (bytes == 0) {
         (void)fuse_reply_xattr(request, value_bytes);
-    else if (value_bytes > bytes)
+    } else if (value_bytes > bytes) {
         (void)fuse_reply_err(request, ERANGE);
-    else
+    } else {
         (void)fuse_reply_buf(request, value, value_bytes);
+    }
 }
 
 /* The value of a file's own attribute; its length, 0 when there is none of that name. */
 static int file_value(const struct slot *slot, uint64_t index, const char *name, char *value)
 {
-    if (index < slot->count && strcmp(name, XATTR_INDEX) == 0)
+    if (index < slot->count && strcmp(name, XATTR_INDEX) == 0) {
         return snprintf(value, XATTR_BYTES, "%" PRIu64, index);
-    if (index < slot->count && strcmp(name, XATTR_CRC32C) == 0)
+    }
+    if (index < slot->count && strcmp(name, XATTR_CRC32C) == 0) {
         return snprintf(value, XATTR_BYTES, "%08" PRIx32, slot->locations[index].crc32c);
+    }
     return 0;
 }
 
@@ -278,10 +296,11 @@ void handle_getxattr(fuse_req_t request, fuse_ino_t inode, const char *name, siz
             slot_leave(fuse, slot);
         }
     }
-    if (error != 0 || value_bytes <= 0)
+    if (error != 0 || value_bytes <= 0) {
         (void)fuse_reply_err(request, error != 0 ? error : ENODATA);
-    else
+    } else {
         reply_value(request, value, (size_t)value_bytes, bytes);
+    }
 }
 
 void handle_listxattr(fuse_req_t request, fuse_ino_t inode, size_t bytes)
@@ -290,12 +309,13 @@ void handle_listxattr(fuse_req_t request, fuse_ino_t inode, size_t bytes)
     struct place place = place_unpack(inode);
     struct slot *slot;
     int error = inode == ROOT_INODE ? 0 : slot_known(fuse_of(request), place.slot, &slot);
-    if (error != 0)
+    if (error != 0) {
         (void)fuse_reply_err(request, error);
-    else if (inode == ROOT_INODE || place.node.depth > DATASET_DEPTH)
+    } else if (inode == ROOT_INODE || place.node.depth > DATASET_DEPTH) {
         reply_value(request, "", 0, bytes);
-    else if (place.node.depth == DATASET_DEPTH)
+    } else if (place.node.depth == DATASET_DEPTH) {
         reply_value(request, XATTR_VERSION, sizeof XATTR_VERSION, bytes);
-    else
+    } else {
         reply_value(request, of_file, sizeof of_file, bytes);
+    }
 }

@@ -22,8 +22,9 @@ static uint64_t now_ns(void)
 int held_create(uint64_t budget_bytes, struct held **out)
 {
     struct held *held = calloc(1, sizeof *held);
-    if (held == NULL)
+    if (held == NULL) {
         return -ENOMEM;
+    }
     (void)pthread_mutex_init(&held->lock, NULL);
     (void)pthread_cond_init(&held->room, NULL);
     held->budget_bytes = budget_bytes;
@@ -42,22 +43,23 @@ static struct held_sample **bucket_of(struct held *held, uint64_t key)
 static struct held_sample *look(struct held *held, uint64_t key)
 {
     struct held_sample *sample = *bucket_of(held, key);
-    while (sample != NULL && sample->key != key)
+    while (sample != NULL && sample->key != key) {
         sample = sample->chain;
+    }
     return sample;
 }
 
 static void unlink_sample(struct held *held, struct held_sample *sample)
 {
-    *(sample->newer ? &sample->newer->older : &held->newest) = sample->older;
-    *(sample->older ? &sample->older->newer : &held->oldest) = sample->newer;
+    *(sample->newer != NULL ? &sample->newer->older : &held->newest) = sample->older;
+    *(sample->older != NULL ? &sample->older->newer : &held->oldest) = sample->newer;
 }
 
 static void link_newest(struct held *held, struct held_sample *sample)
 {
     sample->newer = NULL;
     sample->older = held->newest;
-    *(held->newest ? &held->newest->newer : &held->oldest) = sample;
+    *(held->newest != NULL ? &held->newest->newer : &held->oldest) = sample;
     held->newest = sample;
     sample->used_ns = now_ns();
 }
@@ -65,8 +67,9 @@ static void link_newest(struct held *held, struct held_sample *sample)
 static void drop(struct held *held, struct held_sample *sample)
 {
     struct held_sample **at = bucket_of(held, sample->key);
-    while (*at != sample)
+    while (*at != sample) {
         at = &(*at)->chain;
+    }
     *at = sample->chain;
     unlink_sample(held, sample);
     held->bytes -= sample->bytes;
@@ -87,8 +90,9 @@ static bool make_room(struct held *held, uint64_t bytes)
     struct held_sample *sample = held->oldest;
     while (sample != NULL && held->bytes + bytes > held->budget_bytes) {
         struct held_sample *next = sample->newer;
-        if (is_idle(sample))
+        if (is_idle(sample)) {
             drop(held, sample);
+        }
         sample = next;
     }
     return held->bytes + bytes <= held->budget_bytes || held->bytes == 0;
@@ -100,19 +104,24 @@ static bool make_room(struct held *held, uint64_t bytes)
  */
 static int wait_for_room(struct held *held, uint64_t key, uint64_t bytes, bool ahead)
 {
-    if (held->turns == NULL && make_room(held, bytes))
+    if (held->turns == NULL && make_room(held, bytes)) {
         return 0;
-    if (ahead)
+    }
+    if (ahead) {
         return -EAGAIN;
+    }
     struct turn mine = {NULL};
     struct turn **at = &held->turns;
-    while (*at != NULL)
+    while (*at != NULL) {
         at = &(*at)->next;
+    }
     *at = &mine;
-    while (look(held, key) == NULL && !(held->turns == &mine && make_room(held, bytes)))
+    while (look(held, key) == NULL && !(held->turns == &mine && make_room(held, bytes))) {
         (void)pthread_cond_wait(&held->room, &held->lock);
-    for (at = &held->turns; *at != &mine;)
+    }
+    for (at = &held->turns; *at != &mine;) {
         at = &(*at)->next;
+    }
     *at = mine.next;
     (void)pthread_cond_broadcast(&held->room);
     return 0;
@@ -122,10 +131,12 @@ static int wait_for_room(struct held *held, uint64_t key, uint64_t bytes, bool a
 
 void held_destroy(struct held *held)
 {
-    if (held == NULL)
+    if (held == NULL) {
         return;
-    while (held->newest != NULL)
+    }
+    while (held->newest != NULL) {
         drop(held, held->newest);
+    }
     (void)pthread_cond_destroy(&held->room);
     (void)pthread_mutex_destroy(&held->lock);
     free(held);
@@ -134,8 +145,9 @@ void held_destroy(struct held *held)
 static enum held_found park(struct held_sample *sample, const struct waiter *waiter)
 {
     struct waiter *copy = malloc(sizeof *copy);
-    if (copy == NULL)
+    if (copy == NULL) {
         return HELD_NO_MEMORY;
+    }
     *copy = *waiter;
     copy->next = sample->waiters;
     sample->waiters = copy;
@@ -158,8 +170,9 @@ enum held_found held_find(struct held *held, uint64_t key, const struct waiter *
     } else if (sample != NULL) {
         found = park(sample, waiter);
     }
-    if (sample != NULL)
+    if (sample != NULL) {
         sample->ahead = false;
+    }
     (void)pthread_mutex_unlock(&held->lock);
     return found;
 }
@@ -168,10 +181,12 @@ static int begin(struct held *held, uint64_t key, uint64_t bytes, bool ahead,
                  struct held_sample **out)
 {
     int code = look(held, key) == NULL ? wait_for_room(held, key, bytes, ahead) : -EEXIST;
-    if (code == 0 && look(held, key) != NULL)
+    if (code == 0 && look(held, key) != NULL) {
         code = -EEXIST;
-    if (code < 0)
+    }
+    if (code < 0) {
         return code;
+    }
     struct held_sample *sample = calloc(1, sizeof *sample);
     bool copied = bytes <= HELD_OWN_BYTES_MAX;
     uint8_t *own = copied ? malloc(bytes + 1) : NULL;
@@ -222,10 +237,11 @@ void held_release(struct held *held, struct held_sample *sample, uint64_t given_
     (void)pthread_mutex_lock(&held->lock);
     sample->given_bytes += given_bytes;
     if (--sample->users == 0) {
-        if (sample->given_bytes >= sample->bytes)
+        if (sample->given_bytes >= sample->bytes) {
             drop(held, sample);
-        else
+        } else {
             (void)pthread_cond_broadcast(&held->room);
+        }
     }
     (void)pthread_mutex_unlock(&held->lock);
 }
@@ -237,8 +253,9 @@ void held_expire(struct held *held, uint64_t age_ns)
     struct held_sample *sample = held->oldest;
     while (sample != NULL && now - sample->used_ns >= age_ns) {
         struct held_sample *next = sample->newer;
-        if (is_idle(sample))
+        if (is_idle(sample)) {
             drop(held, sample);
+        }
         sample = next;
     }
     (void)pthread_mutex_unlock(&held->lock);

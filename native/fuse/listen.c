@@ -52,12 +52,14 @@ static void unlock(void *lock)
 
 bool listen_begin(struct listening *listening)
 {
-    if (mine == listening || is_crowd(listening))
+    if (mine == listening || is_crowd(listening)) {
         return listen_alone(listening);
+    }
     (void)pthread_mutex_lock(&listening->lock);
     pthread_cleanup_push(unlock, &listening->lock);
-    while (listening->taken && !is_crowd(listening))
+    while (listening->taken && !is_crowd(listening)) {
         (void)pthread_cond_wait(&listening->left, &listening->lock);
+    }
     if (!is_crowd(listening)) {
         listening->taken = true;
         mine = listening;
@@ -68,8 +70,9 @@ bool listen_begin(struct listening *listening)
 
 void listen_leave(struct listening *listening)
 {
-    if (mine != listening)
+    if (mine != listening) {
         return;
+    }
     (void)pthread_mutex_lock(&listening->lock);
     mine = NULL;
     listening->taken = false;
@@ -90,8 +93,9 @@ void listen_heard(struct listening *listening, uint32_t asker)
 {
     uint32_t last = atomic_load_explicit(&listening->asker, memory_order_relaxed);
     int32_t before = atomic_load_explicit(&listening->changes, memory_order_relaxed);
-    if (listening->awake_us == 0 || (asker == last && before == 0))
+    if (listening->awake_us == 0 || (asker == last && before == 0)) {
         return;
+    }
     int32_t changes = asker == last ? before - 1 : before + CHANGE;
     changes = changes > CHANGES_MAX ? CHANGES_MAX : changes;
     atomic_store_explicit(&listening->asker, asker, memory_order_relaxed);
@@ -107,8 +111,9 @@ void listen_heard(struct listening *listening, uint32_t asker)
 bool wakefulness_pays(struct wakefulness *wakefulness)
 {
     int32_t credit = atomic_load_explicit(&wakefulness->credit, memory_order_relaxed);
-    if (credit <= 0)
+    if (credit <= 0) {
         atomic_store_explicit(&wakefulness->credit, credit + 1, memory_order_relaxed);
+    }
     return credit > 0;
 }
 

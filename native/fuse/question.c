@@ -19,15 +19,18 @@ int ask(struct dlfs_fuse *fuse, struct question *question)
     (void)pthread_mutex_lock(&fuse->lock);
     question->asked.ticket = ++fuse->ticket;
     struct question **last = &fuse->questions;
-    while (*last != NULL)
+    while (*last != NULL) {
         last = &(*last)->next;
+    }
     *last = question;
     (void)pthread_cond_signal(&fuse->asked);
-    while (!question->answered && !fuse->stopping)
+    while (!question->answered && !fuse->stopping) {
         (void)pthread_cond_wait(&fuse->answered, &fuse->lock);
+    }
     struct question **at = &fuse->questions;
-    while (*at != question)
+    while (*at != question) {
         at = &(*at)->next;
+    }
     *at = question->next;
     bool answered = question->answered;
     (void)pthread_mutex_unlock(&fuse->lock);
@@ -60,8 +63,9 @@ int errno_for(struct dlfs_fuse *fuse, uint32_t slot, int code)
 static struct question *first_unfetched(struct dlfs_fuse *fuse)
 {
     struct question *question = fuse->questions;
-    while (question != NULL && question->fetched)
+    while (question != NULL && question->fetched) {
         question = question->next;
+    }
     return question;
 }
 
@@ -69,10 +73,11 @@ static struct question *first_unfetched(struct dlfs_fuse *fuse)
 static bool wait_asked(struct dlfs_fuse *fuse, int timeout_ms, const struct timespec *deadline)
 {
     while (first_unfetched(fuse) == NULL && !fuse->stopping) {
-        if (timeout_ms < 0)
+        if (timeout_ms < 0) {
             (void)pthread_cond_wait(&fuse->asked, &fuse->lock);
-        else if (pthread_cond_timedwait(&fuse->asked, &fuse->lock, deadline) == ETIMEDOUT)
+        } else if (pthread_cond_timedwait(&fuse->asked, &fuse->lock, deadline) == ETIMEDOUT) {
             return false;
+        }
     }
     return true;
 }
@@ -104,8 +109,9 @@ DLFS_API int dlfs_fuse_answer_question(dlfs_fuse *fuse, const dlfs_fuse_answer *
 {
     (void)pthread_mutex_lock(&fuse->lock);
     struct question *question = fuse->questions;
-    while (question != NULL && question->asked.ticket != answer->ticket)
+    while (question != NULL && question->asked.ticket != answer->ticket) {
         question = question->next;
+    }
     if (question != NULL) {
         question->answer = *answer;
         question->answered = true;

@@ -62,8 +62,9 @@ static int read_batch(struct dlfs_fuse *fuse, const struct slot *slot, const uin
     int code =
         dlfs_reader_read_awake(slot->reader, indices, sample_count, awake ? listening->awake_us : 0,
                                fall_asleep, &sleeper, batch);
-    if (awake)
+    if (awake) {
         wakefulness_tried(&listening->device, !sleeper.slept);
+    }
     return code;
 }
 
@@ -85,11 +86,12 @@ static void read_whole(struct dlfs_fuse *fuse, const struct slot *slot, uint64_t
         reply_failed(fuse, slot, &failure, waiter);
         return;
     }
-    if (batch->failure_count > 0)
+    if (batch->failure_count > 0) {
         reply_failed(fuse, slot, &batch->failures[0], waiter);
-    else
+    } else {
         (void)reply_bytes(fuse, waiter, batch->base + batch->offsets[0],
                           (uint64_t)batch->lengths[0]);
+    }
     dlfs_batch_release(batch);
 }
 
@@ -101,27 +103,32 @@ static void finish(struct dlfs_fuse *fuse, const struct slot *slot, struct held_
 {
     struct waiter *waiter = held_end(fuse->held, sample, failure == NULL);
     int error = 0;
-    if (waiter != NULL && failure != NULL)
+    if (waiter != NULL && failure != NULL) {
         error = ask_error(fuse, slot->known.number, failure);
+    }
     uint64_t given_bytes = 0;
     while (waiter != NULL) {
         struct waiter *next = waiter->next;
-        if (failure != NULL)
+        if (failure != NULL) {
             (void)fuse_reply_err(waiter->request, error);
-        else
+        } else {
             given_bytes += reply_bytes(fuse, waiter, sample->data, sample->bytes);
+        }
         free(waiter);
         waiter = next;
     }
-    if (failure == NULL)
+    if (failure == NULL) {
         held_release(fuse->held, sample, given_bytes);
+    }
 }
 
 static const dlfs_failure *failure_at(const dlfs_batch *batch, uint64_t position)
 {
-    for (uint64_t i = 0; i < batch->failure_count; i++)
-        if (batch->failures[i].position == position)
+    for (uint64_t i = 0; i < batch->failure_count; i++) {
+        if (batch->failures[i].position == position) {
             return &batch->failures[i];
+        }
+    }
     return NULL;
 }
 
@@ -132,20 +139,24 @@ static void load(struct dlfs_fuse *fuse, const struct slot *slot, struct held_sa
     uint64_t indices[AHEAD_SAMPLES] = {0};
     uint64_t bytes = 0;
     dlfs_batch *batch = NULL;
-    for (uint32_t i = 0; i < sample_count; i++)
+    for (uint32_t i = 0; i < sample_count; i++) {
         indices[i] = place_unpack(samples[i]->key).node.index;
-    for (uint32_t i = 0; i < sample_count; i++)
+    }
+    for (uint32_t i = 0; i < sample_count; i++) {
         bytes += samples[i]->bytes;
+    }
     int code = read_batch(fuse, slot, indices, sample_count, bytes, &batch);
     for (uint32_t i = 0; i < sample_count; i++) {
         dlfs_failure whole = {.index = indices[i], .code = code, .member = UINT32_MAX};
         const dlfs_failure *failure = code < 0 ? &whole : failure_at(batch, i);
-        if (failure == NULL)
+        if (failure == NULL) {
             memcpy(samples[i]->own, batch->base + batch->offsets[i], samples[i]->bytes);
+        }
         finish(fuse, slot, samples[i], failure);
     }
-    if (code == 0)
+    if (code == 0) {
         dlfs_batch_release(batch);
+    }
 }
 
 /*
@@ -165,8 +176,9 @@ static void load_large(struct dlfs_fuse *fuse, const struct slot *slot, struct h
         sample->data = batch->base + batch->offsets[0];
     }
     finish(fuse, slot, sample, failure);
-    if (code == 0 && failure != NULL)
+    if (code == 0 && failure != NULL) {
         dlfs_batch_release(batch);
+    }
 }
 
 static uint64_t key_of(const struct slot *slot, uint64_t index)
@@ -184,12 +196,14 @@ static void load_ahead(struct dlfs_fuse *fuse, const struct slot *slot, uint64_t
         uint64_t length = slot_length(slot, index);
         bool wanted = length > 0 && length <= AHEAD_SAMPLE_BYTES_MAX;
         if (wanted &&
-            held_begin(fuse->held, key_of(slot, index), length, true, &samples[begun]) == 0)
+            held_begin(fuse->held, key_of(slot, index), length, true, &samples[begun]) == 0) {
             begun++;
+        }
     }
     count(&fuse->counters.ahead, begun);
-    if (begun > 0)
+    if (begun > 0) {
         load(fuse, slot, samples, begun);
+    }
 }
 
 static void follow(struct dlfs_fuse *fuse, const struct slot *slot, uint64_t index)
@@ -197,14 +211,16 @@ static void follow(struct dlfs_fuse *fuse, const struct slot *slot, uint64_t ind
     uint64_t first;
     uint32_t samples =
         ahead_follow(&fuse->ahead, slot->known.number, index, slot->locations, slot->count, &first);
-    if (samples > 0)
+    if (samples > 0) {
         load_ahead(fuse, slot, first, samples);
+    }
 }
 
 void read_ahead_of(struct dlfs_fuse *fuse, struct slot *slot, uint64_t index)
 {
-    if (!ahead_looked_up(&fuse->ahead))
+    if (!ahead_looked_up(&fuse->ahead)) {
         return;
+    }
     load_ahead(fuse, slot, index, 1);
     follow(fuse, slot, index);
 }
@@ -219,18 +235,21 @@ static bool load_held(struct dlfs_fuse *fuse, const struct slot *slot, uint64_t 
     uint64_t key = key_of(slot, index);
     listen_leave(&fuse->listening); /* it may have to wait for room */
     int code = held_begin(fuse->held, key, slot_length(slot, index), false, &sample);
-    if (code == -EEXIST)
+    if (code == -EEXIST) {
         return false;
+    }
     if (code < 0) {
         (void)fuse_reply_err(waiter->request, -code);
         return true;
     }
-    if (held_find(fuse->held, key, waiter, &ahead, &other) != HELD_PARKED)
+    if (held_find(fuse->held, key, waiter, &ahead, &other) != HELD_PARKED) {
         (void)fuse_reply_err(waiter->request, ENOMEM);
-    if (sample->own == NULL)
+    }
+    if (sample->own == NULL) {
         load_large(fuse, slot, sample);
-    else
+    } else {
         load(fuse, slot, &sample, 1);
+    }
     return true;
 }
 

@@ -19,8 +19,9 @@ int root_fill(struct dlfs_fuse *fuse, struct fuse_entry_param *entry)
 {
     struct question question = {.asked = {.kind = DLFS_FUSE_ASK_ROOT}};
     int error = ask(fuse, &question);
-    if (error != 0)
+    if (error != 0) {
         return error;
+    }
     int64_t modified_ns = question.answer.modified_ns;
     memset(entry, 0, sizeof *entry);
     entry->ino = entry->attr.st_ino = ROOT_INODE;
@@ -39,15 +40,18 @@ static int root_child(struct dlfs_fuse *fuse, const char *name, struct fuse_entr
 {
     struct question question = {.asked = {.kind = DLFS_FUSE_ASK_CHILD}};
     struct slot *slot;
-    if (strcmp(name, ".") == 0 || strcmp(name, "..") == 0)
+    if (strcmp(name, ".") == 0 || strcmp(name, "..") == 0) {
         return root_fill(fuse, entry);
+    }
     question.asked.name_bytes = (uint32_t)strlen(name);
     memcpy(question.asked.name, name, question.asked.name_bytes);
     int error = ask(fuse, &question);
-    if (error == 0)
+    if (error == 0) {
         error = slot_known(fuse, question.answer.slot, &slot);
-    if (error == 0)
+    }
+    if (error == 0) {
         fill_directory(fuse, slot, (struct node){DATASET_DEPTH, 0}, entry);
+    }
     return error;
 }
 
@@ -56,12 +60,13 @@ void root_lookup(fuse_req_t request, const char *name)
     struct dlfs_fuse *fuse = fuse_of(request);
     struct fuse_entry_param entry;
     int error = root_child(fuse, name, &entry);
-    if (error == ENOENT)
+    if (error == ENOENT) {
         reply_absent(request, fuse->config.root_timeout_ms / 1e3);
-    else if (error != 0)
+    } else if (error != 0) {
         (void)fuse_reply_err(request, error);
-    else
+    } else {
         (void)fuse_reply_entry(request, &entry);
+    }
 }
 
 /* ---- what it lists --------------------------------------------------------------------------- */
@@ -77,8 +82,9 @@ static void list_free(struct root_list *list)
 
 void root_free_lists(struct dlfs_fuse *fuse)
 {
-    for (uint32_t i = 0; i < ROOT_LISTS; i++)
+    for (uint32_t i = 0; i < ROOT_LISTS; i++) {
         list_free(fuse->lists[i]);
+    }
 }
 
 static struct root_list *newest(const struct dlfs_fuse *fuse)
@@ -90,8 +96,9 @@ static struct root_list *list_make(const uint8_t *names, uint64_t names_bytes,
                                    const uint32_t *slots, uint32_t count)
 {
     struct root_list *list = calloc(1, sizeof *list);
-    if (list == NULL)
+    if (list == NULL) {
         return NULL;
+    }
     list->count = count;
     list->names_bytes = names_bytes;
     list->names = malloc(names_bytes + 1);
@@ -121,8 +128,9 @@ static bool names_fit(const uint8_t *names, uint64_t bytes, uint32_t count)
     for (uint32_t i = 0; i < count; i++) {
         const uint8_t *end = at < bytes ? memchr(names + at, 0, bytes - at) : NULL;
         uint64_t length = end == NULL ? 0 : (uint64_t)(end - names) - at;
-        if (length == 0 || length > DLFS_FUSE_NAME_BYTES_MAX)
+        if (length == 0 || length > DLFS_FUSE_NAME_BYTES_MAX) {
             return false;
+        }
         at += length + 1;
     }
     return at == bytes;
@@ -131,11 +139,13 @@ static bool names_fit(const uint8_t *names, uint64_t bytes, uint32_t count)
 DLFS_API int dlfs_fuse_list(dlfs_fuse *fuse, const uint8_t *names, uint64_t names_bytes,
                             const uint32_t *slots, uint32_t count)
 {
-    if (!names_fit(names, names_bytes, count))
+    if (!names_fit(names, names_bytes, count)) {
         return -EINVAL;
+    }
     struct root_list *list = list_make(names, names_bytes, slots, count);
-    if (list == NULL)
+    if (list == NULL) {
         return -ENOMEM;
+    }
     (void)pthread_mutex_lock(&fuse->lock);
     bool changed = !lists_agree(newest(fuse), list);
     if (changed) {
@@ -148,8 +158,9 @@ DLFS_API int dlfs_fuse_list(dlfs_fuse *fuse, const uint8_t *names, uint64_t name
     }
     (void)pthread_mutex_unlock(&fuse->lock);
     list_free(list);
-    if (changed) /* ENOENT where the kernel knows nothing of it */
+    if (changed) { /* ENOENT where the kernel knows nothing of it */
         (void)fuse_lowlevel_notify_inval_inode(fuse->session, ROOT_INODE, 0, 0);
+    }
     return 0;
 }
 
@@ -163,13 +174,15 @@ static size_t list_root(fuse_req_t request, const struct root_list *list, uint32
     for (uint32_t i = 0; i < list->count; i++, name += strlen(name) + 1) {
         struct fuse_entry_param entry;
         struct slot *slot;
-        if (i < first || slot_known(fuse, list->slots[i], &slot) != 0)
+        if (i < first || slot_known(fuse, list->slots[i], &slot) != 0) {
             continue;
+        }
         fill_directory(fuse, slot, (struct node){DATASET_DEPTH, 0}, &entry);
         off_t next = (off_t)list->number << LIST_SHIFT | (off_t)(i + 1);
         size_t more = add_entry(request, reply + used, bytes - used, name, &entry, next, plus);
-        if (more > bytes - used)
+        if (more > bytes - used) {
             break;
+        }
         used += more;
     }
     return used;
@@ -189,10 +202,12 @@ void root_readdir(fuse_req_t request, size_t bytes, off_t position, bool plus)
     (void)pthread_mutex_lock(&fuse->lock);
     uint32_t number = (uint32_t)(position >> LIST_SHIFT);
     struct root_list *list = position == 0 ? newest(fuse) : fuse->lists[number % ROOT_LISTS];
-    if (list != NULL && position != 0 && list->number != number)
+    if (list != NULL && position != 0 && list->number != number) {
         list = newest(fuse); /* begun too long ago */
-    if (list != NULL)
+    }
+    if (list != NULL) {
         used = list_root(request, list, (uint32_t)position, reply, bytes, plus);
+    }
     (void)pthread_mutex_unlock(&fuse->lock);
     (void)fuse_reply_buf(request, reply, used);
     free(reply);

@@ -55,19 +55,21 @@ static void reply_open(fuse_req_t request, struct fuse_file_info *info, bool han
     count(&fuse_of(request)->counters.opens, 1);
     info->keep_cache = 1;
     info->cache_readdir = 1;
-    if (handles)
+    if (handles) {
         (void)fuse_reply_open(request, info);
-    else
+    } else {
         (void)fuse_reply_err(request, ENOSYS);
+    }
 }
 
 static void handle_open(fuse_req_t request, fuse_ino_t inode, struct fuse_file_info *info)
 {
     (void)inode;
-    if (info->flags & WRITE_FLAGS)
+    if (info->flags & WRITE_FLAGS) {
         (void)fuse_reply_err(request, EROFS);
-    else
+    } else {
         reply_open(request, info, fuse_of(request)->handles);
+    }
 }
 
 static void handle_opendir(fuse_req_t request, fuse_ino_t inode, struct fuse_file_info *info)
@@ -197,8 +199,9 @@ static void stay_awake(struct listening *listening, int kernel)
 {
     struct pollfd wait = {.fd = kernel, .events = POLLIN};
     struct timespec now;
-    if (!wakefulness_pays(&listening->kernel))
+    if (!wakefulness_pays(&listening->kernel)) {
         return;
+    }
     (void)clock_gettime(CLOCK_MONOTONIC, &now);
     int64_t until_ns = (int64_t)now.tv_sec * NS_PER_S + now.tv_nsec;
     until_ns += (int64_t)listening->awake_us * 1000;
@@ -213,14 +216,16 @@ static void stay_awake(struct listening *listening, int kernel)
 static ssize_t receive(int kernel, void *request, size_t bytes, void *userdata)
 {
     struct listening *listening = &((struct dlfs_fuse *)userdata)->listening;
-    if (listen_begin(listening))
+    if (listen_begin(listening)) {
         stay_awake(listening, kernel);
+    }
     ssize_t got = read(kernel, request, bytes);
     struct fuse_in_header header;
     if (got >= (ssize_t)sizeof header) {
         memcpy(&header, request, sizeof header);
-        if (header.pid != 0) /* else no program waits for it */
+        if (header.pid != 0) { /* else no program waits for it */
             listen_heard(listening, header.pid);
+        }
     }
     return got;
 }
@@ -286,11 +291,13 @@ static int mount_session(struct dlfs_fuse *fuse, const dlfs_fuse_config *config)
         code = fuse->session == NULL ? -EINVAL : 0;
     }
     fuse_opt_free_args(&arguments);
-    if (code == 0 && fuse_session_mount(fuse->session, config->mountpoint) != 0)
+    if (code == 0 && fuse_session_mount(fuse->session, config->mountpoint) != 0) {
         code = -EIO;
+    }
     fuse->mounted = code == 0;
-    if (code == 0 && config->busy_poll_us > 0)
+    if (code == 0 && config->busy_poll_us > 0) {
         code = receive_in_turn(fuse->session);
+    }
     return code;
 }
 
@@ -298,18 +305,22 @@ DLFS_API int dlfs_fuse_mount(const dlfs_fuse_config *config, dlfs_fuse **out)
 {
     if (config->mountpoint == NULL || config->options == NULL || config->threads_max == 0 ||
         config->threads_max > THREADS_MAX || config->busy_poll_us > BUSY_POLL_US_MAX ||
-        (config->file_mode & ~0777u) != 0)
+        (config->file_mode & ~0777u) != 0) {
         return -EINVAL;
+    }
     struct dlfs_fuse *fuse = calloc(1, sizeof *fuse);
-    if (fuse == NULL)
+    if (fuse == NULL) {
         return -ENOMEM;
+    }
     int code = prepare(fuse, config);
-    if (code == 0)
+    if (code == 0) {
         code = mount_session(fuse, config);
-    if (code == 0)
+    }
+    if (code == 0) {
         *out = fuse;
-    else
+    } else {
         dlfs_fuse_destroy(fuse);
+    }
     return code;
 }
 
@@ -320,12 +331,15 @@ DLFS_API void dlfs_fuse_abandon(dlfs_fuse *fuse)
 
 DLFS_API void dlfs_fuse_destroy(dlfs_fuse *fuse)
 {
-    if (fuse == NULL)
+    if (fuse == NULL) {
         return;
-    if (fuse->mounted)
+    }
+    if (fuse->mounted) {
         fuse_session_unmount(fuse->session);
-    if (fuse->session != NULL)
+    }
+    if (fuse->session != NULL) {
         fuse_session_destroy(fuse->session);
+    }
     root_free_lists(fuse);
     held_destroy(fuse->held);
     ahead_destroy(&fuse->ahead);
@@ -347,8 +361,9 @@ static void wake(int number)
 static int loop(struct dlfs_fuse *fuse)
 {
     struct fuse_loop_config *config = fuse_loop_cfg_create();
-    if (config == NULL)
+    if (config == NULL) {
         return -ENOMEM;
+    }
     fuse_loop_cfg_set_clone_fd(config, 1);
     fuse_loop_cfg_set_max_threads(config, fuse->config.threads_max);
     fuse_loop_cfg_set_idle_threads(config, fuse->config.threads_max);
@@ -369,16 +384,18 @@ static void end(struct dlfs_fuse *fuse)
 DLFS_API int dlfs_fuse_run(dlfs_fuse *fuse)
 {
     struct sigaction action = {.sa_handler = wake}; /* not SA_RESTART: it is to interrupt */
-    if (sigaction(WAKE_SIGNAL, &action, NULL) != 0)
+    if (sigaction(WAKE_SIGNAL, &action, NULL) != 0) {
         return -errno;
+    }
     (void)pthread_mutex_lock(&fuse->lock);
     bool again = fuse->running;
     bool go = !fuse->stopping && !again;
     fuse->running = go || again;
     fuse->loop = go ? pthread_self() : fuse->loop;
     (void)pthread_mutex_unlock(&fuse->lock);
-    if (!go)
+    if (!go) {
         return again ? -EALREADY : 0;
+    }
     int code = loop(fuse);
     (void)pthread_mutex_lock(&fuse->lock);
     fuse->running = false;

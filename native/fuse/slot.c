@@ -15,12 +15,14 @@ static uint32_t state_of(struct slot *slot)
 
 int slot_known(struct dlfs_fuse *fuse, uint32_t number, struct slot **out)
 {
-    if (number == 0 || number > DLFS_FUSE_SLOT_MAX)
+    if (number == 0 || number > DLFS_FUSE_SLOT_MAX) {
         return ESTALE;
+    }
     struct slot *slot = &fuse->slots[number];
     uint32_t state = state_of(slot);
-    if (state != SLOT_KNOWN && state != SLOT_OPEN)
+    if (state != SLOT_KNOWN && state != SLOT_OPEN) {
         return ESTALE;
+    }
     *out = slot;
     return 0;
 }
@@ -33,8 +35,9 @@ int slot_enter(struct dlfs_fuse *fuse, uint32_t number, struct slot **out)
         struct question question = {.asked = {.kind = DLFS_FUSE_ASK_OPEN, .slot = number}};
         error = ask(fuse, &question);
     }
-    if (error != 0)
+    if (error != 0) {
         return error;
+    }
     (void)atomic_fetch_add(&slot->users, 1);
     if (state_of(slot) != SLOT_OPEN) {
         slot_leave(fuse, slot);
@@ -46,8 +49,9 @@ int slot_enter(struct dlfs_fuse *fuse, uint32_t number, struct slot **out)
 
 void slot_leave(struct dlfs_fuse *fuse, struct slot *slot)
 {
-    if (atomic_fetch_sub(&slot->users, 1) > 1 || state_of(slot) == SLOT_OPEN)
+    if (atomic_fetch_sub(&slot->users, 1) > 1 || state_of(slot) == SLOT_OPEN) {
         return;
+    }
     (void)pthread_mutex_lock(&fuse->lock);
     (void)pthread_cond_broadcast(&fuse->left);
     (void)pthread_mutex_unlock(&fuse->lock);
@@ -57,8 +61,9 @@ void slot_leave(struct dlfs_fuse *fuse, struct slot *slot)
 
 DLFS_API int dlfs_fuse_define(dlfs_fuse *fuse, const dlfs_fuse_slot *slot)
 {
-    if (slot->number == 0 || slot->number > DLFS_FUSE_SLOT_MAX)
+    if (slot->number == 0 || slot->number > DLFS_FUSE_SLOT_MAX) {
         return -EINVAL;
+    }
     struct slot *ours = &fuse->slots[slot->number];
     (void)pthread_mutex_lock(&fuse->lock);
     if (state_of(ours) == SLOT_EMPTY) {
@@ -72,8 +77,9 @@ DLFS_API int dlfs_fuse_define(dlfs_fuse *fuse, const dlfs_fuse_slot *slot)
 DLFS_API int dlfs_fuse_open(dlfs_fuse *fuse, uint32_t number, const dlfs_directory *directory,
                             dlfs_reader *reader)
 {
-    if (number == 0 || number > DLFS_FUSE_SLOT_MAX || directory == NULL || reader == NULL)
+    if (number == 0 || number > DLFS_FUSE_SLOT_MAX || directory == NULL || reader == NULL) {
         return -EINVAL;
+    }
     struct slot *slot = &fuse->slots[number];
     (void)pthread_mutex_lock(&fuse->lock);
     uint32_t state = state_of(slot);
@@ -85,20 +91,23 @@ DLFS_API int dlfs_fuse_open(dlfs_fuse *fuse, uint32_t number, const dlfs_directo
         atomic_store(&slot->state, SLOT_OPEN);
     }
     (void)pthread_mutex_unlock(&fuse->lock);
-    if (state == SLOT_WITHDRAWN)
+    if (state == SLOT_WITHDRAWN) {
         return -ESTALE;
+    }
     return state == SLOT_EMPTY ? -EINVAL : 0;
 }
 
 DLFS_API int dlfs_fuse_withdraw(dlfs_fuse *fuse, uint32_t number)
 {
-    if (number == 0 || number > DLFS_FUSE_SLOT_MAX)
+    if (number == 0 || number > DLFS_FUSE_SLOT_MAX) {
         return -EINVAL;
+    }
     struct slot *slot = &fuse->slots[number];
     (void)pthread_mutex_lock(&fuse->lock);
     atomic_store(&slot->state, SLOT_WITHDRAWN);
-    while (atomic_load(&slot->users) > 0)
+    while (atomic_load(&slot->users) > 0) {
         (void)pthread_cond_wait(&fuse->left, &fuse->lock);
+    }
     (void)pthread_mutex_unlock(&fuse->lock);
     return 0;
 }

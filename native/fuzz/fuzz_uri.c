@@ -16,8 +16,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count);
 
 static void check(int held)
 {
-    if (!held)
+    if (!held) {
         abort();
+    }
 }
 
 static void check_nvme(const struct uri *uri)
@@ -48,8 +49,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count)
     if (code < 0) {
         check(code == -EINVAL || code == -ENOTSUP);
         check(message[0] != '\0' && strlen(message) < sizeof message - 1);
-        for (const char *at = message; *at; at++)
+        for (const char *at = message; *at; at++) {
             check(*at >= ' ' && *at <= '~');
+        }
     } else if (uri.kind == URI_NVME_TCP) {
         check_nvme(&uri);
     } else {

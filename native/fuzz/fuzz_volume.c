@@ -21,8 +21,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count);
 static void check_run(const dlfs_extent *run, const struct volume_superblock *superblock)
 {
     if (run->chunk_count == 0 || run->first_chunk >= superblock->chunk_total ||
-        run->chunk_count > superblock->chunk_total - run->first_chunk)
+        run->chunk_count > superblock->chunk_total - run->first_chunk) {
         abort();
+    }
 }
 
 static void check_records(const struct volume_catalog *catalog, const uint8_t *bytes,
@@ -32,22 +33,26 @@ static void check_records(const struct volume_catalog *catalog, const uint8_t *b
     for (uint32_t i = 0; i < catalog->count; i++) {
         const struct volume_record *record = &catalog->records[i];
         if (record->name < bytes ||
-            record->name + record->name_bytes > bytes + superblock->catalog_bytes)
+            record->name + record->name_bytes > bytes + superblock->catalog_bytes) {
             abort();
+        }
         crc32c = dlfs_crc32c(crc32c, record->name, record->name_bytes);
         crc32c = dlfs_crc32c(crc32c, record->uuid, 16);
-        for (uint32_t k = 0; k < record->data_run_count; k++)
+        for (uint32_t k = 0; k < record->data_run_count; k++) {
             check_run(&record->data_runs[k], superblock);
-        for (uint32_t k = 0; k < record->directory_run_count; k++)
+        }
+        for (uint32_t k = 0; k < record->directory_run_count; k++) {
             check_run(&record->directory_runs[k], superblock);
+        }
     }
 }
 
 static uint8_t *copy(const uint8_t *bytes, size_t count)
 {
     uint8_t *made = malloc(count ? count : 1);
-    if (made == NULL)
+    if (made == NULL) {
         abort();
+    }
     memcpy(made, bytes, count);
     return made;
 }
@@ -61,8 +66,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count)
 {
     struct volume_superblock superblock;
     struct volume_catalog catalog;
-    if (count < 1 + VOLUME_SUPERBLOCK_BYTES)
+    if (count < 1 + VOLUME_SUPERBLOCK_BYTES) {
         return 0;
+    }
     uint8_t choices = bytes[0];
     uint64_t catalog_bytes = count - 1 - VOLUME_SUPERBLOCK_BYTES;
     uint8_t *block = copy(bytes + 1, VOLUME_SUPERBLOCK_BYTES);
@@ -71,11 +77,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count)
         memcpy(block + AT_CATALOG_BYTES, &catalog_bytes, sizeof catalog_bytes);
         put_u32(block + AT_CATALOG_CRC32C, dlfs_crc32c(0, raw, catalog_bytes));
     }
-    if (choices & SUPERBLOCK_RIGHT)
+    if (choices & SUPERBLOCK_RIGHT) {
         put_u32(block + CRC32C_OFFSET, dlfs_crc32c(0, block, CRC32C_OFFSET));
+    }
     if (volume_superblock_decode(block, &superblock) == 0) {
-        for (uint32_t i = 0; i < superblock.catalog_run_count; i++)
+        for (uint32_t i = 0; i < superblock.catalog_run_count; i++) {
             check_run(&superblock.catalog_runs[i], &superblock);
+        }
         if (superblock.catalog_bytes == catalog_bytes &&
             volume_catalog_decode(raw, &superblock, &catalog) == 0) {
             check_records(&catalog, raw, &superblock);

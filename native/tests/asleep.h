@@ -36,8 +36,9 @@ static inline bool others_are_asleep(void)
     CHECK(tasks != NULL);
     for (struct dirent *entry; (entry = readdir(tasks)) != NULL;) {
         pid_t id = (pid_t)strtol(entry->d_name, NULL, 10); /* 0: "." and ".." */
-        if (id != 0 && id != gettid() && !is_asleep(id))
+        if (id != 0 && id != gettid() && !is_asleep(id)) {
             asleep = false;
+        }
     }
     (void)closedir(tasks);
     return asleep;
@@ -53,7 +54,8 @@ static inline void wait_until_others_sleep(void)
 {
     for (int seen = 0; seen < 10; seen++) {
         (void)nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
-        if (!others_are_asleep())
+        if (!others_are_asleep()) {
             seen = -1;
+        }
     }
 }

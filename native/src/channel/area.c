@@ -23,12 +23,14 @@ bool area_reserve(dlfs_channel *channel, uint64_t samples, uint64_t bytes)
     bytes = bytes > channel->area_bytes ? bytes : channel->area_bytes;
     uint64_t before = charged_bytes(channel->area_samples, channel->area_bytes);
     uint64_t more = charged_bytes(samples, bytes) - before;
-    if (more == 0)
+    if (more == 0) {
         return true;
-    if (!charge(channel, more))
+    }
+    if (!charge(channel, more)) {
         return false;
+    }
     uint64_t *indices = realloc(channel->indices, (samples + 1) * sizeof(*indices));
-    if (!indices) {
+    if (indices == NULL) {
         discharge(channel, more);
         return false;
     }
@@ -42,8 +44,9 @@ void area_trim(dlfs_channel *channel)
 {
     struct channel_memory *memory = &channel->memory;
     uint64_t charged = charged_bytes(channel->area_samples, channel->area_bytes);
-    if (charged <= KEPT_BYTES)
+    if (charged <= KEPT_BYTES) {
         return;
+    }
     (void)madvise(memory->result, memory->result_bytes, MADV_REMOVE);
     free(channel->indices);
     channel->indices = NULL;

@@ -22,11 +22,13 @@
 
 DLFS_API int dlfs_arena_map(int descriptor, uint64_t bytes, dlfs_arena **out)
 {
-    if (bytes == 0 || bytes > SIZE_MAX / 2)
+    if (bytes == 0 || bytes > SIZE_MAX / 2) {
         return -EINVAL;
+    }
     dlfs_arena *arena = calloc(1, sizeof(*arena));
-    if (!arena)
+    if (arena == NULL) {
         return -ENOMEM;
+    }
     void *base;
     arena->bytes = bytes;
     atomic_init(&arena->holds, 1);
@@ -42,8 +44,9 @@ DLFS_API int dlfs_arena_map(int descriptor, uint64_t bytes, dlfs_arena **out)
 
 DLFS_API void dlfs_arena_unmap(dlfs_arena *arena)
 {
-    if (!arena || atomic_fetch_sub_explicit(&arena->holds, 1, memory_order_acq_rel) > 1)
+    if (arena == NULL || atomic_fetch_sub_explicit(&arena->holds, 1, memory_order_acq_rel) > 1) {
         return;
+    }
     munmap(arena->base, arena->bytes);
     free(arena);
 }
@@ -52,13 +55,14 @@ DLFS_API void dlfs_arena_unmap(dlfs_arena *arena)
 
 static void client_free(dlfs_client *client)
 {
-    while (client->batches) {
+    while (client->batches != NULL) {
         struct batch *next = client->batches->next;
         batch_free(client->batches);
         client->batches = next;
     }
-    if (client->waiter.socket >= 0)
+    if (client->waiter.socket >= 0) {
         close(client->waiter.socket);
+    }
     channel_memory_unmap(&client->memory);
     dlfs_arena_unmap(client->arena);
     pthread_mutex_destroy(&client->turn);
@@ -70,18 +74,21 @@ void client_unlock_release(dlfs_client *client)
 {
     bool last = --client->holds == 0;
     pthread_mutex_unlock(&client->lock);
-    if (last)
+    if (last) {
         client_free(client);
+    }
 }
 
 DLFS_API int dlfs_client_create(dlfs_arena *arena, int memory, int wake, uint32_t timeout_ms,
                                 dlfs_client **out)
 {
-    if (!arena || wake < 0)
+    if (arena == NULL || wake < 0) {
         return -EINVAL;
+    }
     dlfs_client *client = calloc(1, sizeof(*client));
-    if (!client)
+    if (client == NULL) {
         return -ENOMEM;
+    }
     int code = channel_memory_open(&client->memory, memory, arena->bytes);
     if (code < 0) {
         free(client);
@@ -120,11 +127,13 @@ static bool submit(dlfs_client *client, const struct submission *entry)
 
 DLFS_API void dlfs_client_destroy(dlfs_client *client)
 {
-    if (!client)
+    if (client == NULL) {
         return;
+    }
     struct submission close_stream = {.operation = OPERATION_CLOSE};
-    if (!client_is_lost(client) && submit(client, &close_stream))
+    if (!client_is_lost(client) && submit(client, &close_stream)) {
         ring_wake(&client->submissions, &client->waiter);
+    }
     pthread_mutex_lock(&client->lock);
     client_unlock_release(client);
 }
@@ -134,23 +143,30 @@ DLFS_API void dlfs_client_destroy(dlfs_client *client)
 static int await(dlfs_client *client, struct completion *answer)
 {
     uint64_t until = UINT64_MAX;
-    if (client->timeout_ms > 0)
+    if (client->timeout_ms > 0) {
         until = clock_ns() + (uint64_t)client->timeout_ms * UINT64_C(1000000);
+    }
     for (;;) {
         int taken = ring_take(&client->completions, answer);
-        if (taken > 0 && answer->tag == client->tag)
+        if (taken > 0 && answer->tag == client->tag) {
             return 0;
-        if (taken < 0)
+        }
+        if (taken < 0) {
             return client_lose(client);
-        if (taken > 0)
+        }
+        if (taken > 0) {
             continue;
+        }
         int64_t left_ms = -1;
-        if (until != UINT64_MAX)
+        if (until != UINT64_MAX) {
             left_ms = ((int64_t)until - (int64_t)clock_ns() + 999999) / 1000000;
-        if (until != UINT64_MAX && left_ms <= 0)
+        }
+        if (until != UINT64_MAX && left_ms <= 0) {
             return client_lose(client);
-        if (ring_wait(&client->completions, &client->waiter, (int)left_ms) == WAIT_GONE)
+        }
+        if (ring_wait(&client->completions, &client->waiter, (int)left_ms) == WAIT_GONE) {
             return client_lose(client);
+        }
     }
 }
 
@@ -164,17 +180,20 @@ static void end_turn(dlfs_client *client)
 /* Asks the service and waits for its answer, in the caller's turn. */
 static int ask(dlfs_client *client, struct submission *asked, struct completion *answer)
 {
-    if (client_is_lost(client))
+    if (client_is_lost(client)) {
         return DLFS_E_SERVICE;
+    }
     asked->tag = ++client->tag;
-    if (!submit(client, asked))
+    if (!submit(client, asked)) {
         return client_lose(client);
+    }
     atomic_fetch_add_explicit(&client->requests, 1, memory_order_relaxed);
     ring_wake(&client->submissions, &client->waiter);
     int code = await(client, answer);
-    if (code == 0)
+    if (code == 0) {
         atomic_store_explicit(&client->arena->lost_members, answer->lost_members,
                               memory_order_relaxed);
+    }
     return code;
 }
 
@@ -206,13 +225,16 @@ struct batch *client_rested_batch(dlfs_client *client, uint64_t count)
 {
     pthread_mutex_lock(&client->lock);
     struct batch *batch = client->batches;
-    if (batch)
+    if (batch != NULL) {
         client->batches = batch->next;
+    }
     pthread_mutex_unlock(&client->lock);
-    if (!batch)
+    if (batch == NULL) {
         batch = calloc(1, sizeof(*batch));
-    if (!batch || batch_reserve(batch, count) == 0)
+    }
+    if (batch == NULL || batch_reserve(batch, count) == 0) {
         return batch;
+    }
     batch_free(batch);
     return NULL;
 }
@@ -222,10 +244,12 @@ static bool makes_sense(const dlfs_client *client, const struct completion *answ
 {
     const struct channel_memory *memory = &client->memory;
     if (answer->result < 0 || (uint64_t)answer->result > count ||
-        answer->failure_count > (uint64_t)answer->result)
+        answer->failure_count > (uint64_t)answer->result) {
         return false;
-    if (answer->place == BATCH_IN_ARENA)
+    }
+    if (answer->place == BATCH_IN_ARENA) {
         return answer->base_bytes <= client->arena->bytes && answer->base_offset == 0;
+    }
     return answer->place == BATCH_COPIED && answer->base_bytes <= memory->copied_bytes &&
            answer->base_offset <= memory->copied_bytes - answer->base_bytes;
 }
@@ -234,13 +258,15 @@ static int copy_failures(struct batch *batch, const struct channel_memory *memor
 {
     if (count > batch->failure_capacity) {
         dlfs_failure *failures = realloc(batch->failures, count * sizeof(*failures));
-        if (!failures)
+        if (failures == NULL) {
             return -ENOMEM;
+        }
         batch->failures = failures;
         batch->failure_capacity = count;
     }
-    if (count > 0)
+    if (count > 0) {
         memcpy(batch->failures, memory->failures, count * sizeof(dlfs_failure));
+    }
     return 0;
 }
 
@@ -251,12 +277,14 @@ static int fill(dlfs_client *client, struct batch *batch, const struct completio
     const struct channel_memory *memory = &client->memory;
     uint64_t count = (uint64_t)answer->result;
     int code = copy_failures(batch, memory, answer->failure_count);
-    if (code < 0)
+    if (code < 0) {
         return code;
+    }
     if (count > 0) {
         memcpy(batch->offsets, memory->offsets, count * sizeof(int64_t));
         memcpy(batch->lengths, memory->lengths, count * sizeof(int64_t));
-        memcpy(batch->indices, indices ? indices : memory->indices, count * sizeof(uint64_t));
+        memcpy(batch->indices, indices != NULL ? indices : memory->indices,
+               count * sizeof(uint64_t));
     }
     batch->release = release_batch;
     batch->client = client;
@@ -280,15 +308,18 @@ static int fill(dlfs_client *client, struct batch *batch, const struct completio
 static int take_batch(dlfs_client *client, const struct completion *answer, uint64_t count,
                       const uint64_t *indices, dlfs_batch **out)
 {
-    if (answer->result < 0 && answer->place == BATCH_NONE)
+    if (answer->result < 0 && answer->place == BATCH_NONE) {
         return (int)answer->result;
-    if (!makes_sense(client, answer, count))
+    }
+    if (!makes_sense(client, answer, count)) {
         return client_lose(client);
+    }
     struct batch *batch = client_rested_batch(client, (uint64_t)answer->result);
-    int code = batch ? fill(client, batch, answer, indices) : -ENOMEM;
+    int code = batch != NULL ? fill(client, batch, answer, indices) : -ENOMEM;
     if (code < 0) {
-        if (batch)
+        if (batch != NULL) {
             batch_free(batch);
+        }
         return client_lose(client); /* the service would keep a batch that nobody has */
     }
     pthread_mutex_lock(&client->lock);
@@ -309,16 +340,20 @@ static int ask_batch(dlfs_client *client, struct submission *asked, const uint64
 DLFS_API int dlfs_client_read(dlfs_client *client, const uint64_t *indices, uint64_t count,
                               dlfs_batch **out)
 {
-    if (!client || (!indices && count > 0))
+    if (client == NULL || (indices == NULL && count > 0)) {
         return -EINVAL;
-    if (count > client->memory.samples_max)
+    }
+    if (count > client->memory.samples_max) {
         return DLFS_E_LIMIT;
-    if (client_find_batch(client, indices, count, out))
+    }
+    if (client_find_batch(client, indices, count, out)) {
         return 0;
+    }
     struct submission asked = {.operation = OPERATION_READ, .value = count};
     pthread_mutex_lock(&client->turn);
-    if (count > 0)
+    if (count > 0) {
         memcpy(client->memory.request, indices, count * sizeof(*indices));
+    }
     int code = ask_batch(client, &asked, indices, out);
     end_turn(client);
     return code;
@@ -331,13 +366,16 @@ static int64_t get_large(dlfs_client *client, uint64_t index, void *buffer, uint
 {
     dlfs_batch *batch;
     int64_t result = dlfs_client_read(client, &index, 1, &batch);
-    if (result < 0)
+    if (result < 0) {
         return result;
+    }
     result = batch->failure_count > 0 ? batch->failures[0].code : batch->lengths[0];
-    if (result > 0 && (uint64_t)result > buffer_bytes)
+    if (result > 0 && (uint64_t)result > buffer_bytes) {
         result = -ERANGE;
-    if (result > 0)
+    }
+    if (result > 0) {
         memcpy(buffer, batch->base + batch->offsets[0], (size_t)result);
+    }
     dlfs_batch_release(batch);
     return result;
 }
@@ -345,11 +383,13 @@ static int64_t get_large(dlfs_client *client, uint64_t index, void *buffer, uint
 DLFS_API int64_t dlfs_client_get(dlfs_client *client, uint64_t index, void *buffer,
                                  uint64_t buffer_bytes, uint32_t flags)
 {
-    if (!client || (flags & ~DLFS_GET_KEPT) != 0)
+    if (client == NULL || (flags & ~DLFS_GET_KEPT) != 0) {
         return -EINVAL;
+    }
     int64_t found = client_copy_found(client, index, buffer, buffer_bytes);
-    if (found != -EAGAIN)
+    if (found != -EAGAIN) {
         return found;
+    }
     struct submission asked = {
         .operation = OPERATION_GET, .flags = flags, .value = index, .limit = buffer_bytes};
     struct completion answer;
@@ -358,15 +398,19 @@ DLFS_API int64_t dlfs_client_get(dlfs_client *client, uint64_t index, void *buff
     room = room < buffer_bytes ? room : buffer_bytes;
     pthread_mutex_lock(&client->turn);
     int64_t result = ask(client, &asked, &answer);
-    if (result == 0)
+    if (result == 0) {
         result = answer.result;
-    if (result > (int64_t)room)
+    }
+    if (result > (int64_t)room) {
         result = client_lose(client);
-    if (result > 0)
+    }
+    if (result > 0) {
         memcpy(buffer, client->memory.result, (size_t)result);
+    }
     end_turn(client);
-    if (result != -ERANGE || room == buffer_bytes)
+    if (result != -ERANGE || room == buffer_bytes) {
         return result;
+    }
     return flags & DLFS_GET_KEPT ? -EAGAIN : get_large(client, index, buffer, buffer_bytes);
 }
 
@@ -386,8 +430,9 @@ static int ask_part(dlfs_client *client, const dlfs_part *part, uint8_t *buffer,
         failure->offset_bytes = answer.base_offset;
         failure->crc_expected = (uint32_t)answer.base_bytes;
     }
-    if (code == 0 && buffer && part->length_bytes > 0)
+    if (code == 0 && buffer != NULL && part->length_bytes > 0) {
         memcpy(buffer, client->memory.result, part->length_bytes);
+    }
     end_turn(client);
     return code;
 }
@@ -395,8 +440,10 @@ static int ask_part(dlfs_client *client, const dlfs_part *part, uint8_t *buffer,
 DLFS_API int dlfs_client_read_part(dlfs_client *client, const dlfs_part *part, void *buffer,
                                    dlfs_failure *failure)
 {
-    if (!client || !part || !failure || (!buffer && part->length_bytes > 0))
+    if (client == NULL || part == NULL || failure == NULL ||
+        (buffer == NULL && part->length_bytes > 0)) {
         return -EINVAL;
+    }
     uint64_t room = client->memory.result_bytes;
     room = room < PART_BYTES_MAX ? room : PART_BYTES_MAX;
     uint64_t done = 0;
@@ -406,8 +453,9 @@ DLFS_API int dlfs_client_read_part(dlfs_client *client, const dlfs_part *part, v
         dlfs_part piece = *part;
         uint64_t left = part->length_bytes - done;
         piece.length_bytes = left < room ? left : room;
-        if (__builtin_add_overflow(part->offset_bytes, done, &piece.offset_bytes))
+        if (__builtin_add_overflow(part->offset_bytes, done, &piece.offset_bytes)) {
             return -EINVAL;
+        }
         code = ask_part(client, &piece, (uint8_t *)buffer + done, failure);
         done += piece.length_bytes;
     } while (code == 0 && done < part->length_bytes);
@@ -424,10 +472,12 @@ static int ask_structure(dlfs_client *client, uint32_t operation, uint64_t value
     struct completion answer;
     pthread_mutex_lock(&client->turn);
     int code = ask(client, &asked, &answer);
-    if (code == 0)
+    if (code == 0) {
         code = (int)answer.result;
-    if (code == 0)
+    }
+    if (code == 0) {
         memcpy(out, client->memory.result, bytes);
+    }
     end_turn(client);
     return code;
 }
@@ -474,10 +524,12 @@ static int send_chosen(dlfs_client *client, const dlfs_stream_config *config)
         asked.value = config->count - at < most ? config->count - at : most;
         uint64_t *request = (uint64_t *)(void *)client->memory.request;
         code = stream_indices(config, at, asked.value, request);
-        if (code == 0)
+        if (code == 0) {
             code = ask(client, &asked, &answer);
-        if (code == 0)
+        }
+        if (code == 0) {
             code = (int)answer.result;
+        }
     }
     return code;
 }
@@ -502,8 +554,9 @@ static struct stream_request describe(const dlfs_stream_config *config, bool cho
 
 DLFS_API int dlfs_client_stream_open(dlfs_client *client, const dlfs_stream_config *config)
 {
-    if (!client || !config || !config->sequence || config->stride == 0)
+    if (client == NULL || config == NULL || config->sequence == NULL || config->stride == 0) {
         return -EINVAL;
+    }
     bool chosen = sequence_kind(config->sequence) >= DLFS_ORDER_LIST;
     struct stream_request request = describe(config, chosen);
     struct submission asked = {.operation = OPERATION_OPEN};
@@ -514,12 +567,14 @@ DLFS_API int dlfs_client_stream_open(dlfs_client *client, const dlfs_stream_conf
         memcpy(client->memory.request, &request, sizeof(request));
         code = ask(client, &asked, &answer);
     }
-    if (code == 0)
+    if (code == 0) {
         code = (int)answer.result;
+    }
     if (code < 0 && chosen) { /* the service forgets what it was sent, unless for an open stream */
         asked.operation = OPERATION_CLOSE;
-        if (code != -EBUSY)
+        if (code != -EBUSY) {
             (void)ask(client, &asked, &answer);
+        }
     }
     end_turn(client);
     return code;
@@ -528,10 +583,12 @@ DLFS_API int dlfs_client_stream_open(dlfs_client *client, const dlfs_stream_conf
 DLFS_API int dlfs_client_stream_next(dlfs_client *client, uint64_t count, int timeout_ms,
                                      dlfs_batch **out)
 {
-    if (!client || count == 0)
+    if (client == NULL || count == 0) {
         return -EINVAL;
-    if (count > client->memory.samples_max)
+    }
+    if (count > client->memory.samples_max) {
         return DLFS_E_LIMIT;
+    }
     uint64_t until = timeout_ms < 0 ? UINT64_MAX : clock_ns() + (uint64_t)timeout_ms * 1000000;
     int code = -EAGAIN;
     pthread_mutex_lock(&client->turn);

@@ -23,8 +23,9 @@ static bool view_open(struct kept_view *view, const struct channel_header *heade
     if (header->kept_count == 0 || shift >= 48 || header->kept_offset % sizeof(uint32_t) != 0 ||
         header->kept_offset > arena_bytes ||
         header->kept_count > (arena_bytes - header->kept_offset) / sizeof(uint32_t) ||
-        header->kept_count != (data_bytes + (UINT64_C(1) << shift) - 1) >> shift)
+        header->kept_count != (data_bytes + (UINT64_C(1) << shift) - 1) >> shift) {
         return false;
+    }
     *view = (struct kept_view){
         .slots = (const _Atomic uint32_t *)(const void *)(arena + header->kept_offset),
         .locations = dlfs_directory_locations(directory),
@@ -40,22 +41,26 @@ static bool view_open(struct kept_view *view, const struct channel_header *heade
 static inline bool find(const struct kept_view *view, uint64_t index, int64_t *offset,
                         int64_t *length)
 {
-    if (index >= view->sample_count)
+    if (index >= view->sample_count) {
         return false;
+    }
     uint64_t address = dlfs_location_address(&view->locations[index]);
     uint64_t bytes = dlfs_location_length(&view->locations[index]);
     *offset = 0;
     *length = (int64_t)bytes;
-    if (address > view->data_bytes || bytes > view->data_bytes - address)
+    if (address > view->data_bytes || bytes > view->data_bytes - address) {
         return false;
-    if (bytes == 0)
+    }
+    if (bytes == 0) {
         return true;
+    }
     uint64_t chunk_bytes = UINT64_C(1) << view->chunk_shift;
     uint64_t start = address & (chunk_bytes - 1);
     uint32_t slot =
         atomic_load_explicit(&view->slots[address >> view->chunk_shift], memory_order_acquire);
-    if (slot == 0 || start + bytes > chunk_bytes || slot > view->arena_bytes >> view->chunk_shift)
+    if (slot == 0 || start + bytes > chunk_bytes || slot > view->arena_bytes >> view->chunk_shift) {
         return false;
+    }
     *offset = (int64_t)(((uint64_t)(slot - 1) << view->chunk_shift) + start);
     return true;
 }
@@ -65,12 +70,15 @@ static bool find_all(const struct kept_view *view, struct batch *batch, const ui
                      uint64_t count, uint64_t *sample_bytes)
 {
     uint64_t total = 0;
-    for (uint64_t i = 0; i < count; i++)
-        if (indices[i] < view->sample_count)
-            __builtin_prefetch(&view->locations[indices[i]]);
     for (uint64_t i = 0; i < count; i++) {
-        if (!find(view, indices[i], &batch->offsets[i], &batch->lengths[i]))
+        if (indices[i] < view->sample_count) {
+            __builtin_prefetch(&view->locations[indices[i]]);
+        }
+    }
+    for (uint64_t i = 0; i < count; i++) {
+        if (!find(view, indices[i], &batch->offsets[i], &batch->lengths[i])) {
             return false;
+        }
         batch->indices[i] = indices[i];
         total += (uint64_t)batch->lengths[i];
     }
@@ -80,13 +88,15 @@ static bool find_all(const struct kept_view *view, struct batch *batch, const ui
 
 DLFS_API int dlfs_client_attach(dlfs_client *client, const dlfs_directory *directory)
 {
-    if (!client || !directory)
+    if (client == NULL || directory == NULL) {
         return -EINVAL;
+    }
     const struct channel_header *header = client->memory.header;
     const dlfs_arena *arena = client->arena;
     if (header->kept_count > 0 &&
-        !view_open(&client->kept, header, arena->base, arena->bytes, directory))
+        !view_open(&client->kept, header, arena->base, arena->bytes, directory)) {
         return -EINVAL;
+    }
     return 0;
 }
 
@@ -96,11 +106,13 @@ DLFS_API int dlfs_client_attach(dlfs_client *client, const dlfs_directory *direc
  */
 static bool may_find(dlfs_client *client)
 {
-    if (!client->kept.locations || client_is_lost(client))
+    if (client->kept.locations == NULL || client_is_lost(client)) {
         return false;
+    }
     uint64_t now = clock_ns();
-    if (now - atomic_load_explicit(&client->looked_ns, memory_order_relaxed) < LOOK_NS)
+    if (now - atomic_load_explicit(&client->looked_ns, memory_order_relaxed) < LOOK_NS) {
         return true;
+    }
     struct pollfd file = {.fd = client->waiter.socket, .events = POLLRDHUP};
     if (poll(&file, 1, 0) > 0) {
         (void)client_lose(client);
@@ -131,11 +143,13 @@ bool client_find_batch(dlfs_client *client, const uint64_t *indices, uint64_t co
                        dlfs_batch **out)
 {
     uint64_t bytes;
-    if (!may_find(client))
+    if (!may_find(client)) {
         return false;
+    }
     struct batch *batch = client_rested_batch(client, count);
-    if (!batch)
+    if (batch == NULL) {
         return false;
+    }
     pthread_mutex_lock(&client->lock);
     client->holds++;
     pthread_mutex_unlock(&client->lock);
@@ -164,12 +178,15 @@ int64_t client_copy_found(dlfs_client *client, uint64_t index, void *buffer, uin
 {
     int64_t offset;
     int64_t length;
-    if (!may_find(client) || !find(&client->kept, index, &offset, &length))
+    if (!may_find(client) || !find(&client->kept, index, &offset, &length)) {
         return -EAGAIN;
-    if ((uint64_t)length > buffer_bytes)
+    }
+    if ((uint64_t)length > buffer_bytes) {
         return -ERANGE;
-    if (length > 0)
+    }
+    if (length > 0) {
         memcpy(buffer, client->arena->base + offset, (size_t)length);
+    }
     count_kept(client, 1, (uint64_t)length, 0);
     return length;
 }

@@ -29,8 +29,9 @@ static void add(_Atomic uint64_t *counter, uint64_t value)
 
 bool charge(dlfs_channel *channel, uint64_t bytes)
 {
-    if (!share_take(channel->memory_share, bytes))
+    if (!share_take(channel->memory_share, bytes)) {
         return false;
+    }
     add(&channel->counters.memory_bytes, bytes);
     return true;
 }
@@ -56,13 +57,15 @@ static uint64_t pin(dlfs_channel *channel, const dlfs_batch *batch)
     const dlfs_reader *reader = channel->reader;
     uint64_t bytes = 0;
     for (uint64_t i = 0; i < batch->count; i++) {
-        if (batch->lengths[i] <= 0)
+        if (batch->lengths[i] <= 0) {
             continue;
+        }
         uint32_t slot = slot_of(reader, (uint64_t)batch->offsets[i]);
-        if (keeps_nobody_out(reader, slot))
+        if (keeps_nobody_out(reader, slot)) {
             bytes += (uint64_t)batch->lengths[i];
-        else if (channel->pins[slot]++ == 0)
+        } else if (channel->pins[slot]++ == 0) {
             bytes += (uint64_t)reader->slots[slot].run << reader->chunk_shift;
+        }
     }
     return bytes;
 }
@@ -73,13 +76,15 @@ static uint64_t unpin(dlfs_channel *channel, const dlfs_batch *batch)
     const dlfs_reader *reader = channel->reader;
     uint64_t bytes = 0;
     for (uint64_t i = 0; i < batch->count; i++) {
-        if (batch->lengths[i] <= 0)
+        if (batch->lengths[i] <= 0) {
             continue;
+        }
         uint32_t slot = slot_of(reader, (uint64_t)batch->offsets[i]);
-        if (keeps_nobody_out(reader, slot))
+        if (keeps_nobody_out(reader, slot)) {
             bytes += (uint64_t)batch->lengths[i];
-        else if (--channel->pins[slot] == 0)
+        } else if (--channel->pins[slot] == 0) {
             bytes += (uint64_t)reader->slots[slot].run << reader->chunk_shift;
+        }
     }
     return bytes;
 }
@@ -111,8 +116,9 @@ static bool charge_copy(dlfs_channel *channel, uint64_t offset, uint64_t bytes)
 {
     uint64_t end = offset + bytes < COPIED_KEPT_BYTES ? offset + bytes : COPIED_KEPT_BYTES;
     uint64_t more = end > channel->copied_kept ? end - channel->copied_kept : 0;
-    if (!charge(channel, more + beyond_kept(offset, bytes)))
+    if (!charge(channel, more + beyond_kept(offset, bytes))) {
         return false;
+    }
     channel->copied_kept += more;
     return true;
 }
@@ -127,10 +133,12 @@ static bool run_take(dlfs_channel *channel, uint64_t bytes, uint64_t *offset)
         at = channel->runs[place].offset + channel->runs[place].bytes;
         place++;
     }
-    if (bytes > channel->memory.copied_bytes - at)
+    if (bytes > channel->memory.copied_bytes - at) {
         return false;
-    if (!charge_copy(channel, at, bytes))
+    }
+    if (!charge_copy(channel, at, bytes)) {
         return false;
+    }
     memmove(&channel->runs[place + 1], &channel->runs[place],
             (channel->run_count - place) * sizeof(channel->runs[0]));
     channel->runs[place] = (struct copied_run){at, bytes};
@@ -143,22 +151,25 @@ static bool run_take(dlfs_channel *channel, uint64_t bytes, uint64_t *offset)
 static void run_give_back(dlfs_channel *channel, uint64_t offset)
 {
     uint32_t place = 0;
-    while (channel->runs[place].offset != offset)
+    while (channel->runs[place].offset != offset) {
         place++;
+    }
     uint64_t bytes = channel->runs[place].bytes;
     channel->run_count--;
     memmove(&channel->runs[place], &channel->runs[place + 1],
             (channel->run_count - place) * sizeof(channel->runs[0]));
     add(&channel->counters.copied_bytes, -bytes);
-    if (offset + bytes > COPIED_KEPT_BYTES)
+    if (offset + bytes > COPIED_KEPT_BYTES) {
         (void)madvise(channel->memory.copied + offset, bytes, MADV_REMOVE);
+    }
     discharge(channel, beyond_kept(offset, bytes));
 }
 
 void lend_trim(dlfs_channel *channel)
 {
-    if (channel->run_count > 0 || channel->copied_kept == 0)
+    if (channel->run_count > 0 || channel->copied_kept == 0) {
         return;
+    }
     (void)madvise(channel->memory.copied, channel->copied_kept, MADV_REMOVE);
     discharge(channel, channel->copied_kept);
     channel->copied_kept = 0;
@@ -174,18 +185,22 @@ static bool copy(dlfs_channel *channel, struct lent *lent, struct batch *batch)
 {
     const dlfs_batch *from = &batch->public;
     uint64_t bytes = 0;
-    for (uint64_t i = 0; i < from->count; i++)
-        if (from->lengths[i] > 0)
+    for (uint64_t i = 0; i < from->count; i++) {
+        if (from->lengths[i] > 0) {
             bytes += aligned(from->lengths[i]);
+        }
+    }
     if (bytes > channel->memory.copied_bytes || channel->run_count == channel->batches_max ||
-        !run_take(channel, bytes ? bytes : 1, &lent->copied_offset))
+        !run_take(channel, bytes ? bytes : 1, &lent->copied_offset)) {
         return false;
+    }
     uint8_t *to = channel->memory.copied + lent->copied_offset;
     uint64_t at = 0;
     for (uint64_t i = 0; i < from->count; i++) {
         channel->memory.offsets[i] = (int64_t)at;
-        if (from->lengths[i] <= 0)
+        if (from->lengths[i] <= 0) {
             continue;
+        }
         memcpy(to + at, from->base + from->offsets[i], (size_t)from->lengths[i]);
         at += aligned(from->lengths[i]);
     }
@@ -201,14 +216,15 @@ int lend_create(dlfs_channel *channel, uint32_t batches_max)
 {
     uint64_t bytes = batches_max * (sizeof(*channel->lent) + sizeof(*channel->runs)) +
                      channel->reader->slot_count * sizeof(*channel->pins);
-    if (!charge(channel, bytes))
+    if (!charge(channel, bytes)) {
         return DLFS_E_LIMIT;
+    }
     channel->batches_max = batches_max;
     channel->lent_free = PLACE_NONE;
     channel->lent = calloc(batches_max, sizeof(*channel->lent));
     channel->runs = calloc(batches_max, sizeof(*channel->runs));
     channel->pins = calloc(channel->reader->slot_count, sizeof(*channel->pins));
-    return channel->lent && channel->runs && channel->pins ? 0 : -ENOMEM;
+    return channel->lent != NULL && channel->runs != NULL && channel->pins != NULL ? 0 : -ENOMEM;
 }
 
 void lend_free(dlfs_channel *channel)
@@ -226,8 +242,9 @@ bool lend_possible(const dlfs_channel *channel)
 static uint32_t place_take(dlfs_channel *channel)
 {
     uint32_t place = channel->lent_free;
-    if (place == PLACE_NONE)
+    if (place == PLACE_NONE) {
         return channel->lent_used++;
+    }
     channel->lent_free = channel->lent[place].next;
     return place;
 }
@@ -244,22 +261,27 @@ static void place_give_back(dlfs_channel *channel, uint32_t place)
 static void describe(dlfs_channel *channel, const dlfs_batch *batch, bool in_arena, bool indices)
 {
     struct channel_memory *memory = &channel->memory;
-    if (batch->count == 0)
+    if (batch->count == 0) {
         return;
-    if (in_arena)
+    }
+    if (in_arena) {
         memcpy(memory->offsets, batch->offsets, batch->count * sizeof(int64_t));
+    }
     memcpy(memory->lengths, batch->lengths, batch->count * sizeof(int64_t));
-    if (indices)
+    if (indices) {
         memcpy(memory->indices, batch->indices, batch->count * sizeof(uint64_t));
-    if (batch->failure_count > 0)
+    }
+    if (batch->failure_count > 0) {
         memcpy(memory->failures, batch->failures, batch->failure_count * sizeof(dlfs_failure));
+    }
 }
 
 static uint64_t sample_bytes(const dlfs_batch *batch)
 {
     uint64_t bytes = 0;
-    for (uint64_t i = 0; i < batch->count; i++)
+    for (uint64_t i = 0; i < batch->count; i++) {
         bytes += batch->lengths[i] > 0 ? (uint64_t)batch->lengths[i] : 0;
+    }
     return bytes;
 }
 
@@ -277,7 +299,7 @@ int lend_batch(dlfs_channel *channel, struct batch *batch, uint64_t charged_byte
 {
     uint32_t place = place_take(channel);
     struct lent *lent = &channel->lent[place];
-    bool in_arena = !batch->block && pin_within_share(channel, lent, batch);
+    bool in_arena = batch->block == NULL && pin_within_share(channel, lent, batch);
     if (!in_arena && !copy(channel, lent, batch)) {
         place_give_back(channel, place);
         return DLFS_E_LIMIT;
@@ -302,7 +324,7 @@ int lend_batch(dlfs_channel *channel, struct batch *batch, uint64_t charged_byte
 static void take_back(dlfs_channel *channel, uint32_t place)
 {
     struct lent *lent = &channel->lent[place];
-    if (lent->batch) {
+    if (lent->batch != NULL) {
         uint64_t bytes = unpin(channel, &lent->batch->public);
         share_give(channel->share, bytes);
         add(&channel->counters.pinned_bytes, -bytes);
@@ -320,15 +342,18 @@ bool lend_take_back(dlfs_channel *channel, uint64_t number)
 {
     uint32_t place = (uint32_t)number;
     if (place >= channel->lent_used || !channel->lent[place].out ||
-        channel->lent[place].generation != number >> 32)
+        channel->lent[place].generation != number >> 32) {
         return false;
+    }
     take_back(channel, place);
     return true;
 }
 
 void lend_take_back_all(dlfs_channel *channel)
 {
-    for (uint32_t place = 0; place < channel->lent_used; place++)
-        if (channel->lent[place].out)
+    for (uint32_t place = 0; place < channel->lent_used; place++) {
+        if (channel->lent[place].out) {
             take_back(channel, place);
+        }
+    }
 }

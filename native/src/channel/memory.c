@@ -67,8 +67,9 @@ static void adopt(struct channel_memory *memory, uint8_t *base, const struct are
 static uint32_t power_of_two(uint32_t value)
 {
     uint32_t power = 1;
-    while (power < value)
+    while (power < value) {
         power *= 2;
+    }
     return power;
 }
 
@@ -84,8 +85,9 @@ int channel_memory_create(struct channel_memory *memory, const dlfs_channel_conf
     void *base;
     int code =
         memory_create_shared("dlfs-channel", areas.end, false, MEMORY_ALL_WRITE, &base, descriptor);
-    if (code < 0)
+    if (code < 0) {
         return code;
+    }
     adopt(memory, base, &areas);
     struct channel_header *header = memory->header;
     header->magic = CHANNEL_MAGIC;
@@ -99,7 +101,7 @@ int channel_memory_create(struct channel_memory *memory, const dlfs_channel_conf
     header->copied_bytes = memory->copied_bytes;
     header->arena_bytes = arena_bytes;
     header->kept_offset = config->reader->kept_offset;
-    header->kept_count = config->reader->kept ? config->reader->chunk_count : 0;
+    header->kept_count = config->reader->kept != NULL ? config->reader->chunk_count : 0;
     header->chunk_shift = config->reader->chunk_shift;
     return 0;
 }
@@ -120,8 +122,9 @@ int channel_memory_open(struct channel_memory *memory, int descriptor, uint64_t 
     void *base;
     size_t page = memory_length(sizeof(struct channel_header));
     int code = memory_map_shared(descriptor, page, false, MEMORY_OWNER_WRITES, &base);
-    if (code < 0)
+    if (code < 0) {
         return code;
+    }
     const struct channel_header *header = base;
     bool ours = header_is_ours(header, arena_bytes);
     *memory = (struct channel_memory){
@@ -130,18 +133,21 @@ int channel_memory_open(struct channel_memory *memory, int descriptor, uint64_t 
         .submission_count = header->submission_count,
     };
     munmap(base, page);
-    if (!ours)
+    if (!ours) {
         return DLFS_E_FORMAT;
+    }
     struct areas areas = lay_out(memory);
     code = memory_map_shared(descriptor, areas.end, false, MEMORY_ALL_WRITE, &base);
-    if (code == 0)
+    if (code == 0) {
         adopt(memory, base, &areas);
+    }
     return code;
 }
 
 void channel_memory_unmap(struct channel_memory *memory)
 {
-    if (memory->base)
+    if (memory->base != NULL) {
         munmap(memory->base, memory->bytes);
+    }
     memory->base = NULL;
 }

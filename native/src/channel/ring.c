@@ -48,8 +48,9 @@ static uint8_t *entry_of(const struct ring *ring, uint32_t place)
 bool ring_put(struct ring *ring, const void *entry)
 {
     uint32_t head = atomic_load_explicit(&ring->places->head, memory_order_acquire);
-    if (ring->own - head >= ring->count)
+    if (ring->own - head >= ring->count) {
         return false;
+    }
     memcpy(entry_of(ring, ring->own), entry, ring->entry_bytes);
     ring->own++;
     atomic_store_explicit(&ring->places->tail, ring->own, memory_order_seq_cst);
@@ -59,10 +60,12 @@ bool ring_put(struct ring *ring, const void *entry)
 int ring_take(struct ring *ring, void *entry)
 {
     uint32_t tail = atomic_load_explicit(&ring->places->tail, memory_order_acquire);
-    if (tail == ring->own)
+    if (tail == ring->own) {
         return 0;
-    if (tail - ring->own > ring->count)
+    }
+    if (tail - ring->own > ring->count) {
         return -1;
+    }
     memcpy(entry, entry_of(ring, ring->own), ring->entry_bytes);
     /* The copy is what is checked and used from here on, whatever becomes of the original. */
     __asm__ volatile("" ::: "memory");
@@ -95,8 +98,9 @@ void waiter_init(struct waiter *waiter, const struct ring *other, int socket, in
 void ring_wake(struct ring *ring, struct waiter *waiter)
 {
     if (!atomic_load_explicit(&ring->places->asleep, memory_order_seq_cst) ||
-        !atomic_exchange_explicit(&ring->places->asleep, 0, memory_order_seq_cst))
+        !atomic_exchange_explicit(&ring->places->asleep, 0, memory_order_seq_cst)) {
         return;
+    }
     static const uint8_t byte = 1;
     /* What fails here has been noticed, or is noticed by whoever waits next. */
     (void)send(waiter->socket, &byte, 1, MSG_DONTWAIT | MSG_NOSIGNAL);
@@ -117,8 +121,9 @@ static bool apart(struct ring *ring, const struct waiter *waiter)
 {
     uint32_t here = (uint32_t)sched_getcpu();
     _Atomic uint32_t *own = &ring->places->processor;
-    if (atomic_load_explicit(own, memory_order_relaxed) != here)
+    if (atomic_load_explicit(own, memory_order_relaxed) != here) {
         atomic_store_explicit(own, here, memory_order_relaxed);
+    }
     return atomic_load_explicit(waiter->other_processor, memory_order_relaxed) != here;
 }
 
@@ -126,12 +131,14 @@ static bool spin(struct ring *ring, const struct waiter *waiter, uint64_t until_
 {
     while (apart(ring, waiter)) {
         for (int i = 0; i < SPIN_ROUNDS; i++) {
-            if (ring_ready(ring))
+            if (ring_ready(ring)) {
                 return true;
+            }
             relax();
         }
-        if (clock_ns() >= until_ns)
+        if (clock_ns() >= until_ns) {
             return false;
+        }
     }
     return false;
 }
@@ -152,14 +159,18 @@ static enum wait_end sleep_once(struct waiter *waiter, int timeout_ms)
         {.fd = waiter->stop, .events = POLLIN}, /* none, when it is negative */
     };
     int code = poll(files, 2, timeout_ms);
-    if (code < 0 && errno != EINTR)
+    if (code < 0 && errno != EINTR) {
         return WAIT_GONE;
-    if (code == 0)
+    }
+    if (code == 0) {
         return WAIT_TIME;
-    if (code > 0 && files[1].revents != 0)
+    }
+    if (code > 0 && files[1].revents != 0) {
         return WAIT_STOPPED;
-    if (code > 0 && files[0].revents != 0 && !drain(waiter->socket))
+    }
+    if (code > 0 && files[0].revents != 0 && !drain(waiter->socket)) {
         return WAIT_GONE;
+    }
     return code > 0 && (files[0].revents & (POLLHUP | POLLERR | POLLRDHUP)) ? WAIT_GONE
                                                                             : WAIT_READY;
 }
@@ -170,14 +181,16 @@ static enum wait_end sleep_until(struct ring *ring, struct waiter *waiter, uint6
     atomic_fetch_add_explicit(&waiter->sleeps, 1, memory_order_relaxed);
     while (end == WAIT_READY) {
         atomic_store_explicit(&ring->places->asleep, 1, memory_order_seq_cst);
-        if (ring_ready(ring))
+        if (ring_ready(ring)) {
             break;
+        }
         uint64_t now = until_ns == UINT64_MAX ? 0 : clock_ns();
-        if (now >= until_ns)
+        if (now >= until_ns) {
             end = WAIT_TIME;
-        else
+        } else {
             end = sleep_once(
                 waiter, until_ns == UINT64_MAX ? -1 : (int)((until_ns - now + 999999) / 1000000));
+        }
     }
     atomic_store_explicit(&ring->places->asleep, 0, memory_order_relaxed);
     /* What came before the end is still taken. */
@@ -186,8 +199,9 @@ static enum wait_end sleep_until(struct ring *ring, struct waiter *waiter, uint6
 
 enum wait_end ring_wait(struct ring *ring, struct waiter *waiter, int timeout_ms)
 {
-    if (ring_ready(ring))
+    if (ring_ready(ring)) {
         return WAIT_READY;
+    }
     uint64_t start = clock_ns();
     uint64_t until = timeout_ms < 0 ? UINT64_MAX : start + (uint64_t)timeout_ms * UINT64_C(1000000);
     bool could_spin = waiter->may_spin && apart(ring, waiter);
@@ -198,9 +212,10 @@ enum wait_end ring_wait(struct ring *ring, struct waiter *waiter, int timeout_ms
     }
     enum wait_end end = sleep_until(ring, waiter, until);
     bool soon = end == WAIT_READY && clock_ns() - start <= SPIN_NS + WAKE_NS;
-    if (could_spin && !spins && soon && apart(ring, waiter))
+    if (could_spin && !spins && soon && apart(ring, waiter)) {
         waiter->score++;
-    else if (spins && waiter->score > 0)
+    } else if (spins && waiter->score > 0) {
         waiter->score--;
+    }
     return end;
 }

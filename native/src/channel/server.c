@@ -78,11 +78,13 @@ static void count_kept(dlfs_channel *channel)
 static void take_indices(dlfs_channel *channel, uint64_t *to, uint64_t count)
 {
     uint64_t bytes = count * sizeof(uint64_t);
-    if (count == 0)
+    if (count == 0) {
         return;
+    }
     copy_once(to, channel->memory.request, bytes);
-    if (bytes > REQUEST_KEPT_BYTES)
+    if (bytes > REQUEST_KEPT_BYTES) {
         (void)madvise(channel->memory.request, bytes, MADV_REMOVE);
+    }
 }
 
 /* What batches of a channel may have beside the arena. */
@@ -98,10 +100,12 @@ static struct read_limit limit_of(const dlfs_channel *channel)
 static bool charge_batch(dlfs_channel *channel, const struct batch *batch, uint64_t *charged)
 {
     uint64_t bytes = batch_bytes(batch);
-    if (bytes > *charged && !charge(channel, bytes - *charged))
+    if (bytes > *charged && !charge(channel, bytes - *charged)) {
         return false;
-    if (bytes < *charged)
+    }
+    if (bytes < *charged) {
         discharge(channel, *charged - bytes);
+    }
     *charged = bytes;
     return true;
 }
@@ -111,20 +115,25 @@ static int64_t serve_read(dlfs_channel *channel, const struct submission *asked,
 {
     uint64_t count = asked->value;
     uint64_t charged = count * (BATCH_BYTES_PER_SAMPLE + PLAN_BYTES_PER_SAMPLE);
-    if (count > channel->memory.samples_max)
+    if (count > channel->memory.samples_max) {
         return BROKEN;
-    if (!lend_possible(channel) || !area_reserve(channel, count, 0) || !charge(channel, charged))
+    }
+    if (!lend_possible(channel) || !area_reserve(channel, count, 0) || !charge(channel, charged)) {
         return DLFS_E_LIMIT;
+    }
     take_indices(channel, channel->indices, count);
     struct read_terms terms = {.limit = limit_of(channel), .stop = &channel->stop};
     dlfs_batch *batch = NULL;
     int code = reader_read(channel->reader, channel->indices, count, &terms, &batch);
-    if (code == 0 && !charge_batch(channel, (struct batch *)batch, &charged))
+    if (code == 0 && !charge_batch(channel, (struct batch *)batch, &charged)) {
         code = DLFS_E_LIMIT;
-    if (code == 0)
+    }
+    if (code == 0) {
         code = lend_batch(channel, (struct batch *)batch, charged, false, answer);
-    if (code == 0)
+    }
+    if (code == 0) {
         return 0;
+    }
     dlfs_batch_release(batch);
     discharge(channel, charged);
     return code;
@@ -135,8 +144,9 @@ static int64_t serve_get(dlfs_channel *channel, const struct submission *asked)
     uint64_t room = channel->memory.result_bytes;
     room = room < GET_BYTES_MAX ? room : GET_BYTES_MAX;
     uint64_t bytes = asked->limit < room ? asked->limit : room;
-    if (!area_reserve(channel, 0, bytes))
+    if (!area_reserve(channel, 0, bytes)) {
         return DLFS_E_LIMIT;
+    }
     dlfs_failure failure;
     int64_t length = reader_get(channel->reader, asked->value, channel->memory.result, bytes,
                                 asked->flags, &channel->stop, &failure);
@@ -154,25 +164,28 @@ static int64_t serve_part(dlfs_channel *channel, struct completion *answer)
     dlfs_failure failure;
     copy_once(&part, channel->memory.request, sizeof(part));
     uint64_t bytes = part.length_bytes;
-    if (bytes > channel->memory.result_bytes || bytes > PART_BYTES_MAX)
+    if (bytes > channel->memory.result_bytes || bytes > PART_BYTES_MAX) {
         return BROKEN;
-    if (!area_reserve(channel, 0, bytes) || !charge(channel, bytes))
+    }
+    if (!area_reserve(channel, 0, bytes) || !charge(channel, bytes)) {
         return DLFS_E_LIMIT;
+    }
     int code = dlfs_reader_read_part(channel->reader, &part, channel->memory.result, &failure);
     discharge(channel, bytes);
     answer->number = failure.member;
     answer->base_offset = failure.offset_bytes;
     answer->base_bytes = failure.crc_expected;
     answer->failure_count = failure.code < 0;
-    if (code == 0)
+    if (code == 0) {
         atomic_fetch_add_explicit(&channel->counters.sample_bytes, part.length_bytes,
                                   memory_order_relaxed);
+    }
     return code;
 }
 
 static void close_stream(dlfs_channel *channel)
 {
-    if (channel->withheld) {
+    if (channel->withheld != NULL) {
         dlfs_batch_release(&channel->withheld->public);
         discharge(channel, channel->withheld_bytes);
     }
@@ -192,20 +205,27 @@ static void close_stream(dlfs_channel *channel)
 static int64_t serve_choose(dlfs_channel *channel, uint64_t count)
 {
     uint64_t most = channel->reader->sample_count;
-    if (most < DLFS_CHANNEL_SAMPLES_MAX)
+    if (most < DLFS_CHANNEL_SAMPLES_MAX) {
         most = DLFS_CHANNEL_SAMPLES_MAX; /* draws from a few samples */
-    if (channel->stream)
+    }
+    if (channel->stream != NULL) {
         return -EBUSY;
-    if (count > channel->memory.samples_max)
+    }
+    if (count > channel->memory.samples_max) {
         return BROKEN;
-    if (count > most - channel->chosen_count)
+    }
+    if (count > most - channel->chosen_count) {
         return DLFS_E_LIMIT;
-    if (!channel->chosen)
+    }
+    if (channel->chosen == NULL) {
         channel->chosen = malloc(most * sizeof(uint64_t)); /* pages come as they are used */
-    if (!channel->chosen)
+    }
+    if (channel->chosen == NULL) {
         return -ENOMEM;
-    if (!charge(channel, count * sizeof(uint64_t)))
+    }
+    if (!charge(channel, count * sizeof(uint64_t))) {
         return DLFS_E_LIMIT;
+    }
     take_indices(channel, channel->chosen + channel->chosen_count, count);
     channel->chosen_count += count;
     return 0;
@@ -219,8 +239,10 @@ static int make_sequence(dlfs_channel *channel, const struct sequence_parameters
             .kind = DLFS_ORDER_LIST, .indices = channel->chosen, .count = channel->chosen_count};
         return dlfs_sequence_choose(config->directory, &choice, &channel->sequence);
     }
-    if (asked->count != channel->reader->sample_count || asked->chunk_bytes != config->chunk_bytes)
+    if (asked->count != channel->reader->sample_count ||
+        asked->chunk_bytes != config->chunk_bytes) {
         return -EINVAL;
+    }
     return dlfs_sequence_create(config->directory, asked->chunk_bytes, asked->kind, asked->seed,
                                 asked->epoch, asked->window_chunks, &channel->sequence);
 }
@@ -230,8 +252,9 @@ static bool charge_stream(dlfs_channel *channel)
 {
     uint64_t bytes =
         stream_memory_bytes(channel->stream) + sequence_memory_bytes(channel->sequence);
-    if (!charge(channel, bytes))
+    if (!charge(channel, bytes)) {
         return false;
+    }
     channel->stream_bytes = bytes;
     return true;
 }
@@ -240,11 +263,13 @@ static int64_t serve_open(dlfs_channel *channel)
 {
     struct stream_request request;
     copy_once(&request, channel->memory.request, sizeof(request));
-    if (channel->stream)
+    if (channel->stream != NULL) {
         return -EBUSY;
+    }
     int code = make_sequence(channel, &request.sequence);
-    if (code < 0)
+    if (code < 0) {
         return code;
+    }
     dlfs_stream_config config = {
         .sequence = channel->sequence,
         .first = request.first,
@@ -255,8 +280,9 @@ static int64_t serve_open(dlfs_channel *channel)
         .plan = request.plan,
     };
     code = dlfs_stream_create(channel->reader, &config, &channel->stream);
-    if (code == 0 && !charge_stream(channel))
+    if (code == 0 && !charge_stream(channel)) {
         code = DLFS_E_LIMIT;
+    }
     if (code < 0) {
         close_stream(channel);
         return code;
@@ -271,8 +297,9 @@ static int take_next(dlfs_channel *channel, uint64_t count, int wait_ms)
 {
     dlfs_batch *batch;
     uint64_t charged = count * (BATCH_BYTES_PER_SAMPLE + PLAN_BYTES_PER_SAMPLE + sizeof(uint64_t));
-    if (!charge(channel, charged))
+    if (!charge(channel, charged)) {
         return DLFS_E_LIMIT;
+    }
     int code = dlfs_stream_next(channel->stream, count, wait_ms, &batch);
     if (code < 0) {
         discharge(channel, charged);
@@ -291,21 +318,27 @@ static int64_t serve_next(dlfs_channel *channel, const struct submission *asked,
                           struct completion *answer)
 {
     uint64_t count = asked->value;
-    if (!channel->stream)
+    if (channel->stream == NULL) {
         return -EINVAL;
-    if (count > channel->memory.samples_max || !lend_possible(channel))
+    }
+    if (count > channel->memory.samples_max || !lend_possible(channel)) {
         return DLFS_E_LIMIT;
-    if (channel->withheld && channel->withheld_count != count)
+    }
+    if (channel->withheld != NULL && channel->withheld_count != count) {
         return -EINVAL;
+    }
     int wait_ms = asked->limit < NEXT_WAIT_MS ? (int)asked->limit : NEXT_WAIT_MS;
-    if (!area_reserve(channel, count, 0))
+    if (!area_reserve(channel, count, 0)) {
         return DLFS_E_LIMIT;
-    int code = channel->withheld ? 0 : take_next(channel, count, wait_ms);
-    if (code < 0)
+    }
+    int code = channel->withheld != NULL ? 0 : take_next(channel, count, wait_ms);
+    if (code < 0) {
         return code;
+    }
     code = lend_batch(channel, channel->withheld, channel->withheld_bytes, true, answer);
-    if (code == 0)
+    if (code == 0) {
         channel->withheld = NULL;
+    }
     return code;
 }
 
@@ -321,11 +354,13 @@ static int64_t serve_stats(dlfs_channel *channel)
 static int64_t serve_member_stats(dlfs_channel *channel, uint64_t member)
 {
     dlfs_member_stats stats;
-    if (member >= DLFS_MEMBERS_MAX)
+    if (member >= DLFS_MEMBERS_MAX) {
         return -EINVAL;
+    }
     int code = dlfs_reader_get_member_stats(channel->reader, (uint32_t)member, &stats);
-    if (code == 0)
+    if (code == 0) {
         memcpy(channel->memory.result, &stats, sizeof(stats));
+    }
     return code;
 }
 
@@ -366,8 +401,9 @@ static int64_t perform(dlfs_channel *channel, const struct submission *asked,
 /* Answers one request; false when the client broke the protocol. */
 static bool serve(dlfs_channel *channel, const struct submission *asked)
 {
-    if (asked->operation == OPERATION_RELEASE)
+    if (asked->operation == OPERATION_RELEASE) {
         return lend_take_back(channel, asked->value);
+    }
     struct channel_counters *counters = &channel->counters;
     struct completion answer = {.tag = asked->tag, .place = BATCH_NONE};
     uint64_t start = clock_ns();
@@ -376,15 +412,18 @@ static bool serve(dlfs_channel *channel, const struct submission *asked)
     int64_t result = perform(channel, asked, &answer);
     atomic_store_explicit(&counters->under_way, 0, memory_order_relaxed);
     atomic_fetch_add_explicit(&counters->busy_ns, clock_ns() - start, memory_order_relaxed);
-    if (result == BROKEN)
+    if (result == BROKEN) {
         return false;
-    if (result == DLFS_E_LIMIT)
+    }
+    if (result == DLFS_E_LIMIT) {
         count_refusal(channel);
+    }
     answer.result = answer.place == BATCH_NONE ? result : answer.result;
     answer.lost_members = dlfs_reader_lost_members(channel->reader);
     channel->answered_tag = asked->tag;
-    if (!ring_put(&channel->completions, &answer))
+    if (!ring_put(&channel->completions, &answer)) {
         return false;
+    }
     ring_wake(&channel->completions, &channel->waiter);
     return true;
 }
@@ -396,10 +435,12 @@ static int serve_all(dlfs_channel *channel)
     int taken;
     while (!atomic_load_explicit(&channel->stop, memory_order_relaxed)) {
         taken = ring_take(&channel->submissions, &asked);
-        if (taken == 0)
+        if (taken == 0) {
             return 0;
-        if (taken < 0 || !serve(channel, &asked))
+        }
+        if (taken < 0 || !serve(channel, &asked)) {
             return DLFS_E_PROTOCOL;
+        }
     }
     return DLFS_E_CLOSED;
 }
@@ -409,19 +450,22 @@ static void trim_idle(dlfs_channel *channel)
 {
     uint64_t taken =
         atomic_load_explicit(&channel->memory.header->kept.taken, memory_order_acquire);
-    if (clock_ns() - channel->asked_ns < IDLE_NS)
+    if (clock_ns() - channel->asked_ns < IDLE_NS) {
         return;
+    }
     lend_trim(channel);
-    if (taken == channel->answered_tag)
+    if (taken == channel->answered_tag) {
         area_trim(channel);
+    }
 }
 
 /* How long the thread may sleep without a look at what the client left. */
 static int sleep_ms(const dlfs_channel *channel)
 {
     const struct channel_counters *counters = &channel->counters;
-    if (atomic_load_explicit(&counters->batches_out, memory_order_relaxed) > 0)
+    if (atomic_load_explicit(&counters->batches_out, memory_order_relaxed) > 0) {
         return RELEASE_LOOK_MS;
+    }
     uint64_t idle_ns = clock_ns() - channel->asked_ns;
     bool trimmed = channel->area_samples == 0 && channel->copied_kept == 0;
     return trimmed || idle_ns > 2 * IDLE_NS ? -1 : (int)(IDLE_NS / 1000000);
@@ -434,13 +478,15 @@ static void *channel_thread(void *argument)
     int code = 0;
     while (code == 0) {
         code = serve_all(channel);
-        if (code < 0)
+        if (code < 0) {
             break;
+        }
         enum wait_end end = ring_wait(&channel->submissions, &channel->waiter, sleep_ms(channel));
-        if (end == WAIT_STOPPED || end == WAIT_GONE)
+        if (end == WAIT_STOPPED || end == WAIT_GONE) {
             code = DLFS_E_CLOSED;
-        else if (end == WAIT_TIME)
+        } else if (end == WAIT_TIME) {
             trim_idle(channel);
+        }
     }
     close_stream(channel);
     lend_take_back_all(channel);
@@ -456,11 +502,12 @@ static void *channel_thread(void *argument)
 
 static int config_check(const dlfs_channel_config *config)
 {
-    if (!config || !config->reader || !config->share || config->flags != 0 ||
+    if (config == NULL || config->reader == NULL || config->share == NULL || config->flags != 0 ||
         config->samples_max == 0 || config->samples_max > DLFS_CHANNEL_SAMPLES_MAX ||
         config->batches_max == 0 || config->batches_max > DLFS_CHANNEL_BATCHES_MAX ||
-        config->copied_bytes_max > COPIED_BYTES_MAX)
+        config->copied_bytes_max > COPIED_BYTES_MAX) {
         return -EINVAL;
+    }
     return 0;
 }
 
@@ -470,10 +517,12 @@ static void channel_free(dlfs_channel *channel)
     free(channel->indices);
     discharge(channel, atomic_load(&channel->counters.memory_bytes));
     channel_memory_unmap(&channel->memory);
-    if (channel->waiter.socket >= 0)
+    if (channel->waiter.socket >= 0) {
         close(channel->waiter.socket);
-    if (channel->waiter.stop >= 0)
+    }
+    if (channel->waiter.stop >= 0) {
         close(channel->waiter.stop);
+    }
     dlfs_share_destroy(channel->share);
     dlfs_share_destroy(channel->memory_share);
     free(channel);
@@ -484,8 +533,9 @@ static int make_wakes(dlfs_channel *channel, int *wake)
 {
     int pair[2];
     int stop = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (stop < 0)
+    if (stop < 0) {
         return -errno;
+    }
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) < 0) {
         int code = -errno;
         close(stop);
@@ -502,23 +552,28 @@ static int channel_prepare(dlfs_channel *channel, const dlfs_channel_config *con
     int arena;
     uint64_t arena_bytes;
     int code = dlfs_reader_arena(config->reader, &arena, &arena_bytes);
-    if (code == 0)
+    if (code == 0) {
         code = lend_create(channel, config->batches_max);
-    if (code == 0)
+    }
+    if (code == 0) {
         code = channel_memory_create(&channel->memory, config, arena_bytes, descriptor);
-    if (code < 0)
+    }
+    if (code < 0) {
         return code;
+    }
     struct channel_memory *memory = &channel->memory;
     channel->submissions = ring_over(&memory->header->submissions, memory->submissions,
                                      sizeof(struct submission), memory->submission_count);
     channel->completions = ring_over(&memory->header->completions, memory->completions,
                                      sizeof(struct completion), COMPLETION_COUNT);
     code = make_wakes(channel, wake);
-    if (code < 0)
+    if (code < 0) {
         return code;
+    }
     code = thread_start(&channel->thread, NULL, channel_thread, channel);
-    if (code < 0)
+    if (code < 0) {
         close(*wake);
+    }
     return code;
 }
 
@@ -526,11 +581,13 @@ DLFS_API int dlfs_channel_create(const dlfs_channel_config *config, dlfs_channel
                                  int *wake)
 {
     int code = config_check(config);
-    if (code < 0)
+    if (code < 0) {
         return code;
+    }
     dlfs_channel *channel = calloc(1, sizeof(*channel));
-    if (!channel)
+    if (channel == NULL) {
         return -ENOMEM;
+    }
     channel->reader = config->reader;
     channel->share = config->share;
     channel->memory_share = config->memory;
@@ -542,8 +599,9 @@ DLFS_API int dlfs_channel_create(const dlfs_channel_config *config, dlfs_channel
     int client_wake = -1;
     code = channel_prepare(channel, config, &descriptor, &client_wake);
     if (code < 0) {
-        if (descriptor >= 0)
+        if (descriptor >= 0) {
             close(descriptor);
+        }
         channel_free(channel);
         return code;
     }
@@ -555,8 +613,9 @@ DLFS_API int dlfs_channel_create(const dlfs_channel_config *config, dlfs_channel
 
 DLFS_API void dlfs_channel_destroy(dlfs_channel *channel)
 {
-    if (!channel)
+    if (channel == NULL) {
         return;
+    }
     uint64_t one = 1;
     atomic_store_explicit(&channel->stop, true, memory_order_relaxed);
     (void)!write(channel->waiter.stop, &one, sizeof(one));

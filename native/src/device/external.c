@@ -37,13 +37,16 @@ static int external_poll(dlfs_queue *base, dlfs_completion *completions, uint32_
 static int external_descriptor(dlfs_queue *base)
 {
     struct external_queue *queue = (struct external_queue *)base;
-    return queue->ops->queue_descriptor ? queue->ops->queue_descriptor(queue->queue) : -ENOTSUP;
+    return queue->ops->queue_descriptor != NULL ? queue->ops->queue_descriptor(queue->queue)
+                                                : -ENOTSUP;
 }
 
 static int external_register(dlfs_queue *base, void *start, size_t bytes)
 {
     struct external_queue *queue = (struct external_queue *)base;
-    return queue->ops->queue_register ? queue->ops->queue_register(queue->queue, start, bytes) : 0;
+    return queue->ops->queue_register != NULL
+               ? queue->ops->queue_register(queue->queue, start, bytes)
+               : 0;
 }
 
 static void external_queue_destroy(dlfs_queue *base)
@@ -103,14 +106,15 @@ static void external_destroy(dlfs_device *base)
 static int external_get_generation(dlfs_device *base, uint64_t *generation)
 {
     struct external_device *device = (struct external_device *)base;
-    return device->ops->get_generation ? device->ops->get_generation(device->device, generation)
-                                       : -ENOTSUP;
+    return device->ops->get_generation != NULL
+               ? device->ops->get_generation(device->device, generation)
+               : -ENOTSUP;
 }
 
 static int external_limit_writes(dlfs_device *base, uint64_t generation, uint64_t until_ns)
 {
     struct external_device *device = (struct external_device *)base;
-    return device->ops->limit_writes
+    return device->ops->limit_writes != NULL
                ? device->ops->limit_writes(device->device, generation, until_ns)
                : -ENOTSUP;
 }

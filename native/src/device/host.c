@@ -65,11 +65,14 @@ static void blake2s_compress(uint32_t state[8], const uint32_t words[16], uint32
     memcpy(v + 8, blake2s_start, sizeof blake2s_start);
     v[12] ^= bytes;
     v[14] = ~v[14]; /* the last block */
-    for (size_t round = 0; round < BLAKE2S_ROUNDS; round++)
-        for (size_t i = 0; i < 8; i++)
+    for (size_t round = 0; round < BLAKE2S_ROUNDS; round++) {
+        for (size_t i = 0; i < 8; i++) {
             mix(v, places[i], words[sigma[round][2 * i]], words[sigma[round][2 * i + 1]]);
-    for (uint32_t i = 0; i < 8; i++)
+        }
+    }
+    for (uint32_t i = 0; i < 8; i++) {
         state[i] ^= v[i] ^ v[i + 8];
+    }
 }
 
 /* BLAKE2s with 16 bytes of digest and the personalization "dlfshost". */
@@ -102,17 +105,21 @@ static const char *read_line(const char *folder, const char *name, char line[LIN
     int length = snprintf(path, sizeof path, "%s/%s", folder, name);
     FILE *file = length < (int)sizeof path ? fopen(path, "re") : NULL;
     line[0] = '\0';
-    if (!file)
+    if (file == NULL) {
         return line;
-    if (!fgets(line, LINE_BYTES, file))
+    }
+    if (fgets(line, LINE_BYTES, file) == NULL) {
         line[0] = '\0';
+    }
     (void)fclose(file);
     size_t end = strlen(line);
-    while (end > 0 && is_space(line[end - 1]))
+    while (end > 0 && is_space(line[end - 1])) {
         end--;
+    }
     line[end] = '\0';
-    while (is_space(*line))
+    while (is_space(*line)) {
         line++;
+    }
     return line;
 }
 
@@ -128,8 +135,9 @@ static bool read_machine(const char *folder, uint8_t out[16])
     char line[LINE_BYTES];
     char uuid[MACHINE_DIGITS + 5];
     const char *found = read_line(folder, "machine-id", line);
-    if (strlen(found) != MACHINE_DIGITS || strspn(found, "0123456789abcdef") != MACHINE_DIGITS)
+    if (strlen(found) != MACHINE_DIGITS || strspn(found, "0123456789abcdef") != MACHINE_DIGITS) {
         return false;
+    }
     (void)snprintf(uuid, sizeof uuid, "%.8s-%.4s-%.4s-%.4s-%.12s", found, found + 8, found + 12,
                    found + 16, found + 20);
     return uri_read_uuid(uuid, strlen(uuid), out);
@@ -172,10 +180,13 @@ void host_identity_read(const char *folder, struct host_identity *out)
     const size_t prefix = sizeof NQN_PREFIX - 1;
     const char *in_nqn = strncmp(nqn, NQN_PREFIX, prefix) == 0 ? nqn + prefix : nqn;
     derive_id(folder, derived);
-    if (!uri_read_uuid(id, strlen(id), out->id) && !uri_read_uuid(in_nqn, strlen(in_nqn), out->id))
+    if (!uri_read_uuid(id, strlen(id), out->id) &&
+        !uri_read_uuid(in_nqn, strlen(in_nqn), out->id)) {
         memcpy(out->id, derived, sizeof out->id);
-    if (uri_is_nqn(nqn, strlen(nqn)))
+    }
+    if (uri_is_nqn(nqn, strlen(nqn))) {
         memcpy(out->nqn, nqn, strlen(nqn) + 1);
-    else
+    } else {
         write_nqn(derived, out->nqn);
+    }
 }

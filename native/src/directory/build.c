@@ -36,25 +36,31 @@ typedef struct names_walk {
 
 static bool component_is_valid(const uint8_t *component, uint32_t bytes)
 {
-    if (bytes == 0 || bytes > DLFS_COMPONENT_BYTES_MAX)
+    if (bytes == 0 || bytes > DLFS_COMPONENT_BYTES_MAX) {
         return false;
-    if (component[0] != '.')
+    }
+    if (component[0] != '.') {
         return true;
+    }
     return !(bytes == 1 || (bytes == 2 && component[1] == '.'));
 }
 
 static bool path_is_valid(const uint8_t *path, uint64_t bytes)
 {
-    if (bytes == 0 || bytes > DLFS_PATH_BYTES_MAX)
+    if (bytes == 0 || bytes > DLFS_PATH_BYTES_MAX) {
         return false;
+    }
     uint32_t start = 0;
     for (uint32_t i = 0; i < bytes; i++) {
-        if (path[i] == 0)
+        if (path[i] == 0) {
             return false;
-        if (path[i] != '/')
+        }
+        if (path[i] != '/') {
             continue;
-        if (!component_is_valid(path + start, i - start))
+        }
+        if (!component_is_valid(path + start, i - start)) {
             return false;
+        }
         start = i + 1;
     }
     return component_is_valid(path + start, (uint32_t)bytes - start);
@@ -63,8 +69,9 @@ static bool path_is_valid(const uint8_t *path, uint64_t bytes)
 static uint32_t common_bytes(const uint8_t *a, const uint8_t *b, uint32_t limit)
 {
     uint32_t i = 0;
-    while (i < limit && a[i] == b[i])
+    while (i < limit && a[i] == b[i]) {
         i++;
+    }
     return i;
 }
 
@@ -76,17 +83,21 @@ static uint32_t common_bytes(const uint8_t *a, const uint8_t *b, uint32_t limit)
  */
 static int walk_next(names_walk *walk, const uint8_t *path, uint64_t path_bytes, uint32_t *shared)
 {
-    if (!path_is_valid(path, path_bytes))
+    if (!path_is_valid(path, path_bytes)) {
         return -EINVAL;
+    }
     uint32_t bytes = (uint32_t)path_bytes;
     uint32_t shorter = bytes < walk->previous_bytes ? bytes : walk->previous_bytes;
     uint32_t common = common_bytes(walk->previous, path, shorter);
-    if (common == bytes || (common < shorter && path[common] < walk->previous[common]))
+    if (common == bytes || (common < shorter && path[common] < walk->previous[common])) {
         return -EINVAL;
-    while (walk->depth > 0 && walk->stack[walk->depth - 1] > common)
+    }
+    while (walk->depth > 0 && walk->stack[walk->depth - 1] > common) {
         walk->depth--;
-    if (walk->depth > 0 && walk->stack[walk->depth - 1] == common && path[common] == '/')
+    }
+    if (walk->depth > 0 && walk->stack[walk->depth - 1] == common && path[common] == '/') {
         return -EINVAL;
+    }
     walk->stack[walk->depth++] = (uint16_t)bytes;
     walk->previous = path;
     walk->previous_bytes = bytes;
@@ -122,33 +133,39 @@ static int encode_names(const uint8_t *names, const uint64_t *offsets, uint64_t 
     uint64_t used = (blocks + 1) * sizeof(uint64_t);
     uint64_t *block_offsets = (uint64_t *)out;
 
-    if (used > capacity)
+    if (used > capacity) {
         return -EINVAL;
+    }
     for (uint64_t i = 0; i < count; i++) {
         uint32_t shared;
         const uint8_t *path = names + offsets[i];
-        if (offsets[i + 1] < offsets[i])
+        if (offsets[i + 1] < offsets[i]) {
             return -EINVAL;
+        }
         int code = walk_next(&walk, path, offsets[i + 1] - offsets[i], &shared);
-        if (code < 0)
+        if (code < 0) {
             return code;
+        }
         if (i % DLFS_DIRECTORY_NODE_KEYS == 0) {
             shared = 0;
-            if (out)
+            if (out != NULL) {
                 block_offsets[i / DLFS_DIRECTORY_NODE_KEYS] = used;
+            }
         }
         uint32_t suffix_bytes = walk.previous_bytes - shared;
         uint32_t entry_bytes = varint_bytes(shared) + varint_bytes(suffix_bytes) + suffix_bytes;
-        if (entry_bytes > capacity - used)
+        if (entry_bytes > capacity - used) {
             return -EINVAL;
-        if (out) {
+        }
+        if (out != NULL) {
             uint8_t *at = write_varint(write_varint(out + used, shared), suffix_bytes);
             memcpy(at, path + shared, suffix_bytes);
         }
         used += entry_bytes;
     }
-    if (out)
+    if (out != NULL) {
         block_offsets[blocks] = used;
+    }
     *bytes = used;
     return 0;
 }
@@ -160,17 +177,20 @@ static bool radix_pass(const pair *from, pair *to, uint64_t count, uint32_t shif
     uint64_t starts[RADIX_SIZE] = {0};
     uint64_t sum = 0;
 
-    for (uint64_t i = 0; i < count; i++)
+    for (uint64_t i = 0; i < count; i++) {
         starts[from[i].key >> shift & (RADIX_SIZE - 1)]++;
-    if (starts[from[0].key >> shift & (RADIX_SIZE - 1)] == count)
+    }
+    if (starts[from[0].key >> shift & (RADIX_SIZE - 1)] == count) {
         return false; /* nothing to do in this digit */
+    }
     for (uint32_t digit = 0; digit < RADIX_SIZE; digit++) {
         uint64_t width = starts[digit];
         starts[digit] = sum;
         sum += width;
     }
-    for (uint64_t i = 0; i < count; i++)
+    for (uint64_t i = 0; i < count; i++) {
         to[starts[from[i].key >> shift & (RADIX_SIZE - 1)]++] = from[i];
+    }
     return true;
 }
 
@@ -213,16 +233,19 @@ static int seed_is_plainly_good(const uint8_t *names, const uint64_t *offsets, u
                                 uint64_t seed)
 {
     uint32_t bits = 4;
-    while (UINT64_C(1) << bits < 2 * count)
+    while (UINT64_C(1) << bits < 2 * count) {
         bits++;
+    }
     uint8_t *counters = calloc(UINT64_C(1) << bits, 1);
-    if (!counters)
+    if (counters == NULL) {
         return -ENOMEM;
+    }
     int good = 1;
     for (uint64_t i = 0; i < count && good; i++) {
         uint64_t hash = dlfs_path_hash(names + offsets[i], offsets[i + 1] - offsets[i], seed);
-        if (++counters[hash >> (64 - bits)] > EQUAL_HASHES_MAX)
+        if (++counters[hash >> (64 - bits)] > EQUAL_HASHES_MAX) {
             good = 0;
+        }
     }
     free(counters);
     return good;
@@ -232,19 +255,23 @@ static int seed_is_plainly_good(const uint8_t *names, const uint64_t *offsets, u
 static int seed_is_good(const uint8_t *names, const uint64_t *offsets, uint64_t count,
                         uint64_t seed)
 {
-    if (count <= EQUAL_HASHES_MAX)
+    if (count <= EQUAL_HASHES_MAX) {
         return 1;
+    }
     int good = seed_is_plainly_good(names, offsets, count, seed);
-    if (good != 0)
+    if (good != 0) {
         return good;
+    }
     pair *pairs = allocate_pairs(count);
-    if (!pairs)
+    if (pairs == NULL) {
         return -ENOMEM;
+    }
     hash_names(names, offsets, count, seed, pairs);
     const pair *sorted = radix_sort(pairs, pairs + count, count);
     good = 1;
-    for (uint64_t i = EQUAL_HASHES_MAX; i < count && good; i++)
+    for (uint64_t i = EQUAL_HASHES_MAX; i < count && good; i++) {
         good = sorted[i].key != sorted[i - EQUAL_HASHES_MAX].key;
+    }
     free(pairs);
     return good;
 }
@@ -254,8 +281,9 @@ static int choose_seed(const uint8_t *names, const uint64_t *offsets, uint64_t c
 {
     for (uint64_t candidate = 0; candidate < SEEDS_MAX; candidate++) {
         int good = seed_is_good(names, offsets, count, candidate);
-        if (good < 0)
+        if (good < 0) {
             return good;
+        }
         if (good > 0) {
             *seed = candidate;
             return 0;
@@ -271,18 +299,23 @@ int dlfs_directory_plan_build(const uint8_t *names, const uint64_t *offsets, uin
     uint64_t bytes;
     uint64_t seed = 0;
 
-    if (!plan || !offsets || (!names && count > 0) || count > DLFS_DIRECTORY_SAMPLES_MAX)
+    if (plan == NULL || offsets == NULL || (names == NULL && count > 0) ||
+        count > DLFS_DIRECTORY_SAMPLES_MAX) {
         return -EINVAL;
+    }
     int code = encode_names(names, offsets, count, NULL, DLFS_DIRECTORY_NAMES_BYTES_MAX, &bytes);
-    if (code < 0)
+    if (code < 0) {
         return code;
+    }
     bytes = (bytes + DLFS_DIRECTORY_BLOCK_BYTES - 1) & ~(uint64_t)(DLFS_DIRECTORY_BLOCK_BYTES - 1);
     code = dlfs_directory_layout_compute(count, bytes, &layout);
-    if (code < 0)
+    if (code < 0) {
         return code;
+    }
     code = choose_seed(names, offsets, count, &seed);
-    if (code < 0)
+    if (code < 0) {
         return code;
+    }
     *plan = (dlfs_directory_plan){.sample_count = count,
                                   .entries_bytes = layout.entries_bytes,
                                   .names_bytes = layout.names_bytes,
@@ -294,10 +327,11 @@ int dlfs_directory_plan_build(const uint8_t *names, const uint64_t *offsets, uin
 
 static void store_index(void *indices, uint32_t index_bytes, uint64_t at, uint64_t index)
 {
-    if (index_bytes == sizeof(uint32_t))
+    if (index_bytes == sizeof(uint32_t)) {
         ((uint32_t *)indices)[at] = (uint32_t)index;
-    else
+    } else {
         ((uint64_t *)indices)[at] = index;
+    }
 }
 
 /* The order section; -EINVAL when a sample ends behind data_bytes, or begins in another. */
@@ -314,11 +348,13 @@ static int build_order(const dlfs_directory_layout *layout, const dlfs_location 
     for (uint64_t rank = 0; rank < count; rank++) {
         const pair *at = &sorted[rank];
         uint64_t length = dlfs_location_length(&locations[at->index]);
-        if (at->key > data_bytes || length > data_bytes - at->key)
+        if (at->key > data_bytes || length > data_bytes - at->key) {
             return -EINVAL;
+        }
         if (length > 0) {
-            if (at->key < end)
+            if (at->key < end) {
                 return -EINVAL;
+            }
             end = at->key + length;
         }
         store_index(entries + layout->order_offset, layout->index_bytes, rank, at->index);
@@ -330,13 +366,15 @@ static void build_separators(const dlfs_directory_layout *layout, const pair *so
                              uint64_t *separators)
 {
     memset(separators, 0xff, layout->separator_count * sizeof(uint64_t));
-    for (uint64_t leaf = 0; leaf < layout->leaf_count; leaf++)
+    for (uint64_t leaf = 0; leaf < layout->leaf_count; leaf++) {
         separators[leaf] = sorted[leaf * DLFS_DIRECTORY_NODE_KEYS].key;
+    }
     for (uint32_t level = 1; level < layout->level_count; level++) {
         const uint64_t *below = separators + layout->level_first[level - 1];
         uint64_t *keys = separators + layout->level_first[level];
-        for (uint64_t i = 0; i < layout->level_keys[level]; i++)
+        for (uint64_t i = 0; i < layout->level_keys[level]; i++) {
             keys[i] = below[i * DLFS_DIRECTORY_NODE_KEYS];
+        }
     }
 }
 
@@ -404,11 +442,13 @@ static void build_checksums(const dlfs_directory_layout *layout, uint8_t *entrie
  * bounds. */
 static int check_plan(const dlfs_directory_plan *plan, dlfs_directory_layout *layout)
 {
-    if (plan->names_bytes % DLFS_DIRECTORY_BLOCK_BYTES != 0 || plan->hash_seed >= SEEDS_MAX)
+    if (plan->names_bytes % DLFS_DIRECTORY_BLOCK_BYTES != 0 || plan->hash_seed >= SEEDS_MAX) {
         return -EINVAL;
+    }
     int code = dlfs_directory_layout_compute(plan->sample_count, plan->names_bytes, layout);
-    if (code < 0)
+    if (code < 0) {
         return code;
+    }
     return layout->entries_bytes == plan->entries_bytes ? 0 : -EINVAL;
 }
 
@@ -420,24 +460,29 @@ int dlfs_directory_build(const dlfs_directory_plan *plan, const uint8_t *names,
     dlfs_directory_layout layout;
     uint64_t used;
 
-    if (!plan || !offsets || !dataset_uuid || !entries || !names_out ||
-        (plan->sample_count > 0 && (!names || !locations)) ||
-        ((uintptr_t)entries | (uintptr_t)names_out) % DLFS_DIRECTORY_ALIGNMENT != 0)
+    if (plan == NULL || offsets == NULL || dataset_uuid == NULL || entries == NULL ||
+        names_out == NULL || (plan->sample_count > 0 && (names == NULL || locations == NULL)) ||
+        ((uintptr_t)entries | (uintptr_t)names_out) % DLFS_DIRECTORY_ALIGNMENT != 0) {
         return -EINVAL;
+    }
     int code = check_plan(plan, &layout);
-    if (code < 0)
+    if (code < 0) {
         return code;
+    }
     uint64_t count = layout.sample_count;
     pair *pairs = allocate_pairs(count);
-    if (!pairs)
+    if (pairs == NULL) {
         return -ENOMEM;
+    }
     memset(entries, 0, layout.entries_bytes);
     memset(names_out, 0, layout.names_bytes);
     code = encode_names(names, offsets, count, names_out, layout.names_bytes, &used);
-    if (code == 0 && layout.names_bytes - used >= DLFS_DIRECTORY_BLOCK_BYTES)
+    if (code == 0 && layout.names_bytes - used >= DLFS_DIRECTORY_BLOCK_BYTES) {
         code = -EINVAL;
-    if (code == 0)
+    }
+    if (code == 0) {
         code = build_order(&layout, locations, data_bytes, pairs, entries);
+    }
     if (code == 0) {
         if (count > 0) {
             memcpy((uint8_t *)entries + layout.locations_offset, locations,

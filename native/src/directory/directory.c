@@ -27,8 +27,9 @@ static void compute_levels(dlfs_directory_layout *layout)
         layout->level_keys[layout->level_count] = keys;
         layout->level_count++;
         layout->separator_count += round_up(keys, DLFS_DIRECTORY_NODE_KEYS);
-        if (keys <= DLFS_DIRECTORY_NODE_KEYS)
+        if (keys <= DLFS_DIRECTORY_NODE_KEYS) {
             break;
+        }
         keys = (keys + DLFS_DIRECTORY_NODE_KEYS - 1) / DLFS_DIRECTORY_NODE_KEYS;
     }
 }
@@ -40,8 +41,9 @@ int dlfs_directory_layout_compute(uint64_t sample_count, uint64_t names_bytes,
     const uint64_t slots = DLFS_DIRECTORY_NODE_KEYS;
 
     /* With these limits no sum below comes near 2^64. */
-    if (sample_count > DLFS_DIRECTORY_SAMPLES_MAX || names_bytes > DLFS_DIRECTORY_NAMES_BYTES_MAX)
+    if (sample_count > DLFS_DIRECTORY_SAMPLES_MAX || names_bytes > DLFS_DIRECTORY_NAMES_BYTES_MAX) {
         return -EINVAL;
+    }
     memset(layout, 0, sizeof(*layout));
     layout->sample_count = sample_count;
     layout->names_bytes = names_bytes;
@@ -90,21 +92,27 @@ static bool header_agrees(const dlfs_directory_header *header, const dlfs_direct
 /* The header alone: its checksum, then that it says what the format says it must. */
 static int check_header(const dlfs_directory_header *header, dlfs_directory_layout *layout)
 {
-    if (memcmp(header->magic, DLFS_DIRECTORY_MAGIC, sizeof(header->magic)) != 0)
+    if (memcmp(header->magic, DLFS_DIRECTORY_MAGIC, sizeof(header->magic)) != 0) {
         return DLFS_E_FORMAT;
+    }
     if (dlfs_crc32c(0, header, offsetof(dlfs_directory_header, header_crc32c)) !=
-        header->header_crc32c)
+        header->header_crc32c) {
         return DLFS_E_CHECKSUM;
-    if (header->version != DLFS_DIRECTORY_VERSION)
+    }
+    if (header->version != DLFS_DIRECTORY_VERSION) {
         return DLFS_E_FORMAT;
-    if (dlfs_directory_layout_compute(header->sample_count, header->names_bytes, layout) < 0)
+    }
+    if (dlfs_directory_layout_compute(header->sample_count, header->names_bytes, layout) < 0) {
         return DLFS_E_FORMAT;
-    if (!header_agrees(header, layout))
+    }
+    if (!header_agrees(header, layout)) {
         return DLFS_E_FORMAT;
+    }
     uint64_t offsets_bytes = (layout->name_block_count + 1) * sizeof(uint64_t);
     if (layout->names_bytes % DLFS_DIRECTORY_BLOCK_BYTES != 0 ||
-        layout->names_bytes < offsets_bytes)
+        layout->names_bytes < offsets_bytes) {
         return DLFS_E_FORMAT;
+    }
     return 0;
 }
 
@@ -113,24 +121,30 @@ int dlfs_directory_open(const void *entries, uint64_t entries_bytes, dlfs_direct
     const dlfs_directory_header *header = entries;
     dlfs_directory_layout layout;
 
-    if (entries_bytes < sizeof(*header))
+    if (entries_bytes < sizeof(*header)) {
         return DLFS_E_TRUNCATED;
-    if (!entries || !out || (uintptr_t)entries % DLFS_DIRECTORY_ALIGNMENT != 0)
+    }
+    if (entries == NULL || out == NULL || (uintptr_t)entries % DLFS_DIRECTORY_ALIGNMENT != 0) {
         return -EINVAL;
+    }
     int code = check_header(header, &layout);
-    if (code < 0)
+    if (code < 0) {
         return code;
-    if (entries_bytes < layout.entries_bytes)
+    }
+    if (entries_bytes < layout.entries_bytes) {
         return DLFS_E_TRUNCATED;
+    }
     const uint8_t *base = entries;
     const uint8_t *tables = base + layout.entries_checksums_offset;
     if (dlfs_crc32c(0, tables, layout.locations_offset - layout.entries_checksums_offset) !=
-        header->tables_crc32c)
+        header->tables_crc32c) {
         return DLFS_E_CHECKSUM;
+    }
 
     dlfs_directory *directory = calloc(1, sizeof(*directory));
-    if (!directory)
+    if (directory == NULL) {
         return -ENOMEM;
+    }
     directory->layout = layout;
     directory->data_bytes = header->data_bytes;
     directory->hash_seed = header->hash_seed;
@@ -153,12 +167,15 @@ int dlfs_directory_attach_names(dlfs_directory *directory, const void *names, ui
 {
     const uint8_t *none = NULL;
 
-    if (!directory || !names || (uintptr_t)names % DLFS_DIRECTORY_ALIGNMENT != 0)
+    if (directory == NULL || names == NULL || (uintptr_t)names % DLFS_DIRECTORY_ALIGNMENT != 0) {
         return -EINVAL;
-    if (names_bytes < directory->layout.names_bytes)
+    }
+    if (names_bytes < directory->layout.names_bytes) {
         return DLFS_E_TRUNCATED;
-    if (!atomic_compare_exchange_strong(&directory->names, &none, names))
+    }
+    if (!atomic_compare_exchange_strong(&directory->names, &none, names)) {
         return -EALREADY;
+    }
     return 0;
 }
 
@@ -186,12 +203,14 @@ int dlfs_directory_order(const dlfs_directory *directory, uint64_t first, uint64
                          uint64_t *out)
 {
     uint64_t sample_count = directory->layout.sample_count;
-    if (first > sample_count || count > sample_count - first)
+    if (first > sample_count || count > sample_count - first) {
         return -EINVAL;
+    }
     for (uint64_t i = 0; i < count; i++) {
         uint64_t index = dlfs_directory_order_at(directory, first + i);
-        if (index >= sample_count)
+        if (index >= sample_count) {
             return DLFS_E_FORMAT;
+        }
         out[i] = index;
     }
     return 0;
@@ -208,10 +227,11 @@ uint64_t dlfs_directory_rank_at(const dlfs_directory *directory, uint64_t addres
         /* A wild index ends the search early; the caller meets it again, as an error, in the order
          * itself. */
         if (index < sample_count &&
-            dlfs_location_address(dlfs_directory_location(directory, index)) < address)
+            dlfs_location_address(dlfs_directory_location(directory, index)) < address) {
             low = middle + 1;
-        else
+        } else {
             high = middle;
+        }
     }
     return low;
 }

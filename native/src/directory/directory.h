@@ -129,8 +129,9 @@ static inline const dlfs_location *dlfs_directory_location(const dlfs_directory 
 /* The index at a rank < count, as found on media: check it against the count before use. */
 static inline uint64_t dlfs_directory_order_at(const dlfs_directory *directory, uint64_t rank)
 {
-    if (directory->layout.index_bytes == sizeof(uint32_t))
+    if (directory->layout.index_bytes == sizeof(uint32_t)) {
         return ((const uint32_t *)directory->order)[rank];
+    }
     return ((const uint64_t *)directory->order)[rank];
 }
 

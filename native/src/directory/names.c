@@ -29,8 +29,9 @@ int dlfs_directory_name_block(const dlfs_directory *directory, const uint8_t *na
     uint64_t first = offsets[block];
     uint64_t last = offsets[block + 1];
     uint64_t table_bytes = (directory->layout.name_block_count + 1) * sizeof(uint64_t);
-    if (first < table_bytes || last < first || last > directory->layout.names_bytes)
+    if (first < table_bytes || last < first || last > directory->layout.names_bytes) {
         return DLFS_E_FORMAT;
+    }
     *begin = names + first;
     *end = names + last;
     return 0;
@@ -39,15 +40,17 @@ int dlfs_directory_name_block(const dlfs_directory *directory, const uint8_t *na
 /* One varint of at most two bytes; NULL when it does not end by then or by the end of the block. */
 static inline const uint8_t *read_varint(const uint8_t *at, const uint8_t *end, uint32_t *value)
 {
-    if (at >= end)
+    if (at >= end) {
         return NULL;
+    }
     uint32_t low = *at++;
     if (low < 0x80) {
         *value = low;
         return at;
     }
-    if (at >= end || *at >= 0x80)
+    if (at >= end || *at >= 0x80) {
         return NULL;
+    }
     *value = (low & 0x7f) | (uint32_t)*at++ << 7;
     return at;
 }
@@ -64,17 +67,20 @@ static inline const uint8_t *read_entry(const uint8_t *at, const uint8_t *end, u
         *shared = at[0];
         *suffix_bytes = at[1];
         at += 2;
-        if ((*shared > before) | (*suffix_bytes > (uint64_t)(end - at)))
+        if ((*shared > before) | (*suffix_bytes > (uint64_t)(end - at))) {
             return NULL;
+        }
         return at + *suffix_bytes;
     }
     at = read_varint(at, end, shared);
-    if (!at)
+    if (at == NULL) {
         return NULL;
+    }
     at = read_varint(at, end, suffix_bytes);
-    if (!at || *shared > before || *suffix_bytes > (uint64_t)(end - at) ||
-        *shared + *suffix_bytes > DLFS_PATH_BYTES_MAX)
+    if (at == NULL || *shared > before || *suffix_bytes > (uint64_t)(end - at) ||
+        *shared + *suffix_bytes > DLFS_PATH_BYTES_MAX) {
         return NULL;
+    }
     return at + *suffix_bytes;
 }
 
@@ -91,13 +97,17 @@ static inline bool equal_words(const uint8_t *a, const uint8_t *b)
 static inline bool equal_bytes(const uint8_t *a, const uint8_t *b, uint32_t bytes)
 {
     uint32_t i = 0;
-    for (; i + sizeof(uint64_t) <= bytes; i += (uint32_t)sizeof(uint64_t))
-        if (!equal_words(a + i, b + i))
+    for (; i + sizeof(uint64_t) <= bytes; i += (uint32_t)sizeof(uint64_t)) {
+        if (!equal_words(a + i, b + i)) {
             return false;
-    if (bytes >= sizeof(uint64_t)) /* the last word, over what was compared */
+        }
+    }
+    if (bytes >= sizeof(uint64_t)) { /* the last word, over what was compared */
         return equal_words(a + bytes - sizeof(uint64_t), b + bytes - sizeof(uint64_t));
-    while (i < bytes && a[i] == b[i])
+    }
+    while (i < bytes && a[i] == b[i]) {
         i++;
+    }
     return i == bytes;
 }
 
@@ -117,22 +127,26 @@ static int pieces_equal(const uint8_t *at, const uint8_t *end, uint32_t slot, co
     for (uint32_t i = 0; i <= slot; i++) {
         uint32_t suffix_bytes;
         at = read_entry(at, end, bytes, &pieces[i].shared, &suffix_bytes);
-        if (!at)
+        if (at == NULL) {
             return DLFS_E_FORMAT;
+        }
         pieces[i].suffix = at - suffix_bytes;
         bytes = pieces[i].shared + suffix_bytes;
     }
-    if (bytes != path_bytes)
+    if (bytes != path_bytes) {
         return 0;
+    }
     /* Backwards: each byte of the name was last written by the nearest entry that shares less than
      * its place. */
     uint32_t open = bytes;
     for (uint32_t i = slot + 1; i-- > 0 && open > 0;) {
         const name_piece *piece = &pieces[i];
-        if (piece->shared >= open)
+        if (piece->shared >= open) {
             continue;
-        if (!equal_bytes(path + piece->shared, piece->suffix, open - piece->shared))
+        }
+        if (!equal_bytes(path + piece->shared, piece->suffix, open - piece->shared)) {
             return 0;
+        }
         open = piece->shared;
     }
     return open == 0;
@@ -150,22 +164,26 @@ static inline uint32_t decode_usual(const uint8_t *at, const uint8_t *end, const
                                     uint32_t slot, uint8_t *name)
 {
     if (readable - end < COPY_BYTES || end - at < 2 || at[0] != 0 || at[1] > SHORT_BYTES_MAX ||
-        at[1] > end - at - 2)
+        at[1] > end - at - 2) {
         return NAME_UNUSUAL;
+    }
     uint32_t bytes = at[1];
     at += 2;
-    for (uint32_t done = 0; done < bytes; done += COPY_BYTES)
+    for (uint32_t done = 0; done < bytes; done += COPY_BYTES) {
         memcpy(name + done, at + done, COPY_BYTES);
+    }
     at += bytes;
     for (uint32_t i = 0; i < slot; i++) {
-        if (end - at < 2)
+        if (end - at < 2) {
             return NAME_UNUSUAL;
+        }
         uint32_t shared = at[0];
         uint32_t suffix_bytes = at[1];
         at += 2;
         if ((shared > bytes) | (shared > SHORT_BYTES_MAX) | (suffix_bytes > COPY_BYTES) |
-            (suffix_bytes > end - at))
+            (suffix_bytes > end - at)) {
             return NAME_UNUSUAL;
+        }
         memcpy(name + shared, at, COPY_BYTES);
         bytes = shared + suffix_bytes;
         at += suffix_bytes;
@@ -183,11 +201,13 @@ int dlfs_directory_name_equals(const dlfs_directory *directory, const uint8_t *n
 
     int code =
         dlfs_directory_name_block(directory, names, index / DLFS_DIRECTORY_NODE_KEYS, &at, &end);
-    if (code < 0)
+    if (code < 0) {
         return code;
+    }
     uint32_t bytes = decode_usual(at, end, names + directory->layout.names_bytes, slot, name);
-    if (bytes == NAME_UNUSUAL)
+    if (bytes == NAME_UNUSUAL) {
         return pieces_equal(at, end, slot, path, path_bytes);
+    }
     return bytes == path_bytes && equal_bytes(name, path, bytes);
 }
 
@@ -214,8 +234,9 @@ static int cursor_next(dlfs_name_cursor *cursor)
     uint32_t suffix_bytes;
     const uint8_t *next =
         read_entry(cursor->at, cursor->end, cursor->bytes, &shared, &suffix_bytes);
-    if (!next)
+    if (next == NULL) {
         return DLFS_E_FORMAT;
+    }
     memcpy(cursor->name + shared, next - suffix_bytes, suffix_bytes);
     cursor->bytes = shared + suffix_bytes;
     cursor->at = next;
@@ -229,8 +250,9 @@ static int cursor_advance(const dlfs_directory *directory, const uint8_t *names,
 {
     if (index % DLFS_DIRECTORY_NODE_KEYS == 0) {
         int code = cursor_open(directory, names, index / DLFS_DIRECTORY_NODE_KEYS, cursor);
-        if (code < 0)
+        if (code < 0) {
             return code;
+        }
     }
     return cursor_next(cursor);
 }
@@ -242,21 +264,26 @@ int64_t dlfs_directory_names(const dlfs_directory *directory, uint64_t first, ui
     const uint8_t *names = attached_names(directory);
     dlfs_name_cursor cursor;
 
-    if (first > sample_count || count > sample_count - first || count > INT64_MAX)
+    if (first > sample_count || count > sample_count - first || count > INT64_MAX) {
         return -EINVAL;
-    if (!names)
+    }
+    if (names == NULL) {
         return -EAGAIN;
+    }
     cursor_init(&cursor);
     uint64_t used = 0;
     uint64_t index = first - first % DLFS_DIRECTORY_NODE_KEYS;
     for (; index < first + count; index++) {
         int code = cursor_advance(directory, names, index, &cursor);
-        if (code < 0)
+        if (code < 0) {
             return code;
-        if (index < first)
+        }
+        if (index < first) {
             continue;
-        if (cursor.bytes > text_bytes - used)
+        }
+        if (cursor.bytes > text_bytes - used) {
             break;
+        }
         offsets[index - first] = used;
         memcpy(text + used, cursor.name, cursor.bytes);
         used += cursor.bytes;
@@ -272,8 +299,9 @@ int64_t dlfs_directory_names(const dlfs_directory *directory, uint64_t first, ui
 static int compare_paths(const uint8_t *a, uint64_t a_bytes, const uint8_t *b, uint64_t b_bytes)
 {
     int order = memcmp(a, b, a_bytes < b_bytes ? a_bytes : b_bytes);
-    if (order != 0)
+    if (order != 0) {
         return order;
+    }
     return (a_bytes > b_bytes) - (a_bytes < b_bytes);
 }
 
@@ -290,15 +318,18 @@ static int count_blocks_below(const dlfs_directory *directory, const uint8_t *na
         uint32_t shared;
         uint32_t bytes;
         int code = dlfs_directory_name_block(directory, names, middle, &at, &end);
-        if (code < 0)
+        if (code < 0) {
             return code;
+        }
         at = read_entry(at, end, 0, &shared, &bytes);
-        if (!at)
+        if (at == NULL) {
             return DLFS_E_FORMAT;
-        if (compare_paths(at - bytes, bytes, path, path_bytes) < 0)
+        }
+        if (compare_paths(at - bytes, bytes, path, path_bytes) < 0) {
             low = middle + 1;
-        else
+        } else {
             high = middle;
+        }
     }
     *blocks = low;
     return 0;
@@ -311,11 +342,13 @@ int dlfs_directory_lower_bound(const dlfs_directory *directory, const uint8_t *p
     dlfs_name_cursor cursor;
     uint64_t below;
 
-    if (!names)
+    if (names == NULL) {
         return -EAGAIN;
+    }
     int code = count_blocks_below(directory, names, path, path_bytes, &below);
-    if (code < 0)
+    if (code < 0) {
         return code;
+    }
     if (below == 0) {
         *index = 0;
         return 0;
@@ -323,15 +356,18 @@ int dlfs_directory_lower_bound(const dlfs_directory *directory, const uint8_t *p
     /* The answer is in the last block that starts below the path, or right behind it. */
     uint64_t at = (below - 1) * DLFS_DIRECTORY_NODE_KEYS;
     uint64_t end = below * DLFS_DIRECTORY_NODE_KEYS;
-    if (end > directory->layout.sample_count)
+    if (end > directory->layout.sample_count) {
         end = directory->layout.sample_count;
+    }
     cursor_init(&cursor);
     for (; at < end; at++) {
         code = cursor_advance(directory, names, at, &cursor);
-        if (code < 0)
+        if (code < 0) {
             return code;
-        if (compare_paths(cursor.name, cursor.bytes, path, path_bytes) >= 0)
+        }
+        if (compare_paths(cursor.name, cursor.bytes, path, path_bytes) >= 0) {
             break;
+        }
     }
     *index = at;
     return 0;

@@ -32,8 +32,9 @@ typedef struct probe {
 
 static inline void prefetch(const void *base, uint64_t bytes)
 {
-    for (uint64_t offset = 0; offset < bytes; offset += CACHE_LINE_BYTES)
+    for (uint64_t offset = 0; offset < bytes; offset += CACHE_LINE_BYTES) {
         __builtin_prefetch((const uint8_t *)base + offset);
+    }
 }
 
 static inline uint32_t match_fingerprints(const uint32_t *fingerprints, uint32_t wanted)
@@ -48,8 +49,9 @@ static inline uint32_t match_fingerprints(const uint32_t *fingerprints, uint32_t
     return (uint32_t)_mm_movemask_epi8(_mm_packs_epi16(low, high));
 #else
     uint32_t matches = 0;
-    for (uint32_t i = 0; i < DLFS_DIRECTORY_NODE_KEYS; i++)
+    for (uint32_t i = 0; i < DLFS_DIRECTORY_NODE_KEYS; i++) {
         matches |= (uint32_t)(fingerprints[i] == wanted) << i;
+    }
     return matches;
 #endif
 }
@@ -63,8 +65,9 @@ static inline const uint8_t *leaf_at(const dlfs_directory *directory, uint64_t l
 static inline uint64_t leaf_index(const dlfs_directory *directory, uint64_t leaf, uint32_t slot)
 {
     const uint8_t *indices = leaf_at(directory, leaf) + DLFS_DIRECTORY_NODE_KEYS * sizeof(uint32_t);
-    if (directory->layout.index_bytes == sizeof(uint64_t))
+    if (directory->layout.index_bytes == sizeof(uint64_t)) {
         return ((const uint64_t *)indices)[slot];
+    }
     uint32_t index = ((const uint32_t *)indices)[slot];
     return index == UINT32_MAX ? UINT64_MAX : index;
 }
@@ -88,8 +91,9 @@ static void hash_group(const dlfs_directory *directory, const uint8_t *paths,
 static inline uint64_t last_not_above(const uint64_t *node, uint64_t hash)
 {
     uint64_t place = 0;
-    for (uint64_t half = DLFS_DIRECTORY_NODE_KEYS / 2; half > 0; half /= 2)
+    for (uint64_t half = DLFS_DIRECTORY_NODE_KEYS / 2; half > 0; half /= 2) {
         place += (uint64_t)(node[place + half] <= hash) * half;
+    }
     return place;
 }
 
@@ -113,8 +117,9 @@ static void descend_group(const dlfs_directory *directory, uint32_t level, uint3
         next += last_not_above(keys + next, p->hash);
         /* A hash of all ones passes the padding too. */
         p->node = next < last ? next : last;
-        if (level <= 1) /* all above are in the cache */
+        if (level <= 1) { /* all above are in the cache */
             prefetch(below + p->node * below_bytes, below_bytes);
+        }
     }
 }
 
@@ -126,11 +131,13 @@ static void match_group(const dlfs_directory *directory, const uint64_t *name_of
         p->matches =
             match_fingerprints((const uint32_t *)leaf_at(directory, p->node), (uint32_t)p->hash);
         p->candidate = UINT64_MAX;
-        if (p->matches == 0)
+        if (p->matches == 0) {
             continue;
+        }
         p->candidate = leaf_index(directory, p->node, (uint32_t)__builtin_ctz(p->matches));
-        if (p->candidate < directory->layout.sample_count)
+        if (p->candidate < directory->layout.sample_count) {
             prefetch(&name_offsets[p->candidate / DLFS_DIRECTORY_NODE_KEYS], 1);
+        }
     }
 }
 
@@ -140,11 +147,13 @@ static void fetch_names_group(const dlfs_directory *directory, const uint8_t *na
     for (uint32_t i = 0; i < count; i++) {
         const uint8_t *begin;
         const uint8_t *end;
-        if (probes[i].candidate >= directory->layout.sample_count)
+        if (probes[i].candidate >= directory->layout.sample_count) {
             continue;
+        }
         uint64_t block = probes[i].candidate / DLFS_DIRECTORY_NODE_KEYS;
-        if (dlfs_directory_name_block(directory, names, block, &begin, &end) < 0)
+        if (dlfs_directory_name_block(directory, names, block, &begin, &end) < 0) {
             continue;
+        }
         uint64_t bytes = (uint64_t)(end - begin);
         uint64_t slot = probes[i].candidate % DLFS_DIRECTORY_NODE_KEYS;
         /* Up to the candidate's name, if the names are of like lengths. */
@@ -163,13 +172,16 @@ static int check_slots(const dlfs_directory *directory, const uint8_t *names, co
 {
     for (; matches != 0; matches &= matches - 1) {
         uint64_t index = leaf_index(directory, leaf, (uint32_t)__builtin_ctz(matches));
-        if (index == UINT64_MAX)
+        if (index == UINT64_MAX) {
             continue;
-        if (index >= directory->layout.sample_count)
+        }
+        if (index >= directory->layout.sample_count) {
             return DLFS_E_FORMAT;
+        }
         int code = dlfs_directory_name_equals(directory, names, index, p->path, p->path_bytes);
-        if (code < 0)
+        if (code < 0) {
             return code;
+        }
         if (code > 0) {
             *out = index;
             return 1;
@@ -182,8 +194,9 @@ static int check_probe(const dlfs_directory *directory, const uint8_t *names, co
                        uint64_t *out)
 {
     int code = check_slots(directory, names, p, p->node, p->matches, out);
-    if (code != 0)
+    if (code != 0) {
         return code < 0 ? code : 0;
+    }
     /* Equal hashes can straddle two leaves: this one begins with the hash, so the one before may
      * end with it. */
     if (p->node > 0 && directory->separators[p->node] == p->hash) {
@@ -191,8 +204,9 @@ static int check_probe(const dlfs_directory *directory, const uint8_t *names, co
         uint32_t matches =
             match_fingerprints((const uint32_t *)leaf_at(directory, leaf), (uint32_t)p->hash);
         code = check_slots(directory, names, p, leaf, matches, out);
-        if (code != 0)
+        if (code != 0) {
             return code < 0 ? code : 0;
+        }
     }
     *out = UINT64_MAX;
     return 0;
@@ -203,14 +217,16 @@ static int find_group(const dlfs_directory *directory, const uint8_t *names, con
 {
     probe probes[GROUP];
     hash_group(directory, paths, offsets, count, probes);
-    for (uint32_t level = directory->layout.level_count; level-- > 0;)
+    for (uint32_t level = directory->layout.level_count; level-- > 0;) {
         descend_group(directory, level, count, probes);
+    }
     match_group(directory, (const uint64_t *)names, count, probes);
     fetch_names_group(directory, names, count, probes);
     for (uint32_t i = 0; i < count; i++) {
         int code = check_probe(directory, names, &probes[i], &out[i]);
-        if (code < 0)
+        if (code < 0) {
             return code;
+        }
     }
     return 0;
 }
@@ -219,18 +235,21 @@ int dlfs_directory_find(const dlfs_directory *directory, const uint8_t *paths,
                         const uint64_t *offsets, uint64_t count, uint64_t *out)
 {
     const uint8_t *names = atomic_load_explicit(&directory->names, memory_order_acquire);
-    if (!names)
+    if (names == NULL) {
         return -EAGAIN;
+    }
     if (directory->layout.sample_count == 0) {
-        for (uint64_t i = 0; i < count; i++)
+        for (uint64_t i = 0; i < count; i++) {
             out[i] = UINT64_MAX;
+        }
         return 0;
     }
     for (uint64_t first = 0; first < count; first += GROUP) {
         uint32_t group = count - first < GROUP ? (uint32_t)(count - first) : GROUP;
         int code = find_group(directory, names, paths, offsets + first, group, out + first);
-        if (code < 0)
+        if (code < 0) {
             return code;
+        }
     }
     return 0;
 }

@@ -46,19 +46,24 @@ static void merge(const struct paths *paths, const uint64_t *from, uint64_t *to,
 DLFS_API int dlfs_paths_sort(const uint8_t *names, const uint64_t *offsets, uint64_t count,
                              uint64_t *order)
 {
-    if (count > 0 && (!names || !offsets || !order))
+    if (count > 0 && (names == NULL || offsets == NULL || order == NULL)) {
         return -EINVAL;
+    }
     const struct paths paths = {names, offsets};
     uint64_t sorted = count > 0;
-    for (uint64_t i = 0; i < count; i++)
+    for (uint64_t i = 0; i < count; i++) {
         order[i] = i;
-    while (sorted < count && !comes_before(&paths, sorted, sorted - 1))
+    }
+    while (sorted < count && !comes_before(&paths, sorted, sorted - 1)) {
         sorted++;
-    if (sorted == count)
+    }
+    if (sorted == count) {
         return 0;
+    }
     uint64_t *scratch = malloc(count * sizeof(*scratch));
-    if (!scratch)
+    if (scratch == NULL) {
         return -ENOMEM;
+    }
     uint64_t *from = order;
     uint64_t *to = scratch;
     for (uint64_t width = 1; width < count; width *= 2) {
@@ -71,8 +76,9 @@ DLFS_API int dlfs_paths_sort(const uint8_t *names, const uint64_t *offsets, uint
         to = from;
         from = merged;
     }
-    if (from != order)
+    if (from != order) {
         memcpy(order, from, count * sizeof(*order));
+    }
     free(scratch);
     return 0;
 }

@@ -15,8 +15,9 @@ static uint64_t first_bad(const uint8_t *blocks, const uint32_t *table, uint64_t
 {
     for (uint64_t i = 0; i < count; i++) {
         const uint8_t *block = blocks + i * DLFS_DIRECTORY_BLOCK_BYTES;
-        if (dlfs_crc32c(0, block, DLFS_DIRECTORY_BLOCK_BYTES) != table[i])
+        if (dlfs_crc32c(0, block, DLFS_DIRECTORY_BLOCK_BYTES) != table[i]) {
             return i;
+        }
     }
     return count;
 }
@@ -37,8 +38,9 @@ static int verify_head(const dlfs_directory *directory, const uint8_t *base, uin
     if (base == directory->entries) {
         /* The tables have one checksum for all: the first of them stands for whichever is bad. */
         if (dlfs_crc32c(0, base + directory->layout.entries_checksums_offset, tables_bytes) ==
-            header->tables_crc32c)
+            header->tables_crc32c) {
             return 0;
+        }
         *bad_block = 1;
         return DLFS_E_CHECKSUM;
     }
@@ -71,16 +73,19 @@ static uint64_t first_unsorted(const dlfs_directory *directory)
         uint64_t last_index = index;
         if (count - rank > PREFETCH_RANKS) {
             uint64_t later = dlfs_directory_order_at(directory, rank + PREFETCH_RANKS);
-            if (later < count)
+            if (later < count) {
                 __builtin_prefetch(dlfs_directory_location(directory, later));
+            }
         }
         index = dlfs_directory_order_at(directory, rank);
-        if (index >= count)
+        if (index >= count) {
             return rank;
+        }
         address = address_of(directory, index);
         bool rises = address > last_address || (address == last_address && index > last_index);
-        if (rank > 0 && !rises)
+        if (rank > 0 && !rises) {
             return rank;
+        }
     }
     return count;
 }
@@ -89,8 +94,9 @@ static int verify_order(const dlfs_directory *directory, uint64_t *bad_block)
 {
     const dlfs_directory_layout *layout = &directory->layout;
     uint64_t rank = first_unsorted(directory);
-    if (rank == layout->sample_count)
+    if (rank == layout->sample_count) {
         return 0;
+    }
     uint64_t offset = layout->order_offset + rank * layout->index_bytes;
     *bad_block = offset / DLFS_DIRECTORY_BLOCK_BYTES;
     return DLFS_E_FORMAT;
@@ -100,8 +106,9 @@ static int verify_entries(const dlfs_directory *directory, const uint8_t *base, 
 {
     const dlfs_directory_layout *layout = &directory->layout;
     int code = verify_head(directory, base, bad_block);
-    if (code < 0)
+    if (code < 0) {
         return code;
+    }
     const uint32_t *table =
         (const uint32_t *)(directory->entries + layout->entries_checksums_offset);
     uint64_t bad =
@@ -119,8 +126,9 @@ static int verify_names(const dlfs_directory *directory, const uint8_t *base, ui
     const dlfs_directory_layout *layout = &directory->layout;
     const uint32_t *table = (const uint32_t *)(directory->entries + layout->names_checksums_offset);
     uint64_t bad = first_bad(base, table, layout->names_checksum_count);
-    if (bad == layout->names_checksum_count)
+    if (bad == layout->names_checksum_count) {
         return 0;
+    }
     *bad_block = bad;
     return DLFS_E_CHECKSUM;
 }
@@ -128,11 +136,14 @@ static int verify_names(const dlfs_directory *directory, const uint8_t *base, ui
 int dlfs_directory_verify(const dlfs_directory *directory, uint32_t part, const void *base,
                           uint64_t bytes, uint64_t *bad_block)
 {
-    if (!directory || !base || !bad_block || part > 1)
+    if (directory == NULL || base == NULL || bad_block == NULL || part > 1) {
         return -EINVAL;
-    if (bytes < (part == 0 ? directory->layout.entries_bytes : directory->layout.names_bytes))
+    }
+    if (bytes < (part == 0 ? directory->layout.entries_bytes : directory->layout.names_bytes)) {
         return DLFS_E_TRUNCATED;
-    if (part == 0)
+    }
+    if (part == 0) {
         return verify_entries(directory, base, bad_block);
+    }
     return verify_names(directory, base, bad_block);
 }

@@ -45,12 +45,15 @@ static int read_range(int descriptor, uint8_t *target, uint64_t length, uint64_t
     while (length > 0) {
         size_t wanted = (size_t)(length < READ_BYTES_MAX ? length : READ_BYTES_MAX);
         ssize_t got = pread(descriptor, target, wanted, (off_t)position);
-        if (got < 0 && errno == EINTR)
+        if (got < 0 && errno == EINTR) {
             continue;
-        if (got < 0)
+        }
+        if (got < 0) {
             return -errno;
-        if (got == 0)
+        }
+        if (got == 0) {
             return DLFS_E_TRUNCATED;
+        }
         target += got;
         position += (uint64_t)got;
         length -= (uint64_t)got;
@@ -66,11 +69,13 @@ static int64_t modified_ns(const struct stat *status)
 static int check_unchanged(int descriptor, const dlfs_file *file)
 {
     struct stat status;
-    if (fstat(descriptor, &status) != 0)
+    if (fstat(descriptor, &status) != 0) {
         return -errno;
+    }
     if (!S_ISREG(status.st_mode) || (uint64_t)status.st_size != file->length_bytes ||
-        modified_ns(&status) != file->modified_ns)
+        modified_ns(&status) != file->modified_ns) {
         return -ESTALE;
+    }
     return 0;
 }
 
@@ -82,8 +87,9 @@ static int open_file(const job *work, const char *path)
     int descriptor;
     do {
         descriptor = openat(work->directory, path, flags | O_NOATIME);
-        if (descriptor < 0 && errno == EPERM)
+        if (descriptor < 0 && errno == EPERM) {
             descriptor = openat(work->directory, path, flags);
+        }
     } while (descriptor < 0 && errno == EINTR);
     return descriptor < 0 ? -errno : descriptor;
 }
@@ -91,15 +97,19 @@ static int open_file(const job *work, const char *path)
 static int read_file(const job *work, dlfs_file *file)
 {
     int descriptor = open_file(work, work->paths + file->position);
-    if (descriptor < 0)
+    if (descriptor < 0) {
         return descriptor;
+    }
     int code = check_unchanged(descriptor, file);
-    if (code == 0)
+    if (code == 0) {
         code = read_range(descriptor, work->buffer + file->buffer_offset, file->length_bytes, 0);
-    if (code == DLFS_E_TRUNCATED)
+    }
+    if (code == DLFS_E_TRUNCATED) {
         code = -ESTALE; /* it shrank between the check and the reading */
-    if (code == 0)
+    }
+    if (code == 0) {
         code = check_unchanged(descriptor, file);
+    }
     (void)close(descriptor); /* read only: nothing to lose */
     return code;
 }
@@ -109,13 +119,17 @@ static int stat_file(const job *work, dlfs_file *file)
     const char *path = work->paths + file->position;
     int flags = work->open_flags == O_NOFOLLOW ? AT_SYMLINK_NOFOLLOW : 0;
     struct stat status;
-    if (fstatat(work->directory, path, &status, flags) != 0)
+    if (fstatat(work->directory, path, &status, flags) != 0) {
         return -errno;
-    if (!S_ISREG(status.st_mode))
+    }
+    if (!S_ISREG(status.st_mode)) {
         return -ESTALE;
+    }
     /* Most files may be read by all; asking costs as much again. */
-    if ((status.st_mode & S_IROTH) == 0 && faccessat(work->directory, path, R_OK, AT_EACCESS) != 0)
+    if ((status.st_mode & S_IROTH) == 0 &&
+        faccessat(work->directory, path, R_OK, AT_EACCESS) != 0) {
         return -errno;
+    }
     file->length_bytes = (uint64_t)status.st_size;
     file->modified_ns = modified_ns(&status);
     return 0;
@@ -132,12 +146,14 @@ static void *work_through(void *argument)
     job *work = argument;
     for (;;) {
         uint64_t i = atomic_fetch_add_explicit(&work->next, 1, memory_order_relaxed);
-        if (i >= work->count)
+        if (i >= work->count) {
             return NULL;
+        }
         dlfs_file *file = &work->files[i];
         file->code = work->act(work, file);
-        if (file->code != 0)
+        if (file->code != 0) {
             atomic_fetch_add_explicit(&work->failed, 1, memory_order_relaxed);
+        }
     }
 }
 
@@ -146,21 +162,25 @@ static int run(job *work, uint32_t thread_count)
     pthread_t helpers[DLFS_FILES_THREADS_MAX];
     uint32_t wanted = work->count < thread_count ? (uint32_t)work->count : thread_count;
     uint32_t started = 0;
-    while (started + 1 < wanted && thread_start(&helpers[started], NULL, work_through, work) == 0)
+    while (started + 1 < wanted && thread_start(&helpers[started], NULL, work_through, work) == 0) {
         started++;
+    }
     work_through(work);
-    for (uint32_t i = 0; i < started; i++)
+    for (uint32_t i = 0; i < started; i++) {
         (void)pthread_join(helpers[i], NULL); /* fails only for a handle that is not ours */
+    }
     uint64_t failed = atomic_load(&work->failed);
     return failed > INT_MAX ? INT_MAX : (int)failed;
 }
 
 static bool places_fit(const dlfs_file *files, uint64_t count, uint64_t buffer_bytes)
 {
-    for (uint64_t i = 0; i < count; i++)
+    for (uint64_t i = 0; i < count; i++) {
         if (files[i].length_bytes > buffer_bytes ||
-            files[i].buffer_offset > buffer_bytes - files[i].length_bytes)
+            files[i].buffer_offset > buffer_bytes - files[i].length_bytes) {
             return false;
+        }
+    }
     return true;
 }
 
@@ -168,11 +188,14 @@ static bool paths_end(const char *paths, uint64_t paths_bytes, const dlfs_file *
                       uint64_t count)
 {
     /* A NUL at the very end closes every path that starts before it. */
-    if (count > 0 && (paths == NULL || paths_bytes == 0 || paths[paths_bytes - 1] != '\0'))
+    if (count > 0 && (paths == NULL || paths_bytes == 0 || paths[paths_bytes - 1] != '\0')) {
         return false;
-    for (uint64_t i = 0; i < count; i++)
-        if (files[i].position >= paths_bytes)
+    }
+    for (uint64_t i = 0; i < count; i++) {
+        if (files[i].position >= paths_bytes) {
             return false;
+        }
+    }
     return true;
 }
 
@@ -182,8 +205,9 @@ int dlfs_files_read(int directory, const char *paths, uint64_t paths_bytes, dlfs
 {
     if (thread_count == 0 || thread_count > DLFS_FILES_THREADS_MAX ||
         (flags & ~DLFS_FILES_NOFOLLOW) != 0 || !places_fit(files, count, buffer_bytes) ||
-        !paths_end(paths, paths_bytes, files, count))
+        !paths_end(paths, paths_bytes, files, count)) {
         return -EINVAL;
+    }
     job work = {.act = read_file,
                 .files = files,
                 .count = count,
@@ -198,8 +222,9 @@ int dlfs_files_stat(int directory, const char *paths, uint64_t paths_bytes, dlfs
                     uint64_t count, uint32_t flags, uint32_t thread_count)
 {
     if (thread_count == 0 || thread_count > DLFS_FILES_THREADS_MAX ||
-        (flags & ~DLFS_FILES_NOFOLLOW) != 0 || !paths_end(paths, paths_bytes, files, count))
+        (flags & ~DLFS_FILES_NOFOLLOW) != 0 || !paths_end(paths, paths_bytes, files, count)) {
         return -EINVAL;
+    }
     job work = {.act = stat_file,
                 .files = files,
                 .count = count,
@@ -213,11 +238,14 @@ int dlfs_ranges_read(dlfs_file *ranges, uint64_t count, void *buffer, uint64_t b
                      uint32_t thread_count)
 {
     if (thread_count == 0 || thread_count > DLFS_FILES_THREADS_MAX ||
-        !places_fit(ranges, count, buffer_bytes))
+        !places_fit(ranges, count, buffer_bytes)) {
         return -EINVAL;
-    for (uint64_t i = 0; i < count; i++)
-        if (ranges[i].position > INT64_MAX - ranges[i].length_bytes)
+    }
+    for (uint64_t i = 0; i < count; i++) {
+        if (ranges[i].position > INT64_MAX - ranges[i].length_bytes) {
             return -EINVAL;
+        }
+    }
     job work = {.act = read_open_file, .files = ranges, .count = count, .buffer = buffer};
     return count == 0 ? 0 : run(&work, thread_count);
 }

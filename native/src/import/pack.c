@@ -24,12 +24,15 @@ static int packing_check(const dlfs_packing *packing, uint64_t window_address,
     uint32_t chunk = packing->chunk_bytes;
     uint32_t block = packing->block_bytes;
     if (chunk == 0 || (chunk & (chunk - 1)) != 0 || block == 0 || (block & (block - 1)) != 0 ||
-        block > chunk)
+        block > chunk) {
         return -EINVAL;
-    if (window_address % chunk != 0 || window_bytes % chunk != 0)
+    }
+    if (window_address % chunk != 0 || window_bytes % chunk != 0) {
         return -EINVAL;
-    if (window_address > DLFS_ADDRESS_MAX || window_bytes > DLFS_ADDRESS_MAX - window_address)
+    }
+    if (window_address > DLFS_ADDRESS_MAX || window_bytes > DLFS_ADDRESS_MAX - window_address) {
         return DLFS_E_LIMIT;
+    }
     return 0;
 }
 
@@ -41,16 +44,19 @@ static uint64_t blocks_touched(uint64_t offset, uint64_t length, uint64_t block)
 /* The address where a sample of length bytes starts when everything before address is taken. */
 static uint64_t place(uint64_t address, uint64_t length, uint64_t chunk, uint64_t block)
 {
-    if (length == 0)
+    if (length == 0) {
         return address;
+    }
     uint64_t start = address;
     uint64_t padding = -address & (block - 1);
     if (blocks_touched(address, length, block) > (length + block - 1) / block &&
-        padding <= length >> PADDING_SHIFT)
+        padding <= length >> PADDING_SHIFT) {
         start = address + padding;
+    }
     uint64_t chunk_end = (address + chunk - 1) & ~(chunk - 1);
-    if (address == chunk_end || start + length <= chunk_end)
+    if (address == chunk_end || start + length <= chunk_end) {
         return start;
+    }
     return address + length <= chunk_end ? address : chunk_end;
 }
 
@@ -87,8 +93,9 @@ static int start_sample(dlfs_packing *packing, uint64_t length, uint8_t *window,
     uint64_t start = place(packing->address, length, packing->chunk_bytes, packing->block_bytes);
     memset(window + (packing->address - window_address), 0, start - packing->address);
     packing->address = start;
-    if (length != 0 && start == window_end)
+    if (length != 0 && start == window_end) {
         return 0;
+    }
     packing->start = start;
     packing->done_bytes = 0;
     packing->crc32c = 0;
@@ -101,8 +108,9 @@ static void end_sample(dlfs_packing *packing, uint64_t length, uint8_t *window,
                        uint64_t window_address)
 {
     packing->under_way = 0;
-    if (length <= packing->chunk_bytes)
+    if (length <= packing->chunk_bytes) {
         return;
+    }
     uint64_t padding = -packing->address & (uint64_t)(packing->chunk_bytes - 1);
     memset(window + (packing->address - window_address), 0, padding);
     packing->address += padding;
@@ -121,8 +129,9 @@ static int fits_here(const dlfs_packing *packing, uint64_t address, uint64_t len
 static uint32_t choose(const dlfs_packing *packing, uint64_t address, const int64_t *lengths,
                        const uint64_t *candidates, uint32_t count)
 {
-    if (fits_here(packing, address, (uint64_t)lengths[candidates[0]]))
+    if (fits_here(packing, address, (uint64_t)lengths[candidates[0]])) {
         return 0;
+    }
     uint32_t best = 0;
     int64_t best_length = -1;
     for (uint32_t i = 1; i < count; i++) {
@@ -151,12 +160,15 @@ int dlfs_pack_order(const dlfs_packing *packing, const int64_t *lengths, uint64_
     uint64_t taken = 0;
     uint64_t address = packing->address;
     int code = packing_check(packing, 0, 0);
-    for (uint64_t i = 0; code == 0 && i < count; i++)
-        if (order[i] >= length_count || lengths[order[i]] < 0)
+    for (uint64_t i = 0; code == 0 && i < count; i++) {
+        if (order[i] >= length_count || lengths[order[i]] < 0) {
             code = -EINVAL;
+        }
+    }
     for (uint64_t given = 0; code == 0 && given < count; given++) {
-        while (held < DLFS_PACK_CANDIDATES && taken < count)
+        while (held < DLFS_PACK_CANDIDATES && taken < count) {
             candidates[held++] = order[taken++];
+        }
         uint32_t chosen = choose(packing, address, lengths, candidates, held);
         uint64_t sample = candidates[chosen];
         held--;
@@ -176,26 +188,32 @@ int64_t dlfs_pack(dlfs_packing *packing, const uint8_t *source, uint64_t source_
                   dlfs_location *locations)
 {
     int code = packing_check(packing, window_address, window_bytes);
-    if (code != 0)
+    if (code != 0) {
         return code;
+    }
     uint64_t window_end = window_address + window_bytes;
-    if (packing->address < window_address || packing->address > window_end)
+    if (packing->address < window_address || packing->address > window_end) {
         return -EINVAL;
+    }
     uint64_t i = 0;
     for (; i < count; i++) {
         uint64_t sample = order != NULL ? order[i] : i;
         uint64_t offset = (uint64_t)offsets[sample];
         uint64_t length = (uint64_t)lengths[sample];
         if (offset > source_bytes || length > source_bytes - offset ||
-            length > DLFS_SAMPLE_BYTES_MAX)
+            length > DLFS_SAMPLE_BYTES_MAX) {
             return -EINVAL;
-        if (order != NULL && i + PREFETCH_SAMPLES < count)
+        }
+        if (order != NULL && i + PREFETCH_SAMPLES < count) {
             __builtin_prefetch(source + offsets[order[i + PREFETCH_SAMPLES]]);
+        }
         if (!packing->under_way &&
-            !start_sample(packing, length, window, window_address, window_end))
+            !start_sample(packing, length, window, window_address, window_end)) {
             break;
-        if (!copy_part(packing, source + offset, length, window, window_address, window_end))
+        }
+        if (!copy_part(packing, source + offset, length, window, window_address, window_end)) {
             break;
+        }
         locations[sample] = location_of(packing->start, length, packing->crc32c);
         end_sample(packing, length, window, window_address);
     }
@@ -208,27 +226,32 @@ int64_t dlfs_pack_verify(dlfs_packing *packing, const dlfs_location *locations,
                          uint32_t *crcs)
 {
     int code = packing_check(packing, window_address, window_bytes);
-    if (code != 0)
+    if (code != 0) {
         return code;
+    }
     const uint8_t *bytes = window;
     uint64_t window_end = window_address + window_bytes;
     uint64_t i = 0;
     for (; i < count; i++) {
-        if (order[i] >= location_count)
+        if (order[i] >= location_count) {
             return DLFS_E_FORMAT;
+        }
         uint64_t address = dlfs_location_address(&locations[order[i]]) + packing->done_bytes;
         uint64_t rest = dlfs_location_length(&locations[order[i]]) - packing->done_bytes;
-        if (rest != 0 && address >= window_end)
+        if (rest != 0 && address >= window_end) {
             break;
-        if (rest != 0 && address < window_address)
+        }
+        if (rest != 0 && address < window_address) {
             return DLFS_E_FORMAT;
+        }
         uint64_t room = rest != 0 ? window_end - address : 0;
         uint64_t part = rest < room ? rest : room;
         packing->crc32c = dlfs_crc32c(packing->crc32c,
                                       rest != 0 ? bytes + (address - window_address) : NULL, part);
         packing->done_bytes += part;
-        if (part < rest)
+        if (part < rest) {
             break;
+        }
         crcs[i] = packing->crc32c;
         packing->crc32c = 0;
         packing->done_bytes = 0;

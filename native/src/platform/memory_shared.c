@@ -33,16 +33,19 @@ static int align(size_t length, void **mapped)
 {
     uint8_t *room = mmap(NULL, length + HUGE_PAGE_BYTES, PROT_NONE,
                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (room == MAP_FAILED)
+    if (room == MAP_FAILED) {
         return -ENOMEM;
+    }
     size_t head = (HUGE_PAGE_BYTES - (uintptr_t)room % HUGE_PAGE_BYTES) % HUGE_PAGE_BYTES;
     void *moved = mremap(*mapped, length, length, MREMAP_MAYMOVE | MREMAP_FIXED, room + head);
     int code = moved == MAP_FAILED ? -errno : 0;
-    if (head > 0)
+    if (head > 0) {
         munmap(room, head);
+    }
     munmap(room + head + length, HUGE_PAGE_BYTES - head);
-    if (code == 0)
+    if (code == 0) {
         *mapped = moved;
+    }
     return code;
 }
 
@@ -54,8 +57,9 @@ static int align(size_t length, void **mapped)
 static int map_file(int descriptor, size_t length, int protection, void **base)
 {
     void *mapped = mmap(NULL, length, protection, MAP_SHARED, descriptor, 0);
-    if (mapped == MAP_FAILED)
+    if (mapped == MAP_FAILED) {
         return -errno;
+    }
     if (length >= HUGE_PAGE_BYTES && (uintptr_t)mapped % HUGE_PAGE_BYTES != 0) {
         int code = align(length, &mapped);
         if (code < 0) {
@@ -70,8 +74,9 @@ static int map_file(int descriptor, size_t length, int protection, void **base)
 /* Seals a file; -EPERM when what was sealed can be mapped for writing all the same. */
 static int seal(int descriptor, size_t length, int seals)
 {
-    if (fcntl(descriptor, F_ADD_SEALS, seals | F_SEAL_SEAL) < 0)
+    if (fcntl(descriptor, F_ADD_SEALS, seals | F_SEAL_SEAL) < 0) {
         return -errno;
+    }
     return (seals & F_SEAL_FUTURE_WRITE) && memory_is_writable(descriptor, length) ? -EPERM : 0;
 }
 
@@ -79,16 +84,19 @@ static int create_with(const char *name, unsigned flags, size_t length, int seal
                        int *descriptor)
 {
     int file = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING | flags);
-    if (file < 0)
+    if (file < 0) {
         return -errno;
+    }
     void *mapped = NULL;
     int code = ftruncate(file, (off_t)length) < 0 ? -errno : 0;
-    if (code == 0)
+    if (code == 0) {
         code = map_file(file, length, PROT_READ | PROT_WRITE, &mapped);
+    }
     if (code == 0) {
         code = seal(file, length, seals);
-        if (code < 0)
+        if (code < 0) {
             munmap(mapped, length);
+        }
     }
     if (code < 0) {
         close(file);
@@ -102,8 +110,9 @@ static int create_with(const char *name, unsigned flags, size_t length, int seal
 bool memory_is_writable(int descriptor, size_t length)
 {
     void *mapped = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
-    if (mapped == MAP_FAILED)
+    if (mapped == MAP_FAILED) {
         return errno != EPERM;
+    }
     munmap(mapped, length);
     return true;
 }
@@ -114,11 +123,14 @@ int memory_create_shared(const char *name, size_t length, bool huge, enum memory
     int seals = SEALS_OF_SIZE | (writers == MEMORY_OWNER_WRITES ? F_SEAL_FUTURE_WRITE : 0);
     huge = huge && length >= HUGE_PAGE_BYTES;
     /* Kernels before 5.13 do not keep F_SEAL_FUTURE_WRITE for huge pages: those are not taken. */
-    if (huge && create_with(name, MFD_HUGETLB | MFD_HUGE_2MB, length, seals, base, descriptor) == 0)
+    if (huge &&
+        create_with(name, MFD_HUGETLB | MFD_HUGE_2MB, length, seals, base, descriptor) == 0) {
         return 0;
+    }
     int code = create_with(name, 0, length, seals, base, descriptor);
-    if (code == 0 && huge)
+    if (code == 0 && huge) {
         (void)madvise(*base, length, MADV_HUGEPAGE);
+    }
     return code;
 }
 
@@ -126,15 +138,18 @@ int memory_map_shared(int descriptor, size_t length, bool huge, enum memory_writ
                       void **base)
 {
     struct stat status;
-    if (fstat(descriptor, &status) < 0)
+    if (fstat(descriptor, &status) < 0) {
         return -errno;
+    }
     int seals = fcntl(descriptor, F_GET_SEALS);
     if (length == 0 || status.st_size < 0 || (size_t)status.st_size < length || seals < 0 ||
-        (seals & F_SEAL_SHRINK) == 0)
+        (seals & F_SEAL_SHRINK) == 0) {
         return -EINVAL;
+    }
     int protection = writers == MEMORY_ALL_WRITE ? PROT_READ | PROT_WRITE : PROT_READ;
     int code = map_file(descriptor, length, protection, base);
-    if (code == 0 && huge && length >= HUGE_PAGE_BYTES)
+    if (code == 0 && huge && length >= HUGE_PAGE_BYTES) {
         (void)madvise(*base, length, MADV_HUGEPAGE);
+    }
     return code;
 }

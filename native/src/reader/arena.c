@@ -28,10 +28,11 @@ static void list_push(dlfs_reader *reader, struct slot_list *list, uint32_t numb
     struct slot *slot = &reader->slots[number];
     slot->next = SLOT_NONE;
     slot->previous = list->last;
-    if (list->last == SLOT_NONE)
+    if (list->last == SLOT_NONE) {
         list->first = number;
-    else
+    } else {
         reader->slots[list->last].next = number;
+    }
     list->last = number;
     list->count++;
 }
@@ -41,10 +42,11 @@ static void list_push_first(dlfs_reader *reader, struct slot_list *list, uint32_
     struct slot *slot = &reader->slots[number];
     slot->next = list->first;
     slot->previous = SLOT_NONE;
-    if (list->first == SLOT_NONE)
+    if (list->first == SLOT_NONE) {
         list->last = number;
-    else
+    } else {
         reader->slots[list->first].previous = number;
+    }
     list->first = number;
     list->count++;
 }
@@ -52,22 +54,25 @@ static void list_push_first(dlfs_reader *reader, struct slot_list *list, uint32_
 static void list_remove(dlfs_reader *reader, struct slot_list *list, uint32_t number)
 {
     struct slot *slot = &reader->slots[number];
-    if (slot->previous == SLOT_NONE)
+    if (slot->previous == SLOT_NONE) {
         list->first = slot->next;
-    else
+    } else {
         reader->slots[slot->previous].next = slot->next;
-    if (slot->next == SLOT_NONE)
+    }
+    if (slot->next == SLOT_NONE) {
         list->last = slot->previous;
-    else
+    } else {
         reader->slots[slot->next].previous = slot->previous;
+    }
     list->count--;
 }
 
 /* Memory of the process's own, or such as other processes can map. */
 static int map_memory(dlfs_reader *reader, size_t *bytes, void **base)
 {
-    if ((reader->config.flags & DLFS_READER_SHARED) == 0)
+    if ((reader->config.flags & DLFS_READER_SHARED) == 0) {
         return dlfs_memory_map(*bytes, base, NULL);
+    }
     size_t length = memory_length(*bytes);
     int code = length > 0 ? memory_create_shared("dlfs-arena", length, true, MEMORY_OWNER_WRITES,
                                                  base, &reader->arena_descriptor)
@@ -82,16 +87,18 @@ static bool needs_no_runs(const dlfs_reader *reader)
     for (uint64_t index = 0; index < reader->sample_count; index++) {
         struct place place;
         if (reader_place(reader, index, &place) && place.length > 0 &&
-            !place_in_chunk(reader, &place))
+            !place_in_chunk(reader, &place)) {
             return false;
+        }
     }
     return true;
 }
 
 int arena_map(dlfs_reader *reader)
 {
-    if (reader->arena)
+    if (reader->arena != NULL) {
         return 0;
+    }
     struct slot *slots = calloc(reader->slot_count, sizeof(*slots));
     uint32_t *chunk_slots = calloc(reader->chunk_count + 1, sizeof(*chunk_slots));
     void *base = NULL;
@@ -99,12 +106,14 @@ int arena_map(dlfs_reader *reader)
     size_t slots_bytes = bytes;
     bool keeps =
         (reader->config.flags & DLFS_READER_SHARED) && reader->keeps_all && needs_no_runs(reader);
-    if (keeps)
+    if (keeps) {
         bytes += reader->chunk_count * sizeof(*reader->kept);
+    }
     /* A small mapping is aligned to its pages only: too little for larger blocks. */
-    if (reader->config.block_bytes > PAGE_BYTES_MIN && bytes < LARGE_BYTES)
+    if (reader->config.block_bytes > PAGE_BYTES_MIN && bytes < LARGE_BYTES) {
         bytes = LARGE_BYTES;
-    int code = slots && chunk_slots ? map_memory(reader, &bytes, &base) : -ENOMEM;
+    }
+    int code = slots != NULL && chunk_slots != NULL ? map_memory(reader, &bytes, &base) : -ENOMEM;
     if (code < 0) {
         free(slots);
         free(chunk_slots);
@@ -130,10 +139,12 @@ int arena_map(dlfs_reader *reader)
 void arena_free(dlfs_reader *reader)
 {
     dlfs_memory_unmap(reader->arena, reader->arena_bytes);
-    if (reader->arena_descriptor >= 0)
+    if (reader->arena_descriptor >= 0) {
         close(reader->arena_descriptor);
-    for (uint32_t slot = 0; reader->slots && slot < reader->slot_count; slot++)
+    }
+    for (uint32_t slot = 0; reader->slots != NULL && slot < reader->slot_count; slot++) {
         free(reader->slots[slot].bad);
+    }
     free(reader->slots);
     free(reader->chunk_slots);
 }
@@ -164,10 +175,11 @@ void arena_evict_cached(dlfs_reader *reader, uint32_t number)
     list_remove(reader, &reader->cache.idle, number);
     reader->cache.slots -= slot->run;
     slot->cached = false;
-    if (slot->state == SLOT_PACKED)
+    if (slot->state == SLOT_PACKED) {
         cache_forget(reader, number);
-    else
+    } else {
         reader->chunk_slots[slot->chunk] = 0;
+    }
     run_free(reader, number);
 }
 
@@ -191,8 +203,9 @@ enum making { OF_FREE, OF_IDLE, OF_CACHED };
 
 static bool usable(const struct slot *slot, enum making making)
 {
-    if (slot->state == SLOT_FREE)
+    if (slot->state == SLOT_FREE) {
         return true;
+    }
     bool idle = (slot->state == SLOT_KEPT || slot->state == SLOT_PACKED) && slot->references == 0;
     return idle && making >= (slot->cached ? OF_CACHED : OF_IDLE);
 }
@@ -205,8 +218,9 @@ static uint32_t find_run(const dlfs_reader *reader, uint32_t run, enum making ma
         const struct slot *at = &reader->slots[slot];
         found = usable(at, making) ? found + at->run : 0;
         slot += at->run;
-        if (found >= run)
+        if (found >= run) {
             return slot - found;
+        }
     }
     return SLOT_NONE;
 }
@@ -215,24 +229,27 @@ static uint32_t find_run(const dlfs_reader *reader, uint32_t run, enum making ma
 static void make_free(dlfs_reader *reader, bool displace)
 {
     uint32_t victim = cache_victim(reader);
-    if (victim != SLOT_NONE)
+    if (victim != SLOT_NONE) {
         arena_evict_cached(reader, victim);
-    else if (reader->idle_slots.count > 0)
+    } else if (reader->idle_slots.count > 0) {
         evict(reader, reader->idle_slots.first);
-    else if (displace && reader->cache.idle.count > 0)
+    } else if (displace && reader->cache.idle.count > 0) {
         arena_evict_cached(reader, reader->cache.idle.first);
+    }
 }
 
 /* Evicts what lies in a run of slots. */
 static void claim(dlfs_reader *reader, uint32_t first, uint32_t run)
 {
     for (uint32_t slot = first; slot < first + run; slot++) {
-        if (reader->slots[slot].state == SLOT_FREE || reader->slots[slot].state == SLOT_TAIL)
+        if (reader->slots[slot].state == SLOT_FREE || reader->slots[slot].state == SLOT_TAIL) {
             continue;
-        if (reader->slots[slot].cached)
+        }
+        if (reader->slots[slot].cached) {
             arena_evict_cached(reader, slot);
-        else
+        } else {
             evict(reader, slot);
+        }
     }
 }
 
@@ -240,12 +257,15 @@ static uint32_t take_run(dlfs_reader *reader, uint32_t run, bool displace)
 {
     bool cached = displace || cache_victim(reader) != SLOT_NONE;
     uint32_t first = find_run(reader, run, OF_FREE);
-    if (first == SLOT_NONE)
+    if (first == SLOT_NONE) {
         first = find_run(reader, run, OF_IDLE);
-    if (first == SLOT_NONE && cached)
+    }
+    if (first == SLOT_NONE && cached) {
         first = find_run(reader, run, OF_CACHED);
-    if (first == SLOT_NONE)
+    }
+    if (first == SLOT_NONE) {
         return SLOT_NONE;
+    }
     claim(reader, first, run);
     lend(reader, first, run);
     return first;
@@ -253,13 +273,16 @@ static uint32_t take_run(dlfs_reader *reader, uint32_t run, bool displace)
 
 uint32_t arena_take(dlfs_reader *reader, uint32_t run, bool displace)
 {
-    if (run > 1)
+    if (run > 1) {
         return take_run(reader, run, displace);
-    if (reader->free_slots.count == 0)
+    }
+    if (reader->free_slots.count == 0) {
         make_free(reader, displace);
+    }
     uint32_t slot = reader->free_slots.first;
-    if (slot != SLOT_NONE)
+    if (slot != SLOT_NONE) {
         lend(reader, slot, 1);
+    }
     return slot;
 }
 
@@ -269,8 +292,9 @@ static uint32_t find_last_run(const dlfs_reader *reader, uint32_t run)
     uint32_t found = 0;
     for (uint32_t slot = reader->slot_count; slot-- > 0;) {
         found = reader->slots[slot].state == SLOT_FREE ? found + 1 : 0;
-        if (found == run)
+        if (found == run) {
             return slot;
+        }
     }
     return SLOT_NONE;
 }
@@ -278,14 +302,17 @@ static uint32_t find_last_run(const dlfs_reader *reader, uint32_t run)
 uint32_t arena_take_packed(dlfs_reader *reader, uint32_t run)
 {
     uint32_t first = SLOT_NONE;
-    if (run == 1) /* those that were free for longest lie at the end, mostly */
+    if (run == 1) { /* those that were free for longest lie at the end, mostly */
         first = reader->free_slots.last;
-    else if (reader->free_slots.count >= run)
+    } else if (reader->free_slots.count >= run) {
         first = find_last_run(reader, run);
-    if (first == SLOT_NONE)
+    }
+    if (first == SLOT_NONE) {
         first = find_run(reader, run, OF_IDLE);
-    if (first == SLOT_NONE)
+    }
+    if (first == SLOT_NONE) {
         return SLOT_NONE;
+    }
     claim(reader, first, run);
     lend(reader, first, run);
     struct slot *slot = &reader->slots[first];
@@ -313,20 +340,23 @@ void arena_reference(dlfs_reader *reader, uint32_t number)
 {
     number = arena_head(reader, number);
     struct slot *slot = &reader->slots[number];
-    if (slot->references++ == 0)
+    if (slot->references++ == 0) {
         list_remove(reader, idle_list(reader, slot), number);
+    }
 }
 
 void arena_release(dlfs_reader *reader, uint32_t number)
 {
     number = arena_head(reader, number);
     struct slot *slot = &reader->slots[number];
-    if (--slot->references > 0)
+    if (--slot->references > 0) {
         return;
-    if (slot->state == SLOT_KEPT || slot->state == SLOT_PACKED)
+    }
+    if (slot->state == SLOT_KEPT || slot->state == SLOT_PACKED) {
         list_push(reader, idle_list(reader, slot), number);
-    else
+    } else {
         run_free(reader, number);
+    }
     pthread_cond_broadcast(&reader->released);
 }
 
@@ -358,8 +388,9 @@ void arena_end_load(dlfs_reader *reader, uint32_t number, bool kept, struct bad_
         reader->chunk_slots[slot->chunk] = 0;
         return;
     }
-    if (reader->kept && !bad)
+    if (reader->kept != NULL && bad == NULL) {
         keep_for_good(reader, number);
+    }
     cache_keep_chunk(reader, number);
 }
 
@@ -380,10 +411,11 @@ static bool is_bad(const struct bad_samples *bad, uint64_t address)
     uint64_t high = bad->count;
     while (low < high) {
         uint64_t middle = low + (high - low) / 2;
-        if (bad->addresses[middle] < address)
+        if (bad->addresses[middle] < address) {
             low = middle + 1;
-        else
+        } else {
             high = middle;
+        }
     }
     return low < bad->count && bad->addresses[low] == address;
 }
@@ -394,10 +426,11 @@ bool arena_gives(const dlfs_reader *reader, uint32_t number, const struct place 
     const struct slot *slot = &reader->slots[number];
     uint64_t start = place->address - (slot->chunk << reader->chunk_shift);
     if (slot->state != SLOT_KEPT || start + place->length > (uint64_t)slot->run
-                                                                << reader->chunk_shift)
+                                                                << reader->chunk_shift) {
         return false;
+    }
     *offset = ((uint64_t)number << reader->chunk_shift) + start;
-    return !slot->bad || !is_bad(slot->bad, place->address);
+    return slot->bad == NULL || !is_bad(slot->bad, place->address);
 }
 
 bool arena_look_up(dlfs_reader *reader, uint64_t index, const struct place *place, uint64_t *offset)
@@ -405,8 +438,9 @@ bool arena_look_up(dlfs_reader *reader, uint64_t index, const struct place *plac
     uint32_t slot = arena_find(reader, place->chunk);
     bool found = (slot != SLOT_NONE && arena_gives(reader, slot, place, offset)) ||
                  cache_find(reader, index, offset);
-    if (!found)
+    if (!found) {
         return false;
+    }
     slot = arena_head(reader, slot_of(reader, *offset));
     arena_reference(reader, slot);
     reader->slots[slot].uses++;

@@ -19,10 +19,12 @@
 static struct block *take_resting(dlfs_reader *reader, size_t mapped_bytes)
 {
     struct block **at = &reader->blocks;
-    while (*at && ((*at)->mapped_bytes < mapped_bytes || (*at)->mapped_bytes / 2 > mapped_bytes))
+    while (*at != NULL &&
+           ((*at)->mapped_bytes < mapped_bytes || (*at)->mapped_bytes / 2 > mapped_bytes)) {
         at = &(*at)->next;
+    }
     struct block *block = *at;
-    if (block) {
+    if (block != NULL) {
         *at = block->next;
         reader->blocks_bytes -= block->mapped_bytes;
     }
@@ -45,14 +47,15 @@ static int allocate(const dlfs_reader *reader, size_t bytes, size_t mapped_bytes
 int block_take(dlfs_reader *reader, size_t bytes, struct dlfs_share *share, struct block **out)
 {
     size_t mapped_bytes = bytes < MAPPED_BYTES_MIN ? 0 : memory_length(bytes);
-    if (!share_take(share, bytes))
+    if (!share_take(share, bytes)) {
         return DLFS_E_LIMIT;
+    }
     pthread_mutex_lock(&reader->lock);
     struct block *block = mapped_bytes > 0 ? take_resting(reader, mapped_bytes) : NULL;
     pthread_mutex_unlock(&reader->lock);
-    if (!block) {
+    if (block == NULL) {
         block = calloc(1, sizeof(*block));
-        if (!block || allocate(reader, bytes, mapped_bytes, block) < 0) {
+        if (block == NULL || allocate(reader, bytes, mapped_bytes, block) < 0) {
             free(block);
             share_give(share, bytes);
             return -ENOMEM;
@@ -69,17 +72,19 @@ int block_take(dlfs_reader *reader, size_t bytes, struct dlfs_share *share, stru
 
 static void block_free(struct block *block)
 {
-    if (block->mapped_bytes > 0)
+    if (block->mapped_bytes > 0) {
         dlfs_memory_unmap(block->base, block->mapped_bytes);
-    else
+    } else {
         free(block->base);
+    }
     free(block);
 }
 
 void block_release(struct block *block)
 {
-    if (__atomic_sub_fetch(&block->references, 1, __ATOMIC_ACQ_REL) > 0)
+    if (__atomic_sub_fetch(&block->references, 1, __ATOMIC_ACQ_REL) > 0) {
         return;
+    }
     dlfs_reader *reader = block->reader;
     share_give(block->share, block->bytes);
     dlfs_share_destroy(block->share);
@@ -92,13 +97,14 @@ void block_release(struct block *block)
         reader->blocks_bytes += block->mapped_bytes;
     }
     pthread_mutex_unlock(&reader->lock);
-    if (!rests)
+    if (!rests) {
         block_free(block);
+    }
 }
 
 void block_free_all(dlfs_reader *reader)
 {
-    while (reader->blocks) {
+    while (reader->blocks != NULL) {
         struct block *next = reader->blocks->next;
         block_free(reader->blocks);
         reader->blocks = next;

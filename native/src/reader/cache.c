@@ -62,8 +62,9 @@ static uint64_t map_distance(const struct cache *cache, uint64_t from, uint64_t 
 static struct cached_sample *map_find(const struct cache *cache, uint64_t index)
 {
     uint64_t at = cache_home(cache, index);
-    while (cache->map[at].key != 0 && cache->map[at].key != index + 1)
+    while (cache->map[at].key != 0 && cache->map[at].key != index + 1) {
         at = map_next(cache, at);
+    }
     return &cache->map[at];
 }
 
@@ -74,8 +75,9 @@ static void map_remove(struct cache *cache, struct cached_sample *sample)
     uint64_t at = gap;
     for (;;) {
         at = map_next(cache, at);
-        if (cache->map[at].key == 0)
+        if (cache->map[at].key == 0) {
             break;
+        }
         uint64_t home = cache_home(cache, cache->map[at].key - 1);
         if (map_distance(cache, home, at) >= map_distance(cache, gap, at)) {
             cache->map[gap] = cache->map[at];
@@ -109,20 +111,25 @@ void cache_reserve_map(dlfs_reader *reader, uint64_t samples)
     uint64_t places = map_places(samples);
     uint64_t run =
         (cache_map_bytes(samples) + reader->config.chunk_bytes - 1) >> reader->chunk_shift;
-    if (map_has_room(cache, samples) || places > UINT32_MAX || run >= reader->slot_count)
+    if (map_has_room(cache, samples) || places > UINT32_MAX || run >= reader->slot_count) {
         return;
+    }
     uint32_t slot = arena_take(reader, (uint32_t)run, true);
-    if (slot == SLOT_NONE)
+    if (slot == SLOT_NONE) {
         return;
+    }
     struct cache grown = *cache;
     grown.map = (struct cached_sample *)(void *)slot_memory(reader, slot);
     grown.map_places = places;
     memset(grown.map, 0, places * sizeof(*grown.map));
-    for (uint64_t at = 0; at < cache->map_places; at++)
-        if (cache->map[at].key != 0)
+    for (uint64_t at = 0; at < cache->map_places; at++) {
+        if (cache->map[at].key != 0) {
             *map_find(&grown, cache->map[at].key - 1) = cache->map[at];
-    if (cache->map)
+        }
+    }
+    if (cache->map != NULL) {
         arena_release(reader, cache->map_slot);
+    }
     cache->map = grown.map;
     cache->map_places = places;
     cache->map_slot = slot;
@@ -132,8 +139,9 @@ void cache_reserve_map(dlfs_reader *reader, uint64_t samples)
 static void give_map_back(dlfs_reader *reader)
 {
     struct cache *cache = &reader->cache;
-    if (!cache->map || cache->count > 0 || cache->map_wanted)
+    if (cache->map == NULL || cache->count > 0 || cache->map_wanted) {
         return;
+    }
     cache->map = NULL;
     cache->map_places = 0;
     arena_release(reader, cache->map_slot);
@@ -142,11 +150,13 @@ static void give_map_back(dlfs_reader *reader)
 bool cache_find(const dlfs_reader *reader, uint64_t index, uint64_t *offset)
 {
     const struct cache *cache = &reader->cache;
-    if (cache->count == 0)
+    if (cache->count == 0) {
         return false;
+    }
     const struct cached_sample *sample = map_find(cache, index);
-    if (sample->key == 0 || (sample->offset & CACHE_PENDING))
+    if (sample->key == 0 || (sample->offset & CACHE_PENDING)) {
         return false;
+    }
     *offset = sample->offset;
     return true;
 }
@@ -182,16 +192,19 @@ static enum taking open_run(dlfs_reader *reader, uint64_t bytes)
 {
     struct cache *cache = &reader->cache;
     uint64_t least = (bytes + reader->config.chunk_bytes - 1) >> reader->chunk_shift;
-    if (cache->slots + least > cache->slots_max)
+    if (cache->slots + least > cache->slots_max) {
         return refuse(cache);
+    }
     uint64_t most = cache->slots_max - cache->slots;
     uint64_t run = cache->extent_slots > least ? cache->extent_slots : least;
     run = run < most ? run : most;
     uint32_t slot = arena_take_packed(reader, (uint32_t)run);
-    if (slot == SLOT_NONE && run > least)
+    if (slot == SLOT_NONE && run > least) {
         slot = arena_take_packed(reader, (uint32_t)least);
-    if (slot == SLOT_NONE)
+    }
+    if (slot == SLOT_NONE) {
         return TAKING_BLOCKED;
+    }
     cache->open = slot;
     arena_release(reader, slot); /* the sample's own reference holds it */
     return TAKING_DONE;
@@ -204,13 +217,15 @@ enum taking cache_take_in(dlfs_reader *reader, uint64_t index, uint64_t length, 
     struct cache *cache = &reader->cache;
     uint64_t bytes = packed_bytes(length);
     if (cache->full || cache->slots_max == 0 || !map_has_room(cache, cache->count + 1) ||
-        map_find(cache, index)->key != 0)
+        map_find(cache, index)->key != 0) {
         return TAKING_REFUSED;
+    }
     const struct slot *open = cache->open != SLOT_NONE ? &reader->slots[cache->open] : NULL;
-    if (!open || open->chunk + bytes > (uint64_t)open->run << reader->chunk_shift) {
+    if (open == NULL || open->chunk + bytes > (uint64_t)open->run << reader->chunk_shift) {
         enum taking opened = open_run(reader, bytes);
-        if (opened != TAKING_DONE)
+        if (opened != TAKING_DONE) {
             return opened;
+        }
     }
     struct slot *slot = &reader->slots[cache->open];
     *offset = ((uint64_t)cache->open << reader->chunk_shift) + slot->chunk + HEAD_BYTES;
@@ -263,8 +278,9 @@ void cache_forget(dlfs_reader *reader, uint32_t number)
         map_remove(&reader->cache, map_find(&reader->cache, index));
         at += packed_bytes(place.length);
     }
-    if (reader->cache.open == number)
+    if (reader->cache.open == number) {
         reader->cache.open = SLOT_NONE;
+    }
     reader->cache.full = false;
     give_map_back(reader);
 }
@@ -272,8 +288,9 @@ void cache_forget(dlfs_reader *reader, uint32_t number)
 bool cache_wants_chunk(dlfs_reader *reader, uint64_t chunk, uint32_t run)
 {
     struct cache *cache = &reader->cache;
-    if (cache_spread(chunk) * reader->chunk_count >= (uint64_t)cache->slots_max << 32)
+    if (cache_spread(chunk) * reader->chunk_count >= (uint64_t)cache->slots_max << 32) {
         return false;
+    }
     bool room = cache->slots + run <= cache->slots_max;
     cache->lacked_room |= !room;
     return room;
@@ -282,8 +299,9 @@ bool cache_wants_chunk(dlfs_reader *reader, uint64_t chunk, uint32_t run)
 void cache_keep_chunk(dlfs_reader *reader, uint32_t number)
 {
     struct slot *slot = &reader->slots[number];
-    if (!cache_wants_chunk(reader, slot->chunk, slot->run))
+    if (!cache_wants_chunk(reader, slot->chunk, slot->run)) {
         return;
+    }
     slot->cached = true;
     uint64_t mean = reader->sample_count / reader->chunk_count;
     slot->samples = mean > 0 ? (uint32_t)mean : 1;
@@ -308,13 +326,15 @@ static void look(dlfs_reader *reader)
     for (uint32_t number = 0; number < reader->slot_count; number = next) {
         struct slot *slot = &reader->slots[number];
         next = number + slot->run;
-        if (!slot->cached)
+        if (!slot->cached) {
             continue;
+        }
         bool idle = 4 * (uint64_t)slot->uses < 3 * (uint64_t)slot->samples;
         slot->idle_looks = idle ? (uint8_t)(slot->idle_looks + (slot->idle_looks < IDLE_LOOKS)) : 0;
         slot->uses = 0;
-        if (lacked_room && slot->idle_looks >= IDLE_LOOKS && slot->references == 0)
+        if (lacked_room && slot->idle_looks >= IDLE_LOOKS && slot->references == 0) {
             arena_evict_cached(reader, number);
+        }
     }
 }
 

@@ -43,17 +43,19 @@ uint64_t clock_ns(void)
 static void span_push(struct fetch *fetch, struct span_list *list, uint32_t number)
 {
     fetch->spans[number].next = SLOT_NONE;
-    if (list->first == SLOT_NONE)
+    if (list->first == SLOT_NONE) {
         list->first = number;
-    else
+    } else {
         fetch->spans[list->last].next = number;
+    }
     list->last = number;
 }
 
 static struct span *span_pop(struct fetch *fetch, struct span_list *list)
 {
-    if (list->first == SLOT_NONE)
+    if (list->first == SLOT_NONE) {
         return NULL;
+    }
     struct span *span = &fetch->spans[list->first];
     list->first = span->next;
     return span;
@@ -69,8 +71,9 @@ int fetch_create(dlfs_reader *reader, struct fetch **out)
     uint32_t members = reader->config.member_count;
     uint32_t depth = reader->config.depth;
     struct fetch *fetch = calloc(1, sizeof(*fetch));
-    if (!fetch)
+    if (fetch == NULL) {
         return -ENOMEM;
+    }
     int code = -ENOMEM;
     fetch->reader = reader;
     fetch->until_ns = UINT64_MAX;
@@ -87,9 +90,11 @@ int fetch_create(dlfs_reader *reader, struct fetch **out)
     fetch->completions = calloc(fetch->group, sizeof(dlfs_completion));
     fetch->member_stats = calloc(members, sizeof(dlfs_member_stats));
     fetch->answered_ns = calloc(members, sizeof(uint64_t));
-    if (fetch->queues && fetch->turns && fetch->held_ns && fetch->waits && fetch->operations &&
-        fetch->operation_counts && fetch->completions && fetch->member_stats && fetch->answered_ns)
+    if (fetch->queues != NULL && fetch->turns != NULL && fetch->held_ns != NULL &&
+        fetch->waits != NULL && fetch->operations != NULL && fetch->operation_counts != NULL &&
+        fetch->completions != NULL && fetch->member_stats != NULL && fetch->answered_ns != NULL) {
         code = pieces_create(fetch);
+    }
     if (code < 0) {
         fetch_destroy(fetch);
         return code;
@@ -100,15 +105,18 @@ int fetch_create(dlfs_reader *reader, struct fetch **out)
 
 void fetch_destroy(struct fetch *fetch)
 {
-    if (!fetch)
+    if (fetch == NULL) {
         return;
-    for (uint32_t member = 0; fetch->queues && member < fetch->reader->config.member_count;
-         member++)
+    }
+    for (uint32_t member = 0; fetch->queues != NULL && member < fetch->reader->config.member_count;
+         member++) {
         dlfs_queue_destroy(fetch->queues[member]);
+    }
     for (uint32_t number = 0; number < fetch->span_capacity; number++) {
         struct span *span = &fetch->spans[number];
-        if (span->abandoned && span->block)
+        if (span->abandoned && span->block != NULL) {
             block_release(span->block);
+        }
         if (span->abandoned && span->slot != SLOT_NONE) {
             pthread_mutex_lock(&fetch->reader->lock);
             arena_release(fetch->reader, span->slot);
@@ -144,26 +152,30 @@ void fetch_free_plan(struct fetch *fetch)
 
 int fetch_reserve_plan(struct fetch *fetch, uint64_t count)
 {
-    if (count <= fetch->plan_capacity)
+    if (count <= fetch->plan_capacity) {
         return 0;
+    }
     fetch_free_plan(fetch);
     fetch->wants = malloc(count * sizeof(*fetch->wants));
     fetch->sorting = malloc(count * sizeof(*fetch->sorting));
     fetch->plan = malloc(count * sizeof(*fetch->plan));
-    if (!fetch->wants || !fetch->sorting || !fetch->plan)
+    if (fetch->wants == NULL || fetch->sorting == NULL || fetch->plan == NULL) {
         return -ENOMEM;
+    }
     fetch->plan_capacity = count;
     return 0;
 }
 
 int fetch_reserve(struct fetch *fetch, uint32_t unused)
 {
-    if (unused <= fetch->unused_count)
+    if (unused <= fetch->unused_count) {
         return 0;
+    }
     uint32_t count = fetch->span_capacity + unused - fetch->unused_count;
     struct span *spans = realloc(fetch->spans, (size_t)count * sizeof(*spans));
-    if (!spans)
+    if (spans == NULL) {
         return -ENOMEM;
+    }
     memset(spans + fetch->span_capacity, 0, (count - fetch->span_capacity) * sizeof(*spans));
     fetch->spans = spans;
     for (uint32_t number = fetch->span_capacity; number < count; number++) {
@@ -178,8 +190,9 @@ int fetch_reserve(struct fetch *fetch, uint32_t unused)
 
 struct span *fetch_span(struct fetch *fetch)
 {
-    if (fetch->unused == SLOT_NONE)
+    if (fetch->unused == SLOT_NONE) {
         return NULL;
+    }
     struct span *span = &fetch->spans[fetch->unused];
     fetch->unused = span->next;
     fetch->unused_count--;
@@ -212,17 +225,20 @@ void fetch_start(struct fetch *fetch, struct span *span)
     span->asked = 0;
     span->code = 0;
     span->state = SPAN_WAITING;
-    if (span->deadline_ns == 0)
+    if (span->deadline_ns == 0) {
         span->deadline_ns = deadline_ns(fetch);
-    if (fetch_idle(fetch))
+    }
+    if (fetch_idle(fetch)) {
         fetch->checked_ns = fetch->now_ns;
+    }
     span_push(fetch, &fetch->waiting, span_number(fetch, span));
 }
 
 bool fetch_again(struct fetch *fetch, struct span *span)
 {
-    if (!span->doubted && fetch->reader->config.replicas > 1)
+    if (!span->doubted && fetch->reader->config.replicas > 1) {
         span->suspects = span->asked;
+    }
     span->doubted = true;
     if (span->suspects != 0) {
         span->avoided = (uint32_t)__builtin_ctzll(span->suspects);
@@ -242,7 +258,7 @@ bool fetch_again(struct fetch *fetch, struct span *span)
 static void span_end(struct fetch *fetch, struct span *span)
 {
     if (span->abandoned) {
-        if (span->block) {
+        if (span->block != NULL) {
             block_release(span->block);
         } else {
             pthread_mutex_lock(&fetch->reader->lock);
@@ -250,12 +266,14 @@ static void span_end(struct fetch *fetch, struct span *span)
             pthread_mutex_unlock(&fetch->reader->lock);
         }
         span->abandoned = false;
-        if (span->state == SPAN_UNUSED)
+        if (span->state == SPAN_UNUSED) {
             fetch_recycle(fetch, span);
+        }
         return;
     }
-    if (span->code < 0)
+    if (span->code < 0) {
         fetch->stats.read_errors++;
+    }
     if (span->code < 0 && span->attempts < fetch->reader->config.retry_count &&
         clock_ns() < span->deadline_ns) {
         span->attempts++;
@@ -274,8 +292,9 @@ void span_piece_ended(struct fetch *fetch, struct span *span, const struct piece
         span->bad_address = piece->address;
     }
     bool all_submitted = span->submitted == span->length || span->code < 0;
-    if (--span->in_flight == 0 && all_submitted && span->state != SPAN_WAITING)
+    if (--span->in_flight == 0 && all_submitted && span->state != SPAN_WAITING) {
         span_end(fetch, span);
+    }
 }
 
 /*
@@ -286,16 +305,18 @@ static void abandon(struct fetch *fetch, struct span *span)
 {
     span->code = DLFS_E_TIMEOUT;
     span->deadline_ns = 0; /* it is not tried again by itself */
-    if (span->state == SPAN_WAITING)
+    if (span->state == SPAN_WAITING) {
         return; /* fill_operations takes it from its list */
+    }
     span->abandoned = true;
     fetch->abandoned_pieces += span->in_flight;
     fetch->stats.read_errors++;
     pthread_mutex_lock(&fetch->reader->lock);
-    if (span->block)
+    if (span->block != NULL) {
         __atomic_add_fetch(&span->block->references, 1, __ATOMIC_RELAXED);
-    else
+    } else {
         arena_reference(fetch->reader, span->slot);
+    }
     pthread_mutex_unlock(&fetch->reader->lock);
     span->state = SPAN_DONE;
     span_push(fetch, &fetch->done, span_number(fetch, span));
@@ -304,18 +325,22 @@ static void abandon(struct fetch *fetch, struct span *span)
 /* Begins what a span still lacks; false when a member's queue, which is noted, is full. */
 static bool span_begin(struct fetch *fetch, struct span *span, uint64_t *full_members)
 {
-    if (span->in_flight == 0 && span->code == 0 && span_is_hopeless(fetch, span))
+    if (span->in_flight == 0 && span->code == 0 && span_is_hopeless(fetch, span)) {
         abandon(fetch, span);
+    }
     while (span->submitted < span->length && span->code == 0) {
-        if (!piece_begin(fetch, span, full_members))
+        if (!piece_begin(fetch, span, full_members)) {
             return false;
-        if (!span->begun)
+        }
+        if (!span->begun) {
             span->deadline_ns = deadline_ns(fetch);
+        }
         span->begun = true;
     }
     span->state = SPAN_IN_FLIGHT;
-    if (span->in_flight == 0)
+    if (span->in_flight == 0) {
         span_end(fetch, span);
+    }
     return true;
 }
 
@@ -323,8 +348,9 @@ static bool span_begin(struct fetch *fetch, struct span *span, uint64_t *full_me
 static uint64_t lost_members(const dlfs_reader *reader)
 {
     uint64_t lost = 0;
-    for (uint32_t member = 0; member < reader->config.member_count; member++)
+    for (uint32_t member = 0; member < reader->config.member_count; member++) {
         lost |= (uint64_t)member_is_lost(reader, member) << member;
+    }
     return lost;
 }
 
@@ -341,11 +367,14 @@ static void fill_operations(struct fetch *fetch)
     struct span *span;
     pieces_ask_again(fetch, &full_members);
     while ((full_members == 0 || ((full_members | lost) & all) != all) &&
-           (span = span_pop(fetch, &fetch->waiting)))
-        if (!span_begin(fetch, span, &full_members))
+           (span = span_pop(fetch, &fetch->waiting)) != NULL) {
+        if (!span_begin(fetch, span, &full_members)) {
             span_push(fetch, &held, span_number(fetch, span));
-    if (held.first == SLOT_NONE)
+        }
+    }
+    if (held.first == SLOT_NONE) {
         return;
+    }
     if (fetch->waiting.first == SLOT_NONE) {
         fetch->waiting = held;
     } else {
@@ -361,12 +390,15 @@ static void submit(struct fetch *fetch, uint32_t member)
     uint32_t gone = 0;
     while (gone < count) {
         int accepted = dlfs_queue_submit(fetch->queues[member], operations + gone, count - gone);
-        if (accepted < 0 && count - gone > 1) /* one that is wrong must not fail the others */
+        if (accepted < 0 && count - gone > 1) { /* one that is wrong must not fail the others */
             accepted = dlfs_queue_submit(fetch->queues[member], operations + gone, 1);
-        if (accepted == 0)
+        }
+        if (accepted == 0) {
             break;
-        if (accepted < 0)
+        }
+        if (accepted < 0) {
             piece_answer(fetch, operations[gone].tag, accepted);
+        }
         gone += accepted < 0 ? 1 : (uint32_t)accepted;
     }
     fetch->operation_counts[member] = count - gone;
@@ -377,36 +409,45 @@ static void submit(struct fetch *fetch, uint32_t member)
 static void push(struct fetch *fetch)
 {
     fetch_give_way(fetch);
-    if (fetch->waiting.first != SLOT_NONE || fetch->pieces_again != SLOT_NONE)
+    if (fetch->waiting.first != SLOT_NONE || fetch->pieces_again != SLOT_NONE) {
         fill_operations(fetch);
-    for (uint32_t member = 0; member < fetch->reader->config.member_count; member++)
-        if (fetch->operation_counts[member] > 0)
+    }
+    for (uint32_t member = 0; member < fetch->reader->config.member_count; member++) {
+        if (fetch->operation_counts[member] > 0) {
             submit(fetch, member);
+        }
+    }
 }
 
 /* Takes a group of completions of a member; returns how many. */
 static int collect(struct fetch *fetch, uint32_t member, int timeout_ms)
 {
-    if (!fetch->queues[member] || dlfs_queue_in_flight(fetch->queues[member]) == 0)
+    if (fetch->queues[member] == NULL || dlfs_queue_in_flight(fetch->queues[member]) == 0) {
         return 0;
+    }
     int count =
         dlfs_queue_poll(fetch->queues[member], fetch->completions, fetch->group, timeout_ms);
-    if (count != 0)
+    if (count != 0) {
         fetch_spend(fetch, &fetch->stats.device_ns);
-    if (count > 0)
+    }
+    if (count > 0) {
         fetch->answered_ns[member] = fetch->now_ns;
-    for (int i = 0; i < count; i++)
+    }
+    for (int i = 0; i < count; i++) {
         piece_answer(fetch, fetch->completions[i].tag, fetch->completions[i].result);
-    if (count < 0)
+    }
+    if (count < 0) {
         member_break(fetch, member, count);
+    }
     return count < 0 ? 1 : count;
 }
 
 static int collect_all(struct fetch *fetch)
 {
     int total = 0;
-    for (uint32_t member = 0; member < fetch->reader->config.member_count; member++)
+    for (uint32_t member = 0; member < fetch->reader->config.member_count; member++) {
         total += collect(fetch, member, 0);
+    }
     return total;
 }
 
@@ -421,17 +462,21 @@ static int wait_members(struct fetch *fetch, int timeout_ms)
     nfds_t count = 0;
     for (uint32_t member = 0; member < fetch->reader->config.member_count; member++) {
         dlfs_queue *queue = fetch->queues[member];
-        if (!queue || dlfs_queue_in_flight(queue) == 0)
+        if (queue == NULL || dlfs_queue_in_flight(queue) == 0) {
             continue;
+        }
         int descriptor = dlfs_queue_descriptor(queue);
-        if (descriptor >= 0)
+        if (descriptor >= 0) {
             fetch->waits[count++] = (struct pollfd){.fd = descriptor, .events = POLLIN};
-        if (descriptor < 0 || busy == 0)
+        }
+        if (descriptor < 0 || busy == 0) {
             alone = member;
+        }
         busy++;
     }
-    if (busy == 0)
+    if (busy == 0) {
         return 0;
+    }
     if (busy == 1 || count < busy) {
         int patience_ms = busy == 1 || timeout_ms < MEMBER_POLL_MS ? timeout_ms : MEMBER_POLL_MS;
         return collect(fetch, alone, patience_ms);
@@ -454,8 +499,10 @@ static uint64_t all_answered_ns(const struct fetch *fetch)
     uint64_t oldest = UINT64_MAX;
     for (uint32_t member = 0; member < fetch->reader->config.member_count; member++) {
         const dlfs_queue *queue = fetch->queues[member];
-        if (queue && dlfs_queue_in_flight(queue) > 0 && fetch->answered_ns[member] < oldest)
+        if (queue != NULL && dlfs_queue_in_flight(queue) > 0 &&
+            fetch->answered_ns[member] < oldest) {
             oldest = fetch->answered_ns[member];
+        }
     }
     return oldest == UINT64_MAX ? 0 : oldest;
 }
@@ -464,12 +511,15 @@ static uint64_t all_answered_ns(const struct fetch *fetch)
 static void forgive(struct fetch *fetch, uint64_t gap_ns)
 {
     const dlfs_reader_config *config = &fetch->reader->config;
-    if (fetch->until_ns < UINT64_MAX - gap_ns)
+    if (fetch->until_ns < UINT64_MAX - gap_ns) {
         fetch->until_ns += gap_ns;
-    for (uint32_t number = 0; number < fetch->span_capacity; number++)
+    }
+    for (uint32_t number = 0; number < fetch->span_capacity; number++) {
         fetch->spans[number].deadline_ns += gap_ns;
-    for (uint32_t number = 0; number < config->member_count * config->depth; number++)
+    }
+    for (uint32_t number = 0; number < config->member_count * config->depth; number++) {
         fetch->pieces[number].begun_ns += gap_ns;
+    }
 }
 
 /* Ends a span that is under way if it is late, or `over` tells that all of them are. */
@@ -477,12 +527,14 @@ static void check_span(struct fetch *fetch, struct span *span, uint64_t queued_u
 {
     bool late =
         fetch->now_ns >= span->deadline_ns && (span->begun || fetch->now_ns >= queued_until_ns);
-    if (late)
+    if (late) {
         span_blame(fetch, span);
-    if (late && !over && fetch->reader->config.replicas > 1)
+    }
+    if (late && !over && fetch->reader->config.replicas > 1) {
         span_turn(fetch, span);
-    else if (late || over || (span->state == SPAN_WAITING && span_is_hopeless(fetch, span)))
+    } else if (late || over || (span->state == SPAN_WAITING && span_is_hopeless(fetch, span))) {
         abandon(fetch, span);
+    }
 }
 
 /*
@@ -493,12 +545,14 @@ static void turn_spans(struct fetch *fetch)
 {
     uint32_t before = fetch->turned;
     uint64_t whole_ns = reader_patience_ns(fetch->reader, 0);
-    if (fetch->now_ns - fetch->turned_ns > whole_ns)
+    if (fetch->now_ns - fetch->turned_ns > whole_ns) {
         fetch->turned_looks = 0;
+    }
     uint32_t doublings = fetch->turned_looks < TURNS_MAX ? fetch->turned_looks : TURNS_MAX;
     pieces_turn(fetch, whole_ns / SILENT_SHARE << doublings);
-    if (fetch->turned == before)
+    if (fetch->turned == before) {
         return;
+    }
     fetch->turned_looks++;
     fetch->turned_ns = fetch->now_ns;
 }
@@ -507,21 +561,25 @@ static void turn_spans(struct fetch *fetch)
 static void check_spans(struct fetch *fetch)
 {
     const dlfs_reader *reader = fetch->reader;
-    bool stopped = fetch->stop && atomic_load_explicit(fetch->stop, memory_order_relaxed);
+    bool stopped = fetch->stop != NULL && atomic_load_explicit(fetch->stop, memory_order_relaxed);
     uint64_t gap_ns = fetch->now_ns - fetch->checked_ns;
-    if (gap_ns < DEADLINE_CHECK_NS && !stopped)
+    if (gap_ns < DEADLINE_CHECK_NS && !stopped) {
         return;
-    if (gap_ns > LOOK_GAP_NS)
+    }
+    if (gap_ns > LOOK_GAP_NS) {
         forgive(fetch, gap_ns - LOOK_GAP_NS);
+    }
     fetch->checked_ns = fetch->now_ns;
-    if (reader->config.replicas > 1)
+    if (reader->config.replicas > 1) {
         turn_spans(fetch);
+    }
     bool over = stopped || fetch->now_ns >= fetch->until_ns;
     uint64_t queued_until_ns = all_answered_ns(fetch) + patience_ns(reader);
     for (uint32_t number = 0; number < fetch->span_capacity; number++) {
         struct span *span = &fetch->spans[number];
-        if (span->state == SPAN_WAITING || span->state == SPAN_IN_FLIGHT)
+        if (span->state == SPAN_WAITING || span->state == SPAN_IN_FLIGHT) {
             check_span(fetch, span, queued_until_ns, over);
+        }
     }
 }
 
@@ -530,24 +588,29 @@ void fetch_step(struct fetch *fetch, int timeout_ms)
     fetch->now_ns = clock_ns();
     push(fetch);
     struct dlfs_turn *turn = fetch_turn(fetch);
-    if (turn && (timeout_ms < 0 || timeout_ms > LINE_POLL_MS))
+    if (turn != NULL && (timeout_ms < 0 || timeout_ms > LINE_POLL_MS)) {
         timeout_ms = LINE_POLL_MS;
-    if (fetch->done.first != SLOT_NONE)
+    }
+    if (fetch->done.first != SLOT_NONE) {
         timeout_ms = 0;
-    if (timeout_ms < 0 || timeout_ms > POLL_MS_MAX)
+    }
+    if (timeout_ms < 0 || timeout_ms > POLL_MS_MAX) {
         timeout_ms = POLL_MS_MAX;
+    }
     int total;
     if (fetch->reader->config.member_count == 1) {
         total = collect(fetch, 0, timeout_ms);
     } else {
         total = collect_all(fetch);
-        if (total == 0 && timeout_ms > 0)
+        if (total == 0 && timeout_ms > 0) {
             total = wait_members(fetch, timeout_ms);
+        }
     }
-    if (total > 0)
+    if (total > 0) {
         push(fetch);
-    else if (turn && timeout_ms > 0 && !fetch_any_in_flight(fetch))
+    } else if (turn != NULL && timeout_ms > 0 && !fetch_any_in_flight(fetch)) {
         dlfs_turn_wait(turn, timeout_ms);
+    }
     fetch_spend(fetch, &fetch->stats.device_ns);
     check_spans(fetch);
 }
@@ -565,8 +628,9 @@ const struct span *fetch_next_done(const struct fetch *fetch)
 void fetch_recycle(struct fetch *fetch, struct span *span)
 {
     span->state = SPAN_UNUSED;
-    if (span->abandoned)
+    if (span->abandoned) {
         return; /* span_end does it when the device has let go */
+    }
     span->next = fetch->unused;
     fetch->unused = span_number(fetch, span);
     fetch->unused_count++;

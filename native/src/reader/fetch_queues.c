@@ -12,32 +12,38 @@ int member_connect(struct fetch *fetch, uint32_t member)
 {
     dlfs_reader *reader = fetch->reader;
     struct dlfs_turn *turn = &fetch->turns[member];
-    if (!dlfs_turn_is_worth_a_look(turn, fetch->now_ns))
+    if (!dlfs_turn_is_worth_a_look(turn, fetch->now_ns)) {
         return 0;
+    }
     int code = dlfs_queue_borrow(reader->devices[member], reader->config.depth, turn,
                                  &fetch->queues[member]);
     fetch->held_ns[member] = fetch->now_ns;
-    if (code == -EAGAIN)
+    if (code == -EAGAIN) {
         return 0;
-    if (code == -ENOMEM || code == -EMFILE || code == -ENFILE || code == DLFS_E_CLOSED)
+    }
+    if (code == -ENOMEM || code == -EMFILE || code == -ENFILE || code == DLFS_E_CLOSED) {
         return code;
-    if (code < 0)
+    }
+    if (code < 0) {
         member_lose(reader, member, code);
+    }
     return 0;
 }
 
 bool member_is_there(struct fetch *fetch, uint32_t member, bool due)
 {
     bool in_line = fetch->turns[member].state != DLFS_TURN_NONE;
-    if (!fetch->queues[member] && (due || in_line))
+    if (fetch->queues[member] == NULL && (due || in_line)) {
         (void)member_connect(fetch, member);
-    return fetch->queues[member] || fetch->turns[member].state != DLFS_TURN_NONE;
+    }
+    return fetch->queues[member] != NULL || fetch->turns[member].state != DLFS_TURN_NONE;
 }
 
 bool member_has_room(const struct fetch *fetch, uint32_t member)
 {
-    if (!fetch->queues[member] || (fetch->yielding >> member & 1))
+    if (fetch->queues[member] == NULL || (fetch->yielding >> member & 1)) {
         return false;
+    }
     uint32_t taken = dlfs_queue_in_flight(fetch->queues[member]) + fetch->operation_counts[member];
     return taken < fetch->reader->config.depth;
 }
@@ -46,10 +52,12 @@ int fetch_prepare(struct fetch *fetch)
 {
     const dlfs_reader *reader = fetch->reader;
     int code = 0;
-    for (uint32_t member = 0; code == 0 && member < reader->config.member_count; member++)
-        if (!fetch->queues[member] &&
-            (!member_is_lost(reader, member) || reader->config.replicas == 1))
+    for (uint32_t member = 0; code == 0 && member < reader->config.member_count; member++) {
+        if (fetch->queues[member] == NULL &&
+            (!member_is_lost(reader, member) || reader->config.replicas == 1)) {
             code = member_connect(fetch, member);
+        }
+    }
     return code;
 }
 
@@ -65,25 +73,29 @@ static void let_go(struct fetch *fetch, uint32_t member)
 static bool is_at_rest(const struct fetch *fetch, uint32_t member)
 {
     const dlfs_queue *queue = fetch->queues[member];
-    return queue && dlfs_queue_in_flight(queue) == 0 && fetch->operation_counts[member] == 0;
+    return queue != NULL && dlfs_queue_in_flight(queue) == 0 &&
+           fetch->operation_counts[member] == 0;
 }
 
 void fetch_rest(struct fetch *fetch)
 {
     const dlfs_reader *reader = fetch->reader;
     for (uint32_t member = 0; member < reader->config.member_count; member++) {
-        if (fetch->turns[member].state != DLFS_TURN_NONE)
+        if (fetch->turns[member].state != DLFS_TURN_NONE) {
             dlfs_turn_leave(reader->devices[member], &fetch->turns[member]);
-        if (is_at_rest(fetch, member))
+        }
+        if (is_at_rest(fetch, member)) {
             let_go(fetch, member);
+        }
     }
 }
 
 bool fetch_can_rest(const struct fetch *fetch)
 {
     bool can = false;
-    for (uint32_t member = 0; member < fetch->reader->config.member_count; member++)
+    for (uint32_t member = 0; member < fetch->reader->config.member_count; member++) {
         can |= is_at_rest(fetch, member) || fetch->turns[member].state != DLFS_TURN_NONE;
+    }
     return can;
 }
 
@@ -92,29 +104,35 @@ void fetch_give_way(struct fetch *fetch)
     const dlfs_reader *reader = fetch->reader;
     for (uint32_t member = 0; member < reader->config.member_count; member++) {
         dlfs_queue *queue = fetch->queues[member];
-        if (!queue)
+        if (queue == NULL) {
             continue;
-        if (!dlfs_queues_wanted(reader->devices[member]))
+        }
+        if (!dlfs_queues_wanted(reader->devices[member])) {
             fetch->yielding &= ~(UINT64_C(1) << member);
-        else if (is_at_rest(fetch, member))
+        } else if (is_at_rest(fetch, member)) {
             let_go(fetch, member);
-        else if (fetch->now_ns - fetch->held_ns[member] >= SLICE_NS)
+        } else if (fetch->now_ns - fetch->held_ns[member] >= SLICE_NS) {
             fetch->yielding |= UINT64_C(1) << member;
+        }
     }
 }
 
 struct dlfs_turn *fetch_turn(const struct fetch *fetch)
 {
-    for (uint32_t member = 0; member < fetch->reader->config.member_count; member++)
-        if (fetch->turns[member].state != DLFS_TURN_NONE)
+    for (uint32_t member = 0; member < fetch->reader->config.member_count; member++) {
+        if (fetch->turns[member].state != DLFS_TURN_NONE) {
             return &fetch->turns[member];
+        }
+    }
     return NULL;
 }
 
 bool fetch_any_in_flight(const struct fetch *fetch)
 {
-    for (uint32_t member = 0; member < fetch->reader->config.member_count; member++)
-        if (fetch->queues[member] && dlfs_queue_in_flight(fetch->queues[member]) > 0)
+    for (uint32_t member = 0; member < fetch->reader->config.member_count; member++) {
+        if (fetch->queues[member] != NULL && dlfs_queue_in_flight(fetch->queues[member]) > 0) {
             return true;
+        }
+    }
     return false;
 }

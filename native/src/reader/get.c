@@ -14,15 +14,16 @@ static int64_t copy_kept(dlfs_reader *reader, uint64_t index, const struct place
     uint64_t offset;
     int64_t result = -EAGAIN;
     pthread_mutex_lock(&reader->lock);
-    if (reader->arena && arena_look_up(reader, index, place, &offset)) {
+    if (reader->arena != NULL && arena_look_up(reader, index, place, &offset)) {
         reader->stats.samples++;
         reader->stats.sample_bytes += place->length;
         reader->stats.cache_hits++;
         result = (int64_t)place->length;
     }
     pthread_mutex_unlock(&reader->lock);
-    if (result < 0)
+    if (result < 0) {
         return result;
+    }
     memcpy(buffer, reader->arena + offset, place->length);
     pthread_mutex_lock(&reader->lock);
     arena_release(reader, slot_of(reader, offset));
@@ -37,8 +38,9 @@ static int64_t read_and_copy(dlfs_reader *reader, uint64_t index, void *buffer,
     terms.stop = stop;
     dlfs_batch *batch;
     int64_t result = reader_read(reader, &index, 1, &terms, &batch);
-    if (result < 0)
+    if (result < 0) {
         return result;
+    }
     result = batch->lengths[0];
     if (batch->failure_count > 0) {
         *failure = batch->failures[0];
@@ -54,17 +56,22 @@ int64_t reader_get(dlfs_reader *reader, uint64_t index, void *buffer, uint64_t b
                    uint32_t flags, const _Atomic bool *stop, dlfs_failure *failure)
 {
     struct place place;
-    if (!reader || index >= reader->sample_count || (flags & ~DLFS_GET_KEPT) != 0)
+    if (reader == NULL || index >= reader->sample_count || (flags & ~DLFS_GET_KEPT) != 0) {
         return -EINVAL;
-    if (!reader_place(reader, index, &place))
+    }
+    if (!reader_place(reader, index, &place)) {
         return DLFS_E_FORMAT;
-    if (place.length > buffer_bytes)
+    }
+    if (place.length > buffer_bytes) {
         return -ERANGE;
-    if (place.length == 0)
+    }
+    if (place.length == 0) {
         return 0;
+    }
     int64_t result = copy_kept(reader, index, &place, buffer);
-    if (result != -EAGAIN || (flags & DLFS_GET_KEPT))
+    if (result != -EAGAIN || (flags & DLFS_GET_KEPT)) {
         return result;
+    }
     return read_and_copy(reader, index, buffer, stop, failure);
 }
 

@@ -22,13 +22,16 @@ int members_create(dlfs_reader *reader)
 {
     uint32_t count = reader->config.member_count;
     reader->members = calloc(count, sizeof(*reader->members));
-    if (!reader->members)
+    if (reader->members == NULL) {
         return -ENOMEM;
+    }
     for (uint32_t member = 0; member < count; member++) {
-        if (reader->devices[member])
+        if (reader->devices[member] != NULL) {
             continue;
-        if (reader->config.replicas == 1)
+        }
+        if (reader->config.replicas == 1) {
             return -EINVAL;
+        }
         atomic_init(&reader->members[member].lost_until_ns, NEVER);
         atomic_init(&reader->members[member].code, DLFS_E_LOST);
     }
@@ -43,10 +46,11 @@ static uint64_t volume_chunk(const dlfs_reader *reader, uint64_t address)
     uint64_t high = reader->config.extent_count;
     while (high - low > 1) {
         uint64_t middle = low + (high - low) / 2;
-        if (reader->extent_starts[middle] <= chunk)
+        if (reader->extent_starts[middle] <= chunk) {
             low = middle;
-        else
+        } else {
             high = middle;
+        }
     }
     return reader->extents[low].first_chunk + chunk - reader->extent_starts[low];
 }
@@ -65,10 +69,12 @@ void member_locate(const dlfs_reader *reader, uint64_t address, uint32_t copy, u
 void member_worked(dlfs_reader *reader, uint32_t number)
 {
     struct member *member = &reader->members[number];
-    if (atomic_load_explicit(&member->failures, memory_order_relaxed) != 0)
+    if (atomic_load_explicit(&member->failures, memory_order_relaxed) != 0) {
         atomic_store_explicit(&member->failures, 0, memory_order_relaxed);
-    if (!member_is_lost(reader, number))
+    }
+    if (!member_is_lost(reader, number)) {
         return;
+    }
     atomic_store(&member->probes, 0);
     atomic_store(&member->lost_until_ns, 0);
     atomic_fetch_and(&reader->lost_members, ~(UINT64_C(1) << number));
@@ -79,8 +85,9 @@ void member_failed(dlfs_reader *reader, uint32_t number, int code)
     struct member *member = &reader->members[number];
     bool gone = code == DLFS_E_LOST || code == DLFS_E_TIMEOUT;
     bool others = reader->config.replicas > 1;
-    if (!gone && (!others || atomic_fetch_add(&member->failures, 1) + 1 < FAILURES_MAX))
+    if (!gone && (!others || atomic_fetch_add(&member->failures, 1) + 1 < FAILURES_MAX)) {
         return;
+    }
     member_lose(reader, number, code);
 }
 
@@ -88,8 +95,9 @@ void member_lose(dlfs_reader *reader, uint32_t number, int code)
 {
     struct member *member = &reader->members[number];
     uint64_t well = 0;
-    if (!atomic_compare_exchange_strong(&member->lost_until_ns, &well, clock_ns() + PROBE_NS))
+    if (!atomic_compare_exchange_strong(&member->lost_until_ns, &well, clock_ns() + PROBE_NS)) {
         return;
+    }
     atomic_store(&member->code, code);
     atomic_store(&member->hung, false);
     atomic_fetch_or(&reader->lost_members, UINT64_C(1) << number);
@@ -106,15 +114,17 @@ bool member_probe(dlfs_reader *reader, uint32_t number)
     struct member *member = &reader->members[number];
     uint64_t until = atomic_load(&member->lost_until_ns);
     uint64_t now = clock_ns();
-    if (until == NEVER || now < until)
+    if (until == NEVER || now < until) {
         return false;
+    }
     /* Without another copy every read waits for this: it must not learn late that all is well. */
     bool others = reader->config.replicas > 1;
     uint32_t doublings = others ? atomic_load(&member->probes) + 1 : 0;
     doublings = doublings < PROBE_DOUBLINGS_MAX ? doublings : PROBE_DOUBLINGS_MAX;
     if (!atomic_compare_exchange_strong(&member->lost_until_ns, &until,
-                                        now + (PROBE_NS << doublings)))
+                                        now + (PROBE_NS << doublings))) {
         return false;
+    }
     atomic_store(&member->probes, doublings);
     return true;
 }
@@ -126,7 +136,8 @@ DLFS_API uint64_t dlfs_reader_lost_members(const dlfs_reader *reader)
 
 DLFS_API int dlfs_reader_member_code(const dlfs_reader *reader, uint32_t member)
 {
-    if (member >= reader->config.member_count)
+    if (member >= reader->config.member_count) {
         return -EINVAL;
+    }
     return atomic_load(&reader->members[member].code);
 }

@@ -26,10 +26,12 @@ static int read_once(struct fetch *fetch, const struct window *window, struct bl
 {
     uint64_t mask = fetch->reader->config.block_bytes - 1;
     int code = fetch_reserve(fetch, 1);
-    if (code == 0)
+    if (code == 0) {
         code = fetch_prepare(fetch);
-    if (code < 0)
+    }
+    if (code < 0) {
         return code;
+    }
     struct span *span = fetch_span(fetch);
     span->address = window->address & ~mask;
     span->length = ((window->address + window->length + mask) & ~mask) - span->address;
@@ -38,8 +40,9 @@ static int read_once(struct fetch *fetch, const struct window *window, struct bl
     span->avoided = window->avoided_member;
     fetch->now_ns = clock_ns();
     fetch_start(fetch, span);
-    while (!(span = fetch_done(fetch)))
+    while ((span = fetch_done(fetch)) == NULL) {
         fetch_step(fetch, -1);
+    }
     code = span->code;
     *bad_address = span->bad_address;
     fetch_recycle(fetch, span);
@@ -55,11 +58,13 @@ static int read_window(struct fetch *fetch, const struct window *window, uint8_t
     fetch->until_ns = clock_ns() + reader_patience_ns(reader, window->length);
     for (uint32_t tries = 0; code == DLFS_E_TIMEOUT && tries < reader->config.replicas; tries++) {
         struct block *block;
-        if (block_take(reader, window->length + 2 * (mask + 1), NULL, &block) < 0)
+        if (block_take(reader, window->length + 2 * (mask + 1), NULL, &block) < 0) {
             return -ENOMEM;
+        }
         code = read_once(fetch, window, block, bad_address);
-        if (code == 0)
+        if (code == 0) {
             memcpy(buffer, block->base + (window->address & mask), window->length);
+        }
         block_release(block);
     }
     return code;
@@ -68,13 +73,16 @@ static int read_window(struct fetch *fetch, const struct window *window, uint8_t
 /* -EINVAL unless the sample has such a part. */
 static int locate(const dlfs_reader *reader, const dlfs_part *part, struct place *place)
 {
-    if (part->index >= reader->sample_count || part->reserved != 0)
+    if (part->index >= reader->sample_count || part->reserved != 0) {
         return -EINVAL;
+    }
     if (part->avoided_member != DLFS_MEMBER_ANY &&
-        part->avoided_member >= reader->config.member_count)
+        part->avoided_member >= reader->config.member_count) {
         return -EINVAL;
-    if (!reader_place(reader, part->index, place))
+    }
+    if (!reader_place(reader, part->index, place)) {
         return DLFS_E_FORMAT;
+    }
     bool within = part->offset_bytes <= place->length &&
                   part->length_bytes <= place->length - part->offset_bytes;
     return within ? 0 : -EINVAL;
@@ -93,8 +101,9 @@ static int copy_part(struct fetch *fetch, const dlfs_part *part, const struct pl
                                 .avoided_member = part->avoided_member};
         uint64_t bad_address = 0;
         code = read_window(fetch, &window, buffer + done, &bad_address);
-        if (code < 0 && code != -ENOMEM)
+        if (code < 0 && code != -ENOMEM) {
             *failure = reader_failure(fetch->reader, part->index, code, 0, bad_address);
+        }
         done += window.length;
     }
     if (code == 0) {
@@ -107,19 +116,24 @@ static int copy_part(struct fetch *fetch, const dlfs_part *part, const struct pl
 DLFS_API int dlfs_reader_read_part(dlfs_reader *reader, const dlfs_part *part, void *buffer,
                                    dlfs_failure *failure)
 {
-    if (!reader || !part || !failure || (!buffer && part->length_bytes > 0))
+    if (reader == NULL || part == NULL || failure == NULL ||
+        (buffer == NULL && part->length_bytes > 0)) {
         return -EINVAL;
+    }
     struct place place;
     *failure = (dlfs_failure){.index = part->index};
     int code = locate(reader, part, &place);
-    if (code != -EINVAL)
+    if (code != -EINVAL) {
         *failure = reader_failure(reader, part->index, code, 0, 0);
-    if (code < 0 || part->length_bytes == 0)
+    }
+    if (code < 0 || part->length_bytes == 0) {
         return code;
+    }
     struct fetch *fetch;
     code = reader_take_fetch(reader, &fetch);
-    if (code < 0)
+    if (code < 0) {
         return code;
+    }
     code = copy_part(fetch, part, &place, buffer, failure);
     reader_return_fetch(reader, fetch);
     return code;

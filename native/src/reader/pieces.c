@@ -19,8 +19,9 @@ int pieces_create(struct fetch *fetch)
 {
     uint32_t count = fetch->reader->config.member_count * fetch->reader->config.depth;
     fetch->pieces = calloc(count, sizeof(*fetch->pieces));
-    if (!fetch->pieces)
+    if (fetch->pieces == NULL) {
         return -ENOMEM;
+    }
     for (uint32_t number = 0; number < count; number++) {
         fetch->pieces[number].member = MEMBER_NONE;
         fetch->pieces[number].next = number + 1 < count ? number + 1 : SLOT_NONE;
@@ -31,7 +32,7 @@ int pieces_create(struct fetch *fetch)
     if (fetch->reader->config.replicas > 1) {
         size_t bytes = (size_t)block_bytes * fetch->reader->config.member_count;
         fetch->probe_memory = aligned_alloc(block_bytes, bytes);
-        return fetch->probe_memory ? 0 : -ENOMEM;
+        return fetch->probe_memory != NULL ? 0 : -ENOMEM;
     }
     return 0;
 }
@@ -74,8 +75,9 @@ static void probe(struct fetch *fetch, uint32_t member, uint64_t offset_bytes)
     uint32_t block_bytes = fetch->reader->config.block_bytes;
     uint32_t number = fetch->pieces_resting;
     if ((fetch->probing & bit) != 0 || number == SLOT_NONE ||
-        !member_is_there(fetch, member, true) || !member_has_room(fetch, member))
+        !member_is_there(fetch, member, true) || !member_has_room(fetch, member)) {
         return;
+    }
     struct piece *piece = &fetch->pieces[number];
     fetch->pieces_resting = piece->next;
     fetch->pieces_in_flight++;
@@ -108,12 +110,14 @@ static uint32_t choose_copy(struct fetch *fetch, const struct span *span, const 
     for (uint32_t copy = 0; copy < reader->config.replicas && least > 0; copy++) {
         uint32_t candidate;
         uint64_t offset;
-        if (piece->tried >> copy & 1)
+        if (piece->tried >> copy & 1) {
             continue;
+        }
         member_locate(reader, piece->address, copy, &candidate, &offset);
         bool due = true;
-        if (member_is_lost(reader, candidate) && !is_worth_asking(fetch, candidate, offset, &due))
+        if (member_is_lost(reader, candidate) && !is_worth_asking(fetch, candidate, offset, &due)) {
             continue;
+        }
         uint32_t reluctance = due ? 0 : RELUCTANCE_LOST;
         reluctance += candidate == span->avoided ? RELUCTANCE_AVOIDED : 0;
         if (reluctance < least && member_is_there(fetch, candidate, due)) {
@@ -135,8 +139,9 @@ static enum placed piece_place(struct fetch *fetch, struct piece *piece, uint64_
     uint32_t member;
     uint64_t offset;
     uint32_t copy = choose_copy(fetch, span, piece, &member, &offset);
-    if (copy == COPY_NONE)
+    if (copy == COPY_NONE) {
         return PLACED_NOWHERE;
+    }
     if (!member_has_room(fetch, member)) {
         *full_members |= UINT64_C(1) << member;
         return PLACED_FULL;
@@ -169,8 +174,9 @@ static void piece_rest(struct fetch *fetch, struct piece *piece)
 static void piece_end(struct fetch *fetch, struct piece *piece, int code)
 {
     struct span *span = &fetch->spans[piece->span];
-    if (span->abandoned)
+    if (span->abandoned) {
         fetch->abandoned_pieces--;
+    }
     piece_rest(fetch, piece);
     span_piece_ended(fetch, span, piece, code);
 }
@@ -202,8 +208,9 @@ bool piece_begin(struct fetch *fetch, struct span *span, uint64_t *full_members)
     span->submitted += piece->length;
     span->in_flight++;
     fetch->pieces_in_flight++;
-    if (placed == PLACED_NOWHERE)
+    if (placed == PLACED_NOWHERE) {
         piece_end(fetch, piece, absence_code(fetch->reader, piece));
+    }
     return true;
 }
 
@@ -251,10 +258,11 @@ void piece_answer(struct fetch *fetch, uint64_t number, int64_t result)
     struct piece *piece = &fetch->pieces[number];
     uint32_t member = piece->member;
     count_answer(fetch, piece, result);
-    if (result >= 0)
+    if (result >= 0) {
         member_worked(fetch->reader, member);
-    else
+    } else {
         member_failed(fetch->reader, member, (int)result);
+    }
     if (piece->span == SLOT_NONE) {
         fetch->probing &= ~(UINT64_C(1) << member);
         fetch->abandoned_pieces--;
@@ -284,9 +292,11 @@ void member_break(struct fetch *fetch, uint32_t member, int code)
     dlfs_queue_destroy(fetch->queues[member]);
     fetch->queues[member] = NULL;
     fetch->operation_counts[member] = 0;
-    for (uint32_t number = 0; number < config->member_count * config->depth; number++)
-        if (fetch->pieces[number].member == member)
+    for (uint32_t number = 0; number < config->member_count * config->depth; number++) {
+        if (fetch->pieces[number].member == member) {
             piece_answer(fetch, number, code);
+        }
+    }
     member_lose(fetch->reader, member, code);
 }
 
@@ -306,12 +316,14 @@ void span_blame(struct fetch *fetch, const struct span *span)
     uint32_t blamed = (uint32_t)(span - fetch->spans);
     for (uint32_t number = 0; number < config->member_count * config->depth; number++) {
         const struct piece *piece = &fetch->pieces[number];
-        if (piece->member == MEMBER_NONE || piece->span != blamed)
+        if (piece->member == MEMBER_NONE || piece->span != blamed) {
             continue;
-        if (silence_ns(fetch, piece) >= half_ns)
+        }
+        if (silence_ns(fetch, piece) >= half_ns) {
             member_hang(fetch->reader, piece->member);
-        else if (config->replicas > 1)
+        } else if (config->replicas > 1) {
             member_lose(fetch->reader, piece->member, DLFS_E_TIMEOUT);
+        }
     }
 }
 
@@ -325,12 +337,14 @@ static bool piece_can_turn(struct fetch *fetch, const struct piece *piece)
         uint32_t member;
         uint64_t offset;
         member_locate(reader, piece->address, copy, &member, &offset);
-        if (member == piece->member)
+        if (member == piece->member) {
             continue;
-        if (!member_is_lost(reader, member))
+        }
+        if (!member_is_lost(reader, member)) {
             can = true;
-        else if (member_probe(reader, member))
+        } else if (member_probe(reader, member)) {
             probe(fetch, member, offset);
+        }
     }
     return can;
 }
@@ -340,14 +354,17 @@ void pieces_turn(struct fetch *fetch, uint64_t patience_ns)
     const dlfs_reader_config *config = &fetch->reader->config;
     for (uint32_t number = 0; number < config->member_count * config->depth; number++) {
         const struct piece *piece = &fetch->pieces[number];
-        if (piece->member == MEMBER_NONE || piece->span == SLOT_NONE)
+        if (piece->member == MEMBER_NONE || piece->span == SLOT_NONE) {
             continue;
+        }
         struct span *span = &fetch->spans[piece->span];
-        if (span->abandoned || silence_ns(fetch, piece) < patience_ns)
+        if (span->abandoned || silence_ns(fetch, piece) < patience_ns) {
             continue;
+        }
         member_lose(fetch->reader, piece->member, DLFS_E_TIMEOUT);
-        if (piece_can_turn(fetch, piece))
+        if (piece_can_turn(fetch, piece)) {
             span_turn(fetch, span);
+        }
     }
 }
 
@@ -355,7 +372,7 @@ void pieces_turn(struct fetch *fetch, uint64_t patience_ns)
  * no room for one. */
 static bool member_is_hopeless(const struct fetch *fetch, uint32_t member)
 {
-    bool stuck = fetch->queues[member] && !member_has_room(fetch, member);
+    bool stuck = fetch->queues[member] != NULL && !member_has_room(fetch, member);
     return member_is_hung(fetch->reader, member) &&
            (stuck || !member_is_due(fetch->reader, member));
 }
@@ -363,14 +380,16 @@ static bool member_is_hopeless(const struct fetch *fetch, uint32_t member)
 bool span_is_hopeless(const struct fetch *fetch, const struct span *span)
 {
     const dlfs_reader *reader = fetch->reader;
-    if (dlfs_reader_lost_members(reader) == 0)
+    if (dlfs_reader_lost_members(reader) == 0) {
         return false;
+    }
     for (uint32_t copy = 0; copy < reader->config.replicas; copy++) {
         uint32_t member;
         uint64_t offset;
         member_locate(reader, span->address + span->submitted, copy, &member, &offset);
-        if (!member_is_hopeless(fetch, member))
+        if (!member_is_hopeless(fetch, member)) {
             return false;
+        }
     }
     return true;
 }

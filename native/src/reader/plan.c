@@ -17,8 +17,9 @@ static void sort_few(struct want *wants, uint64_t count)
     for (uint64_t i = 1; i < count; i++) {
         struct want want = wants[i];
         uint64_t at = i;
-        for (; at > 0 && wants[at - 1].address > want.address; at--)
+        for (; at > 0 && wants[at - 1].address > want.address; at--) {
             wants[at] = wants[at - 1];
+        }
         wants[at] = want;
     }
 }
@@ -27,16 +28,18 @@ static void sort_few(struct want *wants, uint64_t count)
 static void sort_digit(const struct want *from, struct want *to, uint64_t count, uint32_t shift)
 {
     uint64_t starts[DIGITS] = {0};
-    for (uint64_t i = 0; i < count; i++)
+    for (uint64_t i = 0; i < count; i++) {
         starts[from[i].address >> shift & (DIGITS - 1)]++;
+    }
     uint64_t start = 0;
     for (uint32_t digit = 0; digit < DIGITS; digit++) {
         uint64_t next = start + starts[digit];
         starts[digit] = start;
         start = next;
     }
-    for (uint64_t i = 0; i < count; i++)
+    for (uint64_t i = 0; i < count; i++) {
         to[starts[from[i].address >> shift & (DIGITS - 1)]++] = from[i];
+    }
 }
 
 void plan_sort(struct want *wants, struct want *scratch, uint64_t count)
@@ -47,8 +50,9 @@ void plan_sort(struct want *wants, struct want *scratch, uint64_t count)
         differing |= wants[i].address ^ wants[i - 1].address;
         sorted &= wants[i].address >= wants[i - 1].address;
     }
-    if (sorted)
+    if (sorted) {
         return;
+    }
     if (count <= FEW) {
         sort_few(wants, count);
         return;
@@ -62,8 +66,9 @@ void plan_sort(struct want *wants, struct want *scratch, uint64_t count)
         to = from;
         from = sorted_now;
     }
-    if (from != wants)
+    if (from != wants) {
         memcpy(wants, from, count * sizeof(*wants));
+    }
 }
 
 /* The blocks that a want touches. */
@@ -84,12 +89,13 @@ uint64_t plan_merge(const dlfs_reader *reader, const struct want *wants, uint64_
         uint64_t end;
         want_blocks(reader, &wants[i], &first, &end);
         struct plan_span *last = total ? &spans[total - 1] : NULL;
-        uint64_t last_end = last ? last->address + last->length : 0;
-        bool same_chunk =
-            last && last->address >> reader->chunk_shift == (end - 1) >> reader->chunk_shift;
+        uint64_t last_end = last != NULL ? last->address + last->length : 0;
+        bool same_chunk = last != NULL &&
+                          last->address >> reader->chunk_shift == (end - 1) >> reader->chunk_shift;
         if (same_chunk && first <= last_end + reader->config.gap_bytes) {
-            if (end > last_end)
+            if (end > last_end) {
                 last->length = end - last->address;
+            }
             last->want_count++;
         } else {
             spans[total++] =
@@ -108,11 +114,12 @@ uint64_t plan_widen(const dlfs_reader *reader, const struct want *wants, uint64_
         uint64_t first = wants[i].address & ~mask;
         uint64_t end = (wants[i].address + wants[i].length + mask) & ~mask;
         struct plan_span *last = total ? &spans[total - 1] : NULL;
-        if (last && first == last->address && end <= last->address + last->length)
+        if (last != NULL && first == last->address && end <= last->address + last->length) {
             last->want_count++;
-        else
+        } else {
             spans[total++] =
                 (struct plan_span){first, end - first, 0, (uint32_t)i, 1, SLOT_NONE, true};
+        }
     }
     return total;
 }

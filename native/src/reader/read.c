@@ -49,8 +49,9 @@ static int fail(struct read *read, uint64_t position, int code, uint32_t crc_got
 static int locate(struct read *read, uint64_t first, uint64_t end)
 {
     struct batch *batch = read->batch;
-    for (uint64_t i = first; i < end; i++)
+    for (uint64_t i = first; i < end; i++) {
         __builtin_prefetch(&read->reader->locations[batch->indices[i]]);
+    }
     for (uint64_t i = first; i < end; i++) {
         struct place place;
         batch->offsets[i] = 0;
@@ -77,8 +78,9 @@ static void look_up(struct read *read, uint64_t first, uint64_t end)
     uint64_t cached = cache->slots < cache->slots_max ? cache->slots : cache->slots_max;
     read->widens = reader->keeps_all && cached + reader->chunk_count <= reader->slot_count;
     for (uint64_t i = first; i < end; i++) {
-        if (batch->lengths[i] <= 0)
+        if (batch->lengths[i] <= 0) {
             continue;
+        }
         struct want want = read->wants[i];
         struct place place = {want.address, want.length, want.address >> reader->chunk_shift,
                               want.crc32c};
@@ -104,8 +106,9 @@ static int find(struct read *read)
     do {
         uint64_t end = count - found < LOOK_UP_MAX ? count : found + LOOK_UP_MAX;
         code = locate(read, found, end);
-        if (code < 0)
+        if (code < 0) {
             break;
+        }
         pthread_mutex_lock(&reader->lock);
         code = arena_map(reader);
         if (code == 0) {
@@ -114,8 +117,9 @@ static int find(struct read *read)
         }
         pthread_mutex_unlock(&reader->lock);
     } while (code == 0 && found < count);
-    if (code < 0)
+    if (code < 0) {
         read->batch->public.count = found;
+    }
     return code;
 }
 
@@ -136,18 +140,21 @@ static bool take_slots(struct read *read)
         } else {
             uint64_t run = (span->length + chunk_bytes - 1) >> reader->chunk_shift;
             open = run > reader->slot_count ? SLOT_NONE : arena_take(reader, (uint32_t)run, true);
-            if (open == SLOT_NONE)
+            if (open == SLOT_NONE) {
                 break;
+            }
             used = 0;
         }
         span->slot = open;
         span->memory_offset = ((uint64_t)open << reader->chunk_shift) + used;
         used = span->whole || span->length > chunk_bytes ? chunk_bytes : used + span->length;
     }
-    if (taken == read->span_count)
+    if (taken == read->span_count) {
         return true;
-    while (taken-- > 0)
+    }
+    while (taken-- > 0) {
         arena_release(reader, read->spans[taken].slot);
+    }
     return false;
 }
 
@@ -157,8 +164,9 @@ static void move_hits(struct read *read, struct block *block, uint64_t at)
     dlfs_reader *reader = read->reader;
     struct batch *batch = read->batch;
     for (uint64_t i = 0; i < batch->public.count; i++) {
-        if (batch->lengths[i] <= 0 || batch->offsets[i] == MISSING)
+        if (batch->lengths[i] <= 0 || batch->offsets[i] == MISSING) {
             continue;
+        }
         uint64_t offset = (uint64_t)batch->offsets[i];
         memcpy(block->base + at, reader->arena + offset, (size_t)batch->lengths[i]);
         batch->offsets[i] = (int64_t)at;
@@ -180,15 +188,18 @@ static int take_block(struct read *read)
         fits &= !__builtin_add_overflow(bytes, read->spans[i].length, &bytes);
     }
     fits &= bytes < SIZE_MAX / 2 && read->hit_bytes < SIZE_MAX / 2;
-    if (!fits)
+    if (!fits) {
         return -ENOMEM;
-    if (bytes + read->hit_bytes > read->terms->limit.private_bytes_max)
+    }
+    if (bytes + read->hit_bytes > read->terms->limit.private_bytes_max) {
         return DLFS_E_LIMIT;
+    }
     struct block *block;
     int code =
         block_take(read->reader, bytes + read->hit_bytes + 1, read->terms->limit.share, &block);
-    if (code < 0)
+    if (code < 0) {
         return code;
+    }
     move_hits(read, block, bytes);
     read->batch->block = block;
     read->fetch->stats.private_batches += !read->terms->apart;
@@ -200,8 +211,9 @@ static int plan(struct read *read)
 {
     dlfs_reader *reader = read->reader;
     plan_sort(read->wants, read->fetch->sorting, read->want_count);
-    if (read->terms->apart)
+    if (read->terms->apart) {
         return take_block(read);
+    }
     read->span_count = read->widens
                            ? plan_widen(reader, read->wants, read->want_count, read->spans)
                            : plan_merge(reader, read->wants, read->want_count, read->spans);
@@ -211,8 +223,9 @@ static int plan(struct read *read)
         struct plan_span *span = &read->spans[i];
         uint64_t chunk = span->address >> reader->chunk_shift;
         span->whole = span->whole && arena_find(reader, chunk) == SLOT_NONE;
-        if (span->whole)
+        if (span->whole) {
             arena_begin_load(reader, span->slot, chunk, NULL);
+        }
     }
     pthread_mutex_unlock(&reader->lock);
     return taken ? 0 : take_block(read);
@@ -226,7 +239,7 @@ static void start(struct read *read, struct span *span, uint64_t number)
     struct block *block = read->batch->block;
     span->address = planned->address;
     span->length = planned->length;
-    span->memory = (block ? block->base : read->reader->arena) + planned->memory_offset;
+    span->memory = (block != NULL ? block->base : read->reader->arena) + planned->memory_offset;
     span->slot = planned->slot;
     span->block = block;
     span->tag = (uint32_t)number;
@@ -261,8 +274,9 @@ static bool start_next_part(struct read *read, struct span *span)
     bool single = !planned->whole && planned->want_count == 1;
     bool begins = span->part == 0 && span->code < 0 && !single;
     bool goes_on = span->part > 0 && span->part < planned->want_count;
-    if ((!begins && !goes_on) || is_gone(span->code))
+    if ((!begins && !goes_on) || is_gone(span->code)) {
         return false;
+    }
     span->part++;
     start_part(read, span);
     return true;
@@ -275,7 +289,8 @@ static bool start_next_part(struct read *read, struct span *span)
 static int hand_out(struct read *read, const struct span *span, bool last_try)
 {
     const struct plan_span *planned = &read->spans[span->tag];
-    const uint8_t *base = read->batch->block ? read->batch->block->base : read->reader->arena;
+    const uint8_t *base =
+        read->batch->block != NULL ? read->batch->block->base : read->reader->arena;
     uint32_t first = span->part > 0 ? span->part - 1 : 0;
     uint32_t end = span->part > 0 && !is_gone(span->code) ? span->part : planned->want_count;
     int bad = 0;
@@ -289,12 +304,13 @@ static int hand_out(struct read *read, const struct span *span, bool last_try)
             continue;
         }
         bad++;
-        if (!last_try)
+        if (!last_try) {
             read->fetch->stats.checksum_errors++;
-        else if (span->code < 0)
+        } else if (span->code < 0) {
             code = fail(read, want->position, span->code, 0, span->bad_address);
-        else
+        } else {
             code = fail(read, want->position, DLFS_E_CHECKSUM, crc, 0);
+        }
     }
     return code < 0 ? code : bad;
 }
@@ -321,25 +337,31 @@ static int finish(struct read *read, struct span *span, bool *again)
     int bad = span->code < 0 ? 1 : hand_out(read, span, false);
     *again = span->code == 0 && bad > 0 && fetch_again(read->fetch, span);
     *again = *again || (span->part == 0 && start_next_part(read, span));
-    if (*again)
+    if (*again) {
         return 0;
-    if (bad > 0)
+    }
+    if (bad > 0) {
         bad = hand_out(read, span, true);
+    }
     *again = bad >= 0 && span->part > 0 && start_next_part(read, span);
-    if (*again)
+    if (*again) {
         return 0;
+    }
     struct bad_samples *not_given = NULL;
     bool kept = planned->whole && span->part == 0 && span->code == 0 &&
                 reader_verify_span(reader, span, &not_given) == 0;
     bad = bad < 0 ? bad : 0;
     uint32_t given = count_given(read, planned);
-    if (planned->slot == SLOT_NONE || (given == 1 && !planned->whole))
+    if (planned->slot == SLOT_NONE || (given == 1 && !planned->whole)) {
         return bad;
+    }
     pthread_mutex_lock(&reader->lock);
-    if (planned->whole)
+    if (planned->whole) {
         arena_end_load(reader, planned->slot, kept, not_given);
-    for (uint32_t i = 0; i < given; i++)
+    }
+    for (uint32_t i = 0; i < given; i++) {
         arena_reference(reader, planned->slot);
+    }
     arena_release(reader, planned->slot);
     pthread_mutex_unlock(&reader->lock);
     return bad;
@@ -352,11 +374,13 @@ static void step(struct read *read)
     struct awake *awake = read->awake;
     while (awake->until_ns > 0 && clock_ns() < awake->until_ns) {
         fetch_step(fetch, 0);
-        if (fetch_next_done(fetch))
+        if (fetch_next_done(fetch) != NULL) {
             return;
+        }
     }
-    if (awake->sleeps)
+    if (awake->sleeps != NULL) {
         awake->sleeps(awake->argument);
+    }
     awake->sleeps = NULL;
     fetch_step(fetch, -1);
 }
@@ -368,15 +392,17 @@ static int fetch_all(struct read *read)
     int code = 0;
     while (finished < read->span_count) {
         struct span *span;
-        while (started < read->span_count && (span = fetch_span(read->fetch)))
+        while (started < read->span_count && (span = fetch_span(read->fetch)) != NULL) {
             start(read, span, started++);
+        }
         step(read);
-        while ((span = fetch_done(read->fetch))) {
+        while ((span = fetch_done(read->fetch)) != NULL) {
             bool again = false;
             int ended = finish(read, span, &again);
             code = code < 0 ? code : ended;
-            if (again)
+            if (again) {
                 continue;
+            }
             fetch_recycle(read->fetch, span);
             finished++;
         }
@@ -393,10 +419,12 @@ static void set_deadline(struct read *read)
     struct fetch *fetch = read->fetch;
     struct read_terms *terms = read->terms;
     uint64_t bytes = 0;
-    for (uint64_t i = 0; terms->until_ns == 0 && i < read->want_count; i++)
+    for (uint64_t i = 0; terms->until_ns == 0 && i < read->want_count; i++) {
         bytes += read->wants[i].length;
-    if (terms->until_ns == 0)
+    }
+    if (terms->until_ns == 0) {
         terms->until_ns = fetch->now_ns + reader_patience_ns(read->reader, bytes);
+    }
     fetch->until_ns = terms->until_ns;
     fetch->stop = terms->stop;
     fetch->turned_looks = terms->turned_looks;
@@ -421,36 +449,44 @@ static int run(struct read *read)
         set_deadline(read);
         uint64_t spans = 2 * (uint64_t)reader->config.depth * reader->config.member_count;
         code = fetch_reserve(read->fetch, (uint32_t)(spans < count ? spans : count));
-        if (code == 0)
+        if (code == 0) {
             code = fetch_prepare(read->fetch);
-        if (code == 0)
+        }
+        if (code == 0) {
             code = plan(read);
+        }
     }
     fetch_spend(read->fetch, &read->fetch->stats.plan_ns);
-    if (code == 0 && !all_found)
+    if (code == 0 && !all_found) {
         code = fetch_all(read);
+    }
     return code;
 }
 
 /* Samples that never landed hold no reference. */
 static void forget_missing(struct batch *batch)
 {
-    for (uint64_t i = 0; i < batch->public.count; i++)
-        if (batch->offsets[i] == MISSING)
+    for (uint64_t i = 0; i < batch->public.count; i++) {
+        if (batch->offsets[i] == MISSING) {
             batch->lengths[i] = 0;
+        }
+    }
 }
 
 /* Whether some of it was given up early, and there is time to ask other copies for it. */
 static bool may_turn(const struct read *read)
 {
     const struct fetch *fetch = read->fetch;
-    bool stopped = fetch->stop && atomic_load_explicit(fetch->stop, memory_order_relaxed);
-    if (fetch->turned == 0 || stopped || fetch->now_ns >= fetch->until_ns)
+    bool stopped = fetch->stop != NULL && atomic_load_explicit(fetch->stop, memory_order_relaxed);
+    if (fetch->turned == 0 || stopped || fetch->now_ns >= fetch->until_ns) {
         return false;
+    }
     const struct batch *batch = read->batch;
-    for (uint64_t i = 0; i < batch->public.failure_count; i++)
-        if (batch->failures[i].code == DLFS_E_TIMEOUT)
+    for (uint64_t i = 0; i < batch->public.failure_count; i++) {
+        if (batch->failures[i].code == DLFS_E_TIMEOUT) {
             return true;
+        }
+    }
     return false;
 }
 
@@ -458,10 +494,11 @@ static bool may_turn(const struct read *read)
 static void present(struct fetch *fetch, struct batch *batch)
 {
     const dlfs_reader *reader = batch->reader;
-    batch->public.base = batch->block ? batch->block->base : reader->arena;
-    batch->public.base_bytes = batch->block ? batch->block->bytes : reader->arena_bytes;
-    for (uint64_t i = 0; i < batch->public.count; i++)
+    batch->public.base = batch->block != NULL ? batch->block->base : reader->arena;
+    batch->public.base_bytes = batch->block != NULL ? batch->block->bytes : reader->arena_bytes;
+    for (uint64_t i = 0; i < batch->public.count; i++) {
         fetch->stats.sample_bytes += batch->lengths[i] > 0 ? (uint64_t)batch->lengths[i] : 0;
+    }
     fetch->stats.samples += batch->public.count - batch->public.failure_count;
     batch->public.lost_members = dlfs_reader_lost_members(reader);
 }
@@ -472,46 +509,54 @@ static int read_once(dlfs_reader *reader, const uint64_t *indices, uint64_t coun
 {
     struct fetch *fetch;
     int code = reader_take_fetch(reader, &fetch);
-    if (code < 0)
+    if (code < 0) {
         return code;
+    }
     struct batch *batch = batch_take(reader, count);
-    if (!batch) {
+    if (batch == NULL) {
         reader_return_fetch(reader, fetch);
         return -ENOMEM;
     }
     struct read read = {
         .reader = reader, .fetch = fetch, .batch = batch, .terms = terms, .awake = awake};
-    if (count > 0)
+    if (count > 0) {
         memcpy(batch->indices, indices, count * sizeof(*indices));
+    }
     code = run(&read);
-    if (code < 0)
+    if (code < 0) {
         forget_missing(batch);
-    else if (may_turn(&read))
+    } else if (may_turn(&read)) {
         code = -EAGAIN;
+    }
     terms->turned_looks = fetch->turned_looks;
-    if (code == 0)
+    if (code == 0) {
         present(fetch, batch);
-    else
+    } else {
         batch_give_back(batch);
+    }
     reader_return_fetch(reader, fetch);
-    if (code == 0)
+    if (code == 0) {
         *out = &batch->public;
+    }
     return code;
 }
 
 static int read_all(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
                     struct read_terms terms, struct awake *awake, dlfs_batch **out)
 {
-    if (!reader || (!indices && count > 0) || count > UINT32_MAX)
+    if (reader == NULL || (indices == NULL && count > 0) || count > UINT32_MAX) {
         return -EINVAL;
-    for (uint64_t i = 0; i < count; i++)
-        if (indices[i] >= reader->sample_count)
+    }
+    for (uint64_t i = 0; i < count; i++) {
+        if (indices[i] >= reader->sample_count) {
             return -EINVAL;
+        }
+    }
     /* What a member holds up is read anew, in other memory: the old may still be written to. */
     int code;
-    do
+    do {
         code = read_once(reader, indices, count, &terms, awake, out);
-    while (code == -EAGAIN);
+    } while (code == -EAGAIN);
     return code;
 }
 
@@ -527,8 +572,9 @@ DLFS_API int dlfs_reader_read_awake(dlfs_reader *reader, const uint64_t *indices
                                     void *argument, dlfs_batch **out)
 {
     struct awake awake = {.sleeps = sleeps, .argument = argument};
-    if (awake_us > 0)
+    if (awake_us > 0) {
         awake.until_ns = clock_ns() + (uint64_t)awake_us * 1000;
+    }
     return read_all(reader, indices, count, READ_TERMS_PLAIN, &awake, out);
 }
 

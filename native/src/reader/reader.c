@@ -24,19 +24,23 @@ static int config_check(const dlfs_reader_config *config)
 {
     uint64_t chunk = config->chunk_bytes;
     uint32_t block = config->block_bytes;
-    if (!config->devices || !config->directory || config->member_count == 0 ||
+    if (config->devices == NULL || config->directory == NULL || config->member_count == 0 ||
         config->member_count > DLFS_MEMBERS_MAX || config->depth == 0 ||
-        config->depth > DLFS_DEPTH_MAX)
+        config->depth > DLFS_DEPTH_MAX) {
         return -EINVAL;
+    }
     if (chunk < DLFS_CHUNK_BYTES_MIN || chunk > DLFS_CHUNK_BYTES_MAX ||
         (chunk & (chunk - 1)) != 0 || block == 0 || (block & (block - 1)) != 0 || block > chunk ||
-        (config->flags & ~DLFS_READER_SHARED) != 0)
+        (config->flags & ~DLFS_READER_SHARED) != 0) {
         return -EINVAL;
+    }
     if (config->replicas == 0 || config->replicas > DLFS_REPLICAS_MAX ||
-        config->replicas > config->member_count)
+        config->replicas > config->member_count) {
         return -EINVAL;
-    if (config->memory_bytes / chunk < SLOTS_MIN || config->memory_bytes / chunk > UINT32_MAX / 2)
+    }
+    if (config->memory_bytes / chunk < SLOTS_MIN || config->memory_bytes / chunk > UINT32_MAX / 2) {
         return DLFS_E_LIMIT;
+    }
     return 0;
 }
 
@@ -45,16 +49,18 @@ static int copy_extents(dlfs_reader *reader)
     uint64_t count = reader->config.extent_count;
     reader->extents = calloc(count + 1, sizeof(dlfs_extent));
     reader->extent_starts = calloc(count + 1, sizeof(uint64_t));
-    if (!reader->extents || !reader->extent_starts)
+    if (reader->extents == NULL || reader->extent_starts == NULL) {
         return -ENOMEM;
+    }
     uint64_t total = 0;
     uint64_t band = reader->config.band_rows * reader->config.member_count;
     for (uint64_t i = 0; i < count; i++) {
         reader->extents[i] = reader->config.extents[i];
         if (reader->config.replicas > 1 &&
             (reader->extents[i].chunk_count > band ||
-             reader->extents[i].first_chunk > band - reader->extents[i].chunk_count))
+             reader->extents[i].first_chunk > band - reader->extents[i].chunk_count)) {
             return -EINVAL; /* one copy's band would reach into another's */
+        }
         reader->extent_starts[i] = total;
         total += reader->extents[i].chunk_count;
     }
@@ -77,8 +83,9 @@ static int copy_config(dlfs_reader *reader, const dlfs_reader_config *config)
     reader->slot_count = (uint32_t)(slots < enough ? slots : enough);
     reader->devices = calloc(config->member_count, sizeof(dlfs_device *));
     reader->member_stats = calloc(config->member_count, sizeof(dlfs_member_stats));
-    if (!reader->devices || !reader->member_stats)
+    if (reader->devices == NULL || reader->member_stats == NULL) {
         return -ENOMEM;
+    }
     memcpy(reader->devices, config->devices, (size_t)config->member_count * sizeof(dlfs_device *));
     int code = members_create(reader);
     return code < 0 ? code : copy_extents(reader);
@@ -86,7 +93,7 @@ static int copy_config(dlfs_reader *reader, const dlfs_reader_config *config)
 
 static void free_list(struct fetch **list)
 {
-    while (*list) {
+    while (*list != NULL) {
         struct fetch *next = (*list)->next;
         fetch_destroy(*list);
         *list = next;
@@ -102,7 +109,7 @@ static void free_fetches(dlfs_reader *reader)
 static void reader_free(dlfs_reader *reader)
 {
     free_fetches(reader);
-    while (reader->batches) {
+    while (reader->batches != NULL) {
         struct batch *next = reader->batches->next;
         batch_free(reader->batches);
         reader->batches = next;
@@ -131,12 +138,14 @@ void condition_init(pthread_cond_t *condition)
 
 DLFS_API int dlfs_reader_create(const dlfs_reader_config *config, dlfs_reader **out)
 {
-    int code = config ? config_check(config) : -EINVAL;
-    if (code < 0)
+    int code = config != NULL ? config_check(config) : -EINVAL;
+    if (code < 0) {
         return code;
+    }
     dlfs_reader *reader = calloc(1, sizeof(*reader));
-    if (!reader)
+    if (reader == NULL) {
         return -ENOMEM;
+    }
     pthread_mutex_init(&reader->lock, NULL);
     condition_init(&reader->released);
     reader->arena_descriptor = -1;
@@ -156,23 +165,28 @@ static void reader_unlock_release(dlfs_reader *reader)
 {
     bool last = --reader->holds == 0;
     pthread_mutex_unlock(&reader->lock);
-    if (last)
+    if (last) {
         reader_free(reader);
+    }
 }
 
 DLFS_API int dlfs_reader_destroy(dlfs_reader *reader)
 {
-    if (!reader)
+    if (reader == NULL) {
         return 0;
+    }
     pthread_mutex_lock(&reader->lock);
     bool busy = reader->streams_out || reader->fetches_out;
     pthread_mutex_unlock(&reader->lock);
-    if (busy)
+    if (busy) {
         return -EBUSY;
+    }
     free_fetches(reader);
-    for (uint32_t member = 0; member < reader->config.member_count; member++)
-        if (reader->devices[member])
+    for (uint32_t member = 0; member < reader->config.member_count; member++) {
+        if (reader->devices[member] != NULL) {
             dlfs_queues_close(reader->devices[member]);
+        }
+    }
     pthread_mutex_lock(&reader->lock);
     reader_unlock_release(reader);
     return 0;
@@ -189,13 +203,14 @@ DLFS_API void dlfs_reader_get_stats(dlfs_reader *reader, dlfs_reader_stats *stat
 DLFS_API int dlfs_reader_get_member_stats(dlfs_reader *reader, uint32_t member,
                                           dlfs_member_stats *stats)
 {
-    if (member >= reader->config.member_count)
+    if (member >= reader->config.member_count) {
         return -EINVAL;
+    }
     pthread_mutex_lock(&reader->lock);
     *stats = reader->member_stats[member];
     pthread_mutex_unlock(&reader->lock);
     dlfs_device *device = reader->devices[member];
-    if (device) {
+    if (device != NULL) {
         stats->queue_pairs = atomic_load(&device->queue_count);
         stats->queue_pairs_max = dlfs_queues_max(device);
     }
@@ -204,13 +219,15 @@ DLFS_API int dlfs_reader_get_member_stats(dlfs_reader *reader, uint32_t member,
 
 DLFS_API int dlfs_reader_arena(dlfs_reader *reader, int *descriptor, uint64_t *bytes)
 {
-    if (!reader || (reader->config.flags & DLFS_READER_SHARED) == 0)
+    if (reader == NULL || (reader->config.flags & DLFS_READER_SHARED) == 0) {
         return -EINVAL;
+    }
     pthread_mutex_lock(&reader->lock);
     int code = arena_map(reader);
     pthread_mutex_unlock(&reader->lock);
-    if (code < 0)
+    if (code < 0) {
         return code;
+    }
     *descriptor = reader->arena_descriptor;
     *bytes = reader->arena_bytes;
     return 0;
@@ -233,12 +250,13 @@ size_t batch_bytes(const struct batch *batch)
 
 int batch_reserve(struct batch *batch, uint64_t count)
 {
-    if (!batch->offsets || count > batch->capacity) {
+    if (batch->offsets == NULL || count > batch->capacity) {
         free(batch->offsets);
         batch->capacity = 0;
         batch->offsets = calloc(count + 1, BATCH_BYTES_PER_SAMPLE); /* none: some all the same */
-        if (!batch->offsets)
+        if (batch->offsets == NULL) {
             return -ENOMEM;
+        }
         batch->capacity = count;
     }
     batch->lengths = batch->offsets + count;
@@ -250,15 +268,16 @@ struct batch *batch_take(dlfs_reader *reader, uint64_t count)
 {
     pthread_mutex_lock(&reader->lock);
     struct batch *batch = reader->batches;
-    if (batch) {
+    if (batch != NULL) {
         reader->batches = batch->next;
         reader->batches_bytes -= batch_bytes(batch);
     }
     reader->holds++;
     pthread_mutex_unlock(&reader->lock);
-    if (!batch)
+    if (batch == NULL) {
         batch = calloc(1, sizeof(*batch));
-    if (batch && batch_reserve(batch, count) == 0) {
+    }
+    if (batch != NULL && batch_reserve(batch, count) == 0) {
         batch->release = batch_give_back;
         batch->reader = reader;
         batch->block = NULL;
@@ -271,8 +290,9 @@ struct batch *batch_take(dlfs_reader *reader, uint64_t count)
         };
         return batch;
     }
-    if (batch)
+    if (batch != NULL) {
         batch_free(batch);
+    }
     pthread_mutex_lock(&reader->lock);
     reader->holds--;
     pthread_mutex_unlock(&reader->lock);
@@ -285,8 +305,9 @@ int batch_fail(struct batch *batch, const dlfs_failure *failure)
     if (count == batch->failure_capacity) {
         uint64_t capacity = count ? 2 * count : 8;
         dlfs_failure *failures = realloc(batch->failures, capacity * sizeof(*failures));
-        if (!failures)
+        if (failures == NULL) {
             return -ENOMEM;
+        }
         batch->failures = failures;
         batch->public.failures = failures;
         batch->failure_capacity = capacity;
@@ -302,12 +323,14 @@ int batch_fail(struct batch *batch, const dlfs_failure *failure)
 void batch_give_back(struct batch *batch)
 {
     dlfs_reader *reader = batch->reader;
-    if (batch->block)
+    if (batch->block != NULL) {
         block_release(batch->block);
+    }
     pthread_mutex_lock(&reader->lock);
-    for (uint64_t i = 0; !batch->block && i < batch->public.count; i++) {
-        if (batch->lengths[i] > 0)
+    for (uint64_t i = 0; batch->block == NULL && i < batch->public.count; i++) {
+        if (batch->lengths[i] > 0) {
             arena_release(reader, slot_of(reader, (uint64_t)batch->offsets[i]));
+        }
         if ((i + 1) % RELEASED_MAX == 0) {
             pthread_mutex_unlock(&reader->lock);
             pthread_mutex_lock(&reader->lock);
@@ -320,15 +343,17 @@ void batch_give_back(struct batch *batch)
         reader->batches = batch;
     }
     reader_unlock_release(reader);
-    if (!rests)
+    if (!rests) {
         batch_free(batch);
+    }
 }
 
 DLFS_API void dlfs_batch_release(dlfs_batch *batch)
 {
     struct batch *whole = (struct batch *)batch;
-    if (whole)
+    if (whole != NULL) {
         whole->release(whole);
+    }
 }
 
 DLFS_API int dlfs_batch_gather(const dlfs_batch *batch, void *destination,
@@ -336,17 +361,21 @@ DLFS_API int dlfs_batch_gather(const dlfs_batch *batch, void *destination,
 {
     for (uint64_t i = 0; i < batch->count; i++) {
         uint64_t length = batch->lengths[i] > 0 ? (uint64_t)batch->lengths[i] : 0;
-        if (length > destination_bytes || offsets[i] > destination_bytes - length)
+        if (length > destination_bytes || offsets[i] > destination_bytes - length) {
             return DLFS_E_LIMIT;
+        }
     }
     uint64_t before_ns = clock_ns();
-    for (uint64_t i = 0; i < batch->count; i++)
-        if (batch->lengths[i] > 0)
+    for (uint64_t i = 0; i < batch->count; i++) {
+        if (batch->lengths[i] > 0) {
             memcpy((uint8_t *)destination + offsets[i], batch->base + batch->offsets[i],
                    (size_t)batch->lengths[i]);
+        }
+    }
     dlfs_reader *reader = ((const struct batch *)batch)->reader;
-    if (reader) /* else it is another process's */
+    if (reader != NULL) { /* else it is another process's */
         atomic_fetch_add_explicit(&reader->copy_ns, clock_ns() - before_ns, memory_order_relaxed);
+    }
     return 0;
 }
 
@@ -357,12 +386,12 @@ void reader_collect_owed(dlfs_reader *reader)
     pthread_mutex_lock(&reader->lock);
     struct fetch *fetch = reader->owing;
     reader->owing = NULL;
-    for (struct fetch *each = fetch; each; each = each->next) {
+    for (struct fetch *each = fetch; each != NULL; each = each->next) {
         reader->plans_bytes -= fetch_plan_bytes(each);
         reader->fetches_out++;
     }
     pthread_mutex_unlock(&reader->lock);
-    while (fetch) {
+    while (fetch != NULL) {
         struct fetch *next = fetch->next;
         fetch_step(fetch, 0);
         reader_return_fetch(reader, fetch);
@@ -373,20 +402,22 @@ void reader_collect_owed(dlfs_reader *reader)
 int reader_take_fetch(dlfs_reader *reader, struct fetch **out)
 {
     pthread_mutex_lock(&reader->lock);
-    struct fetch **list = reader->fetches ? &reader->fetches : &reader->owing;
+    struct fetch **list = reader->fetches != NULL ? &reader->fetches : &reader->owing;
     struct fetch *fetch = *list;
-    if (fetch) {
+    if (fetch != NULL) {
         *list = fetch->next;
         reader->plans_bytes -= fetch_plan_bytes(fetch);
     }
     reader->fetches_out++;
     bool owed = reader->owing != NULL;
     pthread_mutex_unlock(&reader->lock);
-    if (owed)
+    if (owed) {
         reader_collect_owed(reader);
-    if (fetch && fetch->abandoned_pieces > 0)
+    }
+    if (fetch != NULL && fetch->abandoned_pieces > 0) {
         fetch_step(fetch, 0);
-    int code = fetch ? 0 : fetch_create(reader, &fetch);
+    }
+    int code = fetch != NULL ? 0 : fetch_create(reader, &fetch);
     if (code == 0) {
         fetch->until_ns = UINT64_MAX;
         fetch->stop = NULL;
@@ -403,14 +434,16 @@ int reader_take_fetch(dlfs_reader *reader, struct fetch **out)
 
 static void fold_member_stats(dlfs_member_stats *total, dlfs_member_stats *part)
 {
-    if (part->reads == 0)
+    if (part->reads == 0) {
         return;
+    }
     total->reads += part->reads;
     total->read_bytes += part->read_bytes;
     total->errors += part->errors;
     total->latency_ns += part->latency_ns;
-    for (uint32_t bucket = 0; bucket < DLFS_LATENCY_BUCKETS; bucket++)
+    for (uint32_t bucket = 0; bucket < DLFS_LATENCY_BUCKETS; bucket++) {
         total->latency[bucket] += part->latency[bucket];
+    }
     *part = (dlfs_member_stats){0};
 }
 
@@ -434,8 +467,9 @@ void reader_fold_stats(dlfs_reader *reader, struct fetch *fetch)
     total->device_ns += part->device_ns;
     total->verify_ns += part->verify_ns;
     fetch->stats = (dlfs_reader_stats){0};
-    for (uint32_t member = 0; member < reader->config.member_count; member++)
+    for (uint32_t member = 0; member < reader->config.member_count; member++) {
         fold_member_stats(&reader->member_stats[member], &fetch->member_stats[member]);
+    }
 }
 
 void reader_return_fetch(dlfs_reader *reader, struct fetch *fetch)
@@ -444,8 +478,9 @@ void reader_return_fetch(dlfs_reader *reader, struct fetch *fetch)
     pthread_mutex_lock(&reader->lock);
     reader_fold_stats(reader, fetch);
     struct fetch **list = fetch->abandoned_pieces > 0 ? &reader->owing : &reader->fetches;
-    if (reader->plans_bytes + fetch_plan_bytes(fetch) > PLANS_REST_BYTES_MAX)
+    if (reader->plans_bytes + fetch_plan_bytes(fetch) > PLANS_REST_BYTES_MAX) {
         fetch_free_plan(fetch);
+    }
     reader->plans_bytes += fetch_plan_bytes(fetch);
     fetch->next = *list;
     *list = fetch;
@@ -473,12 +508,13 @@ dlfs_failure reader_failure(const dlfs_reader *reader, uint64_t index, int code,
 static int note_bad(struct bad_samples **bad, uint64_t address)
 {
     struct bad_samples *noted = *bad;
-    uint64_t count = noted ? noted->count : 0;
-    if (!noted || count == noted->capacity) {
+    uint64_t count = noted != NULL ? noted->count : 0;
+    if (noted == NULL || count == noted->capacity) {
         uint64_t capacity = count ? 2 * count : 8;
         noted = realloc(noted, sizeof(*noted) + capacity * sizeof(noted->addresses[0]));
-        if (!noted)
+        if (noted == NULL) {
             return -ENOMEM;
+        }
         noted->capacity = capacity;
         *bad = noted;
     }
@@ -492,16 +528,19 @@ static int verify_ranks(const dlfs_reader *reader, const struct span *span, cons
 {
     int code = 0;
     uint64_t end = span->address + span->length;
-    for (uint64_t i = 0; i < count; i++)
+    for (uint64_t i = 0; i < count; i++) {
         __builtin_prefetch(&reader->locations[indices[i]]);
+    }
     for (uint64_t i = 0; code == 0 && i < count; i++) {
         struct place place;
         if (!reader_place(reader, indices[i], &place) || place.length == 0 ||
-            place.address < span->address || place.address + place.length > end)
+            place.address < span->address || place.address + place.length > end) {
             continue;
+        }
         const uint8_t *bytes = span->memory + (place.address - span->address);
-        if (dlfs_crc32c(0, bytes, place.length) != place.crc32c)
+        if (dlfs_crc32c(0, bytes, place.length) != place.crc32c) {
             code = note_bad(bad, place.address);
+        }
     }
     return code;
 }
@@ -517,12 +556,14 @@ int reader_verify_span(const dlfs_reader *reader, const struct span *span, struc
     while (code == 0 && rank < end) {
         uint64_t count = end - rank < ORDER_PIECE ? end - rank : ORDER_PIECE;
         code = dlfs_directory_order(directory, rank, count, indices);
-        if (code == 0)
+        if (code == 0) {
             code = verify_ranks(reader, span, indices, count, bad);
+        }
         rank += count;
     }
-    if (code == 0)
+    if (code == 0) {
         return 0;
+    }
     free(*bad);
     *bad = NULL;
     return code;

@@ -364,8 +364,9 @@ static inline uint64_t cache_home(const struct cache *cache, uint64_t index)
 }
 static inline void cache_expect(const struct cache *cache, uint64_t index)
 {
-    if (cache->count > 0)
+    if (cache->count > 0) {
         __builtin_prefetch(&cache->map[cache_home(cache, index)]);
+    }
 }
 enum taking {
     TAKING_DONE,

@@ -9,12 +9,14 @@
 DLFS_API int dlfs_share_create_within(dlfs_share *parent, uint64_t bytes_max, dlfs_share **out)
 {
     dlfs_share *share = calloc(1, sizeof(*share));
-    if (!share)
+    if (share == NULL) {
         return -ENOMEM;
+    }
     atomic_init(&share->bytes_max, bytes_max);
     atomic_init(&share->holds, 1);
-    if (parent)
+    if (parent != NULL) {
         share_hold(parent);
+    }
     share->parent = parent;
     *out = share;
     return 0;
@@ -27,13 +29,15 @@ DLFS_API int dlfs_share_create(uint64_t bytes_max, dlfs_share **out)
 
 void share_hold(dlfs_share *share)
 {
-    if (share)
+    if (share != NULL) {
         atomic_fetch_add_explicit(&share->holds, 1, memory_order_relaxed);
+    }
 }
 
 DLFS_API void dlfs_share_destroy(dlfs_share *share)
 {
-    while (share && atomic_fetch_sub_explicit(&share->holds, 1, memory_order_acq_rel) == 1) {
+    while (share != NULL &&
+           atomic_fetch_sub_explicit(&share->holds, 1, memory_order_acq_rel) == 1) {
         dlfs_share *parent = share->parent;
         free(share);
         share = parent;
@@ -55,13 +59,14 @@ DLFS_API uint64_t dlfs_share_pinned_bytes(const dlfs_share *share)
 /* Gives bytes back to the shares from `share` up to, and without, `end`. */
 static void give(dlfs_share *share, const dlfs_share *end, uint64_t bytes)
 {
-    for (; share != end; share = share->parent)
+    for (; share != end; share = share->parent) {
         atomic_fetch_sub_explicit(&share->bytes, bytes, memory_order_relaxed);
+    }
 }
 
 bool share_take(dlfs_share *share, uint64_t bytes)
 {
-    for (dlfs_share *each = share; each; each = each->parent) {
+    for (dlfs_share *each = share; each != NULL; each = each->parent) {
         uint64_t most = atomic_load_explicit(&each->bytes_max, memory_order_relaxed);
         uint64_t before = atomic_fetch_add_explicit(&each->bytes, bytes, memory_order_relaxed);
         if (bytes > most || before > most - bytes) {

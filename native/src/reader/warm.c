@@ -22,8 +22,9 @@
 /* Claims the next step; false when there is none left. The lock is held. */
 static bool claim(struct warm *warm, size_t *at)
 {
-    if (warm->claimed >= warm->end)
+    if (warm->claimed >= warm->end) {
         return false;
+    }
     *at = warm->claimed;
     warm->claimed += STEP_BYTES;
     return true;
@@ -48,8 +49,9 @@ static void *warm_thread(void *argument)
         pthread_mutex_unlock(lock);
         bool touched = touch(stream, warm->busy);
         pthread_mutex_lock(lock);
-        if (!touched)
+        if (!touched) {
             warm->claimed = warm->end; /* reads go on without */
+        }
     }
     pthread_mutex_unlock(lock);
     return NULL;
@@ -63,19 +65,22 @@ void warm_start(dlfs_stream *stream)
     bool first = reader->keeps_all && stream->plan == DLFS_PLAN_CHUNKS && !reader->warmed;
     reader->warmed |= first;
     pthread_mutex_unlock(&reader->lock);
-    if (!first)
+    if (!first) {
         return;
+    }
     warm->end = (size_t)reader->chunk_count << reader->chunk_shift;
     warm->running = thread_start(&warm->thread, NULL, warm_thread, stream) == 0;
-    if (!warm->running)
+    if (!warm->running) {
         warm->end = 0;
+    }
 }
 
 void warm_stop(dlfs_stream *stream)
 {
     struct warm *warm = &stream->warm;
-    if (!warm->running)
+    if (!warm->running) {
         return;
+    }
     pthread_mutex_lock(&stream->reader->lock);
     warm->claimed = warm->end;
     pthread_mutex_unlock(&stream->reader->lock);
@@ -87,8 +92,9 @@ bool warm_has(const dlfs_stream *stream, uint32_t slot, uint64_t run)
     const struct warm *warm = &stream->warm;
     size_t first = (size_t)slot << stream->reader->chunk_shift;
     size_t last = first + ((size_t)run << stream->reader->chunk_shift);
-    if (warm->claimed >= warm->end)
+    if (warm->claimed >= warm->end) {
         return true;
+    }
     return last <= warm->claimed && (last <= warm->busy || first >= warm->busy + STEP_BYTES);
 }
 

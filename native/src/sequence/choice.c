@@ -25,8 +25,9 @@ static double weigh(const double *weights, uint64_t count)
 {
     double sum = 0;
     for (uint64_t i = 0; i < count; i++) {
-        if (!(weights[i] >= 0) || !isfinite(weights[i]))
+        if (!(weights[i] >= 0) || !isfinite(weights[i])) {
             return -1;
+        }
         sum += weights[i];
     }
     return isfinite(sum) ? sum : -1;
@@ -35,9 +36,11 @@ static double weigh(const double *weights, uint64_t count)
 static uint64_t heaviest(const double *weights, uint64_t count)
 {
     uint64_t best = 0;
-    for (uint64_t i = 1; i < count; i++)
-        if (weights[i] > weights[best])
+    for (uint64_t i = 1; i < count; i++) {
+        if (weights[i] > weights[best]) {
             best = i;
+        }
+    }
     return best;
 }
 
@@ -56,10 +59,11 @@ static void pair_up(struct alias *table, double *shares, uint64_t *work, uint64_
     uint64_t small = 0;
     uint64_t large = count;
     for (uint64_t i = 0; i < count; i++) {
-        if (shares[i] < 1)
+        if (shares[i] < 1) {
             work[small++] = i;
-        else
+        } else {
             work[--large] = i;
+        }
     }
     while (small > 0 && large < count) {
         uint64_t less = work[--small];
@@ -73,24 +77,27 @@ static void pair_up(struct alias *table, double *shares, uint64_t *work, uint64_
         }
     }
     /* What is left is 1 but for rounding; a place without weight has none all the same. */
-    while (large < count)
+    while (large < count) {
         table[work[large++]].threshold = UINT64_MAX;
+    }
     while (small > 0) {
         uint64_t place = work[--small];
-        if (shares[place] > 0)
+        if (shares[place] > 0) {
             table[place].threshold = UINT64_MAX;
+        }
     }
 }
 
 int alias_create(const double *weights, uint64_t count, struct alias **out)
 {
     double sum = weigh(weights, count);
-    if (!(sum > 0))
+    if (!(sum > 0)) {
         return -EINVAL;
+    }
     struct alias *table = malloc(count * sizeof(*table));
     double *shares = malloc(count * sizeof(*shares));
     uint64_t *work = malloc(count * sizeof(*work));
-    int code = table && shares && work ? 0 : -ENOMEM;
+    int code = table != NULL && shares != NULL && work != NULL ? 0 : -ENOMEM;
     if (code == 0) {
         uint64_t fallback = heaviest(weights, count);
         for (uint64_t i = 0; i < count; i++) {

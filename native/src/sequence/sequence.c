@@ -35,25 +35,29 @@ static int sequence_chunks(dlfs_sequence *sequence)
     uint32_t chunk_bytes = sequence->chunk_bytes;
     const dlfs_directory *directory = sequence->directory;
     uint64_t chunks = dlfs_directory_data_bytes(directory) / chunk_bytes;
-    if (chunks == 0)
+    if (chunks == 0) {
         chunks = 1;
+    }
     sequence->chunk_count = chunks;
     sequence->ranks = calloc(chunks + 1, sizeof(uint64_t));
     sequence->shuffled = calloc(chunks, sizeof(uint64_t));
     sequence->starts = calloc(chunks + 1, sizeof(uint64_t));
-    if (!sequence->ranks || !sequence->shuffled || !sequence->starts)
+    if (sequence->ranks == NULL || sequence->shuffled == NULL || sequence->starts == NULL) {
         return -ENOMEM;
+    }
     for (uint64_t chunk = 1; chunk < chunks; chunk++) {
         uint64_t rank = dlfs_directory_rank_at(directory, chunk * chunk_bytes);
-        if (rank < sequence->ranks[chunk - 1] || rank > sequence->count)
+        if (rank < sequence->ranks[chunk - 1] || rank > sequence->count) {
             return DLFS_E_FORMAT;
+        }
         sequence->ranks[chunk] = rank;
     }
     sequence->ranks[chunks] = sequence->count;
     dlfs_permutation permutation;
     int code = dlfs_permutation_init(&permutation, chunks, sequence->seed, sequence->epoch);
-    if (code == 0)
+    if (code == 0) {
         code = dlfs_permutation_map(&permutation, 0, 1, chunks, sequence->shuffled);
+    }
     for (uint64_t place = 0; code == 0 && place < chunks; place++) {
         uint64_t chunk = sequence->shuffled[place];
         sequence->starts[place + 1] =
@@ -66,11 +70,13 @@ DLFS_API int dlfs_sequence_create(const dlfs_directory *directory, uint32_t chun
                                   uint32_t kind, uint64_t seed, uint64_t epoch,
                                   uint32_t window_chunks, dlfs_sequence **out)
 {
-    if (!directory || chunk_bytes == 0 || kind > DLFS_ORDER_CHUNK || window_chunks == 0)
+    if (directory == NULL || chunk_bytes == 0 || kind > DLFS_ORDER_CHUNK || window_chunks == 0) {
         return -EINVAL;
+    }
     dlfs_sequence *sequence = calloc(1, sizeof(*sequence));
-    if (!sequence)
+    if (sequence == NULL) {
         return -ENOMEM;
+    }
     sequence->directory = directory;
     sequence->count = dlfs_directory_count(directory);
     sequence->seed = seed;
@@ -79,10 +85,11 @@ DLFS_API int dlfs_sequence_create(const dlfs_directory *directory, uint32_t chun
     sequence->window_chunks = window_chunks;
     sequence->chunk_bytes = chunk_bytes;
     int code = 0;
-    if (kind == DLFS_ORDER_GLOBAL && sequence->count > 0)
+    if (kind == DLFS_ORDER_GLOBAL && sequence->count > 0) {
         code = dlfs_permutation_init(&sequence->samples, sequence->count, seed, epoch);
-    else if (kind == DLFS_ORDER_CHUNK)
+    } else if (kind == DLFS_ORDER_CHUNK) {
         code = sequence_chunks(sequence);
+    }
     if (code < 0) {
         dlfs_sequence_destroy(sequence);
         return code;
@@ -94,28 +101,34 @@ DLFS_API int dlfs_sequence_create(const dlfs_directory *directory, uint32_t chun
 /* Whether all indices are samples'. */
 static bool all_known(const uint64_t *indices, uint64_t count, uint64_t sample_count)
 {
-    for (uint64_t i = 0; i < count; i++)
-        if (indices[i] >= sample_count)
+    for (uint64_t i = 0; i < count; i++) {
+        if (indices[i] >= sample_count) {
             return false;
+        }
+    }
     return true;
 }
 
 DLFS_API int dlfs_sequence_choose(const dlfs_directory *directory, const dlfs_choice *choice,
                                   dlfs_sequence **out)
 {
-    if (!directory || !choice || choice->kind < DLFS_ORDER_LIST ||
+    if (directory == NULL || choice == NULL || choice->kind < DLFS_ORDER_LIST ||
         choice->kind > DLFS_ORDER_WEIGHTED || choice->reserved != 0 ||
-        (choice->count > 0 && !choice->indices))
+        (choice->count > 0 && choice->indices == NULL)) {
         return -EINVAL;
+    }
     bool weighted = choice->kind == DLFS_ORDER_WEIGHTED;
-    if (weighted && (!choice->weights || choice->count == 0))
+    if (weighted && (choice->weights == NULL || choice->count == 0)) {
         return -EINVAL;
+    }
     if (choice->count > SIZE_MAX / 64 ||
-        !all_known(choice->indices, choice->count, dlfs_directory_count(directory)))
+        !all_known(choice->indices, choice->count, dlfs_directory_count(directory))) {
         return -EINVAL;
+    }
     dlfs_sequence *sequence = calloc(1, sizeof(*sequence));
-    if (!sequence)
+    if (sequence == NULL) {
         return -ENOMEM;
+    }
     sequence->directory = directory;
     sequence->kind = choice->kind;
     sequence->chosen = choice->indices;
@@ -123,11 +136,12 @@ DLFS_API int dlfs_sequence_choose(const dlfs_directory *directory, const dlfs_ch
     sequence->count = weighted ? choice->draws : choice->count;
     sequence->key = choice_key(choice->seed, choice->epoch);
     int code = 0;
-    if (weighted)
+    if (weighted) {
         code = alias_create(choice->weights, choice->count, &sequence->table);
-    else if (choice->kind == DLFS_ORDER_SELECTED && choice->count > 0)
+    } else if (choice->kind == DLFS_ORDER_SELECTED && choice->count > 0) {
         code =
             dlfs_permutation_init(&sequence->samples, choice->count, choice->seed, choice->epoch);
+    }
     if (code < 0) {
         dlfs_sequence_destroy(sequence);
         return code;
@@ -138,8 +152,9 @@ DLFS_API int dlfs_sequence_choose(const dlfs_directory *directory, const dlfs_ch
 
 DLFS_API void dlfs_sequence_destroy(dlfs_sequence *sequence)
 {
-    if (!sequence)
+    if (sequence == NULL) {
         return;
+    }
     free(sequence->table);
     free(sequence->ranks);
     free(sequence->shuffled);
@@ -159,7 +174,7 @@ uint64_t sequence_count(const dlfs_sequence *sequence)
 
 const uint64_t *sequence_chosen(const dlfs_sequence *sequence, uint64_t *count)
 {
-    *count = sequence->chosen ? sequence->chosen_count : sequence->count;
+    *count = sequence->chosen != NULL ? sequence->chosen_count : sequence->count;
     return sequence->chosen;
 }
 
@@ -175,7 +190,7 @@ uint32_t sequence_window(const dlfs_sequence *sequence)
 
 uint64_t sequence_memory_bytes(const dlfs_sequence *sequence)
 {
-    return sequence->ranks ? (3 * sequence->chunk_count + 2) * sizeof(uint64_t) : 0;
+    return sequence->ranks != NULL ? (3 * sequence->chunk_count + 2) * sizeof(uint64_t) : 0;
 }
 
 void sequence_describe(const dlfs_sequence *sequence, struct sequence_parameters *parameters)
@@ -196,10 +211,11 @@ static uint64_t place_at(const dlfs_sequence *sequence, uint64_t position, uint6
 {
     while (high - low > 1) {
         uint64_t middle = low + (high - low) / 2;
-        if (sequence->starts[middle] <= position)
+        if (sequence->starts[middle] <= position) {
             low = middle;
-        else
+        } else {
             high = middle;
+        }
     }
     return low;
 }
@@ -214,22 +230,25 @@ static int64_t fill_window(const dlfs_sequence *sequence, uint64_t first, uint64
     uint64_t place = place_at(sequence, first, 0, sequence->chunk_count);
     uint64_t low = place - place % sequence->window_chunks;
     uint64_t high = low + sequence->window_chunks;
-    if (high > sequence->chunk_count)
+    if (high > sequence->chunk_count) {
         high = sequence->chunk_count;
+    }
     uint64_t start = sequence->starts[low];
     uint64_t size = sequence->starts[high] - start;
     uint64_t offset = first - start;
     uint64_t here = (size - offset - 1) / stride + 1;
-    if (here > count)
+    if (here > count) {
         here = count;
+    }
 
     /* Streams of the windows lie behind those of the chunks: epochs are counted in the low half. */
     dlfs_permutation permutation;
     uint64_t window = low / sequence->window_chunks + 1;
     int code =
         dlfs_permutation_init(&permutation, size, sequence->seed ^ (window << 32), sequence->epoch);
-    if (code == 0)
+    if (code == 0) {
         code = dlfs_permutation_map(&permutation, offset, stride, here, out);
+    }
     for (uint64_t i = 0; code == 0 && i < here; i++) {
         uint64_t position = start + out[i];
         place = place_at(sequence, position, low, high);
@@ -243,11 +262,13 @@ static int64_t fill_window(const dlfs_sequence *sequence, uint64_t first, uint64
 static int fill_storage(const dlfs_sequence *sequence, uint64_t first, uint64_t stride,
                         uint64_t count, uint64_t *out)
 {
-    if (stride == 1)
+    if (stride == 1) {
         return dlfs_directory_order(sequence->directory, first, count, out);
+    }
     int code = 0;
-    for (uint64_t i = 0; code == 0 && i < count; i++)
+    for (uint64_t i = 0; code == 0 && i < count; i++) {
         code = dlfs_directory_order(sequence->directory, first + i * stride, 1, &out[i]);
+    }
     return code;
 }
 
@@ -256,14 +277,16 @@ static int fill_chosen(const dlfs_sequence *sequence, uint64_t first, uint64_t s
                        uint64_t count, uint64_t *out)
 {
     int code = 0;
-    if (sequence->kind == DLFS_ORDER_SELECTED)
+    if (sequence->kind == DLFS_ORDER_SELECTED) {
         code = dlfs_permutation_map(&sequence->samples, first, stride, count, out);
+    }
     for (uint64_t i = 0; code == 0 && i < count; i++) {
         uint64_t place = first + i * stride;
-        if (sequence->kind == DLFS_ORDER_SELECTED)
+        if (sequence->kind == DLFS_ORDER_SELECTED) {
             place = out[i];
-        else if (sequence->kind == DLFS_ORDER_WEIGHTED)
+        } else if (sequence->kind == DLFS_ORDER_WEIGHTED) {
             place = alias_draw(sequence->table, sequence->chosen_count, sequence->key, place);
+        }
         out[i] = sequence->chosen[place];
     }
     return code;
@@ -272,21 +295,27 @@ static int fill_chosen(const dlfs_sequence *sequence, uint64_t first, uint64_t s
 DLFS_API int dlfs_sequence_fill(const dlfs_sequence *sequence, uint64_t first, uint64_t stride,
                                 uint64_t count, uint64_t *out)
 {
-    if (count == 0)
+    if (count == 0) {
         return 0;
+    }
     if (stride == 0 || first >= sequence->count ||
-        count - 1 > (sequence->count - 1 - first) / stride)
+        count - 1 > (sequence->count - 1 - first) / stride) {
         return -EINVAL;
-    if (sequence->kind == DLFS_ORDER_GLOBAL)
+    }
+    if (sequence->kind == DLFS_ORDER_GLOBAL) {
         return dlfs_permutation_map(&sequence->samples, first, stride, count, out);
-    if (sequence->kind >= DLFS_ORDER_LIST)
+    }
+    if (sequence->kind >= DLFS_ORDER_LIST) {
         return fill_chosen(sequence, first, stride, count, out);
-    if (sequence->kind == DLFS_ORDER_STORAGE)
+    }
+    if (sequence->kind == DLFS_ORDER_STORAGE) {
         return fill_storage(sequence, first, stride, count, out);
+    }
     while (count > 0) {
         int64_t filled = fill_window(sequence, first, stride, count, out);
-        if (filled < 0)
+        if (filled < 0) {
             return (int)filled;
+        }
         first += (uint64_t)filled * stride;
         count -= (uint64_t)filled;
         out += filled;

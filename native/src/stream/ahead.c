@@ -36,8 +36,9 @@ void entry_fail(dlfs_stream *stream, uint64_t position, int code, uint32_t crc_g
     if (stream->failure_count == stream->failure_capacity) {
         uint64_t capacity = stream->failure_capacity ? 2 * stream->failure_capacity : 8;
         dlfs_failure *failures = realloc(stream->failures, capacity * sizeof(*failures));
-        if (!failures)
+        if (failures == NULL) {
             return; /* take() reports a failure without details */
+        }
         stream->failures = failures;
         stream->failure_capacity = capacity;
     }
@@ -52,8 +53,9 @@ void entry_again(dlfs_stream *stream, uint64_t position, bool alone)
     entry->state = ENTRY_NEW;
     entry->alone = alone;
     entry->cached = false;
-    if (position < stream->planned)
+    if (position < stream->planned) {
         stream->planned = position;
+    }
 }
 
 void entry_wait(dlfs_stream *stream, uint64_t position, uint32_t slot)
@@ -67,10 +69,11 @@ void entry_wait(dlfs_stream *stream, uint64_t position, uint32_t slot)
 void entry_missed(dlfs_stream *stream, uint32_t ring_slot, const struct span *span)
 {
     uint64_t position = entry_position(stream, ring_slot);
-    if (span->code == DLFS_E_TIMEOUT && !stream_tries_again(stream, position, span))
+    if (span->code == DLFS_E_TIMEOUT && !stream_tries_again(stream, position, span)) {
         entry_fail(stream, position, span->code, 0, span->bad_address);
-    else
+    } else {
         entry_again(stream, position, true);
+    }
 }
 
 /* ---- room in the cache for samples under way ------------------------------------------------- */
@@ -87,12 +90,14 @@ static bool may_take_in(const dlfs_stream *stream, uint64_t address)
 static bool entry_take_in(dlfs_stream *stream, struct entry *entry, uint64_t address,
                           uint64_t length)
 {
-    if (!may_take_in(stream, address))
+    if (!may_take_in(stream, address)) {
         return true;
+    }
     enum taking taken = cache_take_in(stream->reader, entry->index, length, &entry->offset);
     entry->cached = taken == TAKING_DONE;
-    if (stream->reader->cache.full)
+    if (stream->reader->cache.full) {
         return false; /* found out only now: it needs other memory */
+    }
     return taken != TAKING_BLOCKED || fetch_idle(stream->fetch);
 }
 
@@ -101,8 +106,9 @@ static uint32_t uncached_slots(const dlfs_stream *stream)
 {
     const struct cache *cache = &stream->reader->cache;
     uint32_t available = arena_available(stream->reader);
-    if (stream->plan != DLFS_PLAN_DIRECT || cache->slots >= cache->slots_max)
+    if (stream->plan != DLFS_PLAN_DIRECT || cache->slots >= cache->slots_max) {
         return available;
+    }
     uint32_t left = cache->slots_max - cache->slots;
     return available > left ? available - left : 0;
 }
@@ -117,16 +123,18 @@ static uint64_t passing_room(const dlfs_stream *stream)
 /* Gives the room up: the entry is not read now, or its bytes are wrong. */
 static void entry_leave(dlfs_stream *stream, struct entry *entry)
 {
-    if (entry->cached)
+    if (entry->cached) {
         cache_abandon(stream->reader, entry->index, entry->offset);
+    }
     entry->cached = false;
 }
 
 /* Its bytes are at `offset`, or copied to the cache. */
 static void entry_landed(dlfs_stream *stream, struct entry *entry, uint64_t offset, uint64_t length)
 {
-    if (entry->cached)
+    if (entry->cached) {
         cache_publish(stream->reader, entry->index);
+    }
     entry_ready(entry, entry->cached ? entry->offset : offset, length);
 }
 
@@ -148,17 +156,21 @@ bool load_alone(dlfs_stream *stream, uint64_t position, const struct place *plac
     uint64_t address = place->address & ~mask;
     uint64_t length = ((place->address + place->length + mask) & ~mask) - address;
     uint64_t run = (length + reader->config.chunk_bytes - 1) >> reader->chunk_shift;
-    if (run > reader->slot_count || stream->fetch->unused == SLOT_NONE)
+    if (run > reader->slot_count || stream->fetch->unused == SLOT_NONE) {
         return false;
+    }
     struct entry *entry = entry_at(stream, position);
     bool passing = may_take_in(stream, place->address);
-    if (passing && stream->passing_bytes > 0 && length > passing_room(stream))
+    if (passing && stream->passing_bytes > 0 && length > passing_room(stream)) {
         return false;
-    if (!entry_take_in(stream, entry, place->address, place->length))
+    }
+    if (!entry_take_in(stream, entry, place->address, place->length)) {
         return false;
+    }
     uint32_t slot = SLOT_NONE;
-    if (entry->cached || run <= uncached_slots(stream))
+    if (entry->cached || run <= uncached_slots(stream)) {
         slot = arena_take(reader, (uint32_t)run, false);
+    }
     if (slot == SLOT_NONE) {
         entry_leave(stream, entry);
         return false;
@@ -181,11 +193,13 @@ static bool load_chunk(dlfs_stream *stream, uint64_t position, const struct plac
     uint64_t end = (place->address + place->length + mask) & ~mask;
     uint64_t address = place->chunk << reader->chunk_shift;
     uint64_t run = (end - address) >> reader->chunk_shift;
-    if (run > reader->slot_count || stream->fetch->unused == SLOT_NONE)
+    if (run > reader->slot_count || stream->fetch->unused == SLOT_NONE) {
         return false;
+    }
     uint32_t slot = arena_take(reader, (uint32_t)run, false);
-    if (slot == SLOT_NONE)
+    if (slot == SLOT_NONE) {
         return false;
+    }
     stream->warm.wanted = !warm_has(stream, slot, run);
     if (stream->warm.wanted) {
         arena_release(reader, slot);
@@ -206,8 +220,9 @@ static bool look_up(dlfs_stream *stream, struct entry *entry, const struct place
 {
     dlfs_reader *reader = stream->reader;
     uint64_t offset;
-    if (!arena_look_up(reader, entry->index, place, &offset))
+    if (!arena_look_up(reader, entry->index, place, &offset)) {
         return false;
+    }
     struct slot *slot = &reader->slots[arena_head(reader, slot_of(reader, offset))];
     bool by_chunk = stream->plan != DLFS_PLAN_DIRECT && place_in_chunk(reader, place);
     slot->uses -= by_chunk && slot->state == SLOT_PACKED; /* its neighbours need its chunk anyway */
@@ -221,14 +236,16 @@ static bool chunks_plan(dlfs_stream *stream, uint64_t position, const struct pla
 {
     dlfs_reader *reader = stream->reader;
     uint32_t number = arena_find(reader, place->chunk);
-    if (number == SLOT_NONE)
+    if (number == SLOT_NONE) {
         return load_chunk(stream, position, place);
+    }
     const struct slot *slot = &reader->slots[number];
     uint64_t end = (slot->chunk + slot->run) << reader->chunk_shift;
     bool ours = slot->state == SLOT_LOADING && slot->owner == stream &&
                 place->address + place->length <= end;
-    if (!ours)
+    if (!ours) {
         return load_alone(stream, position, place);
+    }
     entry_wait(stream, position, number);
     arena_reference(reader, number);
     return true;
@@ -239,8 +256,9 @@ static bool plan_one(dlfs_stream *stream, uint64_t position)
 {
     struct entry *entry = entry_at(stream, position);
     struct place place;
-    if (entry->state != ENTRY_NEW)
+    if (entry->state != ENTRY_NEW) {
         return true;
+    }
     if (!reader_place(stream->reader, entry->index, &place)) {
         entry_fail(stream, position, DLFS_E_FORMAT, 0, 0);
         return true;
@@ -249,13 +267,16 @@ static bool plan_one(dlfs_stream *stream, uint64_t position)
         entry_ready(entry, 0, 0);
         return true;
     }
-    if (!entry->alone && look_up(stream, entry, &place))
+    if (!entry->alone && look_up(stream, entry, &place)) {
         return true;
+    }
     if (entry->alone ||
-        (stream->plan != DLFS_PLAN_CHUNKS && !place_in_chunk(stream->reader, &place)))
+        (stream->plan != DLFS_PLAN_CHUNKS && !place_in_chunk(stream->reader, &place))) {
         return load_alone(stream, position, &place);
-    if (stream->plan == DLFS_PLAN_CHUNKS)
+    }
+    if (stream->plan == DLFS_PLAN_CHUNKS) {
         return chunks_plan(stream, position, &place);
+    }
     return harvest_plan(stream, position, &place);
 }
 
@@ -272,10 +293,12 @@ static uint32_t land(dlfs_stream *stream, struct landing *landing, uint64_t leng
     if (landing->slot == SLOT_NONE || length > reader->config.chunk_bytes - landing->used) {
         bool allowed = landing == &stream->passing || uncached_slots(stream) > 0;
         uint32_t slot = allowed ? arena_take(reader, 1, false) : SLOT_NONE;
-        if (slot == SLOT_NONE)
+        if (slot == SLOT_NONE) {
             return SLOT_NONE;
-        if (landing->slot != SLOT_NONE)
+        }
+        if (landing->slot != SLOT_NONE) {
             arena_release(reader, landing->slot);
+        }
         landing->slot = slot;
         landing->used = 0;
     }
@@ -293,8 +316,9 @@ static struct entry *want_entry(dlfs_stream *stream, const struct want *want)
 /* Gives up the cache's room for wants, the last one first: so none of it is lost. */
 static void wants_leave(dlfs_stream *stream, const struct want *wants, uint32_t count)
 {
-    while (count-- > 0)
+    while (count-- > 0) {
         entry_leave(stream, want_entry(stream, &wants[count]));
+    }
 }
 
 /* Finds room in the cache for the wants of a span; false when they have to wait for it. */
@@ -318,8 +342,9 @@ static bool start_window_span(dlfs_stream *stream, const struct plan_span *plann
 {
     const struct want *wants = &stream->fetch->wants[planned->first_want];
     bool cached;
-    if (!wants_take_in(stream, wants, planned->want_count, &cached))
+    if (!wants_take_in(stream, wants, planned->want_count, &cached)) {
         return false;
+    }
     uint64_t slot_offset;
     uint32_t slot =
         land(stream, cached ? &stream->passing : &stream->landing, planned->length, &slot_offset);
@@ -359,8 +384,9 @@ static uint64_t window_room(const dlfs_stream *stream)
     uint64_t slots = uncached_slots(stream);
     slots -= slots > 1; /* for what lies between samples, and at the ends of slots */
     uint64_t room = slots << reader->chunk_shift;
-    if (stream->landing.slot != SLOT_NONE)
+    if (stream->landing.slot != SLOT_NONE) {
         room += reader->config.chunk_bytes - stream->landing.used;
+    }
     uint64_t most = (uint64_t)reader->slot_count << reader->chunk_shift >> WINDOW_SHARE_SHIFT;
     most = most > reader->config.chunk_bytes ? most : reader->config.chunk_bytes;
     return room < most ? room : most;
@@ -399,13 +425,15 @@ static uint64_t collect_window(dlfs_stream *stream)
                       reader_place(reader, entry->index, &place) && place.length > 0 &&
                       place_in_chunk(reader, &place);
         if (!window) {
-            if (!plan_one(stream, stream->planned))
+            if (!plan_one(stream, stream->planned)) {
                 break;
+            }
         } else if (!look_up(stream, entry, &place)) {
             uint64_t *room = may_take_in(stream, place.address) ? &passing : &landing_room;
             uint64_t taken = landing_taken(reader, &place);
-            if (taken > *room)
+            if (taken > *room) {
                 break;
+            }
             *room -= taken;
             stream->fetch->wants[count++] =
                 (struct want){place.address, place.length, stream->planned, place.crc32c, 0};
@@ -420,17 +448,20 @@ static bool direct_plan(dlfs_stream *stream)
     struct fetch *fetch = stream->fetch;
     uint64_t before = stream->planned;
     bool full = stream->reader->cache.full;
-    if (fetch->unused_count < WINDOW_MAX / 2)
+    if (fetch->unused_count < WINDOW_MAX / 2) {
         return false;
+    }
     uint64_t count = collect_window(stream);
     plan_sort(fetch->wants, fetch->sorting, count);
     uint64_t spans = plan_merge(stream->reader, fetch->wants, count, fetch->plan);
     uint64_t started = 0;
-    while (started < spans && start_window_span(stream, &fetch->plan[started]))
+    while (started < spans && start_window_span(stream, &fetch->plan[started])) {
         started++;
+    }
     uint64_t first = started < spans ? fetch->plan[started].first_want : count;
-    for (uint64_t i = first; i < count; i++)
+    for (uint64_t i = first; i < count; i++) {
         entry_again(stream, fetch->wants[i].position, false);
+    }
     return started > 0 || stream->planned > before || stream->reader->cache.full != full;
 }
 
@@ -462,22 +493,26 @@ static void finish_alone(dlfs_stream *stream, struct span *span, bool *again)
     bool bad = span->code == 0 && crc != place.crc32c;
     stream->fetch->stats.checksum_errors += bad;
     *again = bad && fetch_again(stream->fetch, span);
-    if (*again)
+    if (*again) {
         return;
+    }
     pthread_mutex_lock(&reader->lock);
     uint64_t position = entry_position(stream, span->tag);
     bool cached = entry->cached;
     stream->passing_bytes -= cached ? span->length : 0;
-    if (span->code < 0 || bad)
+    if (span->code < 0 || bad) {
         entry_leave(stream, entry);
-    if (span->code == DLFS_E_TIMEOUT && stream_tries_again(stream, position, span))
+    }
+    if (span->code == DLFS_E_TIMEOUT && stream_tries_again(stream, position, span)) {
         entry_again(stream, position, true);
-    else if (span->code < 0 || bad)
+    } else if (span->code < 0 || bad) {
         entry_fail(stream, position, bad ? DLFS_E_CHECKSUM : span->code, crc, span->bad_address);
-    else
+    } else {
         entry_landed(stream, entry, (uint64_t)(span->memory - reader->arena) + start, place.length);
-    if (span->code < 0 || bad || cached)
+    }
+    if (span->code < 0 || bad || cached) {
         arena_release(reader, span->slot);
+    }
     pthread_mutex_unlock(&reader->lock);
 }
 
@@ -503,8 +538,9 @@ static void finish_window(dlfs_stream *stream, struct span *span)
         struct entry *entry = &stream->ring[at];
         struct place place = entry_place(stream, entry);
         uint64_t start = place.address - span->address;
-        if (!entry->cached)
+        if (!entry->cached) {
             arena_reference(reader, span->slot);
+        }
         entry_landed(stream, entry, (uint64_t)(span->memory - reader->arena) + start, place.length);
     }
     for (uint32_t at = bad; at != SLOT_NONE; at = next) {
@@ -546,8 +582,9 @@ static void finish_chunk(dlfs_stream *stream, struct span *span)
 static void expect_next(const dlfs_stream *stream)
 {
     const struct span *next = fetch_next_done(stream->fetch);
-    if (next && (next->kind == KIND_WINDOW || next->kind == KIND_PASSING))
+    if (next != NULL && (next->kind == KIND_WINDOW || next->kind == KIND_PASSING)) {
         expect_location(stream, stream->ring[next->tag].index);
+    }
 }
 
 void ahead_finish(dlfs_stream *stream, struct span *span)
@@ -569,25 +606,31 @@ void ahead_finish(dlfs_stream *stream, struct span *span)
         harvest_finish(stream, span);
         break;
     }
-    if (!again)
+    if (!again) {
         fetch_recycle(stream->fetch, span);
+    }
 }
 
 /* ---- the next step --------------------------------------------------------------------------- */
 
 bool ahead_plan(dlfs_stream *stream)
 {
-    if (stream->planned < stream->head)
+    if (stream->planned < stream->head) {
         stream->planned = stream->head;
-    if (stream->plan == DLFS_PLAN_HARVEST)
+    }
+    if (stream->plan == DLFS_PLAN_HARVEST) {
         harvest_expire(stream);
-    if (stream->planned == stream->filled)
+    }
+    if (stream->planned == stream->filled) {
         return false;
-    if (stream->plan == DLFS_PLAN_DIRECT)
+    }
+    if (stream->plan == DLFS_PLAN_DIRECT) {
         return direct_plan(stream);
+    }
     uint64_t before = stream->planned;
     uint64_t end = before + FILL_MAX < stream->filled ? before + FILL_MAX : stream->filled;
-    while (stream->planned < end && plan_one(stream, stream->planned))
+    while (stream->planned < end && plan_one(stream, stream->planned)) {
         stream->planned++;
+    }
     return stream->planned > before;
 }

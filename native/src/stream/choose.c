@@ -45,8 +45,9 @@ static uint64_t shift_up(uint64_t bytes, uint32_t shift)
 static uint64_t count_different(const uint64_t *list, uint64_t count, uint64_t sample_count)
 {
     uint64_t *seen = calloc(sample_count / 64 + 1, sizeof(*seen));
-    if (!seen)
+    if (seen == NULL) {
         return count;
+    }
     uint64_t different = 0;
     for (uint64_t i = 0; i < count; i++) {
         uint64_t bit = UINT64_C(1) << (list[i] & 63);
@@ -70,7 +71,7 @@ static uint64_t looked_at_length(const struct population *population, uint64_t l
 {
     struct place place;
     uint64_t at = population->looks == population->count ? look : mix(look) % population->count;
-    uint64_t index = population->chosen ? population->chosen[at] : at;
+    uint64_t index = population->chosen != NULL ? population->chosen[at] : at;
     return reader_place(population->reader, index, &place) ? place.length : 0;
 }
 
@@ -78,8 +79,9 @@ static uint32_t extent_slots(const dlfs_stream *stream)
 {
     const dlfs_reader *reader = stream->reader;
     uint64_t wished = shift_up(EXTENT_SAMPLES * stream->need.mean_bytes, reader->chunk_shift);
-    if (stream->need.mean_bytes * EXTENT_SAMPLES <= reader->config.chunk_bytes)
+    if (stream->need.mean_bytes * EXTENT_SAMPLES <= reader->config.chunk_bytes) {
         return 1;
+    }
     uint64_t most = reader->slot_count / 4;
     uint64_t slots = wished < most ? wished : most;
     return slots > 1 ? (uint32_t)slots : 1;
@@ -125,12 +127,13 @@ void choose_need(dlfs_stream *stream)
     need->mean_bytes = mean ? mean : 1;
     need->end_bytes = end_bytes(stream, &population);
     need->samples = population.count;
-    if (sequence_kind(sequence) == DLFS_ORDER_LIST)
+    if (sequence_kind(sequence) == DLFS_ORDER_LIST) {
         need->samples = count_different(population.chosen, positions, reader->sample_count);
+    }
     need->samples = positions < need->samples ? positions : need->samples;
     need->bytes = need->samples == population.looks ? bytes : need->samples * mean;
     need->read_bytes = mean % block == 0 ? need->mean_bytes : mean + block;
-    need->partial = population.chosen && need->samples < reader->sample_count;
+    need->partial = population.chosen != NULL && need->samples < reader->sample_count;
 }
 
 /* ---- how much is cached ---------------------------------------------------------------------- */
@@ -177,8 +180,9 @@ static uint32_t left(uint64_t slots, uint64_t taken)
 static double landing_bytes(const dlfs_stream *stream)
 {
     const struct need *need = &stream->need;
-    if (sequence_kind(stream->config.sequence) != DLFS_ORDER_LIST || need->samples == 0)
+    if (sequence_kind(stream->config.sequence) != DLFS_ORDER_LIST || need->samples == 0) {
         return (double)need->read_bytes;
+    }
     double between = (double)stream->reader->data_bytes / (double)need->samples;
     double gap = (double)stream->reader->config.gap_bytes;
     return (double)need->read_bytes + (between < gap ? between : gap) / 3;
@@ -222,8 +226,9 @@ static uint32_t chunk_slots(const dlfs_stream *stream)
     double transit = window + (ahead < slots / 8 ? ahead : slots / 8);
     double least =
         CHUNKS_AHEAD + 2.0 * (double)shift_up(stream->need.most_bytes, reader->chunk_shift);
-    if (transit >= chunks || slots <= least + transit)
+    if (transit >= chunks || slots <= least + transit) {
         return 0;
+    }
     return (uint32_t)((slots - least - transit) / (1 - transit / chunks));
 }
 
@@ -253,12 +258,15 @@ static uint64_t cached_share(const dlfs_stream *stream)
 static uint32_t cached_slots(const dlfs_stream *stream)
 {
     const dlfs_reader *reader = stream->reader;
-    if (stream->plan == DLFS_PLAN_DIRECT)
+    if (stream->plan == DLFS_PLAN_DIRECT) {
         return packed_slots(stream);
-    if (reader->keeps_all)
+    }
+    if (reader->keeps_all) {
         return 0; /* chunks stay without being cached */
-    if (stream->plan == DLFS_PLAN_CHUNKS)
+    }
+    if (stream->plan == DLFS_PLAN_CHUNKS) {
         return chunk_slots(stream);
+    }
     return stream->need.partial ? 0 : choose_harvest_slots(reader);
 }
 
@@ -330,20 +338,24 @@ static uint32_t choose_plan(const dlfs_stream *stream)
     const dlfs_reader *reader = stream->reader;
     const dlfs_sequence *sequence = stream->config.sequence;
     const struct need *need = &stream->need;
-    if (stream->config.plan != DLFS_PLAN_AUTO)
+    if (stream->config.plan != DLFS_PLAN_AUTO) {
         return stream->config.plan;
+    }
     uint32_t kind = sequence_kind(sequence);
     double selected = need->partial ? (double)need->samples / (double)reader->sample_count : 1;
     double per_chunk = selected * (double)reader->sample_count / (double)reader->chunk_count;
     bool tiny = need->mean_bytes * TINY_SHARE < reader->config.gap_bytes;
-    if (reader->keeps_all)
+    if (reader->keeps_all) {
         return choose_with_memory(stream, per_chunk, tiny);
+    }
     bool windowed = kind == DLFS_ORDER_CHUNK && !window_fits(reader, sequence);
-    if (!sequence_permutes(sequence) && !windowed)
+    if (!sequence_permutes(sequence) && !windowed) {
         return kind >= DLFS_ORDER_LIST ? DLFS_PLAN_DIRECT : choose_in_sequence(stream, per_chunk);
+    }
     double mixed = (double)reader->sample_count;
-    if (windowed && sequence_window(sequence) < reader->chunk_count)
+    if (windowed && sequence_window(sequence) < reader->chunk_count) {
         mixed = per_chunk * (double)sequence_window(sequence);
+    }
     struct cost direct = direct_cost(stream);
     struct cost harvest = harvest_cost(stream, per_chunk, selected, mixed);
     bool fewer_bytes = harvest.bytes < direct.bytes || (tiny && !need->partial);
@@ -374,18 +386,20 @@ static void share_out(dlfs_reader *reader)
     uint64_t reserve = 0;
     uint32_t extent = 1;
     bool packs = false;
-    for (const dlfs_stream *stream = reader->streams; stream; stream = stream->next) {
+    for (const dlfs_stream *stream = reader->streams; stream != NULL; stream = stream->next) {
         reserve += reader->slot_count - stream->cached_slots;
         uint32_t slots = extent_slots(stream);
         extent = slots > extent ? slots : extent;
         packs |= stream->plan == DLFS_PLAN_DIRECT;
     }
-    if (!reader->streams)
+    if (reader->streams == NULL) {
         reserve =
             reader->keeps_all ? reader->slot_count : reader->slot_count - reader->cache.slots_max;
+    }
     cache_limit(reader, left(reader->slot_count, reserve), extent, packs);
-    for (dlfs_stream *stream = reader->streams; stream; stream = stream->next)
+    for (dlfs_stream *stream = reader->streams; stream != NULL; stream = stream->next) {
         stream->cached_share = cached_share(stream);
+    }
 }
 
 /* Samples that an epoch gives out until each has had its turn. */
@@ -404,8 +418,9 @@ void choose_begin(dlfs_stream *stream)
     stream->plan = choose_plan(stream);
     stream->passing_most = passing_most(stream);
     stream->cached_slots = cached_slots(stream);
-    if (stream->cached_slots > 0 && stream->plan == DLFS_PLAN_DIRECT)
+    if (stream->cached_slots > 0 && stream->plan == DLFS_PLAN_DIRECT) {
         cache_reserve_map(reader, map_samples(stream));
+    }
     reader->cache.batches_lent /= reader->cache.batches_lent > CACHE_BATCHES_LENT ? 2 : 1;
     cache_begin_epoch(reader, epoch_samples(stream));
     stream->next = reader->streams;
@@ -416,22 +431,26 @@ void choose_begin(dlfs_stream *stream)
 
 void choose_share(dlfs_stream *stream)
 {
-    if (stream->wanted <= stream->wanted_most)
+    if (stream->wanted <= stream->wanted_most) {
         return;
+    }
     stream->wanted_most = stream->wanted;
-    if (stream->plan != DLFS_PLAN_HARVEST) /* which has divided its memory */
+    if (stream->plan != DLFS_PLAN_HARVEST) { /* which has divided its memory */
         stream->cached_slots = cached_slots(stream);
+    }
     share_out(stream->reader);
 }
 
 void choose_more(dlfs_stream *stream)
 {
-    if (stream->cached_slots == 0 || stream->plan != DLFS_PLAN_DIRECT)
+    if (stream->cached_slots == 0 || stream->plan != DLFS_PLAN_DIRECT) {
         return;
-    if (!stream->crowded && needed_slots(stream) <= stream->reader->slot_count)
+    }
+    if (!stream->crowded && needed_slots(stream) <= stream->reader->slot_count) {
         stream->crowded = true; /* what is cached is another selection's */
-    else
+    } else {
         stream->reader->cache.batches_lent *= 2;
+    }
     stream->cached_slots = cached_slots(stream);
     share_out(stream->reader);
 }
@@ -439,9 +458,11 @@ void choose_more(dlfs_stream *stream)
 void choose_end(dlfs_stream *stream)
 {
     dlfs_stream **at = &stream->reader->streams;
-    while (*at && *at != stream)
+    while (*at != NULL && *at != stream) {
         at = &(*at)->next;
-    if (*at)
+    }
+    if (*at != NULL) {
         *at = stream->next;
+    }
     share_out(stream->reader);
 }

@@ -39,16 +39,18 @@ static uint64_t map_find(const dlfs_stream *stream, uint64_t index)
 {
     const struct harvest *harvest = &stream->harvest;
     uint64_t at = map_home(harvest, index);
-    while (harvest->map[at] != 0 && stream->ring[harvest->map[at] - 1].index != index)
+    while (harvest->map[at] != 0 && stream->ring[harvest->map[at] - 1].index != index) {
         at = (at + 1) & harvest->map_mask;
+    }
     return at;
 }
 
 void harvest_remember(dlfs_stream *stream, uint64_t position)
 {
     uint64_t at = map_find(stream, entry_at(stream, position)->index);
-    if (stream->harvest.map[at] == 0)
+    if (stream->harvest.map[at] == 0) {
         stream->harvest.map[at] = (uint32_t)(position & stream->mask) + 1;
+    }
 }
 
 /* Takes what the ring slot of a position held before out of the map, closing the gap behind it. */
@@ -56,13 +58,15 @@ void harvest_forget(dlfs_stream *stream, uint64_t position)
 {
     struct harvest *harvest = &stream->harvest;
     uint64_t at = map_find(stream, entry_at(stream, position)->index);
-    if (harvest->map[at] != (uint32_t)(position & stream->mask) + 1)
+    if (harvest->map[at] != (uint32_t)(position & stream->mask) + 1) {
         return;
+    }
     uint64_t gap = at;
     for (;;) {
         at = (at + 1) & harvest->map_mask;
-        if (harvest->map[at] == 0)
+        if (harvest->map[at] == 0) {
             break;
+        }
         uint64_t home = map_home(harvest, stream->ring[harvest->map[at] - 1].index);
         if (((at - home) & harvest->map_mask) >= ((at - gap) & harvest->map_mask)) {
             harvest->map[gap] = harvest->map[at];
@@ -92,13 +96,15 @@ static struct division divide(const dlfs_reader *reader, uint64_t mean_bytes, ui
     uint32_t loading = slots / 8 < LOADING_MAX ? slots / 8 : LOADING_MAX;
     struct division division = {.loading = loading ? loading : 1, .buckets = BUCKETS_MIN};
     while (division.buckets < HARVEST_BUCKETS - 2 &&
-           (division.buckets + 1) * (division.buckets + 1) <= slots + slots / 4)
+           (division.buckets + 1) * (division.buckets + 1) <= slots + slots / 4) {
         division.buckets++;
+    }
     uint64_t reserved = division.loading + (division.buckets + 2) / 2;
     uint64_t usable = slots > reserved ? slots - reserved : 1;
     uint64_t fits = (usable << reader->chunk_shift) / (mean_bytes + OVERHEAD_BYTES);
-    if (cached_slots < reader->chunk_count) /* samples of cached chunks take none of it */
+    if (cached_slots < reader->chunk_count) { /* samples of cached chunks take none of it */
         fits = fits * reader->chunk_count / (reader->chunk_count - cached_slots);
+    }
     uint64_t reach = fits * 2 * division.buckets / (division.buckets + 2);
     reach = reach < AHEAD_MAX ? reach : AHEAD_MAX;
     division.reach = reach > division.buckets ? reach : division.buckets;
@@ -116,17 +122,20 @@ int harvest_create(dlfs_stream *stream, uint64_t mean_bytes)
     struct division division = divide(stream->reader, mean_bytes, stream->cached_slots);
     harvest->loading_max = division.loading;
     stream->ahead = division.reach;
-    if (stream->ahead > stream->config.count && stream->config.count > 0)
+    if (stream->ahead > stream->config.count && stream->config.count > 0) {
         stream->ahead = stream->config.count;
+    }
     harvest->bucket_span = stream->ahead / division.buckets + 1;
-    for (uint32_t i = 0; i < HARVEST_BUCKETS; i++)
+    for (uint32_t i = 0; i < HARVEST_BUCKETS; i++) {
         harvest->buckets[i].slot = SLOT_NONE;
+    }
     uint64_t size = 4096;
-    while (size < 4 * stream->ahead)
+    while (size < 4 * stream->ahead) {
         size *= 2;
+    }
     harvest->map_mask = size - 1;
     harvest->map = calloc(size, sizeof(*harvest->map));
-    return harvest->map ? 0 : -ENOMEM;
+    return harvest->map != NULL ? 0 : -ENOMEM;
 }
 
 /* Gives up a bucket's hold on its slots. */
@@ -143,8 +152,9 @@ static void bucket_close(dlfs_stream *stream, struct bucket *bucket)
 
 void harvest_destroy(dlfs_stream *stream)
 {
-    for (uint32_t i = 0; stream->harvest.map && i < HARVEST_BUCKETS; i++)
+    for (uint32_t i = 0; stream->harvest.map != NULL && i < HARVEST_BUCKETS; i++) {
         bucket_close(stream, &stream->harvest.buckets[i]);
+    }
     free(stream->harvest.map);
     free(stream->harvest.picks);
 }
@@ -154,8 +164,9 @@ void harvest_expire(dlfs_stream *stream)
     for (uint32_t i = 0; i < HARVEST_BUCKETS; i++) {
         struct bucket *bucket = &stream->harvest.buckets[i];
         if (bucket->slot != SLOT_NONE &&
-            (bucket->number + 1) * stream->harvest.bucket_span <= stream->head)
+            (bucket->number + 1) * stream->harvest.bucket_span <= stream->head) {
             bucket_close(stream, bucket);
+        }
     }
 }
 
@@ -171,16 +182,19 @@ static bool evict_furthest(dlfs_stream *stream, uint64_t position)
     struct bucket *furthest = NULL;
     for (uint32_t i = 0; i < HARVEST_BUCKETS; i++) {
         struct bucket *bucket = &harvest->buckets[i];
-        if (bucket->slot != SLOT_NONE && (!furthest || bucket->number > furthest->number))
+        if (bucket->slot != SLOT_NONE && (furthest == NULL || bucket->number > furthest->number)) {
             furthest = bucket;
+        }
     }
-    if (!furthest)
+    if (furthest == NULL) {
         return false;
+    }
     uint64_t first = furthest->number * harvest->bucket_span;
     uint64_t end = first + harvest->bucket_span < stream->filled ? first + harvest->bucket_span
                                                                  : stream->filled;
-    if (first <= position || first < stream->planned || first < stream->head + stream->wanted)
+    if (first <= position || first < stream->planned || first < stream->head + stream->wanted) {
         return false;
+    }
     uint32_t slot = furthest->slot;
     for (uint64_t at = first; at < end; at++) {
         struct entry *entry = entry_at(stream, at);
@@ -200,8 +214,9 @@ static bool evict_furthest(dlfs_stream *stream, uint64_t position)
 static uint32_t take_slot(dlfs_stream *stream, uint64_t position)
 {
     uint32_t slot = arena_take(stream->reader, 1, false);
-    while (slot == SLOT_NONE && evict_furthest(stream, position))
+    while (slot == SLOT_NONE && evict_furthest(stream, position)) {
         slot = arena_take(stream->reader, 1, false);
+    }
     return slot;
 }
 
@@ -214,14 +229,17 @@ static bool bucket_land(dlfs_stream *stream, uint64_t position, uint64_t length,
     dlfs_reader *reader = stream->reader;
     uint64_t number = position / stream->harvest.bucket_span;
     struct bucket *bucket = &stream->harvest.buckets[number % HARVEST_BUCKETS];
-    if (bucket->slot == SLOT_NONE)
+    if (bucket->slot == SLOT_NONE) {
         *bucket = (struct bucket){number, SLOT_NONE, reader->config.chunk_bytes};
-    if (bucket->number != number)
+    }
+    if (bucket->number != number) {
         return false;
+    }
     if (length > reader->config.chunk_bytes - bucket->used) {
         uint32_t slot = take_slot(stream, position);
-        if (slot == SLOT_NONE)
+        if (slot == SLOT_NONE) {
             return false;
+        }
         reader->slots[slot].next = bucket->slot;
         bucket->slot = slot;
         bucket->used = 0;
@@ -242,19 +260,22 @@ bool harvest_plan(dlfs_stream *stream, uint64_t position, const struct place *pl
     uint32_t number = arena_find(reader, place->chunk);
     if (number != SLOT_NONE) {
         const struct slot *slot = &reader->slots[number];
-        if (slot->state != SLOT_LOADING || slot->owner != stream)
+        if (slot->state != SLOT_LOADING || slot->owner != stream) {
             return load_alone(stream, position, place);
+        }
         entry_wait(stream, position, number);
         return true;
     }
     /* Chunks are read for what is needed soon; what is needed later is harvested on the way. */
     uint64_t soon = stream->ahead / 4 > stream->wanted ? stream->ahead / 4 : stream->wanted;
     if (position >= stream->head + soon || harvest->loading == harvest->loading_max ||
-        stream->fetch->unused == SLOT_NONE)
+        stream->fetch->unused == SLOT_NONE) {
         return false;
+    }
     uint32_t taken = take_slot(stream, position);
-    if (taken == SLOT_NONE)
+    if (taken == SLOT_NONE) {
         return false;
+    }
     struct span *span = fetch_span(stream->fetch);
     span->address = place->chunk << reader->chunk_shift;
     span->length = reader->config.chunk_bytes;
@@ -270,11 +291,13 @@ bool harvest_plan(dlfs_stream *stream, uint64_t position, const struct place *pl
 
 static bool reserve_picks(struct harvest *harvest, uint64_t count)
 {
-    if (count <= harvest->pick_capacity)
+    if (count <= harvest->pick_capacity) {
         return true;
+    }
     struct pick *picks = realloc(harvest->picks, count * sizeof(*picks));
-    if (!picks)
+    if (picks == NULL) {
         return false;
+    }
     harvest->picks = picks;
     harvest->pick_capacity = count;
     return true;
@@ -293,8 +316,9 @@ static uint64_t find_picks(dlfs_stream *stream, const struct span *span)
     while (rank < end) {
         uint64_t count = end - rank < ORDER_PIECE ? end - rank : ORDER_PIECE;
         if (!reserve_picks(harvest, picked + count) ||
-            dlfs_directory_order(directory, rank, count, indices) < 0)
+            dlfs_directory_order(directory, rank, count, indices) < 0) {
             break;
+        }
         for (uint64_t i = 0; i < count; i++) {
             __builtin_prefetch(&harvest->map[map_home(harvest, indices[i])]);
             __builtin_prefetch(&reader->locations[indices[i]]);
@@ -304,8 +328,9 @@ static uint64_t find_picks(dlfs_stream *stream, const struct span *span)
             struct place place;
             if (ring_slot == 0 || !reader_place(reader, indices[i], &place) || place.length == 0 ||
                 place.address < span->address ||
-                place.address + place.length > span->address + span->length)
+                place.address + place.length > span->address + span->length) {
                 continue;
+            }
             harvest->picks[picked++] = (struct pick){
                 ring_slot - 1, place.crc32c, place.address - span->address, place.length, 0, 0};
         }
@@ -317,10 +342,12 @@ static uint64_t find_picks(dlfs_stream *stream, const struct span *span)
 /* Finds memory for a pick: in its bucket, else, when its chunk was read for it, where it lies. */
 static bool land_pick(dlfs_stream *stream, const struct span *span, struct pick *pick)
 {
-    if (bucket_land(stream, pick->position, pick->length, &pick->offset))
+    if (bucket_land(stream, pick->position, pick->length, &pick->offset)) {
         return true;
-    if (stream->ring[pick->entry].state != ENTRY_WAITING)
+    }
+    if (stream->ring[pick->entry].state != ENTRY_WAITING) {
         return false;
+    }
     pick->offset = (uint64_t)(span->memory - stream->reader->arena) + pick->start;
     arena_reference(stream->reader, span->slot);
     return true;
@@ -360,11 +387,14 @@ static uint64_t sort_needed(const dlfs_stream *stream, const struct span *span, 
         const struct entry *entry = &stream->ring[pick.entry];
         pick.position = entry_position(stream, pick.entry);
         if (pick.position < stream->filled && !entry->alone &&
-            ((entry->state == ENTRY_NEW && pick.position < limit) || entry->state == ENTRY_WAITING))
+            ((entry->state == ENTRY_NEW && pick.position < limit) ||
+             entry->state == ENTRY_WAITING)) {
             picks[needed++] = pick;
+        }
     }
-    if (needed > 0) /* else there may be no array */
+    if (needed > 0) { /* else there may be no array */
         qsort(picks, needed, sizeof(*picks), compare_positions);
+    }
     return needed;
 }
 
@@ -391,8 +421,9 @@ static void end_waiters(dlfs_stream *stream, const struct span *span)
     uint32_t next;
     for (uint32_t at = stream->reader->slots[span->slot].waiters; at != SLOT_NONE; at = next) {
         next = stream->ring[at].next;
-        if (stream->ring[at].state == ENTRY_WAITING)
+        if (stream->ring[at].state == ENTRY_WAITING) {
             entry_missed(stream, at, span);
+        }
     }
 }
 
@@ -404,8 +435,9 @@ static bool finish_cached(dlfs_stream *stream, const struct span *span)
     bool wanted =
         span->code == 0 && cache_wants_chunk(reader, span->address >> reader->chunk_shift, 1);
     pthread_mutex_unlock(&reader->lock);
-    if (!wanted)
+    if (!wanted) {
         return false;
+    }
     struct bad_samples *bad;
     bool kept = reader_verify_span(reader, span, &bad) == 0;
     pthread_mutex_lock(&reader->lock);
@@ -434,8 +466,9 @@ static bool finish_cached(dlfs_stream *stream, const struct span *span)
 void harvest_finish(dlfs_stream *stream, struct span *span)
 {
     dlfs_reader *reader = stream->reader;
-    if (finish_cached(stream, span))
+    if (finish_cached(stream, span)) {
         return;
+    }
     uint64_t count = span->code == 0 ? find_picks(stream, span) : 0;
     struct pick *picks = stream->harvest.picks;
 
@@ -449,8 +482,9 @@ void harvest_finish(dlfs_stream *stream, struct span *span)
         uint8_t *target = reader->arena + pick->offset;
         uint32_t crc = target == source ? dlfs_crc32c(0, source, pick->length)
                                         : dlfs_crc32c_copy(0, target, source, pick->length);
-        if (crc != pick->crc32c)
+        if (crc != pick->crc32c) {
             pick->length = 0;
+        }
     }
 
     pthread_mutex_lock(&reader->lock);

@@ -35,8 +35,9 @@ static void wait_until(pthread_cond_t *condition, pthread_mutex_t *lock, uint64_
 /* The position in the epoch of this consumer's sample number `place`. */
 static uint64_t position_of(const dlfs_stream_config *config, uint64_t place)
 {
-    if (config->group == 0)
+    if (config->group == 0) {
         return config->first + place * config->stride;
+    }
     return config->first + place / config->group * config->group_stride +
            place % config->group * config->stride;
 }
@@ -58,20 +59,25 @@ int stream_indices(const dlfs_stream_config *config, uint64_t place, uint64_t co
 
 bool stream_fits(const dlfs_stream_config *config, uint64_t total)
 {
-    if (config->count == 0)
+    if (config->count == 0) {
         return true;
-    if (config->first >= total)
+    }
+    if (config->first >= total) {
         return false;
+    }
     uint64_t left = total - 1 - config->first;
     uint64_t last = config->count - 1;
-    if (config->group == 0)
+    if (config->group == 0) {
         return last <= left / config->stride;
+    }
     if (config->group_stride == 0 ||
-        (config->group > 1 && config->stride > (config->group_stride - 1) / (config->group - 1)))
+        (config->group > 1 && config->stride > (config->group_stride - 1) / (config->group - 1))) {
         return false;
+    }
     uint64_t groups = last / config->group;
-    if (groups > left / config->group_stride)
+    if (groups > left / config->group_stride) {
         return false;
+    }
     return last % config->group <= (left - groups * config->group_stride) / config->stride;
 }
 
@@ -80,12 +86,14 @@ bool stream_fits(const dlfs_stream_config *config, uint64_t total)
 /* Whether all the entries that the consumer waits for are ready or failed. The lock is held. */
 static bool all_ended(dlfs_stream *stream)
 {
-    if (stream->head + stream->wanted > stream->filled)
+    if (stream->head + stream->wanted > stream->filled) {
         return false;
+    }
     for (; stream->checked < stream->wanted; stream->checked++) {
         uint8_t state = entry_at(stream, stream->head + stream->checked)->state;
-        if (state != ENTRY_READY && state != ENTRY_FAILED)
+        if (state != ENTRY_READY && state != ENTRY_FAILED) {
             return false;
+        }
     }
     return true;
 }
@@ -93,8 +101,9 @@ static bool all_ended(dlfs_stream *stream)
 /* Wakes the consumer when all that it waits for has ended. The lock is held. */
 static void announce(dlfs_stream *stream)
 {
-    if (stream->wanted > 0 && all_ended(stream))
+    if (stream->wanted > 0 && all_ended(stream)) {
         pthread_cond_broadcast(&stream->ready);
+    }
 }
 
 /*
@@ -108,25 +117,30 @@ static void fill(dlfs_stream *stream)
     uint64_t end = stream->head + stream->ahead;
     end = end < config->count ? end : config->count;
     uint64_t first = stream->filled;
-    if (first >= end)
+    if (first >= end) {
         return;
+    }
     uint64_t count = end - first < FILL_MAX ? end - first : FILL_MAX;
     pthread_mutex_unlock(&reader->lock);
     int code = stream_indices(config, first, count, stream->indices);
-    for (uint64_t i = 0; code == 0 && i < count; i++)
+    for (uint64_t i = 0; code == 0 && i < count; i++) {
         __builtin_prefetch(&reader->locations[stream->indices[i]]);
+    }
     pthread_mutex_lock(&reader->lock);
-    if (stream->filled != first)
+    if (stream->filled != first) {
         return; /* the consumer has skipped them */
+    }
     for (uint64_t i = 0; i < count; i++) {
         uint64_t position = first + i;
-        if (stream->plan == DLFS_PLAN_HARVEST)
+        if (stream->plan == DLFS_PLAN_HARVEST) {
             harvest_forget(stream, position);
+        }
         *entry_at(stream, position) = (struct entry){.index = code < 0 ? 0 : stream->indices[i]};
-        if (code < 0)
+        if (code < 0) {
             entry_fail(stream, position, code, 0, 0);
-        else if (stream->plan == DLFS_PLAN_HARVEST)
+        } else if (stream->plan == DLFS_PLAN_HARVEST) {
             harvest_remember(stream, position);
+        }
     }
     stream->filled = first + count;
 }
@@ -138,13 +152,15 @@ static void fill(dlfs_stream *stream)
 static void rest(dlfs_stream *stream)
 {
     stream->starved = stream->paused || stream->planned < stream->filled;
-    if (stream->starved)
+    if (stream->starved) {
         pthread_cond_broadcast(&stream->ready);
+    }
     if (!stream->stop) {
         uint64_t before = clock_ns();
         wait_until(&stream->reader->released, &stream->reader->lock, before + IDLE_WAIT_NS);
-        if (stream->head < stream->config.count) /* else it has done its work */
+        if (stream->head < stream->config.count) { /* else it has done its work */
             stream->reader->stats.rest_ns += clock_ns() - before;
+        }
     }
     stream->starved = false;
 }
@@ -163,11 +179,13 @@ static void let_go(dlfs_stream *stream)
  */
 static void reclaim(dlfs_stream *stream)
 {
-    if (stream->fetch->abandoned_pieces == 0 && !stream->reader->owing)
+    if (stream->fetch->abandoned_pieces == 0 && stream->reader->owing == NULL) {
         return;
+    }
     pthread_mutex_unlock(&stream->reader->lock);
-    if (stream->fetch->abandoned_pieces > 0)
+    if (stream->fetch->abandoned_pieces > 0) {
         fetch_step(stream->fetch, 0);
+    }
     reader_collect_owed(stream->reader);
     pthread_mutex_lock(&stream->reader->lock);
 }
@@ -180,14 +198,16 @@ static void end_overdue(dlfs_stream *stream)
 {
     struct fetch *fetch = stream->fetch;
     stream->overdue = stream->wanted > 0 && fetch->now_ns >= stream->until_ns;
-    if (!stream->stop)
+    if (!stream->stop) {
         fetch->until_ns = stream->overdue ? 0 : UINT64_MAX;
-    else if (fetch->until_ns == UINT64_MAX)
+    } else if (fetch->until_ns == UINT64_MAX) {
         fetch->until_ns = fetch->now_ns + STOP_NS;
+    }
     for (uint64_t i = 0; stream->overdue && i < stream->wanted; i++) {
         uint64_t position = stream->head + i;
-        if (position < stream->filled && entry_at(stream, position)->state == ENTRY_NEW)
+        if (position < stream->filled && entry_at(stream, position)->state == ENTRY_NEW) {
             entry_fail(stream, position, DLFS_E_TIMEOUT, 0, 0);
+        }
     }
 }
 
@@ -200,10 +220,12 @@ static void *stream_thread(void *argument)
         bool planned = false;
         stream->fetch->now_ns = clock_ns();
         end_overdue(stream);
-        if (!stream->stop && !stream->paused)
+        if (!stream->stop && !stream->paused) {
             fill(stream);
-        if (!stream->stop && !stream->paused)
+        }
+        if (!stream->stop && !stream->paused) {
             planned = ahead_plan(stream);
+        }
         announce(stream);
         fetch_spend(stream->fetch, &stream->fetch->stats.plan_ns);
         bool helping = warm_claim(stream);
@@ -221,11 +243,13 @@ static void *stream_thread(void *argument)
         pthread_mutex_unlock(&reader->lock);
         fetch_step(stream->fetch, planned || helping ? 0 : blocked ? BLOCKED_POLL_MS : -1);
         struct span *span;
-        while ((span = fetch_done(stream->fetch)))
+        while ((span = fetch_done(stream->fetch)) != NULL) {
             ahead_finish(stream, span);
+        }
         fetch_spend(stream->fetch, &stream->fetch->stats.verify_ns);
-        if (helping)
+        if (helping) {
             warm_help(stream);
+        }
         pthread_mutex_lock(&reader->lock);
         announce(stream);
     }
@@ -237,9 +261,11 @@ static void *stream_thread(void *argument)
 
 static bool any_waiting(dlfs_stream *stream, uint64_t count)
 {
-    for (uint64_t i = 0; i < count && stream->head + i < stream->filled; i++)
-        if (entry_at(stream, stream->head + i)->state == ENTRY_WAITING)
+    for (uint64_t i = 0; i < count && stream->head + i < stream->filled; i++) {
+        if (entry_at(stream, stream->head + i)->state == ENTRY_WAITING) {
             return true;
+        }
+    }
     return false;
 }
 
@@ -300,31 +326,37 @@ static void skip(dlfs_stream *stream, uint64_t count)
     uint64_t end = stream->head + count;
     for (; stream->head < end; stream->head++) {
         struct entry *entry = entry_at(stream, stream->head);
-        if (stream->head >= stream->filled)
+        if (stream->head >= stream->filled) {
             continue;
-        if (entry->state == ENTRY_READY && entry->length > 0)
+        }
+        if (entry->state == ENTRY_READY && entry->length > 0) {
             arena_release(stream->reader, slot_of(stream->reader, entry->offset));
+        }
     }
     for (uint64_t i = 0; i < stream->failure_count;) {
-        if (stream->failures[i].position < end)
+        if (stream->failures[i].position < end) {
             stream->failures[i] = stream->failures[--stream->failure_count];
-        else
+        } else {
             i++;
+        }
     }
-    if (stream->filled < end)
+    if (stream->filled < end) {
         stream->filled = end;
+    }
     pthread_cond_broadcast(&stream->reader->released);
 }
 
 static int read_on_demand(dlfs_stream *stream, uint64_t count, dlfs_batch **out)
 {
     uint64_t *indices = malloc(count * sizeof(*indices));
-    if (!indices)
+    if (indices == NULL) {
         return -ENOMEM;
+    }
     int code = stream_indices(&stream->config, stream->head, count, indices);
     struct read_terms terms = {.limit = stream->limit, .until_ns = stream->until_ns};
-    if (code == 0)
+    if (code == 0) {
         code = reader_read(stream->reader, indices, count, &terms, out);
+    }
     free(indices);
     return code;
 }
@@ -340,14 +372,16 @@ static int await(dlfs_stream *stream, int timeout_ms)
     stream->paused = !possible;
     stream->starved = false; /* it may have been given memory since it said so */
     for (;;) {
-        if (possible && all_ended(stream))
+        if (possible && all_ended(stream)) {
             return 0;
+        }
         if (stream->starved && !any_waiting(stream, stream->wanted)) {
             stream->paused = true;
             return DLFS_E_LIMIT;
         }
-        if (clock_ns() >= until)
+        if (clock_ns() >= until) {
             return -EAGAIN;
+        }
         pthread_cond_broadcast(&stream->reader->released);
         wait_ready(stream, until);
     }
@@ -363,8 +397,9 @@ static int next_batch(dlfs_stream *stream, struct batch **batch, int timeout_ms)
         take(stream, *batch, count);
         return 0;
     }
-    if (code == DLFS_E_LIMIT)
+    if (code == DLFS_E_LIMIT) {
         choose_more(stream);
+    }
     pthread_mutex_unlock(&reader->lock);
     batch_give_back(*batch);
     if (code == DLFS_E_LIMIT) {
@@ -373,8 +408,9 @@ static int next_batch(dlfs_stream *stream, struct batch **batch, int timeout_ms)
         *batch = code == 0 ? (struct batch *)read : NULL;
     }
     pthread_mutex_lock(&reader->lock);
-    if (code == 0)
+    if (code == 0) {
         skip(stream, count);
+    }
     return code;
 }
 
@@ -404,15 +440,19 @@ static void end_wait(dlfs_stream *stream, int code)
 DLFS_API int dlfs_stream_next(dlfs_stream *stream, uint64_t count, int timeout_ms, dlfs_batch **out)
 {
     dlfs_reader *reader = stream->reader;
-    if (count == 0)
+    if (count == 0) {
         return -EINVAL;
-    if (stream->head == stream->config.count)
+    }
+    if (stream->head == stream->config.count) {
         return DLFS_E_END;
-    if (count > stream->config.count - stream->head)
+    }
+    if (count > stream->config.count - stream->head) {
         count = stream->config.count - stream->head;
+    }
     struct batch *batch = batch_take(reader, count);
-    if (!batch)
+    if (batch == NULL) {
         return -ENOMEM;
+    }
     batch->public.count = 0;
     pthread_mutex_lock(&reader->lock);
     begin_wait(stream, count);
@@ -420,8 +460,9 @@ DLFS_API int dlfs_stream_next(dlfs_stream *stream, uint64_t count, int timeout_m
     int code = next_batch(stream, &batch, timeout_ms);
     end_wait(stream, code);
     pthread_mutex_unlock(&reader->lock);
-    if (code == 0)
+    if (code == 0) {
         *out = &batch->public;
+    }
     return code;
 }
 
@@ -430,8 +471,9 @@ DLFS_API int dlfs_stream_next(dlfs_stream *stream, uint64_t count, int timeout_m
 static uint64_t power_of_two(uint64_t value)
 {
     uint64_t power = RING_MIN;
-    while (power < value)
+    while (power < value) {
         power *= 2;
+    }
     return power;
 }
 
@@ -441,38 +483,47 @@ static int stream_prepare(dlfs_stream *stream)
     choose_begin(stream);
     stream->ahead = RING_MAX;
     int code = 0;
-    if (stream->plan == DLFS_PLAN_HARVEST)
+    if (stream->plan == DLFS_PLAN_HARVEST) {
         code = harvest_create(stream, stream->need.mean_bytes);
-    if (code < 0)
+    }
+    if (code < 0) {
         return code;
-    if (stream->ahead > stream->config.count)
+    }
+    if (stream->ahead > stream->config.count) {
         stream->ahead = stream->config.count ? stream->config.count : 1;
+    }
     stream->mask = power_of_two(stream->ahead) - 1;
     stream->ring = calloc(stream->mask + 1, sizeof(struct entry));
     stream->indices = malloc(FILL_MAX * sizeof(uint64_t));
-    if (!stream->ring || !stream->indices)
+    if (stream->ring == NULL || stream->indices == NULL) {
         return -ENOMEM;
+    }
     code = fetch_reserve(stream->fetch, 2 * WINDOW_MAX);
-    if (code == 0)
+    if (code == 0) {
         code = fetch_prepare(stream->fetch);
+    }
     return code < 0 ? code : fetch_reserve_plan(stream->fetch, WINDOW_MAX);
 }
 
 static void stream_free(dlfs_stream *stream)
 {
     dlfs_reader *reader = stream->reader;
-    if (stream->fetch)
+    if (stream->fetch != NULL) {
         reader_return_fetch(reader, stream->fetch);
+    }
     pthread_mutex_lock(&reader->lock);
     for (uint64_t position = stream->head; position < stream->filled; position++) {
         const struct entry *entry = entry_at(stream, position);
-        if (entry->state == ENTRY_READY && entry->length > 0)
+        if (entry->state == ENTRY_READY && entry->length > 0) {
             arena_release(reader, slot_of(reader, entry->offset));
+        }
     }
-    if (stream->landing.slot != SLOT_NONE)
+    if (stream->landing.slot != SLOT_NONE) {
         arena_release(reader, stream->landing.slot);
-    if (stream->passing.slot != SLOT_NONE)
+    }
+    if (stream->passing.slot != SLOT_NONE) {
         arena_release(reader, stream->passing.slot);
+    }
     harvest_destroy(stream);
     choose_end(stream);
     reader->streams_out--;
@@ -487,14 +538,17 @@ static void stream_free(dlfs_stream *stream)
 DLFS_API int dlfs_stream_create(dlfs_reader *reader, const dlfs_stream_config *config,
                                 dlfs_stream **out)
 {
-    if (!reader || !config || !config->sequence || config->stride == 0 ||
-        config->plan > DLFS_PLAN_HARVEST || config->reserved != 0)
+    if (reader == NULL || config == NULL || config->sequence == NULL || config->stride == 0 ||
+        config->plan > DLFS_PLAN_HARVEST || config->reserved != 0) {
         return -EINVAL;
-    if (!stream_fits(config, sequence_count(config->sequence)))
+    }
+    if (!stream_fits(config, sequence_count(config->sequence))) {
         return -EINVAL;
+    }
     dlfs_stream *stream = calloc(1, sizeof(*stream));
-    if (!stream)
+    if (stream == NULL) {
         return -ENOMEM;
+    }
     stream->reader = reader;
     stream->config = *config;
     stream->limit.private_bytes_max = UINT64_MAX;
@@ -507,8 +561,9 @@ DLFS_API int dlfs_stream_create(dlfs_reader *reader, const dlfs_stream_config *c
     pthread_mutex_unlock(&reader->lock);
     if (code == 0) {
         code = reader_take_fetch(reader, &stream->fetch);
-        if (code == 0)
+        if (code == 0) {
             code = stream_prepare(stream);
+        }
     }
     if (code == 0) {
         warm_start(stream);
@@ -525,8 +580,9 @@ DLFS_API int dlfs_stream_create(dlfs_reader *reader, const dlfs_stream_config *c
 
 DLFS_API void dlfs_stream_destroy(dlfs_stream *stream)
 {
-    if (!stream)
+    if (stream == NULL) {
         return;
+    }
     pthread_mutex_lock(&stream->reader->lock);
     stream->stop = true;
     pthread_cond_broadcast(&stream->reader->released);
@@ -545,7 +601,7 @@ uint64_t stream_memory_bytes(const dlfs_stream *stream)
 {
     const struct harvest *harvest = &stream->harvest;
     uint64_t bytes = (stream->mask + 1) * sizeof(*stream->ring) + FILL_MAX * sizeof(uint64_t);
-    return bytes + (harvest->map ? (harvest->map_mask + 1) * sizeof(*harvest->map) : 0);
+    return bytes + (harvest->map != NULL ? (harvest->map_mask + 1) * sizeof(*harvest->map) : 0);
 }
 
 DLFS_API uint32_t dlfs_stream_plan(const dlfs_stream *stream)

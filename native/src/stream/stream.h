@@ -155,8 +155,9 @@ static inline uint64_t entry_position(const dlfs_stream *stream, uint32_t ring_s
 static inline bool stream_tries_again(const dlfs_stream *stream, uint64_t position,
                                       const struct span *span)
 {
-    if (stream->overdue)
+    if (stream->overdue) {
         return position >= stream->head + stream->wanted;
+    }
     return span->turned;
 }
 

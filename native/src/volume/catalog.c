@@ -51,14 +51,16 @@ static const dlfs_extent *take_runs(struct parser *parser, uint64_t at, uint32_t
                                     uint64_t end)
 {
     if (count > VOLUME_RUNS_MAX + VOLUME_CATALOG_RUNS_MAX - parser->run_count || at > end ||
-        count > (end - at) / sizeof(dlfs_extent))
+        count > (end - at) / sizeof(dlfs_extent)) {
         return NULL;
+    }
     const dlfs_extent *runs = (const dlfs_extent *)(const void *)(parser->bytes + at);
     uint64_t total = parser->superblock->chunk_total;
     for (uint32_t i = 0; i < count; i++) {
         if (runs[i].chunk_count < 1 || runs[i].first_chunk >= total ||
-            runs[i].chunk_count > total - runs[i].first_chunk)
+            runs[i].chunk_count > total - runs[i].first_chunk) {
             return NULL;
+        }
         parser->runs[parser->run_count++] = runs[i];
     }
     return runs;
@@ -67,8 +69,9 @@ static const dlfs_extent *take_runs(struct parser *parser, uint64_t at, uint32_t
 static uint64_t chunks_of(const dlfs_extent *runs, uint32_t count)
 {
     uint64_t chunks = 0; /* wraps only where runs overlap, and check_owners refuses those */
-    for (uint32_t i = 0; i < count; i++)
+    for (uint32_t i = 0; i < count; i++) {
         chunks += runs[i].chunk_count;
+    }
     return chunks;
 }
 
@@ -77,11 +80,13 @@ static bool check_attributes(const uint8_t *bytes, uint64_t size)
 {
     uint64_t at = 0;
     while (at < size) {
-        if (size - at < ATTRIBUTE_BYTES)
+        if (size - at < ATTRIBUTE_BYTES) {
             return false;
+        }
         uint64_t length = ((uint64_t)volume_u32(bytes + at + 4) + 7) & ~UINT64_C(7);
-        if (length > size - at - ATTRIBUTE_BYTES)
+        if (length > size - at - ATTRIBUTE_BYTES) {
             return false;
+        }
         at += ATTRIBUTE_BYTES + length;
     }
     return true;
@@ -89,9 +94,10 @@ static bool check_attributes(const uint8_t *bytes, uint64_t size)
 
 static bool check_name(const uint8_t *name, uint32_t bytes)
 {
-    if (bytes < 1 || bytes > DLFS_NAME_BYTES_MAX || memchr(name, '/', bytes) ||
-        memchr(name, '\0', bytes))
+    if (bytes < 1 || bytes > DLFS_NAME_BYTES_MAX || memchr(name, '/', bytes) != NULL ||
+        memchr(name, '\0', bytes) != NULL) {
         return false;
+    }
     return !(name[0] == '.' && (bytes == 1 || (bytes == 2 && name[1] == '.')));
 }
 
@@ -99,13 +105,15 @@ static bool check_sizes(const struct volume_record *record, uint32_t chunk_bytes
 {
     const uint32_t block = DLFS_DIRECTORY_BLOCK_BYTES;
     if (record->version < 1 || record->data_bytes > DLFS_ADDRESS_MAX ||
-        record->sample_bytes > record->data_bytes)
+        record->sample_bytes > record->data_bytes) {
         return false;
+    }
     if (record->entries_bytes < block || record->entries_bytes > DLFS_ADDRESS_MAX ||
         record->names_bytes < block || record->names_bytes > DLFS_ADDRESS_MAX ||
         record->entries_bytes % block != 0 || record->names_bytes % block != 0 ||
-        record->sample_count > record->entries_bytes / sizeof(dlfs_location))
+        record->sample_count > record->entries_bytes / sizeof(dlfs_location)) {
         return false;
+    }
     uint64_t data_chunks = chunks_of(record->data_runs, record->data_run_count);
     uint64_t directory_chunks = chunks_of(record->directory_runs, record->directory_run_count);
     uint64_t segment_bytes = record->entries_bytes + record->names_bytes;
@@ -119,8 +127,9 @@ static bool parse_record(struct parser *parser, struct volume_record *record)
 {
     const uint8_t *raw = parser->bytes + parser->at;
     uint64_t left = parser->size - parser->at;
-    if (left < VOLUME_RECORD_BYTES || volume_u32(raw) > left)
+    if (left < VOLUME_RECORD_BYTES || volume_u32(raw) > left) {
         return false;
+    }
     uint32_t attributes_bytes = volume_u32(raw + AT_ATTRIBUTES_BYTES);
     uint32_t data_count = volume_u32(raw + AT_DATA_RUN_COUNT);
     uint32_t directory_count = volume_u32(raw + AT_DIRECTORY_RUN_COUNT);
@@ -130,8 +139,10 @@ static bool parse_record(struct parser *parser, struct volume_record *record)
     uint64_t name_at = attributes_at + attributes_bytes;
     if (((name_at + name_bytes + 7) & ~UINT64_C(7)) != volume_u32(raw) ||
         attributes_bytes > VOLUME_ATTRIBUTES_BYTES_MAX || attributes_bytes % 8 != 0 ||
-        volume_u16(raw + AT_LAYOUT) >= LAYOUTS || volume_u64(raw + AT_CREATED) > VOLUME_NUMBER_MAX)
+        volume_u16(raw + AT_LAYOUT) >= LAYOUTS ||
+        volume_u64(raw + AT_CREATED) > VOLUME_NUMBER_MAX) {
         return false;
+    }
     uint64_t end = parser->at + volume_u32(raw);
     *record = (struct volume_record){
         .name = raw + name_at,
@@ -149,7 +160,7 @@ static bool parse_record(struct parser *parser, struct volume_record *record)
         .directory_run_count = directory_count,
     };
     parser->at = end;
-    return record->data_runs && record->directory_runs &&
+    return record->data_runs != NULL && record->directory_runs != NULL &&
            check_attributes(raw + attributes_at, attributes_bytes) &&
            check_name(record->name, name_bytes) &&
            check_sizes(record, parser->superblock->chunk_bytes);
@@ -160,19 +171,23 @@ static bool rises(const struct volume_record *a, const struct volume_record *b)
 {
     uint32_t both = a->name_bytes < b->name_bytes ? a->name_bytes : b->name_bytes;
     int order = memcmp(a->name, b->name, both);
-    if (order == 0 && a->name_bytes == b->name_bytes)
+    if (order == 0 && a->name_bytes == b->name_bytes) {
         return a->version < b->version;
+    }
     return order < 0 || (order == 0 && a->name_bytes < b->name_bytes);
 }
 
 static bool parse_free_runs(struct parser *parser, uint32_t count)
 {
     const dlfs_extent *runs = take_runs(parser, parser->at, count, parser->size);
-    if (!runs || parser->at + sizeof(dlfs_extent) * (uint64_t)count != parser->size)
+    if (runs == NULL || parser->at + sizeof(dlfs_extent) * (uint64_t)count != parser->size) {
         return false;
-    for (uint32_t i = 1; i < count; i++)
-        if (runs[i].first_chunk <= runs[i - 1].first_chunk + runs[i - 1].chunk_count)
+    }
+    for (uint32_t i = 1; i < count; i++) {
+        if (runs[i].first_chunk <= runs[i - 1].first_chunk + runs[i - 1].chunk_count) {
             return false;
+        }
+    }
     return true;
 }
 
@@ -187,11 +202,13 @@ static int compare_runs(const void *a, const void *b)
 static bool check_owners(struct parser *parser)
 {
     uint64_t end = 0;
-    if (parser->run_count > 0) /* else there may be no array */
+    if (parser->run_count > 0) { /* else there may be no array */
         qsort(parser->runs, parser->run_count, sizeof *parser->runs, compare_runs);
+    }
     for (uint32_t i = 0; i < parser->run_count; i++) {
-        if (parser->runs[i].first_chunk != end)
+        if (parser->runs[i].first_chunk != end) {
             return false;
+        }
         end += parser->runs[i].chunk_count;
     }
     return end == parser->superblock->chunk_total;
@@ -211,13 +228,15 @@ static bool parse_all(struct parser *parser, struct volume_catalog *catalog)
 {
     for (uint32_t i = 0; i < catalog->count; i++) {
         if (!parse_record(parser, &catalog->records[i]) ||
-            (i && !rises(&catalog->records[i - 1], &catalog->records[i])))
+            (i && !rises(&catalog->records[i - 1], &catalog->records[i]))) {
             return false;
+        }
     }
     uint32_t own = parser->superblock->catalog_run_count;
     if (!parse_free_runs(parser, volume_u32(parser->bytes + AT_FREE_RUN_COUNT)) ||
-        parser->run_count > VOLUME_RUNS_MAX)
+        parser->run_count > VOLUME_RUNS_MAX) {
         return false;
+    }
     memcpy(parser->runs + parser->run_count, parser->superblock->catalog_runs,
            own * sizeof(dlfs_extent));
     parser->run_count += own;
@@ -228,21 +247,25 @@ int volume_catalog_decode(const uint8_t *bytes, const struct volume_superblock *
                           struct volume_catalog *out)
 {
     uint64_t size = superblock->catalog_bytes;
-    if (dlfs_crc32c(0, bytes, size) != superblock->catalog_crc32c)
+    if (dlfs_crc32c(0, bytes, size) != superblock->catalog_crc32c) {
         return DLFS_E_CHECKSUM;
-    if (!check_header(bytes, superblock))
+    }
+    if (!check_header(bytes, superblock)) {
         return DLFS_E_FORMAT;
+    }
     int code = -ENOMEM;
     struct parser parser = {.bytes = bytes, .size = size, .superblock = superblock};
     struct volume_catalog catalog = {.count = volume_u32(bytes + AT_DATASET_COUNT)};
     parser.at = VOLUME_CATALOG_HEADER_BYTES;
     parser.runs = malloc((VOLUME_RUNS_MAX + VOLUME_CATALOG_RUNS_MAX) * sizeof(dlfs_extent));
     catalog.records = calloc((size_t)catalog.count + 1, sizeof *catalog.records);
-    if (!parser.runs || !catalog.records)
+    if (parser.runs == NULL || catalog.records == NULL) {
         goto failed;
+    }
     code = DLFS_E_FORMAT;
-    if (!parse_all(&parser, &catalog))
+    if (!parse_all(&parser, &catalog)) {
         goto failed;
+    }
     free(parser.runs);
     *out = catalog;
     return 0;

@@ -42,8 +42,9 @@ static int check_blocks(const dlfs_directory *directory, const uint8_t *entries,
     uint64_t bad_block = 0;
     int code = dlfs_directory_verify(directory, 0, entries, record->entries_bytes, &bad_block);
     *position = bad_block * DLFS_DIRECTORY_BLOCK_BYTES;
-    if (code < 0)
+    if (code < 0) {
         return code;
+    }
     bad_block = 0;
     code = dlfs_directory_verify(directory, 1, names, record->names_bytes, &bad_block);
     *position = record->entries_bytes + bad_block * DLFS_DIRECTORY_BLOCK_BYTES;
@@ -62,20 +63,24 @@ static int check_segment(dlfs_dataset *dataset, uint64_t *position)
     dlfs_directory *directory;
     *position = 0;
     int code = dlfs_directory_open(entries, record->entries_bytes, &directory);
-    if (code < 0)
+    if (code < 0) {
         return code;
+    }
     const dlfs_directory_header *header = dataset->segment;
     code = DLFS_E_FORMAT;
     if (memcmp(header->dataset_uuid, record->uuid, sizeof header->dataset_uuid) != 0 ||
         dlfs_directory_count(directory) != record->sample_count ||
         dlfs_directory_data_bytes(directory) != record->data_bytes ||
-        dlfs_directory_names_bytes(directory) != record->names_bytes)
+        dlfs_directory_names_bytes(directory) != record->names_bytes) {
         goto failed;
+    }
     code = check_blocks(directory, entries, record, position);
-    if (code >= 0)
+    if (code >= 0) {
         code = dlfs_directory_attach_names(directory, names, record->names_bytes);
-    if (code < 0)
+    }
+    if (code < 0) {
         goto failed;
+    }
     dataset->directory = directory;
     return 0;
 failed:
@@ -105,8 +110,9 @@ static int load_directory(dlfs_dataset *dataset, struct volume_place *bad)
             code = check_segment(dataset, &position);
             *bad = volume_locate(dataset->volume, &space, position);
         }
-        if (code >= 0)
+        if (code >= 0) {
             return 0;
+        }
     }
     return code;
 }
@@ -116,9 +122,11 @@ static uint32_t default_timeout_ms(const dlfs_volume *volume)
 {
     uint32_t timeout_ms = TIMEOUT_MS_DEFAULT;
     for (uint32_t i = 0; i < volume->superblock.member_count; i++) {
-        uint32_t device_ms = volume->devices[i] ? dlfs_nvme_operation_ms(volume->devices[i]) : 0;
-        if (device_ms > 0 && device_ms + GRACE_MS > timeout_ms)
+        uint32_t device_ms =
+            volume->devices[i] != NULL ? dlfs_nvme_operation_ms(volume->devices[i]) : 0;
+        if (device_ms > 0 && device_ms + GRACE_MS > timeout_ms) {
             timeout_ms = device_ms + GRACE_MS;
+        }
     }
     return timeout_ms;
 }
@@ -159,8 +167,9 @@ static const struct volume_record *find_record(const dlfs_volume *volume, const 
     for (uint32_t i = 0; i < volume->catalog.count; i++) {
         const struct volume_record *record = &volume->catalog.records[i];
         if (record->name_bytes == name_bytes && memcmp(record->name, name, name_bytes) == 0 &&
-            (version == 0 || record->version == version))
+            (version == 0 || record->version == version)) {
             found = record; /* versions rise */
+        }
     }
     return found;
 }
@@ -184,10 +193,11 @@ static int say_no_dataset(const char *name, uint32_t version, char *message, uin
 {
     char shown[SHOWN_BYTES];
     (void)uri_show(name, strnlen(name, SHOWN_BYTES), shown, sizeof shown);
-    if (version)
+    if (version) {
         volume_say(message, message_bytes, "there is no dataset '%s' version %u", shown, version);
-    else
+    } else {
         volume_say(message, message_bytes, "there is no dataset '%s'", shown);
+    }
     return DLFS_E_NOT_FOUND;
 }
 
@@ -208,9 +218,10 @@ static int load(dlfs_dataset *dataset, const dlfs_open_options *options, char *m
         return code;
     }
     code = make_reader(dataset, options);
-    if (code < 0)
+    if (code < 0) {
         volume_say(message, message_bytes, "make a reader of dataset '%s' version %u: %s", shown,
                    record->version, dlfs_strerror(code));
+    }
     return code;
 }
 
@@ -218,20 +229,23 @@ DLFS_API int dlfs_open(dlfs_volume *volume, const char *name, const dlfs_open_op
                        char *message, uint32_t message_bytes, dlfs_dataset **out)
 {
     const dlfs_open_options defaults = {.memory_bytes = 0};
-    if (!volume || !name || !out)
+    if (volume == NULL || name == NULL || out == NULL) {
         return -EINVAL;
-    const dlfs_open_options *chosen = options ? options : &defaults;
+    }
+    const dlfs_open_options *chosen = options != NULL ? options : &defaults;
     if (chosen->reserved != 0) {
         volume_say(message, message_bytes, "open a dataset: expected reserved = 0, got %u",
                    chosen->reserved);
         return -EINVAL;
     }
     const struct volume_record *record = find_record(volume, name, chosen->version);
-    if (!record)
+    if (record == NULL) {
         return say_no_dataset(name, chosen->version, message, message_bytes);
+    }
     dlfs_dataset *dataset = calloc(1, sizeof *dataset);
-    if (!dataset)
+    if (dataset == NULL) {
         return -ENOMEM;
+    }
     dataset->volume = volume;
     dataset->record = record;
     dataset->sample_count = record->sample_count;
@@ -247,12 +261,14 @@ DLFS_API int dlfs_open(dlfs_volume *volume, const char *name, const dlfs_open_op
 
 DLFS_API int dlfs_close(dlfs_dataset *dataset)
 {
-    if (!dataset)
+    if (dataset == NULL) {
         return 0;
+    }
     end_epoch(dataset);
     int code = dlfs_reader_destroy(dataset->reader);
-    if (code < 0)
+    if (code < 0) {
         return code;
+    }
     dlfs_volume *volume = dataset->volume;
     forget(dataset);
     __atomic_sub_fetch(&volume->dataset_count, 1, __ATOMIC_RELEASE);
@@ -270,11 +286,13 @@ DLFS_API int64_t dlfs_find(const dlfs_dataset *dataset, const char *path)
 {
     uint64_t index;
     const uint64_t offsets[2] = {0, strlen(path)};
-    if (offsets[1] > DLFS_PATH_BYTES_MAX)
+    if (offsets[1] > DLFS_PATH_BYTES_MAX) {
         return DLFS_E_NOT_FOUND;
+    }
     int code = dlfs_directory_find(dataset->directory, (const uint8_t *)path, offsets, 1, &index);
-    if (code < 0)
+    if (code < 0) {
         return code;
+    }
     return index < dataset->sample_count ? (int64_t)index : DLFS_E_NOT_FOUND;
 }
 
@@ -282,20 +300,23 @@ DLFS_API int64_t dlfs_path(const dlfs_dataset *dataset, uint64_t index, char *te
                            uint64_t text_bytes)
 {
     uint64_t offsets[2];
-    if (!text || index >= dataset->sample_count || text_bytes < DLFS_PATH_BYTES_MAX + 1)
+    if (text == NULL || index >= dataset->sample_count || text_bytes < DLFS_PATH_BYTES_MAX + 1) {
         return -EINVAL;
+    }
     int64_t count = dlfs_directory_names(dataset->directory, index, 1, (uint8_t *)text,
                                          DLFS_PATH_BYTES_MAX, offsets);
-    if (count < 0)
+    if (count < 0) {
         return count;
+    }
     text[offsets[1]] = '\0';
     return (int64_t)offsets[1];
 }
 
 DLFS_API int64_t dlfs_length(const dlfs_dataset *dataset, uint64_t index)
 {
-    if (index >= dataset->sample_count)
+    if (index >= dataset->sample_count) {
         return -EINVAL;
+    }
     return (int64_t)dlfs_location_length(dlfs_directory_location(dataset->directory, index));
 }
 
@@ -310,9 +331,10 @@ DLFS_API int64_t dlfs_read_sample(dlfs_dataset *dataset, uint64_t index, void *b
 {
     dlfs_failure found = {.index = index};
     int64_t result = reader_get(dataset->reader, index, buffer, buffer_bytes, 0, NULL, &found);
-    if (result < 0 && failure) {
-        if (found.code == 0 && index < dataset->sample_count)
+    if (result < 0 && failure != NULL) {
+        if (found.code == 0 && index < dataset->sample_count) {
             found = reader_failure(dataset->reader, index, (int)result, 0, 0);
+        }
         found.code = (int32_t)result;
         *failure = found;
     }
@@ -327,18 +349,21 @@ DLFS_API int dlfs_describe_failure(const dlfs_dataset *dataset, const dlfs_failu
     char shown_name[SHOWN_BYTES];
     char reason[SHOWN_BYTES];
     const struct volume_record *record = dataset->record;
-    if (!failure || failure->index >= dataset->sample_count || failure->code >= 0 ||
-        failure->member >= dataset->volume->superblock.member_count)
+    if (failure == NULL || failure->index >= dataset->sample_count || failure->code >= 0 ||
+        failure->member >= dataset->volume->superblock.member_count) {
         return -EINVAL;
+    }
     int64_t path_bytes = dlfs_path(dataset, failure->index, path, sizeof path);
-    if (path_bytes < 0)
+    if (path_bytes < 0) {
         path[path_bytes = 0] = '\0';
+    }
     (void)uri_show(path, (size_t)path_bytes, shown_path, sizeof shown_path);
     (void)uri_show((const char *)record->name, record->name_bytes, shown_name, sizeof shown_name);
     volume_say(reason, sizeof reason, "%s", dlfs_strerror(failure->code));
-    if (failure->code == DLFS_E_CHECKSUM)
+    if (failure->code == DLFS_E_CHECKSUM) {
         volume_say(reason, sizeof reason, "expected CRC32C %08x, got %08x", failure->crc_expected,
                    failure->crc_got);
+    }
     volume_say(message, message_bytes,
                "sample %llu '%s' of dataset '%s': %s at byte %llu, %lld bytes: %s",
                (unsigned long long)failure->index, shown_path, shown_name,
@@ -363,16 +388,18 @@ DLFS_API const dlfs_directory *dlfs_dataset_directory(const dlfs_dataset *datase
 DLFS_API int dlfs_begin(dlfs_dataset *dataset, const dlfs_epoch *epoch)
 {
     end_epoch(dataset);
-    uint32_t world_size = epoch && epoch->world_size ? epoch->world_size : 1;
-    if (!epoch || epoch->rank >= world_size || epoch->position > dataset->sample_count ||
-        epoch->reserved != 0)
+    uint32_t world_size = epoch != NULL && epoch->world_size ? epoch->world_size : 1;
+    if (epoch == NULL || epoch->rank >= world_size || epoch->position > dataset->sample_count ||
+        epoch->reserved != 0) {
         return -EINVAL;
+    }
     uint32_t window_chunks = epoch->window_chunks ? epoch->window_chunks : WINDOW_CHUNKS_DEFAULT;
     int code = dlfs_sequence_create(dataset->directory, dataset->volume->superblock.chunk_bytes,
                                     epoch->order, epoch->seed, epoch->epoch, window_chunks,
                                     &dataset->sequence);
-    if (code < 0)
+    if (code < 0) {
         return code;
+    }
     uint64_t first = epoch->position + epoch->rank;
     uint64_t left = first < dataset->sample_count ? dataset->sample_count - first : 0;
     dlfs_stream_config config = {
@@ -383,27 +410,31 @@ DLFS_API int dlfs_begin(dlfs_dataset *dataset, const dlfs_epoch *epoch)
         .plan = epoch->plan,
     };
     code = dlfs_stream_create(dataset->reader, &config, &dataset->stream);
-    if (code < 0)
+    if (code < 0) {
         end_epoch(dataset);
+    }
     return code < 0 ? code : 0;
 }
 
 DLFS_API void dlfs_end(dlfs_dataset *dataset)
 {
-    if (dataset)
+    if (dataset != NULL) {
         end_epoch(dataset);
+    }
 }
 
 DLFS_API int dlfs_order(const dlfs_dataset *dataset, uint64_t first, uint64_t count, uint64_t *out)
 {
-    if (!dataset->sequence)
+    if (dataset->sequence == NULL) {
         return -EINVAL;
+    }
     return dlfs_sequence_fill(dataset->sequence, first, 1, count, out);
 }
 
 DLFS_API int dlfs_bread(dlfs_dataset *dataset, uint64_t count, dlfs_batch **out)
 {
-    if (!dataset->stream || count == 0)
+    if (dataset->stream == NULL || count == 0) {
         return -EINVAL;
+    }
     return dlfs_stream_next(dataset->stream, count, -1, out);
 }

@@ -53,16 +53,20 @@ static int read_block(dlfs_queue *queue, const dlfs_device *device, uint8_t *mem
 {
     uint64_t size_bytes = dlfs_device_size_bytes(device);
     uint32_t logical_bytes = dlfs_device_block_bytes(device);
-    if (size_bytes < VOLUME_SUPERBLOCK_BYTES || offset_bytes > size_bytes - VOLUME_SUPERBLOCK_BYTES)
+    if (size_bytes < VOLUME_SUPERBLOCK_BYTES ||
+        offset_bytes > size_bytes - VOLUME_SUPERBLOCK_BYTES) {
         return DLFS_E_TRUNCATED;
+    }
     uint64_t first = offset_bytes / logical_bytes * logical_bytes;
     uint64_t length = offset_bytes - first + VOLUME_SUPERBLOCK_BYTES;
     length = (length + logical_bytes - 1) / logical_bytes * logical_bytes;
-    if (length > READ_MEMORY_BYTES || length > size_bytes - first)
+    if (length > READ_MEMORY_BYTES || length > size_bytes - first) {
         return DLFS_E_TRUNCATED;
+    }
     int code = dlfs_queue_transfer(queue, DLFS_OP_READ, memory, first, length, (uint32_t)length);
-    if (code < 0)
+    if (code < 0) {
         return code;
+    }
     memcpy(block, memory + (offset_bytes - first), VOLUME_SUPERBLOCK_BYTES);
     return 0;
 }
@@ -216,7 +220,7 @@ static int take_member(const struct mounting *mounting, const struct candidate *
                        dlfs_volume *volume)
 {
     uint32_t number = candidate->superblock.member_number;
-    if (volume->devices[number]) {
+    if (volume->devices[number] != NULL) {
         volume_say(mounting->message, mounting->message_bytes,
                    "open %s: expected each member once, got number %u again: %s is that one too",
                    candidate->name, number, volume->names[number]);
@@ -236,8 +240,9 @@ static void say_missing(const struct mounting *mounting, const dlfs_volume *volu
     size_t length = 0;
     uint32_t missing = 0;
     for (uint32_t i = 0; i < sb->member_count; i++) {
-        if (volume->devices[i])
+        if (volume->devices[i] != NULL) {
             continue;
+        }
         int written =
             snprintf(numbers + length, sizeof numbers - length, "%s%u", missing++ ? ", " : "", i);
         length += (size_t)written;
@@ -245,7 +250,7 @@ static void say_missing(const struct mounting *mounting, const dlfs_volume *volu
     volume_say(mounting->message, mounting->message_bytes,
                "expected %u members, in %u copies, got %u that can be read; missing: number %s%s%s",
                sb->member_count, sb->replicas, sb->member_count - missing, numbers,
-               reason ? ": " : "", reason ? reason->reason : "");
+               reason != NULL ? ": " : "", reason != NULL ? reason->reason : "");
 }
 
 /* Gives every member its device. */
@@ -257,22 +262,25 @@ static int assemble(struct mounting *mounting, dlfs_volume *volume)
     for (uint32_t i = 0; i < mounting->count; i++) {
         struct candidate *candidate = &mounting->candidates[i];
         int code = candidate->code == 0 ? check_candidate(mounting, i) : 0;
-        if (code < 0)
+        if (code < 0) {
             return code;
+        }
         if (candidate->code < 0) {
-            reason = reason || candidate->reason[0] == '\0' ? reason : candidate;
+            reason = reason != NULL || candidate->reason[0] == '\0' ? reason : candidate;
             continue;
         }
         code = take_member(mounting, candidate, volume);
-        if (code < 0)
+        if (code < 0) {
             return code;
+        }
         present++;
     }
     volume->superblock = *newest;
-    if (newest->member_count - present < newest->replicas)
+    if (newest->member_count - present < newest->replicas) {
         return 0;
+    }
     say_missing(mounting, volume, reason);
-    return reason ? reason->code : DLFS_E_NOT_FOUND;
+    return reason != NULL ? reason->code : DLFS_E_NOT_FOUND;
 }
 
 /* Reads the catalog, from whichever copies have it right. */
@@ -294,8 +302,9 @@ static int load_catalog(dlfs_volume *volume, char *message, uint32_t message_byt
             place = volume_locate(volume, &space, 0);
             code = volume_catalog_decode(volume->catalog_memory, sb, &volume->catalog);
         }
-        if (code >= 0)
+        if (code >= 0) {
             return 0;
+        }
     }
     volume_say(message, message_bytes, "read the catalog of generation %llu: %s at byte %llu: %s",
                wide(sb->generation), volume_member_name(volume, place.member).text,
@@ -307,8 +316,9 @@ static void forget(dlfs_volume *volume)
 {
     volume_catalog_free(&volume->catalog);
     dlfs_memory_unmap(volume->catalog_memory, volume->catalog_memory_bytes);
-    for (uint32_t i = 0; i < volume->owned_count; i++)
+    for (uint32_t i = 0; i < volume->owned_count; i++) {
         (void)dlfs_device_destroy(volume->owned[i]); /* no queue pair is left: it cannot fail */
+    }
     free(volume);
 }
 
@@ -317,12 +327,14 @@ static void identify_all(struct mounting *mounting)
 {
     for (uint32_t i = 0; i < mounting->count; i++) {
         struct candidate *candidate = &mounting->candidates[i];
-        if (candidate->device)
+        if (candidate->device != NULL) {
             identify(candidate, mounting->memory);
+        }
         if (candidate->code >= 0 &&
-            (!mounting->newest ||
-             candidate->superblock.generation > mounting->newest->superblock.generation))
+            (mounting->newest == NULL ||
+             candidate->superblock.generation > mounting->newest->superblock.generation)) {
             mounting->newest = candidate;
+        }
     }
 }
 
@@ -331,8 +343,9 @@ static int say_none(const struct mounting *mounting)
 {
     for (uint32_t i = 0; i < mounting->count; i++) {
         const struct candidate *candidate = &mounting->candidates[i];
-        if (candidate->reason[0] == '\0')
+        if (candidate->reason[0] == '\0') {
             continue;
+        }
         volume_say(mounting->message, mounting->message_bytes, "%s", candidate->reason);
         return candidate->code;
     }
@@ -351,17 +364,19 @@ static int mount_into(dlfs_volume *volume, struct candidate *candidates, uint32_
                                 .message_bytes = message_bytes};
     void *memory = NULL;
     int code = dlfs_memory_map(READ_MEMORY_BYTES, &memory, NULL);
-    if (code < 0)
+    if (code < 0) {
         return code;
+    }
     mounting.memory = memory;
     identify_all(&mounting);
-    if (!mounting.newest) {
+    if (mounting.newest == NULL) {
         code = say_none(&mounting);
         goto out;
     }
     code = assemble(&mounting, volume);
-    if (code >= 0)
+    if (code >= 0) {
         code = load_catalog(volume, message, message_bytes);
+    }
 out:
     dlfs_memory_unmap(memory, READ_MEMORY_BYTES);
     return code;
@@ -369,8 +384,9 @@ out:
 
 static bool check_count(const void *members, uint32_t count, char *message, uint32_t message_bytes)
 {
-    if (members && count >= 1 && count <= DLFS_MEMBERS_MAX)
+    if (members != NULL && count >= 1 && count <= DLFS_MEMBERS_MAX) {
         return true;
+    }
     volume_say(message, message_bytes, "expected 1..%u members, got %u", DLFS_MEMBERS_MAX, count);
     return false;
 }
@@ -394,8 +410,9 @@ static int prepare(uint32_t count, dlfs_volume **volume, struct candidate **cand
 {
     *volume = calloc(1, sizeof **volume);
     *candidates = calloc(count, sizeof **candidates);
-    if (*volume && *candidates)
+    if (*volume != NULL && *candidates != NULL) {
         return 0;
+    }
     free(*volume);
     free(*candidates);
     return -ENOMEM;
@@ -406,14 +423,16 @@ DLFS_API int dlfs_mount_devices(dlfs_device *const *devices, uint32_t count, cha
 {
     dlfs_volume *volume;
     struct candidate *candidates;
-    if (!out || !check_count(devices, count, message, message_bytes))
+    if (out == NULL || !check_count(devices, count, message, message_bytes)) {
         return -EINVAL;
+    }
     int code = prepare(count, &volume, &candidates);
-    if (code < 0)
+    if (code < 0) {
         return code;
+    }
     for (uint32_t i = 0; i < count; i++) {
         candidates[i].device = devices[i];
-        candidates[i].code = devices[i] ? 0 : DLFS_E_NOT_FOUND; /* and no reason is known */
+        candidates[i].code = devices[i] != NULL ? 0 : DLFS_E_NOT_FOUND; /* and no reason is known */
         (void)snprintf(candidates[i].name, sizeof candidates[i].name, "device %u", i);
     }
     return finish(volume, candidates, count, message, message_bytes, out);
@@ -425,8 +444,9 @@ static int check_uris(const char *const *uris, uint32_t count, char *message,
 {
     struct uri parsed;
     int code = 0;
-    for (uint32_t i = 0; code >= 0 && i < count; i++)
+    for (uint32_t i = 0; code >= 0 && i < count; i++) {
         code = uri_parse(uris[i], &parsed, message, message_bytes);
+    }
     return code;
 }
 
@@ -435,30 +455,36 @@ DLFS_API int dlfs_mount(const char *const *uris, uint32_t count, char *message,
 {
     dlfs_volume *volume;
     struct candidate *candidates;
-    if (!out || !check_count(uris, count, message, message_bytes))
+    if (out == NULL || !check_count(uris, count, message, message_bytes)) {
         return -EINVAL;
+    }
     int code = check_uris(uris, count, message, message_bytes);
-    if (code >= 0)
+    if (code >= 0) {
         code = prepare(count, &volume, &candidates);
-    if (code < 0)
+    }
+    if (code < 0) {
         return code;
+    }
     for (uint32_t i = 0; i < count; i++) {
         struct candidate *candidate = &candidates[i];
         (void)uri_show(uris[i], strlen(uris[i]), candidate->name, sizeof candidate->name);
         candidate->code = volume_open_device(uris[i], candidate->name, candidate->reason,
                                              REASON_BYTES, &candidate->device);
-        if (candidate->code >= 0)
+        if (candidate->code >= 0) {
             volume->owned[volume->owned_count++] = candidate->device;
+        }
     }
     return finish(volume, candidates, count, message, message_bytes, out);
 }
 
 DLFS_API int dlfs_unmount(dlfs_volume *volume)
 {
-    if (!volume)
+    if (volume == NULL) {
         return 0;
-    if (__atomic_load_n(&volume->dataset_count, __ATOMIC_ACQUIRE) != 0)
+    }
+    if (__atomic_load_n(&volume->dataset_count, __ATOMIC_ACQUIRE) != 0) {
         return -EBUSY;
+    }
     forget(volume);
     return 0;
 }
@@ -471,8 +497,9 @@ DLFS_API uint32_t dlfs_dataset_count(const dlfs_volume *volume)
 DLFS_API int dlfs_dataset_describe(const dlfs_volume *volume, uint32_t number,
                                    dlfs_dataset_info *info)
 {
-    if (!info || number >= volume->catalog.count)
+    if (info == NULL || number >= volume->catalog.count) {
         return -EINVAL;
+    }
     const struct volume_record *record = &volume->catalog.records[number];
     dlfs_dataset_info told = {.version = record->version,
                               .sample_count = record->sample_count,

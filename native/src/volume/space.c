@@ -39,12 +39,14 @@ static int read_copy(struct queues *queues, const struct volume_place *place, vo
     const struct volume_superblock *sb = &queues->volume->superblock;
     dlfs_queue **queue = &queues->of_member[place->member];
     dlfs_device *device = queues->volume->devices[place->member];
-    if (!device)
+    if (device == NULL) {
         return DLFS_E_LOST;
-    if (!*queue) {
+    }
+    if (*queue == NULL) {
         int code = dlfs_queue_create(device, DEPTH, queue);
-        if (code < 0)
+        if (code < 0) {
             return code;
+        }
     }
     uint32_t piece_bytes = sb->chunk_bytes < PIECE_BYTES ? sb->chunk_bytes : PIECE_BYTES;
     return dlfs_queue_transfer(*queue, DLFS_OP_READ, memory, place->offset_bytes, sb->chunk_bytes,
@@ -65,11 +67,13 @@ static int read_chunk(struct queues *queues, uint64_t chunk, uint32_t choice, vo
         for (uint32_t step = 0; step < sb->replicas; step++) {
             uint32_t copy = avoids ? step : (choice + step) % sb->replicas;
             struct volume_place place = place_of(sb, chunk, copy);
-            if (avoids && (place.member == choice - sb->replicas) != (last == 1))
+            if (avoids && (place.member == choice - sb->replicas) != (last == 1)) {
                 continue;
+            }
             code = read_copy(queues, &place, memory);
-            if (code >= 0)
+            if (code >= 0) {
                 return 0;
+            }
             *bad = place;
         }
     }
@@ -91,8 +95,9 @@ int volume_read_space(const dlfs_volume *volume, const struct volume_space *spac
             left--;
         }
     }
-    for (uint32_t i = 0; i < DLFS_MEMBERS_MAX; i++)
+    for (uint32_t i = 0; i < DLFS_MEMBERS_MAX; i++) {
         dlfs_queue_destroy(queues.of_member[i]);
+    }
     return code < 0 ? code : 0;
 }
 
@@ -102,8 +107,9 @@ struct volume_place volume_locate(const dlfs_volume *volume, const struct volume
     const struct volume_superblock *sb = &volume->superblock;
     uint64_t chunk = position / sb->chunk_bytes;
     uint32_t i = 0;
-    while (i + 1 < space->run_count && chunk >= space->runs[i].chunk_count)
+    while (i + 1 < space->run_count && chunk >= space->runs[i].chunk_count) {
         chunk -= space->runs[i++].chunk_count;
+    }
     struct volume_place place = place_of(sb, space->runs[i].first_chunk + chunk, 0);
     place.offset_bytes += position % sb->chunk_bytes;
     return place;
@@ -112,8 +118,9 @@ struct volume_place volume_locate(const dlfs_volume *volume, const struct volume
 void volume_say(char *message, uint32_t message_bytes, const char *form, ...)
 {
     va_list arguments;
-    if (!message || message_bytes == 0)
+    if (message == NULL || message_bytes == 0) {
         return;
+    }
     va_start(arguments, form);
     (void)vsnprintf(message, message_bytes, form, arguments);
     va_end(arguments);

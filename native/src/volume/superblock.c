@@ -48,16 +48,21 @@ bool volume_superblock_is_claimed(const uint8_t *block)
 
 static int check_frame(const uint8_t *block)
 {
-    if (!volume_superblock_is_claimed(block))
+    if (!volume_superblock_is_claimed(block)) {
         return DLFS_E_FORMAT;
-    if (dlfs_crc32c(0, block, AT_CRC32C) != volume_u32(block + AT_CRC32C))
+    }
+    if (dlfs_crc32c(0, block, AT_CRC32C) != volume_u32(block + AT_CRC32C)) {
         return DLFS_E_CHECKSUM;
-    if (volume_u16(block + AT_VERSION_MAJOR) != VERSION_MAJOR)
+    }
+    if (volume_u16(block + AT_VERSION_MAJOR) != VERSION_MAJOR) {
         return -EPROTONOSUPPORT;
-    if (volume_u32(block + AT_SUPERBLOCK_BYTES) != VOLUME_SUPERBLOCK_BYTES)
+    }
+    if (volume_u32(block + AT_SUPERBLOCK_BYTES) != VOLUME_SUPERBLOCK_BYTES) {
         return DLFS_E_FORMAT;
-    if (volume_u64(block + AT_INCOMPAT) & ~INCOMPAT_REPLICAS)
+    }
+    if (volume_u64(block + AT_INCOMPAT) & ~INCOMPAT_REPLICAS) {
         return -EPROTONOSUPPORT;
+    }
     return 0;
 }
 
@@ -79,8 +84,9 @@ static bool parse(const uint8_t *block, struct volume_superblock *out)
     out->catalog_bytes = volume_u64(block + AT_CATALOG_BYTES);
     out->catalog_crc32c = volume_u32(block + AT_CATALOG_CRC32C);
     if (out->member_count < 1 || out->member_count > DLFS_MEMBERS_MAX ||
-        out->catalog_run_count < 1 || out->catalog_run_count > VOLUME_CATALOG_RUNS_MAX)
+        out->catalog_run_count < 1 || out->catalog_run_count > VOLUME_CATALOG_RUNS_MAX) {
         return false;
+    }
     memcpy(out->catalog_runs, block + AT_CATALOG_RUNS,
            out->catalog_run_count * sizeof(dlfs_extent));
     memcpy(out->member_uuids, block + AT_MEMBER_UUIDS, out->member_count * sizeof(uint8_t[16]));
@@ -92,17 +98,22 @@ static bool check_geometry(struct volume_superblock *superblock)
     const struct volume_superblock *sb = superblock;
     if (!is_size(sb->chunk_bytes, DLFS_CHUNK_BYTES_MIN, DLFS_CHUNK_BYTES_MAX) ||
         !is_size(sb->block_bytes, VOLUME_BLOCK_BYTES_MIN, VOLUME_BLOCK_BYTES_MAX) ||
-        sb->block_bytes > sb->chunk_bytes)
+        sb->block_bytes > sb->chunk_bytes) {
         return false;
+    }
     if (sb->data_offset_bytes < VOLUME_DATA_OFFSET_BYTES_MIN ||
-        sb->data_offset_bytes % sb->chunk_bytes != 0 || sb->member_bytes > VOLUME_MEMBER_BYTES_MAX)
+        sb->data_offset_bytes % sb->chunk_bytes != 0 ||
+        sb->member_bytes > VOLUME_MEMBER_BYTES_MAX) {
         return false;
+    }
     uint64_t tail = volume_tail_offset(sb->member_bytes);
     if (tail < sb->data_offset_bytes ||
-        sb->row_count > (tail - sb->data_offset_bytes) / sb->chunk_bytes)
+        sb->row_count > (tail - sb->data_offset_bytes) / sb->chunk_bytes) {
         return false;
-    if (sb->replicas < 1 || sb->replicas > DLFS_REPLICAS_MAX || sb->replicas > sb->member_count)
+    }
+    if (sb->replicas < 1 || sb->replicas > DLFS_REPLICAS_MAX || sb->replicas > sb->member_count) {
         return false;
+    }
     superblock->band_rows = sb->row_count / sb->replicas;
     superblock->chunk_total = sb->band_rows * sb->member_count;
     return sb->chunk_total >= VOLUME_CHUNKS_MIN;
@@ -111,12 +122,16 @@ static bool check_geometry(struct volume_superblock *superblock)
 static bool check_members(const struct volume_superblock *sb)
 {
     if (sb->member_number >= sb->member_count ||
-        memcmp(sb->member_uuids[sb->member_number], sb->member_uuid, sizeof sb->member_uuid) != 0)
+        memcmp(sb->member_uuids[sb->member_number], sb->member_uuid, sizeof sb->member_uuid) != 0) {
         return false;
-    for (uint32_t i = 0; i < sb->member_count; i++)
-        for (uint32_t j = 0; j < i; j++)
-            if (memcmp(sb->member_uuids[i], sb->member_uuids[j], sizeof sb->member_uuid) == 0)
+    }
+    for (uint32_t i = 0; i < sb->member_count; i++) {
+        for (uint32_t j = 0; j < i; j++) {
+            if (memcmp(sb->member_uuids[i], sb->member_uuids[j], sizeof sb->member_uuid) == 0) {
                 return false;
+            }
+        }
+    }
     return true;
 }
 
@@ -124,18 +139,21 @@ static bool check_catalog_place(const struct volume_superblock *sb)
 {
     uint64_t held = 0;
     if (sb->catalog_bytes < VOLUME_CATALOG_HEADER_BYTES ||
-        sb->catalog_bytes > VOLUME_CATALOG_BYTES_MAX)
+        sb->catalog_bytes > VOLUME_CATALOG_BYTES_MAX) {
         return false;
+    }
     for (uint32_t i = 0; i < sb->catalog_run_count; i++) {
         const dlfs_extent *run = &sb->catalog_runs[i];
         if (run->chunk_count < 1 || run->first_chunk >= sb->chunk_total ||
-            run->chunk_count > sb->chunk_total - run->first_chunk)
+            run->chunk_count > sb->chunk_total - run->first_chunk) {
             return false;
+        }
         for (uint32_t j = 0; j < i; j++) {
             const dlfs_extent *other = &sb->catalog_runs[j];
             if (run->first_chunk < other->first_chunk + other->chunk_count &&
-                other->first_chunk < run->first_chunk + run->chunk_count)
+                other->first_chunk < run->first_chunk + run->chunk_count) {
                 return false;
+            }
         }
         held += run->chunk_count;
     }
@@ -146,17 +164,21 @@ int volume_superblock_decode(const uint8_t *block, struct volume_superblock *out
 {
     struct volume_superblock sb = {.replicas = 0};
     int code = check_frame(block);
-    if (code < 0)
+    if (code < 0) {
         return code;
+    }
     if (!parse(block, &sb) || !check_geometry(&sb) || !check_members(&sb) ||
-        !check_catalog_place(&sb))
+        !check_catalog_place(&sb)) {
         return DLFS_E_FORMAT;
+    }
     if (sb.generation < 1 || sb.generation > VOLUME_NUMBER_MAX ||
         volume_u64(block + AT_CREATED) > VOLUME_NUMBER_MAX ||
-        volume_u32(block + AT_LABEL_BYTES) > VOLUME_LABEL_BYTES_MAX)
+        volume_u32(block + AT_LABEL_BYTES) > VOLUME_LABEL_BYTES_MAX) {
         return DLFS_E_FORMAT;
-    if ((sb.replicas > 1) != (volume_u64(block + AT_INCOMPAT) == INCOMPAT_REPLICAS))
+    }
+    if ((sb.replicas > 1) != (volume_u64(block + AT_INCOMPAT) == INCOMPAT_REPLICAS)) {
         return DLFS_E_FORMAT;
+    }
     *out = sb;
     return 0;
 }

@@ -82,8 +82,9 @@ static inline dlfs_channel_stats stats_of(dlfs_channel *channel)
 /* Waits until the service has taken back all but so many batches of a client. */
 static inline void wait_batches_out(dlfs_channel *channel, uint64_t batches)
 {
-    while (stats_of(channel).batches_out != batches)
+    while (stats_of(channel).batches_out != batches) {
         sched_yield();
+    }
 }
 
 /* Waits for a channel's end, which leaves nothing of it; why it came. */
@@ -108,20 +109,23 @@ static inline void wait_ended(dlfs_channel *channel, int code)
 static inline void check_batch(const dlfs_batch *batch)
 {
     CHECK_EQ(batch->failure_count, 0);
-    for (uint64_t i = 0; i < batch->count; i++)
+    for (uint64_t i = 0; i < batch->count; i++) {
         check_sample(batch, i);
+    }
 }
 
 static inline dlfs_batch *read_from(dlfs_client *client, uint64_t first, uint64_t count)
 {
     uint64_t indices[COUNT];
-    for (uint64_t i = 0; i < count; i++)
+    for (uint64_t i = 0; i < count; i++) {
         indices[i] = (first + 7 * i) % COUNT;
+    }
     dlfs_batch *batch;
     CHECK_EQ(dlfs_client_read(client, indices, count, &batch), 0);
     CHECK_EQ(batch->count, count);
-    for (uint64_t i = 0; i < count; i++)
+    for (uint64_t i = 0; i < count; i++) {
         CHECK_EQ(batch->indices[i], indices[i]);
+    }
     return batch;
 }
 

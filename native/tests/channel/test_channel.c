@@ -22,7 +22,7 @@ static void *read_all(void *argument)
     for (uint64_t first = 0; first < 60; first++) {
         dlfs_batch *batch = read_from(client, first * 11, BATCH);
         check_batch(batch);
-        if (kept) { /* the batch before has stayed as it was */
+        if (kept != NULL) { /* the batch before has stayed as it was */
             check_batch(kept);
             dlfs_batch_release(kept);
         }
@@ -40,12 +40,15 @@ static void many_threads(uint64_t memory_bytes, bool share_one)
     pthread_t threads[THREADS];
     unsigned count = share_one ? 1 : THREADS;
     service_start(&service, memory_bytes, memory_bytes / 2, NULL);
-    for (unsigned i = 0; i < count; i++)
+    for (unsigned i = 0; i < count; i++) {
         connections[i] = connect_to(&service);
-    for (unsigned i = 0; i < THREADS; i++)
+    }
+    for (unsigned i = 0; i < THREADS; i++) {
         CHECK_EQ(pthread_create(&threads[i], NULL, read_all, connections[i % count].client), 0);
-    for (unsigned i = 0; i < THREADS; i++)
+    }
+    for (unsigned i = 0; i < THREADS; i++) {
         CHECK_EQ(pthread_join(threads[i], NULL), 0);
+    }
     for (unsigned i = 0; i < count; i++) {
         wait_batches_out(connections[i].channel, 0);
         CHECK_EQ(stats_of(connections[i].channel).pinned_bytes, 0);
@@ -71,8 +74,9 @@ static void single_samples(void)
         uint64_t length = sample_length(index);
         CHECK_EQ(dlfs_client_get(to.client, index, buffer, sizeof(buffer), 0), length);
         check_bytes(buffer, index);
-        if (length > 0)
+        if (length > 0) {
             CHECK_EQ(dlfs_client_get(to.client, index, buffer, length - 1, 0), -ERANGE);
+        }
         int64_t kept = dlfs_client_get(to.client, index, buffer, sizeof(buffer), DLFS_GET_KEPT);
         CHECK(kept == (int64_t)length || (kept == -EAGAIN && length > CHUNK));
     }
@@ -108,8 +112,9 @@ static void epoch(const struct service *service, dlfs_client *client, uint32_t k
     int code;
     while ((code = dlfs_client_stream_next(client, 17, -1, &batch)) == 0) {
         check_batch(batch);
-        for (uint64_t i = 0; i < batch->count; i++)
+        for (uint64_t i = 0; i < batch->count; i++) {
             CHECK_EQ(batch->indices[i], expected[at++]);
+        }
         dlfs_batch_release(batch);
     }
     CHECK_EQ(code, DLFS_E_END);
@@ -123,8 +128,9 @@ static void streams(void)
     struct service service;
     service_start(&service, MEMORY, MEMORY / 2, NULL);
     struct connection to = connect_to(&service);
-    for (uint32_t kind = DLFS_ORDER_STORAGE; kind <= DLFS_ORDER_CHUNK; kind++)
+    for (uint32_t kind = DLFS_ORDER_STORAGE; kind <= DLFS_ORDER_CHUNK; kind++) {
         epoch(&service, to.client, kind);
+    }
     dlfs_sequence *sequence;
     const dlfs_directory *directory = service.dataset.directory;
     CHECK_EQ(dlfs_sequence_create(directory, 2 * CHUNK, 1, 3, 4, 2, &sequence), 0);
@@ -154,19 +160,22 @@ static void failures(void)
     uint64_t indices[COUNT];
     dlfs_batch *got;
     dlfs_batch *expected;
-    for (uint64_t i = 0; i < COUNT; i++)
+    for (uint64_t i = 0; i < COUNT; i++) {
         indices[i] = i;
+    }
     CHECK_EQ(dlfs_client_read(to.client, indices, COUNT, &got), 0);
     CHECK_EQ(dlfs_reader_read(service.reader, indices, COUNT, &expected), 0);
     CHECK(got->failure_count > 0 && got->failure_count < COUNT);
     CHECK_EQ(got->failure_count, expected->failure_count);
     for (uint64_t i = 0; i < COUNT; i++) {
         CHECK_EQ(got->lengths[i], expected->lengths[i]);
-        if (got->lengths[i] >= 0)
+        if (got->lengths[i] >= 0) {
             check_sample(got, i);
+        }
     }
-    for (uint64_t i = 0; i < got->failure_count; i++)
+    for (uint64_t i = 0; i < got->failure_count; i++) {
         CHECK_EQ(got->lengths[got->failures[i].position], -1);
+    }
     dlfs_batch_release(got);
     dlfs_batch_release(expected);
     indices[0] = COUNT;
@@ -197,8 +206,9 @@ static void greedy_client(uint64_t memory_bytes)
     struct connection modest = connect_to(&service);
     dlfs_batch *other = read_from(modest.client, 0, 4);
     while (code == 0) {
-        for (uint64_t i = 0; i < BATCH; i++)
+        for (uint64_t i = 0; i < BATCH; i++) {
             indices[i] = (BATCH * count + i) % COUNT;
+        }
         CHECK(count < 64);
         code = dlfs_client_read(greedy.client, indices, BATCH, &batches[count]);
         count += code == 0;
@@ -208,20 +218,23 @@ static void greedy_client(uint64_t memory_bytes)
     CHECK_EQ(code, DLFS_E_LIMIT);
     CHECK(stats_of(greedy.channel).copied_batches > 0);
     CHECK(stats_of(greedy.channel).refusals > 0);
-    for (uint64_t i = 0; i < count; i++)
+    for (uint64_t i = 0; i < count; i++) {
         check_batch(batches[i]);
+    }
     check_batch(other);
     dlfs_batch_release(batches[--count]); /* room again */
     wait_batches_out(greedy.channel, count);
     CHECK_EQ(dlfs_client_read(greedy.client, indices, 8, &batches[count]), 0);
     uint8_t copy[8 * 2 * CHUNK];
     uint64_t offsets[8];
-    for (uint64_t i = 0; i < 8; i++)
+    for (uint64_t i = 0; i < 8; i++) {
         offsets[i] = i * 2 * CHUNK;
+    }
     CHECK_EQ(dlfs_batch_gather(batches[count], copy, sizeof(copy), offsets), 0);
     dlfs_batch_release(other);
-    for (uint64_t i = 0; i <= count; i++)
+    for (uint64_t i = 0; i <= count; i++) {
         dlfs_batch_release(batches[i]);
+    }
     wait_batches_out(greedy.channel, 0);
     CHECK_EQ(stats_of(greedy.channel).copied_bytes, 0);
     dlfs_client_destroy(greedy.client);
@@ -281,8 +294,9 @@ static void withheld_batch(void)
         code = dlfs_client_stream_next(to.client, 20, -1, &held[count]);
         if (code == 0) {
             check_batch(held[count]);
-            for (uint64_t i = 0; i < held[count]->count; i++)
+            for (uint64_t i = 0; i < held[count]->count; i++) {
                 CHECK_EQ(held[count]->indices[i], expected[at++]);
+            }
             count++;
             continue;
         }
@@ -290,12 +304,14 @@ static void withheld_batch(void)
         refused++;
         CHECK_EQ(dlfs_client_stream_next(to.client, 19, -1, &held[count]),
                  count > 0 ? -EINVAL : DLFS_E_LIMIT);
-        while (count > 0)
+        while (count > 0) {
             dlfs_batch_release(held[--count]);
+        }
     }
     CHECK(refused > 0);
-    while (count > 0)
+    while (count > 0) {
         dlfs_batch_release(held[--count]);
+    }
     dlfs_sequence_destroy(sequence);
     dlfs_client_destroy(to.client);
     dlfs_channel_destroy(to.channel);
@@ -315,8 +331,9 @@ static void *sleep_in_call(void *argument)
     uint64_t index = 1;
     dlfs_batch *batch = NULL;
     do {
-        if (batch)
+        if (batch != NULL) {
             dlfs_batch_release(batch);
+        }
         sleeper->code = dlfs_client_read(sleeper->client, &index, 1, &batch);
     } while (sleeper->code == 0);
     return NULL;
@@ -331,8 +348,9 @@ static void service_ends(void)
     struct sleeper sleeper = {.client = to.client};
     pthread_t thread;
     CHECK_EQ(pthread_create(&thread, NULL, sleep_in_call, &sleeper), 0);
-    while (stats_of(to.channel).batches < 10)
+    while (stats_of(to.channel).batches < 10) {
         sched_yield();
+    }
     dlfs_channel_destroy(to.channel);
     CHECK_EQ(pthread_join(thread, NULL), 0);
     CHECK_EQ(sleeper.code, DLFS_E_SERVICE);

@@ -96,8 +96,9 @@ static uint64_t any_value(struct attacker *attacker)
 static void any_request_area(struct attacker *attacker)
 {
     uint64_t *words = (uint64_t *)(void *)attacker->memory.request;
-    for (uint64_t i = 0; i < COUNT; i++)
+    for (uint64_t i = 0; i < COUNT; i++) {
         words[i] = below(attacker, 50) ? below(attacker, COUNT) : any_value(attacker);
+    }
     if (below(attacker, 2)) {
         struct stream_request request = {
             .sequence = {.count = COUNT,
@@ -118,11 +119,14 @@ static void any_request_area(struct attacker *attacker)
 static void take_answers(struct attacker *attacker)
 {
     struct completion answer;
-    while (ring_take(&attacker->completions, &answer) == 1)
-        if (answer.place != BATCH_NONE)
+    while (ring_take(&attacker->completions, &answer) == 1) {
+        if (answer.place != BATCH_NONE) {
             attacker->numbers[attacker->number_count++ % 8] = answer.number;
-    if (attacker->number_count > 8)
+        }
+    }
+    if (attacker->number_count > 8) {
         attacker->number_count = 8;
+    }
 }
 
 /* Requests that keep to the ring, with contents that may make no sense. */
@@ -139,22 +143,24 @@ static void wrong_requests(struct attacker *attacker)
         };
         /* What ends the channel at once comes seldom, so that the rest comes too. */
         if (asked.operation == OPERATION_RELEASE && below(attacker, 100)) {
-            if (attacker->number_count == 0)
+            if (attacker->number_count == 0) {
                 continue;
+            }
             asked.value = attacker->numbers[--attacker->number_count];
         }
         if ((asked.operation == OPERATION_READ || asked.operation == OPERATION_CHOOSE) &&
-            below(attacker, 50))
+            below(attacker, 50)) {
             asked.value = below(attacker, COUNT + 1);
+        }
         any_request_area(attacker);
         (void)ring_put(&attacker->submissions, &asked);
         poke(attacker);
         bool waits = below(attacker, 8);
-        do
+        do {
             take_answers(attacker);
-        while (waits && stats_of(attacker->channel).ended == 0 &&
-               atomic_load(&attacker->submissions.places->head) != attacker->submissions.own &&
-               sched_yield() == 0);
+        } while (waits && stats_of(attacker->channel).ended == 0 &&
+                 atomic_load(&attacker->submissions.places->head) != attacker->submissions.own &&
+                 sched_yield() == 0);
     }
 }
 
@@ -166,11 +172,13 @@ static void scribble(struct attacker *attacker)
     uint64_t first = (size_t)(attacker->memory.request - attacker->memory.base) / sizeof(uint64_t);
     for (uint32_t i = 0; i < 20000 && stats_of(attacker->channel).ended == 0; i++) {
         uint64_t at = first + below(attacker, below(attacker, 2) ? COUNT : all - first);
-        if (below(attacker, 500) == 0)
+        if (below(attacker, 500) == 0) {
             at = below(attacker, first);
+        }
         words[at] = any_value(attacker);
-        if (below(attacker, 16))
+        if (below(attacker, 16)) {
             continue;
+        }
         struct submission read = {.operation = OPERATION_READ, .value = below(attacker, 20)};
         (void)ring_put(&attacker->submissions, &read);
         poke(attacker);
@@ -199,8 +207,9 @@ static void double_release(struct service *service)
     struct submission read = {.operation = OPERATION_READ, .value = 1};
     CHECK(ring_put(&attacker.submissions, &read));
     poke(&attacker);
-    while (ring_take(&attacker.completions, &answer) == 0)
+    while (ring_take(&attacker.completions, &answer) == 0) {
         sched_yield();
+    }
     struct submission release = {.operation = OPERATION_RELEASE, .value = answer.number};
     CHECK(ring_put(&attacker.submissions, &release));
     wait_batches_out(attacker.channel, 0);
@@ -224,10 +233,11 @@ int main(void)
     for (uint64_t seed = 0; seed < ROUNDS; seed++) {
         struct attacker attacker;
         attacker_open(&attacker, &service, seed);
-        if (seed % 2)
+        if (seed % 2) {
             wrong_requests(&attacker);
-        else
+        } else {
             scribble(&attacker);
+        }
         dlfs_channel_stats stats = stats_of(attacker.channel);
         broken += stats.ended == DLFS_E_PROTOCOL;
         samples += stats.samples;

@@ -84,8 +84,9 @@ static void single_samples(void)
         uint64_t length = sample_length(index);
         CHECK_EQ(dlfs_client_get(to.client, index, buffer, length, DLFS_GET_KEPT), length);
         check_bytes(buffer, index);
-        if (length > 0)
+        if (length > 0) {
             CHECK_EQ(dlfs_client_get(to.client, index, buffer, length - 1, 0), -ERANGE);
+        }
     }
     CHECK_EQ(requests_of(to.client), requests);
     uint64_t index = COUNT;
@@ -143,10 +144,12 @@ static void little_room_beside(void)
     uint64_t memory_bytes = (measured.chunk_count + SLOTS_MIN) * CHUNK;
     dataset_destroy(&measured);
     service_start(&service, memory_bytes, memory_bytes / 2, NULL);
-    for (unsigned i = 0; i < THREADS; i++)
+    for (unsigned i = 0; i < THREADS; i++) {
         CHECK_EQ(pthread_create(&threads[i], NULL, read_and_stream, &service), 0);
-    for (unsigned i = 0; i < THREADS; i++)
+    }
+    for (unsigned i = 0; i < THREADS; i++) {
         CHECK_EQ(pthread_join(threads[i], NULL), 0);
+    }
     struct connection to = attach_to(&service);
     read_everything(to.client); /* what no stream has kept is in memory now */
     uint64_t reads = device_reads_of(to.client);
@@ -169,9 +172,11 @@ static void bad_chunks(void)
         uint64_t before = requests_of(to.client);
         dlfs_batch *batch = read_from(to.client, 0, COUNT);
         failures[round] = batch->failure_count;
-        for (uint64_t i = 0; i < COUNT; i++)
-            if (batch->lengths[i] >= 0)
+        for (uint64_t i = 0; i < COUNT; i++) {
+            if (batch->lengths[i] >= 0) {
                 check_sample(batch, i);
+            }
+        }
         dlfs_batch_release(batch);
         CHECK_EQ(requests_of(to.client), before + 1);
     }
@@ -233,8 +238,9 @@ static void service_ends(void)
     do {
         dlfs_batch *batch;
         code = dlfs_client_read(to.client, &index, 1, &batch);
-        if (code == 0)
+        if (code == 0) {
             dlfs_batch_release(batch);
+        }
     } while (code == 0);
     CHECK_EQ(code, DLFS_E_SERVICE);
     CHECK_EQ(dlfs_client_get(to.client, index, &byte, 1, 0), DLFS_E_SERVICE);
@@ -301,8 +307,9 @@ static void wrong_indices(void)
     service_start(&service, WHOLE, WHOLE, NULL);
     struct connection to = attach_to(&service);
     struct channel_header *header = to.client->memory.header;
-    for (uint64_t chunk = 0; chunk < header->kept_count; chunk++)
+    for (uint64_t chunk = 0; chunk < header->kept_count; chunk++) {
         atomic_store(&service.reader->kept[chunk], service.reader->slot_count + 1);
+    }
     read_everything(to.client);
     uint64_t requests = requests_of(to.client);
     CHECK(requests > 0);

@@ -23,8 +23,9 @@ static dlfs_channel_config bounded(const struct service *service, dlfs_share *me
 
 static void wait_memory_below(dlfs_channel *channel, uint64_t bytes)
 {
-    while (stats_of(channel).memory_bytes >= bytes)
+    while (stats_of(channel).memory_bytes >= bytes) {
         usleep(1000);
+    }
 }
 
 /* One sample, given many times over, in many batches: a few slots, and much memory for arrays. */
@@ -60,8 +61,9 @@ static void arrays_of_batches_are_charged(struct service *service)
     struct connection stranger = connect_to(service);
     check_batch(batch = read_from(stranger.client, 3, 5));
     dlfs_batch_release(batch);
-    for (uint32_t i = 0; i < count; i++)
+    for (uint32_t i = 0; i < count; i++) {
         dlfs_batch_release(batches[i]);
+    }
     wait_batches_out(one.channel, 0);
     /* What the last answer took stays for the next one, until the client has been idle. */
     wait_memory_below(one.channel, before + 5 * MIB);
@@ -108,8 +110,9 @@ static void copies_are_charged(struct service *service)
     config.share = nothing; /* so that every batch is copied */
     struct connection one = connect_with(service, &config, 0);
     uint64_t before = stats_of(one.channel).memory_bytes;
-    for (uint64_t i = 0; i < COUNT; i++)
+    for (uint64_t i = 0; i < COUNT; i++) {
         indices[i] = i;
+    }
     CHECK_EQ(dlfs_client_read(one.client, indices, COUNT, &batch), 0);
     uint64_t bytes = stats_of(one.channel).copied_bytes;
     CHECK(bytes > 0);
@@ -137,8 +140,9 @@ static void users_are_bounded(struct service *service)
         dlfs_channel_config config = bounded(service, shares[i]);
         clients[i] = connect_with(service, &config, 0);
     }
-    for (uint32_t i = 0; i < 2; i++)
+    for (uint32_t i = 0; i < 2; i++) {
         counts[i] = take_all(clients[i].client, batches[i]);
+    }
     CHECK(counts[0] > counts[1]);
     CHECK(dlfs_share_pinned_bytes(user) <= LIMIT);
     dlfs_share_allow(user, 2 * LIMIT);
@@ -146,8 +150,9 @@ static void users_are_bounded(struct service *service)
     CHECK_EQ(dlfs_client_read(clients[1].client, repeated, REPEATS, &more), 0);
     dlfs_batch_release(more);
     for (uint32_t i = 0; i < 2; i++) {
-        for (uint32_t k = 0; k < counts[i]; k++)
+        for (uint32_t k = 0; k < counts[i]; k++) {
             dlfs_batch_release(batches[i][k]);
+        }
         dlfs_client_destroy(clients[i].client);
         dlfs_channel_destroy(clients[i].channel);
         CHECK_EQ(dlfs_share_pinned_bytes(shares[i]), 0);

@@ -57,8 +57,9 @@ static void full_and_empty(void)
     pair_open(&pair);
     for (uint64_t round = 0; round < 3; round++) {
         CHECK_EQ(ring_take(&pair.consumer.ring, &value), 0);
-        for (uint64_t i = 0; i < ENTRIES; i++)
+        for (uint64_t i = 0; i < ENTRIES; i++) {
             put(&pair, round * ENTRIES + i);
+        }
         CHECK(!ring_put(&pair.producer.ring, &value));
         for (uint64_t i = 0; i < ENTRIES; i++) {
             CHECK_EQ(ring_take(&pair.consumer.ring, &value), 1);
@@ -97,8 +98,9 @@ static void wakes_are_counted(void)
         ring_wake(&pair.producer.ring, &pair.producer.waiter);
     }
     CHECK_EQ(pair.producer.waiter.wakes, 0);
-    while (ring_take(&pair.consumer.ring, &value) == 1)
+    while (ring_take(&pair.consumer.ring, &value) == 1) {
         continue;
+    }
     atomic_store(&pair.places.asleep, 1);
     for (uint64_t i = 0; i < 10; i++) {
         put(&pair, i);
@@ -136,8 +138,9 @@ static void full_socket(void)
     struct pair pair;
     char bytes[4096] = {0};
     pair_open(&pair);
-    while (send(pair.producer.waiter.socket, bytes, sizeof(bytes), MSG_DONTWAIT) > 0)
+    while (send(pair.producer.waiter.socket, bytes, sizeof(bytes), MSG_DONTWAIT) > 0) {
         continue;
+    }
     atomic_store(&pair.places.asleep, 1);
     put(&pair, 1);
     ring_wake(&pair.producer.ring, &pair.producer.waiter);
@@ -154,8 +157,9 @@ static uint64_t next_value(struct side *side)
 {
     uint64_t value;
     int taken;
-    while ((taken = ring_take(&side->ring, &value)) == 0)
+    while ((taken = ring_take(&side->ring, &value)) == 0) {
         CHECK_EQ(ring_wait(&side->ring, &side->waiter, -1), WAIT_READY);
+    }
     CHECK_EQ(taken, 1);
     return value;
 }
@@ -185,8 +189,9 @@ static void ask_and_answer(bool may_spin)
     CHECK_EQ(pthread_create(&thread, NULL, answer, &exchange), 0);
     for (uint64_t sent = 0, got = 0; got < MESSAGES; got++) {
         uint64_t ahead = got % 5;
-        for (; sent < MESSAGES && sent <= got + ahead; sent++)
+        for (; sent < MESSAGES && sent <= got + ahead; sent++) {
             put(&exchange.there, sent);
+        }
         ring_wake(&exchange.there.producer.ring, &exchange.there.producer.waiter);
         CHECK_EQ(next_value(&exchange.back.consumer), got * 3);
     }

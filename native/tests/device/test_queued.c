@@ -34,11 +34,14 @@ static uint64_t read_ahead(const struct dataset *dataset, dlfs_reader *reader)
     CHECK_EQ(dlfs_stream_create(reader, &config, &stream), 0);
     CHECK_EQ(dlfs_stream_next(stream, COUNT, -1, &batch), 0);
     uint64_t failed = batch->failure_count;
-    for (uint64_t i = 0; i < failed; i++)
+    for (uint64_t i = 0; i < failed; i++) {
         CHECK_EQ(batch->failures[i].code, DLFS_E_TIMEOUT);
-    for (uint64_t i = 0; i < batch->count; i++)
-        if (batch->lengths[i] >= 0)
+    }
+    for (uint64_t i = 0; i < batch->count; i++) {
+        if (batch->lengths[i] >= 0) {
             check_sample(batch, i);
+        }
+    }
     dlfs_batch_release(batch);
     dlfs_stream_destroy(stream);
     dlfs_sequence_destroy(sequence);
@@ -58,8 +61,9 @@ static void slow(void)
     reader = reader_of(&dataset, TIMEOUT_MS);
     uint64_t indices[COUNT];
     dlfs_batch *batch;
-    for (uint64_t index = 0; index < COUNT; index++)
+    for (uint64_t index = 0; index < COUNT; index++) {
         indices[index] = index;
+    }
     CHECK_EQ(dlfs_reader_read(reader, indices, COUNT, &batch), 0);
     CHECK_EQ(batch->failure_count, 0);
     dlfs_batch_release(batch);
@@ -76,8 +80,9 @@ static void silent(void)
     dlfs_reader *reader = reader_of(&dataset, TIMEOUT_MS / 10);
     uint64_t failed = read_ahead(&dataset, reader);
     uint64_t empty = 0;
-    for (uint64_t index = 0; index < COUNT; index++)
+    for (uint64_t index = 0; index < COUNT; index++) {
         empty += sample_length(index) == 0;
+    }
     CHECK_EQ(failed, COUNT - empty);
     CHECK_EQ(dlfs_reader_destroy(reader), 0);
     dataset_destroy(&dataset);

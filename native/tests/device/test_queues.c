@@ -33,12 +33,14 @@ static void *read_batches(void *argument)
     for (uint64_t round = 0; round < 200; round++) {
         uint64_t indices[16];
         dlfs_batch *batch;
-        for (uint64_t i = 0; i < 16; i++)
+        for (uint64_t i = 0; i < 16; i++) {
             indices[i] = (round * 16 + i) * 7 % COUNT;
+        }
         CHECK_EQ(dlfs_reader_read_apart(reader, indices, 16, &batch), 0);
         CHECK_EQ(batch->failure_count, 0);
-        for (uint64_t i = 0; i < 16; i++)
+        for (uint64_t i = 0; i < 16; i++) {
             check_sample(batch, i);
+        }
         dlfs_batch_release(batch);
     }
     return NULL;
@@ -58,8 +60,9 @@ static void *read_epochs(void *argument)
         CHECK_EQ(dlfs_stream_create(argument, &config, &stream), 0);
         while ((code = dlfs_stream_next(stream, 16, -1, &batch)) == 0) {
             CHECK_EQ(batch->failure_count, 0);
-            for (uint64_t i = 0; i < batch->count; i++)
+            for (uint64_t i = 0; i < batch->count; i++) {
                 check_sample(batch, i);
+            }
             dlfs_batch_release(batch);
         }
         CHECK_EQ(code, DLFS_E_END);
@@ -74,20 +77,24 @@ static void more_threads_than_queue_pairs(uint32_t readers)
 {
     dlfs_reader *made[THREADS];
     pthread_t threads[THREADS];
-    for (uint32_t i = 0; i < readers; i++)
+    for (uint32_t i = 0; i < readers; i++) {
         made[i] = make_reader(THREADS * 8 * CHUNK / readers);
-    for (uint32_t i = 0; i < THREADS; i++)
+    }
+    for (uint32_t i = 0; i < THREADS; i++) {
         CHECK_EQ(
             thread_start(&threads[i], NULL, i % 2 ? read_batches : read_epochs, made[i % readers]),
             0);
+    }
     dlfs_queue *own; /* of one who comes between them */
     CHECK_EQ(dlfs_queue_create(gate.device, 1, &own), 0);
     dlfs_queue_destroy(own);
-    for (uint32_t i = 0; i < THREADS; i++)
+    for (uint32_t i = 0; i < THREADS; i++) {
         pthread_join(threads[i], NULL);
+    }
     CHECK(atomic_load(&gate.queues) <= QUEUES);
-    for (uint32_t i = 0; i < readers; i++)
+    for (uint32_t i = 0; i < readers; i++) {
         CHECK_EQ(dlfs_reader_destroy(made[i]), 0);
+    }
 }
 
 /* What is at rest is used again, and makes room for another depth. */
@@ -101,13 +108,15 @@ static void those_at_rest_are_used(void)
     uint32_t open = atomic_load(&gate.queues);
     CHECK(open > 0);
     CHECK_EQ(dlfs_queues_resting(gate.device), open);
-    for (uint32_t i = 0; i < QUEUES; i++)
+    for (uint32_t i = 0; i < QUEUES; i++) {
         CHECK_EQ(dlfs_queue_create(gate.device, 2, &queues[i]), 0);
+    }
     CHECK_EQ(dlfs_queues_resting(gate.device), 0);
     dlfs_queue *more;
     CHECK_EQ(dlfs_queue_create(gate.device, 2, &more), DLFS_E_LIMIT);
-    for (uint32_t i = 0; i < QUEUES; i++)
+    for (uint32_t i = 0; i < QUEUES; i++) {
         dlfs_queue_destroy(queues[i]);
+    }
     CHECK_EQ(dlfs_reader_read(reader, (const uint64_t[]){3, 4}, 2, &batch), 0);
     CHECK_EQ(batch->failure_count, 0);
     dlfs_batch_release(batch);
@@ -120,8 +129,9 @@ static void none_is_lost_between_two(void)
     dlfs_queue *queues[QUEUES];
     dlfs_queue *made;
     struct dlfs_turn turns[QUEUES + 1] = {{.queue = NULL}};
-    for (uint32_t i = 0; i < QUEUES; i++)
+    for (uint32_t i = 0; i < QUEUES; i++) {
         CHECK_EQ(dlfs_queue_borrow(gate.device, 4, &turns[i], &queues[i]), 0);
+    }
     CHECK_EQ(dlfs_queue_borrow(gate.device, 4, &turns[QUEUES], &made), -EAGAIN);
     dlfs_queue_destroy(queues[0]); /* now there may be another one */
     gate.given_back = queues[1];

@@ -20,8 +20,9 @@ static void check_found(const dlfs_directory *directory, const sample_set *set)
 {
     uint64_t *out = malloc((set->count + 1) * sizeof(uint64_t));
     CHECK_EQ(dlfs_directory_find(directory, set->text, set->offsets, set->count, out), 0);
-    for (uint64_t i = 0; i < set->count; i++)
+    for (uint64_t i = 0; i < set->count; i++) {
         CHECK_EQ(out[i], i);
+    }
     free(out);
 }
 
@@ -156,8 +157,9 @@ static void test_bad_paths_are_refused(void)
 {
     char component[DLFS_COMPONENT_BYTES_MAX + 2];
     static const char *const bad[] = {"", "/b", "b/", "b//c", "b/./c", "b/..", ".", "..", "b/."};
-    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
         CHECK_EQ(plan_two("!", bad[i]), -EINVAL);
+    }
     CHECK_EQ(plan_two("a", "b"), 0);
     CHECK_EQ(plan_two("b", "a"), -EINVAL);
     CHECK_EQ(plan_two("a", "a"), -EINVAL);
@@ -346,8 +348,9 @@ static void test_open_refuses(void)
     /* Each 4 bytes of the header in turn, wild, with a right checksum. */
     for (size_t at = 8; at < 168; at += 4) {
         if ((at >= 16 && at < 32) ||
-            (at >= 40 && at < 56)) /* UUID, data_bytes, hash_seed: any will do */
+            (at >= 40 && at < 56)) { /* UUID, data_bytes, hash_seed: any will do */
             continue;
+        }
         *header = good;
         memset((uint8_t *)header + at, 0xff, 4);
         header->header_crc32c =
@@ -364,18 +367,21 @@ static void test_open_refuses(void)
 static void ask_everything(segment *made, const sample_set *set)
 {
     dlfs_directory *directory;
-    if (dlfs_directory_open(made->entries, made->plan.entries_bytes, &directory) < 0)
+    if (dlfs_directory_open(made->entries, made->plan.entries_bytes, &directory) < 0) {
         return;
+    }
     CHECK_EQ(dlfs_directory_attach_names(directory, made->names, made->plan.names_bytes), 0);
     uint64_t *out = malloc((set->count + 1) * sizeof(uint64_t));
     uint8_t *text = malloc(UINT64_C(1) << 16);
     if (dlfs_directory_find(directory, set->text, set->offsets, set->count, out) == 0) {
-        for (uint64_t i = 0; i < set->count; i++)
+        for (uint64_t i = 0; i < set->count; i++) {
             CHECK(out[i] < set->count || out[i] == UINT64_MAX);
+        }
     }
     if (dlfs_directory_order(directory, 0, set->count, out) == 0) {
-        for (uint64_t i = 0; i < set->count; i++)
+        for (uint64_t i = 0; i < set->count; i++) {
             CHECK(out[i] < set->count);
+        }
     }
     int64_t got = dlfs_directory_names(directory, 0, set->count, text, UINT64_C(1) << 16, out);
     CHECK(got <= (int64_t)set->count);
@@ -383,8 +389,9 @@ static void ask_everything(segment *made, const sample_set *set)
         uint64_t index;
         CHECK(dlfs_directory_rank_at(directory, i * 100) <= set->count);
         if (dlfs_directory_lower_bound(directory, set->text + set->offsets[i],
-                                       set->offsets[i + 1] - set->offsets[i], &index) == 0)
+                                       set->offsets[i + 1] - set->offsets[i], &index) == 0) {
             CHECK(index <= set->count);
+        }
     }
     free(text);
     free(out);

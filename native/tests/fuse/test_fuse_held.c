@@ -176,13 +176,15 @@ static void use(struct held *held, uint64_t key)
             free(waiter);
             waiter = next;
         }
-        if (key % 7 == 0)
+        if (key % 7 == 0) {
             return;
+        }
     } else if (found == HELD_PARKED) {
         return;
     }
-    for (uint64_t at = 0; at < sample->bytes; at++)
+    for (uint64_t at = 0; at < sample->bytes; at++) {
         CHECK(sample->data[at] == (uint8_t)key);
+    }
     held_release(held, sample, key % 5 == 0 ? sample->bytes : 0);
 }
 
@@ -200,10 +202,12 @@ static void *work(void *argument)
 static void test_threads_share(struct held *held)
 {
     pthread_t threads[THREADS];
-    for (uint32_t i = 0; i < THREADS; i++)
+    for (uint32_t i = 0; i < THREADS; i++) {
         CHECK_EQ(pthread_create(&threads[i], NULL, work, held), 0);
-    for (uint32_t i = 0; i < THREADS; i++)
+    }
+    for (uint32_t i = 0; i < THREADS; i++) {
         CHECK_EQ(pthread_join(threads[i], NULL), 0);
+    }
     held_expire(held, 0);
     CHECK_EQ(held_bytes(held), 0);
 }

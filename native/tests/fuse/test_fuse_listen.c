@@ -49,8 +49,9 @@ static void test_one_at_a_time(void)
     struct other other;
     listen_init(&listening, AWAKE_US);
     CHECK(listen_begin(&listening));
-    for (uint32_t i = 0; i < REQUESTS; i++)
+    for (uint32_t i = 0; i < REQUESTS; i++) {
         listen_heard(&listening, 7);
+    }
     CHECK(listen_begin(&listening) && listen_alone(&listening)); /* it is still its turn */
     other_begin(&other, &listening);
     listen_leave(&listening);
@@ -69,13 +70,15 @@ static void test_all_for_several_programs(void)
     listen_init(&listening, AWAKE_US);
     CHECK(listen_begin(&listening));
     other_begin(&other, &listening);
-    for (uint32_t i = 0; i < REQUESTS; i++)
+    for (uint32_t i = 0; i < REQUESTS; i++) {
         listen_heard(&listening, 7 + i % 2);
+    }
     other_end(&other);
     CHECK(!other.alone);
     CHECK(!listen_begin(&listening)); /* at once, though not the only one */
-    for (uint32_t i = 0; i < REQUESTS; i++)
+    for (uint32_t i = 0; i < REQUESTS; i++) {
         listen_heard(&listening, 7);
+    }
     CHECK(listen_begin(&listening));
     listen_heard(&listening, 8); /* somebody looks in */
     listen_heard(&listening, 7);
@@ -104,8 +107,9 @@ static void test_never_awake(void)
     struct listening listening;
     listen_init(&listening, 0);
     CHECK(!listen_begin(&listening));
-    for (uint32_t i = 0; i < REQUESTS; i++)
+    for (uint32_t i = 0; i < REQUESTS; i++) {
         listen_heard(&listening, 7);
+    }
     CHECK(!listen_begin(&listening) && !listen_alone(&listening));
     listen_destroy(&listening);
 }
@@ -121,8 +125,9 @@ static void test_wakefulness(void)
         wakefulness_tried(device, i % 10 != 0);
     }
     for (uint32_t i = 0; i < 1000; i++) { /* all are late: seldom tried */
-        if (!wakefulness_pays(device))
+        if (!wakefulness_pays(device)) {
             continue;
+        }
         wakefulness_tried(device, false);
         tried++;
     }

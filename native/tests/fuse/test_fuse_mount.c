@@ -49,14 +49,16 @@ static void *own(void *argument)
     int code;
     while ((code = dlfs_fuse_wait(mount->fuse, 100, &question)) >= 0) {
         dlfs_fuse_answer answer = {.ticket = question.ticket, .slot = SLOT};
-        if (code == 0)
+        if (code == 0) {
             continue;
-        if (question.kind == DLFS_FUSE_ASK_CHILD && strcmp((char *)question.name, "data") != 0)
+        }
+        if (question.kind == DLFS_FUSE_ASK_CHILD && strcmp((char *)question.name, "data") != 0) {
             answer.error = ENOENT;
-        else if (question.kind == DLFS_FUSE_ASK_OPEN)
+        } else if (question.kind == DLFS_FUSE_ASK_OPEN) {
             CHECK_EQ(dlfs_fuse_open(mount->fuse, SLOT, mount->directory, mount->reader), 0);
-        else if (question.kind == DLFS_FUSE_ASK_ERROR)
+        } else if (question.kind == DLFS_FUSE_ASK_ERROR) {
             answer.error = EIO;
+        }
         (void)dlfs_fuse_answer_question(mount->fuse, &answer);
     }
     CHECK_EQ(code, -ESHUTDOWN);
@@ -83,8 +85,9 @@ static bool mount_begin(struct mount *mount, const struct dataset *dataset, uint
     mount->ending = false;
     mount->directory = dataset->directory;
     mount->reader = reader_over(dataset, 1 << 20, 8);
-    if (dlfs_fuse_mount(&config, &mount->fuse) < 0)
+    if (dlfs_fuse_mount(&config, &mount->fuse) < 0) {
         return false;
+    }
     CHECK_EQ(dlfs_fuse_define(mount->fuse, &slot), 0);
     CHECK_EQ(dlfs_fuse_list(mount->fuse, (const uint8_t *)"data", 5, slots, 1), 0);
     CHECK_EQ(dlfs_fuse_list(mount->fuse, (const uint8_t *)"data", 4, slots, 1), -EINVAL);
@@ -112,10 +115,12 @@ static bool read_file(const struct mount *mount, uint64_t index, size_t part)
     int file = open(path, O_RDONLY);
     uint64_t at = 0;
     ssize_t got = -1;
-    while (file >= 0 && (got = read(file, data + at, part)) > 0)
+    while (file >= 0 && (got = read(file, data + at, part)) > 0) {
         at += (uint64_t)got;
-    if (file >= 0)
+    }
+    if (file >= 0) {
         (void)close(file);
+    }
     if (file < 0 || got < 0) {
         CHECK(atomic_load(&mount->ending));
         return false;
@@ -135,10 +140,12 @@ struct reading {
 static void *read_files(void *argument)
 {
     const struct reading *reading = argument;
-    for (uint64_t i = 0; i < COUNT; i++)
+    for (uint64_t i = 0; i < COUNT; i++) {
         if (!read_file(reading->mount, (reading->first + i * reading->step) % COUNT,
-                       i % 3 == 0 ? 1 << 16 : 3000))
+                       i % 3 == 0 ? 1 << 16 : 3000)) {
             break;
+        }
+    }
     return NULL;
 }
 
@@ -152,8 +159,9 @@ static void begin_reading(struct mount *mount, struct reading *readings)
 
 static void end_reading(struct reading *readings)
 {
-    for (uint32_t i = 0; i < THREADS; i++)
+    for (uint32_t i = 0; i < THREADS; i++) {
         CHECK_EQ(pthread_join(readings[i].thread, NULL), 0);
+    }
 }
 
 static uint32_t entries_of(const char *path)
@@ -161,8 +169,9 @@ static uint32_t entries_of(const char *path)
     DIR *directory = opendir(path);
     uint32_t entries = 0;
     CHECK(directory != NULL);
-    while (readdir(directory) != NULL)
+    while (readdir(directory) != NULL) {
         entries++;
+    }
     CHECK_EQ(closedir(directory), 0);
     return entries;
 }
@@ -205,16 +214,19 @@ static void test_reading(struct mount *mount, const struct dataset *dataset, uin
     CHECK(mount_begin(mount, dataset, flags, busy_poll_us));
     check_ahead(mount);
     check_names(mount);
-    for (uint64_t i = 0; i < ALONE; i++) /* as one program */
+    for (uint64_t i = 0; i < ALONE; i++) { /* as one program */
         CHECK(read_file(mount, i * 7, 1 << 16));
+    }
     begin_reading(mount, readings);
     end_reading(readings);
     dlfs_fuse_get_stats(mount->fuse, &stats);
     CHECK(stats.reads > 0 && stats.ahead_used <= stats.ahead);
-    if (flags == 0) /* one for files, one for directories: the kernel was told that there is none */
+    if (flags ==
+        0) { /* one for files, one for directories: the kernel was told that there is none */
         CHECK(stats.opens <= 2 * THREADS);
-    else
+    } else {
         CHECK(stats.opens >= COUNT);
+    }
     dlfs_fuse_expire(mount->fuse, 0);
     dlfs_fuse_get_stats(mount->fuse, &stats);
     CHECK_EQ(stats.held_bytes, 0);
@@ -240,8 +252,9 @@ static void test_ending_while_one_reads(struct mount *mount, const struct datase
     CHECK(mount_begin(mount, dataset, 0, BUSY_POLL_US));
     CHECK_EQ(pthread_create(&reading.thread, NULL, read_files, &reading), 0);
     dlfs_fuse_stats stats = {0};
-    while (stats.reads < ALONE)
+    while (stats.reads < ALONE) {
         dlfs_fuse_get_stats(mount->fuse, &stats);
+    }
     atomic_store(&mount->ending, true);
     mount_end(mount);
     CHECK_EQ(pthread_join(reading.thread, NULL), 0);
@@ -253,8 +266,9 @@ int main(void)
         .seed = 5, .error_per_million = 20000, .short_per_million = 20000};
     struct dataset dataset;
     struct mount mount = {.path = "/tmp/dlfs-test-fuse-XXXXXX"};
-    if (access("/dev/fuse", R_OK | W_OK) != 0 || geteuid() != 0)
+    if (access("/dev/fuse", R_OK | W_OK) != 0 || geteuid() != 0) {
         return SKIPPED;
+    }
     CHECK(mkdtemp(mount.path) != NULL);
     dataset_create(&dataset, &faults);
     CHECK_EQ(dlfs_directory_attach_names(dataset.directory, dataset.names, dataset.names_bytes), 0);

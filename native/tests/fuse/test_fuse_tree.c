@@ -87,8 +87,9 @@ static void test_children_are_found(const struct fixture *fixture)
     check_node(child_of(fixture, d, "f"), FILE_DEPTH, 4);
     struct node node;
     static const char *const absent[] = {"", "aa", "b-", "c", "y", "zz"};
-    for (uint32_t i = 0; i < sizeof absent / sizeof *absent; i++)
+    for (uint32_t i = 0; i < sizeof absent / sizeof *absent; i++) {
         CHECK_EQ(tree_child(fixture->directory, TOP, absent[i], &node), -ENOENT);
+    }
     CHECK_EQ(tree_child(fixture->directory, d, "c", &node), -ENOENT);
     CHECK_EQ(tree_child(fixture->directory, (struct node){FILE_DEPTH, 0}, "x", &node), -ENOTDIR);
     CHECK_EQ(tree_child(fixture->directory, (struct node){2, 99}, "x", &node), -ESTALE);
@@ -145,17 +146,20 @@ static void test_listings(const struct fixture *fixture)
 static void test_invented_numbers(const struct fixture *fixture)
 {
     static struct listing listing;
-    for (uint32_t depth = 1; depth < 6; depth++)
+    for (uint32_t depth = 1; depth < 6; depth++) {
         for (uint64_t index = 0; index < PATH_COUNT + 2; index++) {
             struct node node = {depth, index};
             struct child child;
             uint64_t position = 0;
-            if (listing_begin(fixture->directory, node, &listing) < 0)
+            if (listing_begin(fixture->directory, node, &listing) < 0) {
                 continue;
-            while (listing_child(&listing, position, &child) > 0)
+            }
+            while (listing_child(&listing, position, &child) > 0) {
                 position = child.next;
+            }
             CHECK(position <= PATH_COUNT);
         }
+    }
 }
 
 int main(void)

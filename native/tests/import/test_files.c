@@ -74,8 +74,9 @@ static const char *path_of(const scene *made, uint32_t i)
 
 static void scene_destroy(scene *made)
 {
-    for (uint32_t i = 0; i < COUNT; i++)
+    for (uint32_t i = 0; i < COUNT; i++) {
         (void)unlinkat(made->directory, path_of(made, i), 0);
+    }
     CHECK_EQ(close(made->directory), 0);
     CHECK_EQ(rmdir(made->folder), 0);
     free(made->buffer);
@@ -89,9 +90,11 @@ static int read_all(scene *made, uint32_t flags, uint32_t thread_count)
 
 static bool holds(const scene *made, uint32_t i, uint8_t value)
 {
-    for (uint32_t at = 0; at < i; at++)
-        if (made->buffer[made->files[i].buffer_offset + at] != value)
+    for (uint32_t at = 0; at < i; at++) {
+        if (made->buffer[made->files[i].buffer_offset + at] != value) {
             return false;
+        }
+    }
     return true;
 }
 
@@ -173,8 +176,9 @@ static void ranges(void)
     int descriptor = mkstemp(name);
     CHECK(descriptor >= 0);
     uint8_t bytes[COUNT];
-    for (uint32_t i = 0; i < COUNT; i++)
+    for (uint32_t i = 0; i < COUNT; i++) {
         bytes[i] = (uint8_t)i;
+    }
     CHECK_EQ(write(descriptor, bytes, COUNT), COUNT);
 
     uint8_t *buffer = malloc(256);
@@ -232,8 +236,9 @@ static void hostile_calls(void)
                              made.buffer_bytes, 0, 1),
              -EINVAL);
     CHECK_EQ(dlfs_files_stat(made.directory, made.paths, 0, made.files, COUNT, 0, 1), -EINVAL);
-    for (uint64_t at = 0; at < made.buffer_bytes; at++)
+    for (uint64_t at = 0; at < made.buffer_bytes; at++) {
         CHECK(made.buffer[at] == UNTOUCHED);
+    }
     CHECK_EQ(read_all(&made, 0, 1), 0);
     scene_destroy(&made);
 }
@@ -241,8 +246,9 @@ static void hostile_calls(void)
 static void *read_many_times(void *argument)
 {
     scene *made = argument;
-    for (int turn = 0; turn < 20; turn++)
+    for (int turn = 0; turn < 20; turn++) {
         CHECK_EQ(read_all(made, 0, 3), 0);
+    }
     return NULL;
 }
 

@@ -38,8 +38,9 @@ static void make_source(struct source *source, uint64_t seed)
     }
     source->bytes = malloc(source->size);
     CHECK(source->bytes != NULL);
-    for (uint64_t i = 0; i < source->size; i++)
+    for (uint64_t i = 0; i < source->size; i++) {
         source->bytes[i] = (uint8_t)(1 + next_random(&seed) % 255);
+    }
 }
 
 /* Packs all of it through windows, each in memory of exactly its size; returns the data space. */
@@ -69,8 +70,9 @@ static uint8_t *pack_all(const struct source *source, bool ordered, uint64_t win
         memcpy(space + address, window, window_bytes);
         free(window);
         address += window_bytes;
-        if (done == SAMPLES)
+        if (done == SAMPLES) {
             break;
+        }
         CHECK_EQ(packing.address, address);
     }
     *space_bytes = address;
@@ -88,17 +90,20 @@ static void check_placed(const struct source *source, const dlfs_location *locat
         const uint8_t *sample = source->bytes + source->offsets[i];
         CHECK(memcmp(space + address, sample, length) == 0);
         CHECK_EQ(locations[i].crc32c, dlfs_crc32c(0, sample, length));
-        if (length > CHUNK)
+        if (length > CHUNK) {
             CHECK_EQ(address % CHUNK, 0);
-        else if (length != 0)
+        } else if (length != 0) {
             CHECK_EQ(address / CHUNK, (address + length - 1) / CHUNK);
+        }
     }
     /* What belongs to no sample is zero; samples have no zeros. */
-    for (uint64_t i = 0; i < SAMPLES; i++)
+    for (uint64_t i = 0; i < SAMPLES; i++) {
         memset(space + dlfs_location_address(&locations[i]), 0,
                dlfs_location_length(&locations[i]));
-    for (uint64_t at = 0; at < space_bytes; at++)
+    }
+    for (uint64_t at = 0; at < space_bytes; at++) {
         CHECK_EQ(space[at], 0);
+    }
 }
 
 static void test_windows(void)
@@ -115,8 +120,9 @@ static void test_windows(void)
                 uint8_t *space =
                     pack_all(&source, ordered != 0, window_chunks, locations, &space_bytes);
                 check_placed(&source, locations, space, space_bytes);
-                if (window_chunks == 1)
+                if (window_chunks == 1) {
                     memcpy(first, locations, sizeof(first));
+                }
                 CHECK(memcmp(first, locations, sizeof(first)) == 0);
                 free(space);
             }
@@ -185,20 +191,24 @@ static void test_sums(void)
     uint32_t crcs[SAMPLES];
     uint64_t space_bytes = 0;
     uint8_t *space = pack_all(&source, false, 4, locations, &space_bytes);
-    for (uint64_t i = 0; i < SAMPLES; i++)
+    for (uint64_t i = 0; i < SAMPLES; i++) {
         ranks[i] = i;
+    }
     for (uint64_t window_chunks = 1; window_chunks <= 8; window_chunks += 3) {
         sum_all(locations, ranks, space, space_bytes, window_chunks, crcs);
-        for (uint64_t i = 0; i < SAMPLES; i++)
+        for (uint64_t i = 0; i < SAMPLES; i++) {
             CHECK_EQ(crcs[i], locations[i].crc32c);
+        }
     }
     uint64_t victim = 0;
-    while (dlfs_location_length(&locations[victim]) <= 2 * CHUNK)
+    while (dlfs_location_length(&locations[victim]) <= 2 * CHUNK) {
         victim++;
+    }
     space[dlfs_location_address(&locations[victim]) + CHUNK + 3] ^= 4;
     sum_all(locations, ranks, space, space_bytes, 1, crcs);
-    for (uint64_t i = 0; i < SAMPLES; i++)
+    for (uint64_t i = 0; i < SAMPLES; i++) {
         CHECK((crcs[i] == locations[i].crc32c) == (i != victim));
+    }
     free(space);
     free(source.bytes);
 }
@@ -217,10 +227,11 @@ static void test_refused(void)
         {.chunk_bytes = CHUNK, .block_bytes = 2 * CHUNK},
         {.chunk_bytes = CHUNK, .block_bytes = BLOCK, .address = 2 * CHUNK},
     };
-    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
         CHECK_EQ(
             dlfs_pack(&bad[i], bytes, 16, &offset, &length, NULL, 1, window, 0, CHUNK, &location),
             -EINVAL);
+    }
     CHECK_EQ(dlfs_pack(&good, bytes, 15, &offset, &length, NULL, 1, window, 0, CHUNK, &location),
              -EINVAL);
     CHECK_EQ(dlfs_pack(&good, bytes, 16, &offset, &length, NULL, 1, window, 0, 100, &location),

@@ -79,8 +79,9 @@ static void test_late_data_goes_nowhere(const struct nvme_terms *terms)
     /* The peer saw the first command and the end. */
     uint32_t seen = 0;
     ssize_t got;
-    while ((got = recv(pair.peer, answer, 2 * (size_t)PAGE, 0)) > 0)
+    while ((got = recv(pair.peer, answer, 2 * (size_t)PAGE, 0)) > 0) {
         seen += (uint32_t)got;
+    }
     CHECK(got == 0 || errno == ECONNRESET);
     CHECK_EQ(seen, NVME_COMMAND_BYTES + (terms->header_digest ? NVME_DIGEST_BYTES : 0));
     free(pdu);

@@ -35,10 +35,12 @@ static void *other_thread(void *argument)
         uint8_t *own =
             mmap(NULL, OTHERS_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         CHECK(own != MAP_FAILED);
-        for (size_t at = 0; at < OTHERS_BYTES; at += step)
+        for (size_t at = 0; at < OTHERS_BYTES; at += step) {
             own[at] = mark;
-        for (size_t at = 0; at < OTHERS_BYTES; at += step)
+        }
+        for (size_t at = 0; at < OTHERS_BYTES; at += step) {
             CHECK_EQ(own[at], mark);
+        }
         CHECK_EQ(munmap(own, OTHERS_BYTES), 0);
     }
     return NULL;
@@ -62,8 +64,9 @@ static void test_memory_of_other_threads_stays(void)
         CHECK_EQ(close(descriptor), 0);
     }
     atomic_store(&finished, true);
-    for (size_t i = 0; i < OTHERS; i++)
+    for (size_t i = 0; i < OTHERS; i++) {
         CHECK_EQ(pthread_join(others[i], NULL), 0);
+    }
 }
 
 /* Memory is mapped again as is allowed, and not as its seal forbids. */

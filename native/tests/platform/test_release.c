@@ -23,12 +23,14 @@ struct channel {
 static void put(struct channel *channel, dlfs_batch *batch)
 {
     pthread_mutex_lock(&channel->lock);
-    while (channel->count == QUEUE)
+    while (channel->count == QUEUE) {
         pthread_cond_wait(&channel->changed, &channel->lock);
-    if (batch)
+    }
+    if (batch != NULL) {
         channel->batches[channel->count++] = batch;
-    else
+    } else {
         channel->ended = true;
+    }
     pthread_cond_broadcast(&channel->changed);
     pthread_mutex_unlock(&channel->lock);
 }
@@ -38,10 +40,12 @@ static dlfs_batch *take(struct channel *channel)
 {
     dlfs_batch *batch = NULL;
     pthread_mutex_lock(&channel->lock);
-    while (channel->count == 0 && !channel->ended)
+    while (channel->count == 0 && !channel->ended) {
         pthread_cond_wait(&channel->changed, &channel->lock);
-    if (channel->count > 0)
+    }
+    if (channel->count > 0) {
         batch = channel->batches[--channel->count];
+    }
     pthread_cond_broadcast(&channel->changed);
     pthread_mutex_unlock(&channel->lock);
     return batch;
@@ -50,8 +54,9 @@ static dlfs_batch *take(struct channel *channel)
 static void check_batch(const dlfs_batch *batch)
 {
     CHECK_EQ(batch->failure_count, 0);
-    for (uint64_t i = 0; i < batch->count; i++)
+    for (uint64_t i = 0; i < batch->count; i++) {
         check_sample(batch, i);
+    }
 }
 
 static void *release_all(void *argument)
@@ -68,8 +73,9 @@ static dlfs_batch *read_some(dlfs_reader *reader, uint64_t number)
 {
     uint64_t indices[BATCH];
     dlfs_batch *batch;
-    for (uint64_t i = 0; i < BATCH; i++)
+    for (uint64_t i = 0; i < BATCH; i++) {
         indices[i] = (number * 37 + i * 11) % COUNT;
+    }
     CHECK_EQ(dlfs_reader_read(reader, indices, BATCH, &batch), 0);
     return batch;
 }
@@ -82,18 +88,22 @@ int main(void)
     pthread_t threads[2];
     dataset_create(&dataset, NULL);
     dlfs_reader *reader = reader_over(&dataset, MEMORY, 0);
-    for (uint32_t i = 0; i < 2; i++)
+    for (uint32_t i = 0; i < 2; i++) {
         CHECK_EQ(pthread_create(&threads[i], NULL, release_all, &channel), 0);
-    for (uint64_t number = 0; number < BATCHES; number++)
+    }
+    for (uint64_t number = 0; number < BATCHES; number++) {
         put(&channel, read_some(reader, number));
+    }
     dlfs_batch *last[2] = {read_some(reader, 1), read_some(reader, 2)};
     CHECK_EQ(dlfs_reader_destroy(reader), 0);
     dataset_destroy(&dataset);
-    for (uint32_t i = 0; i < 2; i++)
+    for (uint32_t i = 0; i < 2; i++) {
         put(&channel, last[i]);
+    }
     put(&channel, NULL);
-    for (uint32_t i = 0; i < 2; i++)
+    for (uint32_t i = 0; i < 2; i++) {
         CHECK_EQ(pthread_join(threads[i], NULL), 0);
+    }
     dlfs_batch_release(NULL);
     return 0;
 }

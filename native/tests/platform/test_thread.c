@@ -22,10 +22,12 @@ static uint64_t blocked_by(const char *thread)
     unsigned long long blocked = UINT64_MAX;
     (void)snprintf(path, sizeof path, "/proc/self/task/%s/status", thread);
     FILE *status = fopen(path, "r");
-    while (status != NULL && fgets(line, sizeof line, status) != NULL)
+    while (status != NULL && fgets(line, sizeof line, status) != NULL) {
         (void)sscanf(line, "SigBlk: %llx", &blocked);
-    if (status != NULL)
+    }
+    if (status != NULL) {
         (void)fclose(status);
+    }
     return blocked;
 }
 
@@ -37,12 +39,14 @@ static int check_threads(void)
     CHECK(threads != NULL);
     const struct dirent *entry;
     while ((entry = readdir(threads)) != NULL) {
-        if (entry->d_name[0] == '.' || atoi(entry->d_name) == getpid())
+        if (entry->d_name[0] == '.' || atoi(entry->d_name) == getpid()) {
             continue;
+        }
         uint64_t blocked = blocked_by(entry->d_name);
-        for (int number = 1; number < SIGNALS_MAX; number++)
+        for (int number = 1; number < SIGNALS_MAX; number++) {
             CHECK((blocked >> (number - 1) & 1) || is_fault(number) || number == SIGKILL ||
                   number == SIGSTOP);
+        }
         count++;
     }
     (void)closedir(threads);
@@ -64,8 +68,9 @@ static void test_a_thread_blocks_signals(void)
     CHECK_EQ(pthread_join(thread, NULL), 0);
     CHECK_EQ(pthread_sigmask(SIG_SETMASK, NULL, &own), 0);
     for (int number = 1; number < SIGNALS_MAX; number++) {
-        if (number != SIGKILL && number != SIGSTOP)
+        if (number != SIGKILL && number != SIGSTOP) {
             CHECK_EQ(sigismember(&mask, number), !is_fault(number));
+        }
         CHECK_EQ(sigismember(&own, number), 0);
     }
 }

@@ -50,18 +50,21 @@ static inline void copies_create(void)
         CHECK_EQ(dlfs_device_create_memory(DEVICE_BYTES, 512, &copies.members[i]), 0);
         CHECK_EQ(dlfs_queue_create(copies.members[i], 4, &queues[i]), 0);
     }
-    for (uint64_t chunk = 0; chunk < dataset->chunk_count; chunk++)
+    for (uint64_t chunk = 0; chunk < dataset->chunk_count; chunk++) {
         copy_chunk(from, queues, chunk, memory);
+    }
     dlfs_queue_destroy(from);
-    for (uint32_t i = 0; i < MEMBERS; i++)
+    for (uint32_t i = 0; i < MEMBERS; i++) {
         dlfs_queue_destroy(queues[i]);
+    }
     dlfs_memory_unmap(memory, CHUNK);
 }
 
 static inline void copies_destroy(void)
 {
-    for (uint32_t i = 0; i < MEMBERS; i++)
+    for (uint32_t i = 0; i < MEMBERS; i++) {
         CHECK_EQ(dlfs_device_destroy(copies.members[i]), 0);
+    }
     dataset_destroy(&copies.dataset);
 }
 
@@ -69,14 +72,16 @@ static inline void copies_destroy(void)
 static inline void volume_create(struct volume *volume, const dlfs_fault_config *faults)
 {
     volume->dataset = &copies.dataset;
-    for (uint32_t i = 0; i < MEMBERS; i++)
+    for (uint32_t i = 0; i < MEMBERS; i++) {
         CHECK_EQ(dlfs_device_create_fault(copies.members[i], &faults[i], &volume->devices[i]), 0);
+    }
 }
 
 static inline void volume_destroy(struct volume *volume)
 {
-    for (uint32_t i = 0; i < MEMBERS; i++)
+    for (uint32_t i = 0; i < MEMBERS; i++) {
         CHECK_EQ(dlfs_device_destroy(volume->devices[i]), 0);
+    }
 }
 
 static inline dlfs_reader *copies_reader(const struct volume *volume, uint32_t absent,
@@ -85,8 +90,9 @@ static inline dlfs_reader *copies_reader(const struct volume *volume, uint32_t a
     dlfs_extent extent = {0, volume->dataset->chunk_count};
     dlfs_device *devices[MEMBERS];
     memcpy(devices, volume->devices, sizeof(devices));
-    if (absent < MEMBERS)
+    if (absent < MEMBERS) {
         devices[absent] = NULL;
+    }
     dlfs_reader_config config = {
         .devices = devices,
         .member_count = MEMBERS,
@@ -106,8 +112,9 @@ static inline dlfs_reader *copies_reader(const struct volume *volume, uint32_t a
     dlfs_reader *reader;
     CHECK_EQ(dlfs_reader_create(&config, &reader), 0);
     config.replicas = 1; /* then no member may be absent */
-    if (absent < MEMBERS)
+    if (absent < MEMBERS) {
         CHECK_EQ(dlfs_reader_create(&config, &reader), -EINVAL);
+    }
     config.replicas = MEMBERS + 1;
     CHECK_EQ(dlfs_reader_create(&config, &reader), -EINVAL);
     config.replicas = 2;
@@ -121,12 +128,14 @@ static inline void read_batches(dlfs_reader *reader)
     for (uint64_t first = 0; first < COUNT; first += 50) {
         uint64_t indices[50];
         dlfs_batch *batch;
-        for (uint64_t i = 0; i < 50; i++)
+        for (uint64_t i = 0; i < 50; i++) {
             indices[i] = (first + i) * 7 % COUNT;
+        }
         CHECK_EQ(dlfs_reader_read(reader, indices, 50, &batch), 0);
         CHECK_EQ(batch->failure_count, 0);
-        for (uint64_t i = 0; i < 50; i++)
+        for (uint64_t i = 0; i < 50; i++) {
             check_sample(batch, i);
+        }
         dlfs_batch_release(batch);
     }
 }
@@ -145,8 +154,9 @@ static inline void read_stream(const struct volume *volume, dlfs_reader *reader,
     int code;
     while ((code = dlfs_stream_next(stream, 32, -1, &batch)) == 0) {
         CHECK_EQ(batch->failure_count, 0);
-        for (uint64_t i = 0; i < batch->count; i++)
+        for (uint64_t i = 0; i < batch->count; i++) {
             check_sample(batch, i);
+        }
         seen += batch->count;
         dlfs_batch_release(batch);
     }

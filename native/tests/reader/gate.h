@@ -48,8 +48,9 @@ static int gate_queue_create(void *device, uint32_t depth, void **out)
         atomic_fetch_sub(&gate->queues, 1);
         return DLFS_E_LIMIT;
     }
-    if (gate->given_back != NULL)
+    if (gate->given_back != NULL) {
         dlfs_queue_give_back(gate->given_back);
+    }
     gate->given_back = NULL;
     struct gate_queue *queue = calloc(1, sizeof *queue);
     queue->gate = gate;
@@ -61,8 +62,9 @@ static int gate_queue_create(void *device, uint32_t depth, void **out)
 static int gate_submit(void *base, const dlfs_operation *operations, uint32_t count)
 {
     struct gate_queue *queue = base;
-    for (uint32_t i = 0; i < count; i++)
+    for (uint32_t i = 0; i < count; i++) {
         queue->operations[queue->waiting++] = operations[i];
+    }
     atomic_fetch_add(&queue->gate->asked, count);
     return (int)count;
 }
@@ -71,13 +73,15 @@ static int gate_poll(void *base, dlfs_completion *completions, uint32_t count, i
 {
     struct gate_queue *queue = base;
     for (int waited_ms = 0; atomic_load(&queue->gate->closed); waited_ms++) {
-        if (timeout_ms >= 0 && waited_ms >= timeout_ms)
+        if (timeout_ms >= 0 && waited_ms >= timeout_ms) {
             return 0;
+        }
         nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
     }
-    if (queue->waiting > 0)
+    if (queue->waiting > 0) {
         CHECK_EQ(dlfs_queue_submit(queue->inner, queue->operations, queue->waiting),
                  queue->waiting);
+    }
     queue->waiting = 0;
     return dlfs_queue_poll(queue->inner, completions, count, timeout_ms);
 }

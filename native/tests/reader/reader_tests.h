@@ -42,8 +42,9 @@ static uint64_t sample_length(uint64_t index)
 __attribute__((no_sanitize("thread"))) static void sample_fill(uint64_t index, uint8_t *bytes)
 {
     uint64_t length = sample_length(index);
-    for (uint64_t at = 0; at < length; at++)
+    for (uint64_t at = 0; at < length; at++) {
         bytes[at] = (uint8_t)(index * 31 + at * 7 + (at >> 8));
+    }
 }
 
 /* memcmp() is one access to a sanitizer; a loop is one a byte. */
@@ -130,8 +131,9 @@ static void dataset_create(struct dataset *dataset, const dlfs_fault_config *fau
     dataset_directory(dataset, locations);
     free(locations);
     dataset->device = dataset->inner;
-    if (faults)
+    if (faults != NULL) {
         CHECK_EQ(dlfs_device_create_fault(dataset->inner, faults, &dataset->device), 0);
+    }
 }
 
 static void dataset_destroy(struct dataset *dataset)
@@ -139,8 +141,9 @@ static void dataset_destroy(struct dataset *dataset)
     dlfs_directory_close(dataset->directory);
     dlfs_memory_unmap(dataset->entries, dataset->entries_bytes);
     dlfs_memory_unmap(dataset->names, dataset->names_bytes);
-    if (dataset->device != dataset->inner)
+    if (dataset->device != dataset->inner) {
         CHECK_EQ(dlfs_device_destroy(dataset->device), 0);
+    }
     CHECK_EQ(dlfs_device_destroy(dataset->inner), 0);
 }
 
@@ -185,8 +188,9 @@ static inline dlfs_reader *reader_over(const struct dataset *dataset, uint64_t m
 static inline void empty_cache(dlfs_reader *reader)
 {
     pthread_mutex_lock(&reader->lock);
-    while (reader->cache.idle.count > 0)
+    while (reader->cache.idle.count > 0) {
         arena_evict_cached(reader, reader->cache.idle.first);
+    }
     CHECK_EQ(reader->cache.slots, 0);
     CHECK_EQ(reader->cache.count, 0);
     pthread_mutex_unlock(&reader->lock);
@@ -204,13 +208,16 @@ static inline void check_memory(const struct dataset *dataset, dlfs_reader *read
     uint64_t count = 0;
     empty_cache(reader);
     dlfs_reader_get_stats(reader, &before);
-    for (uint64_t index = 0; index < COUNT && count < slots && count < enough; index++)
-        if (sample_length(index) > 0 && sample_length(index) <= CHUNK)
+    for (uint64_t index = 0; index < COUNT && count < slots && count < enough; index++) {
+        if (sample_length(index) > 0 && sample_length(index) <= CHUNK) {
             CHECK_EQ(dlfs_reader_read(reader, &index, 1, &batches[count++]), 0);
+        }
+    }
     dlfs_reader_get_stats(reader, &after);
     CHECK_EQ(after.private_batches, before.private_batches);
-    while (count > 0)
+    while (count > 0) {
         dlfs_batch_release(batches[--count]);
+    }
 }
 
 #endif

@@ -14,8 +14,9 @@
 /* Every fourth sample, permuted by the epoch. */
 static dlfs_sequence *choose(const struct dataset *dataset, uint64_t *indices, uint64_t epoch)
 {
-    for (uint64_t i = 0; i < CHOSEN; i++)
+    for (uint64_t i = 0; i < CHOSEN; i++) {
         indices[i] = i * CHOSEN_EVERY;
+    }
     const dlfs_choice choice = {.kind = DLFS_ORDER_SELECTED,
                                 .seed = 5,
                                 .epoch = epoch,
@@ -34,8 +35,9 @@ static void take_all(dlfs_reader *reader, const dlfs_stream_config *config)
     int code;
     while ((code = dlfs_stream_next(stream, 8, -1, &batch)) == 0) {
         CHECK_EQ(batch->failure_count, 0);
-        for (uint64_t i = 0; i < batch->count; i++)
+        for (uint64_t i = 0; i < batch->count; i++) {
             check_sample(batch, i);
+        }
         dlfs_batch_release(batch);
     }
     CHECK_EQ(code, DLFS_E_END);
@@ -75,8 +77,9 @@ static uint64_t epoch_bytes(const struct dataset *dataset, dlfs_reader *reader, 
 static uint64_t chosen_bytes(void)
 {
     uint64_t bytes = 0;
-    for (uint64_t i = 0; i < CHOSEN; i++)
+    for (uint64_t i = 0; i < CHOSEN; i++) {
         bytes += sample_length(i * CHOSEN_EVERY);
+    }
     return bytes;
 }
 
@@ -89,7 +92,7 @@ static void check_bound(dlfs_reader *reader)
 {
     const struct cache *cache = &reader->cache;
     pthread_mutex_lock(&reader->lock);
-    uint64_t map = cache->map ? reader->slots[cache->map_slot].run : 0;
+    uint64_t map = cache->map != NULL ? reader->slots[cache->map_slot].run : 0;
     CHECK(cache->slots + map <= reader->slot_count);
     CHECK(cache->slots_max + map <= reader->slot_count);
     pthread_mutex_unlock(&reader->lock);
@@ -102,8 +105,9 @@ static void a_selection_is_read_once(uint32_t flags)
     uint64_t enough = 2 * chosen_bytes() + 24 * CHUNK;
     dlfs_reader *reader = reader_with(&dataset, enough, 0, flags);
     CHECK(epoch_bytes(&dataset, reader, 0) >= chosen_bytes());
-    for (uint64_t epoch = 1; epoch < 4; epoch++)
+    for (uint64_t epoch = 1; epoch < 4; epoch++) {
         CHECK_EQ(epoch_bytes(&dataset, reader, epoch), 0);
+    }
     check_bound(reader);
     empty_cache(reader);
     CHECK(epoch_bytes(&dataset, reader, 4) >= chosen_bytes());
@@ -222,11 +226,13 @@ static void holes(void)
     dataset_create(&dataset, NULL);
     dlfs_reader *reader = locked_reader(&dataset, 3, 3);
     uint64_t offsets[TAKEN];
-    for (uint64_t i = 0; i < TAKEN; i++)
+    for (uint64_t i = 0; i < TAKEN; i++) {
         CHECK_EQ(cache_take_in(reader, FIRST + i, sample_length(FIRST + i), &offsets[i]),
                  TAKING_DONE);
-    for (uint64_t i = 0; i < TAKEN - 1; i++)
+    }
+    for (uint64_t i = 0; i < TAKEN - 1; i++) {
         cache_abandon(reader, FIRST + i, offsets[i]);
+    }
     cache_publish(reader, FIRST + TAKEN - 1);
     arena_release(reader, slot_of(reader, offsets[TAKEN - 1]));
     for (int look = 0; look < LOOKS; look++) {
@@ -280,8 +286,9 @@ static void together(uint64_t memory_bytes, const dlfs_fault_config *faults)
         consumers[rank] = (struct consumer){reader, sequence, rank, RANKS};
         CHECK_EQ(pthread_create(&threads[rank], NULL, consume, &consumers[rank]), 0);
     }
-    for (uint64_t rank = 0; rank < RANKS; rank++)
+    for (uint64_t rank = 0; rank < RANKS; rank++) {
         CHECK_EQ(pthread_join(threads[rank], NULL), 0);
+    }
     dlfs_sequence_destroy(sequence);
     check_memory(&dataset, reader, memory_bytes);
     CHECK_EQ(dlfs_reader_destroy(reader), 0);

@@ -18,10 +18,11 @@ static void survives(uint32_t bad, const dlfs_fault_config *fault, bool absent, 
         dlfs_reader *reader =
             copies_reader(&volume, absent ? bad : MEMBERS,
                           plan == DLFS_PLAN_CHUNKS ? 8 << 20 : 20 * CHUNK, timeout_ms);
-        if (plan <= DLFS_PLAN_HARVEST)
+        if (plan <= DLFS_PLAN_HARVEST) {
             read_stream(&volume, reader, plan);
-        else
+        } else {
             read_batches(reader);
+        }
         dlfs_reader_stats stats;
         dlfs_reader_get_stats(reader, &stats);
         CHECK(stats.failovers > 0);
@@ -29,8 +30,9 @@ static void survives(uint32_t bad, const dlfs_fault_config *fault, bool absent, 
             CHECK_EQ(dlfs_reader_lost_members(reader), UINT64_C(1) << bad);
             CHECK_EQ(dlfs_reader_member_code(reader, bad), DLFS_E_LOST);
         }
-        if (fault->stall_per_million > 0)
+        if (fault->stall_per_million > 0) {
             CHECK_EQ(dlfs_reader_member_code(reader, bad), DLFS_E_TIMEOUT);
+        }
         CHECK_EQ(dlfs_reader_member_code(reader, (bad + 1) % MEMBERS), 0);
         CHECK_EQ(dlfs_reader_destroy(reader), 0);
         volume_destroy(&volume);
@@ -46,17 +48,20 @@ static void two_are_too_many(void)
     dlfs_reader *reader = copies_reader(&volume, MEMBERS, 20 * CHUNK, 20000);
     uint64_t indices[COUNT];
     dlfs_batch *batch;
-    for (uint64_t i = 0; i < COUNT; i++)
+    for (uint64_t i = 0; i < COUNT; i++) {
         indices[i] = i;
+    }
     CHECK_EQ(dlfs_reader_read(reader, indices, COUNT, &batch), 0);
     CHECK(batch->failure_count > COUNT / 10 && batch->failure_count < COUNT);
     for (uint64_t i = 0; i < batch->failure_count; i++) {
         CHECK_EQ(batch->failures[i].code, DLFS_E_LOST);
         CHECK_EQ(batch->failures[i].member, 1); /* its first copy; the second one is on member 2 */
     }
-    for (uint64_t i = 0; i < COUNT; i++)
-        if (batch->lengths[i] >= 0)
+    for (uint64_t i = 0; i < COUNT; i++) {
+        if (batch->lengths[i] >= 0) {
             check_sample(batch, i);
+        }
+    }
     dlfs_batch_release(batch);
     CHECK_EQ(dlfs_reader_lost_members(reader), 6);
     CHECK_EQ(dlfs_reader_member_code(reader, MEMBERS), -EINVAL);
@@ -75,8 +80,9 @@ static void comes_back(uint32_t lost_polls)
     read_batches(reader);
     CHECK_EQ(dlfs_reader_lost_members(reader), 1);
     CHECK_EQ(dlfs_device_fault_lose(volume.devices[0], 0), 0);
-    while (dlfs_reader_lost_members(reader) != 0)
+    while (dlfs_reader_lost_members(reader) != 0) {
         read_batches(reader);
+    }
     dlfs_reader_stats before;
     dlfs_reader_stats after;
     dlfs_reader_get_stats(reader, &before);

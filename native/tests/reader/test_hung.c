@@ -39,14 +39,16 @@ static uint64_t read_in_vain(dlfs_reader *reader, uint64_t first, uint64_t count
 {
     uint64_t indices[SAMPLES];
     dlfs_batch *batch;
-    for (uint64_t i = 0; i < count; i++)
+    for (uint64_t i = 0; i < count; i++) {
         indices[i] = (first + i) * 19 % COUNT | 1; /* none is empty */
+    }
     uint64_t before = clock_ns();
     CHECK_EQ(dlfs_reader_read(reader, indices, count, &batch), 0);
     uint64_t taken_ns = clock_ns() - before;
     CHECK_EQ(batch->failure_count, count);
-    for (uint64_t i = 0; i < count; i++)
+    for (uint64_t i = 0; i < count; i++) {
         CHECK_EQ(batch->failures[i].code, DLFS_E_TIMEOUT);
+    }
     dlfs_batch_release(batch);
     return taken_ns;
 }
@@ -56,12 +58,15 @@ static void read_well(const struct dataset *dataset, dlfs_reader *reader)
     (void)dataset;
     uint64_t indices[COUNT];
     dlfs_batch *batch;
-    for (uint64_t index = 0; index < COUNT; index++)
+    for (uint64_t index = 0; index < COUNT; index++) {
         indices[index] = index;
+    }
     CHECK_EQ(dlfs_reader_read(reader, indices, COUNT, &batch), 0);
-    for (uint64_t i = 0; i < COUNT; i++)
-        if (batch->lengths[i] >= 0)
+    for (uint64_t i = 0; i < COUNT; i++) {
+        if (batch->lengths[i] >= 0) {
             check_sample(batch, i);
+        }
+    }
     dlfs_batch_release(batch);
 }
 
@@ -78,14 +83,16 @@ static void a_read_takes_its_time_once(void)
 
     /* Nobody waits for it now, but for a probe now and then. */
     uint32_t asked = atomic_load(&gate.asked);
-    for (uint64_t i = 1; i < 100; i++)
+    for (uint64_t i = 1; i < 100; i++) {
         (void)read_in_vain(reader, i, SAMPLES);
+    }
     CHECK(atomic_load(&gate.asked) < asked + 10);
     CHECK_EQ(dlfs_reader_lost_members(reader), 1);
 
     atomic_store(&gate.closed, false);
-    while (dlfs_reader_lost_members(reader) != 0)
+    while (dlfs_reader_lost_members(reader) != 0) {
         read_well(&dataset, reader);
+    }
     dlfs_batch *batch;
     CHECK_EQ(dlfs_reader_read(reader, (const uint64_t[]){1}, 1, &batch), 0);
     CHECK_EQ(batch->failure_count, 0);
@@ -124,9 +131,11 @@ static void a_batch_takes_its_time_once(uint32_t plan)
         longest_ns = taken_ns > longest_ns ? taken_ns : longest_ns;
         seen += batch->count;
         failed += batch->failure_count;
-        for (uint64_t i = 0; i < batch->count; i++)
-            if (batch->lengths[i] >= 0)
+        for (uint64_t i = 0; i < batch->count; i++) {
+            if (batch->lengths[i] >= 0) {
                 check_sample(batch, i);
+            }
+        }
         dlfs_batch_release(batch);
         atomic_store(&gate.closed, true);
     }
@@ -145,11 +154,13 @@ static void *open_later(void *argument)
 {
     struct gate *gates = argument;
     while (atomic_load(&gates[0].asked) == 0 || atomic_load(&gates[1].asked) == 0 ||
-           atomic_load(&gates[2].asked) == 0)
+           atomic_load(&gates[2].asked) == 0) {
         sched_yield();
+    }
     nanosleep(&(struct timespec){.tv_sec = 2}, NULL);
-    for (uint32_t i = 0; i < MEMBERS; i++)
+    for (uint32_t i = 0; i < MEMBERS; i++) {
         atomic_store(&gates[i].closed, false);
+    }
     return NULL;
 }
 
@@ -166,16 +177,18 @@ static void another_copy_is_read(uint32_t silent)
         volume.devices[silent] = gate.device;
         dlfs_reader *reader = copies_reader(&volume, MEMBERS, 20 * CHUNK, LONG_MS / 4);
         uint64_t before = clock_ns();
-        if (plan <= DLFS_PLAN_HARVEST)
+        if (plan <= DLFS_PLAN_HARVEST) {
             read_stream(&volume, reader, plan);
-        else
+        } else {
             read_batches(reader);
+        }
         CHECK(clock_ns() - before < LONG_MS / 8 * UINT64_C(1000000));
         CHECK_EQ(dlfs_reader_lost_members(reader), UINT64_C(1) << silent);
         CHECK_EQ(dlfs_reader_member_code(reader, silent), DLFS_E_TIMEOUT);
         atomic_store(&gate.closed, false);
-        while (dlfs_reader_lost_members(reader) != 0)
+        while (dlfs_reader_lost_members(reader) != 0) {
             read_batches(reader);
+        }
         CHECK_EQ(dlfs_reader_destroy(reader), 0);
         CHECK_EQ(dlfs_device_destroy(gate.device), 0);
         volume.devices[silent] = sound;
@@ -221,8 +234,9 @@ static void slow_members_are_waited_for(void)
     dlfs_reader *reader = copies_reader(&volume, MEMBERS, 20 * CHUNK, LONG_MS / 4);
     CHECK_EQ(dlfs_reader_read(reader, (const uint64_t[]){1, 100, 200, 300}, 4, &batch), 0);
     CHECK_EQ(batch->failure_count, 0);
-    for (uint64_t i = 0; i < 4; i++)
+    for (uint64_t i = 0; i < 4; i++) {
         check_sample(batch, i);
+    }
     dlfs_batch_release(batch);
     CHECK_EQ(dlfs_reader_destroy(reader), 0);
     volume_destroy(&volume);
@@ -234,8 +248,9 @@ static void *ask_channel(void *argument)
 {
     struct connection *connection = argument;
     dlfs_batch *batch;
-    if (dlfs_client_read(connection->client, (const uint64_t[]){1, 2, 3}, 3, &batch) == 0)
+    if (dlfs_client_read(connection->client, (const uint64_t[]){1, 2, 3}, 3, &batch) == 0) {
         dlfs_batch_release(batch);
+    }
     return NULL;
 }
 
@@ -252,8 +267,9 @@ static void a_stream_ends_quickly(void)
              0);
     dlfs_stream_config config = {.sequence = sequence, .stride = 1, .count = COUNT};
     CHECK_EQ(dlfs_stream_create(reader, &config, &stream), 0);
-    while (atomic_load(&gate.asked) == 0)
+    while (atomic_load(&gate.asked) == 0) {
         sched_yield();
+    }
     uint64_t before = clock_ns();
     dlfs_stream_destroy(stream);
     CHECK(clock_ns() - before < LONG_MS / 8 * UINT64_C(1000000));
@@ -278,8 +294,9 @@ static void a_channel_ends_quickly(void)
     CHECK_EQ(dlfs_arena_map(descriptor, bytes, &service.arena), 0);
     struct connection connection = connect_to(&service);
     CHECK_EQ(thread_start(&thread, NULL, ask_channel, &connection), 0);
-    while (atomic_load(&gate.asked) == 0)
+    while (atomic_load(&gate.asked) == 0) {
         sched_yield();
+    }
     uint64_t before = clock_ns();
     dlfs_channel_destroy(connection.channel);
     CHECK(clock_ns() - before < LONG_MS / 8 * UINT64_C(1000000));
@@ -293,8 +310,9 @@ int main(void)
 {
     copies_create();
     a_read_takes_its_time_once();
-    for (uint32_t plan = DLFS_PLAN_DIRECT; plan <= DLFS_PLAN_HARVEST; plan++)
+    for (uint32_t plan = DLFS_PLAN_DIRECT; plan <= DLFS_PLAN_HARVEST; plan++) {
         a_batch_takes_its_time_once(plan);
+    }
     another_copy_is_read(1);
     all_silent_for_a_while();
     slow_members_are_waited_for();

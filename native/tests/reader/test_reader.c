@@ -28,9 +28,10 @@ static void *read_all(void *argument)
             CHECK_EQ(batch->indices[i], indices[i]);
             check_sample(batch, i);
         }
-        if (kept) { /* the batch before has stayed as it was */
-            for (uint64_t i = 0; i < BATCH; i++)
+        if (kept != NULL) { /* the batch before has stayed as it was */
+            for (uint64_t i = 0; i < BATCH; i++) {
                 check_sample(kept, i);
+            }
             dlfs_batch_release(kept);
         }
         kept = batch;
@@ -52,10 +53,12 @@ static void many_threads(uint64_t memory_bytes)
     dataset_create(&dataset, &faults);
     dlfs_reader *reader = reader_over(&dataset, memory_bytes, 30);
     pthread_t threads[THREADS];
-    for (int i = 0; i < THREADS; i++)
+    for (int i = 0; i < THREADS; i++) {
         CHECK_EQ(pthread_create(&threads[i], NULL, read_all, reader), 0);
-    for (int i = 0; i < THREADS; i++)
+    }
+    for (int i = 0; i < THREADS; i++) {
         CHECK_EQ(pthread_join(threads[i], NULL), 0);
+    }
     dlfs_reader_stats stats;
     dlfs_reader_get_stats(reader, &stats);
     CHECK_EQ(stats.samples, THREADS * (COUNT / BATCH) * BATCH);
@@ -87,8 +90,9 @@ static void wrong_calls(void)
     uint64_t some[] = {5, 499, 5, 102};
     CHECK_EQ(dlfs_reader_read(reader, some, 4, &batch), 0);
     CHECK_EQ(dlfs_reader_destroy(reader), 0);
-    for (uint64_t i = 0; i < 4; i++)
+    for (uint64_t i = 0; i < 4; i++) {
         check_sample(batch, i);
+    }
     uint8_t gathered[4];
     uint64_t offsets[4] = {0};
     CHECK_EQ(dlfs_batch_gather(batch, gathered, sizeof(gathered), offsets), DLFS_E_LIMIT);
@@ -169,8 +173,9 @@ static uint32_t pinned_slots(dlfs_reader *reader)
 {
     uint32_t count = 0;
     pthread_mutex_lock(&reader->lock);
-    for (uint32_t slot = 0; slot < reader->slot_count; slot++)
+    for (uint32_t slot = 0; slot < reader->slot_count; slot++) {
         count += reader->slots[slot].references > 0;
+    }
     pthread_mutex_unlock(&reader->lock);
     return count;
 }
@@ -192,8 +197,9 @@ static void abandoned_memory_comes_back(void)
         stalled[i] = (struct stalled){reader, &start, 20 * i + 1};
         CHECK_EQ(pthread_create(&threads[i], NULL, read_stalled, &stalled[i]), 0);
     }
-    for (uint64_t i = 0; i < THREADS; i++)
+    for (uint64_t i = 0; i < THREADS; i++) {
         CHECK_EQ(pthread_join(threads[i], NULL), 0);
+    }
     CHECK(pinned_slots(reader) > 1);
     uint64_t until_ns = clock_ns() + UINT64_C(20000000000);
     while (pinned_slots(reader) > 0) {
@@ -234,17 +240,20 @@ static void bad_samples_are_known(void)
     CHECK(reader_place(reader, BAD, &place) && place.length > 0);
     damage(&dataset, place.address);
     uint64_t indices[COUNT];
-    for (uint64_t i = 0; i < COUNT; i++)
+    for (uint64_t i = 0; i < COUNT; i++) {
         indices[i] = i;
+    }
     for (int round = 0; round < 2; round++) {
         dlfs_batch *batch;
         CHECK_EQ(dlfs_reader_read(reader, indices, COUNT, &batch), 0);
         CHECK_EQ(batch->failure_count, 1);
         CHECK_EQ(batch->failures[0].index, BAD);
         CHECK_EQ(batch->failures[0].code, DLFS_E_CHECKSUM);
-        for (uint64_t i = 0; i < COUNT; i++)
-            if (i != BAD)
+        for (uint64_t i = 0; i < COUNT; i++) {
+            if (i != BAD) {
                 check_sample(batch, i);
+            }
+        }
         dlfs_batch_release(batch);
         const struct slot *slot = &reader->slots[arena_find(reader, place.chunk)];
         CHECK(slot->bad != NULL);
@@ -279,8 +288,9 @@ static void bad_sector(uint64_t slots, bool apart)
     CHECK_EQ(dlfs_device_create_fault(dataset.inner, &faults, &dataset.device), 0);
     dlfs_reader *reader = reader_over(&dataset, slots * CHUNK, 1);
     uint64_t indices[COUNT];
-    for (uint64_t i = 0; i < COUNT; i++)
+    for (uint64_t i = 0; i < COUNT; i++) {
         indices[i] = i;
+    }
     for (int round = 0; round < 2; round++) {
         dlfs_batch *batch;
         CHECK_EQ(apart ? dlfs_reader_read_apart(reader, indices, COUNT, &batch)
@@ -288,14 +298,16 @@ static void bad_sector(uint64_t slots, bool apart)
                  0);
         for (uint64_t i = 0; i < COUNT; i++) {
             CHECK(reader_place(reader, i, &place));
-            if (touches(&place, bad))
+            if (touches(&place, bad)) {
                 CHECK_EQ(batch->lengths[i], -1);
-            else
+            } else {
                 check_sample(batch, i);
+            }
         }
         CHECK(batch->failure_count > 0);
-        for (uint64_t i = 0; i < batch->failure_count; i++)
+        for (uint64_t i = 0; i < batch->failure_count; i++) {
             CHECK_EQ(batch->failures[i].code, -EIO);
+        }
         dlfs_batch_release(batch);
     }
     CHECK_EQ(dlfs_reader_destroy(reader), 0);
@@ -307,8 +319,9 @@ static void bad_sector(uint64_t slots, bool apart)
 static void lost_between(void)
 {
     uint64_t indices[COUNT];
-    for (uint64_t i = 0; i < COUNT; i++)
+    for (uint64_t i = 0; i < COUNT; i++) {
         indices[i] = i;
+    }
     for (uint64_t from = 1; from < 200; from += 7) {
         dlfs_fault_config faults = {.bad_first_bytes = DATA_OFFSET,
                                     .bad_length_bytes = DEVICE_BYTES - DATA_OFFSET,
@@ -318,8 +331,9 @@ static void lost_between(void)
         dlfs_reader *reader = reader_over(&dataset, 64u << 20, 0);
         dlfs_batch *batch;
         CHECK_EQ(dlfs_reader_read(reader, indices, COUNT, &batch), 0);
-        for (uint64_t i = 0; i < COUNT; i++)
+        for (uint64_t i = 0; i < COUNT; i++) {
             CHECK_EQ(batch->lengths[i], sample_length(i) > 0 ? -1 : 0);
+        }
         dlfs_batch_release(batch);
         CHECK_EQ(dlfs_reader_destroy(reader), 0);
         dataset_destroy(&dataset);
@@ -335,17 +349,20 @@ static void large_batch(void)
     for (uint64_t slots = 8; slots <= 4096; slots *= 8) {
         dlfs_reader *reader = reader_over(&dataset, slots * CHUNK, 0);
         uint64_t indices[LARGE];
-        for (uint64_t i = 0; i < LARGE; i++)
+        for (uint64_t i = 0; i < LARGE; i++) {
             indices[i] = i * 13 % COUNT;
+        }
         for (uint64_t count = 1023; count <= LARGE; count += count < 1026 ? 1 : LARGE - count) {
             dlfs_batch *batch;
             CHECK_EQ(dlfs_reader_read(reader, indices, count, &batch), 0);
             CHECK_EQ(batch->failure_count, 0);
-            for (uint64_t i = 0; i < count; i++)
+            for (uint64_t i = 0; i < count; i++) {
                 check_sample(batch, i);
+            }
             dlfs_batch_release(batch);
-            if (count == LARGE)
+            if (count == LARGE) {
                 break;
+            }
         }
         check_memory(&dataset, reader, slots * CHUNK);
         CHECK_EQ(dlfs_reader_destroy(reader), 0);

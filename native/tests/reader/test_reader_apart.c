@@ -11,12 +11,14 @@ static dlfs_batch *read_apart(dlfs_reader *reader, uint64_t first, uint64_t coun
 {
     uint64_t indices[COUNT];
     dlfs_batch *batch;
-    for (uint64_t i = 0; i < count; i++)
+    for (uint64_t i = 0; i < count; i++) {
         indices[i] = first + i;
+    }
     CHECK_EQ(dlfs_reader_read_apart(reader, indices, count, &batch), 0);
     CHECK_EQ(batch->failure_count, 0);
-    for (uint64_t i = 0; i < count; i++)
+    for (uint64_t i = 0; i < count; i++) {
         check_sample(batch, i);
+    }
     return batch;
 }
 
@@ -67,11 +69,13 @@ static void a_small_budget_is_left_alone(const struct dataset *dataset)
 {
     dlfs_reader *reader = reader_over(dataset, 4 * CHUNK, 0);
     dlfs_batch *batches[40];
-    for (uint64_t i = 0; i < 40; i++)
+    for (uint64_t i = 0; i < 40; i++) {
         batches[i] = read_apart(reader, 10 * i, 10);
+    }
     check_memory(dataset, reader, 4 * CHUNK);
-    for (uint64_t i = 0; i < 40; i++)
+    for (uint64_t i = 0; i < 40; i++) {
         dlfs_batch_release(batches[i]);
+    }
     CHECK_EQ(dlfs_reader_destroy(reader), 0);
 }
 

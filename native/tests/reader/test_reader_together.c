@@ -35,16 +35,18 @@ static uint64_t random_below(uint64_t *state, uint64_t end)
 static void check_batch(const dlfs_batch *batch)
 {
     CHECK_EQ(batch->failure_count, 0);
-    for (uint64_t i = 0; i < batch->count; i++)
+    for (uint64_t i = 0; i < batch->count; i++) {
         check_sample(batch, i);
+    }
 }
 
 /* Puts a batch among the kept ones, at the cost of one that is checked once more. */
 static void keep(struct worker *worker, dlfs_batch **kept, uint64_t keeps, dlfs_batch *batch)
 {
     uint64_t place = random_below(&worker->random, keeps);
-    if (kept[place])
+    if (kept[place] != NULL) {
         check_batch(kept[place]);
+    }
     dlfs_batch_release(kept[place]);
     kept[place] = batch;
 }
@@ -53,8 +55,9 @@ static void read_some(struct worker *worker, dlfs_batch **kept, uint64_t keeps)
 {
     uint64_t indices[64];
     uint64_t count = random_below(&worker->random, 64);
-    for (uint64_t i = 0; i < count; i++)
+    for (uint64_t i = 0; i < count; i++) {
         indices[i] = random_below(&worker->random, COUNT);
+    }
     dlfs_batch *batch;
     CHECK_EQ(dlfs_reader_read(worker->reader, indices, count, &batch), 0);
     CHECK_EQ(batch->count, count);
@@ -75,9 +78,9 @@ static void take_some(struct worker *worker, dlfs_batch **kept, uint64_t keeps)
         .first = random_below(random, 40),
         .stride = 1 + random_below(random, 3),
     };
-    do
+    do {
         config.plan = (uint32_t)random_below(random, 4);
-    while (!(worker->plans >> config.plan & 1));
+    } while (!(worker->plans >> config.plan & 1));
     config.count = (COUNT - 1 - config.first) / config.stride + 1;
     dlfs_stream *stream;
     CHECK_EQ(dlfs_stream_create(worker->reader, &config, &stream), 0);
@@ -87,8 +90,9 @@ static void take_some(struct worker *worker, dlfs_batch **kept, uint64_t keeps)
     while (taken < config.count && taken < stop) {
         dlfs_batch *batch;
         int code = dlfs_stream_next(stream, size, (int)random_below(random, 3) * 10 - 1, &batch);
-        if (code == -EAGAIN)
+        if (code == -EAGAIN) {
             continue;
+        }
         CHECK_EQ(code, 0);
         check_batch(batch);
         for (uint64_t i = 0; i < batch->count; i++, taken++) {
@@ -98,8 +102,9 @@ static void take_some(struct worker *worker, dlfs_batch **kept, uint64_t keeps)
             CHECK_EQ(batch->indices[i], index);
         }
         keep(worker, kept, keeps, batch);
-        if (random_below(random, 8) == 0)
+        if (random_below(random, 8) == 0) {
             read_some(worker, kept, keeps);
+        }
     }
     dlfs_stream_destroy(stream);
     dlfs_sequence_destroy(sequence);
@@ -110,11 +115,13 @@ static void *work(void *argument)
     struct worker *worker = argument;
     dlfs_batch *kept[KEPT_MAX] = {NULL};
     uint64_t keeps = 1 + random_below(&worker->random, KEPT_MAX);
-    for (int turn = 0; turn < 3; turn++)
+    for (int turn = 0; turn < 3; turn++) {
         take_some(worker, kept, keeps);
+    }
     for (uint64_t i = 0; i < KEPT_MAX; i++) {
-        if (kept[i])
+        if (kept[i] != NULL) {
             check_batch(kept[i]);
+        }
         dlfs_batch_release(kept[i]);
     }
     return NULL;
@@ -145,8 +152,9 @@ static void together(uint64_t seed)
         workers[i] = (struct worker){reader, dataset.directory, plans, seed * WORKERS + i, 0};
         CHECK_EQ(pthread_create(&workers[i].thread, NULL, work, &workers[i]), 0);
     }
-    for (uint64_t i = 0; i < WORKERS; i++)
+    for (uint64_t i = 0; i < WORKERS; i++) {
         CHECK_EQ(pthread_join(workers[i].thread, NULL), 0);
+    }
     check_memory(&dataset, reader, memory_bytes);
     CHECK_EQ(dlfs_reader_destroy(reader), 0);
     dataset_destroy(&dataset);
@@ -156,7 +164,8 @@ int main(int count, char **arguments)
 {
     uint64_t first = count > 1 ? strtoull(arguments[1], NULL, 10) : 1;
     uint64_t seeds = count > 2 ? strtoull(arguments[2], NULL, 10) : SEEDS;
-    for (uint64_t seed = first; seed < first + seeds; seed++)
+    for (uint64_t seed = first; seed < first + seeds; seed++) {
         together(seed);
+    }
     return 0;
 }

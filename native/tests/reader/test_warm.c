@@ -24,8 +24,9 @@ static void take(dlfs_reader *reader, const dlfs_sequence *sequence, uint64_t st
     uint64_t taken = 0;
     for (dlfs_batch *batch; taken < stop && dlfs_stream_next(stream, BATCH, -1, &batch) == 0;) {
         CHECK_EQ(batch->failure_count, 0);
-        for (uint64_t i = 0; i < batch->count; i++)
+        for (uint64_t i = 0; i < batch->count; i++) {
             check_sample(batch, i);
+        }
         taken += batch->count;
         dlfs_batch_release(batch);
     }
@@ -71,8 +72,9 @@ static void reads_wait(uint8_t *arena)
         bool helping = warm_claim(&stream);
         CHECK(!ready || !helping);
         pthread_mutex_unlock(&reader.lock);
-        if (helping)
+        if (helping) {
             warm_help(&stream);
+        }
         slot += ready;
     }
     warm_stop(&stream);
@@ -90,8 +92,9 @@ static void touched(void)
     reads_wait(arena);
     unsigned char resident[STEPS * STEP / 4096];
     CHECK_EQ(mincore(arena, STEPS * STEP, resident), 0);
-    for (size_t page = 0; page < sizeof(resident); page++)
+    for (size_t page = 0; page < sizeof(resident); page++) {
         CHECK(resident[page] & 1);
+    }
     dlfs_memory_unmap(arena, STEPS * STEP);
 }
 

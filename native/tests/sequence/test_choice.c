@@ -17,8 +17,9 @@ static void check_shares(const double *weights, uint64_t count)
     uint64_t *seen = calloc(count, sizeof *seen);
     CHECK(seen != NULL);
     double sum = 0;
-    for (uint64_t i = 0; i < count; i++)
+    for (uint64_t i = 0; i < count; i++) {
         sum += weights[i];
+    }
     uint64_t key = choice_key(count, 5);
     for (uint64_t counter = 0; counter < DRAWS; counter++) {
         uint64_t place = alias_draw(table, count, key, counter);
@@ -30,8 +31,9 @@ static void check_shares(const double *weights, uint64_t count)
         double expected = share * (double)DRAWS;
         double off = (double)seen[i] - expected;
         CHECK(off * off <= 36 * expected * (1 - share) + 1e-9); /* six standard deviations */
-        if (weights[i] == 0)
+        if (weights[i] == 0) {
             CHECK_EQ(seen[i], 0);
+        }
     }
     free(seen);
     free(table);
@@ -48,8 +50,9 @@ static void check_many_shares(void)
     check_shares(uneven, 8);
     check_shares(extreme, 4);
     double tenths[1000];
-    for (uint64_t i = 0; i < 1000; i++)
+    for (uint64_t i = 0; i < 1000; i++) {
         tenths[i] = i % 3 ? 0.1 * (double)(i % 17) : 0;
+    }
     check_shares(tenths, 1000);
 }
 
@@ -77,8 +80,9 @@ static void check_pinned(void)
     CHECK_EQ(alias_create(weights, 7, &table), 0);
     uint64_t key = choice_key(42, 7);
     uint64_t pinned[] = {5, 6, 5, 6, 5, 6, 6, 4};
-    for (uint64_t i = 0; i < sizeof pinned / sizeof *pinned; i++)
+    for (uint64_t i = 0; i < sizeof pinned / sizeof *pinned; i++) {
         CHECK_EQ(alias_draw(table, 7, key, i), pinned[i]);
+    }
     CHECK(choice_key(42, 8) != key);
     CHECK(choice_key(43, 7) != key);
     free(table);

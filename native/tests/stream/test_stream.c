@@ -25,8 +25,9 @@ static uint64_t take_epoch(dlfs_reader *reader, const dlfs_sequence *sequence, u
     for (int turn = 0; taken < stop; turn++) {
         dlfs_batch *batch;
         int code = dlfs_stream_next(stream, size, -1, &batch);
-        if (code == DLFS_E_END)
+        if (code == DLFS_E_END) {
             break;
+        }
         CHECK_EQ(code, 0);
         CHECK_EQ(batch->failure_count, 0);
         for (uint64_t i = 0; i < batch->count; i++) {
@@ -40,8 +41,9 @@ static uint64_t take_epoch(dlfs_reader *reader, const dlfs_sequence *sequence, u
     }
     dlfs_stream_destroy(stream);
     for (int i = 0; i < KEPT; i++) {
-        for (uint64_t at = 0; kept[i] && at < kept[i]->count; at++)
+        for (uint64_t at = 0; kept[i] != NULL && at < kept[i]->count; at++) {
             check_sample(kept[i], at);
+        }
         dlfs_batch_release(kept[i]);
     }
     return taken;
@@ -90,8 +92,9 @@ static void groups(uint32_t plan, uint32_t kind, uint64_t consumers)
             .group_stride = GROUP * STRIDE * consumers,
             .plan = plan,
         };
-        for (uint64_t at = place; at < total; at += GROUP * consumers)
+        for (uint64_t at = place; at < total; at += GROUP * consumers) {
             config.count += total - at < GROUP ? total - at : GROUP;
+        }
         dlfs_stream *stream;
         dlfs_batch *batch;
         CHECK_EQ(dlfs_stream_create(reader, &config, &stream), 0);
@@ -155,8 +158,9 @@ static void wrong_order(uint32_t plan, uint32_t kind, uint64_t memory_bytes)
     dataset_create(&dataset, NULL);
     const dlfs_directory_header *header = dataset.entries;
     uint32_t *order = (uint32_t *)((uint8_t *)dataset.entries + header->order_offset);
-    for (uint64_t rank = 0; rank + 2 < COUNT; rank += 3)
+    for (uint64_t rank = 0; rank + 2 < COUNT; rank += 3) {
         order[rank + 1] = order[rank];
+    }
     dlfs_reader *reader = reader_over(&dataset, memory_bytes, 0);
     dlfs_sequence *sequence;
     CHECK_EQ(dlfs_sequence_create(dataset.directory, CHUNK, kind, 1, 0, 4, &sequence), 0);
@@ -167,8 +171,9 @@ static void wrong_order(uint32_t plan, uint32_t kind, uint64_t memory_bytes)
     for (uint64_t taken = 0; taken < COUNT; taken += 10) {
         CHECK_EQ(dlfs_stream_next(stream, 10, -1, &batch), 0);
         CHECK_EQ(batch->failure_count, 0);
-        for (uint64_t i = 0; i < batch->count; i++)
+        for (uint64_t i = 0; i < batch->count; i++) {
             check_sample(batch, i);
+        }
         dlfs_batch_release(batch);
     }
     dlfs_stream_destroy(stream);
@@ -233,9 +238,11 @@ int main(void)
         wrong_order(plan, DLFS_ORDER_GLOBAL, 24 * CHUNK);
         wrong_order(plan, DLFS_ORDER_STORAGE, 24 * CHUNK);
     }
-    for (uint32_t plan = DLFS_PLAN_AUTO; plan <= DLFS_PLAN_HARVEST; plan++)
-        for (uint64_t consumers = 1; consumers <= 3; consumers++)
+    for (uint32_t plan = DLFS_PLAN_AUTO; plan <= DLFS_PLAN_HARVEST; plan++) {
+        for (uint64_t consumers = 1; consumers <= 3; consumers++) {
             groups(plan, plan % 3, consumers); /* DLFS_ORDER_*, each at least once */
+        }
+    }
     wrong_groups();
     wrong_calls();
     return 0;
