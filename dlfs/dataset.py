@@ -24,6 +24,7 @@ from dlfs.attributes import AttributeTable
 from dlfs.connection import Connection, DatasetIdentity, DatasetSession, find_record
 from dlfs.directory import Entry, FrozenDirectory, as_array, find_outside, near_paths
 from dlfs.errors import ClosedError, DlfsError, NotFoundError, UsageError
+from dlfs.forks import OwnerProcess
 from dlfs.format.catalog import DatasetRecord
 from dlfs.format.geometry import DataSpace
 from dlfs.format.paths import PathLike
@@ -79,7 +80,7 @@ class Dataset(ColumnAccess):
         self._identity = identity
         self._closed = False
         self._mutex = threading.Lock()
-        self._pid = os.getpid()
+        self._owner = OwnerProcess()
         self._access: DatasetSession | None = None
         self._inherited: list[DatasetSession] = []
         self.uuid: UUID = identity.uuid
@@ -108,11 +109,11 @@ class Dataset(ColumnAccess):
 
     def _opened(self) -> DatasetSession:
         access = self._access
-        if access is not None and self._pid == os.getpid() and not access.is_lost():
+        if access is not None and self._owner.is_current() and not access.is_lost():
             return access
         if self._closed:
             raise ClosedError(f"use dataset {self.name!r}: it is closed")
-        if self._pid != os.getpid():
+        if not self._owner.is_current():
             self._adopt()
         with self._mutex:
             if self._access is None or self._access.is_lost():
@@ -138,7 +139,7 @@ class Dataset(ColumnAccess):
         if self._access is not None:
             self._inherited.append(self._access)
         self._access = None
-        self._pid = os.getpid()
+        self._owner = OwnerProcess()
 
     def close(self) -> None:
         """Close devices and reader; batches given out stay good. Idempotent.
@@ -147,7 +148,7 @@ class Dataset(ColumnAccess):
         """
         self._closed = True
         access, self._access = self._access, None
-        if access is None or self._pid != os.getpid():
+        if access is None or not self._owner.is_current():
             return
         access.close(with_directory=not self._inherited)
 

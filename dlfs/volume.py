@@ -27,6 +27,7 @@ from dlfs.connection import (
 )
 from dlfs.dataset import Dataset
 from dlfs.errors import ClosedError, NotFoundError, UsageError
+from dlfs.forks import OwnerProcess
 from dlfs.format.catalog import DatasetRecord
 from dlfs.format.names import DatasetName, dataset_name_bytes, new_dataset_name, parse_dataset
 from dlfs.format.paths import display
@@ -138,7 +139,7 @@ class Volume:
     def __init__(self, connection: Connection) -> None:
         self._mutex = threading.Lock()
         self._closed = False
-        self._pid = os.getpid()
+        self._owner = OwnerProcess()
         self._access: VolumeSession | None = connection.open_volume()
         self._connection = self._access.connection
 
@@ -158,7 +159,7 @@ class Volume:
         access = self._access
         if self._closed:
             raise ClosedError(f"use volume {self.uri}: it is closed")
-        if access is not None and self._pid == os.getpid():
+        if access is not None and self._owner.is_current():
             return access
         return self._reopen()
 
@@ -167,7 +168,7 @@ class Volume:
         self._mutex = threading.Lock()
         self._inherited = self._access
         self._access = self._connection.open_volume()
-        self._pid = os.getpid()
+        self._owner = OwnerProcess()
         return self._access
 
     def refresh(self) -> None:
@@ -189,7 +190,7 @@ class Volume:
         """Close the devices. Idempotent; datasets that were opened stay open."""
         access, self._access = self._access, None
         self._closed = True
-        if access is not None and self._pid == os.getpid():
+        if access is not None and self._owner.is_current():
             access.close()
 
     def __enter__(self) -> Self:

@@ -8,7 +8,6 @@ Source: ``dlfs.h``, section "the reader".
 
 from __future__ import annotations
 
-import os
 from ctypes import POINTER, c_uint8
 from dataclasses import dataclass
 
@@ -17,6 +16,7 @@ import numpy.typing as npt
 
 from dlfs._native import abi
 from dlfs._native.library import Collected, check, library
+from dlfs.forks import OwnerProcess
 
 BatchPointer = POINTER(abi.Batch)
 
@@ -46,10 +46,10 @@ class BatchHandle(Collected):
 
     def __init__(self) -> None:
         self.pointer = BatchPointer()
-        self._pid = os.getpid()
+        self._owner = OwnerProcess()
 
     def __del__(self) -> None:
-        if self.pointer and not self._at_exit() and os.getpid() == self._pid:
+        if self.pointer and not self._at_exit() and self._owner.is_current():
             library().dlfs_batch_release(self.pointer)
 
 

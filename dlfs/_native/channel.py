@@ -42,6 +42,7 @@ from dlfs._native.reader import (
 )
 from dlfs._native.sockets import close_in_children
 from dlfs.errors import ClosedError, LimitError
+from dlfs.forks import OwnerProcess
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +194,7 @@ class ClientReader(Collected):
         self._directory = directory
         # The locations stay mapped as long as this array is there, whoever closes the directory.
         self._locations = None if directory is None else directory.locations()
-        self._pid = os.getpid()
+        self._owner = OwnerProcess()
         self.closing = False
         self._lock = threading.RLock()  # around the arena; a collector may close a reader under it
         self._idle: deque[ClientChannel] = deque()  # its operations are atomic
@@ -303,7 +304,7 @@ class ClientReader(Collected):
     def close(self, on_closed: Callable[[], None] | None = None) -> None:
         """Close every channel, or have its last user do it, and call ``on_closed``. Idempotent."""
         self.closing = True
-        if self._pid != os.getpid():
+        if not self._owner.is_current():
             return
         self._close_idle()
         with self._lock:
@@ -346,8 +347,8 @@ class ClientReader(Collected):
         Raises:
             ClosedError: the reader is closed, or belongs to another process.
         """
-        if self._pid != os.getpid():
-            raise ClosedError(f"use a reader: it belongs to process {self._pid}")
+        if not self._owner.is_current():
+            raise ClosedError(f"use a reader: it belongs to process {self._owner.pid}")
         with contextlib.suppress(IndexError):
             if not self.closing:
                 return self._idle.pop()
@@ -403,7 +404,7 @@ class ClientStream(Collected):
         plan: str = "auto",
     ) -> None:
         self._reader = reader
-        self._pid = os.getpid()
+        self._owner = OwnerProcess()
         config = abi.StreamConfig(
             sequence=sequence.handle,
             first=first,
@@ -454,8 +455,10 @@ class ClientStream(Collected):
         return NativeBatch(batch)
 
     def _open_channel(self) -> ClientChannel:
-        if self._pid != os.getpid():
-            raise ClosedError(f"take the next batch: the epoch belongs to process {self._pid}")
+        if not self._owner.is_current():
+            raise ClosedError(
+                f"take the next batch: the epoch belongs to process {self._owner.pid}"
+            )
         if self._channel is None:
             raise ClosedError("take the next batch: the epoch is closed")
         return self._channel
@@ -463,7 +466,7 @@ class ClientStream(Collected):
     def close(self) -> None:
         """End the reading ahead. Idempotent; batches given out stay valid."""
         channel, self._channel = self._channel, None
-        if channel is not None and not self._at_exit() and self._pid == os.getpid():
+        if channel is not None and not self._at_exit() and self._owner.is_current():
             code = library().dlfs_client_stream_close(channel.handle)
             self._reader.return_channel(channel, code)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -24,6 +23,7 @@ from dlfs._native.batch import BatchHandle, NativeBatch, NativeFailure
 from dlfs._native.library import Collected, check, error_for, library
 from dlfs._native.parts import SamplePart, copy_part
 from dlfs.errors import ClosedError
+from dlfs.forks import OwnerProcess
 
 if TYPE_CHECKING:
     from dlfs._native.device import NativeDevice
@@ -162,7 +162,7 @@ class NativeReader(Collected):
         message = f"make a reader with {memory_bytes} bytes of memory for chunks of {chunk_bytes}"
         check(library().dlfs_reader_create(byref(config), byref(handle)), message)
         self._handle: c_void_p | None = handle
-        self._pid = os.getpid()
+        self._owner = OwnerProcess()
         self.closing = False
         self._on_closed: Callable[[], None] | None = None
         self._scratch = threading.local()
@@ -175,8 +175,8 @@ class NativeReader(Collected):
         Raises:
             ClosedError: it is closed, or belongs to another process.
         """
-        if self._pid != os.getpid():
-            raise ClosedError(f"use a reader: it belongs to process {self._pid}")
+        if not self._owner.is_current():
+            raise ClosedError(f"use a reader: it belongs to process {self._owner.pid}")
         self._users += _ONE_USER  # no call from here on, behind which a signal handler might raise
         handle = self._handle
         if handle is None or self.closing:
@@ -346,7 +346,7 @@ class NativeReader(Collected):
         self._destroy()
 
     def _destroy(self) -> None:
-        if self._pid != os.getpid():
+        if not self._owner.is_current():
             return  # nor touch the lock: a thread that is not in this process may hold it
         with self._lock:
             if self._users:
@@ -489,7 +489,7 @@ class NativeStream(Collected):
     ) -> None:
         self._reader = reader
         self._sequence = sequence
-        self._pid = os.getpid()
+        self._owner = OwnerProcess()
         config = abi.StreamConfig(
             sequence=sequence.handle,
             first=first,
@@ -531,13 +531,15 @@ class NativeStream(Collected):
     def _open_handle(self) -> c_void_p:
         if self._handle is None:
             raise ClosedError("take the next batch: the epoch is closed")
-        if self._pid != os.getpid():
-            raise ClosedError(f"take the next batch: the epoch belongs to process {self._pid}")
+        if not self._owner.is_current():
+            raise ClosedError(
+                f"take the next batch: the epoch belongs to process {self._owner.pid}"
+            )
         return self._handle
 
     def close(self) -> None:
         """End the thread. Idempotent; batches given out stay valid."""
-        if self._handle is None or self._at_exit() or self._pid != os.getpid():
+        if self._handle is None or self._at_exit() or not self._owner.is_current():
             return
         destroy = library().dlfs_stream_destroy
         handle, self._handle = self._handle, None

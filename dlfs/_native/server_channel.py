@@ -14,7 +14,6 @@ Source: ``channel.h``.
 
 from __future__ import annotations
 
-import os
 import threading
 from ctypes import byref, c_int, c_void_p
 
@@ -22,6 +21,7 @@ from dlfs._native import abi, channel_abi
 from dlfs._native.channel import ChannelDescriptors
 from dlfs._native.library import Collected, check, library
 from dlfs._native.reader import NativeReader
+from dlfs.forks import OwnerProcess
 
 SAMPLES_MAX = 1 << 16
 """Most samples of one batch, by default."""
@@ -110,7 +110,7 @@ class ServerChannel(Collected):
         memory: Share | None = None,
     ) -> None:
         self._reader = reader
-        self._pid = os.getpid()
+        self._owner = OwnerProcess()
         self._lock = threading.Lock()
         config = channel_abi.ChannelConfig(
             reader=reader.borrow(),
@@ -152,7 +152,7 @@ class ServerChannel(Collected):
         """
         with self._lock:
             handle, self._handle = self._handle, None
-        if handle is None or self._pid != os.getpid():
+        if handle is None or not self._owner.is_current():
             return
         library().dlfs_channel_get_stats(handle, byref(self._last_stats))
         library().dlfs_channel_destroy(handle)

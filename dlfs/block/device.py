@@ -16,7 +16,6 @@ system reaches, the record is a lease that is kept alive (``dlfs.block.shared``)
 from __future__ import annotations
 
 import abc
-import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,6 +32,7 @@ from dlfs._native.device import (
 )
 from dlfs.block import lock
 from dlfs.errors import ClosedError, DeviceError, DlfsError, LockedError, UsageError
+from dlfs.forks import OwnerProcess
 from dlfs.units import KIB, MIB
 
 if TYPE_CHECKING:
@@ -222,9 +222,9 @@ class NativeBackedDevice(abc.ABC):
         self.block_bytes = native.block_bytes
         self._native: NativeDevice | None = native
         self._idle: list[NativeQueue] = []
-        self._idle_owner = os.getpid()
+        self._idle_owner = OwnerProcess()
         self._mutex = threading.Lock()
-        self._locked_by: int | None = None  # the process that took the lock
+        self._locked_by: OwnerProcess | None = None  # the process that took the lock
         self._recorded = False
 
     def __repr__(self) -> str:
@@ -268,12 +268,10 @@ class NativeBackedDevice(abc.ABC):
     # ---- conveniences ----------------------------------------------------------------------------
 
     def _take_queue(self) -> NativeQueue:
-        if (
-            self._idle_owner != os.getpid()
-        ):  # a forked child: they are the parent's, and so may the mutex be
+        if not self._idle_owner.is_current():  # the queues, and perhaps the mutex, are the parent's
             self._mutex = threading.Lock()
             self._idle = []
-            self._idle_owner = os.getpid()
+            self._idle_owner = OwnerProcess()
         with self._mutex:
             if self._idle:
                 return self._idle.pop()
@@ -391,12 +389,12 @@ class NativeBackedDevice(abc.ABC):
         """
         if not self.writable:
             raise UsageError(f"lock {self.uri}: the device was opened read-only")
-        if self._locked_by == os.getpid():
+        if self._locked_by is not None and self._locked_by.is_current():
             raise UsageError(f"lock {self.uri}: it is locked through this object already")
         own = lock.HolderRecord.of_this_process(holder)
         if not self._acquire(own):
             raise LockedError(f"lock {self.uri}: held by {self._describe_holder()}")
-        self._locked_by = os.getpid()
+        self._locked_by = OwnerProcess()
         if record and not self.locks_by_record:
             try:
                 self._write_record(own.encode())
@@ -407,7 +405,7 @@ class NativeBackedDevice(abc.ABC):
 
     def unlock(self) -> None:
         """Give the lock back. Does nothing when this object did not take it in this process."""
-        if self._locked_by != os.getpid():
+        if self._locked_by is None or not self._locked_by.is_current():
             return
         try:
             if self._recorded:
@@ -453,7 +451,7 @@ class NativeBackedDevice(abc.ABC):
             self.unlock()
         except DlfsError as error:
             failure = error
-        if self._idle_owner == os.getpid():
+        if self._idle_owner.is_current():
             with self._mutex:
                 idle, self._idle = self._idle, []
         else:

@@ -69,7 +69,6 @@ Chockler and D. Malkhi, Light-Weight Leases for Storage-Centric Coordination (20
 
 from __future__ import annotations
 
-import os
 import secrets
 import time
 from collections.abc import Callable, Generator
@@ -78,6 +77,7 @@ from typing import Protocol, TypeAlias, TypeVar
 
 from dlfs.block.lock import RECORD_BYTES, HolderRecord, LeaseMark
 from dlfs.errors import DeviceError, DeviceTimeoutError, LeaseLostError, LockedError
+from dlfs.forks import OwnerProcess
 
 RENEW_S = 2.0
 """Between two renewals."""
@@ -286,7 +286,7 @@ class Lease:
         self._waiting = waiting
         self._now = now
         self._sleep = sleep
-        self._owner = os.getpid()
+        self._owner = OwnerProcess()
         self._deadline: float | None = None
         self._loss: str | None = None
         self._doubtful = False
@@ -405,7 +405,7 @@ class Lease:
         Raises:
             LeaseLostError: the lease is not this process's any more.
         """
-        if self._owner != os.getpid():
+        if not self._owner.is_current():
             raise LeaseLostError(f"write to {self._block.uri}: its lease is the parent process's")
         if self._loss is None and self._deadline is not None and self._now() >= self._deadline:
             self._loss = f"it could not be renewed for {self.times.valid_s:g} s"

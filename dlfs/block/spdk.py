@@ -31,7 +31,6 @@ Source: SPDK, ``spdk_nvme_transport_id_parse``; NVM Express Base Specification 2
 
 from __future__ import annotations
 
-import os
 from uuid import UUID
 
 from dlfs._native.device import NativeDevice
@@ -50,6 +49,7 @@ from dlfs.block.nvme import NvmeCommand, NvmeResult
 from dlfs.block.shared import SharedNamespaceDevice
 from dlfs.block.uri import SpdkUri
 from dlfs.errors import ClosedError, UsageError
+from dlfs.forks import OwnerProcess
 
 TIMEOUT_MS = 10_000
 CONNECT_MS = 5_000
@@ -116,7 +116,7 @@ class SpdkDevice(SharedNamespaceDevice):
         self._nsid = uri.nsid
         self._keep_alive_s = options.keepalive_ms / 1000
         self._patience_ms = options.timeout_ms + options.reconnect_ms
-        self._owner = os.getpid()
+        self._owner = OwnerProcess()
         self._runner = _SpdkRunner(self._namespace)
         identity = _identity(uri, self.info)
         super().__init__(native, uri=str(uri), identity=identity, writable=writable)
@@ -128,7 +128,7 @@ class SpdkDevice(SharedNamespaceDevice):
         Raises:
             ClosedError: the device is closed, or this process is a fork of the one that opened it.
         """
-        if self._owner != os.getpid():
+        if not self._owner.is_current():
             raise ClosedError(
                 f"use {self.uri}: SPDK does not survive fork; start workers with spawn or "
                 "forkserver, and open the device there"

@@ -10,7 +10,6 @@ others; loops that synchronise their ranks want ``drop_last=True``.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import TracebackType
@@ -20,6 +19,7 @@ from dlfs._native.channel import ClientStream
 from dlfs._native.reader import NativeStream
 from dlfs.arguments import READ_PLANS, OnError, ReadPlan, check_choice, check_integer
 from dlfs.errors import ClosedError, UsageError
+from dlfs.forks import OwnerProcess
 from dlfs.reader.batch import Batch
 from dlfs.reader.failures import SampleFailure, check_on_error
 from dlfs.selection import Selection
@@ -107,7 +107,7 @@ class Epoch(Iterator[Batch]):
         self._plan = plan
         self._stream: NativeStream | ClientStream | None = None
         self._reader: SampleReader | None = None
-        self._pid = os.getpid()
+        self._owner = OwnerProcess()
         self._closed = False
         self._ended = False  # a loop over it has come to its end
         self.failure_count = 0
@@ -267,9 +267,9 @@ class Epoch(Iterator[Batch]):
         return mine + (rest if last else 0)
 
     def _open_stream(self) -> tuple[NativeStream | ClientStream, SampleReader]:
-        if self._pid != os.getpid():
+        if not self._owner.is_current():
             self._stream = self._reader = None  # the parent's; its own handles stay untouched
-            self._pid = os.getpid()
+            self._owner = OwnerProcess()
         if self._reader is not None and self._reader.closing:
             self._end_stream()
             self._reader = None  # the next one's dataset says why there is none

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from dlfs.adapters.torch.labels import Labels
 from dlfs.adapters.torch.samples import THREADS, Recipe, Transform, TransformPool
 from dlfs.adapters.torch.tensors import SampleViews, jagged_of
 from dlfs.errors import UsageError
+from dlfs.forks import OwnerProcess
 
 
 class SampleDataset(TorchDataset[Any]):
@@ -75,7 +75,7 @@ class SampleDataset(TorchDataset[Any]):
         self._seed = seed
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # with worker processes
         self._pool: TransformPool | None = None
-        self._pid = os.getpid()
+        self._owner = OwnerProcess()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_pool": None}
@@ -139,13 +139,13 @@ class SampleDataset(TorchDataset[Any]):
         ]
 
     def _opened_pool(self) -> TransformPool:
-        if self._pool is None or self._pid != os.getpid():
+        if self._pool is None or not self._owner.is_current():
             self._pool = TransformPool(self._recipe, self.dataset)  # threads do not live past fork
-            self._pid = os.getpid()
+            self._owner = OwnerProcess()
         return self._pool
 
     def close(self) -> None:
         """End the threads of the transform; the dataset stays open. Idempotent."""
-        if self._pool is not None and self._pid == os.getpid():
+        if self._pool is not None and self._owner.is_current():
             self._pool.close()
         self._pool = None
