@@ -50,7 +50,7 @@ WORKERS ?= $(shell expr $$(nproc) + 1)
 # Further Python packages for make test, such as torch: it is large, so its tests are skipped without it.
 PACKAGES ?=
 
-.PHONY: help setup build test demo lint bench bench-dlio wheel clean format .venv/.extra
+.PHONY: help setup build test demo lint bench bench-dlio docs wheel clean format .venv/.extra
 
 help: ## show this
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1	\2/p' $(MAKEFILE_LIST) | \
@@ -85,6 +85,10 @@ bench: build build/bench/.stamp ## measure everything and report: see bench/READ
 
 bench-dlio: build build/dlio/.stamp ## DLIO on ext4, on the mount and through the sample API
 	$(BIN)/python -m bench.dlio $(BENCH_ARGS)
+
+docs: setup ## the documentation as a site, in build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo build/site/index.html
 
 wheel: setup ## a wheel in dist/, tried in a virtual environment of its own
 	@rm -rf build/wheel && mkdir -p build/wheel dist

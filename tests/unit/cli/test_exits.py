@@ -11,7 +11,7 @@ from dlfs._native.library import error_for
 from dlfs.cli.exits import EXITS, ExitCode, exit_code_of
 from dlfs.errors import DlfsError
 
-README = Path(__file__).parents[3] / "README.md"
+PAGE = Path(__file__).parents[3] / "docs" / "command-line.md"
 
 EXPECTED = {
     "DlfsError": 1,
@@ -76,4 +76,4 @@ def test_help_prints_the_table(run, row) -> None:
 
 @pytest.mark.parametrize("row", EXITS, ids=lambda row: row.code.name)
 def test_readme_has_the_table(row) -> None:
-    assert f"| {row.code:d} | {row.meaning} |\n" in README.read_text()
+    assert f"| {row.code:d} | {row.meaning} |\n" in PAGE.read_text()

@@ -1,0 +1,152 @@
+"""The examples of README.md and docs/: their Python runs, their commands print what is shown."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = {
+    path.relative_to(ROOT).as_posix(): path.read_text()
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+    if not path.is_symlink()  # what a link leads to has tests of its own
+}
+
+VARYING = [
+    (r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", "UUID"),
+    (r"in \d+\.\d\d s, \d+(\.\d)? [KMG]iB/s", "in TIME, RATE"),
+    (r"\d{4}-\d\d-\d\d \d\d:\d\d", "DATE"),
+]
+"""What differs from run to run."""
+
+MARKS = {
+    "README.md: In PyTorch": [pytest.mark.torch],
+    "README.md: One service for a machine": [pytest.mark.fuse],
+    "README.md: Through a mount": [pytest.mark.fuse],
+    "docs/mount.md": [pytest.mark.fuse],
+    "docs/pytorch.md": [pytest.mark.torch],
+    "docs/service.md": [pytest.mark.fuse],
+}
+"""Requirements of the examples, by page, or by page and section."""
+
+SAMPLES = "README.md: Samples to try it with"
+"""The section whose commands make the files that all other examples read."""
+
+
+def sections(page: str, text: str) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    """Give the title of each section of a page, and its blocks: language and text."""
+    for section in re.split(r"^## ", text, flags=re.MULTILINE):
+        title = section.partition("\n")[0].removeprefix("# ")
+        blocks = re.findall(r"^```(python|console)\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+        if blocks:
+            yield f"{page}: {title}", blocks
+
+
+SECTIONS = dict(section for page in PAGES.items() for section in sections(*page))
+
+
+def steady(text: str) -> str:
+    for pattern, word in VARYING:
+        text = re.sub(pattern, word, text)
+    return text
+
+
+def run_python(code: str, folder: Path) -> None:
+    """Run a block; each ``print(...)  # text`` in it prints that text."""
+    expected = re.findall(r"print\(.*\)  # (.*)", code)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == expected
+
+
+def run_console(block: str, folder: Path) -> None:
+    """Run each command of a block; it prints what is shown below it."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    for command, shown in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", block, re.MULTILINE):
+        done = subprocess.run(
+            ["bash", "-o", "pipefail", "-c", command],
+            cwd=folder,
+            env={**os.environ, "PATH": path, "DLFS": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        # 141: head has seen enough.
+        assert done.returncode in (0, 141), f"{command}: {done.stdout}"
+        assert steady(done.stdout) == steady(shown), command
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The samples that the README makes first."""
+    folder: Path = tmp_path_factory.mktemp("made")
+    for _, block in SECTIONS[SAMPLES]:
+        run_console(block, folder)
+    return folder
+
+
+@pytest.fixture
+def folder(made: Path, tmp_path: Path) -> Iterator[Path]:
+    """Where examples run: with the samples that the README makes first."""
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True, symlinks=True)
+    yield tmp_path
+    if os.path.ismount(tmp_path / "mnt"):  # an example failed
+        subprocess.run([shutil.which("fusermount3") or "umount", "-uz", tmp_path / "mnt"])
+
+
+@pytest.mark.parametrize(
+    "title",
+    [
+        pytest.param(title, marks=MARKS.get(title, MARKS.get(title.partition(":")[0], [])))
+        for title in SECTIONS
+        if title != SAMPLES
+    ],
+)
+def test_examples(title: str, folder: Path) -> None:
+    for language, block in SECTIONS[title]:
+        run = run_python if language == "python" else run_console
+        run(block, folder)
+
+
+@pytest.mark.parametrize("way", ["api", "pytorch", "service", "mount", "c", "formats"])
+def test_every_way_in_has_its_page(way: str) -> None:
+    assert any(title.startswith(f"docs/{way}.md: ") for title in SECTIONS)
+    assert f"](docs/{way}.md)" in PAGES["README.md"]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page: str) -> None:
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", PAGES[page]):
+        assert (ROOT / page).parent.joinpath(target).exists(), target
+
+
+def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+    """MkDocs checks all links and anchors, and mkdocstrings every name of the reference."""
+    built = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", tmp_path],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert built.returncode == 0, built.stdout + built.stderr
+    assert "Epoch.resume" in (tmp_path / "reference/index.html").read_text()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_named_folders_of_tests_have_tests(page: str) -> None:
+    for folder in set(re.findall(r"`(tests/[a-z]+)`", PAGES[page])):
+        assert list((ROOT / folder).rglob("test_*.py")), folder
