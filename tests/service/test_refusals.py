@@ -50,6 +50,7 @@ from dlfs.service.protocol import (
     OpenChannel,
     OpenDataset,
     Part,
+    Volumes,
     VolumeState,
     Welcome,
     body_bytes,
@@ -210,10 +211,14 @@ def test_wild_bytes(patient: Service, data: bytes, greeted: bool, whole: bool) -
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.sampled_from(REQUESTS[1:]).flatmap(messages), max_size=5))
 def test_any_requests(patient: Service, requests: list[Message]) -> None:
+    answer_of = dict(zip(REQUESTS, ANSWERS, strict=False))
     raw = Raw(patient.socket).greet()
-    for request in requests:
+    for request in (*requests, ListVolumes()):
         raw.socket.sendall(encode(request))
-        assert raw.hear() is not None
+        answer = raw.hear()
+        assert isinstance(answer, (Failure, answer_of[type(request)]))
+    assert isinstance(answer, Volumes)  # no request before it has harmed the connection
+    assert [volume.label for volume in answer.volumes] == ["v"]
     raw.close()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -225,13 +226,20 @@ def test_the_longest_path_is_taken(tmp_path: Path) -> None:
 
 
 def test_closing_early_ends_the_reading(tmp_path: Path) -> None:
+    def threads_and_descriptors() -> tuple[int, int]:
+        return threading.active_count(), len(os.listdir("/proc/self/fd"))
+
     make(tmp_path, {b"%d" % i: b"x" * 50 for i in range(50)})
+    before = threads_and_descriptors()
     source = FolderSource(tmp_path, buffer_bytes=100)
     blocks = source.blocks(layout="path", seed=0)
-    next(blocks)
+    assert len(next(blocks).paths) == 2
+    assert threads_and_descriptors() > before  # a thread reads ahead
     blocks.close()
+    assert next(blocks, None) is None
     source.close()
     source.close()
+    assert threads_and_descriptors() == before
 
 
 NAMES = st.binary(min_size=1, max_size=12).filter(
