@@ -144,7 +144,7 @@ class Sequence:
     Raises:
         UsageError: an argument is out of range.
 
-    Source: ``dlfs_permutation`` in ``dlfs.h`` for the bijection.
+    Source: ``dlfs_permutation`` in ``dlfs/sequence.h`` for the bijection.
     """
 
     def __init__(

@@ -3,7 +3,7 @@
 Memory that libdlfs lends is held by a ``NativeBatch``; every view into it keeps that object alive,
 so the samples stay where they are until the last view is gone.
 
-Source: ``dlfs.h``, section "the reader".
+Source: ``dlfs/reader.h``.
 """
 
 from __future__ import annotations

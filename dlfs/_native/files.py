@@ -30,7 +30,7 @@ FILE_DTYPE = np.dtype(
         ("code", np.int32),
     ]
 )
-"""``dlfs_file``: see dlfs.h for what each field means."""
+"""``dlfs_file``: see dlfs/import.h for what each field means."""
 
 assert FILE_DTYPE.itemsize == ctypes.sizeof(abi.File)
 

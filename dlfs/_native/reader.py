@@ -2,7 +2,7 @@
 
 A reader's memory is unmapped only after its last batch (``dlfs._native.batch``).
 
-Source: ``dlfs.h``, sections "the reader" and "streams".
+Source: ``dlfs/reader.h`` and ``dlfs/stream.h``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """NVMe/TCP: namespaces of other machines as block devices, through libdlfs's own initiator.
 
 No kernel driver, no privileges, no huge pages. What it does about lost connections, silent targets
-and several paths is said in ``dlfs.h`` under NVMe over TCP.
+and several paths is said in ``dlfs/nvme.h``.
 """
 
 from __future__ import annotations

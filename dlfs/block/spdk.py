@@ -18,7 +18,7 @@ agree with those they name. Devices of one process share one connection to a con
 times and digests of the first. Waiting for completions keeps a CPU busy, as SPDK does; an idle
 queue pair costs nothing.
 
-Flushes, leases and lost connections are as over NVMe/TCP (``dlfs.h``): a write whose answer is
+Flushes, leases and lost connections are as over NVMe/TCP (``dlfs/nvme.h``): a write whose answer is
 missing is repeated when the controller has quiesced, or ends with an error, and takes the
 connection of all devices to its controller with it; no write is sent after the lease's deadline.
 

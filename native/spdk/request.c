@@ -7,7 +7,7 @@
  * order.
  *
  * Reads that a lost connection aborts go again at once, writes once the controller has quiesced, as
- * dlfs.h says under NVMe over TCP. What was not answered in time ends with DLFS_E_TIMEOUT when its
+ * dlfs/nvme.h says. What was not answered in time ends with DLFS_E_TIMEOUT when its
  * connection does. Every operation ends within timeout_ms + reconnect_ms, while it is polled.
  *
  * A write is issued only while the lease of this host's writer allows it (dlfs_nvme_limit_writes);

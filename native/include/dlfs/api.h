@@ -30,7 +30,7 @@
 #ifndef DLFS_API_H
 #define DLFS_API_H
 
-#include "dlfs/dlfs.h"
+#include <dlfs/dlfs.h>
 
 #ifdef __cplusplus
 extern "C" {

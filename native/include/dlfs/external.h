@@ -11,7 +11,7 @@
 #ifndef DLFS_EXTERNAL_H
 #define DLFS_EXTERNAL_H
 
-#include "dlfs/dlfs.h"
+#include <dlfs/device.h>
 
 /* Changes whenever the structures below do; a library built for another one is refused. */
 #define DLFS_EXTERNAL_VERSION 2u

@@ -1,5 +1,6 @@
 /*
- * Importing samples: packing them into chunks, and reading many small source files.
+ * Importing samples: packing them into chunks, building their directory, and reading many small
+ * source files.
  *
  * The writer of a dataset uses it (dlfs/_native/packing.py, dlfs/_native/files.py); readers do not
  * need it. The conventions are those of dlfs.h.
@@ -7,7 +8,7 @@
 #ifndef DLFS_IMPORT_H
 #define DLFS_IMPORT_H
 
-#include "dlfs/dlfs.h"
+#include <dlfs/dlfs.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -61,6 +62,29 @@ DLFS_API int64_t dlfs_pack_verify(dlfs_packing *packing, const dlfs_location *lo
                                   uint64_t location_count, const uint64_t *order, uint64_t count,
                                   const void *window, uint64_t window_address,
                                   uint64_t window_bytes, uint32_t *crcs);
+
+/* ---- building a directory ------------------------------------------------------------------- */
+
+/* Sizes of a directory segment's parts, computed from what goes in. */
+typedef struct dlfs_directory_plan {
+    uint64_t sample_count;
+    uint64_t entries_bytes; /* header, locations, order, tree: loaded at open */
+    uint64_t names_bytes;   /* name blocks and their offsets: loaded when names are needed */
+    uint64_t hash_seed;     /* the smallest seed with which no 16 paths share a hash */
+} dlfs_directory_plan;
+
+/*
+ * Plans, then encodes, the directory of count samples whose paths, in strictly rising byte order,
+ * are names[offsets[i]..offsets[i+1]). entries and names are written whole: plan->entries_bytes and
+ * names_bytes, both multiples of 4096. Errors: -EINVAL for paths out of order or over the limits,
+ * locations over data_bytes or overlapping; -ENOMEM.
+ */
+DLFS_API int dlfs_directory_plan_build(const uint8_t *names, const uint64_t *offsets,
+                                       uint64_t count, dlfs_directory_plan *plan);
+DLFS_API int dlfs_directory_build(const dlfs_directory_plan *plan, const uint8_t *names,
+                                  const uint64_t *offsets, const dlfs_location *locations,
+                                  const uint8_t dataset_uuid[16], uint64_t data_bytes,
+                                  void *entries, void *names_out);
 
 /* ---- paths ----------------------------------------------------------------------------------- */
 

@@ -7,6 +7,8 @@
  * A queue pair holds finished operations back in a table until they are due; poll hands out those
  * that are, in order of arrival or, with `reorder`, in a random one.
  */
+#include "dlfs/testing.h"
+
 #include "device/device.h"
 
 #include <errno.h>

@@ -7,6 +7,7 @@
  * order, and linear whatever the keys are.
  */
 #include "directory/directory.h"
+#include "dlfs/import.h"
 
 #include <errno.h>
 #include <stdbool.h>

@@ -4,7 +4,7 @@
  * An operation is cut into parts of at most what one command may move; each part is a command,
  * which has one of the slots, and the slot's number in its CID. Operations wait in order for free
  * slots and for room to send. When the connection ends, operations that were under way start again
- * from their beginning, or end, as dlfs.h says under NVMe over TCP.
+ * from their beginning, or end, as dlfs/nvme.h says.
  *
  * nvme/queue.c has the life of operations; nvme/recovery.c connections that come and go, and time
  * that runs out; nvme/send.c what goes out; nvme/answer.c what comes in. One thread at a time; no

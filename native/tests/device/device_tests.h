@@ -3,6 +3,7 @@
 #define DLFS_TESTS_DEVICE_TESTS_H
 
 #include <dlfs/dlfs.h>
+#include <dlfs/testing.h>
 
 #include <errno.h>
 #include <fcntl.h>

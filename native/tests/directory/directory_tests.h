@@ -2,6 +2,8 @@
 #ifndef DLFS_TESTS_DIRECTORY_H
 #define DLFS_TESTS_DIRECTORY_H
 
+#include <dlfs/import.h>
+
 #include <string.h>
 
 #include "check.h"

@@ -3,6 +3,7 @@
  * of another mount.
  */
 #include <dlfs/dlfs.h>
+#include <dlfs/import.h>
 
 #include <errno.h>
 #include <string.h>

@@ -3,6 +3,7 @@
 #define DLFS_TESTS_READER_H
 
 #include <dlfs/import.h>
+#include <dlfs/testing.h>
 
 #include <inttypes.h>
 #include <stdbool.h>

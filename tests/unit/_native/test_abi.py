@@ -17,7 +17,8 @@ from dlfs._native import abi, channel_abi, library
 from tests.golden import c_reader
 
 ROOT = Path(__file__).parents[3]
-HEADERS = ("dlfs.h", "import.h", "part.h", "channel.h")
+LAYERS = ("codes", "memory", "device", "nvme", "directory", "sequence", "reader", "stream")
+HEADERS = tuple(f"{name}.h" for name in (*LAYERS, "testing", "import", "part", "channel"))
 HEADER = "".join((ROOT / "native/include/dlfs" / name).read_text() for name in HEADERS)
 API_HEADER = (ROOT / "native/include/dlfs/api.h").read_text()
 CODE, API_CODE = (re.sub(r"/\*.*?\*/", "", h, flags=re.DOTALL) for h in (HEADER, API_HEADER))
@@ -149,7 +150,7 @@ def test_headers_compile_elsewhere(
     source = tmp_path / name
     source.write_text(
         '#include "dlfs/api.h"\n#include "dlfs/channel.h"\n#include "dlfs/external.h"\n'
-        '#include "dlfs/import.h"\n#include "dlfs/part.h"\n'
+        '#include "dlfs/import.h"\n#include "dlfs/part.h"\n#include "dlfs/testing.h"\n'
     )
     flags = [*flags, "-pedantic", "-Wall", "-Wextra", "-Werror", f"-I{ROOT}/native/include"]
     subprocess.run([found, *flags, "-fsyntax-only", source], check=True)
@@ -209,3 +210,8 @@ def test_header_package_and_library_are_of_one_version() -> None:
     assert f"VERSION {__version__} " in (ROOT / "native/CMakeLists.txt").read_text()
     got = library.library().dlfs_version()
     assert (got >> 16, got >> 8 & 0xFF, got & 0xFF) == abi.VERSION
+
+
+def test_the_umbrella_includes_every_layer() -> None:
+    umbrella = (ROOT / "native/include/dlfs/dlfs.h").read_text()
+    assert set(re.findall(r"#include <dlfs/(\w+)\.h>", umbrella)) == set(LAYERS)

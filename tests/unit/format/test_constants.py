@@ -1,4 +1,4 @@
-"""The same limits stand in dlfs.h, in the block layer and in FORMAT.md."""
+"""The same limits stand in dlfs/codes.h, in the block layer and in FORMAT.md."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dlfs.block import lock
 from dlfs.format import constants
 
 ROOT = Path(__file__).parents[3]
-HEADER = (ROOT / "native/include/dlfs/dlfs.h").read_text()
+HEADER = (ROOT / "native/include/dlfs/codes.h").read_text()
 SPECIFICATION = (ROOT / "dlfs/format/FORMAT.md").read_text()
 
 

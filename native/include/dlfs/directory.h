@@ -1,0 +1,112 @@
+/*
+ * The sample directory of a dataset: locations and paths. Building one is in import.h. The
+ * conventions are those of dlfs.h.
+ */
+#ifndef DLFS_PUBLIC_DIRECTORY_H
+#define DLFS_PUBLIC_DIRECTORY_H
+
+#include <dlfs/codes.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/*
+ * Where a sample lies and what its bytes add up to; 16 bytes, little-endian, as on media
+ * (FORMAT.md). The address is in the dataset's own data space: chunk number * chunk_bytes + offset
+ * in the chunk.
+ */
+typedef struct dlfs_location {
+    uint32_t crc32c;
+    uint32_t length_low; /* bits 0..31 of the length */
+    uint64_t address;    /* bits 0..55 the address, bits 56..63 are bits 32..39 of the length */
+} dlfs_location;
+/* The first byte of the sample in the dataset's data space. */
+static inline uint64_t dlfs_location_address(const dlfs_location *location)
+{
+    return location->address & DLFS_ADDRESS_MAX;
+}
+/* The length of the sample, in bytes. */
+static inline uint64_t dlfs_location_length(const dlfs_location *location)
+{
+    return (location->address >> 56) << 32 | location->length_low;
+}
+/* The CRC32C of the sample's bytes. */
+static inline uint32_t dlfs_location_crc32c(const dlfs_location *location)
+{
+    return location->crc32c;
+}
+
+/*
+ * The frozen directory of one dataset: the bytes of its directory segment, as on media, in memory
+ * that the caller owns and keeps until the directory is closed (read-only is enough). It must
+ * outlive the readers and the sequences made over it, which borrow it; batches do without it.
+ * Immutable: any threads at once.
+ */
+typedef struct dlfs_directory dlfs_directory;
+
+/*
+ * Opens a directory over its entries part. Checks the header and every section's bounds, not every
+ * block's checksum (dlfs_directory_verify does that). Errors: DLFS_E_FORMAT, DLFS_E_TRUNCATED,
+ * DLFS_E_CHECKSUM.
+ */
+DLFS_API int dlfs_directory_open(const void *entries, uint64_t entries_bytes, dlfs_directory **out);
+/* Frees a directory; the memory it was opened over stays the caller's. NULL: nothing. */
+DLFS_API void dlfs_directory_close(dlfs_directory *directory);
+/* Gives the directory its names part, once; until then functions on names return -EAGAIN. */
+DLFS_API int dlfs_directory_attach_names(dlfs_directory *directory, const void *names,
+                                         uint64_t names_bytes);
+/*
+ * Checks every block of a part (0: entries, 1: names) in memory at base against the checksums in
+ * the entries; *bad_block is the first bad one (an index of 4096-byte blocks of that part). The
+ * entries that the directory is open over are also checked to list all samples in storage order.
+ * DLFS_E_CHECKSUM, DLFS_E_FORMAT (the order).
+ */
+DLFS_API int dlfs_directory_verify(const dlfs_directory *directory, uint32_t part, const void *base,
+                                   uint64_t bytes, uint64_t *bad_block);
+
+DLFS_API uint64_t dlfs_directory_count(const dlfs_directory *directory);
+DLFS_API uint64_t dlfs_directory_data_bytes(const dlfs_directory *directory);
+/* Length of the names part that the header announces. */
+DLFS_API uint64_t dlfs_directory_names_bytes(const dlfs_directory *directory);
+/*
+ * The location array itself, [count], in index order; valid as long as the directory. Taken apart
+ * by dlfs_location_address and its like.
+ */
+DLFS_API const dlfs_location *dlfs_directory_locations(const dlfs_directory *directory);
+/*
+ * out[i] = the index of the sample at rank first+i in storage order (by address). -EINVAL out of
+ * range.
+ */
+DLFS_API int dlfs_directory_order(const dlfs_directory *directory, uint64_t first, uint64_t count,
+                                  uint64_t *out);
+/*
+ * The rank in storage order of the first sample whose address is >= address (count when there is
+ * none).
+ */
+DLFS_API uint64_t dlfs_directory_rank_at(const dlfs_directory *directory, uint64_t address);
+
+/*
+ * Looks paths up in batches: out[i] = the index of paths[offsets[i]..offsets[i+1]), or UINT64_MAX
+ * when there is no such sample. The hash finds, the name decides. -EAGAIN without names;
+ * DLFS_E_FORMAT for a malformed tree.
+ */
+DLFS_API int dlfs_directory_find(const dlfs_directory *directory, const uint8_t *paths,
+                                 const uint64_t *offsets, uint64_t count, uint64_t *out);
+/* The index of the first sample whose path is >= path in byte order (count when there is none). */
+DLFS_API int dlfs_directory_lower_bound(const dlfs_directory *directory, const uint8_t *path,
+                                        uint64_t path_bytes, uint64_t *index);
+/*
+ * Decodes paths first..first+count-1 into text[0..text_bytes) one behind the other,
+ * offsets[0..count] around them. Returns how many fitted (>= 1 unless text_bytes is under
+ * DLFS_PATH_BYTES_MAX). DLFS_E_FORMAT, -EINVAL, -EAGAIN.
+ */
+DLFS_API int64_t dlfs_directory_names(const dlfs_directory *directory, uint64_t first,
+                                      uint64_t count, uint8_t *text, uint64_t text_bytes,
+                                      uint64_t *offsets);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
