@@ -1,4 +1,4 @@
-"""Exit codes: one table, printed by ``dlfs --help`` and docs/command-line.md, applied by ``main``."""
+"""Exit codes: one table, for ``dlfs --help``, docs/command-line.md and ``main``."""
 
 from __future__ import annotations
 
