@@ -5,19 +5,10 @@
  * moment. Samples under way and those in use are passed over when memory is wanted.
  */
 #include "held.h"
+#include "platform/clock.h"
 
 #include <errno.h>
 #include <stdlib.h>
-#include <time.h>
-
-#define NS_PER_S UINT64_C(1000000000)
-
-static uint64_t now_ns(void)
-{
-    struct timespec now;
-    (void)clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
-    return (uint64_t)now.tv_sec * NS_PER_S + (uint64_t)now.tv_nsec;
-}
 
 int held_create(uint64_t budget_bytes, struct held **out)
 {
@@ -61,7 +52,7 @@ static void link_newest(struct held *held, struct held_sample *sample)
     sample->older = held->newest;
     *(held->newest != NULL ? &held->newest->newer : &held->oldest) = sample;
     held->newest = sample;
-    sample->used_ns = now_ns();
+    sample->used_ns = monotonic_coarse_ns();
 }
 
 static void drop(struct held *held, struct held_sample *sample)
@@ -248,7 +239,7 @@ void held_release(struct held *held, struct held_sample *sample, uint64_t given_
 
 void held_expire(struct held *held, uint64_t age_ns)
 {
-    uint64_t now = now_ns();
+    uint64_t now = monotonic_coarse_ns();
     (void)pthread_mutex_lock(&held->lock);
     struct held_sample *sample = held->oldest;
     while (sample != NULL && now - sample->used_ns >= age_ns) {

@@ -4,6 +4,7 @@
  * There are never more than there are threads, so a list will do. When the mount ends, all are
  * answered with ENOTCONN, so that no thread waits for an owner who is gone.
  */
+#include "platform/clock.h"
 #include "service.h"
 
 #include <errno.h>
@@ -84,13 +85,8 @@ static bool wait_asked(struct dlfs_fuse *fuse, int timeout_ms, const struct time
 
 DLFS_API int dlfs_fuse_wait(dlfs_fuse *fuse, int timeout_ms, dlfs_fuse_question *question)
 {
-    struct timespec deadline;
-    (void)clock_gettime(CLOCK_MONOTONIC, &deadline);
-    if (timeout_ms > 0) {
-        int64_t nanoseconds = deadline.tv_nsec + (int64_t)(timeout_ms % 1000) * NS_PER_MS;
-        deadline.tv_sec += timeout_ms / 1000 + (nanoseconds >= NS_PER_S);
-        deadline.tv_nsec = (long)(nanoseconds % NS_PER_S);
-    }
+    struct timespec deadline =
+        clock_timespec(monotonic_ns() + (timeout_ms > 0 ? (uint64_t)timeout_ms * NS_PER_MS : 0));
     int code = 0;
     (void)pthread_mutex_lock(&fuse->lock);
     if (wait_asked(fuse, timeout_ms, &deadline)) {

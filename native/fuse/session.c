@@ -8,6 +8,7 @@
  * Files are not opened: the kernel is told once that there is no open (ENOSYS), and from then on
  * opens, and closes, without a word. A kernel that does not offer that has its opens answered.
  */
+#include "platform/clock.h"
 #include "service.h"
 
 #include <errno.h>
@@ -17,7 +18,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/uio.h>
-#include <time.h>
 #include <unistd.h>
 
 #define WAKE_SIGNAL (SIGRTMAX - 1)
@@ -198,17 +198,13 @@ static const struct fuse_lowlevel_ops OPERATIONS = {
 static void stay_awake(struct listening *listening, int kernel)
 {
     struct pollfd wait = {.fd = kernel, .events = POLLIN};
-    struct timespec now;
     if (!wakefulness_pays(&listening->kernel)) {
         return;
     }
-    (void)clock_gettime(CLOCK_MONOTONIC, &now);
-    int64_t until_ns = (int64_t)now.tv_sec * NS_PER_S + now.tv_nsec;
-    until_ns += (int64_t)listening->awake_us * 1000;
+    uint64_t until_ns = monotonic_ns() + (uint64_t)listening->awake_us * 1000;
     int ready = 0;
-    while (ready == 0 && (int64_t)now.tv_sec * NS_PER_S + now.tv_nsec < until_ns) {
+    while (ready == 0 && monotonic_ns() < until_ns) {
         ready = poll(&wait, 1, 0);
-        (void)clock_gettime(CLOCK_MONOTONIC, &now);
     }
     wakefulness_tried(&listening->kernel, ready > 0);
 }
@@ -266,16 +262,12 @@ DLFS_API const char *dlfs_fuse_build(void)
 
 static int prepare(struct dlfs_fuse *fuse, const dlfs_fuse_config *config)
 {
-    pthread_condattr_t monotonic;
     fuse->config = *config;
     fuse->config.mountpoint = fuse->config.options = NULL;
-    (void)pthread_condattr_init(&monotonic);
-    (void)pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     (void)pthread_mutex_init(&fuse->lock, NULL);
-    (void)pthread_cond_init(&fuse->asked, &monotonic);
-    (void)pthread_cond_init(&fuse->answered, &monotonic);
-    (void)pthread_cond_init(&fuse->left, &monotonic);
-    (void)pthread_condattr_destroy(&monotonic);
+    (void)condition_init(&fuse->asked);
+    (void)condition_init(&fuse->answered);
+    (void)condition_init(&fuse->left);
     ahead_init(&fuse->ahead);
     listen_init(&fuse->listening, config->busy_poll_us);
     return held_create(config->held_bytes, &fuse->held);
@@ -410,13 +402,9 @@ DLFS_API void dlfs_fuse_stop(dlfs_fuse *fuse)
     (void)pthread_mutex_lock(&fuse->lock);
     end(fuse);
     for (uint32_t tries = 0; fuse->running && tries < WAKE_TRIES; tries++) {
-        struct timespec until;
-        (void)clock_gettime(CLOCK_MONOTONIC, &until);
-        until.tv_nsec += WAKE_NS;
-        until.tv_sec += until.tv_nsec / NS_PER_S;
-        until.tv_nsec %= NS_PER_S;
+        uint64_t until_ns = monotonic_ns() + WAKE_NS;
         (void)pthread_kill(fuse->loop, WAKE_SIGNAL);
-        (void)pthread_cond_timedwait(&fuse->left, &fuse->lock, &until);
+        condition_wait_until(&fuse->left, &fuse->lock, until_ns);
     }
     (void)pthread_mutex_unlock(&fuse->lock);
 }

@@ -14,6 +14,7 @@
  * Source: spdk/nvme.h, spdk_nvme_ctrlr_disconnect and spdk_nvme_ctrlr_reconnect_async; NVM Express
  * Base Specification 2.0, section 5.24 (Keep Alive).
  */
+#include "platform/clock.h"
 #include "shim.h"
 
 #include <errno.h>
@@ -92,7 +93,7 @@ static bool is_ready(const struct controller *controller)
 static int wait_ready(struct controller *controller, uint32_t reconnect_ms)
 {
     while (!is_ready(controller)) {
-        uint64_t down_ns = shim_clock_ns() - atomic_load(&controller->down_since_ns);
+        uint64_t down_ns = monotonic_ns() - atomic_load(&controller->down_since_ns);
         bool lost = atomic_load(&controller->state) == CONTROLLER_LOST;
         if (lost || down_ns > reconnect_ms * NS_PER_MS) {
             return DLFS_E_LOST;
@@ -120,7 +121,7 @@ static int admin_submit(struct controller *controller, const dlfs_spdk_command *
 /* Polls until a command is done; abandons it when its time has passed. */
 static int admin_wait(struct controller *controller, uint32_t timeout_ms, struct admin_call *call)
 {
-    uint64_t deadline_ns = shim_clock_ns() + timeout_ms * NS_PER_MS;
+    uint64_t deadline_ns = monotonic_ns() + timeout_ms * NS_PER_MS;
     while (atomic_load(&call->state) != CALL_DONE) {
         (void)pthread_mutex_lock(&controller->admin_lock);
         if (is_ready(controller)) {
@@ -128,7 +129,7 @@ static int admin_wait(struct controller *controller, uint32_t timeout_ms, struct
         }
         (void)pthread_mutex_unlock(&controller->admin_lock);
         int under_way = CALL_UNDER_WAY;
-        if (shim_clock_ns() > deadline_ns &&
+        if (monotonic_ns() > deadline_ns &&
             atomic_compare_exchange_strong(&call->state, &under_way, (int)CALL_ABANDONED)) {
             controller_reset(controller, true);
             return DLFS_E_TIMEOUT;
@@ -200,7 +201,7 @@ static void leave_ready(struct controller *controller, enum controller_state sta
 {
     lock_all(controller);
     bool silent = atomic_exchange(&controller->silent, false);
-    atomic_store(&controller->down_since_ns, shim_clock_ns());
+    atomic_store(&controller->down_since_ns, monotonic_ns());
     atomic_store(&controller->state, (int)state);
     (void)atomic_fetch_add(&controller->generation, 1);
     for (struct queue *queue = controller->queues; queue != NULL; queue = queue_next(queue)) {
@@ -220,8 +221,8 @@ static bool disconnect(struct controller *controller)
     if (code == -ENXIO) {
         return false;
     }
-    uint64_t deadline_ns = shim_clock_ns() + controller->connect_ms * NS_PER_MS;
-    while (admin_poll(controller) != -ENXIO && shim_clock_ns() < deadline_ns) {
+    uint64_t deadline_ns = monotonic_ns() + controller->connect_ms * NS_PER_MS;
+    while (admin_poll(controller) != -ENXIO && monotonic_ns() < deadline_ns) {
         shim_sleep_ns(STEP_NS);
     }
     return true;
@@ -238,7 +239,7 @@ static void ask_for_queues(struct controller *controller)
 /* One attempt to connect again: 0, or a negative code. */
 static int reconnect(struct controller *controller)
 {
-    uint64_t deadline_ns = shim_clock_ns() + controller->connect_ms * NS_PER_MS;
+    uint64_t deadline_ns = monotonic_ns() + controller->connect_ms * NS_PER_MS;
     ask_for_queues(controller);
     spdk_nvme_ctrlr_reconnect_async(controller->spdk);
     for (;;) {
@@ -246,7 +247,7 @@ static int reconnect(struct controller *controller)
         if (code != -EAGAIN) {
             return code;
         }
-        if (atomic_load(&controller->stopping) || shim_clock_ns() > deadline_ns) {
+        if (atomic_load(&controller->stopping) || monotonic_ns() > deadline_ns) {
             spdk_nvme_ctrlr_fail(controller->spdk); /* the next look ends the attempt */
         }
         shim_sleep_ns(STEP_NS);
@@ -255,7 +256,7 @@ static int reconnect(struct controller *controller)
 
 static void try_again(struct controller *controller)
 {
-    if (shim_clock_ns() < controller->retry_at_ns) {
+    if (monotonic_ns() < controller->retry_at_ns) {
         return;
     }
     bool broken = !controller->fabrics && controller->attempts >= LOCAL_ATTEMPTS_MAX;
@@ -264,7 +265,7 @@ static void try_again(struct controller *controller)
         return;
     }
     if (reconnect(controller) == 0) {
-        controller->heartbeat_next_ns = shim_clock_ns() + controller->heartbeat_ms * NS_PER_MS;
+        controller->heartbeat_next_ns = monotonic_ns() + controller->heartbeat_ms * NS_PER_MS;
         controller_note_quiesce(controller);
         atomic_store(&controller->silent, false);
         atomic_store(&controller->reset_wanted, false);
@@ -272,7 +273,7 @@ static void try_again(struct controller *controller)
         return;
     }
     controller->attempts++;
-    controller->retry_at_ns = shim_clock_ns() + controller->backoff_ns;
+    controller->retry_at_ns = monotonic_ns() + controller->backoff_ns;
     controller->backoff_ns *= 2;
     if (controller->backoff_ns > BACKOFF_LAST_NS) {
         controller->backoff_ns = BACKOFF_LAST_NS;
@@ -289,7 +290,7 @@ static void heartbeat_done(void *argument, const struct spdk_nvme_cpl *completio
 /* Sends a keep-alive now and then; false when one has gone unanswered for too long. */
 static bool heartbeat(struct controller *controller)
 {
-    uint64_t now = shim_clock_ns();
+    uint64_t now = monotonic_ns();
     uint64_t sent_ns = atomic_load(&controller->heartbeat_ns);
     if (sent_ns != 0) {
         bool silent = now - sent_ns >= controller->timeout_ms * NS_PER_MS;
@@ -334,8 +335,8 @@ static void look(struct controller *controller)
 /* Over PCIe: has SPDK look for devices that were pulled out. */
 static void scan(struct controller *controller, uint64_t *next_ns)
 {
-    if (!controller->fabrics && shim_clock_ns() >= *next_ns) {
-        *next_ns = shim_clock_ns() + SCAN_NS;
+    if (!controller->fabrics && monotonic_ns() >= *next_ns) {
+        *next_ns = monotonic_ns() + SCAN_NS;
         (void)spdk_nvme_scan_attached(&controller->transport_id);
     }
 }
@@ -345,12 +346,11 @@ void *controller_main(void *argument)
     struct controller *controller = argument;
     uint64_t scan_ns = 0;
     while (!atomic_load(&controller->stopping)) {
-        uint64_t until_ns = shim_clock_ns() + POLL_NS;
+        uint64_t until_ns = monotonic_ns() + POLL_NS;
         if (!is_ready(controller) && controller->retry_at_ns < until_ns) {
             until_ns = controller->retry_at_ns;
         }
-        struct timespec until = {.tv_sec = (time_t)(until_ns / UINT64_C(1000000000)),
-                                 .tv_nsec = (long)(until_ns % UINT64_C(1000000000))};
+        struct timespec until = clock_timespec(until_ns);
         (void)sem_clockwait(&controller->wake, CLOCK_MONOTONIC, &until);
         if (!atomic_load(&controller->stopping)) {
             scan(controller, &scan_ns);

@@ -4,6 +4,7 @@
  *
  * Source: spdk/nvme.h; NVM Express Base Specification 2.1, section 5.1.13.2.1 (CQT, KAS).
  */
+#include "platform/clock.h"
 #include "shim.h"
 
 #include <errno.h>
@@ -131,7 +132,7 @@ static int start_thread(struct controller *controller)
 static void detach(struct controller *controller)
 {
     struct spdk_nvme_detach_ctx *context = NULL;
-    uint64_t deadline_ns = shim_clock_ns() + DETACH_NS;
+    uint64_t deadline_ns = monotonic_ns() + DETACH_NS;
     if (atomic_load(&controller->state) != CONTROLLER_READY) {
         spdk_nvme_ctrlr_fail(controller->spdk);
     }
@@ -139,7 +140,7 @@ static void detach(struct controller *controller)
         return;
     }
     while (spdk_nvme_detach_poll_async(context) == -EAGAIN) {
-        if (shim_clock_ns() > deadline_ns) {
+        if (monotonic_ns() > deadline_ns) {
             spdk_nvme_ctrlr_fail(controller->spdk);
         }
         shim_sleep_ns(STEP_NS);

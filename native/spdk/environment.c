@@ -52,13 +52,6 @@ static struct {
     char lines[LOG_LINES][LOG_LINE_BYTES];
 } ring = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-uint64_t shim_clock_ns(void)
-{
-    struct timespec now;
-    (void)clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
-}
-
 void shim_sleep_ns(uint64_t duration_ns)
 {
     struct timespec pause = {.tv_sec = (time_t)(duration_ns / UINT64_C(1000000000)),

@@ -14,6 +14,7 @@
  * completion it lets other threads run between two looks, and later sleeps a little.
  */
 #include "queue.h"
+#include "platform/clock.h"
 
 #include <errno.h>
 #include <sched.h>
@@ -112,7 +113,7 @@ static void put_off(struct queue *queue)
     if (queue->backoff_ns > BACKOFF_LAST_NS) {
         queue->backoff_ns = BACKOFF_LAST_NS;
     }
-    queue->retry_at_ns = shim_clock_ns() + queue->backoff_ns;
+    queue->retry_at_ns = monotonic_ns() + queue->backoff_ns;
 }
 
 /* The connection failed; what was in flight has been aborted. */
@@ -120,7 +121,7 @@ static void note_loss(struct queue *queue)
 {
     queue->connected = false;
     if (queue->down_since_ns == 0) {
-        queue->down_since_ns = shim_clock_ns();
+        queue->down_since_ns = monotonic_ns();
         queue->backoff_ns = BACKOFF_FIRST_NS;
         queue->retry_at_ns = 0;
     } else { /* it never came to be well */
@@ -185,7 +186,7 @@ static bool have_connection(struct queue *queue)
     if (spdk_likely(queue->connected && ready && same)) {
         return true;
     }
-    uint64_t now = shim_clock_ns();
+    uint64_t now = monotonic_ns();
     if (queue->down_since_ns == 0) {
         queue->down_since_ns = now;
     }
@@ -198,7 +199,7 @@ static bool have_connection(struct queue *queue)
         put_off(queue);
         controller_check(queue->controller);
     }
-    give_up(queue, shim_clock_ns());
+    give_up(queue, monotonic_ns());
     return false;
 }
 
@@ -264,7 +265,7 @@ static void look(struct queue *queue, uint32_t count)
 int queue_submit(void *argument, const dlfs_operation *operations, uint32_t count)
 {
     struct queue *queue = argument;
-    uint64_t now = shim_clock_ns();
+    uint64_t now = monotonic_ns();
     queue_lock(queue);
     for (uint32_t i = 0; i < count; i++) {
         request_add(queue, &operations[i], now);
@@ -305,7 +306,7 @@ int queue_poll(void *argument, dlfs_completion *completions, uint32_t count, int
         }
         uint32_t filled = request_take_finished(queue, completions, count);
         bool check = filled == 0 || ++queue->looks % CHECK_LOOKS == 0;
-        uint64_t now = check ? shim_clock_ns() : 0;
+        uint64_t now = check ? monotonic_ns() : 0;
         if (check && queue->connected && now - queue->checked_ns > CHECK_NS) {
             check_times(queue, now);
         }
@@ -367,15 +368,15 @@ static void queue_free(struct queue *queue)
  * and refuses has no queue pair left. */
 static int connect_first(struct queue *queue)
 {
-    uint64_t deadline_ns = shim_clock_ns() + queue->controller->connect_ms * NS_PER_MS;
-    queue->down_since_ns = shim_clock_ns();
+    uint64_t deadline_ns = monotonic_ns() + queue->controller->connect_ms * NS_PER_MS;
+    queue->down_since_ns = monotonic_ns();
     while (queue->backoff_ns <= BACKOFF_REFUSED_NS) {
         queue_lock(queue);
         look(queue, 0);
         bool up = queue->connected && queue->down_since_ns == 0;
         queue_unlock(queue);
         bool ready = atomic_load(&queue->controller->state) == CONTROLLER_READY;
-        if (up || !ready || shim_clock_ns() > deadline_ns) {
+        if (up || !ready || monotonic_ns() > deadline_ns) {
             return 0;
         }
         shim_sleep_ns(STEP_NS);

@@ -15,6 +15,7 @@
  *
  * Source: NVM Express Base Specification 2.0, section 3.3.3.2.1 (status codes).
  */
+#include "platform/clock.h"
 #include "queue.h"
 
 #include <errno.h>
@@ -64,7 +65,7 @@ static void set_deadline(const struct queue *queue, struct slot *slot, uint64_t 
 static int start_again(struct queue *queue, uint32_t number)
 {
     struct slot *slot = &queue->slots[number];
-    uint64_t now = shim_clock_ns();
+    uint64_t now = monotonic_ns();
     uint64_t left_ns = slot->end_ns > now ? slot->end_ns - now : 0;
     slot->after_ns = 0;
     if (slot->operation.kind == DLFS_OP_WRITE && slot->unanswered) {
@@ -295,7 +296,7 @@ static int write_permit(struct queue *queue, struct slot *slot)
     if (permit == -EKEYEXPIRED) {
         return permit;
     }
-    uint64_t now = slot->after_ns != 0 || slot->held ? shim_clock_ns() : 0;
+    uint64_t now = slot->after_ns != 0 || slot->held ? monotonic_ns() : 0;
     if (permit < 0 || queue->down_since_ns != 0 || now < slot->after_ns) {
         slot->held = true;
         return -EAGAIN;

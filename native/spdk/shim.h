@@ -27,7 +27,6 @@
 
 #define NS_PER_MS UINT64_C(1000000)
 
-uint64_t shim_clock_ns(void);
 void shim_sleep_ns(uint64_t duration_ns);
 
 /* ---- environment ----------------------------------------------------------------------------- */

@@ -16,7 +16,9 @@
 #include <unistd.h>
 
 #include "channel/client.h"
+#include "platform/clock.h"
 #include "platform/memory.h"
+#include "sequence/sequence.h"
 
 /* ---- the arena ------------------------------------------------------------------------------- */
 
@@ -144,7 +146,7 @@ static int await(dlfs_client *client, struct completion *answer)
 {
     uint64_t until = UINT64_MAX;
     if (client->timeout_ms > 0) {
-        until = clock_ns() + (uint64_t)client->timeout_ms * UINT64_C(1000000);
+        until = monotonic_ns() + (uint64_t)client->timeout_ms * UINT64_C(1000000);
     }
     for (;;) {
         int taken = ring_take(&client->completions, answer);
@@ -159,7 +161,7 @@ static int await(dlfs_client *client, struct completion *answer)
         }
         int64_t left_ms = -1;
         if (until != UINT64_MAX) {
-            left_ms = ((int64_t)until - (int64_t)clock_ns() + 999999) / 1000000;
+            left_ms = ((int64_t)until - (int64_t)monotonic_ns() + 999999) / 1000000;
         }
         if (until != UINT64_MAX && left_ms <= 0) {
             return client_lose(client);
@@ -589,15 +591,15 @@ DLFS_API int dlfs_client_stream_next(dlfs_client *client, uint64_t count, int ti
     if (count > client->memory.samples_max) {
         return DLFS_E_LIMIT;
     }
-    uint64_t until = timeout_ms < 0 ? UINT64_MAX : clock_ns() + (uint64_t)timeout_ms * 1000000;
+    uint64_t until = timeout_ms < 0 ? UINT64_MAX : monotonic_ns() + (uint64_t)timeout_ms * 1000000;
     int code = -EAGAIN;
     pthread_mutex_lock(&client->turn);
     do {
-        uint64_t now = clock_ns();
+        uint64_t now = monotonic_ns();
         uint64_t left_ms = now < until ? (until - now + 999999) / 1000000 : 0;
         struct submission asked = {.operation = OPERATION_NEXT, .value = count, .limit = left_ms};
         code = ask_batch(client, &asked, NULL, out);
-    } while (code == -EAGAIN && clock_ns() < until);
+    } while (code == -EAGAIN && monotonic_ns() < until);
     end_turn(client);
     return code;
 }

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "channel/client.h"
+#include "platform/clock.h"
 
 #define LOOK_NS UINT64_C(1000000) /* the service is looked after this often */
 
@@ -109,7 +110,7 @@ static bool may_find(dlfs_client *client)
     if (client->kept.locations == NULL || client_is_lost(client)) {
         return false;
     }
-    uint64_t now = clock_ns();
+    uint64_t now = monotonic_ns();
     if (now - atomic_load_explicit(&client->looked_ns, memory_order_relaxed) < LOOK_NS) {
         return true;
     }

@@ -23,9 +23,9 @@
 #include <sched.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <time.h>
 
 #include "channel/channel.h"
+#include "platform/clock.h"
 
 #define SPIN_NS UINT64_C(50000) /* about what one sleep and its wake-up cost both sides */
 #define WAKE_NS UINT64_C(30000) /* what a wake-up may add to a wait that slept */
@@ -136,7 +136,7 @@ static bool spin(struct ring *ring, const struct waiter *waiter, uint64_t until_
             }
             relax();
         }
-        if (clock_ns() >= until_ns) {
+        if (monotonic_ns() >= until_ns) {
             return false;
         }
     }
@@ -184,7 +184,7 @@ static enum wait_end sleep_until(struct ring *ring, struct waiter *waiter, uint6
         if (ring_ready(ring)) {
             break;
         }
-        uint64_t now = until_ns == UINT64_MAX ? 0 : clock_ns();
+        uint64_t now = until_ns == UINT64_MAX ? 0 : monotonic_ns();
         if (now >= until_ns) {
             end = WAIT_TIME;
         } else {
@@ -202,7 +202,7 @@ enum wait_end ring_wait(struct ring *ring, struct waiter *waiter, int timeout_ms
     if (ring_ready(ring)) {
         return WAIT_READY;
     }
-    uint64_t start = clock_ns();
+    uint64_t start = monotonic_ns();
     uint64_t until = timeout_ms < 0 ? UINT64_MAX : start + (uint64_t)timeout_ms * UINT64_C(1000000);
     bool could_spin = waiter->may_spin && apart(ring, waiter);
     bool spins = could_spin && waiter->score > 0;
@@ -211,7 +211,7 @@ enum wait_end ring_wait(struct ring *ring, struct waiter *waiter, int timeout_ms
         return WAIT_READY;
     }
     enum wait_end end = sleep_until(ring, waiter, until);
-    bool soon = end == WAIT_READY && clock_ns() - start <= SPIN_NS + WAKE_NS;
+    bool soon = end == WAIT_READY && monotonic_ns() - start <= SPIN_NS + WAKE_NS;
     if (could_spin && !spins && soon && apart(ring, waiter)) {
         waiter->score++;
     } else if (spins && waiter->score > 0) {

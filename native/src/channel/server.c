@@ -20,8 +20,10 @@
 #include <unistd.h>
 
 #include "channel/channel.h"
+#include "platform/clock.h"
 #include "platform/thread.h"
 #include "reader/share.h"
+#include "sequence/sequence.h"
 
 #define RELEASE_LOOK_MS 10
 #define IDLE_NS UINT64_C(1000000000) /* after which the pages of large answers are given back */
@@ -406,12 +408,12 @@ static bool serve(dlfs_channel *channel, const struct submission *asked)
     }
     struct channel_counters *counters = &channel->counters;
     struct completion answer = {.tag = asked->tag, .place = BATCH_NONE};
-    uint64_t start = clock_ns();
+    uint64_t start = monotonic_ns();
     channel->asked_ns = start;
     atomic_store_explicit(&counters->under_way, 1, memory_order_relaxed);
     int64_t result = perform(channel, asked, &answer);
     atomic_store_explicit(&counters->under_way, 0, memory_order_relaxed);
-    atomic_fetch_add_explicit(&counters->busy_ns, clock_ns() - start, memory_order_relaxed);
+    atomic_fetch_add_explicit(&counters->busy_ns, monotonic_ns() - start, memory_order_relaxed);
     if (result == BROKEN) {
         return false;
     }
@@ -450,7 +452,7 @@ static void trim_idle(dlfs_channel *channel)
 {
     uint64_t taken =
         atomic_load_explicit(&channel->memory.header->kept.taken, memory_order_acquire);
-    if (clock_ns() - channel->asked_ns < IDLE_NS) {
+    if (monotonic_ns() - channel->asked_ns < IDLE_NS) {
         return;
     }
     lend_trim(channel);
@@ -466,7 +468,7 @@ static int sleep_ms(const dlfs_channel *channel)
     if (atomic_load_explicit(&counters->batches_out, memory_order_relaxed) > 0) {
         return RELEASE_LOOK_MS;
     }
-    uint64_t idle_ns = clock_ns() - channel->asked_ns;
+    uint64_t idle_ns = monotonic_ns() - channel->asked_ns;
     bool trimmed = channel->area_samples == 0 && channel->copied_kept == 0;
     return trimmed || idle_ns > 2 * IDLE_NS ? -1 : (int)(IDLE_NS / 1000000);
 }

@@ -10,7 +10,6 @@
 
 #include <errno.h>
 #include <pthread.h>
-#include <time.h>
 
 #define TRANSFER_BATCH 64u
 
@@ -29,34 +28,6 @@ static void count_fork(void)
 __attribute__((constructor)) static void watch_forks(void)
 {
     (void)pthread_atfork(NULL, NULL, count_fork);
-}
-
-uint64_t dlfs_clock_ns(void)
-{
-    struct timespec now;
-    (void)clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
-}
-
-struct dlfs_deadline dlfs_deadline_after(int timeout_ms)
-{
-    struct dlfs_deadline deadline = {.never = timeout_ms < 0, .at_ns = 0};
-    if (timeout_ms > 0) {
-        deadline.at_ns = dlfs_clock_ns() + (uint64_t)timeout_ms * UINT64_C(1000000);
-    }
-    return deadline;
-}
-
-uint64_t dlfs_deadline_left_ns(const struct dlfs_deadline *deadline)
-{
-    if (deadline->never) {
-        return UINT64_MAX;
-    }
-    if (deadline->at_ns == 0) {
-        return 0;
-    }
-    uint64_t now = dlfs_clock_ns();
-    return now < deadline->at_ns ? deadline->at_ns - now : 0;
 }
 
 void dlfs_device_init(dlfs_device *device, const struct dlfs_device_ops *ops, const char *kind,

@@ -153,16 +153,4 @@ int64_t dlfs_file_result(int64_t error);
  */
 uint32_t dlfs_nvme_operation_ms(const dlfs_device *device);
 
-/* Nanoseconds of the monotonic clock. */
-uint64_t dlfs_clock_ns(void);
-
-/* A point in time after which a poll gives up: never for timeout_ms < 0. */
-struct dlfs_deadline {
-    bool never;
-    uint64_t at_ns;
-};
-struct dlfs_deadline dlfs_deadline_after(int timeout_ms);
-/* Nanoseconds left, 0 when it has passed, UINT64_MAX when it never does. */
-uint64_t dlfs_deadline_left_ns(const struct dlfs_deadline *deadline);
-
 #endif

@@ -10,6 +10,7 @@
 #include "dlfs/testing.h"
 
 #include "device/device.h"
+#include "platform/clock.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -81,7 +82,7 @@ static void slot_hold(struct fault_queue *queue, uint32_t number, int64_t result
 {
     struct fault_slot *slot = &queue->slots[number];
     slot->result = result;
-    slot->due_ns = slot->delay_ns == 0 ? 0 : dlfs_clock_ns() + slot->delay_ns;
+    slot->due_ns = slot->delay_ns == 0 ? 0 : monotonic_ns() + slot->delay_ns;
     queue->held[queue->held_count++] = number;
 }
 
@@ -216,7 +217,7 @@ static uint32_t held_pick(struct fault_queue *queue, uint64_t now_ns)
 static uint32_t held_give(struct fault_queue *queue, dlfs_completion *completions, uint32_t count)
 {
     uint32_t filled = 0;
-    uint64_t now_ns = dlfs_clock_ns();
+    uint64_t now_ns = monotonic_ns();
     while (filled < count) {
         uint32_t position = held_pick(queue, now_ns);
         if (position == queue->held_count) {
@@ -234,7 +235,7 @@ static uint32_t held_give(struct fault_queue *queue, dlfs_completion *completion
  * due. */
 static uint64_t wait_ns(const struct fault_queue *queue, uint64_t left_ns)
 {
-    uint64_t now_ns = dlfs_clock_ns();
+    uint64_t now_ns = monotonic_ns();
     for (uint32_t i = 0; i < queue->held_count; i++) {
         uint64_t due_ns = queue->slots[queue->held[i]].due_ns;
         uint64_t until_ns = due_ns > now_ns ? due_ns - now_ns : 0;
@@ -265,14 +266,14 @@ static int fault_poll(dlfs_queue *base, dlfs_completion *completions, uint32_t c
         ((const struct fault_device *)base->device)->config.lost_polls != 0) {
         return DLFS_E_LOST;
     }
-    struct dlfs_deadline deadline = dlfs_deadline_after(timeout_ms);
+    struct deadline deadline = deadline_after(timeout_ms);
     int error = inner_collect(queue, 0);
     for (;;) {
         uint32_t filled = held_give(queue, completions, count);
         if (filled > 0) {
             return (int)filled;
         }
-        uint64_t left_ns = dlfs_deadline_left_ns(&deadline);
+        uint64_t left_ns = deadline_left_ns(&deadline);
         if (error < 0 || left_ns == 0) {
             return error;
         }

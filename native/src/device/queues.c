@@ -10,9 +10,9 @@
 #include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
-#include <time.h>
 
 #include "device/device.h"
+#include "platform/clock.h"
 
 #define QUEUES_MAX 128u
 #define FULL_NS UINT64_C(1000000000)  /* after a target refused one: until the next try */
@@ -23,15 +23,6 @@
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed;
-
-static void make_condition(void)
-{
-    pthread_condattr_t monotonic;
-    (void)pthread_condattr_init(&monotonic);
-    (void)pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    (void)pthread_cond_init(&changed, &monotonic);
-    (void)pthread_condattr_destroy(&monotonic);
-}
 
 static void before_fork(void)
 {
@@ -45,13 +36,13 @@ static void after_fork(void)
 
 static void after_fork_in_child(void)
 {
-    make_condition();
+    (void)condition_init(&changed);
     (void)pthread_mutex_unlock(&lock);
 }
 
 __attribute__((constructor)) static void prepare(void)
 {
-    make_condition();
+    (void)condition_init(&changed);
     (void)pthread_atfork(before_fork, after_fork, after_fork_in_child);
 }
 
@@ -150,7 +141,7 @@ static int make(dlfs_device *device, uint32_t depth, struct dlfs_turn *turn, dlf
         return code;
     }
     (void)pthread_mutex_lock(&lock);
-    queues->full_until_ns = dlfs_clock_ns() + FULL_NS;
+    queues->full_until_ns = monotonic_ns() + FULL_NS;
     line_up(queues, turn);
     (void)pthread_mutex_unlock(&lock);
     return -EAGAIN;
@@ -159,7 +150,7 @@ static int make(dlfs_device *device, uint32_t depth, struct dlfs_turn *turn, dlf
 int dlfs_queue_borrow(dlfs_device *device, uint32_t depth, struct dlfs_turn *turn, dlfs_queue **out)
 {
     struct dlfs_queues *queues = &device->queues;
-    uint64_t now_ns = dlfs_clock_ns();
+    uint64_t now_ns = monotonic_ns();
     dlfs_queue *spare = NULL; /* of another depth, where there may be no more of them */
     bool may_make = false;
     (void)pthread_mutex_lock(&lock);
@@ -199,7 +190,7 @@ int dlfs_queue_borrow(dlfs_device *device, uint32_t depth, struct dlfs_turn *tur
 void dlfs_queue_give_back(dlfs_queue *queue)
 {
     struct dlfs_queues *queues = &queue->device->queues;
-    uint64_t now_ns = dlfs_clock_ns();
+    uint64_t now_ns = monotonic_ns();
     (void)pthread_mutex_lock(&lock);
     dlfs_queue *ended = disown(queues);
     struct dlfs_turn *first = queues->line;
@@ -245,12 +236,10 @@ bool dlfs_turn_is_worth_a_look(const struct dlfs_turn *turn, uint64_t now_ns)
 
 void dlfs_turn_wait(struct dlfs_turn *turn, int timeout_ms)
 {
-    uint64_t until_ns = dlfs_clock_ns() + (uint64_t)timeout_ms * UINT64_C(1000000);
-    struct timespec until = {.tv_sec = (time_t)(until_ns / UINT64_C(1000000000)),
-                             .tv_nsec = (long)(until_ns % UINT64_C(1000000000))};
+    uint64_t until_ns = monotonic_ns() + (uint64_t)timeout_ms * UINT64_C(1000000);
     (void)pthread_mutex_lock(&lock);
     if (turn->state == DLFS_TURN_WAITS) {
-        (void)pthread_cond_timedwait(&changed, &lock, &until);
+        condition_wait_until(&changed, &lock, until_ns);
     }
     (void)pthread_mutex_unlock(&lock);
 }
@@ -300,10 +289,10 @@ int dlfs_queue_create(dlfs_device *device, uint32_t depth, dlfs_queue **out)
         return -EINVAL;
     }
     struct dlfs_turn turn = {.queue = NULL};
-    struct dlfs_deadline deadline = dlfs_deadline_after(WAIT_MS);
+    struct deadline deadline = deadline_after(WAIT_MS);
     int code;
     while ((code = dlfs_queue_borrow(device, depth, &turn, out)) == -EAGAIN) {
-        if (dlfs_deadline_left_ns(&deadline) == 0) {
+        if (deadline_left_ns(&deadline) == 0) {
             dlfs_turn_leave(device, &turn);
             return DLFS_E_LIMIT;
         }

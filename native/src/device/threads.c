@@ -11,9 +11,9 @@
 #include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "platform/clock.h"
 #include "platform/thread.h"
 
 /* More threads than this only take turns on the device; glibc's own AIO stops at 20. */
@@ -204,19 +204,17 @@ static uint32_t take_finished(struct threads_queue *queue, dlfs_completion *comp
 }
 
 /* Waits until something finished; false when the time has passed. */
-static bool wait_finished(struct threads_queue *queue, const struct dlfs_deadline *deadline)
+static bool wait_finished(struct threads_queue *queue, const struct deadline *deadline)
 {
     while (queue->finished.first == NO_SLOT) {
         if (deadline->never) {
             (void)pthread_cond_wait(&queue->done, &queue->mutex);
             continue;
         }
-        if (dlfs_deadline_left_ns(deadline) == 0) {
+        if (deadline_left_ns(deadline) == 0) {
             return false;
         }
-        struct timespec until = {.tv_sec = (time_t)(deadline->at_ns / UINT64_C(1000000000)),
-                                 .tv_nsec = (long)(deadline->at_ns % UINT64_C(1000000000))};
-        (void)pthread_cond_timedwait(&queue->done, &queue->mutex, &until);
+        condition_wait_until(&queue->done, &queue->mutex, deadline->at_ns);
     }
     return true;
 }
@@ -225,7 +223,7 @@ static int threads_poll(dlfs_queue *base, dlfs_completion *completions, uint32_t
                         int timeout_ms)
 {
     struct threads_queue *queue = (struct threads_queue *)base;
-    struct dlfs_deadline deadline = dlfs_deadline_after(timeout_ms);
+    struct deadline deadline = deadline_after(timeout_ms);
     uint32_t filled = 0;
     (void)pthread_mutex_lock(&queue->mutex);
     if (wait_finished(queue, &deadline)) {
@@ -270,17 +268,9 @@ static const struct dlfs_queue_ops threads_queue_ops = {
 
 static int locks_init(struct threads_queue *queue)
 {
-    pthread_condattr_t attributes;
-    int error = pthread_condattr_init(&attributes);
-    if (error != 0) {
-        return -error;
-    }
-    (void)pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
     (void)pthread_mutex_init(&queue->mutex, NULL);
     (void)pthread_cond_init(&queue->work, NULL);
-    error = pthread_cond_init(&queue->done, &attributes);
-    (void)pthread_condattr_destroy(&attributes);
-    return -error;
+    return condition_init(&queue->done);
 }
 
 int dlfs_threads_queue_create(dlfs_device *device, uint32_t depth, dlfs_queue **out)

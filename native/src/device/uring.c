@@ -16,6 +16,7 @@
  * Source: io_uring(7), io_uring_setup(2), io_uring_enter(2).
  */
 #include "device/device.h"
+#include "platform/clock.h"
 
 #include <errno.h>
 
@@ -231,7 +232,7 @@ static int uring_poll(dlfs_queue *base, dlfs_completion *completions, uint32_t c
                       int timeout_ms)
 {
     struct uring_queue *queue = (struct uring_queue *)base;
-    struct dlfs_deadline deadline = dlfs_deadline_after(timeout_ms);
+    struct deadline deadline = deadline_after(timeout_ms);
     for (;;) {
         uint32_t filled = ring_reap(queue, completions, count);
         int error = ring_flush(queue);
@@ -241,7 +242,7 @@ static int uring_poll(dlfs_queue *base, dlfs_completion *completions, uint32_t c
         if (error < 0 && !is_transient(error)) {
             return error;
         }
-        uint64_t left_ns = dlfs_deadline_left_ns(&deadline);
+        uint64_t left_ns = deadline_left_ns(&deadline);
         if (left_ns == 0) {
             return 0;
         }

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "nvme/thread.h"
+#include "platform/clock.h"
 #include "platform/thread.h"
 
 /* How long a lost device stays lost before an operation has it looked for again. */
@@ -30,16 +31,9 @@ void nvme_link_signal(struct nvme_link *link)
 
 static int make_locks(struct nvme_association *association)
 {
-    pthread_condattr_t attributes;
-    int error = pthread_condattr_init(&attributes);
-    if (error != 0) {
-        return -error;
-    }
-    (void)pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    error = pthread_cond_init(&association->changed, &attributes);
-    (void)pthread_condattr_destroy(&attributes);
-    if (error != 0) {
-        return -error;
+    int code = condition_init(&association->changed);
+    if (code < 0) {
+        return code;
     }
     (void)pthread_mutex_init(&association->lock, NULL);
     (void)pthread_mutex_init(&association->service_lock, NULL);
@@ -55,7 +49,7 @@ int nvme_association_create(const struct nvme_config *config, struct nvme_associ
     }
     association->config = *config;
     association->owner = getpid();
-    association->random = dlfs_clock_ns() ^ (uint64_t)association->owner << 32;
+    association->random = monotonic_ns() ^ (uint64_t)association->owner << 32;
     nvme_durability_init(&association->durability);
     nvme_write_limit_init(&association->write_limit);
     association->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -71,7 +65,7 @@ int nvme_association_create(const struct nvme_config *config, struct nvme_associ
 int nvme_association_start(struct nvme_association *association, bool once)
 {
     association->once = once;
-    association->down_ns = dlfs_clock_ns();
+    association->down_ns = monotonic_ns();
     int code = thread_start(&association->thread, NULL, nvme_thread_main, association);
     (void)pthread_mutex_lock(&association->lock);
     association->thread_started = code == 0;
@@ -142,12 +136,10 @@ int nvme_association_wait(struct nvme_association *association)
 /* Waits for a change until until_ns; false when that has passed. With the lock held. */
 static bool wait_changed(struct nvme_association *association, uint64_t until_ns)
 {
-    if (dlfs_clock_ns() >= until_ns) {
+    if (monotonic_ns() >= until_ns) {
         return false;
     }
-    struct timespec until = {.tv_sec = (time_t)(until_ns / UINT64_C(1000000000)),
-                             .tv_nsec = (long)(until_ns % UINT64_C(1000000000))};
-    (void)pthread_cond_timedwait(&association->changed, &association->lock, &until);
+    condition_wait_until(&association->changed, &association->lock, until_ns);
     return true;
 }
 
@@ -155,7 +147,7 @@ static bool wait_changed(struct nvme_association *association, uint64_t until_ns
 static uint64_t budget_end_ns(const struct nvme_config *config)
 {
     uint64_t budget_ms = (uint64_t)config->timeout_ms + config->reconnect_ms + config->connect_ms;
-    return dlfs_clock_ns() + budget_ms * NANOSECONDS_PER_MS;
+    return monotonic_ns() + budget_ms * NANOSECONDS_PER_MS;
 }
 
 /* Has a lost controller looked for again: false when it is too early. With the lock held. */
@@ -164,7 +156,7 @@ static bool revive(struct nvme_association *association)
     if (association->state != NVME_LOST) {
         return true;
     }
-    uint64_t now = dlfs_clock_ns();
+    uint64_t now = monotonic_ns();
     if (now < association->lost_ns || now - association->lost_ns < REVIVE_PAUSE_NS) {
         return false;
     }
@@ -222,7 +214,7 @@ int nvme_association_run(struct nvme_association *association, struct nvme_reque
         } else if (!in_time) {
             /* It is with the controller: its own time limit ends that, for the last time. */
             request->late = true;
-            until_ns = dlfs_clock_ns() + association->config.timeout_ms * NANOSECONDS_PER_MS;
+            until_ns = monotonic_ns() + association->config.timeout_ms * NANOSECONDS_PER_MS;
         }
     }
     (void)pthread_mutex_unlock(&association->lock);
@@ -266,7 +258,7 @@ static int link_make(struct nvme_association *association, uint32_t command_coun
     }
     link->command_count = command_count;
     link->wanted = true;
-    link->since_ns = dlfs_clock_ns();
+    link->since_ns = monotonic_ns();
     link->next = association->links;
     association->links = link;
     *out = link;
@@ -373,7 +365,7 @@ void nvme_link_report(struct nvme_association *association, struct nvme_link *li
         nvme_note(association, code, reason);
         link->qid = 0; /* the controller may not have noticed yet that the old one is gone */
         link->wanted = true;
-        link->since_ns = dlfs_clock_ns();
+        link->since_ns = monotonic_ns();
         link->retry_at_ns = 0;
         wake(association->wake);
     }
@@ -385,7 +377,7 @@ bool nvme_link_revive(struct nvme_association *association, struct nvme_link *li
     (void)pthread_mutex_lock(&association->lock);
     bool possible = revive(association);
     if (possible && link->code < 0) { /* this queue pair alone was refused */
-        uint64_t now = dlfs_clock_ns();
+        uint64_t now = monotonic_ns();
         possible = now - link->since_ns >= REVIVE_PAUSE_NS;
         if (possible) {
             link->code = 0;

@@ -1,5 +1,6 @@
 /* A TCP connection to a controller; see nvme/connection.h. */
 #include "nvme/connection.h"
+#include "platform/clock.h"
 
 #include <errno.h>
 #include <netinet/tcp.h>
@@ -36,7 +37,7 @@ int nvme_wait(const struct nvme_patience *patience, int descriptor, short events
         if (atomic_load(patience->stop)) {
             return DLFS_E_CLOSED;
         }
-        uint64_t now = dlfs_clock_ns();
+        uint64_t now = monotonic_ns();
         if (now >= patience->until_ns) {
             return DLFS_E_TIMEOUT;
         }

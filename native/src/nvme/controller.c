@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "nvme/writes.h"
+#include "platform/clock.h"
 
 #define ADMIN_STAGING_BYTES 16384u
 #define QUEUE_STAGING_BYTES (256u << 10)
@@ -199,7 +200,7 @@ static uint32_t choose_command_set(uint64_t cap)
 static int sleep_a_little(const struct nvme_patience *patience)
 {
     struct nvme_patience nap = *patience;
-    uint64_t until = dlfs_clock_ns() + READY_POLL_NS;
+    uint64_t until = monotonic_ns() + READY_POLL_NS;
     nap.until_ns = until < patience->until_ns ? until : patience->until_ns;
     /* Descriptor -1 is never ready: only the time or a stop ends this. */
     int code = nvme_wait(&nap, -1, 0);
@@ -210,7 +211,7 @@ static int enable(struct nvme_admin *admin, uint64_t cap, const struct nvme_pati
                   struct nvme_text *text)
 {
     struct nvme_patience limit = *patience;
-    uint64_t until = dlfs_clock_ns() + ((cap >> 24 & 0xFF) + 1) * READY_UNIT_NS;
+    uint64_t until = monotonic_ns() + ((cap >> 24 & 0xFF) + 1) * READY_UNIT_NS;
     limit.until_ns = until < patience->until_ns ? until : patience->until_ns;
     uint32_t cc = CC_ENTRY_SIZES | choose_command_set(cap) | CC_ENABLE;
     int code = property_set(admin->connection, NVME_PROPERTY_CC, cc, &limit, text);

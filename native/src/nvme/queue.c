@@ -5,6 +5,7 @@
  * answers which wait in the socket are not called late by someone who did not look.
  */
 #include "nvme/queue.h"
+#include "platform/clock.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -21,17 +22,10 @@
 #define ATTEMPTS_MAX 12u
 #define ATTEMPT_SHIFT_MAX 8u
 
-static uint64_t coarse_ns(void)
-{
-    struct timespec now;
-    (void)clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
-    return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
-}
-
 /* Looks at the clock: the queue pair's own time. */
 uint64_t nvme_queue_tick(struct nvme_queue *queue)
 {
-    uint64_t now = coarse_ns();
+    uint64_t now = monotonic_coarse_ns();
     uint64_t gap = now > queue->seen_ns ? now - queue->seen_ns : 0;
     if (gap > POLL_GAP_NS) {
         queue->paused_ns += gap - POLL_GAP_NS;
@@ -235,7 +229,7 @@ static void sleep_for(struct nvme_queue *queue, uint64_t left_ns)
                              .tv_nsec = (long)(left_ns % UINT64_C(1000000000))};
     (void)ppoll(watched, count, left_ns == UINT64_MAX ? NULL : &limit, NULL);
     /* However long that took, it was time in which an answer would have been seen. */
-    uint64_t now = coarse_ns();
+    uint64_t now = monotonic_coarse_ns();
     queue->seen_ns = now > queue->seen_ns ? now : queue->seen_ns;
 }
 
@@ -294,7 +288,7 @@ static bool looks_again(const struct nvme_queue *queue, uint64_t *until_ns)
     if (spin_ns == 0) {
         return false;
     }
-    uint64_t now_ns = dlfs_clock_ns();
+    uint64_t now_ns = monotonic_ns();
     if (*until_ns == 0) {
         *until_ns = now_ns + spin_ns;
     }
@@ -304,7 +298,7 @@ static bool looks_again(const struct nvme_queue *queue, uint64_t *until_ns)
 int nvme_queue_poll(dlfs_queue *base, dlfs_completion *completions, uint32_t count, int timeout_ms)
 {
     struct nvme_queue *queue = (struct nvme_queue *)base;
-    struct dlfs_deadline deadline = {.at_ns = 0};
+    struct deadline deadline = {.at_ns = 0};
     uint64_t spin_until_ns = 0;
     bool started = false;
     for (;;) {
@@ -321,9 +315,9 @@ int nvme_queue_poll(dlfs_queue *base, dlfs_completion *completions, uint32_t cou
         }
         if (!started) {
             started = true;
-            deadline = dlfs_deadline_after(timeout_ms);
+            deadline = deadline_after(timeout_ms);
         }
-        uint64_t left_ns = dlfs_deadline_left_ns(&deadline);
+        uint64_t left_ns = deadline_left_ns(&deadline);
         if (left_ns == 0) {
             nvme_watch_room(queue);
             return 0;
@@ -405,7 +399,7 @@ int nvme_queue_make(struct nvme_association *association, uint32_t depth, uint32
     queue->block_shift = block_bytes > 0 ? (uint32_t)__builtin_ctz(block_bytes) : 0;
     queue->timeout_ns = config->timeout_ms * NVME_NANOSECONDS_PER_MS;
     queue->budget_ns = queue->timeout_ns + config->reconnect_ms * NVME_NANOSECONDS_PER_MS;
-    queue->seen_ns = coarse_ns();
+    queue->seen_ns = monotonic_coarse_ns();
     queue->due_ns = UINT64_MAX;
     nvme_list_clear(&queue->waiting);
     nvme_list_clear(&queue->held);

@@ -6,6 +6,7 @@
 #include <sys/epoll.h>
 
 #include "nvme/queue.h"
+#include "platform/clock.h"
 
 /* How many broken connections an operation survives that closed for the target's own mistakes. */
 #define FAULTS_MAX 8u
@@ -57,7 +58,7 @@ static int fate_of_write(struct nvme_queue *queue, struct nvme_operation *operat
     uint64_t end_ns = operation->born_ns + queue->budget_ns;
     uint64_t now_ns = nvme_queue_tick(queue);
     int end = nvme_write_fate(code, end_ns > now_ns ? end_ns - now_ns : 0, queue->quiesce_ns);
-    operation->after_ns = end == 0 ? dlfs_clock_ns() + queue->quiesce_ns : 0;
+    operation->after_ns = end == 0 ? monotonic_ns() + queue->quiesce_ns : 0;
     return end;
 }
 

@@ -6,6 +6,7 @@
 #include <errno.h>
 
 #include "nvme/queue.h"
+#include "platform/clock.h"
 
 #define ASKED_BYTES_MAX (UINT64_C(512) << 10) /* with one system call */
 /* How often a write that waits for its lease to be confirmed is looked at. */
@@ -179,7 +180,7 @@ uint64_t nvme_held_until(const struct nvme_queue *queue, struct nvme_operation *
         return 0;
     }
     if (operation->after_ns != 0) {
-        uint64_t now = dlfs_clock_ns();
+        uint64_t now = monotonic_ns();
         if (now < operation->after_ns) {
             return now_ns + (operation->after_ns - now);
         }

@@ -8,6 +8,7 @@
  * does not live for long after it was made counts as one more failed attempt.
  */
 #include "nvme/thread.h"
+#include "platform/clock.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -24,7 +25,7 @@
 
 static struct nvme_patience patience_of(struct nvme_association *association, uint64_t ms)
 {
-    return (struct nvme_patience){.until_ns = dlfs_clock_ns() + ms * NANOSECONDS_PER_MS,
+    return (struct nvme_patience){.until_ns = monotonic_ns() + ms * NANOSECONDS_PER_MS,
                                   .wake = association->wake,
                                   .stop = &association->stop};
 }
@@ -50,7 +51,7 @@ static uint64_t jitter_ns(struct nvme_association *association, uint32_t delay_m
 /* Sleeps until until_ns, a wake-up or a stop; wake-ups are only looked at, not explained. */
 static void sleep_until(struct nvme_association *association, int descriptor, uint64_t until_ns)
 {
-    uint64_t now = dlfs_clock_ns();
+    uint64_t now = monotonic_ns();
     int timeout_ms = -1;
     if (until_ns != UINT64_MAX) {
         uint64_t left_ms = until_ns > now ? (until_ns - now) / NANOSECONDS_PER_MS + 1 : 0;
@@ -99,7 +100,7 @@ static void fail_locked(struct nvme_association *association, int code, const ch
 /* Gives the present generation up. With the lock held. */
 static void drop(struct nvme_association *association)
 {
-    uint64_t now = dlfs_clock_ns();
+    uint64_t now = monotonic_ns();
     bool silent = association->failure == DLFS_E_TIMEOUT;
     association->failure = 0;
     association->state = NVME_CONNECTING;
@@ -130,7 +131,7 @@ static void lose(struct nvme_association *association, int code)
 {
     association->state = NVME_LOST;
     association->lost_code = code;
-    association->lost_ns = dlfs_clock_ns();
+    association->lost_ns = monotonic_ns();
     for (struct nvme_link *link = association->links; link != NULL; link = link->next) {
         link->code = code;
         nvme_link_signal(link);
@@ -194,7 +195,7 @@ static int attempt(struct nvme_association *association, uint32_t number, struct
 static void publish(struct nvme_association *association, const struct nvme_admin *admin,
                     uint32_t path)
 {
-    uint64_t now = dlfs_clock_ns();
+    uint64_t now = monotonic_ns();
     uint64_t size_bytes = association->admin.space.size_bytes;
     if (association->made_ns != 0) {
         atomic_fetch_add(&association->counters.reconnects, 1);
@@ -254,9 +255,9 @@ static void restore(struct nvme_association *association)
         return;
     }
     if (!once && association->delay_ms > 0) {
-        uint64_t until_ns = dlfs_clock_ns() + jitter_ns(association, association->delay_ms);
+        uint64_t until_ns = monotonic_ns() + jitter_ns(association, association->delay_ms);
         until_ns = until_ns < end_ns ? until_ns : end_ns;
-        while (dlfs_clock_ns() < until_ns && !atomic_load(&association->stop)) {
+        while (monotonic_ns() < until_ns && !atomic_load(&association->stop)) {
             sleep_until(association, -1, until_ns);
         }
     }
@@ -265,7 +266,7 @@ static void restore(struct nvme_association *association)
         return;
     }
     association->delay_ms = grow(association->delay_ms);
-    if (once || dlfs_clock_ns() >= end_ns) {
+    if (once || monotonic_ns() >= end_ns) {
         (void)pthread_mutex_lock(&association->lock);
         /* Opening tells what was found; a device that was there before is lost, however. */
         lose(association, association->made_ns == 0 ? code : DLFS_E_LOST);
@@ -311,7 +312,7 @@ static void link_lose(struct nvme_association *association, struct nvme_link *li
 {
     link->wanted = false;
     link->code = code;
-    link->since_ns = dlfs_clock_ns();
+    link->since_ns = monotonic_ns();
     nvme_link_signal(link);
     (void)pthread_cond_broadcast(&association->changed);
 }
@@ -326,7 +327,7 @@ static void link_failed(struct nvme_association *association, struct nvme_link *
     const struct nvme_path *path = &association->config.paths[association->path];
     nvme_say(&association->error, "connect queue %u of %.200s:%u: %.200s", link->qid, path->host,
              path->port, text);
-    uint64_t now = dlfs_clock_ns();
+    uint64_t now = monotonic_ns();
     uint64_t budget_ns = association->config.reconnect_ms * NANOSECONDS_PER_MS;
     if ((refused && !link->had) || now - link->since_ns >= budget_ns) {
         link_lose(association, link, refused && !link->had ? code : DLFS_E_LOST);
@@ -383,7 +384,7 @@ static void link_connect(struct nvme_association *association, struct nvme_link 
  */
 static struct nvme_link *next_link(struct nvme_association *association, uint64_t *next_ns)
 {
-    uint64_t now = dlfs_clock_ns();
+    uint64_t now = monotonic_ns();
     for (struct nvme_link *link = association->links; link != NULL; link = link->next) {
         if (!link->wanted || link->code < 0) {
             continue;
@@ -443,7 +444,7 @@ static void keep_alive(struct nvme_association *association)
     struct nvme_patience patience = patience_of(association, association->config.timeout_ms);
     struct nvme_text text;
     int code = nvme_controller_keep_alive(&association->admin, &patience, &text);
-    association->keep_alive_ns = dlfs_clock_ns();
+    association->keep_alive_ns = monotonic_ns();
     if (code < 0 && code != DLFS_E_CLOSED) {
         fail_locked(association, code == DLFS_E_TIMEOUT ? code : DLFS_E_LOST, text.bytes);
     }
@@ -475,7 +476,7 @@ static uint64_t keep_alive_due_ns(const struct nvme_association *association)
 static void serve(struct nvme_association *association)
 {
     uint64_t until_ns = keep_alive_due_ns(association);
-    bool due = dlfs_clock_ns() >= until_ns;
+    bool due = monotonic_ns() >= until_ns;
     struct nvme_link *link = NULL;
     (void)pthread_mutex_lock(&association->lock);
     if (association->failure < 0) {

@@ -1,8 +1,8 @@
 /* See nvme/writes.h. */
 #include "nvme/writes.h"
+#include "platform/clock.h"
 
 #include <errno.h>
-#include <time.h>
 
 #include "dlfs/dlfs.h"
 
@@ -83,9 +83,7 @@ int nvme_write_permit(const struct nvme_write_limit *limit, uint64_t generation)
     if (until_ns == DLFS_NVME_WRITES_FREE) {
         return 0;
     }
-    struct timespec now; /* goes on while the process or the machine sleeps */
-    (void)clock_gettime(CLOCK_BOOTTIME, &now);
-    if ((uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec >= until_ns) {
+    if (boottime_ns() >= until_ns) {
         return -EKEYEXPIRED;
     }
     return generation == atomic_load(&limit->generation) ? 0 : -EAGAIN;

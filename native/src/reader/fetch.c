@@ -17,8 +17,8 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
+#include "platform/clock.h"
 #include "reader/reader.h"
 
 #define DEADLINE_CHECK_NS UINT64_C(100000000)
@@ -32,13 +32,6 @@
 #define MEMBER_POLL_MS 1 /* on a member that cannot be waited for together with others */
 #define GROUPS 4u        /* in which a full queue is emptied */
 #define LINE_POLL_MS 5   /* while in line for one, and busy otherwise */
-
-uint64_t clock_ns(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
-}
 
 static void span_push(struct fetch *fetch, struct span_list *list, uint32_t number)
 {
@@ -275,7 +268,7 @@ static void span_end(struct fetch *fetch, struct span *span)
         fetch->stats.read_errors++;
     }
     if (span->code < 0 && span->attempts < fetch->reader->config.retry_count &&
-        clock_ns() < span->deadline_ns) {
+        monotonic_ns() < span->deadline_ns) {
         span->attempts++;
         fetch->stats.retries++;
         fetch_start(fetch, span);
@@ -585,7 +578,7 @@ static void check_spans(struct fetch *fetch)
 
 void fetch_step(struct fetch *fetch, int timeout_ms)
 {
-    fetch->now_ns = clock_ns();
+    fetch->now_ns = monotonic_ns();
     push(fetch);
     struct dlfs_turn *turn = fetch_turn(fetch);
     if (turn != NULL && (timeout_ms < 0 || timeout_ms > LINE_POLL_MS)) {

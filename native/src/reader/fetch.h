@@ -6,6 +6,8 @@
 #ifndef DLFS_FETCH_H
 #define DLFS_FETCH_H
 
+#include "platform/clock.h"
+
 /* reader/fetch.c */
 int fetch_create(dlfs_reader *reader, struct fetch **out);
 /* Waits for what is in flight. */
@@ -46,7 +48,7 @@ void span_piece_ended(struct fetch *fetch, struct span *span, const struct piece
 /* Looks at the clock, and adds the time since the last look to a counter. */
 static inline void fetch_spend(struct fetch *fetch, uint64_t *counter_ns)
 {
-    uint64_t now = clock_ns();
+    uint64_t now = monotonic_ns();
     *counter_ns += now - fetch->now_ns;
     fetch->now_ns = now;
 }
@@ -125,7 +127,7 @@ static inline bool member_is_hung(const dlfs_reader *reader, uint32_t member)
 /* Whether it is time to find out whether a lost member is back. */
 static inline bool member_is_due(const dlfs_reader *reader, uint32_t member)
 {
-    return clock_ns() >= atomic_load(&reader->members[member].lost_until_ns);
+    return monotonic_ns() >= atomic_load(&reader->members[member].lost_until_ns);
 }
 /* The same, and the caller's turn. */
 bool member_probe(dlfs_reader *reader, uint32_t member);

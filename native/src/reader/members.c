@@ -11,6 +11,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "platform/clock.h"
 #include "reader/reader.h"
 
 #define FAILURES_MAX 8u               /* in a row, from a member that is not lost */
@@ -95,7 +96,7 @@ void member_lose(dlfs_reader *reader, uint32_t number, int code)
 {
     struct member *member = &reader->members[number];
     uint64_t well = 0;
-    if (!atomic_compare_exchange_strong(&member->lost_until_ns, &well, clock_ns() + PROBE_NS)) {
+    if (!atomic_compare_exchange_strong(&member->lost_until_ns, &well, monotonic_ns() + PROBE_NS)) {
         return;
     }
     atomic_store(&member->code, code);
@@ -113,7 +114,7 @@ bool member_probe(dlfs_reader *reader, uint32_t number)
 {
     struct member *member = &reader->members[number];
     uint64_t until = atomic_load(&member->lost_until_ns);
-    uint64_t now = clock_ns();
+    uint64_t now = monotonic_ns();
     if (until == NEVER || now < until) {
         return false;
     }

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "dlfs/part.h"
+#include "platform/clock.h"
 #include "reader/reader.h"
 
 #define WINDOW_BYTES (UINT64_C(8) << 20)
@@ -38,7 +39,7 @@ static int read_once(struct fetch *fetch, const struct window *window, struct bl
     span->memory = block->base;
     span->block = block;
     span->avoided = window->avoided_member;
-    fetch->now_ns = clock_ns();
+    fetch->now_ns = monotonic_ns();
     fetch_start(fetch, span);
     while ((span = fetch_done(fetch)) == NULL) {
         fetch_step(fetch, -1);
@@ -55,7 +56,7 @@ static int read_window(struct fetch *fetch, const struct window *window, uint8_t
     dlfs_reader *reader = fetch->reader;
     uint64_t mask = reader->config.block_bytes - 1;
     int code = DLFS_E_TIMEOUT;
-    fetch->until_ns = clock_ns() + reader_patience_ns(reader, window->length);
+    fetch->until_ns = monotonic_ns() + reader_patience_ns(reader, window->length);
     for (uint32_t tries = 0; code == DLFS_E_TIMEOUT && tries < reader->config.replicas; tries++) {
         struct block *block;
         if (block_take(reader, window->length + 2 * (mask + 1), NULL, &block) < 0) {

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "platform/clock.h"
 #include "reader/reader.h"
 
 #define MISSING (-1)      /* the offset of a sample that is not in memory yet */
@@ -372,7 +373,7 @@ static void step(struct read *read)
 {
     struct fetch *fetch = read->fetch;
     struct awake *awake = read->awake;
-    while (awake->until_ns > 0 && clock_ns() < awake->until_ns) {
+    while (awake->until_ns > 0 && monotonic_ns() < awake->until_ns) {
         fetch_step(fetch, 0);
         if (fetch_next_done(fetch) != NULL) {
             return;
@@ -435,7 +436,7 @@ static int run(struct read *read)
 {
     dlfs_reader *reader = read->reader;
     uint64_t count = read->batch->public.count;
-    read->fetch->now_ns = clock_ns();
+    read->fetch->now_ns = monotonic_ns();
     int code = fetch_reserve_plan(read->fetch, count);
     if (code < 0) {
         read->batch->public.count = 0; /* nothing holds references */
@@ -573,7 +574,7 @@ DLFS_API int dlfs_reader_read_awake(dlfs_reader *reader, const uint64_t *indices
 {
     struct awake awake = {.sleeps = sleeps, .argument = argument};
     if (awake_us > 0) {
-        awake.until_ns = clock_ns() + (uint64_t)awake_us * 1000;
+        awake.until_ns = monotonic_ns() + (uint64_t)awake_us * 1000;
     }
     return read_all(reader, indices, count, READ_TERMS_PLAIN, &awake, out);
 }

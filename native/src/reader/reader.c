@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "dlfs/channel.h"
+#include "platform/clock.h"
 #include "reader/reader.h"
 
 #define ORDER_PIECE 256u
@@ -126,16 +127,6 @@ static void reader_free(dlfs_reader *reader)
     free(reader);
 }
 
-/* A condition whose waits end by the monotonic clock. */
-void condition_init(pthread_cond_t *condition)
-{
-    pthread_condattr_t monotonic;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(condition, &monotonic);
-    pthread_condattr_destroy(&monotonic);
-}
-
 DLFS_API int dlfs_reader_create(const dlfs_reader_config *config, dlfs_reader **out)
 {
     int code = config != NULL ? config_check(config) : -EINVAL;
@@ -147,7 +138,7 @@ DLFS_API int dlfs_reader_create(const dlfs_reader_config *config, dlfs_reader **
         return -ENOMEM;
     }
     pthread_mutex_init(&reader->lock, NULL);
-    condition_init(&reader->released);
+    (void)condition_init(&reader->released);
     reader->arena_descriptor = -1;
     cache_init(&reader->cache);
     code = copy_config(reader, config);
@@ -365,7 +356,7 @@ DLFS_API int dlfs_batch_gather(const dlfs_batch *batch, void *destination,
             return DLFS_E_LIMIT;
         }
     }
-    uint64_t before_ns = clock_ns();
+    uint64_t before_ns = monotonic_ns();
     for (uint64_t i = 0; i < batch->count; i++) {
         if (batch->lengths[i] > 0) {
             memcpy((uint8_t *)destination + offsets[i], batch->base + batch->offsets[i],
@@ -374,7 +365,8 @@ DLFS_API int dlfs_batch_gather(const dlfs_batch *batch, void *destination,
     }
     dlfs_reader *reader = ((const struct batch *)batch)->reader;
     if (reader != NULL) { /* else it is another process's */
-        atomic_fetch_add_explicit(&reader->copy_ns, clock_ns() - before_ns, memory_order_relaxed);
+        atomic_fetch_add_explicit(&reader->copy_ns, monotonic_ns() - before_ns,
+                                  memory_order_relaxed);
     }
     return 0;
 }

@@ -307,8 +307,6 @@ struct read_limit {
     struct dlfs_share *share; /* that it is taken of, or NULL */
 };
 
-uint64_t clock_ns(void);
-
 /* reader/arena.c; all with the lock held. */
 int arena_map(dlfs_reader *reader);
 /*
@@ -406,30 +404,6 @@ void cache_limit(dlfs_reader *reader, uint32_t slots_max, uint32_t extent_slots,
 
 #include "reader/fetch.h"
 
-/* sequence/sequence.c */
-uint32_t sequence_kind(const dlfs_sequence *sequence);
-/* Positions of the order. */
-uint64_t sequence_count(const dlfs_sequence *sequence);
-/* The samples that the order is made of: [count] indices, or NULL when it is all samples. */
-const uint64_t *sequence_chosen(const dlfs_sequence *sequence, uint64_t *count);
-/* Whether it is a random order in which no sample comes twice. */
-bool sequence_permutes(const dlfs_sequence *sequence);
-/* Chunks whose samples DLFS_ORDER_CHUNK mixes. */
-uint32_t sequence_window(const dlfs_sequence *sequence);
-/* What a sequence was made of, so that another process can make the same. */
-struct sequence_parameters {
-    uint64_t count; /* samples */
-    uint64_t seed;
-    uint64_t epoch;
-    uint32_t kind;
-    uint32_t window_chunks;
-    uint32_t chunk_bytes;
-    uint32_t reserved;
-};
-/* Memory of a sequence, but for what it borrows. */
-uint64_t sequence_memory_bytes(const dlfs_sequence *sequence);
-void sequence_describe(const dlfs_sequence *sequence, struct sequence_parameters *parameters);
-
 /* stream/stream.c */
 /* Whether every sample lies below `total`; positions rise, so that the last one decides. */
 bool stream_fits(const dlfs_stream_config *config, uint64_t total);
@@ -450,7 +424,6 @@ void block_release(struct block *block);
 void block_free_all(dlfs_reader *reader);
 
 /* reader/reader.c */
-void condition_init(pthread_cond_t *condition);
 #define BATCH_BYTES_PER_SAMPLE (2 * sizeof(int64_t) + sizeof(uint64_t)) /* of its arrays */
 /* Memory of a batch's arrays. */
 size_t batch_bytes(const struct batch *batch);

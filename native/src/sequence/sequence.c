@@ -10,6 +10,7 @@
 
 #include "reader/reader.h"
 #include "sequence/choice.h"
+#include "sequence/sequence.h"
 
 struct dlfs_sequence {
     const dlfs_directory *directory;

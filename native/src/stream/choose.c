@@ -18,6 +18,7 @@
 #include <stdlib.h>
 
 #include "platform/mix.h"
+#include "sequence/sequence.h"
 #include "stream/stream.h"
 
 #define LOOKED_AT_MAX (UINT64_C(1) << 18) /* samples whose lengths choose_need looks at */

@@ -12,7 +12,9 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "platform/clock.h"
 #include "platform/thread.h"
+#include "sequence/sequence.h"
 
 #define RING_MIN 1024u
 #define RING_MAX \
@@ -156,10 +158,10 @@ static void rest(dlfs_stream *stream)
         pthread_cond_broadcast(&stream->ready);
     }
     if (!stream->stop) {
-        uint64_t before = clock_ns();
+        uint64_t before = monotonic_ns();
         wait_until(&stream->reader->released, &stream->reader->lock, before + IDLE_WAIT_NS);
         if (stream->head < stream->config.count) { /* else it has done its work */
-            stream->reader->stats.rest_ns += clock_ns() - before;
+            stream->reader->stats.rest_ns += monotonic_ns() - before;
         }
     }
     stream->starved = false;
@@ -218,7 +220,7 @@ static void *stream_thread(void *argument)
     pthread_mutex_lock(&reader->lock);
     while (!stream->stop || !fetch_idle(stream->fetch)) {
         bool planned = false;
-        stream->fetch->now_ns = clock_ns();
+        stream->fetch->now_ns = monotonic_ns();
         end_overdue(stream);
         if (!stream->stop && !stream->paused) {
             fill(stream);
@@ -271,10 +273,10 @@ static bool any_waiting(dlfs_stream *stream, uint64_t count)
 
 static void wait_ready(dlfs_stream *stream, uint64_t until_ns)
 {
-    uint64_t before = clock_ns();
+    uint64_t before = monotonic_ns();
     uint64_t then = before + IDLE_WAIT_NS < until_ns ? before + IDLE_WAIT_NS : until_ns;
     wait_until(&stream->ready, &stream->reader->lock, then);
-    stream->reader->stats.wait_ns += clock_ns() - before;
+    stream->reader->stats.wait_ns += monotonic_ns() - before;
 }
 
 static void take_failure(dlfs_stream *stream, struct batch *batch, uint64_t place)
@@ -367,7 +369,7 @@ static int read_on_demand(dlfs_stream *stream, uint64_t count, dlfs_batch **out)
  */
 static int await(dlfs_stream *stream, int timeout_ms)
 {
-    uint64_t until = timeout_ms < 0 ? UINT64_MAX : clock_ns() + (uint64_t)timeout_ms * 1000000;
+    uint64_t until = timeout_ms < 0 ? UINT64_MAX : monotonic_ns() + (uint64_t)timeout_ms * 1000000;
     bool possible = stream->wanted <= stream->ahead;
     stream->paused = !possible;
     stream->starved = false; /* it may have been given memory since it said so */
@@ -379,7 +381,7 @@ static int await(dlfs_stream *stream, int timeout_ms)
             stream->paused = true;
             return DLFS_E_LIMIT;
         }
-        if (clock_ns() >= until) {
+        if (monotonic_ns() >= until) {
             return -EAGAIN;
         }
         pthread_cond_broadcast(&stream->reader->released);
@@ -422,7 +424,7 @@ static void begin_wait(dlfs_stream *stream, uint64_t count)
         uint64_t bytes = count < UINT32_MAX / mean ? count * mean : UINT32_MAX;
         stream->patience_ns = reader_patience_ns(stream->reader, bytes + stream->need.most_bytes);
     }
-    stream->until_ns = clock_ns() + stream->patience_ns;
+    stream->until_ns = monotonic_ns() + stream->patience_ns;
     stream->wanted = count;
     stream->checked = 0;
 }
@@ -430,7 +432,7 @@ static void begin_wait(dlfs_stream *stream, uint64_t count)
 /* The wait is over, with a code. */
 static void end_wait(dlfs_stream *stream, int code)
 {
-    uint64_t now = clock_ns();
+    uint64_t now = monotonic_ns();
     uint64_t left = stream->until_ns > now ? stream->until_ns - now : 1;
     stream->patience_ns = code == -EAGAIN ? left : 0;
     stream->wanted = 0;
@@ -554,7 +556,7 @@ DLFS_API int dlfs_stream_create(dlfs_reader *reader, const dlfs_stream_config *c
     stream->limit.private_bytes_max = UINT64_MAX;
     stream->landing.slot = SLOT_NONE;
     stream->passing.slot = SLOT_NONE;
-    condition_init(&stream->ready);
+    (void)condition_init(&stream->ready);
     pthread_mutex_lock(&reader->lock);
     reader->streams_out++;
     int code = arena_map(reader);

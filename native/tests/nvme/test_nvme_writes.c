@@ -4,11 +4,11 @@
 #include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
-#include <time.h>
 
 #include "asleep.h"
 #include "check.h"
 #include "dlfs/dlfs.h"
+#include "platform/clock.h"
 
 /* ---- flush ----------------------------------------------------------------------------------- */
 
@@ -118,22 +118,15 @@ static void test_a_flush_that_waits_for_its_turn_learns_of_the_loss(void)
 
 /* ---- leases ---------------------------------------------------------------------------------- */
 
-static uint64_t boot_ns(void)
-{
-    struct timespec now;
-    (void)clock_gettime(CLOCK_BOOTTIME, &now);
-    return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
-}
-
 static void test_a_permit_is_for_one_controller_and_a_time(void)
 {
     struct nvme_write_limit limit;
     nvme_write_limit_init(&limit);
     CHECK_EQ(nvme_write_permit(&limit, 7), 0);
-    nvme_write_limit_set(&limit, 7, boot_ns() + UINT64_C(3600000000000));
+    nvme_write_limit_set(&limit, 7, boottime_ns() + UINT64_C(3600000000000));
     CHECK_EQ(nvme_write_permit(&limit, 7), 0);
     CHECK_EQ(nvme_write_permit(&limit, 8), -EAGAIN);
-    nvme_write_limit_set(&limit, 8, boot_ns());
+    nvme_write_limit_set(&limit, 8, boottime_ns());
     CHECK_EQ(nvme_write_permit(&limit, 8), -EKEYEXPIRED);
     CHECK_EQ(nvme_write_permit(&limit, 7), -EKEYEXPIRED);
     nvme_write_limit_set(&limit, 0, DLFS_NVME_WRITES_FREE);

@@ -6,6 +6,7 @@
 #include <dlfs/dlfs.h>
 
 #include "channel/channel_tests.h"
+#include "platform/clock.h"
 #include "platform/thread.h"
 #include "reader/copies_tests.h"
 #include "reader/gate.h"
@@ -42,9 +43,9 @@ static uint64_t read_in_vain(dlfs_reader *reader, uint64_t first, uint64_t count
     for (uint64_t i = 0; i < count; i++) {
         indices[i] = (first + i) * 19 % COUNT | 1; /* none is empty */
     }
-    uint64_t before = clock_ns();
+    uint64_t before = monotonic_ns();
     CHECK_EQ(dlfs_reader_read(reader, indices, count, &batch), 0);
-    uint64_t taken_ns = clock_ns() - before;
+    uint64_t taken_ns = monotonic_ns() - before;
     CHECK_EQ(batch->failure_count, count);
     for (uint64_t i = 0; i < count; i++) {
         CHECK_EQ(batch->failures[i].code, DLFS_E_TIMEOUT);
@@ -122,12 +123,12 @@ static void a_batch_takes_its_time_once(uint32_t plan)
     uint64_t seen = 0;
     while (seen < COUNT) {
         dlfs_batch *batch;
-        uint64_t before = clock_ns();
+        uint64_t before = monotonic_ns();
         int code; /* in steps, as when a caller looks for signals meanwhile */
         while ((code = dlfs_stream_next(stream, 64, 50, &batch)) == -EAGAIN) {
         }
         CHECK_EQ(code, 0);
-        uint64_t taken_ns = clock_ns() - before;
+        uint64_t taken_ns = monotonic_ns() - before;
         longest_ns = taken_ns > longest_ns ? taken_ns : longest_ns;
         seen += batch->count;
         failed += batch->failure_count;
@@ -176,13 +177,13 @@ static void another_copy_is_read(uint32_t silent)
         gate_put(&gate, sound);
         volume.devices[silent] = gate.device;
         dlfs_reader *reader = copies_reader(&volume, MEMBERS, 20 * CHUNK, LONG_MS / 4);
-        uint64_t before = clock_ns();
+        uint64_t before = monotonic_ns();
         if (plan <= DLFS_PLAN_HARVEST) {
             read_stream(&volume, reader, plan);
         } else {
             read_batches(reader);
         }
-        CHECK(clock_ns() - before < LONG_MS / 8 * UINT64_C(1000000));
+        CHECK(monotonic_ns() - before < LONG_MS / 8 * UINT64_C(1000000));
         CHECK_EQ(dlfs_reader_lost_members(reader), UINT64_C(1) << silent);
         CHECK_EQ(dlfs_reader_member_code(reader, silent), DLFS_E_TIMEOUT);
         atomic_store(&gate.closed, false);
@@ -270,9 +271,9 @@ static void a_stream_ends_quickly(void)
     while (atomic_load(&gate.asked) == 0) {
         sched_yield();
     }
-    uint64_t before = clock_ns();
+    uint64_t before = monotonic_ns();
     dlfs_stream_destroy(stream);
-    CHECK(clock_ns() - before < LONG_MS / 8 * UINT64_C(1000000));
+    CHECK(monotonic_ns() - before < LONG_MS / 8 * UINT64_C(1000000));
     dlfs_sequence_destroy(sequence);
     atomic_store(&gate.closed, false);
     CHECK_EQ(dlfs_reader_destroy(reader), 0);
@@ -297,9 +298,9 @@ static void a_channel_ends_quickly(void)
     while (atomic_load(&gate.asked) == 0) {
         sched_yield();
     }
-    uint64_t before = clock_ns();
+    uint64_t before = monotonic_ns();
     dlfs_channel_destroy(connection.channel);
-    CHECK(clock_ns() - before < LONG_MS / 8 * UINT64_C(1000000));
+    CHECK(monotonic_ns() - before < LONG_MS / 8 * UINT64_C(1000000));
     pthread_join(thread, NULL);
     dlfs_client_destroy(connection.client);
     atomic_store(&gate.closed, false);
