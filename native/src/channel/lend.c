@@ -29,7 +29,7 @@ static void add(_Atomic uint64_t *counter, uint64_t value)
 
 bool charge(dlfs_channel *channel, uint64_t bytes)
 {
-    if (!share_take(channel->memory_share, bytes)) {
+    if (!share_charge(channel->memory_share, bytes)) {
         return false;
     }
     add(&channel->counters.memory_bytes, bytes);
@@ -38,7 +38,7 @@ bool charge(dlfs_channel *channel, uint64_t bytes)
 
 void discharge(dlfs_channel *channel, uint64_t bytes)
 {
-    share_give(channel->memory_share, bytes);
+    share_refund(channel->memory_share, bytes);
     add(&channel->counters.memory_bytes, -bytes);
 }
 
@@ -48,7 +48,7 @@ void discharge(dlfs_channel *channel, uint64_t bytes)
 static bool keeps_nobody_out(const dlfs_reader *reader, uint32_t slot)
 {
     uint8_t state = reader->slots[slot].state;
-    return reader->keeps_all || state == SLOT_PACKED || state == SLOT_TAIL;
+    return reader->dataset_fits || state == SLOT_PACKED || state == SLOT_TAIL;
 }
 
 /* Counts a batch's samples in their slots; returns the bytes that are pinned now and were not. */
@@ -92,7 +92,7 @@ static uint64_t unpin(dlfs_channel *channel, const dlfs_batch *batch)
 static bool pin_within_share(dlfs_channel *channel, struct lent *lent, struct batch *batch)
 {
     uint64_t bytes = pin(channel, &batch->public);
-    if (!share_take(channel->share, bytes)) {
+    if (!share_charge(channel->share, bytes)) {
         unpin(channel, &batch->public);
         return false;
     }
@@ -299,7 +299,7 @@ int lend_batch(dlfs_channel *channel, struct batch *batch, uint64_t charged_byte
 {
     uint32_t place = place_take(channel);
     struct lent *lent = &channel->lent[place];
-    bool in_arena = batch->block == NULL && pin_within_share(channel, lent, batch);
+    bool in_arena = batch->private_memory == NULL && pin_within_share(channel, lent, batch);
     if (!in_arena && !copy(channel, lent, batch)) {
         place_give_back(channel, place);
         return DLFS_E_LIMIT;
@@ -326,7 +326,7 @@ static void take_back(dlfs_channel *channel, uint32_t place)
     struct lent *lent = &channel->lent[place];
     if (lent->batch != NULL) {
         uint64_t bytes = unpin(channel, &lent->batch->public);
-        share_give(channel->share, bytes);
+        share_refund(channel->share, bytes);
         add(&channel->counters.pinned_bytes, -bytes);
         dlfs_batch_release(&lent->batch->public);
         discharge(channel, lent->charged_bytes);

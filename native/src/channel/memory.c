@@ -100,8 +100,8 @@ int channel_memory_create(struct channel_memory *memory, const dlfs_channel_conf
     header->submission_count = memory->submission_count;
     header->copied_bytes = memory->copied_bytes;
     header->arena_bytes = arena_bytes;
-    header->kept_offset = config->reader->kept_offset;
-    header->kept_count = config->reader->kept != NULL ? config->reader->chunk_count : 0;
+    header->kept_offset = config->reader->resident_offset;
+    header->kept_count = config->reader->resident_slots != NULL ? config->reader->chunk_count : 0;
     header->chunk_shift = config->reader->chunk_shift;
     return 0;
 }

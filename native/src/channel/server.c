@@ -595,8 +595,8 @@ DLFS_API int dlfs_channel_create(const dlfs_channel_config *config, dlfs_channel
     channel->memory_share = config->memory;
     channel->waiter.socket = -1;
     channel->waiter.stop = -1;
-    share_hold(config->share);
-    share_hold(config->memory);
+    share_reference(config->share);
+    share_reference(config->memory);
     int descriptor = -1;
     int client_wake = -1;
     code = channel_prepare(channel, config, &descriptor, &client_wake);

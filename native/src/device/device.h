@@ -58,18 +58,18 @@ struct dlfs_queue_ops {
 };
 
 /* A thread's place in the line of those that wait for a queue pair; all zero: not in line. */
-struct dlfs_turn {
-    struct dlfs_turn *next;
+struct dlfs_queue_waiter {
+    struct dlfs_queue_waiter *next;
     dlfs_queue *queue; /* handed over */
     uint64_t looked_ns;
     uint32_t depth;
-    _Atomic enum { DLFS_TURN_NONE, DLFS_TURN_WAITS, DLFS_TURN_HAS } state;
+    _Atomic enum { DLFS_WAITER_NONE, DLFS_WAITER_QUEUED, DLFS_WAITER_SERVED } state;
 };
 
 /* The queue pairs of a device that are shared (device/queues.c). */
 struct dlfs_queues {
     dlfs_queue *resting; /* the one that was used last in front */
-    struct dlfs_turn *line;
+    struct dlfs_queue_waiter *line;
     uint64_t full_until_ns; /* the target has no more of them; 0: it may */
     uint32_t generation;    /* of the process that all this belongs to */
     _Atomic uint32_t waiting;
@@ -108,10 +108,10 @@ int dlfs_queue_make(dlfs_device *device, uint32_t depth, dlfs_queue **out);
 
 /*
  * Takes a queue pair that rests, or a new one, for a while: one that was borrowed before, or is
- * handed over now. -EAGAIN: there is none; `turn` is in line, and the caller asks again when
- * dlfs_turn_is_worth_a_look. Else as dlfs_queue_make, and `turn` is not in line.
+ * handed over now. -EAGAIN: there is none; `waiter` is in line, and the caller asks again when
+ * dlfs_queue_waiter_is_due. Else as dlfs_queue_make, and `waiter` is not in line.
  */
-int dlfs_queue_borrow(dlfs_device *device, uint32_t depth, struct dlfs_turn *turn,
+int dlfs_queue_borrow(dlfs_device *device, uint32_t depth, struct dlfs_queue_waiter *waiter,
                       dlfs_queue **out);
 /* Gives it back, with nothing in flight, to the first in line or to rest. A queue pair that failed
  * is destroyed instead. */
@@ -121,10 +121,10 @@ static inline bool dlfs_queues_wanted(const dlfs_device *device)
 {
     return atomic_load_explicit(&device->queues.waiting, memory_order_relaxed) > 0;
 }
-bool dlfs_turn_is_worth_a_look(const struct dlfs_turn *turn, uint64_t now_ns);
-/* Sleeps until there may be a queue pair for a turn that is in line, at most timeout_ms. */
-void dlfs_turn_wait(struct dlfs_turn *turn, int timeout_ms);
-void dlfs_turn_leave(dlfs_device *device, struct dlfs_turn *turn);
+bool dlfs_queue_waiter_is_due(const struct dlfs_queue_waiter *waiter, uint64_t now_ns);
+/* Sleeps until there may be a queue pair for a waiter that is in line, at most timeout_ms. */
+void dlfs_queue_waiter_wait(struct dlfs_queue_waiter *waiter, int timeout_ms);
+void dlfs_queue_waiter_leave(dlfs_device *device, struct dlfs_queue_waiter *waiter);
 /* A queue pair of the device was destroyed. */
 void dlfs_queues_changed(dlfs_device *device);
 /* Destroys those at rest. */

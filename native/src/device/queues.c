@@ -17,7 +17,7 @@
 #define QUEUES_MAX 128u
 #define FULL_NS UINT64_C(1000000000)  /* after a target refused one: until the next try */
 #define REST_NS UINT64_C(10000000000) /* one that rests for so long is closed */
-#define LOOK_NS UINT64_C(20000000)    /* between two looks at its turn of a thread that waits */
+#define LOOK_NS UINT64_C(20000000)    /* between two looks at its waiter of a thread that waits */
 #define WAIT_MS 5000                  /* in dlfs_queue_create, for a queue pair */
 #define WAIT_STEP_MS 100
 
@@ -57,35 +57,35 @@ static void destroy_all(dlfs_queue *queue)
 
 /* ---- the line; with the lock held ------------------------------------------------------------ */
 
-static void line_up(struct dlfs_queues *queues, struct dlfs_turn *turn)
+static void line_up(struct dlfs_queues *queues, struct dlfs_queue_waiter *waiter)
 {
-    if (turn->state != DLFS_TURN_NONE) {
+    if (waiter->state != DLFS_WAITER_NONE) {
         return;
     }
-    turn->state = DLFS_TURN_WAITS;
-    turn->next = NULL;
-    struct dlfs_turn **place = &queues->line;
+    waiter->state = DLFS_WAITER_QUEUED;
+    waiter->next = NULL;
+    struct dlfs_queue_waiter **place = &queues->line;
     while (*place != NULL) {
         place = &(*place)->next;
     }
-    *place = turn;
+    *place = waiter;
     atomic_fetch_add(&queues->waiting, 1);
 }
 
-static void leave_line(struct dlfs_queues *queues, struct dlfs_turn *turn)
+static void leave_line(struct dlfs_queues *queues, struct dlfs_queue_waiter *waiter)
 {
-    if (turn->state != DLFS_TURN_WAITS) {
+    if (waiter->state != DLFS_WAITER_QUEUED) {
         return;
     }
-    struct dlfs_turn **place = &queues->line;
-    while (*place != NULL && *place != turn) {
+    struct dlfs_queue_waiter **place = &queues->line;
+    while (*place != NULL && *place != waiter) {
         place = &(*place)->next;
     }
-    if (*place == turn) {
-        *place = turn->next;
+    if (*place == waiter) {
+        *place = waiter->next;
         atomic_fetch_sub(&queues->waiting, 1);
     }
-    turn->state = DLFS_TURN_NONE;
+    waiter->state = DLFS_WAITER_NONE;
 }
 
 /* In a forked child, empties what is the parent's; returns its queue pairs at rest. */
@@ -132,22 +132,24 @@ static dlfs_queue *take_expired(struct dlfs_queues *queues, uint64_t now_ns)
 /* ---- borrowing ------------------------------------------------------------------------------- */
 
 /* Makes a queue pair for the first in line; -EAGAIN: the target has no more. */
-static int make(dlfs_device *device, uint32_t depth, struct dlfs_turn *turn, dlfs_queue **out)
+static int make(dlfs_device *device, uint32_t depth, struct dlfs_queue_waiter *waiter,
+                dlfs_queue **out)
 {
     struct dlfs_queues *queues = &device->queues;
     int code = dlfs_queue_make(device, depth, out);
     if (code != DLFS_E_LIMIT || atomic_load(&device->queue_count) == 0) {
-        dlfs_turn_leave(device, turn); /* which may have been handed one meanwhile */
+        dlfs_queue_waiter_leave(device, waiter); /* which may have been handed one meanwhile */
         return code;
     }
     (void)pthread_mutex_lock(&lock);
     queues->full_until_ns = monotonic_ns() + FULL_NS;
-    line_up(queues, turn);
+    line_up(queues, waiter);
     (void)pthread_mutex_unlock(&lock);
     return -EAGAIN;
 }
 
-int dlfs_queue_borrow(dlfs_device *device, uint32_t depth, struct dlfs_turn *turn, dlfs_queue **out)
+int dlfs_queue_borrow(dlfs_device *device, uint32_t depth, struct dlfs_queue_waiter *waiter,
+                      dlfs_queue **out)
 {
     struct dlfs_queues *queues = &device->queues;
     uint64_t now_ns = monotonic_ns();
@@ -155,13 +157,13 @@ int dlfs_queue_borrow(dlfs_device *device, uint32_t depth, struct dlfs_turn *tur
     bool may_make = false;
     (void)pthread_mutex_lock(&lock);
     dlfs_queue *foreign = disown(queues);
-    dlfs_queue *queue = turn->queue;
-    turn->queue = NULL;
-    turn->looked_ns = now_ns;
-    turn->depth = depth;
+    dlfs_queue *queue = waiter->queue;
+    waiter->queue = NULL;
+    waiter->looked_ns = now_ns;
+    waiter->depth = depth;
     if (queue != NULL) {
-        turn->state = DLFS_TURN_NONE;
-    } else if (queues->line == NULL || queues->line == turn) {
+        waiter->state = DLFS_WAITER_NONE;
+    } else if (queues->line == NULL || queues->line == waiter) {
         bool full =
             now_ns < queues->full_until_ns || atomic_load(&device->queue_count) >= QUEUES_MAX;
         queue = take_resting(queues, depth);
@@ -173,9 +175,9 @@ int dlfs_queue_borrow(dlfs_device *device, uint32_t depth, struct dlfs_turn *tur
         may_make = queue == NULL && (!full || spare != NULL);
     }
     if (queue != NULL) {
-        leave_line(queues, turn);
+        leave_line(queues, waiter);
     } else if (!may_make) {
-        line_up(queues, turn);
+        line_up(queues, waiter);
     }
     (void)pthread_mutex_unlock(&lock);
     destroy_all(foreign);
@@ -184,7 +186,7 @@ int dlfs_queue_borrow(dlfs_device *device, uint32_t depth, struct dlfs_turn *tur
         *out = queue;
         return 0;
     }
-    return may_make ? make(device, depth, turn, out) : -EAGAIN;
+    return may_make ? make(device, depth, waiter, out) : -EAGAIN;
 }
 
 void dlfs_queue_give_back(dlfs_queue *queue)
@@ -193,13 +195,13 @@ void dlfs_queue_give_back(dlfs_queue *queue)
     uint64_t now_ns = monotonic_ns();
     (void)pthread_mutex_lock(&lock);
     dlfs_queue *ended = disown(queues);
-    struct dlfs_turn *first = queues->line;
+    struct dlfs_queue_waiter *first = queues->line;
     bool kept =
         queue->generation == queues->generation && (first == NULL || first->depth == queue->depth);
     if (kept && first != NULL) {
         leave_line(queues, first);
         first->queue = queue;
-        first->state = DLFS_TURN_HAS;
+        first->state = DLFS_WAITER_SERVED;
         (void)pthread_cond_broadcast(&changed);
     } else if (kept) {
         queue->rested_ns = now_ns;
@@ -214,14 +216,14 @@ void dlfs_queue_give_back(dlfs_queue *queue)
     }
 }
 
-void dlfs_turn_leave(dlfs_device *device, struct dlfs_turn *turn)
+void dlfs_queue_waiter_leave(dlfs_device *device, struct dlfs_queue_waiter *waiter)
 {
     (void)pthread_mutex_lock(&lock);
     dlfs_queue *foreign = disown(&device->queues);
-    leave_line(&device->queues, turn);
-    dlfs_queue *queue = turn->queue;
-    turn->queue = NULL;
-    turn->state = DLFS_TURN_NONE;
+    leave_line(&device->queues, waiter);
+    dlfs_queue *queue = waiter->queue;
+    waiter->queue = NULL;
+    waiter->state = DLFS_WAITER_NONE;
     (void)pthread_mutex_unlock(&lock);
     destroy_all(foreign);
     if (queue != NULL) {
@@ -229,16 +231,16 @@ void dlfs_turn_leave(dlfs_device *device, struct dlfs_turn *turn)
     }
 }
 
-bool dlfs_turn_is_worth_a_look(const struct dlfs_turn *turn, uint64_t now_ns)
+bool dlfs_queue_waiter_is_due(const struct dlfs_queue_waiter *waiter, uint64_t now_ns)
 {
-    return turn->state != DLFS_TURN_WAITS || now_ns - turn->looked_ns >= LOOK_NS;
+    return waiter->state != DLFS_WAITER_QUEUED || now_ns - waiter->looked_ns >= LOOK_NS;
 }
 
-void dlfs_turn_wait(struct dlfs_turn *turn, int timeout_ms)
+void dlfs_queue_waiter_wait(struct dlfs_queue_waiter *waiter, int timeout_ms)
 {
     uint64_t until_ns = monotonic_ns() + (uint64_t)timeout_ms * UINT64_C(1000000);
     (void)pthread_mutex_lock(&lock);
-    if (turn->state == DLFS_TURN_WAITS) {
+    if (waiter->state == DLFS_WAITER_QUEUED) {
         condition_wait_until(&changed, &lock, until_ns);
     }
     (void)pthread_mutex_unlock(&lock);
@@ -288,15 +290,15 @@ int dlfs_queue_create(dlfs_device *device, uint32_t depth, dlfs_queue **out)
     if (device == NULL || out == NULL || depth == 0 || depth > DLFS_DEPTH_MAX) {
         return -EINVAL;
     }
-    struct dlfs_turn turn = {.queue = NULL};
+    struct dlfs_queue_waiter waiter = {.queue = NULL};
     struct deadline deadline = deadline_after(WAIT_MS);
     int code;
-    while ((code = dlfs_queue_borrow(device, depth, &turn, out)) == -EAGAIN) {
+    while ((code = dlfs_queue_borrow(device, depth, &waiter, out)) == -EAGAIN) {
         if (deadline_left_ns(&deadline) == 0) {
-            dlfs_turn_leave(device, &turn);
+            dlfs_queue_waiter_leave(device, &waiter);
             return DLFS_E_LIMIT;
         }
-        dlfs_turn_wait(&turn, WAIT_STEP_MS);
+        dlfs_queue_waiter_wait(&waiter, WAIT_STEP_MS);
     }
     return code;
 }

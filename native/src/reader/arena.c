@@ -85,9 +85,9 @@ static int map_memory(dlfs_reader *reader, size_t *bytes, void **base)
 static bool needs_no_runs(const dlfs_reader *reader)
 {
     for (uint64_t index = 0; index < reader->sample_count; index++) {
-        struct place place;
-        if (reader_place(reader, index, &place) && place.length > 0 &&
-            !place_in_chunk(reader, &place)) {
+        struct location location;
+        if (reader_locate(reader, index, &location) && location.length > 0 &&
+            !location_in_one_chunk(reader, &location)) {
             return false;
         }
     }
@@ -104,10 +104,10 @@ int arena_map(dlfs_reader *reader)
     void *base = NULL;
     size_t bytes = (size_t)reader->slot_count << reader->chunk_shift;
     size_t slots_bytes = bytes;
-    bool keeps =
-        (reader->config.flags & DLFS_READER_SHARED) && reader->keeps_all && needs_no_runs(reader);
+    bool keeps = (reader->config.flags & DLFS_READER_SHARED) && reader->dataset_fits &&
+                 needs_no_runs(reader);
     if (keeps) {
-        bytes += reader->chunk_count * sizeof(*reader->kept);
+        bytes += reader->chunk_count * sizeof(*reader->resident_slots);
     }
     /* A small mapping is aligned to its pages only: too little for larger blocks. */
     if (reader->config.block_bytes > PAGE_BYTES_MIN && bytes < LARGE_BYTES) {
@@ -123,8 +123,9 @@ int arena_map(dlfs_reader *reader)
     reader->chunk_slots = chunk_slots;
     reader->arena = base;
     reader->arena_bytes = bytes;
-    reader->kept_offset = slots_bytes;
-    reader->kept = keeps ? (_Atomic uint32_t *)(void *)(reader->arena + slots_bytes) : NULL;
+    reader->resident_offset = slots_bytes;
+    reader->resident_slots =
+        keeps ? (_Atomic uint32_t *)(void *)(reader->arena + slots_bytes) : NULL;
     reader->stats.memory_bytes = bytes;
     reader->free_slots = (struct slot_list){SLOT_NONE, SLOT_NONE, 0};
     reader->idle_slots = (struct slot_list){SLOT_NONE, SLOT_NONE, 0};
@@ -176,14 +177,14 @@ void arena_evict_cached(dlfs_reader *reader, uint32_t number)
     reader->cache.slots -= slot->run;
     slot->cached = false;
     if (slot->state == SLOT_PACKED) {
-        cache_forget(reader, number);
+        cache_unmap_run(reader, number);
     } else {
         reader->chunk_slots[slot->chunk] = 0;
     }
     run_free(reader, number);
 }
 
-static void lend(dlfs_reader *reader, uint32_t first, uint32_t run)
+static void occupy_run(dlfs_reader *reader, uint32_t first, uint32_t run)
 {
     for (uint32_t slot = first; slot < first + run; slot++) {
         list_remove(reader, &reader->free_slots, slot);
@@ -191,7 +192,7 @@ static void lend(dlfs_reader *reader, uint32_t first, uint32_t run)
         reader->slots[slot].head = first;
     }
     struct slot *head = &reader->slots[first];
-    head->state = SLOT_LENT;
+    head->state = SLOT_TRANSIENT;
     head->run = run;
     head->references = 1;
     head->cached = false;
@@ -199,24 +200,24 @@ static void lend(dlfs_reader *reader, uint32_t first, uint32_t run)
 }
 
 /* What a run of neighbouring slots may be made of. */
-enum making { OF_FREE, OF_IDLE, OF_CACHED };
+enum eviction { EVICT_NONE, EVICT_IDLE, EVICT_CACHED };
 
-static bool usable(const struct slot *slot, enum making making)
+static bool is_claimable(const struct slot *slot, enum eviction eviction)
 {
     if (slot->state == SLOT_FREE) {
         return true;
     }
-    bool idle = (slot->state == SLOT_KEPT || slot->state == SLOT_PACKED) && slot->references == 0;
-    return idle && making >= (slot->cached ? OF_CACHED : OF_IDLE);
+    bool idle = (slot->state == SLOT_CHUNK || slot->state == SLOT_PACKED) && slot->references == 0;
+    return idle && eviction >= (slot->cached ? EVICT_CACHED : EVICT_IDLE);
 }
 
 /* The first of `run` neighbouring slots that are usable, or SLOT_NONE. */
-static uint32_t find_run(const dlfs_reader *reader, uint32_t run, enum making making)
+static uint32_t find_run(const dlfs_reader *reader, uint32_t run, enum eviction eviction)
 {
     uint32_t found = 0;
     for (uint32_t slot = 0; slot < reader->slot_count;) {
         const struct slot *at = &reader->slots[slot];
-        found = usable(at, making) ? found + at->run : 0;
+        found = is_claimable(at, eviction) ? found + at->run : 0;
         slot += at->run;
         if (found >= run) {
             return slot - found;
@@ -226,7 +227,7 @@ static uint32_t find_run(const dlfs_reader *reader, uint32_t run, enum making ma
 }
 
 /* Makes one slot free, if it can. */
-static void make_free(dlfs_reader *reader, bool displace)
+static void free_one_slot(dlfs_reader *reader, bool displace)
 {
     uint32_t victim = cache_victim(reader);
     if (victim != SLOT_NONE) {
@@ -239,7 +240,7 @@ static void make_free(dlfs_reader *reader, bool displace)
 }
 
 /* Evicts what lies in a run of slots. */
-static void claim(dlfs_reader *reader, uint32_t first, uint32_t run)
+static void evict_run(dlfs_reader *reader, uint32_t first, uint32_t run)
 {
     for (uint32_t slot = first; slot < first + run; slot++) {
         if (reader->slots[slot].state == SLOT_FREE || reader->slots[slot].state == SLOT_TAIL) {
@@ -256,18 +257,18 @@ static void claim(dlfs_reader *reader, uint32_t first, uint32_t run)
 static uint32_t take_run(dlfs_reader *reader, uint32_t run, bool displace)
 {
     bool cached = displace || cache_victim(reader) != SLOT_NONE;
-    uint32_t first = find_run(reader, run, OF_FREE);
+    uint32_t first = find_run(reader, run, EVICT_NONE);
     if (first == SLOT_NONE) {
-        first = find_run(reader, run, OF_IDLE);
+        first = find_run(reader, run, EVICT_IDLE);
     }
     if (first == SLOT_NONE && cached) {
-        first = find_run(reader, run, OF_CACHED);
+        first = find_run(reader, run, EVICT_CACHED);
     }
     if (first == SLOT_NONE) {
         return SLOT_NONE;
     }
-    claim(reader, first, run);
-    lend(reader, first, run);
+    evict_run(reader, first, run);
+    occupy_run(reader, first, run);
     return first;
 }
 
@@ -277,11 +278,11 @@ uint32_t arena_take(dlfs_reader *reader, uint32_t run, bool displace)
         return take_run(reader, run, displace);
     }
     if (reader->free_slots.count == 0) {
-        make_free(reader, displace);
+        free_one_slot(reader, displace);
     }
     uint32_t slot = reader->free_slots.first;
     if (slot != SLOT_NONE) {
-        lend(reader, slot, 1);
+        occupy_run(reader, slot, 1);
     }
     return slot;
 }
@@ -308,19 +309,19 @@ uint32_t arena_take_packed(dlfs_reader *reader, uint32_t run)
         first = find_last_run(reader, run);
     }
     if (first == SLOT_NONE) {
-        first = find_run(reader, run, OF_IDLE);
+        first = find_run(reader, run, EVICT_IDLE);
     }
     if (first == SLOT_NONE) {
         return SLOT_NONE;
     }
-    claim(reader, first, run);
-    lend(reader, first, run);
+    evict_run(reader, first, run);
+    occupy_run(reader, first, run);
     struct slot *slot = &reader->slots[first];
     slot->state = SLOT_PACKED;
     slot->chunk = 0;
     slot->cached = true;
     slot->samples = slot->uses = 0;
-    slot->idle_looks = 0;
+    slot->idle_reviews = 0;
     reader->cache.slots += run;
     return first;
 }
@@ -352,7 +353,7 @@ void arena_release(dlfs_reader *reader, uint32_t number)
     if (--slot->references > 0) {
         return;
     }
-    if (slot->state == SLOT_KEPT || slot->state == SLOT_PACKED) {
+    if (slot->state == SLOT_CHUNK || slot->state == SLOT_PACKED) {
         list_push(reader, idle_list(reader, slot), number);
     } else {
         run_free(reader, number);
@@ -370,17 +371,17 @@ void arena_begin_load(dlfs_reader *reader, uint32_t number, uint64_t chunk, cons
 }
 
 /* A chunk that has landed stays, and other processes are told. */
-static void keep_for_good(dlfs_reader *reader, uint32_t number)
+static void make_resident(dlfs_reader *reader, uint32_t number)
 {
     struct slot *slot = &reader->slots[number];
     slot->references++;
-    atomic_store_explicit(&reader->kept[slot->chunk], number + 1, memory_order_release);
+    atomic_store_explicit(&reader->resident_slots[slot->chunk], number + 1, memory_order_release);
 }
 
 void arena_end_load(dlfs_reader *reader, uint32_t number, bool kept, struct bad_samples *bad)
 {
     struct slot *slot = &reader->slots[number];
-    slot->state = kept ? SLOT_KEPT : SLOT_LENT;
+    slot->state = kept ? SLOT_CHUNK : SLOT_TRANSIENT;
     slot->bad = bad; /* until the slot is free again */
     slot->owner = NULL;
     slot->waiters = SLOT_NONE;
@@ -388,10 +389,10 @@ void arena_end_load(dlfs_reader *reader, uint32_t number, bool kept, struct bad_
         reader->chunk_slots[slot->chunk] = 0;
         return;
     }
-    if (reader->kept != NULL && bad == NULL) {
-        keep_for_good(reader, number);
+    if (reader->resident_slots != NULL && bad == NULL) {
+        make_resident(reader, number);
     }
-    cache_keep_chunk(reader, number);
+    cache_add_chunk(reader, number);
 }
 
 uint32_t arena_find(const dlfs_reader *reader, uint64_t chunk)
@@ -420,23 +421,24 @@ static bool is_bad(const struct bad_samples *bad, uint64_t address)
     return low < bad->count && bad->addresses[low] == address;
 }
 
-bool arena_gives(const dlfs_reader *reader, uint32_t number, const struct place *place,
+bool arena_gives(const dlfs_reader *reader, uint32_t number, const struct location *location,
                  uint64_t *offset)
 {
     const struct slot *slot = &reader->slots[number];
-    uint64_t start = place->address - (slot->chunk << reader->chunk_shift);
-    if (slot->state != SLOT_KEPT || start + place->length > (uint64_t)slot->run
-                                                                << reader->chunk_shift) {
+    uint64_t start = location->address - (slot->chunk << reader->chunk_shift);
+    if (slot->state != SLOT_CHUNK || start + location->length > (uint64_t)slot->run
+                                                                    << reader->chunk_shift) {
         return false;
     }
     *offset = ((uint64_t)number << reader->chunk_shift) + start;
-    return slot->bad == NULL || !is_bad(slot->bad, place->address);
+    return slot->bad == NULL || !is_bad(slot->bad, location->address);
 }
 
-bool arena_look_up(dlfs_reader *reader, uint64_t index, const struct place *place, uint64_t *offset)
+bool arena_look_up(dlfs_reader *reader, uint64_t index, const struct location *location,
+                   uint64_t *offset)
 {
-    uint32_t slot = arena_find(reader, place->chunk);
-    bool found = (slot != SLOT_NONE && arena_gives(reader, slot, place, offset)) ||
+    uint32_t slot = arena_find(reader, location->chunk);
+    bool found = (slot != SLOT_NONE && arena_gives(reader, slot, location, offset)) ||
                  cache_find(reader, index, offset);
     if (!found) {
         return false;

@@ -32,15 +32,15 @@
 /* In place of an index: bytes that no sample came to use, with their number. */
 #define HOLE (UINT64_C(1) << 63)
 #define MAP_MIN UINT64_C(64)
-#define IDLE_LOOKS 2u /* so often in a row too little used: the slot may be evicted */
+#define IDLE_REVIEWS_MAX 2u /* so often in a row too little used: the slot may be evicted */
 
 void cache_init(struct cache *cache)
 {
     *cache = (struct cache){
         .open = SLOT_NONE,
         .map_slot = SLOT_NONE,
-        .extent_slots = 1,
-        .batches_lent = CACHE_BATCHES_LENT,
+        .packed_run_slots = 1,
+        .batches_pinned = CACHE_BATCHES_PINNED_MIN,
         .idle = {SLOT_NONE, SLOT_NONE, 0},
     };
 }
@@ -49,13 +49,13 @@ void cache_init(struct cache *cache)
 
 static uint64_t map_next(const struct cache *cache, uint64_t at)
 {
-    return at + 1 < cache->map_places ? at + 1 : 0;
+    return at + 1 < cache->map_capacity ? at + 1 : 0;
 }
 
 /* Places from one to another, forwards and around the end. */
 static uint64_t map_distance(const struct cache *cache, uint64_t from, uint64_t to)
 {
-    return to >= from ? to - from : to + cache->map_places - from;
+    return to >= from ? to - from : to + cache->map_capacity - from;
 }
 
 /* The place of an index in the map, or the empty place where it would be. */
@@ -91,27 +91,27 @@ static void map_remove(struct cache *cache, struct cached_sample *sample)
 /* A quarter of the map stays empty. */
 static bool map_has_room(const struct cache *cache, uint64_t samples)
 {
-    return samples <= cache->map_places / 4 * 3;
+    return samples <= cache->map_capacity / 4 * 3;
 }
 
-static uint64_t map_places(uint64_t samples)
+static uint64_t map_capacity_for(uint64_t samples)
 {
-    uint64_t places = samples / 3 * 4 + 8;
-    return places > MAP_MIN ? places : MAP_MIN;
+    uint64_t capacity = samples / 3 * 4 + 8;
+    return capacity > MAP_MIN ? capacity : MAP_MIN;
 }
 
 uint64_t cache_map_bytes(uint64_t samples)
 {
-    return map_places(samples) * sizeof(struct cached_sample);
+    return map_capacity_for(samples) * sizeof(struct cached_sample);
 }
 
 void cache_reserve_map(dlfs_reader *reader, uint64_t samples)
 {
     struct cache *cache = &reader->cache;
-    uint64_t places = map_places(samples);
+    uint64_t capacity = map_capacity_for(samples);
     uint64_t run =
         (cache_map_bytes(samples) + reader->config.chunk_bytes - 1) >> reader->chunk_shift;
-    if (map_has_room(cache, samples) || places > UINT32_MAX || run >= reader->slot_count) {
+    if (map_has_room(cache, samples) || capacity > UINT32_MAX || run >= reader->slot_count) {
         return;
     }
     uint32_t slot = arena_take(reader, (uint32_t)run, true);
@@ -120,9 +120,9 @@ void cache_reserve_map(dlfs_reader *reader, uint64_t samples)
     }
     struct cache grown = *cache;
     grown.map = (struct cached_sample *)(void *)slot_memory(reader, slot);
-    grown.map_places = places;
-    memset(grown.map, 0, places * sizeof(*grown.map));
-    for (uint64_t at = 0; at < cache->map_places; at++) {
+    grown.map_capacity = capacity;
+    memset(grown.map, 0, capacity * sizeof(*grown.map));
+    for (uint64_t at = 0; at < cache->map_capacity; at++) {
         if (cache->map[at].key != 0) {
             *map_find(&grown, cache->map[at].key - 1) = cache->map[at];
         }
@@ -131,19 +131,19 @@ void cache_reserve_map(dlfs_reader *reader, uint64_t samples)
         arena_release(reader, cache->map_slot);
     }
     cache->map = grown.map;
-    cache->map_places = places;
+    cache->map_capacity = capacity;
     cache->map_slot = slot;
 }
 
 /* Gives the slots of an empty map back, if no stream is going to fill it. */
-static void give_map_back(dlfs_reader *reader)
+static void release_empty_map(dlfs_reader *reader)
 {
     struct cache *cache = &reader->cache;
-    if (cache->map == NULL || cache->count > 0 || cache->map_wanted) {
+    if (cache->map == NULL || cache->count > 0 || cache->map_in_use) {
         return;
     }
     cache->map = NULL;
-    cache->map_places = 0;
+    cache->map_capacity = 0;
     arena_release(reader, cache->map_slot);
 }
 
@@ -180,15 +180,15 @@ uint32_t cache_victim(const dlfs_reader *reader)
 }
 
 /* Notes that the cache lacks room, for the next look. */
-static enum taking refuse(struct cache *cache)
+static enum reservation refuse(struct cache *cache)
 {
     cache->lacked_room = true;
     cache->full = cache->slots >= cache->slots_max; /* else a smaller sample may fit */
-    return TAKING_REFUSED;
+    return RESERVE_REFUSED;
 }
 
 /* Opens a run that has room for so many bytes. */
-static enum taking open_run(dlfs_reader *reader, uint64_t bytes)
+static enum reservation open_run(dlfs_reader *reader, uint64_t bytes)
 {
     struct cache *cache = &reader->cache;
     uint64_t least = (bytes + reader->config.chunk_bytes - 1) >> reader->chunk_shift;
@@ -196,34 +196,35 @@ static enum taking open_run(dlfs_reader *reader, uint64_t bytes)
         return refuse(cache);
     }
     uint64_t most = cache->slots_max - cache->slots;
-    uint64_t run = cache->extent_slots > least ? cache->extent_slots : least;
+    uint64_t run = cache->packed_run_slots > least ? cache->packed_run_slots : least;
     run = run < most ? run : most;
     uint32_t slot = arena_take_packed(reader, (uint32_t)run);
     if (slot == SLOT_NONE && run > least) {
         slot = arena_take_packed(reader, (uint32_t)least);
     }
     if (slot == SLOT_NONE) {
-        return TAKING_BLOCKED;
+        return RESERVE_BLOCKED;
     }
     cache->open = slot;
     arena_release(reader, slot); /* the sample's own reference holds it */
-    return TAKING_DONE;
+    return RESERVE_DONE;
 }
 
 /* ---- samples --------------------------------------------------------------------------------- */
 
-enum taking cache_take_in(dlfs_reader *reader, uint64_t index, uint64_t length, uint64_t *offset)
+enum reservation cache_reserve(dlfs_reader *reader, uint64_t index, uint64_t length,
+                               uint64_t *offset)
 {
     struct cache *cache = &reader->cache;
     uint64_t bytes = packed_bytes(length);
     if (cache->full || cache->slots_max == 0 || !map_has_room(cache, cache->count + 1) ||
         map_find(cache, index)->key != 0) {
-        return TAKING_REFUSED;
+        return RESERVE_REFUSED;
     }
     const struct slot *open = cache->open != SLOT_NONE ? &reader->slots[cache->open] : NULL;
     if (open == NULL || open->chunk + bytes > (uint64_t)open->run << reader->chunk_shift) {
-        enum taking opened = open_run(reader, bytes);
-        if (opened != TAKING_DONE) {
+        enum reservation opened = open_run(reader, bytes);
+        if (opened != RESERVE_DONE) {
             return opened;
         }
     }
@@ -236,7 +237,7 @@ enum taking cache_take_in(dlfs_reader *reader, uint64_t index, uint64_t length, 
     *map_find(cache, index) = (struct cached_sample){index + 1, *offset | CACHE_PENDING};
     cache->count++;
     arena_reference(reader, cache->open);
-    return TAKING_DONE;
+    return RESERVE_DONE;
 }
 
 void cache_publish(dlfs_reader *reader, uint64_t index)
@@ -246,9 +247,9 @@ void cache_publish(dlfs_reader *reader, uint64_t index)
 
 void cache_abandon(dlfs_reader *reader, uint64_t index, uint64_t offset)
 {
-    struct place place;
-    (void)reader_place(reader, index, &place); /* it was good when the sample was read */
-    uint64_t bytes = packed_bytes(place.length);
+    struct location location;
+    (void)reader_locate(reader, index, &location); /* it was good when the sample was read */
+    uint64_t bytes = packed_bytes(location.length);
     uint32_t number = arena_head(reader, slot_of(reader, offset));
     struct slot *slot = &reader->slots[number];
     uint64_t end = ((uint64_t)number << reader->chunk_shift) + slot->chunk;
@@ -263,29 +264,29 @@ void cache_abandon(dlfs_reader *reader, uint64_t index, uint64_t offset)
     arena_release(reader, number);
 }
 
-void cache_forget(dlfs_reader *reader, uint32_t number)
+void cache_unmap_run(dlfs_reader *reader, uint32_t number)
 {
     uint64_t start = (uint64_t)number << reader->chunk_shift;
     uint64_t end = start + reader->slots[number].chunk;
     for (uint64_t at = start; at < end;) {
         uint64_t index = *packed_head(reader, at + HEAD_BYTES);
-        struct place place;
+        struct location location;
         if (index & HOLE) {
             at += index & ~HOLE;
             continue;
         }
-        (void)reader_place(reader, index, &place);
+        (void)reader_locate(reader, index, &location);
         map_remove(&reader->cache, map_find(&reader->cache, index));
-        at += packed_bytes(place.length);
+        at += packed_bytes(location.length);
     }
     if (reader->cache.open == number) {
         reader->cache.open = SLOT_NONE;
     }
     reader->cache.full = false;
-    give_map_back(reader);
+    release_empty_map(reader);
 }
 
-bool cache_wants_chunk(dlfs_reader *reader, uint64_t chunk, uint32_t run)
+bool cache_admits_chunk(dlfs_reader *reader, uint64_t chunk, uint32_t run)
 {
     struct cache *cache = &reader->cache;
     if (cache_spread(chunk) * reader->chunk_count >= (uint64_t)cache->slots_max << 32) {
@@ -296,29 +297,29 @@ bool cache_wants_chunk(dlfs_reader *reader, uint64_t chunk, uint32_t run)
     return room;
 }
 
-void cache_keep_chunk(dlfs_reader *reader, uint32_t number)
+void cache_add_chunk(dlfs_reader *reader, uint32_t number)
 {
     struct slot *slot = &reader->slots[number];
-    if (!cache_wants_chunk(reader, slot->chunk, slot->run)) {
+    if (!cache_admits_chunk(reader, slot->chunk, slot->run)) {
         return;
     }
     slot->cached = true;
     uint64_t mean = reader->sample_count / reader->chunk_count;
     slot->samples = mean > 0 ? (uint32_t)mean : 1;
     slot->uses = slot->samples;
-    slot->idle_looks = 0;
+    slot->idle_reviews = 0;
     reader->cache.slots += slot->run;
 }
 
 /* ---- epochs ---------------------------------------------------------------------------------- */
 
-void cache_tick(dlfs_reader *reader, uint64_t samples)
+void cache_count_given(dlfs_reader *reader, uint64_t samples)
 {
     reader->cache.clock += samples;
 }
 
 /* Evicts slots that the epochs since the last looks have hardly used, if others lack room. */
-static void look(dlfs_reader *reader)
+static void review_usage(dlfs_reader *reader)
 {
     bool lacked_room = reader->cache.lacked_room;
     uint32_t next;
@@ -330,9 +331,10 @@ static void look(dlfs_reader *reader)
             continue;
         }
         bool idle = 4 * (uint64_t)slot->uses < 3 * (uint64_t)slot->samples;
-        slot->idle_looks = idle ? (uint8_t)(slot->idle_looks + (slot->idle_looks < IDLE_LOOKS)) : 0;
+        slot->idle_reviews =
+            idle ? (uint8_t)(slot->idle_reviews + (slot->idle_reviews < IDLE_REVIEWS_MAX)) : 0;
         slot->uses = 0;
-        if (lacked_room && slot->idle_looks >= IDLE_LOOKS && slot->references == 0) {
+        if (lacked_room && slot->idle_reviews >= IDLE_REVIEWS_MAX && slot->references == 0) {
             arena_evict_cached(reader, number);
         }
     }
@@ -341,20 +343,21 @@ static void look(dlfs_reader *reader)
 void cache_begin_epoch(dlfs_reader *reader, uint64_t samples)
 {
     struct cache *cache = &reader->cache;
-    if (cache->clock - cache->looked >= cache->period) {
-        look(reader);
-        cache->looked = cache->clock;
-        cache->period = 0;
+    if (cache->clock - cache->reviewed_at >= cache->review_period) {
+        review_usage(reader);
+        cache->reviewed_at = cache->clock;
+        cache->review_period = 0;
     }
-    cache->period = samples > cache->period ? samples : cache->period;
+    cache->review_period = samples > cache->review_period ? samples : cache->review_period;
 }
 
-void cache_limit(dlfs_reader *reader, uint32_t slots_max, uint32_t extent_slots, bool map_wanted)
+void cache_set_limits(dlfs_reader *reader, uint32_t slots_max, uint32_t packed_run_slots,
+                      bool map_in_use)
 {
     struct cache *cache = &reader->cache;
     cache->slots_max = slots_max;
-    cache->extent_slots = extent_slots;
-    cache->map_wanted = map_wanted;
+    cache->packed_run_slots = packed_run_slots;
+    cache->map_in_use = map_in_use;
     cache->full = false;
-    give_map_back(reader);
+    release_empty_map(reader);
 }

@@ -22,8 +22,8 @@
 #include "reader/reader.h"
 
 #define DEADLINE_CHECK_NS UINT64_C(100000000)
-#define LOOK_GAP_NS UINT64_C(1000000000)
-#define TURNS_MAX 4u /* that double the time until the next one */
+#define STEP_GAP_NS UINT64_C(1000000000)
+#define REDIRECT_DOUBLINGS_MAX 4u /* that double the time until the next one */
 #define SILENT_SHARE \
     16u /* of a read's time-out: a member silent for so long is read around, by other copies */
 /* A read that is answered bit by bit may take so much longer: 256 KiB a second. */
@@ -69,24 +69,24 @@ int fetch_create(dlfs_reader *reader, struct fetch **out)
     }
     int code = -ENOMEM;
     fetch->reader = reader;
-    fetch->until_ns = UINT64_MAX;
-    fetch->unused = SLOT_NONE;
+    fetch->deadline_ns = UINT64_MAX;
+    fetch->unused_spans = SLOT_NONE;
     fetch->waiting.first = SLOT_NONE;
     fetch->done.first = SLOT_NONE;
     fetch->group = (depth + GROUPS - 1) / GROUPS;
     fetch->queues = calloc(members, sizeof(dlfs_queue *));
-    fetch->turns = calloc(members, sizeof(struct dlfs_turn));
-    fetch->held_ns = calloc(members, sizeof(uint64_t));
+    fetch->queue_waiters = calloc(members, sizeof(struct dlfs_queue_waiter));
+    fetch->queue_taken_ns = calloc(members, sizeof(uint64_t));
     fetch->waits = calloc(members, sizeof(struct pollfd));
     fetch->operations = calloc((size_t)members * depth, sizeof(dlfs_operation));
     fetch->operation_counts = calloc(members, sizeof(uint32_t));
     fetch->completions = calloc(fetch->group, sizeof(dlfs_completion));
     fetch->member_stats = calloc(members, sizeof(dlfs_member_stats));
     fetch->answered_ns = calloc(members, sizeof(uint64_t));
-    if (fetch->queues != NULL && fetch->turns != NULL && fetch->held_ns != NULL &&
+    if (fetch->queues != NULL && fetch->queue_waiters != NULL && fetch->queue_taken_ns != NULL &&
         fetch->waits != NULL && fetch->operations != NULL && fetch->operation_counts != NULL &&
         fetch->completions != NULL && fetch->member_stats != NULL && fetch->answered_ns != NULL) {
-        code = pieces_create(fetch);
+        code = requests_create(fetch);
     }
     if (code < 0) {
         fetch_destroy(fetch);
@@ -107,8 +107,8 @@ void fetch_destroy(struct fetch *fetch)
     }
     for (uint32_t number = 0; number < fetch->span_capacity; number++) {
         struct span *span = &fetch->spans[number];
-        if (span->abandoned && span->block != NULL) {
-            block_release(span->block);
+        if (span->abandoned && span->private_memory != NULL) {
+            private_memory_release(span->private_memory);
         }
         if (span->abandoned && span->slot != SLOT_NONE) {
             pthread_mutex_lock(&fetch->reader->lock);
@@ -117,10 +117,10 @@ void fetch_destroy(struct fetch *fetch)
         }
     }
     free(fetch->queues);
-    free(fetch->turns);
-    free(fetch->held_ns);
+    free(fetch->queue_waiters);
+    free(fetch->queue_taken_ns);
     free(fetch->waits);
-    free(fetch->pieces);
+    free(fetch->requests);
     free(fetch->operations);
     free(fetch->operation_counts);
     free(fetch->completions);
@@ -134,11 +134,11 @@ void fetch_destroy(struct fetch *fetch)
 
 void fetch_free_plan(struct fetch *fetch)
 {
-    free(fetch->wants);
-    free(fetch->sorting);
+    free(fetch->misses);
+    free(fetch->sort_scratch);
     free(fetch->plan);
-    fetch->wants = NULL;
-    fetch->sorting = NULL;
+    fetch->misses = NULL;
+    fetch->sort_scratch = NULL;
     fetch->plan = NULL;
     fetch->plan_capacity = 0;
 }
@@ -149,22 +149,22 @@ int fetch_reserve_plan(struct fetch *fetch, uint64_t count)
         return 0;
     }
     fetch_free_plan(fetch);
-    fetch->wants = malloc(count * sizeof(*fetch->wants));
-    fetch->sorting = malloc(count * sizeof(*fetch->sorting));
+    fetch->misses = malloc(count * sizeof(*fetch->misses));
+    fetch->sort_scratch = malloc(count * sizeof(*fetch->sort_scratch));
     fetch->plan = malloc(count * sizeof(*fetch->plan));
-    if (fetch->wants == NULL || fetch->sorting == NULL || fetch->plan == NULL) {
+    if (fetch->misses == NULL || fetch->sort_scratch == NULL || fetch->plan == NULL) {
         return -ENOMEM;
     }
     fetch->plan_capacity = count;
     return 0;
 }
 
-int fetch_reserve(struct fetch *fetch, uint32_t unused)
+int fetch_reserve_spans(struct fetch *fetch, uint32_t unused)
 {
-    if (unused <= fetch->unused_count) {
+    if (unused <= fetch->unused_span_count) {
         return 0;
     }
-    uint32_t count = fetch->span_capacity + unused - fetch->unused_count;
+    uint32_t count = fetch->span_capacity + unused - fetch->unused_span_count;
     struct span *spans = realloc(fetch->spans, (size_t)count * sizeof(*spans));
     if (spans == NULL) {
         return -ENOMEM;
@@ -172,78 +172,78 @@ int fetch_reserve(struct fetch *fetch, uint32_t unused)
     memset(spans + fetch->span_capacity, 0, (count - fetch->span_capacity) * sizeof(*spans));
     fetch->spans = spans;
     for (uint32_t number = fetch->span_capacity; number < count; number++) {
-        spans[number].next = fetch->unused;
+        spans[number].next = fetch->unused_spans;
         spans[number].slot = SLOT_NONE;
-        fetch->unused = number;
+        fetch->unused_spans = number;
     }
-    fetch->unused_count += count - fetch->span_capacity;
+    fetch->unused_span_count += count - fetch->span_capacity;
     fetch->span_capacity = count;
     return 0;
 }
 
-struct span *fetch_span(struct fetch *fetch)
+struct span *span_take(struct fetch *fetch)
 {
-    if (fetch->unused == SLOT_NONE) {
+    if (fetch->unused_spans == SLOT_NONE) {
         return NULL;
     }
-    struct span *span = &fetch->spans[fetch->unused];
-    fetch->unused = span->next;
-    fetch->unused_count--;
-    *span = (struct span){.slot = SLOT_NONE, .avoided = MEMBER_NONE};
+    struct span *span = &fetch->spans[fetch->unused_spans];
+    fetch->unused_spans = span->next;
+    fetch->unused_span_count--;
+    *span = (struct span){.slot = SLOT_NONE, .avoided_member = MEMBER_NONE};
     return span;
 }
 
-uint64_t reader_patience_ns(const dlfs_reader *reader, uint64_t bytes)
+uint64_t reader_timeout_ns(const dlfs_reader *reader, uint64_t bytes)
 {
     uint64_t more_ns = bytes < UINT64_MAX / 2 / NS_PER_BYTE ? bytes * NS_PER_BYTE : UINT64_MAX / 2;
     return (uint64_t)reader->config.timeout_ms * 1000000 + more_ns;
 }
 
 /* A span that outlives this is read from another copy, by a span of its own. */
-static uint64_t patience_ns(const dlfs_reader *reader)
+static uint64_t timeout_ns(const dlfs_reader *reader)
 {
-    return reader_patience_ns(reader, 0) / reader->config.replicas;
+    return reader_timeout_ns(reader, 0) / reader->config.replicas;
 }
 
 /* Until when a span is waited for that is asked for now. */
-static uint64_t deadline_ns(const struct fetch *fetch)
+static uint64_t span_deadline_ns(const struct fetch *fetch)
 {
-    uint64_t patient_ns = fetch->now_ns + patience_ns(fetch->reader);
-    return patient_ns < fetch->until_ns ? patient_ns : fetch->until_ns;
+    uint64_t alone_ns = fetch->now_ns + timeout_ns(fetch->reader);
+    return alone_ns < fetch->deadline_ns ? alone_ns : fetch->deadline_ns;
 }
 
-void fetch_start(struct fetch *fetch, struct span *span)
+void span_start(struct fetch *fetch, struct span *span)
 {
-    span->submitted = 0;
-    span->asked = 0;
+    span->submitted_bytes = 0;
+    span->asked_members = 0;
     span->code = 0;
     span->state = SPAN_WAITING;
     if (span->deadline_ns == 0) {
-        span->deadline_ns = deadline_ns(fetch);
+        span->deadline_ns = span_deadline_ns(fetch);
     }
-    if (fetch_idle(fetch)) {
+    if (fetch_is_idle(fetch)) {
         fetch->checked_ns = fetch->now_ns;
     }
     span_push(fetch, &fetch->waiting, span_number(fetch, span));
 }
 
-bool fetch_again(struct fetch *fetch, struct span *span)
+bool span_retry(struct fetch *fetch, struct span *span)
 {
-    if (!span->doubted && fetch->reader->config.replicas > 1) {
-        span->suspects = span->asked;
+    if (!span->was_corrupt && fetch->reader->config.replicas > 1) {
+        span->suspect_members = span->asked_members;
     }
-    span->doubted = true;
-    if (span->suspects != 0) {
-        span->avoided = (uint32_t)__builtin_ctzll(span->suspects);
-        span->suspects &= span->suspects - 1;
+    span->was_corrupt = true;
+    if (span->suspect_members != 0) {
+        span->avoided_member = (uint32_t)__builtin_ctzll(span->suspect_members);
+        span->suspect_members &= span->suspect_members - 1;
     } else if (span->attempts < fetch->reader->config.retry_count) {
-        span->avoided = MEMBER_NONE;
+        span->avoided_member = MEMBER_NONE;
         span->attempts++;
     } else {
         return false;
     }
     fetch->stats.retries++;
-    fetch_start(fetch, span);
+    span_start(fetch, span);
     return true;
 }
 
@@ -251,8 +251,8 @@ bool fetch_again(struct fetch *fetch, struct span *span)
 static void span_end(struct fetch *fetch, struct span *span)
 {
     if (span->abandoned) {
-        if (span->block != NULL) {
-            block_release(span->block);
+        if (span->private_memory != NULL) {
+            private_memory_release(span->private_memory);
         } else {
             pthread_mutex_lock(&fetch->reader->lock);
             arena_release(fetch->reader, span->slot);
@@ -260,7 +260,7 @@ static void span_end(struct fetch *fetch, struct span *span)
         }
         span->abandoned = false;
         if (span->state == SPAN_UNUSED) {
-            fetch_recycle(fetch, span);
+            span_recycle(fetch, span);
         }
         return;
     }
@@ -271,20 +271,21 @@ static void span_end(struct fetch *fetch, struct span *span)
         monotonic_ns() < span->deadline_ns) {
         span->attempts++;
         fetch->stats.retries++;
-        fetch_start(fetch, span);
+        span_start(fetch, span);
         return;
     }
     span->state = SPAN_DONE;
     span_push(fetch, &fetch->done, span_number(fetch, span));
 }
 
-void span_piece_ended(struct fetch *fetch, struct span *span, const struct piece *piece, int code)
+void span_request_ended(struct fetch *fetch, struct span *span, const struct request *request,
+                        int code)
 {
     if (code < 0 && span->code == 0) {
         span->code = code;
-        span->bad_address = piece->address;
+        span->bad_address = request->address;
     }
-    bool all_submitted = span->submitted == span->length || span->code < 0;
+    bool all_submitted = span->submitted_bytes == span->length || span->code < 0;
     if (--span->in_flight == 0 && all_submitted && span->state != SPAN_WAITING) {
         span_end(fetch, span);
     }
@@ -302,11 +303,11 @@ static void abandon(struct fetch *fetch, struct span *span)
         return; /* fill_operations takes it from its list */
     }
     span->abandoned = true;
-    fetch->abandoned_pieces += span->in_flight;
+    fetch->abandoned_requests += span->in_flight;
     fetch->stats.read_errors++;
     pthread_mutex_lock(&fetch->reader->lock);
-    if (span->block != NULL) {
-        __atomic_add_fetch(&span->block->references, 1, __ATOMIC_RELAXED);
+    if (span->private_memory != NULL) {
+        __atomic_add_fetch(&span->private_memory->references, 1, __ATOMIC_RELAXED);
     } else {
         arena_reference(fetch->reader, span->slot);
     }
@@ -318,15 +319,15 @@ static void abandon(struct fetch *fetch, struct span *span)
 /* Begins what a span still lacks; false when a member's queue, which is noted, is full. */
 static bool span_begin(struct fetch *fetch, struct span *span, uint64_t *full_members)
 {
-    if (span->in_flight == 0 && span->code == 0 && span_is_hopeless(fetch, span)) {
+    if (span->in_flight == 0 && span->code == 0 && span_is_unreachable(fetch, span)) {
         abandon(fetch, span);
     }
-    while (span->submitted < span->length && span->code == 0) {
-        if (!piece_begin(fetch, span, full_members)) {
+    while (span->submitted_bytes < span->length && span->code == 0) {
+        if (!request_begin(fetch, span, full_members)) {
             return false;
         }
         if (!span->begun) {
-            span->deadline_ns = deadline_ns(fetch);
+            span->deadline_ns = span_deadline_ns(fetch);
         }
         span->begun = true;
     }
@@ -353,26 +354,26 @@ static uint64_t lost_members(const dlfs_reader *reader)
  */
 static void fill_operations(struct fetch *fetch)
 {
-    struct span_list held = {SLOT_NONE, SLOT_NONE};
+    struct span_list passed_over = {SLOT_NONE, SLOT_NONE};
     uint64_t full_members = 0;
     uint64_t all = UINT64_MAX >> (DLFS_MEMBERS_MAX - fetch->reader->config.member_count);
     uint64_t lost = fetch->waiting.first != SLOT_NONE ? lost_members(fetch->reader) : 0;
     struct span *span;
-    pieces_ask_again(fetch, &full_members);
+    requests_resend(fetch, &full_members);
     while ((full_members == 0 || ((full_members | lost) & all) != all) &&
            (span = span_pop(fetch, &fetch->waiting)) != NULL) {
         if (!span_begin(fetch, span, &full_members)) {
-            span_push(fetch, &held, span_number(fetch, span));
+            span_push(fetch, &passed_over, span_number(fetch, span));
         }
     }
-    if (held.first == SLOT_NONE) {
+    if (passed_over.first == SLOT_NONE) {
         return;
     }
     if (fetch->waiting.first == SLOT_NONE) {
-        fetch->waiting = held;
+        fetch->waiting = passed_over;
     } else {
-        fetch->spans[held.last].next = fetch->waiting.first;
-        fetch->waiting.first = held.first;
+        fetch->spans[passed_over.last].next = fetch->waiting.first;
+        fetch->waiting.first = passed_over.first;
     }
 }
 
@@ -390,7 +391,7 @@ static void submit(struct fetch *fetch, uint32_t member)
             break;
         }
         if (accepted < 0) {
-            piece_answer(fetch, operations[gone].tag, accepted);
+            request_complete(fetch, operations[gone].tag, accepted);
         }
         gone += accepted < 0 ? 1 : (uint32_t)accepted;
     }
@@ -401,8 +402,8 @@ static void submit(struct fetch *fetch, uint32_t member)
 /* Has the queues take all that they have room for. */
 static void push(struct fetch *fetch)
 {
-    fetch_give_way(fetch);
-    if (fetch->waiting.first != SLOT_NONE || fetch->pieces_again != SLOT_NONE) {
+    fetch_yield_queues(fetch);
+    if (fetch->waiting.first != SLOT_NONE || fetch->resend_requests != SLOT_NONE) {
         fill_operations(fetch);
     }
     for (uint32_t member = 0; member < fetch->reader->config.member_count; member++) {
@@ -421,16 +422,16 @@ static int collect(struct fetch *fetch, uint32_t member, int timeout_ms)
     int count =
         dlfs_queue_poll(fetch->queues[member], fetch->completions, fetch->group, timeout_ms);
     if (count != 0) {
-        fetch_spend(fetch, &fetch->stats.device_ns);
+        fetch_add_time(fetch, &fetch->stats.device_ns);
     }
     if (count > 0) {
         fetch->answered_ns[member] = fetch->now_ns;
     }
     for (int i = 0; i < count; i++) {
-        piece_answer(fetch, fetch->completions[i].tag, fetch->completions[i].result);
+        request_complete(fetch, fetch->completions[i].tag, fetch->completions[i].result);
     }
     if (count < 0) {
-        member_break(fetch, member, count);
+        member_queue_failed(fetch, member, count);
     }
     return count < 0 ? 1 : count;
 }
@@ -471,17 +472,17 @@ static int wait_members(struct fetch *fetch, int timeout_ms)
         return 0;
     }
     if (busy == 1 || count < busy) {
-        int patience_ms = busy == 1 || timeout_ms < MEMBER_POLL_MS ? timeout_ms : MEMBER_POLL_MS;
-        return collect(fetch, alone, patience_ms);
+        int wait_ms = busy == 1 || timeout_ms < MEMBER_POLL_MS ? timeout_ms : MEMBER_POLL_MS;
+        return collect(fetch, alone, wait_ms);
     }
     (void)poll(fetch->waits, count, timeout_ms); /* a signal, or nothing: look all the same */
     return collect_all(fetch);
 }
 
-void span_turn(struct fetch *fetch, struct span *span)
+void span_redirect(struct fetch *fetch, struct span *span)
 {
-    span->turned = true;
-    fetch->turned++;
+    span->redirected = true;
+    fetch->redirected++;
     abandon(fetch, span);
 }
 
@@ -504,14 +505,14 @@ static uint64_t all_answered_ns(const struct fetch *fetch)
 static void forgive(struct fetch *fetch, uint64_t gap_ns)
 {
     const dlfs_reader_config *config = &fetch->reader->config;
-    if (fetch->until_ns < UINT64_MAX - gap_ns) {
-        fetch->until_ns += gap_ns;
+    if (fetch->deadline_ns < UINT64_MAX - gap_ns) {
+        fetch->deadline_ns += gap_ns;
     }
     for (uint32_t number = 0; number < fetch->span_capacity; number++) {
         fetch->spans[number].deadline_ns += gap_ns;
     }
     for (uint32_t number = 0; number < config->member_count * config->depth; number++) {
-        fetch->pieces[number].begun_ns += gap_ns;
+        fetch->requests[number].begun_ns += gap_ns;
     }
 }
 
@@ -521,11 +522,11 @@ static void check_span(struct fetch *fetch, struct span *span, uint64_t queued_u
     bool late =
         fetch->now_ns >= span->deadline_ns && (span->begun || fetch->now_ns >= queued_until_ns);
     if (late) {
-        span_blame(fetch, span);
+        span_mark_late_members(fetch, span);
     }
     if (late && !over && fetch->reader->config.replicas > 1) {
-        span_turn(fetch, span);
-    } else if (late || over || (span->state == SPAN_WAITING && span_is_hopeless(fetch, span))) {
+        span_redirect(fetch, span);
+    } else if (late || over || (span->state == SPAN_WAITING && span_is_unreachable(fetch, span))) {
         abandon(fetch, span);
     }
 }
@@ -534,20 +535,21 @@ static void check_span(struct fetch *fetch, struct span *span, uint64_t queued_u
  * Turns to other copies, the next time after twice the time, for as long as a read may take: all
  * members may be slow rather than silent, and none would ever be waited for long enough.
  */
-static void turn_spans(struct fetch *fetch)
+static void redirect_spans(struct fetch *fetch)
 {
-    uint32_t before = fetch->turned;
-    uint64_t whole_ns = reader_patience_ns(fetch->reader, 0);
-    if (fetch->now_ns - fetch->turned_ns > whole_ns) {
-        fetch->turned_looks = 0;
+    uint32_t before = fetch->redirected;
+    uint64_t whole_ns = reader_timeout_ns(fetch->reader, 0);
+    if (fetch->now_ns - fetch->redirected_ns > whole_ns) {
+        fetch->redirect_rounds = 0;
     }
-    uint32_t doublings = fetch->turned_looks < TURNS_MAX ? fetch->turned_looks : TURNS_MAX;
-    pieces_turn(fetch, whole_ns / SILENT_SHARE << doublings);
-    if (fetch->turned == before) {
+    uint32_t doublings = fetch->redirect_rounds < REDIRECT_DOUBLINGS_MAX ? fetch->redirect_rounds
+                                                                         : REDIRECT_DOUBLINGS_MAX;
+    requests_redirect_silent(fetch, whole_ns / SILENT_SHARE << doublings);
+    if (fetch->redirected == before) {
         return;
     }
-    fetch->turned_looks++;
-    fetch->turned_ns = fetch->now_ns;
+    fetch->redirect_rounds++;
+    fetch->redirected_ns = fetch->now_ns;
 }
 
 /* Abandons what is past its deadline. */
@@ -559,15 +561,15 @@ static void check_spans(struct fetch *fetch)
     if (gap_ns < DEADLINE_CHECK_NS && !stopped) {
         return;
     }
-    if (gap_ns > LOOK_GAP_NS) {
-        forgive(fetch, gap_ns - LOOK_GAP_NS);
+    if (gap_ns > STEP_GAP_NS) {
+        forgive(fetch, gap_ns - STEP_GAP_NS);
     }
     fetch->checked_ns = fetch->now_ns;
     if (reader->config.replicas > 1) {
-        turn_spans(fetch);
+        redirect_spans(fetch);
     }
-    bool over = stopped || fetch->now_ns >= fetch->until_ns;
-    uint64_t queued_until_ns = all_answered_ns(fetch) + patience_ns(reader);
+    bool over = stopped || fetch->now_ns >= fetch->deadline_ns;
+    uint64_t queued_until_ns = all_answered_ns(fetch) + timeout_ns(reader);
     for (uint32_t number = 0; number < fetch->span_capacity; number++) {
         struct span *span = &fetch->spans[number];
         if (span->state == SPAN_WAITING || span->state == SPAN_IN_FLIGHT) {
@@ -580,8 +582,8 @@ void fetch_step(struct fetch *fetch, int timeout_ms)
 {
     fetch->now_ns = monotonic_ns();
     push(fetch);
-    struct dlfs_turn *turn = fetch_turn(fetch);
-    if (turn != NULL && (timeout_ms < 0 || timeout_ms > LINE_POLL_MS)) {
+    struct dlfs_queue_waiter *waiter = fetch_queue_waiter(fetch);
+    if (waiter != NULL && (timeout_ms < 0 || timeout_ms > LINE_POLL_MS)) {
         timeout_ms = LINE_POLL_MS;
     }
     if (fetch->done.first != SLOT_NONE) {
@@ -601,36 +603,36 @@ void fetch_step(struct fetch *fetch, int timeout_ms)
     }
     if (total > 0) {
         push(fetch);
-    } else if (turn != NULL && timeout_ms > 0 && !fetch_any_in_flight(fetch)) {
-        dlfs_turn_wait(turn, timeout_ms);
+    } else if (waiter != NULL && timeout_ms > 0 && !fetch_any_in_flight(fetch)) {
+        dlfs_queue_waiter_wait(waiter, timeout_ms);
     }
-    fetch_spend(fetch, &fetch->stats.device_ns);
+    fetch_add_time(fetch, &fetch->stats.device_ns);
     check_spans(fetch);
 }
 
-struct span *fetch_done(struct fetch *fetch)
+struct span *fetch_take_done(struct fetch *fetch)
 {
     return span_pop(fetch, &fetch->done);
 }
 
-const struct span *fetch_next_done(const struct fetch *fetch)
+const struct span *fetch_peek_done(const struct fetch *fetch)
 {
     return fetch->done.first == SLOT_NONE ? NULL : &fetch->spans[fetch->done.first];
 }
 
-void fetch_recycle(struct fetch *fetch, struct span *span)
+void span_recycle(struct fetch *fetch, struct span *span)
 {
     span->state = SPAN_UNUSED;
     if (span->abandoned) {
         return; /* span_end does it when the device has let go */
     }
-    span->next = fetch->unused;
-    fetch->unused = span_number(fetch, span);
-    fetch->unused_count++;
+    span->next = fetch->unused_spans;
+    fetch->unused_spans = span_number(fetch, span);
+    fetch->unused_span_count++;
 }
 
-bool fetch_idle(const struct fetch *fetch)
+bool fetch_is_idle(const struct fetch *fetch)
 {
-    return fetch->pieces_in_flight == fetch->abandoned_pieces &&
+    return fetch->requests_in_flight == fetch->abandoned_requests &&
            fetch->waiting.first == SLOT_NONE && fetch->done.first == SLOT_NONE;
 }

@@ -11,13 +11,13 @@
 int member_connect(struct fetch *fetch, uint32_t member)
 {
     dlfs_reader *reader = fetch->reader;
-    struct dlfs_turn *turn = &fetch->turns[member];
-    if (!dlfs_turn_is_worth_a_look(turn, fetch->now_ns)) {
+    struct dlfs_queue_waiter *waiter = &fetch->queue_waiters[member];
+    if (!dlfs_queue_waiter_is_due(waiter, fetch->now_ns)) {
         return 0;
     }
-    int code = dlfs_queue_borrow(reader->devices[member], reader->config.depth, turn,
+    int code = dlfs_queue_borrow(reader->devices[member], reader->config.depth, waiter,
                                  &fetch->queues[member]);
-    fetch->held_ns[member] = fetch->now_ns;
+    fetch->queue_taken_ns[member] = fetch->now_ns;
     if (code == -EAGAIN) {
         return 0;
     }
@@ -25,18 +25,18 @@ int member_connect(struct fetch *fetch, uint32_t member)
         return code;
     }
     if (code < 0) {
-        member_lose(reader, member, code);
+        member_set_lost(reader, member, code);
     }
     return 0;
 }
 
-bool member_is_there(struct fetch *fetch, uint32_t member, bool due)
+bool member_is_reachable(struct fetch *fetch, uint32_t member, bool due)
 {
-    bool in_line = fetch->turns[member].state != DLFS_TURN_NONE;
+    bool in_line = fetch->queue_waiters[member].state != DLFS_WAITER_NONE;
     if (fetch->queues[member] == NULL && (due || in_line)) {
         (void)member_connect(fetch, member);
     }
-    return fetch->queues[member] != NULL || fetch->turns[member].state != DLFS_TURN_NONE;
+    return fetch->queues[member] != NULL || fetch->queue_waiters[member].state != DLFS_WAITER_NONE;
 }
 
 bool member_has_room(const struct fetch *fetch, uint32_t member)
@@ -62,7 +62,7 @@ int fetch_prepare(struct fetch *fetch)
 }
 
 /* Gives a member's queue pair back, which has nothing in flight. */
-static void let_go(struct fetch *fetch, uint32_t member)
+static void release_queue(struct fetch *fetch, uint32_t member)
 {
     dlfs_queue_give_back(fetch->queues[member]);
     fetch->queues[member] = NULL;
@@ -70,36 +70,37 @@ static void let_go(struct fetch *fetch, uint32_t member)
 }
 
 /* Whether a member's queue pair has nothing in flight. */
-static bool is_at_rest(const struct fetch *fetch, uint32_t member)
+static bool queue_is_idle(const struct fetch *fetch, uint32_t member)
 {
     const dlfs_queue *queue = fetch->queues[member];
     return queue != NULL && dlfs_queue_in_flight(queue) == 0 &&
            fetch->operation_counts[member] == 0;
 }
 
-void fetch_rest(struct fetch *fetch)
+void fetch_release_queues(struct fetch *fetch)
 {
     const dlfs_reader *reader = fetch->reader;
     for (uint32_t member = 0; member < reader->config.member_count; member++) {
-        if (fetch->turns[member].state != DLFS_TURN_NONE) {
-            dlfs_turn_leave(reader->devices[member], &fetch->turns[member]);
+        if (fetch->queue_waiters[member].state != DLFS_WAITER_NONE) {
+            dlfs_queue_waiter_leave(reader->devices[member], &fetch->queue_waiters[member]);
         }
-        if (is_at_rest(fetch, member)) {
-            let_go(fetch, member);
+        if (queue_is_idle(fetch, member)) {
+            release_queue(fetch, member);
         }
     }
 }
 
-bool fetch_can_rest(const struct fetch *fetch)
+bool fetch_has_idle_queues(const struct fetch *fetch)
 {
     bool can = false;
     for (uint32_t member = 0; member < fetch->reader->config.member_count; member++) {
-        can |= is_at_rest(fetch, member) || fetch->turns[member].state != DLFS_TURN_NONE;
+        can |=
+            queue_is_idle(fetch, member) || fetch->queue_waiters[member].state != DLFS_WAITER_NONE;
     }
     return can;
 }
 
-void fetch_give_way(struct fetch *fetch)
+void fetch_yield_queues(struct fetch *fetch)
 {
     const dlfs_reader *reader = fetch->reader;
     for (uint32_t member = 0; member < reader->config.member_count; member++) {
@@ -109,19 +110,19 @@ void fetch_give_way(struct fetch *fetch)
         }
         if (!dlfs_queues_wanted(reader->devices[member])) {
             fetch->yielding &= ~(UINT64_C(1) << member);
-        } else if (is_at_rest(fetch, member)) {
-            let_go(fetch, member);
-        } else if (fetch->now_ns - fetch->held_ns[member] >= SLICE_NS) {
+        } else if (queue_is_idle(fetch, member)) {
+            release_queue(fetch, member);
+        } else if (fetch->now_ns - fetch->queue_taken_ns[member] >= SLICE_NS) {
             fetch->yielding |= UINT64_C(1) << member;
         }
     }
 }
 
-struct dlfs_turn *fetch_turn(const struct fetch *fetch)
+struct dlfs_queue_waiter *fetch_queue_waiter(const struct fetch *fetch)
 {
     for (uint32_t member = 0; member < fetch->reader->config.member_count; member++) {
-        if (fetch->turns[member].state != DLFS_TURN_NONE) {
-            return &fetch->turns[member];
+        if (fetch->queue_waiters[member].state != DLFS_WAITER_NONE) {
+            return &fetch->queue_waiters[member];
         }
     }
     return NULL;

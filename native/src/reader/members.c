@@ -67,7 +67,7 @@ void member_locate(const dlfs_reader *reader, uint64_t address, uint32_t copy, u
                     (address & (config->chunk_bytes - 1));
 }
 
-void member_worked(dlfs_reader *reader, uint32_t number)
+void member_succeeded(dlfs_reader *reader, uint32_t number)
 {
     struct member *member = &reader->members[number];
     if (atomic_load_explicit(&member->failures, memory_order_relaxed) != 0) {
@@ -89,10 +89,10 @@ void member_failed(dlfs_reader *reader, uint32_t number, int code)
     if (!gone && (!others || atomic_fetch_add(&member->failures, 1) + 1 < FAILURES_MAX)) {
         return;
     }
-    member_lose(reader, number, code);
+    member_set_lost(reader, number, code);
 }
 
-void member_lose(dlfs_reader *reader, uint32_t number, int code)
+void member_set_lost(dlfs_reader *reader, uint32_t number, int code)
 {
     struct member *member = &reader->members[number];
     uint64_t well = 0;
@@ -104,13 +104,13 @@ void member_lose(dlfs_reader *reader, uint32_t number, int code)
     atomic_fetch_or(&reader->lost_members, UINT64_C(1) << number);
 }
 
-void member_hang(dlfs_reader *reader, uint32_t number)
+void member_set_hung(dlfs_reader *reader, uint32_t number)
 {
-    member_lose(reader, number, DLFS_E_TIMEOUT);
+    member_set_lost(reader, number, DLFS_E_TIMEOUT);
     atomic_store(&reader->members[number].hung, true);
 }
 
-bool member_probe(dlfs_reader *reader, uint32_t number)
+bool member_take_probe(dlfs_reader *reader, uint32_t number)
 {
     struct member *member = &reader->members[number];
     uint64_t until = atomic_load(&member->lost_until_ns);

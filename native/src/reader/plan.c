@@ -12,20 +12,20 @@
 #define DIGIT_BITS 8u
 #define DIGITS (1u << DIGIT_BITS)
 
-static void sort_few(struct want *wants, uint64_t count)
+static void sort_few(struct miss *misses, uint64_t count)
 {
     for (uint64_t i = 1; i < count; i++) {
-        struct want want = wants[i];
+        struct miss miss = misses[i];
         uint64_t at = i;
-        for (; at > 0 && wants[at - 1].address > want.address; at--) {
-            wants[at] = wants[at - 1];
+        for (; at > 0 && misses[at - 1].address > miss.address; at--) {
+            misses[at] = misses[at - 1];
         }
-        wants[at] = want;
+        misses[at] = miss;
     }
 }
 
 /* One pass of a radix sort: by the digit that begins at bit `shift` of the address. */
-static void sort_digit(const struct want *from, struct want *to, uint64_t count, uint32_t shift)
+static void sort_digit(const struct miss *from, struct miss *to, uint64_t count, uint32_t shift)
 {
     uint64_t starts[DIGITS] = {0};
     for (uint64_t i = 0; i < count; i++) {
@@ -42,52 +42,52 @@ static void sort_digit(const struct want *from, struct want *to, uint64_t count,
     }
 }
 
-void plan_sort(struct want *wants, struct want *scratch, uint64_t count)
+void plan_sort(struct miss *misses, struct miss *scratch, uint64_t count)
 {
     uint64_t differing = 0; /* bits */
     bool sorted = true;
     for (uint64_t i = 1; i < count; i++) {
-        differing |= wants[i].address ^ wants[i - 1].address;
-        sorted &= wants[i].address >= wants[i - 1].address;
+        differing |= misses[i].address ^ misses[i - 1].address;
+        sorted &= misses[i].address >= misses[i - 1].address;
     }
     if (sorted) {
         return;
     }
     if (count <= FEW) {
-        sort_few(wants, count);
+        sort_few(misses, count);
         return;
     }
-    struct want *from = wants;
-    struct want *to = scratch;
+    struct miss *from = misses;
+    struct miss *to = scratch;
     uint32_t shift = (uint32_t)__builtin_ctzll(differing);
     for (; shift < 64 && differing >> shift != 0; shift += DIGIT_BITS) {
         sort_digit(from, to, count, shift);
-        struct want *sorted_now = to;
+        struct miss *sorted_now = to;
         to = from;
         from = sorted_now;
     }
-    if (from != wants) {
-        memcpy(wants, from, count * sizeof(*wants));
+    if (from != misses) {
+        memcpy(misses, from, count * sizeof(*misses));
     }
 }
 
 /* The blocks that a want touches. */
-static void want_blocks(const dlfs_reader *reader, const struct want *want, uint64_t *first,
+static void miss_blocks(const dlfs_reader *reader, const struct miss *miss, uint64_t *first,
                         uint64_t *end)
 {
     uint64_t mask = reader->config.block_bytes - 1;
-    *first = want->address & ~mask;
-    *end = (want->address + want->length + mask) & ~mask;
+    *first = miss->address & ~mask;
+    *end = (miss->address + miss->length + mask) & ~mask;
 }
 
-uint64_t plan_merge(const dlfs_reader *reader, const struct want *wants, uint64_t count,
+uint64_t plan_merge(const dlfs_reader *reader, const struct miss *misses, uint64_t count,
                     struct plan_span *spans)
 {
     uint64_t total = 0;
     for (uint64_t i = 0; i < count; i++) {
         uint64_t first;
         uint64_t end;
-        want_blocks(reader, &wants[i], &first, &end);
+        miss_blocks(reader, &misses[i], &first, &end);
         struct plan_span *last = total ? &spans[total - 1] : NULL;
         uint64_t last_end = last != NULL ? last->address + last->length : 0;
         bool same_chunk = last != NULL &&
@@ -96,7 +96,7 @@ uint64_t plan_merge(const dlfs_reader *reader, const struct want *wants, uint64_
             if (end > last_end) {
                 last->length = end - last->address;
             }
-            last->want_count++;
+            last->miss_count++;
         } else {
             spans[total++] =
                 (struct plan_span){first, end - first, 0, (uint32_t)i, 1, SLOT_NONE, false};
@@ -105,17 +105,17 @@ uint64_t plan_merge(const dlfs_reader *reader, const struct want *wants, uint64_
     return total;
 }
 
-uint64_t plan_widen(const dlfs_reader *reader, const struct want *wants, uint64_t count,
+uint64_t plan_widen(const dlfs_reader *reader, const struct miss *misses, uint64_t count,
                     struct plan_span *spans)
 {
     uint64_t mask = reader->config.chunk_bytes - 1;
     uint64_t total = 0;
     for (uint64_t i = 0; i < count; i++) {
-        uint64_t first = wants[i].address & ~mask;
-        uint64_t end = (wants[i].address + wants[i].length + mask) & ~mask;
+        uint64_t first = misses[i].address & ~mask;
+        uint64_t end = (misses[i].address + misses[i].length + mask) & ~mask;
         struct plan_span *last = total ? &spans[total - 1] : NULL;
         if (last != NULL && first == last->address && end <= last->address + last->length) {
-            last->want_count++;
+            last->miss_count++;
         } else {
             spans[total++] =
                 (struct plan_span){first, end - first, 0, (uint32_t)i, 1, SLOT_NONE, true};

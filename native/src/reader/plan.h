@@ -8,7 +8,7 @@
 struct dlfs_reader;
 
 /* A sample to be brought into memory. */
-struct want {
+struct miss {
     uint64_t address;
     uint64_t length;   /* > 0 */
     uint64_t position; /* the caller's own */
@@ -23,22 +23,22 @@ struct plan_span {
     uint64_t address;
     uint64_t length;
     uint64_t memory_offset; /* from the arena's or the block's base, once there is memory */
-    uint32_t first_want;
-    uint32_t want_count;
+    uint32_t first_miss;
+    uint32_t miss_count;
     uint32_t slot; /* the arena's slot, or SLOT_NONE */
     bool whole;    /* a chunk, or a run of them, to be kept */
 };
 
 /* Sorts by address; scratch has room for as many. */
-void plan_sort(struct want *wants, struct want *scratch, uint64_t count);
+void plan_sort(struct miss *misses, struct miss *scratch, uint64_t count);
 /*
  * Merges sorted wants into spans: neighbours within one chunk join when the gap between their
  * blocks is at most the reader's gap_bytes. Returns the number of spans, at most count.
  */
-uint64_t plan_merge(const struct dlfs_reader *reader, const struct want *wants, uint64_t count,
+uint64_t plan_merge(const struct dlfs_reader *reader, const struct miss *misses, uint64_t count,
                     struct plan_span *spans);
 /* Widens sorted wants to whole chunks, or to the run of chunks that a larger sample lies in. */
-uint64_t plan_widen(const struct dlfs_reader *reader, const struct want *wants, uint64_t count,
+uint64_t plan_widen(const struct dlfs_reader *reader, const struct miss *misses, uint64_t count,
                     struct plan_span *spans);
 
 #endif

@@ -16,8 +16,8 @@
 
 #define ORDER_PIECE 256u
 #define RELEASED_MAX 1024u /* samples released while others wait for the lock */
-#define BATCHES_REST_BYTES_MAX ((size_t)16 << 20) /* of the arrays of batches at rest */
-#define PLANS_REST_BYTES_MAX ((size_t)32 << 20)   /* of the plans of fetches at rest */
+#define IDLE_BATCHES_BYTES_MAX ((size_t)16 << 20) /* of the arrays of batches at rest */
+#define IDLE_PLANS_BYTES_MAX ((size_t)32 << 20)   /* of the plans of fetches at rest */
 
 /* ---- create, destroy ------------------------------------------------------------------------- */
 
@@ -80,7 +80,7 @@ static int copy_config(dlfs_reader *reader, const dlfs_reader_config *config)
     uint64_t slots = config->memory_bytes >> reader->chunk_shift;
     /* A quarter more than the data and the least are enough when the whole dataset fits. */
     uint64_t enough = reader->chunk_count + reader->chunk_count / 4 + 4 * (uint64_t)SLOTS_MIN;
-    reader->keeps_all = reader->chunk_count + SLOTS_MIN <= slots;
+    reader->dataset_fits = reader->chunk_count + SLOTS_MIN <= slots;
     reader->slot_count = (uint32_t)(slots < enough ? slots : enough);
     reader->devices = calloc(config->member_count, sizeof(dlfs_device *));
     reader->member_stats = calloc(config->member_count, sizeof(dlfs_member_stats));
@@ -103,19 +103,19 @@ static void free_list(struct fetch **list)
 
 static void free_fetches(dlfs_reader *reader)
 {
-    free_list(&reader->fetches);
-    free_list(&reader->owing);
+    free_list(&reader->idle_fetches);
+    free_list(&reader->draining_fetches);
 }
 
 static void reader_free(dlfs_reader *reader)
 {
     free_fetches(reader);
-    while (reader->batches != NULL) {
-        struct batch *next = reader->batches->next;
-        batch_free(reader->batches);
-        reader->batches = next;
+    while (reader->idle_batches != NULL) {
+        struct batch *next = reader->idle_batches->next;
+        batch_free(reader->idle_batches);
+        reader->idle_batches = next;
     }
-    block_free_all(reader);
+    private_memory_free_all(reader);
     arena_free(reader);
     pthread_cond_destroy(&reader->released);
     pthread_mutex_destroy(&reader->lock);
@@ -146,7 +146,7 @@ DLFS_API int dlfs_reader_create(const dlfs_reader_config *config, dlfs_reader **
         reader_free(reader);
         return code;
     }
-    reader->holds = 1;
+    reader->references = 1;
     *out = reader;
     return 0;
 }
@@ -154,7 +154,7 @@ DLFS_API int dlfs_reader_create(const dlfs_reader_config *config, dlfs_reader **
 /* Ends one hold on the reader and the lock's; the last hold frees it. */
 static void reader_unlock_release(dlfs_reader *reader)
 {
-    bool last = --reader->holds == 0;
+    bool last = --reader->references == 0;
     pthread_mutex_unlock(&reader->lock);
     if (last) {
         reader_free(reader);
@@ -167,7 +167,7 @@ DLFS_API int dlfs_reader_destroy(dlfs_reader *reader)
         return 0;
     }
     pthread_mutex_lock(&reader->lock);
-    bool busy = reader->streams_out || reader->fetches_out;
+    bool busy = reader->open_streams || reader->fetches_in_use;
     pthread_mutex_unlock(&reader->lock);
     if (busy) {
         return -EBUSY;
@@ -258,20 +258,20 @@ int batch_reserve(struct batch *batch, uint64_t count)
 struct batch *batch_take(dlfs_reader *reader, uint64_t count)
 {
     pthread_mutex_lock(&reader->lock);
-    struct batch *batch = reader->batches;
+    struct batch *batch = reader->idle_batches;
     if (batch != NULL) {
-        reader->batches = batch->next;
-        reader->batches_bytes -= batch_bytes(batch);
+        reader->idle_batches = batch->next;
+        reader->idle_batches_bytes -= batch_bytes(batch);
     }
-    reader->holds++;
+    reader->references++;
     pthread_mutex_unlock(&reader->lock);
     if (batch == NULL) {
         batch = calloc(1, sizeof(*batch));
     }
     if (batch != NULL && batch_reserve(batch, count) == 0) {
-        batch->release = batch_give_back;
+        batch->release = batch_recycle;
         batch->reader = reader;
-        batch->block = NULL;
+        batch->private_memory = NULL;
         batch->public = (dlfs_batch){
             .count = count,
             .offsets = batch->offsets,
@@ -285,7 +285,7 @@ struct batch *batch_take(dlfs_reader *reader, uint64_t count)
         batch_free(batch);
     }
     pthread_mutex_lock(&reader->lock);
-    reader->holds--;
+    reader->references--;
     pthread_mutex_unlock(&reader->lock);
     return NULL;
 }
@@ -311,14 +311,14 @@ int batch_fail(struct batch *batch, const dlfs_failure *failure)
 }
 
 /* Drops the references of a batch and puts it aside for the next read. */
-void batch_give_back(struct batch *batch)
+void batch_recycle(struct batch *batch)
 {
     dlfs_reader *reader = batch->reader;
-    if (batch->block != NULL) {
-        block_release(batch->block);
+    if (batch->private_memory != NULL) {
+        private_memory_release(batch->private_memory);
     }
     pthread_mutex_lock(&reader->lock);
-    for (uint64_t i = 0; batch->block == NULL && i < batch->public.count; i++) {
+    for (uint64_t i = 0; batch->private_memory == NULL && i < batch->public.count; i++) {
         if (batch->lengths[i] > 0) {
             arena_release(reader, slot_of(reader, (uint64_t)batch->offsets[i]));
         }
@@ -327,11 +327,11 @@ void batch_give_back(struct batch *batch)
             pthread_mutex_lock(&reader->lock);
         }
     }
-    bool rests = reader->batches_bytes + batch_bytes(batch) <= BATCHES_REST_BYTES_MAX;
+    bool rests = reader->idle_batches_bytes + batch_bytes(batch) <= IDLE_BATCHES_BYTES_MAX;
     if (rests) {
-        reader->batches_bytes += batch_bytes(batch);
-        batch->next = reader->batches;
-        reader->batches = batch;
+        reader->idle_batches_bytes += batch_bytes(batch);
+        batch->next = reader->idle_batches;
+        reader->idle_batches = batch;
     }
     reader_unlock_release(reader);
     if (!rests) {
@@ -373,14 +373,14 @@ DLFS_API int dlfs_batch_gather(const dlfs_batch *batch, void *destination,
 
 /* ---- fetches at rest ------------------------------------------------------------------------- */
 
-void reader_collect_owed(dlfs_reader *reader)
+void reader_drain_fetches(dlfs_reader *reader)
 {
     pthread_mutex_lock(&reader->lock);
-    struct fetch *fetch = reader->owing;
-    reader->owing = NULL;
+    struct fetch *fetch = reader->draining_fetches;
+    reader->draining_fetches = NULL;
     for (struct fetch *each = fetch; each != NULL; each = each->next) {
-        reader->plans_bytes -= fetch_plan_bytes(each);
-        reader->fetches_out++;
+        reader->idle_plans_bytes -= fetch_plan_bytes(each);
+        reader->fetches_in_use++;
     }
     pthread_mutex_unlock(&reader->lock);
     while (fetch != NULL) {
@@ -394,32 +394,33 @@ void reader_collect_owed(dlfs_reader *reader)
 int reader_take_fetch(dlfs_reader *reader, struct fetch **out)
 {
     pthread_mutex_lock(&reader->lock);
-    struct fetch **list = reader->fetches != NULL ? &reader->fetches : &reader->owing;
+    struct fetch **list =
+        reader->idle_fetches != NULL ? &reader->idle_fetches : &reader->draining_fetches;
     struct fetch *fetch = *list;
     if (fetch != NULL) {
         *list = fetch->next;
-        reader->plans_bytes -= fetch_plan_bytes(fetch);
+        reader->idle_plans_bytes -= fetch_plan_bytes(fetch);
     }
-    reader->fetches_out++;
-    bool owed = reader->owing != NULL;
+    reader->fetches_in_use++;
+    bool owed = reader->draining_fetches != NULL;
     pthread_mutex_unlock(&reader->lock);
     if (owed) {
-        reader_collect_owed(reader);
+        reader_drain_fetches(reader);
     }
-    if (fetch != NULL && fetch->abandoned_pieces > 0) {
+    if (fetch != NULL && fetch->abandoned_requests > 0) {
         fetch_step(fetch, 0);
     }
     int code = fetch != NULL ? 0 : fetch_create(reader, &fetch);
     if (code == 0) {
-        fetch->until_ns = UINT64_MAX;
+        fetch->deadline_ns = UINT64_MAX;
         fetch->stop = NULL;
-        fetch->turned = 0;
-        fetch->turned_looks = 0;
+        fetch->redirected = 0;
+        fetch->redirect_rounds = 0;
         *out = fetch;
         return 0;
     }
     pthread_mutex_lock(&reader->lock);
-    reader->fetches_out--;
+    reader->fetches_in_use--;
     pthread_mutex_unlock(&reader->lock);
     return code;
 }
@@ -466,17 +467,18 @@ void reader_fold_stats(dlfs_reader *reader, struct fetch *fetch)
 
 void reader_return_fetch(dlfs_reader *reader, struct fetch *fetch)
 {
-    fetch_rest(fetch);
+    fetch_release_queues(fetch);
     pthread_mutex_lock(&reader->lock);
     reader_fold_stats(reader, fetch);
-    struct fetch **list = fetch->abandoned_pieces > 0 ? &reader->owing : &reader->fetches;
-    if (reader->plans_bytes + fetch_plan_bytes(fetch) > PLANS_REST_BYTES_MAX) {
+    struct fetch **list =
+        fetch->abandoned_requests > 0 ? &reader->draining_fetches : &reader->idle_fetches;
+    if (reader->idle_plans_bytes + fetch_plan_bytes(fetch) > IDLE_PLANS_BYTES_MAX) {
         fetch_free_plan(fetch);
     }
-    reader->plans_bytes += fetch_plan_bytes(fetch);
+    reader->idle_plans_bytes += fetch_plan_bytes(fetch);
     fetch->next = *list;
     *list = fetch;
-    reader->fetches_out--;
+    reader->fetches_in_use--;
     pthread_mutex_unlock(&reader->lock);
 }
 
@@ -485,14 +487,15 @@ void reader_return_fetch(dlfs_reader *reader, struct fetch *fetch)
 dlfs_failure reader_failure(const dlfs_reader *reader, uint64_t index, int code, uint32_t crc_got,
                             uint64_t bad_address)
 {
-    struct place place;
+    struct location location;
     dlfs_failure failure = {.index = index, .code = code, .crc_got = crc_got};
-    if (reader_place(reader, index, &place) && place.chunk < reader->chunk_count) {
-        bool inside = bad_address > place.address && bad_address - place.address < place.length;
-        member_locate(reader, inside ? bad_address : place.address, 0, &failure.member,
+    if (reader_locate(reader, index, &location) && location.chunk < reader->chunk_count) {
+        bool inside =
+            bad_address > location.address && bad_address - location.address < location.length;
+        member_locate(reader, inside ? bad_address : location.address, 0, &failure.member,
                       &failure.offset_bytes);
     }
-    failure.crc_expected = place.crc32c;
+    failure.crc_expected = location.crc32c;
     return failure;
 }
 
@@ -524,14 +527,14 @@ static int verify_ranks(const dlfs_reader *reader, const struct span *span, cons
         __builtin_prefetch(&reader->locations[indices[i]]);
     }
     for (uint64_t i = 0; code == 0 && i < count; i++) {
-        struct place place;
-        if (!reader_place(reader, indices[i], &place) || place.length == 0 ||
-            place.address < span->address || place.address + place.length > end) {
+        struct location location;
+        if (!reader_locate(reader, indices[i], &location) || location.length == 0 ||
+            location.address < span->address || location.address + location.length > end) {
             continue;
         }
-        const uint8_t *bytes = span->memory + (place.address - span->address);
-        if (dlfs_crc32c(0, bytes, place.length) != place.crc32c) {
-            code = note_bad(bad, place.address);
+        const uint8_t *bytes = span->memory + (location.address - span->address);
+        if (dlfs_crc32c(0, bytes, location.length) != location.crc32c) {
+            code = note_bad(bad, location.address);
         }
     }
     return code;

@@ -32,9 +32,9 @@
 
 enum slot_state {
     SLOT_FREE,
-    SLOT_LENT,    /* holds samples or is being filled; free again at no reference */
-    SLOT_LOADING, /* a chunk of the dataset is on its way */
-    SLOT_KEPT, /* a chunk of the dataset, verified; idle at no reference, then it may be evicted */
+    SLOT_TRANSIENT, /* holds samples or is being filled; free again at no reference */
+    SLOT_LOADING,   /* a chunk of the dataset is on its way */
+    SLOT_CHUNK, /* a chunk of the dataset, verified; idle at no reference, then it may be evicted */
     SLOT_PACKED, /* copies of single samples, verified (reader/cache.c) */
     SLOT_TAIL,   /* belongs to the run that an earlier slot heads */
 };
@@ -53,11 +53,11 @@ struct slot {
     uint32_t run;        /* slots of the run that this one heads, 1 mostly */
     uint32_t previous;   /* in the list of free or of idle slots */
     uint32_t next;
-    uint32_t waiters;   /* stream/stream.c: first entry that waits for the chunk */
-    uint32_t head;      /* TAIL: the slot that heads the run */
-    uint32_t samples;   /* cached: how many it holds, of chunks about */
-    uint32_t uses;      /* cached: of its samples, since the cache last looked */
-    uint8_t idle_looks; /* ... how often in a row it found too few */
+    uint32_t waiters;     /* stream/stream.c: first entry that waits for the chunk */
+    uint32_t head;        /* TAIL: the slot that heads the run */
+    uint32_t samples;     /* cached: how many it holds, of chunks about */
+    uint32_t uses;        /* cached: of its samples, since the cache last looked */
+    uint8_t idle_reviews; /* ... how often in a row it found too few */
     uint8_t state;
     bool cached;             /* KEPT, PACKED: counts as the cache's, and stays when it is idle */
     struct bad_samples *bad; /* KEPT: what of it is not to be given; NULL: all is sound */
@@ -79,39 +79,39 @@ struct cached_sample {
 /* What stays in the arena between epochs (reader/cache.c). */
 struct cache {
     struct cached_sample *map; /* [map_places] open addressing, by index; in the arena, or NULL */
-    uint64_t map_places;
-    uint32_t map_slot;     /* the first of its slots */
-    bool map_wanted;       /* a stream that packs samples reads now */
-    uint64_t count;        /* samples in the map */
-    uint32_t open;         /* the PACKED run that takes the next sample, or SLOT_NONE */
-    uint32_t slots;        /* that are cached */
-    uint32_t slots_max;    /* ... at most, while the present streams read */
-    uint32_t extent_slots; /* slots of a PACKED run */
-    struct slot_list idle; /* cached slots without references, the one idle for longest first */
-    uint64_t clock;        /* samples that streams have given out */
-    uint64_t looked;       /* the clock when the uses of slots were last looked at */
-    uint64_t period;       /* samples of the largest epoch that has begun since */
-    double batches_lent;   /* that consumers hold at once, as far as is known */
-    bool full;             /* nothing more can be taken in for now */
-    bool lacked_room;      /* something was not cached since the last look, for want of room */
+    uint64_t map_capacity;
+    uint32_t map_slot;         /* the first of its slots */
+    bool map_in_use;           /* a stream that packs samples reads now */
+    uint64_t count;            /* samples in the map */
+    uint32_t open;             /* the PACKED run that takes the next sample, or SLOT_NONE */
+    uint32_t slots;            /* that are cached */
+    uint32_t slots_max;        /* ... at most, while the present streams read */
+    uint32_t packed_run_slots; /* slots of a PACKED run */
+    struct slot_list idle;     /* cached slots without references, the one idle for longest first */
+    uint64_t clock;            /* samples that streams have given out */
+    uint64_t reviewed_at;      /* the clock when the uses of slots were last looked at */
+    uint64_t review_period;    /* samples of the largest epoch that has begun since */
+    double batches_pinned;     /* that consumers hold at once, as far as is known */
+    bool full;                 /* nothing more can be taken in for now */
+    bool lacked_room;          /* something was not cached since the last look, for want of room */
 };
 
 /* Memory of a batch that the arena does not hold. */
-struct block {
+struct private_memory {
     uint8_t *base;
     size_t bytes;
     size_t mapped_bytes; /* 0: it is malloc's */
     dlfs_reader *reader;
     struct dlfs_share *share; /* that the bytes are taken of, or NULL */
     uint32_t references;
-    struct block *next; /* of those at rest */
+    struct private_memory *next; /* of those at rest */
 };
 
 struct batch {
     dlfs_batch public;
     void (*release)(struct batch *batch); /* what dlfs_batch_release does */
     dlfs_reader *reader;
-    struct block *block;        /* NULL: the samples are in the arena */
+    struct private_memory *private_memory; /* NULL: the samples are in the arena */
     struct dlfs_client *client; /* of a batch that another process's reader gave; then no reader */
     uint64_t number;            /* by which the client releases it */
     uint64_t capacity;
@@ -131,24 +131,24 @@ struct span {
     uint64_t length;
     uint8_t *memory;
     uint64_t deadline_ns;
-    uint64_t submitted;   /* bytes handed to queue pairs */
-    uint64_t asked;       /* members that pieces were asked of, as bits */
-    uint64_t suspects;    /* members to do without in turn, as bits: what came was wrong */
-    uint64_t bad_address; /* of the first piece that failed */
-    uint32_t in_flight;   /* pieces */
+    uint64_t submitted_bytes; /* bytes handed to queue pairs */
+    uint64_t asked_members;   /* members that pieces were asked of, as bits */
+    uint64_t suspect_members; /* members to do without in waiter, as bits: what came was wrong */
+    uint64_t bad_address;     /* of the first piece that failed */
+    uint32_t in_flight;       /* pieces */
     uint32_t attempts;
-    uint32_t avoided; /* the member to do without, or MEMBER_NONE */
-    int code;         /* of the first piece that failed */
+    uint32_t avoided_member; /* the member to do without, or MEMBER_NONE */
+    int code;                /* of the first piece that failed */
     uint8_t state;
-    bool begun;          /* some of it has been asked of a member, once at least */
-    bool turned;         /* timed out early, so that another copy can be asked */
-    bool doubted;        /* what came was wrong, once at least */
-    bool abandoned;      /* timed out: the memory stays referenced until the last piece is back */
-    uint32_t slot;       /* the arena's slot that memory lies in, or SLOT_NONE */
-    struct block *block; /* or the block */
-    uint32_t next;       /* in the list of waiting or done spans */
-    uint32_t tag;        /* the caller's own, as are part and kind */
-    uint32_t part;       /* read.c: which of its samples is read alone, from 1 on; 0: all at once */
+    bool begun;       /* some of it has been asked of a member, once at least */
+    bool redirected;  /* timed out early, so that another copy can be asked */
+    bool was_corrupt; /* what came was wrong, once at least */
+    bool abandoned;   /* timed out: the memory stays referenced until the last piece is back */
+    uint32_t slot;    /* the arena's slot that memory lies in, or SLOT_NONE */
+    struct private_memory *private_memory; /* or the block */
+    uint32_t next;                         /* in the list of waiting or done spans */
+    uint32_t tag;                          /* the caller's own, as are part and kind */
+    uint32_t part; /* read.c: which of its samples is read alone, from 1 on; 0: all at once */
     uint8_t kind;
 };
 
@@ -158,7 +158,7 @@ struct span_list {
 };
 
 /* A part of a span that lies in one chunk, on its way from one of the chunk's copies. */
-struct piece {
+struct request {
     uint64_t address;
     uint32_t length;
     uint32_t span;   /* SLOT_NONE: none, it asks whether a lost member is back */
@@ -181,29 +181,29 @@ struct member {
 /* One thread's way to the members. */
 struct fetch {
     dlfs_reader *reader;
-    dlfs_queue **queues;     /* [member_count]; NULL: there is nothing to ask of a member */
-    struct dlfs_turn *turns; /* [member_count] in line for those */
-    uint64_t *held_ns;       /* [member_count] since when each queue pair is held */
+    dlfs_queue **queues; /* [member_count]; NULL: there is nothing to ask of a member */
+    struct dlfs_queue_waiter *queue_waiters; /* [member_count] in line for those */
+    uint64_t *queue_taken_ns;                /* [member_count] since when each queue pair is held */
     uint64_t yielding;    /* members of which nothing more is asked: others want the queue pair */
     struct pollfd *waits; /* [member_count] scratch */
-    struct piece *pieces; /* [member_count * depth] */
-    uint32_t pieces_resting; /* list */
-    uint32_t pieces_again;   /* list of those to be asked of another member */
-    struct span *spans;      /* [span_capacity] */
+    struct request *requests; /* [member_count * depth] */
+    uint32_t unused_requests; /* list */
+    uint32_t resend_requests; /* list of those to be asked of another member */
+    struct span *spans;       /* [span_capacity] */
     uint32_t span_capacity;
-    uint32_t unused; /* list of unused spans */
-    uint32_t unused_count;
+    uint32_t unused_spans; /* list of unused spans */
+    uint32_t unused_span_count;
     struct span_list waiting;
     struct span_list done;
-    uint32_t pieces_in_flight;
-    uint32_t abandoned_pieces;
-    uint64_t until_ns;               /* what is under way then ends with DLFS_E_TIMEOUT */
+    uint32_t requests_in_flight;
+    uint32_t abandoned_requests;
+    uint64_t deadline_ns;            /* what is under way then ends with DLFS_E_TIMEOUT */
     const _Atomic bool *stop;        /* it ends when this is set, too; or NULL */
     uint64_t checked_ns;             /* when deadlines were last looked at */
     uint64_t *answered_ns;           /* [member_count] when each last answered, 0: never */
-    uint32_t turned;                 /* spans that were, since the read began */
-    uint32_t turned_looks;           /* looks that turned some, lately */
-    uint64_t turned_ns;              /* the last one */
+    uint32_t redirected;             /* spans that were, since the read began */
+    uint32_t redirect_rounds;        /* looks that turned some, lately */
+    uint64_t redirected_ns;          /* the last one */
     uint64_t probing;                /* members that probes are out to, as bits */
     uint8_t *probe_memory;           /* [member_count * block_bytes], with replicas */
     dlfs_operation *operations;      /* [member_count * depth] */
@@ -213,8 +213,8 @@ struct fetch {
     uint64_t now_ns;                 /* as of the last look at the clock */
     dlfs_reader_stats stats;         /* since last folded into the reader's */
     dlfs_member_stats *member_stats; /* [member_count] likewise */
-    struct want *wants;              /* scratch of the read under way, [plan_capacity] each */
-    struct want *sorting;
+    struct miss *misses;             /* scratch of the read under way, [plan_capacity] each */
+    struct miss *sort_scratch;
     struct plan_span *plan;
     uint64_t plan_capacity;
     struct fetch *next;
@@ -232,33 +232,34 @@ struct dlfs_reader {
     uint64_t data_bytes;
     uint64_t chunk_count;
     uint32_t chunk_shift;
-    bool keeps_all; /* the whole dataset fits in the arena: what is read stays */
+    bool dataset_fits; /* the whole dataset fits in the arena: what is read stays */
 
     pthread_mutex_t lock;
     pthread_cond_t released; /* a slot became free or idle */
     uint8_t *arena;
     size_t arena_bytes;
-    int arena_descriptor;   /* of its file, where it is shared with other processes; else -1 */
-    uint64_t kept_offset;   /* in the arena, behind the slots */
-    _Atomic uint32_t *kept; /* [chunk_count] for other processes: slot + 1 of a chunk that is kept
-                               for good; NULL: none are */
-    bool warmed;            /* a stream has touched the arena, or is at it */
+    int arena_descriptor;     /* of its file, where it is shared with other processes; else -1 */
+    uint64_t resident_offset; /* in the arena, behind the slots */
+    _Atomic uint32_t *resident_slots; /* [chunk_count] for other processes: slot + 1 of a chunk that
+                               is kept for good; NULL: none are */
+    bool prefaulted;                  /* a stream has touched the arena, or is at it */
     struct slot *slots;
     uint32_t slot_count;
     struct slot_list free_slots;
     struct slot_list idle_slots; /* KEPT, not cached */
     struct cache cache;
     uint32_t *chunk_slots; /* [chunk_count] slot + 1 of a chunk that is LOADING or KEPT, 0: none */
-    struct fetch *fetches; /* at rest */
-    struct fetch *owing;   /* at rest, while a device has memory of reads that were abandoned */
-    struct batch *batches; /* at rest */
-    size_t batches_bytes;  /* of their arrays */
-    size_t plans_bytes;    /* of the plans of fetches at rest */
-    struct block *blocks;  /* at rest */
-    size_t blocks_bytes;   /* of them */
-    uint64_t holds;        /* the owner's and each batch's; the last to go frees the reader */
-    uint64_t fetches_out;
-    uint64_t streams_out;
+    struct fetch *idle_fetches; /* at rest */
+    struct fetch
+        *draining_fetches; /* at rest, while a device has memory of reads that were abandoned */
+    struct batch *idle_batches;          /* at rest */
+    size_t idle_batches_bytes;           /* of their arrays */
+    size_t idle_plans_bytes;             /* of the plans of fetches at rest */
+    struct private_memory *idle_private; /* at rest */
+    size_t idle_private_bytes;           /* of them */
+    uint64_t references; /* the owner's and each batch's; the last to go frees the reader */
+    uint64_t fetches_in_use;
+    uint64_t open_streams;
     dlfs_stream *streams; /* list of them */
     dlfs_reader_stats stats;
     dlfs_member_stats *member_stats; /* [member_count] */
@@ -266,7 +267,7 @@ struct dlfs_reader {
 };
 
 /* A sample's place, decoded and checked. */
-struct place {
+struct location {
     uint64_t address;
     uint64_t length;
     uint64_t chunk;
@@ -274,21 +275,22 @@ struct place {
 };
 
 /* False when the location points outside the dataset's data. */
-static inline bool reader_place(const dlfs_reader *reader, uint64_t index, struct place *place)
+static inline bool reader_locate(const dlfs_reader *reader, uint64_t index,
+                                 struct location *location)
 {
-    const dlfs_location *location = &reader->locations[index];
-    place->address = dlfs_location_address(location);
-    place->length = dlfs_location_length(location);
-    place->crc32c = location->crc32c;
-    place->chunk = place->address >> reader->chunk_shift;
-    return place->address <= reader->data_bytes &&
-           place->length <= reader->data_bytes - place->address;
+    const dlfs_location *packed = &reader->locations[index];
+    location->address = dlfs_location_address(packed);
+    location->length = dlfs_location_length(packed);
+    location->crc32c = packed->crc32c;
+    location->chunk = location->address >> reader->chunk_shift;
+    return location->address <= reader->data_bytes &&
+           location->length <= reader->data_bytes - location->address;
 }
 
 /* Whether a sample lies in one chunk. */
-static inline bool place_in_chunk(const dlfs_reader *reader, const struct place *place)
+static inline bool location_in_one_chunk(const dlfs_reader *reader, const struct location *location)
 {
-    return (place->address + place->length - 1) >> reader->chunk_shift == place->chunk;
+    return (location->address + location->length - 1) >> reader->chunk_shift == location->chunk;
 }
 
 static inline uint8_t *slot_memory(const dlfs_reader *reader, uint32_t slot)
@@ -332,13 +334,13 @@ void arena_end_load(dlfs_reader *reader, uint32_t slot, bool kept, struct bad_sa
 /* The slot of a chunk that is LOADING or KEPT, or SLOT_NONE. */
 uint32_t arena_find(const dlfs_reader *reader, uint64_t chunk);
 /* Whether a slot holds a sample, sound, and at which offset of the arena. */
-bool arena_gives(const dlfs_reader *reader, uint32_t slot, const struct place *place,
+bool arena_gives(const dlfs_reader *reader, uint32_t slot, const struct location *location,
                  uint64_t *offset);
 /*
  * Finds a sample, sound, in a chunk or in the cache, and takes a reference: its offset in the
  * arena.
  */
-bool arena_look_up(dlfs_reader *reader, uint64_t index, const struct place *place,
+bool arena_look_up(dlfs_reader *reader, uint64_t index, const struct location *location,
                    uint64_t *offset);
 uint32_t arena_available(const dlfs_reader *reader);
 void arena_free(dlfs_reader *reader);
@@ -346,7 +348,7 @@ void arena_free(dlfs_reader *reader);
 /* reader/cache.c; all with the lock held. */
 /* 2^32 times the fraction of the square root of 2: multiples are spread evenly. */
 #define CACHE_SPREAD UINT32_C(0x6A09E667)
-#define CACHE_BATCHES_LENT 2 /* one that is taken, and one to come */
+#define CACHE_BATCHES_PINNED_MIN 2 /* one that is taken, and one to come */
 #define CACHE_PENDING (UINT64_C(1) << 63)
 void cache_init(struct cache *cache);
 /* Bytes of a map with places for so many samples. */
@@ -358,30 +360,31 @@ bool cache_find(const dlfs_reader *reader, uint64_t index, uint64_t *offset);
 /* Brings the place of a sample in the map into the processor's caches. */
 static inline uint64_t cache_home(const struct cache *cache, uint64_t index)
 {
-    return (index * UINT64_C(0x9E3779B97F4A7C15) >> 32) * cache->map_places >> 32;
+    return (index * UINT64_C(0x9E3779B97F4A7C15) >> 32) * cache->map_capacity >> 32;
 }
-static inline void cache_expect(const struct cache *cache, uint64_t index)
+static inline void cache_prefetch(const struct cache *cache, uint64_t index)
 {
     if (cache->count > 0) {
         __builtin_prefetch(&cache->map[cache_home(cache, index)]);
     }
 }
-enum taking {
-    TAKING_DONE,
-    TAKING_REFUSED, /* the cache is full, or has the sample */
-    TAKING_BLOCKED, /* reads under way have the memory that the cache may take */
+enum reservation {
+    RESERVE_DONE,
+    RESERVE_REFUSED, /* the cache is full, or has the sample */
+    RESERVE_BLOCKED, /* reads under way have the memory that the cache may take */
 };
 /*
  * Takes room for a sample, with a reference for the caller. It is found by others when
  * cache_publish has been called; cache_abandon gives the room up.
  */
-enum taking cache_take_in(dlfs_reader *reader, uint64_t index, uint64_t length, uint64_t *offset);
+enum reservation cache_reserve(dlfs_reader *reader, uint64_t index, uint64_t length,
+                               uint64_t *offset);
 void cache_publish(dlfs_reader *reader, uint64_t index);
 void cache_abandon(dlfs_reader *reader, uint64_t index, uint64_t offset);
 /* Forgets the samples of a PACKED run that is evicted. */
-void cache_forget(dlfs_reader *reader, uint32_t slot);
+void cache_unmap_run(dlfs_reader *reader, uint32_t slot);
 /* Has a chunk that has landed cached, if it is to be. */
-void cache_keep_chunk(dlfs_reader *reader, uint32_t slot);
+void cache_add_chunk(dlfs_reader *reader, uint32_t slot);
 /* A number below 2^32 for each chunk; shares of such numbers are shares of any stretch of chunks.
  */
 static inline uint64_t cache_spread(uint64_t chunk)
@@ -389,26 +392,28 @@ static inline uint64_t cache_spread(uint64_t chunk)
     return chunk * CACHE_SPREAD & UINT32_MAX;
 }
 /* Whether a chunk that has landed in a run of slots is to be cached. */
-bool cache_wants_chunk(dlfs_reader *reader, uint64_t chunk, uint32_t run);
+bool cache_admits_chunk(dlfs_reader *reader, uint64_t chunk, uint32_t run);
 /* The cached slot that was idle for longest, if there are too many of them; else SLOT_NONE. */
 uint32_t cache_victim(const dlfs_reader *reader);
 /* Samples were given out. */
-void cache_tick(dlfs_reader *reader, uint64_t samples);
+void cache_count_given(dlfs_reader *reader, uint64_t samples);
 /* A stream over an epoch of so many samples begins. */
 void cache_begin_epoch(dlfs_reader *reader, uint64_t samples);
 /*
  * Sets how many slots are cached at most, how many a PACKED run has, and whether a stream that
  * packs samples reads now.
  */
-void cache_limit(dlfs_reader *reader, uint32_t slots_max, uint32_t extent_slots, bool map_wanted);
+void cache_set_limits(dlfs_reader *reader, uint32_t slots_max, uint32_t packed_run_slots,
+                      bool map_in_use);
 
 #include "reader/fetch.h"
 
 /* stream/stream.c */
 /* Whether every sample lies below `total`; positions rise, so that the last one decides. */
 bool stream_fits(const dlfs_stream_config *config, uint64_t total);
-/* The indices of this consumer's samples place..place+count-1. */
-int stream_indices(const dlfs_stream_config *config, uint64_t place, uint64_t count, uint64_t *out);
+/* The indices of this consumer's samples ordinal..ordinal+count-1. */
+int stream_indices(const dlfs_stream_config *config, uint64_t ordinal, uint64_t count,
+                   uint64_t *out);
 /* reader_read's limit, for the batches of a stream. */
 void stream_limit(dlfs_stream *stream, const struct read_limit *limit);
 /* Memory of a stream, but for the reader's. */
@@ -419,9 +424,10 @@ uint64_t stream_memory_bytes(const dlfs_stream *stream);
  * Memory of at least one byte, aligned for every device; its one reference is the caller's. Taken
  * of a share, unless that is NULL: DLFS_E_LIMIT when the share has not so much.
  */
-int block_take(dlfs_reader *reader, size_t bytes, struct dlfs_share *share, struct block **out);
-void block_release(struct block *block);
-void block_free_all(dlfs_reader *reader);
+int private_memory_take(dlfs_reader *reader, size_t bytes, struct dlfs_share *share,
+                        struct private_memory **out);
+void private_memory_release(struct private_memory *private_memory);
+void private_memory_free_all(dlfs_reader *reader);
 
 /* reader/reader.c */
 #define BATCH_BYTES_PER_SAMPLE (2 * sizeof(int64_t) + sizeof(uint64_t)) /* of its arrays */
@@ -436,12 +442,12 @@ struct batch *batch_take(dlfs_reader *reader, uint64_t count);
 int64_t reader_get(dlfs_reader *reader, uint64_t index, void *buffer, uint64_t buffer_bytes,
                    uint32_t flags, const _Atomic bool *stop, dlfs_failure *failure);
 int batch_fail(struct batch *batch, const dlfs_failure *failure);
-void batch_give_back(struct batch *batch);
+void batch_recycle(struct batch *batch);
 int reader_take_fetch(dlfs_reader *reader, struct fetch **out);
 void reader_fold_stats(dlfs_reader *reader, struct fetch *fetch);
 void reader_return_fetch(dlfs_reader *reader, struct fetch *fetch);
 /* Takes back what devices have let go of, of reads abandoned by threads that do not read now. */
-void reader_collect_owed(dlfs_reader *reader);
+void reader_drain_fetches(dlfs_reader *reader);
 /*
  * The failure of a sample, with the member and offset where it begins, or where it has the byte at
  * bad_address.
@@ -451,16 +457,16 @@ dlfs_failure reader_failure(const dlfs_reader *reader, uint64_t index, int code,
 /* How a batch is read. */
 struct read_terms {
     struct read_limit limit;  /* else DLFS_E_LIMIT */
-    uint64_t until_ns;        /* by the monotonic clock; 0: as the reader's timeout_ms says */
+    uint64_t deadline_ns;     /* by the monotonic clock; 0: as the reader's timeout_ms says */
     const _Atomic bool *stop; /* the read ends soon after this is set; or NULL */
-    uint32_t turned_looks;    /* of the fetch, from one try to the next */
-    bool apart;               /* as dlfs_reader_read_apart */
+    uint32_t redirect_rounds; /* of the fetch, from one try to the next */
+    bool private_only;        /* as dlfs_reader_read_apart */
 };
 #define READ_TERMS_PLAIN ((struct read_terms){.limit = {.private_bytes_max = UINT64_MAX}})
 int reader_read(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
                 const struct read_terms *terms, dlfs_batch **out);
 /* The nanoseconds that a read of so many bytes may take. */
-uint64_t reader_patience_ns(const dlfs_reader *reader, uint64_t bytes);
+uint64_t reader_timeout_ns(const dlfs_reader *reader, uint64_t bytes);
 /*
  * Checks every sample that lies wholly in [address, address+length). *bad: those that fail, for the
  * caller to free, or NULL. Negative when that cannot be said: none of the samples may be kept.

@@ -13,9 +13,9 @@ DLFS_API int dlfs_share_create_within(dlfs_share *parent, uint64_t bytes_max, dl
         return -ENOMEM;
     }
     atomic_init(&share->bytes_max, bytes_max);
-    atomic_init(&share->holds, 1);
+    atomic_init(&share->references, 1);
     if (parent != NULL) {
-        share_hold(parent);
+        share_reference(parent);
     }
     share->parent = parent;
     *out = share;
@@ -27,17 +27,17 @@ DLFS_API int dlfs_share_create(uint64_t bytes_max, dlfs_share **out)
     return dlfs_share_create_within(NULL, bytes_max, out);
 }
 
-void share_hold(dlfs_share *share)
+void share_reference(dlfs_share *share)
 {
     if (share != NULL) {
-        atomic_fetch_add_explicit(&share->holds, 1, memory_order_relaxed);
+        atomic_fetch_add_explicit(&share->references, 1, memory_order_relaxed);
     }
 }
 
 DLFS_API void dlfs_share_destroy(dlfs_share *share)
 {
     while (share != NULL &&
-           atomic_fetch_sub_explicit(&share->holds, 1, memory_order_acq_rel) == 1) {
+           atomic_fetch_sub_explicit(&share->references, 1, memory_order_acq_rel) == 1) {
         dlfs_share *parent = share->parent;
         free(share);
         share = parent;
@@ -64,7 +64,7 @@ static void give(dlfs_share *share, const dlfs_share *end, uint64_t bytes)
     }
 }
 
-bool share_take(dlfs_share *share, uint64_t bytes)
+bool share_charge(dlfs_share *share, uint64_t bytes)
 {
     for (dlfs_share *each = share; each != NULL; each = each->parent) {
         uint64_t most = atomic_load_explicit(&each->bytes_max, memory_order_relaxed);
@@ -77,7 +77,7 @@ bool share_take(dlfs_share *share, uint64_t bytes)
     return true;
 }
 
-void share_give(dlfs_share *share, uint64_t bytes)
+void share_refund(dlfs_share *share, uint64_t bytes)
 {
     give(share, NULL, bytes);
 }

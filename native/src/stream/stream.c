@@ -34,25 +34,26 @@ static void wait_until(pthread_cond_t *condition, pthread_mutex_t *lock, uint64_
 
 /* ---- positions ------------------------------------------------------------------------------- */
 
-/* The position in the epoch of this consumer's sample number `place`. */
-static uint64_t position_of(const dlfs_stream_config *config, uint64_t place)
+/* The position in the epoch of this consumer's sample number `ordinal`. */
+static uint64_t position_of(const dlfs_stream_config *config, uint64_t ordinal)
 {
     if (config->group == 0) {
-        return config->first + place * config->stride;
+        return config->first + ordinal * config->stride;
     }
-    return config->first + place / config->group * config->group_stride +
-           place % config->group * config->stride;
+    return config->first + ordinal / config->group * config->group_stride +
+           ordinal % config->group * config->stride;
 }
 
-int stream_indices(const dlfs_stream_config *config, uint64_t place, uint64_t count, uint64_t *out)
+int stream_indices(const dlfs_stream_config *config, uint64_t ordinal, uint64_t count,
+                   uint64_t *out)
 {
     int code = 0;
     while (code == 0 && count > 0) {
-        uint64_t here = config->group ? config->group - place % config->group : count;
+        uint64_t here = config->group ? config->group - ordinal % config->group : count;
         here = here < count ? here : count;
-        code = dlfs_sequence_fill(config->sequence, position_of(config, place), config->stride,
+        code = dlfs_sequence_fill(config->sequence, position_of(config, ordinal), config->stride,
                                   here, out);
-        place += here;
+        ordinal += here;
         out += here;
         count -= here;
     }
@@ -88,11 +89,11 @@ bool stream_fits(const dlfs_stream_config *config, uint64_t total)
 /* Whether all the entries that the consumer waits for are ready or failed. The lock is held. */
 static bool all_ended(dlfs_stream *stream)
 {
-    if (stream->head + stream->wanted > stream->filled) {
+    if (stream->head + stream->awaited > stream->filled) {
         return false;
     }
-    for (; stream->checked < stream->wanted; stream->checked++) {
-        uint8_t state = entry_at(stream, stream->head + stream->checked)->state;
+    for (; stream->awaited_ended < stream->awaited; stream->awaited_ended++) {
+        uint8_t state = entry_at(stream, stream->head + stream->awaited_ended)->state;
         if (state != ENTRY_READY && state != ENTRY_FAILED) {
             return false;
         }
@@ -103,7 +104,7 @@ static bool all_ended(dlfs_stream *stream)
 /* Wakes the consumer when all that it waits for has ended. The lock is held. */
 static void announce(dlfs_stream *stream)
 {
-    if (stream->wanted > 0 && all_ended(stream)) {
+    if (stream->awaited > 0 && all_ended(stream)) {
         pthread_cond_broadcast(&stream->ready);
     }
 }
@@ -116,7 +117,7 @@ static void fill(dlfs_stream *stream)
 {
     dlfs_reader *reader = stream->reader;
     const dlfs_stream_config *config = &stream->config;
-    uint64_t end = stream->head + stream->ahead;
+    uint64_t end = stream->head + stream->lookahead;
     end = end < config->count ? end : config->count;
     uint64_t first = stream->filled;
     if (first >= end) {
@@ -135,13 +136,13 @@ static void fill(dlfs_stream *stream)
     for (uint64_t i = 0; i < count; i++) {
         uint64_t position = first + i;
         if (stream->plan == DLFS_PLAN_HARVEST) {
-            harvest_forget(stream, position);
+            chunk_copy_remove_entry(stream, position);
         }
         *entry_at(stream, position) = (struct entry){.index = code < 0 ? 0 : stream->indices[i]};
         if (code < 0) {
             entry_fail(stream, position, code, 0, 0);
         } else if (stream->plan == DLFS_PLAN_HARVEST) {
-            harvest_remember(stream, position);
+            chunk_copy_add_entry(stream, position);
         }
     }
     stream->filled = first + count;
@@ -151,10 +152,10 @@ static void fill(dlfs_stream *stream)
  * Nothing to plan and nothing under way: waits for memory, for the consumer, or for the end. The
  * lock is held.
  */
-static void rest(dlfs_stream *stream)
+static void wait_for_work(dlfs_stream *stream)
 {
-    stream->starved = stream->paused || stream->planned < stream->filled;
-    if (stream->starved) {
+    stream->blocked = stream->paused || stream->planned < stream->filled;
+    if (stream->blocked) {
         pthread_cond_broadcast(&stream->ready);
     }
     if (!stream->stop) {
@@ -164,14 +165,14 @@ static void rest(dlfs_stream *stream)
             stream->reader->stats.rest_ns += monotonic_ns() - before;
         }
     }
-    stream->starved = false;
+    stream->blocked = false;
 }
 
 /* Gives queue pairs back that have nothing to do for now. The lock is held, and let go of. */
-static void let_go(dlfs_stream *stream)
+static void release_idle_queues(dlfs_stream *stream)
 {
     pthread_mutex_unlock(&stream->reader->lock);
-    fetch_rest(stream->fetch);
+    fetch_release_queues(stream->fetch);
     pthread_mutex_lock(&stream->reader->lock);
 }
 
@@ -181,14 +182,14 @@ static void let_go(dlfs_stream *stream)
  */
 static void reclaim(dlfs_stream *stream)
 {
-    if (stream->fetch->abandoned_pieces == 0 && stream->reader->owing == NULL) {
+    if (stream->fetch->abandoned_requests == 0 && stream->reader->draining_fetches == NULL) {
         return;
     }
     pthread_mutex_unlock(&stream->reader->lock);
-    if (stream->fetch->abandoned_pieces > 0) {
+    if (stream->fetch->abandoned_requests > 0) {
         fetch_step(stream->fetch, 0);
     }
-    reader_collect_owed(stream->reader);
+    reader_drain_fetches(stream->reader);
     pthread_mutex_lock(&stream->reader->lock);
 }
 
@@ -196,16 +197,16 @@ static void reclaim(dlfs_stream *stream)
  * Ends what the consumer has waited for too long; all that is under way with it, since one read may
  * serve several batches: what is wanted later is read again. The lock is held.
  */
-static void end_overdue(dlfs_stream *stream)
+static void fail_overdue(dlfs_stream *stream)
 {
     struct fetch *fetch = stream->fetch;
-    stream->overdue = stream->wanted > 0 && fetch->now_ns >= stream->until_ns;
+    stream->overdue = stream->awaited > 0 && fetch->now_ns >= stream->deadline_ns;
     if (!stream->stop) {
-        fetch->until_ns = stream->overdue ? 0 : UINT64_MAX;
-    } else if (fetch->until_ns == UINT64_MAX) {
-        fetch->until_ns = fetch->now_ns + STOP_NS;
+        fetch->deadline_ns = stream->overdue ? 0 : UINT64_MAX;
+    } else if (fetch->deadline_ns == UINT64_MAX) {
+        fetch->deadline_ns = fetch->now_ns + STOP_NS;
     }
-    for (uint64_t i = 0; stream->overdue && i < stream->wanted; i++) {
+    for (uint64_t i = 0; stream->overdue && i < stream->awaited; i++) {
         uint64_t position = stream->head + i;
         if (position < stream->filled && entry_at(stream, position)->state == ENTRY_NEW) {
             entry_fail(stream, position, DLFS_E_TIMEOUT, 0, 0);
@@ -218,39 +219,40 @@ static void *stream_thread(void *argument)
     dlfs_stream *stream = argument;
     dlfs_reader *reader = stream->reader;
     pthread_mutex_lock(&reader->lock);
-    while (!stream->stop || !fetch_idle(stream->fetch)) {
+    while (!stream->stop || !fetch_is_idle(stream->fetch)) {
         bool planned = false;
         stream->fetch->now_ns = monotonic_ns();
-        end_overdue(stream);
+        fail_overdue(stream);
         if (!stream->stop && !stream->paused) {
             fill(stream);
         }
         if (!stream->stop && !stream->paused) {
-            planned = ahead_plan(stream);
+            planned = lookahead_plan(stream);
         }
         announce(stream);
-        fetch_spend(stream->fetch, &stream->fetch->stats.plan_ns);
-        bool helping = warm_claim(stream);
-        if (!planned && !helping && fetch_idle(stream->fetch)) {
-            if (fetch_can_rest(stream->fetch)) {
-                let_go(stream); /* then looks again: something may have come up meanwhile */
+        fetch_add_time(stream->fetch, &stream->fetch->stats.plan_ns);
+        bool helping = prefault_claim(stream);
+        if (!planned && !helping && fetch_is_idle(stream->fetch)) {
+            if (fetch_has_idle_queues(stream->fetch)) {
+                release_idle_queues(
+                    stream); /* then looks again: something may have come up meanwhile */
                 continue;
             }
-            rest(stream);
+            wait_for_work(stream);
             reclaim(stream);
             continue;
         }
-        bool blocked = stream->planned < stream->filled;
+        bool short_of_memory = stream->planned < stream->filled;
         reader_fold_stats(reader, stream->fetch);
         pthread_mutex_unlock(&reader->lock);
-        fetch_step(stream->fetch, planned || helping ? 0 : blocked ? BLOCKED_POLL_MS : -1);
+        fetch_step(stream->fetch, planned || helping ? 0 : short_of_memory ? BLOCKED_POLL_MS : -1);
         struct span *span;
-        while ((span = fetch_done(stream->fetch)) != NULL) {
-            ahead_finish(stream, span);
+        while ((span = fetch_take_done(stream->fetch)) != NULL) {
+            lookahead_finish(stream, span);
         }
-        fetch_spend(stream->fetch, &stream->fetch->stats.verify_ns);
+        fetch_add_time(stream->fetch, &stream->fetch->stats.verify_ns);
         if (helping) {
-            warm_help(stream);
+            prefault_help(stream);
         }
         pthread_mutex_lock(&reader->lock);
         announce(stream);
@@ -279,11 +281,11 @@ static void wait_ready(dlfs_stream *stream, uint64_t until_ns)
     stream->reader->stats.wait_ns += monotonic_ns() - before;
 }
 
-static void take_failure(dlfs_stream *stream, struct batch *batch, uint64_t place)
+static void take_failure(dlfs_stream *stream, struct batch *batch, uint64_t offset)
 {
-    uint64_t position = stream->head + place;
+    uint64_t position = stream->head + offset;
     uint64_t index = entry_at(stream, position)->index;
-    dlfs_failure failure = {.position = place, .index = index, .code = -ENOMEM};
+    dlfs_failure failure = {.position = offset, .index = index, .code = -ENOMEM};
     for (uint64_t i = 0; i < stream->failure_count; i++) {
         if (stream->failures[i].position == position) {
             failure = stream->failures[i];
@@ -291,7 +293,7 @@ static void take_failure(dlfs_stream *stream, struct batch *batch, uint64_t plac
             break;
         }
     }
-    failure.position = place;
+    failure.position = offset;
     (void)batch_fail(batch, &failure); /* short of memory: length -1 says that it failed */
 }
 
@@ -317,14 +319,14 @@ static void take(dlfs_stream *stream, struct batch *batch, uint64_t count)
     batch->public.lost_members = dlfs_reader_lost_members(reader);
     reader->stats.samples += count - batch->public.failure_count;
     stream->head += count;
-    cache_tick(reader, count);
+    cache_count_given(reader, count);
     pthread_cond_broadcast(&reader->released);
 }
 
 /* Forgets entries that were read on demand instead. The lock is held. */
 static void skip(dlfs_stream *stream, uint64_t count)
 {
-    cache_tick(stream->reader, count);
+    cache_count_given(stream->reader, count);
     uint64_t end = stream->head + count;
     for (; stream->head < end; stream->head++) {
         struct entry *entry = entry_at(stream, stream->head);
@@ -355,7 +357,7 @@ static int read_on_demand(dlfs_stream *stream, uint64_t count, dlfs_batch **out)
         return -ENOMEM;
     }
     int code = stream_indices(&stream->config, stream->head, count, indices);
-    struct read_terms terms = {.limit = stream->limit, .until_ns = stream->until_ns};
+    struct read_terms terms = {.limit = stream->limit, .deadline_ns = stream->deadline_ns};
     if (code == 0) {
         code = reader_read(stream->reader, indices, count, &terms, out);
     }
@@ -370,14 +372,14 @@ static int read_on_demand(dlfs_stream *stream, uint64_t count, dlfs_batch **out)
 static int await(dlfs_stream *stream, int timeout_ms)
 {
     uint64_t until = timeout_ms < 0 ? UINT64_MAX : monotonic_ns() + (uint64_t)timeout_ms * 1000000;
-    bool possible = stream->wanted <= stream->ahead;
+    bool possible = stream->awaited <= stream->lookahead;
     stream->paused = !possible;
-    stream->starved = false; /* it may have been given memory since it said so */
+    stream->blocked = false; /* it may have been given memory since it said so */
     for (;;) {
         if (possible && all_ended(stream)) {
             return 0;
         }
-        if (stream->starved && !any_waiting(stream, stream->wanted)) {
+        if (stream->blocked && !any_waiting(stream, stream->awaited)) {
             stream->paused = true;
             return DLFS_E_LIMIT;
         }
@@ -393,17 +395,17 @@ static int await(dlfs_stream *stream, int timeout_ms)
 static int next_batch(dlfs_stream *stream, struct batch **batch, int timeout_ms)
 {
     dlfs_reader *reader = stream->reader;
-    uint64_t count = stream->wanted;
+    uint64_t count = stream->awaited;
     int code = await(stream, timeout_ms);
     if (code == 0) {
         take(stream, *batch, count);
         return 0;
     }
     if (code == DLFS_E_LIMIT) {
-        choose_more(stream);
+        plan_memory_ran_out(stream);
     }
     pthread_mutex_unlock(&reader->lock);
-    batch_give_back(*batch);
+    batch_recycle(*batch);
     if (code == DLFS_E_LIMIT) {
         dlfs_batch *read;
         code = read_on_demand(stream, count, &read);
@@ -419,23 +421,24 @@ static int next_batch(dlfs_stream *stream, struct batch **batch, int timeout_ms)
 /* The consumer waits for the batch at the head, perhaps not for the first time. */
 static void begin_wait(dlfs_stream *stream, uint64_t count)
 {
-    if (stream->patience_ns == 0) {
+    if (stream->time_left_ns == 0) {
         uint64_t mean = stream->need.mean_bytes;
         uint64_t bytes = count < UINT32_MAX / mean ? count * mean : UINT32_MAX;
-        stream->patience_ns = reader_patience_ns(stream->reader, bytes + stream->need.most_bytes);
+        stream->time_left_ns =
+            reader_timeout_ns(stream->reader, bytes + stream->need.largest_bytes);
     }
-    stream->until_ns = monotonic_ns() + stream->patience_ns;
-    stream->wanted = count;
-    stream->checked = 0;
+    stream->deadline_ns = monotonic_ns() + stream->time_left_ns;
+    stream->awaited = count;
+    stream->awaited_ended = 0;
 }
 
 /* The wait is over, with a code. */
 static void end_wait(dlfs_stream *stream, int code)
 {
     uint64_t now = monotonic_ns();
-    uint64_t left = stream->until_ns > now ? stream->until_ns - now : 1;
-    stream->patience_ns = code == -EAGAIN ? left : 0;
-    stream->wanted = 0;
+    uint64_t left = stream->deadline_ns > now ? stream->deadline_ns - now : 1;
+    stream->time_left_ns = code == -EAGAIN ? left : 0;
+    stream->awaited = 0;
     stream->paused = false;
 }
 
@@ -458,7 +461,7 @@ DLFS_API int dlfs_stream_next(dlfs_stream *stream, uint64_t count, int timeout_m
     batch->public.count = 0;
     pthread_mutex_lock(&reader->lock);
     begin_wait(stream, count);
-    choose_share(stream);
+    plan_batch_grew(stream);
     int code = next_batch(stream, &batch, timeout_ms);
     end_wait(stream, code);
     pthread_mutex_unlock(&reader->lock);
@@ -481,26 +484,26 @@ static uint64_t power_of_two(uint64_t value)
 
 static int stream_prepare(dlfs_stream *stream)
 {
-    choose_need(stream);
-    choose_begin(stream);
-    stream->ahead = RING_MAX;
+    need_measure(stream);
+    plan_begin(stream);
+    stream->lookahead = RING_MAX;
     int code = 0;
     if (stream->plan == DLFS_PLAN_HARVEST) {
-        code = harvest_create(stream, stream->need.mean_bytes);
+        code = chunk_copy_create(stream, stream->need.mean_bytes);
     }
     if (code < 0) {
         return code;
     }
-    if (stream->ahead > stream->config.count) {
-        stream->ahead = stream->config.count ? stream->config.count : 1;
+    if (stream->lookahead > stream->config.count) {
+        stream->lookahead = stream->config.count ? stream->config.count : 1;
     }
-    stream->mask = power_of_two(stream->ahead) - 1;
+    stream->mask = power_of_two(stream->lookahead) - 1;
     stream->ring = calloc(stream->mask + 1, sizeof(struct entry));
     stream->indices = malloc(FILL_MAX * sizeof(uint64_t));
     if (stream->ring == NULL || stream->indices == NULL) {
         return -ENOMEM;
     }
-    code = fetch_reserve(stream->fetch, 2 * WINDOW_MAX);
+    code = fetch_reserve_spans(stream->fetch, 2 * WINDOW_MAX);
     if (code == 0) {
         code = fetch_prepare(stream->fetch);
     }
@@ -523,12 +526,12 @@ static void stream_free(dlfs_stream *stream)
     if (stream->landing.slot != SLOT_NONE) {
         arena_release(reader, stream->landing.slot);
     }
-    if (stream->passing.slot != SLOT_NONE) {
-        arena_release(reader, stream->passing.slot);
+    if (stream->to_cache.slot != SLOT_NONE) {
+        arena_release(reader, stream->to_cache.slot);
     }
-    harvest_destroy(stream);
-    choose_end(stream);
-    reader->streams_out--;
+    chunk_copy_destroy(stream);
+    plan_end(stream);
+    reader->open_streams--;
     pthread_mutex_unlock(&reader->lock);
     pthread_cond_destroy(&stream->ready);
     free(stream->ring);
@@ -555,10 +558,10 @@ DLFS_API int dlfs_stream_create(dlfs_reader *reader, const dlfs_stream_config *c
     stream->config = *config;
     stream->limit.private_bytes_max = UINT64_MAX;
     stream->landing.slot = SLOT_NONE;
-    stream->passing.slot = SLOT_NONE;
+    stream->to_cache.slot = SLOT_NONE;
     (void)condition_init(&stream->ready);
     pthread_mutex_lock(&reader->lock);
-    reader->streams_out++;
+    reader->open_streams++;
     int code = arena_map(reader);
     pthread_mutex_unlock(&reader->lock);
     if (code == 0) {
@@ -568,11 +571,11 @@ DLFS_API int dlfs_stream_create(dlfs_reader *reader, const dlfs_stream_config *c
         }
     }
     if (code == 0) {
-        warm_start(stream);
+        prefault_start(stream);
         code = thread_start(&stream->thread, NULL, stream_thread, stream);
     }
     if (code < 0) {
-        warm_stop(stream);
+        prefault_stop(stream);
         stream_free(stream);
         return code;
     }
@@ -590,7 +593,7 @@ DLFS_API void dlfs_stream_destroy(dlfs_stream *stream)
     pthread_cond_broadcast(&stream->reader->released);
     pthread_mutex_unlock(&stream->reader->lock);
     pthread_join(stream->thread, NULL);
-    warm_stop(stream);
+    prefault_stop(stream);
     stream_free(stream);
 }
 
@@ -601,9 +604,10 @@ void stream_limit(dlfs_stream *stream, const struct read_limit *limit)
 
 uint64_t stream_memory_bytes(const dlfs_stream *stream)
 {
-    const struct harvest *harvest = &stream->harvest;
+    const struct chunk_copy *chunk_copy = &stream->chunk_copy;
     uint64_t bytes = (stream->mask + 1) * sizeof(*stream->ring) + FILL_MAX * sizeof(uint64_t);
-    return bytes + (harvest->map != NULL ? (harvest->map_mask + 1) * sizeof(*harvest->map) : 0);
+    return bytes +
+           (chunk_copy->map != NULL ? (chunk_copy->map_mask + 1) * sizeof(*chunk_copy->map) : 0);
 }
 
 DLFS_API uint32_t dlfs_stream_plan(const dlfs_stream *stream)

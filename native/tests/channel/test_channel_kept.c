@@ -308,7 +308,7 @@ static void wrong_indices(void)
     struct connection to = attach_to(&service);
     struct channel_header *header = to.client->memory.header;
     for (uint64_t chunk = 0; chunk < header->kept_count; chunk++) {
-        atomic_store(&service.reader->kept[chunk], service.reader->slot_count + 1);
+        atomic_store(&service.reader->resident_slots[chunk], service.reader->slot_count + 1);
     }
     read_everything(to.client);
     uint64_t requests = requests_of(to.client);
@@ -316,7 +316,7 @@ static void wrong_indices(void)
     header->chunk_shift = 33; /* the end of that slot is 2^64, which is 0 */
     header->kept_count = 1;
     CHECK_EQ(dlfs_client_attach(to.client, service.dataset.directory), 0);
-    atomic_store(&service.reader->kept[0], UINT32_C(1) << 31);
+    atomic_store(&service.reader->resident_slots[0], UINT32_C(1) << 31);
     dlfs_batch *batch = read_from(to.client, 0, BATCH);
     check_batch(batch);
     dlfs_batch_release(batch);

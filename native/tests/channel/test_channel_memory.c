@@ -166,8 +166,8 @@ static void users_are_bounded(struct service *service)
 static void scratch_comes_back(struct service *service)
 {
     const dlfs_reader *reader = service->reader;
-    CHECK(reader->batches_bytes <= 16 * MIB);
-    CHECK(reader->plans_bytes <= 32 * MIB);
+    CHECK(reader->idle_batches_bytes <= 16 * MIB);
+    CHECK(reader->idle_plans_bytes <= 32 * MIB);
 }
 
 /* So many references can be had by allowed limits: 2^16 batches of 2^20 samples. */

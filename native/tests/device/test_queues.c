@@ -1,7 +1,7 @@
 /*
  * A device that allows few queue pairs: more threads than that read from it, by batches and by
- * streams, and each gets its turn; who wants one of its own gets it, too, or is told that there is
- * none; and those that nobody uses are at rest for all.
+ * streams, and each gets its waiter; who wants one of its own gets it, too, or is told that there
+ * is none; and those that nobody uses are at rest for all.
  */
 #include <dlfs/dlfs.h>
 
@@ -123,19 +123,19 @@ static void those_at_rest_are_used(void)
     CHECK_EQ(dlfs_reader_destroy(reader), 0);
 }
 
-/* One that is handed over while another one is made for the same turn is not lost. */
+/* One that is handed over while another one is made for the same waiter is not lost. */
 static void none_is_lost_between_two(void)
 {
     dlfs_queue *queues[QUEUES];
     dlfs_queue *made;
-    struct dlfs_turn turns[QUEUES + 1] = {{.queue = NULL}};
+    struct dlfs_queue_waiter waiters[QUEUES + 1] = {{.queue = NULL}};
     for (uint32_t i = 0; i < QUEUES; i++) {
-        CHECK_EQ(dlfs_queue_borrow(gate.device, 4, &turns[i], &queues[i]), 0);
+        CHECK_EQ(dlfs_queue_borrow(gate.device, 4, &waiters[i], &queues[i]), 0);
     }
-    CHECK_EQ(dlfs_queue_borrow(gate.device, 4, &turns[QUEUES], &made), -EAGAIN);
+    CHECK_EQ(dlfs_queue_borrow(gate.device, 4, &waiters[QUEUES], &made), -EAGAIN);
     dlfs_queue_destroy(queues[0]); /* now there may be another one */
     gate.given_back = queues[1];
-    CHECK_EQ(dlfs_queue_borrow(gate.device, 4, &turns[QUEUES], &made), 0);
+    CHECK_EQ(dlfs_queue_borrow(gate.device, 4, &waiters[QUEUES], &made), 0);
     CHECK_EQ(dlfs_queues_resting(gate.device), 1);
     dlfs_queue_give_back(made);
     dlfs_queue_give_back(queues[2]);

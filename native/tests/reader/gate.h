@@ -17,10 +17,10 @@ struct gate {
     dlfs_device *inner;
     dlfs_device *device; /* over inner, behind the gate */
     _Atomic bool closed;
-    _Atomic uint32_t asked;      /* operations so far */
-    _Atomic uint32_t queues;     /* queue pairs now */
-    _Atomic uint32_t queues_max; /* ... that it allows; 0: any number */
-    dlfs_queue *given_back;      /* while the next queue pair is made; or NULL */
+    _Atomic uint32_t asked_members; /* operations so far */
+    _Atomic uint32_t queues;        /* queue pairs now */
+    _Atomic uint32_t queues_max;    /* ... that it allows; 0: any number */
+    dlfs_queue *given_back;         /* while the next queue pair is made; or NULL */
 };
 
 struct gate_queue {
@@ -65,7 +65,7 @@ static int gate_submit(void *base, const dlfs_operation *operations, uint32_t co
     for (uint32_t i = 0; i < count; i++) {
         queue->operations[queue->waiting++] = operations[i];
     }
-    atomic_fetch_add(&queue->gate->asked, count);
+    atomic_fetch_add(&queue->gate->asked_members, count);
     return (int)count;
 }
 

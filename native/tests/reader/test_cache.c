@@ -167,13 +167,13 @@ static void a_harvest_has_room(void)
 
 /* A reader with an empty cache of so many slots, and with the lock held. */
 static dlfs_reader *locked_reader(const struct dataset *dataset, uint32_t slots_max,
-                                  uint32_t extent_slots)
+                                  uint32_t packed_run_slots)
 {
     dlfs_reader *reader = reader_over(dataset, 32 * CHUNK, 0);
     CHECK(epoch_bytes(dataset, reader, 0) > 0);
     empty_cache(reader);
     pthread_mutex_lock(&reader->lock);
-    cache_limit(reader, slots_max, extent_slots, true);
+    cache_set_limits(reader, slots_max, packed_run_slots, true);
     cache_reserve_map(reader, 100);
     return reader;
 }
@@ -186,13 +186,13 @@ static void room(void)
     dlfs_reader *reader = locked_reader(&dataset, 4, 2);
     uint64_t offsets[3];
     uint64_t again;
-    CHECK_EQ(cache_take_in(reader, 1, sample_length(1), &offsets[0]), TAKING_DONE);
-    CHECK_EQ(cache_take_in(reader, 1, sample_length(1), &again), TAKING_REFUSED);
+    CHECK_EQ(cache_reserve(reader, 1, sample_length(1), &offsets[0]), RESERVE_DONE);
+    CHECK_EQ(cache_reserve(reader, 1, sample_length(1), &again), RESERVE_REFUSED);
     CHECK(!reader->cache.full);
-    CHECK_EQ(cache_take_in(reader, 2, sample_length(2), &offsets[1]), TAKING_DONE);
+    CHECK_EQ(cache_reserve(reader, 2, sample_length(2), &offsets[1]), RESERVE_DONE);
     CHECK(!cache_find(reader, 1, &again)); /* its bytes have not landed */
     cache_abandon(reader, 2, offsets[1]);
-    CHECK_EQ(cache_take_in(reader, 3, sample_length(3), &offsets[2]), TAKING_DONE);
+    CHECK_EQ(cache_reserve(reader, 3, sample_length(3), &offsets[2]), RESERVE_DONE);
     CHECK_EQ(offsets[2], offsets[1]);     /* the last one's room is used again */
     cache_abandon(reader, 1, offsets[0]); /* ... an earlier one's is not */
     cache_publish(reader, 3);
@@ -202,12 +202,12 @@ static void room(void)
     CHECK_EQ(reader->cache.slots, 2);
     arena_release(reader, slot_of(reader, offsets[2]));
     uint64_t index = 10;
-    enum taking taken;
-    while ((taken = cache_take_in(reader, index, sample_length(index), &again)) == TAKING_DONE) {
+    enum reservation taken;
+    while ((taken = cache_reserve(reader, index, sample_length(index), &again)) == RESERVE_DONE) {
         cache_publish(reader, index++);
         arena_release(reader, slot_of(reader, again));
     }
-    CHECK_EQ(taken, TAKING_REFUSED);
+    CHECK_EQ(taken, RESERVE_REFUSED);
     CHECK(reader->cache.full);
     CHECK_EQ(reader->cache.slots, 4);
     arena_evict_cached(reader, reader->cache.idle.first); /* the holes in it are skipped */
@@ -227,8 +227,8 @@ static void holes(void)
     dlfs_reader *reader = locked_reader(&dataset, 3, 3);
     uint64_t offsets[TAKEN];
     for (uint64_t i = 0; i < TAKEN; i++) {
-        CHECK_EQ(cache_take_in(reader, FIRST + i, sample_length(FIRST + i), &offsets[i]),
-                 TAKING_DONE);
+        CHECK_EQ(cache_reserve(reader, FIRST + i, sample_length(FIRST + i), &offsets[i]),
+                 RESERVE_DONE);
     }
     for (uint64_t i = 0; i < TAKEN - 1; i++) {
         cache_abandon(reader, FIRST + i, offsets[i]);
@@ -238,7 +238,7 @@ static void holes(void)
     for (int look = 0; look < LOOKS; look++) {
         CHECK_EQ(reader->cache.slots, 3);
         reader->cache.lacked_room = true;
-        cache_tick(reader, COUNT);
+        cache_count_given(reader, COUNT);
         cache_begin_epoch(reader, COUNT);
     }
     CHECK_EQ(reader->cache.slots, 0);

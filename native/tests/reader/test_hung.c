@@ -83,11 +83,11 @@ static void a_read_takes_its_time_once(void)
     CHECK(read_in_vain(reader, 0, SAMPLES) < SEVERAL * one_ns);
 
     /* Nobody waits for it now, but for a probe now and then. */
-    uint32_t asked = atomic_load(&gate.asked);
+    uint32_t asked_members = atomic_load(&gate.asked_members);
     for (uint64_t i = 1; i < 100; i++) {
         (void)read_in_vain(reader, i, SAMPLES);
     }
-    CHECK(atomic_load(&gate.asked) < asked + 10);
+    CHECK(atomic_load(&gate.asked_members) < asked_members + 10);
     CHECK_EQ(dlfs_reader_lost_members(reader), 1);
 
     atomic_store(&gate.closed, false);
@@ -154,8 +154,8 @@ static void a_batch_takes_its_time_once(uint32_t plan)
 static void *open_later(void *argument)
 {
     struct gate *gates = argument;
-    while (atomic_load(&gates[0].asked) == 0 || atomic_load(&gates[1].asked) == 0 ||
-           atomic_load(&gates[2].asked) == 0) {
+    while (atomic_load(&gates[0].asked_members) == 0 || atomic_load(&gates[1].asked_members) == 0 ||
+           atomic_load(&gates[2].asked_members) == 0) {
         sched_yield();
     }
     nanosleep(&(struct timespec){.tv_sec = 2}, NULL);
@@ -268,7 +268,7 @@ static void a_stream_ends_quickly(void)
              0);
     dlfs_stream_config config = {.sequence = sequence, .stride = 1, .count = COUNT};
     CHECK_EQ(dlfs_stream_create(reader, &config, &stream), 0);
-    while (atomic_load(&gate.asked) == 0) {
+    while (atomic_load(&gate.asked_members) == 0) {
         sched_yield();
     }
     uint64_t before = monotonic_ns();
@@ -295,7 +295,7 @@ static void a_channel_ends_quickly(void)
     CHECK_EQ(dlfs_arena_map(descriptor, bytes, &service.arena), 0);
     struct connection connection = connect_to(&service);
     CHECK_EQ(thread_start(&thread, NULL, ask_channel, &connection), 0);
-    while (atomic_load(&gate.asked) == 0) {
+    while (atomic_load(&gate.asked_members) == 0) {
         sched_yield();
     }
     uint64_t before = monotonic_ns();

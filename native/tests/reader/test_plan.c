@@ -6,7 +6,7 @@
 
 #define WANTS_MAX 3000u
 
-static struct want wants[WANTS_MAX], scratch[WANTS_MAX];
+static struct miss misses[WANTS_MAX], scratch[WANTS_MAX];
 static uint64_t state = 88172645463325252u;
 
 static uint64_t random_bits(void)
@@ -25,15 +25,15 @@ static void sort_masked(uint64_t count, uint64_t mask)
     memset(seen, 0, sizeof seen);
     for (uint64_t i = 0; i < count; i++) {
         addresses[i] = random_bits() & mask;
-        wants[i] = (struct want){addresses[i], 1, i, (uint32_t)i, 0};
+        misses[i] = (struct miss){addresses[i], 1, i, (uint32_t)i, 0};
     }
-    plan_sort(wants, scratch, count);
+    plan_sort(misses, scratch, count);
     for (uint64_t i = 0; i < count; i++) {
-        CHECK(i == 0 || wants[i - 1].address <= wants[i].address);
-        CHECK(wants[i].position < count && !seen[wants[i].position]);
-        seen[wants[i].position] = true;
-        CHECK(wants[i].address == addresses[wants[i].position]);
-        CHECK(wants[i].crc32c == (uint32_t)wants[i].position);
+        CHECK(i == 0 || misses[i - 1].address <= misses[i].address);
+        CHECK(misses[i].position < count && !seen[misses[i].position]);
+        seen[misses[i].position] = true;
+        CHECK(misses[i].address == addresses[misses[i].position]);
+        CHECK(misses[i].crc32c == (uint32_t)misses[i].position);
     }
 }
 
@@ -54,11 +54,11 @@ static void test_sorts(void)
 static void test_leaves_what_is_sorted(void)
 {
     for (uint64_t i = 0; i < WANTS_MAX; i++) {
-        wants[i] = (struct want){i / 2 * 4096, 1, i, 0, 0};
+        misses[i] = (struct miss){i / 2 * 4096, 1, i, 0, 0};
     }
-    plan_sort(wants, scratch, WANTS_MAX);
+    plan_sort(misses, scratch, WANTS_MAX);
     for (uint64_t i = 0; i < WANTS_MAX; i++) {
-        CHECK(wants[i].position == i);
+        CHECK(misses[i].position == i);
     }
 }
 

@@ -237,9 +237,9 @@ static void bad_samples_are_known(void)
     struct dataset dataset;
     dataset_create(&dataset, NULL);
     dlfs_reader *reader = reader_over(&dataset, 64u << 20, 0);
-    struct place place;
-    CHECK(reader_place(reader, BAD, &place) && place.length > 0);
-    damage(&dataset, place.address);
+    struct location location;
+    CHECK(reader_locate(reader, BAD, &location) && location.length > 0);
+    damage(&dataset, location.address);
     uint64_t indices[COUNT];
     for (uint64_t i = 0; i < COUNT; i++) {
         indices[i] = i;
@@ -256,35 +256,35 @@ static void bad_samples_are_known(void)
             }
         }
         dlfs_batch_release(batch);
-        const struct slot *slot = &reader->slots[arena_find(reader, place.chunk)];
+        const struct slot *slot = &reader->slots[arena_find(reader, location.chunk)];
         CHECK(slot->bad != NULL);
         CHECK_EQ(slot->bad->count, 1);
-        CHECK_EQ(slot->bad->addresses[0], place.address);
+        CHECK_EQ(slot->bad->addresses[0], location.address);
     }
     uint64_t offset;
-    CHECK(!arena_gives(reader, arena_find(reader, place.chunk), &place, &offset));
-    CHECK(reader_place(reader, OTHER, &place));
-    CHECK(arena_gives(reader, arena_find(reader, place.chunk), &place, &offset));
+    CHECK(!arena_gives(reader, arena_find(reader, location.chunk), &location, &offset));
+    CHECK(reader_locate(reader, OTHER, &location));
+    CHECK(arena_gives(reader, arena_find(reader, location.chunk), &location, &offset));
     CHECK_EQ(dlfs_reader_destroy(reader), 0);
     dataset_destroy(&dataset);
 }
 
 /* Whether the blocks of a sample have the bad one. */
-static bool touches(const struct place *place, uint64_t bad)
+static bool touches(const struct location *location, uint64_t bad)
 {
-    return place->length > 0 && place->address / BLOCK <= bad / BLOCK &&
-           (place->address + place->length - 1) / BLOCK >= bad / BLOCK;
+    return location->length > 0 && location->address / BLOCK <= bad / BLOCK &&
+           (location->address + location->length - 1) / BLOCK >= bad / BLOCK;
 }
 
 /* A sector that cannot be read costs the samples whose blocks have it, and no other. */
-static void bad_sector(uint64_t slots, bool apart)
+static void bad_sector(uint64_t slots, bool private_only)
 {
     struct dataset dataset;
-    struct place place;
+    struct location location;
     dataset_create(&dataset, NULL);
     dlfs_reader *sound = reader_over(&dataset, slots * CHUNK, 0);
-    CHECK(reader_place(sound, 123, &place) && place.length > 0);
-    uint64_t bad = place.address;
+    CHECK(reader_locate(sound, 123, &location) && location.length > 0);
+    uint64_t bad = location.address;
     dlfs_fault_config faults = {.bad_first_bytes = DATA_OFFSET + bad, .bad_length_bytes = 1};
     CHECK_EQ(dlfs_device_create_fault(dataset.inner, &faults, &dataset.device), 0);
     dlfs_reader *reader = reader_over(&dataset, slots * CHUNK, 1);
@@ -294,12 +294,12 @@ static void bad_sector(uint64_t slots, bool apart)
     }
     for (int round = 0; round < 2; round++) {
         dlfs_batch *batch;
-        CHECK_EQ(apart ? dlfs_reader_read_apart(reader, indices, COUNT, &batch)
-                       : dlfs_reader_read(reader, indices, COUNT, &batch),
+        CHECK_EQ(private_only ? dlfs_reader_read_apart(reader, indices, COUNT, &batch)
+                              : dlfs_reader_read(reader, indices, COUNT, &batch),
                  0);
         for (uint64_t i = 0; i < COUNT; i++) {
-            CHECK(reader_place(reader, i, &place));
-            if (touches(&place, bad)) {
+            CHECK(reader_locate(reader, i, &location));
+            if (touches(&location, bad)) {
                 CHECK_EQ(batch->lengths[i], -1);
             } else {
                 check_sample(batch, i);
@@ -376,7 +376,7 @@ static void count(void *argument)
     ++*(uint32_t *)argument;
 }
 
-static void awake(void)
+static void busy_wait(void)
 {
     struct dataset dataset;
     dataset_create(&dataset, NULL);
@@ -400,7 +400,7 @@ static void awake(void)
 
 int main(void)
 {
-    awake();
+    busy_wait();
     many_threads(4 * CHUNK);
     many_threads(20 * CHUNK);
     many_threads(64u << 20);

@@ -43,12 +43,12 @@ static void check_batch(const dlfs_batch *batch)
 /* Puts a batch among the kept ones, at the cost of one that is checked once more. */
 static void keep(struct worker *worker, dlfs_batch **kept, uint64_t keeps, dlfs_batch *batch)
 {
-    uint64_t place = random_below(&worker->random, keeps);
-    if (kept[place] != NULL) {
-        check_batch(kept[place]);
+    uint64_t location = random_below(&worker->random, keeps);
+    if (kept[location] != NULL) {
+        check_batch(kept[location]);
     }
-    dlfs_batch_release(kept[place]);
-    kept[place] = batch;
+    dlfs_batch_release(kept[location]);
+    kept[location] = batch;
 }
 
 static void read_some(struct worker *worker, dlfs_batch **kept, uint64_t keeps)

@@ -83,24 +83,24 @@ static void groups(uint32_t plan, uint32_t kind, uint64_t consumers)
     CHECK_EQ(dlfs_sequence_fill(sequence, 1, STRIDE, total, expected), 0);
     uint64_t taken = 0;
     for (uint64_t consumer = 0; consumer < consumers; consumer++) {
-        uint64_t place = consumer * GROUP;
+        uint64_t location = consumer * GROUP;
         dlfs_stream_config config = {
             .sequence = sequence,
-            .first = 1 + place * STRIDE,
+            .first = 1 + location * STRIDE,
             .stride = STRIDE,
             .group = GROUP,
             .group_stride = GROUP * STRIDE * consumers,
             .plan = plan,
         };
-        for (uint64_t at = place; at < total; at += GROUP * consumers) {
+        for (uint64_t at = location; at < total; at += GROUP * consumers) {
             config.count += total - at < GROUP ? total - at : GROUP;
         }
         dlfs_stream *stream;
         dlfs_batch *batch;
         CHECK_EQ(dlfs_stream_create(reader, &config, &stream), 0);
-        for (; dlfs_stream_next(stream, GROUP, -1, &batch) == 0; place += GROUP * consumers) {
+        for (; dlfs_stream_next(stream, GROUP, -1, &batch) == 0; location += GROUP * consumers) {
             for (uint64_t i = 0; i < batch->count; i++) {
-                CHECK_EQ(batch->indices[i], expected[place + i]);
+                CHECK_EQ(batch->indices[i], expected[location + i]);
                 check_sample(batch, i);
             }
             taken += batch->count;

@@ -20,13 +20,13 @@
 #endif
 
 /* Claims the next step; false when there is none left. The lock is held. */
-static bool claim(struct warm *warm, size_t *at)
+static bool take_step(struct prefault *prefault, size_t *at)
 {
-    if (warm->claimed >= warm->end) {
+    if (prefault->claimed >= prefault->end) {
         return false;
     }
-    *at = warm->claimed;
-    warm->claimed += STEP_BYTES;
+    *at = prefault->claimed;
+    prefault->claimed += STEP_BYTES;
     return true;
 }
 
@@ -39,74 +39,75 @@ static bool touch(dlfs_stream *stream, size_t at)
                    MADV_POPULATE_WRITE) == 0;
 }
 
-static void *warm_thread(void *argument)
+static void *prefault_thread(void *argument)
 {
     dlfs_stream *stream = argument;
-    struct warm *warm = &stream->warm;
+    struct prefault *prefault = &stream->prefault;
     pthread_mutex_t *lock = &stream->reader->lock;
     pthread_mutex_lock(lock);
-    while (claim(warm, &warm->busy)) {
+    while (take_step(prefault, &prefault->busy)) {
         pthread_mutex_unlock(lock);
-        bool touched = touch(stream, warm->busy);
+        bool touched = touch(stream, prefault->busy);
         pthread_mutex_lock(lock);
         if (!touched) {
-            warm->claimed = warm->end; /* reads go on without */
+            prefault->claimed = prefault->end; /* reads go on without */
         }
     }
     pthread_mutex_unlock(lock);
     return NULL;
 }
 
-void warm_start(dlfs_stream *stream)
+void prefault_start(dlfs_stream *stream)
 {
     dlfs_reader *reader = stream->reader;
-    struct warm *warm = &stream->warm;
+    struct prefault *prefault = &stream->prefault;
     pthread_mutex_lock(&reader->lock);
-    bool first = reader->keeps_all && stream->plan == DLFS_PLAN_CHUNKS && !reader->warmed;
-    reader->warmed |= first;
+    bool first = reader->dataset_fits && stream->plan == DLFS_PLAN_CHUNKS && !reader->prefaulted;
+    reader->prefaulted |= first;
     pthread_mutex_unlock(&reader->lock);
     if (!first) {
         return;
     }
-    warm->end = (size_t)reader->chunk_count << reader->chunk_shift;
-    warm->running = thread_start(&warm->thread, NULL, warm_thread, stream) == 0;
-    if (!warm->running) {
-        warm->end = 0;
+    prefault->end = (size_t)reader->chunk_count << reader->chunk_shift;
+    prefault->running = thread_start(&prefault->thread, NULL, prefault_thread, stream) == 0;
+    if (!prefault->running) {
+        prefault->end = 0;
     }
 }
 
-void warm_stop(dlfs_stream *stream)
+void prefault_stop(dlfs_stream *stream)
 {
-    struct warm *warm = &stream->warm;
-    if (!warm->running) {
+    struct prefault *prefault = &stream->prefault;
+    if (!prefault->running) {
         return;
     }
     pthread_mutex_lock(&stream->reader->lock);
-    warm->claimed = warm->end;
+    prefault->claimed = prefault->end;
     pthread_mutex_unlock(&stream->reader->lock);
-    pthread_join(warm->thread, NULL);
+    pthread_join(prefault->thread, NULL);
 }
 
-bool warm_has(const dlfs_stream *stream, uint32_t slot, uint64_t run)
+bool prefault_covers(const dlfs_stream *stream, uint32_t slot, uint64_t run)
 {
-    const struct warm *warm = &stream->warm;
+    const struct prefault *prefault = &stream->prefault;
     size_t first = (size_t)slot << stream->reader->chunk_shift;
     size_t last = first + ((size_t)run << stream->reader->chunk_shift);
-    if (warm->claimed >= warm->end) {
+    if (prefault->claimed >= prefault->end) {
         return true;
     }
-    return last <= warm->claimed && (last <= warm->busy || first >= warm->busy + STEP_BYTES);
+    return last <= prefault->claimed &&
+           (last <= prefault->busy || first >= prefault->busy + STEP_BYTES);
 }
 
-bool warm_claim(dlfs_stream *stream)
+bool prefault_claim(dlfs_stream *stream)
 {
-    struct warm *warm = &stream->warm;
-    bool wanted = warm->wanted;
-    warm->wanted = false;
-    return wanted && claim(warm, &warm->own);
+    struct prefault *prefault = &stream->prefault;
+    bool wanted = prefault->wanted;
+    prefault->wanted = false;
+    return wanted && take_step(prefault, &prefault->own);
 }
 
-void warm_help(dlfs_stream *stream)
+void prefault_help(dlfs_stream *stream)
 {
-    (void)touch(stream, stream->warm.own);
+    (void)touch(stream, stream->prefault.own);
 }

@@ -29,51 +29,51 @@
 
 /* ---- the map from index to entry ------------------------------------------------------------- */
 
-static uint64_t map_home(const struct harvest *harvest, uint64_t index)
+static uint64_t map_home(const struct chunk_copy *chunk_copy, uint64_t index)
 {
-    return (index * UINT64_C(0x9E3779B97F4A7C15) >> 20) & harvest->map_mask;
+    return (index * UINT64_C(0x9E3779B97F4A7C15) >> 20) & chunk_copy->map_mask;
 }
 
 /* The place of an index in the map, or of the empty place where it would be. */
 static uint64_t map_find(const dlfs_stream *stream, uint64_t index)
 {
-    const struct harvest *harvest = &stream->harvest;
-    uint64_t at = map_home(harvest, index);
-    while (harvest->map[at] != 0 && stream->ring[harvest->map[at] - 1].index != index) {
-        at = (at + 1) & harvest->map_mask;
+    const struct chunk_copy *chunk_copy = &stream->chunk_copy;
+    uint64_t at = map_home(chunk_copy, index);
+    while (chunk_copy->map[at] != 0 && stream->ring[chunk_copy->map[at] - 1].index != index) {
+        at = (at + 1) & chunk_copy->map_mask;
     }
     return at;
 }
 
-void harvest_remember(dlfs_stream *stream, uint64_t position)
+void chunk_copy_add_entry(dlfs_stream *stream, uint64_t position)
 {
     uint64_t at = map_find(stream, entry_at(stream, position)->index);
-    if (stream->harvest.map[at] == 0) {
-        stream->harvest.map[at] = (uint32_t)(position & stream->mask) + 1;
+    if (stream->chunk_copy.map[at] == 0) {
+        stream->chunk_copy.map[at] = (uint32_t)(position & stream->mask) + 1;
     }
 }
 
 /* Takes what the ring slot of a position held before out of the map, closing the gap behind it. */
-void harvest_forget(dlfs_stream *stream, uint64_t position)
+void chunk_copy_remove_entry(dlfs_stream *stream, uint64_t position)
 {
-    struct harvest *harvest = &stream->harvest;
+    struct chunk_copy *chunk_copy = &stream->chunk_copy;
     uint64_t at = map_find(stream, entry_at(stream, position)->index);
-    if (harvest->map[at] != (uint32_t)(position & stream->mask) + 1) {
+    if (chunk_copy->map[at] != (uint32_t)(position & stream->mask) + 1) {
         return;
     }
     uint64_t gap = at;
     for (;;) {
-        at = (at + 1) & harvest->map_mask;
-        if (harvest->map[at] == 0) {
+        at = (at + 1) & chunk_copy->map_mask;
+        if (chunk_copy->map[at] == 0) {
             break;
         }
-        uint64_t home = map_home(harvest, stream->ring[harvest->map[at] - 1].index);
-        if (((at - home) & harvest->map_mask) >= ((at - gap) & harvest->map_mask)) {
-            harvest->map[gap] = harvest->map[at];
+        uint64_t home = map_home(chunk_copy, stream->ring[chunk_copy->map[at] - 1].index);
+        if (((at - home) & chunk_copy->map_mask) >= ((at - gap) & chunk_copy->map_mask)) {
+            chunk_copy->map[gap] = chunk_copy->map[at];
             gap = at;
         }
     }
-    harvest->map[gap] = 0;
+    chunk_copy->map[gap] = 0;
 }
 
 /* ---- create, destroy ------------------------------------------------------------------------- */
@@ -95,13 +95,13 @@ static struct division divide(const dlfs_reader *reader, uint64_t mean_bytes, ui
     uint32_t slots = reader->slot_count - cached_slots;
     uint32_t loading = slots / 8 < LOADING_MAX ? slots / 8 : LOADING_MAX;
     struct division division = {.loading = loading ? loading : 1, .buckets = BUCKETS_MIN};
-    while (division.buckets < HARVEST_BUCKETS - 2 &&
+    while (division.buckets < COPY_BUCKETS - 2 &&
            (division.buckets + 1) * (division.buckets + 1) <= slots + slots / 4) {
         division.buckets++;
     }
     uint64_t reserved = division.loading + (division.buckets + 2) / 2;
-    uint64_t usable = slots > reserved ? slots - reserved : 1;
-    uint64_t fits = (usable << reader->chunk_shift) / (mean_bytes + OVERHEAD_BYTES);
+    uint64_t is_claimable = slots > reserved ? slots - reserved : 1;
+    uint64_t fits = (is_claimable << reader->chunk_shift) / (mean_bytes + OVERHEAD_BYTES);
     if (cached_slots < reader->chunk_count) { /* samples of cached chunks take none of it */
         fits = fits * reader->chunk_count / (reader->chunk_count - cached_slots);
     }
@@ -111,31 +111,31 @@ static struct division divide(const dlfs_reader *reader, uint64_t mean_bytes, ui
     return division;
 }
 
-uint64_t harvest_reach(const dlfs_reader *reader, uint64_t mean_bytes, uint32_t cached_slots)
+uint64_t chunk_copy_lookahead(const dlfs_reader *reader, uint64_t mean_bytes, uint32_t cached_slots)
 {
     return divide(reader, mean_bytes, cached_slots).reach;
 }
 
-int harvest_create(dlfs_stream *stream, uint64_t mean_bytes)
+int chunk_copy_create(dlfs_stream *stream, uint64_t mean_bytes)
 {
-    struct harvest *harvest = &stream->harvest;
+    struct chunk_copy *chunk_copy = &stream->chunk_copy;
     struct division division = divide(stream->reader, mean_bytes, stream->cached_slots);
-    harvest->loading_max = division.loading;
-    stream->ahead = division.reach;
-    if (stream->ahead > stream->config.count && stream->config.count > 0) {
-        stream->ahead = stream->config.count;
+    chunk_copy->loading_max = division.loading;
+    stream->lookahead = division.reach;
+    if (stream->lookahead > stream->config.count && stream->config.count > 0) {
+        stream->lookahead = stream->config.count;
     }
-    harvest->bucket_span = stream->ahead / division.buckets + 1;
-    for (uint32_t i = 0; i < HARVEST_BUCKETS; i++) {
-        harvest->buckets[i].slot = SLOT_NONE;
+    chunk_copy->bucket_span = stream->lookahead / division.buckets + 1;
+    for (uint32_t i = 0; i < COPY_BUCKETS; i++) {
+        chunk_copy->buckets[i].slot = SLOT_NONE;
     }
     uint64_t size = 4096;
-    while (size < 4 * stream->ahead) {
+    while (size < 4 * stream->lookahead) {
         size *= 2;
     }
-    harvest->map_mask = size - 1;
-    harvest->map = calloc(size, sizeof(*harvest->map));
-    return harvest->map != NULL ? 0 : -ENOMEM;
+    chunk_copy->map_mask = size - 1;
+    chunk_copy->map = calloc(size, sizeof(*chunk_copy->map));
+    return chunk_copy->map != NULL ? 0 : -ENOMEM;
 }
 
 /* Gives up a bucket's hold on its slots. */
@@ -150,21 +150,21 @@ static void bucket_close(dlfs_stream *stream, struct bucket *bucket)
     bucket->slot = SLOT_NONE;
 }
 
-void harvest_destroy(dlfs_stream *stream)
+void chunk_copy_destroy(dlfs_stream *stream)
 {
-    for (uint32_t i = 0; stream->harvest.map != NULL && i < HARVEST_BUCKETS; i++) {
-        bucket_close(stream, &stream->harvest.buckets[i]);
+    for (uint32_t i = 0; stream->chunk_copy.map != NULL && i < COPY_BUCKETS; i++) {
+        bucket_close(stream, &stream->chunk_copy.buckets[i]);
     }
-    free(stream->harvest.map);
-    free(stream->harvest.picks);
+    free(stream->chunk_copy.map);
+    free(stream->chunk_copy.copies);
 }
 
-void harvest_expire(dlfs_stream *stream)
+void chunk_copy_release_passed(dlfs_stream *stream)
 {
-    for (uint32_t i = 0; i < HARVEST_BUCKETS; i++) {
-        struct bucket *bucket = &stream->harvest.buckets[i];
+    for (uint32_t i = 0; i < COPY_BUCKETS; i++) {
+        struct bucket *bucket = &stream->chunk_copy.buckets[i];
         if (bucket->slot != SLOT_NONE &&
-            (bucket->number + 1) * stream->harvest.bucket_span <= stream->head) {
+            (bucket->number + 1) * stream->chunk_copy.bucket_span <= stream->head) {
             bucket_close(stream, bucket);
         }
     }
@@ -178,10 +178,10 @@ void harvest_expire(dlfs_stream *stream)
  */
 static bool evict_furthest(dlfs_stream *stream, uint64_t position)
 {
-    struct harvest *harvest = &stream->harvest;
+    struct chunk_copy *chunk_copy = &stream->chunk_copy;
     struct bucket *furthest = NULL;
-    for (uint32_t i = 0; i < HARVEST_BUCKETS; i++) {
-        struct bucket *bucket = &harvest->buckets[i];
+    for (uint32_t i = 0; i < COPY_BUCKETS; i++) {
+        struct bucket *bucket = &chunk_copy->buckets[i];
         if (bucket->slot != SLOT_NONE && (furthest == NULL || bucket->number > furthest->number)) {
             furthest = bucket;
         }
@@ -189,16 +189,17 @@ static bool evict_furthest(dlfs_stream *stream, uint64_t position)
     if (furthest == NULL) {
         return false;
     }
-    uint64_t first = furthest->number * harvest->bucket_span;
-    uint64_t end = first + harvest->bucket_span < stream->filled ? first + harvest->bucket_span
-                                                                 : stream->filled;
-    if (first <= position || first < stream->planned || first < stream->head + stream->wanted) {
+    uint64_t first = furthest->number * chunk_copy->bucket_span;
+    uint64_t end = first + chunk_copy->bucket_span < stream->filled
+                       ? first + chunk_copy->bucket_span
+                       : stream->filled;
+    if (first <= position || first < stream->planned || first < stream->head + stream->awaited) {
         return false;
     }
     uint32_t slot = furthest->slot;
     for (uint64_t at = first; at < end; at++) {
         struct entry *entry = entry_at(stream, at);
-        if (entry->state == ENTRY_READY && entry->harvested && entry->length > 0 &&
+        if (entry->state == ENTRY_READY && entry->in_bucket && entry->length > 0 &&
             slot_of(stream->reader, entry->offset) == slot) {
             arena_release(stream->reader, slot);
             entry->state = ENTRY_NEW;
@@ -227,8 +228,8 @@ static uint32_t take_slot(dlfs_stream *stream, uint64_t position)
 static bool bucket_land(dlfs_stream *stream, uint64_t position, uint64_t length, uint64_t *offset)
 {
     dlfs_reader *reader = stream->reader;
-    uint64_t number = position / stream->harvest.bucket_span;
-    struct bucket *bucket = &stream->harvest.buckets[number % HARVEST_BUCKETS];
+    uint64_t number = position / stream->chunk_copy.bucket_span;
+    struct bucket *bucket = &stream->chunk_copy.buckets[number % COPY_BUCKETS];
     if (bucket->slot == SLOT_NONE) {
         *bucket = (struct bucket){number, SLOT_NONE, reader->config.chunk_bytes};
     }
@@ -253,86 +254,91 @@ static bool bucket_land(dlfs_stream *stream, uint64_t position, uint64_t length,
 
 /* ---- planning -------------------------------------------------------------------------------- */
 
-bool harvest_plan(dlfs_stream *stream, uint64_t position, const struct place *place)
+bool chunk_copy_plan(dlfs_stream *stream, uint64_t position, const struct location *location)
 {
     dlfs_reader *reader = stream->reader;
-    struct harvest *harvest = &stream->harvest;
-    uint32_t number = arena_find(reader, place->chunk);
+    struct chunk_copy *chunk_copy = &stream->chunk_copy;
+    uint32_t number = arena_find(reader, location->chunk);
     if (number != SLOT_NONE) {
         const struct slot *slot = &reader->slots[number];
         if (slot->state != SLOT_LOADING || slot->owner != stream) {
-            return load_alone(stream, position, place);
+            return load_alone(stream, position, location);
         }
         entry_wait(stream, position, number);
         return true;
     }
     /* Chunks are read for what is needed soon; what is needed later is harvested on the way. */
-    uint64_t soon = stream->ahead / 4 > stream->wanted ? stream->ahead / 4 : stream->wanted;
-    if (position >= stream->head + soon || harvest->loading == harvest->loading_max ||
-        stream->fetch->unused == SLOT_NONE) {
+    uint64_t soon =
+        stream->lookahead / 4 > stream->awaited ? stream->lookahead / 4 : stream->awaited;
+    if (position >= stream->head + soon || chunk_copy->loading == chunk_copy->loading_max ||
+        stream->fetch->unused_spans == SLOT_NONE) {
         return false;
     }
     uint32_t taken = take_slot(stream, position);
     if (taken == SLOT_NONE) {
         return false;
     }
-    struct span *span = fetch_span(stream->fetch);
-    span->address = place->chunk << reader->chunk_shift;
+    struct span *span = span_take(stream->fetch);
+    span->address = location->chunk << reader->chunk_shift;
     span->length = reader->config.chunk_bytes;
     span->tag = (uint32_t)(position & stream->mask);
-    arena_begin_load(reader, taken, place->chunk, stream);
+    arena_begin_load(reader, taken, location->chunk, stream);
     entry_wait(stream, position, taken);
-    harvest->loading++;
-    stream_start(stream, span, KIND_HARVEST, taken, 0);
+    chunk_copy->loading++;
+    stream_start(stream, span, KIND_COPY, taken, 0);
     return true;
 }
 
 /* ---- a chunk has landed ---------------------------------------------------------------------- */
 
-static bool reserve_picks(struct harvest *harvest, uint64_t count)
+static bool reserve_copies(struct chunk_copy *chunk_copy, uint64_t count)
 {
-    if (count <= harvest->pick_capacity) {
+    if (count <= chunk_copy->copy_capacity) {
         return true;
     }
-    struct pick *picks = realloc(harvest->picks, count * sizeof(*picks));
-    if (picks == NULL) {
+    struct sample_copy *copies = realloc(chunk_copy->copies, count * sizeof(*copies));
+    if (copies == NULL) {
         return false;
     }
-    harvest->picks = picks;
-    harvest->pick_capacity = count;
+    chunk_copy->copies = copies;
+    chunk_copy->copy_capacity = count;
     return true;
 }
 
 /* The samples of the chunk that the look-ahead may need. */
-static uint64_t find_picks(dlfs_stream *stream, const struct span *span)
+static uint64_t find_copies(dlfs_stream *stream, const struct span *span)
 {
     const dlfs_reader *reader = stream->reader;
     const dlfs_directory *directory = reader->config.directory;
-    struct harvest *harvest = &stream->harvest;
+    struct chunk_copy *chunk_copy = &stream->chunk_copy;
     uint64_t indices[ORDER_PIECE];
     uint64_t rank = dlfs_directory_rank_at(directory, span->address);
     uint64_t end = dlfs_directory_rank_at(directory, span->address + span->length);
     uint64_t picked = 0;
     while (rank < end) {
         uint64_t count = end - rank < ORDER_PIECE ? end - rank : ORDER_PIECE;
-        if (!reserve_picks(harvest, picked + count) ||
+        if (!reserve_copies(chunk_copy, picked + count) ||
             dlfs_directory_order(directory, rank, count, indices) < 0) {
             break;
         }
         for (uint64_t i = 0; i < count; i++) {
-            __builtin_prefetch(&harvest->map[map_home(harvest, indices[i])]);
+            __builtin_prefetch(&chunk_copy->map[map_home(chunk_copy, indices[i])]);
             __builtin_prefetch(&reader->locations[indices[i]]);
         }
         for (uint64_t i = 0; i < count; i++) {
-            uint32_t ring_slot = harvest->map[map_find(stream, indices[i])];
-            struct place place;
-            if (ring_slot == 0 || !reader_place(reader, indices[i], &place) || place.length == 0 ||
-                place.address < span->address ||
-                place.address + place.length > span->address + span->length) {
+            uint32_t ring_index = chunk_copy->map[map_find(stream, indices[i])];
+            struct location location;
+            if (ring_index == 0 || !reader_locate(reader, indices[i], &location) ||
+                location.length == 0 || location.address < span->address ||
+                location.address + location.length > span->address + span->length) {
                 continue;
             }
-            harvest->picks[picked++] = (struct pick){
-                ring_slot - 1, place.crc32c, place.address - span->address, place.length, 0, 0};
+            chunk_copy->copies[picked++] = (struct sample_copy){ring_index - 1,
+                                                                location.crc32c,
+                                                                location.address - span->address,
+                                                                location.length,
+                                                                0,
+                                                                0};
         }
         rank += count;
     }
@@ -340,15 +346,16 @@ static uint64_t find_picks(dlfs_stream *stream, const struct span *span)
 }
 
 /* Finds memory for a pick: in its bucket, else, when its chunk was read for it, where it lies. */
-static bool land_pick(dlfs_stream *stream, const struct span *span, struct pick *pick)
+static bool place_copy(dlfs_stream *stream, const struct span *span,
+                       struct sample_copy *sample_copy)
 {
-    if (bucket_land(stream, pick->position, pick->length, &pick->offset)) {
+    if (bucket_land(stream, sample_copy->position, sample_copy->length, &sample_copy->offset)) {
         return true;
     }
-    if (stream->ring[pick->entry].state != ENTRY_WAITING) {
+    if (stream->ring[sample_copy->entry].state != ENTRY_WAITING) {
         return false;
     }
-    pick->offset = (uint64_t)(span->memory - stream->reader->arena) + pick->start;
+    sample_copy->offset = (uint64_t)(span->memory - stream->reader->arena) + sample_copy->start;
     arena_reference(stream->reader, span->slot);
     return true;
 }
@@ -358,18 +365,18 @@ static bool land_pick(dlfs_stream *stream, const struct span *span, struct pick 
  * of an epoch; if all kept as much, all would run out at the same time, again and again, and memory
  * would be full and empty by turns. So the first time each keeps a part of its own.
  */
-static uint64_t keep_limit(const dlfs_stream *stream, const struct span *span)
+static uint64_t copy_limit(const dlfs_stream *stream, const struct span *span)
 {
     uint64_t chunk = span->address >> stream->reader->chunk_shift;
     uint64_t part = (chunk * UINT64_C(0x9E3779B97F4A7C15)) >> 32;
-    uint64_t limit = (stream->ahead * part) >> 32;
+    uint64_t limit = (stream->lookahead * part) >> 32;
     return entry_position(stream, span->tag) < limit ? limit : stream->filled;
 }
 
 static int compare_positions(const void *one, const void *other)
 {
-    uint64_t first = ((const struct pick *)one)->position;
-    uint64_t second = ((const struct pick *)other)->position;
+    uint64_t first = ((const struct sample_copy *)one)->position;
+    uint64_t second = ((const struct sample_copy *)other)->position;
     return (first > second) - (first < second);
 }
 
@@ -379,37 +386,38 @@ static int compare_positions(const void *one, const void *other)
  */
 static uint64_t sort_needed(const dlfs_stream *stream, const struct span *span, uint64_t count)
 {
-    struct pick *picks = stream->harvest.picks;
-    uint64_t limit = keep_limit(stream, span);
+    struct sample_copy *copies = stream->chunk_copy.copies;
+    uint64_t limit = copy_limit(stream, span);
     uint64_t needed = 0;
     for (uint64_t i = 0; i < count; i++) {
-        struct pick pick = picks[i];
-        const struct entry *entry = &stream->ring[pick.entry];
-        pick.position = entry_position(stream, pick.entry);
-        if (pick.position < stream->filled && !entry->alone &&
-            ((entry->state == ENTRY_NEW && pick.position < limit) ||
+        struct sample_copy sample_copy = copies[i];
+        const struct entry *entry = &stream->ring[sample_copy.entry];
+        sample_copy.position = entry_position(stream, sample_copy.entry);
+        if (sample_copy.position < stream->filled && !entry->alone &&
+            ((entry->state == ENTRY_NEW && sample_copy.position < limit) ||
              entry->state == ENTRY_WAITING)) {
-            picks[needed++] = pick;
+            copies[needed++] = sample_copy;
         }
     }
     if (needed > 0) { /* else there may be no array */
-        qsort(picks, needed, sizeof(*picks), compare_positions);
+        qsort(copies, needed, sizeof(*copies), compare_positions);
     }
     return needed;
 }
 
 /* Finds memory for the picks that are still needed; the others are dropped. The lock is held. */
-static uint64_t land_picks(dlfs_stream *stream, const struct span *span, uint64_t count)
+static uint64_t place_copies(dlfs_stream *stream, const struct span *span, uint64_t count)
 {
-    struct pick *picks = stream->harvest.picks;
+    struct sample_copy *copies = stream->chunk_copy.copies;
     uint64_t needed = sort_needed(stream, span, count);
     uint64_t landed = 0;
     for (uint64_t i = 0; i < needed; i++) {
-        struct pick pick = picks[i];
-        bool again = stream->ring[pick.entry].state == ENTRY_COPIED; /* an order names it twice */
-        if (!again && land_pick(stream, span, &pick)) {
-            stream->ring[pick.entry].state = ENTRY_COPIED;
-            picks[landed++] = pick;
+        struct sample_copy sample_copy = copies[i];
+        bool again =
+            stream->ring[sample_copy.entry].state == ENTRY_COPIED; /* an order names it twice */
+        if (!again && place_copy(stream, span, &sample_copy)) {
+            stream->ring[sample_copy.entry].state = ENTRY_COPIED;
+            copies[landed++] = sample_copy;
         }
     }
     return landed;
@@ -422,7 +430,7 @@ static void end_waiters(dlfs_stream *stream, const struct span *span)
     for (uint32_t at = stream->reader->slots[span->slot].waiters; at != SLOT_NONE; at = next) {
         next = stream->ring[at].next;
         if (stream->ring[at].state == ENTRY_WAITING) {
-            entry_missed(stream, at, span);
+            entry_read_alone(stream, at, span);
         }
     }
 }
@@ -433,7 +441,7 @@ static bool finish_cached(dlfs_stream *stream, const struct span *span)
     dlfs_reader *reader = stream->reader;
     pthread_mutex_lock(&reader->lock);
     bool wanted =
-        span->code == 0 && cache_wants_chunk(reader, span->address >> reader->chunk_shift, 1);
+        span->code == 0 && cache_admits_chunk(reader, span->address >> reader->chunk_shift, 1);
     pthread_mutex_unlock(&reader->lock);
     if (!wanted) {
         return false;
@@ -445,63 +453,63 @@ static bool finish_cached(dlfs_stream *stream, const struct span *span)
     arena_end_load(reader, span->slot, kept, bad);
     for (uint32_t at = next; at != SLOT_NONE; at = next) {
         struct entry *entry = &stream->ring[at];
-        struct place place;
+        struct location location;
         uint64_t offset;
         next = entry->next;
-        if (reader_place(reader, entry->index, &place) &&
-            arena_gives(reader, span->slot, &place, &offset)) {
+        if (reader_locate(reader, entry->index, &location) &&
+            arena_gives(reader, span->slot, &location, &offset)) {
             arena_reference(reader, span->slot);
-            entry_ready(entry, offset, place.length);
+            entry_ready(entry, offset, location.length);
         } else {
             stream->fetch->stats.checksum_errors++;
-            entry_missed(stream, at, span);
+            entry_read_alone(stream, at, span);
         }
     }
     arena_release(reader, span->slot);
-    stream->harvest.loading--;
+    stream->chunk_copy.loading--;
     pthread_mutex_unlock(&reader->lock);
     return true;
 }
 
-void harvest_finish(dlfs_stream *stream, struct span *span)
+void chunk_copy_finish(dlfs_stream *stream, struct span *span)
 {
     dlfs_reader *reader = stream->reader;
     if (finish_cached(stream, span)) {
         return;
     }
-    uint64_t count = span->code == 0 ? find_picks(stream, span) : 0;
-    struct pick *picks = stream->harvest.picks;
+    uint64_t count = span->code == 0 ? find_copies(stream, span) : 0;
+    struct sample_copy *copies = stream->chunk_copy.copies;
 
     pthread_mutex_lock(&reader->lock);
-    count = land_picks(stream, span, count);
+    count = place_copies(stream, span, count);
     pthread_mutex_unlock(&reader->lock);
 
     for (uint64_t i = 0; i < count; i++) {
-        struct pick *pick = &picks[i];
-        uint8_t *source = span->memory + pick->start;
-        uint8_t *target = reader->arena + pick->offset;
-        uint32_t crc = target == source ? dlfs_crc32c(0, source, pick->length)
-                                        : dlfs_crc32c_copy(0, target, source, pick->length);
-        if (crc != pick->crc32c) {
-            pick->length = 0;
+        struct sample_copy *sample_copy = &copies[i];
+        uint8_t *source = span->memory + sample_copy->start;
+        uint8_t *target = reader->arena + sample_copy->offset;
+        uint32_t crc = target == source ? dlfs_crc32c(0, source, sample_copy->length)
+                                        : dlfs_crc32c_copy(0, target, source, sample_copy->length);
+        if (crc != sample_copy->crc32c) {
+            sample_copy->length = 0;
         }
     }
 
     pthread_mutex_lock(&reader->lock);
     for (uint64_t i = 0; i < count; i++) {
-        struct entry *entry = &stream->ring[picks[i].entry];
-        if (picks[i].length > 0) {
-            entry_ready(entry, picks[i].offset, picks[i].length);
-            entry->harvested = slot_of(reader, picks[i].offset) != span->slot;
+        struct entry *entry = &stream->ring[copies[i].entry];
+        if (copies[i].length > 0) {
+            entry_ready(entry, copies[i].offset, copies[i].length);
+            entry->in_bucket = slot_of(reader, copies[i].offset) != span->slot;
         } else {
             stream->fetch->stats.checksum_errors++;
-            arena_release(reader, slot_of(reader, picks[i].offset));
-            entry_again(stream, entry_position(stream, picks[i].entry), true);
+            arena_release(reader, slot_of(reader, copies[i].offset));
+            entry_again(stream, entry_position(stream, copies[i].entry), true);
         }
     }
     end_waiters(stream, span);
     arena_end_load(reader, span->slot, false, NULL);
     arena_release(reader, span->slot);
-    stream->harvest.loading--;
+    stream->chunk_copy.loading--;
     pthread_mutex_unlock(&reader->lock);
 }

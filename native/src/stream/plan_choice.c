@@ -21,7 +21,7 @@
 #include "sequence/sequence.h"
 #include "stream/stream.h"
 
-#define LOOKED_AT_MAX (UINT64_C(1) << 18) /* samples whose lengths choose_need looks at */
+#define LENGTHS_SAMPLED_MAX (UINT64_C(1) << 18) /* samples whose lengths choose_need looks at */
 #define MARGIN_SLOTS 4u
 #define AHEAD_BYTES (UINT64_C(8) << 20) /* of chunks read ahead */
 #define CHUNKS_AHEAD 8u
@@ -30,12 +30,12 @@
 /* Whole chunks, which are found without the cache's map, may be so many times their samples' bytes.
  */
 #define PADDING_MOST 1.25
-#define EXTENT_SAMPLES 32u  /* so that at most 1/32 of a PACKED run is lost at its end */
-#define PACKED_OVERHEAD 12u /* bytes of a packed sample: its index, and half of the alignment */
-#define MAP_OVERHEAD 22u    /* ... and its places of the map */
+#define PACKED_RUN_SAMPLES 32u /* so that at most 1/32 of a PACKED run is lost at its end */
+#define PACKED_OVERHEAD 12u    /* bytes of a packed sample: its index, and half of the alignment */
+#define MAP_OVERHEAD 22u       /* ... and its places of the map */
 /* What is harvested has memory for one in so many of its samples; the cache has the rest. */
-#define HARVEST_SHARE 2u
-#define HARVEST_MARGIN (MARGIN_SLOTS + 4u) /* with chunks on their way, and buckets */
+#define COPY_MEMORY_SHARE 2u
+#define COPY_MARGIN_SLOTS (MARGIN_SLOTS + 4u) /* with chunks on their way, and buckets */
 
 static uint64_t shift_up(uint64_t bytes, uint32_t shift)
 {
@@ -60,27 +60,29 @@ static uint64_t count_different(const uint64_t *list, uint64_t count, uint64_t s
 }
 
 /* The samples that an epoch is made of, and how many of them choose_need looks at. */
-struct population {
+struct length_sample {
     const dlfs_reader *reader;
     const uint64_t *chosen; /* [count] or NULL: all samples */
     uint64_t count;
-    uint64_t looks;
+    uint64_t sampled_count;
 };
 
 /* The length of the look-th sample to look at: each of them, or some that are drawn at random. */
-static uint64_t looked_at_length(const struct population *population, uint64_t look)
+static uint64_t sampled_length(const struct length_sample *length_sample, uint64_t look)
 {
-    struct place place;
-    uint64_t at = population->looks == population->count ? look : mix(look) % population->count;
-    uint64_t index = population->chosen != NULL ? population->chosen[at] : at;
-    return reader_place(population->reader, index, &place) ? place.length : 0;
+    struct location location;
+    uint64_t at = length_sample->sampled_count == length_sample->count
+                      ? look
+                      : mix(look) % length_sample->count;
+    uint64_t index = length_sample->chosen != NULL ? length_sample->chosen[at] : at;
+    return reader_locate(length_sample->reader, index, &location) ? location.length : 0;
 }
 
-static uint32_t extent_slots(const dlfs_stream *stream)
+static uint32_t packed_run_slots(const dlfs_stream *stream)
 {
     const dlfs_reader *reader = stream->reader;
-    uint64_t wished = shift_up(EXTENT_SAMPLES * stream->need.mean_bytes, reader->chunk_shift);
-    if (stream->need.mean_bytes * EXTENT_SAMPLES <= reader->config.chunk_bytes) {
+    uint64_t wished = shift_up(PACKED_RUN_SAMPLES * stream->need.mean_bytes, reader->chunk_shift);
+    if (stream->need.mean_bytes * PACKED_RUN_SAMPLES <= reader->config.chunk_bytes) {
         return 1;
     }
     uint64_t most = reader->slot_count / 4;
@@ -90,17 +92,17 @@ static uint32_t extent_slots(const dlfs_stream *stream)
 
 static uint64_t run_bytes(const dlfs_stream *stream)
 {
-    return (uint64_t)extent_slots(stream) << stream->reader->chunk_shift;
+    return (uint64_t)packed_run_slots(stream) << stream->reader->chunk_shift;
 }
 
 /* Bytes lost at the end of a run: half of the sample that does not fit, which may be any byte's. */
-static double end_bytes(const dlfs_stream *stream, const struct population *population)
+static double end_bytes(const dlfs_stream *stream, const struct length_sample *length_sample)
 {
     double run = (double)run_bytes(stream);
     double sum = 0;
     double squares = 0;
-    for (uint64_t look = 0; look < population->looks; look++) {
-        double length = (double)looked_at_length(population, look);
+    for (uint64_t look = 0; look < length_sample->sampled_count; look++) {
+        double length = (double)sampled_length(length_sample, look);
         length = length < run ? length : run;
         sum += length;
         squares += length * length;
@@ -108,33 +110,34 @@ static double end_bytes(const dlfs_stream *stream, const struct population *popu
     return sum > 0 ? squares / (2 * sum) : 0;
 }
 
-void choose_need(dlfs_stream *stream)
+void need_measure(dlfs_stream *stream)
 {
     const dlfs_reader *reader = stream->reader;
     const dlfs_sequence *sequence = stream->config.sequence;
     struct need *need = &stream->need;
-    struct population population = {.reader = reader};
-    population.chosen = sequence_chosen(sequence, &population.count);
-    population.looks = population.count < LOOKED_AT_MAX ? population.count : LOOKED_AT_MAX;
+    struct length_sample length_sample = {.reader = reader};
+    length_sample.chosen = sequence_chosen(sequence, &length_sample.count);
+    length_sample.sampled_count =
+        length_sample.count < LENGTHS_SAMPLED_MAX ? length_sample.count : LENGTHS_SAMPLED_MAX;
     uint64_t bytes = 0;
-    for (uint64_t look = 0; look < population.looks; look++) {
-        uint64_t length = looked_at_length(&population, look);
+    for (uint64_t look = 0; look < length_sample.sampled_count; look++) {
+        uint64_t length = sampled_length(&length_sample, look);
         bytes += length;
-        need->most_bytes = length > need->most_bytes ? length : need->most_bytes;
+        need->largest_bytes = length > need->largest_bytes ? length : need->largest_bytes;
     }
-    uint64_t mean = population.looks ? bytes / population.looks : 0;
+    uint64_t mean = length_sample.sampled_count ? bytes / length_sample.sampled_count : 0;
     uint64_t positions = sequence_count(sequence);
     uint64_t block = reader->config.block_bytes;
     need->mean_bytes = mean ? mean : 1;
-    need->end_bytes = end_bytes(stream, &population);
-    need->samples = population.count;
+    need->end_bytes = end_bytes(stream, &length_sample);
+    need->samples = length_sample.count;
     if (sequence_kind(sequence) == DLFS_ORDER_LIST) {
-        need->samples = count_different(population.chosen, positions, reader->sample_count);
+        need->samples = count_different(length_sample.chosen, positions, reader->sample_count);
     }
     need->samples = positions < need->samples ? positions : need->samples;
-    need->bytes = need->samples == population.looks ? bytes : need->samples * mean;
+    need->bytes = need->samples == length_sample.sampled_count ? bytes : need->samples * mean;
     need->read_bytes = mean % block == 0 ? need->mean_bytes : mean + block;
-    need->partial = population.chosen != NULL && need->samples < reader->sample_count;
+    need->partial = length_sample.chosen != NULL && need->samples < reader->sample_count;
 }
 
 /* ---- how much is cached ---------------------------------------------------------------------- */
@@ -196,16 +199,16 @@ static uint32_t packed_slots(const dlfs_stream *stream)
     const struct need *need = &stream->need;
     uint64_t slots = reader->slot_count;
     uint64_t needed = needed_slots(stream);
-    uint64_t margin = MARGIN_SLOTS + 2 * shift_up(need->most_bytes, reader->chunk_shift);
+    uint64_t margin = MARGIN_SLOTS + 2 * shift_up(need->largest_bytes, reader->chunk_shift);
     uint64_t reserve = margin;
-    if (needed + margin > slots || stream->crowded) {
-        double missing = stream->crowded ? 1 : 1 - (double)slots / (double)needed;
+    if (needed + margin > slots || stream->cache_crowded) {
+        double missing = stream->cache_crowded ? 1 : 1 - (double)slots / (double)needed;
         double sample = (missing > 0 ? missing : 0) * landing_bytes(stream) /
                         (double)reader->config.chunk_bytes;
-        double batches = sample * (double)stream->wanted_most * reader->cache.batches_lent;
-        double ahead = 2 * sample * reader->config.depth * reader->config.member_count;
-        ahead = ahead < (double)slots / 8 ? ahead : (double)slots / 8;
-        double wished = (double)margin + (batches > ahead ? batches : ahead);
+        double batches = sample * (double)stream->awaited_max * reader->cache.batches_pinned;
+        double lookahead = 2 * sample * reader->config.depth * reader->config.member_count;
+        lookahead = lookahead < (double)slots / 8 ? lookahead : (double)slots / 8;
+        double wished = (double)margin + (batches > lookahead ? batches : lookahead);
         reserve = wished < (double)slots ? (uint64_t)wished + 1 : slots;
     }
     return left(slots, reserve + map_slots(stream));
@@ -223,23 +226,23 @@ static uint32_t chunk_slots(const dlfs_stream *stream)
     double window = sequence_kind(stream->config.sequence) == DLFS_ORDER_CHUNK
                         ? sequence_window(stream->config.sequence)
                         : 1;
-    double ahead = (double)(AHEAD_BYTES >> reader->chunk_shift);
-    double transit = window + (ahead < slots / 8 ? ahead : slots / 8);
+    double lookahead = (double)(AHEAD_BYTES >> reader->chunk_shift);
+    double transit = window + (lookahead < slots / 8 ? lookahead : slots / 8);
     double least =
-        CHUNKS_AHEAD + 2.0 * (double)shift_up(stream->need.most_bytes, reader->chunk_shift);
+        CHUNKS_AHEAD + 2.0 * (double)shift_up(stream->need.largest_bytes, reader->chunk_shift);
     if (transit >= chunks || slots <= least + transit) {
         return 0;
     }
     return (uint32_t)((slots - least - transit) / (1 - transit / chunks));
 }
 
-uint32_t choose_harvest_slots(const dlfs_reader *reader)
+uint32_t chunk_copy_cache_slots(const dlfs_reader *reader)
 {
-    uint64_t harvested = reader->chunk_count / HARVEST_SHARE;
+    uint64_t in_bucket = reader->chunk_count / COPY_MEMORY_SHARE;
     uint64_t slots = reader->slot_count;
     uint64_t cached =
-        slots > harvested ? (slots - harvested) * HARVEST_SHARE / (HARVEST_SHARE - 1) : 0;
-    uint32_t most = left(slots, HARVEST_MARGIN);
+        slots > in_bucket ? (slots - in_bucket) * COPY_MEMORY_SHARE / (COPY_MEMORY_SHARE - 1) : 0;
+    uint32_t most = left(slots, COPY_MARGIN_SLOTS);
     return cached < most ? (uint32_t)cached : most;
 }
 
@@ -262,13 +265,13 @@ static uint32_t cached_slots(const dlfs_stream *stream)
     if (stream->plan == DLFS_PLAN_DIRECT) {
         return packed_slots(stream);
     }
-    if (reader->keeps_all) {
+    if (reader->dataset_fits) {
         return 0; /* chunks stay without being cached */
     }
     if (stream->plan == DLFS_PLAN_CHUNKS) {
         return chunk_slots(stream);
     }
-    return stream->need.partial ? 0 : choose_harvest_slots(reader);
+    return stream->need.partial ? 0 : chunk_copy_cache_slots(reader);
 }
 
 /* ---- the plan -------------------------------------------------------------------------------- */
@@ -296,14 +299,14 @@ static struct cost direct_cost(const dlfs_stream *stream)
 }
 
 /* ... of samples that are harvested, where `mixed` samples lie in random order. */
-static struct cost harvest_cost(const dlfs_stream *stream, double per_chunk, double selected,
-                                double mixed)
+static struct cost chunk_copy_cost(const dlfs_stream *stream, double per_chunk, double selected,
+                                   double mixed)
 {
     const dlfs_reader *reader = stream->reader;
     const dlfs_stream_config *config = &stream->config;
-    uint32_t cached = stream->need.partial ? 0 : choose_harvest_slots(reader);
-    double ahead = (double)harvest_reach(reader, stream->need.mean_bytes, cached);
-    double kept = ahead / mixed / selected;
+    uint32_t cached = stream->need.partial ? 0 : chunk_copy_cache_slots(reader);
+    double lookahead = (double)chunk_copy_lookahead(reader, stream->need.mean_bytes, cached);
+    double kept = lookahead / mixed / selected;
     double share = config->group ? (double)config->group / (double)config->group_stride
                                  : 1.0 / (double)config->stride;
     kept = kept < share ? kept : share;
@@ -315,7 +318,7 @@ static struct cost harvest_cost(const dlfs_stream *stream, double per_chunk, dou
 }
 
 /* The plan of an order that takes a chunk's samples one soon after the other. */
-static uint32_t choose_in_sequence(const dlfs_stream *stream, double per_chunk)
+static uint32_t plan_in_sequence(const dlfs_stream *stream, double per_chunk)
 {
     const dlfs_reader *reader = stream->reader;
     double missing = 1 - (double)chunk_slots(stream) / (double)reader->chunk_count;
@@ -325,7 +328,7 @@ static uint32_t choose_in_sequence(const dlfs_stream *stream, double per_chunk)
 }
 
 /* The plan of a reader whose memory takes the whole dataset. */
-static uint32_t choose_with_memory(const dlfs_stream *stream, double per_chunk, bool tiny)
+static uint32_t plan_in_memory(const dlfs_stream *stream, double per_chunk, bool tiny)
 {
     const dlfs_reader_config *config = &stream->reader->config;
     double request = tiny ? (double)config->gap_bytes : 0;
@@ -346,21 +349,21 @@ static uint32_t choose_plan(const dlfs_stream *stream)
     double selected = need->partial ? (double)need->samples / (double)reader->sample_count : 1;
     double per_chunk = selected * (double)reader->sample_count / (double)reader->chunk_count;
     bool tiny = need->mean_bytes * TINY_SHARE < reader->config.gap_bytes;
-    if (reader->keeps_all) {
-        return choose_with_memory(stream, per_chunk, tiny);
+    if (reader->dataset_fits) {
+        return plan_in_memory(stream, per_chunk, tiny);
     }
     bool windowed = kind == DLFS_ORDER_CHUNK && !window_fits(reader, sequence);
     if (!sequence_permutes(sequence) && !windowed) {
-        return kind >= DLFS_ORDER_LIST ? DLFS_PLAN_DIRECT : choose_in_sequence(stream, per_chunk);
+        return kind >= DLFS_ORDER_LIST ? DLFS_PLAN_DIRECT : plan_in_sequence(stream, per_chunk);
     }
     double mixed = (double)reader->sample_count;
     if (windowed && sequence_window(sequence) < reader->chunk_count) {
         mixed = per_chunk * (double)sequence_window(sequence);
     }
     struct cost direct = direct_cost(stream);
-    struct cost harvest = harvest_cost(stream, per_chunk, selected, mixed);
-    bool fewer_bytes = harvest.bytes < direct.bytes || (tiny && !need->partial);
-    return per_chunk > 1 && fewer_bytes && harvest.with_request < direct.with_request
+    struct cost copy = chunk_copy_cost(stream, per_chunk, selected, mixed);
+    bool fewer_bytes = copy.bytes < direct.bytes || (tiny && !need->partial);
+    return per_chunk > 1 && fewer_bytes && copy.with_request < direct.with_request
                ? DLFS_PLAN_HARVEST
                : DLFS_PLAN_DIRECT;
 }
@@ -368,7 +371,7 @@ static uint32_t choose_plan(const dlfs_stream *stream)
 /* ---- the streams of a reader ----------------------------------------------------------------- */
 
 /* Bytes that may be under way to the cache: twice what the queues take, and a chunk at least. */
-static uint64_t passing_most(const dlfs_stream *stream)
+static uint64_t to_cache_bytes_max(const dlfs_stream *stream)
 {
     const dlfs_reader *reader = stream->reader;
     uint64_t queues = 2 * (uint64_t)reader->config.depth * reader->config.member_count;
@@ -382,22 +385,22 @@ static uint64_t passing_most(const dlfs_stream *stream)
  * The cache has what the streams' reserves leave; when none reads, what the last one left. But
  * where memory takes the whole dataset it then has nothing: chunks that are read stay instead.
  */
-static void share_out(dlfs_reader *reader)
+static void divide_cache(dlfs_reader *reader)
 {
     uint64_t reserve = 0;
     uint32_t extent = 1;
     bool packs = false;
     for (const dlfs_stream *stream = reader->streams; stream != NULL; stream = stream->next) {
         reserve += reader->slot_count - stream->cached_slots;
-        uint32_t slots = extent_slots(stream);
+        uint32_t slots = packed_run_slots(stream);
         extent = slots > extent ? slots : extent;
         packs |= stream->plan == DLFS_PLAN_DIRECT;
     }
     if (reader->streams == NULL) {
-        reserve =
-            reader->keeps_all ? reader->slot_count : reader->slot_count - reader->cache.slots_max;
+        reserve = reader->dataset_fits ? reader->slot_count
+                                       : reader->slot_count - reader->cache.slots_max;
     }
-    cache_limit(reader, left(reader->slot_count, reserve), extent, packs);
+    cache_set_limits(reader, left(reader->slot_count, reserve), extent, packs);
     for (dlfs_stream *stream = reader->streams; stream != NULL; stream = stream->next) {
         stream->cached_share = cached_share(stream);
     }
@@ -412,51 +415,51 @@ static uint64_t epoch_samples(const dlfs_stream *stream)
     return chosen > count ? chosen : count;
 }
 
-void choose_begin(dlfs_stream *stream)
+void plan_begin(dlfs_stream *stream)
 {
     dlfs_reader *reader = stream->reader;
     pthread_mutex_lock(&reader->lock); /* what other streams lend and cache counts */
     stream->plan = choose_plan(stream);
-    stream->passing_most = passing_most(stream);
+    stream->to_cache_bytes_max = to_cache_bytes_max(stream);
     stream->cached_slots = cached_slots(stream);
     if (stream->cached_slots > 0 && stream->plan == DLFS_PLAN_DIRECT) {
         cache_reserve_map(reader, map_samples(stream));
     }
-    reader->cache.batches_lent /= reader->cache.batches_lent > CACHE_BATCHES_LENT ? 2 : 1;
+    reader->cache.batches_pinned /= reader->cache.batches_pinned > CACHE_BATCHES_PINNED_MIN ? 2 : 1;
     cache_begin_epoch(reader, epoch_samples(stream));
     stream->next = reader->streams;
     reader->streams = stream;
-    share_out(reader);
+    divide_cache(reader);
     pthread_mutex_unlock(&reader->lock);
 }
 
-void choose_share(dlfs_stream *stream)
+void plan_batch_grew(dlfs_stream *stream)
 {
-    if (stream->wanted <= stream->wanted_most) {
+    if (stream->awaited <= stream->awaited_max) {
         return;
     }
-    stream->wanted_most = stream->wanted;
+    stream->awaited_max = stream->awaited;
     if (stream->plan != DLFS_PLAN_HARVEST) { /* which has divided its memory */
         stream->cached_slots = cached_slots(stream);
     }
-    share_out(stream->reader);
+    divide_cache(stream->reader);
 }
 
-void choose_more(dlfs_stream *stream)
+void plan_memory_ran_out(dlfs_stream *stream)
 {
     if (stream->cached_slots == 0 || stream->plan != DLFS_PLAN_DIRECT) {
         return;
     }
-    if (!stream->crowded && needed_slots(stream) <= stream->reader->slot_count) {
-        stream->crowded = true; /* what is cached is another selection's */
+    if (!stream->cache_crowded && needed_slots(stream) <= stream->reader->slot_count) {
+        stream->cache_crowded = true; /* what is cached is another selection's */
     } else {
-        stream->reader->cache.batches_lent *= 2;
+        stream->reader->cache.batches_pinned *= 2;
     }
     stream->cached_slots = cached_slots(stream);
-    share_out(stream->reader);
+    divide_cache(stream->reader);
 }
 
-void choose_end(dlfs_stream *stream)
+void plan_end(dlfs_stream *stream)
 {
     dlfs_stream **at = &stream->reader->streams;
     while (*at != NULL && *at != stream) {
@@ -465,5 +468,5 @@ void choose_end(dlfs_stream *stream)
     if (*at != NULL) {
         *at = stream->next;
     }
-    share_out(stream->reader);
+    divide_cache(stream->reader);
 }

@@ -8,23 +8,23 @@
 #include "reader/reader.h"
 
 /* Copies a sample that is in memory; -EAGAIN when it is not. */
-static int64_t copy_kept(dlfs_reader *reader, uint64_t index, const struct place *place,
-                         void *buffer)
+static int64_t copy_cached(dlfs_reader *reader, uint64_t index, const struct location *location,
+                           void *buffer)
 {
     uint64_t offset;
     int64_t result = -EAGAIN;
     pthread_mutex_lock(&reader->lock);
-    if (reader->arena != NULL && arena_look_up(reader, index, place, &offset)) {
+    if (reader->arena != NULL && arena_look_up(reader, index, location, &offset)) {
         reader->stats.samples++;
-        reader->stats.sample_bytes += place->length;
+        reader->stats.sample_bytes += location->length;
         reader->stats.cache_hits++;
-        result = (int64_t)place->length;
+        result = (int64_t)location->length;
     }
     pthread_mutex_unlock(&reader->lock);
     if (result < 0) {
         return result;
     }
-    memcpy(buffer, reader->arena + offset, place->length);
+    memcpy(buffer, reader->arena + offset, location->length);
     pthread_mutex_lock(&reader->lock);
     arena_release(reader, slot_of(reader, offset));
     pthread_mutex_unlock(&reader->lock);
@@ -55,20 +55,20 @@ static int64_t read_and_copy(dlfs_reader *reader, uint64_t index, void *buffer,
 int64_t reader_get(dlfs_reader *reader, uint64_t index, void *buffer, uint64_t buffer_bytes,
                    uint32_t flags, const _Atomic bool *stop, dlfs_failure *failure)
 {
-    struct place place;
+    struct location location;
     if (reader == NULL || index >= reader->sample_count || (flags & ~DLFS_GET_KEPT) != 0) {
         return -EINVAL;
     }
-    if (!reader_place(reader, index, &place)) {
+    if (!reader_locate(reader, index, &location)) {
         return DLFS_E_FORMAT;
     }
-    if (place.length > buffer_bytes) {
+    if (location.length > buffer_bytes) {
         return -ERANGE;
     }
-    if (place.length == 0) {
+    if (location.length == 0) {
         return 0;
     }
-    int64_t result = copy_kept(reader, index, &place, buffer);
+    int64_t result = copy_cached(reader, index, &location, buffer);
     if (result != -EAGAIN || (flags & DLFS_GET_KEPT)) {
         return result;
     }

@@ -22,31 +22,31 @@ struct window {
 };
 
 /* Reads a window, widened to whole blocks, into the block; a code, and where a piece failed. */
-static int read_once(struct fetch *fetch, const struct window *window, struct block *block,
-                     uint64_t *bad_address)
+static int read_once(struct fetch *fetch, const struct window *window,
+                     struct private_memory *private_memory, uint64_t *bad_address)
 {
     uint64_t mask = fetch->reader->config.block_bytes - 1;
-    int code = fetch_reserve(fetch, 1);
+    int code = fetch_reserve_spans(fetch, 1);
     if (code == 0) {
         code = fetch_prepare(fetch);
     }
     if (code < 0) {
         return code;
     }
-    struct span *span = fetch_span(fetch);
+    struct span *span = span_take(fetch);
     span->address = window->address & ~mask;
     span->length = ((window->address + window->length + mask) & ~mask) - span->address;
-    span->memory = block->base;
-    span->block = block;
-    span->avoided = window->avoided_member;
+    span->memory = private_memory->base;
+    span->private_memory = private_memory;
+    span->avoided_member = window->avoided_member;
     fetch->now_ns = monotonic_ns();
-    fetch_start(fetch, span);
-    while ((span = fetch_done(fetch)) == NULL) {
+    span_start(fetch, span);
+    while ((span = fetch_take_done(fetch)) == NULL) {
         fetch_step(fetch, -1);
     }
     code = span->code;
     *bad_address = span->bad_address;
-    fetch_recycle(fetch, span);
+    span_recycle(fetch, span);
     return code;
 }
 
@@ -56,23 +56,24 @@ static int read_window(struct fetch *fetch, const struct window *window, uint8_t
     dlfs_reader *reader = fetch->reader;
     uint64_t mask = reader->config.block_bytes - 1;
     int code = DLFS_E_TIMEOUT;
-    fetch->until_ns = monotonic_ns() + reader_patience_ns(reader, window->length);
+    fetch->deadline_ns = monotonic_ns() + reader_timeout_ns(reader, window->length);
     for (uint32_t tries = 0; code == DLFS_E_TIMEOUT && tries < reader->config.replicas; tries++) {
-        struct block *block;
-        if (block_take(reader, window->length + 2 * (mask + 1), NULL, &block) < 0) {
+        struct private_memory *private_memory;
+        if (private_memory_take(reader, window->length + 2 * (mask + 1), NULL, &private_memory) <
+            0) {
             return -ENOMEM;
         }
-        code = read_once(fetch, window, block, bad_address);
+        code = read_once(fetch, window, private_memory, bad_address);
         if (code == 0) {
-            memcpy(buffer, block->base + (window->address & mask), window->length);
+            memcpy(buffer, private_memory->base + (window->address & mask), window->length);
         }
-        block_release(block);
+        private_memory_release(private_memory);
     }
     return code;
 }
 
 /* -EINVAL unless the sample has such a part. */
-static int locate(const dlfs_reader *reader, const dlfs_part *part, struct place *place)
+static int locate(const dlfs_reader *reader, const dlfs_part *part, struct location *location)
 {
     if (part->index >= reader->sample_count || part->reserved != 0) {
         return -EINVAL;
@@ -81,23 +82,23 @@ static int locate(const dlfs_reader *reader, const dlfs_part *part, struct place
         part->avoided_member >= reader->config.member_count) {
         return -EINVAL;
     }
-    if (!reader_place(reader, part->index, place)) {
+    if (!reader_locate(reader, part->index, location)) {
         return DLFS_E_FORMAT;
     }
-    bool within = part->offset_bytes <= place->length &&
-                  part->length_bytes <= place->length - part->offset_bytes;
+    bool within = part->offset_bytes <= location->length &&
+                  part->length_bytes <= location->length - part->offset_bytes;
     return within ? 0 : -EINVAL;
 }
 
 /* Copies a part of a sample that lies at the place. */
-static int copy_part(struct fetch *fetch, const dlfs_part *part, const struct place *place,
+static int copy_part(struct fetch *fetch, const dlfs_part *part, const struct location *location,
                      uint8_t *buffer, dlfs_failure *failure)
 {
     uint64_t done = 0;
     int code = 0;
     while (code == 0 && done < part->length_bytes) {
         uint64_t left = part->length_bytes - done;
-        struct window window = {.address = place->address + part->offset_bytes + done,
+        struct window window = {.address = location->address + part->offset_bytes + done,
                                 .length = left < WINDOW_BYTES ? left : WINDOW_BYTES,
                                 .avoided_member = part->avoided_member};
         uint64_t bad_address = 0;
@@ -109,7 +110,7 @@ static int copy_part(struct fetch *fetch, const dlfs_part *part, const struct pl
     }
     if (code == 0) {
         fetch->stats.sample_bytes += part->length_bytes;
-        fetch->stats.samples += part->offset_bytes + part->length_bytes == place->length;
+        fetch->stats.samples += part->offset_bytes + part->length_bytes == location->length;
     }
     return code;
 }
@@ -121,9 +122,9 @@ DLFS_API int dlfs_reader_read_part(dlfs_reader *reader, const dlfs_part *part, v
         (buffer == NULL && part->length_bytes > 0)) {
         return -EINVAL;
     }
-    struct place place;
+    struct location location;
     *failure = (dlfs_failure){.index = part->index};
-    int code = locate(reader, part, &place);
+    int code = locate(reader, part, &location);
     if (code != -EINVAL) {
         *failure = reader_failure(reader, part->index, code, 0, 0);
     }
@@ -135,7 +136,7 @@ DLFS_API int dlfs_reader_read_part(dlfs_reader *reader, const dlfs_part *part, v
     if (code < 0) {
         return code;
     }
-    code = copy_part(fetch, part, &place, buffer, failure);
+    code = copy_part(fetch, part, &location, buffer, failure);
     reader_return_fetch(reader, fetch);
     return code;
 }

@@ -24,7 +24,7 @@ void entry_ready(struct entry *entry, uint64_t offset, uint64_t length)
     entry->offset = offset;
     entry->length = length;
     entry->state = ENTRY_READY;
-    entry->harvested = false;
+    entry->in_bucket = false;
     entry->cached = false;
 }
 
@@ -66,9 +66,9 @@ void entry_wait(dlfs_stream *stream, uint64_t position, uint32_t slot)
     stream->reader->slots[slot].waiters = (uint32_t)(position & stream->mask);
 }
 
-void entry_missed(dlfs_stream *stream, uint32_t ring_slot, const struct span *span)
+void entry_read_alone(dlfs_stream *stream, uint32_t ring_index, const struct span *span)
 {
-    uint64_t position = entry_position(stream, ring_slot);
+    uint64_t position = entry_position(stream, ring_index);
     if (span->code == DLFS_E_TIMEOUT && !stream_tries_again(stream, position, span)) {
         entry_fail(stream, position, span->code, 0, span->bad_address);
     } else {
@@ -79,7 +79,7 @@ void entry_missed(dlfs_stream *stream, uint32_t ring_slot, const struct span *sp
 /* ---- room in the cache for samples under way ------------------------------------------------- */
 
 /* Whether the cache may take a sample in, as far as is known without asking it. */
-static bool may_take_in(const dlfs_stream *stream, uint64_t address)
+static bool cache_may_admit(const dlfs_stream *stream, uint64_t address)
 {
     const struct cache *cache = &stream->reader->cache;
     return stream->plan != DLFS_PLAN_CHUNKS && !cache->full &&
@@ -87,18 +87,18 @@ static bool may_take_in(const dlfs_stream *stream, uint64_t address)
 }
 
 /* False when the entry has to be planned again, or wait for memory that reads under way have. */
-static bool entry_take_in(dlfs_stream *stream, struct entry *entry, uint64_t address,
+static bool entry_reserve(dlfs_stream *stream, struct entry *entry, uint64_t address,
                           uint64_t length)
 {
-    if (!may_take_in(stream, address)) {
+    if (!cache_may_admit(stream, address)) {
         return true;
     }
-    enum taking taken = cache_take_in(stream->reader, entry->index, length, &entry->offset);
-    entry->cached = taken == TAKING_DONE;
+    enum reservation taken = cache_reserve(stream->reader, entry->index, length, &entry->offset);
+    entry->cached = taken == RESERVE_DONE;
     if (stream->reader->cache.full) {
         return false; /* found out only now: it needs other memory */
     }
-    return taken != TAKING_BLOCKED || fetch_idle(stream->fetch);
+    return taken != RESERVE_BLOCKED || fetch_is_idle(stream->fetch);
 }
 
 /* Slots that reads may take whose samples are not cached: the cache's own are left to it. */
@@ -114,14 +114,14 @@ static uint32_t uncached_slots(const dlfs_stream *stream)
 }
 
 /* Bytes that may be read for the cache now. */
-static uint64_t passing_room(const dlfs_stream *stream)
+static uint64_t to_cache_room(const dlfs_stream *stream)
 {
-    uint64_t most = stream->passing_most;
-    return most > stream->passing_bytes ? most - stream->passing_bytes : 0;
+    uint64_t most = stream->to_cache_bytes_max;
+    return most > stream->to_cache_bytes ? most - stream->to_cache_bytes : 0;
 }
 
 /* Gives the room up: the entry is not read now, or its bytes are wrong. */
-static void entry_leave(dlfs_stream *stream, struct entry *entry)
+static void entry_unreserve(dlfs_stream *stream, struct entry *entry)
 {
     if (entry->cached) {
         cache_abandon(stream->reader, entry->index, entry->offset);
@@ -146,25 +146,25 @@ void stream_start(dlfs_stream *stream, struct span *span, enum span_kind kind, u
     span->kind = (uint8_t)kind;
     span->slot = slot;
     span->memory = slot_memory(stream->reader, slot) + slot_offset;
-    fetch_start(stream->fetch, span);
+    span_start(stream->fetch, span);
 }
 
-bool load_alone(dlfs_stream *stream, uint64_t position, const struct place *place)
+bool load_alone(dlfs_stream *stream, uint64_t position, const struct location *location)
 {
     dlfs_reader *reader = stream->reader;
     uint64_t mask = reader->config.block_bytes - 1;
-    uint64_t address = place->address & ~mask;
-    uint64_t length = ((place->address + place->length + mask) & ~mask) - address;
+    uint64_t address = location->address & ~mask;
+    uint64_t length = ((location->address + location->length + mask) & ~mask) - address;
     uint64_t run = (length + reader->config.chunk_bytes - 1) >> reader->chunk_shift;
-    if (run > reader->slot_count || stream->fetch->unused == SLOT_NONE) {
+    if (run > reader->slot_count || stream->fetch->unused_spans == SLOT_NONE) {
         return false;
     }
     struct entry *entry = entry_at(stream, position);
-    bool passing = may_take_in(stream, place->address);
-    if (passing && stream->passing_bytes > 0 && length > passing_room(stream)) {
+    bool to_cache = cache_may_admit(stream, location->address);
+    if (to_cache && stream->to_cache_bytes > 0 && length > to_cache_room(stream)) {
         return false;
     }
-    if (!entry_take_in(stream, entry, place->address, place->length)) {
+    if (!entry_reserve(stream, entry, location->address, location->length)) {
         return false;
     }
     uint32_t slot = SLOT_NONE;
@@ -172,11 +172,11 @@ bool load_alone(dlfs_stream *stream, uint64_t position, const struct place *plac
         slot = arena_take(reader, (uint32_t)run, false);
     }
     if (slot == SLOT_NONE) {
-        entry_leave(stream, entry);
+        entry_unreserve(stream, entry);
         return false;
     }
-    stream->passing_bytes += entry->cached ? length : 0;
-    struct span *span = fetch_span(stream->fetch);
+    stream->to_cache_bytes += entry->cached ? length : 0;
+    struct span *span = span_take(stream->fetch);
     span->address = address;
     span->length = length;
     span->tag = (uint32_t)(position & stream->mask);
@@ -186,29 +186,29 @@ bool load_alone(dlfs_stream *stream, uint64_t position, const struct place *plac
     return true;
 }
 
-static bool load_chunk(dlfs_stream *stream, uint64_t position, const struct place *place)
+static bool load_chunk(dlfs_stream *stream, uint64_t position, const struct location *location)
 {
     dlfs_reader *reader = stream->reader;
     uint64_t mask = reader->config.chunk_bytes - 1;
-    uint64_t end = (place->address + place->length + mask) & ~mask;
-    uint64_t address = place->chunk << reader->chunk_shift;
+    uint64_t end = (location->address + location->length + mask) & ~mask;
+    uint64_t address = location->chunk << reader->chunk_shift;
     uint64_t run = (end - address) >> reader->chunk_shift;
-    if (run > reader->slot_count || stream->fetch->unused == SLOT_NONE) {
+    if (run > reader->slot_count || stream->fetch->unused_spans == SLOT_NONE) {
         return false;
     }
     uint32_t slot = arena_take(reader, (uint32_t)run, false);
     if (slot == SLOT_NONE) {
         return false;
     }
-    stream->warm.wanted = !warm_has(stream, slot, run);
-    if (stream->warm.wanted) {
+    stream->prefault.wanted = !prefault_covers(stream, slot, run);
+    if (stream->prefault.wanted) {
         arena_release(reader, slot);
         return false;
     }
-    struct span *span = fetch_span(stream->fetch);
+    struct span *span = span_take(stream->fetch);
     span->address = address;
     span->length = end - address;
-    arena_begin_load(reader, slot, place->chunk, stream);
+    arena_begin_load(reader, slot, location->chunk, stream);
     entry_wait(stream, position, slot);
     arena_reference(reader, slot); /* the entry's own, beside the load's */
     stream_start(stream, span, KIND_CHUNK, slot, 0);
@@ -216,35 +216,35 @@ static bool load_chunk(dlfs_stream *stream, uint64_t position, const struct plac
 }
 
 /* Whether memory has the sample already. */
-static bool look_up(dlfs_stream *stream, struct entry *entry, const struct place *place)
+static bool look_up(dlfs_stream *stream, struct entry *entry, const struct location *location)
 {
     dlfs_reader *reader = stream->reader;
     uint64_t offset;
-    if (!arena_look_up(reader, entry->index, place, &offset)) {
+    if (!arena_look_up(reader, entry->index, location, &offset)) {
         return false;
     }
     struct slot *slot = &reader->slots[arena_head(reader, slot_of(reader, offset))];
-    bool by_chunk = stream->plan != DLFS_PLAN_DIRECT && place_in_chunk(reader, place);
+    bool by_chunk = stream->plan != DLFS_PLAN_DIRECT && location_in_one_chunk(reader, location);
     slot->uses -= by_chunk && slot->state == SLOT_PACKED; /* its neighbours need its chunk anyway */
-    entry_ready(entry, offset, place->length);
+    entry_ready(entry, offset, location->length);
     stream->fetch->stats.cache_hits++;
     return true;
 }
 
 /* Plans an entry of the chunks plan; false when there is no memory for it. */
-static bool chunks_plan(dlfs_stream *stream, uint64_t position, const struct place *place)
+static bool chunks_plan(dlfs_stream *stream, uint64_t position, const struct location *location)
 {
     dlfs_reader *reader = stream->reader;
-    uint32_t number = arena_find(reader, place->chunk);
+    uint32_t number = arena_find(reader, location->chunk);
     if (number == SLOT_NONE) {
-        return load_chunk(stream, position, place);
+        return load_chunk(stream, position, location);
     }
     const struct slot *slot = &reader->slots[number];
     uint64_t end = (slot->chunk + slot->run) << reader->chunk_shift;
     bool ours = slot->state == SLOT_LOADING && slot->owner == stream &&
-                place->address + place->length <= end;
+                location->address + location->length <= end;
     if (!ours) {
-        return load_alone(stream, position, place);
+        return load_alone(stream, position, location);
     }
     entry_wait(stream, position, number);
     arena_reference(reader, number);
@@ -255,29 +255,29 @@ static bool chunks_plan(dlfs_stream *stream, uint64_t position, const struct pla
 static bool plan_one(dlfs_stream *stream, uint64_t position)
 {
     struct entry *entry = entry_at(stream, position);
-    struct place place;
+    struct location location;
     if (entry->state != ENTRY_NEW) {
         return true;
     }
-    if (!reader_place(stream->reader, entry->index, &place)) {
+    if (!reader_locate(stream->reader, entry->index, &location)) {
         entry_fail(stream, position, DLFS_E_FORMAT, 0, 0);
         return true;
     }
-    if (place.length == 0) {
+    if (location.length == 0) {
         entry_ready(entry, 0, 0);
         return true;
     }
-    if (!entry->alone && look_up(stream, entry, &place)) {
+    if (!entry->alone && look_up(stream, entry, &location)) {
         return true;
     }
     if (entry->alone ||
-        (stream->plan != DLFS_PLAN_CHUNKS && !place_in_chunk(stream->reader, &place))) {
-        return load_alone(stream, position, &place);
+        (stream->plan != DLFS_PLAN_CHUNKS && !location_in_one_chunk(stream->reader, &location))) {
+        return load_alone(stream, position, &location);
     }
     if (stream->plan == DLFS_PLAN_CHUNKS) {
-        return chunks_plan(stream, position, &place);
+        return chunks_plan(stream, position, &location);
     }
-    return harvest_plan(stream, position, &place);
+    return chunk_copy_plan(stream, position, &location);
 }
 
 /* ---- the direct plan ------------------------------------------------------------------------- */
@@ -291,7 +291,7 @@ static uint32_t land(dlfs_stream *stream, struct landing *landing, uint64_t leng
 {
     dlfs_reader *reader = stream->reader;
     if (landing->slot == SLOT_NONE || length > reader->config.chunk_bytes - landing->used) {
-        bool allowed = landing == &stream->passing || uncached_slots(stream) > 0;
+        bool allowed = landing == &stream->to_cache || uncached_slots(stream) > 0;
         uint32_t slot = allowed ? arena_take(reader, 1, false) : SLOT_NONE;
         if (slot == SLOT_NONE) {
             return SLOT_NONE;
@@ -308,28 +308,28 @@ static uint32_t land(dlfs_stream *stream, struct landing *landing, uint64_t leng
     return landing->slot;
 }
 
-static struct entry *want_entry(dlfs_stream *stream, const struct want *want)
+static struct entry *miss_entry(dlfs_stream *stream, const struct miss *miss)
 {
-    return entry_at(stream, want->position);
+    return entry_at(stream, miss->position);
 }
 
 /* Gives up the cache's room for wants, the last one first: so none of it is lost. */
-static void wants_leave(dlfs_stream *stream, const struct want *wants, uint32_t count)
+static void misses_leave(dlfs_stream *stream, const struct miss *misses, uint32_t count)
 {
     while (count-- > 0) {
-        entry_leave(stream, want_entry(stream, &wants[count]));
+        entry_unreserve(stream, miss_entry(stream, &misses[count]));
     }
 }
 
 /* Finds room in the cache for the wants of a span; false when they have to wait for it. */
-static bool wants_take_in(dlfs_stream *stream, const struct want *wants, uint32_t count,
-                          bool *all_cached)
+static bool misses_reserve(dlfs_stream *stream, const struct miss *misses, uint32_t count,
+                           bool *all_cached)
 {
     *all_cached = true;
     for (uint32_t i = 0; i < count; i++) {
-        struct entry *entry = want_entry(stream, &wants[i]);
-        if (!entry_take_in(stream, entry, wants[i].address, wants[i].length)) {
-            wants_leave(stream, wants, i);
+        struct entry *entry = miss_entry(stream, &misses[i]);
+        if (!entry_reserve(stream, entry, misses[i].address, misses[i].length)) {
+            misses_leave(stream, misses, i);
             return false;
         }
         *all_cached &= entry->cached;
@@ -340,30 +340,30 @@ static bool wants_take_in(dlfs_stream *stream, const struct want *wants, uint32_
 /* Starts one span of a window; false when there is no memory. */
 static bool start_window_span(dlfs_stream *stream, const struct plan_span *planned)
 {
-    const struct want *wants = &stream->fetch->wants[planned->first_want];
+    const struct miss *misses = &stream->fetch->misses[planned->first_miss];
     bool cached;
-    if (!wants_take_in(stream, wants, planned->want_count, &cached)) {
+    if (!misses_reserve(stream, misses, planned->miss_count, &cached)) {
         return false;
     }
     uint64_t slot_offset;
     uint32_t slot =
-        land(stream, cached ? &stream->passing : &stream->landing, planned->length, &slot_offset);
+        land(stream, cached ? &stream->to_cache : &stream->landing, planned->length, &slot_offset);
     if (slot == SLOT_NONE) {
-        wants_leave(stream, wants, planned->want_count);
+        misses_leave(stream, misses, planned->miss_count);
         return false;
     }
-    struct span *span = fetch_span(stream->fetch);
+    struct span *span = span_take(stream->fetch);
     span->address = planned->address;
     span->length = planned->length;
     span->tag = SLOT_NONE;
-    for (uint32_t i = 0; i < planned->want_count; i++) {
-        struct entry *entry = want_entry(stream, &wants[i]);
+    for (uint32_t i = 0; i < planned->miss_count; i++) {
+        struct entry *entry = miss_entry(stream, &misses[i]);
         entry->state = ENTRY_WAITING;
         entry->next = span->tag;
-        span->tag = (uint32_t)(wants[i].position & stream->mask);
+        span->tag = (uint32_t)(misses[i].position & stream->mask);
     }
-    stream->passing_bytes += cached ? planned->length : 0;
-    stream_start(stream, span, cached ? KIND_PASSING : KIND_WINDOW, slot, slot_offset);
+    stream->to_cache_bytes += cached ? planned->length : 0;
+    stream_start(stream, span, cached ? KIND_TO_CACHE : KIND_WINDOW, slot, slot_offset);
     return true;
 }
 
@@ -393,10 +393,11 @@ static uint64_t window_room(const dlfs_stream *stream)
 }
 
 /* Bytes of its slot that a sample takes: its blocks, and its share of what is left at the end. */
-static uint64_t landing_taken(const dlfs_reader *reader, const struct place *place)
+static uint64_t landing_taken(const dlfs_reader *reader, const struct location *location)
 {
     uint64_t mask = reader->config.block_bytes - 1;
-    uint64_t blocks = ((place->address + place->length + mask) & ~mask) - (place->address & ~mask);
+    uint64_t blocks =
+        ((location->address + location->length + mask) & ~mask) - (location->address & ~mask);
     return reader->config.chunk_bytes / (reader->config.chunk_bytes / blocks);
 }
 
@@ -408,35 +409,35 @@ static uint64_t landing_taken(const dlfs_reader *reader, const struct place *pla
 static uint64_t collect_window(dlfs_stream *stream)
 {
     dlfs_reader *reader = stream->reader;
-    uint64_t spans = stream->fetch->unused_count;
+    uint64_t spans = stream->fetch->unused_span_count;
     uint64_t end = stream->planned + (spans < WINDOW_MAX ? spans : WINDOW_MAX);
     uint64_t landing_room = window_room(stream);
-    uint64_t passing = passing_room(stream);
+    uint64_t to_cache = to_cache_room(stream);
     uint64_t count = 0;
     for (; stream->planned < stream->filled && stream->planned < end; stream->planned++) {
         struct entry *entry = entry_at(stream, stream->planned);
-        struct place place;
+        struct location location;
         if (stream->planned + EXPECTED_AHEAD < stream->filled) {
             uint64_t index = entry_at(stream, stream->planned + EXPECTED_AHEAD)->index;
             expect_location(stream, index);
-            cache_expect(&reader->cache, index);
+            cache_prefetch(&reader->cache, index);
         }
         bool window = entry->state == ENTRY_NEW && !entry->alone &&
-                      reader_place(reader, entry->index, &place) && place.length > 0 &&
-                      place_in_chunk(reader, &place);
+                      reader_locate(reader, entry->index, &location) && location.length > 0 &&
+                      location_in_one_chunk(reader, &location);
         if (!window) {
             if (!plan_one(stream, stream->planned)) {
                 break;
             }
-        } else if (!look_up(stream, entry, &place)) {
-            uint64_t *room = may_take_in(stream, place.address) ? &passing : &landing_room;
-            uint64_t taken = landing_taken(reader, &place);
+        } else if (!look_up(stream, entry, &location)) {
+            uint64_t *room = cache_may_admit(stream, location.address) ? &to_cache : &landing_room;
+            uint64_t taken = landing_taken(reader, &location);
             if (taken > *room) {
                 break;
             }
             *room -= taken;
-            stream->fetch->wants[count++] =
-                (struct want){place.address, place.length, stream->planned, place.crc32c, 0};
+            stream->fetch->misses[count++] = (struct miss){location.address, location.length,
+                                                           stream->planned, location.crc32c, 0};
         }
     }
     return count;
@@ -448,19 +449,19 @@ static bool direct_plan(dlfs_stream *stream)
     struct fetch *fetch = stream->fetch;
     uint64_t before = stream->planned;
     bool full = stream->reader->cache.full;
-    if (fetch->unused_count < WINDOW_MAX / 2) {
+    if (fetch->unused_span_count < WINDOW_MAX / 2) {
         return false;
     }
     uint64_t count = collect_window(stream);
-    plan_sort(fetch->wants, fetch->sorting, count);
-    uint64_t spans = plan_merge(stream->reader, fetch->wants, count, fetch->plan);
+    plan_sort(fetch->misses, fetch->sort_scratch, count);
+    uint64_t spans = plan_merge(stream->reader, fetch->misses, count, fetch->plan);
     uint64_t started = 0;
     while (started < spans && start_window_span(stream, &fetch->plan[started])) {
         started++;
     }
-    uint64_t first = started < spans ? fetch->plan[started].first_want : count;
+    uint64_t first = started < spans ? fetch->plan[started].first_miss : count;
     for (uint64_t i = first; i < count; i++) {
-        entry_again(stream, fetch->wants[i].position, false);
+        entry_again(stream, fetch->misses[i].position, false);
     }
     return started > 0 || stream->planned > before || stream->reader->cache.full != full;
 }
@@ -468,47 +469,49 @@ static bool direct_plan(dlfs_stream *stream)
 /* ---- what has landed ------------------------------------------------------------------------- */
 
 /* The place of an entry whose location was good when it was planned. */
-static struct place entry_place(const dlfs_stream *stream, const struct entry *entry)
+static struct location entry_location(const dlfs_stream *stream, const struct entry *entry)
 {
-    struct place place;
-    (void)reader_place(stream->reader, entry->index, &place);
-    return place;
+    struct location location;
+    (void)reader_locate(stream->reader, entry->index, &location);
+    return location;
 }
 
 /* Checks the bytes of a sample where they landed, and copies them if the cache has room. */
 static uint32_t check(const dlfs_reader *reader, const struct entry *entry, const uint8_t *bytes,
-                      const struct place *place)
+                      const struct location *location)
 {
-    return entry->cached ? dlfs_crc32c_copy(0, reader->arena + entry->offset, bytes, place->length)
-                         : dlfs_crc32c(0, bytes, place->length);
+    return entry->cached
+               ? dlfs_crc32c_copy(0, reader->arena + entry->offset, bytes, location->length)
+               : dlfs_crc32c(0, bytes, location->length);
 }
 
 static void finish_alone(dlfs_stream *stream, struct span *span, bool *again)
 {
     dlfs_reader *reader = stream->reader;
     struct entry *entry = &stream->ring[span->tag];
-    struct place place = entry_place(stream, entry);
-    uint64_t start = place.address - span->address;
-    uint32_t crc = span->code < 0 ? 0 : check(reader, entry, span->memory + start, &place);
-    bool bad = span->code == 0 && crc != place.crc32c;
+    struct location location = entry_location(stream, entry);
+    uint64_t start = location.address - span->address;
+    uint32_t crc = span->code < 0 ? 0 : check(reader, entry, span->memory + start, &location);
+    bool bad = span->code == 0 && crc != location.crc32c;
     stream->fetch->stats.checksum_errors += bad;
-    *again = bad && fetch_again(stream->fetch, span);
+    *again = bad && span_retry(stream->fetch, span);
     if (*again) {
         return;
     }
     pthread_mutex_lock(&reader->lock);
     uint64_t position = entry_position(stream, span->tag);
     bool cached = entry->cached;
-    stream->passing_bytes -= cached ? span->length : 0;
+    stream->to_cache_bytes -= cached ? span->length : 0;
     if (span->code < 0 || bad) {
-        entry_leave(stream, entry);
+        entry_unreserve(stream, entry);
     }
     if (span->code == DLFS_E_TIMEOUT && stream_tries_again(stream, position, span)) {
         entry_again(stream, position, true);
     } else if (span->code < 0 || bad) {
         entry_fail(stream, position, bad ? DLFS_E_CHECKSUM : span->code, crc, span->bad_address);
     } else {
-        entry_landed(stream, entry, (uint64_t)(span->memory - reader->arena) + start, place.length);
+        entry_landed(stream, entry, (uint64_t)(span->memory - reader->arena) + start,
+                     location.length);
     }
     if (span->code < 0 || bad || cached) {
         arena_release(reader, span->slot);
@@ -524,29 +527,30 @@ static void finish_window(dlfs_stream *stream, struct span *span)
     uint32_t bad = SLOT_NONE;
     for (uint32_t at = span->tag; at != SLOT_NONE; at = next) {
         struct entry *entry = &stream->ring[at];
-        struct place place = entry_place(stream, entry);
+        struct location location = entry_location(stream, entry);
         next = entry->next;
-        uint8_t *bytes = span->memory + (place.address - span->address);
-        bool sound = span->code == 0 && check(reader, entry, bytes, &place) == place.crc32c;
+        uint8_t *bytes = span->memory + (location.address - span->address);
+        bool sound = span->code == 0 && check(reader, entry, bytes, &location) == location.crc32c;
         stream->fetch->stats.checksum_errors += span->code == 0 && !sound;
         entry->next = sound ? good : bad;
         *(sound ? &good : &bad) = at;
     }
     pthread_mutex_lock(&reader->lock);
-    stream->passing_bytes -= span->kind == KIND_PASSING ? span->length : 0;
+    stream->to_cache_bytes -= span->kind == KIND_TO_CACHE ? span->length : 0;
     for (uint32_t at = good; at != SLOT_NONE; at = stream->ring[at].next) {
         struct entry *entry = &stream->ring[at];
-        struct place place = entry_place(stream, entry);
-        uint64_t start = place.address - span->address;
+        struct location location = entry_location(stream, entry);
+        uint64_t start = location.address - span->address;
         if (!entry->cached) {
             arena_reference(reader, span->slot);
         }
-        entry_landed(stream, entry, (uint64_t)(span->memory - reader->arena) + start, place.length);
+        entry_landed(stream, entry, (uint64_t)(span->memory - reader->arena) + start,
+                     location.length);
     }
     for (uint32_t at = bad; at != SLOT_NONE; at = next) {
         next = stream->ring[at].next;
-        entry_leave(stream, &stream->ring[at]);
-        entry_missed(stream, at, span);
+        entry_unreserve(stream, &stream->ring[at]);
+        entry_read_alone(stream, at, span);
     }
     arena_release(reader, span->slot);
     pthread_mutex_unlock(&reader->lock);
@@ -563,15 +567,15 @@ static void finish_chunk(dlfs_stream *stream, struct span *span)
     uint32_t next;
     for (uint32_t at = waiters; at != SLOT_NONE; at = next) {
         struct entry *entry = &stream->ring[at];
-        struct place place = entry_place(stream, entry);
+        struct location location = entry_location(stream, entry);
         uint64_t offset;
         next = entry->next;
-        if (span->code == 0 && arena_gives(reader, span->slot, &place, &offset)) {
-            entry_ready(entry, offset, place.length);
+        if (span->code == 0 && arena_gives(reader, span->slot, &location, &offset)) {
+            entry_ready(entry, offset, location.length);
             continue;
         }
         stream->fetch->stats.checksum_errors += span->code == 0;
-        entry_missed(stream, at, span);
+        entry_read_alone(stream, at, span);
         arena_release(reader, span->slot);
     }
     arena_release(reader, span->slot);
@@ -581,13 +585,13 @@ static void finish_chunk(dlfs_stream *stream, struct span *span)
 /* The locations that the next span's samples will be checked by. */
 static void expect_next(const dlfs_stream *stream)
 {
-    const struct span *next = fetch_next_done(stream->fetch);
-    if (next != NULL && (next->kind == KIND_WINDOW || next->kind == KIND_PASSING)) {
+    const struct span *next = fetch_peek_done(stream->fetch);
+    if (next != NULL && (next->kind == KIND_WINDOW || next->kind == KIND_TO_CACHE)) {
         expect_location(stream, stream->ring[next->tag].index);
     }
 }
 
-void ahead_finish(dlfs_stream *stream, struct span *span)
+void lookahead_finish(dlfs_stream *stream, struct span *span)
 {
     bool again = false;
     expect_next(stream);
@@ -596,30 +600,30 @@ void ahead_finish(dlfs_stream *stream, struct span *span)
         finish_alone(stream, span, &again);
         break;
     case KIND_WINDOW:
-    case KIND_PASSING:
+    case KIND_TO_CACHE:
         finish_window(stream, span);
         break;
     case KIND_CHUNK:
         finish_chunk(stream, span);
         break;
-    case KIND_HARVEST:
-        harvest_finish(stream, span);
+    case KIND_COPY:
+        chunk_copy_finish(stream, span);
         break;
     }
     if (!again) {
-        fetch_recycle(stream->fetch, span);
+        span_recycle(stream->fetch, span);
     }
 }
 
 /* ---- the next step --------------------------------------------------------------------------- */
 
-bool ahead_plan(dlfs_stream *stream)
+bool lookahead_plan(dlfs_stream *stream)
 {
     if (stream->planned < stream->head) {
         stream->planned = stream->head;
     }
     if (stream->plan == DLFS_PLAN_HARVEST) {
-        harvest_expire(stream);
+        chunk_copy_release_passed(stream);
     }
     if (stream->planned == stream->filled) {
         return false;

@@ -60,29 +60,29 @@ static void reads_wait(uint8_t *arena)
         .arena_bytes = STEPS * STEP,
         .chunk_shift = 19,
         .chunk_count = STEPS * 4,
-        .keeps_all = true,
+        .dataset_fits = true,
     };
     dlfs_stream stream = {.reader = &reader, .plan = DLFS_PLAN_CHUNKS};
-    warm_start(&stream);
-    CHECK(reader.warmed);
+    prefault_start(&stream);
+    CHECK(reader.prefaulted);
     for (uint32_t slot = 0; slot < STEPS * 4;) {
         pthread_mutex_lock(&reader.lock);
-        bool ready = warm_has(&stream, slot, 1);
-        stream.warm.wanted = !ready;
-        bool helping = warm_claim(&stream);
+        bool ready = prefault_covers(&stream, slot, 1);
+        stream.prefault.wanted = !ready;
+        bool helping = prefault_claim(&stream);
         CHECK(!ready || !helping);
         pthread_mutex_unlock(&reader.lock);
         if (helping) {
-            warm_help(&stream);
+            prefault_help(&stream);
         }
         slot += ready;
     }
-    warm_stop(&stream);
-    CHECK(warm_has(&stream, 0, STEPS * 4));
+    prefault_stop(&stream);
+    CHECK(prefault_covers(&stream, 0, STEPS * 4));
     dlfs_stream second = {.reader = &reader, .plan = DLFS_PLAN_CHUNKS};
-    warm_start(&second);
-    CHECK(warm_has(&second, 0, 1)); /* it is another's work */
-    warm_stop(&second);
+    prefault_start(&second);
+    CHECK(prefault_covers(&second, 0, 1)); /* it is another's work */
+    prefault_stop(&second);
 }
 
 static void touched(void)

@@ -14,7 +14,7 @@
 #define LOOK_UP_MAX 1024u /* samples looked up while others wait for the lock */
 
 /* Who reads does not want to sleep before a time, or unheard. */
-struct awake {
+struct busy_wait {
     uint64_t until_ns;
     void (*sleeps)(void *argument); /* NULL: need not be told */
     void *argument;
@@ -25,14 +25,14 @@ struct read {
     dlfs_reader *reader;
     struct fetch *fetch;
     struct batch *batch;
-    struct want *wants;
-    uint64_t want_count;
+    struct miss *misses;
+    uint64_t miss_count;
     struct plan_span *spans;
     uint64_t span_count;
     uint64_t hit_bytes;
     bool widens; /* there is memory for whole chunks to stay */
     struct read_terms *terms;
-    struct awake *awake;
+    struct busy_wait *busy_wait;
 };
 
 static int fail(struct read *read, uint64_t position, int code, uint32_t crc_got,
@@ -54,12 +54,13 @@ static int locate(struct read *read, uint64_t first, uint64_t end)
         __builtin_prefetch(&read->reader->locations[batch->indices[i]]);
     }
     for (uint64_t i = first; i < end; i++) {
-        struct place place;
+        struct location location;
         batch->offsets[i] = 0;
         batch->lengths[i] = 0;
-        if (reader_place(read->reader, batch->indices[i], &place)) {
-            batch->lengths[i] = (int64_t)place.length;
-            read->wants[i] = (struct want){place.address, place.length, i, place.crc32c, 0};
+        if (reader_locate(read->reader, batch->indices[i], &location)) {
+            batch->lengths[i] = (int64_t)location.length;
+            read->misses[i] =
+                (struct miss){location.address, location.length, i, location.crc32c, 0};
         } else if (fail(read, i, DLFS_E_FORMAT, 0, 0) < 0) {
             return -ENOMEM;
         }
@@ -77,22 +78,22 @@ static void look_up(struct read *read, uint64_t first, uint64_t end)
     struct batch *batch = read->batch;
     const struct cache *cache = &reader->cache;
     uint64_t cached = cache->slots < cache->slots_max ? cache->slots : cache->slots_max;
-    read->widens = reader->keeps_all && cached + reader->chunk_count <= reader->slot_count;
+    read->widens = reader->dataset_fits && cached + reader->chunk_count <= reader->slot_count;
     for (uint64_t i = first; i < end; i++) {
         if (batch->lengths[i] <= 0) {
             continue;
         }
-        struct want want = read->wants[i];
-        struct place place = {want.address, want.length, want.address >> reader->chunk_shift,
-                              want.crc32c};
+        struct miss miss = read->misses[i];
+        struct location location = {miss.address, miss.length, miss.address >> reader->chunk_shift,
+                                    miss.crc32c};
         uint64_t offset;
-        if (arena_look_up(reader, batch->indices[i], &place, &offset)) {
+        if (arena_look_up(reader, batch->indices[i], &location, &offset)) {
             batch->offsets[i] = (int64_t)offset;
-            read->hit_bytes += place.length;
+            read->hit_bytes += location.length;
             read->fetch->stats.cache_hits++;
         } else {
             batch->offsets[i] = MISSING;
-            read->wants[read->want_count++] = want;
+            read->misses[read->miss_count++] = miss;
         }
     }
 }
@@ -160,7 +161,7 @@ static bool take_slots(struct read *read)
 }
 
 /* Moves a batch's hits into the block, from `at` on. */
-static void move_hits(struct read *read, struct block *block, uint64_t at)
+static void move_hits(struct read *read, struct private_memory *private_memory, uint64_t at)
 {
     dlfs_reader *reader = read->reader;
     struct batch *batch = read->batch;
@@ -169,7 +170,7 @@ static void move_hits(struct read *read, struct block *block, uint64_t at)
             continue;
         }
         uint64_t offset = (uint64_t)batch->offsets[i];
-        memcpy(block->base + at, reader->arena + offset, (size_t)batch->lengths[i]);
+        memcpy(private_memory->base + at, reader->arena + offset, (size_t)batch->lengths[i]);
         batch->offsets[i] = (int64_t)at;
         at += (uint64_t)batch->lengths[i];
         pthread_mutex_lock(&reader->lock);
@@ -183,7 +184,7 @@ static int take_block(struct read *read)
 {
     uint64_t bytes = 0;
     bool fits = true;
-    read->span_count = plan_merge(read->reader, read->wants, read->want_count, read->spans);
+    read->span_count = plan_merge(read->reader, read->misses, read->miss_count, read->spans);
     for (uint64_t i = 0; i < read->span_count; i++) {
         read->spans[i].memory_offset = bytes;
         fits &= !__builtin_add_overflow(bytes, read->spans[i].length, &bytes);
@@ -195,15 +196,15 @@ static int take_block(struct read *read)
     if (bytes + read->hit_bytes > read->terms->limit.private_bytes_max) {
         return DLFS_E_LIMIT;
     }
-    struct block *block;
-    int code =
-        block_take(read->reader, bytes + read->hit_bytes + 1, read->terms->limit.share, &block);
+    struct private_memory *private_memory;
+    int code = private_memory_take(read->reader, bytes + read->hit_bytes + 1,
+                                   read->terms->limit.share, &private_memory);
     if (code < 0) {
         return code;
     }
-    move_hits(read, block, bytes);
-    read->batch->block = block;
-    read->fetch->stats.private_batches += !read->terms->apart;
+    move_hits(read, private_memory, bytes);
+    read->batch->private_memory = private_memory;
+    read->fetch->stats.private_batches += !read->terms->private_only;
     return 0;
 }
 
@@ -211,13 +212,13 @@ static int take_block(struct read *read)
 static int plan(struct read *read)
 {
     dlfs_reader *reader = read->reader;
-    plan_sort(read->wants, read->fetch->sorting, read->want_count);
-    if (read->terms->apart) {
+    plan_sort(read->misses, read->fetch->sort_scratch, read->miss_count);
+    if (read->terms->private_only) {
         return take_block(read);
     }
     read->span_count = read->widens
-                           ? plan_widen(reader, read->wants, read->want_count, read->spans)
-                           : plan_merge(reader, read->wants, read->want_count, read->spans);
+                           ? plan_widen(reader, read->misses, read->miss_count, read->spans)
+                           : plan_merge(reader, read->misses, read->miss_count, read->spans);
     pthread_mutex_lock(&reader->lock);
     bool taken = take_slots(read);
     for (uint64_t i = 0; taken && i < read->span_count; i++) {
@@ -237,14 +238,15 @@ static int plan(struct read *read)
 static void start(struct read *read, struct span *span, uint64_t number)
 {
     const struct plan_span *planned = &read->spans[number];
-    struct block *block = read->batch->block;
+    struct private_memory *private_memory = read->batch->private_memory;
     span->address = planned->address;
     span->length = planned->length;
-    span->memory = (block != NULL ? block->base : read->reader->arena) + planned->memory_offset;
+    span->memory = (private_memory != NULL ? private_memory->base : read->reader->arena) +
+                   planned->memory_offset;
     span->slot = planned->slot;
-    span->block = block;
+    span->private_memory = private_memory;
     span->tag = (uint32_t)number;
-    fetch_start(read->fetch, span);
+    span_start(read->fetch, span);
 }
 
 /* Whether reads of single samples would fare no better: the member is gone, or silent. */
@@ -257,24 +259,24 @@ static bool is_gone(int code)
 static void start_part(struct read *read, struct span *span)
 {
     const struct plan_span *planned = &read->spans[span->tag];
-    const struct want *want = &read->wants[planned->first_want + span->part - 1];
+    const struct miss *miss = &read->misses[planned->first_miss + span->part - 1];
     uint64_t mask = read->reader->config.block_bytes - 1;
-    uint64_t address = want->address & ~mask;
+    uint64_t address = miss->address & ~mask;
     span->memory = span->memory - span->address + address;
     span->address = address;
-    span->length = ((want->address + want->length + mask) & ~mask) - address;
-    span->doubted = false;
-    span->avoided = MEMBER_NONE;
-    fetch_start(read->fetch, span);
+    span->length = ((miss->address + miss->length + mask) & ~mask) - address;
+    span->was_corrupt = false;
+    span->avoided_member = MEMBER_NONE;
+    span_start(read->fetch, span);
 }
 
 /* Goes on with the next single sample of a span that was not read at once; false: with none. */
 static bool start_next_part(struct read *read, struct span *span)
 {
     const struct plan_span *planned = &read->spans[span->tag];
-    bool single = !planned->whole && planned->want_count == 1;
+    bool single = !planned->whole && planned->miss_count == 1;
     bool begins = span->part == 0 && span->code < 0 && !single;
-    bool goes_on = span->part > 0 && span->part < planned->want_count;
+    bool goes_on = span->part > 0 && span->part < planned->miss_count;
     if ((!begins && !goes_on) || is_gone(span->code)) {
         return false;
     }
@@ -290,27 +292,27 @@ static bool start_next_part(struct read *read, struct span *span)
 static int hand_out(struct read *read, const struct span *span, bool last_try)
 {
     const struct plan_span *planned = &read->spans[span->tag];
-    const uint8_t *base =
-        read->batch->block != NULL ? read->batch->block->base : read->reader->arena;
+    const uint8_t *base = read->batch->private_memory != NULL ? read->batch->private_memory->base
+                                                              : read->reader->arena;
     uint32_t first = span->part > 0 ? span->part - 1 : 0;
-    uint32_t end = span->part > 0 && !is_gone(span->code) ? span->part : planned->want_count;
+    uint32_t end = span->part > 0 && !is_gone(span->code) ? span->part : planned->miss_count;
     int bad = 0;
     int code = 0;
     for (uint32_t i = first; code == 0 && i < end; i++) {
-        const struct want *want = &read->wants[planned->first_want + i];
-        uint64_t start = want->address - span->address;
-        uint32_t crc = span->code < 0 ? 0 : dlfs_crc32c(0, span->memory + start, want->length);
-        if (span->code == 0 && crc == want->crc32c) {
-            read->batch->offsets[want->position] = span->memory + start - base;
+        const struct miss *miss = &read->misses[planned->first_miss + i];
+        uint64_t start = miss->address - span->address;
+        uint32_t crc = span->code < 0 ? 0 : dlfs_crc32c(0, span->memory + start, miss->length);
+        if (span->code == 0 && crc == miss->crc32c) {
+            read->batch->offsets[miss->position] = span->memory + start - base;
             continue;
         }
         bad++;
         if (!last_try) {
             read->fetch->stats.checksum_errors++;
         } else if (span->code < 0) {
-            code = fail(read, want->position, span->code, 0, span->bad_address);
+            code = fail(read, miss->position, span->code, 0, span->bad_address);
         } else {
-            code = fail(read, want->position, DLFS_E_CHECKSUM, crc, 0);
+            code = fail(read, miss->position, DLFS_E_CHECKSUM, crc, 0);
         }
     }
     return code < 0 ? code : bad;
@@ -320,8 +322,8 @@ static int hand_out(struct read *read, const struct span *span, bool last_try)
 static uint32_t count_given(const struct read *read, const struct plan_span *planned)
 {
     uint32_t given = 0;
-    for (uint32_t i = 0; i < planned->want_count; i++) {
-        uint64_t position = read->wants[planned->first_want + i].position;
+    for (uint32_t i = 0; i < planned->miss_count; i++) {
+        uint64_t position = read->misses[planned->first_miss + i].position;
         given += read->batch->lengths[position] > 0 && read->batch->offsets[position] != MISSING;
     }
     return given;
@@ -336,7 +338,7 @@ static int finish(struct read *read, struct span *span, bool *again)
     dlfs_reader *reader = read->reader;
     const struct plan_span *planned = &read->spans[span->tag];
     int bad = span->code < 0 ? 1 : hand_out(read, span, false);
-    *again = span->code == 0 && bad > 0 && fetch_again(read->fetch, span);
+    *again = span->code == 0 && bad > 0 && span_retry(read->fetch, span);
     *again = *again || (span->part == 0 && start_next_part(read, span));
     if (*again) {
         return 0;
@@ -372,17 +374,17 @@ static int finish(struct read *read, struct span *span, bool *again)
 static void step(struct read *read)
 {
     struct fetch *fetch = read->fetch;
-    struct awake *awake = read->awake;
-    while (awake->until_ns > 0 && monotonic_ns() < awake->until_ns) {
+    struct busy_wait *busy_wait = read->busy_wait;
+    while (busy_wait->until_ns > 0 && monotonic_ns() < busy_wait->until_ns) {
         fetch_step(fetch, 0);
-        if (fetch_next_done(fetch) != NULL) {
+        if (fetch_peek_done(fetch) != NULL) {
             return;
         }
     }
-    if (awake->sleeps != NULL) {
-        awake->sleeps(awake->argument);
+    if (busy_wait->sleeps != NULL) {
+        busy_wait->sleeps(busy_wait->argument);
     }
-    awake->sleeps = NULL;
+    busy_wait->sleeps = NULL;
     fetch_step(fetch, -1);
 }
 
@@ -393,21 +395,21 @@ static int fetch_all(struct read *read)
     int code = 0;
     while (finished < read->span_count) {
         struct span *span;
-        while (started < read->span_count && (span = fetch_span(read->fetch)) != NULL) {
+        while (started < read->span_count && (span = span_take(read->fetch)) != NULL) {
             start(read, span, started++);
         }
         step(read);
-        while ((span = fetch_done(read->fetch)) != NULL) {
+        while ((span = fetch_take_done(read->fetch)) != NULL) {
             bool again = false;
             int ended = finish(read, span, &again);
             code = code < 0 ? code : ended;
             if (again) {
                 continue;
             }
-            fetch_recycle(read->fetch, span);
+            span_recycle(read->fetch, span);
             finished++;
         }
-        fetch_spend(read->fetch, &read->fetch->stats.verify_ns);
+        fetch_add_time(read->fetch, &read->fetch->stats.verify_ns);
     }
     return code;
 }
@@ -420,16 +422,16 @@ static void set_deadline(struct read *read)
     struct fetch *fetch = read->fetch;
     struct read_terms *terms = read->terms;
     uint64_t bytes = 0;
-    for (uint64_t i = 0; terms->until_ns == 0 && i < read->want_count; i++) {
-        bytes += read->wants[i].length;
+    for (uint64_t i = 0; terms->deadline_ns == 0 && i < read->miss_count; i++) {
+        bytes += read->misses[i].length;
     }
-    if (terms->until_ns == 0) {
-        terms->until_ns = fetch->now_ns + reader_patience_ns(read->reader, bytes);
+    if (terms->deadline_ns == 0) {
+        terms->deadline_ns = fetch->now_ns + reader_timeout_ns(read->reader, bytes);
     }
-    fetch->until_ns = terms->until_ns;
+    fetch->deadline_ns = terms->deadline_ns;
     fetch->stop = terms->stop;
-    fetch->turned_looks = terms->turned_looks;
-    fetch->turned_ns = fetch->now_ns;
+    fetch->redirect_rounds = terms->redirect_rounds;
+    fetch->redirected_ns = fetch->now_ns;
 }
 
 static int run(struct read *read)
@@ -442,14 +444,14 @@ static int run(struct read *read)
         read->batch->public.count = 0; /* nothing holds references */
         return code;
     }
-    read->wants = read->fetch->wants;
+    read->misses = read->fetch->misses;
     read->spans = read->fetch->plan;
     code = find(read);
-    bool all_found = code < 0 || read->want_count == 0;
+    bool all_found = code < 0 || read->miss_count == 0;
     if (!all_found) {
         set_deadline(read);
         uint64_t spans = 2 * (uint64_t)reader->config.depth * reader->config.member_count;
-        code = fetch_reserve(read->fetch, (uint32_t)(spans < count ? spans : count));
+        code = fetch_reserve_spans(read->fetch, (uint32_t)(spans < count ? spans : count));
         if (code == 0) {
             code = fetch_prepare(read->fetch);
         }
@@ -457,7 +459,7 @@ static int run(struct read *read)
             code = plan(read);
         }
     }
-    fetch_spend(read->fetch, &read->fetch->stats.plan_ns);
+    fetch_add_time(read->fetch, &read->fetch->stats.plan_ns);
     if (code == 0 && !all_found) {
         code = fetch_all(read);
     }
@@ -479,7 +481,7 @@ static bool may_turn(const struct read *read)
 {
     const struct fetch *fetch = read->fetch;
     bool stopped = fetch->stop != NULL && atomic_load_explicit(fetch->stop, memory_order_relaxed);
-    if (fetch->turned == 0 || stopped || fetch->now_ns >= fetch->until_ns) {
+    if (fetch->redirected == 0 || stopped || fetch->now_ns >= fetch->deadline_ns) {
         return false;
     }
     const struct batch *batch = read->batch;
@@ -495,8 +497,10 @@ static bool may_turn(const struct read *read)
 static void present(struct fetch *fetch, struct batch *batch)
 {
     const dlfs_reader *reader = batch->reader;
-    batch->public.base = batch->block != NULL ? batch->block->base : reader->arena;
-    batch->public.base_bytes = batch->block != NULL ? batch->block->bytes : reader->arena_bytes;
+    batch->public.base =
+        batch->private_memory != NULL ? batch->private_memory->base : reader->arena;
+    batch->public.base_bytes =
+        batch->private_memory != NULL ? batch->private_memory->bytes : reader->arena_bytes;
     for (uint64_t i = 0; i < batch->public.count; i++) {
         fetch->stats.sample_bytes += batch->lengths[i] > 0 ? (uint64_t)batch->lengths[i] : 0;
     }
@@ -506,7 +510,7 @@ static void present(struct fetch *fetch, struct batch *batch)
 
 /* -EAGAIN: members were silent, and others may give what they did not. */
 static int read_once(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
-                     struct read_terms *terms, struct awake *awake, dlfs_batch **out)
+                     struct read_terms *terms, struct busy_wait *busy_wait, dlfs_batch **out)
 {
     struct fetch *fetch;
     int code = reader_take_fetch(reader, &fetch);
@@ -519,7 +523,7 @@ static int read_once(dlfs_reader *reader, const uint64_t *indices, uint64_t coun
         return -ENOMEM;
     }
     struct read read = {
-        .reader = reader, .fetch = fetch, .batch = batch, .terms = terms, .awake = awake};
+        .reader = reader, .fetch = fetch, .batch = batch, .terms = terms, .busy_wait = busy_wait};
     if (count > 0) {
         memcpy(batch->indices, indices, count * sizeof(*indices));
     }
@@ -529,11 +533,11 @@ static int read_once(dlfs_reader *reader, const uint64_t *indices, uint64_t coun
     } else if (may_turn(&read)) {
         code = -EAGAIN;
     }
-    terms->turned_looks = fetch->turned_looks;
+    terms->redirect_rounds = fetch->redirect_rounds;
     if (code == 0) {
         present(fetch, batch);
     } else {
-        batch_give_back(batch);
+        batch_recycle(batch);
     }
     reader_return_fetch(reader, fetch);
     if (code == 0) {
@@ -543,7 +547,7 @@ static int read_once(dlfs_reader *reader, const uint64_t *indices, uint64_t coun
 }
 
 static int read_all(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
-                    struct read_terms terms, struct awake *awake, dlfs_batch **out)
+                    struct read_terms terms, struct busy_wait *busy_wait, dlfs_batch **out)
 {
     if (reader == NULL || (indices == NULL && count > 0) || count > UINT32_MAX) {
         return -EINVAL;
@@ -556,7 +560,7 @@ static int read_all(dlfs_reader *reader, const uint64_t *indices, uint64_t count
     /* What a member holds up is read anew, in other memory: the old may still be written to. */
     int code;
     do {
-        code = read_once(reader, indices, count, &terms, awake, out);
+        code = read_once(reader, indices, count, &terms, busy_wait, out);
     } while (code == -EAGAIN);
     return code;
 }
@@ -564,19 +568,19 @@ static int read_all(dlfs_reader *reader, const uint64_t *indices, uint64_t count
 int reader_read(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
                 const struct read_terms *terms, dlfs_batch **out)
 {
-    struct awake awake = {0};
-    return read_all(reader, indices, count, *terms, &awake, out);
+    struct busy_wait busy_wait = {0};
+    return read_all(reader, indices, count, *terms, &busy_wait, out);
 }
 
 DLFS_API int dlfs_reader_read_awake(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
                                     uint32_t awake_us, void (*sleeps)(void *argument),
                                     void *argument, dlfs_batch **out)
 {
-    struct awake awake = {.sleeps = sleeps, .argument = argument};
+    struct busy_wait busy_wait = {.sleeps = sleeps, .argument = argument};
     if (awake_us > 0) {
-        awake.until_ns = monotonic_ns() + (uint64_t)awake_us * 1000;
+        busy_wait.until_ns = monotonic_ns() + (uint64_t)awake_us * 1000;
     }
-    return read_all(reader, indices, count, READ_TERMS_PLAIN, &awake, out);
+    return read_all(reader, indices, count, READ_TERMS_PLAIN, &busy_wait, out);
 }
 
 DLFS_API int dlfs_reader_read(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
@@ -589,6 +593,6 @@ DLFS_API int dlfs_reader_read_apart(dlfs_reader *reader, const uint64_t *indices
                                     dlfs_batch **out)
 {
     struct read_terms terms = READ_TERMS_PLAIN;
-    terms.apart = true;
+    terms.private_only = true;
     return reader_read(reader, indices, count, &terms, out);
 }

@@ -1,0 +1,398 @@
+/*
+ * The pieces of spans, each of one chunk: which copy of the chunk a piece is asked of, and what
+ * becomes of it when that copy's member does not give it. The first copy is asked unless its member
+ * is lost or to be done without; each copy is asked once. A piece that no copy gives fails its
+ * span.
+ */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "reader/reader.h"
+
+#define COPY_NONE UINT32_MAX
+/* How reluctantly a copy is asked, the least first. */
+#define PENALTY_LOST 1u
+#define PENALTY_AVOIDED 2u
+#define PENALTY_MAX 4u
+
+int requests_create(struct fetch *fetch)
+{
+    uint32_t count = fetch->reader->config.member_count * fetch->reader->config.depth;
+    fetch->requests = calloc(count, sizeof(*fetch->requests));
+    if (fetch->requests == NULL) {
+        return -ENOMEM;
+    }
+    for (uint32_t number = 0; number < count; number++) {
+        fetch->requests[number].member = MEMBER_NONE;
+        fetch->requests[number].next = number + 1 < count ? number + 1 : SLOT_NONE;
+    }
+    fetch->unused_requests = 0;
+    fetch->resend_requests = SLOT_NONE;
+    uint32_t block_bytes = fetch->reader->config.block_bytes;
+    if (fetch->reader->config.replicas > 1) {
+        size_t bytes = (size_t)block_bytes * fetch->reader->config.member_count;
+        fetch->probe_memory = aligned_alloc(block_bytes, bytes);
+        return fetch->probe_memory != NULL ? 0 : -ENOMEM;
+    }
+    return 0;
+}
+
+static uint32_t request_number(const struct fetch *fetch, const struct request *request)
+{
+    return (uint32_t)(request - fetch->requests);
+}
+
+static uint32_t copies_mask(const dlfs_reader *reader)
+{
+    return (UINT32_C(1) << reader->config.replicas) - 1;
+}
+
+static void add_operation(struct fetch *fetch, uint32_t member, struct request *request,
+                          uint8_t *memory, uint64_t offset_bytes)
+{
+    uint32_t depth = fetch->reader->config.depth;
+    uint32_t *count = &fetch->operation_counts[member];
+    fetch->operations[(size_t)member * depth + (*count)++] = (dlfs_operation){
+        .buffer = memory,
+        .offset_bytes = offset_bytes,
+        .length_bytes = request->length,
+        .kind = DLFS_OP_READ,
+        .tag = request_number(fetch, request),
+    };
+    request->member = member;
+    request->begun_ns = fetch->now_ns;
+    fetch->stats.reads++;
+    fetch->stats.read_bytes += request->length;
+}
+
+/*
+ * Asks a lost member for a block whose content is not used, so that no sample waits for the answer
+ * of a member that may still be silent. One at a time.
+ */
+static void probe(struct fetch *fetch, uint32_t member, uint64_t offset_bytes)
+{
+    uint64_t bit = UINT64_C(1) << member;
+    uint32_t block_bytes = fetch->reader->config.block_bytes;
+    uint32_t number = fetch->unused_requests;
+    if ((fetch->probing & bit) != 0 || number == SLOT_NONE ||
+        !member_is_reachable(fetch, member, true) || !member_has_room(fetch, member)) {
+        return;
+    }
+    struct request *request = &fetch->requests[number];
+    fetch->unused_requests = request->next;
+    fetch->requests_in_flight++;
+    fetch->abandoned_requests++;
+    fetch->probing |= bit;
+    *request = (struct request){.length = block_bytes, .span = SLOT_NONE};
+    add_operation(fetch, member, request, fetch->probe_memory + (size_t)block_bytes * member,
+                  offset_bytes);
+}
+
+/* Whether a member that is lost may be asked for a piece all the same. */
+static bool is_worth_asking(struct fetch *fetch, uint32_t member, uint64_t offset_bytes, bool *due)
+{
+    dlfs_reader *reader = fetch->reader;
+    *due = member_take_probe(reader, member);
+    if (*due && reader->config.replicas > 1) {
+        *due = false;
+        probe(fetch, member, offset_bytes);
+    }
+    return *due || !member_is_hung(reader, member);
+}
+
+/* The copy to ask for a piece, and where it lies; COPY_NONE when none is left. */
+static uint32_t choose_copy(struct fetch *fetch, const struct span *span,
+                            const struct request *request, uint32_t *member, uint64_t *offset_bytes)
+{
+    dlfs_reader *reader = fetch->reader;
+    uint32_t chosen = COPY_NONE;
+    uint32_t least = PENALTY_MAX;
+    for (uint32_t copy = 0; copy < reader->config.replicas && least > 0; copy++) {
+        uint32_t candidate;
+        uint64_t offset;
+        if (request->tried >> copy & 1) {
+            continue;
+        }
+        member_locate(reader, request->address, copy, &candidate, &offset);
+        bool due = true;
+        if (member_is_lost(reader, candidate) && !is_worth_asking(fetch, candidate, offset, &due)) {
+            continue;
+        }
+        uint32_t penalty = due ? 0 : PENALTY_LOST;
+        penalty += candidate == span->avoided_member ? PENALTY_AVOIDED : 0;
+        if (penalty < least && member_is_reachable(fetch, candidate, due)) {
+            least = penalty;
+            chosen = copy;
+            *member = candidate;
+            *offset_bytes = offset;
+        }
+    }
+    return chosen;
+}
+
+enum assigned { ASSIGNED, ASSIGN_QUEUE_FULL, ASSIGN_NO_COPY };
+
+/* Makes an operation of a piece; PLACED_FULL when its member has no room, which is noted. */
+static enum assigned request_assign(struct fetch *fetch, struct request *request,
+                                    uint64_t *full_members)
+{
+    struct span *span = &fetch->spans[request->span];
+    uint32_t member;
+    uint64_t offset;
+    uint32_t copy = choose_copy(fetch, span, request, &member, &offset);
+    if (copy == COPY_NONE) {
+        return ASSIGN_NO_COPY;
+    }
+    if (!member_has_room(fetch, member)) {
+        *full_members |= UINT64_C(1) << member;
+        return ASSIGN_QUEUE_FULL;
+    }
+    add_operation(fetch, member, request, span->memory + (request->address - span->address),
+                  offset);
+    request->copy = copy;
+    span->asked_members |= UINT64_C(1) << member;
+    fetch->stats.failovers += copy > 0;
+    return ASSIGNED;
+}
+
+/* Why no copy of a piece can be had: what was told of the first one's member. */
+static int absence_code(const dlfs_reader *reader, const struct request *request)
+{
+    uint32_t member;
+    uint64_t offset;
+    member_locate(reader, request->address, 0, &member, &offset);
+    int code = dlfs_reader_member_code(reader, member);
+    return code < 0 ? code : DLFS_E_LOST;
+}
+
+static void request_recycle(struct fetch *fetch, struct request *request)
+{
+    fetch->requests_in_flight--;
+    request->member = MEMBER_NONE;
+    request->next = fetch->unused_requests;
+    fetch->unused_requests = request_number(fetch, request);
+}
+
+static void request_end(struct fetch *fetch, struct request *request, int code)
+{
+    struct span *span = &fetch->spans[request->span];
+    if (span->abandoned) {
+        fetch->abandoned_requests--;
+    }
+    request_recycle(fetch, request);
+    span_request_ended(fetch, span, request, code);
+}
+
+bool request_begin(struct fetch *fetch, struct span *span, uint64_t *full_members)
+{
+    if (fetch->unused_requests == SLOT_NONE) { /* some wait for room elsewhere */
+        *full_members = UINT64_MAX;
+        return false;
+    }
+    uint32_t chunk_bytes = fetch->reader->config.chunk_bytes;
+    struct request *request = &fetch->requests[fetch->unused_requests];
+    fetch->unused_requests = request->next; /* at once: a probe may need one, too */
+    uint64_t address = span->address + span->submitted_bytes;
+    uint64_t length = chunk_bytes - (address & (chunk_bytes - 1));
+    uint64_t left = span->length - span->submitted_bytes;
+    *request = (struct request){
+        .address = address,
+        .length = (uint32_t)(length < left ? length : left),
+        .span = (uint32_t)(span - fetch->spans),
+        .member = MEMBER_NONE,
+    };
+    enum assigned assigned = request_assign(fetch, request, full_members);
+    if (assigned == ASSIGN_QUEUE_FULL) {
+        request->next = fetch->unused_requests;
+        fetch->unused_requests = request_number(fetch, request);
+        return false;
+    }
+    span->submitted_bytes += request->length;
+    span->in_flight++;
+    fetch->requests_in_flight++;
+    if (assigned == ASSIGN_NO_COPY) {
+        request_end(fetch, request, absence_code(fetch->reader, request));
+    }
+    return true;
+}
+
+void requests_resend(struct fetch *fetch, uint64_t *full_members)
+{
+    uint32_t number = fetch->resend_requests;
+    fetch->resend_requests = SLOT_NONE;
+    while (number != SLOT_NONE) {
+        struct request *request = &fetch->requests[number];
+        const struct span *span = &fetch->spans[request->span];
+        uint32_t next = request->next;
+        int code = span->abandoned ? DLFS_E_TIMEOUT : span->code;
+        enum assigned assigned =
+            code < 0 ? ASSIGN_NO_COPY : request_assign(fetch, request, full_members);
+        if (assigned == ASSIGN_QUEUE_FULL) {
+            request->next = fetch->resend_requests;
+            fetch->resend_requests = number;
+        } else if (assigned == ASSIGN_NO_COPY) {
+            request_end(fetch, request, code < 0 ? code : absence_code(fetch->reader, request));
+        }
+        number = next;
+    }
+}
+
+/* Which bucket of dlfs_member_stats a latency belongs to. */
+static uint32_t latency_bucket(uint64_t latency_ns)
+{
+    uint64_t latency_us = latency_ns / 1000;
+    uint32_t bucket = latency_us < 2 ? 0 : 63 - (uint32_t)__builtin_clzll(latency_us);
+    return bucket < DLFS_LATENCY_BUCKETS ? bucket : DLFS_LATENCY_BUCKETS - 1;
+}
+
+static void count_answer(struct fetch *fetch, const struct request *request, int64_t result)
+{
+    dlfs_member_stats *stats = &fetch->member_stats[request->member];
+    uint64_t latency_ns = fetch->now_ns - request->begun_ns;
+    stats->reads++;
+    stats->read_bytes += result > 0 ? (uint64_t)result : 0;
+    stats->errors += result < 0;
+    stats->latency_ns += latency_ns;
+    stats->latency[latency_bucket(latency_ns)]++;
+}
+
+void request_complete(struct fetch *fetch, uint64_t number, int64_t result)
+{
+    struct request *request = &fetch->requests[number];
+    uint32_t member = request->member;
+    count_answer(fetch, request, result);
+    if (result >= 0) {
+        member_succeeded(fetch->reader, member);
+    } else {
+        member_failed(fetch->reader, member, (int)result);
+    }
+    if (request->span == SLOT_NONE) {
+        fetch->probing &= ~(UINT64_C(1) << member);
+        fetch->abandoned_requests--;
+        request_recycle(fetch, request);
+        return;
+    }
+    const struct span *span = &fetch->spans[request->span];
+    if (result >= 0) {
+        request_end(fetch, request, 0);
+        return;
+    }
+    request->tried |= UINT32_C(1) << request->copy;
+    if (span->abandoned || span->code < 0 || request->tried == copies_mask(fetch->reader)) {
+        request_end(fetch, request, (int)result);
+        return;
+    }
+    fetch->stats.read_errors++;
+    request->member = MEMBER_NONE;
+    request->next = fetch->resend_requests;
+    fetch->resend_requests = (uint32_t)number;
+}
+
+void member_queue_failed(struct fetch *fetch, uint32_t member, int code)
+{
+    const dlfs_reader_config *config = &fetch->reader->config;
+    /* It may not be used before its memory is safe: no device writes behind a destroyed queue. */
+    dlfs_queue_destroy(fetch->queues[member]);
+    fetch->queues[member] = NULL;
+    fetch->operation_counts[member] = 0;
+    for (uint32_t number = 0; number < config->member_count * config->depth; number++) {
+        if (fetch->requests[number].member == member) {
+            request_complete(fetch, number, code);
+        }
+    }
+    member_set_lost(fetch->reader, member, code);
+}
+
+/* ---- members that do not answer -------------------------------------------------------------- */
+
+/* For how long a member has answered nothing, while it had this piece. */
+static uint64_t silence_ns(const struct fetch *fetch, const struct request *request)
+{
+    uint64_t answered = fetch->answered_ns[request->member];
+    return fetch->now_ns - (answered > request->begun_ns ? answered : request->begun_ns);
+}
+
+void span_mark_late_members(struct fetch *fetch, const struct span *span)
+{
+    const dlfs_reader_config *config = &fetch->reader->config;
+    uint64_t half_ns = reader_timeout_ns(fetch->reader, 0) / 2;
+    uint32_t blamed = (uint32_t)(span - fetch->spans);
+    for (uint32_t number = 0; number < config->member_count * config->depth; number++) {
+        const struct request *request = &fetch->requests[number];
+        if (request->member == MEMBER_NONE || request->span != blamed) {
+            continue;
+        }
+        if (silence_ns(fetch, request) >= half_ns) {
+            member_set_hung(fetch->reader, request->member);
+        } else if (config->replicas > 1) {
+            member_set_lost(fetch->reader, request->member, DLFS_E_TIMEOUT);
+        }
+    }
+}
+
+/* Whether another copy of a piece can be had; lost members that are due are asked if they are back.
+ */
+static bool request_has_other_copy(struct fetch *fetch, const struct request *request)
+{
+    dlfs_reader *reader = fetch->reader;
+    bool can = false;
+    for (uint32_t copy = 0; copy < reader->config.replicas; copy++) {
+        uint32_t member;
+        uint64_t offset;
+        member_locate(reader, request->address, copy, &member, &offset);
+        if (member == request->member) {
+            continue;
+        }
+        if (!member_is_lost(reader, member)) {
+            can = true;
+        } else if (member_take_probe(reader, member)) {
+            probe(fetch, member, offset);
+        }
+    }
+    return can;
+}
+
+void requests_redirect_silent(struct fetch *fetch, uint64_t timeout_ns)
+{
+    const dlfs_reader_config *config = &fetch->reader->config;
+    for (uint32_t number = 0; number < config->member_count * config->depth; number++) {
+        const struct request *request = &fetch->requests[number];
+        if (request->member == MEMBER_NONE || request->span == SLOT_NONE) {
+            continue;
+        }
+        struct span *span = &fetch->spans[request->span];
+        if (span->abandoned || silence_ns(fetch, request) < timeout_ns) {
+            continue;
+        }
+        member_set_lost(fetch->reader, request->member, DLFS_E_TIMEOUT);
+        if (request_has_other_copy(fetch, request)) {
+            span_redirect(fetch, span);
+        }
+    }
+}
+
+/* Whether there is no point in waiting for a member: it is hung, and no probe is due, or there is
+ * no room for one. */
+static bool member_is_unreachable(const struct fetch *fetch, uint32_t member)
+{
+    bool stuck = fetch->queues[member] != NULL && !member_has_room(fetch, member);
+    return member_is_hung(fetch->reader, member) &&
+           (stuck || !member_probe_is_due(fetch->reader, member));
+}
+
+bool span_is_unreachable(const struct fetch *fetch, const struct span *span)
+{
+    const dlfs_reader *reader = fetch->reader;
+    if (dlfs_reader_lost_members(reader) == 0) {
+        return false;
+    }
+    for (uint32_t copy = 0; copy < reader->config.replicas; copy++) {
+        uint32_t member;
+        uint64_t offset;
+        member_locate(reader, span->address + span->submitted_bytes, copy, &member, &offset);
+        if (!member_is_unreachable(fetch, member)) {
+            return false;
+        }
+    }
+    return true;
+}
