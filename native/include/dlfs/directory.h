@@ -1,6 +1,6 @@
 /*
- * The sample directory of a dataset: locations and paths. Building one is in import.h. The
- * conventions are those of dlfs.h.
+ * The sample directory of a dataset: paths and locations of its samples. Directories are built with
+ * import.h. The conventions are those of dlfs.h.
  */
 #ifndef DLFS_PUBLIC_DIRECTORY_H
 #define DLFS_PUBLIC_DIRECTORY_H
@@ -12,94 +12,93 @@ extern "C" {
 #endif
 
 /*
- * Where a sample lies and what its bytes add up to; 16 bytes, little-endian, as on media
- * (FORMAT.md). The address is in the dataset's own data space: chunk number * chunk_bytes + offset
- * in the chunk.
+ * Where one sample lies and its checksum: 16 bytes, little-endian, as on media (FORMAT.md). The
+ * address counts in the dataset's own data space: chunk number * chunk_bytes + offset in the chunk.
  */
 typedef struct dlfs_location {
     uint32_t crc32c;
     uint32_t length_low; /* bits 0..31 of the length */
     uint64_t address;    /* bits 0..55 the address, bits 56..63 are bits 32..39 of the length */
 } dlfs_location;
-/* The first byte of the sample in the dataset's data space. */
+/* Returns the address of the sample's first byte in the dataset's data space. */
 static inline uint64_t dlfs_location_address(const dlfs_location *location)
 {
     return location->address & DLFS_ADDRESS_MAX;
 }
-/* The length of the sample, in bytes. */
+/* Returns the length of the sample, in bytes. */
 static inline uint64_t dlfs_location_length(const dlfs_location *location)
 {
     return (location->address >> 56) << 32 | location->length_low;
 }
-/* The CRC32C of the sample's bytes. */
+/* Returns the CRC32C of the sample's bytes. */
 static inline uint32_t dlfs_location_crc32c(const dlfs_location *location)
 {
     return location->crc32c;
 }
 
 /*
- * The frozen directory of one dataset: the bytes of its directory segment, as on media, in memory
- * that the caller owns and keeps until the directory is closed (read-only is enough). It must
- * outlive the readers and the sequences made over it, which borrow it; batches do without it.
+ * The directory of one sealed dataset, over the bytes of its directory segment as on media. The
+ * caller owns these bytes (they may be read-only) and keeps them until the directory is closed. The
+ * directory must outlive the readers and the sequences that borrow it; batches do not use it.
  * Immutable: any threads at once.
  */
 typedef struct dlfs_directory dlfs_directory;
 
 /*
- * Opens a directory over its entries part. Checks the header and every section's bounds, not every
- * block's checksum (dlfs_directory_verify does that). Errors: DLFS_E_FORMAT, DLFS_E_TRUNCATED,
- * DLFS_E_CHECKSUM.
+ * Opens a directory over its entries part. Checks the header and the bounds of every section, but
+ * not the checksum of every block, which dlfs_directory_verify checks. Errors: DLFS_E_FORMAT,
+ * DLFS_E_TRUNCATED, DLFS_E_CHECKSUM.
  */
 DLFS_API int dlfs_directory_open(const void *entries, uint64_t entries_bytes, dlfs_directory **out);
-/* Frees a directory; the memory it was opened over stays the caller's. NULL: nothing. */
+/* Frees a directory, but not the bytes that it was opened over, which the caller owns. */
 DLFS_API void dlfs_directory_close(dlfs_directory *directory);
-/* Gives the directory its names part, once; until then functions on names return -EAGAIN. */
+/* Gives the directory its names part, once. Until then functions that need names return -EAGAIN. */
 DLFS_API int dlfs_directory_attach_names(dlfs_directory *directory, const void *names,
                                          uint64_t names_bytes);
 /*
- * Checks every block of a part (0: entries, 1: names) in memory at base against the checksums in
- * the entries; *bad_block is the first bad one (an index of 4096-byte blocks of that part). The
- * entries that the directory is open over are also checked to list all samples in storage order.
- * DLFS_E_CHECKSUM, DLFS_E_FORMAT (the order).
+ * Checks every block of a part (0: entries, 1: names), in memory at base, against the checksums in
+ * the entries. *bad_block gets the first bad block, as an index of 4096-byte blocks of that part.
+ * If base is the memory of the open directory, its storage order is checked too: it must name every
+ * sample once. Errors: DLFS_E_CHECKSUM, DLFS_E_FORMAT (the order).
  */
 DLFS_API int dlfs_directory_verify(const dlfs_directory *directory, uint32_t part, const void *base,
                                    uint64_t bytes, uint64_t *bad_block);
 
 DLFS_API uint64_t dlfs_directory_count(const dlfs_directory *directory);
 DLFS_API uint64_t dlfs_directory_data_bytes(const dlfs_directory *directory);
-/* Length of the names part that the header announces. */
+/* Returns the length of the names part, as the header states it. */
 DLFS_API uint64_t dlfs_directory_names_bytes(const dlfs_directory *directory);
 /*
- * The location array itself, [count], in index order; valid as long as the directory. Taken apart
- * by dlfs_location_address and its like.
+ * Returns the location array, [count] in index order, which stays valid as long as the directory.
+ * dlfs_location_address and its siblings read the fields.
  */
 DLFS_API const dlfs_location *dlfs_directory_locations(const dlfs_directory *directory);
 /*
- * out[i] = the index of the sample at rank first+i in storage order (by address). -EINVAL out of
- * range.
+ * Sets out[i] to the index of the sample at rank first + i in storage order (by address). -EINVAL:
+ * out of range.
  */
 DLFS_API int dlfs_directory_order(const dlfs_directory *directory, uint64_t first, uint64_t count,
                                   uint64_t *out);
 /*
- * The rank in storage order of the first sample whose address is >= address (count when there is
- * none).
+ * Returns the rank, in storage order, of the first sample whose address is >= address; count if
+ * there is none.
  */
 DLFS_API uint64_t dlfs_directory_rank_at(const dlfs_directory *directory, uint64_t address);
 
 /*
- * Looks paths up in batches: out[i] = the index of paths[offsets[i]..offsets[i+1]), or UINT64_MAX
- * when there is no such sample. The hash finds, the name decides. -EAGAIN without names;
- * DLFS_E_FORMAT for a malformed tree.
+ * Finds samples by path, many at once: out[i] is the index of paths[offsets[i]..offsets[i+1]), or
+ * UINT64_MAX if no sample has this path. Hashes select candidates, names decide. Errors: -EAGAIN
+ * without names, DLFS_E_FORMAT for a malformed tree.
  */
 DLFS_API int dlfs_directory_find(const dlfs_directory *directory, const uint8_t *paths,
                                  const uint64_t *offsets, uint64_t count, uint64_t *out);
-/* The index of the first sample whose path is >= path in byte order (count when there is none). */
+/* Finds the first sample whose path is >= path in byte order; count if there is none. */
 DLFS_API int dlfs_directory_lower_bound(const dlfs_directory *directory, const uint8_t *path,
                                         uint64_t path_bytes, uint64_t *index);
 /*
- * Decodes paths first..first+count-1 into text[0..text_bytes) one behind the other,
- * offsets[0..count] around them. Returns how many fitted (>= 1 unless text_bytes is under
- * DLFS_PATH_BYTES_MAX). DLFS_E_FORMAT, -EINVAL, -EAGAIN.
+ * Decodes paths first..first+count-1 into text[0..text_bytes), one after the other, with
+ * offsets[0..count] around them. Returns how many fitted: at least 1, unless text_bytes is under
+ * DLFS_PATH_BYTES_MAX. Errors: DLFS_E_FORMAT, -EINVAL, -EAGAIN.
  */
 DLFS_API int64_t dlfs_directory_names(const dlfs_directory *directory, uint64_t first,
                                       uint64_t count, uint8_t *text, uint64_t text_bytes,

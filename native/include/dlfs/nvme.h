@@ -13,74 +13,81 @@ extern "C" {
 
 #define DLFS_NVME_PATHS_MAX 4u
 #define DLFS_NVME_NQN_BYTES_MAX 223u
-#define DLFS_NVME_DATA_BYTES_MAX 4096u /* of a single command's data */
-#define DLFS_NVME_TEXT_BYTES 512u      /* holds any message of this part */
+#define DLFS_NVME_DATA_BYTES_MAX 4096u /* most data of one command of dlfs_nvme_run */
+#define DLFS_NVME_TEXT_BYTES \
+    512u /* room for any message of this header's functions, NUL included */
 
 #define DLFS_NVME_HEADER_DIGEST 1u
 #define DLFS_NVME_DATA_DIGEST 2u
 
 /*
  * A controller of an NVMe subsystem over TCP, and one namespace of it as a block device. Several
- * paths are several addresses of one subsystem: the first that answers is used, and the others in
- * turn when it is lost.
+ * paths are several addresses of one subsystem: the first that answers is used. When it is lost,
+ * the others are tried in turn.
  *
- * One thread serves a device: it makes all connections, keeps the controller alive, and makes
- * everything anew when something fails. Each queue pair has a connection of its own, which only its
- * user's calls read and write; it costs nothing while idle.
+ * Threads. One thread serves a device: it connects, keeps the controller alive, and reconnects when
+ * a connection fails. Each queue pair has its own connection, which only the calls of its user read
+ * and write; an idle queue pair costs nothing.
  *
- * Time. A command unanswered for timeout_ms ends all connections to the controller: nobody can tell
- * whether a silent target will still act. Then, as after any other failure, the controller is
- * connected to again, with growing pauses, for up to reconnect_ms. Reads are issued again. A write
- * that met silence may still be executed later, behind newer ones, and ends with DLFS_E_TIMEOUT. A
- * write whose connection was closed or reset may be pending there too: it is issued again once the
- * controller has quiesced, after its Command Quiesce Time, else the keep-alive timeout and a
- * second; with neither, or too little time, it ends with DLFS_E_LOST. Every operation ends within
- * timeout_ms + reconnect_ms of being submitted (counting only while its queue pair is polled): with
- * DLFS_E_TIMEOUT at the latest, with DLFS_E_LOST when the controller could not be reached again. A
- * lost device stays lost for a second; the next operation after that has it looked for once more.
- * A wrong data digest costs only its command another try, one of a header its queue pair a new
- * connection.
+ * Time-outs. A command that is unanswered for timeout_ms ends all connections to the controller,
+ * because a silent target may still execute it. After this, as after any other failure, the device
+ * reconnects, with growing pauses, for up to reconnect_ms. It then sends reads again. A write whose
+ * target fell silent may still be executed after newer writes, so it ends with DLFS_E_TIMEOUT. A
+ * write whose connection was closed or reset may be pending at the target too. It is sent again
+ * once the controller has quiesced: after its Command Quiesce Time, or else the keep-alive timeout
+ * and one second. If neither is known or too little time is left, it ends with DLFS_E_LOST.
  *
- * A flush fails with -EIO when the controller has a volatile write cache and was lost after a write
- * that the flush was to make durable; those that come after it speak for new writes only.
- * Making a queue pair waits for its connection, but not while a controller that was lost is looked
- * for: operations wait then, each for its own time. Where the target has no more of them, readers
- * take turns; others wait 5 s for one, then it is DLFS_E_LIMIT.
+ * Every operation ends within timeout_ms + reconnect_ms of its submission, not counting time in
+ * which its queue pair is not polled: with DLFS_E_TIMEOUT at the latest, or with DLFS_E_LOST if the
+ * controller could not be reached. A lost device stays lost for one second; the next operation
+ * after that makes it reconnect. A wrong data digest repeats only its command; a wrong header
+ * digest reconnects its queue pair.
  *
- * In a forked child a device connects anew with the first queue pair that the child makes.
+ * Flushes. A flush fails with -EIO when the controller has a volatile write cache and was lost
+ * after a write that the flush covers. Later flushes cover later writes only.
+ *
+ * Queue pairs. Creating a queue pair waits for its connection. While a lost controller is being
+ * reconnected, the creation does not wait; the operations do, each for its own time. If the target
+ * has no more queue pairs, readers share the existing ones; other users wait 5 s for one and then
+ * get DLFS_E_LIMIT.
+ *
+ * Forks. A device in a forked child reconnects when the child creates its first queue pair.
  */
 typedef struct dlfs_nvme_config {
-    const char *hosts[DLFS_NVME_PATHS_MAX]; /* names, or addresses without brackets; copied, as is
-                                               all text */
+    const char *hosts[DLFS_NVME_PATHS_MAX]; /* host names, or addresses without brackets; all text
+                                               is copied */
     uint32_t ports[DLFS_NVME_PATHS_MAX];
     uint32_t path_count;
-    uint32_t nsid; /* 0: the controller alone, for dlfs_nvme_run; a device of 0 bytes */
+    uint32_t nsid; /* namespace; 0: none, a device of 0 bytes for dlfs_nvme_run */
     const char *subsystem_nqn;
     const char *host_nqn;
     uint8_t host_id[16];
-    uint32_t digests;      /* DLFS_NVME_*_DIGEST: all of them or an error */
-    uint32_t timeout_ms;   /* of one command, > 0 */
-    uint32_t connect_ms;   /* of one attempt on one path, > 0; names take as long as the system's
-                              resolver allows */
-    uint32_t keepalive_ms; /* within which the target must hear from us; 0: no keep-alive */
-    uint32_t reconnect_ms; /* 0: a device that fails is lost at once */
-    uint32_t busy_poll_us; /* poll sleeps when nothing has come for so long; 0: at once */
+    uint32_t digests;    /* DLFS_NVME_*_DIGEST; opening fails if the target refuses one */
+    uint32_t timeout_ms; /* longest wait for the answer to one command, > 0 */
+    uint32_t connect_ms; /* longest connection attempt on one path, > 0, not counting the resolution
+                            of the host name */
+    uint32_t keepalive_ms; /* longest time without a message to the target; 0: no keep-alive */
+    uint32_t reconnect_ms; /* longest time spent on reconnecting; 0: a device that fails is lost at
+                              once */
+    uint32_t busy_poll_us; /* idle time after which a poll stops spinning and sleeps; 0: it sleeps
+                              at once */
     uint32_t flags;        /* DLFS_OPEN_WRITE or 0 */
     uint32_t reserved;
 } dlfs_nvme_config;
 
 /*
- * Opens a namespace; size and block size are the target's. message, of message_bytes, gets why it
- * failed, in words (may be NULL). Tries each path once. Errors: -EINVAL; -ENOMEM; DLFS_E_LOST,
- * nobody there; DLFS_E_TIMEOUT, no answer; DLFS_E_NOT_FOUND, no such host, subsystem or namespace;
- * -EACCES, the target does not allow this host; -EROFS, it is write-protected; -ENOTSUP, a
- * namespace or target that this initiator cannot use; DLFS_E_PROTOCOL, DLFS_E_DIGEST; other codes
- * of a refusing target.
+ * Opens a namespace; the device takes its size and block size from the target. Tries each path
+ * once. message gets the reason of a failure in words, in message_bytes; it may be NULL. Errors:
+ * -EINVAL; -ENOMEM; DLFS_E_LOST, no target listens at the address; DLFS_E_TIMEOUT, the target does
+ * not answer; DLFS_E_NOT_FOUND, no such host, subsystem or namespace; -EACCES, the target does not
+ * allow this host; -EROFS, the namespace is write-protected; -ENOTSUP, this initiator cannot use
+ * the namespace or target; DLFS_E_PROTOCOL, DLFS_E_DIGEST; other codes for the status of a target
+ * that refuses.
  */
 DLFS_API int dlfs_device_open_nvme(const dlfs_nvme_config *config, char *message,
                                    uint32_t message_bytes, dlfs_device **out);
 
-/* The dwords of a command that a caller decides. */
+/* The dwords of a command that the caller of dlfs_nvme_run sets. */
 typedef struct dlfs_nvme_command {
     uint32_t opcode;
     uint32_t nsid;
@@ -101,14 +108,14 @@ typedef struct dlfs_nvme_result {
 #define DLFS_NVME_QUEUE_ADMIN 0u
 #define DLFS_NVME_QUEUE_IO 1u
 #define DLFS_NVME_DATA_NONE 0u
-#define DLFS_NVME_DATA_IN 1u  /* data is filled by the controller */
-#define DLFS_NVME_DATA_OUT 2u /* data is for the controller */
+#define DLFS_NVME_DATA_IN 1u  /* the controller fills the data */
+#define DLFS_NVME_DATA_OUT 2u /* the controller reads the data */
 /*
- * Runs one command and waits, at most as long as an operation may take. What the controller answers
- * is in result, whatever its status. A command whose fate is unknown because its connection was
- * lost is not run again, unless it only reads: DLFS_E_LOST, or DLFS_E_TIMEOUT. -ENOTSUP on other
- * kinds of device, and for I/O commands on a controller without I/O queues. -EINVAL for too much
- * data. Any threads at once.
+ * Runs one command and waits, at most as long as an operation may take. result gets the completion,
+ * whatever its status. If the connection is lost before the answer, only a command that reads is
+ * run again; any other ends with DLFS_E_LOST or DLFS_E_TIMEOUT. -ENOTSUP on other kinds of device,
+ * and for I/O commands on a controller without I/O queues. -EINVAL for too much data. Any threads
+ * at once.
  */
 DLFS_API int dlfs_nvme_run(dlfs_device *device, uint32_t queue, const dlfs_nvme_command *command,
                            void *data, uint32_t data_bytes, uint32_t direction,
@@ -119,31 +126,36 @@ DLFS_API int dlfs_nvme_run(dlfs_device *device, uint32_t queue, const dlfs_nvme_
 #define DLFS_NVME_ID_NGUID 2u
 #define DLFS_NVME_ID_UUID 3u
 
-/* What is known of a device's target, and what has happened to it so far. */
+/* The state of a device's connection to its target, and the events since the device was opened. */
 typedef struct dlfs_nvme_status {
-    uint64_t reconnects; /* controllers made anew */
-    uint64_t retries;    /* commands issued again */
+    uint64_t reconnects; /* connections to a new controller after a loss */
+    uint64_t retries;    /* commands sent again */
     uint64_t timeouts;
     uint64_t digest_errors;
     uint64_t protocol_errors;
     uint32_t connected;
-    uint32_t path;               /* in use, or used last */
-    uint32_t transfer_bytes_max; /* of one command */
+    uint32_t path;               /* number of the path in use, or used last */
+    uint32_t transfer_bytes_max; /* most bytes that one command transfers */
     uint32_t queue_count_max;
     uint32_t write_cache; /* 1: writes are durable only after a flush */
     uint32_t controller_id;
-    uint32_t id_kind; /* DLFS_NVME_ID_*: the namespace's own identifier, the best there is */
+    uint32_t id_kind; /* DLFS_NVME_ID_*: the kind of `id`, the most specific identifier that the
+                         namespace reports */
     uint32_t reserved;
     uint8_t id[16];
-    char last_error[DLFS_NVME_TEXT_BYTES]; /* empty: none so far */
+    char last_error[DLFS_NVME_TEXT_BYTES]; /* empty if there was none */
 } dlfs_nvme_status;
-/* -ENOTSUP on other kinds of device. Any threads at once. */
+/* Fills the status. -ENOTSUP on other kinds of device. Any threads at once. */
 DLFS_API int dlfs_nvme_get_status(dlfs_device *device, dlfs_nvme_status *status);
 DLFS_API int dlfs_nvme_get_generation(dlfs_device *device, uint64_t *generation);
-#define DLFS_NVME_WRITES_FREE INT64_MAX /* no lease */
-/* A lease: writes go out through the controller of that generation (get_generation: in use, or made
- * next) and before until_ns of CLOCK_BOOTTIME. Through later ones they wait; from until_ns on
- * nothing of one is sent, and it ends with -EKEYEXPIRED. Over in a forked child. NVMe/TCP, SPDK. */
+#define DLFS_NVME_WRITES_FREE INT64_MAX /* deadline of writes that need no lease */
+/*
+ * Limits writes to a lease. Writes are sent only through the controller of that generation, and
+ * only before until_ns of CLOCK_BOOTTIME. (dlfs_nvme_get_generation returns the generation in use,
+ * or else the next one.) Through a later controller, writes wait. After until_ns no part of a write
+ * is sent, and it ends with -EKEYEXPIRED. In a forked child the lease has ended. NVMe/TCP and SPDK
+ * only.
+ */
 DLFS_API int dlfs_nvme_limit_writes(dlfs_device *device, uint64_t generation, uint64_t until_ns);
 
 #ifdef __cplusplus

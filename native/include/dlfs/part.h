@@ -1,6 +1,6 @@
 /*
- * Parts of samples, copied into a caller's buffer: for samples that are larger than the memory that
- * a program has for them. The conventions are those of dlfs.h.
+ * Parts of large samples, copied into a buffer of the caller: for programs that have no memory for
+ * the whole sample. The conventions are those of dlfs.h.
  */
 #ifndef DLFS_PART_H
 #define DLFS_PART_H
@@ -13,25 +13,26 @@ extern "C" {
 
 #define DLFS_MEMBER_ANY UINT32_MAX
 
-/* A part of one sample. */
+/* A byte range of one sample. */
 typedef struct dlfs_part {
     uint64_t index;
-    uint64_t offset_bytes; /* in the sample */
+    uint64_t offset_bytes; /* offset of the part in the sample */
     uint64_t length_bytes;
-    uint32_t avoided_member; /* read from other copies where there are any; or DLFS_MEMBER_ANY */
-    uint32_t reserved;       /* 0 */
+    uint32_t
+        avoided_member; /* member not to read from if another copy exists, or DLFS_MEMBER_ANY */
+    uint32_t reserved;  /* 0 */
 } dlfs_part;
 
 /*
- * Copies a part of a sample into buffer, of part->length_bytes. The bytes are not verified: the
- * checksum is that of the whole sample, and dlfs_crc32c computes it over parts in a row. Where it
- * proves wrong, another copy's bytes come with avoided_member. Takes 8 MiB of memory beside the
- * buffer. Blocks, for each 8 MiB within the reader's timeout.
+ * Copies a part of a sample into buffer, of part->length_bytes. The bytes are not verified, because
+ * the checksum covers the whole sample. A caller that reads all parts in order can compute it with
+ * dlfs_crc32c; if it is wrong, avoided_member selects another copy. Takes 8 MiB of memory in
+ * addition to the buffer. Blocks, for each 8 MiB within the reader's timeout. Any threads at once.
  *
- * *failure says where the sample lies and what its checksum should be. Errors: -EINVAL (no such
- * sample, not within it, no such member), -ENOMEM, or the code of a read that failed, which
- * *failure has too, with the place of the bytes that were not had; its code is 0 otherwise. What
- * was copied to the buffer is of no use then. Any threads at once.
+ * *failure gets the location of the sample and its checksum. Errors: -EINVAL (no such sample, not
+ * within it, no such member), -ENOMEM, or the code of a failed read. *failure then has the code
+ * too, and the location of the bytes that could not be read; otherwise its code is 0. After an
+ * error the content of the buffer is undefined.
  */
 DLFS_API int dlfs_reader_read_part(dlfs_reader *reader, const dlfs_part *part, void *buffer,
                                    dlfs_failure *failure);

@@ -1,5 +1,6 @@
 /*
- * Reading samples by index, as batches, through a cache. The conventions are those of dlfs.h.
+ * Reading samples by index, as batches, through a cache in memory. The conventions are those of
+ * dlfs.h.
  */
 #ifndef DLFS_PUBLIC_READER_H
 #define DLFS_PUBLIC_READER_H
@@ -11,160 +12,192 @@
 extern "C" {
 #endif
 
-/* A run of chunks of the volume's chunk space that holds a run of the dataset's chunks. */
+/*
+ * A run of consecutive chunks of the volume's chunk space; the runs of a dataset hold its chunks in
+ * order.
+ */
 typedef struct dlfs_extent {
-    uint64_t first_chunk; /* volume chunk number; copy c of it lies on member (number + c) %
-                             member_count, in row c * band_rows + number / member_count */
+    uint64_t first_chunk; /* volume chunk number; copy c of chunk n lies on member (n + c) %
+                             member_count, in row c * band_rows + n / member_count */
     uint64_t chunk_count;
 } dlfs_extent;
 
-#define DLFS_READER_SHARED 1u /* the sample memory can be mapped by other processes: channel.h */
+#define DLFS_READER_SHARED 1u /* other processes can map the sample memory (channel.h) */
 
 typedef struct dlfs_reader_config {
-    dlfs_device *const *devices; /* [member_count], in member order; the array is copied, the
+    dlfs_device *const *devices; /* [member_count], in member order. The array is copied; the
                                     devices are borrowed until dlfs_reader_destroy. With replicas >
-                                    1, NULL for a member that cannot be had */
+                                    1, NULL stands for a member that is not available */
     uint32_t member_count;
     uint32_t chunk_bytes;
-    uint32_t block_bytes;       /* the volume's, a multiple of every device's */
-    uint32_t depth;             /* operations in flight per member and thread */
-    uint64_t data_offset_bytes; /* of row 0 on each member */
+    uint32_t
+        block_bytes; /* block size of the volume, a multiple of the block size of every device */
+    uint32_t depth;  /* operations in flight for each member and thread */
+    uint64_t data_offset_bytes; /* offset of row 0 on each member */
     const dlfs_extent *extents; /* copied */
     uint64_t extent_count;
     const dlfs_directory *directory; /* borrowed until dlfs_reader_destroy */
-    uint64_t memory_bytes; /* budget of the sample memory: cached, read ahead, lent to batches */
-    uint64_t gap_bytes;    /* two samples nearer than this are read by one request */
-    uint32_t retry_count;  /* of a failed or short read, before the sample is reported */
-    uint32_t timeout_ms;   /* for one read or batch of a stream, all retries and copies included;
-                              4 s more for each MiB that comes bit by bit; then DLFS_E_TIMEOUT */
-    uint32_t flags;        /* DLFS_READER_* */
-    uint32_t replicas;     /* copies of each chunk, 1..DLFS_REPLICAS_MAX, at most member_count */
-    uint64_t band_rows;    /* rows of each copy's band; of no use with one copy */
+    uint64_t
+        memory_bytes;   /* budget of the sample memory: cached, read ahead and pinned by batches */
+    uint64_t gap_bytes; /* two samples closer than this are read by one request */
+    uint32_t retry_count; /* attempts after a failed or short read, before the sample is reported as
+                             failed */
+    uint32_t timeout_ms;  /* upper bound of one read or one batch of a stream, with all retries and
+                             copies; then DLFS_E_TIMEOUT. 4 s are added for each MiB that arrives
+                             slowly */
+    uint32_t flags;       /* DLFS_READER_* */
+    uint32_t replicas;    /* copies of each chunk, 1..DLFS_REPLICAS_MAX, at most member_count */
+    uint64_t
+        band_rows; /* rows of the band that holds one copy of each chunk; unused with one copy */
 } dlfs_reader_config;
 
 /*
- * Reads the samples of one dataset. Any threads at once. With replicas, what one member does not
- * give, or gives with a wrong checksum, is read from another; a member that is lost (DLFS_E_LOST,
- * DLFS_E_TIMEOUT, a sixteenth of timeout_ms without an answer, many failures in a row) is left
- * alone but for a probe now and then. Reads of one without another copy that left a read without an
- * answer for all its time end at once with DLFS_E_TIMEOUT until a probe is due.
+ * Reads the samples of one dataset. Any threads at once.
+ *
+ * With replicas, a sample that one member does not return, or returns with a wrong checksum, is
+ * read from another member. A member counts as lost after DLFS_E_LOST, DLFS_E_TIMEOUT, a sixteenth
+ * of timeout_ms without an answer, or many failures in a row. The reader then avoids it except for
+ * an occasional probe. If a lost member is the only one that has a sample and left a read
+ * unanswered for its whole timeout_ms, reads of its samples end at once with DLFS_E_TIMEOUT until
+ * the next probe is due.
  */
 typedef struct dlfs_reader dlfs_reader;
-/* Errors: -EINVAL, -ENOMEM, DLFS_E_LIMIT. Maps no memory until the first read. */
+/*
+ * Creates a reader, which maps no memory until its first read. Errors: -EINVAL, -ENOMEM,
+ * DLFS_E_LIMIT.
+ */
 DLFS_API int dlfs_reader_create(const dlfs_reader_config *config, dlfs_reader **out);
 /*
- * Closes the reader's queue pairs and frees it; memory that batches still use goes with the last of
- * them. -EBUSY, and nothing happens, while a stream or a call is under way.
+ * Closes the reader's queue pairs and destroys it. Memory that batches still use is freed with the
+ * last of them. Returns -EBUSY, and does nothing, while a stream or a call is under way.
  */
 DLFS_API int dlfs_reader_destroy(dlfs_reader *reader);
 
-/* A sample that could not be given, and why. */
+/* A sample that could not be read, and the reason. */
 typedef struct dlfs_failure {
-    uint64_t position; /* in the batch */
+    uint64_t position; /* position of the sample in the batch */
     uint64_t index;
     int32_t code;
     uint32_t member;
-    uint64_t offset_bytes; /* on the member */
+    uint64_t offset_bytes; /* offset of the sample on the member */
     uint32_t crc_expected;
     uint32_t crc_got;
 } dlfs_failure;
 
 /*
- * The samples of one read. Sample i is base[offsets[i]..offsets[i]+lengths[i]); those that failed
- * have length -1. The bytes stay where they are until dlfs_batch_release. Read-only for the caller.
+ * The samples of one read. Sample i is base[offsets[i]..offsets[i]+lengths[i]); a sample that
+ * failed has length -1. The bytes stay at their address until dlfs_batch_release. The caller may
+ * only read them.
  */
 typedef struct dlfs_batch {
     const uint8_t *base;
     uint64_t base_bytes;
     uint64_t count;
-    const int64_t *offsets;  /* in one piece with what follows: */
-    const int64_t *lengths;  /* offsets + count */
-    const uint64_t *indices; /* lengths + count */
+    const int64_t *offsets;  /* [count]; lengths and indices follow in the same allocation */
+    const int64_t *lengths;  /* [count], at offsets + count */
+    const uint64_t *indices; /* [count], at lengths + count */
     const dlfs_failure *failures;
     uint64_t failure_count;
-    uint64_t lost_members; /* as dlfs_reader_lost_members, when the batch was given */
+    uint64_t lost_members; /* the result of dlfs_reader_lost_members when the batch was completed */
 } dlfs_batch;
 
 /*
- * Reads samples by index, verified, as one batch: sorted by location, neighbours merged, the
- * device's queue full. Blocks. Failed samples are listed, not an error of the call. Errors: -EINVAL
- * (an index out of range), -ENOMEM, errors of the device as a whole.
+ * Reads samples by index, verifies them, and returns them as one batch. Sorts the samples by
+ * location, merges neighbours into one request, and keeps the devices' queues full. Blocks. Failed
+ * samples are listed in the batch and are no error of the call. Errors: -EINVAL (an index is out of
+ * range), -ENOMEM, errors of a device as a whole.
  */
 DLFS_API int dlfs_reader_read(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
                               dlfs_batch **out);
-/* The same, into memory of the batch's own: nothing is kept, and the budget is left to others. */
+/*
+ * Reads like dlfs_reader_read into memory that belongs to the batch alone. Nothing is cached, and
+ * the batch takes nothing of the reader's budget.
+ */
 DLFS_API int dlfs_reader_read_apart(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
                                     dlfs_batch **out);
 /*
- * The same, but looks for what the devices answer for awake_us before it sleeps, and calls
- * sleeps(argument) before it does, once: for those whose other work is to go on meanwhile.
+ * Reads like dlfs_reader_read, but polls the devices for awake_us before the thread sleeps. It
+ * calls sleeps(argument) once, before it sleeps, so that the caller can pass other work to another
+ * thread.
  */
 DLFS_API int dlfs_reader_read_awake(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
                                     uint32_t awake_us, void (*sleeps)(void *argument),
                                     void *argument, dlfs_batch **out);
 /*
- * Gives a batch back, once: its memory may then be read into again. Any thread, at any time: also
- * while others use the reader or the stream that it came from, and after these were destroyed.
- * NULL: nothing.
+ * Releases a batch, once; the reader may then reuse its memory. Any thread, at any time: also while
+ * other threads use the reader or the stream that the batch came from, and after these were
+ * destroyed. NULL: does nothing.
  */
 DLFS_API void dlfs_batch_release(dlfs_batch *batch);
 /*
- * Copies sample i to destination + offsets[i], for every sample that did not fail, into memory of
- * destination_bytes. DLFS_E_LIMIT when one would not fit; nothing has been copied then.
+ * Copies every sample i that did not fail to destination + offsets[i], into memory of
+ * destination_bytes. DLFS_E_LIMIT: a sample does not fit; nothing has been copied.
  */
 DLFS_API int dlfs_batch_gather(const dlfs_batch *batch, void *destination,
                                uint64_t destination_bytes, const uint64_t *offsets);
 
-#define DLFS_GET_KEPT 1u /* only what is in memory: never waits for a device */
+#define DLFS_GET_KEPT \
+    1u /* return the sample only if it is in memory: the call never waits for a device */
 /*
- * Copies one sample, verified, into buffer. Returns its length. Errors: -ERANGE when it is longer
- * than buffer_bytes, -EAGAIN with DLFS_GET_KEPT when it is not in memory, -EINVAL, or the code of
- * the failure, which a read of the same sample tells in full.
+ * Copies one sample, verified, into buffer and returns its length. Errors: -ERANGE (the sample is
+ * longer than buffer_bytes), -EAGAIN (with DLFS_GET_KEPT: the sample is not in memory), -EINVAL, or
+ * the code of the failure, which dlfs_reader_read describes in full.
  */
 DLFS_API int64_t dlfs_reader_get(dlfs_reader *reader, uint64_t index, void *buffer,
                                  uint64_t buffer_bytes, uint32_t flags);
 
 typedef struct dlfs_reader_stats {
-    uint64_t samples; /* given out */
+    uint64_t samples; /* returned to callers, in batches and one at a time */
     uint64_t sample_bytes;
-    uint64_t cache_hits; /* samples that were in memory already */
-    uint64_t reads;      /* requests to devices */
+    uint64_t cache_hits; /* samples that were already in memory */
+    uint64_t reads;      /* requests sent to devices */
     uint64_t read_bytes;
     uint64_t checksum_errors;
     uint64_t read_errors;
     uint64_t retries;
-    uint64_t private_batches; /* batches with memory of their own: the budget was lent out */
-    uint64_t memory_bytes;    /* mapped for the budget now */
+    uint64_t private_batches; /* batches with memory of their own, because batches had pinned the
+                                 whole budget */
+    uint64_t memory_bytes;    /* memory mapped for the budget at present */
     uint64_t wait_ns;         /* time that consumers waited for streams */
-    uint64_t failovers;       /* requests for another copy than a chunk's first */
-    /* Where the time of those who read goes, callers of dlfs_reader_read and threads of streams: */
-    uint64_t plan_ns;   /* finding samples in memory, sorting and merging the others */
-    uint64_t device_ns; /* waiting for devices, and taking in what they send */
-    uint64_t verify_ns; /* checking what came, and with DLFS_PLAN_HARVEST copying it */
-    uint64_t rest_ns;   /* streams only: nothing to do until the consumer takes or releases more */
+    uint64_t failovers;       /* requests for a copy of a chunk other than its first */
+    /*
+     * Time of the reading threads (callers of dlfs_reader_read and threads of streams), by
+     * activity:
+     */
+    uint64_t plan_ns;   /* looking samples up in memory, sorting and merging the others */
+    uint64_t device_ns; /* waiting for devices and processing their completions */
+    uint64_t verify_ns; /* verifying checksums and, with DLFS_PLAN_HARVEST, copying samples */
+    uint64_t rest_ns;   /* streams only: idle until the consumer takes or releases batches */
     uint64_t copy_ns;   /* copying samples out of batches (dlfs_batch_gather) */
 } dlfs_reader_stats;
 DLFS_API void dlfs_reader_get_stats(dlfs_reader *reader, dlfs_reader_stats *stats);
 
 #define DLFS_LATENCY_BUCKETS 24
-/* Of one member, since the reader was made. */
+/* Statistics of one member since the reader was created. */
 typedef struct dlfs_member_stats {
-    uint64_t reads; /* requests that ended */
+    uint64_t reads; /* requests that have ended, with success or not */
     uint64_t read_bytes;
     uint64_t errors;
-    uint64_t queue_pairs; /* of this process to the member's device now, those at rest included */
-    uint64_t queue_pairs_max;               /* ... that it may have */
-    uint64_t latency_ns;                    /* of all of them, from their submission to their end */
-    uint64_t latency[DLFS_LATENCY_BUCKETS]; /* [k]: below 2^(k+1) us, and no less than the one
-                                               before; the last: all that took longer */
+    uint64_t queue_pairs;     /* queue pairs that this process has to the member's device, including
+                                 idle ones */
+    uint64_t queue_pairs_max; /* most queue pairs that it may have */
+    uint64_t latency_ns;      /* sum over all requests of the time from submission to completion */
+    uint64_t latency[DLFS_LATENCY_BUCKETS]; /* [k]: requests of less than 2^(k+1) us that do not
+                                               belong to an earlier bucket; the last bucket has all
+                                               longer ones */
 } dlfs_member_stats;
-/* -EINVAL when there is no such member. Any threads at once. */
+/* Fills the statistics of one member. -EINVAL: there is no such member. Any threads at once. */
 DLFS_API int dlfs_reader_get_member_stats(dlfs_reader *reader, uint32_t member,
                                           dlfs_member_stats *stats);
 
-/* The members that are lost now, as bits by number; those without a device are not among them. */
+/*
+ * Returns the members that are lost at present, bit k for member k. Members without a device are
+ * not included.
+ */
 DLFS_API uint64_t dlfs_reader_lost_members(const dlfs_reader *reader);
-/* Why a member was lost, the last time: a code; 0 when it never was. -EINVAL: no such member. */
+/*
+ * Returns the code of the last loss of a member; 0 if it never was lost. -EINVAL: no such member.
+ */
 DLFS_API int dlfs_reader_member_code(const dlfs_reader *reader, uint32_t member);
 
 #ifdef __cplusplus
