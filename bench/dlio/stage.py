@@ -21,7 +21,7 @@ from bench.contestants.mounts import check_fuse
 from bench.dlio.workloads import Workload
 from bench.ending import started
 from bench.machine import ROOT, Unavailable
-from dlfs.ingest.formats.example import features
+from dlfs.ingest.formats.tfrecord.example import ExampleReader
 
 ENVIRONMENT = ROOT / "build" / "dlio" / "venv"
 PROGRAMS = Path(__file__).parent / "programs"
@@ -281,10 +281,11 @@ def same_records(one: Path, other: Path) -> bool:
     return all(ours == theirs for ours, theirs in zip_longest(_examples(one), _examples(other)))
 
 
-def _examples(path: Path) -> Iterator[dict[bytes, bytes]]:
+def _examples(path: Path) -> Iterator[dict[str, bytes]]:
+    reader = ExampleReader(f"compare {path}")
     with path.open("rb") as file:
         while header := file.read(RECORD_HEADER_BYTES):
             record = memoryview(file.read(int.from_bytes(header[:8], "little")))
             file.read(RECORD_FOOTER_BYTES)
-            found = features(record).items()
-            yield {name: bytes(record[value.start : value.end]) for name, value in found}
+            found = reader.features(record).items()
+            yield {name: feature.SerializeToString() for name, feature in found}

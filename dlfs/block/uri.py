@@ -190,8 +190,6 @@ class SchemeHelp:
     form: str
     example: str
     summary: str
-    available: bool
-    """Whether this release opens it."""
 
 
 def describe_schemes() -> tuple[SchemeHelp, ...]:
@@ -199,28 +197,28 @@ def describe_schemes() -> tuple[SchemeHelp, ...]:
     return (
         SchemeHelp(
             "file", "PATH or file:PATH", "/data/vol0.img",
-            "a file or a disk of this machine; file: decodes %-escapes, as in a%2Cb", True,
+            "a file or a disk of this machine; file: decodes %-escapes, as in a%2Cb",
         ),
         SchemeHelp(
             "mem", "mem:SIZE or mem:NAME?size=SIZE[&block=BYTES]", "mem:64MiB",
-            "memory of this process, for tests and trials", True,
+            "memory of this process, for tests and trials",
         ),
         SchemeHelp(
             "nvme-tcp", "nvme-tcp://HOST[:PORT]/NQN?nsid=N[&path=HOST[:PORT]][&OPTION=VALUE]",
             "nvme-tcp://10.0.0.5:4420/nqn.2024-01.org.example:disk0?nsid=1",
             "one namespace of an NVMe/TCP target; options: hostnqn, hostid, hdgst, ddgst, "
-            "timeout_ms, connect_ms, keepalive_ms, reconnect_ms, busy_poll_us", True,
+            "timeout_ms, connect_ms, keepalive_ms, reconnect_ms, busy_poll_us",
         ),
         SchemeHelp(
             "nvme-tcp+discover", "nvme-tcp+discover://HOST[:PORT][?volume=UUID][&OPTION=VALUE]",
             "nvme-tcp+discover://10.0.0.5:8009",
             "the members of a volume among the namespaces that a discovery controller lists; "
-            "options as for nvme-tcp", True,
+            "options as for nvme-tcp",
         ),
         SchemeHelp(
             "spdk", "spdk:trtype=PCIe|TCP|RDMA traddr=ADDRESS [KEY=VALUE ...] nsid=N",
             "spdk:trtype=PCIe traddr=0000:5e:00.0 nsid=1",
-            "a namespace by SPDK's own transport ID, where dlfs was built with SPDK", True,
+            "a namespace by SPDK's own transport ID, where dlfs was built with SPDK",
         ),
     )  # fmt: skip
 

@@ -1,5 +1,5 @@
-"""Ingest: samples from where they are (``formats`` lists it) into a dataset, and out again.
+"""Ingest: imports samples of many formats into a dataset, and exports a dataset.
 
-A source lists and reads samples; ``import_dataset`` runs one into a dataset writer;
-``export_folder``, ``export_tar`` and ``export_arrow`` go the other way.
+``registry`` lists the formats. A ``Source`` lists and reads the samples of one format;
+``importer.import_dataset`` writes them with a dataset writer. ``export`` goes the other way.
 """

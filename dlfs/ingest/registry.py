@@ -100,7 +100,7 @@ FORMATS: tuple[Format, ...] = (
     Format(
         name="tfrecord",
         summary="TFRecord files, also of tf.train.Examples",
-        opener="dlfs.ingest.formats.tfrecord:TfRecordOptions",
+        opener="dlfs.ingest.formats.tfrecord.source:TfRecordOptions",
         names=(
             *(
                 f"*.{stem}{ending}"
@@ -145,7 +145,7 @@ FORMATS: tuple[Format, ...] = (
     Format(
         name="netcdf",
         summary="NetCDF files, classic and 4",
-        opener="dlfs.ingest.formats.netcdf:NetcdfOptions",
+        opener="dlfs.ingest.formats.netcdf.source:NetcdfOptions",
         names=("*.nc", "*.nc4", "*.cdf", "*.netcdf"),
         magic=((0, b"CDF\1"), (0, b"CDF\2"), (0, b"CDF\5")),
         extra="netcdf",
@@ -182,7 +182,7 @@ FORMATS: tuple[Format, ...] = (
     Format(
         name="lmdb",
         summary="an LMDB environment, a key a sample",
-        opener="dlfs.ingest.formats.lmdb:LmdbOptions",
+        opener="dlfs.ingest.formats.lmdb.source:LmdbOptions",
         names=("*.lmdb", "*.mdb"),
         magic=((16, b"\xde\xc0\xef\xbe"),),
         marks=("data.mdb",),

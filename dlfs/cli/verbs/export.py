@@ -16,7 +16,7 @@ from dlfs.errors import UsageError
 
 if TYPE_CHECKING:
     from dlfs import Dataset
-    from dlfs.ingest.export import ExportReport, OnBad
+    from dlfs.ingest.export.samples import ExportReport, OnBad
     from dlfs.ingest.progress import ProgressCallback
 
 STDOUT = "-"
@@ -103,7 +103,7 @@ def export(
 
 def _kind(target: str, to: Kind | None, *, json: bool) -> Kind:
     """Choose what to write and refuse what cannot be, before anything is opened."""
-    from dlfs.ingest.export import export_kind
+    from dlfs.ingest.export.targets import export_kind
 
     if target != STDOUT:
         return to or Kind(export_kind(target))
@@ -130,7 +130,7 @@ def _run(
     on_bad: OnBad | None,
     progress: ProgressCallback,
 ) -> ExportReport:
-    from dlfs.ingest.export import export_dataset, export_stream
+    from dlfs.ingest.export.targets import export_dataset, export_stream
 
     if target == STDOUT:
         return export_stream(dataset, sys.stdout.buffer, on_bad=on_bad, progress=progress)

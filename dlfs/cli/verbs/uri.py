@@ -30,12 +30,12 @@ def _explain_all(json: bool) -> None:
 
     schemes = describe_schemes()
     if json:
-        print_json({"schemes": [asdict(scheme) for scheme in schemes]})
+        # Earlier releases listed schemes that they could not open.
+        print_json({"schemes": [asdict(scheme) | {"available": True} for scheme in schemes]})
         return
     print_text("A volume is one or more devices: URI,URI,...\n")
     for scheme in schemes:
-        later = "" if scheme.available else "  (a later release)"
-        print_text(f"{scheme.scheme}{later}", style="bold cyan")
+        print_text(scheme.scheme, style="bold cyan")
         for line in (scheme.summary, scheme.form, f"e.g. {scheme.example}"):
             print_text(line, indent=4)
         print()

@@ -27,15 +27,8 @@ from dlfs.errors import (
     SpaceError,
     UsageError,
 )
-from dlfs.ingest import export
-from dlfs.ingest.export import (
-    export_dataset,
-    export_folder,
-    export_kind,
-    export_stream,
-    export_tar,
-    export_zip,
-)
+from dlfs.ingest.export import folder, samples
+from dlfs.ingest.export.targets import export_dataset, export_kind, export_stream
 from dlfs.ingest.importer import import_dataset, open_source
 from dlfs.ingest.progress import Progress
 from dlfs.volume import Volume
@@ -79,7 +72,7 @@ def tree(folder: Path) -> dict[bytes, bytes]:
 
 def test_a_folder_gets_every_sample(dataset: Dataset, tmp_path: Path) -> None:
     seen: list[Progress] = []
-    report = export_folder(dataset, tmp_path / "new" / "out", progress=seen.append)
+    report = export_dataset(dataset, tmp_path / "new" / "out", progress=seen.append, kind="folder")
     assert tree(tmp_path / "new" / "out") == FILES
     assert report.sample_count == len(FILES)
     assert report.sample_bytes == seen[-1].bytes_done == dataset.sample_bytes
@@ -88,10 +81,10 @@ def test_a_folder_gets_every_sample(dataset: Dataset, tmp_path: Path) -> None:
 def test_few_open_directories_are_enough(
     dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(export, "DIRECTORIES_OPEN_MAX", 2)
-    monkeypatch.setattr(export, "BATCH_SAMPLES_MAX", 1)
+    monkeypatch.setattr(folder, "DIRECTORIES_OPEN_MAX", 2)
+    monkeypatch.setattr(samples, "BATCH_SAMPLES_MAX", 1)
     before = len(os.listdir("/proc/self/fd"))
-    export_folder(dataset, tmp_path)
+    export_dataset(dataset, tmp_path, kind="folder")
     assert tree(tmp_path) == FILES
     assert len(os.listdir("/proc/self/fd")) <= before + 4  # what the dataset itself opened
 
@@ -100,8 +93,8 @@ def test_a_folder_with_entries_is_refused_unless_forced(dataset: Dataset, tmp_pa
     (tmp_path / "a").write_bytes(b"longer than the sample")
     (tmp_path / "mine").write_bytes(b"kept")
     with pytest.raises(ExistsError, match="expected an empty folder"):
-        export_folder(dataset, tmp_path)
-    export_folder(dataset, tmp_path, force=True)
+        export_dataset(dataset, tmp_path, kind="folder")
+    export_dataset(dataset, tmp_path, force=True, kind="folder")
     assert tree(tmp_path) == FILES | {b"mine": b"kept"}
 
 
@@ -111,7 +104,7 @@ def test_links_in_the_target_are_not_followed(dataset: Dataset, tmp_path: Path) 
     out.mkdir()
     (outside / "a").write_bytes(b"untouched")
     (out / "a").symlink_to(outside / "a")
-    export_folder(dataset, out, force=True)
+    export_dataset(dataset, out, force=True, kind="folder")
     assert tree(outside) == {b"a": b"untouched"}
     assert not (out / "a").is_symlink()
     (out / "a").unlink()
@@ -122,20 +115,20 @@ def test_links_in_the_target_are_not_followed(dataset: Dataset, tmp_path: Path) 
     (out / "d").rmdir()
     (out / "d").symlink_to(outside)
     with pytest.raises(ExistsError, match="in its way"):
-        export_folder(dataset, out, force=True)
+        export_dataset(dataset, out, force=True, kind="folder")
     assert tree(outside) == {b"a": b"untouched"}
 
 
 def test_a_directory_in_the_way_is_an_error(dataset: Dataset, tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     with pytest.raises(ExistsError, match="a: something else is in its way"):
-        export_folder(dataset, tmp_path, force=True)
+        export_dataset(dataset, tmp_path, force=True, kind="folder")
 
 
 def test_a_target_that_is_no_folder_is_an_error(dataset: Dataset, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(DeviceError, match="export to"):
-        export_folder(dataset, tmp_path / "file")
+        export_dataset(dataset, tmp_path / "file", kind="folder")
 
 
 @pytest.mark.parametrize("path", [b"../x", b"/x", b"a/../../x", b"", b"a//b", b"."])
@@ -144,7 +137,7 @@ def test_paths_that_would_escape_are_refused(
 ) -> None:
     monkeypatch.setattr(Dataset, "path", lambda _self, _index: path)
     with pytest.raises(FormatError, match="export the sample"):
-        export_folder(dataset, tmp_path / "out")
+        export_dataset(dataset, tmp_path / "out", kind="folder")
     assert tree(tmp_path) == {}
 
 
@@ -173,7 +166,7 @@ def test_an_archive_gets_every_sample_and_can_be_imported(
 
 
 def test_an_archive_is_what_others_read(dataset: Dataset, tmp_path: Path) -> None:
-    export_tar(dataset, tmp_path / "out.tar.gz")
+    export_dataset(dataset, tmp_path / "out.tar.gz", kind="tar")
     with tarfile.open(tmp_path / "out.tar.gz", errors="surrogateescape") as archive:
         names = [member.name.encode("utf-8", "surrogateescape") for member in archive]
     assert sorted(names) == sorted(FILES)
@@ -181,7 +174,7 @@ def test_an_archive_is_what_others_read(dataset: Dataset, tmp_path: Path) -> Non
 
 def test_the_same_dataset_gives_the_same_archive(dataset: Dataset, tmp_path: Path) -> None:
     for name in ("a.tar.gz", "b.tar.gz"):
-        export_tar(dataset, tmp_path / name)
+        export_dataset(dataset, tmp_path / name, kind="tar")
     assert (tmp_path / "a.tar.gz").read_bytes() == (tmp_path / "b.tar.gz").read_bytes()
 
 
@@ -189,9 +182,9 @@ def test_an_archive_that_is_there_is_kept_unless_forced(dataset: Dataset, tmp_pa
     path = tmp_path / "out.tar"
     path.write_bytes(b"mine")
     with pytest.raises(ExistsError, match="there already"):
-        export_tar(dataset, path)
+        export_dataset(dataset, path, kind="tar")
     assert path.read_bytes() == b"mine"
-    export_tar(dataset, path, force=True)
+    export_dataset(dataset, path, force=True, kind="tar")
     assert tarfile.is_tarfile(path)
 
 
@@ -201,22 +194,22 @@ def test_an_interrupted_archive_leaves_nothing(dataset: Dataset, tmp_path: Path)
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        export_tar(dataset, tmp_path / "out.tar.zst", progress=interrupt)
+        export_dataset(dataset, tmp_path / "out.tar.zst", progress=interrupt, kind="tar")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_other_names_are_no_archives(dataset: Dataset, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="expected the name of an archive"):
-        export_tar(dataset, tmp_path / "out.zip")
+        export_dataset(dataset, tmp_path / "out.zip", kind="tar")
     with pytest.raises(DeviceError, match="export to"):
-        export_tar(dataset, tmp_path / "missing" / "out.tar")
+        export_dataset(dataset, tmp_path / "missing" / "out.tar", kind="tar")
 
 
 def test_an_empty_dataset_is_exported(volume: Volume, tmp_path: Path) -> None:
     volume.writer("empty").seal()
     with volume["empty"] as dataset:
-        assert export_folder(dataset, tmp_path / "out").sample_count == 0
-        assert export_tar(dataset, tmp_path / "out.tar").sample_count == 0
+        assert export_dataset(dataset, tmp_path / "out", kind="folder").sample_count == 0
+        assert export_dataset(dataset, tmp_path / "out.tar", kind="tar").sample_count == 0
     assert open_source(tmp_path / "out.tar").sample_count == 0
 
 
@@ -283,7 +276,7 @@ def test_a_zip_archive_is_what_others_read(volume: Volume, tmp_path: Path) -> No
         for path, data in files.items():
             writer.add(path, data)
     with volume["text"] as found:
-        report = export_zip(found, tmp_path / "x.zip")
+        report = export_dataset(found, tmp_path / "x.zip", kind="zip")
         assert (report.sample_count, report.sample_bytes) == (len(files), found.sample_bytes)
     with zipfile.ZipFile(tmp_path / "x.zip") as archive:
         assert archive.testzip() is None
@@ -293,7 +286,7 @@ def test_a_zip_archive_is_what_others_read(volume: Volume, tmp_path: Path) -> No
 
 def test_a_zip_archive_has_names_of_text(dataset: Dataset, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"paths of UTF-8, which ZIP holds, got d/\\xff"):
-        export_zip(dataset, tmp_path / "x.zip")
+        export_dataset(dataset, tmp_path / "x.zip", kind="zip")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -382,8 +375,8 @@ def test_any_dataset_goes_round(
             for path, data in files.items():
                 writer.add(path, data)
         with volume["n"] as dataset:
-            export_folder(dataset, base / "out")
-            export_tar(dataset, base / "out.tar")
+            export_dataset(dataset, base / "out", kind="folder")
+            export_dataset(dataset, base / "out.tar", kind="tar")
         assert tree(base / "out") == files
         for number, source in enumerate([base / "out", base / "out.tar"]):
             import_dataset(volume, open_source(source), str(number), allow_empty=not files)

@@ -18,9 +18,8 @@ from dlfs.cli.commands import app
 from dlfs.dataset import Dataset
 from dlfs.errors import DeviceError, ExistsError, UsageError
 from dlfs.extras import install_command
-from dlfs.ingest import export
-from dlfs.ingest.export import export_dataset
-from dlfs.ingest.export_arrow import export_arrow
+from dlfs.ingest.export import samples
+from dlfs.ingest.export.targets import export_dataset
 from dlfs.ingest.importer import import_dataset, open_source
 from dlfs.ingest.progress import Progress
 from dlfs.volume import Volume
@@ -66,7 +65,7 @@ def test_what_is_exported_comes_back_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if small:
-        monkeypatch.setattr(export, "BATCH_SAMPLES_MAX", 7)
+        monkeypatch.setattr(samples, "BATCH_SAMPLES_MAX", 7)
     seen: list[Progress] = []
     report = export_dataset(dataset, tmp_path / name, progress=seen.append)
     assert report.sample_count == seen[-1].samples_done == COUNT
@@ -79,7 +78,7 @@ def test_what_is_exported_comes_back_the_same(
 
 
 def test_others_read_it(dataset: Dataset, tmp_path: Path) -> None:
-    export_arrow(dataset, tmp_path / "out")
+    export_dataset(dataset, tmp_path / "out", kind="arrow")
     table = pa.ipc.open_file(str(tmp_path / "out")).read_all()
     assert table.schema.names[:2] == ["path", "bytes"]
     assert table.schema.field("label").type == pa.int16()
@@ -93,7 +92,7 @@ def test_paths_that_are_no_text_are_binary(volume: Volume, tmp_path: Path) -> No
         writer.add(b"\xff\xfe/x", b"1")
         writer.add(b"y", b"2")
     with volume["b"] as dataset:
-        export_arrow(dataset, tmp_path / "x.arrow")
+        export_dataset(dataset, tmp_path / "x.arrow", kind="arrow")
     import_dataset(volume, open_source(tmp_path / "x.arrow"), "again")
     with volume["again"] as again:
         assert list(again.paths()) == [b"y", b"\xff\xfe/x"]
@@ -102,7 +101,7 @@ def test_paths_that_are_no_text_are_binary(volume: Volume, tmp_path: Path) -> No
 def test_an_empty_dataset_is_exported(volume: Volume, tmp_path: Path) -> None:
     volume.writer("empty").seal()
     with volume["empty"] as dataset:
-        assert export_arrow(dataset, tmp_path / "x.arrow").sample_count == 0
+        assert export_dataset(dataset, tmp_path / "x.arrow", kind="arrow").sample_count == 0
     report = import_dataset(volume, open_source(tmp_path / "x.arrow"), "again", allow_empty=True)
     assert report.sample_count == 0
 
@@ -111,9 +110,9 @@ def test_a_file_that_is_there_is_kept_unless_forced(dataset: Dataset, tmp_path: 
     path = tmp_path / "x.arrow"
     path.write_bytes(b"mine")
     with pytest.raises(ExistsError, match="there already"):
-        export_arrow(dataset, path)
+        export_dataset(dataset, path, kind="arrow")
     assert path.read_bytes() == b"mine"
-    export_arrow(dataset, path, force=True)
+    export_dataset(dataset, path, force=True, kind="arrow")
     assert len(pa.ipc.open_file(str(path)).read_all()) == COUNT
 
 
@@ -123,7 +122,7 @@ def test_an_interrupted_export_leaves_nothing(dataset: Dataset, tmp_path: Path) 
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        export_arrow(dataset, tmp_path / "x.arrow", progress=interrupt)
+        export_dataset(dataset, tmp_path / "x.arrow", progress=interrupt, kind="arrow")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -131,14 +130,14 @@ def test_what_cannot_be_written_is_told(
     volume: Volume, dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(DeviceError, match="export to"):
-        export_arrow(dataset, tmp_path / "missing" / "x.arrow")
+        export_dataset(dataset, tmp_path / "missing" / "x.arrow", kind="arrow")
     with volume.writer("clash") as writer:
         writer.add("a", b"", attributes={"path": 1})
     with volume["clash"] as clash, pytest.raises(UsageError, match="expected no attribute 'path'"):
-        export_arrow(clash, tmp_path / "x.arrow")
+        export_dataset(clash, tmp_path / "x.arrow", kind="arrow")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(UsageError, match=f"export to .*{re.escape(install_command('arrow'))}"):
-        export_arrow(dataset, tmp_path / "x.arrow")
+        export_dataset(dataset, tmp_path / "x.arrow", kind="arrow")
 
 
 def test_the_command_exports_and_imports(tmp_path: Path) -> None:

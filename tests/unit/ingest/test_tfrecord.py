@@ -24,9 +24,13 @@ from dlfs.errors import (
     TruncatedError,
     UsageError,
 )
-from dlfs.ingest.formats import tfrecord
-from dlfs.ingest.formats.example import ExampleError, features, scalar
-from dlfs.ingest.formats.tfrecord import TfRecordOptions, TfRecordSource, masked_crc32c
+from dlfs.ingest.formats.tfrecord import source as tfrecord
+from dlfs.ingest.formats.tfrecord.example import ExampleError, ExampleReader, scalar
+from dlfs.ingest.formats.tfrecord.source import (
+    TfRecordOptions,
+    TfRecordSource,
+    masked_crc32c,
+)
 from dlfs.ingest.importer import import_dataset, open_source
 from dlfs.volume import Volume
 from tests.unit.ingest.taking import (
@@ -84,6 +88,8 @@ def examples(prefix: str = "x") -> dict[str, Any]:
         for i in range(60)
     }
 
+
+EXAMPLES = ExampleReader("test")
 
 EXAMPLE = {"column": "image/encoded", "attributes": ("label", "weight", "image/name")}
 
@@ -319,7 +325,7 @@ def test_unpacked_lists_are_read() -> None:
         kind = 3 if isinstance(want, int) else 2
         entry = field(1, b"a") + field(2, field(kind, values))
         record = memoryview(field(1, field(1, entry)))
-        assert scalar(record, features(record)[b"a"], "a") == want
+        assert scalar(EXAMPLES.features(record)["a"], "a") == want
 
 
 def field(number: int, data: bytes) -> bytes:
@@ -331,8 +337,8 @@ def field(number: int, data: bytes) -> bytes:
 def test_any_bytes_are_features_or_an_error(data: bytes) -> None:
     record = memoryview(b"\x0a" + bytes([len(data)]) + data)
     try:
-        for name, feature in features(record).items():
-            scalar(record, feature, name.decode("utf-8", "replace"))
+        for name, feature in EXAMPLES.features(record).items():
+            scalar(feature, name)
     except ExampleError:
         pass
 
@@ -348,9 +354,8 @@ def test_what_protobuf_writes_is_read(values: dict[str, Any]) -> None:
         else:
             feature.bytes_list.value.append(value.encode())
     record = memoryview(example.SerializeToString())
-    found = features(record)
-    got = {name.decode(): scalar(record, feature, "") for name, feature in found.items()}
-    assert got == values
+    found = EXAMPLES.features(record)
+    assert {name: scalar(feature, name) for name, feature in found.items()} == values
 
 
 # ---- what is refused -----------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from typing import Annotated
 
 from dlfs.errors import DeviceError, UsageError
 from dlfs.format.paths import path_problem
-from dlfs.ingest.formats.lmdb_pages import PageFile, Tree
+from dlfs.ingest.formats.lmdb.pages import PageFile, Tree
 from dlfs.ingest.records import Record, ShardSource, gather
 from dlfs.ingest.source import SampleBlock, check_path, show
 

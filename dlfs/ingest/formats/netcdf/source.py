@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from dlfs.ingest.arrays.file import ArrayInfo, ArrayOptions, find_beside
 from dlfs.ingest.arrays.rows import ArraySource
-from dlfs.ingest.formats.netcdf_classic import check_length
+from dlfs.ingest.formats.netcdf.classic import check_length
 from dlfs.ingest.registry import load_package
 
 if TYPE_CHECKING:

@@ -1,14 +1,13 @@
-"""Exports a dataset to one Arrow IPC or Parquet file: a row a sample, with its attributes.
+"""Writes samples into one Arrow IPC or Parquet file: a row for each sample, with its attributes.
 
-Columns are ``path`` (text, or binary when a path is not UTF-8), ``bytes`` (large binary), and one
-for each attribute. Rows come in storage order, a record batch for each batch read, so that memory
-is bounded by those; the schema's metadata says which dataset it was, by which ``dlfs import`` knows
-the columns again. Needs pyarrow.
+The columns are ``path`` (text, or binary when a path is not UTF-8), ``bytes`` (large binary), and
+one for each attribute. Rows come in storage order, a record batch for each batch read, so that
+memory is bounded. The schema's metadata names the dataset; by it ``dlfs import`` recognises the
+columns. Needs pyarrow.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -18,100 +17,64 @@ import numpy.typing as npt
 
 from dlfs.dataset import Dataset
 from dlfs.errors import FormatError, LimitError, UsageError
-from dlfs.ingest.export import ExportedSamples, ExportReport, OnBad, whole_file
-from dlfs.ingest.progress import ProgressCallback
+from dlfs.ingest.export.samples import ExportedSamples, whole_file
 from dlfs.ingest.registry import load_package
 from dlfs.ingest.tables.columns import EXPORT_BYTES, EXPORT_MARK, EXPORT_PATH
 from dlfs.reader.batch import Batch
 
+ARROW_SUFFIXES = (".arrow", ".ipc", ".feather")
+PARQUET_SUFFIXES = (".parquet", ".parq", ".pq")
 PARQUET_VALUE_BYTES_MAX = (1 << 31) - 1
 _PATHS_AT_ONCE = 65536
 
 
-def export_arrow(
-    dataset: Dataset,
-    target: str | os.PathLike[str],
-    *,
-    force: bool = False,
-    on_bad: OnBad | None = None,
-    progress: ProgressCallback | None = None,
-) -> ExportReport:
-    """Write every sample into an Arrow IPC file.
-
-    Args:
-        dataset: to read.
-        target: the file.
-        force: replace a file that is there.
-        on_bad: as for ``export_dataset``.
-        progress: called after each batch, and once at the start.
+def write_arrow(samples: ExportedSamples, path: str, *, force: bool) -> None:
+    """Write every sample into an Arrow IPC file; see ``export_dataset``.
 
     Raises:
         UsageError: pyarrow is not installed, or an attribute has the name of another column.
-        ExistsError: there is something of that name.
-        SpaceError: the file system is full.
-        DeviceError: the file cannot be written, or the dataset cannot be read.
-        FormatError: a sample is damaged.
     """
-    path = os.fspath(target)
     pyarrow = load_package("pyarrow", extra="arrow", what=f"export to {path}")
-    samples = ExportedSamples(dataset, progress, on_bad)
-    return _export(pyarrow, dataset, path, samples, pyarrow.ipc.new_file, force=force)
+    _write(pyarrow, samples, path, pyarrow.ipc.new_file, force=force)
 
 
-def export_parquet(
-    dataset: Dataset,
-    target: str | os.PathLike[str],
-    *,
-    force: bool = False,
-    on_bad: OnBad | None = None,
-    progress: ProgressCallback | None = None,
-) -> ExportReport:
+def write_parquet(samples: ExportedSamples, path: str, *, force: bool) -> None:
     """Write every sample into a Parquet file, a row group for each batch that is read.
-
-    Args:
-        dataset: to read.
-        target: the file.
-        force: replace a file that is there.
-        on_bad: as for ``export_dataset``.
-        progress: called after each batch, and once at the start.
 
     Raises:
         LimitError: a sample is larger than Parquet's values may be, 2 GiB - 1.
-        DlfsError: as ``export_arrow``.
+        UsageError: as for ``write_arrow``.
     """
-    path = os.fspath(target)
     what = f"export to {path}"
     pyarrow = load_package("pyarrow", extra="arrow", what=what)
     parquet = load_package("pyarrow.parquet", extra="arrow", what=what)
-    longest = int(dataset.lengths().max()) if len(dataset) else 0
+    longest = int(samples.dataset.lengths().max()) if len(samples.dataset) else 0
     if longest > PARQUET_VALUE_BYTES_MAX:
         raise LimitError(
             f"{what}: expected samples of at most {PARQUET_VALUE_BYTES_MAX} bytes, got one of "
             f"{longest}; an Arrow file or an archive holds it"
         )
-    samples = ExportedSamples(dataset, progress, on_bad)
-    make_writer = partial(parquet.ParquetWriter, use_dictionary=False)
-    return _export(pyarrow, dataset, path, samples, make_writer, force=force)
+    _write(
+        pyarrow, samples, path, partial(parquet.ParquetWriter, use_dictionary=False), force=force
+    )
 
 
-def _export(
+def _write(
     pyarrow: Any,
-    dataset: Dataset,
-    path: str,
     samples: ExportedSamples,
+    path: str,
     make_writer: Callable[[Any, Any], Any],
     *,
     force: bool,
-) -> ExportReport:
-    schema = _schema(pyarrow, dataset, path)
+) -> None:
+    schema = _schema(pyarrow, samples.dataset, path)
     with (
         whole_file(path, force=force) as file,
         make_writer(pyarrow.PythonFile(file, "w"), schema) as writer,
     ):
         for batch, paths in samples.batches():
             if len(batch):
-                writer.write_batch(_record_batch(pyarrow, dataset, batch, paths, schema))
-    return samples.report()
+                writer.write_batch(_record_batch(pyarrow, samples.dataset, batch, paths, schema))
 
 
 def _schema(pyarrow: Any, dataset: Dataset, target: str) -> Any:

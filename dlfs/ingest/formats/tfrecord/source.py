@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import gzip
 import io
-import os
 import struct
 import zlib
 from array import array
@@ -50,7 +49,12 @@ from dlfs.errors import (
 )
 from dlfs.ingest.archives.archive import archive_state
 from dlfs.ingest.archives.ranges import RangeReader
-from dlfs.ingest.formats.example import ExampleError, bytes_span, features, scalar
+from dlfs.ingest.formats.tfrecord.example import (
+    ExampleError,
+    ExampleReader,
+    bytes_value,
+    scalar,
+)
 from dlfs.ingest.order import packing_order, take_block
 from dlfs.ingest.records import (
     Record,
@@ -141,6 +145,9 @@ class TfRecordSource(ShardSource):
         self._options = options
         self._buffer_bytes = buffer_bytes
         self._prefixes = shard_prefixes(shards, _SUFFIXES)
+        self._examples: ExampleReader | None = None
+        if options.column is not None:
+            self._examples = ExampleReader(f"import {self.name}")
         self._compressions = [_compression(shard, options.compression) for shard in shards]
         self._index = None
         if set(self._compressions) == {"none"}:
@@ -198,8 +205,7 @@ class TfRecordSource(ShardSource):
     def _records(self, number: int) -> Iterator[Record]:
         shard = self.shards[number]
         for count, data in enumerate(_stream(shard, self._compressions[number])):
-            path, start, end, values = self._sample(number, count, memoryview(data))
-            yield Record(path, data[start:end], values)
+            yield Record(*self._sample(number, count, memoryview(data)))
 
     def _read(
         self,
@@ -223,9 +229,11 @@ class TfRecordSource(ShardSource):
             _check_record(memory[at : at + size], where)
             first = at + _HEADER.size
             last = at + size - _FOOTER.size
-            path, start, end, values = self._sample(shard, number, memory[first:last])
+            path, sample, values = self._sample(shard, number, memory[first:last])
+            if self._examples is not None:  # the sample takes the place of its record
+                memory[first : first + len(sample)] = sample
             paths.append(path)
-            spans.append((first + start, end - start))
+            spans.append((first, len(sample)))
             rows.append(values)
         starts, lengths = np.array(spans, np.int64).T.copy()
         columns = {
@@ -236,29 +244,27 @@ class TfRecordSource(ShardSource):
 
     def _sample(
         self, shard: int, number: int, record: memoryview
-    ) -> tuple[bytes, int, int, dict[str, Value]]:
-        """A record's path, the span of its sample in it, and its attributes."""
+    ) -> tuple[bytes, bytes | memoryview, dict[str, Value]]:
+        """Return the path, the bytes and the attributes of a record's sample."""
         options, path = self._options, number_path(self._prefixes[shard], number)
-        if options.column is None:
-            return path, 0, len(record), {}
+        if self._examples is None or options.column is None:
+            return path, record, {}
         where = f"import {self.shards[shard]}: record {number}"
         try:
-            found = features(record)
-            wanted = [options.column, *options.attributes, *filter(None, [options.path])]
-            for name in wanted:
-                if os.fsencode(name) not in found:
-                    known = ", ".join(sorted(key.decode("utf-8", "replace") for key in found))
+            found = self._examples.features(record)
+            for name in filter(None, [options.column, *options.attributes, options.path]):
+                if name not in found:
+                    known = ", ".join(sorted(found))
                     raise ExampleError(f"expected feature {name}, got {known or 'none'}")
-            start, end = bytes_span(record, found[os.fsencode(options.column)], options.column)
+            sample = bytes_value(found[options.column], options.column)
             if options.path is not None:
-                first, last = bytes_span(record, found[os.fsencode(options.path)], options.path)
-                path = text_path(bytes(record[first:last]), where)
+                path = text_path(bytes_value(found[options.path], options.path), where)
             values: dict[str, Value] = {
-                name: scalar(record, found[os.fsencode(name)], name) for name in options.attributes
+                name: scalar(found[name], name) for name in options.attributes
             }
         except ExampleError as error:
             raise FormatError(f"{where}: {error}") from error
-        return path, start, end, values
+        return path, sample, values
 
 
 class _Index:

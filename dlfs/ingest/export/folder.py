@@ -1,0 +1,113 @@
+"""Writes samples as files under a folder.
+
+The writer opens directories one component at a time, relative to descriptors, and never follows a
+symbolic link. So nothing lands outside the folder, whatever is in it already.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import OrderedDict
+from pathlib import Path
+
+from dlfs.errors import ExistsError
+from dlfs.ingest.export.samples import ExportedSamples, export_failure
+from dlfs.ingest.source import show
+
+DIRECTORIES_OPEN_MAX = 256
+
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def write_folder(samples: ExportedSamples, path: str, *, force: bool) -> None:
+    """Write every sample as a file; see ``export_dataset``.
+
+    Raises:
+        ExistsError: a directory stands where a file has to be written.
+    """
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+        root = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise export_failure(path, error) from error
+    with contextlib.closing(_Folder(path, root, force=force)) as folder:
+        if not force and folder.has_entries():
+            raise ExistsError(
+                f"export to {path}: expected an empty folder, got one with entries; "
+                "force=True writes into it"
+            )
+        for sample, data in samples:
+            folder.write(sample, data)
+
+
+class _Folder:
+    """A folder that files are written into, relative to its descriptor.
+
+    The descriptors of the directories used last are kept open: in storage order, one file after
+    another may lie anywhere in the tree.
+    """
+
+    def __init__(self, path: str, root: int, *, force: bool) -> None:
+        self._path = path
+        self._root = root
+        self._force = force
+        self._open: OrderedDict[bytes, int] = OrderedDict()
+
+    def close(self) -> None:
+        for descriptor in [*self._open.values(), self._root]:
+            os.close(descriptor)
+
+    def has_entries(self) -> bool:
+        with os.scandir(self._root) as entries:
+            return next(entries, None) is not None
+
+    def write(self, path: bytes, data: memoryview) -> None:
+        folder, _, name = path.rpartition(b"/")
+        try:
+            directory = self._directory(folder)
+            descriptor = self._create(name, directory)
+            try:
+                while data:
+                    data = data[os.write(descriptor, data) :]
+            except BaseException:
+                os.unlink(name, dir_fd=directory)  # no file is left that is not whole
+                raise
+            finally:
+                os.close(descriptor)
+        except (FileExistsError, IsADirectoryError, NotADirectoryError) as error:
+            raise ExistsError(
+                f"export to {self._path}: {show(path)}: something else is in its way"
+            ) from error
+        except OSError as error:
+            raise export_failure(f"{self._path}: {show(path)}", error) from error
+
+    def _create(self, name: bytes, directory: int) -> int:
+        try:
+            return os.open(name, _NEW_FILE, 0o666, dir_fd=directory)
+        except FileExistsError:
+            if not self._force:
+                raise
+        os.unlink(name, dir_fd=directory)  # not through it: it may be a link
+        return os.open(name, _NEW_FILE, 0o666, dir_fd=directory)
+
+    def _directory(self, path: bytes) -> int:
+        """The descriptor of a directory under the root, made with those above it when missing."""
+        known = path
+        while known and known not in self._open:
+            known = known.rpartition(b"/")[0]
+        descriptor = self._root
+        if known:
+            descriptor = self._open[known]
+            self._open.move_to_end(known)
+        rest = path[len(known) :].split(b"/") if path != known else []
+        for name in filter(None, rest):
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(name, dir_fd=descriptor)
+            descriptor = os.open(name, _DIRECTORY, dir_fd=descriptor)
+            known = known + b"/" + name if known else name
+            self._open[known] = descriptor
+            if len(self._open) > DIRECTORIES_OPEN_MAX:
+                os.close(self._open.popitem(last=False)[1])
+        return descriptor

@@ -1,0 +1,1 @@
+"""The format ``tfrecord``: ``source`` reads the records, ``example`` their tf.train.Examples."""
