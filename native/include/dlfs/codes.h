@@ -22,9 +22,9 @@ extern "C" {
 #define DLFS_DEPTH_MAX 4096u          /* operations in flight on one queue pair */
 #define DLFS_PATH_BYTES_MAX 4095u     /* length of a sample's path, in bytes */
 #define DLFS_COMPONENT_BYTES_MAX 255u /* length of one component of a path, in bytes */
-#define DLFS_SAMPLE_BYTES_MAX \
-    ((UINT64_C(1) << 40) - 1)                      /* a location stores the length in 40 bits */
-#define DLFS_ADDRESS_MAX ((UINT64_C(1) << 56) - 1) /* a location stores the address in 56 bits */
+/* A location (directory.h) stores the length of a sample in 40 bits and its address in 56. */
+#define DLFS_SAMPLE_BYTES_MAX ((UINT64_C(1) << 40) - 1)
+#define DLFS_ADDRESS_MAX ((UINT64_C(1) << 56) - 1)
 #define DLFS_CHUNK_BYTES_MIN 4096u
 #define DLFS_CHUNK_BYTES_MAX (64u << 20)
 
