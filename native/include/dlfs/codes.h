@@ -29,14 +29,12 @@ extern "C" {
 #define DLFS_CHUNK_BYTES_MAX (64u << 20)
 
 /* Error codes of the library; their values never change. Any other negative result is -errno. */
-#define DLFS_E_CHECKSUM (-10001) /* the bytes read do not match the recorded CRC32C */
-#define DLFS_E_FORMAT (-10002)   /* a structure is malformed */
-#define DLFS_E_TRUNCATED \
-    (-10003) /* fewer bytes than expected: a short read, or a device that has shrunk */
-#define DLFS_E_LOST (-10004)    /* the device cannot be reached any more */
-#define DLFS_E_TIMEOUT (-10005) /* no completion within the time allowed */
-#define DLFS_E_CLOSED \
-    (-10006) /* the object is shutting down, or belongs to the parent of this process */
+#define DLFS_E_CHECKSUM (-10001)  /* the bytes read do not match the recorded CRC32C */
+#define DLFS_E_FORMAT (-10002)    /* a structure is malformed */
+#define DLFS_E_TRUNCATED (-10003) /* fewer bytes than expected: short read, shrunken device */
+#define DLFS_E_LOST (-10004)      /* the device cannot be reached any more */
+#define DLFS_E_TIMEOUT (-10005)   /* no completion within the time allowed */
+#define DLFS_E_CLOSED (-10006)    /* the object is shutting down, or is the parent process's */
 #define DLFS_E_LIMIT (-10007)     /* a stated limit would be exceeded */
 #define DLFS_E_NOT_FOUND (-10008) /* no such path */
 #define DLFS_E_END (-10009)       /* the sequence has ended */
