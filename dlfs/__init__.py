@@ -29,6 +29,7 @@ used, so that ``dlfs --help`` does not wait for numpy and libdlfs, nor Ctrl-C fo
 #   block           BlockDevice and its kinds, device URIs
 #   _native         the only place that knows ctypes
 #   arguments       types and checks of arguments; standard library only
+#   json_records    dataclasses and structs as JSON, with their types checked
 #   errors, extras, forks, units, wording   standard library only
 #
 # Beside them: testing (faulty devices, fakes, strategies), which imports block and what is below.

@@ -1,6 +1,14 @@
-"""The node service: what serves a volume to other processes. So far, the mount.
+"""The node service: one process of a node reads volumes on behalf of all training processes.
 
-``mount_volume`` mounts in the background, ``serve`` in this process, ``unmount`` undoes either.
-SEMANTICS.md says what programs may expect of a mount. pyfuse3 (extra ``pyfuse3``) is imported only
-where the native server does not serve the mount.
+The service's side: ``NodeService`` (``process``) is the process that ``dlfs serve`` runs. It holds
+the volumes and a ``DatasetCache`` (``dataset_cache``), listens on a Unix socket (``sockets``) and
+runs a ``SampleServer`` (``server``), which serves each client in a ``Session`` (``session``).
+``metrics`` exports the counters to Prometheus; ``systemd`` notifies systemd.
+
+The client's side: ``connect`` (``client``) opens a volume through a ``ControlConnection``
+(``control``). Both sides exchange the messages of ``protocol`` and pass a volume's superblock and
+catalog as a ``generation_file``. Samples do not pass through the socket: they lie in memory that
+service and clients share (``dlfs._native.channel``, ``dlfs._native.server_channel``).
+
+``statistics`` computes rates and latencies from counters, for ``dlfs top`` and ``dlfs stall``.
 """

@@ -1,16 +1,18 @@
-"""``dlfs.connect``: the volumes of a node service, with the API of those that ``dlfs.open`` gives.
+"""Opens the volumes of a node service, with the API that ``dlfs.open`` gives (``dlfs.connect``).
 
-``ServiceConnection`` is the path of a service's socket. What it opens has a control connection,
-the service's directory mapped read-only, and a reader whose samples lie in the service's memory.
-``Volume``, ``Dataset`` and ``Epoch`` stand on that as on devices. Where the service has memory for
-the whole dataset, and no sample of it is larger than a chunk, what it has read once is read from
-its memory without asking it again (``channel.h``); such reads look every millisecond whether it is
-still there.
+``ServiceConnection`` holds the path of a service's socket. It opens a ``ServiceVolume`` and, for
+each dataset, a ``DatasetSession`` with a ``ControlConnection``, the service's directory mapped
+read-only, and a ``ClientReader``, whose samples lie in the service's memory. ``Volume``,
+``Dataset`` and ``Epoch`` use these sessions like those of local devices.
 
-When the service goes, every call under way raises ``ServiceLostError`` at once (a service that is
-there and does not answer is given up after a time, below), and the next use makes a new connection:
-it waits up to ``timeout_s`` for a service that is being restarted. Datasets keep the directory that
-they have, batches keep their bytes, and epochs go on from where they stood.
+If the whole dataset fits in the service's sample memory and no sample is larger than a chunk, the
+client reads chunks that the service has loaded without a request (``channel.h``). Such reads check
+every millisecond that the service is alive.
+
+When the service ends, every call under way raises ``ServiceLostError`` at once. A service that runs
+but does not answer is given up after a timeout (``ANSWER_TIMEOUT_S``). The next use connects again
+and waits up to ``timeout_s`` for a service that is being restarted. Datasets keep their directory,
+batches keep their bytes, and epochs continue with the next batch.
 
 Threads: any at once.
 """
@@ -48,32 +50,32 @@ from dlfs.format.catalog import Catalog, DatasetRecord
 from dlfs.format.superblock import Superblock
 from dlfs.reader import SampleReader, Where
 from dlfs.service.control import TIMEOUT_S, ControlConnection
+from dlfs.service.generation_file import read_generation
 from dlfs.service.protocol import (
     ChannelState,
     DatasetState,
     Diagnose,
     Diagnosis,
-    Figures,
-    GetPart,
-    GetSnapshot,
+    GetSegment,
+    GetStatistics,
+    GetVolume,
     ListVolumes,
-    LookAtVolume,
     OpenChannel,
     OpenDataset,
-    Part,
-    ServedVolume,
+    Segment,
+    Statistics,
+    VolumeName,
     Volumes,
     VolumeState,
 )
-from dlfs.service.snapshot import read_generation
 from dlfs.service.sockets import SCHEME, path_of
 from dlfs.store.info import VolumeInfo
 from dlfs.volume import Volume
 from dlfs.wording import quote, show_value
 
 ANSWER_TIMEOUT_S = 90.0
-"""For one batch, beyond what the service itself gives a device with all retries. A service that is
-there and does not answer (stopped by a debugger) is then given up as lost."""
+"""Longest wait for one batch, in addition to the service's own read timeout with all retries, in
+seconds. A service that does not answer by then, for example in a debugger, counts as lost."""
 
 _log = logging.getLogger("dlfs")
 
@@ -83,18 +85,18 @@ def connect(uri: str, *, volume: str | None = None, timeout_s: float = TIMEOUT_S
 
     Args:
         uri: ``unix:`` and the path of the service's socket.
-        volume: label or UUID; may be left out when the service has only one.
-        timeout_s: how long to wait for a service that is not there, now and whenever it went away,
-            and for each of its answers.
+        volume: label or UUID; may be omitted if the service has only one volume.
+        timeout_s: longest wait for a service that is not running, now and after it was lost, and
+            for each of its answers, in seconds.
 
     Returns:
-        A volume whose datasets are read through the service. It cannot be written to, repaired or
-        verified: that needs the devices (``dlfs.open``).
+        A volume whose datasets are read through the service. It cannot be written, repaired or
+        verified; these need the devices (``dlfs.open``).
 
     Raises:
-        ServiceLostError: no service answers within that time.
-        NotFoundError: it has no such volume.
-        UsageError: the URI is none, or no volume was named and there are several.
+        ServiceLostError: no service answers within ``timeout_s``.
+        NotFoundError: the service has no such volume.
+        UsageError: the URI is malformed, or ``volume`` is missing and there are several volumes.
         DeviceError: this user may not use the service (EACCES).
     """
     if not isinstance(timeout_s, int | float) or not 0 < timeout_s < math.inf:
@@ -104,30 +106,30 @@ def connect(uri: str, *, volume: str | None = None, timeout_s: float = TIMEOUT_S
     return Volume(ServiceConnection(os.path.abspath(path_of(uri)), volume, timeout_s))
 
 
-def look(uri: str, *, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
-    """The figures of a service: see ``SampleServer.snapshot``.
+def get_statistics(uri: str, *, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
+    """Get the counters of a service: see ``SampleServer.snapshot``.
 
     Args:
-        uri: as of ``connect``.
-        timeout_s: likewise.
+        uri: ``unix:`` and the path of the service's socket.
+        timeout_s: longest wait for the service and for its answer, in seconds.
 
     Raises:
-        DlfsError: as ``connect``.
+        DlfsError: the same errors as ``connect``.
     """
     with closing(ControlConnection(os.path.abspath(path_of(uri)), timeout_s)) as control:
-        answer, descriptors = control.request(GetSnapshot(), Figures)
+        answer, descriptors = control.request(GetStatistics(), Statistics)
         with descriptors:
-            return answer.figures
+            return answer.values
 
 
 @dataclass(frozen=True)
 class ServiceConnection:
-    """A volume of a node service.
+    """The socket of a node service, and one of its volumes.
 
     Args:
-        path: of its socket.
-        volume: label or UUID; None: the only one.
-        timeout_s: as of ``connect``.
+        path: path of the service's socket.
+        volume: label or UUID of the volume; None: the only one.
+        timeout_s: longest wait for the service and for each answer, in seconds.
     """
 
     path: str
@@ -136,42 +138,42 @@ class ServiceConnection:
 
     @property
     def uri(self) -> str:
-        """The service's."""
+        """URI of the service."""
         return SCHEME + self.path
 
     def connect(self) -> ControlConnection:
-        """Make a new control connection."""
+        """Return a new control connection."""
         return ControlConnection(self.path, self.timeout_s)
 
     def open_volume(self) -> ServiceVolume:
-        """Connect and look at the volume."""
+        """Connect, choose the volume, and load its newest generation."""
         control = self.connect()
         answer, _ = control.request(ListVolumes(), Volumes)
         chosen = self._choose(answer.volumes)
         _log.debug("connected to %s for volume %s", self.uri, chosen.uuid)
         return ServiceVolume(replace(self, volume=str(chosen.uuid)), control)
 
-    def _choose(self, volumes: Sequence[ServedVolume]) -> ServedVolume:
+    def _choose(self, volumes: Sequence[VolumeName]) -> VolumeName:
         wanted = self.volume
         found = [v for v in volumes if wanted in (None, v.label, str(v.uuid))]
         if len(found) == 1:
             return found[0]
-        told = ", ".join(f"{quote(v.label)} ({v.uuid})" for v in volumes) or "none"
+        listed = ", ".join(f"{quote(v.label)} ({v.uuid})" for v in volumes) or "none"
         if found or wanted is None:
-            raise UsageError(f"open a volume of {self.uri}: expected the name of one of: {told}")
+            raise UsageError(f"open a volume of {self.uri}: expected the name of one of: {listed}")
         raise NotFoundError(
-            f"open volume {quote(wanted)} of {self.uri}: no such volume; there are: {told}"
+            f"open volume {quote(wanted)} of {self.uri}: no such volume; there are: {listed}"
         )
 
     @property
     def volume_uuid(self) -> UUID:
-        """Of a volume that was found."""
+        """UUID of the volume, once ``open_volume`` has chosen it."""
         return UUID(str(self.volume))
 
     def open_dataset(
         self, identity: DatasetIdentity, directory: FrozenDirectory | None
     ) -> DatasetSession:
-        """Have the service open a dataset, over a connection for it alone."""
+        """Have the service open a dataset, over a separate control connection."""
         control = self.connect()
         try:
             return self._open_dataset(control, identity, directory)
@@ -220,37 +222,42 @@ class ServiceConnection:
             is_lost=lambda: native.lost or control.is_lost,
         )
 
-    # ---- parts in shared memory ------------------------------------------------------------------
+    # ---- segments in shared memory ---------------------------------------------------------------
 
     def _load_directory(self, record: DatasetRecord, identity: DatasetIdentity) -> FrozenDirectory:
-        """Map the service's directory; its names when they are first needed."""
+        """Map the service's directory; its names are mapped when they are first needed."""
         return FrozenDirectory(
-            self._map_part(identity, "entries", record.entries_bytes),
-            lambda: self._map_part(identity, "names", record.names_bytes),
+            self._map_segment(identity, "entries", record.entries_bytes),
+            lambda: self._map_segment(identity, "names", record.names_bytes),
             label=f"the directory of dataset {identity.name!r} through {self.uri}",
         )
 
     def _load_attributes(self, record: DatasetRecord, identity: DatasetIdentity) -> AttributeTable:
-        """Map the service's copy of the columns, which it has verified."""
+        """Map the service's copy of the columns, which the service has verified."""
         extent = record.attribute_extent
         if extent is None:
             return AttributeTable.empty(record.uuid, record.sample_count)
-        segment = self._map_part(identity, "attributes", extent.segment_bytes)
+        segment = self._map_segment(identity, "attributes", extent.segment_bytes)
         where = f"the attributes of dataset {identity.name!r} through {self.uri}"
         return AttributeTable.over(segment, extent.head_bytes, where=where, verify=False)
 
-    def _map_part(self, identity: DatasetIdentity, part: str, size_bytes: int) -> NDArray[np.uint8]:
-        """Map a part of a dataset, over a connection of its own: any may be lost by now."""
+    def _map_segment(
+        self, identity: DatasetIdentity, name: str, size_bytes: int
+    ) -> NDArray[np.uint8]:
+        """Map a segment of a dataset: ``entries``, ``names`` or ``attributes``.
+
+        It uses a new control connection, since those of the dataset may be lost by then.
+        """
         control = self.connect()
         try:
-            request = GetPart(self.volume_uuid, identity.uuid, part)
-            answer, descriptors = control.request(request, Part, 1)
+            request = GetSegment(self.volume_uuid, identity.uuid, name)
+            answer, descriptors = control.request(request, Segment, 1)
         finally:
             control.close()
         with descriptors:
             if answer.size_bytes != size_bytes:
                 raise FormatError(
-                    f"map the {part} of dataset {identity.name!r} from {self.uri}: expected "
+                    f"map the {name} of dataset {identity.name!r} from {self.uri}: expected "
                     f"{size_bytes} bytes, got {answer.size_bytes}"
                 )
             memory = mmap.mmap(descriptors[0], size_bytes, mmap.MAP_SHARED, mmap.PROT_READ)
@@ -263,16 +270,16 @@ def _open_channel(control: ControlConnection, identity: DatasetIdentity) -> Chan
 
 
 def _diagnose(control: ControlConnection, identity: DatasetIdentity) -> DlfsError | None:
-    """Why samples may have failed: the dataset was removed since, or a device was swapped."""
+    """Return the error that explains failed reads: dataset removed, or device swapped."""
     try:
         answer, _ = control.request(Diagnose(identity.uuid), Diagnosis)
     except (ServiceLostError, FormatError, DeviceError, NotFoundError, UsageError):
-        return None  # the samples' own errors say more
+        return None  # the errors of the samples say more
     return None if answer.reason is None else StaleError(answer.reason)
 
 
 def _report(uri: str, member: str, code: str | None) -> None:
-    """Tell of a member that the service lost, or has again."""
+    """Log that the service lost a member or can read it again."""
     if code is None:
         _log.info("%s: the service can read member %s again", uri, member)
     else:
@@ -280,20 +287,20 @@ def _report(uri: str, member: str, code: str | None) -> None:
 
 
 class ServiceVolume:
-    """A volume as the service last described it.
+    """A volume of a service, as of the generation that was loaded last.
 
     Args:
-        connection: with the volume's UUID.
-        control: to the service; this object's from now on.
+        connection: the service, with the volume's UUID.
+        control: control connection to the service, which this object owns from now on.
 
     Raises:
-        DlfsError: as ``refresh``.
+        DlfsError: the same errors as ``refresh``.
     """
 
     def __init__(self, connection: ServiceConnection, control: ControlConnection) -> None:
         self._connection = connection
         self._control = control
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
         self.superblock: Superblock
         self.catalog: Catalog
         self._info: VolumeInfo
@@ -301,29 +308,29 @@ class ServiceVolume:
 
     @property
     def connection(self) -> ServiceConnection:
-        """The service's socket, and which volume."""
+        """Socket of the service, with the volume's UUID."""
         return self._connection
 
     def describe(self) -> VolumeInfo:
-        """All of it, as the service described it when it was last asked."""
+        """Return the description of the volume at the loaded generation."""
         return self._info
 
     def refresh(self) -> None:
-        """Ask the service for the newest generation.
+        """Load the newest generation from the service.
 
         Raises:
-            ServiceLostError: it is gone, and was not back in time.
-            DlfsError: it cannot read the volume.
+            ServiceLostError: the service is not running and did not return in time.
+            DlfsError: the service cannot read the volume.
         """
-        with self._turn:
+        with self._lock:
             if self._control.is_lost:
                 self._control = self._connection.connect()
-            request = LookAtVolume(self._connection.volume_uuid)
+            request = GetVolume(self._connection.volume_uuid)
             state, descriptors = self._control.request(request, VolumeState, 1)
             with descriptors:
                 found = read_generation(descriptors[0], self._connection.uri)
             (self.superblock, self.catalog), self._info = found, state.info
 
     def close(self) -> None:
-        """Close the control."""
+        """Close the control connection."""
         self._control.close()

@@ -1,11 +1,11 @@
-"""A client's connection to the node service: requests and their answers, one at a time.
+"""The client's control connection to the node service: sends requests and receives their answers.
 
-A connection is lost when the service ends it, does not answer in time or does not keep to the
-protocol; it stays lost. Who wants another one makes it: that waits, for a stated time, for a
-service that is being restarted. A forked child has none of its parent's connections: its copies are
-closed at once, since they would hide the parent's end from the service.
+A connection is lost when the service closes it, does not answer in time or breaks the protocol. A
+lost connection stays lost; a new one waits up to its timeout for a service that is being restarted.
+A forked child closes its copies of its parent's connections at once. Otherwise the service would
+not notice the end of the parent.
 
-Threads: any at once; they take turns.
+Threads: any at once; a lock lets one request at a time use the connection.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ from dlfs.service.protocol import (
 from dlfs.service.sockets import PATH_BYTES_MAX, SCHEME
 
 TIMEOUT_S = 10.0
-"""How long to wait, by default, for a service that is not there, and for each of its answers."""
+"""Default of the longest wait for a service that is not running and for each answer, in seconds."""
 
 _RETRY_FIRST_S = 0.005
-_RETRY_MOST_S = 0.1
-_ABSENT = (errno.ENOENT, errno.ECONNREFUSED, errno.EAGAIN, errno.ECONNRESET, errno.EPIPE)
+_RETRY_LONGEST_S = 0.1
+_NOT_RUNNING = (errno.ENOENT, errno.ECONNREFUSED, errno.EAGAIN, errno.ECONNRESET, errno.EPIPE)
 
 _Answer = TypeVar("_Answer", bound=Message)
 
 
 class Descriptors(list[int]):
-    """File descriptors that came with an answer; closed at the end of a ``with``, unless taken."""
+    """File descriptors that came with an answer. Leaving a ``with`` closes those not taken."""
 
     def take(self, position: int) -> int:
-        """One of them, for the caller to keep and close."""
+        """Return the descriptor at a position; the caller must close it."""
         descriptor, self[position] = self[position], -1
         return descriptor
 
@@ -75,11 +75,11 @@ class ControlConnection:
     """A connection that the service has accepted.
 
     Args:
-        path: of the service's socket.
-        timeout_s: how long to wait for a service that is not there, and for each answer.
+        path: path of the service's socket.
+        timeout_s: longest wait for a service that is not running and for each answer, in seconds.
 
     Raises:
-        ServiceLostError: there is no service within that time.
+        ServiceLostError: no service accepts the connection within ``timeout_s``.
         DeviceError: the service, or the socket's mode, refuses this user (EACCES).
         VersionError: the service speaks another version of the protocol.
         UsageError: the path is too long.
@@ -91,31 +91,31 @@ class ControlConnection:
         self.uri = SCHEME + path
         self._path = path
         self._timeout_s = timeout_s
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
         self._socket: socket.socket | None = None
         self.welcome = self._connect(time.monotonic() + timeout_s)
 
     @property
     def is_lost(self) -> bool:
-        """Whether the connection is of no more use."""
+        """Return True if the connection can no longer be used."""
         return self._socket is None
 
     def request(
         self, message: Message, kind: type[_Answer], count: int = 0
     ) -> tuple[_Answer, Descriptors]:
-        """Ask, and wait for the answer.
+        """Send a request and return the service's answer with its descriptors.
 
         Args:
             message: the request.
-            kind: of the answer.
-            count: of the descriptors that come with it.
+            kind: expected kind of the answer.
+            count: expected number of descriptors.
 
         Raises:
             ServiceLostError: the connection is lost, now or before.
-            DlfsError: what the service answers instead.
+            DlfsError: the service answers with this error.
         """
         frame = encode(message)
-        with self._turn:
+        with self._lock:
             try:
                 answer, descriptors = self._exchange(frame)
             except OSError as error:
@@ -139,7 +139,7 @@ class ControlConnection:
             )
 
     def close(self) -> None:
-        """Give the connection up, and with it all that the service holds for it. Idempotent."""
+        """Close the connection; the service then releases its resources. Idempotent."""
         found, self._socket = self._socket, None
         if found is not None:
             found.close()
@@ -154,7 +154,7 @@ class ControlConnection:
     # ---- connecting ------------------------------------------------------------------------------
 
     def _connect(self, deadline: float) -> Welcome:
-        """Connect and say hello, again and again while there is no service."""
+        """Connect and send ``Hello``; retry while no service is running."""
         wait_s = _RETRY_FIRST_S
         while True:
             try:
@@ -163,7 +163,7 @@ class ControlConnection:
                 if time.monotonic() + wait_s > deadline:
                     raise
             time.sleep(wait_s)
-            wait_s = min(2 * wait_s, _RETRY_MOST_S)
+            wait_s = min(2 * wait_s, _RETRY_LONGEST_S)
 
     def _try_connect(self, timeout_s: float) -> Welcome:
         made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
@@ -173,13 +173,13 @@ class ControlConnection:
         except OSError as error:
             made.close()
             reason = f"connect to {self.uri}: {error.strerror or error}"
-            if error.errno in _ABSENT or isinstance(error, TimeoutError):
+            if error.errno in _NOT_RUNNING or isinstance(error, TimeoutError):
                 raise ServiceLostError(f"{reason}; is 'dlfs serve' running?") from error
             if error.errno in (errno.EACCES, errno.EPERM):
                 reason += "; 'dlfs serve --allow-user NAME' or --allow-group lets a user in"
             raise DeviceError(reason, error.errno or errno.EIO) from error
         self._socket = made
-        _open.add(self)
+        _open_connections.add(self)
         return self._greet()
 
     def _greet(self) -> Welcome:
@@ -202,8 +202,8 @@ class ControlConnection:
         """Send a frame and receive one.
 
         Raises:
-            OSError: the connection ended or failed, or the time is over.
-            FormatError: what came is malformed.
+            OSError: the connection ended or failed, or the timeout expired.
+            FormatError: the answer is malformed.
         """
         found = self._socket
         if found is None:
@@ -220,7 +220,7 @@ class ControlConnection:
             raise
 
     def _receive(self, found: socket.socket, count: int, descriptors: Descriptors) -> bytes:
-        """Receive so many bytes, and whatever descriptors come with them."""
+        """Receive ``count`` bytes; add descriptors that arrive with them to ``descriptors``."""
         deadline = time.monotonic() + self._timeout_s
         received = bytearray()
         while len(received) < count:
@@ -238,14 +238,14 @@ class ControlConnection:
         return bytes(received)
 
 
-_open: weakref.WeakSet[ControlConnection] = weakref.WeakSet()
+_open_connections: weakref.WeakSet[ControlConnection] = weakref.WeakSet()
 
 
 def _after_fork_in_child() -> None:
-    for connection in list(_open):
+    for connection in list(_open_connections):
         with contextlib.suppress(OSError):
             connection.close()
-    _open.clear()
+    _open_connections.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,14 +1,15 @@
-"""The volumes of a service and the datasets that it has open, once for all clients and the mount.
+"""The volumes of a node service and the cache of its open datasets, for all clients and the mount.
 
-A dataset is opened when it is first borrowed, with its directory and its samples in memory that can
-be shared, and stays open when nobody has it any more, until its memory is wanted for another, or it
-was removed.
+``ServedVolume`` is a volume of the service. ``DatasetCache`` opens a dataset on its first
+``acquire``, with directory and sample memory in files that can be shared. The dataset stays open
+after its last ``release``, until another dataset needs its memory or it is removed from the volume.
 
-One budget holds for the samples of all of them. A dataset takes what its data needs of what is
-left; datasets that nobody uses give way to one that would get less, used longest ago first. Where
-too little is left even so, a dataset gets ``CACHE_BYTES_MIN`` beyond the budget.
+All datasets share one budget of sample memory. A new dataset takes as much of the free budget as
+its data needs. If the free budget is too small, the cache closes unused datasets, the least
+recently used first. If it is still too small, the dataset gets ``CACHE_BYTES_MIN`` beyond the
+budget.
 
-Threads: any at once; opening one dataset does not keep others waiting.
+Threads: any at once; opening one dataset does not block the others.
 """
 
 from __future__ import annotations
@@ -41,17 +42,19 @@ from dlfs.units import GIB, MIB
 from dlfs.volume import Volume
 
 CACHE_BYTES = 4 * GIB
+"""Sample memory of all open datasets, in bytes, by default."""
 CACHE_BYTES_MIN = 64 * MIB
-"""Of an open dataset, unless its data needs less."""
+"""Least sample memory of an open dataset, in bytes, unless its data needs less."""
 SPARE_CHUNKS = 16
-"""Beyond a dataset's own and a quarter more, with which the reader keeps all of it."""
+"""Chunks of sample memory beyond 5/4 of a dataset's chunks. With both, the reader keeps all of the
+dataset in memory."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
-class _Place:
-    """A dataset that is open, or about to be."""
+class _Entry:
+    """A dataset that is open or being opened."""
 
     volume_uuid: UUID
     identity: DatasetIdentity
@@ -64,163 +67,168 @@ class _Place:
     removed: bool = False
 
 
-class Shelf:
-    """The open datasets.
+class DatasetCache:
+    """The open datasets of a node service.
 
     Args:
-        cache_bytes: of sample memory, for all of them.
+        cache_bytes: budget of sample memory for all datasets, in bytes.
     """
 
     def __init__(self, cache_bytes: int = CACHE_BYTES) -> None:
         self._cache_bytes = cache_bytes
         self._mutex = threading.Lock()
-        self._places: dict[UUID, _Place] = {}
+        self._places: dict[UUID, _Entry] = {}
 
-    def borrow(self, volume: ServedVolume, record: DatasetRecord) -> Dataset:
-        """An open dataset; ``give_back`` it.
+    def acquire(self, volume: ServedVolume, record: DatasetRecord) -> Dataset:
+        """Return a dataset, opened if need be. The caller must ``release`` it.
 
         Raises:
-            DlfsError: it cannot be opened.
+            DlfsError: the dataset cannot be opened.
         """
         identity = DatasetIdentity.of(record, volume.uuid)
         with self._mutex:
-            place = self._places.setdefault(record.uuid, _Place(volume.uuid, identity))
-            place.users += 1
+            entry = self._places.setdefault(record.uuid, _Entry(volume.uuid, identity))
+            entry.users += 1
         try:
-            with place.opening:
-                if place.dataset is None:
-                    place.dataset = self._open(volume, record, place)
-            return place.dataset
+            with entry.opening:
+                if entry.dataset is None:
+                    entry.dataset = self._open(volume, record, entry)
+            return entry.dataset
         except BaseException:
-            self.give_back(record.uuid)
+            self.release(record.uuid)
             raise
 
-    def give_back(self, uuid: UUID) -> None:
-        """End a loan."""
+    def release(self, uuid: UUID) -> None:
+        """End one use of a dataset; it stays open unless it was removed from the volume."""
         with self._mutex:
-            place = self._places[uuid]
-            place.users -= 1
-            place.used_at_s = time.monotonic()
-            ended = not place.users and (place.removed or place.dataset is None)
-            gone = [self._places.pop(uuid)] if ended else []
-        _close(gone)
+            entry = self._places[uuid]
+            entry.users -= 1
+            entry.used_at_s = time.monotonic()
+            ended = not entry.users and (entry.removed or entry.dataset is None)
+            evicted = [self._places.pop(uuid)] if ended else []
+        _close(evicted)
 
     def attributes(self, uuid: UUID) -> Part:
-        """The attribute segment of a dataset that is borrowed, in memory that can be shared.
+        """Return the attribute segment of an acquired dataset, in memory that can be shared.
 
         Raises:
-            NotFoundError: it has none.
-            DlfsError: it cannot be read.
+            NotFoundError: the dataset has no attributes.
+            DlfsError: the segment cannot be read.
         """
         with self._mutex:
-            place = self._places[uuid]
-        with place.opening:
-            if place.attributes is None and place.dataset is not None:
-                access = place.dataset.access
-                place.attributes = load_attributes_whole(
+            entry = self._places[uuid]
+        with entry.opening:
+            if entry.attributes is None and entry.dataset is not None:
+                access = entry.dataset.access
+                entry.attributes = load_attributes_whole(
                     access.sources, access.geometry, access.record
                 )
-        if place.attributes is None:
-            raise NotFoundError(f"find attributes of dataset {place.identity.name!r}: none")
-        return place.attributes
+        if entry.attributes is None:
+            raise NotFoundError(f"find attributes of dataset {entry.identity.name!r}: none")
+        return entry.attributes
 
-    def keep_only(self, volume_uuid: UUID, uuids: Iterable[UUID]) -> None:
-        """Note which datasets a volume has now: others are closed when their last user goes."""
-        kept = set(uuids)
+    def remove_others(self, volume_uuid: UUID, uuids: Iterable[UUID]) -> None:
+        """Remove the datasets of a volume that are not listed; those in use, on their last release.
+
+        Args:
+            volume_uuid: UUID of the volume.
+            uuids: the datasets that the volume's newest generation has.
+        """
+        existing = set(uuids)
         with self._mutex:
-            for place in self._places.values():
-                if place.volume_uuid == volume_uuid:
-                    place.removed = place.identity.uuid not in kept
-            gone = [p for p in self._places.values() if p.removed and not p.users]
-            for place in gone:
-                del self._places[place.identity.uuid]
-        _close(gone)
+            for entry in self._places.values():
+                if entry.volume_uuid == volume_uuid:
+                    entry.removed = entry.identity.uuid not in existing
+            evicted = [p for p in self._places.values() if p.removed and not p.users]
+            for entry in evicted:
+                del self._places[entry.identity.uuid]
+        _close(evicted)
 
     def close(self) -> None:
-        """Close all datasets; nobody uses them any more."""
+        """Close all datasets; none may be in use."""
         with self._mutex:
-            places, self._places = self._places, {}
-        _close(places.values())
+            entries, self._places = self._places, {}
+        _close(entries.values())
 
-    def figures(self) -> list[dict[str, Any]]:
-        """What is open, with the counters of every reader."""
+    def statistics(self) -> list[dict[str, Any]]:
+        """Return an entry of each open dataset, with the counters of its reader and members."""
         with self._mutex:
-            places = list(self._places.values())
+            entries = list(self._places.values())
         found = []
-        for place in places:
-            with contextlib.suppress(ClosedError):  # it gave way to another meanwhile
-                found += _figures_of(place)
+        for entry in entries:
+            with contextlib.suppress(ClosedError):  # evicted by another thread meanwhile
+                found += _statistics_of(entry)
         return found
 
-    def _open(self, volume: ServedVolume, record: DatasetRecord, place: _Place) -> Dataset:
+    def _open(self, volume: ServedVolume, record: DatasetRecord, entry: _Entry) -> Dataset:
         needed_bytes = (record.data_chunks * 5 // 4 + SPARE_CHUNKS) * volume.volume.chunk_bytes
-        cache_bytes = self._reserve(place, needed_bytes)
+        cache_bytes = self._reserve(entry, needed_bytes)
         try:
-            dataset = Dataset(volume.connection(cache_bytes), place.identity).open()
+            dataset = Dataset(volume.connection(cache_bytes), entry.identity).open()
         except BaseException:
-            place.cache_bytes = 0
+            entry.cache_bytes = 0
             raise
         _log.info(
             "dataset %r version %d is open, with %d MiB for samples",
-            place.identity.name, place.identity.version, cache_bytes // MIB,
+            entry.identity.name, entry.identity.version, cache_bytes // MIB,
         )  # fmt: skip
         return dataset
 
-    def _reserve(self, place: _Place, needed_bytes: int) -> int:
-        """Take memory for a dataset out of the budget, closing others that nobody uses."""
-        gone = []
+    def _reserve(self, entry: _Entry, needed_bytes: int) -> int:
+        """Reserve sample memory for a dataset; close unused datasets if the budget is exhausted."""
+        evicted = []
         with self._mutex:
             idle = [p for p in self._places.values() if not p.users and p.dataset is not None]
             idle.sort(key=lambda p: p.used_at_s, reverse=True)
             while self._left_bytes() < needed_bytes and idle:
-                gone.append(self._places.pop(idle.pop().identity.uuid))
+                evicted.append(self._places.pop(idle.pop().identity.uuid))
             least_bytes = min(needed_bytes, CACHE_BYTES_MIN)
-            place.cache_bytes = max(least_bytes, min(needed_bytes, self._left_bytes()))
-        _close(gone)
-        return place.cache_bytes
+            entry.cache_bytes = max(least_bytes, min(needed_bytes, self._left_bytes()))
+        _close(evicted)
+        return entry.cache_bytes
 
     def _left_bytes(self) -> int:
-        return self._cache_bytes - sum(place.cache_bytes for place in self._places.values())
+        return self._cache_bytes - sum(entry.cache_bytes for entry in self._places.values())
 
 
-def _figures_of(place: _Place) -> list[dict[str, Any]]:
-    """Of a place, if its dataset is open.
+def _statistics_of(entry: _Entry) -> list[dict[str, Any]]:
+    """Return the statistics of an entry's dataset; an empty list if it is not open yet.
 
     Raises:
-        ClosedError: it was closed meanwhile.
+        ClosedError: the dataset was closed meanwhile.
     """
-    if place.dataset is None:
+    if entry.dataset is None:
         return []
     return [
         {
-            "volume": str(place.volume_uuid),
-            "dataset": place.identity.name,
-            "version": place.identity.version,
-            "uuid": str(place.identity.uuid),
-            "users": place.users,
-            "cache_bytes": place.cache_bytes,
-            "reader": place.dataset.stats(),
-            "members": place.dataset.member_stats(),
+            "volume": str(entry.volume_uuid),
+            "dataset": entry.identity.name,
+            "version": entry.identity.version,
+            "uuid": str(entry.identity.uuid),
+            "users": entry.users,
+            "cache_bytes": entry.cache_bytes,
+            "reader": entry.dataset.stats(),
+            "members": entry.dataset.member_stats(),
         }
     ]
 
 
-def _close(places: Iterable[_Place]) -> None:
-    for place in places:
-        if place.attributes is not None:
-            place.attributes.release()
-        if place.dataset is not None:
-            place.dataset.close()
+def _close(entries: Iterable[_Entry]) -> None:
+    for entry in entries:
+        if entry.attributes is not None:
+            entry.attributes.release()
+        if entry.dataset is not None:
+            entry.dataset.close()
 
 
-class LentDataset(Dataset):
-    """A dataset of the shelf, in the hands of one borrower.
+class AcquiredDataset(Dataset):
+    """One use of a dataset of the cache, which ``close`` releases.
 
     Args:
-        dataset: of the shelf.
-        identity: of it.
-        connection: of it.
-        give_back: ends the loan; called once, by ``close``.
+        dataset: the dataset of the cache.
+        connection: connection that opens the dataset again, elsewhere.
+        identity: identity of the dataset.
+        release: releases the dataset; called once, by ``close``.
     """
 
     def __init__(
@@ -228,43 +236,47 @@ class LentDataset(Dataset):
         dataset: Dataset,
         connection: LocalConnection,
         identity: DatasetIdentity,
-        give_back: Callable[[], None],
+        release: Callable[[], None],
     ) -> None:
         super().__init__(connection, identity)
         self._access = dataset.access
-        self._give_back: Callable[[], None] | None = give_back
+        self._release: Callable[[], None] | None = release
 
     def close(self) -> None:
-        """End the loan. Idempotent."""
+        """Release the dataset. Idempotent."""
         self._closed, self._access = True, None
-        give_back, self._give_back = self._give_back, None
-        if give_back is not None:
-            give_back()
+        release, self._release = self._release, None
+        if release is not None:
+            release()
 
 
 class ServedVolume:
-    """A volume of the service.
+    """A volume that the service serves.
 
     Args:
-        uri: what ``dlfs.open`` takes.
-        shelf: for its datasets.
-        options: of devices.
+        uri: the volume, as ``dlfs.open`` takes it.
+        cache: cache that opens the volume's datasets.
+        options: options for opening the volume's devices.
 
     Raises:
-        DlfsError: as ``dlfs.open``.
+        DlfsError: the same errors as ``dlfs.open``.
 
     Threads: any at once; ``close`` by one.
     """
 
-    def __init__(self, uri: str, shelf: Shelf, options: OpenOptions) -> None:
-        self._shelf = shelf
+    def __init__(self, uri: str, cache: DatasetCache, options: OpenOptions) -> None:
+        self._cache = cache
         self._options = options
         self.volume = Volume(LocalConnection(split_uris(uri), options))
         self.uuid = self.volume.uuid
         self.label = self.volume.label
 
     def connection(self, cache_bytes: int) -> LocalConnection:
-        """What opens datasets of this volume, with so much memory for samples, to be shared."""
+        """Return a connection that opens datasets of this volume in memory that can be shared.
+
+        Args:
+            cache_bytes: sample memory of each dataset, in bytes.
+        """
         return LocalConnection(
             tuple(split_uris(self.volume.uri)),
             OpenOptions(
@@ -277,58 +289,58 @@ class ServedVolume:
         )
 
     def refresh(self) -> None:
-        """See the newest generation.
+        """Load the newest generation and remove datasets that it no longer has.
 
         Raises:
-            DlfsError: as ``dlfs.open``.
+            DlfsError: the same errors as ``dlfs.open``.
         """
         self.volume.refresh()
-        self._shelf.keep_only(self.uuid, [info.uuid for info in self.volume.datasets()])
+        self._cache.remove_others(self.uuid, [info.uuid for info in self.volume.datasets()])
 
     def datasets(self) -> list[DatasetInfo]:
-        """As ``Volume.datasets``."""
+        """Return what ``Volume.datasets`` returns."""
         return self.volume.datasets()
 
     def info(self) -> VolumeInfo:
-        """As ``Volume.info``."""
+        """Return what ``Volume.info`` returns."""
         return self.volume.info()
 
-    def borrow(self, uuid: UUID) -> Dataset:
-        """A dataset of the generation seen, open; ``close`` it.
+    def acquire(self, uuid: UUID) -> Dataset:
+        """Return an open dataset of the loaded generation; ``close`` releases it.
 
         Raises:
-            StaleError: there is no such dataset.
-            DlfsError: it cannot be opened.
+            StaleError: the volume has no such dataset any more.
+            DlfsError: the dataset cannot be opened.
         """
         record = find_record(self.volume.access.catalog, uuid)
         if record is None:
             raise StaleError(f"open dataset {uuid} of volume {self.uuid}: it was removed")
-        dataset = self._shelf.borrow(self, record)
+        dataset = self._cache.acquire(self, record)
         identity = DatasetIdentity.of(record, self.uuid)
-        return LentDataset(
-            dataset, self.connection(0), identity, lambda: self._shelf.give_back(record.uuid)
+        return AcquiredDataset(
+            dataset, self.connection(0), identity, lambda: self._cache.release(record.uuid)
         )
 
     def dataset(self, name: str | bytes, version: int, /) -> Dataset:
-        """As ``Volume.dataset``, borrowed.
+        """Return an open dataset by name and version; ``close`` releases it.
 
         Raises:
-            NotFoundError: there is no such dataset.
-            DlfsError: as ``borrow``.
+            NotFoundError: the volume has no such dataset.
+            DlfsError: the same errors as ``acquire``.
         """
         raw = dataset_name_bytes(name)
         records = self.volume.access.catalog.datasets
         for record in records:
             if (record.name, record.version) == (raw, version):
-                return self.borrow(record.uuid)
+                return self.acquire(record.uuid)
         raise no_such_dataset(records, raw, version, where=self.volume.uri)
 
     def attributes(self, uuid: UUID) -> Part:
-        """As ``Shelf.attributes``."""
-        return self._shelf.attributes(uuid)
+        """Return the attribute segment of an acquired dataset: see ``DatasetCache.attributes``."""
+        return self._cache.attributes(uuid)
 
     def close(self) -> None:
-        """Close the volume; its datasets are the shelf's to close."""
+        """Close the volume; the cache closes its datasets."""
         self.volume.close()
 
     def __enter__(self) -> Self:

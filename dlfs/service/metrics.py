@@ -1,11 +1,12 @@
-"""The service's counters for Prometheus: ``GET /metrics``.
+"""Exports the service's counters to Prometheus (``GET /metrics``).
 
-Rates are left to who scrapes: IOPS are ``rate(dlfs_member_read_seconds_count)``, the mean queue
-depth is ``rate(dlfs_member_read_seconds_sum)``, the coalescing factor is the rate of
-``dlfs_samples_total`` less that of ``dlfs_cache_hits_total`` over that of ``dlfs_requests_total``.
+Prometheus computes rates from the counters. IOPS are ``rate(dlfs_member_read_seconds_count)``. The
+mean queue depth is ``rate(dlfs_member_read_seconds_sum)``. The coalescing factor is the rate of
+``dlfs_samples_total`` less the rate of ``dlfs_cache_hits_total``, divided by the rate of
+``dlfs_requests_total``.
 
-The endpoint runs in threads of prometheus-client's own; a scrape looks at the counters and keeps
-nobody waiting.
+Threads: prometheus-client serves scrapes in its threads; a scrape takes a snapshot of the counters
+and blocks no client.
 """
 
 from __future__ import annotations
@@ -28,55 +29,57 @@ from dlfs.errors import DeviceError, UsageError
 from dlfs.service.statistics import by_process
 
 Snapshot = Mapping[str, Any]
-"""What ``SampleServer.snapshot`` gives."""
+"""Counters as ``SampleServer.snapshot`` returns them."""
 
 _READER = {
-    "samples": "samples given out",
-    "sample_bytes": "bytes of samples given out",
-    "cache_hits": "samples that were in memory already",
-    "requests": "reads asked of devices",
-    "request_bytes": "bytes asked of devices",
-    "checksum_errors": "samples whose checksum did not match, each time they were read",
+    "samples": "samples delivered",
+    "sample_bytes": "bytes of samples delivered",
+    "cache_hits": "delivered samples that were in memory already",
+    "requests": "requests to devices",
+    "request_bytes": "bytes requested from devices",
+    "checksum_errors": "samples read with a wrong checksum",
     "read_errors": "reads that failed",
-    "retries": "reads that were tried again",
-    "failovers": "reads of another copy than the first",
-    "private_batches": "batches that the cache had no room for",
+    "retries": "reads that were repeated",
+    "failovers": "reads of another replica than the first",
+    "private_batches": "batches that did not fit in the cache",
 }
 _NAMES = {"requests": "reads", "request_bytes": "read_bytes"}
-"""Counters that libdlfs calls otherwise."""
+"""libdlfs' names of counters that differ from the metric's name."""
 _PHASES = ("plan", "device", "verify", "rest", "copy", "wait")
 _CLIENT = {
-    "samples": "samples given to a client",
-    "sample_bytes": "bytes of samples given to a client",
-    "batches": "batches given to a client",
-    "refusals": "batches refused to a client that holds too much",
-    "failures": "samples that a client could not be given",
+    "samples": "samples delivered to a client",
+    "sample_bytes": "bytes of samples delivered to a client",
+    "batches": "batches delivered to a client",
+    "refusals": "batches refused because the client reached its limits",
+    "failures": "samples that could not be delivered to a client",
     "sleeps": "times that a client's channels waited for work",
     "wakes": "system calls that woke a client",
 }
 _CLIENT_NOW = {
-    "channels": "callers that a client has",
-    "pinned_bytes": "bytes of the cache that a client's batches hold",
-    "batches_out": "batches that a client holds",
+    "channels": "open channels of a client",
+    "pinned_bytes": "bytes of the cache that a client's batches pin",
+    "batches_out": "batches that a client has not released",
 }
 _DATASET = ("volume", "dataset", "version")
 _ADDRESS = re.compile(r"(?:\[(?P<ipv6>[^\]]+)\]|(?P<host>[^:]*)):(?P<port>[0-9]{1,5})")
 
 
 class SnapshotCollector(Collector):
-    """Turns a snapshot of the service into metrics, at each scrape.
+    """Converts a snapshot of the service to metrics at each scrape.
 
     Args:
-        snapshot: gives one; from any thread.
+        snapshot: returns the service's counters; called from any thread.
     """
 
     def __init__(self, snapshot: Callable[[], Snapshot]) -> None:
         self._snapshot = snapshot
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics."""
+        """Yield all metrics, from a new snapshot."""
         found = self._snapshot()
-        yield GaugeMetricFamily("dlfs_uptime_seconds", "since the start", found["uptime_s"])
+        yield GaugeMetricFamily(
+            "dlfs_uptime_seconds", "time since the service started", found["uptime_s"]
+        )
         processes = by_process(found["clients"])
         yield GaugeMetricFamily("dlfs_clients", "processes connected", len(processes))
         yield from _dataset_metrics(found["datasets"])
@@ -84,7 +87,7 @@ class SnapshotCollector(Collector):
         yield from _client_metrics(processes)
 
     def describe(self) -> list[Metric]:
-        """Nothing: what there is depends on what is open."""
+        """Return no metrics: their labels depend on the datasets that are open."""
         return []
 
 
@@ -99,10 +102,12 @@ def _dataset_metrics(datasets: list[Mapping[str, Any]]) -> Iterator[Metric]:
             counter.add_metric(_labels(dataset), dataset["reader"][_NAMES.get(name, name)])
         yield counter
     spent = CounterMetricFamily(
-        "dlfs_reading_seconds", "where the time of reading goes", labels=(*_DATASET, "phase")
+        "dlfs_reading_seconds", "time of reading by phase", labels=(*_DATASET, "phase")
     )
     memory = GaugeMetricFamily("dlfs_cache_bytes", "memory for samples", labels=_DATASET)
-    users = GaugeMetricFamily("dlfs_dataset_clients", "who has it open", labels=_DATASET)
+    users = GaugeMetricFamily(
+        "dlfs_dataset_clients", "sessions that have the dataset open", labels=_DATASET
+    )
     for dataset in datasets:
         for phase in _PHASES:
             nanoseconds = dataset["reader"][f"{phase}_ns"]
@@ -115,7 +120,7 @@ def _dataset_metrics(datasets: list[Mapping[str, Any]]) -> Iterator[Metric]:
 def _member_metrics(datasets: list[Mapping[str, Any]]) -> Iterator[Metric]:
     labels = (*_DATASET, "member")
     seconds = HistogramMetricFamily(
-        "dlfs_member_read_seconds", "how long a member's reads take", labels=labels
+        "dlfs_member_read_seconds", "latency of a member's reads", labels=labels
     )
     read_bytes = CounterMetricFamily(
         "dlfs_member_read_bytes", "bytes read from a member", labels=labels
@@ -123,7 +128,7 @@ def _member_metrics(datasets: list[Mapping[str, Any]]) -> Iterator[Metric]:
     errors = CounterMetricFamily(
         "dlfs_member_errors", "reads of a member that failed", labels=labels
     )
-    lost = GaugeMetricFamily("dlfs_member_lost", "1 while it cannot be read", labels=labels)
+    lost = GaugeMetricFamily("dlfs_member_lost", "1 while the member cannot be read", labels=labels)
     for dataset in datasets:
         for member in dataset["members"]:
             named = [*_labels(dataset), member["uri"]]
@@ -136,7 +141,7 @@ def _member_metrics(datasets: list[Mapping[str, Any]]) -> Iterator[Metric]:
 
 
 def _buckets(counts: list[int]) -> list[tuple[str, float]]:
-    """Cumulative counts by their upper bounds in seconds, as Prometheus has them."""
+    """Return Prometheus' histogram buckets: upper bounds in seconds with cumulative counts."""
     total = 0
     found: list[tuple[str, float]] = []
     for bucket, count in enumerate(counts[:-1]):
@@ -164,7 +169,7 @@ def parse_address(text: str) -> tuple[str, int]:
     """Read ``HOST:PORT``, ``:PORT`` (all addresses) or ``[IPV6]:PORT``.
 
     Raises:
-        UsageError: it is something else.
+        UsageError: the text has another form.
     """
     match = _ADDRESS.fullmatch(text)
     if match is None or int(match["port"]) > 0xFFFF:
@@ -176,15 +181,15 @@ class MetricsEndpoint:
     """Answers ``GET /metrics`` until it is closed.
 
     Args:
-        address: ``HOST:PORT``; port 0 takes a free one.
-        snapshot: gives the service's figures; from any thread.
+        address: ``HOST:PORT``; port 0 chooses a free port.
+        snapshot: returns the service's counters; called from any thread.
 
     Attributes:
-        url: where it answers.
+        url: URL of the metrics.
 
     Raises:
         UsageError: the address is malformed.
-        DeviceError: it cannot be listened on.
+        DeviceError: the endpoint cannot listen on the address.
     """
 
     def __init__(self, address: str, snapshot: Callable[[], Snapshot]) -> None:

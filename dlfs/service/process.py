@@ -1,12 +1,13 @@
-"""The node service: the sample server, and a mount beside it, in one process and one trio loop.
+"""The node service process: the sample server and, on request, a mount in the same trio loop.
 
-It runs until SIGTERM or SIGINT, or until the mount's loop fails. Then it lets go of what others can
-see (the socket's file, the mount) and returns what holds the memory: clients may still look at it,
-so the caller ends the process without taking it apart. A mount that is unmounted from outside ends
-alone.
+``NodeService`` opens the volumes (``ServedVolume``) with one ``DatasetCache``, listens on a Unix
+socket, and runs a ``SampleServer``, a metrics endpoint and a mount. It runs until SIGTERM or
+SIGINT, or until the mount fails. Then it removes the socket's file and the mount, but frees no
+memory: clients may still read the sample memory. So the caller must end the process without closing
+the service's objects. If the mount is unmounted from outside, the sample server continues.
 
-Under systemd the socket may come from a ``.socket`` unit, and the service tells when it is ready,
-that it is alive, and when it stops.
+Under systemd the socket may come from a ``.socket`` unit. The service notifies systemd when it is
+ready, periodically while it is alive, and when it stops.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from dlfs._native.malloc import give_back_freed_memory
 from dlfs.connection import OpenOptions
 from dlfs.errors import DlfsError, UsageError
 from dlfs.service import systemd
-from dlfs.service.dataset_cache import CACHE_BYTES, ServedVolume, Shelf
+from dlfs.service.dataset_cache import CACHE_BYTES, DatasetCache, ServedVolume
 from dlfs.service.server import SampleServer
 from dlfs.service.sockets import AllowList, Listener, adopt, default_path, listen
 
@@ -34,24 +35,26 @@ if TYPE_CHECKING:
     from dlfs.service.metrics import MetricsEndpoint
 
 _WATCHDOG_SHARE = 1 / 3
+"""Time between two notifications of systemd's watchdog, as a share of the watchdog's timeout."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeOptions:
-    """What a node serves, and how.
+    """Options of a node service.
 
     Attributes:
-        volumes: what ``dlfs.open`` takes, of each.
-        socket: path; by default by the first volume's label or UUID.
-        mount: a directory for the mount of the only volume.
-        incoming: as of ``MountOptions``.
-        fuse: likewise.
-        metrics: ``HOST:PORT`` of the endpoint for Prometheus.
-        cache_bytes: of sample memory, for all datasets.
-        allow: who may use the socket.
-        open_options: of devices.
+        volumes: URI of each volume, as ``dlfs.open`` takes it.
+        socket: path of the service's socket; None: a default path with the label or UUID of the
+            first volume.
+        mount: directory to mount the volume on, which must be the only one; None: no mount.
+        incoming: staging directory of the mount: see ``MountOptions``.
+        fuse: server of the mount: see ``MountOptions``.
+        metrics: ``HOST:PORT`` of the endpoint for Prometheus; None: no endpoint.
+        cache_bytes: sample memory for all datasets, in bytes.
+        allow: users and groups that may use the socket.
+        open_options: options for opening the volumes' devices.
     """
 
     volumes: Sequence[str]
@@ -79,33 +82,34 @@ class NodeOptions:
             )
 
 
-class Node:
+class NodeService:
     """A node service.
 
     Args:
-        options: what and how.
+        options: the volumes and how to serve them.
 
     Raises:
-        DlfsError: a volume cannot be opened; two are the same; somebody serves on the socket.
+        DlfsError: a volume cannot be opened, two volumes are the same, or another service uses the
+            socket.
 
     Attributes:
-        volumes: that it serves.
-        server: of samples.
-        listener: where clients connect.
-        metrics: the endpoint for Prometheus, if there is to be one.
+        volumes: the served volumes.
+        server: the sample server.
+        listener: the socket that clients connect to.
+        metrics: the endpoint for Prometheus; None without one.
     """
 
     def __init__(self, options: NodeOptions) -> None:
         self._options = options
-        self._shelf = Shelf(options.cache_bytes)
+        self._cache = DatasetCache(options.cache_bytes)
         with ExitStack() as opened:
             self.volumes = [
-                opened.enter_context(ServedVolume(uri, self._shelf, options.open_options))
+                opened.enter_context(ServedVolume(uri, self._cache, options.open_options))
                 for uri in options.volumes
             ]
             if len({volume.uuid for volume in self.volumes}) < len(self.volumes):
                 raise UsageError(f"serve {', '.join(options.volumes)}: a volume is given twice")
-            self.server = SampleServer(self.volumes, self._shelf, options.allow)
+            self.server = SampleServer(self.volumes, self._cache, options.allow)
             self.metrics = self._open_metrics()
             if self.metrics is not None:
                 opened.callback(self.metrics.close)
@@ -131,17 +135,17 @@ class Node:
         return listen(os.path.abspath(path), self._options.allow, make_directory=given is None)
 
     def run(self, on_ready: Callable[[str], None]) -> None:
-        """Serve until a signal ends it.
+        """Serve until SIGTERM or SIGINT.
 
         Args:
             on_ready: called with the socket's path when clients can connect and the mount answers.
 
         Raises:
-            DlfsError: the mount cannot be made.
+            DlfsError: the volume cannot be mounted.
 
-        Threads: the main thread, for its signals.
+        Threads: the main thread, which receives the signals.
         """
-        give_back_freed_memory()  # what clients cause is not to stay
+        give_back_freed_memory()  # memory of past requests returns to the system
         _, descriptors_max = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors_max, descriptors_max))
         try:
@@ -168,7 +172,7 @@ class Node:
             on_ready(self.listener.path)
 
     async def _mount(self, directory: str, task_status: trio.TaskStatus[None]) -> None:
-        """Mount, and answer until it is unmounted."""
+        """Mount the volume and serve the mount until it is unmounted."""
         from dlfs.mount.mountpoint import prepare
         from dlfs.mount.server import MountOptions, serve_view
 
@@ -176,11 +180,11 @@ class Node:
         path = prepare(directory)
         options = MountOptions(incoming=self._options.incoming, fuse=self._options.fuse)
         await serve_view(volume.volume, volume, path, options, lambda _path: task_status.started())
-        _log.warning("%s was unmounted; the socket is served on", path)
+        _log.warning("%s was unmounted; clients are still served", path)
 
 
 def _first(group: ExceptionGroup[Exception]) -> Exception:
-    """One of the errors in a group."""
+    """Return the first error in a group of errors."""
     found = group.exceptions[0]
     return _first(found) if isinstance(found, ExceptionGroup) else found
 
@@ -194,7 +198,7 @@ async def _end_on_signal(scope: trio.CancelScope, task_status: trio.TaskStatus[N
 
 
 async def _feed_watchdog() -> None:
-    """Tell systemd that the loop runs, more often than it asks for."""
+    """Notify systemd's watchdog as long as the trio loop runs."""
     seconds = systemd.watchdog_seconds()
     while seconds is not None:
         systemd.notify("WATCHDOG=1")

@@ -1,206 +1,194 @@
 """The control protocol between the node service and its clients, on a Unix stream socket.
 
-A frame is four bytes of length, little-endian, and that many bytes of JSON: one object, whose
-``kind`` names a message of this module and whose other fields are the message's, each of its type.
-File descriptors ride on the frame they belong to (SCM_RIGHTS); only the service sends any, so the
-service reads without room for them and the kernel drops what a client attaches.
+A frame is a length of four bytes, little-endian, and that many bytes of JSON. The JSON is one
+object: its ``kind`` names a message of this module, its other fields are the fields of the message.
+File descriptors travel with the frame that they belong to (SCM_RIGHTS). Only the service sends
+descriptors: it reads without room for them, so the kernel drops any that a client attaches.
 
-The client speaks first: ``Hello``, answered by ``Welcome``. Then every request is answered in turn,
-by the answer that is named with it, or by ``Failure``, which stands for one of this package's
-errors. Samples do not pass here: a channel's do, through shared memory (``dlfs._native.channel``).
+The client begins with ``Hello``, which the service answers with ``Welcome``. The service then
+answers each request in turn, with the answer that the request's docstring names or with
+``Failure``, which carries one of this package's errors. Samples do not travel on this socket: they
+lie in memory that service and client share (``dlfs._native.channel``).
 
-Nothing is believed: lengths are bounded before anything is read, unknown kinds, unknown or missing
-fields and values of another type or out of range are a ``FormatError``, on either side.
+Neither side trusts the other. A frame's length is checked before its body is read. An unknown kind,
+an unknown or missing field, and a value of another type or out of range are a ``FormatError``.
+Inside ``VolumeInfo``, which only the service sends, unknown fields are ignored.
+``dlfs.json_records`` checks the types.
+
+Client and service must speak the same ``PROTOCOL_VERSION``.
 """
 
 from __future__ import annotations
 
 import errno
-import functools
-import json
 import struct
-import types
-from dataclasses import dataclass, fields, is_dataclass
-from datetime import datetime
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any
 from uuid import UUID
+
+import msgspec
 
 from dlfs import errors
 from dlfs.errors import DeviceError, DlfsError, FormatError, LimitError, NativeError, TruncatedError
+from dlfs.json_records import excerpt, parse_json, to_json, to_record
 from dlfs.store.info import VolumeInfo
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 FRAME_BYTES_MAX = 1 << 20
-"""Of JSON. What may be larger (catalogs, directories) goes by a descriptor."""
+"""Longest body of a frame, in bytes. Catalogs and directories may be longer: they travel as
+descriptors."""
 DESCRIPTORS_MAX = 8
-"""With one frame."""
+"""Most file descriptors that travel with one frame."""
 HEADER = struct.Struct("<I")
 MESSAGE_BYTES_MAX = 4096
-"""Of an error's text."""
+"""Longest text of an error in a ``Failure``, in characters."""
 
-_INTEGER_MAX = (1 << 64) - 1
-
-
-class Message:
-    """Base of all messages: immutable values."""
+Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 
-# ---- what clients say ----------------------------------------------------------------------------
+class Message(msgspec.Struct, frozen=True, tag_field="kind", tag=True, forbid_unknown_fields=True):
+    """Base class of all messages; messages are immutable."""
 
 
-@dataclass(frozen=True, slots=True)
-class Hello(Message):
-    """The first message. Answered by ``Welcome``."""
+# ---- requests ------------------------------------------------------------------------------------
 
-    protocol: int
+
+class Hello(Message, frozen=True):
+    """Begin a connection. Answered by ``Welcome``."""
+
+    protocol: Count
     version: str
 
 
-@dataclass(frozen=True, slots=True)
-class ListVolumes(Message):
-    """Which volumes are served? Answered by ``Volumes``."""
+class ListVolumes(Message, frozen=True):
+    """List the volumes that the service serves. Answered by ``Volumes``."""
 
 
-@dataclass(frozen=True, slots=True)
-class LookAtVolume(Message):
-    """What is a volume now? Answered by ``VolumeState``."""
+class GetVolume(Message, frozen=True):
+    """Get the newest generation of a volume. Answered by ``VolumeState``."""
 
     volume: UUID
 
 
-@dataclass(frozen=True, slots=True)
-class OpenDataset(Message):
-    """Have a dataset open, until the connection ends. Answered by ``DatasetState``."""
+class OpenDataset(Message, frozen=True):
+    """Open a dataset until the connection ends. Answered by ``DatasetState``."""
 
     volume: UUID
     dataset: UUID
 
 
-@dataclass(frozen=True, slots=True)
-class GetPart(Message):
-    """A part of a dataset: ``entries``, ``names`` or ``attributes``. Answered by ``Part``."""
+class GetSegment(Message, frozen=True):
+    """Get a segment: ``entries``, ``names`` or ``attributes``. Answered by ``Segment``."""
 
     volume: UUID
     dataset: UUID
-    part: str
+    segment: str
 
 
-@dataclass(frozen=True, slots=True)
-class OpenChannel(Message):
-    """A way to read samples of an open dataset; it ends when the client closes its side of it.
+class OpenChannel(Message, frozen=True):
+    """Open a channel to the samples of an open dataset. Answered by ``ChannelState``.
 
-    Answered by ``ChannelState``.
+    The channel ends when the client closes its side of the channel's socket.
     """
 
     dataset: UUID
 
 
-@dataclass(frozen=True, slots=True)
-class Diagnose(Message):
-    """Can an open dataset still be read? Answered by ``Diagnosis``."""
+class Diagnose(Message, frozen=True):
+    """Check that an open dataset can still be read. Answered by ``Diagnosis``."""
 
     dataset: UUID
 
 
-@dataclass(frozen=True, slots=True)
-class GetSnapshot(Message):
-    """What the service does, in numbers. Answered by ``Figures``."""
+class GetStatistics(Message, frozen=True):
+    """Get the counters of the service. Answered by ``Statistics``."""
 
 
-# ---- what the service answers --------------------------------------------------------------------
+# ---- answers -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class ServedVolume:
-    """What a volume is called."""
+class VolumeName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """UUID and label of a volume that the service serves."""
 
     uuid: UUID
     label: str
 
 
-@dataclass(frozen=True, slots=True)
-class Welcome(Message):
-    """The client may go on."""
+class Welcome(Message, frozen=True):
+    """The service accepts the client; ``pid`` is the service's process ID."""
 
-    protocol: int
+    protocol: Count
     version: str
-    pid: int
+    pid: Count
 
 
-@dataclass(frozen=True, slots=True)
-class Volumes(Message):
-    """The volumes that are served."""
+class Volumes(Message, frozen=True):
+    """The volumes that the service serves."""
 
-    volumes: tuple[ServedVolume, ...]
+    volumes: tuple[VolumeName, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class VolumeState(Message):
-    """A volume at its newest generation; a descriptor of its superblock and catalog as on media."""
+class VolumeState(Message, frozen=True):
+    """A volume at its newest generation.
+
+    One descriptor: a file with superblock and catalog as on media (``generation_file``).
+    """
 
     info: VolumeInfo
 
 
-@dataclass(frozen=True, slots=True)
-class DatasetState(Message):
-    """A dataset is open.
+class DatasetState(Message, frozen=True):
+    """The service has opened the dataset.
 
-    Descriptors: of superblock and catalog as on media; of the arena that its samples lie in.
+    Two descriptors: a file with superblock and catalog as on media, and the sample memory (arena)
+    of the dataset.
+
+    Attributes:
+        members: URIs of the volume's members, in order.
+        arena_bytes: size of the arena.
+        read_timeout_ms: time within which the service reads a sample or reports the failure.
     """
 
     members: tuple[str, ...]
-    arena_bytes: int
-    read_timeout_ms: int
-    """Within which the service has read a sample, or says why not."""
+    arena_bytes: Count
+    read_timeout_ms: Count
 
 
-@dataclass(frozen=True, slots=True)
-class Part(Message):
-    """A part of a dataset, with a descriptor of its memory."""
+class Segment(Message, frozen=True):
+    """A segment of a dataset. One descriptor: a file of ``size_bytes`` with the segment."""
 
-    size_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class ChannelState(Message):
-    """A channel is open; its descriptors are those of ``ServerChannel``: memory and wake."""
+    size_bytes: Count
 
 
-@dataclass(frozen=True, slots=True)
-class Diagnosis(Message):
-    """Why a dataset is not there any more; None: it is."""
+class ChannelState(Message, frozen=True):
+    """A channel is open. Two descriptors, as of ``ServerChannel``: memory and wake socket."""
+
+
+class Diagnosis(Message, frozen=True):
+    """The reason why a dataset can no longer be read; None if it can."""
 
     reason: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Figures(Message):
-    """Counters by name, perhaps nested."""
+class Statistics(Message, frozen=True):
+    """Counters of the service by name, nested; see ``SampleServer.snapshot``."""
 
-    figures: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Done(Message):
-    """It was done."""
+    values: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Failure(Message):
-    """It was not done: the class of the error, its text, and its errno or 0."""
+class Failure(Message, frozen=True):
+    """A request failed: class name of the error, its text, and its errno or 0."""
 
     error: str
     message: str
-    code: int
+    code: Annotated[int, msgspec.Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
 
 
 REQUESTS: tuple[type[Message], ...] = (
-    Hello, ListVolumes, LookAtVolume, OpenDataset, GetPart, OpenChannel, Diagnose,
-    GetSnapshot,
+    Hello, ListVolumes, GetVolume, OpenDataset, GetSegment, OpenChannel, Diagnose, GetStatistics,
 )  # fmt: skip
 ANSWERS: tuple[type[Message], ...] = (
-    Welcome, Volumes, VolumeState, DatasetState, Part, ChannelState, Diagnosis, Figures,
-    Done, Failure,
+    Welcome, Volumes, VolumeState, DatasetState, Segment, ChannelState, Diagnosis, Statistics,
+    Failure,
 )  # fmt: skip
 
 
@@ -208,12 +196,12 @@ ANSWERS: tuple[type[Message], ...] = (
 
 
 def encode(message: Message) -> bytes:
-    """A message as a frame.
+    """Return the frame of a message.
 
     Raises:
-        LimitError: it is too long.
+        LimitError: the message is longer than a frame may be.
     """
-    body = json.dumps({"kind": type(message).__name__, **_plain_fields(message)}).encode()
+    body = to_json(message)
     if len(body) > FRAME_BYTES_MAX:
         raise LimitError(
             f"send {type(message).__name__}: expected at most {FRAME_BYTES_MAX} bytes, "
@@ -223,11 +211,11 @@ def encode(message: Message) -> bytes:
 
 
 def body_bytes(header: bytes | bytearray) -> int:
-    """The length of a frame's body.
+    """Return the length of a frame's body, in bytes.
 
     Raises:
-        FormatError: it is longer than a frame may be (LimitError is ours, this is theirs).
-        TruncatedError: the header is not whole.
+        FormatError: the other side announces a body longer than a frame may have.
+        TruncatedError: the header is incomplete.
     """
     if len(header) != HEADER.size:
         raise TruncatedError(
@@ -240,29 +228,31 @@ def body_bytes(header: bytes | bytearray) -> int:
 
 
 def decode(body: bytes | bytearray, kinds: tuple[type[Message], ...]) -> Message:
-    """The message in a frame's body.
+    """Return the message in a frame's body.
 
     Args:
-        body: of the frame.
-        kinds: that are expected: ``REQUESTS`` or ``ANSWERS``.
+        body: body of the frame.
+        kinds: messages to accept: ``REQUESTS`` or ``ANSWERS``.
 
     Raises:
-        FormatError: it is none of them, or malformed.
+        FormatError: the body is malformed or holds another message.
     """
     try:
-        found = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"read a message: expected JSON, got {_excerpt(body)}") from error
-    name = found.pop("kind", None) if isinstance(found, dict) else None
-    kind = next((kind for kind in kinds if kind.__name__ == name), None)
-    if kind is None:
-        raise FormatError(f"read a message: expected a known kind, got {_excerpt(body)}")
-    message: Message = _typed(kind, found, kind.__name__)
-    return message
+        values = parse_json(body)
+        name = values.get("kind") if isinstance(values, dict) else None
+        kind = next((kind for kind in kinds if kind.__name__ == name), None)
+        if kind is None:
+            raise FormatError(f"expected a known kind, got {excerpt(body)}")
+        return to_record(values, kind)
+    except FormatError as error:
+        raise FormatError(f"read a message: {error}") from error
 
 
 def failure_of(error: Exception) -> Failure:
-    """An error as a message; what is no error of this package is an unspecific one."""
+    """Return the message for an error.
+
+    An ``OSError`` becomes a ``DeviceError``, any other foreign error a ``NativeError``.
+    """
     if isinstance(error, DlfsError):
         name = type(error).__name__
     else:
@@ -272,87 +262,10 @@ def failure_of(error: Exception) -> Failure:
 
 
 def error_of(failure: Failure) -> DlfsError:
-    """The error that a message stands for."""
+    """Return the error that a ``Failure`` carries; a ``NativeError`` if its class is unknown."""
     kind = getattr(errors, failure.error, None)
     if not (isinstance(kind, type) and issubclass(kind, DlfsError)):
         return NativeError(f"{failure.error}: {failure.message}")
     if issubclass(kind, DeviceError):
         return kind(failure.message, failure.code or errno.EIO)
     return kind(failure.message)
-
-
-def _excerpt(body: bytes | bytearray) -> str:
-    return repr(bytes(body[:80]))
-
-
-# ---- values --------------------------------------------------------------------------------------
-
-
-@functools.cache
-def _types(kind: Any) -> dict[str, Any]:
-    """The fields of a dataclass and their types."""
-    hints = get_type_hints(kind)
-    return {field.name: hints[field.name] for field in fields(kind)}
-
-
-def _is_record(kind: Any) -> bool:
-    return is_dataclass(kind)
-
-
-def _plain_fields(value: Any) -> dict[str, Any]:
-    return {name: _plain(getattr(value, name)) for name in _types(value.__class__)}
-
-
-def _plain(value: Any) -> Any:
-    """What JSON has for a value."""
-    if _is_record(value):
-        return _plain_fields(value)
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, UUID):
-        return value.hex
-    return value.isoformat() if isinstance(value, datetime) else value
-
-
-def _typed(kind: Any, value: Any, where: str) -> Any:
-    """A value of JSON as a type of this protocol.
-
-    Raises:
-        FormatError: it is none of that type.
-    """
-    origin = get_origin(kind)
-    if origin in (Union, types.UnionType):
-        (other,) = (choice for choice in get_args(kind) if choice is not type(None))
-        return None if value is None else _typed(other, value, where)
-    if origin is tuple and isinstance(value, list):
-        return tuple(_typed(get_args(kind)[0], item, where) for item in value)
-    if isinstance(value, dict):
-        if origin is dict:
-            return value
-        if _is_record(kind) and value.keys() == _types(kind).keys():
-            return kind(
-                **{
-                    name: _typed(of, value[name], f"{where}.{name}")
-                    for name, of in _types(kind).items()
-                }
-            )
-    made = _scalar(kind, value)
-    if made is None:
-        raise FormatError(f"read a message: expected {where} of {kind}, got {str(value)[:80]!r}")
-    return made
-
-
-def _scalar(kind: Any, value: Any) -> Any:
-    """A number, text, UUID or time; None when it is none."""
-    if kind is int:
-        return value if type(value) is int and abs(value) <= _INTEGER_MAX else None
-    if kind in (bool, str):
-        return value if type(value) is kind else None
-    if type(value) is not str:
-        return None
-    try:
-        if kind is UUID:
-            return UUID(hex=value)
-        return datetime.fromisoformat(value) if kind is datetime else None
-    except ValueError:
-        return None

@@ -1,8 +1,8 @@
-"""The sample server: accepts clients on a Unix socket and serves each in a task of its own.
+"""The sample server: accepts clients on a Unix socket and serves each in a separate task.
 
-Who connects is asked of the kernel (SO_PEERCRED, SO_PEERGROUPS) and checked against an allow-list
-before anything of it is read. What a client does wrong, or a fault that its request uncovers, ends
-its session and no other.
+The kernel names the process, user and groups of each client (SO_PEERCRED, SO_PEERGROUPS). The
+server checks them against an allow-list before it reads anything from the client. An error of a
+client, or a bug that its request uncovers, ends that client's session and no other.
 
 Threads: one, the trio loop.
 """
@@ -20,17 +20,17 @@ import trio
 
 import dlfs
 from dlfs.errors import DeviceError, LimitError
-from dlfs.service.dataset_cache import ServedVolume, Shelf
+from dlfs.service.dataset_cache import DatasetCache, ServedVolume
 from dlfs.service.protocol import encode, failure_of
-from dlfs.service.session import Common, Session
+from dlfs.service.session import ServerState, Session
 from dlfs.service.sockets import AllowList, Listener, Peer, peer_of
 
 CLIENTS_MAX = 1024
-"""Connections at once."""
+"""Most connections at a time."""
 CLIENTS_OF_PROCESS_MAX = 128
-"""Of those, of one process: one for each volume and dataset that it has open."""
+"""Most connections of one process, which needs one for each volume and dataset that it has open."""
 CLIENTS_OF_USER_MAX = 896
-"""Of those, of one user."""
+"""Most connections of one user."""
 
 _log = logging.getLogger(__name__)
 
@@ -39,20 +39,22 @@ class SampleServer:
     """Serves volumes to the processes of this node.
 
     Args:
-        volumes: to serve.
-        shelf: with their open datasets.
-        allow: who may use the service.
+        volumes: the volumes to serve.
+        cache: the cache of their open datasets.
+        allow: users and groups that may use the service.
     """
 
-    def __init__(self, volumes: Sequence[ServedVolume], shelf: Shelf, allow: AllowList) -> None:
-        self._shelf = shelf
+    def __init__(
+        self, volumes: Sequence[ServedVolume], cache: DatasetCache, allow: AllowList
+    ) -> None:
+        self._cache = cache
         self._allow = allow
-        self._sessions: dict[Session, None] = {}  # the oldest first
+        self._sessions: dict[Session, None] = {}  # a set in order of connection
         self._started_at_s = time.monotonic()
-        self._common = Common({volume.uuid: volume for volume in volumes}, self.snapshot)
+        self._state = ServerState({volume.uuid: volume for volume in volumes}, self.snapshot)
 
     async def serve(self, listener: Listener) -> None:
-        """Accept clients until cancelled; what each has stays then: see ``Session``."""
+        """Accept clients until cancelled. Sessions then release nothing: see ``Session``."""
         accepting = trio.SocketListener(trio.socket.from_stdlib_socket(listener.socket.dup()))
 
         async def handle(stream: trio.SocketStream) -> None:
@@ -61,25 +63,25 @@ class SampleServer:
         await trio.serve_listeners(handle, [accepting])
 
     def snapshot(self) -> dict[str, Any]:
-        """The figures of the service, its clients and its open datasets; from any thread.
+        """Return the counters of the service, its clients and its open datasets. Any thread.
 
         Returns:
-            Plain values, for JSON: ``version``, ``pid``, ``uptime_s``; ``clients``, a list with
-            ``pid``, ``uid``, ``datasets``, ``channels`` and sums of the channels' counters;
-            ``datasets``, a list with ``users``, ``cache_bytes``, the ``reader``'s counters and
-            those of each of its ``members``.
+            Plain values for JSON: ``version``, ``pid``, ``uptime_s``; ``volumes``, a list with
+            ``uuid`` and ``label``; ``clients``, a list with ``pid``, ``uid``, ``datasets``,
+            ``channels`` and sums of the channels' counters; ``datasets``, a list with ``users``,
+            ``cache_bytes``, and the counters of ``reader`` and ``members``.
         """
-        clients = [session.figures() for session in list(self._sessions)]
+        clients = [session.statistics() for session in list(self._sessions)]
         return {
             "version": dlfs.__version__,
             "pid": os.getpid(),
             "uptime_s": time.monotonic() - self._started_at_s,
             "volumes": [
                 {"uuid": str(volume.uuid), "label": volume.label}
-                for volume in self._common.volumes.values()
+                for volume in self._state.volumes.values()
             ],
             "clients": clients,
-            "datasets": self._shelf.figures(),
+            "datasets": self._cache.statistics(),
         }
 
     async def _serve_client(self, stream: trio.SocketStream, group: int) -> None:
@@ -94,16 +96,16 @@ class SampleServer:
                 return
         except (trio.BrokenResourceError, OSError):
             return
-        session = Session(self._common, stream, peer)
+        session = Session(self._state, stream, peer)
         self._sessions[session] = None
         try:
             await session.run()
-        except Exception:  # noqa: BLE001  a bug that one client meets must not end all others
+        except Exception:  # noqa: BLE001  a bug in one session must not end the others
             _log.exception("serving %s", peer)
-        del self._sessions[session]  # but not when cancelled: see Session
+        del self._sessions[session]  # not in a finally: a cancelled session keeps its resources
 
     def _refusal(self, peer: Peer, group: int) -> DeviceError | LimitError | None:
-        """Why a peer is not served; None: it is."""
+        """Return the error for a peer that is not served; None if it is served."""
         if not self._allow.allows(peer, group):
             return DeviceError(
                 f"use the service: user {peer.uid} may not; 'dlfs serve --allow-user NAME' or "

@@ -1,20 +1,23 @@
-"""One client of the sample server: its requests, and all that is held for it.
+"""The session of one client connection: answers its requests and owns its resources.
 
-A client is a connection. What it has (datasets, channels and, behind those, batches and streams) is
-in its ``Session``. When it closes the connection it may still have batches: a channel lives until
-its own socket is hung up, which the client does with the last batch and the kernel does when the
-client dies; the channel's native thread then gives back at once what was held. A client that breaks
-the protocol loses everything. When the service ends, nothing is given back: memory that a client
-may still look at must not be read into, so all of it stays until the process is gone.
+A ``Session`` owns the datasets and channels that its client has opened; each channel owns batches
+and streams. All sessions share one ``ServerState`` with the volumes, the limits and the thread
+limiters.
 
-Requests are answered one after the other; what waits for devices or native threads runs in a worker
-thread, so that a slow request of one client keeps no other waiting.
+A client that closes its control connection may still use batches. So a channel lives until the
+channel's own socket is hung up: by the client when it releases the last batch, by the kernel when
+the client dies. The channel's native thread then releases the batches at once. A client that breaks
+the protocol loses all of its channels. When the service ends, it releases nothing: a client may
+still read that memory, so the memory must not change until the service's process is gone.
 
-Limits are a process's, over all of its connections, and with larger numbers a user's, over all of
-its processes: of channels, of what batches pin of a dataset's memory, and of what requests, batches
-and streams take of the service's other memory.
+A session answers requests one after the other. Work that waits for devices or native threads runs
+in a worker thread, so a slow request of one client does not delay other clients.
 
-Threads: the trio loop, but for what is said to run in a worker thread.
+Limits apply to a process, over all of its connections, and with larger numbers to a user, over all
+of the user's processes. Limited are channels, the bytes that batches pin of a dataset's sample
+memory, and the service's other memory that requests, batches and streams take.
+
+Threads: the trio loop, except where a docstring names a worker thread.
 """
 
 from __future__ import annotations
@@ -49,6 +52,7 @@ from dlfs.errors import (
     VersionError,
 )
 from dlfs.service.dataset_cache import ServedVolume
+from dlfs.service.generation_file import generation_file
 from dlfs.service.protocol import (
     HEADER,
     PROTOCOL_VERSION,
@@ -57,17 +61,17 @@ from dlfs.service.protocol import (
     DatasetState,
     Diagnose,
     Diagnosis,
-    Done,
-    Figures,
-    GetPart,
-    GetSnapshot,
+    GetSegment,
+    GetStatistics,
+    GetVolume,
     Hello,
     ListVolumes,
-    LookAtVolume,
     Message,
     OpenChannel,
     OpenDataset,
-    Part,
+    Segment,
+    Statistics,
+    VolumeName,
     Volumes,
     VolumeState,
     Welcome,
@@ -76,62 +80,63 @@ from dlfs.service.protocol import (
     encode,
     failure_of,
 )
-from dlfs.service.protocol import ServedVolume as VolumeName
-from dlfs.service.snapshot import generation_file
 from dlfs.service.sockets import Peer
 from dlfs.units import MIB
 
 CHANNELS_MAX = 64
-"""Of one client process: callers and epochs that it can have at once."""
+"""Most channels of one client process: one for each concurrent caller and each open epoch."""
 CHANNELS_OF_USER_MAX = 1024
-"""Of all processes of one user."""
+"""Most channels of all processes of one user."""
 DATASETS_MAX = 64
-"""Of one connection."""
+"""Most open datasets of one connection."""
 PINNED_SHARE = 1 / 8
-"""Of a dataset's memory, that the batches of one client process may pin; more is copied."""
+"""Share of a dataset's sample memory that the batches of one client process may pin. Batches beyond
+it are copied out."""
 PINNED_SHARE_OF_USER = 3 / 4
-"""Likewise, of all processes of one user."""
+"""Share of a dataset's sample memory that the batches of all processes of one user may pin."""
 MEMORY_BYTES_MAX = 768 * MIB
-"""Of the service's other memory, that one client process may cause: arrays, plans, choices, copies.
-Twice a dataset's largest sample if that is more: once where it is read to, and once copied."""
+"""Most memory of the service, outside the sample memory, for one client process: arrays, read-ahead
+plans, chosen indices and copied batches. It is raised to twice a dataset's largest sample, which
+is read into memory once and copied once, if that is more."""
 STREAM_SAMPLE_BYTES = 128
-"""Of these, for each sample that a stream may look ahead: as many as a dataset's memory holds."""
+"""Memory that is added to ``MEMORY_BYTES_MAX`` for each sample that a stream may read ahead, in
+bytes. A stream reads ahead at most as many samples as the dataset's sample memory holds."""
 MEMORY_PROCESSES = 6
-"""All processes of one user may cause as much as this many."""
+"""Limit of that memory for all processes of one user, as a multiple of the limit of a process."""
 SAMPLES_MAX = 1 << 20
-"""Of one batch."""
+"""Most samples of one batch."""
 COPIED_BYTES_MAX = 256 * MIB
-"""Memory of one channel for batches that are copied, used as it is needed; more of a dataset that
-has larger samples, so that each can be read."""
+"""Memory of one channel for copied batches, in bytes; the system provides its pages when they are
+first used. A dataset with larger samples gets more, so that each sample can be read."""
 VOLUME_THREADS_MAX = 8
-"""Requests that look at one volume at the same time; others of it wait. A volume that does not
-answer takes no more threads than these, and those of other volumes are served on."""
-ENDING_THREADS_MAX = 8
-"""Channels and datasets that are closed at the same time: each waits for what it is reading."""
+"""Most worker threads that requests for one volume use at a time. A volume that does not answer
+blocks no more threads than these."""
+CLOSING_THREADS_MAX = 8
+"""Most worker threads that close channels and datasets; each waits for a read that is under way."""
 FRAME_TIMEOUT_S = 30.0
-"""For a frame that has begun, either way; and for a client's first one."""
+"""Longest time to receive or send one frame, and to wait for a client's first frame, in seconds."""
 
 _RECEIVE_BYTES = 1 << 16
-_LINGER_FIRST_S = 0.01
-_LINGER_MOST_S = 1.0
+_CHANNEL_POLL_FIRST_S = 0.01
+_CHANNEL_POLL_LONGEST_S = 1.0
 Result = TypeVar("Result")
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
-class Common:
-    """What all sessions of a server share.
+class ServerState:
+    """State that all sessions of a server share.
 
     Attributes:
-        volumes: that are served, by UUID.
-        snapshot: gives the service's figures; called in a worker thread.
-        channel_counts: of each client process, and of each user.
-        shares: what each client process and each user may pin of each dataset, and with None in
-            place of the dataset, what they may cause of other memory.
-        turns: one request at a time sees a volume's newest generation.
-        limiters: of the threads that a volume takes.
-        endings: of those that close what clients had.
+        volumes: the volumes that the service serves, by UUID.
+        snapshot: returns the service's counters; called in a worker thread.
+        channel_counts: open channels of each client process and of each user.
+        shares: bounds on pinned bytes, by process or user and by dataset; with None in place of
+            the dataset, bounds on the service's other memory.
+        refresh_locks: lock of each volume that one request at a time takes to refresh it.
+        volume_limiters: limiter of the worker threads of each volume.
+        closing_limiter: limiter of the worker threads that close channels and datasets.
     """
 
     volumes: dict[UUID, ServedVolume]
@@ -140,25 +145,25 @@ class Common:
     shares: WeakValueDictionary[tuple[str | int, UUID | None], Share] = field(
         default_factory=WeakValueDictionary
     )
-    turns: dict[UUID, trio.Lock] = field(default_factory=dict)
-    limiters: dict[UUID, trio.CapacityLimiter] = field(default_factory=dict)
-    endings: trio.CapacityLimiter = field(
-        default_factory=lambda: trio.CapacityLimiter(ENDING_THREADS_MAX)
+    refresh_locks: dict[UUID, trio.Lock] = field(default_factory=dict)
+    volume_limiters: dict[UUID, trio.CapacityLimiter] = field(default_factory=dict)
+    closing_limiter: trio.CapacityLimiter = field(
+        default_factory=lambda: trio.CapacityLimiter(CLOSING_THREADS_MAX)
     )
 
     def volume(self, uuid: UUID) -> ServedVolume:
-        """A volume by its UUID.
+        """Return a volume by its UUID.
 
         Raises:
-            NotFoundError: it is not served.
+            NotFoundError: the service does not serve it.
         """
         found = self.volumes.get(uuid)
         if found is None:
-            raise NotFoundError(f"look at volume {uuid}: it is not served here")
+            raise NotFoundError(f"find volume {uuid}: this service does not serve it")
         return found
 
     def count_channels(self, peer: Peer, change: int) -> None:
-        """Count channels of a process, and of its user."""
+        """Add to the channel counts of a process and of its user."""
         for owner in (peer.process, peer.uid):
             self.channel_counts[owner] += change
             if not self.channel_counts[owner]:
@@ -167,13 +172,13 @@ class Common:
     def share(
         self, peer: Peer, dataset: UUID | None, bytes_max: int, bytes_of_user_max: int
     ) -> Share:
-        """What a process may pin of a dataset, or cause of other memory, within its user's share.
+        """Return the bound on a process's memory, which lies within the bound of its user.
 
         Args:
-            peer: the process.
-            dataset: that is pinned; None: other memory.
-            bytes_max: of one process.
-            bytes_of_user_max: of all processes of its user.
+            peer: the client process.
+            dataset: dataset whose sample memory is pinned; None: the service's other memory.
+            bytes_max: bound for one process.
+            bytes_of_user_max: bound for all processes of the user.
         """
         of_user = self._share((peer.uid, dataset), bytes_of_user_max, None)
         return self._share((peer.process, dataset), bytes_max, of_user)
@@ -187,22 +192,24 @@ class Common:
         return share
 
     async def refresh(self, volume: ServedVolume) -> None:
-        """See a volume's newest generation."""
-        async with self.turns.setdefault(volume.uuid, trio.Lock()):
-            await self.look(volume.uuid, volume.refresh)
+        """Load a volume's newest generation."""
+        async with self.refresh_locks.setdefault(volume.uuid, trio.Lock()):
+            await self.run_for_volume(volume.uuid, volume.refresh)
 
-    async def look(self, volume: UUID, call: Callable[[], Result]) -> Result:
-        """Call what may wait for a volume's devices, in one of its threads."""
-        limiter = self.limiters.setdefault(volume, trio.CapacityLimiter(VOLUME_THREADS_MAX))
+    async def run_for_volume(self, volume: UUID, call: Callable[[], Result]) -> Result:
+        """Run a call that may wait for a volume's devices in one of the volume's threads."""
+        limiter = self.volume_limiters.setdefault(volume, trio.CapacityLimiter(VOLUME_THREADS_MAX))
         return await trio.to_thread.run_sync(call, limiter=limiter)
 
-    async def end(self, close: Callable[[], None]) -> None:
-        """Close what a client had."""
-        await trio.to_thread.run_sync(close, limiter=self.endings)
+    async def close(self, close: Callable[[], None]) -> None:
+        """Close a channel or dataset of a client in a worker thread."""
+        await trio.to_thread.run_sync(close, limiter=self.closing_limiter)
 
 
 @dataclass(eq=False)
-class _OpenDataset:
+class _ClientDataset:
+    """A dataset that a client has open, with the bounds on the client's memory for it."""
+
     volume: UUID
     dataset: Dataset
     reader: NativeReader
@@ -212,43 +219,43 @@ class _OpenDataset:
 
 @dataclass(eq=False)
 class Reply:
-    """An answer, the descriptors that go with it, and what to give up when it is sent."""
+    """An answer, the descriptors that travel with it, and the cleanup once it is sent."""
 
     message: Message
     descriptors: Sequence[int] = ()
-    after: ExitStack = field(default_factory=ExitStack)
+    cleanup: ExitStack = field(default_factory=ExitStack)
 
 
 class Session:
-    """A client that may be served.
+    """Serves one client connection.
 
     Args:
-        common: of all sessions.
-        stream: of the connection; closed by ``run``.
-        peer: who it is.
+        state: the state that all sessions share.
+        stream: the connection; ``run`` closes it.
+        peer: process and user of the client.
     """
 
-    def __init__(self, common: Common, stream: trio.SocketStream, peer: Peer) -> None:
-        self._common = common
+    def __init__(self, state: ServerState, stream: trio.SocketStream, peer: Peer) -> None:
+        self._state = state
         self._stream = stream
         self._received = bytearray()
-        self._datasets: dict[UUID, _OpenDataset] = {}
+        self._datasets: dict[UUID, _ClientDataset] = {}
         self._channels: list[ServerChannel] = []
         self.peer = peer
         self._handlers: dict[type[Message], Callable[[Any], Awaitable[Reply]]] = {
             ListVolumes: self._list_volumes,
-            LookAtVolume: self._look_at_volume,
+            GetVolume: self._get_volume,
             OpenDataset: self._open_dataset,
-            GetPart: self._get_part,
+            GetSegment: self._get_segment,
             OpenChannel: self._open_channel,
             Diagnose: self._diagnose,
-            GetSnapshot: self._get_snapshot,
+            GetStatistics: self._get_statistics,
         }
 
     async def run(self) -> None:
-        """Serve the client until it goes, or breaks the protocol; then give up what it had.
+        """Serve the client until it disconnects or breaks the protocol, then release its resources.
 
-        Cancelled, it gives up nothing: the process is about to end.
+        A cancelled session releases nothing, because the process is about to end.
         """
         try:
             async with self._stream:
@@ -257,26 +264,26 @@ class Session:
             _log.info("%s went away: %s", self.peer, error)
         except (FormatError, VersionError, trio.TooSlowError) as error:
             _log.warning("%s breaks the protocol: %s", self.peer, error or "too slow")
-            await self._drop(list(self._channels))
-        except Exception:  # noqa: BLE001  a bug that one client meets: it loses all, others nothing
+            await self._close_channels(list(self._channels))
+        except Exception:  # noqa: BLE001  a bug in one session must not end the other sessions
             _log.exception("serving %s", self.peer)
-            await self._drop(list(self._channels))
-        await self._linger()
+            await self._close_channels(list(self._channels))
+        await self._await_channels()
         for opened in self._datasets.values():
-            await self._common.end(opened.dataset.close)
+            await self._state.close(opened.dataset.close)
         self._datasets.clear()
 
-    async def _linger(self) -> None:
-        """Wait until the client has given up its channels, with the batches that it still has."""
-        wait_s = _LINGER_FIRST_S
-        await self._drop_ended()
+    async def _await_channels(self) -> None:
+        """Wait until the client has closed its channels, that is, released its last batches."""
+        wait_s = _CHANNEL_POLL_FIRST_S
+        await self._close_ended_channels()
         while self._channels:
             await trio.sleep(wait_s)
-            wait_s = min(2 * wait_s, _LINGER_MOST_S)
-            await self._drop_ended()
+            wait_s = min(2 * wait_s, _CHANNEL_POLL_LONGEST_S)
+            await self._close_ended_channels()
 
-    def figures(self) -> dict[str, Any]:
-        """Who it is, and what it has."""
+    def statistics(self) -> dict[str, Any]:
+        """Return the client's process and user, its open datasets, and sums over its channels."""
         channels = [channel.stats() for channel in list(self._channels)]
         total = {name: sum(c[name] for c in channels) for name in STATS if name != "ended"}
         return {
@@ -287,26 +294,26 @@ class Session:
             **total,
         }
 
-    async def _drop_ended(self) -> None:
+    async def _close_ended_channels(self) -> None:
         """Close the channels that the client has closed on its side; their threads have ended."""
-        await self._drop([channel for channel in self._channels if channel.ended])
+        await self._close_channels([channel for channel in self._channels if channel.ended])
 
-    async def _drop(self, channels: Sequence[ServerChannel]) -> None:
-        """Close channels; waits for what their threads are reading."""
+    async def _close_channels(self, channels: Sequence[ServerChannel]) -> None:
+        """Close channels; waits for reads that their threads have under way."""
         for channel in channels:
-            await self._common.end(channel.close)
+            await self._state.close(channel.close)
             self._channels.remove(channel)
-            self._common.count_channels(self.peer, -1)
+            self._state.count_channels(self.peer, -1)
 
     # ---- frames ----------------------------------------------------------------------------------
 
     async def _converse(self) -> None:
-        """Answer requests until there are no more.
+        """Answer requests until the client closes the connection.
 
         Raises:
-            FormatError: one was malformed; the client was told.
+            FormatError: a request was malformed; the client got a ``Failure``.
             trio.BrokenResourceError: the client is gone.
-            trio.TooSlowError: it takes too long for one.
+            trio.TooSlowError: the client took longer than ``FRAME_TIMEOUT_S`` for a frame.
         """
         try:
             with trio.fail_after(FRAME_TIMEOUT_S):
@@ -331,7 +338,7 @@ class Session:
         return Reply(Welcome(PROTOCOL_VERSION, dlfs.__version__, os.getpid()))
 
     async def _receive(self) -> Message | None:
-        """The next request; None when the client has closed the connection."""
+        """Return the next request; None when the client has closed the connection."""
         if not self._received and not await self._receive_more():
             return None
         with trio.fail_after(FRAME_TIMEOUT_S):
@@ -354,11 +361,11 @@ class Session:
         return bool(data)
 
     async def _send(self, reply: Reply) -> None:
-        """Send a frame; its descriptors go with its first byte."""
-        with reply.after, trio.fail_after(FRAME_TIMEOUT_S):
+        """Send a frame; its descriptors travel with its first byte."""
+        with reply.cleanup, trio.fail_after(FRAME_TIMEOUT_S):
             try:
                 frame, descriptors = encode(reply.message), reply.descriptors
-            except LimitError as error:  # figures of very many
+            except LimitError as error:  # statistics of very many clients
                 frame, descriptors = encode(failure_of(error)), ()
             rights = array.array("i", descriptors)
             extra = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)] if rights else []
@@ -370,7 +377,7 @@ class Session:
     async def _answer(self, request: Message) -> Reply:
         handler = self._handlers.get(type(request))
         if handler is None:
-            raise FormatError(f"answer a client: {type(request).__name__} was not expected now")
+            raise FormatError(f"answer a client: {type(request).__name__} is not expected now")
         try:
             return await handler(request)
         except (DlfsError, OSError, MemoryError) as error:
@@ -378,29 +385,29 @@ class Session:
             return Reply(failure_of(error))
 
     async def _list_volumes(self, _request: ListVolumes) -> Reply:
-        volumes = self._common.volumes.values()
+        volumes = self._state.volumes.values()
         return Reply(Volumes(tuple(VolumeName(v.uuid, v.label) for v in volumes)))
 
-    async def _look_at_volume(self, request: LookAtVolume) -> Reply:
-        volume = self._common.volume(request.volume)
-        await self._common.refresh(volume)
+    async def _get_volume(self, request: GetVolume) -> Reply:
+        volume = self._state.volume(request.volume)
+        await self._state.refresh(volume)
         reply = Reply(VolumeState(volume.info()))
         reply.descriptors = [self._attach_generation(reply, volume)]
         return reply
 
     def _attach_generation(self, reply: Reply, volume: ServedVolume) -> int:
         access = volume.volume.access
-        return reply.after.enter_context(generation_file(access.superblock, access.catalog))
+        return reply.cleanup.enter_context(generation_file(access.superblock, access.catalog))
 
     async def _open_dataset(self, request: OpenDataset) -> Reply:
         if len(self._datasets) == DATASETS_MAX:
             raise LimitError(f"open a dataset: expected at most {DATASETS_MAX} on a connection")
         if request.dataset in self._datasets:
             raise UsageError(f"open dataset {request.dataset}: this connection has it open")
-        volume = self._common.volume(request.volume)
-        await self._common.refresh(volume)
-        borrow = functools.partial(volume.borrow, request.dataset)
-        dataset = await self._common.look(volume.uuid, borrow)
+        volume = self._state.volume(request.volume)
+        await self._state.refresh(volume)
+        acquire = functools.partial(volume.acquire, request.dataset)
+        dataset = await self._state.run_for_volume(volume.uuid, acquire)
         with ExitStack() as undone:
             undone.callback(dataset.close)
             native = dataset.access.reader.native
@@ -410,13 +417,13 @@ class Session:
             shares = self._shares(request.dataset, native.arena_bytes, dataset)
             generation = self._attach_generation(reply, volume)
             reply.descriptors = [generation, native.arena_descriptor]
-            self._datasets[request.dataset] = _OpenDataset(volume.uuid, dataset, native, *shares)
+            self._datasets[request.dataset] = _ClientDataset(volume.uuid, dataset, native, *shares)
             undone.pop_all()
         return reply
 
     def _shares(self, uuid: UUID, arena_bytes: int, dataset: Dataset) -> tuple[Share, Share]:
-        """What the client's process may pin of a dataset, and cause of other memory."""
-        pins = self._common.share(
+        """Return the bounds on bytes that the client may pin and on the service's other memory."""
+        pins = self._state.share(
             self.peer,
             uuid,
             int(arena_bytes * PINNED_SHARE),
@@ -427,35 +434,33 @@ class Session:
         ahead = min(len(directory), arena_bytes // mean_bytes)
         most = max(MEMORY_BYTES_MAX, 2 * directory.largest_bytes + 64 * MIB)
         most += ahead * STREAM_SAMPLE_BYTES
-        memory = self._common.share(self.peer, None, most, MEMORY_PROCESSES * most)
+        memory = self._state.share(self.peer, None, most, MEMORY_PROCESSES * most)
         memory.allow(most)
         if memory.parent is not None:
             memory.parent.allow(MEMORY_PROCESSES * most)
         return pins, memory
 
-    async def _get_part(self, request: GetPart) -> Reply:
-        volume = self._common.volume(request.volume)
-        reply = Reply(Done())
+    async def _get_segment(self, request: GetSegment) -> Reply:
+        volume = self._state.volume(request.volume)
 
-        def find() -> int:
-            directory = reply.after.enter_context(volume.borrow(request.dataset)).directory
-            if request.part == "entries":
+        def find(cleanup: ExitStack) -> int:
+            directory = cleanup.enter_context(volume.acquire(request.dataset)).directory
+            if request.segment == "entries":
                 return directory.entries_descriptor()
-            if request.part == "names":
+            if request.segment == "names":
                 return directory.names_descriptor()
-            if request.part == "attributes":
+            if request.segment == "attributes":
                 return volume.attributes(request.dataset).descriptor
-            raise NotFoundError(f"get part {request.part!r} of a dataset: there is no such part")
+            raise NotFoundError(f"get segment {request.segment!r} of a dataset: no such segment")
 
-        try:
-            reply.descriptors = [await self._common.look(volume.uuid, find)]
-        except BaseException:
-            reply.after.close()
-            raise
-        reply.message = Part(os.fstat(reply.descriptors[0]).st_size)
-        return reply
+        with ExitStack() as cleanup:
+            descriptor = await self._state.run_for_volume(
+                volume.uuid, functools.partial(find, cleanup)
+            )
+            size_bytes = os.fstat(descriptor).st_size
+            return Reply(Segment(size_bytes), [descriptor], cleanup.pop_all())
 
-    def _opened(self, uuid: UUID) -> _OpenDataset:
+    def _opened(self, uuid: UUID) -> _ClientDataset:
         opened = self._datasets.get(uuid)
         if opened is None:
             raise ClosedError(f"use dataset {uuid}: this connection has not opened it")
@@ -463,38 +468,39 @@ class Session:
 
     async def _open_channel(self, request: OpenChannel) -> Reply:
         opened = self._opened(request.dataset)
-        await self._drop_ended()
+        await self._close_ended_channels()
         for owner, most, whose in (
             (self.peer.process, CHANNELS_MAX, "in one process"),
             (self.peer.uid, CHANNELS_OF_USER_MAX, "of one user"),
         ):
-            if self._common.channel_counts[owner] >= most:
+            if self._state.channel_counts[owner] >= most:
                 raise LimitError(
                     f"open a channel: expected at most {most} {whose} (callers and epochs at "
                     "once); close epochs that are not used"
                 )
-        self._common.count_channels(self.peer, 1)
+        self._state.count_channels(self.peer, 1)
         try:
             channel = await trio.to_thread.run_sync(_make_channel, opened)
         except BaseException:
-            self._common.count_channels(self.peer, -1)
+            self._state.count_channels(self.peer, -1)
             raise
         self._channels.append(channel)
         descriptors = channel.descriptors
         reply = Reply(ChannelState(), [descriptors.memory, descriptors.wake])
-        reply.after.enter_context(descriptors)
+        reply.cleanup.enter_context(descriptors)
         return reply
 
     async def _diagnose(self, request: Diagnose) -> Reply:
         opened = self._opened(request.dataset)
-        found = await self._common.look(opened.volume, opened.dataset.access.reader.diagnose)
+        reader = opened.dataset.access.reader
+        found = await self._state.run_for_volume(opened.volume, reader.diagnose)
         return Reply(Diagnosis(None if found is None else str(found)))
 
-    async def _get_snapshot(self, _request: GetSnapshot) -> Reply:
-        return Reply(Figures(await trio.to_thread.run_sync(self._common.snapshot)))
+    async def _get_statistics(self, _request: GetStatistics) -> Reply:
+        return Reply(Statistics(await trio.to_thread.run_sync(self._state.snapshot)))
 
 
-def _make_channel(opened: _OpenDataset) -> ServerChannel:
+def _make_channel(opened: _ClientDataset) -> ServerChannel:
     largest_bytes = opened.dataset.access.directory.largest_bytes
     return ServerChannel(
         opened.reader,

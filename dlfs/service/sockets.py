@@ -1,9 +1,9 @@
-"""The service's socket as a file: where it is, making it, replacing a dead one, who may use it.
+"""The service's socket: its path, how it is created, and which users may connect.
 
-A lock beside the socket (``PATH.lock``, ``flock``) says that its service lives: a socket without a
-holder of its lock is what a killed service left, and is replaced. A service that ends removes both;
-a lock counts only while its file has its name, so two services that start at once cannot each hold
-one.
+A service holds a lock next to its socket (``PATH.lock``, ``flock``) while it runs. A socket whose
+lock is free was left by a killed service, and a new service replaces it. A service that ends
+removes socket and lock file. A lock counts only while its file still has its name, so two services
+that start at the same time cannot both hold the lock.
 """
 
 from __future__ import annotations
@@ -28,35 +28,36 @@ from dlfs.wording import quote
 SCHEME = "unix:"
 MODE = 0o660
 MODE_OPEN = 0o666
-"""Where the allow-list names others than the socket's owner and group: it alone decides."""
+"""Mode of the socket if the allow-list names users or groups beyond the socket's own: then the
+allow-list alone decides."""
 BACKLOG = 128
 PATH_BYTES_MAX = 107
-"""sun_path, with its zero byte: unix(7)."""
+"""Longest path of a socket in bytes: the size of sun_path less its zero byte, unix(7)."""
 
 _CREDENTIALS = struct.Struct("3i")
 _SO_PEERGROUPS = 59  # asm-generic/socket.h, since Linux 4.13; Python has no name for it
 _SO_PEERPIDFD = 77  # since Linux 6.5
 _connections = itertools.count(1)
-_GROUPS_BYTES_MAX = 1024  # more, Python does not ask for
+_GROUPS_BYTES_MAX = 1024  # the most that Python's getsockopt returns
 _NAME_BYTES_MAX = 64
 
 
 class _HasOptions(Protocol):
-    """A socket, of this library or that."""
+    """A socket of the standard library or of trio."""
 
     def getsockopt(self, level: int, optname: int, buflen: int, /) -> bytes:
-        """As ``socket.getsockopt``."""
+        """Return a socket option, like ``socket.getsockopt``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Who is at the other end of a connection, as the kernel says.
+    """Process and user at the other end of a connection, as the kernel reports them.
 
     Attributes:
-        pid: number of its process; 0 if that is in a PID namespace which this process does not see.
-        uid: number of its user.
-        groups: numbers of its groups.
-        process: what tells its process from all others.
+        pid: process ID; 0 if the process is in a PID namespace that this process does not see.
+        uid: user ID.
+        groups: group IDs.
+        process: unique name of the process.
     """
 
     pid: int
@@ -70,24 +71,24 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class AllowList:
-    """Who may use a service, besides root and the service's own user.
+    """Users and groups that may use a service, in addition to root and the service's own user.
 
     Attributes:
-        users: their numbers.
-        groups: their numbers; empty: the socket's group.
+        users: user IDs.
+        groups: group IDs; if empty, the socket's group.
     """
 
     users: frozenset[int] = field(default_factory=frozenset)
     groups: frozenset[int] = field(default_factory=frozenset)
 
     def allows(self, peer: Peer, socket_group: int) -> bool:
-        """Whether a peer may use the service."""
+        """Return True if a peer may use the service."""
         groups = self.groups or {socket_group}
         return peer.uid in {0, os.geteuid(), *self.users} or not groups.isdisjoint(peer.groups)
 
 
 def user_number(name: str) -> int:
-    """The number of a user, given by name or number.
+    """Return the ID of a user, given by name or ID.
 
     Raises:
         NotFoundError: there is no such user.
@@ -101,7 +102,7 @@ def user_number(name: str) -> int:
 
 
 def group_number(name: str) -> int:
-    """The number of a group, given by name or number.
+    """Return the ID of a group, given by name or ID.
 
     Raises:
         NotFoundError: there is no such group.
@@ -115,7 +116,7 @@ def group_number(name: str) -> int:
 
 
 def peer_of(connection: _HasOptions) -> Peer:
-    """Who is at the other end."""
+    """Return process and user at the other end of a connection."""
     level = socket.SOL_SOCKET
     raw = connection.getsockopt(level, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, gid = _CREDENTIALS.unpack(raw)
@@ -127,10 +128,10 @@ def peer_of(connection: _HasOptions) -> Peer:
 
 
 def _name_hidden(connection: _HasOptions) -> str:
-    """Name a process of another PID namespace: by its pidfd, or as the peer of this connection.
+    """Name a process of another PID namespace by its pidfd, or else by its connection.
 
-    The pidfds of one process have an inode of their own since Linux 6.9. Where they have not, each
-    connection counts as a process.
+    Since Linux 6.9, all pidfds of one process share an inode that no other process has. On older
+    kernels, each connection counts as a process.
     """
     with contextlib.suppress(OSError, struct.error):
         (pidfd,) = struct.unpack("i", connection.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD, 4))
@@ -143,17 +144,19 @@ def _name_hidden(connection: _HasOptions) -> str:
     return f"a process behind connection {next(_connections)}"
 
 
-# ---- where ---------------------------------------------------------------------------------------
+# ---- paths ---------------------------------------------------------------------------------------
 
 
 def default_path(label: str) -> str:
-    """Where a service listens by default: ``/run/dlfs/LABEL.sock``; others than root have theirs.
+    """Return the default path of a service's socket.
+
+    It is ``/run/dlfs/LABEL.sock`` for root and ``$XDG_RUNTIME_DIR/dlfs/LABEL.sock`` for others.
 
     Args:
-        label: of the volume, or what stands for it.
+        label: label of the volume, or its UUID if it has none.
 
     Raises:
-        UsageError: this user has no directory for sockets.
+        UsageError: the user is not root, and XDG_RUNTIME_DIR is not set.
     """
     name = "".join(c if c.isalnum() or c in "-_." else "_" for c in label)[:_NAME_BYTES_MAX]
     root = "/run" if os.geteuid() == 0 else os.environ.get("XDG_RUNTIME_DIR")
@@ -163,10 +166,10 @@ def default_path(label: str) -> str:
 
 
 def path_of(uri: str) -> str:
-    """The path in ``unix:PATH``.
+    """Return the path in ``unix:PATH``.
 
     Raises:
-        UsageError: it is no such URI.
+        UsageError: the URI has another form.
     """
     path = uri.removeprefix(SCHEME)
     if not uri.startswith(SCHEME) or not path or "\0" in path:
@@ -180,12 +183,13 @@ def path_of(uri: str) -> str:
 
 @dataclass(eq=False)
 class Listener:
-    """A listening socket, and how to leave nothing of it behind.
+    """A listening socket and its files.
 
     Attributes:
-        socket: it.
-        path: of it.
-        group: of it.
+        socket: the listening socket.
+        path: path of the socket.
+        group: group ID of the socket's file.
+        lock: descriptor of the locked lock file; -1 if systemd created the socket.
     """
 
     socket: socket.socket
@@ -194,7 +198,7 @@ class Listener:
     lock: int = -1
 
     def close(self) -> None:
-        """Close it; one of ours is removed first."""
+        """Close the socket; remove its files first, unless systemd created it."""
         if self.lock >= 0:
             for path in (self.path, _lock_path(self.path)):
                 with contextlib.suppress(FileNotFoundError):
@@ -205,10 +209,10 @@ class Listener:
 
 
 def adopt(found: socket.socket) -> Listener:
-    """A listening socket of somebody else's making (systemd), who also removes it.
+    """Return a listener for a socket that systemd created and will remove.
 
     Raises:
-        UsageError: it has no file that clients could connect to.
+        UsageError: the socket has no file that clients could connect to.
     """
     path = os.fsdecode(found.getsockname())
     try:
@@ -220,18 +224,18 @@ def adopt(found: socket.socket) -> Listener:
 
 
 def listen(path: str, allow: AllowList, *, make_directory: bool = False) -> Listener:
-    """Make a socket and listen on it; what a dead service left there is replaced.
+    """Create a socket and listen on it; replace the socket of a dead service.
 
     Args:
-        path: of the socket.
-        allow: decides on group and mode.
-        make_directory: make the socket's directory if it is missing, for every user to enter.
+        path: path of the socket.
+        allow: allow-list that determines the socket's group and mode.
+        make_directory: create the socket's directory if it is missing, open to every user.
 
     Raises:
         NotFoundError: the socket's directory does not exist.
-        ExistsError: a service listens there, or there is something else.
+        ExistsError: a service listens on the path, or the path is another file.
         UsageError: the path is too long.
-        DeviceError: the system refuses.
+        DeviceError: the system cannot create the socket.
     """
     if len(os.fsencode(path)) > PATH_BYTES_MAX:
         raise UsageError(
@@ -262,11 +266,11 @@ def listen(path: str, allow: AllowList, *, make_directory: bool = False) -> List
 
 
 def _lock(path: str) -> int:
-    """Hold the lock of a socket.
+    """Take the lock of a socket and return its descriptor.
 
     Raises:
-        ExistsError: a service holds it.
-        OSError: it cannot be made.
+        ExistsError: a service holds the lock.
+        OSError: the lock file cannot be created.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     while True:
@@ -278,7 +282,7 @@ def _lock(path: str) -> int:
             raise ExistsError(f"listen on {path}: a service listens there already") from error
         if os.fstat(lock).st_nlink:
             return lock
-        os.close(lock)  # of a service that has just ended
+        os.close(lock)  # the previous service has just removed this file
 
 
 def _lock_path(path: str) -> str:
@@ -289,7 +293,7 @@ def _clear(path: str) -> None:
     """Remove the socket of a dead service.
 
     Raises:
-        ExistsError: something else is there, or somebody else listens.
+        ExistsError: the path is another file, or a process listens on the socket.
     """
     try:
         status = os.lstat(path)
@@ -303,21 +307,21 @@ def _clear(path: str) -> None:
         except ConnectionRefusedError:
             os.unlink(path)
             return
-    raise ExistsError(f"listen on {path}: somebody listens there already")
+    raise ExistsError(f"listen on {path}: another process listens there already")
 
 
 def _bind(made: socket.socket, path: str, allow: AllowList) -> int:
-    """Give a socket its path, group and mode, and listen. Returns the group.
+    """Bind a socket to its path, set group and mode, listen, and return the group.
 
-    Nobody can connect before it listens, so mode and group are right by then.
+    Clients cannot connect before the socket listens, so group and mode are set in time.
     """
     made.bind(path)
     try:
         groups = allow.groups
         if len(groups) == 1:
             os.chown(path, -1, next(iter(groups)))
-        strangers = allow.users - {0, os.geteuid()}
-        os.chmod(path, MODE_OPEN if strangers or len(groups) > 1 else MODE)
+        other_users = allow.users - {0, os.geteuid()}
+        os.chmod(path, MODE_OPEN if other_users or len(groups) > 1 else MODE)
         made.listen(BACKLOG)
         return os.stat(path).st_gid
     except OSError:

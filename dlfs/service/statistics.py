@@ -1,7 +1,7 @@
-"""What the counters of readers say between two looks at them: rates, latencies, where time goes.
+"""Computes rates, latencies and shares of time from two snapshots of readers' counters.
 
-A figure is a plain dict as ``Dataset.stats`` and ``Dataset.member_stats`` give them, from this
-process or from a service. ``dlfs stall`` and ``dlfs top`` print what is computed here.
+A snapshot is a plain dict as ``Dataset.stats`` and ``Dataset.member_stats`` return, from this
+process or from a service. ``dlfs stall`` and ``dlfs top`` print the results.
 """
 
 from __future__ import annotations
@@ -16,32 +16,33 @@ PHASES = {
     "plan_ns": "planning",
     "rest_ns": "rest",
 }
-"""What those who read spend time on, by the counter's name."""
+"""Phases of the reading threads' time: name for users by name of the counter. A thread is at rest
+while it waits for the consumer."""
 
-REST_SHARE = 0.5
-"""Of reading: who rests this much waits for the consumer, not the other way round."""
+IDLE_SHARE = 0.5
+"""Share of the reading threads' time. If they rest longer, the consumer is the bottleneck."""
 HIT_SHARE = 0.95
-"""Of samples: when more were in memory, the devices hardly matter."""
+"""Share of samples that were in memory. If it is higher, devices are not the bottleneck."""
 WAIT_SHARE = 0.1
-"""Of the consumer's time: who waits less is not held up by reading."""
+"""Share of the consumer's time. If it waits for less, reading is not the bottleneck."""
 
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """What a dataset's reader did between two looks.
+    """Work of a dataset's reader between two snapshots.
 
     Attributes:
-        seconds: between them.
-        samples: given out.
-        sample_bytes: of them.
-        cache_hits: samples that were in memory already.
-        requests: to devices.
-        request_bytes: of them.
-        errors: reads that failed, and samples with a wrong checksum.
-        retries: reads that were tried again.
-        phase_seconds: of all who read together, by the names in ``PHASES``.
-        wait_seconds: that consumers of streams waited.
-        copy_seconds: spent on copying samples out of batches.
+        seconds: time between the snapshots.
+        samples: samples delivered.
+        sample_bytes: bytes of samples delivered.
+        cache_hits: delivered samples that were in memory already.
+        requests: requests to devices.
+        request_bytes: bytes requested from devices.
+        errors: failed reads, and samples with a wrong checksum.
+        retries: reads that were repeated.
+        phase_seconds: time of all reading threads together, by the names in ``PHASES``.
+        wait_seconds: time that consumers of streams waited for batches.
+        copy_seconds: time for copying samples out of batches.
     """
 
     seconds: float
@@ -58,62 +59,62 @@ class Activity:
 
     @property
     def coalescing(self) -> float:
-        """Samples that came from devices, per request."""
+        """Samples read from devices, per request."""
         return (self.samples - self.cache_hits) / self.requests if self.requests else 0.0
 
     @property
     def hit_share(self) -> float:
-        """Of the samples, those that were in memory."""
+        """Share of the samples that were in memory already, 0..1."""
         return self.cache_hits / self.samples if self.samples else 0.0
 
     @property
     def phase_shares(self) -> dict[str, float]:
-        """Of the time of those who read; empty when nobody did."""
+        """Share of each phase in the reading threads' time, 0..1; empty if they spent none."""
         total = sum(self.phase_seconds.values())
         if total <= 0:
             return {}
         return {name: seconds / total for name, seconds in self.phase_seconds.items()}
 
     def rate(self, count: float) -> float:
-        """Of something a second."""
+        """Return a count divided by the seconds between the snapshots."""
         return count / self.seconds if self.seconds > 0 else 0.0
 
 
 def activity(before: Mapping[str, int], after: Mapping[str, int], seconds: float) -> Activity:
-    """Compare two looks at ``Dataset.stats``.
+    """Compare two snapshots of ``Dataset.stats``.
 
     Args:
-        before: the first.
-        after: the second.
-        seconds: between them.
+        before: the first snapshot.
+        after: the second snapshot.
+        seconds: time between them.
     """
 
-    def grown(name: str) -> int:
+    def increase(name: str) -> int:
         return max(0, after.get(name, 0) - before.get(name, 0))
 
     return Activity(
         seconds=seconds,
-        samples=grown("samples"),
-        sample_bytes=grown("sample_bytes"),
-        cache_hits=grown("cache_hits"),
-        requests=grown("reads"),
-        request_bytes=grown("read_bytes"),
-        errors=grown("read_errors") + grown("checksum_errors"),
-        retries=grown("retries"),
-        phase_seconds={label: grown(name) / 1e9 for name, label in PHASES.items()},
-        wait_seconds=grown("wait_ns") / 1e9,
-        copy_seconds=grown("copy_ns") / 1e9,
+        samples=increase("samples"),
+        sample_bytes=increase("sample_bytes"),
+        cache_hits=increase("cache_hits"),
+        requests=increase("reads"),
+        request_bytes=increase("read_bytes"),
+        errors=increase("read_errors") + increase("checksum_errors"),
+        retries=increase("retries"),
+        phase_seconds={label: increase(name) / 1e9 for name, label in PHASES.items()},
+        wait_seconds=increase("wait_ns") / 1e9,
+        copy_seconds=increase("copy_ns") / 1e9,
     )
 
 
 def latency_quantile(counts: Sequence[int], share: float) -> float:
-    """The latency that a share of reads stayed below, in us; 0 without reads.
+    """Return the latency that a share of reads stayed below, in us; 0 without reads.
+
+    It assumes that the latencies within a bucket are distributed evenly.
 
     Args:
-        counts: ``latency`` of ``Dataset.member_stats``: of reads below 2, 4, 8, ... us.
-        share: 0..1.
-
-    Within a bucket, latencies are taken to be spread evenly.
+        counts: ``latency`` of ``Dataset.member_stats``: number of reads below 2, 4, 8, ... us.
+        share: share of the reads, 0..1.
     """
     wanted = share * sum(counts)
     seen = 0
@@ -127,19 +128,19 @@ def latency_quantile(counts: Sequence[int], share: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class MemberActivity:
-    """What one member did between two looks.
+    """Work of one member between two snapshots.
 
     Attributes:
-        uri: of its device.
-        lost: now.
-        reads: a second.
-        read_bytes: a second.
-        errors: since the first look.
+        uri: URI of the member's device.
+        lost: True if the member cannot be read at the second snapshot.
+        reads: reads per second.
+        read_bytes: bytes read per second.
+        errors: failed reads between the snapshots.
         depth: reads in flight, on average.
-        median_us: latency of a read.
-        p99_us: likewise, of all but the slowest of a hundred.
-        queue_pairs: of the process to the member's device, now.
-        queue_pairs_max: that it may have.
+        median_us: median latency of a read, in us.
+        p99_us: 99th percentile of the latency of a read, in us.
+        queue_pairs: queue pairs that the process has to the member's device now.
+        queue_pairs_max: most queue pairs that the process may have to it.
     """
 
     uri: str
@@ -157,20 +158,20 @@ class MemberActivity:
 def member_activity(
     before: Mapping[str, Any], after: Mapping[str, Any], seconds: float
 ) -> MemberActivity:
-    """Compare two looks at one entry of ``Dataset.member_stats``.
+    """Compare two snapshots of one entry of ``Dataset.member_stats``.
 
-    The depth is the sum of latencies a second (Little's law).
+    The depth is the sum of latencies per second (Little's law).
     """
     old = before.get("latency", [0] * len(after["latency"]))
     counts = [max(0, new - old_count) for new, old_count in zip(after["latency"], old, strict=True)]
-    span = seconds if seconds > 0 else float("inf")
+    elapsed = seconds if seconds > 0 else float("inf")
     return MemberActivity(
         uri=after["uri"],
         lost=after["lost"],
-        reads=(after["reads"] - before.get("reads", 0)) / span,
-        read_bytes=(after["read_bytes"] - before.get("read_bytes", 0)) / span,
+        reads=(after["reads"] - before.get("reads", 0)) / elapsed,
+        read_bytes=(after["read_bytes"] - before.get("read_bytes", 0)) / elapsed,
         errors=after["errors"] - before.get("errors", 0),
-        depth=(after["latency_ns"] - before.get("latency_ns", 0)) / 1e9 / span,
+        depth=(after["latency_ns"] - before.get("latency_ns", 0)) / 1e9 / elapsed,
         median_us=latency_quantile(counts, 0.5),
         p99_us=latency_quantile(counts, 0.99),
         queue_pairs=after["queue_pairs"],
@@ -179,9 +180,9 @@ def member_activity(
 
 
 def by_process(clients: Sequence[Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
-    """Put the connections of a process together; of those that a snapshot lists, by pid.
+    """Combine a snapshot's entries of the connections of each process, by process ID.
 
-    Numbers are added up, but for ``pid`` and ``uid``; ``datasets`` are the names, each once.
+    Numbers are added up, except ``pid`` and ``uid``. ``datasets`` lists each name once.
     """
     found: dict[int, dict[str, Any]] = {}
     for client in clients:
@@ -197,11 +198,11 @@ def by_process(clients: Sequence[Mapping[str, Any]]) -> dict[int, dict[str, Any]
 
 
 def verdict(seen: Activity, waited_share: float) -> str:
-    """Say in a sentence what limits an input pipeline.
+    """Return a sentence that names the bottleneck of an input pipeline.
 
     Args:
-        seen: what the reader did.
-        waited_share: of the consumer's time that it waited for batches, 0..1.
+        seen: work of the reader.
+        waited_share: share of the consumer's time that it waited for batches, 0..1.
     """
     if seen.samples == 0:
         return "nothing was read"
@@ -210,7 +211,7 @@ def verdict(seen: Activity, waited_share: float) -> str:
         return "the consumer is the limit: it hardly waits for samples"
     if seen.hit_share > HIT_SHARE:
         return "memory is the limit: nearly all samples were there already"
-    if shares.get("rest", 0.0) > REST_SHARE:
+    if shares.get("rest", 0.0) > IDLE_SHARE:
         return "the consumer is the limit: reading rests most of the time"
     busy = {name: share for name, share in shares.items() if name != "rest"}
     longest = max(busy, key=lambda name: busy[name], default="device")

@@ -1,6 +1,6 @@
-"""What systemd wants to hear from a service, and the socket that it may hand over: no library.
+"""Notifies systemd of the service's state, and takes over a listening socket from systemd.
 
-Without systemd (no ``NOTIFY_SOCKET``, no ``LISTEN_FDS``) all of it does nothing.
+Without systemd (no ``NOTIFY_SOCKET``, no ``LISTEN_FDS``) the functions do nothing.
 
 Source: sd_notify(3), sd_listen_fds(3), sd_watchdog_enabled(3).
 """
@@ -14,13 +14,13 @@ import socket
 from dlfs.errors import UsageError
 
 FIRST_DESCRIPTOR = 3
-"""SD_LISTEN_FDS_START."""
+"""Number of the first descriptor that systemd passes (SD_LISTEN_FDS_START)."""
 
 
 def notify(state: str) -> None:
-    """Tell systemd how we are: ``READY=1``, ``STOPPING=1``, ``WATCHDOG=1``, ``STATUS=...``.
+    """Send a state to systemd: ``READY=1``, ``STOPPING=1``, ``WATCHDOG=1`` or ``STATUS=...``.
 
-    Nobody needs it to arrive: a socket that cannot be written to is left alone.
+    Errors are ignored, since the service works without systemd.
     """
     address = os.environ.get("NOTIFY_SOCKET", "")
     if address[:1] not in ("/", "@"):
@@ -35,7 +35,7 @@ def notify(state: str) -> None:
 
 
 def watchdog_seconds() -> float | None:
-    """How often ``WATCHDOG=1`` has to be said at least; None: systemd does not ask for it."""
+    """Return systemd's watchdog timeout in seconds; None without a watchdog."""
     microseconds = os.environ.get("WATCHDOG_USEC", "")
     if not microseconds.isdecimal() or int(microseconds) == 0:
         return None
@@ -45,10 +45,10 @@ def watchdog_seconds() -> float | None:
 
 
 def listening_socket() -> socket.socket | None:
-    """The socket that systemd listens on for us; None when it does not.
+    """Return the listening socket that systemd passed; None if it passed none.
 
     Raises:
-        UsageError: it handed over several, or something else than a listening Unix stream socket.
+        UsageError: systemd passed several, or anything but a listening Unix stream socket.
     """
     if os.environ.get("LISTEN_PID") != str(os.getpid()):
         return None

@@ -5,12 +5,13 @@ What is sent to a real service over its socket is in tests/service; here the cod
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 from uuid import UUID
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,8 +24,8 @@ from dlfs.service.protocol import (
     HEADER,
     REQUESTS,
     Failure,
-    Figures,
     Message,
+    Statistics,
     body_bytes,
     decode,
     encode,
@@ -43,7 +44,7 @@ PLAIN = st.recursive(
 def values(kind: Any) -> st.SearchStrategy[Any]:
     """Values of a field of a message."""
     simple = {
-        int: st.integers(-(1 << 64) + 1, (1 << 64) - 1),
+        int: st.integers(),
         str: st.text(),
         bool: st.booleans(),
         UUID: st.uuids(),
@@ -51,7 +52,12 @@ def values(kind: Any) -> st.SearchStrategy[Any]:
     }
     if kind in simple:
         return simple[kind]
-    if is_dataclass(kind):
+    if get_origin(kind) is Annotated:
+        (bounds,) = kind.__metadata__
+        return st.integers(bounds.ge, bounds.le)
+    if dataclasses.is_dataclass(kind) or (
+        isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+    ):
         return messages(kind)
     if get_origin(kind) is tuple:
         return st.lists(values(get_args(kind)[0]), max_size=4).map(tuple)
@@ -61,8 +67,16 @@ def values(kind: Any) -> st.SearchStrategy[Any]:
 
 
 def messages(kind: Any) -> st.SearchStrategy[Any]:
-    hints = get_type_hints(kind)
-    return st.builds(kind, **{field.name: values(hints[field.name]) for field in fields(kind)})
+    hints = get_type_hints(kind, include_extras=True)
+    return st.builds(kind, **{name: values(hints[name]) for name in field_names(kind)})
+
+
+def field_names(kind: Any) -> list[str]:
+    """Return the names of the fields of a dataclass or struct."""
+    found = (
+        dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else msgspec.structs.fields(kind)
+    )
+    return [field.name for field in found]
 
 
 @pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.__name__)
@@ -85,8 +99,8 @@ def test_wild_bytes_are_a_format_error(body: bytes) -> None:
 def test_wild_fields_are_a_message_or_a_format_error(
     kind: type[Message], data: st.DataObject
 ) -> None:
-    names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
-    found = data.draw(st.fixed_dictionaries({}, optional=dict.fromkeys([*names, "other"], PLAIN)))
+    names = [*field_names(kind), "other"]
+    found = data.draw(st.fixed_dictionaries({}, optional=dict.fromkeys(names, PLAIN)))
     try:
         message = decode(json.dumps({"kind": kind.__name__, **found}).encode(), ALL)
     except FormatError:
@@ -116,6 +130,10 @@ def test_a_header_is_a_length_or_an_error(header: bytes) -> None:
         b'{"kind": "Welcome", "protocol": 1, "version": "", "pid": 1}',
         b'{"kind": ["Hello"], "protocol": 1, "version": ""}',
         b'{"kind": "OpenChannel", "dataset": "no uuid"}',
+        b'{"kind": "Hello", "protocol": -1, "version": ""}',
+        b'{"kind": "Hello", "protocol": 9223372036854775808, "version": ""}',
+        b'{"kind": "Hello", "protocol": 1, "version": "", "\\udcff": 1}',
+        b'{"kind": "Hello", "protocol": 1}',
         b'"Hello"',
         b"\xff\xfe",
     ],
@@ -125,14 +143,20 @@ def test_what_hostile_clients_try(body: bytes) -> None:
         decode(body, REQUESTS)
 
 
+def test_names_that_are_not_utf8_come_back() -> None:
+    name = b"caf\xe9".decode("utf-8", "surrogateescape")
+    for message in (Failure("UsageError", name, 0), Statistics({name: [name]})):
+        assert decode(encode(message)[HEADER.size :], ANSWERS) == message
+
+
 def test_a_short_header_is_truncated() -> None:
     with pytest.raises(TruncatedError, match="expected a header of 4 bytes, got 3"):
         body_bytes(b"\0\0\0")
 
 
 def test_a_message_that_is_too_long_is_not_sent() -> None:
-    with pytest.raises(LimitError, match="send Figures"):
-        encode(Figures({"x": "y" * FRAME_BYTES_MAX}))
+    with pytest.raises(LimitError, match="send Statistics"):
+        encode(Statistics({"x": "y" * FRAME_BYTES_MAX}))
 
 
 def every_error() -> list[type[DlfsError]]:

@@ -19,7 +19,7 @@ import pytest
 
 import dlfs
 from dlfs.service.control import ControlConnection
-from dlfs.service.protocol import Figures, GetSnapshot
+from dlfs.service.protocol import GetStatistics, Statistics
 from dlfs.units import KIB, MIB
 
 SECONDS_MAX = 100
@@ -167,7 +167,7 @@ class Service:
         """Its own figures."""
         connection = self.connection()
         try:
-            return connection.request(GetSnapshot(), Figures)[0].figures
+            return connection.request(GetStatistics(), Statistics)[0].values
         finally:
             connection.close()
 

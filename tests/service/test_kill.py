@@ -27,7 +27,7 @@ import pytest
 
 from dlfs.mount.mountpoint import find_mount, is_dead
 from dlfs.service.control import ControlConnection
-from dlfs.service.protocol import Figures, GetSnapshot
+from dlfs.service.protocol import GetStatistics, Statistics
 from tests.service.serving import SECONDS_MAX, make_samples, make_volume, memory_files, wait_for
 
 ROOT = Path(__file__).parents[2]
@@ -132,7 +132,7 @@ class Field:
 
     def what_there_is(self) -> object:
         with contextlib.closing(ControlConnection(str(self.path))) as connection:
-            figures = connection.request(GetSnapshot(), Figures)[0].figures
+            figures = connection.request(GetStatistics(), Statistics)[0].values
         return figures, memory_files(self.service), len(os.listdir(f"/proc/{self.service}/task"))
 
     def is_tidy(self) -> bool:

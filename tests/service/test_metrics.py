@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import dlfs
-from dlfs.service.client import look
+from dlfs.service.client import get_statistics
 from tests.service.serving import Service, wait_for
 
 
@@ -82,10 +82,10 @@ def test_a_client_that_went_is_not_shown(serve, volume) -> None:
     service = serve(volume)
     with dlfs.connect(service.uri) as connected, connected["d"] as dataset:
         dataset.read([0, 1]).release()
-        assert look(service.uri)["datasets"][0]["users"] == 1
-    wait_for(lambda: len(look(service.uri)["clients"]) == 1, "the client to be forgotten")
+        assert get_statistics(service.uri)["datasets"][0]["users"] == 1
+    wait_for(lambda: len(get_statistics(service.uri)["clients"]) == 1, "the client to be forgotten")
 
 
 def test_nobody_there_to_look_at(tmp_path: Path) -> None:
     with pytest.raises(dlfs.ServiceLostError):
-        look(f"unix:{tmp_path}/none.sock", timeout_s=0.1)
+        get_statistics(f"unix:{tmp_path}/none.sock", timeout_s=0.1)

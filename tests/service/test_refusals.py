@@ -42,14 +42,14 @@ from dlfs.service.protocol import (
     ChannelState,
     DatasetState,
     Failure,
-    GetPart,
+    GetSegment,
+    GetVolume,
     Hello,
     ListVolumes,
-    LookAtVolume,
     Message,
     OpenChannel,
     OpenDataset,
-    Part,
+    Segment,
     Volumes,
     VolumeState,
     Welcome,
@@ -248,15 +248,15 @@ def test_what_is_asked_in_vain(patient: Service) -> None:
     volume = dlfs.connect(patient.uri)
     found = volume.dataset().uuid
     for request, error in (
-        (LookAtVolume(nowhere), NotFoundError),
+        (GetVolume(nowhere), NotFoundError),
         (OpenDataset(nowhere, found), NotFoundError),
         (OpenDataset(here, nowhere), dlfs.StaleError),
         (OpenChannel(found), ClosedError),
-        (GetPart(here, found, "everything"), NotFoundError),
-        (GetPart(here, nowhere, "names"), dlfs.StaleError),
+        (GetSegment(here, found, "everything"), NotFoundError),
+        (GetSegment(here, nowhere, "names"), dlfs.StaleError),
     ):
         with pytest.raises(error):
-            connection.request(request, Part, 1)
+            connection.request(request, Segment, 1)
     state, descriptors = connection.request(OpenDataset(here, found), DatasetState, 2)
     with descriptors:
         assert os.fstat(descriptors[1]).st_size == state.arena_bytes

@@ -99,7 +99,7 @@ def serve(
     _check_installed()
     from dlfs.connection import OpenOptions
     from dlfs.mount.server import MountOptions, choose_server
-    from dlfs.service.process import Node, NodeOptions
+    from dlfs.service.process import NodeOptions, NodeService
     from dlfs.service.sockets import SCHEME, AllowList, group_number, user_number
 
     log_events()
@@ -120,7 +120,7 @@ def serve(
         ),
         open_options=OpenOptions(depth=depth),
     )
-    node = Node(options)
+    node = NodeService(options)
 
     def ready(path: str) -> None:
         if json:

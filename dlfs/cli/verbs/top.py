@@ -52,16 +52,16 @@ def top(
     A low terminal shows the busiest rows and counts the others. Where stdout is no terminal, one
     look is printed; --json prints the service's own figures.
     """
-    from dlfs.service.client import look
+    from dlfs.service.client import get_statistics
 
-    before, then = look(service), time.monotonic()
+    before, then = get_statistics(service), time.monotonic()
     if json:
         print_json(before)
         return
     if not stdout_console().is_terminal:
         for _ in range(count or 1):
             time.sleep(interval)
-            after, now = look(service), time.monotonic()
+            after, now = get_statistics(service), time.monotonic()
             print_data(screen(before, after, now - then))
             before, then = after, now
         return
@@ -71,7 +71,7 @@ def top(
 def _live(service: str, before: Snapshot, then: float, interval: float, count: int) -> None:
     from rich.live import Live
 
-    from dlfs.service.client import look
+    from dlfs.service.client import get_statistics
 
     shown = 0
     console = stdout_console()
@@ -79,7 +79,7 @@ def _live(service: str, before: Snapshot, then: float, interval: float, count: i
     with Live(first, console=console, screen=True, auto_refresh=False) as live:
         while shown < count or not count:
             time.sleep(interval)
-            after, now = look(service), time.monotonic()
+            after, now = get_statistics(service), time.monotonic()
             seen = screen(before, after, now - then, rows=console.height)
             live.update(seen, refresh=True)
             before, then = after, now

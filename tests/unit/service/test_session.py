@@ -19,7 +19,7 @@ import trio.testing
 from dlfs.connection import OpenOptions
 from dlfs.dataset import Dataset
 from dlfs.errors import DeviceError
-from dlfs.service.dataset_cache import ServedVolume, Shelf
+from dlfs.service.dataset_cache import DatasetCache, ServedVolume
 from dlfs.service.protocol import (
     ANSWERS,
     HEADER,
@@ -27,7 +27,7 @@ from dlfs.service.protocol import (
     ChannelState,
     DatasetState,
     Failure,
-    GetSnapshot,
+    GetStatistics,
     Hello,
     Message,
     OpenChannel,
@@ -37,21 +37,21 @@ from dlfs.service.protocol import (
     decode,
     encode,
 )
-from dlfs.service.session import Common, Session
+from dlfs.service.session import ServerState, Session
 from dlfs.service.sockets import Peer
 from tests.service.serving import make_volume
 
 
 @pytest.fixture
-def shelf() -> Iterator[Shelf]:
-    with closing(Shelf()) as made:
+def cache() -> Iterator[DatasetCache]:
+    with closing(DatasetCache()) as made:
         yield made
 
 
 @pytest.fixture
-def volume(tmp_path: Path, shelf: Shelf) -> Iterator[ServedVolume]:
+def volume(tmp_path: Path, cache: DatasetCache) -> Iterator[ServedVolume]:
     uri = make_volume(tmp_path / "v.img", {b"a": b"b"})
-    with ServedVolume(uri, shelf, OpenOptions()) as opened:
+    with ServedVolume(uri, cache, OpenOptions()) as opened:
         yield opened
 
 
@@ -91,10 +91,8 @@ def session(*volumes: ServedVolume, snapshot: Callable[[], Any] = dict) -> Itera
 
     async def run() -> None:
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(theirs))
-        common = Common({volume.uuid: volume for volume in volumes}, snapshot)
-        await Session(
-            common, stream, Peer(os.getpid(), os.getuid(), frozenset(), "process 1")
-        ).run()
+        state = ServerState({volume.uuid: volume for volume in volumes}, snapshot)
+        await Session(state, stream, Peer(os.getpid(), os.getuid(), frozenset(), "process 1")).run()
 
     thread = Thread(target=trio.run, args=[run])
     thread.start()
@@ -108,7 +106,7 @@ def session(*volumes: ServedVolume, snapshot: Callable[[], Any] = dict) -> Itera
 
 
 def test_a_dataset_that_cannot_be_shared_is_given_back(
-    shelf: Shelf, volume: ServedVolume, monkeypatch: pytest.MonkeyPatch
+    cache: DatasetCache, volume: ServedVolume, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (dataset,) = volume.datasets()
 
@@ -120,14 +118,14 @@ def test_a_dataset_that_cannot_be_shared_is_given_back(
             patched.setattr("dlfs.service.session.Share", fail)
             answer = talk.ask(OpenDataset(volume.uuid, dataset.uuid))
         assert answer == Failure("DeviceError", str(DeviceError("make a share: no memory")), 12)
-        assert [figures["users"] for figures in shelf.figures()] == [0]
+        assert [entry["users"] for entry in cache.statistics()] == [0]
         assert isinstance(talk.ask(OpenDataset(volume.uuid, dataset.uuid)), DatasetState)
-        assert [figures["users"] for figures in shelf.figures()] == [1]
-    assert [figures["users"] for figures in shelf.figures()] == [0]
+        assert [entry["users"] for entry in cache.statistics()] == [1]
+    assert [entry["users"] for entry in cache.statistics()] == [0]
 
 
 def test_a_bug_costs_its_client_what_it_had(
-    shelf: Shelf, volume: ServedVolume, caplog: pytest.LogCaptureFixture
+    cache: DatasetCache, volume: ServedVolume, caplog: pytest.LogCaptureFixture
 ) -> None:
     (dataset,) = volume.datasets()
 
@@ -137,23 +135,23 @@ def test_a_bug_costs_its_client_what_it_had(
     with session(volume, snapshot=fail) as talk:
         assert isinstance(talk.ask(OpenDataset(volume.uuid, dataset.uuid)), DatasetState)
         assert isinstance(talk.ask(OpenChannel(dataset.uuid)), ChannelState)
-        talk.send(GetSnapshot())
+        talk.send(GetStatistics())
         assert talk.hears_the_end()
-    assert [figures["users"] for figures in shelf.figures()] == [0]
+    assert [entry["users"] for entry in cache.statistics()] == [0]
     assert "a bug" in caplog.text
 
 
 def test_an_answer_that_is_too_long_is_told(volume: ServedVolume) -> None:
     with session(volume, snapshot=lambda: {"clients": "x" * (1 << 20)}) as talk:
         for _ in range(2):
-            answer = talk.ask(GetSnapshot())
+            answer = talk.ask(GetStatistics())
             assert isinstance(answer, Failure)
             assert answer.error == "LimitError"
-            assert "send Figures: expected at most 1048576 bytes" in answer.message
+            assert "send Statistics: expected at most 1048576 bytes" in answer.message
 
 
 def test_figures_leave_out_what_is_closed_meanwhile(
-    shelf: Shelf, volume: ServedVolume, monkeypatch: pytest.MonkeyPatch
+    cache: DatasetCache, volume: ServedVolume, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (dataset,) = volume.datasets()
     stats = Dataset.stats
@@ -162,10 +160,10 @@ def test_figures_leave_out_what_is_closed_meanwhile(
         self.close()
         return stats(self)
 
-    with volume.borrow(dataset.uuid):
-        assert len(shelf.figures()) == 1
+    with volume.acquire(dataset.uuid):
+        assert len(cache.statistics()) == 1
         monkeypatch.setattr(Dataset, "stats", close_first)
-        assert shelf.figures() == []
+        assert cache.statistics() == []
 
 
 def test_a_volume_that_does_not_answer_leaves_threads_to_others() -> None:
@@ -173,20 +171,20 @@ def test_a_volume_that_does_not_answer_leaves_threads_to_others() -> None:
     released = Event()
     hanging, healthy = uuid4(), uuid4()
 
-    async def crowd(common: Common) -> None:
+    async def crowd(state: ServerState) -> None:
         async with trio.open_nursery() as nursery:
             for _ in range(200):
-                nursery.start_soon(common.look, hanging, released.wait)
-                nursery.start_soon(common.end, released.wait)
+                nursery.start_soon(state.run_for_volume, hanging, released.wait)
+                nursery.start_soon(state.end, released.wait)
             await trio.testing.wait_all_tasks_blocked()
             try:
                 with trio.fail_after(30):
-                    assert await common.look(healthy, lambda: "an answer") == "an answer"
+                    assert await state.run_for_volume(healthy, lambda: "an answer") == "an answer"
                     assert await trio.to_thread.run_sync(lambda: "the mount") == "the mount"
             finally:
                 released.set()
 
     async def main() -> None:
-        await crowd(Common({}, dict))
+        await crowd(ServerState({}, dict))
 
     trio.run(main)

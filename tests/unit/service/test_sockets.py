@@ -92,7 +92,7 @@ def test_what_is_not_ours_stays(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as foreign:
         foreign.bind(str(other))
         foreign.listen()
-        with pytest.raises(ExistsError, match="somebody listens"):
+        with pytest.raises(ExistsError, match="another process listens"):
             listen(str(other), AllowList())
 
 

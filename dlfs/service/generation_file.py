@@ -1,7 +1,7 @@
-"""A generation of a volume as a file in memory: superblock and catalog as they stand on media.
+"""Passes a generation of a volume to clients, as a file in memory with superblock and catalog.
 
-So the service hands over the whole catalog, however long, by a descriptor, and clients read it with
-the decoder that reads media, which believes nothing.
+The file has the bytes as on media. So a catalog of any length travels as one descriptor, and
+clients read it with the decoder for media, which checks everything.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ _BYTES_MAX = SUPERBLOCK_BYTES + CATALOG_BYTES_MAX
 
 @contextmanager
 def generation_file(superblock: Superblock, catalog: Catalog) -> Iterator[int]:
-    """Write a generation into a file without a name; its descriptor, closed at the end."""
+    """Write a generation to a memfd; yield its descriptor, and close it at the end."""
     raw = encode_catalog(catalog)
-    ours = replace(superblock, catalog_bytes=len(raw), catalog_crc32c=crc32c(raw))
+    adapted = replace(superblock, catalog_bytes=len(raw), catalog_crc32c=crc32c(raw))
     descriptor = os.memfd_create("dlfs-generation", os.MFD_CLOEXEC)
     try:
         with open(descriptor, "wb", closefd=False) as out:
-            out.write(encode_superblock(ours) + raw)
+            out.write(encode_superblock(adapted) + raw)
         yield descriptor
     finally:
         os.close(descriptor)
 
 
 def read_generation(descriptor: int, where: str) -> tuple[Superblock, Catalog]:
-    """Read what ``generation_file`` wrote.
+    """Read a generation from a file that ``generation_file`` wrote.
 
     Args:
-        descriptor: of the file; it stays the caller's.
-        where: it came from, for errors.
+        descriptor: descriptor of the file; the caller closes it.
+        where: origin of the file, for error messages.
 
     Raises:
-        FormatError: it is no generation.
+        FormatError: the file does not hold a generation.
     """
     size = os.fstat(descriptor).st_size
     if not SUPERBLOCK_BYTES <= size <= _BYTES_MAX:
