@@ -175,7 +175,7 @@ def test_a_volume_that_does_not_answer_leaves_threads_to_others() -> None:
         async with trio.open_nursery() as nursery:
             for _ in range(200):
                 nursery.start_soon(state.run_for_volume, hanging, released.wait)
-                nursery.start_soon(state.end, released.wait)
+                nursery.start_soon(state.close, released.wait)
             await trio.testing.wait_all_tasks_blocked()
             try:
                 with trio.fail_after(30):
