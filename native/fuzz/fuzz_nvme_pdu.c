@@ -32,9 +32,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count);
 
 static void note(struct story *story, const struct nvme_pdu *pdu)
 {
-    const uint64_t words[] = {pdu->type,          pdu->flags,       pdu->cid,
-                              pdu->tag,           pdu->data_bytes,  pdu->offset_bytes,
-                              pdu->answer.status, pdu->answer.value};
+    const uint64_t words[] = {pdu->type,       pdu->flags,        pdu->cid,        pdu->tag,
+                              pdu->data_bytes, pdu->offset_bytes, pdu->cqe.status, pdu->cqe.value};
     story->crc32c = dlfs_crc32c(story->crc32c, words, sizeof words);
     story->events++;
 }
@@ -78,7 +77,7 @@ static int take(void *context, const struct nvme_pdu *pdu, const char **reason)
 }
 
 static const struct nvme_sink sink = {
-    .place = place, .arrived = arrived, .response = take, .ready = take};
+    .begin_data = place, .end_data = arrived, .on_cqe = take, .on_r2t = take};
 
 /* Fills what the receiver offers, at most piece_bytes of it; returns how much. */
 static size_t fill(struct nvme_receiver *receiver, const uint8_t *bytes, size_t count,
@@ -129,13 +128,13 @@ static struct story receive(const struct nvme_terms *terms, const uint8_t *bytes
 static void make_digests_right(const struct nvme_terms *terms, uint8_t *bytes, size_t count)
 {
     size_t at = 0;
-    while (count - at >= NVME_ANSWER_BYTES + NVME_DIGEST_BYTES) {
+    while (count - at >= NVME_PDU_HEADER_BYTES + NVME_DIGEST_BYTES) {
         uint8_t *pdu = bytes + at;
         size_t length = nvme_get32(pdu + 4);
         if (terms->header_digest) {
-            nvme_put32(pdu + NVME_ANSWER_BYTES, dlfs_crc32c(0, pdu, NVME_ANSWER_BYTES));
+            nvme_put32(pdu + NVME_PDU_HEADER_BYTES, dlfs_crc32c(0, pdu, NVME_PDU_HEADER_BYTES));
         }
-        if (length < NVME_ANSWER_BYTES || length > count - at) {
+        if (length < NVME_PDU_HEADER_BYTES || length > count - at) {
             return;
         }
         size_t start = pdu[3];

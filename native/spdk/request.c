@@ -70,7 +70,7 @@ static int start_again(struct queue *queue, uint32_t number)
     slot->after_ns = 0;
     if (slot->operation.kind == DLFS_OP_WRITE && slot->unanswered) {
         uint64_t quiesce_ns = atomic_load(&queue->controller->quiesce_ns);
-        int code = nvme_write_fate(DLFS_E_LOST, left_ns, quiesce_ns);
+        int code = nvme_unanswered_write_code(DLFS_E_LOST, left_ns, quiesce_ns);
         if (code < 0) {
             return code;
         }

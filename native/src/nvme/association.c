@@ -1,30 +1,50 @@
-/* Associations as their users see them: making, requests, links, reports; see
- * nvme/association.h. The thread is in nvme/thread.c. */
+/*
+ * Associations, as devices and queue pairs use them: create, admin commands, links, error reports.
+ * See nvme/association.h. Their thread is in nvme/thread.c, which calls this file.
+ */
 #include "nvme/association.h"
+#include "platform/clock.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#include "nvme/thread.h"
-#include "platform/clock.h"
-#include "platform/thread.h"
-
-/* How long a lost device stays lost before an operation has it looked for again. */
-#define REVIVE_PAUSE_NS UINT64_C(1000000000)
-#define NANOSECONDS_PER_MS UINT64_C(1000000)
+/* Time after a loss until an operation may start another attempt to connect. */
+#define LOST_RETRY_NS UINT64_C(1000000000)
 
 static void wake(int descriptor)
 {
     uint64_t one = 1;
-    (void)!write(descriptor, &one, sizeof one); /* fails only when it is readable already */
+    (void)!write(descriptor, &one, sizeof one); /* fails only if it is readable already */
 }
 
 void nvme_link_signal(struct nvme_link *link)
 {
     atomic_store(&link->signal, 1);
     wake(link->wake);
+}
+
+/* ---- errors ---------------------------------------------------------------------------------- */
+
+void nvme_record_error(struct nvme_association *association, int code, const char *reason)
+{
+    const struct nvme_path *path = &association->config.paths[association->path];
+    nvme_text_format(&association->error, "%.255s:%u: %.200s", path->host, path->port, reason);
+    struct nvme_counters *counters = &association->counters;
+    if (code == DLFS_E_TIMEOUT) {
+        atomic_fetch_add(&counters->timeouts, 1);
+    } else if (code == DLFS_E_DIGEST) {
+        atomic_fetch_add(&counters->digest_errors, 1);
+    } else if (code == DLFS_E_PROTOCOL) {
+        atomic_fetch_add(&counters->protocol_errors, 1);
+    }
+}
+
+void nvme_fail_generation(struct nvme_association *association, int code, const char *reason)
+{
+    association->failure = code;
+    nvme_record_error(association, code, reason);
 }
 
 /* ---- life ------------------------------------------------------------------------------------ */
@@ -36,7 +56,7 @@ static int make_locks(struct nvme_association *association)
         return code;
     }
     (void)pthread_mutex_init(&association->lock, NULL);
-    (void)pthread_mutex_init(&association->service_lock, NULL);
+    (void)pthread_mutex_init(&association->passthrough_lock, NULL);
     association->locks_made = true;
     return 0;
 }
@@ -62,24 +82,6 @@ int nvme_association_create(const struct nvme_config *config, struct nvme_associ
     return 0;
 }
 
-int nvme_association_start(struct nvme_association *association, bool once)
-{
-    association->once = once;
-    association->down_ns = monotonic_ns();
-    int code = thread_start(&association->thread, NULL, nvme_thread_main, association);
-    (void)pthread_mutex_lock(&association->lock);
-    association->thread_started = code == 0;
-    if (code < 0) {
-        association->state = NVME_LOST;
-        association->lost_code = code;
-        association->lost_ns = UINT64_MAX; /* for ever: nobody could look for it */
-        nvme_say(&association->error, "start a thread: %s", strerrordesc_np(-code));
-        (void)pthread_cond_broadcast(&association->changed);
-    }
-    (void)pthread_mutex_unlock(&association->lock);
-    return code;
-}
-
 static void free_memory(struct nvme_association *association)
 {
     while (association->links != NULL) {
@@ -101,7 +103,7 @@ void nvme_association_destroy(struct nvme_association *association)
         return;
     }
     if (association->owner != getpid()) {
-        /* The thread and the locks are the parent's; what we hold are copies of descriptors. */
+        /* The thread and the locks exist in the parent only; the descriptors are copies. */
         nvme_connection_abort(association->admin.connection, true);
         free_memory(association);
         return;
@@ -114,7 +116,7 @@ void nvme_association_destroy(struct nvme_association *association)
     if (association->locks_made) {
         (void)pthread_cond_destroy(&association->changed);
         (void)pthread_mutex_destroy(&association->lock);
-        (void)pthread_mutex_destroy(&association->service_lock);
+        (void)pthread_mutex_destroy(&association->passthrough_lock);
     }
     nvme_durability_destroy(&association->durability);
     free_memory(association);
@@ -133,7 +135,7 @@ int nvme_association_wait(struct nvme_association *association)
 
 /* ---- waiting --------------------------------------------------------------------------------- */
 
-/* Waits for a change until until_ns; false when that has passed. With the lock held. */
+/* Waits for a change until until_ns; returns false if that has passed. With the lock held. */
 static bool wait_changed(struct nvme_association *association, uint64_t until_ns)
 {
     if (monotonic_ns() >= until_ns) {
@@ -143,25 +145,27 @@ static bool wait_changed(struct nvme_association *association, uint64_t until_ns
     return true;
 }
 
-/* As long as anything here may take: an operation's budget and the making of a connection. */
+/* Returns when a call that starts now must end: after an operation's time limit and the time to
+ * open a connection. */
 static uint64_t budget_end_ns(const struct nvme_config *config)
 {
     uint64_t budget_ms = (uint64_t)config->timeout_ms + config->reconnect_ms + config->connect_ms;
-    return monotonic_ns() + budget_ms * NANOSECONDS_PER_MS;
+    return monotonic_ns() + budget_ms * NVME_NANOSECONDS_PER_MS;
 }
 
-/* Has a lost controller looked for again: false when it is too early. With the lock held. */
-static bool revive(struct nvme_association *association)
+/* Makes the thread connect a lost controller again; returns false if it is too early for that. With
+ * the lock held. */
+static bool retry_lost(struct nvme_association *association)
 {
     if (association->state != NVME_LOST) {
         return true;
     }
     uint64_t now = monotonic_ns();
-    if (now < association->lost_ns || now - association->lost_ns < REVIVE_PAUSE_NS) {
+    if (now < association->lost_ns || now - association->lost_ns < LOST_RETRY_NS) {
         return false;
     }
     association->state = NVME_CONNECTING;
-    association->once = true;
+    association->single_round = true;
     for (struct nvme_link *link = association->links; link != NULL; link = link->next) {
         link->code = 0;
     }
@@ -171,34 +175,34 @@ static bool revive(struct nvme_association *association)
 
 /* ---- requests -------------------------------------------------------------------------------- */
 
-static void request_remove(struct nvme_association *association, struct nvme_request *request)
+static void request_remove(struct nvme_association *association, struct nvme_admin_request *request)
 {
-    struct nvme_request **place = &association->requests;
-    while (*place != NULL && *place != request) {
-        place = &(*place)->next;
+    struct nvme_admin_request **cursor = &association->requests;
+    while (*cursor != NULL && *cursor != request) {
+        cursor = &(*cursor)->next;
     }
-    if (*place == request) {
-        *place = request->next;
+    if (*cursor == request) {
+        *cursor = request->next;
     }
 }
 
-static void request_append(struct nvme_association *association, struct nvme_request *request)
+static void request_append(struct nvme_association *association, struct nvme_admin_request *request)
 {
-    struct nvme_request **place = &association->requests;
-    while (*place != NULL) {
-        place = &(*place)->next;
+    struct nvme_admin_request **cursor = &association->requests;
+    while (*cursor != NULL) {
+        cursor = &(*cursor)->next;
     }
     request->next = NULL;
-    *place = request;
+    *cursor = request;
 }
 
-int nvme_association_run(struct nvme_association *association, struct nvme_request *request)
+int nvme_association_run(struct nvme_association *association, struct nvme_admin_request *request)
 {
     uint64_t until_ns = budget_end_ns(&association->config);
     request->state = NVME_REQUEST_WAITING;
-    request->late = false;
+    request->no_retry = false;
     (void)pthread_mutex_lock(&association->lock);
-    if (!revive(association)) {
+    if (!retry_lost(association)) {
         int code = association->lost_code;
         (void)pthread_mutex_unlock(&association->lock);
         return code;
@@ -212,9 +216,10 @@ int nvme_association_run(struct nvme_association *association, struct nvme_reque
             request->state = NVME_REQUEST_DONE;
             request->code = DLFS_E_TIMEOUT;
         } else if (!in_time) {
-            /* It is with the controller: its own time limit ends that, for the last time. */
-            request->late = true;
-            until_ns = monotonic_ns() + association->config.timeout_ms * NANOSECONDS_PER_MS;
+            /* The controller has it: the thread ends it after timeout_ms and does not send it
+             * again. */
+            request->no_retry = true;
+            until_ns = monotonic_ns() + association->config.timeout_ms * NVME_NANOSECONDS_PER_MS;
         }
     }
     (void)pthread_mutex_unlock(&association->lock);
@@ -225,20 +230,20 @@ int nvme_association_run(struct nvme_association *association, struct nvme_reque
 
 static void link_free(struct nvme_association *association, struct nvme_link *link)
 {
-    struct nvme_link **place = &association->links;
-    while (*place != link) {
-        place = &(*place)->next;
+    struct nvme_link **cursor = &association->links;
+    while (*cursor != link) {
+        cursor = &(*cursor)->next;
     }
-    *place = link->next;
+    *cursor = link->next;
     nvme_connection_close(link->connection);
     (void)close(link->wake);
     free(link);
 }
 
-void nvme_link_put_down(struct nvme_association *association, struct nvme_link *link)
+void nvme_link_connect_end(struct nvme_association *association, struct nvme_link *link)
 {
-    link->in_hand = false;
-    if (link->let_go) {
+    link->connecting = false;
+    if (link->released) {
         link_free(association, link);
     }
 }
@@ -257,7 +262,7 @@ static int link_make(struct nvme_association *association, uint32_t command_coun
         return code;
     }
     link->command_count = command_count;
-    link->wanted = true;
+    link->needs_connection = true;
     link->since_ns = monotonic_ns();
     link->next = association->links;
     association->links = link;
@@ -266,12 +271,12 @@ static int link_make(struct nvme_association *association, uint32_t command_coun
 }
 
 /*
- * Whether a controller that was there is looked for. That may take the whole budget, which
- * operations have for themselves: making a queue pair does not wait for it. With the lock held.
+ * Returns true while the thread connects again after a failure. That may take the whole time limit
+ * of an operation, so that creating a queue pair does not wait for it. With the lock held.
  */
-static bool is_coming_back(const struct nvme_association *association)
+static bool is_reconnecting(const struct nvme_association *association)
 {
-    return association->state == NVME_CONNECTING && association->made_ns != 0;
+    return association->state == NVME_CONNECTING && association->connected_ns != 0;
 }
 
 int nvme_link_create(struct nvme_association *association, uint32_t command_count,
@@ -280,7 +285,7 @@ int nvme_link_create(struct nvme_association *association, uint32_t command_coun
     uint64_t until_ns = budget_end_ns(&association->config);
     struct nvme_link *link = NULL;
     (void)pthread_mutex_lock(&association->lock);
-    int code = revive(association) ? 0 : association->lost_code;
+    int code = retry_lost(association) ? 0 : association->lost_code;
     if (code == 0) {
         code = link_make(association, command_count, &link);
     }
@@ -290,7 +295,7 @@ int nvme_link_create(struct nvme_association *association, uint32_t command_coun
     }
     wake(association->wake);
     while (link->connection == NULL && link->code == 0 && code == 0 &&
-           !is_coming_back(association)) {
+           !is_reconnecting(association)) {
         code = wait_changed(association, until_ns) ? 0 : DLFS_E_TIMEOUT;
     }
     if (link->connection != NULL) {
@@ -307,40 +312,40 @@ int nvme_link_create(struct nvme_association *association, uint32_t command_coun
     return 0;
 }
 
-void nvme_link_release(struct nvme_association *association, struct nvme_link *link, bool foreign)
+void nvme_link_release(struct nvme_association *association, struct nvme_link *link, bool in_child)
 {
-    if (foreign) {
-        return; /* it goes with the child's copy of the association */
+    if (in_child) {
+        return; /* it is freed with the child's copy of the association */
     }
     (void)pthread_mutex_lock(&association->lock);
-    link->let_go = true;
-    if (!link->in_hand) {
+    link->released = true;
+    if (!link->connecting) {
         link_free(association, link);
     }
     (void)pthread_mutex_unlock(&association->lock);
 }
 
-struct nvme_news nvme_link_news(struct nvme_association *association, struct nvme_link *link,
-                                uint64_t generation)
+struct nvme_link_update nvme_link_take_update(struct nvme_association *association,
+                                              struct nvme_link *link, uint64_t generation)
 {
     uint64_t ignored;
     (void)pthread_mutex_lock(&association->lock);
-    /* Under the lock, or a wake-up between its signal and its write would stay readable for ever.
-     */
+    /* Under the lock: a wake-up that is written between these two lines would stay readable. */
     (void)!read(link->wake, &ignored, sizeof ignored);
     atomic_store(&link->signal, 0);
-    struct nvme_news news = {.connection = link->connection,
-                             .ended = generation != atomic_load(&association->generation),
-                             .silent = link->silent,
-                             .code = link->code};
+    struct nvme_link_update update = {.connection = link->connection,
+                                      .is_over =
+                                          generation != atomic_load(&association->generation),
+                                      .timed_out = link->timed_out,
+                                      .code = link->code};
     link->connection = NULL;
-    link->silent = false;
+    link->timed_out = false;
     (void)pthread_mutex_unlock(&association->lock);
-    return news;
+    return update;
 }
 
-/* Whether a generation is in use, and nothing was said against it. With the lock held. */
-static bool is_well(const struct nvme_association *association, uint64_t generation)
+/* Returns true if a generation is in use and has not failed. With the lock held. */
+static bool is_current(const struct nvme_association *association, uint64_t generation)
 {
     return generation == atomic_load(&association->generation) &&
            association->state == NVME_READY && association->failure == 0;
@@ -350,8 +355,8 @@ void nvme_association_report(struct nvme_association *association, uint64_t gene
                              const char *reason)
 {
     (void)pthread_mutex_lock(&association->lock);
-    if (is_well(association, generation)) {
-        nvme_fail(association, code, reason);
+    if (is_current(association, generation)) {
+        nvme_fail_generation(association, code, reason);
         wake(association->wake);
     }
     (void)pthread_mutex_unlock(&association->lock);
@@ -361,10 +366,10 @@ void nvme_link_report(struct nvme_association *association, struct nvme_link *li
                       uint64_t generation, int code, const char *reason)
 {
     (void)pthread_mutex_lock(&association->lock);
-    if (is_well(association, generation)) {
-        nvme_note(association, code, reason);
-        link->qid = 0; /* the controller may not have noticed yet that the old one is gone */
-        link->wanted = true;
+    if (is_current(association, generation)) {
+        nvme_record_error(association, code, reason);
+        link->qid = 0; /* the controller may not have noticed the end of the old queue yet */
+        link->needs_connection = true;
         link->since_ns = monotonic_ns();
         link->retry_at_ns = 0;
         wake(association->wake);
@@ -372,16 +377,16 @@ void nvme_link_report(struct nvme_association *association, struct nvme_link *li
     (void)pthread_mutex_unlock(&association->lock);
 }
 
-bool nvme_link_revive(struct nvme_association *association, struct nvme_link *link, int *code)
+bool nvme_link_retry_lost(struct nvme_association *association, struct nvme_link *link, int *code)
 {
     (void)pthread_mutex_lock(&association->lock);
-    bool possible = revive(association);
-    if (possible && link->code < 0) { /* this queue pair alone was refused */
+    bool possible = retry_lost(association);
+    if (possible && link->code < 0) { /* only this queue pair was refused */
         uint64_t now = monotonic_ns();
-        possible = now - link->since_ns >= REVIVE_PAUSE_NS;
+        possible = now - link->since_ns >= LOST_RETRY_NS;
         if (possible) {
             link->code = 0;
-            link->wanted = true;
+            link->needs_connection = true;
             link->since_ns = now;
             link->retry_at_ns = 0;
             wake(association->wake);

@@ -1,15 +1,19 @@
 /*
- * An association: everything that one host has with one controller, kept up by one thread, which
- * makes all connections, keeps the controller alive, runs admin commands, and makes everything anew
- * when something fails.
+ * An association: the admin connection and all I/O connections of one host to one controller.
  *
- * A queue pair owns the connection it uses. It talks to the association through a link: the thread
- * puts a new connection there, or the news that the present one is of the past, raises the link's
- * signal and wakes the queue pair; the queue pair looks at the signal, an atomic flag, in every
- * call, and takes the lock only when it is up. Generations number the controllers made one after
- * the other.
+ * Its thread (thread.c) opens all connections, sends keep-alives, runs admin commands, and connects
+ * again when a connection fails. Callers (association.c) submit admin commands to the thread and
+ * wait for them.
  *
- * The lock is held for moments: never around I/O.
+ * A queue pair owns the connection that it uses, and has a link to the association. When the thread
+ * has a new connection for it, or closes the present controller, it changes the link, sets the
+ * link's signal and wakes the queue pair. The queue pair reads the signal, an atomic flag, in every
+ * call, and takes the association's lock only when it is set.
+ *
+ * A generation is the number of a controller: each one that the thread connects, after the one
+ * before has failed, has the next.
+ *
+ * Locks: association->lock guards the fields below it. No thread does I/O while it holds it.
  */
 #ifndef DLFS_NVME_ASSOCIATION_H
 #define DLFS_NVME_ASSOCIATION_H
@@ -28,37 +32,37 @@ struct nvme_counters {
     _Atomic uint64_t protocol_errors;
 };
 
-/* Between one queue pair and the association; freed when both have let go. */
+/* The link between one queue pair and the association; freed when both have released it. */
 struct nvme_link {
     struct nvme_link *next;
-    int wake;                /* an eventfd, readable when signal goes up */
-    _Atomic uint32_t signal; /* 1: there is news */
-    /* The rest under the association's lock. */
-    uint32_t command_count;             /* wanted */
+    int wake;                /* an eventfd, readable after signal was set */
+    _Atomic uint32_t signal; /* 1: the fields below have changed */
+    /* Guarded by the association's lock. */
+    uint32_t command_count;             /* commands in flight that the queue pair wants */
     uint16_t qid;                       /* 0: none yet */
-    bool wanted;                        /* a connection is to be made */
-    bool let_go;                        /* by the queue pair */
-    bool in_hand;                       /* the thread is connecting it */
-    bool had;                           /* it has had a connection */
-    bool silent;                        /* since the last news, a generation ended in silence */
-    struct nvme_connection *connection; /* made, and not yet taken */
-    int code;                           /* < 0: there will be none */
-    uint64_t since_ns;                  /* wanted since then */
-    uint64_t retry_at_ns;
-    uint32_t delay_ms;
+    bool needs_connection;              /* the thread shall connect it */
+    bool connecting;                    /* the thread is connecting it */
+    bool released;                      /* the queue pair does not use the link any more */
+    bool was_connected;                 /* it had a connection before */
+    bool timed_out;                     /* a timeout ended a generation since the last update */
+    struct nvme_connection *connection; /* connected, and not yet taken by the queue pair */
+    int code;                           /* < 0: why it will get no connection */
+    uint64_t since_ns;                  /* when needs_connection or code was set */
+    uint64_t retry_at_ns;               /* time of the next attempt to connect */
+    uint32_t backoff_ms;                /* pause before it */
 };
 
-/* An admin command that the thread is to run. */
-struct nvme_request {
-    struct nvme_request *next;
+/* An admin command for the thread to run. */
+struct nvme_admin_request {
+    struct nvme_admin_request *next;
     struct nvme_exchange exchange;
     enum { NVME_REQUEST_WAITING, NVME_REQUEST_RUNNING, NVME_REQUEST_DONE } state;
-    bool late; /* its budget is over: it is not tried again */
+    bool no_retry; /* its time limit has passed: it is not sent again */
     int code;
 };
 
 enum nvme_state {
-    NVME_CONNECTING, /* for the first time, or again */
+    NVME_CONNECTING, /* for the first time or again */
     NVME_READY,
     NVME_LOST,
 };
@@ -77,73 +81,92 @@ struct nvme_association {
     pthread_cond_t changed; /* state, a link or a request */
     /* Under the lock. */
     enum nvme_state state;
-    bool once;        /* one round of attempts decides */
-    int failure;      /* < 0: of the present generation, reported and not yet acted upon */
-    int lost_code;    /* why there is none, in NVME_LOST */
-    uint64_t lost_ns; /* since when */
+    bool single_round; /* NVME_LOST after one failed round of attempts */
+    int failure;       /* < 0: error of the present generation that the thread has not handled */
+    int lost_code;     /* in NVME_LOST: why */
+    uint64_t lost_ns;  /* in NVME_LOST: since when */
     struct nvme_link *links;
-    struct nvme_request *requests;
+    struct nvme_admin_request *requests;
     uint16_t last_qid;
-    uint32_t path;
-    struct nvme_admin admin; /* its connection is the thread's alone */
-    struct nvme_text error;  /* the last one */
-    /* The thread's. */
-    uint64_t made_ns;
-    uint64_t down_ns;
-    uint64_t keep_alive_ns; /* when the next one is due */
-    uint32_t delay_ms;
-    uint64_t random;
-    /* The internal queue pair for flushes and single I/O commands, made when needed. */
-    pthread_mutex_t service_lock;
-    struct nvme_queue *service;
+    uint32_t path;           /* index of the path in use */
+    struct nvme_admin admin; /* only the thread uses its connection */
+    struct nvme_text error;  /* the last error message */
+    /* Used by the thread only. */
+    uint64_t connected_ns;    /* when the present generation was connected; 0: never */
+    uint64_t disconnected_ns; /* when the last generation ended */
+    uint64_t keep_alive_ns;   /* when the last keep-alive ended */
+    uint32_t backoff_ms;      /* pause before the next round of attempts */
+    uint64_t random;          /* state of the random numbers that shorten pauses */
+    /* The internal queue pair for flushes and single I/O commands, created on first use. */
+    pthread_mutex_t passthrough_lock;
+    struct nvme_queue *passthrough_queue;
     struct nvme_durability durability;
     struct nvme_write_limit write_limit;
-    struct nvme_association *inherited; /* of the parent process; unused, and freed with this one */
+    struct nvme_association *inherited; /* the parent process's; unused, freed with this one */
 };
 
-/* Makes one that is not connected; *out is to be started. Errors: -ENOMEM, -errno. */
+/* ---- used by devices and queue pairs ---- */
+
+/* Creates an association without a thread. Errors: -ENOMEM, -errno. */
 int nvme_association_create(const struct nvme_config *config, struct nvme_association **out);
-/*
- * Starts its thread. once: a first round of attempts that fails makes it lost, else it goes on for
- * the whole budget.
+/* Waits until the first attempts have ended. Returns 0 if a controller is connected, else why not.
  */
-int nvme_association_start(struct nvme_association *association, bool once);
-/* Waits for the first controller: 0, or why there is none. */
 int nvme_association_wait(struct nvme_association *association);
-/* Ends the thread and frees everything. Links must have been let go. In a forked child it frees the
- * child's copy only. */
+/*
+ * Ends the thread and frees the association. All links must have been released. In a forked child,
+ * frees the child's copy only.
+ */
 void nvme_association_destroy(struct nvme_association *association);
 
-/* Runs an admin command, waiting for its turn. */
-int nvme_association_run(struct nvme_association *association, struct nvme_request *request);
+/* Hands an admin command to the thread and waits for its completion. */
+int nvme_association_run(struct nvme_association *association, struct nvme_admin_request *request);
 
 /*
- * A link with a connection, or the code of why it cannot be had. Blocks, but not while a controller
- * that was lost is looked for: the link gets its connection when that is back.
+ * Creates a link and waits for its connection. Does not wait while the thread connects again after
+ * a failure: then the link gets its connection later. Returns 0, or why there is no connection.
  */
 int nvme_link_create(struct nvme_association *association, uint32_t command_count,
                      struct nvme_link **out);
-/* foreign: in a forked child. */
-void nvme_link_release(struct nvme_association *association, struct nvme_link *link, bool foreign);
+/* Releases a link. in_child: the link belongs to the parent process. */
+void nvme_link_release(struct nvme_association *association, struct nvme_link *link, bool in_child);
 
-/* What a queue pair finds when its link's signal is up. */
-struct nvme_news {
-    struct nvme_connection *connection; /* the one to use from now on; NULL: none */
-    bool ended;                         /* the one in use is of the past */
-    bool silent;                        /* its controller fell silent */
-    int code;                           /* < 0: there will be none */
+/* The changes of a link since its queue pair last took an update. */
+struct nvme_link_update {
+    struct nvme_connection *connection; /* the connection to use from now on; NULL: none */
+    bool is_over;                       /* the generation in use has ended */
+    bool timed_out;                     /* it ended because the controller did not answer */
+    int code;                           /* < 0: why there will be no connection */
 };
-struct nvme_news nvme_link_news(struct nvme_association *association, struct nvme_link *link,
-                                uint64_t generation);
-/* A queue pair gave its connection of a generation up, because of code and reason. */
+/* Takes the changes of a link, and clears its signal. generation: the one in use. */
+struct nvme_link_update nvme_link_take_update(struct nvme_association *association,
+                                              struct nvme_link *link, uint64_t generation);
+/* Reports that a queue pair closed its connection of a generation; the thread ends that one. */
 void nvme_association_report(struct nvme_association *association, uint64_t generation, int code,
                              const char *reason);
-/* The same, where the fault was the connection's alone: the link gets another one. */
+/* Reports that a connection failed on its own, as by a wrong header digest; the thread connects
+ * only this link again. */
 void nvme_link_report(struct nvme_association *association, struct nvme_link *link,
                       uint64_t generation, int code, const char *reason);
-/* Raises a link's signal and wakes its queue pair. */
+/* Sets a link's signal and wakes its queue pair. */
 void nvme_link_signal(struct nvme_link *link);
-/* Asks for another try after a loss. False: it is too early for that, the code is in *code. */
-bool nvme_link_revive(struct nvme_association *association, struct nvme_link *link, int *code);
+/* Lets the thread try again after a loss. Returns false, and why in *code, if it is too early. */
+bool nvme_link_retry_lost(struct nvme_association *association, struct nvme_link *link, int *code);
+
+/* ---- used by the thread, with the lock held ---- */
+
+/* Ends the thread's use of a link; frees the link if its queue pair has released it. */
+void nvme_link_connect_end(struct nvme_association *association, struct nvme_link *link);
+/* Stores an error message and counts the error by its code. */
+void nvme_record_error(struct nvme_association *association, int code, const char *reason);
+/* Records an error and marks the present generation as failed. */
+void nvme_fail_generation(struct nvme_association *association, int code, const char *reason);
+
+/* ---- thread.c ---- */
+
+/*
+ * Starts the association's thread. single_round: the association is lost if the first round of
+ * attempts fails; else the thread goes on for reconnect_ms.
+ */
+int nvme_association_start(struct nvme_association *association, bool single_round);
 
 #endif

@@ -1,4 +1,4 @@
-/* Building submission queue entries, decoding Identify; see nvme/command.h. */
+/* Encodes submission queue entries and decodes Identify data; see nvme/command.h. */
 #include "nvme/command.h"
 
 #include <errno.h>
@@ -41,7 +41,7 @@ void nvme_entry_transfer(uint8_t *entry, uint8_t opcode, uint32_t nsid, uint64_t
     nvme_put32(entry + 48, block_count - 1);
 }
 
-void nvme_entry_generic(uint8_t *entry, const dlfs_nvme_command *command)
+void nvme_entry_passthrough(uint8_t *entry, const dlfs_nvme_command *command)
 {
     memset(entry, 0, NVME_ENTRY_BYTES);
     entry[0] = (uint8_t)command->opcode;
@@ -142,7 +142,7 @@ int nvme_decode_controller(const uint8_t data[NVME_IDENTIFY_BYTES], uint64_t pag
         .write_cache = (data[525] & 1) != 0,
         .discovery = data[111] == CONTROLLER_TYPE_DISCOVERY};
     if (controller->discovery) {
-        return 0; /* it has no I/O queues, so the rest means nothing */
+        return 0; /* the remaining fields describe I/O queues, which it lacks */
     }
     if (capsule < 4 || capsule > UINT32_MAX / 16) {
         *reason = "Identify Controller: expected an IOCCSZ of at least 4";
@@ -166,7 +166,7 @@ static bool is_zero(const uint8_t *bytes, size_t count)
     return true;
 }
 
-/* Keeps an identifier when it outranks the one found so far: UUID, then NGUID, then EUI64. */
+/* Sets the identifier if its kind ranks higher than the present one's: UUID, NGUID, EUI64. */
 static void keep_id(struct nvme_namespace *out, uint8_t kind, const uint8_t *id, size_t bytes)
 {
     if (kind <= out->id_kind || is_zero(id, bytes)) {
@@ -177,17 +177,17 @@ static void keep_id(struct nvme_namespace *out, uint8_t kind, const uint8_t *id,
     memcpy(out->id, id, bytes);
 }
 
-/* Reads identification descriptors; false when the namespace is of another command set. */
+/* Decodes identification descriptors; returns false if the namespace has another command set. */
 static bool take_descriptors(const uint8_t *data, struct nvme_namespace *out)
 {
     bool usable = true;
-    size_t place = 0;
-    while (place + 4 <= NVME_IDENTIFY_BYTES && data[place + 1] != 0) {
-        uint8_t kind = data[place];
-        uint8_t bytes = data[place + 1];
-        const uint8_t *id = data + place + 4;
-        place += 4u + bytes;
-        if (place > NVME_IDENTIFY_BYTES) {
+    size_t position = 0;
+    while (position + 4 <= NVME_IDENTIFY_BYTES && data[position + 1] != 0) {
+        uint8_t kind = data[position];
+        uint8_t bytes = data[position + 1];
+        const uint8_t *id = data + position + 4;
+        position += 4u + bytes;
+        if (position > NVME_IDENTIFY_BYTES) {
             break;
         }
         if (kind == DESCRIPTOR_UUID && bytes == 16) {

@@ -1,6 +1,6 @@
 /*
- * NVMe commands as submission queue entries, what completions mean, and the few data structures of
- * the standard that the initiator looks into. No I/O.
+ * Encodes NVMe commands as submission queue entries, maps completion statuses to error codes, and
+ * decodes Identify data. No I/O.
  *
  * Source: NVM Express Base Specification 2.0 (sections 3.3.3, 3.6, 5.16, 5.17, 5.27, 6), NVM
  * Command Set Specification 1.0.
@@ -35,24 +35,24 @@
 
 #define NVME_STATUS_DNR 0x4000u
 #define NVME_STATUS_CODE 0x07FFu /* type and code, without DNR, More and CRD */
-/* Of Connect: a queue of that number is still there, from a connection that was closed. */
+/* Status of Connect while the controller still has a queue of that ID from a closed connection. */
 #define NVME_STATUS_SEQUENCE_ERROR 0x00Cu
 #define NVME_STATUS_UNKNOWN_SUBSYSTEM 0x182u
 
-/* How data travels with a command. */
+/* The way of a command's data: none, to the host, in the command's capsule, or after an R2T. */
 enum nvme_transfer { NVME_NO_DATA, NVME_TO_HOST, NVME_IN_CAPSULE, NVME_BY_R2T };
 
-/* Fills in an entry's identifier and its SGL for data_bytes of data. */
+/* Completes an entry: sets its command ID and its SGL for data_bytes of data. */
 void nvme_entry_finish(uint8_t *entry, uint16_t cid, enum nvme_transfer transfer,
                        uint32_t data_bytes);
-/* A read or write of whole blocks; to be finished. */
+/* Encodes a read or write of whole blocks. As with all encoders, nvme_entry_finish comes next. */
 void nvme_entry_transfer(uint8_t *entry, uint8_t opcode, uint32_t nsid, uint64_t first_block,
                          uint32_t block_count);
-void nvme_entry_generic(uint8_t *entry, const dlfs_nvme_command *command);
+void nvme_entry_passthrough(uint8_t *entry, const dlfs_nvme_command *command);
 
 /*
- * Fabrics Connect: kato_ms for the admin queue (qid 0) only. sq_size is 0's based. Without flow
- * control of the submission queue, so that reads may end with a SUCCESS flag.
+ * Encodes Fabrics Connect. kato_ms is for the admin queue (qid 0) only. sq_size is 0's based. The
+ * submission queue has no flow control, so that reads may end with a SUCCESS flag.
  */
 void nvme_entry_connect(uint8_t *entry, uint16_t qid, uint16_t sq_size, uint32_t kato_ms);
 void nvme_connect_data(uint8_t data[NVME_CONNECT_BYTES], const uint8_t host_id[16],
@@ -66,30 +66,33 @@ void nvme_entry_flush(uint8_t *entry, uint32_t nsid);
 
 /* ---- statuses ---- */
 
-/* The library's code for the status of a read, write or flush; 0 for success. */
+/* Returns the library's error code for the status of a read, write or flush; 0 for success. */
 int nvme_status_code(uint16_t status);
-/* Whether the same command may succeed a little later, on this controller or its successor. */
-bool nvme_status_is_passing(uint16_t status);
-/* A phrase such as "invalid host"; never NULL. */
+/* Returns true if the same command may succeed later, on this controller or after a reconnect. */
+bool nvme_status_is_retryable(uint16_t status);
+/* Returns a phrase such as "invalid host"; never NULL. */
 const char *nvme_status_phrase(uint16_t status);
 
 /* ---- Identify ---- */
 
-/* What matters of Identify Controller. */
+/* The fields of Identify Controller that the initiator uses. */
 struct nvme_controller {
     uint32_t transfer_bytes_max; /* MDTS; UINT32_MAX: no limit */
-    uint32_t capsule_bytes_max;  /* of data in a command capsule of an I/O queue */
+    uint32_t capsule_bytes_max;  /* most data bytes in a command capsule of an I/O queue */
     uint32_t quiesce_ms;         /* CQT; 0: not reported */
-    uint32_t keepalive_step_ms;  /* KAS: the granularity of the keep-alive timeout; 0: unknown */
+    uint32_t keepalive_step_ms;  /* KAS: granularity of the keep-alive timeout; 0: unknown */
     uint16_t id;
     bool write_cache;
     bool discovery;
 };
-/* page_bytes: the controller's smallest page, from CAP.MPSMIN. DLFS_E_PROTOCOL with *reason. */
+/*
+ * Decodes Identify Controller. page_bytes: the controller's smallest page, from CAP.MPSMIN. Errors:
+ * DLFS_E_PROTOCOL with *reason.
+ */
 int nvme_decode_controller(const uint8_t data[NVME_IDENTIFY_BYTES], uint64_t page_bytes,
                            struct nvme_controller *controller, const char **reason);
 
-/* What matters of Identify Namespace and its identification descriptors. */
+/* The fields of Identify Namespace and its identification descriptors that the initiator uses. */
 struct nvme_namespace {
     uint64_t size_bytes;
     uint32_t block_bytes;
@@ -98,8 +101,8 @@ struct nvme_namespace {
     uint8_t id[16];
 };
 /*
- * descriptors: of DESCRIPTORS, or zeros. DLFS_E_NOT_FOUND for a namespace that is not there,
- * -ENOTSUP for one that cannot be used, with *reason.
+ * Decodes Identify Namespace. descriptors: the identification descriptors, or zeros. Errors with
+ * *reason: DLFS_E_NOT_FOUND for a missing namespace, -ENOTSUP for one that cannot be used.
  */
 int nvme_decode_namespace(const uint8_t data[NVME_IDENTIFY_BYTES],
                           const uint8_t descriptors[NVME_IDENTIFY_BYTES],

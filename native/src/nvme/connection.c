@@ -10,13 +10,11 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#define NANOSECONDS_PER_MS UINT64_C(1000000)
-
-/* How an alert begins with which a TLS server answers what is no TLS (RFC 8446, section 5.1). */
+/* First bytes of the alert with which a TLS server answers other protocols (RFC 8446, 5.1). */
 #define TLS_ALERT 21
 #define TLS_MAJOR 3
 
-void nvme_say(struct nvme_text *text, const char *format, ...)
+void nvme_text_format(struct nvme_text *text, const char *format, ...)
 {
     va_list arguments;
     va_start(arguments, format);
@@ -26,32 +24,32 @@ void nvme_say(struct nvme_text *text, const char *format, ...)
 
 int nvme_socket_code(int error)
 {
-    bool silent = error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH ||
-                  error == EHOSTDOWN || error == ENETDOWN;
-    return silent ? DLFS_E_TIMEOUT : DLFS_E_LOST;
+    bool timed_out = error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH ||
+                     error == EHOSTDOWN || error == ENETDOWN;
+    return timed_out ? DLFS_E_TIMEOUT : DLFS_E_LOST;
 }
 
-int nvme_wait(const struct nvme_patience *patience, int descriptor, short events)
+int nvme_wait(const struct nvme_deadline *deadline, int descriptor, short events)
 {
     for (;;) {
-        if (atomic_load(patience->stop)) {
+        if (atomic_load(deadline->stop)) {
             return DLFS_E_CLOSED;
         }
         uint64_t now = monotonic_ns();
-        if (now >= patience->until_ns) {
+        if (now >= deadline->until_ns) {
             return DLFS_E_TIMEOUT;
         }
-        uint64_t left_ms = (patience->until_ns - now) / NANOSECONDS_PER_MS + 1;
+        uint64_t left_ms = (deadline->until_ns - now) / NVME_NANOSECONDS_PER_MS + 1;
         struct pollfd watched[2] = {{.fd = descriptor, .events = events},
-                                    {.fd = patience->wake, .events = POLLIN}};
+                                    {.fd = deadline->wake, .events = POLLIN}};
         int got = poll(watched, 2, left_ms < INT32_MAX ? (int)left_ms : INT32_MAX);
         if (got > 0 && watched[0].revents != 0) {
             return 0;
         }
         if (got > 0 && watched[1].revents != 0) {
-            /* Whoever woke us for another reason is served after this. */
+            /* Clears a wake-up that was not a stop; the caller looks for its reason later. */
             uint64_t ignored;
-            (void)!read(patience->wake, &ignored, sizeof ignored);
+            (void)!read(deadline->wake, &ignored, sizeof ignored);
         }
         if (got < 0 && errno != EINTR) {
             return -errno;
@@ -62,7 +60,7 @@ int nvme_wait(const struct nvme_patience *patience, int descriptor, short events
 /* ---- making a connection --------------------------------------------------------------------- */
 
 static int connect_socket(int descriptor, const struct nvme_address *address,
-                          const struct nvme_patience *patience, struct nvme_text *text)
+                          const struct nvme_deadline *deadline, struct nvme_text *text)
 {
     int on = 1;
     (void)setsockopt(descriptor, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
@@ -71,9 +69,9 @@ static int connect_socket(int descriptor, const struct nvme_address *address,
         error = errno;
     }
     if (error == EINPROGRESS || error == EINTR) {
-        int code = nvme_wait(patience, descriptor, POLLOUT);
+        int code = nvme_wait(deadline, descriptor, POLLOUT);
         if (code < 0) {
-            nvme_say(text, "no answer to the TCP connection");
+            nvme_text_format(text, "no answer to the TCP connection");
             return code;
         }
         socklen_t length = sizeof error;
@@ -82,20 +80,20 @@ static int connect_socket(int descriptor, const struct nvme_address *address,
         }
     }
     if (error != 0) {
-        nvme_say(text, "%s", strerrordesc_np(error));
+        nvme_text_format(text, "%s", strerrordesc_np(error));
         return nvme_socket_code(error);
     }
     return 0;
 }
 
 static int send_all(int descriptor, struct iovec *vectors, size_t count,
-                    const struct nvme_patience *patience)
+                    const struct nvme_deadline *deadline)
 {
     while (count > 0) {
         struct msghdr message = {.msg_iov = vectors, .msg_iovlen = count};
         ssize_t sent = sendmsg(descriptor, &message, MSG_NOSIGNAL);
         if (sent < 0 && errno == EAGAIN) {
-            int code = nvme_wait(patience, descriptor, POLLOUT);
+            int code = nvme_wait(deadline, descriptor, POLLOUT);
             if (code < 0) {
                 return code;
             }
@@ -119,7 +117,7 @@ static int send_all(int descriptor, struct iovec *vectors, size_t count,
 }
 
 static int receive_all(int descriptor, uint8_t *bytes, size_t count,
-                       const struct nvme_patience *patience)
+                       const struct nvme_deadline *deadline)
 {
     while (count > 0) {
         ssize_t got = recv(descriptor, bytes, count, 0);
@@ -127,7 +125,7 @@ static int receive_all(int descriptor, uint8_t *bytes, size_t count,
             return DLFS_E_LOST;
         }
         if (got < 0 && errno == EAGAIN) {
-            int code = nvme_wait(patience, descriptor, POLLIN);
+            int code = nvme_wait(deadline, descriptor, POLLIN);
             if (code < 0) {
                 return code;
             }
@@ -142,7 +140,7 @@ static int receive_all(int descriptor, uint8_t *bytes, size_t count,
     return 0;
 }
 
-/* Why there is no ICResp; bytes: what came of it, over the ICReq that was sent. */
+/* Returns a message for a missing ICResp. bytes: what was received, over the ICReq sent before. */
 static const char *why_no_terms(int code, const uint8_t bytes[NVME_IC_BYTES])
 {
     if (code == DLFS_E_TIMEOUT) {
@@ -156,31 +154,31 @@ static const char *why_no_terms(int code, const uint8_t bytes[NVME_IC_BYTES])
            "speak yet, or speak no NVMe/TCP";
 }
 
-static int agree_on_terms(int descriptor, uint32_t digests, const struct nvme_patience *patience,
+static int agree_on_terms(int descriptor, uint32_t digests, const struct nvme_deadline *deadline,
                           struct nvme_terms *terms, struct nvme_text *text)
 {
     uint8_t bytes[NVME_IC_BYTES];
     bool header_digest = (digests & DLFS_NVME_HEADER_DIGEST) != 0;
     bool data_digest = (digests & DLFS_NVME_DATA_DIGEST) != 0;
     struct iovec vector = {bytes, nvme_encode_icreq(header_digest, data_digest, bytes)};
-    int code = send_all(descriptor, &vector, 1, patience);
+    int code = send_all(descriptor, &vector, 1, deadline);
     if (code == 0) {
-        code = receive_all(descriptor, bytes, NVME_IC_BYTES, patience);
+        code = receive_all(descriptor, bytes, NVME_IC_BYTES, deadline);
     }
     if (code < 0) {
-        nvme_say(text, "%s", why_no_terms(code, bytes));
+        nvme_text_format(text, "%s", why_no_terms(code, bytes));
         return code;
     }
     const char *reason = "";
     code = nvme_decode_icresp(bytes, header_digest, data_digest, terms, &reason);
     if (code < 0) {
-        nvme_say(text, "%s", reason);
+        nvme_text_format(text, "%s", reason);
     }
     return code;
 }
 
 int nvme_connection_open(const struct nvme_address *address, uint32_t digests,
-                         uint32_t staging_bytes, const struct nvme_patience *patience,
+                         uint32_t staging_bytes, const struct nvme_deadline *deadline,
                          struct nvme_connection **out, struct nvme_text *text)
 {
     struct nvme_terms terms;
@@ -192,12 +190,12 @@ int nvme_connection_open(const struct nvme_address *address, uint32_t digests,
         code = -errno;
     }
     if (connection == NULL || descriptor < 0) {
-        nvme_say(text, "make a socket: %s", strerrordesc_np(-code));
+        nvme_text_format(text, "make a socket: %s", strerrordesc_np(-code));
         goto failed;
     }
-    code = connect_socket(descriptor, address, patience, text);
+    code = connect_socket(descriptor, address, deadline, text);
     if (code == 0) {
-        code = agree_on_terms(descriptor, digests, patience, &terms, text);
+        code = agree_on_terms(descriptor, digests, deadline, &terms, text);
     }
     if (code < 0) {
         goto failed;
@@ -215,18 +213,18 @@ failed:
     return code;
 }
 
-void nvme_connection_abort(struct nvme_connection *connection, bool foreign)
+void nvme_connection_abort(struct nvme_connection *connection, bool in_child)
 {
     if (connection == NULL) {
         return;
     }
-    if (!foreign) {
+    if (!in_child) {
         /*
-         * Dissolving the association sends a reset and drops what waits to be sent, although a
-         * forked child may hold a copy of the descriptor: a write given up must not go out later.
+         * Connecting to AF_UNSPEC sends a reset and drops unsent data, even while a forked child
+         * holds a copy of the descriptor: an abandoned write must not be sent later.
          */
-        struct sockaddr nobody = {.sa_family = AF_UNSPEC};
-        (void)connect(connection->descriptor, &nobody, sizeof nobody);
+        struct sockaddr unspecified = {.sa_family = AF_UNSPEC};
+        (void)connect(connection->descriptor, &unspecified, sizeof unspecified);
     }
     (void)close(connection->descriptor);
     free(connection);
@@ -254,7 +252,7 @@ void nvme_connection_close(struct nvme_connection *connection)
 ssize_t nvme_connection_send(struct nvme_connection *connection, const struct iovec *vectors,
                              size_t count)
 {
-    /* sendmsg takes the vectors as not const, and leaves them alone. */
+    /* sendmsg declares the vectors as not const but does not change them. */
     struct msghdr message = {.msg_iov = (struct iovec *)(uintptr_t)vectors, .msg_iovlen = count};
     for (;;) {
         ssize_t sent = sendmsg(connection->descriptor, &message, MSG_NOSIGNAL);
@@ -277,7 +275,7 @@ ssize_t nvme_connection_receive(struct nvme_connection *connection, uint32_t sta
     int count = nvme_receiver_space(&connection->receiver, stage_bytes, vectors);
     struct msghdr message = {.msg_iov = vectors, .msg_iovlen = (size_t)count};
     ssize_t got;
-    do { /* each call costs less than the one that can do more */
+    do { /* recv costs less than recvmsg */
         got = count == 1 ? recv(connection->descriptor, vectors->iov_base, vectors->iov_len, 0)
                          : recvmsg(connection->descriptor, &message, 0);
     } while (got < 0 && errno == EINTR);
@@ -302,80 +300,80 @@ ssize_t nvme_connection_receive(struct nvme_connection *connection, uint32_t sta
 
 /* ---- single commands ------------------------------------------------------------------------- */
 
-/* A command under way; what nvme_connection_run's sink works on. */
+/* The command in flight of nvme_connection_run: the context of its sink. */
 struct single {
     struct nvme_exchange *exchange;
     uint16_t cid;
     uint32_t received_bytes;
-    bool ended; /* by LAST */
+    bool last_seen; /* a C2HData with the LAST flag was received */
     bool done;
 };
 
-static int broken(const char **reason, const char *text)
+static int protocol_error(const char **reason, const char *text)
 {
     *reason = text;
     return DLFS_E_PROTOCOL;
 }
 
-static int single_place(void *context, const struct nvme_pdu *pdu, uint8_t **destination,
-                        const char **reason)
+static int single_begin_data(void *context, const struct nvme_pdu *pdu, uint8_t **destination,
+                             const char **reason)
 {
     struct single *single = context;
     const struct nvme_exchange *exchange = single->exchange;
-    if (pdu->cid != single->cid || single->done || single->ended ||
+    if (pdu->cid != single->cid || single->done || single->last_seen ||
         exchange->direction != DLFS_NVME_DATA_IN) {
-        return broken(reason, "data for a command that is not under way");
+        return protocol_error(reason, "data for a command that is not under way");
     }
     if (pdu->offset_bytes != single->received_bytes ||
         pdu->data_bytes > exchange->data_bytes - single->received_bytes) {
-        return broken(reason, "data beyond what a command asked for");
+        return protocol_error(reason, "data beyond what a command asked for");
     }
     *destination = (uint8_t *)exchange->data + pdu->offset_bytes;
     return 0;
 }
 
-static int single_arrived(void *context, const struct nvme_pdu *pdu, bool sound,
-                          const char **reason)
+static int single_end_data(void *context, const struct nvme_pdu *pdu, bool digest_valid,
+                           const char **reason)
 {
     struct single *single = context;
-    if (!sound) {
+    if (!digest_valid) {
         *reason = "a data digest does not match";
         return DLFS_E_DIGEST;
     }
     single->received_bytes += pdu->data_bytes;
-    single->ended = (pdu->flags & NVME_PDU_LAST) != 0;
+    single->last_seen = (pdu->flags & NVME_PDU_LAST) != 0;
     if ((pdu->flags & NVME_PDU_SUCCESS) != 0) {
-        single->exchange->answer = (struct nvme_answer){.cid = single->cid};
+        single->exchange->cqe = (struct nvme_cqe){.cid = single->cid};
         single->done = true;
     }
     return 0;
 }
 
-static int single_response(void *context, const struct nvme_pdu *pdu, const char **reason)
+static int single_on_cqe(void *context, const struct nvme_pdu *pdu, const char **reason)
 {
     struct single *single = context;
     if (pdu->cid != single->cid || single->done) {
-        return broken(reason, "a completion of a command that is not under way");
+        return protocol_error(reason, "a completion of a command that is not under way");
     }
-    single->exchange->answer = pdu->answer;
+    single->exchange->cqe = pdu->cqe;
     single->done = true;
     return 0;
 }
 
-static int single_ready(void *context, const struct nvme_pdu *r2t, const char **reason)
+static int single_on_r2t(void *context, const struct nvme_pdu *r2t, const char **reason)
 {
     (void)context;
     (void)r2t;
-    return broken(reason, "an R2T for a command whose data was in its capsule");
+    return protocol_error(reason, "an R2T for a command whose data was in its capsule");
 }
 
-static const struct nvme_sink single_sink = {.place = single_place,
-                                             .arrived = single_arrived,
-                                             .response = single_response,
-                                             .ready = single_ready};
+static const struct nvme_sink single_sink = {.begin_data = single_begin_data,
+                                             .end_data = single_end_data,
+                                             .on_cqe = single_on_cqe,
+                                             .on_r2t = single_on_r2t};
 
 static int single_send(struct nvme_connection *connection, const struct single *single,
-                       const struct nvme_patience *patience)
+                       const struct nvme_deadline *deadline)
 {
     struct nvme_exchange *exchange = single->exchange;
     bool out = exchange->direction == DLFS_NVME_DATA_OUT && exchange->data_bytes > 0;
@@ -396,27 +394,27 @@ static int single_send(struct nvme_connection *connection, const struct single *
             vectors[count++] = (struct iovec){digest, sizeof digest};
         }
     }
-    return send_all(connection->descriptor, vectors, count, patience);
+    return send_all(connection->descriptor, vectors, count, deadline);
 }
 
 int nvme_connection_run(struct nvme_connection *connection, struct nvme_exchange *exchange,
-                        const struct nvme_patience *patience, struct nvme_text *text)
+                        const struct nvme_deadline *deadline, struct nvme_text *text)
 {
-    if (connection->given_up) {
-        nvme_say(text, "an earlier command on the connection was given up");
+    if (connection->unusable) {
+        nvme_text_format(text, "an earlier command on the connection was given up");
         return DLFS_E_LOST;
     }
     struct single single = {.exchange = exchange, .cid = connection->next_cid++};
     const char *reason = "the connection ended";
     connection->receiver.sink = &single_sink;
     connection->receiver.context = &single;
-    int code = single_send(connection, &single, patience);
+    int code = single_send(connection, &single, deadline);
     while (code == 0 && !single.done) {
         ssize_t got =
             nvme_connection_receive(connection, connection->receiver.staging_bytes, &reason);
         code = got < 0   ? (int)got
                : got > 0 ? 0
-                         : nvme_wait(patience, connection->descriptor, POLLIN);
+                         : nvme_wait(deadline, connection->descriptor, POLLIN);
     }
     if (code == 0 && !nvme_receiver_is_empty(&connection->receiver)) {
         reason = "bytes that nothing asked for";
@@ -424,9 +422,9 @@ int nvme_connection_run(struct nvme_connection *connection, struct nvme_exchange
     }
     connection->receiver.sink = NULL;
     connection->receiver.context = NULL;
-    connection->given_up = code < 0;
+    connection->unusable = code < 0;
     if (code < 0) {
-        nvme_say(text, "%s", code == DLFS_E_TIMEOUT ? "no answer in time" : reason);
+        nvme_text_format(text, "%s", code == DLFS_E_TIMEOUT ? "no answer in time" : reason);
     }
     return code;
 }

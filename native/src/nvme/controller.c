@@ -82,7 +82,7 @@ int nvme_resolve(const struct nvme_path *path, struct nvme_address addresses[NVM
         error = getaddrinfo(path->host, port, &hints, &found);
     }
     if (error != 0) {
-        nvme_say(text, "find the address of %s: %s", path->host, gai_strerror(error));
+        nvme_text_format(text, "find the address of %s: %s", path->host, gai_strerror(error));
         return error == EAI_NONAME ? DLFS_E_NOT_FOUND : DLFS_E_LOST;
     }
     int count = 0;
@@ -99,63 +99,64 @@ int nvme_resolve(const struct nvme_path *path, struct nvme_address addresses[NVM
 
 /* ---- the admin queue ------------------------------------------------------------------------- */
 
-/* Runs a command that must succeed; what names it in text. */
-static int run_well(struct nvme_connection *connection, struct nvme_exchange *exchange,
-                    const struct nvme_patience *patience, const char *what, struct nvme_text *text)
+/* Runs a command and turns a failure status into an error; what is the command's name in text. */
+static int run_checked(struct nvme_connection *connection, struct nvme_exchange *exchange,
+                       const struct nvme_deadline *deadline, const char *what,
+                       struct nvme_text *text)
 {
     struct nvme_text reason;
-    int code = nvme_connection_run(connection, exchange, patience, &reason);
+    int code = nvme_connection_run(connection, exchange, deadline, &reason);
     if (code < 0) {
-        nvme_say(text, "%s: %.400s", what, reason.bytes);
+        nvme_text_format(text, "%s: %.400s", what, reason.bytes);
         return code;
     }
-    uint16_t status = exchange->answer.status & NVME_STATUS_CODE;
+    uint16_t status = exchange->cqe.status & NVME_STATUS_CODE;
     if (status != 0) {
-        nvme_say(text, "%s: status 0x%x, %s", what, status, nvme_status_phrase(status));
+        nvme_text_format(text, "%s: status 0x%x, %s", what, status, nvme_status_phrase(status));
         code = nvme_status_code(status);
     }
     return code;
 }
 
 static int property_get(struct nvme_connection *connection, uint32_t offset, bool eight_bytes,
-                        const struct nvme_patience *patience, uint64_t *value,
+                        const struct nvme_deadline *deadline, uint64_t *value,
                         struct nvme_text *text)
 {
     struct nvme_exchange exchange = {.data = NULL};
     nvme_entry_property_get(exchange.entry, offset, eight_bytes);
-    int code = run_well(connection, &exchange, patience, "Property Get", text);
-    *value = eight_bytes ? exchange.answer.value : (uint32_t)exchange.answer.value;
+    int code = run_checked(connection, &exchange, deadline, "Property Get", text);
+    *value = eight_bytes ? exchange.cqe.value : (uint32_t)exchange.cqe.value;
     return code;
 }
 
 static int property_set(struct nvme_connection *connection, uint32_t offset, uint32_t value,
-                        const struct nvme_patience *patience, struct nvme_text *text)
+                        const struct nvme_deadline *deadline, struct nvme_text *text)
 {
     struct nvme_exchange exchange = {.data = NULL};
     nvme_entry_property_set(exchange.entry, offset, value);
-    return run_well(connection, &exchange, patience, "Property Set", text);
+    return run_checked(connection, &exchange, deadline, "Property Set", text);
 }
 
-/* Identify; the answer's status is the caller's to judge. data is zeros unless it succeeded. */
+/* Runs Identify. The caller judges *status; data is zeros unless that is 0. */
 static int identify(struct nvme_connection *connection, uint32_t nsid, uint8_t what, uint8_t *data,
-                    const struct nvme_patience *patience, uint16_t *status, struct nvme_text *text)
+                    const struct nvme_deadline *deadline, uint16_t *status, struct nvme_text *text)
 {
     struct nvme_exchange exchange = {
         .data = data, .data_bytes = NVME_IDENTIFY_BYTES, .direction = DLFS_NVME_DATA_IN};
     memset(data, 0, NVME_IDENTIFY_BYTES);
     nvme_entry_identify(exchange.entry, nsid, what);
-    int code = nvme_connection_run(connection, &exchange, patience, text);
-    if (code == 0 && (exchange.answer.status & NVME_STATUS_CODE) != 0) {
+    int code = nvme_connection_run(connection, &exchange, deadline, text);
+    if (code == 0 && (exchange.cqe.status & NVME_STATUS_CODE) != 0) {
         memset(data, 0, NVME_IDENTIFY_BYTES);
     }
-    *status = exchange.answer.status & NVME_STATUS_CODE;
+    *status = exchange.cqe.status & NVME_STATUS_CODE;
     return code;
 }
 
-/* Fabrics Connect on a fresh connection; *refused when the controller answered no. */
+/* Runs Fabrics Connect on a new connection; *refused is set if the controller refused it. */
 static int connect_queue(struct nvme_connection *connection, const struct nvme_config *config,
                          uint16_t qid, uint16_t sq_size, uint16_t controller_id,
-                         const struct nvme_patience *patience, uint16_t *got_controller_id,
+                         const struct nvme_deadline *deadline, uint16_t *got_controller_id,
                          bool *refused, struct nvme_text *text)
 {
     uint8_t data[NVME_CONNECT_BYTES];
@@ -164,31 +165,31 @@ static int connect_queue(struct nvme_connection *connection, const struct nvme_c
     nvme_connect_data(data, config->host_id, controller_id, config->subsystem_nqn,
                       config->host_nqn);
     nvme_entry_connect(exchange.entry, qid, sq_size, qid == 0 ? config->keepalive_ms : 0);
-    int code = nvme_connection_run(connection, &exchange, patience, text);
+    int code = nvme_connection_run(connection, &exchange, deadline, text);
     if (code < 0) {
         return code;
     }
-    uint16_t status = exchange.answer.status & NVME_STATUS_CODE;
+    uint16_t status = exchange.cqe.status & NVME_STATUS_CODE;
     if (status != 0) {
         *refused = status != NVME_STATUS_SEQUENCE_ERROR;
         const char *verb = status == NVME_STATUS_UNKNOWN_SUBSYSTEM && qid == 0
                                ? "is unknown to the target, or not for"
                                : "refused";
-        nvme_say(text, "subsystem %s %s host %s (status 0x%x, %s)", config->subsystem_nqn, verb,
-                 config->host_nqn, status, nvme_status_phrase(status));
+        nvme_text_format(text, "subsystem %s %s host %s (status 0x%x, %s)", config->subsystem_nqn,
+                         verb, config->host_nqn, status, nvme_status_phrase(status));
         code = nvme_status_code(status);
         return qid > 0 && code == DLFS_E_NOT_FOUND ? -EREMOTEIO : code;
     }
-    if ((exchange.answer.value & UINT64_C(0x70000)) != 0) { /* AUTHREQ: ATR, ASCR */
+    if ((exchange.cqe.value & UINT64_C(0x70000)) != 0) { /* AUTHREQ: ATR, ASCR */
         *refused = true;
-        nvme_say(text, "subsystem %s demands authentication", config->subsystem_nqn);
+        nvme_text_format(text, "subsystem %s demands authentication", config->subsystem_nqn);
         return -EACCES;
     }
-    *got_controller_id = (uint16_t)exchange.answer.value;
+    *got_controller_id = (uint16_t)exchange.cqe.value;
     return 0;
 }
 
-/* The command set to select in CC, by what CAP offers. */
+/* Returns the command set to select in CC, of those that CAP offers. */
 static uint32_t choose_command_set(uint64_t cap)
 {
     if ((cap >> 37 & 1) != 0) {
@@ -197,22 +198,22 @@ static uint32_t choose_command_set(uint64_t cap)
     return (cap >> 44 & 1) != 0 ? 0x70u : 0x60u; /* none (admin only), or all */
 }
 
-static int sleep_a_little(const struct nvme_patience *patience)
+static int wait_poll_interval(const struct nvme_deadline *deadline)
 {
-    struct nvme_patience nap = *patience;
+    struct nvme_deadline poll_limit = *deadline;
     uint64_t until = monotonic_ns() + READY_POLL_NS;
-    nap.until_ns = until < patience->until_ns ? until : patience->until_ns;
-    /* Descriptor -1 is never ready: only the time or a stop ends this. */
-    int code = nvme_wait(&nap, -1, 0);
-    return code == DLFS_E_TIMEOUT && until < patience->until_ns ? 0 : code;
+    poll_limit.until_ns = until < deadline->until_ns ? until : deadline->until_ns;
+    /* Descriptor -1 is never ready: only the deadline or a stop ends the wait. */
+    int code = nvme_wait(&poll_limit, -1, 0);
+    return code == DLFS_E_TIMEOUT && until < deadline->until_ns ? 0 : code;
 }
 
-static int enable(struct nvme_admin *admin, uint64_t cap, const struct nvme_patience *patience,
+static int enable(struct nvme_admin *admin, uint64_t cap, const struct nvme_deadline *deadline,
                   struct nvme_text *text)
 {
-    struct nvme_patience limit = *patience;
+    struct nvme_deadline limit = *deadline;
     uint64_t until = monotonic_ns() + ((cap >> 24 & 0xFF) + 1) * READY_UNIT_NS;
-    limit.until_ns = until < patience->until_ns ? until : patience->until_ns;
+    limit.until_ns = until < deadline->until_ns ? until : deadline->until_ns;
     uint32_t cc = CC_ENTRY_SIZES | choose_command_set(cap) | CC_ENABLE;
     int code = property_set(admin->connection, NVME_PROPERTY_CC, cc, &limit, text);
     while (code == 0) {
@@ -222,29 +223,30 @@ static int enable(struct nvme_admin *admin, uint64_t cap, const struct nvme_pati
             return code;
         }
         if ((status & CSTS_FATAL) != 0) {
-            nvme_say(text, "the controller reports a fatal status (CSTS.CFS)");
+            nvme_text_format(text, "the controller reports a fatal status (CSTS.CFS)");
             return DLFS_E_LOST;
         }
         if ((status & CSTS_READY) != 0) {
             return 0;
         }
-        code = sleep_a_little(&limit);
+        code = wait_poll_interval(&limit);
         if (code < 0) {
-            nvme_say(text, "the controller does not become ready");
+            nvme_text_format(text, "the controller does not become ready");
         }
     }
     return code;
 }
 
 static int identify_controller(const struct nvme_config *config, struct nvme_admin *admin,
-                               uint64_t cap, uint8_t *data, const struct nvme_patience *patience,
+                               uint64_t cap, uint8_t *data, const struct nvme_deadline *deadline,
                                struct nvme_text *text)
 {
     uint16_t status;
     int code =
-        identify(admin->connection, 0, NVME_IDENTIFY_CONTROLLER, data, patience, &status, text);
+        identify(admin->connection, 0, NVME_IDENTIFY_CONTROLLER, data, deadline, &status, text);
     if (code == 0 && status != 0) {
-        nvme_say(text, "Identify Controller: status 0x%x, %s", status, nvme_status_phrase(status));
+        nvme_text_format(text, "Identify Controller: status 0x%x, %s", status,
+                         nvme_status_phrase(status));
         code = nvme_status_code(status);
     }
     if (code < 0) {
@@ -254,93 +256,95 @@ static int identify_controller(const struct nvme_config *config, struct nvme_adm
     uint64_t page_bytes = UINT64_C(4096) << (cap >> 48 & 15);
     code = nvme_decode_controller(data, page_bytes, &admin->controller, &reason);
     if (code < 0) {
-        nvme_say(text, "%s", reason);
+        nvme_text_format(text, "%s", reason);
         return code;
     }
     admin->command_count_max = (uint32_t)(cap & 0xFFFF); /* MQES is 0's based; one stays empty */
     if (admin->command_count_max == 0) {
-        nvme_say(text, "CAP.MQES: expected at least 1");
+        nvme_text_format(text, "CAP.MQES: expected at least 1");
         return DLFS_E_PROTOCOL;
     }
     if (admin->controller.discovery) {
-        nvme_say(text, "%s is a discovery controller, without namespaces", config->subsystem_nqn);
+        nvme_text_format(text, "%s is a discovery controller, without namespaces",
+                         config->subsystem_nqn);
         return config->nsid == 0 ? 0 : DLFS_E_NOT_FOUND;
     }
     struct nvme_exchange exchange = {.data = NULL};
     nvme_entry_set_queues(exchange.entry, NVME_QUEUES_MAX);
-    code = run_well(admin->connection, &exchange, patience, "Set Features (queues)", text);
-    uint32_t submission = (uint32_t)(exchange.answer.value & 0xFFFF) + 1;
-    uint32_t completion = (uint32_t)(exchange.answer.value >> 16 & 0xFFFF) + 1;
+    code = run_checked(admin->connection, &exchange, deadline, "Set Features (queues)", text);
+    uint32_t submission = (uint32_t)(exchange.cqe.value & 0xFFFF) + 1;
+    uint32_t completion = (uint32_t)(exchange.cqe.value >> 16 & 0xFFFF) + 1;
     uint32_t granted = submission < completion ? submission : completion;
     admin->queue_count_max = granted < NVME_QUEUES_MAX ? granted : NVME_QUEUES_MAX;
     return code;
 }
 
 static int identify_namespace(const struct nvme_config *config, struct nvme_admin *admin,
-                              uint8_t *data, const struct nvme_patience *patience,
+                              uint8_t *data, const struct nvme_deadline *deadline,
                               struct nvme_text *text)
 {
     uint8_t *descriptors = data + NVME_IDENTIFY_BYTES;
     uint16_t status;
     /*
-     * A namespace that is not there answers with zeros, or a status. Targets of before 1.3 know no
-     * descriptors: without them, the namespace's other names do.
+     * If the namespace is missing, a controller answers with zeros or with an error status.
+     * Controllers before version 1.3 have no descriptors; then the namespace's other identifiers
+     * are used.
      */
-    int code = identify(admin->connection, config->nsid, NVME_IDENTIFY_NAMESPACE, data, patience,
+    int code = identify(admin->connection, config->nsid, NVME_IDENTIFY_NAMESPACE, data, deadline,
                         &status, text);
     if (code == 0) {
         code = identify(admin->connection, config->nsid, NVME_IDENTIFY_DESCRIPTORS, descriptors,
-                        patience, &status, text);
+                        deadline, &status, text);
     }
     if (code < 0) {
         return code;
     }
     const char *why = "";
-    code = nvme_decode_namespace(data, descriptors, &admin->space, &why);
-    if (code == 0 && config->writable && admin->space.write_protected) {
+    code = nvme_decode_namespace(data, descriptors, &admin->ns, &why);
+    if (code == 0 && config->writable && admin->ns.write_protected) {
         why = "it is write-protected";
         code = -EROFS;
     }
     if (code < 0) {
-        nvme_say(text, "namespace %u of %s: %s", config->nsid, config->subsystem_nqn, why);
+        nvme_text_format(text, "namespace %u of %s: %s", config->nsid, config->subsystem_nqn, why);
         return code;
     }
     uint32_t most = admin->controller.transfer_bytes_max;
     most = most < NVME_TRANSFER_BYTES_MAX ? most : NVME_TRANSFER_BYTES_MAX;
-    admin->transfer_bytes_max = most - most % admin->space.block_bytes;
+    admin->transfer_bytes_max = most - most % admin->ns.block_bytes;
     if (admin->transfer_bytes_max == 0) {
-        nvme_say(text, "namespace %u: a block is larger than MDTS", config->nsid);
+        nvme_text_format(text, "namespace %u: a block is larger than MDTS", config->nsid);
         return -ENOTSUP;
     }
     return 0;
 }
 
 static int make_ready(const struct nvme_config *config, struct nvme_admin *admin,
-                      const struct nvme_patience *patience, struct nvme_text *text)
+                      const struct nvme_deadline *deadline, struct nvme_text *text)
 {
     uint64_t cap = 0;
     uint16_t controller_id = 0;
     bool refused = false;
     uint8_t *data = NULL;
     int code = connect_queue(admin->connection, config, 0, ADMIN_QUEUE_SIZE, CONTROLLER_DYNAMIC,
-                             patience, &controller_id, &refused, text);
+                             deadline, &controller_id, &refused, text);
     if (code == 0) {
-        code = property_get(admin->connection, NVME_PROPERTY_CAP, true, patience, &cap, text);
+        code = property_get(admin->connection, NVME_PROPERTY_CAP, true, deadline, &cap, text);
     }
     if (code == 0) {
-        code = enable(admin, cap, patience, text);
+        code = enable(admin, cap, deadline, text);
     }
     if (code < 0) {
         return code;
     }
     data = malloc((size_t)2 * NVME_IDENTIFY_BYTES);
     if (data == NULL) {
-        nvme_say(text, "no memory");
+        nvme_text_format(text, "no memory");
         return -ENOMEM;
     }
-    code = identify_controller(config, admin, cap, data, patience, text);
+    code = identify_controller(config, admin, cap, data, deadline, text);
     if (code == 0 && config->nsid != 0) {
-        code = identify_namespace(config, admin, data, patience, text);
+        code = identify_namespace(config, admin, data, deadline, text);
     }
     admin->controller.id = controller_id;
     free(data);
@@ -348,16 +352,16 @@ static int make_ready(const struct nvme_config *config, struct nvme_admin *admin
 }
 
 int nvme_controller_open(const struct nvme_config *config, const struct nvme_address *address,
-                         const struct nvme_patience *patience, struct nvme_admin *out,
+                         const struct nvme_deadline *deadline, struct nvme_admin *out,
                          struct nvme_text *text)
 {
     struct nvme_admin admin = {.address = *address};
-    int code = nvme_connection_open(address, config->digests, ADMIN_STAGING_BYTES, patience,
+    int code = nvme_connection_open(address, config->digests, ADMIN_STAGING_BYTES, deadline,
                                     &admin.connection, text);
     if (code < 0) {
         return code;
     }
-    code = make_ready(config, &admin, patience, text);
+    code = make_ready(config, &admin, deadline, text);
     if (code < 0) {
         nvme_connection_abort(admin.connection, false);
         return code;
@@ -368,13 +372,13 @@ int nvme_controller_open(const struct nvme_config *config, const struct nvme_add
 
 int nvme_controller_connect_queue(const struct nvme_config *config, const struct nvme_admin *admin,
                                   uint16_t qid, uint32_t command_count,
-                                  const struct nvme_patience *patience,
+                                  const struct nvme_deadline *deadline,
                                   struct nvme_connection **out, bool *refused,
                                   struct nvme_text *text)
 {
     *refused = false;
     struct nvme_connection *connection;
-    int code = nvme_connection_open(&admin->address, config->digests, QUEUE_STAGING_BYTES, patience,
+    int code = nvme_connection_open(&admin->address, config->digests, QUEUE_STAGING_BYTES, deadline,
                                     &connection, text);
     if (code < 0) {
         return code;
@@ -382,12 +386,12 @@ int nvme_controller_connect_queue(const struct nvme_config *config, const struct
     if (command_count > admin->command_count_max) {
         command_count = admin->command_count_max;
     }
-    /* What the kernel holds of a write is not sent for longer, whatever becomes of this process. */
+    /* Limits how long the kernel retransmits a write, even if this process is stopped. */
     (void)setsockopt(connection->descriptor, IPPROTO_TCP, TCP_USER_TIMEOUT, &config->timeout_ms,
                      sizeof config->timeout_ms);
     uint16_t ignored;
     code = connect_queue(connection, config, qid, (uint16_t)command_count, admin->controller.id,
-                         patience, &ignored, refused, text);
+                         deadline, &ignored, refused, text);
     if (code < 0) {
         nvme_connection_abort(connection, false);
         return code;
@@ -401,26 +405,26 @@ int nvme_controller_connect_queue(const struct nvme_config *config, const struct
     return 0;
 }
 
-int nvme_controller_check(const struct nvme_admin *admin, const struct nvme_patience *patience,
+int nvme_controller_check(const struct nvme_admin *admin, const struct nvme_deadline *deadline,
                           struct nvme_text *text)
 {
     uint64_t ignored;
-    return property_get(admin->connection, NVME_PROPERTY_CSTS, false, patience, &ignored, text);
+    return property_get(admin->connection, NVME_PROPERTY_CSTS, false, deadline, &ignored, text);
 }
 
-int nvme_controller_keep_alive(struct nvme_admin *admin, const struct nvme_patience *patience,
+int nvme_controller_keep_alive(struct nvme_admin *admin, const struct nvme_deadline *deadline,
                                struct nvme_text *text)
 {
     struct nvme_exchange exchange = {.data = NULL};
     nvme_entry_keep_alive(exchange.entry);
-    return run_well(admin->connection, &exchange, patience, "Keep Alive", text);
+    return run_checked(admin->connection, &exchange, deadline, "Keep Alive", text);
 }
 
-void nvme_controller_shut_down(struct nvme_admin *admin, const struct nvme_patience *patience)
+void nvme_controller_shut_down(struct nvme_admin *admin, const struct nvme_deadline *deadline)
 {
     struct nvme_text ignored;
     (void)property_set(admin->connection, NVME_PROPERTY_CC,
-                       CC_ENTRY_SIZES | CC_SHUTDOWN_NORMAL | CC_ENABLE, patience, &ignored);
+                       CC_ENTRY_SIZES | CC_SHUTDOWN_NORMAL | CC_ENABLE, deadline, &ignored);
     struct nvme_connection *connection = admin->connection;
     admin->connection = NULL;
     nvme_connection_close(connection);

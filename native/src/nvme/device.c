@@ -1,10 +1,10 @@
 /*
- * A namespace of a controller over TCP as a block device: opening, flushing, single commands, and
- * what it has gone through. The work is that of nvme/association.c and nvme/queue.c.
+ * A namespace of a controller over TCP as a block device: open, flush, single commands, status. It
+ * is the top of nvme/: queue pairs are in nvme/queue.c, connections in nvme/association.c.
  *
- * A forked child inherits neither the thread nor the right to use the connections. It makes an
- * association of its own when it first needs one, and keeps the inherited one, unused, until the
- * device goes.
+ * A forked child has a copy of the device but neither its thread nor the right to use its
+ * connections. On first use it creates its own association; it keeps the inherited one, unused,
+ * until the device is destroyed.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -18,7 +18,7 @@ struct nvme_device {
     struct nvme_association *_Atomic association;
 };
 
-/* The association of this process. */
+/* Returns the association of this process in *out; creates it on first use after a fork. */
 static int own_association(struct nvme_device *device, struct nvme_association **out)
 {
     struct nvme_association *found = atomic_load(&device->association);
@@ -33,16 +33,16 @@ static int own_association(struct nvme_device *device, struct nvme_association *
     }
     made->inherited = found;
     if (atomic_load(&found->write_limit.until_ns) != DLFS_NVME_WRITES_FREE) {
-        nvme_write_limit_set(&made->write_limit, 0, 0); /* the lease is the parent's */
+        nvme_write_limit_set(&made->write_limit, 0, 0); /* only the parent has the lease */
     }
     if (!atomic_compare_exchange_strong(&device->association, &found, made)) {
         made->inherited = NULL;
         nvme_association_destroy(made);
-        *out = found; /* another thread of this process was faster */
+        *out = found; /* another thread of this process created it first */
         return 0;
     }
     *out = made;
-    /* Without a budget, there is one round of attempts as when the device was opened. */
+    /* Without time to reconnect there is one round of attempts, as when the device was opened. */
     return nvme_association_start(made, device->config.reconnect_ms == 0);
 }
 
@@ -67,7 +67,7 @@ static int queue_create(dlfs_device *base, uint32_t depth, dlfs_queue **out)
     struct nvme_association *association;
     struct nvme_queue *queue;
     if (base->size_bytes == 0) {
-        return -ENOTSUP; /* a controller alone */
+        return -ENOTSUP; /* a controller without a namespace has no I/O queues */
     }
     int code = own_association((struct nvme_device *)base, &association);
     if (code == 0) {
@@ -83,64 +83,64 @@ static int queue_create(dlfs_device *base, uint32_t depth, dlfs_queue **out)
 
 /* ---- single commands ------------------------------------------------------------------------- */
 
-/* Runs one I/O command on the internal queue pair, whose lock is held. */
-static int run_service(struct nvme_association *association, const struct nvme_generic *generic,
-                       void *data, uint32_t data_bytes, struct nvme_generic *done)
+/* Runs one I/O command on the internal queue pair. With passthrough_lock held. */
+static int run_passthrough(struct nvme_association *association,
+                           const struct nvme_passthrough *passthrough, void *data,
+                           uint32_t data_bytes, struct nvme_passthrough *done)
 {
-    if (association->service == NULL) {
-        int code = nvme_queue_make(association, 1, 0, &association->service);
+    if (association->passthrough_queue == NULL) {
+        int code = nvme_queue_make(association, 1, 0, &association->passthrough_queue);
         if (code < 0) {
             return code;
         }
     }
-    struct nvme_queue *queue = association->service;
-    queue->generic = *generic;
+    struct nvme_queue *queue = association->passthrough_queue;
+    queue->passthrough = *passthrough;
     int code = nvme_queue_run(queue, data, data_bytes);
-    *done = queue->generic;
+    *done = queue->passthrough;
     return code;
 }
 
 static int run_io(struct nvme_association *association, const dlfs_nvme_command *command,
-                  void *data, uint32_t data_bytes, uint32_t direction, struct nvme_answer *answer)
+                  void *data, uint32_t data_bytes, uint32_t direction, struct nvme_cqe *cqe)
 {
-    struct nvme_generic generic = {.direction = direction,
-                                   .harmless = command->opcode == NVME_OPCODE_FLUSH ||
-                                               direction == DLFS_NVME_DATA_IN};
-    nvme_entry_generic(generic.entry, command);
-    (void)pthread_mutex_lock(&association->service_lock);
-    int code = run_service(association, &generic, data, data_bytes, &generic);
-    (void)pthread_mutex_unlock(&association->service_lock);
-    *answer = generic.answer;
+    struct nvme_passthrough passthrough = {.direction = direction,
+                                           .idempotent = command->opcode == NVME_OPCODE_FLUSH ||
+                                                         direction == DLFS_NVME_DATA_IN};
+    nvme_entry_passthrough(passthrough.entry, command);
+    (void)pthread_mutex_lock(&association->passthrough_lock);
+    int code = run_passthrough(association, &passthrough, data, data_bytes, &passthrough);
+    (void)pthread_mutex_unlock(&association->passthrough_lock);
+    *cqe = passthrough.cqe;
     return code;
 }
 
 static int run_admin(struct nvme_association *association, const dlfs_nvme_command *command,
-                     void *data, uint32_t data_bytes, uint32_t direction,
-                     struct nvme_answer *answer)
+                     void *data, uint32_t data_bytes, uint32_t direction, struct nvme_cqe *cqe)
 {
-    struct nvme_request request = {
+    struct nvme_admin_request request = {
         .exchange = {.data = data, .data_bytes = data_bytes, .direction = direction}};
-    nvme_entry_generic(request.exchange.entry, command);
+    nvme_entry_passthrough(request.exchange.entry, command);
     int code = nvme_association_run(association, &request);
-    *answer = request.exchange.answer;
+    *cqe = request.exchange.cqe;
     return code;
 }
 
 static int flush_command(void *argument, struct nvme_flushed *flushed)
 {
     struct nvme_association *association = argument;
-    struct nvme_generic generic = {.direction = DLFS_NVME_DATA_NONE, .harmless = true};
-    nvme_entry_flush(generic.entry, association->config.nsid);
-    (void)pthread_mutex_lock(&association->service_lock);
-    int code = run_service(association, &generic, NULL, 0, &generic);
-    (void)pthread_mutex_unlock(&association->service_lock);
+    struct nvme_passthrough passthrough = {.direction = DLFS_NVME_DATA_NONE, .idempotent = true};
+    nvme_entry_flush(passthrough.entry, association->config.nsid);
+    (void)pthread_mutex_lock(&association->passthrough_lock);
+    int code = run_passthrough(association, &passthrough, NULL, 0, &passthrough);
+    (void)pthread_mutex_unlock(&association->passthrough_lock);
     if (code == 0) {
-        code = nvme_status_code(generic.answer.status);
+        code = nvme_status_code(passthrough.cqe.status);
     }
     (void)pthread_mutex_lock(&association->lock);
     flushed->cached = association->admin.controller.write_cache;
     (void)pthread_mutex_unlock(&association->lock);
-    flushed->generation = generic.generation;
+    flushed->generation = passthrough.generation;
     return code;
 }
 
@@ -180,7 +180,7 @@ static void free_association(struct nvme_association *association)
 {
     while (association != NULL) {
         struct nvme_association *inherited = association->inherited;
-        nvme_queue_free(association->service);
+        nvme_queue_free(association->passthrough_queue);
         nvme_association_destroy(association);
         association = inherited;
     }
@@ -208,6 +208,7 @@ static const struct dlfs_device_ops nvme_device_ops = {
     .limit_writes = device_limit_writes,
 };
 
+/* Copies the association's last error message to the caller. */
 static void give_message(struct nvme_association *association, char *message,
                          uint32_t message_bytes)
 {
@@ -248,9 +249,9 @@ int dlfs_device_open_nvme(const dlfs_nvme_config *config, char *message, uint32_
         give_message(association, message, message_bytes);
         goto failed;
     }
-    const struct nvme_namespace *space = &association->admin.space;
-    dlfs_device_init(&device->base, &nvme_device_ops, "nvme-tcp", space->size_bytes,
-                     space->block_bytes, device->config.writable);
+    const struct nvme_namespace *ns = &association->admin.ns;
+    dlfs_device_init(&device->base, &nvme_device_ops, "nvme-tcp", ns->size_bytes, ns->block_bytes,
+                     device->config.writable);
     atomic_init(&device->association, association);
     *out = &device->base;
     return 0;
@@ -284,17 +285,17 @@ int dlfs_nvme_run(dlfs_device *base, uint32_t queue, const dlfs_nvme_command *co
         return -EINVAL;
     }
     struct nvme_association *association;
-    struct nvme_answer answer = {.status = 0};
+    struct nvme_cqe cqe = {.status = 0};
     int code = own_association((struct nvme_device *)base, &association);
     if (code == 0) {
         code = queue == DLFS_NVME_QUEUE_IO
-                   ? run_io(association, command, data, data_bytes, direction, &answer)
-                   : run_admin(association, command, data, data_bytes, direction, &answer);
+                   ? run_io(association, command, data, data_bytes, direction, &cqe)
+                   : run_admin(association, command, data, data_bytes, direction, &cqe);
     }
     if (code < 0) {
         return code;
     }
-    *result = (dlfs_nvme_result){.value = answer.value, .status = answer.status & NVME_STATUS_CODE};
+    *result = (dlfs_nvme_result){.value = cqe.value, .status = cqe.status & NVME_STATUS_CODE};
     return 0;
 }
 
@@ -322,8 +323,8 @@ int dlfs_nvme_get_status(dlfs_device *base, dlfs_nvme_status *status)
                                  .queue_count_max = admin->queue_count_max,
                                  .write_cache = admin->controller.write_cache,
                                  .controller_id = admin->controller.id,
-                                 .id_kind = admin->space.id_kind};
-    memcpy(status->id, admin->space.id, sizeof status->id);
+                                 .id_kind = admin->ns.id_kind};
+    memcpy(status->id, admin->ns.id, sizeof status->id);
     memcpy(status->last_error, association->error.bytes, sizeof status->last_error);
     (void)pthread_mutex_unlock(&association->lock);
     return 0;

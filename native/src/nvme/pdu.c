@@ -33,8 +33,8 @@ uint32_t nvme_encode_icreq(bool header_digest, bool data_digest, uint8_t out[NVM
 }
 
 /*
- * Finishes a head of header_bytes at out: common header, digest, padding up to the data. Returns
- * where the data starts.
+ * Completes a header of header_bytes at out: common header, digest, and padding up to the data.
+ * Returns the offset of the data.
  */
 static uint32_t finish_head(const struct nvme_terms *terms, uint8_t *out, uint8_t type,
                             uint8_t flags, uint32_t header_bytes, uint32_t data_bytes)
@@ -78,8 +78,8 @@ uint32_t nvme_encode_data(const struct nvme_terms *terms, const struct nvme_pdu 
     nvme_put32(out + 12, offset_bytes);
     nvme_put32(out + 16, data_bytes);
     nvme_put32(out + 20, 0);
-    return finish_head(terms, out, NVME_PDU_H2C_DATA, last ? NVME_PDU_LAST : 0, NVME_ANSWER_BYTES,
-                       data_bytes);
+    return finish_head(terms, out, NVME_PDU_H2C_DATA, last ? NVME_PDU_LAST : 0,
+                       NVME_PDU_HEADER_BYTES, data_bytes);
 }
 
 static int refuse(const char **reason, const char *text)
@@ -120,7 +120,7 @@ int nvme_decode_icresp(const uint8_t bytes[NVME_IC_BYTES], bool header_digest, b
     return 0;
 }
 
-/* The length that the header of a type must have; 0 for a type that no controller sends now. */
+/* Returns the header length of a PDU type; 0 for a type that a controller may not send here. */
 static uint32_t header_bytes_of(uint8_t type)
 {
     switch (type) {
@@ -128,7 +128,7 @@ static uint32_t header_bytes_of(uint8_t type)
     case NVME_PDU_RESPONSE:
     case NVME_PDU_C2H_DATA:
     case NVME_PDU_R2T:
-        return NVME_ANSWER_BYTES;
+        return NVME_PDU_HEADER_BYTES;
     default:
         return 0;
     }
@@ -181,7 +181,7 @@ static int decode_body(const struct nvme_terms *terms, const uint8_t *bytes, uin
     if (pdu->type == NVME_PDU_RESPONSE) {
         uint16_t status = nvme_get16(bytes + 22);
         pdu->cid = nvme_get16(bytes + 20);
-        pdu->answer = (struct nvme_answer){
+        pdu->cqe = (struct nvme_cqe){
             .value = nvme_get64(bytes + 8), .cid = pdu->cid, .status = (uint16_t)(status >> 1)};
         return 0;
     }

@@ -1,6 +1,6 @@
 /*
- * The PDUs of NVMe/TCP as bytes: encoding what a host sends, decoding and validating what a
- * controller sends. No I/O and no memory of its own; any bytes may come in.
+ * Encodes the NVMe/TCP PDUs that a host sends; decodes and validates those that a controller sends.
+ * No I/O, no allocation. The decoder accepts any bytes.
  *
  * Multi-byte fields are little-endian. A header digest covers the header, a data digest the data;
  * both are CRC32C.
@@ -30,26 +30,26 @@
 #define NVME_PDU_LAST 0x04u
 #define NVME_PDU_SUCCESS 0x08u
 
-#define NVME_COMMON_BYTES 8u   /* the part of the header that all types share */
-#define NVME_IC_BYTES 128u     /* ICReq and ICResp */
-#define NVME_COMMAND_BYTES 72u /* header of a command capsule: the entry included */
-#define NVME_ENTRY_BYTES 64u   /* a submission queue entry */
-#define NVME_ANSWER_BYTES 24u  /* header of every other type that we take part in */
+#define NVME_COMMON_BYTES 8u      /* start of the header, the same for all types */
+#define NVME_IC_BYTES 128u        /* ICReq and ICResp */
+#define NVME_COMMAND_BYTES 72u    /* header of a command capsule, with the entry */
+#define NVME_ENTRY_BYTES 64u      /* a submission queue entry */
+#define NVME_PDU_HEADER_BYTES 24u /* header of all other types that are used */
 #define NVME_DIGEST_BYTES 4u
 #define NVME_TERMINATE_BYTES_MAX 152u
-/* Header, digest and padding of anything we send: PDO has 8 bits. */
+/* Most bytes of header, digest and padding of a PDU that the host sends: PDO has 8 bits. */
 #define NVME_HEAD_BYTES_MAX 256u
 
-/* What both ends agreed on when the connection was made. */
+/* Parameters that ICReq and ICResp negotiated for a connection. */
 struct nvme_terms {
     bool header_digest;
     bool data_digest;
-    uint32_t alignment_bytes; /* of the data in PDUs to the controller: 4 * (CPDA + 1) */
-    uint32_t data_bytes_max;  /* of one H2CData: MAXH2CDATA */
+    uint32_t alignment_bytes; /* alignment of data in PDUs to the controller: 4 * (CPDA + 1) */
+    uint32_t data_bytes_max;  /* most data bytes of one H2CData (MAXH2CDATA) */
 };
 
-/* A completion queue entry. */
-struct nvme_answer {
+/* A completion queue entry (CQE). */
+struct nvme_cqe {
     uint64_t value; /* dwords 0 and 1 */
     uint16_t cid;
     uint16_t status; /* status code type << 8 | status code, DNR 0x4000, More 0x2000 */
@@ -61,13 +61,13 @@ struct nvme_pdu {
     uint8_t flags;
     uint16_t cid;
     uint16_t tag;           /* R2T: TTAG */
-    uint32_t offset_bytes;  /* C2HData, R2T: in the data of the command */
-    uint32_t data_bytes;    /* C2HData: that follow; R2T: asked for */
-    uint32_t padding_bytes; /* C2HData: between header and data */
-    struct nvme_answer answer;
+    uint32_t offset_bytes;  /* C2HData, R2T: offset in the data of the command */
+    uint32_t data_bytes;    /* C2HData: bytes that follow; R2T: bytes requested */
+    uint32_t padding_bytes; /* C2HData: bytes between header and data */
+    struct nvme_cqe cqe;
     uint16_t fatal_status;   /* C2HTermReq */
     uint32_t fatal_info;     /* C2HTermReq */
-    uint32_t trailing_bytes; /* C2HTermReq: of our PDU, repeated */
+    uint32_t trailing_bytes; /* C2HTermReq: bytes of the host's PDU that follow */
 };
 
 static inline uint16_t nvme_get16(const uint8_t *bytes)
@@ -109,33 +109,33 @@ static inline void nvme_put64(uint8_t *bytes, uint64_t value)
     memcpy(bytes, &value, sizeof value);
 }
 
-/* ---- what a host sends: the bytes written are returned ---- */
+/* ---- encoding; each function returns the number of bytes that it wrote ---- */
 
-/* An ICReq: no padding asked for, one R2T at a time. */
+/* Encodes an ICReq that requests no padding and one R2T at a time. */
 uint32_t nvme_encode_icreq(bool header_digest, bool data_digest, uint8_t out[NVME_IC_BYTES]);
 /*
- * The head of a command capsule that data_bytes of in-capsule data follow (0: none), up to where
- * the data starts. The data digest, where there is one, comes after the data.
+ * Encodes a command capsule up to where its data_bytes of in-capsule data start (0: none). The
+ * caller sends the data and then the data digest, if one was negotiated.
  */
 uint32_t nvme_encode_command(const struct nvme_terms *terms, const uint8_t entry[NVME_ENTRY_BYTES],
                              uint32_t data_bytes, uint8_t out[NVME_HEAD_BYTES_MAX]);
-/* The head of an H2CData. */
+/* Encodes an H2CData up to where its data starts. */
 uint32_t nvme_encode_data(const struct nvme_terms *terms, const struct nvme_pdu *r2t,
                           uint32_t offset_bytes, uint32_t data_bytes, bool last,
                           uint8_t out[NVME_HEAD_BYTES_MAX]);
 
-/* ---- what a controller sends ---- */
+/* ---- decoding ---- */
 
 /*
- * Validates an ICResp against what was asked for. DLFS_E_PROTOCOL with *reason for a malformed one,
- * -ENOTSUP when the controller does not do a digest that was asked for.
+ * Validates an ICResp against the request. Errors with *reason: DLFS_E_PROTOCOL for a malformed
+ * one, -ENOTSUP if the controller lacks a requested digest.
  */
 int nvme_decode_icresp(const uint8_t bytes[NVME_IC_BYTES], bool header_digest, bool data_digest,
                        struct nvme_terms *terms, const char **reason);
 /*
- * Decodes the header at the start of bytes[0..available): returns its length, digest included, or 0
- * when it is not all there (at least one byte more is needed). DLFS_E_PROTOCOL or DLFS_E_DIGEST,
- * with *reason: the connection is of no use any more.
+ * Decodes the header at the start of bytes[0..available). Returns its length with its digest, or 0
+ * if it is incomplete. Errors after which the connection must be closed, with *reason:
+ * DLFS_E_PROTOCOL, DLFS_E_DIGEST.
  */
 int nvme_decode(const struct nvme_terms *terms, const uint8_t *bytes, size_t available,
                 struct nvme_pdu *pdu, const char **reason);

@@ -1,129 +1,24 @@
-/*
- * The life of operations on an I/O queue pair: submitting, ending, trying again. See nvme/queue.h.
- *
- * Time is the queue pair's own: it stands still while nobody polls (but for POLL_GAP_NS), so that
- * answers which wait in the socket are not called late by someone who did not look.
- */
+/* Submitting to and polling a queue pair, its descriptor, creating and freeing it; see
+ * nvme/queue.h. */
 #include "nvme/queue.h"
-#include "platform/clock.h"
 
 #include <errno.h>
 #include <poll.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
-#include <time.h>
 #include <unistd.h>
 
-#define POLL_GAP_NS UINT64_C(1000000000)
-/* Slots beyond the depth, so that one large operation keeps several commands under way. */
-#define SLOTS_MIN 8u
-#define SLOTS_MAX 4096u
-/* How often a passing status is met with another try, and the pauses before: 1 ms, doubled. */
-#define ATTEMPTS_MAX 12u
-#define ATTEMPT_SHIFT_MAX 8u
+#include "nvme/recovery.h"
+#include "platform/clock.h"
 
-/* Looks at the clock: the queue pair's own time. */
-uint64_t nvme_queue_tick(struct nvme_queue *queue)
-{
-    uint64_t now = monotonic_coarse_ns();
-    uint64_t gap = now > queue->seen_ns ? now - queue->seen_ns : 0;
-    if (gap > POLL_GAP_NS) {
-        queue->paused_ns += gap - POLL_GAP_NS;
-    }
-    queue->seen_ns = now > queue->seen_ns ? now : queue->seen_ns;
-    return queue->seen_ns - queue->paused_ns;
-}
-
-void nvme_wait_again(struct nvme_queue *queue, uint32_t number)
-{
-    queue->operations[number].waiting = true;
-    nvme_list_append(queue, &queue->waiting, number);
-}
-
-/* ---- the end of parts and operations --------------------------------------------------------- */
-
-void nvme_operation_done(struct nvme_queue *queue, uint32_t number, int64_t result)
-{
-    struct nvme_operation *operation = &queue->operations[number];
-    uint32_t place = queue->done_first + queue->done_count;
-    place = place < queue->base.depth ? place : place - queue->base.depth;
-    queue->done[place] = (dlfs_completion){.tag = operation->tag, .result = result};
-    queue->done_count++;
-    operation->next = queue->free_operation;
-    queue->free_operation = number;
-}
-
-/* Puts an operation aside for a moment; false when it has had its tries. */
-static bool operation_hold(struct nvme_queue *queue, uint32_t number)
-{
-    struct nvme_operation *operation = &queue->operations[number];
-    if (operation->attempts >= ATTEMPTS_MAX) {
-        return false;
-    }
-    uint32_t shift =
-        operation->attempts < ATTEMPT_SHIFT_MAX ? operation->attempts : ATTEMPT_SHIFT_MAX;
-    uint64_t until_ns = nvme_queue_tick(queue) + (NVME_NANOSECONDS_PER_MS << shift);
-    operation->attempts++;
-    operation->passing_code = 0;
-    operation->issued_bytes = 0;
-    if (queue->held.first == NVME_NONE || until_ns < queue->held_until_ns) {
-        queue->held_until_ns = until_ns;
-    }
-    nvme_list_append(queue, &queue->held, number);
-    atomic_fetch_add(&queue->association->counters.retries, 1);
-    return true;
-}
-
-void nvme_operation_end(struct nvme_queue *queue, uint32_t number)
-{
-    struct nvme_operation *operation = &queue->operations[number];
-    int code = operation->code;
-    if (code == 0 && operation->passing_code < 0) {
-        code = operation->passing_code;
-        if (operation_hold(queue, number)) {
-            return;
-        }
-    }
-    if (code == 0 && operation->kind == DLFS_OP_WRITE) {
-        nvme_durability_note(&queue->association->durability, queue->connection->generation);
-    }
-    nvme_operation_done(queue, number, code < 0 ? code : (int64_t)operation->length_bytes);
-}
-
-static void slot_free(struct nvme_queue *queue, uint32_t number)
-{
-    struct nvme_slot *slot = &queue->slots[number];
-    queue->small_count -= nvme_slot_is_small(slot);
-    queue->write_count -= slot->kind == DLFS_OP_WRITE;
-    slot->busy = false;
-    slot->next = queue->free_slot;
-    queue->free_slot = number;
-    queue->busy_count--;
-}
-
-void nvme_part_end(struct nvme_queue *queue, uint32_t number, uint16_t status)
-{
-    uint32_t operation_number = queue->slots[number].operation;
-    struct nvme_operation *operation = &queue->operations[operation_number];
-    slot_free(queue, number);
-    operation->parts--;
-    if (operation->kind == NVME_OP_GENERIC) {
-        queue->generic.generation = queue->connection->generation;
-    } else if (status != 0) {
-        int code = nvme_status_code(status);
-        if (code < 0 && nvme_status_is_passing(status)) {
-            operation->passing_code = code;
-        } else if (code < 0 && operation->code == 0) {
-            operation->code = code;
-        }
-    }
-    if (operation->parts == 0 && !operation->waiting) {
-        nvme_operation_end(queue, operation_number);
-    }
-}
+/* Commands of a queue pair. A shallow one has more than its depth, so that one large operation
+ * keeps several commands in flight. */
+#define COMMANDS_MIN 8u
+#define COMMANDS_MAX 4096u
 
 /* ---- submitting ------------------------------------------------------------------------------ */
 
+/* Puts a caller's operation into a free entry and enqueues it. */
 static void operation_begin(struct nvme_queue *queue, const dlfs_operation *given, uint64_t now_ns)
 {
     uint32_t number = queue->free_operation;
@@ -132,13 +27,13 @@ static void operation_begin(struct nvme_queue *queue, const dlfs_operation *give
     *operation = (struct nvme_operation){.buffer = given->buffer,
                                          .offset_bytes = given->offset_bytes,
                                          .tag = given->tag,
-                                         .born_ns = now_ns,
+                                         .submitted_ns = now_ns,
                                          .length_bytes = given->length_bytes,
                                          .kind = (uint8_t)given->kind};
-    nvme_wait_again(queue, number);
+    nvme_operation_enqueue(queue, number);
 }
 
-/* Makes the descriptor readable: there are completions that nothing on the socket announces. */
+/* Makes the descriptor readable if there are completions, which the socket would not report. */
 static void announce_done(struct nvme_queue *queue)
 {
     if (queue->epoll >= 0 && queue->done_count > 0) {
@@ -149,20 +44,20 @@ static void announce_done(struct nvme_queue *queue)
 int nvme_queue_submit(dlfs_queue *base, const dlfs_operation *operations, uint32_t count)
 {
     struct nvme_queue *queue = (struct nvme_queue *)base;
-    uint64_t now_ns = nvme_queue_tick(queue);
+    uint64_t now_ns = nvme_queue_now(queue);
     if (queue->lost_code < 0) {
         int code = queue->lost_code;
-        queue->lost_code = nvme_link_revive(queue->association, queue->link, &code) ? 0 : code;
+        queue->lost_code = nvme_link_retry_lost(queue->association, queue->link, &code) ? 0 : code;
     }
     for (uint32_t i = 0; i < count; i++) {
         operation_begin(queue, &operations[i], now_ns);
     }
-    nvme_expect_by(queue, now_ns + queue->timeout_ns);
+    nvme_queue_note_deadline(queue, now_ns + queue->timeout_ns);
     if (queue->lost_code < 0) {
-        nvme_end_all(queue, queue->lost_code);
+        nvme_end_waiting(queue, queue->lost_code);
         announce_done(queue);
-    } else if (queue->connection != NULL && !queue->blocked) {
-        nvme_queue_pump(queue);
+    } else if (queue->connection != NULL && !queue->socket_full) {
+        nvme_queue_send(queue);
         nvme_watch_room(queue);
     }
     return (int)count;
@@ -170,6 +65,7 @@ int nvme_queue_submit(dlfs_queue *base, const dlfs_operation *operations, uint32
 
 /* ---- polling --------------------------------------------------------------------------------- */
 
+/* Moves up to count completions to the caller; returns their number. */
 static uint32_t take_done(struct nvme_queue *queue, dlfs_completion *completions, uint32_t count)
 {
     uint32_t given = queue->done_count < count ? queue->done_count : count;
@@ -181,17 +77,17 @@ static uint32_t take_done(struct nvme_queue *queue, dlfs_completion *completions
     return given;
 }
 
-/* Takes what has come and sends what can be; whether anything came. */
-static bool exchange(struct nvme_queue *queue)
+/* Receives and sends what the socket allows; returns true if anything was received. */
+static bool receive_and_send(struct nvme_queue *queue)
 {
     if (atomic_load_explicit(&queue->link->signal, memory_order_acquire) != 0) {
-        nvme_take_news(queue);
+        nvme_queue_take_update(queue);
     }
     if (queue->connection == NULL) {
         return false;
     }
     const char *reason = "";
-    bool large = queue->small_count == 0 && queue->busy_count > 0;
+    bool large = queue->small_count == 0 && queue->in_flight_count > 0;
     uint32_t stage_bytes =
         large ? NVME_STAGE_HEADS_BYTES : queue->connection->receiver.staging_bytes;
     ssize_t got = nvme_connection_receive(queue->connection, stage_bytes, &reason);
@@ -199,98 +95,100 @@ static bool exchange(struct nvme_queue *queue)
         nvme_queue_fail(queue, (int)got, reason);
         return true;
     }
-    if (queue->waiting.first != NVME_NONE || queue->ready.first != NVME_NONE ||
+    if (queue->waiting.first != NVME_NONE || queue->sendable.first != NVME_NONE ||
         queue->out.count > 0) {
-        nvme_queue_pump(queue);
+        nvme_queue_send(queue);
     }
     return got > 0;
 }
 
-/* Sleeps until something can be done, at most left_ns. */
-static void sleep_for(struct nvme_queue *queue, uint64_t left_ns)
+/* Sleeps until the socket, the link or a deadline needs attention, at most left_ns. */
+static void wait_for_events(struct nvme_queue *queue, uint64_t left_ns)
 {
-    uint64_t now_ns = queue->seen_ns - queue->paused_ns;
-    uint64_t due_ns = queue->due_ns;
-    if (queue->held.first != NVME_NONE && queue->held_until_ns < due_ns) {
-        due_ns = queue->held_until_ns;
+    uint64_t now_ns = queue->polled_ns - queue->paused_ns;
+    uint64_t deadline_ns = queue->deadline_ns;
+    if (queue->delayed.first != NVME_NONE && queue->delayed_until_ns < deadline_ns) {
+        deadline_ns = queue->delayed_until_ns;
     }
-    if (due_ns != UINT64_MAX) {
-        /* The clock that was looked at moves in steps of a few milliseconds. */
-        uint64_t until_due_ns = (due_ns > now_ns ? due_ns - now_ns : 0) + NVME_NANOSECONDS_PER_MS;
-        left_ns = until_due_ns < left_ns ? until_due_ns : left_ns;
+    if (deadline_ns != UINT64_MAX) {
+        /* CLOCK_MONOTONIC_COARSE advances in steps of a few milliseconds. */
+        uint64_t until_deadline_ns =
+            (deadline_ns > now_ns ? deadline_ns - now_ns : 0) + NVME_NANOSECONDS_PER_MS;
+        left_ns = until_deadline_ns < left_ns ? until_deadline_ns : left_ns;
     }
     struct pollfd watched[2] = {{.fd = queue->link->wake, .events = POLLIN}};
     nfds_t count = 1;
     if (queue->connection != NULL) {
-        watched[count++] = (struct pollfd){.fd = queue->connection->descriptor,
-                                           .events = queue->blocked ? POLLIN | POLLOUT : POLLIN};
+        watched[count++] =
+            (struct pollfd){.fd = queue->connection->descriptor,
+                            .events = queue->socket_full ? POLLIN | POLLOUT : POLLIN};
     }
     struct timespec limit = {.tv_sec = (time_t)(left_ns / UINT64_C(1000000000)),
                              .tv_nsec = (long)(left_ns % UINT64_C(1000000000))};
     (void)ppoll(watched, count, left_ns == UINT64_MAX ? NULL : &limit, NULL);
-    /* However long that took, it was time in which an answer would have been seen. */
-    uint64_t now = monotonic_coarse_ns();
-    queue->seen_ns = now > queue->seen_ns ? now : queue->seen_ns;
+    nvme_queue_note_poll(queue);
 }
 
-/* Whether something may have run out of time, or is to be tried again. */
+/* Returns true if a deadline has passed or a delayed operation is to be tried again. */
 static bool is_due(struct nvme_queue *queue)
 {
-    uint64_t now_ns = nvme_queue_tick(queue);
-    return now_ns >= queue->due_ns ||
-           (queue->held.first != NVME_NONE && now_ns >= queue->held_until_ns);
+    uint64_t now_ns = nvme_queue_now(queue);
+    return now_ns >= queue->deadline_ns ||
+           (queue->delayed.first != NVME_NONE && now_ns >= queue->delayed_until_ns);
 }
 
 /*
- * Takes what has come until there are `count` completions or nothing is left: to go on by several
- * large ones at a time costs fewer calls. Small ones come by the dozen in one call.
+ * Receives until there are count completions or the socket is empty. Only large reads need several
+ * rounds: one round receives dozens of small ones.
  */
-static bool exchange_up_to(struct nvme_queue *queue, uint32_t count)
+static bool receive_until(struct nvme_queue *queue, uint32_t count)
 {
-    bool came = exchange(queue);
+    bool came = receive_and_send(queue);
     bool more = came;
-    while (more && queue->done_count < count && queue->small_count == 0 && queue->busy_count > 0) {
-        more = exchange(queue);
+    while (more && queue->done_count < count && queue->small_count == 0 &&
+           queue->in_flight_count > 0) {
+        more = receive_and_send(queue);
     }
     return came;
 }
 
 /*
- * Exchanges what there is, and looks at the time when nothing came, or when it is due: someone slow
- * may always find an answer waiting. Nothing is called late whose answer is in the socket. Where as
- * many completions are waiting as are asked for, nothing is looked at: a call that mostly finds
- * nothing is saved, and what they make room for is asked for the sooner.
+ * Receives, sends, and checks deadlines. Does nothing if count completions are ready: this saves a
+ * system call that would mostly find nothing, and the caller submits its next operations sooner.
+ * Deadlines are checked when nothing was received, and also when one is due, since a slow caller
+ * may find something in the socket at every poll. The socket is emptied first, so that no operation
+ * times out whose answer has arrived.
  */
 static bool advance(struct nvme_queue *queue, uint32_t count)
 {
     if (queue->done_count >= count) {
         return true;
     }
-    bool came = exchange_up_to(queue, count);
+    bool came = receive_until(queue, count);
     if (came && is_due(queue)) {
-        while (exchange(queue)) {
+        while (receive_and_send(queue)) {
         }
-        nvme_check_time(queue);
+        nvme_check_deadlines(queue);
     } else if (!came && queue->done_count == 0) {
-        nvme_check_time(queue);
+        nvme_check_deadlines(queue);
     }
     return came;
 }
 
 /*
- * Whether to look again at once: nothing has come for less than busy_poll_us. *until_ns is 0 when
- * something came last. A large answer takes longer than that to come, and comes by and by: whoever
- * slept between its parts would be woken for each.
+ * Returns true while less than busy_poll_us has passed since something was received. *until_ns is 0
+ * right after that. A large answer arrives in many segments: a thread that slept in between would
+ * be woken for each.
  */
-static bool looks_again(const struct nvme_queue *queue, uint64_t *until_ns)
+static bool keeps_polling(const struct nvme_queue *queue, uint64_t *until_ns)
 {
-    uint64_t spin_ns = (uint64_t)queue->association->config.busy_poll_us * 1000;
-    if (spin_ns == 0) {
+    uint64_t busy_poll_ns = (uint64_t)queue->association->config.busy_poll_us * 1000;
+    if (busy_poll_ns == 0) {
         return false;
     }
     uint64_t now_ns = monotonic_ns();
     if (*until_ns == 0) {
-        *until_ns = now_ns + spin_ns;
+        *until_ns = now_ns + busy_poll_ns;
     }
     return now_ns < *until_ns;
 }
@@ -299,11 +197,11 @@ int nvme_queue_poll(dlfs_queue *base, dlfs_completion *completions, uint32_t cou
 {
     struct nvme_queue *queue = (struct nvme_queue *)base;
     struct deadline deadline = {.at_ns = 0};
-    uint64_t spin_until_ns = 0;
+    uint64_t poll_until_ns = 0;
     bool started = false;
     for (;;) {
         bool came = advance(queue, count);
-        spin_until_ns = came ? 0 : spin_until_ns;
+        poll_until_ns = came ? 0 : poll_until_ns;
         uint32_t given = take_done(queue, completions, count);
         if (given > 0 || (timeout_ms == 0 && !came)) {
             nvme_watch_room(queue);
@@ -322,8 +220,8 @@ int nvme_queue_poll(dlfs_queue *base, dlfs_completion *completions, uint32_t cou
             nvme_watch_room(queue);
             return 0;
         }
-        if (!came && !looks_again(queue, &spin_until_ns)) {
-            sleep_for(queue, left_ns);
+        if (!came && !keeps_polling(queue, &poll_until_ns)) {
+            wait_for_events(queue, left_ns);
         }
     }
 }
@@ -346,7 +244,7 @@ int nvme_queue_descriptor(dlfs_queue *base)
         return code;
     }
     if (queue->connection != NULL) {
-        nvme_watch(queue, EPOLL_CTL_ADD, queue->blocked ? EPOLLIN | EPOLLOUT : EPOLLIN);
+        nvme_watch(queue, EPOLL_CTL_ADD, queue->socket_full ? EPOLLIN | EPOLLOUT : EPOLLIN);
     }
     announce_done(queue);
     return queue->epoll;
@@ -355,7 +253,7 @@ int nvme_queue_descriptor(dlfs_queue *base)
 int nvme_queue_run(struct nvme_queue *queue, void *data, uint32_t data_bytes)
 {
     dlfs_operation operation = {
-        .buffer = data, .length_bytes = data_bytes, .kind = NVME_OP_GENERIC, .tag = 0};
+        .buffer = data, .length_bytes = data_bytes, .kind = NVME_OP_PASSTHROUGH, .tag = 0};
     dlfs_completion completion;
     (void)nvme_queue_submit(&queue->base, &operation, 1);
     while (nvme_queue_poll(&queue->base, &completion, 1, -1) == 0) {
@@ -365,19 +263,20 @@ int nvme_queue_run(struct nvme_queue *queue, void *data, uint32_t data_bytes)
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
-static int queue_allocate(struct nvme_queue *queue, uint32_t depth, uint32_t slots)
+/* Allocates the tables of a queue pair and fills its free lists. */
+static int queue_allocate(struct nvme_queue *queue, uint32_t depth, uint32_t commands)
 {
     queue->operations = calloc(depth, sizeof *queue->operations);
-    queue->slots = calloc(slots, sizeof *queue->slots);
+    queue->commands = calloc(commands, sizeof *queue->commands);
     queue->done = calloc(depth, sizeof *queue->done);
-    if (queue->operations == NULL || queue->slots == NULL || queue->done == NULL) {
+    if (queue->operations == NULL || queue->commands == NULL || queue->done == NULL) {
         return -ENOMEM;
     }
     for (uint32_t number = 0; number < depth; number++) {
         queue->operations[number].next = number + 1 < depth ? number + 1 : NVME_NONE;
     }
-    for (uint32_t number = 0; number < slots; number++) {
-        queue->slots[number].cid = (uint16_t)number;
+    for (uint32_t number = 0; number < commands; number++) {
+        queue->commands[number].cid = (uint16_t)number;
     }
     return 0;
 }
@@ -386,7 +285,9 @@ int nvme_queue_make(struct nvme_association *association, uint32_t depth, uint32
                     struct nvme_queue **out)
 {
     const struct nvme_config *config = &association->config;
-    uint32_t slots = depth < SLOTS_MIN ? SLOTS_MIN : depth > SLOTS_MAX ? SLOTS_MAX : depth;
+    uint32_t commands = depth < COMMANDS_MIN   ? COMMANDS_MIN
+                        : depth > COMMANDS_MAX ? COMMANDS_MAX
+                                               : depth;
     struct nvme_queue *queue = calloc(1, sizeof *queue);
     if (queue == NULL) {
         return -ENOMEM;
@@ -394,25 +295,25 @@ int nvme_queue_make(struct nvme_association *association, uint32_t depth, uint32
     queue->association = association;
     queue->epoll = -1;
     queue->base.depth = depth;
-    queue->slots_max = slots;
+    queue->commands_max = commands;
     queue->nsid = config->nsid;
     queue->block_shift = block_bytes > 0 ? (uint32_t)__builtin_ctz(block_bytes) : 0;
     queue->timeout_ns = config->timeout_ms * NVME_NANOSECONDS_PER_MS;
     queue->budget_ns = queue->timeout_ns + config->reconnect_ms * NVME_NANOSECONDS_PER_MS;
-    queue->seen_ns = monotonic_coarse_ns();
-    queue->due_ns = UINT64_MAX;
+    nvme_queue_note_poll(queue);
+    queue->deadline_ns = UINT64_MAX;
     nvme_list_clear(&queue->waiting);
-    nvme_list_clear(&queue->held);
-    nvme_list_clear(&queue->ready);
-    int code = queue_allocate(queue, depth, slots);
+    nvme_list_clear(&queue->delayed);
+    nvme_list_clear(&queue->sendable);
+    int code = queue_allocate(queue, depth, commands);
     if (code == 0) {
-        code = nvme_link_create(association, slots, &queue->link);
+        code = nvme_link_create(association, commands, &queue->link);
     }
     if (code < 0) {
         nvme_queue_free(queue);
         return code;
     }
-    nvme_take_news(queue);
+    nvme_queue_take_update(queue);
     *out = queue;
     return 0;
 }
@@ -422,20 +323,20 @@ void nvme_queue_free(struct nvme_queue *queue)
     if (queue == NULL) {
         return;
     }
-    bool foreign = queue->association->owner != getpid();
+    bool in_child = queue->association->owner != getpid();
     if (queue->epoll >= 0) {
         (void)close(queue->epoll);
     }
-    if (foreign || queue->base.in_flight > 0) {
-        nvme_connection_abort(queue->connection, foreign);
+    if (in_child || queue->base.in_flight > 0) {
+        nvme_connection_abort(queue->connection, in_child);
     } else {
         nvme_connection_close(queue->connection);
     }
     if (queue->link != NULL) {
-        nvme_link_release(queue->association, queue->link, foreign);
+        nvme_link_release(queue->association, queue->link, in_child);
     }
     free(queue->operations);
-    free(queue->slots);
+    free(queue->commands);
     free(queue->done);
     free(queue);
 }

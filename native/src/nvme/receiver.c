@@ -1,4 +1,4 @@
-/* The receiving state machine; see nvme/receiver.h. */
+/* The state machine of received bytes; see nvme/receiver.h. */
 #include "nvme/receiver.h"
 
 #include "dlfs/dlfs.h"
@@ -18,7 +18,7 @@ bool nvme_receiver_is_empty(const struct nvme_receiver *receiver)
 int nvme_receiver_space(struct nvme_receiver *receiver, uint32_t stage_bytes,
                         struct iovec vectors[2])
 {
-    /* What is left over is less than a header. */
+    /* The undecoded remainder is shorter than a header. */
     uint32_t left = receiver->last - receiver->first;
     if (receiver->first > 0 && left > 0) {
         memmove(receiver->staging, receiver->staging + receiver->first, left);
@@ -30,7 +30,7 @@ int nvme_receiver_space(struct nvme_receiver *receiver, uint32_t stage_bytes,
     }
     struct iovec staged = {.iov_base = receiver->staging + left, .iov_len = stage_bytes};
     receiver->direct_bytes = 0;
-    /* While little is staged, the tail of large data goes in place too, not in small steps. */
+    /* With a small staging buffer the tail of large data is received directly too. */
     if (receiver->stage == NVME_STAGE_DATA &&
         (receiver->left_bytes >= NVME_DIRECT_BYTES || stage_bytes < NVME_DIRECT_BYTES)) {
         receiver->direct_bytes = receiver->left_bytes;
@@ -42,13 +42,15 @@ int nvme_receiver_space(struct nvme_receiver *receiver, uint32_t stage_bytes,
     return 1;
 }
 
-/* The data is complete. */
-static int finish_data(struct nvme_receiver *receiver, bool sound)
+/* Ends a C2HData whose data is complete. */
+static int finish_data(struct nvme_receiver *receiver, bool digest_valid)
 {
     receiver->stage = NVME_STAGE_HEADER;
-    return receiver->sink->arrived(receiver->context, &receiver->pdu, sound, &receiver->reason);
+    return receiver->sink->end_data(receiver->context, &receiver->pdu, digest_valid,
+                                    &receiver->reason);
 }
 
+/* Notes that bytes of data have reached their destination. */
 static int data_came(struct nvme_receiver *receiver, uint32_t bytes)
 {
     receiver->destination += bytes;
@@ -63,6 +65,7 @@ static int data_came(struct nvme_receiver *receiver, uint32_t bytes)
     return finish_data(receiver, true);
 }
 
+/* Copies staged data to its destination. */
 static int copy_data(struct nvme_receiver *receiver)
 {
     uint32_t bytes = receiver->last - receiver->first;
@@ -103,7 +106,7 @@ static int skip_padding(struct nvme_receiver *receiver)
     return 0;
 }
 
-/* Takes the next header: 1 when it is not all there yet. */
+/* Decodes the next header; returns 1 if it is incomplete. */
 static int take_header(struct nvme_receiver *receiver)
 {
     struct nvme_pdu *pdu = &receiver->pdu;
@@ -118,18 +121,19 @@ static int take_header(struct nvme_receiver *receiver)
         receiver->left_bytes = pdu->data_bytes;
         receiver->crc32c = 0;
         receiver->stage = pdu->padding_bytes > 0 ? NVME_STAGE_PADDING : NVME_STAGE_DATA;
-        return receiver->sink->place(receiver->context, pdu, &receiver->destination,
-                                     &receiver->reason);
+        return receiver->sink->begin_data(receiver->context, pdu, &receiver->destination,
+                                          &receiver->reason);
     case NVME_PDU_RESPONSE:
-        return receiver->sink->response(receiver->context, pdu, &receiver->reason);
+        return receiver->sink->on_cqe(receiver->context, pdu, &receiver->reason);
     case NVME_PDU_R2T:
-        return receiver->sink->ready(receiver->context, pdu, &receiver->reason);
+        return receiver->sink->on_r2t(receiver->context, pdu, &receiver->reason);
     default:
         receiver->reason = "the target ended the connection (C2HTermReq)";
         return DLFS_E_LOST;
     }
 }
 
+/* Processes staged bytes in the present stage; returns 1 if it needs more of them. */
 static int step(struct nvme_receiver *receiver)
 {
     switch (receiver->stage) {

@@ -1,7 +1,6 @@
 /*
- * What the status of a completion means: a code of the library, whether to try again, a phrase.
- * Never -EINVAL, which says that our caller was wrong: what a target refuses is an error of its
- * own.
+ * The table of completion statuses: error code, retryable or not, and a phrase for messages. No
+ * status maps to -EINVAL, which is reserved for errors of the library's caller.
  *
  * Source: NVM Express Base Specification 2.0, section 3.3.3.2.1; NVM Command Set Specification 1.0,
  * section 3.3.3.2.
@@ -10,7 +9,7 @@
 
 #include "nvme/command.h"
 
-#define PASSING 1u /* worth another try unless DNR is set */
+#define RETRYABLE 1u /* the command may be sent again unless the status has DNR set */
 
 struct status {
     uint16_t status; /* type << 8 | code */
@@ -24,12 +23,12 @@ static const struct status statuses[] = {
     {0x001, 0, -EOPNOTSUPP, "invalid opcode"},
     {0x002, 0, -EREMOTEIO, "invalid field"},
     {0x003, 0, DLFS_E_PROTOCOL, "command ID conflict"},
-    {0x004, PASSING, -EIO, "data transfer error"},
-    {0x005, PASSING, -EIO, "aborted by a loss of power"},
+    {0x004, RETRYABLE, -EIO, "data transfer error"},
+    {0x005, RETRYABLE, -EIO, "aborted by a loss of power"},
     {0x006, 0, -EIO, "internal error"},
-    {0x007, PASSING, -EIO, "aborted on request"},
-    {0x008, PASSING, -EIO, "aborted because its queue was deleted"},
-    {0x00B, PASSING, DLFS_E_LOST, "invalid namespace or format"},
+    {0x007, RETRYABLE, -EIO, "aborted on request"},
+    {0x008, RETRYABLE, -EIO, "aborted because its queue was deleted"},
+    {0x00B, RETRYABLE, DLFS_E_LOST, "invalid namespace or format"},
     {0x00C, 0, -EIO, "command sequence error"},
     {0x00D, 0, -EIO, "invalid SGL segment descriptor"},
     {0x00F, 0, -EIO, "invalid data SGL length"},
@@ -39,17 +38,17 @@ static const struct status statuses[] = {
     {0x019, 0, DLFS_E_LOST, "keep-alive timeout expired"},
     {0x01A, 0, -EREMOTEIO, "invalid keep-alive timeout"},
     {0x020, 0, -EROFS, "namespace is write protected"},
-    {0x021, PASSING, -EIO, "command interrupted"},
-    {0x022, PASSING, -EIO, "transient transport error"},
+    {0x021, RETRYABLE, -EIO, "command interrupted"},
+    {0x022, RETRYABLE, -EIO, "transient transport error"},
     {0x080, 0, -EREMOTEIO, "LBA out of range"},
     {0x081, 0, -ENOSPC, "capacity exceeded"},
-    {0x082, PASSING, -EIO, "namespace not ready"},
+    {0x082, RETRYABLE, -EIO, "namespace not ready"},
     {0x083, 0, -EBADE, "reservation conflict"},
-    {0x084, PASSING, -EBUSY, "format in progress"},
+    {0x084, RETRYABLE, -EBUSY, "format in progress"},
     {0x101, 0, -EREMOTEIO, "invalid queue identifier"},
     {0x102, 0, -EREMOTEIO, "invalid queue size"},
     {0x180, 0, -EPROTONOSUPPORT, "connect incompatible format"},
-    {0x181, PASSING, -EBUSY, "connect controller busy"},
+    {0x181, RETRYABLE, -EBUSY, "connect controller busy"},
     {0x182, 0, DLFS_E_NOT_FOUND, "connect invalid parameters"},
     {0x183, 0, DLFS_E_LOST, "connect restart discovery"},
     {0x184, 0, -EACCES, "connect invalid host"},
@@ -62,13 +61,13 @@ static const struct status statuses[] = {
     {0x284, 0, -EIO, "reference tag check error"},
     {0x286, 0, -EACCES, "access denied"},
     {0x287, 0, -EIO, "deallocated or unwritten block"},
-    {0x300, PASSING, DLFS_E_LOST, "internal path error"},
-    {0x301, PASSING, DLFS_E_LOST, "persistent loss of the path"},
-    {0x302, PASSING, DLFS_E_LOST, "path inaccessible"},
-    {0x303, PASSING, DLFS_E_LOST, "path in transition"},
-    {0x360, PASSING, DLFS_E_LOST, "controller pathing error"},
-    {0x370, PASSING, DLFS_E_LOST, "host pathing error"},
-    {0x371, PASSING, DLFS_E_LOST, "command aborted by host"},
+    {0x300, RETRYABLE, DLFS_E_LOST, "internal path error"},
+    {0x301, RETRYABLE, DLFS_E_LOST, "persistent loss of the path"},
+    {0x302, RETRYABLE, DLFS_E_LOST, "path inaccessible"},
+    {0x303, RETRYABLE, DLFS_E_LOST, "path in transition"},
+    {0x360, RETRYABLE, DLFS_E_LOST, "controller pathing error"},
+    {0x370, RETRYABLE, DLFS_E_LOST, "host pathing error"},
+    {0x371, RETRYABLE, DLFS_E_LOST, "command aborted by host"},
 };
 
 #define STATUS_COUNT (sizeof statuses / sizeof statuses[0])
@@ -92,17 +91,17 @@ int nvme_status_code(uint16_t status)
     return found != NULL ? found->code : -EIO;
 }
 
-bool nvme_status_is_passing(uint16_t status)
+bool nvme_status_is_retryable(uint16_t status)
 {
     if ((status & NVME_STATUS_DNR) != 0) {
         return false;
     }
     const struct status *found = find(status);
-    return found != NULL && (found->flags & PASSING) != 0;
+    return found != NULL && (found->flags & RETRYABLE) != 0;
 }
 
 const char *nvme_status_phrase(uint16_t status)
 {
     const struct status *found = find(status);
-    return found != NULL ? found->phrase : "a status without a name here";
+    return found != NULL ? found->phrase : "a status without a name";
 }

@@ -1,13 +1,14 @@
 /*
- * The thread of an association. It sleeps in poll(2) until something is asked of it, the keep-alive
- * is due, or the admin connection has something to say, which can only be its end.
+ * The thread of an association. It sleeps in poll(2) until it has an admin command or a link to
+ * handle, a keep-alive is due, or the admin connection ends.
  *
- * When anything fails, everything that the host has with the controller is given up, and made anew
- * over the paths in their order, with pauses that grow from DELAY_MS_MIN to DELAY_MS_MAX, each
- * shortened at random by up to a half so that hosts do not come back in step. A controller that
- * does not live for long after it was made counts as one more failed attempt.
+ * When any connection fails, the thread closes all connections to the controller and connects again
+ * over the paths in their order. The pauses between rounds of attempts grow from BACKOFF_MS_MIN to
+ * BACKOFF_MS_MAX; each is shortened at random by up to a half, so that hosts do not come back at
+ * the same moment. A controller that fails soon after it was connected counts as one more failed
+ * attempt.
  */
-#include "nvme/thread.h"
+#include "nvme/association.h"
 #include "platform/clock.h"
 
 #include <errno.h>
@@ -15,46 +16,47 @@
 #include <stdio.h>
 #include <unistd.h>
 
-#define DELAY_MS_MIN 10u
-#define DELAY_MS_MAX 1000u
-/* A controller that lived this many times the last pause was worth making. */
-#define WORTH_FACTOR 4u
-#define NANOSECONDS_PER_MS UINT64_C(1000000)
-/* How long saying goodbye may take. */
-#define GOODBYE_MS 500u
+#include "platform/thread.h"
 
-static struct nvme_patience patience_of(struct nvme_association *association, uint64_t ms)
+#define BACKOFF_MS_MIN 10u
+#define BACKOFF_MS_MAX 1000u
+/* A connection that lasted this many times the last pause was stable: the pauses start anew. */
+#define STABLE_FACTOR 4u
+/* Time limit of a controller's shutdown. */
+#define SHUTDOWN_MS 500u
+
+static struct nvme_deadline deadline_in_ms(struct nvme_association *association, uint64_t ms)
 {
-    return (struct nvme_patience){.until_ns = monotonic_ns() + ms * NANOSECONDS_PER_MS,
+    return (struct nvme_deadline){.until_ns = monotonic_ns() + ms * NVME_NANOSECONDS_PER_MS,
                                   .wake = association->wake,
                                   .stop = &association->stop};
 }
 
-static uint32_t grow(uint32_t delay_ms)
+static uint32_t next_backoff_ms(uint32_t backoff_ms)
 {
-    uint32_t next = delay_ms * 2;
-    return next < DELAY_MS_MIN ? DELAY_MS_MIN : next > DELAY_MS_MAX ? DELAY_MS_MAX : next;
+    uint32_t next = backoff_ms * 2;
+    return next < BACKOFF_MS_MIN ? BACKOFF_MS_MIN : next > BACKOFF_MS_MAX ? BACKOFF_MS_MAX : next;
 }
 
-/* A pause of delay_ms less up to a half (xorshift64). */
-static uint64_t jitter_ns(struct nvme_association *association, uint32_t delay_ms)
+/* Returns backoff_ms less a random share of up to a half (xorshift64). */
+static uint64_t jitter_ns(struct nvme_association *association, uint32_t backoff_ms)
 {
     uint64_t value = association->random | 1;
     value ^= value << 13;
     value ^= value >> 7;
     value ^= value << 17;
     association->random = value;
-    uint64_t whole_ns = delay_ms * NANOSECONDS_PER_MS;
+    uint64_t whole_ns = backoff_ms * NVME_NANOSECONDS_PER_MS;
     return whole_ns - (whole_ns / 2 > 0 ? value % (whole_ns / 2) : 0);
 }
 
-/* Sleeps until until_ns, a wake-up or a stop; wake-ups are only looked at, not explained. */
+/* Sleeps until until_ns, until the descriptor is readable, or until a wake-up. */
 static void sleep_until(struct nvme_association *association, int descriptor, uint64_t until_ns)
 {
     uint64_t now = monotonic_ns();
     int timeout_ms = -1;
     if (until_ns != UINT64_MAX) {
-        uint64_t left_ms = until_ns > now ? (until_ns - now) / NANOSECONDS_PER_MS + 1 : 0;
+        uint64_t left_ms = until_ns > now ? (until_ns - now) / NVME_NANOSECONDS_PER_MS + 1 : 0;
         timeout_ms = left_ms < INT32_MAX ? (int)left_ms : INT32_MAX;
     }
     struct pollfd watched[2] = {{.fd = association->wake, .events = POLLIN},
@@ -68,66 +70,46 @@ static void sleep_until(struct nvme_association *association, int descriptor, ui
 
 /* ---- failing --------------------------------------------------------------------------------- */
 
-void nvme_note(struct nvme_association *association, int code, const char *reason)
-{
-    const struct nvme_path *path = &association->config.paths[association->path];
-    nvme_say(&association->error, "%.255s:%u: %.200s", path->host, path->port, reason);
-    struct nvme_counters *counters = &association->counters;
-    if (code == DLFS_E_TIMEOUT) {
-        atomic_fetch_add(&counters->timeouts, 1);
-    } else if (code == DLFS_E_DIGEST) {
-        atomic_fetch_add(&counters->digest_errors, 1);
-    } else if (code == DLFS_E_PROTOCOL) {
-        atomic_fetch_add(&counters->protocol_errors, 1);
-    }
-}
-
-void nvme_fail(struct nvme_association *association, int code, const char *reason)
-{
-    association->failure = code;
-    nvme_note(association, code, reason);
-}
-
 static void fail_locked(struct nvme_association *association, int code, const char *reason)
 {
     (void)pthread_mutex_lock(&association->lock);
     if (association->failure == 0) {
-        nvme_fail(association, code, reason);
+        nvme_fail_generation(association, code, reason);
     }
     (void)pthread_mutex_unlock(&association->lock);
 }
 
-/* Gives the present generation up. With the lock held. */
-static void drop(struct nvme_association *association)
+/* Closes all connections of the present generation and begins the next. With the lock held. */
+static void end_generation(struct nvme_association *association)
 {
     uint64_t now = monotonic_ns();
-    bool silent = association->failure == DLFS_E_TIMEOUT;
+    bool timed_out = association->failure == DLFS_E_TIMEOUT;
     association->failure = 0;
     association->state = NVME_CONNECTING;
-    association->once = false;
-    association->down_ns = now;
+    association->single_round = false;
+    association->disconnected_ns = now;
     atomic_fetch_add(&association->generation, 1);
     nvme_connection_drop(&association->admin.connection);
-    uint64_t lived_ms = (now - association->made_ns) / NANOSECONDS_PER_MS;
-    if (lived_ms > (uint64_t)WORTH_FACTOR * association->delay_ms + DELAY_MS_MIN) {
-        association->delay_ms = 0;
+    uint64_t lived_ms = (now - association->connected_ns) / NVME_NANOSECONDS_PER_MS;
+    if (lived_ms > (uint64_t)STABLE_FACTOR * association->backoff_ms + BACKOFF_MS_MIN) {
+        association->backoff_ms = 0;
     } else {
-        association->delay_ms = grow(association->delay_ms);
+        association->backoff_ms = next_backoff_ms(association->backoff_ms);
     }
     for (struct nvme_link *link = association->links; link != NULL; link = link->next) {
         nvme_connection_drop(&link->connection);
-        link->silent = link->silent || silent;
-        link->wanted = true;
+        link->timed_out = link->timed_out || timed_out;
+        link->needs_connection = true;
         link->since_ns = now;
         link->retry_at_ns = 0;
-        link->delay_ms = 0;
+        link->backoff_ms = 0;
         nvme_link_signal(link);
     }
     (void)pthread_cond_broadcast(&association->changed);
 }
 
-/* No controller any more. With the lock held. */
-static void lose(struct nvme_association *association, int code)
+/* Declares the controller lost and ends all admin commands with code. With the lock held. */
+static void declare_lost(struct nvme_association *association, int code)
 {
     association->state = NVME_LOST;
     association->lost_code = code;
@@ -137,7 +119,7 @@ static void lose(struct nvme_association *association, int code)
         nvme_link_signal(link);
     }
     while (association->requests != NULL) {
-        struct nvme_request *request = association->requests;
+        struct nvme_admin_request *request = association->requests;
         association->requests = request->next;
         request->code = code;
         request->state = NVME_REQUEST_DONE;
@@ -147,24 +129,24 @@ static void lose(struct nvme_association *association, int code)
 
 /* ---- connecting ------------------------------------------------------------------------------ */
 
-/* Whether a controller that was reached again has the namespace that was there before. */
+/* Checks that the namespace found after a reconnect is the one from before. */
 static int check_same(const struct nvme_association *association, const struct nvme_admin *found,
                       struct nvme_text *text)
 {
-    const struct nvme_namespace *before = &association->admin.space;
-    const struct nvme_namespace *now = &found->space;
+    const struct nvme_namespace *before = &association->admin.ns;
+    const struct nvme_namespace *now = &found->ns;
     bool same = before->block_bytes == now->block_bytes && before->size_bytes <= now->size_bytes &&
                 before->id_kind == now->id_kind && memcmp(before->id, now->id, sizeof now->id) == 0;
-    if (association->made_ns == 0 || same) {
+    if (association->connected_ns == 0 || same) {
         return 0;
     }
-    nvme_say(text, "namespace %u is another one now, or smaller", association->config.nsid);
+    nvme_text_format(text, "namespace %u is another one now, or smaller", association->config.nsid);
     return DLFS_E_LOST;
 }
 
-/* Tries the addresses of one path: 0, or the first one's failure. */
-static int attempt(struct nvme_association *association, uint32_t number, struct nvme_admin *admin,
-                   struct nvme_text *text)
+/* Connects to one of a path's addresses. Returns 0, or the first address's error. */
+static int connect_path(struct nvme_association *association, uint32_t number,
+                        struct nvme_admin *admin, struct nvme_text *text)
 {
     const struct nvme_config *config = &association->config;
     struct nvme_address addresses[NVME_ADDRESSES_MAX];
@@ -172,8 +154,8 @@ static int attempt(struct nvme_association *association, uint32_t number, struct
     int first_code = count < 0 ? count : 0;
     for (int i = 0; i < count; i++) {
         struct nvme_text why = {.bytes = ""};
-        struct nvme_patience patience = patience_of(association, config->connect_ms);
-        int code = nvme_controller_open(config, &addresses[i], &patience, admin, &why);
+        struct nvme_deadline deadline = deadline_in_ms(association, config->connect_ms);
+        int code = nvme_controller_open(config, &addresses[i], &deadline, admin, &why);
         if (code == 0) {
             code = check_same(association, admin, &why);
             if (code == 0) {
@@ -196,33 +178,33 @@ static void publish(struct nvme_association *association, const struct nvme_admi
                     uint32_t path)
 {
     uint64_t now = monotonic_ns();
-    uint64_t size_bytes = association->admin.space.size_bytes;
-    if (association->made_ns != 0) {
+    uint64_t size_bytes = association->admin.ns.size_bytes;
+    if (association->connected_ns != 0) {
         atomic_fetch_add(&association->counters.reconnects, 1);
     }
     (void)pthread_mutex_lock(&association->lock);
     association->admin = *admin;
-    if (association->made_ns != 0) {
-        association->admin.space.size_bytes = size_bytes; /* a device does not grow while open */
+    if (association->connected_ns != 0) {
+        association->admin.ns.size_bytes = size_bytes; /* a device does not grow while open */
     }
     association->path = path;
     association->state = NVME_READY;
-    association->made_ns = now;
+    association->connected_ns = now;
     association->keep_alive_ns = now;
     (void)pthread_cond_broadcast(&association->changed);
     (void)pthread_mutex_unlock(&association->lock);
 }
 
-/* Tries every path once: 0, or the first one's failure; the error tells of all of them. */
+/* Tries every path once. Returns 0, or the first path's error; the message names all of them. */
 static int try_paths(struct nvme_association *association)
 {
     int first_code = 0;
-    struct nvme_text told = {.bytes = ""};
+    struct nvme_text failures = {.bytes = ""};
     for (uint32_t i = 0; i < association->config.path_count; i++) {
         const struct nvme_path *path = &association->config.paths[i];
         struct nvme_admin admin;
         struct nvme_text text = {.bytes = ""};
-        int code = attempt(association, i, &admin, &text);
+        int code = connect_path(association, i, &admin, &text);
         if (code == 0) {
             publish(association, &admin, i);
             return 0;
@@ -231,31 +213,34 @@ static int try_paths(struct nvme_association *association)
             return code;
         }
         first_code = first_code == 0 ? code : first_code;
-        size_t length = strlen(told.bytes);
-        (void)snprintf(told.bytes + length, sizeof told.bytes - length, "%sconnect %s:%u: %s",
-                       length > 0 ? "; " : "", path->host, path->port, text.bytes);
+        size_t length = strlen(failures.bytes);
+        (void)snprintf(failures.bytes + length, sizeof failures.bytes - length,
+                       "%sconnect %s:%u: %s", length > 0 ? "; " : "", path->host, path->port,
+                       text.bytes);
     }
     (void)pthread_mutex_lock(&association->lock);
-    association->error = told;
+    association->error = failures;
     (void)pthread_mutex_unlock(&association->lock);
     return first_code;
 }
 
-/* One round of attempts, after the pause that is due; or the loss. */
-static void restore(struct nvme_association *association)
+/* Waits for the present pause and tries every path once. Declares the controller lost when the time
+ * for that is over. */
+static void reconnect(struct nvme_association *association)
 {
-    uint64_t end_ns = association->down_ns + association->config.reconnect_ms * NANOSECONDS_PER_MS;
+    uint64_t end_ns =
+        association->disconnected_ns + association->config.reconnect_ms * NVME_NANOSECONDS_PER_MS;
     (void)pthread_mutex_lock(&association->lock);
-    bool once = association->once;
+    bool single_round = association->single_round;
     (void)pthread_mutex_unlock(&association->lock);
-    if (!once && association->config.reconnect_ms == 0) {
+    if (!single_round && association->config.reconnect_ms == 0) {
         (void)pthread_mutex_lock(&association->lock);
-        lose(association, DLFS_E_LOST);
+        declare_lost(association, DLFS_E_LOST);
         (void)pthread_mutex_unlock(&association->lock);
         return;
     }
-    if (!once && association->delay_ms > 0) {
-        uint64_t until_ns = monotonic_ns() + jitter_ns(association, association->delay_ms);
+    if (!single_round && association->backoff_ms > 0) {
+        uint64_t until_ns = monotonic_ns() + jitter_ns(association, association->backoff_ms);
         until_ns = until_ns < end_ns ? until_ns : end_ns;
         while (monotonic_ns() < until_ns && !atomic_load(&association->stop)) {
             sleep_until(association, -1, until_ns);
@@ -265,11 +250,11 @@ static void restore(struct nvme_association *association)
     if (code == 0 || code == DLFS_E_CLOSED) {
         return;
     }
-    association->delay_ms = grow(association->delay_ms);
-    if (once || monotonic_ns() >= end_ns) {
+    association->backoff_ms = next_backoff_ms(association->backoff_ms);
+    if (single_round || monotonic_ns() >= end_ns) {
         (void)pthread_mutex_lock(&association->lock);
-        /* Opening tells what was found; a device that was there before is lost, however. */
-        lose(association, association->made_ns == 0 ? code : DLFS_E_LOST);
+        /* An open reports the error itself. A device that was connected before is lost. */
+        declare_lost(association, association->connected_ns == 0 ? code : DLFS_E_LOST);
         (void)pthread_mutex_unlock(&association->lock);
     }
 }
@@ -287,8 +272,8 @@ static bool qid_is_taken(const struct nvme_association *association, uint16_t qi
 }
 
 /*
- * Gives a link a queue number that no other has: the one that was given longest ago, since the
- * controller may not have noticed yet that a queue is gone. With the lock held.
+ * Gives a link a free queue ID: the least recently used one, since the controller may not have
+ * noticed the end of a queue yet. With the lock held.
  */
 static bool choose_qid(struct nvme_association *association, struct nvme_link *link)
 {
@@ -308,9 +293,9 @@ static bool choose_qid(struct nvme_association *association, struct nvme_link *l
     return false;
 }
 
-static void link_lose(struct nvme_association *association, struct nvme_link *link, int code)
+static void fail_link(struct nvme_association *association, struct nvme_link *link, int code)
 {
-    link->wanted = false;
+    link->needs_connection = false;
     link->code = code;
     link->since_ns = monotonic_ns();
     nvme_link_signal(link);
@@ -318,34 +303,35 @@ static void link_lose(struct nvme_association *association, struct nvme_link *li
 }
 
 /*
- * A link could not be connected. A controller that refuses is taken at its word by a new queue
- * pair; one that had a connection before hopes for the whole budget. With the lock held.
+ * Handles a failed attempt to connect a link. A refusal is final for a new queue pair. One that was
+ * connected before tries again for reconnect_ms. With the lock held.
  */
-static void link_failed(struct nvme_association *association, struct nvme_link *link, int code,
-                        bool refused, const char *text)
+static void link_connect_failed(struct nvme_association *association, struct nvme_link *link,
+                                int code, bool refused, const char *text)
 {
     const struct nvme_path *path = &association->config.paths[association->path];
-    nvme_say(&association->error, "connect queue %u of %.200s:%u: %.200s", link->qid, path->host,
-             path->port, text);
+    nvme_text_format(&association->error, "connect queue %u of %.200s:%u: %.200s", link->qid,
+                     path->host, path->port, text);
     uint64_t now = monotonic_ns();
-    uint64_t budget_ns = association->config.reconnect_ms * NANOSECONDS_PER_MS;
-    if ((refused && !link->had) || now - link->since_ns >= budget_ns) {
-        link_lose(association, link, refused && !link->had ? code : DLFS_E_LOST);
+    uint64_t budget_ns = association->config.reconnect_ms * NVME_NANOSECONDS_PER_MS;
+    if ((refused && !link->was_connected) || now - link->since_ns >= budget_ns) {
+        fail_link(association, link, refused && !link->was_connected ? code : DLFS_E_LOST);
         return;
     }
-    link->delay_ms = grow(link->delay_ms);
-    link->retry_at_ns = now + jitter_ns(association, link->delay_ms);
+    link->backoff_ms = next_backoff_ms(link->backoff_ms);
+    link->retry_at_ns = now + jitter_ns(association, link->backoff_ms);
 }
 
 /*
- * A target that was restarted refuses queues of a controller that it does not know any more: that
- * is no word on the queue, but the end of the controller.
+ * Returns true if the controller still answers after it refused a queue. A restarted target refuses
+ * queues because it does not know the controller any more: then the generation has failed, and the
+ * refusal says nothing about the queue.
  */
-static bool is_final(struct nvme_association *association)
+static bool refusal_is_final(struct nvme_association *association)
 {
-    struct nvme_patience patience = patience_of(association, association->config.connect_ms);
+    struct nvme_deadline deadline = deadline_in_ms(association, association->config.connect_ms);
     struct nvme_text text = {.bytes = ""};
-    int code = nvme_controller_check(&association->admin, &patience, &text);
+    int code = nvme_controller_check(&association->admin, &deadline, &text);
     if (code < 0 && code != DLFS_E_CLOSED) {
         fail_locked(association, DLFS_E_LOST, text.bytes);
     }
@@ -354,39 +340,39 @@ static bool is_final(struct nvme_association *association)
 
 static void link_connect(struct nvme_association *association, struct nvme_link *link)
 {
-    struct nvme_patience patience = patience_of(association, association->config.connect_ms);
+    struct nvme_deadline deadline = deadline_in_ms(association, association->config.connect_ms);
     struct nvme_connection *connection = NULL;
     struct nvme_text text = {.bytes = ""};
     bool refused = false;
     int code =
         nvme_controller_connect_queue(&association->config, &association->admin, link->qid,
-                                      link->command_count, &patience, &connection, &refused, &text);
-    refused = refused && is_final(association);
+                                      link->command_count, &deadline, &connection, &refused, &text);
+    refused = refused && refusal_is_final(association);
     (void)pthread_mutex_lock(&association->lock);
     if (code == 0) {
         connection->generation = atomic_load(&association->generation);
         link->connection = connection;
-        link->wanted = false;
-        link->had = true;
-        link->delay_ms = 0;
+        link->needs_connection = false;
+        link->was_connected = true;
+        link->backoff_ms = 0;
         nvme_link_signal(link);
         (void)pthread_cond_broadcast(&association->changed);
-    } else if (code != DLFS_E_CLOSED && !link->let_go) {
-        link_failed(association, link, code, refused, text.bytes);
+    } else if (code != DLFS_E_CLOSED && !link->released) {
+        link_connect_failed(association, link, code, refused, text.bytes);
     }
-    nvme_link_put_down(association, link);
+    nvme_link_connect_end(association, link);
     (void)pthread_mutex_unlock(&association->lock);
 }
 
 /*
- * The link to connect now, in hand; NULL when there is none, *next_ns being when there may be one.
- * With the lock held.
+ * Returns the link to connect now, marked as connecting. If there is none, returns NULL and lowers
+ * *next_ns to the time of the next attempt. With the lock held.
  */
 static struct nvme_link *next_link(struct nvme_association *association, uint64_t *next_ns)
 {
     uint64_t now = monotonic_ns();
     for (struct nvme_link *link = association->links; link != NULL; link = link->next) {
-        if (!link->wanted || link->code < 0) {
+        if (!link->needs_connection || link->code < 0) {
             continue;
         }
         if (link->retry_at_ns > now) {
@@ -394,13 +380,13 @@ static struct nvme_link *next_link(struct nvme_association *association, uint64_
             continue;
         }
         if (association->admin.queue_count_max == 0) {
-            link_lose(association, link, -ENOTSUP);
+            fail_link(association, link, -ENOTSUP);
         } else if (!choose_qid(association, link)) {
-            nvme_say(&association->error, "the target allows %u queue pairs at once",
-                     association->admin.queue_count_max);
-            link_lose(association, link, DLFS_E_LIMIT);
+            nvme_text_format(&association->error, "the target allows %u queue pairs at once",
+                             association->admin.queue_count_max);
+            fail_link(association, link, DLFS_E_LIMIT);
         } else {
-            link->in_hand = true;
+            link->connecting = true;
             return link;
         }
     }
@@ -409,25 +395,25 @@ static struct nvme_link *next_link(struct nvme_association *association, uint64_
 
 /* ---- serving --------------------------------------------------------------------------------- */
 
-/* Whether a command may be run again when nobody knows whether it was run. */
-static bool is_harmless(const struct nvme_request *request)
+/* Returns true if a command may be sent again although the controller may have executed it. */
+static bool is_idempotent(const struct nvme_admin_request *request)
 {
     uint8_t opcode = request->exchange.entry[0];
     return opcode == NVME_ADMIN_IDENTIFY || opcode == NVME_ADMIN_GET_LOG_PAGE ||
            opcode == NVME_ADMIN_GET_FEATURES;
 }
 
-static void run_request(struct nvme_association *association, struct nvme_request *request)
+static void run_request(struct nvme_association *association, struct nvme_admin_request *request)
 {
-    struct nvme_patience patience = patience_of(association, association->config.timeout_ms);
+    struct nvme_deadline deadline = deadline_in_ms(association, association->config.timeout_ms);
     struct nvme_text text;
     int code =
-        nvme_connection_run(association->admin.connection, &request->exchange, &patience, &text);
+        nvme_connection_run(association->admin.connection, &request->exchange, &deadline, &text);
     (void)pthread_mutex_lock(&association->lock);
     if (code < 0 && code != DLFS_E_CLOSED) {
-        nvme_fail(association, code, text.bytes);
+        nvme_fail_generation(association, code, text.bytes);
     }
-    if (code < 0 && code != DLFS_E_CLOSED && is_harmless(request) && !request->late) {
+    if (code < 0 && code != DLFS_E_CLOSED && is_idempotent(request) && !request->no_retry) {
         request->state = NVME_REQUEST_WAITING;
         request->next = association->requests;
         association->requests = request;
@@ -441,17 +427,18 @@ static void run_request(struct nvme_association *association, struct nvme_reques
 
 static void keep_alive(struct nvme_association *association)
 {
-    struct nvme_patience patience = patience_of(association, association->config.timeout_ms);
+    struct nvme_deadline deadline = deadline_in_ms(association, association->config.timeout_ms);
     struct nvme_text text;
-    int code = nvme_controller_keep_alive(&association->admin, &patience, &text);
+    int code = nvme_controller_keep_alive(&association->admin, &deadline, &text);
     association->keep_alive_ns = monotonic_ns();
     if (code < 0 && code != DLFS_E_CLOSED) {
         fail_locked(association, code == DLFS_E_TIMEOUT ? code : DLFS_E_LOST, text.bytes);
     }
 }
 
-/* The admin connection is readable although nothing was asked: it ended, or it is confused. */
-static void hear(struct nvme_association *association)
+/* Checks the admin connection, which is idle: if it is readable, it was closed or the target broke
+ * the protocol. */
+static void check_admin_socket(struct nvme_association *association)
 {
     uint8_t byte;
     ssize_t got = recv(association->admin.connection->descriptor, &byte, 1, MSG_PEEK);
@@ -467,26 +454,27 @@ static void hear(struct nvme_association *association)
 static uint64_t keep_alive_due_ns(const struct nvme_association *association)
 {
     const struct nvme_config *config = &association->config;
-    /* Half of what the controller allows, so that one late message is not the end. */
-    uint64_t period_ns = config->keepalive_ms * NANOSECONDS_PER_MS / 2;
+    /* Half of the timeout, so that one late keep-alive does not end the controller. */
+    uint64_t period_ns = config->keepalive_ms * NVME_NANOSECONDS_PER_MS / 2;
     return period_ns > 0 ? association->keep_alive_ns + period_ns : UINT64_MAX;
 }
 
-/* One thing at a time, what fails first. */
-static void serve(struct nvme_association *association)
+/* Does the next thing: handles a failure, else sends a due keep-alive, else runs an admin command,
+ * else connects a link, else sleeps. */
+static void serve_one(struct nvme_association *association)
 {
     uint64_t until_ns = keep_alive_due_ns(association);
     bool due = monotonic_ns() >= until_ns;
     struct nvme_link *link = NULL;
     (void)pthread_mutex_lock(&association->lock);
     if (association->failure < 0) {
-        drop(association);
+        end_generation(association);
         (void)pthread_mutex_unlock(&association->lock);
         return;
     }
-    struct nvme_request *request = due ? NULL : association->requests;
+    struct nvme_admin_request *request = due ? NULL : association->requests;
     if (due) {
-        /* Before all else. */
+        /* The keep-alive comes before requests and links. */
     } else if (request != NULL) {
         association->requests = request->next;
         request->state = NVME_REQUEST_RUNNING;
@@ -502,11 +490,11 @@ static void serve(struct nvme_association *association)
         link_connect(association, link);
     } else {
         sleep_until(association, association->admin.connection->descriptor, until_ns);
-        hear(association);
+        check_admin_socket(association);
     }
 }
 
-void *nvme_thread_main(void *argument)
+static void *thread_main(void *argument)
 {
     struct nvme_association *association = argument;
     while (!atomic_load(&association->stop)) {
@@ -514,19 +502,37 @@ void *nvme_thread_main(void *argument)
         enum nvme_state state = association->state;
         (void)pthread_mutex_unlock(&association->lock);
         if (state == NVME_READY) {
-            serve(association);
+            serve_one(association);
         } else if (state == NVME_CONNECTING) {
-            restore(association);
+            reconnect(association);
         } else {
             sleep_until(association, -1, UINT64_MAX);
         }
     }
     if (association->admin.connection != NULL) {
-        /* The stop must not cut the goodbye short. */
+        /* The shutdown has a stop flag of its own: the thread's is set already. */
         atomic_bool never = false;
-        struct nvme_patience patience = patience_of(association, GOODBYE_MS);
-        patience.stop = &never;
-        nvme_controller_shut_down(&association->admin, &patience);
+        struct nvme_deadline deadline = deadline_in_ms(association, SHUTDOWN_MS);
+        deadline.stop = &never;
+        nvme_controller_shut_down(&association->admin, &deadline);
     }
     return NULL;
+}
+
+int nvme_association_start(struct nvme_association *association, bool single_round)
+{
+    association->single_round = single_round;
+    association->disconnected_ns = monotonic_ns();
+    int code = thread_start(&association->thread, NULL, thread_main, association);
+    (void)pthread_mutex_lock(&association->lock);
+    association->thread_started = code == 0;
+    if (code < 0) {
+        association->state = NVME_LOST;
+        association->lost_code = code;
+        association->lost_ns = UINT64_MAX; /* never tried again: there is no thread to do it */
+        nvme_text_format(&association->error, "start a thread: %s", strerrordesc_np(-code));
+        (void)pthread_cond_broadcast(&association->changed);
+    }
+    (void)pthread_mutex_unlock(&association->lock);
+    return code;
 }

@@ -1,26 +1,26 @@
-/* See nvme/writes.h. */
+/* Flushes, leases and repeated writes of both NVMe initiators; see nvme/writes.h. */
 #include "nvme/writes.h"
-#include "platform/clock.h"
 
 #include <errno.h>
 
 #include "dlfs/dlfs.h"
+#include "platform/clock.h"
 
-/* Added to the keep-alive timeout of a controller that does not report how fast it quiesces. */
+/* Added to the keep-alive timeout of a controller that reports no Command Quiesce Time. */
 #define QUIESCE_MARGIN_MS 1000u
 
 /* ---- flush ----------------------------------------------------------------------------------- */
 
 void nvme_durability_init(struct nvme_durability *durability)
 {
-    (void)pthread_mutex_init(&durability->turn, NULL);
+    (void)pthread_mutex_init(&durability->flush_lock, NULL);
     atomic_init(&durability->unflushed, UINT64_MAX);
     atomic_init(&durability->losses, 0);
 }
 
 void nvme_durability_destroy(struct nvme_durability *durability)
 {
-    (void)pthread_mutex_destroy(&durability->turn);
+    (void)pthread_mutex_destroy(&durability->flush_lock);
 }
 
 void nvme_durability_note(struct nvme_durability *durability, uint64_t generation)
@@ -32,9 +32,10 @@ void nvme_durability_note(struct nvme_durability *durability, uint64_t generatio
 }
 
 /*
- * A write that has completed is in peril until a flush that began later has succeeded on the same
- * controller. When the flush was answered by a younger one that has a volatile cache, the write may
- * be gone, and so may the writes of every flush that was waiting its turn while this was reported.
+ * A completed write may be lost until a flush that began later has succeeded on the same
+ * controller. If a controller of a later generation answers the flush and has a volatile cache, the
+ * write may be gone. So may the writes of every flush that waited for flush_lock meanwhile: losses
+ * then differs from the value that they read before.
  */
 static int flush_locked(struct nvme_durability *durability, uint64_t losses,
                         nvme_flush_command command, void *argument)
@@ -57,9 +58,9 @@ int nvme_durability_flush(struct nvme_durability *durability, nvme_flush_command
                           void *argument)
 {
     uint64_t losses = atomic_load(&durability->losses);
-    (void)pthread_mutex_lock(&durability->turn);
+    (void)pthread_mutex_lock(&durability->flush_lock);
     int code = flush_locked(durability, losses, command, argument);
-    (void)pthread_mutex_unlock(&durability->turn);
+    (void)pthread_mutex_unlock(&durability->flush_lock);
     return code;
 }
 
@@ -100,7 +101,7 @@ uint64_t nvme_quiesce_ms(uint32_t reported_ms, uint32_t keepalive_ms, uint32_t g
     return (keepalive_ms + step_ms - 1) / step_ms * step_ms + QUIESCE_MARGIN_MS;
 }
 
-int nvme_write_fate(int code, uint64_t left_ns, uint64_t quiesce_ns)
+int nvme_unanswered_write_code(int code, uint64_t left_ns, uint64_t quiesce_ns)
 {
     if (code == DLFS_E_TIMEOUT || code == -EKEYEXPIRED) {
         return code;

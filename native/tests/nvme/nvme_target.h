@@ -118,7 +118,7 @@ static inline uint32_t peer_header(struct peer *peer, uint8_t *bytes)
     if (!peer_read(peer, bytes, 8)) {
         return 0;
     }
-    CHECK(bytes[2] == NVME_COMMAND_BYTES || bytes[2] == NVME_ANSWER_BYTES);
+    CHECK(bytes[2] == NVME_COMMAND_BYTES || bytes[2] == NVME_PDU_HEADER_BYTES);
     if (!peer_read(peer, bytes + 8, bytes[2] - 8u)) {
         return 0;
     }

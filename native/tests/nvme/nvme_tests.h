@@ -22,13 +22,13 @@ static inline uint32_t finish_header(const struct nvme_terms *terms, uint8_t *ou
     bool digest = terms->header_digest && type != NVME_PDU_C2H_TERMINATE;
     out[0] = type;
     out[1] = (uint8_t)(flags | (digest ? NVME_PDU_HEADER_DIGEST : 0));
-    out[2] = NVME_ANSWER_BYTES;
+    out[2] = NVME_PDU_HEADER_BYTES;
     out[3] = start;
     nvme_put32(out + 4, total);
     if (digest) {
-        nvme_put32(out + NVME_ANSWER_BYTES, dlfs_crc32c(0, out, NVME_ANSWER_BYTES));
+        nvme_put32(out + NVME_PDU_HEADER_BYTES, dlfs_crc32c(0, out, NVME_PDU_HEADER_BYTES));
     }
-    return NVME_ANSWER_BYTES + (digest ? NVME_DIGEST_BYTES : 0);
+    return NVME_PDU_HEADER_BYTES + (digest ? NVME_DIGEST_BYTES : 0);
 }
 
 /* A whole C2HData with padding_bytes before its data: its length. */
@@ -36,7 +36,7 @@ static inline uint32_t make_data(const struct nvme_terms *terms, uint8_t *out, u
                                  uint32_t offset, const uint8_t *data, uint32_t bytes,
                                  uint8_t flags, uint32_t padding_bytes)
 {
-    uint32_t head = NVME_ANSWER_BYTES + (terms->header_digest ? NVME_DIGEST_BYTES : 0);
+    uint32_t head = NVME_PDU_HEADER_BYTES + (terms->header_digest ? NVME_DIGEST_BYTES : 0);
     uint32_t start = head + padding_bytes;
     uint32_t total = start + bytes + (terms->data_digest ? NVME_DIGEST_BYTES : 0);
     memset(out, 0, start);
@@ -55,7 +55,7 @@ static inline uint32_t make_data(const struct nvme_terms *terms, uint8_t *out, u
 static inline uint32_t make_response(const struct nvme_terms *terms, uint8_t *out, uint16_t cid,
                                      uint16_t status, uint64_t value)
 {
-    uint32_t total = NVME_ANSWER_BYTES + (terms->header_digest ? NVME_DIGEST_BYTES : 0);
+    uint32_t total = NVME_PDU_HEADER_BYTES + (terms->header_digest ? NVME_DIGEST_BYTES : 0);
     memset(out, 0, total);
     nvme_put64(out + 8, value);
     nvme_put16(out + 20, cid);
@@ -66,7 +66,7 @@ static inline uint32_t make_response(const struct nvme_terms *terms, uint8_t *ou
 static inline uint32_t make_r2t(const struct nvme_terms *terms, uint8_t *out, uint16_t cid,
                                 uint16_t tag, uint32_t offset, uint32_t bytes)
 {
-    uint32_t total = NVME_ANSWER_BYTES + (terms->header_digest ? NVME_DIGEST_BYTES : 0);
+    uint32_t total = NVME_PDU_HEADER_BYTES + (terms->header_digest ? NVME_DIGEST_BYTES : 0);
     memset(out, 0, total);
     nvme_put16(out + 8, cid);
     nvme_put16(out + 10, tag);

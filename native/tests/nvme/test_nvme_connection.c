@@ -20,7 +20,7 @@ struct pair {
     int peer;
     int wake;
     atomic_bool stop;
-    struct nvme_patience patience;
+    struct nvme_deadline deadline;
 };
 
 static void pair_make(struct pair *pair, const struct nvme_terms *terms)
@@ -38,8 +38,8 @@ static void pair_make(struct pair *pair, const struct nvme_terms *terms)
     pair->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     CHECK(pair->wake >= 0);
     atomic_init(&pair->stop, true); /* a command ends as soon as it would wait */
-    pair->patience =
-        (struct nvme_patience){.until_ns = UINT64_MAX, .wake = pair->wake, .stop = &pair->stop};
+    pair->deadline =
+        (struct nvme_deadline){.until_ns = UINT64_MAX, .wake = pair->wake, .stop = &pair->stop};
 }
 
 static void test_late_data_goes_nowhere(const struct nvme_terms *terms)
@@ -48,17 +48,17 @@ static void test_late_data_goes_nowhere(const struct nvme_terms *terms)
     pair_make(&pair, terms);
     uint8_t *page = calloc(1, PAGE);
     uint8_t *pdu = malloc(2 * (size_t)PAGE);
-    uint8_t *answer = malloc(2 * (size_t)PAGE);
-    CHECK(page != NULL && pdu != NULL && answer != NULL);
-    memset(answer, 0xAB, PAGE);
-    uint32_t length = make_data(terms, pdu, 1, 0, answer, PAGE, NVME_PDU_LAST, 0);
+    uint8_t *cqe = malloc(2 * (size_t)PAGE);
+    CHECK(page != NULL && pdu != NULL && cqe != NULL);
+    memset(cqe, 0xAB, PAGE);
+    uint32_t length = make_data(terms, pdu, 1, 0, cqe, PAGE, NVME_PDU_LAST, 0);
     struct nvme_exchange identify = {.entry = {NVME_ADMIN_IDENTIFY},
                                      .data = page,
                                      .data_bytes = PAGE,
                                      .direction = DLFS_NVME_DATA_IN};
     struct nvme_text text;
     CHECK_EQ(send(pair.peer, pdu, length / 2, 0), length / 2);
-    CHECK_EQ(nvme_connection_run(pair.connection, &identify, &pair.patience, &text), DLFS_E_CLOSED);
+    CHECK_EQ(nvme_connection_run(pair.connection, &identify, &pair.deadline, &text), DLFS_E_CLOSED);
     CHECK_EQ(page[1024], 0xAB);
     free(page); /* as its caller does now: the sanitizers watch it */
     CHECK_EQ(send(pair.peer, pdu + length / 2, length - length / 2, 0), length - length / 2);
@@ -69,23 +69,23 @@ static void test_late_data_goes_nowhere(const struct nvme_terms *terms)
                                  .data = &own,
                                  .data_bytes = sizeof own,
                                  .direction = DLFS_NVME_DATA_IN};
-    CHECK_EQ(nvme_connection_run(pair.connection, &next, &pair.patience, &text), DLFS_E_LOST);
+    CHECK_EQ(nvme_connection_run(pair.connection, &next, &pair.deadline, &text), DLFS_E_LOST);
     CHECK(strstr(text.bytes, "given up") != NULL);
     CHECK_EQ(own, 0);
     struct nvme_admin admin = {.connection = pair.connection};
-    nvme_controller_shut_down(&admin, &pair.patience);
+    nvme_controller_shut_down(&admin, &pair.deadline);
     CHECK(admin.connection == NULL);
 
     /* The peer saw the first command and the end. */
     uint32_t seen = 0;
     ssize_t got;
-    while ((got = recv(pair.peer, answer, 2 * (size_t)PAGE, 0)) > 0) {
+    while ((got = recv(pair.peer, cqe, 2 * (size_t)PAGE, 0)) > 0) {
         seen += (uint32_t)got;
     }
     CHECK(got == 0 || errno == ECONNRESET);
     CHECK_EQ(seen, NVME_COMMAND_BYTES + (terms->header_digest ? NVME_DIGEST_BYTES : 0));
     free(pdu);
-    free(answer);
+    free(cqe);
     (void)close(pair.peer);
     (void)close(pair.wake);
 }

@@ -10,7 +10,7 @@
 
 #include "asleep.h"
 #include "check.h"
-#include "nvme/queue.h"
+#include "nvme/recovery.h"
 
 static struct nvme_association *make_association(void)
 {
@@ -35,7 +35,7 @@ static void *read_news(void *argument)
 {
     struct reader *reader = argument;
     atomic_store(&reader->id, gettid());
-    (void)nvme_link_news(reader->association, reader->association->links, 0);
+    (void)nvme_link_take_update(reader->association, reader->association->links, 0);
     return NULL;
 }
 
@@ -79,19 +79,19 @@ static struct nvme_connection *make_connection(int *other)
 static void test_a_write_starts_again_from_its_beginning(void)
 {
     struct nvme_operation operation = {.kind = DLFS_OP_WRITE, .length_bytes = 8192};
-    struct nvme_slot slot = {.busy = false};
+    struct nvme_command command = {.in_flight = false};
     struct nvme_queue *queue = calloc(1, sizeof *queue);
     int other;
     CHECK(queue != NULL);
     queue->association = make_association();
     queue->connection = make_connection(&other);
     queue->operations = &operation;
-    queue->slots = &slot;
-    queue->slot_count = 1;
+    queue->commands = &command;
+    queue->command_count = 1;
     queue->epoll = -1;
     nvme_list_clear(&queue->waiting);
-    nvme_list_clear(&queue->held);
-    nvme_wait_again(queue, 0);
+    nvme_list_clear(&queue->delayed);
+    nvme_operation_enqueue(queue, 0);
     operation.issued_bytes = 4096;
     nvme_queue_fail(queue, DLFS_E_LOST, "a test");
     CHECK(queue->connection == NULL);

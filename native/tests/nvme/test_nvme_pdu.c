@@ -159,9 +159,9 @@ static void test_right_ones(const struct nvme_terms *terms)
     check_pieces(terms, bytes, head);
     CHECK_EQ(pdu.type, NVME_PDU_RESPONSE);
     CHECK_EQ(pdu.cid, 0xBEEF);
-    CHECK_EQ(pdu.answer.cid, 0xBEEF);
-    CHECK_EQ(pdu.answer.status, 0x4281);
-    CHECK(pdu.answer.value == UINT64_C(0x1122334455667788));
+    CHECK_EQ(pdu.cqe.cid, 0xBEEF);
+    CHECK_EQ(pdu.cqe.status, 0x4281);
+    CHECK(pdu.cqe.value == UINT64_C(0x1122334455667788));
     CHECK_EQ(make_r2t(terms, bytes, 7, 0, 4096, 65536), head);
     check_pieces(terms, bytes, head);
     CHECK_EQ(pdu.type, NVME_PDU_R2T);

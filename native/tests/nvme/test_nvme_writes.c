@@ -148,11 +148,11 @@ static void test_how_long_a_controller_takes_to_quiesce(void)
 
 static void test_which_writes_start_again(void)
 {
-    CHECK_EQ(nvme_write_fate(DLFS_E_LOST, 100, 99), 0);
-    CHECK_EQ(nvme_write_fate(DLFS_E_LOST, 100, 100), DLFS_E_LOST);
-    CHECK_EQ(nvme_write_fate(DLFS_E_DIGEST, 100, 0), DLFS_E_LOST);
-    CHECK_EQ(nvme_write_fate(DLFS_E_TIMEOUT, 100, 1), DLFS_E_TIMEOUT);
-    CHECK_EQ(nvme_write_fate(-EKEYEXPIRED, 100, 1), -EKEYEXPIRED);
+    CHECK_EQ(nvme_unanswered_write_code(DLFS_E_LOST, 100, 99), 0);
+    CHECK_EQ(nvme_unanswered_write_code(DLFS_E_LOST, 100, 100), DLFS_E_LOST);
+    CHECK_EQ(nvme_unanswered_write_code(DLFS_E_DIGEST, 100, 0), DLFS_E_LOST);
+    CHECK_EQ(nvme_unanswered_write_code(DLFS_E_TIMEOUT, 100, 1), DLFS_E_TIMEOUT);
+    CHECK_EQ(nvme_unanswered_write_code(-EKEYEXPIRED, 100, 1), -EKEYEXPIRED);
 }
 
 int main(void)
