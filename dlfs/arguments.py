@@ -67,6 +67,15 @@ def check_choice(
     raise UsageError(f"{action}: expected {option} {expected}, got {show_value(value)}{hint}")
 
 
+def check_on_error(on_error: object) -> None:
+    """Refuse an unknown policy for samples that cannot be read.
+
+    Raises:
+        UsageError: it is none of ``ON_ERROR``.
+    """
+    check_choice(on_error, ON_ERROR, option="on_error", action="read samples")
+
+
 def check_integer(
     value: SupportsIndex, low: int, high: int | None = None, *, option: str, action: str
 ) -> int:

@@ -23,14 +23,14 @@ from dlfs.arguments import OnError, ReadPlan, Shuffle, as_integer
 from dlfs.attributes import AttributeTable
 from dlfs.connection import Connection, DatasetIdentity, DatasetSession, find_record
 from dlfs.directory import Entry, FrozenDirectory, as_array, find_outside, near_paths
+from dlfs.epoch_options import WINDOW_CHUNKS, EpochOptions
 from dlfs.errors import ClosedError, DlfsError, NotFoundError, UsageError
 from dlfs.forks import OwnerProcess
 from dlfs.format.catalog import DatasetRecord
 from dlfs.format.geometry import DataSpace
 from dlfs.format.paths import PathLike
 from dlfs.reader import Batch, ColumnAccess, Epoch, read_into, read_pieces
-from dlfs.selection import Selection, select
-from dlfs.sequence import WINDOW_CHUNKS, EpochState
+from dlfs.selection import select
 from dlfs.sequence import Sequence as EpochSequence
 from dlfs.store.info import DatasetInfo, describe_dataset
 from dlfs.wording import quote, show_value
@@ -398,23 +398,41 @@ class Dataset(ColumnAccess):
         Raises:
             UsageError: an argument is out of range.
         """
-        state = EpochState(str(self.uuid), shuffle, seed, epoch, window_chunks, position=0)
-        selection = self._select(shuffle, where, weights, draws, order)
+        return self.start_epoch(
+            EpochOptions(
+                batch_size=batch_size,
+                seed=seed,
+                epoch=epoch,
+                rank=rank,
+                world_size=world_size,
+                worker=worker,
+                workers=workers,
+                shuffle=shuffle,
+                window_chunks=window_chunks,
+                where=where,
+                weights=weights,
+                draws=draws,
+                order=order,
+                drop_last=drop_last,
+                on_error=on_error,
+                plan=plan,
+            )
+        )
+
+    def start_epoch(self, options: EpochOptions) -> Epoch:
+        """Return the batches of an epoch, as ``batches``; for callers that keep the options.
+
+        Raises:
+            UsageError: ``where``, ``weights``, ``draws`` or ``order`` do not fit the dataset.
+        """
         return Epoch(
             lambda: self._opened().reader,
-            state,
+            options,
             dataset=self.name,
+            dataset_uuid=self.uuid,
             sample_count=len(self),
+            selection=select(self.directory, self.column, options),
             explain_other=self._explain_other,
-            batch_size=batch_size,
-            rank=rank,
-            world_size=world_size,
-            worker=worker,
-            workers=workers,
-            drop_last=drop_last,
-            on_error=on_error,
-            plan=plan,
-            selection=selection,
         )
 
     def _explain_other(self, uuid: str) -> UsageError:
@@ -445,24 +463,6 @@ class Dataset(ColumnAccess):
         except (DlfsError, ValueError):
             return None
 
-    def _select(
-        self,
-        shuffle: Shuffle | None,
-        where: ArrayLike | None,
-        weights: str | ArrayLike | None,
-        draws: int | None,
-        order: ArrayLike | None,
-    ) -> Selection | None:
-        return select(
-            self.directory,
-            self.column,
-            shuffle=shuffle,
-            where=where,
-            weights=weights,
-            draws=draws,
-            order=order,
-        )
-
     def sequence(
         self,
         *,
@@ -490,15 +490,31 @@ class Dataset(ColumnAccess):
         Raises:
             UsageError: an argument is out of range.
         """
+        return self.order_epoch(
+            EpochOptions(
+                shuffle=shuffle,
+                seed=seed,
+                epoch=epoch,
+                window_chunks=window_chunks,
+                where=where,
+                weights=weights,
+                draws=draws,
+                order=order,
+            )
+        )
+
+    def order_epoch(self, options: EpochOptions) -> EpochSequence:
+        """Return the order of an epoch, as ``sequence``; for callers that keep the options.
+
+        Raises:
+            UsageError: ``where``, ``weights``, ``draws`` or ``order`` do not fit the dataset.
+        """
         reader = self._opened().reader
         return EpochSequence(
             reader.directory,
+            options,
             chunk_bytes=reader.chunk_bytes,
-            shuffle=shuffle,
-            seed=seed,
-            epoch=epoch,
-            window_chunks=window_chunks,
-            selection=self._select(shuffle, where, weights, draws, order),
+            selection=select(self.directory, self.column, options),
         )
 
     # ---- paths and indices -----------------------------------------------------------------------

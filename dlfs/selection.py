@@ -21,8 +21,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dlfs.arguments import Shuffle, check_integer
+from dlfs.arguments import check_integer
 from dlfs.directory import FrozenDirectory, as_array, check_indices
+from dlfs.epoch_options import EpochOptions
 from dlfs.errors import UsageError
 
 DRAWS_MAX = (1 << 62) - 1
@@ -65,33 +66,27 @@ class Selection:
 def select(
     directory: FrozenDirectory,
     column: Callable[[str], NDArray[Any]],
-    *,
-    shuffle: Shuffle | None = "global",
-    where: ArrayLike | None = None,
-    weights: str | ArrayLike | None = None,
-    draws: int | None = None,
-    order: ArrayLike | None = None,
+    options: EpochOptions,
 ) -> Selection | None:
-    """Make a selection of what users say.
+    """Make the selection that the options of an epoch describe.
 
     Args:
-        directory: of the dataset.
-        column: gives a column of attributes.
-        shuffle: ``global``, or None: a selection in storage order.
-        where: the samples to take: ``bool[n_samples]``, or indices; each is taken once.
-        weights: of the samples, ``[n_samples]`` or the name of a column; with ``where``, those of
-            the others do not count.
-        draws: samples of a weighted epoch; by default as many as there are to draw from.
-        order: indices to go by as they stand; nothing else can be said beside it.
+        directory: sample directory of the dataset.
+        column: returns a column of attributes by its name.
+        options: ``where``, ``weights``, ``draws``, ``order`` and ``shuffle`` are used.
 
     Returns:
         The selection; None for all samples.
 
     Raises:
-        UsageError: these do not go together, or are out of range.
+        UsageError: the options exclude each other, or are out of range.
         NotFoundError: there is no such column.
         DlfsError: the column cannot be read.
     """
+    if not options.has_choice:
+        return None
+    where, weights, draws, order = options.where, options.weights, options.draws, options.order
+    shuffle = options.shuffle
     count = len(directory)
     if order is not None:
         if where is not None or weights is not None or draws is not None:
@@ -101,8 +96,6 @@ def select(
         return Selection("list", _indices(order, count, "order"))
     if draws is not None and weights is None:
         raise UsageError("order an epoch: expected weights with draws, got none")
-    if where is None and weights is None:
-        return None
     if shuffle == "chunk" or (shuffle is None and weights is not None):
         raise UsageError(
             f"order an epoch: expected shuffle 'global' for chosen samples"

@@ -19,8 +19,8 @@ from bench.contestants.service import serve_volume
 from bench.datasets import DATASET, volume_bytes
 from bench.peers.files import FilesReader, write_listing
 from bench.peers.peer import GLOBAL, IndexedSamples, Reader, Samples, Source
+from dlfs.epoch_options import WINDOW_CHUNKS
 from dlfs.extras import DISTRIBUTION
-from dlfs.sequence import WINDOW_CHUNKS
 from dlfs.units import MIB
 
 DEPTH = 128

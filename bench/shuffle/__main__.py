@@ -21,7 +21,7 @@ from bench.shuffle import cost, report, training
 from bench.shuffle.measures import Quality, batches_of, class_variance, measure, sorted_labels
 from bench.shuffle.orders import Buffered, Order, Shuffled, Stored
 from bench.shuffle.report import Findings
-from dlfs.sequence import WINDOW_CHUNKS
+from dlfs.epoch_options import WINDOW_CHUNKS
 
 RESULTS = Path(__file__).parents[1] / "results"
 

@@ -14,7 +14,9 @@ from uuid import UUID
 import numpy as np
 from numpy.typing import NDArray
 
+from dlfs.arguments import Shuffle
 from dlfs.directory import DirectoryBuilder, FrozenDirectory
+from dlfs.epoch_options import EpochOptions
 from dlfs.sequence import Sequence
 
 SAMPLE_BYTES = 4096
@@ -72,7 +74,7 @@ class Shuffled:
         window_chunks: of ``chunk``.
     """
 
-    shuffle: str | None
+    shuffle: Shuffle | None
     window_chunks: int = 1
 
     @property
@@ -84,14 +86,11 @@ class Shuffled:
 
     def places(self, stored: Stored, *, seed: int, epoch: int) -> NDArray[np.int64]:
         """One epoch; an index is a place here, since paths rise as addresses do."""
-        sequence = Sequence(
-            stored.directory,
-            chunk_bytes=stored.per_chunk * SAMPLE_BYTES,
-            shuffle=self.shuffle,
-            seed=seed,
-            epoch=epoch,
-            window_chunks=self.window_chunks,
+        options = EpochOptions(
+            shuffle=self.shuffle, seed=seed, epoch=epoch, window_chunks=self.window_chunks
         )
+        chunk_bytes = stored.per_chunk * SAMPLE_BYTES
+        sequence = Sequence(stored.directory, options, chunk_bytes=chunk_bytes)
         return sequence.indices().astype(np.int64)
 
 

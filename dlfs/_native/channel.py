@@ -36,6 +36,7 @@ from dlfs._native.reader import (
     PLANS,
     WAIT_MS,
     NativeSequence,
+    StreamOptions,
     copy_sample,
     member_counters,
     start_of,
@@ -321,24 +322,13 @@ class ClientReader(Collected):
     def stream(
         self,
         sequence: NativeSequence,
-        *,
-        first: int,
-        stride: int,
-        count: int,
-        group: int = 0,
-        group_stride: int = 0,
-        plan: str = "auto",
+        options: StreamOptions,
     ) -> ClientStream:
         """As ``NativeReader.stream``."""
         return ClientStream(
             self,
             sequence,
-            first=first,
-            stride=stride,
-            count=count,
-            group=group,
-            group_stride=group_stride,
-            plan=plan,
+            options,
         )
 
     def take_channel(self) -> ClientChannel:
@@ -385,8 +375,7 @@ class ClientStream(Collected):
         sequence: over the client's own copy of the dataset's directory; the service makes one of
             the same parameters over its own. Of one over chosen samples, the service is given
             this stream's indices, no more than the dataset has samples, or 2**20.
-        first: as are ``stride``, ``count``, ``group``, ``group_stride`` and ``plan``: see
-            ``NativeStream``.
+        options: positions of the consumer.
 
     Threads: one at a time.
     """
@@ -395,30 +384,16 @@ class ClientStream(Collected):
         self,
         reader: ClientReader,
         sequence: NativeSequence,
-        *,
-        first: int,
-        stride: int,
-        count: int,
-        group: int = 0,
-        group_stride: int = 0,
-        plan: str = "auto",
+        options: StreamOptions,
     ) -> None:
         self._reader = reader
         self._owner = OwnerProcess()
-        config = abi.StreamConfig(
-            sequence=sequence.handle,
-            first=first,
-            stride=stride,
-            count=count,
-            group=group,
-            group_stride=group_stride,
-            plan=PLANS[plan],
-        )
+        config = options.config(sequence)
         self._channel: ClientChannel | None = reader.take_channel()
         code = library().dlfs_client_stream_open(self._channel.handle, byref(config))
         if code < 0:
             self.close()
-        what = f"have {count} samples read ahead by {reader.service}"
+        what = f"have {options.count} samples read ahead by {reader.service}"
         if code == abi.E_LIMIT:
             most = channel_abi.CHANNEL_SAMPLES_MAX
             raise LimitError(

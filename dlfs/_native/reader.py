@@ -13,6 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from ctypes import POINTER, byref, c_int, c_uint8, c_uint64, c_void_p
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -302,24 +303,13 @@ class NativeReader(Collected):
     def stream(
         self,
         sequence: NativeSequence,
-        *,
-        first: int,
-        stride: int,
-        count: int,
-        group: int = 0,
-        group_stride: int = 0,
-        plan: str = "auto",
+        options: StreamOptions,
     ) -> NativeStream:
         """Start reading a part of a sequence ahead; see ``NativeStream``."""
         return NativeStream(
             self,
             sequence,
-            first=first,
-            stride=stride,
-            count=count,
-            group=group,
-            group_stride=group_stride,
-            plan=plan,
+            options,
         )
 
     def lost_members(self) -> int:
@@ -460,17 +450,46 @@ class NativeSequence(Collected):
             self.handle = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamOptions:
+    """The positions of a sequence that one consumer reads, and how they are read ahead.
+
+    Attributes:
+        first: position of the first sample.
+        stride: distance between two samples, in positions.
+        count: number of samples.
+        group: samples of a group; 0 if all samples are one group.
+        group_stride: distance between the first samples of two groups, in positions.
+        plan: how samples are read ahead: ``auto``, ``direct``, ``chunks`` or ``harvest``.
+    """
+
+    first: int
+    stride: int
+    count: int
+    group: int = 0
+    group_stride: int = 0
+    plan: str = "auto"
+
+    def config(self, sequence: NativeSequence) -> abi.StreamConfig:
+        """Return the ``dlfs_stream_config`` of a sequence, which must outlive the stream."""
+        return abi.StreamConfig(
+            sequence=sequence.handle,
+            first=self.first,
+            stride=self.stride,
+            count=self.count,
+            group=self.group,
+            group_stride=self.group_stride,
+            plan=PLANS[self.plan],
+        )
+
+
 class NativeStream(Collected):
     """A ``dlfs_stream``: a consumer's part of an epoch, read ahead by a native thread.
 
     Args:
-        first: position of its first sample.
-        stride: from one sample to the next.
-        count: of its samples.
-        group: samples, behind which it goes on at ``group_stride`` positions behind the first of
-            them; 0: all are one group.
-        group_stride: positions.
-        plan: how to read ahead.
+        reader: reader of the dataset; not closed before the stream.
+        sequence: order of the epoch.
+        options: positions of the consumer.
 
     Threads: one at a time.
     """
@@ -479,26 +498,12 @@ class NativeStream(Collected):
         self,
         reader: NativeReader,
         sequence: NativeSequence,
-        *,
-        first: int,
-        stride: int,
-        count: int,
-        group: int = 0,
-        group_stride: int = 0,
-        plan: str = "auto",
+        options: StreamOptions,
     ) -> None:
         self._reader = reader
         self._sequence = sequence
         self._owner = OwnerProcess()
-        config = abi.StreamConfig(
-            sequence=sequence.handle,
-            first=first,
-            stride=stride,
-            count=count,
-            group=group,
-            group_stride=group_stride,
-            plan=PLANS[plan],
-        )
+        config = options.config(sequence)
         handle = c_void_p()
         lent = reader.borrow()
         # Before the call: if a signal handler raises when it returns, the stream ends all the same.
@@ -506,7 +511,7 @@ class NativeStream(Collected):
         code = library().dlfs_stream_create(lent, byref(config), byref(handle))
         if code < 0:
             self.close()
-        check(code, f"read ahead {count} samples")
+        check(code, f"read ahead {options.count} samples")
 
     @property
     def plan(self) -> str:

@@ -1,28 +1,28 @@
-"""A dataset as a data source of Grain, for JAX and whatever else Grain feeds.
+"""A dataset as a data source of Grain, for JAX and other users of Grain.
 
-``Source`` is a ``RandomAccessDataSource``: a length, and elements by position, which are the
-samples' bytes or what ``decode`` makes of them::
+``Source`` is a ``RandomAccessDataSource``: it has a length and elements by position. An element is
+the bytes of a sample, or the value that ``decode`` makes of them::
 
     source = Source(dataset, decode=lambda index, sample: np.frombuffer(sample, np.uint8))
     data = grain.MapDataset.source(source).seed(7).shuffle().batch(256, batch_fn=np.stack)
 
-Grain mostly asks for one element at a time. A batch is one read of the dataset where its indices
-are batched, and then read::
+Grain usually asks for one element at a time. One read for each batch is faster. To get it, batch
+the indices and then read them::
 
     indices = grain.MapDataset.range(len(source)).seed(7).shuffle().batch(256)
     data = indices.map(source.__getitems__)
 
-A source may be of some samples only, or of samples in an order that is given: ``where`` and
-``order``. A weighted epoch is such an order, of as many draws as it has elements::
+``where``, ``weights`` and ``order`` choose samples as in ``Dataset.batches``. A weighted source has
+the draws of one epoch, in their order; the next epoch is another source::
 
-    draws = dataset.sequence(weights="weight", draws=10_000, seed=7, epoch=0).indices()
-    data = grain.MapDataset.source(Source(dataset, order=draws))
+    source = Source(dataset, weights="weight", draws=10_000, seed=7, epoch=0)
 
-Grain pickles a source for its worker processes: each opens the dataset for itself and shares the
-sample directory. Its checkpoints compare sources by ``repr``, which names the dataset's UUID and
-the samples chosen: a checkpoint of other samples is refused, wherever the volume is mounted.
+Grain pickles a source for its worker processes. Each process opens the dataset for itself and
+shares the sample directory. Grain's checkpoints compare sources by ``repr``, which names the UUID
+of the dataset and the chosen samples. A checkpoint of other samples is therefore refused, whatever
+the path of the volume. Grain itself divides positions between shards and resumes them.
 
-Nothing here needs Grain itself. Threads: any at once.
+This module does not import Grain. Threads: any at once.
 """
 
 from __future__ import annotations
@@ -34,30 +34,35 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 import dlfs
+from dlfs.epoch_options import EpochOptions
 
 T = TypeVar("T")
 
 
 def as_bytes(_index: int, sample: memoryview) -> bytes:
-    """The element that a sample is when nothing else is asked for: its bytes."""
+    """Return the bytes of a sample: the element of a source without ``decode``."""
     return bytes(sample)
 
 
 class Source(Generic[T]):
-    """The samples of a dataset by position: all of them by index, or those that were chosen.
+    """The samples of a dataset by position: all of them by index, or the chosen ones.
 
     Args:
-        dataset: that is read; it is not closed.
-        decode: makes an element of an index in the dataset and the bytes of that sample, which it
-            must not keep: they are lent. Picklable where Grain has worker processes.
-        where: ``bool[n_samples]`` or indices: the samples to take, each once, in index order.
-        order: indices, taken as they stand; one may stand in it more than once.
+        dataset: dataset to read from; it is not closed.
+        decode: makes an element from the index and the bytes of a sample. It must not keep the
+            bytes, whose memory is reused. It must be picklable if Grain has worker processes.
+        where: samples to take, each once, in index order, as ``bool[n_samples]`` or indices.
+        weights: weight of each sample, ``[n_samples]``, or the name of a column: samples are drawn
+            with replacement, in proportion to their weights.
+        draws: number of samples to draw by ``weights``; by default as many as there are to draw
+            from.
+        order: indices of the samples in their order; an index may occur more than once.
+        seed: seed of the draws.
+        epoch: epoch of the draws.
 
     Raises:
-        UsageError: both are given, or they are out of range.
-
-    Raises of what reads:
-        IndexError: there is no such position.
+        UsageError: an argument is out of range, or excludes another one.
+        IndexError: ``__getitem__``: there is no such position.
         DlfsError: as ``Dataset.read``.
     """
 
@@ -67,27 +72,36 @@ class Source(Generic[T]):
         decode: Callable[[int, memoryview], T] | None = None,
         *,
         where: ArrayLike | None = None,
+        weights: str | ArrayLike | None = None,
+        draws: int | None = None,
         order: ArrayLike | None = None,
+        seed: int = 0,
+        epoch: int = 0,
     ) -> None:
         self.dataset = dataset
         self._decode: Callable[[int, memoryview], Any] = decode or as_bytes
         self._order: NDArray[np.uint64] | None = None
-        self._named = ""
-        if where is not None or order is not None:
-            chosen = dataset.sequence(shuffle=None, where=where, order=order).indices()
-            self._order = np.sort(chosen) if order is None else chosen
-            state = dataset.batches(1, order=self._order).state()
-            self._named = f", selection {state['selection']}"
+        self._selection_text = ""
+        options = EpochOptions(
+            seed=seed, epoch=epoch, where=where, weights=weights, draws=draws, order=order
+        )
+        if options.has_choice:
+            chosen = dataset.order_epoch(options).indices()
+            in_index_order = order is None and weights is None
+            self._order = np.sort(chosen) if in_index_order else chosen
+            state = dataset.start_epoch(EpochOptions(order=self._order)).state()
+            self._selection_text = f", selection {state['selection']}"
 
     def __repr__(self) -> str:
         dataset = self.dataset
-        return f"Source({dataset.name!r} version {dataset.version}, {dataset.uuid}{self._named})"
+        selection = self._selection_text
+        return f"Source({dataset.name!r} version {dataset.version}, {dataset.uuid}{selection})"
 
     def __len__(self) -> int:
         return len(self.dataset) if self._order is None else len(self._order)
 
     def _index(self, position: SupportsIndex) -> int:
-        """The index in the dataset of an element; negative positions count from the end."""
+        """Return the sample index of an element; negative positions count from the end."""
         number = position.__index__()
         count = len(self)
         if not -count <= number < count:
@@ -100,9 +114,9 @@ class Source(Generic[T]):
         return element
 
     def __getitems__(self, indices: Sequence[SupportsIndex]) -> list[T]:
-        """Elements of one read, in the order asked for."""
+        """Read several elements by one call, in the order of the argument."""
         batch = self.dataset[[self._index(index) for index in indices]]
         found = batch.indices.tolist()
         return [self._decode(at, view) for at, view in zip(found, batch, strict=True)]
 
-    _getitems = __getitems__  # what Grain calls it
+    _getitems = __getitems__  # the name by which Grain calls it

@@ -1,38 +1,41 @@
-"""TensorFlow: an epoch as a ``tf.data.Dataset``, and records parsed where DLFS has read them.
+"""TensorFlow: an epoch as a ``tf.data.Dataset``, and a parser for ``tf.train.Example`` samples.
 
-``batches`` gives what DLFS reads ahead as a ``tf.data.Dataset``. TensorFlow takes the batches
-from a generator, one call for each, so a pipeline needs no ``shuffle`` and no ``batch`` of its own,
-and ``prefetch`` only for what its own steps cost::
+``batches`` returns a ``tf.data.Dataset`` of the batches that DLFS reads ahead. TensorFlow takes
+them from a generator, one call for each batch. A pipeline therefore needs no ``shuffle`` and no
+``batch``, and ``prefetch`` only for its own steps::
 
     data = batches(dataset, 256, dtype="uint8", shape=(28, 28), seed=7)
     model.fit(data.map(lambda index, images: (images, labels_of(index))), epochs=3)
 
-Each iteration is an epoch with an order of its own: the first one ``epoch``, then those behind it.
-Shapes and types are known to TensorFlow before anything is read. A sample that cannot be read ends
-the iteration with TensorFlow's error, in whose text DLFS's own stands, unless ``on_error`` says
-otherwise.
+Each iteration is one epoch with an order of its own: first ``epoch``, then the epochs after it.
+Shapes and types are known before anything is read. With ``with_state=True`` each batch carries the
+state of the epoch behind it; ``state`` resumes from it, at any world size. A sample that cannot be
+read ends the iteration with TensorFlow's error, which contains the text of DLFS's error, unless
+``on_error`` says otherwise.
 
-``example_parser`` is for loops that take DLFS's own batches: it parses the records of TFRecord
-files by one compiled call for each batch, most of it without the interpreter's lock, so that other
-threads go on. Where records are large this is much less work than a pipeline of ``tf.data``::
+``example_parser`` is for loops over DLFS's own batches. It parses the records of TFRecord files by
+one compiled call for each batch, which runs mostly without the interpreter's lock. For large
+records this takes much less time than a ``tf.data`` pipeline::
 
     parse = example_parser({"image": tf.io.FixedLenFeature([], tf.string)})
     for batch in dataset.batches(8, seed=7):
         with batch:
             images = parse(batch)["image"]
 
-Threads: TensorFlow's; each iterator is used by one at a time, a parser by any number.
+Threads: TensorFlow's. One thread at a time uses an iterator; any number use a parser.
 """
 
 from __future__ import annotations
 
-import itertools
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 import dlfs
+from dlfs.epoch_options import WINDOW_CHUNKS, EpochOptions, EpochState
 
 if TYPE_CHECKING:
     import tensorflow
@@ -50,76 +53,109 @@ def batches(
     rank: int = 0,
     world_size: int = 1,
     shuffle: dlfs.Shuffle | None = "global",
+    window_chunks: int = WINDOW_CHUNKS,
     where: ArrayLike | None = None,
     weights: str | ArrayLike | None = None,
     draws: int | None = None,
     order: ArrayLike | None = None,
     drop_last: bool = False,
     on_error: dlfs.OnError = "raise",
+    plan: dlfs.ReadPlan = "auto",
+    state: dict[str, Any] | None = None,
+    with_state: bool = False,
 ) -> tensorflow.data.Dataset:
-    """One rank's batches of an epoch.
+    """Return one rank's batches of an epoch.
 
     Args:
-        dataset: that is read; it must stay open while it is iterated.
-        batch_size: samples in a batch, 1 and up; the last one may be smaller.
-        dtype: of the elements of a sample; by default a sample is one byte string.
-        shape: of a sample with a dtype.
-        seed: of the order.
-        epoch: of the first iteration; each one after it is the next epoch.
-        rank: 0..world_size-1.
-        world_size: ranks that share the epoch's samples.
-        shuffle: ``global``, ``chunk`` or None, as ``Dataset.batches`` has it.
-        where: ``bool[n_samples]`` or indices: the samples to take, each once.
-        weights: ``[n_samples]`` or the name of a column: draw with replacement, in proportion.
-        draws: samples of a weighted epoch; as many as there are to draw from by default.
-        order: indices, taken as they stand in every epoch, such as ``range(len(dataset))``.
-        drop_last: leave out a last batch that is not full: all are of one shape.
-        on_error: ``raise``, ``skip`` or ``replace``.
+        dataset: dataset to read from; it must stay open during iterations.
+        batch_size: samples in a batch, >= 1; the last batch may be smaller.
+        dtype: element type of a sample; by default a sample is one byte string.
+        shape: shape of a sample with a dtype.
+        seed: seed of the order.
+        epoch: epoch of the first iteration; each later iteration is the next epoch.
+        rank: rank of this process, 0..world_size-1.
+        world_size: number of ranks that share the epoch's samples.
+        shuffle: ``global``, ``chunk`` or None; see ``Dataset.batches``.
+        window_chunks: chunks that ``chunk`` shuffle mixes at a time.
+        where: samples to take, each once, as ``bool[n_samples]`` or indices.
+        weights: weight of each sample, ``[n_samples]``, or the name of a column: samples are drawn
+            with replacement, in proportion.
+        draws: samples of a weighted epoch; by default as many as there are to draw from.
+        order: indices of every epoch's samples in their order, such as ``range(len(dataset))``.
+        drop_last: leave out a last global batch that is not full, so that all have one shape.
+        on_error: ``raise``, ``skip`` or ``replace`` samples that cannot be read.
+        plan: how samples are read ahead; see ``Dataset.batches``.
+        state: state to resume from: the first iteration gives the batches behind it. It replaces
+            ``seed``, ``epoch``, ``shuffle`` and ``window_chunks``.
+        with_state: give the state behind each batch as a third component, a scalar string of JSON:
+            ``json.loads(value.numpy())`` is a ``state``.
 
     Returns:
         Pairs of the samples' indices, ``int64[n]``, and the samples, ``dtype[n, *shape]`` or
-        ``string[n]``.
+        ``string[n]``; with the state if asked for.
 
     Raises:
-        UsageError: TensorFlow is not installed, or an argument is out of range.
+        UsageError: TensorFlow is not installed, an argument is out of range, or the state is of
+            another dataset or selection.
     """
     tf = _load("read with tf.data")
-    epochs = itertools.count(epoch)
-    # Copies: every epoch is of the samples that were chosen now.
-    chosen, ordered = (None if one is None else np.array(one) for one in (where, order))
-    weighted = weights if weights is None or isinstance(weights, str) else np.array(weights)
+    options = EpochOptions(
+        batch_size=batch_size,
+        seed=seed,
+        epoch=epoch,
+        rank=rank,
+        world_size=world_size,
+        shuffle=shuffle,
+        window_chunks=window_chunks,
+        where=where,
+        weights=weights,
+        draws=draws,
+        order=order,
+        drop_last=drop_last,
+        on_error=on_error,
+        plan=plan,
+    ).with_copies()  # the caller may change its arrays before a later epoch
+    epochs = _epochs(dataset, options, state)
 
-    def begin(number: int) -> dlfs.Epoch:
-        return dataset.batches(
-            batch_size,
-            seed=seed,
-            epoch=number,
-            rank=rank,
-            world_size=world_size,
-            shuffle=shuffle,
-            where=chosen,
-            weights=weighted,
-            draws=draws,
-            order=ordered,
-            drop_last=drop_last,
-            on_error=on_error,
-        )
-
-    def generate() -> Iterator[tuple[Any, Any]]:
-        with begin(next(epochs)) as taken:
+    def generate() -> Iterator[tuple[Any, ...]]:
+        with next(epochs) as taken:
             for batch in taken:
-                yield batch.indices.astype(np.int64), _samples(batch, dtype, shape)
+                given = (batch.indices.astype(np.int64), _samples(batch, dtype, shape))
+                yield (*given, json.dumps(taken.state())) if with_state else given
 
-    with begin(epoch) as first:  # whatever is wrong with the arguments is told here
+    with next(_epochs(dataset, options, state)) as first:  # raises for wrong arguments
         batch_count = len(first)
     count = batch_size if drop_last and on_error != "skip" else None
     kind = tf.string if dtype is None else tf.as_dtype(np.dtype(dtype))
-    signature = (
+    signature: tuple[Any, ...] = (
         tf.TensorSpec((count,), tf.int64),
         tf.TensorSpec((count, *(() if dtype is None else shape)), kind),
     )
+    if with_state:
+        signature = (*signature, tf.TensorSpec((), tf.string))
     made = tf.data.Dataset.from_generator(generate, output_signature=signature)
+    if state is not None:  # the first epoch may have fewer batches than the later ones
+        return made
     return made.apply(tf.data.experimental.assert_cardinality(batch_count))
+
+
+def _epochs(
+    dataset: dlfs.Dataset, options: EpochOptions, state: dict[str, Any] | None
+) -> Iterator[dlfs.Epoch]:
+    """Yield the rest of the epoch of a state, if any of it is left, and then one epoch each.
+
+    Raises:
+        UsageError: the options do not fit the dataset, or the state does not fit either.
+    """
+    if state is not None:
+        options = options.at(EpochState.from_dict(state))
+        first_rank = dataset.start_epoch(replace(options, rank=0)).resume(state)
+        if len(first_rank) or not state["position"]:  # else the epoch has ended for all ranks
+            yield dataset.start_epoch(options).resume(state)
+        options = replace(options, epoch=options.epoch + 1)
+    while True:
+        yield dataset.start_epoch(options)
+        options = replace(options, epoch=options.epoch + 1)
 
 
 def _samples(batch: dlfs.Batch, dtype: DTypeLike | None, shape: tuple[int, ...]) -> Any:

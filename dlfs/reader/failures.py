@@ -8,19 +8,9 @@ from dataclasses import dataclass
 from dlfs._native import abi
 from dlfs._native.batch import NativeFailure
 from dlfs._native.library import describe, error_for
-from dlfs.arguments import ON_ERROR, check_choice
 from dlfs.directory import FrozenDirectory
 from dlfs.errors import DeviceError, DlfsError, FormatError
 from dlfs.wording import quote
-
-
-def check_on_error(on_error: object) -> None:
-    """Refuse a policy that there is not.
-
-    Raises:
-        UsageError: it is none of ``ON_ERROR``.
-    """
-    check_choice(on_error, ON_ERROR, option="on_error", action="read samples")
 
 
 @dataclass(frozen=True, slots=True)

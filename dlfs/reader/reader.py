@@ -15,21 +15,19 @@ import numpy as np
 import numpy.typing as npt
 
 from dlfs._native.batch import NativeBatch, NativeFailure
-from dlfs._native.channel import ClientReader, ClientStream
 from dlfs._native.device import NativeDevice
 from dlfs._native.library import describe, error_for
-from dlfs._native.reader import NativeReader, NativeStream
-from dlfs.arguments import OnError, ReadPlan, Shuffle
+from dlfs._native.reader import NativeReader, StreamOptions
+from dlfs.arguments import OnError, check_on_error
 from dlfs.attributes import AttributeTable
 from dlfs.block import BlockDevice
 from dlfs.directory import FrozenDirectory, as_indices, find_outside
 from dlfs.errors import DlfsError, LimitError, UsageError
 from dlfs.format.geometry import ChunkRun, Geometry
 from dlfs.reader import parts
+from dlfs.reader.backend import ReaderBackend, StreamBackend
 from dlfs.reader.batch import Batch
-from dlfs.reader.epoch import Epoch
-from dlfs.reader.failures import SampleFailure, Where, check_on_error, describe_failures
-from dlfs.sequence import WINDOW_CHUNKS, EpochState
+from dlfs.reader.failures import SampleFailure, Where, describe_failures
 from dlfs.sequence import Sequence as EpochSequence
 from dlfs.units import KIB, MIB
 
@@ -157,7 +155,7 @@ class SampleReader:
 
     def __init__(
         self,
-        native: NativeReader | ClientReader,
+        native: ReaderBackend,
         geometry: Geometry,
         directory: FrozenDirectory,
         where: Where,
@@ -194,7 +192,7 @@ class SampleReader:
         except UsageError as error:
             problem = find_outside(indices, 0, len(self.directory), option="indices")
             raise UsageError(f"read samples: {problem}") if problem else error from error
-        return self.settle(native, on_error)
+        return self.build_batch(native, on_error)
 
     def get(self, index: int) -> bytes:
         """Read one sample.
@@ -229,64 +227,11 @@ class SampleReader:
         """
         return self.native.get(index, kept_only=True)
 
-    def batches(
-        self,
-        batch_size: int,
-        *,
-        seed: int = 0,
-        epoch: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
-        worker: int = 0,
-        workers: int = 1,
-        shuffle: Shuffle | None = "global",
-        window_chunks: int = WINDOW_CHUNKS,
-        drop_last: bool = False,
-        on_error: OnError = "raise",
-        plan: ReadPlan = "auto",
-    ) -> Epoch:
-        """One rank's batches of one epoch; see ``Epoch``."""
-        state = EpochState(
-            str(self.directory.dataset_uuid), shuffle, seed, epoch, window_chunks, position=0
-        )
-        return Epoch(
-            lambda: self,
-            state,
-            dataset=self._where.dataset,
-            sample_count=len(self.directory),
-            batch_size=batch_size,
-            rank=rank,
-            world_size=world_size,
-            worker=worker,
-            workers=workers,
-            drop_last=drop_last,
-            on_error=on_error,
-            plan=plan,
-        )
+    def stream(self, sequence: EpochSequence, options: StreamOptions) -> StreamBackend:
+        """Start reading some positions of an epoch's order ahead."""
+        return self.native.stream(sequence.native, options)
 
-    def stream(
-        self,
-        sequence: EpochSequence,
-        *,
-        first: int,
-        stride: int,
-        count: int,
-        group: int,
-        group_stride: int,
-        plan: ReadPlan,
-    ) -> NativeStream | ClientStream:
-        """Start reading a part of a sequence ahead; see ``NativeStream``."""
-        return self.native.stream(
-            sequence.native,
-            first=first,
-            stride=stride,
-            count=count,
-            group=group,
-            group_stride=group_stride,
-            plan=plan,
-        )
-
-    def settle(self, native: NativeBatch, on_error: OnError) -> Batch:
+    def build_batch(self, native: NativeBatch, on_error: OnError) -> Batch:
         """Turn what libdlfs read into a batch, with the policy for samples that failed."""
         if native.lost_members != self._lost:
             self.watch_members()

@@ -22,6 +22,7 @@ from dlfs.block.memory import MemoryDevice
 from dlfs.reader import Batch, ReaderOptions, SampleReader, Where, make_native_reader
 from dlfs.testing.datasets import LaidDataset, lay_dataset, random_samples
 from dlfs.units import KIB, MIB
+from tests.unit.reader.conftest import batches_of
 
 CHUNK_BYTES = 16 * KIB
 COUNT = 400
@@ -127,15 +128,20 @@ class Worker:
         }
         size = int(random.choice([1, 7, 40, COUNT]))
         seen: list[int] = []
-        with reader.batches(size, plan=str(random.choice(self.plans)), **order) as epoch:
+        with batches_of(reader, size, plan=str(random.choice(self.plans)), **order) as epoch:
             for _, batch in zip(range(int(random.integers(0, 9))), epoch, strict=False):
                 seen += self._take(batch)
             state = epoch.state()
         ranks = int(random.integers(1, 3))
         for rank in range(ranks):
             plan = str(random.choice(self.plans))
-            with reader.batches(
-                int(random.choice([3, 50])), rank=rank, world_size=ranks, plan=plan, on_error="skip"
+            with batches_of(
+                reader,
+                int(random.choice([3, 50])),
+                rank=rank,
+                world_size=ranks,
+                plan=plan,
+                on_error="skip",
             ).resume(state) as rest:
                 for batch in rest:
                     seen += self._take(batch)

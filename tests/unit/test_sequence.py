@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlfs.block.memory import MemoryDevice
+from dlfs.epoch_options import EpochOptions
 from dlfs.errors import UsageError
 from dlfs.sequence import Sequence
 from dlfs.testing.datasets import LaidDataset, lay_dataset, random_samples
@@ -35,7 +36,8 @@ def laid() -> LaidDataset:
 
 
 def order(laid: LaidDataset, **arguments) -> list[int]:
-    return Sequence(laid.directory, chunk_bytes=CHUNK_BYTES, **arguments).indices().tolist()
+    options = EpochOptions(**arguments)
+    return Sequence(laid.directory, options, chunk_bytes=CHUNK_BYTES).indices().tolist()
 
 
 def chi_square(counts: list[int], expected: float) -> float:
@@ -52,14 +54,8 @@ def chi_square(counts: list[int], expected: float) -> float:
     stride=st.integers(1, 50),
 )
 def test_every_index_once_however_it_is_cut(laid, seed, epoch, shuffle, window_chunks, cut, stride):
-    sequence = Sequence(
-        laid.directory,
-        chunk_bytes=CHUNK_BYTES,
-        shuffle=shuffle,
-        seed=seed,
-        epoch=epoch,
-        window_chunks=window_chunks,
-    )
+    options = EpochOptions(shuffle=shuffle, seed=seed, epoch=epoch, window_chunks=window_chunks)
+    sequence = Sequence(laid.directory, options, chunk_bytes=CHUNK_BYTES)
     whole = sequence.indices()
     assert sorted(whole.tolist()) == list(range(1000))
     assert (
@@ -137,7 +133,7 @@ def test_the_order_never_changes():
 
 
 def test_positions_outside_are_refused(laid):
-    sequence = Sequence(laid.directory, chunk_bytes=CHUNK_BYTES)
+    sequence = Sequence(laid.directory, EpochOptions(), chunk_bytes=CHUNK_BYTES)
     assert len(sequence) == 1000
     assert sequence.indices(1000).tolist() == []
     for first, count, stride in ((0, 1001, 1), (-1, 1, 1), (999, 2, 1), (0, 2, 1000), (0, 1, 0)):

@@ -23,7 +23,7 @@ from collections.abc import Generator, Iterator
 from concurrent.futures import Future
 from contextlib import closing
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from traceback import clear_frames
 from types import GeneratorType
@@ -35,7 +35,6 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from dlfs import Batch, Dataset, Epoch, OnError, ReadPlan, Shuffle
-from dlfs.adapters.torch.choices import copy_choice
 from dlfs.adapters.torch.context import SampleContext, make_contexts
 from dlfs.adapters.torch.cursor import Cursor
 from dlfs.adapters.torch.forms import ElementType
@@ -46,8 +45,8 @@ from dlfs.adapters.torch.shares import Share, Uneven, choose_uneven
 from dlfs.adapters.torch.states import INDEX_ORDER, State, next_epoch, plain_state
 from dlfs.adapters.torch.tensors import Pair, RankBatch, TensorBatch
 from dlfs.arguments import check_integer
+from dlfs.epoch_options import WINDOW_CHUNKS, EpochOptions, EpochState
 from dlfs.errors import ClosedError, DlfsError, UsageError
-from dlfs.sequence import WINDOW_CHUNKS
 
 LOOKAHEAD = 2
 """Batches whose transforms are begun before they are asked for."""
@@ -212,24 +211,28 @@ class Loader(IterableDataset[Any]):
             arrays=arrays,
             threads=threads,
         )
-        self._choice = copy_choice(where=where, weights=weights, draws=draws, order=order)
-        self._drop_last = drop_last
+        self._options = EpochOptions(
+            batch_size=self.batch_size,
+            seed=seed,
+            rank=self.rank,
+            world_size=self.world_size,
+            shuffle=shuffle,
+            window_chunks=window_chunks,
+            where=where,
+            weights=weights,
+            draws=draws,
+            order=order,
+            drop_last=drop_last,
+            on_error=on_error,
+            plan=plan,
+        ).with_copies()
         self._uneven = choose_uneven(uneven, self.world_size)
-        self._on_error = on_error
-        self._plan = plan
         self._lookahead = check(lookahead, 0, option="lookahead")
         self._num_workers = check(num_workers, 0, option="num_workers")
         self._context = multiprocessing_context
         self._pin_memory = pin_memory and _has_accelerator()
         self._as_pairs = as_pairs
-        whole = dataset.batches(
-            1,
-            shuffle=shuffle,
-            seed=seed,
-            window_chunks=window_chunks,
-            on_error=on_error,
-            **self._choice,
-        )
+        whole = dataset.start_epoch(self._options.whole())
         self._total = len(whole)
         self._cursor = Cursor(whole.state())
 
@@ -324,11 +327,6 @@ class Loader(IterableDataset[Any]):
         self._end_iteration()
         self._cursor.set(state)
 
-    def _is_repeated(self, state: State) -> bool:
-        """Return True if all epochs have one order."""
-        fixed = "order" in self._choice or state["shuffle"] is None
-        return fixed and "weights" not in self._choice
-
     def _share(self, first: int, rank: int | None = None) -> Share:
         """Return this rank's share, or another's, of an epoch from a position on."""
         return Share(
@@ -338,7 +336,7 @@ class Loader(IterableDataset[Any]):
             rank=self.rank if rank is None else rank,
             world_size=self.world_size,
             uneven=self._uneven,
-            drop_last=self._drop_last,
+            drop_last=self._options.drop_last,
         )
 
     # ---- iterations ------------------------------------------------------------------------------
@@ -364,7 +362,7 @@ class Loader(IterableDataset[Any]):
         self._end_iteration()  # one that was left, say by Ctrl-C, and is not yet freed
         pin = self._pin_memory and not self._num_workers  # DataLoader does it in a thread
         begin = self._cursor.get()
-        if self._cursor.was_given and self._is_repeated(begin):
+        if self._cursor.was_given and self._options_at(begin).is_repeated:
             begin = {**begin, "position": 0}
         state = None
         source = None
@@ -477,18 +475,12 @@ class Loader(IterableDataset[Any]):
     # ---- batches ---------------------------------------------------------------------------------
 
     def _open_epoch(self, state: State, *, workers: int = 1) -> Epoch:
-        epoch = self.dataset.batches(
-            self.batch_size,
-            rank=self.rank,
-            world_size=self.world_size,
-            workers=workers,
-            drop_last=self._drop_last,
-            on_error=self._on_error,
-            plan=self._plan,
-            **self._choice,
-            **{key: state[key] for key in ("shuffle", "seed", "epoch", "window_chunks")},
-        )
-        return epoch.resume(state)
+        options = replace(self._options_at(state), workers=workers)
+        return self.dataset.start_epoch(options).resume(state)
+
+    def _options_at(self, state: State) -> EpochOptions:
+        """Return the options of the epoch that a plain state belongs to."""
+        return self._options.at(EpochState.from_dict(state))
 
     def _read(self, begin: State, every: int) -> Generator[_Read]:
         """Read every so many of this rank's batches from a state on; give the state behind each."""
@@ -508,12 +500,9 @@ class Loader(IterableDataset[Any]):
 
     def _read_runs(self, begin: State, runs: list[tuple[int, int]]) -> Batch:
         """Read the samples at some positions of an epoch; see ``Share.runs``."""
-        order = self.dataset.sequence(
-            **self._choice,
-            **{key: begin[key] for key in ("shuffle", "seed", "epoch", "window_chunks")},
-        )
+        order = self.dataset.order_epoch(self._options_at(begin))
         indices = [order.indices(first, count, stride=self.world_size) for first, count in runs]
-        return self.dataset.read(np.concatenate(indices), on_error=self._on_error)
+        return self.dataset.read(np.concatenate(indices), on_error=self._options.on_error)
 
     def _make(self, begin: State, *, every: int = 1) -> Iterator[TensorBatch]:
         reading = self._read(begin, every)

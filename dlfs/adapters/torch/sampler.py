@@ -9,6 +9,7 @@ leaving it out. So all ranks have equally many.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import chain, islice
 from typing import Any
 
@@ -17,14 +18,13 @@ import numpy.typing as npt
 from torch.utils.data import Sampler
 
 from dlfs import Dataset, Shuffle
-from dlfs.adapters.torch.choices import Choice, copy_choice
 from dlfs.adapters.torch.dataset import SampleDataset
 from dlfs.adapters.torch.placement import find_placement
 from dlfs.adapters.torch.shares import Share
 from dlfs.adapters.torch.states import INDEX_ORDER, State, next_epoch, plain_state
 from dlfs.arguments import check_choice
+from dlfs.epoch_options import WINDOW_CHUNKS, EpochOptions, EpochState
 from dlfs.errors import UsageError
-from dlfs.sequence import WINDOW_CHUNKS
 
 BLOCK_POSITIONS = 4096
 """Positions of an epoch that are computed at a time."""
@@ -40,27 +40,13 @@ _SHUFFLES: dict[bool | str, Shuffle | None] = {
 class _Order:
     """One rank's part of an epoch: what both samplers share."""
 
-    def __init__(
-        self,
-        dataset: Dataset | SampleDataset,
-        num_replicas: int | None,
-        rank: int | None,
-        shuffle: bool | Shuffle,
-        seed: int,
-        window_chunks: int,
-        choice: Choice,
-    ) -> None:
-        check_choice(shuffle, [*_SHUFFLES], option="shuffle", action="order samples")
+    def __init__(self, dataset: Dataset | SampleDataset, options: EpochOptions) -> None:
         self.dataset = dataset.dataset if isinstance(dataset, SampleDataset) else dataset
-        self.rank, self.num_replicas = find_placement(rank, num_replicas)
-        self.choice = choice
-        if shuffle is False and "where" in choice and "weights" not in choice:
-            chosen = self.dataset.sequence(shuffle=None, **choice)
-            self.choice = {"order": np.sort(chosen.indices())}
-        # Checks the arguments, too. A shuffle of None is index order here.
-        whole = self.dataset.batches(
-            1, shuffle=_SHUFFLES[shuffle], seed=seed, window_chunks=window_chunks, **self.choice
-        )
+        if options.shuffle is None and options.where is not None and options.weights is None:
+            chosen = np.sort(self.dataset.order_epoch(options).indices())
+            options = replace(options, where=None, order=chosen)
+        self.options = options.with_copies()
+        whole = self.dataset.start_epoch(self.options.whole())  # also checks the options
         self.total = len(whole)
         self.state = whole.state()
 
@@ -74,31 +60,27 @@ class _Order:
         """
         order = None
         if not self.is_index_order(state):
-            order = self.dataset.sequence(
-                shuffle=state["shuffle"],
-                seed=state["seed"],
-                epoch=state["epoch"],
-                window_chunks=state["window_chunks"],
-                **self.choice,
-            )
-        position = first + self.rank
+            options = self.options.at(EpochState.from_dict(state))
+            order = self.dataset.order_epoch(options)
+        ranks = self.options.world_size
+        position = first + self.options.rank
         while position < end:
             begin = position % self.total
             count = min(
-                len(range(begin, self.total, self.num_replicas)),
-                len(range(position, end, self.num_replicas)),
+                len(range(begin, self.total, ranks)),
+                len(range(position, end, ranks)),
                 BLOCK_POSITIONS,
             )
             if order is not None:
-                block: npt.NDArray[Any] = order.indices(begin, count, stride=self.num_replicas)
+                block: npt.NDArray[Any] = order.indices(begin, count, stride=ranks)
             else:
-                block = begin + np.arange(count) * self.num_replicas
+                block = begin + np.arange(count) * ranks
             yield block.tolist()
-            position += count * self.num_replicas
+            position += count * ranks
 
     def is_index_order(self, state: State) -> bool:
         """Return True if an epoch of this state goes over all samples by their indices."""
-        return state["shuffle"] is None and not self.choice
+        return state["shuffle"] is None and not self.options.has_choice
 
     def set_epoch(self, epoch: int) -> bool:
         """Go to the beginning of an epoch; return False if it stands in it already."""
@@ -108,6 +90,16 @@ class _Order:
             return False
         self.state = {**self.state, "epoch": epoch, "position": 0}
         return True
+
+
+def _shuffle(shuffle: bool | Shuffle) -> Shuffle | None:
+    """Return the shuffle of an epoch for a sampler's argument, as PyTorch's samplers take it.
+
+    Raises:
+        UsageError: it is no such argument.
+    """
+    check_choice(shuffle, [*_SHUFFLES], option="shuffle", action="order samples")
+    return _SHUFFLES[shuffle]
 
 
 class DistributedSampler(Sampler[int]):
@@ -151,17 +143,29 @@ class DistributedSampler(Sampler[int]):
         draws: int | None = None,
         order: npt.ArrayLike | None = None,
     ) -> None:
-        choice = copy_choice(where=where, weights=weights, draws=draws, order=order)
-        self._order = _Order(dataset, num_replicas, rank, shuffle, seed, window_chunks, choice)
-        ranks = self._order.num_replicas
-        self._rounds = self._order.total // ranks if drop_last else -(-self._order.total // ranks)
+        rank, num_replicas = find_placement(rank, num_replicas)
+        options = EpochOptions(
+            seed=seed,
+            rank=rank,
+            world_size=num_replicas,
+            shuffle=_shuffle(shuffle),
+            window_chunks=window_chunks,
+            where=where,
+            weights=weights,
+            draws=draws,
+            order=order,
+            drop_last=drop_last,
+        )
+        self._order = _Order(dataset, options)
+        total = self._order.total
+        self._rounds = total // num_replicas if drop_last else -(-total // num_replicas)
 
     def __len__(self) -> int:
         return self._rounds
 
     def __iter__(self) -> Iterator[int]:
         order = self._order
-        for block in order.blocks(order.state, 0, self._rounds * order.num_replicas):
+        for block in order.blocks(order.state, 0, self._rounds * order.options.world_size):
             yield from block
 
     def set_epoch(self, epoch: int) -> None:
@@ -227,10 +231,22 @@ class DistributedBatchSampler(Sampler[list[int]]):
     ) -> None:
         if batch_size < 1:
             raise UsageError(f"sample batches: expected batch_size >= 1, got {batch_size}")
-        choice = copy_choice(where=where, weights=weights, draws=draws, order=order)
-        self._order = _Order(dataset, num_replicas, rank, shuffle, seed, window_chunks, choice)
+        rank, num_replicas = find_placement(rank, num_replicas)
+        options = EpochOptions(
+            batch_size=batch_size,
+            seed=seed,
+            rank=rank,
+            world_size=num_replicas,
+            shuffle=_shuffle(shuffle),
+            window_chunks=window_chunks,
+            where=where,
+            weights=weights,
+            draws=draws,
+            order=order,
+            drop_last=drop_last,
+        )
+        self._order = _Order(dataset, options)
         self.batch_size = batch_size
-        self._drop_last = drop_last
         self._given = self._order.state  # the order's is where the next iteration begins
 
     def _share(self, first: int) -> Share:
@@ -238,10 +254,10 @@ class DistributedBatchSampler(Sampler[list[int]]):
             total=self._order.total,
             first=first,
             batch_size=self.batch_size,
-            rank=self._order.rank,
-            world_size=self._order.num_replicas,
+            rank=self._order.options.rank,
+            world_size=self._order.options.world_size,
             uneven="pad",
-            drop_last=self._drop_last,
+            drop_last=self._order.options.drop_last,
         )
 
     def __len__(self) -> int:
@@ -252,7 +268,7 @@ class DistributedBatchSampler(Sampler[list[int]]):
         begin = self._order.state
         first = int(begin["position"])
         share = self._share(first)
-        end = first + share.samples * self._order.num_replicas
+        end = first + share.samples * self._order.options.world_size
         indices = chain.from_iterable(self._order.blocks(begin, first, end))
         for number in range(share.batches):
             self._given = {**begin, "position": share.end(number)}
@@ -293,7 +309,7 @@ class DistributedBatchSampler(Sampler[list[int]]):
                 "resume an epoch: expected a state in an order that samplers have, got a Loader's "
                 "storage order (shuffle=None); load it into a Loader"
             )
-        epoch = self._order.dataset.batches(1, **self._order.choice)
+        epoch = self._order.dataset.start_epoch(self._order.options.whole())
         epoch.resume(plain).close()  # refuses what does not fit
         over = plain["position"] > 0 and self._share(plain["position"]).batches == 0
         self._given = self._order.state = next_epoch(plain) if over else plain

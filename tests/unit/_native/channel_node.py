@@ -20,7 +20,7 @@ import numpy as np
 from dlfs._native.channel import ChannelDescriptors, ClientReader, ClientStream
 from dlfs._native.device import Faults, NativeDevice
 from dlfs._native.directory import NativeDirectory
-from dlfs._native.reader import NativeReader, NativeSequence
+from dlfs._native.reader import NativeReader, NativeSequence, StreamOptions
 from dlfs._native.server_channel import ServerChannel, Share
 from dlfs.block.memory import MemoryDevice
 from dlfs.errors import ServiceLostError
@@ -155,7 +155,9 @@ def run_client(connection: socket.socket) -> None:
     reader = connect(connection)
     held = [reader.read(EVERY[at : at + 20]) for at in (0, 100, 200)]
     directory = Node("client").directory
-    stream = ClientStream(reader, sequence_of(directory, "global"), first=0, stride=1, count=COUNT)
+    stream = ClientStream(
+        reader, sequence_of(directory, "global"), StreamOptions(first=0, stride=1, count=COUNT)
+    )
     held.append(stream.next(7))
     held.append(reader.read(EVERY[:50]))
     say("holding")

@@ -18,7 +18,7 @@ from dlfs._native.batch import NativeBatch
 from dlfs._native.channel import ChannelDescriptors, ClientReader, ClientStream
 from dlfs._native.channel_abi import CHANNEL_SAMPLES_MAX
 from dlfs._native.device import Faults
-from dlfs._native.reader import NativeSequence, NativeStream
+from dlfs._native.reader import NativeSequence, NativeStream, StreamOptions
 from dlfs._native.server_channel import ENDED_CLOSED, ServerChannel, Share
 from dlfs.errors import ClosedError, FormatError, LimitError, ServiceLostError, UsageError
 from dlfs.units import KIB, MIB
@@ -109,8 +109,8 @@ def test_an_epoch_through_a_channel(node, order: str, plan: str) -> None:
     client = one.client()
     sequence = one.sequence(order)
     part = {"first": 1, "stride": 2, "count": COUNT // 2, "plan": plan}
-    stream = ClientStream(client, sequence, **part)
-    own = NativeStream(one.reader, sequence, **part)
+    stream = ClientStream(client, sequence, StreamOptions(**part))
+    own = NativeStream(one.reader, sequence, StreamOptions(**part))
     assert stream.plan == own.plan
     own.close()
     order_seen: list[int] = []
@@ -122,18 +122,20 @@ def test_an_epoch_through_a_channel(node, order: str, plan: str) -> None:
     stream.close()
     with pytest.raises(ClosedError):
         stream.next(1)
-    again = ClientStream(client, sequence, first=0, stride=1, count=10)  # on the same channel
+    again = ClientStream(
+        client, sequence, StreamOptions(first=0, stride=1, count=10)
+    )  # on the same channel
     assert again.next(100).indices.tolist() == sequence.fill(0, 10, 1).tolist()
     again.close()
     assert len(one.channels) == 1
     grouped = {"first": 8, "stride": 1, "count": 40, "group": 4, "group_stride": 12}
-    stream = ClientStream(client, sequence, **grouped)
-    own = NativeStream(one.reader, sequence, **grouped)
+    stream = ClientStream(client, sequence, StreamOptions(**grouped))
+    own = NativeStream(one.reader, sequence, StreamOptions(**grouped))
     assert stream.next(40).indices.tolist() == own.next(40).indices.tolist()
     stream.close()
     own.close()
     with pytest.raises(UsageError):
-        ClientStream(client, sequence, first=COUNT, stride=1, count=1)
+        ClientStream(client, sequence, StreamOptions(first=COUNT, stride=1, count=1))
     client.close()
 
 
@@ -154,8 +156,8 @@ def test_an_epoch_over_chosen_samples(node, kind: str) -> None:
         {"first": 1, "stride": 3, "count": 133},
         {"first": 8, "stride": 1, "count": 40, "group": 4, "group_stride": 12},
     ):
-        stream = ClientStream(client, sequence, **part)
-        own = NativeStream(one.reader, sequence, **part)
+        stream = ClientStream(client, sequence, StreamOptions(**part))
+        own = NativeStream(one.reader, sequence, StreamOptions(**part))
         while (batch := own.next(30)) is not None:
             got = stream.next(30)
             assert got.indices.tolist() == batch.indices.tolist()
@@ -164,10 +166,10 @@ def test_an_epoch_over_chosen_samples(node, kind: str) -> None:
         stream.close()
         own.close()
     with pytest.raises(UsageError):
-        ClientStream(client, sequence, first=0, stride=1, count=401)
+        ClientStream(client, sequence, StreamOptions(first=0, stride=1, count=401))
     if kind == "weighted":  # more draws than there are samples
         drawn = choose(5 * COUNT)
-        stream = ClientStream(client, drawn, first=0, stride=1, count=5 * COUNT)
+        stream = ClientStream(client, drawn, StreamOptions(first=0, stride=1, count=5 * COUNT))
         order_seen: list[int] = []
         while (batch := stream.next(50)) is not None:
             order_seen += batch.indices.tolist()
@@ -175,8 +177,8 @@ def test_an_epoch_over_chosen_samples(node, kind: str) -> None:
         stream.close()
         many = CHANNEL_SAMPLES_MAX + 1
         with pytest.raises(LimitError, match=f"{many} samples .*: expected at most 1048576 chosen"):
-            ClientStream(client, choose(many), first=0, stride=1, count=many)
-    plain = ClientStream(client, one.sequence(), first=0, stride=1, count=9)
+            ClientStream(client, choose(many), StreamOptions(first=0, stride=1, count=many))
+    plain = ClientStream(client, one.sequence(), StreamOptions(first=0, stride=1, count=9))
     assert len(plain.next(9).indices) == 9
     plain.close()
     assert len(one.channels) == 1
@@ -256,7 +258,7 @@ def test_a_stream_goes_on_where_the_limit_stopped_it(node) -> None:
     one = node(memory_bytes=512 * KIB)
     client = one.client(pinned_bytes_max=0, copied_bytes_max=128 * KIB)
     sequence = one.sequence()
-    stream = ClientStream(client, sequence, first=0, stride=1, count=COUNT)
+    stream = ClientStream(client, sequence, StreamOptions(first=0, stride=1, count=COUNT))
     held: list[NativeBatch] = []
     seen: list[int] = []
     refusals = 0
@@ -305,7 +307,7 @@ def test_a_channel_is_made_of_what_makes_sense(node) -> None:
 def test_a_closed_reader_says_so(node) -> None:
     one = node()
     client = one.client()
-    stream = ClientStream(client, one.sequence(), first=0, stride=1, count=COUNT)
+    stream = ClientStream(client, one.sequence(), StreamOptions(first=0, stride=1, count=COUNT))
     client.read(EVERY[:1])
     client.close()
     client.close()
@@ -321,7 +323,7 @@ def test_a_channel_that_the_service_closes_is_lost_and_replaced(node) -> None:
     one = node()
     client = one.client()
     batch = client.read(EVERY[:10])
-    stream = ClientStream(client, one.sequence(), first=0, stride=1, count=COUNT)
+    stream = ClientStream(client, one.sequence(), StreamOptions(first=0, stride=1, count=COUNT))
     for channel in one.channels:
         channel.close()
         channel.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import grain
 import numpy as np
+import pytest
 from absl import flags
 
 from dlfs.adapters.grain import Source
@@ -37,23 +38,54 @@ def test_batches_are_one_read_each(numbers, ordered, reads):
     assert sorted(reads[1:]) == [COUNT % 16, *[16] * (COUNT // 16)]  # in threads, in any order
 
 
-def test_worker_processes_and_checkpoints(numbers):
-    def iterate():
-        loader = grain.DataLoader(
-            data_source=Source(numbers, checksum),
-            sampler=grain.samplers.IndexSampler(
-                COUNT, shuffle=True, seed=3, num_epochs=1, shard_options=grain.sharding.NoSharding()
-            ),
-            operations=[grain.transforms.Batch(20)],
-            worker_count=2,
-        )
-        return iter(loader)
+def iterate(source, workers):
+    loader = grain.DataLoader(
+        data_source=source,
+        sampler=grain.samplers.IndexSampler(
+            len(source),
+            shuffle=True,
+            seed=3,
+            num_epochs=1,
+            shard_options=grain.sharding.NoSharding(),
+        ),
+        operations=[grain.transforms.Batch(20)],
+        worker_count=workers,
+    )
+    return iter(loader)
 
-    first = iterate()
+
+CHOICES = {
+    "where": {"where": np.arange(COUNT) % 3 == 0},
+    "weights": {"weights": np.arange(COUNT), "draws": 200, "seed": 5},
+    "order": {"order": np.arange(COUNT)[::-1]},
+}
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_chosen_samples_are_resumed(numbers, name):
+    source = Source(numbers, checksum, **CHOICES[name])
+    expected = sorted(source[at][0] for at in range(len(source)))
+    first = iterate(source, 0)
+    begun = [next(first)[0].tolist() for _ in range(3)]
+    state = first.get_state()
+    rest = [batch[0].tolist() for batch in first]
+    assert sorted(index for batch in begun + rest for index in batch) == expected
+    second = iterate(source, 0)
+    second.set_state(state)
+    assert [batch[0].tolist() for batch in second] == rest
+    with pytest.raises(ValueError, match="in checkpoint does not match"):
+        iterate(Source(numbers, checksum), 0).set_state(state)
+
+
+def test_worker_processes_and_checkpoints(numbers):
+    def begin():
+        return iterate(Source(numbers, checksum), 2)
+
+    first = begin()
     begun = [next(first)[0].tolist() for _ in range(4)]
     state = first.get_state()
     rest = [batch[0].tolist() for batch in first]
     assert sorted(index for batch in begun + rest for index in batch) == list(range(COUNT))
-    second = iterate()
+    second = begin()
     second.set_state(state)
     assert [batch[0].tolist() for batch in second] == rest

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
@@ -90,6 +92,44 @@ def test_weighted_draws(tensorflow, numbers):
     given = indices_of(data)
     assert (len(given), set(given)) == (96, {0, 1, 2})
     assert indices_of(data) != given
+
+
+CHOICES = {
+    "all": {},
+    "where": {"where": np.arange(COUNT) % 3 == 0},
+    "weights": {"weights": np.arange(COUNT), "draws": 200},
+    "order": {"order": np.arange(COUNT)[::-1]},
+}
+
+
+def in_turn(ranks):
+    longest = max(map(len, ranks))
+    return [rank[at] for at in range(longest) for rank in ranks if at < len(rank)]
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_resumed_at_another_world_size(tensorflow, numbers, name):
+    choice = CHOICES[name]
+    data = batches(numbers, 8, world_size=2, seed=4, epoch=1, with_state=True, **choice)
+    states = [json.loads(state) for _, _, state in data.as_numpy_iterator()]
+    expected = [
+        [
+            int(i)
+            for batch in numbers.batches(COUNT, seed=4, epoch=epoch, **choice)
+            for i in batch.indices
+        ]
+        for epoch in (1, 2)
+    ]
+    assert [state["position"] for state in states[:3]] == [16, 32, 48]
+    ranks = [
+        batches(numbers, 7, rank=rank, world_size=3, state=states[2], **choice) for rank in range(3)
+    ]
+    assert in_turn([indices_of(rank) for rank in ranks]) == expected[0][48:]
+    assert in_turn([indices_of(rank) for rank in ranks]) == expected[1]
+    assert indices_of(batches(numbers, 7, state=states[-1], **choice)) == expected[1]
+    other = {"where": [1]}
+    with pytest.raises(dlfs.UsageError, match="epoch over other samples"):
+        batches(numbers, 7, state=states[2], **other)
 
 
 def test_evaluation_in_index_order_by_ranks(tensorflow, numbers):

@@ -61,6 +61,20 @@ def test_a_source_in_an_order(numbers, ordered):
         Source(numbers, order=[COUNT])
 
 
+@pytest.mark.parametrize("where", [None, [4, 8, 15, 16, 23, 42]])
+def test_a_weighted_source_has_the_draws_of_its_epoch(numbers, ordered, where):
+    choice = {"weights": np.arange(COUNT), "draws": 100, "where": where}
+    sources = [Source(numbers, seed=7, epoch=epoch, **choice) for epoch in range(3)]
+    for epoch, source in enumerate(sources):
+        with numbers.batches(100, seed=7, epoch=epoch, **choice) as batches:
+            drawn = next(batches).indices.tolist()
+        assert (len(source), list(source)) == (100, [ordered[index] for index in drawn])
+        assert repr(pickle.loads(pickle.dumps(source))) == repr(source)
+    assert len({repr(source) for source in sources}) == 3
+    with pytest.raises(dlfs.UsageError, match="expected weights with draws"):
+        Source(numbers, draws=3)
+
+
 def test_a_checkpoint_of_other_samples_is_told_apart(numbers):
     names = [{}, {"where": [1, 2]}, {"where": [1, 3]}, {"order": [2, 1]}, {"order": range(COUNT)}]
     assert len({repr(Source(numbers, **chosen)) for chosen in names}) == len(names)

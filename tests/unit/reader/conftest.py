@@ -8,11 +8,23 @@ from typing import Any
 import pytest
 
 from dlfs.block.memory import MemoryDevice
-from dlfs.reader import ReaderOptions, SampleReader, Where, make_native_reader
+from dlfs.epoch_options import EpochOptions
+from dlfs.reader import Epoch, ReaderOptions, SampleReader, Where, make_native_reader
 from dlfs.testing.datasets import LaidDataset, lay_dataset
 from dlfs.units import KIB, MIB
 
 CHUNK_BYTES = 16 * KIB
+
+
+def batches_of(reader: SampleReader, batch_size: int, **options: Any) -> Epoch:
+    """Return an epoch over all samples of a reader, as ``Dataset.batches`` does for a dataset."""
+    return Epoch(
+        lambda: reader,
+        EpochOptions(batch_size=batch_size, **options),
+        dataset="test",
+        dataset_uuid=reader.directory.dataset_uuid,
+        sample_count=len(reader.directory),
+    )
 
 
 class Bench:

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from dlfs.epoch_options import EpochOptions
 from dlfs.reader import SampleReader
 from dlfs.reader.epoch import Epoch
 from dlfs.selection import select
-from dlfs.sequence import EpochState
 from dlfs.testing.datasets import random_samples
 from dlfs.units import KIB
 from tests.unit.reader.conftest import CHUNK_BYTES
@@ -34,22 +34,16 @@ def no_column(name: str) -> NDArray[Any]:
 
 def chosen_epoch(reader: SampleReader, number: int, batch: int = BATCH, **options: Any) -> Epoch:
     """An epoch of ``Dataset.batches``, without a dataset: every argument but those of workers."""
-    shuffle = options.pop("shuffle", "global")
-    chosen = {name: options.pop(name, None) for name in ("where", "weights", "draws", "order")}
-    selection = None
-    if any(value is not None for value in chosen.values()):
-        selection = select(reader.directory, no_column, shuffle=shuffle, **chosen)
-    state = EpochState(
-        str(reader.directory.dataset_uuid), shuffle, 7, number, WINDOW_CHUNKS, position=0
+    chosen = EpochOptions(
+        batch_size=batch, seed=7, epoch=number, window_chunks=WINDOW_CHUNKS, **options
     )
     return Epoch(
         lambda: reader,
-        state,
+        chosen,
         dataset="test",
+        dataset_uuid=reader.directory.dataset_uuid,
         sample_count=len(reader.directory),
-        batch_size=batch,
-        selection=selection,
-        **options,
+        selection=select(reader.directory, no_column, chosen),
     )
 
 

@@ -14,7 +14,7 @@ from dlfs._native.device import Faults, NativeDevice
 from dlfs.errors import ChecksumError, ClosedError, UsageError
 from dlfs.testing.datasets import random_samples
 from dlfs.units import KIB, MIB
-from tests.unit.reader.conftest import CHUNK_BYTES
+from tests.unit.reader.conftest import CHUNK_BYTES, batches_of
 
 PLANS = ("direct", "chunks", "harvest")
 
@@ -35,7 +35,7 @@ def test_every_index_once(bench, plan, shuffle, memory_bytes):
     made = bench(random_samples(900), members=2)
     with made.reader(memory_bytes=memory_bytes) as reader:
         for epoch in (0, 1):
-            batches = reader.batches(64, seed=5, epoch=epoch, shuffle=shuffle, plan=plan)
+            batches = batches_of(reader, 64, seed=5, epoch=epoch, shuffle=shuffle, plan=plan)
             order = run(batches, made.laid.samples)
             assert sorted(order) == list(range(900))
         stats = reader.stats()
@@ -47,16 +47,16 @@ def test_every_index_once(bench, plan, shuffle, memory_bytes):
 def test_the_order_does_not_depend_on_plan_memory_or_batch(bench, plan):
     made = bench(random_samples(300))
     with made.reader(memory_bytes=16 * MIB) as reader:
-        expected = run(reader.batches(300, seed=1), made.laid.samples)
+        expected = run(batches_of(reader, 300, seed=1), made.laid.samples)
     with made.reader(memory_bytes=100 * KIB) as reader:
-        assert run(reader.batches(7, seed=1, plan=plan), made.laid.samples) == expected
+        assert run(batches_of(reader, 7, seed=1, plan=plan), made.laid.samples) == expected
 
 
 @pytest.mark.parametrize(("chunks_kept", "read_at_most"), [(64, 1.1), (43, 5.0), (32, 5.0)])
 def test_a_window_larger_than_memory_is_not_read_chunk_by_chunk(bench, chunks_kept, read_at_most):
     made = bench({b"%d" % i: os.urandom(1000) for i in range(6000)})
     with made.reader(memory_bytes=chunks_kept * CHUNK_BYTES) as reader:
-        epoch = reader.batches(16, seed=2, shuffle="chunk", window_chunks=64)
+        epoch = batches_of(reader, 16, seed=2, shuffle="chunk", window_chunks=64)
         assert sorted(run(epoch, made.laid.samples)) == list(range(6000))
         assert (epoch.plan == "chunks") == (chunks_kept == 64)
         read_bytes = reader.stats()["read_bytes"]
@@ -66,15 +66,15 @@ def test_a_window_larger_than_memory_is_not_read_chunk_by_chunk(bench, chunks_ke
 def test_a_window_larger_than_the_dataset_is_a_global_order_to_the_planner(bench):
     made = bench({b"%d" % i: os.urandom(1000) for i in range(6000)})
     with made.reader(memory_bytes=128 * CHUNK_BYTES) as reader:
-        wide = reader.batches(16, seed=2, shuffle="chunk", window_chunks=1 << 20)
-        assert wide.plan == reader.batches(16, seed=2, shuffle="global").plan == "harvest"
+        wide = batches_of(reader, 16, seed=2, shuffle="chunk", window_chunks=1 << 20)
+        assert wide.plan == batches_of(reader, 16, seed=2, shuffle="global").plan == "harvest"
 
 
 def test_a_harvest_with_little_memory_does_not_read_for_nothing(bench):
     count, memory_chunks = 6000, 32
     made = bench({b"%d" % i: os.urandom(400) for i in range(count)})
     with made.reader(memory_bytes=memory_chunks * CHUNK_BYTES) as reader:
-        order = run(reader.batches(64, seed=1, plan="harvest"), made.laid.samples)
+        order = run(batches_of(reader, 64, seed=1, plan="harvest"), made.laid.samples)
         assert sorted(order) == list(range(count))
         stats = reader.stats()
     per_chunk = CHUNK_BYTES / 400
@@ -87,7 +87,7 @@ def test_a_harvest_with_little_memory_does_not_read_for_nothing(bench):
 def test_batches_of_large_samples_leave_memory_for_the_next(bench):
     made = bench({b"%d" % i: os.urandom(7000) for i in range(2000)})
     with made.reader(memory_bytes=128 * CHUNK_BYTES) as reader:  # three batches, or four
-        order = run(reader.batches(40, seed=1, plan="direct"), made.laid.samples)
+        order = run(batches_of(reader, 40, seed=1, plan="direct"), made.laid.samples)
         assert sorted(order) == list(range(2000))
         stats = reader.stats()
         assert stats["private_batches"] == 0
@@ -99,7 +99,7 @@ def test_samples_larger_than_a_chunk(bench, plan):
     made = bench(random_samples(80, high=60 * KIB))
     for memory_bytes in (64 * KIB, 512 * KIB, 16 * MIB):
         with made.reader(memory_bytes=memory_bytes) as reader:
-            order = run(reader.batches(9, plan=plan), made.laid.samples)
+            order = run(batches_of(reader, 9, plan=plan), made.laid.samples)
             assert sorted(order) == list(range(80))
 
 
@@ -107,7 +107,7 @@ def test_samples_larger_than_a_chunk(bench, plan):
 def test_batches_that_are_kept_never_stop_an_epoch(bench, plan):
     made = bench(random_samples(600, low=100))
     with made.reader(memory_bytes=128 * KIB) as reader:
-        kept = list(reader.batches(32, plan=plan))
+        kept = list(batches_of(reader, 32, plan=plan))
         order = [i for batch in kept for i in batch.indices.tolist()]
         assert sorted(order) == list(range(600))
         assert [bytes(view) for batch in kept for view in batch] == [
@@ -131,7 +131,7 @@ def test_faults_on_the_way(bench, plan, memory_bytes):
     )
     natives = [NativeDevice.fault(device.native, config, uri=device.uri) for device in made.devices]
     with made.reader(natives, memory_bytes=memory_bytes, retry_count=30) as reader:
-        order = run(reader.batches(32, plan=plan), made.laid.samples)
+        order = run(batches_of(reader, 32, plan=plan), made.laid.samples)
         assert sorted(order) == list(range(500))
 
 
@@ -144,13 +144,13 @@ def test_bad_samples_follow_the_policy(bench, plan, memory_bytes):
         made.corrupt(index)
     with made.reader(memory_bytes=memory_bytes) as reader:
         with pytest.raises(ChecksumError, match="sample"):
-            run(reader.batches(16, plan=plan), made.laid.samples)
-        epoch = reader.batches(16, plan=plan, on_error="skip")
+            run(batches_of(reader, 16, plan=plan), made.laid.samples)
+        epoch = batches_of(reader, 16, plan=plan, on_error="skip")
         order = run(epoch, made.laid.samples)
         assert sorted(order) == [i for i in range(400) if i not in bad]
         assert epoch.failure_count == 4
         assert {failure.index for failure in epoch.failures} == bad
-        epoch = reader.batches(16, plan=plan, on_error="replace")
+        epoch = batches_of(reader, 16, plan=plan, on_error="replace")
         order = run(epoch, made.laid.samples)
         assert len(order) == 400
         assert set(order) == set(range(400)) - bad
@@ -163,7 +163,7 @@ def test_a_batch_that_was_an_error_is_the_next_one_again(bench, plan):
     made = bench(random_samples(100, low=20))
     made.corrupt(40)
     with made.reader(memory_bytes=96 * KIB) as reader:
-        epoch = reader.batches(10, shuffle=None, plan=plan)
+        epoch = batches_of(reader, 10, shuffle=None, plan=plan)
         order: list[int] = []
         errors = 0
         for batch in iter(lambda: _next_or_error(epoch), None):
@@ -193,7 +193,7 @@ def test_a_bad_block_costs_only_its_samples(bench, plan):
     config = Faults(bad_first_bytes=offset // 4096 * 4096, bad_length_bytes=4096)
     natives = [NativeDevice.fault(device.native, config, uri=device.uri) for device in made.devices]
     with made.reader(natives, memory_bytes=96 * KIB) as reader:
-        epoch = reader.batches(16, plan=plan, on_error="skip")
+        epoch = batches_of(reader, 16, plan=plan, on_error="skip")
         order = run(epoch, made.laid.samples)
         failed = {failure.index for failure in epoch.failures}
         assert 77 in failed
@@ -206,10 +206,12 @@ def test_a_bad_block_costs_only_its_samples(bench, plan):
 def test_ranks_share_one_global_order(bench, shuffle, world_size):
     made = bench(random_samples(500))
     with made.reader() as reader:
-        expected = run(reader.batches(500, seed=9, shuffle=shuffle), made.laid.samples)
+        expected = run(batches_of(reader, 500, seed=9, shuffle=shuffle), made.laid.samples)
         shared: list[int] = [-1] * 500
         for rank in range(world_size):
-            epoch = reader.batches(11, seed=9, shuffle=shuffle, rank=rank, world_size=world_size)
+            epoch = batches_of(
+                reader, 11, seed=9, shuffle=shuffle, rank=rank, world_size=world_size
+            )
             shared[rank::world_size] = run(epoch, made.laid.samples)
         assert shared == expected
 
@@ -218,29 +220,31 @@ def test_drop_last_gives_every_rank_the_same_number_of_full_batches(bench):
     made = bench(random_samples(500))
     with made.reader() as reader:
         for rank in range(3):
-            epoch = reader.batches(16, rank=rank, world_size=3, drop_last=True)
+            epoch = batches_of(reader, 16, rank=rank, world_size=3, drop_last=True)
             assert len(epoch) == 10
             sizes = [len(batch) for batch in epoch]
             assert sizes == [16] * 10
-        assert len(reader.batches(16)) == 32
+        assert len(batches_of(reader, 16)) == 32
 
 
 @pytest.mark.parametrize("shuffle", ["global", "chunk", None])
 def test_resume_at_another_world_size(bench, shuffle):
     made = bench(random_samples(600))
     with made.reader() as reader:
-        expected = run(reader.batches(600, seed=4, epoch=2, shuffle=shuffle), made.laid.samples)
+        expected = run(batches_of(reader, 600, seed=4, epoch=2, shuffle=shuffle), made.laid.samples)
         taken: list[int] = [-1] * 240
         states = []
         for rank in range(4):
-            epoch = reader.batches(20, seed=4, epoch=2, shuffle=shuffle, rank=rank, world_size=4)
+            epoch = batches_of(
+                reader, 20, seed=4, epoch=2, shuffle=shuffle, rank=rank, world_size=4
+            )
             taken[rank::4] = [i for _ in range(3) for i in next(epoch).indices.tolist()]
             states.append(json.loads(json.dumps(epoch.state())))
             epoch.close()
         assert all(state == states[0] for state in states)
         rest: list[int] = [-1] * 360
         for rank in range(3):
-            epoch = reader.batches(7, rank=rank, world_size=3).resume(states[0])
+            epoch = batches_of(reader, 7, rank=rank, world_size=3).resume(states[0])
             rest[rank::3] = run(epoch, made.laid.samples)
         assert taken + rest == expected
 
@@ -253,13 +257,13 @@ def test_batches_of_workers_taken_in_turn_are_those_of_one(bench, shuffle, drop_
     arguments = {"seed": 6, "shuffle": shuffle, "drop_last": drop_last, "world_size": 2}
     with made.reader() as reader:
         for rank in range(2):
-            one = reader.batches(11, rank=rank, **arguments)
+            one = batches_of(reader, 11, rank=rank, **arguments)
             state = {**one.state(), "position": 15}  # not a multiple of anything
             expected = [
                 (batch.indices.tolist(), one.state()["position"]) for batch in one.resume(state)
             ]
             epochs = [
-                reader.batches(11, rank=rank, worker=worker, workers=workers, **arguments)
+                batches_of(reader, 11, rank=rank, worker=worker, workers=workers, **arguments)
                 for worker in range(workers)
             ]
             lengths = [len(epoch.resume(state)) for epoch in epochs]
@@ -279,10 +283,10 @@ def test_batches_of_workers_taken_in_turn_are_those_of_one(bench, shuffle, drop_
 def test_a_worker_reads_a_bad_batch_again(bench):
     made = bench(random_samples(100, low=20))
     with made.reader() as reader:
-        order = [i for batch in reader.batches(10, seed=2) for i in batch.indices.tolist()]
+        order = [i for batch in batches_of(reader, 10, seed=2) for i in batch.indices.tolist()]
     made.corrupt(order[35])
     with made.reader() as reader:
-        epoch = reader.batches(10, seed=2, worker=1, workers=2)
+        epoch = batches_of(reader, 10, seed=2, worker=1, workers=2)
         assert next(epoch).indices.tolist() == order[10:20]
         for _ in range(2):
             with pytest.raises(ChecksumError):
@@ -296,7 +300,7 @@ def test_a_worker_reads_a_bad_batch_again(bench):
 def test_resume_refuses_what_is_not_its_state(bench):
     made = bench(random_samples(10))
     with made.reader() as reader:
-        epoch = reader.batches(2)
+        epoch = batches_of(reader, 2)
         state = epoch.state()
         for bad in ({}, {**state, "version": 9}, {**state, "seed": -1}, {**state, "x": 1}, None):
             with pytest.raises(UsageError):
@@ -317,13 +321,13 @@ def test_resume_refuses_what_is_not_its_state(bench):
             {"batch_size": 1, "window_chunks": 0},
         ):
             with pytest.raises(UsageError):
-                reader.batches(**arguments)
+                batches_of(reader, **arguments)
 
 
 def test_a_closed_epoch_says_so(bench):
     made = bench(random_samples(50))
     with made.reader() as reader:
-        with reader.batches(5) as epoch:
+        with batches_of(reader, 5) as epoch:
             batch = next(epoch)
         with pytest.raises(ClosedError):
             next(epoch)
@@ -334,14 +338,14 @@ def test_an_empty_dataset_has_no_batches(bench):
     made = bench({})
     with made.reader() as reader:
         for shuffle in ("global", "chunk", None):
-            assert list(reader.batches(4, shuffle=shuffle)) == []
+            assert list(batches_of(reader, 4, shuffle=shuffle)) == []
 
 
 def test_epochs_and_reads_together(bench):
     made = bench(random_samples(400))
     with made.reader(memory_bytes=256 * KIB) as reader:
-        first = reader.batches(16, seed=1)
-        second = reader.batches(16, seed=2, shuffle="chunk")
+        first = batches_of(reader, 16, seed=1)
+        second = batches_of(reader, 16, seed=2, shuffle="chunk")
         random = np.random.default_rng(0)
         for one, two in zip(first, second, strict=True):
             indices = random.integers(0, 400, 10)
@@ -357,11 +361,11 @@ def test_nothing_is_left_behind(bench):
         return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
 
     with made.reader() as reader:
-        run(reader.batches(16), made.laid.samples)
+        run(batches_of(reader, 16), made.laid.samples)
     before = count()
     for seed in range(20):
         with made.reader() as reader:
-            epoch = reader.batches(16, seed=seed)
+            epoch = batches_of(reader, 16, seed=seed)
             next(epoch)
             epoch.close()
     assert count() == before
@@ -377,7 +381,7 @@ def test_a_signal_handler_that_raises_costs_no_batch(bench):
     random = np.random.default_rng(0)
     with made.reader() as reader:
         for seed in range(5):
-            assert _taken_with_alarms(reader.batches(4, seed=seed), random) == list(range(600))
+            assert _taken_with_alarms(batches_of(reader, 4, seed=seed), random) == list(range(600))
 
 
 def _taken_with_alarms(epoch, random) -> list[int]:
@@ -408,7 +412,7 @@ def _taken_with_alarms(epoch, random) -> list[int]:
 
 def test_a_second_loop_over_an_epoch_does_not_end_in_silence(bench):
     made = bench(random_samples(20))
-    with made.reader() as reader, reader.batches(8) as epoch:
+    with made.reader() as reader, batches_of(reader, 8) as epoch:
         start = epoch.state()
         next(epoch)
         assert len([*epoch]) == 2  # goes on

@@ -17,6 +17,7 @@ from dlfs.block.memory import MemoryDevice
 from dlfs.errors import ChecksumError, ClosedError, DeviceError, DeviceTimeoutError, UsageError
 from dlfs.testing.datasets import random_samples
 from dlfs.units import KIB, MIB
+from tests.unit.reader.conftest import batches_of
 
 CHUNK_BYTES = 16 * KIB
 
@@ -178,7 +179,7 @@ def test_members_tell_what_was_read_of_them_and_how_long_it_took(bench):
     with made.reader(natives, memory_bytes=128 * KIB, retry_count=20) as reader:
         for first in range(0, 400, 40):
             reader.read(range(first, first + 40)).release()
-        for batch in reader.batches(32, plan="direct"):
+        for batch in batches_of(reader, 32, plan="direct"):
             batch.release()
         members, stats = reader.member_stats(), reader.stats()
     assert [member["uri"] for member in members] == [device.uri for device in made.devices]
@@ -199,7 +200,7 @@ def test_members_tell_what_was_read_of_them_and_how_long_it_took(bench):
 def test_what_a_slow_consumer_costs_is_told(bench):
     made = bench(random_samples(400))
     with made.reader(memory_bytes=64 * KIB) as reader:
-        batches = reader.batches(10, plan="direct")
+        batches = batches_of(reader, 10, plan="direct")
         next(batches)
         until = time.monotonic() + 30
         while reader.stats()["rest_ns"] == 0:  # memory is full, and nothing is taken
@@ -232,7 +233,7 @@ def test_a_device_that_does_not_answer_is_a_timeout(bench):
     with made.reader(natives, timeout_ms=100) as reader:
         with pytest.raises(DeviceTimeoutError, match="sample 0"):
             reader.read([0])
-        epoch = reader.batches(10)
+        epoch = batches_of(reader, 10)
         with pytest.raises(DeviceTimeoutError):
             next(epoch)
         epoch.close()
@@ -259,7 +260,7 @@ def test_a_member_that_does_not_answer_costs_only_its_own_samples(bench):
             if plan is None:
                 batch = reader.read(range(400), on_error="skip")
             else:
-                batch = next(reader.batches(400, plan=plan, on_error="skip"))
+                batch = next(batches_of(reader, 400, plan=plan, on_error="skip"))
             assert batch.to_list() == [made.laid.samples[i] for i in batch.indices]
             assert {failure.member for failure in batch.failures} == {made.devices[0].uri}
             assert len(batch.failures) + len(batch) == 400

@@ -207,6 +207,71 @@ def test_chosen_samples(arrays, choice, workers):
     resumed.close()
 
 
+def in_turn(ranks: list[list[int]]) -> list[int]:
+    """Return the epoch's order, of which each rank was given every len(ranks)-th index."""
+    longest = max(map(len, ranks))
+    return [rank[at] for at in range(longest) for rank in ranks if at < len(rank)]
+
+
+@pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES)
+def test_three_epochs_of_chosen_samples_resume_at_another_world_size(arrays, choice):
+    loaders = [
+        Loader(arrays, 10, seed=4, rank=rank, world_size=2, num_workers=2, **choice)
+        for rank in range(2)
+    ]
+    expected = [reference(arrays, seed=4, epoch=epoch, **choice) for epoch in range(3)]
+    for epoch in range(3):
+        assert in_turn([order(loader) for loader in loaders]) == expected[epoch]
+    state = None
+    for loader in loaders:
+        loader.set_epoch(1)
+        batches = iter(loader)
+        for _ in range(2):
+            state = next(batches).state
+        batches.close()
+        assert loader.state_dict() == state
+        loader.close()
+    state = json.loads(json.dumps(state))
+    assert state["position"] == 40
+    resumed = [
+        Loader(arrays, 7, rank=rank, world_size=3, num_workers=2, **choice) for rank in range(3)
+    ]
+    for loader in resumed:
+        loader.load_state_dict(state)
+    assert in_turn([order(loader) for loader in resumed]) == expected[1][40:]
+    assert in_turn([order(loader) for loader in resumed]) == expected[2]
+    for loader in resumed:
+        loader.close()
+    for name, other in CHOICES.items():
+        if other is not choice:
+            with pytest.raises(
+                UsageError, match="epoch over other samples: expected the selection"
+            ):
+                Loader(arrays, 10, **CHOICES[name]).load_state_dict(state)
+
+
+@pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES)
+def test_batch_samplers_of_chosen_samples_resume_at_another_world_size(arrays, choice):
+    samplers = [DistributedBatchSampler(arrays, 10, 2, rank, seed=4, **choice) for rank in range(2)]
+    expected = [reference(arrays, seed=4, epoch=epoch, **choice) for epoch in range(3)]
+    for epoch in range(3):
+        given = in_turn([[i for batch in one for i in batch] for one in samplers])
+        total = len(expected[epoch])
+        assert given[:total] == expected[epoch]
+        assert given[total:] == expected[epoch][: len(given) - total]  # pads the last round
+    samplers[0].set_epoch(1)
+    batches = iter(samplers[0])
+    taken = [next(batches) for _ in range(2)]
+    assert [index for batch in taken for index in batch] == expected[1][:40:2]
+    resumed = [DistributedBatchSampler(arrays, 7, 3, rank, **choice) for rank in range(3)]
+    for sampler in resumed:
+        sampler.load_state_dict(samplers[0].state_dict())
+    left = in_turn([[i for batch in one for i in batch] for one in resumed])
+    assert left[: len(expected[1]) - 40] == expected[1][40:]
+    with pytest.raises(UsageError, match="epoch over other samples: expected all samples"):
+        DistributedBatchSampler(arrays, 7, 1, 0).load_state_dict(samplers[0].state_dict())
+
+
 @pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES)
 def test_samplers_of_chosen_samples(arrays, choice):
     expected = [reference(arrays, seed=4, epoch=epoch, **choice) for epoch in range(2)]

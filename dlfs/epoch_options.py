@@ -1,0 +1,258 @@
+"""The options of an epoch and the state that resumes it, as two frozen dataclasses.
+
+``EpochOptions`` has every argument of ``Dataset.batches``. One object is carried through all
+layers: ``Dataset`` makes it, ``selection`` and ``sequence`` take the order from it, ``Epoch`` the
+share of one rank and worker, and the adapters keep it and replace the seed, epoch, rank or worker.
+
+``EpochState`` is the position of an epoch in its order. It names the dataset and the order, and no
+rank and no batch size, so that an epoch is resumed at another world size.
+
+Threads: any; both are immutable. The arrays in the options belong to the caller until
+``with_copies`` is called.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Self
+from uuid import UUID
+
+import numpy as np
+
+from dlfs.arguments import (
+    READ_PLANS,
+    SHUFFLES,
+    OnError,
+    ReadPlan,
+    Shuffle,
+    check_choice,
+    check_integer,
+    check_on_error,
+)
+from dlfs.errors import UsageError
+from dlfs.wording import show_value
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+WINDOW_CHUNKS = 64
+"""Chunks that chunk shuffle mixes at a time by default: 16 MiB of the default chunk size.
+
+Where samples were packed in a random order, as import does by default, any window shuffles batches
+as well as a global order. Where samples lie class by class, the number of samples of one class in a
+batch varies 1 + (batch - 1) / window_chunks times as much as in a global order: for batches of 256
+by 17, 4.9, 1.9 and 1.2 with windows of 16, 64, 256 and 1,024. A window larger than the memory
+budget is read several times.
+
+Source: ``python -m bench.shuffle``; the section "Shuffle quality" of bench/README.md.
+"""
+
+WINDOW_CHUNKS_MAX = 1 << 20
+"""Largest window of chunk shuffle, in chunks."""
+
+STATE_VERSION = 1
+"""Version of the dictionary that ``EpochState.to_dict`` makes."""
+
+_UINT64_MAX = (1 << 64) - 1
+
+_ORDER_RANGES = (
+    ("seed", 0, _UINT64_MAX),
+    ("epoch", 0, _UINT64_MAX),
+    ("window_chunks", 1, WINDOW_CHUNKS_MAX),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class EpochOptions:
+    """The order of an epoch, and the part of it that one consumer reads.
+
+    Attributes:
+        batch_size: samples of this rank in a batch, >= 1.
+        seed: seed of the order, 0..2^64-1.
+        epoch: number of the epoch, 0..2^64-1; each epoch has an order of its own.
+        rank: rank of this process, 0..world_size-1.
+        world_size: number of ranks that share the samples of the epoch, >= 1.
+        worker: number of this consumer within its rank, 0..workers-1.
+        workers: consumers that share the batches of a rank: each takes every ``workers``-th batch.
+        shuffle: ``global``, ``chunk``, or None for storage order.
+        window_chunks: chunks that ``chunk`` shuffle mixes at a time, 1..2^20.
+        where: samples to take, each once, as ``bool[n_samples]`` or indices.
+        weights: weight of each sample, ``[n_samples]``, or the name of a column.
+        draws: number of samples of a weighted epoch.
+        order: indices of the epoch's samples in their order.
+        drop_last: True to leave out a last global batch that is not full.
+        on_error: policy for samples that cannot be read: ``raise``, ``skip`` or ``replace``.
+        plan: how samples are read ahead: ``auto``, ``direct``, ``chunks`` or ``harvest``.
+
+    Raises:
+        UsageError: a value is out of range. ``dlfs.selection.select`` checks ``where``,
+            ``weights``, ``draws`` and ``order``, for which it needs the dataset.
+    """
+
+    batch_size: int = 1
+    seed: int = 0
+    epoch: int = 0
+    rank: int = 0
+    world_size: int = 1
+    worker: int = 0
+    workers: int = 1
+    shuffle: Shuffle | None = "global"
+    window_chunks: int = WINDOW_CHUNKS
+    where: ArrayLike | None = None
+    weights: str | ArrayLike | None = None
+    draws: int | None = None
+    order: ArrayLike | None = None
+    drop_last: bool = False
+    on_error: OnError = "raise"
+    plan: ReadPlan = "auto"
+
+    def __post_init__(self) -> None:
+        _check_shuffle(self.shuffle)
+        check_on_error(self.on_error)
+        check_choice(self.plan, READ_PLANS, option="plan", action="take batches")
+        _check_integers(self, _ORDER_RANGES, action="order an epoch")
+        counts = (("batch_size", 1, None), ("world_size", 1, None), ("workers", 1, None))
+        _check_integers(self, counts, action="take batches")
+        numbers = (("rank", 0, self.world_size - 1), ("worker", 0, self.workers - 1))
+        _check_integers(self, numbers, action="take batches")
+
+    @property
+    def has_choice(self) -> bool:
+        """True if the epoch is over chosen samples: where, weights, draws or order are given."""
+        chosen = (self.where, self.weights, self.draws, self.order)
+        return any(value is not None for value in chosen)
+
+    @property
+    def is_repeated(self) -> bool:
+        """True if all epochs have the same order, as an evaluation in storage order."""
+        return self.weights is None and (self.order is not None or self.shuffle is None)
+
+    def whole(self) -> Self:
+        """Return the options of the same epoch for one consumer of all samples, one in a batch."""
+        return replace(
+            self, batch_size=1, rank=0, world_size=1, worker=0, workers=1, drop_last=False
+        )
+
+    def with_copies(self) -> Self:
+        """Return the same options with copies of the arrays.
+
+        Adapters keep options for many epochs, which must not change with the caller's arrays.
+        """
+        where, weights, order = (
+            value if value is None or isinstance(value, str) else np.array(value)
+            for value in (self.where, self.weights, self.order)
+        )
+        return replace(self, where=where, weights=weights, order=order)
+
+    def at(self, state: EpochState) -> Self:
+        """Return the same options with the seed, epoch and shuffle of a state."""
+        return replace(
+            self,
+            seed=state.seed,
+            epoch=state.epoch,
+            shuffle=state.shuffle,
+            window_chunks=state.window_chunks,
+        )
+
+    def state(self, dataset: UUID, position: int, selection: str | None) -> EpochState:
+        """Return the state of this epoch.
+
+        Args:
+            dataset: UUID of the dataset.
+            position: samples of the epoch that all ranks together have taken.
+            selection: fingerprint of the chosen samples; None for all samples.
+        """
+        return EpochState(
+            str(dataset),
+            self.shuffle,
+            self.seed,
+            self.epoch,
+            self.window_chunks,
+            position,
+            selection=selection,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class EpochState:
+    """The position of an epoch: enough to resume it in another process, at another world size.
+
+    Attributes:
+        dataset: UUID of the dataset, as text.
+        shuffle: ``global``, ``chunk``, or None for storage order.
+        seed: seed of the order, 0..2^64-1.
+        epoch: number of the epoch, 0..2^64-1.
+        window_chunks: chunks that ``chunk`` shuffle mixes at a time.
+        position: samples of the epoch that all ranks together have taken.
+        version: version of the dictionary form.
+        selection: fingerprint of the chosen samples; None for all samples.
+    """
+
+    dataset: str
+    shuffle: Shuffle | None
+    seed: int
+    epoch: int
+    window_chunks: int
+    position: int
+    version: int = STATE_VERSION
+    selection: str | None = None
+
+    def __post_init__(self) -> None:
+        _check_shuffle(self.shuffle)
+        ranges = (*_ORDER_RANGES, ("position", 0, _UINT64_MAX))
+        _check_integers(self, ranges, action="order an epoch")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for a checkpoint (JSON, pickle, ``torch.save``)."""
+        values = asdict(self)
+        if self.selection is None:
+            del values["selection"]
+        return values
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Self:
+        """Read the dictionary that ``to_dict`` made.
+
+        Raises:
+            UsageError: it is no such dictionary, or its version is unknown to this release.
+        """
+        if not isinstance(values, dict) or "version" not in values:
+            raise UsageError(
+                f"resume an epoch: expected an epoch's state, got {show_value(values)}"
+            )
+        if values["version"] != STATE_VERSION:
+            raise UsageError(
+                f"resume an epoch: expected a state of version {STATE_VERSION}, got version "
+                f"{show_value(values['version'])}, of another release"
+            )
+        try:
+            return cls(**values)
+        except TypeError as error:
+            raise UsageError(
+                f"resume an epoch: expected an epoch's state, got {show_value(values)}"
+            ) from error
+
+
+def _check_shuffle(shuffle: object) -> None:
+    check_choice(shuffle, (*SHUFFLES, None), option="shuffle", action="order an epoch")
+
+
+def _check_integers(
+    values: EpochOptions | EpochState,
+    ranges: tuple[tuple[str, int, int | None], ...],
+    *,
+    action: str,
+) -> None:
+    """Check integer fields of a frozen dataclass and make numpy's integers plain ones.
+
+    Args:
+        values: options or state, in its ``__post_init__``.
+        ranges: name, least and greatest value of each field; None for no greatest.
+        action: action that error messages name.
+
+    Raises:
+        UsageError: a field is no integer, or out of range.
+    """
+    for option, low, high in ranges:
+        number = check_integer(getattr(values, option), low, high, option=option, action=action)
+        object.__setattr__(values, option, number)
