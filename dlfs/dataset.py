@@ -475,17 +475,9 @@ class Dataset(ColumnAccess):
         draws: int | None = None,
         order: ArrayLike | None = None,
     ) -> EpochSequence:
-        """One epoch's order, the one that ``batches`` goes by, without reading anything.
+        """Return the order of the epoch that ``batches`` reads with the same arguments.
 
-        Args:
-            shuffle: as for ``batches``.
-            seed: likewise.
-            epoch: likewise.
-            window_chunks: likewise.
-            where: likewise.
-            weights: likewise.
-            draws: likewise.
-            order: likewise.
+        No sample is read. The arguments are described at ``batches``.
 
         Raises:
             UsageError: an argument is out of range.
