@@ -1,9 +1,11 @@
-"""A sealed dataset: looking samples up, reading them, going through them in an epoch's order.
+"""``Dataset``: reads the samples of one sealed dataset, one by one or in the order of an epoch.
 
-A ``Dataset`` has its directory and reader opened for itself, so it outlives the ``Volume`` it came
-from. What belongs to a process (queue pairs, reader) is made anew, on first use, in a forked child
-and where a pickle is loaded; both look the dataset up by its UUID and say so when it is gone. Any
-thread may use it.
+A ``Dataset`` opens a session of its own from a ``Connection``: the devices or a service, the sample
+directory and the reader. It therefore outlives the ``Volume`` that made it. A session belongs to
+one process. A forked child and a loaded pickle open another one on first use. They find the dataset
+by its UUID and raise ``StaleError`` if it was removed.
+
+Threads: any at once.
 """
 
 from __future__ import annotations
@@ -12,7 +14,6 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, overload
 from uuid import UUID
 
@@ -41,15 +42,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SampleInfo:
-    """Where one sample lies and what it is.
+    """Location, length and checksum of one sample.
 
     Attributes:
-        index: in the dataset.
-        path: of the sample.
-        length_bytes: of its bytes.
-        crc32c: of its bytes.
-        member: URI of the member that it starts on.
-        offset_bytes: on that member.
+        index: index of the sample in the dataset.
+        path: path of the sample.
+        length_bytes: length of the sample in bytes.
+        crc32c: CRC32C of the sample's bytes.
+        member: URI of the member on which the sample starts.
+        offset_bytes: offset of the sample on that member, in bytes.
     """
 
     index: int
@@ -64,13 +65,13 @@ class Dataset(ColumnAccess):
     """One version of a dataset, open for reading.
 
     Args:
-        connection: what opens it.
-        identity: which dataset it is.
+        connection: opens the sessions of this dataset.
+        identity: UUID, name and version of the dataset.
 
     Attributes:
-        uuid: of this version.
-        name: of the dataset.
-        version: of the dataset.
+        uuid: UUID of this version.
+        name: name of the dataset.
+        version: version of the dataset.
 
     Threads: any at once; ``close`` by one.
     """
@@ -96,11 +97,11 @@ class Dataset(ColumnAccess):
     # ---- opening ---------------------------------------------------------------------------------
 
     def open(self) -> Self:
-        """Open devices, directory and reader now rather than on first use.
+        """Open devices, directory and reader now instead of on first use.
 
         Raises:
             StaleError: the dataset was removed.
-            FormatError: volume or directory are damaged.
+            FormatError: the volume or the directory is damaged.
             DeviceError: a device cannot be read.
             ClosedError: the dataset was closed.
         """
@@ -117,7 +118,7 @@ class Dataset(ColumnAccess):
             self._adopt()
         with self._mutex:
             if self._access is None or self._access.is_lost():
-                # A lost one is left to its last user: another thread may be in a call of it.
+                # A lost session is not closed: another thread may be in one of its calls.
                 self._access = self._connection.open_dataset(
                     self._identity, self._known_directory()
                 )
@@ -125,16 +126,16 @@ class Dataset(ColumnAccess):
 
     @property
     def access(self) -> DatasetSession:
-        """What this object stands on, in this process: for a service of the dataset."""
+        """Session of this process: the open reader, directory and devices, for the node service."""
         return self._opened()
 
     def _known_directory(self) -> FrozenDirectory | None:
-        """The directory that this process, or the one it was forked from, has already."""
+        """Return the directory that this process or its parent has open already, or None."""
         known = [*self._inherited, *filter(None, [self._access])]
         return known[-1].directory if known else None
 
     def _adopt(self) -> None:
-        """In a forked child: leave the parent's handles alone, and a lock that it may hold."""
+        """Set the parent's session and lock aside in a forked child, without using them."""
         self._mutex = threading.Lock()
         if self._access is not None:
             self._inherited.append(self._access)
@@ -142,9 +143,9 @@ class Dataset(ColumnAccess):
         self._owner = OwnerProcess()
 
     def close(self) -> None:
-        """Close devices and reader; batches given out stay good. Idempotent.
+        """Close devices and reader. Batches given out stay valid. Idempotent.
 
-        An epoch that is under way is closed by its next call.
+        An epoch in progress raises ``ClosedError`` at its next batch.
         """
         self._closed = True
         access, self._access = self._access, None
@@ -155,35 +156,30 @@ class Dataset(ColumnAccess):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_exception: object) -> None:
         self.close()
 
-    # ---- what it is ------------------------------------------------------------------------------
+    # ---- properties ------------------------------------------------------------------------------
 
     @property
     def info(self) -> DatasetInfo:
-        """Its catalog entry."""
+        """Catalog entry of the dataset."""
         access = self._opened()
         return describe_dataset(access.record, access.geometry)
 
     @property
     def sample_bytes(self) -> int:
-        """The sum of all samples' lengths."""
+        """Sum of the lengths of all samples, in bytes."""
         return self._opened().record.sample_bytes
 
     @property
     def directory(self) -> FrozenDirectory:
-        """The sample directory."""
+        """Sample directory: names, locations and checksums."""
         return self._opened().directory
 
     @property
     def attributes(self) -> AttributeTable:
-        """The columns as they are stored; ``columns`` and ``column`` are for users."""
+        """Columns of attributes as stored; users call ``columns`` and ``column``."""
         return self._opened().attributes()
 
     def __len__(self) -> int:
@@ -198,15 +194,15 @@ class Dataset(ColumnAccess):
     def __getitem__(self, index: slice | ArrayLike) -> Batch: ...
 
     def __getitem__(self, index: int | slice | ArrayLike) -> bytes | Batch:
-        """One sample by its index, negative ones from the end; or a ``Batch`` of several.
+        """Read one sample by its index as bytes, or several samples as a ``Batch``.
 
         Args:
-            index: an integer; or a slice, integers of one dimension, or a mask
+            index: an integer, negative from the end; or a slice, a list of integers, or a mask
                 (``bool[n_samples]``).
 
         Raises:
-            IndexError: there is no such sample, or the mask is of another length.
-            UsageError: it is none of these: floats, text, one bool.
+            IndexError: there is no such sample, or the mask has another length.
+            UsageError: the index has another type, such as floats, text or one bool.
             DlfsError: as ``read``.
         """
         if isinstance(index, slice):
@@ -224,14 +220,14 @@ class Dataset(ColumnAccess):
         return self._read_from_either_end(index, wanted)
 
     def _read_from_either_end(self, indices: ArrayLike, array: NDArray[Any]) -> Batch:
-        """Read samples by indices of which the negative ones count from the end.
+        """Read samples by indices, of which negative ones count from the end.
 
         Args:
-            indices: as given.
-            array: the same as an array.
+            indices: indices as the caller gave them.
+            array: the same indices as an array.
 
         Raises:
-            IndexError: one is out of range.
+            IndexError: an index is out of range.
             DlfsError: as ``read``.
         """
         count = len(self)
@@ -248,17 +244,18 @@ class Dataset(ColumnAccess):
             raise IndexError(f"read samples of dataset {self.name!r}: {problem}") from error
 
     def _position(self, index: object) -> int:
-        """The index of a sample, 0..N-1, of one that may count from the end.
+        """Return the index 0..N-1 for an index that may count from the end.
 
         Raises:
             IndexError: there is no such sample.
-            UsageError: it is no integer.
+            UsageError: the index is no integer.
         """
         number = as_integer(index)
         if number is None:
+            hint = "; get(path) takes paths" if isinstance(index, str | bytes | os.PathLike) else ""
             raise UsageError(
                 f"look up a sample of dataset {self.name!r}: expected an integer, got "
-                f"{show_value(index)}{_by_path(index)}"
+                f"{show_value(index)}{hint}"
             )
         count = len(self)
         if not -count <= number < count:
@@ -269,7 +266,7 @@ class Dataset(ColumnAccess):
         return number % count
 
     def get(self, path: PathLike) -> bytes:
-        """One sample by its path.
+        """Read one sample by its path.
 
         Raises:
             NotFoundError: there is no such sample.
@@ -278,40 +275,39 @@ class Dataset(ColumnAccess):
         return self._opened().reader.get(self.index(path))
 
     def get_kept(self, index: int) -> bytes | None:
-        """One sample of at most 1 MiB by its index; None if it would have to be waited for."""
+        """Return a sample of at most 1 MiB if it is cached; None if it must be read first."""
         return self._opened().reader.get_kept(self._position(index))
 
     def read(self, indices: ArrayLike, *, on_error: OnError = "raise") -> Batch:
-        """Read samples as one batch, in the order asked for.
+        """Read samples as one batch, in the order of the indices.
 
         Args:
-            indices: integers 0..N-1, one dimension; one may stand in it more than once.
-            on_error: ``raise``; ``skip`` leaves bad samples out; ``replace`` reads the next
-                good one of the dataset in path order, which ``batches`` may not have chosen.
+            indices: integers 0..N-1, one dimension; an index may occur more than once.
+            on_error: policy for samples that cannot be read: ``raise``; ``skip`` leaves them out;
+                ``replace`` reads the next readable sample of the dataset in path order.
 
         Raises:
             UsageError: an index is out of range, or there is no such policy.
-            ChecksumError: a sample is damaged; the message names dataset, path, member and offset.
+            ChecksumError: a sample is damaged; the message names path, member and offset.
             StaleError: the dataset was removed.
             DeviceError: a device failed.
         """
         return self._opened().reader.read(indices, on_error=on_error)
 
     def read_into(self, index: int, buffer: Buffer, *, offset_bytes: int = 0) -> int:
-        """Read a sample, or a part of it, into a buffer: its only copy in memory if it is large.
+        """Read a sample, or a part of it, into a buffer. A large sample has no other copy.
 
-        A whole sample is verified. A part is not: the checksum is that of the whole sample; see
-        ``read_pieces``.
+        A whole sample is verified. A part is not, because the checksum covers the whole sample;
+        see ``read_pieces``.
 
         Args:
-            index: of the sample, negative ones from the end.
-            buffer: contiguous, writable memory: a ``bytearray``, an array, a mapped file. As much
-                is read as it has room for; the rest of it stays as it was. After an error it has
-                nothing of use.
-            offset_bytes: where in the sample to begin.
+            index: index of the sample, negative from the end.
+            buffer: contiguous, writable memory: a ``bytearray``, an array, a mapped file. It is
+                filled as far as the sample goes. After an error its content is undefined.
+            offset_bytes: offset in the sample at which to start.
 
         Returns:
-            The bytes read; 0 behind the sample's end.
+            The number of bytes read; 0 behind the sample's end.
 
         Raises:
             IndexError: there is no such sample.
@@ -328,20 +324,20 @@ class Dataset(ColumnAccess):
         return read_into(self._opened().reader, position, buffer, number)
 
     def read_pieces(self, index: int) -> Iterator[memoryview]:
-        """Read a sample in pieces of up to 8 MiB, in bounded memory however long it is.
+        """Read a sample in pieces of up to 8 MiB, in bounded memory.
 
-        A sample of up to 64 MiB is verified before its first piece is given. A longer one is
-        verified as it goes: its last piece is given only if the checksum is right.
+        A sample of up to 64 MiB is verified before its first piece is returned. A longer sample is
+        verified while it is read: its last piece is returned only if the checksum is right.
 
         Args:
-            index: of the sample, negative ones from the end.
+            index: index of the sample, negative from the end.
 
         Returns:
-            The pieces; each may change when the next one is asked for.
+            The pieces. A piece is valid until the next one is requested.
 
         Raises:
             IndexError: there is no such sample.
-            ChecksumError: it is damaged; a note says how much of it was given before.
+            ChecksumError: the sample is damaged; a note says how many bytes were returned before.
             DlfsError: as ``read``.
         """
         return read_pieces(self._opened().reader, self._position(index))
@@ -366,34 +362,35 @@ class Dataset(ColumnAccess):
         on_error: OnError = "raise",
         plan: ReadPlan = "auto",
     ) -> Epoch:
-        """One rank's batches of one epoch, read ahead.
+        """Return one rank's batches of one epoch, which are read ahead.
 
-        By default an epoch goes over all samples, each once. ``where`` chooses some of them,
-        ``weights`` draws with replacement, in proportion, and ``order`` gives the order itself.
+        By default an epoch has all samples, each once. ``where`` chooses some of them, ``weights``
+        draws samples with replacement, in proportion, and ``order`` gives the order itself.
 
         Args:
             batch_size: samples of this rank in a batch.
-            seed: of the order; with ``epoch`` it decides all of it.
-            epoch: each has an order of its own.
-            rank: 0..world_size-1.
-            world_size: ranks that share the epoch's samples.
-            worker: 0..workers-1.
-            workers: consumers that share this rank's batches, such as worker processes: each takes
-                every ``workers``-th of them.
-            shuffle: ``global``: a uniform permutation; ``chunk``: of chunks, then of samples within
-                windows of them, at sequential speed; None: storage order.
-            window_chunks: of ``chunk``. Samples that were packed in a random order, as import does
-                by default, need no large one. Where they lie class by class, take as many chunks
-                as a batch of all ranks has samples, or more: classes vary 1 + batch / window times
-                as much as in a global order. The memory budget must hold a window.
-            where: ``bool[n_samples]`` or indices: the samples to take, each once, permuted
+            seed: seed of the order; seed and epoch determine the order completely.
+            epoch: number of the epoch; each epoch has an order of its own.
+            rank: rank of this process, 0..world_size-1.
+            world_size: number of ranks that share the epoch's samples.
+            worker: number of this consumer within its rank, 0..workers-1.
+            workers: consumers that share this rank's batches, such as worker processes; each takes
+                every ``workers``-th batch.
+            shuffle: ``global`` is a uniform permutation. ``chunk`` permutes chunks, then samples
+                within windows of chunks, and reads at sequential speed. None is storage order.
+            window_chunks: window of ``chunk`` shuffle, in chunks. A small one is enough for samples
+                that were packed in a random order, which is the default of imports. For samples
+                packed class by class, take at least as many chunks as a global batch has samples:
+                the class counts of a batch vary 1 + batch / window times as much as in a global
+                order. The memory budget must hold a window.
+            where: samples to take, each once, as ``bool[n_samples]`` or indices; they are permuted
                 (``global``) or in storage order (None).
-            weights: ``[n_samples]`` or the name of a column, 0 or more each.
-            draws: samples of a weighted epoch; as many as there are to draw from by default.
-            order: indices, taken as they stand.
-            drop_last: leave out a last global batch that is not full.
-            on_error: as for ``read``.
-            plan: how to read ahead; ``auto`` decides.
+            weights: weight of each sample, 0 or more, ``[n_samples]``, or the name of a column.
+            draws: samples of a weighted epoch; by default as many as there are to draw from.
+            order: indices of the epoch's samples in their order.
+            drop_last: True to leave out a last global batch that is not full.
+            on_error: policy for samples that cannot be read; see ``read``.
+            plan: how samples are read ahead; ``auto`` decides.
 
         Raises:
             UsageError: an argument is out of range.
@@ -436,7 +433,7 @@ class Dataset(ColumnAccess):
         )
 
     def _explain_other(self, uuid: str) -> UsageError:
-        """The error of a checkpoint of another dataset; it names that if the volume has it."""
+        """Return the error for a checkpoint of another dataset, named if the volume has it."""
         expected = f"expected dataset {quote(self.name)} version {self.version} ({self.uuid})"
         record = self._find_elsewhere(uuid)
         if record is None:
@@ -453,7 +450,7 @@ class Dataset(ColumnAccess):
         )
 
     def _find_elsewhere(self, uuid: str) -> DatasetRecord | None:
-        """The record of another dataset of the volume, as it is now; None if it has none such."""
+        """Return the record of another dataset of the volume as of now; None if there is none."""
         try:
             volume = self._connection.open_volume()
             try:
@@ -512,7 +509,7 @@ class Dataset(ColumnAccess):
     # ---- paths and indices -----------------------------------------------------------------------
 
     def index(self, path: PathLike) -> int:
-        """The index of a sample.
+        """Return the index of a path.
 
         Raises:
             NotFoundError: there is no such sample.
@@ -527,7 +524,7 @@ class Dataset(ColumnAccess):
         return index
 
     def index_of(self, paths: Sequence[PathLike]) -> NDArray[np.int64]:
-        """Indices of paths, int64[n_paths]; -1 where there is no such sample."""
+        """Return the indices of paths, ``int64[n_paths]``; -1 where there is no such sample."""
         return self.directory.find([_raw(path) for path in paths])
 
     def __contains__(self, path: object) -> bool:
@@ -536,7 +533,7 @@ class Dataset(ColumnAccess):
         return self.directory.find_one(_raw(path)) >= 0
 
     def path(self, index: int) -> bytes:
-        """The path of a sample; negative indices count from the end.
+        """Return the path of a sample; negative indices count from the end.
 
         Raises:
             IndexError: there is no such sample.
@@ -544,15 +541,15 @@ class Dataset(ColumnAccess):
         return self.directory.name(self._position(index))
 
     def paths(self, first: int = 0, count: int | None = None) -> list[bytes]:
-        """Paths in index order, all from ``first`` on unless ``count`` says how many."""
+        """Return paths in index order: ``count`` from ``first`` on, or all of them."""
         return self.directory.names(first, count)
 
     def lower_bound(self, path: bytes) -> int:
-        """The index of the first sample whose path is >= path; N when there is none."""
+        """Return the index of the first sample whose path is >= path; N if there is none."""
         return self.directory.lower_bound(path)
 
     def lengths(self, indices: ArrayLike | None = None) -> NDArray[np.int64]:
-        """Lengths in bytes of some samples, or of all, int64[n_samples]."""
+        """Return the lengths of some or all samples in bytes, ``int64[n_samples]``."""
         return self.directory.lengths(indices)
 
     def children(self, prefix: bytes = b"", start_after: bytes | None = None) -> Sequence[Entry]:
@@ -560,7 +557,7 @@ class Dataset(ColumnAccess):
         return list(self.directory.children(prefix, start_after))
 
     def stat(self, index: int) -> SampleInfo:
-        """What is known of a sample without reading it.
+        """Return location, length and checksum of a sample without reading it.
 
         Raises:
             IndexError: there is no such sample.
@@ -583,26 +580,21 @@ class Dataset(ColumnAccess):
         )
 
     def stats(self) -> dict[str, int]:
-        """The reader's counters, by their names in ``dlfs_reader_stats``."""
+        """Return the reader's counters by their names in ``dlfs_reader_stats``."""
         return self._opened().reader.stats()
 
     def member_stats(self) -> list[dict[str, Any]]:
-        """What the volume's members did for this dataset: see ``SampleReader.member_stats``."""
+        """Return the counters of each member's reads; see ``SampleReader.member_stats``."""
         return self._opened().reader.member_stats()
 
 
 def _is_scalar(index: object) -> bool:
-    """Return True for what stands for one sample at most, an index or not."""
+    """Return True if a value is no list or array: one index, or a wrong type."""
     has_length = hasattr(index, "__len__") and getattr(index, "ndim", 1) > 0
     return not has_length or isinstance(index, str | bytes)
 
 
-def _by_path(index: object) -> str:
-    """What to do instead, for a path that was given in place of an index."""
-    return "; get(path) takes paths" if isinstance(index, str | bytes | os.PathLike) else ""
-
-
 def _raw(path: PathLike) -> bytes:
-    """A path to look up; nothing is checked: a malformed one is simply not there."""
+    """Return a path as bytes for a look-up, unchecked: a malformed path is not found."""
     plain = os.fspath(path)
     return plain if isinstance(plain, bytes) else plain.encode("utf-8", "surrogateescape")
