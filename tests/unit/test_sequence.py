@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from dlfs.block.memory import MemoryDevice
 from dlfs.epoch_options import EpochOptions
 from dlfs.errors import UsageError
-from dlfs.sequence import Sequence
+from dlfs.sequence import WINDOW_CHUNKS_MAX, EpochState, Sequence, packing_permutation
 from dlfs.testing.datasets import LaidDataset, lay_dataset, random_samples
 from dlfs.units import KIB, MIB
 
@@ -21,6 +21,8 @@ CHUNK_BYTES = 16 * KIB
 
 GLOBAL_42_7 = [11, 3, 13, 10, 17, 2, 7, 19, 1, 14, 12, 18, 0, 6, 5, 15, 16, 4, 9, 8]
 CHUNK_42_7 = [14, 6, 16, 0, 4, 9, 11, 3, 5, 13, 7, 12, 18, 2, 15, 19, 10, 8, 17, 1]
+PACKING_42_0 = [1, 4, 9, 5, 3, 7, 8, 2, 0, 6]
+PACKING_42_1 = [8, 1, 4, 7, 0, 9, 2, 6, 5, 3]
 
 
 def lay(count: int, **sizes: int) -> LaidDataset:
@@ -136,6 +138,46 @@ def test_positions_outside_are_refused(laid):
     sequence = Sequence(laid.directory, EpochOptions(), chunk_bytes=CHUNK_BYTES)
     assert len(sequence) == 1000
     assert sequence.indices(1000).tolist() == []
-    for first, count, stride in ((0, 1001, 1), (-1, 1, 1), (999, 2, 1), (0, 2, 1000), (0, 1, 0)):
+    outside = ((0, 1001, 1), (-1, 1, 1), (999, 2, 1), (0, 2, 1000), (0, 1, 0), (0, -1, 1))
+    for first, count, stride in outside:
         with pytest.raises(UsageError, match="take positions"):
             sequence.indices(first, count, stride=stride)
+
+
+STATE = EpochState("a dataset", "global", seed=1, epoch=2, window_chunks=3, position=4)
+
+
+def test_a_state_comes_back_from_plain_values():
+    assert EpochState.from_dict(STATE.to_dict()) == STATE
+    with pytest.raises(AttributeError):
+        STATE.position = 5
+
+
+@pytest.mark.parametrize(
+    ("field", "low", "high"),
+    [
+        ("seed", 0, 2**64 - 1),
+        ("epoch", 0, 2**64 - 1),
+        ("position", 0, 2**64 - 1),
+        ("window_chunks", 1, WINDOW_CHUNKS_MAX),
+    ],
+)
+def test_numbers_of_a_state_have_ranges(field, low, high):
+    for value in (low, high):
+        assert getattr(EpochState.from_dict({**STATE.to_dict(), field: value}), field) == value
+    for value in (low - 1, high + 1):
+        with pytest.raises(UsageError, match=f"{field}.* got {value}"):
+            EpochState.from_dict({**STATE.to_dict(), field: value})
+
+
+@pytest.mark.parametrize(
+    "values", [None, [], ["version"], {}, {"version": 1}, {**STATE.to_dict(), "more": 1}]
+)
+def test_other_values_are_no_state(values):
+    with pytest.raises(UsageError, match="expected an epoch's state"):
+        EpochState.from_dict(values)
+
+
+def test_the_order_of_packing_never_changes():
+    assert packing_permutation(10, 42).map().tolist() == PACKING_42_0
+    assert packing_permutation(10, 42, 1).map().tolist() == PACKING_42_1
