@@ -150,3 +150,18 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
 def test_named_folders_of_tests_have_tests(page: str) -> None:
     for folder in set(re.findall(r"`(tests/[a-z]+)`", PAGES[page])):
         assert list((ROOT / folder).rglob("test_*.py")), folder
+
+
+HOPS = re.findall(r"`([\w/.]+\.(?:py|c))`: `(\w+)`", PAGES["docs/architecture.md"])
+
+
+@pytest.mark.parametrize(("file", "function"), HOPS)
+def test_every_hop_of_the_architecture_exists(file: str, function: str) -> None:
+    defined = rf"^(\s*(async )?def {function}|[\w ]+[ *]{function})\("
+    assert re.search(defined, (ROOT / file).read_text(), re.MULTILINE), f"{function} in {file}"
+
+
+def test_files_that_the_architecture_names_exist() -> None:
+    named = re.findall(r"`((?:dlfs|native|tests|deploy)/[\w/.]*)`", PAGES["docs/architecture.md"])
+    assert len(named) > 40
+    assert not [name for name in named if not (ROOT / name).exists()]
