@@ -1,26 +1,26 @@
-# Every verb does the set-up it needs; what is done already is not done again (stamps in .venv and build/).
+# Every target does the set-up that it needs, once: stamps in .venv and build/ record finished steps.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
-# The tests start Python some thousand times: it compiles each module once, whatever the machine's environment says.
+# The tests start Python thousands of times: compiled modules are stored, even where the environment forbids it.
 unexport PYTHONDONTWRITEBYTECODE
 
-# The first Python that is new enough, else python3, which is then told what it lacks.
+# The first Python that is new enough, or python3, for which a later step prints an error.
 PYTHON := $(or $(PYTHON),$(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; \
 	done),python3)
 BIN := .venv/bin
 CMAKE := $(BIN)/cmake
-# Python compiles the modules that it imports, which are few of those that the packages have.
+# pip need not compile all modules: Python compiles those that it imports.
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 LIBRARY := dlfs/_native/libdlfs.so
 SPDK_LIBRARY := dlfs/_native/libdlfs_spdk.so
 FUSE_LIBRARY := dlfs/_native/libdlfs_fuse.so
 SPDK_MODULES := spdk_nvme spdk_env_dpdk spdk_sock_modules spdk_syslibs
-# Not empty where SPDK is installed; PKG_CONFIG_PATH says where else to look.
+# "yes" where pkg-config finds SPDK; PKG_CONFIG_PATH adds folders to its search.
 SPDK := $(shell pkg-config --exists $(SPDK_MODULES) 2>/dev/null && echo yes)
 # Prints "yes" where libfuse3 is new enough for the native mount; make setup may just have installed it.
 HAS_FUSE := pkg-config --exists 'fuse3 >= 3.12' 2>/dev/null && echo yes
@@ -32,22 +32,22 @@ TIDY := $(patsubst native/src/%.c,build/tidy/%.ok,$(wildcard native/src/*/*.c)) 
 	$(if $(shell $(HAS_FUSE)),$(patsubst native/fuse/%.c,build/tidy/fuse/%.ok,$(wildcard native/fuse/*.c)))
 JOBS ?= $(shell nproc)
 
-# What is needed from Debian or Ubuntu: a program or header to look for, and its package.
+# Packages of Debian or Ubuntu, each behind a program or header that shows that it is installed.
 APT_BUILD := gcc:gcc pkg-config:pkg-config fusermount3:fuse3 \
 	/usr/include/stdlib.h:libc6-dev /usr/include/liburing.h:liburing-dev /usr/include/fuse3/fuse.h:libfuse3-dev
 APT_TEST := clang-tidy:clang-tidy getfattr:attr rsync:rsync qemu-system-x86_64:qemu-system-x86 busybox:busybox-static \
 	clang:clang /usr/share/doc/libclang-rt-dev/copyright:libclang-rt-dev
 
-# Not installed by make bench, which says what is missing.
+# Packages for make bench, which lists the missing ones and does not install them.
 APT_BENCH := fio:fio mksquashfs:squashfs-tools squashfuse_ll:squashfuse mkfs.erofs:erofs-utils perf:linux-perf \
 	valgrind:valgrind /usr/src/linux-source-6.1.tar.xz:linux-source-6.1
-# A peer that has no wheel: it is compiled where libopencv-dev and libturbojpeg0-dev are installed.
+# A peer without a wheel: it is compiled where libopencv-dev and libturbojpeg0-dev are installed.
 FFCV := ffcv==1.0.2
 APT_DLIO := mpirun:openmpi-bin mpicc:libopenmpi-dev
 
-# Processes that share the tests (tests/scheduling.py): one more than there are CPUs, since many tests wait.
+# Test processes (tests/scheduling.py): one more than there are CPUs, because many tests wait.
 WORKERS ?= $(shell expr $$(nproc) + 1)
-# Further Python packages for make test, such as torch: it is large, so its tests are skipped without it.
+# Python packages to install in addition, such as torch. Without torch its tests are skipped.
 PACKAGES ?=
 
 .PHONY: help setup build test demo lint bench bench-dlio docs wheel clean format .venv/.extra
@@ -58,7 +58,7 @@ help: ## show this
 
 setup: .venv/.stamp ## Debian packages, the virtual environment, the Python packages
 
-# What pkg-config finds decides what is built beside it: the native mount (libfuse3), SPDK.
+# The native mount and the SPDK library are built as well where pkg-config finds libfuse3 and SPDK.
 build: $(LIBRARY) build/native/fuse.stamp $(if $(SPDK),$(SPDK_LIBRARY)) ## libdlfs and what goes with it, into the package
 
 test: lint .venv/.extra build/nvmet/order ## everything: lint, then all tests
@@ -109,7 +109,7 @@ clean: ## remove what was built, and the virtual environment
 
 # ---- stamps ----
 
-# apt,PAIRS: install what PAIRS lack, and what a virtual environment lacks; or say how, and stop.
+# apt,PAIRS: install the missing packages of PAIRS and those of a virtual environment, or print the command and stop.
 define apt
 @missing=""; \
 for pair in $(1); do command -v "$${pair%%:*}" >/dev/null || [ -r "$${pair%%:*}" ] || missing+=" $${pair##*:}"; done; \
@@ -150,7 +150,7 @@ endef
 .venv/.extra: .venv/.stamp
 	@[ -z "$(PACKAGES)" ] || $(PIP_INSTALL) $(PACKAGES)
 
-# What DLFS is raced against, pinned, in a virtual environment of its own. The report names what cannot be had here.
+# The peers of the benchmark, pinned, in a virtual environment of their own. The report names those that are missing.
 build/bench/.stamp: pyproject.toml .venv/.stamp
 	@missing=""; for pair in $(APT_BENCH); do \
 	    command -v "$${pair%%:*}" >/dev/null || [ -r "$${pair%%:*}" ] || missing+=" $${pair##*:}"; done; \
@@ -162,7 +162,7 @@ build/bench/.stamp: pyproject.toml .venv/.stamp
 	    build/bench/venv/bin/python -m pip install --quiet --disable-pip-version-check $(FFCV) || echo "FFCV does not compile here"; fi
 	@touch $@
 
-# The kernel that the tests run in QEMU. Where it cannot be had, they are skipped, and CI fails.
+# The kernel that the tests run in QEMU. Without it they are skipped, and CI fails.
 build/nvmet/order: tests/nvmet/kernel.py | .venv/.stamp
 	@echo "Fetching a kernel for the tests in QEMU"
 	@$(BIN)/python -m tests.nvmet.kernel || true
@@ -176,7 +176,7 @@ build/dlio/.stamp: bench/dlio/requirements.txt bench/dlio/requirements-no-deps.t
 	@build/dlio/venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $(word 2,$^)
 	@touch $@
 
-# Written beside and renamed, so that a process that has the old library mapped keeps it.
+# Copied and renamed, so that a process that has mapped the old library keeps it.
 $(LIBRARY): .venv/.stamp $(NATIVE)
 	@echo "Building libdlfs"
 	@$(CMAKE) -S native -B build/native --log-level=WARNING -DCMAKE_BUILD_TYPE=Release -DDLFS_TESTS=OFF \
