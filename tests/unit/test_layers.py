@@ -19,9 +19,6 @@ LONG_FILES = {
     "native/src/channel/client.c": 620,
     "native/src/channel/server.c": 650,
     "native/src/device/uri.c": 640,
-    "native/src/reader/fetch.c": 645,
-    "native/src/stream/lookahead.c": 640,
-    "native/src/stream/stream.c": 615,
 }
 COLUMNS_MAX = 100
 

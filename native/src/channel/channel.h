@@ -19,6 +19,7 @@
 #include "dlfs/channel.h"
 #include "reader/reader.h"
 #include "sequence/sequence.h"
+#include "stream/stream.h"
 
 #define CHANNEL_MAGIC UINT64_C(0x314c4e4843464c44) /* "DLFCHNL1" in memory */
 #define CHANNEL_LAYOUT 3u

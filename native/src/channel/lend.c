@@ -13,7 +13,6 @@
 #include <sys/mman.h>
 
 #include "channel/channel.h"
-#include "reader/share.h"
 
 #define PLACE_NONE UINT32_MAX
 #define SAMPLE_ALIGNMENT 8u

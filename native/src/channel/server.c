@@ -22,7 +22,6 @@
 #include "channel/channel.h"
 #include "platform/clock.h"
 #include "platform/thread.h"
-#include "reader/share.h"
 #include "sequence/sequence.h"
 
 #define RELEASE_LOOK_MS 10

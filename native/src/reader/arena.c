@@ -1,17 +1,20 @@
 /*
- * The sample memory: one mapping cut into slots of a chunk. A slot is free, lent (samples that
- * someone will use), holds a chunk of the dataset by its number, or copies of samples
- * (reader/cache.c). References are counted; a chunk without any is idle and is the first to go when
- * memory is wanted, the one idle for longest first: everything that the look-ahead needs holds a
- * reference, so what is idle is needed later than all of it. Idle slots that are cached stay, for
- * the next epoch: reader/cache.c says which of them may go.
+ * The sample memory: one mapping, cut into slots of a chunk each.
  *
- * Kept for good. Where the memory is shared with other processes and the whole dataset fits in it,
- * a chunk that has landed and is sound stays in its slot as long as the reader lives: it has a
- * reference of its own, and an entry in an index behind the slots, which those processes read
- * without asking (channel/kept.c). What is left of the slots is still enough for all chunks that
- * have not landed, and for SLOTS_MIN more. Datasets with a sample that does not lie in one chunk
- * have no such index: their runs of slots need neighbours, which chunks that stay might keep apart.
+ * A slot is free, holds samples for a batch or a read under way (TRANSIENT), holds a chunk of the
+ * dataset (LOADING, CHUNK), or holds copies of single samples (PACKED). References are counted. A
+ * chunk without references is idle. When memory is needed, the chunk that was idle for longest is
+ * evicted first: all that the look-ahead needs holds a reference, so idle chunks are needed later.
+ * Idle slots of the cache stay for the next epoch; reader/cache.c decides which of them may go.
+ *
+ * Resident chunks. Where other processes share the memory and the whole dataset fits in it, a sound
+ * chunk stays in its slot as long as the reader lives. It has a reference of its own, and an entry
+ * in an index behind the slots, which the other processes read by themselves (channel/kept.c). The
+ * remaining slots are enough for all chunks that are not in memory yet, and for SLOTS_MIN more.
+ * Datasets with a sample that spans two chunks have no resident chunks: they could separate the
+ * neighbouring slots that such a sample needs.
+ *
+ * Threads: all functions but arena_map and arena_free are called with the reader's lock held.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -22,6 +25,8 @@
 
 #define PAGE_BYTES_MIN 4096u
 #define LARGE_BYTES ((size_t)2 << 20) /* dlfs_memory_map aligns mappings of so much to as much */
+
+/* ---- lists of slots -------------------------------------------------------------------------- */
 
 static void list_push(dlfs_reader *reader, struct slot_list *list, uint32_t number)
 {
@@ -67,7 +72,9 @@ static void list_remove(dlfs_reader *reader, struct slot_list *list, uint32_t nu
     list->count--;
 }
 
-/* Memory of the process's own, or such as other processes can map. */
+/* ---- the mapping ----------------------------------------------------------------------------- */
+
+/* Maps private memory, or memory that other processes can map too. */
 static int map_memory(dlfs_reader *reader, size_t *bytes, void **base)
 {
     if ((reader->config.flags & DLFS_READER_SHARED) == 0) {
@@ -77,11 +84,11 @@ static int map_memory(dlfs_reader *reader, size_t *bytes, void **base)
     int code = length > 0 ? memory_create_shared("dlfs-arena", length, true, MEMORY_OWNER_WRITES,
                                                  base, &reader->arena_descriptor)
                           : -ENOMEM;
-    *bytes = code < 0 ? *bytes : length; /* others map whole pages of whatever size */
+    *bytes = code < 0 ? *bytes : length; /* other processes map whole pages */
     return code;
 }
 
-/* Whether every sample lies in one chunk. */
+/* Returns true if every sample lies in one chunk. */
 static bool needs_no_runs(const dlfs_reader *reader)
 {
     for (uint64_t index = 0; index < reader->sample_count; index++) {
@@ -104,12 +111,12 @@ int arena_map(dlfs_reader *reader)
     void *base = NULL;
     size_t bytes = (size_t)reader->slot_count << reader->chunk_shift;
     size_t slots_bytes = bytes;
-    bool keeps = (reader->config.flags & DLFS_READER_SHARED) && reader->dataset_fits &&
-                 needs_no_runs(reader);
-    if (keeps) {
+    bool resident = (reader->config.flags & DLFS_READER_SHARED) && reader->dataset_fits &&
+                    needs_no_runs(reader);
+    if (resident) {
         bytes += reader->chunk_count * sizeof(*reader->resident_slots);
     }
-    /* A small mapping is aligned to its pages only: too little for larger blocks. */
+    /* A small mapping is only aligned to pages, which is not enough for larger blocks. */
     if (reader->config.block_bytes > PAGE_BYTES_MIN && bytes < LARGE_BYTES) {
         bytes = LARGE_BYTES;
     }
@@ -125,7 +132,7 @@ int arena_map(dlfs_reader *reader)
     reader->arena_bytes = bytes;
     reader->resident_offset = slots_bytes;
     reader->resident_slots =
-        keeps ? (_Atomic uint32_t *)(void *)(reader->arena + slots_bytes) : NULL;
+        resident ? (_Atomic uint32_t *)(void *)(reader->arena + slots_bytes) : NULL;
     reader->stats.memory_bytes = bytes;
     reader->free_slots = (struct slot_list){SLOT_NONE, SLOT_NONE, 0};
     reader->idle_slots = (struct slot_list){SLOT_NONE, SLOT_NONE, 0};
@@ -150,7 +157,9 @@ void arena_free(dlfs_reader *reader)
     free(reader->chunk_slots);
 }
 
-/* Makes every slot of a run free again, the next to be taken: its memory is warm. */
+/* ---- runs of slots --------------------------------------------------------------------------- */
+
+/* Frees every slot of a run. They are the next to be taken, since their memory is in the caches. */
 static void run_free(dlfs_reader *reader, uint32_t first)
 {
     uint32_t run = reader->slots[first].run;
@@ -170,6 +179,17 @@ static void evict(dlfs_reader *reader, uint32_t slot)
     run_free(reader, slot);
 }
 
+void arena_release_empty_map(dlfs_reader *reader)
+{
+    struct cache *cache = &reader->cache;
+    if (cache->map == NULL || cache->count > 0 || cache->map_in_use) {
+        return;
+    }
+    cache->map = NULL;
+    cache->map_capacity = 0;
+    arena_release(reader, cache->map_slot);
+}
+
 void arena_evict_cached(dlfs_reader *reader, uint32_t number)
 {
     struct slot *slot = &reader->slots[number];
@@ -178,12 +198,14 @@ void arena_evict_cached(dlfs_reader *reader, uint32_t number)
     slot->cached = false;
     if (slot->state == SLOT_PACKED) {
         cache_unmap_run(reader, number);
+        arena_release_empty_map(reader);
     } else {
         reader->chunk_slots[slot->chunk] = 0;
     }
     run_free(reader, number);
 }
 
+/* Makes one run of free slots, TRANSIENT with one reference. */
 static void occupy_run(dlfs_reader *reader, uint32_t first, uint32_t run)
 {
     for (uint32_t slot = first; slot < first + run; slot++) {
@@ -199,7 +221,7 @@ static void occupy_run(dlfs_reader *reader, uint32_t first, uint32_t run)
     head->waiters = SLOT_NONE;
 }
 
-/* What a run of neighbouring slots may be made of. */
+/* Which slots may be evicted for a run of neighbouring slots. */
 enum eviction { EVICT_NONE, EVICT_IDLE, EVICT_CACHED };
 
 static bool is_claimable(const struct slot *slot, enum eviction eviction)
@@ -211,7 +233,7 @@ static bool is_claimable(const struct slot *slot, enum eviction eviction)
     return idle && eviction >= (slot->cached ? EVICT_CACHED : EVICT_IDLE);
 }
 
-/* The first of `run` neighbouring slots that are usable, or SLOT_NONE. */
+/* Finds the first of `run` neighbouring slots that are free or may be evicted, or SLOT_NONE. */
 static uint32_t find_run(const dlfs_reader *reader, uint32_t run, enum eviction eviction)
 {
     uint32_t found = 0;
@@ -226,10 +248,10 @@ static uint32_t find_run(const dlfs_reader *reader, uint32_t run, enum eviction 
     return SLOT_NONE;
 }
 
-/* Makes one slot free, if it can. */
+/* Evicts one slot if none is free, if there is one to evict. */
 static void free_one_slot(dlfs_reader *reader, bool displace)
 {
-    uint32_t victim = cache_victim(reader);
+    uint32_t victim = cache_victim(&reader->cache);
     if (victim != SLOT_NONE) {
         arena_evict_cached(reader, victim);
     } else if (reader->idle_slots.count > 0) {
@@ -239,7 +261,7 @@ static void free_one_slot(dlfs_reader *reader, bool displace)
     }
 }
 
-/* Evicts what lies in a run of slots. */
+/* Evicts whatever lies in a run of slots. */
 static void evict_run(dlfs_reader *reader, uint32_t first, uint32_t run)
 {
     for (uint32_t slot = first; slot < first + run; slot++) {
@@ -256,7 +278,7 @@ static void evict_run(dlfs_reader *reader, uint32_t first, uint32_t run)
 
 static uint32_t take_run(dlfs_reader *reader, uint32_t run, bool displace)
 {
-    bool cached = displace || cache_victim(reader) != SLOT_NONE;
+    bool cached = displace || cache_victim(&reader->cache) != SLOT_NONE;
     uint32_t first = find_run(reader, run, EVICT_NONE);
     if (first == SLOT_NONE) {
         first = find_run(reader, run, EVICT_IDLE);
@@ -287,7 +309,7 @@ uint32_t arena_take(dlfs_reader *reader, uint32_t run, bool displace)
     return slot;
 }
 
-/* The last run of so many free slots, or SLOT_NONE. */
+/* Finds the last run of so many free slots, or SLOT_NONE. */
 static uint32_t find_last_run(const dlfs_reader *reader, uint32_t run)
 {
     uint32_t found = 0;
@@ -303,7 +325,7 @@ static uint32_t find_last_run(const dlfs_reader *reader, uint32_t run)
 uint32_t arena_take_packed(dlfs_reader *reader, uint32_t run)
 {
     uint32_t first = SLOT_NONE;
-    if (run == 1) { /* those that were free for longest lie at the end, mostly */
+    if (run == 1) { /* the slot that was free for longest: mostly it lies at the end */
         first = reader->free_slots.last;
     } else if (reader->free_slots.count >= run) {
         first = find_last_run(reader, run);
@@ -331,6 +353,8 @@ uint32_t arena_head(const dlfs_reader *reader, uint32_t number)
     const struct slot *slot = &reader->slots[number];
     return slot->state == SLOT_TAIL ? slot->head : number;
 }
+
+/* ---- references ------------------------------------------------------------------------------ */
 
 static struct slot_list *idle_list(dlfs_reader *reader, const struct slot *slot)
 {
@@ -361,6 +385,8 @@ void arena_release(dlfs_reader *reader, uint32_t number)
     pthread_cond_broadcast(&reader->released);
 }
 
+/* ---- chunks ---------------------------------------------------------------------------------- */
+
 void arena_begin_load(dlfs_reader *reader, uint32_t number, uint64_t chunk, const void *owner)
 {
     struct slot *slot = &reader->slots[number];
@@ -370,7 +396,7 @@ void arena_begin_load(dlfs_reader *reader, uint32_t number, uint64_t chunk, cons
     reader->chunk_slots[chunk] = number + 1;
 }
 
-/* A chunk that has landed stays, and other processes are told. */
+/* Keeps a chunk for as long as the reader lives, and publishes it to the other processes. */
 static void make_resident(dlfs_reader *reader, uint32_t number)
 {
     struct slot *slot = &reader->slots[number];
@@ -378,21 +404,20 @@ static void make_resident(dlfs_reader *reader, uint32_t number)
     atomic_store_explicit(&reader->resident_slots[slot->chunk], number + 1, memory_order_release);
 }
 
-void arena_end_load(dlfs_reader *reader, uint32_t number, bool kept, struct bad_samples *bad)
+void arena_end_load(dlfs_reader *reader, uint32_t number, bool valid, struct bad_samples *bad)
 {
     struct slot *slot = &reader->slots[number];
-    slot->state = kept ? SLOT_CHUNK : SLOT_TRANSIENT;
-    slot->bad = bad; /* until the slot is free again */
+    slot->state = valid ? SLOT_CHUNK : SLOT_TRANSIENT;
+    slot->bad = bad; /* run_free frees it */
     slot->owner = NULL;
     slot->waiters = SLOT_NONE;
-    if (!kept) {
+    if (!valid) {
         reader->chunk_slots[slot->chunk] = 0;
         return;
     }
     if (reader->resident_slots != NULL && bad == NULL) {
         make_resident(reader, number);
     }
-    cache_add_chunk(reader, number);
 }
 
 uint32_t arena_find(const dlfs_reader *reader, uint64_t chunk)
@@ -402,7 +427,7 @@ uint32_t arena_find(const dlfs_reader *reader, uint64_t chunk)
 
 uint32_t arena_available(const dlfs_reader *reader)
 {
-    uint32_t victims = cache_victim(reader) != SLOT_NONE;
+    uint32_t victims = cache_victim(&reader->cache) != SLOT_NONE;
     return reader->free_slots.count + reader->idle_slots.count + victims;
 }
 
@@ -421,7 +446,7 @@ static bool is_bad(const struct bad_samples *bad, uint64_t address)
     return low < bad->count && bad->addresses[low] == address;
 }
 
-bool arena_gives(const dlfs_reader *reader, uint32_t number, const struct location *location,
+bool arena_holds(const dlfs_reader *reader, uint32_t number, const struct location *location,
                  uint64_t *offset)
 {
     const struct slot *slot = &reader->slots[number];
@@ -438,7 +463,7 @@ bool arena_look_up(dlfs_reader *reader, uint64_t index, const struct location *l
                    uint64_t *offset)
 {
     uint32_t slot = arena_find(reader, location->chunk);
-    bool found = (slot != SLOT_NONE && arena_gives(reader, slot, location, offset)) ||
+    bool found = (slot != SLOT_NONE && arena_holds(reader, slot, location, offset)) ||
                  cache_find(reader, index, offset);
     if (!found) {
         return false;

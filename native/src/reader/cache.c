@@ -1,117 +1,45 @@
 /*
  * The sample cache: what stays in the arena from one epoch to the next.
  *
- * Two kinds of slots are cached. A stream that reads whole chunks leaves chunks there as they are;
- * a stream that reads single samples copies each, when it lands, behind the one before in a PACKED
- * run of slots, where the map finds it by its index. So memory holds what an epoch takes, and none
- * of the neighbours of a selected sample.
+ * Two kinds of slots are cached. A stream that reads whole chunks leaves them there as they are. A
+ * stream that reads single samples copies each of them behind the previous one in a PACKED run of
+ * slots, where a map finds it by its index (reader/cache_map.c). So memory holds the samples of a
+ * selection without their neighbours.
  *
- * What is cached stays, and what comes when the cache is full is not cached. In a random order each
- * sample is needed as soon as any other, so that a fixed set saves its share of every epoch; in
- * storage order it does too, where evicting what was not used for longest saves nothing. What is
- * cached is a share of the chunks, or the samples of a share of the chunks, that is spread evenly
- * over the dataset: so each window of an order has its share, in the first epoch as well.
+ * A cached sample stays, and a sample that comes when the cache is full is not cached. In a random
+ * order each sample is needed as soon as any other, so a fixed set saves its share of every epoch.
+ * In storage order it does so too, while LRU eviction would save nothing. The cache takes a share
+ * of the chunks, or the samples of a share of the chunks, which is spread evenly over the dataset:
+ * so each window of an order finds its share, also in the first epoch.
  *
- * Another selection makes that set useless. When an epoch begins and those since the last look have
- * given out as many samples as the largest of them has, the cache looks: a slot that had less than
- * three uses for four of its samples, IDLE_LOOKS times in a row, is evicted if others lacked room.
- * Twice, for epochs of training and of validation take turns.
+ * Another selection makes that set useless. So the cache reviews the uses of its slots when an
+ * epoch begins, after streams have given as many samples as the largest epoch since the last review
+ * has. A slot is evicted if it had less than three uses for four of its samples, IDLE_REVIEWS_MAX
+ * times in a row, and other samples were refused for lack of room. Two reviews are needed because
+ * epochs of training and of validation alternate.
  *
- * The cache has all slots but a reserve for what is on its way or lent (stream/choose.c). It gives
- * slots back when that reserve grows, and to a read that would have no memory otherwise.
+ * The cache has all slots but a reserve for reads under way and pinned batches
+ * (stream/cache_size.c). It releases slots when that reserve grows, and to a read that would have
+ * no memory otherwise.
  *
- * The map takes slots of the arena when a stream that packs samples begins, and gives them back
- * when it is empty and no such stream is left. A run is packed as [index, bytes] [index, bytes]
- * ..., each aligned to 8 bytes, so that an eviction knows what it takes out of the map.
+ * The map takes slots of the arena when a stream that packs samples begins. It releases them when
+ * it is empty and no such stream is left.
+ *
+ * Threads: all functions are called with the reader's lock held.
  */
 #include <string.h>
 
 #include "reader/reader.h"
 
-#define HEAD_BYTES 8u
-/* In place of an index: bytes that no sample came to use, with their number. */
-#define HOLE (UINT64_C(1) << 63)
-#define MAP_MIN UINT64_C(64)
-#define IDLE_REVIEWS_MAX 2u /* so often in a row too little used: the slot may be evicted */
-
-void cache_init(struct cache *cache)
-{
-    *cache = (struct cache){
-        .open = SLOT_NONE,
-        .map_slot = SLOT_NONE,
-        .packed_run_slots = 1,
-        .batches_pinned = CACHE_BATCHES_PINNED_MIN,
-        .idle = {SLOT_NONE, SLOT_NONE, 0},
-    };
-}
-
-/* ---- the map --------------------------------------------------------------------------------- */
-
-static uint64_t map_next(const struct cache *cache, uint64_t at)
-{
-    return at + 1 < cache->map_capacity ? at + 1 : 0;
-}
-
-/* Places from one to another, forwards and around the end. */
-static uint64_t map_distance(const struct cache *cache, uint64_t from, uint64_t to)
-{
-    return to >= from ? to - from : to + cache->map_capacity - from;
-}
-
-/* The place of an index in the map, or the empty place where it would be. */
-static struct cached_sample *map_find(const struct cache *cache, uint64_t index)
-{
-    uint64_t at = cache_home(cache, index);
-    while (cache->map[at].key != 0 && cache->map[at].key != index + 1) {
-        at = map_next(cache, at);
-    }
-    return &cache->map[at];
-}
-
-/* Empties a place of the map, closing the gap. */
-static void map_remove(struct cache *cache, struct cached_sample *sample)
-{
-    uint64_t gap = (uint64_t)(sample - cache->map);
-    uint64_t at = gap;
-    for (;;) {
-        at = map_next(cache, at);
-        if (cache->map[at].key == 0) {
-            break;
-        }
-        uint64_t home = cache_home(cache, cache->map[at].key - 1);
-        if (map_distance(cache, home, at) >= map_distance(cache, gap, at)) {
-            cache->map[gap] = cache->map[at];
-            gap = at;
-        }
-    }
-    cache->map[gap].key = 0;
-    cache->count--;
-}
-
-/* A quarter of the map stays empty. */
-static bool map_has_room(const struct cache *cache, uint64_t samples)
-{
-    return samples <= cache->map_capacity / 4 * 3;
-}
-
-static uint64_t map_capacity_for(uint64_t samples)
-{
-    uint64_t capacity = samples / 3 * 4 + 8;
-    return capacity > MAP_MIN ? capacity : MAP_MIN;
-}
-
-uint64_t cache_map_bytes(uint64_t samples)
-{
-    return map_capacity_for(samples) * sizeof(struct cached_sample);
-}
+#define IDLE_REVIEWS_MAX 2u /* in a row: then a slot may be evicted */
 
 void cache_reserve_map(dlfs_reader *reader, uint64_t samples)
 {
     struct cache *cache = &reader->cache;
-    uint64_t capacity = map_capacity_for(samples);
+    uint64_t capacity = cache_map_bytes(samples) / sizeof(struct cached_sample);
     uint64_t run =
         (cache_map_bytes(samples) + reader->config.chunk_bytes - 1) >> reader->chunk_shift;
-    if (map_has_room(cache, samples) || capacity > UINT32_MAX || run >= reader->slot_count) {
+    if (cache_map_has_room(cache, samples) || capacity > UINT32_MAX || run >= reader->slot_count) {
         return;
     }
     uint32_t slot = arena_take(reader, (uint32_t)run, true);
@@ -124,7 +52,7 @@ void cache_reserve_map(dlfs_reader *reader, uint64_t samples)
     memset(grown.map, 0, capacity * sizeof(*grown.map));
     for (uint64_t at = 0; at < cache->map_capacity; at++) {
         if (cache->map[at].key != 0) {
-            *map_find(&grown, cache->map[at].key - 1) = cache->map[at];
+            *cache_map_find(&grown, cache->map[at].key - 1) = cache->map[at];
         }
     }
     if (cache->map != NULL) {
@@ -135,55 +63,13 @@ void cache_reserve_map(dlfs_reader *reader, uint64_t samples)
     cache->map_slot = slot;
 }
 
-/* Gives the slots of an empty map back, if no stream is going to fill it. */
-static void release_empty_map(dlfs_reader *reader)
-{
-    struct cache *cache = &reader->cache;
-    if (cache->map == NULL || cache->count > 0 || cache->map_in_use) {
-        return;
-    }
-    cache->map = NULL;
-    cache->map_capacity = 0;
-    arena_release(reader, cache->map_slot);
-}
+/* ---- samples --------------------------------------------------------------------------------- */
 
-bool cache_find(const dlfs_reader *reader, uint64_t index, uint64_t *offset)
-{
-    const struct cache *cache = &reader->cache;
-    if (cache->count == 0) {
-        return false;
-    }
-    const struct cached_sample *sample = map_find(cache, index);
-    if (sample->key == 0 || (sample->offset & CACHE_PENDING)) {
-        return false;
-    }
-    *offset = sample->offset;
-    return true;
-}
-
-/* ---- room ------------------------------------------------------------------------------------ */
-
-static uint64_t packed_bytes(uint64_t length)
-{
-    return HEAD_BYTES + ((length + 7) & ~UINT64_C(7));
-}
-
-static uint64_t *packed_head(const dlfs_reader *reader, uint64_t offset)
-{
-    return (uint64_t *)(void *)(reader->arena + offset - HEAD_BYTES);
-}
-
-uint32_t cache_victim(const dlfs_reader *reader)
-{
-    const struct cache *cache = &reader->cache;
-    return cache->slots > cache->slots_max ? cache->idle.first : SLOT_NONE;
-}
-
-/* Notes that the cache lacks room, for the next look. */
+/* Notes for the next review that the cache lacks room. */
 static enum reservation refuse(struct cache *cache)
 {
     cache->lacked_room = true;
-    cache->full = cache->slots >= cache->slots_max; /* else a smaller sample may fit */
+    cache->full = cache->slots >= cache->slots_max; /* if not, a smaller sample may fit */
     return RESERVE_REFUSED;
 }
 
@@ -206,19 +92,17 @@ static enum reservation open_run(dlfs_reader *reader, uint64_t bytes)
         return RESERVE_BLOCKED;
     }
     cache->open = slot;
-    arena_release(reader, slot); /* the sample's own reference holds it */
+    arena_release(reader, slot); /* the sample's own reference pins it */
     return RESERVE_DONE;
 }
-
-/* ---- samples --------------------------------------------------------------------------------- */
 
 enum reservation cache_reserve(dlfs_reader *reader, uint64_t index, uint64_t length,
                                uint64_t *offset)
 {
     struct cache *cache = &reader->cache;
-    uint64_t bytes = packed_bytes(length);
-    if (cache->full || cache->slots_max == 0 || !map_has_room(cache, cache->count + 1) ||
-        map_find(cache, index)->key != 0) {
+    uint64_t bytes = cache_packed_bytes(length);
+    if (cache->full || cache->slots_max == 0 || !cache_map_has_room(cache, cache->count + 1) ||
+        cache_map_find(cache, index)->key != 0) {
         return RESERVE_REFUSED;
     }
     const struct slot *open = cache->open != SLOT_NONE ? &reader->slots[cache->open] : NULL;
@@ -229,12 +113,12 @@ enum reservation cache_reserve(dlfs_reader *reader, uint64_t index, uint64_t len
         }
     }
     struct slot *slot = &reader->slots[cache->open];
-    *offset = ((uint64_t)cache->open << reader->chunk_shift) + slot->chunk + HEAD_BYTES;
-    *packed_head(reader, *offset) = index;
+    *offset = ((uint64_t)cache->open << reader->chunk_shift) + slot->chunk + CACHE_INDEX_BYTES;
+    *cache_packed_index(reader, *offset) = index;
     slot->chunk += bytes;
     slot->samples++;
     slot->uses++;
-    *map_find(cache, index) = (struct cached_sample){index + 1, *offset | CACHE_PENDING};
+    *cache_map_find(cache, index) = (struct cached_sample){index + 1, *offset | CACHE_PENDING};
     cache->count++;
     arena_reference(reader, cache->open);
     return RESERVE_DONE;
@@ -242,49 +126,29 @@ enum reservation cache_reserve(dlfs_reader *reader, uint64_t index, uint64_t len
 
 void cache_publish(dlfs_reader *reader, uint64_t index)
 {
-    map_find(&reader->cache, index)->offset &= ~CACHE_PENDING;
+    cache_map_find(&reader->cache, index)->offset &= ~CACHE_PENDING;
 }
 
 void cache_abandon(dlfs_reader *reader, uint64_t index, uint64_t offset)
 {
     struct location location;
-    (void)reader_locate(reader, index, &location); /* it was good when the sample was read */
-    uint64_t bytes = packed_bytes(location.length);
+    (void)reader_locate(reader, index, &location); /* it was valid when the sample was read */
+    uint64_t bytes = cache_packed_bytes(location.length);
     uint32_t number = arena_head(reader, slot_of(reader, offset));
     struct slot *slot = &reader->slots[number];
     uint64_t end = ((uint64_t)number << reader->chunk_shift) + slot->chunk;
-    if (offset - HEAD_BYTES + bytes == end) { /* the last one */
+    if (offset - CACHE_INDEX_BYTES + bytes == end) { /* the last sample of the run */
         slot->chunk -= bytes;
         slot->samples--;
-    } else { /* counts as a sample without a use: a run with many of them is idle */
-        *packed_head(reader, offset) = HOLE | bytes;
+    } else { /* counts as a sample without uses, so a run with many holes is evicted */
+        *cache_packed_index(reader, offset) = CACHE_HOLE | bytes;
     }
     slot->uses -= slot->uses > 0;
-    map_remove(&reader->cache, map_find(&reader->cache, index));
+    cache_map_remove(&reader->cache, cache_map_find(&reader->cache, index));
     arena_release(reader, number);
 }
 
-void cache_unmap_run(dlfs_reader *reader, uint32_t number)
-{
-    uint64_t start = (uint64_t)number << reader->chunk_shift;
-    uint64_t end = start + reader->slots[number].chunk;
-    for (uint64_t at = start; at < end;) {
-        uint64_t index = *packed_head(reader, at + HEAD_BYTES);
-        struct location location;
-        if (index & HOLE) {
-            at += index & ~HOLE;
-            continue;
-        }
-        (void)reader_locate(reader, index, &location);
-        map_remove(&reader->cache, map_find(&reader->cache, index));
-        at += packed_bytes(location.length);
-    }
-    if (reader->cache.open == number) {
-        reader->cache.open = SLOT_NONE;
-    }
-    reader->cache.full = false;
-    release_empty_map(reader);
-}
+/* ---- chunks ---------------------------------------------------------------------------------- */
 
 bool cache_admits_chunk(dlfs_reader *reader, uint64_t chunk, uint32_t run)
 {
@@ -297,7 +161,8 @@ bool cache_admits_chunk(dlfs_reader *reader, uint64_t chunk, uint32_t run)
     return room;
 }
 
-void cache_add_chunk(dlfs_reader *reader, uint32_t number)
+/* Caches a chunk that was read, if there is room for it. */
+static void add_chunk(dlfs_reader *reader, uint32_t number)
 {
     struct slot *slot = &reader->slots[number];
     if (!cache_admits_chunk(reader, slot->chunk, slot->run)) {
@@ -311,6 +176,14 @@ void cache_add_chunk(dlfs_reader *reader, uint32_t number)
     reader->cache.slots += slot->run;
 }
 
+void cache_end_load(dlfs_reader *reader, uint32_t number, bool valid, struct bad_samples *bad)
+{
+    arena_end_load(reader, number, valid, bad);
+    if (valid) {
+        add_chunk(reader, number);
+    }
+}
+
 /* ---- epochs ---------------------------------------------------------------------------------- */
 
 void cache_count_given(dlfs_reader *reader, uint64_t samples)
@@ -318,7 +191,7 @@ void cache_count_given(dlfs_reader *reader, uint64_t samples)
     reader->cache.clock += samples;
 }
 
-/* Evicts slots that the epochs since the last looks have hardly used, if others lack room. */
+/* Evicts slots that the epochs since the last reviews have hardly used, if others lack room. */
 static void review_usage(dlfs_reader *reader)
 {
     bool lacked_room = reader->cache.lacked_room;
@@ -359,5 +232,5 @@ void cache_set_limits(dlfs_reader *reader, uint32_t slots_max, uint32_t packed_r
     cache->packed_run_slots = packed_run_slots;
     cache->map_in_use = map_in_use;
     cache->full = false;
-    release_empty_map(reader);
+    arena_release_empty_map(reader);
 }

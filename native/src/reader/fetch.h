@@ -1,136 +1,256 @@
 /*
- * Bringing spans of a dataset's data space into memory: what reader/fetch.c, reader/fetch_queues.c,
- * reader/pieces.c and reader/members.c give each other and the rest of the reader. Included by
- * reader.h, which has the types.
+ * A fetch: the reading of spans into memory by one thread, through the queue pairs of the members.
+ *
+ * The layers, each of which calls only those before it: reader/members.c (members.h),
+ * reader/span.c (the life of a span), reader/fetch_queues.c (queue pairs), reader/requests.c (the
+ * requests of a span), reader/fetch.c (the step that keeps the queues full). A fetch belongs to one
+ * thread at a time and needs no lock.
  */
 #ifndef DLFS_FETCH_H
 #define DLFS_FETCH_H
 
-#include "platform/clock.h"
+#include <poll.h>
+#include <stdatomic.h>
+#include <stdbool.h>
 
-/* reader/fetch.c */
-int fetch_create(dlfs_reader *reader, struct fetch **out);
-/* Waits for what is in flight. */
-void fetch_destroy(struct fetch *fetch);
-/* Room for so many spans, beside abandoned ones; nothing else may be under way. */
+#include "device/device.h"
+#include "dlfs/dlfs.h"
+#include "platform/clock.h"
+#include "reader/plan.h"
+
+#define MEMBER_NONE UINT32_MAX
+#define SPAN_NONE UINT32_MAX
+#define REQUEST_NONE UINT32_MAX
+
+struct private_memory;
+
+enum span_state { SPAN_UNUSED, SPAN_WAITING, SPAN_IN_FLIGHT, SPAN_DONE };
+
+/* A block-aligned byte range of the data space, in one chunk or over whole chunks, and the memory
+ * that it is read into. */
+struct span {
+    uint64_t address;
+    uint64_t length;
+    uint8_t *memory;
+    uint64_t deadline_ns;     /* 0 until the first request is queued */
+    uint64_t submitted_bytes; /* of which requests were made */
+    uint64_t asked_members;   /* members that requests were sent to, as bits */
+    uint64_t suspect_members; /* members to avoid one after the other, as bits, since the bytes that
+                                 came were corrupt */
+    uint64_t bad_address;     /* of the first request that failed */
+    uint32_t in_flight;       /* requests */
+    uint32_t attempts;        /* retries that were used up */
+    uint32_t avoided_member;  /* the member not to ask if another has the bytes, or MEMBER_NONE */
+    int code;                 /* of the first request that failed */
+    uint8_t state;            /* enum span_state */
+    bool begun;               /* a request of it was made, at least once */
+    bool redirected;          /* ended early so that another copy can be read */
+    bool was_corrupt;         /* a checksum failed, at least once */
+    bool abandoned;           /* timed out; its memory stays referenced until all requests ended */
+    uint32_t slot;            /* the arena's slot that `memory` lies in, or SLOT_NONE */
+    struct private_memory *private_memory; /* what `memory` lies in else, or NULL */
+    uint32_t next;                         /* in the list of unused, waiting or done spans */
+    uint32_t tag;                          /* the caller's own, as are `single` and `kind` */
+    uint32_t single; /* number of its sample that is read by itself, from 1; 0: all at once */
+    uint8_t kind;
+};
+
+/* A queue of spans, by their numbers. */
+struct span_list {
+    uint32_t first; /* SPAN_NONE if empty */
+    uint32_t last;
+};
+
+/* One read operation of a device: the part of a span in one chunk, from one copy of the chunk. */
+struct request {
+    uint64_t address;
+    uint32_t length;
+    uint32_t span;     /* SPAN_NONE: a probe that finds out if a lost member is back */
+    uint32_t member;   /* that it was sent to; MEMBER_NONE: unused, or to be sent again */
+    uint32_t copy;     /* that it reads */
+    uint32_t tried;    /* copies that failed, as bits */
+    uint64_t begun_ns; /* when it was queued */
+    uint32_t next;     /* in the list of unused requests or of those to send again */
+};
+
+/* One thread's access to the members. */
+struct fetch {
+    dlfs_reader *reader;
+    dlfs_queue **queues;                     /* [member_count]; NULL while none is needed */
+    struct dlfs_queue_waiter *queue_waiters; /* [member_count] in line for a queue pair */
+    uint64_t *queue_taken_ns;                /* [member_count] when each queue pair was taken */
+    uint64_t yielding;        /* members that get no new requests, since other threads wait for the
+                                 queue pair; as bits */
+    struct pollfd *waits;     /* [member_count] scratch */
+    struct request *requests; /* [member_count * depth] */
+    uint32_t unused_requests; /* list */
+    uint32_t resend_requests; /* list of requests to send to another member */
+    struct span *spans;       /* [span_capacity] */
+    uint32_t span_capacity;
+    uint32_t unused_spans; /* list */
+    uint32_t unused_span_count;
+    struct span_list waiting;
+    struct span_list done;
+    uint32_t requests_in_flight;
+    uint32_t abandoned_requests;     /* of them, those of abandoned spans, and probes */
+    uint64_t deadline_ns;            /* spans under way at this time end with DLFS_E_TIMEOUT */
+    const _Atomic bool *stop;        /* they also end when this is set; or NULL */
+    uint64_t checked_ns;             /* time of the last check of deadlines */
+    uint64_t *answered_ns;           /* [member_count] last answer of each member, 0: none */
+    uint32_t redirected;             /* spans that were redirected since the read began */
+    uint32_t redirect_rounds;        /* recent checks that redirected spans */
+    uint64_t redirected_ns;          /* time of the last of them */
+    uint64_t probing;                /* members with a probe in flight, as bits */
+    uint8_t *probe_memory;           /* [member_count * block_bytes] where there are copies */
+    dlfs_operation *operations;      /* [member_count * depth] not yet submitted */
+    uint32_t *operation_counts;      /* [member_count] */
+    dlfs_completion *completions;    /* [group] */
+    uint32_t group;                  /* completions taken at a time */
+    uint64_t now_ns;                 /* time of the last reading of the clock */
+    dlfs_reader_stats stats;         /* not yet added to the reader's */
+    dlfs_member_stats *member_stats; /* [member_count] likewise */
+    struct miss *misses;             /* plan of the read under way, [plan_capacity] each */
+    struct miss *sort_scratch;
+    struct plan_span *plan;
+    uint64_t plan_capacity;
+    struct fetch *next; /* in the reader's list of idle or draining fetches */
+};
+
+/* ---- reader/span.c --------------------------------------------------------------------------- */
+
+/* Returns the time that a read of so many bytes may take, in nanoseconds. */
+uint64_t reader_timeout_ns(const dlfs_reader *reader, uint64_t bytes);
+/* Makes room for so many spans, in addition to abandoned ones. No span may be under way. */
 int fetch_reserve_spans(struct fetch *fetch, uint32_t unused);
-/* Room for a plan of count wants. */
+/* Takes an unused span for the caller to fill in, or NULL if all are under way. */
+struct span *span_take(struct fetch *fetch);
+/* Queues a span: its requests are made by the next steps. */
+void span_start(struct fetch *fetch, struct span *span);
+/*
+ * Starts a span again because its bytes are corrupt. First avoids each of the members that it was
+ * read from in turn, then reads as before while retries are left. Returns false if none is left.
+ */
+bool span_retry(struct fetch *fetch, struct span *span);
+/* Returns a span that has ended to the unused ones. */
+void span_recycle(struct fetch *fetch, struct span *span);
+/* Counts the end of a request; the span goes on, or ends with its last request. */
+void span_request_ended(struct fetch *fetch, struct span *span, const struct request *request,
+                        int code);
+/* Ends a span whose last request has ended: starts it again after an error, or marks it done. */
+void span_end(struct fetch *fetch, struct span *span);
+/* Ends a span with DLFS_E_TIMEOUT. Keeps a reference to memory that a device may still write to. */
+void span_abandon(struct fetch *fetch, struct span *span);
+/* Gives up the reference that an abandoned span holds to its memory. */
+void span_release_memory(struct fetch *fetch, const struct span *span);
+/* Ends a span with DLFS_E_TIMEOUT so that the caller reads another copy. */
+void span_redirect(struct fetch *fetch, struct span *span);
+/* Returns when a span that is queued now is given up. */
+uint64_t span_deadline_ns(const struct fetch *fetch);
+/* Appends a span to a list. */
+void span_push(struct fetch *fetch, struct span_list *list, uint32_t number);
+/* Takes the first span off a list, or NULL. */
+struct span *span_pop(struct fetch *fetch, struct span_list *list);
+/* Returns the time after which a span is read from another copy, in nanoseconds. */
+uint64_t span_timeout_ns(const dlfs_reader *reader);
+
+static inline uint32_t span_number(const struct fetch *fetch, const struct span *span)
+{
+    return (uint32_t)(span - fetch->spans);
+}
+
+/* Returns the next span that ended, with its code set, or NULL. The caller recycles it, or starts
+ * it again. */
+static inline struct span *fetch_take_done(struct fetch *fetch)
+{
+    return span_pop(fetch, &fetch->done);
+}
+
+/* Returns the span that fetch_take_done will return next, or NULL. */
+static inline const struct span *fetch_peek_done(const struct fetch *fetch)
+{
+    return fetch->done.first == SPAN_NONE ? NULL : &fetch->spans[fetch->done.first];
+}
+
+/* Returns true if no span is under way or done. */
+static inline bool fetch_is_idle(const struct fetch *fetch)
+{
+    return fetch->requests_in_flight == fetch->abandoned_requests &&
+           fetch->waiting.first == SPAN_NONE && fetch->done.first == SPAN_NONE;
+}
+
+/* ---- reader/fetch_queues.c ------------------------------------------------------------------- */
+
+/*
+ * Takes a queue pair of a member, or lines up for one. Returns a negative code if this process has
+ * no resources for it. A member that fails is marked as lost instead, and its reads report that.
+ */
+int member_connect(struct fetch *fetch, uint32_t member);
+/* Returns true if requests can be sent to a member, at once or later. A member without a queue pair
+ * is connected only if it is `due`. */
+bool member_is_reachable(struct fetch *fetch, uint32_t member, bool due);
+/* Returns true if the member's queue takes another request now. */
+bool member_has_room(const struct fetch *fetch, uint32_t member);
+/* Takes or lines up for queue pairs of all members that are not lost. */
+int fetch_prepare(struct fetch *fetch);
+/* Releases the queue pairs with nothing in flight, and leaves the lines. */
+void fetch_release_queues(struct fetch *fetch);
+/* Returns true if fetch_release_queues has anything to release or to leave. */
+bool fetch_has_idle_queues(const struct fetch *fetch);
+/*
+ * Releases queue pairs that other threads wait for. One with requests in flight gets no more of
+ * them after SLICE_NS, and is released when the last one has ended.
+ */
+void fetch_yield_queues(struct fetch *fetch);
+/* Returns the fetch's first place in line for a queue pair, or NULL. */
+struct dlfs_queue_waiter *fetch_queue_waiter(const struct fetch *fetch);
+/* Returns true if a queue pair has requests in flight. */
+bool fetch_any_in_flight(const struct fetch *fetch);
+
+/* ---- reader/requests.c ----------------------------------------------------------------------- */
+
+/* Allocates the requests of a fetch. */
+int requests_create(struct fetch *fetch);
+/*
+ * Makes the next request of a span. Returns true also when no member can be asked and it failed;
+ * false when the member's queue is full, which it notes in `full_members`.
+ */
+bool request_begin(struct fetch *fetch, struct span *span, uint64_t *full_members);
+/* Sends requests that failed on one member to another one. */
+void requests_resend(struct fetch *fetch, uint64_t *full_members);
+/* Handles the answer to a request. */
+void request_complete(struct fetch *fetch, uint64_t number, int64_t result);
+/* Destroys the queue pair of a member that failed as a whole, and redirects its requests. */
+void member_queue_failed(struct fetch *fetch, uint32_t member, int code);
+/* Marks members as lost or hung that have not answered a span in time. */
+void span_mark_late_members(struct fetch *fetch, const struct span *span);
+/* Marks members as lost that were silent for so long, and redirects the spans that wait for them
+ * if another copy can be read. */
+void requests_redirect_silent(struct fetch *fetch, uint64_t silence_max_ns);
+/* Returns true if only hung members have the rest of a span. */
+bool span_is_unreachable(const struct fetch *fetch, const struct span *span);
+
+/* ---- reader/fetch.c -------------------------------------------------------------------------- */
+
+int fetch_create(dlfs_reader *reader, struct fetch **out);
+/* Waits for all requests in flight, and frees the fetch. */
+void fetch_destroy(struct fetch *fetch);
+/* Makes room for a plan of so many misses. */
 int fetch_reserve_plan(struct fetch *fetch, uint64_t count);
 void fetch_free_plan(struct fetch *fetch);
 #define PLAN_BYTES_PER_SAMPLE (2 * sizeof(struct miss) + sizeof(struct plan_span))
+/* Returns the memory of the plan in bytes. */
 static inline size_t fetch_plan_bytes(const struct fetch *fetch)
 {
     return fetch->plan_capacity * PLAN_BYTES_PER_SAMPLE;
 }
-/* A span to fill in and hand to fetch_start, or NULL when all are under way. */
-struct span *span_take(struct fetch *fetch);
-void span_start(struct fetch *fetch, struct span *span);
-/* Submits what the queues take and collects completions, waiting up to timeout_ms for the first. */
+/* Submits what the queues take and collects completions. Waits up to timeout_ms for the first. */
 void fetch_step(struct fetch *fetch, int timeout_ms);
-/*
- * The next span that ended (its code is set), or NULL. The caller recycles it, or starts it again.
- */
-struct span *fetch_take_done(struct fetch *fetch);
-/* What fetch_done will give next, or NULL. */
-const struct span *fetch_peek_done(const struct fetch *fetch);
-void span_recycle(struct fetch *fetch, struct span *span);
-/*
- * Starts a span again whose bytes are wrong: without each of the members in waiter that they came
- * from, then as before while retries are left. False when there is nothing left to try.
- */
-bool span_retry(struct fetch *fetch, struct span *span);
-bool fetch_is_idle(const struct fetch *fetch);
-/* Ends a span that is under way so that another copy can be asked. */
-void span_redirect(struct fetch *fetch, struct span *span);
-/* A piece of a span has ended: the span goes on or ends with it. */
-void span_request_ended(struct fetch *fetch, struct span *span, const struct request *request,
-                        int code);
-
-/* Looks at the clock, and adds the time since the last look to a counter. */
+/* Reads the clock, and adds the time since its last reading to a counter. */
 static inline void fetch_add_time(struct fetch *fetch, uint64_t *counter_ns)
 {
     uint64_t now = monotonic_ns();
     *counter_ns += now - fetch->now_ns;
     fetch->now_ns = now;
 }
-
-/* reader/fetch_queues.c */
-/*
- * Takes a queue pair of a member, or a place in line for one. A code when this machine has no
- * resources for it; where the member fails, it counts as lost, and reads will tell.
- */
-int member_connect(struct fetch *fetch, uint32_t member);
-/* Whether a member can be asked at all, perhaps later; without a queue pair or a place in line for
- * one, only if it is `due` to get one. */
-bool member_is_reachable(struct fetch *fetch, uint32_t member, bool due);
-/* Whether it can be asked for something more now. */
-bool member_has_room(const struct fetch *fetch, uint32_t member);
-/* Takes queue pairs of all members that are well, or places in line for them. */
-int fetch_prepare(struct fetch *fetch);
-/* Gives back those with nothing in flight, and places in line. */
-void fetch_release_queues(struct fetch *fetch);
-/* Whether there are any. */
-bool fetch_has_idle_queues(const struct fetch *fetch);
-/*
- * Gives back the queue pairs that others stand in line for: at once if nothing is in flight, else
- * when that has come, after a while of which nothing more is asked.
- */
-void fetch_yield_queues(struct fetch *fetch);
-/* The waiter of a fetch that is in line for some queue pair, or NULL. */
-struct dlfs_queue_waiter *fetch_queue_waiter(const struct fetch *fetch);
-bool fetch_any_in_flight(const struct fetch *fetch);
-
-/* reader/pieces.c */
-int requests_create(struct fetch *fetch);
-/*
- * Turns the next piece of a span into an operation: true, also when no member can be asked and it
- * failed. False when the member to ask has no room, which is noted.
- */
-bool request_begin(struct fetch *fetch, struct span *span, uint64_t *full_members);
-/* Asks again, of other members, for what some did not give. */
-void requests_resend(struct fetch *fetch, uint64_t *full_members);
-/* Takes what a member answered to a piece. */
-void request_complete(struct fetch *fetch, uint64_t number, int64_t result);
-/* A member's queue pair failed as a whole: what was asked of it is asked of others. */
-void member_queue_failed(struct fetch *fetch, uint32_t member, int code);
-/* Draws the conclusions for members that owe pieces of a span whose time has passed. */
-void span_mark_late_members(struct fetch *fetch, const struct span *span);
-/*
- * Counts members as lost that answered nothing for so long, and turns the spans that wait for them
- * to other copies where these can be had.
- */
-void requests_redirect_silent(struct fetch *fetch, uint64_t timeout_ns);
-/* Whether the next piece of a span can only be asked of hung members (member_hang). */
-bool span_is_unreachable(const struct fetch *fetch, const struct span *span);
-
-/* reader/members.c */
-int members_create(dlfs_reader *reader);
-/* Where a copy of an address lies: member and byte offset on it. */
-void member_locate(const dlfs_reader *reader, uint64_t address, uint32_t copy, uint32_t *member,
-                   uint64_t *offset_bytes);
-/* A member answered well, or did not. */
-void member_succeeded(dlfs_reader *reader, uint32_t member);
-void member_failed(dlfs_reader *reader, uint32_t member, int code);
-static inline bool member_is_lost(const dlfs_reader *reader, uint32_t member)
-{
-    return atomic_load_explicit(&reader->members[member].lost_until_ns, memory_order_relaxed) != 0;
-}
-/* A member that cannot be had at all now. */
-void member_set_lost(dlfs_reader *reader, uint32_t member, int code);
-/* Notes that a member left a read without an answer for all its time: until it answers, or a probe
- * is due, reads that need it fail at once. */
-void member_set_hung(dlfs_reader *reader, uint32_t member);
-static inline bool member_is_hung(const dlfs_reader *reader, uint32_t member)
-{
-    return member_is_lost(reader, member) &&
-           atomic_load_explicit(&reader->members[member].hung, memory_order_relaxed);
-}
-/* Whether it is time to find out whether a lost member is back. */
-static inline bool member_probe_is_due(const dlfs_reader *reader, uint32_t member)
-{
-    return monotonic_ns() >= atomic_load(&reader->members[member].lost_until_ns);
-}
-/* The same, and the caller's waiter. */
-bool member_take_probe(dlfs_reader *reader, uint32_t member);
 
 #endif

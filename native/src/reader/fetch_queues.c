@@ -1,12 +1,13 @@
 /*
- * The queue pairs of a fetch: taken when there is something to ask of a member, given back when
- * there is not, or when others have waited for them for a while. See device/queues.c.
+ * The queue pairs of a fetch. They are taken when there are requests for a member. They are
+ * released when there are none, or when other threads have waited for them for a while
+ * (device/queues.c).
  */
 #include <errno.h>
 
-#include "reader/reader.h"
+#include "reader/members.h"
 
-#define SLICE_NS UINT64_C(10000000) /* for which a queue pair is kept that others wait for */
+#define SLICE_NS UINT64_C(10000000) /* a queue pair that other threads wait for is used so long */
 
 int member_connect(struct fetch *fetch, uint32_t member)
 {
@@ -61,7 +62,7 @@ int fetch_prepare(struct fetch *fetch)
     return code;
 }
 
-/* Gives a member's queue pair back, which has nothing in flight. */
+/* Releases a member's queue pair, which has nothing in flight. */
 static void release_queue(struct fetch *fetch, uint32_t member)
 {
     dlfs_queue_give_back(fetch->queues[member]);
@@ -69,7 +70,7 @@ static void release_queue(struct fetch *fetch, uint32_t member)
     fetch->yielding &= ~(UINT64_C(1) << member);
 }
 
-/* Whether a member's queue pair has nothing in flight. */
+/* Returns true if a member has a queue pair with nothing in flight. */
 static bool queue_is_idle(const struct fetch *fetch, uint32_t member)
 {
     const dlfs_queue *queue = fetch->queues[member];
@@ -92,12 +93,12 @@ void fetch_release_queues(struct fetch *fetch)
 
 bool fetch_has_idle_queues(const struct fetch *fetch)
 {
-    bool can = false;
+    bool any = false;
     for (uint32_t member = 0; member < fetch->reader->config.member_count; member++) {
-        can |=
+        any |=
             queue_is_idle(fetch, member) || fetch->queue_waiters[member].state != DLFS_WAITER_NONE;
     }
-    return can;
+    return any;
 }
 
 void fetch_yield_queues(struct fetch *fetch)

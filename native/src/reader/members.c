@@ -1,22 +1,23 @@
 /*
  * Where chunks and their copies lie on the members, and which of the members are lost.
  *
- * A member is lost when it says so, when it does not answer in time, or when many requests in a row
- * fail while another copy can be had. It is then left alone but for one read now and then, at
- * intervals that double; one good answer, and it is as good as any other. Where there is no other
- * copy it is asked all the same, unless it has left a read without an answer for all its time. All
- * threads of a reader share what is known; each value is right by itself, and none is relied on to
- * agree with another.
+ * A member is lost when its device says so, when it does not answer in time, or when many requests
+ * in a row fail while another copy can be read. A lost member gets no requests but one probe now
+ * and then, at intervals that double. One successful answer makes it a normal member again. Where
+ * there is no other copy, a lost member gets requests all the same, unless it is hung: it left a
+ * read without an answer for the whole timeout.
+ *
+ * Threads: all threads of a reader share this state. Each field is atomic by itself, and no code
+ * relies on two fields being consistent with each other.
  */
+#include "reader/members.h"
+
 #include <errno.h>
 #include <stdlib.h>
 
-#include "platform/clock.h"
-#include "reader/reader.h"
-
-#define FAILURES_MAX 8u               /* in a row, from a member that is not lost */
+#define FAILURES_MAX 8u               /* in a row, until a member is lost */
 #define PROBE_NS UINT64_C(1000000000) /* from the loss of a member to the first probe */
-#define PROBE_DOUBLINGS_MAX 6u        /* about a minute */
+#define PROBE_DOUBLINGS_MAX 6u        /* of the interval between probes: about a minute */
 #define NEVER UINT64_MAX
 
 int members_create(dlfs_reader *reader)
@@ -39,7 +40,7 @@ int members_create(dlfs_reader *reader)
     return 0;
 }
 
-/* The volume's chunk that holds an address of the data space. */
+/* Returns the volume's chunk that holds an address of the data space. */
 static uint64_t volume_chunk(const dlfs_reader *reader, uint64_t address)
 {
     uint64_t chunk = address >> reader->chunk_shift;
@@ -85,8 +86,8 @@ void member_failed(dlfs_reader *reader, uint32_t number, int code)
 {
     struct member *member = &reader->members[number];
     bool gone = code == DLFS_E_LOST || code == DLFS_E_TIMEOUT;
-    bool others = reader->config.replicas > 1;
-    if (!gone && (!others || atomic_fetch_add(&member->failures, 1) + 1 < FAILURES_MAX)) {
+    bool has_copies = reader->config.replicas > 1;
+    if (!gone && (!has_copies || atomic_fetch_add(&member->failures, 1) + 1 < FAILURES_MAX)) {
         return;
     }
     member_set_lost(reader, number, code);
@@ -95,8 +96,9 @@ void member_failed(dlfs_reader *reader, uint32_t number, int code)
 void member_set_lost(dlfs_reader *reader, uint32_t number, int code)
 {
     struct member *member = &reader->members[number];
-    uint64_t well = 0;
-    if (!atomic_compare_exchange_strong(&member->lost_until_ns, &well, monotonic_ns() + PROBE_NS)) {
+    uint64_t not_lost = 0;
+    if (!atomic_compare_exchange_strong(&member->lost_until_ns, &not_lost,
+                                        monotonic_ns() + PROBE_NS)) {
         return;
     }
     atomic_store(&member->code, code);
@@ -118,9 +120,9 @@ bool member_take_probe(dlfs_reader *reader, uint32_t number)
     if (until == NEVER || now < until) {
         return false;
     }
-    /* Without another copy every read waits for this: it must not learn late that all is well. */
-    bool others = reader->config.replicas > 1;
-    uint32_t doublings = others ? atomic_load(&member->probes) + 1 : 0;
+    /* Without another copy every read waits for the probe, so the interval stays short. */
+    bool has_copies = reader->config.replicas > 1;
+    uint32_t doublings = has_copies ? atomic_load(&member->probes) + 1 : 0;
     doublings = doublings < PROBE_DOUBLINGS_MAX ? doublings : PROBE_DOUBLINGS_MAX;
     if (!atomic_compare_exchange_strong(&member->lost_until_ns, &until,
                                         now + (PROBE_NS << doublings))) {

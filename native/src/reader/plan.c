@@ -1,18 +1,14 @@
-/*
- * The paper's opportunistic batching: requests in the order of the device, neighbours read together
- * when the bytes between them cost less than another request.
- */
 #include "reader/plan.h"
 
 #include <string.h>
 
 #include "reader/reader.h"
 
-#define FEW 24u /* wants that are sorted by insertion */
+#define INSERTION_SORT_MAX 24u /* misses that are sorted by insertion */
 #define DIGIT_BITS 8u
 #define DIGITS (1u << DIGIT_BITS)
 
-static void sort_few(struct miss *misses, uint64_t count)
+static void sort_by_insertion(struct miss *misses, uint64_t count)
 {
     for (uint64_t i = 1; i < count; i++) {
         struct miss miss = misses[i];
@@ -24,7 +20,7 @@ static void sort_few(struct miss *misses, uint64_t count)
     }
 }
 
-/* One pass of a radix sort: by the digit that begins at bit `shift` of the address. */
+/* Does one pass of a radix sort: by the digit that begins at bit `shift` of the address. */
 static void sort_digit(const struct miss *from, struct miss *to, uint64_t count, uint32_t shift)
 {
     uint64_t starts[DIGITS] = {0};
@@ -44,7 +40,7 @@ static void sort_digit(const struct miss *from, struct miss *to, uint64_t count,
 
 void plan_sort(struct miss *misses, struct miss *scratch, uint64_t count)
 {
-    uint64_t differing = 0; /* bits */
+    uint64_t differing = 0; /* bits in which the addresses differ */
     bool sorted = true;
     for (uint64_t i = 1; i < count; i++) {
         differing |= misses[i].address ^ misses[i - 1].address;
@@ -53,8 +49,8 @@ void plan_sort(struct miss *misses, struct miss *scratch, uint64_t count)
     if (sorted) {
         return;
     }
-    if (count <= FEW) {
-        sort_few(misses, count);
+    if (count <= INSERTION_SORT_MAX) {
+        sort_by_insertion(misses, count);
         return;
     }
     struct miss *from = misses;
@@ -71,7 +67,7 @@ void plan_sort(struct miss *misses, struct miss *scratch, uint64_t count)
     }
 }
 
-/* The blocks that a want touches. */
+/* Computes the range of whole blocks that a miss touches. */
 static void miss_blocks(const dlfs_reader *reader, const struct miss *miss, uint64_t *first,
                         uint64_t *end)
 {

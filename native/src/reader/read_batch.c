@@ -1,38 +1,39 @@
 /*
- * dlfs_reader_read, step by step: look up, plan, find memory, fetch, verify, hand out. A span that
- * cannot be read is followed by its samples one by one, so that one bad block costs only those that
- * have it.
+ * Reads a batch on demand.
+ *
+ * The samples are looked up in the sample memory first. Those that are missing are sorted by
+ * address and merged into spans; if the whole dataset fits in memory, spans are widened to whole
+ * chunks, which stay. The spans are fetched, and each sample is verified before the batch is given.
+ * Samples stay where they landed: a batch points into the arena and holds references to its slots.
+ * If other batches pin the arena, the batch gets private memory, so that a read never waits for a
+ * release.
+ *
+ * A span that cannot be read as a whole is read sample by sample, so that a bad block fails only
+ * the samples that have it.
  */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "dlfs/channel.h"
 #include "platform/clock.h"
 #include "reader/reader.h"
 
 #define MISSING (-1)      /* the offset of a sample that is not in memory yet */
-#define LOOK_UP_MAX 1024u /* samples looked up while others wait for the lock */
-
-/* Who reads does not want to sleep before a time, or unheard. */
-struct busy_wait {
-    uint64_t until_ns;
-    void (*sleeps)(void *argument); /* NULL: need not be told */
-    void *argument;
-};
+#define LOOK_UP_MAX 1024u /* samples that are looked up under one hold of the lock */
 
 /* A read under way. */
 struct read {
     dlfs_reader *reader;
     struct fetch *fetch;
     struct batch *batch;
-    struct miss *misses;
+    struct miss *misses; /* [miss_count] samples that are not in memory */
     uint64_t miss_count;
-    struct plan_span *spans;
+    struct plan_span *spans; /* [span_count] */
     uint64_t span_count;
-    uint64_t hit_bytes;
-    bool widens; /* there is memory for whole chunks to stay */
+    uint64_t hit_bytes; /* of the samples that were in memory */
+    bool whole_chunks;  /* there is memory for whole chunks to stay */
     struct read_terms *terms;
-    struct busy_wait *busy_wait;
 };
 
 static int fail(struct read *read, uint64_t position, int code, uint32_t crc_got,
@@ -46,7 +47,7 @@ static int fail(struct read *read, uint64_t position, int code, uint32_t crc_got
 
 /* ---- look up --------------------------------------------------------------------------------- */
 
-/* Finds out where samples lie, all of them wanted for now; notes those that lie nowhere. */
+/* Finds the locations of samples, and takes all of them as misses for now. */
 static int locate(struct read *read, uint64_t first, uint64_t end)
 {
     struct batch *batch = read->batch;
@@ -69,8 +70,8 @@ static int locate(struct read *read, uint64_t first, uint64_t end)
 }
 
 /*
- * Sorts what was located into hits, which are referenced, and wants. The lock is held, so the
- * misses of the processor's caches were left to locate().
+ * Divides located samples into hits, which are referenced, and misses. The lock is held; locate()
+ * has loaded the locations into the processor's caches before.
  */
 static void look_up(struct read *read, uint64_t first, uint64_t end)
 {
@@ -78,7 +79,7 @@ static void look_up(struct read *read, uint64_t first, uint64_t end)
     struct batch *batch = read->batch;
     const struct cache *cache = &reader->cache;
     uint64_t cached = cache->slots < cache->slots_max ? cache->slots : cache->slots_max;
-    read->widens = reader->dataset_fits && cached + reader->chunk_count <= reader->slot_count;
+    read->whole_chunks = reader->dataset_fits && cached + reader->chunk_count <= reader->slot_count;
     for (uint64_t i = first; i < end; i++) {
         if (batch->lengths[i] <= 0) {
             continue;
@@ -98,12 +99,12 @@ static void look_up(struct read *read, uint64_t first, uint64_t end)
     }
 }
 
-/* Finds out what of the batch is in memory; what is wanted else is in read->wants. */
+/* Finds the samples of the batch that are in memory; read->misses gets the others. */
 static int find(struct read *read)
 {
     dlfs_reader *reader = read->reader;
     uint64_t count = read->batch->public.count;
-    uint64_t found = 0; /* samples that hold references, or need none */
+    uint64_t found = 0; /* samples that were looked up: the hits hold references */
     int code = 0;
     do {
         uint64_t end = count - found < LOOK_UP_MAX ? count : found + LOOK_UP_MAX;
@@ -127,7 +128,8 @@ static int find(struct read *read)
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
-/* Lays the spans into slots of the arena, or takes none at all. The lock is held. */
+/* Places the spans in slots of the arena. Takes no slot if there are not enough. The lock is held.
+ */
 static bool take_slots(struct read *read)
 {
     dlfs_reader *reader = read->reader;
@@ -149,7 +151,7 @@ static bool take_slots(struct read *read)
         }
         span->slot = open;
         span->memory_offset = ((uint64_t)open << reader->chunk_shift) + used;
-        used = span->whole || span->length > chunk_bytes ? chunk_bytes : used + span->length;
+        used = span->whole_chunks || span->length > chunk_bytes ? chunk_bytes : used + span->length;
     }
     if (taken == read->span_count) {
         return true;
@@ -160,7 +162,7 @@ static bool take_slots(struct read *read)
     return false;
 }
 
-/* Moves a batch's hits into the block, from `at` on. */
+/* Moves the hits of a batch into its private memory, from offset `at` on. */
 static void move_hits(struct read *read, struct private_memory *private_memory, uint64_t at)
 {
     dlfs_reader *reader = read->reader;
@@ -179,8 +181,8 @@ static void move_hits(struct read *read, struct private_memory *private_memory, 
     }
 }
 
-/* Gives the batch memory of its own, for the samples that are wanted alone: nothing is kept. */
-static int take_block(struct read *read)
+/* Gives the batch private memory for just the samples that it needs; none of it stays cached. */
+static int take_private_memory(struct read *read)
 {
     uint64_t bytes = 0;
     bool fits = true;
@@ -214,9 +216,9 @@ static int plan(struct read *read)
     dlfs_reader *reader = read->reader;
     plan_sort(read->misses, read->fetch->sort_scratch, read->miss_count);
     if (read->terms->private_only) {
-        return take_block(read);
+        return take_private_memory(read);
     }
-    read->span_count = read->widens
+    read->span_count = read->whole_chunks
                            ? plan_widen(reader, read->misses, read->miss_count, read->spans)
                            : plan_merge(reader, read->misses, read->miss_count, read->spans);
     pthread_mutex_lock(&reader->lock);
@@ -224,18 +226,18 @@ static int plan(struct read *read)
     for (uint64_t i = 0; taken && i < read->span_count; i++) {
         struct plan_span *span = &read->spans[i];
         uint64_t chunk = span->address >> reader->chunk_shift;
-        span->whole = span->whole && arena_find(reader, chunk) == SLOT_NONE;
-        if (span->whole) {
+        span->whole_chunks = span->whole_chunks && arena_find(reader, chunk) == SLOT_NONE;
+        if (span->whole_chunks) {
             arena_begin_load(reader, span->slot, chunk, NULL);
         }
     }
     pthread_mutex_unlock(&reader->lock);
-    return taken ? 0 : take_block(read);
+    return taken ? 0 : take_private_memory(read);
 }
 
 /* ---- fetch ----------------------------------------------------------------------------------- */
 
-static void start(struct read *read, struct span *span, uint64_t number)
+static void start_span(struct read *read, struct span *span, uint64_t number)
 {
     const struct plan_span *planned = &read->spans[number];
     struct private_memory *private_memory = read->batch->private_memory;
@@ -249,17 +251,17 @@ static void start(struct read *read, struct span *span, uint64_t number)
     span_start(read->fetch, span);
 }
 
-/* Whether reads of single samples would fare no better: the member is gone, or silent. */
+/* Returns true if reads of single samples would fail likewise: the member is gone, or silent. */
 static bool is_gone(int code)
 {
     return code == DLFS_E_TIMEOUT || code == DLFS_E_LOST || code == DLFS_E_CLOSED;
 }
 
-/* Starts the read of a single sample of a span, which the span's part numbers, to its place. */
-static void start_part(struct read *read, struct span *span)
+/* Starts the read of the sample that span->single numbers, into its place in the span's memory. */
+static void start_single(struct read *read, struct span *span)
 {
     const struct plan_span *planned = &read->spans[span->tag];
-    const struct miss *miss = &read->misses[planned->first_miss + span->part - 1];
+    const struct miss *miss = &read->misses[planned->first_miss + span->single - 1];
     uint64_t mask = read->reader->config.block_bytes - 1;
     uint64_t address = miss->address & ~mask;
     span->memory = span->memory - span->address + address;
@@ -270,32 +272,33 @@ static void start_part(struct read *read, struct span *span)
     span_start(read->fetch, span);
 }
 
-/* Goes on with the next single sample of a span that was not read at once; false: with none. */
-static bool start_next_part(struct read *read, struct span *span)
+/* Starts the read of the next single sample of a span that failed. Returns false if none is left.
+ */
+static bool start_next_single(struct read *read, struct span *span)
 {
     const struct plan_span *planned = &read->spans[span->tag];
-    bool single = !planned->whole && planned->miss_count == 1;
-    bool begins = span->part == 0 && span->code < 0 && !single;
-    bool goes_on = span->part > 0 && span->part < planned->miss_count;
+    bool single = !planned->whole_chunks && planned->miss_count == 1;
+    bool begins = span->single == 0 && span->code < 0 && !single;
+    bool goes_on = span->single > 0 && span->single < planned->miss_count;
     if ((!begins && !goes_on) || is_gone(span->code)) {
         return false;
     }
-    span->part++;
-    start_part(read, span);
+    span->single++;
+    start_single(read, span);
     return true;
 }
 
 /*
- * Hands out the wants of a span that has landed, or its part's; returns how many fail their
- * checksum, or a code. Where a member is gone, the parts that are left fail, too.
+ * Verifies the samples of a span that landed, or its single one, and enters their offsets. Returns
+ * how many fail, or a negative code. If a member is gone, the remaining samples fail too.
  */
-static int hand_out(struct read *read, const struct span *span, bool last_try)
+static int verify_samples(struct read *read, const struct span *span, bool last_try)
 {
     const struct plan_span *planned = &read->spans[span->tag];
     const uint8_t *base = read->batch->private_memory != NULL ? read->batch->private_memory->base
                                                               : read->reader->arena;
-    uint32_t first = span->part > 0 ? span->part - 1 : 0;
-    uint32_t end = span->part > 0 && !is_gone(span->code) ? span->part : planned->miss_count;
+    uint32_t first = span->single > 0 ? span->single - 1 : 0;
+    uint32_t end = span->single > 0 && !is_gone(span->code) ? span->single : planned->miss_count;
     int bad = 0;
     int code = 0;
     for (uint32_t i = first; code == 0 && i < end; i++) {
@@ -318,8 +321,8 @@ static int hand_out(struct read *read, const struct span *span, bool last_try)
     return code < 0 ? code : bad;
 }
 
-/* The samples of a span that the batch gives. */
-static uint32_t count_given(const struct read *read, const struct plan_span *planned)
+/* Returns how many samples of a span are valid. */
+static uint32_t count_valid(const struct read *read, const struct plan_span *planned)
 {
     uint32_t given = 0;
     for (uint32_t i = 0; i < planned->miss_count; i++) {
@@ -330,37 +333,37 @@ static uint32_t count_given(const struct read *read, const struct plan_span *pla
 }
 
 /*
- * Ends a span: again when a checksum failed and tries are left, else each of its samples gets a
- * reference. Where it gives one sample, as most do, that takes over the span's own.
+ * Ends a span. It is started again if a checksum failed and attempts are left. Else each of its
+ * valid samples gets a reference; a single valid sample takes over the span's own reference.
  */
-static int finish(struct read *read, struct span *span, bool *again)
+static int finish_span(struct read *read, struct span *span, bool *again)
 {
     dlfs_reader *reader = read->reader;
     const struct plan_span *planned = &read->spans[span->tag];
-    int bad = span->code < 0 ? 1 : hand_out(read, span, false);
+    int bad = span->code < 0 ? 1 : verify_samples(read, span, false);
     *again = span->code == 0 && bad > 0 && span_retry(read->fetch, span);
-    *again = *again || (span->part == 0 && start_next_part(read, span));
+    *again = *again || (span->single == 0 && start_next_single(read, span));
     if (*again) {
         return 0;
     }
     if (bad > 0) {
-        bad = hand_out(read, span, true);
+        bad = verify_samples(read, span, true);
     }
-    *again = bad >= 0 && span->part > 0 && start_next_part(read, span);
+    *again = bad >= 0 && span->single > 0 && start_next_single(read, span);
     if (*again) {
         return 0;
     }
-    struct bad_samples *not_given = NULL;
-    bool kept = planned->whole && span->part == 0 && span->code == 0 &&
-                reader_verify_span(reader, span, &not_given) == 0;
+    struct bad_samples *bad_samples = NULL;
+    bool valid = planned->whole_chunks && span->single == 0 && span->code == 0 &&
+                 reader_verify_span(reader, span, &bad_samples) == 0;
     bad = bad < 0 ? bad : 0;
-    uint32_t given = count_given(read, planned);
-    if (planned->slot == SLOT_NONE || (given == 1 && !planned->whole)) {
+    uint32_t given = count_valid(read, planned);
+    if (planned->slot == SLOT_NONE || (given == 1 && !planned->whole_chunks)) {
         return bad;
     }
     pthread_mutex_lock(&reader->lock);
-    if (planned->whole) {
-        arena_end_load(reader, planned->slot, kept, not_given);
+    if (planned->whole_chunks) {
+        cache_end_load(reader, planned->slot, valid, bad_samples);
     }
     for (uint32_t i = 0; i < given; i++) {
         arena_reference(reader, planned->slot);
@@ -370,21 +373,21 @@ static int finish(struct read *read, struct span *span, bool *again)
     return bad;
 }
 
-/* Waits until something has landed. */
-static void step(struct read *read)
+/* Waits until a span is done: polls first, then announces that the thread sleeps. */
+static void wait_for_spans(struct read *read)
 {
     struct fetch *fetch = read->fetch;
-    struct busy_wait *busy_wait = read->busy_wait;
+    struct busy_wait *busy_wait = &read->terms->busy_wait;
     while (busy_wait->until_ns > 0 && monotonic_ns() < busy_wait->until_ns) {
         fetch_step(fetch, 0);
         if (fetch_peek_done(fetch) != NULL) {
             return;
         }
     }
-    if (busy_wait->sleeps != NULL) {
-        busy_wait->sleeps(busy_wait->argument);
+    if (busy_wait->on_sleep != NULL) {
+        busy_wait->on_sleep(busy_wait->argument);
     }
-    busy_wait->sleeps = NULL;
+    busy_wait->on_sleep = NULL;
     fetch_step(fetch, -1);
 }
 
@@ -396,12 +399,12 @@ static int fetch_all(struct read *read)
     while (finished < read->span_count) {
         struct span *span;
         while (started < read->span_count && (span = span_take(read->fetch)) != NULL) {
-            start(read, span, started++);
+            start_span(read, span, started++);
         }
-        step(read);
+        wait_for_spans(read);
         while ((span = fetch_take_done(read->fetch)) != NULL) {
             bool again = false;
-            int ended = finish(read, span, &again);
+            int ended = finish_span(read, span, &again);
             code = code < 0 ? code : ended;
             if (again) {
                 continue;
@@ -414,9 +417,9 @@ static int fetch_all(struct read *read)
     return code;
 }
 
-/* ---- the whole ------------------------------------------------------------------------------- */
+/* ---- the whole read -------------------------------------------------------------------------- */
 
-/* The read's one deadline: for all that it waits for, tries and copies included. */
+/* Sets the one deadline of the read, which includes its retries and other copies. */
 static void set_deadline(struct read *read)
 {
     struct fetch *fetch = read->fetch;
@@ -434,14 +437,14 @@ static void set_deadline(struct read *read)
     fetch->redirected_ns = fetch->now_ns;
 }
 
-static int run(struct read *read)
+static int read_samples(struct read *read)
 {
     dlfs_reader *reader = read->reader;
     uint64_t count = read->batch->public.count;
     read->fetch->now_ns = monotonic_ns();
     int code = fetch_reserve_plan(read->fetch, count);
     if (code < 0) {
-        read->batch->public.count = 0; /* nothing holds references */
+        read->batch->public.count = 0; /* no sample holds a reference */
         return code;
     }
     read->misses = read->fetch->misses;
@@ -466,7 +469,7 @@ static int run(struct read *read)
     return code;
 }
 
-/* Samples that never landed hold no reference. */
+/* Sets the lengths of samples that never landed to 0, since they hold no reference. */
 static void forget_missing(struct batch *batch)
 {
     for (uint64_t i = 0; i < batch->public.count; i++) {
@@ -476,8 +479,8 @@ static void forget_missing(struct batch *batch)
     }
 }
 
-/* Whether some of it was given up early, and there is time to ask other copies for it. */
-static bool may_turn(const struct read *read)
+/* Returns true if spans were redirected and there is time to read other copies. */
+static bool may_read_copies(const struct read *read)
 {
     const struct fetch *fetch = read->fetch;
     bool stopped = fetch->stop != NULL && atomic_load_explicit(fetch->stop, memory_order_relaxed);
@@ -493,8 +496,8 @@ static bool may_turn(const struct read *read)
     return false;
 }
 
-/* Counts what a batch gives, and says where it is. */
-static void present(struct fetch *fetch, struct batch *batch)
+/* Points the batch to its memory, and counts its samples. */
+static void complete_batch(struct fetch *fetch, struct batch *batch)
 {
     const dlfs_reader *reader = batch->reader;
     batch->public.base =
@@ -508,9 +511,9 @@ static void present(struct fetch *fetch, struct batch *batch)
     batch->public.lost_members = dlfs_reader_lost_members(reader);
 }
 
-/* -EAGAIN: members were silent, and others may give what they did not. */
+/* Reads the batch once. Returns -EAGAIN if members were silent and other copies may be read. */
 static int read_once(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
-                     struct read_terms *terms, struct busy_wait *busy_wait, dlfs_batch **out)
+                     struct read_terms *terms, dlfs_batch **out)
 {
     struct fetch *fetch;
     int code = reader_take_fetch(reader, &fetch);
@@ -522,20 +525,19 @@ static int read_once(dlfs_reader *reader, const uint64_t *indices, uint64_t coun
         reader_return_fetch(reader, fetch);
         return -ENOMEM;
     }
-    struct read read = {
-        .reader = reader, .fetch = fetch, .batch = batch, .terms = terms, .busy_wait = busy_wait};
+    struct read read = {.reader = reader, .fetch = fetch, .batch = batch, .terms = terms};
     if (count > 0) {
         memcpy(batch->indices, indices, count * sizeof(*indices));
     }
-    code = run(&read);
+    code = read_samples(&read);
     if (code < 0) {
         forget_missing(batch);
-    } else if (may_turn(&read)) {
+    } else if (may_read_copies(&read)) {
         code = -EAGAIN;
     }
     terms->redirect_rounds = fetch->redirect_rounds;
     if (code == 0) {
-        present(fetch, batch);
+        complete_batch(fetch, batch);
     } else {
         batch_recycle(batch);
     }
@@ -546,8 +548,8 @@ static int read_once(dlfs_reader *reader, const uint64_t *indices, uint64_t coun
     return code;
 }
 
-static int read_all(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
-                    struct read_terms terms, struct busy_wait *busy_wait, dlfs_batch **out)
+int reader_read(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
+                const struct read_terms *terms, dlfs_batch **out)
 {
     if (reader == NULL || (indices == NULL && count > 0) || count > UINT32_MAX) {
         return -EINVAL;
@@ -557,30 +559,25 @@ static int read_all(dlfs_reader *reader, const uint64_t *indices, uint64_t count
             return -EINVAL;
         }
     }
-    /* What a member holds up is read anew, in other memory: the old may still be written to. */
+    /* Each attempt uses other memory: a silent member may still write to the old one. */
+    struct read_terms current = *terms;
     int code;
     do {
-        code = read_once(reader, indices, count, &terms, busy_wait, out);
+        code = read_once(reader, indices, count, &current, out);
     } while (code == -EAGAIN);
     return code;
-}
-
-int reader_read(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
-                const struct read_terms *terms, dlfs_batch **out)
-{
-    struct busy_wait busy_wait = {0};
-    return read_all(reader, indices, count, *terms, &busy_wait, out);
 }
 
 DLFS_API int dlfs_reader_read_awake(dlfs_reader *reader, const uint64_t *indices, uint64_t count,
                                     uint32_t awake_us, void (*sleeps)(void *argument),
                                     void *argument, dlfs_batch **out)
 {
-    struct busy_wait busy_wait = {.sleeps = sleeps, .argument = argument};
+    struct read_terms terms = READ_TERMS_PLAIN;
+    terms.busy_wait = (struct busy_wait){.on_sleep = sleeps, .argument = argument};
     if (awake_us > 0) {
-        busy_wait.until_ns = monotonic_ns() + (uint64_t)awake_us * 1000;
+        terms.busy_wait.until_ns = monotonic_ns() + (uint64_t)awake_us * 1000;
     }
-    return read_all(reader, indices, count, READ_TERMS_PLAIN, &busy_wait, out);
+    return reader_read(reader, indices, count, &terms, out);
 }
 
 DLFS_API int dlfs_reader_read(dlfs_reader *reader, const uint64_t *indices, uint64_t count,

@@ -1,27 +1,27 @@
 /*
- * Parts of samples: read into a block of bounded size, window after window, and copied from there
- * to the caller, whose buffer need not be aligned for devices.
+ * Reads a part of a large sample into the caller's buffer, which need not be aligned for devices.
  *
- * A window is one span: its pieces, one of each chunk, are read from all members at once. What the
- * members hold up beyond the deadline is read anew into another block, as a batch is.
+ * The part is read window after window into private memory of bounded size, and copied from there.
+ * A window is one span: its requests, one for each chunk, are sent to all members at once. A window
+ * that a member delays beyond its deadline is read again into other memory, from another copy.
  */
+#include "dlfs/part.h"
+
 #include <errno.h>
 #include <string.h>
 
-#include "dlfs/part.h"
-#include "platform/clock.h"
 #include "reader/reader.h"
 
 #define WINDOW_BYTES (UINT64_C(8) << 20)
 
-/* Bytes of the data space that a window covers. */
+/* The byte range of the data space that a window covers. */
 struct window {
     uint64_t address;
     uint64_t length;
     uint32_t avoided_member;
 };
 
-/* Reads a window, widened to whole blocks, into the block; a code, and where a piece failed. */
+/* Reads the blocks of a window. Returns a code, and the address of the request that failed. */
 static int read_once(struct fetch *fetch, const struct window *window,
                      struct private_memory *private_memory, uint64_t *bad_address)
 {
@@ -72,7 +72,7 @@ static int read_window(struct fetch *fetch, const struct window *window, uint8_t
     return code;
 }
 
-/* -EINVAL unless the sample has such a part. */
+/* Finds the sample. Returns -EINVAL unless it has such a part. */
 static int locate(const dlfs_reader *reader, const dlfs_part *part, struct location *location)
 {
     if (part->index >= reader->sample_count || part->reserved != 0) {
@@ -90,7 +90,6 @@ static int locate(const dlfs_reader *reader, const dlfs_part *part, struct locat
     return within ? 0 : -EINVAL;
 }
 
-/* Copies a part of a sample that lies at the place. */
 static int copy_part(struct fetch *fetch, const dlfs_part *part, const struct location *location,
                      uint8_t *buffer, dlfs_failure *failure)
 {

@@ -1,13 +1,13 @@
 /*
- * One sample copied to the caller: what a program that asks for samples one at a time needs,
- * without the arrays of a batch.
+ * Reads one sample into the caller's buffer, for programs that read samples one at a time: without
+ * the arrays of a batch if the sample is in memory.
  */
 #include <errno.h>
 #include <string.h>
 
 #include "reader/reader.h"
 
-/* Copies a sample that is in memory; -EAGAIN when it is not. */
+/* Copies a sample that is in memory. Returns -EAGAIN if it is not. */
 static int64_t copy_cached(dlfs_reader *reader, uint64_t index, const struct location *location,
                            void *buffer)
 {

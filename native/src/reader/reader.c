@@ -1,23 +1,16 @@
 /*
- * Batches read on demand. A batch is looked up in the sample memory first; what is missing is
- * sorted by location, neighbours are merged into spans (or, when the whole dataset fits in memory,
- * widened to whole chunks that are kept), the spans are fetched, and every sample is verified
- * before the batch is given out. The samples stay where they landed: a batch points into the arena
- * and holds references to its slots. When the arena is lent out, the batch gets memory of its own,
- * so that a read always succeeds.
+ * The reader itself: its configuration, its counters, the fetches that threads take for a read, and
+ * the verification of spans. A reader is freed with its last batch.
  */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "dlfs/channel.h"
 #include "platform/clock.h"
-#include "reader/reader.h"
+#include "reader/members.h"
 
-#define ORDER_PIECE 256u
-#define RELEASED_MAX 1024u /* samples released while others wait for the lock */
-#define IDLE_BATCHES_BYTES_MAX ((size_t)16 << 20) /* of the arrays of batches at rest */
-#define IDLE_PLANS_BYTES_MAX ((size_t)32 << 20)   /* of the plans of fetches at rest */
+#define ORDER_STEP 256u                         /* samples whose indices are looked up at a time */
+#define IDLE_PLANS_BYTES_MAX ((size_t)32 << 20) /* of the plans of idle fetches */
 
 /* ---- create, destroy ------------------------------------------------------------------------- */
 
@@ -60,7 +53,7 @@ static int copy_extents(dlfs_reader *reader)
         if (reader->config.replicas > 1 &&
             (reader->extents[i].chunk_count > band ||
              reader->extents[i].first_chunk > band - reader->extents[i].chunk_count)) {
-            return -EINVAL; /* one copy's band would reach into another's */
+            return -EINVAL; /* the bands of two copies would overlap */
         }
         reader->extent_starts[i] = total;
         total += reader->extents[i].chunk_count;
@@ -78,7 +71,7 @@ static int copy_config(dlfs_reader *reader, const dlfs_reader_config *config)
     reader->data_bytes = dlfs_directory_data_bytes(config->directory);
     reader->chunk_count = (reader->data_bytes + config->chunk_bytes - 1) >> reader->chunk_shift;
     uint64_t slots = config->memory_bytes >> reader->chunk_shift;
-    /* A quarter more than the data and the least are enough when the whole dataset fits. */
+    /* A dataset that fits needs no more than its chunks, a quarter more, and a margin. */
     uint64_t enough = reader->chunk_count + reader->chunk_count / 4 + 4 * (uint64_t)SLOTS_MIN;
     reader->dataset_fits = reader->chunk_count + SLOTS_MIN <= slots;
     reader->slot_count = (uint32_t)(slots < enough ? slots : enough);
@@ -151,8 +144,7 @@ DLFS_API int dlfs_reader_create(const dlfs_reader_config *config, dlfs_reader **
     return 0;
 }
 
-/* Ends one hold on the reader and the lock's; the last hold frees it. */
-static void reader_unlock_release(dlfs_reader *reader)
+void reader_unlock_release(dlfs_reader *reader)
 {
     bool last = --reader->references == 0;
     pthread_mutex_unlock(&reader->lock);
@@ -182,6 +174,8 @@ DLFS_API int dlfs_reader_destroy(dlfs_reader *reader)
     reader_unlock_release(reader);
     return 0;
 }
+
+/* ---- counters -------------------------------------------------------------------------------- */
 
 DLFS_API void dlfs_reader_get_stats(dlfs_reader *reader, dlfs_reader_stats *stats)
 {
@@ -224,154 +218,7 @@ DLFS_API int dlfs_reader_arena(dlfs_reader *reader, int *descriptor, uint64_t *b
     return 0;
 }
 
-/* ---- batches --------------------------------------------------------------------------------- */
-
-void batch_free(struct batch *batch)
-{
-    free(batch->offsets);
-    free(batch->failures);
-    free(batch);
-}
-
-size_t batch_bytes(const struct batch *batch)
-{
-    return batch->capacity * BATCH_BYTES_PER_SAMPLE +
-           batch->failure_capacity * sizeof(*batch->failures);
-}
-
-int batch_reserve(struct batch *batch, uint64_t count)
-{
-    if (batch->offsets == NULL || count > batch->capacity) {
-        free(batch->offsets);
-        batch->capacity = 0;
-        batch->offsets = calloc(count + 1, BATCH_BYTES_PER_SAMPLE); /* none: some all the same */
-        if (batch->offsets == NULL) {
-            return -ENOMEM;
-        }
-        batch->capacity = count;
-    }
-    batch->lengths = batch->offsets + count;
-    batch->indices = (uint64_t *)(batch->lengths + count);
-    return 0;
-}
-
-struct batch *batch_take(dlfs_reader *reader, uint64_t count)
-{
-    pthread_mutex_lock(&reader->lock);
-    struct batch *batch = reader->idle_batches;
-    if (batch != NULL) {
-        reader->idle_batches = batch->next;
-        reader->idle_batches_bytes -= batch_bytes(batch);
-    }
-    reader->references++;
-    pthread_mutex_unlock(&reader->lock);
-    if (batch == NULL) {
-        batch = calloc(1, sizeof(*batch));
-    }
-    if (batch != NULL && batch_reserve(batch, count) == 0) {
-        batch->release = batch_recycle;
-        batch->reader = reader;
-        batch->private_memory = NULL;
-        batch->public = (dlfs_batch){
-            .count = count,
-            .offsets = batch->offsets,
-            .lengths = batch->lengths,
-            .indices = batch->indices,
-            .failures = batch->failures,
-        };
-        return batch;
-    }
-    if (batch != NULL) {
-        batch_free(batch);
-    }
-    pthread_mutex_lock(&reader->lock);
-    reader->references--;
-    pthread_mutex_unlock(&reader->lock);
-    return NULL;
-}
-
-int batch_fail(struct batch *batch, const dlfs_failure *failure)
-{
-    uint64_t count = batch->public.failure_count;
-    if (count == batch->failure_capacity) {
-        uint64_t capacity = count ? 2 * count : 8;
-        dlfs_failure *failures = realloc(batch->failures, capacity * sizeof(*failures));
-        if (failures == NULL) {
-            return -ENOMEM;
-        }
-        batch->failures = failures;
-        batch->public.failures = failures;
-        batch->failure_capacity = capacity;
-    }
-    batch->failures[count] = *failure;
-    batch->offsets[failure->position] = 0;
-    batch->lengths[failure->position] = -1;
-    batch->public.failure_count = count + 1;
-    return 0;
-}
-
-/* Drops the references of a batch and puts it aside for the next read. */
-void batch_recycle(struct batch *batch)
-{
-    dlfs_reader *reader = batch->reader;
-    if (batch->private_memory != NULL) {
-        private_memory_release(batch->private_memory);
-    }
-    pthread_mutex_lock(&reader->lock);
-    for (uint64_t i = 0; batch->private_memory == NULL && i < batch->public.count; i++) {
-        if (batch->lengths[i] > 0) {
-            arena_release(reader, slot_of(reader, (uint64_t)batch->offsets[i]));
-        }
-        if ((i + 1) % RELEASED_MAX == 0) {
-            pthread_mutex_unlock(&reader->lock);
-            pthread_mutex_lock(&reader->lock);
-        }
-    }
-    bool rests = reader->idle_batches_bytes + batch_bytes(batch) <= IDLE_BATCHES_BYTES_MAX;
-    if (rests) {
-        reader->idle_batches_bytes += batch_bytes(batch);
-        batch->next = reader->idle_batches;
-        reader->idle_batches = batch;
-    }
-    reader_unlock_release(reader);
-    if (!rests) {
-        batch_free(batch);
-    }
-}
-
-DLFS_API void dlfs_batch_release(dlfs_batch *batch)
-{
-    struct batch *whole = (struct batch *)batch;
-    if (whole != NULL) {
-        whole->release(whole);
-    }
-}
-
-DLFS_API int dlfs_batch_gather(const dlfs_batch *batch, void *destination,
-                               uint64_t destination_bytes, const uint64_t *offsets)
-{
-    for (uint64_t i = 0; i < batch->count; i++) {
-        uint64_t length = batch->lengths[i] > 0 ? (uint64_t)batch->lengths[i] : 0;
-        if (length > destination_bytes || offsets[i] > destination_bytes - length) {
-            return DLFS_E_LIMIT;
-        }
-    }
-    uint64_t before_ns = monotonic_ns();
-    for (uint64_t i = 0; i < batch->count; i++) {
-        if (batch->lengths[i] > 0) {
-            memcpy((uint8_t *)destination + offsets[i], batch->base + batch->offsets[i],
-                   (size_t)batch->lengths[i]);
-        }
-    }
-    dlfs_reader *reader = ((const struct batch *)batch)->reader;
-    if (reader != NULL) { /* else it is another process's */
-        atomic_fetch_add_explicit(&reader->copy_ns, monotonic_ns() - before_ns,
-                                  memory_order_relaxed);
-    }
-    return 0;
-}
-
-/* ---- fetches at rest ------------------------------------------------------------------------- */
+/* ---- idle fetches ---------------------------------------------------------------------------- */
 
 void reader_drain_fetches(dlfs_reader *reader)
 {
@@ -402,9 +249,9 @@ int reader_take_fetch(dlfs_reader *reader, struct fetch **out)
         reader->idle_plans_bytes -= fetch_plan_bytes(fetch);
     }
     reader->fetches_in_use++;
-    bool owed = reader->draining_fetches != NULL;
+    bool draining = reader->draining_fetches != NULL;
     pthread_mutex_unlock(&reader->lock);
-    if (owed) {
+    if (draining) {
         reader_drain_fetches(reader);
     }
     if (fetch != NULL && fetch->abandoned_requests > 0) {
@@ -440,7 +287,6 @@ static void fold_member_stats(dlfs_member_stats *total, dlfs_member_stats *part)
     *part = (dlfs_member_stats){0};
 }
 
-/* Adds what a fetch counted to the reader's own; the lock is held. */
 void reader_fold_stats(dlfs_reader *reader, struct fetch *fetch)
 {
     dlfs_reader_stats *total = &reader->stats;
@@ -482,7 +328,7 @@ void reader_return_fetch(dlfs_reader *reader, struct fetch *fetch)
     pthread_mutex_unlock(&reader->lock);
 }
 
-/* ---- checksums ------------------------------------------------------------------------------- */
+/* ---- verification ---------------------------------------------------------------------------- */
 
 dlfs_failure reader_failure(const dlfs_reader *reader, uint64_t index, int code, uint32_t crc_got,
                             uint64_t bad_address)
@@ -499,7 +345,7 @@ dlfs_failure reader_failure(const dlfs_reader *reader, uint64_t index, int code,
     return failure;
 }
 
-/* Notes a sample that failed; those noted before lie at lower addresses. */
+/* Adds a sample that failed; those added before lie at lower addresses. */
 static int note_bad(struct bad_samples **bad, uint64_t address)
 {
     struct bad_samples *noted = *bad;
@@ -518,8 +364,9 @@ static int note_bad(struct bad_samples **bad, uint64_t address)
     return 0;
 }
 
-static int verify_ranks(const dlfs_reader *reader, const struct span *span, const uint64_t *indices,
-                        uint64_t count, struct bad_samples **bad)
+/* Verifies the samples of these indices that lie completely in a span. */
+static int verify_samples(const dlfs_reader *reader, const struct span *span,
+                          const uint64_t *indices, uint64_t count, struct bad_samples **bad)
 {
     int code = 0;
     uint64_t end = span->address + span->length;
@@ -543,16 +390,16 @@ static int verify_ranks(const dlfs_reader *reader, const struct span *span, cons
 int reader_verify_span(const dlfs_reader *reader, const struct span *span, struct bad_samples **bad)
 {
     const dlfs_directory *directory = reader->config.directory;
-    uint64_t indices[ORDER_PIECE];
+    uint64_t indices[ORDER_STEP];
     uint64_t rank = dlfs_directory_rank_at(directory, span->address);
     uint64_t end = dlfs_directory_rank_at(directory, span->address + span->length);
     int code = 0;
     *bad = NULL;
     while (code == 0 && rank < end) {
-        uint64_t count = end - rank < ORDER_PIECE ? end - rank : ORDER_PIECE;
+        uint64_t count = end - rank < ORDER_STEP ? end - rank : ORDER_STEP;
         code = dlfs_directory_order(directory, rank, count, indices);
         if (code == 0) {
-            code = verify_ranks(reader, span, indices, count, bad);
+            code = verify_samples(reader, span, indices, count, bad);
         }
         rank += count;
     }

@@ -1,16 +1,16 @@
 /*
- * The pieces of spans, each of one chunk: which copy of the chunk a piece is asked of, and what
- * becomes of it when that copy's member does not give it. The first copy is asked unless its member
- * is lost or to be done without; each copy is asked once. A piece that no copy gives fails its
- * span.
+ * The requests of spans, each for the part of a span in one chunk: which copy of the chunk it
+ * reads, and how another copy is read instead if that fails. The first copy is read unless its
+ * member is lost or to be avoided. Each copy is tried once. A request that fails on all copies
+ * fails its span.
  */
 #include <errno.h>
 #include <stdlib.h>
 
-#include "reader/reader.h"
+#include "reader/members.h"
 
 #define COPY_NONE UINT32_MAX
-/* How reluctantly a copy is asked, the least first. */
+/* Penalties of a copy; the copy with the lowest sum is read. */
 #define PENALTY_LOST 1u
 #define PENALTY_AVOIDED 2u
 #define PENALTY_MAX 4u
@@ -24,10 +24,10 @@ int requests_create(struct fetch *fetch)
     }
     for (uint32_t number = 0; number < count; number++) {
         fetch->requests[number].member = MEMBER_NONE;
-        fetch->requests[number].next = number + 1 < count ? number + 1 : SLOT_NONE;
+        fetch->requests[number].next = number + 1 < count ? number + 1 : REQUEST_NONE;
     }
     fetch->unused_requests = 0;
-    fetch->resend_requests = SLOT_NONE;
+    fetch->resend_requests = REQUEST_NONE;
     uint32_t block_bytes = fetch->reader->config.block_bytes;
     if (fetch->reader->config.replicas > 1) {
         size_t bytes = (size_t)block_bytes * fetch->reader->config.member_count;
@@ -66,15 +66,15 @@ static void add_operation(struct fetch *fetch, uint32_t member, struct request *
 }
 
 /*
- * Asks a lost member for a block whose content is not used, so that no sample waits for the answer
- * of a member that may still be silent. One at a time.
+ * Reads a block from a lost member without using its content. So no sample waits for the answer of
+ * a member that may still be silent. One probe of a member is in flight at a time.
  */
 static void probe(struct fetch *fetch, uint32_t member, uint64_t offset_bytes)
 {
     uint64_t bit = UINT64_C(1) << member;
     uint32_t block_bytes = fetch->reader->config.block_bytes;
     uint32_t number = fetch->unused_requests;
-    if ((fetch->probing & bit) != 0 || number == SLOT_NONE ||
+    if ((fetch->probing & bit) != 0 || number == REQUEST_NONE ||
         !member_is_reachable(fetch, member, true) || !member_has_room(fetch, member)) {
         return;
     }
@@ -83,13 +83,14 @@ static void probe(struct fetch *fetch, uint32_t member, uint64_t offset_bytes)
     fetch->requests_in_flight++;
     fetch->abandoned_requests++;
     fetch->probing |= bit;
-    *request = (struct request){.length = block_bytes, .span = SLOT_NONE};
+    *request = (struct request){.length = block_bytes, .span = SPAN_NONE};
     add_operation(fetch, member, request, fetch->probe_memory + (size_t)block_bytes * member,
                   offset_bytes);
 }
 
-/* Whether a member that is lost may be asked for a piece all the same. */
-static bool is_worth_asking(struct fetch *fetch, uint32_t member, uint64_t offset_bytes, bool *due)
+/* Returns true if a lost member may be sent a request nevertheless. */
+static bool may_ask_lost_member(struct fetch *fetch, uint32_t member, uint64_t offset_bytes,
+                                bool *due)
 {
     dlfs_reader *reader = fetch->reader;
     *due = member_take_probe(reader, member);
@@ -100,7 +101,7 @@ static bool is_worth_asking(struct fetch *fetch, uint32_t member, uint64_t offse
     return *due || !member_is_hung(reader, member);
 }
 
-/* The copy to ask for a piece, and where it lies; COPY_NONE when none is left. */
+/* Chooses the copy to read, and finds where it lies. Returns COPY_NONE if none is left. */
 static uint32_t choose_copy(struct fetch *fetch, const struct span *span,
                             const struct request *request, uint32_t *member, uint64_t *offset_bytes)
 {
@@ -115,7 +116,8 @@ static uint32_t choose_copy(struct fetch *fetch, const struct span *span,
         }
         member_locate(reader, request->address, copy, &candidate, &offset);
         bool due = true;
-        if (member_is_lost(reader, candidate) && !is_worth_asking(fetch, candidate, offset, &due)) {
+        if (member_is_lost(reader, candidate) &&
+            !may_ask_lost_member(fetch, candidate, offset, &due)) {
             continue;
         }
         uint32_t penalty = due ? 0 : PENALTY_LOST;
@@ -132,7 +134,7 @@ static uint32_t choose_copy(struct fetch *fetch, const struct span *span,
 
 enum assigned { ASSIGNED, ASSIGN_QUEUE_FULL, ASSIGN_NO_COPY };
 
-/* Makes an operation of a piece; PLACED_FULL when its member has no room, which is noted. */
+/* Makes an operation of a request. Notes the member in full_members if its queue is full. */
 static enum assigned request_assign(struct fetch *fetch, struct request *request,
                                     uint64_t *full_members)
 {
@@ -155,7 +157,7 @@ static enum assigned request_assign(struct fetch *fetch, struct request *request
     return ASSIGNED;
 }
 
-/* Why no copy of a piece can be had: what was told of the first one's member. */
+/* Returns why no copy can be read: the code of the member that has the first copy. */
 static int absence_code(const dlfs_reader *reader, const struct request *request)
 {
     uint32_t member;
@@ -185,13 +187,14 @@ static void request_end(struct fetch *fetch, struct request *request, int code)
 
 bool request_begin(struct fetch *fetch, struct span *span, uint64_t *full_members)
 {
-    if (fetch->unused_requests == SLOT_NONE) { /* some wait for room elsewhere */
+    if (fetch->unused_requests == REQUEST_NONE) { /* all wait for room in other queues */
         *full_members = UINT64_MAX;
         return false;
     }
     uint32_t chunk_bytes = fetch->reader->config.chunk_bytes;
     struct request *request = &fetch->requests[fetch->unused_requests];
-    fetch->unused_requests = request->next; /* at once: a probe may need one, too */
+    fetch->unused_requests =
+        request->next; /* before request_assign, which may take one for a probe */
     uint64_t address = span->address + span->submitted_bytes;
     uint64_t length = chunk_bytes - (address & (chunk_bytes - 1));
     uint64_t left = span->length - span->submitted_bytes;
@@ -219,8 +222,8 @@ bool request_begin(struct fetch *fetch, struct span *span, uint64_t *full_member
 void requests_resend(struct fetch *fetch, uint64_t *full_members)
 {
     uint32_t number = fetch->resend_requests;
-    fetch->resend_requests = SLOT_NONE;
-    while (number != SLOT_NONE) {
+    fetch->resend_requests = REQUEST_NONE;
+    while (number != REQUEST_NONE) {
         struct request *request = &fetch->requests[number];
         const struct span *span = &fetch->spans[request->span];
         uint32_t next = request->next;
@@ -237,7 +240,7 @@ void requests_resend(struct fetch *fetch, uint64_t *full_members)
     }
 }
 
-/* Which bucket of dlfs_member_stats a latency belongs to. */
+/* Returns the bucket of dlfs_member_stats that counts a latency. */
 static uint32_t latency_bucket(uint64_t latency_ns)
 {
     uint64_t latency_us = latency_ns / 1000;
@@ -266,7 +269,7 @@ void request_complete(struct fetch *fetch, uint64_t number, int64_t result)
     } else {
         member_failed(fetch->reader, member, (int)result);
     }
-    if (request->span == SLOT_NONE) {
+    if (request->span == SPAN_NONE) {
         fetch->probing &= ~(UINT64_C(1) << member);
         fetch->abandoned_requests--;
         request_recycle(fetch, request);
@@ -291,7 +294,7 @@ void request_complete(struct fetch *fetch, uint64_t number, int64_t result)
 void member_queue_failed(struct fetch *fetch, uint32_t member, int code)
 {
     const dlfs_reader_config *config = &fetch->reader->config;
-    /* It may not be used before its memory is safe: no device writes behind a destroyed queue. */
+    /* Destroyed first: then no device writes to the memory of its requests any more. */
     dlfs_queue_destroy(fetch->queues[member]);
     fetch->queues[member] = NULL;
     fetch->operation_counts[member] = 0;
@@ -305,7 +308,7 @@ void member_queue_failed(struct fetch *fetch, uint32_t member, int code)
 
 /* ---- members that do not answer -------------------------------------------------------------- */
 
-/* For how long a member has answered nothing, while it had this piece. */
+/* Returns for how long a member has answered nothing while it had this request. */
 static uint64_t silence_ns(const struct fetch *fetch, const struct request *request)
 {
     uint64_t answered = fetch->answered_ns[request->member];
@@ -316,10 +319,10 @@ void span_mark_late_members(struct fetch *fetch, const struct span *span)
 {
     const dlfs_reader_config *config = &fetch->reader->config;
     uint64_t half_ns = reader_timeout_ns(fetch->reader, 0) / 2;
-    uint32_t blamed = (uint32_t)(span - fetch->spans);
+    uint32_t number_of_span = (uint32_t)(span - fetch->spans);
     for (uint32_t number = 0; number < config->member_count * config->depth; number++) {
         const struct request *request = &fetch->requests[number];
-        if (request->member == MEMBER_NONE || request->span != blamed) {
+        if (request->member == MEMBER_NONE || request->span != number_of_span) {
             continue;
         }
         if (silence_ns(fetch, request) >= half_ns) {
@@ -330,12 +333,11 @@ void span_mark_late_members(struct fetch *fetch, const struct span *span)
     }
 }
 
-/* Whether another copy of a piece can be had; lost members that are due are asked if they are back.
- */
+/* Returns true if another copy of a request can be read. Also probes lost members that are due. */
 static bool request_has_other_copy(struct fetch *fetch, const struct request *request)
 {
     dlfs_reader *reader = fetch->reader;
-    bool can = false;
+    bool found = false;
     for (uint32_t copy = 0; copy < reader->config.replicas; copy++) {
         uint32_t member;
         uint64_t offset;
@@ -344,24 +346,24 @@ static bool request_has_other_copy(struct fetch *fetch, const struct request *re
             continue;
         }
         if (!member_is_lost(reader, member)) {
-            can = true;
+            found = true;
         } else if (member_take_probe(reader, member)) {
             probe(fetch, member, offset);
         }
     }
-    return can;
+    return found;
 }
 
-void requests_redirect_silent(struct fetch *fetch, uint64_t timeout_ns)
+void requests_redirect_silent(struct fetch *fetch, uint64_t silence_max_ns)
 {
     const dlfs_reader_config *config = &fetch->reader->config;
     for (uint32_t number = 0; number < config->member_count * config->depth; number++) {
         const struct request *request = &fetch->requests[number];
-        if (request->member == MEMBER_NONE || request->span == SLOT_NONE) {
+        if (request->member == MEMBER_NONE || request->span == SPAN_NONE) {
             continue;
         }
         struct span *span = &fetch->spans[request->span];
-        if (span->abandoned || silence_ns(fetch, request) < timeout_ns) {
+        if (span->abandoned || silence_ns(fetch, request) < silence_max_ns) {
             continue;
         }
         member_set_lost(fetch->reader, request->member, DLFS_E_TIMEOUT);
@@ -371,8 +373,8 @@ void requests_redirect_silent(struct fetch *fetch, uint64_t timeout_ns)
     }
 }
 
-/* Whether there is no point in waiting for a member: it is hung, and no probe is due, or there is
- * no room for one. */
+/* Returns true if waiting for a member is pointless: it is hung, and no probe of it is due or has
+ * room in its queue. */
 static bool member_is_unreachable(const struct fetch *fetch, uint32_t member)
 {
     bool stuck = fetch->queues[member] != NULL && !member_has_room(fetch, member);

@@ -1,10 +1,11 @@
 /*
- * Shares: bounds on bytes that a client causes, each within that of its user where there is one.
- * What is taken of a share is taken of every share that it lies within, or of none.
+ * Memory budgets ("shares"): each bounds the bytes that a client occupies, and lies within the
+ * budget of its user where there is one. A charge applies to a share and to all its parents, or to
+ * none of them. Any thread may call these functions.
  */
-#include <stdlib.h>
-
 #include "reader/share.h"
+
+#include <stdlib.h>
 
 DLFS_API int dlfs_share_create_within(dlfs_share *parent, uint64_t bytes_max, dlfs_share **out)
 {
@@ -56,8 +57,8 @@ DLFS_API uint64_t dlfs_share_pinned_bytes(const dlfs_share *share)
     return atomic_load_explicit(&share->bytes, memory_order_relaxed);
 }
 
-/* Gives bytes back to the shares from `share` up to, and without, `end`. */
-static void give(dlfs_share *share, const dlfs_share *end, uint64_t bytes)
+/* Takes bytes off the shares from `share` up to, but not including, `end`. */
+static void refund_up_to(dlfs_share *share, const dlfs_share *end, uint64_t bytes)
 {
     for (; share != end; share = share->parent) {
         atomic_fetch_sub_explicit(&share->bytes, bytes, memory_order_relaxed);
@@ -67,10 +68,10 @@ static void give(dlfs_share *share, const dlfs_share *end, uint64_t bytes)
 bool share_charge(dlfs_share *share, uint64_t bytes)
 {
     for (dlfs_share *each = share; each != NULL; each = each->parent) {
-        uint64_t most = atomic_load_explicit(&each->bytes_max, memory_order_relaxed);
+        uint64_t bytes_max = atomic_load_explicit(&each->bytes_max, memory_order_relaxed);
         uint64_t before = atomic_fetch_add_explicit(&each->bytes, bytes, memory_order_relaxed);
-        if (bytes > most || before > most - bytes) {
-            give(share, each->parent, bytes);
+        if (bytes > bytes_max || before > bytes_max - bytes) {
+            refund_up_to(share, each->parent, bytes);
             return false;
         }
     }
@@ -79,5 +80,5 @@ bool share_charge(dlfs_share *share, uint64_t bytes)
 
 void share_refund(dlfs_share *share, uint64_t bytes)
 {
-    give(share, NULL, bytes);
+    refund_up_to(share, NULL, bytes);
 }

@@ -1,4 +1,4 @@
-/* Shares, for all that charges a client with what it causes: channels, and blocks of batches. */
+/* Memory budgets of clients and users ("shares"), which channels and private memory charge. */
 #ifndef DLFS_SHARE_H
 #define DLFS_SHARE_H
 
@@ -9,17 +9,20 @@
 #include "dlfs/channel.h"
 
 struct dlfs_share {
-    _Atomic uint64_t bytes_max;
-    _Atomic uint64_t bytes;
-    _Atomic uint32_t references; /* the owner's, and of all that may still give something back */
-    dlfs_share *parent;          /* or NULL */
+    _Atomic uint64_t bytes_max;  /* the budget */
+    _Atomic uint64_t bytes;      /* charged now */
+    _Atomic uint32_t references; /* the owner's, and one for each holder of charged bytes */
+    dlfs_share *parent;          /* the budget that this one is a part of, or NULL */
 };
 
-/* In all of these NULL is a share without a bound. */
+/* A NULL share is a budget without a bound, in all of these functions. */
+
+/* Takes a reference, which dlfs_share_destroy gives up. */
 void share_reference(dlfs_share *share);
-/* False, and nothing is taken, when it would be more than the share, or one that it lies in, has.
- */
+/* Charges bytes to the share and to all of its parents. Returns false, and charges none of them,
+ * if the bytes exceed one of the budgets. */
 bool share_charge(dlfs_share *share, uint64_t bytes);
+/* Takes charged bytes off the share and off all of its parents. */
 void share_refund(dlfs_share *share, uint64_t bytes);
 
 #endif

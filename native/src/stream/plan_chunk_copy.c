@@ -1,30 +1,32 @@
 /*
- * The harvest plan: read a whole chunk for the sample that is needed next, and copy out of it,
- * beside that sample, those that the look-ahead needs too. The look-ahead is sized so that on
- * average the copies fill the memory; when they do not fit, those needed furthest in the future go
- * first, and are read again when their time comes near.
+ * The chunk copy plan: reads a whole chunk for the sample that is needed next, and copies further
+ * samples out of it that the look-ahead needs too. The look-ahead is sized so that on average the
+ * copies fill the memory. If they do not fit, the samples needed furthest in the future are evicted
+ * first and read again later.
  *
  * Copies are packed by the time of their use: positions are divided into buckets, and a slot of the
- * arena holds samples of one bucket, so that a whole slot is done with at once and memory never
- * fragments.
+ * arena holds samples of one bucket only. So a slot is free again when its bucket has passed, and
+ * memory never fragments.
  *
- * A chunk of k samples gives about 1 + k * (look-ahead / samples) of them a read, against one a
- * read for reading samples singly; stream/choose.c compares the two. Of the samples ahead
- * about half are in memory, for a chunk's are used up evenly between one read of it and the next;
- * so the look-ahead is up to twice what fits.
+ * A chunk of k samples yields about 1 + k * (look-ahead / samples) of them a read, against one for
+ * reading samples one by one; stream/plan_choice.c compares the two. A chunk's samples are used up
+ * evenly between two reads of it, so about half of the samples ahead are in memory, and the
+ * look-ahead may be twice what fits.
+ *
+ * Source: L. A. Belady, "A study of replacement algorithms for a virtual-storage computer", IBM
+ * Systems Journal 5(2), 1966: evict what is needed furthest in the future, which the order tells.
  */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "stream/stream.h"
+#include "stream/lookahead.h"
 
-#define LOADING_MAX 16u /* chunks on their way */
+#define LOADING_MAX 16u /* chunks being read at a time */
 #define BUCKETS_MIN 4u
-/* Of a sample in the look-ahead: its entry and its place in the map. */
-#define OVERHEAD_BYTES 48u
+#define OVERHEAD_BYTES 48u /* of a sample in the look-ahead: its entry and its place in the map */
 #define AHEAD_MAX (UINT64_C(1) << 28)
-#define ORDER_PIECE 256u
+#define ORDER_STEP 256u /* samples whose indices are looked up at a time */
 #define SAMPLE_ALIGN 8u
 
 /* ---- the map from index to entry ------------------------------------------------------------- */
@@ -34,7 +36,7 @@ static uint64_t map_home(const struct chunk_copy *chunk_copy, uint64_t index)
     return (index * UINT64_C(0x9E3779B97F4A7C15) >> 20) & chunk_copy->map_mask;
 }
 
-/* The place of an index in the map, or of the empty place where it would be. */
+/* Finds where an index is in the map, or the empty place where it belongs. */
 static uint64_t map_find(const dlfs_stream *stream, uint64_t index)
 {
     const struct chunk_copy *chunk_copy = &stream->chunk_copy;
@@ -53,7 +55,7 @@ void chunk_copy_add_entry(dlfs_stream *stream, uint64_t position)
     }
 }
 
-/* Takes what the ring slot of a position held before out of the map, closing the gap behind it. */
+/* Moves later entries of the chain into the gap, so that a search finds them without it. */
 void chunk_copy_remove_entry(dlfs_stream *stream, uint64_t position)
 {
     struct chunk_copy *chunk_copy = &stream->chunk_copy;
@@ -80,15 +82,16 @@ void chunk_copy_remove_entry(dlfs_stream *stream, uint64_t position)
 
 /* How the memory is divided. */
 struct division {
-    uint32_t loading; /* slots of chunks on their way */
-    uint32_t buckets;
-    uint64_t reach; /* positions of look-ahead */
+    uint32_t loading;   /* slots for chunks being read */
+    uint32_t buckets;   /* number of buckets in the look-ahead */
+    uint64_t lookahead; /* positions */
 };
 
 /*
- * Just before the nearest of k buckets is done with, it and what there is of the others, 1 - 1/2k,
- * 1 - 3/2k, ... of each, take 1/k + 1/2 of the look-ahead's bytes; and each bucket's newest slot is
- * half empty. More buckets waste less in the first way and more in the second.
+ * Divides the slots that the cache leaves. Just before the nearest of k buckets has passed, it and
+ * the filled parts of the others, 1 - 1/2k, 1 - 3/2k, ... of each, take 1/k + 1/2 of the
+ * look-ahead's bytes. The newest slot of each bucket is half empty. More buckets waste less of the
+ * former and more of the latter.
  */
 static struct division divide(const dlfs_reader *reader, uint64_t mean_bytes, uint32_t cached_slots)
 {
@@ -102,18 +105,18 @@ static struct division divide(const dlfs_reader *reader, uint64_t mean_bytes, ui
     uint64_t reserved = division.loading + (division.buckets + 2) / 2;
     uint64_t is_claimable = slots > reserved ? slots - reserved : 1;
     uint64_t fits = (is_claimable << reader->chunk_shift) / (mean_bytes + OVERHEAD_BYTES);
-    if (cached_slots < reader->chunk_count) { /* samples of cached chunks take none of it */
+    if (cached_slots < reader->chunk_count) { /* samples of cached chunks need no copy */
         fits = fits * reader->chunk_count / (reader->chunk_count - cached_slots);
     }
-    uint64_t reach = fits * 2 * division.buckets / (division.buckets + 2);
-    reach = reach < AHEAD_MAX ? reach : AHEAD_MAX;
-    division.reach = reach > division.buckets ? reach : division.buckets;
+    uint64_t lookahead = fits * 2 * division.buckets / (division.buckets + 2);
+    lookahead = lookahead < AHEAD_MAX ? lookahead : AHEAD_MAX;
+    division.lookahead = lookahead > division.buckets ? lookahead : division.buckets;
     return division;
 }
 
 uint64_t chunk_copy_lookahead(const dlfs_reader *reader, uint64_t mean_bytes, uint32_t cached_slots)
 {
-    return divide(reader, mean_bytes, cached_slots).reach;
+    return divide(reader, mean_bytes, cached_slots).lookahead;
 }
 
 int chunk_copy_create(dlfs_stream *stream, uint64_t mean_bytes)
@@ -121,7 +124,7 @@ int chunk_copy_create(dlfs_stream *stream, uint64_t mean_bytes)
     struct chunk_copy *chunk_copy = &stream->chunk_copy;
     struct division division = divide(stream->reader, mean_bytes, stream->cached_slots);
     chunk_copy->loading_max = division.loading;
-    stream->lookahead = division.reach;
+    stream->lookahead = division.lookahead;
     if (stream->lookahead > stream->config.count && stream->config.count > 0) {
         stream->lookahead = stream->config.count;
     }
@@ -138,7 +141,7 @@ int chunk_copy_create(dlfs_stream *stream, uint64_t mean_bytes)
     return chunk_copy->map != NULL ? 0 : -ENOMEM;
 }
 
-/* Gives up a bucket's hold on its slots. */
+/* Releases the slots of a bucket. */
 static void bucket_close(dlfs_stream *stream, struct bucket *bucket)
 {
     uint32_t slot = bucket->slot;
@@ -173,8 +176,8 @@ void chunk_copy_release_passed(dlfs_stream *stream)
 /* ---- memory ---------------------------------------------------------------------------------- */
 
 /*
- * Gives up the newest slot of the bucket needed furthest in the future, if that lies behind
- * `position`; false when there is none.
+ * Releases the newest slot of the bucket that is needed furthest in the future, if that is after
+ * `position`. Returns false if there is none.
  */
 static bool evict_furthest(dlfs_stream *stream, uint64_t position)
 {
@@ -211,7 +214,7 @@ static bool evict_furthest(dlfs_stream *stream, uint64_t position)
     return true;
 }
 
-/* A slot, if need be at the cost of samples needed after `position`. */
+/* Takes a slot, if necessary by evicting samples that are needed after `position`. */
 static uint32_t take_slot(dlfs_stream *stream, uint64_t position)
 {
     uint32_t slot = arena_take(stream->reader, 1, false);
@@ -222,10 +225,11 @@ static uint32_t take_slot(dlfs_stream *stream, uint64_t position)
 }
 
 /*
- * Finds room in the bucket of a position, with a reference for the sample; false when there is
- * none.
+ * Finds room in the bucket of a position, with a reference for the sample. Returns false if there
+ * is none.
  */
-static bool bucket_land(dlfs_stream *stream, uint64_t position, uint64_t length, uint64_t *offset)
+static bool bucket_reserve(dlfs_stream *stream, uint64_t position, uint64_t length,
+                           uint64_t *offset)
 {
     dlfs_reader *reader = stream->reader;
     uint64_t number = position / stream->chunk_copy.bucket_span;
@@ -267,7 +271,7 @@ bool chunk_copy_plan(dlfs_stream *stream, uint64_t position, const struct locati
         entry_wait(stream, position, number);
         return true;
     }
-    /* Chunks are read for what is needed soon; what is needed later is harvested on the way. */
+    /* Chunks are read only for samples needed soon. Later samples are copied with those. */
     uint64_t soon =
         stream->lookahead / 4 > stream->awaited ? stream->lookahead / 4 : stream->awaited;
     if (position >= stream->head + soon || chunk_copy->loading == chunk_copy->loading_max ||
@@ -289,7 +293,7 @@ bool chunk_copy_plan(dlfs_stream *stream, uint64_t position, const struct locati
     return true;
 }
 
-/* ---- a chunk has landed ---------------------------------------------------------------------- */
+/* ---- a chunk was read ------------------------------------------------------------------------ */
 
 static bool reserve_copies(struct chunk_copy *chunk_copy, uint64_t count)
 {
@@ -305,19 +309,19 @@ static bool reserve_copies(struct chunk_copy *chunk_copy, uint64_t count)
     return true;
 }
 
-/* The samples of the chunk that the look-ahead may need. */
+/* Finds the samples of the chunk that the look-ahead may need. Returns their number. */
 static uint64_t find_copies(dlfs_stream *stream, const struct span *span)
 {
     const dlfs_reader *reader = stream->reader;
     const dlfs_directory *directory = reader->config.directory;
     struct chunk_copy *chunk_copy = &stream->chunk_copy;
-    uint64_t indices[ORDER_PIECE];
+    uint64_t indices[ORDER_STEP];
     uint64_t rank = dlfs_directory_rank_at(directory, span->address);
     uint64_t end = dlfs_directory_rank_at(directory, span->address + span->length);
-    uint64_t picked = 0;
+    uint64_t found = 0;
     while (rank < end) {
-        uint64_t count = end - rank < ORDER_PIECE ? end - rank : ORDER_PIECE;
-        if (!reserve_copies(chunk_copy, picked + count) ||
+        uint64_t count = end - rank < ORDER_STEP ? end - rank : ORDER_STEP;
+        if (!reserve_copies(chunk_copy, found + count) ||
             dlfs_directory_order(directory, rank, count, indices) < 0) {
             break;
         }
@@ -333,23 +337,24 @@ static uint64_t find_copies(dlfs_stream *stream, const struct span *span)
                 location.address + location.length > span->address + span->length) {
                 continue;
             }
-            chunk_copy->copies[picked++] = (struct sample_copy){ring_index - 1,
-                                                                location.crc32c,
-                                                                location.address - span->address,
-                                                                location.length,
-                                                                0,
-                                                                0};
+            chunk_copy->copies[found++] = (struct sample_copy){ring_index - 1,
+                                                               location.crc32c,
+                                                               location.address - span->address,
+                                                               location.length,
+                                                               0,
+                                                               0};
         }
         rank += count;
     }
-    return picked;
+    return found;
 }
 
-/* Finds memory for a pick: in its bucket, else, when its chunk was read for it, where it lies. */
+/* Finds memory for a copy: in its bucket, or in the chunk itself if that was read for this sample.
+ */
 static bool place_copy(dlfs_stream *stream, const struct span *span,
                        struct sample_copy *sample_copy)
 {
-    if (bucket_land(stream, sample_copy->position, sample_copy->length, &sample_copy->offset)) {
+    if (bucket_reserve(stream, sample_copy->position, sample_copy->length, &sample_copy->offset)) {
         return true;
     }
     if (stream->ring[sample_copy->entry].state != ENTRY_WAITING) {
@@ -361,15 +366,16 @@ static bool place_copy(dlfs_stream *stream, const struct span *span,
 }
 
 /*
- * The position up to which samples of a chunk are kept. All chunks are first read at the beginning
- * of an epoch; if all kept as much, all would run out at the same time, again and again, and memory
- * would be full and empty by turns. So the first time each keeps a part of its own.
+ * Returns the position up to which samples of a chunk are copied. At the beginning of an epoch all
+ * chunks are read for the first time. If all kept as many samples, all would run out at the same
+ * time, again and again, and memory would be full and empty by turns. So the first time each chunk
+ * gets a limit of its own.
  */
 static uint64_t copy_limit(const dlfs_stream *stream, const struct span *span)
 {
     uint64_t chunk = span->address >> stream->reader->chunk_shift;
-    uint64_t part = (chunk * UINT64_C(0x9E3779B97F4A7C15)) >> 32;
-    uint64_t limit = (stream->lookahead * part) >> 32;
+    uint64_t share = (chunk * UINT64_C(0x9E3779B97F4A7C15)) >> 32;
+    uint64_t limit = (stream->lookahead * share) >> 32;
     return entry_position(stream, span->tag) < limit ? limit : stream->filled;
 }
 
@@ -381,8 +387,8 @@ static int compare_positions(const void *one, const void *other)
 }
 
 /*
- * The picks that are still needed, those needed first in front: so no pick takes the memory of one
- * that has just landed. The lock is held.
+ * Selects the copies that are still needed, and sorts them by position, so that no copy takes the
+ * memory of one that is needed earlier. The lock is held.
  */
 static uint64_t sort_needed(const dlfs_stream *stream, const struct span *span, uint64_t count)
 {
@@ -399,35 +405,35 @@ static uint64_t sort_needed(const dlfs_stream *stream, const struct span *span, 
             copies[needed++] = sample_copy;
         }
     }
-    if (needed > 0) { /* else there may be no array */
+    if (needed > 0) { /* the array may not exist else */
         qsort(copies, needed, sizeof(*copies), compare_positions);
     }
     return needed;
 }
 
-/* Finds memory for the picks that are still needed; the others are dropped. The lock is held. */
+/* Finds memory for the copies that are still needed, and drops the others. The lock is held. */
 static uint64_t place_copies(dlfs_stream *stream, const struct span *span, uint64_t count)
 {
     struct sample_copy *copies = stream->chunk_copy.copies;
     uint64_t needed = sort_needed(stream, span, count);
-    uint64_t landed = 0;
+    uint64_t placed = 0;
     for (uint64_t i = 0; i < needed; i++) {
         struct sample_copy sample_copy = copies[i];
-        bool again =
-            stream->ring[sample_copy.entry].state == ENTRY_COPIED; /* an order names it twice */
+        bool again = stream->ring[sample_copy.entry].state ==
+                     ENTRY_COPIED; /* the order has the sample twice */
         if (!again && place_copy(stream, span, &sample_copy)) {
             stream->ring[sample_copy.entry].state = ENTRY_COPIED;
-            copies[landed++] = sample_copy;
+            copies[placed++] = sample_copy;
         }
     }
-    return landed;
+    return placed;
 }
 
-/* The end of those that waited for the chunk and did not find their sample in it. */
+/* Ends the entries that waited for the chunk and were not copied. */
 static void end_waiters(dlfs_stream *stream, const struct span *span)
 {
     uint32_t next;
-    for (uint32_t at = stream->reader->slots[span->slot].waiters; at != SLOT_NONE; at = next) {
+    for (uint32_t at = stream->reader->slots[span->slot].waiters; at != RING_NONE; at = next) {
         next = stream->ring[at].next;
         if (stream->ring[at].state == ENTRY_WAITING) {
             entry_read_alone(stream, at, span);
@@ -435,29 +441,29 @@ static void end_waiters(dlfs_stream *stream, const struct span *span)
     }
 }
 
-/* Caches the chunk whole, if the cache wants it: samples are then used where they lie. */
+/* Caches the chunk as a whole if the cache admits it: its samples are used where they lie. */
 static bool finish_cached(dlfs_stream *stream, const struct span *span)
 {
     dlfs_reader *reader = stream->reader;
     pthread_mutex_lock(&reader->lock);
-    bool wanted =
+    bool admitted =
         span->code == 0 && cache_admits_chunk(reader, span->address >> reader->chunk_shift, 1);
     pthread_mutex_unlock(&reader->lock);
-    if (!wanted) {
+    if (!admitted) {
         return false;
     }
     struct bad_samples *bad;
-    bool kept = reader_verify_span(reader, span, &bad) == 0;
+    bool valid = reader_verify_span(reader, span, &bad) == 0;
     pthread_mutex_lock(&reader->lock);
     uint32_t next = reader->slots[span->slot].waiters;
-    arena_end_load(reader, span->slot, kept, bad);
-    for (uint32_t at = next; at != SLOT_NONE; at = next) {
+    cache_end_load(reader, span->slot, valid, bad);
+    for (uint32_t at = next; at != RING_NONE; at = next) {
         struct entry *entry = &stream->ring[at];
         struct location location;
         uint64_t offset;
         next = entry->next;
         if (reader_locate(reader, entry->index, &location) &&
-            arena_gives(reader, span->slot, &location, &offset)) {
+            arena_holds(reader, span->slot, &location, &offset)) {
             arena_reference(reader, span->slot);
             entry_ready(entry, offset, location.length);
         } else {

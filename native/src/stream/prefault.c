@@ -1,17 +1,17 @@
 /*
- * Touching memory first. Pages are given to the arena when they are first touched, and zeroed: for
- * a reader whose arena takes the whole dataset, as much work as reading it, and several times as
- * much on a virtual machine whose host gives memory page by page only then.
+ * Maps the arena's memory before reads need it. The kernel provides and zeroes a page when it is
+ * first touched. For a reader whose arena takes the whole dataset that is as much work as reading
+ * it, and several times as much on a virtual machine whose host provides memory page by page.
  *
- * Two threads do it, a huge page at a time, each page claimed by one of them: a thread of this
- * file's own, and the stream's when it would plan a read into memory that nobody has touched. It
- * does not start such a read: the kernel would touch the memory while the read is submitted, and
- * where both are at the same huge page, each of them zeroes one.
+ * Two threads do this, a huge page at a time, and each page is claimed by one of them: the thread
+ * of this file, and the stream's thread when it would plan a read into memory that is not mapped.
+ * It does not start such a read, because the kernel would map the memory while the read is
+ * submitted; and two threads that touch the same huge page each zero one.
  */
 #include <sys/mman.h>
 
 #include "platform/thread.h"
-#include "stream/stream.h"
+#include "stream/lookahead.h"
 
 #define STEP_BYTES ((size_t)2 << 20) /* a huge page, which the arena is aligned to */
 
@@ -19,7 +19,7 @@
 #define MADV_POPULATE_WRITE 23
 #endif
 
-/* Claims the next step; false when there is none left. The lock is held. */
+/* Claims the next step. Returns false if none is left. The lock is held. */
 static bool take_step(struct prefault *prefault, size_t *at)
 {
     if (prefault->claimed >= prefault->end) {
@@ -30,9 +30,9 @@ static bool take_step(struct prefault *prefault, size_t *at)
     return true;
 }
 
-/* Touches a step: false with a kernel older than 5.14, or no memory, of which the reads will tell.
- */
-static bool touch(dlfs_stream *stream, size_t at)
+/* Maps the pages of a step. Returns false with a kernel older than 5.14, or without memory: then
+ * the reads touch the pages. */
+static bool map_step(dlfs_stream *stream, size_t at)
 {
     size_t left = stream->reader->arena_bytes - at;
     return madvise(stream->reader->arena + at, left < STEP_BYTES ? left : STEP_BYTES,
@@ -47,10 +47,10 @@ static void *prefault_thread(void *argument)
     pthread_mutex_lock(lock);
     while (take_step(prefault, &prefault->busy)) {
         pthread_mutex_unlock(lock);
-        bool touched = touch(stream, prefault->busy);
+        bool mapped = map_step(stream, prefault->busy);
         pthread_mutex_lock(lock);
-        if (!touched) {
-            prefault->claimed = prefault->end; /* reads go on without */
+        if (!mapped) {
+            prefault->claimed = prefault->end; /* the reads touch the rest */
         }
     }
     pthread_mutex_unlock(lock);
@@ -109,5 +109,5 @@ bool prefault_claim(dlfs_stream *stream)
 
 void prefault_help(dlfs_stream *stream)
 {
-    (void)touch(stream, stream->prefault.own);
+    (void)map_step(stream, stream->prefault.own);
 }

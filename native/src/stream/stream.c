@@ -1,11 +1,13 @@
 /*
- * An epoch read ahead. One thread keeps a ring of the samples to come, plans their reads and makes
- * them ready in memory (stream/ahead.c); the consumer takes them in order. How far it looks ahead
- * is bounded by the reader's memory: what is ready or on its way holds references in the arena, and
- * without free slots nothing more is planned.
+ * A stream: an epoch read ahead for one consumer.
  *
- * When the consumer has borrowed all the memory, its next batch is read on demand into memory of
- * its own: a stream never waits for a batch to be released.
+ * One thread keeps a ring of the samples to come, plans their reads and makes them ready in memory
+ * (stream/lookahead.c). The consumer takes them in order. The reader's memory bounds the
+ * look-ahead: samples that are ready or being read hold references in the arena, and without free
+ * slots nothing more is planned.
+ *
+ * If the consumer has pinned all the memory, its next batch is read on demand into private memory.
+ * So a stream never waits for a batch to be released.
  */
 #include "stream/stream.h"
 
@@ -15,78 +17,17 @@
 #include "platform/clock.h"
 #include "platform/thread.h"
 #include "sequence/sequence.h"
+#include "stream/lookahead.h"
 
 #define RING_MIN 1024u
-#define RING_MAX \
-    (UINT64_C(1) << 18) /* positions, for the plans that keep chunks or land in place */
+#define RING_MAX (UINT64_C(1) << 18) /* positions, for the direct plan and the chunks plan */
 #define IDLE_WAIT_NS UINT64_C(200000000)
 #define BLOCKED_POLL_MS 2
-#define STOP_NS UINT64_C(100000000) /* that reads under way have when the stream ends */
-
-static void wait_until(pthread_cond_t *condition, pthread_mutex_t *lock, uint64_t then_ns)
-{
-    struct timespec then = {
-        .tv_sec = (time_t)(then_ns / 1000000000),
-        .tv_nsec = (long)(then_ns % 1000000000),
-    };
-    pthread_cond_timedwait(condition, lock, &then);
-}
-
-/* ---- positions ------------------------------------------------------------------------------- */
-
-/* The position in the epoch of this consumer's sample number `ordinal`. */
-static uint64_t position_of(const dlfs_stream_config *config, uint64_t ordinal)
-{
-    if (config->group == 0) {
-        return config->first + ordinal * config->stride;
-    }
-    return config->first + ordinal / config->group * config->group_stride +
-           ordinal % config->group * config->stride;
-}
-
-int stream_indices(const dlfs_stream_config *config, uint64_t ordinal, uint64_t count,
-                   uint64_t *out)
-{
-    int code = 0;
-    while (code == 0 && count > 0) {
-        uint64_t here = config->group ? config->group - ordinal % config->group : count;
-        here = here < count ? here : count;
-        code = dlfs_sequence_fill(config->sequence, position_of(config, ordinal), config->stride,
-                                  here, out);
-        ordinal += here;
-        out += here;
-        count -= here;
-    }
-    return code;
-}
-
-bool stream_fits(const dlfs_stream_config *config, uint64_t total)
-{
-    if (config->count == 0) {
-        return true;
-    }
-    if (config->first >= total) {
-        return false;
-    }
-    uint64_t left = total - 1 - config->first;
-    uint64_t last = config->count - 1;
-    if (config->group == 0) {
-        return last <= left / config->stride;
-    }
-    if (config->group_stride == 0 ||
-        (config->group > 1 && config->stride > (config->group_stride - 1) / (config->group - 1))) {
-        return false;
-    }
-    uint64_t groups = last / config->group;
-    if (groups > left / config->group_stride) {
-        return false;
-    }
-    return last % config->group <= (left - groups * config->group_stride) / config->stride;
-}
+#define STOP_NS UINT64_C(100000000) /* that reads under way get when the stream ends */
 
 /* ---- the thread ------------------------------------------------------------------------------ */
 
-/* Whether all the entries that the consumer waits for are ready or failed. The lock is held. */
+/* Returns true if all entries that the consumer waits for are ready or failed. The lock is held. */
 static bool all_ended(dlfs_stream *stream)
 {
     if (stream->head + stream->awaited > stream->filled) {
@@ -101,8 +42,8 @@ static bool all_ended(dlfs_stream *stream)
     return true;
 }
 
-/* Wakes the consumer when all that it waits for has ended. The lock is held. */
-static void announce(dlfs_stream *stream)
+/* Wakes the consumer if all that it waits for has ended. The lock is held. */
+static void wake_consumer(dlfs_stream *stream)
 {
     if (stream->awaited > 0 && all_ended(stream)) {
         pthread_cond_broadcast(&stream->ready);
@@ -110,10 +51,10 @@ static void announce(dlfs_stream *stream)
 }
 
 /*
- * Gives the next entries their indices. The lock is held, and let go of while the sequence is
- * computed.
+ * Gives the next entries their indices. The lock is held, and released while the sequence computes
+ * them.
  */
-static void fill(dlfs_stream *stream)
+static void fill_entries(dlfs_stream *stream)
 {
     dlfs_reader *reader = stream->reader;
     const dlfs_stream_config *config = &stream->config;
@@ -131,7 +72,7 @@ static void fill(dlfs_stream *stream)
     }
     pthread_mutex_lock(&reader->lock);
     if (stream->filled != first) {
-        return; /* the consumer has skipped them */
+        return; /* the consumer has skipped them meanwhile */
     }
     for (uint64_t i = 0; i < count; i++) {
         uint64_t position = first + i;
@@ -149,8 +90,8 @@ static void fill(dlfs_stream *stream)
 }
 
 /*
- * Nothing to plan and nothing under way: waits for memory, for the consumer, or for the end. The
- * lock is held.
+ * Waits for memory, for the consumer, or for the end: nothing can be planned, and nothing is under
+ * way. The lock is held.
  */
 static void wait_for_work(dlfs_stream *stream)
 {
@@ -160,15 +101,16 @@ static void wait_for_work(dlfs_stream *stream)
     }
     if (!stream->stop) {
         uint64_t before = monotonic_ns();
-        wait_until(&stream->reader->released, &stream->reader->lock, before + IDLE_WAIT_NS);
-        if (stream->head < stream->config.count) { /* else it has done its work */
+        condition_wait_until(&stream->reader->released, &stream->reader->lock,
+                             before + IDLE_WAIT_NS);
+        if (stream->head < stream->config.count) { /* at the end there is nothing to wait for */
             stream->reader->stats.rest_ns += monotonic_ns() - before;
         }
     }
     stream->blocked = false;
 }
 
-/* Gives queue pairs back that have nothing to do for now. The lock is held, and let go of. */
+/* Releases queue pairs with nothing in flight. Releases the lock meanwhile. */
 static void release_idle_queues(dlfs_stream *stream)
 {
     pthread_mutex_unlock(&stream->reader->lock);
@@ -176,11 +118,8 @@ static void release_idle_queues(dlfs_stream *stream)
     pthread_mutex_lock(&stream->reader->lock);
 }
 
-/*
- * Takes back what a device has let go of that was abandoned. The lock is held, and let go of to
- * look.
- */
-static void reclaim(dlfs_stream *stream)
+/* Collects completions of abandoned reads, and so their memory. Releases the lock meanwhile. */
+static void collect_abandoned(dlfs_stream *stream)
 {
     if (stream->fetch->abandoned_requests == 0 && stream->reader->draining_fetches == NULL) {
         return;
@@ -194,8 +133,8 @@ static void reclaim(dlfs_stream *stream)
 }
 
 /*
- * Ends what the consumer has waited for too long; all that is under way with it, since one read may
- * serve several batches: what is wanted later is read again. The lock is held.
+ * Fails what the consumer has waited for beyond its deadline, with all reads under way, since one
+ * read may serve several batches. Entries of later batches are read again. The lock is held.
  */
 static void fail_overdue(dlfs_stream *stream)
 {
@@ -224,22 +163,21 @@ static void *stream_thread(void *argument)
         stream->fetch->now_ns = monotonic_ns();
         fail_overdue(stream);
         if (!stream->stop && !stream->paused) {
-            fill(stream);
+            fill_entries(stream);
         }
         if (!stream->stop && !stream->paused) {
             planned = lookahead_plan(stream);
         }
-        announce(stream);
+        wake_consumer(stream);
         fetch_add_time(stream->fetch, &stream->fetch->stats.plan_ns);
         bool helping = prefault_claim(stream);
         if (!planned && !helping && fetch_is_idle(stream->fetch)) {
             if (fetch_has_idle_queues(stream->fetch)) {
-                release_idle_queues(
-                    stream); /* then looks again: something may have come up meanwhile */
+                release_idle_queues(stream); /* then plans again: the lock was released */
                 continue;
             }
             wait_for_work(stream);
-            reclaim(stream);
+            collect_abandoned(stream);
             continue;
         }
         bool short_of_memory = stream->planned < stream->filled;
@@ -255,7 +193,7 @@ static void *stream_thread(void *argument)
             prefault_help(stream);
         }
         pthread_mutex_lock(&reader->lock);
-        announce(stream);
+        wake_consumer(stream);
     }
     pthread_mutex_unlock(&reader->lock);
     return NULL;
@@ -277,7 +215,7 @@ static void wait_ready(dlfs_stream *stream, uint64_t until_ns)
 {
     uint64_t before = monotonic_ns();
     uint64_t then = before + IDLE_WAIT_NS < until_ns ? before + IDLE_WAIT_NS : until_ns;
-    wait_until(&stream->ready, &stream->reader->lock, then);
+    condition_wait_until(&stream->ready, &stream->reader->lock, then);
     stream->reader->stats.wait_ns += monotonic_ns() - before;
 }
 
@@ -294,11 +232,11 @@ static void take_failure(dlfs_stream *stream, struct batch *batch, uint64_t offs
         }
     }
     failure.position = offset;
-    (void)batch_fail(batch, &failure); /* short of memory: length -1 says that it failed */
+    (void)batch_fail(batch, &failure); /* without memory only the length -1 tells of the failure */
 }
 
-/* Moves the next entries into a batch, their references with them. The lock is held. */
-static void take(dlfs_stream *stream, struct batch *batch, uint64_t count)
+/* Moves the next entries into a batch, with their references. The lock is held. */
+static void fill_batch(dlfs_stream *stream, struct batch *batch, uint64_t count)
 {
     dlfs_reader *reader = stream->reader;
     for (uint64_t i = 0; i < count; i++) {
@@ -323,8 +261,8 @@ static void take(dlfs_stream *stream, struct batch *batch, uint64_t count)
     pthread_cond_broadcast(&reader->released);
 }
 
-/* Forgets entries that were read on demand instead. The lock is held. */
-static void skip(dlfs_stream *stream, uint64_t count)
+/* Drops entries that were read on demand instead. The lock is held. */
+static void skip_entries(dlfs_stream *stream, uint64_t count)
 {
     cache_count_given(stream->reader, count);
     uint64_t end = stream->head + count;
@@ -366,15 +304,16 @@ static int read_on_demand(dlfs_stream *stream, uint64_t count, dlfs_batch **out)
 }
 
 /*
- * Waits until the entries that are wanted have ended: 0. DLFS_E_LIMIT when they must be read on
- * demand, for there is no memory for them and the thread rests; -EAGAIN when the time has passed.
+ * Waits until the awaited entries have ended, and returns 0. Returns DLFS_E_LIMIT if they have to
+ * be read on demand, because there is no memory for them and the thread is blocked; -EAGAIN after
+ * the timeout.
  */
-static int await(dlfs_stream *stream, int timeout_ms)
+static int wait_for_entries(dlfs_stream *stream, int timeout_ms)
 {
     uint64_t until = timeout_ms < 0 ? UINT64_MAX : monotonic_ns() + (uint64_t)timeout_ms * 1000000;
     bool possible = stream->awaited <= stream->lookahead;
     stream->paused = !possible;
-    stream->blocked = false; /* it may have been given memory since it said so */
+    stream->blocked = false; /* memory may have been released since then */
     for (;;) {
         if (possible && all_ended(stream)) {
             return 0;
@@ -391,14 +330,14 @@ static int await(dlfs_stream *stream, int timeout_ms)
     }
 }
 
-/* The next `wanted` samples, one way or the other. The lock is held, and let go of to read. */
+/* Fills or reads the batch of the awaited samples. The lock is held, and released to read. */
 static int next_batch(dlfs_stream *stream, struct batch **batch, int timeout_ms)
 {
     dlfs_reader *reader = stream->reader;
     uint64_t count = stream->awaited;
-    int code = await(stream, timeout_ms);
+    int code = wait_for_entries(stream, timeout_ms);
     if (code == 0) {
-        take(stream, *batch, count);
+        fill_batch(stream, *batch, count);
         return 0;
     }
     if (code == DLFS_E_LIMIT) {
@@ -413,12 +352,12 @@ static int next_batch(dlfs_stream *stream, struct batch **batch, int timeout_ms)
     }
     pthread_mutex_lock(&reader->lock);
     if (code == 0) {
-        skip(stream, count);
+        skip_entries(stream, count);
     }
     return code;
 }
 
-/* The consumer waits for the batch at the head, perhaps not for the first time. */
+/* Begins to wait for the batch at the head. An earlier call may have waited for it already. */
 static void begin_wait(dlfs_stream *stream, uint64_t count)
 {
     if (stream->time_left_ns == 0) {
@@ -432,7 +371,7 @@ static void begin_wait(dlfs_stream *stream, uint64_t count)
     stream->awaited_ended = 0;
 }
 
-/* The wait is over, with a code. */
+/* Ends the wait, and keeps the remaining time if the batch is still to come. */
 static void end_wait(dlfs_stream *stream, int code)
 {
     uint64_t now = monotonic_ns();

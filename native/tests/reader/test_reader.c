@@ -262,9 +262,9 @@ static void bad_samples_are_known(void)
         CHECK_EQ(slot->bad->addresses[0], location.address);
     }
     uint64_t offset;
-    CHECK(!arena_gives(reader, arena_find(reader, location.chunk), &location, &offset));
+    CHECK(!arena_holds(reader, arena_find(reader, location.chunk), &location, &offset));
     CHECK(reader_locate(reader, OTHER, &location));
-    CHECK(arena_gives(reader, arena_find(reader, location.chunk), &location, &offset));
+    CHECK(arena_holds(reader, arena_find(reader, location.chunk), &location, &offset));
     CHECK_EQ(dlfs_reader_destroy(reader), 0);
     dataset_destroy(&dataset);
 }

@@ -9,7 +9,7 @@
 
 #include "directory/directory.h"
 #include "reader/reader_tests.h"
-#include "stream/stream.h"
+#include "stream/lookahead.h"
 
 #define STEP ((size_t)2 << 20)
 #define STEPS 6u

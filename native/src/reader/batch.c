@@ -1,0 +1,158 @@
+/*
+ * Batches: the arrays that describe the samples of a read, and the references that pin their bytes.
+ * A released batch is kept with its arrays for the next read. Any thread may release a batch, also
+ * after the reader was closed: the last batch frees the reader.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "reader/reader.h"
+
+#define RELEASED_MAX 1024u /* samples that are released under one hold of the lock */
+#define IDLE_BATCHES_BYTES_MAX ((size_t)16 << 20) /* of the arrays of idle batches */
+
+void batch_free(struct batch *batch)
+{
+    free(batch->offsets);
+    free(batch->failures);
+    free(batch);
+}
+
+size_t batch_bytes(const struct batch *batch)
+{
+    return batch->capacity * BATCH_BYTES_PER_SAMPLE +
+           batch->failure_capacity * sizeof(*batch->failures);
+}
+
+int batch_reserve(struct batch *batch, uint64_t count)
+{
+    if (batch->offsets == NULL || count > batch->capacity) {
+        free(batch->offsets);
+        batch->capacity = 0;
+        batch->offsets =
+            calloc(count + 1, BATCH_BYTES_PER_SAMPLE); /* not NULL without samples either */
+        if (batch->offsets == NULL) {
+            return -ENOMEM;
+        }
+        batch->capacity = count;
+    }
+    batch->lengths = batch->offsets + count;
+    batch->indices = (uint64_t *)(batch->lengths + count);
+    return 0;
+}
+
+struct batch *batch_take(dlfs_reader *reader, uint64_t count)
+{
+    pthread_mutex_lock(&reader->lock);
+    struct batch *batch = reader->idle_batches;
+    if (batch != NULL) {
+        reader->idle_batches = batch->next;
+        reader->idle_batches_bytes -= batch_bytes(batch);
+    }
+    reader->references++;
+    pthread_mutex_unlock(&reader->lock);
+    if (batch == NULL) {
+        batch = calloc(1, sizeof(*batch));
+    }
+    if (batch != NULL && batch_reserve(batch, count) == 0) {
+        batch->release = batch_recycle;
+        batch->reader = reader;
+        batch->private_memory = NULL;
+        batch->public = (dlfs_batch){
+            .count = count,
+            .offsets = batch->offsets,
+            .lengths = batch->lengths,
+            .indices = batch->indices,
+            .failures = batch->failures,
+        };
+        return batch;
+    }
+    if (batch != NULL) {
+        batch_free(batch);
+    }
+    pthread_mutex_lock(&reader->lock);
+    reader->references--;
+    pthread_mutex_unlock(&reader->lock);
+    return NULL;
+}
+
+int batch_fail(struct batch *batch, const dlfs_failure *failure)
+{
+    uint64_t count = batch->public.failure_count;
+    if (count == batch->failure_capacity) {
+        uint64_t capacity = count ? 2 * count : 8;
+        dlfs_failure *failures = realloc(batch->failures, capacity * sizeof(*failures));
+        if (failures == NULL) {
+            return -ENOMEM;
+        }
+        batch->failures = failures;
+        batch->public.failures = failures;
+        batch->failure_capacity = capacity;
+    }
+    batch->failures[count] = *failure;
+    batch->offsets[failure->position] = 0;
+    batch->lengths[failure->position] = -1;
+    batch->public.failure_count = count + 1;
+    return 0;
+}
+
+void batch_recycle(struct batch *batch)
+{
+    dlfs_reader *reader = batch->reader;
+    if (batch->private_memory != NULL) {
+        private_memory_release(batch->private_memory);
+    }
+    pthread_mutex_lock(&reader->lock);
+    for (uint64_t i = 0; batch->private_memory == NULL && i < batch->public.count; i++) {
+        if (batch->lengths[i] > 0) {
+            arena_release(reader, slot_of(reader, (uint64_t)batch->offsets[i]));
+        }
+        if ((i + 1) % RELEASED_MAX == 0) {
+            pthread_mutex_unlock(&reader->lock);
+            pthread_mutex_lock(&reader->lock);
+        }
+    }
+    bool is_kept = reader->idle_batches_bytes + batch_bytes(batch) <= IDLE_BATCHES_BYTES_MAX;
+    if (is_kept) {
+        reader->idle_batches_bytes += batch_bytes(batch);
+        batch->next = reader->idle_batches;
+        reader->idle_batches = batch;
+    }
+    reader_unlock_release(reader);
+    if (!is_kept) {
+        batch_free(batch);
+    }
+}
+
+DLFS_API void dlfs_batch_release(dlfs_batch *batch)
+{
+    struct batch *whole = (struct batch *)batch;
+    if (whole != NULL) {
+        whole->release(whole);
+    }
+}
+
+DLFS_API int dlfs_batch_gather(const dlfs_batch *batch, void *destination,
+                               uint64_t destination_bytes, const uint64_t *offsets)
+{
+    for (uint64_t i = 0; i < batch->count; i++) {
+        uint64_t length = batch->lengths[i] > 0 ? (uint64_t)batch->lengths[i] : 0;
+        if (length > destination_bytes || offsets[i] > destination_bytes - length) {
+            return DLFS_E_LIMIT;
+        }
+    }
+    uint64_t before_ns = monotonic_ns();
+    for (uint64_t i = 0; i < batch->count; i++) {
+        if (batch->lengths[i] > 0) {
+            memcpy((uint8_t *)destination + offsets[i], batch->base + batch->offsets[i],
+                   (size_t)batch->lengths[i]);
+        }
+    }
+    dlfs_reader *reader = ((const struct batch *)batch)->reader;
+    if (reader != NULL) { /* NULL: a service gave the batch */
+        atomic_fetch_add_explicit(&reader->copy_ns, monotonic_ns() - before_ns,
+                                  memory_order_relaxed);
+    }
+    return 0;
+}

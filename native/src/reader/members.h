@@ -1,0 +1,40 @@
+/* Where copies of a chunk lie, and which members are lost. All threads of a reader share this. */
+#ifndef DLFS_MEMBERS_H
+#define DLFS_MEMBERS_H
+
+#include "reader/reader.h"
+
+int members_create(dlfs_reader *reader);
+/* Finds the member and the byte offset of a copy of an address. */
+void member_locate(const dlfs_reader *reader, uint64_t address, uint32_t copy, uint32_t *member,
+                   uint64_t *offset_bytes);
+/* Notes that a member answered a request; it is no longer lost. */
+void member_succeeded(dlfs_reader *reader, uint32_t member);
+/* Notes that a request failed; the member is lost if its device is gone or it fails repeatedly. */
+void member_failed(dlfs_reader *reader, uint32_t member, int code);
+/* Marks a member as lost, for the reason that the code gives. */
+void member_set_lost(dlfs_reader *reader, uint32_t member, int code);
+/* Marks a member as hung: it left a read without an answer for the whole timeout. Until it answers,
+ * or a probe is due, reads that need it fail at once. */
+void member_set_hung(dlfs_reader *reader, uint32_t member);
+/* Claims the next probe of a lost member for the caller. Returns false if none is due. */
+bool member_take_probe(dlfs_reader *reader, uint32_t member);
+
+static inline bool member_is_lost(const dlfs_reader *reader, uint32_t member)
+{
+    return atomic_load_explicit(&reader->members[member].lost_until_ns, memory_order_relaxed) != 0;
+}
+
+static inline bool member_is_hung(const dlfs_reader *reader, uint32_t member)
+{
+    return member_is_lost(reader, member) &&
+           atomic_load_explicit(&reader->members[member].hung, memory_order_relaxed);
+}
+
+/* Returns true if it is time to probe a lost member. */
+static inline bool member_probe_is_due(const dlfs_reader *reader, uint32_t member)
+{
+    return monotonic_ns() >= atomic_load(&reader->members[member].lost_until_ns);
+}
+
+#endif

@@ -1,0 +1,211 @@
+/*
+ * The life of a span: unused, waiting for its requests, in flight, done.
+ *
+ * A span that failed is started again as a whole, while retries and time are left. A span that
+ * outlives its deadline is done with DLFS_E_TIMEOUT, but its memory stays referenced until the
+ * device has answered all its requests (abandoned). Where there are copies, a span whose member is
+ * silent ends earlier, so that the caller reads it again from another copy into other memory
+ * (redirected).
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "reader/reader.h"
+
+/* Additional time for each byte of a read, since a slow answer is not a silent member: the time of
+ * 256 KiB a second. */
+#define NS_PER_BYTE 3815u
+
+uint64_t reader_timeout_ns(const dlfs_reader *reader, uint64_t bytes)
+{
+    uint64_t more_ns = bytes < UINT64_MAX / 2 / NS_PER_BYTE ? bytes * NS_PER_BYTE : UINT64_MAX / 2;
+    return (uint64_t)reader->config.timeout_ms * 1000000 + more_ns;
+}
+
+uint64_t span_timeout_ns(const dlfs_reader *reader)
+{
+    return reader_timeout_ns(reader, 0) / reader->config.replicas;
+}
+
+uint64_t span_deadline_ns(const struct fetch *fetch)
+{
+    uint64_t at_ns = fetch->now_ns + span_timeout_ns(fetch->reader);
+    return at_ns < fetch->deadline_ns ? at_ns : fetch->deadline_ns;
+}
+
+void span_push(struct fetch *fetch, struct span_list *list, uint32_t number)
+{
+    fetch->spans[number].next = SPAN_NONE;
+    if (list->first == SPAN_NONE) {
+        list->first = number;
+    } else {
+        fetch->spans[list->last].next = number;
+    }
+    list->last = number;
+}
+
+struct span *span_pop(struct fetch *fetch, struct span_list *list)
+{
+    if (list->first == SPAN_NONE) {
+        return NULL;
+    }
+    struct span *span = &fetch->spans[list->first];
+    list->first = span->next;
+    return span;
+}
+
+int fetch_reserve_spans(struct fetch *fetch, uint32_t unused)
+{
+    if (unused <= fetch->unused_span_count) {
+        return 0;
+    }
+    uint32_t count = fetch->span_capacity + unused - fetch->unused_span_count;
+    struct span *spans = realloc(fetch->spans, (size_t)count * sizeof(*spans));
+    if (spans == NULL) {
+        return -ENOMEM;
+    }
+    memset(spans + fetch->span_capacity, 0, (count - fetch->span_capacity) * sizeof(*spans));
+    fetch->spans = spans;
+    for (uint32_t number = fetch->span_capacity; number < count; number++) {
+        spans[number].next = fetch->unused_spans;
+        spans[number].slot = SLOT_NONE;
+        fetch->unused_spans = number;
+    }
+    fetch->unused_span_count += count - fetch->span_capacity;
+    fetch->span_capacity = count;
+    return 0;
+}
+
+struct span *span_take(struct fetch *fetch)
+{
+    if (fetch->unused_spans == SPAN_NONE) {
+        return NULL;
+    }
+    struct span *span = &fetch->spans[fetch->unused_spans];
+    fetch->unused_spans = span->next;
+    fetch->unused_span_count--;
+    *span = (struct span){.slot = SLOT_NONE, .avoided_member = MEMBER_NONE};
+    return span;
+}
+
+void span_start(struct fetch *fetch, struct span *span)
+{
+    span->submitted_bytes = 0;
+    span->asked_members = 0;
+    span->code = 0;
+    span->state = SPAN_WAITING;
+    if (span->deadline_ns == 0) {
+        span->deadline_ns = span_deadline_ns(fetch);
+    }
+    if (fetch_is_idle(fetch)) {
+        fetch->checked_ns = fetch->now_ns;
+    }
+    span_push(fetch, &fetch->waiting, span_number(fetch, span));
+}
+
+bool span_retry(struct fetch *fetch, struct span *span)
+{
+    if (!span->was_corrupt && fetch->reader->config.replicas > 1) {
+        span->suspect_members = span->asked_members;
+    }
+    span->was_corrupt = true;
+    if (span->suspect_members != 0) {
+        span->avoided_member = (uint32_t)__builtin_ctzll(span->suspect_members);
+        span->suspect_members &= span->suspect_members - 1;
+    } else if (span->attempts < fetch->reader->config.retry_count) {
+        span->avoided_member = MEMBER_NONE;
+        span->attempts++;
+    } else {
+        return false;
+    }
+    fetch->stats.retries++;
+    span_start(fetch, span);
+    return true;
+}
+
+void span_release_memory(struct fetch *fetch, const struct span *span)
+{
+    if (span->private_memory != NULL) {
+        private_memory_release(span->private_memory);
+        return;
+    }
+    pthread_mutex_lock(&fetch->reader->lock);
+    arena_release(fetch->reader, span->slot);
+    pthread_mutex_unlock(&fetch->reader->lock);
+}
+
+void span_end(struct fetch *fetch, struct span *span)
+{
+    if (span->abandoned) {
+        span_release_memory(fetch, span);
+        span->abandoned = false;
+        if (span->state == SPAN_UNUSED) {
+            span_recycle(fetch, span);
+        }
+        return;
+    }
+    if (span->code < 0) {
+        fetch->stats.read_errors++;
+    }
+    if (span->code < 0 && span->attempts < fetch->reader->config.retry_count &&
+        monotonic_ns() < span->deadline_ns) {
+        span->attempts++;
+        fetch->stats.retries++;
+        span_start(fetch, span);
+        return;
+    }
+    span->state = SPAN_DONE;
+    span_push(fetch, &fetch->done, span_number(fetch, span));
+}
+
+void span_request_ended(struct fetch *fetch, struct span *span, const struct request *request,
+                        int code)
+{
+    if (code < 0 && span->code == 0) {
+        span->code = code;
+        span->bad_address = request->address;
+    }
+    bool all_submitted = span->submitted_bytes == span->length || span->code < 0;
+    if (--span->in_flight == 0 && all_submitted && span->state != SPAN_WAITING) {
+        span_end(fetch, span);
+    }
+}
+
+void span_abandon(struct fetch *fetch, struct span *span)
+{
+    span->code = DLFS_E_TIMEOUT;
+    span->deadline_ns = 0; /* span_end does not start it again */
+    if (span->state == SPAN_WAITING) {
+        return; /* it ends when it is its turn to make requests */
+    }
+    span->abandoned = true;
+    fetch->abandoned_requests += span->in_flight;
+    fetch->stats.read_errors++;
+    pthread_mutex_lock(&fetch->reader->lock);
+    if (span->private_memory != NULL) {
+        __atomic_add_fetch(&span->private_memory->references, 1, __ATOMIC_RELAXED);
+    } else {
+        arena_reference(fetch->reader, span->slot);
+    }
+    pthread_mutex_unlock(&fetch->reader->lock);
+    span->state = SPAN_DONE;
+    span_push(fetch, &fetch->done, span_number(fetch, span));
+}
+
+void span_redirect(struct fetch *fetch, struct span *span)
+{
+    span->redirected = true;
+    fetch->redirected++;
+    span_abandon(fetch, span);
+}
+
+void span_recycle(struct fetch *fetch, struct span *span)
+{
+    span->state = SPAN_UNUSED;
+    if (span->abandoned) {
+        return; /* span_end recycles it after its last request */
+    }
+    span->next = fetch->unused_spans;
+    fetch->unused_spans = span_number(fetch, span);
+    fetch->unused_span_count++;
+}

@@ -1,0 +1,80 @@
+/*
+ * The chunks plan: reads whole chunks into the arena, where they stay until they are evicted, for
+ * orders that use the samples of a chunk soon one after the other.
+ */
+#include "stream/lookahead.h"
+
+/* Starts the read of the chunks that a sample lies in. */
+static bool load_chunk(dlfs_stream *stream, uint64_t position, const struct location *location)
+{
+    dlfs_reader *reader = stream->reader;
+    uint64_t mask = reader->config.chunk_bytes - 1;
+    uint64_t end = (location->address + location->length + mask) & ~mask;
+    uint64_t address = location->chunk << reader->chunk_shift;
+    uint64_t run = (end - address) >> reader->chunk_shift;
+    if (run > reader->slot_count || stream->fetch->unused_spans == SLOT_NONE) {
+        return false;
+    }
+    uint32_t slot = arena_take(reader, (uint32_t)run, false);
+    if (slot == SLOT_NONE) {
+        return false;
+    }
+    stream->prefault.wanted = !prefault_covers(stream, slot, run);
+    if (stream->prefault.wanted) {
+        arena_release(reader, slot);
+        return false;
+    }
+    struct span *span = span_take(stream->fetch);
+    span->address = address;
+    span->length = end - address;
+    arena_begin_load(reader, slot, location->chunk, stream);
+    entry_wait(stream, position, slot);
+    arena_reference(reader, slot); /* the entry's own, in addition to the load's */
+    stream_start(stream, span, KIND_CHUNK, slot, 0);
+    return true;
+}
+
+bool chunks_plan(dlfs_stream *stream, uint64_t position, const struct location *location)
+{
+    dlfs_reader *reader = stream->reader;
+    uint32_t number = arena_find(reader, location->chunk);
+    if (number == SLOT_NONE) {
+        return load_chunk(stream, position, location);
+    }
+    const struct slot *slot = &reader->slots[number];
+    uint64_t end = (slot->chunk + slot->run) << reader->chunk_shift;
+    bool ours = slot->state == SLOT_LOADING && slot->owner == stream &&
+                location->address + location->length <= end;
+    if (!ours) {
+        return load_alone(stream, position, location);
+    }
+    entry_wait(stream, position, number);
+    arena_reference(reader, number);
+    return true;
+}
+
+void chunks_finish(dlfs_stream *stream, struct span *span)
+{
+    dlfs_reader *reader = stream->reader;
+    struct bad_samples *bad = NULL;
+    bool valid = span->code == 0 && reader_verify_span(reader, span, &bad) == 0;
+    pthread_mutex_lock(&reader->lock);
+    uint32_t waiters = reader->slots[span->slot].waiters;
+    cache_end_load(reader, span->slot, valid, bad);
+    uint32_t next;
+    for (uint32_t at = waiters; at != SLOT_NONE; at = next) {
+        struct entry *entry = &stream->ring[at];
+        struct location location = entry_location(stream, entry);
+        uint64_t offset;
+        next = entry->next;
+        if (span->code == 0 && arena_holds(reader, span->slot, &location, &offset)) {
+            entry_ready(entry, offset, location.length);
+            continue;
+        }
+        stream->fetch->stats.checksum_errors += span->code == 0;
+        entry_read_alone(stream, at, span);
+        arena_release(reader, span->slot);
+    }
+    arena_release(reader, span->slot);
+    pthread_mutex_unlock(&reader->lock);
+}
