@@ -1,7 +1,8 @@
-"""libdlfs_fuse: the mount's native loop, which answers the kernel without Python.
+"""Bindings of libdlfs_fuse, the native server of a mount, which answers the kernel without Python.
 
-The library is there where dlfs was built beside libfuse3, and loaded on first use. It asks its
-owner what it cannot know by itself: questions that ``wait`` fetches and ``answer`` answers.
+The library exists if libfuse3 was installed when dlfs was built. It is loaded on first use. What it
+cannot know by itself it requests from its owner by upcalls: ``next_upcall`` fetches one and
+``reply`` completes it.
 
 Source: ``native/fuse/dlfs_fuse.h``.
 """
@@ -39,13 +40,20 @@ from dlfs.errors import ClosedError, DeviceError, NativeError
 
 _FILE_NAME = "libdlfs_fuse.so"
 
-VERSION = 2
-SLOT_MAX = 65535
+VERSION = 3
+DATASET_MAX = 65535
 NAME_BYTES_MAX = 255
-HANDLES = 1
-ASK_CHILD, ASK_ROOT, ASK_LIST, ASK_SPACE, ASK_OPEN, ASK_ERROR = range(1, 7)
+OPEN_REQUESTS = 1
+(
+    UPCALL_LOOKUP,
+    UPCALL_ROOT_TIME,
+    UPCALL_LIST_ROOT,
+    UPCALL_STATFS,
+    UPCALL_OPEN_DATASET,
+    UPCALL_REPORT_FAILURE,
+) = range(1, 7)
 NO_MEMBER = (1 << 32) - 1
-"""The member of a failure that is of no sample alone."""
+"""Member number of a failure that concerns a dataset as a whole, not one sample."""
 
 GUIDE = (
     "install libfuse3 3.12 or newer with its headers (apt install libfuse3-dev pkg-config), then "
@@ -53,13 +61,13 @@ GUIDE = (
 )
 
 
-class Config(Structure):
+class CConfig(Structure):
     """``dlfs_fuse_config``."""
 
     _fields_ = (
         ("mountpoint", c_char_p),
         ("options", c_char_p),
-        ("held_bytes", c_uint64),
+        ("cache_bytes", c_uint64),
         ("uid", c_uint32),
         ("gid", c_uint32),
         ("file_mode", c_uint32),
@@ -71,13 +79,13 @@ class Config(Structure):
     )
 
 
-class Question(Structure):
-    """``dlfs_fuse_question``."""
+class CUpcall(Structure):
+    """``dlfs_fuse_upcall``."""
 
     _fields_ = (
-        ("ticket", c_uint64),
+        ("id", c_uint64),
         ("kind", c_uint32),
-        ("slot", c_uint32),
+        ("dataset", c_uint32),
         ("failure", abi.Failure),
         ("name_bytes", c_uint32),
         ("name", c_uint8 * (NAME_BYTES_MAX + 1)),
@@ -85,13 +93,13 @@ class Question(Structure):
     )
 
 
-class Answer(Structure):
-    """``dlfs_fuse_answer``."""
+class CReply(Structure):
+    """``dlfs_fuse_reply``."""
 
     _fields_ = (
-        ("ticket", c_uint64),
+        ("id", c_uint64),
         ("error", c_int32),
-        ("slot", c_uint32),
+        ("dataset", c_uint32),
         ("modified_ns", c_int64),
         ("capacity_bytes", c_uint64),
         ("free_bytes", c_uint64),
@@ -99,8 +107,8 @@ class Answer(Structure):
     )
 
 
-class Slot(Structure):
-    """``dlfs_fuse_slot``."""
+class CDataset(Structure):
+    """``dlfs_fuse_dataset``."""
 
     _fields_ = (
         ("number", c_uint32),
@@ -111,7 +119,7 @@ class Slot(Structure):
     )
 
 
-class Stats(Structure):
+class CStats(Structure):
     """``dlfs_fuse_stats``."""
 
     _fields_ = (
@@ -119,37 +127,37 @@ class Stats(Structure):
         ("opens", c_uint64),
         ("reads", c_uint64),
         ("read_bytes", c_uint64),
-        ("ahead", c_uint64),
-        ("ahead_used", c_uint64),
-        ("questions", c_uint64),
-        ("held_bytes", c_uint64),
+        ("readahead_samples", c_uint64),
+        ("readahead_hits", c_uint64),
+        ("upcalls", c_uint64),
+        ("cached_bytes", c_uint64),
     )
 
 
 STRUCTURES: dict[str, type[Structure]] = {
-    "dlfs_fuse_config": Config,
-    "dlfs_fuse_question": Question,
-    "dlfs_fuse_answer": Answer,
-    "dlfs_fuse_slot": Slot,
-    "dlfs_fuse_stats": Stats,
+    "dlfs_fuse_config": CConfig,
+    "dlfs_fuse_upcall": CUpcall,
+    "dlfs_fuse_reply": CReply,
+    "dlfs_fuse_dataset": CDataset,
+    "dlfs_fuse_stats": CStats,
 }
 
 PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "dlfs_fuse_version": (c_uint32, ()),
     "dlfs_fuse_build": (c_char_p, ()),
-    "dlfs_fuse_mount": (c_int, (POINTER(Config), POINTER(c_void_p))),
+    "dlfs_fuse_mount": (c_int, (POINTER(CConfig), POINTER(c_void_p))),
     "dlfs_fuse_run": (c_int, (c_void_p,)),
     "dlfs_fuse_stop": (None, (c_void_p,)),
     "dlfs_fuse_abandon": (None, (c_void_p,)),
     "dlfs_fuse_destroy": (None, (c_void_p,)),
-    "dlfs_fuse_wait": (c_int, (c_void_p, c_int, POINTER(Question))),
-    "dlfs_fuse_answer_question": (c_int, (c_void_p, POINTER(Answer))),
-    "dlfs_fuse_define": (c_int, (c_void_p, POINTER(Slot))),
-    "dlfs_fuse_open": (c_int, (c_void_p, c_uint32, c_void_p, c_void_p)),
-    "dlfs_fuse_withdraw": (c_int, (c_void_p, c_uint32)),
-    "dlfs_fuse_list": (c_int, (c_void_p, c_char_p, c_uint64, c_void_p, c_uint32)),
-    "dlfs_fuse_expire": (None, (c_void_p, c_uint32)),
-    "dlfs_fuse_get_stats": (None, (c_void_p, POINTER(Stats))),
+    "dlfs_fuse_next_upcall": (c_int, (c_void_p, c_int, POINTER(CUpcall))),
+    "dlfs_fuse_reply_upcall": (c_int, (c_void_p, POINTER(CReply))),
+    "dlfs_fuse_add_dataset": (c_int, (c_void_p, POINTER(CDataset))),
+    "dlfs_fuse_open_dataset": (c_int, (c_void_p, c_uint32, c_void_p, c_void_p)),
+    "dlfs_fuse_withdraw_dataset": (c_int, (c_void_p, c_uint32)),
+    "dlfs_fuse_set_root_listing": (c_int, (c_void_p, c_char_p, c_uint64, c_void_p, c_uint32)),
+    "dlfs_fuse_expire_cache": (None, (c_void_p, c_uint32)),
+    "dlfs_fuse_get_stats": (None, (c_void_p, POINTER(CStats))),
 }
 
 
@@ -159,19 +167,19 @@ def _path() -> Path:
 
 
 def is_built() -> bool:
-    """Whether this dlfs was built with the native loop."""
+    """Return True if this dlfs was built with the native server."""
     return _path().exists()
 
 
 @functools.cache
 def fuse_library() -> ctypes.CDLL:
-    """Load libdlfs_fuse, once.
+    """Load libdlfs_fuse on the first call and return it.
 
     Raises:
-        NativeError: it is missing, cannot be loaded, or is of another version.
+        NativeError: the library is missing, cannot be loaded or has another version.
     """
     path = _path()
-    library()  # first: it is the one that libdlfs_fuse is to use
+    library()  # loaded first, so that libdlfs_fuse uses this libdlfs
     if not path.exists():
         raise NativeError(f"load {path}: this dlfs was built without libfuse3; {GUIDE}")
     try:
@@ -187,75 +195,75 @@ def fuse_library() -> ctypes.CDLL:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FuseOptions:
-    """How to mount.
+    """Options of a native mount.
 
     Attributes:
-        options: of the mount, such as ``ro``.
-        held_bytes: memory for samples that are read in parts, or ahead.
-        uid: of every file and directory.
-        gid: of every file and directory.
+        options: mount options of the kernel and of libfuse, such as ``ro``.
+        cache_bytes: memory of the open-file cache, read-ahead included.
+        uid: owner of every file and directory.
+        gid: group of every file and directory.
         file_mode: permission bits of files.
-        threads_max: that answer the kernel.
-        root_seconds: how long the kernel may keep what it knows of the root.
-        busy_poll_us: a thread stays awake so long for what is about to come, at most 10,000.
-        handles: have the kernel open files, as if it could not do without.
+        threads_max: most threads that answer the kernel.
+        root_seconds: time for which the kernel may cache entries of the root directory.
+        busy_poll_us: longest busy polling for an event before a thread sleeps, at most 10,000.
+        open_requests: have the kernel send OPEN requests, as old kernels do.
     """
 
     options: Sequence[str]
-    held_bytes: int
+    cache_bytes: int
     uid: int
     gid: int
     file_mode: int
     threads_max: int
     root_seconds: float
     busy_poll_us: int = 0
-    handles: bool = False
+    open_requests: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class FuseQuestion:
-    """What the loop wants to know.
+class Upcall:
+    """A request of the native server to its owner.
 
     Attributes:
-        ticket: for the answer.
-        kind: ``ASK_*``.
-        slot: of ``ASK_OPEN`` and ``ASK_ERROR``.
-        name: of ``ASK_CHILD``.
-        failure: of ``ASK_ERROR``.
+        id: number that the reply repeats.
+        kind: one of ``UPCALL_*``.
+        dataset: dataset number, for ``UPCALL_OPEN_DATASET`` and ``UPCALL_REPORT_FAILURE``.
+        name: name in the root directory, for ``UPCALL_LOOKUP``.
+        failure: what failed, for ``UPCALL_REPORT_FAILURE``.
     """
 
-    ticket: int
+    id: int
     kind: int
-    slot: int
+    dataset: int
     name: bytes
     failure: NativeFailure
 
 
 class NativeFuse:
-    """A mounted file system that the native loop serves.
+    """A mounted file system that the native server answers.
 
     Args:
-        path: absolute, of the directory.
-        options: how to mount.
+        path: absolute path of the mount point.
+        options: options of the mount.
 
     Raises:
-        NativeError: there is no libdlfs_fuse.
-        DeviceError: the system refused; libfuse has said why on standard error.
+        NativeError: libdlfs_fuse is not available.
+        DeviceError: the system refused the mount; libfuse has printed the reason to standard error.
 
-    Threads: any at once; ``close`` when nothing else is called any more.
+    Threads: any at once. Call ``close`` when no other method is running.
     """
 
     def __init__(self, path: str, options: FuseOptions) -> None:
-        config = Config(
+        config = CConfig(
             mountpoint=os.fsencode(path),
             options=",".join(options.options).encode(),
-            held_bytes=options.held_bytes,
+            cache_bytes=options.cache_bytes,
             uid=options.uid,
             gid=options.gid,
             file_mode=options.file_mode,
             threads_max=options.threads_max,
             root_timeout_ms=int(1000 * options.root_seconds),
-            flags=HANDLES if options.handles else 0,
+            flags=OPEN_REQUESTS if options.open_requests else 0,
             busy_poll_us=options.busy_poll_us,
         )
         handle = c_void_p()
@@ -268,7 +276,7 @@ class NativeFuse:
             )
         check(code, f"mount on {path}")
         self._handle: c_void_p | None = handle
-        self._lent: dict[int, NativeReader] = {}
+        self._readers: dict[int, NativeReader] = {}  # of open datasets, by number
 
     @property
     def _open_handle(self) -> c_void_p:
@@ -276,8 +284,10 @@ class NativeFuse:
             raise ClosedError("use a native mount: it is closed")
         return self._handle
 
+    # ---- the loop --------------------------------------------------------------------------------
+
     def run(self) -> None:
-        """Answer the kernel until the file system is unmounted, or ``stop``.
+        """Answer the kernel until the file system is unmounted or ``stop`` is called.
 
         Raises:
             DeviceError: the loop failed.
@@ -285,110 +295,124 @@ class NativeFuse:
         check(self._library.dlfs_fuse_run(self._open_handle), "answer the kernel")
 
     def stop(self) -> None:
-        """Have ``run`` return as soon as no request is under way; call it until it does."""
+        """Make ``run`` return as soon as no request is under way. Repeat the call until it does."""
         self._library.dlfs_fuse_stop(self._open_handle)
 
-    def wait(self, seconds: float) -> FuseQuestion | None:
-        """The next question; None when there is none in time.
+    def abandon(self) -> None:
+        """Make ``close`` unmount nothing: the mount is gone and another may be in its place."""
+        self._library.dlfs_fuse_abandon(self._open_handle)
+
+    def close(self) -> None:
+        """Unmount and free everything. Idempotent."""
+        handle, self._handle = self._handle, None
+        if handle is None:
+            return
+        self._library.dlfs_fuse_destroy(handle)
+        for reader in self._readers.values():
+            reader.give_back()
+        self._readers.clear()
+
+    # ---- upcalls ---------------------------------------------------------------------------------
+
+    def next_upcall(self, seconds: float) -> Upcall | None:
+        """Wait for the next upcall; return None if none comes within the given seconds.
 
         Raises:
-            ClosedError: there will be none any more.
+            ClosedError: the mount has ended and makes no more upcalls.
         """
-        question = Question()
-        code = self._library.dlfs_fuse_wait(self._open_handle, int(1000 * seconds), byref(question))
+        upcall = CUpcall()
+        code = self._library.dlfs_fuse_next_upcall(
+            self._open_handle, int(1000 * seconds), byref(upcall)
+        )
         if code == -errno.ESHUTDOWN:
-            raise ClosedError("wait for questions of a mount: it has ended")
-        if not check(code, "wait for questions of a mount"):
+            raise ClosedError("wait for upcalls of a mount: it has ended")
+        if not check(code, "wait for upcalls of a mount"):
             return None
-        return FuseQuestion(
-            question.ticket,
-            question.kind,
-            question.slot,
-            bytes(question.name)[: question.name_bytes],
-            NativeFailure(*(getattr(question.failure, n) for n, *_ in abi.Failure._fields_)),
+        return Upcall(
+            upcall.id,
+            upcall.kind,
+            upcall.dataset,
+            bytes(upcall.name)[: upcall.name_bytes],
+            NativeFailure(*(getattr(upcall.failure, n) for n, *_ in abi.Failure._fields_)),
         )
 
-    def answer(
+    def reply(
         self,
-        ticket: int,
+        upcall_id: int,
         *,
         error: int = 0,
-        slot: int = 0,
+        dataset: int = 0,
         modified_ns: int = 0,
         capacity_bytes: int = 0,
         free_bytes: int = 0,
         sample_count: int = 0,
     ) -> None:
-        """Answer a question; nothing happens when the mount has ended meanwhile."""
-        answer = Answer(
-            ticket=ticket,
+        """Complete an upcall. Does nothing if the mount has ended meanwhile."""
+        reply = CReply(
+            id=upcall_id,
             error=error,
-            slot=slot,
+            dataset=dataset,
             modified_ns=modified_ns,
             capacity_bytes=capacity_bytes,
             free_bytes=free_bytes,
             sample_count=sample_count,
         )
-        code = self._library.dlfs_fuse_answer_question(self._open_handle, byref(answer))
+        code = self._library.dlfs_fuse_reply_upcall(self._open_handle, byref(reply))
         if code != -errno.ENOENT:
-            check(code, "answer a question of a mount")
+            check(code, "reply to an upcall of a mount")
 
-    def define(self, number: int, *, version: int, generation: int, modified_ns: int) -> None:
-        """Make a slot known; again does nothing."""
-        slot = Slot(number=number, version=version, generation=generation, modified_ns=modified_ns)
-        code = self._library.dlfs_fuse_define(self._open_handle, byref(slot))
+    # ---- datasets --------------------------------------------------------------------------------
+
+    def add_dataset(self, number: int, *, version: int, generation: int, modified_ns: int) -> None:
+        """Register a dataset. Does nothing if the number is registered already."""
+        dataset = CDataset(
+            number=number, version=version, generation=generation, modified_ns=modified_ns
+        )
+        code = self._library.dlfs_fuse_add_dataset(self._open_handle, byref(dataset))
         check(code, f"show dataset number {number}")
 
-    def open(self, slot: int, directory: NativeDirectory, reader: NativeReader) -> None:
-        """Give a slot its dataset; again does nothing. Both are kept alive until ``withdraw``."""
-        if slot in self._lent:
+    def open_dataset(self, number: int, directory: NativeDirectory, reader: NativeReader) -> None:
+        """Attach directory and reader to a dataset; both stay alive until ``withdraw_dataset``.
+
+        Does nothing if the dataset is open.
+        """
+        if number in self._readers:
             return
-        handle = reader.borrow()
-        code = self._library.dlfs_fuse_open(self._open_handle, slot, directory.handle, handle)
+        code = self._library.dlfs_fuse_open_dataset(
+            self._open_handle, number, directory.handle, reader.borrow()
+        )
         if code < 0:
             reader.give_back()
-        check(code, f"open dataset number {slot}")
-        self._lent[slot] = reader
+        check(code, f"open dataset number {number}")
+        self._readers[number] = reader
 
-    def withdraw(self, slot: int) -> None:
-        """Have a slot answer ESTALE, and wait until nobody uses its dataset."""
+    def withdraw_dataset(self, number: int) -> None:
+        """Make a dataset fail with ESTALE, and wait until no thread uses it."""
         check(
-            self._library.dlfs_fuse_withdraw(self._open_handle, slot),
-            f"withdraw dataset number {slot}",
+            self._library.dlfs_fuse_withdraw_dataset(self._open_handle, number),
+            f"withdraw dataset number {number}",
         )
-        reader = self._lent.pop(slot, None)
+        reader = self._readers.pop(number, None)
         if reader is not None:
             reader.give_back()
 
-    def list(self, names: Sequence[bytes], slots: Sequence[int]) -> None:
-        """Say what the root lists, in this order."""
+    def set_root_listing(self, names: Sequence[bytes], numbers: Sequence[int]) -> None:
+        """Set the names that the root directory lists, in order, and their dataset numbers."""
         packed = b"".join(name + b"\0" for name in names)
-        numbers = (c_uint32 * max(1, len(slots)))(*slots)
-        code = self._library.dlfs_fuse_list(
-            self._open_handle, packed, len(packed), numbers, len(names)
+        array = (c_uint32 * max(1, len(numbers)))(*numbers)
+        code = self._library.dlfs_fuse_set_root_listing(
+            self._open_handle, packed, len(packed), array, len(names)
         )
         check(code, f"list {len(names)} datasets")
 
-    def expire(self, seconds: float) -> None:
-        """Give up held samples that nobody has used for so long."""
-        self._library.dlfs_fuse_expire(self._open_handle, int(1000 * seconds))
+    # ---- memory and statistics -------------------------------------------------------------------
+
+    def expire_cache(self, seconds: float) -> None:
+        """Free cached samples that were last used at least that many seconds ago."""
+        self._library.dlfs_fuse_expire_cache(self._open_handle, int(1000 * seconds))
 
     def stats(self) -> dict[str, int]:
-        """``dlfs_fuse_stats`` by name."""
-        stats = Stats()
+        """Return the fields of ``dlfs_fuse_stats`` by name."""
+        stats = CStats()
         self._library.dlfs_fuse_get_stats(self._open_handle, byref(stats))
-        return {name: int(getattr(stats, name)) for name, *_ in Stats._fields_}
-
-    def abandon(self) -> None:
-        """Have ``close`` unmount nothing: the mount was taken away, another may be in its place."""
-        self._library.dlfs_fuse_abandon(self._open_handle)
-
-    def close(self) -> None:
-        """Unmount, and free what is left. Idempotent."""
-        handle, self._handle = self._handle, None
-        if handle is None:
-            return
-        self._library.dlfs_fuse_destroy(handle)
-        for reader in self._lent.values():
-            reader.give_back()
-        self._lent.clear()
+        return {name: int(getattr(stats, name)) for name, *_ in CStats._fields_}

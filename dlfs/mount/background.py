@@ -1,11 +1,12 @@
-"""Mounting in the background: starts a server of its own and waits until the mount answers.
+"""Mounts in the background: starts a server process and waits until the mount answers.
 
-The server is a new interpreter (``python -m dlfs.mount.daemon``), not a fork: a process with
-threads, and numpy has some, cannot be forked safely. Its standard input gives it its order, one
-line of JSON. Its standard output says how it went, another one, behind what libfuse and fusermount3
-print, so that their reasons reach the caller's error. The caller then answers ``KEEP``. A server
-whose input ends without that answer unmounts and ends: so an interrupted or killed caller leaves
-neither of them behind.
+The server is a new interpreter (``python -m dlfs.mount.daemon``) rather than a fork, because a
+process with threads, such as those of numpy, cannot be forked safely. The two processes talk over
+pipes. The caller writes a ``MountRequest`` as a line of JSON to the server's standard input. The
+server writes its status as a line of JSON to its standard output, after the messages of libfuse and
+fusermount3, which the caller adds to its error. The caller then answers ``KEEP``. A server whose
+input ends without that answer unmounts and ends, so an interrupted or killed caller leaves neither
+a mount nor a process behind.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from dlfs.mount.server import MountOptions
 
 STATUS_PREFIX = "dlfs-mount-status "
 KEEP = "keep\n"
-"""The caller's answer to a server that has mounted."""
+"""The caller's answer to a server that has mounted the volume."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +35,9 @@ class Mounted:
     """A mount that answers.
 
     Attributes:
-        mountpoint: its absolute path.
-        pid: of its server.
-        log: where the server writes what goes wrong.
+        mountpoint: absolute path of the mount point.
+        pid: process ID of the server.
+        log: the server's log: a file, or ``syslog``.
     """
 
     mountpoint: str
@@ -45,8 +46,8 @@ class Mounted:
 
 
 @dataclass(frozen=True)
-class ServerOrder:
-    """What the background server is told."""
+class MountRequest:
+    """The volume, directory, options and log file that a background server gets from its caller."""
 
     volume_uri: str
     directory: str
@@ -54,12 +55,12 @@ class ServerOrder:
     log: str | None
 
     def to_json(self) -> str:
-        """As a line of text."""
+        """Return the request as a line of JSON."""
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_json(cls, text: str) -> ServerOrder:
-        """From the text that ``to_json`` gave."""
+    def from_json(cls, text: str) -> MountRequest:
+        """Return the request of a line that ``to_json`` returned."""
         found = json.loads(text)
         options = MountOptions(**found.pop("options"))
         return cls(options=options, **found)
@@ -72,22 +73,24 @@ def mount_volume(
     *,
     log: str | os.PathLike[str] | None = None,
 ) -> Mounted:
-    """Mount a volume, with a server that stays in the background.
+    """Mount a volume with a server that stays in the background.
 
     Args:
-        volume_uri: what ``dlfs.open`` takes; not memory, which another process cannot see.
-        directory: where; empty, or the mount of a dead server.
-        options: how.
-        log: file that the server's messages are added to; by default syslog, where there is none
-            ``dlfs/mount.log`` in the user's state directory ($XDG_STATE_HOME or ~/.local/state).
+        volume_uri: URI or path of the volume, as for ``dlfs.open``; not ``mem:``, which another
+            process cannot see.
+        directory: mount point: an empty directory, or the mount of a dead server.
+        options: options of the mount.
+        log: file to which the server appends its messages. The default is syslog; on a system
+            without it, ``dlfs/mount.log`` in the user's state directory ($XDG_STATE_HOME or
+            ~/.local/state).
 
     Raises:
         DlfsError: as ``dlfs.mount.server.serve``.
-        KeyboardInterrupt: it was interrupted; the server unmounts what it has mounted, and ends.
+        KeyboardInterrupt: the call was interrupted; the server unmounts and ends.
 
     Threads: any.
     """
-    order = ServerOrder(
+    request = MountRequest(
         absolute_uri(volume_uri),
         os.path.abspath(directory),
         options or MountOptions(),
@@ -106,31 +109,33 @@ def mount_volume(
     )
     assert process.stdin is not None
     assert process.stdout is not None
-    with process:  # closes the pipes and waits for the first process, whose fork is the server
+    with process:  # closes the pipes and waits for the process, which forks the server
         try:
-            with contextlib.suppress(BrokenPipeError):  # what it printed says why it ended
-                process.stdin.write(order.to_json() + "\n")
+            with contextlib.suppress(
+                BrokenPipeError
+            ):  # the server ended; its output has the reason
+                process.stdin.write(request.to_json() + "\n")
                 process.stdin.flush()
-            mounted = _outcome(_output(process.stdout), order)
-            with contextlib.suppress(BrokenPipeError):  # unmounted already: it ended in order
+            mounted = _outcome(_output(process.stdout), request)
+            with contextlib.suppress(BrokenPipeError):  # it was unmounted already
                 process.stdin.write(KEEP)
                 process.stdin.flush()
         except BaseException:
             _close(process.stdin)
-            process.stdout.read()  # until the server has unmounted, or a second interrupt
+            process.stdout.read()  # returns when the server has unmounted
             raise
         _close(process.stdin)
     return mounted
 
 
 def _close(stream: IO[str]) -> None:
-    """Close a pipe, although what is left in its buffer may have no reader any more."""
+    """Close a pipe whose reader may be gone while the buffer still has text."""
     with contextlib.suppress(BrokenPipeError):
         stream.close()
 
 
 def _output(stream: IO[str]) -> str:
-    """What a server prints, up to its status or its end."""
+    """Return the server's output up to its status line, or up to its end."""
     lines = []
     for line in stream:
         lines.append(line)
@@ -140,7 +145,7 @@ def _output(stream: IO[str]) -> str:
 
 
 def absolute_uri(volume_uri: str) -> str:
-    """The same volume, whatever the working directory."""
+    """Return a volume URI that does not depend on the working directory."""
     members = [parse_uri(member) for member in split_members(volume_uri)]
     return ",".join(
         str(FileUri(os.path.abspath(member.path))) if isinstance(member, FileUri) else str(member)
@@ -148,15 +153,15 @@ def absolute_uri(volume_uri: str) -> str:
     )
 
 
-def _outcome(output: str, order: ServerOrder) -> Mounted:
-    """What the server said, as a value or an error."""
-    said, prefix, status = output.rpartition(STATUS_PREFIX)
+def _outcome(output: str, request: MountRequest) -> Mounted:
+    """Return the mount that the server reports, or raise the error that it reports."""
+    messages, prefix, status = output.rpartition(STATUS_PREFIX)
     if not prefix:
-        raise NativeError(f"mount on {order.directory}: the server ended early: {output.strip()}")
+        raise NativeError(f"mount on {request.directory}: the server ended early: {output.strip()}")
     found = json.loads(status)
     if "error" not in found:
         return Mounted(**found)
     kind = getattr(errors, found["error"], NativeError)
     assert issubclass(kind, DlfsError)
-    detail = f"; {said.strip()}" if said.strip() else ""
+    detail = f"; {messages.strip()}" if messages.strip() else ""
     raise kind(found["message"] + detail)

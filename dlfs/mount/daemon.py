@@ -1,8 +1,8 @@
 """The background server of one mount: ``python -m dlfs.mount.daemon``.
 
-``mount_volume`` starts it. It becomes a session of its own, reads its order from standard input,
-mounts, says on standard output how that went, and serves. A thread waits for the caller's answer,
-closes the standard streams, and unmounts if there was none.
+``background.mount_volume`` starts it. It becomes the leader of a new session, reads the mount
+request from standard input, mounts, reports the result on standard output, and serves. A thread
+waits for the caller's answer, unmounts if none comes, and closes the standard streams.
 """
 
 from __future__ import annotations
@@ -17,54 +17,54 @@ import threading
 from pathlib import Path
 
 from dlfs.errors import DlfsError, write_error
-from dlfs.mount.background import KEEP, STATUS_PREFIX, ServerOrder
+from dlfs.mount.background import KEEP, STATUS_PREFIX, MountRequest
 from dlfs.mount.mountpoint import unmount
 from dlfs.mount.server import serve
 
 SYSLOG = Path("/dev/log")
 
-_log = logging.getLogger("dlfs.service")
+_log = logging.getLogger("dlfs.mount")  # __name__ is __main__ here
 
 
 def main() -> None:
-    """Mount and serve."""
-    order = ServerOrder.from_json(sys.stdin.readline())
+    """Mount the requested volume and serve it."""
+    request = MountRequest.from_json(sys.stdin.readline())
     log = "?"
 
     def ready(path: str) -> None:
-        _tell({"mountpoint": path, "pid": os.getpid(), "log": log})
-        threading.Thread(target=_await_caller, args=(path,), daemon=True).start()
+        _report({"mountpoint": path, "pid": os.getpid(), "log": log})
+        threading.Thread(target=_wait_for_caller, args=(path,), daemon=True).start()
 
     try:
-        log = _start_log(order.log)
-        serve(order.volume_uri, order.directory, order.options, ready)
+        log = _start_log(request.log)
+        serve(request.volume_uri, request.directory, request.options, ready)
     except DlfsError as error:
         _log.error("%s", error)
-        _tell({"error": type(error).__name__, "message": str(error)})
+        _report({"error": type(error).__name__, "message": str(error)})
     except OSError as error:
         _log.error("%s", error)
         kind = type(write_error(str(error), error.errno or 0))
-        _tell({"error": kind.__name__, "message": str(error)})
+        _report({"error": kind.__name__, "message": str(error)})
 
 
-def _tell(status: dict[str, object]) -> None:
-    """Tell the caller how it went; one that was killed is noticed by its missing answer."""
+def _report(status: dict[str, object]) -> None:
+    """Write the status for the caller. If the caller is gone, its missing answer shows it later."""
     with contextlib.suppress(BrokenPipeError):
         print(STATUS_PREFIX + json.dumps(status), flush=True)
 
 
-def _await_caller(path: str) -> None:
-    """Wait until the caller keeps the mount, or is gone; then the mount goes, too."""
-    # Not sys.stdin, on whose lock an interpreter that ends meanwhile would fail.
+def _wait_for_caller(path: str) -> None:
+    """Wait for the caller's answer; unmount if the caller is gone."""
+    # Not sys.stdin: an interpreter that ends while this thread has its lock would abort.
     if os.read(sys.stdin.fileno(), len(KEEP)) != KEEP.encode():
-        _log.warning("unmounting %s: the program that asked for it was interrupted", path)
+        _log.warning("unmounting %s: the program that mounted it was interrupted", path)
         with contextlib.suppress(DlfsError):
             unmount(path, lazy=True)
     _leave_streams()
 
 
 def _leave_streams() -> None:
-    """Replace the standard streams, which are the caller's."""
+    """Redirect the standard streams, which belong to the caller, to /dev/null."""
     null = os.open(os.devnull, os.O_RDWR)
     for stream in range(3):
         os.dup2(null, stream)
@@ -73,22 +73,22 @@ def _leave_streams() -> None:
 
 
 def _start_log(path: str | None) -> str:
-    """Send messages to a file, or to syslog; returns where."""
+    """Send log messages to a file or to syslog. Return the path, or ``syslog``."""
     handler: logging.Handler
     if path is None and SYSLOG.exists():
         handler = logging.handlers.SysLogHandler(
             str(SYSLOG), logging.handlers.SysLogHandler.LOG_DAEMON
         )
         handler.setFormatter(logging.Formatter("dlfs[%(process)d]: %(message)s"))
-        where = "syslog"
+        destination = "syslog"
     else:
-        where = path or str(_default_log())
-        handler = logging.FileHandler(where)
+        destination = path or str(_default_log())
+        handler = logging.FileHandler(destination)
         handler.setFormatter(
             logging.Formatter("%(asctime)s dlfs[%(process)d] %(levelname)s: %(message)s")
         )
     logging.basicConfig(level=logging.INFO, handlers=[handler])
-    return where
+    return destination
 
 
 def _default_log() -> Path:
@@ -99,7 +99,7 @@ def _default_log() -> Path:
 
 
 def _become_daemon() -> None:
-    """Leave the parent's session; the parent waits for our output to end, not for us."""
+    """Leave the parent's session. The parent waits for the end of the output only."""
     if os.fork():
         os._exit(0)
     os.setsid()

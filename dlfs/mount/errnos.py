@@ -1,6 +1,6 @@
-"""The errno that each error of this package becomes on the mount: one table, exhaustive.
+"""The errno with which a request on the mount fails, for each error class of this package.
 
-A program sees only the number; the log has the message. What no other number fits better is EIO.
+A program sees only the number; the log has the message. An error without a better number is EIO.
 """
 
 from __future__ import annotations
@@ -55,13 +55,12 @@ ERRNOS: dict[type[DlfsError], int] = {
     NativeError: errno.EIO,
 }
 
-
-QUIET = frozenset({errno.ENOENT, errno.ESTALE})
-"""What is no fault of anything, and not worth a word in the log."""
+UNLOGGED = frozenset({errno.ENOENT, errno.ESTALE})
+"""Errnos of ordinary requests, which the servers do not log."""
 
 
 def errno_of(error: DlfsError | OSError | MemoryError) -> int:
-    """The errno of an error: its class's in the table, or its nearest base's."""
+    """Return the errno of an error: that of its class in the table, or of its nearest base."""
     for base in type(error).__mro__:
         if base in ERRNOS:
             return ERRNOS[base]

@@ -1,7 +1,7 @@
-"""Asking a mount to seal, list and discard what is being written, from any process.
+"""Client of a mount with ``incoming``: seals, lists and discards staged datasets from any process.
 
-All of it goes through the mount, by extended attributes (``incoming_protocol``), so the file
-system's own permissions decide who may do what.
+Each request is an extended attribute of a directory on the mount (``dlfs.staging.protocol``), so
+file permissions decide which users may seal or discard.
 
 Threads: any.
 """
@@ -33,26 +33,26 @@ from dlfs.staging.protocol import (
     XATTR_SEAL,
     SealOptions,
     SealStatus,
-    Spooled,
+    StagedContents,
 )
 
 POLL_SECONDS = 0.1
 
-_ENDS = ("open", "sealed", "undecided")
+_FINAL_STATES = ("open", "sealed", "undecided")
 
 
 @dataclass(frozen=True)
-class Waiting:
-    """A dataset that is not sealed.
+class StagedDataset:
+    """A dataset in the staging area.
 
     Attributes:
-        name: its name.
-        contents: what it holds.
-        status: whether it is being sealed, or why it was not.
+        name: name of the dataset.
+        contents: its number of files and bytes, and when it was begun.
+        status: state of its sealing, with the last error.
     """
 
     name: bytes
-    contents: Spooled
+    contents: StagedContents
     status: SealStatus
 
 
@@ -63,27 +63,27 @@ def seal(
     *,
     progress: Callable[[SealStatus], None] = lambda _: None,
 ) -> SealStatus:
-    """Seal a dataset, and wait until it is.
+    """Seal a dataset and wait for the end.
 
     Args:
-        mountpoint: of a mount with ``incoming``.
-        name: of the dataset.
-        options: how.
-        progress: told now and then how far it has come.
+        mountpoint: mount point of a mount with ``incoming``.
+        name: name of the dataset.
+        options: options of the seal.
+        progress: called with the status about ten times a second.
 
     Raises:
         NotFoundError: there is no such dataset.
-        UsageError: that is no mount with ``incoming``; an option is wrong; a link is in it.
-        LockedError: another writer holds the volume, or a file is open for writing.
+        UsageError: the mount has no ``incoming``; an option is wrong; the dataset has a link.
+        LockedError: another writer has the volume's lock, or a file is open for writing.
         SpaceError: the volume has too little free space.
-        DeviceError: it cannot be read or written; you may not; the mount ended. Unless the message
-            says otherwise nothing was sealed, and the dataset can still be written.
+        DeviceError: an I/O error; missing permission; the mount ended. Unless the message says
+            otherwise nothing was sealed, and the dataset can still be written.
     """
     what = f"seal {display(dataset_name_bytes(name))!r}"
     with _opened(mountpoint, name, what) as directory:
-        with _told(directory, what):
+        with _translated(directory, what):
             os.setxattr(directory, XATTR_SEAL, (options or SealOptions()).encode())
-        while (status := _status(directory, what)).state not in _ENDS:
+        while (status := _status(directory, what)).state not in _FINAL_STATES:
             progress(status)
             select.select([], [], [], POLL_SECONDS)
     if status.state != "sealed":
@@ -94,30 +94,30 @@ def seal(
 
 
 def discard(mountpoint: PathLike, name: str | bytes) -> None:
-    """Forget a dataset that is not sealed, with all its files.
+    """Delete a dataset that is not sealed, with all its files.
 
     Raises:
         DlfsError: as ``seal``.
     """
     what = f"discard {display(dataset_name_bytes(name))!r}"
-    with _opened(mountpoint, name, what) as directory, _told(directory, what):
+    with _opened(mountpoint, name, what) as directory, _translated(directory, what):
         os.setxattr(directory, XATTR_DISCARD, b"1")
 
 
-def list_incoming(mountpoint: PathLike) -> list[Waiting]:
-    """What is not sealed. Takes a walk over all its files.
+def list_incoming(mountpoint: PathLike) -> list[StagedDataset]:
+    """List the datasets that are not sealed. The server walks over all their files.
 
     Raises:
-        UsageError: that is no mount with ``incoming``.
-        DeviceError: it cannot be read.
+        UsageError: the mount has no ``incoming``.
+        DeviceError: an I/O error.
     """
     found = []
-    what = "list what is incoming"
+    what = "list the staged datasets"
     for name in sorted(os.listdir(_incoming(mountpoint, what))):
         try:
-            with _opened(mountpoint, name, what) as directory, _told(directory, what):
-                contents = Spooled.decode(os.getxattr(directory, XATTR_INCOMING))
-                found.append(Waiting(name, contents, _status(directory, what)))
+            with _opened(mountpoint, name, what) as directory, _translated(directory, what):
+                contents = StagedContents.decode(os.getxattr(directory, XATTR_INCOMING))
+                found.append(StagedDataset(name, contents, _status(directory, what)))
         except NotFoundError:
             continue  # sealed meanwhile
     return found
@@ -127,7 +127,7 @@ def _incoming(mountpoint: PathLike, what: str) -> bytes:
     path = resolve(os.fsdecode(mountpoint))
     record = find_mount(path)
     if record is None or record.file_system_type != FILE_SYSTEM_TYPE:
-        raise UsageError(f"{what}: expected where DLFS is mounted, got {path}")
+        raise UsageError(f"{what}: expected a mount point of DLFS, got {path}")
     incoming = os.path.join(os.fsencode(path), INCOMING.encode())
     if "ro" in record.options.split(",") or not os.path.isdir(incoming):
         raise UsageError(f"{what}: {path} is read-only; mount it with --incoming")
@@ -136,13 +136,13 @@ def _incoming(mountpoint: PathLike, what: str) -> bytes:
 
 @contextmanager
 def _opened(mountpoint: PathLike, name: str | bytes, what: str) -> Iterator[int]:
-    """The directory of a dataset: what it says can be read even after it is gone."""
+    """Open the directory of a dataset; its attributes can be read even after the seal."""
     incoming = _incoming(mountpoint, what)
     path = os.path.join(incoming, dataset_name_bytes(name))
     try:
         directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise NotFoundError(f"{what}: there is nothing at {os.fsdecode(path)}") from error
+        raise NotFoundError(f"{what}: {os.fsdecode(path)} does not exist") from error
     except OSError as error:
         raise _device_error(what, error) from error
     try:
@@ -152,8 +152,8 @@ def _opened(mountpoint: PathLike, name: str | bytes, what: str) -> Iterator[int]
 
 
 @contextmanager
-def _told(directory: int, what: str) -> Iterator[None]:
-    """Turn an errno of the mount into an error with its reason."""
+def _translated(directory: int, what: str) -> Iterator[None]:
+    """Translate an errno of the mount into an error with the reason."""
     try:
         yield
     except OSError as error:

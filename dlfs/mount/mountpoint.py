@@ -1,10 +1,10 @@
-"""Mount points: finding, checking and unmounting them, and cleaning up after a killed server.
+"""Finds, checks and unmounts mount points, and detaches the mounts of killed servers.
 
-A server that dies by SIGKILL leaves its mount behind: the kernel answers everything below it with
-ENOTCONN ("Transport endpoint is not connected"). The next mount on that directory finds it so,
-detaches it and goes on. libfuse's auto_unmount is not used: it keeps a second process per mount,
-and uncovers the empty directory below when the server dies, so that programs would see a data set
-without files where they should see an error.
+A server that dies by SIGKILL leaves its mount behind: the kernel fails every request below it with
+ENOTCONN ("Transport endpoint is not connected"). The next mount on that directory detaches it
+first. libfuse's auto_unmount is not used: it needs a second process per mount, and it uncovers
+the empty directory below when the server dies; programs would then see a dataset without files
+instead of an error.
 
 Source: proc_pid_mountinfo(5); umount(2), MNT_DETACH; fusermount3(1).
 """
@@ -30,25 +30,25 @@ _UNMOUNT_TIMEOUT_S = 30
 
 @dataclass(frozen=True)
 class MountRecord:
-    """One line of mountinfo."""
+    """One mount, from a line of mountinfo."""
 
     mountpoint: bytes
     file_system_type: str
     options: str
     device: str
-    """Of the file system, as MAJOR:MINOR: no other's while a file on it is open."""
+    """Device number of the file system as MAJOR:MINOR; unique while a file on it is open."""
 
 
 def parse_mountinfo(text: bytes) -> list[MountRecord]:
-    """Read the lines of a mountinfo file; lines that are not such are left out."""
+    """Parse a mountinfo file; malformed lines are skipped."""
     records = []
     for line in text.split(b"\n"):
         before, separator, after = line.partition(b" - ")
         fields = before.split(b" ")
-        behind = after.split(b" ")
-        if separator and len(fields) >= 6 and len(behind) >= 3:
+        after_separator = after.split(b" ")
+        if separator and len(fields) >= 6 and len(after_separator) >= 3:
             records.append(
-                MountRecord(_unescape(fields[4]), behind[0].decode("ascii", "replace"),
+                MountRecord(_unescape(fields[4]), after_separator[0].decode("ascii", "replace"),
                             fields[5].decode("ascii", "replace"),
                             fields[2].decode("ascii", "replace"))
             )  # fmt: skip
@@ -56,47 +56,47 @@ def parse_mountinfo(text: bytes) -> list[MountRecord]:
 
 
 def find_mount(directory: str | os.PathLike[str]) -> MountRecord | None:
-    """What is mounted exactly on a directory, the topmost if several are; None when nothing is."""
+    """Return the topmost mount exactly on a directory, or None."""
     wanted = os.fsencode(absolute(directory))
     found = [r for r in parse_mountinfo(MOUNTINFO.read_bytes()) if r.mountpoint == wanted]
     return found[-1] if found else None
 
 
 def device_of(path: str) -> str | None:
-    """The device of what is mounted exactly on a directory; None when nothing is.
+    """Return the device of the mount exactly on a directory, or None.
 
-    A server notes it when it has mounted. Where it is another one in the end, somebody has taken
-    the mount away (``umount --lazy``), and what is there now is not the server's to unmount.
+    A server remembers the device of its mount. If the device differs when the server ends, its
+    mount was detached (``umount --lazy``) and another one may be in its place, which must stay.
     """
     record = find_mount(path)
     return None if record is None else record.device
 
 
 def absolute(directory: str | os.PathLike[str]) -> str:
-    """The absolute path of a mount point, links in it resolved; works on a dead mount too."""
+    """Return the absolute path with links in the parent resolved; works on a dead mount too."""
     parent, name = os.path.split(os.path.abspath(directory))
     return os.path.join(os.path.realpath(parent), name) if name else parent
 
 
 def is_dead(directory: str | os.PathLike[str]) -> bool:
-    """Whether the server of what is mounted on a directory is gone."""
+    """Return True if the server of the mount on a directory is gone."""
     try:
-        os.statvfs(directory)  # stat may be answered from the kernel's cache
+        os.statvfs(directory)  # not stat, which the kernel may answer from its cache
     except OSError as error:
         return error.errno in (errno.ENOTCONN, errno.ECONNABORTED)
     return False
 
 
 def prepare(directory: str | os.PathLike[str]) -> str:
-    """Make sure that a directory may be mounted on; the mount of a dead server is detached first.
+    """Check that a directory can be mounted on; detach the mount of a dead server first.
 
     Returns:
-        Its absolute path.
+        The absolute path of the directory.
 
     Raises:
-        NotFoundError: there is no such directory.
+        NotFoundError: the directory does not exist.
         ExistsError: DLFS is mounted there already.
-        UsageError: it is no directory, or it is not empty.
+        UsageError: it is not a directory, or not empty.
         DeviceError: a dead mount could not be detached.
     """
     path = resolve(directory)
@@ -124,7 +124,7 @@ def prepare(directory: str | os.PathLike[str]) -> str:
 
 
 def resolve(directory: str | os.PathLike[str]) -> str:
-    """The path that mountinfo has; what is mounted there is not asked."""
+    """Return a path as mountinfo has it, without a request to the mount there."""
     path = absolute(directory)
     return absolute(os.path.realpath(path)) if os.path.islink(path) else path
 
@@ -133,15 +133,15 @@ def unmount(directory: str | os.PathLike[str], *, lazy: bool = False) -> str:
     """Unmount a DLFS mount.
 
     Args:
-        directory: where it is mounted.
-        lazy: also while files on it are open; it then goes away when the last is closed.
+        directory: the mount point.
+        lazy: unmount even if files on it are open; the server ends when the last one is closed.
 
     Returns:
-        The mount's absolute path.
+        The absolute path of the mount point.
 
     Raises:
         UsageError: DLFS is not mounted there.
-        DeviceError: the system refuses (EBUSY: files are open, EPERM: someone else's mount).
+        DeviceError: the system refuses (EBUSY: files are open, EPERM: another user mounted it).
     """
     path = resolve(directory)
     record = find_mount(path)
@@ -153,7 +153,7 @@ def unmount(directory: str | os.PathLike[str], *, lazy: bool = False) -> str:
 
 
 def detach(path: str) -> None:
-    """Take a mount away at once, whoever uses it.
+    """Detach a mount at once, even if programs use it.
 
     Raises:
         DeviceError: the system refuses.
@@ -162,7 +162,7 @@ def detach(path: str) -> None:
 
 
 def _unmount(path: str, *, lazy: bool) -> None:
-    """Unmount through fusermount3, which needs no root, or umount where that is missing."""
+    """Unmount by fusermount3, which needs no root rights, or else by umount."""
     helper = shutil.which("fusermount3")
     command = [helper, "-u", *(["-z"] if lazy else [])] if helper else _umount_command(lazy)
     result = subprocess.run(
@@ -174,10 +174,10 @@ def _unmount(path: str, *, lazy: bool) -> None:
         check=False,
     )
     if result.returncode:
-        said = result.stderr.strip() or f"exit status {result.returncode}"
-        busy = "busy" in said.lower()
+        message = result.stderr.strip() or f"exit status {result.returncode}"
+        busy = "busy" in message.lower()
         hint = "; close the files that are open on it, or use --lazy" if busy else ""
-        raise DeviceError(f"unmount {path}: {said}{hint}", errno.EBUSY if busy else errno.EPERM)
+        raise DeviceError(f"unmount {path}: {message}{hint}", errno.EBUSY if busy else errno.EPERM)
 
 
 def _umount_command(lazy: bool) -> list[str]:

@@ -1,16 +1,15 @@
-"""The mount served by the native loop: libdlfs_fuse answers the kernel, this module answers it.
+"""The native server of a mount: libdlfs_fuse answers the kernel, this module answers its upcalls.
 
-What is below a dataset never changes, so C knows all of it: directory and reader. What may change
-(which datasets there are) and what needs words (why a sample cannot be read) it asks here, and the
-answers come from the same ``VolumeView`` as those of the other server. A question a second or so is
-usual, one for each file never.
+A sealed dataset never changes, so the C library answers everything below it from its directory and
+reader. Which datasets exist, and why a sample cannot be read, the library requests here by upcalls;
+``VolumeView`` has the answers, as for the pyfuse3 server. About one upcall a second is usual; there
+is none per file.
 
-A dataset that was removed is withdrawn from the loop, and closed when nobody in it is reading any
-more.
+A dataset that was removed is withdrawn from the library, and closed when no request uses it.
 
-Threads: the loop's own; one waits for its end and one for its questions, which are answered on the
-trio loop. Ending it waits for requests under way, for as long as a device that hangs is waited for;
-the mount itself is gone by then.
+Threads: those of libdlfs_fuse answer the kernel. One worker thread runs its loop and one waits for
+upcalls, which trio tasks answer. The end waits for requests under way, so a device that hangs
+delays it up to the reader's timeout; the mount itself is gone by then.
 """
 
 from __future__ import annotations
@@ -30,47 +29,53 @@ from dlfs._native import fuse as native
 from dlfs._native.reader import NativeReader
 from dlfs.errors import ClosedError, DlfsError, LimitError, NativeError, NotFoundError
 from dlfs.mount import mountpoint as mountpoints
-from dlfs.mount.errnos import QUIET, errno_of
-from dlfs.mount.permissions import Access
-from dlfs.mount.view import ROOT_SECONDS, OpenDataset, ShownVolume, Slot, VolumeView
+from dlfs.mount.errnos import UNLOGGED, errno_of
+from dlfs.mount.permissions import Ownership
+from dlfs.mount.view import (
+    ROOT_SECONDS,
+    LoadedDataset,
+    ShownDataset,
+    ShownVolume,
+    VolumeView,
+)
 from dlfs.volume import Volume
 
 THREADS_MAX = 32
-"""That answer the kernel: as many reads may wait for devices at the same time."""
+"""Most threads that answer the kernel, and so most reads that wait for devices at a time."""
 
-HELD_SECONDS = 10.0
-"""A sample that is read in parts is held for so long after the last one."""
+CACHE_SECONDS = 10.0
+"""Time after its last use at which a sample leaves the open-file cache, in seconds."""
 
 READ_AHEAD_KIB = 1024
-"""Of the kernel, where we may set it: a request is as large as that at most."""
+"""Read-ahead of the kernel on the mount, in KiB; also its largest read request."""
 
 DEVICES = Path("/sys/class/bdi")
-"""The kernel's settings of each file system's device."""
+"""Folder with the kernel's settings for the device of each file system."""
 
-_TEND_SECONDS = 1.0
-_WAIT_SECONDS = 60.0
-_STOP_SECONDS = 1.0  # for requests under way, before the mount is detached without them
-_STOP_AGAIN_SECONDS = 0.1
+_UPKEEP_SECONDS = 1.0
+_UPCALL_SECONDS = 60.0
+_STOP_SECONDS = 1.0  # for requests under way; then the mount is detached without them
+_STOP_RETRY_SECONDS = 0.1
 
 _log = logging.getLogger(__name__)
 
 
 class NativeMount:
-    """A mount that the native loop serves.
+    """A mount that the native server answers.
 
     Args:
-        volume: borrowed.
-        shown: the same, or what shares its datasets with others.
-        path: that ``mountpoint.prepare`` gave.
-        access: whom the files belong to.
-        held_bytes: memory for samples that are read in parts, or ahead.
-        words: options of the mount.
-        busy_poll_us: a thread stays awake so long for what is about to come; never where the
-            program that asks could run only on the same processor.
-        handles: have the kernel open files, as if it could not do without.
+        volume: the volume; must outlive the mount.
+        shown: the same volume, or one that shares its open datasets with a node service.
+        path: the mount point, as ``mountpoint.prepare`` returned it.
+        ownership: owner and permissions of the files.
+        cache_bytes: memory of the open-file cache, read-ahead included.
+        mount_options: options for the kernel and libfuse.
+        busy_poll_us: longest busy polling for the next event before a thread sleeps; not used on a
+            single processor, where it would delay the client.
+        open_requests: have the kernel send OPEN requests, as old kernels do.
 
     Raises:
-        NativeError: there is no libdlfs_fuse.
+        NativeError: libdlfs_fuse is not available.
         DeviceError: the system refused the mount.
 
     Threads: the trio loop.
@@ -81,45 +86,45 @@ class NativeMount:
         volume: Volume,
         shown: ShownVolume,
         path: str,
-        access: Access,
+        ownership: Ownership,
         *,
-        held_bytes: int,
-        words: list[str],
+        cache_bytes: int,
+        mount_options: list[str],
         busy_poll_us: int = 0,
-        handles: bool = False,
+        open_requests: bool = False,
     ) -> None:
         self._volume = volume
         self._path = path
         self._started_ns = time.time_ns()
-        self._view = VolumeView(shown, on_removed=self._removed)
+        self._view = VolumeView(shown, on_removed=self._on_removed)
         self._ended = trio.Event()
         self._nursery: trio.Nursery | None = None
         self._fuse = native.NativeFuse(
             path,
             native.FuseOptions(
-                options=words,
-                held_bytes=held_bytes,
-                uid=access.uid,
-                gid=access.gid,
-                file_mode=access.file_mode,
+                options=mount_options,
+                cache_bytes=cache_bytes,
+                uid=ownership.uid,
+                gid=ownership.gid,
+                file_mode=ownership.file_mode,
                 threads_max=THREADS_MAX,
                 root_seconds=ROOT_SECONDS,
                 busy_poll_us=busy_poll_us if len(os.sched_getaffinity(0)) > 1 else 0,
-                handles=handles,
+                open_requests=open_requests,
             ),
         )
         self._device = mountpoints.device_of(path)
-        self._answers: dict[int, Callable[[native.FuseQuestion], Awaitable[dict[str, Any]]]] = {
-            native.ASK_CHILD: self._child,
-            native.ASK_ROOT: self._root,
-            native.ASK_LIST: self._list,
-            native.ASK_SPACE: self._space,
-            native.ASK_OPEN: self._open,
-            native.ASK_ERROR: self._explain,
+        self._handlers: dict[int, Callable[[native.Upcall], Awaitable[dict[str, Any]]]] = {
+            native.UPCALL_LOOKUP: self._look_up,
+            native.UPCALL_ROOT_TIME: self._root_time,
+            native.UPCALL_LIST_ROOT: self._list_root,
+            native.UPCALL_STATFS: self._statfs,
+            native.UPCALL_OPEN_DATASET: self._open_dataset,
+            native.UPCALL_REPORT_FAILURE: self._report_failure,
         }
 
     async def serve(self, on_ready: Callable[[str], None]) -> None:
-        """Answer until it is unmounted; cancelled, unmount it.
+        """Answer until the mount is unmounted; unmount it when cancelled.
 
         Args:
             on_ready: called with the path when the mount answers.
@@ -130,9 +135,9 @@ class NativeMount:
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
-                for task in (self._wait_for_questions, self._tend, self._stop_when_cancelled):
+                for task in (self._fetch_upcalls, self._keep_up, self._stop_when_cancelled):
                     nursery.start_soon(task)
-                nursery.start_soon(self._tell_when_ready, on_ready)
+                nursery.start_soon(self._report_ready, on_ready)
                 try:
                     with trio.CancelScope(shield=True):
                         await trio.to_thread.run_sync(self._fuse.run)
@@ -145,7 +150,7 @@ class NativeMount:
             self._fuse.close()
             self._view.close()
 
-    async def _tell_when_ready(self, on_ready: Callable[[str], None]) -> None:
+    async def _report_ready(self, on_ready: Callable[[str], None]) -> None:
         await trio.to_thread.run_sync(
             widen_read_ahead, self._path, self._device, abandon_on_cancel=True
         )
@@ -165,142 +170,138 @@ class NativeMount:
                     await self._stop()
 
     async def _stop(self) -> None:
-        """Have the loop end."""
+        """Stop the loop and wait for its end."""
         while not self._ended.is_set():
             await trio.to_thread.run_sync(self._fuse.stop)
-            with trio.move_on_after(_STOP_AGAIN_SECONDS):
+            with trio.move_on_after(_STOP_RETRY_SECONDS):
                 await self._ended.wait()
 
-    # ---- questions -------------------------------------------------------------------------------
+    # ---- upcalls ---------------------------------------------------------------------------------
 
-    async def _wait_for_questions(self) -> None:
+    async def _fetch_upcalls(self) -> None:
         assert self._nursery is not None
         while True:
             try:
-                question = await trio.to_thread.run_sync(self._fuse.wait, _WAIT_SECONDS)
+                upcall = await trio.to_thread.run_sync(self._fuse.next_upcall, _UPCALL_SECONDS)
             except ClosedError:
                 return  # unmounted
-            if question is not None:
-                self._nursery.start_soon(self._answer, question)
+            if upcall is not None:
+                self._nursery.start_soon(self._answer, upcall)
 
-    async def _answer(self, question: native.FuseQuestion) -> None:
+    async def _answer(self, upcall: native.Upcall) -> None:
         try:
-            fields = await self._answers[question.kind](question)
+            fields = await self._handlers[upcall.kind](upcall)
         except (DlfsError, OSError, MemoryError) as error:
             number = errno_of(error)
-            if number not in QUIET:
+            if number not in UNLOGGED:
                 _log.error("%s: %s", errno.errorcode.get(number, number), error)
             fields = {"error": number}
         except Exception:  # noqa: BLE001
-            # A defect of ours, on a volume nobody thought of: one answer is wrong then, and said to
-            # be. Were it raised, the mount would end under all who use it.
-            _log.exception(
-                "%s: a question of the kernel's failed (kind %d)", self._path, question.kind
-            )
+            # A defect of this server fails one request. Raised further, it would end the mount for
+            # all programs.
+            _log.exception("%s: an upcall failed (kind %d)", self._path, upcall.kind)
             fields = {"error": errno.EIO}
-        self._fuse.answer(question.ticket, **fields)
+        self._fuse.reply(upcall.id, **fields)
 
-    async def _child(self, question: native.FuseQuestion) -> dict[str, Any]:
-        slot = await self._view.child(question.name)
-        self._define(slot)
-        return {"slot": slot.number}
+    async def _look_up(self, upcall: native.Upcall) -> dict[str, Any]:
+        dataset = await self._view.child(upcall.name)
+        self._register(dataset)
+        return {"dataset": dataset.number}
 
-    async def _root(self, _question: native.FuseQuestion) -> dict[str, Any]:
-        with contextlib.suppress(LimitError):  # listing the root will tell
-            await self._tell_list()
+    async def _root_time(self, _upcall: native.Upcall) -> dict[str, Any]:
+        with contextlib.suppress(LimitError):  # the next listing of the root reports it
+            await self._set_root_listing()
         return {"modified_ns": await self._view.modified_ns() or self._started_ns}
 
-    async def _list(self, _question: native.FuseQuestion) -> dict[str, Any]:
-        await self._tell_list()
+    async def _list_root(self, _upcall: native.Upcall) -> dict[str, Any]:
+        await self._set_root_listing()
         return {}
 
-    async def _tell_list(self) -> None:
-        """Say what the root lists; the kernel forgets what it knew if that is new."""
-        names, slots = [], []
+    async def _set_root_listing(self) -> None:
+        """Pass the datasets to the library; if they have changed, the kernel's cache is dropped."""
+        names, numbers = [], []
         for name in await self._view.names():
             try:
-                slot = await self._view.child(name)
+                dataset = await self._view.child(name)
             except NotFoundError:
                 continue  # removed meanwhile
-            self._define(slot)
+            self._register(dataset)
             names.append(name)
-            slots.append(slot.number)
-        await trio.to_thread.run_sync(self._fuse.list, names, slots)
+            numbers.append(dataset.number)
+        await trio.to_thread.run_sync(self._fuse.set_root_listing, names, numbers)
 
-    async def _space(self, _question: native.FuseQuestion) -> dict[str, Any]:
+    async def _statfs(self, _upcall: native.Upcall) -> dict[str, Any]:
         return {
             "sample_count": await self._view.sample_total(),
             "capacity_bytes": self._volume.capacity_bytes,
             "free_bytes": self._volume.free_bytes,
         }
 
-    async def _open(self, question: native.FuseQuestion) -> dict[str, Any]:
-        slot = self._view.slot(question.slot)
-        opened = await self._view.open(slot)
-        if not slot.use_count:
-            directory = opened.dataset.directory.native
-            self._fuse.open(slot.number, directory, _native_reader(opened))
-            slot.hold()  # until it is withdrawn
+    async def _open_dataset(self, upcall: native.Upcall) -> dict[str, Any]:
+        dataset = self._view.dataset(upcall.dataset)
+        loaded = await self._view.load(dataset)
+        if not dataset.pin_count:
+            directory = loaded.dataset.directory.native
+            self._fuse.open_dataset(dataset.number, directory, _native_reader(loaded))
+            dataset.pin()  # until it is withdrawn
         return {}
 
-    async def _explain(self, question: native.FuseQuestion) -> dict[str, Any]:
-        """Tell people why something failed."""
-        slot = self._view.slot(question.slot)
-        opened = await self._view.open(slot)
-        failure = question.failure
-        reader = opened.dataset.access.reader
+    async def _report_failure(self, upcall: native.Upcall) -> dict[str, Any]:
+        """Raise the error of a failure, which logs it."""
+        loaded = await self._view.load(self._view.dataset(upcall.dataset))
+        failure = upcall.failure
+        reader = loaded.dataset.access.reader
         if failure.member == native.NO_MEMBER:
             raise await trio.to_thread.run_sync(reader.explain_code, failure.code)
         raise await trio.to_thread.run_sync(reader.explain, failure)
 
     # ---- datasets --------------------------------------------------------------------------------
 
-    def _define(self, slot: Slot) -> None:
-        self._fuse.define(
-            slot.number,
-            version=slot.info.version,
-            generation=slot.generation,
-            modified_ns=slot.modified_ns,
+    def _register(self, dataset: ShownDataset) -> None:
+        self._fuse.add_dataset(
+            dataset.number,
+            version=dataset.info.version,
+            generation=dataset.generation,
+            modified_ns=dataset.modified_ns,
         )
 
-    def _removed(self, slot: Slot) -> None:
-        """Hear that a dataset was removed from the volume."""
+    def _on_removed(self, dataset: ShownDataset) -> None:
         if self._nursery is not None:
-            self._nursery.start_soon(self._withdraw, slot)
+            self._nursery.start_soon(self._withdraw, dataset)
 
-    async def _withdraw(self, slot: Slot) -> None:
-        await trio.to_thread.run_sync(self._fuse.withdraw, slot.number)
-        if slot.use_count:
-            slot.let_go()
+    async def _withdraw(self, dataset: ShownDataset) -> None:
+        await trio.to_thread.run_sync(self._fuse.withdraw_dataset, dataset.number)
+        if dataset.pin_count:
+            dataset.unpin()
 
-    async def _tend(self) -> None:
-        """Give memory up that is not used, and tell of members that were lost."""
+    async def _keep_up(self) -> None:
+        """Free cached samples after a time without use, and log members that were lost."""
         while True:
-            await trio.sleep(_TEND_SECONDS)
-            self._fuse.expire(HELD_SECONDS)
-            for slot in self._view.opened():
-                slot.dataset.access.reader.watch_members()
+            await trio.sleep(_UPKEEP_SECONDS)
+            self._fuse.expire_cache(CACHE_SECONDS)
+            for loaded in self._view.loaded():
+                loaded.dataset.access.reader.watch_members()
 
 
-def _native_reader(opened: OpenDataset) -> NativeReader:
-    reader = opened.dataset.access.reader.native
+def _native_reader(loaded: LoadedDataset) -> NativeReader:
+    reader = loaded.dataset.access.reader.native
     if not isinstance(reader, NativeReader):
         raise NativeError(
-            f"serve {opened.dataset!r}: expected its devices in this process; use --fuse=pyfuse3"
+            f"serve {loaded.dataset!r}: expected its devices in this process; use --fuse=pyfuse3"
         )
     return reader
 
 
 def widen_read_ahead(path: str, device: str | None) -> None:
-    """Let the kernel ask for as much at once as it can, where the system lets us.
+    """Set the kernel's read-ahead on the mount to the largest request, if the system permits it.
 
-    Asks the mount itself, so it is not for the thread that answers questions: only when the mount
-    has answered once is the kernel through with choosing a width of its own. Where it was taken
-    away meanwhile, what is there now keeps what it has.
+    The kernel chooses a width of its own before it answers the first request, so this first sends
+    one to the mount. It must therefore not run on the thread that answers upcalls. If another file
+    system is mounted there meanwhile, its setting stays.
 
     Args:
-        path: where it is mounted.
-        device: what ``mountpoint.device_of`` said when it was.
+        path: the mount point.
+        device: what ``mountpoint.device_of`` returned when the mount was made.
     """
     with contextlib.suppress(OSError):
         found = os.stat(path).st_dev

@@ -1,4 +1,4 @@
-"""Whom the files of a mount belong to, and who may read them."""
+"""Ownership and permissions of the files that a mount shows."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ FILE_MODE_DEFAULT = 0o444
 
 
 @dataclass(frozen=True)
-class Access:
-    """Whom the files belong to, and who may read them.
+class Ownership:
+    """Owner, group and permission bits of every sealed file and directory of a mount.
 
     Attributes:
-        uid: of every file and directory.
-        gid: of every file and directory.
-        file_mode: permission bits of files; directories also get x where they have r.
+        uid: user ID of the owner.
+        gid: group ID.
+        file_mode: permission bits of files; directories also get x where files have r.
     """
 
     uid: int

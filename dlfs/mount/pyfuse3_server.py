@@ -1,13 +1,14 @@
-"""The mount served by pyfuse3 on trio: the reference, and what serves ``incoming``.
+"""The pyfuse3 server of a mount: the plain reference, and the only server with ``incoming``.
 
-One thread runs the FUSE loop; samples and the volume's metadata are read in others. The mount goes
-away at once even when files on it are open: programs that still use them get ENOTCONN.
+One thread runs the FUSE loop (trio) and every handler; samples and metadata of the volume are read
+in worker threads. A mount that ends goes away at once, even if files on it are open: programs that
+still use them get ENOTCONN.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 
 import pyfuse3
@@ -15,12 +16,12 @@ import trio
 
 from dlfs.errors import DeviceError
 from dlfs.mount import mountpoint as mountpoints
-from dlfs.mount.open_file_cache import HeldSamples, ReadThreads
+from dlfs.mount.open_file_cache import OpenFileCache
 from dlfs.mount.operations import MountOperations
-from dlfs.mount.permissions import Access
+from dlfs.mount.permissions import Ownership
 from dlfs.mount.view import ShownVolume, VolumeView
 from dlfs.mount.writable_operations import WritableOperations
-from dlfs.staging.incoming import open_incoming
+from dlfs.staging.incoming import IncomingTree, open_incoming
 from dlfs.volume import Volume
 
 
@@ -28,55 +29,54 @@ async def serve_pyfuse3(
     volume: Volume,
     shown: ShownVolume,
     path: str,
-    access: Access,
+    ownership: Ownership,
     on_ready: Callable[[str], None],
     *,
-    held_bytes: int,
-    words: Sequence[str],
+    cache_bytes: int,
+    mount_options: list[str],
     incoming: str | None,
 ) -> None:
-    """Mount a volume, and answer until it is unmounted; cancelled, unmount it.
+    """Mount a volume and answer until it is unmounted; unmount it when cancelled.
 
     Args:
-        volume: borrowed.
-        shown: the same, or what shares its datasets with others.
-        path: that ``mountpoint.prepare`` gave.
-        access: whom the files belong to.
+        volume: the volume; must outlive the call.
+        shown: the same volume, or one that shares its open datasets with a node service.
+        path: the mount point, as ``mountpoint.prepare`` returned it.
+        ownership: owner and permissions of the files.
         on_ready: called with the path when the mount answers.
-        held_bytes: memory for samples of open files.
-        words: options of the mount.
-        incoming: the spool of what programs write, if they may.
+        cache_bytes: memory of the open-file cache.
+        mount_options: options for the kernel and libfuse.
+        incoming: directory of the staging area; None if programs may not write.
 
     Raises:
-        LockedError: another server uses the spool.
+        LockedError: another server uses the staging area.
         DeviceError: the system refused the mount.
     """
     view = VolumeView(shown)
-    threads = ReadThreads(trio.lowlevel.current_trio_token())
-    tasks: list[Callable[[], Awaitable[None]]] = []
     try:
-        held = HeldSamples(threads, budget_bytes=held_bytes)
-        with ExitStack() as stack:
-            if incoming is None:
-                operations = MountOperations(volume, view, held, access)
-            else:
-                tree = stack.enter_context(open_incoming(volume, incoming))
-                operations = WritableOperations(volume, view, held, access, tree)
-                tasks = [tree.sealer.run]
-            _mount(operations, path, words)
-            device = mountpoints.device_of(path)
-            try:
-                await _answer(path, on_ready, tasks)
-            finally:
-                pyfuse3.close(unmount=mountpoints.device_of(path) == device)
+        async with trio.open_nursery() as reads:
+            cache = OpenFileCache(reads, budget_bytes=cache_bytes)
+            with ExitStack() as stack:
+                if incoming is None:
+                    tree = None
+                    operations = MountOperations(volume, view, cache, ownership)
+                else:
+                    tree = stack.enter_context(open_incoming(volume, incoming))
+                    operations = WritableOperations(volume, view, cache, ownership, tree)
+                _mount(operations, path, mount_options)
+                device = mountpoints.device_of(path)
+                try:
+                    await _answer(path, on_ready, tree)
+                finally:
+                    pyfuse3.close(unmount=mountpoints.device_of(path) == device)
+            reads.cancel_scope.cancel()
     finally:
-        threads.close()
         view.close()
 
 
-def _mount(operations: MountOperations, path: str, words: Sequence[str]) -> None:
+def _mount(operations: MountOperations, path: str, mount_options: list[str]) -> None:
     try:
-        pyfuse3.init(operations, path, set(words))
+        pyfuse3.init(operations, path, set(mount_options))
     except RuntimeError as error:
         raise DeviceError(
             f"mount on {path}: the system refused (is /dev/fuse there, fusermount3 installed, and "
@@ -84,20 +84,16 @@ def _mount(operations: MountOperations, path: str, words: Sequence[str]) -> None
         ) from error
 
 
-async def _answer(
-    path: str,
-    on_ready: Callable[[str], None],
-    tasks: Sequence[Callable[[], Awaitable[None]]],
-) -> None:
-    """Answer the kernel until the mount is gone; run tasks meanwhile."""
+async def _answer(path: str, on_ready: Callable[[str], None], tree: IncomingTree | None) -> None:
+    """Answer the kernel until the mount is gone, and seal datasets meanwhile."""
     async with trio.open_nursery() as nursery:
-        for task in tasks:
-            nursery.start_soon(task)
-        nursery.start_soon(_tell_when_ready, path, on_ready)
+        if tree is not None:
+            nursery.start_soon(tree.sealer.run)
+        nursery.start_soon(_report_ready, path, on_ready)
         await pyfuse3.main()
         nursery.cancel_scope.cancel()
 
 
-async def _tell_when_ready(path: str, on_ready: Callable[[str], None]) -> None:
+async def _report_ready(path: str, on_ready: Callable[[str], None]) -> None:
     await trio.to_thread.run_sync(os.stat, path, abandon_on_cancel=True)
     on_ready(path)

@@ -1,10 +1,10 @@
-"""One mount's server: opens the volume, mounts, answers until it is unmounted or told to end.
+"""The server of one mount: opens the volume, mounts it, and answers until it is unmounted.
 
-Two servers know the same rules, SEMANTICS.md: the native loop (``native_mount``), for what is
-sealed, at speed, and pyfuse3 (``pyfuse3_mount``), the reference, which alone serves ``incoming``.
-Unless told otherwise the native one is taken where it was built and can do what is asked for.
+Two servers follow the same rules (SEMANTICS.md). The native server (``native_server``) is fast and
+serves sealed datasets only. The pyfuse3 server (``pyfuse3_server``) is the plain reference and also
+serves ``incoming``. By default the native server is used if it was built and supports the options.
 
-SIGTERM and SIGINT unmount and end the server; so does an unmount from outside.
+SIGTERM and SIGINT unmount and end the server; so does an unmount by another program.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dlfs.arguments import check_choice
 from dlfs.errors import DlfsError, NativeError, NotFoundError, UsageError
 from dlfs.extras import install_command
 from dlfs.mount import mountpoint as mountpoints
-from dlfs.mount.permissions import FILE_MODE_DEFAULT, Access
+from dlfs.mount.permissions import FILE_MODE_DEFAULT, Ownership
 from dlfs.mount.view import ShownVolume
 from dlfs.store.members import same_kind
 from dlfs.units import MIB
@@ -30,12 +30,14 @@ from dlfs.volume import Volume
 from dlfs.volume import open as open_volume
 
 FILE_SYSTEM_NAME = "dlfs"
-HELD_BYTES = 256 * MIB
+CACHE_BYTES = 256 * MIB
+"""Default memory of the open-file cache, in bytes."""
 READER_BYTES = 256 * MIB
-"""Sample memory of each open dataset: one that fits is read in whole chunks, and only once."""
+"""Sample memory of each open dataset, in bytes; a dataset that fits is read only once."""
 
 BUSY_POLL_US = 200
-"""Longer than most disks take for a small read, and a program between two files."""
+"""Default busy polling, in microseconds: longer than a small read of most disks takes, and longer
+than a program pauses between two files."""
 BUSY_POLL_US_MAX = 10_000
 
 SERVERS = ("auto", "native", "pyfuse3")
@@ -45,32 +47,32 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class MountOptions:
-    """How a volume is mounted.
+    """Options of a mount.
 
     Attributes:
-        uid: owner of every file; this process's by default.
-        gid: group of every file; this process's by default.
-        file_mode: permission bits of files, none to write; directories get x where these have r.
-        allow_other: let other users in; /etc/fuse.conf must allow it unless root mounts.
-        held_bytes: memory for samples of open files.
-        incoming: the spool of what programs write below ``incoming``; None for a mount that is
-            read-only.
-        fuse: which server: ``native``, ``pyfuse3``, or ``auto``: the native one where it can.
-        busy_poll_us: with the native server, as long as one program asks: for how long a thread
-            stays awake for a device's answer, or the next request; 0: it sleeps, as it does in any
-            case after a time in which that came to nothing, and where several programs ask.
-        handles: have the kernel open every file with the native server, as an old kernel does.
+        uid: owner of every file; this process's user by default.
+        gid: group of every file; this process's group by default.
+        file_mode: permission bits of files, without write; directories get x where these have r.
+        allow_other: admit other users; /etc/fuse.conf must permit it unless root mounts.
+        cache_bytes: memory of the open-file cache.
+        incoming: directory of the staging area for files written below ``incoming``; None makes
+            the mount read-only.
+        fuse: the server: ``native``, ``pyfuse3``, or ``auto`` (native if possible).
+        busy_poll_us: longest busy polling of the native server for a device's answer or the next
+            request, before a thread sleeps; 0: none. It polls only while one program uses the
+            mount, and pauses polling while the polls find nothing.
+        open_requests: have the kernel send OPEN requests to the native server, as old kernels do.
     """
 
     uid: int = field(default_factory=os.getuid)
     gid: int = field(default_factory=os.getgid)
     file_mode: int = FILE_MODE_DEFAULT
     allow_other: bool = False
-    held_bytes: int = HELD_BYTES
+    cache_bytes: int = CACHE_BYTES
     incoming: str | None = None
     fuse: str = "auto"
     busy_poll_us: int = BUSY_POLL_US
-    handles: bool = False
+    open_requests: bool = False
 
     def __post_init__(self) -> None:
         if self.file_mode & ~0o555:
@@ -78,10 +80,10 @@ class MountOptions:
                 f"mount: expected a mode of read and execute bits (at most 555), "
                 f"got {self.file_mode:o}"
             )
-        if self.uid < 0 or self.gid < 0 or self.held_bytes < 0:
+        if self.uid < 0 or self.gid < 0 or self.cache_bytes < 0:
             raise UsageError(
                 f"mount: expected uid, gid and memory of at least 0, "
-                f"got {self.uid}, {self.gid} and {self.held_bytes}"
+                f"got {self.uid}, {self.gid} and {self.cache_bytes}"
             )
         if not 0 <= self.busy_poll_us <= BUSY_POLL_US_MAX:
             raise UsageError(
@@ -91,16 +93,16 @@ class MountOptions:
         check_choice(self.fuse, SERVERS, option="fuse", action="mount")
         if self.fuse == "native" and self.incoming is not None:
             raise UsageError(
-                "mount: the native server is for what is sealed; with --incoming, leave --fuse out"
+                "mount: the native server does not support --incoming; leave --fuse out"
             )
 
 
 def choose_server(options: MountOptions) -> str:
-    """``native`` or ``pyfuse3``: which server these options ask for, on this machine.
+    """Choose the server for these options on this machine: ``native`` or ``pyfuse3``.
 
     Raises:
-        NativeError: the native one is demanded, and cannot be loaded.
-        NotFoundError: none of those that would do is installed.
+        NativeError: the options demand the native server, and it cannot be loaded.
+        NotFoundError: no server that supports the options is installed.
     """
     if options.fuse == "native":
         fuse_library()
@@ -131,27 +133,27 @@ def serve(
     """Mount a volume and serve it until it is unmounted.
 
     Args:
-        volume_uri: what ``dlfs.open`` takes.
-        directory: where; empty, or the mount of a dead server.
-        options: how.
-        on_ready: called with the absolute path when the mount answers.
+        volume_uri: URI or path of the volume, as for ``dlfs.open``.
+        directory: mount point: an empty directory, or the mount of a dead server.
+        options: options of the mount.
+        on_ready: called with the absolute path of the mount point when the mount answers.
 
     Raises:
-        NotFoundError: no such directory, volume or member.
+        NotFoundError: the directory, the volume or a member does not exist.
         UsageError: the directory cannot be mounted on.
         ExistsError: DLFS is mounted there already.
-        LockedError: another server uses the spool.
-        NativeError: there is no native server, and it was demanded.
+        LockedError: another server uses the staging area.
+        NativeError: the options demand the native server, and it is not available.
         DeviceError: the system refused the mount; a device failed.
-        FormatError: what is on the members is no volume.
+        FormatError: the members do not contain a volume.
 
-    Threads: the main thread, for its signals; one mount in a process at a time.
+    Threads: the main thread, which receives signals; one mount per process at a time.
     """
     path = mountpoints.prepare(directory)
     with open_volume(volume_uri, memory_bytes=READER_BYTES) as volume:
         try:
             trio.run(_serve, volume, path, options, on_ready)
-        except ExceptionGroup as group:  # as a nursery wraps what its tasks raise
+        except ExceptionGroup as group:  # a nursery wraps the errors of its tasks
             raise first_error(group) from group
 
 
@@ -171,26 +173,26 @@ async def serve_view(
     options: MountOptions,
     on_ready: Callable[[str], None],
 ) -> None:
-    """Mount a volume, and answer until it is unmounted; cancelled, unmount it.
+    """Mount an open volume and answer until it is unmounted; unmount it when cancelled.
 
     Args:
-        volume: borrowed.
-        shown: the same, or what shares its datasets with others.
-        path: that ``mountpoint.prepare`` gave.
-        options: how.
+        volume: the volume; must outlive the call.
+        shown: the same volume, or one that shares its open datasets with a node service.
+        path: the mount point, as ``mountpoint.prepare`` returned it.
+        options: options of the mount.
         on_ready: called with the path when the mount answers.
 
     Raises:
-        NativeError: there is no native server, and it was demanded.
-        LockedError: another server uses the spool.
+        NativeError: the options demand the native server, and it is not available.
+        LockedError: another server uses the staging area.
         DeviceError: the system refused the mount.
     """
     if options.incoming is not None:
         await trio.to_thread.run_sync(_check_sealing, volume)
-    access = Access(options.uid, options.gid, options.file_mode)
-    words = ["default_permissions", f"fsname={FILE_SYSTEM_NAME}", "subtype=dlfs"]
-    words += ["ro"] if options.incoming is None else []
-    words += ["allow_other"] if options.allow_other else []
+    ownership = Ownership(options.uid, options.gid, options.file_mode)
+    mount_options = ["default_permissions", f"fsname={FILE_SYSTEM_NAME}", "subtype=dlfs"]
+    mount_options += ["ro"] if options.incoming is None else []
+    mount_options += ["allow_other"] if options.allow_other else []
     if choose_server(options) == "native":
         from dlfs.mount.native_server import NativeMount
 
@@ -198,33 +200,35 @@ async def serve_view(
             volume,
             shown,
             path,
-            access,
-            held_bytes=options.held_bytes,
-            words=words,
+            ownership,
+            cache_bytes=options.cache_bytes,
+            mount_options=mount_options,
             busy_poll_us=options.busy_poll_us,
-            handles=options.handles,
+            open_requests=options.open_requests,
         )
         await mount.serve(on_ready)
         return
-    from dlfs.mount.pyfuse3_server import serve_pyfuse3  # pyfuse3 is needed only here
+    from dlfs.mount.pyfuse3_server import (
+        serve_pyfuse3,
+    )  # imported here: only this server needs pyfuse3
 
     await serve_pyfuse3(
         volume,
         shown,
         path,
-        access,
+        ownership,
         on_ready,
-        held_bytes=options.held_bytes,
-        words=words,
+        cache_bytes=options.cache_bytes,
+        mount_options=mount_options,
         incoming=options.incoming,
     )
 
 
 def _check_sealing(volume: Volume) -> None:
-    """Refuse to take what could not be sealed.
+    """Check that datasets can be sealed into the volume.
 
     Raises:
-        DlfsError: a writer cannot open the volume.
+        DlfsError: the volume cannot be opened for writing.
     """
     try:
         volume.check_writable()
@@ -235,7 +239,7 @@ def _check_sealing(volume: Volume) -> None:
 
 
 def first_error(group: ExceptionGroup[Exception]) -> Exception:
-    """One of the errors in a group."""
+    """Return the first error in a group, of whatever depth."""
     found = group.exceptions[0]
     return first_error(found) if isinstance(found, ExceptionGroup) else found
 

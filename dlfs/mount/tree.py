@@ -1,12 +1,11 @@
-"""One dataset's sample directory, seen as a tree of files and directories.
+"""The sample directory of a dataset as a tree of files and directories.
 
-Directories are not stored anywhere: the samples' paths are in byte order, so a directory is a run
-of indices, a child is found by its whole path or by bisection, and the position in a listing is the
-index where the next child starts. That makes a position valid for ever and a listing resumable in
-O(log N) wherever it stopped, however many children there are.
+Directories are not stored. The paths of the samples are in byte order, so a directory is a range of
+indices. An entry is found by its whole path or by bisection, in O(log N). The position in a listing
+is the index at which the next child starts; it stays valid forever, so a listing resumes anywhere.
 
-What comes from media is believed only as far as it cannot hurt: names that no file system can show,
-and listings that would not advance, are FormatErrors.
+Bytes from media are not trusted: a name that no file system can show, or a listing that would not
+advance, raises FormatError.
 
 Threads: one.
 """
@@ -24,33 +23,33 @@ from dlfs.staging.inode_numbers import DATASET_DEPTH, FILE_DEPTH
 from dlfs.wording import quote
 
 PREFIXES_MAX = 4096
-"""Directories whose path is remembered: each spares decoding names at the next lookup."""
+"""Most directories whose path prefix is cached; a cached prefix spares decoding a name."""
 
-_AFTER_SLASH = b"0"  # the byte behind "/": what ends the run of a directory
-_LIST_FEW = 32  # names decoded at a time where directories come one after the other
-_LIST_MANY = 1024  # ... and where files do
+_AFTER_SLASH = b"0"  # the byte after "/": prefix + this byte bounds a directory's range
+_LIST_FEW = 32  # names decoded at a time in a range of directories
+_LIST_MANY = 1024  # names decoded at a time in a range of files
 
 
-class Node(NamedTuple):
-    """A file (depth 0) or a directory (depth >= 1)."""
+class TreeNode(NamedTuple):
+    """A file (depth 0) or a directory (depth >= 1) of a dataset."""
 
     depth: int
     sample_index: int
-    """Of the file, or of the first sample below the directory."""
+    """The file's sample, or the first sample below the directory."""
 
 
 class Child(NamedTuple):
     """One entry of a directory."""
 
     name: bytes
-    node: Node
+    node: TreeNode
     next_index: int
-    """Where the next child starts: the position to go on from."""
+    """Position of the next child."""
 
 
 @dataclass
 class _Window:
-    """Names decoded ahead for one listing."""
+    """Decoded names of consecutive samples."""
 
     first: int
     names: list[bytes]
@@ -60,26 +59,26 @@ class DatasetTree:
     """The tree of one dataset.
 
     Args:
-        directory: of the dataset; borrowed.
-        label: what errors call the dataset.
+        directory: the dataset's sample directory; must outlive the tree.
+        label: name of the dataset in error messages.
     """
 
     def __init__(self, directory: FrozenDirectory, *, label: str) -> None:
         self._directory = directory
         self._label = label
         self._count = len(directory)
-        self._prefixes: OrderedDict[Node, bytes] = OrderedDict()
+        self._prefixes: OrderedDict[TreeNode, bytes] = OrderedDict()  # least recently used first
 
     @property
-    def top(self) -> Node:
-        """The dataset's own directory."""
-        return Node(DATASET_DEPTH, 0)
+    def top(self) -> TreeNode:
+        """The top directory of the dataset."""
+        return TreeNode(DATASET_DEPTH, 0)
 
-    def prefix(self, node: Node) -> bytes:
-        """What the paths below a directory start with: ``b""``, or its path and a slash.
+    def prefix(self, node: TreeNode) -> bytes:
+        """Return the prefix of all paths below a directory: ``b""``, or its path and a slash.
 
         Raises:
-            StaleError: there is no such directory (a number from another mount).
+            StaleError: there is no such directory (the number comes from another mount).
         """
         if node.depth == DATASET_DEPTH:
             return b""
@@ -90,39 +89,39 @@ class DatasetTree:
         components = self.path(node.sample_index).split(b"/")
         if len(components) < node.depth:
             raise StaleError(f"find directory {node} of {self._label}: expected a deeper path")
-        return self._remember(node, b"/".join(components[: node.depth - 1]) + b"/")
+        return self._cache_prefix(node, b"/".join(components[: node.depth - 1]) + b"/")
 
     def path(self, index: int) -> bytes:
-        """The path of a sample.
+        """Return the path of a sample.
 
         Raises:
-            StaleError: there is no such sample (a number from another mount).
+            StaleError: there is no such sample (the number comes from another mount).
         """
         if index >= self._count:
             raise StaleError(f"find sample {index} of {self._label}: expected < {self._count}")
         return self._directory.name(index)
 
-    def child(self, parent: Node, name: bytes) -> Node:
+    def child(self, parent: TreeNode, name: bytes) -> TreeNode:
         """Find an entry of a directory.
 
         Raises:
-            NotFoundError: there is none of that name.
+            NotFoundError: the directory has no entry of that name.
         """
         path = self.prefix(parent) + name
         if len(path) <= PATH_BYTES_MAX:
             found = self._directory.find_one(path)
             if found >= 0:
-                return Node(FILE_DEPTH, found)
+                return TreeNode(FILE_DEPTH, found)
             below = path + b"/"
             first = self._directory.lower_bound(below)
             if first < self._count and self._directory.name(first).startswith(below):
-                node = Node(parent.depth + 1, first)
-                self._remember(node, below)
+                node = TreeNode(parent.depth + 1, first)
+                self._cache_prefix(node, below)
                 return node
         raise NotFoundError(f"look {quote(path)} up in {self._label}: no such file or directory")
 
-    def parent(self, node: Node) -> Node:
-        """The directory that holds a file or a directory; the dataset's own is its own parent."""
+    def parent(self, node: TreeNode) -> TreeNode:
+        """Return the directory that contains a node; the top directory contains itself."""
         if node.depth == DATASET_DEPTH:
             return node
         depth = node.depth - 1 if node.depth else self.path(node.sample_index).count(b"/") + 1
@@ -130,17 +129,17 @@ class DatasetTree:
         if not components:
             return self.top
         prefix = b"/".join(components) + b"/"
-        return Node(depth, self._directory.lower_bound(prefix))
+        return TreeNode(depth, self._directory.lower_bound(prefix))
 
-    def listing(self, node: Node) -> Listing:
-        """Begin to list a directory."""
+    def listing(self, node: TreeNode) -> Listing:
+        """Start to list a directory."""
         prefix = self.prefix(node)
-        last = self._count
+        end = self._count
         if prefix:
-            last = self._directory.lower_bound(prefix[:-1] + _AFTER_SLASH)
-        return Listing(self._directory, self._label, node, prefix, last)
+            end = self._directory.lower_bound(prefix[:-1] + _AFTER_SLASH)
+        return Listing(self._directory, self._label, node, prefix, end)
 
-    def _remember(self, node: Node, prefix: bytes) -> bytes:
+    def _cache_prefix(self, node: TreeNode, prefix: bytes) -> bytes:
         self._prefixes[node] = prefix
         if len(self._prefixes) > PREFIXES_MAX:
             self._prefixes.popitem(last=False)
@@ -148,31 +147,31 @@ class DatasetTree:
 
 
 class Listing:
-    """One directory being listed, from any position, each child once.
+    """A directory that is being listed, each child once, from any position.
 
-    It keeps the names it has decoded ahead, so that asking for children one after the other decodes
-    each name once.
+    The listing caches a window of decoded names. A caller that takes the children one after the
+    other causes each name to be decoded once.
     """
 
     def __init__(
-        self, directory: FrozenDirectory, label: str, node: Node, prefix: bytes, last: int
+        self, directory: FrozenDirectory, label: str, node: TreeNode, prefix: bytes, end: int
     ) -> None:
         self._directory = directory
         self._label = label
         self._node = node
         self._prefix = prefix
-        self._last = last
+        self._end = end  # index after the directory's last sample
         self._window = _Window(0, [])
-        self._ahead = _LIST_FEW
+        self._decode_count = _LIST_FEW
 
     def child(self, position: int) -> Child | None:
-        """The child at a position (0, or a child's ``next_index``); None at the end.
+        """Return the child at a position (0, or a child's ``next_index``), or None at the end.
 
         Raises:
             FormatError: the names are malformed or out of order.
         """
         index = max(position, self._node.sample_index)
-        if index >= self._last:
+        if index >= self._end:
             return None
         path = self._name(index)
         if not path.startswith(self._prefix):
@@ -183,20 +182,20 @@ class Listing:
                 f"list {quote(self._prefix)} of {self._label}: {quote(name)} is no file name"
             )
         if not slash:
-            return Child(name, Node(FILE_DEPTH, index), index + 1)
-        behind = self._directory.lower_bound(self._prefix + name + _AFTER_SLASH)
-        if behind <= index:
+            return Child(name, TreeNode(FILE_DEPTH, index), index + 1)
+        end = self._directory.lower_bound(self._prefix + name + _AFTER_SLASH)
+        if end <= index:
             raise FormatError(f"list {quote(self._prefix)} of {self._label}: names out of order")
-        return Child(name, Node(self._node.depth + 1, index), behind)
+        return Child(name, TreeNode(self._node.depth + 1, index), end)
 
     def _name(self, index: int) -> bytes:
         window = self._window
         at = index - window.first
         if not 0 <= at < len(window.names):
-            # Where the window ends: files in a row. Elsewhere: a directory was passed over.
+            # The window is left at its end after files only; a jump past it skipped a directory.
             follows = at == len(window.names) and at > 0
-            self._ahead = min(2 * self._ahead, _LIST_MANY) if follows else _LIST_FEW
-            count = min(self._ahead, self._last - index)
+            self._decode_count = min(2 * self._decode_count, _LIST_MANY) if follows else _LIST_FEW
+            count = min(self._decode_count, self._end - index)
             window = self._window = _Window(index, self._directory.names(index, count))
             at = 0
         return window.names[at]

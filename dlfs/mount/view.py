@@ -1,15 +1,16 @@
-"""What the mount shows at its root: the newest version of every dataset, and any version by name.
+"""The datasets of a volume as a mount shows them, numbered.
 
-Each version of a dataset that is looked at gets a slot, a number that stays its own for as long as
-the volume is mounted; its sample directory is loaded when something below it is first asked for.
-The list of datasets is read from the volume again when the root is looked at and the list is older
-than a second, so an import or a removal by another process shows by itself.
+The root directory shows the newest version of every dataset, and any version under NAME@VERSION.
+Each version that is looked up gets a number, which it keeps as long as the volume is mounted. Its
+sample directory is loaded when something below it is first requested. The list of datasets is read
+from the volume again when a request for the root finds it older than a second, so imports and
+removals by other processes become visible.
 
-A dataset that was removed answers ESTALE from then on, and is closed when the last file on it is.
+A removed dataset fails with ESTALE from then on, and is closed with the last file that is open on
+it.
 
-Threads: one, the FUSE loop (trio); what waits for a device runs in a worker thread. Loading has a
-share of its own: datasets that take long, or whose devices do not answer, keep neither the root nor
-what is loaded waiting.
+Threads: one, the FUSE loop (trio). Worker threads wait for devices. Loading datasets has a limiter
+of its own, so a dataset on a slow device delays neither the root nor loaded datasets.
 """
 
 from __future__ import annotations
@@ -29,41 +30,41 @@ from dlfs.errors import LimitError, NotFoundError, StaleError
 from dlfs.format.location import unpack_location
 from dlfs.format.names import parse_dataset
 from dlfs.mount.tree import DatasetTree
-from dlfs.staging.inode_numbers import SLOT_MAX
+from dlfs.staging.inode_numbers import DATASET_MAX
 from dlfs.store.info import DatasetInfo
 from dlfs.wording import quote
 
 ROOT_SECONDS = 1.0
-"""How long the list of datasets, and what the kernel knows of the root, may be old."""
+"""Greatest age of the list of datasets, and of root entries in the kernel's cache, in seconds."""
 LOADS_MAX = 8
-"""Datasets that are loaded at the same time; others wait."""
+"""Most datasets that are loaded at the same time; others wait."""
 
 _log = logging.getLogger(__name__)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-class Sample(NamedTuple):
-    """What a file's attributes are made of."""
+class SampleAttributes(NamedTuple):
+    """Length and checksum of a sample, from which the attributes of its file are made."""
 
     length_bytes: int
     crc32c: int
 
 
 class ShownVolume(Protocol):
-    """What a mount shows: a ``Volume``, or one of a service, whose datasets are shared."""
+    """A volume to mount: a ``Volume``, or that of a node service, whose datasets are shared."""
 
     def refresh(self) -> None:
-        """See the newest generation."""
+        """Read the newest generation from the members."""
 
     def datasets(self) -> list[DatasetInfo]:
-        """All versions of all datasets."""
+        """Return all versions of all datasets."""
 
     def dataset(self, name: str | bytes, version: int, /) -> Dataset:
         """Open a dataset."""
 
 
-class OpenDataset:
-    """A dataset whose sample directory is loaded."""
+class LoadedDataset:
+    """An open dataset and its directory tree."""
 
     def __init__(self, dataset: Dataset) -> None:
         self.dataset = dataset
@@ -72,8 +73,8 @@ class OpenDataset:
         self._count = len(directory)
         self._locations = directory.locations
 
-    def sample(self, index: int) -> Sample:
-        """The length and CRC32C of a sample.
+    def sample(self, index: int) -> SampleAttributes:
+        """Return the length and CRC32C of a sample.
 
         Raises:
             StaleError: there is no such sample.
@@ -81,41 +82,40 @@ class OpenDataset:
         if index >= self._count:
             raise StaleError(f"find sample {index}: expected an index below {self._count}")
         _, length, crc = unpack_location(self._locations[index])
-        return Sample(length, crc)
+        return SampleAttributes(length, crc)
 
     def close(self) -> None:
-        """Give its memory back."""
-        del self._locations, self.tree  # views of the memory that the dataset unmaps
+        """Close the dataset and free its memory."""
+        del self._locations, self.tree  # views of memory that the dataset unmaps
         self.dataset.close()
 
 
 @dataclass(eq=False)
-class Slot:
-    """One version of one dataset in this mount."""
+class ShownDataset:
+    """One version of a dataset in this mount."""
 
     number: int
     info: DatasetInfo
     modified_ns: int
-    """When the dataset was made, since 1970."""
-    opened: OpenDataset | None = None
+    """Creation time of the dataset, in nanoseconds since 1970."""
+    loaded: LoadedDataset | None = None
     removed: bool = False
-    use_count: int = 0
-    """Open files, and readings under way."""
-    turn: trio.Lock = field(default_factory=trio.Lock)
-    """One at a time loads it."""
+    pin_count: int = 0
+    """Open files and reads under way."""
+    load_lock: trio.Lock = field(default_factory=trio.Lock)
 
     @property
     def generation(self) -> int:
-        """Tells this slot from one with the same number in another mount."""
+        """Number that distinguishes it from a dataset of the same number in another mount."""
         return int.from_bytes(self.info.uuid.bytes[:4], "little")
 
-    def hold(self) -> None:
-        """Keep the dataset open, even when it is removed."""
-        self.use_count += 1
+    def pin(self) -> None:
+        """Prevent the dataset from being closed, even if it is removed."""
+        self.pin_count += 1
 
-    def let_go(self) -> None:
-        """Undo a ``hold``."""
-        self.use_count -= 1
+    def unpin(self) -> None:
+        """Undo one ``pin``."""
+        self.pin_count -= 1
         self._close_if_unused()
 
     def remove(self) -> None:
@@ -124,56 +124,59 @@ class Slot:
         self._close_if_unused()
 
     def close(self) -> None:
-        """Give the dataset's memory back."""
-        opened, self.opened = self.opened, None
-        if opened is not None:
-            opened.close()
+        """Close the dataset and free its memory."""
+        loaded, self.loaded = self.loaded, None
+        if loaded is not None:
+            loaded.close()
 
     def _close_if_unused(self) -> None:
-        if self.removed and not self.use_count:
+        if self.removed and not self.pin_count:
             self.close()
 
 
 class VolumeView:
-    """The datasets of a volume as a mount shows them.
+    """The datasets of a volume, by name and by number.
 
     Args:
-        volume: borrowed.
-        on_removed: told of slots whose dataset was removed.
+        volume: the volume; must outlive the view.
+        on_removed: called with each dataset that was removed from the volume.
     """
 
     def __init__(
-        self, volume: ShownVolume, *, on_removed: Callable[[Slot], None] = lambda _slot: None
+        self,
+        volume: ShownVolume,
+        *,
+        on_removed: Callable[[ShownDataset], None] = lambda _dataset: None,
     ) -> None:
         self._volume = volume
         self._on_removed = on_removed
-        self._turn = trio.Lock()
-        self._loading = trio.CapacityLimiter(LOADS_MAX)
-        self._due = 0.0
+        self._refresh_lock = trio.Lock()
+        self._load_limiter = trio.CapacityLimiter(LOADS_MAX)
+        self._refresh_due = 0.0
         self._newest: dict[bytes, DatasetInfo] = {}
         self._versions: dict[tuple[bytes, int], DatasetInfo] = {}
-        self._slots: list[Slot] = []
-        self._by_uuid: dict[UUID, Slot] = {}
+        self._shown: list[ShownDataset] = []  # number n at index n-1
+        self._by_uuid: dict[UUID, ShownDataset] = {}
 
     # ---- the root --------------------------------------------------------------------------------
 
     async def names(self) -> list[bytes]:
-        """The datasets of the volume, in byte order."""
+        """Return the names of the datasets, in byte order."""
         await self._refresh()
         return sorted(self._newest)
 
     async def modified_ns(self) -> int:
-        """When the youngest dataset was made, in nanoseconds since 1970; 0 without any."""
+        """Return the creation time of the youngest dataset in ns since 1970; 0 without datasets."""
         await self._refresh()
         return max((_created_ns(info) for info in self._newest.values()), default=0)
 
     async def sample_total(self) -> int:
-        """How many samples the newest versions have together."""
+        """Return the number of samples in the newest versions of all datasets."""
         await self._refresh()
         return sum(info.sample_count for info in self._newest.values())
 
-    async def child(self, name: bytes) -> Slot:
-        """The newest version of the dataset of that name, or for ``NAME@VERSION`` that version.
+    async def child(self, name: bytes) -> ShownDataset:
+        """Find the newest version of a dataset, or a certain version by ``NAME@VERSION``.
 
         Raises:
             NotFoundError: there is no such dataset or version.
@@ -187,111 +190,114 @@ class VolumeView:
             info = self._versions.get((wanted.name, wanted.version))
         if info is None:
             raise NotFoundError(f"look {quote(name)} up in the volume: no such dataset")
-        return self._slot_of(info)
+        return self._numbered(info)
 
-    # ---- slots -----------------------------------------------------------------------------------
+    # ---- datasets --------------------------------------------------------------------------------
 
-    def slot(self, number: int) -> Slot:
-        """A slot by its number.
+    def dataset(self, number: int) -> ShownDataset:
+        """Return a dataset by its number.
 
         Raises:
-            StaleError: there is no such slot in this mount, or its dataset was removed.
+            StaleError: this mount has no dataset of that number, or it was removed.
         """
-        if not 0 < number <= len(self._slots):
+        if not 0 < number <= len(self._shown):
             raise StaleError(f"find dataset number {number}: it was not shown by this mount")
-        slot = self._slots[number - 1]
-        if slot.removed:
-            raise _removed(slot)
-        return slot
+        dataset = self._shown[number - 1]
+        if dataset.removed:
+            raise _removed(dataset)
+        return dataset
 
-    async def open(self, slot: Slot) -> OpenDataset:
-        """The dataset of a slot, loaded.
+    async def load(self, dataset: ShownDataset) -> LoadedDataset:
+        """Load a dataset, unless it is loaded already.
 
         Raises:
             StaleError: it was removed before it was loaded.
             DlfsError: it cannot be loaded.
         """
-        if slot.opened is None:
-            async with slot.turn:
-                if slot.opened is None:
-                    slot.opened = await self._loaded(slot)
-        return slot.opened
+        if dataset.loaded is None:
+            async with dataset.load_lock:
+                if dataset.loaded is None:
+                    dataset.loaded = await self._load_in_thread(dataset)
+        return dataset.loaded
 
-    def opened(self) -> list[OpenDataset]:
-        """The datasets that are loaded."""
-        return [slot.opened for slot in self._slots if slot.opened is not None]
+    def loaded(self) -> list[LoadedDataset]:
+        """Return the datasets that are loaded."""
+        return [dataset.loaded for dataset in self._shown if dataset.loaded is not None]
 
     def close(self) -> None:
         """Close every dataset."""
-        for slot in self._slots:
-            slot.close()
+        for dataset in self._shown:
+            dataset.close()
 
     def expire(self) -> None:
-        """Read the list of datasets again when the root is next looked at: it has changed."""
-        self._due = 0.0
+        """Have the next request for the root read the list of datasets again."""
+        self._refresh_due = 0.0
 
     # ---- inside ----------------------------------------------------------------------------------
 
-    async def _loaded(self, slot: Slot) -> OpenDataset:
-        self.slot(slot.number)
-        load = functools.partial(self._load, slot)
-        opened = await trio.to_thread.run_sync(load, limiter=self._loading)
+    async def _load_in_thread(self, dataset: ShownDataset) -> LoadedDataset:
+        self.dataset(dataset.number)
+        load = functools.partial(self._load, dataset)
+        loaded = await trio.to_thread.run_sync(load, limiter=self._load_limiter)
         try:
-            self.slot(slot.number)
+            self.dataset(dataset.number)
         except StaleError:  # it was removed meanwhile
-            opened.close()
+            loaded.close()
             raise
-        return opened
+        return loaded
 
-    def _load(self, slot: Slot) -> OpenDataset:
-        uuid = slot.info.uuid
+    def _load(self, shown: ShownDataset) -> LoadedDataset:
+        uuid = shown.info.uuid
         if all(info.uuid != uuid for info in self._volume.datasets()):  # others refresh it, too
-            raise _removed(slot)
-        dataset = self._volume.dataset(slot.info.name, slot.info.version)
-        if dataset.info.uuid != uuid:  # a new one has taken name and version
+            raise _removed(shown)
+        dataset = self._volume.dataset(shown.info.name, shown.info.version)
+        if dataset.info.uuid != uuid:  # a new dataset has taken name and version
             dataset.close()
-            raise _removed(slot)
-        dataset.directory.lower_bound(b"")  # brings the names in: the loop must not wait for them
-        return OpenDataset(dataset)
+            raise _removed(shown)
+        dataset.directory.lower_bound(b"")  # loads the names here, not later in the FUSE loop
+        return LoadedDataset(dataset)
 
     async def _refresh(self) -> None:
-        if trio.current_time() < self._due:
+        if trio.current_time() < self._refresh_due:
             return
-        async with self._turn:
-            if trio.current_time() < self._due:
+        async with self._refresh_lock:
+            if trio.current_time() < self._refresh_due:
                 return
-            self._show(await trio.to_thread.run_sync(self._read_list))
-            self._due = trio.current_time() + ROOT_SECONDS
+            self._update(await trio.to_thread.run_sync(self._read_list))
+            self._refresh_due = trio.current_time() + ROOT_SECONDS
 
     def _read_list(self) -> list[DatasetInfo]:
         self._volume.refresh()
         return self._volume.datasets()
 
-    def _show(self, infos: list[DatasetInfo]) -> None:
+    def _update(self, infos: list[DatasetInfo]) -> None:
         self._versions = {(_name(info), info.version): info for info in infos}
         self._newest = {}
         for info in sorted(infos, key=lambda info: info.version):
             self._newest[_name(info)] = info
         uuids = {info.uuid for info in infos}
-        for uuid, slot in list(self._by_uuid.items()):
+        for uuid, dataset in list(self._by_uuid.items()):
             if uuid not in uuids:
                 del self._by_uuid[uuid]
-                _log.info("dataset %r version %d was removed", slot.info.name, slot.info.version)
-                slot.remove()
-                self._on_removed(slot)
-
-    def _slot_of(self, info: DatasetInfo) -> Slot:
-        slot = self._by_uuid.get(info.uuid)
-        if slot is None:
-            if len(self._slots) == SLOT_MAX:
-                raise LimitError(
-                    f"show dataset {info.name!r}: expected at most {SLOT_MAX} datasets in the life "
-                    "of a mount; mount the volume anew"
+                _log.info(
+                    "dataset %r version %d was removed", dataset.info.name, dataset.info.version
                 )
-            slot = Slot(len(self._slots) + 1, info, _created_ns(info))
-            self._slots.append(slot)
-            self._by_uuid[info.uuid] = slot
-        return slot
+                dataset.remove()
+                self._on_removed(dataset)
+
+    def _numbered(self, info: DatasetInfo) -> ShownDataset:
+        """Return the dataset with its number; the first time, give it the next free number."""
+        dataset = self._by_uuid.get(info.uuid)
+        if dataset is None:
+            if len(self._shown) == DATASET_MAX:
+                raise LimitError(
+                    f"show dataset {info.name!r}: expected at most {DATASET_MAX} datasets in the "
+                    "life of a mount; mount the volume anew"
+                )
+            dataset = ShownDataset(len(self._shown) + 1, info, _created_ns(info))
+            self._shown.append(dataset)
+            self._by_uuid[info.uuid] = dataset
+        return dataset
 
 
 def _name(info: DatasetInfo) -> bytes:
@@ -302,5 +308,6 @@ def _created_ns(info: DatasetInfo) -> int:
     return (info.created - _EPOCH) // timedelta(microseconds=1) * 1000
 
 
-def _removed(slot: Slot) -> StaleError:
-    return StaleError(f"use dataset {slot.info.name!r} version {slot.info.version}: it was removed")
+def _removed(dataset: ShownDataset) -> StaleError:
+    name, version = dataset.info.name, dataset.info.version
+    return StaleError(f"use dataset {name!r} version {version}: it was removed")

@@ -1,9 +1,11 @@
-"""The handlers of a mount with ``incoming``: each request goes to the side it is for.
+"""The handlers of a mount with ``incoming``, which route each request to one of two sides.
 
-Everything that is sealed is answered as on a mount without it, only that the kernel does not refuse
-changes by itself any more, so the refusals are ours. Neither side knows ``flush``: answered once
-with ENOSYS, the kernel never asks again. A dataset whose own name is ``incoming`` is
-reached as ``incoming@VERSION``.
+One side, the sealed datasets, is answered as on a read-only mount (``operations``); but the kernel
+no longer refuses changes itself, so the handlers do. The other side is the staging area. Neither
+implements ``flush``: the kernel gets ENOSYS once and sends no more. A dataset whose own name is
+``incoming`` is reached as ``incoming@VERSION``.
+
+Threads: one, the FUSE loop (trio).
 """
 
 from __future__ import annotations
@@ -19,17 +21,19 @@ from pyfuse3 import EntryAttributes, FUSEError, RequestContext
 
 from dlfs.errors import DlfsError
 from dlfs.mount.errnos import errno_of
-from dlfs.mount.open_file_cache import HeldSamples
+from dlfs.mount.open_file_cache import OpenFileCache
 from dlfs.mount.operations import MountOperations
-from dlfs.mount.permissions import Access
+from dlfs.mount.permissions import Ownership
 from dlfs.mount.view import VolumeView
 from dlfs.staging.incoming import NAME, IncomingTree
 from dlfs.staging.inode_numbers import ROOT, is_incoming
 from dlfs.staging.open_files import OpenFiles
 from dlfs.volume import Volume
 
-_LOUD = frozenset({errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EROFS})
-"""What tells of a fault of the spool, not of the program that asked."""
+_LOGGED = frozenset(
+    {errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EROFS}
+)
+"""Errnos that show a fault of the staging area rather than of the program; the server logs them."""
 
 _log = logging.getLogger(__name__)
 _P = ParamSpec("_P")
@@ -39,24 +43,24 @@ _T = TypeVar("_T")
 async def _answer(
     handler: Callable[_P, Coroutine[Any, Any, _T]], *args: _P.args, **kwargs: _P.kwargs
 ) -> _T:
-    """Run a handler of the incoming tree, and turn what it raises on purpose into an errno."""
+    """Run a handler of the incoming tree; the errors that it may raise become an errno."""
     try:
         return await handler(*args, **kwargs)
     except (DlfsError, OSError, MemoryError) as error:
         number = errno_of(error)
-        if number in _LOUD:
+        if number in _LOGGED:
             _log.error("incoming: %s: %s", errno.errorcode.get(number, number), error)
         raise FUSEError(number) from error
 
 
-def _by_number(name: str, of: Callable[[IncomingTree], Any] = lambda tree: tree) -> Any:
-    """A handler that is chosen by its first argument: an inode, or a file handle."""
+def _routed(name: str, target: Callable[[IncomingTree], Any] = lambda tree: tree) -> Any:
+    """Make a handler that routes a request by its first argument, an inode or a file handle."""
     sealed = getattr(MountOperations, name)
 
     @functools.wraps(sealed)
     async def handler(self: WritableOperations, number: int, *args: Any) -> Any:
         if is_incoming(number):
-            return await _answer(getattr(of(self.incoming), name), number, *args)
+            return await _answer(getattr(target(self.incoming), name), number, *args)
         return await sealed(self, number, *args)
 
     return handler
@@ -67,58 +71,56 @@ def _files(tree: IncomingTree) -> OpenFiles:
 
 
 class WritableOperations(MountOperations):
-    """Answers requests on one volume and on what is being written for it.
+    """Answers requests on the sealed datasets of a volume and on its staging area.
 
     Args:
-        volume: borrowed.
-        view: what of it is shown.
-        held: reads samples.
-        access: whom the sealed files belong to.
-        incoming: what is being written; borrowed.
-
-    Threads: the FUSE loop.
+        volume: the volume; must outlive the mount.
+        view: the sealed datasets that the mount shows.
+        cache: reads samples of open files.
+        ownership: owner and permissions of the sealed files.
+        incoming: the tree of the staging area; must outlive the mount.
     """
 
     def __init__(
         self,
         volume: Volume,
         view: VolumeView,
-        held: HeldSamples,
-        access: Access,
+        cache: OpenFileCache,
+        ownership: Ownership,
         incoming: IncomingTree,
     ) -> None:
-        super().__init__(volume, view, held, access)
+        super().__init__(volume, view, cache, ownership)
         self.incoming = incoming
         incoming.on_gone = self._show
 
     def _show(self, name: bytes) -> None:
-        """Have the root show a dataset that was just sealed."""
+        """Make a dataset that was just sealed visible in the root."""
         self._view.expire()
         pyfuse3.invalidate_entry_async(ROOT, name, ignore_enoent=True)
 
-    lookup = _by_number("lookup")
-    getattr = _by_number("getattr")
-    setattr = _by_number("setattr")
-    readlink = _by_number("readlink")
-    mknod = _by_number("mknod")
-    mkdir = _by_number("mkdir")
-    unlink = _by_number("unlink")
-    rmdir = _by_number("rmdir")
-    symlink = _by_number("symlink")
-    open = _by_number("open")
-    create = _by_number("create")
-    read = _by_number("read", _files)
-    write = _by_number("write", _files)
-    release = _by_number("release", _files)
-    fsync = _by_number("fsync", _files)
-    opendir = _by_number("opendir")
-    readdir = _by_number("readdir")
-    releasedir = _by_number("releasedir")
-    fsyncdir = _by_number("fsyncdir")
-    setxattr = _by_number("setxattr")
-    getxattr = _by_number("getxattr")
-    listxattr = _by_number("listxattr")
-    removexattr = _by_number("removexattr")
+    lookup = _routed("lookup")
+    getattr = _routed("getattr")
+    setattr = _routed("setattr")
+    readlink = _routed("readlink")
+    mknod = _routed("mknod")
+    mkdir = _routed("mkdir")
+    unlink = _routed("unlink")
+    rmdir = _routed("rmdir")
+    symlink = _routed("symlink")
+    open = _routed("open")
+    create = _routed("create")
+    read = _routed("read", _files)
+    write = _routed("write", _files)
+    release = _routed("release", _files)
+    fsync = _routed("fsync", _files)
+    opendir = _routed("opendir")
+    readdir = _routed("readdir")
+    releasedir = _routed("releasedir")
+    fsyncdir = _routed("fsyncdir")
+    setxattr = _routed("setxattr")
+    getxattr = _routed("getxattr")
+    listxattr = _routed("listxattr")
+    removexattr = _routed("removexattr")
 
     async def rename(
         self,
@@ -129,7 +131,7 @@ class WritableOperations(MountOperations):
         flags: int,
         ctx: RequestContext,
     ) -> None:
-        """Rename, below ``incoming``; whatever is sealed stays where it is."""
+        """Rename an entry below ``incoming``; sealed entries cannot be renamed."""
         if not (is_incoming(parent_old) and is_incoming(parent_new)):
             raise FUSEError(errno.EROFS)
         await _answer(self.incoming.rename, parent_old, name_old, parent_new, name_new, flags, ctx)
@@ -137,7 +139,7 @@ class WritableOperations(MountOperations):
     async def link(
         self, inode: int, new_parent: int, new_name: bytes, ctx: RequestContext
     ) -> EntryAttributes:
-        """Give a file below ``incoming`` one more name; a sealed one can only be copied there."""
+        """Add a name to a file below ``incoming``; a sealed file can only be copied there."""
         if not is_incoming(new_parent):
             raise FUSEError(errno.EROFS)
         if not is_incoming(inode):
@@ -145,7 +147,7 @@ class WritableOperations(MountOperations):
         return await _answer(self.incoming.link, inode, new_parent, new_name, ctx)
 
     async def forget(self, inode_list: Sequence[tuple[int, int]]) -> None:
-        """Note what the kernel no longer knows of the incoming tree."""
+        """Pass on the inodes of the incoming tree that the kernel has forgotten."""
         await self.incoming.forget([pair for pair in inode_list if is_incoming(pair[0])])
 
     async def _root_child(self, name: bytes) -> EntryAttributes:

@@ -1,14 +1,22 @@
 /*
- * libdlfs_fuse: the sealed samples of a volume as files, served by libfuse's low-level interface.
+ * libdlfs_fuse: serves the sealed samples of a volume as files, through libfuse's low-level
+ * interface.
  *
- * A library of its own, so that libdlfs does not ask for libfuse3. It answers the kernel in threads
- * of its own, from directories and readers of libdlfs, and calls nobody: what only its owner knows
- * (which datasets there are, how to open one, what a failed read means) it asks as a question that
- * the owner fetches with dlfs_fuse_wait and answers with dlfs_fuse_answer. Inode numbers are those
- * of dlfs/staging/inode_numbers.py, and what programs may expect is in dlfs/mount/SEMANTICS.md.
+ * This library is private to the dlfs package: dlfs/_native/fuse.py is its only caller, and both
+ * are installed together. Its functions may change from one release to the next; DLFS_FUSE_VERSION
+ * says so. It is separate from libdlfs so that libdlfs does not depend on libfuse3.
  *
- * Conventions are those of dlfs.h: 0 or -errno or a DLFS_E_* code, outputs last. Unless said
- * otherwise any threads at once, as long as the object is not destroyed.
+ * Two actors: the mount's threads, which answer the kernel from directories and readers of libdlfs;
+ * and the owner, the program that created the mount. The library has no callbacks. What only the
+ * owner knows (which datasets exist, how to open one, what an error means) is requested by an
+ * upcall: a thread of the mount posts it and waits, the owner fetches it with dlfs_fuse_next_upcall
+ * and replies with dlfs_fuse_reply_upcall.
+ *
+ * A dataset is known by its number in this mount, from 1; dlfs/staging/inode_numbers.py defines the
+ * inode numbers and dlfs/mount/SEMANTICS.md what programs may expect of the files.
+ *
+ * Conventions are those of dlfs.h: functions return 0, -errno or a DLFS_E_* code; outputs come
+ * last. Threads: any at once unless said otherwise, until the mount is destroyed.
  */
 #ifndef DLFS_FUSE_H
 #define DLFS_FUSE_H
@@ -19,135 +27,137 @@
 extern "C" {
 #endif
 
-#define DLFS_FUSE_VERSION 2u
-#define DLFS_FUSE_SLOT_MAX 65535u     /* datasets in the life of a mount */
-#define DLFS_FUSE_NAME_BYTES_MAX 255u /* of one component */
+#define DLFS_FUSE_VERSION 3u
+#define DLFS_FUSE_DATASET_MAX 65535u  /* highest dataset number of a mount */
+#define DLFS_FUSE_NAME_BYTES_MAX 255u /* longest component of a path */
 
-/* DLFS_FUSE_VERSION of the loaded library. */
+/* Returns DLFS_FUSE_VERSION of the loaded library. */
 DLFS_API uint32_t dlfs_fuse_version(void);
-/* libfuse's own version, such as "3.14.0". Static storage. */
+/* Returns libfuse's version, such as "3.14.0". Static storage. */
 DLFS_API const char *dlfs_fuse_build(void);
 
 /* ---- mounting -------------------------------------------------------------------------------- */
 
 typedef struct dlfs_fuse dlfs_fuse;
 
-#define DLFS_FUSE_HANDLES                                                   \
-    1u /* have the kernel open files and directories, as old ones do anyway \
-        */
+/* Flag: the kernel sends OPEN and OPENDIR requests, as kernels without FUSE_NO_OPEN_SUPPORT do. */
+#define DLFS_FUSE_OPEN_REQUESTS 1u
 
 typedef struct dlfs_fuse_config {
-    const char *mountpoint; /* absolute */
-    const char *options;    /* of the mount, with commas between */
-    uint64_t held_bytes;    /* memory for samples that are read in parts, or ahead */
-    uint32_t uid;           /* of every file and directory */
-    uint32_t gid;
-    uint32_t file_mode; /* permission bits of files; directories get x where these have r */
-    uint32_t threads_max;
-    uint32_t root_timeout_ms; /* how long the kernel may keep what it knows of the root */
-    uint32_t flags;           /* DLFS_FUSE_* */
-    uint32_t busy_poll_us;    /* a thread stays awake so long for what is about to come; 0: not */
+    const char *mountpoint; /* absolute path */
+    const char *options;    /* mount options, separated by commas */
+    uint64_t cache_bytes;   /* memory of the open-file cache, read-ahead included */
+    uint32_t uid;           /* owner of every file and directory */
+    uint32_t gid;           /* group of every file and directory */
+    uint32_t file_mode;   /* permission bits of files; directories also get x where these have r */
+    uint32_t threads_max; /* most threads that answer the kernel */
+    uint32_t
+        root_timeout_ms; /* time for which the kernel may cache entries of the root directory */
+    uint32_t flags;      /* DLFS_FUSE_OPEN_REQUESTS or 0 */
+    uint32_t
+        busy_poll_us; /* longest busy polling for the next event before a thread sleeps; 0: none */
     uint32_t reserved;
 } dlfs_fuse_config;
 
-/* Mounts. Errors: -EINVAL, -ENOMEM, -EIO when the system refuses: libfuse says why on stderr. */
+/* Mounts. Errors: -EINVAL, -ENOMEM, -EIO if the system refuses: libfuse prints why to stderr. */
 DLFS_API int dlfs_fuse_mount(const dlfs_fuse_config *config, dlfs_fuse **out);
 /*
- * Answers the kernel until the file system is unmounted or dlfs_fuse_stop is called. Once, in one
- * thread. Returns when no request is under way any more, so with a device that hangs after its
- * reader's timeout.
+ * Answers the kernel until the file system is unmounted or dlfs_fuse_stop is called. Call it once,
+ * from one thread. It returns when the last request under way has been answered: with a device that
+ * hangs, that takes as long as its reader's timeout.
  */
 DLFS_API int dlfs_fuse_run(dlfs_fuse *fuse);
-/* Has dlfs_fuse_run return; questions under way and later ones are answered with ENOTCONN. */
+/* Makes dlfs_fuse_run return. Upcalls under way and later ones fail with ENOTCONN. */
 DLFS_API void dlfs_fuse_stop(dlfs_fuse *fuse);
 /*
- * The mount was taken away, and what may be mounted in its place is somebody else's: destroy leaves
- * that alone.
+ * Says that the mount is gone already, so that dlfs_fuse_destroy unmounts nothing: another file
+ * system may be mounted in its place.
  */
 DLFS_API void dlfs_fuse_abandon(dlfs_fuse *fuse);
-/* Unmounts, if that has not been done, and frees. Not while another function is called. NULL:
- * nothing. */
+/* Unmounts and frees. Call it when no other function of the mount is running. Accepts NULL. */
 DLFS_API void dlfs_fuse_destroy(dlfs_fuse *fuse);
 
-/* ---- questions ------------------------------------------------------------------------------- */
+/* ---- upcalls --------------------------------------------------------------------------------- */
 
-#define DLFS_FUSE_ASK_CHILD 1u /* which dataset has this name? answer: slot */
-#define DLFS_FUSE_ASK_ROOT 2u  /* answer: modified_ns of the root */
-#define DLFS_FUSE_ASK_LIST 3u  /* answered after dlfs_fuse_list */
-#define DLFS_FUSE_ASK_SPACE 4u /* answer: capacity_bytes, free_bytes, sample_count */
-#define DLFS_FUSE_ASK_OPEN 5u  /* answered after dlfs_fuse_open of the slot */
-#define DLFS_FUSE_ASK_ERROR 6u /* something failed with this code: tell people; answer: error */
+/* Kinds of upcalls, and the fields of the reply that the owner sets. */
+#define DLFS_FUSE_UPCALL_LOOKUP 1u         /* find the dataset of a name: dataset */
+#define DLFS_FUSE_UPCALL_ROOT_TIME 2u      /* modification time of the root: modified_ns */
+#define DLFS_FUSE_UPCALL_LIST_ROOT 3u      /* call dlfs_fuse_set_root_listing, then reply */
+#define DLFS_FUSE_UPCALL_STATFS 4u         /* capacity_bytes, free_bytes, sample_count */
+#define DLFS_FUSE_UPCALL_OPEN_DATASET 5u   /* call dlfs_fuse_open_dataset, then reply */
+#define DLFS_FUSE_UPCALL_REPORT_FAILURE 6u /* log the failure; error: the errno of the request */
 
-typedef struct dlfs_fuse_question {
-    uint64_t ticket;
-    uint32_t kind;        /* DLFS_FUSE_ASK_* */
-    uint32_t slot;        /* of ASK_OPEN, ASK_ERROR */
-    dlfs_failure failure; /* of ASK_ERROR; where it is of a sample, its member is not UINT32_MAX */
+typedef struct dlfs_fuse_upcall {
+    uint64_t id;
+    uint32_t kind;        /* DLFS_FUSE_UPCALL_* */
+    uint32_t dataset;     /* number, for OPEN_DATASET and REPORT_FAILURE */
+    dlfs_failure failure; /* for REPORT_FAILURE; member is UINT32_MAX if no single sample failed */
     uint32_t name_bytes;
-    uint8_t name[DLFS_FUSE_NAME_BYTES_MAX + 1]; /* of ASK_CHILD */
+    uint8_t name[DLFS_FUSE_NAME_BYTES_MAX + 1]; /* for LOOKUP */
     uint32_t reserved;
-} dlfs_fuse_question;
+} dlfs_fuse_upcall;
 
-typedef struct dlfs_fuse_answer {
-    uint64_t ticket;
-    int32_t error; /* 0, or an errno > 0 */
-    uint32_t slot;
+typedef struct dlfs_fuse_reply {
+    uint64_t id;         /* the upcall's */
+    int32_t error;       /* 0, or an errno > 0 */
+    uint32_t dataset;    /* number */
     int64_t modified_ns; /* since 1970 */
     uint64_t capacity_bytes;
     uint64_t free_bytes;
     uint64_t sample_count;
-} dlfs_fuse_answer;
+} dlfs_fuse_reply;
 
 /*
- * Fetches the next question: 1, or 0 when there was none in time. timeout_ms < 0 waits for ever.
- * -ESHUTDOWN: there will be none any more.
+ * Fetches the next upcall. Returns 1, or 0 if none came within timeout_ms; a negative timeout waits
+ * without limit. -ESHUTDOWN: the mount has ended and posts no more.
  */
-DLFS_API int dlfs_fuse_wait(dlfs_fuse *fuse, int timeout_ms, dlfs_fuse_question *question);
-/* -ENOENT: nobody waits for an answer to that ticket any more. */
-DLFS_API int dlfs_fuse_answer_question(dlfs_fuse *fuse, const dlfs_fuse_answer *answer);
+DLFS_API int dlfs_fuse_next_upcall(dlfs_fuse *fuse, int timeout_ms, dlfs_fuse_upcall *upcall);
+/* Completes an upcall. -ENOENT: no thread waits for a reply to this id any more. */
+DLFS_API int dlfs_fuse_reply_upcall(dlfs_fuse *fuse, const dlfs_fuse_reply *reply);
 
 /* ---- datasets -------------------------------------------------------------------------------- */
 
-/* What is known of a dataset before it is opened. */
-typedef struct dlfs_fuse_slot {
-    uint32_t number; /* 1..DLFS_FUSE_SLOT_MAX, never used again */
+/* Attributes of one version of a dataset that are known before it is opened. */
+typedef struct dlfs_fuse_dataset {
+    uint32_t number; /* 1..DLFS_FUSE_DATASET_MAX; never reused by a mount */
     uint32_t version;
-    uint32_t generation; /* tells it from one of the same number in another mount */
+    uint32_t generation; /* distinguishes it from the same number in another mount */
     uint32_t reserved;
-    int64_t modified_ns;
-} dlfs_fuse_slot;
-/* Makes a slot known; again does nothing. -EINVAL. */
-DLFS_API int dlfs_fuse_define(dlfs_fuse *fuse, const dlfs_fuse_slot *slot);
+    int64_t modified_ns; /* since 1970 */
+} dlfs_fuse_dataset;
+/* Registers a dataset. Does nothing if the number is registered already. -EINVAL. */
+DLFS_API int dlfs_fuse_add_dataset(dlfs_fuse *fuse, const dlfs_fuse_dataset *dataset);
 /*
- * Gives a slot its dataset, which stays the caller's and is used until dlfs_fuse_withdraw; the
- * directory has its names. Again does nothing. -EINVAL, -ESTALE when it was withdrawn.
+ * Attaches directory and reader to a registered dataset. Both stay the caller's and are used until
+ * dlfs_fuse_withdraw_dataset; the directory must have its names attached. Does nothing if the
+ * dataset is open. -EINVAL; -ESTALE if it was withdrawn.
  */
-DLFS_API int dlfs_fuse_open(dlfs_fuse *fuse, uint32_t slot, const dlfs_directory *directory,
-                            dlfs_reader *reader);
-/* Has a slot answer ESTALE from now on, and waits until nobody uses its dataset. -EINVAL. */
-DLFS_API int dlfs_fuse_withdraw(dlfs_fuse *fuse, uint32_t slot);
+DLFS_API int dlfs_fuse_open_dataset(dlfs_fuse *fuse, uint32_t number,
+                                    const dlfs_directory *directory, dlfs_reader *reader);
+/* Makes a dataset fail with ESTALE from now on, and waits until no thread uses it. -EINVAL. */
+DLFS_API int dlfs_fuse_withdraw_dataset(dlfs_fuse *fuse, uint32_t number);
 /*
- * What the root lists, in this order: name i is the i-th of names, each ended by NUL, and means
- * slots[i]. When it differs from before, what the kernel knows of the root is forgotten. -EINVAL,
+ * Sets the entries that the root directory lists, in this order. The i-th name (each ends with NUL)
+ * is the dataset numbers[i]. If the listing has changed, the kernel drops its cached one. -EINVAL,
  * -ENOMEM.
  */
-DLFS_API int dlfs_fuse_list(dlfs_fuse *fuse, const uint8_t *names, uint64_t names_bytes,
-                            const uint32_t *slots, uint32_t count);
+DLFS_API int dlfs_fuse_set_root_listing(dlfs_fuse *fuse, const uint8_t *names, uint64_t names_bytes,
+                                        const uint32_t *numbers, uint32_t entry_count);
 
-/* ---- memory ---------------------------------------------------------------------------------- */
+/* ---- memory and statistics ------------------------------------------------------------------- */
 
-/* Gives up held samples that nobody has used for so long. */
-DLFS_API void dlfs_fuse_expire(dlfs_fuse *fuse, uint32_t age_ms);
+/* Frees cached samples that were last used at least age_ms ago. */
+DLFS_API void dlfs_fuse_expire_cache(dlfs_fuse *fuse, uint32_t age_ms);
 
 typedef struct dlfs_fuse_stats {
-    uint64_t lookups;    /* of samples and directories, by name */
-    uint64_t opens;      /* of files and directories: one each where the kernel needs none */
-    uint64_t reads;      /* requests for bytes */
-    uint64_t read_bytes; /* given out */
-    uint64_t ahead;      /* samples read before they were asked for */
-    uint64_t ahead_used; /* ... and then asked for */
-    uint64_t questions;
-    uint64_t held_bytes; /* now */
+    uint64_t lookups;           /* LOOKUP requests */
+    uint64_t opens;             /* OPEN and OPENDIR requests */
+    uint64_t reads;             /* READ requests */
+    uint64_t read_bytes;        /* bytes sent to the kernel */
+    uint64_t readahead_samples; /* samples read before they were requested */
+    uint64_t readahead_hits;    /* of these, samples that were requested later */
+    uint64_t upcalls;
+    uint64_t cached_bytes; /* memory that the open-file cache uses now */
 } dlfs_fuse_stats;
 DLFS_API void dlfs_fuse_get_stats(dlfs_fuse *fuse, dlfs_fuse_stats *stats);
 

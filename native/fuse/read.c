@@ -1,124 +1,134 @@
 /*
- * Bytes of samples: verified as a whole, whatever part of them is asked for.
+ * A sample is read and verified as a whole, whatever part of it is requested.
  *
- * A file that the kernel asks for in one request goes from the reader's memory straight to the
- * kernel, which keeps it. What is asked for in parts is read once and held meanwhile, until the
- * kernel has all of it. Without open there is nothing that says how long that takes, so it is held
- * at most until others need the room, or nobody has asked for a while.
+ * A file that the kernel requests as a whole goes from the reader's memory directly to the kernel,
+ * which caches it. A file that is requested in parts is read once and stays in the open-file cache
+ * until the kernel has all of it. Without OPEN requests nothing says when a program is done, so a
+ * sample also leaves the cache when memory is short, or some time after its last use.
  *
- * Large samples pass by the reader's memory. To keep them there as well would cost more than to
- * read them: fresh pages for each, and a copy.
+ * Large samples bypass the reader's own cache: to keep them there would cost fresh pages and a
+ * copy, which is more than to read them again.
  */
-#include "service.h"
+#include "read.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define SAMPLE_BYTES_MAX (UINT64_C(4) << 30) /* larger ones would be held in memory whole */
-#define WHOLE_BYTES_MAX (UINT64_C(1) << 20)  /* what the kernel asks for at once at most */
-#define AWAKE_BYTES_MAX (128u << 10)         /* a larger reading is slept for */
+#include "inode.h"
 
-/* Returns how many bytes that were. */
-static uint64_t reply_bytes(struct dlfs_fuse *fuse, const struct waiter *waiter,
-                            const uint8_t *data, uint64_t length)
+#define SAMPLE_BYTES_MAX                                                                         \
+    (UINT64_C(4) << 30)                     /* largest sample served: it needs memory as a whole \
+                                             */
+#define WHOLE_BYTES_MAX (UINT64_C(1) << 20) /* largest request of the kernel */
+#define BUSY_POLL_BYTES_MAX (128u << 10)    /* largest read that a thread busy-polls for */
+
+/* Replies with the requested part of a sample. Returns its bytes. */
+static uint64_t reply_part(struct dlfs_fuse *fuse, const struct read_request *request,
+                           const uint8_t *data, uint64_t length)
 {
-    uint64_t left = waiter->offset < length ? length - waiter->offset : 0;
-    uint64_t bytes = waiter->bytes < left ? waiter->bytes : left;
-    const uint8_t *first = bytes > 0 ? data + waiter->offset : NULL;
+    uint64_t left = request->offset < length ? length - request->offset : 0;
+    uint64_t bytes = request->bytes < left ? request->bytes : left;
+    const uint8_t *first = bytes > 0 ? data + request->offset : NULL;
     count(&fuse->counters.read_bytes, bytes);
-    (void)fuse_reply_buf(waiter->request, (const char *)first, bytes);
+    (void)fuse_reply_buf(request->request, (const char *)first, bytes);
     return bytes;
 }
 
-static bool is_whole(const struct waiter *waiter, uint64_t length)
+static bool is_whole(const struct read_request *request, uint64_t length)
 {
-    return waiter->offset == 0 && waiter->bytes >= length;
+    return request->offset == 0 && request->bytes >= length;
 }
 
-/* ---- from the device --------------------------------------------------------------------------
- */
+static uint64_t key_of(const struct dataset_entry *dataset, uint64_t index)
+{
+    return inode_pack(dataset->info.number, (struct tree_node){FILE_DEPTH, index});
+}
 
-struct sleeper {
-    struct listening *listening;
+/* ---- the device ------------------------------------------------------------------------------ */
+
+struct device_wait {
+    struct receivers *receivers;
     bool slept;
 };
 
-static void fall_asleep(void *argument)
+static void before_sleep(void *argument)
 {
-    struct sleeper *sleeper = argument;
-    sleeper->slept = true;
-    listen_leave(sleeper->listening);
+    struct device_wait *wait = argument;
+    wait->slept = true;
+    receivers_release(wait->receivers);
 }
 
-/* Reads a batch; stays awake for a small one, where nobody else has anything to ask. */
-static int read_batch(struct dlfs_fuse *fuse, const struct slot *slot, const uint64_t *indices,
-                      uint64_t sample_count, uint64_t bytes, dlfs_batch **batch)
+/* Reads a batch. The sole receiver busy-polls for a small one, since no other thread needs it. */
+static int read_batch(struct dlfs_fuse *fuse, const struct dataset_entry *dataset,
+                      const uint64_t *indices, uint64_t sample_count, uint64_t bytes,
+                      dlfs_batch **batch)
 {
-    struct listening *listening = &fuse->listening;
-    struct sleeper sleeper = {.listening = listening};
-    bool awake =
-        listen_alone(listening) && bytes <= AWAKE_BYTES_MAX && wakefulness_pays(&listening->device);
+    struct receivers *receivers = &fuse->receivers;
+    struct device_wait wait = {.receivers = receivers};
+    bool busy_poll = receivers_is_sole(receivers) && bytes <= BUSY_POLL_BYTES_MAX &&
+                     busy_poll_pays(&receivers->device);
     int code =
-        dlfs_reader_read_awake(slot->reader, indices, sample_count, awake ? listening->awake_us : 0,
-                               fall_asleep, &sleeper, batch);
-    if (awake) {
-        wakefulness_tried(&listening->device, !sleeper.slept);
+        dlfs_reader_read_awake(dataset->reader, indices, sample_count,
+                               busy_poll ? receivers->busy_poll_us : 0, before_sleep, &wait, batch);
+    if (busy_poll) {
+        busy_poll_note(&receivers->device, !wait.slept);
     }
     return code;
 }
 
-/* ---- one sample, in one request -------------------------------------------------------------- */
+/* ---- a sample in one request ----------------------------------------------------------------- */
 
-static void reply_failed(struct dlfs_fuse *fuse, const struct slot *slot,
-                         const dlfs_failure *failure, const struct waiter *waiter)
+static void reply_failure(struct dlfs_fuse *fuse, const struct dataset_entry *dataset,
+                          const dlfs_failure *failure, const struct read_request *request)
 {
-    (void)fuse_reply_err(waiter->request, ask_error(fuse, slot->known.number, failure));
+    int error = upcall_report_failure(&fuse->upcalls, dataset->info.number, failure);
+    (void)fuse_reply_err(request->request, error);
 }
 
-static void read_whole(struct dlfs_fuse *fuse, const struct slot *slot, uint64_t index,
-                       const struct waiter *waiter)
+static void read_whole(struct dlfs_fuse *fuse, const struct dataset_entry *dataset, uint64_t index,
+                       const struct read_request *request)
 {
     dlfs_batch *batch;
-    int code = read_batch(fuse, slot, &index, 1, slot_length(slot, index), &batch);
+    int code = read_batch(fuse, dataset, &index, 1, dataset_length(dataset, index), &batch);
     if (code < 0) {
         dlfs_failure failure = {.index = index, .code = code, .member = UINT32_MAX};
-        reply_failed(fuse, slot, &failure, waiter);
+        reply_failure(fuse, dataset, &failure, request);
         return;
     }
     if (batch->failure_count > 0) {
-        reply_failed(fuse, slot, &batch->failures[0], waiter);
+        reply_failure(fuse, dataset, &batch->failures[0], request);
     } else {
-        (void)reply_bytes(fuse, waiter, batch->base + batch->offsets[0],
-                          (uint64_t)batch->lengths[0]);
+        (void)reply_part(fuse, request, batch->base + batch->offsets[0],
+                         (uint64_t)batch->lengths[0]);
     }
     dlfs_batch_release(batch);
 }
 
-/* ---- samples that are held ------------------------------------------------------------------- */
+/* ---- samples in the open-file cache ---------------------------------------------------------- */
 
-/* Answers all who waited for a sample, with its bytes or the failure. */
-static void finish(struct dlfs_fuse *fuse, const struct slot *slot, struct held_sample *sample,
-                   const dlfs_failure *failure)
+/* Answers all requests that were queued for a sample, with its bytes or its failure. */
+static void answer_queued(struct dlfs_fuse *fuse, const struct dataset_entry *dataset,
+                          struct cached_sample *sample, const dlfs_failure *failure)
 {
-    struct waiter *waiter = held_end(fuse->held, sample, failure == NULL);
+    struct read_request *request = file_cache_finish(fuse->cache, sample, failure == NULL);
     int error = 0;
-    if (waiter != NULL && failure != NULL) {
-        error = ask_error(fuse, slot->known.number, failure);
+    if (request != NULL && failure != NULL) {
+        error = upcall_report_failure(&fuse->upcalls, dataset->info.number, failure);
     }
-    uint64_t given_bytes = 0;
-    while (waiter != NULL) {
-        struct waiter *next = waiter->next;
+    uint64_t sent_bytes = 0;
+    while (request != NULL) {
+        struct read_request *next = request->next;
         if (failure != NULL) {
-            (void)fuse_reply_err(waiter->request, error);
+            (void)fuse_reply_err(request->request, error);
         } else {
-            given_bytes += reply_bytes(fuse, waiter, sample->data, sample->bytes);
+            sent_bytes += reply_part(fuse, request, sample->data, sample->bytes);
         }
-        free(waiter);
-        waiter = next;
+        free(request);
+        request = next;
     }
     if (failure == NULL) {
-        held_release(fuse->held, sample, given_bytes);
+        file_cache_unpin(fuse->cache, sample, sent_bytes);
     }
 }
 
@@ -132,184 +142,183 @@ static const dlfs_failure *failure_at(const dlfs_batch *batch, uint64_t position
     return NULL;
 }
 
-/* Reads samples that were begun, as one batch. */
-static void load(struct dlfs_fuse *fuse, const struct slot *slot, struct held_sample **samples,
-                 uint32_t sample_count)
+/* Reads samples that file_cache_begin has added, as one batch. */
+static void load(struct dlfs_fuse *fuse, const struct dataset_entry *dataset,
+                 struct cached_sample **samples, uint32_t sample_count)
 {
-    uint64_t indices[AHEAD_SAMPLES] = {0};
+    uint64_t indices[READAHEAD_SAMPLES] = {0};
     uint64_t bytes = 0;
     dlfs_batch *batch = NULL;
     for (uint32_t i = 0; i < sample_count; i++) {
-        indices[i] = place_unpack(samples[i]->key).node.index;
+        indices[i] = inode_unpack(samples[i]->key).node.index;
     }
     for (uint32_t i = 0; i < sample_count; i++) {
         bytes += samples[i]->bytes;
     }
-    int code = read_batch(fuse, slot, indices, sample_count, bytes, &batch);
+    int code = read_batch(fuse, dataset, indices, sample_count, bytes, &batch);
     for (uint32_t i = 0; i < sample_count; i++) {
         dlfs_failure whole = {.index = indices[i], .code = code, .member = UINT32_MAX};
         const dlfs_failure *failure = code < 0 ? &whole : failure_at(batch, i);
         if (failure == NULL) {
-            memcpy(samples[i]->own, batch->base + batch->offsets[i], samples[i]->bytes);
+            memcpy(samples[i]->copy, batch->base + batch->offsets[i], samples[i]->bytes);
         }
-        finish(fuse, slot, samples[i], failure);
+        answer_queued(fuse, dataset, samples[i], failure);
     }
     if (code == 0) {
         dlfs_batch_release(batch);
     }
 }
 
-/*
- * Reads a sample that was begun, and is too large to be copied without need: it stays in its batch.
- * The reader does not keep it, since the kernel will.
- */
-static void load_large(struct dlfs_fuse *fuse, const struct slot *slot, struct held_sample *sample)
+/* Reads a sample that is too large to copy: it stays in its batch, outside the reader's cache. */
+static void load_large(struct dlfs_fuse *fuse, const struct dataset_entry *dataset,
+                       struct cached_sample *sample)
 {
-    uint64_t index = place_unpack(sample->key).node.index;
+    uint64_t index = inode_unpack(sample->key).node.index;
     dlfs_batch *batch = NULL;
-    listen_leave(&fuse->listening);
-    int code = dlfs_reader_read_apart(slot->reader, &index, 1, &batch);
+    receivers_release(&fuse->receivers);
+    int code = dlfs_reader_read_apart(dataset->reader, &index, 1, &batch);
     dlfs_failure whole = {.index = index, .code = code, .member = UINT32_MAX};
     const dlfs_failure *failure = code < 0 ? &whole : failure_at(batch, 0);
     if (failure == NULL) {
         sample->batch = batch;
         sample->data = batch->base + batch->offsets[0];
     }
-    finish(fuse, slot, sample, failure);
+    answer_queued(fuse, dataset, sample, failure);
     if (code == 0 && failure != NULL) {
         dlfs_batch_release(batch);
     }
 }
 
-static uint64_t key_of(const struct slot *slot, uint64_t index)
-{
-    return place_pack(slot->known.number, (struct node){FILE_DEPTH, index});
-}
-
-/* Reads samples first..first+sample_count-1 that are not held, before anybody asks. */
-static void load_ahead(struct dlfs_fuse *fuse, const struct slot *slot, uint64_t first,
+/* Reads samples first..first+sample_count-1 into the cache, except those that it has. */
+static void read_ahead(struct dlfs_fuse *fuse, const struct dataset_entry *dataset, uint64_t first,
                        uint32_t sample_count)
 {
-    struct held_sample *samples[AHEAD_SAMPLES];
+    struct cached_sample *samples[READAHEAD_SAMPLES];
     uint32_t begun = 0;
     for (uint64_t index = first; index < first + sample_count; index++) {
-        uint64_t length = slot_length(slot, index);
-        bool wanted = length > 0 && length <= AHEAD_SAMPLE_BYTES_MAX;
-        if (wanted &&
-            held_begin(fuse->held, key_of(slot, index), length, true, &samples[begun]) == 0) {
+        uint64_t length = dataset_length(dataset, index);
+        bool wanted = length > 0 && length <= READAHEAD_SAMPLE_BYTES_MAX;
+        if (wanted && file_cache_begin(fuse->cache, key_of(dataset, index), length, true,
+                                       &samples[begun]) == 0) {
             begun++;
         }
     }
-    count(&fuse->counters.ahead, begun);
+    count(&fuse->counters.readahead_samples, begun);
     if (begun > 0) {
-        load(fuse, slot, samples, begun);
+        load(fuse, dataset, samples, begun);
     }
 }
 
-static void follow(struct dlfs_fuse *fuse, const struct slot *slot, uint64_t index)
+static void read_ahead_in_sequence(struct dlfs_fuse *fuse, const struct dataset_entry *dataset,
+                                   uint64_t index)
 {
     uint64_t first;
-    uint32_t samples =
-        ahead_follow(&fuse->ahead, slot->known.number, index, slot->locations, slot->count, &first);
+    uint32_t samples = readahead_advance(&fuse->readahead, dataset->info.number, index,
+                                         dataset->locations, dataset->count, &first);
     if (samples > 0) {
-        load_ahead(fuse, slot, first, samples);
+        read_ahead(fuse, dataset, first, samples);
     }
 }
 
-void read_ahead_of(struct dlfs_fuse *fuse, struct slot *slot, uint64_t index)
+void read_ahead_on_lookup(struct dlfs_fuse *fuse, struct dataset_entry *dataset, uint64_t index)
 {
-    if (!ahead_looked_up(&fuse->ahead)) {
+    if (!readahead_on_lookup(&fuse->readahead)) {
         return;
     }
-    load_ahead(fuse, slot, index, 1);
-    follow(fuse, slot, index);
+    read_ahead(fuse, dataset, index, 1);
+    read_ahead_in_sequence(fuse, dataset, index);
 }
 
-/* Reads a sample that is asked for in parts, for all who do. False: it is there by now. */
-static bool load_held(struct dlfs_fuse *fuse, const struct slot *slot, uint64_t index,
-                      const struct waiter *waiter)
+/*
+ * Reads a sample into the cache and answers this request and all that are queued meanwhile. Returns
+ * false if another thread has added the sample to the cache: the caller looks there again.
+ */
+static bool read_into_cache(struct dlfs_fuse *fuse, const struct dataset_entry *dataset,
+                            uint64_t index, const struct read_request *request)
 {
-    struct held_sample *sample;
-    struct held_sample *other;
-    bool ahead;
-    uint64_t key = key_of(slot, index);
-    listen_leave(&fuse->listening); /* it may have to wait for room */
-    int code = held_begin(fuse->held, key, slot_length(slot, index), false, &sample);
+    struct cached_sample *sample;
+    struct cached_sample *other;
+    bool was_readahead;
+    uint64_t key = key_of(dataset, index);
+    receivers_release(&fuse->receivers); /* it may wait for memory */
+    int code = file_cache_begin(fuse->cache, key, dataset_length(dataset, index), false, &sample);
     if (code == -EEXIST) {
         return false;
     }
     if (code < 0) {
-        (void)fuse_reply_err(waiter->request, -code);
+        (void)fuse_reply_err(request->request, -code);
         return true;
     }
-    if (held_find(fuse->held, key, waiter, &ahead, &other) != HELD_PARKED) {
-        (void)fuse_reply_err(waiter->request, ENOMEM);
+    if (file_cache_find(fuse->cache, key, request, &was_readahead, &other) != FILE_CACHE_QUEUED) {
+        (void)fuse_reply_err(request->request, ENOMEM);
     }
-    if (sample->own == NULL) {
-        load_large(fuse, slot, sample);
+    if (sample->copy == NULL) {
+        load_large(fuse, dataset, sample);
     } else {
-        load(fuse, slot, &sample, 1);
+        load(fuse, dataset, &sample, 1);
     }
     return true;
 }
 
 /* ---- requests -------------------------------------------------------------------------------- */
 
-static void read_sample(struct dlfs_fuse *fuse, const struct slot *slot, uint64_t index,
-                        const struct waiter *waiter)
+static void read_sample(struct dlfs_fuse *fuse, const struct dataset_entry *dataset, uint64_t index,
+                        const struct read_request *request)
 {
-    uint64_t length = slot_length(slot, index);
+    uint64_t length = dataset_length(dataset, index);
     bool done = false;
     while (!done) {
-        struct held_sample *sample;
-        bool ahead;
-        enum held_found found = held_find(fuse->held, key_of(slot, index), waiter, &ahead, &sample);
-        count(&fuse->counters.ahead_used, ahead);
+        struct cached_sample *sample;
+        bool was_readahead;
+        enum file_cache_result result =
+            file_cache_find(fuse->cache, key_of(dataset, index), request, &was_readahead, &sample);
+        count(&fuse->counters.readahead_hits, was_readahead);
         done = true;
-        if (found == HELD_DATA) {
-            held_release(fuse->held, sample,
-                         reply_bytes(fuse, waiter, sample->data, sample->bytes));
-        } else if (found == HELD_NO_MEMORY) {
-            (void)fuse_reply_err(waiter->request, ENOMEM);
-        } else if (found == HELD_NONE && is_whole(waiter, length) && length <= WHOLE_BYTES_MAX) {
-            read_whole(fuse, slot, index, waiter);
-        } else if (found == HELD_NONE) {
-            done = load_held(fuse, slot, index, waiter);
+        if (result == FILE_CACHE_HIT) {
+            file_cache_unpin(fuse->cache, sample,
+                             reply_part(fuse, request, sample->data, sample->bytes));
+        } else if (result == FILE_CACHE_NO_MEMORY) {
+            (void)fuse_reply_err(request->request, ENOMEM);
+        } else if (result == FILE_CACHE_MISS && is_whole(request, length) &&
+                   length <= WHOLE_BYTES_MAX) {
+            read_whole(fuse, dataset, index, request);
+        } else if (result == FILE_CACHE_MISS) {
+            done = read_into_cache(fuse, dataset, index, request);
         }
     }
 }
 
-void handle_read(fuse_req_t request, fuse_ino_t inode, size_t bytes, off_t offset,
+void handle_read(fuse_req_t request, fuse_ino_t number, size_t bytes, off_t offset,
                  struct fuse_file_info *info)
 {
     (void)info;
     struct dlfs_fuse *fuse = fuse_of(request);
-    struct place place = place_unpack(inode);
-    uint64_t index = place.node.index;
-    struct waiter waiter = {.request = request, .offset = (uint64_t)offset, .bytes = bytes};
-    struct slot *slot;
+    struct inode inode = inode_unpack(number);
+    uint64_t index = inode.node.index;
+    struct read_request part = {.request = request, .offset = (uint64_t)offset, .bytes = bytes};
+    struct dataset_entry *dataset;
     count(&fuse->counters.reads, 1);
-    int error = inode == ROOT_INODE || place.node.depth != FILE_DEPTH
+    int error = number == ROOT_INODE || inode.node.depth != FILE_DEPTH
                     ? EISDIR
-                    : slot_enter(fuse, place.slot, &slot);
+                    : dataset_acquire(&fuse->datasets, inode.dataset, &dataset);
     if (error != 0) {
         (void)fuse_reply_err(request, error);
         return;
     }
-    uint64_t length = index < slot->count ? slot_length(slot, index) : 0;
-    if (index >= slot->count) {
+    uint64_t length = index < dataset->count ? dataset_length(dataset, index) : 0;
+    if (index >= dataset->count) {
         (void)fuse_reply_err(request, ESTALE);
-    } else if (waiter.offset >= length) {
-        (void)reply_bytes(fuse, &waiter, NULL, 0);
+    } else if (part.offset >= length) {
+        (void)reply_part(fuse, &part, NULL, 0);
     } else if (length > SAMPLE_BYTES_MAX) {
         dlfs_failure failure = {.index = index, .code = DLFS_E_LIMIT, .member = UINT32_MAX};
-        reply_failed(fuse, slot, &failure, &waiter);
+        reply_failure(fuse, dataset, &failure, &part);
     } else {
-        read_sample(fuse, slot, index, &waiter);
+        read_sample(fuse, dataset, index, &part);
     }
-    if (offset == 0 && index < slot->count) {
-        ahead_was_read(&fuse->ahead);
-        follow(fuse, slot, index);
+    if (offset == 0 && index < dataset->count) {
+        readahead_on_read(&fuse->readahead);
+        read_ahead_in_sequence(fuse, dataset, index);
     }
-    slot_leave(fuse, slot);
+    dataset_release(&fuse->datasets, dataset);
 }

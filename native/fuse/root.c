@@ -1,56 +1,41 @@
 /*
- * The root: the owner knows what it holds, and is asked whenever the kernel asks.
+ * The owner knows the entries of the root, so each request of the kernel becomes an upcall.
  *
- * A listing in pieces goes on in the list that it began in: a position has that list's number and
- * the place in it. The kernel keeps what the root listed, so it is told when that changes.
+ * A listing that is read in several requests continues in the listing that it began in: a position
+ * has the number of that listing and the index of the next entry. The kernel caches the listing of
+ * the root, so it is notified when the entries change.
  */
-#include "service.h"
+#include "root.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <sys/statvfs.h>
 
-#define LIST_SHIFT 32 /* of the list's number, in a position */
-#define LIST_NUMBER_MAX INT32_MAX
+#include "entry.h"
 
-int root_fill(struct dlfs_fuse *fuse, struct fuse_entry_param *entry)
-{
-    struct question question = {.asked = {.kind = DLFS_FUSE_ASK_ROOT}};
-    int error = ask(fuse, &question);
-    if (error != 0) {
-        return error;
-    }
-    int64_t modified_ns = question.answer.modified_ns;
-    memset(entry, 0, sizeof *entry);
-    entry->ino = entry->attr.st_ino = ROOT_INODE;
-    entry->entry_timeout = entry->attr_timeout = fuse->config.root_timeout_ms / 1e3;
-    entry->attr.st_mode = S_IFDIR | fuse->config.file_mode | (fuse->config.file_mode & 0444) >> 2;
-    entry->attr.st_nlink = 1;
-    entry->attr.st_uid = fuse->config.uid;
-    entry->attr.st_gid = fuse->config.gid;
-    entry->attr.st_blksize = BLOCK_BYTES;
-    struct timespec when = {modified_ns / NS_PER_S, modified_ns % NS_PER_S};
-    entry->attr.st_mtim = entry->attr.st_ctim = entry->attr.st_atim = when;
-    return 0;
-}
+#define LISTING_SHIFT 32 /* bits of a position below the number of the listing */
+#define LISTING_NUMBER_MAX INT32_MAX
 
-static int root_child(struct dlfs_fuse *fuse, const char *name, struct fuse_entry_param *entry)
+static const struct tree_node TOP = {DATASET_DEPTH, 0};
+
+/* ---- look-ups -------------------------------------------------------------------------------- */
+
+static int find_dataset(struct dlfs_fuse *fuse, const char *name, struct fuse_entry_param *entry)
 {
-    struct question question = {.asked = {.kind = DLFS_FUSE_ASK_CHILD}};
-    struct slot *slot;
+    struct upcall upcall = {.request = {.kind = DLFS_FUSE_UPCALL_LOOKUP}};
+    struct dataset_entry *dataset;
     if (strcmp(name, ".") == 0 || strcmp(name, "..") == 0) {
-        return root_fill(fuse, entry);
+        return entry_set_root(fuse, entry);
     }
-    question.asked.name_bytes = (uint32_t)strlen(name);
-    memcpy(question.asked.name, name, question.asked.name_bytes);
-    int error = ask(fuse, &question);
+    upcall.request.name_bytes = (uint32_t)strlen(name);
+    memcpy(upcall.request.name, name, upcall.request.name_bytes);
+    int error = upcall_send(&fuse->upcalls, &upcall);
     if (error == 0) {
-        error = slot_known(fuse, question.answer.slot, &slot);
+        error = dataset_find(&fuse->datasets, upcall.reply.dataset, &dataset);
     }
     if (error == 0) {
-        fill_directory(fuse, slot, (struct node){DATASET_DEPTH, 0}, entry);
+        entry_set_directory(fuse, dataset, TOP, entry);
     }
     return error;
 }
@@ -59,9 +44,9 @@ void root_lookup(fuse_req_t request, const char *name)
 {
     struct dlfs_fuse *fuse = fuse_of(request);
     struct fuse_entry_param entry;
-    int error = root_child(fuse, name, &entry);
+    int error = find_dataset(fuse, name, &entry);
     if (error == ENOENT) {
-        reply_absent(request, fuse->config.root_timeout_ms / 1e3);
+        entry_reply_absent(request, root_timeout_seconds(fuse));
     } else if (error != 0) {
         (void)fuse_reply_err(request, error);
     } else {
@@ -69,63 +54,63 @@ void root_lookup(fuse_req_t request, const char *name)
     }
 }
 
-/* ---- what it lists --------------------------------------------------------------------------- */
+/* ---- listings -------------------------------------------------------------------------------- */
 
-static void list_free(struct root_list *list)
+static void free_listing(struct root_listing *listing)
 {
-    if (list != NULL) {
-        free(list->names);
-        free(list->slots);
+    if (listing != NULL) {
+        free(listing->names);
+        free(listing->datasets);
     }
-    free(list);
+    free(listing);
 }
 
-void root_free_lists(struct dlfs_fuse *fuse)
+void root_free_listings(struct dlfs_fuse *fuse)
 {
-    for (uint32_t i = 0; i < ROOT_LISTS; i++) {
-        list_free(fuse->lists[i]);
+    for (uint32_t i = 0; i < ROOT_LISTINGS; i++) {
+        free_listing(fuse->listings[i]);
     }
 }
 
-static struct root_list *newest(const struct dlfs_fuse *fuse)
+static struct root_listing *newest(const struct dlfs_fuse *fuse)
 {
-    return fuse->lists[fuse->list_number % ROOT_LISTS];
+    return fuse->listings[fuse->last_listing % ROOT_LISTINGS];
 }
 
-static struct root_list *list_make(const uint8_t *names, uint64_t names_bytes,
-                                   const uint32_t *slots, uint32_t count)
+static struct root_listing *make_listing(const uint8_t *names, uint64_t names_bytes,
+                                         const uint32_t *datasets, uint32_t entry_count)
 {
-    struct root_list *list = calloc(1, sizeof *list);
-    if (list == NULL) {
+    struct root_listing *listing = calloc(1, sizeof *listing);
+    if (listing == NULL) {
         return NULL;
     }
-    list->count = count;
-    list->names_bytes = names_bytes;
-    list->names = malloc(names_bytes + 1);
-    list->slots = calloc(count + 1u, sizeof *slots);
-    if (list->names == NULL || list->slots == NULL) {
-        list_free(list);
+    listing->count = entry_count;
+    listing->names_bytes = names_bytes;
+    listing->names = malloc(names_bytes + 1);
+    listing->datasets = calloc(entry_count + 1u, sizeof *datasets);
+    if (listing->names == NULL || listing->datasets == NULL) {
+        free_listing(listing);
         return NULL;
     }
-    if (count > 0) {
-        memcpy(list->names, names, names_bytes);
-        memcpy(list->slots, slots, count * sizeof *slots);
+    if (entry_count > 0) {
+        memcpy(listing->names, names, names_bytes);
+        memcpy(listing->datasets, datasets, entry_count * sizeof *datasets);
     }
-    return list;
+    return listing;
 }
 
-static bool lists_agree(const struct root_list *one, const struct root_list *other)
+static bool listings_equal(const struct root_listing *one, const struct root_listing *other)
 {
     return one != NULL && one->count == other->count && one->names_bytes == other->names_bytes &&
            memcmp(one->names, other->names, one->names_bytes) == 0 &&
-           memcmp(one->slots, other->slots, one->count * sizeof *one->slots) == 0;
+           memcmp(one->datasets, other->datasets, one->count * sizeof *one->datasets) == 0;
 }
 
-/* Whether that many names, none empty or too long, fill the bytes. */
-static bool names_fit(const uint8_t *names, uint64_t bytes, uint32_t count)
+/* Returns true if the bytes are exactly that many names, none of them empty or too long. */
+static bool are_names(const uint8_t *names, uint64_t bytes, uint32_t name_count)
 {
     uint64_t at = 0;
-    for (uint32_t i = 0; i < count; i++) {
+    for (uint32_t i = 0; i < name_count; i++) {
         const uint8_t *end = at < bytes ? memchr(names + at, 0, bytes - at) : NULL;
         uint64_t length = end == NULL ? 0 : (uint64_t)(end - names) - at;
         if (length == 0 || length > DLFS_FUSE_NAME_BYTES_MAX) {
@@ -136,50 +121,51 @@ static bool names_fit(const uint8_t *names, uint64_t bytes, uint32_t count)
     return at == bytes;
 }
 
-DLFS_API int dlfs_fuse_list(dlfs_fuse *fuse, const uint8_t *names, uint64_t names_bytes,
-                            const uint32_t *slots, uint32_t count)
+int root_set_listing(struct dlfs_fuse *fuse, const uint8_t *names, uint64_t names_bytes,
+                     const uint32_t *datasets, uint32_t entry_count)
 {
-    if (!names_fit(names, names_bytes, count)) {
+    if (!are_names(names, names_bytes, entry_count)) {
         return -EINVAL;
     }
-    struct root_list *list = list_make(names, names_bytes, slots, count);
-    if (list == NULL) {
+    struct root_listing *listing = make_listing(names, names_bytes, datasets, entry_count);
+    if (listing == NULL) {
         return -ENOMEM;
     }
-    (void)pthread_mutex_lock(&fuse->lock);
-    bool changed = !lists_agree(newest(fuse), list);
+    (void)pthread_mutex_lock(&fuse->listings_lock);
+    bool changed = !listings_equal(newest(fuse), listing);
     if (changed) {
-        fuse->list_number = fuse->list_number == LIST_NUMBER_MAX ? 1 : fuse->list_number + 1;
-        list->number = fuse->list_number;
-        struct root_list **place = &fuse->lists[fuse->list_number % ROOT_LISTS];
-        struct root_list *oldest = *place;
-        *place = list;
-        list = oldest;
+        uint32_t last = fuse->last_listing;
+        fuse->last_listing = last == LISTING_NUMBER_MAX ? 1 : last + 1;
+        listing->number = fuse->last_listing;
+        struct root_listing **at = &fuse->listings[listing->number % ROOT_LISTINGS];
+        struct root_listing *oldest = *at;
+        *at = listing;
+        listing = oldest;
     }
-    (void)pthread_mutex_unlock(&fuse->lock);
-    list_free(list);
-    if (changed) { /* ENOENT where the kernel knows nothing of it */
+    (void)pthread_mutex_unlock(&fuse->listings_lock);
+    free_listing(listing);
+    if (changed) { /* fails with ENOENT if the kernel has nothing cached */
         (void)fuse_lowlevel_notify_inval_inode(fuse->session, ROOT_INODE, 0, 0);
     }
     return 0;
 }
 
-/* Fills a reply from a list, from a place on; the lock is held. */
-static size_t list_root(fuse_req_t request, const struct root_list *list, uint32_t first,
-                        char *reply, size_t bytes, bool plus)
+/* Fills a reply with entries from index `first` on; the caller has the lock. Returns its bytes. */
+static size_t fill_reply(fuse_req_t request, const struct root_listing *listing, uint32_t first,
+                         char *reply, size_t bytes, bool plus)
 {
     struct dlfs_fuse *fuse = fuse_of(request);
-    const char *name = list->names;
+    const char *name = listing->names;
     size_t used = 0;
-    for (uint32_t i = 0; i < list->count; i++, name += strlen(name) + 1) {
+    for (uint32_t i = 0; i < listing->count; i++, name += strlen(name) + 1) {
         struct fuse_entry_param entry;
-        struct slot *slot;
-        if (i < first || slot_known(fuse, list->slots[i], &slot) != 0) {
+        struct dataset_entry *dataset;
+        if (i < first || dataset_find(&fuse->datasets, listing->datasets[i], &dataset) != 0) {
             continue;
         }
-        fill_directory(fuse, slot, (struct node){DATASET_DEPTH, 0}, &entry);
-        off_t next = (off_t)list->number << LIST_SHIFT | (off_t)(i + 1);
-        size_t more = add_entry(request, reply + used, bytes - used, name, &entry, next, plus);
+        entry_set_directory(fuse, dataset, TOP, &entry);
+        off_t next = (off_t)listing->number << LISTING_SHIFT | (off_t)(i + 1);
+        size_t more = entry_append(request, reply + used, bytes - used, name, &entry, next, plus);
         if (more > bytes - used) {
             break;
         }
@@ -191,33 +177,36 @@ static size_t list_root(fuse_req_t request, const struct root_list *list, uint32
 void root_readdir(fuse_req_t request, size_t bytes, off_t position, bool plus)
 {
     struct dlfs_fuse *fuse = fuse_of(request);
-    struct question question = {.asked = {.kind = DLFS_FUSE_ASK_LIST}};
-    int error = position == 0 ? ask(fuse, &question) : 0;
+    struct upcall upcall = {.request = {.kind = DLFS_FUSE_UPCALL_LIST_ROOT}};
+    int error = position == 0 ? upcall_send(&fuse->upcalls, &upcall) : 0;
     char *reply = error == 0 ? malloc(bytes) : NULL;
     if (reply == NULL) {
         (void)fuse_reply_err(request, error != 0 ? error : ENOMEM);
         return;
     }
     size_t used = 0;
-    (void)pthread_mutex_lock(&fuse->lock);
-    uint32_t number = (uint32_t)(position >> LIST_SHIFT);
-    struct root_list *list = position == 0 ? newest(fuse) : fuse->lists[number % ROOT_LISTS];
-    if (list != NULL && position != 0 && list->number != number) {
-        list = newest(fuse); /* begun too long ago */
+    (void)pthread_mutex_lock(&fuse->listings_lock);
+    uint32_t number = (uint32_t)(position >> LISTING_SHIFT);
+    struct root_listing *listing = fuse->listings[number % ROOT_LISTINGS];
+    if (position == 0 || (listing != NULL && listing->number != number)) {
+        listing = newest(fuse); /* a new listing, or one whose beginning is no longer stored */
     }
-    if (list != NULL) {
-        used = list_root(request, list, (uint32_t)position, reply, bytes, plus);
+    if (listing != NULL) {
+        used = fill_reply(request, listing, (uint32_t)position, reply, bytes, plus);
     }
-    (void)pthread_mutex_unlock(&fuse->lock);
+    (void)pthread_mutex_unlock(&fuse->listings_lock);
     (void)fuse_reply_buf(request, reply, used);
     free(reply);
 }
 
+/* ---- space ----------------------------------------------------------------------------------- */
+
 void handle_statfs(fuse_req_t request, fuse_ino_t inode)
 {
     (void)inode;
-    struct question question = {.asked = {.kind = DLFS_FUSE_ASK_SPACE}};
-    int error = ask(fuse_of(request), &question);
+    struct dlfs_fuse *fuse = fuse_of(request);
+    struct upcall upcall = {.request = {.kind = DLFS_FUSE_UPCALL_STATFS}};
+    int error = upcall_send(&fuse->upcalls, &upcall);
     if (error != 0) {
         (void)fuse_reply_err(request, error);
         return;
@@ -225,10 +214,10 @@ void handle_statfs(fuse_req_t request, fuse_ino_t inode)
     struct statvfs space = {
         .f_bsize = BLOCK_BYTES,
         .f_frsize = BLOCK_BYTES,
-        .f_blocks = question.answer.capacity_bytes / BLOCK_BYTES,
-        .f_bfree = question.answer.free_bytes / BLOCK_BYTES,
-        .f_bavail = question.answer.free_bytes / BLOCK_BYTES,
-        .f_files = question.answer.sample_count,
+        .f_blocks = upcall.reply.capacity_bytes / BLOCK_BYTES,
+        .f_bfree = upcall.reply.free_bytes / BLOCK_BYTES,
+        .f_bavail = upcall.reply.free_bytes / BLOCK_BYTES,
+        .f_files = upcall.reply.sample_count,
         .f_namemax = DLFS_FUSE_NAME_BYTES_MAX,
     };
     (void)fuse_reply_statfs(request, &space);

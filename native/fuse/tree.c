@@ -1,27 +1,28 @@
 /*
- * Paths to nodes and back, by looking paths up and by bisecting the names.
+ * Converts paths to nodes and back, by looking paths up in the directory and by bisecting its
+ * names.
  *
- * What comes from media is believed only as far as it cannot hurt: a name is copied only when it
- * fits, and a listing that would not advance is an error.
+ * Bytes from media are not trusted: a name is copied only if it fits, and a listing that would not
+ * advance is an error.
  */
 #include "tree.h"
 
 #include <errno.h>
 #include <string.h>
 
-#define AFTER_SLASH '0' /* the byte behind '/': what ends the run of a directory */
+#define AFTER_SLASH '0' /* the byte after '/': prefix + this byte bounds a directory's range */
 #define NAME_BYTES_MAX 255u
 
-_Static_assert(AFTER_SLASH == '/' + 1, "runs of directories");
-_Static_assert(LIST_TEXT_BYTES >= DLFS_PATH_BYTES_MAX, "one name fits at least");
+_Static_assert(AFTER_SLASH == '/' + 1, "ranges of directories");
+_Static_assert(LIST_TEXT_BYTES >= DLFS_PATH_BYTES_MAX, "at least one name fits");
 
-/* A path under construction, with room for a slash. */
+/* A path that is being built, with room for a slash. */
 struct path {
     uint32_t bytes;
     uint8_t text[PATH_TEXT_BYTES];
 };
 
-/* The path of a sample. */
+/* Gets the path of a sample. */
 static int path_of(const dlfs_directory *directory, uint64_t index, struct path *path)
 {
     uint64_t offsets[2];
@@ -37,7 +38,7 @@ static int path_of(const dlfs_directory *directory, uint64_t index, struct path 
     return 0;
 }
 
-/* Cuts a path behind its count-th slash; false when it has fewer. */
+/* Cuts a path after its count-th slash. Returns false if it has fewer. */
 static bool path_cut(struct path *path, uint32_t count)
 {
     uint32_t at = 0;
@@ -57,8 +58,8 @@ static uint32_t path_slashes(const struct path *path)
     return count;
 }
 
-/* What the paths below a directory start with: nothing, or its path and a slash. */
-static int prefix_of(const dlfs_directory *directory, struct node node, struct path *path)
+/* Gets the prefix of all paths below a directory: nothing, or its path and a slash. */
+static int prefix_of(const dlfs_directory *directory, struct tree_node node, struct path *path)
 {
     path->bytes = 0;
     if (node.depth == FILE_DEPTH) {
@@ -74,7 +75,7 @@ static int prefix_of(const dlfs_directory *directory, struct node node, struct p
     return path_cut(path, node.depth - 1) ? 0 : -ESTALE;
 }
 
-/* Whether a sample's path starts with these bytes; or a code. */
+/* Returns 1 if a sample's path starts with these bytes, 0 if not, or an error code. */
 static int starts_with(const dlfs_directory *directory, uint64_t index, const struct path *start)
 {
     struct path path;
@@ -85,8 +86,8 @@ static int starts_with(const dlfs_directory *directory, uint64_t index, const st
     return path.bytes >= start->bytes && memcmp(path.text, start->text, start->bytes) == 0;
 }
 
-int tree_child(const dlfs_directory *directory, struct node parent, const char *name,
-               struct node *out)
+int tree_child(const dlfs_directory *directory, struct tree_node parent, const char *name,
+               struct tree_node *out)
 {
     struct path path;
     int code = prefix_of(directory, parent, &path);
@@ -106,7 +107,7 @@ int tree_child(const dlfs_directory *directory, struct node parent, const char *
         return code;
     }
     if (index != UINT64_MAX) {
-        *out = (struct node){FILE_DEPTH, index};
+        *out = (struct tree_node){FILE_DEPTH, index};
         return 0;
     }
     path.text[path.bytes++] = '/';
@@ -121,11 +122,11 @@ int tree_child(const dlfs_directory *directory, struct node parent, const char *
     if (code <= 0) {
         return code < 0 ? code : -ENOENT;
     }
-    *out = (struct node){parent.depth + 1, index};
+    *out = (struct tree_node){parent.depth + 1, index};
     return 0;
 }
 
-int tree_parent(const dlfs_directory *directory, struct node node, struct node *out)
+int tree_parent(const dlfs_directory *directory, struct tree_node node, struct tree_node *out)
 {
     struct path path;
     if (node.depth == DATASET_DEPTH) {
@@ -138,13 +139,13 @@ int tree_parent(const dlfs_directory *directory, struct node node, struct node *
     }
     uint32_t depth = node.depth != FILE_DEPTH ? node.depth - 1 : path_slashes(&path) + 1;
     if (depth == DATASET_DEPTH) {
-        *out = (struct node){DATASET_DEPTH, 0};
+        *out = (struct tree_node){DATASET_DEPTH, 0};
         return 0;
     }
     if (!path_cut(&path, depth - 1)) {
         return -ESTALE;
     }
-    struct node found = {depth, 0};
+    struct tree_node found = {depth, 0};
     code = dlfs_directory_lower_bound(directory, path.text, path.bytes, &found.index);
     if (code == 0) {
         *out = found;
@@ -154,7 +155,7 @@ int tree_parent(const dlfs_directory *directory, struct node node, struct node *
 
 /* ---- listings -------------------------------------------------------------------------------- */
 
-int listing_begin(const dlfs_directory *directory, struct node node, struct listing *listing)
+int listing_begin(const dlfs_directory *directory, struct tree_node node, struct listing *listing)
 {
     struct path path;
     int code = prefix_of(directory, node, &path);
@@ -164,7 +165,7 @@ int listing_begin(const dlfs_directory *directory, struct node node, struct list
     listing->directory = directory;
     listing->node = node;
     listing->first = listing->count = 0;
-    listing->ahead = LIST_FEW;
+    listing->decode_max = LIST_FEW;
     listing->prefix_bytes = path.bytes;
     memcpy(listing->prefix, path.text, path.bytes);
     listing->end = dlfs_directory_count(directory);
@@ -175,22 +176,22 @@ int listing_begin(const dlfs_directory *directory, struct node node, struct list
     return dlfs_directory_lower_bound(directory, path.text, path.bytes, &listing->end);
 }
 
-/* Has the name of a sample among those that are decoded. */
-static int bring(struct listing *listing, uint64_t index)
+/* Makes sure that the name of a sample is in the decoded window. */
+static int decode_name(struct listing *listing, uint64_t index)
 {
     uint64_t at = index - listing->first;
     if (index >= listing->first && at < listing->count) {
         return 0;
     }
-    /* Where the names end: files in a row. Elsewhere: a directory was passed over. */
+    /* The window is left at its end after files only; a jump past it skipped a directory. */
     bool follows = listing->count > 0 && at == listing->count;
-    listing->ahead = follows ? listing->ahead * 2 : LIST_FEW;
-    if (listing->ahead > LIST_MANY) {
-        listing->ahead = LIST_MANY;
+    listing->decode_max = follows ? listing->decode_max * 2 : LIST_FEW;
+    if (listing->decode_max > LIST_MANY) {
+        listing->decode_max = LIST_MANY;
     }
     uint64_t left = listing->end - index;
     int64_t fitted = dlfs_directory_names(listing->directory, index,
-                                          left < listing->ahead ? left : listing->ahead,
+                                          left < listing->decode_max ? left : listing->decode_max,
                                           listing->text, LIST_TEXT_BYTES, listing->offsets);
     if (fitted <= 0) {
         return fitted < 0 ? (int)fitted : DLFS_E_FORMAT;
@@ -208,8 +209,8 @@ static bool is_file_name(const uint8_t *name, uint64_t bytes)
     return !(name[0] == '.' && (bytes == 1 || (bytes == 2 && name[1] == '.')));
 }
 
-/* The index behind a directory that is a child of the one listed. */
-static int behind_directory(struct listing *listing, const struct child *child, uint64_t *next)
+/* Gets the index after the last sample of a child directory. */
+static int end_of_directory(struct listing *listing, const struct child *child, uint64_t *next)
 {
     struct path path = {.bytes = listing->prefix_bytes};
     size_t bytes = strlen(child->name);
@@ -233,7 +234,7 @@ int listing_child(struct listing *listing, uint64_t position, struct child *chil
     if (index >= listing->end) {
         return 0;
     }
-    int code = bring(listing, index);
+    int code = decode_name(listing, index);
     if (code < 0) {
         return code;
     }
@@ -254,7 +255,7 @@ int listing_child(struct listing *listing, uint64_t position, struct child *chil
     memcpy(child->name, name, name_bytes);
     child->name[name_bytes] = '\0';
     child->next = index + 1;
-    child->node = (struct node){FILE_DEPTH, index};
+    child->node = (struct tree_node){FILE_DEPTH, index};
     if (slash == NULL) {
         return 1;
     }
@@ -262,6 +263,6 @@ int listing_child(struct listing *listing, uint64_t position, struct child *chil
         return DLFS_E_FORMAT;
     }
     child->node.depth = listing->node.depth + 1;
-    code = behind_directory(listing, child, &child->next);
+    code = end_of_directory(listing, child, &child->next);
     return code < 0 ? code : 1;
 }

@@ -1,10 +1,10 @@
 /*
- * One dataset's sample directory as a tree of files and directories, and its inode numbers.
+ * One dataset's sample directory as a tree of files and directories.
  *
- * Directories are stored nowhere: the paths are in byte order, so a directory is a run of indices
- * and is known by its depth and the first sample below it. dlfs/mount/tree.py says the same in
- * Python, and dlfs/staging/inode_numbers.py has the numbers. A tree never changes: any threads may
- * use it at once.
+ * Directories are not stored. The paths are in byte order, so a directory is a range of indices;
+ * its depth and the first sample below it identify it. dlfs/mount/tree.py is the same in Python.
+ *
+ * Threads: any at once; a tree never changes.
  */
 #ifndef DLFS_FUSE_TREE_H
 #define DLFS_FUSE_TREE_H
@@ -14,80 +14,53 @@
 
 #include "dlfs/dlfs.h"
 
-#define ROOT_INODE 1u
-#define INDEX_BITS 36u
-#define DEPTH_BITS 12u
-#define INDEX_MAX ((UINT64_C(1) << INDEX_BITS) - 1)
-#define DEPTH_MAX ((1u << DEPTH_BITS) - 1)
-#define FILE_DEPTH 0u
-#define DATASET_DEPTH 1u
-#define PATH_TEXT_BYTES (DLFS_PATH_BYTES_MAX + 1u) /* of one path and a slash */
+#include "inode.h"
 
-/* A file (depth 0) or a directory: its depth, and the first sample below it. */
-struct node {
-    uint32_t depth;
-    uint64_t index;
-};
+#define PATH_TEXT_BYTES (DLFS_PATH_BYTES_MAX + 1u) /* one path and a slash */
 
-/* What an inode number says. */
-struct place {
-    uint32_t slot;
-    struct node node;
-};
-
-static inline uint64_t place_pack(uint32_t slot, struct node node)
-{
-    return (uint64_t)slot << (INDEX_BITS + DEPTH_BITS) | (uint64_t)node.depth << INDEX_BITS |
-           node.index;
-}
-
-static inline struct place place_unpack(uint64_t inode)
-{
-    struct node node = {(uint32_t)(inode >> INDEX_BITS) & DEPTH_MAX, inode & INDEX_MAX};
-    return (struct place){(uint32_t)(inode >> (INDEX_BITS + DEPTH_BITS)), node};
-}
-
-/* ---- what leads where ------------------------------------------------------------------------ */
+/* ---- names ----------------------------------------------------------------------------------- */
 
 /*
- * Finds an entry of a directory. Errors: -ENOENT; -ESTALE, there is no such directory (a number of
- * another mount); DLFS_E_FORMAT.
+ * Finds an entry of a directory. Errors: -ENOENT; -ENOTDIR; -ESTALE, the directory does not exist
+ * (its number comes from another mount); DLFS_E_FORMAT.
  */
-int tree_child(const dlfs_directory *directory, struct node parent, const char *name,
-               struct node *out);
-/* The directory that holds a node; the top is its own. Errors as of tree_child. */
-int tree_parent(const dlfs_directory *directory, struct node node, struct node *out);
+int tree_child(const dlfs_directory *directory, struct tree_node parent, const char *name,
+               struct tree_node *out);
+/* Finds the directory that contains a node. The top directory contains itself. Errors as
+ * tree_child. */
+int tree_parent(const dlfs_directory *directory, struct tree_node node, struct tree_node *out);
 
 /* ---- listings -------------------------------------------------------------------------------- */
 
-#define LIST_FEW 32u   /* names decoded at a time where directories come one after the other */
-#define LIST_MANY 256u /* ... and where files do */
+#define LIST_FEW 32u   /* names decoded at a time in a range of directories */
+#define LIST_MANY 256u /* names decoded at a time in a range of files */
 #define LIST_TEXT_BYTES (16u << 10)
 
-/* A directory being listed: what its paths start with, and names decoded ahead. */
+/* A directory that is being listed, with a window of decoded names. */
 struct listing {
     const dlfs_directory *directory;
-    struct node node;
-    uint64_t end;   /* the index behind its last sample */
-    uint64_t first; /* of the names decoded */
-    uint64_t count; /* of them */
-    uint32_t ahead; /* how many to decode next */
+    struct tree_node node;
+    uint64_t end;        /* index after the directory's last sample */
+    uint64_t first;      /* index of the first decoded name */
+    uint64_t count;      /* decoded names */
+    uint32_t decode_max; /* names to decode next */
     uint32_t prefix_bytes;
-    uint8_t prefix[PATH_TEXT_BYTES + 1];
+    uint8_t prefix[PATH_TEXT_BYTES + 1]; /* common prefix of all paths in the directory */
     uint8_t text[LIST_TEXT_BYTES];
     uint64_t offsets[LIST_MANY + 1];
 };
 
 struct child {
-    struct node node;
-    uint64_t next; /* where the next child is: the position to go on from */
+    struct tree_node node;
+    uint64_t next; /* position of the next child */
     char name[256];
 };
 
-int listing_begin(const dlfs_directory *directory, struct node node, struct listing *listing);
+/* Starts to list a directory. Errors as tree_child. */
+int listing_begin(const dlfs_directory *directory, struct tree_node node, struct listing *listing);
 /*
- * The child at a position (0, or a child's next): 1, 0 at the end, or DLFS_E_FORMAT where names are
- * such as no file system can show, or would not advance.
+ * Gets the child at a position (0, or the `next` of a child). Returns 1, or 0 at the end.
+ * DLFS_E_FORMAT: a name that no file system can show, or names that are out of order.
  */
 int listing_child(struct listing *listing, uint64_t position, struct child *child);
 

@@ -79,7 +79,7 @@ def test_what_is_known_needs_no_server(native_mount: Mount) -> None:
 
 
 def test_kernels_that_open_files(plain_volume: Prepared, tmp_path: Path) -> None:
-    options = {"fuse": "native", "handles": True}
+    options = {"fuse": "native", "open_requests": True}
     with mounted(plain_volume.volume, tmp_path / "mnt", tmp_path / "log", **options) as mount:
         for path, data in plain_volume.files.items():
             assert (mount / "train" / os.fsdecode(path)).read_bytes() == data

@@ -91,7 +91,7 @@ def mount(
     """Mount a volume: every program reads DIR/DATASET/PATH."""
     check_installed()
     from dlfs.mount.background import mount_volume
-    from dlfs.mount.server import HELD_BYTES, MountOptions, choose_server, serve
+    from dlfs.mount.server import CACHE_BYTES, MountOptions, choose_server, serve
 
     held = parse_size(memory)
     defaults = MountOptions()
@@ -100,7 +100,7 @@ def mount(
         gid=defaults.gid if gid is None else gid,
         file_mode=_parse_mode(mode),
         allow_other=allow_other,
-        held_bytes=HELD_BYTES if held is None else held,
+        cache_bytes=CACHE_BYTES if held is None else held,
         incoming=None if incoming is None else os.path.abspath(incoming),
         fuse=fuse,
         busy_poll_us=busy_poll,

@@ -1,8 +1,8 @@
 /*
- * A native mount for real: threads read all files of a dataset on a device that fails now and then,
- * while its owner answers questions; the mount ends by itself, and while it is in use.
+ * Tests a real native mount: threads read all files of a dataset on a device that fails now and
+ * then, while the owner replies to upcalls; the mount ends when it is idle and when it is in use.
  *
- * Exits with 77, which means skipped, where nothing can be mounted.
+ * Exits with 77 (skipped) on a machine that cannot mount.
  */
 #include <dlfs/dlfs.h>
 
@@ -21,8 +21,8 @@
 
 #define SKIPPED 77
 #define THREADS 4u
-#define SLOT 3u
-#define ALONE 50u
+#define DATASET 3u
+#define SINGLE_READS 50u
 #define BUSY_POLL_US 200u
 
 struct mount {
@@ -45,21 +45,22 @@ static void *run(void *argument)
 static void *own(void *argument)
 {
     struct mount *mount = argument;
-    dlfs_fuse_question question;
+    dlfs_fuse_upcall upcall;
     int code;
-    while ((code = dlfs_fuse_wait(mount->fuse, 100, &question)) >= 0) {
-        dlfs_fuse_answer answer = {.ticket = question.ticket, .slot = SLOT};
+    while ((code = dlfs_fuse_next_upcall(mount->fuse, 100, &upcall)) >= 0) {
+        dlfs_fuse_reply reply = {.id = upcall.id, .dataset = DATASET};
         if (code == 0) {
             continue;
         }
-        if (question.kind == DLFS_FUSE_ASK_CHILD && strcmp((char *)question.name, "data") != 0) {
-            answer.error = ENOENT;
-        } else if (question.kind == DLFS_FUSE_ASK_OPEN) {
-            CHECK_EQ(dlfs_fuse_open(mount->fuse, SLOT, mount->directory, mount->reader), 0);
-        } else if (question.kind == DLFS_FUSE_ASK_ERROR) {
-            answer.error = EIO;
+        if (upcall.kind == DLFS_FUSE_UPCALL_LOOKUP && strcmp((char *)upcall.name, "data") != 0) {
+            reply.error = ENOENT;
+        } else if (upcall.kind == DLFS_FUSE_UPCALL_OPEN_DATASET) {
+            CHECK_EQ(dlfs_fuse_open_dataset(mount->fuse, DATASET, mount->directory, mount->reader),
+                     0);
+        } else if (upcall.kind == DLFS_FUSE_UPCALL_REPORT_FAILURE) {
+            reply.error = EIO;
         }
-        (void)dlfs_fuse_answer_question(mount->fuse, &answer);
+        (void)dlfs_fuse_reply_upcall(mount->fuse, &reply);
     }
     CHECK_EQ(code, -ESHUTDOWN);
     return NULL;
@@ -68,12 +69,12 @@ static void *own(void *argument)
 static bool mount_begin(struct mount *mount, const struct dataset *dataset, uint32_t flags,
                         uint32_t busy_poll_us)
 {
-    const dlfs_fuse_slot slot = {.number = SLOT, .version = 9, .modified_ns = 1000};
-    const uint32_t slots[] = {SLOT};
+    const dlfs_fuse_dataset info = {.number = DATASET, .version = 9, .modified_ns = 1000};
+    const uint32_t numbers[] = {DATASET};
     const dlfs_fuse_config config = {
         .mountpoint = mount->path,
         .options = "ro,fsname=dlfs,subtype=dlfs",
-        .held_bytes = 1 << 16,
+        .cache_bytes = 1 << 16,
         .uid = getuid(),
         .gid = getgid(),
         .file_mode = 0444,
@@ -88,9 +89,10 @@ static bool mount_begin(struct mount *mount, const struct dataset *dataset, uint
     if (dlfs_fuse_mount(&config, &mount->fuse) < 0) {
         return false;
     }
-    CHECK_EQ(dlfs_fuse_define(mount->fuse, &slot), 0);
-    CHECK_EQ(dlfs_fuse_list(mount->fuse, (const uint8_t *)"data", 5, slots, 1), 0);
-    CHECK_EQ(dlfs_fuse_list(mount->fuse, (const uint8_t *)"data", 4, slots, 1), -EINVAL);
+    CHECK_EQ(dlfs_fuse_add_dataset(mount->fuse, &info), 0);
+    CHECK_EQ(dlfs_fuse_set_root_listing(mount->fuse, (const uint8_t *)"data", 5, numbers, 1), 0);
+    CHECK_EQ(dlfs_fuse_set_root_listing(mount->fuse, (const uint8_t *)"data", 4, numbers, 1),
+             -EINVAL);
     CHECK_EQ(pthread_create(&mount->runner, NULL, run, mount), 0);
     CHECK_EQ(pthread_create(&mount->owner, NULL, own, mount), 0);
     return true;
@@ -101,12 +103,12 @@ static void mount_end(struct mount *mount)
     dlfs_fuse_stop(mount->fuse);
     CHECK_EQ(pthread_join(mount->runner, NULL), 0);
     CHECK_EQ(pthread_join(mount->owner, NULL), 0);
-    CHECK_EQ(dlfs_fuse_withdraw(mount->fuse, SLOT), 0);
+    CHECK_EQ(dlfs_fuse_withdraw_dataset(mount->fuse, DATASET), 0);
     dlfs_fuse_destroy(mount->fuse);
     CHECK_EQ(dlfs_reader_destroy(mount->reader), 0);
 }
 
-/* Reads a file in parts of some size; false when the mount has ended. */
+/* Reads a file in parts of a given size. Returns false if the mount has ended. */
 static bool read_file(const struct mount *mount, uint64_t index, size_t part)
 {
     static _Thread_local uint8_t data[1 << 17];
@@ -192,15 +194,15 @@ static void check_names(const struct mount *mount)
     CHECK(stat(path, &status) < 0 && errno == ENOENT);
 }
 
-/* A file that is looked up, and not read, is read ahead: the server does so after its answer. */
-static void check_ahead(const struct mount *mount)
+/* A file that is looked up and not read is read ahead, after the answer to the look-up. */
+static void check_readahead(const struct mount *mount)
 {
     char path[96];
     struct stat status;
     dlfs_fuse_stats stats = {0};
     (void)snprintf(path, sizeof path, "%s/data/%06u", mount->path, COUNT - 1);
     CHECK_EQ(stat(path, &status), 0);
-    while (stats.ahead == 0) {
+    while (stats.readahead_samples == 0) {
         dlfs_fuse_get_stats(mount->fuse, &stats);
         sched_yield();
     }
@@ -212,24 +214,23 @@ static void test_reading(struct mount *mount, const struct dataset *dataset, uin
     struct reading readings[THREADS];
     dlfs_fuse_stats stats;
     CHECK(mount_begin(mount, dataset, flags, busy_poll_us));
-    check_ahead(mount);
+    check_readahead(mount);
     check_names(mount);
-    for (uint64_t i = 0; i < ALONE; i++) { /* as one program */
+    for (uint64_t i = 0; i < SINGLE_READS; i++) { /* as a single program */
         CHECK(read_file(mount, i * 7, 1 << 16));
     }
     begin_reading(mount, readings);
     end_reading(readings);
     dlfs_fuse_get_stats(mount->fuse, &stats);
-    CHECK(stats.reads > 0 && stats.ahead_used <= stats.ahead);
-    if (flags ==
-        0) { /* one for files, one for directories: the kernel was told that there is none */
+    CHECK(stats.reads > 0 && stats.readahead_hits <= stats.readahead_samples);
+    if (flags == 0) { /* the first OPEN and OPENDIR of each thread are refused with ENOSYS */
         CHECK(stats.opens <= 2 * THREADS);
     } else {
         CHECK(stats.opens >= COUNT);
     }
-    dlfs_fuse_expire(mount->fuse, 0);
+    dlfs_fuse_expire_cache(mount->fuse, 0);
     dlfs_fuse_get_stats(mount->fuse, &stats);
-    CHECK_EQ(stats.held_bytes, 0);
+    CHECK_EQ(stats.cached_bytes, 0);
     mount_end(mount);
 }
 
@@ -245,14 +246,14 @@ static void test_ending_while_in_use(struct mount *mount, const struct dataset *
     end_reading(readings);
 }
 
-/* One program: the thread that listens may be awake for the device, or for the next request. */
+/* With one program, the sole receiver may busy-poll for the device or for the next request. */
 static void test_ending_while_one_reads(struct mount *mount, const struct dataset *dataset)
 {
     struct reading reading = {.mount = mount, .step = 7};
     CHECK(mount_begin(mount, dataset, 0, BUSY_POLL_US));
     CHECK_EQ(pthread_create(&reading.thread, NULL, read_files, &reading), 0);
     dlfs_fuse_stats stats = {0};
-    while (stats.reads < ALONE) {
+    while (stats.reads < SINGLE_READS) {
         dlfs_fuse_get_stats(mount->fuse, &stats);
     }
     atomic_store(&mount->ending, true);
@@ -276,7 +277,7 @@ int main(void)
     if (able) {
         mount_end(&mount);
         test_reading(&mount, &dataset, 0, 0);
-        test_reading(&mount, &dataset, DLFS_FUSE_HANDLES, 0);
+        test_reading(&mount, &dataset, DLFS_FUSE_OPEN_REQUESTS, 0);
         test_ending_while_in_use(&mount, &dataset, 0);
         test_reading(&mount, &dataset, 0, BUSY_POLL_US);
         test_ending_while_in_use(&mount, &dataset, BUSY_POLL_US);

@@ -1,7 +1,4 @@
-/*
- * The tree of a native mount: look-ups, parents and listings of a small directory, and the numbers
- * of another mount.
- */
+/* Tests the tree of a native mount: look-ups, parents, listings, and numbers of another mount. */
 #include <dlfs/dlfs.h>
 #include <dlfs/import.h>
 
@@ -53,16 +50,17 @@ static void fixture_destroy(struct fixture *fixture)
     dlfs_memory_unmap(fixture->names, fixture->names_bytes);
 }
 
-static const struct node TOP = {DATASET_DEPTH, 0};
+static const struct tree_node TOP = {DATASET_DEPTH, 0};
 
-static struct node child_of(const struct fixture *fixture, struct node parent, const char *name)
+static struct tree_node child_of(const struct fixture *fixture, struct tree_node parent,
+                                 const char *name)
 {
-    struct node node = {0};
+    struct tree_node node = {0};
     CHECK_EQ(tree_child(fixture->directory, parent, name, &node), 0);
     return node;
 }
 
-static void check_node(struct node node, uint32_t depth, uint64_t index)
+static void check_node(struct tree_node node, uint32_t depth, uint64_t index)
 {
     CHECK_EQ(node.depth, depth);
     CHECK_EQ(node.index, index);
@@ -70,37 +68,38 @@ static void check_node(struct node node, uint32_t depth, uint64_t index)
 
 static void test_numbers_are_reversible(void)
 {
-    struct node node = {DEPTH_MAX, INDEX_MAX};
-    struct place place = place_unpack(place_pack(65535, node));
-    CHECK_EQ(place.slot, 65535);
-    check_node(place.node, DEPTH_MAX, INDEX_MAX);
-    CHECK_EQ(place_unpack(ROOT_INODE).slot, 0);
+    struct tree_node node = {DEPTH_MAX, INDEX_MAX};
+    struct inode inode = inode_unpack(inode_pack(65535, node));
+    CHECK_EQ(inode.dataset, 65535);
+    check_node(inode.node, DEPTH_MAX, INDEX_MAX);
+    CHECK_EQ(inode_unpack(ROOT_INODE).dataset, 0);
 }
 
 static void test_children_are_found(const struct fixture *fixture)
 {
-    struct node b = child_of(fixture, TOP, "b");
-    struct node d = child_of(fixture, b, "d");
+    struct tree_node b = child_of(fixture, TOP, "b");
+    struct tree_node d = child_of(fixture, b, "d");
     check_node(child_of(fixture, TOP, "a"), FILE_DEPTH, 0);
     check_node(child_of(fixture, TOP, "b-x"), FILE_DEPTH, 1);
     check_node(b, 2, 2);
     check_node(d, 3, 3);
     check_node(child_of(fixture, d, "f"), FILE_DEPTH, 4);
-    struct node node;
+    struct tree_node node;
     static const char *const absent[] = {"", "aa", "b-", "c", "y", "zz"};
     for (uint32_t i = 0; i < sizeof absent / sizeof *absent; i++) {
         CHECK_EQ(tree_child(fixture->directory, TOP, absent[i], &node), -ENOENT);
     }
     CHECK_EQ(tree_child(fixture->directory, d, "c", &node), -ENOENT);
-    CHECK_EQ(tree_child(fixture->directory, (struct node){FILE_DEPTH, 0}, "x", &node), -ENOTDIR);
-    CHECK_EQ(tree_child(fixture->directory, (struct node){2, 99}, "x", &node), -ESTALE);
-    CHECK_EQ(tree_child(fixture->directory, (struct node){3, 0}, "x", &node), -ESTALE);
+    CHECK_EQ(tree_child(fixture->directory, (struct tree_node){FILE_DEPTH, 0}, "x", &node),
+             -ENOTDIR);
+    CHECK_EQ(tree_child(fixture->directory, (struct tree_node){2, 99}, "x", &node), -ESTALE);
+    CHECK_EQ(tree_child(fixture->directory, (struct tree_node){3, 0}, "x", &node), -ESTALE);
 }
 
 static void test_parents_are_found(const struct fixture *fixture)
 {
-    struct node node;
-    CHECK_EQ(tree_parent(fixture->directory, (struct node){FILE_DEPTH, 4}, &node), 0);
+    struct tree_node node;
+    CHECK_EQ(tree_parent(fixture->directory, (struct tree_node){FILE_DEPTH, 4}, &node), 0);
     check_node(node, 3, 3);
     CHECK_EQ(tree_parent(fixture->directory, node, &node), 0);
     check_node(node, 2, 2);
@@ -108,29 +107,29 @@ static void test_parents_are_found(const struct fixture *fixture)
     check_node(node, DATASET_DEPTH, 0);
     CHECK_EQ(tree_parent(fixture->directory, node, &node), 0);
     check_node(node, DATASET_DEPTH, 0);
-    CHECK_EQ(tree_parent(fixture->directory, (struct node){FILE_DEPTH, 99}, &node), -ESTALE);
+    CHECK_EQ(tree_parent(fixture->directory, (struct tree_node){FILE_DEPTH, 99}, &node), -ESTALE);
 }
 
-/* Lists from a position on, and compares with names that are joined by spaces. */
-static void check_listing(const struct fixture *fixture, struct node node, uint64_t position,
+/* Lists from a position on and compares the names, joined by spaces. */
+static void check_listing(const struct fixture *fixture, struct tree_node node, uint64_t position,
                           const char *expected)
 {
     static struct listing listing;
-    char said[256] = "";
+    char listed[256] = "";
     struct child child;
     CHECK_EQ(listing_begin(fixture->directory, node, &listing), 0);
     while (listing_child(&listing, position, &child) > 0) {
-        strncat(said, child.name, sizeof said - strlen(said) - 1);
-        strncat(said, " ", sizeof said - strlen(said) - 1);
+        strncat(listed, child.name, sizeof listed - strlen(listed) - 1);
+        strncat(listed, " ", sizeof listed - strlen(listed) - 1);
         CHECK(child.next > position);
         position = child.next;
     }
-    CHECK(strcmp(said, expected) == 0);
+    CHECK(strcmp(listed, expected) == 0);
 }
 
 static void test_listings(const struct fixture *fixture)
 {
-    struct node b = child_of(fixture, TOP, "b");
+    struct tree_node b = child_of(fixture, TOP, "b");
     check_listing(fixture, TOP, 0, "a b-x b x ");
     check_listing(fixture, TOP, 1, "b-x b x ");
     check_listing(fixture, TOP, 6, "x ");
@@ -139,17 +138,18 @@ static void test_listings(const struct fixture *fixture)
     check_listing(fixture, b, 3, "d g ");
     check_listing(fixture, child_of(fixture, b, "d"), 0, "e f ");
     static struct listing listing;
-    CHECK_EQ(listing_begin(fixture->directory, (struct node){FILE_DEPTH, 0}, &listing), -ENOTDIR);
-    CHECK_EQ(listing_begin(fixture->directory, (struct node){2, 50}, &listing), -ESTALE);
+    CHECK_EQ(listing_begin(fixture->directory, (struct tree_node){FILE_DEPTH, 0}, &listing),
+             -ENOTDIR);
+    CHECK_EQ(listing_begin(fixture->directory, (struct tree_node){2, 50}, &listing), -ESTALE);
 }
 
-/* A number that names no beginning of a directory: an error, or some of it; nothing outside. */
+/* An index that is not the first of a directory: an error or a part of it, never names outside. */
 static void test_invented_numbers(const struct fixture *fixture)
 {
     static struct listing listing;
     for (uint32_t depth = 1; depth < 6; depth++) {
         for (uint64_t index = 0; index < PATH_COUNT + 2; index++) {
-            struct node node = {depth, index};
+            struct tree_node node = {depth, index};
             struct child child;
             uint64_t position = 0;
             if (listing_begin(fixture->directory, node, &listing) < 0) {

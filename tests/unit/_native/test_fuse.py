@@ -40,8 +40,9 @@ def test_structures_and_constants_are_those_of_c(tmp_path: Path) -> None:
     declared = set(re.findall(r"typedef struct (dlfs_\w+) \{", CODE))
     assert declared == set(fuse.STRUCTURES)
     expected, body = layout(fuse.STRUCTURES)
-    for name in ("VERSION", "SLOT_MAX", "NAME_BYTES_MAX", "HANDLES", "ASK_CHILD", "ASK_ROOT",
-                 "ASK_LIST", "ASK_SPACE", "ASK_OPEN", "ASK_ERROR"):  # fmt: skip
+    for name in ("VERSION", "DATASET_MAX", "NAME_BYTES_MAX", "OPEN_REQUESTS", "UPCALL_LOOKUP",
+                 "UPCALL_ROOT_TIME", "UPCALL_LIST_ROOT", "UPCALL_STATFS", "UPCALL_OPEN_DATASET",
+                 "UPCALL_REPORT_FAILURE"):  # fmt: skip
         expected.append(f"{name} {getattr(fuse, name)}")
         body.append(f'printf("{name} %lld\\n", (long long)DLFS_FUSE_{name});')
     assert run_c("\n".join(body), tmp_path, "dlfs_fuse.h") == [*expected, ""]

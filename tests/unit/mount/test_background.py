@@ -8,19 +8,19 @@ import pytest
 pytest.importorskip("pyfuse3")
 
 from dlfs.errors import NativeError, UsageError
-from dlfs.mount.background import ServerOrder, absolute_uri, mount_volume
+from dlfs.mount.background import MountRequest, absolute_uri, mount_volume
 from dlfs.mount.server import MountOptions
 
 
-def test_orders_survive_the_way_to_the_server() -> None:
-    options = MountOptions(uid=1, gid=2, file_mode=0o440, allow_other=True, held_bytes=5)
+def test_requests_survive_serialisation() -> None:
+    options = MountOptions(uid=1, gid=2, file_mode=0o440, allow_other=True, cache_bytes=5)
     for log in (None, "/var/log/dlfs"):
-        order = ServerOrder("/data/odd\udcff name", "/mnt/x\n", options, log)
-        assert ServerOrder.from_json(order.to_json()) == order
+        request = MountRequest("/data/odd\udcff name", "/mnt/x\n", options, log)
+        assert MountRequest.from_json(request.to_json()) == request
 
 
 def test_options_are_checked() -> None:
-    for wrong in ({"file_mode": 0o644}, {"file_mode": 0o4555}, {"uid": -1}, {"held_bytes": -1}):
+    for wrong in ({"file_mode": 0o644}, {"file_mode": 0o4555}, {"uid": -1}, {"cache_bytes": -1}):
         with pytest.raises(UsageError):
             MountOptions(**wrong)  # type: ignore[arg-type]
     for wrong_us in (-1, 10_001):
@@ -30,7 +30,7 @@ def test_options_are_checked() -> None:
     assert (options.uid, options.gid, options.file_mode) == (os.getuid(), os.getgid(), 0o444)
 
 
-def test_a_server_that_ends_before_it_reads_its_order_is_reported(
+def test_a_server_that_ends_before_it_reads_its_request_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     python = tmp_path / "python"

@@ -1,4 +1,4 @@
-"""The native mount without a kernel: what it answers when something is wrong with the answer."""
+"""The native server without a kernel: replies when a handler fails."""
 
 from __future__ import annotations
 
@@ -14,46 +14,46 @@ import trio
 
 from dlfs._native import fuse as native
 from dlfs.errors import ChecksumError
-from dlfs.mount import native_server as native_mount
+from dlfs.mount import native_server
 from dlfs.mount.native_server import NativeMount, widen_read_ahead
 
 
-class Answers:
-    """Takes what the kernel would be told."""
+class Replies:
+    """Records the replies to upcalls."""
 
     def __init__(self) -> None:
         self.given: list[tuple[int, dict[str, Any]]] = []
 
-    def answer(self, ticket: int, **fields: Any) -> None:
-        self.given.append((ticket, fields))
+    def reply(self, upcall_id: int, **fields: Any) -> None:
+        self.given.append((upcall_id, fields))
 
 
 @pytest.mark.parametrize(
-    ("error", "number", "told"),
+    ("error", "number", "logged"),
     [
-        (KeyError("no such slot"), errno.EIO, "KeyError: 'no such slot'"),
+        (KeyError("no such dataset"), errno.EIO, "KeyError: 'no such dataset'"),
         (RuntimeError("a defect"), errno.EIO, "RuntimeError: a defect"),
         (ChecksumError("read sample 1: wrong"), errno.EIO, "read sample 1: wrong"),
         (MemoryError(), errno.ENOMEM, "ENOMEM"),
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_every_question_is_answered(
-    error: Exception, number: int, told: str, caplog: pytest.LogCaptureFixture
+def test_every_upcall_gets_a_reply(
+    error: Exception, number: int, logged: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def fail(_question: native.FuseQuestion) -> dict[str, Any]:
+    async def fail(_upcall: native.Upcall) -> dict[str, Any]:
         raise error
 
     mount = NativeMount.__new__(NativeMount)
-    answers = Answers()
+    replies = Replies()
     mount._path = "/mnt"
-    mount._fuse = answers  # type: ignore[assignment]
-    mount._answers = {native.ASK_LIST: fail}
-    question: Any = SimpleNamespace(kind=native.ASK_LIST, ticket=7)
+    mount._fuse = replies  # type: ignore[assignment]
+    mount._handlers = {native.UPCALL_LIST_ROOT: fail}
+    upcall: Any = SimpleNamespace(kind=native.UPCALL_LIST_ROOT, id=7)
     with caplog.at_level(logging.ERROR):
-        trio.run(mount._answer, question)
-    assert answers.given == [(7, {"error": number})]
-    assert told in caplog.text
+        trio.run(mount._answer, upcall)
+    assert replies.given == [(7, {"error": number})]
+    assert logged in caplog.text
 
 
 def test_only_the_mount_itself_reads_ahead_further(
@@ -64,7 +64,7 @@ def test_only_the_mount_itself_reads_ahead_further(
     knob = tmp_path / device / "read_ahead_kb"
     knob.parent.mkdir()
     knob.write_text("128")
-    monkeypatch.setattr(native_mount, "DEVICES", tmp_path)
+    monkeypatch.setattr(native_server, "DEVICES", tmp_path)
     for path, of in ((tmp_path, "0:4095"), (tmp_path, None), (tmp_path / "gone", device)):
         widen_read_ahead(str(path), of)
         assert knob.read_text() == "128"

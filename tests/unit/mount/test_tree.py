@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dlfs.directory import DirectoryBuilder, FrozenDirectory, Location
 from dlfs.errors import FormatError, NotFoundError, StaleError
 from dlfs.mount import tree as module
-from dlfs.mount.tree import DatasetTree, Listing, Node
+from dlfs.mount.tree import DatasetTree, Listing, TreeNode
 from dlfs.staging.inode_numbers import FILE_DEPTH
 
 Model = dict[bytes, "Model | None"]
@@ -60,7 +60,7 @@ def names_in(listing: Listing) -> list[bytes]:
     return names
 
 
-def check(tree: DatasetTree, node: Node, model: Model, seen: dict[Node, bytes]) -> None:
+def check(tree: DatasetTree, node: TreeNode, model: Model, seen: dict[TreeNode, bytes]) -> None:
     assert sorted(names_in(tree.listing(node))) == sorted(model)
     assert len(names_in(tree.listing(node))) == len(model)
     for name, below in model.items():
@@ -94,7 +94,7 @@ def test_listing_resumes_anywhere() -> None:
     paths = [b"%04d" % i for i in range(3000)] + [
         b"d%d/x/%d" % (i, j) for i in range(5) for j in range(9)
     ]
-    listing = DatasetTree(frozen(paths), label="a trial").listing(Node(1, 0))
+    listing = DatasetTree(frozen(paths), label="a trial").listing(TreeNode(1, 0))
     names = names_in(listing)
     assert names == sorted([*paths[:3000], *(b"d%d" % i for i in range(5))])
     for position in (2999, 0, 17, 3000, 1500):
@@ -114,7 +114,7 @@ def test_prefixes_are_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_numbers_from_elsewhere_are_stale() -> None:
     tree = DatasetTree(frozen([b"a/b"]), label="a trial")
-    for node in (Node(2, 1), Node(3, 0), Node(4000, 0)):
+    for node in (TreeNode(2, 1), TreeNode(3, 0), TreeNode(4000, 0)):
         with pytest.raises(StaleError):
             tree.prefix(node)
     with pytest.raises(StaleError):
@@ -150,7 +150,7 @@ class Malformed(FrozenDirectory):
 
 @pytest.mark.parametrize("name", [b"", b".", b"..", b"x" * 256, b"a\0b", b"/a", b"../a", b"a/b"])
 def test_malformed_names_are_refused(name: bytes) -> None:
-    listing = DatasetTree(Malformed([name, b"z"], 0), label="a trial").listing(Node(1, 0))
+    listing = DatasetTree(Malformed([name, b"z"], 0), label="a trial").listing(TreeNode(1, 0))
     with pytest.raises(FormatError):
         listing.child(0)
 
@@ -158,4 +158,4 @@ def test_malformed_names_are_refused(name: bytes) -> None:
 def test_names_outside_their_directory_are_refused() -> None:
     tree = DatasetTree(Malformed([b"a/b", b"c"], 2), label="a trial")
     with pytest.raises(FormatError, match="out of order"):
-        tree.listing(Node(2, 0)).child(1)
+        tree.listing(TreeNode(2, 0)).child(1)

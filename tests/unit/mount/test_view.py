@@ -14,7 +14,7 @@ import dlfs
 from dlfs.errors import LimitError, NotFoundError, StaleError
 from dlfs.format.location import pack_locations, unpack_location
 from dlfs.mount import view as module
-from dlfs.mount.view import LOADS_MAX, OpenDataset, Slot, VolumeView
+from dlfs.mount.view import LOADS_MAX, LoadedDataset, ShownDataset, VolumeView
 from dlfs.volume import Volume
 
 
@@ -41,7 +41,7 @@ def run(volume: Volume, body: Callable[[VolumeView], Awaitable[None]]) -> None:
     trio.run(main)
 
 
-def test_slots_stay(volume: Volume, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numbers_stay(volume: Volume, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ROOT_SECONDS", 0)
     add(volume, "x")
 
@@ -52,10 +52,10 @@ def test_slots_stay(volume: Volume, monkeypatch: pytest.MonkeyPatch) -> None:
         assert (first.number, second.number) == (1, 2)
         assert (first.info.version, second.info.version) == (1, 2)
         assert await view.child(b"x@1") is first
-        assert view.slot(1) is first
+        assert view.dataset(1) is first
         for number in (0, 3, 65535):
             with pytest.raises(StaleError):
-                view.slot(number)
+                view.dataset(number)
         with pytest.raises(NotFoundError):
             await view.child(b"y")
 
@@ -70,11 +70,11 @@ class Stuck:
         self.waiting = threading.Semaphore(0)
         real = view._load
 
-        def load(slot: Slot) -> OpenDataset:
-            opened = real(slot)
+        def load(dataset: ShownDataset) -> LoadedDataset:
+            loaded = real(dataset)
             self.waiting.release()
             assert self.go.wait(60)
-            return opened
+            return loaded
 
         monkeypatch.setattr(view, "_load", load)
 
@@ -92,20 +92,20 @@ def test_loads_that_hang_keep_nobody_else_waiting(
         add(volume, name)
 
     async def body(view: VolumeView) -> None:
-        loaded = await view.open(await view.child(b"loaded"))
+        loaded = await view.load(await view.child(b"loaded"))
         stuck = Stuck(view, monkeypatch)
         free = trio.to_thread.current_default_thread_limiter().available_tokens
         with trio.fail_after(60):
             async with trio.open_nursery() as nursery:
                 for name in names:
-                    nursery.start_soon(view.open, await view.child(name.encode()))
+                    nursery.start_soon(view.load, await view.child(name.encode()))
                 await stuck.wait_for(LOADS_MAX)
-                assert view._loading.available_tokens == 0
+                assert view._load_limiter.available_tokens == 0
                 assert trio.to_thread.current_default_thread_limiter().available_tokens == free
                 assert await view.names() == sorted(name.encode() for name in (*names, "loaded"))
-                assert await view.open(await view.child(b"loaded")) is loaded
+                assert await view.load(await view.child(b"loaded")) is loaded
                 stuck.go.set()
-        assert len(view.opened()) == len(names) + 1
+        assert len(view.loaded()) == len(names) + 1
 
     run(volume, body)
 
@@ -117,14 +117,14 @@ def test_what_is_removed_while_it_is_loaded_is_closed(
     add(volume, "stuck")
 
     async def body(view: VolumeView) -> None:
-        slot, closed = await view.child(b"stuck"), list[OpenDataset]()
-        monkeypatch.setattr(OpenDataset, "close", lambda opened: closed.append(opened))
+        shown, closed = await view.child(b"stuck"), list[LoadedDataset]()
+        monkeypatch.setattr(LoadedDataset, "close", lambda loaded: closed.append(loaded))
         stuck = Stuck(view, monkeypatch)
         refused: list[StaleError] = []
 
         async def open_it() -> None:
             try:
-                await view.open(slot)
+                await view.load(shown)
             except StaleError as error:
                 refused.append(error)
 
@@ -135,7 +135,7 @@ def test_what_is_removed_while_it_is_loaded_is_closed(
                 volume.remove("stuck")
                 assert await view.names() == []
                 stuck.go.set()
-        assert (len(closed), len(refused), view.opened()) == (1, 1, [])
+        assert (len(closed), len(refused), view.loaded()) == (1, 1, [])
         monkeypatch.undo()
         closed[0].close()
 
@@ -149,17 +149,17 @@ def test_removed_datasets_are_closed_when_unused(
     add(volume, "x")
 
     async def body(view: VolumeView) -> None:
-        slot = await view.child(b"x")
-        opened = await view.open(slot)
-        slot.hold()
+        shown = await view.child(b"x")
+        loaded = await view.load(shown)
+        shown.pin()
         volume.remove("x")
         assert await view.names() == []
         assert await view.modified_ns() == 0
-        assert slot.opened is opened
+        assert shown.loaded is loaded
         with pytest.raises(StaleError, match="was removed"):
-            view.slot(slot.number)
-        slot.let_go()
-        assert slot.opened is None
+            view.dataset(shown.number)
+        shown.unpin()
+        assert shown.loaded is None
 
     run(volume, body)
 
@@ -172,27 +172,27 @@ def test_what_took_a_removed_name_is_not_what_was_shown(
     add(volume, "y")
 
     async def body(view: VolumeView) -> None:
-        slot = await view.child(b"x")
+        shown = await view.child(b"x")
         other = await view.child(b"y")
         volume.remove("x")
         volume.remove("y")
         add(volume, "x")
-        assert [info.version for info in volume.datasets()] == [slot.info.version + 1]
-        for gone in (slot, other):
+        assert [info.version for info in volume.datasets()] == [shown.info.version + 1]
+        for gone in (shown, other):
             with pytest.raises(StaleError, match="was removed"):
-                await view.open(gone)  # the list has not been read again since
-            assert gone.opened is None
+                await view.load(gone)  # the list has not been read again since
+            assert gone.loaded is None
         view.expire()
         assert (await view.child(b"x")).number == 3
         with pytest.raises(StaleError, match="was removed"):
-            await view.open(slot)
-        await view.open(await view.child(b"x"))
+            await view.load(shown)
+        await view.load(await view.child(b"x"))
 
     run(volume, body)
 
 
 def test_numbers_run_out(volume: Volume, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SLOT_MAX", 1)
+    monkeypatch.setattr(module, "DATASET_MAX", 1)
     add(volume, "x")
     add(volume, "y")
 
@@ -216,12 +216,12 @@ def test_samples_by_index(volume: Volume) -> None:
     add(volume, "x")
 
     async def body(view: VolumeView) -> None:
-        opened = await view.open(await view.child(b"x"))
+        loaded = await view.load(await view.child(b"x"))
         with volume.dataset("x") as dataset:
             info = dataset.stat(0)
         for _ in range(2):
-            assert opened.sample(0) == (info.length_bytes, info.crc32c)
+            assert loaded.sample(0) == (info.length_bytes, info.crc32c)
         with pytest.raises(StaleError):
-            opened.sample(1)
+            loaded.sample(1)
 
     run(volume, body)

@@ -3,16 +3,16 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlfs.staging.inode_numbers import DEPTH_MAX, INDEX_MAX, ROOT, SLOT_MAX, Place, pack, unpack
+from dlfs.staging.inode_numbers import DEPTH_MAX, INDEX_MAX, ROOT, DATASET_MAX, InodeParts, pack, unpack
 
 
 @settings(deadline=None)
-@given(st.integers(1, SLOT_MAX), st.integers(0, DEPTH_MAX), st.integers(0, INDEX_MAX))
-def test_round_trip(slot: int, depth: int, index: int) -> None:
-    inode = pack(slot, depth, index)
-    assert unpack(inode) == Place(slot, depth, index)
+@given(st.integers(1, DATASET_MAX), st.integers(0, DEPTH_MAX), st.integers(0, INDEX_MAX))
+def test_round_trip(dataset: int, depth: int, index: int) -> None:
+    inode = pack(dataset, depth, index)
+    assert unpack(inode) == InodeParts(dataset, depth, index)
     assert 1 < inode < 1 << 64
 
 
-def test_root_is_in_no_slot() -> None:
-    assert unpack(ROOT).slot == 0
+def test_root_is_in_no_dataset() -> None:
+    assert unpack(ROOT).dataset == 0

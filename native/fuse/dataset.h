@@ -1,0 +1,62 @@
+/*
+ * The datasets of a mount, by number: registered, opened on first use, at last withdrawn.
+ *
+ * The owner registers a dataset when its name is looked up, opens it when a thread first needs its
+ * samples (an upcall), and withdraws it when it was removed from the volume. A withdrawn number is
+ * never used again.
+ *
+ * Threads: any at once. The mount's threads use atomics only; the lock is the owner's and that of
+ * the last user of a withdrawn dataset.
+ */
+#ifndef DLFS_FUSE_DATASET_H
+#define DLFS_FUSE_DATASET_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "dlfs_fuse.h"
+#include "upcall.h"
+
+enum dataset_state { DATASET_ABSENT, DATASET_REGISTERED, DATASET_OPEN, DATASET_WITHDRAWN };
+
+/* One version of a dataset. Each field is set before the state says so, and then stays. */
+struct dataset_entry {
+    _Atomic uint32_t state; /* enum dataset_state */
+    _Atomic uint32_t users; /* threads between dataset_acquire and dataset_release */
+    dlfs_fuse_dataset info;
+    const dlfs_directory *directory;
+    dlfs_reader *reader;
+    const dlfs_location *locations;
+    uint64_t count; /* samples */
+};
+
+struct dataset_table {
+    pthread_mutex_t lock;
+    pthread_cond_t unused; /* a withdrawn dataset has lost its last user */
+    struct upcall_queue *upcalls;
+    struct dataset_entry entries[DLFS_FUSE_DATASET_MAX + 1];
+};
+
+void dataset_table_init(struct dataset_table *table, struct upcall_queue *upcalls);
+void dataset_table_destroy(struct dataset_table *table);
+
+/* ---- the mount's side; functions return 0 or an errno > 0 ------------------------------------ */
+
+/* Gets a registered dataset, of which only `info` may be used. ESTALE: unknown or withdrawn. */
+int dataset_find(struct dataset_table *table, uint32_t number, struct dataset_entry **out);
+/* Gets an open dataset and opens it if necessary. Call dataset_release afterwards. */
+int dataset_acquire(struct dataset_table *table, uint32_t number, struct dataset_entry **out);
+void dataset_release(struct dataset_table *table, struct dataset_entry *dataset);
+static inline uint64_t dataset_length(const struct dataset_entry *dataset, uint64_t index)
+{
+    return dlfs_location_length(&dataset->locations[index]);
+}
+
+/* ---- the owner's side: the work of the functions of dlfs_fuse.h ------------------------------ */
+
+int dataset_add(struct dataset_table *table, const dlfs_fuse_dataset *info);
+int dataset_open(struct dataset_table *table, uint32_t number, const dlfs_directory *directory,
+                 dlfs_reader *reader);
+int dataset_withdraw(struct dataset_table *table, uint32_t number);
+
+#endif

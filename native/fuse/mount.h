@@ -1,0 +1,96 @@
+/*
+ * The state of one mount. The files of this folder, each of which uses only those above it:
+ *
+ *     inode.h            inode numbers
+ *     tree.c             a dataset's directory as a tree
+ *     open_file_cache.c  samples in memory
+ *     readahead.c        which samples to read before they are requested
+ *     receivers.c        which threads receive requests, and busy polling
+ *     upcall.c           requests to the owner
+ *     dataset.c          the datasets by number
+ *     mount.h            all of these together
+ *     entry.c            attributes of files and directories, and replies that carry them
+ *     root.c             the root directory
+ *     read.c             contents of files
+ *     names.c            look-ups and listings
+ *     xattr.c            extended attributes
+ *     operations.c       the table of handlers that libfuse calls
+ *     session.c          the functions of dlfs_fuse.h: mounting and the loop of threads
+ *
+ * Source: libfuse, fuse_lowlevel.h; Linux, fs/fuse and include/uapi/linux/fuse.h.
+ */
+#ifndef DLFS_FUSE_MOUNT_H
+#define DLFS_FUSE_MOUNT_H
+
+#define FUSE_USE_VERSION 312
+
+#include <fuse3/fuse_lowlevel.h>
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "dataset.h"
+#include "dlfs_fuse.h"
+#include "open_file_cache.h"
+#include "readahead.h"
+#include "receivers.h"
+#include "upcall.h"
+
+#define ROOT_LISTINGS 8u /* past listings of the root that a reader can continue */
+
+/* The entries of the root directory at one time. */
+struct root_listing {
+    uint32_t number; /* of this listing, counted from 1 */
+    uint32_t count;  /* entries */
+    uint64_t names_bytes;
+    char *names;        /* each ends with NUL */
+    uint32_t *datasets; /* numbers */
+};
+
+struct counters {
+    _Atomic uint64_t lookups;
+    _Atomic uint64_t opens;
+    _Atomic uint64_t reads;
+    _Atomic uint64_t read_bytes;
+    _Atomic uint64_t readahead_samples;
+    _Atomic uint64_t readahead_hits;
+};
+
+struct dlfs_fuse {
+    dlfs_fuse_config config; /* its strings are NULL */
+    struct fuse_session *session;
+    bool mounted;
+    bool open_requests;    /* the kernel sends OPEN; otherwise the first is refused with ENOSYS */
+    bool opendir_requests; /* the same for OPENDIR */
+
+    pthread_mutex_t lock; /* protects the next four fields */
+    pthread_cond_t ended;
+    bool stopping;
+    bool running;
+    pthread_t loop; /* the thread in dlfs_fuse_run */
+
+    pthread_mutex_t listings_lock; /* protects the next two fields */
+    struct root_listing *listings[ROOT_LISTINGS];
+    uint32_t last_listing; /* number */
+
+    struct open_file_cache *cache;
+    struct readahead readahead;
+    struct receivers receivers;
+    struct upcall_queue upcalls;
+    struct counters counters;
+    struct dataset_table datasets;
+};
+
+static inline void count(_Atomic uint64_t *counter, uint64_t more)
+{
+    (void)atomic_fetch_add_explicit(counter, more, memory_order_relaxed);
+}
+
+static inline struct dlfs_fuse *fuse_of(fuse_req_t request)
+{
+    return fuse_req_userdata(request);
+}
+
+#endif

@@ -1,0 +1,12 @@
+/* Contents of files. */
+#ifndef DLFS_FUSE_READ_H
+#define DLFS_FUSE_READ_H
+
+#include "mount.h"
+
+void handle_read(fuse_req_t request, fuse_ino_t number, size_t bytes, off_t offset,
+                 struct fuse_file_info *info);
+/* Reads ahead after the look-up of a sample, if a read is likely. The caller has the dataset. */
+void read_ahead_on_lookup(struct dlfs_fuse *fuse, struct dataset_entry *dataset, uint64_t index);
+
+#endif

@@ -1,0 +1,99 @@
+/*
+ * The credit of look-ups rises by two with each file that is read and falls by one with each
+ * look-up, between bounds. So it stays high as long as every other file that is looked up is also
+ * read.
+ */
+#include "readahead.h"
+
+#include <string.h>
+
+#define CREDIT_MAX 16
+#define CREDIT_FIRST 12
+#define CREDIT_ENOUGH 8
+
+void readahead_init(struct readahead *readahead)
+{
+    memset(readahead, 0, sizeof *readahead);
+    (void)pthread_mutex_init(&readahead->lock, NULL);
+    atomic_init(&readahead->lookup_credit, CREDIT_FIRST);
+}
+
+void readahead_destroy(struct readahead *readahead)
+{
+    (void)pthread_mutex_destroy(&readahead->lock);
+}
+
+/* An update lost between two threads does no harm: the credit is an estimate. */
+bool readahead_on_lookup(struct readahead *readahead)
+{
+    int32_t credit = atomic_load_explicit(&readahead->lookup_credit, memory_order_relaxed);
+    if (credit > 0) {
+        atomic_store_explicit(&readahead->lookup_credit, credit - 1, memory_order_relaxed);
+    }
+    return credit >= CREDIT_ENOUGH;
+}
+
+void readahead_on_read(struct readahead *readahead)
+{
+    int32_t credit = atomic_load_explicit(&readahead->lookup_credit, memory_order_relaxed) + 2;
+    atomic_store_explicit(&readahead->lookup_credit, credit < CREDIT_MAX ? credit : CREDIT_MAX,
+                          memory_order_relaxed);
+}
+
+/* Returns the run that an index continues, or else a new one in place of the least recently used.
+ */
+static struct sequential_run *run_of(struct readahead *readahead, uint32_t dataset, uint64_t index)
+{
+    struct sequential_run *oldest = &readahead->runs[0];
+    for (uint32_t i = 0; i < READAHEAD_RUNS; i++) {
+        struct sequential_run *run = &readahead->runs[i];
+        if (run->dataset == dataset && (run->next == index || run->next == index + 1)) {
+            return run;
+        }
+        if (run->used_at < oldest->used_at) {
+            oldest = run;
+        }
+    }
+    *oldest = (struct sequential_run){.dataset = dataset, .next = index + 1};
+    return oldest;
+}
+
+/* Counts the samples from first on that fit one read-ahead. */
+static uint32_t samples_that_fit(const dlfs_location *locations, uint64_t first, uint64_t count)
+{
+    uint64_t bytes = 0;
+    uint32_t samples = 0;
+    while (samples < READAHEAD_SAMPLES && first + samples < count) {
+        uint64_t length = dlfs_location_length(&locations[first + samples]);
+        bytes += length;
+        if (length > READAHEAD_SAMPLE_BYTES_MAX || bytes > READAHEAD_BYTES) {
+            break;
+        }
+        samples++;
+    }
+    return samples;
+}
+
+uint32_t readahead_advance(struct readahead *readahead, uint32_t dataset, uint64_t index,
+                           const dlfs_location *locations, uint64_t count, uint64_t *first)
+{
+    uint32_t samples = 0;
+    (void)pthread_mutex_lock(&readahead->lock);
+    struct sequential_run *run = run_of(readahead, dataset, index);
+    run->used_at = ++readahead->clock;
+    if (run->next == index) {
+        run->next = index + 1;
+        run->steps++;
+    }
+    if (run->end < index + 1) {
+        run->end = index + 1;
+    }
+    /* The next read-ahead begins when half of the last one has been requested. */
+    if (run->steps >= READAHEAD_STEPS_MIN && run->end - index <= READAHEAD_SAMPLES / 2) {
+        samples = samples_that_fit(locations, run->end, count);
+        *first = run->end;
+        run->end += samples;
+    }
+    (void)pthread_mutex_unlock(&readahead->lock);
+    return samples;
+}

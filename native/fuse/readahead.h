@@ -1,0 +1,56 @@
+/*
+ * Decides which samples to read ahead, before the kernel requests them.
+ *
+ * Two predictions. First, a program that looks a file up is about to read it, provided that the
+ * files looked up lately were read; the device then works while the kernel and the program are
+ * still on their way. Second, a program that reads samples in the order of their indices goes on
+ * so: a folder is copied, or a training run does not shuffle.
+ *
+ * Pure bookkeeping without I/O. Threads: any at once.
+ */
+#ifndef DLFS_FUSE_READAHEAD_H
+#define DLFS_FUSE_READAHEAD_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "dlfs/dlfs.h"
+
+#define READAHEAD_RUNS 16u                    /* sequential runs that are tracked at once */
+#define READAHEAD_STEPS_MIN 3u                /* steps of a run before it is read ahead */
+#define READAHEAD_SAMPLES 32u                 /* most samples of one read-ahead */
+#define READAHEAD_BYTES (UINT64_C(4) << 20)   /* most bytes of one read-ahead */
+#define READAHEAD_SAMPLE_BYTES_MAX (1u << 20) /* largest sample that is read ahead */
+
+/* A program that goes through a dataset from index to index. */
+struct sequential_run {
+    uint32_t dataset;
+    uint32_t steps;   /* samples requested in sequence */
+    uint64_t next;    /* index that would continue the run */
+    uint64_t end;     /* index after the last sample read ahead */
+    uint64_t used_at; /* value of the tracker's clock at the last use */
+};
+
+struct readahead {
+    pthread_mutex_t lock;
+    _Atomic int32_t lookup_credit; /* high while files that are looked up are also read */
+    uint64_t clock;                /* uses of all runs, counted */
+    struct sequential_run runs[READAHEAD_RUNS];
+};
+
+void readahead_init(struct readahead *readahead);
+void readahead_destroy(struct readahead *readahead);
+/* Notes that a file was looked up. Returns true if it should be read now. */
+bool readahead_on_lookup(struct readahead *readahead);
+/* Notes that the first bytes of a file were read. */
+void readahead_on_read(struct readahead *readahead);
+/*
+ * Notes that a sample was looked up or read. Returns how many samples from *first on should be read
+ * ahead now, mostly 0. locations has the count samples of the dataset.
+ */
+uint32_t readahead_advance(struct readahead *readahead, uint32_t dataset, uint64_t index,
+                           const dlfs_location *locations, uint64_t count, uint64_t *first);
+
+#endif
