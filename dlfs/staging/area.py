@@ -50,7 +50,7 @@ from dlfs.errors import (
 )
 from dlfs.format.names import new_dataset_name
 from dlfs.format.paths import display
-from dlfs.staging.protocol import Spooled
+from dlfs.staging.protocol import StagedContents
 
 FORMAT = 1
 LOCK_SECONDS = 10.0
@@ -166,7 +166,7 @@ class Spool:
         os.rmdir(os.fsencode(self.path(name)))
         self.let_go(name)
 
-    def contents(self, name: bytes) -> Spooled:
+    def contents(self, name: bytes) -> StagedContents:
         """Count what a dataset holds. Takes a system call for each file.
 
         Raises:
@@ -178,7 +178,7 @@ class Spool:
             files, file_bytes = _count(os.open("files", _DIRECTORY, dir_fd=wrapper))
         finally:
             os.close(wrapper)
-        return Spooled(files, file_bytes, since)
+        return StagedContents(files, file_bytes, since)
 
     # ---- sealing ---------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 ``user.dlfs.seal``      set: seal it, with options; get: how that goes, as JSON (``SealStatus``)
 ``user.dlfs.discard``   set, to anything: forget it
-``user.dlfs.incoming``  get: what it holds, as JSON (``Spooled``); takes a walk over its files
+``user.dlfs.incoming``  get: its contents, as JSON (``StagedContents``); walks over all its files
 
 They are not listed, so that programs which copy extended attributes with files seal nothing. The
 options are a JSON object, or words such as ``layout=path seed=7``; ``1`` or nothing for none.
@@ -127,7 +127,7 @@ class SealStatus:
 
 
 @dataclass(frozen=True)
-class Spooled:
+class StagedContents:
     """What a dataset that is not sealed holds.
 
     Attributes:

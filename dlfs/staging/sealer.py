@@ -30,7 +30,7 @@ from dlfs.ingest.importer import ImportReport, import_dataset
 from dlfs.ingest.progress import Progress
 from dlfs.staging.area import Spool
 from dlfs.staging.inode_table import Node
-from dlfs.staging.protocol import SealOptions, SealStatus, Spooled
+from dlfs.staging.protocol import SealOptions, SealStatus, StagedContents
 from dlfs.store.info import DatasetInfo
 from dlfs.units import format_bytes
 from dlfs.volume import Volume
@@ -321,7 +321,7 @@ class Sealer:
         return self._datasets.setdefault(name, _Dataset(name))
 
 
-def describe(found: Spooled) -> str:
+def describe(found: StagedContents) -> str:
     """What a dataset holds, for people."""
     since = datetime.fromtimestamp(found.since, UTC).isoformat(sep=" ", timespec="seconds")
     return f"{found.files:,} files, {format_bytes(found.file_bytes)}, since {since}"

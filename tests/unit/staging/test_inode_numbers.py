@@ -3,7 +3,15 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlfs.staging.inode_numbers import DEPTH_MAX, INDEX_MAX, ROOT, DATASET_MAX, InodeParts, pack, unpack
+from dlfs.staging.inode_numbers import (
+    DATASET_MAX,
+    DEPTH_MAX,
+    INDEX_MAX,
+    ROOT,
+    InodeParts,
+    pack,
+    unpack,
+)
 
 
 @settings(deadline=None)

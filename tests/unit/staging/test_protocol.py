@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlfs.errors import UsageError
-from dlfs.staging.protocol import SealOptions, SealStatus, Spooled
+from dlfs.staging.protocol import SealOptions, SealStatus, StagedContents
 
 
 @pytest.mark.parametrize(
@@ -48,4 +48,4 @@ def test_any_bytes_are_options_or_an_error(value: bytes) -> None:
 def test_status_and_contents() -> None:
     status = SealStatus("sealed", None, None, 3, 3, 5, 5, 0.5, 2, {"symbolic link": 1}, 4)
     assert SealStatus.decode(status.encode()) == status
-    assert Spooled.decode(Spooled(1, 2, 3.5).encode()) == Spooled(1, 2, 3.5)
+    assert StagedContents.decode(StagedContents(1, 2, 3.5).encode()) == StagedContents(1, 2, 3.5)
