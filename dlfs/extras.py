@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import shlex
-from importlib import metadata
 from pathlib import Path
 
 DISTRIBUTION = "dlfs-storage"
@@ -25,6 +24,8 @@ def install_command(extra: str) -> str:
     Args:
         extra: a name of ``[project.optional-dependencies]`` in pyproject.toml, such as ``torch``.
     """
+    from importlib import metadata  # 30 ms, which every start of the command line would take
+
     try:
         distribution = metadata.distribution(DISTRIBUTION)
     except metadata.PackageNotFoundError:  # a checkout on PYTHONPATH
