@@ -1,3 +1,7 @@
+/*
+ * Sorts the samples of a read by address, and merges neighbours when the bytes between them cost
+ * less than another request.
+ */
 #include "reader/plan.h"
 
 #include <string.h>
