@@ -1,11 +1,12 @@
-"""The data that is raced over: where its bytes come from, its plain files, its volume.
+"""Data sets: the bytes of their samples, their plain files, and the volume that holds them.
 
-A synthetic sample is a stretch of a fixed pool of random bytes with its own index in front, so that
-any sample can be made again at any time, in any order, as fast as memory is copied, and nothing in
-it compresses. Index ``i`` is the ``i``-th path in path order.
+A synthetic sample is a part of a fixed pool of random bytes behind the sample's own index. Any
+sample can be made again at any time, as fast as memory is copied, and none compresses. Index ``i``
+is the ``i``-th path in path order.
 
-Plain files are a uniform random subset of the samples when there are more samples than files are
-allowed: making millions of files takes longer than measuring.
+A `Scene` is a data set laid out on the disk under test. Its plain files are a uniform random subset
+of the samples where there are more samples than files are allowed, because creating millions of
+files takes longer than measuring.
 """
 
 from __future__ import annotations
@@ -18,40 +19,42 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 import dlfs
+from bench.errors import BadArgumentError
 from dlfs.ingest.formats.folder import FolderSource
 from dlfs.ingest.importer import import_dataset
 from dlfs.units import GIB, KIB, MIB
 
-if TYPE_CHECKING:
-    from bench.targets import Targets
-
 DATASET = "samples"
+"""Name of the dataset in every volume of the benchmarks."""
+
 POOL_BYTES = 64 * MIB
 INDEX_BYTES = 8
 DIRECTORY_SAMPLES = 1000
+"""Synthetic samples in one folder."""
 WRITE_BYTES = 16 * MIB
+"""Bytes of samples that are written to a volume or file at once."""
 CORPUS_PACKAGE = "linux-source-6.1"
 CORPUS_ARCHIVE = Path("/usr/src/linux-source-6.1.tar.xz")
 
 
 @dataclass(frozen=True, slots=True)
 class DatasetSpec:
-    """A data set to be made.
+    """Parameters of a data set.
 
     Attributes:
-        key: its name in cases.
-        mean_bytes: of a sample.
-        spread: sigma of the lognormal distribution of lengths; 0: all are of one length.
-        total_bytes: of all samples, unless ``--size`` says otherwise.
-        quick_bytes: the same with ``--quick``; a sixteenth is still memory to work with.
+        key: name by which cases and ``--sizes`` refer to it.
+        mean_bytes: mean length of a sample.
+        spread: sigma of the lognormal distribution of lengths; 0: all have one length.
+        total_bytes: bytes of all samples, unless ``--size`` is given.
+        quick_bytes: bytes of all samples with ``--quick``.
         batch: samples of one batch.
-        about: what it stands for.
+        about: description for tables.
     """
 
     key: str
@@ -70,35 +73,60 @@ SPECS = (
         "110k", 110 * KIB, 0.6, 1536 * MIB, 1 * GIB, 128, "lognormal around 110 KiB, as ImageNet's"
     ),
     DatasetSpec("corpus", 16 * KIB, 0.0, 0, 0, 1024, "the files of a folder: --corpus"),
-    # In batches of 8 and 32 MiB. Each begins and ends with a queue that is not full, and costs
-    # Python some 0.1 ms; spdk_nvme_perf, which they race, never stops.
+    # Batches of 8 and 32 MiB. A batch begins and ends with a queue that is not full, and costs
+    # Python about 0.1 ms. spdk_nvme_perf, the contender here, has no batches.
     DatasetSpec("nvme-4k", 4 * KIB, 0.0, 512 * MIB, 256 * MIB, 2048, "4 KiB samples on --target"),
     DatasetSpec(
         "nvme-128k", 128 * KIB, 0.0, 1024 * MIB, 256 * MIB, 256, "128 KiB samples on --target"
     ),
 )
 TARGET_KEYS = ("nvme-4k", "nvme-128k")
-"""Those that lie on a namespace, without plain files beside them."""
+"""Keys of data sets that lie on a namespace and have no plain files."""
 
 LENGTH_MIN, LENGTH_MAX = 1 * KIB, 1 * MIB
+"""Bounds of lognormal lengths, in bytes."""
 
 
-class Source(Protocol):
-    """Gives the bytes of any sample."""
+def spec_of(key: str) -> DatasetSpec:
+    """Return the parameters of a data set."""
+    return next(spec for spec in SPECS if spec.key == key)
+
+
+# ---- sources -------------------------------------------------------------------------------------
+
+
+class Source:
+    """The samples of a data set, 0..n-1, any of them at any time.
+
+    Attributes:
+        lengths: length of each sample in bytes, ``int64[n]``.
+    """
 
     lengths: NDArray[np.int64]
 
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __iter__(self) -> Iterator[tuple[int, bytes, bytes]]:
+        """Yield ``(index, path, data)`` of each sample in index order."""
+        for index in range(len(self)):
+            yield index, self.path(index), self.data(index)
+
     def path(self, index: int) -> bytes:
-        """Of a sample."""
-        ...
+        """Return the relative path of a sample. Paths rise with the index and are unique."""
+        raise NotImplementedError
 
     def data(self, index: int) -> bytes:
-        """Of a sample."""
-        ...
+        """Return the bytes of a sample."""
+        raise NotImplementedError
+
+    def total_bytes(self) -> int:
+        """Return the bytes of all samples."""
+        return int(self.lengths.sum())
 
 
-class SyntheticSource:
-    """Samples made of random bytes, the same for the same spec, size and seed."""
+class SyntheticSource(Source):
+    """Samples of random bytes, the same for the same spec, size and seed."""
 
     def __init__(self, spec: DatasetSpec, total_bytes: int, seed: int) -> None:
         random = np.random.default_rng([seed, spec.mean_bytes])
@@ -113,20 +141,14 @@ class SyntheticSource:
         self._starts = random.integers(0, POOL_BYTES - LENGTH_MAX, count)
 
     def path(self, index: int) -> bytes:
-        """A thousand samples in a directory; path order is index order."""
+        """Return a path with a thousand samples in a folder."""
         return b"c%05d/%08d.bin" % (index // DIRECTORY_SAMPLES, index)
 
     def data(self, index: int) -> bytes:
-        """The index, then random bytes."""
+        """Return the index in eight bytes, then random bytes."""
         start, length = int(self._starts[index]), int(self.lengths[index])
         head = index.to_bytes(INDEX_BYTES, "little")
         return head + self._pool[start : start + length - INDEX_BYTES].tobytes()
-
-    def fill(self, first: int, last: int) -> tuple[bytes, NDArray[np.int64], NDArray[np.int64]]:
-        """Samples first..last-1 in one buffer, with their offsets and lengths."""
-        lengths = self.lengths[first:last]
-        offsets = np.concatenate(([0], np.cumsum(lengths)[:-1])).astype(np.int64)
-        return b"".join(map(self.data, range(first, last))), offsets, lengths
 
 
 @functools.cache
@@ -134,8 +156,8 @@ def _pool(seed: int) -> NDArray[np.uint8]:
     return np.frombuffer(np.random.default_rng(seed).bytes(POOL_BYTES), np.uint8)
 
 
-class FolderBytes:
-    """Samples that are files: what they are is what is on disk, read before anything is timed."""
+class FolderBytes(Source):
+    """Samples that are files of a folder, read each time they are asked for."""
 
     def __init__(
         self, folder: Path, paths: list[bytes], lengths: NDArray[np.int64] | None = None
@@ -148,31 +170,126 @@ class FolderBytes:
         self.lengths = lengths
 
     def path(self, index: int) -> bytes:
-        """Below the folder."""
+        """Return the path below the folder."""
         return self._paths[index]
 
     def data(self, index: int) -> bytes:
-        """Of the file."""
+        """Read the file."""
         with open(self._folder + b"/" + self._paths[index], "rb") as file:
             return file.read()
 
 
+class Subset(Source):
+    """Some samples of another source, numbered anew from 0."""
+
+    def __init__(self, base: Source, chosen: NDArray[np.int64]) -> None:
+        self._base, self._chosen = base, chosen
+        self.lengths = base.lengths[chosen]
+
+    def path(self, index: int) -> bytes:
+        """Return the path that the sample has in the other source."""
+        return self._base.path(int(self._chosen[index]))
+
+    def data(self, index: int) -> bytes:
+        """Return the bytes that the sample has in the other source."""
+        return self._base.data(int(self._chosen[index]))
+
+
+def random_subset(count: int, most: int, seed: int) -> NDArray[np.int64]:
+    """Choose at most so many of ``count`` samples, uniformly at random; indices rise."""
+    if count <= most:
+        return np.arange(count)
+    return np.sort(np.random.default_rng([seed, 3]).choice(count, most, replace=False))
+
+
+# ---- writing -------------------------------------------------------------------------------------
+
+
+def volume_bytes(count: int, sample_bytes: int) -> int:
+    """Return the size of a volume that a data set and its directory fit in.
+
+    Samples that are not small against a chunk leave ends of chunks unused: up to half of all.
+    """
+    padded = sample_bytes * 2 if sample_bytes > 16 * KIB * count else sample_bytes * 9 // 8
+    return (padded + count * 256 + 64 * MIB) // MIB * MIB
+
+
+def write_volume(volume: str, source: Source) -> int:
+    """Write a source into a formatted volume, and return the bytes that its chunks take."""
+    count, total = len(source), source.total_bytes()
+    with dlfs.open(volume) as opened:
+        with opened.writer(DATASET, expected_bytes=total, expected_samples=count) as writer:
+            for first, last in _batches(source.lengths):
+                lengths = source.lengths[first:last]
+                data = b"".join(map(source.data, range(first, last)))
+                paths = list(map(source.path, range(first, last)))
+                writer.add_batch(paths, data, np.cumsum(lengths) - lengths, lengths)
+        return opened.dataset(DATASET).info.stored_bytes
+
+
+def make_volume(volume: Path, source: Source) -> int:
+    """Format a volume in a file and write a source into it, as `write_volume`."""
+    size_bytes = volume_bytes(len(source), source.total_bytes())
+    dlfs.format_volume(str(volume), size_bytes=size_bytes)
+    return write_volume(str(volume), source)
+
+
+def _batches(lengths: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    """Yield ranges of samples of about ``WRITE_BYTES`` each."""
+    ends = np.cumsum(lengths)
+    first = 0
+    while first < len(lengths):
+        before = int(ends[first - 1]) if first else 0
+        last = int(np.searchsorted(ends, before + WRITE_BYTES, side="right"))
+        last = max(first + 1, last)
+        yield first, last
+        first = last
+
+
+def write_files(source: Source, root: Path) -> None:
+    """Write each sample as a file, in path order, as unpacking an archive would."""
+    made: set[bytes] = set()
+    for _, path, data in source:
+        target = os.fsencode(root) + b"/" + path
+        parent = os.path.dirname(target)
+        if parent not in made:
+            os.makedirs(parent, exist_ok=True)
+            made.add(parent)
+        with open(target, "wb", buffering=0) as file:
+            file.write(data)
+
+
+def import_folder(folder: Path, volume: Path) -> None:
+    """Import a folder into a new volume."""
+    source = FolderSource(folder, links="skip")
+    try:
+        size_bytes = volume_bytes(source.sample_count, source.sample_bytes)
+        dlfs.format_volume(str(volume), size_bytes=size_bytes)
+        with dlfs.open(str(volume)) as opened:
+            import_dataset(opened, source, DATASET)
+    finally:
+        source.close()
+
+
+# ---- scenes --------------------------------------------------------------------------------------
+
+
 @dataclass(eq=False)
 class Scene:
-    """A data set laid out for a race: source, plain files, volume.
+    """A data set laid out on the disk under test or on a namespace.
 
     Attributes:
-        spec: what it is.
-        source: of its bytes.
-        folder: this scene's own, on the disk under test.
-        files: the root of the plain files.
-        file_indices: of the samples that are plain files, rising.
-        volume: its only member, a file; or the URI of a namespace.
+        spec: parameters of the data set.
+        source: the samples.
+        folder: private folder of this scene on the disk under test.
+        files: root folder of the plain files.
+        file_indices: indices of the samples that are plain files, rising.
+        volume: the volume: a file, or the URI of a namespace.
         data_offset: byte of the volume's file where the samples begin.
-        data_bytes: that the samples take there.
-        base: add it to a sample's address for its byte in the file.
-        seed: of everything.
-        targets: where the volume is a namespace: how initiators reach it.
+        data_bytes: bytes that the samples take there.
+        base: difference between a sample's byte in the file and its address.
+        seed: seed of data and orders.
+        uris: URIs of the namespace, one for each initiator; empty for a file.
     """
 
     spec: DatasetSpec
@@ -185,34 +302,38 @@ class Scene:
     data_bytes: int
     base: int
     seed: int
-    targets: Targets | None = None
+    uris: tuple[str, ...] = ()
 
     @property
     def sample_bytes(self) -> int:
-        """Of all samples."""
-        return int(self.source.lengths.sum())
+        """Bytes of all samples."""
+        return self.source.total_bytes()
 
     def __len__(self) -> int:
-        return len(self.source.lengths)
+        return len(self.source)
 
     def memory_bytes(self, share: float) -> int:
-        """A memory budget that is a share of the data."""
+        """Return a memory budget that is a share of the data."""
         return max(MIB, int(share * self.data_bytes))
 
     def file_order(self, round_number: int) -> NDArray[np.int64]:
-        """The plain files' samples in a random order, another in each round."""
+        """Return the plain files' indices in a random order, another one in each round."""
         random = np.random.default_rng([self.seed, round_number, 7])
         return random.permutation(self.file_indices)
 
-    def places(self, indices: NDArray[np.int64]) -> NDArray[np.uint64]:
-        """Byte offset in the volume's file and length of samples, ``uint64[n, 2]``."""
+    def random_order(self, *seeds: int) -> NDArray[np.int64]:
+        """Return all indices in a random order, given by the scene's seed and these."""
+        return np.random.default_rng([self.seed, *seeds]).permutation(len(self))
+
+    def locations(self, indices: NDArray[np.int64]) -> NDArray[np.uint64]:
+        """Return offset in the volume's file and length of samples, ``uint64[n, 2]``."""
         with dlfs.open(str(self.volume)) as volume, volume.dataset(DATASET) as dataset:
             offsets = dataset.directory.addresses(indices) + np.uint64(self.base)
         lengths = self.source.lengths[indices].astype(np.uint64)
         return np.ascontiguousarray(np.stack([offsets, lengths], axis=1))
 
     def describe(self) -> dict[str, Any]:
-        """As plain values."""
+        """Return the scene's parameters and sizes as plain values."""
         return {
             **asdict(self.spec),
             "samples": len(self),
@@ -221,9 +342,6 @@ class Scene:
             "files": len(self.file_indices),
             "seed": self.seed,
         }
-
-
-# ---- making --------------------------------------------------------------------------------------
 
 
 def make_scene(
@@ -235,35 +353,39 @@ def make_scene(
     seed: int,
     corpus: Path | None,
 ) -> Scene:
-    """Lay a data set out, unless the same one is there from an earlier run."""
+    """Lay a data set out below a folder, or reuse the same one from an earlier run.
+
+    Args:
+        spec: parameters of the data set.
+        root: folder on the disk under test.
+        total_bytes: bytes of all samples; unused for the corpus.
+        files_max: most plain files; unused for the corpus.
+        seed: seed of the bytes and of the choice of files.
+        corpus: folder of real files, for the data set of that name.
+    """
     wanted = {**asdict(spec), "total_bytes": total_bytes, "files_max": files_max, "seed": seed}
     wanted["corpus"] = str(corpus) if spec.key == "corpus" else None
     folder = root / f"scene-{spec.key}"
-    if _stamp(folder) != wanted:
+    volume, files, stamp = folder / "volume.img", folder / "files", folder / "stamp.json"
+    is_made = stamp.exists() and json.loads(stamp.read_text()) == wanted
+    if not is_made:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
     if spec.key == "corpus":
         assert corpus is not None
-        return _corpus_scene(spec, folder, corpus, seed, wanted)
-    source = SyntheticSource(spec, total_bytes, seed)
-    indices = np.arange(len(source.lengths))
-    if len(indices) > files_max:
-        chosen = np.random.default_rng([seed, 3]).choice(len(indices), files_max, replace=False)
-        indices = np.sort(chosen)
-    volume = folder / "volume.img"
-    if _stamp(folder) is None:
-        _write_files(folder / "files", source, indices)
-        count, total = len(source.lengths), int(source.lengths.sum())
-        dlfs.format_volume(str(volume), size_bytes=volume_bytes(count, total))
-        write_volume(str(volume), source)
-        (folder / "stamp.json").write_text(json.dumps(wanted), encoding="utf-8")
-    return scene_of_volume(spec, source, folder, volume, indices, seed)
-
-
-def _stamp(folder: Path) -> dict[str, Any] | None:
-    path = folder / "stamp.json"
-    found: dict[str, Any] | None = json.loads(path.read_text()) if path.exists() else None
-    return found
+        if not is_made:
+            import_folder(corpus, volume)
+        with dlfs.open(str(volume)) as opened, opened.dataset(DATASET) as dataset:
+            source: Source = FolderBytes(corpus, dataset.paths())
+        files, indices = corpus, np.arange(len(source))
+    else:
+        source = SyntheticSource(spec, total_bytes, seed)
+        indices = random_subset(len(source), files_max, seed)
+        if not is_made:
+            write_files(Subset(source, indices), files)
+            make_volume(volume, source)
+    stamp.write_text(json.dumps(wanted), encoding="utf-8")
+    return scene_of_volume(spec, source, folder, volume, indices, seed, files=files)
 
 
 def scene_of_volume(
@@ -276,7 +398,7 @@ def scene_of_volume(
     *,
     files: Path | None = None,
 ) -> Scene:
-    """The scene of a volume that holds the data set."""
+    """Return the scene of a volume that holds the data set; arguments as in `Scene`."""
     with dlfs.open(str(volume)) as opened, opened.dataset(DATASET) as dataset:
         directory = dataset.directory
         ends = [int(index) for index in directory.order()[[0, -1]]]
@@ -290,98 +412,26 @@ def scene_of_volume(
     return Scene(spec, source, folder, files, indices, volume, start, data_bytes, base, seed)
 
 
-def _corpus_scene(
-    spec: DatasetSpec, folder: Path, corpus: Path, seed: int, wanted: dict[str, Any]
-) -> Scene:
-    volume = folder / "volume.img"
-    if _stamp(folder) is None:
-        import_folder(corpus, volume)
-        (folder / "stamp.json").write_text(json.dumps(wanted), encoding="utf-8")
-    with dlfs.open(str(volume)) as opened, opened.dataset(DATASET) as dataset:
-        source = FolderBytes(corpus, dataset.paths())
-    indices = np.arange(len(source.lengths))
-    return scene_of_volume(spec, source, folder, volume, indices, seed, files=corpus)
-
-
-def import_folder(folder: Path, volume: Path) -> int:
-    """Import a folder into a new volume; how many samples there were."""
-    source = FolderSource(folder, links="skip")
-    try:
-        dlfs.format_volume(
-            str(volume), size_bytes=volume_bytes(source.sample_count, source.sample_bytes)
-        )
-        with dlfs.open(str(volume)) as opened:
-            return import_dataset(opened, source, DATASET).sample_count
-    finally:
-        source.close()
-
-
-def volume_bytes(count: int, sample_bytes: int) -> int:
-    """A size of volume that a data set fits in, with its directory.
-
-    Samples that are not small against a chunk leave ends of chunks unused: up to half of all.
-    """
-    padded = sample_bytes * 2 if sample_bytes > 16 * KIB * count else sample_bytes * 9 // 8
-    return (padded + count * 256 + 64 * MIB) // MIB * MIB
-
-
-def _write_files(root: Path, source: Source, indices: NDArray[np.int64]) -> None:
-    """Write plain files in path order, as unpacking an archive would."""
-    made: set[bytes] = set()
-    for index in indices.tolist():
-        path = os.fsencode(root) + b"/" + source.path(index)
-        parent = os.path.dirname(path)
-        if parent not in made:
-            os.makedirs(parent, exist_ok=True)
-            made.add(parent)
-        with open(path, "wb", buffering=0) as file:
-            file.write(source.data(index))
-
-
-def write_volume(volume: str, source: SyntheticSource) -> None:
-    """Write a data set into a new volume."""
-    count, total = len(source.lengths), int(source.lengths.sum())
-    with (
-        dlfs.open(volume) as opened,
-        opened.writer(DATASET, expected_bytes=total, expected_samples=count) as writer,
-    ):
-        for first, last in _pieces(source.lengths):
-            data, offsets, lengths = source.fill(first, last)
-            paths = [source.path(index) for index in range(first, last)]
-            writer.add_batch(paths, data, offsets, lengths)
-
-
-def _pieces(lengths: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    """Runs of samples of about ``WRITE_BYTES``."""
-    ends = np.cumsum(lengths)
-    first = 0
-    while first < len(lengths):
-        before = int(ends[first - 1]) if first else 0
-        last = int(np.searchsorted(ends, before + WRITE_BYTES, side="right"))
-        last = max(first + 1, last)
-        yield first, last
-        first = last
-
-
-# ---- the corpus ----------------------------------------------------------------------------------
-
-
 def find_corpus(given: str, root: Path) -> Path:
-    """The folder that ``--corpus`` means; unpacks Debian's archive for ``deb``.
+    """Return the folder that ``--corpus`` names; unpack Debian's archive for ``deb``.
+
+    Args:
+        given: a folder, or ``deb``.
+        root: folder on the disk under test, for the unpacked archive.
 
     Raises:
-        FileNotFoundError: it is not there; says how to get it.
+        BadArgumentError: it does not exist; says how to get it.
     """
     if given != "deb":
         folder = Path(given)
         if not folder.is_dir():
-            raise FileNotFoundError(f"--corpus {given}: there is no such folder")
+            raise BadArgumentError(f"--corpus {given}: there is no such folder")
         return folder.resolve()
     folder = root / "corpus"
     if (folder / "complete").exists():
         return folder / "tree"
     if not CORPUS_ARCHIVE.exists():
-        raise FileNotFoundError(
+        raise BadArgumentError(
             f"--corpus deb: {CORPUS_ARCHIVE} is missing; please run:\n"
             f"    sudo apt-get install --no-install-recommends {CORPUS_PACKAGE}"
         )

@@ -1,42 +1,42 @@
-"""``python -m bench report``: everything there is to say about this machine, under one index.
+"""``python -m bench report``: all benchmarks of this machine, under one index.
 
-A part is a program of its own, ``python -m MODULE --results DIR`` with what else it takes, that
-leaves Markdown, JSON and pictures in the results' folder. The index begins with a summary: the
-floors, and DLFS beside each peer. What a part left is linked from it; one that fails is named
-there, and the others go on. Ctrl-C or SIGTERM ends the part that runs, which removes its data; the
-index then has what there is. All data is removed in the end.
+A part is a program of its own, ``python -m MODULE --results DIR``, that writes Markdown, JSON and
+pictures into the results folder. The index begins with a summary: the floors of the cases, and DLFS
+next to each peer. It links the files of each part. A part that fails is named there, and the next
+one runs. Ctrl-C or SIGTERM ends the running part, which removes its data; the index then has the
+parts that ran. All data is removed in the end.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
 import shlex
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-from bench import page
+from bench import comparison
+from bench.command import command_line
+from bench.comparison import MISSED, Comparison
 from bench.datasets import CORPUS_ARCHIVE, CORPUS_PACKAGE, find_corpus
-from bench.ending import INTERRUPTED, started
-from bench.machine import ROOT, describe
-from bench.peers.report import read as read_races
-from bench.peers.report import summary as peers_summary
+from bench.errors import BadArgumentError
+from bench.machine import describe
+from bench.peers.report import read_races, summary
+from bench.process import INTERRUPTED, ROOT, started
+from bench.report import Table, facts_list
 
-RESULTS = ROOT / "bench" / "results"
 INDEX = "index.md"
 CORPUS = "dlfs-bench-corpus"
 DATA = ("dlfs-bench", "dlfs-bench-peers", "dlfs-profile", CORPUS)
-"""Folders that the parts and this one make under ``--dir``."""
+"""Folders that the parts and this module create in the folder of ``--dir``."""
 DISK_GIB = 20
-"""That the parts take at most: each removes its data before the next begins."""
+"""Most disk space of a part, in GiB. Each part removes its data before the next one begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,25 +44,20 @@ class Part:
     """A part of the report.
 
     Attributes:
-        name: what ``--parts`` selects.
-        title: in the index.
-        words: of its command, after the interpreter.
-        minutes: that it takes, about; with ``--minutes`` it makes fewer rounds where it is late.
-        takes: which of ``--dir``, ``--corpus``, ``--minutes`` are for it.
-        quick: its own words for ``--quick``.
+        name: name that ``--parts`` selects.
+        title: heading in the index.
+        words: arguments of the interpreter.
+        minutes: usual duration in minutes, given as ``--minutes`` to parts that take it.
+        options: which of ``--dir``, ``--corpus``, ``--minutes`` the part takes.
+        quick: arguments for a quick run.
     """
 
     name: str
     title: str
     words: tuple[str, ...]
     minutes: int
-    takes: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
     quick: tuple[str, ...] = ("--quick",)
-
-    @property
-    def exists(self) -> bool:
-        """Whether the module is there."""
-        return importlib.util.find_spec(self.words[1]) is not None
 
 
 PARTS = (
@@ -96,14 +91,14 @@ PARTS = (
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """What became of a part.
+    """A part that has ended.
 
     Attributes:
-        part: which.
-        command: that ran it.
-        code: of its exit.
-        seconds: that it took.
-        files: that it left, in order of their names.
+        part: the part.
+        command: command line that ran it.
+        code: exit code.
+        seconds: duration.
+        files: names of the files that it wrote, sorted.
     """
 
     part: Part
@@ -112,8 +107,8 @@ class Ended:
     seconds: float
     files: tuple[str, ...]
 
-    def json(self, folder: Path) -> dict[str, Any] | None:
-        """What it found, as plain values; None where it left nothing."""
+    def data(self, folder: Path) -> dict[str, Any] | None:
+        """Return the plain values of its JSON file, or None if it wrote none."""
         names = [name for name in self.files if name.endswith(".json")]
         if not names:
             return None
@@ -122,13 +117,13 @@ class Ended:
 
 
 def run_part(part: Part, arguments: argparse.Namespace, corpus: Path | None) -> Ended:
-    """Run a part to its end; its output goes where ours goes."""
+    """Run a part to its end; its output goes where the output of this program goes."""
     results: Path = arguments.results
     words = [*part.words, "--results", str(results)]
     minutes = None if arguments.quick else part.minutes
     given = {"--dir": arguments.dir, "--corpus": corpus, "--minutes": minutes}
     for option, value in given.items():
-        words += [option, str(value)] if value and option in part.takes else []
+        words += [option, str(value)] if value and option in part.options else []
     words += part.quick if arguments.quick else []
     before = set(os.listdir(results))
     start = time.monotonic()
@@ -137,16 +132,18 @@ def run_part(part: Part, arguments: argparse.Namespace, corpus: Path | None) -> 
             code = process.wait()
     except KeyboardInterrupt:
         code = INTERRUPTED
-    fresh = sorted(set(os.listdir(results)) - before)
-    command = shlex.join(["python", *words])
-    return Ended(part, command, code, time.monotonic() - start, tuple(fresh))
+    files = tuple(sorted(set(os.listdir(results)) - before))
+    return Ended(part, shlex.join(["python", *words]), code, time.monotonic() - start, files)
 
 
 def run_parts(parts: Sequence[Part], arguments: argparse.Namespace) -> tuple[list[Ended], str]:
     """Run parts one after the other until one is interrupted.
 
     Returns:
-        What became of them, and what there is to say about the corpus.
+        The parts that ended, and a sentence about the corpus.
+
+    Raises:
+        BadArgumentError: the folder of ``--corpus`` does not exist.
     """
     ended: list[Ended] = []
     try:
@@ -166,10 +163,9 @@ def run_parts(parts: Sequence[Part], arguments: argparse.Namespace) -> tuple[lis
 
 
 def choose_corpus(arguments: argparse.Namespace) -> tuple[Path | None, str]:
-    """The folder of real files, Debian's sources where they are installed; and a remark.
+    """Return the folder of real files and a sentence about it.
 
-    Raises:
-        FileNotFoundError: there is no such folder.
+    Without ``--corpus``, Debian's Linux sources are used where they are installed.
     """
     given = arguments.corpus or ("deb" if CORPUS_ARCHIVE.exists() else "none")
     if given == "none":
@@ -183,16 +179,16 @@ def choose_corpus(arguments: argparse.Namespace) -> tuple[Path | None, str]:
 # ---- the index -----------------------------------------------------------------------------------
 
 
-def index(ended: Sequence[Ended], facts: dict[str, Any], remark: str, folder: Path) -> str:
-    """The one page that leads to all the others, the summary first."""
-    lines = ["# Benchmark of this machine", "", *page.head(facts), f"- {remark}"]
-    found = {one.part.name: one.json(folder) for one in ended}
+def index(ended: Sequence[Ended], facts: Mapping[str, Any], remark: str, folder: Path) -> str:
+    """Return the page that links all others, the summary first."""
+    lines = ["# Benchmark of this machine", "", *facts_list(facts), f"- {remark}"]
+    found = {one.part.name: one.data(folder) for one in ended}
     if cases := found.get("cases"):
-        lines += floors(cases["cases"])
+        lines += ["", *floors(cases["cases"]).markdown()]
     if found.get("peers"):
         names = next(one.files for one in ended if one.part.name == "peers")
-        race = read_races([folder / name for name in names if name.endswith(".json")])[2]
-        lines += ["", "## How many times as fast as its peers DLFS is", "", *peers_summary(race)]
+        outcome = read_races([folder / name for name in names if name.endswith(".json")])[2]
+        lines += ["", "## How many times as fast as its peers DLFS is", "", *summary(outcome)]
     for one in ended:
         lines += ["", f"## {one.part.title}", ""]
         if one.code:
@@ -205,37 +201,32 @@ def index(ended: Sequence[Ended], facts: dict[str, Any], remark: str, folder: Pa
     return "\n".join([*lines, ""])
 
 
-def floors(cases: Sequence[dict[str, Any]]) -> list[str]:
-    """The floors of the cases: how many are met, and a row each; those that are missed first."""
+def floors(cases: Sequence[Mapping[str, Any]]) -> Table:
+    """Return the table of the cases' floors, those that are missed first."""
     rows = []
     for case in cases:
         for floor in case["floors"]:
-            ratios = floor["ratios"]
-            verdict = floor["verdict"].replace("MISSED", "**MISSED**")
-            measured = f"{median(ratios):.2f}" if ratios else "-"
-            spread = f"{min(ratios):.2f} - {max(ratios):.2f}" if ratios else ""
-            what = (case["case"], f"{floor['of']}: {floor['text']}", f"{floor['at_least']:.3g}")
-            rows.append((*what, measured, spread, verdict))
+            found = Comparison(ratios=tuple(floor["ratios"]), at_least=floor["at_least"])
+            verdict = floor["verdict"].replace(MISSED, f"**{MISSED}**")
+            text = f"{floor['of']}: {floor['text']}"
+            rows.append((case["case"], text, *found.cells()[:-1], verdict))
     verdicts = [row[-1] for row in rows]
     counts = [f"{verdicts.count(one)} {one}" for one in dict.fromkeys(sorted(verdicts))]
-    columns = ("case", "floor", "at least, times", "measured, times", "from - to", "")
     rows.sort(key=lambda row: row[-1].startswith("met"))
-    return ["", f"## Floors: {', '.join(counts)}", "", *page.table(columns, rows)]
+    columns = ("case", "floor", *comparison.COLUMNS)
+    return Table(f"Floors: {', '.join(counts)}", columns, rows)
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run all parts, or those that were chosen; 1 when one failed."""
-    parser = argparse.ArgumentParser(prog="python -m bench report", description=__doc__)
+    """Run all parts or the chosen ones; return 1 if one failed, 130 if one was interrupted."""
+    parser = command_line("bench report", __doc__, "quick", "dir", "results")
     add = parser.add_argument
-    add("--quick", action="store_true", help="small data, one round: minutes")
-    add("--dir", type=Path, default=ROOT / "build" / "bench", help="on the disk under test")
     add(
         "--corpus",
         metavar="DIR|deb|none",
         help="real files, too; deb: Debian's linux-source-6.1 [deb where that is installed]",
     )
     add("--parts", help=f"these only, with commas between [{','.join(p.name for p in PARTS)}]")
-    add("--results", type=Path, default=RESULTS, help="where results are written")
     arguments = parser.parse_args(words)
     wanted = arguments.parts.split(",") if arguments.parts else [part.name for part in PARTS]
     if unknown := set(wanted) - {part.name for part in PARTS}:
@@ -246,15 +237,13 @@ def main(words: Sequence[str] | None = None) -> int:
     if free_gib < DISK_GIB and not arguments.quick:
         print(f"{arguments.dir} has {free_gib} GiB free; the report takes up to {DISK_GIB} GiB")
     facts = describe(arguments.dir)
-    parts = [part for part in PARTS if part.name in wanted and part.exists]
     try:
-        ended, remark = run_parts(parts, arguments)
-    except FileNotFoundError as error:
+        ended, remark = run_parts([part for part in PARTS if part.name in wanted], arguments)
+    except BadArgumentError as error:
         parser.error(str(error))
     facts["load_average_after"] = os.getloadavg()[0]
     written = arguments.results / INDEX
     written.write_text(index(ended, facts, remark, arguments.results), encoding="utf-8")
     print(f"the whole report is in {written}")
-    return max((one.code for one in ended if one.code == INTERRUPTED), default=0) or int(
-        any(one.code for one in ended)
-    )
+    codes = [one.code for one in ended]
+    return INTERRUPTED if INTERRUPTED in codes else int(any(codes))

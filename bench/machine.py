@@ -1,6 +1,6 @@
-"""The machine under test: what it is, and the few things that are done to it.
+"""The machine under test: its facts, its caches, and the C programs that measure its limits.
 
-What a figure depends on is recorded with it: commit, kernel, CPU, device, file system, versions.
+Every report records what its figures depend on: commit, kernel, CPU, device, file system, versions.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import datetime
 import os
 import platform
 import shlex
-import shutil
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -19,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import dlfs
+from bench.errors import Unavailable
+from bench.process import ROOT, output_of
 
-ROOT = Path(__file__).parents[1]
 NATIVE = Path(__file__).parent / "native"
 BUILD = ROOT / "build" / "bench"
 DROP_CACHES = Path("/proc/sys/vm/drop_caches")
@@ -30,23 +30,19 @@ LINKED = {
     "bare_uring": ["-luring"],
     "bare_nvme": [f"-I{ROOT}/native/include", f"-L{LIBDLFS}", f"-Wl,-rpath,{LIBDLFS}", "-ldlfs"],
 }
-"""What programs of ``native`` are compiled with."""
-
-
-class Unavailable(Exception):
-    """The machine lacks what a contestant needs; says what."""
+"""Compiler options of the programs in ``native``, by program."""
 
 
 @dataclass
 class Machine:
-    """What the contestants share of the machine.
+    """The parts of the machine that contenders share.
 
     Attributes:
-        directory: on the disk under test.
-        may_drop_caches: do, for cold figures of what goes through the page cache.
-        pretend_cold: run cold contestants with warm caches all the same: for tests.
-        core: that initiators of NVMe-oF are bound to, each in its turn.
-        perf: SPDK's own tool: a program in PATH, or its place.
+        directory: folder on the disk under test.
+        may_drop_caches: drop the kernel's caches before each cold run.
+        pretend_cold: run cold contenders with warm caches where caches cannot be dropped; in tests.
+        core: processor that NVMe-oF initiators are bound to, one after the other.
+        perf: name or path of SPDK's ``spdk_nvme_perf``.
     """
 
     directory: Path
@@ -57,7 +53,7 @@ class Machine:
     _compiled: dict[str, Path] = field(default_factory=dict)
 
     def drop_caches(self) -> bool:
-        """Write dirty pages back and drop the kernel's caches; False where that is not allowed."""
+        """Write dirty pages back and drop the kernel's caches; return False if not allowed."""
         if not self.may_drop_caches or not os.access(DROP_CACHES, os.W_OK):
             return False
         os.sync()
@@ -66,8 +62,17 @@ class Machine:
             return True
         return False
 
+    def require_cold(self, *, cold: bool = True) -> None:
+        """Drop the kernel's caches for a cold run; do nothing for a warm one.
+
+        Raises:
+            Unavailable: caches cannot be dropped here.
+        """
+        if cold and not self.drop_caches() and not self.pretend_cold:
+            raise Unavailable("cold files: dropping the kernel's caches needs root")
+
     def program(self, name: str) -> Path:
-        """One of the C programs in ``native``, compiled when it is older than its source.
+        """Compile a C program of ``native`` unless it is newer than its source; return its path.
 
         Raises:
             Unavailable: it cannot be compiled.
@@ -75,17 +80,6 @@ class Machine:
         if name not in self._compiled:
             self._compiled[name] = _compile(name)
         return self._compiled[name]
-
-    def tool(self, name: str, package: str) -> str:
-        """The path of a program.
-
-        Raises:
-            Unavailable: it is not installed.
-        """
-        found = shutil.which(name)
-        if found is None:
-            raise Unavailable(f"{name} is not installed: apt-get install {package}")
-        return found
 
 
 def _compile(name: str) -> Path:
@@ -114,7 +108,7 @@ def _compile(name: str) -> Path:
 
 
 def describe(directory: Path) -> dict[str, Any]:
-    """Facts that belong with the figures, as plain values."""
+    """Return the facts that the figures depend on, as plain values."""
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "commit": _commit(),
@@ -131,11 +125,10 @@ def describe(directory: Path) -> dict[str, Any]:
 
 
 def _output(*command: str) -> str:
-    try:
-        done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT)
-    except FileNotFoundError:
-        return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
+    """Return a program's output; "" if it fails or is not installed."""
+    with contextlib.suppress(Unavailable, FileNotFoundError):
+        return output_of(*command, cwd=ROOT).strip()
+    return ""
 
 
 def _commit() -> str:
@@ -153,7 +146,7 @@ def _cpu_model() -> str:
 
 
 def _disk(directory: Path) -> dict[str, Any]:
-    """The file system that a directory is on, and the disk behind it."""
+    """Describe the file system of a directory and the disk below it."""
     best = ("", "", "")
     with contextlib.suppress(OSError):
         for line in Path("/proc/mounts").read_text(encoding="utf-8").splitlines():

@@ -1,119 +1,123 @@
-"""Tables of results: on the terminal, as Markdown, and all of it as JSON."""
+"""Reports: tables on the terminal, a page of Markdown, and all of it as JSON.
+
+Each benchmark makes one `Report` of the facts of its run, its tables and its plain values. The page
+and the JSON file have the same name; pictures are named after them and linked from the page.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Table as RichTable
 
-from bench import page
-from bench.cases import bandwidth, rate
-from bench.runner import Result, checked_samples, ratios
-from dlfs.units import MIB
+from bench.comparison import MET, MISSED
+from dlfs.units import GIB
 
-COLUMNS = ("contestant", "samples/s", "from - to", "MiB/s", "CPU us/sample", "notes")
-FLOOR_COLUMNS = ("case", "floor", "at least, times", "measured, times", "from - to", "")
+SCHEMA = 1
+"""Version of the JSON files."""
 
 
-def count_text(value: float) -> str:
-    """A figure: in whole numbers, when it is not small."""
+def number_text(value: float) -> str:
+    """Format a number: without decimals from 10 on, else with two."""
     return f"{value:,.0f}" if value >= 10 else f"{value:.2f}"
 
 
-def _notes(notes: dict[str, Any]) -> str:
-    """What a reader of the table must know: the plan, and reads where none were due."""
-    if notes.get("reads"):
-        return f"{notes['reads']} reads of the device"
-    return str(notes.get("plan", ""))
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table with a title.
+
+    Attributes:
+        title: heading; empty: none.
+        columns: heads of the columns.
+        rows: cells of each row.
+    """
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def markdown(self) -> list[str]:
+        """Return the lines of Markdown, with the title as a heading of the second level."""
+        lines = [self.columns, ["---"] * len(self.columns), *self.rows]
+        cells = [f"| {' | '.join(_cell(text) for text in line)} |" for line in lines]
+        return [f"## {self.title}", "", *cells] if self.title else cells
+
+    def show(self, console: Console) -> None:
+        """Print the table; numbers are aligned to the right."""
+        table = RichTable(title=self.title, title_justify="left", title_style="bold")
+        for number, column in enumerate(self.columns):
+            is_number = 0 < number < 5 and column != "floor"
+            table.add_column(column, justify="right" if is_number else "left")
+        for row in self.rows:
+            table.add_row(*row, style={MISSED: "red", MET: "green"}.get(row[-1]))
+        console.print(table)
 
 
-def rows_of(result: Result) -> list[tuple[str, ...]]:
-    """One row a contestant: medians over the rounds."""
-    rows: list[tuple[str, ...]] = []
-    for who, runs in result.samples.items():
-        rates = [rate(run) for run in runs]
-        megabytes = median(bandwidth(run) for run in runs) / MIB
-        cpu = median(run.cpu_seconds / max(1, run.samples) for run in runs) * 1e6
-        rows.append(
-            (
-                who.label,
-                count_text(median(rates)),
-                f"{count_text(min(rates))} - {count_text(max(rates))}",
-                count_text(megabytes) if megabytes else "",
-                f"{cpu:.2f}",
-                _notes(runs[-1].notes),
-            )
-        )
-    rows += [(who.label, "-", why, "", "", "") for who, why in result.missing.items()]
-    return rows
+def _cell(text: str) -> str:
+    return " ".join(text.replace("|", "\\|").split())
 
 
-def floor_rows(results: Sequence[Result]) -> list[tuple[str, ...]]:
-    """One row a floor: the median of the rounds' ratios, and whether it is met."""
-    rows: list[tuple[str, ...]] = []
-    for result in results:
-        for floor, verdict in zip(result.case.floors, result.verdicts(), strict=True):
-            found = ratios(floor, result.samples)
-            measured = f"{median(found):.2f}" if found else "-"
-            spread = f"{min(found):.2f} - {max(found):.2f}" if found else ""
-            text = f"{floor.of.label}: {floor.text}"
-            rows.append(
-                (result.case.name, text, f"{floor.at_least:.3g}", measured, spread, verdict)
-            )
-    return rows
+@dataclass(slots=True)
+class Report:
+    """The results of one run of a benchmark.
+
+    Attributes:
+        kind: name of the benchmark; file names begin with it.
+        title: heading of the page.
+        facts: facts of the machine, as `bench.machine.describe` returns them.
+        data: plain values for the JSON file.
+        lines: lines of Markdown below the facts.
+    """
+
+    kind: str
+    title: str
+    facts: Mapping[str, Any]
+    data: Mapping[str, Any]
+    lines: list[str] = field(default_factory=list)
+
+    def add(self, *parts: Table | str) -> None:
+        """Add tables and lines of text, each followed by an empty line."""
+        for part in parts:
+            self.lines += [*([part] if isinstance(part, str) else part.markdown()), ""]
+
+    def markdown(self) -> str:
+        """Return the whole page."""
+        return "\n".join([f"# {self.title}", "", *facts_list(self.facts), *self.lines, ""])
+
+    def write(self, folder: Path) -> Path:
+        """Write the page and the JSON file into a folder, and return the JSON file's path."""
+        folder.mkdir(parents=True, exist_ok=True)
+        date = str(self.facts["date"]).replace(":", "").replace("+0000", "Z")
+        path = folder / f"{self.kind}-{date}.json"
+        whole = {"schema": SCHEMA, "machine": self.facts, **self.data}
+        path.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+        path.with_suffix(".md").write_text(self.markdown(), encoding="utf-8")
+        return path
 
 
-def title_of(result: Result) -> str:
-    """A case and its data."""
-    data = result.dataset
-    size, stored = data["sample_bytes"] / MIB, data["stored_bytes"] / MIB
-    return (
-        f"{result.case.name}: {result.case.about} "
-        f"({data['samples']:,} samples, {size:,.0f} MiB in {stored:,.0f} MiB of chunks, "
-        f"{data['files']:,} plain files; {result.rounds} rounds)"
-    )
+def facts_list(facts: Mapping[str, Any]) -> list[str]:
+    """Return the facts that figures depend on as a Markdown list: run, machine, disk, versions.
 
-
-def print_case(console: Console, result: Result) -> None:
-    """Show one case."""
-    console.print(rich_table(title_of(result), COLUMNS, rows_of(result)))
-
-
-def print_floors(console: Console, results: Sequence[Result]) -> None:
-    """Show all floors."""
-    console.print(rich_table("Floors of DESIGN.md, section 10", FLOOR_COLUMNS, floor_rows(results)))
-
-
-def rich_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """A table for the terminal; figures to the right."""
-    table = Table(title=title, title_justify="left", title_style="bold")
-    for number, column in enumerate(columns):
-        table.add_column(
-            column, justify="right" if 0 < number < 5 and column != "floor" else "left"
-        )
-    for row in rows:
-        style = "red" if row[-1] == "MISSED" else "green" if row[-1] == "met" else None
-        table.add_row(*row, style=style)
-    return table
-
-
-def markdown(facts: dict[str, Any], results: Sequence[Result]) -> str:
-    """All tables, under the facts they depend on."""
-    lines = ["# DLFS, plain files and the limits of the machine", "", *page.head(facts)]
-    lines += [f"- samples compared with their source: {checked_samples(results):,}", ""]
-    lines += ["## Floors", "", *page.table(FLOOR_COLUMNS, floor_rows(results)), ""]
-    for result in results:
-        lines += [f"## {title_of(result)}", "", *page.table(COLUMNS, rows_of(result)), ""]
-    return "\n".join(lines)
-
-
-def write(
-    folder: Path, facts: dict[str, Any], arguments: dict[str, Any], results: Sequence[Result]
-) -> Path:
-    """Write a run as JSON, with every sample, and as Markdown; returns the JSON's path."""
-    more = {"arguments": arguments, "cases": [result.to_dict() for result in results]}
-    return page.write(folder, "cases", facts, markdown(facts, results), more)
+    Args:
+        facts: as `bench.machine.describe` returns them, with ``load_average_after``.
+    """
+    known: defaultdict[str, Any] = defaultdict(str, facts)
+    memory_gib, disk_gib = (int(known[key] or 0) / GIB for key in ("memory_bytes", "device_bytes"))
+    before, after = (known[key] for key in ("load_average", "load_average_after"))
+    loads = f"{before or 0:.2f}" + (f" before, {after:.2f} after" if after else "")
+    versions = ", ".join(f"{name} {version}" for name, version in dict(known["versions"]).items())
+    return [
+        f"- run: {known['date']}, commit {known['commit']}, `{known['command']}`",
+        f"- machine: {known['cores']} cores, {known['cpu']}; {memory_gib:.1f} GiB of memory; Linux "
+        f"{known['kernel']}; load average {loads}" + ("" if known["root"] else "; not as root"),
+        f"- disk: {known['directory']}, {known['file_system']} on "
+        f"{' '.join([known['device'], known['device_model']]).strip()}, {disk_gib:.0f} GiB, "
+        f"scheduler {known['device_scheduler']}",
+        f"- versions: {versions}",
+    ]

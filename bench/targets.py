@@ -1,12 +1,13 @@
-"""A data set on a namespace that a target serves: ``--target``.
+"""A data set on a namespace that an NVMe-oF target serves: ``--target``.
 
-The namespace is formatted, filled, and wiped in the end: it should be a RAM disk, so that a race
-shows what initiators cost and not what a disk does. One that holds anything but what a benchmark
-left is refused without ``--force``.
+The namespace is formatted, filled, and wiped in the end. It should be a RAM disk, so that the cases
+compare initiators and not disks. A namespace with data that no benchmark wrote is refused without
+``--force``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,50 +22,49 @@ from bench.datasets import (
     volume_bytes,
     write_volume,
 )
-from bench.machine import Unavailable
+from bench.errors import OccupiedError, Unavailable
 from dlfs.block import open_device
 from dlfs.units import MIB
 
 LABEL = "dlfs bench"
+"""Label of the volumes of benchmarks: a namespace with it may be formatted again."""
 FILL_BYTES = MIB
+"""Bytes of one write when the namespace is filled."""
 WIPED_BYTES = 2 * MIB
-"""At either end of a namespace: where a volume says that it is one."""
+"""Bytes overwritten at either end of a namespace, where a volume has its superblocks."""
 
 
-class OccupiedError(Exception):
-    """The namespace holds something that is not ours to overwrite."""
+def uri_of(uris: Sequence[str], scheme: str) -> str:
+    """Return the URI of a scheme.
+
+    Raises:
+        Unavailable: none was given.
+    """
+    for uri in uris:
+        if uri.startswith(f"{scheme}:"):
+            return uri
+    raise Unavailable(f"no --target {scheme}:... was given")
 
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """One namespace, by the URIs of the initiators that race to it.
+    """One namespace, by the URIs of the initiators that are compared on it.
 
     Attributes:
-        uris: each of another scheme.
-        force: overwrite what the namespace holds.
+        uris: URIs, each of another scheme.
+        force: overwrite the data of the namespace.
     """
 
     uris: tuple[str, ...] = ()
     force: bool = False
-
-    def uri(self, scheme: str) -> str:
-        """The URI of a scheme.
-
-        Raises:
-            Unavailable: none was given.
-        """
-        for uri in self.uris:
-            if uri.startswith(f"{scheme}:"):
-                return uri
-        raise Unavailable(f"no --target {scheme}:... was given")
 
     def make_scene(self, spec: DatasetSpec, folder: Path, total_bytes: int, seed: int) -> Scene:
         """Lay a data set out on the namespace, as much of it as fits.
 
         Raises:
             Unavailable: no target was given.
-            OccupiedError: the namespace holds something.
-            UsageError: the URIs name different namespaces.
+            OccupiedError: the namespace contains other data.
+            UsageError: the URIs name different namespaces, or the namespace is too small.
         """
         if not self.uris:
             raise Unavailable("no --target was given")
@@ -72,18 +72,18 @@ class Targets:
         with open_device(self.uris[0]) as device:
             room = device.size_bytes
         source = SyntheticSource(spec, total_bytes, seed)
-        while volume_bytes(len(source.lengths), int(source.lengths.sum())) > room:
+        while volume_bytes(len(source), source.total_bytes()) > room:
             if total_bytes < spec.mean_bytes:
                 raise dlfs.UsageError(f"measure {self.uris[0]}: {room} bytes are too few")
             total_bytes //= 2
             source = SyntheticSource(spec, total_bytes, seed)
-        self._format(force=self.force or self._is_ours())
+        self._format(force=self.force or self._has_our_volume())
         self._fill()
         self._format(force=True)
         write_volume(self.uris[0], source)
         folder.mkdir(parents=True, exist_ok=True)
         scene = scene_of_volume(spec, source, folder, self.uris[0], np.arange(0), seed)
-        scene.targets = self
+        scene.uris = self.uris
         return scene
 
     def _check_same(self) -> None:
@@ -95,25 +95,24 @@ class Targets:
             raise dlfs.UsageError(f"measure {', '.join(self.uris)}: expected one namespace")
 
     def _fill(self) -> None:
-        """Write every block: reading memory that a target never wrote is another thing.
+        """Write every block.
 
-        Its pages are one page of zeros, which stays in a cache, or none yet.
+        A target may back blocks that were never written by one page of zeros, or by no memory yet.
+        Reading them would be faster than reading data.
         """
         with open_device(self.uris[0], writable=True) as device:
-            piece = np.random.default_rng(0).integers(0, 256, FILL_BYTES, np.uint8).tobytes()
-            for offset in range(0, device.size_bytes, len(piece)):
-                device.write(offset, piece[: device.size_bytes - offset])
+            data = np.random.default_rng(0).integers(0, 256, FILL_BYTES, np.uint8).tobytes()
+            for offset in range(0, device.size_bytes, len(data)):
+                device.write(offset, data[: device.size_bytes - offset])
             device.flush()
 
     def _format(self, *, force: bool) -> None:
-        uri = self.uris[0]
         try:
-            dlfs.format_volume(uri, label=LABEL, force=force)
+            dlfs.format_volume(self.uris[0], label=LABEL, force=force)
         except dlfs.ExistsError as error:
-            text = str(error).replace("force=True", "--force")
-            raise OccupiedError(text) from error
+            raise OccupiedError(str(error).replace("force=True", "--force")) from error
 
-    def _is_ours(self) -> bool:
+    def _has_our_volume(self) -> bool:
         try:
             with dlfs.open(self.uris[0]) as volume:
                 return volume.label == LABEL
@@ -121,7 +120,7 @@ class Targets:
             return False
 
     def wipe(self) -> None:
-        """Leave the namespace without a volume."""
+        """Overwrite the volume's superblocks with zeros."""
         with open_device(self.uris[0], writable=True) as device:
             zeros = bytes(min(WIPED_BYTES, device.size_bytes))
             device.write(0, zeros)

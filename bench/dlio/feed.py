@@ -1,10 +1,10 @@
-"""Decoded batches of a DLFS dataset, some of them ahead: what the plug-in gives to DLIO.
+"""Decoded batches of a DLFS dataset, some of them in advance, for the plug-in of DLIO.
 
-Nothing here knows DLIO. A thread takes batches in the epoch's order, up to ``lookahead`` of them
-before they are asked for; others decode their samples as DLIO's own readers do. Below that, DLFS
-reads ahead by itself.
+This module does not depend on DLIO. A thread takes batches in the epoch's order, up to
+``lookahead`` of them before the caller needs them. Other threads decode their samples as DLIO's own
+readers do. Below that, DLFS reads ahead by itself.
 
-Threads: one iterates; the decoder is called by several at once.
+Threads: one thread iterates; several call the decoder at once.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ import dlfs
 from dlfs.adapters.tf import example_parser
 
 Decoder = Callable[[Sequence[memoryview]], None]
-"""Decodes samples and forgets them, as DLIO's readers do: what it trains on is made up."""
+"""Decodes samples and discards the result, as DLIO's readers do: DLIO trains on a made-up image."""
 
 TRAIN = b"train/"
 VOLUME, DATASET = "DLFS_DLIO_VOLUME", "DLFS_DLIO_DATASET"
-"""Environment variables that tell the plug-in what to read."""
+"""Environment variables with the URI and the name of the plug-in's dataset."""
 
 
 def decode_jpeg(samples: Sequence[memoryview]) -> None:
-    """Pixels of each image."""
+    """Decode the pixels of each image."""
     from PIL import Image
 
     for sample in samples:
@@ -37,14 +37,14 @@ def decode_jpeg(samples: Sequence[memoryview]) -> None:
 
 
 def decode_npz(samples: Sequence[memoryview]) -> None:
-    """The array ``x`` of each archive."""
+    """Decode the array ``x`` of each archive."""
     for sample in samples:
         np.load(io.BytesIO(sample), allow_pickle=True)["x"]
 
 
 @cache
 def _record_parser() -> Callable[[Sequence[memoryview]], object]:
-    """Of the features that DLIO's reader of TFRecords asks for."""
+    """Return a parser of the features that DLIO's reader of TFRecords parses."""
     import tensorflow
 
     return example_parser(
@@ -56,7 +56,7 @@ def _record_parser() -> Callable[[Sequence[memoryview]], object]:
 
 
 def decode_tfrecord(samples: Sequence[memoryview]) -> None:
-    """The features of each record, parsed by TensorFlow as one batch."""
+    """Decode the features of each record by TensorFlow, as one batch."""
     _record_parser()(samples)
 
 
@@ -68,7 +68,7 @@ DECODERS: dict[str, Decoder] = {
 
 
 def training_samples(dataset: dlfs.Dataset) -> np.ndarray | None:
-    """Which samples are trained on, ``bool[n_samples]``; None: all, since they are records."""
+    """Return a mask of the samples to train on, ``bool[n_samples]``; None for records: all."""
     first, last = dataset.lower_bound(TRAIN), dataset.lower_bound(TRAIN[:-1] + b"0")
     if first == last:
         return None
@@ -81,14 +81,14 @@ class Feed:
     """Epochs of decoded batches.
 
     Args:
-        dataset: to read; it stays the caller's.
-        batch_size: samples, 1 and up.
-        decode: called with a part of a batch's samples, in threads.
-        seed: of the order.
-        rank: of this process, 0..world_size-1.
-        world_size: ranks that share an epoch.
-        threads: that decode, 1 and up.
-        lookahead: batches begun before they are asked for, 1 and up.
+        dataset: open dataset, which the caller closes.
+        batch_size: samples of a batch, 1 and up.
+        decode: decoder; threads call it with some of a batch's samples.
+        seed: seed of the order.
+        rank: rank of this process, 0..world_size-1.
+        world_size: number of ranks that share an epoch.
+        threads: number of decoding threads, 1 and up.
+        lookahead: number of batches begun before the caller needs them, 1 and up.
     """
 
     def __init__(
@@ -115,10 +115,10 @@ class Feed:
         """Decode an epoch's full batches in a random order of all samples.
 
         Args:
-            number: of the epoch; each has an order of its own.
+            number: number of the epoch; each has another order.
 
         Yields:
-            The number of samples of a batch that is decoded.
+            The number of samples of each decoded batch.
 
         Raises:
             DlfsError: a sample cannot be read.
@@ -138,12 +138,12 @@ class Feed:
                 while count := begun.popleft().result():
                     begun.append(ahead.submit(self._take, batches))
                     yield count
-            finally:  # of an epoch that is left early, too
+            finally:  # also if the caller leaves the epoch early
                 for future in begun:
                     future.cancel()
 
     def _take(self, batches: dlfs.Epoch) -> int:
-        """Decode the next batch; how many samples it had, 0 behind the last one."""
+        """Decode the next batch; return its number of samples, 0 after the last one."""
         batch = next(batches, None)
         if batch is None:
             return 0

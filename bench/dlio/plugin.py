@@ -3,10 +3,10 @@
     ++workload.reader.data_loader_classname=bench.dlio.plugin.DlfsDataLoader
     ++workload.reader.data_loader_sampler=none
 
-DLIO has no options for a class of others, so two environment variables say what it reads:
-``DLFS_DLIO_VOLUME``, what ``dlfs.connect`` (``unix:...``) or ``dlfs.open`` takes, and
-``DLFS_DLIO_DATASET``. Threads, look-ahead, batch size, seed and rank are DLIO's own options.
-This module imports DLIO: only DLIO should import it.
+DLIO passes no options of its own to such a class, so two environment variables name its dataset:
+``DLFS_DLIO_VOLUME``, a URI for ``dlfs.connect`` (``unix:...``) or ``dlfs.open``, and
+``DLFS_DLIO_DATASET``. Threads, look-ahead, batch size, seed and rank are DLIO's own options. This
+module imports DLIO, so that only DLIO should import it.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from bench.dlio.feed import DATASET, DECODERS, VOLUME, Feed
 
 
 class DlfsDataLoader(BaseDataLoader):
-    """Gives DLIO batches from a DLFS dataset, decoded as DLIO's own readers decode them.
+    """Passes batches of a DLFS dataset to DLIO, decoded as DLIO's own readers decode them.
 
-    DLIO trains on one made-up image, whatever it has read; a batch is that image as often as
-    samples were decoded for it. Like DLIO's own readers of TFRecords, it copies no image for that.
+    DLIO trains on one made-up image instead of the samples. A batch is that image repeated for each
+    sample that was decoded. Like DLIO's own reader of TFRecords, it makes no copies of the image.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class DlfsDataLoader(BaseDataLoader):
         self._feed: Feed | None = None
 
     def read(self) -> None:
-        """Open the dataset: DLIO calls it once, before the first epoch."""
+        """Open the dataset. DLIO calls this once, before the first epoch."""
         uri = os.environ[VOLUME]
         volume = dlfs.connect(uri) if uri.startswith("unix:") else dlfs.open(uri)
         options = self._args
@@ -52,7 +52,7 @@ class DlfsDataLoader(BaseDataLoader):
         )
 
     def next(self) -> Iterator[np.ndarray]:
-        """An epoch's batches, ``uint8[batch_size, side, side]`` each."""
+        """Yield an epoch's batches, ``uint8[batch_size, side, side]`` each."""
         super().next()
         assert self._feed is not None, "DLIO calls read() first"
         image = self._args.resized_image
@@ -61,4 +61,4 @@ class DlfsDataLoader(BaseDataLoader):
         self.epoch_number += 1
 
     def finalize(self) -> None:
-        """DLIO calls it after each epoch; the next one goes on with what is open."""
+        """Do nothing. DLIO calls this after each epoch, and the next one uses the open dataset."""

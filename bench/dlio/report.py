@@ -1,22 +1,19 @@
-"""Tables of DLIO's figures side by side: on the terminal, as Markdown, and every run as JSON.
+"""The report of DLIO's figures, side by side.
 
-Medians over the rounds; what DLFS has over ext4 is taken within each round, and the median of those
-counts. Differences of utilisation are percentage points.
+Tables have medians over the rounds. Figures of DLFS over ext4 are taken within each round, and the
+median of those counts. Differences of utilisation are percentage points.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
-from bench import page
 from bench.dlio.workloads import WAYS, Workload
+from bench.report import Report, Table
+from dlfs.units import MIB
 
 COLUMNS = (
     "way",
@@ -29,20 +26,27 @@ COLUMNS = (
     "first batch s",
 )
 SAME_POINTS = 1.0
-"""Points of utilisation that runs of the same thing differ by, and more."""
+"""Percentage points of utilisation below which two ways count as the same."""
 
 Figures = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
+class Way:
+    """One of ``WAYS``, as it runs in rounds."""
+
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
 class Race:
-    """What became of a workload.
+    """The results of a workload.
 
     Attributes:
-        workload: which.
-        files: that were trained on.
-        data_bytes: of all files that DLIO made.
-        runs: of each way, by round.
+        workload: the workload.
+        files: number of files that were trained on.
+        data_bytes: bytes of all files that DLIO generated.
+        runs: DLIO's figures for each way, by round.
     """
 
     workload: Workload
@@ -51,23 +55,31 @@ class Race:
     runs: dict[str, list[Figures]]
 
     def epochs(self, way: str, number: int, figure: str) -> list[float]:
-        """A figure of one epoch, by round."""
+        """Return a figure of one epoch, by round."""
         return [run["epochs"][number][figure] for run in self.runs[way]]
 
-    def points_over_plain(self, way: str, number: int) -> float:
-        """By how many points utilisation is above ext4's in the same round."""
-        ours, plain = (self.epochs(who, number, "utilisation") for who in (way, WAYS[0]))
-        return median(one - other for one, other in zip(ours, plain, strict=True))
+    def over_ext4(self, way: str, number: int) -> tuple[float, float]:
+        """Compare an epoch with ext4's of the same round, by the median over the rounds.
+
+        Returns:
+            Difference of utilisation in percentage points, and ratio of samples per second.
+        """
+        used, plain_used = (self.epochs(one, number, "utilisation") for one in (way, WAYS[0]))
+        rates, plain_rates = (self.epochs(one, number, "rate") for one in (way, WAYS[0]))
+        return (
+            median(one - other for one, other in zip(used, plain_used, strict=True)),
+            median(one / other for one, other in zip(rates, plain_rates, strict=True)),
+        )
 
     def verdict(self, way: str) -> str:
-        """Of the cold epoch: ``higher``, ``the same`` or ``lower`` than ext4."""
-        points = self.points_over_plain(way, 0)
+        """Return ``higher``, ``the same`` or ``lower``: a way's cold utilisation against ext4's."""
+        points, _ = self.over_ext4(way, 0)
         if abs(points) < SAME_POINTS:
             return "the same"
         return "higher" if points > 0 else "lower"
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values, with every run."""
+        """Return the workload and every run as plain values."""
         return {
             "workload": self.workload.name,
             "about": self.workload.about,
@@ -80,26 +92,13 @@ class Race:
         }
 
 
-def title_of(race: Race) -> str:
-    """What was trained on, and what the accelerator would take."""
-    load = race.workload
-    samples = race.files * load.samples_per_file
-    return (
-        f"{load.name}: {samples:,} samples in {race.files:,} files, {race.data_bytes / 2**20:,.0f} "
-        f"MiB; batches of {load.batch_size}, {load.computation_seconds * 1e3:g} ms each: "
-        f"{load.offered():,.0f} samples/s at AU 100 %"
-    )
-
-
-def rows_of(race: Race) -> list[tuple[str, ...]]:
-    """A row for each way and epoch."""
+def race_table(race: Race) -> Table:
+    """Return a workload's table: a row for each way and epoch."""
     rows = []
     for way in WAYS:
         for number in range(len(race.runs[way][0]["epochs"])):
             used = race.epochs(way, number, "utilisation")
-            rates, plain = (race.epochs(who, number, "rate") for who in (way, WAYS[0]))
-            ratio = median(one / other for one, other in zip(rates, plain, strict=True))
-            first = median(race.epochs(way, number, "first_seconds"))
+            points, ratio = race.over_ext4(way, number)
             cold = number == 0 and race.runs[way][0]["cold"]
             rows.append(
                 (
@@ -107,35 +106,30 @@ def rows_of(race: Race) -> list[tuple[str, ...]]:
                     f"{number + 1}, cold" if cold else f"{number + 1}",
                     f"{median(used):.1f}",
                     f"{min(used):.1f} - {max(used):.1f}",
-                    "" if way == WAYS[0] else f"{race.points_over_plain(way, number):+.1f}",
-                    f"{median(rates):,.4g}",
+                    "" if way == WAYS[0] else f"{points:+.1f}",
+                    f"{median(race.epochs(way, number, 'rate')):,.4g}",
                     "" if way == WAYS[0] else f"{ratio:.2f}",
-                    f"{first:.2f}",
+                    f"{median(race.epochs(way, number, 'first_seconds')):.2f}",
                 )
             )
-    return rows
+    load = race.workload
+    samples = race.files * load.samples_per_file
+    title = (
+        f"{load.name}: {samples:,} samples in {race.files:,} files, {race.data_bytes / MIB:,.0f} "
+        f"MiB; batches of {load.batch_size}, {load.computation_seconds * 1e3:g} ms each: "
+        f"{load.offered():,.0f} samples/s at AU 100 %"
+    )
+    return Table(title, COLUMNS, rows)
 
 
-def show(console: Console, race: Race) -> None:
-    """One workload's table."""
-    table = Table(*COLUMNS, title=title_of(race), title_justify="left")
-    for row in rows_of(race):
-        table.add_row(*row)
-    console.print(table)
-
-
-def markdown(facts: Figures, races: Sequence[Race]) -> str:
-    """The whole report."""
-    lines = ["# DLIO, side by side", ""]
-    lines += [*page.head(facts), ""]
+def make_report(
+    facts: Mapping[str, Any], arguments: Mapping[str, Any], races: Sequence[Race]
+) -> Report:
+    """Return the report of all workloads that were run."""
+    data = {"arguments": arguments, "workloads": [race.to_dict() for race in races]}
+    report = Report("dlio", "DLIO, side by side", facts, data)
+    report.add("")
     for race in races:
-        lines += [f"## {title_of(race)}", "", *page.table(COLUMNS, rows_of(race)), ""]
-        told = [f"{way}: {race.verdict(way)}" for way in WAYS[1:]]
-        lines += [f"Utilisation against ext4, cold: {', '.join(told)}.", ""]
-    return "\n".join(lines)
-
-
-def write(folder: Path, facts: Figures, arguments: Figures, races: Sequence[Race]) -> Path:
-    """Write a run as JSON, with every figure, and as Markdown; returns the JSON's path."""
-    more = {"arguments": arguments, "workloads": [race.to_dict() for race in races]}
-    return page.write(folder, "dlio", facts, markdown(facts, races), more)
+        verdicts = ", ".join(f"{way}: {race.verdict(way)}" for way in WAYS[1:])
+        report.add(race_table(race), f"Utilisation against ext4, cold: {verdicts}.")
+    return report

@@ -1,34 +1,36 @@
-"""One run of one workload one way: ``python -m bench.dlio.run``, its figures as JSON on stdout.
+"""One run of one workload in one way.
 
-A process of its own, so that the whole of it, the service too, can be started at a chosen priority
-or on chosen processors (``--prefix`` of ``python -m bench.dlio``).
+The run is a process of its own, so that all of it, the service too, can be started at a chosen
+priority or on chosen processors (``--prefix`` of ``python -m bench.dlio``). `run_once` is called in
+the parent; `train` is the work of that process.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.contestant import cpu_seconds_of
 from bench.dlio.feed import DATASET, VOLUME
 from bench.dlio.stage import Stage, run_dlio, serve
-from bench.dlio.workloads import PLUGIN, WAYS
-from bench.ending import run_program
+from bench.dlio.workloads import PLUGIN
 from bench.machine import Machine
+from bench.process import Parent, run_child, run_program, start_child
+from bench.resources import cpu_seconds_of
 
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """What DLIO says of an epoch.
+    """DLIO's figures for an epoch.
 
     Attributes:
-        utilisation: of the accelerator, in per cent; DLIO leaves the first batch out.
+        utilisation: share of time that the accelerator was busy, in per cent; DLIO leaves the first
+            batch out.
         rate: samples/s over the whole epoch, its start included.
-        first_seconds: until the first batch was there.
+        first_seconds: time until the first batch.
     """
 
     utilisation: float
@@ -36,14 +38,29 @@ class Epoch:
     first_seconds: float
 
 
+def run_once(
+    stage: Stage, way: str, *, epochs: int, seed: int, prefix: Sequence[str]
+) -> dict[str, Any]:
+    """Run a workload once, in a process of its own behind a prefix, and return its figures.
+
+    Raises:
+        Unavailable: it failed, with the last line of its messages.
+        BenchmarkError: DLIO or DLFS failed.
+    """
+    job = {"folder": str(stage.folder), "way": way, "epochs": epochs, "seed": seed}
+    log = stage.folder / f"run-{way}.log"
+    with start_child("bench.dlio.run", job, log, prefix=prefix) as child:
+        return child.answer()
+
+
 def read_figures(output: Path) -> list[Epoch]:
-    """What DLIO measured, by epoch.
+    """Read DLIO's figures, by epoch.
 
     Args:
         output: DLIO's output folder.
 
     Raises:
-        ValueError: its files are not what DLIO 2.0 writes.
+        ValueError: its files do not have the form of DLIO 2.0.
     """
     try:
         metric = json.loads((output / "summary.json").read_text(encoding="utf-8"))["metric"]
@@ -60,13 +77,13 @@ def read_figures(output: Path) -> list[Epoch]:
 
 
 def train(stage: Stage, way: str, *, epochs: int, seed: int) -> dict[str, Any]:
-    """Drop the kernel's caches, train, and say what DLIO measured.
+    """Drop the kernel's caches, train, and return DLIO's figures.
 
     Args:
-        stage: that was laid out.
+        stage: stage whose data was generated.
         way: ``ext4``, ``mount`` or ``plugin``.
-        epochs: of training; the first is cold.
-        seed: of DLIO's orders.
+        epochs: number of epochs; the first is cold.
+        seed: seed of DLIO's orders.
     """
     output = stage.folder / f"output-{way}"
     shutil.rmtree(output, ignore_errors=True)
@@ -76,34 +93,27 @@ def train(stage: Stage, way: str, *, epochs: int, seed: int) -> dict[str, Any]:
     )
     options += [f"++workload.train.epochs={epochs}", "++workload.workflow.train=True"]
     cold = Machine(stage.folder).drop_caches()
-    log, served_seconds = stage.folder / f"train-{way}.log", 0.0
+    log, service_seconds = stage.folder / f"train-{way}.log", 0.0
     if way == "ext4":
         run_dlio(stage, options, log)
     else:
         with serve(stage) as served:
-            before, more = cpu_seconds_of(served.pid), {}
+            before, variables = cpu_seconds_of(served.pid), {}
             if way == "plugin":
                 options.append(f"++workload.reader.data_loader_classname={PLUGIN}")
                 options.append("++workload.reader.data_loader_sampler=none")
-                more = {VOLUME: served.uri, DATASET: stage.dataset}
-            run_dlio(stage, options, log, more)
-            served_seconds = cpu_seconds_of(served.pid) - before
-    epochs_read = [asdict(epoch) for epoch in read_figures(output)]
-    return {"cold": cold, "epochs": epochs_read, "service_cpu_seconds": served_seconds}
+                variables = {VOLUME: served.uri, DATASET: stage.dataset}
+            run_dlio(stage, options, log, variables)
+            service_seconds = cpu_seconds_of(served.pid) - before
+    figures = [asdict(epoch) for epoch in read_figures(output)]
+    return {"cold": cold, "epochs": figures, "service_cpu_seconds": service_seconds}
 
 
-def main() -> int:
-    """Run what the command line says."""
-    parser = argparse.ArgumentParser(prog="python -m bench.dlio.run", description=__doc__)
-    parser.add_argument("folder", type=Path, help="that was laid out")
-    parser.add_argument("way", choices=WAYS)
-    parser.add_argument("--epochs", type=int, required=True)
-    parser.add_argument("--seed", type=int, required=True)
-    given = parser.parse_args()
-    stage = Stage.load(given.folder)
-    print(json.dumps(train(stage, given.way, epochs=given.epochs, seed=given.seed)))
-    return 0
+def work(job: dict[str, Any], parent: Parent) -> None:
+    """Train as the job says, and answer with the figures."""
+    stage = Stage.load(Path(job["folder"]))
+    parent.answer(**train(stage, job["way"], epochs=job["epochs"], seed=job["seed"]))
 
 
 if __name__ == "__main__":
-    run_program(main)
+    run_program(lambda: run_child(work))

@@ -1,4 +1,4 @@
-"""Where a workload's data lies, DLIO's own program, and the service that DLFS's ways go through."""
+"""A workload's data, its generation by DLIO, and the service that DLFS's ways read from."""
 
 from __future__ import annotations
 
@@ -16,33 +16,31 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Self
 
-from bench.contestant import WrongBytesError
-from bench.contestants.mounts import check_fuse
 from bench.dlio.workloads import Workload
-from bench.ending import started
-from bench.machine import ROOT, Unavailable
+from bench.errors import BenchmarkError, Unavailable, WrongBytesError
+from bench.process import ROOT, find_program, output_of, started
+from bench.serving import Served, check_fuse, start_service
 from dlfs.ingest.formats.tfrecord.example import ExampleReader
 
 ENVIRONMENT = ROOT / "build" / "dlio" / "venv"
 PROGRAMS = Path(__file__).parent / "programs"
 SPACE_FACTOR = 1.1
-"""Room in a volume for what is beside the samples: the ends of chunks, directories."""
+"""Size of a volume over its samples: chunks have unused ends, directories take space."""
 SPACE_EXTRA_BYTES = 64 << 20
 RECORD_HEADER_BYTES, RECORD_FOOTER_BYTES = 12, 4
 """Around each record of a TFRecord file: its length and checksum, and its data's checksum."""
 
 
 def find_dlio() -> Path:
-    """DLIO's program.
+    """Return the path of DLIO's program.
 
     Raises:
-        Unavailable: it, MPI or FUSE is not there; says what to do.
+        Unavailable: DLIO, MPI or FUSE is missing; says what to install.
     """
     found = ENVIRONMENT / "bin" / "dlio_benchmark"
     if not found.exists():
         raise Unavailable(f"{found} is not installed: make bench-dlio, or make build/dlio/.stamp")
-    if shutil.which("mpirun") is None:
-        raise Unavailable("mpirun is not installed: apt-get install openmpi-bin libopenmpi-dev")
+    find_program("mpirun", "openmpi-bin libopenmpi-dev")
     check_fuse()
     return found
 
@@ -52,10 +50,10 @@ class Stage:
     """One workload's files, all in one folder on the disk under test.
 
     Attributes:
-        workload: whose.
-        folder: theirs alone.
-        files: that are trained on.
-        ranks: of MPI: processes that share an epoch.
+        workload: the workload.
+        folder: private folder of the workload.
+        files: number of files that are trained on.
+        ranks: ranks of MPI: processes that share an epoch.
     """
 
     workload: Workload
@@ -65,46 +63,46 @@ class Stage:
 
     @property
     def plain(self) -> Path:
-        """DLIO's data, on the disk's own file system."""
+        """Folder of DLIO's data on the disk's own file system."""
         return self.folder / "ext4"
 
     @property
     def volume(self) -> Path:
-        """DLFS's volume, a file on the same file system."""
+        """File of DLFS's volume, on the same file system."""
         return self.folder / "volume.img"
 
     @property
     def mounted(self) -> Path:
-        """The mount."""
+        """Mount point."""
         return self.folder / "mnt"
 
     @property
-    def spool(self) -> Path:
-        """What is written through the mount, until it is sealed."""
-        return self.folder / "spool"
+    def staging(self) -> Path:
+        """Staging area of the mount: data before it is sealed."""
+        return self.folder / "staging"
 
     @property
     def dataset(self) -> str:
-        """What the sample API reads."""
+        """Name of the dataset that the sample API reads."""
         return f"{self.workload.name}-records" if self.workload.records else self.workload.name
 
     @property
     def stamp(self) -> Path:
-        """Says what was laid out; it is there when all is."""
+        """File with the parameters of the data; exists if the data is complete."""
         return self.folder / "stage.json"
 
     def described(self) -> dict[str, object]:
-        """What decides about the data, as plain values."""
+        """Return the parameters of the data as plain values."""
         return {"workload": asdict(self.workload), "files": self.files, "ranks": self.ranks}
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """The stage that was laid out in a folder."""
-        told = json.loads((folder / "stage.json").read_text(encoding="utf-8"))
-        return cls(Workload(**told["workload"]), folder, told["files"], told["ranks"])
+        """Return the stage whose data is in a folder."""
+        found = json.loads((folder / "stage.json").read_text(encoding="utf-8"))
+        return cls(Workload(**found["workload"]), folder, found["files"], found["ranks"])
 
     def data_bytes(self) -> int:
-        """Of all files that DLIO made."""
+        """Return the bytes of all files that DLIO generated."""
         return sum(path.stat().st_size for path in self.plain.rglob("*") if path.is_file())
 
 
@@ -112,21 +110,24 @@ class Stage:
 
 
 def run_dlio(
-    stage: Stage, options: Sequence[str], log: Path, more: Mapping[str, str] | None = None
+    stage: Stage,
+    options: Sequence[str],
+    log: Path,
+    variables: Mapping[str, str] | None = None,
 ) -> None:
     """Run DLIO to its end, with its output in a file.
 
-    MPI binds each rank to one processor unless it is told not to, and the rank's threads with it.
-    Its session lies in a folder of this run's own: runs that share one may take it from each other.
+    By default, MPI binds each rank and its threads to one processor, which is switched off. Its
+    session directory is private to this run, as runs that share one may remove it.
 
     Args:
-        stage: for the number of ranks.
+        stage: gives the number of ranks.
         options: DLIO's command line.
-        log: takes what it says.
-        more: environment variables.
+        log: file for DLIO's messages.
+        variables: environment variables to set.
 
     Raises:
-        RuntimeError: it failed; with the end of what it said.
+        BenchmarkError: it failed; with its last messages.
     """
     command = ["mpirun", "-np", str(stage.ranks), "--oversubscribe", "--bind-to", "none"]
     command += ["--mca", "btl", "self,vader", "--mca", "oob_tcp_if_include", "lo"]
@@ -136,7 +137,7 @@ def run_dlio(
         "PATH": f"{PROGRAMS}:{ENVIRONMENT / 'bin'}:{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
         "DFTRACER_ENABLE": "0",
-        **(more or {}),
+        **(variables or {}),
     }
     with log.open("wb") as output, tempfile.TemporaryDirectory(prefix="dlio") as session:
         command += ["--mca", "orte_tmpdir_base", session]
@@ -151,81 +152,68 @@ def run_dlio(
             process.wait()
     if process.returncode:
         end = log.read_text(encoding="utf-8", errors="replace").splitlines()[-25:]
-        raise RuntimeError("\n".join([f"DLIO ended with {process.returncode}; {log}:", *end]))
+        raise BenchmarkError("\n".join([f"DLIO ended with {process.returncode}; {log}:", *end]))
 
 
 def generate(stage: Stage, folder: Path) -> None:
-    """Have DLIO make the workload's data; the same bytes each time."""
+    """Let DLIO generate the workload's data; it generates the same bytes each time."""
     output = stage.folder / "generated"
     options = stage.workload.options_of(
         folder, output, files=stage.files, ranks=stage.ranks, seed=1
     )
-    doing = ["++workload.workflow.generate_data=True", "++workload.workflow.train=False"]
-    run_dlio(stage, [*options, *doing], stage.folder / f"generate-{folder.name}.log")
+    actions = ["++workload.workflow.generate_data=True", "++workload.workflow.train=False"]
+    run_dlio(stage, [*options, *actions], stage.folder / f"generate-{folder.name}.log")
 
 
 # ---- DLFS ----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Served:
-    """A service that runs: what ``dlfs.connect`` takes, and its process."""
-
-    uri: str
-    pid: int
 
 
 def dlfs_command(*words: str | Path) -> None:
     """Run a verb of ``dlfs``.
 
     Raises:
-        RuntimeError: it failed; with what it said.
+        Unavailable: it failed; with its last message.
     """
-    command = [sys.executable, "-m", "dlfs.cli", *map(str, words)]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}: {done.stderr}")
+    output_of(sys.executable, "-m", "dlfs.cli", *words, cwd=ROOT)
 
 
 @contextmanager
-def serve(stage: Stage, *, incoming: bool = False) -> Iterator[Served]:
-    """Serve and mount the volume, with nothing in memory yet.
+def serve(stage: Stage, *, writable: bool = False) -> Iterator[Served]:
+    """Serve and mount the volume, with no sample in memory.
+
+    Args:
+        stage: stage whose volume was formatted.
+        writable: also mount ``incoming/``, for writing data.
 
     Raises:
-        RuntimeError: the service ended before it was ready; names its log.
+        Unavailable: the service ended before it was ready; names its log.
     """
     stage.mounted.mkdir(exist_ok=True)
-    command = [sys.executable, "-m", "dlfs.cli", "serve", str(stage.volume), "--json"]
-    command += ["--socket", str(stage.folder / "dlfs.sock"), "--mount", str(stage.mounted)]
-    command += ["--incoming", str(stage.spool)] if incoming else []
-    with (
-        (stage.folder / "serve.log").open("ab") as log,
-        started(command, stdout=subprocess.PIPE, stderr=log, cwd=ROOT) as process,
-    ):
-        yield Served(json.loads(_until_ready(process, log.name))["uri"], process.pid)
+    options = ["--socket", str(stage.folder / "dlfs.sock"), "--mount", str(stage.mounted)]
+    options += ["--incoming", str(stage.staging)] if writable else []
+    with start_service(str(stage.volume), stage.folder / "serve.log", *options) as served:
+        yield served
 
 
-def _until_ready(process: subprocess.Popen[bytes], log: str) -> bytes:
-    assert process.stdout is not None
-    told = b""
-    for line in process.stdout:
-        told += line
-        if line == b"}\n":
-            return told
-    raise RuntimeError(f"dlfs serve ended with {process.wait()}; see {log}")
-
-
-# ---- laying out ----------------------------------------------------------------------------------
+# ---- data ----------------------------------------------------------------------------------------
 
 
 def lay_out(stage: Stage) -> None:
-    """Make the data both ways, seal it, and compare; unless it is there already.
+    """Generate the data on the disk and through the mount, seal it, and compare both.
+
+    Do nothing if an earlier run left the same data.
 
     Raises:
         WrongBytesError: a file differs between the disk and the mount.
-        RuntimeError: DLIO or DLFS failed.
-        Unavailable: one of them cannot run here.
+        BenchmarkError: DLIO or DLFS failed.
     """
+    try:
+        _lay_out(stage)
+    except Unavailable as reason:
+        raise BenchmarkError(str(reason)) from reason
+
+
+def _lay_out(stage: Stage) -> None:
     find_dlio()
     described = json.dumps(stage.described())
     if stage.stamp.exists() and stage.stamp.read_text(encoding="utf-8") == described:
@@ -237,11 +225,11 @@ def lay_out(stage: Stage) -> None:
     size = int(stage.data_bytes() * SPACE_FACTOR * copies) + SPACE_EXTRA_BYTES
     dlfs_command("format", stage.volume, "--size", str(size))
     name = stage.workload.name
-    with serve(stage, incoming=True):
+    with serve(stage, writable=True):
         generate(stage, stage.mounted / "incoming" / name)
         dlfs_command("seal", stage.mounted, name)
         count = compare(stage.plain, stage.mounted / name)
-    shutil.rmtree(stage.spool)
+    shutil.rmtree(stage.staging)
     if count < stage.files:
         raise WrongBytesError(f"{name}: expected {stage.files} files at least, got {count}")
     if stage.workload.records:
@@ -251,13 +239,13 @@ def lay_out(stage: Stage) -> None:
 
 
 def compare(source: Path, copy: Path) -> int:
-    """Compare all files of two folders; how many there are.
+    """Compare all files of two folders, and return their number.
 
-    TFRecord files are compared by their records' features: a protocol buffer keeps a map in no
-    particular order, and TensorFlow writes it in another one each time.
+    TFRecord files are compared by their records' features, because the map of a protocol buffer has
+    no order and TensorFlow writes it in another one each time.
 
     Raises:
-        WrongBytesError: one differs, or is in one of them only.
+        WrongBytesError: a file differs, or is in one folder only.
     """
     here, there = (
         {path.relative_to(root) for path in root.rglob("*") if path.is_file()}
@@ -277,7 +265,7 @@ def _same_bytes(one: Path, other: Path) -> bool:
 
 
 def same_records(one: Path, other: Path) -> bool:
-    """Whether two TFRecord files hold the same Examples in the same order."""
+    """Return True if two TFRecord files contain the same Examples in the same order."""
     return all(ours == theirs for ours, theirs in zip_longest(_examples(one), _examples(other)))
 
 

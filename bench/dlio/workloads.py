@@ -1,8 +1,8 @@
-"""The workloads: DLIO's own configurations, with what is changed to fit a machine.
+"""The workloads: DLIO's own configurations, scaled to fit a small machine.
 
-Each starts from a file that DLIO brings (``configs/workload``), so everything not named here is as
-its authors have it. Sizes and times are scaled: ``record_bytes``, batch size and threads keep the
-original's proportions, ``computation_seconds`` sets the load that a batch offers.
+Each workload starts from a file of DLIO (``configs/workload``), and options not named here have the
+values of that file. Sizes and times are scaled. ``record_bytes``, batch size and threads have the
+original's proportions, and ``computation_seconds`` sets the rate that the accelerator takes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 WAYS = ("ext4", "mount", "plugin")
 READ_THREADS = 2
-"""DLIO's readers in each rank: worker processes of PyTorch, or threads."""
+"""Number of DLIO's readers in each rank: worker processes of PyTorch, or threads."""
 PLUGIN = "bench.dlio.plugin.DlfsDataLoader"
 
 
@@ -22,17 +22,17 @@ class Workload:
     """A training load.
 
     Attributes:
-        name: of it, and of its dataset.
-        about: one line.
-        base: DLIO's configuration that it starts from.
-        format: of the files: ``tfrecord``, ``jpeg`` or ``npz``.
-        files: that are trained on.
-        quick_files: likewise, with ``--quick``.
-        samples_per_file: records in each.
-        record_bytes: mean length of one; of JPEG, pixels.
-        batch_size: samples.
-        computation_seconds: that a batch keeps the accelerator busy.
-        options: further ones of DLIO, under ``workload.``.
+        name: name of the workload and of its dataset.
+        about: description of one line.
+        base: name of DLIO's configuration that it starts from.
+        format: format of the files: ``tfrecord``, ``jpeg`` or ``npz``.
+        files: number of files that are trained on.
+        quick_files: number of files with ``--quick``.
+        samples_per_file: records of a file.
+        record_bytes: mean length of a record in bytes; for JPEG, in pixels.
+        batch_size: samples of a batch.
+        computation_seconds: time that a batch occupies the accelerator.
+        options: further options of DLIO, below ``workload.``.
     """
 
     name: str
@@ -49,32 +49,32 @@ class Workload:
 
     @property
     def records(self) -> bool:
-        """Whether the sample API reads records instead of files."""
+        """True if samples are records instead of files, for the sample API."""
         return self.format == "tfrecord"
 
     def offered(self) -> float:
-        """Samples/s that the accelerator would take."""
+        """Return the samples/s at which the accelerator is always busy."""
         return self.batch_size / self.computation_seconds
 
     def options_of(
         self, folder: Path, output: Path, *, files: int, ranks: int, seed: int
     ) -> list[str]:
-        """DLIO's command line, without what it shall do.
+        """Return DLIO's command line, except for its actions.
 
         Args:
-            folder: of the data.
-            output: where DLIO writes what it measured.
-            files: that are trained on.
-            ranks: of MPI.
-            seed: of its orders.
+            folder: folder of the data.
+            output: folder for DLIO's figures.
+            files: number of files that are trained on.
+            ranks: number of MPI's ranks.
+            seed: seed of DLIO's orders.
         """
         values: dict[str, object] = {
             "workflow.checkpoint": False,
             "dataset.data_folder": folder,
             "dataset.format": self.format,
             "dataset.num_files_train": files,
-            # Nothing is evaluated, but DLIO lists valid/, and a directory without files is no part
-            # of a sealed dataset; and it divides by what each of its threads would have.
+            # Nothing is evaluated, but DLIO lists valid/, and a sealed dataset has no empty
+            # directories. DLIO also divides by the number of files of each of its threads.
             "dataset.num_files_eval": READ_THREADS * ranks,
             "dataset.num_samples_per_file": self.samples_per_file,
             "dataset.record_length": self.record_bytes,

@@ -1,1 +1,1 @@
-"""DLFS beside what a trainer would pick instead: the same samples, the same disk, the same run."""
+"""DLFS and its peers: other formats and file systems that a trainer could use, side by side."""

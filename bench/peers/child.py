@@ -1,13 +1,13 @@
-"""What runs in a child process: one peer prepares its data, or reads it once.
+"""The child process of a peer: converts the samples, or reads them once.
 
-The parent writes a job as one line of JSON, then ``go`` and ``check`` when it is time; answers are
-lines of JSON. The peer's own output goes to the standard error, so that it cannot be mistaken for
-an answer. Times are of the monotonic clock, which all processes share.
+`bench.process` has the protocol. The job is a `Job`. A reading child answers ``ready`` when it has
+warmed up, waits for ``go``, reads, answers with what it measured, waits for ``check``, and answers
+with the number of samples that it compared. Times are of the monotonic clock, which all processes
+share.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -17,43 +17,45 @@ from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from itertools import count
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 
-from bench.contestant import CHECKED, WrongBytesError
-from bench.machine import Unavailable
-from bench.peers.data import Data, RaceSource
-from bench.peers.peer import Peer, Reader, ShuffledReader, TakesArrays, Warmable
-from bench.peers.processes import own_cpu_seconds, peak_rss_bytes
+from bench.datasets import Source
+from bench.errors import WrongBytesError
+from bench.measurement import CHECKED, check_bytes
+from bench.peers.data import Data
+from bench.peers.peer import Peer, Reader
 from bench.peers.registry import all_peers
+from bench.process import Parent, run_child
+from bench.resources import peak_rss_bytes, tree_cpu_seconds
 
 CHECKED_AFTER = 256
-"""Samples that are read and compared when the timed part is over."""
+"""Samples that are read and compared after the timed part."""
 
-KEEP_EVERY = 16
-"""Batches of which one leaves a sample to be compared."""
+REMEMBER_EVERY = 16
+"""Interval, in batches, at which one sample is remembered and compared later."""
 
 FILE_READ_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a child is to do.
+    """The work of a child.
 
     Attributes:
         verb: ``prepare``, ``look`` or ``race``.
-        peer: by name.
-        folder: where its data is.
-        data: which samples.
-        samples: how many there are.
-        batch: samples of one.
-        own: in the peer's own order; else in a global one that it is given.
-        warm: with everything in memory; else cold.
-        share: which part of the order, 0..shares-1.
-        shares: processes at work.
-        seconds: of the timed part, which ends sooner with the order when that is cold.
-        round: each has another order.
+        peer: name of the peer.
+        folder: folder of the peer's data.
+        data: fields of `Data`.
+        samples: number of samples.
+        batch: samples of one batch.
+        own: read in the peer's own order; else in a given global one.
+        warm: read from memory; else cold.
+        share: number of this child, 0..shares-1; it reads a share of the order.
+        shares: number of children that read at once.
+        seconds: duration of the timed part. A cold one ends sooner with the order.
+        round: number of the round; each has another order.
     """
 
     verb: str
@@ -71,114 +73,105 @@ class Job:
 
     @property
     def seed(self) -> int:
-        """Of this child's order; never 0, by which DLFS packs: that order is the one on disk."""
+        """Seed of this child's order. Never 0, with which DLFS packs: that is the order on disk."""
         return 1000 * (self.round + 1) + self.share
+
+    def source(self) -> Source:
+        """Return the samples."""
+        return Data(**self.data).source()
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
-    """A moment: on the clock, and CPU time until then."""
+class Moment:
+    """A moment of the clock and the CPU time until then, in seconds."""
 
     seconds: float
     cpu_seconds: float
 
     @classmethod
-    def now(cls) -> Mark:
-        """This one."""
-        return cls(time.monotonic(), own_cpu_seconds())
+    def now(cls) -> Moment:
+        """Return the present moment."""
+        return cls(time.monotonic(), tree_cpu_seconds())
 
 
 @dataclass(slots=True)
 class Count:
-    """Batches that came, and a few of their samples."""
+    """Counts the batches that were read, and remembers a few of their samples to compare them.
+
+    Attributes:
+        own: True if the order is the peer's own, so that batches carry indices.
+        samples: samples so far.
+        bytes: bytes of these samples.
+        batches: batches so far.
+        remembered: bytes of some samples, by index.
+        seen: indices of each batch of an own order.
+    """
 
     own: bool
     samples: int = 0
     bytes: int = 0
     batches: int = 0
-    kept: dict[int, bytes] = field(default_factory=dict)
+    remembered: dict[int, bytes] = field(default_factory=dict)
     seen: list[Any] = field(default_factory=list)
 
     def add(self, indices: Any, found: Any) -> None:
-        """Count a batch; the indices of an own order are in what was found."""
-        as_list = isinstance(found, list)
+        """Count a batch; ``indices`` is what was asked for, None in an own order."""
+        is_list = isinstance(found, list)
         if self.own:
-            indices = [index for index, _ in found] if as_list else found.indices.copy()
+            indices = [index for index, _ in found] if is_list else found.indices.copy()
             self.seen.append(indices)
-        if not as_list:
+        if not is_list:
             self.bytes += int(found.lengths.sum())
         elif self.own:
-            self.bytes += sum([len(data) for _, data in found])
+            self.bytes += sum(len(data) for _, data in found)
         else:
             self.bytes += sum(map(len, found))
         if len(found) != len(indices):
-            raise WrongBytesError(f"{len(indices)} samples were asked for, {len(found)} came")
-        if self.batches % KEEP_EVERY == 0 and len(self.kept) < CHECKED:
+            raise WrongBytesError(f"{len(indices)} samples were requested, {len(found)} returned")
+        if self.batches % REMEMBER_EVERY == 0 and len(self.remembered) < CHECKED:
             position = self.batches * 37 % len(found)
             data = found[position]
-            self.kept[int(indices[position])] = bytes(data[1] if self.own and as_list else data)
+            self.remembered[int(indices[position])] = bytes(
+                data[1] if self.own and is_list else data
+            )
         self.samples += len(found)
         self.batches += 1
-
-
-class Pipe:
-    """The way to the parent."""
-
-    def __init__(self, told: TextIO, answers: TextIO) -> None:
-        self._told, self._answers = told, answers
-
-    def say(self, **answer: Any) -> None:
-        """An answer."""
-        self._answers.write(json.dumps(answer) + "\n")
-        self._answers.flush()
-
-    def wait_for(self, word: str) -> None:
-        """The parent's next word, which must be this one."""
-        line = self._told.readline()
-        if line != f"{word}\n":
-            raise SystemExit(f"expected {word} from the parent, got {line!r}")
 
 
 # ---- preparing -----------------------------------------------------------------------------------
 
 
-def prepare(job: Job, peer: Peer, pipe: Pipe) -> None:
-    """Convert the samples."""
-    folder = Path(job.folder)
-    source = Data(**job.data).source()
-    before = Mark.now()
+def prepare(job: Job, peer: Peer, parent: Parent) -> None:
+    """Convert the samples, and answer with what that took."""
+    folder, source = Path(job.folder), job.source()
+    before = Moment.now()
     peer.prepare(source, folder)
-    subprocess.run(["sync", "-f", folder], check=True)  # it is on the disk, not on its way there
-    after = Mark.now()
-    pipe.say(
+    subprocess.run(["sync", "-f", folder], check=True)  # until the data is on the disk
+    after = Moment.now()
+    parent.answer(
         seconds=after.seconds - before.seconds,
         cpu_seconds=after.cpu_seconds - before.cpu_seconds,
         stored_bytes=_stored_bytes(folder),
         samples=len(source),
-        sample_bytes=int(source.lengths.sum()),
+        sample_bytes=source.total_bytes(),
     )
 
 
-def look(job: Job, peer: Peer, pipe: Pipe) -> None:
-    """Open what was prepared, and see whether it can be read."""
+def look(job: Job, peer: Peer, parent: Parent) -> None:
+    """Open what was prepared, check some samples, and answer with the reader's orders."""
     reader = peer.open(Path(job.folder))
     try:
-        pipe.say(
-            own_order=own_order_of(reader),
-            checked=check(peer, reader, Data(**job.data).source(), seed=0),
+        parent.answer(
+            own_order=reader.own_order,
+            checked=check(peer, reader, job.source(), seed=0),
             versions={name: metadata.version(name) for name in peer.packages},
         )
     finally:
         reader.close()
 
 
-def own_order_of(reader: Reader) -> str:
-    """What a reader calls its own order; "" where it has none."""
-    return reader.own_order if isinstance(reader, ShuffledReader) else ""
-
-
 def _stored_bytes(folder: Path) -> int:
-    """What a folder takes on the disk."""
+    """Return the bytes that a folder takes on the disk."""
     total = 0
     for top, _, names in os.walk(folder):
         total += sum(512 * os.lstat(os.path.join(top, name)).st_blocks for name in names)
@@ -189,11 +182,11 @@ def _stored_bytes(folder: Path) -> int:
 # ---- checking ------------------------------------------------------------------------------------
 
 
-def check(peer: Peer, reader: Reader, source: RaceSource, seed: int) -> int:
-    """Read some samples and compare them with the source; how many there were.
+def check(peer: Peer, reader: Reader, source: Source, seed: int) -> int:
+    """Read some samples, compare them with the source, and return their number.
 
     Raises:
-        WrongBytesError: one differs, or came twice.
+        WrongBytesError: a sample differs, or was returned twice.
     """
     wanted = min(CHECKED_AFTER, len(source))
     found: dict[int, bytes] = {}
@@ -211,10 +204,11 @@ def check(peer: Peer, reader: Reader, source: RaceSource, seed: int) -> int:
             found[index] = data
             if len(found) >= wanted:
                 break
-    return compare(source, found)
+    return check_bytes(source, found)
 
 
 def _pairs(reader: Reader, seed: int, batch: int) -> Iterator[tuple[int, bytes]]:
+    """Yield index and bytes of each sample of an epoch."""
     epoch: Any = reader.epoch(seed, batch)
     try:
         for found in epoch:
@@ -229,20 +223,8 @@ def _pairs(reader: Reader, seed: int, batch: int) -> Iterator[tuple[int, bytes]]
             epoch.close()
 
 
-def compare(source: RaceSource, found: dict[int, bytes]) -> int:
-    """Compare samples with the source; how many there were.
-
-    Raises:
-        WrongBytesError: one differs.
-    """
-    for index, data in found.items():
-        if data != source.data(index):
-            raise WrongBytesError(f"sample {index} has {len(data)} bytes that are not its own")
-    return len(found)
-
-
 def check_order(job: Job, seen: list[Any], whole: bool) -> None:
-    """An epoch gives no sample twice, and to its end each.
+    """Check that an epoch returned no sample twice, and each one if it ran to its end.
 
     Raises:
         WrongBytesError: it did not.
@@ -256,20 +238,24 @@ def check_order(job: Job, seen: list[Any], whole: bool) -> None:
         raise WrongBytesError(f"an epoch of {job.samples} samples ended after {len(indices)}")
 
 
-# ---- racing --------------------------------------------------------------------------------------
+# ---- reading -------------------------------------------------------------------------------------
 
 
 def _as_taken(reader: Reader, indices: Any) -> Any:
-    """Indices in the form that a reader documents."""
-    if isinstance(reader, TakesArrays):
+    """Return indices in the form that the reader takes."""
+    if reader.takes_arrays:
         return np.asarray(indices, np.int64)
     return indices if isinstance(indices, list) else indices.tolist()
 
 
 def _order(job: Job, reader: Reader, covered: int) -> list[Any]:
-    """Batches of indices, made before anything is timed: this child's share of a random order.
+    """Return this child's share of a random order, in batches, before anything is timed.
 
-    What a first pass covered, in batches, is mixed anew, and nothing else is in it; 0: all.
+    Args:
+        job: the job.
+        reader: reader that takes the indices.
+        covered: batches that a first pass read. Only their samples are used, in a new order. 0:
+            all samples.
     """
     everything = np.random.default_rng([job.round, 7]).permutation(job.samples)
     mine = everything[job.share :: job.shares]
@@ -280,7 +266,7 @@ def _order(job: Job, reader: Reader, covered: int) -> list[Any]:
 
 
 def _passes(job: Job, reader: Reader, covered: int) -> Iterator[Iterator[tuple[Any, Any]]]:
-    """Passes over the samples; each gives ``(indices, what was found)``."""
+    """Yield passes over the samples; a pass yields ``(indices, batch)``."""
     order = [] if job.own else _order(job, reader, covered)
     for number in count():
         if job.own:
@@ -290,7 +276,7 @@ def _passes(job: Job, reader: Reader, covered: int) -> Iterator[Iterator[tuple[A
 
 
 def _read_into_page_cache(folder: Path) -> None:
-    """Read a folder's files; what is mounted in it is left to the first pass."""
+    """Read all files of a folder, except for file systems that are mounted below it."""
     buffer, device = bytearray(FILE_READ_BYTES), folder.stat().st_dev
     for top, below, names in os.walk(folder):
         below[:] = [name for name in below if os.lstat(f"{top}/{name}").st_dev == device]
@@ -301,46 +287,54 @@ def _read_into_page_cache(folder: Path) -> None:
 
 
 def _warmed(job: Job, peer: Peer) -> tuple[Reader, int]:
-    """A reader with everything in memory that it reads, and the batches of a first pass."""
+    """Open a reader with its data in memory; return it and the batches of its first pass."""
     folder = Path(job.folder)
-    if isinstance(peer, Warmable):
-        reader = peer.open_warm(folder)
-    else:
+    reader = peer.open_warm(folder)
+    if reader is None:
         _read_into_page_cache(folder)
         reader = peer.open(folder)
-    passed, until = 0, time.monotonic() + job.seconds
+    covered, until = 0, time.monotonic() + job.seconds
     for _ in next(_passes(job, reader, 0)):
-        passed += 1
+        covered += 1
         if time.monotonic() > until:
             break
-    return reader, passed
+    return reader, covered
 
 
 @dataclass(slots=True)
 class Timed:
-    """The timed part: its moments, and whether it went to the end of the order."""
+    """The timed part.
 
-    opened: Mark
-    first: Mark
-    end: Mark
+    Attributes:
+        opened: moment when the first pass had been opened.
+        first: moment of the first batch.
+        end: moment of the last batch.
+        first_samples: samples of the first batch.
+        first_bytes: bytes of the first batch.
+        whole: True if it went to the end of the order.
+    """
+
+    opened: Moment
+    first: Moment
+    end: Moment
     first_samples: int
     first_bytes: int
     whole: bool
 
 
 def read_timed(job: Job, reader: Reader, covered: int, tally: Count) -> Timed:
-    """Read batches until time is over; cold, until the order is."""
+    """Read batches until the time is over; a cold reader also stops at the end of the order."""
     passes = _passes(job, reader, covered)
     batches = next(passes)
-    opened = Mark.now()
-    first: Mark | None = None
+    opened = Moment.now()
+    first: Moment | None = None
     until, whole = float("inf"), True
     first_samples = first_bytes = 0
     while True:
         for indices, found in batches:
             tally.add(indices, found)
             if first is None:
-                first = Mark.now()
+                first = Moment.now()
                 until = first.seconds + job.seconds
                 first_samples, first_bytes = tally.samples, tally.bytes
             elif time.monotonic() > until:
@@ -349,59 +343,53 @@ def read_timed(job: Job, reader: Reader, covered: int, tally: Count) -> Timed:
         if not whole or not job.warm:
             break
         batches = next(passes)
-    end = Mark.now()
+    end = Moment.now()
     assert first is not None
     return Timed(opened, first, end, first_samples, first_bytes, whole)
 
 
-def race(job: Job, peer: Peer, pipe: Pipe) -> None:
-    """Read once."""
+def race(job: Job, peer: Peer, parent: Parent) -> None:
+    """Read once, and check what was read."""
     folder = Path(job.folder)
     covered = 0
     if job.warm:
         reader, covered = _warmed(job, peer)
     else:
         peer.open(folder).close()
-    pipe.say(ready=True)
-    pipe.wait_for("go")
-    start = Mark.now()
+    parent.answer(ready=True)
+    parent.wait_for("go")
+    start = Moment.now()
     if not job.warm:
         reader = peer.open(folder)
     try:
         tally = Count(job.own)
         timed = read_timed(job, reader, covered, tally)
-        pipe.say(
+        parent.answer(
             samples=tally.samples,
             bytes=tally.bytes,
             start=asdict(start),
             **asdict(timed),
             peak_rss_bytes=peak_rss_bytes(os.getpid()),
-            own_order=own_order_of(reader),
         )
-        pipe.wait_for("check")
-        source = Data(**job.data).source()
+        parent.wait_for("check")
+        source = job.source()
         check_order(job, tally.seen, timed.whole)
-        checked = compare(source, tally.kept) + check(peer, reader, source, job.seed)
+        checked = check_bytes(source, tally.remembered) + check(peer, reader, source, job.seed)
     finally:
         reader.close()
-    pipe.say(checked=checked)
+    parent.answer(checked=checked)
 
 
-def main() -> int:
-    """Do the job that the parent writes."""
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    pipe = Pipe(sys.stdin, answers)
-    job = Job(**json.loads(sys.stdin.readline()))
-    peer = all_peers()[job.peer]
+def work(values: dict[str, Any], parent: Parent) -> None:
+    """Do a job."""
+    job = Job(**values)
     try:
-        {"prepare": prepare, "look": look, "race": race}[job.verb](job, peer, pipe)
-    except Unavailable as reason:
-        pipe.say(unavailable=str(reason))
+        {"prepare": prepare, "look": look, "race": race}[job.verb](
+            job, all_peers()[job.peer], parent
+        )
     except WrongBytesError as error:
-        pipe.say(wrong=f"{job.peer}, {job.data['key']}: {error}")
-    return 0
+        raise WrongBytesError(f"{job.peer}, {job.data['key']}: {error.args[0]}") from error
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_child(work))

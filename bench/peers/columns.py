@@ -1,4 +1,4 @@
-"""Samples in a column of Arrow: written a bounded batch at a time, read without a copy."""
+"""Samples in a column of Arrow: written in batches of bounded size, read without a copy."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.peers.packages import WRITE_BYTES, needed
-from bench.peers.peer import Source, touch
+from bench.datasets import WRITE_BYTES, Source
+from bench.peers.packages import needed
+from bench.peers.peer import touch
 
 INDEX, DATA = "index", "data"
 
 
 class ColumnSamples:
-    """A batch whose samples lie one behind the other in the memory of one Arrow array.
+    """A batch whose samples follow each other in the memory of one Arrow array.
 
     Args:
         array: ``large_binary[n]``, without nulls.
-        indices: of the samples, ``int64[n]``; may be left out.
+        indices: indices of the samples, ``int64[n]``; None: 0..n-1.
     """
 
     def __init__(self, array: Any, indices: NDArray[np.int64] | None = None) -> None:
@@ -37,7 +38,7 @@ class ColumnSamples:
 
 
 def gathered(column: Any, indices: NDArray[np.int64] | None = None) -> ColumnSamples:
-    """The samples of a column of many small chunks of a mapped file, read into memory.
+    """Read the samples of a column of a mapped file into memory.
 
     Args:
         column: ``ChunkedArray`` of ``large_binary``, at least one chunk.
@@ -52,15 +53,13 @@ def gathered(column: Any, indices: NDArray[np.int64] | None = None) -> ColumnSam
 
 
 def record_batches(source: Source) -> Iterator[Any]:
-    """The samples as record batches of about `WRITE_BYTES`, one column."""
+    """Yield the samples as record batches of one column, about `WRITE_BYTES` each."""
     pyarrow = needed("pyarrow")
-    held: list[bytes] = []
-    held_bytes = 0
-    for _, _, data in source:
-        held.append(data)
-        held_bytes += len(data)
-        if held_bytes >= WRITE_BYTES:
-            yield pyarrow.record_batch([pyarrow.array(held, pyarrow.large_binary())], [DATA])
-            held, held_bytes = [], 0
-    if held:
-        yield pyarrow.record_batch([pyarrow.array(held, pyarrow.large_binary())], [DATA])
+    pending: list[bytes] = []
+    pending_bytes = 0
+    for index, _, data in source:
+        pending.append(data)
+        pending_bytes += len(data)
+        if pending_bytes >= WRITE_BYTES or index == len(source) - 1:
+            yield pyarrow.record_batch([pyarrow.array(pending, pyarrow.large_binary())], [DATA])
+            pending, pending_bytes = [], 0

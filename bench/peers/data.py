@@ -1,32 +1,37 @@
-"""The samples of a race, made again in every process that needs them, from a few plain values."""
+"""The samples of a race as a few plain values, from which every process makes them again."""
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
-from bench import datasets
-from bench.datasets import SPECS, DatasetSpec, FolderBytes, SyntheticSource
+from bench.datasets import (
+    DatasetSpec,
+    FolderBytes,
+    Source,
+    Subset,
+    SyntheticSource,
+    random_subset,
+    spec_of,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """Which samples.
+    """The samples of a race.
 
     Attributes:
-        key: of the data set's spec.
-        total_bytes: of all samples of a synthetic one.
-        seed: of its bytes.
-        corpus: folder of the real files, when the key is ``corpus``.
-        listing: file with their paths, each ended by NUL, in path order; beside it one with their
+        key: key of the data set's spec.
+        total_bytes: bytes of all samples of a synthetic data set.
+        seed: seed of the bytes.
+        corpus: folder of the real files, if the key is ``corpus``.
+        listing: file with their paths in path order, each ended by NUL. A file next to it has their
             lengths.
-        samples_max: a uniform random subset of so many; None: all.
+        samples_max: most samples, a uniform random subset; None: all.
     """
 
     key: str
@@ -38,27 +43,25 @@ class Data:
 
     @property
     def spec(self) -> DatasetSpec:
-        """What the data set is."""
-        return next(spec for spec in SPECS if spec.key == self.key)
+        """Parameters of the data set."""
+        return spec_of(self.key)
 
-    def source(self) -> RaceSource:
-        """Its samples."""
-        base: datasets.Source
+    def source(self) -> Source:
+        """Return the samples."""
+        base: Source
         if self.corpus is None:
             base = SyntheticSource(self.spec, self.total_bytes, self.seed)
         else:
             assert self.listing is not None
             paths = Path(self.listing).read_bytes().split(b"\0")[:-1]
             base = FolderBytes(Path(self.corpus), paths, np.load(_lengths_of(Path(self.listing))))
-        count = len(base.lengths)
-        if self.samples_max is None or count <= self.samples_max:
-            return RaceSource(base, np.arange(count))
-        random = np.random.default_rng([self.seed, 3])
-        return RaceSource(base, np.sort(random.choice(count, self.samples_max, replace=False)))
+        if self.samples_max is None or len(base) <= self.samples_max:
+            return base
+        return Subset(base, random_subset(len(base), self.samples_max, self.seed))
 
 
 def list_corpus(corpus: Path, listing: Path) -> int:
-    """Write the paths of a folder's regular files in path order; how many bytes they have."""
+    """List a folder's regular files in path order; return their bytes."""
     found: dict[bytes, int] = {}
     top = os.fsencode(corpus)
     for folder, _, names in os.walk(top):
@@ -74,28 +77,4 @@ def list_corpus(corpus: Path, listing: Path) -> int:
 
 
 def _lengths_of(listing: Path) -> Path:
-    """The file with the lengths of what a listing names; so nobody has to ask each file."""
     return listing.with_name(listing.name + ".lengths.npy")
-
-
-class RaceSource:
-    """The source that peers are given: some or all samples of another, numbered from 0."""
-
-    def __init__(self, base: datasets.Source, chosen: NDArray[np.int64]) -> None:
-        self._base, self._chosen = base, chosen
-        self.lengths: NDArray[np.int64] = base.lengths[chosen]
-
-    def __len__(self) -> int:
-        return len(self._chosen)
-
-    def __iter__(self) -> Iterator[tuple[int, bytes, bytes]]:
-        for index in range(len(self)):
-            yield index, self.path(index), self.data(index)
-
-    def path(self, index: int) -> bytes:
-        """Of a sample."""
-        return self._base.path(int(self._chosen[index]))
-
-    def data(self, index: int) -> bytes:
-        """Of a sample."""
-        return self._base.data(int(self._chosen[index]))

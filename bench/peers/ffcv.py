@@ -1,8 +1,8 @@
-"""FFCV: a beton file of arrays, in FFCV's own random order; where FFCV could be installed.
+"""FFCV: a beton file of arrays, in FFCV's own random order.
 
-There is no wheel of it: pip compiles it against the C++ headers of OpenCV and libturbojpeg, so it
-is in no extra. FFCV batches arrays of one shape, which is what samples of one length are. Its
-`BytesField` has no decoder that fills a batch: data sets of several lengths are refused.
+FFCV has no wheel: pip compiles it against the C++ headers of OpenCV and libturbojpeg, so that it is
+in no extra. FFCV batches arrays of one shape, such as samples of one length. Its `BytesField` has
+no decoder that fills a batch: data sets of several lengths are refused.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.machine import Unavailable
+from bench.datasets import Source
+from bench.errors import Unavailable
 from bench.peers.packages import workers
-from bench.peers.peer import GLOBAL, Peer, Source
+from bench.peers.peer import GLOBAL, Peer, Reader
 
 INDEX, DATA = "index", "data"
 NAME = "samples.beton"
 
 
 class FfcvSamples:
-    """A batch as FFCV makes it: one array, in memory that it uses again."""
+    """A batch of FFCV: one array, in memory that FFCV reuses for later batches."""
 
     def __init__(self, indices: NDArray[np.int64], data: NDArray[np.uint8]) -> None:
         self.indices: NDArray[np.integer] = indices[:, 0]
@@ -37,8 +38,8 @@ class FfcvSamples:
         return self._data[position].data
 
 
-class FfcvReader:
-    """A beton file."""
+class FfcvReader(Reader):
+    """Reads a beton file in random order; the first epoch compiles the pipeline."""
 
     own_order = GLOBAL
 
@@ -46,7 +47,6 @@ class FfcvReader:
         self._path = path
 
     def epoch(self, seed: int, batch: int) -> Iterator[FfcvSamples]:
-        """A pass in random order; the first compiles the pipeline."""
         from ffcv.fields.decoders import IntDecoder, NDArrayDecoder
         from ffcv.loader import Loader, OrderOption
 
@@ -68,12 +68,9 @@ class FfcvReader:
             batches.close()
             batches.join()
 
-    def close(self) -> None:
-        """Nothing is held: the mapping goes with the loader."""
-
 
 class Arrays:
-    """A source as the writer wants it: indexed, of tuples."""
+    """The samples in the form that FFCV's writer takes: indexed tuples of index and array."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -85,8 +82,8 @@ class Arrays:
         return int(index), np.frombuffer(self._source.data(int(index)), np.uint8)
 
 
-class Ffcv:
-    """FFCV from a beton file, cached by the kernel."""
+class Ffcv(Peer):
+    """FFCV from a beton file, cached by the kernel, written by `DatasetWriter`."""
 
     name = "ffcv"
     about = "Loader(order=RANDOM) of an NDArrayField (FFCV documentation, Making dataloaders)"
@@ -94,7 +91,6 @@ class Ffcv:
     random = False
 
     def prepare(self, source: Source, folder: Path) -> None:
-        """Write with `DatasetWriter`."""
         _require()
         from ffcv.fields import IntField, NDArrayField
         from ffcv.writer import DatasetWriter
@@ -108,12 +104,12 @@ class Ffcv:
         writer.from_indexed_dataset(Arrays(source))
 
     def open(self, folder: Path) -> FfcvReader:
-        """Import the package: the file is opened for each epoch."""
         _require()
         return FfcvReader(folder / NAME)
 
 
 def _require() -> None:
+    """Import the package, or say how to get it."""
     os.environ["TQDM_DISABLE"] = "1"  # its writer draws a progress bar
     try:
         import ffcv  # noqa: F401
@@ -124,4 +120,4 @@ def _require() -> None:
         ) from error
 
 
-PEERS: tuple[Peer, ...] = (Ffcv(),)
+PEERS = (Ffcv(),)

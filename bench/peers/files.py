@@ -1,47 +1,35 @@
-"""One file a sample: on the file system itself, through PyTorch's DataLoader."""
+"""One file a sample: on the file system itself, and through PyTorch's DataLoader."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.machine import Unavailable
-from bench.peers.peer import GLOBAL, Reader, Source
+from bench.datasets import Source, write_files
+from bench.errors import Unavailable
+from bench.peers.peer import GLOBAL, Peer, Reader
 
 FILES_MAX = 40_000
 
 
-def write_tree(source: Source, root: Path) -> None:
-    """Write samples as files in path order, as unpacking an archive would."""
-    made: set[bytes] = set()
-    for _, path, data in source:
-        target = os.fsencode(root) + b"/" + path
-        parent = os.path.dirname(target)
-        if parent not in made:
-            os.makedirs(parent, exist_ok=True)
-            made.add(parent)
-        with open(target, "wb", buffering=0) as file:
-            file.write(data)
-
-
 def write_listing(source: Source, folder: Path) -> None:
-    """Keep which path is which sample, and its length, as a trainer's manifest does."""
+    """Write the path and length of each sample, as a trainer's manifest does."""
     paths = (source.path(index) for index in range(len(source)))
     (folder / "paths").write_bytes(b"".join(path + b"\0" for path in paths))
     np.save(folder / "lengths.npy", source.lengths)
 
 
-class FilesReader:
-    """Opens, reads and closes a file for each sample: three calls.
+class FilesReader(Reader):
+    """Opens, reads and closes a file for each sample: three system calls.
 
     Args:
-        folder: with the listing.
-        root: of the files.
+        folder: folder with the listing.
+        root: root folder of the files.
     """
 
     def __init__(self, folder: Path, root: Path) -> None:
@@ -53,37 +41,29 @@ class FilesReader:
         return len(self._paths)
 
     def sample(self, index: int) -> bytes:
-        """One."""
+        """Read one sample."""
         descriptor = os.open(self._paths[index], os.O_RDONLY)
         try:
             return os.read(descriptor, self._lengths[index])
         finally:
             os.close(descriptor)
 
-    def read(self, indices: Sequence[int]) -> list[bytes]:
-        """One after the other."""
+    def read(self, indices: Any) -> list[bytes]:
         return [self.sample(index) for index in indices]
 
-    def close(self) -> None:
-        """Nothing is held."""
 
-
-class Files:
+class Files(Peer):
     """Plain files on the file system of the data."""
 
     name = "files"
     about = "os.open, os.read of the exact length, os.close for each file, one thread"
-    packages: tuple[str, ...] = ()
-    random = True
     samples_max = FILES_MAX
 
     def prepare(self, source: Source, folder: Path) -> None:
-        """A file each, and the listing."""
-        write_tree(source, folder / "tree")
+        write_files(source, folder / "tree")
         write_listing(source, folder)
 
     def open(self, folder: Path) -> Reader:
-        """Read the listing."""
         return FilesReader(folder, folder / "tree")
 
 
@@ -120,7 +100,7 @@ class _Samples:
 
 
 def _collate(items: list[tuple[int, bytes]]) -> tuple[Any, Any, Any]:
-    """One tensor for all bytes, which goes from worker to trainer in shared memory."""
+    """Put all bytes into one tensor, which a worker passes to the trainer in shared memory."""
     import torch
 
     data = bytearray(b"".join([data for _, data in items])) or bytearray(1)
@@ -129,12 +109,12 @@ def _collate(items: list[tuple[int, bytes]]) -> tuple[Any, Any, Any]:
     return indices, lengths, torch.frombuffer(data, dtype=torch.uint8)
 
 
-class LoaderReader:
+class LoaderReader(Reader):
     """PyTorch's DataLoader over plain files.
 
     Args:
-        folder: of the files.
-        workers: processes that read; 0: the trainer itself.
+        folder: folder of the files.
+        workers: number of processes that read; 0: the trainer reads.
     """
 
     own_order = GLOBAL
@@ -144,14 +124,12 @@ class LoaderReader:
             import torch.utils.data
         except ImportError as error:
             raise Unavailable("torch is not installed: make bench PACKAGES=torch") from error
-        self._data = torch.utils.data
         self._torch = torch
         self._samples = _Samples(FilesReader(folder, folder / "tree"))
         self._workers = workers
 
     def epoch(self, seed: int, batch: int) -> Iterator[TensorBatch]:
-        """``shuffle=True``: a permutation of all samples."""
-        loader = self._data.DataLoader(
+        loader = self._torch.utils.data.DataLoader(
             self._samples,
             batch_size=batch,
             shuffle=True,
@@ -162,11 +140,8 @@ class LoaderReader:
         for indices, lengths, data in loader:
             yield TensorBatch(indices, lengths, data)
 
-    def close(self) -> None:
-        """Workers ended with their epoch."""
 
-
-class Loader:
+class Loader(Peer):
     """DataLoader with a number of workers."""
 
     packages = ("torch",)
@@ -181,12 +156,7 @@ class Loader:
             "files; a batch is one tensor (pytorch.org/docs/stable/data.html)"
         )
 
-    def prepare(self, source: Source, folder: Path) -> None:
-        """Plain files."""
-        Files().prepare(source, folder)
-
     def open(self, folder: Path) -> Reader:
-        """Import PyTorch, read the listing."""
         return LoaderReader(folder, self.workers)
 
 

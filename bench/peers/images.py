@@ -1,9 +1,9 @@
-"""Read-only images that the kernel mounts: SquashFS and EROFS; SquashFS through FUSE besides.
+"""Read-only images of a file system: SquashFS and EROFS by the kernel, SquashFS also by FUSE.
 
-Images are made without compression and without fragments: random samples do not compress, and a
-fragment shares a block with other files, which is read whole for each of them. They are mounted by
-``mount -o loop``. With direct I/O of the loop device, nothing is read ahead of SquashFS's small
-reads of its tables: cold, that was slower twentyfold.
+Images are made without compression and without fragments. Random samples do not compress. A
+fragment shares a block with other files, and the whole block is read for each of them. Images are
+mounted by ``mount -o loop``. With direct I/O of the loop device, the kernel does not read ahead
+when it reads SquashFS's tables, which made cold reads twenty times as slow.
 """
 
 from __future__ import annotations
@@ -11,46 +11,26 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from bench.ending import started
-from bench.machine import Unavailable
-from bench.peers.files import FILES_MAX, FilesReader, write_listing, write_tree
-from bench.peers.peer import Reader, Source
+from bench.datasets import Source, write_files
+from bench.errors import Unavailable
+from bench.peers.files import FILES_MAX, FilesReader, write_listing
+from bench.peers.peer import Peer, Reader
+from bench.process import find_program, output_of
+from bench.serving import mount_squashfuse
 
-MOUNT_SECONDS = 30.0
 SQUASHFS_OPTIONS = ("-noI", "-noD", "-noF", "-noX", "-no-fragments", "-no-xattrs", "-quiet")
 
 
-def _tool(name: str, package: str) -> str:
-    found = shutil.which(name)
-    if found is None:
-        raise Unavailable(f"{name} is not installed: apt-get install {package}")
-    return found
-
-
-def _run(*command: object) -> str:
-    done = subprocess.run(
-        [str(word) for word in command], check=False, capture_output=True, text=True
-    )
-    if done.returncode:
-        lines = (done.stderr + done.stdout).strip().splitlines() or ["no reason given"]
-        raise Unavailable(f"{Path(str(command[0])).name}: {lines[-1]}")
-    return done.stdout.strip()
-
-
-class Image:
-    """An image of a tree of files, mounted while readers run.
+class Image(Peer):
+    """An image of a tree of files, mounted by the kernel while readers run.
 
     Args:
         kind: ``squashfs`` or ``erofs``.
     """
 
-    packages: tuple[str, ...] = ()
-    random = True
     samples_max = FILES_MAX
 
     def __init__(self, kind: str) -> None:
@@ -59,70 +39,46 @@ class Image:
         self.about = f"{tool}, mounted by the kernel (mount -o loop); open, read, close"
 
     def prepare(self, source: Source, folder: Path) -> None:
-        """A tree of files, then its image."""
         tree, image = folder / "tree", folder / "image"
-        write_tree(source, tree)
+        write_files(source, tree)
         write_listing(source, folder)
         if self._kind == "squashfs":
-            tool = _tool("mksquashfs", "squashfs-tools")
-            _run(tool, tree, image, *SQUASHFS_OPTIONS)
+            tool = find_program("mksquashfs", "squashfs-tools")
+            output_of(tool, tree, image, *SQUASHFS_OPTIONS)
         else:
-            _run(_tool("mkfs.erofs", "erofs-utils"), "--quiet", image, tree)
+            output_of(find_program("mkfs.erofs", "erofs-utils"), "--quiet", image, tree)
         shutil.rmtree(tree)
         (folder / "mount").mkdir()
 
     @contextlib.contextmanager
     def share(self, folder: Path, *, warm: bool) -> Iterator[tuple[int, ...]]:
-        """Mount the image."""
-        del warm  # what is cached, the kernel caches
+        del warm  # the kernel caches
         if os.geteuid():
             raise Unavailable("mounting an image by the kernel needs root")
-        _run("mount", "-t", self._kind, "-o", "loop,ro", folder / "image", folder / "mount")
+        output_of("mount", "-t", self._kind, "-o", "loop,ro", folder / "image", folder / "mount")
         try:
             yield ()
         finally:
-            _run("umount", folder / "mount")
+            output_of("umount", folder / "mount")
 
     def open(self, folder: Path) -> Reader:
-        """Read the listing."""
         return FilesReader(folder, folder / "mount")
 
 
-class SquashFuse:
-    """The same SquashFS image by squashfuse's low-level server, in a process of its own."""
+class SquashFuse(Peer):
+    """The SquashFS image, served by squashfuse in a process of its own."""
 
     name = "squashfs-fuse"
     about = "the same image by squashfuse_ll: FUSE, without root; open, read, close"
-    packages: tuple[str, ...] = ()
-    random = True
     data_of = "squashfs"
-
-    def prepare(self, source: Source, folder: Path) -> None:
-        """The image."""
-        Image("squashfs").prepare(source, folder)
 
     @contextlib.contextmanager
     def share(self, folder: Path, *, warm: bool) -> Iterator[tuple[int, ...]]:
-        """Serve the image."""
-        del warm  # what is cached, the kernel caches
-        tool = shutil.which("squashfuse_ll") or _tool("squashfuse", "squashfuse")
-        unmount = _tool("fusermount3", "fuse3")
-        point = folder / "mount"
-        outside = point.stat().st_dev
-        command = [tool, "-f", folder / "image", point]
-        with started(command, stderr=subprocess.DEVNULL) as server:
-            until = time.monotonic() + MOUNT_SECONDS
-            while point.stat().st_dev == outside:
-                if server.poll() is not None or time.monotonic() > until:
-                    raise Unavailable(f"squashfuse did not mount: {server.poll()}")
-                time.sleep(0.01)
-            try:
-                yield (server.pid,)
-            finally:
-                _run(unmount, "-u", point)
+        del warm  # the kernel caches
+        with mount_squashfuse(folder / "image", folder / "mount") as mounted:
+            yield (mounted.pid,)
 
     def open(self, folder: Path) -> Reader:
-        """Read the listing."""
         return FilesReader(folder, folder / "mount")
 
 

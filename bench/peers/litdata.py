@@ -1,28 +1,29 @@
 """LitData: chunks made by `optimize`, read by `StreamingDataset` in its own shuffle, or by index.
 
-Chunks of the default size, without compression. From local folders the library maps chunks in
-place. Its loader is raced twice: in the reading process, and with one worker a core as its
-documentation does; which is faster depends on whether chunks come from the disk or from memory.
-A sample at random is ``dataset[i]``; there is no call for a batch of them.
+Chunks have the default size and no compression. The library maps chunks of local folders in place.
+Its loader is measured twice: in the reading process, and with one worker a core as its
+documentation does. Which is faster depends on whether chunks come from the disk or from memory. A
+random sample is ``dataset[i]``; there is no call for a batch of them.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from bench.datasets import Source
 from bench.peers.packages import SHARD_BYTES, SLOWLY_WRITTEN_MAX, needed, workers
-from bench.peers.peer import Buffer, Peer, Source
+from bench.peers.peer import Buffer, Peer, Reader
 
 INDEX, DATA = "index", "data"
 NAME = "chunks"
 
 
-class LitDataReader:
-    """An optimized folder."""
+class LitDataReader(Reader):
+    """Reads an optimized folder. The mappings end with the last reference."""
 
     own_order = "chunks shuffled, blocks of 256 samples within a chunk, samples within a block"
 
@@ -32,21 +33,18 @@ class LitDataReader:
         self._worker_count = worker_count
         self._dataset: Any = None
 
-    def read(self, indices: Sequence[int]) -> list[Buffer]:
-        """Sample after sample."""
+    def read(self, indices: Any) -> list[Buffer]:
         if self._dataset is None:
             self._dataset = self._package.StreamingDataset(str(self._folder / NAME))
         return [self._dataset[index][DATA] for index in indices]
 
     def epoch(self, seed: int, batch: int) -> Iterator[list[tuple[int, Buffer]]]:
-        """A pass in the shuffle of a seed."""
         dataset = self._package.StreamingDataset(str(self._folder / NAME), shuffle=True, seed=seed)
         yield from self._package.StreamingDataLoader(
             dataset, batch_size=batch, num_workers=self._worker_count, collate_fn=_pairs
         )
 
     def close(self) -> None:
-        """There is no close: mappings go with the last reference."""
         self._dataset = None
 
 
@@ -54,18 +52,19 @@ def _pairs(samples: list[dict[str, Any]]) -> list[tuple[int, bytes]]:
     return [(sample[INDEX], sample[DATA]) for sample in samples]
 
 
-class LitData:
-    """LitData from a local folder, read in the process that asks."""
+class LitData(Peer):
+    """LitData from a local folder, read by the training process itself.
+
+    `optimize` runs with one worker, which writes samples in order.
+    """
 
     name = "litdata"
     about = "optimize, StreamingDataset, StreamingDataLoader without workers (LitData README)"
     packages = ("litdata", "torch")
-    random = True
     samples_max = SLOWLY_WRITTEN_MAX
     worker_count = 0
 
     def prepare(self, source: Source, folder: Path) -> None:
-        """Run `optimize` with one worker, which keeps samples in order."""
         scratch = folder / "scratch"
         package = _litdata(scratch)
 
@@ -86,12 +85,11 @@ class LitData:
         shutil.rmtree(scratch, ignore_errors=True)
 
     def open(self, folder: Path) -> LitDataReader:
-        """Import the library; data sets are opened for reading at random, and for each epoch."""
         return LitDataReader(_litdata(folder / "scratch"), folder, self.worker_count)
 
 
 def _litdata(scratch: Path) -> Any:
-    """The package, which then neither asks PyPI for updates nor leaves folders in /tmp."""
+    """Import the package, without its check for updates and its folders in /tmp."""
     os.environ["LITDATA_DISABLE_VERSION_CHECK"] = "1"
     os.environ["DATA_OPTIMIZER_CACHE_FOLDER"] = str(scratch / "chunks")
     os.environ["DATA_OPTIMIZER_DATA_CACHE_FOLDER"] = str(scratch / "data")
@@ -99,7 +97,7 @@ def _litdata(scratch: Path) -> Any:
 
 
 class LitDataWorkers(LitData):
-    """The same chunks, read by workers."""
+    """LitData from the same chunks, read by worker processes."""
 
     name = "litdata-workers"
     about = "optimize, StreamingDataset, StreamingDataLoader, a worker a core (LitData README)"
@@ -108,4 +106,4 @@ class LitDataWorkers(LitData):
     data_of = LitData.name
 
 
-PEERS: tuple[Peer, ...] = (LitData(), LitDataWorkers())
+PEERS = (LitData(), LitDataWorkers())

@@ -2,41 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.machine import Unavailable
-from bench.peers.peer import Buffer, Reader, Source, touch
+from bench.datasets import Source
+from bench.peers.packages import needed
+from bench.peers.peer import Buffer, Peer, Reader, touch
 
 KEY_BYTES = 8
 COMMIT_BYTES = 256 << 20
-"""Written in one transaction: dirty pages stay in memory until it ends."""
-
-
-def _package() -> Any:
-    try:
-        import lmdb
-    except ImportError as error:
-        raise Unavailable("lmdb is not installed: make bench installs it") from error
-    return lmdb
+"""Bytes written in one transaction: dirty pages stay in memory until it ends."""
 
 
 def _key(index: int) -> bytes:
     return index.to_bytes(KEY_BYTES, "big")
 
 
-class LmdbReader:
+class LmdbReader(Reader):
     """Reads in one transaction.
 
     Args:
-        folder: with the database.
-        views: hand out views of the map whose pages were looked at; else copies.
+        folder: folder of the database.
+        views: return views of the map, after touching their pages; else copies.
         readahead: leave the kernel's read-ahead on.
     """
 
     def __init__(self, folder: Path, *, views: bool, readahead: bool) -> None:
-        self._environment = _package().open(
+        self._environment = needed("lmdb").open(
             str(folder / "data.lmdb"),
             subdir=False,
             readonly=True,
@@ -47,8 +39,7 @@ class LmdbReader:
         self._transaction = self._environment.begin(buffers=views)
         self._views = views
 
-    def read(self, indices: Sequence[int]) -> list[Buffer]:
-        """By ``getmulti`` of a cursor, which takes all keys at once; views by ``get``."""
+    def read(self, indices: Any) -> list[Buffer]:
         if self._views:
             get = self._transaction.get
             return [touch(get(_key(index))) for index in indices]
@@ -57,16 +48,15 @@ class LmdbReader:
         return [data for _, data in pairs]
 
     def close(self) -> None:
-        """End the transaction."""
         self._transaction.abort()
         self._environment.close()
 
 
-class Lmdb:
-    """LMDB in one of its ways."""
+class Lmdb(Peer):
+    """LMDB in one of its ways, over one database."""
 
     packages = ("lmdb",)
-    random = True
+    data_of = "lmdb"
 
     def __init__(self, way: str, about: str) -> None:
         self.name = f"lmdb-{way}" if way else "lmdb"
@@ -74,9 +64,8 @@ class Lmdb:
         self._views, self._readahead = way == "views", way == "readahead"
 
     def prepare(self, source: Source, folder: Path) -> None:
-        """Keys in rising order, appended."""
-        size = 2 * int(source.lengths.sum()) + len(source) * 8192 + (64 << 20)
-        lmdb = _package()
+        size = 2 * source.total_bytes() + len(source) * 8192 + (64 << 20)
+        lmdb = needed("lmdb")
         with lmdb.open(str(folder / "data.lmdb"), subdir=False, map_size=size) as environment:
             pending = COMMIT_BYTES
             transaction = environment.begin(write=True)
@@ -89,18 +78,11 @@ class Lmdb:
             transaction.commit()
 
     def open(self, folder: Path) -> Reader:
-        """Open read-only, without locks."""
         return LmdbReader(folder, views=self._views, readahead=self._readahead)
-
-
-class OtherLmdb(Lmdb):
-    """Another way over the same database."""
-
-    data_of = "lmdb"
 
 
 PEERS = (
     Lmdb("", "one read transaction, cursor.getmulti of a batch's keys, readahead=False"),
-    OtherLmdb("views", "buffers=True: views, every page looked at; readahead=False"),
-    OtherLmdb("readahead", "as lmdb, with the kernel's read-ahead left on, py-lmdb's default"),
+    Lmdb("views", "buffers=True: views, every page looked at; readahead=False"),
+    Lmdb("readahead", "as lmdb, with the kernel's read-ahead left on, py-lmdb's default"),
 )

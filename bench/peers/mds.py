@@ -1,13 +1,14 @@
 """MosaicML Streaming: MDS shards, at random by ``dataset[i]`` and in the library's own shuffle.
 
-Shards of the default size without compression or hashes. Its shuffle is read by a PyTorch
-`DataLoader` with one worker a core, as its guides do. A random batch is ``dataset[indices]``, the
-list form of random access that its documentation shows.
+Shards have the default size, no compression and no hashes. A PyTorch `DataLoader` with one worker a
+core reads the library's shuffle, as its guides do. A random batch is ``dataset[indices]``, the list
+form of random access in its documentation.
 
-A data set that is opened keeps its state in shared memory and lock files of /tmp, under the first
-number that is free. Two processes that look for one at the same time find the same and fail, so a
-lock of ours lets them in one at a time. The library frees the memory when the process ends, and
-the lock files never; here both go with the data set, so that one process can open many.
+An open data set has its state in shared memory and in lock files of /tmp, under the first free
+number. Two processes that look for a number at the same time find the same one and fail, so a lock
+lets one process open at a time. The library frees the memory when the process ends, and never
+removes the lock files. This adapter releases both with the data set, so that one process can open
+many.
 """
 
 from __future__ import annotations
@@ -15,27 +16,28 @@ from __future__ import annotations
 import atexit
 import fcntl
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from bench.machine import Unavailable
+from bench.datasets import Source
+from bench.errors import Unavailable
 from bench.peers.packages import SHARD_BYTES, SLOWLY_WRITTEN_MAX, needed, workers
-from bench.peers.peer import Buffer, Peer, Source
+from bench.peers.peer import Buffer, Peer, Reader
 
 INDEX, DATA = "index", "data"
 NAME = "shards"
 LOCK = "lock"
 BLOCK_SAMPLES = 1 << 18
-"""The library's default; it shuffles samples this far."""
+"""Distance within which the library shuffles samples: its default."""
 
 _torchvision_operators: Any = None
 
 
-class MdsReader:
-    """A folder of shards."""
+class MdsReader(Reader):
+    """Reads a folder of shards."""
 
     own_order = f"shards, then samples within {BLOCK_SAMPLES} of each other (py1e)"
 
@@ -44,14 +46,12 @@ class MdsReader:
         self._folder = folder
         self._dataset: Any = None
 
-    def read(self, indices: Sequence[int]) -> list[Buffer]:
-        """One call; the library reads sample after sample."""
+    def read(self, indices: Any) -> list[Buffer]:
         if self._dataset is None:
             self._dataset = self._opened(batch_size=len(indices))
         return [sample[DATA] for sample in self._dataset[list(indices)]]
 
     def epoch(self, seed: int, batch: int) -> Iterator[list[tuple[int, Buffer]]]:
-        """A pass in the shuffle of a seed, by workers."""
         dataset = self._opened(batch_size=batch, shuffle=True, shuffle_seed=seed)
         try:
             yield from needed("torch.utils.data").DataLoader(
@@ -61,7 +61,6 @@ class MdsReader:
             _discard(dataset)
 
     def close(self) -> None:
-        """Free what the library shares between processes."""
         if self._dataset is not None:
             _discard(self._dataset)
             self._dataset = None
@@ -85,7 +84,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _discard(dataset: Any) -> None:
-    """Do now what the library does when the process ends, and remove its lock files."""
+    """Release a data set's shared memory as the library does at exit; remove its lock files."""
     for memory in (
         dataset._shared_barrier._arr.shm,
         dataset._next_epoch.arr.shm,
@@ -101,17 +100,15 @@ def _discard(dataset: Any) -> None:
             os.unlink(path)
 
 
-class Mds:
-    """MosaicML Streaming from local shards."""
+class Mds(Peer):
+    """MosaicML Streaming from local shards, written by `MDSWriter`."""
 
     name = "mds"
     about = "StreamingDataset: dataset[indices]; shuffle=True in a DataLoader (Streaming's guides)"
     packages = ("mosaicml-streaming", "torch")
-    random = True
     samples_max = SLOWLY_WRITTEN_MAX
 
     def prepare(self, source: Source, folder: Path) -> None:
-        """Write shards with `MDSWriter`."""
         columns = {INDEX: "int", DATA: "bytes"}
         with _streaming().MDSWriter(
             out=str(folder / NAME), columns=columns, size_limit=SHARD_BYTES
@@ -120,17 +117,16 @@ class Mds:
                 writer.write({INDEX: index, DATA: data})
 
     def open(self, folder: Path) -> MdsReader:
-        """Import the library; data sets are opened for reading at random, and for each epoch."""
         return MdsReader(_streaming(), folder)
 
 
 def _streaming() -> Any:
-    """The package.
+    """Import the package.
 
-    It imports torchvision for image data sets. The one of PyPI holds operators for CUDA, without
-    which it does not import beside a PyTorch without CUDA; that two of them are known is enough.
+    It imports torchvision for image data sets. PyPI's torchvision has operators for CUDA and cannot
+    be imported next to a PyTorch without CUDA. Defining two of these operators is enough.
     """
-    global _torchvision_operators  # PyTorch forgets them with the object
+    global _torchvision_operators  # PyTorch removes the operators with the object
     torch = needed("torch")
     try:
         plain = torch.version.cuda is None and "+" not in metadata.version("torchvision")
@@ -145,4 +141,4 @@ def _streaming() -> Any:
     return needed("streaming", "mosaicml-streaming")
 
 
-PEERS: tuple[Peer, ...] = (Mds(),)
+PEERS = (Mds(),)

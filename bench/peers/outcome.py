@@ -1,4 +1,4 @@
-"""What a race leaves: every run, every conversion, and who could not run."""
+"""The outcome of a race: every run, every conversion, and the peers that could not run."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ GLOBAL_OWN = "global, its own"
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """A peer's data, laid out.
+    """The conversion of a data set into a peer's format.
 
     Attributes:
-        peer: by name.
-        dataset: key of its data set.
-        seconds: that it took, until it was on the disk.
-        cpu_seconds: of them.
-        stored_bytes: on the disk.
-        samples: that it has, of all.
-        sample_bytes: of them.
+        peer: name of the peer.
+        dataset: key of the data set.
+        seconds: duration until the data was on the disk.
+        cpu_seconds: CPU time.
+        stored_bytes: bytes on the disk.
+        samples: number of samples converted.
+        sample_bytes: bytes of these samples.
     """
 
     peer: str
@@ -34,26 +34,27 @@ class Converted:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run of one peer, or of a limit.
+    """One run of one peer, or of a limit of the machine.
 
     Attributes:
-        peer: by name; the label of a limit.
-        dataset: key of its data set.
-        order: ``GLOBAL_GIVEN``, ``GLOBAL_OWN``, or the peer's own, as it calls it.
-        warm: with everything in memory.
-        processes: at once.
-        group: of peers that ran together.
-        round: of the group.
-        samples: in the timed part.
-        bytes: of them.
-        seconds: of it.
-        cpu_seconds: of all processes in it.
-        first_batch_seconds: from the start, opening included; cold only.
-        start_pss_bytes: memory of all processes before the start.
-        peak_pss_bytes: the most, mapped files included.
-        peak_rss_bytes: of the largest process that was started.
-        checked: samples that were compared.
-        limit: it is no peer but what the machine can do.
+        peer: name of the peer or of the limit.
+        dataset: key of the data set.
+        order: ``GLOBAL_GIVEN``, ``GLOBAL_OWN``, or the peer's description of its own order.
+        warm: True if everything was in memory.
+        processes: number of processes that read at once.
+        group: number of the group of peers that ran in turn.
+        round: number of the round in its group.
+        samples: samples read in the timed part.
+        bytes: bytes of these samples.
+        seconds: duration of the timed part.
+        cpu_seconds: CPU time of all processes in the timed part.
+        first_batch_seconds: time from the start signal to the first batch, opening included; cold
+            runs only.
+        start_pss_bytes: memory of all processes before the start signal.
+        peak_pss_bytes: most memory of all processes, mapped files included.
+        peak_rss_bytes: most memory of the largest reading process.
+        checked: number of samples that were compared with the source.
+        limit: True for a limit of the machine.
     """
 
     peer: str
@@ -76,12 +77,22 @@ class Run:
 
     @property
     def rate(self) -> float:
-        """Samples a second."""
+        """Samples per second."""
         return self.samples / self.seconds
 
     @property
+    def bandwidth(self) -> float:
+        """Bytes of samples per second."""
+        return self.bytes / self.seconds
+
+    @property
+    def cpu_us(self) -> float:
+        """CPU time of a sample in microseconds."""
+        return 1e6 * self.cpu_seconds / self.samples
+
+    @property
     def is_global(self) -> bool:
-        """Whether every order of the samples was as likely as any other."""
+        """True if every order of the samples was equally likely."""
         return self.order in (GLOBAL_GIVEN, GLOBAL_OWN)
 
 
@@ -90,11 +101,11 @@ class Deep:
     """One run at one depth.
 
     Attributes:
-        who: ran.
-        dataset: key of its data set.
+        who: name of the reader.
+        dataset: key of the data set.
         depth: reads in flight.
-        round: of the sweep.
-        rate: samples a second.
+        round: number of the round.
+        rate: samples per second.
     """
 
     who: str
@@ -106,15 +117,15 @@ class Deep:
 
 @dataclass(slots=True)
 class Outcome:
-    """All that a race left.
+    """All results of a race.
 
     Attributes:
-        runs: every one.
-        converted: every conversion.
-        missing: who did not run: ``(peer, data set, manner or "", reason)``.
-        datasets: what was raced over, by key.
-        versions: of the peers' packages.
-        depths: the sweep over the reads in flight.
+        runs: all runs.
+        converted: all conversions.
+        missing: peers that did not run: ``(peer, data set, manner or "", reason)``.
+        datasets: parameters and sizes of the data sets, by key.
+        versions: versions of the peers' packages.
+        depths: runs with different numbers of reads in flight.
     """
 
     runs: list[Run] = field(default_factory=list)
@@ -125,23 +136,23 @@ class Outcome:
     depths: list[Deep] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values."""
+        """Return all results as plain values."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, whole: dict[str, Any]) -> Outcome:
-        """What ``to_dict`` made of one."""
+        """Return the outcome that `to_dict` turned into plain values."""
         return cls(
             [Run(**run) for run in whole["runs"]],
             [Converted(**one) for one in whole["converted"]],
-            [(peer, key, how, why) for peer, key, how, why in whole["missing"]],
+            [(peer, key, manner, reason) for peer, key, manner, reason in whole["missing"]],
             whole["datasets"],
             whole["versions"],
             [Deep(**one) for one in whole["depths"]],
         )
 
     def add(self, other: Outcome) -> None:
-        """Take another race in; its groups stay apart from those that are here."""
+        """Add the results of another race; its groups get numbers of their own."""
         groups = max((run.group for run in self.runs), default=0)
         self.runs += [replace(run, group=run.group + groups) for run in other.runs]
         self.converted += other.converted

@@ -1,4 +1,4 @@
-"""What adapters of other projects' packages share: their import, and the sizes they agree on."""
+"""What adapters of other projects' packages share: their import, and common sizes."""
 
 from __future__ import annotations
 
@@ -6,28 +6,25 @@ import importlib
 import os
 from typing import Any
 
-from bench.machine import Unavailable
+from bench.errors import Unavailable
 from dlfs.units import MIB
 
 SHARD_BYTES = 64 * MIB
-"""Of one shard, file or chunk, where the format has such: the default of MDS and of LitData."""
+"""Size of a shard, file or chunk, where the format has such: the default of MDS and LitData."""
 
 SLOWLY_WRITTEN_MAX = 50_000
-"""Samples for formats whose writers take a tenth of a millisecond and more for each."""
-
-WRITE_BYTES = 16 * MIB
-"""Of samples that a converter holds at a time."""
+"""Most samples for formats whose writers take 0.1 ms or more for each."""
 
 
 def needed(module: str, distribution: str = "") -> Any:
     """Import a package that an adapter needs.
 
     Args:
-        module: its name in an import.
-        distribution: its name for pip, where that is another one.
+        module: name in an import.
+        distribution: name of the distribution, if it is another one.
 
     Raises:
-        Unavailable: it is not installed, or does not import; says why.
+        Unavailable: it is not installed or cannot be imported.
     """
     try:
         return importlib.import_module(module)
@@ -37,5 +34,5 @@ def needed(module: str, distribution: str = "") -> Any:
 
 
 def workers() -> int:
-    """Worker processes of a data loader: one a core, as PyTorch itself suggests."""
+    """Return the number of worker processes of a data loader: one a core, as PyTorch suggests."""
     return len(os.sched_getaffinity(0))

@@ -1,4 +1,4 @@
-"""All samples one behind the other in one file, with their offsets in another: no format at all."""
+"""All samples one after the other in one file, with their offsets in another: no format at all."""
 
 from __future__ import annotations
 
@@ -11,21 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.peers.peer import Reader, Samples, Source
+from bench.datasets import Source
+from bench.peers.peer import Peer, Reader, Samples
 
 
-def write_packed(source: Source, folder: Path) -> None:
-    """Write ``data`` and ``offsets.npy``, ``int64[n + 1]``."""
-    offsets = np.zeros(len(source) + 1, np.int64)
-    np.cumsum(source.lengths, out=offsets[1:])
-    np.save(folder / "offsets.npy", offsets)
-    with open(folder / "data", "wb", buffering=1 << 20) as file:
-        for _, _, data in source:
-            file.write(data)
-
-
-class PreadReader:
-    """``os.pread`` of each sample."""
+class PreadReader(Reader):
+    """Reads each sample by ``os.pread``."""
 
     def __init__(self, folder: Path) -> None:
         offsets = np.load(folder / "offsets.npy")
@@ -34,18 +25,16 @@ class PreadReader:
         self._descriptor = os.open(folder / "data", os.O_RDONLY)
         os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_RANDOM)
 
-    def read(self, indices: Sequence[int]) -> list[bytes]:
-        """One after the other."""
+    def read(self, indices: Any) -> list[bytes]:
         descriptor, starts, lengths = self._descriptor, self._starts, self._lengths
         return [os.pread(descriptor, lengths[index], starts[index]) for index in indices]
 
     def close(self) -> None:
-        """Close the file."""
         os.close(self._descriptor)
 
 
 class Rows:
-    """Samples of one length: the rows of an array."""
+    """A batch of samples of one length: the rows of an array."""
 
     def __init__(self, rows: NDArray[np.uint8]) -> None:
         self._rows = rows
@@ -58,8 +47,8 @@ class Rows:
         return memoryview(self._rows[position])
 
 
-class MapReader:
-    """Copies out of a mapped file: of one length by one index expression, else slice by slice."""
+class MapReader(Reader):
+    """Copies samples out of a mapped file: rows of one length by one index, others one by one."""
 
     takes_arrays = True
 
@@ -72,8 +61,7 @@ class MapReader:
         if len(set(lengths.tolist())) == 1:
             self._rows = np.asarray(self._map).reshape(len(lengths), -1)
 
-    def read(self, indices: Sequence[int]) -> list[bytes] | Samples:
-        """All at once, or one after the other."""
+    def read(self, indices: Any) -> Sequence[bytes] | Samples:
         if self._rows is not None:
             return Rows(self._rows[indices])
         view = memoryview(self._map)
@@ -82,29 +70,29 @@ class MapReader:
         return [bytes(view[start:end]) for start, end in zip(starts, ends, strict=True)]
 
     def close(self) -> None:
-        """Unmap."""
         self._rows = self._map = None
 
 
-class Pread:
-    """pread on one packed file."""
+class Pread(Peer):
+    """pread on one packed file: ``data``, with ``offsets.npy``, ``int64[n + 1]``."""
 
     name = "pread"
     about = "os.pread of each sample from one packed file, posix_fadvise(RANDOM), one thread"
-    packages: tuple[str, ...] = ()
-    random = True
 
     def prepare(self, source: Source, folder: Path) -> None:
-        """Data and offsets."""
-        write_packed(source, folder)
+        offsets = np.zeros(len(source) + 1, np.int64)
+        np.cumsum(source.lengths, out=offsets[1:])
+        np.save(folder / "offsets.npy", offsets)
+        with open(folder / "data", "wb", buffering=1 << 20) as file:
+            for _, _, data in source:
+                file.write(data)
 
     def open(self, folder: Path) -> Reader:
-        """Load the offsets."""
         return PreadReader(folder)
 
 
-class Memmap:
-    """numpy.memmap on one packed file."""
+class Memmap(Peer):
+    """numpy.memmap on the same packed file."""
 
     name = "memmap"
     about = (
@@ -112,15 +100,9 @@ class Memmap:
         "(numpy.org/doc/stable/reference/generated/numpy.memmap.html)"
     )
     packages = ("numpy",)
-    random = True
     data_of = "pread"
 
-    def prepare(self, source: Source, folder: Path) -> None:
-        """Data and offsets."""
-        write_packed(source, folder)
-
     def open(self, folder: Path) -> Reader:
-        """Map the file."""
         return MapReader(folder)
 
 

@@ -1,77 +1,84 @@
-"""The race: lays data out for the peers, lets them run in turn, keeps every run.
+"""The race: converts data sets for the peers, measures the peers in rounds, and keeps every run.
 
-The machine drifts, so that what is compared runs within the same minute: peers form groups, as many
-as their data has room on the disk; in each round of a group DLFS and the limits run as well, every
-second round in the opposite order. A floor's ratio is of two runs of one round of one group.
+Peers form groups, as many in each as their data has room on the disk. In each round of a group, the
+ways of DLFS that peers are compared with and the limits of the machine run as well. A ratio is
+always of two runs of one round of one group.
+
+Every run of a peer is a child process (`bench.peers.child`); this process starts it, drops the
+kernel's caches, sends the start signal and watches its memory.
 """
 
 from __future__ import annotations
 
 import shutil
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bench.contestant import Contestant, Ground, Limits, drop_caches_for
-from bench.contestants.bare import BareCopy, BareUring
-from bench.contestants.fio import FioRead
-from bench.contestants.samples import DEPTH
+from bench.contenders.bare import BareCopy, BareUring
+from bench.contenders.fio import FioRead
+from bench.contenders.samples import DEPTH, Batches
 from bench.datasets import DatasetSpec, Scene, scene_of_volume
-from bench.machine import Machine, Unavailable
+from bench.errors import Unavailable
+from bench.machine import Machine
+from bench.measurement import Contender, Environment, Limits
 from bench.peers.child import Job
-from bench.peers.children import Child, MemoryWatch
 from bench.peers.data import Data, list_corpus
-from bench.peers.depths import sweep
-from bench.peers.outcome import GLOBAL_GIVEN, GLOBAL_OWN, Converted, Outcome, Run
-from bench.peers.peer import GLOBAL, Borrowing, Limited, Peer, Shared
-from bench.peers.processes import cpu_seconds_of_all
+from bench.peers.outcome import GLOBAL_GIVEN, GLOBAL_OWN, Converted, Deep, Outcome, Run
+from bench.peers.peer import GLOBAL, Peer
 from bench.peers.registry import all_peers
-from bench.progress import Allowance, Tell
+from bench.process import Child, start_child
+from bench.progress import Stretch
+from bench.resources import MemoryWatch, cpu_seconds_of_all
+from bench.rounds import run_rounds
 from dlfs.units import GIB, KIB, MIB
 
 REFERENCES = ("dlfs", "dlfs-epoch", "dlfs-epoch-all")
-"""What runs in every group: the ways of DLFS that peers are compared with."""
+"""Ways of DLFS that peers are compared with: they run in every group."""
 
 SIZES = {"512": 128 * MIB, "4k": 512 * MIB, "110k": 512 * MIB}
 QUICK_SIZES = {"512": 16 * MIB, "4k": 64 * MIB, "110k": 128 * MIB}
+DEPTHS = (1, 4, 16, 64, 128, 256)
 DEPTHS_OVER = "4k"
-"""The data set of the sweep over the reads in flight."""
+"""Data set of the sweep over the reads in flight."""
 
 TWO_AT = "4k"
-"""The data set where two processes run at once, unless ``--processes`` asks for more."""
+"""Data set that two processes also read at once, unless ``--processes`` is given."""
 
 SECONDS, ROUNDS = 0.5, 3
 STATES = ("cold", "warm")
 CONVERSIONS = 0.2
-"""Of the time of a group, about: what is said of the time left depends on it."""
+"""Rough share of a group's time that conversions take; for the progress line."""
 ROOM_PER_BYTE = 1.5
-"""What a peer's data may take on the disk for each byte of samples, when groups are formed."""
+"""Disk space that a peer may need for each byte of samples, for forming groups."""
+
+CONVERSION_SECONDS, ANSWER_SECONDS, STOP_SECONDS = 400.0, 150.0, 10.0
+"""Most time of a conversion, of another answer, and from SIGTERM to SIGKILL, so that a peer that
+hangs does not take the time of all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Course:
-    """What the command line decides.
+class Settings:
+    """Settings of a race, from the command line.
 
     Attributes:
-        directory: on the disk under test; a folder is made in it.
+        directory: folder on the disk under test; data goes into a folder in it.
         sizes: keys of data sets.
-        total_bytes: of each data set, instead of its own.
+        total_bytes: bytes of each data set; None: each its own size.
         corpus: folder of real files, for the data set of that name.
-        seconds: of a timed part.
-        rounds: runs of each peer; of some ways only the first, as `Entry.once` says.
-        minutes: for all; who is late makes fewer rounds, one at least. None: as long as it takes.
-        processes: how many at once: 1, or 1 and 2.
-        two_at: the data set where it is not only one; "": all of them.
+        seconds: duration of a timed part.
+        rounds: runs of each peer; some ways run only once, see `Entry.is_once`.
+        processes: numbers of processes that read at once: 1, or 1 and 2.
+        two_at: data set that more than one process reads; empty: all of them.
         states: ``cold``, ``warm``, or both.
-        room_bytes: on the disk, for the peers of a group.
-        seed: of everything.
-        depths: sweep over the reads in flight, too.
-        quick: take the data sets' quick sizes.
+        room_bytes: disk space for the peers of a group.
+        seed: seed of data and orders.
+        depths: also sweep over the reads in flight.
+        quick: use the data sets' quick sizes.
     """
 
     directory: Path
@@ -80,7 +87,6 @@ class Course:
     corpus: Path | None = None
     seconds: float = SECONDS
     rounds: int = ROUNDS
-    minutes: float | None = None
     processes: tuple[int, ...] = (1, 2)
     two_at: str = ""
     states: tuple[str, ...] = STATES
@@ -95,10 +101,10 @@ class Entry:
     """A peer in one manner, as it runs in each round.
 
     Attributes:
-        peer: who.
-        order: as in `Run`.
-        warm: with everything in memory.
-        processes: at once.
+        peer: the peer.
+        order: order as in `Run`.
+        warm: True if everything is in memory.
+        processes: number of processes that read at once.
     """
 
     peer: Peer
@@ -107,232 +113,250 @@ class Entry:
     processes: int
 
     @property
-    def once(self) -> bool:
-        """Whether the first round is enough: two at once, and a second, lesser order of a peer."""
+    def manner(self) -> str:
+        """Order, state and number of processes, in words."""
+        return f"{self.order}, {'warm' if self.warm else 'cold'}, {self.processes} at once"
+
+    @property
+    def label(self) -> str:
+        """Name and manner, for the progress line."""
+        return f"{self.peer.name}, {self.manner}"
+
+    @property
+    def is_once(self) -> bool:
+        """True if only the first round has it: two processes, or a second order of a peer."""
         is_global = self.order in (GLOBAL_GIVEN, GLOBAL_OWN)
         return self.processes > 1 or (self.peer.random and not is_global)
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A limit of the machine, which runs in each round like a peer.
+
+    Attributes:
+        label: name in tables.
+        contender: contender that measures it.
+        warm: True if it is a limit of memory; else of the device.
+        sample_bytes: bytes of a sample if a read is longer; 0: all bytes that were read count.
+        is_once: always False.
+    """
+
+    label: str
+    contender: Contender
+    warm: bool = False
+    sample_bytes: int = 0
+    is_once: bool = False
+
+
+def limits_of(spec: DatasetSpec) -> list[Limit]:
+    """Return the limits that matter for such samples."""
+    block_bytes = max(4 * KIB, spec.mean_bytes // (4 * KIB) * (4 * KIB))
+    return [
+        Limit("fio, a read a sample", FioRead(block_bytes, DEPTH), sample_bytes=spec.mean_bytes),
+        Limit("fio, 256 KiB reads", FioRead(256 * KIB, 32)),
+        Limit("io_uring in C", BareUring()),
+        Limit("memcpy in C", BareCopy(), warm=True),
+    ]
 
 
 class Race:
     """A race over one data set after the other.
 
+    Attributes:
+        outcome: the results so far.
+
     Args:
-        course: what to do.
-        tell: told what is under way, and which share of the whole is done.
-        machine: whose caches are dropped.
+        settings: settings.
+        machine: machine whose caches are dropped; None: this one.
     """
 
-    def __init__(self, course: Course, tell: Tell, machine: Machine | None = None) -> None:
-        self.course, self.tell = course, tell
-        self.folder = course.directory / "dlfs-bench-peers"
+    def __init__(self, settings: Settings, machine: Machine | None = None) -> None:
+        self.settings = settings
+        self.folder = settings.directory / "dlfs-bench-peers"
         self.machine = machine or Machine(self.folder)
         self.outcome = Outcome()
-        self.allowance = Allowance(course.minutes)
         self.groups = 0
 
-    def run(self, peers: Sequence[Peer]) -> Outcome:
-        """All data sets.
+    def run(self, peers: Sequence[Peer], whole: Stretch) -> None:
+        """Run all data sets.
 
         Raises:
-            WrongBytesError: a peer gave other bytes than the source has.
+            WrongBytesError: bytes that a peer returned differ from the source.
         """
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
+        keys = self.settings.sizes
         try:
-            for key in self.course.sizes:
-                _DatasetRace(self, key).run(peers)
+            for number, key in enumerate(keys):
+                stretch = whole.part(number / len(keys), (number + 1) / len(keys), key)
+                _DatasetRace(self, key).run(peers, stretch)
                 shutil.rmtree(self.folder / key)
         finally:
             shutil.rmtree(self.folder)
-        return self.outcome
-
-
-def data_of(peer: Peer) -> str:
-    """The peer whose data one reads: mostly itself."""
-    return peer.data_of if isinstance(peer, Borrowing) else peer.name
-
-
-def share(peer: Peer, folder: Path, *, warm: bool) -> AbstractContextManager[tuple[int, ...]]:
-    """What a peer's readers share, while they run."""
-    if isinstance(peer, Shared):
-        return peer.share(folder, warm=warm)
-    return nullcontext(())
 
 
 class _DatasetRace:
-    """All peers over one data set."""
+    """The race of all peers over one data set."""
 
     def __init__(self, race: Race, key: str) -> None:
-        self.race, self.key, self.course = race, key, race.course
+        self.race, self.key, self.settings, self.outcome = race, key, race.settings, race.outcome
         self.folder = race.folder / key
         self.folder.mkdir()
         self.data = self._data()
-        self._converted: dict[str, Converted] = {}
+        self._converted: dict[str, Converted | Unavailable] = {}
         self._scene: Scene | None = None
-        self._stretch, self._done = (0.0, 1.0), 0.0
 
     def _data(self) -> Data:
-        course = self.course
+        settings = self.settings
         if self.key == "corpus":
-            assert course.corpus is not None
+            assert settings.corpus is not None
             listing = self.folder / "paths"
-            total_bytes = list_corpus(course.corpus, listing)
-            return Data(self.key, total_bytes, course.seed, str(course.corpus), str(listing))
-        own_bytes = (QUICK_SIZES if course.quick else SIZES)[self.key]
-        return Data(self.key, course.total_bytes or own_bytes, course.seed)
+            total_bytes = list_corpus(settings.corpus, listing)
+            return Data(self.key, total_bytes, settings.seed, str(settings.corpus), str(listing))
+        own_bytes = (QUICK_SIZES if settings.quick else SIZES)[self.key]
+        return Data(self.key, settings.total_bytes or own_bytes, settings.seed)
 
-    def run(self, peers: Sequence[Peer]) -> None:
-        """Every group of them."""
+    def run(self, peers: Sequence[Peer], stretch: Stretch) -> None:
+        """Run every group of peers."""
         source = self.data.source()
-        self.race.outcome.datasets[self.key] = {
+        self.outcome.datasets[self.key] = {
             **asdict(self.data.spec),
             "samples": len(source),
-            "sample_bytes": int(source.lengths.sum()),
+            "sample_bytes": source.total_bytes(),
         }
         references = [peer for peer in peers if peer.name in REFERENCES]
-        entries = [entry for peer in references for entry in self._entries_of(peer)]
-        kept = {data_of(peer) for peer in references}
+        entries = [entry for peer in references for entry in self._entries_of(peer, stretch)]
+        owners = {peer.owner for peer in references}
         groups = list(self._groups([peer for peer in peers if peer not in references]))
         for number, group in enumerate(groups):
-            self._stretch = (number / len(groups), (number + 1) / len(groups))
+            part = stretch.part(number / len(groups), (number + 1) / len(groups))
             others = []
             for at, peer in enumerate(group):
-                self._reach(CONVERSIONS * at / len(group))
-                others += self._entries_of(peer)
-            self._run_group([*entries, *others])
+                conversion = part.part(CONVERSIONS * at / len(group), CONVERSIONS)
+                others += self._entries_of(peer, conversion)
+            self._run_group([*entries, *others], part.part(CONVERSIONS, 1.0))
             entries = [entry for entry in entries if entry.processes == 1]
-            for name in {data_of(peer) for peer in group} - kept:
+            for name in {peer.owner for peer in group} - owners:
                 shutil.rmtree(self.folder / name, ignore_errors=True)
-        self._run_depths()
-
-    def _reach(self, share: float) -> None:
-        """So much of the group is done."""
-        begin, end = self._stretch
-        self._done = begin + share * (end - begin)
-
-    def _tell(self, what: str) -> None:
-        sizes = self.course.sizes
-        self.race.tell(f"{self.key}: {what}", (sizes.index(self.key) + self._done) / len(sizes))
-
-    def _has_time_for(self, seconds: float) -> bool:
-        """Whether one more round leaves the groups and data sets to come their time."""
-        sizes = self.course.sizes
-        due = (sizes.index(self.key) + self._stretch[1]) / len(sizes)
-        return self.race.allowance.has_time_for(seconds, due)
+        if self.settings.depths and self.key == DEPTHS_OVER and self._has_dlfs():
+            for number in range(self.settings.rounds):
+                stretch.show(f"round {number + 1}: reads in flight", 1.0)
+                self._sweep_depths(self._environment(number))
 
     def _groups(self, peers: Sequence[Peer]) -> Iterator[list[Peer]]:
-        """As many peers as there is room for; who borrows data goes with who has it."""
+        """Yield groups of as many peers as there is room for; peers with the same data together."""
         families: dict[str, list[Peer]] = {}
         for peer in peers:
-            families.setdefault(data_of(peer), []).append(peer)
-        room = max(1, int(self.course.room_bytes / (ROOM_PER_BYTE * self.data.total_bytes)))
+            families.setdefault(peer.owner, []).append(peer)
+        room = max(1, int(self.settings.room_bytes / (ROOM_PER_BYTE * self.data.total_bytes)))
         owners = list(families)
         for at in range(0, max(1, len(owners)), room):
             yield [peer for owner in owners[at : at + room] for peer in families[owner]]
 
     # ---- data ----
 
-    def _data_for(self, peer: Peer) -> Data:
-        owner = all_peers()[data_of(peer)]
-        if isinstance(owner, Limited):
-            return replace(self.data, samples_max=owner.samples_max)
-        return self.data
+    def _folder_of(self, peer: Peer) -> Path:
+        return self.folder / peer.owner
 
-    def _log_of(self, peer: Peer) -> Path:
-        return self.folder / f"{peer.name}.log"
+    def _child(self, verb: str, peer: Peer, **more: Any) -> AbstractContextManager[Child]:
+        """Start a child with a job for a peer."""
+        data = replace(self.data, samples_max=all_peers()[peer.owner].samples_max)
+        job = Job(verb, peer.name, str(self._folder_of(peer)), asdict(data), **more)
+        log = self.folder / f"{peer.name}.log"
+        return start_child("bench.peers.child", asdict(job), log, grace_seconds=STOP_SECONDS)
 
-    def _job(self, verb: str, peer: Peer, **more: Any) -> Job:
-        folder = str(self.folder / data_of(peer))
-        return Job(verb, peer.name, folder, asdict(self._data_for(peer)), **more)
-
-    def _convert(self, owner: Peer) -> None:
-        if owner.name in self._converted and (self.folder / owner.name).exists():
-            return
-        self._tell(f"{owner.name} converts")
-        (self.folder / owner.name).mkdir()
-        with Child(self._job("prepare", owner), self._log_of(owner)) as child:
-            converted = Converted(owner.name, self.key, **child.answer())
-        self._converted[owner.name] = converted
-        self.race.outcome.converted.append(converted)
-
-    def _entries_of(self, peer: Peer) -> list[Entry]:
-        """How a peer can run, after its data was laid out; nothing where that cannot be."""
+    def _convert(self, owner: Peer, stretch: Stretch) -> Converted:
+        """Convert the data set for a peer, unless that was done or has failed before."""
+        known = self._converted.get(owner.name)
+        if isinstance(known, Unavailable):
+            raise known
+        if known is not None and self._folder_of(owner).exists():
+            return known
+        stretch.show(f"{owner.name} converts")
+        self._folder_of(owner).mkdir()
         try:
-            self._convert(all_peers()[data_of(peer)])
-            with (
-                share(peer, self.folder / data_of(peer), warm=False),
-                Child(self._job("look", peer), self._log_of(peer)) as child,
-            ):
-                looked = child.answer()
+            with self._child("prepare", owner) as child:
+                converted = Converted(owner.name, self.key, **child.answer(CONVERSION_SECONDS))
         except Unavailable as reason:
-            self._miss(peer.name, "", str(reason))
+            self._converted[owner.name] = reason
+            raise
+        self._converted[owner.name] = converted
+        self.outcome.converted.append(converted)
+        return converted
+
+    def _entries_of(self, peer: Peer, stretch: Stretch) -> list[Entry]:
+        """Convert a peer's data and return the manners it can run in; none if it cannot run."""
+        try:
+            self._convert(all_peers()[peer.owner], stretch)
+            with (
+                peer.share(self._folder_of(peer), warm=False),
+                self._child("look", peer) as child,
+            ):
+                looked = child.answer(ANSWER_SECONDS)
+        except Unavailable as reason:
+            self._miss(peer.name, "", reason)
             return []
-        self.race.outcome.versions |= looked["versions"]
+        self.outcome.versions |= looked["versions"]
         own_order = looked["own_order"]
         orders = [GLOBAL_GIVEN] if peer.random else []
         orders += [GLOBAL_OWN if own_order == GLOBAL else own_order] if own_order else []
         return [
             Entry(peer, order, state == "warm", processes)
             for order in orders
-            for state in self.course.states
-            for processes in self.course.processes
-            if processes == 1 or (order == orders[0] and self.course.two_at in ("", self.key))
+            for state in self.settings.states
+            for processes in self.settings.processes
+            if processes == 1 or (order == orders[0] and self.settings.two_at in ("", self.key))
         ]
 
-    def _miss(self, name: str, how: str, reason: str) -> None:
-        missing = (name, self.key, how, reason)
-        if missing not in self.race.outcome.missing:
-            self.race.outcome.missing.append(missing)
+    def _miss(self, name: str, manner: str, reason: Unavailable) -> None:
+        missing = (name, self.key, manner, str(reason))
+        if missing not in self.outcome.missing:
+            self.outcome.missing.append(missing)
 
-    # ---- running ----
+    # ---- runs ----
 
-    def _run_group(self, entries: Sequence[Entry]) -> None:
+    def _run_group(self, entries: Sequence[Entry], stretch: Stretch) -> None:
+        """Run the entries and the limits of the machine in rounds."""
         self.race.groups += 1
-        failed: set[Entry] = set()
-        took = 0.0
-        for number in range(self.course.rounds):
-            if number and not self._has_time_for(took):
-                break
-            begun = time.monotonic()
-            ordered = entries if number % 2 == 0 else list(reversed(entries))
-            for at, entry in enumerate(ordered):
-                if entry in failed or (number and entry.once):
-                    continue
-                state = "warm" if entry.warm else "cold"
-                how = f"{entry.order}, {state}, {entry.processes} at once"
-                rounds_done = (number + at / len(ordered)) / self.course.rounds
-                self._reach(CONVERSIONS + (1 - CONVERSIONS) * rounds_done)
-                self._tell(f"round {number + 1}: {entry.peer.name}, {how}")
-                try:
-                    self.race.outcome.runs.append(self._race(entry, number))
-                except Unavailable as reason:
-                    failed.add(entry)
-                    self._miss(entry.peer.name, how, str(reason))
-            self._run_limits(number)
-            took = time.monotonic() - begun
+        limits = limits_of(self.data.spec) if self._has_dlfs() else []
+        contenders: list[Entry | Limit] = [*entries, *limits]
 
-    def _race(self, entry: Entry, number: int) -> Run:
-        """One run of a peer."""
-        peer, folder = entry.peer, self.folder / data_of(entry.peer)
+        def run_once(contender: Entry | Limit, number: int) -> None:
+            measure = self._run_limit if isinstance(contender, Limit) else self._run_entry
+            try:
+                self.outcome.runs.append(measure(contender, number))  # type: ignore[arg-type]
+            except Unavailable as reason:
+                if isinstance(contender, Limit):
+                    self._miss(contender.label, "", reason)
+                else:
+                    self._miss(contender.peer.name, contender.manner, reason)
+                raise
+
+        rounds = self.settings.rounds
+        run_rounds(contenders, rounds, run_once, stretch, is_once=lambda one: one.is_once)
+
+    def _run_entry(self, entry: Entry, number: int) -> Run:
+        """Run a peer once."""
+        peer = entry.peer
         with ExitStack() as stack:
-            servers = stack.enter_context(share(peer, folder, warm=entry.warm))
+            servers = stack.enter_context(peer.share(self._folder_of(peer), warm=entry.warm))
             children = [
-                stack.enter_context(Child(self._race_job(entry, number, at), self._log_of(peer)))
+                stack.enter_context(self._reading_child(entry, number, at))
                 for at in range(entry.processes)
             ]
             for child in children:
-                child.answer()
-            drop_caches_for(self.race.machine, cold=not entry.warm)
+                child.answer(ANSWER_SECONDS)
+            self.race.machine.require_cold(cold=not entry.warm)
             cpu = cpu_seconds_of_all(servers)
             with MemoryWatch([*servers, *(child.pid for child in children)]) as watch:
                 for child in children:
-                    child.tell("go")
-                answers = [child.answer() for child in children]
-                watch.look()
+                    child.send("go")
+                answers = [child.answer(ANSWER_SECONDS) for child in children]
+                watch.snapshot()
             cpu = cpu_seconds_of_all(servers) - cpu
             for child in children:
-                child.tell("check")
-            checked = sum(child.answer()["checked"] for child in children)
+                child.send("check")
+            checked = sum(child.answer(ANSWER_SECONDS)["checked"] for child in children)
         return replace(
             self._run_of(entry, number, answers, cpu),
             start_pss_bytes=watch.start_bytes,
@@ -340,27 +364,32 @@ class _DatasetRace:
             checked=checked,
         )
 
-    def _race_job(self, entry: Entry, number: int, at: int) -> Job:
-        return self._job(
+    def _reading_child(
+        self, entry: Entry, number: int, share: int
+    ) -> AbstractContextManager[Child]:
+        converted = self._converted[entry.peer.owner]
+        assert isinstance(converted, Converted)
+        return self._child(
             "race",
             entry.peer,
-            samples=self._converted[data_of(entry.peer)].samples,
+            samples=converted.samples,
             batch=self.data.spec.batch,
             own=entry.order != GLOBAL_GIVEN,
             warm=entry.warm,
-            share=at,
+            share=share,
             shares=entry.processes,
-            seconds=self.course.seconds,
+            seconds=self.settings.seconds,
             round=number,
         )
 
     def _run_of(
         self, entry: Entry, number: int, answers: list[dict[str, Any]], server_cpu: float
     ) -> Run:
-        """What the children's answers come to.
+        """Combine the children's answers.
 
-        A steady pace is counted from the first batch on: until there, some have read ahead. Who
-        came to the end has nothing left that was read ahead, and is counted from its opening.
+        A steady pace counts from the first batch on, because some peers read ahead until then. A
+        child that came to the end of its order has nothing left that was read ahead, so that its
+        pace counts from its opening.
         """
         begins = [answer["opened" if answer["whole"] else "first"] for answer in answers]
         before = [(0, 0) if a["whole"] else (a["first_samples"], a["first_bytes"]) for a in answers]
@@ -385,79 +414,54 @@ class _DatasetRace:
             peak_rss_bytes=max(answer["peak_rss_bytes"] for answer in answers),
         )
 
-    # ---- limits ----
+    # ---- limits of the machine ----
 
-    def _ground(self, number: int) -> Ground:
-        """Where the limits run: on the very bytes of DLFS's volume."""
+    def _has_dlfs(self) -> bool:
+        """Return True if DLFS's volume was written: limits read its bytes."""
+        return isinstance(self._converted.get("dlfs"), Converted)
+
+    def _environment(self, number: int) -> Environment:
+        """Return the environment in which limits are measured: the bytes of DLFS's volume."""
         if self._scene is None:
             folder, source = self.folder / "dlfs", self.data.source()
-            everything = np.arange(len(source))
-            volume = folder / "volume.img"
+            everything, volume = np.arange(len(source)), folder / "volume.img"
             self._scene = scene_of_volume(
-                self.data.spec, source, folder, volume, everything, self.course.seed
+                self.data.spec, source, folder, volume, everything, self.settings.seed
             )
-        limits = Limits(seconds=self.course.seconds, seed=self.course.seed)
-        return Ground(self._scene, self.race.machine, limits, number)
+        limits = Limits(seconds=self.settings.seconds, seed=self.settings.seed)
+        return Environment(self._scene, self.race.machine, limits, number)
 
-    def _run_limits(self, number: int) -> None:
-        if "dlfs" not in self._converted:
-            return
-        ground = self._ground(number)
-        for limit in limits_of(self.data.spec):
-            self._tell(f"round {number + 1}: {limit.name}")
-            try:
-                sample = limit.contestant.run(ground)
-            except Unavailable as reason:
-                self._miss(limit.name, "", str(reason))
-                continue
-            self.race.outcome.runs.append(
-                Run(
-                    peer=limit.name,
-                    dataset=self.key,
-                    order=GLOBAL_GIVEN,
-                    warm=limit.warm,
-                    processes=1,
-                    group=self.race.groups,
-                    round=number,
-                    samples=sample.samples,
-                    bytes=sample.samples * limit.sample_bytes or sample.bytes,
-                    seconds=sample.seconds,
-                    cpu_seconds=sample.cpu_seconds,
-                    checked=sample.checked,
-                    limit=True,
-                )
-            )
+    def _run_limit(self, limit: Limit, number: int) -> Run:
+        """Measure a limit once."""
+        found = limit.contender.run(self._environment(number))
+        return Run(
+            peer=limit.label,
+            dataset=self.key,
+            order=GLOBAL_GIVEN,
+            warm=limit.warm,
+            processes=1,
+            group=self.race.groups,
+            round=number,
+            samples=found.samples,
+            bytes=found.samples * limit.sample_bytes or found.bytes,
+            seconds=found.seconds,
+            cpu_seconds=found.cpu_seconds,
+            checked=found.checked,
+            limit=True,
+        )
 
-    def _run_depths(self) -> None:
-        if self.course.depths and self.key == DEPTHS_OVER and "dlfs" in self._converted:
-            for number in range(self.course.rounds):
-                self._tell(f"round {number + 1}: reads in flight")
-                self.race.outcome.depths += sweep(self._ground(number), self.key)
-
-
-@dataclass(frozen=True, slots=True)
-class Limit:
-    """What the machine can do.
-
-    Attributes:
-        name: in tables.
-        contestant: who finds out.
-        warm: out of memory; else the device.
-        sample_bytes: of a sample, where a read is longer; 0: what was read counts.
-    """
-
-    name: str
-    contestant: Contestant
-    warm: bool = False
-    sample_bytes: int = 0
-
-
-def limits_of(spec: DatasetSpec) -> list[Limit]:
-    """What the machine can do with such samples."""
-    block_bytes = max(4 * KIB, spec.mean_bytes // (4 * KIB) * (4 * KIB))
-    return [
-        Limit("fio, a read a sample", FioRead(block_bytes, DEPTH), sample_bytes=spec.mean_bytes),
-        Limit("fio, 256 KiB reads", FioRead(256 * KIB, 32)),
-        Limit("io_uring in C", BareUring()),
-        Limit("memcpy in C", BareCopy(), warm=True),
-    ]
+    def _sweep_depths(self, environment: Environment) -> None:
+        """Measure cold random reads once at every number of reads in flight."""
+        for depth in DEPTHS:
+            readers: dict[str, Contender] = {
+                "DLFS read()": Batches(1 / 16, depth),
+                "fio 4 KiB": FioRead(4 * KIB, depth),
+                "bare io_uring reader": BareUring(depth),
+            }
+            for name, contender in readers.items():
+                try:
+                    found = contender.run(environment)
+                except Unavailable:
+                    continue  # the race reports the same readers as missing
+                rate = found.samples / found.seconds
+                self.outcome.depths.append(Deep(name, self.key, depth, environment.round, rate))

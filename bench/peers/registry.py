@@ -1,4 +1,4 @@
-"""All peers: a module a line, each with its ``PEERS``. The order is that of the tables."""
+"""All peers, in the order of the tables."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ MODULES: tuple[str, ...] = (
     "webdataset",
     "ffcv",
 )
+"""Modules of this folder with a tuple ``PEERS``."""
 
 
 def all_peers() -> dict[str, Peer]:
-    """By name, in the order of the tables."""
+    """Return the peers by name."""
     peers: dict[str, Peer] = {}
     for module in MODULES:
         for peer in importlib.import_module(f"bench.peers.{module}").PEERS:

@@ -1,8 +1,9 @@
-"""DESIGN.md, section 10, against the peers: ratios of runs of the same round, and what they say.
+"""Comparisons of DLFS with its peers, and the floors of DESIGN.md, section 10, that concern them.
 
-Cold, there are two comparisons. In one, everybody may have all of the data in memory in the end,
-as peers have by the page cache. In the other DLFS has a sixteenth of it, as when data is larger
-than memory; left out of it are ways of peers that were seen to have most of the data in memory.
+There are two comparisons of cold runs. In one, all readers may end up with all of the data in
+memory, as peers do through the page cache. In the other, DLFS has memory for a sixteenth of the
+data, as if the data were larger than memory. Ways of peers that had most of the data in memory are
+left out of that one.
 """
 
 from __future__ import annotations
@@ -11,16 +12,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from bench.comparison import Comparison
 from bench.peers.outcome import GLOBAL_GIVEN, Outcome, Run
 
 OURS_LITTLE = ("dlfs", "dlfs-epoch")
 OURS = (*OURS_LITTLE, "dlfs-epoch-all")
-"""The ways of DLFS that are compared: the sample API in global order."""
+"""Ways of DLFS that are compared: the sample API in global order."""
 
 COLD, LITTLE, WARM = STATES = ("cold", "cold, little memory", "warm")
 
 MOST = 0.5
-"""Of the data, in the memory of a peer's processes: it reads no longer what is cold."""
+"""Share of the data in memory above which a peer's way does not count as cold."""
 
 FLOOR = 2.0
 FLOOR_PEERS = (
@@ -36,52 +38,37 @@ FLOOR_PEERS = (
     "squashfs",
     "erofs",
 )
-"""Whom DLFS in global order must beat by that, cold and warm, each by its fastest way."""
+"""Peers than which DLFS must be `FLOOR` times as fast, cold and warm, each by its fastest way."""
 
 CACHED_FLOOR = 3.0
 CACHED_PEER = "lmdb"
+"""Peer than which DLFS must be `CACHED_FLOOR` times as fast for cached random reads."""
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """One comparison.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict(Comparison):
+    """One comparison of a way of DLFS with a peer.
 
     Attributes:
         dataset: key of the data set.
         state: one of `STATES`.
-        ours: our way.
-        peer: the peer's way, and its order where that is not global.
-        at_least: the floor; 0: there is none.
-        ratios: round by round.
+        ours: name of the way of DLFS.
+        peer: name of the peer's way, with its order if that is not global.
     """
 
     dataset: str
     state: str
     ours: str
     peer: str
-    at_least: float
-    ratios: tuple[float, ...]
-
-    @property
-    def measured(self) -> float:
-        """The median."""
-        return median(self.ratios)
-
-    @property
-    def text(self) -> str:
-        """As people say it."""
-        if not self.at_least:
-            return ""
-        return "met" if self.measured >= self.at_least else "MISSED"
 
 
 def family(name: str) -> str:
-    """The peer that a way belongs to."""
+    """Return the peer that a way belongs to."""
     return name.partition("-")[0]
 
 
 def verdicts(outcome: Outcome) -> list[Verdict]:
-    """All comparisons of one process with one process."""
+    """Return all comparisons of one process with one process."""
     single = [run for run in outcome.runs if run.processes == 1 and not run.limit]
     found: list[Verdict] = []
     for dataset, facts in outcome.datasets.items():
@@ -94,21 +81,29 @@ def verdicts(outcome: Outcome) -> list[Verdict]:
     return found
 
 
-def _without_most(runs: Sequence[Run], most_bytes: float) -> list[Run]:
-    """Without the ways that had most of the data in the memory of their processes."""
-    ways: dict[tuple[str, str], list[int]] = {}
+def _by_way(runs: Sequence[Run]) -> dict[tuple[str, str], list[Run]]:
+    """Sort runs by peer and order."""
+    ways: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
-        way = ways.setdefault((run.peer, run.order), [])
-        way.append(run.peak_pss_bytes - run.start_pss_bytes)
-    return [run for run in runs if median(ways[run.peer, run.order]) <= most_bytes]
+        ways.setdefault((run.peer, run.order), []).append(run)
+    return ways
+
+
+def _without_most(runs: Sequence[Run], most_bytes: float) -> list[Run]:
+    """Leave out the ways that had most of the data in the memory of their processes."""
+    return [
+        run
+        for way in _by_way(runs).values()
+        if median(run.peak_pss_bytes - run.start_pss_bytes for run in way) <= most_bytes
+        for run in way
+    ]
 
 
 def _verdicts_of(runs: Sequence[Run], state: str, our_ways: Sequence[str]) -> list[Verdict]:
-    """Of one data set, cold or warm."""
+    """Compare the runs of one data set and state."""
     ours = _fastest([run for run in runs if run.peer in our_ways and run.is_global])
     found: list[Verdict] = []
-    names = dict.fromkeys(family(run.peer) for run in runs)
-    for name in names:
+    for name in dict.fromkeys(family(run.peer) for run in runs):
         if name == "dlfs":
             continue
         theirs = _fastest([run for run in runs if family(run.peer) == name])
@@ -120,10 +115,8 @@ def _verdicts_of(runs: Sequence[Run], state: str, our_ways: Sequence[str]) -> li
 
 
 def _fastest(runs: Sequence[Run]) -> list[Run]:
-    """The runs of the way with the highest median, of those in global order if there are any."""
-    ways: dict[tuple[str, str], list[Run]] = {}
-    for run in [run for run in runs if run.is_global] or runs:
-        ways.setdefault((run.peer, run.order), []).append(run)
+    """Return the runs of the way with the highest median, in global order if there is one."""
+    ways = _by_way([run for run in runs if run.is_global] or runs)
     return max(ways.values(), key=lambda way: median(run.rate for run in way), default=[])
 
 
@@ -136,5 +129,13 @@ def _compare(
     if not ratios:
         return []
     one = theirs[0]
-    peer = one.peer if one.is_global else f"{one.peer} ({one.order})"
-    return [Verdict(one.dataset, state, ours[0].peer, peer, at_least, ratios)]
+    return [
+        Verdict(
+            dataset=one.dataset,
+            state=state,
+            ours=ours[0].peer,
+            peer=one.peer if one.is_global else f"{one.peer} ({one.order})",
+            at_least=at_least,
+            ratios=ratios,
+        )
+    ]

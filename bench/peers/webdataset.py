@@ -1,7 +1,7 @@
 """WebDataset: tar files read from front to back, in shuffled order, through a shuffle buffer.
 
-The documented pipeline for training: shards shuffled, samples through a buffer, batches made in
-the workers of a `WebLoader`. A sample's key is its index.
+This is the documented pipeline for training: shards are shuffled, samples pass through a buffer,
+and the workers of a `WebLoader` make batches. A sample's key is its index.
 """
 
 from __future__ import annotations
@@ -10,16 +10,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from bench.datasets import Source
 from bench.peers.packages import SHARD_BYTES, SLOWLY_WRITTEN_MAX, needed, workers
-from bench.peers.peer import Buffer, Peer, Source
+from bench.peers.peer import Buffer, Peer, Reader
 
 SHARDS_SHUFFLED = 100
 BUFFER_SAMPLES = 1000
 DATA = "bin"
 
 
-class WebDatasetReader:
-    """The shards of a data set; each epoch opens them anew."""
+class WebDatasetReader(Reader):
+    """Reads shards, each by one worker; each epoch opens them anew."""
 
     own_order = f"shards shuffled, then a buffer of {BUFFER_SAMPLES} in each worker"
 
@@ -28,7 +29,6 @@ class WebDatasetReader:
         self._shards = shards
 
     def epoch(self, seed: int, batch: int) -> Iterator[list[tuple[int, Buffer]]]:
-        """One pass over all shards, each by one worker."""
         pipeline = (
             self._package.WebDataset(self._shards, shardshuffle=SHARDS_SHUFFLED, seed=seed)
             .shuffle(BUFFER_SAMPLES, seed=seed)
@@ -39,16 +39,13 @@ class WebDatasetReader:
         count = min(workers(), len(self._shards))
         yield from self._package.WebLoader(pipeline, batch_size=None, num_workers=count)
 
-    def close(self) -> None:
-        """Nothing is held: workers and files end with their iterator."""
-
 
 def _same(data: bytes) -> bytes:
     return data
 
 
-class WebDataset:
-    """WebDataset from local shards."""
+class WebDataset(Peer):
+    """WebDataset from local shards, written by `ShardWriter`."""
 
     name = "webdataset"
     about = "WebDataset(shardshuffle).shuffle(1000).batched in a WebLoader (WebDataset README)"
@@ -57,7 +54,6 @@ class WebDataset:
     samples_max = SLOWLY_WRITTEN_MAX
 
     def prepare(self, source: Source, folder: Path) -> None:
-        """Write tar files with `ShardWriter`."""
         package = needed("webdataset")
         pattern = str(folder / "samples-%06d.tar")
         with package.ShardWriter(
@@ -67,10 +63,9 @@ class WebDataset:
                 shards.write({"__key__": f"{index:012}", DATA: data})
 
     def open(self, folder: Path) -> WebDatasetReader:
-        """List the shards."""
         needed("torch")
         shards = sorted(map(str, folder.glob("*.tar")))
         return WebDatasetReader(needed("webdataset"), shards)
 
 
-PEERS: tuple[Peer, ...] = (WebDataset(),)
+PEERS = (WebDataset(),)

@@ -1,1 +1,1 @@
-"""Where the time of a sample goes: ``python -m bench.profile cached cold mount``."""
+"""Profiles: the CPU time and the instructions of a sample, by purpose."""

@@ -1,69 +1,61 @@
-"""``python -m bench.profile``: where the time of a sample goes, by what it is for.
+"""``python -m bench.profile``: show where the CPU time of a sample goes, by purpose.
 
-perf samples where the time goes, the kernel's too; callgrind counts the instructions of the reading
-process in user space, which do not depend on what else the machine does. What is not installed is
-left out and named.
+perf samples the CPU time, the kernel's too. callgrind counts the instructions of the reading
+process in user space, which do not depend on other load of the machine. A tool that is not
+installed is left out and named.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import replace
 
-from rich.console import Console
-
-from bench.contestants.mounts import check_fuse
-from bench.ending import run_program
-from bench.machine import ROOT, Unavailable, describe
-from bench.profile import report
-from bench.profile.recorders import Job, Recording, record_callgrind, record_perf
-from bench.profile.report import Profile
-from bench.profile.workload import CASES, scene_of
-from bench.progress import Progress
+from bench.command import Session, command_line
+from bench.errors import Unavailable
+from bench.process import run_program
+from bench.profile.recorders import Recording, record_callgrind, record_perf
+from bench.profile.report import Profile, make_report
+from bench.profile.workload import CASES, Job, scene_of
+from bench.progress import Stretch
 from dlfs.units import parse_bytes
 
-RESULTS = Path(__file__).parents[1] / "results"
 COUNTED = ("cached", "cold")
-"""Where instructions in user space, of one process, are a good part of the whole."""
+"""Cases where one process in user space uses a good part of the CPU time."""
 COUNTED_STEPS = 400
+TOOLS = ("perf", "callgrind")
 
 
 def about(case: str) -> str:
-    """What a case does, in a line."""
+    """Return a description of a case in one line."""
     text = CASES[case].__doc__ or ""
     return text.strip().rstrip(".").lower()
 
 
-def profile_case(job: Job, tools: list[str], steps: int) -> Profile:
-    """Record a case by every tool that can."""
-    found: dict[str, Recording | None] = {"perf": None, "callgrind": None}
+def profile_case(job: Job, tools: Sequence[str], steps: int) -> Profile:
+    """Record a case by every tool that works here."""
+    found: dict[str, Recording | None] = dict.fromkeys(TOOLS)
     missing = []
     for tool in tools:
         try:
-            if job.case == "mount":
-                check_fuse()
             if tool == "perf":
                 found[tool] = record_perf(job)
             elif job.case in COUNTED:
-                counted = Job(job.case, job.folder, job.size_bytes, steps=steps)
-                found[tool] = record_callgrind(counted)
+                found[tool] = record_callgrind(replace(job, steps=steps))
         except Unavailable as reason:
             missing.append(f"{tool}: {reason}")
     return Profile(job.case, about(job.case), found["perf"], found["callgrind"], missing)
 
 
 def parse_arguments(words: list[str] | None = None) -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m bench.profile", description=__doc__)
+    """Parse the command line."""
+    parser = command_line("bench.profile", __doc__, "dir", "results")
     add = parser.add_argument
     add("cases", nargs="*", help=f"of {', '.join(CASES)} [cached cold mount]")
-    add("--dir", type=Path, default=ROOT / "build" / "bench", help="on the disk under test")
-    add("--size", type=parse_bytes, default="512MiB", help="of the data [512MiB]")
-    add("--seconds", type=float, default=5.0, help="that a case is sampled [5]")
+    add("--size", type=parse_bytes, default="512MiB", help="size of the data [512MiB]")
+    add("--seconds", type=float, default=5.0, help="duration of the sampling of a case [5]")
     add("--steps", type=int, default=COUNTED_STEPS, help="batches whose instructions count [400]")
-    add("--tool", choices=["perf", "callgrind"], action="append", help="[both]")
-    add("--results", type=Path, default=RESULTS, help="where results are written")
+    add("--tool", choices=TOOLS, action="append", help="[both]")
     arguments = parser.parse_args(words)
     unknown = [case for case in arguments.cases if case not in CASES]
     if unknown:
@@ -72,25 +64,28 @@ def parse_arguments(words: list[str] | None = None) -> argparse.Namespace:
 
 
 def main(words: list[str] | None = None) -> int:
-    """Run what the command line says."""
+    """Run the benchmark and return its exit code."""
     arguments = parse_arguments(words)
-    console = Console(width=None if sys.stdout.isatty() else 140)
+    session = Session("profile", arguments.dir)
     folder = arguments.dir / "dlfs-profile"
     folder.mkdir(parents=True, exist_ok=True)
-    facts, profiles = describe(arguments.dir), []
     cases = arguments.cases or ["cached", "cold", "mount"]
-    with Progress(console, "profile") as progress:
-        progress.tell("laying out the data", 0.0)
+    profiles: list[Profile] = []
+
+    def measure(whole: Stretch) -> None:
+        whole.show("writing the data")
         scene_of(folder, arguments.size)
         for number, case in enumerate(cases):
-            progress.tell(case, number / len(cases))
-            job = Job(case, folder, arguments.size, seconds=arguments.seconds)
-            tools = arguments.tool or ["perf", "callgrind"]
-            profiles.append(profile_case(job, tools, arguments.steps))
-    path = report.write(facts, profiles, arguments.results)
-    console.print(path.with_suffix(".md").read_text(encoding="utf-8"), markup=False)
-    console.print(str(path), markup=False)
-    return 0
+            whole.show(case, number / len(cases))
+            job = Job(case, str(folder), arguments.size, seconds=arguments.seconds)
+            profiles.append(profile_case(job, arguments.tool or TOOLS, arguments.steps))
+
+    code = session.measure(measure)
+    if profiles:
+        report = make_report(session.facts, profiles)
+        session.console.print(report.markdown(), markup=False)
+        session.write(report, arguments.results)
+    return code
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""Costs by place in the code, from what perf and callgrind write.
+"""Costs by place in the code, from the output of perf and callgrind.
 
-``perf script`` gives samples: a stack each, innermost first. Of a sample in the kernel all of the
-kernel's frames are kept, since what called ``memcpy`` there says what it was for. Of one in user
-space only the innermost frame is: libraries are built without frame pointers. Where the object is
-libdlfs, debug information says from which file an address came, also when it was inlined.
+``perf script`` prints samples, each with a stack, innermost frame first. A sample in the kernel
+keeps all frames of the kernel, because the callers of ``memcpy`` show its purpose. A sample in user
+space keeps only the innermost frame, because libraries are built without frame pointers. For
+libdlfs, debug information gives the source file of an address, also of inlined code.
 
-callgrind's files give instructions by object, file and function, inlined code by its own file.
-Costs of calls that a function made are left out: they are their own function's.
+callgrind's files have instructions by object, file and function, and inlined code by its own file.
+The costs of calls that a function made are left out, because they count for the called function.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 KERNEL_START = 1 << 63
-"""Addresses from here on are the kernel's."""
+"""Lowest address of the kernel."""
 
 _HEAD = re.compile(r"\s*(\d+)\s+(\d+)\s*$")
 _FRAME = re.compile(r"\s+([0-9a-f]+) (.*) \((.*)\)$")
@@ -29,14 +29,14 @@ _NAME = re.compile(r"\((\d+)\)(?: (.*))?$")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A place in the code that costs something.
+    """A place in the code that has costs.
 
     Attributes:
-        process: its number.
+        process: process ID.
         object: name of the library or program; ``kernel``.
-        file: of the source, where it is known.
-        function: the innermost.
-        callers: of a place in the kernel: who called it there, innermost first.
+        file: source file; empty if unknown.
+        function: innermost function.
+        callers: for a place in the kernel: the functions that called it, innermost first.
     """
 
     process: int
@@ -57,18 +57,18 @@ class _Stack:
     process: int
     weight: int
     frames: tuple[tuple[int, str, str], ...]
-    """Address, symbol and object, innermost first; in user space the address in the object."""
+    """Address, symbol and object of each frame, innermost first; a user address is an offset."""
 
 
 def parse_perf(text: str, library: str = "") -> Costs:
-    """Read what ``perf script -F pid,period,ip,sym,dso`` printed.
+    """Read the output of ``perf script -F pid,period,ip,sym,dso``.
 
     Args:
-        text: that.
-        library: path of one whose addresses are to be looked up in debug information.
+        text: the output.
+        library: path of a library whose addresses are looked up in debug information.
 
     Raises:
-        ValueError: a line is none of its.
+        ValueError: a line has another form.
     """
     stacks = list(_stacks(text))
     sources = _sources(stacks, library)
@@ -112,7 +112,7 @@ def _place(stack: _Stack, sources: Mapping[tuple[str, int], tuple[str, str]]) ->
 
 
 def _sources(stacks: Iterable[_Stack], library: str) -> dict[tuple[str, int], tuple[str, str]]:
-    """File and function of the addresses in a library, by its name and the address."""
+    """Look up file and function of the addresses in a library, by its name and the address."""
     name = PurePath(library).name
     wanted = {
         stack.frames[0][0]
@@ -124,9 +124,9 @@ def _sources(stacks: Iterable[_Stack], library: str) -> dict[tuple[str, int], tu
 
 
 def look_up(path: str, addresses: list[int]) -> dict[int, tuple[str, str]]:
-    """File and function of addresses of an object, the innermost of what is inlined there.
+    """Look up file and innermost function of addresses of an object, also of inlined code.
 
-    Where addr2line is missing, or there is no debug information, nothing is found.
+    The result is empty if addr2line or the debug information is missing.
     """
     tool = shutil.which("addr2line")
     if tool is None or not addresses:
@@ -156,7 +156,7 @@ def parse_callgrind(text: str) -> Costs:
     """Read a file that callgrind wrote: instructions by place.
 
     Raises:
-        ValueError: it is none, or counts other events first.
+        ValueError: it has another form, or counts other events first.
     """
     reader = _CallgrindReader()
     for line in text.splitlines():
@@ -167,7 +167,7 @@ def parse_callgrind(text: str) -> Costs:
 
 
 class _CallgrindReader:
-    """Goes through callgrind's lines; names are given in full once, and by number after that."""
+    """Reads callgrind's lines. A name appears in full once, and by its number after that."""
 
     def __init__(self) -> None:
         self.costs: Costs = Counter()
@@ -178,7 +178,7 @@ class _CallgrindReader:
         self._is_call = False
 
     def take(self, line: str) -> None:
-        """Take one line."""
+        """Read one line."""
         if line.startswith("events:"):
             self.counts = line.split()[1:2] == ["Ir"]
         elif line.startswith("pid:"):
@@ -194,7 +194,7 @@ class _CallgrindReader:
 
     def _cost(self, line: str) -> None:
         fields = line.split()
-        if self._is_call:  # the line behind "calls=": what the called function cost
+        if self._is_call:  # the line after "calls=": costs of the called function
             self._is_call = False
         elif len(fields) > 1:
             place = Place(self._process, self._object, self._file, self._function)

@@ -1,7 +1,7 @@
-"""What a place in the code is for: the rows of a profile.
+"""The purpose of a place in the code: the rows of a profile.
 
-Of libdlfs the source file decides, of the kernel the functions on the stack, of the rest the
-object. The first rule that fits counts.
+The source file decides for libdlfs, the functions on the stack for the kernel, and the object for
+other code. The first rule that matches counts.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _ALLOCATION = re.compile(r"malloc|^free|calloc|realloc|^_int_|cfree|tcache|sysma
 
 
 def group_of(place: Place) -> str:
-    """The row that a place belongs to."""
+    """Return the row that a place belongs to."""
     if place.object == "kernel":
         return _of_kernel(place)
     if place.object == LIBDLFS:

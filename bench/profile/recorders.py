@@ -1,44 +1,42 @@
-"""Runs a workload under a recorder: perf's samples, or callgrind's counts of instructions.
+"""Recordings of a case: perf's samples, or callgrind's counts of instructions.
 
-perf samples by the processor's cycles where it can count them, else by the clock of the CPU time.
-Set-up is not recorded: perf starts disabled and is told when to begin; callgrind likewise.
+perf samples by the processor's cycles where it can count them, else by CPU time. Set-up is not
+recorded: both tools start disabled and are enabled when the work begins.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
-import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-from bench.machine import LIBDLFS, ROOT, Unavailable
+from bench.errors import Unavailable
+from bench.machine import LIBDLFS
+from bench.process import Child, find_program, start_child
 from bench.profile.costs import Costs, parse_callgrind, parse_perf
-from bench.profile.workload import Done
+from bench.profile.workload import Done, Job
 
 SAMPLES_PER_SECOND = 2999
-"""No divisor of what else ticks."""
+"""A prime number, so that samples do not coincide with other periodic work."""
 PERF_PRIORITY = -20
 _LIBRARY = LIBDLFS / "libdlfs.so"
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What a workload cost.
+    """The costs of a case.
 
     Attributes:
-        event: what was counted: ``cycles``, ``cpu-clock`` or ``instructions``.
-        costs: by place.
-        processes: at work, by number: what they are.
-        done: what the workload did.
+        event: unit of the costs: ``cycles``, ``cpu-clock`` or ``instructions``.
+        costs: costs by place in the code.
+        processes: names of the processes that worked, by process ID.
+        done: the work that they did.
     """
 
     event: str
@@ -47,43 +45,19 @@ class Recording:
     done: Done
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    """A workload to be run; as the words of its command line.
+class _Workload:
+    """A case that runs in a child process."""
 
-    Attributes:
-        case: which.
-        folder: where its data is.
-        size_bytes: of the data.
-        seconds: to run.
-        steps: to run, where not 0.
-    """
-
-    case: str
-    folder: Path
-    size_bytes: int
-    seconds: float = 5.0
-    steps: int = 0
-
-    def words(self) -> list[str]:
-        """Of the command."""
-        words = [sys.executable, "-m", "bench.profile.workload", self.case, str(self.folder)]
-        words += [str(self.size_bytes), "--seconds", str(self.seconds), "--steps", str(self.steps)]
-        return words
-
-
-class _Child:
-    """A workload that runs."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
-        self.processes: dict[int, str] = _numbered(self._told())
+    def __init__(self, child: Child) -> None:
+        self._child = child
+        self.processes = {int(pid): name for pid, name in child.answer().items()}
 
     def work(self) -> Done:
-        """Let it work, and wait for it."""
-        self._tell()
-        told = self._told()
-        return Done(told["samples"], told["seconds"], _numbered(told["cpu_seconds"]))
+        """Let it work, and wait until it is done."""
+        self._child.send("work")
+        answer = self._child.answer()
+        cpu = {int(pid): seconds for pid, seconds in answer["cpu_seconds"].items()}
+        return Done(answer["samples"], answer["seconds"], cpu)
 
     def end(self) -> None:
         """Let it end.
@@ -91,51 +65,28 @@ class _Child:
         Raises:
             Unavailable: it ended with an error.
         """
-        self._tell()
-        if self._process.wait():
-            raise Unavailable(f"the workload ended with {self._process.returncode}")
-
-    def _tell(self) -> None:
-        assert self._process.stdin is not None
-        print(file=self._process.stdin, flush=True)
-
-    def _told(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise Unavailable(f"the workload ended with {self._process.wait()}")
-        told: dict[str, Any] = json.loads(line)
-        return told
-
-
-def _numbered(values: dict[str, Any]) -> dict[int, Any]:
-    return {int(key): value for key, value in values.items()}
+        self._child.send("end")
+        self._child.finish()
 
 
 @contextmanager
-def _child(job: Job, *prefix: str) -> Iterator[_Child]:
-    """Run a workload; left early, it loses its input, ends by itself and leaves no mount behind."""
-    with subprocess.Popen(
-        [*prefix, *job.words()],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        cwd=ROOT,
-    ) as process:
-        yield _Child(process)
+def _workload(job: Job, folder: str, *prefix: str) -> Iterator[_Workload]:
+    """Start a case in a child process, behind the command of a recorder."""
+    log = Path(folder) / "workload.log"
+    with start_child("bench.profile.workload", asdict(job), log, prefix=prefix) as child:
+        yield _Workload(child)
 
 
 # ---- perf ----------------------------------------------------------------------------------------
 
 
 def perf_event() -> str:
-    """What perf can sample by here.
+    """Return the event by which perf can sample here.
 
     Raises:
         Unavailable: perf is not installed, or may not be used.
     """
-    perf = _tool("perf", "linux-perf")
+    perf = find_program("perf", "linux-perf")
     for event in ("cycles", "cpu-clock"):
         done = subprocess.run(
             [perf, "stat", "--all-cpus", "--event", event, "--field-separator", ",", "true"],
@@ -150,36 +101,36 @@ def perf_event() -> str:
 
 
 def record_perf(job: Job) -> Recording:
-    """Sample a workload and the processes that serve it.
+    """Sample a case and the processes that serve it.
 
     Raises:
-        Unavailable: perf or the workload cannot run here.
+        Unavailable: perf or the case cannot run here.
     """
     event = perf_event()
-    with tempfile.TemporaryDirectory() as folder, _child(job) as child:
+    with tempfile.TemporaryDirectory() as folder, _workload(job, folder) as workload:
         output = Path(folder) / "perf.data"
         with _sampling(event, output):
-            done = child.work()
-        child.end()
-        text = _perf_script(output, child.processes)
+            done = workload.work()
+        workload.end()
+        text = _perf_script(output, workload.processes)
     costs = parse_perf(text, str(_LIBRARY))
-    return Recording(event, costs, child.processes, done)
+    return Recording(event, costs, workload.processes, done)
 
 
 @contextmanager
 def _sampling(event: str, output: Path) -> Iterator[None]:
-    """Sample the machine during the body; perf says when it has begun and when it has ended.
+    """Sample the machine during the block.
 
-    All processors, and not the processes: perf follows a process's new threads one event each, and
-    was seen to spin for ever where threads come and go.
+    perf samples all processors instead of the processes. It would follow each new thread of a
+    process by an event of its own, and did not end where threads came and went.
     """
     control, answer = (output.with_name(name) for name in ("control", "answer"))
     os.mkfifo(control)
     os.mkfifo(answer)
-    command = [_tool("perf", "linux-perf"), "record", "--quiet", "--call-graph", "fp"]
+    command = [find_program("perf", "linux-perf"), "record", "--quiet", "--call-graph", "fp"]
     command += ["--event", event, "--freq", str(SAMPLES_PER_SECOND), "--delay", "-1"]
     command += ["--all-cpus", "--output", str(output)]
-    # It records as long as its command runs: that ends with its input, so with this process too.
+    # perf records while its command runs. cat ends with its input, so with this process as well.
     command += ["--control", f"fifo:{control},{answer}", "--", "cat"]
     perf = subprocess.Popen(
         command,
@@ -189,26 +140,26 @@ def _sampling(event: str, output: Path) -> Iterator[None]:
         text=True,
     )
     try:
-        with contextlib.suppress(PermissionError):  # else it starves on a busy machine
+        with contextlib.suppress(PermissionError):  # else a busy machine delays it
             os.setpriority(os.PRIO_PROCESS, perf.pid, PERF_PRIORITY)
-        with _opened(perf, control, answer) as tell:
-            tell("enable")
+        with _control(perf, control, answer) as control_perf:
+            control_perf("enable")
             yield
-            tell("disable")
+            control_perf("disable")
     finally:
         perf.communicate()
 
 
 @contextmanager
-def _opened(
+def _control(
     perf: subprocess.Popen[str], control: Path, answer: Path
 ) -> Iterator[Callable[[str], None]]:
-    """The two pipes of perf; gives what tells it something and waits for its answer."""
-    # Opened for both directions, so that nobody waits for one who is not there.
+    """Open the two pipes of perf; yield a function that sends a command to it and waits."""
+    # Opened for both directions, so that open() does not wait for the other side.
     commands = os.open(control, os.O_RDWR)
     answers = os.open(answer, os.O_RDWR)
 
-    def tell(word: str) -> None:
+    def send(word: str) -> None:
         os.write(commands, f"{word}\n".encode())
         while not select.select([answers], [], [], 0.1)[0]:
             if perf.poll() is not None:
@@ -217,14 +168,14 @@ def _opened(
         os.read(answers, 64)
 
     try:
-        yield tell
+        yield send
     finally:
         os.close(commands)
         os.close(answers)
 
 
 def _perf_script(output: Path, processes: Iterable[int]) -> str:
-    command = [_tool("perf", "linux-perf"), "script", "--input", str(output)]
+    command = [find_program("perf", "linux-perf"), "script", "--input", str(output)]
     command += ["--fields", "pid,period,ip,sym,dso", "--pid", ",".join(map(str, processes))]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -236,37 +187,30 @@ def _perf_script(output: Path, processes: Iterable[int]) -> str:
 
 
 def record_callgrind(job: Job) -> Recording:
-    """Count the instructions of a workload, in user space, of the reading process only.
+    """Count the instructions of a case in user space, of the reading process only.
 
     Raises:
-        Unavailable: valgrind or the workload cannot run here.
+        Unavailable: valgrind or the case cannot run here.
     """
-    valgrind = _tool("valgrind", "valgrind")
+    valgrind = find_program("valgrind", "valgrind")
     with tempfile.TemporaryDirectory() as folder:
         pattern = Path(folder) / "callgrind.out"
         prefix = [valgrind, "--quiet", "--tool=callgrind", "--instr-atstart=no"]
         prefix += [f"--callgrind-out-file={pattern}", f"--log-file={folder}/log"]
-        with _child(job, *prefix) as child:
-            (process,) = (pid for pid, name in child.processes.items() if name == "reader")
+        with _workload(job, folder, *prefix) as workload:
+            (process,) = (pid for pid, name in workload.processes.items() if name == "reader")
             _callgrind_control("on", process)
-            done = child.work()
+            done = workload.work()
             _callgrind_control("off", process)
-            child.end()
+            workload.end()
         costs = parse_callgrind(pattern.read_text(encoding="utf-8", errors="replace"))
-    return Recording("instructions", costs, child.processes, done)
+    return Recording("instructions", costs, workload.processes, done)
 
 
 def _callgrind_control(state: str, process: int) -> None:
-    tool = _tool("callgrind_control", "valgrind")
+    tool = find_program("callgrind_control", "valgrind")
     done = subprocess.run(
         [tool, "-i", state, str(process)], capture_output=True, text=True, check=False
     )
     if done.returncode or "OK" not in done.stdout:
         raise Unavailable(f"callgrind_control: {(done.stdout + done.stderr).strip()}")
-
-
-def _tool(name: str, package: str) -> str:
-    found = shutil.which(name)
-    if found is None:
-        raise Unavailable(f"{name} is not installed: apt-get install {package}")
-    return found

@@ -1,33 +1,32 @@
-"""Profiles as tables: on the terminal, as Markdown, and as JSON with every place."""
+"""The report of profiles: costs of a sample by purpose and by function."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from bench import page
 from bench.profile.costs import Place
 from bench.profile.groups import group_of
 from bench.profile.recorders import Recording
+from bench.report import Report, Table
 
 FUNCTIONS_SHOWN = 15
 SHARE_MIN = 0.003
-"""Of the whole: a group below it is not shown."""
+"""Share of all costs below which a group is not shown."""
 
 
 @dataclass
 class Profile:
-    """One case, by what could record it.
+    """The recordings of one case.
 
     Attributes:
-        case: which.
-        about: what it does.
-        sampled: perf's recording.
-        counted: callgrind's, of the reading process in user space.
-        missing: what could not record, and why.
+        case: name of the case.
+        about: description of the case.
+        sampled: recording of perf.
+        counted: recording of callgrind, of the reading process in user space.
+        missing: tools that could not record, and why.
     """
 
     case: str
@@ -38,12 +37,17 @@ class Profile:
 
 
 def cpu_us(recording: Recording) -> float:
-    """CPU time of a sample of data, of all processes, in us."""
+    """Return the CPU time of a sample in all processes, in microseconds."""
     return 1e6 * sum(recording.done.cpu_seconds.values()) / max(1, recording.done.samples)
 
 
+def instructions_of(recording: Recording) -> float:
+    """Return the instructions of a sample."""
+    return sum(recording.costs.values()) / max(1, recording.done.samples)
+
+
 def shares(recording: Recording) -> dict[tuple[str, Place], float]:
-    """The share of each place in its process's costs; all together 1."""
+    """Return the share of all costs of each place, by process and place."""
     total = sum(recording.costs.values())
     found: Counter[tuple[str, Place]] = Counter()
     for place, cost in recording.costs.items():
@@ -52,7 +56,7 @@ def shares(recording: Recording) -> dict[tuple[str, Place], float]:
 
 
 def by_group(recording: Recording) -> dict[tuple[str, str], float]:
-    """Shares by process and group."""
+    """Return the share of all costs of each group, by process and group."""
     found: Counter[tuple[str, str]] = Counter()
     for (process, place), share in shares(recording).items():
         found[process, group_of(place)] += share
@@ -60,20 +64,20 @@ def by_group(recording: Recording) -> dict[tuple[str, str], float]:
 
 
 def by_function(recording: Recording) -> dict[tuple[str, str, str], float]:
-    """Shares by process, function with its file or object, and group."""
+    """Return the largest shares by process, function with its file or object, and group."""
     found: Counter[tuple[str, str, str]] = Counter()
     for (process, place), share in shares(recording).items():
         found[process, f"{place.function} ({place.file or place.object})", group_of(place)] += share
     return dict(found.most_common(FUNCTIONS_SHOWN))
 
 
-def group_rows(profile: Profile) -> list[list[str]]:
-    """A head, and a row a group: its time and instructions for one sample."""
+def group_table(profile: Profile) -> Table:
+    """Return the table of groups: time and instructions of a sample."""
     time = by_group(profile.sampled) if profile.sampled else {}
     work = by_group(profile.counted) if profile.counted else {}
     us = cpu_us(profile.sampled) if profile.sampled else 0.0
     instructions = instructions_of(profile.counted) if profile.counted else 0.0
-    rows = [["process", "what for", "share", "us a sample", "instructions a sample"]]
+    rows = []
     groups = sorted({*time, *work}, key=lambda key: (-time.get(key, 0.0), -work.get(key, 0.0)))
     for key in groups:
         share, counted = time.get(key, 0.0), work.get(key)
@@ -89,51 +93,37 @@ def group_rows(profile: Profile) -> list[list[str]]:
         )
     counts = f"{instructions:,.1f}" if work else ""
     rows.append(["all", "", "100%" if time else "", f"{us:.3f}" if time else "", counts])
-    return rows
+    columns = ("process", "what for", "share", "us a sample", "instructions a sample")
+    return Table("", columns, rows)
 
 
-def instructions_of(recording: Recording) -> float:
-    """Instructions for one sample."""
-    return sum(recording.costs.values()) / max(1, recording.done.samples)
+def function_table(recording: Recording) -> Table:
+    """Return the table of the functions with the largest costs."""
+    rows = [
+        (process, f"`{function}`", group, f"{share:.1%}")
+        for (process, function, group), share in by_function(recording).items()
+    ]
+    return Table("", ("process", "function", "what for", "share"), rows)
 
 
-def function_rows(recording: Recording) -> list[list[str]]:
-    """A head, and a row for each of the functions that cost most."""
-    rows = [["process", "function", "what for", "share"]]
-    for (process, function, group), share in by_function(recording).items():
-        rows.append([process, f"`{function}`", group, f"{share:.1%}"])
-    return rows
-
-
-def section(profile: Profile) -> list[str]:
-    """A case, as Markdown."""
-    lines = [f"## {profile.case}: {profile.about}", ""]
+def sections(profile: Profile) -> list[Table | str]:
+    """Return the parts of the report for one case."""
+    parts: list[Table | str] = [f"## {profile.case}: {profile.about}"]
     if profile.sampled is not None:
         done = profile.sampled.done
-        lines += [
+        parts.append(
             f"{done.samples:,} samples in {done.seconds:.1f} s, {cpu_us(profile.sampled):.3f} us "
-            f"of CPU time each (sampled by {profile.sampled.event}).",
-            "",
-        ]
-    lines += [f"Missing: {reason}." for reason in profile.missing] + [""] * bool(profile.missing)
-    if profile.sampled is None and profile.counted is None:
-        return lines
-    lines += [*page.headed_table(group_rows(profile)), ""]
+            f"of CPU time each (sampled by {profile.sampled.event})."
+        )
+    parts += [f"Missing: {reason}." for reason in profile.missing]
     recording = profile.sampled or profile.counted
-    assert recording is not None
-    return [*lines, *page.headed_table(function_rows(recording)), ""]
-
-
-def markdown(facts: Mapping[str, Any], profiles: Sequence[Profile]) -> str:
-    """All cases, under the facts they depend on."""
-    lines = ["# Profiles", "", *page.head(facts), ""]
-    for profile in profiles:
-        lines += section(profile)
-    return "\n".join(lines)
+    if recording is not None:
+        parts += [group_table(profile), function_table(recording)]
+    return parts
 
 
 def to_dict(profile: Profile) -> dict[str, Any]:
-    """As plain values, with every place."""
+    """Return a profile with every place as plain values."""
     recordings = {"sampled": profile.sampled, "counted": profile.counted}
     return {
         "case": profile.case,
@@ -154,7 +144,10 @@ def to_dict(profile: Profile) -> dict[str, Any]:
     }
 
 
-def write(facts: Mapping[str, Any], profiles: Sequence[Profile], folder: Path) -> Path:
-    """Write JSON and Markdown; returns the JSON's path."""
-    more = {"cases": [to_dict(profile) for profile in profiles]}
-    return page.write(folder, "profile", facts, markdown(facts, profiles), more)
+def make_report(facts: Mapping[str, Any], profiles: Sequence[Profile]) -> Report:
+    """Return the report of all cases that were recorded."""
+    report = Report("profile", "Profiles", facts, {"cases": [to_dict(one) for one in profiles]})
+    report.add("")
+    for profile in profiles:
+        report.add(*sections(profile))
+    return report

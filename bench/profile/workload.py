@@ -1,50 +1,66 @@
-"""What is profiled, in a process of its own: ``python -m bench.profile.workload CASE DIR ...``.
+"""The work that is profiled, in a child process of its own.
 
-It sets up, tells in a line of JSON which processes are at work, waits for a line on its standard
-input, works, and tells in another line what it did. It ends with its input, so that a recorder has
-time to look at it.
+The child sets up, answers with the processes that work, waits for ``work``, works, answers with
+what it did, and waits for ``end``, so that a recorder can read its memory map before it ends.
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 import os
-import sys
 import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 import dlfs
-from bench.contestant import cpu_seconds_of
-from bench.contestants.files import read_files
-from bench.contestants.samples import DEPTH, WHOLE
-from bench.contestants.service import serve
-from bench.datasets import DATASET, SPECS, Scene, make_scene
-from bench.ending import run_program
-from dlfs.mount.background import mount_volume
-from dlfs.mount.mountpoint import unmount
+from bench.contenders.files import read_files
+from bench.contenders.samples import WHOLE, fill_memory, open_dataset
+from bench.contenders.service import serve_scene
+from bench.datasets import DATASET, Scene, make_scene, spec_of
+from bench.process import Parent, run_child, run_program
+from bench.resources import cpu_seconds_of
+from bench.serving import mount_dlfs
 
 BATCH = 256
 STEPS_BEFORE = 20
+"""Steps before the recording: the first batches have costs that later ones have not."""
 BUDGET = 1 / 16
-"""Of the data, for what reads from the device."""
+"""Memory as a share of the data, for cases that read from the device."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A case to run.
+
+    Attributes:
+        case: name of the case.
+        folder: folder of the data.
+        size_bytes: bytes of the data.
+        seconds: duration.
+        steps: number of batches instead of a duration; 0: run for the duration.
+    """
+
+    case: str
+    folder: str
+    size_bytes: int
+    seconds: float = 5.0
+    steps: int = 0
 
 
 @dataclass(frozen=True)
 class Done:
-    """What was done.
+    """The work that a case did.
 
     Attributes:
-        samples: read.
-        seconds: on the clock.
-        cpu_seconds: of each process.
+        samples: number of samples read.
+        seconds: elapsed time.
+        cpu_seconds: CPU time of each process, by process ID.
     """
 
     samples: int
@@ -53,7 +69,7 @@ class Done:
 
 
 Work = Callable[[], Generator[int, None, None]]
-"""Reads for ever; gives the number of samples of each step."""
+"""Reads without end, and yields the number of samples of each step."""
 
 
 def _batches(dataset: dlfs.Dataset, order: NDArray[np.int64]) -> Work:
@@ -77,64 +93,47 @@ def _epochs(dataset: dlfs.Dataset) -> Work:
     return work
 
 
-def _open(stack: ExitStack, uri: str, memory_bytes: int | None) -> dlfs.Dataset:
-    if memory_bytes is None:
-        volume = stack.enter_context(dlfs.connect(uri))
-    else:
-        volume = stack.enter_context(dlfs.open(uri, memory_bytes=memory_bytes, depth=DEPTH))
-    return stack.enter_context(volume.dataset(DATASET)).open()
-
-
-def _fill(dataset: dlfs.Dataset) -> None:
-    with dataset.batches(BATCH, shuffle="chunk") as epoch:
-        for batch in epoch:
-            batch.release()
-
-
 @contextmanager
 def cached(scene: Scene) -> Iterator[tuple[dict[int, str], Work]]:
     """Random batches of samples in memory."""
-    with ExitStack() as stack:
-        dataset = _open(stack, str(scene.volume), scene.memory_bytes(WHOLE))
-        _fill(dataset)
-        yield {}, _batches(dataset, _random(scene))
+    with open_dataset(scene, WHOLE) as dataset:
+        fill_memory(dataset, BATCH)
+        yield {}, _batches(dataset, scene.random_order(5))
 
 
 @contextmanager
 def cold(scene: Scene) -> Iterator[tuple[dict[int, str], Work]]:
     """Random batches by ``read()``, with memory for a sixteenth of the data."""
-    with ExitStack() as stack:
-        dataset = _open(stack, str(scene.volume), scene.memory_bytes(BUDGET))
-        yield {}, _batches(dataset, _random(scene))
+    with open_dataset(scene, BUDGET) as dataset:
+        yield {}, _batches(dataset, scene.random_order(5))
 
 
 @contextmanager
 def epoch(scene: Scene) -> Iterator[tuple[dict[int, str], Work]]:
     """An epoch in global order, read ahead, with memory for a sixteenth of the data."""
-    with ExitStack() as stack:
-        dataset = _open(stack, str(scene.volume), scene.memory_bytes(BUDGET))
+    with open_dataset(scene, BUDGET) as dataset:
         yield {}, _epochs(dataset)
 
 
 @contextmanager
 def service(scene: Scene) -> Iterator[tuple[dict[int, str], Work]]:
     """Random batches of samples in a service's memory."""
-    with ExitStack() as stack:
-        served = stack.enter_context(serve(scene))
-        dataset = _open(stack, served.uri, None)
-        _fill(dataset)
-        yield {served.pid: "service"}, _batches(dataset, _random(scene))
+    with (
+        serve_scene(scene) as served,
+        dlfs.connect(served.uri) as volume,
+        volume.dataset(DATASET) as dataset,
+    ):
+        fill_memory(dataset, BATCH)
+        yield {served.pid: "service"}, _batches(dataset, scene.random_order(5))
 
 
 @contextmanager
 def mount(scene: Scene) -> Iterator[tuple[dict[int, str], Work]]:
     """Open, read and close of random files through the mount, warm."""
-    point = scene.folder / "mnt"
-    point.mkdir(exist_ok=True)
-    mounted = mount_volume(str(scene.volume), point, log=scene.folder / "mount.log")
-    try:
+    log = scene.folder / "mount.log"
+    with mount_dlfs(str(scene.volume), scene.folder / "mnt", log) as mounted:
         order = scene.file_order(0).tolist()
-        root = os.fsencode(point / DATASET) + b"/"
+        root = os.fsencode(mounted.files) + b"/"
         paths = [scene.source.path(index) for index in order]
         sizes = scene.source.lengths[order].tolist()
         read_files(root, paths, sizes, 600.0)
@@ -146,25 +145,20 @@ def mount(scene: Scene) -> Iterator[tuple[dict[int, str], Work]]:
                     yield read_files(root, paths[part], sizes[part], 600.0)[0]
 
         yield {mounted.pid: "mount"}, work
-    finally:
-        unmount(point, lazy=True)  # interrupted, it may have a file open
 
 
 CASES = {case.__wrapped__.__name__: case for case in (cached, cold, epoch, mount, service)}
 
 
-def _random(scene: Scene) -> NDArray[np.int64]:
-    return np.random.default_rng([scene.seed, 5]).permutation(len(scene))
-
-
 def scene_of(folder: Path, size_bytes: int) -> Scene:
-    """The data set of 4 KiB samples; made, unless it is there."""
-    spec = next(spec for spec in SPECS if spec.key == "4k")
-    return make_scene(spec, folder, total_bytes=size_bytes, files_max=10_000, seed=1, corpus=None)
+    """Return the scene of the data set of 4 KiB samples; write it unless it exists."""
+    return make_scene(
+        spec_of("4k"), folder, total_bytes=size_bytes, files_max=10_000, seed=1, corpus=None
+    )
 
 
 def run(work: Iterator[int], processes: dict[int, str], seconds: float, steps: int) -> Done:
-    """Work for a time, or so many steps where that is not 0."""
+    """Work for a duration, or for a number of steps unless that is 0."""
     before = {process: cpu_seconds_of(process) for process in processes}
     own, start = time.process_time(), time.perf_counter()
     samples = 0
@@ -173,35 +167,23 @@ def run(work: Iterator[int], processes: dict[int, str], seconds: float, steps: i
         if number == steps if steps else time.perf_counter() - start > seconds:
             break
     spent = {process: cpu_seconds_of(process) - before[process] for process in processes}
-    spent[os.getpid()] = time.process_time() - own  # finer than the ticks of /proc
+    spent[os.getpid()] = time.process_time() - own  # more exact than the ticks of /proc
     return Done(samples, time.perf_counter() - start, spent)
 
 
-def main() -> int:
-    """Set up, tell, work, tell."""
-    parser = argparse.ArgumentParser(prog="python -m bench.profile.workload")
-    parser.add_argument("case", choices=list(CASES))
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("size_bytes", type=int)
-    parser.add_argument("--seconds", type=float, default=5.0)
-    parser.add_argument("--steps", type=int, default=0)
-    arguments = parser.parse_args()
-    scene = scene_of(arguments.folder, arguments.size_bytes)
-    with (
-        CASES[arguments.case](scene) as (others, work),
-        closing(work()) as steps,
-    ):
+def work(values: dict[str, Any], parent: Parent) -> None:
+    """Run a case as the job says."""
+    job = Job(**values)
+    scene = scene_of(Path(job.folder), job.size_bytes)
+    with CASES[job.case](scene) as (others, begin), closing(begin()) as steps:
         processes = {os.getpid(): "reader", **others}
-        for _ in range(STEPS_BEFORE):  # what only the first batches pay
+        for _ in range(STEPS_BEFORE):
             next(steps)
-        print(json.dumps(processes), flush=True)
-        if not sys.stdin.readline():
-            return 1
-        done = run(steps, processes, arguments.seconds, arguments.steps)
-        print(json.dumps(asdict(done)), flush=True)
-        sys.stdin.readline()
-    return 0
+        parent.answer(**{str(pid): name for pid, name in processes.items()})
+        parent.wait_for("work")
+        parent.answer(**asdict(run(steps, processes, job.seconds, job.steps)))
+        parent.wait_for("end")
 
 
 if __name__ == "__main__":
-    run_program(main)
+    run_program(lambda: run_child(work))

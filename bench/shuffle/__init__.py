@@ -1,1 +1,1 @@
-"""How well orders shuffle: ``python -m bench.shuffle`` measures them, and trains by them."""
+"""How well orders shuffle: measures of orders, and a small model trained by them."""

@@ -1,47 +1,43 @@
-"""``python -m bench.shuffle``: measure the orders, train by them, write tables and plots.
+"""``python -m bench.shuffle``: measure the orders, train by them, write tables and pictures.
 
-Nothing here is timed: the figures depend on the orders, the seeds and the code, not on the machine.
+Nothing is timed: the figures depend on the orders, the seeds and the code, not on the machine.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
 
-from bench.ending import run_program
-from bench.machine import Unavailable, describe
-from bench.shuffle import cost, report, training
+from bench.command import Session, command_line
+from bench.process import run_program
+from bench.progress import Stretch
+from bench.shuffle import cost, training
 from bench.shuffle.measures import Quality, batches_of, class_variance, measure, sorted_labels
 from bench.shuffle.orders import Buffered, Order, Shuffled, Stored
-from bench.shuffle.report import Findings
+from bench.shuffle.report import Findings, draw, make_report
 from dlfs.epoch_options import WINDOW_CHUNKS
-
-RESULTS = Path(__file__).parents[1] / "results"
 
 
 @dataclass(frozen=True)
 class Size:
-    """How much is measured.
+    """Sizes of the measurements.
 
     Attributes:
-        chunks: of the measured dataset.
-        per_chunk: samples in each.
-        batch: samples in a batch.
-        batches: further sizes of batches, for the variance of classes.
-        classes: in the measured dataset.
-        windows: of chunk shuffle, in chunks.
-        seeds: of orders.
-        digits_windows: of chunk shuffle of the digits.
-        digits_seeds: of weights and orders.
-        epochs: of a training.
-        budget_chunks: memory to read with; windows up to eight times as large are tried.
+        chunks: number of chunks of the measured dataset.
+        per_chunk: samples of a chunk.
+        batch: samples of a batch.
+        batches: sizes of batches for the variance of classes.
+        classes: number of classes of the measured dataset.
+        windows: windows of chunk shuffle, in chunks.
+        seeds: number of seeds of the orders.
+        digits_windows: windows of chunk shuffle of the digits, in chunks.
+        digits_seeds: number of seeds of weights and orders.
+        epochs: epochs of a training.
+        budget_chunks: memory budget in chunks; windows up to eight times as large are read with it.
     """
 
     chunks: int = 4096
@@ -70,17 +66,18 @@ TINY = Size(
     epochs=2,
     budget_chunks=4,
 )
-"""For tests."""
+"""Sizes for tests and ``--tiny``."""
 
 
-DRAWN_NOT = (Shuffled("chunk", 4), Shuffled("chunk", 16), Shuffled("chunk", 256))
-"""They look as their neighbours do."""
+NOT_DRAWN = (Shuffled("chunk", 4), Shuffled("chunk", 16), Shuffled("chunk", 256))
+"""Orders whose pictures look like those of the next window."""
 
 
 def orders_of(size: Size) -> list[Order]:
-    """What is compared: ours, and a buffer as large as the default window, with and without shards.
+    """Return the orders that are compared.
 
-    The shards are as large as that window too: 16 MiB of chunks of 256 KiB.
+    These are DLFS's orders, and a shuffle buffer as large as the default window (16 MiB in chunks
+    of 256 KiB), with and without shards of the same size.
     """
     buffered = min(WINDOW_CHUNKS, size.chunks // 8) * size.per_chunk
     return [
@@ -93,17 +90,18 @@ def orders_of(size: Size) -> list[Order]:
 
 
 def trained_orders(size: Size) -> list[Order]:
-    """The same for digits, where a window has fewer samples."""
+    """Return the orders that digits are trained by, where a window has fewer samples."""
     windows = [Shuffled("chunk", window) for window in size.digits_windows]
     buffer = Buffered(16 * training.PER_CHUNK)
     return [Shuffled("global"), *reversed(windows), buffer, Shuffled(None)]
 
 
 def variances_of(stored: Stored, size: Size) -> dict[int, dict[int, float]]:
-    """Class variance by size of batch, then by window."""
+    """Return the class variance by size of batch, then by window."""
     labels = sorted_labels(stored.count, size.classes)
     epochs = {
-        window: Shuffled("chunk", window).places(stored, seed=1, epoch=0) for window in size.windows
+        window: Shuffled("chunk", window).positions(stored, seed=1, epoch=0)
+        for window in size.windows
     }
     sizes = np.bincount(labels)
     return {
@@ -116,10 +114,10 @@ def variances_of(stored: Stored, size: Size) -> dict[int, dict[int, float]]:
 
 
 def measured(stored: Stored, order: Order, size: Size) -> list[Quality]:
-    """An order's measures, one a seed."""
+    """Return an order's measures, one for each seed."""
     found = []
     for seed in range(1, size.seeds + 1):
-        epoch, following = (order.places(stored, seed=seed, epoch=number) for number in (0, 1))
+        epoch, following = (order.positions(stored, seed=seed, epoch=number) for number in (0, 1))
         found.append(
             measure(
                 epoch, following, per_chunk=size.per_chunk, batch=size.batch, classes=size.classes
@@ -129,7 +127,10 @@ def measured(stored: Stored, order: Order, size: Size) -> list[Quality]:
 
 
 def trained(size: Size) -> dict[str, NDArray[np.float64]]:
-    """The curves of the orders, and of the least chunk shuffle where storage is shuffled."""
+    """Return the learning curve of each order.
+
+    One curve is of chunk shuffle with a window of one chunk on digits that are stored shuffled.
+    """
     by_class, mixed = training.Digits.load(), training.Digits.load(by_class=False)
     runs = [(order.label, by_class, order) for order in trained_orders(size)]
     least = Shuffled("chunk", 1)
@@ -141,14 +142,13 @@ def trained(size: Size) -> dict[str, NDArray[np.float64]]:
 
 
 def find(size: Size, folder: Path) -> Findings:
-    """Measure everything; ``folder`` takes a volume for a while."""
+    """Measure everything; ``folder`` is for a temporary volume."""
     stored, orders = Stored.lay(size.chunks * size.per_chunk, size.per_chunk), orders_of(size)
     budget = size.budget_chunks
     with cost.volume_of(folder, 8 * budget) as volume:
         windows = [budget * eighths // 8 for eighths in (2, 4, 8, 12, 16, 32, 64)]
         shares = cost.read_shares(volume, budget, windows)
     return Findings(
-        facts=describe(folder),
         samples=stored.count,
         per_chunk=size.per_chunk,
         batch=size.batch,
@@ -157,33 +157,33 @@ def find(size: Size, folder: Path) -> Findings:
         curves=trained(size),
         shares=shares,
         budget_chunks=budget,
-        places={
-            order.label: order.places(stored, seed=1, epoch=0)
+        positions={
+            order.label: order.positions(stored, seed=1, epoch=0)
             for order in orders
-            if order not in DRAWN_NOT
+            if order not in NOT_DRAWN
         },
     )
 
 
 def main(words: list[str] | None = None) -> int:
-    """Run what the command line says."""
-    parser = argparse.ArgumentParser(prog="python -m bench.shuffle", description=__doc__)
+    """Run the benchmark and return its exit code."""
+    parser = command_line("bench.shuffle", __doc__, "results")
     parser.add_argument("--tiny", action="store_true", help="a few samples, for a try")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="where results are written")
     arguments = parser.parse_args(words)
-    console = Console(width=None if sys.stdout.isatty() else 140)
+    found: list[Findings] = []
     with tempfile.TemporaryDirectory() as folder:
-        findings = find(TINY if arguments.tiny else Size(), Path(folder))
-    path = report.write(findings, arguments.results)
-    console.print(path.with_suffix(".md").read_text(encoding="utf-8"), markup=False)
-    try:
-        drawn = report.plot(findings, path.with_suffix(""))
-    except Unavailable as reason:
-        console.print(str(reason), markup=False)
-        drawn = []
-    for written in (path, path.with_suffix(".md"), *drawn):
-        console.print(str(written), markup=False)
-    return 0
+        session = Session("shuffle", Path(folder))
+
+        def measure(whole: Stretch) -> None:
+            whole.show("measuring the orders")
+            found.append(find(TINY if arguments.tiny else Size(), Path(folder)))
+
+        code = session.measure(measure)
+    if found:
+        report = make_report(session.facts, found[0])
+        session.console.print(report.markdown(), markup=False)
+        session.write(report, arguments.results, lambda: draw(found[0]))
+    return code
 
 
 if __name__ == "__main__":

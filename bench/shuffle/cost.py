@@ -1,7 +1,7 @@
-"""What a window costs: how much chunk shuffle reads, where the memory budget is small for it.
+"""The bytes that chunk shuffle reads, by window, with a fixed memory budget.
 
-A window's chunks are in memory together. As long as they fit, each is read once; beyond, samples
-are read again. The reader's own counters tell, over a small volume: no time is measured.
+A window's chunks are in memory at once. If they fit, each is read once; otherwise samples are read
+again. The bytes come from the reader's own counters over a small volume. No time is measured.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BATCH = 256
 
 @contextmanager
 def volume_of(folder: Path, chunks: int) -> Iterator[Path]:
-    """A volume of that many full chunks in a file, for as long as it is used."""
+    """Write a volume with so many full chunks to a file; remove it at the end of the block."""
     path = folder / "shuffle.img"
     count = chunks * CHUNK_BYTES // SAMPLE_BYTES
     dlfs.format_volume(str(path), size_bytes=chunks * CHUNK_BYTES + 64 * MIB)
@@ -39,7 +39,7 @@ def volume_of(folder: Path, chunks: int) -> Iterator[Path]:
 
 
 def read_shares(volume: Path, budget_chunks: int, windows: Sequence[int]) -> dict[int, float]:
-    """Bytes read from the device in an epoch of each window, over the bytes of the samples."""
+    """Return bytes read from the device over bytes of the samples in an epoch, by window."""
     found = {}
     for window in windows:
         with (

@@ -1,11 +1,12 @@
-"""What a shuffle is worth, in numbers: of one epoch, of its batches, and of two epochs.
+"""Measures of the quality of a shuffle: of an epoch, of its batches, and of two epochs.
 
-An epoch is ``int64[n_samples]``: the place in storage of each sample, in the order of the epoch.
-What is compared with a uniform order is divided by what that gives on average: 1.0 is as good.
+An epoch is ``int64[n_samples]``: the position in storage of each sample, in the order of the epoch.
+Measures that are compared with a uniform order are divided by their mean for such an order, so that
+1.0 is as good.
 
-Rank correlation says whether the epoch as a whole runs along storage; it is near 0 as soon as
-chunks are permuted, and so sees nothing of what happens within a batch. Neighbours, pairs and
-classes do: what hurts a training is a batch of samples that lay together and are alike.
+Rank correlation shows whether the epoch as a whole follows storage. It is near 0 as soon as chunks
+are permuted, and does not show the composition of a batch. The measures of neighbours, pairs and
+classes do. A batch of samples that were stored together and are alike harms a training.
 """
 
 from __future__ import annotations
@@ -24,21 +25,22 @@ class Quality:
     """All measures of an order.
 
     Attributes:
-        spearman: rank correlation of place in storage and position in the epoch; 0: none.
-        kendall: likewise: of pairs, the share in storage order less the share in the other.
-        neighbour_distance: median distance in storage of samples that follow each other, over that
-            of a uniform order.
-        neighbour_spread: the largest difference between the distribution of that distance and a
-            uniform order's, 0..1 (Kolmogorov and Smirnov's).
+        spearman: Spearman's rank correlation of position in storage and in the epoch; 0: none.
+        kendall: Kendall's rank correlation of the same: share of pairs in storage order minus share
+            of pairs in the opposite order.
+        neighbour_distance: median distance in storage of consecutive samples, over that of a
+            uniform order.
+        neighbour_spread: largest difference between the distribution of that distance and that of a
+            uniform order, 0..1 (the statistic of Kolmogorov and Smirnov).
         pairs_of_chunk: pairs in a batch that are of one chunk, over those of a uniform order.
-        class_bits: entropy of the classes of a batch, mean over the batches.
-        class_bits_uniform: the same of a uniform order.
+        class_bits: mean entropy of the classes of a batch, in bits.
+        class_bits_uniform: mean entropy of the classes of a batch in a uniform order, in bits.
         class_variance: variance of the number of a class's samples in a batch, over that of a
-            uniform order: so many times more noise in a gradient, where gradients go by class.
-        class_variance_shuffled: the same where samples were stored in a random order, as import
-            does by default, and not class by class.
-        epochs_spearman: rank correlation of the positions that samples have in two epochs.
-        pairs_again: pairs in a batch that are in one batch again in the next epoch, over those of
+            uniform order. Where gradients depend on the class, their noise grows by this factor.
+        class_variance_shuffled: `class_variance` if samples are stored in a random order, as import
+            does by default, instead of class by class.
+        epochs_spearman: rank correlation of the positions of samples in two epochs.
+        pairs_again: pairs in a batch that are in one batch of the next epoch as well, over those of
             two uniform orders.
     """
 
@@ -55,19 +57,19 @@ class Quality:
     pairs_again: float
 
     def to_dict(self) -> dict[str, float]:
-        """As plain values."""
+        """Return the measures by name."""
         return asdict(self)
 
 
 def measure(epoch: Epoch, other: Epoch, *, per_chunk: int, batch: int, classes: int) -> Quality:
-    """Measure an epoch, and how much another one tells of it.
+    """Measure an epoch and its similarity to the next one.
 
     Args:
         epoch: ``int64[n_samples]``.
-        other: the next epoch, likewise.
+        other: the next epoch, ``int64[n_samples]``.
         per_chunk: samples in a chunk.
-        batch: samples in a batch, at most n_samples; a last one that is not full is left out.
-        classes: stored one behind the other, each with as many samples.
+        batch: samples in a batch, at most n_samples; a last short batch is left out.
+        classes: number of classes, stored one after the other, of equal size.
     """
     count = len(epoch)
     batches = batches_of(epoch, batch)
@@ -90,18 +92,18 @@ def measure(epoch: Epoch, other: Epoch, *, per_chunk: int, batch: int, classes: 
 
 
 def sorted_labels(count: int, classes: int) -> NDArray[np.int64]:
-    """The class at each place of storage: classes lie one behind the other."""
+    """Return the class at each position of storage; classes are stored one after the other."""
     return np.arange(count) * classes // count
 
 
 def batches_of(epoch: Epoch, batch: int) -> NDArray[np.int64]:
-    """Full batches, ``int64[n_batches, batch]``."""
+    """Return the full batches of an epoch, ``int64[n_batches, batch]``."""
     full = len(epoch) // batch
     return epoch[: full * batch].reshape(full, batch)
 
 
 def positions_of(epoch: Epoch) -> NDArray[np.int64]:
-    """The position in the epoch of each sample, by its place in storage."""
+    """Return the position in the epoch of each sample, by its position in storage."""
     positions = np.empty_like(epoch)
     positions[epoch] = np.arange(len(epoch))
     return positions
@@ -111,27 +113,27 @@ def positions_of(epoch: Epoch) -> NDArray[np.int64]:
 
 
 def distances(epoch: Epoch) -> NDArray[np.int64]:
-    """How far apart in storage samples lie that follow each other, ``int64[n_samples - 1]``."""
+    """Return the distances in storage of consecutive samples, ``int64[n_samples - 1]``."""
     return np.abs(np.diff(epoch))
 
 
 def distances_uniform(count: int) -> NDArray[np.float64]:
-    """How probable a distance of at most 1, 2, ... count - 1 is in a uniform order.
+    """Return the probability of a distance of at most 1, 2, ... count - 1 in a uniform order.
 
-    Two places are at a distance of d in count - d of count * (count - 1) / 2 cases.
+    Two positions have the distance d in count - d of count * (count - 1) / 2 cases.
     """
     probabilities = 2 * (count - np.arange(1.0, count)) / (count * (count - 1.0))
     return np.cumsum(probabilities)
 
 
 def neighbour_distance(epoch: Epoch) -> float:
-    """The median distance of neighbours, over that of a uniform order."""
+    """Return the median distance of consecutive samples, over that of a uniform order."""
     expected = 1 + int(np.searchsorted(distances_uniform(len(epoch)), 0.5))
     return float(np.median(distances(epoch))) / expected
 
 
 def neighbour_spread(epoch: Epoch) -> float:
-    """The largest difference of the distribution of distances from a uniform order's."""
+    """Return the largest difference of the distribution of distances from a uniform order's."""
     count = len(epoch)
     seen = np.cumsum(np.bincount(distances(epoch), minlength=count)[1:]) / (count - 1)
     return float(np.abs(seen - distances_uniform(count)).max())
@@ -141,7 +143,7 @@ def neighbour_spread(epoch: Epoch) -> float:
 
 
 def pairs_together(groups: NDArray[np.int64]) -> float:
-    """Of all pairs in the rows of ``int64[n_batches, batch]``, the share that is of one group."""
+    """Return the share of pairs of one group among all pairs of rows, ``int64[n_rows, n]``."""
     rows, batch = groups.shape
     ordered = np.sort(groups, axis=1)
     new = np.ones((rows, batch), bool)
@@ -151,13 +153,13 @@ def pairs_together(groups: NDArray[np.int64]) -> float:
 
 
 def chance_of_chunk(count: int, per_chunk: int) -> float:
-    """The probability that two samples drawn at random are of one chunk."""
+    """Return the probability that two random samples are of one chunk."""
     full, rest = divmod(count, per_chunk)
     return (full * per_chunk * (per_chunk - 1) + rest * (rest - 1)) / (count * (count - 1))
 
 
 def pairs_again(epoch: Epoch, other: Epoch, batch: int) -> float:
-    """Pairs of a batch that meet again in the other epoch, over those of two uniform orders."""
+    """Return the pairs that share a batch in both epochs, over those of two uniform orders."""
     count, full = len(epoch), len(epoch) // batch
     later = positions_of(other)[batches_of(epoch, batch)] // batch
     sizes = [batch] * full + [count - full * batch]
@@ -169,19 +171,19 @@ def pairs_again(epoch: Epoch, other: Epoch, batch: int) -> float:
 
 
 def class_counts(labels: NDArray[np.int64], classes: int) -> NDArray[np.int64]:
-    """Samples of each class in each batch, ``int64[n_batches, classes]``."""
+    """Count the samples of each class in each batch, ``int64[n_batches, classes]``."""
     rows = len(labels)
     keys = labels + np.arange(rows)[:, np.newaxis] * classes
     return np.bincount(keys.ravel(), minlength=rows * classes).reshape(rows, classes)
 
 
 def class_bits(labels: NDArray[np.int64], classes: int) -> float:
-    """Mean entropy of the classes in the batches ``int64[n_batches, batch]``, in bits."""
+    """Return the mean entropy of the classes in batches ``int64[n_batches, batch]``, in bits."""
     return float(stats.entropy(class_counts(labels, classes), base=2, axis=1).mean())
 
 
 def class_bits_uniform(sizes: NDArray[np.int64], batch: int) -> float:
-    """The mean entropy, in bits, of batches drawn at random without putting back.
+    """Return the mean entropy, in bits, of batches drawn at random without replacement.
 
     The number of a class's samples in such a batch is hypergeometric; means add up.
     """
@@ -195,7 +197,7 @@ def class_bits_uniform(sizes: NDArray[np.int64], batch: int) -> float:
 
 
 def class_variance(labels: NDArray[np.int64], sizes: NDArray[np.int64]) -> float:
-    """Variance of the classes' counts in batches, over that of batches drawn at random."""
+    """Return the variance of class counts in batches, over that of batches drawn at random."""
     batch, total = labels.shape[1], sizes.sum()
     shares = sizes / total
     seen = ((class_counts(labels, len(sizes)) - batch * shares) ** 2).mean(axis=0).sum()
@@ -204,10 +206,10 @@ def class_variance(labels: NDArray[np.int64], sizes: NDArray[np.int64]) -> float
 
 
 def class_variance_of_window(*, window_chunks: int, per_chunk: int, batch: int) -> float:
-    """What ``class_variance`` of chunk shuffle is near to, when a chunk is of one class.
+    """Approximate the ``class_variance`` of chunk shuffle if each chunk has one class.
 
-    A pair of the batch is of one chunk with a probability of about 1 / window; such a pair is of
-    one class for certain, any other one by chance. It holds for many classes and many windows.
+    A pair of the batch is of one chunk with a probability of about 1 / window. Such a pair is of
+    one class for certain, any other one by chance. The formula holds for many classes and windows.
     """
     same = (per_chunk - 1) / (window_chunks * per_chunk - 1)
     return 1 + (batch - 1) * same

@@ -1,8 +1,8 @@
-"""The orders that are compared: DLFS's own, as its readers go by them, and what others do.
+"""The orders that are compared: those of DLFS's readers, and those of shuffle buffers.
 
-An order is ``int64[n_samples]``: the place in storage of each sample, in the order of the epoch.
-DLFS's orders come from ``dlfs.sequence`` over a directory of that many samples; there is no data
-behind it. Samples are all of one length, so that every chunk holds as many.
+An order is ``int64[n_samples]``: the position in storage of each sample, in the order of the epoch.
+DLFS's orders come from ``dlfs.sequence`` over a directory of so many samples, without data. All
+samples have one length, so that every chunk has the same number of samples.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _DATASET = UUID("00000000-0000-4000-8000-0000000005f1")
 
 @dataclass(frozen=True, eq=False)
 class Stored:
-    """Samples as they lie: sample number ``i`` is the ``i``-th in storage.
+    """Samples in storage: sample number ``i`` is the ``i``-th in storage.
 
     Attributes:
-        count: of samples.
-        per_chunk: samples in a chunk; the last chunk may hold fewer.
-        directory: of all of them.
+        count: number of samples.
+        per_chunk: samples in a chunk; the last chunk may have fewer.
+        directory: directory of all samples.
     """
 
     count: int
@@ -39,7 +39,7 @@ class Stored:
 
     @classmethod
     def lay(cls, count: int, per_chunk: int) -> Stored:
-        """Lay samples one behind the other."""
+        """Return samples that are stored one after the other."""
         builder = DirectoryBuilder()
         builder.add_many(
             [b"%09d" % number for number in range(count)],
@@ -53,25 +53,25 @@ class Stored:
 
 
 class Order(Protocol):
-    """A way to order epochs. A frozen dataclass."""
+    """A way to order the samples of an epoch. A frozen dataclass."""
 
     @property
     def label(self) -> str:
-        """In tables."""
+        """Name shown in tables."""
         ...
 
-    def places(self, stored: Stored, *, seed: int, epoch: int) -> NDArray[np.int64]:
+    def positions(self, stored: Stored, *, seed: int, epoch: int) -> NDArray[np.int64]:
         """One epoch: ``int64[n_samples]``, each place in storage once."""
         ...
 
 
 @dataclass(frozen=True)
 class Shuffled:
-    """One of DLFS's.
+    """An order of DLFS.
 
     Attributes:
-        shuffle: ``global``, ``chunk`` or None, as ``Dataset.batches`` has it.
-        window_chunks: of ``chunk``.
+        shuffle: ``global``, ``chunk`` or None, as for ``Dataset.batches``.
+        window_chunks: window of ``chunk``, in chunks.
     """
 
     shuffle: Shuffle | None
@@ -79,13 +79,12 @@ class Shuffled:
 
     @property
     def label(self) -> str:
-        """In tables."""
         if self.shuffle == "chunk":
             return f"chunk, window of {self.window_chunks:,}"
         return "global" if self.shuffle else "none: storage order"
 
-    def places(self, stored: Stored, *, seed: int, epoch: int) -> NDArray[np.int64]:
-        """One epoch; an index is a place here, since paths rise as addresses do."""
+    def positions(self, stored: Stored, *, seed: int, epoch: int) -> NDArray[np.int64]:
+        """Return one epoch. Indices are positions in storage, as paths rise with addresses."""
         options = EpochOptions(
             shuffle=self.shuffle, seed=seed, epoch=epoch, window_chunks=self.window_chunks
         )
@@ -96,13 +95,14 @@ class Shuffled:
 
 @dataclass(frozen=True)
 class Buffered:
-    """A shuffle buffer: of the samples in it, a random one is taken, and the next one put there.
+    """A shuffle buffer: a random sample is taken out of it, and the next one takes its position.
 
     Attributes:
         capacity: samples in the buffer.
-        shard: samples of a shard, whose order is shuffled before; 0: storage order goes in.
+        shard: samples of a shard; the order of shards is shuffled first. 0: samples enter the
+            buffer in storage order.
 
-    Source: ``tf.data.Dataset.shuffle`` and WebDataset's ``shuffle`` work so.
+    Source: ``tf.data.Dataset.shuffle`` and WebDataset's ``shuffle`` work like this.
     """
 
     capacity: int
@@ -110,24 +110,23 @@ class Buffered:
 
     @property
     def label(self) -> str:
-        """In tables."""
         shards = f", shards of {self.shard:,} shuffled" if self.shard else ""
         return f"buffer of {self.capacity:,} samples{shards}"
 
-    def places(self, stored: Stored, *, seed: int, epoch: int) -> NDArray[np.int64]:
-        """One epoch."""
+    def positions(self, stored: Stored, *, seed: int, epoch: int) -> NDArray[np.int64]:
         random = np.random.default_rng([seed, epoch, self.capacity, self.shard])
         arriving = self._arriving(stored.count, random).tolist()
         capacity = min(self.capacity, stored.count)
-        buffer, rest = arriving[:capacity], arriving[capacity:]
+        buffer, later = arriving[:capacity], arriving[capacity:]
+        chosen = random.integers(0, capacity, len(later)).tolist()
         taken = []
-        for slot, place in zip(random.integers(0, capacity, len(rest)).tolist(), rest, strict=True):
-            taken.append(buffer[slot])
-            buffer[slot] = place
+        for number, sample in zip(chosen, later, strict=True):
+            taken.append(buffer[number])
+            buffer[number] = sample
         return np.concatenate([np.array(taken, np.int64), random.permutation(buffer)])
 
     def _arriving(self, count: int, random: np.random.Generator) -> NDArray[np.int64]:
-        """What goes into the buffer, in order."""
+        """Return the samples in the order in which they enter the buffer."""
         if not self.shard:
             return np.arange(count)
         firsts = random.permutation(np.arange(0, count, self.shard))

@@ -1,24 +1,23 @@
-"""What was measured, as JSON, as Markdown tables and as plots."""
+"""The report of the orders: tables and pictures."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bench import page
-from bench.machine import Unavailable
+from bench.errors import Unavailable
+from bench.report import Report, Table
 from bench.shuffle.measures import Quality, class_variance_of_window
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 QUALITY_COLUMNS = {
-    "order": "",
     "Spearman": "spearman",
     "Kendall": "kendall",
     "neighbours: median distance": "neighbour_distance",
@@ -30,27 +29,25 @@ QUALITY_COLUMNS = {
     "next epoch: Spearman": "epochs_spearman",
     "pairs met again": "pairs_again",
 }
-"""Heads of the table, and the measure below each."""
+"""Heads of the table's columns, and the measure of each."""
 
 
 @dataclass
 class Findings:
-    """All that one run found.
+    """The results of one run.
 
     Attributes:
-        facts: of the machine and the run, as plain values.
-        samples: of the measured dataset.
+        samples: samples of the measured dataset.
         per_chunk: samples in a chunk.
         batch: samples in a batch.
-        quality: of each order, one a seed.
+        quality: measures of each order, one for each seed.
         variances: class variance by batch size, then by window.
-        curves: accuracy after each epoch, float64[seeds, epochs], of each order.
+        curves: accuracy of each order after each epoch, float64[seeds, epochs].
         shares: bytes read over bytes of samples, by window.
-        budget_chunks: the memory budget that the shares were read with.
-        places: one epoch of a few orders, int64[n], to be drawn.
+        budget_chunks: memory budget of `shares`, in chunks.
+        positions: one epoch of the orders that are drawn, int64[n].
     """
 
-    facts: dict[str, Any]
     samples: int
     per_chunk: int
     batch: int
@@ -59,10 +56,10 @@ class Findings:
     curves: dict[str, NDArray[np.float64]]
     shares: dict[int, float]
     budget_chunks: int
-    places: dict[str, NDArray[np.int64]]
+    positions: dict[str, NDArray[np.int64]]
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values, without the facts and the places."""
+        """Return the results as plain values, without the epochs that are drawn."""
         return {
             "samples": self.samples,
             "per_chunk": self.per_chunk,
@@ -83,70 +80,71 @@ def _short(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.2f}"
 
 
-def quality_rows(quality: Mapping[str, Sequence[Quality]]) -> list[list[str]]:
-    """A head, and a row an order: means over the seeds."""
-    rows = [list(QUALITY_COLUMNS)]
+def quality_table(title: str, quality: Mapping[str, Sequence[Quality]]) -> Table:
+    """Return the table of the orders' measures: means over the seeds."""
+    rows = []
     for order, found in quality.items():
         values = [one.to_dict() for one in found]
-        means = [
-            _short(float(np.mean([value[name] for value in values])))
-            for name in QUALITY_COLUMNS.values()
-            if name
-        ]
-        rows.append([order, *means])
-    return rows
+        means = (np.mean([one[name] for one in values]) for name in QUALITY_COLUMNS.values())
+        rows.append([order, *(_short(float(mean)) for mean in means)])
+    return Table(title, ("order", *QUALITY_COLUMNS), rows)
 
 
-def curve_rows(curves: Mapping[str, NDArray[np.float64]]) -> list[list[str]]:
-    """A head, and a row an order: mean and standard deviation after some epochs."""
+def curve_table(title: str, curves: Mapping[str, NDArray[np.float64]]) -> Table:
+    """Return the table of accuracies: mean and standard deviation after some epochs."""
     epochs = next(iter(curves.values())).shape[1]
     shown = sorted({1, 2, 4, 8, epochs} & set(range(1, epochs + 1)))
-    rows = [["order", *(f"epoch {epoch}" for epoch in shown)]]
+    rows = []
     for order, curve in curves.items():
         cells = (curve[:, epoch - 1] * 100 for epoch in shown)
         rows.append([order, *(f"{cell.mean():.1f} ± {cell.std():.1f}" for cell in cells)])
-    return rows
+    return Table(title, ("order", *(f"epoch {epoch}" for epoch in shown)), rows)
 
 
-def markdown(findings: Findings) -> str:
-    """All tables, under the facts they depend on."""
+def make_report(facts: Mapping[str, Any], findings: Findings) -> Report:
+    """Return the report of all measures."""
     chunks = -(-findings.samples // findings.per_chunk)
-    variances = [
-        ["window, chunks", *(f"batch of {batch:,}" for batch in findings.variances)],
-        *(
-            [f"{window:,}", *(_short(found[window]) for found in findings.variances.values())]
-            for window in next(iter(findings.variances.values()))
-        ),
-    ]
-    shares = [
-        ["window, chunks", "bytes read over bytes of samples"],
-        *([f"{window:,}", f"{share:.2f}"] for window, share in findings.shares.items()),
-    ]
     title = (
-        f"{findings.samples:,} samples, {findings.per_chunk} a chunk ({chunks:,} chunks), "
+        f"Orders: {findings.samples:,} samples, {findings.per_chunk} a chunk ({chunks:,} chunks), "
         f"batches of {findings.batch}"
     )
-    lines = ["# Shuffle quality", "", *page.head(findings.facts)]
-    lines += ["", f"## Orders: {title}", "", *page.headed_table(quality_rows(findings.quality))]
-    lines += ["", "## Class variance, stored class by class", "", *page.headed_table(variances)]
-    lines += ["", "## Accuracy, %: digits stored class by class", ""]
-    lines += page.headed_table(curve_rows(findings.curves))
-    lines += ["", f"## Bytes read, memory for {findings.budget_chunks} chunks", ""]
-    return "\n".join([*lines, *page.headed_table(shares), ""])
+    variances = [
+        [f"{window:,}", *(_short(found[window]) for found in findings.variances.values())]
+        for window in next(iter(findings.variances.values()))
+    ]
+    shares = [(f"{window:,}", f"{share:.2f}") for window, share in findings.shares.items()]
+    window = "window, chunks"
+    report = Report("shuffle", "Shuffle quality", facts, findings.to_dict())
+    report.add(
+        "",
+        quality_table(title, findings.quality),
+        Table(
+            "Class variance, stored class by class",
+            (window, *(f"batch of {batch:,}" for batch in findings.variances)),
+            variances,
+        ),
+        curve_table("Accuracy, %: digits stored class by class", findings.curves),
+        Table(
+            f"Bytes read, memory for {findings.budget_chunks} chunks",
+            (window, "bytes read over bytes of samples"),
+            shares,
+        ),
+    )
+    return report
 
 
-# ---- plots ---------------------------------------------------------------------------------------
+# ---- pictures ----------------------------------------------------------------------------------
 
 
-def _draw_places(whole: Axes, start: Axes, order: str, places: NDArray[np.int64]) -> None:
-    """A whole epoch, and its first 64th: there one sees what a batch is made of."""
+def _draw_order(whole: Axes, start: Axes, order: str, positions: NDArray[np.int64]) -> None:
+    """Draw a whole epoch, and its first 64th, which shows the composition of a batch."""
     for axes, part, what in (
-        (whole, places, "epoch"),
-        (start, places[: max(2, len(places) // 64)], "first 64th of the epoch"),
+        (whole, positions, "epoch"),
+        (start, positions[: max(2, len(positions) // 64)], "first 64th of the epoch"),
     ):
         chosen = np.linspace(0, len(part) - 1, min(len(part), 4000)).astype(int)
         axes.plot(chosen, part[chosen], ",", color="black")
-        axes.set(xticks=[], yticks=[], xlabel=what, ylabel="storage", ylim=(0, len(places)))
+        axes.set(xticks=[], yticks=[], xlabel=what, ylabel="storage", ylim=(0, len(positions)))
     whole.set_title(order.replace(", ", ",\n"), fontsize=9)
 
 
@@ -205,8 +203,11 @@ def _draw_curves(axes: Axes, findings: Findings) -> None:
     axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
 
 
-def plot(findings: Findings, stem: Path) -> list[Path]:
-    """Draw everything; where the pictures are.
+def draw(findings: Findings) -> dict[str, Figure]:
+    """Draw the pictures.
+
+    Returns:
+        The pictures by name.
 
     Raises:
         Unavailable: matplotlib is not installed.
@@ -214,25 +215,16 @@ def plot(findings: Findings, stem: Path) -> list[Path]:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise Unavailable("plots: matplotlib is not installed: make bench installs it") from error
-    columns = len(findings.places)
+        raise Unavailable("matplotlib is not installed: make bench installs it") from error
+    columns = len(findings.positions)
     orders, windows, accuracy = Figure((2.6 * columns, 5)), Figure((12, 4.5)), Figure((11, 5.5))
     grid = orders.subplots(2, columns)
-    for column, (order, places) in enumerate(findings.places.items()):
-        _draw_places(grid[0][column], grid[1][column], order, places)
+    for column, (order, positions) in enumerate(findings.positions.items()):
+        _draw_order(grid[0][column], grid[1][column], order, positions)
     left, right = windows.subplots(1, 2)
     _draw_variances(left, findings)
     _draw_shares(right, findings)
     _draw_curves(accuracy.subplots(), findings)
-    figures = {"orders": orders, "windows": windows, "accuracy": accuracy}
-    paths = []
-    for name, figure in figures.items():
+    for figure in (orders, windows, accuracy):
         figure.set_layout_engine("tight")
-        paths.append(stem.with_name(f"{stem.name}-{name}.png"))
-        figure.savefig(paths[-1], dpi=110)
-    return paths
-
-
-def write(findings: Findings, folder: Path) -> Path:
-    """Write JSON and Markdown; returns the JSON's path."""
-    return page.write(folder, "shuffle", findings.facts, markdown(findings), findings.to_dict())
+    return {"orders": orders, "windows": windows, "accuracy": accuracy}

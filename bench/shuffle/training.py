@@ -1,7 +1,7 @@
-"""A small model trained by an order, on digits that are stored class by class.
+"""A small model that is trained by an order, on digits that are stored class by class.
 
 The model and the data are those of ``dlfs demo``: one hidden layer, 1,797 images of scikit-learn.
-All orders of one seed begin with the same weights and are tested on the same held-out images.
+All orders of one seed begin with the same weights and are tested on the same test images.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from bench.shuffle.orders import Order, Stored
 from dlfs.cli.digits import PIXELS, Classifier, initial_weights, is_held_out
 
 PER_CHUNK = 16
-"""Digits in a chunk: about nine chunks of each class."""
+"""Digits in a chunk, so that each class has about nine chunks."""
 BATCH = 32
 
 
 @dataclass(frozen=True, eq=False)
 class Digits:
-    """Images and classes: those to learn in the order in which they are stored.
+    """Images of digits and their classes, split into training and test images.
 
     Attributes:
-        images: float32[n, 64], 0..1.
-        labels: int64[n].
-        test_images: likewise, held out.
-        test_labels: likewise.
-        stored: where the images to learn lie.
+        images: training images in storage order, float32[n, 64], 0..1.
+        labels: classes of the training images, int64[n].
+        test_images: test images, float32[n_test, 64], 0..1.
+        test_labels: classes of the test images, int64[n_test].
+        stored: the training images in storage.
     """
 
     images: NDArray[np.float32]
@@ -39,7 +39,7 @@ class Digits:
 
     @classmethod
     def load(cls, *, by_class: bool = True) -> Digits:
-        """Take them from scikit-learn, which ships them.
+        """Load them from scikit-learn, which includes them.
 
         Args:
             by_class: store them class by class; else in a random order.
@@ -49,33 +49,33 @@ class Digits:
         digits = load_digits()
         images = (digits.images.reshape(-1, PIXELS) / 16).astype(np.float32)
         labels = digits.target.astype(np.int64)
-        held_out = is_held_out(np.arange(len(labels), dtype=np.uint64))
-        order = np.random.default_rng(0).permutation(np.count_nonzero(~held_out))
+        is_test = is_held_out(np.arange(len(labels), dtype=np.uint64))
+        order = np.random.default_rng(0).permutation(np.count_nonzero(~is_test))
         if by_class:
-            order = order[np.argsort(labels[~held_out][order], kind="stable")]
+            order = order[np.argsort(labels[~is_test][order], kind="stable")]
         return cls(
-            images[~held_out][order],
-            labels[~held_out][order],
-            images[held_out],
-            labels[held_out],
+            images[~is_test][order],
+            labels[~is_test][order],
+            images[is_test],
+            labels[is_test],
             Stored.lay(len(order), PER_CHUNK),
         )
 
 
 def accuracies(digits: Digits, order: Order, *, epochs: int, seed: int) -> NDArray[np.float64]:
-    """Train, and test after every epoch: the share of held-out digits that is right."""
+    """Train, and return the share of test images classified right after every epoch."""
     model = Classifier(weights=initial_weights(seed))
     found = []
     for epoch in range(epochs):
-        places = order.places(digits.stored, seed=seed, epoch=epoch)
-        for first in range(0, len(places), BATCH):
-            chosen = places[first : first + BATCH]
+        positions = order.positions(digits.stored, seed=seed, epoch=epoch)
+        for first in range(0, len(positions), BATCH):
+            chosen = positions[first : first + BATCH]
             model.learn(digits.images[chosen], digits.labels[chosen])
         found.append((model.classify(digits.test_images) == digits.test_labels).mean())
     return np.array(found)
 
 
 def curves(digits: Digits, order: Order, *, epochs: int, seeds: int) -> NDArray[np.float64]:
-    """``float64[seeds, epochs]`` of ``accuracies``."""
+    """Return the ``accuracies`` of several seeds, ``float64[seeds, epochs]``."""
     runs = [accuracies(digits, order, epochs=epochs, seed=seed) for seed in range(1, seeds + 1)]
     return np.stack(runs)

@@ -11,20 +11,19 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
-from bench.machine import Unavailable
-from bench.peers.child import own_order_of
-from bench.peers.peer import PAGE_BYTES, Peer, RandomReader, ShuffledReader
+from bench.datasets import Source
+from bench.errors import Unavailable
+from bench.peers.peer import PAGE_BYTES, Peer, Reader
 
 COUNT = 500
 BATCH = 64
 
 
-class OddSource:
+class OddSource(Source):
     """Samples of odd sizes, empty ones, one of 300 kB; paths that are long and not UTF-8.
 
     Args:
@@ -40,13 +39,6 @@ class OddSource:
             self.lengths[:] = PAGE_BYTES
         self._data = [random.bytes(length) for length in self.lengths.tolist()]
 
-    def __len__(self) -> int:
-        return COUNT
-
-    def __iter__(self) -> Iterator[tuple[int, bytes, bytes]]:
-        for index in range(COUNT):
-            yield index, self.path(index), self.data(index)
-
     def path(self, index: int) -> bytes:
         return b"%06d" % index + b"/" + b"\xff name" * 30
 
@@ -54,7 +46,7 @@ class OddSource:
         return self._data[index]
 
 
-def read_at_random(reader: RandomReader, source: OddSource) -> int:
+def read_at_random(reader: Reader, source: OddSource) -> int:
     """An epoch by a permutation, and one sample alone; how many there were."""
     order = np.random.default_rng(6).permutation(COUNT).tolist()
     batches = [order[start : start + BATCH] for start in range(0, COUNT, BATCH)]
@@ -66,7 +58,7 @@ def read_at_random(reader: RandomReader, source: OddSource) -> int:
     return len(order)
 
 
-def read_epoch(reader: ShuffledReader, source: OddSource, seed: int) -> list[int]:
+def read_epoch(reader: Reader, source: OddSource, seed: int) -> list[int]:
     """An epoch in the peer's own order; the indices in that order."""
     seen: list[int] = []
     for batch in reader.epoch(seed, BATCH):
@@ -87,11 +79,11 @@ def exercise(peer: Peer, folder: Path, source: OddSource) -> dict[str, object]:
     prepared = {path for path in folder.rglob("*") if path.is_file()}
     peer.open(folder).close()
     reader, other = peer.open(folder), peer.open(folder)
-    found: dict[str, object] = {"own_order": own_order_of(reader)}
+    found: dict[str, object] = {"own_order": reader.own_order}
     if peer.random:
         found["random"] = read_at_random(reader, source)
         read_at_random(other, source)
-    if isinstance(reader, ShuffledReader):
+    if reader.own_order:
         orders = [read_epoch(reader, source, seed) for seed in (1, 1, 2)]
         found["shuffled"] = orders[0] != list(range(COUNT))
         found["seeds"] = orders[0] != orders[2]

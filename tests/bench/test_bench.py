@@ -10,14 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from bench import machine, report
-from bench.__main__ import choose, main, parse_arguments, settings_of
-from bench.cases import CASES, Case, Floor, per_core, rate
-from bench.contestant import Limits, Sample, WrongBytesError, check_bytes
-from bench.contestants.initiators import transport_id
-from bench.contestants.samples import Batches, Epoch
-from bench.runner import Result, Settings, Stage, ratios
-from bench.targets import OccupiedError, Targets
+from bench.__main__ import main
+from bench.cases import report
+from bench.cases.command import choose, parse_arguments, settings_of
+from bench.cases.runner import Result, Settings, Stage, compare
+from bench.cases.table import CASES, Case, Floor, per_core, rate
+from bench.contenders.initiators import transport_id
+from bench.contenders.samples import Batches, Epoch
+from bench.errors import OccupiedError, Unavailable, WrongBytesError
+from bench.measurement import Limits, Measurement, check_bytes
+from bench.process import find_program
+from bench.progress import Progress
+from bench.targets import Targets
 from dlfs.block import open_device
 from dlfs.errors import UsageError
 from dlfs.testing.nvme import DEFAULT_NQN, Namespace, ScriptedTarget, Subsystem
@@ -61,34 +65,32 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 
 @pytest.mark.parametrize("case", NAMES)
 def test_every_case_runs_and_reads_the_right_bytes(stage: Stage, case: Case) -> None:
-    result = stage.run(case, tell=lambda *_: None)
+    result = stage.run(case, Progress().whole())
 
-    ours = [who for who in result.samples if who.label.startswith("DLFS")]
+    ours = [who for who in result.runs if who.label.startswith("DLFS")]
     assert ours
-    assert all(run.checked for who in ours for run in result.samples[who])
-    assert all(
-        run.samples > 0 and run.seconds > 0 for runs in result.samples.values() for run in runs
-    )
+    assert all(run.checked for who in ours for run in result.runs[who])
+    assert all(run.samples > 0 and run.seconds > 0 for runs in result.runs.values() for run in runs)
     reasons = [why for why in result.missing.values() if "not installed" not in why]
     excused = ("fio", "uring", "no --target spdk:")
     assert not [why for why in reasons if not any(word in why for word in excused)]
-    assert len(report.rows_of(result)) == len(case.contestants)
+    assert len(report.case_table(result).rows) == len(case.contenders)
 
 
-def test_names_are_unique_and_floors_name_their_own_contestants() -> None:
+def test_names_are_unique_and_floors_name_their_own_contenders() -> None:
     assert len({case.name for case in CASES}) == len(CASES)
     for case in CASES:
-        assert len({who.label for who in case.contestants}) == len(case.contestants)
+        assert len({who.label for who in case.contenders}) == len(case.contenders)
         for floor in case.floors:
-            assert {floor.of, *floor.against} <= set(case.contestants)
+            assert {floor.of, *floor.against} <= set(case.contenders)
             assert bool(floor.against) != bool(floor.base)
 
 
 def test_wrong_bytes_are_told(stage: Stage) -> None:
     scene = stage.scene("4k")
-    assert check_bytes(scene, {3: scene.source.data(3)}) == 1
+    assert check_bytes(scene.source, {3: scene.source.data(3)}) == 1
     with pytest.raises(WrongBytesError, match="sample 3"):
-        check_bytes(scene, {3: scene.source.data(4)})
+        check_bytes(scene.source, {3: scene.source.data(4)})
 
 
 def test_a_scene_is_kept_until_something_about_it_changes(stage: Stage, tmp_path: Path) -> None:
@@ -108,15 +110,15 @@ def test_a_floor_is_the_median_of_ratios_round_by_round() -> None:
     ours, peer = Epoch("global", 1), Batches(1)
     floor = Floor("twice the peer", ours, 2.0, rate, (peer,))
     case = Case("a", "4k", "", (ours, peer), (floor,))
-    samples = {
-        ours: [Sample(100, 0, 1.0, 0.5), Sample(100, 0, 2.0, 0.5), Sample(100, 0, 1.0, 4.0)],
-        peer: [Sample(25, 0, 1.0, 0.5), Sample(50, 0, 1.0, 0.5), Sample(40, 0, 1.0, 0.5)],
+    runs = {
+        ours: [Measurement(100, 0, *times) for times in ((1.0, 0.5), (2.0, 0.5), (1.0, 4.0))],
+        peer: [Measurement(samples, 0, 1.0, 0.5) for samples in (25, 50, 40)],
     }
-    assert ratios(floor, samples) == [4.0, 1.0, 2.5]
-    assert ratios(floor, {ours: samples[ours]}) == []
-    row = report.floor_rows([Result(case, {}, samples, {})])[0]
+    assert compare(floor, runs).ratios == (4.0, 1.0, 2.5)
+    assert compare(floor, {ours: runs[ours]}).ratios == ()
+    row = report.floor_table([Result(case, {}, runs, {})]).rows[0]
     assert row[2:] == ("2", "2.50", "1.00 - 4.00", "met")
-    assert per_core(samples[ours][2]) == 25.0
+    assert per_core(runs[ours][2]) == 25.0
 
 
 def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -176,9 +178,9 @@ def test_targets_that_do_not_fit_are_told(stage: Stage, tmp_path: Path) -> None:
     ],
 )
 def test_spdk_perf_is_given_the_same_namespace(uri: str, expected: str) -> None:
-    assert transport_id(Targets((uri,))) == expected
-    with pytest.raises(machine.Unavailable, match="cannot read"):
-        transport_id(Targets(("/a/file",)))
+    assert transport_id((uri,)) == expected
+    with pytest.raises(Unavailable, match="cannot read"):
+        transport_id(("/a/file",))
 
 
 def test_a_whole_run_leaves_json_and_markdown(
@@ -195,7 +197,7 @@ def test_a_whole_run_leaves_json_and_markdown(
     (case,) = whole["cases"]
     assert case["dataset"]["seed"] == 1
     assert len(case["runs"]["DLFS read() of batches in memory"]) == 2
-    assert "| contestant |" in found.with_suffix(".md").read_text()
+    assert "| contender |" in found.with_suffix(".md").read_text()
 
 
 def test_a_corpus_that_is_missing_says_how_to_get_it(
@@ -209,8 +211,8 @@ def test_a_corpus_that_is_missing_says_how_to_get_it(
 
 def test_what_a_machine_lacks_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(machine.Unavailable, match="apt-get install fio"):
-        machine.Machine(tmp_path).tool("fio", "fio")
+    with pytest.raises(Unavailable, match="apt-get install fio"):
+        find_program("fio", "fio")
 
 
 @pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt, 130), (WrongBytesError, 1)])

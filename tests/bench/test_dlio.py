@@ -17,14 +17,14 @@ from PIL import Image
 from tfrecord.writer import TFRecordWriter
 
 import dlfs
-from bench.contestant import WrongBytesError
-from bench.dlio import report
 from bench.dlio.__main__ import choose, main, parse_arguments, run
 from bench.dlio.feed import DECODERS, Feed, training_samples
+from bench.dlio.report import Figures, Race, make_report
 from bench.dlio.run import Epoch, read_figures
 from bench.dlio.stage import PROGRAMS, Stage, compare, find_dlio, same_records, serve
 from bench.dlio.workloads import WAYS, WORKLOADS, Workload
-from bench.machine import Unavailable
+from bench.errors import Unavailable, WrongBytesError
+from bench.progress import Progress
 from dlfs.units import MIB
 
 TINY = [load for load in WORKLOADS if load.name in ("resnet50-tfrecord", "unet3d-npz")]
@@ -58,7 +58,7 @@ def test_dlio_trains_unchanged_in_every_way(
     words = ["--dir", str(tmp_path), "--files", "12", "--rounds", "1"]
     arguments = parse_arguments([*words, "--results", str(tmp_path / "results")])
 
-    (race,) = run(arguments, report.Console(file=io.StringIO()))
+    (race,) = run(arguments, Progress().whole())
 
     assert set(race.runs) == set(WAYS)
     for way in WAYS:
@@ -229,7 +229,7 @@ def test_the_index_of_a_tfrecord_file(tmp_path: Path) -> None:
 
 def test_a_service_that_does_not_start_is_told(tmp_path: Path) -> None:
     stage = Stage(WORKLOADS[0], tmp_path, 1)
-    with pytest.raises(RuntimeError, match=r"ended with \d+; see .*serve\.log"), serve(stage):
+    with pytest.raises(Unavailable, match=r"ended with \d+; see .*serve\.log"), serve(stage):
         pass
     assert "volume.img" in (tmp_path / "serve.log").read_text()
 
@@ -255,8 +255,8 @@ def test_dlio_is_read_by_epoch(tmp_path: Path) -> None:
         read_figures(tmp_path)
 
 
-def made_race() -> report.Race:
-    def once(*utilisation: float) -> report.Figures:
+def made_race() -> Race:
+    def once(*utilisation: float) -> Figures:
         epochs = [
             {"utilisation": value, "rate": 2 * value, "first_seconds": 0.1} for value in utilisation
         ]
@@ -267,12 +267,12 @@ def made_race() -> report.Race:
         "mount": [once(50.5, 90), once(59, 90), once(41, 90)],
         "plugin": [once(75, 90), once(75, 95), once(80, 90)],
     }
-    return report.Race(WORKLOADS[0], 8, 2 * MIB, runs)
+    return Race(WORKLOADS[0], 8, 2 * MIB, runs)
 
 
 def test_ways_are_compared_within_rounds() -> None:
     race = made_race()
-    assert race.points_over_plain("plugin", 0) == 25
+    assert race.over_ext4("plugin", 0) == (25, 1.5)
     assert (race.verdict("mount"), race.verdict("plugin")) == ("the same", "higher")
     race.runs["mount"] = [
         {**run, "epochs": [{**epoch, "utilisation": 1.0} for epoch in run["epochs"]]}
@@ -283,7 +283,7 @@ def test_ways_are_compared_within_rounds() -> None:
 
 def test_a_report_has_every_run_and_a_table(tmp_path: Path) -> None:
     facts = {"date": "2026-01-02T03:04:05+00:00", "commit": "c0ffee"}
-    path = report.write(tmp_path, facts, {"rounds": "3"}, [made_race()])
+    path = make_report(facts, {"rounds": "3"}, [made_race()]).write(tmp_path)
     (workload,) = json.loads(path.read_text())["workloads"]
     assert len(workload["runs"]["mount"]) == 3
     assert workload["verdicts"] == {"mount": "the same", "plugin": "higher"}

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from bench.dlio.stage import find_dlio
-from bench.ending import INTERRUPTED
-from bench.machine import ROOT, Unavailable
+from bench.errors import Unavailable
+from bench.process import INTERRUPTED, ROOT
 from dlfs.mount.mountpoint import find_mount
 from tests.fuse.mounting import wait_for
 
@@ -26,7 +26,7 @@ PEERS = ("bench.peers", "--only", "dlfs-mount", "--sizes", "4k")
 # and is told again meanwhile.
 PARENT = """
 import pathlib, subprocess, sys
-from bench.ending import run_program, started
+from bench.process import run_program, started
 
 def main():
     try:
@@ -39,7 +39,7 @@ run_program(main)
 """
 CHILD = """
 import pathlib, signal, sys
-from bench.ending import run_program
+from bench.process import run_program
 
 def main():
     try:
@@ -102,7 +102,7 @@ def test_a_program_that_is_interrupted_as_it_starts_another_ends_that_first(
 
 FAILED_START = """
 import signal
-from bench.ending import run_program, started
+from bench.process import run_program, started
 
 def main():
     try:

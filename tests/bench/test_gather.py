@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from bench import datasets, gather, page, progress
+from bench import datasets, gather, progress
 from bench.gather import Ended, Part
 from bench.machine import describe
-from bench.peers import report as peers_report
 from bench.peers.outcome import GLOBAL_GIVEN, Outcome, Run
-from bench.progress import Allowance, Progress
+from bench.peers.report import make_report
+from bench.progress import Progress
+from bench.report import Report, Table
 
 
 @pytest.fixture
@@ -27,7 +28,6 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> list[Part]:
         for name, code in (("fine", 0), ("broken", 3))
     ]
     monkeypatch.setattr(gather, "PARTS", found)
-    monkeypatch.setattr(gather.Part, "exists", True)
     return found
 
 
@@ -79,7 +79,8 @@ def floor(ratios: list[float], verdict: str) -> dict[str, object]:
 def test_the_summary_leads(tmp_path: Path) -> None:
     facts = describe(tmp_path)
     found = [floor([3.0, 2.0, 1.0], "met"), floor([1.0], "MISSED"), floor([], "not measured")]
-    page.write(tmp_path, "cases", facts, "", {"cases": [{"case": "random-4k", "floors": found}]})
+    cases = [{"case": "random-4k", "floors": found}]
+    Report("cases", "", facts, {"cases": cases}).write(tmp_path)
     runs = [
         Run(peer, "4k", GLOBAL_GIVEN, False, 1, 1, 0, rate, rate, 1.0, 0.5)
         for peer, rate in (("dlfs", 90), ("array_record", 30), ("lmdb", 60))
@@ -87,7 +88,7 @@ def test_the_summary_leads(tmp_path: Path) -> None:
     datasets = {"4k": {"about": "4 KiB samples", "samples": 100, "sample_bytes": 409_600}}
     missing = [("ffcv", "4k", "", "ffcv has no wheel")]
     outcome = Outcome(runs, [], missing, datasets, {"lmdb": "1"})
-    peers_report.write(tmp_path, facts, {}, outcome)
+    make_report(facts, {}, outcome).write(tmp_path)
     ended = [
         Ended(Part(name, name, ("-m", name), 1), f"python -m {name}", 0, 60.0, files)
         for name in ("cases", "peers")
@@ -108,14 +109,18 @@ def test_the_summary_leads(tmp_path: Path) -> None:
 
 
 def test_pages_hold_what_cells_may_hold(tmp_path: Path) -> None:
-    assert page.table(("a", "b"), [("x|y", "two\nlines")]) == [
+    assert Table("", ("a", "b"), [("x|y", "two\nlines")]).markdown() == [
         "| a | b |",
         "| --- | --- |",
         "| x\\|y | two lines |",
     ]
-    path = page.write(tmp_path, "kind", {"date": "2026-11-21T01:02:03+00:00"}, "text", {"a": 1})
+    report = Report("kind", "Title", {"date": "2026-11-21T01:02:03+00:00"}, {"a": 1})
+    report.add("text")
+    path = report.write(tmp_path)
     assert path.name == "kind-2026-11-21T010203Z.json"
-    assert path.with_suffix(".md").read_text() == "text"
+    lines = path.with_suffix(".md").read_text().splitlines()
+    assert (lines[0], lines[-1]) == ("# Title", "")
+    assert "text" in lines
     assert json.loads(path.read_text())["a"] == 1
 
 
@@ -124,11 +129,11 @@ def test_progress_is_told_with_the_time_left(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
     out = io.StringIO()
     with Progress(Console(file=out), "peers") as told:
-        told.tell("begins", 0.0)
-        tell = told.between(0.0, 0.5)
-        tell("lmdb", 0.2)
-        tell("so soon that nobody is told", 0.3)
-        tell("hdf5", 1.0)
+        told.whole().show("begins")
+        stretch = told.whole().part(0.0, 0.5)
+        stretch.show("lmdb", 0.2)
+        stretch.show("too soon to be shown", 0.3)
+        stretch.show("hdf5", 1.0)
     lines = [line[9:] for line in out.getvalue().splitlines()]
     assert lines == [
         "peers: begins (0%)",
@@ -140,19 +145,20 @@ def test_progress_is_told_with_the_time_left(monkeypatch: pytest.MonkeyPatch) ->
 def test_progress_on_a_terminal_is_one_line() -> None:
     out = io.StringIO()
     with Progress(Console(file=out, force_terminal=True, width=80), "cases") as told:
-        told.tell("random-4k", 0.5)
+        told.show("random-4k", 0.5)
     assert "cases" in out.getvalue()
 
 
 def test_who_is_late_has_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 20.0, 20.0, 70.0])
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
-    allowance = Allowance(1.0)
-    assert allowance.has_time_for(16.0, 0.5)  # a fifth of the minute, and half of the rest
-    assert not allowance.has_time_for(17.0, 0.5)
-    assert not allowance.has_time_for(0.0, 1.0)
+    whole = Progress(minutes=1.0).whole()
+    half = whole.part(0.0, 0.5)
+    assert half.has_time_for(16.0)  # a fifth of the minute, and half of the rest
+    assert not half.has_time_for(17.0)
+    assert not whole.has_time_for(0.0)
     monkeypatch.undo()
-    assert Allowance().has_time_for(1e9, 0.01)
+    assert Progress().has_time_for(1e9, 0.01)
 
 
 def test_the_corpus_is_apart_from_what_a_part_removes(

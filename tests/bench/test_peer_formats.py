@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from bench.machine import ROOT, Unavailable
+from bench.errors import Unavailable
 from bench.peers.packages import needed, workers
 from bench.peers.peer import Peer
+from bench.process import ROOT
 
 MODULES = ("array_record", "ffcv", "huggingface", "lance", "litdata", "mds", "webdataset")
 SHARED_MEMORY = Path("/dev/shm")

@@ -6,26 +6,27 @@ import io
 import json
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
-from bench.contestant import WrongBytesError
-from bench.machine import Machine, Unavailable
+from bench.errors import Unavailable, WrongBytesError
+from bench.machine import Machine
 from bench.peers import child as children
-from bench.peers import plots, report
-from bench.peers.__main__ import choose, course_of, main, parse_arguments
-from bench.peers.child import Job, Pipe
-from bench.peers.children import Child
+from bench.peers import plots
+from bench.peers.__main__ import choose, main, parse_arguments, settings_of
+from bench.peers.child import Job
 from bench.peers.data import Data, list_corpus
 from bench.peers.outcome import GLOBAL_GIVEN, GLOBAL_OWN, Converted, Deep, Outcome, Run
-from bench.peers.peer import Buffer, Limited, Peer, touch
-from bench.peers.processes import descendants, peak_rss_bytes, pss_bytes
-from bench.peers.race import Course, Race, data_of, share
+from bench.peers.peer import Buffer, Peer, Reader, touch
+from bench.peers.race import Race, Settings
 from bench.peers.registry import all_peers
+from bench.peers.report import make_report, read_races
 from bench.peers.verdicts import verdicts
+from bench.process import Parent, start_child
+from bench.progress import Progress, Stretch
+from bench.resources import descendants, peak_rss_bytes, pss_bytes
 from dlfs.units import KIB
 
 OURS = ("ours", "files", "packed", "images", "lmdb", "hdf5")
@@ -40,7 +41,7 @@ class TwoPipes:
 
     def __init__(self) -> None:
         self._answers = io.StringIO()
-        self.pipe = Pipe(io.StringIO("go\ncheck\n"), self._answers)
+        self.pipe = Parent(io.StringIO("go\ncheck\n"), self._answers)
 
     @property
     def answers(self) -> list[dict[str, object]]:
@@ -48,8 +49,7 @@ class TwoPipes:
 
 
 def job_of(peer: Peer, folder: Path, **more: object) -> Job:
-    owner = all_peers()[data_of(peer)]
-    data = replace(DATA, samples_max=owner.samples_max) if isinstance(owner, Limited) else DATA
+    data = replace(DATA, samples_max=all_peers()[peer.owner].samples_max)
     samples = len(data.source())
     job = Job("race", peer.name, str(folder), asdict(data), samples=samples, batch=16, seconds=0.02)
     return replace(job, **more)
@@ -62,7 +62,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def folder_of(peer: Peer, prepared: dict[str, Path]) -> Path:
-    name = data_of(peer)
+    name = peer.owner
     if name not in prepared:
         folder = prepared[""] / name
         folder.mkdir(exist_ok=True)  # left by another peer of this data, which lacks a program
@@ -86,7 +86,7 @@ def test_every_peer_reads_the_right_bytes(peer: Peer, prepared: dict[str, Path])
     folder = folder_of(peer, prepared)
     try:
         for warm in (False, True):
-            with share(peer, folder, warm=warm):
+            with peer.share(folder, warm=warm):
                 looked = TwoPipes()
                 children.look(job_of(peer, folder), peer, looked.pipe)
                 orders = [False] * peer.random + [True] * bool(looked.answers[0]["own_order"])
@@ -114,13 +114,11 @@ def race_once(job: Job, peer: Peer) -> None:
 # ---- what the framework notices ------------------------------------------------------------------
 
 
-class Liar:
+class Liar(Peer, Reader):
     """Keeps samples in this process, and can get them wrong."""
 
     name = "liar"
     about = "for tests"
-    packages: tuple[str, ...] = ()
-    random = True
     own_order = "as stored"
 
     def __init__(self, wrong: int | None = None, twice: bool = False) -> None:
@@ -164,8 +162,8 @@ def test_an_epoch_that_repeats_a_sample_is_told(tmp_path: Path) -> None:
         children.race(job, Liar(twice=True), TwoPipes().pipe)
 
 
-def test_a_race_in_children(tmp_path: Path) -> None:
-    course = Course(
+def test_a_race_in_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = Settings(
         directory=tmp_path,
         sizes=("4k",),
         total_bytes=300 * KIB,
@@ -175,8 +173,11 @@ def test_a_race_in_children(tmp_path: Path) -> None:
     )
     machine = Machine(tmp_path, may_drop_caches=False, pretend_cold=True)
     shares: list[float] = []
-    race = Race(course, lambda _, share: shares.append(share), machine)
-    outcome = race.run([all_peers()["dlfs"], all_peers()["lmdb"]])
+    progress = Progress()
+    monkeypatch.setattr(progress, "show", lambda _, share: shares.append(share))
+    race = Race(settings, machine)
+    race.run([all_peers()["dlfs"], all_peers()["lmdb"]], progress.whole())
+    outcome = race.outcome
 
     assert shares == sorted(shares)
     assert 0 <= shares[0] < shares[-1] < 1
@@ -200,8 +201,11 @@ def test_a_race_in_children(tmp_path: Path) -> None:
 def test_a_child_that_fails_says_why(tmp_path: Path) -> None:
     before = set(descendants(os.getpid()))
     job = job_of(all_peers()["lmdb"], tmp_path / "nothing", verb="look")
-    with Child(job, tmp_path / "log") as child, pytest.raises(Unavailable, match="it failed: "):
-        child.answer()
+    with (
+        start_child("bench.peers.child", asdict(job), tmp_path / "log") as child,
+        pytest.raises(Unavailable, match="it failed: "),
+    ):
+        child.answer(60.0)
     assert before.issuperset(descendants(os.getpid()))
 
 
@@ -261,9 +265,9 @@ def test_verdicts_compare_within_a_round_and_take_the_fastest_way() -> None:
     given = verdicts(Outcome(runs, datasets=datasets))
     found = {(one.peer, one.state, one.at_least): one for one in given}
     assert found["lmdb", "cold", 2.0].ratios == (2.0, 3.0)
-    assert found["lmdb", "cold", 2.0].text == "met"
-    assert found["webdataset (shards shuffled)", "cold", 2.0].text == "MISSED"
-    assert found["files", "cold", 0.0].text == ""
+    assert found["lmdb", "cold", 2.0].verdict == "met"
+    assert found["webdataset (shards shuffled)", "cold", 2.0].verdict == "MISSED"
+    assert found["files", "cold", 0.0].verdict == ""
     assert found["lmdb", "warm", 3.0].measured == 3.5
     assert {peer for peer, state, _ in found if state == "cold, little memory"} == {
         "lmdb",
@@ -314,9 +318,9 @@ def outcome_of_all() -> Outcome:
 
 def test_reports_are_written_and_joined(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     facts = {"date": "2026-11-21T00:00:00+00:00", "commit": "abc"}
-    path = report.write(tmp_path, facts, {"seed": 1}, outcome_of_all())
+    path = make_report(facts, {"seed": 1}, outcome_of_all()).write(tmp_path)
     assert main(["--join", str(path), str(path), "--results", str(tmp_path / "joined")]) == 0
-    joined = report.read(sorted((tmp_path / "joined").glob("*.json")))[2]
+    joined = read_races(sorted((tmp_path / "joined").glob("*.json")))[2]
     assert len(joined.runs) == 2 * len(outcome_of_all().runs)
     assert {run.group for run in joined.runs} == {1, 2}
     text = path.with_suffix(".md").read_text()
@@ -329,16 +333,18 @@ def test_reports_are_written_and_joined(tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_pictures_are_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    paths = plots.draw(outcome_of_all(), tmp_path, "x")
-    assert [path.stem for path in paths] == ["x-throughput", "x-cpu", "x-processes", "x-depth"]
-    assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
-    assert plots.draw(Outcome(), tmp_path, "y") == []
+    figures = plots.draw(outcome_of_all())
+    assert list(figures) == ["throughput", "cpu", "processes", "depth"]
+    for name, figure in figures.items():
+        figure.savefig(tmp_path / name, format="png")
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+    assert plots.draw(Outcome()) == {}
 
 
 def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = parse_arguments(["--quick", "--dir", str(tmp_path), "--sizes", "4k,512"])
-    course = course_of(arguments)
-    assert (course.rounds, course.sizes, course.two_at) == (1, ("4k", "512"), "4k")
+    settings = settings_of(arguments)
+    assert (settings.rounds, settings.sizes, settings.two_at) == (1, ("4k", "512"), "4k")
     assert {peer.name for peer in choose(["lmdb*"])} >= {"dlfs", "dlfs-epoch", "lmdb", "lmdb-views"}
     assert main(["--list"]) == 0
     assert "readahead=False" in capsys.readouterr().out
@@ -350,15 +356,14 @@ def test_names_are_of_families_and_say_how_they_are_used() -> None:
     for peer in all_peers().values():
         assert peer.name == peer.name.lower()
         assert peer.about
-        assert data_of(peer) in all_peers()
-    assert isinstance(share(all_peers()["lmdb"], Path(), warm=False), nullcontext)
+        assert peer.owner in all_peers()
 
 
 @pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt, 130), (WrongBytesError, 1)])
 def test_what_was_run_is_kept_when_the_race_ends_early(
     error: type[BaseException], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run(race: Race, peers: Sequence[Peer]) -> Outcome:
+    def run(race: Race, peers: Sequence[Peer], whole: Stretch) -> None:
         race.outcome.add(outcome_of_all())
         raise error
 
@@ -366,4 +371,4 @@ def test_what_was_run_is_kept_when_the_race_ends_early(
     words = ["--dir", str(tmp_path), "--results", str(tmp_path / "out"), "--sizes", "4k"]
     assert main(words) == code
     (path,) = (tmp_path / "out").glob("*.json")
-    assert len(report.read([path])[2].runs) == len(outcome_of_all().runs)
+    assert len(read_races([path])[2].runs) == len(outcome_of_all().runs)

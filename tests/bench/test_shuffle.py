@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.machine import Unavailable
+from bench.errors import Unavailable
 from bench.shuffle import cost, measures, report, training
 from bench.shuffle.__main__ import TINY, Size, find, main
 from bench.shuffle.orders import Buffered, Order, Shuffled, Stored
@@ -111,26 +111,26 @@ def test_a_uniform_order_measures_as_one() -> None:
     ids=lambda order: order.label,
 )
 def test_an_epoch_has_every_sample_once_and_is_the_same_again(stored: Stored, order: Order) -> None:
-    epoch = order.places(stored, seed=3, epoch=1)
+    epoch = order.positions(stored, seed=3, epoch=1)
     assert np.array_equal(np.sort(epoch), np.arange(stored.count))
-    assert np.array_equal(epoch, order.places(stored, seed=3, epoch=1))
+    assert np.array_equal(epoch, order.positions(stored, seed=3, epoch=1))
 
 
 def test_a_window_of_chunk_shuffle_takes_whole_chunks(stored: Stored) -> None:
-    epoch = Shuffled("chunk", 5).places(stored, seed=1, epoch=0)
+    epoch = Shuffled("chunk", 5).positions(stored, seed=1, epoch=0)
     for window in epoch.reshape(12, 5 * 64):
         assert len(np.unique(window // 64)) == 5
 
 
 def test_a_buffer_gives_no_sample_before_it_came(stored: Stored) -> None:
-    epoch = Buffered(100).places(stored, seed=1, epoch=0)
+    epoch = Buffered(100).positions(stored, seed=1, epoch=0)
     assert (epoch < np.arange(stored.count) + 100).all()
 
 
 @pytest.mark.parametrize(("window", "batch"), [(2, 16), (6, 32), (12, 64)])
 def test_class_variance_of_chunk_shuffle_is_what_the_formula_says(window: int, batch: int) -> None:
     stored, labels = Stored.lay(960 * 16, 16), np.arange(960 * 16) // 16
-    epochs = [Shuffled("chunk", window).places(stored, seed=seed, epoch=0) for seed in range(3)]
+    epochs = [Shuffled("chunk", window).positions(stored, seed=seed, epoch=0) for seed in range(3)]
     sizes = np.bincount(labels)
     seen = np.mean(
         [measures.class_variance(labels[measures.batches_of(one, batch)], sizes) for one in epochs]
@@ -143,7 +143,7 @@ def test_a_wider_window_shuffles_better(stored: Stored) -> None:
     found = []
     for window in (1, 4, 20, 60):
         order = Shuffled("chunk", window)
-        epoch, other = (order.places(stored, seed=2, epoch=number) for number in (0, 1))
+        epoch, other = (order.positions(stored, seed=2, epoch=number) for number in (0, 1))
         found.append(measures.measure(epoch, other, per_chunk=64, batch=64, classes=20))
     for name in ("neighbour_spread", "pairs_of_chunk", "class_variance"):
         values = [getattr(one, name) for one in found]
@@ -210,15 +210,14 @@ def test_plots_are_drawn_or_say_what_they_lack(run: Run) -> None:
         pytest.skip("matplotlib is not installed")
     paths = list(run.folder.glob("*.png"))
     assert [path.read_bytes()[:4] for path in paths] == [b"\x89PNG"] * 3
-    assert all(str(path) in run.said for path in paths)
+    page = next(run.folder.glob("*.md")).read_text()
+    assert all(f"]({path.name})" in page for path in paths)
 
 
-def test_plots_without_matplotlib_name_the_extra(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plots_without_matplotlib_name_the_extra(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
     with pytest.raises(Unavailable, match="make bench installs it"):
-        report.plot(run.findings, tmp_path / "shuffle")
+        report.draw(run.findings)
 
 
 def test_the_default_window_is_measured() -> None:

@@ -1,7 +1,7 @@
-"""fio on the same disk: what the device gives by a tool that everybody knows.
+"""fio, the common tool for measuring disks.
 
-Random reads go to the very bytes of the volume's file that the samples lie in; writes to a new file
-beside it.
+Random reads go to the bytes of the volume's file where the samples lie. Writes go to a new file
+next to it.
 """
 
 from __future__ import annotations
@@ -11,18 +11,19 @@ import subprocess
 from dataclasses import dataclass
 from typing import Any
 
-from bench.contestant import Ground, Sample
-from bench.machine import Unavailable
+from bench.errors import Unavailable
+from bench.measurement import Environment, Measurement
+from bench.process import find_program
 from dlfs.units import KIB, MIB
 
 COMMON = ("--name=bench", "--ioengine=io_uring", "--direct=1", "--output-format=json")
 
 
-def _run(ground: Ground, *arguments: str) -> dict[str, Any]:
-    program = ground.machine.tool("fio", "fio")
+def _run(environment: Environment, *arguments: str) -> dict[str, Any]:
+    program = find_program("fio", "fio")
     command = [program, *COMMON, *arguments]
     done = subprocess.run(
-        command, check=False, capture_output=True, text=True, cwd=ground.scene.folder
+        command, check=False, capture_output=True, text=True, cwd=environment.scene.folder
     )
     if done.returncode:
         lines = (done.stderr + done.stdout).strip().splitlines() or ["no reason given"]
@@ -31,11 +32,11 @@ def _run(ground: Ground, *arguments: str) -> dict[str, Any]:
     return job
 
 
-def _sample(job: dict[str, Any], kind: str) -> Sample:
+def _measurement(job: dict[str, Any], kind: str) -> Measurement:
     side = job[kind]
     seconds = side["runtime"] / 1000
     cpu = (job["usr_cpu"] + job["sys_cpu"]) / 100 * job["job_runtime"] / 1000
-    return Sample(side["total_ios"], side["io_bytes"], max(seconds, 1e-3), cpu)
+    return Measurement(side["total_ios"], side["io_bytes"], max(seconds, 1e-3), cpu)
 
 
 @dataclass(frozen=True)
@@ -43,9 +44,9 @@ class FioRead:
     """Reads by fio.
 
     Attributes:
-        block_bytes: of a read.
+        block_bytes: bytes of a read.
         depth: reads in flight.
-        random: else one behind the other.
+        random: read in random order; else one after the other.
     """
 
     block_bytes: int
@@ -54,15 +55,13 @@ class FioRead:
 
     @property
     def label(self) -> str:
-        """In tables."""
         way = "random" if self.random else "sequential"
         return f"fio {way} reads of {self.block_bytes // KIB} KiB, depth {self.depth}"
 
-    def run(self, ground: Ground) -> Sample:
-        """Reads until the time is over."""
-        scene = ground.scene
+    def run(self, environment: Environment) -> Measurement:
+        scene = environment.scene
         job = _run(
-            ground,
+            environment,
             f"--filename={scene.volume.name}",
             "--readonly",
             f"--rw={'randread' if self.random else 'read'}",
@@ -70,36 +69,41 @@ class FioRead:
             f"--iodepth={self.depth}",
             f"--offset={scene.data_offset}",
             f"--size={scene.data_bytes}",
-            f"--randseed={scene.seed + ground.round}",
+            f"--randseed={scene.seed + environment.round}",
             "--norandommap",
             "--fixedbufs",
             "--registerfiles",
             "--time_based",
-            f"--runtime={max(1, round(ground.limits.seconds * 1000))}ms",
+            f"--runtime={max(1, round(environment.limits.seconds * 1000))}ms",
         )
-        return _sample(job, "read")
+        return _measurement(job, "read")
 
 
 @dataclass(frozen=True)
 class FioWrite:
-    """Sequential writes by fio of as many bytes as the plain files have, flushed at the end."""
+    """Sequential writes by fio, as many bytes as the plain files have, flushed at the end.
+
+    The space of the file is allocated first.
+
+    Attributes:
+        block_bytes: bytes of a write.
+        depth: writes in flight.
+    """
 
     block_bytes: int = MIB
     depth: int = 8
 
     @property
     def label(self) -> str:
-        """In tables."""
         return f"fio sequential writes of {self.block_bytes // KIB} KiB, depth {self.depth}"
 
-    def run(self, ground: Ground) -> Sample:
-        """All bytes once, into space that is allocated already."""
-        scene = ground.scene
+    def run(self, environment: Environment) -> Measurement:
+        scene = environment.scene
         target = scene.folder / "written"
         total = int(scene.source.lengths[scene.file_indices].sum())
         try:
             job = _run(
-                ground,
+                environment,
                 f"--filename={target.name}",
                 "--rw=write",
                 f"--bs={self.block_bytes}",
@@ -111,6 +115,6 @@ class FioWrite:
             )
         finally:
             target.unlink(missing_ok=True)
-        sample = _sample(job, "write")
-        sample.seconds = max(sample.seconds, job["job_runtime"] / 1000)
-        return sample
+        found = _measurement(job, "write")
+        found.seconds = max(found.seconds, job["job_runtime"] / 1000)
+        return found

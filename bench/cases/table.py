@@ -1,90 +1,90 @@
-"""The cases, as data: who races over which data set, and which floors hold.
+"""The cases as data: which contenders read which data set, and which floors must hold.
 
 The floors are those of DESIGN.md, section 10, that concern a local volume. A floor compares one
-contestant with others of its own case, round by round; the median of the rounds' ratios counts.
+contender with others of its own case in each round. The median of the rounds' ratios counts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from bench.contestant import Contestant, Sample
-from bench.contestants.bare import BareCopy, BareUring, FreshMemory
-from bench.contestants.directory import DictLookup, Find, Load
-from bench.contestants.files import Files, ParallelFiles
-from bench.contestants.fio import FioRead, FioWrite
-from bench.contestants.imports import Import
-from bench.contestants.initiators import BareInitiator, Idle, Initiator, SpdkPerf
-from bench.contestants.mounts import MountFiles
-from bench.contestants.samples import DEPTH, WHOLE, Batches, Cached, Epoch, Get
-from bench.contestants.service import ServiceCached, ServiceClients
+from bench.contenders.bare import BareCopy, BareUring, FreshMemory
+from bench.contenders.directory import DictLookup, Find, Load
+from bench.contenders.files import Files, ParallelFiles
+from bench.contenders.fio import FioRead, FioWrite
+from bench.contenders.imports import Import
+from bench.contenders.initiators import BareInitiator, Idle, Initiator, SpdkPerf
+from bench.contenders.mounts import MountFiles
+from bench.contenders.samples import DEPTH, WHOLE, Batches, Cached, Epoch, Get
+from bench.contenders.service import ServiceCached, ServiceClients
+from bench.measurement import Contender, Measurement
 from dlfs.units import KIB, MIB
 
-Metric = Callable[[Sample], float]
-"""Of one run; more is better."""
+Metric = Callable[[Measurement], float]
+"""A figure of one run; larger is better."""
 
 
-def rate(sample: Sample) -> float:
-    """Samples a second."""
-    return sample.samples / sample.seconds
+def rate(run: Measurement) -> float:
+    """Return samples per second."""
+    return run.samples / run.seconds
 
 
-def bandwidth(sample: Sample) -> float:
-    """Bytes of samples a second."""
-    return sample.bytes / sample.seconds
+def bandwidth(run: Measurement) -> float:
+    """Return bytes of samples per second."""
+    return run.bytes / run.seconds
 
 
-def per_core(sample: Sample) -> float:
-    """Samples a second of one core: by the clock or by CPU time, whichever is worse."""
-    return sample.samples / max(sample.seconds, sample.cpu_seconds)
+def per_core(run: Measurement) -> float:
+    """Return samples per second of one core, by elapsed or CPU time, whichever is longer."""
+    return run.samples / max(run.seconds, run.cpu_seconds)
 
 
-def cheapness(sample: Sample) -> float:
-    """Samples for a second of CPU time."""
-    return sample.samples / max(sample.cpu_seconds, 1e-9)
+def per_cpu_second(run: Measurement) -> float:
+    """Return samples per second of CPU time."""
+    return run.samples / max(run.cpu_seconds, 1e-9)
 
 
-def cheapness_plus_1_us(sample: Sample) -> float:
-    """The same with a microsecond of CPU time added to each sample."""
-    return sample.samples / (max(sample.cpu_seconds, 1e-9) + 1e-6 * sample.samples)
+def per_cpu_second_plus_1_us(run: Measurement) -> float:
+    """Return samples per second of CPU time, with 1 us of CPU time added to each sample."""
+    return run.samples / (max(run.cpu_seconds, 1e-9) + 1e-6 * run.samples)
 
 
-def promptness(sample: Sample) -> float:
-    """How often it would fit in a second."""
-    return 1 / sample.seconds
+def per_second(run: Measurement) -> float:
+    """Return how many such runs would fit in a second."""
+    return 1 / run.seconds
 
 
-def sharing(sample: Sample) -> float:
-    """What is shared, against what all processes have of it together: 1, when it is there once."""
-    return float(sample.notes["resident_bytes"]) / float(sample.notes["pss_bytes"])
+def shared_share(run: Measurement) -> float:
+    """Return shared memory over the memory of all processes: 1 if nothing exists twice."""
+    return float(run.notes["resident_bytes"]) / float(run.notes["pss_bytes"])
 
 
-def compactness(sample: Sample) -> float:
-    """Samples in a byte of resident memory."""
-    return 1 / float(sample.notes["resident_bytes"])
+def per_resident_byte(run: Measurement) -> float:
+    """Return samples per byte of resident memory."""
+    return 1 / float(run.notes["resident_bytes"])
 
 
 @dataclass(frozen=True)
 class Floor:
-    """What must be reached.
+    """A ratio that a contender must reach.
 
     Attributes:
-        text: as people say it.
-        of: who must reach it.
-        at_least: the ratio to be reached.
-        metric: what is compared.
-        against: with whom; the slowest of them counts.
-        against_metric: their metric, when it is another.
-        base: with what, when there is nobody to compare with.
-        either: floors of a case with the same word here hold when one of them does.
+        text: description for tables.
+        of: contender that must reach the floor.
+        at_least: least ratio.
+        metric: figure that is compared.
+        against: contenders to compare with; the slowest of them counts.
+        against_metric: figure of these contenders, if it is another one.
+        base: value to compare with if there is no other contender.
+        either: group of the floor; one met floor of a group is enough. Empty: no group.
     """
 
     text: str
-    of: Contestant
+    of: Contender
     at_least: float
     metric: Metric
-    against: tuple[Contestant, ...] = ()
+    against: tuple[Contender, ...] = ()
     against_metric: Metric | None = None
     base: float = 0.0
     either: str = ""
@@ -92,21 +92,21 @@ class Floor:
 
 @dataclass(frozen=True)
 class Case:
-    """One race.
+    """Contenders that are compared on one data set.
 
     Attributes:
-        name: what ``--cases`` selects.
-        dataset: key of its data set; None when it needs no more than a folder.
-        contestants: who runs, in the order of the first round.
-        floors: what must hold.
-        about: one line.
+        name: name that ``--cases`` selects.
+        dataset: key of the data set.
+        about: description for tables.
+        contenders: contenders in the order of the first round.
+        floors: ratios that must hold.
     """
 
     name: str
     dataset: str
     about: str
-    contestants: tuple[Contestant, ...]
-    floors: tuple[Floor, ...] = field(default=())
+    contenders: tuple[Contender, ...]
+    floors: tuple[Floor, ...] = ()
 
 
 FIO_4K = FioRead(4 * KIB, DEPTH)
@@ -145,8 +145,8 @@ SQUASH_WARM = MountFiles("squashfuse", cold=False)
 
 def _random(dataset: str, about: str, *floors: Floor) -> Case:
     fios = (FIO_256K,) if dataset == "110k" else (FIO_4K, FIO_4K_32)
-    racers = (GLOBAL_16, READ_16, COLD, *fios, URING)
-    return Case(f"random-{dataset}", dataset, about, racers, floors)
+    contenders = (GLOBAL_16, READ_16, COLD, *fios, URING)
+    return Case(f"random-{dataset}", dataset, about, contenders, floors)
 
 
 def _epoch(dataset: str, *floors: Floor) -> Case:
@@ -161,8 +161,8 @@ def _chunk(dataset: str, *floors: Floor) -> Case:
 
 def _planner(dataset: str, *floors: Floor) -> Case:
     about = "global order by the planner's choice, cold, budget 1/8 of the data"
-    racers = (GLOBAL_8, URING, FIO_4K, FIO_256K)
-    return Case(f"planner-{dataset}", dataset, about, racers, floors)
+    contenders = (GLOBAL_8, URING, FIO_4K, FIO_256K)
+    return Case(f"planner-{dataset}", dataset, about, contenders, floors)
 
 
 def _cached(dataset: str, *floors: Floor) -> Case:
@@ -172,8 +172,8 @@ def _cached(dataset: str, *floors: Floor) -> Case:
 
 def _get(dataset: str) -> Case:
     about = "one sample at a time by its path"
-    racers = (GET_COLD, COLD, FIO_4K_1, GET_WARM, WARM)
-    return Case(f"get-{dataset}", dataset, about, racers)
+    contenders = (GET_COLD, COLD, FIO_4K_1, GET_WARM, WARM)
+    return Case(f"get-{dataset}", dataset, about, contenders)
 
 
 def _import(dataset: str) -> Case:
@@ -185,8 +185,8 @@ def _import(dataset: str) -> Case:
         bandwidth,
         (SOURCE_READ, FIO_WRITE),
     )
-    racers = (IMPORT, IMPORT_PATH, SOURCE_READ, FIO_WRITE)
-    return Case(f"import-{dataset}", dataset, about, racers, (floor,))
+    contenders = (IMPORT, IMPORT_PATH, SOURCE_READ, FIO_WRITE)
+    return Case(f"import-{dataset}", dataset, about, contenders, (floor,))
 
 
 def _mount(dataset: str) -> Case:
@@ -195,7 +195,7 @@ def _mount(dataset: str) -> Case:
     ours = (NATIVE_COLD, NATIVE_TOGETHER, PYFUSE3_COLD)
     cold = (*ours, BARE_COLD, *libfuse, SQUASH_COLD, COLD, FIO_4K_1)
     warm = (NATIVE_WARM, PYFUSE3_WARM, BARE_WARM, SQUASH_WARM, WARM)
-    racers = (*cold, *warm)
+    contenders = (*cold, *warm)
     bare = "pyfuse3 at its own bare limit, {} (90% counts as at it)"
     floors = (
         Floor("native: 1.5x squashfuse, cold", NATIVE_COLD, 1.5, rate, (SQUASH_COLD,)),
@@ -205,7 +205,7 @@ def _mount(dataset: str) -> Case:
         Floor(bare.format("cold"), PYFUSE3_COLD, 0.9, rate, (BARE_COLD,)),
         Floor(bare.format("warm"), PYFUSE3_WARM, 0.9, rate, (BARE_WARM,)),
     )
-    return Case(f"mount-{dataset}", dataset, about, racers, floors)
+    return Case(f"mount-{dataset}", dataset, about, contenders, floors)
 
 
 def _nvme(dataset: str, block_bytes: int, depth: int) -> Case:
@@ -227,14 +227,14 @@ CASES: tuple[Case, ...] = (
         "global order, cold, data larger than the budget, one process",
         Floor("90% of fio's 4 KiB IOPS at the same depth", GLOBAL_16, 0.9, rate, (FIO_4K,)),
         Floor("3x plain files", GLOBAL_16, 3.0, rate, (COLD,)),
-        Floor("a fifth of plain files' CPU time", GLOBAL_16, 5.0, cheapness, (COLD,)),
+        Floor("a fifth of plain files' CPU time", GLOBAL_16, 5.0, per_cpu_second, (COLD,)),
         Floor(
             "CPU time of the bare io_uring reader + 1 us",
             GLOBAL_16,
             1.0,
-            cheapness,
+            per_cpu_second,
             (URING,),
-            cheapness_plus_1_us,
+            per_cpu_second_plus_1_us,
         ),
     ),
     _random(
@@ -284,7 +284,7 @@ CASES: tuple[Case, ...] = (
         (SERVICE_8, CACHED),
         (
             Floor("the rate of one in-process reader", SERVICE_8, 1.0, rate, (CACHED,)),
-            Floor("directory and cache are there once", SERVICE_8, 0.95, sharing, base=1.0),
+            Floor("directory and cache are there once", SERVICE_8, 0.95, shared_share, base=1.0),
         ),
     ),
     _get("4k"),
@@ -295,8 +295,8 @@ CASES: tuple[Case, ...] = (
         (FIND_PACKED, FIND, DictLookup(), LOAD, LOAD_NAMES, FIO_SEQUENTIAL),
         (
             Floor("5M batched lookups/s/core", FIND_PACKED, 1.0, per_core, base=5e6),
-            Floor("32 B resident per sample", LOAD, 1.0, compactness, base=1 / 32),
-            Floor("ready 1 s after open", LOAD, 1.0, promptness, base=1.0, either="ready"),
+            Floor("32 B resident per sample", LOAD, 1.0, per_resident_byte, base=1 / 32),
+            Floor("ready 1 s after open", LOAD, 1.0, per_second, base=1.0, either="ready"),
             Floor(
                 "or ready at the disk's bandwidth",
                 LOAD,

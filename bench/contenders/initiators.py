@@ -1,41 +1,43 @@
 """Initiators of NVMe-oF on one core against one target: DLFS's two, and SPDK's own perf tool.
 
-All read random samples' worth of the same namespace at the same depth. SPDK's tool polls without
-pause and does nothing with what it reads; DLFS verifies every sample and hands out batches.
+All read random blocks of one sample of the same namespace at the same depth. SPDK's tool polls
+without pause and discards what it reads. DLFS verifies every sample and returns batches.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import resource
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-import numpy as np
-
 import dlfs
-from bench.contestant import Ground, Sample, check_bytes, timed
-from bench.contestants.bare import run_bare
-from bench.contestants.samples import Tally
+from bench.contenders.bare import run_bare
+from bench.contenders.samples import Tally
 from bench.datasets import DATASET
-from bench.machine import Machine, Unavailable
-from bench.targets import Targets
+from bench.errors import Unavailable
+from bench.machine import Machine
+from bench.measurement import Environment, Measurement, check_bytes
+from bench.process import find_program
+from bench.resources import cpu_seconds, timed
+from bench.targets import uri_of
 from dlfs.block import NvmeTcpUri, SpdkUri, open_device, parse_uri
 from dlfs.units import KIB
 
 BUDGET = 1 / 4
-"""Memory as a share of the data: room for what is read ahead. Nothing of it is read twice."""
+"""Memory as a share of the data: enough for reading ahead. No sample is read twice."""
 PERF_MEMORY_MIB = 256
 IDLE_QUEUES = 4
 
 
 @contextmanager
 def _on_core(machine: Machine) -> Iterator[None]:
-    """Bind this thread, and those that it starts, to the initiators' core."""
+    """Bind this thread, and threads that it starts, to the initiators' core."""
     before = os.sched_getaffinity(0)
     try:
         os.sched_setaffinity(0, {machine.core})
@@ -46,20 +48,14 @@ def _on_core(machine: Machine) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def _targets(ground: Ground) -> Targets:
-    targets = ground.scene.targets
-    assert targets is not None
-    return targets
-
-
 @dataclass(frozen=True)
 class Initiator:
     """Random batches through the sample API.
 
     Attributes:
-        scheme: of the URI: ``nvme-tcp`` or ``spdk``.
+        scheme: scheme of the URI: ``nvme-tcp`` or ``spdk``.
         depth: reads in flight.
-        ahead: an epoch in global order, read ahead; else batches on demand.
+        ahead: read an epoch in global order ahead; else batches on demand.
     """
 
     scheme: str
@@ -68,51 +64,52 @@ class Initiator:
 
     @property
     def label(self) -> str:
-        """In tables."""
         way = "global epoch" if self.ahead else "read() of random batches"
         return f"DLFS {self.scheme}: {way}, depth {self.depth}"
 
-    def run(self, ground: Ground) -> Sample:
-        """Batches until the time is over."""
-        scene = ground.scene
-        uri = _targets(ground).uri(self.scheme)
+    def run(self, environment: Environment) -> Measurement:
+        scene = environment.scene
+        uri = uri_of(environment.scene.uris, self.scheme)
         options = {"memory_bytes": scene.memory_bytes(BUDGET), "depth": self.depth}
         with (
-            _on_core(ground.machine),
+            _on_core(environment.machine),
             dlfs.open(uri, **options) as volume,
             volume.dataset(DATASET) as dataset,
         ):
-            batches = self._ahead(dataset, ground) if self.ahead else self._read(dataset, ground)
+            batches = (
+                self._ahead(dataset, environment)
+                if self.ahead
+                else self._read(dataset, environment)
+            )
             self._touch(batches, scene.memory_bytes(BUDGET))
             tally = Tally()
             with timed() as watch:
-                until = time.perf_counter() + ground.limits.seconds
+                until = time.perf_counter() + environment.limits.seconds
                 while time.perf_counter() < until:
                     batch = next(batches)
                     tally.add(batch)
                     batch.release()
             batches.close()
-            return tally.sample(scene, watch, stats=dataset.stats())
+            return tally.result(scene, watch, stats=dataset.stats())
 
     def _touch(self, batches: Iterator[dlfs.Batch], memory_bytes: int) -> None:
-        """Read as much as the memory holds, so that the kernel gives its pages before the race."""
+        """Read until the memory is full, so that the kernel has provided all of its pages."""
         while memory_bytes > 0:
             batch = next(batches)
             memory_bytes -= int(batch.lengths.sum())
             batch.release()
 
-    def _read(self, dataset: dlfs.Dataset, ground: Ground) -> Iterator[dlfs.Batch]:
-        scene = ground.scene
-        random = np.random.default_rng([scene.seed, ground.round, 17])
-        while True:
-            order = random.permutation(len(scene))
+    def _read(self, dataset: dlfs.Dataset, environment: Environment) -> Iterator[dlfs.Batch]:
+        scene = environment.scene
+        for number in itertools.count():
+            order = scene.random_order(environment.round, 17, number)
             for first in range(0, len(order), scene.spec.batch):
                 yield dataset.read(order[first : first + scene.spec.batch])
 
-    def _ahead(self, dataset: dlfs.Dataset, ground: Ground) -> Iterator[dlfs.Batch]:
-        batch, epoch = ground.scene.spec.batch, 1000 * ground.round
+    def _ahead(self, dataset: dlfs.Dataset, environment: Environment) -> Iterator[dlfs.Batch]:
+        batch, epoch = environment.scene.spec.batch, 1000 * environment.round
         while True:
-            seed = ground.limits.seed
+            seed = environment.limits.seed
             with dataset.batches(batch, seed=seed, epoch=epoch, plan="direct") as batches:
                 yield from batches
             epoch += 1
@@ -120,10 +117,12 @@ class Initiator:
 
 @dataclass(frozen=True)
 class SpdkPerf:
-    """SPDK's own tool, ``spdk_nvme_perf``: random reads, on the same core. It polls all the time.
+    """SPDK's own tool, ``spdk_nvme_perf``: random reads on the same core, by polling.
+
+    It reads for whole seconds, at least one. Its CPU time includes its set-up.
 
     Attributes:
-        block_bytes: of a read.
+        block_bytes: bytes of a read.
         depth: reads in flight.
     """
 
@@ -132,36 +131,39 @@ class SpdkPerf:
 
     @property
     def label(self) -> str:
-        """In tables."""
         return f"spdk_nvme_perf, {self.block_bytes // KIB} KiB random reads, depth {self.depth}"
 
-    def run(self, ground: Ground) -> Sample:
-        """Reads for whole seconds, at least one; CPU time with its set-up."""
-        program = ground.machine.tool(ground.machine.perf, "SPDK (its Getting Started guide)")
-        seconds = max(1, round(ground.limits.seconds))
+    def run(self, environment: Environment) -> Measurement:
+        program = find_program(environment.machine.perf, "SPDK (its Getting Started guide)")
+        seconds = max(1, round(environment.limits.seconds))
         command = [program, "--no-huge", "-s", str(PERF_MEMORY_MIB), "-w", "randread"]
         command += ["-q", str(self.depth), "-o", str(self.block_bytes), "-t", str(seconds)]
-        command += ["-c", hex(1 << ground.machine.core), "-r", transport_id(_targets(ground))]
-        before = _children_cpu_seconds()
+        command += [
+            "-c",
+            hex(1 << environment.machine.core),
+            "-r",
+            transport_id(environment.scene.uris),
+        ]
+        before = cpu_seconds(resource.RUSAGE_CHILDREN)
         done = subprocess.run(command, check=False, capture_output=True, text=True)
-        cpu = _children_cpu_seconds() - before
+        cpu = cpu_seconds(resource.RUSAGE_CHILDREN) - before
         total = re.search(r"^Total\s*:\s*([0-9.]+)", done.stdout, re.MULTILINE)
         if done.returncode or total is None:
             lines = (done.stderr + done.stdout).strip().splitlines() or ["no reason given"]
             raise Unavailable(f"spdk_nvme_perf: {lines[-1]}")
         reads = round(float(total[1]) * seconds)
-        return Sample(reads, reads * self.block_bytes, seconds, cpu)
+        return Measurement(reads, reads * self.block_bytes, seconds, cpu)
 
 
 @dataclass(frozen=True)
 class BareInitiator:
-    """DLFS's NVMe/TCP initiator alone, from a loop in C: random blocks, nothing handed out.
+    """DLFS's NVMe/TCP initiator alone, driven by a loop in C that reads random blocks.
 
     Attributes:
-        block_bytes: of a read.
+        block_bytes: bytes of a read.
         depth: reads in flight.
-        as_batch: into as many buffers as a batch has samples, computing the CRC32C of each; else
-            into as many as reads are in flight, which stay in the processor's caches.
+        as_batch: read into as many buffers as a batch has samples, and compute the CRC32C of each.
+            Else read into one buffer for each read in flight; these stay in the processor's caches.
     """
 
     block_bytes: int
@@ -170,27 +172,29 @@ class BareInitiator:
 
     @property
     def label(self) -> str:
-        """In tables."""
         way = "a batch's memory, with CRC32C" if self.as_batch else f"{self.depth} buffers"
         return f"nvme-tcp from C into {way}, depth {self.depth}"
 
-    def run(self, ground: Ground) -> Sample:
-        """Random blocks until the time is over."""
-        uri = parse_uri(_targets(ground).uri("nvme-tcp"))
+    def run(self, environment: Environment) -> Measurement:
+        uri = parse_uri(uri_of(environment.scene.uris, "nvme-tcp"))
         assert isinstance(uri, NvmeTcpUri)
         host, port = uri.paths[0]
-        program = ground.machine.program("bare_nvme")
-        buffers = max(self.depth, ground.scene.spec.batch) if self.as_batch else self.depth
-        with _on_core(ground.machine):
+        program = environment.machine.program("bare_nvme")
+        buffers = max(self.depth, environment.scene.spec.batch) if self.as_batch else self.depth
+        with _on_core(environment.machine):
             return run_bare(
                 program, host, port, uri.subsystem_nqn, uri.nsid, self.block_bytes, self.depth,
-                buffers, int(self.as_batch), ground.limits.seconds,
+                buffers, int(self.as_batch), environment.limits.seconds,
             )  # fmt: skip
 
 
-def transport_id(targets: Targets) -> str:
-    """The namespace in SPDK's words, from whichever URI was given."""
-    uri = parse_uri(targets.uris[0])
+def transport_id(uris: Sequence[str]) -> str:
+    """Return the namespace as a transport ID of SPDK.
+
+    Raises:
+        Unavailable: the URI is of another kind of device.
+    """
+    uri = parse_uri(uris[0])
     if isinstance(uri, SpdkUri):
         words = (*uri.transport_id, ("ns", str(uri.nsid)))
     elif isinstance(uri, NvmeTcpUri):
@@ -205,41 +209,34 @@ def transport_id(targets: Targets) -> str:
     return " ".join(f"{key}:{value}" for key, value in words)
 
 
-def _children_cpu_seconds() -> float:
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime
-
-
 @dataclass(frozen=True)
 class Idle:
-    """Queue pairs that were used and wait: what they cost while nobody reads.
+    """Idle queue pairs. One "sample" is one second of one queue pair.
 
     Attributes:
-        scheme: of the URI.
+        scheme: scheme of the URI.
     """
 
     scheme: str
 
     @property
     def label(self) -> str:
-        """In tables."""
         return f"DLFS {self.scheme}: {IDLE_QUEUES} idle queue pairs"
 
-    def run(self, ground: Ground) -> Sample:
-        """Waits; a sample is a queue pair's second."""
-        scene = ground.scene
-        uri = _targets(ground).uri(self.scheme)
-        with _on_core(ground.machine), open_device(uri) as device:
+    def run(self, environment: Environment) -> Measurement:
+        scene = environment.scene
+        uri = uri_of(environment.scene.uris, self.scheme)
+        with _on_core(environment.machine), open_device(uri) as device:
             queues = [device.queue_pair(32) for _ in range(IDLE_QUEUES)]
             device.read(0, 4096)
             with timed() as watch:
-                time.sleep(ground.limits.seconds)
+                time.sleep(environment.limits.seconds)
             for queue in queues:
                 queue.close()
         with dlfs.open(uri) as volume, volume.dataset(DATASET) as dataset:
-            checked = check_bytes(scene, {0: dataset.get(scene.source.path(0))})
+            checked = check_bytes(scene.source, {0: dataset.get(scene.source.path(0))})
         seconds = IDLE_QUEUES * watch.seconds
         percent = 100 * watch.cpu_seconds / watch.seconds
         note = {"plan": f"{percent:.2f}% of a core for all of them"}
         waited = max(1, round(seconds))
-        return Sample(waited, 0, watch.seconds, watch.cpu_seconds, checked, note)
+        return Measurement(waited, 0, watch.seconds, watch.cpu_seconds, checked, note)

@@ -1,7 +1,7 @@
-"""The sample directory: looking paths up in batches, bringing it into memory.
+"""The sample directory: looking up paths in batches, and loading it into memory.
 
-A synthetic directory of any number of paths is built once and laid in a file as a dataset's would
-be; opening it goes through the code that opens a dataset's.
+A synthetic directory of any number of paths is built once and written to a file in the format of a
+dataset's directory. It is opened by the code that opens a dataset's directory.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from uuid import UUID
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.contestant import Ground, Sample, WrongBytesError, timed
+from bench.errors import WrongBytesError
+from bench.measurement import Environment, Measurement
+from bench.resources import timed
 from dlfs._native.directory import build_segment, pack_paths
 from dlfs.block import open_device
 from dlfs.directory import DirectoryIdentity, DirectorySizes, FrozenDirectory, load_directory
@@ -28,18 +30,25 @@ UUID_OF_BENCH = UUID("00000000-0000-4000-8000-00000000be0c")
 IDENTITY = DirectoryIdentity(UUID_OF_BENCH, UUID_OF_BENCH, "the synthetic directory")
 BATCH = 4096
 LOOKED_UP = 1 << 18
+"""Different paths that are looked up in a run."""
 DICT_MAX = 2_000_000
 CLASSES = 1000
 
 
 def path_of(index: int) -> bytes:
-    """As ImageNet's are: a class, and a number."""
+    """Return a path like ImageNet's: a class, and a number."""
     return b"train/n%08d/n%08d_%08d.JPEG" % (index // CLASSES, index // CLASSES, index)
 
 
 @dataclass(frozen=True)
 class LaidDirectory:
-    """A directory segment in a file."""
+    """A directory segment in a file.
+
+    Attributes:
+        path: the file.
+        sizes: sizes of the segment's parts.
+        count: number of paths.
+    """
 
     path: Path
     sizes: DirectorySizes
@@ -47,12 +56,12 @@ class LaidDirectory:
 
     @property
     def total_bytes(self) -> int:
-        """Of both parts."""
+        """Bytes of entries and names together."""
         return self.sizes.entries_bytes + self.sizes.names_bytes
 
 
 def lay_directory(folder: Path, count: int) -> LaidDirectory:
-    """Build the segment of ``count`` paths and write it, unless it is there."""
+    """Write the segment of ``count`` paths to a file, unless an earlier run did."""
     path = folder / f"directory-{count}"
     note = folder / f"directory-{count}.sizes"
     if not note.exists():
@@ -77,7 +86,7 @@ def lay_directory(folder: Path, count: int) -> LaidDirectory:
 
 
 def open_directory(laid: LaidDirectory) -> FrozenDirectory:
-    """Open it from its file, in private memory; names are read when first asked for."""
+    """Load a directory from its file into private memory; names are loaded on the first lookup."""
     chunks = laid.path.stat().st_size // CHUNK_BYTES
     geometry = Geometry(1, CHUNK_BYTES, 4096, 0, chunks)
     space = DataSpace(geometry, (ChunkRun(0, chunks),))
@@ -98,21 +107,19 @@ class Find:
     """Random paths looked up in batches of 4,096, one thread.
 
     Attributes:
-        packed: the paths come packed, as native callers have them; else as Python's bytes.
+        packed: look up paths in the packed form of native callers; else Python's bytes objects.
     """
 
     packed: bool
 
     @property
     def label(self) -> str:
-        """In tables."""
         return f"DLFS index_of, batches of {'packed paths' if self.packed else 'bytes objects'}"
 
-    def run(self, ground: Ground) -> Sample:
-        """Batches until the time is over."""
-        count = ground.limits.paths
-        laid = lay_directory(ground.scene.folder, count)
-        wanted = _draw(count, ground.round)
+    def run(self, environment: Environment) -> Measurement:
+        count = environment.limits.paths
+        laid = lay_directory(environment.scene.folder, count)
+        wanted = _draw(count, environment.round)
         paths = [path_of(index) for index in wanted.tolist()]
         batches = [paths[at : at + BATCH] for at in range(0, LOOKED_UP, BATCH)]
         packed = [pack_paths(batch) for batch in batches]
@@ -120,7 +127,7 @@ class Find:
             directory.find(batches[0])
             done = 0
             with timed() as watch:
-                until = time.perf_counter() + ground.limits.seconds
+                until = time.perf_counter() + environment.limits.seconds
                 while time.perf_counter() < until:
                     at = done % len(batches)
                     if self.packed:
@@ -131,60 +138,56 @@ class Find:
             total = int((directory.find(paths) == wanted).sum())
         if total != LOOKED_UP:
             raise WrongBytesError(f"looked up {LOOKED_UP} paths: {total} were right")
-        return Sample(done * BATCH, 0, watch.seconds, watch.cpu_seconds, total)
+        return Measurement(done * BATCH, 0, watch.seconds, watch.cpu_seconds, total)
 
 
 @dataclass(frozen=True)
 class DictLookup:
-    """The same by a Python dictionary, for scale; of at most two million paths."""
+    """The same lookups in a Python dictionary of at most two million paths, for scale."""
 
     @property
     def label(self) -> str:
-        """In tables."""
         return "a Python dict of the same paths"
 
-    def run(self, ground: Ground) -> Sample:
-        """Batches until the time is over."""
-        count = min(ground.limits.paths, DICT_MAX)
+    def run(self, environment: Environment) -> Measurement:
+        count = min(environment.limits.paths, DICT_MAX)
         table = {path_of(index): index for index in range(count)}
-        paths = [path_of(index) for index in _draw(count, ground.round).tolist()]
+        paths = [path_of(index) for index in _draw(count, environment.round).tolist()]
         done = 0
         with timed() as watch:
-            until = time.perf_counter() + ground.limits.seconds
+            until = time.perf_counter() + environment.limits.seconds
             while time.perf_counter() < until:
                 first = done % LOOKED_UP
                 [table[path] for path in paths[first : first + BATCH]]
                 done += BATCH
-        return Sample(done, 0, watch.seconds, watch.cpu_seconds)
+        return Measurement(done, 0, watch.seconds, watch.cpu_seconds)
 
 
 @dataclass(frozen=True)
 class Load:
-    """Opening: entries read and every block of them verified; ready to read samples by index.
+    """The loading of a directory with O_DIRECT: entries are read and every block is verified.
 
     Attributes:
-        names: with the names too, so that paths can be looked up.
+        names: also load the names, so that paths can be looked up.
     """
 
     names: bool
 
     @property
     def label(self) -> str:
-        """In tables."""
         return f"DLFS directory from disk, {'ready for paths' if self.names else 'ready to read'}"
 
-    def run(self, ground: Ground) -> Sample:
-        """Once, with O_DIRECT."""
-        laid = lay_directory(ground.scene.folder, ground.limits.paths)
-        ground.machine.drop_caches()
+    def run(self, environment: Environment) -> Measurement:
+        laid = lay_directory(environment.scene.folder, environment.limits.paths)
+        environment.machine.drop_caches()
         with timed() as watch:
             directory = open_directory(laid)
             if self.names:
                 directory.find([path_of(0)])
         with directory:
             if directory.name(laid.count - 1) != path_of(laid.count - 1):
-                raise WrongBytesError("the last path is another")
+                raise WrongBytesError("the last path differs")
         total = laid.total_bytes if self.names else laid.sizes.entries_bytes
         resident = laid.sizes.entries_bytes / laid.count
         notes = {"resident_bytes": resident, "mib": total / MIB}
-        return Sample(laid.count, total, watch.seconds, watch.cpu_seconds, 1, notes)
+        return Measurement(laid.count, total, watch.seconds, watch.cpu_seconds, 1, notes)

@@ -1,19 +1,13 @@
-"""Import: from a folder of files to a sealed dataset."""
+"""The import of a folder of files into a sealed dataset."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import dlfs
-from bench.contestant import (
-    CHECKED,
-    Ground,
-    Sample,
-    check_bytes,
-    drop_caches_for,
-    timed,
-)
 from bench.datasets import DATASET, Scene, volume_bytes
+from bench.measurement import CHECKED, Environment, Measurement, check_bytes
+from bench.resources import timed
 from dlfs.ingest.formats.folder import FolderSource
 from dlfs.ingest.importer import import_dataset
 from dlfs.ingest.source import Layout
@@ -21,27 +15,25 @@ from dlfs.ingest.source import Layout
 
 @dataclass(frozen=True)
 class Import:
-    """A folder into a new volume, with cold caches: walk, read, pack, write, seal, flushed.
+    """The import of a folder into a new volume, with cold caches, until the data is on the disk.
 
     Attributes:
-        layout: order of packing.
+        layout: order in which samples are packed into chunks.
     """
 
     layout: Layout
 
     @property
     def label(self) -> str:
-        """In tables."""
         return f"DLFS import of a folder, cold, layout {self.layout}"
 
-    def run(self, ground: Ground) -> Sample:
-        """All files once."""
-        scene = ground.scene
+    def run(self, environment: Environment) -> Measurement:
+        scene = environment.scene
         target = scene.folder / "imported.img"
         total = int(scene.source.lengths[scene.file_indices].sum())
         size_bytes = volume_bytes(len(scene.file_indices), total)
         dlfs.format_volume(str(target), size_bytes=size_bytes, force=True)
-        drop_caches_for(ground.machine, cold=True)
+        environment.machine.require_cold()
         try:
             with dlfs.open(str(target)) as volume:
                 with timed() as watch:
@@ -51,7 +43,7 @@ class Import:
                 checked = _check(volume, scene)
         finally:
             target.unlink()
-        return Sample(
+        return Measurement(
             report.sample_count,
             report.sample_bytes,
             watch.seconds,
@@ -64,4 +56,4 @@ class Import:
 def _check(volume: dlfs.Volume, scene: Scene) -> int:
     chosen = scene.file_order(0)[:CHECKED].tolist()
     with volume.dataset(DATASET) as dataset:
-        return check_bytes(scene, {i: dataset.get(scene.source.path(i)) for i in chosen})
+        return check_bytes(scene.source, {i: dataset.get(scene.source.path(i)) for i in chosen})

@@ -1,6 +1,6 @@
-"""Plain files: opened, read and closed one by one from Python, as a training loop does.
+"""Plain files: one by one from Python, as a training loop reads them, and by threads in C.
 
-And as fast as threads in C can, which is what an import has to keep up with.
+The threads in C show how fast the files can be read at all, which limits an import.
 """
 
 from __future__ import annotations
@@ -11,27 +11,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.contestant import (
-    CHECKED,
-    Ground,
-    Sample,
-    check_bytes,
-    drop_caches_for,
-    timed,
-)
-from bench.contestants.bare import run_bare
+from bench.contenders.bare import run_bare
+from bench.measurement import CHECKED, Environment, Measurement, check_bytes
+from bench.resources import timed
 
-LOOK_AT_CLOCK = 64
+CLOCK_EVERY = 64
+"""Files between two looks at the clock."""
 THREADS = 8
 
 
 def read_files(
     root: bytes, paths: Sequence[bytes], sizes: Sequence[int], seconds: float
 ) -> tuple[int, int, dict[int, bytes]]:
-    """Open, read and close files until they or the time are over: three calls a file.
+    """Open, read and close files until all are read or the time is over: three calls a file.
+
+    Args:
+        root: root folder, with a slash at its end.
+        paths: paths of the files below it.
+        sizes: exact size of each file in bytes.
+        seconds: time limit.
 
     Returns:
-        Files and bytes read, and the bytes of some by their position.
+        Number of files and bytes read, and the bytes of some files by position.
     """
     until = time.perf_counter() + seconds
     count = total = 0
@@ -43,7 +44,7 @@ def read_files(
         finally:
             os.close(descriptor)
         total += len(data)
-        if count % LOOK_AT_CLOCK == 0:
+        if count % CLOCK_EVERY == 0:
             if len(kept) < CHECKED:
                 kept[count] = data
             if time.perf_counter() > until:
@@ -57,47 +58,44 @@ class Files:
     """Plain files in random order, one process, one at a time.
 
     Attributes:
-        cold: with the kernel's caches dropped; else read once before.
+        cold: drop the kernel's caches first; else read the files once before.
     """
 
     cold: bool
 
     @property
     def label(self) -> str:
-        """In tables."""
         return f"plain files, {'cold' if self.cold else 'warm'}"
 
-    def run(self, ground: Ground) -> Sample:
-        """Files in random order."""
-        scene, root = ground.scene, os.fsencode(ground.scene.files) + b"/"
-        order = scene.file_order(ground.round)
+    def run(self, environment: Environment) -> Measurement:
+        scene = environment.scene
+        root = os.fsencode(scene.files) + b"/"
+        order = scene.file_order(environment.round)
         paths = [scene.source.path(index) for index in order.tolist()]
         sizes = scene.source.lengths[order].tolist()
-        drop_caches_for(ground.machine, self.cold)
+        environment.machine.require_cold(cold=self.cold)
         if not self.cold:
-            count, _, _ = read_files(root, paths, sizes, ground.limits.seconds * 2)
+            count, _, _ = read_files(root, paths, sizes, environment.limits.seconds * 2)
             del paths[count:], sizes[count:]
         with timed() as watch:
-            count, total, kept = read_files(root, paths, sizes, ground.limits.seconds)
-        checked = check_bytes(scene, {int(order[at]): data for at, data in kept.items()})
-        return Sample(count, total, watch.seconds, watch.cpu_seconds, checked)
+            count, total, kept = read_files(root, paths, sizes, environment.limits.seconds)
+        checked = check_bytes(scene.source, {int(order[at]): data for at, data in kept.items()})
+        return Measurement(count, total, watch.seconds, watch.cpu_seconds, checked)
 
 
 @dataclass(frozen=True)
 class ParallelFiles:
-    """All plain files in path order by threads in C, with cold caches: what the source can give."""
+    """All plain files in path order, with cold caches, read by threads in C."""
 
     @property
     def label(self) -> str:
-        """In tables."""
         return f"plain files, cold, {THREADS} threads in C, path order"
 
-    def run(self, ground: Ground) -> Sample:
-        """All files once."""
-        scene = ground.scene
+    def run(self, environment: Environment) -> Measurement:
+        scene = environment.scene
         listing: Path = scene.folder / "paths"
         paths = [scene.source.path(index) for index in scene.file_indices.tolist()]
         listing.write_bytes(b"".join(path + b"\0" for path in paths))
-        program = ground.machine.program("bare_files")
-        drop_caches_for(ground.machine, cold=True)
+        program = environment.machine.program("bare_files")
+        environment.machine.require_cold()
         return run_bare(program, scene.files, listing, THREADS)

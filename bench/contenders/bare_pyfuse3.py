@@ -1,11 +1,10 @@
-"""The least that a pyfuse3 file system can do: a tree of files, all of it in memory.
+"""A minimal pyfuse3 file system, with all files in memory: the limit of pyfuse3 on trio.
 
-Handlers return what was prepared before; attributes and entries are good for ever and pages are
-kept, as in DLFS's mount. What it reaches is what pyfuse3 on trio reaches.
+    python -m bench.contenders.bare_pyfuse3 MOUNTPOINT FOLDER LISTING
 
-    python -m bench.contestants.bare_pyfuse3 MOUNTPOINT FOLDER LISTING
-
-serves the files of FOLDER that LISTING names (NUL behind each) until SIGTERM.
+It serves the files of FOLDER that LISTING names, each ended by NUL, until SIGTERM. Its handlers
+return values that were prepared before. As in DLFS's mount, the kernel caches attributes, entries
+and pages without expiry.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ FOREVER_SECONDS = 1 << 30
 
 
 class MemoryFiles(pyfuse3.Operations):
-    """A tree of files in memory. Inode numbers are positions in lists."""
+    """A tree of files in memory. An inode number is a position in the lists."""
 
     def __init__(self, folder: bytes, paths: Sequence[bytes]) -> None:
         super().__init__()
@@ -58,27 +57,23 @@ class MemoryFiles(pyfuse3.Operations):
     async def lookup(
         self, parent: int, name: bytes, _ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
-        """From the dictionary; the empty entry stands for none."""
         return self._attributes[self._children.get((parent, name), 0)]
 
     async def getattr(self, inode: int, _ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
-        """From the list."""
         return self._attributes[inode]
 
     async def open(self, inode: int, _flags: int, _ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
-        """The inode is the handle."""
         return pyfuse3.FileInfo(fh=inode, keep_cache=True)
 
     async def read(self, fh: int, off: int, size: int) -> bytes:
-        """From memory."""
         data = self._data[fh]
         return data if not off and size >= len(data) else data[off : off + size]
 
     async def release(self, _fh: int) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     async def forget(self, _inode_list: Sequence[tuple[int, int]]) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
 
 async def _serve() -> None:
@@ -97,7 +92,7 @@ async def _end_on_signal() -> None:
 
 
 def main() -> None:
-    """Serve until told to end."""
+    """Serve until SIGTERM."""
     point, folder, listing = sys.argv[1:]
     paths = Path(listing).read_bytes().split(b"\0")[:-1]
     options = {"default_permissions", "ro", "fsname=bench"}

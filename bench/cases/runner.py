@@ -1,0 +1,181 @@
+"""Runs cases: lays out their data sets and measures their contenders in rounds."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bench import datasets
+from bench.cases.table import Case, Floor
+from bench.comparison import MET, Comparison
+from bench.datasets import TARGET_KEYS, Scene, spec_of
+from bench.machine import Machine
+from bench.measurement import Contender, Environment, Limits, Measurement
+from bench.progress import Stretch
+from bench.rounds import run_rounds
+from bench.targets import Targets
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Settings of a run, from the command line.
+
+    Attributes:
+        directory: folder on the disk under test; data goes into a folder in it.
+        rounds: runs of each contender.
+        quick: use the data sets' quick sizes.
+        total_bytes: bytes of every data set; None: each its own size.
+        files_max: most plain files of a data set.
+        corpus: folder of real files, or None.
+        keep: leave the data for the next run.
+        limits: limits of each run.
+        targets: namespace behind a target, for the cases of initiators.
+        core: processor of those initiators; None: the last one that this process may use.
+        perf: name or path of SPDK's ``spdk_nvme_perf``.
+    """
+
+    directory: Path
+    rounds: int = 3
+    quick: bool = False
+    total_bytes: int | None = None
+    files_max: int = 60_000
+    corpus: Path | None = None
+    keep: bool = False
+    limits: Limits = field(default_factory=Limits)
+    targets: Targets = field(default_factory=Targets)
+    core: int | None = None
+    perf: str = "spdk_nvme_perf"
+
+
+@dataclass(slots=True)
+class Result:
+    """The result of a case.
+
+    Attributes:
+        case: the case.
+        dataset: the scene's sizes and parameters.
+        runs: measurements of each contender, by round.
+        missing: why a contender could not run, for those that could not.
+    """
+
+    case: Case
+    dataset: dict[str, Any]
+    runs: dict[Contender, list[Measurement]]
+    missing: dict[Contender, str]
+
+    def comparisons(self) -> list[tuple[Floor, Comparison, str]]:
+        """Return each floor with its comparison and its verdict."""
+        found = [(floor, compare(floor, self.runs)) for floor in self.case.floors]
+        met_groups = {floor.either for floor, one in found if one.verdict == MET} - {""}
+        return [
+            (floor, one, "met by the other")
+            if one.verdict != MET and floor.either in met_groups
+            else (floor, one, one.verdict)
+            for floor, one in found
+        ]
+
+    @property
+    def rounds(self) -> int:
+        """Number of rounds that were made."""
+        return max(map(len, self.runs.values()), default=0)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the case, every run and the floors as plain values."""
+        return {
+            "case": self.case.name,
+            "about": self.case.about,
+            "dataset": self.dataset,
+            "runs": {
+                contender.label: [run.to_dict() for run in runs]
+                for contender, runs in self.runs.items()
+            },
+            "missing": {contender.label: reason for contender, reason in self.missing.items()},
+            "floors": [
+                {
+                    "text": floor.text,
+                    "of": floor.of.label,
+                    "against": [other.label for other in floor.against],
+                    "at_least": floor.at_least,
+                    "ratios": list(comparison.ratios),
+                    "verdict": verdict,
+                }
+                for floor, comparison, verdict in self.comparisons()
+            ],
+        }
+
+
+def compare(floor: Floor, runs: dict[Contender, list[Measurement]]) -> Comparison:
+    """Compare a floor's contenders in each round; no ratios if one of them is missing."""
+    if any(contender not in runs for contender in (floor.of, *floor.against)):
+        return Comparison(ratios=(), at_least=floor.at_least)
+    other_metric = floor.against_metric or floor.metric
+    ratios = []
+    for number, run in enumerate(runs[floor.of]):
+        others = [other_metric(runs[contender][number]) for contender in floor.against]
+        ratios.append(floor.metric(run) / min(others, default=floor.base))
+    return Comparison(ratios=tuple(ratios), at_least=floor.at_least)
+
+
+class Stage:
+    """The folder on the disk under test, the scenes laid out in it, and the machine."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.folder = settings.directory / "dlfs-bench"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        core = max(os.sched_getaffinity(0)) if settings.core is None else settings.core
+        self.machine = Machine(self.folder, core=core, perf=settings.perf)
+        self._scenes: dict[str, Scene] = {}
+
+    def scene(self, key: str) -> Scene:
+        """Return the scene of a data set, laid out on first use."""
+        if key not in self._scenes:
+            self._scenes[key] = self._make_scene(key)
+        return self._scenes[key]
+
+    def _make_scene(self, key: str) -> Scene:
+        settings, spec = self.settings, spec_of(key)
+        own_bytes = spec.quick_bytes if settings.quick else spec.total_bytes
+        total_bytes, seed = settings.total_bytes or own_bytes, settings.limits.seed
+        if key in TARGET_KEYS:  # the namespace holds one data set at a time
+            for other in TARGET_KEYS:
+                self._scenes.pop(other, None)
+            folder = self.folder / f"scene-{key}"
+            return settings.targets.make_scene(spec, folder, total_bytes, seed)
+        return datasets.make_scene(
+            spec,
+            self.folder,
+            total_bytes=total_bytes,
+            files_max=settings.files_max,
+            seed=seed,
+            corpus=settings.corpus,
+        )
+
+    def run(self, case: Case, stretch: Stretch) -> Result:
+        """Run a case.
+
+        Raises:
+            WrongBytesError: bytes that a contender read differ from the source.
+        """
+        stretch.show(f"writing the data set {case.dataset}")
+        scene = self.scene(case.dataset)
+
+        def run_once(contender: Contender, number: int) -> Measurement:
+            return contender.run(Environment(scene, self.machine, self.settings.limits, number))
+
+        found = run_rounds(case.contenders, self.settings.rounds, run_once, stretch)
+        ran = {one: runs for one, runs in found.runs.items() if one not in found.missing}
+        return Result(case, scene.describe(), ran, found.missing)
+
+    def close(self) -> None:
+        """Remove the data, unless it is to be left for the next run."""
+        on_target = not self._scenes.keys().isdisjoint(TARGET_KEYS)
+        self._scenes.clear()
+        if self.settings.keep:
+            return
+        shutil.rmtree(self.folder)
+        if on_target:
+            self.settings.targets.wipe()

@@ -1,0 +1,1 @@
+"""Contenders of the cases: DLFS in each of its ways, and what it is compared with."""

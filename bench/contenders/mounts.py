@@ -1,0 +1,141 @@
+"""Files that are opened, read and closed through FUSE.
+
+The file systems are DLFS's mount by both its servers, an image of the same files served by
+squashfuse, and minimal servers on libfuse and pyfuse3 that have all files in memory.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.contenders.files import read_files
+from bench.errors import Unavailable
+from bench.measurement import Environment, Measurement, check_bytes
+from bench.process import ROOT, find_program, output_of, started
+from bench.resources import cpu_seconds_of, timed
+from bench.serving import SQUASHFUSE, Mounted, check_fuse, mount_dlfs, mount_squashfuse
+
+WARM_UP_SECONDS = 600.0
+"""Most time of the first pass over the files, which is not timed."""
+
+UNCOMPRESSED = ("-noappend", "-quiet", "-no-progress", "-noI", "-noD", "-noF", "-noX")
+"""Options of mksquashfs: unpacking files is not to be measured."""
+
+SERVERS = {
+    "native": "DLFS mount, native",
+    "pyfuse3": "DLFS mount, pyfuse3",
+    "bare": "bare pyfuse3, from memory",
+    "libfuse": "bare libfuse, from memory, one thread",
+    "libfuse-threads": "bare libfuse, from memory, threads",
+    "squashfuse": SQUASHFUSE,
+}
+"""Names of the servers in tables."""
+
+LIBFUSE_THREADS = {"libfuse": 1, "libfuse-threads": 32}
+"""Threads of the libfuse servers: one, or as many as DLFS's mount may have."""
+
+
+@contextmanager
+def _mount_bare(
+    environment: Environment, point: Path, indices: list[int], server_name: str
+) -> Iterator[Mounted]:
+    source, listing = environment.scene.source, environment.scene.folder / "served"
+    paths = b"".join(source.path(index) + b"\0" for index in indices)
+    listing.write_bytes(paths)
+    places = [str(point), str(environment.scene.files), str(listing)]
+    command = [sys.executable, "-m", "bench.contenders.bare_pyfuse3", *places]
+    if server_name in LIBFUSE_THREADS:
+        program = environment.machine.program("bare_fuse")
+        command = [str(program), *places, str(LIBFUSE_THREADS[server_name])]
+    with started(command, stdout=subprocess.PIPE, cwd=ROOT) as server:
+        assert server.stdout is not None
+        if server.stdout.readline() != b"ready\n":
+            raise Unavailable(f"the {SERVERS[server_name]} server ended: {server.wait()}")
+        yield Mounted(point, server.pid)
+
+
+def _mount_image(environment: Environment, point: Path) -> AbstractContextManager[Mounted]:
+    """Mount an uncompressed image of all files by squashfuse; make it on first use."""
+    image = environment.scene.folder / "files.squashfs"
+    mksquashfs = find_program("mksquashfs", "squashfs-tools")
+    find_program(SQUASHFUSE, "squashfuse")
+    if not image.exists():
+        output_of(mksquashfs, environment.scene.files, image, *UNCOMPRESSED)
+        environment.machine.require_cold()
+    return mount_squashfuse(image, point)
+
+
+@contextmanager
+def _bound(together: bool) -> Iterator[None]:
+    """Bind this process, and processes that it starts meanwhile, to one processor."""
+    allowed = os.sched_getaffinity(0)
+    if together:
+        os.sched_setaffinity(0, {max(allowed)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
+@dataclass(frozen=True)
+class MountFiles:
+    """Random files through a mount: open, read and close, in one process.
+
+    Attributes:
+        server: ``native`` or ``pyfuse3``: servers of DLFS. ``bare``, ``libfuse``,
+            ``libfuse-threads``: minimal servers on pyfuse3 and libfuse, from memory.
+            ``squashfuse``: an image of the files.
+        cold: neither kernel nor server has cached anything; else all files were read once before.
+        together: bind server and reader to one processor, so that no request and no answer wakes
+            another one.
+    """
+
+    server: str
+    cold: bool
+    together: bool = False
+
+    @property
+    def label(self) -> str:
+        where = ", one processor" if self.together else ""
+        return f"{SERVERS[self.server]}, {'cold' if self.cold else 'warm'}{where}"
+
+    def run(self, environment: Environment) -> Measurement:
+        check_fuse()
+        point = environment.scene.folder / "mnt"
+        point.mkdir(exist_ok=True)
+        source = environment.scene.source
+        order = environment.scene.file_order(environment.round)[
+            : environment.limits.mount_files
+        ].tolist()
+        paths = [source.path(index) for index in order]
+        sizes = source.lengths[order].tolist()
+        environment.machine.require_cold(cold=self.cold)
+        with _bound(self.together), self._mounted(environment, point, order) as mounted:
+            root = os.fsencode(mounted.files) + b"/"
+            if not self.cold:
+                read_files(root, paths, sizes, WARM_UP_SECONDS)
+            before = cpu_seconds_of(mounted.pid)
+            with timed() as watch:
+                count, total, kept = read_files(root, paths, sizes, environment.limits.seconds)
+            served = cpu_seconds_of(mounted.pid) - before
+        checked = check_bytes(
+            environment.scene.source, {order[at]: data for at, data in kept.items()}
+        )
+        notes = {"server_cpu_seconds": served}
+        return Measurement(count, total, watch.seconds, watch.cpu_seconds + served, checked, notes)
+
+    def _mounted(
+        self, environment: Environment, point: Path, order: list[int]
+    ) -> AbstractContextManager[Mounted]:
+        if self.server in ("native", "pyfuse3"):
+            volume, log = str(environment.scene.volume), environment.scene.folder / "mount.log"
+            return mount_dlfs(volume, point, log, self.server)
+        if self.server == "squashfuse":
+            return _mount_image(environment, point)
+        return _mount_bare(environment, point, order, self.server)

@@ -1,0 +1,253 @@
+"""DLFS through its sample API: epochs, batches on demand, cached batches, single samples."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+import dlfs
+from bench.datasets import DATASET, Scene
+from bench.measurement import CHECKED, Environment, Measurement, check_bytes
+from bench.resources import Stopwatch, cpu_seconds_of, timed
+
+DEPTH = 128
+"""Operations in flight, the same for fio and the bare reader."""
+
+WHOLE = 1.25
+"""Memory as a share of the data that is enough for all of it and the batches in progress."""
+
+UNLIMITED_SECONDS = 600
+"""Time limit of passes that are to run to their end."""
+
+
+@contextmanager
+def open_dataset(scene: Scene, share: float, depth: int = DEPTH) -> Iterator[dlfs.Dataset]:
+    """Open a scene's dataset with memory for a share of the data."""
+    memory_bytes = scene.memory_bytes(share)
+    with (
+        dlfs.open(str(scene.volume), memory_bytes=memory_bytes, depth=depth) as volume,
+        volume.dataset(DATASET) as dataset,
+    ):
+        yield dataset.open()
+
+
+def fill_memory(dataset: dlfs.Dataset, batch: int) -> None:
+    """Read all samples into the dataset's memory."""
+    with dataset.batches(batch, shuffle="chunk") as epoch:
+        for found in epoch:
+            found.release()
+
+
+def _share_text(share: float) -> str:
+    return "all in memory" if share >= 1 else f"budget 1/{round(1 / share)}"
+
+
+@dataclass
+class Tally:
+    """Counts batches, and remembers a few of their samples to compare them.
+
+    Attributes:
+        samples: samples so far.
+        bytes: bytes of these samples.
+        remembered: bytes of some samples, by index.
+    """
+
+    samples: int = 0
+    bytes: int = 0
+    remembered: dict[int, bytes] = field(default_factory=dict)
+    _batches: int = 0
+
+    def add(self, batch: dlfs.Batch) -> None:
+        """Count a batch."""
+        self.samples += len(batch)
+        self.bytes += int(batch.lengths.sum())
+        if self._batches % 16 == 0 and len(self.remembered) < CHECKED:
+            position = (self._batches * 37) % len(batch)
+            self.remembered[int(batch.indices[position])] = batch.tobytes(position)
+        self._batches += 1
+
+    def result(self, scene: Scene, watch: Stopwatch, **notes: object) -> Measurement:
+        """Compare the remembered samples with the source, and return the measurement."""
+        checked = check_bytes(scene.source, self.remembered)
+        return Measurement(
+            self.samples, self.bytes, watch.seconds, watch.cpu_seconds, checked, dict(notes)
+        )
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """An epoch through ``Dataset.batches``, read ahead.
+
+    Attributes:
+        shuffle: ``global`` or ``chunk``.
+        share: memory budget as a share of the data.
+        whole: read to the end; else stop when the time is over.
+    """
+
+    shuffle: str
+    share: float
+    whole: bool = True
+
+    @property
+    def label(self) -> str:
+        return f"DLFS {self.shuffle} epoch, {_share_text(self.share)}"
+
+    def run(self, environment: Environment) -> Measurement:
+        scene, tally = environment.scene, Tally()
+        environment.machine.drop_caches()
+        with open_dataset(scene, self.share) as dataset:
+            seconds = UNLIMITED_SECONDS if self.whole else environment.limits.seconds
+            with timed() as watch:
+                until = time.perf_counter() + seconds
+                epoch = dataset.batches(
+                    scene.spec.batch,
+                    seed=environment.limits.seed,
+                    epoch=environment.round,
+                    shuffle=self.shuffle,
+                )
+                with epoch:
+                    for batch in epoch:
+                        tally.add(batch)
+                        batch.release()
+                        if time.perf_counter() > until:
+                            break
+                    plan = epoch.plan if tally.samples < len(scene) else ""
+            stats = dataset.stats()
+            plan = plan or self._plan_of(dataset, scene)
+        return tally.result(scene, watch, plan=plan, stats=stats)
+
+    def _plan_of(self, dataset: dlfs.Dataset, scene: Scene) -> str:
+        """Return the plan of an epoch that has ended, by opening another one."""
+        with dataset.batches(scene.spec.batch, shuffle=self.shuffle) as other:
+            return other.plan
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Random batches on demand through ``Dataset.read``, without reading ahead.
+
+    They contain the samples that are plain files, too, in the same order.
+
+    Attributes:
+        share: memory budget as a share of the data.
+        depth: operations in flight.
+    """
+
+    share: float
+    depth: int = DEPTH
+
+    @property
+    def label(self) -> str:
+        depth = "" if self.depth == DEPTH else f", depth {self.depth}"
+        return f"DLFS read() of random batches, {_share_text(self.share)}{depth}"
+
+    def run(self, environment: Environment) -> Measurement:
+        scene = environment.scene
+        environment.machine.drop_caches()
+        with open_dataset(scene, self.share, self.depth) as dataset:
+            order = scene.file_order(environment.round)
+            with timed() as watch:
+                tally = read_batches(dataset, order, scene.spec.batch, environment.limits.seconds)
+            return tally.result(scene, watch, stats=dataset.stats())
+
+
+def read_batches(
+    dataset: dlfs.Dataset,
+    order: NDArray[np.int64],
+    size: int,
+    seconds: float,
+    *,
+    again: bool = False,
+) -> Tally:
+    """Read batches until the order or the time is over; with ``again``, only until the time is."""
+    tally = Tally()
+    until = time.perf_counter() + seconds
+    while True:
+        for first in range(0, len(order), size):
+            with dataset.read(order[first : first + size]) as batch:
+                tally.add(batch)
+            if time.perf_counter() > until:
+                return tally
+        if not again:
+            return tally
+
+
+@dataclass(frozen=True)
+class Cached:
+    """Random batches of samples that are in DLFS's memory: views, without a copy.
+
+    A first pass that fills the memory is not timed.
+    """
+
+    @property
+    def label(self) -> str:
+        return "DLFS read() of batches in memory"
+
+    def run(self, environment: Environment) -> Measurement:
+        with open_dataset(environment.scene, WHOLE) as dataset:
+            return measure_cached(dataset, environment)
+
+
+def measure_cached(
+    dataset: dlfs.Dataset, environment: Environment, service_pid: int = 0
+) -> Measurement:
+    """Fill the memory, then measure random batches over all samples.
+
+    Args:
+        dataset: open dataset, of this process or of a service.
+        environment: as for every contender.
+        service_pid: process of the service whose CPU time counts as well; 0: none.
+    """
+    scene, size = environment.scene, environment.scene.spec.batch
+    order = scene.random_order(environment.round)
+    fill_memory(dataset, size)
+    read_batches(dataset, order, size, UNLIMITED_SECONDS)
+    before = dataset.stats()["reads"]
+    cpu = cpu_seconds_of(service_pid) if service_pid else 0.0
+    with timed() as watch:
+        tally = read_batches(dataset, order, size, environment.limits.seconds, again=True)
+    watch.cpu_seconds += (cpu_seconds_of(service_pid) if service_pid else 0.0) - cpu
+    return tally.result(scene, watch, reads=dataset.stats()["reads"] - before)
+
+
+@dataclass(frozen=True)
+class Get:
+    """``Dataset.get(path)``: one sample at a time, by its path, as bytes.
+
+    Attributes:
+        cold: no sample is in memory; else all are.
+    """
+
+    cold: bool
+
+    @property
+    def label(self) -> str:
+        return f"DLFS get(path), {'cold' if self.cold else 'warm'}"
+
+    def run(self, environment: Environment) -> Measurement:
+        scene = environment.scene
+        order = scene.file_order(environment.round)
+        environment.machine.drop_caches()
+        with open_dataset(scene, 1 / 16 if self.cold else WHOLE) as dataset:
+            dataset.index_of([scene.source.path(0)])  # loads the names
+            if not self.cold:
+                read_batches(dataset, order, scene.spec.batch, UNLIMITED_SECONDS)
+            paths = [scene.source.path(index) for index in order[:200_000].tolist()]
+            tally = Tally()
+            with timed() as watch:
+                until = time.perf_counter() + environment.limits.seconds
+                for number, path in enumerate(paths):
+                    data = dataset.get(path)
+                    tally.samples += 1
+                    tally.bytes += len(data)
+                    if number % 64 == 0:
+                        if number < 64 * CHECKED:
+                            tally.remembered[int(order[number])] = data
+                        if time.perf_counter() > until:
+                            break
+        return tally.result(scene, watch)

@@ -1,0 +1,101 @@
+"""Contenders of the cases, and the measurement that one run of a contender yields.
+
+A contender reads samples in one way: DLFS through one of its interfaces, or a competitor. It does
+its set-up first and starts its own clock, so that set-up is never timed. CPU time is that of this
+process with all its threads. A contender that works in other processes adds their CPU time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
+
+from bench.datasets import Scene, Source
+from bench.errors import WrongBytesError
+from bench.machine import Machine
+
+CHECKED = 16
+"""Samples of each run whose bytes are compared with the source."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits of one run.
+
+    Attributes:
+        seconds: time after which a contender with a steady pace stops. Whole epochs ignore it.
+        mount_files: most files read through a mount.
+        paths: paths of the synthetic sample directory.
+        seed: seed of every order.
+    """
+
+    seconds: float = 1.5
+    mount_files: int = 10_000
+    paths: int = 1_000_000
+    seed: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """Everything that a contender is given for one run: data, machine, limits, round number."""
+
+    scene: Scene
+    machine: Machine
+    limits: Limits
+    round: int
+
+
+@dataclass(slots=True)
+class Measurement:
+    """The result of one run.
+
+    Attributes:
+        samples: number of samples read or looked up.
+        bytes: bytes of these samples.
+        seconds: elapsed time.
+        cpu_seconds: CPU time of all threads and processes that worked.
+        checked: number of samples whose bytes were compared with the source.
+        notes: further plain values for the report.
+    """
+
+    samples: int
+    bytes: int
+    seconds: float
+    cpu_seconds: float
+    checked: int = 0
+    notes: dict[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as plain values."""
+        return asdict(self)
+
+
+class Contender(Protocol):
+    """One way to read samples. A frozen dataclass whose fields are its parameters."""
+
+    @property
+    def label(self) -> str:
+        """Name shown in tables; unique within a case."""
+        ...
+
+    def run(self, environment: Environment) -> Measurement:
+        """Measure once.
+
+        Raises:
+            Unavailable: the machine lacks something.
+            WrongBytesError: bytes that were read differ from the source.
+        """
+        ...
+
+
+def check_bytes(source: Source, found: Mapping[int, bytes]) -> int:
+    """Compare samples, given by index, with the source, and return their number.
+
+    Raises:
+        WrongBytesError: a sample differs.
+    """
+    for index, data in found.items():
+        if data != source.data(index):
+            raise WrongBytesError(f"sample {index} has {len(data)} bytes that are not its own")
+    return len(found)

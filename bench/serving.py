@@ -1,0 +1,144 @@
+"""Servers of samples that benchmarks start: the node service, the mount, and squashfuse."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.datasets import DATASET
+from bench.errors import Unavailable
+from bench.process import ROOT, find_program, started
+from dlfs.extras import install_command
+
+READY_SECONDS = 30.0
+"""Most time until a file system is mounted."""
+
+SQUASHFUSE = "squashfuse_ll"
+"""squashfuse on libfuse's low-level interface, which is faster than ``squashfuse``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A running node service: the URI that ``dlfs.connect`` takes, and its process ID."""
+
+    uri: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Mounted:
+    """A mounted file system: the folder with the files, and the ID of the process that serves it.
+
+    The process ID is 0 if the kernel serves it.
+    """
+
+    files: Path
+    pid: int
+
+
+@contextmanager
+def serve(volume: str, memory_bytes: int) -> Iterator[Served]:
+    """Serve a volume to the sample API, with a cache of so many bytes.
+
+    Raises:
+        Unavailable: the service ended before it was ready.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        options = ("--socket", f"{folder}/bench.sock", "--cache", str(memory_bytes))
+        with start_service(volume, Path(folder) / "serve.log", *options) as served:
+            yield served
+
+
+@contextmanager
+def start_service(volume: str, log: Path, *options: str) -> Iterator[Served]:
+    """Run ``dlfs serve`` until the end of the block.
+
+    Raises:
+        Unavailable: the service ended before it was ready; with its last message.
+    """
+    command = [sys.executable, "-m", "dlfs.cli", "serve", volume, "--json", *options]
+    with (
+        log.open("ab") as errors,
+        started(command, stdout=subprocess.PIPE, stderr=errors, cwd=ROOT) as process,
+    ):
+        assert process.stdout is not None
+        printed = b""
+        while not printed.endswith(b"}\n"):
+            line = process.stdout.readline()
+            if not line:
+                code, words = process.wait(), log.read_text(errors="replace").strip()
+                last = (words.splitlines() or [""])[-1]
+                raise Unavailable(f"dlfs serve ended with {code}; see {log}: {last}")
+            printed += line
+        yield Served(json.loads(printed)["uri"], process.pid)
+
+
+# ---- mounts --------------------------------------------------------------------------------------
+
+
+def check_fuse() -> None:
+    """Check that FUSE file systems can be mounted here.
+
+    Raises:
+        Unavailable: they cannot; says what is missing.
+    """
+    if importlib.util.find_spec("pyfuse3") is None:
+        raise Unavailable(f"pyfuse3 is not installed: {install_command('pyfuse3')}")
+    find_program("fusermount3", "fuse3")
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        raise Unavailable("/dev/fuse cannot be opened")
+
+
+@contextmanager
+def mount_dlfs(volume: str, point: Path, log: Path, server: str = "auto") -> Iterator[Mounted]:
+    """Mount a volume.
+
+    Args:
+        volume: path or URI.
+        point: mount point; created if it is missing.
+        log: file that receives the server's messages.
+        server: ``native``, ``pyfuse3``, or ``auto`` for the one that DLFS would choose.
+
+    Raises:
+        Unavailable: FUSE or the server is missing.
+    """
+    check_fuse()
+    from dlfs._native.fuse import is_built
+    from dlfs.mount.background import mount_volume
+    from dlfs.mount.mountpoint import unmount
+    from dlfs.mount.server import MountOptions
+
+    if server == "native" and not is_built():
+        raise Unavailable("the native server was not built: apt-get install libfuse3-dev")
+    point.mkdir(exist_ok=True)
+    mounted = mount_volume(volume, point, MountOptions(fuse=server), log=log)
+    try:
+        yield Mounted(point / DATASET, mounted.pid)
+    finally:
+        unmount(point, lazy=True)  # after an interrupt, a file may still be open
+
+
+@contextmanager
+def mount_squashfuse(image: Path, point: Path) -> Iterator[Mounted]:
+    """Mount a SquashFS image through FUSE; squashfuse unmounts it when it is stopped.
+
+    Raises:
+        Unavailable: squashfuse is not installed or did not mount the image.
+    """
+    program = find_program(SQUASHFUSE, "squashfuse")
+    with started([program, "-f", image, point], stderr=subprocess.DEVNULL) as server:
+        until = time.monotonic() + READY_SECONDS
+        while not os.path.ismount(point):
+            if server.poll() is not None or time.monotonic() > until:
+                raise Unavailable(f"{SQUASHFUSE} did not mount: {server.poll()}")
+            time.sleep(0.02)
+        yield Mounted(point, server.pid)
