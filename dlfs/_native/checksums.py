@@ -68,7 +68,9 @@ def crc32c_blocks(data: Buffer, block_bytes: int) -> NDArray[np.uint32]:
 
 
 def crc32c_kind() -> str:
-    """How CRC32C is computed here: ``avx512``, ``sse4.2``, ``armv8`` or ``portable``."""
+    """Return the implementation of CRC32C in use: ``avx512``, ``sse4.2``, ``armv8`` or
+    ``portable``.
+    """
     kind: bytes = library().dlfs_crc32c_kind()
     return kind.decode()
 

@@ -30,14 +30,14 @@ from dlfs.errors import ClosedError, DlfsError, NotFoundError, UsageError
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    # Before Python 3.12, numpy's arrays do not count as Buffer for type checkers.
+    # Before Python 3.12, type checkers do not accept numpy arrays as Buffer.
     BytesLike: TypeAlias = Buffer | npt.NDArray[Any]
 
 DEPTH_MAX = 4096
-"""Operations in flight on one queue pair (``DLFS_DEPTH_MAX``)."""
+"""Most operations in flight on one queue pair (``DLFS_DEPTH_MAX``)."""
 
 PIECE_BYTES = 1 << 20
-"""A whole transfer goes in requests of this size: large enough for full bandwidth on NVMe."""
+"""Length of each request of a whole transfer, in bytes: enough for full bandwidth on NVMe."""
 
 ENGINES = {
     "auto": abi.ENGINE_AUTO,
@@ -50,7 +50,7 @@ _POLL_COUNT = 256
 
 
 class Kind(enum.IntEnum):
-    """What an operation does."""
+    """Direction of an operation."""
 
     READ = abi.OP_READ
     WRITE = abi.OP_WRITE
@@ -58,28 +58,31 @@ class Kind(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Faults:
-    """What a faulty device does, each with a probability in a million operations."""
+    """The failures of a faulty device; each probability is per million operations."""
 
     seed: int = 0
-    """Decides all of it: the n-th operation of the k-th queue pair always meets the same fate."""
+    """Seed of all random choices: the n-th operation of the k-th queue pair always fails the same
+    way.
+    """
     error_per_million: int = 0
-    """Fail with EIO."""
+    """Operations that fail with EIO, per million."""
     short_per_million: int = 0
-    """Reads that end too early."""
+    """Reads that return fewer bytes than requested, per million."""
     flip_per_million: int = 0
-    """Reads that succeed with one bit flipped."""
+    """Reads that succeed with one bit flipped, per million."""
     stall_per_million: int = 0
-    """Finish ``stall_ms`` late."""
+    """Operations that finish ``stall_ms`` late, per million."""
     stall_ms: int = 0
     reorder: bool = False
-    """Hand completions out in a random order."""
+    """Return completions in a random order."""
     bad_first_bytes: int = 0
-    """Reads touching ``bad_length_bytes`` from here always fail."""
+    """Start of a range whose reads always fail; ``bad_length_bytes`` long."""
     bad_length_bytes: int = 0
     lost_from: int = 0
-    """The device is lost from this operation of all on, counted from 1; 0: never."""
+    """Number of the operation at which the device is lost, over all queue pairs, from 1; 0: never.
+    """
     lost_polls: bool = False
-    """Once it is lost, polls fail rather than single operations."""
+    """Once the device is lost, polls fail rather than single operations."""
 
 
 def aligned_buffer(size_bytes: int, alignment_bytes: int) -> npt.NDArray[np.uint8]:
@@ -98,7 +101,7 @@ def aligned_buffer(size_bytes: int, alignment_bytes: int) -> npt.NDArray[np.uint
 
 
 def as_bytes_array(buffer: BytesLike) -> npt.NDArray[np.uint8]:
-    """The bytes of any contiguous buffer as ``uint8[n]``, without a copy.
+    """View the bytes of any contiguous buffer as ``uint8[n]``, without a copy.
 
     Raises:
         UsageError: the buffer is not contiguous.
@@ -112,7 +115,7 @@ def as_bytes_array(buffer: BytesLike) -> npt.NDArray[np.uint8]:
 def operation_error(
     uri: str, kind: int, offset_bytes: int, length_bytes: int, code: int
 ) -> DlfsError:
-    """The error of one failed read or write, naming device, action, offset and length."""
+    """Make the error of one failed read or write, with device, action, offset and length."""
     action = Kind(kind).name.lower()
     return error_for(code, f"{action} {uri} at byte {offset_bytes}, {length_bytes} bytes")
 
@@ -131,7 +134,7 @@ class NativeDevice:
 
     def __init__(self, handle: c_void_p, uri: str, *, writable: bool, inner: object = None) -> None:
         self._handle: c_void_p | None = handle
-        self._inner = inner  # what the handle borrows
+        self._inner = inner  # the device that the handle borrows
         self.uri = uri
         self.writable = writable
         native = library()
@@ -205,7 +208,7 @@ class NativeDevice:
         return cls(handle, uri, writable=inner.writable, inner=inner)
 
     def lose(self, lost: bool) -> None:
-        """Lose a device made by ``fault``, or bring it back.
+        """Make a device of ``fault`` lost, or reachable again.
 
         Raises:
             UsageError: it is of another kind.
@@ -226,7 +229,7 @@ class NativeDevice:
 
     @property
     def closed(self) -> bool:
-        """Whether ``close`` was called."""
+        """Return True after ``close`` was called."""
         return self._handle is None
 
     def queue(self, depth: int, *, writable: bool | None = None) -> NativeQueue:
@@ -251,7 +254,7 @@ class NativeDevice:
         check(library().dlfs_device_flush(self.handle), f"flush {self.uri}")
 
     def close(self) -> None:
-        """Free the device. Does nothing the second time.
+        """Free the device. Further calls do nothing.
 
         Raises:
             UsageError: queue pairs of it are still open.
@@ -277,12 +280,14 @@ class NativeDevice:
 
 
 def _destroy_queue(handle: int, in_flight: dict[int, _InFlight]) -> None:
-    library().dlfs_queue_destroy(handle)  # waits: until then the table keeps the buffers
+    library().dlfs_queue_destroy(
+        handle
+    )  # waits for the operations in flight; the table keeps their buffers until then
     in_flight.clear()
 
 
 class _InFlight:
-    """An operation that the device works on; keeps its buffer alive."""
+    """An operation in flight; keeps its buffer alive."""
 
     __slots__ = ("buffer", "kind", "length_bytes", "offset_bytes", "tag")
 
@@ -333,7 +338,7 @@ class NativeQueue:
 
     @property
     def in_flight(self) -> int:
-        """Operations submitted and not yet returned by ``poll``."""
+        """Number of operations submitted and not yet returned by ``poll``."""
         return len(self._in_flight)
 
     def _check_access(self, kind: int, offset_bytes: int, array: npt.NDArray[np.uint8]) -> None:
@@ -348,7 +353,7 @@ class NativeQueue:
             raise operation_error(self.device.uri, kind, offset_bytes, array.nbytes, code)
 
     def register(self, buffer: BytesLike | None) -> None:
-        """Announce the memory that most operations will use; None withdraws it.
+        """Announce the memory that most operations will use; None removes it.
 
         Raises:
             UsageError: the buffer is empty.
@@ -385,7 +390,7 @@ class NativeQueue:
             raise operation_error(self.device.uri, kind, offset_bytes, array.nbytes, -errno.EINVAL)
         serial = self._serial
         operation = abi.Operation(array.ctypes.data, offset_bytes, array.nbytes, kind, serial)
-        # Before the call: a signal handler may raise between it and the next line.
+        # Before the call: a signal handler may raise between the call and the next line.
         self._in_flight[serial] = _InFlight(tag, kind, array, offset_bytes)
         accepted = library().dlfs_queue_submit(self.handle, byref(operation), 1)
         if accepted == 1:
@@ -397,7 +402,7 @@ class NativeQueue:
         return False
 
     def poll(self, timeout_ms: int = 0) -> list[tuple[int, int]]:
-        """Take completions.
+        """Return completions.
 
         Args:
             timeout_ms: how long to wait for the first one; 0 does not wait, -1 waits for ever.
@@ -426,7 +431,7 @@ class NativeQueue:
         return taken
 
     def _before_wait(self) -> None:
-        """Do what is due before each part of a wait, which may send what was submitted."""
+        """Called before each part of a wait; subclasses send what was submitted."""
 
     def transfer(self, kind: int, buffer: BytesLike, offset_bytes: int) -> None:
         """Read or write one range of any length at the queue pair's full depth, and wait.
@@ -452,7 +457,7 @@ class NativeQueue:
             raise operation_error(self.device.uri, kind, offset_bytes, array.nbytes, code)
 
     def close(self) -> None:
-        """Wait for what is in flight, then free. Does nothing the second time."""
+        """Wait for the operations in flight, then free the queue pair. Further calls do nothing."""
         if self._handle is not None:
             self._handle = None
             self._finalizer()

@@ -1,4 +1,4 @@
-"""The native sample directory as a Python object: build its segment, open it, ask it.
+"""The native sample directory as a Python object: builds a segment, opens it, and queries it.
 
 Paths cross the boundary packed: one byte string of all of them, and ``uint64[n + 1]`` offsets
 around each. Objects keep the memory that C borrows alive. A directory never changes, so any threads
@@ -23,7 +23,7 @@ from dlfs._native.library import check, error_for, library
 from dlfs.errors import ClosedError, UsageError, VersionError
 
 PART_ALIGNMENT_BYTES = 4096
-"""Of the memory that parts are built in: what direct I/O wants; reading needs 64."""
+"""Alignment of the memory that parts are built in, as direct I/O needs it; reading needs 64."""
 
 MAGIC = b"DLFSDIR1"
 VERSION = 1
@@ -36,12 +36,12 @@ _UNSORTED = (
     "expected all samples, each once, sorted by address: reads could not be verified; "
     "import the dataset anew"
 )
-_TEXT_BYTES = 1 << 20  # names are decoded in pieces of this size
+_TEXT_BYTES = 1 << 20  # names are decoded into text of this size at a time
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """The two parts of a directory segment, as they go onto media."""
+    """The two parts of an encoded directory segment."""
 
     entries: NDArray[np.uint8]
     names: NDArray[np.uint8]
@@ -49,7 +49,9 @@ class Segment:
 
 
 def pack_paths(paths: Sequence[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.uint64]]:
-    """Pack paths: their bytes ``uint8[n_bytes]`` and the offsets around each ``uint64[n + 1]``."""
+    """Pack paths: return their bytes ``uint8[n_bytes]`` and the offsets around each ``uint64[n +
+    1]``.
+    """
     offsets = np.zeros(len(paths) + 1, np.uint64)
     lengths = np.fromiter(map(len, paths), np.uint64, count=len(paths))
     np.cumsum(lengths, out=offsets[1:])
@@ -131,7 +133,7 @@ def sort_paths(text: NDArray[np.uint8], offsets: NDArray[np.uint64]) -> NDArray[
 
 
 def _check_packed(text: NDArray[np.uint8], offsets: NDArray[np.uint64]) -> None:
-    """What C trusts its caller with: offsets that rise and stay inside the text."""
+    """Check what C does not check: that offsets rise and stay inside the text."""
     if text.dtype != np.uint8 or offsets.dtype != np.uint64 or offsets.ndim != 1:
         raise UsageError(
             f"use packed paths: expected uint8 and uint64, got {text.dtype}, {offsets.dtype}"
@@ -143,7 +145,7 @@ def _check_packed(text: NDArray[np.uint8], offsets: NDArray[np.uint64]) -> None:
 
 
 def _check_version(entries: NDArray[np.uint8], label: str) -> None:
-    """Tell a segment of another version from a malformed one."""
+    """Raise VersionError if a segment is of another version."""
     version = int(entries[8:12].view("<u4")[0])
     if entries[:8].tobytes() == MAGIC and version != VERSION:
         raise VersionError(f"open {label}: expected version {VERSION}, got {version}")
@@ -180,7 +182,7 @@ class NativeDirectory:
         check(code, f"open {label}")
         self._handle: c_void_p | None = handle
         self._finalizer = weakref.finalize(self, _close, handle.value or 0)
-        self._finalizer.atexit = False  # an epoch that was not closed still reads ahead by it
+        self._finalizer.atexit = False  # an epoch that was not closed still reads ahead with it
         self.count: int = library().dlfs_directory_count(handle)
         self.data_bytes: int = library().dlfs_directory_data_bytes(handle)
         self.names_bytes: int = library().dlfs_directory_names_bytes(handle)
@@ -203,7 +205,7 @@ class NativeDirectory:
 
     @property
     def has_names(self) -> bool:
-        """Whether the names part was attached."""
+        """Return True if the names part is attached."""
         return self._names is not None
 
     def attach_names(self, names: NDArray[np.uint8]) -> None:
@@ -253,7 +255,7 @@ class NativeDirectory:
             self.verify(1, self._names)
 
     def locations(self) -> NDArray[np.uint8]:
-        """The locations as they lie in the entries part: ``uint8[16 * count]``, read-only."""
+        """Return the locations in the entries part: ``uint8[16 * count]``, read-only."""
         base = library().dlfs_directory_locations(self.handle) or 0
         first = base - self._entries.ctypes.data
         view = self._entries[first : first + LOCATION_BYTES * self.count]
@@ -261,7 +263,7 @@ class NativeDirectory:
         return view
 
     def order(self, first: int, count: int) -> NDArray[np.uint64]:
-        """Indices of the samples at ranks first..first+count-1 of storage order, ``uint64[count]``.
+        """Return the indices at ranks first..first+count-1 of storage order, ``uint64[count]``.
 
         Raises:
             UsageError: out of range.
@@ -274,12 +276,12 @@ class NativeDirectory:
         return out
 
     def rank_at(self, address: int) -> int:
-        """The rank of the first sample at or behind an address, >= 0; count when there is none."""
+        """Return the rank of the first sample at or after an address; count if there is none."""
         rank: int = library().dlfs_directory_rank_at(self.handle, address)
         return rank
 
     def find(self, text: NDArray[np.uint8], offsets: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """Indices of packed paths, ``int64[n]``, -1 where there is no such sample.
+        """Find the indices of packed paths, ``int64[n]``; -1 where no sample has the path.
 
         Raises:
             UsageError: the arrays are not packed paths, or names are not attached.
@@ -295,7 +297,7 @@ class NativeDirectory:
         return out.view(np.int64)
 
     def find_one(self, path: bytes) -> int:
-        """The index of one path, -1 when there is no such sample; ``find`` without its arrays.
+        """Find the index of one path, without arrays; -1 if no sample has the path.
 
         Raises:
             UsageError: names are not attached.
@@ -309,7 +311,7 @@ class NativeDirectory:
         return -1 if out.value == _NOT_FOUND else out.value
 
     def lower_bound(self, path: bytes) -> int:
-        """The index of the first sample whose path is >= path; count when there is none.
+        """Find the index of the first sample whose path is >= path; count if there is none.
 
         Raises:
             UsageError: names are not attached.
@@ -322,7 +324,7 @@ class NativeDirectory:
         return index.value
 
     def names(self, first: int, count: int) -> list[bytes]:
-        """Paths of the samples first..first+count-1.
+        """Return the paths of the samples first..first+count-1.
 
         Raises:
             UsageError: out of range, or names are not attached.
@@ -350,7 +352,7 @@ class NativeDirectory:
         return paths
 
     def close(self) -> None:
-        """Free the handle and let go of the parts. Idempotent."""
+        """Free the handle and release the parts. Idempotent."""
         self._handle = None
         self._finalizer()
         self._entries = np.empty(0, np.uint8)

@@ -1,8 +1,8 @@
-"""Reading many files, or many ranges of open files, at once into one buffer.
+"""Reads many files, or many ranges of open files, at once into one buffer.
 
-The caller lays a batch out as an array of ``FILE_DTYPE``: what to read, where in the buffer it
-goes, and how long it is expected to be. One call reads all of it with several threads, without the
-GIL, and leaves a code with each file.
+The caller describes a batch as an array of ``FILE_DTYPE``: the files, the ranges of the buffer for
+them, and their expected lengths. One call reads all of them with several threads, without the GIL,
+and sets the code of each file.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dlfs.errors import UsageError
 
 THREADS_MAX = abi.FILES_THREADS_MAX
 CUT_SHORT = abi.E_TRUNCATED
-"""The code of a range that its file ends within."""
+"""Code of a range that ends after the end of its file."""
 
 FILE_DTYPE = np.dtype(
     [
@@ -30,7 +30,7 @@ FILE_DTYPE = np.dtype(
         ("code", np.int32),
     ]
 )
-"""``dlfs_file``: see dlfs/import.h for what each field means."""
+"""The structure ``dlfs_file``; dlfs/import.h describes its fields."""
 
 assert FILE_DTYPE.itemsize == ctypes.sizeof(abi.File)
 
@@ -88,7 +88,7 @@ def stat_files(
     follow_links: bool,
     threads: int,
 ) -> int:
-    """Fill in the lengths and times of files as they are now, for ``read_files`` later.
+    """Fill in the present lengths and times of files, for a later ``read_files``.
 
     Args:
         directory: the descriptor that the paths are relative to.

@@ -1,4 +1,4 @@
-"""The sample directory: from paths to indices, from indices to locations.
+"""The sample directory: maps paths to indices, and indices to locations.
 
 ``DirectoryBuilder`` collects the samples of a dataset that is being written; ``FrozenDirectory`` is
 the static tree of a sealed one; ``load_directory`` brings that into memory, once for all processes

@@ -24,23 +24,23 @@ from dlfs.format.location import LOCATION, pack_locations, unpack_locations
 from dlfs.format.paths import display, path_bytes
 
 SAMPLES_MAX = 1 << 48
-"""Samples of one dataset (FORMAT.md, "Directory segment")."""
+"""Most samples of one dataset (FORMAT.md, "Directory segment")."""
 
 _ROWS_AT_FIRST = 1024
 
 
 class Location(NamedTuple):
-    """Where a sample lies and what its bytes add up to."""
+    """The address, length and CRC32C of a sample."""
 
     address: int
-    """In the dataset's data space: chunk number * chunk_bytes + offset in the chunk."""
+    """Address in the dataset's data space: chunk number * chunk_bytes + offset in the chunk."""
     length_bytes: int
     crc32c: int
 
 
 @dataclass(frozen=True, slots=True)
 class FrozenParts:
-    """A segment ready to be written: the names part goes right behind the entries part."""
+    """An encoded directory segment; on media the names part directly follows the entries part."""
 
     entries: NDArray[np.uint8]
     names: NDArray[np.uint8]
@@ -53,7 +53,9 @@ class DirectoryBuilder:
 
     def __init__(self) -> None:
         self._paths: dict[bytes, None] = {}  # in the order of rows
-        self._order: NDArray[np.uint64] = np.empty(0, np.uint64)  # of as many rows as it has
+        self._order: NDArray[np.uint64] = np.empty(
+            0, np.uint64
+        )  # sorted order of the first rows; later rows are not sorted yet
         self._directories: set[bytes] = set()
         self._locations = np.empty(_ROWS_AT_FIRST, LOCATION)
 
@@ -64,11 +66,11 @@ class DirectoryBuilder:
         return path in self._paths
 
     def __iter__(self) -> Iterator[bytes]:
-        """Paths in their order."""
+        """Iterate over the paths in path order."""
         return iter(self._sorted_paths())
 
     def get(self, path: bytes) -> Location:
-        """Where a sample lies; looks through all paths.
+        """Return the location of a sample. Searches all paths.
 
         Raises:
             NotFoundError: it was not added.
@@ -80,7 +82,7 @@ class DirectoryBuilder:
         return Location(int(address[0]), int(length[0]), int(crc[0]))
 
     def add(self, path: bytes, location: Location) -> None:
-        """Add one sample; on an error nothing is changed.
+        """Add one sample. After an error the directory is unchanged.
 
         Raises:
             ExistsError: the path is there already, or is a directory, or lies below a sample.
@@ -96,7 +98,7 @@ class DirectoryBuilder:
         lengths: ArrayLike,
         crcs: ArrayLike,
     ) -> None:
-        """Add samples; on an error none of them.
+        """Add samples. After an error none of them is added.
 
         Args:
             paths: in any order.
@@ -127,11 +129,11 @@ class DirectoryBuilder:
         self._directories |= new_directories
 
     def check(self, paths: Sequence[bytes]) -> None:
-        """Raise what ``add_many`` would raise for these paths; add nothing."""
+        """Raise the errors that ``add_many`` would raise for these paths; add nothing."""
         self._check(paths)
 
     def rows(self) -> NDArray[np.int64]:
-        """When each sample was added, ``int64[n_samples]`` in index order: 0 is the first."""
+        """Return the row of each sample, ``int64[n_samples]`` in index order: 0 was added first."""
         if len(self._order) != len(self._paths):
             self._order = sort_paths(*pack_paths(list(self._paths)))
         return self._order.view(np.int64)
@@ -143,7 +145,7 @@ class DirectoryBuilder:
         return in_order
 
     def freeze(self, dataset_uuid: UUID, data_bytes: int) -> FrozenParts:
-        """Encode the segment of what was added. The builder can go on.
+        """Encode the segment of all samples added. More samples may be added afterwards.
 
         Args:
             dataset_uuid: of the dataset, kept in the segment.
@@ -173,7 +175,7 @@ class DirectoryBuilder:
             self._locations = grown
 
     def _check(self, paths: Sequence[bytes]) -> set[bytes]:
-        """The directories that these paths add."""
+        """Check new paths; return the directories that they add."""
         new: set[bytes] = set()
         directories: set[bytes] = set()
         for path in paths:
@@ -187,7 +189,7 @@ class DirectoryBuilder:
         return directories
 
     def _check_parents(self, path: bytes, new: set[bytes], directories: set[bytes]) -> None:
-        """Note the directories that a path lies in; those above a known one are known as well."""
+        """Add the directories that contain a path to ``new``, up to the first known one."""
         slash = path.rfind(b"/")
         while slash > 0:
             parent = path[:slash]

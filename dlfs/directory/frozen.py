@@ -29,19 +29,19 @@ from dlfs.format.location import LOCATION, unpack_locations
 from dlfs.wording import quote
 
 _PIECE_SAMPLES = 1 << 18  # locations decoded at a time
-_LIST_FEW = 32  # names decoded at a time where subdirectories come one after the other
-_LIST_MANY = 4096  # ... and where files do
-_AFTER_SLASH = b"0"  # the byte behind "/": what ends the range of a directory
+_LIST_FEW = 32  # names decoded at a time while subdirectories follow each other
+_LIST_MANY = 4096  # names decoded at a time while files follow each other
+_AFTER_SLASH = b"0"  # the byte after "/": it ends the range of a directory's paths
 
 
 class Entry(NamedTuple):
     """One child of a directory."""
 
     name: bytes
-    """One component, without its directory."""
+    """Last component of the path."""
     is_directory: bool
     first_index: int
-    """Of the sample itself, or of the first sample below the directory."""
+    """Index of the sample itself, or of the first sample below the directory."""
 
 
 class FrozenDirectory:
@@ -91,23 +91,23 @@ class FrozenDirectory:
 
     @property
     def native(self) -> NativeDirectory:
-        """What the reader hands to C. It keeps the memory alive, not this object."""
+        """Handle for C functions of the reader. It keeps the memory alive, not this object."""
         return self._native
 
     @property
     def dataset_uuid(self) -> UUID:
-        """The dataset's UUID, as the segment says."""
+        """UUID of the dataset, as stored in the segment."""
         return UUID(bytes=self._native.dataset_uuid)
 
     @property
     def data_bytes(self) -> int:
-        """The size of the data space, as the segment says."""
+        """Length of the data space in bytes, as stored in the segment."""
         return self._native.data_bytes
 
     # ---- paths to indices ----------------------------------------------------------------------
 
     def find(self, paths: Sequence[bytes]) -> NDArray[np.int64]:
-        """Indices of paths, ``int64[n_paths]``; -1 where there is no such sample.
+        """Find the indices of paths, ``int64[n_paths]``; -1 where no sample has the path.
 
         Raises:
             FormatError: the tree or the names are malformed.
@@ -115,7 +115,7 @@ class FrozenDirectory:
         return self._named().find(*pack_paths(paths))
 
     def find_one(self, path: bytes) -> int:
-        """The index of one path; -1 when there is no such sample. Quicker than ``find`` for one.
+        """Find the index of one path, faster than ``find``; -1 if no sample has the path.
 
         Raises:
             FormatError: the tree or the names are malformed.
@@ -125,7 +125,8 @@ class FrozenDirectory:
     def find_packed(
         self, text: NDArray[np.uint8], offsets: NDArray[np.uint64]
     ) -> NDArray[np.int64]:
-        """Indices of packed paths: path i is ``text[offsets[i]:offsets[i + 1]]``; -1 for none.
+        """Find the indices of packed paths: path i is ``text[offsets[i]:offsets[i + 1]]``; -1 if
+        not found.
 
         Args:
             text: uint8[n_bytes].
@@ -138,15 +139,16 @@ class FrozenDirectory:
         return self._named().find(text, offsets)
 
     def lower_bound(self, path: bytes) -> int:
-        """The index of the first sample whose path is >= path; ``len`` when there is none."""
+        """Find the index of the first sample whose path is >= path; ``len`` if there is none."""
         return self._named().lower_bound(path)
 
     def name(self, index: int) -> bytes:
-        """The path of one sample, 0 <= index < ``len``."""
+        """Return the path of one sample, 0 <= index < ``len``."""
         return self._named().names(index, 1)[0]
 
     def names(self, first: int = 0, count: int | None = None) -> list[bytes]:
-        """The paths of ``count`` samples from index ``first`` on; all the rest by default.
+        """Return the paths of ``count`` samples from index ``first`` on; of all following ones by
+        default.
 
         Raises:
             UsageError: out of range.
@@ -158,7 +160,7 @@ class FrozenDirectory:
 
     @property
     def locations(self) -> NDArray[Any]:
-        """All locations as on media, ``LOCATION[n_samples]``, a read-only view.
+        """Return all locations as on media: ``LOCATION[n_samples]``, a read-only view.
 
         What they say is not checked: addresses and lengths may point anywhere until compared with
         ``data_bytes``.
@@ -166,7 +168,7 @@ class FrozenDirectory:
         return self._native.locations().view(LOCATION)
 
     def addresses(self, indices: ArrayLike | None = None) -> NDArray[np.uint64]:
-        """Addresses in the data space of some samples, or of all, ``uint64[n]``.
+        """Return the addresses in the data space of some samples, or of all, ``uint64[n]``.
 
         Raises:
             UsageError: as ``lengths``.
@@ -174,7 +176,7 @@ class FrozenDirectory:
         return unpack_locations(self._select(indices))[0]
 
     def lengths(self, indices: ArrayLike | None = None) -> NDArray[np.int64]:
-        """Lengths in bytes of some samples, or of all, ``int64[n]``.
+        """Return the lengths in bytes of some samples, or of all, ``int64[n]``.
 
         Raises:
             UsageError: an index is out of range, or no integer.
@@ -183,7 +185,7 @@ class FrozenDirectory:
 
     @cached_property
     def largest_bytes(self) -> int:
-        """Length of the largest sample in bytes, at most ``data_bytes``; 0 if there are none."""
+        """Length of the largest sample in bytes, at most ``data_bytes``; 0 if there are no samples."""
         pieces = range(0, len(self), _PIECE_SAMPLES)
         found = (
             int(unpack_locations(self.locations[first : first + _PIECE_SAMPLES])[1].max())
@@ -192,7 +194,7 @@ class FrozenDirectory:
         return min(max(found, default=0), self.data_bytes)
 
     def crcs(self, indices: ArrayLike | None = None) -> NDArray[np.uint32]:
-        """CRC32C of some samples, or of all, ``uint32[n]``.
+        """Return the CRC32C of some samples, or of all, ``uint32[n]``.
 
         Raises:
             UsageError: as ``lengths``.
@@ -200,7 +202,8 @@ class FrozenDirectory:
         return unpack_locations(self._select(indices))[2]
 
     def order(self, first: int = 0, count: int | None = None) -> NDArray[np.uint64]:
-        """Indices at ranks first.. of storage order, ``uint64[count]``; all the rest by default.
+        """Return the indices at ranks ``first``.. of storage order, ``uint64[count]``; all by
+        default.
 
         Raises:
             UsageError: out of range.
@@ -209,25 +212,25 @@ class FrozenDirectory:
         return self._native.order(first, len(self) - first if count is None else count)
 
     def rank_at(self, address: int) -> int:
-        """The rank in storage order of the first sample at or behind an address."""
+        """Find the rank in storage order of the first sample at or after an address."""
         return self._native.rank_at(address)
 
     # ---- the tree of directories ---------------------------------------------------------------
 
     def subtree_range(self, prefix: bytes) -> tuple[int, int]:
-        """The samples below a directory: indices first..last-1. The root is ``b""``."""
+        """Return the range of indices first..last-1 below a directory. The root is ``b""``."""
         if not prefix:
             return 0, len(self)
         native = self._named()
         return native.lower_bound(prefix + b"/"), native.lower_bound(prefix + _AFTER_SLASH)
 
     def is_directory(self, prefix: bytes) -> bool:
-        """Whether samples lie below this path. The root always is a directory."""
+        """Return True if samples lie below this path. The root always is a directory."""
         first, last = self.subtree_range(prefix)
         return first < last or not prefix
 
     def children(self, prefix: bytes, start_after: bytes | None = None) -> Iterator[Entry]:
-        """List one directory, in path order: a subdirectory stands where its name and "/" would.
+        """List one directory, in path order: a subdirectory is sorted as its name and "/".
 
         Takes time in proportion to the files in it, and a bisection for each subdirectory, whatever
         is below those.
@@ -251,14 +254,14 @@ class FrozenDirectory:
             for entry, behind in self._entries_in(names, index, base):
                 yield entry
                 stop = behind
-            # Past the names decoded: a large subdirectory was skipped, so look at few again.
+            # After a large subdirectory was skipped: decode few names again.
             batch = _LIST_FEW if stop > index + len(names) else min(2 * batch, _LIST_MANY)
             index = stop
 
     def _entries_in(
         self, names: list[bytes], first: int, base: bytes
     ) -> Iterator[tuple[Entry, int]]:
-        """Children among decoded names, each with the index behind it."""
+        """Yield children from decoded names, each with the index after it."""
         at = 0
         while at < len(names):
             path = names[at]
@@ -275,7 +278,7 @@ class FrozenDirectory:
             at = behind
 
     def _behind(self, path: bytes) -> int:
-        """The index behind a sample or a directory with this path."""
+        """Return the index after a sample or a directory with this path."""
         first, last = self.subtree_range(path)
         return last if first < last else self.lower_bound(path + b"\0")
 
@@ -297,14 +300,15 @@ class FrozenDirectory:
             before = names[-1]
 
     def close(self) -> None:
-        """Give the memory back. Idempotent. Views of ``locations`` must be gone."""
+        """Release the memory. Idempotent. Views of ``locations`` must be gone."""
         self._native.close()
         release, self._release = self._release, None
         if release:
             release()
 
     def entries_descriptor(self) -> int:
-        """The file that the entries part lies in, for other processes to map; it stays ours.
+        """Return the descriptor of the file that holds the entries part, for other processes to
+        map. This object keeps and closes it.
 
         Raises:
             UsageError: it lies in no file.
@@ -312,7 +316,7 @@ class FrozenDirectory:
         return self._descriptor(0)
 
     def names_descriptor(self) -> int:
-        """The file that the names part lies in; see ``entries_descriptor``."""
+        """Return the descriptor of the file that holds the names part; see ``entries_descriptor``."""
         self._named()
         return self._descriptor(1)
 
@@ -323,7 +327,7 @@ class FrozenDirectory:
         return descriptors[part]
 
     def _named(self) -> NativeDirectory:
-        """The native directory, with its names."""
+        """Return the native directory with its names loaded."""
         if not self._native.has_names:
             with self._loading:
                 if not self._native.has_names:

@@ -1,4 +1,4 @@
-"""Indices of samples as users give them: arrays, lists, tensors, of whatever type and size.
+"""Indices of samples as users give them: arrays, lists and tensors of any type and size.
 
 libdlfs takes ``uint64[n]`` and refuses what is out of range, so ``as_indices`` maps whatever is not
 an index, negative numbers and those beyond 64 bits, to very large ones; ``find_outside`` then
@@ -20,7 +20,7 @@ _UINT64_MAX = (1 << 64) - 1
 
 
 def as_array(values: ArrayLike, *, option: str, action: str) -> NDArray[Any]:
-    """Return values as an array of whatever type and shape.
+    """Return values as an array of any type and shape.
 
     Args:
         values: as given.
@@ -39,7 +39,7 @@ def as_array(values: ArrayLike, *, option: str, action: str) -> NDArray[Any]:
 
 
 def as_indices(values: ArrayLike, *, option: str, action: str) -> NDArray[np.uint64]:
-    """Make a new array of indices; those out of range are not looked for.
+    """Make a new array of indices, without checking that they are in range.
 
     Args:
         values: integers, one dimension.
@@ -108,10 +108,10 @@ def find_outside(values: ArrayLike, low: int, end: int, *, option: str) -> str |
 
 
 def _integers(values: ArrayLike) -> list[int] | None:
-    """The integers that values are, of any size; None if they are something else."""
+    """Return the values as integers of any size; None if they are something else."""
     plain: Any = values.tolist() if isinstance(values, np.ndarray) else values
     try:
         numbers = [as_integer(value) for value in plain]
-    except TypeError:  # no sequence
+    except TypeError:  # not a sequence
         return None
     return None if None in numbers else [number for number in numbers if number is not None]

@@ -1,4 +1,4 @@
-"""What to say of a path that no sample has: which samples may have been meant.
+"""Suggestions for a path that no sample has: similar paths of the dataset.
 
 Only a few names around the place where the path would be are looked at, so that the answer takes no
 longer in a large dataset than in a small one.
@@ -11,13 +11,13 @@ from dlfs.format.paths import display
 from dlfs.wording import close_matches, join_words, quote
 
 NEIGHBOURS = 16
-"""Names looked at in each place."""
+"""Names compared at each place."""
 
 HOW_TO_LIST = "'dlfs ls' lists the samples"
 
 
 def near_paths(directory: FrozenDirectory, path: bytes) -> str:
-    """Say what to do about a path that no sample has.
+    """Describe paths that may have been meant instead of one that no sample has.
 
     Args:
         directory: of the dataset.

@@ -1,25 +1,25 @@
 """One copy of a dataset's directory for all processes of a node and user.
 
-A part of a directory segment lives in a file in memory, ``/dev/shm/dlfs-UID/KEY.part``, mapped
-read-only by everybody who has the dataset open. KEY names volume, dataset, part and the digest of
-the segment's header, so a file never stands for other bytes than those on the volume. The first
-opener allocates the file, lets the device read straight into it, verifies every block, and
-publishes it by a rename; the last one to close removes it. Where there is no such memory, or too
-little of it, the part is loaded into private memory instead.
+A part of a directory segment lives in a file in memory, ``/dev/shm/dlfs-UID/KEY.part``, which every
+process that has opened the dataset maps read-only. KEY names volume, dataset, part and the digest
+of the segment's header, so a file always has the bytes that are on the volume. The first process to
+open the dataset allocates the file, lets the device read directly into it, verifies every block,
+and publishes it by a rename. The last process to close the dataset removes it. Without shared
+memory, or with too little of it, the part is loaded into private memory instead.
 
-Locks (``flock``, released by the kernel however a process ends):
+Locks (``flock``, which the kernel releases however a process ends): a process that maps
+``KEY.part`` has a shared lock on it; a process that creates, publishes or removes files of KEY has
+an exclusive lock on ``KEY.lock``.
 
-- everybody who maps ``KEY.part`` holds a shared lock on it: a file without one is nobody's;
-- whoever creates, publishes or removes files of KEY holds ``KEY.lock`` exclusively.
+The locks distinguish files in use from those that a killed process left. A published file without a
+lock is complete, and the next process to open KEY takes it over. An unpublished one (``KEY.load``)
+is overwritten by the next process to load KEY. Every process that loads a part first removes
+unlocked files. A lock belongs to the open file, which a forked child would share with its parent.
+So a fork opens the file again and locks it for the child, and either process may be the last to
+close.
 
-So what a killed process leaves is told apart from what is in use: a published file is complete and
-is taken over by the next opener of KEY; an unpublished one (``KEY.load``) is overwritten by the
-next opener of KEY; and whoever loads anything first removes what nobody holds. A lock belongs to
-the open file, which a forked child would share with its parent; so a fork opens the file anew and
-locks it for the child, and either may be the last to close.
-
-The directory must belong to the user and be closed to others (0700); no symbolic link is followed,
-and a file of another owner is not used. Processes of one user trust each other.
+The directory must belong to the user with mode 0700. No symbolic link is followed, and a file of
+another owner is not used. Processes of one user trust each other.
 
 Threads: any at once.
 """
@@ -54,7 +54,7 @@ from dlfs.format.constants import DIRECTORY_BLOCK_BYTES
 SHARED_ROOT = Path("/dev/shm")
 
 LOADER_WAIT_S = 60.0
-"""How long an opener waits for a process that loads, before it loads for itself."""
+"""Longest wait for a process that loads a part, before loading it privately, in seconds."""
 
 _WAIT_FIRST_S = 0.001
 _WAIT_MOST_S = 0.05
@@ -63,12 +63,12 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | _F_SEAL_FUTURE_WRITE | fcntl.
 _SUFFIXES = (".part", ".load", ".lock")
 
 ReadInto = Callable[[int, memoryview], None]
-"""Reads from a byte offset of the segment into all of a buffer; both are whole blocks of 4096."""
+"""Reads from a byte offset of the segment into a whole buffer; both are multiples of 4096 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class DirectoryIdentity:
-    """Which directory: what names its shared files, and what errors call it."""
+    """Identifies a directory: in the names of its shared files, and in errors."""
 
     volume_uuid: UUID
     dataset_uuid: UUID
@@ -77,7 +77,7 @@ class DirectoryIdentity:
 
 @dataclass(frozen=True, slots=True)
 class DirectorySizes:
-    """Lengths of the parts, as the catalog has them; names lie behind entries."""
+    """Lengths of the parts, as stored in the catalog; the names part follows the entries part."""
 
     entries_bytes: int
     names_bytes: int
@@ -129,7 +129,7 @@ def load_directory(
 
 @dataclass(eq=False)
 class _Loader:
-    """What brings the parts of one directory into memory, and lets go of them."""
+    """Loads the parts of one directory into memory, and releases them."""
 
     root: Path | None
     key: str
@@ -167,7 +167,7 @@ class _Loader:
         self._fill(self.sizes.entries_bytes, memory, lambda: self._verify(entries, 1, names))
 
     def _fill(self, address: int, memory: memoryview, verify: Callable[[], None]) -> None:
-        """Read a part from the first place where it is whole."""
+        """Read a part from the first source that has it intact."""
         problem: FormatError | None = None
         for read_into in self.readers:
             read_into(address, memory)
@@ -209,7 +209,7 @@ def _check_identity(
 
 @dataclass(eq=False)
 class Part:
-    """A part in memory, and the file behind it when it is shared."""
+    """A part in memory, and its file if it is shared."""
 
     memory: NDArray[np.uint8]
     place: _Place | None = None
@@ -218,7 +218,7 @@ class Part:
     finalizer: weakref.finalize[..., Any] | None = None
 
     def release(self) -> None:
-        """Let go of the memory; the last of all processes to do so removes the file. Idempotent.
+        """Release the memory; the last process to do so removes the file. Idempotent.
 
         Views of the memory stay good: what is mapped outlives its name.
         """
@@ -228,7 +228,7 @@ class Part:
             self.finalizer()
 
     def adopt(self, descriptor: int | None) -> None:
-        """Hold the file by this descriptor, locked, from now on; by none when it is None."""
+        """Keep the file open and locked by this descriptor from now on; by none if it is None."""
         self.descriptor, self.finalizer = -1, None
         if descriptor is not None and self.place is not None:
             self.descriptor = descriptor
@@ -261,7 +261,8 @@ def open_part(
 
 
 def _load_privately(size: int, fill: Callable[[memoryview], None]) -> Part:
-    """Load a part into a file without a name, which is gone with the last process that has it.
+    """Load a part into a file without a name, which is freed with the last process that has it
+    open.
 
     Whoever is given its descriptor can map it and change nothing: it is sealed. Where the system
     refuses such a file (RLIMIT_FSIZE counts it), plain memory has to do.
@@ -285,7 +286,7 @@ def _load_privately(size: int, fill: Callable[[memoryview], None]) -> Part:
 
 
 def _make_nameless(size: int) -> int:
-    """A file in memory, of a size; -1 where the system refuses it."""
+    """Create a nameless file of a size in memory; -1 if the system refuses it."""
     descriptor = os.memfd_create("dlfs-part", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(descriptor, size)
@@ -310,7 +311,7 @@ class _Place:
 
     @classmethod
     def open(cls, root: Path) -> _Place | None:
-        """Open it, made if need be; None where it cannot be had, or is not safe to use."""
+        """Open the directory, creating it if needed; None if that fails, or it is not safe to use."""
         path = root / f"dlfs-{os.geteuid()}"
         try:
             with contextlib.suppress(FileExistsError):
@@ -328,7 +329,7 @@ class _Place:
     def obtain(
         self, name: str, size: int, fill: Callable[[memoryview], None], deadline: float
     ) -> Part | None:
-        """Map or load a part; None when it has to be private."""
+        """Map or load a part; None if it must be private."""
         try:
             part = self._map_published(name, size)
             if part is not None:
@@ -337,7 +338,7 @@ class _Place:
             with self.locked(name, deadline) as locked:
                 if not locked:
                     return None
-                # Whoever held the lock before may have published it.
+                # The process that had the lock before may have published it.
                 return self._map_published(name, size) or self._load(name, size, fill)
         except _UnusableError:
             return None
@@ -379,7 +380,7 @@ class _Place:
 
     @contextlib.contextmanager
     def locked(self, name: str, deadline: float) -> Iterator[bool]:
-        """Hold a key's lock; False when another process still has it at the deadline.
+        """Acquire a key's lock; False if another process still has it at the deadline.
 
         The lock file goes away with the last file of its key, so a lock counts only while the file
         still has its name.
@@ -410,13 +411,13 @@ class _Place:
     # ---- life of a part ----------------------------------------------------------------------
 
     def _map_published(self, name: str, size: int) -> Part | None:
-        """Map a published part; None when there is none."""
+        """Map a published part; None if there is none."""
         while True:
             try:
                 descriptor = self._open_file(f"{name}.part", os.O_RDONLY)
             except FileNotFoundError:
                 return None
-            # Only whoever is removing the file holds it exclusively, and only for a moment.
+            # Only a process that is removing the file has it locked exclusively, and only briefly.
             fcntl.flock(descriptor, fcntl.LOCK_SH)
             if os.fstat(descriptor).st_nlink > 0:
                 break
@@ -427,9 +428,9 @@ class _Place:
         return self._hold(name, descriptor, size)
 
     def _load(self, name: str, size: int, fill: Callable[[memoryview], None]) -> Part:
-        """Load a part and publish it; its key's lock is held."""
+        """Load a part and publish it. The caller has the key's lock."""
         loading = f"{name}.load"
-        self._unlink(loading)  # what a killed loader left
+        self._unlink(loading)  # left by a process that was killed while loading
         descriptor = self._open_file(loading, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         try:
             _allocate(descriptor, size)
@@ -461,7 +462,7 @@ class _Place:
         return part
 
     def let_go(self, name: str, descriptor: int, owner: int) -> None:
-        """Close a part's file, and remove it when no other process holds it.
+        """Close a part's file, and remove it if no other process has it open.
 
         A child that was forked behind this module's back shares the parent's lock, so it must not
         judge by it.
@@ -473,8 +474,8 @@ class _Place:
 
     def _remove_unheld(self, name: str, descriptor: int, deadline: float) -> None:
         with self.locked(name, deadline) as locked:
-            # Giving up the shared lock and trying for the exclusive one: of several last closers,
-            # one gets it.
+            # Releasing the shared lock and trying for the exclusive one: one of several last
+            # closers gets it.
             if (
                 locked
                 and _try_flock(descriptor, fcntl.LOCK_EX)
@@ -483,7 +484,7 @@ class _Place:
                 self._unlink(f"{name}.part")
 
     def sweep(self, *, except_name: str = "") -> None:
-        """Remove what killed processes left: files that nobody holds."""
+        """Remove files that killed processes left: those that no process has locked."""
         with os.scandir(self.descriptor) as entries:
             names = {Path(entry.name).stem for entry in entries if entry.name.endswith(_SUFFIXES)}
         for name in names - {except_name}:
@@ -507,11 +508,13 @@ class _Place:
 
 
 class _UnusableError(Exception):
-    """Shared memory cannot be used for this part; private memory can."""
+    """Shared memory cannot be used for this part, but private memory can."""
 
 
 def _allocate(descriptor: int, size: int) -> None:
-    """Give a file all its pages now: a full file system is an error here, and SIGBUS later."""
+    """Allocate all pages of a file now, so that a full file system is an error here and no SIGBUS
+    later.
+    """
     try:
         os.posix_fallocate(descriptor, 0, size)
     except OSError as error:
@@ -536,12 +539,12 @@ _forking = threading.local()
 
 
 def _before_fork() -> None:
-    """Take the child's locks while it does not exist yet: the parent may close right after."""
+    """Take the child's locks before it exists: the parent may close right after the fork."""
     _forking.spares = [(part, _open_again(part)) for part in list(_held) if part.descriptor >= 0]
 
 
 def _after_fork_in_parent() -> None:
-    """Close what is the child's, which keeps it locked."""
+    """Close the child's descriptors in the parent; the child's locks stay."""
     for _, descriptor in _forking.spares:
         if descriptor is not None:
             os.close(descriptor)
@@ -549,7 +552,9 @@ def _after_fork_in_parent() -> None:
 
 
 def _after_fork_in_child() -> None:
-    """Go over to the child's locks; closing the shared ones does not release them."""
+    """Switch to the child's locks in the child. Closing the shared descriptors does not release
+    them.
+    """
     for descriptor in _locks:
         os.close(descriptor)
     _locks.clear()
@@ -563,7 +568,7 @@ def _after_fork_in_child() -> None:
 
 
 def _open_again(part: Part) -> int | None:
-    """A part's file, opened anew and locked; None without /proc or descriptors to spare.
+    """Open a part's file again and lock it; None without /proc or a free descriptor.
 
     The child's mapping is good without it too: only the next opener may then have to load again.
     """

@@ -1,4 +1,5 @@
-"""Bytes to records and back: the on-media format, as FORMAT.md specifies it.
+"""Converts between bytes and records of the on-media format, as FORMAT.md specifies it. Does no
+I/O.
 
 Nothing here does I/O. Encoders take records that the writer made and refuse wrong ones with
 UsageError or LimitError; decoders take any bytes at all and give a record or a FormatError, in time

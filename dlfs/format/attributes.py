@@ -37,7 +37,7 @@ FIXED = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
     "float16", "float32", "float64",
 )  # fmt: skip
-"""Kinds of fixed width; their numbers on media are their places here, from 1 on."""
+"""Kinds of fixed width; the number of a kind on media is its position here, from 1 on."""
 
 TEXT = "text"
 DICTIONARY = "dictionary"
@@ -51,12 +51,12 @@ _COLUMN = struct.Struct("<HHIQQ")
 
 
 def blocks_up(size_bytes: int) -> int:
-    """Round up to whole blocks of 4096."""
+    """Round up to a multiple of 4096 bytes."""
     return -(-size_bytes // ATTRIBUTE_BLOCK_BYTES) * ATTRIBUTE_BLOCK_BYTES
 
 
 def column_name_problem(name: str) -> str | None:
-    """Why a column cannot have this name, or None."""
+    """Return the reason why a column cannot have this name, or None."""
     try:
         raw = name.encode()
     except UnicodeEncodeError:
@@ -86,16 +86,16 @@ class ColumnForm:
 
     @property
     def is_text(self) -> bool:
-        """Whether its values are strings."""
+        """Return True if the column's values are strings."""
         return self.kind in (TEXT, DICTIONARY)
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of its values as a numpy array: ``object`` for strings."""
+        """The dtype of the column's values as a numpy array: ``object`` for strings."""
         return np.dtype(object) if self.is_text else np.dtype(self.kind).newbyteorder("<")
 
     def length_bytes(self, sample_count: int) -> int:
-        """Of its bytes, without what fills up the last block."""
+        """Return the length of the column's bytes, without the padding of the last block."""
         if self.kind == TEXT:
             return 8 * (sample_count + 1) + self.text_bytes
         if self.kind == DICTIONARY:
@@ -103,7 +103,7 @@ class ColumnForm:
         return sample_count * self.dtype.itemsize
 
     def offsets_at(self, sample_count: int) -> int:
-        """Where in its bytes the offsets of its strings begin."""
+        """Return the offset in the column's bytes at which the offsets of its strings begin."""
         return -(-sample_count * self.index_bytes // 8) * 8
 
 
@@ -123,7 +123,7 @@ class AttributeHead:
     columns: tuple[ColumnForm, ...]
     checksums: NDArray[np.uint32]
     _starts: list[int] = field(init=False, repr=False)
-    """Where each column begins, from the end of the head on; and where the last one ends."""
+    """Offset of each column behind the head, in bytes, and the end of the last one."""
 
     def __post_init__(self) -> None:
         lengths = (blocks_up(column.length_bytes(self.sample_count)) for column in self.columns)
@@ -131,21 +131,21 @@ class AttributeHead:
 
     @property
     def head_bytes(self) -> int:
-        """Length of the head, in whole blocks."""
+        """Length of the head in bytes, a multiple of 4096."""
         return blocks_up(_table_at(self.columns) + 4 * self._starts[-1] // ATTRIBUTE_BLOCK_BYTES)
 
     @property
     def segment_bytes(self) -> int:
-        """Length of the segment, in whole blocks."""
+        """Length of the segment in bytes, a multiple of 4096."""
         return self.head_bytes + self._starts[-1]
 
     def extent(self, number: int) -> tuple[int, int]:
-        """Where a column lies in the segment: byte offset and length, both whole blocks."""
+        """Return a column's byte offset in the segment and its length, both multiples of 4096."""
         start, end = self._starts[number : number + 2]
         return self.head_bytes + start, end - start
 
     def wrong_blocks(self, number: int, memory: Bytes) -> NDArray[np.intp]:
-        """Which blocks of a column do not have their checksums, rising.
+        """Find the blocks of a column whose checksum is wrong, in rising order.
 
         Args:
             number: of the column.
@@ -177,7 +177,7 @@ class AttributeHead:
             )
 
     def _sums(self, number: int, memory: Bytes) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
-        """The checksums that a column's blocks have, and those that they should have."""
+        """Compute the checksums of a column's blocks; also return the recorded ones."""
         offset, length = self.extent(number)
         first = (offset - self.head_bytes) // ATTRIBUTE_BLOCK_BYTES
         got = crc32c_blocks(memory[:length].data, ATTRIBUTE_BLOCK_BYTES)
@@ -185,7 +185,7 @@ class AttributeHead:
 
 
 def _table_at(columns: tuple[ColumnForm, ...]) -> int:
-    """Where the checksums begin."""
+    """Return the offset of the checksums in the head."""
     names = sum(len(column.name.encode()) for column in columns)
     return -(-(_HEAD.size + _COLUMN.size * len(columns) + names) // 8) * 8
 
@@ -301,7 +301,7 @@ def _decode_columns(raw: bytes, count: int, where: str) -> tuple[ColumnForm, ...
 
 
 def _form_problem(column: ColumnForm) -> str | None:
-    """Which field of a column's form is out of its range, or None."""
+    """Return the reason why a column's form is invalid, or None."""
     has_dictionary = column.kind == DICTIONARY
     if not column.kind:
         return "expected a kind of column, got 0"
@@ -323,7 +323,7 @@ def _form_problem(column: ColumnForm) -> str | None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Strings:
-    """Strings as they lie in memory: number i is ``text[offsets[i]:offsets[i + 1]]``, in UTF-8."""
+    """Strings in memory: string i is ``text[offsets[i]:offsets[i + 1]]``, in UTF-8."""
 
     offsets: NDArray[np.uint64]
     text: Bytes
@@ -348,7 +348,7 @@ class ColumnValues:
 
 
 def view_column(head: AttributeHead, number: int, memory: Bytes, where: str) -> ColumnValues:
-    """View a column's bytes as values. Nothing is copied; whether text is UTF-8 is not looked at.
+    """View a column's bytes as values. Copies nothing, and does not check that text is UTF-8.
 
     Args:
         head: of the segment.
@@ -388,14 +388,14 @@ def view_column(head: AttributeHead, number: int, memory: Bytes, where: str) -> 
 
 
 def encode_fixed(name: str, values: NDArray[Any]) -> tuple[ColumnForm, Bytes]:
-    """Encode a column of fixed width; its form, and its bytes in whole blocks."""
+    """Encode a column of fixed width; return its form and its bytes, padded to whole blocks."""
     column = ColumnForm(name, values.dtype.newbyteorder("=").name)
     raw = np.ascontiguousarray(values.astype(column.dtype, copy=False)).view(np.uint8)
     return column, _padded([raw])
 
 
 def encode_text(name: str, strings: Strings) -> tuple[ColumnForm, Bytes]:
-    """Encode a column of strings one behind the other; its form, and its bytes in whole blocks."""
+    """Encode a column of strings; return its form and its bytes, padded to whole blocks."""
     column = ColumnForm(name, TEXT, text_bytes=strings.text.size)
     return column, _padded([strings.offsets.astype("<u8", copy=False).view(np.uint8), strings.text])
 
@@ -403,7 +403,7 @@ def encode_text(name: str, strings: Strings) -> tuple[ColumnForm, Bytes]:
 def encode_dictionary(
     name: str, codes: NDArray[np.uint16], strings: Strings
 ) -> tuple[ColumnForm, Bytes]:
-    """Encode a column of indices into a dictionary; its form, and its bytes in whole blocks."""
+    """Encode a column of indices into a dictionary; return its form and its padded bytes."""
     index_bytes = 1 if len(strings) <= 256 else 2
     column = ColumnForm(name, DICTIONARY, index_bytes, len(strings), strings.text.size)
     indices = codes.astype(f"<u{index_bytes}").view(np.uint8)
@@ -413,6 +413,6 @@ def encode_dictionary(
 
 
 def _padded(parts: list[Bytes]) -> Bytes:
-    """Parts one behind the other, and zeroes up to whole blocks."""
+    """Concatenate parts and pad them with zeroes to whole blocks."""
     size = sum(part.size for part in parts)
     return np.concatenate([*parts, np.zeros(blocks_up(size) - size, np.uint8)])

@@ -44,7 +44,7 @@ from dlfs.format.superblock import Superblock
 from dlfs.wording import quote
 
 LAYOUTS = ("path", "shuffled")
-"""Names of the packing orders; their places here are their numbers on media."""
+"""Names of the packing orders; the number of a layout on media is its position here."""
 
 # magic, header bytes, reserved, volume UUID, generation, total bytes, datasets, free runs, reserved
 _HEADER = struct.Struct("<8sII16sQQIIQ")
@@ -59,7 +59,8 @@ _U64_MAX = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class AttributeExtent:
-    """Where a dataset's attribute segment lies: in its data space, in chunks behind its samples.
+    """The location of a dataset's attribute segment: in its data space, in the chunks after its
+    samples.
 
     Attributes:
         address: in the data space, a multiple of the chunk size.
@@ -72,7 +73,7 @@ class AttributeExtent:
     head_bytes: int
 
     def encode(self) -> tuple[int, bytes]:
-        """The (tag, bytes) pair of a dataset record."""
+        """Return the (tag, bytes) pair of a dataset record that stores this extent."""
         value = _EXTENT.pack(self.address, self.segment_bytes, self.head_bytes)
         return TAG_ATTRIBUTES, value
 
@@ -104,24 +105,26 @@ class DatasetRecord:
 
     @property
     def data_chunks(self) -> int:
-        """Chunks that hold its samples."""
+        """Number of chunks that hold the dataset's samples."""
         return sum(run.chunk_count for run in self.data_runs)
 
     @property
     def directory_chunks(self) -> int:
-        """Chunks that hold its directory segment."""
+        """Number of chunks that hold the dataset's directory segment."""
         return sum(run.chunk_count for run in self.directory_runs)
 
     @property
     def attribute_extent(self) -> AttributeExtent | None:
-        """Where its attribute segment lies; None when it has no attributes."""
+        """Location of the dataset's attribute segment; None if it has no attributes."""
         value = next((value for tag, value in self.attributes if tag == TAG_ATTRIBUTES), None)
         return None if value is None else AttributeExtent(*_EXTENT.unpack(value))
 
     def split_data_runs(
         self, chunk_bytes: int
     ) -> tuple[tuple[ChunkRun, ...], tuple[ChunkRun, ...]]:
-        """The data runs that hold samples, and those that hold the attribute segment."""
+        """Divide the data runs into those that hold samples and those that hold the attribute
+        segment.
+        """
         extent = self.attribute_extent
         samples_end = self.data_bytes if extent is None else extent.address
         return split_runs(self.data_runs, samples_end // chunk_bytes)
@@ -138,7 +141,7 @@ class Catalog:
 
     @property
     def free_chunks(self) -> int:
-        """Chunks that nothing holds."""
+        """Number of chunks without an owner."""
         return sum(run.chunk_count for run in self.free)
 
 
@@ -232,7 +235,7 @@ def _encode_runs(runs: tuple[ChunkRun, ...]) -> bytes:
 
 
 def _encode_record(record: DatasetRecord) -> bytes:
-    """One dataset record, padded to 8 bytes."""
+    """Encode one dataset record, padded to 8 bytes."""
     attributes = b"".join(
         _ATTRIBUTE.pack(tag, 0, len(value)) + value + bytes(-len(value) % 8)
         for tag, value in record.attributes
@@ -258,7 +261,7 @@ def _encode_record(record: DatasetRecord) -> bytes:
 
 
 def _range_problem(record: DatasetRecord) -> str | None:
-    """Which field of a record is out of its range, or None."""
+    """Return the name of the first field of a record that is out of its range, or None."""
     if record.layout not in LAYOUTS:
         return f"expected a layout of {', '.join(LAYOUTS)}, got {record.layout!r}"
     for name, value, low, high in (
@@ -277,7 +280,7 @@ def _range_problem(record: DatasetRecord) -> str | None:
 
 
 def _extent_problem(record: DatasetRecord) -> str | None:
-    """What is wrong with where a record says that its attribute segment lies, or None."""
+    """Return the reason why a record's attribute segment cannot be where the record says, or None."""
     values = [value for tag, value in record.attributes if tag == TAG_ATTRIBUTES]
     if not values:
         return None
@@ -296,7 +299,7 @@ def _extent_problem(record: DatasetRecord) -> str | None:
 
 
 class _Parser:
-    """Takes a catalog's bytes apart, from the front, never past their end."""
+    """Parses a catalog's bytes in order, never past their end."""
 
     def __init__(self, raw: bytes, where: str) -> None:
         self._raw = raw
@@ -304,7 +307,7 @@ class _Parser:
         self._runs_left = CATALOG_RUNS_MAX
 
     def catalog(self) -> Catalog:
-        """Parse all of it."""
+        """Parse the whole catalog."""
         raw = self._raw
         if len(raw) < CATALOG_HEADER_BYTES:
             raise self._error(0, f"expected {CATALOG_HEADER_BYTES} bytes of header, got {len(raw)}")
@@ -334,7 +337,7 @@ class _Parser:
         return Catalog(generation, UUID(bytes=volume), tuple(records), runs)
 
     def _record(self, at: int) -> tuple[DatasetRecord, int]:
-        """Parse the record at an offset; also gives the offset behind it."""
+        """Parse the record at an offset; also return the offset after it."""
         if at + DATASET_RECORD_BYTES > len(self._raw):
             raise self._error(at, f"expected a dataset record, got the end at {len(self._raw)}")
         fields = _RECORD.unpack_from(self._raw, at)

@@ -1,4 +1,4 @@
-"""Magics, sizes, offsets and limits of the on-media format; FORMAT.md explains them."""
+"""Magics, sizes, offsets and limits of the on-media format, which FORMAT.md explains."""
 
 from __future__ import annotations
 
@@ -6,20 +6,21 @@ from dlfs.units import KIB, MIB
 
 VERSION_MAJOR = 1
 VERSION_MINOR = 3
-"""The newest that this code knows. What does not need it is written as an older minor version."""
+"""Newest minor version that this code knows. Volumes that do not need it get an older one."""
 VERSION_MINOR_REPLICAS = 1
 VERSION_MINOR_ATTRIBUTES = 2
 VERSION_MINOR_REMOVED = 3
 INCOMPAT_REPLICAS = 1 << 0
-"""Every chunk is stored more than once; since 1.1."""
+"""Feature bit: every chunk is stored more than once; since 1.1."""
 INCOMPAT_KNOWN = INCOMPAT_REPLICAS
-"""Feature bits without which a volume cannot be read, that this code knows."""
+"""Known feature bits without which a volume cannot be read."""
 RO_COMPAT_ATTRIBUTES = 1 << 0
-"""A dataset has an attribute segment, which a repair must keep; since 1.2."""
+"""Feature bit: a dataset has an attribute segment, which a repair must preserve; since 1.2."""
 RO_COMPAT_REMOVED = 1 << 1
-"""The superblock has version numbers of removed datasets, which a writer must keep; since 1.3."""
+"""Feature bit: the superblock has versions of removed datasets, which writers preserve; since 1.3.
+"""
 RO_COMPAT_KNOWN = RO_COMPAT_ATTRIBUTES | RO_COMPAT_REMOVED
-"""Feature bits without which a volume can be read but not written, that this code knows."""
+"""Known feature bits without which a volume can be read but not written."""
 
 SUPERBLOCK_MAGIC = b"DLFSVOL1"
 CATALOG_MAGIC = b"DLFSCAT1"
@@ -43,7 +44,7 @@ BLOCK_BYTES_MAX = 64 * KIB
 
 MEMBERS_MAX = 64
 REPLICAS_MAX = 4
-"""Copies of a chunk."""
+"""Most copies of a chunk."""
 CHUNKS_MIN = 4
 """Chunks of the smallest volume: two catalogs (old and new), a directory and its data."""
 LABEL_BYTES_MAX = 64
@@ -58,16 +59,17 @@ CATALOG_BYTES_MAX = 16 * MIB
 CATALOG_EXTENTS_MAX = 16
 CATALOG_DATASETS_MAX = 65_536
 CATALOG_RUNS_MAX = 262_144
-"""Chunk runs in one catalog, of all datasets and of the free space together."""
+"""Most runs of chunks in one catalog, of all datasets and the free space together."""
 DATASET_RECORD_BYTES = 104
-"""Fixed part of a dataset record; runs, name and attributes follow."""
+"""Length of the fixed part of a dataset record, in bytes; runs, name and attributes follow."""
 DATASET_NAME_BYTES_MAX = 255
 NEW_DATASET_NAME_BYTES_MAX = 244
-"""Length of a new name: with ``@`` and a version of ten digits it is a file name still."""
+"""Longest name of a new dataset, in bytes: with ``@`` and a ten-digit version it fits a file name.
+"""
 DATASET_ATTRIBUTES_BYTES_MAX = 64 * KIB
 DATASET_VERSION_MAX = (1 << 32) - 1
 TAG_ATTRIBUTES = 1
-"""Tag of a dataset record: where the attribute segment lies."""
+"""Tag of a dataset record that stores the location of the attribute segment."""
 
 ATTRIBUTE_MAGIC = b"DLFSATT1"
 ATTRIBUTE_VERSION = 1
@@ -75,7 +77,7 @@ ATTRIBUTE_BLOCK_BYTES = 4096
 ATTRIBUTE_COLUMNS_MAX = 1024
 COLUMN_NAME_BYTES_MAX = 255
 DICTIONARY_VALUES_MAX = 65_536
-"""Different strings that a column may refer to by indices; with more they lie one by one."""
+"""Most different strings of a column with a dictionary; with more, every string is stored."""
 
 LOCATION_BYTES = 16
 SAMPLE_BYTES_MAX = (1 << 40) - 1

@@ -1,4 +1,5 @@
-"""Where chunks lie: volume chunks to members and offsets, dataset addresses to volume chunks.
+"""Locates chunks: maps volume chunks to members and offsets, and dataset addresses to volume
+chunks.
 
 A volume's chunks are numbered round-robin over its members: chunk L is on member L % M, in row
 L // M. With replicas, that is its copy 0; copy c is on member (L % M + c) % M, in row L // M of the
@@ -40,13 +41,13 @@ class ChunkRun:
 
     @property
     def end_chunk(self) -> int:
-        """The chunk after the last one."""
+        """Number of the chunk after the last one."""
         return self.first_chunk + self.chunk_count
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Consecutive bytes of one member that hold consecutive bytes of a data space."""
+    """A range of one member that holds a range of a data space."""
 
     member: int
     offset_bytes: int
@@ -55,7 +56,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """How a volume's bytes are dealt out over its members."""
+    """The distribution of a volume's chunks over its members."""
 
     member_count: int
     chunk_bytes: int
@@ -67,17 +68,17 @@ class Geometry:
 
     @property
     def band_rows(self) -> int:
-        """Rows that one copy of all chunks takes on each member."""
+        """Rows of each member that one copy of all chunks occupies."""
         return self.row_count // self.replicas
 
     @property
     def chunk_total(self) -> int:
-        """Chunks of the volume, each counted once."""
+        """Number of chunks of the volume, not counting further copies."""
         return self.band_rows * self.member_count
 
     @property
     def capacity_bytes(self) -> int:
-        """Bytes of all chunks together, each counted once."""
+        """Bytes of all chunks together, not counting further copies."""
         return self.chunk_total * self.chunk_bytes
 
     def locate(self, volume_chunk: int, copy: int = 0) -> tuple[int, int]:
@@ -110,7 +111,7 @@ class Geometry:
         block_bytes: int,
         replicas: int = 1,
     ) -> Geometry:
-        """Lay a new volume out over members; the smallest decides how many rows there are.
+        """Lay out a new volume over its members; the smallest member decides the number of rows.
 
         Args:
             member_sizes: bytes of each member, in member order.
@@ -172,24 +173,26 @@ def check_sizes(chunk_bytes: int, block_bytes: int) -> None:
 
 
 def is_power_of_two(value: int) -> bool:
-    """Whether the value is 1, 2, 4, ..."""
+    """Return True if the value is 1, 2, 4, ..."""
     return value > 0 and value & (value - 1) == 0
 
 
 def superblock_offsets(member_bytes: int) -> tuple[int, int, int]:
-    """Byte offsets of the superblocks A and B and of the tail copy on a member of this size."""
+    """Return the byte offsets of superblocks A and B and of the tail copy on a member of this size."""
     tail = member_bytes // SUPERBLOCK_BYTES * SUPERBLOCK_BYTES - SUPERBLOCK_BYTES
     return SUPERBLOCK_A_OFFSET_BYTES, SUPERBLOCK_B_OFFSET_BYTES, tail
 
 
 def usable_bytes(member_bytes: int, data_offset_bytes: int) -> int:
-    """Bytes between data offset and tail superblock; negative when the member is too small."""
+    """Return the bytes between data offset and tail superblock; negative if the member is too
+    small.
+    """
     return superblock_offsets(member_bytes)[2] - data_offset_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class DataSpace:
-    """A run of bytes scattered over a volume: a dataset's data, its directory, or the catalog.
+    """A range of bytes distributed over a volume: a dataset's data, its directory, or the catalog.
 
     Args:
         geometry: the volume's.
@@ -206,16 +209,16 @@ class DataSpace:
 
     @property
     def chunk_count(self) -> int:
-        """Chunks of the space."""
+        """Number of chunks of the space."""
         return self._starts[-1]
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the space."""
+        """Length of the space in bytes."""
         return self.chunk_count * self.geometry.chunk_bytes
 
     def volume_chunk(self, chunk: int) -> int:
-        """The volume chunk that holds a chunk of the space.
+        """Return the number of the volume chunk that holds a chunk of the space.
 
         Raises:
             UsageError: the space has no such chunk.
@@ -228,7 +231,7 @@ class DataSpace:
         return self.runs[number].first_chunk + chunk - self._starts[number]
 
     def resolve(self, address: int, copy: int = 0) -> tuple[int, int]:
-        """Find a copy of the byte at an address: its member and its byte offset there.
+        """Return the member and the byte offset on it of one copy of the byte at an address.
 
         Raises:
             UsageError: the address is outside the space, or there is no such copy.
@@ -238,7 +241,7 @@ class DataSpace:
         return member, base + offset
 
     def pieces(self, address: int, length_bytes: int, copy: int = 0) -> Iterator[Piece]:
-        """Cut a range of the space into pieces, in order, that each lie in a row on one member.
+        """Divide a range of the space into segments, in order, each consecutive on one member.
 
         Chunks that follow each other on one member (a volume of one member) make one piece; else
         each piece lies in one chunk, and the pieces of all copies cover the same addresses.
@@ -268,7 +271,7 @@ class DataSpace:
             yield piece
 
     def _bytes_in_a_row(self, address: int) -> int:
-        """Bytes from an address on that surely follow each other on its member."""
+        """Return a number of bytes from an address on that are consecutive on its member."""
         chunk_bytes = self.geometry.chunk_bytes
         chunk, offset = divmod(address, chunk_bytes)
         if self.geometry.member_count > 1:
@@ -280,7 +283,7 @@ class DataSpace:
 def split_runs(
     runs: Sequence[ChunkRun], chunk_count: int
 ) -> tuple[tuple[ChunkRun, ...], tuple[ChunkRun, ...]]:
-    """Cut runs in two: the first so many chunks, and the rest."""
+    """Divide runs after the first ``count`` chunks."""
     first: list[ChunkRun] = []
     rest: list[ChunkRun] = []
     for run in runs:
@@ -294,5 +297,5 @@ def split_runs(
 
 
 def resolve(geometry: Geometry, address: int, runs: Sequence[ChunkRun]) -> tuple[int, int]:
-    """``DataSpace(geometry, runs).resolve(address)``, for one address."""
+    """Resolve one address like ``DataSpace(geometry, runs).resolve(address)``."""
     return DataSpace(geometry, tuple(runs)).resolve(address)

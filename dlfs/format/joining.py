@@ -1,4 +1,4 @@
-"""The joining record: what a device says while it is filled to take a lost member's place.
+"""The joining record: written to a device while it is filled to replace a lost member.
 
 FORMAT.md, section 3.3. The record lets a repair that was interrupted be taken up again on a device
 that is no longer empty, and nothing else.
@@ -16,20 +16,20 @@ from dlfs.format.constants import JOINING_BYTES, JOINING_MAGIC, MEMBERS_MAX
 
 _HEAD = struct.Struct("<8sII16s16s")
 _CRC_OFFSET = 512 - 4
-"""All of it lies in the smallest block of a device, which is written whole or not at all."""
+"""The record fits in a device's smallest block, which is written completely or not at all."""
 _VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
 class JoiningRecord:
-    """Which member of which volume a device is to be."""
+    """The volume and the member that a device is being filled for."""
 
     volume_uuid: UUID
     member_uuid: UUID
     member_number: int
 
     def encode(self) -> bytes:
-        """The record as it lies on media, ``JOINING_BYTES`` long."""
+        """Encode the record in ``JOINING_BYTES`` bytes."""
         block = bytearray(JOINING_BYTES)
         _HEAD.pack_into(
             block, 0, JOINING_MAGIC, _VERSION, self.member_number, self.volume_uuid.bytes,
@@ -40,7 +40,7 @@ class JoiningRecord:
 
     @classmethod
     def decode(cls, content: bytes) -> Self | None:
-        """Read a record; None when there is none, or nothing that could be one."""
+        """Decode a record; return None if the bytes are no joining record."""
         if len(content) < JOINING_BYTES:
             return None
         magic, version, number, volume, member = _HEAD.unpack_from(content)

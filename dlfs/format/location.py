@@ -1,4 +1,4 @@
-"""Locations: where each sample of a dataset lies and its CRC32C, 16 bytes (FORMAT.md, section 6).
+"""Locations: the address, length and CRC32C of each sample, in 16 bytes (FORMAT.md, section 6).
 
 Packing and unpacking work on whole arrays; the packed form is what the directory holds and what
 libdlfs reads.
@@ -69,7 +69,7 @@ def unpack_locations(
 
 
 def unpack_location(packed: np.void) -> tuple[int, int, int]:
-    """Unpack one element of LOCATION[n]; ten times quicker than an array of one.
+    """Unpack one element of LOCATION[n], ten times faster than an array of one.
 
     Returns:
         Its address, length and CRC32C.

@@ -1,4 +1,4 @@
-"""The rules for datasets' names (FORMAT.md, section 7), and how a name is read with a version.
+"""The rules for datasets' names (FORMAT.md, section 7), and parsing of a name with a version.
 
 A reader takes every name that the format allows. A writer gives new datasets only names that can be
 typed, printed and mounted: ``new_dataset_name`` is the one place that checks this, for the writer,
@@ -17,7 +17,7 @@ from dlfs.format.constants import DATASET_NAME_BYTES_MAX, NEW_DATASET_NAME_BYTES
 from dlfs.format.paths import display, shown, to_bytes
 
 INCOMING = "incoming"
-"""Name of the directory in a mount's root that holds what is not sealed yet."""
+"""Name of the directory in a mount's root that holds files not yet sealed as a dataset."""
 
 NEW_NAME_RULE = (
     f"a dataset's name is 1 to {NEW_DATASET_NAME_BYTES_MAX} bytes of UTF-8 without '/', '@' or "
@@ -33,7 +33,7 @@ _CONTROLS = frozenset(("Cc", "Zl", "Zp"))
 
 @dataclass(frozen=True, slots=True)
 class DatasetName:
-    """A dataset's name and, where one version is meant, its number."""
+    """A dataset's name, and the version if one was given."""
 
     name: bytes
     version: int | None = None
@@ -62,7 +62,7 @@ def parse_dataset(text: str | bytes, known: Container[bytes]) -> DatasetName:
 
 
 def new_dataset_name(name: str | bytes) -> bytes:
-    """Check the name of a dataset that is to be made, and convert it to bytes.
+    """Check the name of a new dataset and convert it to bytes.
 
     Raises:
         UsageError: it breaks ``NEW_NAME_RULE``; the message says with which character.
@@ -77,7 +77,7 @@ def new_dataset_name(name: str | bytes) -> bytes:
 
 
 def _new_name_problem(raw: bytes) -> str | None:
-    """Describe the first breach of the rule for new names, or return None."""
+    """Describe the first violation of the rule for new names, or return None."""
     if not 1 <= len(raw) <= NEW_DATASET_NAME_BYTES_MAX:
         return f"got {len(raw)} bytes"
     try:
@@ -99,7 +99,7 @@ def _new_name_problem(raw: bytes) -> str | None:
 
 
 def dataset_name_bytes(name: str | bytes) -> bytes:
-    """Convert the name of a dataset that may exist to bytes, and check that it is one.
+    """Check the name of a dataset that may exist and convert it to bytes.
 
     Raises:
         UsageError: it is empty, ``.`` or ``..``, or has a slash or a NUL byte in it.
@@ -118,7 +118,7 @@ def dataset_name_bytes(name: str | bytes) -> bytes:
 
 
 def dataset_name_problem(raw: bytes) -> str | None:
-    """Describe why bytes are no dataset's name in a catalog, or return None."""
+    """Describe why bytes cannot be a dataset's name in a catalog, or return None."""
     if not 1 <= len(raw) <= DATASET_NAME_BYTES_MAX:
         return f"expected 1..{DATASET_NAME_BYTES_MAX} bytes, got {len(raw)}"
     for byte, what in ((b"/", "slash"), (b"\0", "NUL byte")):

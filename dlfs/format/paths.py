@@ -18,7 +18,7 @@ PathLike = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
 
 def path_bytes(path: PathLike) -> bytes:
-    """Turn a sample's path into bytes and check it.
+    """Convert a sample's path to bytes and check it.
 
     Raises:
         UsageError: it breaks a rule; nothing is repaired silently.
@@ -42,7 +42,7 @@ _GOOD_PATH = re.compile(rb"%s(?:/%s)*" % (_COMPONENT, _COMPONENT))
 
 
 def path_problem(raw: bytes) -> str | None:
-    """What is wrong with a path, or None."""
+    """Return the reason why bytes are no path of a sample, or None."""
     if len(raw) <= PATH_BYTES_MAX and _GOOD_PATH.fullmatch(raw):
         return None
     if not raw or len(raw) > PATH_BYTES_MAX:
@@ -64,7 +64,7 @@ def path_problem(raw: bytes) -> str | None:
 
 
 def display(raw: bytes) -> str:
-    """Show a path or a name as text; bytes that are not UTF-8 survive as surrogate escapes."""
+    """Convert a path or a name to text; bytes that are not UTF-8 become surrogate escapes."""
     return raw.decode("utf-8", "surrogateescape")
 
 
@@ -91,5 +91,5 @@ def to_bytes(value: PathLike, what: str) -> bytes:
 
 
 def shown(raw: bytes) -> str:
-    """A path for a message: quoted, and cut when it is long."""
+    """Format a path for a message: quoted, and shortened if it is long."""
     return quote(raw)

@@ -81,7 +81,7 @@ _CRC = struct.Struct("<I")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Superblock:
-    """What a superblock says; it lies on the member with ``member_uuids[member_number]``."""
+    """A decoded superblock; it is stored on the member with ``member_uuids[member_number]``."""
 
     volume_uuid: UUID
     member_uuids: tuple[UUID, ...]
@@ -101,12 +101,12 @@ class Superblock:
 
     @property
     def incompat(self) -> int:
-        """The features without which the volume cannot be read."""
+        """Feature bits that a reader of the volume must know."""
         return INCOMPAT_REPLICAS if self.geometry.replicas > 1 else 0
 
     @property
     def member_uuid(self) -> UUID:
-        """The UUID of the member that this superblock lies on."""
+        """UUID of the member that this superblock is stored on."""
         return self.member_uuids[self.member_number]
 
     def last_removed(self, name: bytes) -> int:
@@ -118,7 +118,7 @@ class Superblock:
 
     @property
     def writable(self) -> bool:
-        """Whether this code knows every feature that a writer must know."""
+        """Return True if this code knows every feature that a writer must know."""
         return not self.ro_compat & ~RO_COMPAT_KNOWN
 
 
@@ -127,7 +127,7 @@ def _slot(name: bytes) -> int:
 
 
 def with_removed(superblock: Superblock, removed: Iterable[tuple[bytes, int]]) -> Superblock:
-    """A superblock that also knows these (name, version) as removed."""
+    """Return a superblock that also records these (name, version) pairs as removed."""
     slots = list(superblock.removed or (0,) * REMOVED_SLOTS)
     for name, version in removed:
         slots[_slot(name)] = max(slots[_slot(name)], version)
@@ -137,7 +137,8 @@ def with_removed(superblock: Superblock, removed: Iterable[tuple[bytes, int]]) -
 def version_for(
     geometry: Geometry, *, attributes: bool = False, removed: bool = False
 ) -> tuple[int, int]:
-    """The lowest version of the format that has what a volume needs, for old code to read it.
+    """Return the lowest version of the format that has the features of a volume, so that older code
+    can read it.
 
     Args:
         geometry: of the volume.
@@ -152,7 +153,7 @@ def version_for(
 
 
 def with_features(superblock: Superblock, *, attributes: bool) -> Superblock:
-    """A superblock with the version and the features that its volume needs now.
+    """Return a superblock with the version and the feature bits that its volume needs now.
 
     Args:
         superblock: this one; of a newer minor version it stays so.
@@ -288,7 +289,7 @@ def _check_frame(block: bytes, where: str) -> None:
 
 
 def _parse(block: bytes) -> Superblock:
-    """Take the fields apart; ValueError when one cannot be represented."""
+    """Decode the fields. Raises ValueError if one cannot be represented."""
     (
         _magic, major, minor, _size, _incompat, ro_compat, volume, _member, number, count,
         chunk_bytes, block_bytes, data_offset, rows, member_bytes, generation, created_ns, replicas,
@@ -323,7 +324,7 @@ def _parse(block: bytes) -> Superblock:
 
 
 def _problem(sb: Superblock) -> str | None:
-    """What is wrong with a superblock's fields, or None."""
+    """Return the reason why a superblock's fields are invalid, or None."""
     for name, value, low, high in (
         ("generation", sb.generation, 1, GENERATION_MAX),
         ("member number", sb.member_number, 0, sb.geometry.member_count - 1),
@@ -349,7 +350,7 @@ def _problem(sb: Superblock) -> str | None:
 
 
 def _geometry_problem(geo: Geometry, member_bytes: int) -> str | None:
-    """What is wrong with a geometry on a member of this size, or None."""
+    """Return the reason why a geometry does not fit a member of this size, or None."""
     try:
         check_sizes(geo.chunk_bytes, geo.block_bytes)
     except UsageError as error:
@@ -369,7 +370,7 @@ def _geometry_problem(geo: Geometry, member_bytes: int) -> str | None:
 
 
 def _catalog_problem(sb: Superblock) -> str | None:
-    """What is wrong with where the catalog is said to be, or None."""
+    """Return the reason why the catalog cannot be where a superblock says, or None."""
     total = sb.geometry.chunk_total
     end = 0
     for run in sorted(sb.catalog_runs):

@@ -1,11 +1,11 @@
 /*
- * Hostile bytes for the NVMe/TCP decoder and the receiver above it.
+ * Fuzzes the NVMe/TCP decoder and the receiver above it.
  *
  * An input is two bytes of choices and a stream. The stream is received twice: in pieces as large
- * as the receiver takes, and in small ones. Both must come to the same PDUs, the same data and the
- * same end, wherever a PDU was cut. Data goes into memory of exactly its length, so that ASan sees
- * one byte too many. Since hardly any random bytes carry right digests, one of the choices makes
- * the digests of the stream right first.
+ * as the receiver accepts, and in small ones. Both must give the same PDUs, the same data and the
+ * same end, wherever a PDU was cut. Data goes into memory of exactly its length, so that ASan
+ * detects one byte too many. Since hardly any random bytes have right digests, one of the choices
+ * corrects the digests of the stream first.
  */
 #include <stdlib.h>
 
@@ -20,12 +20,12 @@
 
 enum { WITH_HEADER_DIGEST = 1, WITH_DATA_DIGEST = 2, MAKE_DIGESTS_RIGHT = 4 };
 
-/* What a stream came to, for comparison. */
+/* The result of receiving a stream, for comparison. */
 struct story {
     uint32_t crc32c;
     uint32_t events;
     int code;
-    uint8_t *data; /* of the C2HData under way */
+    uint8_t *data; /* data of the current C2HData */
 };
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count);
@@ -79,7 +79,7 @@ static int take(void *context, const struct nvme_pdu *pdu, const char **reason)
 static const struct nvme_sink sink = {
     .begin_data = place, .end_data = arrived, .on_cqe = take, .on_r2t = take};
 
-/* Fills what the receiver offers, at most piece_bytes of it; returns how much. */
+/* Fills the space that the receiver offers, at most piece_bytes of it; returns how much. */
 static size_t fill(struct nvme_receiver *receiver, const uint8_t *bytes, size_t count,
                    size_t piece_bytes)
 {

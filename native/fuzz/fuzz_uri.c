@@ -1,8 +1,8 @@
 /*
- * Hostile text for the parser of device URIs.
+ * Fuzzes the parser of device URIs.
  *
- * An input is a URI, in memory of exactly its length so that ASan sees one byte too many. What is
- * accepted must keep to the bounds that those who open it rely on, and an error must say why.
+ * An input is a URI, in memory of exactly its length so that ASan detects one byte too many. An
+ * accepted URI must keep to the bounds that callers rely on, and an error must have a message.
  */
 #include <errno.h>
 #include <stdlib.h>

@@ -1,10 +1,11 @@
 /*
- * Hostile bytes for the decoders of superblocks and catalogs.
+ * Fuzzes the decoders of superblocks and catalogs.
  *
- * An input is one byte of choices, a superblock and a catalog. Since hardly any random bytes carry
- * right checksums, choices make them right first, and make the catalog name its superblock. What is
- * decoded is read from end to end: every record must lie in the catalog's bytes, every run in the
- * volume. Both lie in memory of exactly their length, so that ASan sees one byte too many.
+ * An input is one byte of choices, a superblock and a catalog. Since hardly any random bytes have
+ * right checksums, choices correct them first, and make the superblock name the catalog. The
+ * decoded result is read from end to end: every record must lie in the catalog's bytes, every run
+ * in the volume. Both lie in memory of exactly their length, so that ASan detects one byte too
+ * many.
  */
 #include <stdlib.h>
 

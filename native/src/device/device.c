@@ -1,10 +1,10 @@
 /*
- * The public face of block devices: checks every call, counts what is in flight, and hands over to
- * the kind.
+ * The public functions of block devices: they check every call, count operations in flight, and
+ * call the functions of the kind.
  *
- * A queue pair belongs to the process that made it. In a forked child it can only be destroyed,
- * which frees the child's copy and leaves the parent's alone. Every submit and poll asks for this,
- * and getpid is a call of the kernel: forks are counted instead.
+ * A queue pair belongs to the process that created it. In a forked child it can only be destroyed,
+ * which frees the child's copy and leaves the parent's alone. Every submit and poll checks this by
+ * a count of forks, because getpid is a system call.
  */
 #include "device/device.h"
 
@@ -119,7 +119,7 @@ static void queue_drain(dlfs_queue *queue)
     while (queue->in_flight > 0) {
         int got = dlfs_queue_poll(queue, completions, TRANSFER_BATCH, -1);
         if (got < 0) {
-            return; /* the kind cannot complete them any more */
+            return; /* the kind can complete no more operations */
         }
     }
 }
@@ -239,7 +239,7 @@ int dlfs_queue_descriptor(dlfs_queue *queue)
     return queue->ops->descriptor == NULL ? -ENOTSUP : queue->ops->descriptor(queue);
 }
 
-/* The state of one whole transfer: what is left to submit, and its first error. */
+/* The state of one whole transfer: the remaining range and the first error. */
 struct transfer {
     dlfs_queue *queue;
     uint8_t *buffer;
@@ -285,7 +285,7 @@ static void transfer_submit(struct transfer *transfer)
     }
 }
 
-/* Waits for at least one completion; returns an error only when the queue pair itself failed. */
+/* Waits for at least one completion. Returns an error only if the queue pair itself failed. */
 static int transfer_poll(struct transfer *transfer)
 {
     dlfs_completion completions[TRANSFER_BATCH];

@@ -1,9 +1,13 @@
 /*
- * What a kind of block device implements. device.c does everything that all kinds share
- * (validation, counting, fork checks, whole transfers) and calls these; a kind embeds struct
- * dlfs_device and struct dlfs_queue as the first member of its own structures, fills in the public
- * fields with dlfs_device_init and dlfs_queue_init, and needs nothing else to plug in. Kinds whose
- * hardware limits a transfer (MDTS) split inside.
+ * Block devices inside the library: the interface that a kind of device implements, and the queue
+ * pairs that threads share.
+ *
+ * device.c does everything that all kinds have in common (validation, counting, fork checks, whole
+ * transfers) and calls the functions of a kind. A kind embeds struct dlfs_device and struct
+ * dlfs_queue as the first member of its own structures and initialises them with dlfs_device_init
+ * and dlfs_queue_init. A kind whose hardware limits a transfer (MDTS) splits operations itself.
+ *
+ * queues.c lends queue pairs to threads: dlfs_queue_acquire and dlfs_queue_release.
  */
 #ifndef DLFS_DEVICE_H
 #define DLFS_DEVICE_H
@@ -17,61 +21,75 @@
 
 #define DLFS_BLOCK_BYTES_MIN 512u
 #define DLFS_BLOCK_BYTES_MAX 65536u
-/* A single request to the kernel is at most this long; longer operations go on from where it ended.
- */
+/* Longest request to the kernel; the remainder of a longer operation is requested afterwards. */
 #define DLFS_REQUEST_BYTES_MAX (UINT32_C(1) << 30)
-/* How often an interrupted request (EINTR, EAGAIN, ECANCELED) is sent again before its error is
- * reported. */
+/*
+ * Attempts for a request that was interrupted (EINTR, EAGAIN, ECANCELED), before its error is
+ * reported.
+ */
 #define DLFS_INTERRUPTED_MAX 16u
 
 struct dlfs_device_ops {
-    /* depth is within 1..DLFS_DEPTH_MAX. *out gets a queue on which dlfs_queue_init was called. */
+    /* Creates a queue pair and calls dlfs_queue_init on it. depth is within 1..DLFS_DEPTH_MAX. */
     int (*queue_create)(dlfs_device *device, uint32_t depth, dlfs_queue **out);
     int (*flush)(dlfs_device *device);
-    /* How many queue pairs the device allows at once. NULL where there is no such limit. */
+    /* Returns the most queue pairs that the device allows at once. NULL: the kind has no limit. */
     uint32_t (*queues_max)(dlfs_device *device);
-    /* No queue pair exists any more. In a forked child it frees the child's copy and leaves the
-     * parent's alone. */
+    /*
+     * Destroys the device; no queue pair exists any more. In a forked child it frees the child's
+     * copy and leaves the parent's alone.
+     */
     void (*destroy)(dlfs_device *device);
-    /* As dlfs_nvme_get_generation and dlfs_nvme_limit_writes say. NULL where the kind has none. */
+    /*
+     * Implement dlfs_nvme_get_generation and dlfs_nvme_limit_writes. NULL: the kind does not have
+     * them.
+     */
     int (*get_generation)(dlfs_device *device, uint64_t *generation);
     int (*limit_writes)(dlfs_device *device, uint64_t generation, uint64_t until_ns);
 };
 
 struct dlfs_queue_ops {
     /*
-     * Operations are valid and fit: in_flight + count <= depth. Returns how many were accepted. An
-     * error means that none was.
+     * Submits operations, which are valid, with in_flight + count <= depth. Returns how many were
+     * accepted; after an error none was.
      */
     int (*submit)(dlfs_queue *queue, const dlfs_operation *operations, uint32_t count);
-    /* count >= 1 and something is in flight. Waits as dlfs_queue_poll says. */
+    /*
+     * Returns completions, and waits for them, like dlfs_queue_poll. count >= 1 and at least one
+     * operation is in flight.
+     */
     int (*poll)(dlfs_queue *queue, dlfs_completion *completions, uint32_t count, int timeout_ms);
-    /* As dlfs_queue_descriptor says. NULL where the kind has none. */
+    /* Implements dlfs_queue_descriptor. NULL: the kind has no descriptor. */
     int (*descriptor)(dlfs_queue *queue);
-    /* Nothing is in flight. NULL where the kind has no use for it. */
+    /*
+     * Implements dlfs_queue_register, with no operation in flight. NULL: the kind does not need it.
+     */
     int (*register_range)(dlfs_queue *queue, void *base, size_t bytes);
-    /* Nothing is in flight, unless poll failed for good. */
+    /* Destroys a queue pair. No operation is in flight, unless a poll failed permanently. */
     void (*destroy)(dlfs_queue *queue);
-    /* In a forked child: frees the child's copy without waiting for or touching what the parent
-     * shares. */
+    /*
+     * Frees a forked child's copy of a queue pair, without waiting for or touching resources that
+     * the parent shares.
+     */
     void (*abandon)(dlfs_queue *queue);
 };
 
-/* A thread's place in the line of those that wait for a queue pair; all zero: not in line. */
+/* A thread that waits for a queue pair of one device; all zero while it does not wait. */
 struct dlfs_queue_waiter {
     struct dlfs_queue_waiter *next;
-    dlfs_queue *queue; /* handed over */
-    uint64_t looked_ns;
+    dlfs_queue *queue; /* handed over by the thread that released it */
+    uint64_t tried_ns;
     uint32_t depth;
     _Atomic enum { DLFS_WAITER_NONE, DLFS_WAITER_QUEUED, DLFS_WAITER_SERVED } state;
 };
 
-/* The queue pairs of a device that are shared (device/queues.c). */
+/* The queue pairs of a device that threads share (queues.c). */
 struct dlfs_queues {
-    dlfs_queue *resting; /* the one that was used last in front */
-    struct dlfs_queue_waiter *line;
-    uint64_t full_until_ns; /* the target has no more of them; 0: it may */
-    uint32_t generation;    /* of the process that all this belongs to */
+    dlfs_queue *idle; /* list of unused queue pairs, the last used one first */
+    struct dlfs_queue_waiter *waiters;
+    uint64_t full_until_ns; /* time until which the target accepts no more queue pairs; 0: it may
+                               accept more */
+    uint32_t generation;    /* fork generation of the process that all this belongs to */
     _Atomic uint32_t waiting;
 };
 
@@ -89,67 +107,62 @@ struct dlfs_queue {
     const struct dlfs_queue_ops *ops;
     dlfs_device *device;
     uint32_t depth;
-    uint32_t in_flight;  /* kept by device.c */
-    uint32_t generation; /* of the process that made it; another one may only destroy it */
-    dlfs_queue *next;    /* at rest */
-    uint64_t rested_ns;  /* ... since */
+    uint32_t in_flight;  /* operations in flight, counted by device.c */
+    uint32_t generation; /* fork generation of its process; any other process may only destroy it */
+    dlfs_queue *next;    /* next queue pair in the list of idle ones */
+    uint64_t idle_since_ns; /* time at which it became idle */
 };
 
 void dlfs_device_init(dlfs_device *device, const struct dlfs_device_ops *ops, const char *kind,
                       uint64_t size_bytes, uint32_t block_bytes, bool writable);
-/* Called by queue_create of a kind; counts the queue on its device. */
+/* Initialises a queue pair and counts it on its device. Called by queue_create of a kind. */
 void dlfs_queue_init(dlfs_queue *queue, const struct dlfs_queue_ops *ops, dlfs_device *device,
                      uint32_t depth);
 
-/* How many forks lie between this process and the one that loaded the library. */
+/*
+ * Returns the fork generation: the number of forks between the process that loaded the library and
+ * this one.
+ */
 uint32_t dlfs_generation(void);
-/* dlfs_queue_create, but it does not wait: DLFS_E_LIMIT when the target has no more of them. */
+/*
+ * Creates a queue pair like dlfs_queue_create, without waiting: DLFS_E_LIMIT when the target has no
+ * more.
+ */
 int dlfs_queue_make(dlfs_device *device, uint32_t depth, dlfs_queue **out);
 
 /*
- * Takes a queue pair that rests, or a new one, for a while: one that was borrowed before, or is
- * handed over now. -EAGAIN: there is none; `waiter` is in line, and the caller asks again when
- * dlfs_queue_waiter_is_due. Else as dlfs_queue_make, and `waiter` is not in line.
+ * Acquires an idle queue pair, a new one, or one that another thread has handed over. -EAGAIN:
+ * there is none yet. The waiter is then in line, and the caller tries again when
+ * dlfs_queue_waiter_is_due. Other errors are those of dlfs_queue_make; the waiter is not in line
+ * then.
  */
-int dlfs_queue_borrow(dlfs_device *device, uint32_t depth, struct dlfs_queue_waiter *waiter,
-                      dlfs_queue **out);
-/* Gives it back, with nothing in flight, to the first in line or to rest. A queue pair that failed
- * is destroyed instead. */
-void dlfs_queue_give_back(dlfs_queue *queue);
-/* Whether the line is not empty: threads that hold a queue pair are to give way soon. */
+int dlfs_queue_acquire(dlfs_device *device, uint32_t depth, struct dlfs_queue_waiter *waiter,
+                       dlfs_queue **out);
+/*
+ * Releases a queue pair without operations in flight: to the first waiter, or to the idle ones. A
+ * queue pair that failed is destroyed instead.
+ */
+void dlfs_queue_release(dlfs_queue *queue);
+/* Returns true if threads wait in line: the owners of queue pairs are to release them soon. */
 static inline bool dlfs_queues_wanted(const dlfs_device *device)
 {
     return atomic_load_explicit(&device->queues.waiting, memory_order_relaxed) > 0;
 }
 bool dlfs_queue_waiter_is_due(const struct dlfs_queue_waiter *waiter, uint64_t now_ns);
-/* Sleeps until there may be a queue pair for a waiter that is in line, at most timeout_ms. */
+/* Sleeps until there may be a queue pair for a waiter in line, at most timeout_ms. */
 void dlfs_queue_waiter_wait(struct dlfs_queue_waiter *waiter, int timeout_ms);
 void dlfs_queue_waiter_leave(dlfs_device *device, struct dlfs_queue_waiter *waiter);
-/* A queue pair of the device was destroyed. */
+/* Wakes all waiters, after a queue pair of the device was destroyed. */
 void dlfs_queues_changed(dlfs_device *device);
-/* Destroys those at rest. */
+/* Destroys the idle queue pairs. */
 void dlfs_queues_close(dlfs_device *device);
-uint32_t dlfs_queues_resting(const dlfs_device *device);
-/* How many there may be. */
+uint32_t dlfs_queues_idle(const dlfs_device *device);
+/* Returns the most queue pairs that the device may have. */
 uint32_t dlfs_queues_max(dlfs_device *device);
 
-/* A file or block device that is open; what the two engines share. */
-struct dlfs_file_device {
-    dlfs_device base;
-    int descriptor;
-};
-
-/* 0 when this process may use io_uring with what the engine needs, else -errno. */
-int dlfs_uring_probe(void);
-int dlfs_uring_queue_create(dlfs_device *device, uint32_t depth, dlfs_queue **out);
-int dlfs_threads_queue_create(dlfs_device *device, uint32_t depth, dlfs_queue **out);
-/* A negative errno of a read or write as a completion's result: DLFS_E_LOST when the device has
- * gone. */
-int64_t dlfs_file_result(int64_t error);
-
 /*
- * Upper bound of one operation of an NVMe/TCP device, retries included, in milliseconds; 0 for
- * other kinds.
+ * Returns the upper bound of one operation of an NVMe/TCP device including retries, in
+ * milliseconds; 0 for other kinds.
  */
 uint32_t dlfs_nvme_operation_ms(const dlfs_device *device);
 

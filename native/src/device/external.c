@@ -1,6 +1,6 @@
 /*
- * Devices of other libraries (dlfs/external.h): each call is handed on, with the library's own
- * pointer in place of ours.
+ * Devices that another library implements (dlfs/external.h). Each call is passed on with the
+ * library's own pointer.
  */
 #include "dlfs/external.h"
 

@@ -1,16 +1,17 @@
 /*
- * A device over another that fails on purpose: errors, short reads, flipped bits, stalls,
- * completions out of order, and the loss of the device itself, at an operation or when told. Apart
- * from that loss, what happens to the n-th operation of the k-th queue pair is a function
- * of (seed, k, n) alone.
+ * A device over another one that fails on purpose: errors, short reads, flipped bits, stalls,
+ * completions out of order, and the loss of the device, at a given operation or on request. Except
+ * for that loss, the failures of the n-th operation of the k-th queue pair are a function of (seed,
+ * k, n).
  *
- * A queue pair holds finished operations back in a table until they are due; poll hands out those
- * that are, in order of arrival or, with `reorder`, in a random one.
+ * A queue pair delays finished operations in a table until they are due. Poll returns those that
+ * are due, in order of arrival or, with `reorder`, in a random order.
  */
 #include "dlfs/testing.h"
 
 #include "device/device.h"
 #include "platform/clock.h"
+#include "platform/mix.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -29,10 +30,10 @@ struct fault_device {
     _Atomic bool lost;
 };
 
-struct fault_slot {
+struct fault_entry {
     dlfs_operation operation;
     int64_t result;
-    uint64_t flip_bit; /* of the buffer; used when flip */
+    uint64_t flip_bit; /* bit of the buffer, if flip is set */
     uint64_t due_ns;
     uint64_t delay_ns;
     uint32_t next_free;
@@ -43,27 +44,30 @@ struct fault_slot {
 struct fault_queue {
     dlfs_queue base;
     dlfs_queue *inner;
-    uint64_t random;       /* draws the fates */
-    uint64_t random_order; /* draws the order of completions: how often depends on timing */
+    uint64_t random;       /* state of the generator that chooses failures */
+    uint64_t random_order; /* state of the generator for the order of completions, whose use depends
+                              on timing */
     uint32_t first_free;
-    uint32_t held_count;
-    uint32_t *held; /* [depth]: finished slots not yet handed out, by arrival */
-    struct fault_slot slots[];
+    uint32_t delayed_count;
+    uint32_t *delayed; /* [depth]: numbers of the finished entries not yet returned, by arrival */
+    struct fault_entry entries[];
 };
 
-/* splitmix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA
- * 2014). */
+/*
+ * Returns the next number of splitmix64 (Steele, Lea and Flood, "Fast splittable pseudorandom
+ * number generators", OOPSLA 2014).
+ */
 static uint64_t random_next(uint64_t *state)
 {
-    uint64_t value = (*state += UINT64_C(0x9e3779b97f4a7c15));
-    value = (value ^ (value >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
-    value = (value ^ (value >> 27)) * UINT64_C(0x94d049bb133111eb);
-    return value ^ (value >> 31);
+    return mix(*state += MIX_GOLDEN);
 }
 
 static bool happens(struct fault_queue *queue, uint32_t per_million)
 {
-    /* Drawn even when the chance is nil, so that one knob does not move the others' dice. */
+    /*
+     * A number is drawn even for probability 0, so that one setting does not change the others'
+     * choices.
+     */
     return random_next(&queue->random) % MILLION < per_million;
 }
 
@@ -78,29 +82,31 @@ static bool touches_bad(const dlfs_fault_config *config, const dlfs_operation *o
                                          : operation->offset_bytes - bad < config->bad_length_bytes;
 }
 
-static void slot_hold(struct fault_queue *queue, uint32_t number, int64_t result)
+static void entry_delay(struct fault_queue *queue, uint32_t number, int64_t result)
 {
-    struct fault_slot *slot = &queue->slots[number];
-    slot->result = result;
-    slot->due_ns = slot->delay_ns == 0 ? 0 : monotonic_ns() + slot->delay_ns;
-    queue->held[queue->held_count++] = number;
+    struct fault_entry *entry = &queue->entries[number];
+    entry->result = result;
+    entry->due_ns = entry->delay_ns == 0 ? 0 : monotonic_ns() + entry->delay_ns;
+    queue->delayed[queue->delayed_count++] = number;
 }
 
-/* Rolls the dice for an operation; true when it fails without reaching the inner device. */
-static bool slot_draw(struct fault_queue *queue, struct fault_slot *slot)
+/*
+ * Draws the failures of an operation; returns true if it fails without reaching the inner device.
+ */
+static bool entry_draw(struct fault_queue *queue, struct fault_entry *entry)
 {
     const struct fault_device *device = (const struct fault_device *)queue->base.device;
     const dlfs_fault_config *config = &device->config;
-    bool read = slot->operation.kind == DLFS_OP_READ;
+    bool read = entry->operation.kind == DLFS_OP_READ;
     bool error = happens(queue, config->error_per_million);
     bool shorten = happens(queue, config->short_per_million);
     bool flip = happens(queue, config->flip_per_million);
     bool stall = happens(queue, config->stall_per_million);
-    slot->flip_bit = random_next(&queue->random) % ((uint64_t)slot->operation.length_bytes * 8);
-    slot->flip = read && flip;
-    slot->shorten = read && shorten;
-    slot->delay_ns = stall ? (uint64_t)config->stall_ms * UINT64_C(1000000) : 0;
-    return error || touches_bad(config, &slot->operation);
+    entry->flip_bit = random_next(&queue->random) % ((uint64_t)entry->operation.length_bytes * 8);
+    entry->flip = read && flip;
+    entry->shorten = read && shorten;
+    entry->delay_ns = stall ? (uint64_t)config->stall_ms * UINT64_C(1000000) : 0;
+    return error || touches_bad(config, &entry->operation);
 }
 
 static bool is_lost(const dlfs_device *base)
@@ -108,7 +114,7 @@ static bool is_lost(const dlfs_device *base)
     return atomic_load(&((const struct fault_device *)base)->lost);
 }
 
-/* Counts an operation; true when the device is lost to it. */
+/* Counts an operation; returns true if the device is lost to it. */
 static bool loses_operation(dlfs_device *base)
 {
     struct fault_device *device = (struct fault_device *)base;
@@ -118,24 +124,27 @@ static bool loses_operation(dlfs_device *base)
     return is_lost(base);
 }
 
-/* Passes an operation on; 1 when it was taken, 0 when there was no room, or an error. */
-static int slot_submit(struct fault_queue *queue, uint32_t number)
+/*
+ * Submits an operation to the inner device: returns 1 if it was accepted, 0 if the queue is full,
+ * or an error.
+ */
+static int entry_submit(struct fault_queue *queue, uint32_t number)
 {
-    struct fault_slot *slot = &queue->slots[number];
-    bool fails = slot_draw(queue, slot);
+    struct fault_entry *entry = &queue->entries[number];
+    bool fails = entry_draw(queue, entry);
     bool lost = loses_operation(queue->base.device);
     if (fails || lost) {
-        slot_hold(queue, number, lost ? DLFS_E_LOST : -EIO);
+        entry_delay(queue, number, lost ? DLFS_E_LOST : -EIO);
         return 1;
     }
-    dlfs_operation operation = slot->operation;
+    dlfs_operation operation = entry->operation;
     operation.tag = number;
     uint32_t block_bytes = queue->base.device->block_bytes;
-    if (slot->shorten && operation.length_bytes == block_bytes) {
-        slot_hold(queue, number, DLFS_E_TRUNCATED); /* the least part of one block is none */
+    if (entry->shorten && operation.length_bytes == block_bytes) {
+        entry_delay(queue, number, DLFS_E_TRUNCATED); /* a block cannot be read in part */
         return 1;
     }
-    if (slot->shorten) {
+    if (entry->shorten) {
         operation.length_bytes -= block_bytes;
     }
     return dlfs_queue_submit(queue->inner, &operation, 1);
@@ -146,9 +155,9 @@ static int fault_submit(dlfs_queue *base, const dlfs_operation *operations, uint
     struct fault_queue *queue = (struct fault_queue *)base;
     for (uint32_t i = 0; i < count; i++) {
         uint32_t number = queue->first_free;
-        uint32_t next_free = queue->slots[number].next_free;
-        queue->slots[number].operation = operations[i];
-        int taken = slot_submit(queue, number);
+        uint32_t next_free = queue->entries[number].next_free;
+        queue->entries[number].operation = operations[i];
+        int taken = entry_submit(queue, number);
         if (taken <= 0) {
             return i > 0 ? (int)i : taken;
         }
@@ -157,21 +166,21 @@ static int fault_submit(dlfs_queue *base, const dlfs_operation *operations, uint
     return (int)count;
 }
 
-static void slot_finish(struct fault_queue *queue, const dlfs_completion *completion)
+static void entry_finish(struct fault_queue *queue, const dlfs_completion *completion)
 {
     uint32_t number = (uint32_t)completion->tag;
-    struct fault_slot *slot = &queue->slots[number];
+    struct fault_entry *entry = &queue->entries[number];
     int64_t result = completion->result;
-    if (result >= 0 && slot->shorten) {
+    if (result >= 0 && entry->shorten) {
         result = DLFS_E_TRUNCATED;
-    } else if (result >= 0 && slot->flip) {
-        uint8_t *byte = (uint8_t *)slot->operation.buffer + slot->flip_bit / 8;
-        *byte = (uint8_t)(*byte ^ (1u << (slot->flip_bit % 8)));
+    } else if (result >= 0 && entry->flip) {
+        uint8_t *byte = (uint8_t *)entry->operation.buffer + entry->flip_bit / 8;
+        *byte = (uint8_t)(*byte ^ (1u << (entry->flip_bit % 8)));
     }
-    slot_hold(queue, number, result);
+    entry_delay(queue, number, result);
 }
 
-/* Takes in what the inner queue pair has finished, waiting up to timeout_ms for a first one. */
+/* Collects the completions of the inner queue pair, waiting up to timeout_ms for the first. */
 static int inner_collect(struct fault_queue *queue, int timeout_ms)
 {
     dlfs_completion completions[POLL_BATCH];
@@ -179,65 +188,65 @@ static int inner_collect(struct fault_queue *queue, int timeout_ms)
     do {
         got = dlfs_queue_poll(queue->inner, completions, POLL_BATCH, timeout_ms);
         for (int i = 0; i < got; i++) {
-            slot_finish(queue, &completions[i]);
+            entry_finish(queue, &completions[i]);
         }
         timeout_ms = 0;
     } while (got == (int)POLL_BATCH);
     return got < 0 ? got : 0;
 }
 
-static void held_remove(struct fault_queue *queue, uint32_t position)
+static void delayed_remove(struct fault_queue *queue, uint32_t position)
 {
-    uint32_t number = queue->held[position];
-    for (uint32_t i = position + 1; i < queue->held_count; i++) {
-        queue->held[i - 1] = queue->held[i];
+    uint32_t number = queue->delayed[position];
+    for (uint32_t i = position + 1; i < queue->delayed_count; i++) {
+        queue->delayed[i - 1] = queue->delayed[i];
     }
-    queue->held_count--;
-    queue->slots[number].next_free = queue->first_free;
+    queue->delayed_count--;
+    queue->entries[number].next_free = queue->first_free;
     queue->first_free = number;
 }
 
-/* The position in held of one that is due, or held_count. */
-static uint32_t held_pick(struct fault_queue *queue, uint64_t now_ns)
+/* Returns the position in `delayed` of an operation that is due, or delayed_count. */
+static uint32_t delayed_pick(struct fault_queue *queue, uint64_t now_ns)
 {
     const struct fault_device *device = (const struct fault_device *)queue->base.device;
     uint32_t start = 0;
-    if (device->config.reorder != 0 && queue->held_count > 0) {
-        start = (uint32_t)(random_next(&queue->random_order) % queue->held_count);
+    if (device->config.reorder != 0 && queue->delayed_count > 0) {
+        start = (uint32_t)(random_next(&queue->random_order) % queue->delayed_count);
     }
-    for (uint32_t i = 0; i < queue->held_count; i++) {
-        uint32_t position = (start + i) % queue->held_count;
-        if (queue->slots[queue->held[position]].due_ns <= now_ns) {
+    for (uint32_t i = 0; i < queue->delayed_count; i++) {
+        uint32_t position = (start + i) % queue->delayed_count;
+        if (queue->entries[queue->delayed[position]].due_ns <= now_ns) {
             return position;
         }
     }
-    return queue->held_count;
+    return queue->delayed_count;
 }
 
-static uint32_t held_give(struct fault_queue *queue, dlfs_completion *completions, uint32_t count)
+static uint32_t delayed_return(struct fault_queue *queue, dlfs_completion *completions,
+                               uint32_t count)
 {
     uint32_t filled = 0;
     uint64_t now_ns = monotonic_ns();
     while (filled < count) {
-        uint32_t position = held_pick(queue, now_ns);
-        if (position == queue->held_count) {
+        uint32_t position = delayed_pick(queue, now_ns);
+        if (position == queue->delayed_count) {
             break;
         }
-        const struct fault_slot *slot = &queue->slots[queue->held[position]];
+        const struct fault_entry *entry = &queue->entries[queue->delayed[position]];
         completions[filled++] =
-            (dlfs_completion){.tag = slot->operation.tag, .result = slot->result};
-        held_remove(queue, position);
+            (dlfs_completion){.tag = entry->operation.tag, .result = entry->result};
+        delayed_remove(queue, position);
     }
     return filled;
 }
 
-/* How long poll may wait: not past its own deadline, nor past the moment when a held operation is
- * due. */
+/* Returns how long poll may wait: until its own deadline, or until a delayed operation is due. */
 static uint64_t wait_ns(const struct fault_queue *queue, uint64_t left_ns)
 {
     uint64_t now_ns = monotonic_ns();
-    for (uint32_t i = 0; i < queue->held_count; i++) {
-        uint64_t due_ns = queue->slots[queue->held[i]].due_ns;
+    for (uint32_t i = 0; i < queue->delayed_count; i++) {
+        uint64_t due_ns = queue->entries[queue->delayed[i]].due_ns;
         uint64_t until_ns = due_ns > now_ns ? due_ns - now_ns : 0;
         left_ns = until_ns < left_ns ? until_ns : left_ns;
     }
@@ -269,7 +278,7 @@ static int fault_poll(dlfs_queue *base, dlfs_completion *completions, uint32_t c
     struct deadline deadline = deadline_after(timeout_ms);
     int error = inner_collect(queue, 0);
     for (;;) {
-        uint32_t filled = held_give(queue, completions, count);
+        uint32_t filled = delayed_return(queue, completions, count);
         if (filled > 0) {
             return (int)filled;
         }
@@ -286,12 +295,14 @@ static int fault_register(dlfs_queue *base, void *start, size_t bytes)
     return dlfs_queue_register(((struct fault_queue *)base)->inner, start, bytes);
 }
 
-/* Does for both fates: the inner queue pair knows by itself whether it is in a child. */
+/*
+ * Serves as destroy and as abandon: the inner queue pair checks by itself whether it is in a child.
+ */
 static void fault_queue_destroy(dlfs_queue *base)
 {
     struct fault_queue *queue = (struct fault_queue *)base;
     dlfs_queue_destroy(queue->inner);
-    free(queue->held);
+    free(queue->delayed);
     free(queue);
 }
 
@@ -309,23 +320,23 @@ static int fault_queue_create(dlfs_device *base, uint32_t depth, dlfs_queue **ou
     if (is_lost(base)) {
         return DLFS_E_LOST;
     }
-    struct fault_queue *queue = calloc(1, sizeof *queue + depth * sizeof queue->slots[0]);
-    uint32_t *held = calloc(depth, sizeof *held);
-    int error = queue == NULL || held == NULL ? -ENOMEM : 0;
+    struct fault_queue *queue = calloc(1, sizeof *queue + depth * sizeof queue->entries[0]);
+    uint32_t *delayed = calloc(depth, sizeof *delayed);
+    int error = queue == NULL || delayed == NULL ? -ENOMEM : 0;
     if (error == 0) {
         error = dlfs_queue_make(device->inner, depth, &queue->inner);
     }
     if (error < 0) {
-        free(held);
+        free(delayed);
         free(queue);
         return error;
     }
-    queue->held = held;
+    queue->delayed = delayed;
     queue->random = device->config.seed;
     queue->random ^= random_next(&(uint64_t){atomic_fetch_add(&device->queues_made, 1)});
     queue->random_order = ~queue->random;
     for (uint32_t i = 0; i < depth; i++) {
-        queue->slots[i].next_free = i + 1;
+        queue->entries[i].next_free = i + 1;
     }
     dlfs_queue_init(&queue->base, &fault_queue_ops, base, depth);
     *out = &queue->base;

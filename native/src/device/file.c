@@ -1,18 +1,19 @@
 /*
- * Regular files and block devices: opening, and finding out which block size really works. The
- * engines (device/uring.c, device/threads.c) do the I/O.
+ * Regular files and block devices: opens them and finds out which block size works. The engines
+ * (uring.c, threads.c) do the I/O.
  *
- * O_DIRECT is used unless the caller or the file system is against it. The block size is the
- * largest of what the device's logical block and statx(STATX_DIOALIGN) say, then tried with a real
- * read, and doubled until that works: network and stacked file systems do not all tell.
+ * O_DIRECT is used unless the caller or the file system refuses it. The block size is the larger of
+ * the device's logical block and of what statx(STATX_DIOALIGN) reports. It is then tried with a
+ * real read and doubled until a read works, because network and stacked file systems do not always
+ * report it.
  *
- * A file system that looks a block up for the first time notes where that block is and no more, so
- * that each of a million small reads of a cold file would search its extents: 0.8 us of 5 for 4 KiB
- * on ext4. It is asked to note all of them when the file is opened.
+ * A file system caches the location of a block when the block is first used, but of no others. Each
+ * of a million small reads of a cold file would thus search its extents: 0.8 us of 5 for 4 KiB on
+ * ext4. So the file system is asked to cache all extents when the file is opened.
  *
  * Source: Documentation/filesystems/fiemap.rst of the Linux kernel (FIEMAP_FLAG_CACHE).
  */
-#include "device/device.h"
+#include "device/file.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -23,9 +24,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* The size to assume of a file on which nothing can be tried. */
+/* Block size of a file that no read can be tried on. */
 #define BLOCK_BYTES_UNTRIED 4096u
-/* Room for the largest block at an address that is aligned to it and no more. */
+/* Memory for the largest block at an address that is aligned to that block and to no more. */
 #define TRIAL_BYTES ((size_t)2 * DLFS_BLOCK_BYTES_MAX)
 
 static int file_flush(dlfs_device *base)
@@ -72,7 +73,7 @@ static int open_retrying(const char *path, int flags)
     return descriptor < 0 ? -errno : descriptor;
 }
 
-/* Whether the file system says outright that it does no direct I/O on this file. */
+/* Returns true if the file system states that it has no direct I/O for this file. */
 static bool direct_is_refused(int descriptor, uint32_t *align_bytes)
 {
 #ifdef STATX_DIOALIGN
@@ -90,18 +91,22 @@ static bool direct_is_refused(int descriptor, uint32_t *align_bytes)
     return false;
 }
 
-/* Reads one block at offset 0 into a buffer aligned to no more than the block: 0, or -errno. */
+/*
+ * Reads one block at offset 0 into a buffer aligned to no more than the block. Returns 0 or -errno.
+ */
 static int try_block(int descriptor, uint8_t *memory, uint32_t block_bytes)
 {
     ssize_t got;
     do {
-        /* One block into memory aligned to two is aligned to just one. */
+        /* memory is aligned to two blocks: one block further is aligned to one block only */
         got = pread(descriptor, memory + block_bytes, block_bytes, 0);
     } while (got < 0 && errno == EINTR);
     return got < 0 ? -errno : 0;
 }
 
-/* The smallest power of two >= at_least_bytes with which direct reads work; 0 if none does. */
+/*
+ * Returns the smallest power of two >= at_least_bytes with which direct reads work; 0 if none does.
+ */
 static uint32_t find_block_bytes(int descriptor, uint32_t at_least_bytes)
 {
     void *memory = NULL;
@@ -111,7 +116,7 @@ static uint32_t find_block_bytes(int descriptor, uint32_t at_least_bytes)
     uint32_t found = 0;
     for (uint32_t bytes = DLFS_BLOCK_BYTES_MIN; bytes <= DLFS_BLOCK_BYTES_MAX && found == 0;
          bytes *= 2) {
-        /* Only EINVAL speaks of alignment: another error is for the reads that matter to report. */
+        /* Only EINVAL is about alignment; the reads of the user report any other error. */
         if (bytes >= at_least_bytes && try_block(descriptor, memory, bytes) != -EINVAL) {
             found = bytes;
         }
@@ -120,11 +125,11 @@ static uint32_t find_block_bytes(int descriptor, uint32_t at_least_bytes)
     return found;
 }
 
-/* Has the file system note where all of the file lies, if it can. */
+/* Makes the file system cache the extents of the whole file, if it can. */
 static void cache_extents(int descriptor)
 {
 #ifdef FIEMAP_FLAG_CACHE
-    /* The noting is of the whole file; the answer, which nobody wants, is about one byte. */
+    /* The file system caches all extents; the unused result is about one byte. */
     struct fiemap map = {.fm_length = 1, .fm_flags = FIEMAP_FLAG_CACHE};
     (void)ioctl(descriptor, FS_IOC_FIEMAP, &map);
 #else
@@ -148,11 +153,11 @@ static int describe_disk(int descriptor, uint64_t *size_bytes, uint32_t *block_b
     return 0;
 }
 
-/* What was found out about an open file; block_bytes starts at the least. */
+/* Properties of an open file; block_bytes starts at the smallest possible size. */
 struct file_shape {
     uint64_t size_bytes;
     uint32_t block_bytes;
-    bool direct; /* whether to keep O_DIRECT */
+    bool direct; /* whether O_DIRECT stays in use */
 };
 
 static int describe_file(int descriptor, bool direct, struct file_shape *shape)
@@ -200,7 +205,7 @@ static int open_described(const char *path, uint32_t flags, struct file_shape *s
     /* O_NONBLOCK: opening a named pipe by mistake must not wait for its other end. */
     access |= O_CLOEXEC | O_NONBLOCK;
     int descriptor = open_retrying(path, direct ? access | O_DIRECT : access);
-    if (direct && descriptor == -EINVAL) { /* the file system knows no O_DIRECT */
+    if (direct && descriptor == -EINVAL) { /* the file system does not support O_DIRECT */
         direct = false;
         descriptor = open_retrying(path, access);
     }

@@ -1,8 +1,9 @@
 /*
- * The host's name and ID: see host.h.
+ * Finds the host's name and ID.
  *
  * Source: NVM Express Base Specification 2.0, section 4.5 (the UUID form of NQNs); machine-id(5),
- * which asks to hash the ID with a key of one's own; RFC 7693 (BLAKE2s), RFC 4122 (UUIDs).
+ * which recommends hashing the ID with an application's own key; RFC 7693 (BLAKE2s); RFC 4122
+ * (UUIDs).
  */
 #include "device/host.h"
 
@@ -14,7 +15,7 @@
 #include "device/uri.h"
 
 #define NQN_PREFIX "nqn.2014-08.org.nvmexpress:uuid:"
-#define LINE_BYTES 512u /* more than any line that is valid */
+#define LINE_BYTES 512u /* longer than any valid line */
 #define PATH_BYTES 4096u
 #define MACHINE_DIGITS 32u
 #define BLAKE2S_ROUNDS 10u
@@ -42,7 +43,7 @@ static void mix(uint32_t *v, const uint8_t *place, uint32_t x, uint32_t y)
 static const uint32_t blake2s_start[8] = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
                                           0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
 
-/* One block, which is the last: state is what came before it, and what comes after. */
+/* Compresses the last block of a message into the state. `bytes` is the length of the message. */
 static void blake2s_compress(uint32_t state[8], const uint32_t words[16], uint32_t bytes)
 {
     static const uint8_t sigma[BLAKE2S_ROUNDS][16] = {
@@ -64,7 +65,7 @@ static void blake2s_compress(uint32_t state[8], const uint32_t words[16], uint32
     memcpy(v, state, 8 * sizeof *v);
     memcpy(v + 8, blake2s_start, sizeof blake2s_start);
     v[12] ^= bytes;
-    v[14] = ~v[14]; /* the last block */
+    v[14] = ~v[14]; /* marks the last block */
     for (size_t round = 0; round < BLAKE2S_ROUNDS; round++) {
         for (size_t i = 0; i < 8; i++) {
             mix(v, places[i], words[sigma[round][2 * i]], words[sigma[round][2 * i + 1]]);
@@ -75,7 +76,7 @@ static void blake2s_compress(uint32_t state[8], const uint32_t words[16], uint32
     }
 }
 
-/* BLAKE2s with 16 bytes of digest and the personalization "dlfshost". */
+/* Computes BLAKE2s with 16 bytes of digest and the personalization "dlfshost". */
 static void blake2s(const uint8_t data[16], uint8_t digest[16])
 {
     uint32_t state[8];
@@ -98,7 +99,7 @@ static bool is_space(char c)
     return c == ' ' || (c >= '\t' && c <= '\r');
 }
 
-/* The first line of a file without spaces around it; empty: there is none. */
+/* Reads the first line of a file, without spaces around it; empty if there is none. */
 static const char *read_line(const char *folder, const char *name, char line[LINE_BYTES])
 {
     char path[PATH_BYTES];
@@ -127,7 +128,8 @@ static uint8_t random_id[16];
 
 static void make_random_id(void)
 {
-    (void)getrandom(random_id, sizeof random_id, 0); /* 16 bytes are never cut short */
+    (void)getrandom(random_id, sizeof random_id,
+                    0); /* getrandom never returns less than 16 bytes */
 }
 
 static bool read_machine(const char *folder, uint8_t out[16])
@@ -143,7 +145,7 @@ static bool read_machine(const char *folder, uint8_t out[16])
     return uri_read_uuid(uuid, strlen(uuid), out);
 }
 
-/* The UUID, of version 4, that stands for a machine which says nothing of NVMe. */
+/* Derives a version-4 UUID for a machine without NVMe configuration. */
 static void derive_id(const char *folder, uint8_t out[16])
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;

@@ -1,6 +1,7 @@
 /*
- * The name and ID of this host towards NVMe-oF targets: those that dlfs/block/host.py finds, so
- * that a target which allows one program of a machine allows the others.
+ * The name (NQN) and ID of this host, which it states to NVMe-oF targets. They are the same as
+ * those of dlfs/block/host.py, so that a target which allows one program of a machine allows the
+ * others.
  */
 #ifndef DLFS_HOST_H
 #define DLFS_HOST_H
@@ -13,9 +14,9 @@ struct host_identity {
 };
 
 /*
- * Finds both in a folder, /etc: nvme/hostnqn and nvme/hostid where these are valid, else derived
- * from machine-id. On a machine without one they are random, and the same for the whole process.
- * Any thread.
+ * Finds both in a folder, usually /etc: nvme/hostnqn and nvme/hostid if these are valid, else
+ * derived from machine-id. On a machine without machine-id they are random, and the same for the
+ * whole process. Any thread.
  */
 void host_identity_read(const char *folder, struct host_identity *out);
 

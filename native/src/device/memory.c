@@ -1,8 +1,7 @@
 /*
- * A device in memory, for tests and trials. Operations are done when they are submitted; poll hands
- * out their completions in that order. Queue pairs may overlap as on any device: what two of them
- * write to one block at once is up to them. The memory is private: a forked child has its own copy
- * from then on.
+ * A device in memory, for tests and trials. Operations are executed when they are submitted; poll
+ * returns their completions in that order. Concurrent writes of two queue pairs to one block have
+ * an undefined result, as on any device. The memory is private: a forked child has its own copy.
  */
 #include "device/device.h"
 
@@ -18,7 +17,7 @@ struct memory_device {
 
 struct memory_queue {
     dlfs_queue base;
-    uint32_t first; /* of the ring of completions not yet handed out */
+    uint32_t first; /* start of the ring of completions not yet returned */
     uint32_t count;
     dlfs_completion completions[]; /* [depth] */
 };
@@ -49,7 +48,7 @@ static int memory_submit(dlfs_queue *base, const dlfs_operation *operations, uin
 static int memory_poll(dlfs_queue *base, dlfs_completion *completions, uint32_t count,
                        int timeout_ms)
 {
-    (void)timeout_ms; /* whatever is in flight is done */
+    (void)timeout_ms; /* operations in flight have been executed */
     struct memory_queue *queue = (struct memory_queue *)base;
     uint32_t given = queue->count < count ? queue->count : count;
     for (uint32_t i = 0; i < given; i++) {
@@ -117,7 +116,10 @@ int dlfs_device_create_memory(uint64_t size_bytes, uint32_t block_bytes, dlfs_de
     if (device == NULL) {
         return -ENOMEM;
     }
-    /* Pages come as they are touched: a large device costs what is written to it. */
+    /*
+     * Pages are allocated when they are touched: a large device occupies only what was written to
+     * it.
+     */
     void *memory = mmap(NULL, size_bytes, PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED) {

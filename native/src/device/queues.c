@@ -1,11 +1,12 @@
 /*
- * The queue pairs of a device, shared by all threads that read from it. A thread borrows one while
- * it has operations under way, and gives it back. Their number is limited, by the target and by
- * QUEUES_MAX: a thread that finds none free waits in a line, first come, first served; the threads
- * that hold one look now and then whether the line is empty, and give way if it is not.
+ * The queue pairs of a device, shared by all threads that read from it. A thread acquires one while
+ * it has operations in flight, and releases it afterwards. The target and QUEUES_MAX limit their
+ * number. A thread that finds none waits in line, first come, first served. Threads that have
+ * acquired a queue pair check now and then whether others wait, and release it if so.
  *
- * One lock for all devices, held for moments: nothing is made or destroyed under it. A child that
- * is forked meanwhile finds it free, the line empty, and destroys what it inherited.
+ * One lock, for short critical sections, protects the queue pairs of all devices: no queue pair is
+ * created or destroyed under it. After a fork, the child finds the lock free and no waiters, and
+ * destroys the queue pairs that it inherited.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -15,10 +16,10 @@
 #include "platform/clock.h"
 
 #define QUEUES_MAX 128u
-#define FULL_NS UINT64_C(1000000000)  /* after a target refused one: until the next try */
-#define REST_NS UINT64_C(10000000000) /* one that rests for so long is closed */
-#define LOOK_NS UINT64_C(20000000)    /* between two looks at its waiter of a thread that waits */
-#define WAIT_MS 5000                  /* in dlfs_queue_create, for a queue pair */
+#define FULL_NS UINT64_C(1000000000)      /* pause after a target refused a queue pair */
+#define IDLE_NS_MAX UINT64_C(10000000000) /* a queue pair idle for longer is destroyed */
+#define RETRY_NS UINT64_C(20000000)       /* time between two attempts of a waiter */
+#define WAIT_MS 5000                      /* longest wait of dlfs_queue_create */
 #define WAIT_STEP_MS 100
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -57,14 +58,14 @@ static void destroy_all(dlfs_queue *queue)
 
 /* ---- the line; with the lock held ------------------------------------------------------------ */
 
-static void line_up(struct dlfs_queues *queues, struct dlfs_queue_waiter *waiter)
+static void waiter_add(struct dlfs_queues *queues, struct dlfs_queue_waiter *waiter)
 {
     if (waiter->state != DLFS_WAITER_NONE) {
         return;
     }
     waiter->state = DLFS_WAITER_QUEUED;
     waiter->next = NULL;
-    struct dlfs_queue_waiter **place = &queues->line;
+    struct dlfs_queue_waiter **place = &queues->waiters;
     while (*place != NULL) {
         place = &(*place)->next;
     }
@@ -72,12 +73,12 @@ static void line_up(struct dlfs_queues *queues, struct dlfs_queue_waiter *waiter
     atomic_fetch_add(&queues->waiting, 1);
 }
 
-static void leave_line(struct dlfs_queues *queues, struct dlfs_queue_waiter *waiter)
+static void waiter_remove(struct dlfs_queues *queues, struct dlfs_queue_waiter *waiter)
 {
     if (waiter->state != DLFS_WAITER_QUEUED) {
         return;
     }
-    struct dlfs_queue_waiter **place = &queues->line;
+    struct dlfs_queue_waiter **place = &queues->waiters;
     while (*place != NULL && *place != waiter) {
         place = &(*place)->next;
     }
@@ -88,25 +89,28 @@ static void leave_line(struct dlfs_queues *queues, struct dlfs_queue_waiter *wai
     waiter->state = DLFS_WAITER_NONE;
 }
 
-/* In a forked child, empties what is the parent's; returns its queue pairs at rest. */
-static dlfs_queue *disown(struct dlfs_queues *queues)
+/*
+ * In a forked child, removes all queue pairs and waiters of the parent; returns its idle queue
+ * pairs.
+ */
+static dlfs_queue *forget_parents(struct dlfs_queues *queues)
 {
     uint32_t generation = dlfs_generation();
     if (queues->generation == generation) {
         return NULL;
     }
-    dlfs_queue *resting = queues->resting;
+    dlfs_queue *idle = queues->idle;
     queues->generation = generation;
-    queues->resting = NULL;
-    queues->line = NULL;
+    queues->idle = NULL;
+    queues->waiters = NULL;
     queues->full_until_ns = 0;
     atomic_store(&queues->waiting, 0);
-    return resting;
+    return idle;
 }
 
-static dlfs_queue *take_resting(struct dlfs_queues *queues, uint32_t depth)
+static dlfs_queue *take_idle(struct dlfs_queues *queues, uint32_t depth)
 {
-    for (dlfs_queue **place = &queues->resting; *place != NULL; place = &(*place)->next) {
+    for (dlfs_queue **place = &queues->idle; *place != NULL; place = &(*place)->next) {
         dlfs_queue *queue = *place;
         if (queue->depth == depth) {
             *place = queue->next;
@@ -117,11 +121,11 @@ static dlfs_queue *take_resting(struct dlfs_queues *queues, uint32_t depth)
     return NULL;
 }
 
-/* Takes those out that have rested for too long, which lie behind the others. */
+/* Removes the queue pairs that were idle for too long, which are the last of the list. */
 static dlfs_queue *take_expired(struct dlfs_queues *queues, uint64_t now_ns)
 {
-    dlfs_queue **place = &queues->resting;
-    while (*place != NULL && now_ns - (*place)->rested_ns < REST_NS) {
+    dlfs_queue **place = &queues->idle;
+    while (*place != NULL && now_ns - (*place)->idle_since_ns < IDLE_NS_MAX) {
         place = &(*place)->next;
     }
     dlfs_queue *expired = *place;
@@ -129,89 +133,91 @@ static dlfs_queue *take_expired(struct dlfs_queues *queues, uint64_t now_ns)
     return expired;
 }
 
-/* ---- borrowing ------------------------------------------------------------------------------- */
+/* ---- acquiring and releasing ----------------------------------------------------------------- */
 
-/* Makes a queue pair for the first in line; -EAGAIN: the target has no more. */
-static int make(dlfs_device *device, uint32_t depth, struct dlfs_queue_waiter *waiter,
-                dlfs_queue **out)
+/* Creates a queue pair for the first waiter. -EAGAIN: the target has no more. */
+static int create_for(dlfs_device *device, uint32_t depth, struct dlfs_queue_waiter *waiter,
+                      dlfs_queue **out)
 {
     struct dlfs_queues *queues = &device->queues;
     int code = dlfs_queue_make(device, depth, out);
     if (code != DLFS_E_LIMIT || atomic_load(&device->queue_count) == 0) {
-        dlfs_queue_waiter_leave(device, waiter); /* which may have been handed one meanwhile */
+        dlfs_queue_waiter_leave(device,
+                                waiter); /* another thread may have handed over one meanwhile */
         return code;
     }
     (void)pthread_mutex_lock(&lock);
     queues->full_until_ns = monotonic_ns() + FULL_NS;
-    line_up(queues, waiter);
+    waiter_add(queues, waiter);
     (void)pthread_mutex_unlock(&lock);
     return -EAGAIN;
 }
 
-int dlfs_queue_borrow(dlfs_device *device, uint32_t depth, struct dlfs_queue_waiter *waiter,
-                      dlfs_queue **out)
+int dlfs_queue_acquire(dlfs_device *device, uint32_t depth, struct dlfs_queue_waiter *waiter,
+                       dlfs_queue **out)
 {
     struct dlfs_queues *queues = &device->queues;
     uint64_t now_ns = monotonic_ns();
-    dlfs_queue *spare = NULL; /* of another depth, where there may be no more of them */
-    bool may_make = false;
+    dlfs_queue *spare =
+        NULL; /* idle queue pair of another depth, to be destroyed in favour of a new one */
+    bool may_create = false;
     (void)pthread_mutex_lock(&lock);
-    dlfs_queue *foreign = disown(queues);
+    dlfs_queue *inherited = forget_parents(queues);
     dlfs_queue *queue = waiter->queue;
     waiter->queue = NULL;
-    waiter->looked_ns = now_ns;
+    waiter->tried_ns = now_ns;
     waiter->depth = depth;
     if (queue != NULL) {
         waiter->state = DLFS_WAITER_NONE;
-    } else if (queues->line == NULL || queues->line == waiter) {
+    } else if (queues->waiters == NULL || queues->waiters == waiter) {
         bool full =
             now_ns < queues->full_until_ns || atomic_load(&device->queue_count) >= QUEUES_MAX;
-        queue = take_resting(queues, depth);
-        if (queue == NULL && full && queues->resting != NULL) {
-            spare = queues->resting;
-            queues->resting = spare->next;
+        queue = take_idle(queues, depth);
+        if (queue == NULL && full && queues->idle != NULL) {
+            spare = queues->idle;
+            queues->idle = spare->next;
             spare->next = NULL;
         }
-        may_make = queue == NULL && (!full || spare != NULL);
+        may_create = queue == NULL && (!full || spare != NULL);
     }
     if (queue != NULL) {
-        leave_line(queues, waiter);
-    } else if (!may_make) {
-        line_up(queues, waiter);
+        waiter_remove(queues, waiter);
+    } else if (!may_create) {
+        waiter_add(queues, waiter);
     }
     (void)pthread_mutex_unlock(&lock);
-    destroy_all(foreign);
+    destroy_all(inherited);
     destroy_all(spare);
     if (queue != NULL) {
         *out = queue;
         return 0;
     }
-    return may_make ? make(device, depth, waiter, out) : -EAGAIN;
+    return may_create ? create_for(device, depth, waiter, out) : -EAGAIN;
 }
 
-void dlfs_queue_give_back(dlfs_queue *queue)
+void dlfs_queue_release(dlfs_queue *queue)
 {
     struct dlfs_queues *queues = &queue->device->queues;
     uint64_t now_ns = monotonic_ns();
     (void)pthread_mutex_lock(&lock);
-    dlfs_queue *ended = disown(queues);
-    struct dlfs_queue_waiter *first = queues->line;
-    bool kept =
+    dlfs_queue *unused = forget_parents(queues);
+    struct dlfs_queue_waiter *first = queues->waiters;
+    bool reusable =
         queue->generation == queues->generation && (first == NULL || first->depth == queue->depth);
-    if (kept && first != NULL) {
-        leave_line(queues, first);
+    if (reusable && first != NULL) {
+        waiter_remove(queues, first);
         first->queue = queue;
         first->state = DLFS_WAITER_SERVED;
         (void)pthread_cond_broadcast(&changed);
-    } else if (kept) {
-        queue->rested_ns = now_ns;
-        queue->next = queues->resting;
-        queues->resting = queue;
-        ended = ended != NULL ? ended : take_expired(queues, now_ns);
+    } else if (reusable) {
+        queue->idle_since_ns = now_ns;
+        queue->next = queues->idle;
+        queues->idle = queue;
+        unused = unused != NULL ? unused : take_expired(queues, now_ns);
     }
     (void)pthread_mutex_unlock(&lock);
-    destroy_all(ended);
-    if (!kept) {
+    destroy_all(unused);
+    if (!reusable) {
         dlfs_queue_destroy(queue);
     }
 }
@@ -219,21 +225,21 @@ void dlfs_queue_give_back(dlfs_queue *queue)
 void dlfs_queue_waiter_leave(dlfs_device *device, struct dlfs_queue_waiter *waiter)
 {
     (void)pthread_mutex_lock(&lock);
-    dlfs_queue *foreign = disown(&device->queues);
-    leave_line(&device->queues, waiter);
+    dlfs_queue *inherited = forget_parents(&device->queues);
+    waiter_remove(&device->queues, waiter);
     dlfs_queue *queue = waiter->queue;
     waiter->queue = NULL;
     waiter->state = DLFS_WAITER_NONE;
     (void)pthread_mutex_unlock(&lock);
-    destroy_all(foreign);
+    destroy_all(inherited);
     if (queue != NULL) {
-        dlfs_queue_give_back(queue);
+        dlfs_queue_release(queue);
     }
 }
 
 bool dlfs_queue_waiter_is_due(const struct dlfs_queue_waiter *waiter, uint64_t now_ns)
 {
-    return waiter->state != DLFS_WAITER_QUEUED || now_ns - waiter->looked_ns >= LOOK_NS;
+    return waiter->state != DLFS_WAITER_QUEUED || now_ns - waiter->tried_ns >= RETRY_NS;
 }
 
 void dlfs_queue_waiter_wait(struct dlfs_queue_waiter *waiter, int timeout_ms)
@@ -260,17 +266,17 @@ void dlfs_queues_changed(dlfs_device *device)
 void dlfs_queues_close(dlfs_device *device)
 {
     (void)pthread_mutex_lock(&lock);
-    dlfs_queue *resting = device->queues.resting;
-    device->queues.resting = NULL;
+    dlfs_queue *idle = device->queues.idle;
+    device->queues.idle = NULL;
     (void)pthread_mutex_unlock(&lock);
-    destroy_all(resting);
+    destroy_all(idle);
 }
 
-uint32_t dlfs_queues_resting(const dlfs_device *device)
+uint32_t dlfs_queues_idle(const dlfs_device *device)
 {
     uint32_t count = 0;
     (void)pthread_mutex_lock(&lock);
-    for (const dlfs_queue *queue = device->queues.resting; queue != NULL; queue = queue->next) {
+    for (const dlfs_queue *queue = device->queues.idle; queue != NULL; queue = queue->next) {
         count++;
     }
     (void)pthread_mutex_unlock(&lock);
@@ -293,7 +299,7 @@ int dlfs_queue_create(dlfs_device *device, uint32_t depth, dlfs_queue **out)
     struct dlfs_queue_waiter waiter = {.queue = NULL};
     struct deadline deadline = deadline_after(WAIT_MS);
     int code;
-    while ((code = dlfs_queue_borrow(device, depth, &waiter, out)) == -EAGAIN) {
+    while ((code = dlfs_queue_acquire(device, depth, &waiter, out)) == -EAGAIN) {
         if (deadline_left_ns(&deadline) == 0) {
             dlfs_queue_waiter_leave(device, &waiter);
             return DLFS_E_LIMIT;

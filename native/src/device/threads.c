@@ -1,12 +1,11 @@
 /*
- * Files and block devices through a pool of threads, where io_uring is forbidden: one pool per
- * queue pair, its threads started as operations need them and ended with the queue pair.
+ * Files and block devices through a pool of threads, for systems that forbid io_uring: one pool per
+ * queue pair. Its threads are started as operations need them and end with the queue pair.
  *
- * One mutex guards the queue pair's two lists of slots: waiting (for a thread) and finished (for
- * poll). Threads run with all signals blocked, so that the program's handlers stay with its own
- * threads.
+ * One mutex protects the queue pair's two lists of entries: waiting (for a thread) and finished
+ * (for poll). The threads block all signals, so that the program's own threads handle them.
  */
-#include "device/device.h"
+#include "device/file.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -16,19 +15,19 @@
 #include "platform/clock.h"
 #include "platform/thread.h"
 
-/* More threads than this only take turns on the device; glibc's own AIO stops at 20. */
+/* More threads only wait for the device; glibc's own AIO stops at 20. */
 #define THREADS_MAX 32u
 #define THREAD_STACK_BYTES (256u << 10)
-#define NO_SLOT UINT32_MAX
+#define NO_ENTRY UINT32_MAX
 
-struct threads_slot {
+struct threads_entry {
     dlfs_operation operation;
     int64_t result;
     uint32_t next;
 };
 
-/* A first-in, first-out list of slots. */
-struct slot_list {
+/* A first-in, first-out list of entries. */
+struct entry_list {
     uint32_t first;
     uint32_t last;
 };
@@ -38,34 +37,34 @@ struct threads_queue {
     int descriptor;
     uint32_t block_bytes;
     pthread_mutex_t mutex;
-    pthread_cond_t work; /* waiting grew, or stopping */
-    pthread_cond_t done; /* finished grew */
-    struct slot_list waiting;
-    struct slot_list finished;
+    pthread_cond_t work; /* signalled when waiting grows, or stopping is set */
+    pthread_cond_t done; /* signalled when finished grows */
+    struct entry_list waiting;
+    struct entry_list finished;
     uint32_t first_free;
     uint32_t waiting_count;
     uint32_t idle_count;
     uint32_t thread_count;
     bool stopping;
     pthread_t threads[THREADS_MAX];
-    struct threads_slot slots[]; /* [depth] */
+    struct threads_entry entries[]; /* [depth] */
 };
 
-static void list_append(struct threads_queue *queue, struct slot_list *list, uint32_t number)
+static void list_append(struct threads_queue *queue, struct entry_list *list, uint32_t number)
 {
-    queue->slots[number].next = NO_SLOT;
-    if (list->first == NO_SLOT) {
+    queue->entries[number].next = NO_ENTRY;
+    if (list->first == NO_ENTRY) {
         list->first = number;
     } else {
-        queue->slots[list->last].next = number;
+        queue->entries[list->last].next = number;
     }
     list->last = number;
 }
 
-static uint32_t list_take(struct threads_queue *queue, struct slot_list *list)
+static uint32_t list_take(struct threads_queue *queue, struct entry_list *list)
 {
     uint32_t number = list->first;
-    list->first = queue->slots[number].next;
+    list->first = queue->entries[number].next;
     return number;
 }
 
@@ -99,7 +98,7 @@ static int64_t transfer_whole(const struct threads_queue *queue, const dlfs_oper
             return dlfs_file_result(-errno);
         }
         if (got == 0 || got % (ssize_t)queue->block_bytes != 0) {
-            return DLFS_E_TRUNCATED; /* the file's end */
+            return DLFS_E_TRUNCATED; /* the end of the file */
         }
         done += (uint32_t)got;
     }
@@ -111,20 +110,20 @@ static void *thread_main(void *argument)
     struct threads_queue *queue = argument;
     (void)pthread_mutex_lock(&queue->mutex);
     for (;;) {
-        while (queue->waiting.first == NO_SLOT && !queue->stopping) {
+        while (queue->waiting.first == NO_ENTRY && !queue->stopping) {
             queue->idle_count++;
             (void)pthread_cond_wait(&queue->work, &queue->mutex);
             queue->idle_count--;
         }
-        if (queue->waiting.first == NO_SLOT) {
+        if (queue->waiting.first == NO_ENTRY) {
             break;
         }
         uint32_t number = list_take(queue, &queue->waiting);
         queue->waiting_count--;
         (void)pthread_mutex_unlock(&queue->mutex);
-        int64_t result = transfer_whole(queue, &queue->slots[number].operation);
+        int64_t result = transfer_whole(queue, &queue->entries[number].operation);
         (void)pthread_mutex_lock(&queue->mutex);
-        queue->slots[number].result = result;
+        queue->entries[number].result = result;
         list_append(queue, &queue->finished, number);
         (void)pthread_cond_signal(&queue->done);
     }
@@ -132,7 +131,7 @@ static void *thread_main(void *argument)
     return NULL;
 }
 
-/* Starts one more thread; with the mutex held. */
+/* Starts one more thread. The caller holds the mutex. */
 static int thread_add(struct threads_queue *queue)
 {
     pthread_attr_t attributes;
@@ -149,7 +148,10 @@ static int thread_add(struct threads_queue *queue)
     return code;
 }
 
-/* Starts as many threads as what waits could use; an error only when there is none at all. */
+/*
+ * Starts as many threads as the waiting operations can use. Returns an error only if the pool has
+ * no thread at all.
+ */
 static int threads_provide(struct threads_queue *queue, uint32_t more)
 {
     uint32_t wanted = queue->waiting_count + more;
@@ -178,8 +180,8 @@ static int threads_submit(dlfs_queue *base, const dlfs_operation *operations, ui
     }
     for (uint32_t i = 0; i < count; i++) {
         uint32_t number = queue->first_free;
-        queue->first_free = queue->slots[number].next;
-        queue->slots[number].operation = operations[i];
+        queue->first_free = queue->entries[number].next;
+        queue->entries[number].operation = operations[i];
         list_append(queue, &queue->waiting, number);
     }
     queue->waiting_count += count;
@@ -192,21 +194,21 @@ static uint32_t take_finished(struct threads_queue *queue, dlfs_completion *comp
                               uint32_t count)
 {
     uint32_t filled = 0;
-    while (filled < count && queue->finished.first != NO_SLOT) {
+    while (filled < count && queue->finished.first != NO_ENTRY) {
         uint32_t number = list_take(queue, &queue->finished);
-        struct threads_slot *slot = &queue->slots[number];
+        struct threads_entry *entry = &queue->entries[number];
         completions[filled++] =
-            (dlfs_completion){.tag = slot->operation.tag, .result = slot->result};
-        slot->next = queue->first_free;
+            (dlfs_completion){.tag = entry->operation.tag, .result = entry->result};
+        entry->next = queue->first_free;
         queue->first_free = number;
     }
     return filled;
 }
 
-/* Waits until something finished; false when the time has passed. */
+/* Waits until an operation has finished; returns false when the time has passed. */
 static bool wait_finished(struct threads_queue *queue, const struct deadline *deadline)
 {
-    while (queue->finished.first == NO_SLOT) {
+    while (queue->finished.first == NO_ENTRY) {
         if (deadline->never) {
             (void)pthread_cond_wait(&queue->done, &queue->mutex);
             continue;
@@ -251,8 +253,10 @@ static void threads_queue_destroy(dlfs_queue *base)
     free(queue);
 }
 
-/* The threads are the parent's, and the mutex may be held by one of them for ever: only the memory
- * is ours. */
+/*
+ * Frees the memory alone: the threads are the parent's, and one of them may hold the mutex for
+ * ever.
+ */
 static void threads_queue_abandon(dlfs_queue *base)
 {
     free(base);
@@ -275,7 +279,7 @@ static int locks_init(struct threads_queue *queue)
 
 int dlfs_threads_queue_create(dlfs_device *device, uint32_t depth, dlfs_queue **out)
 {
-    struct threads_queue *queue = calloc(1, sizeof *queue + depth * sizeof queue->slots[0]);
+    struct threads_queue *queue = calloc(1, sizeof *queue + depth * sizeof queue->entries[0]);
     if (queue == NULL) {
         return -ENOMEM;
     }
@@ -286,10 +290,10 @@ int dlfs_threads_queue_create(dlfs_device *device, uint32_t depth, dlfs_queue **
     }
     queue->descriptor = ((const struct dlfs_file_device *)device)->descriptor;
     queue->block_bytes = device->block_bytes;
-    queue->waiting.first = NO_SLOT;
-    queue->finished.first = NO_SLOT;
+    queue->waiting.first = NO_ENTRY;
+    queue->finished.first = NO_ENTRY;
     for (uint32_t i = 0; i < depth; i++) {
-        queue->slots[i].next = i + 1;
+        queue->entries[i].next = i + 1;
     }
     dlfs_queue_init(&queue->base, &threads_queue_ops, device, depth);
     *out = &queue->base;

@@ -1,21 +1,21 @@
 /*
  * Files and block devices through io_uring: one ring per queue pair, one io_uring_enter per batch
- * submitted, the file registered, and buffers too when the caller announced their range.
+ * submitted, the file registered, and buffers too if the caller announced their range.
  *
- * A ring may move between threads (one at a time), so IORING_SETUP_SINGLE_ISSUER, and DEFER_TASKRUN
- * which needs it, are out: the kernel would refuse the second thread. With COOP_TASKRUN the kernel
- * finishes requests when the thread that submitted them enters it next, or is interrupted anyway,
- * and interrupts nobody for it: 0.5 us of CPU less a read. TASKRUN_FLAG tells a look at the ring
- * that there is something to enter for. Should one thread compute while another one polls, a
- * completion waits for the clock's next tick at worst.
+ * Threads. A ring may move between threads, one at a time. This excludes
+ * IORING_SETUP_SINGLE_ISSUER, and DEFER_TASKRUN which needs it: the kernel would refuse the second
+ * thread. With COOP_TASKRUN the kernel finishes requests when the thread that submitted them next
+ * enters the kernel, without interrupting it, which saves 0.5 us of CPU a read. TASKRUN_FLAG marks
+ * in the ring that there is work to enter the kernel for. If one thread computes while another one
+ * polls, a completion is delayed until the next clock tick at worst.
  *
- * An operation takes a slot until its completion is handed out. Where the kernel does less than
- * asked, the slot goes on with the rest; where it did nothing (the file's end) the result is
- * DLFS_E_TRUNCATED.
+ * An operation occupies an entry until its completion is returned. If the kernel transfers less
+ * than requested, the entry requests the remainder. If it transfers nothing (the end of the file),
+ * the result is DLFS_E_TRUNCATED.
  *
  * Source: io_uring(7), io_uring_setup(2), io_uring_enter(2).
  */
-#include "device/device.h"
+#include "device/file.h"
 #include "platform/clock.h"
 
 #include <errno.h>
@@ -29,15 +29,16 @@
 
 #define REAP_BATCH 64u
 #define RING_FLAGS (IORING_SETUP_COOP_TASKRUN | IORING_SETUP_TASKRUN_FLAG)
-/* How long to wait before submitting again when the kernel is short of memory and nothing is in
- * flight. */
+/*
+ * Pause before the next submission when the kernel is short of memory and no request is in flight.
+ */
 #define PAUSE_NS 1000000L
-/* The kernel's limit on one registered buffer; a range is registered as several of them. */
+/* The kernel's limit for one registered buffer; a longer range is registered as several buffers. */
 #define REGISTERED_BYTES_MAX (UINT64_C(1) << 30)
 #define REGISTERED_COUNT_MAX 1024u
 
-struct uring_slot {
-    uint8_t *buffer; /* of what is left */
+struct uring_entry {
+    uint8_t *buffer; /* address of the remaining bytes */
     uint64_t offset_bytes;
     uint64_t tag;
     uint32_t left_bytes;
@@ -52,15 +53,15 @@ struct uring_queue {
     struct io_uring ring;
     int descriptor;
     bool file_registered;
-    uintptr_t range_base; /* of the registered buffers; range_bytes 0: none */
+    uintptr_t range_base; /* registered range; range_bytes 0: none */
     size_t range_bytes;
     uint32_t first_free;
-    struct uring_slot slots[]; /* [depth] */
+    struct uring_entry entries[]; /* [depth] */
 };
 
 /* ---- requests -------------------------------------------------------------------------------- */
 
-/* The number of the registered buffer that holds a whole request, or -1. */
+/* Returns the number of the registered buffer that contains a whole request, or -1. */
 static int registered_index(const struct uring_queue *queue, const uint8_t *buffer,
                             uint32_t length_bytes)
 {
@@ -74,22 +75,25 @@ static int registered_index(const struct uring_queue *queue, const uint8_t *buff
     return first == last ? (int)first : -1;
 }
 
-/* Fills a request for what is left of a slot. There is always room: a slot has one request at most.
+/*
+ * Fills a request for the remainder of an entry. The ring always has room, because an entry has at
+ * most one request.
  */
-static void slot_prepare(struct uring_queue *queue, uint32_t number)
+static void entry_prepare(struct uring_queue *queue, uint32_t number)
 {
-    struct uring_slot *slot = &queue->slots[number];
+    struct uring_entry *entry = &queue->entries[number];
     struct io_uring_sqe *request = io_uring_get_sqe(&queue->ring);
-    uint32_t length = slot->left_bytes;
+    uint32_t length = entry->left_bytes;
     if (length > DLFS_REQUEST_BYTES_MAX) {
         length = DLFS_REQUEST_BYTES_MAX;
     }
-    int index = registered_index(queue, slot->buffer, length);
+    int index = registered_index(queue, entry->buffer, length);
     bool fixed = index >= 0;
-    uint8_t opcode = slot->kind == DLFS_OP_WRITE ? (fixed ? IORING_OP_WRITE_FIXED : IORING_OP_WRITE)
-                                                 : (fixed ? IORING_OP_READ_FIXED : IORING_OP_READ);
+    uint8_t opcode = entry->kind == DLFS_OP_WRITE
+                         ? (fixed ? IORING_OP_WRITE_FIXED : IORING_OP_WRITE)
+                         : (fixed ? IORING_OP_READ_FIXED : IORING_OP_READ);
     int file = queue->file_registered ? 0 : queue->descriptor;
-    io_uring_prep_rw(opcode, request, file, slot->buffer, length, slot->offset_bytes);
+    io_uring_prep_rw(opcode, request, file, entry->buffer, length, entry->offset_bytes);
     if (fixed) {
         request->buf_index = (uint16_t)index;
     }
@@ -104,8 +108,10 @@ static bool is_transient(int error)
     return error == -EAGAIN || error == -EBUSY || error == -ENOMEM || error == -EINTR;
 }
 
-/* Hands prepared requests to the kernel. What it refuses for now stays prepared, and poll tries
- * again. */
+/*
+ * Submits prepared requests to the kernel. Those that it refuses for now stay prepared, and poll
+ * submits them again.
+ */
 static int ring_flush(struct uring_queue *queue)
 {
     while (io_uring_sq_ready(&queue->ring) > 0) {
@@ -128,34 +134,36 @@ static int uring_submit(dlfs_queue *base, const dlfs_operation *operations, uint
     struct uring_queue *queue = (struct uring_queue *)base;
     for (uint32_t i = 0; i < count; i++) {
         uint32_t number = queue->first_free;
-        struct uring_slot *slot = &queue->slots[number];
-        queue->first_free = slot->next_free;
-        slot->buffer = operations[i].buffer;
-        slot->offset_bytes = operations[i].offset_bytes;
-        slot->tag = operations[i].tag;
-        slot->left_bytes = operations[i].length_bytes;
-        slot->length_bytes = operations[i].length_bytes;
-        slot->kind = operations[i].kind;
-        slot->interrupted = 0;
-        slot_prepare(queue, number);
+        struct uring_entry *entry = &queue->entries[number];
+        queue->first_free = entry->next_free;
+        entry->buffer = operations[i].buffer;
+        entry->offset_bytes = operations[i].offset_bytes;
+        entry->tag = operations[i].tag;
+        entry->left_bytes = operations[i].length_bytes;
+        entry->length_bytes = operations[i].length_bytes;
+        entry->kind = operations[i].kind;
+        entry->interrupted = 0;
+        entry_prepare(queue, number);
     }
-    /* They are accepted whatever this says: a lasting error is poll's to report. */
+    /* The operations are accepted whatever the result: poll reports a lasting error. */
     (void)ring_flush(queue);
     return (int)count;
 }
 
 /* ---- completions ----------------------------------------------------------------------------- */
 
-/* Takes the kernel's answer for a slot: true when the slot is finished, false when it was prepared
- * again. */
-static bool slot_advance(struct uring_queue *queue, uint32_t number, int32_t answer,
-                         int64_t *result)
+/*
+ * Processes the kernel's result for an entry. Returns true if the entry is finished, false if its
+ * remainder was prepared again.
+ */
+static bool entry_advance(struct uring_queue *queue, uint32_t number, int32_t answer,
+                          int64_t *result)
 {
-    struct uring_slot *slot = &queue->slots[number];
+    struct uring_entry *entry = &queue->entries[number];
     if (answer == -EINTR || answer == -EAGAIN || answer == -ECANCELED) {
-        if (slot->interrupted < DLFS_INTERRUPTED_MAX) {
-            slot->interrupted++;
-            slot_prepare(queue, number);
+        if (entry->interrupted < DLFS_INTERRUPTED_MAX) {
+            entry->interrupted++;
+            entry_prepare(queue, number);
             return false;
         }
     }
@@ -164,18 +172,18 @@ static bool slot_advance(struct uring_queue *queue, uint32_t number, int32_t ans
         return true;
     }
     uint32_t done = (uint32_t)answer;
-    if (done >= slot->left_bytes) {
-        *result = (int64_t)slot->length_bytes;
+    if (done >= entry->left_bytes) {
+        *result = (int64_t)entry->length_bytes;
         return true;
     }
     if (done == 0 || done % queue->base.device->block_bytes != 0) {
         *result = DLFS_E_TRUNCATED;
         return true;
     }
-    slot->buffer += done;
-    slot->offset_bytes += done;
-    slot->left_bytes -= done;
-    slot_prepare(queue, number);
+    entry->buffer += done;
+    entry->offset_bytes += done;
+    entry->left_bytes -= done;
+    entry_prepare(queue, number);
     return false;
 }
 
@@ -189,12 +197,12 @@ static uint32_t ring_reap(struct uring_queue *queue, dlfs_completion *completion
         for (uint32_t i = 0; i < got; i++) {
             uint32_t number = (uint32_t)io_uring_cqe_get_data64(entries[i]);
             int64_t result;
-            if (!slot_advance(queue, number, entries[i]->res, &result)) {
+            if (!entry_advance(queue, number, entries[i]->res, &result)) {
                 continue;
             }
-            struct uring_slot *slot = &queue->slots[number];
-            completions[filled++] = (dlfs_completion){.tag = slot->tag, .result = result};
-            slot->next_free = queue->first_free;
+            struct uring_entry *entry = &queue->entries[number];
+            completions[filled++] = (dlfs_completion){.tag = entry->tag, .result = result};
+            entry->next_free = queue->first_free;
             queue->first_free = number;
         }
         io_uring_cq_advance(&queue->ring, got);
@@ -214,7 +222,7 @@ static void pause_briefly(uint64_t left_ns)
     (void)nanosleep(&pause, NULL);
 }
 
-/* Waits for one completion, a signal or the time: 0, or the error of a broken ring. */
+/* Waits for one completion, a signal or the time-out. Returns 0, or the error of a broken ring. */
 static int ring_wait(struct uring_queue *queue, uint64_t left_ns)
 {
     struct io_uring_cqe *entry = NULL;
@@ -258,8 +266,8 @@ static int uring_poll(dlfs_queue *base, dlfs_completion *completions, uint32_t c
 }
 
 /*
- * The ring itself is readable while it has completions: tasks are not deferred, so the kernel posts
- * them without being asked, and an eventfd would only cost a wake-up more.
+ * Returns the ring's own descriptor, which is readable while it has completions: tasks are not
+ * deferred, so the kernel posts completions by itself. An eventfd would only add a wake-up.
  */
 static int uring_descriptor(dlfs_queue *base)
 {
@@ -300,8 +308,10 @@ static int uring_register(dlfs_queue *base, void *start, size_t bytes)
         queue->range_base = (uintptr_t)start;
         queue->range_bytes = bytes;
     }
-    /* Only a bad address is the caller's fault; for the rest (RLIMIT_MEMLOCK above all) plain reads
-     * do. */
+    /*
+     * Only a bad address is an error of the caller. After others (mostly RLIMIT_MEMLOCK) reads
+     * without registered buffers do.
+     */
     return error == -EFAULT ? error : 0;
 }
 
@@ -320,20 +330,21 @@ static const struct dlfs_queue_ops uring_queue_ops = {
     .descriptor = uring_descriptor,
     .register_range = uring_register,
     .destroy = uring_queue_destroy,
-    /* Unmaps and closes the child's copies; the ring lives on in the parent. */
+    /* unmaps and closes the child's copies; the ring stays open in the parent */
     .abandon = uring_queue_destroy,
 };
 
 static int ring_create(uint32_t entries, struct io_uring *ring)
 {
     int error = io_uring_queue_init(entries, ring, RING_FLAGS);
-    if (error == -EINVAL) { /* before 5.19 */
+    if (error == -EINVAL) { /* kernels before 5.19 */
         error = io_uring_queue_init(entries, ring, 0);
     }
     if (error < 0) {
         return error;
     }
-    if ((ring->features & IORING_FEAT_EXT_ARG) == 0) { /* before 5.11: no wait with a timeout */
+    if ((ring->features & IORING_FEAT_EXT_ARG) ==
+        0) { /* kernels before 5.11: a wait has no timeout */
         io_uring_queue_exit(ring);
         return -ENOSYS;
     }
@@ -352,7 +363,7 @@ int dlfs_uring_probe(void)
 
 int dlfs_uring_queue_create(dlfs_device *device, uint32_t depth, dlfs_queue **out)
 {
-    struct uring_queue *queue = calloc(1, sizeof *queue + depth * sizeof queue->slots[0]);
+    struct uring_queue *queue = calloc(1, sizeof *queue + depth * sizeof queue->entries[0]);
     if (queue == NULL) {
         return -ENOMEM;
     }
@@ -364,14 +375,14 @@ int dlfs_uring_queue_create(dlfs_device *device, uint32_t depth, dlfs_queue **ou
     queue->descriptor = ((const struct dlfs_file_device *)device)->descriptor;
     queue->file_registered = io_uring_register_files(&queue->ring, &queue->descriptor, 1) == 0;
     for (uint32_t i = 0; i < depth; i++) {
-        queue->slots[i].next_free = i + 1;
+        queue->entries[i].next_free = i + 1;
     }
     dlfs_queue_init(&queue->base, &uring_queue_ops, device, depth);
     *out = &queue->base;
     return 0;
 }
 
-#else /* built without liburing: threads do the work */
+#else /* built without liburing: threads do the I/O */
 
 int dlfs_uring_probe(void)
 {

@@ -1,10 +1,10 @@
 /*
- * Writing a directory segment: names, locations, storage order, tree, checksums.
+ * Writes a directory segment: names, locations, storage order, tree, checksums.
  *
- * Two steps, so that the caller can find room for the parts in between: planning walks the names
- * once, checks every rule about paths, adds up the name blocks and settles the hash seed; building
- * writes. The sorts are radix sorts of (key, index) pairs: stable, so equal keys stay in index
- * order, and linear whatever the keys are.
+ * There are two steps, between which the caller allocates space for the parts. Planning reads the
+ * names once, checks every rule about paths, adds up the name blocks and chooses the hash seed.
+ * Building writes. The sorts are radix sorts of (key, index) pairs: stable, so that equal keys stay
+ * in index order, and linear for any keys.
  */
 #include "directory/directory.h"
 #include "dlfs/import.h"
@@ -14,8 +14,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define EQUAL_HASHES_MAX 15u /* samples with one hash: they fit into two neighbouring leaves */
-#define SEEDS_MAX 64u /* a second seed is beyond belief unless somebody made the paths for it */
+#define EQUAL_HASHES_MAX                                                                   \
+    15u               /* most samples with one hash: they fit into two neighbouring leaves \
+                       */
+#define SEEDS_MAX 64u /* a second seed is only needed for paths made to collide */
 #define RADIX_BITS 11u
 #define RADIX_SIZE (1u << RADIX_BITS)
 
@@ -26,13 +28,13 @@ typedef struct pair {
 
 /* ---- names ----------------------------------------------------------------------------------- */
 
-/* Paths in order, and what to compare the next with. */
+/* A sequence of paths in order, and the state to compare the next one with. */
 typedef struct names_walk {
     const uint8_t *previous;
     uint32_t previous_bytes;
-    uint32_t depth; /* of the stack */
-    uint16_t stack[DLFS_PATH_BYTES_MAX +
-                   1]; /* lengths of the paths that the previous one begins with, and its own */
+    uint32_t depth;                          /* depth of the stack */
+    uint16_t stack[DLFS_PATH_BYTES_MAX + 1]; /* lengths of the earlier paths that the previous one
+                                                begins with, and its own */
 } names_walk;
 
 static bool component_is_valid(const uint8_t *component, uint32_t bytes)
@@ -77,10 +79,10 @@ static uint32_t common_bytes(const uint8_t *a, const uint8_t *b, uint32_t limit)
 }
 
 /*
- * Takes the next path: how much it has in common with the one before it, or -EINVAL when it breaks
- * a rule. A path that begins with a whole earlier path must not go on with '/': an earlier path
- * cannot be a directory. Only the longest such path can be new to this one, for the others were
- * compared with the path before.
+ * Takes the next path. *shared gets the length of the prefix that it shares with the path before;
+ * -EINVAL if it breaks a rule. A path that begins with a whole earlier path must not continue with
+ * '/': an earlier path cannot be a directory. Only the longest such path needs a comparison,
+ * because the path before was compared with the others.
  */
 static int walk_next(names_walk *walk, const uint8_t *path, uint64_t path_bytes, uint32_t *shared)
 {
@@ -123,8 +125,8 @@ static uint8_t *write_varint(uint8_t *at, uint32_t value)
 }
 
 /*
- * Encodes the names part into out[0..capacity), or only adds it up when out is NULL. *bytes: its
- * length before rounding up. -EINVAL also when it is longer than capacity.
+ * Encodes the names part into out[0..capacity), or only computes its length if out is NULL. *bytes
+ * gets the length before rounding up. -EINVAL also if it is longer than capacity.
  */
 static int encode_names(const uint8_t *names, const uint64_t *offsets, uint64_t count, uint8_t *out,
                         uint64_t capacity, uint64_t *bytes)
@@ -182,7 +184,7 @@ static bool radix_pass(const pair *from, pair *to, uint64_t count, uint32_t shif
         starts[from[i].key >> shift & (RADIX_SIZE - 1)]++;
     }
     if (starts[from[0].key >> shift & (RADIX_SIZE - 1)] == count) {
-        return false; /* nothing to do in this digit */
+        return false; /* all pairs have the same digit */
     }
     for (uint32_t digit = 0; digit < RADIX_SIZE; digit++) {
         uint64_t width = starts[digit];
@@ -195,7 +197,7 @@ static bool radix_pass(const pair *from, pair *to, uint64_t count, uint32_t shif
     return true;
 }
 
-/* Sorts count > 0 pairs stably by key. The result is in pairs or in spare: the one returned. */
+/* Sorts count > 0 pairs stably by key. Returns the array with the result: pairs or spare. */
 static pair *radix_sort(pair *pairs, pair *spare, uint64_t count)
 {
     for (uint32_t shift = 0; shift < 64; shift += RADIX_BITS) {
@@ -210,7 +212,7 @@ static pair *radix_sort(pair *pairs, pair *spare, uint64_t count)
 
 static pair *allocate_pairs(uint64_t count)
 {
-    /* Both halves of a sort; count is at most 2^48, so this cannot overflow. */
+    /* Memory for both arrays of a sort; count is at most 2^48, so this cannot overflow. */
     return malloc((count > 0 ? count : 1) * 2 * sizeof(pair));
 }
 
@@ -226,9 +228,9 @@ static void hash_names(const uint8_t *names, const uint64_t *offsets, uint64_t c
 /* ---- the seed -------------------------------------------------------------------------------- */
 
 /*
- * Counts hashes by their first bits in a table with at least twice as many counters as samples.
- * When no counter passes the limit, neither does a hash: nearly always the whole answer, without a
- * sort. Returns 1, 0 or -ENOMEM.
+ * Counts hashes by their first bits, in a table with at least twice as many counters as samples. If
+ * no counter exceeds the limit, no hash does: this nearly always decides without a sort. Returns 1,
+ * 0 or -ENOMEM.
  */
 static int seed_is_plainly_good(const uint8_t *names, const uint64_t *offsets, uint64_t count,
                                 uint64_t seed)
@@ -252,7 +254,7 @@ static int seed_is_plainly_good(const uint8_t *names, const uint64_t *offsets, u
     return good;
 }
 
-/* The same answer for certain, by sorting. Returns 1, 0 or -ENOMEM. */
+/* Decides the same exactly, by sorting. Returns 1, 0 or -ENOMEM. */
 static int seed_is_good(const uint8_t *names, const uint64_t *offsets, uint64_t count,
                         uint64_t seed)
 {
@@ -335,7 +337,9 @@ static void store_index(void *indices, uint32_t index_bytes, uint64_t at, uint64
     }
 }
 
-/* The order section; -EINVAL when a sample ends behind data_bytes, or begins in another. */
+/*
+ * Writes the order section. -EINVAL: a sample ends after data_bytes, or begins in another sample.
+ */
 static int build_order(const dlfs_directory_layout *layout, const dlfs_location *locations,
                        uint64_t data_bytes, pair *pairs, uint8_t *entries)
 {
@@ -345,7 +349,7 @@ static int build_order(const dlfs_directory_layout *layout, const dlfs_location 
         pairs[i].index = i;
     }
     const pair *sorted = count > 0 ? radix_sort(pairs, pairs + count, count) : pairs;
-    uint64_t end = 0; /* of the samples so far that have bytes */
+    uint64_t end = 0; /* end of the samples so far that have bytes */
     for (uint64_t rank = 0; rank < count; rank++) {
         const pair *at = &sorted[rank];
         uint64_t length = dlfs_location_length(&locations[at->index]);
@@ -385,11 +389,11 @@ static void build_tree(const dlfs_directory_layout *layout, const pair *sorted, 
         uint8_t *base = entries + layout->leaves_offset + leaf * layout->leaf_bytes;
         uint32_t *fingerprints = (uint32_t *)base;
         void *indices = base + DLFS_DIRECTORY_NODE_KEYS * sizeof(uint32_t);
-        for (uint32_t slot = 0; slot < DLFS_DIRECTORY_NODE_KEYS; slot++) {
-            uint64_t at = leaf * DLFS_DIRECTORY_NODE_KEYS + slot;
+        for (uint32_t entry = 0; entry < DLFS_DIRECTORY_NODE_KEYS; entry++) {
+            uint64_t at = leaf * DLFS_DIRECTORY_NODE_KEYS + entry;
             bool used = at < layout->sample_count;
-            fingerprints[slot] = used ? (uint32_t)sorted[at].key : 0;
-            store_index(indices, layout->index_bytes, slot, used ? sorted[at].index : UINT64_MAX);
+            fingerprints[entry] = used ? (uint32_t)sorted[at].key : 0;
+            store_index(indices, layout->index_bytes, entry, used ? sorted[at].index : UINT64_MAX);
         }
     }
     build_separators(layout, sorted, (uint64_t *)(entries + layout->separators_offset));
@@ -423,7 +427,7 @@ static void build_header(const dlfs_directory_layout *layout, const dlfs_directo
     header->name_block_count = layout->name_block_count;
 }
 
-/* Checksums come last, from the inside out: blocks, tables, header. */
+/* Writes the checksums in the order of their dependence: blocks, tables, header. */
 static void build_checksums(const dlfs_directory_layout *layout, uint8_t *entries,
                             const uint8_t *names)
 {
@@ -439,8 +443,10 @@ static void build_checksums(const dlfs_directory_layout *layout, uint8_t *entrie
     header->header_crc32c = dlfs_crc32c(0, header, offsetof(dlfs_directory_header, header_crc32c));
 }
 
-/* A plan that was not made for these names is found out by its sizes; it never makes a write out of
- * bounds. */
+/*
+ * Checks a plan's sizes, which differ if it was not made for these names; a wrong plan never causes
+ * a write out of bounds.
+ */
 static int check_plan(const dlfs_directory_plan *plan, dlfs_directory_layout *layout)
 {
     if (plan->names_bytes % DLFS_DIRECTORY_BLOCK_BYTES != 0 || plan->hash_seed >= SEEDS_MAX) {

@@ -1,9 +1,9 @@
 /*
- * Opening a directory over its bytes, and the questions that one array access answers.
+ * Opens a directory over its bytes, and answers queries that take one array access.
  *
- * The header states where each section lies, but nothing of that is believed: the layout is
- * computed from the number of samples and the length of the names part, and a header that differs
- * is refused. What is in bounds at open therefore stays in bounds.
+ * The header states the position of each section but is not trusted: the layout is computed from
+ * the number of samples and the length of the names part, and a header that differs is refused.
+ * Accesses that are within bounds at open therefore stay within bounds.
  */
 #include "directory/directory.h"
 
@@ -38,9 +38,9 @@ int dlfs_directory_layout_compute(uint64_t sample_count, uint64_t names_bytes,
                                   dlfs_directory_layout *layout)
 {
     const uint64_t block = DLFS_DIRECTORY_BLOCK_BYTES;
-    const uint64_t slots = DLFS_DIRECTORY_NODE_KEYS;
+    const uint64_t keys = DLFS_DIRECTORY_NODE_KEYS;
 
-    /* With these limits no sum below comes near 2^64. */
+    /* with these limits no sum below comes near 2^64 */
     if (sample_count > DLFS_DIRECTORY_SAMPLES_MAX || names_bytes > DLFS_DIRECTORY_NAMES_BYTES_MAX) {
         return -EINVAL;
     }
@@ -48,8 +48,8 @@ int dlfs_directory_layout_compute(uint64_t sample_count, uint64_t names_bytes,
     layout->sample_count = sample_count;
     layout->names_bytes = names_bytes;
     layout->index_bytes = sample_count < UINT32_MAX ? 4 : 8;
-    layout->leaf_count = (sample_count + slots - 1) / slots;
-    layout->leaf_bytes = slots * (sizeof(uint32_t) + layout->index_bytes);
+    layout->leaf_count = (sample_count + keys - 1) / keys;
+    layout->leaf_bytes = keys * (sizeof(uint32_t) + layout->index_bytes);
     layout->name_block_count = layout->leaf_count;
     compute_levels(layout);
 
@@ -89,7 +89,10 @@ static bool header_agrees(const dlfs_directory_header *header, const dlfs_direct
            header->name_block_count == layout->name_block_count;
 }
 
-/* The header alone: its checksum, then that it says what the format says it must. */
+/*
+ * Checks the header alone: its checksum, and that its fields have the values that the format
+ * requires.
+ */
 static int check_header(const dlfs_directory_header *header, dlfs_directory_layout *layout)
 {
     if (memcmp(header->magic, DLFS_DIRECTORY_MAGIC, sizeof(header->magic)) != 0) {
@@ -224,8 +227,10 @@ uint64_t dlfs_directory_rank_at(const dlfs_directory *directory, uint64_t addres
     while (low < high) {
         uint64_t middle = low + (high - low) / 2;
         uint64_t index = dlfs_directory_order_at(directory, middle);
-        /* A wild index ends the search early; the caller meets it again, as an error, in the order
-         * itself. */
+        /*
+         * An invalid index ends the search early; the caller finds the same error in the order
+         * itself.
+         */
         if (index < sample_count &&
             dlfs_location_address(dlfs_directory_location(directory, index)) < address) {
             low = middle + 1;

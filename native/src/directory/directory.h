@@ -1,11 +1,11 @@
 /*
  * The sample directory inside the library: the layout of its segment (FORMAT.md, "Directory
- * segment"), and what the reader needs inline: an index's location, a rank's index.
+ * segment"), and inline access for the reader to locations and to the storage order.
  *
- * The bytes of a segment are hostile even when their checksums are right. Opening checks that every
- * section lies within the entries part; all that a section holds is checked where it is used:
- * indices against the number of samples, name blocks against the names part. Addresses and lengths
- * are checked by who reads them, against dlfs_directory_data_bytes.
+ * The bytes of a segment are untrusted even if their checksums are right. Opening checks that every
+ * section lies within the entries part. The content of a section is checked where it is used:
+ * indices against the number of samples, name blocks against the names part. Readers check
+ * addresses and lengths against dlfs_directory_data_bytes.
  */
 #ifndef DLFS_DIRECTORY_H
 #define DLFS_DIRECTORY_H
@@ -20,12 +20,14 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the format is read in
 
 #define DLFS_DIRECTORY_MAGIC "DLFSDIR1"
 #define DLFS_DIRECTORY_VERSION 1u
-#define DLFS_DIRECTORY_BLOCK_BYTES 4096u /* of checksums and of section alignment */
-#define DLFS_DIRECTORY_NODE_KEYS 16u /* separators of a node, slots of a leaf, names of a block */
+#define DLFS_DIRECTORY_BLOCK_BYTES 4096u /* unit of checksums and of section alignment */
+#define DLFS_DIRECTORY_NODE_KEYS                                     \
+    16u /* separators of a node, entries of a leaf, names of a block \
+         */
 #define DLFS_DIRECTORY_SAMPLES_MAX (UINT64_C(1) << 48)
 #define DLFS_DIRECTORY_NAMES_BYTES_MAX (UINT64_C(1) << 61)
 #define DLFS_DIRECTORY_LEVELS_MAX 12u /* 16^12 leaves */
-#define DLFS_DIRECTORY_ALIGNMENT 64u  /* of the parts in memory */
+#define DLFS_DIRECTORY_ALIGNMENT 64u  /* alignment of the parts in memory */
 #define DLFS_DIRECTORY_VARINT_BYTES_MAX 2u
 
 /* The first block of the entries part. */
@@ -62,7 +64,10 @@ _Static_assert(offsetof(dlfs_directory_header, tables_crc32c) == 168, "as in FOR
 _Static_assert(offsetof(dlfs_directory_header, header_crc32c) == 4092, "as in FORMAT.md");
 _Static_assert(sizeof(dlfs_location) == 16, "as in FORMAT.md");
 
-/* Where everything lies: a function of the number of samples and the length of the names part. */
+/*
+ * The positions of all sections: a function of the number of samples and the length of the names
+ * part.
+ */
 typedef struct dlfs_directory_layout {
     uint64_t sample_count;
     uint64_t names_bytes;
@@ -75,14 +80,14 @@ typedef struct dlfs_directory_layout {
     uint64_t order_offset;
     uint64_t leaves_offset;
     uint64_t leaf_count;
-    uint64_t leaf_bytes; /* of one leaf */
+    uint64_t leaf_bytes; /* bytes of one leaf */
     uint64_t separators_offset;
     uint64_t separator_count;
     uint64_t name_block_count;
     uint32_t index_bytes;
     uint32_t level_count;
     uint64_t level_first[DLFS_DIRECTORY_LEVELS_MAX]; /* position of a level's first key */
-    uint64_t level_keys[DLFS_DIRECTORY_LEVELS_MAX];  /* padding not counted */
+    uint64_t level_keys[DLFS_DIRECTORY_LEVELS_MAX];  /* keys of a level, without padding */
 } dlfs_directory_layout;
 
 struct dlfs_directory {
@@ -97,36 +102,43 @@ struct dlfs_directory {
     _Atomic(const uint8_t *) names; /* NULL until attached */
 };
 
-/* -EINVAL when the counts are over their limits. */
+/* Computes the layout. -EINVAL: a count is over its limit. */
 int dlfs_directory_layout_compute(uint64_t sample_count, uint64_t names_bytes,
                                   dlfs_directory_layout *layout);
 
-/* A walk over the names of one block, in order. */
+/* An iteration over the names of one block, in order. */
 typedef struct dlfs_name_cursor {
     const uint8_t *at;
     const uint8_t *end;
-    uint32_t bytes; /* of the name below */
+    uint32_t bytes; /* length of `name` */
     uint8_t name[DLFS_PATH_BYTES_MAX];
 } dlfs_name_cursor;
 
-/* Finds a name block's bytes. DLFS_E_FORMAT when they are not inside the names part. */
+/* Finds the bytes of a name block. DLFS_E_FORMAT: they are not inside the names part. */
 int dlfs_directory_name_block(const dlfs_directory *directory, const uint8_t *names, uint64_t block,
                               const uint8_t **begin, const uint8_t **end);
-/* 1 when the path of a sample is this one, 0 when not. DLFS_E_FORMAT. index < sample_count. */
+/*
+ * Returns 1 if the path of sample `index` (< sample_count) equals the given one, else 0. Errors:
+ * DLFS_E_FORMAT.
+ */
 int dlfs_directory_name_equals(const dlfs_directory *directory, const uint8_t *names,
                                uint64_t index, const uint8_t *path, uint64_t path_bytes);
 
 /* ---- for the reader -------------------------------------------------------------------------- */
 
-/* index < count. Check address and length against data_bytes before use: they are as found on
- * media. */
+/*
+ * Returns the location of an index < count, as found on media: the caller checks address and length
+ * against data_bytes.
+ */
 static inline const dlfs_location *dlfs_directory_location(const dlfs_directory *directory,
                                                            uint64_t index)
 {
     return &directory->locations[index];
 }
 
-/* The index at a rank < count, as found on media: check it against the count before use. */
+/*
+ * Returns the index at a rank < count, as found on media: the caller checks it against the count.
+ */
 static inline uint64_t dlfs_directory_order_at(const dlfs_directory *directory, uint64_t rank)
 {
     if (directory->layout.index_bytes == sizeof(uint32_t)) {

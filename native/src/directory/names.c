@@ -1,11 +1,11 @@
 /*
  * Names: blocks of 16 front-coded paths in path order.
  *
- * Reading them never trusts what they say: a name block must lie inside the names part, a name may
- * share no more than the name before it has, and none may be over the limit of a path. To be
- * compared with a path, names of the usual short lengths are decoded into a buffer, by copies of
- * one length; others are compared where they lie: it is enough to know how far the path agrees with
- * each name on the way.
+ * The bytes are not trusted: a name block must lie inside the names part, a name may share no more
+ * bytes than the name before it has, and no name may exceed the limit of a path. To compare a path
+ * with names of the usual short lengths, they are decoded into a buffer with copies of one fixed
+ * length. Other names are compared in place: it suffices to know how many bytes the path shares
+ * with each name on the way.
  */
 #include "directory/directory.h"
 
@@ -14,7 +14,7 @@
 #include <string.h>
 
 #define COPY_BYTES 32
-#define SHORT_BYTES_MAX 127u /* a length of one byte */
+#define SHORT_BYTES_MAX 127u /* longest length that takes one byte */
 #define NAME_UNUSUAL UINT32_MAX
 
 static const uint8_t *attached_names(const dlfs_directory *directory)
@@ -37,7 +37,10 @@ int dlfs_directory_name_block(const dlfs_directory *directory, const uint8_t *na
     return 0;
 }
 
-/* One varint of at most two bytes; NULL when it does not end by then or by the end of the block. */
+/*
+ * Reads one varint of at most two bytes. Returns NULL if it does not end by then or by the end of
+ * the block.
+ */
 static inline const uint8_t *read_varint(const uint8_t *at, const uint8_t *end, uint32_t *value)
 {
     if (at >= end) {
@@ -56,8 +59,9 @@ static inline const uint8_t *read_varint(const uint8_t *at, const uint8_t *end, 
 }
 
 /*
- * The next entry of a block: how much it shares with the name before it, of length before, and its
- * suffix. NULL when it is malformed, else the end of the entry, which is the end of its suffix.
+ * Reads the next entry of a block: how many bytes it shares with the name before it, of length
+ * `before`, and its suffix. Returns NULL if it is malformed, else the end of the entry, which is
+ * the end of its suffix.
  */
 static inline const uint8_t *read_entry(const uint8_t *at, const uint8_t *end, uint32_t before,
                                         uint32_t *shared, uint32_t *suffix_bytes)
@@ -93,7 +97,10 @@ static inline bool equal_words(const uint8_t *a, const uint8_t *b)
     return left == right;
 }
 
-/* Whether a[0..bytes) and b[0..bytes) are equal; short runs, so no call. */
+/*
+ * Returns true if a[0..bytes) and b[0..bytes) are equal. The runs are short, so memcmp is not
+ * called.
+ */
 static inline bool equal_bytes(const uint8_t *a, const uint8_t *b, uint32_t bytes)
 {
     uint32_t i = 0;
@@ -102,7 +109,7 @@ static inline bool equal_bytes(const uint8_t *a, const uint8_t *b, uint32_t byte
             return false;
         }
     }
-    if (bytes >= sizeof(uint64_t)) { /* the last word, over what was compared */
+    if (bytes >= sizeof(uint64_t)) { /* the last word, which overlaps bytes compared before */
         return equal_words(a + bytes - sizeof(uint64_t), b + bytes - sizeof(uint64_t));
     }
     while (i < bytes && a[i] == b[i]) {
@@ -111,20 +118,20 @@ static inline bool equal_bytes(const uint8_t *a, const uint8_t *b, uint32_t byte
     return i == bytes;
 }
 
-/* An entry on the way to a name: where its suffix is, and where in the name that goes. */
+/* An entry on the way to a name: its suffix, and the offset of the suffix in the name. */
 typedef struct name_piece {
     const uint8_t *suffix;
     uint32_t shared;
 } name_piece;
 
-/* Any names at all: each byte is compared where it lies. at..end is the block. */
-static int pieces_equal(const uint8_t *at, const uint8_t *end, uint32_t slot, const uint8_t *path,
+/* Compares any names in place, byte by byte. at..end is the block. */
+static int pieces_equal(const uint8_t *at, const uint8_t *end, uint32_t number, const uint8_t *path,
                         uint64_t path_bytes)
 {
     name_piece pieces[DLFS_DIRECTORY_NODE_KEYS];
-    uint32_t bytes = 0; /* length of the name last read */
+    uint32_t bytes = 0; /* length of the last name read */
 
-    for (uint32_t i = 0; i <= slot; i++) {
+    for (uint32_t i = 0; i <= number; i++) {
         uint32_t suffix_bytes;
         at = read_entry(at, end, bytes, &pieces[i].shared, &suffix_bytes);
         if (at == NULL) {
@@ -136,10 +143,12 @@ static int pieces_equal(const uint8_t *at, const uint8_t *end, uint32_t slot, co
     if (bytes != path_bytes) {
         return 0;
     }
-    /* Backwards: each byte of the name was last written by the nearest entry that shares less than
-     * its place. */
+    /*
+     * From the end: each byte of the name comes from the nearest entry that shares less than its
+     * offset.
+     */
     uint32_t open = bytes;
-    for (uint32_t i = slot + 1; i-- > 0 && open > 0;) {
+    for (uint32_t i = number + 1; i-- > 0 && open > 0;) {
         const name_piece *piece = &pieces[i];
         if (piece->shared >= open) {
             continue;
@@ -153,15 +162,15 @@ static int pieces_equal(const uint8_t *at, const uint8_t *end, uint32_t slot, co
 }
 
 /*
- * Names as they mostly are: lengths of one byte each, and no suffix but the first longer than one
- * copy. Writes the name of a slot to `name` and returns its length, or NAME_UNUSUAL; what is
- * malformed is unusual too. Copies are of COPY_BYTES, whatever is wanted of them: the rest is
- * written over by the next, or not looked at. So nothing branches on the lengths, which cannot be
- * predicted, and the processor decodes the names of several lookups at once. `readable`: the end of
- * the names part.
+ * Decodes a name of the usual form: lengths of one byte each, and no suffix longer than one copy
+ * except the first. Writes the name at a number of the block to `name` and returns its length, or
+ * NAME_UNUSUAL, also for malformed bytes. Every copy has COPY_BYTES, whatever its length: the next
+ * copy overwrites the excess, or it is ignored. Nothing thus branches on the lengths, which are
+ * unpredictable, and the processor decodes the names of several lookups in parallel. `readable` is
+ * the end of the names part.
  */
 static inline uint32_t decode_usual(const uint8_t *at, const uint8_t *end, const uint8_t *readable,
-                                    uint32_t slot, uint8_t *name)
+                                    uint32_t number, uint8_t *name)
 {
     if (readable - end < COPY_BYTES || end - at < 2 || at[0] != 0 || at[1] > SHORT_BYTES_MAX ||
         at[1] > end - at - 2) {
@@ -173,7 +182,7 @@ static inline uint32_t decode_usual(const uint8_t *at, const uint8_t *end, const
         memcpy(name + done, at + done, COPY_BYTES);
     }
     at += bytes;
-    for (uint32_t i = 0; i < slot; i++) {
+    for (uint32_t i = 0; i < number; i++) {
         if (end - at < 2) {
             return NAME_UNUSUAL;
         }
@@ -194,26 +203,27 @@ static inline uint32_t decode_usual(const uint8_t *at, const uint8_t *end, const
 int dlfs_directory_name_equals(const dlfs_directory *directory, const uint8_t *names,
                                uint64_t index, const uint8_t *path, uint64_t path_bytes)
 {
-    uint8_t name[SHORT_BYTES_MAX + COPY_BYTES]; /* what is shared, and a copy behind it */
+    uint8_t
+        name[SHORT_BYTES_MAX + COPY_BYTES]; /* the shared bytes, and room for one copy after them */
     const uint8_t *at;
     const uint8_t *end;
-    uint32_t slot = (uint32_t)(index % DLFS_DIRECTORY_NODE_KEYS);
+    uint32_t number = (uint32_t)(index % DLFS_DIRECTORY_NODE_KEYS);
 
     int code =
         dlfs_directory_name_block(directory, names, index / DLFS_DIRECTORY_NODE_KEYS, &at, &end);
     if (code < 0) {
         return code;
     }
-    uint32_t bytes = decode_usual(at, end, names + directory->layout.names_bytes, slot, name);
+    uint32_t bytes = decode_usual(at, end, names + directory->layout.names_bytes, number, name);
     if (bytes == NAME_UNUSUAL) {
-        return pieces_equal(at, end, slot, path, path_bytes);
+        return pieces_equal(at, end, number, path, path_bytes);
     }
     return bytes == path_bytes && equal_bytes(name, path, bytes);
 }
 
 /* ---- decoding -------------------------------------------------------------------------------- */
 
-/* Before any block: nothing to read until cursor_open. */
+/* Initialises a cursor before any block; cursor_open gives it one. */
 static void cursor_init(dlfs_name_cursor *cursor)
 {
     cursor->at = NULL;
@@ -243,8 +253,7 @@ static int cursor_next(dlfs_name_cursor *cursor)
     return 0;
 }
 
-/* Moves to the name with this index: within its block when it is not the first, from a block's
- * start when it is. */
+/* Moves to the name with this index: the next one of its block, or the first one of a new block. */
 static int cursor_advance(const dlfs_directory *directory, const uint8_t *names, uint64_t index,
                           dlfs_name_cursor *cursor)
 {
@@ -295,7 +304,7 @@ int64_t dlfs_directory_names(const dlfs_directory *directory, uint64_t first, ui
 
 /* ---- order ----------------------------------------------------------------------------------- */
 
-/* As memcmp over the shorter, then by length: <0, 0, >0. */
+/* Compares like memcmp over the shorter length, then by length: <0, 0, >0. */
 static int compare_paths(const uint8_t *a, uint64_t a_bytes, const uint8_t *b, uint64_t b_bytes)
 {
     int order = memcmp(a, b, a_bytes < b_bytes ? a_bytes : b_bytes);
@@ -305,7 +314,7 @@ static int compare_paths(const uint8_t *a, uint64_t a_bytes, const uint8_t *b, u
     return (a_bytes > b_bytes) - (a_bytes < b_bytes);
 }
 
-/* The number of blocks whose first name is < path, by bisection. */
+/* Returns the number of blocks whose first name is < path, by bisection. */
 static int count_blocks_below(const dlfs_directory *directory, const uint8_t *names,
                               const uint8_t *path, uint64_t path_bytes, uint64_t *blocks)
 {
@@ -353,7 +362,7 @@ int dlfs_directory_lower_bound(const dlfs_directory *directory, const uint8_t *p
         *index = 0;
         return 0;
     }
-    /* The answer is in the last block that starts below the path, or right behind it. */
+    /* The answer is in the last block that starts below the path, or right after that block. */
     uint64_t at = (below - 1) * DLFS_DIRECTORY_NODE_KEYS;
     uint64_t end = below * DLFS_DIRECTORY_NODE_KEYS;
     if (end > directory->layout.sample_count) {

@@ -45,7 +45,7 @@ static uint64_t merge(uint64_t hash, uint64_t accumulator)
     return (hash ^ round64(0, accumulator)) * PRIME_1 + PRIME_4;
 }
 
-/* Consumes the whole stripes of at[0..bytes), bytes >= STRIPE_BYTES. */
+/* Hashes the whole stripes of at[0..bytes), bytes >= STRIPE_BYTES. */
 static uint64_t hash_stripes(const uint8_t *at, size_t bytes, uint64_t seed)
 {
     uint64_t a = seed + PRIME_1 + PRIME_2, b = seed + PRIME_2, c = seed, d = seed - PRIME_1;
@@ -59,7 +59,7 @@ static uint64_t hash_stripes(const uint8_t *at, size_t bytes, uint64_t seed)
     return merge(merge(merge(merge(hash, a), b), c), d);
 }
 
-/* Consumes what the stripes left: fewer than STRIPE_BYTES. */
+/* Hashes the bytes after the stripes: fewer than STRIPE_BYTES. */
 static uint64_t hash_tail(uint64_t hash, const uint8_t *at, size_t bytes)
 {
     for (; bytes >= 8; at += 8, bytes -= 8) {

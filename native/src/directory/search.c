@@ -1,10 +1,10 @@
 /*
- * Looking paths up in batches.
+ * Finds samples by path, many at once.
  *
  * At ten million samples every lookup misses the caches at the last separators, the leaf, the name
- * block's offset and the name block. One after the other that is most of a microsecond; so a group
- * of lookups walks down together, one level at a time, and each asks for the memory of its next
- * step before the others take theirs.
+ * block's offset and the name block. These misses in sequence take most of a microsecond. So a
+ * group of lookups descends together, one level at a time, and each prefetches the memory of its
+ * next step before the others take theirs.
  */
 #include "directory/directory.h"
 
@@ -14,9 +14,9 @@
 #include <emmintrin.h>
 #endif
 
-#define GROUP                                                                                    \
-    32u /* lookups in flight; about what the processor can have outstanding, and all state stays \
-           in L1 */
+#define GROUP                                                                                  \
+    32u /* lookups in flight: about as many misses as a processor has outstanding; their state \
+           stays in L1 */
 #define CACHE_LINE_BYTES 64u
 #define NAME_PREFETCH_SLACK_BYTES 32u
 #define NAME_PREFETCH_BYTES_MAX 256u /* most blocks of 16 paths are no longer */
@@ -25,9 +25,9 @@ typedef struct probe {
     const uint8_t *path;
     uint64_t path_bytes;
     uint64_t hash;
-    uint64_t node;      /* in the level at hand; at last the leaf */
-    uint32_t matches;   /* slots of the leaf with the fingerprint */
-    uint64_t candidate; /* the index in the first of them */
+    uint64_t node;      /* node in the current level; finally the leaf */
+    uint32_t matches;   /* bit set: entries of the leaf with the same fingerprint */
+    uint64_t candidate; /* index in the first of these entries */
 } probe;
 
 static inline void prefetch(const void *base, uint64_t bytes)
@@ -61,14 +61,14 @@ static inline const uint8_t *leaf_at(const dlfs_directory *directory, uint64_t l
     return directory->leaves + leaf * directory->layout.leaf_bytes;
 }
 
-/* The index in a slot of a leaf; UINT64_MAX when the slot is empty, whatever the width. */
-static inline uint64_t leaf_index(const dlfs_directory *directory, uint64_t leaf, uint32_t slot)
+/* Returns the index in an entry of a leaf; UINT64_MAX if the entry is empty, whatever the width. */
+static inline uint64_t leaf_index(const dlfs_directory *directory, uint64_t leaf, uint32_t entry)
 {
     const uint8_t *indices = leaf_at(directory, leaf) + DLFS_DIRECTORY_NODE_KEYS * sizeof(uint32_t);
     if (directory->layout.index_bytes == sizeof(uint64_t)) {
-        return ((const uint64_t *)indices)[slot];
+        return ((const uint64_t *)indices)[entry];
     }
-    uint32_t index = ((const uint32_t *)indices)[slot];
+    uint32_t index = ((const uint32_t *)indices)[entry];
     return index == UINT32_MAX ? UINT64_MAX : index;
 }
 
@@ -85,8 +85,8 @@ static void hash_group(const dlfs_directory *directory, const uint8_t *paths,
 }
 
 /*
- * The place of the last key of a node that is <= the hash, or 0. By halves, and by arithmetic:
- * which half it is cannot be predicted, and a few steps of many lookups overlap.
+ * Returns the position of the last key of a node that is <= the hash, or 0. Bisects by arithmetic
+ * rather than by branches, which would be unpredictable; a few steps of many lookups overlap.
  */
 static inline uint64_t last_not_above(const uint64_t *node, uint64_t hash)
 {
@@ -97,8 +97,10 @@ static inline uint64_t last_not_above(const uint64_t *node, uint64_t hash)
     return place;
 }
 
-/* From a node of one level to the node, or leaf, below: the last key that is <= the hash says
- * which. */
+/*
+ * Moves each lookup from its node to the node or leaf below, which the last key <= the hash
+ * selects.
+ */
 static void descend_group(const dlfs_directory *directory, uint32_t level, uint32_t count,
                           probe *probes)
 {
@@ -115,9 +117,9 @@ static void descend_group(const dlfs_directory *directory, uint32_t level, uint3
         probe *p = &probes[i];
         uint64_t next = p->node * DLFS_DIRECTORY_NODE_KEYS;
         next += last_not_above(keys + next, p->hash);
-        /* A hash of all ones passes the padding too. */
+        /* A hash of all ones also matches the padding. */
         p->node = next < last ? next : last;
-        if (level <= 1) { /* all above are in the cache */
+        if (level <= 1) { /* the levels above are in the cache */
             prefetch(below + p->node * below_bytes, below_bytes);
         }
     }
@@ -155,9 +157,10 @@ static void fetch_names_group(const dlfs_directory *directory, const uint8_t *na
             continue;
         }
         uint64_t bytes = (uint64_t)(end - begin);
-        uint64_t slot = probes[i].candidate % DLFS_DIRECTORY_NODE_KEYS;
-        /* Up to the candidate's name, if the names are of like lengths. */
-        uint64_t needed = NAME_PREFETCH_SLACK_BYTES + bytes * (slot + 1) / DLFS_DIRECTORY_NODE_KEYS;
+        uint64_t entry = probes[i].candidate % DLFS_DIRECTORY_NODE_KEYS;
+        /* Prefetches up to the candidate's name, assuming names of similar lengths. */
+        uint64_t needed =
+            NAME_PREFETCH_SLACK_BYTES + bytes * (entry + 1) / DLFS_DIRECTORY_NODE_KEYS;
         bytes = needed < bytes ? needed : bytes;
         bytes = bytes < NAME_PREFETCH_BYTES_MAX ? bytes : NAME_PREFETCH_BYTES_MAX;
         uint64_t ahead = (uintptr_t)begin % CACHE_LINE_BYTES;
@@ -165,10 +168,12 @@ static void fetch_names_group(const dlfs_directory *directory, const uint8_t *na
     }
 }
 
-/* Which of the slots in matches holds the path: its index in *out and 1, 0 when none,
- * DLFS_E_FORMAT. */
-static int check_slots(const dlfs_directory *directory, const uint8_t *names, const probe *p,
-                       uint64_t leaf, uint32_t matches, uint64_t *out)
+/*
+ * Returns 1 and sets *out to the index if one of the entries in `matches` has the path; 0 if none
+ * does; DLFS_E_FORMAT.
+ */
+static int check_entries(const dlfs_directory *directory, const uint8_t *names, const probe *p,
+                         uint64_t leaf, uint32_t matches, uint64_t *out)
 {
     for (; matches != 0; matches &= matches - 1) {
         uint64_t index = leaf_index(directory, leaf, (uint32_t)__builtin_ctz(matches));
@@ -193,17 +198,19 @@ static int check_slots(const dlfs_directory *directory, const uint8_t *names, co
 static int check_probe(const dlfs_directory *directory, const uint8_t *names, const probe *p,
                        uint64_t *out)
 {
-    int code = check_slots(directory, names, p, p->node, p->matches, out);
+    int code = check_entries(directory, names, p, p->node, p->matches, out);
     if (code != 0) {
         return code < 0 ? code : 0;
     }
-    /* Equal hashes can straddle two leaves: this one begins with the hash, so the one before may
-     * end with it. */
+    /*
+     * Equal hashes can span two leaves: this leaf begins with the hash, so the one before may end
+     * with it.
+     */
     if (p->node > 0 && directory->separators[p->node] == p->hash) {
         uint64_t leaf = p->node - 1;
         uint32_t matches =
             match_fingerprints((const uint32_t *)leaf_at(directory, leaf), (uint32_t)p->hash);
-        code = check_slots(directory, names, p, leaf, matches, out);
+        code = check_entries(directory, names, p, leaf, matches, out);
         if (code != 0) {
             return code < 0 ? code : 0;
         }

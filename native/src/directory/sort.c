@@ -1,6 +1,6 @@
 /*
- * The order of paths: a merge sort of their numbers, by their bytes. What is in order already, as
- * the files of one source mostly are, costs one comparison a path.
+ * Sorts paths: a merge sort of their numbers, by their bytes. Paths that are sorted already, as
+ * most sources have them, cost one comparison each.
  */
 #include <errno.h>
 #include <stdbool.h>
@@ -9,7 +9,7 @@
 
 #include "dlfs/import.h"
 
-/* Packed paths, and how two of them compare. */
+/* Packed paths and their offsets. */
 struct paths {
     const uint8_t *names;
     const uint64_t *offsets;
@@ -26,7 +26,7 @@ static bool comes_before(const struct paths *paths, uint64_t one, uint64_t other
     return order < 0 || (order == 0 && one_bytes < other_bytes);
 }
 
-/* Merges from[first..middle) and from[middle..end) to the same places of `to`. */
+/* Merges from[first..middle) and from[middle..end) into the same range of `to`. */
 static void merge(const struct paths *paths, const uint64_t *from, uint64_t *to, uint64_t first,
                   uint64_t middle, uint64_t end)
 {

@@ -1,6 +1,6 @@
 /*
- * Checking every block of a directory's parts against the checksums that its entries hold, and the
- * storage order, by which the reader finds the samples of a chunk that it verifies.
+ * Checks every block of a directory's parts against the checksums in its entries, and the storage
+ * order, by which the reader finds the samples of a chunk to verify.
  */
 #include "directory/directory.h"
 
@@ -10,7 +10,7 @@
 
 #define PREFETCH_RANKS 32u
 
-/* The first block whose checksum is not the table's, or count. */
+/* Returns the first block whose checksum differs from the table's, or count. */
 static uint64_t first_bad(const uint8_t *blocks, const uint32_t *table, uint64_t count)
 {
     for (uint64_t i = 0; i < count; i++) {
@@ -22,8 +22,10 @@ static uint64_t first_bad(const uint8_t *blocks, const uint32_t *table, uint64_t
     return count;
 }
 
-/* The blocks before the locations: they are what all else is checked against, so they must be those
- * at open. */
+/*
+ * Checks the blocks before the locations. All other checks depend on them, so they must equal those
+ * that were opened.
+ */
 static int verify_head(const dlfs_directory *directory, const uint8_t *base, uint64_t *bad_block)
 {
     uint64_t blocks = directory->layout.locations_offset / DLFS_DIRECTORY_BLOCK_BYTES;
@@ -36,7 +38,7 @@ static int verify_head(const dlfs_directory *directory, const uint8_t *base, uin
     uint64_t tables_bytes =
         directory->layout.locations_offset - directory->layout.entries_checksums_offset;
     if (base == directory->entries) {
-        /* The tables have one checksum for all: the first of them stands for whichever is bad. */
+        /* All tables share one checksum; if it is wrong, their first block is reported. */
         if (dlfs_crc32c(0, base + directory->layout.entries_checksums_offset, tables_bytes) ==
             header->tables_crc32c) {
             return 0;
@@ -60,8 +62,8 @@ static uint64_t address_of(const dlfs_directory *directory, uint64_t index)
 }
 
 /*
- * The first rank at which the order does not rise by (address, index) or names no sample, or the
- * number of samples: an order that rises through all ranks has each sample once.
+ * Returns the first rank at which the order does not rise by (address, index) or names no sample,
+ * or else the number of samples. An order that rises over all ranks contains each sample once.
  */
 static uint64_t first_unsorted(const dlfs_directory *directory)
 {
@@ -114,7 +116,7 @@ static int verify_entries(const dlfs_directory *directory, const uint8_t *base, 
     uint64_t bad =
         first_bad(base + layout->locations_offset, table, layout->entries_checksum_count);
     if (bad == layout->entries_checksum_count) {
-        /* Another copy with the same checksums has the same order. */
+        /* A copy with the same checksums has the same order. */
         return base == directory->entries ? verify_order(directory, bad_block) : 0;
     }
     *bad_block = layout->locations_offset / DLFS_DIRECTORY_BLOCK_BYTES + bad;

@@ -1,10 +1,10 @@
 /*
- * Reading many small files at once, for import.
+ * Reads many small files at once, for imports.
  *
- * A batch is an array of files with their places in one buffer, decided by the caller. The caller's
- * thread and some helpers take files off the array by a shared counter until none is left. Helpers
- * live for one call. Blocking system calls in threads, not io_uring: opening is most of the work,
- * and containers may forbid io_uring.
+ * A batch is an array of files and their ranges in one buffer, chosen by the caller. The caller's
+ * thread and some helper threads take files from the array by a shared counter until none is left.
+ * Helpers live for one call. The threads use blocking system calls rather than io_uring, because
+ * opening is most of the work and containers may forbid io_uring.
  */
 #include "dlfs/import.h"
 
@@ -20,7 +20,9 @@
 
 #include "platform/thread.h"
 
-#define READ_BYTES_MAX (UINT64_C(1) << 30) /* Linux transfers at most 2 GiB less a page at once */
+#define READ_BYTES_MAX                                                         \
+    (UINT64_C(1) << 30) /* Linux transfers at most 2 GiB less one page at once \
+                         */
 #define NS_PER_SECOND INT64_C(1000000000)
 
 _Static_assert(sizeof(dlfs_file) == 40, "abi.py has the same layout");
@@ -38,7 +40,9 @@ struct job {
     atomic_uint_fast64_t failed;
 };
 
-/* Reads exactly length bytes at position. 0, -errno, or DLFS_E_TRUNCATED when the file ends before.
+/*
+ * Reads exactly length bytes at position. Returns 0, -errno, or DLFS_E_TRUNCATED if the file ends
+ * before.
  */
 static int read_range(int descriptor, uint8_t *target, uint64_t length, uint64_t position)
 {
@@ -81,8 +85,10 @@ static int check_unchanged(int descriptor, const dlfs_file *file)
 
 static int open_file(const job *work, const char *path)
 {
-    /* O_NOATIME spares an inode write per file where we may ask for it; O_NONBLOCK: a FIFO must not
-     * stop us. */
+    /*
+     * O_NOATIME avoids an inode write per file, where it is permitted. O_NONBLOCK: opening a FIFO
+     * must not block.
+     */
     int flags = O_RDONLY | O_CLOEXEC | O_NONBLOCK | work->open_flags;
     int descriptor;
     do {
@@ -105,12 +111,12 @@ static int read_file(const job *work, dlfs_file *file)
         code = read_range(descriptor, work->buffer + file->buffer_offset, file->length_bytes, 0);
     }
     if (code == DLFS_E_TRUNCATED) {
-        code = -ESTALE; /* it shrank between the check and the reading */
+        code = -ESTALE; /* the file shrank between the check and the read */
     }
     if (code == 0) {
         code = check_unchanged(descriptor, file);
     }
-    (void)close(descriptor); /* read only: nothing to lose */
+    (void)close(descriptor); /* a descriptor opened for reading loses nothing */
     return code;
 }
 
@@ -125,7 +131,7 @@ static int stat_file(const job *work, dlfs_file *file)
     if (!S_ISREG(status.st_mode)) {
         return -ESTALE;
     }
-    /* Most files may be read by all; asking costs as much again. */
+    /* Most files are readable by all; access() costs as much as the rest of this function. */
     if ((status.st_mode & S_IROTH) == 0 &&
         faccessat(work->directory, path, R_OK, AT_EACCESS) != 0) {
         return -errno;
@@ -167,7 +173,7 @@ static int run(job *work, uint32_t thread_count)
     }
     work_through(work);
     for (uint32_t i = 0; i < started; i++) {
-        (void)pthread_join(helpers[i], NULL); /* fails only for a handle that is not ours */
+        (void)pthread_join(helpers[i], NULL); /* fails only for an invalid handle */
     }
     uint64_t failed = atomic_load(&work->failed);
     return failed > INT_MAX ? INT_MAX : (int)failed;
@@ -187,7 +193,7 @@ static bool places_fit(const dlfs_file *files, uint64_t count, uint64_t buffer_b
 static bool paths_end(const char *paths, uint64_t paths_bytes, const dlfs_file *files,
                       uint64_t count)
 {
-    /* A NUL at the very end closes every path that starts before it. */
+    /* A NUL at the very end terminates every path that starts before it. */
     if (count > 0 && (paths == NULL || paths_bytes == 0 || paths[paths_bytes - 1] != '\0')) {
         return false;
     }

@@ -1,11 +1,11 @@
 /*
- * Packing: samples into a dataset's data space by the packing rule of FORMAT.md, and checking them
- * there.
+ * Packs samples into a dataset's data space by the packing rule of FORMAT.md, and verifies packed
+ * samples.
  *
- * Both directions work on a window of the data space in memory, whole chunks, that moves on from
- * call to call. A sample larger than the window goes through it in parts: what is known of it so
- * far is kept in dlfs_packing. Nothing is allocated; each source byte is read once (copied and
- * summed in the same pass).
+ * Both work on a window of the data space in memory, of whole chunks, which advances from call to
+ * call. A sample larger than the window passes through it in parts; dlfs_packing has its state
+ * between calls. Nothing is allocated. Each source byte is read once: it is copied and added to the
+ * checksum in the same pass.
  */
 #include <errno.h>
 #include <string.h>
@@ -13,9 +13,12 @@
 #include "directory/directory.h"
 #include "dlfs/import.h"
 
-#define PREFETCH_SAMPLES 4 /* shuffled sources jump about: touch the next ones early */
+#define PREFETCH_SAMPLES \
+    4 /* shuffled sources are not read in address order: fetch the next samples early */
 
-/* Padding worth spending to touch one block less: an eighth of the sample. */
+/*
+ * Padding is accepted if it makes the sample touch one block less and is at most an eighth of it.
+ */
 #define PADDING_SHIFT 3
 
 static int packing_check(const dlfs_packing *packing, uint64_t window_address,
@@ -41,8 +44,10 @@ static uint64_t blocks_touched(uint64_t offset, uint64_t length, uint64_t block)
     return (offset + length - 1) / block - offset / block + 1;
 }
 
-/* The address where a sample of length bytes starts when everything before address is taken. */
-static uint64_t place(uint64_t address, uint64_t length, uint64_t chunk, uint64_t block)
+/*
+ * Returns the address where a sample of length bytes starts, if everything before address is used.
+ */
+static uint64_t start_address(uint64_t address, uint64_t length, uint64_t chunk, uint64_t block)
 {
     if (length == 0) {
         return address;
@@ -70,14 +75,16 @@ static dlfs_location location_of(uint64_t address, uint64_t length, uint32_t crc
     return location;
 }
 
-/* Copies what fits of the sample under way; 1 when it is complete, 0 when the window is full first.
+/*
+ * Copies the part of the current sample that fits. Returns 1 if the sample is complete, 0 if the
+ * window is full.
  */
 static int copy_part(dlfs_packing *packing, const uint8_t *sample, uint64_t length, uint8_t *window,
                      uint64_t window_address, uint64_t window_end)
 {
-    uint64_t rest = length - packing->done_bytes;
+    uint64_t left = length - packing->done_bytes;
     uint64_t room = window_end - packing->address;
-    uint64_t bytes = rest < room ? rest : room;
+    uint64_t bytes = left < room ? left : room;
     packing->crc32c =
         dlfs_crc32c_copy(packing->crc32c, window + (packing->address - window_address),
                          sample + packing->done_bytes, bytes);
@@ -86,11 +93,12 @@ static int copy_part(dlfs_packing *packing, const uint8_t *sample, uint64_t leng
     return packing->done_bytes == length;
 }
 
-/* Starts the sample: zeroes the gap before it. 0 when it starts beyond the window. */
+/* Starts a sample and zeroes the gap before it. Returns 0 if it starts beyond the window. */
 static int start_sample(dlfs_packing *packing, uint64_t length, uint8_t *window,
                         uint64_t window_address, uint64_t window_end)
 {
-    uint64_t start = place(packing->address, length, packing->chunk_bytes, packing->block_bytes);
+    uint64_t start =
+        start_address(packing->address, length, packing->chunk_bytes, packing->block_bytes);
     memset(window + (packing->address - window_address), 0, start - packing->address);
     packing->address = start;
     if (length != 0 && start == window_end) {
@@ -103,7 +111,7 @@ static int start_sample(dlfs_packing *packing, uint64_t length, uint8_t *window,
     return 1;
 }
 
-/* Ends the sample; what a large one leaves of its last chunk stays unused. */
+/* Ends a sample. The remainder of a large sample's last chunk stays unused. */
 static void end_sample(dlfs_packing *packing, uint64_t length, uint8_t *window,
                        uint64_t window_address)
 {
@@ -116,18 +124,21 @@ static void end_sample(dlfs_packing *packing, uint64_t length, uint8_t *window,
     packing->address += padding;
 }
 
-/* Whether a sample that comes next would end in the chunk that packing stands in. */
+/* Returns true if a sample at this address would end in the current chunk. */
 static int fits_here(const dlfs_packing *packing, uint64_t address, uint64_t length)
 {
     uint64_t mask = packing->chunk_bytes - 1;
     uint64_t chunk_end = (address + mask) & ~mask;
     return address == chunk_end || length == 0 ||
-           place(address, length, packing->chunk_bytes, packing->block_bytes) < chunk_end;
+           start_address(address, length, packing->chunk_bytes, packing->block_bytes) < chunk_end;
 }
 
-/* The first candidate if it fits in the chunk, else the longest that does, else the first. */
-static uint32_t choose(const dlfs_packing *packing, uint64_t address, const int64_t *lengths,
-                       const uint64_t *candidates, uint32_t count)
+/*
+ * Returns the first candidate if it fits in the current chunk, else the longest one that fits, else
+ * the first.
+ */
+static uint32_t choose_next(const dlfs_packing *packing, uint64_t address, const int64_t *lengths,
+                            const uint64_t *candidates, uint32_t count)
 {
     if (fits_here(packing, address, (uint64_t)lengths[candidates[0]])) {
         return 0;
@@ -144,7 +155,7 @@ static uint32_t choose(const dlfs_packing *packing, uint64_t address, const int6
     return best;
 }
 
-/* The first free byte behind a sample that starts at `start`. */
+/* Returns the first free byte after a sample that starts at `start`. */
 static uint64_t address_behind(const dlfs_packing *packing, uint64_t start, uint64_t length)
 {
     uint64_t mask = packing->chunk_bytes - 1;
@@ -156,7 +167,7 @@ int dlfs_pack_order(const dlfs_packing *packing, const int64_t *lengths, uint64_
                     uint64_t *order, uint64_t count)
 {
     uint64_t candidates[DLFS_PACK_CANDIDATES];
-    uint32_t held = 0;
+    uint32_t candidate_count = 0;
     uint64_t taken = 0;
     uint64_t address = packing->address;
     int code = packing_check(packing, 0, 0);
@@ -166,16 +177,16 @@ int dlfs_pack_order(const dlfs_packing *packing, const int64_t *lengths, uint64_
         }
     }
     for (uint64_t given = 0; code == 0 && given < count; given++) {
-        while (held < DLFS_PACK_CANDIDATES && taken < count) {
-            candidates[held++] = order[taken++];
+        while (candidate_count < DLFS_PACK_CANDIDATES && taken < count) {
+            candidates[candidate_count++] = order[taken++];
         }
-        uint32_t chosen = choose(packing, address, lengths, candidates, held);
+        uint32_t chosen = choose_next(packing, address, lengths, candidates, candidate_count);
         uint64_t sample = candidates[chosen];
-        held--;
+        candidate_count--;
         memmove(&candidates[chosen], &candidates[chosen + 1],
-                (held - chosen) * sizeof(*candidates));
+                (candidate_count - chosen) * sizeof(*candidates));
         uint64_t length = (uint64_t)lengths[sample];
-        uint64_t start = place(address, length, packing->chunk_bytes, packing->block_bytes);
+        uint64_t start = start_address(address, length, packing->chunk_bytes, packing->block_bytes);
         address = address_behind(packing, start, length);
         order[given] = sample;
     }
@@ -237,19 +248,19 @@ int64_t dlfs_pack_verify(dlfs_packing *packing, const dlfs_location *locations,
             return DLFS_E_FORMAT;
         }
         uint64_t address = dlfs_location_address(&locations[order[i]]) + packing->done_bytes;
-        uint64_t rest = dlfs_location_length(&locations[order[i]]) - packing->done_bytes;
-        if (rest != 0 && address >= window_end) {
+        uint64_t left = dlfs_location_length(&locations[order[i]]) - packing->done_bytes;
+        if (left != 0 && address >= window_end) {
             break;
         }
-        if (rest != 0 && address < window_address) {
+        if (left != 0 && address < window_address) {
             return DLFS_E_FORMAT;
         }
-        uint64_t room = rest != 0 ? window_end - address : 0;
-        uint64_t part = rest < room ? rest : room;
+        uint64_t room = left != 0 ? window_end - address : 0;
+        uint64_t part = left < room ? left : room;
         packing->crc32c = dlfs_crc32c(packing->crc32c,
-                                      rest != 0 ? bytes + (address - window_address) : NULL, part);
+                                      left != 0 ? bytes + (address - window_address) : NULL, part);
         packing->done_bytes += part;
-        if (part < rest) {
+        if (part < left) {
             break;
         }
         crcs[i] = packing->crc32c;

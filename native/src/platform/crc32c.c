@@ -1,20 +1,20 @@
 /*
- * CRC32C, by the processor's instruction where there is one, else by tables.
+ * CRC32C, by the processor's instruction if it has one, else by tables.
  *
- * The instruction takes 8 bytes a cycle but its result comes 3 cycles later, so the bytes are cut
- * into three lanes of equal length that are worked on side by side, and the three remainders are
- * put together at the end: a remainder is moved over n bytes by a carry-less multiplication with
+ * The instruction takes 8 bytes a cycle but has a latency of 3 cycles. So the bytes are divided
+ * into three lanes of equal length that are computed in parallel, and the three remainders are
+ * combined at the end. A remainder is moved over n bytes by a carry-less multiplication with
  * x^(8n-33) mod P, and the instruction itself reduces the product (33 = 32 that the instruction
  * multiplies by, and 1 that reflected factors lose). The constants for every lane length up to
  * LANE_WORDS_MAX words are computed at the first use.
  *
- * Lanes fit whatever length there is: 512 bytes are three lanes of 21 words and one word more, 4096
- * three of 170 and two more.
+ * Lanes fit any length: 512 bytes are three lanes of 21 words and one word more, 4096 bytes three
+ * lanes of 170 words and two more.
  *
- * Where registers of 64 bytes can be multiplied (AVX-512 with VPCLMULQDQ), four of them hold what
- * was seen so far, and 256 bytes are folded into them at a time: their 16-byte parts are moved
- * over what comes next as above, with a constant for each half, and the instruction reduces the
- * last 16 bytes.
+ * With 64-byte registers that can be multiplied (AVX-512 with VPCLMULQDQ), four of them hold the
+ * state, and 256 bytes are folded into them at a time. Their 16-byte parts are moved over the
+ * following bytes as above, with a constant for each half, and the instruction reduces the last 16
+ * bytes.
  *
  * Sources: Gopal et al., "Fast CRC Computation for iSCSI Polynomial Using CRC32 Instruction",
  * Intel, 2011; the same, "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ
@@ -42,14 +42,14 @@
 #define HARDWARE_TARGET __attribute__((target("+crc+crypto")))
 #endif
 
-#if defined(__x86_64__) && !defined(DLFS_CRC32C_NARROW) /* a test asks for the lanes */
+#if defined(__x86_64__) && !defined(DLFS_CRC32C_NARROW) /* a test selects the lanes */
 #define WIDE_TARGET __attribute__((target("sse4.2,pclmul,avx512f,vpclmulqdq")))
 #define WIDE_BYTES ((size_t)256) /* folded at a time */
 #endif
 
 #define POLYNOMIAL 0x82F63B78u /* reflected */
 #define LANE_WORDS_MAX 256u
-#define LANE_WORDS_MIN 4u /* shorter lanes cost more to put together than they gain */
+#define LANE_WORDS_MIN 4u /* combining shorter lanes costs more than they gain */
 #define WORD_BYTES ((size_t)8)
 #define LANES ((size_t)3)
 #define FOLDS 5 /* over 16, 32, 64, 128 and 256 bytes */
@@ -57,11 +57,11 @@
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static atomic_bool ready;
 static bool hardware;
-static bool wide; /* besides: registers of 64 bytes */
+static bool wide; /* the processor also has 64-byte registers */
 static uint32_t tables[8][256];
-/* moves[k]: moves a remainder over k words; index up to two lanes. */
+/* moves[k]: factor that moves a remainder over k words; k is at most two lanes. */
 static uint32_t moves[2 * LANE_WORDS_MAX + 1];
-/* factors[k]: of a fold over 16 << k bytes, for the low and the high half of what is moved. */
+/* factors[k]: factors of a fold over 16 << k bytes, for the low and the high half. */
 static uint64_t factors[FOLDS][2];
 
 static uint32_t times_x(uint32_t value)
@@ -100,7 +100,7 @@ static void make_moves(void)
     }
 }
 
-/* x^power mod P, as the factor of a carry-less multiplication of reflected words. */
+/* Returns x^power mod P, as the factor of a carry-less multiplication of reflected words. */
 static uint64_t factor(unsigned power)
 {
     uint32_t value = 0x80000000u; /* x^0 */
@@ -218,7 +218,7 @@ HARDWARE_TARGET static inline uint64_t multiply(uint32_t a, uint32_t b)
 }
 #endif
 
-/* Three lanes of `words` words each; copies them to `to` on the way when copy is set. */
+/* Computes three lanes of `words` words each; copies them to `to` if copy is set. */
 HARDWARE_TARGET static inline __attribute__((always_inline)) uint32_t
 crc_lanes(uint32_t crc, uint8_t *to, const uint8_t *from, size_t words, bool copy)
 {
@@ -241,7 +241,7 @@ crc_lanes(uint32_t crc, uint8_t *to, const uint8_t *from, size_t words, bool cop
         }
         third = crc_word(third, c);
     }
-    /* The products go in with the third lane's last word: one reduction for all three. */
+    /* The products are added to the third lane's last word: one reduction for all three. */
     uint64_t moved = multiply(first, moves[2 * words]) ^ multiply(second, moves[words]);
     return crc_word(third, c ^ moved);
 }
@@ -254,7 +254,7 @@ crc_hardware_any(uint32_t crc, uint8_t *to, const uint8_t *from, size_t bytes, b
         words = words < LANE_WORDS_MAX ? words : LANE_WORDS_MAX;
         crc = crc_lanes(crc, to, from, words, copy);
         from += LANES * words * WORD_BYTES;
-        if (copy) { /* else there is no place to move on from */
+        if (copy) { /* without a copy, `to` must not advance */
             to += LANES * words * WORD_BYTES;
         }
         bytes -= LANES * words * WORD_BYTES;
@@ -277,7 +277,7 @@ WIDE_TARGET static inline __m512i fold_wide(__m512i value, __m512i pair, __m512i
 {
     __m512i low = _mm512_clmulepi64_epi128(value, pair, 0x00);
     __m512i high = _mm512_clmulepi64_epi128(value, pair, 0x11);
-    return _mm512_ternarylogic_epi64(low, high, next, 0x96); /* all three by exclusive or */
+    return _mm512_ternarylogic_epi64(low, high, next, 0x96); /* exclusive or of all three */
 }
 
 WIDE_TARGET static inline __m128i fold(__m128i value, __m128i next)
@@ -293,14 +293,14 @@ WIDE_TARGET static inline __m512i pair_of(unsigned k)
     return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)factors[k]));
 }
 
-/* What is left of 16 bytes. */
+/* Reduces 16 bytes to a CRC. */
 WIDE_TARGET static inline uint32_t reduce(__m128i value)
 {
     uint32_t crc = crc_word(0, (uint64_t)_mm_cvtsi128_si64(value));
     return crc_word(crc, (uint64_t)_mm_extract_epi64(value, 1));
 }
 
-/* Whole runs of WIDE_BYTES, at least one; copies them to `to` on the way when copy is set. */
+/* Folds runs of WIDE_BYTES, at least one; copies them to `to` if copy is set. */
 WIDE_TARGET static inline __attribute__((always_inline)) uint32_t
 crc_wide_any(uint32_t crc, uint8_t *to, const uint8_t *from, size_t bytes, bool copy)
 {
@@ -369,7 +369,7 @@ HARDWARE_TARGET static uint32_t crc_hardware_copy(uint32_t crc, uint8_t *to, con
     return crc_hardware_any(crc, to, from, bytes, true);
 }
 
-#else /* no instruction known for this processor: use_hardware() is always false */
+#else /* no instruction is known for this processor: use_hardware() is always false */
 
 #define HARDWARE_KIND "portable"
 
@@ -401,7 +401,7 @@ uint32_t dlfs_crc32c_portable(uint32_t crc, const void *data, size_t bytes)
     if (bytes == 0) {
         return crc;
     }
-    (void)use_hardware(); /* the tables are made with the rest */
+    (void)use_hardware(); /* makes the tables too */
     return ~crc_portable(~crc, data, bytes);
 }
 

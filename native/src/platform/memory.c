@@ -39,7 +39,10 @@ static void *map_anonymous(size_t bytes, int flags)
     return base == MAP_FAILED ? NULL : base;
 }
 
-/* Maps one huge page more than asked and gives back both ends, which leaves an aligned mapping. */
+/*
+ * Maps one huge page more than requested and unmaps the excess at both ends, so that the rest is
+ * aligned.
+ */
 static void *map_aligned(size_t bytes)
 {
     uint8_t *base = map_anonymous(bytes + HUGE_PAGE_BYTES, 0);

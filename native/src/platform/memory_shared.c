@@ -1,10 +1,10 @@
 /*
- * Memory for several processes: files without names (memfd), which are gone with the last process
- * that has them open or mapped, however it ends.
+ * Memory shared by several processes: files without names (memfd), which are freed with the last
+ * process that has them open or mapped, however it ends.
  *
- * Seals fix what the others may do: a file that could be made shorter would kill who reads it
- * (SIGBUS), and what only its owner is to write to must not be writable through a descriptor that
- * was passed on, nor through /proc.
+ * Seals limit what other processes may do. Shortening a file would kill a process that reads it
+ * (SIGBUS). Memory that only its owner may write must not be writable through a descriptor that was
+ * passed on, nor through /proc.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -27,7 +27,7 @@
 /*
  * Moves a mapping to a multiple of the huge page, within address space that is reserved for it. A
  * move that fails may have unmapped its destination, where another thread may map memory at any
- * time: the destination is never unmapped here, only what is reserved on either side of it.
+ * time. So the destination is never unmapped here, only the reserved space on either side of it.
  */
 static int align(size_t length, void **mapped)
 {
@@ -50,8 +50,8 @@ static int align(size_t length, void **mapped)
 }
 
 /*
- * Maps a file; one of a huge page or more at a multiple of the huge page, so that huge pages can be
- * mapped as such. The kernel chooses the address first: where it has no memory for the file, as
+ * Maps a file. A mapping of a huge page or more starts at a multiple of the huge page, so that huge
+ * pages can be used. The kernel chooses the address first: if it has no memory for the file, as
  * without reserved huge pages, nothing is left behind.
  */
 static int map_file(int descriptor, size_t length, int protection, void **base)
@@ -71,7 +71,7 @@ static int map_file(int descriptor, size_t length, int protection, void **base)
     return 0;
 }
 
-/* Seals a file; -EPERM when what was sealed can be mapped for writing all the same. */
+/* Seals a file. -EPERM: the sealed file can be mapped for writing nevertheless. */
 static int seal(int descriptor, size_t length, int seals)
 {
     if (fcntl(descriptor, F_ADD_SEALS, seals | F_SEAL_SEAL) < 0) {
@@ -122,7 +122,7 @@ int memory_create_shared(const char *name, size_t length, bool huge, enum memory
 {
     int seals = SEALS_OF_SIZE | (writers == MEMORY_OWNER_WRITES ? F_SEAL_FUTURE_WRITE : 0);
     huge = huge && length >= HUGE_PAGE_BYTES;
-    /* Kernels before 5.13 do not keep F_SEAL_FUTURE_WRITE for huge pages: those are not taken. */
+    /* Kernels before 5.13 lose F_SEAL_FUTURE_WRITE on huge pages, so those are not used. */
     if (huge &&
         create_with(name, MFD_HUGETLB | MFD_HUGE_2MB, length, seals, base, descriptor) == 0) {
         return 0;

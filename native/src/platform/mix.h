@@ -1,4 +1,4 @@
-/* Mixing of 64-bit values, for keys and for numbers drawn by a counter. */
+/* Mixing of 64-bit values, for keys and for random numbers that are a function of a counter. */
 #ifndef DLFS_MIX_H
 #define DLFS_MIX_H
 

@@ -1,4 +1,4 @@
-/* Threads of this library's own; see thread.h. */
+/* Starts the library's own threads. */
 #include "platform/thread.h"
 
 #include <signal.h>

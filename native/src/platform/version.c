@@ -1,4 +1,4 @@
-/* The library's version and the phrases for its codes. */
+/* The library's version and the phrases for its error codes. */
 #include <dlfs/dlfs.h>
 
 #include <string.h>
@@ -8,7 +8,7 @@ uint32_t dlfs_version(void)
     return DLFS_VERSION;
 }
 
-/* A phrase for the library's own codes, NULL for any other. */
+/* Returns the phrase of one of the library's own codes; NULL for any other code. */
 static const char *own_phrase(int code)
 {
     switch (code) {

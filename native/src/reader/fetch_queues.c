@@ -16,7 +16,7 @@ int member_connect(struct fetch *fetch, uint32_t member)
     if (!dlfs_queue_waiter_is_due(waiter, fetch->now_ns)) {
         return 0;
     }
-    int code = dlfs_queue_borrow(reader->devices[member], reader->config.depth, waiter,
+    int code = dlfs_queue_acquire(reader->devices[member], reader->config.depth, waiter,
                                  &fetch->queues[member]);
     fetch->queue_taken_ns[member] = fetch->now_ns;
     if (code == -EAGAIN) {
@@ -65,7 +65,7 @@ int fetch_prepare(struct fetch *fetch)
 /* Releases a member's queue pair, which has nothing in flight. */
 static void release_queue(struct fetch *fetch, uint32_t member)
 {
-    dlfs_queue_give_back(fetch->queues[member]);
+    dlfs_queue_release(fetch->queues[member]);
     fetch->queues[member] = NULL;
     fetch->yielding &= ~(UINT64_C(1) << member);
 }

@@ -1,7 +1,7 @@
 /*
- * Draws with replacement, each place in proportion to its weight, by an alias table: one look at
- * one place and perhaps at another, whatever the number of weights. A draw's random numbers are a
- * function of a key and the draw's number, so any of them can be computed by itself.
+ * Draws with replacement, in proportion to weights, by an alias table: a draw reads one or two
+ * entries of the table, whatever the number of weights. The random numbers of a draw are a function
+ * of a key and the draw's number, so any draw can be computed directly.
  *
  * Source: M. D. Vose, "A linear algorithm for generating random numbers with a given distribution",
  * IEEE Transactions on Software Engineering 17(9), 1991. The numbers are those of splitmix64
@@ -20,8 +20,8 @@
 
 __extension__ typedef unsigned __int128 uint128;
 
-/* The sum of the weights, or a negative number when they are not such. */
-static double weigh(const double *weights, uint64_t count)
+/* Returns the sum of the weights, or a negative number if they are invalid. */
+static double sum_weights(const double *weights, uint64_t count)
 {
     double sum = 0;
     for (uint64_t i = 0; i < count; i++) {
@@ -44,17 +44,17 @@ static uint64_t heaviest(const double *weights, uint64_t count)
     return best;
 }
 
-/* Sets a place's threshold: the share of it that is its own. */
-static void keep(struct alias *place, double share)
+/* Sets the threshold of an entry to its own share of the entry's draws. */
+static void set_threshold(struct alias *entry, double share)
 {
-    place->threshold = share >= 1 ? UINT64_MAX : (uint64_t)(share * TWO_64);
+    entry->threshold = share >= 1 ? UINT64_MAX : (uint64_t)(share * TWO_64);
 }
 
 /*
- * Fills the table. `shares` are the weights, 1 on average; `work` holds the places below 1 from its
- * front and the others from its end.
+ * Fills the table. `shares` are the weights, scaled to an average of 1. `work` is scratch memory:
+ * entries with a share below 1 are listed from its front, the others from its end.
  */
-static void pair_up(struct alias *table, double *shares, uint64_t *work, uint64_t count)
+static void fill_table(struct alias *table, double *shares, uint64_t *work, uint64_t count)
 {
     uint64_t small = 0;
     uint64_t large = count;
@@ -68,7 +68,7 @@ static void pair_up(struct alias *table, double *shares, uint64_t *work, uint64_
     while (small > 0 && large < count) {
         uint64_t less = work[--small];
         uint64_t more = work[large];
-        keep(&table[less], shares[less]);
+        set_threshold(&table[less], shares[less]);
         table[less].other = more;
         shares[more] -= 1 - shares[less];
         if (shares[more] < 1) {
@@ -76,21 +76,21 @@ static void pair_up(struct alias *table, double *shares, uint64_t *work, uint64_
             work[small++] = more;
         }
     }
-    /* What is left is 1 but for rounding; a place without weight has none all the same. */
+    /* The remaining shares are 1 except for rounding; entries without weight keep a share of 0. */
     while (large < count) {
         table[work[large++]].threshold = UINT64_MAX;
     }
     while (small > 0) {
-        uint64_t place = work[--small];
-        if (shares[place] > 0) {
-            table[place].threshold = UINT64_MAX;
+        uint64_t entry = work[--small];
+        if (shares[entry] > 0) {
+            table[entry].threshold = UINT64_MAX;
         }
     }
 }
 
 int alias_create(const double *weights, uint64_t count, struct alias **out)
 {
-    double sum = weigh(weights, count);
+    double sum = sum_weights(weights, count);
     if (!(sum > 0)) {
         return -EINVAL;
     }
@@ -104,7 +104,7 @@ int alias_create(const double *weights, uint64_t count, struct alias **out)
             shares[i] = weights[i] / sum * (double)count;
             table[i] = (struct alias){0, fallback};
         }
-        pair_up(table, shares, work, count);
+        fill_table(table, shares, work, count);
         *out = table;
     } else {
         free(table);
@@ -123,6 +123,6 @@ uint64_t alias_draw(const struct alias *table, uint64_t count, uint64_t key, uin
 {
     uint64_t place_bits = mix(key + MIX_GOLDEN * (2 * counter + 1));
     uint64_t share_bits = mix(key + MIX_GOLDEN * (2 * counter + 2));
-    uint64_t place = (uint64_t)((uint128)place_bits * count >> 64);
-    return share_bits < table[place].threshold ? place : table[place].other;
+    uint64_t entry = (uint64_t)((uint128)place_bits * count >> 64);
+    return share_bits < table[entry].threshold ? entry : table[entry].other;
 }

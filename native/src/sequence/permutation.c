@@ -1,16 +1,16 @@
 /*
  * The keyed bijection behind every shuffle.
  *
- * A position v < size is the pair (v / b, v % b) in Z_a x Z_b. Even rounds add to the left half a
- * function of the right one, modulo a; odd rounds add to the right half a function of the left one,
- * modulo b: a generalised Feistel network, undone by subtracting in reverse. What lands at or above
- * size (fewer than 2a of about a^2 values) goes round again. Keys depend on size, seed and stream
- * through the finaliser of splitmix64.
+ * A position v < size is the pair (v / b, v % b) in Z_a x Z_b. Even rounds add a function of the
+ * right half to the left half, modulo a. Odd rounds add a function of the left half to the right
+ * half, modulo b. This is a generalised Feistel network, inverted by subtracting in reverse order.
+ * A result at or above size (fewer than 2a of about a^2 values) passes through the network again.
+ * Keys depend on size, seed and stream through the finaliser of splitmix64.
  *
- * The product a*b is even: were both odd, every round would be a set of cycles of odd length, thus
- * an even permutation, and half of all permutations would be out of reach.
+ * The product a*b is even: if both were odd, every round would be a set of cycles of odd length,
+ * thus an even permutation, and half of all permutations could not occur.
  *
- * Fewer than 65536 samples take more rounds, since a round has fewer values to mix with there; the
+ * Fewer than 65536 samples take more rounds, because a round has fewer values to mix with; the
  * tests compare all permutations of 4, 5 and 6 with the uniform distribution.
  *
  * Sources: Black and Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002; Steele, Lea and
@@ -28,16 +28,17 @@
 #define SMALL_SIZE 65536u
 #define ROUNDS_SMALL 24u
 #define ROUNDS_LARGE 10u
-#define LANES \
-    8u /* values walked side by side, so that the multiplier never waits for one of them */
+#define LANES 8u /* values permuted in parallel, so that the multiplier is always busy */
 
 _Static_assert(ROUNDS_SMALL <= DLFS_PERMUTATION_ROUNDS_MAX, "keys must have room for all rounds");
 _Static_assert(ROUNDS_SMALL % 2 == 0 && ROUNDS_LARGE % 2 == 0, "rounds come in pairs");
 
 __extension__ typedef unsigned __int128 uint128;
 
-/* A function of half and key, uniform on 0..range-1. Only the product's high bits matter at the
- * end. */
+/*
+ * Returns a function of half and key, uniform on 0..range-1. Only the high bits of the product
+ * affect the result.
+ */
 static inline uint64_t round_function(uint64_t half, uint64_t key, uint64_t range)
 {
     uint64_t value = (half + key) * UINT64_C(0xBF58476D1CE4E5B9);
@@ -57,7 +58,7 @@ static inline uint64_t subtract_modulo(uint64_t a, uint64_t b, uint64_t modulus)
     return a >= b ? a - b : a + modulus - b;
 }
 
-/* One pass of the network over LANES values at once. */
+/* Applies the network once to LANES values in parallel. */
 static void encrypt_lanes(const dlfs_permutation *p, uint64_t values[LANES])
 {
     uint64_t left[LANES], right[LANES];
@@ -108,8 +109,8 @@ static bool all_inside(const uint64_t values[LANES], uint64_t size)
 }
 
 /*
- * Walks the lanes until all are inside. Each lane's cycle passes through its start, which is
- * inside, so this ends. Lanes that are inside already are kept.
+ * Applies the network until all lanes are below size; lanes that are below size stay unchanged.
+ * This ends because the cycle of each lane returns to its start, which is below size.
  */
 static void walk(const dlfs_permutation *p, bool inverse, uint64_t values[LANES])
 {
@@ -129,7 +130,7 @@ static void walk(const dlfs_permutation *p, bool inverse, uint64_t values[LANES]
     }
 }
 
-/* The smallest a with a * a >= size. */
+/* Returns the smallest a with a * a >= size. */
 static uint64_t square_root_up(uint64_t size)
 {
     uint64_t low = 1, high = UINT64_C(1) << 31;
@@ -166,7 +167,7 @@ int dlfs_permutation_init(dlfs_permutation *permutation, uint64_t size, uint64_t
     return 0;
 }
 
-/* Whether first, first + stride, ... (count of them) are all below size. */
+/* Returns true if first, first + stride, ... (count of them) are all below size. */
 static bool positions_inside(uint64_t size, uint64_t first, uint64_t stride, size_t count)
 {
     if (count == 0) {

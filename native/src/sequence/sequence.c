@@ -1,9 +1,8 @@
 /*
- * The order of an epoch: storage order, one permutation of all samples, or chunks permuted and then
- * the samples within each window of chunks; or, of samples that were chosen, a list of them, a
- * permutation of it, or draws from it by weight. Any position is computable by itself, so ranks,
- * workers and resumption need no list of the order. A sample belongs to the chunk in which it
- * starts.
+ * The order of an epoch. Over all samples: storage order, one permutation, or chunks permuted and
+ * then the samples within each window of chunks. Over chosen samples: their list, a permutation of
+ * it, or draws from it by weight. Any position can be computed directly, so ranks, workers and
+ * resumption need no list of the order. A sample belongs to the chunk in which it starts.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -20,15 +19,15 @@ struct dlfs_sequence {
     uint32_t kind;
     uint32_t window_chunks;
     uint32_t chunk_bytes;
-    dlfs_permutation samples; /* DLFS_ORDER_GLOBAL, DLFS_ORDER_SELECTED */
-    const uint64_t *chosen;   /* [chosen_count] borrowed */
+    dlfs_permutation samples; /* for DLFS_ORDER_GLOBAL and DLFS_ORDER_SELECTED */
+    const uint64_t *chosen;   /* [chosen_count], borrowed */
     uint64_t chosen_count;
-    struct alias *table; /* [chosen_count] DLFS_ORDER_WEIGHTED */
+    struct alias *table; /* [chosen_count], for DLFS_ORDER_WEIGHTED */
     uint64_t key;
-    uint64_t chunk_count; /* DLFS_ORDER_CHUNK, as what follows */
-    uint64_t *ranks;      /* [chunk_count + 1] first rank in storage order of each chunk */
-    uint64_t *shuffled;   /* [chunk_count] the chunk at each place of the permuted order */
-    uint64_t *starts;     /* [chunk_count + 1] first position of each place */
+    uint64_t chunk_count; /* this field and those below it are for DLFS_ORDER_CHUNK */
+    uint64_t *ranks;      /* [chunk_count + 1]: first rank in storage order of each chunk */
+    uint64_t *shuffled;   /* [chunk_count]: chunk at each place of the permuted order */
+    uint64_t *starts;     /* [chunk_count + 1]: first position of each place */
 };
 
 static int sequence_chunks(dlfs_sequence *sequence)
@@ -99,7 +98,7 @@ DLFS_API int dlfs_sequence_create(const dlfs_directory *directory, uint32_t chun
     return 0;
 }
 
-/* Whether all indices are samples'. */
+/* Returns true if all indices are below sample_count. */
 static bool all_known(const uint64_t *indices, uint64_t count, uint64_t sample_count)
 {
     for (uint64_t i = 0; i < count; i++) {
@@ -206,7 +205,7 @@ void sequence_describe(const dlfs_sequence *sequence, struct sequence_parameters
     };
 }
 
-/* The last place in low..high-1 whose first position is <= position. */
+/* Returns the last place in low..high-1 whose first position is <= position. */
 static uint64_t place_at(const dlfs_sequence *sequence, uint64_t position, uint64_t low,
                          uint64_t high)
 {
@@ -222,8 +221,8 @@ static uint64_t place_at(const dlfs_sequence *sequence, uint64_t position, uint6
 }
 
 /*
- * Fills positions first, first + stride, ... that lie in the window of `first`; returns how many,
- * or a code.
+ * Fills positions first, first + stride, ... that lie in the same window as `first`. Returns how
+ * many, or a code.
  */
 static int64_t fill_window(const dlfs_sequence *sequence, uint64_t first, uint64_t stride,
                            uint64_t count, uint64_t *out)
@@ -242,7 +241,9 @@ static int64_t fill_window(const dlfs_sequence *sequence, uint64_t first, uint64
         here = count;
     }
 
-    /* Streams of the windows lie behind those of the chunks: epochs are counted in the low half. */
+    /*
+     * The permutations of windows use streams above those of chunks; epochs count in the low half.
+     */
     dlfs_permutation permutation;
     uint64_t window = low / sequence->window_chunks + 1;
     int code =

@@ -1,6 +1,7 @@
 /*
- * The catalog: the datasets of a volume and where they lie (FORMAT.md, section 4), with the rule
- * that every chunk has one owner. Time is that of sorting the runs, whose number is bounded first.
+ * The catalog: the datasets of a volume and their locations (FORMAT.md, section 4), with the rule
+ * that every chunk has one owner. Its cost is that of sorting the runs, whose number is limited
+ * first.
  */
 #include <errno.h>
 #include <stdbool.h>
@@ -13,7 +14,7 @@
 #define ATTRIBUTE_BYTES 8u /* tag, reserved, length */
 #define LAYOUTS 2u
 
-/* Offsets in the header and in a record. */
+/* Offsets of fields in the header and in a record. */
 enum {
     AT_HEADER_BYTES = 8,
     AT_VOLUME_UUID = 16,
@@ -36,17 +37,17 @@ enum {
     AT_DIRECTORY_RUN_COUNT = 92,
 };
 
-/* A catalog on its way from bytes to records. */
+/* The state of decoding a catalog. */
 struct parser {
     const uint8_t *bytes;
     uint64_t size;
-    uint64_t at; /* of what comes next; 8 divides it */
+    uint64_t at; /* offset of the next record, a multiple of 8 */
     const struct volume_superblock *superblock;
-    dlfs_extent *runs; /* of all owners, [VOLUME_RUNS_MAX + VOLUME_CATALOG_RUNS_MAX] */
+    dlfs_extent *runs; /* runs of all owners, [VOLUME_RUNS_MAX + VOLUME_CATALOG_RUNS_MAX] */
     uint32_t run_count;
 };
 
-/* Notes count runs at an offset that ends before `end`, each within the volume. */
+/* Records count runs at an offset that end before `end`, each within the volume. */
 static const dlfs_extent *take_runs(struct parser *parser, uint64_t at, uint32_t count,
                                     uint64_t end)
 {
@@ -68,14 +69,14 @@ static const dlfs_extent *take_runs(struct parser *parser, uint64_t at, uint32_t
 
 static uint64_t chunks_of(const dlfs_extent *runs, uint32_t count)
 {
-    uint64_t chunks = 0; /* wraps only where runs overlap, and check_owners refuses those */
+    uint64_t chunks = 0; /* wraps only if runs overlap, which check_owners refuses */
     for (uint32_t i = 0; i < count; i++) {
         chunks += runs[i].chunk_count;
     }
     return chunks;
 }
 
-/* Attributes fill their range; what they mean is not looked at. */
+/* Returns true if the attributes exactly fill their range; their meaning is not checked. */
 static bool check_attributes(const uint8_t *bytes, uint64_t size)
 {
     uint64_t at = 0;
@@ -122,7 +123,7 @@ static bool check_sizes(const struct volume_record *record, uint32_t chunk_bytes
            (segment_bytes + chunk_bytes - 1) / chunk_bytes == directory_chunks;
 }
 
-/* Parses the record that comes next. */
+/* Parses the next record. */
 static bool parse_record(struct parser *parser, struct volume_record *record)
 {
     const uint8_t *raw = parser->bytes + parser->at;
@@ -166,7 +167,7 @@ static bool parse_record(struct parser *parser, struct volume_record *record)
            check_sizes(record, parser->superblock->chunk_bytes);
 }
 
-/* Whether a record comes before another, by (name, version). */
+/* Returns true if a record comes before another, by (name, version). */
 static bool rises(const struct volume_record *a, const struct volume_record *b)
 {
     uint32_t both = a->name_bytes < b->name_bytes ? a->name_bytes : b->name_bytes;
@@ -198,11 +199,11 @@ static int compare_runs(const void *a, const void *b)
     return (left > right) - (left < right);
 }
 
-/* Whether every chunk of the volume has exactly one owner. */
+/* Returns true if every chunk of the volume has exactly one owner. */
 static bool check_owners(struct parser *parser)
 {
     uint64_t end = 0;
-    if (parser->run_count > 0) { /* else there may be no array */
+    if (parser->run_count > 0) { /* without runs the array may be NULL */
         qsort(parser->runs, parser->run_count, sizeof *parser->runs, compare_runs);
     }
     for (uint32_t i = 0; i < parser->run_count; i++) {

@@ -1,5 +1,5 @@
 /*
- * An open dataset: its directory in memory, checked whole, the reader over it, and the epoch under
+ * An open dataset: its directory in memory, completely checked, its reader, and the epoch under
  * way.
  */
 #include <errno.h>
@@ -18,23 +18,26 @@
 #define GAP_BYTES (16u << 10)
 #define RETRY_COUNT 2u
 #define TIMEOUT_MS_DEFAULT 30000u
-#define GRACE_MS 1000u /* for a device to say itself why an operation took too long */
+#define GRACE_MS 1000u /* added so that a device can report its own time-out first */
 #define SHOWN_BYTES 208u
 #define WINDOW_CHUNKS_DEFAULT 64u
 
 struct dlfs_dataset {
     dlfs_volume *volume;
     const struct volume_record *record;
-    void *segment; /* the directory's chunks: entries part, then names part */
+    void *segment; /* chunks of the directory: entries part, then names part */
     size_t segment_bytes;
     dlfs_directory *directory;
     dlfs_reader *reader;
-    dlfs_sequence *sequence; /* of the epoch under way, or NULL */
+    dlfs_sequence *sequence; /* for the epoch under way, or NULL */
     dlfs_stream *stream;
     uint64_t sample_count;
 };
 
-/* Checks every block of both parts; *position: where in the segment the bad one begins. */
+/*
+ * Checks every block of both parts. *position gets the offset in the segment where the bad block
+ * begins.
+ */
 static int check_blocks(const dlfs_directory *directory, const uint8_t *entries,
                         const struct volume_record *record, uint64_t *position)
 {
@@ -52,8 +55,8 @@ static int check_blocks(const dlfs_directory *directory, const uint8_t *entries,
 }
 
 /*
- * Opens the directory over the segment in memory and checks all of it against its record.
- * *position: where in the segment it is wrong.
+ * Opens the directory over the segment in memory and checks all of it against its record. *position
+ * gets the offset in the segment where it is wrong.
  */
 static int check_segment(dlfs_dataset *dataset, uint64_t *position)
 {
@@ -88,8 +91,8 @@ failed:
     return code;
 }
 
-/* Reads the directory, from whichever copies have it right; *bad: where they do not. */
-static int load_directory(dlfs_dataset *dataset, struct volume_place *bad)
+/* Reads the directory from the copies that have it intact. *bad gets the location of the error. */
+static int load_directory(dlfs_dataset *dataset, struct volume_location *bad)
 {
     const struct volume_superblock *sb = &dataset->volume->superblock;
     const struct volume_record *record = dataset->record;
@@ -117,7 +120,7 @@ static int load_directory(dlfs_dataset *dataset, struct volume_place *bad)
     return code;
 }
 
-/* How long a read may take: longer where a device is allowed to look for its target for longer. */
+/* Returns the longest time of a read: longer if a device may reconnect for longer. */
 static uint32_t default_timeout_ms(const dlfs_volume *volume)
 {
     uint32_t timeout_ms = TIMEOUT_MS_DEFAULT;
@@ -158,7 +161,7 @@ static int make_reader(dlfs_dataset *dataset, const dlfs_open_options *options)
     return dlfs_reader_create(&config, &dataset->reader);
 }
 
-/* The record of a name, in its newest version unless one is asked for. */
+/* Finds the record of a name and version; 0: the newest version. */
 static const struct volume_record *find_record(const dlfs_volume *volume, const char *name,
                                                uint32_t version)
 {
@@ -194,33 +197,34 @@ static int say_no_dataset(const char *name, uint32_t version, char *message, uin
     char shown[SHOWN_BYTES];
     (void)uri_show(name, strnlen(name, SHOWN_BYTES), shown, sizeof shown);
     if (version) {
-        volume_say(message, message_bytes, "there is no dataset '%s' version %u", shown, version);
+        volume_message(message, message_bytes, "there is no dataset '%s' version %u", shown,
+                       version);
     } else {
-        volume_say(message, message_bytes, "there is no dataset '%s'", shown);
+        volume_message(message, message_bytes, "there is no dataset '%s'", shown);
     }
     return DLFS_E_NOT_FOUND;
 }
 
-/* Fills a dataset whose volume and record are known. */
+/* Fills in a dataset whose volume and record are set. */
 static int load(dlfs_dataset *dataset, const dlfs_open_options *options, char *message,
                 uint32_t message_bytes)
 {
     const struct volume_record *record = dataset->record;
     char shown[SHOWN_BYTES];
-    struct volume_place bad;
+    struct volume_location bad;
     (void)uri_show((const char *)record->name, record->name_bytes, shown, sizeof shown);
     int code = load_directory(dataset, &bad);
     if (code < 0) {
-        volume_say(message, message_bytes,
-                   "read the directory of dataset '%s' version %u: %s at byte %llu: %s", shown,
-                   record->version, volume_member_name(dataset->volume, bad.member).text,
-                   (unsigned long long)bad.offset_bytes, dlfs_strerror(code));
+        volume_message(message, message_bytes,
+                       "read the directory of dataset '%s' version %u: %s at byte %llu: %s", shown,
+                       record->version, volume_member_name(dataset->volume, bad.member).text,
+                       (unsigned long long)bad.offset_bytes, dlfs_strerror(code));
         return code;
     }
     code = make_reader(dataset, options);
     if (code < 0) {
-        volume_say(message, message_bytes, "make a reader of dataset '%s' version %u: %s", shown,
-                   record->version, dlfs_strerror(code));
+        volume_message(message, message_bytes, "make a reader of dataset '%s' version %u: %s",
+                       shown, record->version, dlfs_strerror(code));
     }
     return code;
 }
@@ -234,8 +238,8 @@ DLFS_API int dlfs_open(dlfs_volume *volume, const char *name, const dlfs_open_op
     }
     const dlfs_open_options *chosen = options != NULL ? options : &defaults;
     if (chosen->reserved != 0) {
-        volume_say(message, message_bytes, "open a dataset: expected reserved = 0, got %u",
-                   chosen->reserved);
+        volume_message(message, message_bytes, "open a dataset: expected reserved = 0, got %u",
+                       chosen->reserved);
         return -EINVAL;
     }
     const struct volume_record *record = find_record(volume, name, chosen->version);
@@ -359,17 +363,17 @@ DLFS_API int dlfs_describe_failure(const dlfs_dataset *dataset, const dlfs_failu
     }
     (void)uri_show(path, (size_t)path_bytes, shown_path, sizeof shown_path);
     (void)uri_show((const char *)record->name, record->name_bytes, shown_name, sizeof shown_name);
-    volume_say(reason, sizeof reason, "%s", dlfs_strerror(failure->code));
+    volume_message(reason, sizeof reason, "%s", dlfs_strerror(failure->code));
     if (failure->code == DLFS_E_CHECKSUM) {
-        volume_say(reason, sizeof reason, "expected CRC32C %08x, got %08x", failure->crc_expected,
-                   failure->crc_got);
+        volume_message(reason, sizeof reason, "expected CRC32C %08x, got %08x",
+                       failure->crc_expected, failure->crc_got);
     }
-    volume_say(message, message_bytes,
-               "sample %llu '%s' of dataset '%s': %s at byte %llu, %lld bytes: %s",
-               (unsigned long long)failure->index, shown_path, shown_name,
-               volume_member_name(dataset->volume, failure->member).text,
-               (unsigned long long)failure->offset_bytes,
-               (long long)dlfs_length(dataset, failure->index), reason);
+    volume_message(message, message_bytes,
+                   "sample %llu '%s' of dataset '%s': %s at byte %llu, %lld bytes: %s",
+                   (unsigned long long)failure->index, shown_path, shown_name,
+                   volume_member_name(dataset->volume, failure->member).text,
+                   (unsigned long long)failure->offset_bytes,
+                   (long long)dlfs_length(dataset, failure->index), reason);
     return 0;
 }
 

@@ -1,10 +1,10 @@
 /*
- * Mounting: which member each device is, which generation is in force (FORMAT.md, section 8.2), and
- * its catalog.
+ * Mounting: finds out which member each device is, which generation is in force (FORMAT.md, section
+ * 8.2), and reads its catalog.
  *
- * Three copies of the superblock are read from each device, and the newest valid one of all devices
- * is in force. A device that is not to be read (no superblock, too small, replaced, stale) counts
- * as missing; a volume with K copies can do without K - 1 members.
+ * Three copies of the superblock are read from each device. The newest valid one of all devices is
+ * in force. A device that cannot be used (no superblock, too small, replaced, stale) counts as
+ * missing; a volume with K copies can do without K - 1 members.
  */
 #include <errno.h>
 #include <stdbool.h>
@@ -16,28 +16,31 @@
 
 #define READ_MEMORY_BYTES (1u << 18)
 #define COPIES 3u
-#define REASON_BYTES 900u /* of one device; a message says more around it */
-#define LAG_MAX 1u        /* generations that a whole member may be behind: a crash in a commit */
+#define REASON_BYTES 900u /* longest reason of one device; a message adds text around it */
+#define LAG_MAX 1u        /* generations that a member may lag behind after a crash in a commit */
 
-/* What superblocks of one generation may differ in: member UUID and number, size, checksum. */
+/*
+ * First byte of the fields in which superblocks of one generation may differ: member UUID and
+ * number, size, checksum.
+ */
 #define MEMBER_FIRST_BYTE 48u
 #define MEMBER_END_BYTE 68u
 #define MEMBER_SIZE_FIRST_BYTE 96u
 #define MEMBER_SIZE_END_BYTE 104u
 #define CRC32C_FIRST_BYTE 4092u
 
-/* A device that is offered as a member, and what it says. */
+/* A device that is a possible member, and the content of its superblock. */
 struct candidate {
     dlfs_device *device;
-    int code;                  /* why it is not to be read; 0: it is */
-    bool claims;               /* one copy, valid or not, begins as superblocks do */
-    char reason[REASON_BYTES]; /* the same as code, in words */
+    int code;                  /* why the device is not used; 0: it is used */
+    bool has_magic;            /* one superblock copy, valid or not, begins with the magic */
+    char reason[REASON_BYTES]; /* the reason for code, in words */
     char name[VOLUME_NAME_BYTES];
     struct volume_superblock superblock;
     uint8_t block[VOLUME_SUPERBLOCK_BYTES];
 };
 
-/* What mounting works with. */
+/* The state of mounting a volume. */
 struct mounting {
     struct candidate *candidates; /* [count] */
     uint32_t count;
@@ -47,7 +50,7 @@ struct mounting {
     uint32_t message_bytes;
 };
 
-/* Reads one copy, whatever the logical block of the device is. */
+/* Reads one superblock copy, whatever the logical block of the device is. */
 static int read_block(dlfs_queue *queue, const dlfs_device *device, uint8_t *memory,
                       uint64_t offset_bytes, uint8_t *block)
 {
@@ -76,7 +79,7 @@ static unsigned long long wide(uint64_t value)
     return value;
 }
 
-/* Takes the copy at an offset if it is valid and newer than what there is. */
+/* Takes the copy at an offset if it is valid and newer than the one taken before. */
 static void take_copy(struct candidate *candidate, dlfs_queue *queue, uint8_t *memory,
                       uint64_t offset_bytes)
 {
@@ -84,17 +87,17 @@ static void take_copy(struct candidate *candidate, dlfs_queue *queue, uint8_t *m
     struct volume_superblock found;
     int code = read_block(queue, candidate->device, memory, offset_bytes, block);
     if (code >= 0) {
-        candidate->claims |= volume_superblock_is_claimed(block);
+        candidate->has_magic |= volume_superblock_has_magic(block);
         code = volume_superblock_decode(block, &found);
     }
     if (code < 0) {
-        /* The first copy's reason stands, but for one that says more. */
-        bool told = candidate->code != 0 && candidate->code != DLFS_E_FORMAT;
-        if (candidate->superblock.generation == 0 && !told) {
+        /* The first copy's reason is kept unless a later one is more specific. */
+        bool specific = candidate->code != 0 && candidate->code != DLFS_E_FORMAT;
+        if (candidate->superblock.generation == 0 && !specific) {
             candidate->code = code;
-            volume_say(candidate->reason, REASON_BYTES,
-                       "open %s: read a superblock at byte %llu: %s", candidate->name,
-                       wide(offset_bytes), dlfs_strerror(code));
+            volume_message(candidate->reason, REASON_BYTES,
+                           "open %s: read a superblock at byte %llu: %s", candidate->name,
+                           wide(offset_bytes), dlfs_strerror(code));
         }
         return;
     }
@@ -105,43 +108,43 @@ static void take_copy(struct candidate *candidate, dlfs_queue *queue, uint8_t *m
     }
 }
 
-/* Checks what a device says of itself against the device. */
+/* Checks the superblock against the size and block size of its device. */
 static void check_device(struct candidate *candidate)
 {
     uint64_t size_bytes = dlfs_device_size_bytes(candidate->device);
     uint32_t device_block_bytes = dlfs_device_block_bytes(candidate->device);
     const struct volume_superblock *sb = &candidate->superblock;
     bool is_none = candidate->code == DLFS_E_FORMAT || candidate->code == DLFS_E_TRUNCATED;
-    if (is_none && !candidate->claims) {
+    if (is_none && !candidate->has_magic) {
         candidate->code = DLFS_E_FORMAT;
-        volume_say(candidate->reason, REASON_BYTES,
-                   "open %s: this is no DLFS volume: expected a superblock at its head or its "
-                   "tail, got none in %llu bytes",
-                   candidate->name, wide(size_bytes));
+        volume_message(candidate->reason, REASON_BYTES,
+                       "open %s: this is no DLFS volume: expected a superblock at its head or its "
+                       "tail, got none in %llu bytes",
+                       candidate->name, wide(size_bytes));
     }
     if (candidate->code == 0 && sb->member_bytes > size_bytes) {
         candidate->code = DLFS_E_TRUNCATED;
-        volume_say(candidate->reason, REASON_BYTES,
-                   "open %s: expected a member of %llu bytes, got a device of %llu",
-                   candidate->name, wide(sb->member_bytes), wide(size_bytes));
+        volume_message(candidate->reason, REASON_BYTES,
+                       "open %s: expected a member of %llu bytes, got a device of %llu",
+                       candidate->name, wide(sb->member_bytes), wide(size_bytes));
     }
     if (candidate->code == 0 && sb->block_bytes % device_block_bytes != 0) {
         candidate->code = -EINVAL;
-        volume_say(candidate->reason, REASON_BYTES,
-                   "open %s: expected a device whose blocks make up blocks of %u bytes, got %u",
-                   candidate->name, sb->block_bytes, device_block_bytes);
+        volume_message(candidate->reason, REASON_BYTES,
+                       "open %s: expected a device whose blocks make up blocks of %u bytes, got %u",
+                       candidate->name, sb->block_bytes, device_block_bytes);
     }
 }
 
-/* Finds out what a device says; candidate->code when it says nothing. */
+/* Reads a device's superblock; sets candidate->code if it has none. */
 static void identify(struct candidate *candidate, uint8_t *memory)
 {
     dlfs_queue *queue;
     int code = dlfs_queue_create(candidate->device, 1, &queue);
     if (code < 0) {
         candidate->code = code;
-        volume_say(candidate->reason, REASON_BYTES, "open %s: make a queue pair: %s",
-                   candidate->name, dlfs_strerror(code));
+        volume_message(candidate->reason, REASON_BYTES, "open %s: make a queue pair: %s",
+                       candidate->name, dlfs_strerror(code));
         return;
     }
     uint64_t size_bytes = dlfs_device_size_bytes(candidate->device);
@@ -154,7 +157,7 @@ static void identify(struct candidate *candidate, uint8_t *memory)
     check_device(candidate);
 }
 
-/* Whether two superblocks of one generation say the same of the volume. */
+/* Returns true if two superblocks of one generation describe the same volume. */
 static bool agrees(const uint8_t *a, const uint8_t *b)
 {
     return memcmp(a, b, MEMBER_FIRST_BYTE) == 0 &&
@@ -171,7 +174,9 @@ static bool same_geometry(const struct volume_superblock *a, const struct volume
            a->row_count == b->row_count && a->replicas == b->replicas;
 }
 
-/* A candidate of the newest generation or one before it, else the reason why it is not to be read.
+/*
+ * Sets the reason why a candidate is not used, unless its generation is the newest or one before
+ * it.
  */
 static void check_age(struct candidate *candidate, const struct volume_superblock *newest)
 {
@@ -179,51 +184,53 @@ static void check_age(struct candidate *candidate, const struct volume_superbloc
     if (memcmp(newest->member_uuids[own->member_number], own->member_uuid,
                sizeof own->member_uuid) != 0) {
         candidate->code = DLFS_E_FORMAT;
-        volume_say(candidate->reason, REASON_BYTES,
-                   "open %s: it was member %u until generation %llu, and was replaced",
-                   candidate->name, own->member_number, wide(own->generation));
+        volume_message(candidate->reason, REASON_BYTES,
+                       "open %s: it was member %u until generation %llu, and was replaced",
+                       candidate->name, own->member_number, wide(own->generation));
     } else if (newest->replicas > 1 && own->generation + LAG_MAX < newest->generation) {
         candidate->code = DLFS_E_FORMAT;
-        volume_say(candidate->reason, REASON_BYTES,
-                   "open %s: it is stale: expected generation %llu, got %llu", candidate->name,
-                   wide(newest->generation), wide(own->generation));
+        volume_message(candidate->reason, REASON_BYTES,
+                       "open %s: it is stale: expected generation %llu, got %llu", candidate->name,
+                       wide(newest->generation), wide(own->generation));
     }
 }
 
-/* How a candidate stands to the generation in force: -EINVAL and DLFS_E_FORMAT end the mounting. */
+/* Compares a candidate with the generation in force. -EINVAL and DLFS_E_FORMAT end the mounting. */
 static int check_candidate(struct mounting *mounting, uint32_t number)
 {
     struct candidate *candidate = &mounting->candidates[number];
     const struct volume_superblock *own = &candidate->superblock;
     const struct volume_superblock *newest = &mounting->newest->superblock;
     if (memcmp(own->volume_uuid, newest->volume_uuid, sizeof own->volume_uuid) != 0) {
-        volume_say(mounting->message, mounting->message_bytes,
-                   "open %s: expected a member of the volume of %s, got one of another volume",
-                   candidate->name, mounting->newest->name);
+        volume_message(mounting->message, mounting->message_bytes,
+                       "open %s: expected a member of the volume of %s, got one of another volume",
+                       candidate->name, mounting->newest->name);
         return -EINVAL;
     }
     bool behind = own->generation < newest->generation;
     if (!same_geometry(own, newest) ||
         (!behind && !agrees(candidate->block, mounting->newest->block))) {
-        volume_say(mounting->message, mounting->message_bytes,
-                   "open %s: its superblock contradicts that of the volume's newest generation, "
-                   "%llu, on %s",
-                   candidate->name, wide(newest->generation), mounting->newest->name);
+        volume_message(
+            mounting->message, mounting->message_bytes,
+            "open %s: its superblock contradicts that of the volume's newest generation, "
+            "%llu, on %s",
+            candidate->name, wide(newest->generation), mounting->newest->name);
         return DLFS_E_FORMAT;
     }
     check_age(candidate, newest);
     return 0;
 }
 
-/* Takes a candidate's device for the member that it is. */
+/* Makes a candidate's device the device of its member. */
 static int take_member(const struct mounting *mounting, const struct candidate *candidate,
                        dlfs_volume *volume)
 {
     uint32_t number = candidate->superblock.member_number;
     if (volume->devices[number] != NULL) {
-        volume_say(mounting->message, mounting->message_bytes,
-                   "open %s: expected each member once, got number %u again: %s is that one too",
-                   candidate->name, number, volume->names[number]);
+        volume_message(
+            mounting->message, mounting->message_bytes,
+            "open %s: expected each member once, got number %u again: %s is that one too",
+            candidate->name, number, volume->names[number]);
         return -EINVAL;
     }
     volume->devices[number] = candidate->device;
@@ -231,9 +238,9 @@ static int take_member(const struct mounting *mounting, const struct candidate *
     return 0;
 }
 
-/* Says which members are not there, and why the first of those that were given is not. */
-static void say_missing(const struct mounting *mounting, const dlfs_volume *volume,
-                        const struct candidate *reason)
+/* Describes which members are missing, and the reason of the first of those that were given. */
+static void describe_missing(const struct mounting *mounting, const dlfs_volume *volume,
+                             const struct candidate *reason)
 {
     const struct volume_superblock *sb = &volume->superblock;
     char numbers[DLFS_MEMBERS_MAX * sizeof ", 63"] = "";
@@ -247,10 +254,11 @@ static void say_missing(const struct mounting *mounting, const dlfs_volume *volu
             snprintf(numbers + length, sizeof numbers - length, "%s%u", missing++ ? ", " : "", i);
         length += (size_t)written;
     }
-    volume_say(mounting->message, mounting->message_bytes,
-               "expected %u members, in %u copies, got %u that can be read; missing: number %s%s%s",
-               sb->member_count, sb->replicas, sb->member_count - missing, numbers,
-               reason != NULL ? ": " : "", reason != NULL ? reason->reason : "");
+    volume_message(
+        mounting->message, mounting->message_bytes,
+        "expected %u members, in %u copies, got %u that can be read; missing: number %s%s%s",
+        sb->member_count, sb->replicas, sb->member_count - missing, numbers,
+        reason != NULL ? ": " : "", reason != NULL ? reason->reason : "");
 }
 
 /* Gives every member its device. */
@@ -279,11 +287,11 @@ static int assemble(struct mounting *mounting, dlfs_volume *volume)
     if (newest->member_count - present < newest->replicas) {
         return 0;
     }
-    say_missing(mounting, volume, reason);
+    describe_missing(mounting, volume, reason);
     return reason != NULL ? reason->code : DLFS_E_NOT_FOUND;
 }
 
-/* Reads the catalog, from whichever copies have it right. */
+/* Reads the catalog from the copies that have it intact. */
 static int load_catalog(dlfs_volume *volume, char *message, uint32_t message_bytes)
 {
     const struct volume_superblock *sb = &volume->superblock;
@@ -295,7 +303,7 @@ static int load_catalog(dlfs_volume *volume, char *message, uint32_t message_byt
         return code;
     }
     const struct volume_space space = {sb->catalog_runs, sb->catalog_run_count, chunks};
-    struct volume_place place = {.member = 0};
+    struct volume_location place = {.member = 0};
     for (uint32_t choice = 0; choice < volume_choice_count(sb); choice++) {
         code = volume_read_space(volume, &space, choice, volume->catalog_memory, &place);
         if (code >= 0) {
@@ -306,9 +314,10 @@ static int load_catalog(dlfs_volume *volume, char *message, uint32_t message_byt
             return 0;
         }
     }
-    volume_say(message, message_bytes, "read the catalog of generation %llu: %s at byte %llu: %s",
-               wide(sb->generation), volume_member_name(volume, place.member).text,
-               wide(place.offset_bytes), dlfs_strerror(code));
+    volume_message(message, message_bytes,
+                   "read the catalog of generation %llu: %s at byte %llu: %s", wide(sb->generation),
+                   volume_member_name(volume, place.member).text, wide(place.offset_bytes),
+                   dlfs_strerror(code));
     return code;
 }
 
@@ -322,7 +331,7 @@ static void forget(dlfs_volume *volume)
     free(volume);
 }
 
-/* Asks all devices which members they are; the newest superblock decides. */
+/* Reads the superblocks of all devices and chooses the newest. */
 static void identify_all(struct mounting *mounting)
 {
     for (uint32_t i = 0; i < mounting->count; i++) {
@@ -338,19 +347,19 @@ static void identify_all(struct mounting *mounting)
     }
 }
 
-/* Says why no device is a member: the first reason that is known. */
-static int say_none(const struct mounting *mounting)
+/* Describes why no device is a member: the first known reason. */
+static int describe_none(const struct mounting *mounting)
 {
     for (uint32_t i = 0; i < mounting->count; i++) {
         const struct candidate *candidate = &mounting->candidates[i];
         if (candidate->reason[0] == '\0') {
             continue;
         }
-        volume_say(mounting->message, mounting->message_bytes, "%s", candidate->reason);
+        volume_message(mounting->message, mounting->message_bytes, "%s", candidate->reason);
         return candidate->code;
     }
-    volume_say(mounting->message, mounting->message_bytes,
-               "expected a device of a member, got none");
+    volume_message(mounting->message, mounting->message_bytes,
+                   "expected a device of a member, got none");
     return DLFS_E_NOT_FOUND;
 }
 
@@ -370,7 +379,7 @@ static int mount_into(dlfs_volume *volume, struct candidate *candidates, uint32_
     mounting.memory = memory;
     identify_all(&mounting);
     if (mounting.newest == NULL) {
-        code = say_none(&mounting);
+        code = describe_none(&mounting);
         goto out;
     }
     code = assemble(&mounting, volume);
@@ -387,11 +396,12 @@ static bool check_count(const void *members, uint32_t count, char *message, uint
     if (members != NULL && count >= 1 && count <= DLFS_MEMBERS_MAX) {
         return true;
     }
-    volume_say(message, message_bytes, "expected 1..%u members, got %u", DLFS_MEMBERS_MAX, count);
+    volume_message(message, message_bytes, "expected 1..%u members, got %u", DLFS_MEMBERS_MAX,
+                   count);
     return false;
 }
 
-/* Mounts what is in the candidates, which it frees with all that cannot be mounted. */
+/* Mounts the candidates' devices. Frees the candidates, and after an error the volume too. */
 static int finish(dlfs_volume *volume, struct candidate *candidates, uint32_t count, char *message,
                   uint32_t message_bytes, dlfs_volume **out)
 {
@@ -405,7 +415,7 @@ static int finish(dlfs_volume *volume, struct candidate *candidates, uint32_t co
     return 0;
 }
 
-/* Makes an empty volume and its candidates. */
+/* Creates an empty volume and its candidates. */
 static int prepare(uint32_t count, dlfs_volume **volume, struct candidate **candidates)
 {
     *volume = calloc(1, sizeof **volume);
@@ -432,13 +442,15 @@ DLFS_API int dlfs_mount_devices(dlfs_device *const *devices, uint32_t count, cha
     }
     for (uint32_t i = 0; i < count; i++) {
         candidates[i].device = devices[i];
-        candidates[i].code = devices[i] != NULL ? 0 : DLFS_E_NOT_FOUND; /* and no reason is known */
+        candidates[i].code = devices[i] != NULL ? 0 : DLFS_E_NOT_FOUND; /* without a known reason */
         (void)snprintf(candidates[i].name, sizeof candidates[i].name, "device %u", i);
     }
     return finish(volume, candidates, count, message, message_bytes, out);
 }
 
-/* A malformed URI is no missing member: nothing is opened then. */
+/*
+ * Checks all URIs before any device is opened: a malformed URI does not count as a missing member.
+ */
 static int check_uris(const char *const *uris, uint32_t count, char *message,
                       uint32_t message_bytes)
 {
@@ -468,8 +480,8 @@ DLFS_API int dlfs_mount(const char *const *uris, uint32_t count, char *message,
     for (uint32_t i = 0; i < count; i++) {
         struct candidate *candidate = &candidates[i];
         (void)uri_show(uris[i], strlen(uris[i]), candidate->name, sizeof candidate->name);
-        candidate->code = volume_open_device(uris[i], candidate->name, candidate->reason,
-                                             REASON_BYTES, &candidate->device);
+        candidate->code = uri_open_device(uris[i], candidate->name, candidate->reason, REASON_BYTES,
+                                          &candidate->device);
         if (candidate->code >= 0) {
             volume->owned[volume->owned_count++] = candidate->device;
         }
@@ -501,11 +513,11 @@ DLFS_API int dlfs_dataset_describe(const dlfs_volume *volume, uint32_t number,
         return -EINVAL;
     }
     const struct volume_record *record = &volume->catalog.records[number];
-    dlfs_dataset_info told = {.version = record->version,
-                              .sample_count = record->sample_count,
-                              .sample_bytes = record->sample_bytes};
-    memcpy(told.name, record->name, record->name_bytes);
-    memcpy(told.uuid, record->uuid, sizeof told.uuid);
-    *info = told;
+    dlfs_dataset_info described = {.version = record->version,
+                                   .sample_count = record->sample_count,
+                                   .sample_bytes = record->sample_bytes};
+    memcpy(described.name, record->name, record->name_bytes);
+    memcpy(described.uuid, record->uuid, sizeof described.uuid);
+    *info = described;
     return 0;
 }

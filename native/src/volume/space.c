@@ -1,9 +1,8 @@
 /*
- * Reading a space, what runs of chunks hold (FORMAT.md, section 2), from the copies that are there:
- * catalogs and directories, whole and chunk by chunk. Samples are read by the reader.
+ * Reads the chunks of a catalog or a directory (FORMAT.md, section 2) from the copies that exist.
+ * The reader reads the chunks of samples.
  */
 #include <errno.h>
-#include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
 
@@ -12,7 +11,7 @@
 #define DEPTH 16u
 #define PIECE_BYTES (256u << 10)
 
-/* The members' queue pairs, made when they are first needed. */
+/* The queue pairs of members, each created when it is first needed. */
 struct queues {
     const dlfs_volume *volume;
     dlfs_queue *of_member[DLFS_MEMBERS_MAX];
@@ -24,17 +23,17 @@ uint32_t volume_choice_count(const struct volume_superblock *superblock)
     return replicas == 1 ? 1 : replicas + superblock->member_count;
 }
 
-static struct volume_place place_of(const struct volume_superblock *sb, uint64_t chunk,
-                                    uint32_t copy)
+static struct volume_location place_of(const struct volume_superblock *sb, uint64_t chunk,
+                                       uint32_t copy)
 {
     uint64_t row = copy * sb->band_rows + chunk / sb->member_count;
-    return (struct volume_place){
+    return (struct volume_location){
         .member = (uint32_t)((chunk % sb->member_count + copy) % sb->member_count),
         .offset_bytes = sb->data_offset_bytes + row * sb->chunk_bytes,
     };
 }
 
-static int read_copy(struct queues *queues, const struct volume_place *place, void *memory)
+static int read_copy(struct queues *queues, const struct volume_location *place, void *memory)
 {
     const struct volume_superblock *sb = &queues->volume->superblock;
     dlfs_queue **queue = &queues->of_member[place->member];
@@ -54,11 +53,11 @@ static int read_copy(struct queues *queues, const struct volume_place *place, vo
 }
 
 /*
- * Reads a chunk from the first copy that gives it. A choice under `replicas` is the copy to begin
- * with; one from there on is a member whose copies come last.
+ * Reads a chunk from the first copy that can be read. A choice below `replicas` is the copy to
+ * begin with; a choice from there on is a member whose copies are tried last.
  */
 static int read_chunk(struct queues *queues, uint64_t chunk, uint32_t choice, void *memory,
-                      struct volume_place *bad)
+                      struct volume_location *bad)
 {
     const struct volume_superblock *sb = &queues->volume->superblock;
     int code = DLFS_E_LOST;
@@ -66,7 +65,7 @@ static int read_chunk(struct queues *queues, uint64_t chunk, uint32_t choice, vo
     for (uint32_t last = 0; last <= (avoids ? 1u : 0u); last++) {
         for (uint32_t step = 0; step < sb->replicas; step++) {
             uint32_t copy = avoids ? step : (choice + step) % sb->replicas;
-            struct volume_place place = place_of(sb, chunk, copy);
+            struct volume_location place = place_of(sb, chunk, copy);
             if (avoids && (place.member == choice - sb->replicas) != (last == 1)) {
                 continue;
             }
@@ -81,7 +80,7 @@ static int read_chunk(struct queues *queues, uint64_t chunk, uint32_t choice, vo
 }
 
 int volume_read_space(const dlfs_volume *volume, const struct volume_space *space, uint32_t choice,
-                      void *memory, struct volume_place *bad)
+                      void *memory, struct volume_location *bad)
 {
     struct queues queues = {.volume = volume};
     uint64_t left = space->chunk_count;
@@ -101,8 +100,8 @@ int volume_read_space(const dlfs_volume *volume, const struct volume_space *spac
     return code < 0 ? code : 0;
 }
 
-struct volume_place volume_locate(const dlfs_volume *volume, const struct volume_space *space,
-                                  uint64_t position)
+struct volume_location volume_locate(const dlfs_volume *volume, const struct volume_space *space,
+                                     uint64_t position)
 {
     const struct volume_superblock *sb = &volume->superblock;
     uint64_t chunk = position / sb->chunk_bytes;
@@ -110,18 +109,7 @@ struct volume_place volume_locate(const dlfs_volume *volume, const struct volume
     while (i + 1 < space->run_count && chunk >= space->runs[i].chunk_count) {
         chunk -= space->runs[i++].chunk_count;
     }
-    struct volume_place place = place_of(sb, space->runs[i].first_chunk + chunk, 0);
+    struct volume_location place = place_of(sb, space->runs[i].first_chunk + chunk, 0);
     place.offset_bytes += position % sb->chunk_bytes;
     return place;
-}
-
-void volume_say(char *message, uint32_t message_bytes, const char *form, ...)
-{
-    va_list arguments;
-    if (message == NULL || message_bytes == 0) {
-        return;
-    }
-    va_start(arguments, form);
-    (void)vsnprintf(message, message_bytes, form, arguments);
-    va_end(arguments);
 }

@@ -1,5 +1,6 @@
 /*
- * The superblock: what a member says of its volume (FORMAT.md, sections 2, 3.1 and 9).
+ * Decodes the superblock, which describes a member and its volume (FORMAT.md, sections 2, 3.1 and
+ * 9).
  */
 #include <errno.h>
 #include <stdbool.h>
@@ -41,14 +42,14 @@ static bool is_size(uint32_t value, uint32_t low, uint32_t high)
     return value >= low && value <= high && (value & (value - 1)) == 0;
 }
 
-bool volume_superblock_is_claimed(const uint8_t *block)
+bool volume_superblock_has_magic(const uint8_t *block)
 {
     return memcmp(block, MAGIC, sizeof MAGIC - 1) == 0;
 }
 
 static int check_frame(const uint8_t *block)
 {
-    if (!volume_superblock_is_claimed(block)) {
+    if (!volume_superblock_has_magic(block)) {
         return DLFS_E_FORMAT;
     }
     if (dlfs_crc32c(0, block, AT_CRC32C) != volume_u32(block + AT_CRC32C)) {
@@ -66,7 +67,7 @@ static int check_frame(const uint8_t *block)
     return 0;
 }
 
-/* Takes the fields of fixed size; counts are checked before anything is counted by them. */
+/* Decodes the fields of fixed size. Counts are checked before they are used. */
 static bool parse(const uint8_t *block, struct volume_superblock *out)
 {
     memcpy(out->volume_uuid, block + AT_VOLUME_UUID, sizeof out->volume_uuid);
@@ -135,9 +136,9 @@ static bool check_members(const struct volume_superblock *sb)
     return true;
 }
 
-static bool check_catalog_place(const struct volume_superblock *sb)
+static bool check_catalog_runs(const struct volume_superblock *sb)
 {
-    uint64_t held = 0;
+    uint64_t chunks = 0;
     if (sb->catalog_bytes < VOLUME_CATALOG_HEADER_BYTES ||
         sb->catalog_bytes > VOLUME_CATALOG_BYTES_MAX) {
         return false;
@@ -155,9 +156,9 @@ static bool check_catalog_place(const struct volume_superblock *sb)
                 return false;
             }
         }
-        held += run->chunk_count;
+        chunks += run->chunk_count;
     }
-    return held >= (sb->catalog_bytes + sb->chunk_bytes - 1) / sb->chunk_bytes;
+    return chunks >= (sb->catalog_bytes + sb->chunk_bytes - 1) / sb->chunk_bytes;
 }
 
 int volume_superblock_decode(const uint8_t *block, struct volume_superblock *out)
@@ -168,7 +169,7 @@ int volume_superblock_decode(const uint8_t *block, struct volume_superblock *out
         return code;
     }
     if (!parse(block, &sb) || !check_geometry(&sb) || !check_members(&sb) ||
-        !check_catalog_place(&sb)) {
+        !check_catalog_runs(&sb)) {
         return DLFS_E_FORMAT;
     }
     if (sb.generation < 1 || sb.generation > VOLUME_NUMBER_MAX ||

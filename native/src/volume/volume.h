@@ -1,9 +1,9 @@
 /*
  * A volume inside the library: its superblock and catalog, decoded (FORMAT.md, sections 2 to 4),
- * and reading what lies in runs of its chunks.
+ * and reading of the chunks of catalogs and directories.
  *
- * Decoding trusts nothing, right checksums or not: every count is compared with a limit and every
- * range with the bytes that are there before it is used. It does no I/O.
+ * Decoding trusts no bytes, whether or not checksums are right: every count is compared with a
+ * limit and every range with the available bytes before it is used. It does no I/O.
  */
 #ifndef DLFS_VOLUME_H
 #define DLFS_VOLUME_H
@@ -32,8 +32,8 @@ _Static_assert(sizeof(dlfs_extent) == 16, "a run, as in FORMAT.md");
 #define VOLUME_RUNS_MAX 262144u
 #define VOLUME_RECORD_BYTES 104u /* without runs, attributes and name */
 #define VOLUME_ATTRIBUTES_BYTES_MAX 65536u
-#define VOLUME_NAME_BYTES 320u                      /* of a member in messages, NUL included */
-#define VOLUME_NUMBER_MAX ((UINT64_C(1) << 63) - 1) /* generations and times */
+#define VOLUME_NAME_BYTES 320u /* longest name of a member in messages, NUL included */
+#define VOLUME_NUMBER_MAX ((UINT64_C(1) << 63) - 1) /* largest generation or time */
 
 struct volume_superblock {
     uint8_t volume_uuid[16];
@@ -56,7 +56,7 @@ struct volume_superblock {
     uint8_t member_uuids[DLFS_MEMBERS_MAX][16];
 };
 
-/* One version of one dataset; what it points to is in the catalog's bytes. */
+/* One version of one dataset; pointers are into the catalog's bytes. */
 struct volume_record {
     const uint8_t *name;
     uint32_t name_bytes;
@@ -74,18 +74,21 @@ struct volume_record {
 };
 
 struct volume_catalog {
-    struct volume_record *records; /* malloc'd */
+    struct volume_record *records; /* allocated with malloc */
     uint32_t count;
 };
 
 struct dlfs_volume {
     struct volume_superblock superblock;    /* the one in force */
-    dlfs_device *devices[DLFS_MEMBERS_MAX]; /* by member number; NULL: not to be read */
-    dlfs_device *owned[DLFS_MEMBERS_MAX];   /* opened by dlfs_mount */
+    dlfs_device *devices[DLFS_MEMBERS_MAX]; /* by member number; NULL: not used */
+    dlfs_device *owned[DLFS_MEMBERS_MAX];   /* the devices opened by dlfs_mount */
     uint32_t owned_count;
-    /* What messages call each member, by number: its URI, cut to fit. Empty: it was not given. */
+    /*
+     * Names of the members in messages, by number: the URI, cut to fit. Empty: the member was not
+     * given.
+     */
     char names[DLFS_MEMBERS_MAX][VOLUME_NAME_BYTES];
-    uint32_t dataset_count; /* open ones; atomic */
+    uint32_t dataset_count; /* number of open datasets; atomic */
     void *catalog_memory;
     size_t catalog_memory_bytes;
     struct volume_catalog catalog;
@@ -112,7 +115,10 @@ static inline uint64_t volume_u64(const uint8_t *bytes)
     return value;
 }
 
-/* Of the tail superblock of a member of this size; 0 when there is no room for one. */
+/*
+ * Returns the offset of the tail superblock of a member of this size; 0 if there is no room for
+ * one.
+ */
 static inline uint64_t volume_tail_offset(uint64_t member_bytes)
 {
     uint64_t blocks = member_bytes / VOLUME_SUPERBLOCK_BYTES;
@@ -124,60 +130,56 @@ static inline uint64_t volume_tail_offset(uint64_t member_bytes)
  * major version or a feature that this code does not know).
  */
 int volume_superblock_decode(const uint8_t *block, struct volume_superblock *out);
-/* Whether a block begins as superblocks do. */
-bool volume_superblock_is_claimed(const uint8_t *block);
+/* Returns true if a block begins with the magic of superblocks. */
+bool volume_superblock_has_magic(const uint8_t *block);
 
 /*
- * Decodes the catalog_bytes of a superblock's catalog, at an address that 8 divides; they must stay
- * as they are. Errors: DLFS_E_CHECKSUM, DLFS_E_FORMAT, -ENOMEM.
+ * Decodes the catalog_bytes of a superblock's catalog, at an address that is a multiple of 8. The
+ * records point into these bytes. Errors: DLFS_E_CHECKSUM, DLFS_E_FORMAT, -ENOMEM.
  */
 int volume_catalog_decode(const uint8_t *bytes, const struct volume_superblock *superblock,
                           struct volume_catalog *out);
 void volume_catalog_free(struct volume_catalog *catalog);
 
 /*
- * Ways to read a space, each the next to try when what came by the ones before was wrong: beginning
- * with one copy or another, then without one member or another.
+ * Returns the number of ways to read a space. Callers try them in turn while the bytes are wrong:
+ * first beginning with each copy, then avoiding each member.
  */
 uint32_t volume_choice_count(const struct volume_superblock *superblock);
-/* Chunks of a volume that hold a catalog or a directory. */
+/* The chunks of a volume that hold a catalog or a directory. */
 struct volume_space {
     const dlfs_extent *runs;
     uint32_t run_count;
-    uint64_t chunk_count; /* those of the runs that are in use */
+    uint64_t chunk_count; /* chunks of the runs that are in use */
 };
 
-/* A byte of a member. */
-struct volume_place {
+/* The location of a byte on a member. */
+struct volume_location {
     uint32_t member;
     uint64_t offset_bytes;
 };
 
 /*
- * Reads a space into memory aligned to blocks; a chunk that one copy does not give is read from the
- * next. choice: 0..volume_choice_count-1. Errors: of the last copy's device, and *bad is where.
+ * Reads a space into memory aligned to blocks. A chunk that cannot be read from one copy is read
+ * from the next. choice: 0..volume_choice_count-1. Errors: those of the last copy's device, with
+ * its location in *bad.
  */
 int volume_read_space(const dlfs_volume *volume, const struct volume_space *space, uint32_t choice,
-                      void *memory, struct volume_place *bad);
-/* Where the first copy of a byte of a space lies; position < its chunks' bytes. */
-struct volume_place volume_locate(const dlfs_volume *volume, const struct volume_space *space,
-                                  uint64_t position);
+                      void *memory, struct volume_location *bad);
+/*
+ * Returns the location of the first copy of a byte of a space; position < the bytes of its chunks.
+ */
+struct volume_location volume_locate(const dlfs_volume *volume, const struct volume_space *space,
+                                     uint64_t position);
 
-/* What messages call a member; "member N" when it was not given. */
+/* The name of a member in messages; "member N" if the member was not given. */
 struct volume_name {
     char text[VOLUME_NAME_BYTES];
 };
 struct volume_name volume_member_name(const dlfs_volume *volume, uint32_t member);
 
-/*
- * Opens the device of a URI for reading. Errors: those of uri_parse, dlfs_device_open_file and
- * dlfs_device_open_nvme; message gets the reason, with name for the device.
- */
-int volume_open_device(const char *uri, const char *name, char *message, uint32_t message_bytes,
-                       dlfs_device **out);
-
-/* Writes a message for the caller, cut to what fits. */
-__attribute__((format(printf, 3, 4))) void volume_say(char *message, uint32_t message_bytes,
-                                                      const char *form, ...);
+/* Formats a message for the caller, cut to message_bytes. */
+__attribute__((format(printf, 3, 4))) void volume_message(char *message, uint32_t message_bytes,
+                                                          const char *form, ...);
 
 #endif

@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #include "check.h"
-#include "device/device.h"
+#include "device/file.h"
 
 #define DEVICE_BYTES (4u << 20)
 

@@ -107,11 +107,11 @@ static void those_at_rest_are_used(void)
     dlfs_batch_release(batch);
     uint32_t open = atomic_load(&gate.queues);
     CHECK(open > 0);
-    CHECK_EQ(dlfs_queues_resting(gate.device), open);
+    CHECK_EQ(dlfs_queues_idle(gate.device), open);
     for (uint32_t i = 0; i < QUEUES; i++) {
         CHECK_EQ(dlfs_queue_create(gate.device, 2, &queues[i]), 0);
     }
-    CHECK_EQ(dlfs_queues_resting(gate.device), 0);
+    CHECK_EQ(dlfs_queues_idle(gate.device), 0);
     dlfs_queue *more;
     CHECK_EQ(dlfs_queue_create(gate.device, 2, &more), DLFS_E_LIMIT);
     for (uint32_t i = 0; i < QUEUES; i++) {
@@ -130,16 +130,16 @@ static void none_is_lost_between_two(void)
     dlfs_queue *made;
     struct dlfs_queue_waiter waiters[QUEUES + 1] = {{.queue = NULL}};
     for (uint32_t i = 0; i < QUEUES; i++) {
-        CHECK_EQ(dlfs_queue_borrow(gate.device, 4, &waiters[i], &queues[i]), 0);
+        CHECK_EQ(dlfs_queue_acquire(gate.device, 4, &waiters[i], &queues[i]), 0);
     }
-    CHECK_EQ(dlfs_queue_borrow(gate.device, 4, &waiters[QUEUES], &made), -EAGAIN);
+    CHECK_EQ(dlfs_queue_acquire(gate.device, 4, &waiters[QUEUES], &made), -EAGAIN);
     dlfs_queue_destroy(queues[0]); /* now there may be another one */
     gate.given_back = queues[1];
-    CHECK_EQ(dlfs_queue_borrow(gate.device, 4, &waiters[QUEUES], &made), 0);
-    CHECK_EQ(dlfs_queues_resting(gate.device), 1);
-    dlfs_queue_give_back(made);
-    dlfs_queue_give_back(queues[2]);
-    CHECK_EQ(dlfs_queues_resting(gate.device), QUEUES);
+    CHECK_EQ(dlfs_queue_acquire(gate.device, 4, &waiters[QUEUES], &made), 0);
+    CHECK_EQ(dlfs_queues_idle(gate.device), 1);
+    dlfs_queue_release(made);
+    dlfs_queue_release(queues[2]);
+    CHECK_EQ(dlfs_queues_idle(gate.device), QUEUES);
 }
 
 /* A forked child inherits none of them. */
@@ -149,23 +149,23 @@ static void a_child_makes_its_own(void)
     dlfs_batch *batch;
     CHECK_EQ(dlfs_reader_read(reader, (const uint64_t[]){1, 2}, 2, &batch), 0);
     dlfs_batch_release(batch);
-    CHECK(dlfs_queues_resting(gate.device) > 0);
+    CHECK(dlfs_queues_idle(gate.device) > 0);
     pid_t child = fork();
     CHECK(child >= 0);
     if (child == 0) {
         dlfs_queue *own;
         atomic_store(&gate.queues, 0);
         CHECK_EQ(dlfs_queue_create(gate.device, 4, &own), 0);
-        CHECK_EQ(dlfs_queues_resting(gate.device), 0);
+        CHECK_EQ(dlfs_queues_idle(gate.device), 0);
         dlfs_queue_destroy(own);
         _exit(0);
     }
     int status;
     CHECK_EQ(waitpid(child, &status, 0), child);
     CHECK_EQ(status, 0);
-    CHECK(dlfs_queues_resting(gate.device) > 0);
+    CHECK(dlfs_queues_idle(gate.device) > 0);
     CHECK_EQ(dlfs_reader_destroy(reader), 0);
-    CHECK_EQ(dlfs_queues_resting(gate.device), 0);
+    CHECK_EQ(dlfs_queues_idle(gate.device), 0);
 }
 
 int main(void)

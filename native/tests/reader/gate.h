@@ -49,7 +49,7 @@ static int gate_queue_create(void *device, uint32_t depth, void **out)
         return DLFS_E_LIMIT;
     }
     if (gate->given_back != NULL) {
-        dlfs_queue_give_back(gate->given_back);
+        dlfs_queue_release(gate->given_back);
     }
     gate->given_back = NULL;
     struct gate_queue *queue = calloc(1, sizeof *queue);
