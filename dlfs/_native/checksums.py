@@ -68,9 +68,7 @@ def crc32c_blocks(data: Buffer, block_bytes: int) -> NDArray[np.uint32]:
 
 
 def crc32c_kind() -> str:
-    """Return the implementation of CRC32C in use: ``avx512``, ``sse4.2``, ``armv8`` or
-    ``portable``.
-    """
+    """Return the CRC32C implementation in use: ``avx512``, ``sse4.2``, ``armv8``, ``portable``."""
     kind: bytes = library().dlfs_crc32c_kind()
     return kind.decode()
 

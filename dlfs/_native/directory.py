@@ -49,9 +49,7 @@ class Segment:
 
 
 def pack_paths(paths: Sequence[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.uint64]]:
-    """Pack paths: return their bytes ``uint8[n_bytes]`` and the offsets around each ``uint64[n +
-    1]``.
-    """
+    """Pack paths: bytes ``uint8[n_bytes]``, and offsets around each path, ``uint64[n + 1]``."""
     offsets = np.zeros(len(paths) + 1, np.uint64)
     lengths = np.fromiter(map(len, paths), np.uint64, count=len(paths))
     np.cumsum(lengths, out=offsets[1:])

@@ -125,8 +125,7 @@ class FrozenDirectory:
     def find_packed(
         self, text: NDArray[np.uint8], offsets: NDArray[np.uint64]
     ) -> NDArray[np.int64]:
-        """Find the indices of packed paths: path i is ``text[offsets[i]:offsets[i + 1]]``; -1 if
-        not found.
+        """Find packed paths, ``text[offsets[i]:offsets[i + 1]]``; the index is -1 if not found.
 
         Args:
             text: uint8[n_bytes].
@@ -147,8 +146,7 @@ class FrozenDirectory:
         return self._named().names(index, 1)[0]
 
     def names(self, first: int = 0, count: int | None = None) -> list[bytes]:
-        """Return the paths of ``count`` samples from index ``first`` on; of all following ones by
-        default.
+        """Return the paths of ``count`` samples from index ``first`` on; to the end by default.
 
         Raises:
             UsageError: out of range.
@@ -185,7 +183,7 @@ class FrozenDirectory:
 
     @cached_property
     def largest_bytes(self) -> int:
-        """Length of the largest sample in bytes, at most ``data_bytes``; 0 if there are no samples."""
+        """Length of the largest sample in bytes, at most ``data_bytes``; 0 without samples."""
         pieces = range(0, len(self), _PIECE_SAMPLES)
         found = (
             int(unpack_locations(self.locations[first : first + _PIECE_SAMPLES])[1].max())
@@ -202,8 +200,7 @@ class FrozenDirectory:
         return unpack_locations(self._select(indices))[2]
 
     def order(self, first: int = 0, count: int | None = None) -> NDArray[np.uint64]:
-        """Return the indices at ranks ``first``.. of storage order, ``uint64[count]``; all by
-        default.
+        """Return the indices from rank ``first`` of storage order on, ``uint64[count]``.
 
         Raises:
             UsageError: out of range.
@@ -307,8 +304,7 @@ class FrozenDirectory:
             release()
 
     def entries_descriptor(self) -> int:
-        """Return the descriptor of the file that holds the entries part, for other processes to
-        map. This object keeps and closes it.
+        """Return the descriptor of the entries part's file, for other processes to map.
 
         Raises:
             UsageError: it lies in no file.
@@ -316,7 +312,7 @@ class FrozenDirectory:
         return self._descriptor(0)
 
     def names_descriptor(self) -> int:
-        """Return the descriptor of the file that holds the names part; see ``entries_descriptor``."""
+        """Return the descriptor of the names part's file; see ``entries_descriptor``."""
         self._named()
         return self._descriptor(1)
 

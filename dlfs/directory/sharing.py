@@ -261,11 +261,10 @@ def open_part(
 
 
 def _load_privately(size: int, fill: Callable[[memoryview], None]) -> Part:
-    """Load a part into a file without a name, which is freed with the last process that has it
-    open.
+    """Load a part into a file without a name, which the last process to close it frees.
 
-    Whoever is given its descriptor can map it and change nothing: it is sealed. Where the system
-    refuses such a file (RLIMIT_FSIZE counts it), plain memory has to do.
+    The file is sealed: a process that gets its descriptor can map it, but not change it. If the
+    system refuses such a file (RLIMIT_FSIZE counts it), private memory is used.
     """
     descriptor = _make_nameless(size)
     try:
@@ -311,7 +310,7 @@ class _Place:
 
     @classmethod
     def open(cls, root: Path) -> _Place | None:
-        """Open the directory, creating it if needed; None if that fails, or it is not safe to use."""
+        """Open or create the directory; None if that fails, or it is not safe to use."""
         path = root / f"dlfs-{os.geteuid()}"
         try:
             with contextlib.suppress(FileExistsError):
@@ -512,9 +511,7 @@ class _UnusableError(Exception):
 
 
 def _allocate(descriptor: int, size: int) -> None:
-    """Allocate all pages of a file now, so that a full file system is an error here and no SIGBUS
-    later.
-    """
+    """Allocate all pages of a file now: a full file system is an error here, not a later SIGBUS."""
     try:
         os.posix_fallocate(descriptor, 0, size)
     except OSError as error:
@@ -552,9 +549,7 @@ def _after_fork_in_parent() -> None:
 
 
 def _after_fork_in_child() -> None:
-    """Switch to the child's locks in the child. Closing the shared descriptors does not release
-    them.
-    """
+    """Switch to the child's locks, which closing the shared descriptors does not release."""
     for descriptor in _locks:
         os.close(descriptor)
     _locks.clear()

@@ -59,13 +59,12 @@ _U64_MAX = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class AttributeExtent:
-    """The location of a dataset's attribute segment: in its data space, in the chunks after its
-    samples.
+    """The location of a dataset's attribute segment in its data space, after its samples.
 
     Attributes:
-        address: in the data space, a multiple of the chunk size.
-        segment_bytes: of the segment, in whole blocks of 4096.
-        head_bytes: of its head, likewise.
+        address: its first byte in the data space, a multiple of the chunk size.
+        segment_bytes: length of the segment, a multiple of 4096.
+        head_bytes: length of its head, a multiple of 4096.
     """
 
     address: int
@@ -122,9 +121,7 @@ class DatasetRecord:
     def split_data_runs(
         self, chunk_bytes: int
     ) -> tuple[tuple[ChunkRun, ...], tuple[ChunkRun, ...]]:
-        """Divide the data runs into those that hold samples and those that hold the attribute
-        segment.
-        """
+        """Return the data runs that hold samples, and those that hold the attribute segment."""
         extent = self.attribute_extent
         samples_end = self.data_bytes if extent is None else extent.address
         return split_runs(self.data_runs, samples_end // chunk_bytes)
@@ -280,7 +277,7 @@ def _range_problem(record: DatasetRecord) -> str | None:
 
 
 def _extent_problem(record: DatasetRecord) -> str | None:
-    """Return the reason why a record's attribute segment cannot be where the record says, or None."""
+    """Return the reason why a record's attribute segment is not where it must be, or None."""
     values = [value for tag, value in record.attributes if tag == TAG_ATTRIBUTES]
     if not values:
         return None

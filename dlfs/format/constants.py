@@ -48,8 +48,8 @@ REPLICAS_MAX = 4
 CHUNKS_MIN = 4
 """Chunks of the smallest volume: two catalogs (old and new), a directory and its data."""
 LABEL_BYTES_MAX = 64
-REMOVED_SLOTS = 512
-"""Slots of the superblock's table of removed versions; names share them by their CRC32C."""
+REMOVED_BUCKETS = 512
+"""Buckets of the superblock's table of removed versions: a name's CRC32C modulo this number."""
 GENERATION_MAX = (1 << 63) - 1
 MEMBER_BYTES_MAX = 1 << 62
 TIME_NS_MAX = (1 << 63) - 1

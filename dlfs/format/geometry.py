@@ -1,5 +1,4 @@
-"""Locates chunks: maps volume chunks to members and offsets, and dataset addresses to volume
-chunks.
+"""Maps volume chunks to members and offsets, and dataset addresses to volume chunks.
 
 A volume's chunks are numbered round-robin over its members: chunk L is on member L % M, in row
 L // M. With replicas, that is its copy 0; copy c is on member (L % M + c) % M, in row L // M of the
@@ -46,7 +45,7 @@ class ChunkRun:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class MemberRange:
     """A range of one member that holds a range of a data space."""
 
     member: int
@@ -178,15 +177,13 @@ def is_power_of_two(value: int) -> bool:
 
 
 def superblock_offsets(member_bytes: int) -> tuple[int, int, int]:
-    """Return the byte offsets of superblocks A and B and of the tail copy on a member of this size."""
+    """Return the byte offsets of superblocks A and B and of the tail copy on a member."""
     tail = member_bytes // SUPERBLOCK_BYTES * SUPERBLOCK_BYTES - SUPERBLOCK_BYTES
     return SUPERBLOCK_A_OFFSET_BYTES, SUPERBLOCK_B_OFFSET_BYTES, tail
 
 
 def usable_bytes(member_bytes: int, data_offset_bytes: int) -> int:
-    """Return the bytes between data offset and tail superblock; negative if the member is too
-    small.
-    """
+    """Return the bytes between data offset and tail superblock; negative if there are too few."""
     return superblock_offsets(member_bytes)[2] - data_offset_bytes
 
 
@@ -195,7 +192,7 @@ class DataSpace:
     """A range of bytes distributed over a volume: a dataset's data, its directory, or the catalog.
 
     Args:
-        geometry: the volume's.
+        geometry: geometry of the volume.
         runs: the volume chunks that hold the space, in order.
     """
 
@@ -240,11 +237,13 @@ class DataSpace:
         member, base = self.geometry.locate(self.volume_chunk(chunk), copy)
         return member, base + offset
 
-    def pieces(self, address: int, length_bytes: int, copy: int = 0) -> Iterator[Piece]:
+    def member_ranges(
+        self, address: int, length_bytes: int, copy: int = 0
+    ) -> Iterator[MemberRange]:
         """Divide a range of the space into segments, in order, each consecutive on one member.
 
-        Chunks that follow each other on one member (a volume of one member) make one piece; else
-        each piece lies in one chunk, and the pieces of all copies cover the same addresses.
+        Chunks that follow each other on one member (a volume of one member) make one range; else
+        each range lies in one chunk, and the ranges of all copies cover the same addresses.
 
         Raises:
             UsageError: the range leaves the space, or there is no such copy.
@@ -254,21 +253,21 @@ class DataSpace:
                 f"cut a range: expected it within 0..{self.size_bytes} bytes, "
                 f"got {length_bytes} bytes at {address}"
             )
-        piece: Piece | None = None
+        current: MemberRange | None = None
         while length_bytes > 0:
             member, offset = self.resolve(address, copy)
             taken = min(length_bytes, self._bytes_in_a_row(address))
-            if piece is None:
-                piece = Piece(member, offset, taken)
-            elif (piece.member, piece.offset_bytes + piece.length_bytes) == (member, offset):
-                piece = Piece(member, piece.offset_bytes, piece.length_bytes + taken)
+            if current is None:
+                current = MemberRange(member, offset, taken)
+            elif (current.member, current.offset_bytes + current.length_bytes) == (member, offset):
+                current = MemberRange(member, current.offset_bytes, current.length_bytes + taken)
             else:
-                yield piece
-                piece = Piece(member, offset, taken)
+                yield current
+                current = MemberRange(member, offset, taken)
             address += taken
             length_bytes -= taken
-        if piece is not None:
-            yield piece
+        if current is not None:
+            yield current
 
     def _bytes_in_a_row(self, address: int) -> int:
         """Return a number of bytes from an address on that are consecutive on its member."""

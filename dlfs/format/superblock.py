@@ -1,7 +1,7 @@
 """The superblock: 4096 bytes that make a block device a member of a volume (FORMAT.md, section 3).
 
-Each member has three copies: A, B and the tail. Generation G goes to the letter that ``letter_for``
-says, so the copy of G - 1 is never overwritten while G is being written.
+Each member has three copies: A, B and the tail. Generation G is written to the slot
+``slot_for(G)``, so the copy of G - 1 is never overwritten while G is being written.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from dlfs.format.constants import (
     LABEL_BYTES_MAX,
     MEMBER_BYTES_MAX,
     MEMBERS_MAX,
-    REMOVED_SLOTS,
+    REMOVED_BUCKETS,
     REPLICAS_MAX,
     RO_COMPAT_ATTRIBUTES,
     RO_COMPAT_KNOWN,
@@ -59,7 +59,7 @@ __all__ = [
     "Superblock",
     "decode_superblock",
     "encode_superblock",
-    "letter_for",
+    "slot_for",
     "superblock_offsets",
     "version_for",
     "with_features",
@@ -74,7 +74,7 @@ _RUNS_OFFSET = 256
 _RUN = struct.Struct("<QQ")
 _MEMBERS_OFFSET = 512
 _REMOVED_OFFSET = 1536
-_REMOVED = struct.Struct(f"<{REMOVED_SLOTS}I")
+_REMOVED = struct.Struct(f"<{REMOVED_BUCKETS}I")
 _CRC_OFFSET = SUPERBLOCK_BYTES - 4
 _CRC = struct.Struct("<I")
 
@@ -97,7 +97,7 @@ class Superblock:
     ro_compat: int = 0
     version: tuple[int, int] = (VERSION_MAJOR, 0)
     removed: tuple[int, ...] = ()
-    """Highest version number that was removed of the names of each slot; empty while all are 0."""
+    """Highest removed version of the names in each bucket; empty while all are 0."""
 
     @property
     def incompat(self) -> int:
@@ -110,11 +110,11 @@ class Superblock:
         return self.member_uuids[self.member_number]
 
     def last_removed(self, name: bytes) -> int:
-        """The number that new versions of a dataset are above; 0 when none was removed.
+        """Return the highest removed version of a dataset; new versions are above it.
 
-        It is that of the name's slot: another name that shares the slot may have set it.
+        It is that of the name's bucket, which another name may share. 0 if none was removed.
         """
-        return self.removed[_slot(name)] if self.removed else 0
+        return self.removed[_bucket(name)] if self.removed else 0
 
     @property
     def writable(self) -> bool:
@@ -122,26 +122,25 @@ class Superblock:
         return not self.ro_compat & ~RO_COMPAT_KNOWN
 
 
-def _slot(name: bytes) -> int:
-    return crc32c(name) % REMOVED_SLOTS
+def _bucket(name: bytes) -> int:
+    return crc32c(name) % REMOVED_BUCKETS
 
 
 def with_removed(superblock: Superblock, removed: Iterable[tuple[bytes, int]]) -> Superblock:
     """Return a superblock that also records these (name, version) pairs as removed."""
-    slots = list(superblock.removed or (0,) * REMOVED_SLOTS)
+    buckets = list(superblock.removed or (0,) * REMOVED_BUCKETS)
     for name, version in removed:
-        slots[_slot(name)] = max(slots[_slot(name)], version)
-    return replace(superblock, removed=tuple(slots) if any(slots) else ())
+        buckets[_bucket(name)] = max(buckets[_bucket(name)], version)
+    return replace(superblock, removed=tuple(buckets) if any(buckets) else ())
 
 
 def version_for(
     geometry: Geometry, *, attributes: bool = False, removed: bool = False
 ) -> tuple[int, int]:
-    """Return the lowest version of the format that has the features of a volume, so that older code
-    can read it.
+    """Return the lowest version of the format that has the features of a volume.
 
     Args:
-        geometry: of the volume.
+        geometry: geometry of the volume.
         attributes: whether one of its datasets has an attribute segment.
         removed: whether a dataset was removed from it.
     """
@@ -169,8 +168,8 @@ def with_features(superblock: Superblock, *, attributes: bool) -> Superblock:
     return replace(superblock, version=version, ro_compat=ro_compat)
 
 
-def letter_for(generation: int) -> str:
-    """The superblock that a generation is written to: ``"A"`` when it is even, ``"B"`` when odd."""
+def slot_for(generation: int) -> str:
+    """Return the superblock slot of a generation: ``"A"`` if it is even, ``"B"`` if odd."""
     return "B" if generation % 2 else "A"
 
 

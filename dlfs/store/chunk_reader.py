@@ -157,7 +157,7 @@ class _Fetcher:
         """Start reading as much as the memory holds from an address on."""
         wanted = _Range(memory, [0] * len(self._devices))
         at = 0
-        for piece in space.pieces(address, memory.nbytes):
+        for piece in space.member_ranges(address, memory.nbytes):
             for start in range(0, piece.length_bytes, PIECE_BYTES):
                 length = min(PIECE_BYTES, piece.length_bytes - start)
                 part = memory[at : at + length]

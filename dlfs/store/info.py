@@ -9,7 +9,7 @@ from uuid import UUID
 from dlfs.format.catalog import DatasetRecord
 from dlfs.format.geometry import Geometry
 from dlfs.format.paths import display
-from dlfs.format.superblock import Superblock, letter_for
+from dlfs.format.superblock import Superblock, slot_for
 from dlfs.store.losses import loss_of
 from dlfs.store.members import Member, SuperblockCopy
 from dlfs.store.transaction import Generation
@@ -145,9 +145,9 @@ def describe_dataset(record: DatasetRecord, geometry: Geometry) -> DatasetInfo:
 def _describe_copy(copy: SuperblockCopy, generation: int) -> SuperblockInfo:
     found = copy.superblock.generation if copy.superblock is not None else None
     problem = None if copy.error is None else str(copy.error)
-    current = copy.name in (letter_for(generation), "tail")
+    current = copy.name in (slot_for(generation), "tail")
     if found is None:
-        # The other letter has never been written before generation 2.
+        # The other slot has never been written before generation 2.
         unused = generation == 1 and not current
         state, problem = ("unused", None) if unused else ("damaged", problem)
     elif found == generation:

@@ -41,7 +41,7 @@ from dlfs.errors import (
     VersionError,
 )
 from dlfs.format.constants import SUPERBLOCK_BYTES, SUPERBLOCK_MAGIC
-from dlfs.format.superblock import Superblock, decode_superblock, letter_for, superblock_offsets
+from dlfs.format.superblock import Superblock, decode_superblock, slot_for, superblock_offsets
 from dlfs.units import format_count
 
 COPY_NAMES = ("A", "B", "tail")
@@ -110,11 +110,11 @@ class Member:
         )
 
     def is_current(self, generation: int) -> bool:
-        """Whether the copies that must hold a generation do: its letter and the tail."""
+        """Whether the copies that must hold a generation do: its slot and the tail."""
         return all(
             copy.superblock is not None and copy.superblock.generation == generation
             for copy in self.copies
-            if copy.name in (letter_for(generation), "tail")
+            if copy.name in (slot_for(generation), "tail")
         )
 
 

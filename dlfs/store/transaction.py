@@ -1,7 +1,7 @@
 """One generation of a volume, and one writer's hold on it that commits the next.
 
 Commit protocol (FORMAT.md): data, flush; directory, flush; catalog into chunks that were free,
-flush; then on every member the superblock of the next generation's letter, flush; then the tail
+flush; then on every member the superblock of the next generation's slot, flush; then the tail
 copies, flush. A crash at any write leaves the old generation or the new one, whole. A writer first
 locks every member, then reads the superblocks anew, brings members up to date whose copies lag
 behind (a crash between members), and flushes them all, so that what its generation freed is free
@@ -37,7 +37,7 @@ from dlfs.format.paths import display
 from dlfs.format.superblock import (
     Superblock,
     encode_superblock,
-    letter_for,
+    slot_for,
     superblock_offsets,
     with_features,
     with_removed,
@@ -172,9 +172,9 @@ def flush_all(devices: Sequence[BlockDevice]) -> None:
 
 
 def write_superblocks(members: Sequence[Member], superblock: Superblock) -> None:
-    """Write a generation's superblock everywhere: its letter, flush, the tail copies, flush."""
-    letter = letter_for(superblock.generation)
-    for name in (letter, "tail"):
+    """Write a generation's superblock everywhere: its slot, flush, the tail copies, flush."""
+    slot = slot_for(superblock.generation)
+    for name in (slot, "tail"):
         for member in members:
             _write_copy(member, name, superblock)
         flush_all([member.device for member in members])

@@ -43,7 +43,7 @@ def write_seeds(folder: Path, work: Path) -> None:
         space = DataSpace(superblock.geometry, superblock.catalog_runs)
         catalog = b"".join(
             images[piece.member][piece.offset_bytes : piece.offset_bytes + piece.length_bytes]
-            for piece in space.pieces(0, superblock.catalog_bytes)
+            for piece in space.member_ranges(0, superblock.catalog_bytes)
         )
         for choices in range(4):
             (folder / f"{count}-{choices}").write_bytes(bytes([choices]) + block + catalog)

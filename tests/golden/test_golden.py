@@ -125,7 +125,7 @@ class Image:
 
     def read(self, runs: tuple[ChunkRun, ...], address: int, length: int) -> bytes:
         parts = []
-        for piece in DataSpace(self.superblock.geometry, runs).pieces(address, length):
+        for piece in DataSpace(self.superblock.geometry, runs).member_ranges(address, length):
             with open(self.members[piece.member], "rb") as file:
                 file.seek(piece.offset_bytes)
                 parts.append(file.read(piece.length_bytes))
@@ -168,7 +168,7 @@ class Image:
         place = DataSpace(self.superblock.geometry, runs)
         for copy in range(self.replicas):
             done = 0
-            for piece in place.pieces(0, length, copy):
+            for piece in place.member_ranges(0, length, copy):
                 part = raw[done : done + piece.length_bytes]
                 self.write(piece.member, piece.offset_bytes, bytes(part))
                 done += piece.length_bytes

@@ -177,7 +177,7 @@ def test_spaces_resolve_by_the_plain_rule(geometry: Geometry, data: st.DataObjec
     place = (member, geometry.data_offset_bytes + row * size + address % size)
     assert space.resolve(address) == place
     length = data.draw(st.integers(1, len(chunks) * size - address))
-    pieces = list(space.pieces(address, length))
+    pieces = list(space.member_ranges(address, length))
     at = address
     for piece in pieces:
         assert (piece.member, piece.offset_bytes) == space.resolve(at)

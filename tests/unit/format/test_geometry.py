@@ -7,7 +7,7 @@ from dlfs.format.geometry import (
     ChunkRun,
     DataSpace,
     Geometry,
-    Piece,
+    MemberRange,
     resolve,
     superblock_offsets,
 )
@@ -66,8 +66,8 @@ def test_members_hold_fewer_chunks_when_each_is_there_twice() -> None:
 
 def test_a_range_has_the_same_pieces_in_every_copy() -> None:
     space = DataSpace(Geometry(3, 4096, 512, MIB, 10, 2), (ChunkRun(1, 2), ChunkRun(7, 1)))
-    first = list(space.pieces(100, 10000))
-    second = list(space.pieces(100, 10000, 1))
+    first = list(space.member_ranges(100, 10000))
+    second = list(space.member_ranges(100, 10000, 1))
     assert [piece.length_bytes for piece in first] == [piece.length_bytes for piece in second]
     assert [piece.member for piece in first] == [1, 2, 1]
     assert [piece.member for piece in second] == [2, 0, 2]
@@ -134,25 +134,25 @@ def test_an_address_outside_a_space_is_refused(address: int) -> None:
 
 def test_a_lone_member_gives_one_piece_for_neighbours() -> None:
     space = DataSpace(geometry(1, 30), (ChunkRun(4, 3), ChunkRun(7, 1), ChunkRun(20, 1)))
-    assert list(space.pieces(100, 5 * 4096 - 100)) == [
-        Piece(0, MIB + 4 * 4096 + 100, 4 * 4096 - 100),
-        Piece(0, MIB + 20 * 4096, 4096),
+    assert list(space.member_ranges(100, 5 * 4096 - 100)) == [
+        MemberRange(0, MIB + 4 * 4096 + 100, 4 * 4096 - 100),
+        MemberRange(0, MIB + 20 * 4096, 4096),
     ]
 
 
 def test_several_members_give_a_piece_for_each_chunk() -> None:
     space = DataSpace(geometry(2, 30), (ChunkRun(4, 2),))
-    assert list(space.pieces(4000, 200)) == [
-        Piece(0, MIB + 2 * 4096 + 4000, 96),
-        Piece(1, MIB + 2 * 4096, 104),
+    assert list(space.member_ranges(4000, 200)) == [
+        MemberRange(0, MIB + 2 * 4096 + 4000, 96),
+        MemberRange(1, MIB + 2 * 4096, 104),
     ]
 
 
 def test_no_bytes_are_no_pieces() -> None:
-    assert list(DataSpace(geometry(), ()).pieces(0, 0)) == []
+    assert list(DataSpace(geometry(), ()).member_ranges(0, 0)) == []
 
 
 @pytest.mark.parametrize(("address", "length"), [(0, 4097), (-1, 2), (4096, 1), (0, -1)])
 def test_a_range_that_leaves_the_space_is_refused(address: int, length: int) -> None:
     with pytest.raises(UsageError, match="cut a range"):
-        list(DataSpace(geometry(), (ChunkRun(0, 1),)).pieces(address, length))
+        list(DataSpace(geometry(), (ChunkRun(0, 1),)).member_ranges(address, length))

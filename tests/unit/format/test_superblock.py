@@ -21,7 +21,7 @@ from dlfs.format.superblock import (
     Superblock,
     decode_superblock,
     encode_superblock,
-    letter_for,
+    slot_for,
 )
 
 WHERE = "disk0 at byte 65536"
@@ -66,7 +66,7 @@ def test_fields_lie_where_the_specification_says(superblock: Superblock) -> None
 
 
 def test_letters_alternate() -> None:
-    assert [letter_for(generation) for generation in (1, 2, 3)] == ["B", "A", "B"]
+    assert [slot_for(generation) for generation in (1, 2, 3)] == ["B", "A", "B"]
 
 
 def test_every_flipped_bit_is_found(superblock: Superblock) -> None:

@@ -26,7 +26,7 @@ def members() -> Iterator[list[MemoryDevice]]:
     devices = [MemoryDevice(name, 16 * MIB, writable=True) for name in names]
     for copy in range(2):
         at = 0
-        for piece in SPACE.pieces(0, SPACE.size_bytes, copy):
+        for piece in SPACE.member_ranges(0, SPACE.size_bytes, copy):
             devices[piece.member].write(piece.offset_bytes, CONTENT[at : at + piece.length_bytes])
             at += piece.length_bytes
     yield devices
