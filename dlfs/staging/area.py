@@ -1,28 +1,29 @@
-"""The spool: a directory on a local file system that holds what is written before it is sealed.
+"""The staging area: a directory on a local file system with the files of datasets not yet sealed.
 
-::
+Layout on disk (names that older releases wrote must stay readable)::
 
-    SPOOL/                      mode 0700: nobody reaches it but through the mount
-        volume                  JSON: which volume it belongs to
-        lock                    held (flock) by the server that uses it
-        datasets/               what the mount shows as incoming, owner and mode too
+    AREA/                       mode 0700: programs reach it through the mount only
+        volume                  JSON: the UUID of the volume that it belongs to
+        lock                    locked (flock) by the server that uses the staging area
+        datasets/               what the mount shows as incoming, with its owner and mode
             NAME/
-                since           empty; its time is when NAME was begun
-                seal            JSON, while NAME is being sealed: the UUID that it will have
+                since           empty; its modification time is when NAME was begun
+                seal            JSON, while NAME is being sealed: the UUID of the new dataset
                 files/          what the mount shows as incoming/NAME
-        making/                 datasets that are just being begun
-        removed/                what is being deleted
+        making/                 datasets that are being created
+        removed/                datasets that are being deleted
 
-A dataset is sealed in three steps: ``seal`` is written, with the UUID that the new dataset will
-have; the files are imported, and the volume's commit makes the dataset real; NAME moves to
-``removed``. A crash before the commit leaves NAME and no such dataset, one after it NAME and the
-dataset. The next start asks the volume for the UUID and either drops ``seal`` or lets NAME go, so
-nothing is ever imported twice or lost. Every step is made durable before the next one.
+A dataset is sealed in three steps. First ``seal`` is written, with the UUID of the new dataset.
+Then the files are imported, and the commit of the volume makes the dataset real. Last, NAME moves
+to ``removed``. After a crash before the commit, NAME exists and the dataset does not; after a crash
+behind the commit, both exist. The next start looks the UUID up in the volume and either deletes
+``seal`` or removes NAME, so nothing is imported twice or lost. Each step is durable before the next
+one begins.
 
-Names are bytes. What lies below ``files`` is other people's: it is reached through descriptors, one
-name at a time, and no symbolic link is followed.
+Names are bytes. Programs control everything below ``files``. So it is accessed through descriptors,
+one name at a time, and no symbolic link is followed.
 
-Threads: any; one server uses a spool at a time.
+Threads: any. One server uses a staging area at a time.
 """
 
 from __future__ import annotations
@@ -54,26 +55,26 @@ from dlfs.staging.protocol import StagedContents
 
 FORMAT = 1
 LOCK_SECONDS = 10.0
-"""How long a start waits for a server that is just ending."""
+"""Longest wait for a server that is ending to release the staging area, in seconds."""
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _POLL_SECONDS = 0.05
 _RECORD_BYTES_MAX = 4096
-_BEGUN = {"lock", "volume.new"}
-"""What a spool may hold whose making was interrupted."""
+_INCOMPLETE = {"lock", "volume.new"}
+"""Files of a staging area whose creation was interrupted."""
 
 
-class Spool:
-    """An open spool. A context manager.
+class StagingArea:
+    """An open staging area. A context manager.
 
     Args:
-        folder: made if it is missing.
-        volume: that its datasets are for.
-        wait_seconds: how long to wait for another server to let go of it.
+        folder: its directory; created if it is missing.
+        volume: UUID of the volume that its datasets are for.
+        wait_seconds: longest wait for another server to release it.
 
     Raises:
-        UsageError: it is no spool, or another volume's.
-        LockedError: another server uses it.
+        UsageError: the directory is no staging area, or that of another volume or user.
+        LockedError: another server uses the staging area.
         DeviceError: it cannot be read or written.
     """
 
@@ -91,20 +92,20 @@ class Spool:
             if isinstance(error, DlfsError):
                 raise
             raise write_error(
-                f"open the spool {self.folder}: {error.strerror}", error.errno or 0
+                f"open the staging area {self.folder}: {error.strerror}", error.errno or 0
             ) from error
         except DlfsError:
             self.close()
             raise
 
-    def __enter__(self) -> Spool:
+    def __enter__(self) -> StagingArea:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
-        """Let go of it. Idempotent."""
+        """Close the staging area and unlock it. Idempotent."""
         if self._lock >= 0:
             with suppress(AttributeError):
                 os.close(self.datasets)
@@ -114,24 +115,24 @@ class Spool:
     # ---- datasets --------------------------------------------------------------------------------
 
     def names(self) -> list[bytes]:
-        """The datasets that are not sealed, in byte order."""
+        """Return the names of the datasets that are not sealed, in byte order."""
         with os.scandir(self.datasets) as entries:
             return sorted(os.fsencode(entry.name) for entry in entries)
 
     def path(self, name: bytes) -> str:
-        """Where a dataset's files are."""
+        """Return the path of the directory with a dataset's files."""
         return os.path.join(self.folder, "datasets", os.fsdecode(name), "files")
 
-    def make(self, name: bytes, *, mode: int, uid: int, gid: int) -> None:
-        """Begin a dataset.
+    def create(self, name: bytes, *, mode: int, uid: int, gid: int) -> None:
+        """Create an empty dataset.
 
         Raises:
-            UsageError: no new dataset may have this name.
-            OSError: EEXIST: there is one of that name; EPERM: the owner cannot be set;
-                ENAMETOOLONG: the name is too long for a new dataset.
+            UsageError: the name is not allowed for a new dataset.
+            OSError: EEXIST: the name exists; EPERM: the owner cannot be set; ENAMETOOLONG: the
+                name is too long for a new dataset.
         """
         _check_name(name)
-        with self._staging() as staging:
+        with self._new_dataset() as staging:
             os.mkdir("files", 0o700, dir_fd=staging.descriptor)
             files = f"{staging.path}/files"
             if (uid, gid) != (os.geteuid(), os.getegid()):
@@ -142,11 +143,11 @@ class Spool:
             os.fsync(self.datasets)
 
     def rename(self, old: bytes, new: bytes) -> None:
-        """Give a dataset another name; an empty one of that name gives way.
+        """Rename a dataset; an empty dataset of the new name is replaced.
 
         Raises:
-            UsageError: no new dataset may have this name.
-            OSError: ENOTEMPTY: the other one is not empty; ENAMETOOLONG as for ``make``.
+            UsageError: the name is not allowed for a new dataset.
+            OSError: ENOTEMPTY: the replaced dataset is not empty; ENAMETOOLONG as for ``create``.
         """
         _check_name(new)
         if old == new:
@@ -164,10 +165,10 @@ class Spool:
             OSError: ENOTEMPTY, ENOENT.
         """
         os.rmdir(os.fsencode(self.path(name)))
-        self.let_go(name)
+        self.take_out(name)
 
     def contents(self, name: bytes) -> StagedContents:
-        """Count what a dataset holds. Takes a system call for each file.
+        """Count the files and bytes of a dataset, with one system call for each file.
 
         Raises:
             OSError: it cannot be read.
@@ -183,7 +184,7 @@ class Spool:
     # ---- sealing ---------------------------------------------------------------------------------
 
     def begin_seal(self, name: bytes, uuid: UUID) -> None:
-        """Note durably that a dataset is about to be sealed as the one of that UUID."""
+        """Record durably that a dataset is about to be sealed under this UUID."""
         wrapper = os.open(name, _DIRECTORY, dir_fd=self.datasets)
         try:
             _write_record(wrapper, "seal", {"uuid": str(uuid)})
@@ -191,7 +192,7 @@ class Spool:
             os.close(wrapper)
 
     def cancel_seal(self, name: bytes) -> None:
-        """Note durably that it was not sealed."""
+        """Record durably that a dataset was not sealed."""
         wrapper = os.open(name, _DIRECTORY, dir_fd=self.datasets)
         try:
             with suppress(FileNotFoundError):
@@ -200,53 +201,53 @@ class Spool:
         finally:
             os.close(wrapper)
 
-    def let_go(self, name: bytes) -> None:
-        """Take a dataset out of the spool; ``empty_removed`` deletes it then.
+    def take_out(self, name: bytes) -> None:
+        """Remove a dataset from the staging area; ``delete_removed`` deletes its files later.
 
         Raises:
-            OSError: there is none.
+            OSError: there is no such dataset.
         """
-        os.rename(os.fsencode(self.folder) + b"/datasets/" + name, self._fresh("removed"))
+        os.rename(os.fsencode(self.folder) + b"/datasets/" + name, self._unused_path("removed"))
         os.fsync(self.datasets)
 
     def recover(self, sealed: Collection[UUID]) -> list[bytes]:
-        """Finish or undo what a crash interrupted. The first thing to do with a spool.
+        """Finish or undo the seals that a crash interrupted. Call it before any other method.
 
         Args:
-            sealed: the UUIDs of all datasets of the volume.
+            sealed: UUIDs of all datasets of the volume.
 
         Returns:
-            The names of those that had been sealed.
+            The names of the datasets that had been sealed.
 
         Raises:
-            OSError: the spool cannot be read or written.
+            OSError: the staging area cannot be read or written.
             FormatError: a record is damaged.
         """
         making = os.fsencode(self.folder) + b"/making"
         for name in os.listdir(making):
-            os.rename(os.path.join(making, name), self._fresh("removed"))
+            os.rename(os.path.join(making, name), self._unused_path("removed"))
         done = []
         for name in self.names():
             uuid = self._seal_record(name)
             if uuid in sealed:
-                self.let_go(name)
+                self.take_out(name)
                 done.append(name)
             elif not os.path.lexists(self.path(name)):  # being removed
-                self.let_go(name)
+                self.take_out(name)
             elif uuid is not None:
                 self.cancel_seal(name)
         return done
 
-    def empty_removed(self) -> None:
-        """Delete what was let go of, however deep and however protected."""
+    def delete_removed(self) -> None:
+        """Delete the files of removed datasets, whatever their depth and permissions."""
         base = os.fsencode(self.folder) + b"/removed"
         pending = [os.path.join(base, name) for name in os.listdir(base)]
         while pending:
             folder = pending.pop()
             for name, is_folder in _entries_to_delete(folder):
                 path = os.path.join(folder, name)
-                if is_folder:  # moved up, so that no depth is too deep
-                    pending.append(self._fresh("removed"))
+                if is_folder:  # moved to the top, so that no path gets too long
+                    pending.append(self._unused_path("removed"))
                     os.rename(path, pending[-1])
                 else:
                     os.unlink(path)
@@ -258,16 +259,16 @@ class Spool:
         fresh = not self.folder.exists()
         self.folder.mkdir(mode=0o700, exist_ok=True)
         owner = self.folder.stat().st_uid
-        if owner != os.geteuid():  # who could put another spool in its place
+        if owner != os.geteuid():  # that user could put another directory in its place
             raise UsageError(
-                f"open the spool {self.folder}: expected a directory of user {os.geteuid()}, "
-                f"got one of user {owner}"
+                f"open the staging area {self.folder}: expected a directory of user "
+                f"{os.geteuid()}, got one of user {owner}"
             )
         found = set(os.listdir(self.folder))
-        if "volume" not in found and not found <= _BEGUN:
+        if "volume" not in found and not found <= _INCOMPLETE:
             raise UsageError(
-                f"open the spool {self.folder}: expected an empty or missing directory, or a "
-                "spool, got other files in it"
+                f"open the staging area {self.folder}: expected an empty or missing directory, or "
+                "a staging area, got other files in it"
             )
         if not fresh:
             self.folder.chmod(0o700)
@@ -290,7 +291,7 @@ class Spool:
                 if time.monotonic() >= deadline:
                     holder = os.pread(self._lock, 100, 0).decode("ascii", "replace").strip()
                     raise LockedError(
-                        f"open the spool {self.folder}: process {holder or '?'} uses it"
+                        f"open the staging area {self.folder}: process {holder or '?'} uses it"
                     ) from error
             time.sleep(_POLL_SECONDS)
         os.ftruncate(self._lock, 0)
@@ -299,7 +300,7 @@ class Spool:
     def _check_volume(self, volume: UUID) -> None:
         root = os.open(self.folder, _DIRECTORY)
         try:
-            found = _read_record(root, "volume", f"the spool {self.folder}")
+            found = _read_record(root, "volume", f"the staging area {self.folder}")
             if found is None:
                 _write_record(root, "volume", {"format": FORMAT, "volume": str(volume)})
                 return
@@ -307,49 +308,51 @@ class Spool:
             os.close(root)
         if found.get("format") != FORMAT:
             raise UsageError(
-                f"open the spool {self.folder}: expected format {FORMAT}, "
+                f"open the staging area {self.folder}: expected format {FORMAT}, "
                 f"got {found.get('format')!r}"
             )
         if found.get("volume") != str(volume):
             raise UsageError(
-                f"open the spool {self.folder}: expected one of volume {volume}, "
+                f"open the staging area {self.folder}: expected one of volume {volume}, "
                 f"got one of volume {found.get('volume')}"
             )
 
     def _seal_record(self, name: bytes) -> UUID | None:
         wrapper = os.open(name, _DIRECTORY, dir_fd=self.datasets)
         try:
-            where = f"the spool {self.folder}, dataset {display(name)!r}"
+            where = f"the staging area {self.folder}, dataset {display(name)!r}"
             found = _read_record(wrapper, "seal", where)
             return None if found is None else _uuid(found, where)
         finally:
             os.close(wrapper)
 
-    def _fresh(self, part: str) -> bytes:
-        """A path that nothing has."""
+    def _unused_path(self, part: str) -> bytes:
+        """Return a path that does not exist."""
         base = os.fsencode(self.folder / part)
         return b"%s/%d-%d" % (base, time.time_ns(), next(self._numbers))
 
     @contextmanager
-    def _staging(self) -> Iterator[_Staging]:
-        """A directory that is not seen yet; what a failure leaves of it goes at the next start."""
-        path = self._fresh("making")
+    def _new_dataset(self) -> Iterator[_NewDataset]:
+        """Create a hidden directory for a dataset; the next start deletes it after a failure."""
+        path = self._unused_path("making")
         os.mkdir(path, 0o700)
         descriptor = os.open(path, _DIRECTORY)
         try:
-            yield _Staging(os.fsdecode(path), descriptor)
+            yield _NewDataset(os.fsdecode(path), descriptor)
         finally:
             os.close(descriptor)
 
 
 @dataclass(frozen=True)
-class _Staging:
+class _NewDataset:
+    """The directory of a dataset that is being created."""
+
     path: str
     descriptor: int
 
 
 def _check_name(name: bytes) -> None:
-    """Refuse the name of a dataset that could not be sealed."""
+    """Check that a new dataset may have a name."""
     try:
         new_dataset_name(name)
     except LimitError as error:
@@ -357,7 +360,7 @@ def _check_name(name: bytes) -> None:
 
 
 def _move_new(old: str | bytes, new: bytes) -> None:
-    """Rename a directory to a name that is free."""
+    """Rename a directory; fail with EEXIST if the new name exists."""
     try:
         os.rename(os.fsencode(old), new)
     except OSError as error:
@@ -367,7 +370,7 @@ def _move_new(old: str | bytes, new: bytes) -> None:
 
 
 def _write_record(directory: int, name: str, record: dict[str, object]) -> None:
-    """Write a small file, whole or not at all, durably."""
+    """Write a small file atomically and durably."""
     draft = f"{name}.new"
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
     descriptor = os.open(draft, flags, 0o600, dir_fd=directory)
@@ -404,18 +407,18 @@ def _uuid(record: dict[str, object], where: str) -> UUID:
 
 
 def _count(top: int) -> tuple[int, int]:
-    """Regular files below a directory and their bytes; closes the descriptor."""
+    """Count regular files below a directory, and their bytes. Closes the descriptor."""
     files = file_bytes = 0
     stack = [top]
     pending: list[list[str]] = []
     try:
         while stack:
             if len(pending) < len(stack):
-                folders, found, found_bytes = _look_into(stack[-1])
+                folders, found, found_bytes = _scan(stack[-1])
                 files, file_bytes = files + found, file_bytes + found_bytes
                 pending.append(folders)
             if pending[-1]:
-                with suppress(FileNotFoundError, NotADirectoryError):  # it is gone meanwhile
+                with suppress(FileNotFoundError, NotADirectoryError):  # it was removed meanwhile
                     stack.append(os.open(pending[-1].pop(), _DIRECTORY, dir_fd=stack[-1]))
             else:
                 pending.pop()
@@ -426,8 +429,8 @@ def _count(top: int) -> tuple[int, int]:
     return files, file_bytes
 
 
-def _look_into(directory: int) -> tuple[list[str], int, int]:
-    """Its directories, how many regular files it has, and their bytes."""
+def _scan(directory: int) -> tuple[list[str], int, int]:
+    """Return the subdirectories of a directory, its number of regular files, and their bytes."""
     folders, files, file_bytes = [], 0, 0
     with os.scandir(directory) as entries:
         for entry in entries:
@@ -441,11 +444,11 @@ def _look_into(directory: int) -> tuple[list[str], int, int]:
 
 
 def _entries_to_delete(folder: bytes) -> list[tuple[bytes, bool]]:
-    """What is in a directory of ours, made accessible first; True for directories."""
+    """Return the entries of a directory, made accessible first; True marks directories."""
     os.chmod(folder, stat.S_IRWXU)
     with os.scandir(folder) as entries:
         found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
     for name, is_folder in found:
-        if is_folder:  # a directory that may not be written cannot be moved
+        if is_folder:  # a directory without write permission cannot be moved
             os.chmod(os.path.join(folder, name), stat.S_IRWXU)
     return found

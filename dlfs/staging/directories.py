@@ -1,10 +1,10 @@
-"""Directories of the spool, held by descriptors as long as they are in use, and a while longer.
+"""Open directories of the staging area, cached by inode.
 
-A directory is opened from the nearest one that is held above it, one name at a time, and checked to
-be the one that was meant; so a path is never given to the system as a whole, and renaming a
-directory, or putting a symbolic link in its place, leads nobody astray.
+A directory is opened from the nearest cached one above it, one name at a time, and then compared
+with the expected identity. No path is ever passed to the system as a whole; so a renamed directory,
+or a symbolic link in its place, cannot lead outside the staging area.
 
-Threads: one, the FUSE loop (trio).
+Threads: one, the FUSE loop (trio); system calls run in worker threads.
 """
 
 from __future__ import annotations
@@ -21,20 +21,22 @@ import trio
 from dlfs.errors import StaleError
 from dlfs.staging import entries
 from dlfs.staging.inode_numbers import INCOMING
-from dlfs.staging.inode_table import Node
+from dlfs.staging.inode_table import Inode
 
-HELD_MAX = 1024
-"""Descriptors of directories that are kept open for the next use."""
+CACHED_MAX = 1024
+"""Most directories that stay open for the next use."""
 
 THREADS = 16
-"""System calls on the spool at the same time: more would only wait for one disk together."""
+"""Most system calls on the staging area at a time: they all use the same disk."""
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
 @dataclass(eq=False)
-class _Held:
+class _OpenDirectory:
+    """A descriptor (O_PATH), closed when it was dropped from the cache and has no user."""
+
     descriptor: int
     users: int = 0
     dropped: bool = False
@@ -45,73 +47,73 @@ class _Held:
 
 
 class Directories:
-    """The directories of a spool.
+    """The directories of a staging area.
 
     Args:
-        root: descriptor of the one that holds the datasets; borrowed.
+        root: descriptor of the directory ``datasets``; must outlive this object.
     """
 
     def __init__(self, root: int) -> None:
-        self._root = _Held(root, users=1)
-        self._held: OrderedDict[Node, _Held] = OrderedDict()
+        self._root = _OpenDirectory(root, users=1)
+        self._cached: OrderedDict[Inode, _OpenDirectory] = OrderedDict()
         self._limiter = trio.CapacityLimiter(THREADS)
 
     async def run(self, call: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        """Make a system call in a thread."""
+        """Run a system call in a worker thread."""
         return await trio.to_thread.run_sync(lambda: call(*args, **kwargs), limiter=self._limiter)
 
     @asynccontextmanager
-    async def hold(self, node: Node) -> AsyncIterator[int]:
-        """An O_PATH descriptor of a directory, for the length of the block.
+    async def opened(self, inode: Inode) -> AsyncIterator[int]:
+        """Open a directory for the duration of a block; the value is an O_PATH descriptor.
 
         Raises:
-            StaleError: it was removed.
-            OSError: ESTALE: it is another one now.
+            StaleError: the directory was removed.
+            OSError: ESTALE: another directory has its name.
         """
-        held = self._known(node) or await self._open(node)
-        held.users += 1
+        found = self._known(inode) or await self._open(inode)
+        found.users += 1
         try:
-            yield held.descriptor
+            yield found.descriptor
         finally:
-            held.users -= 1
-            held.close_if_unused()
+            found.users -= 1
+            found.close_if_unused()
 
-    def drop(self, node: Node) -> None:
-        """Let go of a directory that was removed."""
-        held = self._held.pop(node, None)
-        if held is not None:
-            held.dropped = True
-            held.close_if_unused()
+    def close_one(self, inode: Inode) -> None:
+        """Close a directory, which may have been removed, after its last use."""
+        found = self._cached.pop(inode, None)
+        if found is not None:
+            found.dropped = True
+            found.close_if_unused()
 
     def close(self) -> None:
-        """Let go of all."""
-        for node in list(self._held):
-            self.drop(node)
+        """Close all directories after their last use."""
+        for inode in list(self._cached):
+            self.close_one(inode)
 
-    def _known(self, node: Node) -> _Held | None:
-        if node.number == INCOMING:
+    def _known(self, inode: Inode) -> _OpenDirectory | None:
+        if inode.number == INCOMING:
             return self._root
-        held = self._held.get(node)
-        if held is not None:
-            self._held.move_to_end(node)
-        return held
+        found = self._cached.get(inode)
+        if found is not None:
+            self._cached.move_to_end(inode)
+        return found
 
-    async def _open(self, node: Node) -> _Held:
+    async def _open(self, inode: Inode) -> _OpenDirectory:
         names: list[bytes] = []
-        above = node
+        above = inode
         while (start := self._known(above)) is None:
-            if not above.places:
-                raise StaleError(f"find directory {node.number} below incoming: it was removed")
-            above, name = above.places[-1]
+            if not above.links:
+                raise StaleError(f"find directory {inode.number} below incoming: it was removed")
+            above, name = above.links[-1]
             names[:0] = [name, b"files"] if above.number == INCOMING else [name]
         start.users += 1
         try:
-            descriptor = await self.run(entries.open_below, start.descriptor, names, node.identity)
+            descriptor = await self.run(entries.open_below, start.descriptor, names, inode.identity)
         finally:
             start.users -= 1
             start.close_if_unused()
-        self.drop(node)  # somebody else may have been as quick
-        held = self._held[node] = _Held(descriptor)
-        while len(self._held) > HELD_MAX:
-            self.drop(next(iter(self._held)))
-        return held
+        self.close_one(inode)  # another task may have opened it meanwhile
+        found = self._cached[inode] = _OpenDirectory(descriptor)
+        while len(self._cached) > CACHED_MAX:
+            self.close_one(next(iter(self._cached)))
+        return found

@@ -1,9 +1,10 @@
-"""System calls on one entry of a directory that is held by a descriptor.
+"""System calls on one entry of a directory that is open as a descriptor.
 
-What the handlers below ``incoming`` run in threads. A name is one component, never a path; no
-symbolic link is followed, and what a name leads to is compared with what was meant, so that nothing
-outside the spool is ever touched, whatever is renamed at the same time. A server that is root gives
-what it makes to whoever asked for it; another one can make files of its own user only.
+The handlers below ``incoming`` run these functions in worker threads. A name is one component,
+never a path. No symbolic link is followed, and an entry is compared with the expected identity; so
+nothing outside the staging area is touched, even if a program renames entries at the same time. A
+server that runs as root gives each new file to the user that made the request; any other server can
+make files of its own user only.
 
 Threads: any. Raises OSError, as the system call did.
 """
@@ -20,14 +21,14 @@ from typing import NamedTuple
 
 from dlfs.staging.inode_table import Identity
 
-_LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+_PATH_ONLY = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPEN_FLAGS = os.O_ACCMODE | os.O_TRUNC | os.O_SYNC | os.O_DSYNC
-"""What is passed on. Not O_APPEND: the kernel has worked out where to write. Not O_DIRECT: our
-buffers are not aligned."""
+"""Flags that are passed on to the file system. O_APPEND is not: the kernel has computed the offset.
+O_DIRECT is not: the server's buffers are not aligned."""
 
 
 class Owner(NamedTuple):
-    """Whom a new file belongs to."""
+    """Owner and group of a new file."""
 
     uid: int
     gid: int
@@ -35,7 +36,7 @@ class Owner(NamedTuple):
 
 @dataclass(frozen=True)
 class Change:
-    """What is to be changed of a file's attributes; None where nothing is."""
+    """New values of a file's attributes; None for those that stay."""
 
     mode: int | None = None
     uid: int | None = None
@@ -46,33 +47,33 @@ class Change:
 
 
 def identity_of(status: os.stat_result) -> Identity:
-    """What tells a file from every other on the spool."""
+    """Return the identity of a file: its device and inode number."""
     return status.st_dev, status.st_ino
 
 
-def look(directory: int, name: bytes) -> os.stat_result:
-    """Attributes of an entry."""
+def stat_entry(directory: int, name: bytes) -> os.stat_result:
+    """Return the attributes of an entry."""
     return os.stat(name, dir_fd=directory, follow_symlinks=False)
 
 
-def look_at(directory: int, name: bytes, identity: Identity) -> os.stat_result:
-    """Attributes of an entry that must be a certain file; ESTALE when it is another."""
-    return _check(look(directory, name), identity)
+def stat_expected(directory: int, name: bytes, identity: Identity) -> os.stat_result:
+    """Return the attributes of an entry; fail with ESTALE if it is another file than expected."""
+    return _check(stat_entry(directory, name), identity)
 
 
-def look_through(directory: int, names: list[bytes]) -> list[tuple[bytes, os.stat_result]]:
-    """Attributes of several entries; those that are gone are left out."""
+def stat_all(directory: int, names: list[bytes]) -> list[tuple[bytes, os.stat_result]]:
+    """Return the attributes of several entries, without those that no longer exist."""
     found = []
     for name in names:
         try:
-            found.append((name, look(directory, name)))
+            found.append((name, stat_entry(directory, name)))
         except FileNotFoundError:
             continue
     return found
 
 
 def list_names(directory: int) -> list[bytes]:
-    """All entries of a directory held by an O_PATH descriptor."""
+    """Return the names of all entries of a directory."""
     opened = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory)
     try:
         return [os.fsencode(name) for name in os.listdir(opened)]
@@ -81,11 +82,11 @@ def list_names(directory: int) -> list[bytes]:
 
 
 def open_below(directory: int, names: list[bytes], identity: Identity) -> int:
-    """Hold a directory some levels down; ESTALE when it is another one than it was."""
+    """Open a directory below another one; fail with ESTALE if it has not the expected identity."""
     current = directory
     try:
         for name in names:
-            below = os.open(name, _LOOK | os.O_DIRECTORY, dir_fd=current)
+            below = os.open(name, _PATH_ONLY | os.O_DIRECTORY, dir_fd=current)
             if current != directory:
                 os.close(current)
             current = below
@@ -98,7 +99,7 @@ def open_below(directory: int, names: list[bytes], identity: Identity) -> int:
 
 
 def open_file(directory: int, name: bytes, identity: Identity, flags: int) -> int:
-    """Open a file that must be a certain one."""
+    """Open a file; fail with ESTALE if it has not the expected identity."""
     wanted = flags & _OPEN_FLAGS & ~os.O_TRUNC
     descriptor = os.open(
         name, wanted | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory
@@ -116,18 +117,18 @@ def open_file(directory: int, name: bytes, identity: Identity, flags: int) -> in
 def create(
     directory: int, name: bytes, flags: int, mode: int, owner: Owner
 ) -> tuple[int, os.stat_result]:
-    """Create and open a file; one that is there already is opened, unless O_EXCL forbids it."""
+    """Create and open a file; open an existing one unless O_EXCL forbids it."""
     wanted = flags & _OPEN_FLAGS & ~os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         descriptor = os.open(name, wanted | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=directory)
     except FileExistsError:
         if flags & os.O_EXCL:
             raise
-        status = look(directory, name)
+        status = stat_entry(directory, name)
         descriptor = open_file(directory, name, identity_of(status), flags)
         return descriptor, os.fstat(descriptor)
     try:
-        _give(directory, descriptor, owner)
+        _set_owner(directory, descriptor, owner)
         os.fchmod(descriptor, mode & 0o7777)
         return descriptor, os.fstat(descriptor)
     except OSError:
@@ -140,11 +141,11 @@ def make_directory(directory: int, name: bytes, mode: int, owner: Owner) -> os.s
     """Make a directory."""
     os.mkdir(name, 0o700, dir_fd=directory)
     try:
-        descriptor = os.open(name, _LOOK | os.O_DIRECTORY, dir_fd=directory)
+        descriptor = os.open(name, _PATH_ONLY | os.O_DIRECTORY, dir_fd=directory)
         try:
             group_bit = os.fstat(descriptor).st_mode & stat.S_ISGID
-            _give(directory, descriptor, owner)
-            os.chmod(_magic(descriptor), mode & 0o7777 | group_bit)
+            _set_owner(directory, descriptor, owner)
+            os.chmod(_proc_path(descriptor), mode & 0o7777 | group_bit)
             return os.fstat(descriptor)
         finally:
             os.close(descriptor)
@@ -159,10 +160,10 @@ def make_node(directory: int, name: bytes, mode: int, owner: Owner) -> os.stat_r
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
     os.mknod(name, stat.S_IFMT(mode) | 0o600, dir_fd=directory)
     try:
-        descriptor = os.open(name, _LOOK, dir_fd=directory)
+        descriptor = os.open(name, _PATH_ONLY, dir_fd=directory)
         try:
-            _give(directory, descriptor, owner)
-            os.chmod(_magic(descriptor), mode & 0o7777)
+            _set_owner(directory, descriptor, owner)
+            os.chmod(_proc_path(descriptor), mode & 0o7777)
             return os.fstat(descriptor)
         finally:
             os.close(descriptor)
@@ -171,11 +172,11 @@ def make_node(directory: int, name: bytes, mode: int, owner: Owner) -> os.stat_r
         raise
 
 
-def make_link(directory: int, name: bytes, text: bytes, owner: Owner) -> os.stat_result:
+def make_symlink(directory: int, name: bytes, text: bytes, owner: Owner) -> os.stat_result:
     """Make a symbolic link."""
     os.symlink(text, name, dir_fd=directory)
-    status = look(directory, name)
-    if not _differs(status, owner):
+    status = stat_entry(directory, name)
+    if not _has_other_owner(status, owner):
         return status
     try:
         os.chown(name, *_new_owner(directory, owner), dir_fd=directory, follow_symlinks=False)
@@ -183,40 +184,40 @@ def make_link(directory: int, name: bytes, text: bytes, owner: Owner) -> os.stat
         if status.st_uid != owner.uid:
             os.unlink(name, dir_fd=directory)
             raise
-    return look(directory, name)
+    return stat_entry(directory, name)
 
 
 def read_link(directory: int, name: bytes) -> bytes:
-    """The text of a symbolic link."""
+    """Return the target of a symbolic link."""
     return os.readlink(name, dir_fd=directory)
 
 
 def hard_link(
     directory: int, name: bytes, identity: Identity, into: int, new: bytes
 ) -> os.stat_result:
-    """Give a file one more name."""
-    look_at(directory, name, identity)
+    """Add a name to a file."""
+    stat_expected(directory, name, identity)
     os.link(name, new, src_dir_fd=directory, dst_dir_fd=into, follow_symlinks=False)
-    return look(into, new)
+    return stat_entry(into, new)
 
 
 def unlink(directory: int, name: bytes) -> int:
     """Remove a name.
 
     Returns:
-        What it led to, held by an O_PATH descriptor: until that is closed nothing else can have its
-        identity, and its links are those that are left.
+        An O_PATH descriptor of the file. Until it is closed, no other file can get the same
+        identity; its link count shows the names that are left.
     """
-    return _without(directory, name, os.unlink)
+    return _remove(directory, name, os.unlink)
 
 
 def remove_directory(directory: int, name: bytes) -> int:
-    """Remove an empty directory; it, held as by ``unlink``."""
-    return _without(directory, name, os.rmdir)
+    """Remove an empty directory. Return a descriptor of it, as ``unlink``."""
+    return _remove(directory, name, os.rmdir)
 
 
-def _without(directory: int, name: bytes, remove: Callable[..., None]) -> int:
-    descriptor = os.open(name, _LOOK, dir_fd=directory)
+def _remove(directory: int, name: bytes, remove: Callable[..., None]) -> int:
+    descriptor = os.open(name, _PATH_ONLY, dir_fd=directory)
     try:
         remove(name, dir_fd=directory)
     except OSError:
@@ -227,7 +228,7 @@ def _without(directory: int, name: bytes, remove: Callable[..., None]) -> int:
 
 @contextmanager
 def closing(descriptor: int | None) -> Iterator[None]:
-    """Close what is held at the end of the block, if anything is."""
+    """Close a descriptor, if there is one, at the end of the block."""
     try:
         yield
     finally:
@@ -238,16 +239,27 @@ def closing(descriptor: int | None) -> Iterator[None]:
 def rename(
     directory: int, name: bytes, into: int, new: bytes, *, replace: bool, across: bool = False
 ) -> tuple[os.stat_result, int | None]:
-    """Rename an entry; it, as it was before, and what it replaced, held as by ``unlink``.
+    """Rename an entry.
 
-    ``across`` datasets a file with several names cannot go: it would lie in both.
+    Args:
+        directory: descriptor of its directory.
+        name: its name.
+        into: descriptor of the new directory.
+        new: its new name.
+        replace: replace an entry of the new name; otherwise fail with EEXIST.
+        across: the new directory is in another dataset. A file with several names then fails with
+            EXDEV, because it would lie in both datasets.
+
+    Returns:
+        The attributes of the entry before, and a descriptor of the replaced file as from
+        ``unlink``, or None.
     """
-    moved = look(directory, name)
+    moved = stat_entry(directory, name)
     if across and moved.st_nlink > 1 and not stat.S_ISDIR(moved.st_mode):
         raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
     replaced: int | None = None
     with suppress(FileNotFoundError):
-        replaced = os.open(new, _LOOK, dir_fd=into)
+        replaced = os.open(new, _PATH_ONLY, dir_fd=into)
     try:
         if replaced is not None and not replace:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
@@ -260,58 +272,58 @@ def rename(
 
 
 def change(directory: int, name: bytes, identity: Identity, wanted: Change) -> os.stat_result:
-    """Change the attributes of an entry that must be a certain file."""
-    descriptor = os.open(name, _LOOK, dir_fd=directory)
+    """Change the attributes of an entry; fail with ESTALE if it is another file than expected."""
+    descriptor = os.open(name, _PATH_ONLY, dir_fd=directory)
     try:
         status = _check(os.fstat(descriptor), identity)
         if not stat.S_ISLNK(status.st_mode):
-            change_opened(_magic(descriptor), status, wanted)
+            change_opened(_proc_path(descriptor), status, wanted)
             return os.fstat(descriptor)
         if wanted.mode is not None or wanted.size_bytes is not None:
             raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
         if wanted.uid is not None or wanted.gid is not None:
-            os.chown(name, *_ids(wanted), dir_fd=directory, follow_symlinks=False)
+            os.chown(name, *_owner_ids(wanted), dir_fd=directory, follow_symlinks=False)
         if wanted.access_ns is not None or wanted.modify_ns is not None:
             os.utime(name, ns=_times(status, wanted), dir_fd=directory, follow_symlinks=False)
-        return look(directory, name)
+        return stat_entry(directory, name)
     finally:
         os.close(descriptor)
 
 
 def change_opened(file: int | str, status: os.stat_result, wanted: Change) -> None:
-    """Change the attributes of a file by its descriptor; ``status`` is what it has now."""
+    """Change the attributes of an open file, or of a path; ``status`` has the present ones."""
     if wanted.size_bytes is not None:
         os.truncate(file, wanted.size_bytes)
     if wanted.uid is not None or wanted.gid is not None:
-        os.chown(file, *_ids(wanted))
+        os.chown(file, *_owner_ids(wanted))
     if wanted.mode is not None:
         os.chmod(file, wanted.mode & 0o7777)
     if wanted.access_ns is not None or wanted.modify_ns is not None:
         os.utime(file, ns=_times(status, wanted))
 
 
-def change_held(directory: int, wanted: Change) -> os.stat_result:
-    """Change the attributes of a directory that is held by an O_PATH descriptor."""
-    change_opened(_magic(directory), os.fstat(directory), wanted)
+def change_directory(directory: int, wanted: Change) -> os.stat_result:
+    """Change the attributes of a directory by its O_PATH descriptor."""
+    change_opened(_proc_path(directory), os.fstat(directory), wanted)
     return os.fstat(directory)
 
 
 def write_all(descriptor: int, data: bytes, offset: int) -> int:
-    """Write all of it; what was written when the space ends in between."""
+    """Write all bytes. Return the number of written bytes, which is smaller on a full disk."""
     done = os.pwrite(descriptor, data, offset)
-    rest = memoryview(data)[done:]
-    while rest:
+    left = memoryview(data)[done:]
+    while left:
         try:
-            more = os.pwrite(descriptor, rest, offset + done)
+            more = os.pwrite(descriptor, left, offset + done)
         except OSError:
             return done
         done += more
-        rest = rest[more:]
+        left = left[more:]
     return done
 
 
 def sync_directory(directory: int) -> None:
-    """Make the entries of a directory held by an O_PATH descriptor durable."""
+    """Make the entries of a directory durable."""
     opened = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory)
     try:
         os.fsync(opened)
@@ -325,33 +337,33 @@ def _check(status: os.stat_result, identity: Identity) -> os.stat_result:
     return status
 
 
-def _magic(descriptor: int) -> str:
-    """A path that leads to what an O_PATH descriptor holds, and nowhere else."""
+def _proc_path(descriptor: int) -> str:
+    """Return a path that leads to the file of an O_PATH descriptor."""
     return f"/proc/self/fd/{descriptor}"
 
 
-def _give(directory: int, descriptor: int, owner: Owner) -> None:
-    """Make what was just created its owner's; its group too, as far as this process may."""
+def _set_owner(directory: int, descriptor: int, owner: Owner) -> None:
+    """Set owner and group of a new file; the group only if this process may."""
     status = os.fstat(descriptor)
-    if _differs(status, owner):
+    if _has_other_owner(status, owner):
         try:
-            os.chown(_magic(descriptor), *_new_owner(directory, owner))
+            os.chown(_proc_path(descriptor), *_new_owner(directory, owner))
         except PermissionError:
             if status.st_uid != owner.uid:
                 raise
 
 
-def _differs(status: os.stat_result, owner: Owner) -> bool:
+def _has_other_owner(status: os.stat_result, owner: Owner) -> bool:
     return (status.st_uid, status.st_gid) != owner
 
 
 def _new_owner(directory: int, owner: Owner) -> tuple[int, int]:
-    """Owner and group of a new entry: a set-group-ID directory hands down its own group."""
+    """Return owner and group of a new entry; -1 if it inherits the directory's group."""
     keeps = os.fstat(directory).st_mode & stat.S_ISGID
     return owner.uid, -1 if keeps else owner.gid
 
 
-def _ids(wanted: Change) -> tuple[int, int]:
+def _owner_ids(wanted: Change) -> tuple[int, int]:
     return -1 if wanted.uid is None else wanted.uid, -1 if wanted.gid is None else wanted.gid
 
 

@@ -1,15 +1,19 @@
-"""The directory ``incoming`` of a mount: what is written goes to the spool until it is sealed.
+"""The handlers of the directory ``incoming``: requests become system calls on the staging area.
 
-Every request becomes the same system call on the spool, in a thread if it could wait long: looking
-one name up in a directory that is held, and closing a file, take less than a thread would. Numbers
-and names are kept in ``nodes``, directories in ``directories``, open files in ``open_files``. What
-the kernel knows may be a second old, for the server takes things away by itself when they are
-sealed.
+A system call that may wait long runs in a worker thread. To look up a name in an open directory, or
+to close a file, takes less time than a thread would, so these run in the FUSE loop. The parts:
 
-``incoming`` itself holds datasets, that is directories with names that datasets can have, and
-nothing else.
+- ``inode_table``: inode numbers and names that the kernel knows
+- ``directories``: open directories
+- ``open_files``: open files
+- ``sealer``: makes datasets of finished directories
 
-Threads: the FUSE loop (trio).
+The server removes entries itself when it has sealed a dataset. The kernel may therefore cache names
+and attributes for one second only.
+
+``incoming`` itself contains directories with names that new datasets may have, and nothing else.
+
+Threads: one, the FUSE loop (trio).
 """
 
 from __future__ import annotations
@@ -31,11 +35,11 @@ from dlfs.format.constants import COMPONENT_BYTES_MAX, PATH_BYTES_MAX
 from dlfs.format.names import INCOMING as INCOMING_NAME
 from dlfs.format.paths import display
 from dlfs.staging import entries
-from dlfs.staging.area import Spool
+from dlfs.staging.area import StagingArea
 from dlfs.staging.directories import Directories
 from dlfs.staging.entries import Change, Owner, identity_of
 from dlfs.staging.inode_numbers import INCOMING
-from dlfs.staging.inode_table import Node, NodeTable
+from dlfs.staging.inode_table import Inode, InodeTable
 from dlfs.staging.open_files import OpenFiles, is_writing
 from dlfs.staging.protocol import (
     XATTR_DISCARD,
@@ -49,21 +53,23 @@ from dlfs.volume import Volume
 NAME = INCOMING_NAME.encode()
 
 KNOWN_SECONDS = 1.0
-"""How long the kernel may answer from what it knows of the incoming tree."""
+"""Time for which the kernel may cache names and attributes below ``incoming``, in seconds."""
 
 LIST_AHEAD = 64
-"""Entries of a listing that are looked at together."""
+"""Entries of a listing whose attributes are read in one worker thread call."""
 
 _RENAME_NOREPLACE = 1
 
 _log = logging.getLogger(__name__)
 _What = TypeVar("_What")
-"""What a maker is told: a mode, or the text of a link."""
+"""The argument of a function that creates an entry: a mode, or the target of a link."""
 
 
 @dataclass(eq=False)
 class _Listing:
-    node: Node
+    """An open directory, with its names when the listing began."""
+
+    inode: Inode
     names: list[bytes]
 
 
@@ -71,23 +77,23 @@ class IncomingTree:
     """Answers requests below ``incoming``.
 
     Args:
-        volume: that datasets are sealed into; borrowed.
-        spool: borrowed; recovered already.
+        volume: the volume into which datasets are sealed; must outlive the tree.
+        area: the staging area, after ``recover``; must outlive the tree.
 
     Raises (every handler):
-        FUSEError: what the mount answers.
-        OSError: what the spool answered.
-        StaleError: the file is gone.
+        FUSEError: the request is refused with this errno.
+        OSError: a system call on the staging area failed.
+        StaleError: the file no longer exists.
     """
 
-    def __init__(self, volume: Volume, spool: Spool) -> None:
-        self._spool = spool
-        self._table = NodeTable(identity_of(os.fstat(spool.datasets)))
-        self._directories = Directories(spool.datasets)
-        self.sealer = Sealer(volume, spool, self._let_go)
+    def __init__(self, volume: Volume, area: StagingArea) -> None:
+        self._area = area
+        self._table = InodeTable(identity_of(os.fstat(area.datasets)))
+        self._directories = Directories(area.datasets)
+        self.sealer = Sealer(volume, area, self._on_taken_out)
         self.files = OpenFiles(self._table, self._directories)
         self.on_gone: Callable[[bytes], None] = lambda _name: None
-        """Told the name of a dataset that was sealed or discarded."""
+        """Callback with the name of each dataset that was sealed or discarded."""
         self._listings: dict[int, _Listing] = {}
         self._last_listing = INCOMING
 
@@ -96,9 +102,9 @@ class IncomingTree:
         self.files.close()
         self._directories.close()
 
-    def _let_go(self, dataset: Node, name: bytes) -> None:
-        """A dataset has left the spool: nothing may lead to it any more."""
-        self._table.removed(self._table.root, name, dataset.identity, last=True)
+    def _on_taken_out(self, dataset: Inode, name: bytes) -> None:
+        """Remove the names of a dataset that has left the staging area."""
+        self._table.note_removal(self._table.root, name, dataset.identity, last=True)
         self._directories.close()
         pyfuse3.invalidate_entry_async(INCOMING, name, ignore_enoent=True)
         self.on_gone(name)
@@ -108,97 +114,99 @@ class IncomingTree:
     async def lookup(self, parent: int, name: bytes, _ctx: RequestContext) -> EntryAttributes:
         """Find an entry."""
         folder = self._table.get(parent)
-        if name in (b".", b".."):  # file handles that outlive the kernel's memory (NFS)
+        if name in (b".", b".."):  # NFS handles of forgotten inodes
             raise FUSEError(errno.ESTALE)
         if len(name) > COMPONENT_BYTES_MAX:
             raise FUSEError(errno.ENAMETOOLONG)
-        async with self._directories.hold(folder) as directory:
-            status = _look(folder, directory, name)
+        async with self._directories.opened(folder) as directory:
+            status = _stat(folder, directory, name)
         return self._found(folder, name, status)
 
     async def forget(self, inode_list: Sequence[tuple[int, int]]) -> None:
-        """Note what the kernel no longer knows."""
+        """Note the inodes that the kernel has forgotten."""
         for number, lookups in inode_list:
             self._table.forget(number, lookups)
 
-    async def getattr(self, inode: int, _ctx: RequestContext) -> EntryAttributes:
-        """Attributes of an entry."""
-        return _entry(inode, await self.status(self._table.get(inode)))
+    async def getattr(self, number: int, _ctx: RequestContext) -> EntryAttributes:
+        """Return the attributes of an entry."""
+        return _entry(number, await self.status(self._table.get(number)))
 
     async def root(self) -> EntryAttributes:
-        """Attributes of ``incoming`` itself."""
+        """Return the attributes of ``incoming`` itself."""
         return _entry(INCOMING, await self.status(self._table.root))
 
-    async def status(self, node: Node) -> os.stat_result:
-        """What the spool says of a node."""
-        if node.number == INCOMING:
-            return os.fstat(self._spool.datasets)
-        if not node.places:
-            if node.last is not None:
-                return node.last
-            return os.fstat(self.files.of_nameless(node).descriptor)
-        parent, name = node.places[-1]
+    async def status(self, inode: Inode) -> os.stat_result:
+        """Return the attributes of an inode in the staging area."""
+        if inode.number == INCOMING:
+            return os.fstat(self._area.datasets)
+        if not inode.links:
+            if inode.last_status is not None:
+                return inode.last_status
+            return os.fstat(self.files.of_unlinked(inode).descriptor)
+        parent, name = inode.links[-1]
         if parent.number == INCOMING:
-            async with self._directories.hold(node) as directory:
+            async with self._directories.opened(inode) as directory:
                 return os.fstat(directory)
-        async with self._directories.hold(parent) as directory:
-            return await self._directories.run(entries.look_at, directory, name, node.identity)
+        async with self._directories.opened(parent) as directory:
+            return await self._directories.run(
+                entries.stat_expected, directory, name, inode.identity
+            )
 
     async def setattr(
         self,
-        inode: int,
+        number: int,
         attr: EntryAttributes,
         fields: pyfuse3.SetattrFields,
         fh: int | None,
         _ctx: RequestContext,
     ) -> EntryAttributes:
         """Change attributes."""
-        node = self._table.get(inode)
+        inode = self._table.get(number)
         wanted = _change(attr, fields)
         run = self._directories.run
-        if node.number == INCOMING:
-            return _entry(inode, await run(entries.change_held, self._spool.datasets, wanted))
+        if inode.number == INCOMING:
+            return _entry(number, await run(entries.change_directory, self._area.datasets, wanted))
         file = self.files.get(fh)
-        if file is None and not node.places:
-            file = self.files.of_nameless(node)
-        if file is not None and (file.writable or not node.places):
-            return _entry(inode, await run(_change_file, file.descriptor, wanted))
-        with self.sealer.changing(node):
-            parent, name = node.places[-1]
+        if file is None and not inode.links:
+            file = self.files.of_unlinked(inode)
+        if file is not None and (file.writable or not inode.links):
+            return _entry(number, await run(_change_file, file.descriptor, wanted))
+        with self.sealer.changing(inode):
+            parent, name = inode.links[-1]
             if parent.number == INCOMING:
-                async with self._directories.hold(node) as directory:
-                    return _entry(inode, await run(entries.change_held, directory, wanted))
-            async with self._directories.hold(parent) as directory:
-                status = await run(entries.change, directory, name, node.identity, wanted)
-        return _entry(inode, status)
+                async with self._directories.opened(inode) as directory:
+                    return _entry(number, await run(entries.change_directory, directory, wanted))
+            async with self._directories.opened(parent) as directory:
+                status = await run(entries.change, directory, name, inode.identity, wanted)
+        return _entry(number, status)
 
-    async def readlink(self, inode: int, _ctx: RequestContext) -> bytes:
-        """The text of a symbolic link."""
-        node = self._table.get(inode)
-        if not node.places:
+    async def readlink(self, number: int, _ctx: RequestContext) -> bytes:
+        """Return the target of a symbolic link."""
+        inode = self._table.get(number)
+        if not inode.links:
             raise FUSEError(errno.ESTALE)
-        parent, name = node.places[-1]
-        async with self._directories.hold(parent) as directory:
+        parent, name = inode.links[-1]
+        async with self._directories.opened(parent) as directory:
             return await self._directories.run(entries.read_link, directory, name)
 
-    def _found(self, parent: Node, name: bytes, status: os.stat_result) -> EntryAttributes:
-        node = self._table.found(
+    def _found(self, parent: Inode, name: bytes, status: os.stat_result) -> EntryAttributes:
+        inode = self._table.note_lookup(
             parent, name, identity_of(status), directory=stat.S_ISDIR(status.st_mode)
         )
-        return _entry(node.number, status)
+        return _entry(inode.number, status)
 
     # ---- making and removing ---------------------------------------------------------------------
 
     async def mkdir(
         self, parent: int, name: bytes, mode: int, ctx: RequestContext
     ) -> EntryAttributes:
-        """Make a directory; directly in ``incoming``, begin a dataset."""
+        """Make a directory; directly in ``incoming``, create a dataset."""
         folder = self._table.get(parent)
         if parent == INCOMING:
             await self._directories.run(
-                self._spool.make, name, mode=mode & 0o7777, uid=ctx.uid, gid=ctx.gid
+                self._area.create, name, mode=mode & 0o7777, uid=ctx.uid, gid=ctx.gid
             )
-            self.sealer.gone(name)
+            self.sealer.forget(name)
             return await self.lookup(parent, name, ctx)
         return await self._make(entries.make_directory, folder, name, mode, ctx)
 
@@ -206,56 +214,62 @@ class IncomingTree:
         self, parent: int, name: bytes, mode: int, _rdev: int, ctx: RequestContext
     ) -> EntryAttributes:
         """Make a file, FIFO or socket."""
-        return await self._make(entries.make_node, self._inside(parent), name, mode, ctx)
+        return await self._make(
+            entries.make_node, self._directory_in_dataset(parent), name, mode, ctx
+        )
 
     async def symlink(
         self, parent: int, name: bytes, target: bytes, ctx: RequestContext
     ) -> EntryAttributes:
         """Make a symbolic link."""
-        return await self._make(entries.make_link, self._inside(parent), name, target, ctx)
+        return await self._make(
+            entries.make_symlink, self._directory_in_dataset(parent), name, target, ctx
+        )
 
     async def _make(
         self,
         call: Callable[[int, bytes, _What, Owner], os.stat_result],
-        folder: Node,
+        folder: Inode,
         name: bytes,
         what: _What,
         ctx: RequestContext,
     ) -> EntryAttributes:
         with self.sealer.changing(folder):
             _check_length(folder, name)
-            async with self._directories.hold(folder) as directory:
+            async with self._directories.opened(folder) as directory:
                 status = await self._directories.run(
                     call, directory, name, what, Owner(ctx.uid, ctx.gid)
                 )
             return self._found(folder, name, status)
 
     async def link(
-        self, inode: int, parent: int, name: bytes, _ctx: RequestContext
+        self, number: int, parent: int, name: bytes, _ctx: RequestContext
     ) -> EntryAttributes:
-        """Give a file one more name."""
-        node, folder = self._table.get(inode), self._inside(parent)
-        if not node.places:
+        """Add a name to a file."""
+        inode, folder = self._table.get(number), self._directory_in_dataset(parent)
+        if not inode.links:
             raise FUSEError(errno.ENOENT)
-        with self.sealer.changing(node, folder):
-            if node.dataset() is not folder.dataset():  # one could be written while one is sealed
+        with self.sealer.changing(inode, folder):
+            if (
+                inode.dataset() is not folder.dataset()
+            ):  # one dataset could be written while the other is sealed
                 raise FUSEError(errno.EXDEV)
             _check_length(folder, name)
-            old_folder, old = node.places[-1]
+            old_folder, old = inode.links[-1]
             async with (
-                self._directories.hold(old_folder) as source,
-                self._directories.hold(folder) as target,
+                self._directories.opened(old_folder) as source,
+                self._directories.opened(folder) as target,
             ):
                 status = await self._directories.run(
-                    entries.hard_link, source, old, node.identity, target, name
+                    entries.hard_link, source, old, inode.identity, target, name
                 )
             return self._found(folder, name, status)
 
     async def unlink(self, parent: int, name: bytes, _ctx: RequestContext) -> None:
         """Remove a name."""
-        folder = self._inside(parent)
+        folder = self._directory_in_dataset(parent)
         with self.sealer.changing(folder):
-            async with self._directories.hold(folder) as directory:
+            async with self._directories.opened(folder) as directory:
                 gone = await self._directories.run(entries.unlink, directory, name)
             with entries.closing(gone):
                 self._forget_name(folder, name, os.fstat(gone))
@@ -264,14 +278,14 @@ class IncomingTree:
         """Remove an empty directory; directly in ``incoming``, an empty dataset."""
         folder = self._table.get(parent)
         if parent == INCOMING:
-            gone = _look(folder, self._spool.datasets, name)
+            gone = _stat(folder, self._area.datasets, name)
             with self._changing_datasets(gone):
-                await self._directories.run(self._spool.remove_empty, name)
-            self.sealer.gone(name)
+                await self._directories.run(self._area.remove_empty, name)
+            self.sealer.forget(name)
             self._forget_directory(folder, name, gone)
             return
         with self.sealer.changing(folder):
-            async with self._directories.hold(folder) as directory:
+            async with self._directories.opened(folder) as directory:
                 held = await self._directories.run(entries.remove_directory, directory, name)
             with entries.closing(held):
                 self._forget_name(folder, name, os.fstat(held))
@@ -292,14 +306,14 @@ class IncomingTree:
         if parent_old == parent_new == INCOMING:
             await self._rename_dataset(name_old, name_new, replace=replace)
             return
-        if INCOMING in (parent_old, parent_new):  # a dataset is more than its directory
+        if INCOMING in (parent_old, parent_new):  # a dataset has more than a directory
             raise FUSEError(errno.EXDEV)
         old, new = self._table.get(parent_old), self._table.get(parent_new)
         with self.sealer.changing(old, new):
             _check_length(new, name_new)
             async with (
-                self._directories.hold(old) as source,
-                self._directories.hold(new) as target,
+                self._directories.opened(old) as source,
+                self._directories.opened(new) as target,
             ):
                 moved, replaced = await self._directories.run(
                     entries.rename,
@@ -313,82 +327,83 @@ class IncomingTree:
             with entries.closing(replaced):
                 gone = None if replaced is None else os.fstat(replaced)
                 if gone is not None and identity_of(gone) == identity_of(moved):
-                    return  # two names of one file: nothing was done
+                    return  # two names of one file: rename does nothing
                 if gone is not None:
                     self._forget_name(new, name_new, gone)
-                self._table.renamed((old, name_old), (new, name_new), identity_of(moved))
+                self._table.note_rename((old, name_old), (new, name_new), identity_of(moved))
 
     async def _rename_dataset(self, old: bytes, new: bytes, *, replace: bool) -> None:
         root = self._table.root
         replaced: os.stat_result | None = None
         try:
-            replaced = _look(root, self._spool.datasets, new)
+            replaced = _stat(root, self._area.datasets, new)
         except FileNotFoundError:
             pass
         else:
             if not replace:
                 raise FUSEError(errno.EEXIST)
-        moved = _look(root, self._spool.datasets, old)
+        moved = _stat(root, self._area.datasets, old)
         with self._changing_datasets(*filter(None, [moved, replaced])):
-            await self._directories.run(self._spool.rename, old, new)
+            await self._directories.run(self._area.rename, old, new)
         if replaced is not None and old != new:
             self._forget_directory(root, new, replaced)
-        self._table.renamed((root, old), (root, new), identity_of(moved))
-        self.sealer.gone(old)
-        self.sealer.gone(new)
+        self._table.note_rename((root, old), (root, new), identity_of(moved))
+        self.sealer.forget(old)
+        self.sealer.forget(new)
 
     def _changing_datasets(self, *directories: os.stat_result) -> AbstractContextManager[None]:
-        """Rename or remove datasets as a whole."""
-        nodes = [self._table.known(identity_of(status)) for status in directories]
-        return self.sealer.changing(*filter(None, nodes))
+        """Return a context in which whole datasets may be renamed or removed."""
+        inodes = [self._table.find(identity_of(status)) for status in directories]
+        return self.sealer.changing(*filter(None, inodes))
 
-    def _forget_name(self, folder: Node, name: bytes, status: os.stat_result) -> None:
-        """Note that a name is gone; what it led to is as the status says, and still held.
+    def _forget_name(self, folder: Inode, name: bytes, status: os.stat_result) -> None:
+        """Note that a name was removed.
 
-        Else another file could have its identity already, and be taken for it.
+        The caller still has a descriptor of the file. Otherwise another file could have got the
+        same identity by now and be mistaken for it.
         """
         if stat.S_ISDIR(status.st_mode):
             self._forget_directory(folder, name, status)
         else:
-            self._table.removed(folder, name, identity_of(status), last=not status.st_nlink)
+            self._table.note_removal(folder, name, identity_of(status), last=not status.st_nlink)
 
-    def _forget_directory(self, folder: Node, name: bytes, status: os.stat_result) -> None:
-        node = self._table.removed(folder, name, identity_of(status), last=True)
-        if node is not None:
-            node.last = status
-            self._directories.drop(node)
+    def _forget_directory(self, folder: Inode, name: bytes, status: os.stat_result) -> None:
+        inode = self._table.note_removal(folder, name, identity_of(status), last=True)
+        if inode is not None:
+            inode.last_status = status
+            self._directories.close_one(inode)
 
-    def _inside(self, parent: int) -> Node:
-        """A directory in which there may be files, which is any but ``incoming`` itself."""
+    def _directory_in_dataset(self, parent: int) -> Inode:
+        """Return a directory that may contain files; EPERM for ``incoming`` itself."""
         if parent == INCOMING:
             raise FUSEError(errno.EPERM)
         return self._table.get(parent)
 
     # ---- files -----------------------------------------------------------------------------------
 
-    async def open(self, inode: int, flags: int, _ctx: RequestContext) -> FileInfo:
+    async def open(self, number: int, flags: int, _ctx: RequestContext) -> FileInfo:
         """Open a file."""
-        node = self._table.get(inode)
+        inode = self._table.get(number)
         with ExitStack() as stack:
             if is_writing(flags) or flags & os.O_TRUNC:
-                stack.enter_context(self.sealer.changing(node))
-            if not node.places:
+                stack.enter_context(self.sealer.changing(inode))
+            if not inode.links:
                 raise FUSEError(errno.ESTALE)
-            parent, name = node.places[-1]
-            async with self._directories.hold(parent) as directory:
+            parent, name = inode.links[-1]
+            async with self._directories.opened(parent) as directory:
                 descriptor = await self._directories.run(
-                    entries.open_file, directory, name, node.identity, flags
+                    entries.open_file, directory, name, inode.identity, flags
                 )
-            return self.files.add(node, descriptor, flags)
+            return self.files.add(inode, descriptor, flags)
 
     async def create(
         self, parent: int, name: bytes, mode: int, flags: int, ctx: RequestContext
     ) -> tuple[FileInfo, EntryAttributes]:
         """Create a file and open it."""
-        folder = self._inside(parent)
+        folder = self._directory_in_dataset(parent)
         with self.sealer.changing(folder):
             _check_length(folder, name)
-            async with self._directories.hold(folder) as directory:
+            async with self._directories.opened(folder) as directory:
                 descriptor, status = await self._directories.run(
                     entries.create, directory, name, flags, mode, Owner(ctx.uid, ctx.gid)
                 )
@@ -397,37 +412,37 @@ class IncomingTree:
 
     # ---- directories -----------------------------------------------------------------------------
 
-    async def opendir(self, inode: int, _ctx: RequestContext) -> int:
-        """Begin to list a directory."""
-        node = self._table.get(inode)
+    async def opendir(self, number: int, _ctx: RequestContext) -> int:
+        """Open a directory to list it."""
+        inode = self._table.get(number)
         self._last_listing += 1
-        self._listings[self._last_listing] = _Listing(node, [])
-        node.handles.add(self._last_listing)
+        self._listings[self._last_listing] = _Listing(inode, [])
+        inode.handles.add(self._last_listing)
         return self._last_listing
 
     async def readdir(self, fh: int, start_id: int, token: ReaddirToken) -> None:
-        """List a directory as it was when the listing began."""
+        """List a directory with the names it had when the listing began."""
         listing = self._listings[fh]
         if not start_id:
-            listing.names = await self._names(listing.node)
+            listing.names = await self._names(listing.inode)
         position = start_id
-        async with self._directories.hold(listing.node) as directory:
+        async with self._directories.opened(listing.inode) as directory:
             while position < len(listing.names):
                 names = listing.names[position : position + LIST_AHEAD]
                 found = dict(
-                    await self._directories.run(_look_through, listing.node, directory, names)
+                    await self._directories.run(_stat_all, listing.inode, directory, names)
                 )
                 for name in names:
                     position += 1
                     if name in found and not self._list(
-                        listing.node, name, found[name], position, token
+                        listing.inode, name, found[name], position, token
                     ):
                         return
 
     def _list(
-        self, folder: Node, name: bytes, status: os.stat_result, position: int, token: ReaddirToken
+        self, folder: Inode, name: bytes, status: os.stat_result, position: int, token: ReaddirToken
     ) -> bool:
-        """Give the kernel an entry, if it still fits."""
+        """Append an entry to the kernel's buffer. Return False if the buffer is full."""
         entry = self._found(folder, name, status)
         if pyfuse3.readdir_reply(token, name, entry, position):
             return True
@@ -435,118 +450,118 @@ class IncomingTree:
         return False
 
     async def releasedir(self, fh: int) -> None:
-        """End a listing."""
+        """Close a directory."""
         listing = self._listings.pop(fh)
-        self._table.closed(listing.node, fh)
+        self._table.note_close(listing.inode, fh)
 
     async def fsyncdir(self, fh: int, _datasync: bool) -> None:
-        """Make a directory's entries durable on the spool."""
-        async with self._directories.hold(self._listings[fh].node) as directory:
+        """Make a directory's entries durable."""
+        async with self._directories.opened(self._listings[fh].inode) as directory:
             await self._directories.run(entries.sync_directory, directory)
 
-    async def _names(self, node: Node) -> list[bytes]:
-        if node.number == INCOMING:
-            return await self._directories.run(self._spool.names)
-        async with self._directories.hold(node) as directory:
+    async def _names(self, inode: Inode) -> list[bytes]:
+        if inode.number == INCOMING:
+            return await self._directories.run(self._area.names)
+        async with self._directories.opened(inode) as directory:
             return await self._directories.run(entries.list_names, directory)
 
     # ---- extended attributes ---------------------------------------------------------------------
 
-    async def getxattr(self, inode: int, name: bytes, _ctx: RequestContext) -> bytes:
-        """How a dataset's sealing goes, or what it holds."""
-        node = self._table.get(inode)
-        asked = os.fsdecode(name)
-        if asked == XATTR_SEAL and (status := self._seal_status(node)) is not None:
+    async def getxattr(self, number: int, name: bytes, _ctx: RequestContext) -> bytes:
+        """Return the state of a dataset's sealing, or its contents, as JSON."""
+        inode = self._table.get(number)
+        attribute = os.fsdecode(name)
+        if attribute == XATTR_SEAL and (status := self._seal_status(inode)) is not None:
             return status
-        if asked == XATTR_INCOMING and self._is_dataset(node):
-            found = await self._directories.run(self._spool.contents, node.places[-1][1])
+        if attribute == XATTR_INCOMING and self._is_dataset(inode):
+            found = await self._directories.run(self._area.contents, inode.links[-1][1])
             return found.encode()
         raise FUSEError(errno.ENODATA)
 
     async def listxattr(self, _inode: int, _ctx: RequestContext) -> list[bytes]:
-        """None: ours are for those who ask, not for those who copy."""
+        """Return no names: a program that copies attributes must not copy these."""
         return []
 
-    async def setxattr(self, inode: int, name: bytes, value: bytes, _ctx: RequestContext) -> None:
-        """Seal a dataset, or forget it."""
-        node = self._table.get(inode)
-        asked = os.fsdecode(name)
-        if asked not in (XATTR_SEAL, XATTR_DISCARD):
+    async def setxattr(self, number: int, name: bytes, value: bytes, _ctx: RequestContext) -> None:
+        """Seal or discard a dataset."""
+        inode = self._table.get(number)
+        attribute = os.fsdecode(name)
+        if attribute not in (XATTR_SEAL, XATTR_DISCARD):
             raise FUSEError(errno.EOPNOTSUPP)
-        if not self._is_dataset(node):
+        if not self._is_dataset(inode):
             raise FUSEError(errno.EINVAL)
-        node.last = await self.status(node)
-        if asked == XATTR_SEAL:
+        inode.last_status = await self.status(inode)
+        if attribute == XATTR_SEAL:
             options = SealOptions.decode(value)
-            await self.sealer.request(node, options, lambda: self._unready(node))
+            await self.sealer.request(inode, options, lambda: self._find_obstacle(inode))
         else:
-            await self.sealer.discard(node, lambda: self._unready(node))
+            await self.sealer.discard(inode, lambda: self._find_obstacle(inode))
 
     async def removexattr(self, _inode: int, _name: bytes, _ctx: RequestContext) -> None:
-        """There are none."""
+        """Fail: there is no attribute to remove."""
         raise FUSEError(errno.ENODATA)
 
-    def _is_dataset(self, node: Node) -> bool:
-        return bool(node.places) and node.places[-1][0].number == INCOMING
+    def _is_dataset(self, inode: Inode) -> bool:
+        return bool(inode.links) and inode.links[-1][0].number == INCOMING
 
-    def _seal_status(self, node: Node) -> bytes | None:
-        ended = self.sealer.ended(node)
-        if ended is None and self._is_dataset(node):
-            ended = self.sealer.status(node)
+    def _seal_status(self, inode: Inode) -> bytes | None:
+        ended = self.sealer.ended(inode)
+        if ended is None and self._is_dataset(inode):
+            ended = self.sealer.status(inode)
         return None if ended is None else ended.encode()
 
-    async def _unready(self, dataset: Node) -> str | None:
-        """Why a dataset cannot be taken away yet."""
+    async def _find_obstacle(self, dataset: Inode) -> str | None:
+        """Return why a dataset cannot be sealed or discarded yet, or None."""
         writer = await self.files.writer_in(dataset)
-        return None if writer is None else f"{display(writer.node.path)!r} is open for writing"
+        return None if writer is None else f"{display(writer.inode.path)!r} is open for writing"
 
 
 @contextmanager
 def open_incoming(volume: Volume, folder: str | os.PathLike[str]) -> Iterator[IncomingTree]:
-    """Open a spool for a mount of a volume, and settle what a crash left undecided in it.
+    """Open a staging area for a mount of a volume, and recover it after a crash.
 
     Raises:
-        DlfsError: as ``Spool``, and as ``Volume.refresh``.
-        OSError: the spool cannot be read or written.
+        DlfsError: as ``StagingArea``, and as ``Volume.refresh``.
+        OSError: the staging area cannot be read or written.
     """
-    _allow_descriptors()
-    with Spool(folder, volume.uuid) as spool:
-        volume.refresh()  # the server that had the spool until now may have sealed something
-        for name in spool.recover({info.uuid for info in volume.datasets()}):
+    _raise_descriptor_limit()
+    with StagingArea(folder, volume.uuid) as area:
+        volume.refresh()  # the previous server may have sealed a dataset just before it ended
+        for name in area.recover({info.uuid for info in volume.datasets()}):
             _log.warning("incoming: %r had been sealed when the server died", display(name))
-        incoming = IncomingTree(volume, spool)
+        incoming = IncomingTree(volume, area)
         try:
             yield incoming
         finally:
             incoming.close()
 
 
-def _allow_descriptors() -> None:
-    """Every open file below ``incoming`` takes one of ours."""
+def _raise_descriptor_limit() -> None:
+    """Raise the limit of descriptors: each open file below ``incoming`` needs one."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def _look(folder: Node, directory: int, name: bytes) -> os.stat_result:
-    """Attributes of an entry; of a dataset, those of its directory of files."""
+def _stat(folder: Inode, directory: int, name: bytes) -> os.stat_result:
+    """Return the attributes of an entry; for a dataset, those of its directory ``files``."""
     if folder.number != INCOMING:
-        return entries.look(directory, name)
+        return entries.stat_entry(directory, name)
     wrapper = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
     try:
-        return entries.look(wrapper, b"files")
+        return entries.stat_entry(wrapper, b"files")
     finally:
         os.close(wrapper)
 
 
-def _look_through(
-    folder: Node, directory: int, names: list[bytes]
+def _stat_all(
+    folder: Inode, directory: int, names: list[bytes]
 ) -> list[tuple[bytes, os.stat_result]]:
     if folder.number != INCOMING:
-        return entries.look_through(directory, names)
+        return entries.stat_all(directory, names)
     found = []
     for name in names:
         try:
-            found.append((name, _look(folder, directory, name)))
+            found.append((name, _stat(folder, directory, name)))
         except FileNotFoundError:
             continue
     return found
@@ -568,8 +583,8 @@ def _change(attr: EntryAttributes, fields: pyfuse3.SetattrFields) -> Change:
     )
 
 
-def _check_length(folder: Node, name: bytes) -> None:
-    """Refuse a path that no sample can have."""
+def _check_length(folder: Inode, name: bytes) -> None:
+    """Refuse a path that is too long for a sample."""
     if len(name) > COMPONENT_BYTES_MAX:
         raise FUSEError(errno.ENAMETOOLONG)
     below_dataset = folder.path.partition(b"/")[2]

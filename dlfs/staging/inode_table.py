@@ -1,14 +1,14 @@
-"""What the kernel knows of the tree below ``incoming``: a number for each file, and its names.
+"""The inodes below ``incoming`` that the kernel knows: their numbers and names.
 
-A node is made when the kernel is first told of a file or directory and goes when the kernel has
-forgotten it, nothing on it is open and no other node lies in it. Two names of one file (hard links)
-are one node, found by the file's identity on the spool; numbers are given out one after the other
-and never twice, so an identity that the spool's file system uses again is a new node.
+An inode is added when the kernel first learns of a file or directory. It is removed when the kernel
+has forgotten it, no handle on it is open and no other inode lies in it. Two names of one file (hard
+links) are one inode, found by the file's identity in the staging area. Numbers are consecutive and
+never reused, so a new file that gets the identity of a deleted one is a new inode.
 
-The kernel serialises what changes one directory, and takes the request for a change only after the
-answers to look-ups in that directory; so what an answer says is still so when it is noted here.
+The kernel serialises changes of one directory, and starts a change only after look-ups in that
+directory have been answered. So an answer is still true when it is noted here.
 
-Pure bookkeeping: no I/O. Threads: one, the FUSE loop.
+Pure bookkeeping without I/O. Threads: one, the FUSE loop.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from dlfs.errors import StaleError
 from dlfs.staging.inode_numbers import INCOMING
 
 Identity = tuple[int, int]
-"""Device and inode number on the spool's file system."""
+"""Device and inode number of a file on the staging area's file system."""
 
 
-class Node:
+class Inode:
     """A file or directory below ``incoming``, or ``incoming`` itself.
 
     Attributes:
-        number: its inode number on the mount.
-        identity: on the spool.
-        places: the (directory, name) pairs that lead to it and are known; a directory has one.
-        lookups: how often the kernel was told of it, less what it has forgotten.
-        children: places of other nodes in it.
-        handles: what is open on it.
-        last: of a directory that is gone, what it was; programs may still have it open.
+        number: inode number on the mount.
+        identity: device and inode number in the staging area.
+        links: its known names, as pairs of directory and name; a directory has one.
+        lookups: look-ups that the kernel has not forgotten yet.
+        children: links of other inodes in this directory.
+        handles: open file and directory handles.
+        last_status: attributes of a removed directory, which programs may still have open.
     """
 
     __slots__ = (
@@ -41,64 +41,64 @@ class Node:
         "children",
         "handles",
         "identity",
-        "last",
+        "last_status",
+        "links",
         "lookups",
         "number",
-        "places",
     )
 
     def __init__(self, number: int, identity: Identity) -> None:
         self.number = number
         self.identity = identity
-        self.places: list[tuple[Node, bytes]] = []
+        self.links: list[tuple[Inode, bytes]] = []
         self.lookups = 0
         self.children = 0
         self.handles: set[Any] = set()
-        self.last: os.stat_result | None = None
+        self.last_status: os.stat_result | None = None
 
     @property
     def path(self) -> bytes:
-        """Its path below ``incoming``, for people; of a removed one, what is known."""
+        """Path below ``incoming``, for messages; incomplete for a removed file."""
         parts: list[bytes] = []
-        node = self
-        while node.places:
-            node, name = node.places[-1]
+        inode = self
+        while inode.links:
+            inode, name = inode.links[-1]
             parts.append(name)
         return b"/".join(reversed(parts))
 
-    def is_in(self, dataset: Node) -> bool:
-        """Whether it lies in a dataset."""
-        node = self
-        while node.places:
-            if node is dataset:
+    def is_in(self, dataset: Inode) -> bool:
+        """Return True if the file lies in a dataset."""
+        inode = self
+        while inode.links:
+            if inode is dataset:
                 return True
-            node = node.places[-1][0]
+            inode = inode.links[-1][0]
         return False
 
-    def dataset(self) -> Node:
-        """The directory in ``incoming`` that it lies in; itself if it is one.
+    def dataset(self) -> Inode:
+        """Return the dataset that the file lies in, a directory in ``incoming``, or itself.
 
         Raises:
-            StaleError: it was removed, or lies in what was.
+            StaleError: the file or a directory above it was removed.
         """
-        node = self
-        while node.places:
-            parent = node.places[-1][0]
+        inode = self
+        while inode.links:
+            parent = inode.links[-1][0]
             if parent.number == INCOMING:
-                return node
-            node = parent
+                return inode
+            inode = parent
         raise StaleError(f"find file {self.number} below incoming: it was removed or sealed")
 
 
-class NodeTable:
-    """All nodes of one mount.
+class InodeTable:
+    """All inodes below ``incoming`` of one mount.
 
     Args:
-        identity: of the directory that holds the datasets being written.
+        identity: identity of the directory ``datasets`` of the staging area.
     """
 
     def __init__(self, identity: Identity) -> None:
-        self.root = Node(INCOMING, identity)
+        self.root = Inode(INCOMING, identity)
         self._by_number = {INCOMING: self.root}
         self._by_identity = {identity: self.root}
         self._last_number = INCOMING
@@ -106,116 +106,120 @@ class NodeTable:
     def __len__(self) -> int:
         return len(self._by_number)
 
-    def get(self, number: int) -> Node:
-        """A node by its number.
+    def get(self, number: int) -> Inode:
+        """Return an inode by its number.
 
         Raises:
-            StaleError: there is none: it is of another mount.
+            StaleError: there is none; the number comes from another mount.
         """
-        node = self._by_number.get(number)
-        if node is None:
+        inode = self._by_number.get(number)
+        if inode is None:
             raise StaleError(f"find file {number} below incoming: this mount has not shown it")
-        return node
+        return inode
 
-    def known(self, identity: Identity) -> Node | None:
-        """The node of a file that has a name, if the kernel was told of it."""
+    def find(self, identity: Identity) -> Inode | None:
+        """Return the inode of a file that has a name, or None if the kernel does not know it."""
         return self._by_identity.get(identity)
 
-    def found(self, parent: Node, name: bytes, identity: Identity, *, directory: bool) -> Node:
-        """Note that a name leads to a file, and that the kernel is told so."""
-        node = self._by_identity.get(identity)
-        if node is None:
+    def note_lookup(
+        self, parent: Inode, name: bytes, identity: Identity, *, directory: bool
+    ) -> Inode:
+        """Note that a look-up of a name found a file; add its inode if it is new."""
+        inode = self._by_identity.get(identity)
+        if inode is None:
             self._last_number += 1
-            node = Node(self._last_number, identity)
-            self._by_number[node.number] = self._by_identity[identity] = node
-        self._place(node, parent, name, only=directory)
-        node.lookups += 1
-        return node
+            inode = Inode(self._last_number, identity)
+            self._by_number[inode.number] = self._by_identity[identity] = inode
+        self._add_link(inode, parent, name, only=directory)
+        inode.lookups += 1
+        return inode
 
-    def removed(self, parent: Node, name: bytes, identity: Identity, *, last: bool) -> Node | None:
-        """Note that a name is gone.
+    def note_removal(
+        self, parent: Inode, name: bytes, identity: Identity, *, last: bool
+    ) -> Inode | None:
+        """Note that a name was removed.
 
         Args:
-            parent: where it was.
-            name: that is gone.
-            identity: of what it led to.
-            last: that has no other name.
+            parent: directory of the name.
+            name: the removed name.
+            identity: identity of the file that had the name.
+            last: True if the file has no other name.
 
         Returns:
-            What it led to, if the kernel was ever told.
+            The inode of the file, or None if the kernel does not know it.
         """
-        node = self._by_identity.get(identity)
-        if node is None:
+        inode = self._by_identity.get(identity)
+        if inode is None:
             return None
-        if (parent, name) in node.places:
-            node.places.remove((parent, name))
+        if (parent, name) in inode.links:
+            inode.links.remove((parent, name))
             parent.children -= 1
         if last:
-            self._detach(node)
-        self._drop_if_unused(node)
+            self._detach(inode)
+        self._drop_if_unused(inode)
         self._drop_if_unused(parent)
-        return node
+        return inode
 
-    def renamed(
-        self, old: tuple[Node, bytes], new: tuple[Node, bytes], identity: Identity
-    ) -> Node | None:
-        """Note that a file has a name instead of another one."""
-        node = self._by_identity.get(identity)
-        if node is None:
+    def note_rename(
+        self, old: tuple[Inode, bytes], new: tuple[Inode, bytes], identity: Identity
+    ) -> Inode | None:
+        """Note that a file was renamed."""
+        inode = self._by_identity.get(identity)
+        if inode is None:
             return None
-        if old in node.places:
-            node.places.remove(old)
+        if old in inode.links:
+            inode.links.remove(old)
             old[0].children -= 1
-        self._place(node, *new, only=False)
+        self._add_link(inode, *new, only=False)
         self._drop_if_unused(old[0])
-        return node
+        return inode
 
     def forget(self, number: int, lookups: int) -> None:
-        """Note that the kernel has forgotten a node so many times."""
-        node = self._by_number.get(number)
-        if node is not None:
-            node.lookups -= lookups
-            self._drop_if_unused(node)
+        """Note that the kernel has forgotten that many look-ups of an inode."""
+        inode = self._by_number.get(number)
+        if inode is not None:
+            inode.lookups -= lookups
+            self._drop_if_unused(inode)
 
-    def closed(self, node: Node, handle: Any) -> None:
-        """Note that a handle on a node is closed."""
-        node.handles.discard(handle)
-        self._drop_if_unused(node)
+    def note_close(self, inode: Inode, handle: Any) -> None:
+        """Note that a handle on an inode was closed."""
+        inode.handles.discard(handle)
+        self._drop_if_unused(inode)
 
     # ---- inside ----------------------------------------------------------------------------------
 
-    def _place(self, node: Node, parent: Node, name: bytes, *, only: bool) -> None:
-        if (parent, name) in node.places:
+    def _add_link(self, inode: Inode, parent: Inode, name: bytes, *, only: bool) -> None:
+        if (parent, name) in inode.links:
             return
         if only:
-            self._leave_places(node)
-        node.places.append((parent, name))
+            self._drop_links(inode)
+        inode.links.append((parent, name))
         parent.children += 1
 
-    def _leave_places(self, node: Node) -> None:
-        for parent, _ in node.places:
+    def _drop_links(self, inode: Inode) -> None:
+        for parent, _ in inode.links:
             parent.children -= 1
-        places, node.places = node.places, []
-        for parent, _ in places:
+        links, inode.links = inode.links, []
+        for parent, _ in links:
             self._drop_if_unused(parent)
 
-    def _detach(self, node: Node) -> None:
-        """The file has no name any more, and its identity may be used again."""
-        if self._by_identity.get(node.identity) is node:
-            del self._by_identity[node.identity]
-        self._leave_places(node)
+    def _detach(self, inode: Inode) -> None:
+        """Note that the file has no name any more; another file may get its identity."""
+        if self._by_identity.get(inode.identity) is inode:
+            del self._by_identity[inode.identity]
+        self._drop_links(inode)
 
-    def _drop_if_unused(self, node: Node) -> None:
-        while node is not self.root and node.lookups <= 0 and not node.children:
-            if node.handles or self._by_number.pop(node.number, None) is None:
+    def _drop_if_unused(self, inode: Inode) -> None:
+        while inode is not self.root and inode.lookups <= 0 and not inode.children:
+            if inode.handles or self._by_number.pop(inode.number, None) is None:
                 return
-            if self._by_identity.get(node.identity) is node:
-                del self._by_identity[node.identity]
-            if not node.places:
+            if self._by_identity.get(inode.identity) is inode:
+                del self._by_identity[inode.identity]
+            if not inode.links:
                 return
-            places, node.places = node.places, []
-            for parent, _ in places:
+            links, inode.links = inode.links, []
+            for parent, _ in links:
                 parent.children -= 1
-            for parent, _ in places[1:]:
+            for parent, _ in links[1:]:
                 self._drop_if_unused(parent)
-            node = places[0][0]
+            inode = links[0][0]

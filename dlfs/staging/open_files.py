@@ -1,6 +1,6 @@
-"""Files that programs have open below ``incoming``: read and written by descriptors on the spool.
+"""Open files below ``incoming``: handles with descriptors of files in the staging area.
 
-Threads: the FUSE loop (trio); what may wait for a disk runs in a thread.
+Threads: one, the FUSE loop (trio); reads and writes run in worker threads.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from pyfuse3 import FileInfo, FUSEError
 from dlfs.staging import entries
 from dlfs.staging.directories import Directories
 from dlfs.staging.inode_numbers import INCOMING
-from dlfs.staging.inode_table import Node, NodeTable
+from dlfs.staging.inode_table import Inode, InodeTable
 
 ROUND_SECONDS = 0.1
 ROUNDS = 20
-"""How often a seal looks again, while no file was closed, whether those open for writing still are.
+"""Rounds without a close after which a seal gives up waiting for files that are open for writing.
 
-The kernel tells us of the last close of a file in the background, some time after the program was
-told; counting rounds instead of seconds is patient where this process gets no time to run.
+The kernel reports the last close of a file in the background, some time after the program's close
+has returned. Counting rounds rather than seconds allows for a process that gets no processor time.
 """
 
 
@@ -31,12 +31,12 @@ class OpenFile:
     """A file handle.
 
     Attributes:
-        node: of the file.
-        descriptor: on the spool.
-        writable: it was opened to be written.
+        inode: inode of the file.
+        descriptor: descriptor of the file in the staging area.
+        writable: True if it was opened for writing.
     """
 
-    node: Node
+    inode: Inode
     descriptor: int
     writable: bool
 
@@ -45,47 +45,47 @@ class OpenFiles:
     """All open files of a mount, by handle.
 
     Args:
-        table: where their nodes are; borrowed.
-        directories: whose threads make the system calls; borrowed.
+        table: the inodes; must outlive this object.
+        directories: runs system calls in worker threads; must outlive this object.
     """
 
-    def __init__(self, table: NodeTable, directories: Directories) -> None:
+    def __init__(self, table: InodeTable, directories: Directories) -> None:
         self._table = table
         self._run = directories.run
         self._files: dict[int, OpenFile] = {}
         self._last_handle = INCOMING
 
     def close(self) -> None:
-        """Close all, whatever programs still wanted of them."""
+        """Close all files, even if programs still use them."""
         for file in self._files.values():
             os.close(file.descriptor)
         self._files.clear()
 
-    def add(self, node: Node, descriptor: int, flags: int) -> FileInfo:
-        """Give a handle to a file that was opened with these flags."""
+    def add(self, inode: Inode, descriptor: int, flags: int) -> FileInfo:
+        """Add a handle for a file that was opened with these flags."""
         self._last_handle += 1
-        file = OpenFile(node, descriptor, is_writing(flags))
+        file = OpenFile(inode, descriptor, is_writing(flags))
         self._files[self._last_handle] = file
-        node.handles.add(file)
+        inode.handles.add(file)
         return FileInfo(fh=self._last_handle)
 
     def get(self, fh: int | None) -> OpenFile | None:
-        """The file of a handle."""
+        """Return the file of a handle."""
         return None if fh is None else self._files.get(fh)
 
-    def of_nameless(self, node: Node) -> OpenFile:
-        """A handle on a file that has no name any more.
+    def of_unlinked(self, inode: Inode) -> OpenFile:
+        """Return a handle on a file that has no name any more.
 
         Raises:
-            FUSEError: ESTALE: nobody has it open.
+            FUSEError: ESTALE: no handle on it is open.
         """
-        for handle in node.handles:
+        for handle in inode.handles:
             if isinstance(handle, OpenFile):
                 return handle
         raise FUSEError(errno.ESTALE)
 
-    async def writer_in(self, dataset: Node) -> OpenFile | None:
-        """A file of a dataset that is open for writing, and stays so for a while."""
+    async def writer_in(self, dataset: Inode) -> OpenFile | None:
+        """Return a file of a dataset that stays open for writing for a while, or None."""
         writers = self._writers(dataset)
         rounds = ROUNDS
         while writers and rounds:
@@ -94,30 +94,32 @@ class OpenFiles:
             rounds = ROUNDS if len(writers) < before else rounds - 1
         return next(iter(writers), None)
 
-    def _writers(self, dataset: Node) -> list[OpenFile]:
-        return [file for file in self._files.values() if file.writable and file.node.is_in(dataset)]
+    def _writers(self, dataset: Inode) -> list[OpenFile]:
+        return [
+            file for file in self._files.values() if file.writable and file.inode.is_in(dataset)
+        ]
 
     # ---- handlers --------------------------------------------------------------------------------
 
     async def read(self, fh: int, off: int, size: int) -> bytes:
-        """Read."""
+        """Read from a file."""
         return await self._run(os.pread, self._files[fh].descriptor, size, off)
 
     async def write(self, fh: int, off: int, buf: bytes) -> int:
-        """Write."""
+        """Write to a file."""
         return await self._run(entries.write_all, self._files[fh].descriptor, buf, off)
 
     async def release(self, fh: int) -> None:
         """Close a file."""
         file = self._files.pop(fh)
-        self._table.closed(file.node, file)
+        self._table.note_close(file.inode, file)
         os.close(file.descriptor)
 
     async def fsync(self, fh: int, datasync: bool) -> None:
-        """Make a file durable on the spool."""
+        """Make a file durable."""
         await self._run(os.fdatasync if datasync else os.fsync, self._files[fh].descriptor)
 
 
 def is_writing(flags: int) -> bool:
-    """Whether a file is opened to be written."""
+    """Return True if the flags open a file for writing."""
     return flags & os.O_ACCMODE in (os.O_WRONLY, os.O_RDWR)

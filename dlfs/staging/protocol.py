@@ -1,11 +1,12 @@
-"""What is said through the extended attributes of ``incoming/NAME``.
+"""The extended attributes of ``incoming/NAME``, by which programs seal and discard datasets.
 
-``user.dlfs.seal``      set: seal it, with options; get: how that goes, as JSON (``SealStatus``)
-``user.dlfs.discard``   set, to anything: forget it
-``user.dlfs.incoming``  get: its contents, as JSON (``StagedContents``); walks over all its files
+``user.dlfs.seal``      set: seal the dataset with options; get: the state as JSON (``SealStatus``)
+``user.dlfs.discard``   set to any value: delete the dataset
+``user.dlfs.incoming``  get: the contents as JSON (``StagedContents``); walks over all files
 
-They are not listed, so that programs which copy extended attributes with files seal nothing. The
-options are a JSON object, or words such as ``layout=path seed=7``; ``1`` or nothing for none.
+The attributes are not listed, so a program that copies extended attributes with files seals
+nothing. Options are a JSON object or text such as ``layout=path seed=7``; ``1`` or nothing means
+defaults.
 """
 
 from __future__ import annotations
@@ -28,22 +29,22 @@ XATTR_INCOMING = "user.dlfs.incoming"
 OPTIONS_BYTES_MAX = 1024
 
 LINK_POLICIES = ("error", "skip")
-"""What can become of symbolic links. They are not followed: on the spool they mean what they mean
-to the server, and could make anything that it may read a sample."""
+"""Ways to treat symbolic links. They are never followed: the server would resolve them with its own
+rights, so that a link could make any file that the server may read a sample."""
 
 
 @dataclass(frozen=True)
 class SealOptions:
-    """How a dataset is to be sealed.
+    """Options of a seal.
 
     Attributes:
-        layout: order of packing, ``shuffled`` or ``path``.
-        seed: of that order, 64 bits.
-        links: what symbolic links become: ``error`` refuses them, ``skip`` leaves them out.
-        allow_empty: make a dataset without samples when there is no file to be one.
+        layout: order of samples on the volume, ``shuffled`` or ``path``.
+        seed: seed of the shuffled order, 64 bits.
+        links: symbolic links: ``error`` refuses them, ``skip`` leaves them out.
+        allow_empty: allow a dataset without samples if there is no regular file.
 
     Raises:
-        UsageError: one of them is not allowed.
+        UsageError: an option has a value that is not allowed.
     """
 
     layout: Layout = "shuffled"
@@ -60,15 +61,15 @@ class SealOptions:
             raise UsageError(f"seal: expected a seed of 64 bits, got {self.seed!r}")
 
     def encode(self) -> bytes:
-        """As the attribute's value."""
+        """Return the value of the attribute."""
         return json.dumps(asdict(self)).encode()
 
     @classmethod
     def decode(cls, value: bytes) -> Self:
-        """From the attribute's value.
+        """Return the options of an attribute's value.
 
         Raises:
-            UsageError: it is not such.
+            UsageError: the value is malformed.
         """
         if len(value) > OPTIONS_BYTES_MAX:
             raise UsageError(
@@ -77,7 +78,7 @@ class SealOptions:
         text = value.decode("utf-8", "replace").strip()
         if text in ("", "1"):
             return cls()
-        found = _object(text) if text.startswith("{") else _words(text)
+        found = _parse_json(text) if text.startswith("{") else _parse_text(text)
         known = {entry.name for entry in fields(cls)}
         if not found.keys() <= known:
             raise UsageError(f"seal: expected options of {sorted(known)}, got {sorted(found)}")
@@ -86,22 +87,22 @@ class SealOptions:
 
 @dataclass(frozen=True)
 class SealStatus:
-    """How the sealing of a dataset goes.
+    """State of a dataset's sealing.
 
     Attributes:
-        state: ``open``: it can be written; ``waiting``: for another one's seal; ``sealing``;
-            ``sealed``; ``undecided``: a device failed at the very end, and only the volume's next
-            opening tells (seal again, or mount again).
-        error: why the last attempt failed; None if it did not.
-        kind: the class of that error in ``dlfs.errors``; None if it has none.
-        samples_done: packed so far; of a sealed one, all.
-        samples_total: of all, once they were counted.
-        bytes_done: likewise.
-        bytes_total: likewise.
-        seconds: since it began.
-        version: of the dataset, once it is sealed.
-        skipped: what was left out, by reason.
-        empty_directories: which a dataset does not keep.
+        state: ``open``: programs can write; ``waiting``: another dataset is being sealed;
+            ``sealing``; ``sealed``; ``undecided``: a device failed at the commit, and only the next
+            opening of the volume shows the result (seal again, or mount again).
+        error: error message of the last attempt; None if there was no error.
+        kind: name of the error's class in ``dlfs.errors``; None for other errors.
+        samples_done: samples written to the volume so far.
+        samples_total: all samples; None until they are counted.
+        bytes_done: bytes of samples written so far.
+        bytes_total: bytes of all samples; None until they are counted.
+        seconds: time since the seal began, in seconds.
+        version: version of the sealed dataset; None before.
+        skipped: number of entries that were left out, by reason.
+        empty_directories: number of empty directories, which a dataset does not store.
     """
 
     state: str
@@ -117,23 +118,23 @@ class SealStatus:
     empty_directories: int = 0
 
     def encode(self) -> bytes:
-        """As the attribute's value."""
+        """Return the value of the attribute."""
         return json.dumps(asdict(self)).encode()
 
     @classmethod
     def decode(cls, value: bytes) -> Self:
-        """From the attribute's value, which a server of this release gave."""
+        """Return the status of an attribute's value; server and client have the same release."""
         return cls(**json.loads(value))
 
 
 @dataclass(frozen=True)
 class StagedContents:
-    """What a dataset that is not sealed holds.
+    """Contents of a dataset that is not sealed.
 
     Attributes:
-        files: regular files.
-        file_bytes: the sum of their lengths.
-        since: when it was begun, in seconds since 1970.
+        files: number of regular files.
+        file_bytes: total length of the regular files, in bytes.
+        since: time at which the dataset was begun, in seconds since 1970.
     """
 
     files: int
@@ -141,12 +142,12 @@ class StagedContents:
     since: float
 
     def encode(self) -> bytes:
-        """As the attribute's value."""
+        """Return the value of the attribute."""
         return json.dumps(asdict(self)).encode()
 
     @classmethod
     def decode(cls, value: bytes) -> Self:
-        """From the attribute's value."""
+        """Return the contents of an attribute's value."""
         return cls(**json.loads(value))
 
 
@@ -155,7 +156,7 @@ def _expect(what: str, got: object, allowed: tuple[str, ...]) -> None:
         raise UsageError(f"seal: expected {what} of {', '.join(allowed)}, got {got!r}")
 
 
-def _object(text: str) -> dict[str, Any]:
+def _parse_json(text: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -168,10 +169,10 @@ _VALUES: dict[tuple[str, str], object] = {
     ("allow_empty", "yes"): True,
     ("allow_empty", "no"): False,
 }
-"""Words of an option that stand for something else than text."""
+"""Option values that are not text."""
 
 
-def _words(text: str) -> dict[str, Any]:
+def _parse_text(text: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for word in text.replace(",", " ").split():
         name, equals, value = word.partition("=")

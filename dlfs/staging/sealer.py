@@ -1,11 +1,12 @@
-"""Makes datasets of what was written below ``incoming``, one at a time, in order of the requests.
+"""Seals the datasets of a staging area, one at a time, in the order of the requests.
 
-While a dataset is sealed nothing in it can be changed; ``changing`` is what every change passes
-through. Sealing is the ordinary import of a folder, in a thread, under the volume's writer lock; it
-ends with the dataset sealed and gone from the spool, or open again with the reason in its status.
-A mount that ends gives up a seal under way; the spool keeps it.
+While a dataset is sealed, nothing in it may change: every change runs within ``changing``. A seal
+is an ordinary import of a folder, in a worker thread, under the volume's writer lock. In the end
+the dataset is sealed and gone from the staging area, or open again with the error in its status. A
+mount that ends aborts a seal under way; the files stay in the staging area.
 
-Threads: the FUSE loop owns everything here; ``_work`` and what it calls run in a thread.
+Threads: the FUSE loop (trio) owns all state. ``_seal_or_undo`` and the methods it calls run in a
+worker thread.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from dlfs.format.paths import display
 from dlfs.ingest.formats.folder import FolderSource
 from dlfs.ingest.importer import ImportReport, import_dataset
 from dlfs.ingest.progress import Progress
-from dlfs.staging.area import Spool
-from dlfs.staging.inode_table import Node
+from dlfs.staging.area import StagingArea
+from dlfs.staging.inode_table import Inode
 from dlfs.staging.protocol import SealOptions, SealStatus, StagedContents
 from dlfs.store.info import DatasetInfo
 from dlfs.units import format_bytes
@@ -42,15 +43,15 @@ _log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class _Dataset:
-    """One that is not sealed.
+    """A dataset in the staging area.
 
     Attributes:
-        name: its name.
-        status: what programs are told.
-        options: of the seal that was asked for.
-        changes: under way.
-        idle: set when the last of them has ended, while a seal waits for that.
-        uuid: of an undecided seal.
+        name: name of the dataset.
+        status: state of its sealing, as programs see it.
+        options: options of the requested seal.
+        changes: number of changes under way.
+        idle: event that a seal waits for; set when the last change has ended.
+        uuid: UUID of an undecided seal.
     """
 
     name: bytes
@@ -62,7 +63,7 @@ class _Dataset:
 
 
 class _Undecided(Exception):
-    """Whether the dataset of a UUID was sealed cannot be told now."""
+    """It is unknown now whether the dataset of a UUID was sealed."""
 
     def __init__(self, uuid: UUID, reason: str) -> None:
         super().__init__(reason)
@@ -70,38 +71,38 @@ class _Undecided(Exception):
 
 
 class Sealer:
-    """Seals the datasets of a spool.
+    """Seals the datasets of a staging area.
 
     Args:
-        volume: to write to; borrowed.
-        spool: borrowed; recovered already.
-        on_gone: called with the node and the name of a dataset that left the spool.
+        volume: the volume into which datasets are sealed; must outlive the sealer.
+        area: the staging area, after ``recover``; must outlive the sealer.
+        on_gone: called with inode and name of each dataset that left the staging area.
     """
 
     def __init__(
-        self, volume: Volume, spool: Spool, on_gone: Callable[[Node, bytes], None]
+        self, volume: Volume, area: StagingArea, on_gone: Callable[[Inode, bytes], None]
     ) -> None:
         self._volume = volume
-        self._spool = spool
+        self._area = area
         self._on_gone = on_gone
         self._datasets: dict[bytes, _Dataset] = {}
-        self._ended: WeakKeyDictionary[Node, SealStatus] = WeakKeyDictionary()
-        self._give, self._take = trio.open_memory_channel[tuple[Node, _Dataset]](math.inf)
-        self._rubbish = trio.Event()
-        self._rubbish.set()  # an earlier server may have left some
+        self._ended: WeakKeyDictionary[Inode, SealStatus] = WeakKeyDictionary()
+        self._requests, self._pending = trio.open_memory_channel[tuple[Inode, _Dataset]](math.inf)
+        self._garbage = trio.Event()
+        self._garbage.set()  # an earlier server may have left garbage
         self._ending = False
 
     # ---- changes ---------------------------------------------------------------------------------
 
     @contextmanager
-    def changing(self, *nodes: Node) -> Iterator[None]:
-        """Change something in the datasets that nodes lie in.
+    def changing(self, *inodes: Inode) -> Iterator[None]:
+        """Run a block that changes the datasets of some inodes.
 
         Raises:
-            FUSEError: EBUSY: one of them is being sealed.
-            StaleError: one of them is gone.
+            FUSEError: EBUSY: one of the datasets is being sealed.
+            StaleError: one of the inodes lies in no dataset any more.
         """
-        datasets = [self._dataset(_name(node)) for node in nodes]
+        datasets = [self._dataset(_name(inode)) for inode in inodes]
         if any(dataset.status.state != OPEN for dataset in datasets):
             raise FUSEError(errno.EBUSY)
         for dataset in datasets:
@@ -114,58 +115,62 @@ class Sealer:
                 if not dataset.changes and dataset.idle is not None:
                     dataset.idle.set()
 
-    def gone(self, name: bytes) -> None:
+    def forget(self, name: bytes) -> None:
         """Note that a dataset was renamed or removed."""
         self._datasets.pop(name, None)
-        self._rubbish.set()
+        self._garbage.set()
 
-    def status(self, dataset: Node) -> SealStatus:
-        """How the sealing of a dataset goes."""
+    def status(self, dataset: Inode) -> SealStatus:
+        """Return the state of a dataset's sealing."""
         return self._dataset(_name(dataset)).status
 
-    def ended(self, node: Node) -> SealStatus | None:
-        """How the sealing of a dataset that is gone went."""
-        return self._ended.get(node)
+    def ended(self, inode: Inode) -> SealStatus | None:
+        """Return the final status of a dataset that has left the staging area, or None."""
+        return self._ended.get(inode)
 
     # ---- requests --------------------------------------------------------------------------------
 
     async def request(
-        self, node: Node, options: SealOptions, unready: Callable[[], Awaitable[str | None]]
+        self, inode: Inode, options: SealOptions, find_obstacle: Callable[[], Awaitable[str | None]]
     ) -> None:
-        """Freeze a dataset and have it sealed, some time after this returns.
+        """Freeze a dataset and queue it; the seal happens after this returns.
 
         Args:
-            node: its directory.
-            options: how.
-            unready: says why it cannot be sealed yet, or None; asked once nothing can change.
+            inode: directory of the dataset.
+            options: options of the seal.
+            find_obstacle: returns why the dataset cannot be sealed yet, or None; called when no
+                change is under way.
 
         Raises:
-            FUSEError: EBUSY: it is being sealed already, or it is unready; the status says why.
+            FUSEError: EBUSY: it is being sealed already, or it has an obstacle, which the status
+                names.
         """
-        dataset = await self._freeze(node, "seal", unready)
+        dataset = await self._freeze(inode, "seal", find_obstacle)
         dataset.options = options
-        self._give.send_nowait((node, dataset))
+        self._requests.send_nowait((inode, dataset))
 
-    async def discard(self, node: Node, unready: Callable[[], Awaitable[str | None]]) -> None:
-        """Take a dataset out of the spool, unsealed.
+    async def discard(
+        self, inode: Inode, find_obstacle: Callable[[], Awaitable[str | None]]
+    ) -> None:
+        """Remove a dataset from the staging area without sealing it.
 
         Raises:
             FUSEError: EBUSY: it is being sealed, or a file in it is open for writing.
         """
-        dataset = await self._freeze(node, "discard", unready)
+        dataset = await self._freeze(inode, "discard", find_obstacle)
         try:
-            await trio.to_thread.run_sync(self._spool.let_go, dataset.name)
+            await trio.to_thread.run_sync(self._area.take_out, dataset.name)
         except OSError as error:
             dataset.status = SealStatus(OPEN, error=f"discard {display(dataset.name)!r}: {error}")
             raise
         _log.info("incoming: %r was discarded", display(dataset.name))
-        self._leave(node, dataset, SealStatus(OPEN, error="it was discarded"))
+        self._close(inode, dataset, SealStatus(OPEN, error="it was discarded"))
 
     async def _freeze(
-        self, node: Node, action: str, unready: Callable[[], Awaitable[str | None]]
+        self, inode: Inode, action: str, find_obstacle: Callable[[], Awaitable[str | None]]
     ) -> _Dataset:
-        """Let nothing change a dataset any more, and wait for what does."""
-        dataset = self._dataset(_name(node))
+        """Refuse further changes of a dataset, and wait for those under way."""
+        dataset = self._dataset(_name(inode))
         before = dataset.status.state
         if before not in (OPEN, UNDECIDED):
             raise FUSEError(errno.EBUSY)
@@ -174,9 +179,9 @@ class Sealer:
             dataset.idle = trio.Event()
             await dataset.idle.wait()
             dataset.idle = None
-        if dataset.name != _name(node):
+        if dataset.name != _name(inode):
             raise FUSEError(errno.EBUSY)  # it was renamed meanwhile
-        reason = await unready()
+        reason = await find_obstacle()
         if reason is not None:
             dataset.status = SealStatus(
                 before, error=f"{action} {display(dataset.name)!r}: {reason}"
@@ -187,90 +192,90 @@ class Sealer:
     # ---- in the background -----------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Tell what is not sealed, and seal what is asked for, until cancelled."""
+        """Log the datasets of an earlier server, and seal requested datasets, until cancelled."""
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._end_with_us)
-            nursery.start_soon(self._delete_rubbish)
-            nursery.start_soon(self._tell_leftovers)
-            async for node, dataset in self._take:
-                await self._seal(node, dataset)
+            nursery.start_soon(self._note_end)
+            nursery.start_soon(self._delete_garbage)
+            nursery.start_soon(self._log_leftovers)
+            async for inode, dataset in self._pending:
+                await self._seal(inode, dataset)
 
-    async def _end_with_us(self) -> None:
+    async def _note_end(self) -> None:
         try:
             await trio.sleep_forever()
         finally:
             self._ending = True
 
-    async def _tell_leftovers(self) -> None:
-        """Say in the log what an earlier server left unsealed."""
-        for name in self._spool.names():
+    async def _log_leftovers(self) -> None:
+        """Log the datasets that an earlier server left unsealed."""
+        for name in self._area.names():
             try:
                 found = await trio.to_thread.run_sync(
-                    self._spool.contents, name, abandon_on_cancel=True
+                    self._area.contents, name, abandon_on_cancel=True
                 )
             except OSError as error:
                 _log.warning("incoming: %r is not sealed: %s", display(name), error)
                 continue
             _log.warning("incoming: %r is not sealed: %s", display(name), describe(found))
 
-    async def _delete_rubbish(self) -> None:
+    async def _delete_garbage(self) -> None:
         while True:
-            await self._rubbish.wait()
-            self._rubbish = trio.Event()
+            await self._garbage.wait()
+            self._garbage = trio.Event()
             try:
-                await trio.to_thread.run_sync(self._spool.empty_removed, abandon_on_cancel=True)
+                await trio.to_thread.run_sync(self._area.delete_removed, abandon_on_cancel=True)
             except OSError as error:
                 _log.error("incoming: delete what was sealed: %s", error)
 
-    async def _seal(self, node: Node, dataset: _Dataset) -> None:
+    async def _seal(self, inode: Inode, dataset: _Dataset) -> None:
         name = display(dataset.name)
         dataset.status = SealStatus(SEALING)
         try:
-            status = await trio.to_thread.run_sync(self._work, dataset)
+            status = await trio.to_thread.run_sync(self._seal_or_undo, dataset)
         except _Undecided as error:
-            _log.error("incoming: whether %r was sealed cannot be told: %s", name, str(error))
+            _log.error("incoming: it is unknown whether %r was sealed: %s", name, str(error))
             dataset.uuid = error.uuid
             dataset.status = SealStatus(UNDECIDED, error=str(error))
         except (DlfsError, OSError, MemoryError) as error:
-            reason = str(error).replace(self._spool.path(dataset.name), name)
+            reason = str(error).replace(self._area.path(dataset.name), name)
             _log.error("incoming: %r was not sealed: %s", name, reason)
             dataset.status = SealStatus(OPEN, error=reason, kind=_kind(error))
         else:
             _log.info("incoming: sealed %s@%s: %d samples", name, status.version,
                       status.samples_done)  # fmt: skip
-            self._leave(node, dataset, status)
+            self._close(inode, dataset, status)
 
-    def _leave(self, node: Node, dataset: _Dataset, status: SealStatus) -> None:
-        self._ended[node] = status
-        self.gone(dataset.name)
+    def _close(self, inode: Inode, dataset: _Dataset, status: SealStatus) -> None:
+        self._ended[inode] = status
+        self.forget(dataset.name)
         if not self._ending:
-            self._on_gone(node, dataset.name)
+            self._on_gone(inode, dataset.name)
 
     # ---- in a thread -----------------------------------------------------------------------------
 
-    def _work(self, dataset: _Dataset) -> SealStatus:
-        """Seal a dataset; when this fails it is as it was, unless the error is _Undecided."""
+    def _seal_or_undo(self, dataset: _Dataset) -> SealStatus:
+        """Seal a dataset. On any error but _Undecided, the dataset is as before."""
         name = dataset.name
         if dataset.uuid is not None:
             info = self._find(dataset.uuid)
             if info is not None:
-                return self._finish(name, dataset.uuid, _sealed_status(info))
+                return self._take_out(name, dataset.uuid, _sealed_status(info))
         dataset.uuid = None
         uuid = uuid4()
-        self._spool.begin_seal(name, uuid)
+        self._area.begin_seal(name, uuid)
         try:
             status = _report_status(self._import(dataset, uuid))
         except (DlfsError, OSError, MemoryError):
             info = self._find(uuid)
             if info is None:
-                self._spool.cancel_seal(name)
+                self._area.cancel_seal(name)
                 raise
             status = _sealed_status(info)
-        return self._finish(name, uuid, status)
+        return self._take_out(name, uuid, status)
 
     def _import(self, dataset: _Dataset, uuid: UUID) -> ImportReport:
         options = dataset.options
-        folder = self._spool.path(dataset.name)
+        folder = self._area.path(dataset.name)
         with closing(FolderSource(folder, links=options.links)) as source:
             return import_dataset(
                 self._volume,
@@ -280,10 +285,10 @@ class Sealer:
                 seed=options.seed,
                 uuid=uuid,
                 allow_empty=options.allow_empty,
-                progress=lambda progress: self._note(dataset, progress),
+                progress=lambda progress: self._report_progress(dataset, progress),
             )
 
-    def _note(self, dataset: _Dataset, progress: Progress) -> None:
+    def _report_progress(self, dataset: _Dataset, progress: Progress) -> None:
         dataset.status = SealStatus(
             SEALING,
             samples_done=progress.samples_done,
@@ -296,10 +301,10 @@ class Sealer:
             raise ClosedError(f"seal {display(dataset.name)!r}: the mount was ended")
 
     def _find(self, uuid: UUID) -> DatasetInfo | None:
-        """The dataset of a UUID, if the volume has it.
+        """Return the dataset of a UUID, or None if the volume has no such dataset.
 
         Raises:
-            _Undecided: the volume does not say.
+            _Undecided: the volume cannot be read.
         """
         try:
             self._volume.refresh()
@@ -307,11 +312,11 @@ class Sealer:
         except (DlfsError, OSError) as error:
             raise _Undecided(uuid, str(error)) from error
 
-    def _finish(self, name: bytes, uuid: UUID, status: SealStatus) -> SealStatus:
+    def _take_out(self, name: bytes, uuid: UUID, status: SealStatus) -> SealStatus:
         try:
-            self._spool.let_go(name)
+            self._area.take_out(name)
         except OSError as error:
-            reason = f"it was sealed, but cannot be taken out of the spool: {error}"
+            reason = f"it was sealed, but cannot be taken out of the staging area: {error}"
             raise _Undecided(uuid, reason) from error
         return status
 
@@ -322,15 +327,15 @@ class Sealer:
 
 
 def describe(found: StagedContents) -> str:
-    """What a dataset holds, for people."""
+    """Describe the contents of a dataset in a message."""
     since = datetime.fromtimestamp(found.since, UTC).isoformat(sep=" ", timespec="seconds")
     return f"{found.files:,} files, {format_bytes(found.file_bytes)}, since {since}"
 
 
-def _name(dataset: Node) -> bytes:
-    """The name of the dataset that a node lies in."""
-    places = dataset.dataset().places
-    return places[-1][1]
+def _name(dataset: Inode) -> bytes:
+    """Return the name of the dataset that an inode lies in."""
+    links = dataset.dataset().links
+    return links[-1][1]
 
 
 def _kind(error: Exception) -> str | None:

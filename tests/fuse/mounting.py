@@ -1,4 +1,4 @@
-"""Making volumes, mounting them, and watching what happens."""
+"""Helpers of the mount tests: make volumes, mount them, wait for conditions."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from dlfs.units import MIB
 from tests.odd_names import old_writer
 
 SECONDS_MAX = 100
-"""Of a wait, which ends as soon as what it is for is so: a slow machine is busy, too."""
+"""Longest wait for a condition, in seconds; long enough for a slow and busy machine."""
 
 
 def wait_for(condition: Callable[[], bool], what: str) -> None:
-    """Wait until something is so."""
+    """Wait until a condition holds."""
     deadline = time.monotonic() + SECONDS_MAX
     while not condition():
         assert time.monotonic() < deadline, f"waited {SECONDS_MAX} s for {what}"
@@ -33,7 +33,7 @@ def wait_for(condition: Callable[[], bool], what: str) -> None:
 
 
 def wait_for_exit(pid: int) -> None:
-    """Wait until a process that is not our child has ended."""
+    """Wait until a process, not necessarily a child, has ended."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -44,7 +44,7 @@ def wait_for_exit(pid: int) -> None:
 
 
 def sample_tree(folder: Path, seed: int = 7) -> dict[bytes, bytes]:
-    """Make files with all kinds of names and sizes; the paths and bytes of them."""
+    """Create files with unusual names and sizes; return their bytes by path."""
     draw = random.Random(seed)
     files = {f"class{i % 3}/{i:04d}.bin".encode(): draw.randbytes(4096) for i in range(60)}
     for size in (0, 1, 511, 4095, 4097, 70_000, 300_000):
@@ -115,26 +115,26 @@ class World:
 
 @contextlib.contextmanager
 def mounted(volume: Path | str, directory: Path, log: Path, **options: object) -> Iterator[Mount]:
-    """Mount in the background; unmount at the end, whatever happened."""
+    """Mount in the background for the duration of a block."""
     from dlfs.mount.background import mount_volume
     from dlfs.mount.server import MountOptions
 
     with contextlib.suppress(FileExistsError):  # it may be a mount whose server is dead
         directory.mkdir()
-    told = mount_volume(str(volume), directory, MountOptions(**options), log=log)  # type: ignore[arg-type]
+    background = mount_volume(str(volume), directory, MountOptions(**options), log=log)  # type: ignore[arg-type]
     try:
-        yield Mount(Path(volume), directory, told.pid, log)
+        yield Mount(Path(volume), directory, background.pid, log)
     finally:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(told.pid, signal.SIGCONT)
+            os.kill(background.pid, signal.SIGCONT)
         while find_mount(directory) is not None:
             unmount(directory, lazy=True)
-        wait_for_exit(told.pid)
+        wait_for_exit(background.pid)
 
 
 AS_NOBODY = (
     *("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"),
-    # The interpreter may lie in a folder that only root may enter.
+    # The interpreter may lie in a directory that only root may enter.
     *("--inh-caps", "+dac_override", "--ambient-caps", "+dac_override"),
 )
 
@@ -151,7 +151,7 @@ def run_cli(*arguments: str | Path, prefix: Sequence[str] = ()) -> subprocess.Co
 
 
 def errno_of(call: Callable[[], object]) -> int:
-    """The errno that a call fails with; 0 when it does not."""
+    """Return the errno that a call fails with, or 0."""
     try:
         call()
     except OSError as error:

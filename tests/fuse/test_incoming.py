@@ -48,7 +48,7 @@ class Writable:
     """A mount with incoming."""
 
     mount: Mount
-    spool: Path
+    staging: Path
 
     def __truediv__(self, name: str | bytes) -> Path:
         return self.mount.directory / "incoming" / os.fsdecode(name)
@@ -92,9 +92,9 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Writable]:
     """A mount with incoming, for tests that use names of their own."""
     folder = tmp_path_factory.mktemp("incoming")
     with mounted(
-        make_volume(folder), folder / "mnt", folder / "log", incoming=str(folder / "spool")
+        make_volume(folder), folder / "mnt", folder / "log", incoming=str(folder / "staging")
     ) as mount:
-        yield Writable(mount, folder / "spool")
+        yield Writable(mount, folder / "staging")
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def seal(directory: Path, value: bytes = b"1") -> SealStatus:
     if status.state == "sealed":
         root = directory.parents[1]
         wait_for(lambda: (root / f"{directory.name}@{status.version}").exists(), "the dataset")
-        wait_for(lambda: not directory.exists(), "the end of the spooled files")
+        wait_for(lambda: not directory.exists(), "the end of the staged files")
     return status
 
 
@@ -301,7 +301,7 @@ def test_rule_36_what_no_sample_can_have(shared: Writable) -> None:
 @pytest.mark.root
 def test_rule_37_owners_and_modes(tmp_path: Path, open_folder: Path) -> None:
     volume, directory = make_volume(tmp_path), open_folder / "mnt"
-    options = {"allow_other": True, "incoming": str(tmp_path / "spool")}
+    options = {"allow_other": True, "incoming": str(tmp_path / "staging")}
     with mounted(volume, directory, tmp_path / "log", **options) as mount:
         incoming = mount / "incoming"
         write = [*AS_NOBODY[:6], "sh", "-c", f"mkdir {incoming}/mine && echo x >{incoming}/mine/x"]
@@ -327,8 +327,8 @@ def test_rule_37_owners_and_modes(tmp_path: Path, open_folder: Path) -> None:
         reading = subprocess.run([*AS_NOBODY[:6], "cat", grouped / "secret"], capture_output=True)
         assert b"Permission denied" in reading.stderr
         grouped.chmod(0o755)  # who may not write may not seal
-        asked = [*AS_NOBODY[:6], "setfattr", "-n", "user.dlfs.seal", "-v", "1", grouped]
-        assert b"Permission denied" in subprocess.run(asked, capture_output=True).stderr
+        command = [*AS_NOBODY[:6], "setfattr", "-n", "user.dlfs.seal", "-v", "1", grouped]
+        assert b"Permission denied" in subprocess.run(command, capture_output=True).stderr
 
 
 @pytest.mark.root
@@ -338,9 +338,9 @@ def test_rule_37_a_server_of_a_user(fuse_for_all: None, open_folder: Path) -> No
     os.chown(volume, NOBODY, NOBODY)
     (open_folder / "mnt").mkdir()
     os.chown(open_folder / "mnt", NOBODY, NOBODY)
-    told = run_cli("mount", volume, open_folder / "mnt", "--incoming", open_folder / "spool",
+    done = run_cli("mount", volume, open_folder / "mnt", "--incoming", open_folder / "staging",
                    "--log", open_folder / "log", prefix=AS_NOBODY)  # fmt: skip
-    assert told.returncode == 0, told.stderr
+    assert done.returncode == 0, done.stderr
     incoming = open_folder / "mnt/incoming"
     script = f"mkdir {incoming}/u && echo text >{incoming}/u/x"
     try:
@@ -459,8 +459,8 @@ def test_rule_40_sealing(shared: Writable, source: Path) -> None:
     top = shared.begin("sealed", {"a": b"new", "b/c": b"more"})
     done = run_cli("seal", shared.root, "sealed", "--layout", "path", "--json")
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert (told["version"], told["samples"], told["bytes"]) == (2, 2, 7)
+    report = json.loads(done.stdout)
+    assert (report["version"], report["samples"], report["bytes"]) == (2, 2, 7)
     wait_for(lambda: (shared.root / "sealed/b/c").exists(), "the new version")
     assert (shared.root / "sealed/a").read_bytes() == b"new"
     assert (shared.root / "sealed@1/a").read_bytes() == b"old"
@@ -527,15 +527,15 @@ def test_rule_44_frozen(shared: Writable) -> None:
     files = [(top / "d/a").open("r+b") for _ in range(2 * len(calls))]
     found = {}
     with ThreadPoolExecutor(1) as threads:
-        asked = threads.submit(errno_of, lambda: os.setxattr(top, "user.dlfs.seal", b"1"))
-        wait_for(lambda: asked.done() or status_of(top).state == "waiting", "the request")
+        request = threads.submit(errno_of, lambda: os.setxattr(top, "user.dlfs.seal", b"1"))
+        wait_for(lambda: request.done() or status_of(top).state == "waiting", "the request")
         for name, call in calls.items():
             found[name] = errno_of(call)
             files.pop().close()  # or the server would give up waiting
         assert (top / "d/b").read_bytes() == b"b"
         while files:
             files.pop().close()
-    assert asked.result() == 0
+    assert request.result() == 0
     assert found == dict.fromkeys(found, errno.EBUSY)
     wait_for(lambda: (shared.root / "frozen/d/a").exists() and not top.exists(), "the dataset")
     assert sorted(os.listdir(shared.root / "frozen/d")) == ["a", "b"]
@@ -574,7 +574,7 @@ def test_rule_45_what_is_left_out(shared: Writable, tmp_path: Path) -> None:
     assert status.state == "open"
     assert "left/" in (status.error or "")
     assert "symbolic links" in (status.error or "")
-    assert str(shared.spool) not in (status.error or "")
+    assert str(shared.staging) not in (status.error or "")
     done = run_cli("seal", shared.root, "left", "--skip-links")
     assert done.returncode == 0, done.stderr
     for line in ("3 x symbolic link", "1 x special file", "2 x directory without samples"):
@@ -599,9 +599,9 @@ def test_rule_46_two_at_once(shared: Writable, source: Path) -> None:
 
 def test_rule_47_a_seal_that_fails(tmp_path: Path) -> None:
     volume = make_volume(tmp_path, 16 * MIB)
-    options = {"incoming": str(tmp_path / "spool")}
+    options = {"incoming": str(tmp_path / "staging")}
     with mounted(volume, tmp_path / "mnt", tmp_path / "log", **options) as mount:
-        here = Writable(mount, tmp_path / "spool")
+        here = Writable(mount, tmp_path / "staging")
         top = here.begin("big", {"a": bytes(20 * MIB)})
         before = dlfs.open(str(volume)).generation
         status = seal(top)
@@ -638,10 +638,10 @@ for number in range(100_000):
 @pytest.mark.parametrize("seed", range(2))
 def test_rule_48_killed_while_writing(tmp_path: Path, seed: int) -> None:
     volume = make_volume(tmp_path)
-    options = {"incoming": str(tmp_path / "spool")}
+    options = {"incoming": str(tmp_path / "staging")}
     draw = random.Random(seed)
     with mounted(volume, tmp_path / "mnt", tmp_path / "log", **options) as mount:
-        top = Writable(mount, tmp_path / "spool").begin("train")
+        top = Writable(mount, tmp_path / "staging").begin("train")
         for number in range(7):
             (top / str(number)).mkdir()
         command = [sys.executable, "-c", _WRITER, str(top), str(seed)]
@@ -662,8 +662,8 @@ def test_rule_48_killed_while_writing(tmp_path: Path, seed: int) -> None:
             assert written <= count <= written + 1
             assert f"{count:,} files" in log.read_text()
             listed = run_cli("incoming", again.directory, "--json")
-            (told,) = json.loads(listed.stdout)["incoming"]
-            assert (told["name"], told["files"], told["state"]) == ("train", count, "open")
+            (done,) = json.loads(listed.stdout)["incoming"]
+            assert (done["name"], done["files"], done["state"]) == ("train", count, "open")
             assert f"{count:,}" in run_cli("incoming", again.directory).stdout
             data = random.Random(seed)
             for number in range(written):
@@ -675,12 +675,12 @@ def test_rule_48_killed_while_writing(tmp_path: Path, seed: int) -> None:
 
 def test_rule_49_killed_while_sealing(tmp_path: Path, source: Path) -> None:
     volume = make_volume(tmp_path, 256 * MIB)
-    options = {"incoming": str(tmp_path / "spool")}
+    options = {"incoming": str(tmp_path / "staging")}
     draw = random.Random(5)
     for number in range(4):
         name = f"round{number}"
         with mounted(volume, tmp_path / "mnt", tmp_path / f"log{number}", **options) as mount:
-            top = Writable(mount, tmp_path / "spool").begin(name)
+            top = Writable(mount, tmp_path / "staging").begin(name)
             run("cp", "-r", source, top / "all")
             (top / "zeros").write_bytes(bytes(16 * MIB))
             opened = os.open(top, os.O_RDONLY)
@@ -706,7 +706,7 @@ def test_rule_49_killed_while_sealing(tmp_path: Path, source: Path) -> None:
             assert not (mount / f"{name}@2").exists()
             if not sealed:
                 assert seal(where).version == 1
-    assert os.listdir(tmp_path / "spool/datasets") == []
+    assert os.listdir(tmp_path / "staging/datasets") == []
 
 
 def test_rule_50_discarding(shared: Writable) -> None:
@@ -719,58 +719,58 @@ def test_rule_50_discarding(shared: Writable) -> None:
     wait_for(lambda: not top.exists(), "the end of it")
     shared.begin("unwanted").rmdir()
     assert run_cli("incoming", shared.root, "--discard", "unwanted").returncode == 3
-    wait_for(lambda: os.listdir(shared.spool / "removed") == [], "the space")
+    wait_for(lambda: os.listdir(shared.staging / "removed") == [], "the space")
 
 
-def test_rule_51_spools_are_not_shared(shared: Writable, tmp_path: Path) -> None:
-    from dlfs.staging.area import Spool
+def test_rule_51_staging_areas_are_not_shared(shared: Writable, tmp_path: Path) -> None:
+    from dlfs.staging.area import StagingArea
 
     with dlfs.open(str(shared.mount.volume)) as volume:
         with pytest.raises(LockedError, match=rf"process {shared.mount.pid} uses it"):
-            Spool(shared.spool, volume.uuid, wait_seconds=0)
-        with Spool(tmp_path / "spool", volume.uuid):
+            StagingArea(shared.staging, volume.uuid, wait_seconds=0)
+        with StagingArea(tmp_path / "staging", volume.uuid):
             pass
     other = make_volume(tmp_path)
     (tmp_path / "mnt").mkdir()
     (tmp_path / "full").mkdir()
     (tmp_path / "full/file").touch()
-    for spool, reason in (("spool", "expected one of volume"), ("full", "other files in it")):
-        refused = run_cli("mount", other, tmp_path / "mnt", "--incoming", tmp_path / spool)
+    for staging, reason in (("staging", "expected one of volume"), ("full", "other files in it")):
+        refused = run_cli("mount", other, tmp_path / "mnt", "--incoming", tmp_path / staging)
         assert (refused.returncode, reason in refused.stderr) == (2, True)
     assert find_mount(tmp_path / "mnt") is None
 
 
 @pytest.mark.root
-def test_rule_52_a_full_spool(tmp_path: Path) -> None:
-    volume, spool = make_volume(tmp_path), tmp_path / "spool"
-    spool.mkdir()
-    run("mount", "-t", "tmpfs", "-o", "size=1m", "none", spool)
+def test_rule_52_a_full_staging_area(tmp_path: Path) -> None:
+    volume, staging = make_volume(tmp_path), tmp_path / "staging"
+    staging.mkdir()
+    run("mount", "-t", "tmpfs", "-o", "size=1m", "none", staging)
     try:
-        options = {"incoming": str(spool)}
+        options = {"incoming": str(staging)}
         with mounted(volume, tmp_path / "mnt", tmp_path / "log", **options) as mount:
-            top = Writable(mount, spool).begin("large")
+            top = Writable(mount, staging).begin("large")
             assert errno_of(lambda: (top / "a").write_bytes(bytes(2 * MIB))) == errno.ENOSPC
             (top / "a").unlink()
             (top / "a").write_bytes(b"small")
             assert seal(top).samples_done == 1
             assert "ENOSPC" in (tmp_path / "log").read_text()
     finally:
-        run("umount", spool)
+        run("umount", staging)
 
 
 def test_rule_53_a_volume_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
-    mountpoint, spool, folder = tmp_path / "mnt", tmp_path / "spool", tmp_path / "pair"
+    mountpoint, staging, folder = tmp_path / "mnt", tmp_path / "staging", tmp_path / "pair"
     mountpoint.mkdir()
     folder.mkdir()
     pair = [str(folder / "a.img"), str(folder / "b.img")]
     dlfs.format_volume(pair, size_bytes=16 * MIB, replicas=2)
 
     def refused(uri: str) -> str:
-        done = run_cli("mount", uri, mountpoint, "--incoming", spool)
+        done = run_cli("mount", uri, mountpoint, "--incoming", staging)
         assert done.returncode == 7
         assert "mount with --incoming, whose datasets are sealed into the volume" in done.stderr
         assert not os.path.ismount(mountpoint)
-        assert not spool.exists()
+        assert not staging.exists()
         return done.stderr
 
     assert "expected all 2 members, but member 1" in refused(pair[0])

@@ -52,7 +52,7 @@ def stopped(mount: Mount) -> Iterator[None]:
     alarm.start()
     try:
         yield
-        assert alarm.is_alive(), "the server was asked"
+        assert alarm.is_alive(), "the server was command"
     finally:
         alarm.cancel()
         alarm.join()
@@ -169,9 +169,9 @@ def test_a_server_that_ends_late_leaves_the_next_mount(
 def test_the_choice() -> None:
     assert choose_server(MountOptions()) == "native"
     assert choose_server(MountOptions(fuse="pyfuse3")) == "pyfuse3"
-    assert choose_server(MountOptions(incoming="/spool")) == "pyfuse3"
+    assert choose_server(MountOptions(incoming="/staging")) == "pyfuse3"
     with pytest.raises(UsageError, match="--incoming"):
-        MountOptions(fuse="native", incoming="/spool")
+        MountOptions(fuse="native", incoming="/staging")
     with pytest.raises(UsageError, match="'other'"):
         MountOptions(fuse="other")
 

@@ -36,7 +36,7 @@ def test_another_file_of_that_name_is_stale(directory: int, tmp_path: Path) -> N
     (tmp_path / "d").mkdir()
     other = identity_of((tmp_path / "b").stat())
     for call in (
-        lambda: entries.look_at(directory, b"a", other),
+        lambda: entries.stat_expected(directory, b"a", other),
         lambda: entries.open_file(directory, b"a", other, os.O_RDWR | os.O_TRUNC),
         lambda: entries.change(directory, b"a", other, Change(mode=0)),
         lambda: entries.hard_link(directory, b"a", other, directory, b"c"),
@@ -110,7 +110,7 @@ def test_what_cannot_be_given_away_is_not_left(
         lambda: entries.create(directory, b"a", os.O_WRONLY, 0o600, SOMEBODY),
         lambda: entries.make_directory(directory, b"a", 0o700, SOMEBODY),
         lambda: entries.make_node(directory, b"a", stat.S_IFIFO | 0o600, SOMEBODY),
-        lambda: entries.make_link(directory, b"a", b"x", SOMEBODY),
+        lambda: entries.make_symlink(directory, b"a", b"x", SOMEBODY),
     ):
         before = len(os.listdir("/proc/self/fd"))
         assert errno_of(call) == errno.EPERM
@@ -118,7 +118,7 @@ def test_what_cannot_be_given_away_is_not_left(
         assert len(os.listdir("/proc/self/fd")) == before
     group = Owner(ME.uid, 4321)  # a group that is not ours to give is no reason to refuse
     os.close(entries.create(directory, b"a", os.O_WRONLY, 0o600, group)[0])
-    entries.make_link(directory, b"b", b"x", group)
+    entries.make_symlink(directory, b"b", b"x", group)
     assert sorted(os.listdir(tmp_path)) == ["a", "b"]
 
 

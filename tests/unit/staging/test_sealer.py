@@ -19,10 +19,10 @@ import dlfs
 from dlfs.errors import DeviceError, StaleError
 from dlfs.ingest.formats.folder import FolderSource
 from dlfs.staging import sealer as sealers
-from dlfs.staging.area import Spool
+from dlfs.staging.area import StagingArea
 from dlfs.staging.entries import identity_of
 from dlfs.staging.incoming import open_incoming
-from dlfs.staging.inode_table import Node, NodeTable
+from dlfs.staging.inode_table import Inode, InodeTable
 from dlfs.staging.protocol import SealOptions, SealStatus
 from dlfs.staging.sealer import Sealer
 from dlfs.units import MIB
@@ -35,7 +35,7 @@ class Crash(BaseException):
 
 
 class Place:
-    """A volume and a spool with one dataset, ``x``."""
+    """A volume and a staging area with one dataset, ``x``."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -43,32 +43,32 @@ class Place:
         dlfs.format_volume(str(path), size_bytes=16 * MIB)
         self.volume = dlfs.open(str(path))
         self.gone: list[bytes] = []
-        self.spool = Spool(folder / "spool", self.volume.uuid)
-        self.spool.make(b"x", mode=0o755, uid=os.geteuid(), gid=os.getegid())
+        self.area = StagingArea(folder / "area", self.volume.uuid)
+        self.area.create(b"x", mode=0o755, uid=os.geteuid(), gid=os.getegid())
         for name, data in FILES.items():
-            file = Path(self.spool.path(b"x")) / name
+            file = Path(self.area.path(b"x")) / name
             file.parent.mkdir(exist_ok=True)
             file.write_bytes(data)
 
-    def sealer(self) -> tuple[Sealer, Node]:
-        table = NodeTable((0, 0))
-        identity = identity_of(os.stat(self.spool.path(b"x")))
-        node = table.found(table.root, b"x", identity, directory=True)
-        return Sealer(self.volume, self.spool, lambda _, name: self.gone.append(name)), node
+    def sealer(self) -> tuple[Sealer, Inode]:
+        table = InodeTable((0, 0))
+        identity = identity_of(os.stat(self.area.path(b"x")))
+        inode = table.note_lookup(table.root, b"x", identity, directory=True)
+        return Sealer(self.volume, self.area, lambda _, name: self.gone.append(name)), inode
 
     def restart(self) -> list[bytes]:
         """What the next server does at its start."""
         self.close()
         self.volume = dlfs.open(str(self.folder / "volume.img"))
-        self.spool = Spool(self.folder / "spool", self.volume.uuid)
-        return self.spool.recover({info.uuid for info in self.volume.datasets()})
+        self.area = StagingArea(self.folder / "area", self.volume.uuid)
+        return self.area.recover({info.uuid for info in self.volume.datasets()})
 
     def versions(self) -> list[int]:
         self.volume.refresh()
         return [info.version for info in self.volume.datasets() if info.name == "x"]
 
     def close(self) -> None:
-        self.spool.close()
+        self.area.close()
         self.volume.close()
 
 
@@ -85,28 +85,28 @@ async def ready() -> str | None:
 
 def seal(place: Place, *attempts: Callable[[], None]) -> SealStatus:
     """Seal, once for every attempt, each prepared by its call; the last status."""
-    sealer, node = place.sealer()
+    sealer, inode = place.sealer()
 
     async def main() -> SealStatus:
-        status = sealer.status(node)
+        status = sealer.status(inode)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(sealer.run)
             for prepare in attempts:
                 prepare()
-                await sealer.request(node, SealOptions(), ready)
-                status = await ended(sealer, node)
+                await sealer.request(inode, SealOptions(), ready)
+                status = await ended(sealer, inode)
             nursery.cancel_scope.cancel()
         return status
 
     return trio.run(main)
 
 
-async def ended(sealer: Sealer, node: Node) -> SealStatus:
+async def ended(sealer: Sealer, inode: Inode) -> SealStatus:
     """Wait for the end of a seal."""
     with trio.fail_after(30):
         while True:
-            found = sealer.ended(node)
-            status = found or sealer.status(node)
+            found = sealer.ended(inode)
+            status = found or sealer.status(inode)
             if status.state not in ("waiting", "sealing"):
                 return status
             await trio.sleep(0.005)
@@ -120,7 +120,7 @@ def test_sealing(place: Place) -> None:
     status = seal(place, nothing)
     assert (status.state, status.version, status.samples_done) == ("sealed", 1, len(FILES))
     assert place.gone == [b"x"]
-    assert place.spool.names() == []
+    assert place.area.names() == []
     with place.volume["x"] as dataset:
         assert {name: dataset.get(name) for name in FILES} == FILES
 
@@ -134,13 +134,13 @@ def test_a_crash_at_every_step(place: Place, monkeypatch: pytest.MonkeyPatch, st
     from dlfs.store.transaction import Transaction
 
     owner, name, after = {
-        "before the record": (Spool, "begin_seal", False),
-        "after the record": (Spool, "begin_seal", True),
+        "before the record": (StagingArea, "begin_seal", False),
+        "after the record": (StagingArea, "begin_seal", True),
         "first block": (dlfs.DatasetWriter, "add_batch", True),
         "before the commit": (Transaction, "commit", False),
         "after the commit": (Transaction, "commit", True),
-        "before it is let go": (Spool, "let_go", False),
-        "after it is let go": (Spool, "let_go", True),
+        "before it is let go": (StagingArea, "take_out", False),
+        "after it is let go": (StagingArea, "take_out", True),
     }[step]
     original = getattr(owner, name)
 
@@ -157,7 +157,7 @@ def test_a_crash_at_every_step(place: Place, monkeypatch: pytest.MonkeyPatch, st
     finished = place.restart()
     assert finished == ([b"x"] if step in ("after the commit", "before it is let go") else [])
     assert place.versions() == ([1] if committed else [])
-    assert place.spool.names() == ([] if committed else [b"x"])
+    assert place.area.names() == ([] if committed else [b"x"])
     assert place.restart() == []
     if not committed:
         assert seal(place, nothing).version == 1
@@ -165,25 +165,25 @@ def test_a_crash_at_every_step(place: Place, monkeypatch: pytest.MonkeyPatch, st
         assert {name: dataset.get(name) for name in FILES} == FILES
 
 
-def test_what_was_sealed_while_the_next_server_waited_for_the_spool(place: Place) -> None:
-    """It opened the volume before the commit, and got the spool after a crash behind it."""
+def test_what_was_sealed_while_the_next_server_waited_for_the_area(place: Place) -> None:
+    """It opened the volume before the commit, and got the staging area after a crash behind it."""
     with dlfs.open(place.volume.uri) as opened_before:
         uuid = uuid4()
-        place.spool.begin_seal(b"x", uuid)
-        with closing(FolderSource(place.spool.path(b"x"))) as source:
+        place.area.begin_seal(b"x", uuid)
+        with closing(FolderSource(place.area.path(b"x"))) as source:
             sealers.import_dataset(place.volume, source, "x", uuid=uuid)
-        place.spool.close()
+        place.area.close()
 
         async def names() -> list[bytes]:
-            with open_incoming(opened_before, place.folder / "spool"):
-                return sorted(os.listdir(os.fsencode(place.folder / "spool/datasets")))
+            with open_incoming(opened_before, place.folder / "area"):
+                return sorted(os.listdir(os.fsencode(place.folder / "area/datasets")))
 
         assert trio.run(names) == []
     assert place.versions() == [1]
 
 
 def test_an_error_leaves_it_open(place: Place) -> None:
-    bad = Path(place.spool.path(b"x")) / "link"
+    bad = Path(place.area.path(b"x")) / "link"
 
     def spoil() -> None:
         bad.symlink_to("/etc/passwd")
@@ -191,8 +191,8 @@ def test_an_error_leaves_it_open(place: Place) -> None:
     status = seal(place, spoil)
     assert (status.state, status.kind) == ("open", "UsageError")
     assert "import x/link: expected no symbolic links" in (status.error or "")
-    assert (place.versions(), place.spool.names(), place.gone) == ([], [b"x"], [])
-    assert not (place.folder / "spool/datasets/x/seal").exists()
+    assert (place.versions(), place.area.names(), place.gone) == ([], [b"x"], [])
+    assert not (place.folder / "area/datasets/x/seal").exists()
     assert seal(place, bad.unlink).state == "sealed"
 
 
@@ -206,7 +206,7 @@ def test_an_error_behind_the_commit_is_none(place: Place, monkeypatch: pytest.Mo
     monkeypatch.setattr(sealers, "import_dataset", fail_late)
     status = seal(place, nothing)
     assert (status.state, status.version, status.samples_done) == ("sealed", 1, len(FILES))
-    assert (place.versions(), place.spool.names()) == ([1], [])
+    assert (place.versions(), place.area.names()) == ([1], [])
 
 
 def test_an_undecided_seal_stays_frozen_and_is_decided_later(
@@ -214,108 +214,108 @@ def test_an_undecided_seal_stays_frozen_and_is_decided_later(
 ) -> None:
 
     def fail(*_: object) -> None:
-        raise OSError(errno.EIO, "the spool failed")
+        raise OSError(errno.EIO, "the disk failed")
 
-    sealer, node = place.sealer()
+    sealer, inode = place.sealer()
 
     async def main() -> SealStatus:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(sealer.run)
-            monkeypatch.setattr(place.spool, "let_go", fail)
-            await sealer.request(node, SealOptions(), ready)
-            undecided = await ended(sealer, node)
+            monkeypatch.setattr(place.area, "take_out", fail)
+            await sealer.request(inode, SealOptions(), ready)
+            undecided = await ended(sealer, inode)
             assert undecided.state == "undecided"
             assert "it was sealed, but cannot be taken out" in (undecided.error or "")
-            with pytest.raises(FUSEError), sealer.changing(node):
+            with pytest.raises(FUSEError), sealer.changing(inode):
                 pass
             monkeypatch.undo()
-            await sealer.request(node, SealOptions(), ready)
-            status = await ended(sealer, node)
+            await sealer.request(inode, SealOptions(), ready)
+            status = await ended(sealer, inode)
             nursery.cancel_scope.cancel()
         return status
 
     assert trio.run(main).version == 1
-    assert (place.versions(), place.spool.names()) == ([1], [])
+    assert (place.versions(), place.area.names()) == ([1], [])
 
 
 def test_a_volume_that_does_not_answer(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    def gone(*_: object, **__: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise DeviceError("read the superblock: no such device")
 
     def lose() -> None:
-        monkeypatch.setattr(type(place.volume), "refresh", gone)
-        monkeypatch.setattr(sealers, "import_dataset", gone)
+        monkeypatch.setattr(type(place.volume), "refresh", fail)
+        monkeypatch.setattr(sealers, "import_dataset", fail)
 
     status = seal(place, lose, nothing, monkeypatch.undo)
     assert (status.state, status.version) == ("sealed", 1)
-    assert (place.versions(), place.spool.names()) == ([1], [])
+    assert (place.versions(), place.area.names()) == ([1], [])
 
 
 def test_changes_and_seals_exclude_each_other(place: Place) -> None:
-    sealer, node = place.sealer()
+    sealer, inode = place.sealer()
     steps: list[str] = []
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            with sealer.changing(node, node):
+            with sealer.changing(inode, inode):
                 nursery.start_soon(request)
                 await trio.testing.wait_all_tasks_blocked()
                 steps.append("change")
-                with pytest.raises(FUSEError), sealer.changing(node):
+                with pytest.raises(FUSEError), sealer.changing(inode):
                     pass
                 with pytest.raises(FUSEError):
-                    await sealer.request(node, SealOptions(), ready)
+                    await sealer.request(inode, SealOptions(), ready)
                 with pytest.raises(FUSEError):
-                    await sealer.discard(node, ready)
+                    await sealer.discard(inode, ready)
 
     async def request() -> None:
         with pytest.raises(FUSEError):
-            await sealer.request(node, SealOptions(), unready)
+            await sealer.request(inode, SealOptions(), find_obstacle)
         steps.append("refused")
 
-    async def unready() -> str:
+    async def find_obstacle() -> str:
         return "nobody is ready"
 
     trio.run(main)
     assert steps == ["change", "refused"]
-    assert sealer.status(node).error == "seal 'x': nobody is ready"
+    assert sealer.status(inode).error == "seal 'x': nobody is ready"
 
 
 def test_discarding(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    sealer, node = place.sealer()
+    sealer, inode = place.sealer()
 
     def fail(*_: object) -> None:
-        raise OSError(errno.EIO, "the spool failed")
+        raise OSError(errno.EIO, "the disk failed")
 
     with monkeypatch.context() as patch:
-        patch.setattr(place.spool, "let_go", fail)
-        with pytest.raises(OSError, match="the spool failed"):
-            trio.run(sealer.discard, node, ready)
-    assert sealer.status(node).state == "open"
-    trio.run(sealer.discard, node, ready)
-    assert (place.gone, place.spool.names()) == ([b"x"], [])
-    assert sealer.ended(node) is not None
-    node.places.clear()
+        patch.setattr(place.area, "take_out", fail)
+        with pytest.raises(OSError, match="the disk failed"):
+            trio.run(sealer.discard, inode, ready)
+    assert sealer.status(inode).state == "open"
+    trio.run(sealer.discard, inode, ready)
+    assert (place.gone, place.area.names()) == ([b"x"], [])
+    assert sealer.ended(inode) is not None
+    inode.links.clear()
     with pytest.raises(StaleError):
-        sealer.status(node)
+        sealer.status(inode)
 
 
 def test_the_end_of_the_mount_gives_up(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    sealer, node = place.sealer()
+    sealer, inode = place.sealer()
     begun, noticed = trio.Event(), threading.Event()
-    begin = place.spool.begin_seal
+    begin = place.area.begin_seal
 
     def wait(name: bytes, uuid: UUID) -> None:
         begin(name, uuid)
         trio.from_thread.run_sync(begun.set)
         assert noticed.wait(30)
 
-    monkeypatch.setattr(place.spool, "begin_seal", wait)
+    monkeypatch.setattr(place.area, "begin_seal", wait)
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(sealer.run)
-            await sealer.request(node, SealOptions(), ready)
+            await sealer.request(inode, SealOptions(), ready)
             await begun.wait()
             nursery.cancel_scope.cancel()
             with trio.CancelScope(shield=True):
@@ -323,6 +323,6 @@ def test_the_end_of_the_mount_gives_up(place: Place, monkeypatch: pytest.MonkeyP
             noticed.set()
 
     trio.run(main)
-    assert (place.versions(), place.spool.names(), place.gone) == ([], [b"x"], [])
-    assert "the mount was ended" in (sealer.status(node).error or "")
+    assert (place.versions(), place.area.names(), place.gone) == ([], [b"x"], [])
+    assert "the mount was ended" in (sealer.status(inode).error or "")
     assert place.restart() == []
