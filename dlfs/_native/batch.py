@@ -1,7 +1,7 @@
-"""Batches of samples that libdlfs made, as Python objects.
+"""Batches of samples that libdlfs read, as Python objects.
 
-Memory that libdlfs lends is held by a ``NativeBatch``; every view into it keeps that object alive,
-so the samples stay where they are until the last view is gone.
+A ``NativeBatch`` pins the memory of its samples. Every view into that memory keeps the batch alive,
+so the samples stay in place until the last view is gone.
 
 Source: ``dlfs/reader.h``.
 """
@@ -23,7 +23,7 @@ BatchPointer = POINTER(abi.Batch)
 
 @dataclass(frozen=True, slots=True)
 class NativeFailure:
-    """``dlfs_failure``: a sample of a batch that could not be given."""
+    """A ``dlfs_failure``: why a sample of a batch could not be read."""
 
     position: int
     index: int
@@ -35,13 +35,13 @@ class NativeFailure:
 
 
 class BatchHandle(Collected):
-    """A ``dlfs_batch`` that a call makes; released when it is collected.
+    """A ``dlfs_batch`` that a call returns, released when this object is collected.
 
-    It exists before the call, so that a batch is also released if a signal handler raises when the
-    call returns.
+    The object exists before the call, so that the batch is also released if a signal handler raises
+    when the call returns.
 
     Attributes:
-        pointer: for the call to fill in; NULL until then.
+        pointer: output argument of the call; NULL before it.
     """
 
     def __init__(self) -> None:
@@ -57,12 +57,12 @@ class NativeBatch:
     """A ``dlfs_batch``, released when the last view of its memory is gone.
 
     Attributes:
-        memory: a ctypes array over the batch's whole memory, which keeps this object alive.
-        offsets: ``int64[n]`` into the memory.
-        lengths: ``int64[n]``, -1 for samples that failed.
-        indices: ``uint64[n]``.
-        failures: why.
-        lost_members: the members that were lost when it was read, as bits by number.
+        memory: ctypes array over the whole memory of the batch, which it keeps pinned.
+        offsets: ``int64[n]``, offset of each sample in the memory, in bytes.
+        lengths: ``int64[n]``, length of each sample in bytes; -1 for samples that failed.
+        indices: ``uint64[n]``, index of each sample in the dataset.
+        failures: the samples that failed, and why.
+        lost_members: members that were lost when the batch was read, as bits.
 
     Threads: any.
     """
@@ -72,9 +72,9 @@ class NativeBatch:
         batch = handle.pointer.contents
         count = batch.count
         self.memory = (c_uint8 * batch.base_bytes).from_address(batch.base or 0)
-        # A ctypes array over foreign memory owns nothing; the attribute makes it keep the batch.
+        # A ctypes array over foreign memory owns nothing: the attribute keeps the batch alive.
         self.memory.owner = handle
-        # The arrays lie one behind the other: one copy takes them all.
+        # The arrays follow one another in memory: one copy takes all of them.
         arrays = bytearray((c_uint8 * (3 * 8 * count)).from_address(batch.offsets))
         self.offsets = np.frombuffer(arrays, np.int64, count)
         self.lengths = np.frombuffer(arrays, np.int64, count, 8 * count)
@@ -86,7 +86,7 @@ class NativeBatch:
         """Copy every sample that did not fail to its offset in ``destination``.
 
         Raises:
-            LimitError: one would not fit.
+            LimitError: a sample would not fit.
         """
         code = library().dlfs_batch_gather(
             self._pointer, destination.ctypes.data, destination.nbytes, offsets.ctypes.data
@@ -95,7 +95,7 @@ class NativeBatch:
 
 
 def failure_of(failure: abi.Failure) -> NativeFailure:
-    """Copy a ``dlfs_failure``."""
+    """Convert a ``dlfs_failure``."""
     return NativeFailure(
         failure.position,
         failure.index,

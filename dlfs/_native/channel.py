@@ -228,17 +228,18 @@ class ClientReader(Collected):
         check(code, what)
         return NativeBatch(batch)
 
-    def get(self, index: int, *, kept_only: bool = False) -> bytes | None:
+    def get(self, index: int, *, cached_only: bool = False) -> bytes | None:
         """Copy one sample.
 
         Args:
             index: 0..N-1; not checked here.
-            kept_only: only if it is in the service's memory; never waits for a device.
+            cached_only: copy it only if it is in the service's memory, without waiting for
+                a device.
 
         Returns:
             As of ``NativeReader.get``.
         """
-        flags = abi.GET_KEPT if kept_only else 0
+        flags = abi.GET_CACHED if cached_only else 0
         channel, code = self.take_channel(), 0
         try:
             found, code = copy_sample(

@@ -309,7 +309,7 @@ class NativeFuse:
             return
         self._library.dlfs_fuse_destroy(handle)
         for reader in self._readers.values():
-            reader.give_back()
+            reader.release()
         self._readers.clear()
 
     # ---- upcalls ---------------------------------------------------------------------------------
@@ -379,10 +379,10 @@ class NativeFuse:
         if number in self._readers:
             return
         code = self._library.dlfs_fuse_open_dataset(
-            self._open_handle, number, directory.handle, reader.borrow()
+            self._open_handle, number, directory.handle, reader.acquire()
         )
         if code < 0:
-            reader.give_back()
+            reader.release()
         check(code, f"open dataset number {number}")
         self._readers[number] = reader
 
@@ -394,7 +394,7 @@ class NativeFuse:
         )
         reader = self._readers.pop(number, None)
         if reader is not None:
-            reader.give_back()
+            reader.release()
 
     def set_root_listing(self, names: Sequence[bytes], numbers: Sequence[int]) -> None:
         """Set the names that the root directory lists, in order, and their dataset numbers."""

@@ -1,4 +1,4 @@
-"""Parts of samples, copied into a caller's buffer: what both kinds of readers call.
+"""Reads of parts of samples into a caller's buffer, for readers and for connections to a service.
 
 Source: ``part.h``.
 """
@@ -20,12 +20,13 @@ _new_bytes.argtypes = (c_void_p, ctypes.c_ssize_t)
 
 @dataclass(frozen=True, slots=True)
 class SamplePart:
-    """Which bytes of which sample to read.
+    """Position of a part in a sample; its length is that of the buffer.
 
     Attributes:
-        index: of the sample, 0..N-1.
-        offset_bytes: where the part starts in the sample.
-        avoided_member: number of a member to read around, where there are copies; None: none.
+        index: index of the sample, 0..N-1.
+        offset_bytes: first byte of the part in the sample.
+        avoided_member: number of a member not to read from if another one has a copy; None for
+            no such member.
     """
 
     index: int
@@ -36,19 +37,19 @@ class SamplePart:
 def copy_part(
     call: Callable[..., int], handle: c_void_p | None, part: SamplePart, buffer: memoryview
 ) -> tuple[int, NativeFailure]:
-    """Fill a buffer with a part of a sample by ``dlfs_reader_read_part`` or its like.
+    """Fill a buffer with a part of a sample.
 
     Args:
-        call: the function.
-        handle: its first argument.
-        part: where the bytes start.
+        call: ``dlfs_reader_read_part``, or a function with its signature.
+        handle: first argument of ``call``.
+        part: position of the part.
         buffer: ``uint8[n]``, contiguous and writable; the part is as long as this.
 
     Returns:
-        The code; and where the sample lies, with the same code if the sample could not be read, or
-        with code 0.
+        The code; and the location of the sample, with the same code if the sample could not be
+        read, else with code 0.
     """
-    asked = abi.Part(
+    request = abi.Part(
         index=part.index,
         offset_bytes=part.offset_bytes,
         length_bytes=buffer.nbytes,
@@ -56,19 +57,19 @@ def copy_part(
     )
     failure = abi.Failure()
     memory = (c_uint8 * buffer.nbytes).from_buffer(buffer)
-    code = call(handle, byref(asked), memory, byref(failure))
+    code = call(handle, byref(request), memory, byref(failure))
     return code, failure_of(failure)
 
 
 def make_bytes(length_bytes: int, fill: Callable[[memoryview], None]) -> bytes:
-    """Make a ``bytes`` object in place: without a second copy of what it holds.
+    """Create a ``bytes`` object in place, without a second copy of its content.
 
     Args:
-        length_bytes: of the object.
-        fill: called once with its memory, which it fills and does not keep.
+        length_bytes: length of the object.
+        fill: called once with the memory of the object, which it fills and must not keep.
     """
     made: bytes = _new_bytes(None, length_bytes)
-    # Nobody else has the object yet, so that it may still be written to.
+    # No other code has the object yet, so its memory may still be written to.
     address = ctypes.cast(ctypes.c_char_p(made), c_void_p).value or 0
     fill(memoryview((c_uint8 * length_bytes).from_address(address)).cast("B"))
     return made

@@ -1,7 +1,8 @@
-"""The keyed bijection behind every shuffle, in batches of numpy arrays.
+"""The keyed permutation behind every shuffle, computed on NumPy arrays.
 
-A permutation of any size takes constant memory; every position can be computed by itself, and so
-can the position of every value. The same (size, seed, stream) gives the same order for ever.
+A permutation of any size takes constant memory. The value at each position, and the position of
+each value, can be computed by itself. The same (size, seed, stream) gives the same order in all
+releases.
 
 Threads: any at once; a permutation never changes.
 """
@@ -18,7 +19,7 @@ from dlfs._native.library import check, library
 from dlfs.errors import UsageError
 
 SIZE_MAX = 1 << 62
-"""The largest permutation."""
+"""Largest size of a permutation."""
 
 _U64_END = 1 << 64
 
@@ -29,7 +30,7 @@ class Permutation:
     Args:
         size: 1..2^62.
         seed: 0..2^64-1.
-        stream: 0..2^64-1; different streams of one seed are independent, such as epochs.
+        stream: 0..2^64-1; streams of one seed, such as epochs, are independent of each other.
 
     Raises:
         UsageError: an argument is out of range.
@@ -52,9 +53,9 @@ class Permutation:
         """Compute the images of positions first, first + stride, ...
 
         Args:
-            first: position of the first.
-            count: how many; None for all from ``first`` to the end.
-            stride: from one position to the next, at least 1.
+            first: first position.
+            count: number of positions; None for all from ``first`` to the end.
+            stride: distance from one position to the next, at least 1.
 
         Returns:
             ``uint64[count]``.
@@ -92,7 +93,7 @@ class Permutation:
         given = np.asarray(values)
         if given.size and given.dtype.kind not in "iu":
             raise UsageError(f"invert a permutation: expected integers, got {given.dtype}")
-        # A negative value becomes one over 2^63, which no permutation holds.
+        # A negative value becomes one above 2^63, which no permutation contains.
         wanted = np.ascontiguousarray(given.ravel(), np.uint64)
         out = np.empty(wanted.size, np.uint64)
         code = library().dlfs_permutation_invert(

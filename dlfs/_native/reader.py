@@ -1,6 +1,6 @@
 """The native reader, its sequences and streams as Python objects.
 
-A reader's memory is unmapped only after its last batch (``dlfs._native.batch``).
+A reader's memory is unmapped only after its last batch was released (``dlfs._native.batch``).
 
 Source: ``dlfs/reader.h`` and ``dlfs/stream.h``.
 """
@@ -31,10 +31,13 @@ if TYPE_CHECKING:
     from dlfs._native.directory import NativeDirectory
 
 WAIT_MS = 100
+"""Longest native wait for a batch, in milliseconds: Python runs signal handlers in between."""
 
 SCRATCH_BYTES_MIN = 1 << 16
+"""First size of the buffer through which a thread copies single samples, in bytes."""
+
 SCRATCH_BYTES_MAX = 1 << 20
-"""Memory of a thread that copies single samples; larger samples are read as batches."""
+"""Most bytes of a sample that is copied singly; larger samples are read as batches."""
 
 _ONE_USER = (None,)
 
@@ -52,17 +55,17 @@ PLANS = {
     "auto": abi.PLAN_AUTO,
     "direct": abi.PLAN_DIRECT,
     "chunks": abi.PLAN_CHUNKS,
-    "harvest": abi.PLAN_HARVEST,
+    "harvest": abi.PLAN_CHUNK_COPY,
 }
 
 
 def start_of(array: npt.NDArray[Any]) -> ctypes.Array[Any]:
-    """Where a contiguous, writable array begins, for a call; ``array.ctypes`` takes longer."""
+    """Return a contiguous, writable array as a call's argument; ``array.ctypes`` takes longer."""
     return (c_uint8 * 0).from_buffer(array.data)
 
 
 def _grow(scratch: threading.local, bytes_before: int) -> ctypes.Array[Any]:
-    """Give a thread a larger buffer to copy single samples through."""
+    """Allocate a larger buffer through which a thread copies single samples."""
     memory = ctypes.create_string_buffer(max(SCRATCH_BYTES_MIN, 4 * bytes_before))
     scratch.memory = memory
     return memory
@@ -75,9 +78,18 @@ def copy_sample(
     flags: int,
     scratch: threading.local,
 ) -> tuple[bytes | None, int]:
-    """Copy one sample by ``dlfs_reader_get`` or its like: its bytes, or None, and what it gave.
+    """Copy one sample.
 
-    A sample of more than ``SCRATCH_BYTES_MAX`` is not copied: -ERANGE.
+    Args:
+        get: ``dlfs_reader_get``, or a function with its signature.
+        handle: first argument of ``get``.
+        index: of the sample, 0..N-1.
+        flags: ``abi.GET_CACHED`` or 0.
+        scratch: owner of the thread's buffer.
+
+    Returns:
+        The bytes, or None; and the result of ``get``: a length, or a negative code. A sample of
+        more than ``SCRATCH_BYTES_MAX`` is not copied: -ERANGE.
     """
     memory: ctypes.Array[Any] = getattr(scratch, "memory", None) or _grow(scratch, 0)
     length = get(handle, index, memory, ctypes.sizeof(memory), flags)
@@ -90,7 +102,7 @@ def copy_sample(
 
 
 def member_counters(stats: abi.MemberStats) -> dict[str, int | list[int]]:
-    """``dlfs_member_stats`` by name."""
+    """Return the fields of a ``dlfs_member_stats`` by name."""
     counters: dict[str, int | list[int]] = {
         name: int(getattr(stats, name)) for name, *_ in abi.MemberStats._fields_[:-1]
     }
@@ -101,18 +113,29 @@ class NativeReader(Collected):
     """A ``dlfs_reader``.
 
     Args:
-        devices: the members' devices, in member order, None for one that cannot be had; kept alive.
-        extents: ``(first_chunk, chunk_count)`` of the dataset's runs.
-        directory: of the dataset; kept alive.
-        shared: whether other processes can map the sample memory: ``dlfs._native.channel``.
+        devices: members' devices in member order, None for a missing one; not closed before the
+            reader.
+        extents: ``(first_chunk, chunk_count)`` of each run of chunks of the dataset.
+        directory: directory of the dataset; not closed before the reader.
+        chunk_bytes: size of a chunk.
+        block_bytes: unit of reads; a multiple of every device's block.
+        data_offset_bytes: offset of chunk 0 on each member.
+        memory_bytes: sample memory.
+        gap_bytes: largest gap between two samples that one request reads over.
+        depth: requests in flight on each queue pair.
+        retry_count: retries of a failed read.
+        timeout_ms: bound on a read, without the additional time for its bytes.
+        replicas: copies of each chunk.
+        band_rows: rows of chunks that a copy occupies on each member.
+        shared: True if other processes can map the sample memory (``dlfs._native.channel``).
 
     Attributes:
-        closing: whether ``close`` was called.
-        timeout_ms: as given.
+        closing: True once ``close`` was called.
+        timeout_ms: bound on a read, as given.
 
     Raises:
-        UsageError: the geometry makes no sense.
-        LimitError: the memory is less than four chunks.
+        UsageError: the geometry is invalid.
+        LimitError: the memory is smaller than four chunks.
 
     Threads: any at once.
     """
@@ -135,7 +158,7 @@ class NativeReader(Collected):
         band_rows: int = 0,
         shared: bool = False,
     ) -> None:
-        self._kept = (tuple(devices), directory)
+        self._references = (tuple(devices), directory)  # outlive the handle
         self.timeout_ms = timeout_ms
         handles = (c_void_p * len(devices))(
             *(None if device is None else device.handle for device in devices)
@@ -167,29 +190,39 @@ class NativeReader(Collected):
         self.closing = False
         self._on_closed: Callable[[], None] | None = None
         self._scratch = threading.local()
-        self._users: deque[None] = deque()  # one for each; its operations are atomic
-        self._lock = threading.RLock()  # a collector may close a stream under it
+        self._users: deque[None] = (
+            deque()
+        )  # an item for each call under way; its operations are atomic
+        self._lock = threading.RLock()  # the garbage collector may close a stream while it is held
 
-    def borrow(self) -> c_void_p:
-        """Lend the handle: the reader is not freed before ``give_back``.
+    def acquire(self) -> c_void_p:
+        """Return the handle, and keep the reader from being freed before ``release``.
 
         Raises:
-            ClosedError: it is closed, or belongs to another process.
+            ClosedError: the reader is closed, or belongs to another process.
         """
         if not self._owner.is_current():
             raise ClosedError(f"use a reader: it belongs to process {self._owner.pid}")
-        self._users += _ONE_USER  # no call from here on, behind which a signal handler might raise
+        self._users += _ONE_USER  # not a call: a signal handler could raise after it
         handle = self._handle
         if handle is None or self.closing:
-            self.give_back()
+            self.release()
             raise ClosedError("use a reader: it is closed")
         return handle
 
-    def give_back(self) -> None:
-        """End a loan of the handle, and free the reader if it was closed meanwhile."""
+    def release(self) -> None:
+        """Undo one ``acquire``, and free the reader if it was closed meanwhile."""
         self._users.pop()
         if self.closing:
             self._destroy()
+
+    def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function of libdlfs with the handle; ``read`` and ``get`` save this step."""
+        handle = self.acquire()
+        try:
+            return function(handle, *arguments)
+        finally:
+            self.release()
 
     def read(self, indices: npt.NDArray[np.uint64]) -> NativeBatch:
         """Read samples as one batch.
@@ -199,137 +232,123 @@ class NativeReader(Collected):
 
         Raises:
             UsageError: an index is out of range.
-            DlfsError: memory or device as a whole; single samples that fail are in the batch.
+            DlfsError: the read failed as a whole. Failures of single samples are in the batch.
         """
         batch = BatchHandle()
-        handle = self.borrow()
+        handle = self.acquire()
         try:
             code = library().dlfs_reader_read(
                 handle, start_of(indices), len(indices), byref(batch.pointer)
             )
         finally:
-            self.give_back()
+            self.release()
         if code < 0:
             raise error_for(code, f"read {len(indices)} samples")
         return NativeBatch(batch)
 
-    def get(self, index: int, *, kept_only: bool = False) -> bytes | None:
+    def get(self, index: int, *, cached_only: bool = False) -> bytes | None:
         """Copy one sample.
 
         Args:
             index: 0..N-1; not checked here.
-            kept_only: only if it is in memory; never waits for a device.
+            cached_only: copy it only if it is in memory, without waiting for a device.
 
         Returns:
-            Its bytes; None when it is not in memory, larger than ``SCRATCH_BYTES_MAX``, or failed:
-            ``read`` gives it, or tells why.
+            The bytes; None if the sample is not in memory, larger than ``SCRATCH_BYTES_MAX``, or
+            failed: then ``read`` returns the sample or its failure.
         """
-        flags = abi.GET_KEPT if kept_only else 0
-        handle = self.borrow()
+        flags = abi.GET_CACHED if cached_only else 0
+        handle = self.acquire()
         try:
             return copy_sample(library().dlfs_reader_get, handle, index, flags, self._scratch)[0]
         finally:
-            self.give_back()
+            self.release()
 
     def read_part(self, part: SamplePart, buffer: memoryview) -> NativeFailure:
         """Copy a part of a sample, unverified.
 
         Args:
-            part: where it starts.
-            buffer: ``uint8[n]``, contiguous and writable, which is filled.
+            part: sample and first byte.
+            buffer: ``uint8[n]``, contiguous and writable; gets the n bytes of the part.
 
         Returns:
-            Where the sample lies, with code 0; or why it cannot be read, and then the buffer has
-            nothing of use.
+            The location of the sample with code 0; or its failure, and then the content of the
+            buffer is undefined.
 
         Raises:
             UsageError: the sample has no such part.
             DeviceError: not enough memory.
         """
-        handle = self.borrow()
-        try:
-            code, failure = copy_part(library().dlfs_reader_read_part, handle, part, buffer)
-        finally:
-            self.give_back()
+        code, failure = self._call(
+            lambda handle: copy_part(library().dlfs_reader_read_part, handle, part, buffer)
+        )
         if failure.code == 0:
             check(code, f"read a part of sample {part.index}")
         return failure
 
     def arena(self) -> tuple[int, int]:
-        """The descriptor of the shared sample memory, which stays the reader's, and its length.
+        """Return the descriptor and the length in bytes of the shared sample memory.
+
+        The descriptor stays the reader's.
 
         Raises:
-            UsageError: the reader was not made with ``shared=True``.
-            DeviceError: there is no such memory.
+            UsageError: the reader was not created with ``shared=True``.
+            DeviceError: the memory could not be allocated.
         """
         descriptor, size_bytes = c_int(), c_uint64()
-        handle = self.borrow()
-        try:
-            code = library().dlfs_reader_arena(handle, byref(descriptor), byref(size_bytes))
-        finally:
-            self.give_back()
+        code = self._call(library().dlfs_reader_arena, byref(descriptor), byref(size_bytes))
         check(code, "share the sample memory")
         return descriptor.value, size_bytes.value
 
     @property
     def arena_descriptor(self) -> int:
-        """Of the shared sample memory; as ``arena``."""
+        """File descriptor of the shared sample memory; raises as ``arena``."""
         return self.arena()[0]
 
     @property
     def arena_bytes(self) -> int:
-        """Of the shared sample memory; as ``arena``."""
+        """Length of the shared sample memory in bytes; raises as ``arena``."""
         return self.arena()[1]
 
     def stats(self) -> dict[str, int]:
-        """``dlfs_reader_stats`` by name."""
+        """Return the fields of ``dlfs_reader_stats`` by name."""
         stats = abi.ReaderStats()
-        library().dlfs_reader_get_stats(self.borrow(), byref(stats))
-        self.give_back()
+        self._call(library().dlfs_reader_get_stats, byref(stats))
         return {name: int(getattr(stats, name)) for name, *_ in abi.ReaderStats._fields_}
 
     def member_stats(self, member: int) -> dict[str, int | list[int]]:
-        """``dlfs_member_stats`` of a member, by name; ``latency`` is a list of counts.
+        """Return the fields of a member's ``dlfs_member_stats`` by name; ``latency`` is a list.
 
         Raises:
             UsageError: there is no such member.
         """
         stats = abi.MemberStats()
-        code = library().dlfs_reader_get_member_stats(self.borrow(), member, byref(stats))
-        self.give_back()
-        check(code, f"look at the reads of member {member}")
+        code = self._call(library().dlfs_reader_get_member_stats, member, byref(stats))
+        check(code, f"get statistics of member {member}")
         return member_counters(stats)
 
-    def stream(
-        self,
-        sequence: NativeSequence,
-        options: StreamOptions,
-    ) -> NativeStream:
-        """Start reading a part of a sequence ahead; see ``NativeStream``."""
-        return NativeStream(
-            self,
-            sequence,
-            options,
-        )
+    def stream(self, sequence: NativeSequence, options: StreamOptions) -> NativeStream:
+        """Start to read a part of a sequence ahead; see ``NativeStream``."""
+        return NativeStream(self, sequence, options)
 
     def lost_members(self) -> int:
-        """The members that are lost now, as bits by number."""
-        lost: int = library().dlfs_reader_lost_members(self.borrow())
-        self.give_back()
+        """Return the members that are lost now, as bits."""
+        lost: int = self._call(library().dlfs_reader_lost_members)
         return lost
 
     def member_code(self, member: int) -> int:
-        """Why a member was lost, the last time; 0: it never was."""
-        code: int = library().dlfs_reader_member_code(self.borrow(), member)
-        self.give_back()
+        """Return the code for which a member was last lost; 0 if it never was."""
+        code: int = self._call(library().dlfs_reader_member_code, member)
         return code
 
     def close(self, on_closed: Callable[[], None] | None = None) -> None:
-        """Close the reader, or have its last user do it. Idempotent; batches stay valid.
+        """Close the reader, at once or after the last call under way. Idempotent.
+
+        Batches stay valid.
 
         Args:
-            on_closed: called when it is closed and nobody uses devices or directory any more, by
-                whom that was; what it raises, he is told.
+            on_closed: called once when the reader no longer uses devices and directory, by the
+                thread that ended the last use; its exceptions propagate to that thread.
         """
         self._on_closed = on_closed or self._on_closed
         self.closing = True
@@ -337,7 +356,7 @@ class NativeReader(Collected):
 
     def _destroy(self) -> None:
         if not self._owner.is_current():
-            return  # nor touch the lock: a thread that is not in this process may hold it
+            return  # without the lock: a thread of the parent process may have held it
         with self._lock:
             if self._users:
                 return
@@ -357,10 +376,16 @@ class NativeSequence(Collected):
     """A ``dlfs_sequence``: the order of one epoch.
 
     Args:
+        directory: directory of the dataset; not closed before the sequence.
+        chunk_bytes: size of a chunk.
         order: ``storage``, ``global`` or ``chunk``.
+        seed: 0..2^64-1.
+        epoch: 0..2^64-1.
+        window_chunks: chunks whose samples the order ``chunk`` mixes.
 
     Attributes:
-        is_chosen: whether it is over chosen samples: then these few numbers do not describe it.
+        is_chosen: True if the order is over chosen samples, so that the arguments above do not
+            describe it.
 
     Threads: any at once.
     """
@@ -377,7 +402,7 @@ class NativeSequence(Collected):
         epoch: int,
         window_chunks: int,
     ) -> None:
-        self._kept: tuple[object, ...] = (directory,)
+        self._references: tuple[object, ...] = (directory,)  # outlive the handle
         handle = c_void_p()
         code = library().dlfs_sequence_create(
             directory.handle, chunk_bytes, ORDERS[order], seed, epoch, window_chunks, byref(handle)
@@ -397,15 +422,15 @@ class NativeSequence(Collected):
         seed: int = 0,
         epoch: int = 0,
     ) -> Self:
-        """An order over chosen samples.
+        """Create an order over chosen samples.
 
         Args:
-            directory: of the dataset.
-            kind: ``list``: as they stand; ``selected``: a permutation of them; ``weighted``: draws
-                with replacement.
-            indices: ``uint64[n]``, contiguous; kept, and not to be changed.
-            weights: ``float64[n]``, contiguous; of ``weighted``.
-            draws: positions of a ``weighted`` order.
+            directory: directory of the dataset.
+            kind: ``list`` for the indices as they are, ``selected`` for a permutation of them,
+                ``weighted`` for draws with replacement.
+            indices: ``uint64[n]``, contiguous; used without a copy, so it must not change.
+            weights: ``float64[n]``, contiguous; for ``weighted``.
+            draws: number of draws; for ``weighted``.
             seed: 0..2^64-1.
             epoch: 0..2^64-1.
 
@@ -427,13 +452,13 @@ class NativeSequence(Collected):
         code = library().dlfs_sequence_choose(directory.handle, byref(choice), byref(handle))
         check(code, f"make a {kind} sequence of {len(indices)} samples")
         sequence = cls.__new__(cls)
-        sequence._kept = (directory, indices)
+        sequence._references = (directory, indices)
         sequence.is_chosen = True
         sequence.handle = handle
         return sequence
 
     def fill(self, first: int, count: int, stride: int) -> npt.NDArray[np.uint64]:
-        """Indices at positions ``first``, ``first + stride``, ...: ``uint64[count]``.
+        """Compute the indices at positions ``first``, ``first + stride``, ...: ``uint64[count]``.
 
         Raises:
             UsageError: a position is past the end.
@@ -505,22 +530,22 @@ class NativeStream(Collected):
         self._owner = OwnerProcess()
         config = options.config(sequence)
         handle = c_void_p()
-        lent = reader.borrow()
+        reader_handle = reader.acquire()
         # Before the call: if a signal handler raises when it returns, the stream ends all the same.
-        self._handle: c_void_p | None = handle  # and the loan of the reader
-        code = library().dlfs_stream_create(lent, byref(config), byref(handle))
+        self._handle: c_void_p | None = handle  # and what acquire() took
+        code = library().dlfs_stream_create(reader_handle, byref(config), byref(handle))
         if code < 0:
             self.close()
         check(code, f"read ahead {options.count} samples")
 
     @property
     def plan(self) -> str:
-        """The plan in use: ``direct``, ``chunks`` or ``harvest``."""
+        """Plan in use: ``direct``, ``chunks`` or ``harvest``."""
         number = library().dlfs_stream_plan(self._open_handle())
         return next(name for name, value in PLANS.items() if value == number)
 
     def next(self, count: int) -> NativeBatch | None:
-        """The next samples, fewer at the end; None when there are none left."""
+        """Return the next samples, fewer at the end; None if none are left."""
         batch = BatchHandle()
         code = -errno.EAGAIN
         while code == -errno.EAGAIN:  # a signal handler (Ctrl-C) runs between two waits
@@ -543,16 +568,18 @@ class NativeStream(Collected):
         return self._handle
 
     def close(self) -> None:
-        """End the thread. Idempotent; batches given out stay valid."""
+        """End the thread that reads ahead. Idempotent; returned batches stay valid."""
         if self._handle is None or self._at_exit() or not self._owner.is_current():
             return
         destroy = library().dlfs_stream_destroy
         handle, self._handle = self._handle, None
-        if handle is not None:  # no call in between: a signal handler that raises would leak it
+        if (
+            handle is not None
+        ):  # no call before this line: a signal handler that raises would leak it
             try:
                 destroy(handle)
             finally:
-                self._reader.give_back()
+                self._reader.release()
 
     def __del__(self) -> None:
         if getattr(self, "_handle", None) is not None:

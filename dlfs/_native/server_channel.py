@@ -113,7 +113,7 @@ class ServerChannel(Collected):
         self._owner = OwnerProcess()
         self._lock = threading.Lock()
         config = channel_abi.ChannelConfig(
-            reader=reader.borrow(),
+            reader=reader.acquire(),
             share=share.handle,
             copied_bytes_max=copied_bytes_max,
             samples_max=samples_max,
@@ -125,7 +125,7 @@ class ServerChannel(Collected):
             byref(config), byref(handle), byref(descriptor), byref(wake)
         )
         if code < 0:
-            reader.give_back()
+            reader.release()
         check(code, f"make a channel for batches of {samples_max} samples")
         self._handle: c_void_p | None = handle  # and the loan of the reader, until it is closed
         self._last_stats = channel_abi.ChannelStats(ended=ENDED_CLOSED)
@@ -156,7 +156,7 @@ class ServerChannel(Collected):
             return
         library().dlfs_channel_get_stats(handle, byref(self._last_stats))
         library().dlfs_channel_destroy(handle)
-        self._reader.give_back()
+        self._reader.release()
 
     def __del__(self) -> None:
         if getattr(self, "_handle", None) is not None and not self._at_exit():

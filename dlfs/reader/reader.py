@@ -225,7 +225,7 @@ class SampleReader:
         Args:
             index: 0..N-1.
         """
-        return self.native.get(index, kept_only=True)
+        return self.native.get(index, cached_only=True)
 
     def stream(self, sequence: EpochSequence, options: StreamOptions) -> StreamBackend:
         """Start reading some positions of an epoch's order ahead."""

@@ -187,7 +187,7 @@ DLFS_API void dlfs_client_destroy(dlfs_client *client);
 DLFS_API int dlfs_client_read(dlfs_client *client, const uint64_t *indices, uint64_t count,
                               dlfs_batch **out);
 /*
- * Reads like dlfs_reader_get. With DLFS_GET_KEPT, a sample too large for the channel's memory is
+ * Reads like dlfs_reader_get. With DLFS_GET_CACHED, a sample too large for the channel's memory is
  * -EAGAIN.
  */
 DLFS_API int64_t dlfs_client_get(dlfs_client *client, uint64_t index, void *buffer,

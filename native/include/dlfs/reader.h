@@ -136,12 +136,13 @@ DLFS_API void dlfs_batch_release(dlfs_batch *batch);
 DLFS_API int dlfs_batch_gather(const dlfs_batch *batch, void *destination,
                                uint64_t destination_bytes, const uint64_t *offsets);
 
-#define DLFS_GET_KEPT \
-    1u /* return the sample only if it is in memory: the call never waits for a device */
+/* Return the sample only if it is in memory: the call never waits for a device. */
+#define DLFS_GET_CACHED 1u
+#define DLFS_GET_KEPT DLFS_GET_CACHED /* deprecated name */
 /*
  * Copies one sample, verified, into buffer and returns its length. Errors: -ERANGE (the sample is
- * longer than buffer_bytes), -EAGAIN (with DLFS_GET_KEPT: the sample is not in memory), -EINVAL, or
- * the code of the failure, which dlfs_reader_read describes in full.
+ * longer than buffer_bytes), -EAGAIN (with DLFS_GET_CACHED: the sample is not in memory), -EINVAL,
+ * or the code of the failure, which dlfs_reader_read describes in full.
  */
 DLFS_API int64_t dlfs_reader_get(dlfs_reader *reader, uint64_t index, void *buffer,
                                  uint64_t buffer_bytes, uint32_t flags);
@@ -166,7 +167,7 @@ typedef struct dlfs_reader_stats {
      */
     uint64_t plan_ns;   /* looking samples up in memory, sorting and merging the others */
     uint64_t device_ns; /* waiting for devices and processing their completions */
-    uint64_t verify_ns; /* verifying checksums and, with DLFS_PLAN_HARVEST, copying samples */
+    uint64_t verify_ns; /* verifying checksums and, with DLFS_PLAN_CHUNK_COPY, copying samples */
     uint64_t rest_ns;   /* streams only: idle until the consumer takes or releases batches */
     uint64_t copy_ns;   /* copying samples out of batches (dlfs_batch_gather) */
 } dlfs_reader_stats;

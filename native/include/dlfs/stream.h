@@ -12,10 +12,11 @@ extern "C" {
 #define DLFS_PLAN_AUTO 0u
 /* Read each sample into its batch; neighbours within the look-ahead are merged into one request. */
 #define DLFS_PLAN_DIRECT 1u
-#define DLFS_PLAN_CHUNKS \
-    2u /* read whole chunks and cache each at least until its last sample is used */
-#define DLFS_PLAN_HARVEST \
-    3u /* read whole chunks and copy the samples that are needed soonest into the cache */
+/* Read whole chunks, and cache each at least until its last sample is used. */
+#define DLFS_PLAN_CHUNKS 2u
+/* Read whole chunks, and copy the samples out of them that are needed soonest. */
+#define DLFS_PLAN_CHUNK_COPY 3u
+#define DLFS_PLAN_HARVEST DLFS_PLAN_CHUNK_COPY /* deprecated name */
 
 typedef struct dlfs_stream_config {
     const dlfs_sequence *sequence; /* borrowed until dlfs_stream_destroy */

@@ -385,7 +385,7 @@ static int64_t get_large(dlfs_client *client, uint64_t index, void *buffer, uint
 DLFS_API int64_t dlfs_client_get(dlfs_client *client, uint64_t index, void *buffer,
                                  uint64_t buffer_bytes, uint32_t flags)
 {
-    if (client == NULL || (flags & ~DLFS_GET_KEPT) != 0) {
+    if (client == NULL || (flags & ~DLFS_GET_CACHED) != 0) {
         return -EINVAL;
     }
     int64_t found = client_copy_found(client, index, buffer, buffer_bytes);
@@ -413,7 +413,7 @@ DLFS_API int64_t dlfs_client_get(dlfs_client *client, uint64_t index, void *buff
     if (result != -ERANGE || room == buffer_bytes) {
         return result;
     }
-    return flags & DLFS_GET_KEPT ? -EAGAIN : get_large(client, index, buffer, buffer_bytes);
+    return flags & DLFS_GET_CACHED ? -EAGAIN : get_large(client, index, buffer, buffer_bytes);
 }
 
 /* Asks for a part that the result area has room for. */

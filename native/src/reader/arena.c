@@ -21,7 +21,7 @@
 #include <unistd.h>
 
 #include "platform/memory.h"
-#include "reader/reader.h"
+#include "reader/state.h"
 
 #define PAGE_BYTES_MIN 4096u
 #define LARGE_BYTES ((size_t)2 << 20) /* dlfs_memory_map aligns mappings of so much to as much */

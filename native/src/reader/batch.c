@@ -12,13 +12,6 @@
 #define RELEASED_MAX 1024u /* samples that are released under one hold of the lock */
 #define IDLE_BATCHES_BYTES_MAX ((size_t)16 << 20) /* of the arrays of idle batches */
 
-void batch_free(struct batch *batch)
-{
-    free(batch->offsets);
-    free(batch->failures);
-    free(batch);
-}
-
 size_t batch_bytes(const struct batch *batch)
 {
     return batch->capacity * BATCH_BYTES_PER_SAMPLE +
@@ -113,14 +106,14 @@ void batch_recycle(struct batch *batch)
             pthread_mutex_lock(&reader->lock);
         }
     }
-    bool is_kept = reader->idle_batches_bytes + batch_bytes(batch) <= IDLE_BATCHES_BYTES_MAX;
-    if (is_kept) {
+    bool stays_idle = reader->idle_batches_bytes + batch_bytes(batch) <= IDLE_BATCHES_BYTES_MAX;
+    if (stays_idle) {
         reader->idle_batches_bytes += batch_bytes(batch);
         batch->next = reader->idle_batches;
         reader->idle_batches = batch;
     }
     reader_unlock_release(reader);
-    if (!is_kept) {
+    if (!stays_idle) {
         batch_free(batch);
     }
 }

@@ -27,9 +27,11 @@
  *
  * Threads: all functions are called with the reader's lock held.
  */
+#include "reader/cache.h"
+
 #include <string.h>
 
-#include "reader/reader.h"
+#include "reader/state.h"
 
 #define IDLE_REVIEWS_MAX 2u /* in a row: then a slot may be evicted */
 

@@ -9,11 +9,15 @@
  * beyond STEP_GAP_NS does not count either: an answer that waits in a socket while the process is
  * stopped is not late.
  */
+#include "reader/fetch.h"
+
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "device/device.h"
 #include "reader/members.h"
+#include "reader/requests.h"
 
 #define DEADLINE_CHECK_NS UINT64_C(100000000)
 #define STEP_GAP_NS UINT64_C(1000000000)

@@ -3,8 +3,11 @@
  * released when there are none, or when other threads have waited for them for a while
  * (device/queues.c).
  */
+#include "reader/fetch_queues.h"
+
 #include <errno.h>
 
+#include "device/device.h"
 #include "reader/members.h"
 
 #define SLICE_NS UINT64_C(10000000) /* a queue pair that other threads wait for is used so long */

@@ -1,5 +1,5 @@
 /*
- * Where chunks and their copies lie on the members, and which of the members are lost.
+ * The members of a reader: finds the copies of a chunk, and tracks which members are lost.
  *
  * A member is lost when its device says so, when it does not answer in time, or when many requests
  * in a row fail while another copy can be read. A lost member gets no requests but one probe now

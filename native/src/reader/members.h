@@ -1,8 +1,9 @@
-/* Where copies of a chunk lie, and which members are lost. All threads of a reader share this. */
+/* Finds the copies of a chunk on the members, and tracks which members are lost. */
 #ifndef DLFS_MEMBERS_H
 #define DLFS_MEMBERS_H
 
-#include "reader/reader.h"
+#include "platform/clock.h"
+#include "reader/state.h"
 
 int members_create(dlfs_reader *reader);
 /* Finds the member and the byte offset of a copy of an address. */

@@ -6,7 +6,7 @@
 
 #include <string.h>
 
-#include "reader/reader.h"
+#include "reader/state.h"
 
 #define INSERTION_SORT_MAX 24u /* misses that are sorted by insertion */
 #define DIGIT_BITS 8u

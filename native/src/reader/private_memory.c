@@ -5,11 +5,14 @@
  * fresh pages costs as much as to read into them, so the reader keeps some mappings for the next
  * batch.
  */
+#include "reader/private_memory.h"
+
 #include <errno.h>
 #include <stdlib.h>
 
 #include "platform/memory.h"
-#include "reader/reader.h"
+#include "reader/share.h"
+#include "reader/state.h"
 
 #define ALIGN_MIN 4096u
 #define MAPPED_BYTES_MIN ((size_t)2 << 20)        /* dlfs_memory_map aligns so much to as much */
@@ -89,17 +92,17 @@ void private_memory_release(struct private_memory *memory)
     dlfs_reader *reader = memory->reader;
     share_refund(memory->share, memory->bytes);
     dlfs_share_destroy(memory->share);
-    bool is_kept = false;
+    bool stays_idle = false;
     pthread_mutex_lock(&reader->lock);
     if (memory->mapped_bytes > 0 &&
         reader->idle_private_bytes + memory->mapped_bytes <= IDLE_PRIVATE_BYTES_MAX) {
-        is_kept = true;
+        stays_idle = true;
         memory->next = reader->idle_private;
         reader->idle_private = memory;
         reader->idle_private_bytes += memory->mapped_bytes;
     }
     pthread_mutex_unlock(&reader->lock);
-    if (!is_kept) {
+    if (!stays_idle) {
         private_memory_free(memory);
     }
 }

@@ -56,7 +56,7 @@ int64_t reader_get(dlfs_reader *reader, uint64_t index, void *buffer, uint64_t b
                    uint32_t flags, const _Atomic bool *stop, dlfs_failure *failure)
 {
     struct location location;
-    if (reader == NULL || index >= reader->sample_count || (flags & ~DLFS_GET_KEPT) != 0) {
+    if (reader == NULL || index >= reader->sample_count || (flags & ~DLFS_GET_CACHED) != 0) {
         return -EINVAL;
     }
     if (!reader_locate(reader, index, &location)) {
@@ -69,7 +69,7 @@ int64_t reader_get(dlfs_reader *reader, uint64_t index, void *buffer, uint64_t b
         return 0;
     }
     int64_t result = copy_cached(reader, index, &location, buffer);
-    if (result != -EAGAIN || (flags & DLFS_GET_KEPT)) {
+    if (result != -EAGAIN || (flags & DLFS_GET_CACHED)) {
         return result;
     }
     return read_and_copy(reader, index, buffer, stop, failure);

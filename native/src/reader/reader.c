@@ -2,11 +2,13 @@
  * The reader itself: its configuration, its counters, the fetches that threads take for a read, and
  * the verification of spans. A reader is freed with its last batch.
  */
+#include "reader/reader.h"
+
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "platform/clock.h"
+#include "device/device.h"
 #include "reader/members.h"
 
 #define ORDER_STEP 256u                         /* samples whose indices are looked up at a time */

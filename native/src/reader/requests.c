@@ -4,9 +4,12 @@
  * member is lost or to be avoided. Each copy is tried once. A request that fails on all copies
  * fails its span.
  */
+#include "reader/requests.h"
+
 #include <errno.h>
 #include <stdlib.h>
 
+#include "reader/fetch_queues.h"
 #include "reader/members.h"
 
 #define COPY_NONE UINT32_MAX

@@ -7,10 +7,15 @@
  * silent ends earlier, so that the caller reads it again from another copy into other memory
  * (redirected).
  */
+#include "reader/span.h"
+
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "reader/reader.h"
+#include "platform/clock.h"
+#include "reader/private_memory.h"
+#include "reader/state.h"
 
 /* Additional time for each byte of a read, since a slow answer is not a silent member: the time of
  * 256 KiB a second. */

@@ -14,7 +14,7 @@
 
 #include "platform/mix.h"
 #include "sequence/sequence.h"
-#include "stream/lookahead.h"
+#include "stream/state.h"
 
 #define LENGTHS_SAMPLED_MAX (UINT64_C(1) << 18) /* samples whose lengths need_measure reads */
 #define MARGIN_SLOTS 4u
@@ -198,7 +198,8 @@ uint32_t packed_slots(const dlfs_stream *stream)
 
 /* ---- chunks ---------------------------------------------------------------------------------- */
 
-/* Of c chunks, n cached ones leave (1 - n / c) of the windows and of the look-ahead to be read. */
+/* Solves for n: n cached ones of c chunks leave (1 - n / c) of the windows and of the look-ahead to
+ * be read. */
 uint32_t chunk_slots(const dlfs_stream *stream)
 {
     const dlfs_reader *reader = stream->reader;

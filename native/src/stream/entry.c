@@ -5,7 +5,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "stream/lookahead.h"
+#include "stream/state.h"
 
 /* ---- states ---------------------------------------------------------------------------------- */
 

@@ -2,7 +2,7 @@
  * Plans the entries of a stream and takes in the spans that were read, by the plan that
  * stream/plan_choice.c chose.
  */
-#include "stream/lookahead.h"
+#include "stream/state.h"
 
 /* Plans an entry by a plan of chunks. Returns false if the entry has to wait. */
 static bool plan_one(dlfs_stream *stream, uint64_t position)
@@ -21,7 +21,7 @@ bool lookahead_plan(dlfs_stream *stream)
     if (stream->planned < stream->head) {
         stream->planned = stream->head;
     }
-    if (stream->plan == DLFS_PLAN_HARVEST) {
+    if (stream->plan == DLFS_PLAN_CHUNK_COPY) {
         chunk_copy_release_passed(stream);
     }
     if (stream->planned == stream->filled) {

@@ -8,7 +8,7 @@
  * by one is worse.
  */
 #include "sequence/sequence.h"
-#include "stream/lookahead.h"
+#include "stream/state.h"
 
 /* A request costs more than so many times its sample: such samples are not read one by one. */
 #define TINY_SHARE 8u
@@ -103,7 +103,7 @@ static uint32_t choose_plan(const dlfs_stream *stream)
     struct cost copy = chunk_copy_cost(stream, per_chunk, selected, mixed);
     bool fewer_bytes = copy.bytes < direct.bytes || (tiny && !need->partial);
     return per_chunk > 1 && fewer_bytes && copy.with_request < direct.with_request
-               ? DLFS_PLAN_HARVEST
+               ? DLFS_PLAN_CHUNK_COPY
                : DLFS_PLAN_DIRECT;
 }
 
@@ -154,7 +154,7 @@ void plan_batch_grew(dlfs_stream *stream)
         return;
     }
     stream->awaited_max = stream->awaited;
-    if (stream->plan != DLFS_PLAN_HARVEST) { /* which has divided its memory already */
+    if (stream->plan != DLFS_PLAN_CHUNK_COPY) { /* which has divided its memory already */
         stream_size_cache(stream);
     }
     reader_divide_slots(stream->reader);

@@ -20,7 +20,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "stream/lookahead.h"
+#include "stream/state.h"
 
 #define LOADING_MAX 16u /* chunks being read at a time */
 #define BUCKETS_MIN 4u
@@ -80,7 +80,7 @@ void chunk_copy_remove_entry(dlfs_stream *stream, uint64_t position)
 
 /* ---- create, destroy ------------------------------------------------------------------------- */
 
-/* How the memory is divided. */
+/* The division of the memory that the cache leaves. */
 struct division {
     uint32_t loading;   /* slots for chunks being read */
     uint32_t buckets;   /* number of buckets in the look-ahead */

@@ -2,7 +2,7 @@
  * The chunks plan: reads whole chunks into the arena, where they stay until they are evicted, for
  * orders that use the samples of a chunk soon one after the other.
  */
-#include "stream/lookahead.h"
+#include "stream/state.h"
 
 /* Starts the read of the chunks that a sample lies in. */
 static bool load_chunk(dlfs_stream *stream, uint64_t position, const struct location *location)

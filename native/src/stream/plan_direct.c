@@ -6,7 +6,7 @@
  * merged. A span that fails, or that brings a corrupt sample, is followed by reads of its samples
  * one by one, so that a bad block fails one sample.
  */
-#include "stream/lookahead.h"
+#include "stream/state.h"
 
 #define WINDOW_SHARE_SHIFT 4u  /* a window takes at most a sixteenth of the memory */
 #define PREFETCH_POSITIONS 16u /* from the prefetch of a location to its use */

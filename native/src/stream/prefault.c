@@ -11,7 +11,7 @@
 #include <sys/mman.h>
 
 #include "platform/thread.h"
-#include "stream/lookahead.h"
+#include "stream/state.h"
 
 #define STEP_BYTES ((size_t)2 << 20) /* a huge page, which the arena is aligned to */
 

@@ -17,7 +17,7 @@
 #include "platform/clock.h"
 #include "platform/thread.h"
 #include "sequence/sequence.h"
-#include "stream/lookahead.h"
+#include "stream/state.h"
 
 #define RING_MIN 1024u
 #define RING_MAX (UINT64_C(1) << 18) /* positions, for the direct plan and the chunks plan */
@@ -76,13 +76,13 @@ static void fill_entries(dlfs_stream *stream)
     }
     for (uint64_t i = 0; i < count; i++) {
         uint64_t position = first + i;
-        if (stream->plan == DLFS_PLAN_HARVEST) {
+        if (stream->plan == DLFS_PLAN_CHUNK_COPY) {
             chunk_copy_remove_entry(stream, position);
         }
         *entry_at(stream, position) = (struct entry){.index = code < 0 ? 0 : stream->indices[i]};
         if (code < 0) {
             entry_fail(stream, position, code, 0, 0);
-        } else if (stream->plan == DLFS_PLAN_HARVEST) {
+        } else if (stream->plan == DLFS_PLAN_CHUNK_COPY) {
             chunk_copy_add_entry(stream, position);
         }
     }
@@ -427,7 +427,7 @@ static int stream_prepare(dlfs_stream *stream)
     plan_begin(stream);
     stream->lookahead = RING_MAX;
     int code = 0;
-    if (stream->plan == DLFS_PLAN_HARVEST) {
+    if (stream->plan == DLFS_PLAN_CHUNK_COPY) {
         code = chunk_copy_create(stream, stream->need.mean_bytes);
     }
     if (code < 0) {
@@ -483,7 +483,7 @@ DLFS_API int dlfs_stream_create(dlfs_reader *reader, const dlfs_stream_config *c
                                 dlfs_stream **out)
 {
     if (reader == NULL || config == NULL || config->sequence == NULL || config->stride == 0 ||
-        config->plan > DLFS_PLAN_HARVEST || config->reserved != 0) {
+        config->plan > DLFS_PLAN_CHUNK_COPY || config->reserved != 0) {
         return -EINVAL;
     }
     if (!stream_fits(config, sequence_count(config->sequence))) {

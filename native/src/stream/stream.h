@@ -1,4 +1,4 @@
-/* What other parts of the library use of a stream, an epoch that is read ahead. */
+/* The functions of a stream (an epoch that is read ahead) for other parts of the library. */
 #ifndef DLFS_STREAM_H
 #define DLFS_STREAM_H
 

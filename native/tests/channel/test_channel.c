@@ -69,7 +69,7 @@ static void single_samples(void)
     dlfs_channel_config config = channel_config(&service);
     config.samples_max = 1; /* the result area is small, and some samples are larger */
     struct connection to = connect_with(&service, &config, 0);
-    CHECK_EQ(dlfs_client_get(to.client, 1, buffer, sizeof(buffer), DLFS_GET_KEPT), -EAGAIN);
+    CHECK_EQ(dlfs_client_get(to.client, 1, buffer, sizeof(buffer), DLFS_GET_CACHED), -EAGAIN);
     for (uint64_t index = 0; index < COUNT; index++) {
         uint64_t length = sample_length(index);
         CHECK_EQ(dlfs_client_get(to.client, index, buffer, sizeof(buffer), 0), length);
@@ -77,7 +77,7 @@ static void single_samples(void)
         if (length > 0) {
             CHECK_EQ(dlfs_client_get(to.client, index, buffer, length - 1, 0), -ERANGE);
         }
-        int64_t kept = dlfs_client_get(to.client, index, buffer, sizeof(buffer), DLFS_GET_KEPT);
+        int64_t kept = dlfs_client_get(to.client, index, buffer, sizeof(buffer), DLFS_GET_CACHED);
         CHECK(kept == (int64_t)length || (kept == -EAGAIN && length > CHUNK));
     }
     CHECK_EQ(dlfs_client_get(to.client, COUNT, buffer, sizeof(buffer), 0), -EINVAL);
@@ -105,7 +105,7 @@ static void epoch(const struct service *service, dlfs_client *client, uint32_t k
     CHECK_EQ(dlfs_sequence_fill(sequence, 1, 3, COUNT / 3, expected), 0);
     dlfs_stream_config config = {.sequence = sequence, .first = 1, .stride = 3, .count = COUNT / 3};
     int plan = dlfs_client_stream_open(client, &config);
-    CHECK(plan >= (int)DLFS_PLAN_DIRECT && plan <= (int)DLFS_PLAN_HARVEST);
+    CHECK(plan >= (int)DLFS_PLAN_DIRECT && plan <= (int)DLFS_PLAN_CHUNK_COPY);
     CHECK_EQ(dlfs_client_stream_open(client, &config), -EBUSY);
     dlfs_batch *batch;
     uint64_t at = 0;

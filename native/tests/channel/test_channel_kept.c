@@ -77,12 +77,12 @@ static void single_samples(void)
     uint8_t buffer[CHUNK];
     service_start(&service, WHOLE, WHOLE, NULL);
     struct connection to = attach_to(&service);
-    CHECK_EQ(dlfs_client_get(to.client, 1, buffer, sizeof(buffer), DLFS_GET_KEPT), -EAGAIN);
+    CHECK_EQ(dlfs_client_get(to.client, 1, buffer, sizeof(buffer), DLFS_GET_CACHED), -EAGAIN);
     read_everything(to.client);
     uint64_t requests = requests_of(to.client);
     for (uint64_t index = 0; index < COUNT; index++) {
         uint64_t length = sample_length(index);
-        CHECK_EQ(dlfs_client_get(to.client, index, buffer, length, DLFS_GET_KEPT), length);
+        CHECK_EQ(dlfs_client_get(to.client, index, buffer, length, DLFS_GET_CACHED), length);
         check_bytes(buffer, index);
         if (length > 0) {
             CHECK_EQ(dlfs_client_get(to.client, index, buffer, length - 1, 0), -ERANGE);
@@ -115,7 +115,7 @@ static void *read_and_stream(void *argument)
     CHECK_EQ(dlfs_sequence_create(service->dataset.directory, CHUNK, DLFS_ORDER_GLOBAL, 3, 4, 2,
                                   &sequence),
              0);
-    for (uint32_t plan = DLFS_PLAN_DIRECT; plan <= DLFS_PLAN_HARVEST; plan++) {
+    for (uint32_t plan = DLFS_PLAN_DIRECT; plan <= DLFS_PLAN_CHUNK_COPY; plan++) {
         dlfs_stream_config config = {
             .sequence = sequence, .stride = 1, .count = COUNT, .plan = plan};
         CHECK_EQ(dlfs_client_stream_open(to.client, &config), plan);

@@ -134,7 +134,7 @@ static void none_is_lost_between_two(void)
     }
     CHECK_EQ(dlfs_queue_acquire(gate.device, 4, &waiters[QUEUES], &made), -EAGAIN);
     dlfs_queue_destroy(queues[0]); /* now there may be another one */
-    gate.given_back = queues[1];
+    gate.released = queues[1];
     CHECK_EQ(dlfs_queue_acquire(gate.device, 4, &waiters[QUEUES], &made), 0);
     CHECK_EQ(dlfs_queues_idle(gate.device), 1);
     dlfs_queue_release(made);

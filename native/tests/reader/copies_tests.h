@@ -1,4 +1,4 @@
-/* A dataset with two copies of every chunk on three members, and what reads all of it. */
+/* A dataset with two copies of every chunk on three members, and functions that read all of it. */
 #ifndef DLFS_TESTS_COPIES_H
 #define DLFS_TESTS_COPIES_H
 
@@ -10,7 +10,7 @@
 #define ROWS 48u
 #define MILLION 1000000u
 
-/* The dataset and its members, made once; every volume has its own faults over them. */
+/* The dataset and its members, created once. Every volume injects faults of its own. */
 struct copies {
     struct dataset dataset;
     dlfs_device *members[MEMBERS];
@@ -68,7 +68,7 @@ static inline void copies_destroy(void)
     dataset_destroy(&copies.dataset);
 }
 
-/* The dataset with two copies; each member has its faults. */
+/* Creates a volume whose members have these faults. */
 static inline void volume_create(struct volume *volume, const dlfs_fault_config *faults)
 {
     volume->dataset = &copies.dataset;
@@ -111,7 +111,7 @@ static inline dlfs_reader *copies_reader(const struct volume *volume, uint32_t a
     };
     dlfs_reader *reader;
     CHECK_EQ(dlfs_reader_create(&config, &reader), 0);
-    config.replicas = 1; /* then no member may be absent */
+    config.replicas = 1; /* without a copy no member may be absent */
     if (absent < MEMBERS) {
         CHECK_EQ(dlfs_reader_create(&config, &reader), -EINVAL);
     }

@@ -1,5 +1,4 @@
-/* A device that hangs while its gate is closed: what it is asked for waits, and is answered later.
- */
+/* A device that hangs while its gate is closed: its operations wait until the gate is open. */
 #ifndef DLFS_TESTS_GATE_H
 #define DLFS_TESTS_GATE_H
 
@@ -17,10 +16,10 @@ struct gate {
     dlfs_device *inner;
     dlfs_device *device; /* over inner, behind the gate */
     _Atomic bool closed;
-    _Atomic uint32_t asked_members; /* operations so far */
-    _Atomic uint32_t queues;        /* queue pairs now */
-    _Atomic uint32_t queues_max;    /* ... that it allows; 0: any number */
-    dlfs_queue *given_back;         /* while the next queue pair is made; or NULL */
+    _Atomic uint32_t operation_count; /* operations submitted so far */
+    _Atomic uint32_t queues;          /* queue pairs that exist */
+    _Atomic uint32_t queues_max;      /* queues_max queue pairs allowed; 0: any number */
+    dlfs_queue *released;             /* released while the next queue pair is created; or NULL */
 };
 
 struct gate_queue {
@@ -43,15 +42,15 @@ static void gate_destroy(void *device)
 static int gate_queue_create(void *device, uint32_t depth, void **out)
 {
     struct gate *gate = device;
-    uint32_t most = atomic_load(&gate->queues_max);
-    if (atomic_fetch_add(&gate->queues, 1) >= most && most > 0) {
+    uint32_t queues_max = atomic_load(&gate->queues_max);
+    if (atomic_fetch_add(&gate->queues, 1) >= queues_max && queues_max > 0) {
         atomic_fetch_sub(&gate->queues, 1);
         return DLFS_E_LIMIT;
     }
-    if (gate->given_back != NULL) {
-        dlfs_queue_release(gate->given_back);
+    if (gate->released != NULL) {
+        dlfs_queue_release(gate->released);
     }
-    gate->given_back = NULL;
+    gate->released = NULL;
     struct gate_queue *queue = calloc(1, sizeof *queue);
     queue->gate = gate;
     CHECK_EQ(dlfs_queue_create(gate->inner, depth, &queue->inner), 0);
@@ -65,7 +64,7 @@ static int gate_submit(void *base, const dlfs_operation *operations, uint32_t co
     for (uint32_t i = 0; i < count; i++) {
         queue->operations[queue->waiting++] = operations[i];
     }
-    atomic_fetch_add(&queue->gate->asked_members, count);
+    atomic_fetch_add(&queue->gate->operation_count, count);
     return (int)count;
 }
 
@@ -86,7 +85,7 @@ static int gate_poll(void *base, dlfs_completion *completions, uint32_t count, i
     return dlfs_queue_poll(queue->inner, completions, count, timeout_ms);
 }
 
-/* In a forked child: the gate's count is of the child's own. */
+/* Frees a queue in a forked child, whose gate is a copy: its count stays as it is. */
 static void gate_queue_abandon(void *base)
 {
     struct gate_queue *queue = base;

@@ -1,4 +1,5 @@
-/* A small dataset on a device in memory, for the tests of what reads it. */
+/* A small dataset on a device in memory, and readers of it, for the tests of readers and streams.
+ */
 #ifndef DLFS_TESTS_READER_H
 #define DLFS_TESTS_READER_H
 
@@ -19,7 +20,7 @@
 #define DATA_OFFSET 65536u
 #define DEVICE_BYTES (16u << 20)
 #ifndef LARGE_EVERY
-#define LARGE_EVERY 97u /* such samples are larger than a chunk */
+#define LARGE_EVERY 97u /* one in so many samples is larger than a chunk */
 #endif
 #define LENGTH_MAX (CHUNK + 777u * 50)
 
@@ -39,7 +40,7 @@ static uint64_t sample_length(uint64_t index)
     return index % LARGE_EVERY == 5 ? CHUNK + 777 * (index % 50) : index * 7919 % 5000;
 }
 
-/* Writes the bytes of a sample to memory of one thread, which TSan need not watch. */
+/* Writes the bytes of a sample to memory of one thread, so TSan may ignore it. */
 __attribute__((no_sanitize("thread"))) static void sample_fill(uint64_t index, uint8_t *bytes)
 {
     uint64_t length = sample_length(index);
@@ -48,7 +49,7 @@ __attribute__((no_sanitize("thread"))) static void sample_fill(uint64_t index, u
     }
 }
 
-/* memcmp() is one access to a sanitizer; a loop is one a byte. */
+/* Compares with memcmp(), which a sanitizer checks once, not once a byte. */
 static inline void check_bytes(const uint8_t *bytes, uint64_t index)
 {
     uint8_t expected[LENGTH_MAX];
@@ -148,7 +149,8 @@ static void dataset_destroy(struct dataset *dataset)
     CHECK_EQ(dlfs_device_destroy(dataset->inner), 0);
 }
 
-/* A reader of the dataset, as `config` has depth, memory, gap, retries, time-out and flags. */
+/* Creates a reader of the dataset with the depth, memory, gap, retries, timeout and flags of
+ * `config`. */
 static inline dlfs_reader *reader_as(const struct dataset *dataset, dlfs_reader_config config)
 {
     dlfs_extent extent = {0, dataset->chunk_count};
@@ -185,7 +187,7 @@ static inline dlfs_reader *reader_over(const struct dataset *dataset, uint64_t m
     return reader_with(dataset, memory_bytes, retries, 0);
 }
 
-/* With everything given back, the cache can be emptied. */
+/* Checks that the cache can be emptied once all batches were released. */
 static inline void empty_cache(dlfs_reader *reader)
 {
     pthread_mutex_lock(&reader->lock);
@@ -197,7 +199,7 @@ static inline void empty_cache(dlfs_reader *reader)
     pthread_mutex_unlock(&reader->lock);
 }
 
-/* ... and the whole memory of a reader can be lent again. */
+/* Checks that batches can pin the whole memory of a reader again. */
 static inline void check_memory(const struct dataset *dataset, dlfs_reader *reader,
                                 uint64_t memory_bytes)
 {

@@ -1,6 +1,7 @@
 /*
- * What stays in memory between epochs: a selection is read once where it fits, room that is given
- * up is used again, an eviction forgets what it evicts, and consumers on several threads share it.
+ * The sample cache: a selection that fits is read once, room that is given up is
+ * used again, an evicted sample is no longer found, and consumers on several threads share the
+ * cache.
  */
 #include <dlfs/dlfs.h>
 
@@ -11,8 +12,9 @@
 #define CHOSEN_EVERY 4u
 #define CHOSEN (COUNT / CHOSEN_EVERY)
 
-/* Every fourth sample, permuted by the epoch. */
-static dlfs_sequence *choose(const struct dataset *dataset, uint64_t *indices, uint64_t epoch)
+/* Creates the order of an epoch over every fourth sample. */
+static dlfs_sequence *selected_order(const struct dataset *dataset, uint64_t *indices,
+                                     uint64_t epoch)
 {
     for (uint64_t i = 0; i < CHOSEN; i++) {
         indices[i] = i * CHOSEN_EVERY;
@@ -44,7 +46,7 @@ static void take_all(dlfs_reader *reader, const dlfs_stream_config *config)
     dlfs_stream_destroy(stream);
 }
 
-/* Takes one rank's share of an epoch. */
+/* Takes one rank's samples of an epoch. */
 static void take(dlfs_reader *reader, const dlfs_sequence *sequence, uint64_t rank, uint64_t ranks)
 {
     const dlfs_stream_config config = {
@@ -68,7 +70,7 @@ static uint64_t epoch_bytes(const struct dataset *dataset, dlfs_reader *reader, 
 {
     uint64_t indices[CHOSEN];
     uint64_t before = read_bytes(reader);
-    dlfs_sequence *sequence = choose(dataset, indices, epoch);
+    dlfs_sequence *sequence = selected_order(dataset, indices, epoch);
     take(reader, sequence, 0, 1);
     dlfs_sequence_destroy(sequence);
     return read_bytes(reader) - before;
@@ -84,9 +86,9 @@ static uint64_t chosen_bytes(void)
 }
 
 /*
- * The cache with its map stays within the memory, and so does what it may take. It may have more
- * than that for a while: a stream's reserve grows when the consumer asks for its first batch, and
- * slots are evicted when they are needed.
+ * Checks that the cache with its map, and its bound, stay within the memory. The cache may exceed
+ * its bound for a while: a stream's reserve grows with the first batch of the consumer, and slots
+ * are evicted only when they are needed.
  */
 static void check_bound(dlfs_reader *reader)
 {
@@ -135,7 +137,7 @@ static void a_share_is_saved(void)
     dataset_destroy(&dataset);
 }
 
-static uint64_t harvest_bytes(const struct dataset *dataset, dlfs_reader *reader, uint64_t epoch)
+static uint64_t chunk_copy_bytes(const struct dataset *dataset, dlfs_reader *reader, uint64_t epoch)
 {
     uint64_t before = read_bytes(reader);
     dlfs_sequence *sequence;
@@ -143,29 +145,29 @@ static uint64_t harvest_bytes(const struct dataset *dataset, dlfs_reader *reader
         dlfs_sequence_create(dataset->directory, CHUNK, DLFS_ORDER_GLOBAL, 3, epoch, 1, &sequence),
         0);
     const dlfs_stream_config config = {
-        .sequence = sequence, .stride = 1, .count = COUNT, .plan = DLFS_PLAN_HARVEST};
+        .sequence = sequence, .stride = 1, .count = COUNT, .plan = DLFS_PLAN_CHUNK_COPY};
     take_all(reader, &config);
     dlfs_sequence_destroy(sequence);
     return read_bytes(reader) - before;
 }
 
-/* With as many slots as chunks, and just too few to keep all, a few slots are left to reads. */
-static void a_harvest_has_room(void)
+/* Checks that reads get a few slots if there are as many slots as chunks, just too few for all. */
+static void chunk_copy_has_room(void)
 {
     struct dataset dataset;
     dataset_create(&dataset, NULL);
     for (uint64_t more = 0; more < SLOTS_MIN; more++) {
         dlfs_reader *reader = reader_over(&dataset, (dataset.chunk_count + more) * CHUNK, 0);
-        (void)harvest_bytes(&dataset, reader, 0);
+        (void)chunk_copy_bytes(&dataset, reader, 0);
         CHECK(reader->cache.slots > dataset.chunk_count * 3 / 4);
         CHECK(reader->cache.slots_max < reader->slot_count);
-        CHECK(harvest_bytes(&dataset, reader, 1) < dataset.chunk_count * CHUNK / 2);
+        CHECK(chunk_copy_bytes(&dataset, reader, 1) < dataset.chunk_count * CHUNK / 2);
         CHECK_EQ(dlfs_reader_destroy(reader), 0);
     }
     dataset_destroy(&dataset);
 }
 
-/* A reader with an empty cache of so many slots, and with the lock held. */
+/* Creates a reader with an empty cache of so many slots. Takes the lock. */
 static dlfs_reader *locked_reader(const struct dataset *dataset, uint32_t slots_max,
                                   uint32_t packed_run_slots)
 {
@@ -178,8 +180,8 @@ static dlfs_reader *locked_reader(const struct dataset *dataset, uint32_t slots_
     return reader;
 }
 
-/* Room for samples, one by one: given up, published, evicted. */
-static void room(void)
+/* Reserves room for samples one by one, and abandons, publishes and evicts it. */
+static void reserve_and_abandon(void)
 {
     struct dataset dataset;
     dataset_create(&dataset, NULL);
@@ -190,11 +192,11 @@ static void room(void)
     CHECK_EQ(cache_reserve(reader, 1, sample_length(1), &again), RESERVE_REFUSED);
     CHECK(!reader->cache.full);
     CHECK_EQ(cache_reserve(reader, 2, sample_length(2), &offsets[1]), RESERVE_DONE);
-    CHECK(!cache_find(reader, 1, &again)); /* its bytes have not landed */
+    CHECK(!cache_find(reader, 1, &again)); /* not published yet */
     cache_abandon(reader, 2, offsets[1]);
     CHECK_EQ(cache_reserve(reader, 3, sample_length(3), &offsets[2]), RESERVE_DONE);
-    CHECK_EQ(offsets[2], offsets[1]);     /* the last one's room is used again */
-    cache_abandon(reader, 1, offsets[0]); /* ... an earlier one's is not */
+    CHECK_EQ(offsets[2], offsets[1]);     /* the room of the last sample is used again */
+    cache_abandon(reader, 1, offsets[0]); /* the room of an earlier sample is not */
     cache_publish(reader, 3);
     CHECK(cache_find(reader, 3, &again));
     CHECK_EQ(again, offsets[2]);
@@ -218,7 +220,8 @@ static void room(void)
     dataset_destroy(&dataset);
 }
 
-/* A run most of whose samples were given up is evicted when others lack room. */
+/* Checks that a run with mostly abandoned samples is evicted when others lack room.
+ */
 static void holes(void)
 {
     enum { FIRST = 10, TAKEN = 8, LOOKS = 2 };
@@ -271,7 +274,7 @@ static void *consume(void *argument)
     return NULL;
 }
 
-/* Streams and reads on several threads, with memory for little, for some and for all. */
+/* Runs streams and reads on several threads, with memory for few, some or all samples. */
 static void together(uint64_t memory_bytes, const dlfs_fault_config *faults)
 {
     enum { RANKS = 3 };
@@ -279,7 +282,7 @@ static void together(uint64_t memory_bytes, const dlfs_fault_config *faults)
     dataset_create(&dataset, faults);
     dlfs_reader *reader = reader_over(&dataset, memory_bytes, 50);
     uint64_t indices[CHOSEN];
-    dlfs_sequence *sequence = choose(&dataset, indices, 0);
+    dlfs_sequence *sequence = selected_order(&dataset, indices, 0);
     struct consumer consumers[RANKS];
     pthread_t threads[RANKS];
     for (uint64_t rank = 0; rank < RANKS; rank++) {
@@ -307,8 +310,8 @@ int main(void)
     a_selection_is_read_once(0);
     a_selection_is_read_once(DLFS_READER_SHARED);
     a_share_is_saved();
-    a_harvest_has_room();
-    room();
+    chunk_copy_has_room();
+    reserve_and_abandon();
     holes();
     const uint64_t memories[] = {8 * CHUNK, 32 * CHUNK, 48 * CHUNK, 64u << 20};
     for (int i = 0; i < 4; i++) {

@@ -1,16 +1,16 @@
 /*
- * Two copies of every chunk on three members, one of which is not there, is lost on the way, fails,
- * lies or stalls: every sample arrives right, by batches and by streams of every plan. Two such
- * members, and samples fail with the right code and member.
+ * Two copies of every chunk on three members. If one member is missing, lost, fails, returns
+ * corrupt data or stalls, every sample is read intact, by batches and by streams of every plan.
+ * With two such members, samples fail with the right code and member.
  */
 #include <dlfs/dlfs.h>
 
 #include "reader/copies_tests.h"
 
-/* Everything is read in every way although `bad` fails as it does; absent: it has no device. */
+/* Reads everything in every way while the member `bad` has a fault, or no device if `absent`. */
 static void survives(uint32_t bad, const dlfs_fault_config *fault, bool absent, uint32_t timeout_ms)
 {
-    for (uint32_t plan = DLFS_PLAN_DIRECT; plan <= DLFS_PLAN_HARVEST + 1; plan++) {
+    for (uint32_t plan = DLFS_PLAN_DIRECT; plan <= DLFS_PLAN_CHUNK_COPY + 1; plan++) {
         dlfs_fault_config faults[MEMBERS] = {{.seed = 1}, {.seed = 2}, {.seed = 3}};
         struct volume volume;
         faults[bad] = *fault;
@@ -18,7 +18,7 @@ static void survives(uint32_t bad, const dlfs_fault_config *fault, bool absent, 
         dlfs_reader *reader =
             copies_reader(&volume, absent ? bad : MEMBERS,
                           plan == DLFS_PLAN_CHUNKS ? 8 << 20 : 20 * CHUNK, timeout_ms);
-        if (plan <= DLFS_PLAN_HARVEST) {
+        if (plan <= DLFS_PLAN_CHUNK_COPY) {
             read_stream(&volume, reader, plan);
         } else {
             read_batches(reader);
@@ -39,7 +39,7 @@ static void survives(uint32_t bad, const dlfs_fault_config *fault, bool absent, 
     }
 }
 
-/* With two members lost, what they share fails, and names one of them; the rest is read. */
+/* Checks that with two members lost only chunks with both copies on these fail. */
 static void two_are_too_many(void)
 {
     dlfs_fault_config faults[MEMBERS] = {{.seed = 1}, {.lost_from = 1}, {.lost_from = 1}};
@@ -55,7 +55,7 @@ static void two_are_too_many(void)
     CHECK(batch->failure_count > COUNT / 10 && batch->failure_count < COUNT);
     for (uint64_t i = 0; i < batch->failure_count; i++) {
         CHECK_EQ(batch->failures[i].code, DLFS_E_LOST);
-        CHECK_EQ(batch->failures[i].member, 1); /* its first copy; the second one is on member 2 */
+        CHECK_EQ(batch->failures[i].member, 1); /* has the first copy; member 2 has the second */
     }
     for (uint64_t i = 0; i < COUNT; i++) {
         if (batch->lengths[i] >= 0) {
@@ -69,7 +69,7 @@ static void two_are_too_many(void)
     volume_destroy(&volume);
 }
 
-/* A lost member that is back is found out about, and used again. */
+/* Checks that a lost member is used again when it is back. */
 static void comes_back(uint32_t lost_polls)
 {
     dlfs_fault_config faults[MEMBERS] = {

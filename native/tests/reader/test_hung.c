@@ -1,7 +1,7 @@
 /*
- * Devices that hang instead of failing. A read takes its time once, whatever it is made of, and
- * those behind it do not wait; another copy is read long before; who ends a read does not wait at
- * all; and a device that answers again is used again.
+ * Devices that hang instead of failing. A read ends within one timeout, however many requests it
+ * has, and later reads fail at once. Where there is another copy, it is read long before. A stream
+ * or channel that is closed does not wait. A device that answers again is used again.
  */
 #include <dlfs/dlfs.h>
 
@@ -13,8 +13,10 @@
 
 #define SAMPLES 24u
 #define TIMEOUT_MS 1000u
-#define LONG_MS 64000u /* longer than any of this takes */
-#define SEVERAL 4u     /* times: less than SAMPLES, and more than a busy machine makes of one */
+#define LONG_MS 64000u /* longer than any test takes */
+#define SEVERAL                                                                       \
+    4u /* timeouts: fewer than SAMPLES, and more than a busy machine stretches one to \
+        */
 
 /* ---- one copy -------------------------------------------------------------------------------- */
 
@@ -25,7 +27,7 @@ static void gate_dataset(struct dataset *dataset, struct gate *gate)
     dataset->device = gate->device;
 }
 
-/* A reader that has one operation under way at a time, and merges nothing. */
+/* Creates a reader with one operation in flight at a time, which merges no samples. */
 static dlfs_reader *narrow_reader(const struct dataset *dataset, uint32_t timeout_ms)
 {
     return reader_as(dataset, (dlfs_reader_config){.depth = 1,
@@ -35,13 +37,13 @@ static dlfs_reader *narrow_reader(const struct dataset *dataset, uint32_t timeou
                                                    .flags = DLFS_READER_SHARED});
 }
 
-/* Reads samples from all over the dataset; all of them fail. How long that takes. */
+/* Reads samples from the whole dataset, all of which fail. Returns the time in nanoseconds. */
 static uint64_t read_in_vain(dlfs_reader *reader, uint64_t first, uint64_t count)
 {
     uint64_t indices[SAMPLES];
     dlfs_batch *batch;
     for (uint64_t i = 0; i < count; i++) {
-        indices[i] = (first + i) * 19 % COUNT | 1; /* none is empty */
+        indices[i] = (first + i) * 19 % COUNT | 1; /* odd samples are not empty */
     }
     uint64_t before = monotonic_ns();
     CHECK_EQ(dlfs_reader_read(reader, indices, count, &batch), 0);
@@ -82,12 +84,12 @@ static void a_read_takes_its_time_once(void)
     dlfs_reader *reader = narrow_reader(&dataset, TIMEOUT_MS);
     CHECK(read_in_vain(reader, 0, SAMPLES) < SEVERAL * one_ns);
 
-    /* Nobody waits for it now, but for a probe now and then. */
-    uint32_t asked_members = atomic_load(&gate.asked_members);
+    /* Reads fail at once now, but for a probe now and then. */
+    uint32_t before = atomic_load(&gate.operation_count);
     for (uint64_t i = 1; i < 100; i++) {
         (void)read_in_vain(reader, i, SAMPLES);
     }
-    CHECK(atomic_load(&gate.asked_members) < asked_members + 10);
+    CHECK(atomic_load(&gate.operation_count) < before + 10);
     CHECK_EQ(dlfs_reader_lost_members(reader), 1);
 
     atomic_store(&gate.closed, false);
@@ -103,7 +105,7 @@ static void a_read_takes_its_time_once(void)
     dataset_destroy(&dataset);
 }
 
-/* Every batch of an epoch ends in time, with memory for few samples. */
+/* Checks that every batch of an epoch ends in time, with memory for few samples. */
 static void a_batch_takes_its_time_once(uint32_t plan)
 {
     struct dataset dataset;
@@ -124,7 +126,7 @@ static void a_batch_takes_its_time_once(uint32_t plan)
     while (seen < COUNT) {
         dlfs_batch *batch;
         uint64_t before = monotonic_ns();
-        int code; /* in steps, as when a caller looks for signals meanwhile */
+        int code; /* in steps, as a caller that handles signals meanwhile */
         while ((code = dlfs_stream_next(stream, 64, 50, &batch)) == -EAGAIN) {
         }
         CHECK_EQ(code, 0);
@@ -154,8 +156,9 @@ static void a_batch_takes_its_time_once(uint32_t plan)
 static void *open_later(void *argument)
 {
     struct gate *gates = argument;
-    while (atomic_load(&gates[0].asked_members) == 0 || atomic_load(&gates[1].asked_members) == 0 ||
-           atomic_load(&gates[2].asked_members) == 0) {
+    while (atomic_load(&gates[0].operation_count) == 0 ||
+           atomic_load(&gates[1].operation_count) == 0 ||
+           atomic_load(&gates[2].operation_count) == 0) {
         sched_yield();
     }
     nanosleep(&(struct timespec){.tv_sec = 2}, NULL);
@@ -165,11 +168,11 @@ static void *open_later(void *argument)
     return NULL;
 }
 
-/* Reads everything with some of the members silent, within a share of a read's time. */
+/* Reads everything while some members are silent, within a share of a read's timeout. */
 static void another_copy_is_read(uint32_t silent)
 {
     const dlfs_fault_config none[MEMBERS] = {0};
-    for (uint32_t plan = DLFS_PLAN_DIRECT; plan <= DLFS_PLAN_HARVEST + 1; plan++) {
+    for (uint32_t plan = DLFS_PLAN_DIRECT; plan <= DLFS_PLAN_CHUNK_COPY + 1; plan++) {
         struct volume volume;
         struct gate gate = {.closed = true};
         volume_create(&volume, none);
@@ -178,7 +181,7 @@ static void another_copy_is_read(uint32_t silent)
         volume.devices[silent] = gate.device;
         dlfs_reader *reader = copies_reader(&volume, MEMBERS, 20 * CHUNK, LONG_MS / 4);
         uint64_t before = monotonic_ns();
-        if (plan <= DLFS_PLAN_HARVEST) {
+        if (plan <= DLFS_PLAN_CHUNK_COPY) {
             read_stream(&volume, reader, plan);
         } else {
             read_batches(reader);
@@ -197,7 +200,7 @@ static void another_copy_is_read(uint32_t silent)
     }
 }
 
-/* Where no copy can be had just now, a read is as patient as it says. */
+/* Checks that a read waits for its whole timeout if all copies are on silent members. */
 static void all_silent_for_a_while(void)
 {
     const dlfs_fault_config none[MEMBERS] = {0};
@@ -224,7 +227,7 @@ static void all_silent_for_a_while(void)
     volume_destroy(&volume);
 }
 
-/* Members that are slow, all of them, are not given up one for the other again and again. */
+/* Checks that reads do not switch between copies again and again if all members are slow. */
 static void slow_members_are_waited_for(void)
 {
     dlfs_fault_config slow = {.stall_per_million = MILLION, .stall_ms = LONG_MS / 20};
@@ -255,7 +258,7 @@ static void *ask_channel(void *argument)
     return NULL;
 }
 
-/* Streams end at once, however long a read under way may take. */
+/* Checks that a stream ends at once, however long its reads under way may take. */
 static void a_stream_ends_quickly(void)
 {
     struct dataset dataset;
@@ -268,7 +271,7 @@ static void a_stream_ends_quickly(void)
              0);
     dlfs_stream_config config = {.sequence = sequence, .stride = 1, .count = COUNT};
     CHECK_EQ(dlfs_stream_create(reader, &config, &stream), 0);
-    while (atomic_load(&gate.asked_members) == 0) {
+    while (atomic_load(&gate.operation_count) == 0) {
         sched_yield();
     }
     uint64_t before = monotonic_ns();
@@ -280,7 +283,7 @@ static void a_stream_ends_quickly(void)
     dataset_destroy(&dataset);
 }
 
-/* So do channels. */
+/* Checks that a channel ends at once likewise. */
 static void a_channel_ends_quickly(void)
 {
     struct service service;
@@ -295,7 +298,7 @@ static void a_channel_ends_quickly(void)
     CHECK_EQ(dlfs_arena_map(descriptor, bytes, &service.arena), 0);
     struct connection connection = connect_to(&service);
     CHECK_EQ(thread_start(&thread, NULL, ask_channel, &connection), 0);
-    while (atomic_load(&gate.asked_members) == 0) {
+    while (atomic_load(&gate.operation_count) == 0) {
         sched_yield();
     }
     uint64_t before = monotonic_ns();
@@ -311,7 +314,7 @@ int main(void)
 {
     copies_create();
     a_read_takes_its_time_once();
-    for (uint32_t plan = DLFS_PLAN_DIRECT; plan <= DLFS_PLAN_HARVEST; plan++) {
+    for (uint32_t plan = DLFS_PLAN_DIRECT; plan <= DLFS_PLAN_CHUNK_COPY; plan++) {
         a_batch_takes_its_time_once(plan);
     }
     another_copy_is_read(1);

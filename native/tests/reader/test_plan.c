@@ -1,12 +1,12 @@
-/* Planning: wants sorted by address, whatever order they come in. */
+/* Planning: misses are sorted by address, whatever order they come in. */
 #include <string.h>
 
 #include "check.h"
 #include "reader/plan.h"
 
-#define WANTS_MAX 3000u
+#define MISSES_MAX 3000u
 
-static struct miss misses[WANTS_MAX], scratch[WANTS_MAX];
+static struct miss misses[MISSES_MAX], scratch[MISSES_MAX];
 static uint64_t state = 88172645463325252u;
 
 static uint64_t random_bits(void)
@@ -17,11 +17,11 @@ static uint64_t random_bits(void)
     return state;
 }
 
-/* Sorts `count` wants whose addresses have random bits under a mask; all are there afterwards. */
+/* Sorts misses whose addresses have random bits under a mask, and checks that none is lost. */
 static void sort_masked(uint64_t count, uint64_t mask)
 {
-    static uint64_t addresses[WANTS_MAX];
-    static bool seen[WANTS_MAX];
+    static uint64_t addresses[MISSES_MAX];
+    static bool seen[MISSES_MAX];
     memset(seen, 0, sizeof seen);
     for (uint64_t i = 0; i < count; i++) {
         addresses[i] = random_bits() & mask;
@@ -39,7 +39,7 @@ static void sort_masked(uint64_t count, uint64_t mask)
 
 static void test_sorts(void)
 {
-    static const uint64_t counts[] = {0, 1, 2, 23, 24, 25, 26, 100, 512, 1024, WANTS_MAX};
+    static const uint64_t counts[] = {0, 1, 2, 23, 24, 25, 26, 100, 512, 1024, MISSES_MAX};
     static const uint64_t masks[] = {
         0,          1,          0xFFF,           0x7FFFF000,          0xF0000000000F,
         UINT64_MAX, 1ull << 63, 0xFF00000000ull, 0x8000000000000001u,
@@ -53,11 +53,11 @@ static void test_sorts(void)
 
 static void test_leaves_what_is_sorted(void)
 {
-    for (uint64_t i = 0; i < WANTS_MAX; i++) {
+    for (uint64_t i = 0; i < MISSES_MAX; i++) {
         misses[i] = (struct miss){i / 2 * 4096, 1, i, 0, 0};
     }
-    plan_sort(misses, scratch, WANTS_MAX);
-    for (uint64_t i = 0; i < WANTS_MAX; i++) {
+    plan_sort(misses, scratch, MISSES_MAX);
+    for (uint64_t i = 0; i < MISSES_MAX; i++) {
         CHECK(misses[i].position == i);
     }
 }

@@ -1,6 +1,4 @@
-/*
- * Batches on demand, by many threads at once, over a device that fails, with more or less memory.
- */
+/* Batches on demand, read by many threads from a device that fails, with little or much memory. */
 #include <dlfs/dlfs.h>
 
 #include <errno.h>
@@ -18,7 +16,7 @@ static void *read_all(void *argument)
     dlfs_permutation permutation;
     CHECK_EQ(dlfs_permutation_init(&permutation, COUNT, (uint64_t)(uintptr_t)&permutation, 0), 0);
     uint64_t indices[BATCH];
-    dlfs_batch *kept = NULL;
+    dlfs_batch *pinned = NULL;
     for (uint64_t first = 0; first + BATCH <= COUNT; first += BATCH) {
         dlfs_batch *batch;
         CHECK_EQ(dlfs_permutation_map(&permutation, first, 1, BATCH, indices), 0);
@@ -29,15 +27,15 @@ static void *read_all(void *argument)
             CHECK_EQ(batch->indices[i], indices[i]);
             check_sample(batch, i);
         }
-        if (kept != NULL) { /* the batch before has stayed as it was */
+        if (pinned != NULL) { /* the batch before did not change */
             for (uint64_t i = 0; i < BATCH; i++) {
-                check_sample(kept, i);
+                check_sample(pinned, i);
             }
-            dlfs_batch_release(kept);
+            dlfs_batch_release(pinned);
         }
-        kept = batch;
+        pinned = batch;
     }
-    dlfs_batch_release(kept);
+    dlfs_batch_release(pinned);
     return NULL;
 }
 
@@ -107,7 +105,7 @@ static void *release(void *batch)
     return NULL;
 }
 
-/* The last batch goes while its reader is being closed, or before, or after. */
+/* Releases the last batch while its reader is being closed, or before, or after. */
 static void closed_by_two(void)
 {
     struct dataset dataset;
@@ -131,7 +129,7 @@ static void damage_is_reported(void)
     dataset_create(&dataset, &faults);
     dlfs_reader *reader = reader_over(&dataset, 1 << 20, 2);
     dlfs_batch *batch;
-    uint64_t index = 5; /* larger than a chunk: no flip can miss it in every try */
+    uint64_t index = 5; /* larger than a chunk: every read of it has a flipped bit */
     uint64_t bad = 0;
     for (int i = 0; i < 20; i++) {
         CHECK_EQ(dlfs_reader_read(reader, &index, 1, &batch), 0);
@@ -151,7 +149,7 @@ static void damage_is_reported(void)
     dataset_destroy(&dataset);
 }
 
-/* A thread that reads once from a device that stalls, at the same time as others. */
+/* A thread that reads once from a stalling device, at the same time as others. */
 struct stalled {
     dlfs_reader *reader;
     pthread_barrier_t *start;
@@ -181,7 +179,7 @@ static uint32_t pinned_slots(dlfs_reader *reader)
     return count;
 }
 
-/* What threads abandoned that do not read any more comes back with the reads of others. */
+/* Checks that memory of abandoned reads is reclaimed by reads of other threads. */
 static void abandoned_memory_comes_back(void)
 {
     enum { EMPTY = 0 };
@@ -204,7 +202,7 @@ static void abandoned_memory_comes_back(void)
     CHECK(pinned_slots(reader) > 1);
     uint64_t until_ns = monotonic_ns() + UINT64_C(20000000000);
     while (pinned_slots(reader) > 0) {
-        uint64_t index = EMPTY; /* which has no bytes: nothing new is asked of the device */
+        uint64_t index = EMPTY; /* a sample without bytes: the device gets no new request */
         dlfs_batch *batch;
         CHECK_EQ(dlfs_reader_read(reader, &index, 1, &batch), 0);
         dlfs_batch_release(batch);
@@ -230,7 +228,7 @@ static void damage(const struct dataset *dataset, uint64_t address)
     free(block);
 }
 
-/* A chunk that stays says which of its samples are bad, so that no look-up has to check them. */
+/* Checks that a cached chunk knows its corrupt samples, so that look-ups need not verify. */
 static void bad_samples_are_known(void)
 {
     enum { BAD = 123, OTHER = 124 };
@@ -269,14 +267,14 @@ static void bad_samples_are_known(void)
     dataset_destroy(&dataset);
 }
 
-/* Whether the blocks of a sample have the bad one. */
+/* Returns true if a sample lies in the bad block. */
 static bool touches(const struct location *location, uint64_t bad)
 {
     return location->length > 0 && location->address / BLOCK <= bad / BLOCK &&
            (location->address + location->length - 1) / BLOCK >= bad / BLOCK;
 }
 
-/* A sector that cannot be read costs the samples whose blocks have it, and no other. */
+/* Checks that an unreadable sector fails the samples in its block, and no others. */
 static void bad_sector(uint64_t slots, bool private_only)
 {
     struct dataset dataset;
@@ -316,7 +314,7 @@ static void bad_sector(uint64_t slots, bool private_only)
     dataset_destroy(&dataset);
 }
 
-/* A device that is lost while samples are read one by one fails them all, in time. */
+/* Checks that samples that are read one by one fail in time when the device is lost. */
 static void lost_between(void)
 {
     uint64_t indices[COUNT];
@@ -341,7 +339,7 @@ static void lost_between(void)
     }
 }
 
-/* A batch that is looked up and released in several steps, of hits, misses and repetitions. */
+/* Reads a batch of hits, misses and repetitions that takes several steps of the lock. */
 static void large_batch(void)
 {
     enum { LARGE = 5000 };
@@ -389,7 +387,7 @@ static void busy_wait(void)
     check_sample(batch, 1);
     dlfs_batch_release(batch);
     CHECK_EQ(dlfs_reader_read_awake(reader, indices, 3, 100000000, count, &slept, &batch), 0);
-    CHECK_EQ(slept, 1); /* it had time enough */
+    CHECK_EQ(slept, 1); /* it polled long enough */
     check_sample(batch, 2);
     dlfs_batch_release(batch);
     CHECK_EQ(dlfs_reader_read_awake(reader, indices, 3, 0, NULL, NULL, &batch), 0);

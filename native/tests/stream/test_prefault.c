@@ -1,6 +1,6 @@
 /*
- * Memory of an epoch that keeps all its data: touched once, by two threads, and reads that wait for
- * it, also where it cannot be touched.
+ * Prefaulting: two threads map the memory of an epoch once, and reads wait for it, also where it
+ * cannot be mapped.
  */
 #define LARGE_EVERY 6u /* several steps of memory */
 
@@ -9,7 +9,7 @@
 
 #include "directory/directory.h"
 #include "reader/reader_tests.h"
-#include "stream/lookahead.h"
+#include "stream/state.h"
 
 #define STEP ((size_t)2 << 20)
 #define STEPS 6u
@@ -34,7 +34,7 @@ static void take(dlfs_reader *reader, const dlfs_sequence *sequence, uint64_t st
     dlfs_stream_destroy(stream);
 }
 
-/* A first epoch to some position, and a whole one. */
+/* Reads the first epoch up to a position, and the second one completely. */
 static void epochs(uint64_t first_stop, uint32_t flags)
 {
     struct dataset dataset;
@@ -51,7 +51,7 @@ static void epochs(uint64_t first_stop, uint32_t flags)
     dataset_destroy(&dataset);
 }
 
-/* What a stream's thread does, with slots of a quarter of a step, one after the other. */
+/* Plays the stream's thread, which reads into slots of a quarter of a step one after the other. */
 static void reads_wait(uint8_t *arena)
 {
     dlfs_reader reader = {
@@ -81,7 +81,7 @@ static void reads_wait(uint8_t *arena)
     CHECK(prefault_covers(&stream, 0, STEPS * 4));
     dlfs_stream second = {.reader = &reader, .plan = DLFS_PLAN_CHUNKS};
     prefault_start(&second);
-    CHECK(prefault_covers(&second, 0, 1)); /* it is another's work */
+    CHECK(prefault_covers(&second, 0, 1)); /* the first stream maps it */
     prefault_stop(&second);
 }
 

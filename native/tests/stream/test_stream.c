@@ -1,6 +1,6 @@
 /*
- * An epoch read ahead: every sample once and right, under every plan, with batches kept and epochs
- * left early.
+ * Streams: an epoch gives every sample once and intact, with every plan, while batches stay pinned,
+ * and when the consumer leaves early.
  */
 #include <dlfs/dlfs.h>
 
@@ -9,7 +9,7 @@
 #include "directory/directory.h"
 #include "reader/reader_tests.h"
 
-#define KEPT 6
+#define PINNED_MAX 6
 
 static uint64_t take_epoch(dlfs_reader *reader, const dlfs_sequence *sequence, uint32_t plan,
                            uint64_t size, uint64_t stop)
@@ -18,11 +18,11 @@ static uint64_t take_epoch(dlfs_reader *reader, const dlfs_sequence *sequence, u
     dlfs_stream *stream;
     CHECK_EQ(dlfs_stream_create(reader, &config, &stream), 0);
     uint8_t seen[COUNT] = {0};
-    dlfs_batch *kept[KEPT] = {NULL};
+    dlfs_batch *pinned[PINNED_MAX] = {NULL};
     uint64_t taken = 0;
     uint64_t indices[COUNT];
     CHECK_EQ(dlfs_sequence_fill(sequence, 0, 1, COUNT, indices), 0);
-    for (int turn = 0; taken < stop; turn++) {
+    for (int round = 0; taken < stop; round++) {
         dlfs_batch *batch;
         int code = dlfs_stream_next(stream, size, -1, &batch);
         if (code == DLFS_E_END) {
@@ -36,15 +36,15 @@ static uint64_t take_epoch(dlfs_reader *reader, const dlfs_sequence *sequence, u
             check_sample(batch, i);
         }
         taken += batch->count;
-        dlfs_batch_release(kept[turn % KEPT]);
-        kept[turn % KEPT] = batch;
+        dlfs_batch_release(pinned[round % PINNED_MAX]);
+        pinned[round % PINNED_MAX] = batch;
     }
     dlfs_stream_destroy(stream);
-    for (int i = 0; i < KEPT; i++) {
-        for (uint64_t at = 0; kept[i] != NULL && at < kept[i]->count; at++) {
-            check_sample(kept[i], at);
+    for (int i = 0; i < PINNED_MAX; i++) {
+        for (uint64_t at = 0; pinned[i] != NULL && at < pinned[i]->count; at++) {
+            check_sample(pinned[i], at);
         }
-        dlfs_batch_release(kept[i]);
+        dlfs_batch_release(pinned[i]);
     }
     return taken;
 }
@@ -53,7 +53,7 @@ static void every_plan(uint64_t memory_bytes, const dlfs_fault_config *faults)
 {
     struct dataset dataset;
     dataset_create(&dataset, faults);
-    for (uint32_t plan = DLFS_PLAN_AUTO; plan <= DLFS_PLAN_HARVEST; plan++) {
+    for (uint32_t plan = DLFS_PLAN_AUTO; plan <= DLFS_PLAN_CHUNK_COPY; plan++) {
         for (uint32_t order = DLFS_ORDER_STORAGE; order <= DLFS_ORDER_CHUNK; order++) {
             dlfs_reader *reader = reader_over(&dataset, memory_bytes, 50);
             dlfs_sequence *sequence;
@@ -69,7 +69,8 @@ static void every_plan(uint64_t memory_bytes, const dlfs_fault_config *faults)
     dataset_destroy(&dataset);
 }
 
-/* Consumers that share the batches of one: each is given its own groups, the last one short. */
+/* Checks consumers that share the batches of a rank: each gets its own groups, the last one short.
+ */
 static void groups(uint32_t plan, uint32_t kind, uint64_t consumers)
 {
     enum { GROUP = 7, STRIDE = 2 };
@@ -83,24 +84,24 @@ static void groups(uint32_t plan, uint32_t kind, uint64_t consumers)
     CHECK_EQ(dlfs_sequence_fill(sequence, 1, STRIDE, total, expected), 0);
     uint64_t taken = 0;
     for (uint64_t consumer = 0; consumer < consumers; consumer++) {
-        uint64_t location = consumer * GROUP;
+        uint64_t ordinal = consumer * GROUP;
         dlfs_stream_config config = {
             .sequence = sequence,
-            .first = 1 + location * STRIDE,
+            .first = 1 + ordinal * STRIDE,
             .stride = STRIDE,
             .group = GROUP,
             .group_stride = GROUP * STRIDE * consumers,
             .plan = plan,
         };
-        for (uint64_t at = location; at < total; at += GROUP * consumers) {
+        for (uint64_t at = ordinal; at < total; at += GROUP * consumers) {
             config.count += total - at < GROUP ? total - at : GROUP;
         }
         dlfs_stream *stream;
         dlfs_batch *batch;
         CHECK_EQ(dlfs_stream_create(reader, &config, &stream), 0);
-        for (; dlfs_stream_next(stream, GROUP, -1, &batch) == 0; location += GROUP * consumers) {
+        for (; dlfs_stream_next(stream, GROUP, -1, &batch) == 0; ordinal += GROUP * consumers) {
             for (uint64_t i = 0; i < batch->count; i++) {
-                CHECK_EQ(batch->indices[i], expected[location + i]);
+                CHECK_EQ(batch->indices[i], expected[ordinal + i]);
                 check_sample(batch, i);
             }
             taken += batch->count;
@@ -126,13 +127,13 @@ static void wrong_groups(void)
              0);
     static const uint64_t wrong[][4] = {
         /* stride, count, group, group_stride */
-        {1, 2, 1, 0},                 /* groups that do not move on */
-        {1, 8, 4, 3},                 /* ... or not behind the one before */
-        {2, 8, 4, 6},                 /* its last sample twice */
+        {1, 2, 1, 0},                 /* groups without distance */
+        {1, 8, 4, 3},                 /* groups that overlap */
+        {2, 8, 4, 6},                 /* groups that share a sample */
         {1, 2, 1, COUNT},             /* past the end */
-        {1, 3, 2, COUNT - 1},         /* ... the second of the last group */
-        {UINT64_MAX, 2, 2, 10},       /* no wrapping */
-        {1, 3, 1, UINT64_MAX / 2 + 1} /* nor here */
+        {1, 3, 2, COUNT - 1},         /* past the end by the second sample of the last group */
+        {UINT64_MAX, 2, 2, 10},       /* a stride that overflows */
+        {1, 3, 1, UINT64_MAX / 2 + 1} /* groups that overflow */
     };
     dlfs_stream *stream;
     for (size_t i = 0; i < sizeof(wrong) / sizeof(*wrong); i++) {
@@ -151,7 +152,7 @@ static void wrong_groups(void)
     dataset_destroy(&dataset);
 }
 
-/* The order names some samples twice and others not at all; locations and samples are sound. */
+/* Checks a directory whose order has some samples twice and others not at all. */
 static void wrong_order(uint32_t plan, uint32_t kind, uint64_t memory_bytes)
 {
     struct dataset dataset;
@@ -234,11 +235,11 @@ int main(void)
         every_plan(memories[i], NULL);
         every_plan(memories[i], &faults);
     }
-    for (uint32_t plan = DLFS_PLAN_DIRECT; plan <= DLFS_PLAN_HARVEST; plan++) {
+    for (uint32_t plan = DLFS_PLAN_DIRECT; plan <= DLFS_PLAN_CHUNK_COPY; plan++) {
         wrong_order(plan, DLFS_ORDER_GLOBAL, 24 * CHUNK);
         wrong_order(plan, DLFS_ORDER_STORAGE, 24 * CHUNK);
     }
-    for (uint32_t plan = DLFS_PLAN_AUTO; plan <= DLFS_PLAN_HARVEST; plan++) {
+    for (uint32_t plan = DLFS_PLAN_AUTO; plan <= DLFS_PLAN_CHUNK_COPY; plan++) {
         for (uint64_t consumers = 1; consumers <= 3; consumers++) {
             groups(plan, plan % 3, consumers); /* DLFS_ORDER_*, each at least once */
         }

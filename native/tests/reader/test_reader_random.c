@@ -1,7 +1,7 @@
 /*
- * Streams of every plan and reads on demand at once on one reader, over a device that fails, with
- * little memory and batches that are kept: everything from a seed. More turns than the tests' own
- * are asked for on the command line: first seed, seeds.
+ * Streams of every plan and reads on demand at the same time on one reader, from a device that
+ * fails, with little memory and pinned batches; a seed determines everything. The command line asks
+ * for more rounds: first seed, number of seeds.
  */
 #include <dlfs/dlfs.h>
 
@@ -12,7 +12,7 @@
 #include "reader/reader_tests.h"
 
 #define WORKERS 4
-#define KEPT_MAX 5u
+#define PINNED_MAX 5u
 #define SEEDS 6u
 
 struct worker {
@@ -40,18 +40,18 @@ static void check_batch(const dlfs_batch *batch)
     }
 }
 
-/* Puts a batch among the kept ones, at the cost of one that is checked once more. */
-static void keep(struct worker *worker, dlfs_batch **kept, uint64_t keeps, dlfs_batch *batch)
+/* Pins a batch in place of another one, which is checked once more and released. */
+static void pin(struct worker *worker, dlfs_batch **pinned, uint64_t pins, dlfs_batch *batch)
 {
-    uint64_t location = random_below(&worker->random, keeps);
-    if (kept[location] != NULL) {
-        check_batch(kept[location]);
+    uint64_t place = random_below(&worker->random, pins);
+    if (pinned[place] != NULL) {
+        check_batch(pinned[place]);
     }
-    dlfs_batch_release(kept[location]);
-    kept[location] = batch;
+    dlfs_batch_release(pinned[place]);
+    pinned[place] = batch;
 }
 
-static void read_some(struct worker *worker, dlfs_batch **kept, uint64_t keeps)
+static void read_some(struct worker *worker, dlfs_batch **pinned, uint64_t pins)
 {
     uint64_t indices[64];
     uint64_t count = random_below(&worker->random, 64);
@@ -62,11 +62,11 @@ static void read_some(struct worker *worker, dlfs_batch **kept, uint64_t keeps)
     CHECK_EQ(dlfs_reader_read(worker->reader, indices, count, &batch), 0);
     CHECK_EQ(batch->count, count);
     check_batch(batch);
-    keep(worker, kept, keeps, batch);
+    pin(worker, pinned, pins, batch);
 }
 
-/* An epoch, or the beginning of one; reads on demand between its batches. */
-static void take_some(struct worker *worker, dlfs_batch **kept, uint64_t keeps)
+/* Takes an epoch, or the beginning of one, with reads on demand between its batches. */
+static void take_some(struct worker *worker, dlfs_batch **pinned, uint64_t pins)
 {
     uint64_t *random = &worker->random;
     dlfs_sequence *sequence;
@@ -101,9 +101,9 @@ static void take_some(struct worker *worker, dlfs_batch **kept, uint64_t keeps)
             CHECK_EQ(dlfs_sequence_fill(sequence, position, 1, 1, &index), 0);
             CHECK_EQ(batch->indices[i], index);
         }
-        keep(worker, kept, keeps, batch);
+        pin(worker, pinned, pins, batch);
         if (random_below(random, 8) == 0) {
-            read_some(worker, kept, keeps);
+            read_some(worker, pinned, pins);
         }
     }
     dlfs_stream_destroy(stream);
@@ -113,16 +113,16 @@ static void take_some(struct worker *worker, dlfs_batch **kept, uint64_t keeps)
 static void *work(void *argument)
 {
     struct worker *worker = argument;
-    dlfs_batch *kept[KEPT_MAX] = {NULL};
-    uint64_t keeps = 1 + random_below(&worker->random, KEPT_MAX);
+    dlfs_batch *pinned[PINNED_MAX] = {NULL};
+    uint64_t pins = 1 + random_below(&worker->random, PINNED_MAX);
     for (int turn = 0; turn < 3; turn++) {
-        take_some(worker, kept, keeps);
+        take_some(worker, pinned, pins);
     }
-    for (uint64_t i = 0; i < KEPT_MAX; i++) {
-        if (kept[i] != NULL) {
-            check_batch(kept[i]);
+    for (uint64_t i = 0; i < PINNED_MAX; i++) {
+        if (pinned[i] != NULL) {
+            check_batch(pinned[i]);
         }
-        dlfs_batch_release(kept[i]);
+        dlfs_batch_release(pinned[i]);
     }
     return NULL;
 }

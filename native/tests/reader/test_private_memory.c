@@ -1,8 +1,8 @@
 /*
- * Reads into memory of the batch's own: right, kept nowhere, given again to the next batch, and
- * joined with what the reader has in memory.
+ * Reads into private memory: the samples are intact and not cached, the next batch uses the same
+ * memory, and samples in the arena are copied.
  */
-#define LARGE_EVERY 7u /* so that all samples together take mapped memory, not malloc's */
+#define LARGE_EVERY 7u /* so that all samples need mapped memory, not malloc's */
 #include <errno.h>
 
 #include "reader/reader_tests.h"
@@ -29,26 +29,26 @@ static uint64_t private_batches(dlfs_reader *reader)
     return stats.private_batches;
 }
 
-static void nothing_is_kept(const struct dataset *dataset)
+static void nothing_is_cached(const struct dataset *dataset)
 {
     uint8_t buffer[CHUNK];
     dlfs_reader *reader = reader_over(dataset, 64u << 20, 0);
     dlfs_batch *batch = read_apart(reader, 0, COUNT);
     const uint8_t *base = batch->base;
-    CHECK_EQ(dlfs_reader_get(reader, 7, buffer, sizeof buffer, DLFS_GET_KEPT), -EAGAIN);
+    CHECK_EQ(dlfs_reader_get(reader, 7, buffer, sizeof buffer, DLFS_GET_CACHED), -EAGAIN);
     dlfs_batch_release(batch);
     batch = read_apart(reader, 0, COUNT);
-    CHECK(batch->base == base); /* warm memory */
+    CHECK(batch->base == base); /* the same mapping */
     dlfs_batch *other = read_apart(reader, 0, COUNT);
     CHECK(other->base != base);
-    CHECK_EQ(private_batches(reader), 0); /* none for want of room */
+    CHECK_EQ(private_batches(reader), 0); /* none for lack of room */
     dlfs_batch_release(batch);
     CHECK_EQ(dlfs_reader_destroy(reader), 0);
     check_sample(other, COUNT - 1);
     dlfs_batch_release(other);
 }
 
-static void what_is_in_memory_is_used(const struct dataset *dataset)
+static void samples_in_memory_are_used(const struct dataset *dataset)
 {
     uint64_t some[] = {3, 5, 7, 400};
     dlfs_reader *reader = reader_over(dataset, 64u << 20, 0);
@@ -56,16 +56,16 @@ static void what_is_in_memory_is_used(const struct dataset *dataset)
     dlfs_reader_stats stats;
     CHECK_EQ(dlfs_reader_read(reader, some, 4, &batch), 0);
     dlfs_batch_release(batch);
-    dlfs_batch_release(read_apart(reader, 0, 10)); /* in part */
+    dlfs_batch_release(read_apart(reader, 0, 10)); /* some samples are in the arena */
     dlfs_reader_get_stats(reader, &stats);
     uint64_t reads = stats.reads;
-    dlfs_batch_release(read_apart(reader, 5, 1)); /* all of it */
+    dlfs_batch_release(read_apart(reader, 5, 1)); /* the sample is in the arena */
     dlfs_reader_get_stats(reader, &stats);
     CHECK_EQ(stats.reads, reads);
     CHECK_EQ(dlfs_reader_destroy(reader), 0);
 }
 
-static void a_small_budget_is_left_alone(const struct dataset *dataset)
+static void a_small_budget_is_not_used(const struct dataset *dataset)
 {
     dlfs_reader *reader = reader_over(dataset, 4 * CHUNK, 0);
     dlfs_batch *batches[40];
@@ -83,9 +83,9 @@ int main(void)
 {
     struct dataset dataset;
     dataset_create(&dataset, NULL);
-    nothing_is_kept(&dataset);
-    what_is_in_memory_is_used(&dataset);
-    a_small_budget_is_left_alone(&dataset);
+    nothing_is_cached(&dataset);
+    samples_in_memory_are_used(&dataset);
+    a_small_budget_is_not_used(&dataset);
     dataset_destroy(&dataset);
     return 0;
 }

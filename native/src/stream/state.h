@@ -12,8 +12,8 @@
  * Threads: the consumer calls dlfs_stream_next, and one thread of the stream reads ahead. They
  * share the entries under the reader's lock.
  */
-#ifndef DLFS_LOOKAHEAD_H
-#define DLFS_LOOKAHEAD_H
+#ifndef DLFS_STREAM_STATE_H
+#define DLFS_STREAM_STATE_H
 
 #include "reader/members.h"
 #include "stream/stream.h"
@@ -92,7 +92,7 @@ struct prefault {
     size_t own;     /* offset of the step that the stream's thread is at */
 };
 
-/* What one epoch reads, all its consumers together. */
+/* The samples and bytes that one epoch reads, all its consumers together. */
 struct epoch_need {
     uint64_t samples;       /* different samples, at most */
     uint64_t bytes;         /* of these samples */

@@ -1,0 +1,33 @@
+/* The queue pairs of a fetch: taken from the members' devices, and released for other threads. */
+#ifndef DLFS_FETCH_QUEUES_H
+#define DLFS_FETCH_QUEUES_H
+
+#include "reader/span.h"
+
+/*
+ * Takes a queue pair of a member, or lines up for one. Returns a negative code if this process has
+ * no resources for it. A member that fails is marked as lost instead, and its reads report that.
+ */
+int member_connect(struct fetch *fetch, uint32_t member);
+/* Returns true if requests can be sent to a member, at once or later. A member without a queue pair
+ * is connected only if it is `due`. */
+bool member_is_reachable(struct fetch *fetch, uint32_t member, bool due);
+/* Returns true if the member's queue takes another request now. */
+bool member_has_room(const struct fetch *fetch, uint32_t member);
+/* Takes or lines up for queue pairs of all members that are not lost. */
+int fetch_prepare(struct fetch *fetch);
+/* Releases the queue pairs with nothing in flight, and leaves the lines. */
+void fetch_release_queues(struct fetch *fetch);
+/* Returns true if fetch_release_queues has anything to release or to leave. */
+bool fetch_has_idle_queues(const struct fetch *fetch);
+/*
+ * Releases queue pairs that other threads wait for. One with requests in flight gets no more of
+ * them after SLICE_NS, and is released when the last one has ended.
+ */
+void fetch_yield_queues(struct fetch *fetch);
+/* Returns the fetch's first place in line for a queue pair, or NULL. */
+struct dlfs_queue_waiter *fetch_queue_waiter(const struct fetch *fetch);
+/* Returns true if a queue pair has requests in flight. */
+bool fetch_any_in_flight(const struct fetch *fetch);
+
+#endif

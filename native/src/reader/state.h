@@ -1,0 +1,138 @@
+/* The state of a reader: the structures that its layers share, and how a sample is located. */
+#ifndef DLFS_READER_STATE_H
+#define DLFS_READER_STATE_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdlib.h>
+
+#include "dlfs/dlfs.h"
+#include "reader/arena.h"
+#include "reader/cache_map.h"
+
+struct fetch;
+struct private_memory;
+
+/* A batch, of this process's reader or received from a service. */
+struct batch {
+    dlfs_batch public;
+    void (*release)(struct batch *batch);  /* implements dlfs_batch_release */
+    dlfs_reader *reader;                   /* NULL if a service gave the batch */
+    struct private_memory *private_memory; /* NULL if the samples lie in the arena */
+    struct dlfs_client *client;            /* the connection to the service, or NULL */
+    uint64_t number;                       /* the service's number of the batch */
+    uint64_t capacity;                     /* samples that the arrays have room for */
+    uint64_t failure_capacity;
+    int64_t *offsets; /* one allocation: offsets, lengths and indices, one after the other */
+    int64_t *lengths;
+    uint64_t *indices;
+    dlfs_failure *failures;
+    struct batch *next; /* in a list of idle batches */
+};
+
+static inline void batch_free(struct batch *batch)
+{
+    free(batch->offsets);
+    free(batch->failures);
+    free(batch);
+}
+
+/* The state of a member that all threads share. */
+struct member {
+    _Atomic uint64_t lost_until_ns; /* 0: not lost; else time of the next probe; UINT64_MAX: there
+                                       is no device */
+    _Atomic uint32_t failures;      /* failed requests in a row */
+    _Atomic uint32_t probes;        /* probes since it was lost, which double the interval */
+    _Atomic int code;               /* why it was lost, the last time */
+    _Atomic bool hung;              /* lost because it did not answer within the whole timeout */
+};
+
+struct dlfs_reader {
+    dlfs_reader_config config;
+    dlfs_device **devices;
+    struct member *members;        /* [member_count] */
+    _Atomic uint64_t lost_members; /* as bits */
+    dlfs_extent *extents;
+    uint64_t *extent_starts;        /* [extent_count + 1] first dataset chunk of each extent */
+    const dlfs_location *locations; /* [sample_count] as the directory stores them */
+    uint64_t sample_count;
+    uint64_t data_bytes;
+    uint64_t chunk_count;
+    uint32_t chunk_shift; /* log2 of chunk_bytes */
+    bool dataset_fits;    /* the arena has room for the whole dataset: chunks stay once read */
+
+    pthread_mutex_t lock;
+    pthread_cond_t released; /* a slot became free or idle */
+    uint8_t *arena;
+    size_t arena_bytes;
+    int arena_descriptor; /* of its memory file, if it is shared with other processes; else -1 */
+    uint64_t resident_offset;         /* of resident_slots in the arena, behind the slots */
+    _Atomic uint32_t *resident_slots; /* [chunk_count] slot + 1 of each resident chunk, which other
+                                         processes look up; NULL if chunks are not resident */
+    bool prefaulted;                  /* a stream has touched the arena's memory, or is doing so */
+    struct slot *slots;               /* [slot_count] */
+    uint32_t slot_count;
+    struct slot_list free_slots;
+    struct slot_list idle_slots; /* CHUNK, not cached, without references */
+    struct cache cache;
+    uint32_t *chunk_slots; /* [chunk_count] slot + 1 of a chunk that is LOADING or CHUNK, else 0 */
+    struct fetch *idle_fetches;
+    struct fetch *draining_fetches; /* idle, but a device may still write for reads that were
+                                       abandoned */
+    struct batch *idle_batches;
+    size_t idle_batches_bytes;           /* of their arrays */
+    size_t idle_plans_bytes;             /* of the plans of idle and draining fetches */
+    struct private_memory *idle_private; /* kept for the next batch */
+    size_t idle_private_bytes;
+    uint64_t references; /* the owner's and one for each batch; the last one frees the reader */
+    uint64_t fetches_in_use;
+    uint64_t open_streams;
+    dlfs_stream *streams; /* list of the open ones */
+    dlfs_reader_stats stats;
+    dlfs_member_stats *member_stats; /* [member_count] */
+    _Atomic uint64_t copy_ns;
+};
+
+/* ---- locations and slots --------------------------------------------------------------------- */
+
+/* The location of a sample in the data space, decoded and checked. */
+struct location {
+    uint64_t address;
+    uint64_t length;
+    uint64_t chunk; /* of its first byte */
+    uint32_t crc32c;
+};
+
+/* Decodes the location of a sample. Returns false if it is outside the dataset's data. */
+static inline bool reader_locate(const dlfs_reader *reader, uint64_t index,
+                                 struct location *location)
+{
+    const dlfs_location *packed = &reader->locations[index];
+    location->address = dlfs_location_address(packed);
+    location->length = dlfs_location_length(packed);
+    location->crc32c = packed->crc32c;
+    location->chunk = location->address >> reader->chunk_shift;
+    return location->address <= reader->data_bytes &&
+           location->length <= reader->data_bytes - location->address;
+}
+
+/* Returns true if a sample lies in one chunk. */
+static inline bool location_in_one_chunk(const dlfs_reader *reader, const struct location *location)
+{
+    return (location->address + location->length - 1) >> reader->chunk_shift == location->chunk;
+}
+
+/* Returns the first byte of a slot. */
+static inline uint8_t *slot_memory(const dlfs_reader *reader, uint32_t slot)
+{
+    return reader->arena + ((size_t)slot << reader->chunk_shift);
+}
+
+/* Returns the slot that an offset of the arena lies in. */
+static inline uint32_t slot_of(const dlfs_reader *reader, uint64_t arena_offset)
+{
+    return (uint32_t)(arena_offset >> reader->chunk_shift);
+}
+
+#endif
