@@ -285,7 +285,7 @@ class ClientReader(Collected):
             code = library().dlfs_client_member_stats(channel.handle, member, byref(stats))
         finally:
             self.return_channel(channel, code)
-        check(code, f"look at the reads of member {member}")
+        check(code, f"get statistics of member {member}")
         return member_counters(stats)
 
     def lost_members(self) -> int:

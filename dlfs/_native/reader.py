@@ -83,7 +83,7 @@ def copy_sample(
     Args:
         get: ``dlfs_reader_get``, or a function with its signature.
         handle: first argument of ``get``.
-        index: of the sample, 0..N-1.
+        index: index of the sample, 0..N-1.
         flags: ``abi.GET_CACHED`` or 0.
         scratch: owner of the thread's buffer.
 
@@ -120,13 +120,13 @@ class NativeReader(Collected):
         chunk_bytes: size of a chunk.
         block_bytes: unit of reads; a multiple of every device's block.
         data_offset_bytes: offset of chunk 0 on each member.
-        memory_bytes: sample memory.
+        memory_bytes: size of the sample memory.
         gap_bytes: largest gap between two samples that one request reads over.
         depth: requests in flight on each queue pair.
         retry_count: retries of a failed read.
         timeout_ms: bound on a read, without the additional time for its bytes.
         replicas: copies of each chunk.
-        band_rows: rows of chunks that a copy occupies on each member.
+        band_rows: rows of chunks that one copy occupies on each member.
         shared: True if other processes can map the sample memory (``dlfs._native.channel``).
 
     Attributes:
@@ -190,9 +190,8 @@ class NativeReader(Collected):
         self.closing = False
         self._on_closed: Callable[[], None] | None = None
         self._scratch = threading.local()
-        self._users: deque[None] = (
-            deque()
-        )  # an item for each call under way; its operations are atomic
+        # An item for each call under way. The operations of a deque are atomic.
+        self._users: deque[None] = deque()
         self._lock = threading.RLock()  # the garbage collector may close a stream while it is held
 
     def acquire(self) -> c_void_p:

@@ -24,7 +24,7 @@
 #include "reader/state.h"
 
 #define PAGE_BYTES_MIN 4096u
-#define LARGE_BYTES ((size_t)2 << 20) /* dlfs_memory_map aligns mappings of so much to as much */
+#define LARGE_BYTES ((size_t)2 << 20) /* dlfs_memory_map aligns larger mappings to this */
 
 /* ---- lists of slots -------------------------------------------------------------------------- */
 
@@ -309,7 +309,7 @@ uint32_t arena_take(dlfs_reader *reader, uint32_t run, bool displace)
     return slot;
 }
 
-/* Finds the last run of so many free slots, or SLOT_NONE. */
+/* Finds the last run of this many free slots, or SLOT_NONE. */
 static uint32_t find_last_run(const dlfs_reader *reader, uint32_t run)
 {
     uint32_t found = 0;

@@ -75,7 +75,7 @@ static enum reservation refuse(struct cache *cache)
     return RESERVE_REFUSED;
 }
 
-/* Opens a run that has room for so many bytes. */
+/* Opens a run that has room for this many bytes. */
 static enum reservation open_run(dlfs_reader *reader, uint64_t bytes)
 {
     struct cache *cache = &reader->cache;

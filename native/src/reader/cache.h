@@ -10,7 +10,7 @@
 /* 2^32 times the fraction of the square root of 2. Its multiples are spread evenly. */
 #define CACHE_SPREAD UINT32_C(0x6A09E667)
 
-/* Makes the map large enough for so many samples, if there are slots for it. */
+/* Makes the map large enough for this many samples, if there are slots for it. */
 void cache_reserve_map(dlfs_reader *reader, uint64_t samples);
 /* Returns a number below 2^32 for each chunk. A share of these numbers is the same share of every
  * range of chunks. */
@@ -41,7 +41,7 @@ bool cache_admits_chunk(dlfs_reader *reader, uint64_t chunk, uint32_t run);
 void cache_end_load(dlfs_reader *reader, uint32_t slot, bool valid, struct bad_samples *bad);
 /* Counts samples that streams have given. */
 void cache_count_given(dlfs_reader *reader, uint64_t samples);
-/* Begins an epoch of so many samples, and reviews the uses of the cached slots if that is due. */
+/* Begins an epoch of this many samples, and reviews the uses of the cached slots if that is due. */
 void cache_begin_epoch(dlfs_reader *reader, uint64_t samples);
 /* Sets the most slots that are cached, the slots of a PACKED run, and whether a stream that packs
  * samples is open. */

@@ -67,7 +67,7 @@ bool cache_map_has_room(const struct cache *cache, uint64_t samples)
     return samples <= cache->map_capacity / 4 * 3;
 }
 
-/* Returns the entries of a map for so many samples. */
+/* Returns the entries of a map for this many samples. */
 static uint64_t map_capacity_for(uint64_t samples)
 {
     uint64_t capacity = samples / 3 * 4 + 8;

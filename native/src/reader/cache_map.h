@@ -37,9 +37,9 @@ struct cache {
 };
 
 void cache_init(struct cache *cache);
-/* Returns the bytes of a map for so many samples. */
+/* Returns the bytes of a map for this many samples. */
 uint64_t cache_map_bytes(uint64_t samples);
-/* Returns true if the map has room for so many samples: a quarter of it stays empty. */
+/* Returns true if the map has room for this many samples: a quarter of it stays empty. */
 bool cache_map_has_room(const struct cache *cache, uint64_t samples);
 /* Finds the map's entry of a sample, or the empty entry where it belongs. */
 struct cached_sample *cache_map_find(const struct cache *cache, uint64_t index);

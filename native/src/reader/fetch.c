@@ -22,7 +22,8 @@
 #define DEADLINE_CHECK_NS UINT64_C(100000000)
 #define STEP_GAP_NS UINT64_C(1000000000)
 #define REDIRECT_DOUBLINGS_MAX 4u /* of the silence after which spans are redirected */
-/* Share of a read's timeout: the spans of a member that is silent for so long are redirected. */
+/* Divisor of a read's timeout: the spans of a member that is silent for the result are redirected.
+ */
 #define SILENT_SHARE 16u
 #define POLL_MS_MAX 100
 #define MEMBER_POLL_MS 1 /* for a queue without a descriptor, which poll() cannot wait for */

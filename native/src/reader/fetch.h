@@ -12,7 +12,7 @@
 int fetch_create(dlfs_reader *reader, struct fetch **out);
 /* Waits for all requests in flight, and frees the fetch. */
 void fetch_destroy(struct fetch *fetch);
-/* Makes room for a plan of so many misses. */
+/* Makes room for a plan of this many misses. */
 int fetch_reserve_plan(struct fetch *fetch, uint64_t count);
 void fetch_free_plan(struct fetch *fetch);
 #define PLAN_BYTES_PER_SAMPLE (2 * sizeof(struct miss) + sizeof(struct plan_span))

@@ -10,7 +10,8 @@
 #include "device/device.h"
 #include "reader/members.h"
 
-#define SLICE_NS UINT64_C(10000000) /* a queue pair that other threads wait for is used so long */
+#define SLICE_NS \
+    UINT64_C(10000000) /* for which a queue pair is used while other threads wait for it */
 
 int member_connect(struct fetch *fetch, uint32_t member)
 {

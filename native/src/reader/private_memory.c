@@ -15,7 +15,7 @@
 #include "reader/state.h"
 
 #define ALIGN_MIN 4096u
-#define MAPPED_BYTES_MIN ((size_t)2 << 20)        /* dlfs_memory_map aligns so much to as much */
+#define MAPPED_BYTES_MIN ((size_t)2 << 20)        /* larger memory is a mapping, aligned to this */
 #define IDLE_PRIVATE_BYTES_MAX ((size_t)32 << 20) /* that a reader keeps between batches */
 
 /* Takes an idle mapping that is large enough, but less than twice as large. The lock is held. */

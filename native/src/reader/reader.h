@@ -35,9 +35,9 @@
 #define BATCH_BYTES_PER_SAMPLE (2 * sizeof(int64_t) + sizeof(uint64_t)) /* of its arrays */
 /* Returns the memory of a batch's arrays in bytes. */
 size_t batch_bytes(const struct batch *batch);
-/* Lays out the arrays for so many samples. Their content is lost. */
+/* Lays out the arrays for this many samples. Their content is lost. */
 int batch_reserve(struct batch *batch, uint64_t count);
-/* Takes an idle batch or a new one, with room for so many samples; NULL without memory. */
+/* Takes an idle batch or a new one, with room for this many samples; NULL without memory. */
 struct batch *batch_take(dlfs_reader *reader, uint64_t count);
 /* Adds the failure of a sample to a batch. */
 int batch_fail(struct batch *batch, const dlfs_failure *failure);

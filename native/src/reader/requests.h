@@ -19,8 +19,8 @@ void request_complete(struct fetch *fetch, uint64_t number, int64_t result);
 void member_queue_failed(struct fetch *fetch, uint32_t member, int code);
 /* Marks members as lost or hung that have not answered a span in time. */
 void span_mark_late_members(struct fetch *fetch, const struct span *span);
-/* Marks members as lost that were silent for so long, and redirects the spans that wait for them
- * if another copy can be read. */
+/* Marks members as lost that were silent for silence_max_ns, and redirects the spans that wait for
+ * them if another copy can be read. */
 void requests_redirect_silent(struct fetch *fetch, uint64_t silence_max_ns);
 /* Returns true if only hung members have the rest of a span. */
 bool span_is_unreachable(const struct fetch *fetch, const struct span *span);

@@ -113,9 +113,9 @@ struct fetch {
     struct fetch *next; /* in the reader's list of idle or draining fetches */
 };
 
-/* Returns the time that a read of so many bytes may take, in nanoseconds. */
+/* Returns the time that a read of this many bytes may take, in nanoseconds. */
 uint64_t reader_timeout_ns(const dlfs_reader *reader, uint64_t bytes);
-/* Makes room for so many spans, in addition to abandoned ones. No span may be under way. */
+/* Makes room for this many spans, in addition to abandoned ones. No span may be under way. */
 int fetch_reserve_spans(struct fetch *fetch, uint32_t unused);
 /* Takes an unused span for the caller to fill in, or NULL if all are under way. */
 struct span *span_take(struct fetch *fetch);

@@ -23,7 +23,7 @@
 #define PACKED_RUN_SAMPLES 32u /* so that at most 1/32 of a PACKED run is lost at its end */
 #define PACKED_OVERHEAD 12u    /* bytes of a packed sample: its index, and half of the alignment */
 #define MAP_OVERHEAD 22u       /* bytes of a packed sample in the map */
-/* Copied samples get memory for one in so many of the samples; the cache has the rest. */
+/* Copied samples get memory for one in COPY_MEMORY_SHARE samples; the cache has the rest. */
 #define COPY_MEMORY_SHARE 2u
 #define COPY_MARGIN_SLOTS (MARGIN_SLOTS + 4u) /* with chunks being read, and buckets */
 

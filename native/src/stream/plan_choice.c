@@ -10,9 +10,10 @@
 #include "sequence/sequence.h"
 #include "stream/state.h"
 
-/* A request costs more than so many times its sample: such samples are not read one by one. */
+/* A sample is tiny if gap_bytes is more than TINY_SHARE times its length: its request costs more
+ * than its bytes. */
 #define TINY_SHARE 8u
-/* Whole chunks, which need no map, may be so many times larger than their samples. */
+/* Largest ratio of whole chunks, which need no map, to the bytes of their samples. */
 #define PADDING_MAX 1.25
 
 /* Returns true if memory holds all chunks of a window, so that each of them is read once. */

@@ -14,7 +14,8 @@
  * look-ahead may be twice what fits.
  *
  * Source: L. A. Belady, "A study of replacement algorithms for a virtual-storage computer", IBM
- * Systems Journal 5(2), 1966: evict what is needed furthest in the future, which the order tells.
+ * Systems Journal 5(2), 1966: evict what is needed furthest in the future, which is known from the
+ * order.
  */
 #include <errno.h>
 #include <stdlib.h>
