@@ -278,6 +278,8 @@ class NativeReader(Collected):
             UsageError: the sample has no such part.
             DeviceError: not enough memory.
         """
+        code: int
+        failure: NativeFailure
         code, failure = self._call(
             lambda handle: copy_part(library().dlfs_reader_read_part, handle, part, buffer)
         )
