@@ -21,7 +21,7 @@ int member_connect(struct fetch *fetch, uint32_t member)
         return 0;
     }
     int code = dlfs_queue_acquire(reader->devices[member], reader->config.depth, waiter,
-                                 &fetch->queues[member]);
+                                  &fetch->queues[member]);
     fetch->queue_taken_ns[member] = fetch->now_ns;
     if (code == -EAGAIN) {
         return 0;
