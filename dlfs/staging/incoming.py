@@ -286,9 +286,9 @@ class IncomingTree:
             return
         with self.sealer.changing(folder):
             async with self._directories.opened(folder) as directory:
-                held = await self._directories.run(entries.remove_directory, directory, name)
-            with entries.closing(held):
-                self._forget_name(folder, name, os.fstat(held))
+                removed = await self._directories.run(entries.remove_directory, directory, name)
+            with entries.closing(removed):
+                self._forget_name(folder, name, os.fstat(removed))
 
     async def rename(
         self,

@@ -1,4 +1,4 @@
-"""Volumes and their mounts."""
+"""Fixtures: volumes and their mounts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def plain_volume(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
 def world(
     plain_volume: Prepared, server: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[World]:
-    """That volume mounted, for tests that only look."""
+    """The unchanged volume, mounted for tests that only read."""
     volume, source, files = plain_volume
     folder = tmp_path_factory.mktemp("world")
     with mounted(volume, folder / "mnt", folder / "log", fuse=server) as mount:
@@ -58,7 +58,7 @@ def own_volume(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def own_mount(own_volume: Path, server: str, tmp_path: Path) -> Iterator[Mount]:
-    """That small volume mounted."""
+    """The small volume, mounted."""
     with mounted(own_volume, tmp_path / "mnt", tmp_path / "log", fuse=server) as mount:
         yield mount
 

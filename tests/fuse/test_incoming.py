@@ -128,7 +128,7 @@ def run(*command: str | Path, **options: object) -> None:
 
 
 def same(one: Path, other: Path) -> bool:
-    """Whether two trees have the same names and bytes."""
+    """Return True if two trees have the same names and bytes."""
     run("diff", "-r", one, other)
     return True
 
@@ -265,8 +265,8 @@ def test_rule_35_listings_while_things_change(shared: Writable) -> None:
         for name in os.listdir(top):
             if name != first and int(name) % 2:
                 (top / name).unlink()
-        rest = {entry.name for entry in entries}
-    assert {f"{i:04}" for i in range(0, 300, 2)} <= rest | {first}
+        others = {entry.name for entry in entries}
+    assert {f"{i:04}" for i in range(0, 300, 2)} <= others | {first}
     assert {int(name) % 2 for name in os.listdir(top)} <= {0, int(first) % 2}
 
 

@@ -1,4 +1,4 @@
-"""What is the native server's own: opens without a word, older kernels, what it refuses."""
+"""The native server: opens without requests, older kernels, refusals."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def native_mount(own_volume: Path, tmp_path: Path) -> Iterator[Mount]:
 
 @contextmanager
 def stopped(mount: Mount) -> Iterator[None]:
-    """The server gets no time to run; if somebody waits for it, only for ten seconds."""
+    """Suspend the server for the duration of a block, at most ten seconds."""
     alarm = threading.Timer(10, os.kill, (mount.pid, signal.SIGCONT))
     os.kill(mount.pid, signal.SIGSTOP)
     alarm.start()

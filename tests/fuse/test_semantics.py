@@ -306,7 +306,7 @@ def test_rule_14_neighbours_of_damage(own_volume: Path, own_mount: Mount) -> Non
 def test_rule_15_larger_than_memory(server: str, plain_volume: Prepared, tmp_path: Path) -> None:
     volume, _, files = plain_volume
     with mounted(
-        volume, tmp_path / "mnt", tmp_path / "log", held_bytes=64 * KIB, fuse=server
+        volume, tmp_path / "mnt", tmp_path / "log", cache_bytes=64 * KIB, fuse=server
     ) as mount:
         names = [b"large", b"sizes/300000", b"sizes/70000", b"class0/0000.bin"]
         handles = [os.open(mount / "train" / os.fsdecode(name), os.O_RDONLY) for name in names]
@@ -502,10 +502,10 @@ def test_rule_24_removed_datasets(own_volume: Path, own_mount: Mount) -> None:
     def ask_folder() -> object:
         return os.stat(next(names), dir_fd=folder)
 
-    # The kernel keeps what is mapped, even when somebody has it drop its caches.
-    kept = mmap.mmap(seen, 500, prot=mmap.PROT_READ)
+    # The kernel keeps mapped pages, even if a program has it drop its caches.
+    mapping = mmap.mmap(seen, 500, prot=mmap.PROT_READ)
     try:
-        assert kept[:5] == b"first"
+        assert mapping[:5] == b"first"
         with dlfs.open(str(own_volume)) as volume:
             volume.remove("train")
         add_dataset(own_volume, "other", {b"%d" % i: bytes([i]) * 50_000 for i in range(200)})
@@ -516,10 +516,10 @@ def test_rule_24_removed_datasets(own_volume: Path, own_mount: Mount) -> None:
         assert os.pread(seen, 500, 0) == b"first" * 100
         code = errno_of(lambda: os.pread(unseen, 10, 0))
         assert code == errno.ESTALE or os.pread(unseen, 600, 0) == b"second" * 100
-        # The name goes first; that it is let go of waits for requests that are under way in it.
+        # The name disappears first; the dataset is closed after the requests under way in it.
         wait_for(lambda: errno_of(ask_folder) == errno.ESTALE, "the folder to be stale")
     finally:
-        kept.close()
+        mapping.close()
         for descriptor in (seen, unseen, folder):
             os.close(descriptor)
     assert (own_mount / "other/7").read_bytes() == bytes([7]) * 50_000
@@ -615,8 +615,8 @@ def test_rule_28_unsuitable_directories(
     from dlfs.mount.server import MountOptions
 
     options = MountOptions(fuse=server)
-    for directory, error, told in refusals:
-        with pytest.raises(error, match=re.escape(f"mount on {directory}: ") + ".*" + told):
+    for directory, error, message in refusals:
+        with pytest.raises(error, match=re.escape(f"mount on {directory}: ") + ".*" + message):
             mount_volume(str(own_volume), directory, options, log=tmp_path / "log")
     assert (own_mount / "train/a").read_bytes() == b"first" * 100
 

@@ -10,10 +10,10 @@ from dlfs.mount.errnos import ERRNOS, errno_of
 
 
 def every_error() -> list[type[DlfsError]]:
-    found, rest = [], [DlfsError]
-    while rest:
-        kind = rest.pop()
-        rest += [k for k in kind.__subclasses__() if k.__module__ == dlfs.errors.__name__]
+    found, pending = [], [DlfsError]
+    while pending:
+        kind = pending.pop()
+        pending += [k for k in kind.__subclasses__() if k.__module__ == dlfs.errors.__name__]
         found.append(kind)
     return found
 

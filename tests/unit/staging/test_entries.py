@@ -86,7 +86,7 @@ def test_creating(directory: int, tmp_path: Path) -> None:
     descriptor, status = entries.create(directory, b"a", flags, 0o6640, ME)
     assert stat.S_IMODE(status.st_mode) == 0o6640
     assert entries.write_all(descriptor, b"12345", 3) == 5
-    assert entries.write_all(descriptor, b"0", 0) == 1  # where it was told, not at the end
+    assert entries.write_all(descriptor, b"0", 0) == 1  # at the given offset, not at the end
     os.close(descriptor)
     assert (tmp_path / "a").read_bytes() == b"0\0\x0012345"
     assert errno_of(lambda: entries.create(directory, b"a", flags | os.O_EXCL, 0, ME)) == (
@@ -122,8 +122,8 @@ def test_what_cannot_be_given_away_is_not_left(
     assert sorted(os.listdir(tmp_path)) == ["a", "b"]
 
 
-def test_what_is_removed_is_held(directory: int, tmp_path: Path) -> None:
-    """So nothing else has its identity, and which of two names was the last is certain."""
+def test_removed_files_stay_open(directory: int, tmp_path: Path) -> None:
+    """No other file can get the identity, and the link count shows whether a name is left."""
     (tmp_path / "a").write_bytes(b"a")
     os.link(tmp_path / "a", tmp_path / "b")
     os.link(tmp_path / "a", tmp_path / "c")
@@ -134,10 +134,10 @@ def test_what_is_removed_is_held(directory: int, tmp_path: Path) -> None:
     moved, replaced = entries.rename(directory, b"new", directory, b"c", replace=True)
     folder = entries.remove_directory(directory, b"d")
     assert replaced is not None
-    assert [os.fstat(held).st_nlink for held in (first, second, replaced, folder)] == [0] * 4
+    assert [os.fstat(removed).st_nlink for removed in (first, second, replaced, folder)] == [0] * 4
     assert identity_of(os.fstat(first)) == identity_of(os.fstat(replaced)) != identity_of(moved)
-    for held in (first, second, replaced, folder):
-        os.close(held)
+    for removed in (first, second, replaced, folder):
+        os.close(removed)
     (tmp_path / "d/e").mkdir(parents=True)
     assert errno_of(lambda: entries.remove_directory(directory, b"d")) == errno.ENOTEMPTY
     assert errno_of(lambda: entries.unlink(directory, b"d")) == errno.EISDIR

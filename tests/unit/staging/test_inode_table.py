@@ -35,7 +35,7 @@ def test_two_names_are_one_node(table: InodeTable) -> None:
     table.forget(inode.number, 1)
     with pytest.raises(StaleError):
         table.get(inode.number)
-    table.forget(inode.number, 1)  # more than it was told of: nothing
+    table.forget(inode.number, 1)  # more look-ups than it has: no effect
 
 
 def test_an_identity_that_is_used_again_is_a_new_node(table: InodeTable) -> None:

@@ -1,4 +1,4 @@
-"""What is said through extended attributes."""
+"""The extended attributes: options, status and contents."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class Place:
         return Sealer(self.volume, self.area, lambda _, name: self.gone.append(name)), inode
 
     def restart(self) -> list[bytes]:
-        """What the next server does at its start."""
+        """Do what the next server does at its start."""
         self.close()
         self.volume = dlfs.open(str(self.folder / "volume.img"))
         self.area = StagingArea(self.folder / "area", self.volume.uuid)
