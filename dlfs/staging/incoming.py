@@ -36,6 +36,7 @@ from dlfs.format.names import INCOMING as INCOMING_NAME
 from dlfs.format.paths import display
 from dlfs.staging import entries
 from dlfs.staging.area import StagingArea
+from dlfs.staging.attributes import entry_of, requested_change
 from dlfs.staging.directories import Directories
 from dlfs.staging.entries import Change, Owner, identity_of
 from dlfs.staging.inode_numbers import INCOMING
@@ -51,9 +52,6 @@ from dlfs.staging.sealer import Sealer
 from dlfs.volume import Volume
 
 NAME = INCOMING_NAME.encode()
-
-KNOWN_SECONDS = 1.0
-"""Time for which the kernel may cache names and attributes below ``incoming``, in seconds."""
 
 LIST_AHEAD = 64
 """Entries of a listing whose attributes are read in one worker thread call."""
@@ -129,11 +127,11 @@ class IncomingTree:
 
     async def getattr(self, number: int, _ctx: RequestContext) -> EntryAttributes:
         """Return the attributes of an entry."""
-        return _entry(number, await self.status(self._table.get(number)))
+        return entry_of(number, await self.status(self._table.get(number)))
 
     async def root(self) -> EntryAttributes:
         """Return the attributes of ``incoming`` itself."""
-        return _entry(INCOMING, await self.status(self._table.root))
+        return entry_of(INCOMING, await self.status(self._table.root))
 
     async def status(self, inode: Inode) -> os.stat_result:
         """Return the attributes of an inode in the staging area."""
@@ -162,23 +160,25 @@ class IncomingTree:
     ) -> EntryAttributes:
         """Change attributes."""
         inode = self._table.get(number)
-        wanted = _change(attr, fields)
+        wanted = requested_change(attr, fields)
         run = self._directories.run
         if inode.number == INCOMING:
-            return _entry(number, await run(entries.change_directory, self._area.datasets, wanted))
+            return entry_of(
+                number, await run(entries.change_directory, self._area.datasets, wanted)
+            )
         file = self.files.get(fh)
         if file is None and not inode.links:
             file = self.files.of_unlinked(inode)
         if file is not None and (file.writable or not inode.links):
-            return _entry(number, await run(_change_file, file.descriptor, wanted))
+            return entry_of(number, await run(_change_file, file.descriptor, wanted))
         with self.sealer.changing(inode):
             parent, name = inode.links[-1]
             if parent.number == INCOMING:
                 async with self._directories.opened(inode) as directory:
-                    return _entry(number, await run(entries.change_directory, directory, wanted))
+                    return entry_of(number, await run(entries.change_directory, directory, wanted))
             async with self._directories.opened(parent) as directory:
                 status = await run(entries.change, directory, name, inode.identity, wanted)
-        return _entry(number, status)
+        return entry_of(number, status)
 
     async def readlink(self, number: int, _ctx: RequestContext) -> bytes:
         """Return the target of a symbolic link."""
@@ -193,7 +193,7 @@ class IncomingTree:
         inode = self._table.note_lookup(
             parent, name, identity_of(status), directory=stat.S_ISDIR(status.st_mode)
         )
-        return _entry(inode.number, status)
+        return entry_of(inode.number, status)
 
     # ---- making and removing ---------------------------------------------------------------------
 
@@ -250,9 +250,8 @@ class IncomingTree:
         if not inode.links:
             raise FUSEError(errno.ENOENT)
         with self.sealer.changing(inode, folder):
-            if (
-                inode.dataset() is not folder.dataset()
-            ):  # one dataset could be written while the other is sealed
+            # One dataset could be written while the other is sealed.
+            if inode.dataset() is not folder.dataset():
                 raise FUSEError(errno.EXDEV)
             _check_length(folder, name)
             old_folder, old = inode.links[-1]
@@ -572,17 +571,6 @@ def _change_file(descriptor: int, wanted: Change) -> os.stat_result:
     return os.fstat(descriptor)
 
 
-def _change(attr: EntryAttributes, fields: pyfuse3.SetattrFields) -> Change:
-    return Change(
-        mode=attr.st_mode if fields.update_mode else None,
-        uid=attr.st_uid if fields.update_uid else None,
-        gid=attr.st_gid if fields.update_gid else None,
-        size_bytes=attr.st_size if fields.update_size else None,
-        access_ns=attr.st_atime_ns if fields.update_atime else None,
-        modify_ns=attr.st_mtime_ns if fields.update_mtime else None,
-    )
-
-
 def _check_length(folder: Inode, name: bytes) -> None:
     """Refuse a path that is too long for a sample."""
     if len(name) > COMPONENT_BYTES_MAX:
@@ -590,22 +578,3 @@ def _check_length(folder: Inode, name: bytes) -> None:
     below_dataset = folder.path.partition(b"/")[2]
     if len(below_dataset) + 1 + len(name) > PATH_BYTES_MAX:
         raise FUSEError(errno.ENAMETOOLONG)
-
-
-def _entry(number: int, status: os.stat_result) -> EntryAttributes:
-    entry = EntryAttributes()
-    entry.st_ino = number
-    entry.generation = 0
-    entry.entry_timeout = entry.attr_timeout = KNOWN_SECONDS
-    entry.st_mode = status.st_mode
-    entry.st_nlink = status.st_nlink
-    entry.st_uid = status.st_uid
-    entry.st_gid = status.st_gid
-    entry.st_rdev = 0
-    entry.st_size = status.st_size
-    entry.st_blksize = status.st_blksize
-    entry.st_blocks = status.st_blocks
-    entry.st_atime_ns = status.st_atime_ns
-    entry.st_mtime_ns = status.st_mtime_ns
-    entry.st_ctime_ns = status.st_ctime_ns
-    return entry
