@@ -1,11 +1,11 @@
-"""Attributes given at import, whatever the source: from samples' paths, or from a table beside it.
+"""Adds attributes to the samples of any source during an import.
 
-An ``AttributedSource`` is a source whose blocks get further attributes by rules: a part of each
-path (``PathRule``), the row of a table with each path (``TableRule``), or what arrays the samples
-are (``ArrayRule``). A sample that a rule has nothing for is an error that names it; rows of a table
-without a sample are counted, since one table often describes more than one import.
+``AttributedSource`` wraps a source and applies rules to its blocks. ``PathRule`` takes a part of
+each path, ``TableRule`` the row of a table with that path, and ``ArrayRule`` records that all
+samples are arrays of one form. A sample without a value is an error that names the sample. Rows of
+a table without a sample are counted, because one table often describes several imports.
 
-A table is held in memory: its columns, and a place for each path.
+Memory: the columns of each table, and a dictionary of its paths.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from dlfs.reader.arrays import ArrayForm
 Columns = Mapping[str, npt.NDArray[Any]]
 
 PATH_COLUMNS = ("path", "file_name", "filename")
-"""What the column of a table with the samples' paths is called, unless its name is given."""
+"""Names under which a table's column of sample paths is found, unless the caller names it."""
 
 UNUSED_ROWS = "row of attributes without a sample"
 
@@ -45,29 +45,29 @@ _TYPES: dict[str, Callable[[str], int | float | str]] = {"int": int, "float": fl
 
 
 class Rule(Protocol):
-    """What gives samples further attributes."""
+    """A rule that gives samples further attributes."""
 
     def columns(self, block: SampleBlock) -> Columns:
-        """The attributes of a block's samples.
+        """Return the rule's attributes of the samples of a block.
 
         Raises:
-            UsageError: it has nothing for a sample; the message names it.
+            UsageError: the rule has no value for a sample; the message names the sample.
         """
         ...
 
     @property
     def skipped(self) -> Mapping[str, int]:
-        """What was left out, by reason; complete once all blocks were seen."""
+        """Number of entries left out, by reason; complete once all blocks were seen."""
         ...
 
 
 class AttributedSource:
-    """A source with further attributes.
+    """A source whose samples have further attributes.
 
     Args:
-        source: of the samples; closed with this object.
-        rules: that give attributes; where two give the same, the later one counts, and before the
-            source's own.
+        source: source of the samples; closed with this object.
+        rules: rules that give the attributes. Where two give an attribute of one name, the later
+            rule wins; each wins over the source's own attribute.
     """
 
     def __init__(self, source: Source, rules: Sequence[Rule]) -> None:
@@ -76,27 +76,27 @@ class AttributedSource:
 
     @property
     def name(self) -> str:
-        """The source's."""
+        """Name of the wrapped source."""
         return self._source.name
 
     @property
     def sample_count(self) -> int | None:
-        """The source's."""
+        """Number of samples in the wrapped source."""
         return self._source.sample_count
 
     @property
     def sample_bytes(self) -> int | None:
-        """The source's."""
+        """Total size of the samples in bytes, as the wrapped source knows it."""
         return self._source.sample_bytes
 
     @property
     def gives_shuffled(self) -> bool:
-        """As the source."""
+        """True if the wrapped source gives a true shuffle of all samples."""
         return self._source.gives_shuffled
 
     @property
     def skipped(self) -> Mapping[str, int]:
-        """What the source leaves out, and the rules."""
+        """Number of entries that the source and the rules leave out, by reason."""
         found = dict(self._source.skipped)
         for rule in self._rules:
             for reason, count in rule.skipped.items():
@@ -105,11 +105,11 @@ class AttributedSource:
 
     @property
     def empty_directories(self) -> int:
-        """The source's."""
+        """Number of directories without a sample, as the wrapped source counts them."""
         return self._source.empty_directories
 
     def blocks(self, *, layout: Layout, seed: int) -> Generator[SampleBlock, None, None]:
-        """The source's blocks, with what the rules say; see ``Source.blocks``."""
+        """Yield the source's blocks with the attributes of all rules; see ``Source.blocks``."""
         with closing(self._source.blocks(layout=layout, seed=seed)) as blocks:
             for block in blocks:
                 attributes = dict(block.attributes)
@@ -118,7 +118,7 @@ class AttributedSource:
                 yield replace(block, attributes=attributes)
 
     def close(self) -> None:
-        """Close the source."""
+        """Close the wrapped source."""
         self._source.close()
 
 
@@ -126,17 +126,17 @@ class AttributedSource:
 
 
 class PathRule:
-    """A column from samples' paths.
+    """A rule that makes one attribute from the samples' paths.
 
     Args:
-        name: of the column.
-        pattern: a component's number, 0 the first and -1 the last; or a regular expression that is
-            searched for in the path. Its value is the group of the column's name, else the first
-            group, else the whole match.
-        kind: ``str``, ``int`` or ``float``.
+        name: name of the attribute.
+        pattern: number of a path component, 0 the first and -1 the last; or a regular expression
+            that is searched for in the path. The value is the group that has the attribute's name,
+            else the first group, else the whole match.
+        kind: type of the values: ``str``, ``int`` or ``float``.
 
     Raises:
-        UsageError: there is no such type, or the pattern is no regular expression.
+        UsageError: the type is unknown, or the pattern is no regular expression.
     """
 
     skipped: Mapping[str, int] = {}
@@ -164,7 +164,7 @@ class PathRule:
         """Read ``NAME=PATTERN`` or ``NAME:TYPE=PATTERN``.
 
         Raises:
-            UsageError: it is not of this form.
+            UsageError: the text has another form.
         """
         head, equals, pattern = text.partition("=")
         name, colon, kind = head.rpartition(":")
@@ -175,7 +175,7 @@ class PathRule:
         return cls(name, pattern, kind)
 
     def columns(self, block: SampleBlock) -> Columns:
-        """One column; see ``Rule``."""
+        """Return the attribute of a block's samples; see ``Rule``."""
         values = np.empty(len(block.paths), self._dtype)
         values[:] = [self._value(path) for path in block.paths]
         return {self._name: values}
@@ -204,7 +204,7 @@ class PathRule:
 
 
 def label_rule() -> PathRule:
-    """The column ``label``: the name of the folder that each sample is in."""
+    """Return the rule for ``label``: the name of the folder that each sample is in."""
     return PathRule("label", "-2")
 
 
@@ -212,17 +212,18 @@ def label_rule() -> PathRule:
 
 
 class TableRule:
-    """The columns of a table that has a row for each sample.
+    """A rule that takes attributes from a table with a row for each sample.
 
     Args:
-        path: of a CSV file (``.csv``, ``.tsv``; the first line names the columns), Parquet file or
-            Arrow file. Columns of a CSV file are integers, floats or text; see ``csv_table``.
-        path_column: with the samples' paths; by default one of ``PATH_COLUMNS``.
+        path: path of a CSV file (``.csv``, ``.tsv``; the first line names the columns), Parquet
+            file or Arrow file. Columns of a CSV file become integers, floats or text; see
+            ``tables.csv``.
+        path_column: name of the column with the samples' paths; by default one of ``PATH_COLUMNS``.
 
     Raises:
-        NotFoundError: there is no such file.
-        UsageError: it is of another kind, has no such column, or pyarrow is not installed.
-        FormatError: it is damaged, or has two rows for one path.
+        NotFoundError: the file does not exist.
+        UsageError: the file is of another kind or has no such column, or pyarrow is not installed.
+        FormatError: the file is damaged, or has two rows for one path.
     """
 
     def __init__(self, path: str, path_column: str | None = None) -> None:
@@ -255,12 +256,12 @@ class TableRule:
 
     @property
     def skipped(self) -> Mapping[str, int]:
-        """Rows without a sample."""
+        """Number of rows without a sample."""
         unused = len(self._rows) - self._used
         return {UNUSED_ROWS: unused} if unused else {}
 
     def columns(self, block: SampleBlock) -> Columns:
-        """All columns but that of paths; see ``Rule``."""
+        """Return the attributes of a block's samples: all columns but the paths; see ``Rule``."""
         rows = [self._rows.get(path, -1) for path in block.paths]
         if -1 in rows:
             missing = show(block.paths[rows.index(-1)])
@@ -271,7 +272,7 @@ class TableRule:
 
 
 def _read_csv(path: str, delimiter: str, *, text: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
-    """The columns of a CSV file; those that are called so in ``text`` stay text."""
+    """Read the columns of a CSV file; the columns named in ``text`` stay text."""
     where = f"attributes of {path}"
     table = read_csv(path, delimiter, where=where)
     return {
@@ -314,14 +315,14 @@ def _empty(schema: Any, name: str) -> npt.NDArray[Any]:
 
 
 class ArrayRule:
-    """Samples that are all arrays of one type and shape.
+    """A rule for samples that are all arrays of one type and shape.
 
     Args:
-        dtype: as numpy reads it: ``f4``, ``uint8``.
-        shape: lengths of the dimensions, with commas between; empty for scalars.
+        dtype: type of the elements, as numpy reads it: ``f4``, ``uint8``.
+        shape: lengths of the dimensions, separated by commas; empty for scalars.
 
     Raises:
-        UsageError: there are no such arrays.
+        UsageError: numpy knows no such type, or the shape is malformed.
     """
 
     skipped: Mapping[str, int] = {}
@@ -330,7 +331,7 @@ class ArrayRule:
         self._form = ArrayForm.parse(dtype, shape)
 
     def columns(self, block: SampleBlock) -> Columns:
-        """The reserved columns of arrays; see ``Rule``."""
+        """Return the reserved columns of arrays; see ``Rule``."""
         wrong = np.flatnonzero(block.lengths != self._form.length_bytes)
         if len(wrong):
             at = int(wrong[0])

@@ -1,14 +1,13 @@
-"""Files under one folder, read as samples: what sources that name files have in common.
+"""Reads the files of one folder as samples, for the formats whose samples are files.
 
-Files are in a table: names in one byte string, and 48 bytes of numbers each. They are looked at
-together, by several threads, before anything is written: sizes for the space check, and what may
-not be read. Every open is relative to the folder's descriptor, so a path may be as long as a
-sample's path, however long the folder's own is.
+``FileTable`` lists the files: their names in one byte string, and 48 bytes of numbers for each.
+Before anything is written, several threads stat all files. That gives the sizes for the space
+check, and finds files that cannot be read. Every file is opened relative to the folder's
+descriptor, so a path may have the full length of a sample's path.
 
-They are then read by several threads in libdlfs, a buffer at a time, checked before and after
-against what was seen first, so that a file that changes during the import is an error. Within a
-buffer they are read in the table's order, wherever they go, because files that were made together
-lie together on the disk.
+``FileReader`` then reads a buffer of files at a time, by several threads in libdlfs. These compare
+each file before and after with the first stat, so that a file which changes is an error. Within a
+buffer they read in the table's order, because files made together lie together on the disk.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ import numpy.typing as npt
 from dlfs._native.files import FILE_DTYPE, read_files, stat_files
 from dlfs._native.library import describe
 from dlfs.arguments import Layout
-from dlfs.errors import DeviceError, DlfsError, NotFoundError, UsageError
-from dlfs.ingest.order import packing_order, take_block
-from dlfs.ingest.source import BUFFER_BYTES, THREADS, SampleBlock, read_ahead, show
+from dlfs.errors import DeviceError, DlfsError, UsageError
+from dlfs.ingest.order import indexed_blocks
+from dlfs.ingest.source import BUFFER_BYTES, THREADS, SampleBlock, file_errors, show
 
 
 class FileTable:
-    """Files in the order of the source; ``files`` once ``look`` has been called."""
+    """The files of a source, in its order; ``stat`` fills in their sizes."""
 
     def __init__(self) -> None:
         self._text = bytearray()
@@ -43,18 +42,18 @@ class FileTable:
         return len(self._positions)
 
     def add(self, path: bytes) -> None:
-        """Add a file by its path in the folder, without NUL."""
+        """Add a file by its path in the folder, which has no NUL."""
         self._positions.append(len(self._text))
         self._text += path
         self._text.append(0)
 
     def path(self, index: int) -> bytes:
-        """The path of a file."""
+        """Return the path of a file."""
         first = self._positions[index]
         return bytes(self._text[first : self._text.index(0, first)])
 
-    def look(self, directory: int, *, follow_links: bool, threads: int) -> int | None:
-        """Look at every file; return the index of one that cannot be taken."""
+    def stat(self, directory: int, *, follow_links: bool, threads: int) -> int | None:
+        """Stat every file; return the index of one that cannot be read, or None."""
         self.names = np.frombuffer(self._text, np.uint8)
         self.files = np.zeros(len(self), FILE_DTYPE)
         self.files["position"] = np.frombuffer(self._positions, np.uint64)
@@ -69,15 +68,15 @@ class FileReader:
 
     Args:
         directory: descriptor of the folder; the caller closes it.
-        folder: its name, for errors.
-        table: of the files; it is complete.
-        attributes: of the samples, an array with a value for each file.
-        follow_links: whether a path may end in a symbolic link.
-        buffer_bytes: of each of the two buffers.
-        threads: that read files, 1..64.
+        folder: name of the folder, for errors.
+        table: the complete table of files.
+        attributes: attributes of the samples: arrays with a value for each file.
+        follow_links: True if a path may end in a symbolic link.
+        buffer_bytes: size of each of the two buffers, in bytes.
+        threads: number of threads that read files, 1..64.
 
     Raises:
-        DeviceError: a file is not there, is none, or may not be read.
+        DeviceError: a file does not exist, is no regular file, or cannot be read.
     """
 
     def __init__(
@@ -98,7 +97,7 @@ class FileReader:
         self._follow_links = follow_links
         self._buffer_bytes = buffer_bytes
         self._threads = threads
-        self._look()
+        self._stat()
         self.sizes = np.ascontiguousarray(table.files["length_bytes"])
 
     def blocks(self, *, layout: Layout, seed: int) -> Generator[SampleBlock, None, None]:
@@ -107,18 +106,9 @@ class FileReader:
         Raises:
             DeviceError: a file cannot be read, or has changed.
         """
-        order = packing_order(len(self.sizes), layout=layout, seed=seed)
-        position = 0
-
-        def fill(buffer: npt.NDArray[np.uint8]) -> SampleBlock | None:
-            nonlocal position
-            if position == len(order):
-                return None
-            indices, offsets = take_block(order, self.sizes, position, len(buffer))
-            position += len(indices)
-            return self._read(indices, offsets, buffer)
-
-        return read_ahead(fill, buffer_bytes=self._buffer_bytes)
+        return indexed_blocks(
+            self.sizes, self._read, layout=layout, seed=seed, buffer_bytes=self._buffer_bytes
+        )
 
     def _read(
         self,
@@ -128,8 +118,6 @@ class FileReader:
     ) -> SampleBlock:
         table, in_order = self._table, np.argsort(indices)
         lengths = self.sizes[indices].astype(np.int64)
-        if int(lengths[-1]) > len(buffer):
-            buffer = np.empty(int(lengths[-1]), np.uint8)
         chosen = indices[in_order]
         files = table.files[chosen]
         files["buffer_offset"] = offsets[in_order]
@@ -147,8 +135,8 @@ class FileReader:
         paths = [table.path(i) for i in indices.tolist()]
         return SampleBlock(paths, buffer, offsets, lengths, attributes)
 
-    def _look(self) -> None:
-        bad = self._table.look(
+    def _stat(self) -> None:
+        bad = self._table.stat(
             self._directory, follow_links=self._follow_links, threads=self._threads
         )
         if bad is not None:
@@ -167,23 +155,22 @@ class FileReader:
 
 
 def join_shown(folder: str, path: bytes) -> str:
-    """A file in a folder, for a message."""
+    """Return the path of a file in a folder, for a message."""
     return show(os.fsencode(folder).rstrip(b"/") + b"/" + path)
 
 
 def open_folder(folder: str) -> int:
-    """Open a folder that files are opened relative to.
+    """Open a folder, so that files can be opened relative to it.
 
     Raises:
-        NotFoundError: there is no such folder.
-        UsageError: it is no folder.
-        DeviceError: it cannot be opened.
+        NotFoundError: the folder does not exist.
+        UsageError: the path is no folder.
+        DeviceError: the folder cannot be opened.
     """
     try:
-        return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except FileNotFoundError as error:
-        raise NotFoundError(f"import {folder}: there is no such folder") from error
-    except NotADirectoryError as error:
-        raise UsageError(f"import {folder}: expected a folder") from error
-    except OSError as error:
-        raise DeviceError(f"import {folder}: {error.strerror}", error.errno or errno.EIO) from error
+        with file_errors(f"import {folder}", "folder"):
+            return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except DeviceError as error:
+        if error.errno == errno.ENOTDIR:
+            raise UsageError(f"import {folder}: expected a folder") from error
+        raise

@@ -1,7 +1,7 @@
-"""Runs a source into a dataset writer.
+"""Imports the samples of a source as a dataset.
 
-The source's next block is read while the writer packs and writes the present one. Whatever goes
-wrong, Ctrl-C included, the writer aborts and the volume stays as it was.
+A thread reads the source's next block while the dataset writer packs and writes the present one.
+After any failure, Ctrl-C included, the writer aborts and the volume stays as it was.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dlfs.volume import Volume
 
 @dataclass(frozen=True, slots=True)
 class ImportReport:
-    """What an import did."""
+    """Result of an import."""
 
     dataset: DatasetInfo
     sample_count: int
@@ -41,18 +41,18 @@ def open_source(
     format_name: str = AUTO,
     options: Mapping[str, object] | None = None,
 ) -> Source:
-    """Open what paths name: a folder, an archive, files of a format; see ``formats``.
+    """Open the source that paths name: a folder, archives, or files of a format.
 
     Args:
-        paths: one, or several of one format; ``train-{000000..000099}.tar`` and globs name several.
-            A path that exists is taken as it is.
-        format_name: ``auto`` recognises it.
-        options: of the format, by name.
+        paths: one path, or several of one format. ``train-{000000..000099}.tar`` and globs stand
+            for several; a path that exists is taken literally.
+        format_name: name of the format in ``registry.FORMATS``; ``auto`` recognises it.
+        options: options of the format, by name.
 
     Raises:
-        NotFoundError: there is nothing of that name.
-        UsageError: the format is not known, or does not take these paths or options, or needs a
-            package that is not installed.
+        NotFoundError: a path does not exist.
+        UsageError: the format is unknown, does not take these paths or options, or needs a package
+            that is not installed.
         DlfsError: the source cannot be read; see the format's source.
     """
     given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
@@ -77,22 +77,22 @@ def import_dataset(
     allow_empty: bool = False,
     progress: ProgressCallback | None = None,
 ) -> ImportReport:
-    """Import every sample of a source as a new dataset, or a new version of one.
+    """Import every sample of a source as a new dataset, or as a new version of one.
 
     Args:
-        volume: to write to; its lock is taken.
-        source: to read; the caller closes it.
-        name: of the dataset.
+        volume: volume to write to; the import takes its write lock.
+        source: source to read; the caller closes it.
+        name: name of the dataset.
         layout: ``shuffled`` packs samples in an order drawn from the seed, ``path`` in path order.
-        seed: of the order of packing, 0..2^64-1.
-        uuid: of the new version; random by default.
-        allow_empty: make a dataset without samples when the source has none.
+        seed: seed of the order of packing, 0..2^64-1.
+        uuid: UUID of the new version; random by default.
+        allow_empty: make a dataset without samples if the source has none.
         progress: called after each block, and once at the start.
 
     Raises:
         NotFoundError: the source has no sample, and ``allow_empty`` is not set.
         SpaceError: the volume has too little free space.
-        LockedError: another writer holds it.
+        LockedError: another writer holds the volume's lock.
         DlfsError: the source or the volume failed. The volume is as it was.
     """
     if source.sample_count == 0 and not allow_empty:

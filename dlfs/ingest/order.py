@@ -1,25 +1,30 @@
-"""In which order samples are packed, and how they are cut into blocks.
+"""Chooses the order in which samples are packed, and cuts it into blocks.
 
-``shuffled`` is a keyed permutation of the whole source: neighbours on the volume come from
-anywhere in it. ``path`` keeps the order in which the source lists its samples.
+Layout ``shuffled`` is a keyed permutation of the whole source, so that neighbours on the volume
+come from anywhere in it. Layout ``path`` keeps the order in which the source lists its samples.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Generator
 
 import numpy as np
 import numpy.typing as npt
 
 from dlfs.arguments import Layout
+from dlfs.ingest.source import SampleBlock, read_ahead
 from dlfs.sequence import packing_permutation
 
 BLOCK_SAMPLES_MAX = 1 << 17
-"""Samples of one block, however small. A block of a shuffled order has samples from all over the
-source, and reads through its directories and inodes once: where these are more than the memory for
-them, small blocks of a large source wait for the disk most of the time."""
+"""Most samples of one block, however small they are.
+
+A block in shuffled order has samples from all over the source, and so reads directories and inodes
+from all over the disk. If these exceed the kernel's cache, small blocks mostly wait for the disk.
+"""
 
 
 def packing_order(count: int, *, layout: Layout, seed: int) -> npt.NDArray[np.uint64]:
-    """The order of a source's samples on the volume, ``uint64[count]``."""
+    """Return the order of a source's samples on the volume, ``uint64[count]``."""
     if layout == "path" or count == 0:
         return np.arange(count, dtype=np.uint64)
     return packing_permutation(count, seed).map()
@@ -31,13 +36,13 @@ def take_block(
     position: int,
     buffer_bytes: int,
 ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
-    """The samples of the next block, and where in its buffer each goes.
+    """Choose the samples of the next block, and the offset of each in the block's buffer.
 
     Args:
         order: ``uint64[n]``, all samples in the order of packing.
-        sizes: ``uint64[n]``, in bytes, by index.
-        position: of the next sample in ``order``, below n.
-        buffer_bytes: what a block holds; a sample over it comes alone.
+        sizes: ``uint64[n]``, size of each sample in bytes, by index.
+        position: position of the next sample in ``order``, below n.
+        buffer_bytes: size of the buffer; a sample that exceeds it gets a block of its own.
 
     Returns:
         Indices ``uint64[k]`` and offsets ``int64[k]``, k >= 1.
@@ -47,3 +52,47 @@ def take_block(
     count = max(1, int(np.searchsorted(ends, buffer_bytes, side="right")))
     offsets = np.concatenate([[0], ends[: count - 1]]).astype(np.int64)
     return chosen[:count], offsets
+
+
+ReadBlock = Callable[
+    [npt.NDArray[np.uint64], npt.NDArray[np.int64], npt.NDArray[np.uint8]], SampleBlock
+]
+"""Function that reads samples: their indices, an offset in the buffer for each, and the buffer."""
+
+
+def indexed_blocks(
+    sizes: npt.NDArray[np.uint64],
+    read: ReadBlock,
+    *,
+    layout: Layout,
+    seed: int,
+    buffer_bytes: int,
+    finish: Callable[[], None] | None = None,
+) -> Generator[SampleBlock, None, None]:
+    """Yield the blocks of a source whose samples can be read in any order.
+
+    Args:
+        sizes: ``uint64[n]``, bytes that each sample takes in the buffer.
+        read: reads the samples of one block; a thread of this function calls it.
+        layout: ``shuffled`` or ``path``.
+        seed: seed of the order of packing.
+        buffer_bytes: size of each of the two buffers; a larger sample gets a buffer of its size.
+        finish: called after the last block, such as to check that no file has changed.
+    """
+    order = packing_order(len(sizes), layout=layout, seed=seed)
+    position = 0
+
+    def fill(buffer: npt.NDArray[np.uint8]) -> SampleBlock | None:
+        nonlocal position
+        if position == len(order):
+            if finish is not None:
+                finish()
+            return None
+        indices, offsets = take_block(order, sizes, position, len(buffer))
+        position += len(indices)
+        needed = int(offsets[-1]) + int(sizes[indices[-1]])
+        if needed > len(buffer):
+            buffer = np.empty(needed, np.uint8)
+        return read(indices, offsets, buffer)
+
+    return read_ahead(fill, buffer_bytes=buffer_bytes)

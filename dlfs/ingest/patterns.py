@@ -1,4 +1,4 @@
-"""Names of several archives in one: braces as WebDataset writes them, and globs."""
+"""Expands one pattern into many file names: braces as WebDataset writes them, and globs."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from pathlib import Path
 from dlfs.errors import LimitError, NotFoundError, UsageError
 
 EXPANSIONS_MAX = 1_000_000
-"""Names that one pattern may stand for."""
+"""Most names that one pattern may stand for."""
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 
 
 def expand(pattern: str) -> list[str]:
-    """The paths that a pattern names, in order.
+    """Return the paths that a pattern names, in order.
 
-    ``{000000..000099}`` counts with leading zeros, ``{train,test}`` lists, ``*``, ``?`` and
-    ``[...]`` match what is there. A path that exists names itself, whatever is in it.
+    ``{000000..000099}`` counts with leading zeros, ``{train,test}`` lists names, and ``*``, ``?``
+    and ``[...]`` match existing files. A path that exists stands for itself, whatever characters it
+    has.
 
     Raises:
-        UsageError: the braces make no sense.
+        UsageError: the braces are malformed.
         NotFoundError: a glob matches nothing.
         LimitError: the pattern stands for too many names.
     """
@@ -41,11 +42,11 @@ def expand(pattern: str) -> list[str]:
 
 
 def expand_braces(pattern: str) -> list[str]:
-    """The names that a pattern's braces stand for, the last pair changing fastest.
+    """Return the names that a pattern's braces stand for; the last braces change fastest.
 
     Raises:
         UsageError: a range counts down, or is not made of numbers.
-        LimitError: there are more than ``EXPANSIONS_MAX``.
+        LimitError: the pattern stands for more than ``EXPANSIONS_MAX`` names.
     """
     names = [""]
     rest = 0

@@ -1,4 +1,4 @@
-"""How far an import or an export has come, for whoever shows it."""
+"""Reports the progress of an import or an export to a callback."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far it has come. Totals are None when they cannot be known yet."""
+    """Progress of an import or an export. A total is None while it is unknown."""
 
     samples_done: int
     samples_total: int | None
@@ -19,12 +19,12 @@ class Progress:
 
     @property
     def bytes_per_second(self) -> float:
-        """The mean rate so far."""
+        """Mean rate since the start, in bytes a second."""
         return self.bytes_done / self.seconds if self.seconds > 0 else 0.0
 
     @property
     def seconds_left(self) -> float | None:
-        """At the mean rate; None when the end, or the rate, is not known."""
+        """Time left at the mean rate, in seconds; None if the total or the rate is unknown."""
         if self.bytes_total is None or self.bytes_per_second == 0:
             return None
         return max(0, self.bytes_total - self.bytes_done) / self.bytes_per_second
@@ -34,12 +34,12 @@ ProgressCallback = Callable[[Progress], None]
 
 
 class Meter:
-    """Counts what has been done, and tells a callback.
+    """Counts samples as they are done, and calls a callback.
 
     Args:
-        callback: called by ``add``, and once at the start; None for nobody.
-        samples_total: if it is known.
-        bytes_total: if it is known.
+        callback: called at the start and by each ``add``; None if no caller wants it.
+        samples_total: number of samples, if it is known.
+        bytes_total: size of all samples in bytes, if it is known.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Meter:
 
     @property
     def seconds(self) -> float:
-        """Since the start."""
+        """Time since the start, in seconds."""
         return time.monotonic() - self._begin
 
     def add(self, samples: int, size_bytes: int) -> None:

@@ -1,20 +1,20 @@
-"""What the sources of record formats share: shards read in turn, records gathered into blocks.
+"""Shared parts of the record formats: reads shards in turn, and gathers records into blocks.
 
-A record format keeps many samples in a file, a shard. Where its records have no names, a sample's
+A record format stores many samples in one file, a shard. If its records have no names, a sample's
 path is ``SHARD/NUMBER``: the shard's file name without its suffix, and the record's number in it,
-from 0, with leading zeros to eight digits. So the paths of one shard do not depend on which others
-are imported with it; two shards of one name are an error.
+from 0, with leading zeros to eight digits. So the paths of a shard do not depend on the other
+shards of the import. Two shards of one name are an error.
 
-Shards that cannot be read out of order are streamed: in the order given for layout ``path``, in an
-order drawn from the seed for ``shuffled``, where the writer's window shuffles what comes. A shard's
-records are gathered into blocks of ``BUFFER_BYTES`` or less, or one record where it is larger; the
-next block is made while the present one is packed, so that there are never more than three.
+Shards that cannot be read out of order are streamed: in the given order for layout ``path``, and in
+an order drawn from the seed for ``shuffled``. There the dataset writer shuffles within its window.
+Records are gathered into blocks of at most ``BUFFER_BYTES``, or of one larger record. A thread
+makes the next block while the present one is packed, so that at most three exist.
 """
 
 from __future__ import annotations
 
 import os
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,14 +30,16 @@ from dlfs.ingest.source import (
     BLOCK_SAMPLES_MAX,
     BUFFER_BYTES,
     SampleBlock,
+    Source,
     check_path,
     clean_path,
     read_ahead,
     show,
+    source_name,
 )
 
 Value = int | float | bool | str
-"""Of an attribute."""
+"""Value of one attribute of one sample."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +51,15 @@ class Record:
     attributes: Mapping[str, Value] = field(default_factory=dict)
 
 
-class ShardSource(ABC):
+class ShardSource(Source):
     """A source of shards that are read one after the other.
 
     Args:
-        shards: their paths.
-        noun: what a shard is called when there is none: ``a TFRecord file``.
+        shards: paths of the shards.
+        noun: name of a shard in the error for an empty list, such as ``a TFRecord file``.
 
     Raises:
-        UsageError: there are no shards.
+        UsageError: the list of shards is empty.
     """
 
     def __init__(self, shards: Sequence[str], *, noun: str) -> None:
@@ -67,41 +69,12 @@ class ShardSource(ABC):
 
     @abstractmethod
     def read_shard(self, number: int) -> Iterator[SampleBlock]:
-        """Give the blocks of a shard, each with memory of its own."""
+        """Yield the blocks of a shard, each with memory of its own."""
 
     @property
     def name(self) -> str:
-        """The shard, or the first and the last."""
-        first, last = self.shards[0], self.shards[-1]
-        return first if len(self.shards) == 1 else f"{first} .. {last}"
-
-    @property
-    def sample_count(self) -> int | None:
-        """Not known before all was read."""
-        return None
-
-    @property
-    def sample_bytes(self) -> int | None:
-        """Not known before all was read."""
-        return None
-
-    @property
-    def gives_shuffled(self) -> bool:
-        """Only whole shards come in another order: the writer shuffles."""
-        return False
-
-    @property
-    def skipped(self) -> Mapping[str, int]:
-        """Nothing is left out."""
-        return {}
-
-    @property
-    def empty_directories(self) -> int:
-        """Record formats have none."""
-        return 0
-
-    def close(self) -> None:  # noqa: B027 - not every source holds something open
-        """Nothing is held open between blocks."""
+        """Path of the shard, or of the first and the last."""
+        return source_name(self.shards)
 
     def blocks(self, *, layout: Layout, seed: int) -> Generator[SampleBlock, None, None]:
         """Read every shard once; see ``Source.blocks``.
@@ -120,15 +93,15 @@ class ShardSource(ABC):
 def gather(
     records: Iterable[Record], *, where: str, buffer_bytes: int = BUFFER_BYTES
 ) -> Iterator[SampleBlock]:
-    """Make blocks of records; their bytes are copied before the next record is asked for.
+    """Make blocks of records; a record's bytes are copied before the next record is taken.
 
     Args:
-        records: of one shard, all with the same attributes.
-        where: names the shard, for errors.
-        buffer_bytes: what a block holds; a record over it comes alone.
+        records: records of one shard, all with the same attributes.
+        where: name of the shard, for errors.
+        buffer_bytes: most bytes of a block; a larger record gets a block of its own.
 
     Raises:
-        FormatError: an attribute's values are not of one type.
+        FormatError: the values of an attribute are not of one type.
     """
     paths: list[bytes] = []
     rows: list[Mapping[str, Value]] = []
@@ -158,10 +131,10 @@ def gather(
 
 
 def attribute_array(values: Sequence[Value], name: str, where: str) -> npt.NDArray[Any]:
-    """Values of an attribute as an array: int64, float64, bool, or object for text.
+    """Return the values of an attribute as an array: int64, float64, bool, or object for text.
 
     Raises:
-        FormatError: they are not of one type; whole numbers count as numbers.
+        FormatError: the values are not of one type; whole numbers among floats are allowed.
     """
     kinds = set(map(type, values))
     if kinds <= {str}:
@@ -184,14 +157,14 @@ def attribute_array(values: Sequence[Value], name: str, where: str) -> npt.NDArr
 
 
 def shard_prefixes(shards: Sequence[str], suffixes: Iterable[str] = ()) -> list[bytes]:
-    """What the paths of each shard's samples begin with: its name without its suffix.
+    """Return the first path component of each shard's samples: its name without its suffix.
 
     Args:
-        shards: their paths.
-        suffixes: in lower case; the first that fits is taken off.
+        shards: paths of the shards.
+        suffixes: suffixes in lower case; the first that fits is removed.
 
     Raises:
-        UsageError: two are of one name.
+        UsageError: two shards have one name.
         DlfsError: a name is too long for a path.
     """
     known: dict[bytes, str] = {}
@@ -213,16 +186,16 @@ def shard_prefixes(shards: Sequence[str], suffixes: Iterable[str] = ()) -> list[
 
 
 def number_path(prefix: bytes, number: int) -> bytes:
-    """The path of a record without a name of its own."""
+    """Return the path of a record that has no name."""
     return b"%s/%08d" % (prefix, number)
 
 
 def text_path(text: bytes, where: str) -> bytes:
-    """The path that a field of a record gives, normalised as archives' members are.
+    """Return the path in a field of a record, normalised as those of archive members are.
 
     Raises:
-        FormatError: it is empty, absolute, or leads upwards.
-        LimitError: it is too long.
+        FormatError: the path is empty or absolute, or has a component ``..``.
+        LimitError: the path is too long.
     """
     path = clean_path(text, where)
     if not path:
@@ -231,15 +204,15 @@ def text_path(text: bytes, where: str) -> bytes:
 
 
 def files_of(paths: Sequence[str], accepts: Callable[[str], bool], *, noun: str) -> list[str]:
-    """The files that some paths stand for: a folder stands for those in it that are accepted.
+    """Return the files that paths stand for: a folder stands for the accepted files in it.
 
     Args:
-        paths: of files and folders.
-        accepts: whether a file's name, in lower case, is of the format.
-        noun: what they are called, for the error: ``a TFRecord file``.
+        paths: paths of files and folders.
+        accepts: returns True if a file name, in lower case, is one of the format.
+        noun: name of such a file in the error, such as ``a TFRecord file``.
 
     Raises:
-        UsageError: a folder has none.
+        UsageError: a folder has no such file.
     """
     found: list[str] = []
     for path in paths:

@@ -1,30 +1,29 @@
-"""The formats that samples come in: one table, and how a format takes its options.
+"""The table of formats that can be imported, and the options of each format.
 
-A row of ``FORMATS`` says what a format is called, how it is recognised, which class opens it, and
-which extra of the package it needs. To add one, write its source as a ``Source`` in a module of its
-own and add a row; ``open_source``, ``dlfs import --format`` and ``dlfs import --formats`` need
-nothing else.
+A row of ``FORMATS`` gives a format's name, how to recognise it, the class that opens it, and the
+extra of this package that it needs. To add a format, write its ``Source`` in a module of
+``formats`` and add a row; ``open_source``, ``dlfs import --format`` and ``--formats`` use the row.
 
-Recognition asks the rows in order. A folder is of the first format whose ``marks`` (patterns of
-names) each match an entry of it, and a plain folder of files otherwise. A file is of the first
-format that one of whose ``names`` matches, upper and lower case alike; when no name does, of the
-first whose ``magic`` stands in it. Formats without any of these are only taken when asked for.
+Rows are tried in order. A folder has the first format whose ``marks`` (patterns of names) all match
+an entry in it; any other folder is a plain folder of files. A file has the first format one of
+whose ``names`` matches, in upper or lower case. If no name matches, it has the first format whose
+``magic`` is in its first bytes. A format without any of these has to be named by the caller.
 
-Options are the fields of a frozen dataclass beside the source, each ``name: Annotated[type, "a line
-of help"] = default``. The class has a method ``open(paths)``, which returns the source; a
-``__post_init__`` checks what types cannot, with UsageError. Values come typed from Python
-or as text from ``--option NAME=VALUE``; text is read by the field's type: ``str``, ``int``,
-``float``, ``bool`` (yes or no), ``Literal`` of strings, ``tuple[str, ...]`` (separated by commas;
-given again, values add up), each also ``| None``. Options that mean the same are called the same in
-every format:
+The options of a format are the fields of a frozen dataclass next to its source, each
+``name: Annotated[type, "a line of help"] = default``. Its method ``open(paths)`` returns the
+source; its ``__post_init__`` checks what types cannot express, and raises UsageError. Values are
+Python objects, or text from ``--option NAME=VALUE``. Text is converted by the field's type:
+``str``, ``int``, ``float``, ``bool`` (yes or no), ``Literal`` of strings, ``tuple[str, ...]``
+(separated by commas; a repeated option adds values), each also ``| None``. An option of one name
+means the same in every format:
 
-- ``select``: a pattern (as ``fnmatch``) of what to take: datasets, variables, members.
+- ``select``: a pattern (as ``fnmatch``) of the datasets, variables or members to import.
 - ``column``: the one field, column or feature whose bytes are the sample.
-- ``attributes``: the fields, columns or features to keep as attributes.
-- ``path``: the field or column that holds each sample's path.
-- ``links``: what becomes of symbolic links.
+- ``attributes``: the fields, columns or features to store as attributes.
+- ``path``: the field or column that has each sample's path.
+- ``links``: the treatment of symbolic links.
 
-Optional packages are imported by the source, when it is opened, through ``load_package``.
+A source imports its optional packages when it is opened, through ``load_package``.
 """
 
 from __future__ import annotations
@@ -47,41 +46,41 @@ if TYPE_CHECKING:
     from dlfs.ingest.source import Source
 
 AUTO = "auto"
-"""The name that asks for recognition."""
+"""Format name that asks for recognition."""
 
 _MAGIC_BYTES = 512
-"""What is read of a file to recognise it."""
+"""Bytes read from the start of a file to recognise it."""
 
 
 class FormatOptions(Protocol):
-    """What a row's class is: a dataclass of options that opens sources."""
+    """The interface of a format's options: a dataclass that opens sources."""
 
     def open(self, paths: Sequence[str]) -> Source:
-        """Open files or folders, which exist, as one source.
+        """Open existing files or folders as one source.
 
         Raises:
-            DlfsError: they cannot be opened.
+            DlfsError: a file or folder cannot be opened.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
-    """One row of the table."""
+    """One row of the table of formats."""
 
     name: str
     summary: str
-    """What it takes, in a few words."""
+    """Short description of the files that it takes."""
     opener: str
-    """The class of its options: ``module:class``."""
+    """Class of the format's options, as ``module:class``."""
     names: tuple[str, ...] = ()
     """Patterns of file names, in lower case."""
     magic: tuple[tuple[int, bytes], ...] = ()
-    """(offset in bytes, what stands there), of which one is enough."""
+    """Pairs of an offset in bytes and the bytes there; one match is enough."""
     marks: tuple[str, ...] = ()
-    """Patterns of names that a folder of this format has in it, all of them; ``a|b`` is either."""
+    """Patterns of entry names that a folder of this format has, all of them; ``a|b`` is either."""
     extra: str | None = None
-    """The extra of the package to install; None where dlfs alone is enough."""
+    """Extra of this package that the format needs; None if dlfs alone is enough."""
 
 
 FORMATS: tuple[Format, ...] = (
@@ -221,10 +220,10 @@ FORMATS: tuple[Format, ...] = (
 
 
 def find_format(name: str) -> Format:
-    """The row of that name.
+    """Return the format of a name.
 
     Raises:
-        UsageError: there is none.
+        UsageError: no format has this name.
     """
     for row in FORMATS:
         if row.name == name:
@@ -234,12 +233,12 @@ def find_format(name: str) -> Format:
 
 
 def recognise(paths: Sequence[str]) -> Format:
-    """The format that all of some files or folders are of.
+    """Recognise the one format of some files or folders.
 
     Raises:
-        NotFoundError: one of them is not there.
-        UsageError: one is of no known format, or they are of several.
-        DeviceError: one cannot be read.
+        NotFoundError: a path does not exist.
+        UsageError: a file is of no known format, or the files are of several formats.
+        DeviceError: a file cannot be read.
     """
     first = _recognise_one(paths[0])
     for path in paths[1:]:
@@ -299,21 +298,21 @@ def _recognise_magic(head: bytes) -> Format | None:
 
 
 def options_class(row: Format) -> type[FormatOptions]:
-    """The class of a format's options; imports its module, not the packages that it needs."""
+    """Return the class of a format's options; imports its module, not the packages it needs."""
     module, _, name = row.opener.partition(":")
     found: type[FormatOptions] = getattr(importlib.import_module(module), name)
     return found
 
 
 def make_options(row: Format, values: Mapping[str, object]) -> FormatOptions:
-    """The options of a format, checked.
+    """Convert and check the options of a format.
 
     Args:
-        row: of the table.
-        values: by name; text is read by the type of its option.
+        row: row of the format.
+        values: values by option name; text is converted to the option's type.
 
     Raises:
-        UsageError: the format takes no such option, or not this value.
+        UsageError: the format has no such option, or the value does not fit.
     """
     kind = options_class(row)
     hints = typing.get_type_hints(kind)
@@ -333,10 +332,10 @@ def make_options(row: Format, values: Mapping[str, object]) -> FormatOptions:
 
 
 def parse_settings(texts: Sequence[str]) -> dict[str, object]:
-    """Read ``NAME=VALUE`` as the command line gives them; a name given again adds to its list.
+    """Read ``NAME=VALUE`` texts of the command line; a repeated name adds to its list.
 
     Raises:
-        UsageError: one has no name or no ``=``.
+        UsageError: a text has no name or no ``=``.
     """
     found: dict[str, object] = {}
     for text in texts:
@@ -349,10 +348,10 @@ def parse_settings(texts: Sequence[str]) -> dict[str, object]:
 
 
 def read_value(value: object, kind: Any) -> object:
-    """A value as its option's type has it.
+    """Convert a value to the type of its option.
 
     Raises:
-        ValueError: it is no value of that type; the message says what was expected.
+        ValueError: the value does not fit the type; the message says what was expected.
     """
     if isinstance(kind, types.UnionType):
         if value is None or value == "none":
@@ -387,7 +386,7 @@ def _read_text(text: str, kind: type) -> object:
 
 
 def show_type(kind: Any) -> str:
-    """What an option's type is called in help and errors."""
+    """Return the name of an option's type for help and errors."""
     if isinstance(kind, types.UnionType):
         (kind,) = [part for part in typing.get_args(kind) if part is not type(None)]
     if typing.get_origin(kind) is tuple:
@@ -400,7 +399,7 @@ def show_type(kind: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class OptionHelp:
-    """What the help says of one option."""
+    """Help on one option of a format."""
 
     name: str
     type: str
@@ -409,7 +408,7 @@ class OptionHelp:
 
 
 def describe_options(row: Format) -> list[OptionHelp]:
-    """The options of a format, for the help."""
+    """Return the options of a format, for the help."""
     kind = options_class(row)
     hints = typing.get_type_hints(kind, include_extras=True)
     types_and_texts = {name: typing.get_args(hint) for name, hint in hints.items()}
@@ -431,12 +430,12 @@ def load_package(name: str, *, extra: str, what: str) -> Any:
     """Import an optional package.
 
     Args:
-        name: of the module.
-        extra: of dlfs that installs it.
-        what: is to be done with it, for the error: ``import x.parquet``.
+        name: name of the module.
+        extra: extra of dlfs that installs the package.
+        what: action that needs it, for the error, such as ``import x.parquet``.
 
     Raises:
-        UsageError: it is not installed, or cannot be loaded.
+        UsageError: the package is not installed, or cannot be loaded.
     """
     try:
         return importlib.import_module(name)

@@ -1,23 +1,33 @@
-"""What a source of samples is, and what all sources share.
+"""The interface of a source of samples, and what all sources share.
 
-A source says how much it holds (as far as it can know beforehand) and then gives blocks: runs of
-whole samples in one buffer. ``read_ahead`` fills the next block in a thread while the consumer
-packs the present one, so that reading and writing overlap in bounded memory: two buffers of
-``BUFFER_BYTES``. A sample larger than a buffer gets a block, and memory, of its own.
+A ``Source`` reports its size, as far as it can know it beforehand, and then yields blocks: whole
+samples in one buffer. ``read_ahead`` fills the next block in a thread while the consumer packs the
+present one. So reading and writing overlap in bounded memory: two buffers of ``BUFFER_BYTES``. A
+sample larger than a buffer gets a block of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping
+from abc import abstractmethod
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from errno import EIO
 from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from dlfs.arguments import Layout
-from dlfs.errors import FormatError, LimitError
+from dlfs.errors import (
+    DeviceError,
+    DlfsError,
+    FormatError,
+    LimitError,
+    NotFoundError,
+    UsageError,
+)
 from dlfs.format.constants import COMPONENT_BYTES_MAX, PATH_BYTES_MAX
 from dlfs.format.paths import path_problem
 from dlfs.units import MIB
@@ -27,18 +37,18 @@ LinkPolicy = Literal["follow", "skip", "error"]
 BUFFER_BYTES = 32 * MIB
 BLOCK_SAMPLES_MAX = 16384
 THREADS = 8
-"""Threads that read files: enough to keep a disk's queue busy, few enough for two cores."""
+"""Number of threads that read files: enough for a disk's queue, few enough for two cores."""
 
 
 @dataclass(frozen=True, slots=True)
 class SampleBlock:
-    """A run of samples: sample ``i`` is ``data[offsets[i]:offsets[i] + lengths[i]]``.
+    """A block of samples: sample ``i`` is ``data[offsets[i]:offsets[i] + lengths[i]]``.
 
-    Owns: ``data`` belongs to the source and is overwritten when the next block is asked for.
+    Owns: ``data`` belongs to the source, which overwrites it when the caller takes the next block.
 
     Attributes:
-        attributes: of each column an array with a value for each sample: bool, integers, floats, or
-            strings (dtype ``object`` or ``U``); see ``DatasetWriter.add_batch``.
+        attributes: an array for each column, with a value for each sample: bool, integers, floats,
+            or strings (dtype ``object`` or ``U``); see ``DatasetWriter.add_batch``.
     """
 
     paths: list[bytes]
@@ -49,40 +59,48 @@ class SampleBlock:
 
 
 class Source(Protocol):
-    """Where the samples of a dataset come from. Used by one thread, once, and closed."""
+    """A source of a dataset's samples. One thread uses it, once, and closes it.
+
+    A class of a format inherits the defaults that fit it.
+    """
 
     @property
+    @abstractmethod
     def name(self) -> str:
-        """What people call it: its path."""
+        """Path of the source, or of its first and last file, for messages."""
         ...
 
     @property
     def sample_count(self) -> int | None:
-        """Samples that it holds, or None when only reading it through would tell."""
-        ...
+        """Number of samples; None if it is unknown before all of them were read."""
+        return None
 
     @property
     def sample_bytes(self) -> int | None:
-        """Bytes of all its samples, or None when only reading it through would tell."""
-        ...
+        """Total size of the samples in bytes; None if it is unknown before all were read."""
+        return None
 
     @property
     def gives_shuffled(self) -> bool:
-        """Whether layout ``shuffled`` gives the samples in a true shuffle of all of them."""
-        ...
+        """True if layout ``shuffled`` gives the samples in a true shuffle of all of them.
+
+        If it is False, the dataset writer shuffles them within its window.
+        """
+        return False
 
     @property
     def skipped(self) -> Mapping[str, int]:
-        """What it leaves out, by reason; complete once all blocks were taken."""
-        ...
+        """Number of entries left out, by reason; complete once all blocks were taken."""
+        return {}
 
     @property
     def empty_directories(self) -> int:
-        """Directories without a sample under them, which a dataset does not keep."""
-        ...
+        """Number of directories without a sample under them; a dataset does not store these."""
+        return 0
 
+    @abstractmethod
     def blocks(self, *, layout: Layout, seed: int) -> Generator[SampleBlock, None, None]:
-        """Give every sample once: in an order drawn from the seed, or in path order.
+        """Yield every sample once: in an order drawn from the seed, or in path order.
 
         Raises:
             DlfsError: the source cannot be read, or changed while it was read.
@@ -90,21 +108,59 @@ class Source(Protocol):
         ...
 
     def close(self) -> None:
-        """Release what it holds open; again is fine."""
-        ...
+        """Close the files of the source; closing it again does nothing."""
+        return
+
+
+def source_name(paths: Sequence[str]) -> str:
+    """Return the name of a source of files: its only path, or the first and the last."""
+    return paths[0] if len(paths) == 1 else f"{paths[0]} .. {paths[-1]}"
+
+
+def single_path(paths: Sequence[str], noun: str) -> str:
+    """Return the only path of a format that takes one.
+
+    Raises:
+        UsageError: there are several.
+    """
+    if len(paths) != 1:
+        raise UsageError(f"import {paths[1]}: expected one {noun}, got {len(paths)}")
+    return paths[0]
+
+
+@contextmanager
+def file_errors(where: str, noun: str = "file") -> Iterator[None]:
+    """Turn the errors of opening or reading a file into typed errors.
+
+    Args:
+        where: the action and the file, for the message.
+        noun: what the file is called in the message if it is missing.
+
+    Raises:
+        NotFoundError: the file does not exist.
+        DeviceError: it cannot be read.
+    """
+    try:
+        yield
+    except DlfsError:
+        raise
+    except FileNotFoundError as error:
+        raise NotFoundError(f"{where}: there is no such {noun}") from error
+    except OSError as error:
+        raise DeviceError(f"{where}: {error.strerror or error}", error.errno or EIO) from error
 
 
 def read_ahead(
     fill: Callable[[npt.NDArray[np.uint8]], SampleBlock | None], *, buffer_bytes: int
 ) -> Generator[SampleBlock, None, None]:
-    """Give the blocks that ``fill`` makes, the next one always under way.
+    """Yield the blocks that ``fill`` makes, while a thread makes the next one.
 
     Args:
-        fill: fills a buffer and returns its block, or None at the end; called by one thread at a
+        fill: fills a buffer and returns its block, or None at the end; one thread calls it at a
             time.
-        buffer_bytes: of each of the two buffers.
+        buffer_bytes: size of each of the two buffers, in bytes.
 
-    Threads: one thread for ``fill``; it has ended when the iterator is closed.
+    Threads: one thread runs ``fill``; it has ended when the iterator is closed.
     """
     buffers = [np.empty(buffer_bytes, np.uint8) for _ in range(2)]
     with ThreadPoolExecutor(1, thread_name_prefix="dlfs-ingest") as executor:
@@ -120,8 +176,8 @@ class BlockFiller:
     """Makes blocks of a stream of samples, for ``read_ahead``.
 
     Args:
-        samples: (path, size in bytes, what reads the bytes into a buffer of that size); a sample is
-            read before the next one is asked for.
+        samples: iterator of (path, size in bytes, function that reads the bytes into a buffer of
+            that size); each sample is read before the next one is taken.
     """
 
     def __init__(self, samples: Iterator[tuple[bytes, int, Callable[[memoryview], None]]]) -> None:
@@ -151,14 +207,14 @@ class BlockFiller:
 
 
 def clean_path(name: bytes, where: str) -> bytes:
-    """Normalise the name of a member into a sample's path; empty for the root itself.
+    """Return the name of an archive member as a sample's path; empty for the root itself.
 
     Args:
-        name: as the archive has it: ``./a//b`` and ``a/b`` are the same.
-        where: names the archive, for the error.
+        name: name in the archive; ``./a//b`` and ``a/b`` give the same path.
+        where: name of the archive, for the error.
 
     Raises:
-        FormatError: the name is absolute, or leads upwards.
+        FormatError: the name is absolute, or has a component ``..``.
         LimitError: the path or one of its components is too long.
     """
     if name.startswith(b"/"):
@@ -172,11 +228,11 @@ def clean_path(name: bytes, where: str) -> bytes:
 
 
 def check_path(path: bytes, where: str) -> None:
-    """Check that a path can be a sample's.
+    """Check that a path is valid for a sample.
 
     Raises:
-        LimitError: it, or a component of it, is too long.
-        FormatError: it breaks another rule.
+        LimitError: the path, or a component of it, is too long.
+        FormatError: the path breaks another rule.
     """
     problem = path_problem(path)
     if problem is None:
@@ -189,6 +245,6 @@ def check_path(path: bytes, where: str) -> None:
 
 
 def show(path: bytes) -> str:
-    """A path for a message: readable, on one line, with other bytes escaped."""
+    """Return a path on one readable line, with unprintable bytes escaped."""
     text = path.decode("utf-8", "backslashreplace")
     return text if text.isprintable() else ascii(text)[1:-1]

@@ -23,8 +23,11 @@ from typing import IO, BinaryIO, Literal, Protocol, cast
 
 import zstandard
 
-from dlfs.errors import DeviceError, DlfsError, FormatError, NotFoundError, TruncatedError
-from dlfs.ingest.source import clean_path
+from dlfs.errors import DeviceError, DlfsError, FormatError, TruncatedError
+from dlfs.ingest.source import (
+    clean_path,
+    file_errors,
+)
 from dlfs.units import MIB
 
 Compression = Literal["none", "gzip", "bzip2", "xz", "zstd"]
@@ -173,12 +176,8 @@ class Archive:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        try:
+        with file_errors(f"import {path}", "archive"):
             self._file = open(path, "rb", buffering=_STREAM_BYTES)  # noqa: SIM115
-        except FileNotFoundError as error:
-            raise NotFoundError(f"import {path}: there is no such archive") from error
-        except OSError as error:
-            raise DeviceError(f"import {path}: {error.strerror}", error.errno or 0) from error
         self.state = archive_state(self._file.fileno())
         self._stream = _decompress(self._file, compression_of(path) or "none")
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import math
 import posixpath
+from abc import abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -70,37 +71,40 @@ class ArrayInfo:
 
 
 class ArrayFile(Protocol):
-    """A file, or a folder that stands for one, open for reading. Used by one thread at a time."""
+    """A file, or a folder of files, that is open for reading. One thread uses it at a time.
 
-    @property
-    def arrays(self) -> Mapping[str, ArrayInfo]:
-        """What it holds, by name."""
-        ...
+    Attributes:
+        arrays: the arrays in the file, by name.
+        skipped: number of entries left out, by reason.
+    """
 
-    @property
-    def skipped(self) -> Mapping[str, int]:
-        """What it holds besides and leaves out, by reason."""
-        ...
+    arrays: Mapping[str, ArrayInfo]
+    skipped: Mapping[str, int]
 
     def find(self, reference: str, group: str) -> ArrayInfo:
-        """The array that is meant by a reference made in a group.
+        """Find the array that a reference in a group names.
+
+        A reference that begins with ``/`` starts at the top of the file, any other at the group.
 
         Raises:
-            KeyError: there is none.
+            KeyError: there is no such array.
         """
-        ...
+        if reference.startswith("/"):
+            return self.arrays[reference.strip("/")]
+        return self.arrays[posixpath.join(group, reference)]
 
+    @abstractmethod
     def read(self, array: ArrayInfo, first: int, out: npt.NDArray[Any]) -> None:
         """Read rows of a fixed array.
 
         Args:
-            array: one of those that it gave.
-            first: the first row.
+            array: an array of this file.
+            first: number of the first row.
             out: ``dtype[count, *row_shape]``, contiguous and not empty; an array without a first
                 axis is one row.
 
         Raises:
-            Exception: whatever the format's library raises.
+            Exception: the format's library raises what it likes; ``reading`` translates it.
         """
         ...
 
@@ -108,12 +112,14 @@ class ArrayFile(Protocol):
         """Read rows of a ragged array (vectors) or one of text (``str`` or ``bytes``).
 
         Raises:
-            Exception: whatever the format's library raises.
+            NotImplementedError: the format has no such arrays.
+            Exception: as for ``read``.
         """
-        ...
+        raise NotImplementedError(array.name)
 
+    @abstractmethod
     def close(self) -> None:
-        """Release what it holds."""
+        """Close the file; closing it again does nothing."""
         ...
 
 
@@ -134,17 +140,6 @@ class ArrayOptions:
     def settings(self) -> dict[str, Any]:
         """What ``ArraySource`` takes."""
         return {"select": self.select, "samples": self.samples, "attributes": self.attributes}
-
-
-def find_beside(arrays: Mapping[str, ArrayInfo], reference: str, group: str) -> ArrayInfo:
-    """The array of a reference: from the top when it begins with ``/``, else beside the group's.
-
-    Raises:
-        KeyError: there is none.
-    """
-    if reference.startswith("/"):
-        return arrays[reference.strip("/")]
-    return arrays[posixpath.join(group, reference)]
 
 
 def parse_attributes(entries: Sequence[str]) -> dict[str, str]:

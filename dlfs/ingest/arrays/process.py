@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dlfs.ingest.arrays.file import ArrayFile, ArrayInfo, Opener, find_beside
+from dlfs.ingest.arrays.file import ArrayFile, ArrayInfo, Opener
 
 ANSWER_SECONDS = 300
 """For one window of rows: ADIOS2 waits for ever for what a file that was cut short lacks."""
@@ -30,7 +30,7 @@ _END_SECONDS = 10
 """What the process is given to end by itself."""
 
 
-class ProcessFile:
+class ProcessFile(ArrayFile):
     """One file, open in another process; see ``ArrayFile``.
 
     Args:
@@ -60,10 +60,6 @@ class ProcessFile:
         except BaseException:
             self.close()
             raise
-
-    def find(self, reference: str, group: str) -> ArrayInfo:
-        """See ``ArrayFile``."""
-        return find_beside(self.arrays, reference, group)
 
     def read(self, array: ArrayInfo, first: int, out: npt.NDArray[Any]) -> None:
         """See ``ArrayFile``."""

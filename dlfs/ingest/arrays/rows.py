@@ -53,7 +53,15 @@ from dlfs.ingest.arrays.file import (
 )
 from dlfs.ingest.arrays.plan import ROW_DIGITS_MIN, Plan, Unit, state_of
 from dlfs.ingest.order import packing_order
-from dlfs.ingest.source import BLOCK_SAMPLES_MAX, BUFFER_BYTES, SampleBlock, read_ahead, show
+from dlfs.ingest.source import (
+    BLOCK_SAMPLES_MAX,
+    BUFFER_BYTES,
+    SampleBlock,
+    Source,
+    read_ahead,
+    show,
+    source_name,
+)
 from dlfs.reader.arrays import DIMENSIONS_MAX, DTYPE_COLUMN, KINDS, SHAPE_COLUMN
 from dlfs.units import GIB, MIB
 
@@ -80,7 +88,7 @@ class _Piece:
     attributes: Mapping[str, npt.NDArray[Any]]
 
 
-class ArraySource:
+class ArraySource(Source):
     """The arrays of some files of one format.
 
     Args:
@@ -120,17 +128,20 @@ class ArraySource:
                 plan.add(index, file)
         self._units, self._column_types = plan.finish()
         self._states = plan.states
-        self.skipped: Mapping[str, int] = dict(plan.skipped)
-        self.empty_directories = 0
+        self._skipped = dict(plan.skipped)
         self._makes_archives = samples == "groups"
         for unit in self._units if self._makes_archives else []:
             _check_group(self._paths[unit.file], unit)
 
     @property
     def name(self) -> str:
-        """The file, or the first and the last."""
-        first, last = self._paths[0], self._paths[-1]
-        return first if len(self._paths) == 1 else f"{first} .. {last}"
+        """Path of the file, or of the first and the last."""
+        return source_name(self._paths)
+
+    @property
+    def skipped(self) -> Mapping[str, int]:
+        """Arrays left out, by reason."""
+        return self._skipped
 
     @property
     def sample_count(self) -> int:
@@ -145,14 +156,6 @@ class ArraySource:
         if self._makes_archives:
             return sum(archive_bytes(unit.members) for unit in self._units)
         return sum(unit.members[0].size_bytes for unit in self._units)
-
-    @property
-    def gives_shuffled(self) -> bool:
-        """Rows come in order: the writer shuffles."""
-        return False
-
-    def close(self) -> None:
-        """Nothing is held open between blocks."""
 
     def blocks(self, *, layout: Layout, seed: int) -> Generator[SampleBlock, None, None]:
         """Read every sample once; see ``Source.blocks``.

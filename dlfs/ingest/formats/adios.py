@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dlfs.ingest.arrays.file import ArrayInfo, ArrayOptions, find_beside
+from dlfs.ingest.arrays.file import ArrayFile, ArrayInfo, ArrayOptions
 from dlfs.ingest.arrays.process import ProcessFile
 from dlfs.ingest.arrays.rows import ArraySource
 from dlfs.ingest.registry import load_package
@@ -52,7 +52,7 @@ class AdiosOptions(ArrayOptions):
         return ArraySource(paths, opener, **self.settings())
 
 
-class AdiosFile:
+class AdiosFile(ArrayFile):
     """One open BP file; see ``ArrayFile``."""
 
     def __init__(self, path: str) -> None:
@@ -67,10 +67,6 @@ class AdiosFile:
         except BaseException:
             self.close()
             raise
-
-    def find(self, reference: str, group: str) -> ArrayInfo:
-        """See ``ArrayFile``."""
-        return find_beside(self.arrays, reference, group)
 
     def read(self, array: ArrayInfo, first: int, out: npt.NDArray[Any]) -> None:
         """See ``ArrayFile``."""

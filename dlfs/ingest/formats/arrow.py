@@ -32,10 +32,16 @@ from typing import Annotated, Any
 import numpy as np
 import numpy.typing as npt
 
-from dlfs.errors import DeviceError, FormatError, NotFoundError, UsageError
+from dlfs.errors import FormatError, UsageError
 from dlfs.ingest.records import ShardSource, files_of, shard_prefixes
 from dlfs.ingest.registry import find_format
-from dlfs.ingest.source import BLOCK_SAMPLES_MAX, SampleBlock, check_path
+from dlfs.ingest.source import (
+    BLOCK_SAMPLES_MAX,
+    SampleBlock,
+    check_path,
+    file_errors,
+    single_path,
+)
 from dlfs.ingest.tables.columns import choose_columns
 from dlfs.ingest.tables.files import Table, open_ipc, open_parquet
 from dlfs.units import MIB
@@ -77,9 +83,7 @@ class HuggingFaceOptions(_Options):
 
     def open(self, paths: Sequence[str]) -> ArrowSource:
         """Open the folder that ``save_to_disk`` wrote; see ``ArrowSource``."""
-        if len(paths) != 1:
-            raise UsageError(f"import {paths[1]}: expected one saved dataset, got {len(paths)}")
-        return ArrowSource(_saved_shards(Path(paths[0])), self, open_ipc)
+        return ArrowSource(_saved_shards(Path(single_path(paths, "saved dataset"))), self, open_ipc)
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,14 +227,10 @@ def _names(path: Path, key: str, member: str | None = None) -> list[str]:
 
 
 def _json(path: Path) -> dict[str, Any]:
+    with file_errors(f"import {path}"), path.open("rb") as file:
+        text = file.read(_STATE_BYTES_MAX)
     try:
-        with path.open("rb") as file:
-            text = file.read(_STATE_BYTES_MAX)
         found = json.loads(text)
-    except FileNotFoundError as error:
-        raise NotFoundError(f"import {path}: there is no such file") from error
-    except OSError as error:
-        raise DeviceError(f"import {path}: {error.strerror}", error.errno or 0) from error
     except (ValueError, RecursionError) as error:
         raise FormatError(f"import {path}: expected JSON: {error}") from error
     if not isinstance(found, dict):

@@ -16,7 +16,7 @@ read as those of a folder, in any order; layout ``path`` keeps the order of the 
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TextIO
@@ -24,9 +24,18 @@ from typing import Annotated, Any, Literal, TextIO
 import numpy.typing as npt
 
 from dlfs.arguments import Layout
-from dlfs.errors import DeviceError, FormatError, NotFoundError, UsageError
+from dlfs.errors import FormatError, UsageError
 from dlfs.ingest.files import FileReader, FileTable, open_folder
-from dlfs.ingest.source import BUFFER_BYTES, THREADS, SampleBlock, clean_path, show
+from dlfs.ingest.source import (
+    BUFFER_BYTES,
+    THREADS,
+    SampleBlock,
+    Source,
+    clean_path,
+    file_errors,
+    show,
+    single_path,
+)
 from dlfs.ingest.tables.csv import DELIMITERS, read_csv, typed_column
 
 
@@ -45,12 +54,10 @@ class ListOptions:
 
     def open(self, paths: Sequence[str]) -> ListSource:
         """Open one list; see ``ListSource``."""
-        if len(paths) != 1:
-            raise UsageError(f"import {paths[1]}: expected one list, got {len(paths)}")
-        return ListSource(paths[0], self)
+        return ListSource(single_path(paths, "list"), self)
 
 
-class ListSource:
+class ListSource(Source):
     """The files of a list.
 
     Args:
@@ -75,7 +82,7 @@ class ListSource:
         buffer_bytes: int = BUFFER_BYTES,
         threads: int = THREADS,
     ) -> None:
-        self.name = path
+        self._name = path
         paths, attributes = _read_list(path, options)
         table = FileTable()
         for item in paths:
@@ -97,6 +104,11 @@ class ListSource:
             raise
 
     @property
+    def name(self) -> str:
+        """Path of the list."""
+        return self._name
+
+    @property
     def sample_count(self) -> int:
         """Files listed."""
         return len(self._reader.sizes)
@@ -110,16 +122,6 @@ class ListSource:
     def gives_shuffled(self) -> bool:
         """Files can be read in any order."""
         return True
-
-    @property
-    def skipped(self) -> Mapping[str, int]:
-        """Nothing is left out."""
-        return {}
-
-    @property
-    def empty_directories(self) -> int:
-        """A list has none."""
-        return 0
 
     def close(self) -> None:
         """Close the folder."""
@@ -143,13 +145,11 @@ def _read_list(path: str, options: ListOptions) -> tuple[list[bytes], dict[str, 
         return _read_columns(path, delimiter, options)
     if options.path or options.attributes:
         raise UsageError(f"import {path}: expected columns in a .csv or .tsv file")
-    try:
-        with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="\n") as file:
-            return _paths(_lines(file), path), {}
-    except FileNotFoundError as error:
-        raise NotFoundError(f"import {path}: there is no such file") from error
-    except OSError as error:
-        raise DeviceError(f"import {path}: {error.strerror}", error.errno or 0) from error
+    with (
+        file_errors(f"import {path}"),
+        open(path, encoding="utf-8-sig", errors="surrogateescape", newline="\n") as file,
+    ):
+        return _paths(_lines(file), path), {}
 
 
 def _lines(file: TextIO) -> Iterator[tuple[int, str]]:

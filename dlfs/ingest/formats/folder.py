@@ -25,7 +25,16 @@ from dlfs.arguments import Layout
 from dlfs.errors import DeviceError, DlfsError, UsageError
 from dlfs.format.constants import PATH_BYTES_MAX
 from dlfs.ingest.files import FileReader, FileTable, join_shown, open_folder
-from dlfs.ingest.source import BUFFER_BYTES, THREADS, LinkPolicy, SampleBlock, check_path, show
+from dlfs.ingest.source import (
+    BUFFER_BYTES,
+    THREADS,
+    LinkPolicy,
+    SampleBlock,
+    Source,
+    check_path,
+    show,
+    single_path,
+)
 
 Status = os.stat_result | None
 """None for a regular file that the directory itself names as one: it is looked at later."""
@@ -51,12 +60,10 @@ class FolderOptions:
 
     def open(self, paths: Sequence[str]) -> FolderSource:
         """Open one folder; see ``FolderSource``."""
-        if len(paths) != 1:
-            raise UsageError(f"import {paths[1]}: expected one folder, got {len(paths)}")
-        return FolderSource(paths[0], links=self.links)
+        return FolderSource(single_path(paths, "folder"), links=self.links)
 
 
-class FolderSource:
+class FolderSource(Source):
     """The files under a folder.
 
     Args:
@@ -81,13 +88,13 @@ class FolderSource:
         buffer_bytes: int = BUFFER_BYTES,
         threads: int = THREADS,
     ) -> None:
-        self.name = os.fspath(folder)
+        self._name = os.fspath(folder)
         self._links = links
         self._table = FileTable()
         self._skipped: Counter[str] = Counter()
         self._directory = open_folder(self.name)
         try:
-            self.empty_directories = self._walk()
+            self._empty_directories = self._walk()
             self._reader = FileReader(
                 self._directory,
                 self.name,
@@ -104,6 +111,16 @@ class FolderSource:
     def _attributes(self) -> Mapping[str, npt.NDArray[Any]]:
         """What a kind of folder says of its files: arrays with a value for each in the table."""
         return {}
+
+    @property
+    def name(self) -> str:
+        """Path of the folder."""
+        return self._name
+
+    @property
+    def empty_directories(self) -> int:
+        """Number of directories without a file under them."""
+        return self._empty_directories
 
     @property
     def sample_count(self) -> int:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from dlfs.ingest.arrays.file import ArrayInfo, ArrayOptions, find_beside
+from dlfs.ingest.arrays.file import ArrayFile, ArrayInfo, ArrayOptions
 from dlfs.ingest.arrays.rows import ArraySource
 from dlfs.ingest.registry import load_package
 
@@ -34,7 +34,7 @@ class Hdf5Options(ArrayOptions):
         return ArraySource(paths, Hdf5File, **self.settings())
 
 
-class Hdf5File:
+class Hdf5File(ArrayFile):
     """One open HDF5 file; see ``ArrayFile``."""
 
     def __init__(self, path: str) -> None:
@@ -49,10 +49,6 @@ class Hdf5File:
         except BaseException:
             self.close()
             raise
-
-    def find(self, reference: str, group: str) -> ArrayInfo:
-        """See ``ArrayFile``."""
-        return find_beside(self.arrays, reference, group)
 
     def read(self, array: ArrayInfo, first: int, out: npt.NDArray[Any]) -> None:
         """See ``ArrayFile``."""

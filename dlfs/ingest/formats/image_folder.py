@@ -20,7 +20,10 @@ import numpy.typing as npt
 from dlfs.errors import UsageError
 from dlfs.ingest.files import join_shown
 from dlfs.ingest.formats.folder import FolderSource
-from dlfs.ingest.source import LinkPolicy
+from dlfs.ingest.source import (
+    LinkPolicy,
+    single_path,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +34,7 @@ class ImageFolderOptions:
 
     def open(self, paths: Sequence[str]) -> ImageFolderSource:
         """Open one folder; see ``ImageFolderSource``."""
-        if len(paths) != 1:
-            raise UsageError(f"import {paths[1]}: expected one folder, got {len(paths)}")
-        return ImageFolderSource(paths[0], links=self.links)
+        return ImageFolderSource(single_path(paths, "folder"), links=self.links)
 
 
 class ImageFolderSource(FolderSource):

@@ -37,10 +37,8 @@ import zstandard
 
 from dlfs.errors import (
     ChecksumError,
-    DeviceError,
     FormatError,
     LimitError,
-    NotFoundError,
     TruncatedError,
     UsageError,
     VersionError,
@@ -55,7 +53,12 @@ from dlfs.ingest.records import (
     text_path,
 )
 from dlfs.ingest.registry import load_package
-from dlfs.ingest.source import BLOCK_SAMPLES_MAX, SampleBlock
+from dlfs.ingest.source import (
+    BLOCK_SAMPLES_MAX,
+    SampleBlock,
+    file_errors,
+    single_path,
+)
 from dlfs.units import GIB, MIB
 from dlfs.wording import quote
 
@@ -95,9 +98,7 @@ class MdsOptions:
 
     def open(self, paths: Sequence[str]) -> MdsSource:
         """Open the folder with ``index.json``; see ``MdsSource``."""
-        if len(paths) != 1:
-            raise UsageError(f"import {paths[1]}: expected one folder of shards, got {len(paths)}")
-        return MdsSource(paths[0], self)
+        return MdsSource(single_path(paths, "folder of shards"), self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,13 +359,8 @@ def _value(encoding: str, data: bytes, name: str, where: str) -> Value:
 
 
 def _read_index(path: Path) -> list[_Shard]:
-    try:
-        with path.open("rb") as file:
-            text = file.read(_INDEX_BYTES_MAX)
-    except FileNotFoundError as error:
-        raise NotFoundError(f"import {path}: there is no such file") from error
-    except OSError as error:
-        raise DeviceError(f"import {path}: {error.strerror}", error.errno or 0) from error
+    with file_errors(f"import {path}"), path.open("rb") as file:
+        text = file.read(_INDEX_BYTES_MAX)
     try:
         index = json.loads(text)
         listed = index["shards"]
@@ -416,17 +412,12 @@ def _read_file(file: dict[str, Any]) -> _File:
 
 
 def _read(path: Path, file: _File) -> bytes:
-    try:
-        with path.open("rb") as opened:
-            size = os.fstat(opened.fileno()).st_size
-            if size != file.size_bytes:
-                kind = TruncatedError if size < file.size_bytes else FormatError
-                raise kind(f"import {path}: expected {file.size_bytes} bytes, got {size}")
-            return opened.read()
-    except FileNotFoundError as error:
-        raise NotFoundError(f"import {path}: there is no such shard") from error
-    except OSError as error:
-        raise DeviceError(f"import {path}: {error.strerror}", error.errno or 0) from error
+    with file_errors(f"import {path}", "shard"), path.open("rb") as opened:
+        size = os.fstat(opened.fileno()).st_size
+        if size != file.size_bytes:
+            kind = TruncatedError if size < file.size_bytes else FormatError
+            raise kind(f"import {path}: expected {file.size_bytes} bytes, got {size}")
+        return opened.read()
 
 
 def _decompress(packed: bytes, shard: _Shard, where: str) -> bytes:

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dlfs.errors import FormatError, TruncatedError
-from dlfs.ingest.arrays.file import ArrayInfo, ArrayOptions, find_beside
+from dlfs.ingest.arrays.file import ArrayFile, ArrayInfo, ArrayOptions
 from dlfs.ingest.arrays.rows import ArraySource
 
 _SKIP_BYTES = 1 << 20
@@ -50,7 +50,7 @@ class NpzOptions(ArrayOptions):
         return ArraySource(paths, NpzFile, **self.settings())
 
 
-class NpyFile:
+class NpyFile(ArrayFile):
     """One NPY file, and those that its attributes are in; see ``ArrayFile``."""
 
     def __init__(self, path: str) -> None:
@@ -66,10 +66,6 @@ class NpyFile:
     def read(self, array: ArrayInfo, first: int, out: npt.NDArray[Any]) -> None:
         """See ``ArrayFile``."""
         self._at(array.name).read(first, out)
-
-    def read_values(self, array: ArrayInfo, first: int, count: int) -> Sequence[object]:
-        """See ``ArrayFile``: nothing in an NPY file is ragged."""
-        raise NotImplementedError(array.name)
 
     def close(self) -> None:
         """See ``ArrayFile``."""
@@ -131,7 +127,7 @@ class _Npy:
             view, position = view[got:], position + got
 
 
-class NpzFile:
+class NpzFile(ArrayFile):
     """One open NPZ archive; see ``ArrayFile``."""
 
     def __init__(self, path: str) -> None:
@@ -152,10 +148,6 @@ class NpzFile:
             raise
         self.skipped: Mapping[str, int] = {"member that is no array": skipped} if skipped else {}
 
-    def find(self, reference: str, group: str) -> ArrayInfo:
-        """See ``ArrayFile``."""
-        return find_beside(self.arrays, reference, group)
-
     def read(self, array: ArrayInfo, first: int, out: npt.NDArray[Any]) -> None:
         """See ``ArrayFile``."""
         stream = self._streams.get(array.name)
@@ -164,10 +156,6 @@ class NpzFile:
         stream.read(first, out)
         if stream.row == array.count:
             self._streams.pop(array.name).close()
-
-    def read_values(self, array: ArrayInfo, first: int, count: int) -> Sequence[object]:
-        """See ``ArrayFile``: nothing in an NPZ archive is ragged."""
-        raise NotImplementedError(array.name)
 
     def close(self) -> None:
         """See ``ArrayFile``."""

@@ -33,16 +33,18 @@ from dlfs.errors import FormatError, UsageError
 from dlfs.ingest.archives.archive import Archive, Compression, Member, Segment, compression_of
 from dlfs.ingest.archives.links import LinkTree
 from dlfs.ingest.archives.ranges import RangeReader
-from dlfs.ingest.order import packing_order, take_block
+from dlfs.ingest.order import indexed_blocks, packing_order
 from dlfs.ingest.source import (
     BUFFER_BYTES,
     THREADS,
     BlockFiller,
     LinkPolicy,
     SampleBlock,
+    Source,
     check_path,
     read_ahead,
     show,
+    source_name,
 )
 
 Streamed = tuple[bytes, int, Callable[[memoryview], None]]
@@ -144,7 +146,7 @@ class TarOptions:
         return TarSource(paths, links=self.links, prefix_shards=self.prefix_shards)
 
 
-class TarSource:
+class TarSource(Source):
     """The files in some archives.
 
     Args:
@@ -186,8 +188,7 @@ class TarSource:
     @property
     def name(self) -> str:
         """The archive, or the first and the last."""
-        first, last = self._archives[0], self._archives[-1]
-        return first if len(self._archives) == 1 else f"{first} .. {last}"
+        return source_name(self._archives)
 
     @property
     def sample_count(self) -> int | None:
@@ -214,9 +215,6 @@ class TarSource:
         """Folders that have a member of their own, and no file."""
         return self._empty_directories if self._index is None else self._index.empty_directories
 
-    def close(self) -> None:
-        """Nothing is held open between blocks."""
-
     def blocks(self, *, layout: Layout, seed: int) -> Generator[SampleBlock, None, None]:
         """Read every sample once; see ``Source.blocks``.
 
@@ -227,19 +225,14 @@ class TarSource:
             return read_ahead(
                 BlockFiller(self._stream(layout, seed)), buffer_bytes=self._buffer_bytes
             )
-        index, position = self._index, 0
-        order = packing_order(len(index.paths), layout=layout, seed=seed)
-
-        def fill(buffer: npt.NDArray[np.uint8]) -> SampleBlock | None:
-            nonlocal position
-            if position == len(order):
-                index.check_unchanged()
-                return None
-            indices, offsets = take_block(order, index.sizes, position, len(buffer))
-            position += len(indices)
-            return index.read(indices, offsets, buffer)
-
-        return read_ahead(fill, buffer_bytes=self._buffer_bytes)
+        return indexed_blocks(
+            self._index.sizes,
+            self._index.read,
+            layout=layout,
+            seed=seed,
+            buffer_bytes=self._buffer_bytes,
+            finish=self._index.check_unchanged,
+        )
 
     def _stream(self, layout: Layout, seed: int) -> Iterator[Streamed]:
         order = packing_order(len(self._archives), layout=layout, seed=seed).tolist()
@@ -278,6 +271,7 @@ class _Index:
     ) -> None:
         states: list[tuple[int, int]] = []
         self._ranges = RangeReader(archives, states, threads=threads)
+        self.check_unchanged = self._ranges.check_unchanged
         self._sparse: dict[tuple[int, int], tuple[Segment, ...]] = {}
         found: dict[bytes, tuple[int, int, int]] = {}
         for shard, path in enumerate(archives):
@@ -310,8 +304,6 @@ class _Index:
     ) -> SampleBlock:
         """Read members by index into their places."""
         lengths = self.sizes[indices].astype(np.int64)
-        if int(lengths[-1]) > len(buffer):
-            buffer = np.empty(int(lengths[-1]), np.uint8)
         shards = self._shards[indices]
         ranges = np.zeros(len(indices), FILE_DTYPE)
         ranges["position"] = self._positions[indices]
@@ -321,10 +313,6 @@ class _Index:
             shards, ranges = self._split_sparse(shards, ranges, buffer)
         self._ranges.read(shards, ranges, buffer)
         return SampleBlock([self.paths[i] for i in indices.tolist()], buffer, offsets, lengths)
-
-    def check_unchanged(self) -> None:
-        """Raise DeviceError when an archive was changed since it was indexed."""
-        self._ranges.check_unchanged()
 
     def _split_sparse(
         self,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from dlfs.ingest.arrays.file import ArrayInfo, ArrayOptions, find_beside
+from dlfs.ingest.arrays.file import ArrayFile, ArrayInfo, ArrayOptions
 from dlfs.ingest.arrays.rows import ArraySource
 from dlfs.ingest.registry import load_package
 
@@ -42,7 +42,7 @@ class ZarrOptions(ArrayOptions):
         return ArraySource(paths, ZarrFile, **self.settings())
 
 
-class ZarrFile:
+class ZarrFile(ArrayFile):
     """One open Zarr store; see ``ArrayFile``."""
 
     def __init__(self, path: str) -> None:
@@ -66,10 +66,6 @@ class ZarrFile:
         except BaseException:
             self.close()
             raise
-
-    def find(self, reference: str, group: str) -> ArrayInfo:
-        """See ``ArrayFile``."""
-        return find_beside(self.arrays, reference, group)
 
     def read(self, array: ArrayInfo, first: int, out: npt.NDArray[Any]) -> None:
         """See ``ArrayFile``."""

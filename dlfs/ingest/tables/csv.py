@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dlfs.errors import DeviceError, FormatError, NotFoundError
+from dlfs.errors import FormatError
+from dlfs.ingest.source import file_errors
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 """By the suffix of the file's name."""
@@ -53,7 +54,10 @@ def read_csv(path: str, delimiter: str, *, where: str) -> CsvTable:
     """
     lines: list[int] = []
     try:
-        with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+        with (
+            file_errors(where),
+            open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as file,
+        ):
             rows = csv.reader(file, delimiter=delimiter, strict=True)
             header = next(rows, [])
             columns: list[list[str]] = [[] for _ in header]
@@ -68,10 +72,6 @@ def read_csv(path: str, delimiter: str, *, where: str) -> CsvTable:
                 lines.append(rows.line_num)
                 for column, value in zip(columns, row, strict=True):
                     column.append(value)
-    except FileNotFoundError as error:
-        raise NotFoundError(f"{where}: there is no such file") from error
-    except OSError as error:
-        raise DeviceError(f"{where}: {error.strerror}", error.errno or 0) from error
     except csv.Error as error:
         raise FormatError(f"{where}: line {rows.line_num}: {error}") from error
     if len(set(header)) != len(header):

@@ -17,9 +17,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from dlfs.errors import DeviceError, DlfsError, FormatError, NotFoundError, TruncatedError
+from dlfs.errors import DeviceError, DlfsError, FormatError, TruncatedError
 from dlfs.ingest.registry import load_package
-from dlfs.ingest.source import BLOCK_SAMPLES_MAX, BUFFER_BYTES
+from dlfs.ingest.source import (
+    BLOCK_SAMPLES_MAX,
+    BUFFER_BYTES,
+    file_errors,
+)
 from dlfs.units import MIB
 
 _PARQUET_MAGIC = (b"PAR1", b"PARE")
@@ -139,15 +143,10 @@ def _numbered(batches: Iterator[Any], what: str) -> Iterator[Any]:
 
 def _ends(path: str) -> tuple[bytes, bytes]:
     """The first and the last eight bytes of a file."""
-    try:
-        with open(path, "rb") as file:
-            head = file.read(8)
-            file.seek(-min(8, os.fstat(file.fileno()).st_size), os.SEEK_END)
-            return head, file.read(8)
-    except FileNotFoundError as error:
-        raise NotFoundError(f"import {path}: there is no such file") from error
-    except OSError as error:
-        raise DeviceError(f"import {path}: {error.strerror}", error.errno or 0) from error
+    with file_errors(f"import {path}"), open(path, "rb") as file:
+        head = file.read(8)
+        file.seek(-min(8, os.fstat(file.fileno()).st_size), os.SEEK_END)
+        return head, file.read(8)
 
 
 @contextmanager

@@ -24,7 +24,12 @@ from dlfs.errors import DeviceError, UsageError
 from dlfs.format.paths import path_problem
 from dlfs.ingest.formats.lmdb.pages import PageFile, Tree
 from dlfs.ingest.records import Record, ShardSource, gather
-from dlfs.ingest.source import SampleBlock, check_path, show
+from dlfs.ingest.source import (
+    SampleBlock,
+    check_path,
+    show,
+    single_path,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +41,7 @@ class LmdbOptions:
 
     def open(self, paths: Sequence[str]) -> LmdbSource:
         """Open one environment; see ``LmdbSource``."""
-        if len(paths) != 1:
-            raise UsageError(f"import {paths[1]}: expected one environment, got {len(paths)}")
-        return LmdbSource(paths[0], self)
+        return LmdbSource(single_path(paths, "environment"), self)
 
 
 class LmdbSource(ShardSource):

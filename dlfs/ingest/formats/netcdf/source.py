@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from dlfs.ingest.arrays.file import ArrayInfo, ArrayOptions, find_beside
+from dlfs.ingest.arrays.file import ArrayFile, ArrayInfo, ArrayOptions
 from dlfs.ingest.arrays.rows import ArraySource
 from dlfs.ingest.formats.netcdf.classic import check_length
 from dlfs.ingest.registry import load_package
@@ -33,7 +33,7 @@ class NetcdfOptions(ArrayOptions):
         return ArraySource(paths, NetcdfFile, **self.settings())
 
 
-class NetcdfFile:
+class NetcdfFile(ArrayFile):
     """One open NetCDF file; see ``ArrayFile``."""
 
     def __init__(self, path: str) -> None:
@@ -50,10 +50,6 @@ class NetcdfFile:
         except BaseException:
             self.close()
             raise
-
-    def find(self, reference: str, group: str) -> ArrayInfo:
-        """See ``ArrayFile``."""
-        return find_beside(self.arrays, reference, group)
 
     def read(self, array: ArrayInfo, first: int, out: npt.NDArray[Any]) -> None:
         """See ``ArrayFile``."""

@@ -28,6 +28,7 @@ from array import array
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import IO, Annotated, Any, Literal, cast
 
@@ -39,8 +40,6 @@ from dlfs._native.files import FILE_DTYPE
 from dlfs.arguments import Layout
 from dlfs.errors import (
     ChecksumError,
-    DeviceError,
-    DlfsError,
     FormatError,
     LimitError,
     NotFoundError,
@@ -55,7 +54,7 @@ from dlfs.ingest.formats.tfrecord.example import (
     bytes_value,
     scalar,
 )
-from dlfs.ingest.order import packing_order, take_block
+from dlfs.ingest.order import indexed_blocks
 from dlfs.ingest.records import (
     Record,
     ShardSource,
@@ -68,7 +67,7 @@ from dlfs.ingest.records import (
     text_path,
 )
 from dlfs.ingest.registry import find_format
-from dlfs.ingest.source import BUFFER_BYTES, THREADS, SampleBlock, read_ahead
+from dlfs.ingest.source import BUFFER_BYTES, THREADS, SampleBlock, file_errors
 from dlfs.units import GIB
 
 Compression = Literal["auto", "none", "gzip", "zlib"]
@@ -181,19 +180,14 @@ class TfRecordSource(ShardSource):
         """
         if self._index is None:
             return super().blocks(layout=layout, seed=seed)
-        index, position = self._index, 0
-        order = packing_order(len(index.sizes), layout=layout, seed=seed)
-
-        def fill(buffer: npt.NDArray[np.uint8]) -> SampleBlock | None:
-            nonlocal position
-            if position == len(order):
-                index.check_unchanged()
-                return None
-            indices, offsets = take_block(order, index.sizes, position, len(buffer))
-            position += len(indices)
-            return self._read(index, indices, offsets, buffer)
-
-        return read_ahead(fill, buffer_bytes=self._buffer_bytes)
+        return indexed_blocks(
+            self._index.sizes,
+            partial(self._read, self._index),
+            layout=layout,
+            seed=seed,
+            buffer_bytes=self._buffer_bytes,
+            finish=self._index.check_unchanged,
+        )
 
     def read_shard(self, number: int) -> Iterator[SampleBlock]:
         """Stream one file; see ``ShardSource``."""
@@ -215,9 +209,6 @@ class TfRecordSource(ShardSource):
         buffer: npt.NDArray[np.uint8],
     ) -> SampleBlock:
         """Read and check records, headers and all; the samples are spans of them."""
-        total = int(offsets[-1]) + int(index.sizes[indices[-1]])
-        if total > len(buffer):
-            buffer = np.empty(total, np.uint8)
         shards, numbers = index.read(indices, offsets, buffer)
         memory = buffer.data
         paths: list[bytes] = []
@@ -274,16 +265,13 @@ class _Index:
         states: list[tuple[int, int]] = []
         sizes: list[npt.NDArray[np.uint64]] = []
         for shard in shards:
-            try:
-                with open(shard, "rb") as file:
-                    states.append(archive_state(file.fileno()))
-                    found = _find_index(shard, index)
-                    if found is None:
-                        sizes.append(_scan(shard, file, states[-1][0]))
-                    else:
-                        sizes.append(_read_index(found, shard, states[-1][0]))
-            except OSError as error:
-                raise _failure(shard, error) from error
+            with file_errors(f"import {shard}"), open(shard, "rb") as file:
+                states.append(archive_state(file.fileno()))
+                found = _find_index(shard, index)
+                if found is None:
+                    sizes.append(_scan(shard, file, states[-1][0]))
+                else:
+                    sizes.append(_read_index(found, shard, states[-1][0]))
         self._ranges = RangeReader(shards, states, threads=threads)
         self._firsts = np.cumsum([0, *map(len, sizes)])
         self._positions = np.concatenate([np.cumsum(part) - part for part in sizes])
@@ -382,11 +370,9 @@ def _find_index(shard: str, index: str) -> str | None:
 def _read_index(path: str, shard: str, size_bytes: int) -> npt.NDArray[np.uint64]:
     """The sizes of a file's records, by an index that has to cover it without a gap."""
     try:
-        with open(path, "rb") as file:
+        with file_errors(f"import {path}"), open(path, "rb") as file:
             lines = [line.split() for line in file if line.strip()]
         pairs = np.array(lines, "S20").reshape(len(lines), 2).astype(np.uint64)
-    except OSError as error:
-        raise _failure(path, error) from error
     except ValueError as error:
         raise FormatError(f"import {path}: expected lines of an offset and a length") from error
     offsets, sizes = pairs.T.copy()
@@ -412,36 +398,39 @@ def _read_index(path: str, shard: str, size_bytes: int) -> npt.NDArray[np.uint64
 
 
 def _stream(shard: str, compression: str) -> Iterator[bytes]:
-    """The records of a file, from its start to its end."""
-    count = position = 0
-    try:
-        with open(shard, "rb") as file, _decompress(file, compression) as stream:
-            while header := _read_up_to(stream, _HEADER.size):
-                where = f"import {shard}: record {count}"
-                if len(header) < _HEADER.size:
-                    raise _cut(where, position)
-                length = _check_header(header, where)
-                if length > RECORD_BYTES_MAX:
-                    raise LimitError(
-                        f"{where}: expected at most {RECORD_BYTES_MAX} bytes in a compressed file, "
-                        f"got {length}"
-                    )
-                rest = _read_up_to(stream, length + _FOOTER.size)
-                if len(rest) < length + _FOOTER.size:
-                    raise _cut(where, position)
-                data = rest[:length]
-                _check_data(data, rest[length:], where)
-                yield data
-                count += 1
-                position += length + _OVERHEAD_BYTES
-    except EOFError as error:
-        raise _cut(f"import {shard}: record {count}", position) from error
-    except (zlib.error, gzip.BadGzipFile) as error:
-        raise FormatError(
-            f"import {shard}: record {count}: the {compression} stream is damaged: {error}"
-        ) from error
-    except OSError as error:
-        raise _failure(shard, error) from error
+    """Yield the records of a file, from its start to its end."""
+    count = 0
+    with file_errors(f"import {shard}"), open(shard, "rb") as file:
+        try:
+            with _decompress(file, compression) as stream:
+                position = 0
+                while header := _read_up_to(stream, _HEADER.size):
+                    data = _read_record(stream, header, f"import {shard}: record {count}", position)
+                    yield data
+                    count += 1
+                    position += len(data) + _OVERHEAD_BYTES
+        except EOFError as error:
+            raise _cut(f"import {shard}: record {count}", position) from error
+        except (zlib.error, gzip.BadGzipFile) as error:
+            raise FormatError(
+                f"import {shard}: record {count}: the {compression} stream is damaged: {error}"
+            ) from error
+
+
+def _read_record(stream: IO[bytes], header: bytes, where: str, position: int) -> bytes:
+    """Read and check the data of a record, whose header has been read."""
+    if len(header) < _HEADER.size:
+        raise _cut(where, position)
+    length = _check_header(header, where)
+    if length > RECORD_BYTES_MAX:
+        raise LimitError(
+            f"{where}: expected at most {RECORD_BYTES_MAX} bytes in a compressed file, got {length}"
+        )
+    data = _read_up_to(stream, length + _FOOTER.size)
+    if len(data) < length + _FOOTER.size:
+        raise _cut(where, position)
+    _check_data(data[:length], data[length:], where)
+    return data[:length]
 
 
 def _read_up_to(stream: IO[bytes], count: int) -> bytes:
@@ -493,11 +482,3 @@ def _compression(shard: str, wanted: Compression) -> str:
 
 def _cut(where: str, position: int) -> TruncatedError:
     return TruncatedError(f"{where}: at byte {position}: the file ends within the record")
-
-
-def _failure(path: str, error: OSError) -> DlfsError:
-    if isinstance(error, DlfsError):
-        return error
-    if isinstance(error, FileNotFoundError):
-        return NotFoundError(f"import {path}: there is no such file")
-    return DeviceError(f"import {path}: {error.strerror or error}", error.errno or 0)
