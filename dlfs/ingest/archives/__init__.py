@@ -1,1 +1,1 @@
-"""Archives read member by member: what the formats tar, WebDataset and TFRecord share."""
+"""Shared parts of the formats tar, WebDataset and TFRecord: archives, links, ranges of files."""

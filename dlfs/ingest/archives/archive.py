@@ -1,10 +1,10 @@
-"""Tar archives read strictly, member by member.
+"""Reads tar archives strictly, member by member.
 
-``tarfile`` takes a damaged header, or a file that just stops, for the end of an archive. Here only
-the zero block that the format demands is the end; anything else is an error that names the archive
-and the offset. Nothing but zeros may follow it, so that neither a cut download nor a second archive
-appended to the first is lost in silence. Compressed streams are read to their own end, where their
-checksums are.
+``tarfile`` takes a damaged header, or the end of a truncated file, for the end of the archive. Here
+only the zero block that the format requires is the end; anything else is an error with the
+archive's name and the offset. Only zeros may follow, so that neither a truncated download nor a
+second archive appended to the first is lost unnoticed. Compressed streams are read to their end,
+because their checksums are there.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _SUFFIXES: dict[str, Compression] = {
 }
 _STREAM_BYTES = MIB
 _HEADER_BYTES_MAX = 16 * MIB
-"""Of an extended header, which is read into memory whole."""
+"""Most bytes of an extended header, which is read into memory."""
 _EXTENDED = (
     tarfile.GNUTYPE_LONGNAME,
     tarfile.GNUTYPE_LONGLINK,
@@ -62,7 +62,7 @@ _DAMAGED = (
     zlib.error,
     lzma.LZMAError,
     zstandard.ZstdError,
-    # What tarfile lets through for numbers and chains of headers that make no sense.
+    # tarfile raises these for numbers and chains of headers that make no sense.
     ValueError,
     OverflowError,
     RecursionError,
@@ -71,7 +71,7 @@ _DAMAGED = (
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A run of a member's bytes; what lies between the segments of a sparse member is zeros."""
+    """A run of a member's bytes; a sparse member has zeros between its segments."""
 
     offset_bytes: int
     position_bytes: int
@@ -80,7 +80,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One member of an archive; positions count in the archive, decompressed."""
+    """One member of an archive; positions are offsets in the decompressed archive."""
 
     path: bytes
     kind: Kind
@@ -98,7 +98,7 @@ class _Stream(Protocol):
 
 
 class _ForwardStream:
-    """A stream that counts, and seeks forward by reading."""
+    """A stream that counts its position, and seeks forward by reading."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
@@ -128,7 +128,7 @@ class _ForwardStream:
 
 
 class _StrictHeader(tarfile.TarInfo):
-    """A header that is an error when it is damaged; ``tarfile`` would end there."""
+    """A header that raises an error if it is damaged, where ``tarfile`` would end the archive."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str | None, errors: str) -> _StrictHeader:
@@ -153,7 +153,7 @@ _READ_ERROR = tarfile.ReadError
 
 
 def compression_of(path: str) -> Compression | None:
-    """How an archive is compressed, by its name; None when the name is not an archive's."""
+    """Return the compression that an archive's name says; None if it is no archive's name."""
     name = path.lower()
     for suffix, compression in _SUFFIXES.items():
         if name.endswith(suffix):
@@ -165,11 +165,11 @@ class Archive:
     """One archive, read once from its start to its end.
 
     Args:
-        path: of the archive; its name says how it is compressed.
+        path: path of the archive; its name says how it is compressed.
 
     Raises:
-        NotFoundError: there is no such file.
-        DeviceError: it cannot be opened.
+        NotFoundError: the archive does not exist.
+        DeviceError: the archive cannot be opened.
 
     Threads: one at a time.
     """
@@ -182,7 +182,7 @@ class Archive:
         self._stream = _decompress(self._file, compression_of(path) or "none")
 
     def close(self) -> None:
-        """Close the file; again is fine."""
+        """Close the file; closing it again does nothing."""
         self._stream.close()
         self._file.close()
 
@@ -193,12 +193,12 @@ class Archive:
         self.close()
 
     def members(self) -> Iterator[Member]:
-        """Give the members in the archive's order; ``read`` may be called for the latest.
+        """Yield the members in the archive's order; ``read`` reads the latest of them.
 
         Raises:
             TruncatedError: the archive ends too early.
-            FormatError: it is damaged, or a name leads out of it.
-            DeviceError: it cannot be read, or changed meanwhile.
+            FormatError: the archive is damaged, or a name leads out of it.
+            DeviceError: the archive cannot be read, or changed meanwhile.
         """
         try:
             with tarfile.TarFile(
@@ -208,7 +208,7 @@ class Archive:
                 errors="surrogateescape",
             ) as headers:
                 while (header := headers.next()) is not None:
-                    headers.members.clear()  # type: ignore[attr-defined] # else it keeps every header it has seen
+                    headers.members.clear()  # type: ignore[attr-defined]  # or it keeps all
                     yield self._member(header)
             self._check_end()
         except _DAMAGED as error:
@@ -222,8 +222,8 @@ class Archive:
         """Read the latest member's bytes.
 
         Args:
-            member: the one that ``members`` gave last.
-            target: as long as the member.
+            member: the last member from ``members``.
+            target: buffer as long as the member.
 
         Raises:
             DlfsError: as for ``members``.
@@ -264,7 +264,7 @@ class Archive:
         return Member(path, kind, link, header.size, segments)
 
     def _check_end(self) -> None:
-        """Read the stream to its end, which checks its checksum; only zeros may be left."""
+        """Read the stream to its end, where its checksum is; only zeros may follow."""
         while data := self._stream.read(_STREAM_BYTES):
             if data.strip(b"\0"):
                 first = self._stream.tell() - len(data.lstrip(b"\0"))
@@ -285,13 +285,13 @@ class Archive:
 
 
 def archive_state(descriptor: int) -> tuple[int, int]:
-    """What tells that a file was changed: its size and its time of change."""
+    """Return the size of a file in bytes and its time of change in ns: both change with a write."""
     status = os.fstat(descriptor)
     return status.st_size, status.st_mtime_ns
 
 
 def check_unchanged(path: str, descriptor: int, state: tuple[int, int]) -> None:
-    """Raise DeviceError when a file is no longer as it was."""
+    """Raise DeviceError if a file has changed since ``archive_state``."""
     if archive_state(descriptor) != state:
         raise DeviceError(f"import {path}: the file changed during the import", errno.ESTALE)
 

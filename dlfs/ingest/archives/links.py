@@ -1,8 +1,8 @@
-"""Symbolic links inside archives: which samples they stand for, without unpacking.
+"""Resolves symbolic links inside archives without unpacking them.
 
-The archives' members make one tree. A link is followed in it as a kernel would: relative to its own
-folder, through other links, to a file or to a folder with all that is under it. It may not leave
-the tree.
+The archives' members make one tree. A link is followed in it as the kernel would: relative to its
+own folder, through other links, to a file or to a folder with all files under it. A link out of the
+tree is an error.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from dlfs.errors import FormatError, LimitError, UsageError
 from dlfs.ingest.source import check_path, show
 
 HOPS_MAX = 40
-"""Links followed for one path. Source: Linux, path_resolution(7)."""
+"""Most links followed for one path. Source: Linux, path_resolution(7)."""
 EXPANSIONS_MAX = 1 << 22
-"""Folders that links lead to, in all: nested links multiply."""
+"""Most folders that links lead to, in total, because nested links multiply."""
 
 
 class LinkTree:
-    """A tree of members, some of them links.
+    """The tree of the members of archives, with its symbolic links.
 
     Args:
         files: paths of all samples that are no links.
-        folders: paths of the folders that have members of their own.
-        links: text of each symbolic link, by its path.
-        where: names the archives, for errors.
+        folders: paths of the folders that are members themselves.
+        links: target text of each symbolic link, by its path.
+        where: names of the archives, for errors.
     """
 
     def __init__(
@@ -45,12 +45,12 @@ class LinkTree:
         self._expansions = 0
 
     def aliases(self) -> Iterator[tuple[bytes, bytes]]:
-        """Give (path of the new sample, path of the sample it stands for) for every link.
+        """Yield (path of a new sample, path of the sample it stands for) for every link.
 
         Raises:
-            UsageError: a link leads to nothing, in a circle, or to a folder that it is in.
+            UsageError: a link leads to nothing, in a circle, or to a folder that contains it.
             FormatError: a link leads out of the archive.
-            LimitError: a path gets too long, or links multiply without end.
+            LimitError: a path is too long, or nested links multiply beyond the limit.
         """
         for link in sorted(self._links):
             yield from self._follow(link, link, frozenset(_parents(link)))
@@ -58,7 +58,7 @@ class LinkTree:
     def _follow(
         self, seen: bytes, link: bytes, above: frozenset[bytes]
     ) -> Iterator[tuple[bytes, bytes]]:
-        """``seen`` is the path by which the link at ``link`` was reached."""
+        """Yield the aliases of the link at ``link``, which was reached by the path ``seen``."""
         target = self._resolve(link)
         check_path(seen, self._where)
         if target in self._files:
@@ -91,7 +91,7 @@ class LinkTree:
             first += 1
 
     def _resolve(self, link: bytes) -> bytes:
-        """The path, free of links, that a link leads to."""
+        """Return the path, free of links, that a link leads to."""
         pending, done, hops = link.split(b"/")[::-1], list[bytes](), 0
         while pending:
             part = pending.pop()
@@ -123,7 +123,7 @@ class LinkTree:
 
 
 def _parents(path: bytes) -> Iterator[bytes]:
-    """The folders above a path, the root (empty) included."""
+    """Yield the folders above a path, including the root (empty)."""
     parts = path.split(b"/")
     for count in range(len(parts)):
         yield b"/".join(parts[:count])

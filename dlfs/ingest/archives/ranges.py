@@ -1,8 +1,8 @@
-"""Ranges of many files, such as the members of plain archives, read into one buffer.
+"""Reads ranges of many files, such as the members of plain archives, into one buffer.
 
-Only some of the files are open at a time. Ranges are read in the order in which they lie, by
-several threads in libdlfs. Each file's state is kept from the time it was first looked at, so that
-one that changes during the import is an error.
+Several threads in libdlfs read the ranges in their order on disk. Only some of the files are open
+at a time. The reader compares each file with the state that the caller saw first, so that a file
+which changes during the import is an error.
 
 Threads: one at a time.
 """
@@ -22,16 +22,16 @@ from dlfs.errors import DeviceError, DlfsError, TruncatedError
 from dlfs.ingest.archives.archive import check_unchanged
 
 _OPEN_MAX = 256
-"""Files open at once; by default a process may open 1024."""
+"""Most files open at once; by default a process may open 1024."""
 
 
 class RangeReader:
     """Reads ranges of some files.
 
     Args:
-        files: their paths.
-        states: of each, as ``archive_state`` gives it.
-        threads: that read, 1..64.
+        files: paths of the files.
+        states: state of each file, from ``archive_state``.
+        threads: number of threads that read, 1..64.
     """
 
     def __init__(
@@ -47,10 +47,10 @@ class RangeReader:
         ranges: npt.NDArray[np.void],
         buffer: npt.NDArray[np.uint8],
     ) -> None:
-        """Read ranges into their places.
+        """Read ranges into a buffer.
 
         Args:
-            numbers: ``int64[n]``, which file each range is of.
+            numbers: ``int64[n]``, number of the file of each range.
             ranges: ``FILE_DTYPE[n]``: ``position`` in the file, ``buffer_offset``,
                 ``length_bytes``.
             buffer: ``uint8[n_bytes]``.
@@ -69,7 +69,7 @@ class RangeReader:
             self._read_group(group, numbers[begin:end], ranges[begin:end], buffer)
 
     def check_unchanged(self) -> None:
-        """Raise DeviceError when a file is no longer as it was."""
+        """Raise DeviceError if a file has changed since its first state."""
         for path, state in zip(self._files, self._states, strict=True):
             descriptor = _open(path)
             try:

@@ -1,1 +1,1 @@
-"""Arrays as samples: what the formats HDF5, NetCDF, Zarr, ADIOS2, NPY and NPZ share."""
+"""Shared parts of the array formats HDF5, NetCDF, Zarr, ADIOS2, NPY and NPZ."""

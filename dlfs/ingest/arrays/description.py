@@ -1,6 +1,6 @@
-"""What sources of arrays say of their samples, so that they are read as arrays again.
+"""Records the type and shape of samples that are arrays, so that readers return arrays again.
 
-A sample's bytes are an array's elements in row-major order; its type and shape go into the columns
+A sample's bytes are the array's elements in row-major order. Its type and shape go into the columns
 ``dlfs:dtype`` and ``dlfs:shape``.
 """
 
@@ -17,18 +17,18 @@ from dlfs.reader.arrays import DTYPE_COLUMN, SHAPE_COLUMN, ArrayForm
 def array_attributes(
     dtype: DTypeLike, shape: tuple[int, ...], count: int
 ) -> dict[str, NDArray[Any]]:
-    """The attributes of samples that are arrays of one type and shape.
+    """Return the attributes of samples that are arrays of one type and shape.
 
     Args:
-        dtype: of the elements: bool, numbers, times, or strings of a fixed length.
-        shape: of each array.
-        count: of samples.
+        dtype: type of the elements: bool, numbers, times, or strings of a fixed length.
+        shape: shape of each array.
+        count: number of samples.
 
     Returns:
-        For ``SampleBlock.attributes``, or ``DatasetWriter.add_batch``.
+        Columns for ``SampleBlock.attributes`` or ``DatasetWriter.add_batch``.
 
     Raises:
-        UsageError: there are no such arrays.
+        UsageError: no sample can have this type or shape.
     """
     dtype_text, shape_text = ArrayForm.of(dtype, shape).texts
     columns = {}

@@ -1,8 +1,8 @@
-"""What the formats of arrays have in common: HDF5, NetCDF, Zarr, ADIOS2, NPY and NPZ.
+"""The interface of the array formats: HDF5, NetCDF, Zarr, ADIOS2, NPY and NPZ.
 
-Each of them is an ``ArrayFile``: it lists its arrays and reads rows of one, a row being what stands
-at one place of the first axis. ``dlfs.ingest.arrays.rows`` makes samples of them. What a library
-raises about a file becomes a typed error here, so that no format does it by itself.
+Each format is an ``ArrayFile``: it lists its arrays and reads rows of one. A row is the part of an
+array at one index of its first axis. ``dlfs.ingest.arrays.rows`` makes samples of rows. ``reading``
+turns the exceptions of all the formats' libraries into typed errors.
 """
 
 from __future__ import annotations
@@ -31,42 +31,42 @@ from dlfs.errors import (
 Samples = Literal["rows", "arrays", "groups"]
 
 Kind = Literal["fixed", "ragged", "text", "other"]
-"""Of an array's rows: of one size, vectors of any length, strings, or nothing that has bytes."""
+"""Kind of an array's rows: of one size, vectors of any length, strings, or values without bytes."""
 
 _CAUSE_CHARACTERS_MAX = 300
 
 
 @dataclass(frozen=True, slots=True)
 class ArrayInfo:
-    """What is known of an array without reading it."""
+    """Description of an array, known without reading its elements."""
 
     name: str
-    """Its groups and its own name, joined by ``/``; empty for the only array of a file."""
+    """Names of its groups and its own name, joined by ``/``; empty for the only array of a file."""
     dtype: np.dtype[Any]
-    """Of its elements; ``uint8`` for text."""
+    """Type of the elements; ``uint8`` for text."""
     shape: tuple[int, ...]
     chunk_rows: int = 1
-    """Rows that are stored together, and decompressed together."""
+    """Number of rows that the file stores, and decompresses, together."""
     kind: Kind = "fixed"
 
     @property
     def count(self) -> int:
-        """How many rows it has: one where it has no first axis."""
+        """Number of rows; 1 if the array has no first axis."""
         return self.shape[0] if self.shape else 1
 
     @property
     def row_shape(self) -> tuple[int, ...]:
-        """The shape of a row."""
+        """Shape of a row."""
         return self.shape[1:]
 
     @property
     def row_bytes(self) -> int:
-        """The size of a row; of a fixed one."""
+        """Size of a row of a fixed array, in bytes."""
         return math.prod(self.row_shape) * self.dtype.itemsize
 
     @property
     def size_bytes(self) -> int:
-        """The size of all of it."""
+        """Size of the whole array, in bytes."""
         return self.count * self.row_bytes
 
 
@@ -128,7 +128,7 @@ Opener = Callable[[str], ArrayFile]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrayOptions:
-    """Options that all formats of arrays have."""
+    """Options that all array formats have."""
 
     select: Annotated[tuple[str, ...], "patterns of the arrays to take"] = ()
     samples: Annotated[Samples, "what is a sample: each row, array or group of arrays"] = "rows"
@@ -138,12 +138,12 @@ class ArrayOptions:
     ] = ()
 
     def settings(self) -> dict[str, Any]:
-        """What ``ArraySource`` takes."""
+        """Return the options as arguments of ``ArraySource``."""
         return {"select": self.select, "samples": self.samples, "attributes": self.attributes}
 
 
 def parse_attributes(entries: Sequence[str]) -> dict[str, str]:
-    """Read ``NAME=ARRAY``, or ``ARRAY`` alone, which is called by the last part of its name.
+    """Read ``NAME=ARRAY``; ``ARRAY`` alone gets the last component of the array's name.
 
     Raises:
         UsageError: a name is missing, or given twice.
@@ -163,16 +163,16 @@ def parse_attributes(entries: Sequence[str]) -> dict[str, str]:
 
 @contextmanager
 def reading(where: str) -> Generator[None, None, None]:
-    """Turn what a format's library raises into an error of ours that says where it happened.
+    """Turn the exceptions of a format's library into typed errors with a location.
 
     Args:
         where: the file, and the array and rows in it.
 
     Raises:
-        NotFoundError: a file is not there.
+        NotFoundError: a file does not exist.
         DeviceError: a file cannot be read.
-        TruncatedError: it ends too early, if the library tells.
-        FormatError: anything else: what is in it is not what the format says.
+        TruncatedError: a file ends too early, if the library reports that.
+        FormatError: any other exception: the file violates its format.
     """
     try:
         yield

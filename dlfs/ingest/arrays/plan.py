@@ -1,8 +1,8 @@
-"""What is read of which file: the plan of an import of arrays, made before anything is written.
+"""Plans an import of arrays before anything is written: what to read from which file.
 
-Each file is looked at once. What is wanted of it becomes units: an array whose rows are samples, an
-array or a group that is one sample, with the arrays that give its attributes. What does not fit
-together is an error here, long before the first sample is read.
+``Plan`` looks at each file once and makes units of the selected arrays. A unit is an array whose
+rows are samples, or an array or a group that is one sample, with the arrays of its attributes.
+Arrays that do not fit together are an error here, before the first sample is read.
 """
 
 from __future__ import annotations
@@ -32,30 +32,30 @@ _SHOWN_MAX = 10
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """One or many samples of one file: the rows of an array, all of it, or a group."""
+    """One or more samples of one file: the rows of an array, a whole array, or a group."""
 
     file: int
     path: bytes
-    """Of the sample, or of the folder that its rows are in."""
+    """Path of the sample, or of the folder that has the rows."""
     members: tuple[ArrayInfo, ...]
     rows: bool
-    """Whether each row is a sample."""
+    """True if each row is a sample."""
     attributes: Mapping[str, ArrayInfo]
 
     @property
     def count(self) -> int:
-        """Samples in it."""
+        """Number of samples in the unit."""
         return self.members[0].count if self.rows else 1
 
 
 class Plan:
-    """What is to be read of which file; grows file by file.
+    """The units to read from all files; the caller adds file by file.
 
     Args:
-        paths: of the files.
-        select: patterns of the arrays to take; none for all but attributes.
-        samples: what is a sample.
-        references: the array of each attribute.
+        paths: paths of the files.
+        select: patterns of the arrays to import; empty for all that are no attributes.
+        samples: what makes a sample: ``rows``, ``arrays`` or ``groups``.
+        references: reference to the array of each attribute, by the attribute's name.
 
     Raises:
         UsageError: two files have the same name.
@@ -85,11 +85,11 @@ class Plan:
         self.skipped: Counter[str] = Counter()
 
     def add(self, index: int, file: ArrayFile) -> None:
-        """Take what is wanted of a file.
+        """Add the selected arrays of a file.
 
         Raises:
-            UsageError: an attribute is not there, or does not fit.
-            FormatError: a name cannot be a path.
+            UsageError: the array of an attribute does not exist, or does not fit.
+            FormatError: a name cannot be part of a path.
         """
         self.states.append(state_of(self._paths[index]))
         self.skipped.update(file.skipped)
@@ -102,10 +102,11 @@ class Plan:
             self._units.append(self._unit(index, file, name, members))
 
     def finish(self) -> tuple[list[Unit], dict[str, np.dtype[Any]]]:
-        """The units in the order of their samples' paths, and the type of each attribute.
+        """Return the units in the order of their samples' paths, and the type of each attribute.
 
         Raises:
-            UsageError: there are none, or an attribute is text here and a number there.
+            UsageError: no array was selected, or an attribute is text in one file and a number in
+                another.
         """
         if not self._units:
             raise UsageError(self._nothing())
@@ -186,13 +187,13 @@ class Plan:
 
 
 def _stem(path: str) -> bytes:
-    """``run7`` for ``data/run7.h5``."""
+    """Return the file name without its suffix: ``run7`` for ``data/run7.h5``."""
     name = Path(path).name
     return os.fsencode(name.rpartition(".")[0] or name)
 
 
 def state_of(path: str) -> tuple[int, int]:
-    """What changes when a file is written to: its size in bytes and time in ns."""
+    """Return the size of a file in bytes and its time of change in ns: both change with a write."""
     status = os.stat(path)
     return status.st_size, status.st_mtime_ns
 
@@ -204,12 +205,12 @@ def _describe(array: ArrayInfo) -> str:
 
 
 def is_text(array: ArrayInfo) -> bool:
-    """Whether its rows are strings, of any length or of a fixed one."""
+    """Return True if the rows are strings, of any length or of a fixed one."""
     return array.kind == "text" or (array.kind == "fixed" and array.dtype.kind in "SU")
 
 
 def _common_type(name: str, arrays: Sequence[ArrayInfo]) -> np.dtype[Any]:
-    """What an attribute is kept as: text as objects, numbers in a type that holds all of them."""
+    """Return the type of an attribute: object for text, else a type that holds all the numbers."""
     texts = {is_text(array) for array in arrays}
     if len(texts) > 1:
         raise UsageError(f"import: expected the attribute {name!r} to be text or numbers, got both")

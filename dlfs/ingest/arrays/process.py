@@ -1,9 +1,9 @@
-"""An ``ArrayFile`` in a process of its own, for libraries that damaged files can crash.
+"""Reads an ``ArrayFile`` in a separate process, because damaged files crash some libraries.
 
-The process opens the file, says what is in it, and answers one request after the other over a
-socket; rows come as their bytes. When it dies, or gives no answer in ``ANSWER_SECONDS``, that is an
-error about the file, and no more. It ends when the socket is closed, and so with the process that
-started it, however that ends.
+``ProcessFile`` starts the process, which opens the file, sends its list of arrays, and answers one
+request after the other over a socket; rows are sent as bytes. If the process dies, or does not
+answer within ``ANSWER_SECONDS``, the import ends with an error about the file. The process ends
+when the socket is closed, so it never outlives the process that started it.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ import numpy.typing as npt
 from dlfs.ingest.arrays.file import ArrayFile, ArrayInfo, Opener
 
 ANSWER_SECONDS = 300
-"""For one window of rows: ADIOS2 waits for ever for what a file that was cut short lacks."""
+"""Longest wait for a window of rows, in seconds. ADIOS2 waits forever for data that was cut off."""
 
 _END_SECONDS = 10
-"""What the process is given to end by itself."""
+"""Time for the process to end by itself before it is killed, in seconds."""
 
 
 class ProcessFile(ArrayFile):
-    """One file, open in another process; see ``ArrayFile``.
+    """One file that a separate process has open; see ``ArrayFile``.
 
     Args:
-        opener: the class that opens it there: ``module:class``.
-        path: of the file.
+        opener: class that opens the file in that process, as ``module:class``.
+        path: path of the file.
 
     Raises:
-        ValueError: it cannot be opened, or the process ended.
+        ValueError: the file cannot be opened, or the process ended.
     """
 
     def __init__(self, opener: str, path: str) -> None:
@@ -62,19 +62,19 @@ class ProcessFile(ArrayFile):
             raise
 
     def read(self, array: ArrayInfo, first: int, out: npt.NDArray[Any]) -> None:
-        """See ``ArrayFile``."""
+        """Read rows; see ``ArrayFile``."""
         self._ask("read", array, first, len(out))
         self._receive()
         self._connection.recv_bytes_into(out.reshape(-1).view(np.uint8))
 
     def read_values(self, array: ArrayInfo, first: int, count: int) -> Sequence[object]:
-        """See ``ArrayFile``."""
+        """Read values; see ``ArrayFile``."""
         self._ask("read_values", array, first, count)
         values: Sequence[object] = self._receive()
         return values
 
     def close(self) -> None:
-        """See ``ArrayFile``; again is fine."""
+        """End the process; see ``ArrayFile``."""
         self._connection.close()
         try:
             self._process.wait(_END_SECONDS)
@@ -89,7 +89,7 @@ class ProcessFile(ArrayFile):
             raise self._ended() from error
 
     def _receive(self) -> Any:
-        """What the process answers; raises what it raised."""
+        """Return the answer of the process, or raise the error that it reports."""
         try:
             if not self._connection.poll(ANSWER_SECONDS):
                 self._process.kill()
@@ -108,11 +108,11 @@ class ProcessFile(ArrayFile):
 
 
 def serve(opener: Opener, path: str, connection: Connection) -> None:
-    """Open a file and answer requests until the other side hangs up."""
+    """Open a file and answer requests until the other process closes the socket."""
     try:
         file = opener(path)
     except Exception as error:  # noqa: BLE001
-        connection.send((_told(error), None))
+        connection.send((_error_text(error), None))
         return
     with closing(file):
         connection.send((None, (dict(file.arrays), dict(file.skipped))))
@@ -134,13 +134,13 @@ def _answer(
         out = np.empty((count, *array.row_shape), array.dtype)
         file.read(array, first, out)
     except Exception as error:  # noqa: BLE001
-        connection.send((_told(error), None))
+        connection.send((_error_text(error), None))
     else:
         connection.send((None, None))
         connection.send_bytes(out.reshape(-1).view(np.uint8).data)
 
 
-def _told(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 

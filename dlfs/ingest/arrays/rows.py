@@ -1,27 +1,29 @@
-"""Arrays as samples: one source for every format that keeps n-dimensional arrays.
+"""Makes samples of arrays, for every format that stores n-dimensional arrays.
 
-What a sample is, is chosen:
+The option ``samples`` says what makes a sample:
 
-- ``rows``: each row along the first axis, ``images/00000042``. Rows are numbered with eight digits,
-  more for longer arrays, so that the order of paths is that of rows.
-- ``arrays``: each array as a whole, by its name, ``images``.
-- ``groups``: the arrays of each group together, as an NPZ archive (uncompressed) that
-  ``numpy.load`` reads, by the group's name.
+- ``rows``: each row along the first axis, ``images/00000042``. Row numbers have eight digits, or
+  more for longer arrays, so that paths sort in the order of rows.
+- ``arrays``: each whole array, by its name, ``images``.
+- ``groups``: the arrays of each group together, by the group's name, as an uncompressed NPZ archive
+  that ``numpy.load`` reads.
 
-Several files put their names without suffix before it, ``run7/images/00000042``; so does an array
-or a group that has no name of its own. Bytes are taken as they are stored, in C order and in the
-array's own byte order; ``dlfs:dtype`` and ``dlfs:shape`` record what they mean, and are empty for
-structures, whose fields a type in one word does not tell.
+If there are several files, each path begins with the file's name without suffix,
+``run7/images/00000042``. So does the path of an array or a group without a name. The bytes are
+those of the file, in C order and in the array's byte order. ``dlfs:dtype`` and ``dlfs:shape``
+record their type and shape; they are empty for structures, which one type cannot describe.
 
-Other arrays may be attributes of the samples: of one value for each row, or a single one for all of
-them. Beside a whole array or a group it is a single value.
+Other arrays may give attributes: an array with a value for each row, or one with a single value for
+all samples. A whole array or a group takes an array with a single value.
 
-All files are looked at first, which finds what can be found beforehand, then closed. Reading goes
-through each array from its first row to its last, in windows that end where its chunks end, so that
-each chunk is decompressed once; ``shuffled`` draws the order of the arrays from the seed, and the
-writer shuffles their samples. Memory: the two buffers of ``read_ahead``, and for chunks that
-hold more than a buffer twice ``WINDOW_BYTES_MAX``; a band of chunks over that is decompressed again
-for each window. A larger sample takes memory of its own.
+All files are opened once to plan the import, so that most errors are found beforehand. Then each
+array is read from its first row to its last, in windows that end where its chunks end. So each
+chunk is decompressed once. ``shuffled`` draws the order of the arrays from the seed; the dataset
+writer shuffles their samples.
+
+Memory: the two buffers of ``read_ahead``, and twice ``WINDOW_BYTES_MAX`` for chunks that exceed a
+buffer. A row of chunks larger than that is decompressed again for each window. A larger sample
+takes memory of its own.
 """
 
 from __future__ import annotations
@@ -66,43 +68,44 @@ from dlfs.reader.arrays import DIMENSIONS_MAX, DTYPE_COLUMN, KINDS, SHAPE_COLUMN
 from dlfs.units import GIB, MIB
 
 WINDOW_BYTES_MAX = 256 * MIB
-"""What is read at once of chunks that hold more than a buffer."""
+"""Most bytes of one read from an array whose chunks exceed a buffer."""
 
 WINDOW_ROWS_MAX = 1 << 20
 
 RAGGED_ROWS = 64
-"""Rows of any length that are read at once."""
+"""Number of rows of any length that are read at once."""
 
 GROUP_BYTES_MAX = 2 * GIB
-"""A group as one sample: larger archives have other headers."""
+"""Most bytes of a group as one sample: larger NPZ archives have other headers."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
-    """Samples that are read together."""
+class _Window:
+    """A window of samples that are read together."""
 
     paths: list[bytes]
     lengths: npt.NDArray[np.int64]
     read: Callable[[npt.NDArray[np.uint8]], None]
-    """Reads them one behind the other into a buffer of just their size."""
+    """Function that reads the samples, one after the other, into a buffer of their total size."""
     attributes: Mapping[str, npt.NDArray[Any]]
 
 
 class ArraySource(Source):
-    """The arrays of some files of one format.
+    """The samples of the arrays in some files of one format.
 
     Args:
-        paths: of the files, which exist.
-        opener: opens one of them.
-        select: patterns (as ``fnmatch``) of the arrays to take; none for all but attributes.
-        samples: what is a sample: ``rows``, ``arrays`` or ``groups``.
-        attributes: ``NAME=ARRAY``, or ``ARRAY``: one beside the samples' own, or, with ``/`` before
-            it, from the top of its file.
-        buffer_bytes: of each of the two buffers.
+        paths: paths of existing files.
+        opener: function that opens one of them.
+        select: patterns (as ``fnmatch``) of the arrays to import; empty for all that are no
+            attributes.
+        samples: what makes a sample: ``rows``, ``arrays`` or ``groups``.
+        attributes: ``NAME=ARRAY`` or ``ARRAY``: an array in the samples' group or, with ``/``
+            before it, from the top of the file.
+        buffer_bytes: size of each of the two buffers, in bytes.
 
     Raises:
-        UsageError: nothing matches, two files have the same name, or an attribute does not fit.
-        NotFoundError: a file is not there.
+        UsageError: no array matches, two files have the same name, or an attribute does not fit.
+        NotFoundError: a file does not exist.
         FormatError: a file is damaged, or a name in it cannot be a path.
         DeviceError: a file cannot be read.
     """
@@ -145,12 +148,12 @@ class ArraySource(Source):
 
     @property
     def sample_count(self) -> int:
-        """Samples in all files."""
+        """Number of samples in all files."""
         return sum(unit.count for unit in self._units)
 
     @property
     def sample_bytes(self) -> int | None:
-        """Bytes of all samples; None where rows are of any length."""
+        """Total size of the samples in bytes; None if rows are of any length."""
         if any(unit.members[0].kind != "fixed" for unit in self._units):
             return None
         if self._makes_archives:
@@ -164,11 +167,11 @@ class ArraySource(Source):
             FormatError: a file is damaged.
             DeviceError: a file cannot be read, or changed meanwhile.
         """
-        with closing(self._pieces(self._order(layout, seed))) as pieces:
-            yield from read_ahead(_Filler(pieces), buffer_bytes=self._buffer_bytes)
+        with closing(self._all_windows(self._order(layout, seed))) as windows_of_units:
+            yield from read_ahead(_Filler(windows_of_units), buffer_bytes=self._buffer_bytes)
 
     def _order(self, layout: Layout, seed: int) -> list[Unit]:
-        """File by file, each opened once: in path order, or files and their units as drawn."""
+        """Return the units file by file, in path order or in an order drawn from the seed."""
         units = packing_order(len(self._units), layout=layout, seed=seed).tolist()
         chosen = [self._units[index] for index in units]
         if layout == "shuffled":
@@ -176,8 +179,8 @@ class ArraySource(Source):
             chosen.sort(key=lambda unit: places[unit.file])
         return chosen
 
-    def _pieces(self, units: Sequence[Unit]) -> Generator[_Piece, None, None]:
-        """Everything, unit by unit; a file stays open while its units follow each other."""
+    def _all_windows(self, units: Sequence[Unit]) -> Generator[_Window, None, None]:
+        """Yield the windows of all units; a file stays open while units of it follow each other."""
         position = 0
         while position < len(units):
             index = units[position].file
@@ -190,7 +193,7 @@ class ArraySource(Source):
                         path, file, units[position], self._column_types, self._buffer_bytes
                     )
                     reader.check()
-                    yield from reader.groups() if self._makes_archives else reader.pieces()
+                    yield from reader.groups() if self._makes_archives else reader.windows()
                     position += 1
             if state_of(path) != self._states[index]:
                 raise DeviceError(
@@ -216,7 +219,7 @@ class _UnitReader:
         self._buffer_bytes = buffer_bytes
 
     def check(self) -> None:
-        """Raise DeviceError when an array is no longer what it was."""
+        """Raise DeviceError if an array has changed since the plan was made."""
         for array in self._unit.members:
             if self._file.arrays.get(array.name) != array:
                 raise DeviceError(
@@ -224,8 +227,8 @@ class _UnitReader:
                     errno.ESTALE,
                 )
 
-    def pieces(self) -> Iterator[_Piece]:
-        """The rows of an array, or all of it."""
+    def windows(self) -> Iterator[_Window]:
+        """Yield the windows of an array."""
         array = self._unit.members[0]
         if not self._unit.rows:
             yield self._fixed(array, 0, array.count)
@@ -236,8 +239,8 @@ class _UnitReader:
             else:
                 yield self._ragged(array, first, count)
 
-    def groups(self) -> Iterator[_Piece]:
-        """A group as an NPZ archive."""
+    def groups(self) -> Iterator[_Window]:
+        """Yield a group as an NPZ archive."""
         unit = self._unit
 
         def read(buffer: npt.NDArray[np.uint8]) -> None:
@@ -252,10 +255,10 @@ class _UnitReader:
             buffer[:] = np.frombuffer(out.getbuffer(), np.uint8)
 
         lengths = np.array([archive_bytes(unit.members)], np.int64)
-        yield _Piece([unit.path], lengths, read, self._columns(0, 1))
+        yield _Window([unit.path], lengths, read, self._columns(0, 1))
 
-    def _fixed(self, array: ArrayInfo, first: int, count: int) -> _Piece:
-        """Rows of one size, or the array as one sample."""
+    def _fixed(self, array: ArrayInfo, first: int, count: int) -> _Window:
+        """Return a window of rows of one size, or of the whole array as one sample."""
         shape = array.row_shape if self._unit.rows else array.shape
         samples = count if self._unit.rows else 1
         size = math.prod(shape) * array.dtype.itemsize
@@ -269,15 +272,15 @@ class _UnitReader:
             if target is not buffer:
                 buffer[:] = target
 
-        return _Piece(
+        return _Window(
             self._sample_paths(first, samples),
             np.full(samples, size, np.int64),
             read,
             {**_form(array, shape, samples), **self._columns(first, samples)},
         )
 
-    def _ragged(self, array: ArrayInfo, first: int, count: int) -> _Piece:
-        """Rows of any length, which only reading them tells."""
+    def _ragged(self, array: ArrayInfo, first: int, count: int) -> _Window:
+        """Read rows of any length, and return them as a window."""
         where = self._where(array, first, count)
         with reading(where):
             values = self._file.read_values(array, first, count)
@@ -286,7 +289,7 @@ class _UnitReader:
         data = np.concatenate([item.view(np.uint8) for item in items])
         form = _form(array, (0,), count)
         form[SHAPE_COLUMN][:] = [str(item.size) for item in items]
-        return _Piece(
+        return _Window(
             self._sample_paths(first, count),
             lengths,
             partial(_copy, data),
@@ -307,7 +310,7 @@ class _UnitReader:
     def _column(
         self, array: ArrayInfo, first: int, count: int, dtype: np.dtype[Any]
     ) -> npt.NDArray[Any]:
-        """The values of an attribute for some samples; a single one is repeated."""
+        """Return the values of an attribute for some samples; a single value is repeated."""
         single = math.prod(array.shape) == 1 and self._unit.count != 1
         first, rows = (0, 1) if single else (first, count)
         if array.kind == "text":
@@ -338,52 +341,52 @@ class _UnitReader:
 
 
 class _Filler:
-    """Makes blocks of pieces, for ``read_ahead``."""
+    """Makes blocks of windows, for ``read_ahead``."""
 
-    def __init__(self, pieces: Iterator[_Piece]) -> None:
-        self._pieces = pieces
-        self._next = next(pieces, None)
+    def __init__(self, found: Iterator[_Window]) -> None:
+        self._windows = found
+        self._next = next(found, None)
 
     def __call__(self, buffer: npt.NDArray[np.uint8]) -> SampleBlock | None:
-        """Fill a buffer with as many pieces as fit; one that is larger gets memory of its own."""
-        taken: list[_Piece] = []
+        """Fill a buffer with as many windows as fit; a larger window gets a buffer of its own."""
+        taken: list[_Window] = []
         used = samples = 0
         while self._next is not None:
-            piece = self._next
-            size = int(piece.lengths.sum())
-            full = size > len(buffer) - used or samples + len(piece.paths) > BLOCK_SAMPLES_MAX
+            window = self._next
+            size = int(window.lengths.sum())
+            full = size > len(buffer) - used or samples + len(window.paths) > BLOCK_SAMPLES_MAX
             if taken and full:
                 break
             if size > len(buffer):
                 buffer = np.empty(size, np.uint8)
-            piece.read(buffer[used : used + size])
-            taken.append(piece)
+            window.read(buffer[used : used + size])
+            taken.append(window)
             used += size
-            samples += len(piece.paths)
-            self._next = next(self._pieces, None)
+            samples += len(window.paths)
+            self._next = next(self._windows, None)
         return _block(taken, buffer) if taken else None
 
 
-def _block(pieces: Sequence[_Piece], buffer: npt.NDArray[np.uint8]) -> SampleBlock:
-    lengths = np.concatenate([piece.lengths for piece in pieces])
+def _block(found: Sequence[_Window], buffer: npt.NDArray[np.uint8]) -> SampleBlock:
+    lengths = np.concatenate([window.lengths for window in found])
     return SampleBlock(
-        [path for piece in pieces for path in piece.paths],
+        [path for window in found for path in window.paths],
         buffer,
         np.cumsum(lengths) - lengths,
         lengths,
         {
-            name: np.concatenate([piece.attributes[name] for piece in pieces])
-            for name in pieces[0].attributes
+            name: np.concatenate([window.attributes[name] for window in found])
+            for name in found[0].attributes
         },
     )
 
 
 def windows(array: ArrayInfo, buffer_bytes: int) -> Iterator[tuple[int, int]]:
-    """The (first row, number of rows) that are read together; they end where chunks end.
+    """Yield the windows of an array as (first row, number of rows); they end where chunks end.
 
     Args:
-        array: with a first axis.
-        buffer_bytes: what a window should fit, unless its chunks hold more.
+        array: array with a first axis.
+        buffer_bytes: size that a window should fit, unless its chunks are larger.
     """
     row_bytes = max(1, array.row_bytes)
     count = min(buffer_bytes // row_bytes, BLOCK_SAMPLES_MAX)
@@ -403,7 +406,7 @@ def windows(array: ArrayInfo, buffer_bytes: int) -> Iterator[tuple[int, int]]:
 
 
 def archive_bytes(members: Sequence[ArrayInfo]) -> int:
-    """The size of the archive that a group becomes: beside the arrays, names decide it."""
+    """Return the size of a group's NPZ archive in bytes; the arrays' names count too."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:
         for array in members:
@@ -440,14 +443,14 @@ def _npy_header(array: ArrayInfo) -> bytes:
 
 
 def _form(array: ArrayInfo, shape: tuple[int, ...], count: int) -> dict[str, npt.NDArray[Any]]:
-    """What the bytes of samples are; nothing where their type cannot be recorded."""
+    """Return the columns for type and shape; empty texts if the type cannot be recorded."""
     if array.dtype.kind in KINDS and array.dtype.itemsize and len(shape) <= DIMENSIONS_MAX:
         return array_attributes(array.dtype, shape, count)
     return {name: np.full(count, "", object) for name in (DTYPE_COLUMN, SHAPE_COLUMN)}
 
 
 def _item(value: object, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """A row of any length as a vector."""
+    """Return a row of any length as a vector."""
     if isinstance(value, str):
         value = value.encode()
     if isinstance(value, bytes | bytearray | memoryview):

@@ -92,12 +92,12 @@ def write_archive(samples: ExportedSamples, file: IO[bytes], compression: Compre
             header = tarfile.TarInfo(path.decode("utf-8", "surrogateescape"))
             header.size, header.mtime = len(data), created
             archive.addfile(header, io.BytesIO(data))
-            archive.members.clear()  # type: ignore[attr-defined]  # else it keeps every header
+            archive.members.clear()  # type: ignore[attr-defined]  # or it keeps every header
 
 
 def _compress(file: IO[bytes], compression: Compression) -> IO[bytes]:
     if compression == "gzip":
-        # No name and no time: the same dataset gives the same archive.
+        # without name and time, so that the same dataset gives the same archive
         return cast(IO[bytes], gzip.GzipFile("", "wb", _GZIP_LEVEL, fileobj=file, mtime=0))
     if compression == "bzip2":
         return cast(IO[bytes], bz2.BZ2File(file, "wb"))

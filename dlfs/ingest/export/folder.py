@@ -43,10 +43,10 @@ def write_folder(samples: ExportedSamples, path: str, *, force: bool) -> None:
 
 
 class _Folder:
-    """A folder that files are written into, relative to its descriptor.
+    """A folder to write files into, relative to its descriptor.
 
-    The descriptors of the directories used last are kept open: in storage order, one file after
-    another may lie anywhere in the tree.
+    The most recently used descriptors of directories stay open, because in storage order
+    consecutive files may lie anywhere in the tree.
     """
 
     def __init__(self, path: str, root: int, *, force: bool) -> None:
@@ -72,7 +72,7 @@ class _Folder:
                 while data:
                     data = data[os.write(descriptor, data) :]
             except BaseException:
-                os.unlink(name, dir_fd=directory)  # no file is left that is not whole
+                os.unlink(name, dir_fd=directory)  # no incomplete file is left
                 raise
             finally:
                 os.close(descriptor)
@@ -89,11 +89,11 @@ class _Folder:
         except FileExistsError:
             if not self._force:
                 raise
-        os.unlink(name, dir_fd=directory)  # not through it: it may be a link
+        os.unlink(name, dir_fd=directory)  # instead of writing through it: it may be a link
         return os.open(name, _NEW_FILE, 0o666, dir_fd=directory)
 
     def _directory(self, path: bytes) -> int:
-        """The descriptor of a directory under the root, made with those above it when missing."""
+        """Return the descriptor of a directory under the root; makes missing directories."""
         known = path
         while known and known not in self._open:
             known = known.rpartition(b"/")[0]

@@ -30,7 +30,7 @@ OnBad = Callable[[DlfsError], None]
 """Callback with the error of a sample that is left out; it names dataset, sample and location."""
 
 BATCH_BYTES = 64 * MIB
-"""Aim for the bytes of a batch, reckoned with the mean length of samples."""
+"""Target size of a batch in bytes, computed with the mean length of samples."""
 BATCH_BYTES_MAX = 1 * GIB
 """Most bytes of a batch of more than one sample."""
 BATCH_SAMPLES_MAX = 4096
@@ -38,13 +38,13 @@ BATCH_SAMPLES_MAX = 4096
 
 @dataclass(frozen=True, slots=True)
 class ExportReport:
-    """Counts of what an export wrote.
+    """Result of an export.
 
     Attributes:
-        sample_count: samples written.
-        sample_bytes: their bytes.
-        seconds: that it took.
-        bad_count: samples left out because they could not be read.
+        sample_count: number of samples written.
+        sample_bytes: size of the samples written, in bytes.
+        seconds: duration of the export.
+        bad_count: number of samples left out because they could not be read.
     """
 
     sample_count: int
@@ -54,14 +54,15 @@ class ExportReport:
 
 
 class ExportedSamples:
-    """The samples of a dataset in storage order; bad ones left out where that is allowed.
+    """The samples of a dataset in storage order, read once.
 
     Args:
-        dataset: to read.
+        dataset: dataset to read.
         progress: called after each batch, and once at the start.
-        on_bad: takes the errors of samples that cannot be read; None: they are raised.
+        on_bad: called with the error of each sample that cannot be read, which is then left out;
+            None raises the first such error.
 
-    Threads: one, once.
+    Threads: one.
     """
 
     def __init__(
@@ -73,10 +74,10 @@ class ExportedSamples:
         self._meter = Meter(progress, len(dataset), dataset.sample_bytes)
 
     def batches(self) -> Iterator[tuple[Batch, list[bytes | None]]]:
-        """Give all samples that can be read, in batches that are valid until the next one.
+        """Yield all readable samples in batches; a batch is valid until the next one is taken.
 
         Yields:
-            A batch, and the path of each of its samples; None for one whose path is bad.
+            A batch, and the path of each of its samples; None for a sample whose path is bad.
         """
         on_error: OnError = "raise" if self._on_bad is None else "skip"
         size = batch_size(self.dataset)
@@ -91,14 +92,14 @@ class ExportedSamples:
                     self._meter.add(sum(good), int(batch.lengths[good].sum()))
 
     def __iter__(self) -> Iterator[tuple[bytes, memoryview]]:
-        """Every sample that can be read; its bytes are valid until the next one is asked for."""
+        """Yield every readable sample; its bytes are valid until the next one is taken."""
         for batch, paths in self.batches():
             for path, data in zip(paths, batch, strict=True):
                 if path is not None:
                     yield path, data
 
     def report(self) -> ExportReport:
-        """Counts of what was given so far, and the time that it took."""
+        """Return the counts and the duration so far."""
         meter = self._meter
         return ExportReport(meter.samples, meter.bytes, meter.seconds, self._bad_count)
 
@@ -121,16 +122,16 @@ class ExportedSamples:
 
 @contextlib.contextmanager
 def whole_file(path: str, *, force: bool) -> Iterator[BinaryIO]:
-    """A file that takes its name when it has been written whole, and else leaves nothing.
+    """Open a file that gets its name when the block ends without an error, and else is removed.
 
     Args:
-        path: its name.
-        force: replace a file that is there.
+        path: final path of the file.
+        force: replace an existing file.
 
     Raises:
-        ExistsError: there is something of that name.
+        ExistsError: the path exists.
         SpaceError: the file system is full.
-        DeviceError: it cannot be written.
+        DeviceError: the file cannot be written.
     """
     if os.path.lexists(path) and not force:
         raise ExistsError(f"export to {path}: it is there already; force=True replaces it")
@@ -150,7 +151,7 @@ def whole_file(path: str, *, force: bool) -> Iterator[BinaryIO]:
 
 
 def batch_size(dataset: Dataset) -> int:
-    """Samples to read at once, so that batches stay in bounds."""
+    """Return the number of samples to read at once, so that batches stay within their limits."""
     if len(dataset) == 0:
         return 1
     mean = max(1, dataset.sample_bytes // len(dataset))
@@ -159,10 +160,10 @@ def batch_size(dataset: Dataset) -> int:
 
 
 def checked_path(path: bytes) -> bytes:
-    """A path from media, which is not trusted to stay inside.
+    """Check a path from media, which could lead out of the target.
 
     Raises:
-        FormatError: it is no path of a sample.
+        FormatError: the path is invalid for a sample.
     """
     problem = path_problem(path)
     if problem is not None:

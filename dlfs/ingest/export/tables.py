@@ -106,7 +106,7 @@ def _paths_are_text(dataset: Dataset) -> bool:
 def _record_batch(
     pyarrow: Any, dataset: Dataset, batch: Batch, paths: list[bytes | None], schema: Any
 ) -> Any:
-    """The rows of a batch, without samples whose path is bad."""
+    """Return the rows of a batch, without samples whose path is bad."""
     data, offsets = batch.pack()
     buffers = [None, pyarrow.py_buffer(offsets), pyarrow.py_buffer(data)]
     columns = [

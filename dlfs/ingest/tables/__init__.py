@@ -1,1 +1,1 @@
-"""Tables as samples and as attributes: Arrow and Parquet files, CSV and TSV."""
+"""Reads tables as samples or attributes: Arrow and Parquet files, CSV and TSV."""

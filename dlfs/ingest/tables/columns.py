@@ -1,7 +1,8 @@
-"""Columns of Arrow tables as samples: which column is what, and record batches as blocks.
+"""Chooses the columns of Arrow tables, and makes blocks of their record batches.
 
-Bytes are not copied: a block's data is the values buffer of its record batch. Whoever calls has
-validated the batch, so that its offsets lie in it.
+``choose_columns`` finds the columns of the samples, their paths and their attributes. Bytes are not
+copied: the data of a block is the values buffer of its record batch. The caller has validated the
+batch, so that its offsets lie in the buffer.
 """
 
 from __future__ import annotations
@@ -19,21 +20,21 @@ from dlfs.ingest.records import number_path, text_path
 from dlfs.ingest.source import SampleBlock
 
 EXPORT_MARK = b"dlfs:dataset"
-"""Metadata of a schema that ``dlfs export`` wrote: the dataset's name."""
+"""Key of the schema metadata with the dataset's name, which ``dlfs export`` writes."""
 EXPORT_PATH, EXPORT_BYTES = "path", "bytes"
-"""The columns of such a file; all others are attributes."""
+"""Names of the columns of paths and bytes that ``dlfs export`` writes; others are attributes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column, or a child of a struct: its name and where it is."""
+    """A column, or a child of a struct: its name and the steps to it."""
 
     name: str
     steps: tuple[str, ...]
     type: Any
 
     def take(self, batch: Any) -> Any:
-        """Its array in a record batch."""
+        """Return the column's array in a record batch."""
         compute = importlib.import_module("pyarrow.compute")
         array = batch.column(batch.schema.get_field_index(self.steps[0]))
         for step in self.steps[1:]:
@@ -43,7 +44,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Which columns of some files are what."""
+    """The columns of some files by their use."""
 
     sample: Column
     path: Column | None
@@ -52,19 +53,19 @@ class Columns:
 
     @property
     def used(self) -> list[Column]:
-        """All that are read."""
+        """The columns that are read."""
         return [self.sample, *self.attributes, *([self.path] if self.path else [])]
 
     @property
     def names(self) -> list[str]:
-        """Of all that are read."""
+        """Names of the columns that are read."""
         return [".".join(column.steps) for column in self.used]
 
     def check(self, schema: Any, where: str) -> None:
         """Check that another file has these columns too.
 
         Raises:
-            FormatError: it lacks one, or has it in another type.
+            FormatError: the file lacks a column, or has it in another type.
         """
         for column in self.used:
             found = _look_up(schema, column.steps)
@@ -75,16 +76,16 @@ class Columns:
                 )
 
     def block(self, batch: Any, row: int, prefix: bytes, where: str) -> SampleBlock:
-        """A record batch as a block.
+        """Make a block of a record batch.
 
         Args:
-            batch: of a file that was checked.
-            row: number of its first row in the file.
-            prefix: of paths that are row numbers.
-            where: names the file, for errors.
+            batch: batch of a file that was checked.
+            row: number of the batch's first row in the file.
+            prefix: first component of paths that are row numbers.
+            where: name of the file, for errors.
 
         Raises:
-            FormatError: there is a null, or a path cannot be one.
+            FormatError: a value is null, or a path is invalid.
             LimitError: a path is too long.
         """
         data, offsets, lengths = _spans(_present(self.sample, batch, row, where))
@@ -106,7 +107,7 @@ class Columns:
 
 
 def _present(column: Column, batch: Any, row: int, where: str) -> Any:
-    """A column's array, if there are no nulls in it."""
+    """Return a column's array; nulls in it are a FormatError."""
     array = column.take(batch)
     if array.null_count:
         first = int(array.is_null().to_numpy(zero_copy_only=False).argmax())
@@ -117,19 +118,19 @@ def _present(column: Column, batch: Any, row: int, where: str) -> Any:
 
 
 def column_values(column: Column, batch: Any, row: int, where: str) -> npt.NDArray[Any]:
-    """A column of a record batch as values of an attribute.
+    """Return a column of a record batch as values of an attribute.
 
     Args:
-        column: for which ``is_scalar`` holds.
-        batch: of the file.
-        row: number of its first row in the file.
-        where: names the file, for errors.
+        column: a column for which ``is_scalar`` returns True.
+        batch: batch of the file.
+        row: number of the batch's first row in the file.
+        where: name of the file, for errors.
 
     Returns:
-        Numbers or bools as they are; text, and all else, as an ``object`` array of ``str``.
+        Numbers and bools unchanged; text, and anything else, as an ``object`` array of ``str``.
 
     Raises:
-        FormatError: there is a null, and the values are no floats.
+        FormatError: a value is null in a column that is not of floats.
     """
     types = importlib.import_module("pyarrow.types")
     floats = types.is_floating(column.type)
@@ -151,17 +152,17 @@ def choose_columns(
     attributes: Sequence[str] | None,
     path: str | None,
 ) -> Columns:
-    """Find the columns of a file.
+    """Choose the columns of samples, paths and attributes in a file.
 
     Args:
-        schema: of the file.
-        where: names it, for errors.
-        column: the samples' bytes; None for the only one that can be it.
-        attributes: to keep; None for all that can be.
-        path: the samples' paths; None for row numbers.
+        schema: schema of the file.
+        where: name of the file, for errors.
+        column: column of the samples' bytes; None if only one is possible.
+        attributes: columns to store as attributes; None for all that are possible.
+        path: column of the samples' paths; None for row numbers.
 
     Raises:
-        UsageError: a column is not there, or of a type that does not fit, or has to be named.
+        UsageError: a column does not exist, does not fit, or has to be named.
     """
     if EXPORT_MARK in (schema.metadata or {}):
         column, path = column or EXPORT_BYTES, path or EXPORT_PATH
@@ -210,12 +211,12 @@ def _sample_column(schema: Any, where: str, name: str | None) -> Column:
 
 
 def _names(schema: Any) -> list[str]:
-    """Columns that one name stands for."""
+    """Return the names that stand for one column only."""
     return [name for name in schema.names if schema.get_field_index(name) >= 0]
 
 
 def _find(schema: Any, where: str, name: str) -> Column:
-    """A column by its name, or a child of a struct by names joined by dots."""
+    """Find a column by its name, or a child of a struct by names joined by dots."""
     for steps in ((name,), tuple(name.split("."))):
         found = _look_up(schema, steps)
         if found is not None:
@@ -224,7 +225,7 @@ def _find(schema: Any, where: str, name: str) -> Column:
 
 
 def _look_up(schema: Any, steps: Sequence[str]) -> Any:
-    """The type of a column, or of a struct's child; None where there is none."""
+    """Return the type of a column, or of a struct's child; None if it does not exist."""
     types = importlib.import_module("pyarrow.types")
     found = schema
     for step in steps:
@@ -237,7 +238,7 @@ def _look_up(schema: Any, steps: Sequence[str]) -> Any:
 
 
 def _bytes_child(column: Column) -> Column | None:
-    """The column itself when it holds bytes or text, or its child ``bytes``."""
+    """Return the column itself if it holds bytes or text, else its child ``bytes``, else None."""
     types = importlib.import_module("pyarrow.types")
     if _is_bytes(column.type):
         return column
@@ -260,7 +261,7 @@ def _is_bytes(kind: Any) -> bool:
 
 
 def is_scalar(column: Column) -> bool:
-    """Whether a column can be an attribute."""
+    """Return True if a column can be an attribute."""
     types = importlib.import_module("pyarrow.types")
     kind = column.type.value_type if types.is_dictionary(column.type) else column.type
     return any(
@@ -275,7 +276,7 @@ def is_scalar(column: Column) -> bool:
 def _spans(
     array: Any,
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """The values buffer of an array of bytes or text, and where each value lies in it."""
+    """Return the values buffer of an array of bytes or text, and each value's offset and length."""
     types = importlib.import_module("pyarrow.types")
     if types.is_binary_view(array.type) or types.is_string_view(array.type):
         array = array.cast("large_binary")

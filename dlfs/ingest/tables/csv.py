@@ -1,9 +1,12 @@
-"""CSV and TSV tables with the columns' names in their first line, read whole.
+"""Reads CSV and TSV tables whose first line names the columns.
 
-A column of whole numbers of 64 bits becomes int64, one of numbers or empty fields float64 with NaN,
-any other text; ``007`` is text, so that nothing of an identifier is lost. Fields are UTF-8; other
-bytes stand as surrogate escapes in what is read as text on purpose, such as paths, and are an error
-elsewhere.
+A column of whole numbers of 64 bits becomes int64; one of numbers and empty fields becomes float64
+with NaN; any other becomes text. ``007`` is text, because it may be an identifier. Fields are
+UTF-8. Other bytes become surrogate escapes in text that the caller asked for, such as paths, and
+are an error elsewhere.
+
+The csv module of Python parses the file. pyarrow and pandas would add a dependency, and turn
+``007`` into 7.
 
 Memory: every field as text.
 """
@@ -23,7 +26,7 @@ from dlfs.errors import FormatError
 from dlfs.ingest.source import file_errors
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
-"""By the suffix of the file's name."""
+"""Delimiter by the suffix of the file's name."""
 
 _WHOLE = re.compile(r"-?(0|[1-9][0-9]{0,18})")
 _NUMBER = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?|[-+]?(inf|nan)|", re.I)
@@ -32,25 +35,25 @@ _LEADING_ZERO = re.compile(r"[-+]?0[0-9]")
 
 @dataclass(frozen=True, slots=True)
 class CsvTable:
-    """The fields of a table: columns by name, and the number of the line that each row ends in."""
+    """The fields of a table: columns by name, and the number of the last line of each row."""
 
     columns: dict[str, list[str]]
     lines: list[int]
 
 
 def read_csv(path: str, delimiter: str, *, where: str) -> CsvTable:
-    """Read a table; empty lines are passed over.
+    """Read a table; empty lines are ignored.
 
     Args:
-        path: of the file.
-        delimiter: between fields.
-        where: names it, for errors.
+        path: path of the file.
+        delimiter: character between fields.
+        where: name of the file, for errors.
 
     Raises:
-        NotFoundError: there is no such file.
+        NotFoundError: the file does not exist.
         FormatError: a row has more or fewer fields than the first line, two columns have one name,
-            or quotes make no sense.
-        DeviceError: it cannot be read.
+            or quotes are malformed.
+        DeviceError: the file cannot be read.
     """
     lines: list[int] = []
     try:
@@ -80,11 +83,11 @@ def read_csv(path: str, delimiter: str, *, where: str) -> CsvTable:
 
 
 def typed_column(values: Sequence[str], *, where: str) -> npt.NDArray[Any]:
-    """Fields as the narrowest of int64, float64 and text that fits all of them.
+    """Convert fields to int64, float64 or text, the first that fits all of them.
 
     Args:
-        values: of one column.
-        where: names it, for errors.
+        values: fields of one column.
+        where: name of the column, for errors.
 
     Raises:
         FormatError: text is not UTF-8.
@@ -92,7 +95,7 @@ def typed_column(values: Sequence[str], *, where: str) -> npt.NDArray[Any]:
     if values and all(map(_WHOLE.fullmatch, values)):
         try:
             return np.array([int(value) for value in values], np.int64)
-        except OverflowError:  # such as identifiers of 64 bits without a sign
+        except OverflowError:  # such as unsigned identifiers of 64 bits
             return text_column(values)
     numbers = all(map(_NUMBER.fullmatch, values)) and not any(map(_LEADING_ZERO.match, values))
     if numbers and any(values):
@@ -106,7 +109,7 @@ def typed_column(values: Sequence[str], *, where: str) -> npt.NDArray[Any]:
 
 
 def text_column(values: Sequence[str]) -> npt.NDArray[Any]:
-    """Fields as they are, ``object[n_values]``."""
+    """Return fields as text, ``object[n_values]``."""
     found = np.empty(len(values), object)
     found[:] = values
     return found

@@ -1,12 +1,11 @@
-"""Parquet files and Arrow IPC files and streams, opened strictly and read by record batches.
+"""Opens Parquet files and Arrow IPC files and streams strictly, and reads their record batches.
 
-A file that ends early is told from one that is damaged by what the format has at its end: Parquet
-and IPC files their magic, IPC streams the end-of-stream mark. The format lets writers of streams
-leave that out; here it has to be there, since nothing else tells a whole stream from one that was
-cut between two batches.
+The end of a file tells a truncated one from a damaged one: Parquet and IPC files end with their
+magic, IPC streams with an end-of-stream mark. The format allows streams without that mark. Here it
+is required, because nothing else shows that a stream was cut between two batches.
 
-Every record batch of an IPC file is validated, offsets and text, before it is given away: nothing
-in it is a checksum. Parquet's pages are checked by their checksums where a file has them.
+Every record batch of an IPC file is validated before use, offsets and text, because the format has
+no checksums. The pages of Parquet files are checked by their checksums if they have any.
 """
 
 from __future__ import annotations
@@ -34,21 +33,21 @@ _STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """An open file: its schema, and a way to read some of its columns batch by batch."""
+    """An open file: its schema, and a function that reads some of its columns batch by batch."""
 
     schema: Any
     row_count: int | None
-    """None where only reading it through would tell."""
+    """Number of rows; None if only reading the file gives it."""
     batches: Callable[[Sequence[str]], Iterator[Any]]
 
 
 @contextmanager
 def open_parquet(path: str) -> Iterator[Table]:
-    """Open a Parquet file, read by parts of its row groups.
+    """Open a Parquet file, which is read in parts of its row groups.
 
     Raises:
         UsageError: pyarrow is not installed.
-        DlfsError: the file is damaged, ends early, or cannot be read; batches raise it too.
+        DlfsError: the file is damaged, ends early, or cannot be read; its batches raise this too.
     """
     what = f"import {path}"
     parquet = load_package("pyarrow.parquet", extra="arrow", what=what)
@@ -70,11 +69,11 @@ def open_parquet(path: str) -> Iterator[Table]:
 
 @contextmanager
 def open_ipc(path: str) -> Iterator[Table]:
-    """Open an Arrow IPC file or stream, read by its record batches, all columns of them.
+    """Open an Arrow IPC file or stream, which is read by record batches with all their columns.
 
     Raises:
         UsageError: pyarrow is not installed.
-        DlfsError: the file is damaged, ends early, or cannot be read; batches raise it too.
+        DlfsError: the file is damaged, ends early, or cannot be read; its batches raise this too.
     """
     what = f"import {path}"
     pyarrow = load_package("pyarrow", extra="arrow", what=what)
@@ -96,7 +95,7 @@ def open_ipc(path: str) -> Iterator[Table]:
 
 
 def _readable(schema: Any) -> Any:
-    """A schema whose names are text; a damaged one raises UnicodeDecodeError, a ValueError."""
+    """Return a schema after checking that its names are text; damage raises a ValueError."""
     pending = list(schema)
     while pending:
         field = pending.pop()
@@ -130,7 +129,7 @@ def _validated(batches: Any) -> Iterator[Any]:
 
 
 def _numbered(batches: Iterator[Any], what: str) -> Iterator[Any]:
-    """Batches whose errors say at which row of the file they are."""
+    """Yield batches, with errors that name the row of the file."""
     row = 0
     while True:
         with _translated(f"{what}: row {row}"):
@@ -142,7 +141,7 @@ def _numbered(batches: Iterator[Any], what: str) -> Iterator[Any]:
 
 
 def _ends(path: str) -> tuple[bytes, bytes]:
-    """The first and the last eight bytes of a file."""
+    """Return the first and the last eight bytes of a file."""
     with file_errors(f"import {path}"), open(path, "rb") as file:
         head = file.read(8)
         file.seek(-min(8, os.fstat(file.fileno()).st_size), os.SEEK_END)
@@ -151,9 +150,9 @@ def _ends(path: str) -> tuple[bytes, bytes]:
 
 @contextmanager
 def _translated(where: str) -> Iterator[None]:
-    """What pyarrow raises, as our errors.
+    """Turn the exceptions of pyarrow into typed errors.
 
-    Arrow's own errors are ValueErrors, KeyErrors and so on; damaged sizes show as MemoryError.
+    Arrow's own errors are ValueErrors, KeyErrors and others; damaged sizes raise MemoryError.
     """
     try:
         yield

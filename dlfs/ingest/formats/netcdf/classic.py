@@ -76,14 +76,14 @@ class _Header:
     def _variable(self, dimensions: list[int]) -> tuple[int, int, bool]:
         """Where it begins, its size in bytes (of one record), whether it grows by records."""
         self._skip_name()
-        places = [self._number(self._count_bytes) for _ in range(self._count())]
+        numbers = [self._number(self._count_bytes) for _ in range(self._count())]
         self._skip_attributes()
         item_bytes = self._type_bytes()
         self._number(self._count_bytes)  # vsize says less than the dimensions do
         begin = self._number(self._offset_bytes)
-        if any(place >= len(dimensions) for place in places):
+        if any(number >= len(dimensions) for number in numbers):
             raise self._nonsense("a dimension that there is not")
-        lengths = [dimensions[place] for place in places]
+        lengths = [dimensions[number] for number in numbers]
         by_record = bool(lengths) and lengths[0] == 0
         return begin, math.prod(lengths[1:] if by_record else lengths) * item_bytes, by_record
 
