@@ -1,1 +1,1 @@
-"""The formats that samples come in, a module each; ``dlfs.ingest.registry`` lists them."""
+"""The formats that can be imported, a file or folder each; ``dlfs.ingest.registry`` lists them."""

@@ -1,11 +1,10 @@
-"""ADIOS2 BP files and folders (adios2; extra ``adios2``): variables, by steps or rows, or whole.
+"""Imports ADIOS2 BP files and folders by the package adios2 (extra ``adios2``).
 
-An array is a variable that is one global array or one value in each step. What was written in
-several steps has the step as its first axis, so that a row is what a step wrote; what was written
-once is taken as it is. Local arrays, and variables whose shape changes between steps, are left out.
+An array is a variable that is one global array or a single value in each step. If several steps
+wrote it, the step is its first axis, so that a row is the array of one step. Local arrays, and
+variables whose shape changes between steps, are left out.
 
-The library believes what a file says of itself, and a damaged one crashes it, so that files are
-read in a process of their own.
+The library crashes on damaged files, so they are read in a separate process.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ class AdiosFile(ArrayFile):
             raise
 
     def read(self, array: ArrayInfo, first: int, out: npt.NDArray[Any]) -> None:
-        """See ``ArrayFile``."""
+        """Read rows; see ``ArrayFile``."""
         import adios2
 
         variable = self._file.inquire_variable(array.name)
@@ -85,7 +84,7 @@ class AdiosFile(ArrayFile):
         self._file.engine.get(variable, out, adios2.bindings.Mode.Sync)
 
     def read_values(self, array: ArrayInfo, first: int, count: int) -> Sequence[object]:
-        """See ``ArrayFile``."""
+        """Read values; see ``ArrayFile``."""
         variable = self._file.inquire_variable(array.name)
         return [
             self._file.read(variable, step_selection=[step, 1])
@@ -93,7 +92,7 @@ class AdiosFile(ArrayFile):
         ]
 
     def close(self) -> None:
-        """See ``ArrayFile``."""
+        """Close the file; see ``ArrayFile``."""
         self._file.close()
 
     def _add(self, name: str) -> None:

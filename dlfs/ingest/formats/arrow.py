@@ -1,20 +1,20 @@
-"""Parquet files, Arrow IPC files and streams (Feather too), and what Hugging Face saves to disk.
+"""Imports Parquet files, Arrow IPC files and streams (Feather too), and Hugging Face datasets.
 
-One column gives the samples: binary or text, or a struct with such a child ``bytes``, as Hugging
-Face keeps images and sounds. Where only one column can be it, it need not be named. Children of
-structs are named ``image.bytes``. All other columns that have a number, a truth or text in each row
+One column gives the samples. It is binary or text, or a struct with such a child ``bytes``, as
+Hugging Face stores images and sounds. The caller names it if several are possible. Children of
+structs are named ``image.bytes``. All other columns with a number, a bool or text in each row
 become attributes, unless ``attributes`` names some; times and decimals become text. A sample's path
-is ``FILE/ROW`` (see ``records``), or what the column ``path`` says. Files that ``dlfs export``
-wrote say themselves which columns are which.
+is ``FILE/ROW`` (see ``records``), or the value of the column ``path``. Files that ``dlfs export``
+wrote mark these columns themselves.
 
-A folder that ``datasets`` saved is one dataset or a folder for each of its splits, which then
+A folder that ``datasets`` saved is one dataset, or a folder for each of its splits. The split
 begins the paths and is the attribute ``split``: ``train/data-00000-of-00002/00000017``.
 
-Nulls are errors that name file and row; in columns of floats they become NaN. What protects the
-bytes is the formats' own: see ``tables``.
+A null is an error that names file and row; in a column of floats it becomes NaN. ``tables`` says
+how damage is found.
 
-Files are read in turn, a Parquet file by parts of row groups, an Arrow file by its record batches:
-memory is a few of those. Needs pyarrow.
+Memory: files are read in turn, a Parquet file by parts of row groups, an Arrow file by its record
+batches, and a few of these exist at a time. Needs pyarrow.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from dlfs.ingest.tables.files import Table, open_ipc, open_parquet
 from dlfs.units import MIB
 
 _STATE_BYTES_MAX = 16 * MIB
-"""Of a JSON file that says which files make a dataset."""
+"""Most bytes of a JSON file that lists the files of a dataset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class _Options:
 
 @dataclass(frozen=True, slots=True)
 class ParquetOptions(_Options):
-    """What can be said of Parquet files."""
+    """Options of Parquet files."""
 
     def open(self, paths: Sequence[str]) -> ArrowSource:
         """Open Parquet files, or folders of them; see ``ArrowSource``."""
@@ -70,7 +70,7 @@ class ParquetOptions(_Options):
 
 @dataclass(frozen=True, slots=True)
 class ArrowOptions(_Options):
-    """What can be said of Arrow files."""
+    """Options of Arrow files."""
 
     def open(self, paths: Sequence[str]) -> ArrowSource:
         """Open Arrow files, or folders of them; see ``ArrowSource``."""
@@ -79,7 +79,7 @@ class ArrowOptions(_Options):
 
 @dataclass(frozen=True, slots=True)
 class HuggingFaceOptions(_Options):
-    """What can be said of a saved dataset."""
+    """Options of a saved Hugging Face dataset."""
 
     def open(self, paths: Sequence[str]) -> ArrowSource:
         """Open the folder that ``save_to_disk`` wrote; see ``ArrowSource``."""
@@ -88,7 +88,7 @@ class HuggingFaceOptions(_Options):
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One file: its path, what its samples' paths begin with, values that all of them have."""
+    """One file: its path, the prefix of its samples' paths, and attributes that all have."""
 
     path: str
     prefix: bytes
@@ -103,14 +103,14 @@ class ArrowSource(ShardSource):
 
     Args:
         shards: the files.
-        options: see the class.
-        opener: of their kind.
+        options: options of the format.
+        opener: function that opens a file of this kind.
 
     Raises:
-        UsageError: there are no files, a column is not there or cannot be the sample, or pyarrow is
-            not installed.
-        FormatError: a file has not the columns of the first.
-        DlfsError: a file is not there, damaged as far as opening it tells, or cannot be read.
+        UsageError: the list of files is empty, a column does not exist or cannot be the sample, or
+            pyarrow is not installed.
+        FormatError: a file lacks the columns of the first.
+        DlfsError: a file does not exist, is damaged, or cannot be read.
     """
 
     def __init__(self, shards: Sequence[Shard], options: _Options, opener: Opener) -> None:
@@ -133,19 +133,19 @@ class ArrowSource(ShardSource):
         self._sample_count = None if None in counts else sum(filter(None, counts))
 
     def _check(self, shard: str) -> int | None:
-        """Check that a file can be opened and has the columns; return its rows, if it says."""
+        """Check that a file has the columns; return its number of rows, if it is known."""
         with self._opener(shard) as table:
             self._columns.check(table.schema, f"import {shard}")
             return table.row_count
 
     @property
     def sample_count(self) -> int | None:
-        """Rows of Parquet files; Arrow files do not say."""
+        """Number of rows of Parquet files; None for Arrow files."""
         return self._sample_count
 
     @property
     def skipped(self) -> Mapping[str, int]:
-        """Columns that are no attributes, though none were named."""
+        """Number of columns that cannot be attributes, if the caller named none."""
         left_out = len(self._columns.left_out)
         return {"column that has not one value in a row": left_out} if left_out else {}
 
@@ -190,7 +190,7 @@ def _open_files(
 
 
 def _saved_shards(folder: Path) -> list[Shard]:
-    """The files of a saved dataset, or of each of its splits."""
+    """Return the files of a saved dataset, or of each of its splits."""
     if not (folder / "dataset_dict.json").exists():
         return _split_shards(folder, b"", {})
     shards: list[Shard] = []
@@ -214,7 +214,7 @@ def _split_shards(folder: Path, prefix: bytes, constants: Mapping[str, str]) -> 
 
 
 def _names(path: Path, key: str, member: str | None = None) -> list[str]:
-    """The names that a list in a JSON file has, each of something in its folder."""
+    """Return the names in a list of a JSON file; each names an entry of the file's folder."""
     listed = _json(path).get(key)
     names: list[str] = []
     for item in listed if isinstance(listed, list) else [None]:

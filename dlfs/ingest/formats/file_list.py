@@ -1,16 +1,16 @@
-"""A list of files as a source: text with a path in each line, or CSV or TSV with attributes.
+"""Imports the files in a list: text with a path in each line, or CSV or TSV with attributes.
 
-Paths are relative to the folder of the list, or to ``root``, and are the samples' paths, normalised
-(``./a//b`` is ``a/b``); they may not lead out of it. Each file is taken once; a path that is listed
-twice is an error that names both lines.
+Paths are relative to the folder of the list, or to ``root``. Normalised (``./a//b`` is ``a/b``),
+they are the samples' paths; they must not lead out of the folder. A path that is listed twice is an
+error that names both lines.
 
-A text file has one path a line, which may have any characters but line ends in it; empty lines are
-passed over. CSV and TSV have names of columns in their first line. ``path`` names the column of
-paths: by default the one called ``path``, or else the first. The others become attributes, unless
-``attributes`` names some; ``csv_table`` says of which types.
+A text file has one path a line, with any characters but line ends; empty lines are ignored. CSV and
+TSV files have the names of columns in their first line. The option ``path`` names the column of
+paths; by default it is the column ``path``, or else the first. The others become attributes, unless
+``attributes`` names some; ``tables.csv`` says of which types.
 
-The list is read whole, before anything is written: memory is that of its columns. Files are then
-read as those of a folder, in any order; layout ``path`` keeps the order of the list.
+The list is read before anything is written, so memory is that of its columns. Files are then read
+as those of a folder, in any order; layout ``path`` keeps the order of the list.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from dlfs.ingest.tables.csv import DELIMITERS, read_csv, typed_column
 
 @dataclass(frozen=True, slots=True)
 class ListOptions:
-    """What can be said of a list."""
+    """Options of a list of files."""
 
     root: Annotated[str | None, "folder that paths are relative to; by default the list's"] = None
     path: Annotated[str | None, "column of paths; by default 'path' or the first"] = None
@@ -61,15 +61,15 @@ class ListSource(Source):
     """The files of a list.
 
     Args:
-        path: of the list.
-        options: see the class.
-        buffer_bytes: of each of the two buffers.
-        threads: that read files, 1..64.
+        path: path of the list.
+        options: options of the format.
+        buffer_bytes: size of each of the two buffers, in bytes.
+        threads: number of threads that read files, 1..64.
 
     Raises:
-        NotFoundError: the list or its root is not there.
-        UsageError: a column is not there.
-        FormatError: a line makes no sense, or a path leads out or is listed twice.
+        NotFoundError: the list or its root folder does not exist.
+        UsageError: a column does not exist.
+        FormatError: a line is malformed, or a path leads out of the folder or is listed twice.
         LimitError: a path is too long.
         DeviceError: the list or one of its files cannot be read.
     """
@@ -110,17 +110,17 @@ class ListSource(Source):
 
     @property
     def sample_count(self) -> int:
-        """Files listed."""
+        """Number of files in the list."""
         return len(self._reader.sizes)
 
     @property
     def sample_bytes(self) -> int:
-        """Bytes of all files."""
+        """Total size of the files, in bytes."""
         return int(self._reader.sizes.sum())
 
     @property
     def gives_shuffled(self) -> bool:
-        """Files can be read in any order."""
+        """True: files can be read in any order."""
         return True
 
     def close(self) -> None:
@@ -133,13 +133,13 @@ class ListSource(Source):
         """Read every file once; see ``Source.blocks``.
 
         Raises:
-            DeviceError: a file cannot be read, or changed since it was looked at.
+            DeviceError: a file cannot be read, or changed since the first stat.
         """
         return self._reader.blocks(layout=layout, seed=seed)
 
 
 def _read_list(path: str, options: ListOptions) -> tuple[list[bytes], dict[str, npt.NDArray[Any]]]:
-    """The paths of a list, and its attributes by name."""
+    """Read the paths of a list, and its attributes by name."""
     delimiter = DELIMITERS.get(Path(path).suffix.lower())
     if delimiter is not None:
         return _read_columns(path, delimiter, options)
@@ -153,7 +153,7 @@ def _read_list(path: str, options: ListOptions) -> tuple[list[bytes], dict[str, 
 
 
 def _lines(file: TextIO) -> Iterator[tuple[int, str]]:
-    """The lines of a text file that are not empty, with their numbers."""
+    """Yield the lines of a text file that are not empty, with their numbers."""
     for number, line in enumerate(file, 1):
         text = line.removesuffix("\n").removesuffix("\r")
         if text:

@@ -1,11 +1,9 @@
-"""A folder as a source: every regular file under it is a sample.
+"""Imports a folder: every regular file under it is a sample.
 
-The tree is walked first, once, before anything is written: sizes for the space check, and every
-problem that can be seen beforehand (dangling links, loops, files that may not be read) is an error
-then. Names are any bytes. The walk visits entries in the byte order of full paths, so the table it
-builds needs no sorting: names in one byte string, and 48 bytes of numbers a file. Directories say
-themselves which entries are regular files; those are looked at together afterwards, and read, by
-``files``.
+Before anything is written, the source walks the tree once. That gives the sizes for the space check
+and finds dangling links, loops and files that cannot be read. Names may have any bytes. The walk
+visits entries in the byte order of full paths, so the table of files needs no sorting. A directory
+entry says if it is a regular file; ``files`` stats and reads these together.
 """
 
 from __future__ import annotations
@@ -37,15 +35,15 @@ from dlfs.ingest.source import (
 )
 
 Status = os.stat_result | None
-"""None for a regular file that the directory itself names as one: it is looked at later."""
+"""Status of an entry; None for a regular file, which is not looked up during the walk."""
 
 _Entry = tuple[bytes, bytes, Status]
-"""What it sorts by (a folder as ``path/``), its path, its status."""
+"""An entry: its sort key (a folder sorts as ``path/``), its path and its status."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Frame:
-    """A directory being walked: what is left of it, and itself and those above it by identity."""
+    """A directory during the walk: remaining entries; identities of itself and its parents."""
 
     entries: Iterator[_Entry]
     above: frozenset[tuple[int, int]]
@@ -54,7 +52,7 @@ class _Frame:
 
 @dataclass(frozen=True, slots=True)
 class FolderOptions:
-    """What can be said of a folder."""
+    """Options of a folder."""
 
     links: Annotated[LinkPolicy, "symbolic links: take what they lead to, skip, refuse"] = "follow"
 
@@ -67,16 +65,16 @@ class FolderSource(Source):
     """The files under a folder.
 
     Args:
-        folder: the folder; a link to one is followed whatever the policy.
-        links: ``follow`` takes what a symbolic link leads to, directories too; ``skip`` leaves
+        folder: path of the folder; it may itself be a symbolic link, whatever ``links`` says.
+        links: ``follow`` imports what a symbolic link leads to, directories too; ``skip`` leaves
             links out and counts them; ``error`` refuses them.
-        buffer_bytes: of each of the two buffers.
-        threads: that read files, 1..64.
+        buffer_bytes: size of each of the two buffers, in bytes.
+        threads: number of threads that read files, 1..64.
 
     Raises:
-        NotFoundError: there is no such folder.
-        UsageError: it is no folder; a link dangles, loops or is refused.
-        DeviceError: something cannot be read.
+        NotFoundError: the folder does not exist.
+        UsageError: the path is no folder; a link dangles, loops or is refused.
+        DeviceError: a file or directory cannot be read.
         LimitError: a path is too long for a sample.
     """
 
@@ -109,7 +107,7 @@ class FolderSource(Source):
             raise
 
     def _attributes(self) -> Mapping[str, npt.NDArray[Any]]:
-        """What a kind of folder says of its files: arrays with a value for each in the table."""
+        """Return the attributes of this kind of folder: arrays with a value for each file."""
         return {}
 
     @property
@@ -124,22 +122,22 @@ class FolderSource(Source):
 
     @property
     def sample_count(self) -> int:
-        """Files found."""
+        """Number of files found."""
         return len(self._table)
 
     @property
     def sample_bytes(self) -> int:
-        """Bytes of all files found."""
+        """Total size of the files found, in bytes."""
         return int(self._reader.sizes.sum())
 
     @property
     def gives_shuffled(self) -> bool:
-        """Files can be read in any order."""
+        """True: files can be read in any order."""
         return True
 
     @property
     def skipped(self) -> Mapping[str, int]:
-        """Special files, and symbolic links under ``skip``."""
+        """Number of special files, and of symbolic links under ``skip``."""
         return dict(self._skipped)
 
     def close(self) -> None:
@@ -157,7 +155,7 @@ class FolderSource(Source):
         return self._reader.blocks(layout=layout, seed=seed)
 
     def _walk(self) -> int:
-        """Fill the table in path order; return how many directories have no sample under them."""
+        """Fill the table in path order; return the number of directories without a sample."""
         root = os.fstat(self._directory)
         stack = [self._enter(b"", frozenset([(root.st_dev, root.st_ino)]))]
         empty = 0
@@ -248,7 +246,7 @@ class FolderSource(Source):
         return above | {identity}
 
     def _add(self, path: bytes) -> None:
-        if len(path) > PATH_BYTES_MAX:  # the kernel has seen to the other rules
+        if len(path) > PATH_BYTES_MAX:  # the kernel enforces the other rules
             check_path(path, f"import {show(os.fsencode(self.name))}")
         self._table.add(path)
 

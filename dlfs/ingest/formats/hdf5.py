@@ -1,9 +1,9 @@
-"""HDF5 files (h5py; extra ``hdf5``): datasets, by their rows, as a whole, or a group at a time.
+"""Imports HDF5 files by the package h5py (extra ``hdf5``).
 
-An array is a dataset, called by its path from the root. Vectors and strings of any length are rows
-of any length. Datasets behind soft and external links are left out; one that several hard links
-lead to is taken under the first of their names. What a dataset has no storage for is its fill
-value, as HDF5 says it is.
+An array is a dataset; its name is its path from the root. Vectors and strings of any length are
+rows of any length. Datasets behind soft and external links are left out. A dataset with several
+hard links is imported under the first of their names. Elements without storage have the dataset's
+fill value, as HDF5 specifies.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Hdf5File(ArrayFile):
             raise
 
     def read(self, array: ArrayInfo, first: int, out: npt.NDArray[Any]) -> None:
-        """See ``ArrayFile``."""
+        """Read rows; see ``ArrayFile``."""
         dataset = self._file[array.name]
         if array.shape:
             dataset.read_direct(out, np.s_[first : first + len(out)])
@@ -59,12 +59,12 @@ class Hdf5File(ArrayFile):
             out[0] = dataset[()]
 
     def read_values(self, array: ArrayInfo, first: int, count: int) -> Sequence[object]:
-        """See ``ArrayFile``."""
+        """Read values; see ``ArrayFile``."""
         dataset = self._file[array.name]
         return list(dataset[first : first + count]) if array.shape else [dataset[()]]
 
     def close(self) -> None:
-        """See ``ArrayFile``."""
+        """Close the file; see ``ArrayFile``."""
         self._file.close()
 
     def _add(self, name: str, item: h5py.HLObject) -> None:

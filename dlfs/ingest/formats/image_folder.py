@@ -1,10 +1,9 @@
-"""A folder of class folders as a source: every file a sample, its first folder its class.
+"""Imports a folder of class folders: every file is a sample, its first folder its class.
 
-As torchvision's ``ImageFolder`` has it: the names of the folders at the top, sorted as text, are
-the classes, and the number of a class among them is the ``label`` of its samples. The attribute
-``class`` is the name. Paths are those in the folder, so that they begin with the class. Every file
-is taken, whatever its name; one outside of all class folders is an error. Everything else is as in
-``folder``.
+This is the layout of torchvision's ``ImageFolder``. The names of the top folders, sorted as text,
+are the classes. The attribute ``label`` is the number of a sample's class among them, ``class`` its
+name. Paths begin with the class. Every file is imported, whatever its name; a file outside all
+class folders is an error. Anything else is as in ``folder``.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from dlfs.ingest.source import (
 
 @dataclass(frozen=True, slots=True)
 class ImageFolderOptions:
-    """What can be said of a folder of classes."""
+    """Options of a folder of classes."""
 
     links: Annotated[LinkPolicy, "symbolic links: take what they lead to, skip, refuse"] = "follow"
 
@@ -42,11 +41,11 @@ class ImageFolderSource(FolderSource):
 
     Raises:
         UsageError: a file is in no class folder.
-        DlfsError: as ``FolderSource``.
+        DlfsError: as for ``FolderSource``.
     """
 
     def _attributes(self) -> Mapping[str, npt.NDArray[Any]]:
-        """``label``, ``int64[n_files]``, and ``class``, ``object[n_files]``."""
+        """Return ``label``, ``int64[n_files]``, and ``class``, ``object[n_files]``."""
         names: list[str] = []
         for index in range(len(self._table)):
             path = self._table.path(index)
@@ -65,5 +64,5 @@ class ImageFolderSource(FolderSource):
 
 
 def _text(name: str) -> str:
-    """A folder's name as text; bytes that are not UTF-8 are escaped."""
+    """Return a folder's name as text; bytes that are not UTF-8 are escaped."""
     return os.fsencode(name).decode("utf-8", "backslashreplace")

@@ -1,18 +1,20 @@
-"""MosaicML MDS shards as a source, in the folder with their ``index.json``.
+"""Imports MosaicML MDS shards from the folder of their ``index.json``.
 
-``index.json`` lists the shards: how many samples, their columns with encodings and fixed sizes, the
-files, plain or compressed, with sizes and perhaps hashes. A shard is the number of its samples, an
-offset for each and one more, its columns again as JSON, and the samples: for each the sizes of the
-columns without a fixed one, then the columns' bytes. All numbers are little endian, of 4 bytes.
+``index.json`` lists the shards: number of samples, columns with encodings and fixed sizes, and
+files, plain or compressed, with sizes and perhaps hashes. A shard begins with the number n of its
+samples and n + 1 offsets. Its columns follow as JSON, then the samples. A sample begins with the
+sizes of the columns without a fixed one; the columns' bytes follow. All numbers are little-endian,
+of 4 bytes.
 
-One column is the sample, as it is stored: the only one that is neither number, text nor JSON, or
-the only one of text when all others are numbers, or the one named. Columns of numbers and of text
-become attributes, unless ``attributes`` names some. A sample's path is ``SHARD/NUMBER`` (see
-``records``), or what the column ``path`` says. A sample that is an array of fixed type and shape
-(``ndarray:float32:3,4``) is recorded as one.
+One column is the sample, as stored: the named one, else the only one that is neither number, text
+nor JSON, else the only one of text. Columns of numbers and of text become attributes, unless
+``attributes`` names some. A sample's path is ``SHARD/NUMBER`` (see ``records``), or the value of
+the column ``path``. A sample that is an array of fixed type and shape (``ndarray:float32:3,4``) is
+recorded as an array.
 
-Sizes are always checked, hashes where the index has any, unless ``hashes=no``. A shard is read
-whole, so memory is that of a shard or three; writers make them of 64 MiB by default.
+Sizes are always checked; hashes are checked if the index has any, unless ``hashes=no``.
+
+Memory: up to three shards, which are read whole; writers make them of 64 MiB by default.
 
 Source: https://docs.mosaicml.com/projects/streaming, "Dataset format" (version 2).
 """
@@ -63,7 +65,7 @@ from dlfs.units import GIB, MIB
 from dlfs.wording import quote
 
 SHARD_BYTES_MAX = 4 * GIB
-"""Offsets are of 32 bits."""
+"""Most bytes of a shard, whose offsets have 32 bits."""
 _INDEX_BYTES_MAX = 512 * MIB
 _VERSION = 2
 
@@ -87,7 +89,7 @@ _TEXTS: dict[str, Callable[[str], Value]] = {
 
 @dataclass(frozen=True, slots=True)
 class MdsOptions:
-    """What can be said of shards."""
+    """Options of MDS shards."""
 
     column: Annotated[str | None, "the sample; by default the only one that can be it"] = None
     attributes: Annotated[
@@ -112,7 +114,7 @@ class _File:
 
 @dataclass(frozen=True, slots=True)
 class _Shard:
-    """What the index says of a shard."""
+    """A shard's entry in the index."""
 
     samples: int
     names: tuple[str, ...]
@@ -127,13 +129,13 @@ class MdsSource(ShardSource):
     """The samples of some shards.
 
     Args:
-        folder: with ``index.json`` and the shards.
-        options: see the class.
+        folder: path of the folder with ``index.json`` and the shards.
+        options: options of the format.
 
     Raises:
-        NotFoundError: there is no index.
-        UsageError: a column is not there, or cannot be what it is to be.
-        FormatError: the index makes no sense, or is of another version.
+        NotFoundError: the folder has no index.
+        UsageError: a column does not exist, or does not fit its use.
+        FormatError: the index is malformed, or of another version.
         DeviceError: the index cannot be read.
     """
 
@@ -157,17 +159,17 @@ class MdsSource(ShardSource):
 
     @property
     def name(self) -> str:
-        """The folder."""
+        """Path of the folder."""
         return str(self._folder)
 
     @property
     def sample_count(self) -> int | None:
-        """Of all shards, as the index says."""
+        """Number of samples in all shards, from the index."""
         return sum(shard.samples for shard in self._index)
 
     @property
     def skipped(self) -> Mapping[str, int]:
-        """Columns that are no attributes, though none were named."""
+        """Number of columns that cannot be attributes, if the caller named none."""
         taken = {self._column, *self._attributes, *filter(None, [self._options.path])}
         left_out = len(set(self._index[0].names) - taken)
         if self._options.attributes is not None or not left_out:
@@ -186,7 +188,7 @@ class MdsSource(ShardSource):
     def _block(
         self, number: int, data: bytes, ends: npt.NDArray[np.int64], first: int
     ) -> SampleBlock:
-        """Samples ``first`` and on, of which sample ``i`` ends at ``ends[i + 1]``."""
+        """Make a block of the samples from ``first`` on; sample ``i`` ends at ``ends[i + 1]``."""
         shard, prefix = self._index[number], self._prefixes[number]
         where = f"import {self.shards[number]}: sample"
         positions = {name: shard.names.index(name) for name in shard.names}
@@ -224,7 +226,7 @@ class MdsSource(ShardSource):
         return np.array(values, dtype.newbyteorder("="))
 
     def _load(self, shard: _Shard, where: str) -> bytes:
-        """A shard's bytes, checked and decompressed."""
+        """Read, check and decompress a shard."""
         if shard.packed is not None and not (self._folder / shard.raw.name).exists():
             packed = _read(self._folder / shard.packed.name, shard.packed)
             self._check_hashes(packed, shard.packed)
@@ -290,7 +292,7 @@ def _choose_attributes(
 
 
 def _array_form(encoding: str, count: int, where: str) -> dict[str, npt.NDArray[Any]]:
-    """What says that samples are arrays, where their encoding fixes type and shape."""
+    """Return the columns for type and shape if the encoding fixes both, else none."""
     kind, _, form = encoding.partition(":")
     name, _, shape = form.partition(":")
     if kind != "ndarray" or not shape:
@@ -303,7 +305,7 @@ def _array_form(encoding: str, count: int, where: str) -> dict[str, npt.NDArray[
 
 
 def _sample_ends(shard: _Shard, data: bytes, where: str) -> npt.NDArray[np.int64]:
-    """``int64[samples + 1]``: where the first sample begins, and where each ends."""
+    """Return ``int64[samples + 1]``: the start of the first sample, and the end of each."""
     header = 4 * (shard.samples + 2)
     if len(data) < header:
         raise TruncatedError(f"{where}: expected {header} bytes of offsets, got {len(data)}")
@@ -324,7 +326,7 @@ def _sample_ends(shard: _Shard, data: bytes, where: str) -> npt.NDArray[np.int64
 def _column_spans(
     shard: _Shard, data: bytes, start: int, end: int, where: str
 ) -> list[tuple[int, int]]:
-    """Where each column of a sample lies."""
+    """Return the start and end of each column of a sample."""
     variable = shard.sizes.count(None)
     if start + 4 * variable > end:
         raise FormatError(f"{where}: expected {variable} sizes in {end - start} bytes")
@@ -421,7 +423,7 @@ def _read(path: Path, file: _File) -> bytes:
 
 
 def _decompress(packed: bytes, shard: _Shard, where: str) -> bytes:
-    """Decompress a shard, no further than the index says that it goes."""
+    """Decompress a shard up to the size in the index."""
     stream: IO[bytes]
     if shard.compression == "zstd":
         reader = zstandard.ZstdDecompressor().stream_reader(packed, read_across_frames=True)

@@ -1,14 +1,14 @@
-"""NumPy's files: NPY, one array, and NPZ, an archive of them.
+"""Imports NumPy's files: NPY, one array, and NPZ, an archive of arrays.
 
-The array of an NPY file has no name: samples are called by the file's. Its rows are read straight
-into the buffer; those of an array in Fortran order are gathered from all over the file. Attributes
-are in files of their own, named beside it: ``label=labels.npy``.
+The array of an NPY file has no name; the file's name begins the samples' paths. Its rows are read
+into the buffer directly; those of an array in Fortran order are gathered from all over the file.
+Attributes are in separate files next to it: ``label=labels.npy``.
 
-An array in an NPZ archive is called by its member's name. Members are read from their first byte to
-their last, which checks their CRC; compressed ones cannot be read otherwise. Rows of an array
-in Fortran order are not to be had without all of it: it is left out, and taken as a whole.
+An array in an NPZ archive has its member's name. Members are read from their first byte to their
+last, which checks their CRC; compressed members cannot be read otherwise. An array in Fortran order
+has no rows in the order of its bytes, so it is read as a whole.
 
-Arrays of Python objects are left out: reading them would run code.
+Arrays of Python objects are left out, because reading them would run code.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from dlfs.ingest.arrays.file import ArrayFile, ArrayInfo, ArrayOptions
 from dlfs.ingest.arrays.rows import ArraySource
 
 _SKIP_BYTES = 1 << 20
-"""Read at once of what is not wanted."""
+"""Bytes read at once to skip rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class NpzOptions(ArrayOptions):
 
 
 class NpyFile(ArrayFile):
-    """One NPY file, and those that its attributes are in; see ``ArrayFile``."""
+    """One NPY file, and the files of its attributes; see ``ArrayFile``."""
 
     def __init__(self, path: str) -> None:
         self._folder = Path(path).parent
@@ -60,15 +60,15 @@ class NpyFile(ArrayFile):
         self.skipped: Mapping[str, int] = {}
 
     def find(self, reference: str, group: str) -> ArrayInfo:  # noqa: ARG002
-        """See ``ArrayFile``: the array in another file, by its path from this one's folder."""
+        """Find the array in another file, by its path from this file's folder."""
         return self._at(reference).describe(reference)
 
     def read(self, array: ArrayInfo, first: int, out: npt.NDArray[Any]) -> None:
-        """See ``ArrayFile``."""
+        """Read rows; see ``ArrayFile``."""
         self._at(array.name).read(first, out)
 
     def close(self) -> None:
-        """See ``ArrayFile``."""
+        """Close the files; see ``ArrayFile``."""
         for file in self._open.values():
             file.close()
 
@@ -149,7 +149,7 @@ class NpzFile(ArrayFile):
         self.skipped: Mapping[str, int] = {"member that is no array": skipped} if skipped else {}
 
     def read(self, array: ArrayInfo, first: int, out: npt.NDArray[Any]) -> None:
-        """See ``ArrayFile``."""
+        """Read rows; see ``ArrayFile``."""
         stream = self._streams.get(array.name)
         if stream is None or stream.row > first:
             stream = self._open(array.name)
@@ -158,7 +158,7 @@ class NpzFile(ArrayFile):
             self._streams.pop(array.name).close()
 
     def close(self) -> None:
-        """See ``ArrayFile``."""
+        """Close the archive; see ``ArrayFile``."""
         for stream in self._streams.values():
             stream.close()
         self._streams.clear()
@@ -171,10 +171,12 @@ class NpzFile(ArrayFile):
         with self._archive.open(member) as file:
             header = _Header(file)
             self.arrays[name] = header.describe(name)
-            held = member.file_size - file.tell()
+            data_bytes = member.file_size - file.tell()
         size = self.arrays[name].size_bytes
-        if header.has_bytes and held != size:
-            raise FormatError(f"import {self._path}: {name}: expected {size} bytes, got {held}")
+        if header.has_bytes and data_bytes != size:
+            raise FormatError(
+                f"import {self._path}: {name}: expected {size} bytes, got {data_bytes}"
+            )
 
     def _open(self, name: str) -> _Stream:
         if name in self._streams:
@@ -210,7 +212,7 @@ class _Stream:
                 left -= min(left, _SKIP_BYTES)
             self._read(out)
         self.row = first + len(out)
-        if self.row == self._array.count and self._file.read(1):  # at the end the CRC is checked
+        if self.row == self._array.count and self._file.read(1):  # reading the end checks the CRC
             raise ValueError("more bytes than the array has")
 
     def _read(self, out: npt.NDArray[Any]) -> None:
@@ -224,7 +226,7 @@ class _Stream:
 
 
 class _Header:
-    """What stands before the bytes of an array: NPY format 1, 2 or 3."""
+    """The header of an array: NPY format 1, 2 or 3."""
 
     def __init__(self, file: IO[bytes]) -> None:
         version = np.lib.format.read_magic(file)
@@ -232,7 +234,7 @@ class _Header:
             raise ValueError(f"version {version} of the NPY format")
         if version == (1, 0):
             header = np.lib.format.read_array_header_1_0(file)
-        else:  # 3 differs from 2 in the letters that names of fields may have
+        else:  # 3 differs from 2 in the characters that names of fields may have
             header = np.lib.format.read_array_header_2_0(file)
         self._shape, fortran, self._dtype = header
         self.fortran = fortran and len(self._shape) > 1
@@ -247,6 +249,6 @@ class _Header:
         )
 
     def stored(self, rows: int) -> tuple[int, ...]:
-        """The shape in which so many rows lie in memory, the last axis densest."""
+        """Return the shape of some rows as they lie in the file, the last axis densest."""
         shape = (rows, *self._shape[1:])
         return shape[::-1] if self.fortran else shape

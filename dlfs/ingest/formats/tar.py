@@ -1,17 +1,17 @@
-"""Tar archives as a source: one, or the shards of a WebDataset; plain, gzip, bzip2, xz or zstd.
+"""Imports tar archives: plain, or compressed with gzip, bzip2, xz or zstd.
 
-Every file in an archive is a sample, its member name the path. Hard links become samples of their
-own, symbolic links by policy. Two members of one name are an error, since a dataset keeps one.
+Every file in the archives is a sample; its path is the member's name. Hard links become samples of
+their own; the option ``links`` says what happens to symbolic links. Two members of one name are an
+error, because a dataset stores one.
 
-Plain archives are indexed first, header by header, which finds every damaged header, hostile name
-and duplicate before anything is written; then their members are read in the order of packing, so
-``shuffled`` is a true shuffle of all of them. Each buffer's members are sorted by position and read
-by several threads.
+Plain archives are indexed first, header by header. That finds every damaged header, hostile name
+and duplicate before anything is written. Then members are read in the order of packing, so that
+``shuffled`` is a true shuffle of all of them. The members of each buffer are sorted by position and
+read by several threads.
 
-A compressed archive cannot be read out of order. As soon as one of the archives is compressed, all
-are read in one streaming pass, the shards in an order drawn from the seed, and what shuffles the
-samples is the writer's window alone; sizes are not known beforehand. Links whose targets have gone
-by take a second pass.
+A compressed archive can only be read in order. If one archive is compressed, all are streamed once,
+in an order drawn from the seed. Then only the dataset writer shuffles the samples, within its
+window, and sizes are unknown beforehand. Links to members that have passed need a second pass.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ Streamed = tuple[bytes, int, Callable[[memoryview], None]]
 
 
 class _Names:
-    """What the archives hold, by path: files, folders and links; finds duplicates."""
+    """The paths in the archives: files, folders and links; finds duplicates."""
 
     def __init__(self, archives: Sequence[str], links: LinkPolicy) -> None:
         self._archives = archives
@@ -63,7 +63,7 @@ class _Names:
         self.skipped: Counter[str] = Counter()
 
     def add(self, member: Member, shard: int, prefix: bytes) -> bytes | None:
-        """Note a member; return its path when it is a file to import."""
+        """Add a member; return its path if it is a file to import, else None."""
         path = prefix + member.path
         if member.kind == "folder":
             self.folders.add(path.rstrip(b"/"))
@@ -83,7 +83,7 @@ class _Names:
         return path
 
     def aliases(self, files: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:
-        """Give (path, path of the file it stands for) for every link."""
+        """Yield (path, path of the file it stands for) for every link."""
         yield from self.hard.items()
         if not self.symbolic:
             return
@@ -94,14 +94,14 @@ class _Names:
             yield path, self.hard.get(target, target)
 
     def empty_folders(self, paths: Iterator[bytes]) -> int:
-        """Folders with a member of their own and no sample under them."""
-        kept: set[bytes] = set()
+        """Count the folders that are members themselves and have no sample under them."""
+        used: set[bytes] = set()
         for path in paths:
             folder = path.rpartition(b"/")[0]
-            while folder and folder not in kept:
-                kept.add(folder)
+            while folder and folder not in used:
+                used.add(folder)
                 folder = folder.rpartition(b"/")[0]
-        return len(self.folders - kept - {b""})
+        return len(self.folders - used - {b""})
 
     def _claim(self, path: bytes, shard: int) -> None:
         check_path(path, f"import {self._archives[shard]}")
@@ -136,7 +136,7 @@ class _Names:
 
 @dataclass(frozen=True, slots=True)
 class TarOptions:
-    """What can be said of archives."""
+    """Options of tar archives."""
 
     links: Annotated[LinkPolicy, "symbolic links: take what they lead to, skip, refuse"] = "follow"
     prefix_shards: Annotated[bool, "put each archive's name before its members' paths"] = False
@@ -150,17 +150,17 @@ class TarSource(Source):
     """The files in some archives.
 
     Args:
-        archives: their paths; the names say how they are compressed.
-        links: ``follow`` takes what a symbolic link in the archive leads to, folders too; ``skip``
-            leaves links out and counts them; ``error`` refuses them.
-        prefix_shards: put the archive's name without its suffix before every path, as a folder.
-        buffer_bytes: of each of the two buffers.
-        threads: that read members of plain archives, 1..64.
+        archives: paths of the archives; their names say how they are compressed.
+        links: ``follow`` imports what a symbolic link in the archive leads to, folders too;
+            ``skip`` leaves links out and counts them; ``error`` refuses them.
+        prefix_shards: begin every path with the archive's name without suffix, as a folder.
+        buffer_bytes: size of each of the two buffers, in bytes.
+        threads: number of threads that read members of plain archives, 1..64.
 
     Raises:
-        UsageError: there are no archives, a name is not an archive's, a link leads nowhere.
-        NotFoundError: an archive is not there.
-        FormatError: a plain archive is damaged, holds a path twice or a hostile name.
+        UsageError: the list is empty, a name is not an archive's, or a link leads nowhere.
+        NotFoundError: an archive does not exist.
+        FormatError: a plain archive is damaged, or has a path twice or a hostile name.
         DeviceError: an archive cannot be read.
     """
 
@@ -187,39 +187,39 @@ class TarSource(Source):
 
     @property
     def name(self) -> str:
-        """The archive, or the first and the last."""
+        """Path of the archive, or of the first and the last."""
         return source_name(self._archives)
 
     @property
     def sample_count(self) -> int | None:
-        """Samples in plain archives; None for compressed ones."""
+        """Number of samples in plain archives; None for compressed archives."""
         return None if self._index is None else len(self._index.paths)
 
     @property
     def sample_bytes(self) -> int | None:
-        """Bytes of the samples in plain archives; None for compressed ones."""
+        """Total size of the samples in plain archives in bytes; None for compressed archives."""
         return None if self._index is None else int(self._index.sizes.sum())
 
     @property
     def gives_shuffled(self) -> bool:
-        """Plain archives can be read in any order, compressed ones cannot."""
+        """True for plain archives; compressed archives can only be read in order."""
         return self._index is not None
 
     @property
     def skipped(self) -> Mapping[str, int]:
-        """Special files, and symbolic links under ``skip``."""
+        """Number of special files, and of symbolic links under ``skip``."""
         return dict(self._names.skipped)
 
     @property
     def empty_directories(self) -> int:
-        """Folders that have a member of their own, and no file."""
+        """Number of folders that are members themselves and have no file."""
         return self._empty_directories if self._index is None else self._index.empty_directories
 
     def blocks(self, *, layout: Layout, seed: int) -> Generator[SampleBlock, None, None]:
         """Read every sample once; see ``Source.blocks``.
 
         Raises:
-            DlfsError: an archive is damaged, ends early, cannot be read or changed meanwhile.
+            DlfsError: an archive is damaged, ends early, cannot be read, or changed meanwhile.
         """
         if self._index is None:
             return read_ahead(
@@ -264,7 +264,7 @@ class TarSource(Source):
 
 
 class _Index:
-    """Where each member of plain archives lies, in path order."""
+    """The location of each member in plain archives, in path order."""
 
     def __init__(
         self, archives: Sequence[str], prefixes: Sequence[bytes], names: _Names, threads: int
@@ -302,7 +302,7 @@ class _Index:
         offsets: npt.NDArray[np.int64],
         buffer: npt.NDArray[np.uint8],
     ) -> SampleBlock:
-        """Read members by index into their places."""
+        """Read members by index, and return them as a block."""
         lengths = self.sizes[indices].astype(np.int64)
         shards = self._shards[indices]
         ranges = np.zeros(len(indices), FILE_DTYPE)
@@ -320,7 +320,7 @@ class _Index:
         ranges: npt.NDArray[np.void],
         buffer: npt.NDArray[np.uint8],
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.void]]:
-        """Replace each sparse member by its segments, over zeros."""
+        """Replace the range of each sparse member by its segments; zero its buffer."""
         plain = np.ones(len(ranges), bool)
         extra: list[tuple[int, int, int, int]] = []
         for i, (shard, place) in enumerate(zip(shards.tolist(), ranges.tolist(), strict=True)):
@@ -342,12 +342,12 @@ class _Index:
 
 
 def is_archive(name: str) -> bool:
-    """Whether a name is an archive's."""
+    """Return True if a name is an archive's."""
     return compression_of(name) is not None
 
 
 def check_archive(path: str) -> Compression:
-    """How an archive is compressed, by its name.
+    """Return the compression that an archive's name says.
 
     Raises:
         UsageError: the name is not an archive's.
@@ -361,7 +361,7 @@ def check_archive(path: str) -> Compression:
 
 
 def archive_prefix(path: str) -> bytes:
-    """``train-000000/`` for ``shards/train-000000.tar.gz``."""
+    """Return an archive's path prefix: ``train-000000/`` for ``shards/train-000000.tar.gz``."""
     name = os.fsencode(Path(path).name)
     stem = name[: name.lower().rfind(b".t")]
     return stem + b"/"

@@ -1,19 +1,21 @@
-"""WebDataset shards read by keys: some members become attributes of the others.
+"""Imports WebDataset shards by keys: some members become attributes of the others.
 
-A WebDataset keeps what belongs together as members of one key one behind the other: ``a/0001.jpg``,
-``a/0001.cls``, ``a/0001.json``. The key is the path up to the first dot of the file's name, the
-rest is the extension, upper and lower case alike. The format ``tar`` takes every member as a sample
-of its own. This one takes what ``attributes`` names from each key, and gives it to all other
-members of that key, which are the samples; with ``column`` only to those of that extension, and the
-others are left out. A sample's path is its member's name.
+A WebDataset stores the parts of one example as consecutive members with one key: ``a/0001.jpg``,
+``a/0001.cls``, ``a/0001.json``. The key is the path up to the first dot of the file's name; the
+rest is the extension, in upper or lower case. The format ``tar`` makes a sample of every member.
+This format gives the members that ``attributes`` names as attributes to all other members of the
+key, which are the samples. ``column`` selects the samples of one extension, and the other members
+are left out. A sample's path is its member's name.
 
-What an attribute is goes by its name: ``cls``, ``cls2``, ``class``, ``count``, ``index``, ``inx``
-and ``id`` are whole numbers, ``json.NAME`` is a field of the member ``json`` (``json.a.b`` one in
-another), anything else is text in UTF-8. A key that lacks one is an error, and so are two members
-of one extension.
+The name of an attribute gives its type: ``cls``, ``cls2``, ``class``, ``count``, ``index``, ``inx``
+and ``id`` are whole numbers. ``json.NAME`` is a field of the member ``json``; ``json.a.b`` is a
+field in another. Any other attribute is text in UTF-8. A key that lacks one is an error, and so are
+two members of one extension.
 
-Archives are streamed, in an order drawn from the seed for ``shuffled``; memory is that of one key's
-members, and the blocks. Members that are no files are left out. Reading is as strict as ``tar``'s.
+Archives are streamed, in an order drawn from the seed for ``shuffled``. Members that are no files
+are left out. Archives are read as strictly as by ``tar``.
+
+Memory: the members of one key, and the blocks.
 """
 
 from __future__ import annotations
@@ -33,12 +35,12 @@ from dlfs.ingest.records import Record, ShardSource, Value, files_of, gather
 from dlfs.ingest.source import SampleBlock, show
 
 _NUMBERS = frozenset(["cls", "cls2", "class", "count", "index", "inx", "id"])
-"""Source: WebDataset's own decoders of these extensions."""
+"""Extensions whose members are whole numbers. Source: WebDataset's own decoders."""
 
 
 @dataclass(frozen=True, slots=True)
 class WebDatasetOptions:
-    """What can be said of shards."""
+    """Options of WebDataset shards."""
 
     attributes: Annotated[
         tuple[str, ...], "extensions to keep as attributes: cls, txt, json.NAME"
@@ -60,14 +62,14 @@ class _Group:
 
 
 class WebDatasetSource(ShardSource):
-    """The keys of some archives.
+    """The samples of some archives, by keys.
 
     Args:
-        archives: their paths; the names say how they are compressed.
-        options: see the class.
+        archives: paths of the archives; their names say how they are compressed.
+        options: options of the format.
 
     Raises:
-        UsageError: there are no archives, or a name is not an archive's.
+        UsageError: the list of archives is empty, or a name is not an archive's.
     """
 
     def __init__(self, archives: Sequence[str], options: WebDatasetOptions) -> None:
@@ -81,7 +83,7 @@ class WebDatasetSource(ShardSource):
 
     @property
     def skipped(self) -> Mapping[str, int]:
-        """Members that are neither samples nor attributes."""
+        """Number of members that are neither samples nor attributes."""
         return dict(self._skipped)
 
     def read_shard(self, number: int) -> Iterator[SampleBlock]:
@@ -132,14 +134,14 @@ class WebDatasetSource(ShardSource):
 
 
 def split_key(path: bytes) -> tuple[bytes, str]:
-    """A member's key and its extension, in lower case."""
+    """Return a member's key, and its extension in lower case."""
     folder, slash, name = path.rpartition(b"/")
     stem, _, extension = name.partition(b".")
     return folder + slash + stem, extension.decode("utf-8", "backslashreplace").lower()
 
 
 def _value(group: _Group, name: str, where: str) -> Value:
-    """An attribute's value for the members of a key."""
+    """Return the value of an attribute for the members of a key."""
     extension, _, field = name.partition(".")
     extension = extension.lower()
     if extension not in group.members:
@@ -157,7 +159,7 @@ def _value(group: _Group, name: str, where: str) -> Value:
 
 
 def _field(value: Any, name: str) -> Value:
-    """A number, a truth or text in a JSON object, by names joined by dots."""
+    """Return a number, bool or text in a JSON object, by names joined by dots."""
     for part in name.split("."):
         value = value[part]
     if not isinstance(value, (int, float, str)):

@@ -1,11 +1,11 @@
-"""Zarr stores, formats 2 and 3 (zarr; extra ``zarr``): arrays, by their rows, whole, or by group.
+"""Imports Zarr stores, formats 2 and 3, by the package zarr (extra ``zarr``).
 
-A store is a folder, or such a folder in a zip archive. An array is called by its path from the
-root. Rows are read in bands of chunks, so that each chunk is decompressed once. A chunk that is not
-there is the array's fill value: so the format has it, and no reader can tell that one was lost.
+A store is a folder, or a zip archive of one. The name of an array is its path from the root. Rows
+are read in windows of whole chunks, so that each chunk is decompressed once. A missing chunk has
+the array's fill value. The format says so, hence no reader can tell that a chunk was lost.
 
-Blosc decompresses a chunk that was cut short into whatever lies in memory behind it, so that what
-it says of its own length is compared with what there is.
+Blosc decompresses a truncated chunk into the bytes behind it in memory. So the length in the
+chunk's header is compared with the chunk's size first.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from zarr.abc.store import Store
 
 _BLOSC_HEADER_BYTES = 16
-"""Its bytes 12..15 are the size of all of it. Source: the Blosc chunk format."""
+"""Size of the header of a chunk; bytes 12..15 are the chunk's size. Source: the Blosc format."""
 
 _METADATA = ("zarr.json", ".zarray", ".zattrs", ".zgroup", ".zmetadata")
 
@@ -68,30 +68,30 @@ class ZarrFile(ArrayFile):
             raise
 
     def read(self, array: ArrayInfo, first: int, out: npt.NDArray[Any]) -> None:
-        """See ``ArrayFile``."""
+        """Read rows; see ``ArrayFile``."""
         item = self._arrays[array.name]
         out[...] = item[first : first + len(out)] if array.shape else item[...]
 
     def read_values(self, array: ArrayInfo, first: int, count: int) -> Sequence[object]:
-        """See ``ArrayFile``."""
+        """Read values; see ``ArrayFile``."""
         item = self._arrays[array.name]
         values = np.asarray(item[first : first + count] if array.shape else item[...])
         found: list[object] = values.reshape(count).tolist()
         return found
 
     def close(self) -> None:
-        """See ``ArrayFile``."""
+        """Close the store; see ``ArrayFile``."""
         self._store.close()
 
 
 def _uses_blosc(array: zarr.Array[Any]) -> bool:
-    """Whether a file in the store is what Blosc made of a chunk."""
+    """Return True if each file of the array in the store is a chunk that Blosc compressed."""
     names = [type(codec).__name__ for codec in array.compressors]
     return names[-1:] in (["Blosc"], ["BloscCodec"]) and array.shards is None
 
 
 def _checked(store: Store, blosc: Container[str]) -> Store:
-    """A store that refuses what Blosc made and is not whole; ``blosc`` names those arrays."""
+    """Return a store that refuses truncated Blosc chunks of the arrays named in ``blosc``."""
     from zarr.storage import WrapperStore
 
     class Checked(WrapperStore[Any]):
@@ -108,7 +108,7 @@ def _checked(store: Store, blosc: Container[str]) -> Store:
 
 
 def _parents(key: str) -> Iterator[str]:
-    """The arrays that a key may be a chunk of; none for what describes an array."""
+    """Yield the arrays that a key may be a chunk of; none for an array's description."""
     parent, _, name = key.rpartition("/")
     while name not in _METADATA:
         yield parent

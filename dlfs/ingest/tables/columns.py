@@ -174,9 +174,9 @@ def choose_columns(
     others = [Column(name, (name,), schema.field(name).type) for name in _names(schema)]
     others = [other for other in others if other.name not in taken]
     if attributes is None:
-        kept = [other for other in others if is_scalar(other)]
-        left_out = tuple(other.name for other in others if other not in kept)
-        return Columns(sample, found_path, tuple(kept), left_out)
+        chosen_by_type = [other for other in others if is_scalar(other)]
+        left_out = tuple(other.name for other in others if other not in chosen_by_type)
+        return Columns(sample, found_path, tuple(chosen_by_type), left_out)
     chosen = [_find(schema, where, name) for name in attributes]
     for other in chosen:
         if not is_scalar(other):

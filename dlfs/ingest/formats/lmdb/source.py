@@ -1,14 +1,13 @@
-"""An LMDB environment as a source: every key a sample's path, its value the sample.
+"""Imports an LMDB environment: every key is a sample's path, its value the sample.
 
-A key that is a valid path is the path. So that no two keys give one path, ``%`` is written ``%25``;
-in a key that is no valid path otherwise, the slash is written ``%2F`` and NUL ``%00``, and the keys
-``.`` and ``..`` are ``%2E`` and ``%2E%2E``. Keys that hold other things, such as a count of all
-keys, can be left out by ``select``.
+A key that is a valid path is the path. Other keys are escaped, so that no two keys give one path:
+``%`` becomes ``%25`` in any key. In a key that is no valid path, the slash becomes ``%2F`` and NUL
+``%00``; the keys ``.`` and ``..`` become ``%2E`` and ``%2E%2E``. ``select`` leaves out keys with
+other content, such as a count of all keys.
 
-Pages are read here (see ``lmdb_pages``), not by liblmdb, which believes what it maps. LMDB has no
-checksums: damage to a value is not noticed, damage to the tree is. The values are read in the order
-of the keys, without a lock: nobody may write meanwhile, and if the file has changed at the end,
-that is an error.
+``pages`` reads the file. LMDB has no checksums: damage to the tree is found, damage to a value is
+not. Values are read in the order of the keys, without a lock. So no program may write meanwhile; if
+the file has changed at the end, the import fails.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from dlfs.ingest.source import (
 
 @dataclass(frozen=True, slots=True)
 class LmdbOptions:
-    """What can be said of an environment."""
+    """Options of an LMDB environment."""
 
     select: Annotated[str, "pattern of the keys to take"] = "*"
     database: Annotated[str | None, "named database in the environment; none: its main one"] = None
@@ -48,14 +47,14 @@ class LmdbSource(ShardSource):
     """The keys and values of an environment.
 
     Args:
-        path: of the folder with ``data.mdb``, or of the file.
-        options: see the class.
+        path: path of the folder with ``data.mdb``, or of the file.
+        options: options of the format.
 
     Raises:
-        UsageError: there is no such database in it, or it holds several values for a key.
-        FormatError: it is no environment, or damaged.
+        UsageError: the database does not exist, or has several values for a key.
+        FormatError: the file is no environment, or is damaged.
         TruncatedError: the file ends too early.
-        DeviceError: it cannot be read.
+        DeviceError: the file cannot be read.
     """
 
     def __init__(self, path: str, options: LmdbOptions) -> None:
@@ -74,12 +73,12 @@ class LmdbSource(ShardSource):
 
     @property
     def sample_count(self) -> int | None:
-        """Keys; None when only some are taken."""
+        """Number of keys; None if only some of them are imported."""
         return self._tree.entries if self._select == "*" else None
 
     @property
     def skipped(self) -> Mapping[str, int]:
-        """Keys that ``select`` leaves out."""
+        """Number of keys that ``select`` leaves out."""
         return {"key that select leaves out": self._left_out} if self._left_out else {}
 
     def close(self) -> None:
@@ -111,7 +110,7 @@ class LmdbSource(ShardSource):
 
 
 def key_path(key: bytes) -> bytes:
-    """The path that a key gives; see the module. Different keys give different paths."""
+    """Return the path that a key gives (see the module); different keys give different paths."""
     text = key.replace(b"%", b"%25")
     if path_problem(text) is None:
         return text

@@ -1,8 +1,9 @@
-"""How long a classic NetCDF file must be, by its header.
+"""Checks that a classic NetCDF file is as long as its header requires.
 
-The library gives zeros, or whatever its buffer held, for what lies beyond the end of a classic file
-(CDF-1, CDF-2 and CDF-5), so that one which was cut short looks whole. The header says where each
-variable begins and how large it is; this reads the header and no more.
+Beyond the end of a classic file (CDF-1, CDF-2 and CDF-5) the netCDF library returns zeros or the
+content of its buffer, so that a truncated file looks complete. The header gives the offset and the
+size of each variable; this module reads the header only. Neither netCDF4 nor another package
+reports this length.
 
 Source: the NetCDF Classic Format Specification, and that of CDF-5.
 """
@@ -18,16 +19,16 @@ from dlfs.errors import FormatError, TruncatedError
 _TYPE_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 4, 6: 8, 7: 1, 8: 2, 9: 4, 10: 8, 11: 8}
 _STREAMING = {4: 0xFFFFFFFF, 8: 0xFFFFFFFFFFFFFFFF}
 _COUNT_MAX = 1 << 24
-"""Entries of one list in a header, generously."""
+"""Most entries accepted in one list of a header."""
 
 
 def check_length(path: str) -> None:
-    """Check that a classic file is as long as its header asks for; others are none of its business.
+    """Check that a classic file is as long as its header requires; accept any other file.
 
     Raises:
-        TruncatedError: it ends too early.
-        FormatError: the header makes no sense.
-        OSError: it cannot be read.
+        TruncatedError: the file is too short.
+        FormatError: the header is malformed.
+        OSError: the file cannot be read.
     """
     with open(path, "rb") as file:
         magic = file.read(4)
@@ -40,7 +41,7 @@ def check_length(path: str) -> None:
 
 
 class _Header:
-    """Reads the fields of a header, big-endian, one behind the other."""
+    """Reads the fields of a header in order; they are big-endian."""
 
     def __init__(self, path: str, file: BinaryIO, version: int) -> None:
         self._path = path
@@ -49,10 +50,10 @@ class _Header:
         self._offset_bytes = 4 if version == 1 else 8
 
     def end_bytes(self) -> int:
-        """Where the last variable ends."""
+        """Return the offset behind the last variable, in bytes."""
         records = self._number(self._count_bytes)
         if records == _STREAMING[self._count_bytes]:
-            records = 0  # not told: what is there is what there is
+            records = 0  # unknown while the file was written: any length is right
         dimensions = [self._dimension() for _ in range(self._list(10))]
         self._skip_attributes()
         fixed_end, begins, record_bytes, sizes = 0, [], 0, []
@@ -74,12 +75,12 @@ class _Header:
         return self._number(self._count_bytes)
 
     def _variable(self, dimensions: list[int]) -> tuple[int, int, bool]:
-        """Where it begins, its size in bytes (of one record), whether it grows by records."""
+        """Return a variable's offset, its size (of one record) in bytes, and if it has records."""
         self._skip_name()
         numbers = [self._number(self._count_bytes) for _ in range(self._count())]
         self._skip_attributes()
         item_bytes = self._type_bytes()
-        self._number(self._count_bytes)  # vsize says less than the dimensions do
+        self._number(self._count_bytes)  # the field vsize overflows; the dimensions do not
         begin = self._number(self._offset_bytes)
         if any(number >= len(dimensions) for number in numbers):
             raise self._nonsense("a dimension that there is not")
@@ -94,7 +95,7 @@ class _Header:
             self._skip(self._number(self._count_bytes) * item_bytes)
 
     def _list(self, tag: int) -> int:
-        """How many entries follow; an absent list is two zeros."""
+        """Return the number of entries in a list; an absent list is two zeros."""
         found, count = self._number(4), self._count()
         if found != tag and (found, count) != (0, 0):
             raise self._nonsense(f"the tag {found} for a list of {tag}")

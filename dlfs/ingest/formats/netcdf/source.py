@@ -1,8 +1,8 @@
-"""NetCDF files, classic and 4 (netCDF4; extra ``netcdf``): variables, by rows, whole, or by group.
+"""Imports NetCDF files, classic and 4, by the package netCDF4 (extra ``netcdf``).
 
-An array is a variable, called by its groups and its name. Values are taken as they are stored:
-neither scaled nor masked. A classic file that ends too early would be read as zeros by the library,
-so its length is compared with what its header asks for.
+An array is a variable; its name is that of its groups and its own. Values are imported as stored,
+neither scaled nor masked. The library reads zeros behind the end of a truncated classic file, so
+``classic`` checks the file's length first.
 """
 
 from __future__ import annotations
@@ -52,17 +52,17 @@ class NetcdfFile(ArrayFile):
             raise
 
     def read(self, array: ArrayInfo, first: int, out: npt.NDArray[Any]) -> None:
-        """See ``ArrayFile``."""
+        """Read rows; see ``ArrayFile``."""
         variable = self._variables[array.name]
         out[...] = variable[first : first + len(out)] if array.shape else variable[...]
 
     def read_values(self, array: ArrayInfo, first: int, count: int) -> Sequence[object]:
-        """See ``ArrayFile``."""
+        """Read values; see ``ArrayFile``."""
         variable = self._variables[array.name]
         return list(variable[first : first + count]) if array.shape else [variable[...]]
 
     def close(self) -> None:
-        """See ``ArrayFile``."""
+        """Close the file; see ``ArrayFile``."""
         if self._file.isopen():
             self._file.close()
 

@@ -1,19 +1,21 @@
-"""TFRecord files as a source: every record a sample, or one feature of each tf.train.Example.
+"""Imports TFRecord files: every record is a sample, or one feature of each tf.train.Example.
 
-A record is its length (8 bytes, little endian), that length's checksum, the data, and the data's
-checksum; checksums are CRC32C, masked. All of them are checked. A file ends behind a record.
+A record is its length (8 bytes, little-endian), that length's checksum, the data, and the data's
+checksum. Checksums are masked CRC32C; all are checked. A file ends behind a record.
 
-A sample's path is ``FILE/NUMBER`` (see ``records``), or what the feature ``path`` says. Without
-options its bytes are the record's. With ``column``, records are tf.train.Examples: the sample is
-that feature's one value, and the features named in ``attributes`` are its attributes, each with one
-value in every record: whole numbers, floats, or text in UTF-8.
+A sample's path is ``FILE/NUMBER`` (see ``records``), or the value of the feature ``path``. By
+default the sample is the whole record. With ``column``, records are tf.train.Examples: the sample
+is the single value of that feature. The features named in ``attributes`` are its attributes, each
+with one value in every record: a whole number, a float, or text in UTF-8.
 
-Plain files are indexed first: by an index file beside them, as ``tfrecord2idx`` writes it (a line
-``offset length`` for each record), which has to cover the file without a gap, or by reading the
-lengths of all records. Then records are read in the order of packing, so that ``shuffled`` is a
-true shuffle of all of them. Files compressed with gzip or zlib cannot be read out of order: as soon
-as there is one, all are streamed, in an order drawn from the seed. A record in a compressed file
-may be as long as ``RECORD_BYTES_MAX``, since its length is believed before its data is seen.
+Plain files are indexed first. An index file next to them, as ``tfrecord2idx`` writes it, has a line
+``offset length`` for each record, and must cover the file without a gap. Without one, the lengths
+of all records are read. Records are then read in the order of packing, so that ``shuffled`` is a
+true shuffle of all of them.
+
+Files compressed with gzip or zlib can only be read in order. If there is one, all files are
+streamed, in an order drawn from the seed. A record in a compressed file has at most
+``RECORD_BYTES_MAX``, because memory for it is taken before its data is seen.
 
 Memory: 16 bytes for each record of plain files, and the blocks.
 """
@@ -73,13 +75,13 @@ from dlfs.units import GIB
 Compression = Literal["auto", "none", "gzip", "zlib"]
 
 RECORD_BYTES_MAX = 1 * GIB
-"""Of a record in a compressed file."""
+"""Most bytes of a record in a compressed file."""
 
 _HEADER = struct.Struct("<QI")
 _FOOTER = struct.Struct("<I")
 _OVERHEAD_BYTES = _HEADER.size + _FOOTER.size
 _MASK_DELTA = 0xA282EAD8
-"""Source: tensorflow/core/lib/hash/crc32c.h."""
+"""Constant of the checksum mask. Source: tensorflow/core/lib/hash/crc32c.h."""
 _SUFFIXES = tuple(
     stem + ending
     for stem in (".tfrecords", ".tfrecord", ".tfrec")
@@ -89,7 +91,7 @@ _SUFFIXES = tuple(
 
 @dataclass(frozen=True, slots=True)
 class TfRecordOptions:
-    """What can be said of TFRecord files."""
+    """Options of TFRecord files."""
 
     column: Annotated[str | None, "feature whose bytes are the sample; none: whole records"] = None
     attributes: Annotated[tuple[str, ...], "features to keep as attributes (needs column)"] = ()
@@ -118,15 +120,15 @@ class TfRecordSource(ShardSource):
     """The records of some TFRecord files.
 
     Args:
-        shards: their paths.
-        options: see the class.
-        buffer_bytes: what a block holds.
-        threads: that read plain files, 1..64.
+        shards: paths of the files.
+        options: options of the format.
+        buffer_bytes: size of each of the two buffers, in bytes.
+        threads: number of threads that read plain files, 1..64.
 
     Raises:
-        UsageError: there are no files, or two of one name.
-        NotFoundError: a file, or an index that was asked for, is not there.
-        ChecksumError: a length's checksum does not hold.
+        UsageError: the list of files is empty, or two files have one name.
+        NotFoundError: a file, or a requested index, does not exist.
+        ChecksumError: the checksum of a length is wrong.
         FormatError: an index does not fit its file.
         TruncatedError: a file ends within a record.
         DeviceError: a file cannot be read.
@@ -154,26 +156,26 @@ class TfRecordSource(ShardSource):
 
     @property
     def sample_count(self) -> int | None:
-        """Records in plain files; None for compressed ones."""
+        """Number of records in plain files; None for compressed files."""
         return None if self._index is None else len(self._index.sizes)
 
     @property
     def sample_bytes(self) -> int | None:
-        """Bytes of the records in plain files; None for compressed ones, and for features."""
+        """Total size of plain files' records in bytes; None for compressed files and features."""
         if self._index is None or self._options.column is not None:
             return None
         return int(self._index.sizes.sum()) - _OVERHEAD_BYTES * len(self._index.sizes)
 
     @property
     def gives_shuffled(self) -> bool:
-        """Plain files can be read in any order, compressed ones cannot."""
+        """True for plain files; compressed files can only be read in order."""
         return self._index is not None
 
     def blocks(self, *, layout: Layout, seed: int) -> Generator[SampleBlock, None, None]:
         """Read every record once; see ``Source.blocks``.
 
         Raises:
-            ChecksumError: a checksum does not hold.
+            ChecksumError: a checksum is wrong.
             TruncatedError: a file ends within a record.
             FormatError: a record is no tf.train.Example, or lacks a feature.
             DeviceError: a file cannot be read, or changed meanwhile.
@@ -208,7 +210,7 @@ class TfRecordSource(ShardSource):
         offsets: npt.NDArray[np.int64],
         buffer: npt.NDArray[np.uint8],
     ) -> SampleBlock:
-        """Read and check records, headers and all; the samples are spans of them."""
+        """Read and check whole records; make a block of the samples in them."""
         shards, numbers = index.read(indices, offsets, buffer)
         memory = buffer.data
         paths: list[bytes] = []
@@ -221,7 +223,7 @@ class TfRecordSource(ShardSource):
             first = at + _HEADER.size
             last = at + size - _FOOTER.size
             path, sample, values = self._sample(shard, number, memory[first:last])
-            if self._examples is not None:  # the sample takes the place of its record
+            if self._examples is not None:  # the sample overwrites its record in the buffer
                 memory[first : first + len(sample)] = sample
             paths.append(path)
             spans.append((first, len(sample)))
@@ -259,7 +261,7 @@ class TfRecordSource(ShardSource):
 
 
 class _Index:
-    """Where each record of plain files lies, headers and checksums included."""
+    """The location of each record in plain files, with its header and checksums."""
 
     def __init__(self, shards: Sequence[str], index: str, threads: int) -> None:
         states: list[tuple[int, int]] = []
@@ -284,7 +286,7 @@ class _Index:
         offsets: npt.NDArray[np.int64],
         buffer: npt.NDArray[np.uint8],
     ) -> tuple[list[int], list[int]]:
-        """Read records into their places; return the file of each and its number there."""
+        """Read records into the buffer; return the file of each, and its number in the file."""
         shards = np.searchsorted(self._firsts, indices, side="right") - 1
         ranges = np.zeros(len(indices), FILE_DTYPE)
         ranges["position"] = self._positions[indices]
@@ -296,13 +298,13 @@ class _Index:
 
 
 def masked_crc32c(data: Any) -> int:
-    """The checksum of a record: a CRC32C, rotated and moved so that sums of sums are none."""
+    """Return the masked checksum of some data: its CRC32C, rotated and shifted by a constant."""
     crc = crc32c(data)
     return ((crc >> 15 | crc << 17) + _MASK_DELTA) & 0xFFFFFFFF
 
 
 def _check_record(record: memoryview, where: str) -> None:
-    """Check a record with its header and footer against its size."""
+    """Check a record, its header and its footer against the record's size."""
     length = _check_header(record[: _HEADER.size], where)
     if length != len(record) - _OVERHEAD_BYTES:
         raise FormatError(
@@ -336,7 +338,7 @@ def _check_data(data: bytes | memoryview, footer: bytes | memoryview, where: str
 
 
 def _scan(shard: str, file: IO[bytes], size_bytes: int) -> npt.NDArray[np.uint64]:
-    """The sizes of a file's records, by their headers."""
+    """Return the sizes of a file's records, from their headers."""
     sizes = array("Q")
     position = 0
     while position < size_bytes:
@@ -368,7 +370,7 @@ def _find_index(shard: str, index: str) -> str | None:
 
 
 def _read_index(path: str, shard: str, size_bytes: int) -> npt.NDArray[np.uint64]:
-    """The sizes of a file's records, by an index that has to cover it without a gap."""
+    """Return the sizes of a file's records, from an index that must cover it without a gap."""
     try:
         with file_errors(f"import {path}"), open(path, "rb") as file:
             lines = [line.split() for line in file if line.strip()]
@@ -434,7 +436,7 @@ def _read_record(stream: IO[bytes], header: bytes, where: str, position: int) ->
 
 
 def _read_up_to(stream: IO[bytes], count: int) -> bytes:
-    """Bytes of a stream, fewer only at its end."""
+    """Read bytes of a stream; fewer only at its end."""
     parts = []
     while count and (part := stream.read(count)):
         parts.append(part)
@@ -443,7 +445,7 @@ def _read_up_to(stream: IO[bytes], count: int) -> bytes:
 
 
 class _ZlibReader(io.RawIOBase):
-    """A zlib stream, which is an error when it just stops."""
+    """A zlib stream that raises EOFError if it ends too early."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
