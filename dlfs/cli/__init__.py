@@ -1,11 +1,11 @@
 """The command line: ``dlfs VERB ...``, or ``python -m dlfs.cli VERB ...``.
 
-This module answers Ctrl-C before anything else is loaded: it and ``dlfs`` import only what the
-interpreter has loaded already. While Python itself starts, Ctrl-C is answered by Python.
+This module handles Ctrl-C before it loads anything else: it and ``dlfs`` import only modules that
+the interpreter has loaded already. While Python itself starts, Python handles Ctrl-C.
 
-``main`` lets Ctrl-C end the process: one line, exit code 130. Before a verb runs and behind it
-there is nothing to undo. While a verb runs, ``dlfs.cli.interrupts`` lets Ctrl-C interrupt it
-instead. A process that was started with SIGINT ignored goes on ignoring it.
+``main`` lets Ctrl-C end the process with one line and exit code 130. Before and after a verb there
+is nothing to undo. While a verb runs, ``dlfs.cli.interrupts`` lets Ctrl-C interrupt it instead. A
+process that was started with SIGINT ignored continues to ignore it.
 """
 
 import _signal  # type: ignore[import-not-found]  # signal is written in Python, and loads enum
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 CODE = 130
-"""Exit code of an interrupted command (``dlfs.cli.exits``, which takes longer to load)."""
+"""Exit code of an interrupted command; ``dlfs.cli.exits`` has it too, but takes longer to load."""
 
 
 def end(_number: int = _signal.SIGINT, _frame: "FrameType | None" = None) -> "NoReturn":
-    """End the process: one line, and the exit code."""
+    """End the process with one line and the exit code."""
     os.write(2, b"dlfs: interrupted\n")
     os._exit(CODE)
 

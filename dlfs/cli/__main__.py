@@ -1,4 +1,4 @@
-"""``python -m dlfs.cli``: the command line without its script."""
+"""Runs the command line as ``python -m dlfs.cli``."""
 
 from dlfs.cli import main
 

@@ -21,8 +21,9 @@ AttributeOption = Annotated[
         "--attribute",
         "-a",
         metavar="NAME[:TYPE]=PATTERN",
-        help="An attribute from each path: a component's number (0 first, -1 last), or a regular "
-        "expression: its group NAME, first group or all. TYPE: str, int, float. Repeatable.",
+        help="Take an attribute from each path: the number of a component (0 first, -1 last), or a "
+        "regular expression (its group NAME, first group or whole match). TYPE: str, int, float. "
+        "Repeatable.",
     ),
 ]
 AttributesOption = Annotated[
@@ -36,7 +37,7 @@ AttributesOption = Annotated[
 ]
 PathColumnOption = Annotated[
     str | None,
-    typer.Option("--path-column", metavar="NAME", help="Of --attributes, with the paths."),
+    typer.Option("--path-column", metavar="NAME", help="Column of the paths in --attributes."),
 ]
 ArrayDtypeOption = Annotated[
     str | None,
@@ -45,7 +46,7 @@ ArrayDtypeOption = Annotated[
     ),
 ]
 ArrayShapeOption = Annotated[
-    str | None, typer.Option("--array-shape", metavar="N,N", help="... and of this shape.")
+    str | None, typer.Option("--array-shape", metavar="N,N", help="Shape of these arrays.")
 ]
 
 
@@ -59,10 +60,10 @@ def with_attributes(
     array_dtype: str | None,
     array_shape: str | None,
 ) -> Source:
-    """A source with the attributes that the options ask for.
+    """Return a source with the attributes that the options ask for.
 
     Raises:
-        UsageError: options are wrong, or do not go together.
+        UsageError: options are wrong, or exclude each other.
         DlfsError: a file of attributes cannot be read.
     """
     from dlfs.ingest.attributes import (

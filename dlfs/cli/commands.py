@@ -1,11 +1,11 @@
-"""The verbs of ``dlfs``, one file each: each parses, calls the public API, prints.
+"""Assembles the verbs of ``dlfs``, and turns errors into messages and exit codes.
 
 Data goes to stdout; progress, notes, questions and errors go to stderr. An error is one line and an
-exit code of ``dlfs.cli.exits``; ``--debug`` adds the traceback. What is no error that DLFS or the
-system raises on purpose is a bug, and shows itself as Python shows bugs.
+exit code of ``dlfs.cli.exits``; ``--debug`` adds the traceback. An exception that neither DLFS nor
+the system raises on purpose is a bug; Python prints its traceback.
 
-Nothing heavy is imported before a verb runs: ``dlfs`` loads what needs numpy or libdlfs when it is
-first used, and rich is loaded to draw.
+No module that is slow to load is imported before a verb runs: ``dlfs`` loads numpy and libdlfs on
+first use, and drawing loads rich.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ from dlfs.cli.verbs import (
 )
 from dlfs.errors import DlfsError
 
-# Its home moved when typer took click in: what the parser raises for a wrong command line.
+# The base class of the parser's errors; its module depends on the version of typer.
 _CommandLineError: type[Exception] = typer.BadParameter.__mro__[2]
 
 
 def _report(message: str) -> None:
-    """Print an error on stderr: one line."""
+    """Print an error on stderr as one line."""
     from rich.text import Text
 
     line = " ".join(message.splitlines())
@@ -72,14 +72,14 @@ def _report_command_line(error: Exception) -> None:
 
 
 def _discard_stdout() -> None:
-    """Keep the interpreter from flushing into a pipe that nobody reads."""
+    """Keep the interpreter from flushing into a pipe whose reader has gone."""
     devnull = os.open(os.devnull, os.O_WRONLY)
     os.dup2(devnull, sys.stdout.fileno())
     os.close(devnull)
 
 
 def _prepare_stdout() -> None:
-    """Let stdout take whole writes, and names that are not UTF-8."""
+    """Let stdout accept whole writes, and names that are not UTF-8."""
     if not isinstance(sys.stdout, io.TextIOWrapper):
         return
     utf8 = sys.stdout.encoding.lower().replace("-", "") == "utf8"
@@ -95,7 +95,7 @@ def _prepare_stdout() -> None:
 
 
 class Commands(VerbGroup):
-    """The verbs, with errors turned into a line and an exit code."""
+    """The verbs; turns errors into a line and an exit code."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write --help."""
@@ -178,7 +178,7 @@ def start(
         bool, typer.Option("--version", help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Options of all verbs."""
+    """Take the options of all verbs."""
     if show_version:
         version.version()
         raise typer.Exit

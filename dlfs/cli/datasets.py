@@ -1,4 +1,4 @@
-"""How datasets are shown: in tables and as JSON."""
+"""Shows datasets in tables and as JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def dataset_json(info: DatasetInfo) -> dict[str, Any]:
-    """A dataset as JSON."""
+    """Return the JSON form of a dataset."""
     return {
         "name": info.name,
         "version": info.version,
@@ -28,7 +28,7 @@ def dataset_json(info: DatasetInfo) -> dict[str, Any]:
 
 
 def column_types(dataset: Dataset) -> dict[str, str]:
-    """The columns of a dataset by name: a numpy type, or ``string``."""
+    """Return the columns of a dataset by name: a numpy type, or ``string``."""
     return {
         name: "string" if dtype.kind == "O" else dtype.name
         for name, dtype in dataset.columns.items()
@@ -36,7 +36,7 @@ def column_types(dataset: Dataset) -> dict[str, str]:
 
 
 def dataset_table(infos: Iterable[DatasetInfo]) -> Table:
-    """Datasets as a table."""
+    """Return a table of datasets."""
     columns = ("dataset", "samples", "bytes", "on device", "layout", "created")
     made = table(
         *columns,

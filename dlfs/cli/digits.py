@@ -1,7 +1,6 @@
-"""The demo's data and its model: scikit-learn's digits, and a small network that learns them.
+"""Data and model of the demo: scikit-learn's digits, and a small network that learns them.
 
-The digits are 1,797 images of 8 x 8 pixels, as scikit-learn ships them. Samples are PNG files
-here, as DLFS gives them.
+The digits are 1,797 images of 8 x 8 pixels, which scikit-learn ships. Samples are PNG files.
 
 Source: E. Alpaydin, C. Kaynak, "Optical Recognition of Handwritten Digits", UCI Machine Learning
 Repository, 1998.
@@ -23,7 +22,7 @@ PIXELS = SIDE * SIDE
 CLASSES = 10
 HIDDEN = 64
 HELD_OUT_STEP = 5
-"""Every fifth digit is held out of training."""
+"""Step between the digits that are excluded from training, for the test."""
 
 _SHADES = " ░▒▓█"
 
@@ -32,7 +31,7 @@ def write_digits(folder: Path) -> int:
     """Write every digit as ``folder/CLASS/NUMBER.png``, 8-bit gray.
 
     Returns:
-        How many there are.
+        The number of digits.
     """
     from sklearn.datasets import load_digits
 
@@ -46,12 +45,12 @@ def write_digits(folder: Path) -> int:
 
 
 def label_of(path: bytes) -> int:
-    """The class that a sample's path says."""
+    """Return the class in a sample's path."""
     return int(path.split(b"/", 1)[0])
 
 
 def is_held_out(indices: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """Which samples are kept for the test."""
+    """Return True for each sample that belongs to the test, ``bool[n]``."""
     held_out: NDArray[np.bool_] = indices % HELD_OUT_STEP == 0
     return held_out
 
@@ -63,13 +62,13 @@ def decode(samples: Iterable[bytes]) -> NDArray[np.float32]:
 
 
 def draw(image: NDArray[np.float32]) -> list[str]:
-    """A digit in eight lines of text, 16 columns wide."""
+    """Return a digit as eight lines of text, 16 columns wide."""
     levels = np.rint(image.reshape(SIDE, SIDE) * (len(_SHADES) - 1)).astype(int)
     return ["".join(_SHADES[level] * 2 for level in row) for row in levels]
 
 
 def initial_weights(seed: int) -> list[NDArray[np.float32]]:
-    """The weights that a model begins with: of the hidden layer, then of the last, with biases."""
+    """Return the initial weights: of the hidden layer, then of the last layer, each with biases."""
     random = np.random.default_rng(seed)
     first = random.normal(0, np.sqrt(2 / PIXELS), (PIXELS, HIDDEN))
     last = random.normal(0, np.sqrt(1 / HIDDEN), (HIDDEN, CLASSES))
@@ -80,7 +79,7 @@ def initial_weights(seed: int) -> list[NDArray[np.float32]]:
 
 @dataclass
 class Classifier:
-    """One hidden layer and a softmax, trained by gradient descent with momentum."""
+    """A network with one hidden layer and a softmax, trained by gradient descent with momentum."""
 
     rate: float = 0.05
     momentum: float = 0.9
@@ -93,7 +92,7 @@ class Classifier:
     def forward(
         self, images: NDArray[np.float32]
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Hidden activations and class probabilities."""
+        """Return the hidden activations and the class probabilities."""
         first, first_bias, last, last_bias = self.weights
         hidden = np.maximum(images @ first + first_bias, 0)
         scores = hidden @ last + last_bias
@@ -101,7 +100,7 @@ class Classifier:
         return hidden, powers / powers.sum(axis=1, keepdims=True)
 
     def learn(self, images: NDArray[np.float32], labels: NDArray[np.int64]) -> None:
-        """Take one step on a batch."""
+        """Train on one batch."""
         hidden, error = self.forward(images)
         error[np.arange(len(labels)), labels] -= 1
         error /= len(labels)
@@ -113,7 +112,7 @@ class Classifier:
             values += step
 
     def classify(self, images: NDArray[np.float32]) -> NDArray[np.int64]:
-        """The likeliest class of each image."""
+        """Return the most probable class of each image."""
         _, probabilities = self.forward(images)
         classes: NDArray[np.int64] = probabilities.argmax(axis=1)
         return classes

@@ -1,8 +1,8 @@
-"""Environment variables of the command line, and the volume that one of them names.
+"""Environment variables of the command line, and the default volume that one of them names.
 
-Where ``DLFS_VOLUME`` is set, VOLUME may be left out. ``complete_arguments`` puts it back before the
-command line is parsed. It goes by the number of arguments where that decides, and else asks whether
-the first one is written as a volume. An argument that could be either is an error.
+If ``DLFS_VOLUME`` is set, VOLUME may be left out. ``complete_arguments`` adds it before the command
+line is parsed. It decides by the number of arguments if that is enough, and else by whether the
+first one is written as a volume. An argument that could be either is an error.
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ MEMORY_VARIABLE = "DLFS_MEMORY"
 VARIABLES = (
     (
         VOLUME_VARIABLE,
-        "The volume of verbs that are given none; 'format' always wants one. An argument with a "
-        "slash, a comma or a scheme, or the name of a file, is a VOLUME; other words are datasets.",
+        "Default of VOLUME for all verbs but 'format'. An argument with a slash, a comma or a "
+        "scheme, or the name of a file, is a VOLUME; other words are datasets.",
     ),
     (
         MEMORY_VARIABLE,
-        "Memory for samples of each open dataset, such as 1GiB, where no option sets it. A "
-        "service has --cache instead.",
+        "Default sample memory of each open dataset, such as 1GiB. A service has --cache instead.",
     ),
     ("DLFS_DEBUG", "1: show tracebacks of errors, as --debug does."),
     ("DLFS_LIBRARY", "Path of libdlfs, instead of the one in the package."),
@@ -36,7 +35,7 @@ VARIABLES = (
 """Name and meaning of each variable, for ``dlfs --help``."""
 
 DEFAULTED = "dlfs.defaulted"
-"""Key in a context's ``meta``: the volume, where it came from the environment."""
+"""Key in a context's ``meta``: the volume, if it came from the environment."""
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 
@@ -48,9 +47,9 @@ def complete_arguments(
 
     Args:
         command: the verb.
-        ctx: its context, in whose ``meta`` a volume that was added is kept.
-        args: the command line behind the verb.
-        given: the values on it, by the names of parameters.
+        ctx: context of the verb; its ``meta`` gets a volume that was added.
+        args: words of the command line after the verb.
+        given: values on the command line, by the names of parameters.
 
     Raises:
         UsageError: an argument may be a volume as well as a dataset.
@@ -74,7 +73,7 @@ def complete_arguments(
 
 
 def _words(value: object) -> list[str]:
-    """The words of one argument; none if it is missing."""
+    """Return the words of one argument; none if it is missing."""
     if isinstance(value, str):
         return [value]
     return [each for each in value if isinstance(each, str)] if isinstance(value, Sequence) else []
@@ -121,6 +120,6 @@ def _has_last(values: list[str]) -> bool:
     try:
         open_volume(values[-1]).close()
     except (DlfsError, OSError):
-        # A file that is missing was to be the volume; a pattern is a source.
+        # A missing file was meant as the volume; a pattern is a source.
         return not (os.path.exists(values[-1]) or "{" in values[-1])
     return True

@@ -1,4 +1,4 @@
-"""The examples in ``--help``, by verb. The tests parse them all."""
+"""The examples in ``--help``, by verb. The tests parse all of them."""
 
 EXAMPLES = {
     "format": (
@@ -50,7 +50,7 @@ EXAMPLES = {
     ),
     "mount": (
         "dlfs mount photos.img /mnt/photos",
-        "dlfs mount photos.img mnt --incoming spool",
+        "dlfs mount photos.img mnt --incoming staging",
         "dlfs mount unix:/run/dlfs/photos.sock mnt --foreground",
     ),
     "umount": (

@@ -18,7 +18,7 @@ from dlfs.errors import (
 
 
 class ExitCode(IntEnum):
-    """What ``dlfs`` exits with."""
+    """Exit codes of ``dlfs``."""
 
     OK = 0
     FAILURE = 1
@@ -34,12 +34,12 @@ class ExitCode(IntEnum):
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table."""
+    """One row of the table."""
 
     code: ExitCode
     meaning: str
     errors: tuple[type[DlfsError], ...] = ()
-    """The errors that end so, with their subclasses unless those have a row of their own."""
+    """Errors with this exit code, and their subclasses unless those have a row of their own."""
 
 
 EXITS = (
@@ -48,23 +48,23 @@ EXITS = (
     Row(ExitCode.USAGE, "the command line is wrong", (UsageError,)),
     Row(ExitCode.NOT_FOUND, "no such volume member, dataset or sample", (NotFoundError,)),
     Row(
-        ExitCode.DAMAGE, "damage: a checksum or the format does not hold, or verify found any",
+        ExitCode.DAMAGE, "damage: a checksum or the format is wrong, or verify found any",
         (FormatError,),
     ),
     Row(ExitCode.LOCKED, "another writer holds the volume", (LockedError,)),
-    Row(ExitCode.SPACE, "too little free space, of the volume or of a file system", (SpaceError,)),
+    Row(ExitCode.SPACE, "too little free space on the volume or a file system", (SpaceError,)),
     Row(ExitCode.DEVICE, "a device failed, or a file could not be read or written", (DeviceError,)),
     Row(ExitCode.INTERRUPTED, "interrupted (Ctrl-C); the volume is as it was"),
-    Row(ExitCode.PIPE, "whoever read the output went away"),
+    Row(ExitCode.PIPE, "the reader of the output closed it"),
 )  # fmt: skip
 
 _BY_ERROR = {error: row.code for row in EXITS for error in row.errors}
 
 
 def exit_code_of(error: BaseException) -> ExitCode:
-    """The exit code of an error: that of its nearest base in the table.
+    """Return the exit code of an error: that of its nearest base in the table.
 
-    A plain OSError (of a redirected output, say) counts as the error of a write.
+    A plain OSError, such as one of a redirected output, counts as a write error.
     """
     if isinstance(error, OSError) and not isinstance(error, DlfsError):
         error = write_error(str(error), error.errno or 0)

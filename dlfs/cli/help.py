@@ -1,4 +1,4 @@
-"""``--help`` of ``dlfs`` and of each verb: what it does, arguments, options, examples.
+"""Writes ``--help`` of ``dlfs`` and of each verb: description, arguments, options, examples.
 
 The layout fits terminals of 52 columns and more. It depends neither on the version of typer nor on
 rich, which takes longer to load than the rest of ``dlfs --help``.
@@ -12,9 +12,9 @@ from enum import Enum
 from typing import Any
 
 WIDTH_MAX = 100
-"""Width of the help on a wider terminal, in characters."""
+"""Largest width of the help, in characters."""
 TERM_COLUMNS_MAX = 28
-"""A longer term stands on a line of its own, above its description."""
+"""Largest width of a term, in characters; a longer one has a line above its description."""
 
 Rows = list[tuple[str, str]]
 
@@ -52,7 +52,7 @@ def write_verbs(command: Any, formatter: Any) -> None:
 
 
 def write_examples(formatter: Any, examples: Iterable[str]) -> None:
-    """Write commands as they are typed, a line each."""
+    """Write commands as a user types them, one a line."""
     with formatter.section("Examples"):
         for example in examples:
             formatter.write(f"{'':{formatter.current_indent}}{example}\n")
@@ -77,13 +77,13 @@ def _parameters(command: Any, kind: str) -> list[Any]:
 
 
 def _shown(argument: Any) -> str:
-    """An argument as the usage line has it: ``[DATASET]``."""
+    """Return an argument as in the usage line: ``[DATASET]``."""
     name: str = argument.metavar or argument.name.upper()
     return name if argument.required or name.startswith("[") else f"[{name}]"
 
 
 def _declaration(option: Any) -> str:
-    """An option with its value: ``-s, --size SIZE``."""
+    """Return an option with its value: ``-s, --size SIZE``."""
     names = ", ".join(sorted(option.opts, key=len) + option.secondary_opts)
     if option.is_flag:
         return names
@@ -91,7 +91,7 @@ def _declaration(option: Any) -> str:
 
 
 def _description(parameter: Any) -> str:
-    """What a parameter is for, with its default."""
+    """Return the description of a parameter, with its default."""
     extra = []
     default = parameter.default
     if isinstance(default, Enum):

@@ -1,6 +1,6 @@
-"""Lets Ctrl-C interrupt a verb, by ``KeyboardInterrupt``, so that the verb undoes what it began.
+"""Lets Ctrl-C raise ``KeyboardInterrupt`` in a verb, so that the verb can undo its work.
 
-Before a verb and behind it Ctrl-C ends the process: see ``dlfs.cli``.
+Before and after a verb Ctrl-C ends the process: see ``dlfs.cli``.
 """
 
 import signal
@@ -12,7 +12,7 @@ from dlfs.cli import end
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Let Ctrl-C interrupt the block; where ``main`` did not run, change nothing."""
+    """Let Ctrl-C interrupt the block; change nothing if ``main`` did not run."""
     if signal.getsignal(signal.SIGINT) is not end:
         yield
         return

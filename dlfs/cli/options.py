@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,7 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import dlfs
+from dlfs.cli.output import note, stderr_console
 from dlfs.errors import DlfsError, NotFoundError, UsageError
+from dlfs.extras import install_command
 from dlfs.units import parse_bytes
 from dlfs.wording import quote
 
@@ -26,23 +29,23 @@ _ARGUMENTS = {
     "size_bytes=2**30": "--size 1GiB",
     "links='skip'": "--links skip",
 }
-"""What the command line calls the arguments that the library's messages name."""
+"""Options of the command line, by the arguments that the library's messages name."""
 _ARGUMENTS_OF = {"seal": {"links='skip'": "--skip-links"}}
-"""The same of single verbs, which take precedence."""
+"""Options of single verbs, which take precedence."""
 
 SERVICE_TIMEOUT_S = 2.0
-"""How long to wait for a service that is asked only to make a message better."""
+"""Longest wait for a service that is only asked for a better message, in seconds."""
 
 
 def as_typed(message: str, verb: str | None = None) -> str:
-    """Returns a message of the library in the words of the command line, or of one verb."""
+    """Return a library's message with the options of the command line, or of one verb."""
     for argument, option in {**_ARGUMENTS, **_ARGUMENTS_OF.get(verb or "", {})}.items():
         message = message.replace(argument, option)
     return message
 
 
 def options_given(ctx: typer.Context) -> Mapping[str, Any]:
-    """Returns the values on the command line by the names of their parameters, in any order."""
+    """Return the values on the command line by the names of their parameters, in any order."""
     given: Mapping[str, Any] = ctx.meta.get(GIVEN, {})
     return given
 
@@ -56,12 +59,12 @@ def open_volume(uri: str, *, memory_bytes: int | None = None) -> Volume:
     """Open a volume for reading: by its devices, or by a service's socket (``unix:PATH``).
 
     Args:
-        uri: as the command line has it.
-        memory_bytes: as ``dlfs.open``, which has a default.
+        uri: VOLUME on the command line.
+        memory_bytes: as for ``dlfs.open``; None takes its default.
 
     Raises:
-        UsageError: the memory of a service's volume is not ours to choose.
-        DlfsError: as ``dlfs.open`` and ``dlfs.connect``.
+        UsageError: the service chooses the memory of its volume.
+        DlfsError: as for ``dlfs.open`` and ``dlfs.connect``.
     """
     if not uri.startswith("unix:"):
         return dlfs.open(uri) if memory_bytes is None else dlfs.open(uri, memory_bytes=memory_bytes)
@@ -74,13 +77,13 @@ def open_devices(uri: str, action: str, *, why: str = "a service is read-only") 
     """Open a volume by its devices, for a verb that needs them.
 
     Args:
-        uri: as the command line has it.
-        action: what the verb does, for the message.
-        why: it cannot do that through a service.
+        uri: VOLUME on the command line.
+        action: action of the verb, for the message.
+        why: reason why a service cannot do this, for the message.
 
     Raises:
-        UsageError: it is a service; the message names the volume's devices if the service answers.
-        DlfsError: as ``dlfs.open``.
+        UsageError: the URI is a service's; the message names the volume's devices if it answers.
+        DlfsError: as for ``dlfs.open``.
     """
     if not uri.startswith("unix:"):
         return dlfs.open(uri)
@@ -97,7 +100,7 @@ def open_devices(uri: str, action: str, *, why: str = "a service is read-only") 
 def open_dataset(
     volume_uri: str, dataset: str, *, memory_bytes: int | None = None
 ) -> Iterator[tuple[Volume, Dataset]]:
-    """Open a volume and one of its datasets for reading; as ``open_volume``."""
+    """Open a volume and one of its datasets for reading; see ``open_volume``."""
     with (
         open_volume(volume_uri, memory_bytes=memory_bytes) as volume,
         volume.dataset(dataset) as found,
@@ -106,10 +109,10 @@ def open_dataset(
 
 
 def sample_indices(dataset: Dataset, paths: list[str], indices: list[int]) -> list[int]:
-    """The indices of the samples that a command line names; negative ones count from the end.
+    """Return the indices of the samples on a command line; negative indices count from the end.
 
     Raises:
-        NotFoundError: one of them does not exist.
+        NotFoundError: a sample does not exist.
     """
     found = [dataset.index(os.fsencode(path)) for path in paths]
     count = len(dataset)
@@ -124,7 +127,7 @@ def sample_indices(dataset: Dataset, paths: list[str], indices: list[int]) -> li
 
 
 def complete_dataset(ctx: typer.Context, incomplete: str) -> list[str]:
-    """The datasets of the volume on the command line, for the shell; none if it will not open."""
+    """Complete the name of a dataset in the shell; returns none if the volume cannot be opened."""
     uri = ctx.params.get("volume")
     if not uri:
         return []
@@ -139,6 +142,36 @@ def complete_dataset(ctx: typer.Context, incomplete: str) -> list[str]:
     return [name for name in names if name.startswith(incomplete)]
 
 
+def confirm(question: str, *, otherwise: str, declined: str) -> None:
+    """Ask the user at the terminal whether to go on; exit with 1 if the answer is no.
+
+    Args:
+        question: question to ask.
+        otherwise: error message if there is no terminal.
+        declined: note that is printed if the answer is no.
+
+    Raises:
+        UsageError: standard input is no terminal.
+    """
+    if not sys.stdin.isatty():
+        raise UsageError(f"{otherwise}, as there is no terminal to ask at")
+    # typer.confirm() prints a blank on stdout.
+    stderr_console().print(f"{question} [y/N] ", end="", markup=False)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        note(declined)
+        raise typer.Exit(1)
+
+
+def require_trio(verb: str, extra: str) -> None:
+    """Raise NotFoundError if trio, which a server needs, cannot be loaded."""
+    try:
+        import trio  # noqa: F401
+    except ImportError as error:
+        raise NotFoundError(
+            f"{verb}: trio cannot be loaded ({error}); {install_command(extra)}"
+        ) from error
+
+
 VolumeArgument = Annotated[
     str,
     typer.Argument(
@@ -146,16 +179,15 @@ VolumeArgument = Annotated[
         help="The volume: its members' device URIs, joined by commas (see 'dlfs uri').",
     ),
 ]
-DatasetArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="DATASET", help="NAME, or NAME@VERSION.", autocompletion=complete_dataset
-    ),
+_DATASET = typer.Argument(
+    metavar="DATASET", help="NAME, or NAME@VERSION.", autocompletion=complete_dataset
+)
+DatasetArgument = Annotated[str, _DATASET]
+OptionalDatasetArgument = Annotated[str | None, _DATASET]
+PathsArgument = Annotated[
+    list[str] | None, typer.Argument(metavar="[PATH]...", help="Samples, by path.")
 ]
-OptionalDatasetArgument = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="DATASET", help="NAME, or NAME@VERSION.", autocompletion=complete_dataset
-    ),
+IndexOption = Annotated[
+    list[int] | None, typer.Option("--index", "-i", help="Samples, by index; repeatable.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]

@@ -1,15 +1,15 @@
-r"""What the verbs print: data on stdout, everything else on stderr.
+r"""Prints the output of the verbs: data on stdout, everything else on stderr.
 
-Paths are bytes. In JSON they are strings in which bytes that are not UTF-8 stand as lone
-surrogates (``\udc80`` to ``\udcff``), as Python's ``os.fsdecode`` makes them and ``os.fsencode``
-takes them back. As text, a terminal gets one readable line a path, with odd characters escaped;
-anything else gets the bytes as they are.
+Paths are bytes. In JSON, bytes that are not UTF-8 are lone surrogates (``\udc80`` to ``\udcff``):
+``os.fsdecode`` makes them, and ``os.fsencode`` turns them back. A terminal gets one readable line
+for each path, with unprintable characters escaped; any other output gets the bytes unchanged.
 
 Tables and texts fit the terminal. A table first leaves out the columns that it declares as the
-least useful ones, then folds names and texts over several lines. It never cuts a number or a name.
+least useful, then folds names and texts over several lines. It never cuts a number or a name.
 Output that does not go to a terminal is complete, whatever its width; so is JSON.
 
-rich is imported when the first table or bar is drawn, numpy never: ``dlfs --help`` must be quick.
+The first table or bar imports rich; this module never imports numpy, so that ``dlfs --help`` is
+fast.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ COLUMNS_MAX = 8192
 COLUMNS_UNKNOWN = 80
 """Width of a terminal that does not report its size, in characters."""
 FOLD_COLUMNS = 24
-"""A table leaves out its least useful column rather than fold a name into fewer characters."""
+"""Least width of a folded name, in characters; narrower, the table drops a column instead."""
 GAP_COLUMNS = 2
 """Space between two columns of a table, in characters."""
 BAR_COLUMNS = 20
-"""Length of a bar that shows a share, in characters."""
+"""Length of a bar that shows a fraction, in characters."""
 FIELD_COLUMNS = 8
 """Least width of the names of fields, in characters."""
 JSON_STEP = 1024
-"""Elements of a streamed JSON list between two writes."""
+"""Number of elements of a streamed JSON list between two writes."""
 
 
 class Verbosity(Enum):
-    """How much is reported on stderr besides errors."""
+    """The amount of reports on stderr in addition to errors."""
 
     QUIET = "errors only"
     NORMAL = "notes and progress"
@@ -61,7 +61,7 @@ _verbosity = Verbosity.NORMAL
 
 
 def set_verbosity(wanted: Verbosity) -> None:
-    """Choose what is reported from now on, of the library's log too."""
+    """Set the amount of reports from now on, those of the library's log included."""
     global _verbosity
     _verbosity = wanted
     quiet, verbose = wanted is Verbosity.QUIET, wanted is Verbosity.VERBOSE
@@ -70,7 +70,7 @@ def set_verbosity(wanted: Verbosity) -> None:
 
 
 def is_quiet() -> bool:
-    """Returns True if only errors are reported."""
+    """Return True if only errors are reported."""
     return _verbosity is Verbosity.QUIET
 
 
@@ -88,7 +88,7 @@ def log_on_stderr() -> Iterator[None]:
 
 
 def log_events() -> None:
-    """Report what a server logs while it runs, until the command ends."""
+    """Report the log of a server on stderr until the command ends."""
     if not is_quiet():
         logging.getLogger().setLevel(logging.INFO)
 
@@ -101,17 +101,17 @@ def _console(stderr: bool) -> Console:
 
 
 def stdout_console() -> Console:
-    """Returns the console on stdout, for data."""
+    """Return the console on stdout, for data."""
     return _console(False)
 
 
 def stderr_console() -> Console:
-    """Returns the console on stderr, for progress, notes, questions and errors."""
+    """Return the console on stderr, for progress, notes, questions and errors."""
     return _console(True)
 
 
 def terminal_columns(file: IO[str]) -> int | None:
-    """Returns the width of the terminal that a file is, in characters; None if it is none."""
+    """Return the width of a file's terminal in characters; None if the file is no terminal."""
     if not file.isatty():
         return None
     named = os.environ.get("COLUMNS", "")
@@ -119,12 +119,12 @@ def terminal_columns(file: IO[str]) -> int | None:
         return int(named)
     try:
         return os.get_terminal_size(file.fileno()).columns or COLUMNS_UNKNOWN
-    except (OSError, ValueError):  # a file that only says that it is a terminal
+    except (OSError, ValueError):  # the file only claims to be a terminal
         return COLUMNS_UNKNOWN
 
 
 def print_data(renderable: RenderableType) -> None:
-    """Print a table or a group of them on stdout."""
+    """Print a table or a group of tables on stdout."""
     from rich.console import Console
 
     file = stdout_console().file
@@ -133,13 +133,13 @@ def print_data(renderable: RenderableType) -> None:
 
 
 def print_text(text: str | Text, *, indent: int = 0, style: str = "", stderr: bool = False) -> None:
-    """Print a line, which a terminal gets folded between words, below an indentation.
+    """Print a line; a terminal gets it indented and folded between words.
 
     Args:
-        text: what to print; a ``str`` has no markup.
-        indent: spaces before each line.
+        text: text to print; a ``str`` has no markup.
+        indent: number of spaces before each line.
         style: colours, in rich's notation.
-        stderr: print on stderr instead of stdout.
+        stderr: True prints on stderr instead of stdout.
     """
     from rich.text import Text
 
@@ -166,13 +166,22 @@ def print_fields(fields: Mapping[str, object]) -> None:
 
 
 def note(text: str) -> None:
-    """Report on stderr what was done, unless errors only are wanted."""
+    """Report an action on stderr, unless only errors are reported."""
     if not is_quiet():
         print_text(text, stderr=True)
 
 
+def note_left_out(skipped: Mapping[str, int], empty_directories: int) -> None:
+    """Report on stderr what an import left out, by reason."""
+    reasons = dict(skipped)
+    if empty_directories:
+        reasons["directory without samples"] = empty_directories
+    for reason, count in reasons.items():
+        note(f"left out: {human_count(count)} x {reason}")
+
+
 def _fold(console: Console, text: Text, width: int | None) -> Iterable[Text]:
-    """Returns the lines of a text: folded between words, or in a word that is wider; None: not."""
+    """Return the lines of a text, folded between words if it can be; a width of None folds none."""
     if width is None or not text:
         return [text]
     return text.wrap(console, max(1, width), overflow="fold")
@@ -185,9 +194,9 @@ class Table:
     """A table that fits its terminal; ``table`` makes one. A renderable of rich.
 
     Args:
-        titles: of the columns.
+        titles: titles of the columns.
         right: titles of the columns that are flush right and never folded, such as numbers.
-        drop: titles of the columns that a narrow terminal does without, the least useful one first.
+        drop: titles of the columns that a narrow terminal leaves out, the least useful first.
         header: False leaves the titles out.
     """
 
@@ -203,7 +212,7 @@ class Table:
         self._rows: list[list[Text]] = []
 
     def add_row(self, *cells: str | Text) -> None:
-        """Add a row; a ``str`` has no markup, and what cannot be printed is escaped."""
+        """Add a row; a ``str`` has no markup, and unprintable characters are escaped."""
         from rich.text import Text
 
         self._rows.append(
@@ -211,7 +220,7 @@ class Table:
         )
 
     def _fit(self, width: int) -> dict[int, int]:
-        """Returns the columns to show, with their widths, all in characters."""
+        """Return the columns to show and their widths, in characters."""
         rows = [self._titles, *self._rows] if self._header else self._rows
         natural = [max(cell.cell_len for cell in column) for column in zip(*rows, strict=True)]
         shown = {
@@ -226,7 +235,7 @@ class Table:
         return shown
 
     def _widen(self, shown: dict[int, int], natural: Sequence[int], width: int) -> None:
-        """Give the columns that may be folded what the others leave, the narrow ones first."""
+        """Divide the remaining width among the columns that fold, the narrow ones first."""
         folding = sorted((c for c in shown if not self._right[c]), key=natural.__getitem__)
         room = width - _total(0 if column in folding else shown[column] for column in shown)
         for position, column in enumerate(folding):
@@ -245,7 +254,7 @@ class Table:
             for column, width in shown.items()
         ]
         for parts in zip_longest(*cells, fillvalue=Text()):
-            line = Text(no_wrap=True, overflow="ignore")  # rich is not to fold or cut it again
+            line = Text(no_wrap=True, overflow="ignore")  # rich must not fold or cut it again
             for (column, width), part in zip(shown.items(), parts, strict=True):
                 space = " " * max(0, width - part.cell_len)
                 line.append_text(Text(space) + part if self._right[column] else part + Text(space))
@@ -268,7 +277,7 @@ class Table:
         return heading, [list(self._lines(console, row, shown)) for row in self._rows]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
-        """Yield the lines, as rich asks for them."""
+        """Yield the lines to rich."""
         heading, rows = self.lay_out(console, options.max_width)
         yield from heading
         for row in rows:
@@ -276,14 +285,14 @@ class Table:
 
 
 def _total(widths: Iterable[int]) -> int:
-    """Returns the width of columns with the gaps between them, in characters."""
+    """Return the width of columns and the gaps between them, in characters."""
     return sum(width + GAP_COLUMNS for width in widths) - GAP_COLUMNS
 
 
 def table(
     *titles: str, right: Iterable[str] = (), drop: Sequence[str] = (), header: bool = True
 ) -> Table:
-    """Make a table; as ``Table``."""
+    """Make a table; see ``Table``."""
     return Table(titles, right, drop, header=header)
 
 
@@ -291,12 +300,12 @@ def table(
 
 
 def json_path(path: bytes) -> str:
-    """A path as a JSON string; see the module."""
+    """Return a path as a JSON string; see the module."""
     return os.fsdecode(path)
 
 
 def show_path(path: bytes) -> str:
-    """A path on one readable line, what cannot be printed escaped."""
+    """Return a path as one readable line, with unprintable characters escaped."""
     text = path.decode("utf-8", "backslashreplace")
     if text.isprintable():
         return text
@@ -304,38 +313,38 @@ def show_path(path: bytes) -> str:
 
 
 def show_text(text: str) -> str:
-    """A name on one readable line, what cannot be printed escaped."""
+    """Return a name as one readable line, with unprintable characters escaped."""
     return show_path(os.fsencode(text))
 
 
 def write_bytes(data: bytes | memoryview) -> None:
-    """Write bytes on stdout as they are."""
+    """Write bytes unchanged on stdout."""
     sys.stdout.flush()
     sys.stdout.buffer.write(data)
 
 
 def human_date(moment: datetime) -> str:
-    """A moment in local time, to the minute."""
+    """Return a moment in local time, to the minute."""
     return moment.astimezone().strftime("%Y-%m-%d %H:%M")
 
 
 def human_count(count: int) -> str:
-    """A count with separators: ``1,797``."""
+    """Return a count with separators: ``1,797``."""
     return f"{count:,}"
 
 
 def human_samples(count: int) -> str:
-    """A number of samples: ``1 sample``, ``1,797 samples``."""
+    """Return a number of samples: ``1 sample``, ``1,797 samples``."""
     return format_count(count, "sample")
 
 
 def human_size(size_bytes: float) -> str:
-    """A size for people: ``512 B``, ``1.5 MiB``."""
+    """Return a size in a readable unit: ``512 B``, ``1.5 MiB``."""
     return format_bytes(size_bytes).replace(".0 ", " ")
 
 
 def human_seconds(seconds: float) -> str:
-    """A duration: ``0.42 s``, ``75 s``, ``12:05``, ``1:02:03``."""
+    """Return a duration: ``0.42 s``, ``75 s``, ``12:05``, ``1:02:03``."""
     if seconds < 10:
         return f"{seconds:.2f} s"
     if seconds < 100:
@@ -346,13 +355,13 @@ def human_seconds(seconds: float) -> str:
 
 
 def share_bar(share: float) -> str:
-    """A share between 0 and 1 as a bar."""
+    """Return a fraction between 0 and 1 as a bar."""
     filled = round(BAR_COLUMNS * min(1.0, share))
     return "█" * filled + "░" * (BAR_COLUMNS - filled)
 
 
 def human_rate(size_bytes: int, seconds: float) -> str:
-    """A size, how long it took, and the rate: ``1.2 GiB in 3.20 s, 384.0 MiB/s``."""
+    """Return a size, its duration and the rate: ``1.2 GiB in 3.20 s, 384.0 MiB/s``."""
     rate = size_bytes / seconds if seconds > 0 else 0.0
     return f"{human_size(size_bytes)} in {human_seconds(seconds)}, {human_size(rate)}/s"
 
@@ -376,9 +385,9 @@ def print_json_stream(
 
     Args:
         head: fields before the list.
-        key: the list's name.
-        items: of the list.
-        tail: gives the fields behind the list, when its end is reached.
+        key: name of the list.
+        items: elements of the list.
+        tail: returns the fields after the list; called at its end.
     """
     encode = json.JSONEncoder(default=_plain).encode
     print(encode(head)[:-1] + (", " if head else "") + f'"{key}": [', end="")

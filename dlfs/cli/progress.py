@@ -1,4 +1,4 @@
-"""A progress bar on stderr with rate and time left; none without a terminal, and none with -q."""
+"""Shows a progress bar on stderr, with rate and time left; only on a terminal, and not with -q."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class Bar:
         """Move the bar.
 
         Args:
-            done_bytes: done so far.
-            total_bytes: of all, when it is known (again).
-            detail: a few words to the right, such as a count of samples.
+            done_bytes: bytes done so far.
+            total_bytes: total bytes, if it is known or has changed.
+            detail: a few words at the right, such as a number of samples.
         """
         if self._progress is None or self._task is None:
             return
@@ -53,7 +53,7 @@ class Bar:
 
 
 def _row(task: Task) -> Table:
-    """One line that fits the terminal: title, bar, bytes, rate, time left and detail."""
+    """Return one line that fits the terminal: title, bar, bytes, rate, time left and detail."""
     titles = ("title", "bar", "bytes", "rate", "time", "detail")
     row = table(*titles, right=titles[1:5], drop=("bar", "detail"), header=False)
     done, total = int(task.completed), None if task.total is None else int(task.total)
@@ -79,12 +79,12 @@ def progress_bar(title: str) -> Iterator[Bar]:
     from rich.progress import Progress
 
     class Lines(Progress):
-        """The tasks in lines of our own, which lose no number and no name."""
+        """A progress display whose lines are tables, which cut no number and no name."""
 
         def get_renderables(self) -> Iterable[Table]:
             return map(_row, self.tasks)
 
-    # What is printed meanwhile stands above the bar, unless it goes to a file.
+    # Other output stands above the bar, unless it goes to a file.
     shared = terminal_columns(sys.stdout) is not None
     with Lines(console=console, transient=True, redirect_stdout=shared) as progress:
         yield Bar(progress, progress.add_task(title, total=None, detail=""))

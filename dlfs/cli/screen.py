@@ -1,8 +1,8 @@
-"""A screen of several tables that fits the height of a terminal.
+"""Lays out several tables so that they fit the height of a terminal.
 
-``Screen`` shows all rows where there is room. On a lower terminal it leaves out the blank lines
-between tables and then the least important rows, so that a table may be missing as a whole. Its
-last line counts the rows that are missing. No row is cut in the middle.
+``Screen`` shows all rows if there is room. On a lower terminal it leaves out the blank lines
+between tables and then the least important rows, so that a whole table may be missing. Its last
+line counts the missing rows. No row is cut in the middle.
 
 Threads: one.
 """
@@ -28,11 +28,11 @@ class Section:
     """A table of a screen.
 
     Attributes:
-        nouns: what one row is called and what several are, such as ``("dataset", "datasets")``.
+        nouns: singular and plural name of a row, such as ``("dataset", "datasets")``.
         table: the table.
         weights: importance of each row; a low terminal shows the rows of the largest weights.
-        title: line above the table; none if it is empty.
-        rank: place of its kind in the order in which tables are given room, 0 first.
+        title: line above the table; no line if it is empty.
+        rank: rank in the order in which kinds of tables are given room, 0 first.
     """
 
     nouns: tuple[str, str]
@@ -44,7 +44,7 @@ class Section:
 
 @dataclass
 class _Block:
-    """The lines of one section, and which of its rows are shown."""
+    """The lines of one section, and the numbers of the rows that are shown."""
 
     section: Section
     heading: list[Text]
@@ -53,11 +53,11 @@ class _Block:
 
     @property
     def height(self) -> int:
-        """Lines of the whole section."""
+        """Number of lines of the whole section."""
         return len(self.heading) + sum(map(len, self.rows))
 
     def take(self, room: int, *, count_max: int) -> int:
-        """Show more rows, the most important ones first; the lines that are left."""
+        """Show more rows, the most important first; return the lines of room that are left."""
         order = sorted(range(len(self.rows)), key=self.section.weights.__getitem__, reverse=True)
         for number in [row for row in order if row not in self.shown][:count_max]:
             needed = len(self.rows[number]) + (0 if self.shown else len(self.heading))
@@ -68,7 +68,7 @@ class _Block:
         return room
 
     def lines(self) -> Iterator[Text]:
-        """Yield what is shown, rows in their own order."""
+        """Yield the lines that are shown; rows keep their own order."""
         if self.shown:
             yield from self.heading
         for number in sorted(self.shown):
@@ -79,7 +79,7 @@ class Screen:
     """Tables below a first line; a renderable of rich.
 
     Args:
-        head: the first line, which is folded where it is too long.
+        head: first line, which is folded if it is too long.
         sections: the tables, in the order in which they are shown.
         rows: height of the terminal, in lines; None shows everything.
     """
@@ -90,7 +90,7 @@ class Screen:
         self._rows = rows
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
-        """Yield the lines, as rich asks for them."""
+        """Yield the lines to rich."""
         width = options.max_width
         head = list(self._head.wrap(console, width, overflow="fold"))
         blocks = [self._block(section, console, width) for section in self._sections]
@@ -116,9 +116,9 @@ class Screen:
         return _Block(section, heading, rows)
 
     def _fit(self, blocks: list[_Block], room: int, console: Console, width: int) -> list[Text]:
-        """Choose the rows to show; the lines that count the others.
+        """Choose the rows to show; return the lines that count the others.
 
-        The lines of that count are kept free first: it is never longer than when nothing is shown.
+        Room for these lines is set aside first: they are longest when no row is shown.
         """
         room -= len(self._missing(blocks, console, width))
         by_rank = sorted(blocks, key=lambda block: block.section.rank)

@@ -1,9 +1,9 @@
 """The demo's training with PyTorch: ``python -m dlfs.cli.trainer``, which may be killed any time.
 
-It learns the digits, one step a batch, and keeps a checkpoint behind every step: the model, the
-optimizer, where the loader stands, and the indices of all samples learned from so far. Started
-again, it goes on from there, with another number of worker processes or the same. After each step
-it prints epoch and position, in the end how much of the digits held out it reads right.
+The training learns the digits. After each batch it writes a checkpoint: the model, the optimizer,
+the loader's state, and the indices of all samples learned so far. A new process resumes from the
+checkpoint, with the same or another number of worker processes. After each batch it prints epoch
+and position, and at the end its accuracy on the test digits.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ class Training:
     """A training and its checkpoint.
 
     Args:
-        dataset: of the digits.
-        folder: where the checkpoint is, or will be.
-        workers: processes that read and decode; 0: this one.
+        dataset: dataset of the digits.
+        folder: folder of the checkpoint.
+        workers: number of processes that read and decode; 0 uses this process.
 
     Attributes:
-        order: indices of the samples learned from, epoch after epoch.
+        order: indices of the samples learned so far, epoch after epoch.
     """
 
     def __init__(self, dataset: dlfs.Dataset, folder: Path, workers: int) -> None:
         torch.manual_seed(SEED)
-        torch.set_num_threads(1)  # sums in one order: the same weights at every run
+        torch.set_num_threads(1)  # a fixed order of sums gives the same weights in every run
         self._checkpoint = folder / CHECKPOINT
         self._model = nn.Sequential(
             nn.Linear(PIXELS, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, CLASSES)
@@ -85,10 +85,10 @@ class Training:
         }
         new = self._checkpoint.with_suffix(".new")
         torch.save(kept, new)
-        os.replace(new, self._checkpoint)  # the old one or the new one, whole
+        os.replace(new, self._checkpoint)  # the file is always complete, the old or the new one
 
     def step(self, batch: TensorBatch) -> None:
-        """Learn from a batch, but for what is held out of it, and keep a checkpoint."""
+        """Learn from a batch without its test samples, and write a checkpoint."""
         assert batch.labels is not None
         learned = torch.from_numpy(~is_held_out(batch.indices.numpy()))
         self._optimizer.zero_grad()
@@ -100,7 +100,7 @@ class Training:
         self._save()
 
     def accuracy(self, dataset: dlfs.Dataset) -> float:
-        """The share of the digits held out that it reads right."""
+        """Return the fraction of the test digits that the model classifies correctly."""
         indices = np.arange(len(dataset), dtype=np.uint64)
         indices = indices[is_held_out(indices)]
         with dataset.read(indices) as batch:
@@ -118,7 +118,7 @@ def train(
     epochs: Annotated[int, typer.Option(help="To train in all.")] = 3,
     workers: Annotated[int, typer.Option(help="Processes that read and decode.")] = 2,
 ) -> None:
-    """Train, or go on with it."""
+    """Train, or resume a training."""
     opener = dlfs.connect if volume.startswith(SCHEME) else dlfs.open
     with opener(volume) as opened, opened.dataset("digits") as dataset:
         training = Training(dataset, folder, workers)
@@ -131,7 +131,7 @@ def train(
 
 
 def load_checkpoint(folder: Path) -> dict[str, Any]:
-    """What the last step of a training left."""
+    """Return the checkpoint after the last step of a training."""
     kept: dict[str, Any] = torch.load(folder / CHECKPOINT, weights_only=True)
     return kept
 

@@ -1,4 +1,4 @@
-"""What all verbs have in common: the layout of --help, -q, -v, and VOLUME's default."""
+"""Shared parts of all verbs: the layout of --help, -q, -v, and VOLUME's default."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ VerboseOption = Annotated[
 
 
 def with_verbosity(function: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that all verbs have to the parameters of one.
+    """Add the options of all verbs to the parameters of one.
 
     Raises:
-        UsageError: when it is called with both.
+        UsageError: the command line has both -q and -v.
     """
 
     @functools.wraps(function)
@@ -62,7 +62,7 @@ class Verb(TyperCommand):
     """A verb: its --help, and VOLUME from the environment."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the command line; VOLUME may come from the environment."""
+        """Parse the command line; the environment may give VOLUME."""
         if not ctx.resilient_parsing:
             given, *_ = self.make_parser(ctx).parse_args(list(args))
             ctx.meta[GIVEN] = given

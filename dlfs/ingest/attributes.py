@@ -292,7 +292,7 @@ def _read_arrow(path: str, *, is_parquet: bool) -> dict[str, npt.NDArray[Any]]:
         for column in columns:
             if not is_scalar(column):
                 raise UsageError(
-                    f"{where}: expected numbers, truths or text in every column, got "
+                    f"{where}: expected numbers, bools or text in every column, got "
                     f"{column.type} in {column.name}"
                 )
             parts[column.name] = []

@@ -1,1 +1,1 @@
-"""The verbs of ``dlfs``, one file each: each parses, calls the public API, prints."""
+"""The verbs of ``dlfs``, one file each: it parses, calls the public API and prints."""

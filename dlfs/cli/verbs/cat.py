@@ -1,12 +1,15 @@
-"""``dlfs cat``: the bytes of samples, on stdout."""
+"""``dlfs cat``: writes the bytes of samples to stdout."""
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
-from dlfs.cli.options import DatasetArgument, VolumeArgument, open_dataset, sample_indices
+from dlfs.cli.options import (
+    DatasetArgument,
+    IndexOption,
+    PathsArgument,
+    VolumeArgument,
+    open_dataset,
+    sample_indices,
+)
 from dlfs.cli.output import write_bytes
 from dlfs.errors import UsageError
 
@@ -14,22 +17,18 @@ from dlfs.errors import UsageError
 def cat(
     volume: VolumeArgument,
     dataset: DatasetArgument,
-    paths: Annotated[
-        list[str] | None, typer.Argument(metavar="[PATH]...", help="Samples, by path.")
-    ] = None,
-    index: Annotated[
-        list[int] | None, typer.Option("--index", "-i", help="Samples, by index; repeatable.")
-    ] = None,
+    paths: PathsArgument = None,
+    index: IndexOption = None,
 ) -> None:
-    """Write samples to stdout, one behind the other, as they are.
+    """Write samples to stdout, one after the other, unchanged.
 
-    A sample of up to 64 MiB is verified before its first byte is written. A larger one is written
-    as it is read, in a few MiB of memory; if its checksum proves wrong at the end, its last bytes
-    are left out and cat fails: use what it wrote only if it exits with 0.
+    A sample of up to 64 MiB is verified before its first byte is written. A larger sample is
+    written as it is read, in a few MiB of memory. If its checksum is wrong, cat leaves out its last
+    bytes and fails: use the output only if the exit code is 0.
     """
     if not paths and not index:
         raise UsageError("cat: expected the paths or indices of samples, got none")
     with open_dataset(volume, dataset) as (_, found):
         for sample in sample_indices(found, paths or [], index or []):
-            for piece in found.read_pieces(sample):
-                write_bytes(piece)
+            for part in found.read_pieces(sample):
+                write_bytes(part)

@@ -1,11 +1,10 @@
-"""``dlfs demo``: the whole of DLFS on real images, in under a minute.
+"""``dlfs demo``: shows all of DLFS on real images, in under a minute.
 
-Handwritten digits become PNG files, the files a dataset, and a small network learns them from it,
-in a new global order every epoch. The mount is compared with the files, and the three ways to read
-are timed. Where PyTorch is installed, a training with worker processes, which read through a
-service of the demo's own, is killed and goes on.
-Whatever happens, the mount is undone and what was made is removed, unless it is to be
-kept.
+The demo writes handwritten digits as PNG files, imports them as a dataset, and trains a small
+network on it, in a new global order every epoch. It compares the mount with the files, and times
+three ways to read. If PyTorch is installed, it kills a training whose worker processes read through
+a node service, and resumes it. At the end, also after an error, the demo unmounts, and removes its
+files unless the user keeps them.
 """
 
 from __future__ import annotations
@@ -55,24 +54,24 @@ BATCH = 64
 ACCURACY_MIN = 0.9
 TORCH_EPOCHS = 3
 TORCH_KILLED_BEHIND = "1 960"
-"""Epoch and position: in the midst of the second one."""
+"""Epoch and position at which the training is killed: in the middle of the second epoch."""
 READ_BATCH = 256
 READ_SECONDS = 0.5
-"""Each way to read is repeated, in whole passes, for at least this long."""
+"""Least time that each way to read is repeated, in whole passes, in seconds."""
 REPORT_COLUMNS = 100
 DIGITS_SHOWN = 4
 DIGIT_COLUMNS = 22
 READ_BYTES_MAX = 1 * MIB
-"""More than any of the files has."""
+"""Size of one read; all files are smaller."""
 
 
 class DemoError(DlfsError):
-    """A step of the demo did not do what it must."""
+    """A step of the demo failed."""
 
 
 @dataclass
 class _Demo:
-    """What the steps share."""
+    """Folder and console of the demo, which its steps share."""
 
     folder: Path
     console: Console
@@ -91,7 +90,7 @@ class _Demo:
 
     @contextmanager
     def step(self, name: str, doing: str) -> Iterator[Callable[[str], None]]:
-        """Run a step with a spinner, then print its line. The block says what was done."""
+        """Run a step with a spinner, then print its line; the block passes the line's text."""
         told: list[str] = []
         begin = time.perf_counter()
         with self.console.status(f"[bold]{name}[/]  {doing}"):
@@ -104,7 +103,7 @@ class _Demo:
         self.line("[bold green]✓[/]", name, " ".join(told), seconds)
 
     def line(self, mark: str, name: str, text: str, seconds: str = "") -> None:
-        """One aligned line: mark, name, text, and the time on the right where there is room."""
+        """Print one aligned line: mark, name, text, and the time on the right if there is room."""
         from rich.table import Table
 
         grid = Table.grid(padding=(0, 1), expand=True)
@@ -116,7 +115,7 @@ class _Demo:
         self.console.print(grid, width=min(self.console.width, REPORT_COLUMNS))
 
     def left_out(self, name: str, reason: str) -> None:
-        """The line of a step that this machine lacks something for."""
+        """Print the line of a step that cannot run on this machine."""
         from rich.markup import escape
 
         self.line("[yellow]–[/]", name, f"[yellow]left out: {escape(reason)}[/]")
@@ -240,7 +239,7 @@ def _run_verb(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def _mount(work: _Demo, cleanup: ExitStack) -> bool:
-    """Mount, compare, and leave it mounted until the end; False where this machine cannot."""
+    """Mount the volume until the end and compare it; return False if this machine cannot."""
     missing = _missing_for_mount()
     if missing is not None:
         work.left_out("mount", missing)
@@ -348,7 +347,7 @@ def _show_digits(
 
 
 def _missing_for_torch(socket: Path) -> str | None:
-    """What a training with PyTorch through a service lacks here, or None."""
+    """Return what a training with PyTorch through a service lacks here, or None."""
     from dlfs.service.sockets import PATH_BYTES_MAX
 
     if find_spec("torch") is None:
@@ -361,7 +360,7 @@ def _missing_for_torch(socket: Path) -> str | None:
 
 
 def _train_with_torch(work: _Demo, dataset: Dataset) -> None:
-    """Train through a service, kill it in mid-epoch, and go on with another number of workers."""
+    """Train through a service, kill it in mid-epoch, and resume with another number of workers."""
     folder = work.folder / "training"
     socket = folder / "service.sock"
     missing = _missing_for_torch(socket)
@@ -383,7 +382,7 @@ def _train_with_torch(work: _Demo, dataset: Dataset) -> None:
 
 @contextmanager
 def _serving(work: _Demo, socket: Path) -> Iterator[str]:
-    """Run a service of the volume; gives its URI, and ends it behind the block."""
+    """Run a node service of the volume during the block; yield its URI."""
     command = [sys.executable, "-m", "dlfs.cli", "serve", work.volume, "--socket", str(socket)]
     log = socket.with_suffix(".log")
     with (
@@ -397,7 +396,7 @@ def _serving(work: _Demo, socket: Path) -> Iterator[str]:
     ):
         assert service.stdout is not None
         try:
-            if service.stdout.readline():  # it tells once clients can connect
+            if service.stdout.readline():  # the line says that clients can connect
                 yield f"unix:{socket}"
         finally:
             service.terminate()
@@ -406,7 +405,7 @@ def _serving(work: _Demo, socket: Path) -> Iterator[str]:
 
 
 def _run_trainer(uri: str, folder: Path, *, workers: int, kill_behind: str | None = None) -> str:
-    """Run the training to its end, or until it tells of a step; the last line that it told."""
+    """Run the training to its end or to a step; return the last line that it printed."""
     command = [sys.executable, "-m", "dlfs.cli.trainer", uri, str(folder)]
     command += ["--epochs", str(TORCH_EPOCHS), "--workers", str(workers)]
     log = folder / "errors.log"
@@ -482,7 +481,7 @@ def _read_files(paths: list[str]) -> int:
 
 
 def _rate(count: int, read_all: Callable[[], int]) -> float:
-    """Samples a second over whole passes, after one that warms up."""
+    """Return the samples a second over whole passes, after a first pass to warm up."""
     expected = read_all()
     passes, begin = 0, time.perf_counter()
     while (seconds := time.perf_counter() - begin) < READ_SECONDS:

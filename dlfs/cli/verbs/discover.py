@@ -1,4 +1,4 @@
-"""``dlfs discover``: what a storage node offers, and which volumes' members are there."""
+"""``dlfs discover``: lists the namespaces of a storage node, and the volumes they belong to."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ def discover(
     host: Annotated[
         str,
         typer.Argument(
-            metavar="HOST[:PORT]", help="Of its discovery controller; IPv6 in brackets."
+            metavar="HOST[:PORT]", help="Address of its discovery controller; IPv6 in brackets."
         ),
     ],
     hostnqn: Annotated[
         str | None,
-        typer.Option(metavar="NQN", help="What to call ourselves; the target shows us ours."),
+        typer.Option(
+            metavar="NQN", help="Host NQN to connect with, which the target may filter by."
+        ),
     ] = None,
     json: JsonOption = False,
 ) -> None:

@@ -1,4 +1,4 @@
-"""``dlfs export``: a dataset back into a folder, an archive, a table or a pipe."""
+"""``dlfs export``: writes a dataset to a folder, an archive, a table or a pipe."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from dlfs.ingest.progress import ProgressCallback
 
 STDOUT = "-"
-"""The target that stands for standard output."""
+"""Target that means standard output."""
 
 
 class Kind(StrEnum):
-    """What to write."""
+    """Kind of target to write."""
 
     folder = "folder"
     tar = "tar"
@@ -63,9 +63,9 @@ def export(
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Write a dataset's samples out as files, an archive or a table, byte for byte.
+    """Write a dataset's samples to files, an archive or a table, byte for byte.
 
-    Attributes are kept by Arrow and Parquet files only.
+    Only Arrow and Parquet files store attributes.
     """
     kind = _kind(target, to, json=json)
     on_bad = (lambda error: note(f"left out: {error}")) if skip_bad else None
@@ -102,7 +102,7 @@ def export(
 
 
 def _kind(target: str, to: Kind | None, *, json: bool) -> Kind:
-    """Choose what to write and refuse what cannot be, before anything is opened."""
+    """Choose the kind of target, and refuse impossible ones, before anything is opened."""
     from dlfs.ingest.export.targets import export_kind
 
     if target != STDOUT:

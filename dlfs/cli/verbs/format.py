@@ -1,4 +1,4 @@
-"""``dlfs format``: make a volume."""
+"""``dlfs format``: makes a volume."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ def format_volume(
     ],
     size: Annotated[
         str | None,
-        typer.Option("--size", "-s", metavar="SIZE", help="Of each file to make, such as 64MiB."),
+        typer.Option(
+            "--size", "-s", metavar="SIZE", help="Size of each file to make, such as 64MiB."
+        ),
     ] = None,
     chunk: Annotated[
         str, typer.Option(metavar="SIZE", help="The unit of layout: 4KiB to 64MiB.")
@@ -31,19 +33,20 @@ def format_volume(
     block: Annotated[
         str, typer.Option(metavar="SIZE", help="The unit of I/O: 512 to 64KiB.")
     ] = "4KiB",
-    label: Annotated[str, typer.Option(help="A name for people, at most 64 bytes.")] = "",
+    label: Annotated[str, typer.Option(help="Human-readable name, at most 64 bytes.")] = "",
     replicas: Annotated[
         int,
         typer.Option(
-            metavar="N", help="Copies of each chunk, on different members: 2 survive a lost one."
+            metavar="N",
+            help="Replicas of each chunk, on different members: with 2, one may be lost.",
         ),
     ] = 1,
     force: Annotated[
-        bool, typer.Option("--force", "-f", help="Even where a volume or other data is.")
+        bool, typer.Option("--force", "-f", help="Overwrite a volume or other data.")
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Make a volume of one or more devices. What is on them is lost."""
+    """Make a volume of one or more devices. All data on them is lost."""
     info = dlfs.format_volume(
         members,
         size_bytes=parse_size(size),

@@ -1,4 +1,4 @@
-"""``dlfs import``: a folder, archives or files of another format into a dataset."""
+"""``dlfs import``: imports a folder, archives or files of another format as a dataset."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from dlfs.cli.attributes import (
 from dlfs.cli.datasets import dataset_json
 from dlfs.cli.options import JsonOption, open_devices, options_given
 from dlfs.cli.output import (
-    human_count,
     human_rate,
     human_samples,
     note,
+    note_left_out,
     print_json,
     print_text,
 )
@@ -41,14 +41,14 @@ if TYPE_CHECKING:
 
 
 class Layout(StrEnum):
-    """In which order samples are packed."""
+    """Order in which samples are packed."""
 
     shuffled = "shuffled"
     path = "path"
 
 
 class Links(StrEnum):
-    """What becomes of symbolic links."""
+    """Treatment of symbolic links."""
 
     follow = "follow"
     skip = "skip"
@@ -104,7 +104,7 @@ FormatOption = Annotated[
         "--format",
         "-f",
         metavar="FORMAT",
-        help="Of the source; by default it is recognised. --formats lists them.",
+        help="Format of the source; by default it is recognised. --formats lists all.",
     ),
 ]
 SettingsOption = Annotated[
@@ -113,14 +113,14 @@ SettingsOption = Annotated[
         "--option",
         "-o",
         metavar="NAME=VALUE",
-        help="Of the format; may be given again. --formats lists them.",
+        help="Option of the format; repeatable. --formats lists all.",
     ),
 ]
 LinksOption = Annotated[
     Links | None,
     typer.Option(
         metavar="follow|skip|error",
-        help="Symbolic links: take what they lead to (the default), leave out, or refuse.",
+        help="Symbolic links: follow (the default), leave out, or refuse.",
     ),
 ]
 AllowEmptyOption = Annotated[
@@ -130,19 +130,19 @@ AllowEmptyOption = Annotated[
 
 def import_dataset(
     arguments: SourcesArgument,
-    name: Annotated[str, typer.Option("--name", "-n", help="Of the dataset.")],
+    name: Annotated[str, typer.Option("--name", "-n", help="Name of the dataset.")],
     layout: Annotated[
         Layout,
         typer.Option(
             metavar="shuffled|path", help="Pack in an order drawn from the seed, or in path order."
         ),
     ] = Layout.shuffled,
-    seed: Annotated[int, typer.Option(help="Of the order of packing.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the packing order.", min=0)] = 0,
     format_name: FormatOption = AUTO,
     settings: SettingsOption = None,
     links: LinksOption = None,
     prefix_shards: Annotated[
-        bool, typer.Option("--prefix-shards", help="Put each archive's name before its paths.")
+        bool, typer.Option("--prefix-shards", help="Begin paths with the archive's name.")
     ] = False,
     formats: Annotated[  # noqa: ARG001 - show_formats sees to it
         bool,
@@ -162,7 +162,7 @@ def import_dataset(
     allow_empty: AllowEmptyOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Import files as a dataset: whole, or not at all. A name that exists gets a new version."""
+    """Import files as a dataset, completely or not at all. An existing name gets a new version."""
     from dlfs.ingest.importer import import_dataset as run
     from dlfs.ingest.importer import open_source
 
@@ -202,7 +202,7 @@ def import_dataset(
 
 
 def _open_last(sources: list[str], uri: str) -> Volume:
-    """Open the volume; where that is none, say that it comes last."""
+    """Open the volume; if that fails, say that the volume comes last."""
     try:
         return open_devices(uri, "import into")
     except (FormatError, NotFoundError, UsageError) as error:
@@ -239,7 +239,4 @@ def _report(report: ImportReport, *, json: bool) -> None:
         f"imported {info.name}@{info.version}: {human_samples(info.sample_count)}, "
         f"{human_rate(report.sample_bytes, report.seconds)}"
     )
-    for reason, count in report.skipped.items():
-        note(f"left out: {human_count(count)} x {reason}")
-    if report.empty_directories:
-        note(f"left out: {human_count(report.empty_directories)} x directory without samples")
+    note_left_out(report.skipped, report.empty_directories)

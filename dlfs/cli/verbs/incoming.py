@@ -1,4 +1,4 @@
-"""``dlfs incoming``: what was written to a mount and is not sealed."""
+"""``dlfs incoming``: lists the data that was written to a mount and is not sealed."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from dlfs.cli.output import (
 
 def incoming(
     mountpoint: Annotated[
-        str, typer.Argument(metavar="DIR", help="Where 'dlfs mount --incoming' mounted.")
+        str, typer.Argument(metavar="DIR", help="Mount point of 'dlfs mount --incoming'.")
     ],
     discard: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Forget this one, with all its files.")
+        str | None, typer.Option(metavar="NAME", help="Delete this directory, with all its files.")
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """List what is in DIR/incoming: written, and lost if it is never sealed."""
+    """List the data in DIR/incoming, which is lost unless it is sealed."""
     from dlfs.format.names import INCOMING
     from dlfs.mount import incoming_client
 

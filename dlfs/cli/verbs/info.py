@@ -1,4 +1,4 @@
-"""``dlfs info``: a volume's geometry, members, superblocks, space and datasets."""
+"""``dlfs info``: shows a volume's geometry, members, superblocks, space and datasets."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _STATE_STYLES = {
 def info(volume: VolumeArgument, json: JsonOption = False) -> None:
     """Show a volume: geometry, members, superblocks, space, datasets.
 
-    A volume that can be read although members are missing is shown, and ends with 0.
+    A volume that is readable although members are missing is shown, with exit code 0.
     """
     with open_volume(volume) as opened:
         described, datasets = opened.info(), opened.datasets()
@@ -65,19 +65,19 @@ def info(volume: VolumeArgument, json: JsonOption = False) -> None:
 
 
 def _columns(volume: Volume, info: DatasetInfo) -> dict[str, str]:
-    """The columns of a dataset; it is only opened when it has any."""
+    """Return the columns of a dataset; opens it only if it has any."""
     if not info.attribute_bytes:
         return {}
     try:
         with volume.dataset(info.name, info.version) as dataset:
             return column_types(dataset)
     except (DlfsError, OSError) as error:
-        note(str(error))  # all else is shown all the same; verify tells the whole
+        note(str(error))  # the rest is shown; verify reports all damage
         return {}
 
 
 def info_json(described: VolumeInfo) -> dict[str, Any]:
-    """A volume as JSON, without its datasets."""
+    """Return the JSON form of a volume, without its datasets."""
     return asdict(described)
 
 
@@ -93,7 +93,7 @@ def _print_volume(described: VolumeInfo) -> None:
         "space": f"{free} free of {capacity} ({share:.1%} used)",
         "chunk": f"{human_size(described.chunk_bytes)}, in blocks of "
         f"{human_size(described.block_bytes)}",
-        "copies": f"{described.replicas} of each chunk",
+        "replicas": f"{described.replicas} of each chunk",
     }
     print_fields(fields)
 

@@ -1,6 +1,6 @@
-"""``dlfs ls``: the datasets of a volume, or what lies in one of them.
+"""``dlfs ls``: lists the datasets of a volume, or the samples of one.
 
-Listings stream: a page of names at a time, however many samples there are.
+A listing is written page by page, however many samples there are.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ if TYPE_CHECKING:
     from dlfs import Dataset
 
 PAGE = 4096
-"""Names between two writes."""
+"""Number of names between two writes."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Item:
     path: bytes
     name: bytes
-    """What is printed: the whole path, or one component."""
+    """Printed name: the whole path, or one component."""
     is_directory: bool
     index: int
-    """Of the sample, or of the first one below a directory."""
+    """Index of the sample, or of the first sample below a directory."""
     size: int
-    """In bytes; of a directory, the number of samples below it."""
+    """Size of a sample in bytes; of a directory, the number of samples below it."""
 
 
 def ls(
@@ -106,7 +106,7 @@ def _list_datasets(uri: str, *, long: bool, json: bool) -> None:
 
 
 def _items(dataset: Dataset, where: bytes, *, recursive: bool) -> Iterator[_Item]:
-    """What to list; the first is looked for at once, so that nothing is an error before output."""
+    """Return the items to list; looks up the first, so that errors come before any output."""
     items = _samples(dataset, where) if recursive else _children(dataset, where)
     first = next(items, None)
     if first is not None:
@@ -167,7 +167,7 @@ def _item_json(item: _Item) -> dict[str, Any]:
 
 
 def _write_paths(dataset: Dataset, where: bytes, end: bytes) -> None:
-    """Write whole paths: as ``_write_names``, but with nothing done for each of them."""
+    """Write whole paths; as ``_write_names``, but without work for each of them."""
     first, last = dataset.directory.subtree_range(where)
     terminal = sys.stdout.isatty()
     for start in range(first, last, PAGE):
@@ -201,7 +201,7 @@ def _shown(item: _Item) -> bytes:
 
 
 def _folded(item: _Item, width: int, indent: int) -> bytes:
-    """A name in lines of a width, below each other."""
+    """Return a name folded into lines of a width."""
     text = show_path(item.name)
     if len(text) <= width and text.isascii():
         return _coloured(item, text).encode()

@@ -1,4 +1,4 @@
-"""``dlfs mount``: show a volume's datasets as files."""
+"""``dlfs mount``: shows a volume's datasets as files."""
 
 from __future__ import annotations
 
@@ -8,19 +8,17 @@ from typing import Annotated
 import typer
 
 from dlfs.cli.environment import MEMORY_VARIABLE
-from dlfs.cli.options import JsonOption, VolumeArgument, parse_size
+from dlfs.cli.options import JsonOption, VolumeArgument, parse_size, require_trio
 from dlfs.cli.output import log_events, note, print_json
-from dlfs.errors import NotFoundError, UsageError
-from dlfs.extras import install_command
+from dlfs.errors import UsageError
 
 FuseOption = Annotated[
     str,
     typer.Option(
         "--fuse",
         metavar="SERVER",
-        help="Which server answers: 'native' (built with libfuse3: several threads of C; what is "
-        "sealed only), 'pyfuse3' (the reference; the only one for --incoming), or 'auto': native "
-        "where it can.",
+        help="Server of the mount: 'native' (several threads of C; needs libfuse3; sealed datasets "
+        "only), 'pyfuse3' (the reference; required for --incoming), or 'auto': native if possible.",
     ),
 ]
 MemoryOption = Annotated[
@@ -31,16 +29,6 @@ MemoryOption = Annotated[
         help="Memory for samples of open files [$DLFS_MEMORY, or 256MiB].",
     ),
 ]
-
-
-def check_installed() -> None:
-    """Refuse to go on without what a mount needs."""
-    try:
-        import trio  # noqa: F401
-    except ImportError as error:
-        raise NotFoundError(
-            f"mount: trio cannot be loaded ({error}); {install_command('mount')}"
-        ) from error
 
 
 def _parse_mode(text: str) -> int:
@@ -54,10 +42,10 @@ def mount(
     volume: VolumeArgument,
     directory: Annotated[str, typer.Argument(metavar="DIR", help="An empty directory.")],
     foreground: Annotated[
-        bool, typer.Option("--foreground", "-f", help="Serve here until Ctrl-C or an unmount.")
+        bool, typer.Option("--foreground", "-f", help="Serve until Ctrl-C or an unmount.")
     ] = False,
     allow_other: Annotated[
-        bool, typer.Option("--allow-other", help="Let other users in, as the mode permits.")
+        bool, typer.Option("--allow-other", help="Give other users access, as the mode permits.")
     ] = False,
     uid: Annotated[int | None, typer.Option(help="Owner of the files; you by default.")] = None,
     gid: Annotated[int | None, typer.Option(help="Group of the files; yours by default.")] = None,
@@ -68,9 +56,9 @@ def mount(
     incoming: Annotated[
         str | None,
         typer.Option(
-            metavar="SPOOL",
-            help="Let programs write to DIR/incoming, for 'dlfs seal'; until then it lies in "
-            "SPOOL, a directory on a local disk.",
+            metavar="STAGING",
+            help="Let programs write to DIR/incoming, for 'dlfs seal'. Until then the files are in "
+            "STAGING, a directory on a local disk.",
         ),
     ] = None,
     fuse: FuseOption = "auto",
@@ -79,17 +67,17 @@ def mount(
         typer.Option(
             "--busy-poll-us",
             metavar="US",
-            help="How long the native server stays awake for what is about to come, as long as one "
-            "program asks: files come sooner, for more processor time. 0: not at all.",
+            help="How long the native server polls for the next request before it sleeps, while "
+            "one program reads. Files come sooner, for more processor time. 0: no polling.",
         ),
     ] = 200,
     log: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Log of the server in the background.")
+        str | None, typer.Option(metavar="FILE", help="Log file of the background server.")
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Mount a volume: every program reads DIR/DATASET/PATH."""
-    check_installed()
+    """Mount a volume: any program can read DIR/DATASET/PATH."""
+    require_trio("mount", "mount")
     from dlfs.mount.background import mount_volume
     from dlfs.mount.server import CACHE_BYTES, MountOptions, choose_server, serve
 
@@ -105,7 +93,7 @@ def mount(
         fuse=fuse,
         busy_poll_us=busy_poll,
     )
-    choose_server(options)  # says what is missing before anything is started
+    choose_server(options)  # fails before anything is started
     if foreground:
         log_events()
         serve(volume, directory, options, lambda path: note(f"mounted on {path}"))

@@ -1,8 +1,7 @@
-"""``dlfs repair``: give a volume all its copies back."""
+"""``dlfs repair``: restores all replicas of a volume."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Annotated
@@ -11,8 +10,8 @@ import typer
 
 import dlfs
 from dlfs.cli.exits import ExitCode
-from dlfs.cli.options import JsonOption, VolumeArgument
-from dlfs.cli.output import human_size, note, print_json, stderr_console
+from dlfs.cli.options import JsonOption, VolumeArgument, confirm
+from dlfs.cli.output import human_size, note, print_json
 from dlfs.cli.progress import progress_bar
 from dlfs.errors import UsageError
 
@@ -26,45 +25,50 @@ def repair(
     replacement: Annotated[
         str | None,
         typer.Option(
-            "--with", metavar="URI", help="The device to take its place. A missing file is made."
+            "--with", metavar="URI", help="Device that replaces it. A missing file is made."
         ),
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", "-f", help="Even if that device holds something.")
+        bool, typer.Option("--force", "-f", help="Overwrite data on that device.")
     ] = False,
     assume_newest: Annotated[
         bool,
         typer.Option(
             "--assume-newest",
-            help="Do not ask where the members that are there may be an older copy.",
+            help="Do not ask if the given members may be an older state.",
         ),
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Write damaged, stale and lost copies anew from the good ones.
+    """Rewrite damaged, stale and lost replicas from the good ones.
 
-    A lost member may be left out of VOLUME. Of a volume without replicas only superblocks are
-    repaired, also all of one member where its data proves which member it is.
+    A lost member may be left out of VOLUME. In a volume without replicas only superblocks are
+    repaired; a member without any gets them if its data proves which member it is.
     """
     if (member is None) != (replacement is None):
         raise UsageError("repair: expected both --member and --with, or neither")
     replacements = {} if member is None or replacement is None else {member: replacement}
     try:
         report = _run(volume, replacements, force, note if assume_newest else _stop)
-    except _UnprovenError as error:  # asked here, where no progress is drawn over the question
-        _confirm(str(error))
+    except _UnprovenError as error:  # ask here, where no progress bar is on the screen
+        confirm(
+            f"{error}. Make this the volume's state for good?",
+            otherwise=f"repair: {error}; give the missing member as well, or --assume-newest to "
+            "make this the volume's state for good",
+            declined="nothing was repaired",
+        )
         report = _run(volume, replacements, force, lambda _reason: None)
     if json:
         print_json(asdict(report))
     for damage in report.damaged:
-        note(f"beyond repair: {damage}")
+        note(f"cannot be repaired: {damage}")
     note(f"repaired {report.uri}: {human_size(report.written_bytes)} written")
     if report.damaged:
         raise typer.Exit(ExitCode.DAMAGE)
 
 
 class _UnprovenError(Exception):
-    """The members that are there may be an older copy."""
+    """The given members may be an older state of the volume."""
 
 
 def _stop(reason: str) -> None:
@@ -82,18 +86,3 @@ def _run(
             progress=bar.update,
             unproven=unproven,
         )
-
-
-def _confirm(reason: str) -> None:
-    """Ask whether to go on from members that may be an older copy."""
-    if not sys.stdin.isatty():
-        raise UsageError(
-            f"repair: {reason}; give the missing member as well, or --assume-newest to make this "
-            "the volume's state for good, as there is no terminal to ask at"
-        )
-    stderr_console().print(
-        f"{reason}. Make this the volume's state for good? [y/N] ", end="", markup=False
-    )
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        note("nothing was repaired")
-        raise typer.Exit(1)

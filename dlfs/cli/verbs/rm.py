@@ -1,15 +1,14 @@
-"""``dlfs rm``: remove a dataset, and free its space."""
+"""``dlfs rm``: removes a dataset, and frees its space."""
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dlfs.cli.datasets import dataset_json
-from dlfs.cli.options import DatasetArgument, JsonOption, VolumeArgument, open_devices
-from dlfs.cli.output import human_samples, human_size, note, print_json, stderr_console
+from dlfs.cli.options import DatasetArgument, JsonOption, VolumeArgument, confirm, open_devices
+from dlfs.cli.output import human_samples, human_size, note, print_json
 from dlfs.errors import UsageError
 
 if TYPE_CHECKING:
@@ -20,16 +19,21 @@ def rm(
     volume: VolumeArgument,
     dataset: DatasetArgument,
     all_versions: Annotated[
-        bool, typer.Option("--all-versions", help="Every version of it.")
+        bool, typer.Option("--all-versions", help="Remove every version.")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Remove a dataset. Whoever reads it meanwhile gets an error, never wrong bytes."""
+    """Remove a dataset. A program that is reading it gets an error, never wrong bytes."""
     with open_devices(volume, "remove from") as opened:
         doomed = _choose(opened, dataset, all_versions=all_versions)
         if not yes:
-            _confirm(doomed, volume)
+            names = ", ".join(map(_describe, doomed))
+            confirm(
+                f"Remove {names} from {volume}?",
+                otherwise=f"remove {names}: expected --yes",
+                declined="nothing was removed",
+            )
         for info in doomed:
             opened.remove(info.name, info.version)
     if json:
@@ -39,7 +43,7 @@ def rm(
 
 
 def _choose(volume: Volume, wanted: str, *, all_versions: bool) -> list[DatasetInfo]:
-    """The datasets to remove."""
+    """Choose the datasets to remove."""
     found = volume.versions(wanted)
     if len(found) > 1 and not all_versions:
         versions = ", ".join(f"{info.name}@{info.version}" for info in found)
@@ -50,14 +54,3 @@ def _choose(volume: Volume, wanted: str, *, all_versions: bool) -> list[DatasetI
 def _describe(info: DatasetInfo) -> str:
     size = human_size(info.sample_bytes)
     return f"{info.name}@{info.version} ({human_samples(info.sample_count)}, {size})"
-
-
-def _confirm(doomed: list[DatasetInfo], uri: str) -> None:
-    names = ", ".join(map(_describe, doomed))
-    if not sys.stdin.isatty():
-        raise UsageError(f"remove {names}: expected --yes, as there is no terminal to ask at")
-    # typer.confirm() lets a blank slip out on stdout.
-    stderr_console().print(f"Remove {names} from {uri}? [y/N] ", end="", markup=False)
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        note("nothing was removed")
-        raise typer.Exit(1)

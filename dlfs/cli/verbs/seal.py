@@ -1,4 +1,4 @@
-"""``dlfs seal``: make a dataset of what was written below ``incoming``."""
+"""``dlfs seal``: makes a dataset of the files below ``incoming``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dlfs.cli.options import JsonOption
-from dlfs.cli.output import human_count, human_rate, human_samples, note, print_json
+from dlfs.cli.output import human_rate, human_samples, note, note_left_out, print_json
 from dlfs.cli.progress import progress_bar
 from dlfs.cli.verbs.import_ import Layout
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def seal(
     mountpoint: Annotated[
-        str, typer.Argument(metavar="DIR", help="Where 'dlfs mount --incoming' mounted.")
+        str, typer.Argument(metavar="DIR", help="Mount point of 'dlfs mount --incoming'.")
     ],
     name: Annotated[str, typer.Argument(metavar="NAME", help="The directory in DIR/incoming.")],
     layout: Annotated[
@@ -26,7 +26,7 @@ def seal(
             metavar="shuffled|path", help="Pack in an order drawn from the seed, or in path order."
         ),
     ] = Layout.shuffled,
-    seed: Annotated[int, typer.Option(help="Of the order of packing.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the packing order.", min=0)] = 0,
     skip_links: Annotated[
         bool, typer.Option("--skip-links", help="Leave symbolic links out instead of refusing.")
     ] = False,
@@ -36,7 +36,7 @@ def seal(
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Seal what was written to DIR/incoming/NAME: DIR/NAME, from then on read-only."""
+    """Seal DIR/incoming/NAME as the dataset DIR/NAME, which is read-only from then on."""
     from dlfs.mount.incoming_client import seal as run
     from dlfs.staging.protocol import SealOptions
 
@@ -70,7 +70,4 @@ def _report(name: str, status: SealStatus, *, json: bool) -> None:
         f"sealed {name}@{status.version}: {human_samples(status.samples_done)}, "
         f"{human_rate(status.bytes_done, status.seconds)}"
     )
-    for reason, count in status.skipped.items():
-        note(f"left out: {human_count(count)} x {reason}")
-    if status.empty_directories:
-        note(f"left out: {human_count(status.empty_directories)} x directory without samples")
+    note_left_out(status.skipped, status.empty_directories)

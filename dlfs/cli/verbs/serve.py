@@ -1,4 +1,4 @@
-"""``dlfs serve``: one service for all training processes of a node."""
+"""``dlfs serve``: runs the node service for all training processes of a machine."""
 
 from __future__ import annotations
 
@@ -9,22 +9,11 @@ from typing import Annotated
 
 import typer
 
-from dlfs.cli.options import JsonOption, parse_size
+from dlfs.cli.options import JsonOption, parse_size, require_trio
 from dlfs.cli.output import log_events, note, print_json
 from dlfs.cli.verbs.mount import FuseOption
-from dlfs.errors import NotFoundError
-from dlfs.extras import install_command
 
 READY_PREFIX = "serving on "
-
-
-def _check_installed() -> None:
-    try:
-        import trio  # noqa: F401
-    except ImportError as error:
-        raise NotFoundError(
-            f"serve: trio cannot be loaded ({error}); {install_command('service')}"
-        ) from error
 
 
 VolumesArgument = Annotated[
@@ -35,48 +24,51 @@ VolumesArgument = Annotated[
 ]
 MountOption = Annotated[
     str | None,
-    typer.Option(metavar="DIR", help="Mount the volume there, too (only with one VOLUME)."),
+    typer.Option(metavar="DIR", help="Also mount the volume there (only with one VOLUME)."),
 ]
 IncomingOption = Annotated[
     str | None,
     typer.Option(
-        metavar="SPOOL", help="Of the mount: let programs write to DIR/incoming; see 'dlfs mount'."
+        metavar="STAGING",
+        help="Let programs write to DIR/incoming of the mount; see 'dlfs mount'.",
     ),
 ]
 SocketOption = Annotated[
     str | None,
     typer.Option(
         metavar="PATH",
-        help="Where to listen, with mode 660; by default /run/dlfs/LABEL.sock, and below "
-        "$XDG_RUNTIME_DIR for others than root.",
+        help="Socket to listen on, with mode 660; by default /run/dlfs/LABEL.sock, or below "
+        "$XDG_RUNTIME_DIR if you are not root.",
     ),
 ]
 MetricsOption = Annotated[
     str | None,
     typer.Option(
-        metavar="HOST:PORT", help="Answer Prometheus there: GET /metrics. Port 0 takes a free one."
+        metavar="HOST:PORT",
+        help="Serve metrics to Prometheus there, at /metrics. Port 0: a free one.",
     ),
 ]
 CacheOption = Annotated[
     str,
     typer.Option(
         metavar="SIZE",
-        help="Memory for samples, of all datasets together. Each that is opened takes what its "
-        "data needs of what is left, and at least 64 MiB; those that nobody uses give way.",
+        help="Sample memory of all datasets together. A dataset takes what its data needs of the "
+        "remaining memory, at least 64 MiB; unused datasets are closed for it.",
     ),
 ]
 UserOption = Annotated[
     list[str] | None,
     typer.Option(
         metavar="USER",
-        help="Who may use it, besides root and you. The socket's mode is 666 then, and this list "
-        "decides.",
+        help="User that may connect, in addition to root and you; repeatable. The socket then has "
+        "mode 666, and this list decides.",
     ),
 ]
 GroupOption = Annotated[
     list[str] | None,
     typer.Option(
-        metavar="GROUP", help="Likewise, and the socket is its; by default the socket's group."
+        metavar="GROUP",
+        help="Group that may connect, and that owns the socket; repeatable.",
     ),
 ]
 DepthOption = Annotated[int, typer.Option(help="Operations in flight per member and thread.")]
@@ -96,22 +88,22 @@ def serve(
     json: JsonOption = False,
 ) -> None:
     """Serve volumes to the training processes of this node, until Ctrl-C: see dlfs.connect."""
-    _check_installed()
+    require_trio("serve", "service")
     from dlfs.connection import OpenOptions
     from dlfs.mount.server import MountOptions, choose_server
     from dlfs.service.process import NodeOptions, NodeService
     from dlfs.service.sockets import SCHEME, AllowList, group_number, user_number
 
     log_events()
-    spool = None if incoming is None else os.path.abspath(incoming)
+    staging = None if incoming is None else os.path.abspath(incoming)
     if mount is not None:
-        choose_server(MountOptions(incoming=spool, fuse=fuse))  # says what is missing
+        choose_server(MountOptions(incoming=staging, fuse=fuse))  # fails before anything is started
     options = NodeOptions(
         volumes=volumes,
         socket=socket,
         mount=mount,
         metrics=metrics,
-        incoming=spool,
+        incoming=staging,
         fuse=fuse,
         cache_bytes=parse_size(cache) or 0,
         allow=AllowList(
@@ -129,7 +121,7 @@ def serve(
         note(f"{READY_PREFIX}{SCHEME}{path}")
 
     node.run(ready)
-    # Clients may still look at the memory that node holds: see dlfs.service.process.
+    # Skip the destructors: clients may still read the node's memory, see dlfs.service.process.
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""``dlfs stall``: where the time of an epoch goes."""
+"""``dlfs stall``: shows where the time of an epoch is spent."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 class Shuffle(StrEnum):
     """Orders of an epoch."""
 
-    # ``global`` is a word of Python's.
+    # ``global`` is a keyword of Python.
     uniform = "global"
     chunk = "chunk"
     storage = "none"
@@ -48,7 +48,7 @@ _ORDERS: dict[Shuffle, dlfs.Shuffle | None] = {
 
 @dataclass(frozen=True)
 class _Run:
-    """What was measured."""
+    """Measurements of one run."""
 
     seconds: float
     waited_seconds: float
@@ -65,20 +65,20 @@ def stall(
     volume: VolumeArgument,
     dataset: DatasetArgument,
     batch: Annotated[int, typer.Option(help="Samples in a batch.", min=1)] = 256,
-    seconds: Annotated[float, typer.Option(help="How long to read.", min=0.1)] = 10.0,
+    seconds: Annotated[float, typer.Option(help="Seconds to read.", min=0.1)] = 10.0,
     step_ms: Annotated[
         float,
-        typer.Option(help="How long your training works on a batch: slept after each.", min=0),
+        typer.Option(help="Time that training takes for a batch, in ms; stall sleeps.", min=0),
     ] = 0.0,
     shuffle: Annotated[
-        Shuffle, typer.Option(metavar="global|chunk|none", help="The order.")
+        Shuffle, typer.Option(metavar="global|chunk|none", help="Order of the epoch.")
     ] = Shuffle.uniform,
     memory: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Sample memory [$DLFS_MEMORY, or 256MiB].")
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Read epochs as training would, and say where the time goes: device, processor or consumer."""
+    """Read epochs as training would; show where time goes: device, processor or consumer."""
     from dlfs.service.statistics import verdict
 
     with open_dataset(volume, dataset, memory_bytes=parse_size(memory)) as (_, opened):
@@ -145,18 +145,18 @@ def _print(title: str, run: _Run, told: str) -> None:
         f"{human_size(seen.rate(seen.sample_bytes))}/s; "
         f"{seen.hit_share:.0%} were in memory, the others came {seen.coalescing:.1f} a request"
     )
-    rows = table("who", "what", "share", "", right=("share",), drop=("",))
+    rows = table("thread", "activity", "share", "", right=("share",), drop=("",))
     shares = {"waits for batches": run.waited_share, "works on them": 1 - run.waited_share}
     for what, share in shares.items():
         rows.add_row("consumer", what, f"{share:.0%}", share_bar(share))
-    words = {
+    activities = {
         "device": "waits for the device",
         "checking": "computes checksums",
         "planning": "finds and sorts samples",
-        "rest": "rests until the consumer takes more",
+        "rest": "waits until the consumer takes more",
     }
     for name, share in seen.phase_shares.items():
-        rows.add_row("reading", words[name], f"{share:.0%}", share_bar(share))
+        rows.add_row("reading", activities[name], f"{share:.0%}", share_bar(share))
     print()
     print_data(rows)
     print()
@@ -167,7 +167,7 @@ def _print(title: str, run: _Run, told: str) -> None:
 
 
 def member_table(members: list[MemberActivity]) -> Table:
-    """What each member did."""
+    """Return a table of the members' activity."""
     titles = ("member", "reads/s", "MiB/s", "in flight", "queues", "median us", "99% us", "errors")
     rows = table(*titles, right=titles[1:], drop=("queues", "in flight", "median us"))
     for member in members:

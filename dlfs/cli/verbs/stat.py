@@ -1,16 +1,16 @@
-"""``dlfs stat``: where samples lie and what they are, without reading them."""
+"""``dlfs stat``: shows the location and the properties of samples without reading them."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from dlfs.cli.datasets import column_types, dataset_json
 from dlfs.cli.options import (
     DatasetArgument,
+    IndexOption,
     JsonOption,
+    PathsArgument,
     VolumeArgument,
     open_dataset,
     sample_indices,
@@ -35,15 +35,11 @@ if TYPE_CHECKING:
 def stat(
     volume: VolumeArgument,
     dataset: DatasetArgument,
-    paths: Annotated[
-        list[str] | None, typer.Argument(metavar="[PATH]...", help="Samples, by path.")
-    ] = None,
-    index: Annotated[
-        list[int] | None, typer.Option("--index", "-i", help="Samples, by index; repeatable.")
-    ] = None,
+    paths: PathsArgument = None,
+    index: IndexOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show what is known of samples: index, size, checksum, place. Without any, of the dataset."""
+    """Show a sample's index, size, checksum, location and attributes, or describe the dataset."""
     with open_dataset(volume, dataset) as (_, found):
         if not paths and not index:
             _show_dataset(found, json=json)
@@ -59,7 +55,7 @@ def stat(
 
 
 def _attributes(dataset: Dataset, infos: list[SampleInfo]) -> list[dict[str, Any]]:
-    """The value of each column, for each sample."""
+    """Return the value of each column for each sample."""
     chosen = [info.index for info in infos]
     columns = {name: dataset.column(name, chosen).tolist() for name in dataset.columns}
     return [{name: values[i] for name, values in columns.items()} for i in range(len(infos))]
@@ -78,7 +74,7 @@ def _json(info: SampleInfo, attributes: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: object) -> object:
-    """A value that JSON has: it knows no NaN and no infinities."""
+    """Return a value in its JSON form, which has no NaN and no infinities."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -96,7 +92,7 @@ def _print_sample(info: SampleInfo, attributes: dict[str, Any]) -> None:
 
 
 def _listed(name: str, values: list[str]) -> dict[str, str]:
-    """A field of several values, a line each; none without values."""
+    """Return a field with a line for each value; no field if there are none."""
     return {name: "\n".join(values)} if values else {}
 
 

@@ -1,7 +1,7 @@
-"""``dlfs target``: what a storage node's own target has to be told.
+"""``dlfs target``: prints the configuration of a storage node's own target.
 
-DLFS does not run on storage nodes; ``dlfs target recipe`` prints what a person runs there, and
-``dlfs target hostnqn`` which host it has to allow.
+DLFS does not run on storage nodes. ``dlfs target recipe`` prints the commands to run there, and
+``dlfs target hostnqn`` the host to allow.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NEXT = {
 
 
 class Kind(StrEnum):
-    """Of targets; the names of ``dlfs.fabric.recipes.RECIPES``."""
+    """Kinds of targets; the names in ``dlfs.fabric.recipes.RECIPES``."""
 
     NVMET = "nvmet"
     NVMETCLI = "nvmetcli"
@@ -34,18 +34,18 @@ class Kind(StrEnum):
 
 @app.callback()
 def target() -> None:
-    """Recipes for storage nodes, which run a stock target."""
+    """Print recipes for storage nodes, which run a standard target."""
 
 
 def recipe(
     device: Annotated[
         str,
-        typer.Argument(metavar="DEVICE", help="On the storage node: a disk or file, absolute."),
+        typer.Argument(metavar="DEVICE", help="Disk or file on the storage node, absolute path."),
     ],
     address: Annotated[
         str,
         typer.Option(
-            "--address", "-a", metavar="IP", help="Of the storage node, as trainers see it."
+            "--address", "-a", metavar="IP", help="Address of the storage node for trainers."
         ),
     ],
     allow: Annotated[
@@ -62,7 +62,7 @@ def recipe(
         ),
     ] = Kind.NVMET,
     nqn: Annotated[
-        str, typer.Option(metavar="NQN", help="Of the subsystem; one is made if not given.")
+        str, typer.Option(metavar="NQN", help="NQN of the subsystem; made up by default.")
     ] = "",
     port: Annotated[int, typer.Option(help="TCP port of the data.")] = 4420,
     discovery_port: Annotated[int, typer.Option(help="TCP port of discovery.")] = 8009,
@@ -83,7 +83,7 @@ def recipe(
 
 
 def hostnqn() -> None:
-    """Print what this machine calls itself: the NQN that a storage node must allow."""
+    """Print the NQN of this machine, which a storage node must allow."""
     from dlfs.block.host import host_nqn
 
     print(host_nqn())

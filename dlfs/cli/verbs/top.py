@@ -1,4 +1,4 @@
-"""``dlfs top``: what a node's service does, live."""
+"""``dlfs top``: shows the activity of a node service, live."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from dlfs.service.statistics import MemberActivity
 
 Snapshot = Mapping[str, Any]
-"""What the service answers; see ``SampleServer.snapshot``."""
+"""Snapshot of a service's statistics; see ``SampleServer.snapshot``."""
 
 _DATASETS = ("dataset", "datasets")
 _MEMBERS = ("member", "members")
@@ -40,17 +40,20 @@ def top(
         str, typer.Argument(metavar="SERVICE", help="unix:PATH, as dlfs serve prints it.")
     ],
     interval: Annotated[
-        float, typer.Option("--interval", "-i", help="Seconds between two looks.", min=0.1)
+        float, typer.Option("--interval", "-i", help="Seconds between two snapshots.", min=0.1)
     ] = 1.0,
     count: Annotated[
-        int, typer.Option("--count", "-n", help="Looks, then end; 0: until Ctrl-C.", min=0)
+        int,
+        typer.Option(
+            "--count", "-n", help="Number of snapshots, then end; 0: until Ctrl-C.", min=0
+        ),
     ] = 0,
     json: JsonOption = False,
 ) -> None:
-    """Show what a service does: datasets, members and clients, with rates and latencies.
+    """Show the activity of a service: datasets, members and clients, with rates and latencies.
 
-    A low terminal shows the busiest rows and counts the others. Where stdout is no terminal, one
-    look is printed; --json prints the service's own figures.
+    A low terminal shows the busiest rows and counts the others. If stdout is no terminal, one
+    snapshot is printed; --json prints the service's statistics.
     """
     from dlfs.service.client import get_statistics
 
@@ -87,12 +90,12 @@ def _live(service: str, before: Snapshot, then: float, interval: float, count: i
 
 
 def screen(before: Snapshot, after: Snapshot, seconds: float, *, rows: int | None = None) -> Screen:
-    """Make a picture of what a service does.
+    """Make the screen for the activity between two snapshots.
 
     Args:
-        before: an answer of the service.
+        before: a snapshot of the service.
         after: a later one.
-        seconds: time between them.
+        seconds: time between them, in seconds.
         rows: height of the terminal, in lines; None shows everything.
     """
     from dlfs.cli.screen import Screen, Section
@@ -185,6 +188,6 @@ def _clients(
 
 
 def _rate(before: Mapping[str, Any], after: Mapping[str, Any], name: str, seconds: float) -> float:
-    """Returns the growth of a counter a second; 0 where no time has passed."""
+    """Return the growth of a counter a second; 0 if no time has passed."""
     grown = after.get(name, 0) - before.get(name, 0)
     return max(0.0, float(grown)) / seconds if seconds > 0 else 0.0

@@ -1,4 +1,4 @@
-"""``dlfs umount``: undo a mount."""
+"""``dlfs umount``: undoes a mount."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from dlfs.cli.output import note
 
 
 def umount(
-    directory: Annotated[str, typer.Argument(metavar="DIR", help="Where it is mounted.")],
+    directory: Annotated[str, typer.Argument(metavar="DIR", help="Mount point.")],
     lazy: Annotated[
-        bool, typer.Option("--lazy", "-z", help="Even while files on it are open.")
+        bool, typer.Option("--lazy", "-z", help="Unmount even while files are open.")
     ] = False,
 ) -> None:
-    """Unmount what 'dlfs mount' mounted."""
+    """Unmount a directory that 'dlfs mount' mounted."""
     from dlfs.mount.mountpoint import unmount
 
     note(f"unmounted {unmount(directory, lazy=lazy)}")

@@ -1,4 +1,4 @@
-"""``dlfs uri``: help on device URIs, and what one means."""
+"""``dlfs uri``: explains device URIs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from dlfs.cli.output import print_json, print_text
 
 def uri(
     text: Annotated[
-        str | None, typer.Argument(metavar="[URI]", help="Explain this one instead.")
+        str | None, typer.Argument(metavar="[URI]", help="Explain this URI instead.")
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Explain device URIs: what VOLUME arguments are made of."""
+    """Explain device URIs: the parts of VOLUME arguments."""
     if text is None:
         _explain_all(json)
     else:
@@ -57,7 +57,7 @@ def _explain(text: str, json: bool) -> None:
 
 
 def _plain(fields: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the fields of a URI, those of its options included, with values in words."""
+    """Yield the fields of a URI and of its options, with readable values."""
     for name, value in fields.items():
         if isinstance(value, dict):
             yield from _plain(value)

@@ -1,4 +1,4 @@
-"""``dlfs verify``: read a whole volume and check every byte that something depends on."""
+"""``dlfs verify``: reads a whole volume and checks all of its checksums."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class _Checked:
-    """Counts what verify finds and reads."""
+    """Counts the problems found and the bytes read."""
 
     def __init__(self, bar: Bar) -> None:
         self.problem_count = 0
@@ -36,16 +36,16 @@ class _Checked:
 
     @property
     def seconds(self) -> float:
-        """Since the start."""
+        """Time since the start, in seconds."""
         return time.monotonic() - self._begin
 
     def progress(self, done_bytes: int, total_bytes: int) -> None:
-        """Take what verify tells."""
+        """Take the progress of the verification."""
         self.size_bytes = done_bytes
         self._bar.update(done_bytes, total_bytes, f"{human_count(self.problem_count)} bad")
 
     def count(self, findings: Iterator[Finding]) -> Iterator[Finding]:
-        """Pass findings on."""
+        """Count findings and pass them on."""
         for finding in findings:
             self.problem_count += 1
             yield finding
@@ -57,7 +57,7 @@ _WHY = "this reads the devices themselves"
 def verify(
     volume: VolumeArgument, dataset: OptionalDatasetArgument = None, json: JsonOption = False
 ) -> None:
-    """Check superblocks, catalog, directories and every sample; name all that is bad."""
+    """Check superblocks, catalog, directories and every sample; report all damage."""
     with open_devices(volume, "verify", why=_WHY) as opened, progress_bar("verify") as bar:
         checked = _Checked(bar)
         findings = checked.count(opened.verify(dataset, progress=checked.progress))

@@ -1,4 +1,4 @@
-"""``dlfs version``: what is installed."""
+"""``dlfs version``: shows the installed versions."""
 
 from __future__ import annotations
 

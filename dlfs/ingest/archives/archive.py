@@ -270,7 +270,7 @@ class Archive:
                 first = self._stream.tell() - len(data.lstrip(b"\0"))
                 raise FormatError(
                     f"import {self.path}: expected nothing after the archive's end, got data at "
-                    f"byte {first}; archives joined into one file have to be imported apart"
+                    f"byte {first}; import archives joined into one file one by one"
                 )
         check_unchanged(self.path, self._file.fileno(), self.state)
 

@@ -130,11 +130,11 @@ Opener = Callable[[str], ArrayFile]
 class ArrayOptions:
     """Options that all array formats have."""
 
-    select: Annotated[tuple[str, ...], "patterns of the arrays to take"] = ()
-    samples: Annotated[Samples, "what is a sample: each row, array or group of arrays"] = "rows"
+    select: Annotated[tuple[str, ...], "patterns of the arrays to import"] = ()
+    samples: Annotated[Samples, "what makes a sample: each row, array or group of arrays"] = "rows"
     attributes: Annotated[
         tuple[str, ...],
-        "NAME=ARRAY: where a value for each sample is; /ARRAY is from the top of its file",
+        "NAME=ARRAY: the array of an attribute; /ARRAY starts at the top of its file",
     ] = ()
 
     def settings(self) -> dict[str, Any]:

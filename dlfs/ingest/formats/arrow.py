@@ -52,11 +52,12 @@ _STATE_BYTES_MAX = 16 * MIB
 
 @dataclass(frozen=True, slots=True)
 class _Options:
-    column: Annotated[str | None, "the sample; by default the only one that can be it"] = None
+    column: Annotated[str | None, "column of the sample; by default the only possible one"] = None
     attributes: Annotated[
-        tuple[str, ...] | None, "columns to keep; by default all with one value a row"
+        tuple[str, ...] | None,
+        "columns to store as attributes; by default all with one value a row",
     ] = None
-    path: Annotated[str | None, "column that is the sample's path"] = None
+    path: Annotated[str | None, "column of the sample's path"] = None
 
 
 @dataclass(frozen=True, slots=True)

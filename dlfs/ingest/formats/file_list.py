@@ -46,11 +46,9 @@ class ListOptions:
     root: Annotated[str | None, "folder that paths are relative to; by default the list's"] = None
     path: Annotated[str | None, "column of paths; by default 'path' or the first"] = None
     attributes: Annotated[
-        tuple[str, ...] | None, "columns to keep as attributes; by default all others"
+        tuple[str, ...] | None, "columns to store as attributes; by default all others"
     ] = None
-    links: Annotated[
-        Literal["follow", "error"], "symbolic links: take what they lead to, or refuse"
-    ] = "follow"
+    links: Annotated[Literal["follow", "error"], "symbolic links: follow or refuse"] = "follow"
 
     def open(self, paths: Sequence[str]) -> ListSource:
         """Open one list; see ``ListSource``."""

@@ -54,7 +54,7 @@ class _Frame:
 class FolderOptions:
     """Options of a folder."""
 
-    links: Annotated[LinkPolicy, "symbolic links: take what they lead to, skip, refuse"] = "follow"
+    links: Annotated[LinkPolicy, "symbolic links: follow, skip, or refuse"] = "follow"
 
     def open(self, paths: Sequence[str]) -> FolderSource:
         """Open one folder; see ``FolderSource``."""
@@ -228,7 +228,7 @@ class FolderSource(Source):
         where = self._where(path)
         if is_link and error.errno in (errno.ENOENT, errno.ENOTDIR):
             return UsageError(
-                f"import {where}: the symbolic link leads to nothing; skip links, or mend it"
+                f"import {where}: the symbolic link leads to nothing; skip links, or repair it"
             )
         if is_link and error.errno == errno.ELOOP:
             return UsageError(f"import {where}: the symbolic link leads back to itself")

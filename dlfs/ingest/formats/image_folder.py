@@ -29,7 +29,7 @@ from dlfs.ingest.source import (
 class ImageFolderOptions:
     """Options of a folder of classes."""
 
-    links: Annotated[LinkPolicy, "symbolic links: take what they lead to, skip, refuse"] = "follow"
+    links: Annotated[LinkPolicy, "symbolic links: follow, skip, or refuse"] = "follow"
 
     def open(self, paths: Sequence[str]) -> ImageFolderSource:
         """Open one folder; see ``ImageFolderSource``."""

@@ -91,11 +91,11 @@ _TEXTS: dict[str, Callable[[str], Value]] = {
 class MdsOptions:
     """Options of MDS shards."""
 
-    column: Annotated[str | None, "the sample; by default the only one that can be it"] = None
+    column: Annotated[str | None, "column of the sample; by default the only possible one"] = None
     attributes: Annotated[
-        tuple[str, ...] | None, "columns to keep; by default all numbers and texts"
+        tuple[str, ...] | None, "columns to store as attributes; by default all numbers and texts"
     ] = None
-    path: Annotated[str | None, "column that is the sample's path"] = None
+    path: Annotated[str | None, "column of the sample's path"] = None
     hashes: Annotated[bool, "check the files' hashes"] = True
 
     def open(self, paths: Sequence[str]) -> MdsSource:

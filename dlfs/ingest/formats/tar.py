@@ -138,8 +138,8 @@ class _Names:
 class TarOptions:
     """Options of tar archives."""
 
-    links: Annotated[LinkPolicy, "symbolic links: take what they lead to, skip, refuse"] = "follow"
-    prefix_shards: Annotated[bool, "put each archive's name before its members' paths"] = False
+    links: Annotated[LinkPolicy, "symbolic links: follow, skip, or refuse"] = "follow"
+    prefix_shards: Annotated[bool, "begin paths with the archive's name"] = False
 
     def open(self, paths: Sequence[str]) -> TarSource:
         """Open archives; see ``TarSource``."""

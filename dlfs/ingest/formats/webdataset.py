@@ -43,10 +43,10 @@ class WebDatasetOptions:
     """Options of WebDataset shards."""
 
     attributes: Annotated[
-        tuple[str, ...], "extensions to keep as attributes: cls, txt, json.NAME"
+        tuple[str, ...], "extensions to store as attributes: cls, txt, json.NAME"
     ] = ()
     column: Annotated[str | None, "extension of the samples; by default all others"] = None
-    prefix_shards: Annotated[bool, "put each archive's name before its members' paths"] = False
+    prefix_shards: Annotated[bool, "begin paths with the archive's name"] = False
 
     def open(self, paths: Sequence[str]) -> WebDatasetSource:
         """Open archives, or folders of them; see ``WebDatasetSource``."""

@@ -181,8 +181,7 @@ def choose_columns(
     for other in chosen:
         if not is_scalar(other):
             raise UsageError(
-                f"{where}: expected numbers, truths or text in column {other.name}, "
-                f"got {other.type}"
+                f"{where}: expected numbers, bools or text in column {other.name}, got {other.type}"
             )
     return Columns(sample, found_path, tuple(chosen), ())
 

@@ -338,7 +338,7 @@ def test_files_of_other_columns_are_told(volume: Volume, tmp_path: Path) -> None
         ({"column": "pixels"}, "expected column pixels, got image, label"),
         ({"column": "label"}, "expected bytes or text in column label, got int32"),
         ({"column": "image.bytes"}, "expected column image.bytes"),
-        ({"attributes": "boxes"}, "expected numbers, truths or text in column boxes, got list"),
+        ({"attributes": "boxes"}, "expected numbers, bools or text in column boxes, got list"),
         ({"path": "boxes"}, "expected text in column boxes"),
     ],
 )

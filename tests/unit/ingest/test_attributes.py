@@ -193,7 +193,7 @@ def test_other_tables_are_refused(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     parquet.write_table(arrow.table({"path": ["a"], "x": [[1, 2]]}), tmp_path / "t.parquet")
     with pytest.raises(
-        UsageError, match="expected numbers, truths or text in every column, got list"
+        UsageError, match="expected numbers, bools or text in every column, got list"
     ):
         TableRule(str(tmp_path / "t.parquet"))
     (tmp_path / "u.parquet").write_bytes(b"PAR1 no more")

@@ -6,8 +6,8 @@ its page and every page in the file, keys must rise, and their count must be the
 liblmdb does not check these: it maps the file, and reads beyond a damaged page or dies of SIGBUS in
 a truncated file. We compared this reader with py-lmdb in a separate process, on a file of 150 keys.
 Of 120 bits flipped in the tree, this reader missed 4 that changed samples, py-lmdb 22; of 20
-truncations, none and 1. Samples of 4 KiB took 14 to 17 us here, and 29 to 33 us through that process. It also
-saves users a package.
+truncations, none and 1. A sample of 4 KiB took 14 to 17 us here, and 29 to 33 us through that
+process. This reader also saves users a package.
 
 Layout, all little-endian: pages 0 and 1 are metas; the one of the later transaction is valid. A
 page begins with its number (8 bytes), 2 unused bytes, its flags (2), and the ends of its lower and

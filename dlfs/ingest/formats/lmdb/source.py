@@ -35,8 +35,8 @@ from dlfs.ingest.source import (
 class LmdbOptions:
     """Options of an LMDB environment."""
 
-    select: Annotated[str, "pattern of the keys to take"] = "*"
-    database: Annotated[str | None, "named database in the environment; none: its main one"] = None
+    select: Annotated[str, "pattern of the keys to import"] = "*"
+    database: Annotated[str | None, "named database in the environment; none: the main one"] = None
 
     def open(self, paths: Sequence[str]) -> LmdbSource:
         """Open one environment; see ``LmdbSource``."""

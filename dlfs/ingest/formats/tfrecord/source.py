@@ -93,11 +93,13 @@ _SUFFIXES = tuple(
 class TfRecordOptions:
     """Options of TFRecord files."""
 
-    column: Annotated[str | None, "feature whose bytes are the sample; none: whole records"] = None
-    attributes: Annotated[tuple[str, ...], "features to keep as attributes (needs column)"] = ()
-    path: Annotated[str | None, "feature that is the sample's path (needs column)"] = None
+    column: Annotated[
+        str | None, "feature of the sample (extra [tfrecord]); none: whole records"
+    ] = None
+    attributes: Annotated[tuple[str, ...], "features to store as attributes (needs column)"] = ()
+    path: Annotated[str | None, "feature of the sample's path (needs column)"] = None
     index: Annotated[str, "auto, none, or the folder of the index files"] = "auto"
-    compression: Annotated[Compression, "of the files; auto goes by their names"] = "auto"
+    compression: Annotated[Compression, "compression of the files; auto: by their names"] = "auto"
 
     def __post_init__(self) -> None:
         if self.column is None and (self.attributes or self.path):
