@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.shuffle.orders import Order, Stored
-from dlfs.cli.digits import PIXELS, Classifier, initial_weights, is_held_out
+from dlfs.cli.digits import PIXELS, Classifier, initial_weights, is_test_sample
 
 PER_CHUNK = 16
 """Digits in a chunk, so that each class has about nine chunks."""
@@ -49,7 +49,7 @@ class Digits:
         digits = load_digits()
         images = (digits.images.reshape(-1, PIXELS) / 16).astype(np.float32)
         labels = digits.target.astype(np.int64)
-        is_test = is_held_out(np.arange(len(labels), dtype=np.uint64))
+        is_test = is_test_sample(np.arange(len(labels), dtype=np.uint64))
         order = np.random.default_rng(0).permutation(np.count_nonzero(~is_test))
         if by_class:
             order = order[np.argsort(labels[~is_test][order], kind="stable")]

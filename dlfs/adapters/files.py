@@ -20,8 +20,6 @@ import numpy as np
 
 import dlfs
 
-_AFTER_SLASH = b"0"  # the byte behind "/": where the range of a directory ends
-
 
 class OpenVolume:
     """A volume and those of its datasets that were used. Any threads."""
@@ -115,12 +113,9 @@ class Node:
         return described.created
 
     def range(self) -> tuple[int, int]:
-        """The samples below a directory of a dataset: first..last-1."""
+        """Return the range of indices first..last-1 below a directory of a dataset."""
         assert self.dataset is not None
-        if not self.inner:
-            return 0, len(self.dataset)
-        low = self.dataset.lower_bound
-        return low(self.inner + b"/"), low(self.inner + _AFTER_SLASH)
+        return self.dataset.directory.subtree_range(self.inner)
 
     def describe_directory(self, path: str) -> dict[str, Any]:
         """What fsspec calls the info of a directory in the same dataset."""

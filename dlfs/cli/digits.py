@@ -21,7 +21,7 @@ SIDE = 8
 PIXELS = SIDE * SIDE
 CLASSES = 10
 HIDDEN = 64
-HELD_OUT_STEP = 5
+TEST_STEP = 5
 """Step between the digits that are excluded from training, for the test."""
 
 _SHADES = " ░▒▓█"
@@ -49,10 +49,10 @@ def label_of(path: bytes) -> int:
     return int(path.split(b"/", 1)[0])
 
 
-def is_held_out(indices: NDArray[np.uint64]) -> NDArray[np.bool_]:
+def is_test_sample(indices: NDArray[np.uint64]) -> NDArray[np.bool_]:
     """Return True for each sample that belongs to the test, ``bool[n]``."""
-    held_out: NDArray[np.bool_] = indices % HELD_OUT_STEP == 0
-    return held_out
+    is_test: NDArray[np.bool_] = indices % TEST_STEP == 0
+    return is_test
 
 
 def decode(samples: Iterable[bytes]) -> NDArray[np.float32]:

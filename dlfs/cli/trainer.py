@@ -21,7 +21,7 @@ from torch import nn
 
 import dlfs
 from dlfs.adapters.torch import FolderLabels, Loader, TensorBatch
-from dlfs.cli.digits import CLASSES, HIDDEN, PIXELS, is_held_out
+from dlfs.cli.digits import CLASSES, HIDDEN, PIXELS, is_test_sample
 from dlfs.service.sockets import SCHEME
 
 BATCH = 64
@@ -70,27 +70,27 @@ class Training:
             self._load()
 
     def _load(self) -> None:
-        kept = torch.load(self._checkpoint, weights_only=True)
-        self._model.load_state_dict(kept["model"])
-        self._optimizer.load_state_dict(kept["optimizer"])
-        self.loader.load_state_dict(kept["loader"])
-        self.order = kept["order"]
+        checkpoint = torch.load(self._checkpoint, weights_only=True)
+        self._model.load_state_dict(checkpoint["model"])
+        self._optimizer.load_state_dict(checkpoint["optimizer"])
+        self.loader.load_state_dict(checkpoint["loader"])
+        self.order = checkpoint["order"]
 
     def _save(self) -> None:
-        kept = {
+        checkpoint = {
             "model": self._model.state_dict(),
             "optimizer": self._optimizer.state_dict(),
             "loader": self.loader.state_dict(),
             "order": self.order,
         }
         new = self._checkpoint.with_suffix(".new")
-        torch.save(kept, new)
+        torch.save(checkpoint, new)
         os.replace(new, self._checkpoint)  # the file is always complete, the old or the new one
 
     def step(self, batch: TensorBatch) -> None:
         """Learn from a batch without its test samples, and write a checkpoint."""
         assert batch.labels is not None
-        learned = torch.from_numpy(~is_held_out(batch.indices.numpy()))
+        learned = torch.from_numpy(~is_test_sample(batch.indices.numpy()))
         self._optimizer.zero_grad()
         guesses = self._model(batch.samples[learned])
         loss = nn.functional.cross_entropy(guesses, batch.labels[learned], reduction="sum")
@@ -102,7 +102,7 @@ class Training:
     def accuracy(self, dataset: dlfs.Dataset) -> float:
         """Return the fraction of the test digits that the model classifies correctly."""
         indices = np.arange(len(dataset), dtype=np.uint64)
-        indices = indices[is_held_out(indices)]
+        indices = indices[is_test_sample(indices)]
         with dataset.read(indices) as batch:
             images = torch.stack([decode(sample) for sample in batch])
         with torch.no_grad():
@@ -132,8 +132,8 @@ def train(
 
 def load_checkpoint(folder: Path) -> dict[str, Any]:
     """Return the checkpoint after the last step of a training."""
-    kept: dict[str, Any] = torch.load(folder / CHECKPOINT, weights_only=True)
-    return kept
+    checkpoint: dict[str, Any] = torch.load(folder / CHECKPOINT, weights_only=True)
+    return checkpoint
 
 
 if __name__ == "__main__":

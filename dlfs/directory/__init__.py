@@ -8,13 +8,14 @@ of a node.
 from __future__ import annotations
 
 from dlfs.directory.builder import DirectoryBuilder, FrozenParts, Location
-from dlfs.directory.frozen import Entry, FrozenDirectory
+from dlfs.directory.frozen import DirectoryChild, Entry, FrozenDirectory
 from dlfs.directory.indices import as_array, as_indices, check_indices, find_outside
 from dlfs.directory.neighbours import near_paths
 from dlfs.directory.sharing import DirectoryIdentity, DirectorySizes, load_directory
 
 __all__ = [
     "DirectoryBuilder",
+    "DirectoryChild",
     "DirectoryIdentity",
     "DirectorySizes",
     "Entry",

@@ -44,6 +44,14 @@ class Entry(NamedTuple):
     """Index of the sample itself, or of the first sample below the directory."""
 
 
+class DirectoryChild(NamedTuple):
+    """One child of a directory, and where its listing continues."""
+
+    entry: Entry
+    next_index: int
+    """Index of the first sample of the next child."""
+
+
 class FrozenDirectory:
     """The directory of one dataset.
 
@@ -218,8 +226,7 @@ class FrozenDirectory:
         """Return the range of indices first..last-1 below a directory. The root is ``b""``."""
         if not prefix:
             return 0, len(self)
-        native = self._named()
-        return native.lower_bound(prefix + b"/"), native.lower_bound(prefix + _AFTER_SLASH)
+        return self.lower_bound(prefix + b"/"), self.lower_bound(prefix + _AFTER_SLASH)
 
     def is_directory(self, prefix: bytes) -> bool:
         """Return True if samples lie below this path. The root always is a directory."""
@@ -235,30 +242,41 @@ class FrozenDirectory:
         Args:
             prefix: the directory's path; ``b""`` is the root. Nothing is listed when it is not a
                 directory.
-            start_after: the name of a child to go on behind.
+            start_after: the name of a child to continue after.
 
         Raises:
-            FormatError: the names are malformed.
+            FormatError: the names are malformed or out of order.
         """
-        index, last = self.subtree_range(prefix)
         base = prefix + b"/" if prefix else b""
-        if start_after is not None:
-            index = max(index, self._behind(base + start_after))
+        first = 0 if start_after is None else self._behind(base + start_after)
+        return (child.entry for child in self.walk(prefix, first))
+
+    def walk(self, prefix: bytes, first: int = 0) -> Iterator[DirectoryChild]:
+        """List one directory as ``children`` does, from the child at an index on.
+
+        Args:
+            prefix: the directory's path; ``b""`` is the root.
+            first: index of the first sample of a child, such as a ``next_index``; 0 is the first
+                child.
+
+        Raises:
+            FormatError: the names are malformed or out of order.
+        """
+        begin, last = self.subtree_range(prefix)
+        index = max(begin, first)
+        base = prefix + b"/" if prefix else b""
         batch = _LIST_FEW
         while index < last:
             names = self.names(index, min(batch, last - index))
-            stop = index
-            for entry, behind in self._entries_in(names, index, base):
-                yield entry
-                stop = behind
+            following = index + len(names)
+            for child in self._children_in(names, index, base):
+                yield child
+                index = child.next_index
             # After a large subdirectory was skipped: decode few names again.
-            batch = _LIST_FEW if stop > index + len(names) else min(2 * batch, _LIST_MANY)
-            index = stop
+            batch = _LIST_FEW if index > following else min(2 * batch, _LIST_MANY)
 
-    def _entries_in(
-        self, names: list[bytes], first: int, base: bytes
-    ) -> Iterator[tuple[Entry, int]]:
-        """Yield children from decoded names, each with the index after it."""
+    def _children_in(self, names: list[bytes], first: int, base: bytes) -> Iterator[DirectoryChild]:
+        """Yield the children whose first samples are among decoded names."""
         at = 0
         while at < len(names):
             path = names[at]
@@ -270,8 +288,12 @@ class FrozenDirectory:
                 end = base + name + _AFTER_SLASH
                 behind = bisect_left(names, end, behind)
                 if behind == len(names):
-                    behind = max(behind, self.lower_bound(end) - first)
-            yield Entry(name, bool(slash), first + at), first + behind
+                    behind = self.lower_bound(end) - first
+                    if behind < len(names):
+                        raise FormatError(
+                            f"list {quote(base)} in {self._label}: names out of order"
+                        )
+            yield DirectoryChild(Entry(name, bool(slash), first + at), first + behind)
             at = behind
 
     def _behind(self, path: bytes) -> int:

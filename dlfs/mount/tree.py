@@ -13,10 +13,10 @@ Threads: one.
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from dlfs.directory import FrozenDirectory
+from dlfs.directory import DirectoryChild, FrozenDirectory
 from dlfs.errors import FormatError, NotFoundError, StaleError
 from dlfs.format.constants import COMPONENT_BYTES_MAX, PATH_BYTES_MAX
 from dlfs.staging.inode_numbers import DATASET_DEPTH, FILE_DEPTH
@@ -24,10 +24,6 @@ from dlfs.wording import quote
 
 PREFIXES_MAX = 4096
 """Most directories whose path prefix is cached; a cached prefix spares decoding a name."""
-
-_AFTER_SLASH = b"0"  # the byte after "/": prefix + this byte bounds a directory's range
-_LIST_FEW = 32  # names decoded at a time in a range of directories
-_LIST_MANY = 1024  # names decoded at a time in a range of files
 
 
 class TreeNode(NamedTuple):
@@ -45,14 +41,6 @@ class Child(NamedTuple):
     node: TreeNode
     next_index: int
     """Position of the next child."""
-
-
-@dataclass
-class _Window:
-    """Decoded names of consecutive samples."""
-
-    first: int
-    names: list[bytes]
 
 
 class DatasetTree:
@@ -133,11 +121,7 @@ class DatasetTree:
 
     def listing(self, node: TreeNode) -> Listing:
         """Start to list a directory."""
-        prefix = self.prefix(node)
-        end = self._count
-        if prefix:
-            end = self._directory.lower_bound(prefix[:-1] + _AFTER_SLASH)
-        return Listing(self._directory, self._label, node, prefix, end)
+        return Listing(self._directory, self._label, node, self.prefix(node))
 
     def _cache_prefix(self, node: TreeNode, prefix: bytes) -> bytes:
         self._prefixes[node] = prefix
@@ -149,20 +133,20 @@ class DatasetTree:
 class Listing:
     """A directory that is being listed, each child once, from any position.
 
-    The listing caches a window of decoded names. A caller that takes the children one after the
-    other causes each name to be decoded once.
+    The listing continues one walk of the directory as long as its caller takes the children one
+    after the other; another position starts a new walk.
     """
 
     def __init__(
-        self, directory: FrozenDirectory, label: str, node: TreeNode, prefix: bytes, end: int
+        self, directory: FrozenDirectory, label: str, node: TreeNode, prefix: bytes
     ) -> None:
         self._directory = directory
         self._label = label
         self._node = node
         self._prefix = prefix
-        self._end = end  # index after the directory's last sample
-        self._window = _Window(0, [])
-        self._decode_count = _LIST_FEW
+        self._walk: Iterator[DirectoryChild] = iter(())
+        self._child: Child | None = None
+        self._index = self._next_index = -1  # of the child that was returned last
 
     def child(self, position: int) -> Child | None:
         """Return the child at a position (0, or a child's ``next_index``), or None at the end.
@@ -171,31 +155,22 @@ class Listing:
             FormatError: the names are malformed or out of order.
         """
         index = max(position, self._node.sample_index)
-        if index >= self._end:
+        if index != self._index:
+            if index != self._next_index:
+                self._walk = self._directory.walk(self._prefix[:-1], index)
+            self._index = self._next_index = -1  # a walk that fails does not continue
+            self._child = self._describe(next(self._walk, None))
+            self._index = index
+            self._next_index = -1 if self._child is None else self._child.next_index
+        return self._child
+
+    def _describe(self, found: DirectoryChild | None) -> Child | None:
+        if found is None:
             return None
-        path = self._name(index)
-        if not path.startswith(self._prefix):
-            raise FormatError(f"list {quote(self._prefix)} of {self._label}: names out of order")
-        name, slash, _ = path[len(self._prefix) :].partition(b"/")
+        name = found.entry.name
         if name in (b"", b".", b"..") or len(name) > COMPONENT_BYTES_MAX or b"\0" in name:
             raise FormatError(
                 f"list {quote(self._prefix)} of {self._label}: {quote(name)} is no file name"
             )
-        if not slash:
-            return Child(name, TreeNode(FILE_DEPTH, index), index + 1)
-        end = self._directory.lower_bound(self._prefix + name + _AFTER_SLASH)
-        if end <= index:
-            raise FormatError(f"list {quote(self._prefix)} of {self._label}: names out of order")
-        return Child(name, TreeNode(self._node.depth + 1, index), end)
-
-    def _name(self, index: int) -> bytes:
-        window = self._window
-        at = index - window.first
-        if not 0 <= at < len(window.names):
-            # The window is left at its end after files only; a jump past it skipped a directory.
-            follows = at == len(window.names) and at > 0
-            self._decode_count = min(2 * self._decode_count, _LIST_MANY) if follows else _LIST_FEW
-            count = min(self._decode_count, self._end - index)
-            window = self._window = _Window(index, self._directory.names(index, count))
-            at = 0
-        return window.names[at]
+        depth = self._node.depth + 1 if found.entry.is_directory else FILE_DEPTH
+        return Child(name, TreeNode(depth, found.entry.first_index), found.next_index)

@@ -91,16 +91,16 @@ class _Demo:
     @contextmanager
     def step(self, name: str, doing: str) -> Iterator[Callable[[str], None]]:
         """Run a step with a spinner, then print its line; the block passes the line's text."""
-        told: list[str] = []
+        texts: list[str] = []
         begin = time.perf_counter()
         with self.console.status(f"[bold]{name}[/]  {doing}"):
             try:
-                yield told.append
+                yield texts.append
             except BaseException:
                 self.console.print(f"[bold red]✗[/] [bold]{name:<8}[/] {doing}")
                 raise
         seconds = human_seconds(time.perf_counter() - begin)
-        self.line("[bold green]✓[/]", name, " ".join(told), seconds)
+        self.line("[bold green]✓[/]", name, " ".join(texts), seconds)
 
     def line(self, mark: str, name: str, text: str, seconds: str = "") -> None:
         """Print one aligned line: mark, name, text, and the time on the right if there is room."""
@@ -191,27 +191,27 @@ def _make_dataset(work: _Demo) -> None:
     from dlfs.cli.digits import write_digits
     from dlfs.ingest.importer import import_dataset, open_source
 
-    with work.step("digits", "write scikit-learn's digits as PNG files") as tell:
+    with work.step("digits", "write scikit-learn's digits as PNG files") as report:
         count = write_digits(work.source)
-        tell(f"{human_count(count)} PNG files of 8 x 8 pixels, in a folder for each class")
-    with work.step("format", "make a volume in a file") as tell:
+        report(f"{human_count(count)} PNG files of 8 x 8 pixels, in a folder for each class")
+    with work.step("format", "make a volume in a file") as report:
         info = dlfs.format_volume(work.volume, size_bytes=VOLUME_BYTES, label="demo")
-        tell(f"a volume in a file: {human_size(info.capacity_bytes)} for samples")
+        report(f"a volume in a file: {human_size(info.capacity_bytes)} for samples")
     with dlfs.open(work.volume) as volume:
-        with work.step("import", "pack the files into a dataset") as tell:
+        with work.step("import", "pack the files into a dataset") as report:
             source = open_source(str(work.source))
             try:
-                report = import_dataset(volume, source, "digits", seed=SEED)
+                imported = import_dataset(volume, source, "digits", seed=SEED)
             finally:
                 source.close()
-            sealed = report.dataset
+            sealed = imported.dataset
             size = human_size(sealed.sample_bytes)
-            tell(f"{human_count(sealed.sample_count)} samples, {size}, packed in shuffled order")
-        with work.step("verify", "read everything and check it") as tell:
+            report(f"{human_count(sealed.sample_count)} samples, {size}, packed in shuffled order")
+        with work.step("verify", "read everything and check it") as report:
             problem = next(volume.verify(), None)
             if problem is not None:
                 raise DemoError(f"demo: verify found damage: {problem}")
-            tell("every superblock, directory block and sample has its checksum")
+            report("every superblock, directory block and sample has its checksum")
 
 
 def _missing_for_mount() -> str | None:
@@ -244,17 +244,17 @@ def _mount(work: _Demo, cleanup: ExitStack) -> bool:
     if missing is not None:
         work.left_out("mount", missing)
         return False
-    with work.step("mount", "mount the volume") as tell:
+    with work.step("mount", "mount the volume") as report:
         work.mount_point.mkdir()
         cleanup.callback(_unmount, work)
         log = str(work.folder / "mount.log")
         done = _run_verb("mount", work.volume, str(work.mount_point), "--log", log)
         if done.returncode:
             raise DemoError(f"demo: mount: {done.stderr.strip()}")
-        tell("/digits/CLASS/NUMBER.png, for any program to read")
-    with work.step("diff -r", "compare the mount with the files") as tell:
+        report("/digits/CLASS/NUMBER.png, for any program to read")
+    with work.step("diff -r", "compare the mount with the files") as report:
         compared = _diff(work.source, work.mount_point / "digits")
-        tell(f"the mount and the source are equal, {compared}")
+        report(f"the mount and the source are equal, {compared}")
     return True
 
 
@@ -287,13 +287,13 @@ def _unmount(work: _Demo) -> None:
 def _train(work: _Demo, dataset: Dataset) -> None:
     import numpy as np
 
-    from dlfs.cli.digits import Classifier, decode, is_held_out, label_of
+    from dlfs.cli.digits import Classifier, decode, is_test_sample, label_of
 
     labels = np.array([label_of(path) for path in dataset.paths()])
     everything = np.arange(len(dataset), dtype=np.uint64)
-    test = everything[is_held_out(everything)]
+    test = everything[is_test_sample(everything)]
     model = Classifier()
-    with work.step("train", f"{EPOCHS} epochs in global random order") as tell:
+    with work.step("train", f"{EPOCHS} epochs in global random order") as report:
         for epoch in range(EPOCHS):
             _train_epoch(model, dataset, labels, epoch)
         with dataset.read(test) as batch:
@@ -303,19 +303,19 @@ def _train(work: _Demo, dataset: Dataset) -> None:
         if accuracy <= ACCURACY_MIN:
             raise DemoError(f"demo: expected over {ACCURACY_MIN:.0%} accuracy, got {accuracy:.1%}")
         right = f"[bold]{accuracy:.1%}[/] of {len(test)} unseen digits right"
-        tell(f"{EPOCHS} epochs, newly shuffled: {right}")
+        report(f"{EPOCHS} epochs, newly shuffled: {right}")
     _show_digits(work, images, guesses, labels[test])
 
 
 def _train_epoch(
     model: Classifier, dataset: Dataset, labels: NDArray[np.int64], epoch: int
 ) -> None:
-    from dlfs.cli.digits import decode, is_held_out
+    from dlfs.cli.digits import decode, is_test_sample
 
     with dataset.batches(BATCH, seed=SEED, epoch=epoch, shuffle="global") as batches:
         for batch in batches:
             with batch:
-                positions = (~is_held_out(batch.indices)).nonzero()[0]
+                positions = (~is_test_sample(batch.indices)).nonzero()[0]
                 images = decode([batch.tobytes(int(position)) for position in positions])
                 model.learn(images, labels[batch.indices[positions]])
 
@@ -367,13 +367,13 @@ def _train_with_torch(work: _Demo, dataset: Dataset) -> None:
     if missing is not None:
         work.left_out("torch", missing)
         return
-    with work.step("torch", "train with PyTorch through a service, killed in mid-epoch") as tell:
+    with work.step("torch", "train with PyTorch through a service, killed in mid-epoch") as report:
         folder.mkdir()
         with _serving(work, socket) as uri:
             _run_trainer(uri, folder, workers=2, kill_behind=TORCH_KILLED_BEHIND)
             accuracy = _run_trainer(uri, folder, workers=1).removeprefix("accuracy ")
         _check_order(dataset, folder)
-        tell(
+        report(
             f"{TORCH_EPOCHS} epochs with PyTorch through a service: killed in mid-epoch with 2 "
             "workers, gone on with 1, in the order of an uninterrupted run: "
             f"[bold]{float(accuracy):.1%}[/] right"
@@ -409,7 +409,7 @@ def _run_trainer(uri: str, folder: Path, *, workers: int, kill_behind: str | Non
     command = [sys.executable, "-m", "dlfs.cli.trainer", uri, str(folder)]
     command += ["--epochs", str(TORCH_EPOCHS), "--workers", str(workers)]
     log = folder / "errors.log"
-    told = ""
+    last_line = ""
     with (
         log.open("wb") as errors,
         subprocess.Popen(
@@ -419,15 +419,15 @@ def _run_trainer(uri: str, folder: Path, *, workers: int, kill_behind: str | Non
         assert trainer.stdout is not None
         try:
             for line in trainer.stdout:
-                told = line.strip()
-                if told == kill_behind:
-                    return told
+                last_line = line.strip()
+                if last_line == kill_behind:
+                    return last_line
             trainer.wait()
         finally:
             trainer.kill()  # SIGKILL, if it has not ended
     if trainer.returncode or kill_behind is not None:
         raise DemoError(f"demo: torch: it ended with {trainer.returncode}: {log.read_text()}")
-    return told
+    return last_line
 
 
 def _check_order(dataset: Dataset, folder: Path) -> None:
@@ -446,7 +446,7 @@ def _time_reads(work: _Demo, dataset: Dataset, *, mounted: bool) -> None:
         order = [int(index) for batch in batches for index in batch.indices]
     names = [os.fsdecode(path) for path in dataset.paths()]
     files = [str(work.source / names[index]) for index in order]
-    with work.step("time", "read every sample, three ways") as tell:
+    with work.step("time", "read every sample, three ways") as report:
         rates = {
             f"DLFS, batches of {READ_BATCH}": _rate(len(order), lambda: _read_batches(dataset))
         }
@@ -456,7 +456,7 @@ def _time_reads(work: _Demo, dataset: Dataset, *, mounted: bool) -> None:
                 len(order), lambda: _read_files(on_mount)
             )
         rates["plain files, open + read + close"] = _rate(len(order), lambda: _read_files(files))
-        tell("all samples as bytes in Python, same random order, 1 thread")
+        report("all samples as bytes in Python, same random order, 1 thread")
     _show_rates(work, rates)
 
 

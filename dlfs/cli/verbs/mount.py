@@ -81,14 +81,14 @@ def mount(
     from dlfs.mount.background import mount_volume
     from dlfs.mount.server import CACHE_BYTES, MountOptions, choose_server, serve
 
-    held = parse_size(memory)
+    memory_bytes = parse_size(memory)
     defaults = MountOptions()
     options = MountOptions(
         uid=defaults.uid if uid is None else uid,
         gid=defaults.gid if gid is None else gid,
         file_mode=_parse_mode(mode),
         allow_other=allow_other,
-        cache_bytes=CACHE_BYTES if held is None else held,
+        cache_bytes=CACHE_BYTES if memory_bytes is None else memory_bytes,
         incoming=None if incoming is None else os.path.abspath(incoming),
         fuse=fuse,
         busy_poll_us=busy_poll,

@@ -85,11 +85,11 @@ def stall(
         order = _ORDERS[shuffle]
         run = _measure(opened, batch, seconds, step_ms / 1000, order)
         title = f"{opened.name}@{opened.version}"
-    told = verdict(run.seen, run.waited_share)
+    verdict_text = verdict(run.seen, run.waited_share)
     if json:
-        print_json(_as_json(title, run, told))
+        print_json(_as_json(title, run, verdict_text))
     else:
-        _print(title, run, told)
+        _print(title, run, verdict_text)
 
 
 def _measure(
@@ -125,7 +125,7 @@ def _measure(
     return _Run(spent, waited, batches, activity(before, dataset.stats(), spent), members)
 
 
-def _as_json(title: str, run: _Run, told: str) -> dict[str, Any]:
+def _as_json(title: str, run: _Run, verdict_text: str) -> dict[str, Any]:
     return {
         "dataset": title,
         "seconds": run.seconds,
@@ -133,11 +133,11 @@ def _as_json(title: str, run: _Run, told: str) -> dict[str, Any]:
         "waited_seconds": run.waited_seconds,
         **{name: value for name, value in asdict(run.seen).items() if name != "seconds"},
         "members": [asdict(member) for member in run.members],
-        "verdict": told,
+        "verdict": verdict_text,
     }
 
 
-def _print(title: str, run: _Run, told: str) -> None:
+def _print(title: str, run: _Run, verdict_text: str) -> None:
     seen = run.seen
     print_text(
         f"{show_text(title)}: {human_count(seen.samples)} samples in {human_seconds(run.seconds)}, "
@@ -163,7 +163,7 @@ def _print(title: str, run: _Run, told: str) -> None:
     if seen.requests:
         print_data(member_table(run.members))
         print()
-    print_text(told)
+    print_text(verdict_text)
 
 
 def member_table(members: list[MemberActivity]) -> Table:

@@ -27,7 +27,7 @@ SAMPLES = {
 
 @dataclass(frozen=True)
 class Done:
-    """How a command ended."""
+    """Exit code and output of a command."""
 
     code: int
     out: bytes
@@ -40,7 +40,7 @@ class Done:
 
 @pytest.fixture
 def samples() -> dict[bytes, bytes]:
-    """What ``small`` holds."""
+    """Return the samples of the dataset ``small``, by path."""
     return SAMPLES
 
 
@@ -51,7 +51,7 @@ PYTHON_WORDS = re.compile(
     \b[A-Z][A-Za-z]*(?:Error|Exception)\b|\b[a-z]+(?:_[a-z]+)+\b""",
     re.VERBOSE,
 )
-"""What a message must not have: literals, classes and names of arguments of Python."""
+"""Pattern of literals, classes and argument names of Python, which no message may have."""
 WORDS_OF_USERS = {"io_uring", "file_name"}
 """Words with underscores that are no arguments."""
 

@@ -1,6 +1,6 @@
-"""Prints what takes long to come about: large counts, busy services, many devices.
+"""Prints output that is slow to produce: large counts, busy services, many devices.
 
-The verbs' own functions print it. Only the figures, which a service or a measurement would give,
+The verbs' own functions print it. Only the statistics, which a service or a measurement would give,
 are made up here, so that they are large and the same in every run.
 """
 
@@ -74,7 +74,7 @@ def members() -> None:
 
 
 def namespaces() -> None:
-    """What a storage node exports."""
+    """Return the namespaces of a storage node."""
     from types import SimpleNamespace as Some
 
     superblock = Some(

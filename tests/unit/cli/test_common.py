@@ -1,4 +1,4 @@
-"""What holds for all verbs: -q, -v, defaults from the environment, examples, messages."""
+"""Tests of all verbs: -q, -v, defaults from the environment, examples, messages."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def test_no_json_is_ignored(run, volume, tmp_path, verb) -> None:
         "uri": ["uri"],
         "version": ["version"],
     }
-    # Of the others, those with --json need a mount, a service, a node or a lost member.
+    # Other verbs with --json need a mount, a service, a node or a lost member.
     if verb in commands:
         assert isinstance(run(*commands[verb], "--json").json, dict)
 

@@ -1,4 +1,4 @@
-"""What users read when something goes wrong: what there is, and what to do next.
+"""Error texts that users read, and the next step that each proposes.
 
 Every text is provoked for real, through the command line and through the API, and compared with a
 snapshot. What varies from run to run is replaced: folders, UUIDs, ports and users.
@@ -34,7 +34,7 @@ VARYING = [
     (r"of user \S+ and group \S+,", "of user USER and group GROUP,"),
 ]
 PYTHON_WORDS = re.compile(r"\b(None|True|False)\b|\bb'|Error\b|\b\w+_\w+=|<class")
-"""What a user of the command line need not know."""
+"""Words that no error text for a user of the command line may have."""
 
 
 def plain(text: str, folder: Path) -> str:
@@ -208,7 +208,7 @@ def test_a_port_of_no_target(
 
 
 def as_nobody(call: Callable[[], object]) -> str:
-    """What a user without rights is told, in a process of its own."""
+    """Return the error texts of a user without rights, from a separate process."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[3]
 OURS = "dlfs.cli"
 """The module whose ``main`` answers SIGINT from its first line on; before, Python itself does."""
 SCRIPT = f"import sys; from {OURS} import main; sys.exit(main())"
-"""What installers write into the script ``dlfs``."""
+"""Command line of the script ``dlfs``, as installers write it."""
 DLFS = [sys.executable, "-X", "importtime", "-c", SCRIPT]
 
 
@@ -108,7 +108,7 @@ def test_twice_in_a_verb(volume: Path, _round: int) -> None:
 
 
 def test_ignored_where_it_was_ignored(volume: Path) -> None:
-    """As by a shell that starts a command in the background."""
+    """Check a command with SIGINT ignored, as a shell starts it in the background."""
     with subprocess.Popen(
         [sys.executable, "-m", "dlfs.cli", "-v", "stall", volume, "small", "--seconds", "0.5"],
         stdout=subprocess.DEVNULL,

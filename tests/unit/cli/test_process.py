@@ -1,4 +1,4 @@
-"""What takes a process: signals, pipes, terminals, what is imported, completion, the demo."""
+"""Tests in a separate process: signals, pipes, terminals, what is imported, completion, the demo."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_reader_that_goes_away_is_no_error(volume, verb) -> None:
 
 
 def pending_bytes(descriptor: int) -> int:
-    """The bytes in a pipe that nobody has read yet."""
+    """Return the number of unread bytes in a pipe."""
     found = array.array("i", [0])
     fcntl.ioctl(descriptor, termios.FIONREAD, found)
     return found[0]

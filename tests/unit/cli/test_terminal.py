@@ -1,6 +1,6 @@
-"""What every verb prints on terminals of 60 to 160 columns, kept in snapshots, and rules for it.
+"""Snapshots of the output of every verb on terminals of 60 to 160 columns, and rules for it.
 
-After a change that is meant: ``pytest tests/unit/cli/test_terminal.py --snapshot-update``, and look
+After an intended change: ``pytest tests/unit/cli/test_terminal.py --snapshot-update``, and look
 at the difference.
 """
 
@@ -47,7 +47,7 @@ VARYING = [
     (r"\b0x[0-9a-f]{8}\b", "0x00000000"),
     (r"\b127\.0\.0\.1:\d{5}\b", "127.0.0.1:40000"),
 ]
-"""What differs from run to run, and a placeholder as wide."""
+"""Patterns of text that differs from run to run, each with a placeholder as wide."""
 
 DROPPABLE = {
     *("layout", "on device", "created", "superblock A", "superblock B", "at the tail", "block"),
@@ -232,7 +232,7 @@ def check(pictures: dict[int, str], *, long_lines: bool = False) -> None:
 
 
 def photograph(terminal: Terminal, *words: object, **options: Any) -> dict[int, str]:
-    """What a command leaves on the screen, at each width."""
+    """Return the screen after a command, at each width."""
     return {
         width: steady(terminal.run(*words, columns=width, **options), terminal.folder)
         for width in WIDTHS
@@ -327,7 +327,7 @@ INCOMING = [
     ("incoming", "mnt", "--discard", "with links"),
     ("incoming", "mnt"),
 ]
-"""What is done with one dataset to seal, and one that cannot be sealed as it is."""
+"""Commands for one dataset that can be sealed, and one that cannot."""
 
 
 def write_incoming(folder: Path) -> None:
@@ -359,7 +359,7 @@ def test_mounts(terminal: Terminal, snapshot) -> None:
         finally:
             take("umount", "mnt")
             for pid in re.findall(r"dlfs\[(\d+)\]", (folder / "mount.log").read_text()):
-                wait_for_exit(int(pid))  # the spool is the next one's then
+                wait_for_exit(int(pid))  # then the next server can take the staging area
         take("umount", "mnt", title="again")
     for pictures in shown.values():
         check(pictures)
@@ -387,7 +387,7 @@ def test_top_on_a_low_terminal(terminal: Terminal, snapshot, rows: int) -> None:
 
 
 def test_top_of_a_service(terminal: Terminal) -> None:
-    """Live, of a service that runs; the figures differ from run to run."""
+    """Check the live screen of a running service; its statistics differ from run to run."""
     uri = f"unix:{terminal.folder}/top.sock"
     command = [sys.executable, "-m", "dlfs.cli", "serve", VOLUME, "--socket", "top.sock", "--json"]
     with subprocess.Popen(command, cwd=terminal.folder, stdout=subprocess.PIPE) as service:

@@ -75,7 +75,7 @@ WRITERS: dict[str, tuple[str, Callable[..., None]]] = {
     "npz": (".npz", write_npz),
     "adios2": (".bp", write_adios),
 }
-"""Of each format: the suffix of its files, and what writes one."""
+"""Suffix of the files and writer of each format."""
 
 
 def take(source: ArraySource, layout: Any = "path", seed: int = 0) -> dict[str, bytes]:
@@ -97,5 +97,5 @@ def take_all(
 
 
 def rows_of(name: str, values: Any) -> dict[str, bytes]:
-    """What the rows of an array are as samples."""
+    """Return the rows of an array as samples."""
     return {f"{name}/{row:08d}": values[row : row + 1].tobytes() for row in range(len(values))}

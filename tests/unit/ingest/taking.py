@@ -1,4 +1,4 @@
-"""What tests of sources share: what a source gives, what a volume holds, and that it stayed so."""
+"""Shared parts of the tests of sources: read a source, read a volume, check a refused import."""
 
 from __future__ import annotations
 

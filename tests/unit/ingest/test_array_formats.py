@@ -1,4 +1,4 @@
-"""What each format of arrays has that others do not: kinds of values, layouts, damage."""
+"""Tests of single array formats: kinds of values, layouts, damage."""
 
 from __future__ import annotations
 

@@ -179,7 +179,7 @@ def test_a_file_that_changes_is_an_error_that_names_it(tmp_path: Path, change: s
 
 @pytest.fixture
 def unprivileged() -> Iterator[None]:
-    """Root may read everything, so root becomes somebody else for a while."""
+    """Root may read everything, so root becomes another user for a while."""
     if os.geteuid() != 0:
         yield
         return

@@ -51,7 +51,7 @@ GOLDEN_INDEX = (
     '"16acf37cfd462c013ddc9092f08f29f7cb1a8ba8"}}, "samples": 2, "size_limit": 67108864, '
     '"version": 2, "zip_data": null}], "version": 2}'
 )
-"""What MDSWriter of mosaicml-streaming 0.13 wrote."""
+"""Shards that MDSWriter of mosaicml-streaming 0.13 wrote."""
 
 COUNT = 200
 COLUMNS = {

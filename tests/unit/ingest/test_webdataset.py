@@ -22,7 +22,7 @@ IMAGES = [bytes([i]) * (i * 50) for i in range(COUNT)]
 
 
 def members(i: int) -> dict[str, bytes]:
-    """Of one key, by extension."""
+    """Return the members of one key, by extension."""
     return {
         "jpg": IMAGES[i],
         "cls": b"%d" % (i % 10),

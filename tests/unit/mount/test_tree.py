@@ -131,9 +131,10 @@ def test_empty_dataset() -> None:
 class Malformed(FrozenDirectory):
     """A directory whose names are not what they should be; checksums do not tell."""
 
-    def __init__(self, names: list[bytes], bound: int) -> None:
+    def __init__(self, names: list[bytes], bounds: dict[bytes, int]) -> None:
         self._malformed = names
-        self._bound = bound
+        self._bounds = bounds
+        self._label = "a directory"
 
     def __len__(self) -> int:
         return len(self._malformed)
@@ -145,17 +146,17 @@ class Malformed(FrozenDirectory):
         return self._malformed[index]
 
     def lower_bound(self, path: bytes) -> int:
-        return self._bound
+        return self._bounds.get(path, 0)
 
 
 @pytest.mark.parametrize("name", [b"", b".", b"..", b"x" * 256, b"a\0b", b"/a", b"../a", b"a/b"])
 def test_malformed_names_are_refused(name: bytes) -> None:
-    listing = DatasetTree(Malformed([name, b"z"], 0), label="a trial").listing(TreeNode(1, 0))
+    listing = DatasetTree(Malformed([name], {}), label="a trial").listing(TreeNode(1, 0))
     with pytest.raises(FormatError):
         listing.child(0)
 
 
 def test_names_outside_their_directory_are_refused() -> None:
-    tree = DatasetTree(Malformed([b"a/b", b"c"], 2), label="a trial")
+    tree = DatasetTree(Malformed([b"a/b", b"c"], {b"a0": 2}), label="a trial")
     with pytest.raises(FormatError, match="out of order"):
         tree.listing(TreeNode(2, 0)).child(1)
