@@ -1,4 +1,4 @@
-"""Tests in a separate process: signals, pipes, terminals, what is imported, completion, the demo."""
+"""Tests in a separate process: signals, pipes, terminals, imports, completion, the demo."""
 
 from __future__ import annotations
 
