@@ -1,16 +1,17 @@
 /*
- * The pages of a channel's result area, and the indices of the read under way: memory of the
- * service that lasts from one answer to the next, so that ordinary batches touch no fresh pages.
- * What more a large answer takes is given back when the client has done with it.
+ * Memory for answers: the pages of a channel's result area, and the indices of the current request.
+ *
+ * It stays from one answer to the next, so that ordinary batches touch no fresh pages. The pages of
+ * a large answer are freed when the client has read the answer and is idle.
  */
 #include <stdlib.h>
 #include <sys/mman.h>
 
 #include "channel/channel.h"
 
-/* For each sample of a batch: its arrays, a failure, and its index in the request and here. */
+/* Memory for each sample of a batch: its arrays, a failure, and its index in two places. */
 #define SAMPLE_BYTES (4 * sizeof(uint64_t) + sizeof(dlfs_failure) + sizeof(uint64_t))
-#define KEPT_BYTES (UINT64_C(4) << 20) /* that stay as long as the channel does */
+#define RETAINED_BYTES (UINT64_C(4) << 20) /* memory that stays as long as the channel */
 
 static uint64_t charged_bytes(uint64_t samples, uint64_t bytes)
 {
@@ -44,7 +45,7 @@ void area_trim(dlfs_channel *channel)
 {
     struct channel_memory *memory = &channel->memory;
     uint64_t charged = charged_bytes(channel->area_samples, channel->area_bytes);
-    if (charged <= KEPT_BYTES) {
+    if (charged <= RETAINED_BYTES) {
         return;
     }
     (void)madvise(memory->result, memory->result_bytes, MADV_REMOVE);

@@ -1,85 +1,23 @@
 /*
- * The client's end of a channel.
+ * The client's end of a channel: sends requests to the service and waits for their answers.
  *
- * Two locks: `turn` is held for a whole call, from the request to its answer; `lock` for as long as
- * it takes to put an entry into the ring or a batch aside. So a batch can be released, by whatever
- * thread and from within a garbage collection, while another thread waits for an answer. The ring
- * has room for the release of every batch that can be out, and for a request besides.
+ * A caller holds call_lock from its request to the answer. state_lock is held only while an entry
+ * is put into the ring or a batch changes its list. So any thread can release a batch, even a
+ * garbage collector, while another thread waits for an answer. The submission ring has room for the
+ * release of every batch that the client can have, and for one request.
  *
- * The client lives until its owner and its last batch have let go of it; the service sees its end
- * of the sockets hung up then, and not before, since it would use the memory of the batches anew.
+ * channel/resident.c reads resident samples without a request; channel/batch_pool.c owns the
+ * batches and frees the client.
  */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
-#include "channel/client.h"
+#include "channel/channel.h"
 #include "platform/clock.h"
-#include "platform/memory.h"
-#include "sequence/sequence.h"
-
-/* ---- the arena ------------------------------------------------------------------------------- */
-
-DLFS_API int dlfs_arena_map(int descriptor, uint64_t bytes, dlfs_arena **out)
-{
-    if (bytes == 0 || bytes > SIZE_MAX / 2) {
-        return -EINVAL;
-    }
-    dlfs_arena *arena = calloc(1, sizeof(*arena));
-    if (arena == NULL) {
-        return -ENOMEM;
-    }
-    void *base;
-    arena->bytes = bytes;
-    atomic_init(&arena->holds, 1);
-    int code = memory_map_shared(descriptor, arena->bytes, true, MEMORY_OWNER_WRITES, &base);
-    if (code < 0) {
-        free(arena);
-        return code;
-    }
-    arena->base = base;
-    *out = arena;
-    return 0;
-}
-
-DLFS_API void dlfs_arena_unmap(dlfs_arena *arena)
-{
-    if (arena == NULL || atomic_fetch_sub_explicit(&arena->holds, 1, memory_order_acq_rel) > 1) {
-        return;
-    }
-    munmap(arena->base, arena->bytes);
-    free(arena);
-}
 
 /* ---- create, destroy ------------------------------------------------------------------------- */
-
-static void client_free(dlfs_client *client)
-{
-    while (client->batches != NULL) {
-        struct batch *next = client->batches->next;
-        batch_free(client->batches);
-        client->batches = next;
-    }
-    if (client->waiter.socket >= 0) {
-        close(client->waiter.socket);
-    }
-    channel_memory_unmap(&client->memory);
-    dlfs_arena_unmap(client->arena);
-    pthread_mutex_destroy(&client->turn);
-    pthread_mutex_destroy(&client->lock);
-    free(client);
-}
-
-void client_unlock_release(dlfs_client *client)
-{
-    bool last = --client->holds == 0;
-    pthread_mutex_unlock(&client->lock);
-    if (last) {
-        client_free(client);
-    }
-}
 
 DLFS_API int dlfs_client_create(dlfs_arena *arena, int memory, int wake, uint32_t timeout_ms,
                                 dlfs_client **out)
@@ -103,27 +41,21 @@ DLFS_API int dlfs_client_create(dlfs_arena *arena, int memory, int wake, uint32_
                                     sizeof(struct completion), COMPLETION_COUNT);
     waiter_init(&client->waiter, &client->submissions, wake, -1);
     client->timeout_ms = timeout_ms;
-    client->holds = 1;
+    client->references = 1;
     client->arena = arena;
-    atomic_fetch_add_explicit(&arena->holds, 1, memory_order_relaxed);
-    pthread_mutex_init(&client->turn, NULL);
-    pthread_mutex_init(&client->lock, NULL);
+    atomic_fetch_add_explicit(&arena->references, 1, memory_order_relaxed);
+    pthread_mutex_init(&client->call_lock, NULL);
+    pthread_mutex_init(&client->state_lock, NULL);
     *out = client;
     return 0;
 }
 
-int client_lose(dlfs_client *client)
-{
-    atomic_store_explicit(&client->lost, true, memory_order_relaxed);
-    return DLFS_E_SERVICE;
-}
-
-/* Hands an entry to the service; false when it can take no more, which only a broken one can't. */
+/* Puts an entry into the ring. Returns false if the ring is full: the service is broken then. */
 static bool submit(dlfs_client *client, const struct submission *entry)
 {
-    pthread_mutex_lock(&client->lock);
+    pthread_mutex_lock(&client->state_lock);
     bool put = ring_put(&client->submissions, entry);
-    pthread_mutex_unlock(&client->lock);
+    pthread_mutex_unlock(&client->state_lock);
     return put;
 }
 
@@ -136,13 +68,12 @@ DLFS_API void dlfs_client_destroy(dlfs_client *client)
     if (!client_is_lost(client) && submit(client, &close_stream)) {
         ring_wake(&client->submissions, &client->waiter);
     }
-    pthread_mutex_lock(&client->lock);
-    client_unlock_release(client);
+    client_release(client);
 }
 
 /* ---- calls ----------------------------------------------------------------------------------- */
 
-static int await(dlfs_client *client, struct completion *answer)
+static int await_answer(dlfs_client *client, struct completion *answer)
 {
     uint64_t until = UINT64_MAX;
     if (client->timeout_ms > 0) {
@@ -172,26 +103,27 @@ static int await(dlfs_client *client, struct completion *answer)
     }
 }
 
-/* Ends the caller's turn, and says that what the last answer left in the result area was taken. */
-static void end_turn(dlfs_client *client)
+/* Ends a call, and tells the service that the client has read the result area of the answer. */
+static void end_call(dlfs_client *client)
 {
-    atomic_store_explicit(&client->memory.header->kept.taken, client->tag, memory_order_release);
-    pthread_mutex_unlock(&client->turn);
+    atomic_store_explicit(&client->memory.header->resident.taken, client->tag,
+                          memory_order_release);
+    pthread_mutex_unlock(&client->call_lock);
 }
 
-/* Asks the service and waits for its answer, in the caller's turn. */
-static int ask(dlfs_client *client, struct submission *asked, struct completion *answer)
+/* Sends a request and waits for its answer. The caller holds call_lock. */
+static int send_request(dlfs_client *client, struct submission *request, struct completion *answer)
 {
     if (client_is_lost(client)) {
         return DLFS_E_SERVICE;
     }
-    asked->tag = ++client->tag;
-    if (!submit(client, asked)) {
+    request->tag = ++client->tag;
+    if (!submit(client, request)) {
         return client_lose(client);
     }
     atomic_fetch_add_explicit(&client->requests, 1, memory_order_relaxed);
     ring_wake(&client->submissions, &client->waiter);
-    int code = await(client, answer);
+    int code = await_answer(client, answer);
     if (code == 0) {
         atomic_store_explicit(&client->arena->lost_members, answer->lost_members,
                               memory_order_relaxed);
@@ -199,14 +131,14 @@ static int ask(dlfs_client *client, struct submission *asked, struct completion 
     return code;
 }
 
-/* The same for calls that need nothing of the channel's memory; gives the answer's result. */
-static int64_t ask_simply(dlfs_client *client, uint32_t operation, uint64_t value)
+/* Sends a request that uses neither area. Returns a code or the answer's result. */
+static int64_t request_value(dlfs_client *client, uint32_t operation, uint64_t value)
 {
-    struct submission asked = {.operation = operation, .value = value};
+    struct submission request = {.operation = operation, .value = value};
     struct completion answer;
-    pthread_mutex_lock(&client->turn);
-    int64_t code = ask(client, &asked, &answer);
-    end_turn(client);
+    pthread_mutex_lock(&client->call_lock);
+    int64_t code = send_request(client, &request, &answer);
+    end_call(client);
     return code < 0 ? code : answer.result;
 }
 
@@ -214,45 +146,23 @@ static int64_t ask_simply(dlfs_client *client, uint32_t operation, uint64_t valu
 
 static void release_batch(struct batch *batch)
 {
-    dlfs_client *client = batch->client;
     struct submission released = {.operation = OPERATION_RELEASE, .value = batch->number};
-    pthread_mutex_lock(&client->lock);
-    (void)ring_put(&client->submissions, &released); /* there is room for every batch's */
-    batch->next = client->batches;
-    client->batches = batch;
-    client_unlock_release(client);
+    batch_pool_put(batch, &released);
 }
 
-struct batch *client_rested_batch(dlfs_client *client, uint64_t count)
-{
-    pthread_mutex_lock(&client->lock);
-    struct batch *batch = client->batches;
-    if (batch != NULL) {
-        client->batches = batch->next;
-    }
-    pthread_mutex_unlock(&client->lock);
-    if (batch == NULL) {
-        batch = calloc(1, sizeof(*batch));
-    }
-    if (batch == NULL || batch_reserve(batch, count) == 0) {
-        return batch;
-    }
-    batch_free(batch);
-    return NULL;
-}
-
-/* Whether an answer describes a batch of at most so many samples that lies where it may. */
-static bool makes_sense(const dlfs_client *client, const struct completion *answer, uint64_t count)
+/* Returns true if an answer describes a batch of at most `count` samples in memory for batches. */
+static bool is_valid_answer(const dlfs_client *client, const struct completion *answer,
+                            uint64_t count)
 {
     const struct channel_memory *memory = &client->memory;
     if (answer->result < 0 || (uint64_t)answer->result > count ||
         answer->failure_count > (uint64_t)answer->result) {
         return false;
     }
-    if (answer->place == BATCH_IN_ARENA) {
+    if (answer->memory == BATCH_IN_ARENA) {
         return answer->base_bytes <= client->arena->bytes && answer->base_offset == 0;
     }
-    return answer->place == BATCH_COPIED && answer->base_bytes <= memory->copied_bytes &&
+    return answer->memory == BATCH_COPIED && answer->base_bytes <= memory->copied_bytes &&
            answer->base_offset <= memory->copied_bytes - answer->base_bytes;
 }
 
@@ -272,7 +182,7 @@ static int copy_failures(struct batch *batch, const struct channel_memory *memor
     return 0;
 }
 
-/* Makes the batch that the answer describes; of a read, the indices are known. */
+/* Fills a batch as the answer describes. `indices` are those of a read; NULL for a stream. */
 static int fill(dlfs_client *client, struct batch *batch, const struct completion *answer,
                 const uint64_t *indices)
 {
@@ -289,11 +199,10 @@ static int fill(dlfs_client *client, struct batch *batch, const struct completio
                count * sizeof(uint64_t));
     }
     batch->release = release_batch;
-    batch->client = client;
     batch->number = answer->number;
     batch->public = (dlfs_batch){
-        .base = answer->place == BATCH_IN_ARENA ? client->arena->base
-                                                : memory->copied + answer->base_offset,
+        .base = answer->memory == BATCH_IN_ARENA ? client->arena->base
+                                                 : memory->copied + answer->base_offset,
         .base_bytes = answer->base_bytes,
         .count = count,
         .offsets = batch->offsets,
@@ -306,37 +215,34 @@ static int fill(dlfs_client *client, struct batch *batch, const struct completio
     return 0;
 }
 
-/* Takes the batch of an answer, in the caller's turn. */
+/* Makes the batch of an answer. The caller holds call_lock. */
 static int take_batch(dlfs_client *client, const struct completion *answer, uint64_t count,
                       const uint64_t *indices, dlfs_batch **out)
 {
-    if (answer->result < 0 && answer->place == BATCH_NONE) {
+    if (answer->result < 0 && answer->memory == BATCH_NONE) {
         return (int)answer->result;
     }
-    if (!makes_sense(client, answer, count)) {
+    if (!is_valid_answer(client, answer, count)) {
         return client_lose(client);
     }
-    struct batch *batch = client_rested_batch(client, (uint64_t)answer->result);
+    struct batch *batch = batch_pool_take(client, (uint64_t)answer->result);
     int code = batch != NULL ? fill(client, batch, answer, indices) : -ENOMEM;
     if (code < 0) {
         if (batch != NULL) {
-            batch_free(batch);
+            batch_pool_put(batch, NULL);
         }
-        return client_lose(client); /* the service would keep a batch that nobody has */
+        return client_lose(client); /* otherwise the service would keep a batch without a user */
     }
-    pthread_mutex_lock(&client->lock);
-    client->holds++;
-    pthread_mutex_unlock(&client->lock);
     *out = &batch->public;
     return 0;
 }
 
-static int ask_batch(dlfs_client *client, struct submission *asked, const uint64_t *indices,
-                     dlfs_batch **out)
+static int request_batch(dlfs_client *client, struct submission *request, const uint64_t *indices,
+                         dlfs_batch **out)
 {
     struct completion answer;
-    int code = ask(client, asked, &answer);
-    return code < 0 ? code : take_batch(client, &answer, asked->value, indices, out);
+    int code = send_request(client, request, &answer);
+    return code < 0 ? code : take_batch(client, &answer, request->value, indices, out);
 }
 
 DLFS_API int dlfs_client_read(dlfs_client *client, const uint64_t *indices, uint64_t count,
@@ -348,22 +254,22 @@ DLFS_API int dlfs_client_read(dlfs_client *client, const uint64_t *indices, uint
     if (count > client->memory.samples_max) {
         return DLFS_E_LIMIT;
     }
-    if (client_find_batch(client, indices, count, out)) {
+    if (resident_read(client, indices, count, out)) {
         return 0;
     }
-    struct submission asked = {.operation = OPERATION_READ, .value = count};
-    pthread_mutex_lock(&client->turn);
+    struct submission request = {.operation = OPERATION_READ, .value = count};
+    pthread_mutex_lock(&client->call_lock);
     if (count > 0) {
         memcpy(client->memory.request, indices, count * sizeof(*indices));
     }
-    int code = ask_batch(client, &asked, indices, out);
-    end_turn(client);
+    int code = request_batch(client, &request, indices, out);
+    end_call(client);
     return code;
 }
 
 /* ---- single samples -------------------------------------------------------------------------- */
 
-/* A sample that is larger than the result area comes as a batch. */
+/* Reads a sample that is larger than the result area, as a batch. */
 static int64_t get_large(dlfs_client *client, uint64_t index, void *buffer, uint64_t buffer_bytes)
 {
     dlfs_batch *batch;
@@ -388,18 +294,18 @@ DLFS_API int64_t dlfs_client_get(dlfs_client *client, uint64_t index, void *buff
     if (client == NULL || (flags & ~DLFS_GET_CACHED) != 0) {
         return -EINVAL;
     }
-    int64_t found = client_copy_found(client, index, buffer, buffer_bytes);
+    int64_t found = resident_get(client, index, buffer, buffer_bytes);
     if (found != -EAGAIN) {
         return found;
     }
-    struct submission asked = {
+    struct submission request = {
         .operation = OPERATION_GET, .flags = flags, .value = index, .limit = buffer_bytes};
     struct completion answer;
     uint64_t room = client->memory.result_bytes;
     room = room < GET_BYTES_MAX ? room : GET_BYTES_MAX;
     room = room < buffer_bytes ? room : buffer_bytes;
-    pthread_mutex_lock(&client->turn);
-    int64_t result = ask(client, &asked, &answer);
+    pthread_mutex_lock(&client->call_lock);
+    int64_t result = send_request(client, &request, &answer);
     if (result == 0) {
         result = answer.result;
     }
@@ -409,22 +315,22 @@ DLFS_API int64_t dlfs_client_get(dlfs_client *client, uint64_t index, void *buff
     if (result > 0) {
         memcpy(buffer, client->memory.result, (size_t)result);
     }
-    end_turn(client);
+    end_call(client);
     if (result != -ERANGE || room == buffer_bytes) {
         return result;
     }
     return flags & DLFS_GET_CACHED ? -EAGAIN : get_large(client, index, buffer, buffer_bytes);
 }
 
-/* Asks for a part that the result area has room for. */
-static int ask_part(dlfs_client *client, const dlfs_part *part, uint8_t *buffer,
-                    dlfs_failure *failure)
+/* Requests a part that fits in the result area. */
+static int request_part(dlfs_client *client, const dlfs_part *part, uint8_t *buffer,
+                        dlfs_failure *failure)
 {
-    struct submission asked = {.operation = OPERATION_PART};
+    struct submission request = {.operation = OPERATION_PART};
     struct completion answer;
-    pthread_mutex_lock(&client->turn);
+    pthread_mutex_lock(&client->call_lock);
     memcpy(client->memory.request, part, sizeof(*part));
-    int code = ask(client, &asked, &answer);
+    int code = send_request(client, &request, &answer);
     if (code == 0) {
         code = (int)answer.result;
         failure->code = answer.failure_count > 0 ? code : 0;
@@ -435,7 +341,7 @@ static int ask_part(dlfs_client *client, const dlfs_part *part, uint8_t *buffer,
     if (code == 0 && buffer != NULL && part->length_bytes > 0) {
         memcpy(buffer, client->memory.result, part->length_bytes);
     }
-    end_turn(client);
+    end_call(client);
     return code;
 }
 
@@ -452,52 +358,53 @@ DLFS_API int dlfs_client_read_part(dlfs_client *client, const dlfs_part *part, v
     int code = 0;
     *failure = (dlfs_failure){.index = part->index};
     do {
-        dlfs_part piece = *part;
+        dlfs_part window = *part;
         uint64_t left = part->length_bytes - done;
-        piece.length_bytes = left < room ? left : room;
-        if (__builtin_add_overflow(part->offset_bytes, done, &piece.offset_bytes)) {
+        window.length_bytes = left < room ? left : room;
+        if (__builtin_add_overflow(part->offset_bytes, done, &window.offset_bytes)) {
             return -EINVAL;
         }
-        code = ask_part(client, &piece, (uint8_t *)buffer + done, failure);
-        done += piece.length_bytes;
+        code = request_part(client, &window, (uint8_t *)buffer + done, failure);
+        done += window.length_bytes;
     } while (code == 0 && done < part->length_bytes);
     return code;
 }
 
-/* ---- the rest -------------------------------------------------------------------------------- */
+/* ---- statistics --------------------------------------------------------------------------------
+ */
 
-/* Asks for a structure, which comes in the result area. */
-static int ask_structure(dlfs_client *client, uint32_t operation, uint64_t value, void *out,
-                         size_t bytes)
+/* Requests a structure, which the service writes to the result area. */
+static int request_structure(dlfs_client *client, uint32_t operation, uint64_t value, void *out,
+                             size_t bytes)
 {
-    struct submission asked = {.operation = operation, .value = value};
+    struct submission request = {.operation = operation, .value = value};
     struct completion answer;
-    pthread_mutex_lock(&client->turn);
-    int code = ask(client, &asked, &answer);
+    pthread_mutex_lock(&client->call_lock);
+    int code = send_request(client, &request, &answer);
     if (code == 0) {
         code = (int)answer.result;
     }
     if (code == 0) {
         memcpy(out, client->memory.result, bytes);
     }
-    end_turn(client);
+    end_call(client);
     return code;
 }
 
 DLFS_API int dlfs_client_reader_stats(dlfs_client *client, dlfs_reader_stats *stats)
 {
-    return ask_structure(client, OPERATION_STATS, 0, stats, sizeof(*stats));
+    return request_structure(client, OPERATION_STATS, 0, stats, sizeof(*stats));
 }
 
 DLFS_API int dlfs_client_member_stats(dlfs_client *client, uint32_t member,
                                       dlfs_member_stats *stats)
 {
-    return ask_structure(client, OPERATION_MEMBER_STATS, member, stats, sizeof(*stats));
+    return request_structure(client, OPERATION_MEMBER_STATS, member, stats, sizeof(*stats));
 }
 
 DLFS_API int dlfs_client_member_code(dlfs_client *client, uint32_t member)
 {
-    return (int)ask_simply(client, OPERATION_MEMBER, member);
+    return (int)request_value(client, OPERATION_MEMBER, member);
 }
 
 DLFS_API uint64_t dlfs_client_lost_members(const dlfs_client *client)
@@ -515,19 +422,21 @@ DLFS_API uint64_t dlfs_client_samples_max(const dlfs_client *client)
     return client->memory.samples_max;
 }
 
-/* Sends the indices of a stream over a chosen order, in the caller's turn. */
+/* ---- streams --------------------------------------------------------------------------------- */
+
+/* Sends the indices of a stream over a chosen order. The caller holds call_lock. */
 static int send_chosen(dlfs_client *client, const dlfs_stream_config *config)
 {
     uint64_t most = client->memory.samples_max;
     int code = stream_fits(config, sequence_count(config->sequence)) ? 0 : -EINVAL;
     for (uint64_t at = 0; code == 0 && at < config->count; at += most) {
-        struct submission asked = {.operation = OPERATION_CHOOSE};
+        struct submission request = {.operation = OPERATION_CHOOSE};
         struct completion answer;
-        asked.value = config->count - at < most ? config->count - at : most;
-        uint64_t *request = (uint64_t *)(void *)client->memory.request;
-        code = stream_indices(config, at, asked.value, request);
+        request.value = config->count - at < most ? config->count - at : most;
+        uint64_t *indices = (uint64_t *)(void *)client->memory.request;
+        code = stream_indices(config, at, request.value, indices);
         if (code == 0) {
-            code = ask(client, &asked, &answer);
+            code = send_request(client, &request, &answer);
         }
         if (code == 0) {
             code = (int)answer.result;
@@ -536,7 +445,9 @@ static int send_chosen(dlfs_client *client, const dlfs_stream_config *config)
     return code;
 }
 
-/* What the service is told of a stream; over a chosen order it is one over a list, from its start.
+/*
+ * Describes a stream to the service. A stream over a chosen order becomes one over the list of
+ * indices that send_chosen sent, from its start.
  */
 static struct stream_request describe(const dlfs_stream_config *config, bool chosen)
 {
@@ -560,25 +471,25 @@ DLFS_API int dlfs_client_stream_open(dlfs_client *client, const dlfs_stream_conf
         return -EINVAL;
     }
     bool chosen = sequence_kind(config->sequence) >= DLFS_ORDER_LIST;
-    struct stream_request request = describe(config, chosen);
-    struct submission asked = {.operation = OPERATION_OPEN};
+    struct stream_request stream = describe(config, chosen);
+    struct submission request = {.operation = OPERATION_OPEN};
     struct completion answer;
-    pthread_mutex_lock(&client->turn);
+    pthread_mutex_lock(&client->call_lock);
     int code = chosen ? send_chosen(client, config) : 0;
     if (code == 0) {
-        memcpy(client->memory.request, &request, sizeof(request));
-        code = ask(client, &asked, &answer);
+        memcpy(client->memory.request, &stream, sizeof(stream));
+        code = send_request(client, &request, &answer);
     }
     if (code == 0) {
         code = (int)answer.result;
     }
-    if (code < 0 && chosen) { /* the service forgets what it was sent, unless for an open stream */
-        asked.operation = OPERATION_CLOSE;
+    if (code < 0 && chosen) { /* have the service drop the indices, unless a stream uses them */
+        request.operation = OPERATION_CLOSE;
         if (code != -EBUSY) {
-            (void)ask(client, &asked, &answer);
+            (void)send_request(client, &request, &answer);
         }
     }
-    end_turn(client);
+    end_call(client);
     return code;
 }
 
@@ -593,20 +504,20 @@ DLFS_API int dlfs_client_stream_next(dlfs_client *client, uint64_t count, int ti
     }
     uint64_t until = timeout_ms < 0 ? UINT64_MAX : monotonic_ns() + (uint64_t)timeout_ms * 1000000;
     int code = -EAGAIN;
-    pthread_mutex_lock(&client->turn);
+    pthread_mutex_lock(&client->call_lock);
     do {
         uint64_t now = monotonic_ns();
         uint64_t left_ms = now < until ? (until - now + 999999) / 1000000 : 0;
-        struct submission asked = {.operation = OPERATION_NEXT, .value = count, .limit = left_ms};
-        code = ask_batch(client, &asked, NULL, out);
+        struct submission request = {.operation = OPERATION_NEXT, .value = count, .limit = left_ms};
+        code = request_batch(client, &request, NULL, out);
     } while (code == -EAGAIN && monotonic_ns() < until);
-    end_turn(client);
+    end_call(client);
     return code;
 }
 
 DLFS_API int dlfs_client_stream_close(dlfs_client *client)
 {
-    return (int)ask_simply(client, OPERATION_CLOSE, 0);
+    return (int)request_value(client, OPERATION_CLOSE, 0);
 }
 
 DLFS_API void dlfs_client_get_stats(const dlfs_client *client, dlfs_client_stats *stats)

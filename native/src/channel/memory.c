@@ -1,7 +1,7 @@
 /*
- * A channel's memory: a page of header, the two rings, the request area, the result area, and the
- * memory for copied batches, each from a page on. The client computes the same layout from the
- * header and believes it only if the file is as long as that.
+ * The layout of a channel's memory: a page of header, the two rings, the request area, the result
+ * area, and the memory for copied batches. Each area begins at a page boundary. The client computes
+ * the same layout from the header and checks that the file is as long.
  */
 #include <string.h>
 #include <sys/mman.h>
@@ -25,7 +25,7 @@ struct areas {
     size_t end;
 };
 
-/* Where an area of so many bytes ends; the next one begins there, with a page. */
+/* Returns the offset after an area, rounded up to a page. */
 static size_t after(size_t start, uint64_t bytes)
 {
     return start + ((size_t)bytes + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES;
@@ -100,13 +100,14 @@ int channel_memory_create(struct channel_memory *memory, const dlfs_channel_conf
     header->submission_count = memory->submission_count;
     header->copied_bytes = memory->copied_bytes;
     header->arena_bytes = arena_bytes;
-    header->kept_offset = config->reader->resident_offset;
-    header->kept_count = config->reader->resident_slots != NULL ? config->reader->chunk_count : 0;
+    header->resident_offset = config->reader->resident_offset;
+    header->resident_count =
+        config->reader->resident_slots != NULL ? config->reader->chunk_count : 0;
     header->chunk_shift = config->reader->chunk_shift;
     return 0;
 }
 
-static bool header_is_ours(const struct channel_header *header, uint64_t arena_bytes)
+static bool header_matches(const struct channel_header *header, uint64_t arena_bytes)
 {
     return header->magic == CHANNEL_MAGIC && header->layout == CHANNEL_LAYOUT &&
            header->version == DLFS_VERSION && header->failure_bytes == sizeof(dlfs_failure) &&
@@ -126,14 +127,14 @@ int channel_memory_open(struct channel_memory *memory, int descriptor, uint64_t 
         return code;
     }
     const struct channel_header *header = base;
-    bool ours = header_is_ours(header, arena_bytes);
+    bool matches = header_matches(header, arena_bytes);
     *memory = (struct channel_memory){
         .copied_bytes = header->copied_bytes,
         .samples_max = header->samples_max,
         .submission_count = header->submission_count,
     };
     munmap(base, page);
-    if (!ours) {
+    if (!matches) {
         return DLFS_E_FORMAT;
     }
     struct areas areas = lay_out(memory);

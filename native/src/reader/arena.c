@@ -9,8 +9,9 @@
  *
  * Resident chunks. Where other processes share the memory and the whole dataset fits in it, a sound
  * chunk stays in its slot as long as the reader lives. It has a reference of its own, and an entry
- * in an index behind the slots, which the other processes read by themselves (channel/kept.c). The
- * remaining slots are enough for all chunks that are not in memory yet, and for SLOTS_MIN more.
+ * in an index behind the slots, which the other processes read by themselves
+ * (channel/resident.c). The remaining slots are enough for all chunks that are not in memory yet,
+ * and for SLOTS_MIN more.
  * Datasets with a sample that spans two chunks have no resident chunks: they could separate the
  * neighbouring slots that such a sample needs.
  *

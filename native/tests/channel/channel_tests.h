@@ -33,7 +33,7 @@ static inline void service_start(struct service *service, uint64_t memory_bytes,
     CHECK_EQ(dlfs_arena_map(descriptor, bytes, &service->arena), 0);
 }
 
-/* Every channel is gone, and with them all that the clients had. */
+/* Destroys the service; all channels must have ended and unpinned their batches. */
 static inline void service_stop(struct service *service)
 {
     CHECK_EQ(dlfs_share_pinned_bytes(service->share), 0);
@@ -79,7 +79,7 @@ static inline dlfs_channel_stats stats_of(dlfs_channel *channel)
     return stats;
 }
 
-/* Waits until the service has taken back all but so many batches of a client. */
+/* Waits until a client has exactly `batches` batches that are not released. */
 static inline void wait_batches_out(dlfs_channel *channel, uint64_t batches)
 {
     while (stats_of(channel).batches_out != batches) {
@@ -87,7 +87,7 @@ static inline void wait_batches_out(dlfs_channel *channel, uint64_t batches)
     }
 }
 
-/* Waits for a channel's end, which leaves nothing of it; why it came. */
+/* Waits for a channel's end, checks that it released everything, and returns its code. */
 static inline int wait_end(dlfs_channel *channel)
 {
     dlfs_channel_stats stats;

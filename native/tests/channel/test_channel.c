@@ -1,5 +1,6 @@
 /*
- * Batches, single samples and streams through channels; what a client may have; both ends' ends.
+ * Tests batches, single samples and streams through channels, a client's limits, and how each end
+ * notices the end of the other.
  */
 #include "channel/channel_tests.h"
 
@@ -13,26 +14,26 @@
 #define THREADS 3u
 #define BATCH 40u
 
-/* ---- the same as of the reader itself -------------------------------------------------------- */
+/* ---- the same results as from the reader ----------------------------------------------------- */
 
 static void *read_all(void *argument)
 {
     dlfs_client *client = argument;
-    dlfs_batch *kept = NULL;
+    dlfs_batch *unreleased = NULL;
     for (uint64_t first = 0; first < 60; first++) {
         dlfs_batch *batch = read_from(client, first * 11, BATCH);
         check_batch(batch);
-        if (kept != NULL) { /* the batch before has stayed as it was */
-            check_batch(kept);
-            dlfs_batch_release(kept);
+        if (unreleased != NULL) { /* the previous batch is unchanged */
+            check_batch(unreleased);
+            dlfs_batch_release(unreleased);
         }
-        kept = batch;
+        unreleased = batch;
     }
-    dlfs_batch_release(kept);
+    dlfs_batch_release(unreleased);
     return NULL;
 }
 
-/* Threads with a channel of their own, and threads that share one. */
+/* Tests threads with separate channels, and threads that share a channel. */
 static void many_threads(uint64_t memory_bytes, bool share_one)
 {
     struct service service;
@@ -77,8 +78,8 @@ static void single_samples(void)
         if (length > 0) {
             CHECK_EQ(dlfs_client_get(to.client, index, buffer, length - 1, 0), -ERANGE);
         }
-        int64_t kept = dlfs_client_get(to.client, index, buffer, sizeof(buffer), DLFS_GET_CACHED);
-        CHECK(kept == (int64_t)length || (kept == -EAGAIN && length > CHUNK));
+        int64_t cached = dlfs_client_get(to.client, index, buffer, sizeof(buffer), DLFS_GET_CACHED);
+        CHECK(cached == (int64_t)length || (cached == -EAGAIN && length > CHUNK));
     }
     CHECK_EQ(dlfs_client_get(to.client, COUNT, buffer, sizeof(buffer), 0), -EINVAL);
     CHECK_EQ(dlfs_client_get(to.client, 0, buffer, sizeof(buffer), 8), -EINVAL);
@@ -135,7 +136,8 @@ static void streams(void)
     const dlfs_directory *directory = service.dataset.directory;
     CHECK_EQ(dlfs_sequence_create(directory, 2 * CHUNK, 1, 3, 4, 2, &sequence), 0);
     dlfs_stream_config config = {.sequence = sequence, .stride = 1, .count = COUNT};
-    CHECK_EQ(dlfs_client_stream_open(to.client, &config), -EINVAL); /* not the service's chunks */
+    CHECK_EQ(dlfs_client_stream_open(to.client, &config),
+             -EINVAL); /* not the service's chunk size */
     dlfs_sequence_destroy(sequence);
     CHECK_EQ(dlfs_sequence_create(directory, CHUNK, 1, 3, 4, 2, &sequence), 0);
     config = (dlfs_stream_config){.sequence = sequence, .stride = 1, .count = COUNT + 1};
@@ -143,7 +145,7 @@ static void streams(void)
     config.count = COUNT;
     CHECK(dlfs_client_stream_open(to.client, &config) > 0);
     dlfs_sequence_destroy(sequence);
-    dlfs_client_destroy(to.client); /* with its stream open */
+    dlfs_client_destroy(to.client); /* while its stream is open */
     wait_ended(to.channel, DLFS_E_CLOSED);
     dlfs_channel_destroy(to.channel);
     check_memory(&service.dataset, service.reader, MEMORY);
@@ -189,9 +191,9 @@ static void failures(void)
     service_stop(&service);
 }
 
-/* ---- what a client may have ------------------------------------------------------------------ */
+/* ---- limits ---------------------------------------------------------------------------------- */
 
-/* Beyond its share a client's batches are copied; beyond that it is refused; others go on. */
+/* A client beyond its share gets copies, and then DLFS_E_LIMIT. Other clients are not affected. */
 static void greedy_client(uint64_t memory_bytes)
 {
     struct service service;
@@ -222,7 +224,7 @@ static void greedy_client(uint64_t memory_bytes)
         check_batch(batches[i]);
     }
     check_batch(other);
-    dlfs_batch_release(batches[--count]); /* room again */
+    dlfs_batch_release(batches[--count]); /* frees memory for the next read */
     wait_batches_out(greedy.channel, count);
     CHECK_EQ(dlfs_client_read(greedy.client, indices, 8, &batches[count]), 0);
     uint8_t copy[8 * 2 * CHUNK];
@@ -271,7 +273,7 @@ static void counted_batches(void)
     service_stop(&service);
 }
 
-/* A stream's batch for which there is no room is not lost. */
+/* A stream's batch that cannot be delivered for want of memory is delivered later. */
 static void withheld_batch(void)
 {
     struct service service;
@@ -285,32 +287,32 @@ static void withheld_batch(void)
     CHECK_EQ(dlfs_sequence_fill(sequence, 0, 1, COUNT, expected), 0);
     dlfs_stream_config stream = {.sequence = sequence, .stride = 1, .count = COUNT};
     CHECK(dlfs_client_stream_open(to.client, &stream) > 0);
-    dlfs_batch *held[COUNT];
+    dlfs_batch *unreleased[COUNT];
     uint64_t at = 0;
     uint64_t count = 0;
     uint64_t refused = 0;
     int code = 0;
     while (at < COUNT) {
-        code = dlfs_client_stream_next(to.client, 20, -1, &held[count]);
+        code = dlfs_client_stream_next(to.client, 20, -1, &unreleased[count]);
         if (code == 0) {
-            check_batch(held[count]);
-            for (uint64_t i = 0; i < held[count]->count; i++) {
-                CHECK_EQ(held[count]->indices[i], expected[at++]);
+            check_batch(unreleased[count]);
+            for (uint64_t i = 0; i < unreleased[count]->count; i++) {
+                CHECK_EQ(unreleased[count]->indices[i], expected[at++]);
             }
             count++;
             continue;
         }
         CHECK_EQ(code, DLFS_E_LIMIT);
         refused++;
-        CHECK_EQ(dlfs_client_stream_next(to.client, 19, -1, &held[count]),
+        CHECK_EQ(dlfs_client_stream_next(to.client, 19, -1, &unreleased[count]),
                  count > 0 ? -EINVAL : DLFS_E_LIMIT);
         while (count > 0) {
-            dlfs_batch_release(held[--count]);
+            dlfs_batch_release(unreleased[--count]);
         }
     }
     CHECK(refused > 0);
     while (count > 0) {
-        dlfs_batch_release(held[--count]);
+        dlfs_batch_release(unreleased[--count]);
     }
     dlfs_sequence_destroy(sequence);
     dlfs_client_destroy(to.client);
@@ -318,7 +320,7 @@ static void withheld_batch(void)
     service_stop(&service);
 }
 
-/* ---- ends ------------------------------------------------------------------------------------ */
+/* ---- the end of a side ----------------------------------------------------------------------- */
 
 struct sleeper {
     dlfs_client *client;
@@ -344,7 +346,7 @@ static void service_ends(void)
     struct service service;
     service_start(&service, MEMORY, MEMORY / 2, NULL);
     struct connection to = connect_to(&service);
-    dlfs_batch *kept = read_from(to.client, 0, BATCH);
+    dlfs_batch *unreleased = read_from(to.client, 0, BATCH);
     struct sleeper sleeper = {.client = to.client};
     pthread_t thread;
     CHECK_EQ(pthread_create(&thread, NULL, sleep_in_call, &sleeper), 0);
@@ -364,13 +366,13 @@ static void service_ends(void)
     CHECK_EQ(dlfs_client_stream_close(to.client), DLFS_E_SERVICE);
     CHECK_EQ(dlfs_client_reader_stats(to.client, &stats), DLFS_E_SERVICE);
     CHECK_EQ(dlfs_client_member_code(to.client, 0), DLFS_E_SERVICE);
-    check_batch(kept);
+    check_batch(unreleased);
     dlfs_client_destroy(to.client);
-    dlfs_batch_release(kept);
+    dlfs_batch_release(unreleased);
     service_stop(&service);
 }
 
-/* A client that is destroyed keeps its batches; the channel ends with the last of them. */
+/* Batches outlive their destroyed client; the channel ends when the last one is released. */
 static void client_ends(void)
 {
     struct service service;
@@ -390,7 +392,7 @@ static void client_ends(void)
     service_stop(&service);
 }
 
-/* A service that does not answer in time is given up. */
+/* A service that does not answer within the timeout counts as lost. */
 static void no_answer(void)
 {
     dlfs_fault_config faults = {.seed = 1, .stall_per_million = 1000000, .stall_ms = 1500};
@@ -428,7 +430,7 @@ static void wrong_calls(void)
     CHECK_EQ(dlfs_channel_create(NULL, &channel, &memory, &wake), -EINVAL);
     dlfs_reader *own = reader_over(&service.dataset, MEMORY, 0);
     config = channel_config(&service);
-    config.reader = own; /* its memory is its own */
+    config.reader = own; /* its memory is not shared */
     CHECK_EQ(dlfs_channel_create(&config, &channel, &memory, &wake), -EINVAL);
     CHECK_EQ(dlfs_reader_destroy(own), 0);
     dlfs_channel_destroy(NULL);
@@ -459,7 +461,7 @@ static void wrong_calls(void)
     service_stop(&service);
 }
 
-/* What clients are given of the arena cannot be written to, nor made shorter. */
+/* A client can neither write to the arena nor shorten it. */
 static void arena_is_read_only(void)
 {
     struct service service;

@@ -1,6 +1,6 @@
 /*
- * A client that writes whatever it likes into the memory of its channel: it may lose the channel,
- * and with it what it had; the service goes on, and another client reads what it should.
+ * Tests a client that writes arbitrary bytes into the memory of its channel. It may lose the
+ * channel and its batches. The service continues, and another client reads correct samples.
  */
 #include <pthread.h>
 #include <sys/mman.h>
@@ -21,11 +21,11 @@ struct attacker {
     dlfs_channel *channel;
     int wake;
     uint64_t state;
-    uint64_t numbers[8]; /* of batches that it may have */
+    uint64_t numbers[8]; /* numbers of batches that it may have */
     uint32_t number_count;
 };
 
-/* splitmix64 */
+/* Returns a pseudo-random number (splitmix64). */
 static uint64_t some(struct attacker *attacker)
 {
     uint64_t value = attacker->state += UINT64_C(0x9e3779b97f4a7c15);
@@ -49,7 +49,7 @@ static void attacker_open(struct attacker *attacker, const struct service *servi
     uint64_t arena_bytes;
     CHECK_EQ(dlfs_reader_arena(service->reader, &arena, &arena_bytes), 0);
     CHECK_EQ(channel_memory_open(&attacker->memory, memory, arena_bytes), 0);
-    /* Neither end can make the other's memory go away. */
+    /* Neither side can shorten the memory that the other side has mapped. */
     CHECK_EQ(ftruncate(memory, 0), -1);
     close(memory);
     struct channel_memory *open = &attacker->memory;
@@ -73,7 +73,7 @@ static void poke(struct attacker *attacker)
     (void)send(attacker->wake, "x", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 
-/* A number that is right, nearly right, or wrong. */
+/* Draws a number that is correct, nearly correct, or wrong. */
 static uint64_t any_value(struct attacker *attacker)
 {
     switch (below(attacker, 6)) {
@@ -115,12 +115,12 @@ static void any_request_area(struct attacker *attacker)
     }
 }
 
-/* Takes answers, remembering batches, so that the service is not stopped by a full ring. */
+/* Takes answers and records their batches, so that a full ring does not stop the service. */
 static void take_answers(struct attacker *attacker)
 {
     struct completion answer;
     while (ring_take(&attacker->completions, &answer) == 1) {
-        if (answer.place != BATCH_NONE) {
+        if (answer.memory != BATCH_NONE) {
             attacker->numbers[attacker->number_count++ % 8] = answer.number;
         }
     }
@@ -129,7 +129,7 @@ static void take_answers(struct attacker *attacker)
     }
 }
 
-/* Requests that keep to the ring, with contents that may make no sense. */
+/* Sends requests with arbitrary contents through a correct ring. */
 static void wrong_requests(struct attacker *attacker)
 {
     for (uint32_t i = 0; i < ENTRIES && stats_of(attacker->channel).ended == 0; i++) {
@@ -141,7 +141,7 @@ static void wrong_requests(struct attacker *attacker)
             .value = any_value(attacker),
             .limit = any_value(attacker),
         };
-        /* What ends the channel at once comes seldom, so that the rest comes too. */
+        /* Requests that end the channel are rare, so that the others are tested as well. */
         if (asked.operation == OPERATION_RELEASE && below(attacker, 100)) {
             if (attacker->number_count == 0) {
                 continue;
@@ -159,12 +159,13 @@ static void wrong_requests(struct attacker *attacker)
         do {
             take_answers(attacker);
         } while (waits && stats_of(attacker->channel).ended == 0 &&
-                 atomic_load(&attacker->submissions.places->head) != attacker->submissions.own &&
+                 atomic_load(&attacker->submissions.positions->head) !=
+                     attacker->submissions.position &&
                  sched_yield() == 0);
     }
 }
 
-/* Words anywhere, between requests that make sense: under them, and seldom in the rings' places. */
+/* Overwrites arbitrary words between valid requests; rarely the positions of the rings. */
 static void scribble(struct attacker *attacker)
 {
     uint64_t *words = (uint64_t *)(void *)attacker->memory.base;
@@ -197,7 +198,7 @@ static void *neighbour(void *argument)
     return NULL;
 }
 
-/* A release of what was released, or never lent, ends the channel. */
+/* Releasing a batch twice, or one that was never delivered, ends the channel. */
 static void double_release(struct service *service)
 {
     struct attacker attacker;

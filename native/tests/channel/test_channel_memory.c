@@ -1,6 +1,6 @@
 /*
- * What a client causes beside the arena is charged to it, to its user, and bounded: the arrays of
- * its batches, what reads take meanwhile, choices, copies and streams. It all comes back.
+ * Tests the bounds on the service's memory outside the arena. The arrays of batches, the plans of
+ * reads, chosen orders, copies and streams are charged to the client and its user, and discharged.
  */
 #include "channel/channel.h"
 #include "channel/channel_tests.h"
@@ -8,7 +8,7 @@
 #define MEMORY (64u * CHUNK)
 #define MIB (UINT64_C(1) << 20)
 #define LIMIT (64 * MIB)
-#define REPEATS (1u << 17) /* of one index: the arrays of such a batch take 3 MiB */
+#define REPEATS (1u << 17) /* repeats of one index: the arrays of such a batch take 3 MiB */
 #define BATCHES 64u
 
 static uint64_t repeated[REPEATS]; /* index 0: an empty sample, which pins nothing */
@@ -28,7 +28,7 @@ static void wait_memory_below(dlfs_channel *channel, uint64_t bytes)
     }
 }
 
-/* One sample, given many times over, in many batches: a few slots, and much memory for arrays. */
+/* Reads one sample many times in many batches: few slots, but much memory for arrays. */
 static uint32_t take_all(dlfs_client *client, dlfs_batch **batches)
 {
     uint32_t count = 0;
@@ -54,7 +54,7 @@ static void arrays_of_batches_are_charged(struct service *service)
     CHECK(stats_of(one.channel).memory_bytes <= LIMIT);
     CHECK(stats_of(one.channel).memory_bytes > count * 3 * MIB);
     CHECK_EQ(dlfs_share_pinned_bytes(memory), stats_of(one.channel).memory_bytes);
-    /* Others of the same share have nothing left; those of another do. */
+    /* The share's other clients get no memory; clients of another share do. */
     struct connection other = connect_with(service, &config, 0);
     dlfs_batch *batch;
     CHECK_EQ(dlfs_client_read(other.client, repeated, REPEATS, &batch), DLFS_E_LIMIT);
@@ -65,7 +65,7 @@ static void arrays_of_batches_are_charged(struct service *service)
         dlfs_batch_release(batches[i]);
     }
     wait_batches_out(one.channel, 0);
-    /* What the last answer took stays for the next one, until the client has been idle. */
+    /* Memory for the last answer stays until the client has been idle. */
     wait_memory_below(one.channel, before + 5 * MIB);
     dlfs_client_destroy(one.client);
     dlfs_client_destroy(other.client);
@@ -126,7 +126,7 @@ static void copies_are_charged(struct service *service)
     dlfs_share_destroy(nothing);
 }
 
-/* Two clients of one user, each within its own bound, are together within the user's. */
+/* Two clients of one user stay together within the user's bound. */
 static void users_are_bounded(struct service *service)
 {
     dlfs_batch *batches[2][BATCHES];
@@ -162,7 +162,7 @@ static void users_are_bounded(struct service *service)
     dlfs_share_destroy(user);
 }
 
-/* Idle readers keep little of what large batches took. */
+/* An idle channel retains little of the memory for large batches. */
 static void scratch_comes_back(struct service *service)
 {
     const dlfs_reader *reader = service->reader;
@@ -170,7 +170,7 @@ static void scratch_comes_back(struct service *service)
     CHECK(reader->idle_plans_bytes <= 32 * MIB);
 }
 
-/* So many references can be had by allowed limits: 2^16 batches of 2^20 samples. */
+/* The limits allow this many references to a slot: 2^16 batches of 2^20 samples. */
 static void references_do_not_wrap(struct service *service)
 {
     dlfs_reader *reader = service->reader;

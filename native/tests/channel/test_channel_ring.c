@@ -1,6 +1,6 @@
 /*
- * Rings between two threads: every entry arrives once and in order, whoever sleeps when, and a side
- * that is awake is never woken.
+ * Tests rings between two threads: every entry arrives once and in order, whichever side sleeps,
+ * and a side that is awake is never woken.
  */
 #include <pthread.h>
 #include <sys/eventfd.h>
@@ -19,7 +19,7 @@ struct side {
 };
 
 struct pair {
-    struct ring_places places;
+    struct ring_positions positions;
     uint64_t entries[ENTRIES];
     struct side producer;
     struct side consumer;
@@ -32,8 +32,8 @@ static void pair_open(struct pair *pair)
     CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, sockets), 0);
     *pair = (struct pair){.stop = eventfd(0, EFD_NONBLOCK)};
     uint8_t *entries = (uint8_t *)pair->entries;
-    pair->producer.ring = ring_over(&pair->places, entries, sizeof(uint64_t), ENTRIES);
-    pair->consumer.ring = ring_over(&pair->places, entries, sizeof(uint64_t), ENTRIES);
+    pair->producer.ring = ring_over(&pair->positions, entries, sizeof(uint64_t), ENTRIES);
+    pair->consumer.ring = ring_over(&pair->positions, entries, sizeof(uint64_t), ENTRIES);
     waiter_init(&pair->producer.waiter, &pair->consumer.ring, sockets[0], -1);
     waiter_init(&pair->consumer.waiter, &pair->consumer.ring, sockets[1], pair->stop);
 }
@@ -69,24 +69,24 @@ static void full_and_empty(void)
     pair_close(&pair);
 }
 
-/* Places that make no sense are refused, and nothing outside the ring is touched. */
+/* Invalid positions are refused, and no memory outside the ring is accessed. */
 static void nonsense(void)
 {
     struct pair pair;
     uint64_t value = 1;
     pair_open(&pair);
-    atomic_store(&pair.places.tail, ENTRIES + 1);
+    atomic_store(&pair.positions.tail, ENTRIES + 1);
     CHECK_EQ(ring_take(&pair.consumer.ring, &value), -1);
-    atomic_store(&pair.places.tail, UINT32_MAX);
+    atomic_store(&pair.positions.tail, UINT32_MAX);
     CHECK_EQ(ring_take(&pair.consumer.ring, &value), -1);
-    atomic_store(&pair.places.head, 1);
+    atomic_store(&pair.positions.head, 1);
     CHECK(!ring_put(&pair.producer.ring, &value));
-    atomic_store(&pair.places.head, UINT32_MAX / 2);
+    atomic_store(&pair.positions.head, UINT32_MAX / 2);
     CHECK(!ring_put(&pair.producer.ring, &value));
     pair_close(&pair);
 }
 
-/* A consumer that is awake costs no system call; one that sleeps costs one for many entries. */
+/* An awake consumer needs no system call; a sleeping one needs one for many entries. */
 static void wakes_are_counted(void)
 {
     struct pair pair;
@@ -101,7 +101,7 @@ static void wakes_are_counted(void)
     while (ring_take(&pair.consumer.ring, &value) == 1) {
         continue;
     }
-    atomic_store(&pair.places.asleep, 1);
+    atomic_store(&pair.positions.asleep, 1);
     for (uint64_t i = 0; i < 10; i++) {
         put(&pair, i);
         ring_wake(&pair.producer.ring, &pair.producer.waiter);
@@ -126,13 +126,14 @@ static void ends_of_waits(void)
     consumer->waiter.stop = -1;
     put(&pair, value);
     shutdown(pair.producer.waiter.socket, SHUT_RDWR);
-    CHECK_EQ(ring_wait(&consumer->ring, &consumer->waiter, -1), WAIT_READY); /* what came before */
+    CHECK_EQ(ring_wait(&consumer->ring, &consumer->waiter, -1),
+             WAIT_READY); /* the entries put before */
     CHECK_EQ(ring_take(&consumer->ring, &value), 1);
     CHECK_EQ(ring_wait(&consumer->ring, &consumer->waiter, -1), WAIT_GONE);
     pair_close(&pair);
 }
 
-/* A socket full of bytes that nobody receives holds up nobody. */
+/* A socket whose buffer is full of unread bytes blocks no side. */
 static void full_socket(void)
 {
     struct pair pair;
@@ -141,7 +142,7 @@ static void full_socket(void)
     while (send(pair.producer.waiter.socket, bytes, sizeof(bytes), MSG_DONTWAIT) > 0) {
         continue;
     }
-    atomic_store(&pair.places.asleep, 1);
+    atomic_store(&pair.positions.asleep, 1);
     put(&pair, 1);
     ring_wake(&pair.producer.ring, &pair.producer.waiter);
     CHECK_EQ(pair.producer.waiter.wakes, 1);
@@ -175,15 +176,15 @@ static void *answer(void *argument)
     return NULL;
 }
 
-/* Two threads ask and answer, and spin or sleep as it comes; or they never spin. */
+/* Two threads exchange requests and answers; they spin and sleep, or only sleep. */
 static void ask_and_answer(bool may_spin)
 {
     struct exchange exchange;
     pthread_t thread;
     pair_open(&exchange.there);
     pair_open(&exchange.back);
-    exchange.there.consumer.waiter.other_processor = &exchange.back.places.processor;
-    exchange.back.consumer.waiter.other_processor = &exchange.there.places.processor;
+    exchange.there.consumer.waiter.other_processor = &exchange.back.positions.processor;
+    exchange.back.consumer.waiter.other_processor = &exchange.there.positions.processor;
     exchange.there.consumer.waiter.may_spin &= may_spin;
     exchange.back.consumer.waiter.may_spin &= may_spin;
     CHECK_EQ(pthread_create(&thread, NULL, answer, &exchange), 0);

@@ -1,13 +1,13 @@
 /*
- * What lies in chunks that stay is read without the service; and what does not, through it.
+ * Tests that a client reads samples of resident chunks itself and others through the service.
  */
 #define LARGE_EVERY 1u /* no sample is larger than a chunk */
 
 #include <errno.h>
 #include <pthread.h>
 
+#include "channel/channel.h"
 #include "channel/channel_tests.h"
-#include "channel/client.h"
 
 #define WHOLE (16u << 20) /* memory for the whole dataset */
 #define THREADS 3u
@@ -41,8 +41,8 @@ static void disconnect(struct connection to)
     dlfs_channel_destroy(to.channel);
 }
 
-/* Nothing is asked of the service any more, nothing is pinned; and all of it is counted. */
-static void nobody_is_asked(void)
+/* Resident samples are read without a request or a pin, and they are counted. */
+static void resident_samples_need_no_request(void)
 {
     struct service service;
     service_start(&service, WHOLE, WHOLE, NULL);
@@ -50,9 +50,9 @@ static void nobody_is_asked(void)
     read_everything(to.client);
     uint64_t requests = requests_of(to.client);
     CHECK(requests > 0);
-    dlfs_batch *kept = read_from(to.client, 3, BATCH);
+    dlfs_batch *unreleased = read_from(to.client, 3, BATCH);
     read_everything(to.client);
-    check_batch(kept);
+    check_batch(unreleased);
     CHECK_EQ(requests_of(to.client), requests);
     wait_batches_out(to.channel, 0);
     CHECK_EQ(stats_of(to.channel).pinned_bytes, 0);
@@ -62,10 +62,10 @@ static void nobody_is_asked(void)
     dlfs_reader_get_stats(service.reader, &stats);
     CHECK_EQ(stats.samples, 2 * COUNT + BATCH);
     CHECK_EQ(stats.sample_bytes, stats_of(to.channel).sample_bytes);
-    dlfs_client_destroy(to.client); /* its batch has all that it needs */
-    check_batch(kept);
+    dlfs_client_destroy(to.client); /* its batch stays valid */
+    check_batch(unreleased);
     CHECK_EQ(stats_of(to.channel).ended, 0);
-    dlfs_batch_release(kept);
+    dlfs_batch_release(unreleased);
     wait_ended(to.channel, DLFS_E_CLOSED);
     dlfs_channel_destroy(to.channel);
     service_stop(&service);
@@ -134,7 +134,7 @@ static void *read_and_stream(void *argument)
     return NULL;
 }
 
-/* Memory for the dataset and hardly more is enough for all plans at once, while chunks stay. */
+/* Memory for little more than the dataset suffices for all plans at once with resident chunks. */
 static void little_room_beside(void)
 {
     struct service service;
@@ -151,15 +151,15 @@ static void little_room_beside(void)
         CHECK_EQ(pthread_join(threads[i], NULL), 0);
     }
     struct connection to = attach_to(&service);
-    read_everything(to.client); /* what no stream has kept is in memory now */
+    read_everything(to.client); /* loads the chunks that no stream loaded */
     uint64_t reads = device_reads_of(to.client);
-    read_everything(to.client); /* samples that a stream has packed are asked for, no device is */
+    read_everything(to.client); /* packed samples need a request to the service, but no device */
     CHECK_EQ(device_reads_of(to.client), reads);
     disconnect(to);
     service_stop(&service);
 }
 
-/* Chunks that could not be read whole do not stay: their samples are asked for each time. */
+/* Chunks with failed samples do not become resident: each read is a request. */
 static void bad_chunks(void)
 {
     dlfs_fault_config faults = {.bad_first_bytes = DATA_OFFSET + 3 * CHUNK,
@@ -186,7 +186,7 @@ static void bad_chunks(void)
     service_stop(&service);
 }
 
-/* Where not everything fits, nothing stays, and a directory changes nothing. */
+/* Chunks are not resident if the dataset does not fit; attaching a directory has no effect. */
 static void small_memory(void)
 {
     struct service service;
@@ -202,7 +202,7 @@ static void small_memory(void)
     service_stop(&service);
 }
 
-/* A client that asks nothing any more knows of lost members what the others were told. */
+/* A client that sends no requests learns of lost members from the other clients' answers. */
 static void lost_members_are_known(void)
 {
     struct service service;
@@ -223,7 +223,7 @@ static void lost_members_are_known(void)
     service_stop(&service);
 }
 
-/* The end of the service is noticed, though nothing is asked of it. */
+/* The client notices the end of the service without sending requests. */
 static void service_ends(void)
 {
     struct service service;
@@ -233,7 +233,7 @@ static void service_ends(void)
     service_start(&service, WHOLE, WHOLE, NULL);
     struct connection to = attach_to(&service);
     read_everything(to.client);
-    dlfs_batch *kept = read_from(to.client, 1, BATCH);
+    dlfs_batch *unreleased = read_from(to.client, 1, BATCH);
     dlfs_channel_destroy(to.channel);
     do {
         dlfs_batch *batch;
@@ -244,26 +244,26 @@ static void service_ends(void)
     } while (code == 0);
     CHECK_EQ(code, DLFS_E_SERVICE);
     CHECK_EQ(dlfs_client_get(to.client, index, &byte, 1, 0), DLFS_E_SERVICE);
-    check_batch(kept);
+    check_batch(unreleased);
     dlfs_client_destroy(to.client);
-    dlfs_batch_release(kept);
+    dlfs_batch_release(unreleased);
     service_stop(&service);
 }
 
-/* What a client says of itself is never counted twice, nor back. */
+/* Counts that a client reports are never added twice and never subtracted. */
 static void counts_that_make_no_sense(void)
 {
     struct service service;
     service_start(&service, WHOLE, WHOLE, NULL);
     struct connection to = attach_to(&service);
-    struct kept_counts *said = &to.client->memory.header->kept;
-    atomic_store(&said->samples, 100);
+    struct resident_counts *reported = &to.client->memory.header->resident;
+    atomic_store(&reported->samples, 100);
     CHECK_EQ(stats_of(to.channel).samples, 100);
-    atomic_store(&said->samples, 3);
+    atomic_store(&reported->samples, 3);
     CHECK_EQ(stats_of(to.channel).samples, 100);
-    atomic_store(&said->samples, 101);
+    atomic_store(&reported->samples, 101);
     CHECK_EQ(stats_of(to.channel).samples, 101);
-    atomic_store(&said->samples, UINT64_MAX); /* so the sums, which all clients share, never wrap */
+    atomic_store(&reported->samples, UINT64_MAX); /* so the sums over all clients never overflow */
     CHECK_EQ(stats_of(to.channel).samples, 101);
     dlfs_reader_stats stats;
     dlfs_reader_get_stats(service.reader, &stats);
@@ -272,7 +272,7 @@ static void counts_that_make_no_sense(void)
     service_stop(&service);
 }
 
-/* A channel's header that does not fit the directory is found out. */
+/* A header that does not match the directory is refused. */
 static void wrong_directories(void)
 {
     struct service service;
@@ -283,14 +283,14 @@ static void wrong_directories(void)
     const struct channel_header right = *header;
     CHECK_EQ(dlfs_client_attach(to.client, NULL), -EINVAL);
     CHECK_EQ(dlfs_client_attach(NULL, directory), -EINVAL);
-    header->kept_count++;
+    header->resident_count++;
     CHECK_EQ(dlfs_client_attach(to.client, directory), -EINVAL);
-    header->kept_count = right.kept_count;
-    header->kept_offset = right.arena_bytes;
+    header->resident_count = right.resident_count;
+    header->resident_offset = right.arena_bytes;
     CHECK_EQ(dlfs_client_attach(to.client, directory), -EINVAL);
-    header->kept_offset = right.kept_offset + 1;
+    header->resident_offset = right.resident_offset + 1;
     CHECK_EQ(dlfs_client_attach(to.client, directory), -EINVAL);
-    header->kept_offset = right.kept_offset;
+    header->resident_offset = right.resident_offset;
     header->chunk_shift = 60;
     CHECK_EQ(dlfs_client_attach(to.client, directory), -EINVAL);
     header->chunk_shift = right.chunk_shift;
@@ -300,21 +300,21 @@ static void wrong_directories(void)
     service_stop(&service);
 }
 
-/* An index that points out of the arena is not followed: the service is asked. */
+/* An index entry outside the arena is ignored: the client sends a request. */
 static void wrong_indices(void)
 {
     struct service service;
     service_start(&service, WHOLE, WHOLE, NULL);
     struct connection to = attach_to(&service);
     struct channel_header *header = to.client->memory.header;
-    for (uint64_t chunk = 0; chunk < header->kept_count; chunk++) {
+    for (uint64_t chunk = 0; chunk < header->resident_count; chunk++) {
         atomic_store(&service.reader->resident_slots[chunk], service.reader->slot_count + 1);
     }
     read_everything(to.client);
     uint64_t requests = requests_of(to.client);
     CHECK(requests > 0);
     header->chunk_shift = 33; /* the end of that slot is 2^64, which is 0 */
-    header->kept_count = 1;
+    header->resident_count = 1;
     CHECK_EQ(dlfs_client_attach(to.client, service.dataset.directory), 0);
     atomic_store(&service.reader->resident_slots[0], UINT32_C(1) << 31);
     dlfs_batch *batch = read_from(to.client, 0, BATCH);
@@ -327,7 +327,7 @@ static void wrong_indices(void)
 
 int main(void)
 {
-    nobody_is_asked();
+    resident_samples_need_no_request();
     single_samples();
     little_room_beside();
     bad_chunks();
