@@ -1,8 +1,9 @@
-"""Connections to volumes: what ``Volume`` and ``Dataset`` are opened from, and read through.
+"""Connections to volumes, which ``Volume`` and ``Dataset`` open and read through.
 
 A ``Connection`` is small and picklable. It opens a ``VolumeSession`` or a ``DatasetSession``, which
-belongs to one process and has all that reading needs. ``LocalConnection``, here, opens the devices
-themselves; ``dlfs.service.client`` has the connection to a node service.
+belongs to one process and owns what reading needs: devices or a service's channels, the directory
+and the reader. ``LocalConnection`` opens the devices in this process;
+``dlfs.service.client.ServiceConnection`` opens a volume of a node service.
 """
 
 from __future__ import annotations
@@ -60,16 +61,16 @@ _log = logging.getLogger("dlfs")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenOptions:
-    """How a volume and its datasets are opened.
+    """Options for opening a volume and its datasets.
 
     Attributes:
-        memory_bytes: budget of each open dataset in each process, in bytes: samples that are
-            cached, read ahead and lent to batches.
-        depth: operations in flight per member and thread.
-        engine: of file devices: ``auto``, ``uring`` or ``threads``.
-        opener: of devices.
-        shared: directories and sample memory lie in files without a name, whose descriptors a
-            service may pass on.
+        memory_bytes: sample memory of each open dataset in each process, in bytes. It holds
+            samples that are cached, read ahead, or pinned by batches.
+        depth: most operations in flight per member and thread.
+        engine: I/O engine of file devices: ``auto``, ``uring`` or ``threads``.
+        opener: function that opens a device.
+        shared: place directories and sample memory in unnamed files, whose descriptors a service
+            can pass to clients.
     """
 
     memory_bytes: int = 256 * MIB
@@ -88,78 +89,78 @@ class OpenOptions:
 
 @dataclass(frozen=True, slots=True)
 class DatasetIdentity:
-    """Which version of which dataset, and what errors call it."""
+    """Identity of one version of a dataset, with its name for error messages."""
 
     uuid: UUID
     name: str
     version: int
     volume_uuid: UUID | None = None
-    """UUID of its volume; None when it is not known, and not checked then."""
+    """UUID of the dataset's volume; None if it is unknown and must not be checked."""
 
     @classmethod
     def of(cls, record: DatasetRecord, volume_uuid: UUID | None = None) -> DatasetIdentity:
-        """Of a dataset in a catalog."""
+        """Return the identity of a dataset in a catalog."""
         return cls(record.uuid, display(record.name), record.version, volume_uuid)
 
     def stale(self, reason: str = "it was removed") -> StaleError:
-        """The error of a dataset that is not there any more."""
+        """Return the error for a dataset that no longer exists."""
         return StaleError(
             f"read dataset {self.name!r} version {self.version} ({self.uuid}): {reason}"
         )
 
     def missing_from(self, devices: Sequence[BlockDevice]) -> StaleError:
-        """The error of a dataset that a volume's devices do not have (any more), with the cause."""
+        """Return the error, with its cause, for a dataset that the devices do not have."""
         other = None if self.volume_uuid is None else _swapped(devices, self.volume_uuid)
         return self.stale() if other is None else self.stale(other)
 
 
-# ---- what a connection gives --------------------------------------------------------------------
+# ---- sessions -----------------------------------------------------------------------------------
 
 
 class VolumeSession(Protocol):
-    """A process's way to a volume, as it was when it was last looked at."""
+    """A volume that one process has open, at the generation that it loaded last."""
 
     @property
     def superblock(self) -> Superblock:
-        """Of the generation seen."""
+        """Superblock of the loaded generation."""
 
     @property
     def catalog(self) -> Catalog:
-        """Of the generation seen."""
+        """Catalog of the loaded generation."""
 
     @property
     def connection(self) -> Connection:
-        """What opens the same volume again, with nothing left to be discovered."""
+        """Connection that opens the same volume again without discovering its members."""
 
     def describe(self) -> VolumeInfo:
-        """All of it, for users."""
+        """Return a description of the volume for users."""
 
     def refresh(self) -> None:
-        """See the newest generation.
+        """Load the newest generation.
 
         Raises:
-            DlfsError: as ``Connection.open_volume``; what was seen stays.
+            DlfsError: the same errors as ``Connection.open_volume``. The loaded generation stays.
         """
 
     def close(self) -> None:
-        """Give up what is open."""
+        """Close the devices or the connection."""
 
 
 @dataclass(eq=False, kw_only=True)
 class DatasetSession:
-    """A process's way to a dataset.
+    """A dataset that one process has open.
 
     Attributes:
-        record: its catalog record.
-        geometry: of its volume.
-        members: URIs of the members, in order.
-        directory: of samples.
-        reader: of samples.
-        sources: what to read the members from, in order; none where a service does it.
-        release: gives up what else is open.
-        load_attributes: opens the dataset's columns; called once, when they are first asked for.
-        is_lost: whether this way is gone for good, and another one has to be made.
-        attributes: the dataset's columns, for this object and its reader's batches.
+        record: the dataset's catalog record.
+        geometry: geometry of the volume.
+        members: URIs of the volume's members, in order.
+        directory: the sample directory.
+        reader: the reader of the samples.
+        sources: devices of the members, in order; empty if a service reads them.
+        release: closes the devices or the connection to the service.
+        load_attributes: opens the dataset's columns; called once, on their first use.
+        is_lost: returns True if the session can no longer be used and must be opened again.
+        attributes: the dataset's columns, for the dataset and the batches of its reader.
     """
 
     record: DatasetRecord
@@ -177,14 +178,14 @@ class DatasetSession:
         self.attributes = self.reader.attributes = AttributesLater(self.load_attributes)
 
     def close(self, *, with_directory: bool) -> None:
-        """Give up all, or all but the directory.
+        """Close the session, with its directory on request.
 
-        Epochs and calls that are under way keep the devices, and the last of them closes those.
+        The devices stay open until the last epoch or call that is under way has ended.
         """
         self.attributes.close()
-        self.reader.close(lambda: self._let_go(with_directory))
+        self.reader.close(lambda: self._release(with_directory))
 
-    def _let_go(self, with_directory: bool) -> None:
+    def _release(self, with_directory: bool) -> None:
         try:
             self.release()
         finally:
@@ -193,17 +194,17 @@ class DatasetSession:
 
 
 class Connection(Protocol):
-    """What opens a volume and its datasets."""
+    """Opens a volume and its datasets."""
 
     @property
     def uri(self) -> str:
-        """What people call it."""
+        """URI of the volume or service, as users write it."""
 
     def open_volume(self) -> VolumeSession:
         """Open the volume at its newest generation.
 
         Raises:
-            DlfsError: as ``dlfs.open``.
+            DlfsError: the same errors as ``dlfs.open``.
         """
 
     def open_dataset(
@@ -212,26 +213,26 @@ class Connection(Protocol):
         """Open a dataset.
 
         Args:
-            identity: of the dataset.
-            directory: of the same dataset, when this process has it already.
+            identity: identity of the dataset.
+            directory: directory of the dataset, if this process has loaded it already.
 
         Raises:
             StaleError: the dataset was removed.
-            FormatError: volume or directory are damaged.
+            FormatError: the volume or the directory is damaged.
             DeviceError: a device cannot be read.
         """
 
 
-# ---- the devices themselves ----------------------------------------------------------------------
+# ---- local devices -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class LocalConnection:
-    """A volume's own devices, opened by this process.
+    """A connection that opens the volume's devices in this process.
 
     Args:
-        uris: of the members, in any order.
-        options: how to open.
+        uris: URIs of the members, in any order.
+        options: options for opening them.
     """
 
     uris: tuple[str, ...]
@@ -239,7 +240,7 @@ class LocalConnection:
 
     @property
     def uri(self) -> str:
-        """What opens the volume again: the members' URIs, with commas between."""
+        """URIs of the members, separated by commas."""
         return ",".join(self.uris)
 
     def open_volume(self) -> LocalVolume:
@@ -276,7 +277,7 @@ class LocalConnection:
     def open_dataset(
         self, identity: DatasetIdentity, directory: FrozenDirectory | None
     ) -> DatasetSession:
-        """Open the members, for this dataset alone, its directory and a reader."""
+        """Open the members for this dataset alone, its directory and a reader."""
         generation = self._open_generation(self.uris, identity)
         try:
             record = find_record(generation.catalog, identity.uuid)
@@ -346,11 +347,11 @@ class LocalConnection:
 
 
 class LocalVolume:
-    """The members of a volume, open.
+    """The open members of a volume.
 
     Args:
-        generation: with the devices, which this object owns from now on.
-        options: they were opened with.
+        generation: the loaded generation; this object owns its devices from now on.
+        options: options with which the devices were opened.
     """
 
     def __init__(self, generation: Generation, options: OpenOptions) -> None:
@@ -359,27 +360,27 @@ class LocalVolume:
 
     @property
     def superblock(self) -> Superblock:
-        """Of the generation seen."""
+        """Superblock of the loaded generation."""
         return self.generation.superblock
 
     @property
     def catalog(self) -> Catalog:
-        """Of the generation seen."""
+        """Catalog of the loaded generation."""
         return self.generation.catalog
 
     @property
     def connection(self) -> LocalConnection:
-        """The members that were found."""
+        """Connection to the members that were found."""
         return LocalConnection(self.generation.uris, self.options)
 
     def describe(self) -> VolumeInfo:
-        """All of it, with the state of every superblock copy as found at opening."""
+        """Return a description of the volume, with the state of every superblock copy."""
         return describe_volume(self.generation)
 
     def refresh(self) -> None:
-        """See the newest generation, and members that are back."""
+        """Load the newest generation, and open members that were missing and are back."""
         before = self.generation.devices
-        devices = [self._opened_again(device) for device in before]
+        devices = [self._reopen(device) for device in before]
         try:
             self.generation = self._newest(devices)
         except BaseException:
@@ -388,7 +389,7 @@ class LocalVolume:
         report_members(self.generation)
 
     def _newest(self, devices: Sequence[BlockDevice]) -> Generation:
-        """The newest generation of the same volume.
+        """Load the newest generation of the same volume.
 
         Raises:
             StaleError: a device holds another volume now.
@@ -402,11 +403,11 @@ class LocalVolume:
             other = _swapped(devices, expected)
             if other is None:
                 raise
-            raise StaleError(f"look at volume {expected}: {other}") from error
-        raise StaleError(f"look at volume {expected}: {_swapped(devices, expected)}")
+            raise StaleError(f"refresh volume {expected}: {other}") from error
+        raise StaleError(f"refresh volume {expected}: {_swapped(devices, expected)}")
 
-    def _opened_again(self, device: BlockDevice) -> BlockDevice:
-        """A device, opened if it was missing and is not now."""
+    def _reopen(self, device: BlockDevice) -> BlockDevice:
+        """Return a device; a missing one is opened if it is back."""
         if not isinstance(device, MissingDevice) or not device.given:
             return device
         try:
@@ -420,7 +421,7 @@ class LocalVolume:
 
 
 def _diagnose(devices: Sequence[BlockDevice], identity: DatasetIdentity) -> DlfsError | None:
-    """Why samples may have failed: the dataset was removed since, or a device was swapped."""
+    """Return the error that explains failed reads: dataset removed, or device swapped."""
     try:
         newest = load_generation(devices)
         if find_record(newest.catalog, identity.uuid) is not None:
@@ -429,12 +430,12 @@ def _diagnose(devices: Sequence[BlockDevice], identity: DatasetIdentity) -> Dlfs
         other = None
         if identity.volume_uuid is not None:
             other = _swapped(devices, identity.volume_uuid)
-        return None if other is None else identity.stale(other)  # else the samples' errors say more
+        return None if other is None else identity.stale(other)  # the samples' errors
     return identity.missing_from(devices)
 
 
 def _swapped(devices: Sequence[BlockDevice], volume_uuid: UUID) -> str | None:
-    """Which device holds another volume than expected, for an error; None when none does."""
+    """Return an error text if a device holds another volume than expected; None if none does."""
     foreign = find_foreign(devices, volume_uuid)
     if foreign is None:
         return None
@@ -445,7 +446,7 @@ def _swapped(devices: Sequence[BlockDevice], volume_uuid: UUID) -> str | None:
 
 
 def _report(generation: Generation, number: int, reason: str | None) -> None:
-    """Tell of a member that was lost, or is back."""
+    """Log that a member was lost or is back."""
     if reason is None:
         report_return(generation, number)
     else:
@@ -456,7 +457,7 @@ def _report(generation: Generation, number: int, reason: str | None) -> None:
 
 
 def find_record(catalog: Catalog, uuid: UUID) -> DatasetRecord | None:
-    """The catalog record of a dataset; None when it was removed."""
+    """Return the catalog record of a dataset; None if it was removed."""
     return next((r for r in catalog.datasets if r.uuid == uuid), None)
 
 
@@ -466,13 +467,13 @@ NO_DATASETS = "the volume has none yet; 'dlfs import' makes one"
 def no_such_dataset(
     records: Sequence[DatasetRecord], name: bytes, version: int | None, *, where: str
 ) -> NotFoundError:
-    """The error of a dataset or a version that there is not; it lists those that there are.
+    """Return the error for a dataset or version that does not exist; it lists existing ones.
 
     Args:
-        records: of the catalog.
-        name: of the dataset that was asked for.
-        version: likewise; None: any.
-        where: what users call the volume.
+        records: datasets of the catalog.
+        name: name of the dataset that was requested.
+        version: version that was requested; None: any.
+        where: name of the volume for users.
     """
     number = "" if version is None else f" version {version}"
     what = f"find dataset {quote(name)}{number} on {where}"
@@ -487,11 +488,11 @@ def no_such_dataset(
 
 
 def check_present(devices: Sequence[BlockDevice], record: DatasetRecord, volume_uuid: UUID) -> None:
-    """Find out whether what was just read can be trusted to be the dataset's.
+    """Check that a dataset still exists, so that bytes just read are the dataset's.
 
     Raises:
-        StaleError: the newest generation does not have the dataset any more.
-        DlfsError: as ``load_generation``.
+        StaleError: the newest generation no longer has the dataset.
+        DlfsError: the same errors as ``load_generation``.
     """
     if find_record(load_generation(devices).catalog, record.uuid) is None:
         raise DatasetIdentity.of(record, volume_uuid).missing_from(devices)
@@ -503,14 +504,15 @@ def load_segment(
     """Load a dataset's directory.
 
     Args:
-        generation: with the open devices.
-        record: of the dataset.
-        shared: use the copy that other processes of the node may have; else what is on media now.
-        locked: no writer can remove the dataset meanwhile, so this is not checked.
+        generation: generation with the open devices.
+        record: catalog record of the dataset.
+        shared: use the copy of other processes of the node, if any; otherwise read the media.
+        locked: True if no writer can remove the dataset meanwhile; then this is not checked.
 
     Raises:
-        FormatError: it is malformed (ChecksumError); names dataset, member and offset.
-        StaleError: it was removed since.
+        FormatError: the directory is malformed (ChecksumError if its checksum is wrong). The
+            message names dataset, member and offset.
+        StaleError: the dataset was removed meanwhile.
         DeviceError: a read failed.
     """
     space = DataSpace(generation.geometry, record.directory_runs)
@@ -523,7 +525,7 @@ def load_segment(
     def read_part(choice: Choice, address: int, memory: memoryview) -> None:
         part = np.frombuffer(memory, np.uint8)
         read_into(generation.sources, space, address, part, choice)
-        # Names are read late, when the dataset may be gone and something else in its chunks.
+        # Names are read on first use; by then another dataset may have the chunks.
         if address and not locked:
             check_present(generation.devices, record, generation.superblock.volume_uuid)
 

@@ -1,11 +1,11 @@
-"""A service's reader used from another process, through the channels of ``server_channel``.
+"""The client's end of channels: reads samples through a node service's reader.
 
-The client makes a ``ClientReader`` of the service's sample memory and of a function that obtains
-another channel. It has the methods of ``NativeReader``; its batches are ``NativeBatch``es whose
-samples lie in the service's arena, and are given back when they are collected. ``ClientStream`` is
-its ``NativeStream``.
+A ``ClientReader`` maps the service's sample memory (the arena) and has the methods of
+``NativeReader``. Each concurrent call takes a ``ClientChannel``; idle channels are reused. The
+samples of its ``NativeBatch``es lie in the arena, and a batch is released when it is collected.
+``ClientStream`` is the counterpart of ``NativeStream``. The service's end is ``server_channel``.
 
-When the service is gone, however it ended, calls under way raise ``ServiceLostError`` at once.
+When the service ends for any reason, calls under way raise ``ServiceLostError`` at once.
 
 Source: ``channel.h``.
 """
@@ -48,18 +48,19 @@ from dlfs.forks import OwnerProcess
 
 @dataclass(frozen=True, slots=True)
 class ChannelDescriptors:
-    """The client's ends of a channel: open files, owned by the holder of this object.
+    """The client's descriptors of a channel; the owner of this object must close them.
 
     Attributes:
-        memory: the memfd of the rings.
-        wake: a socket. While a copy of it is open anywhere, the client's death is not noticed.
+        memory: descriptor of the memfd with the rings.
+        wake: descriptor of a socket. While any process has a copy of it open, the service does not
+            notice the client's death.
     """
 
     memory: int
     wake: int
 
     def close(self) -> None:
-        """Close both, once."""
+        """Close both descriptors; call it once."""
         os.close(self.memory)
         os.close(self.wake)
 
@@ -76,7 +77,7 @@ class ChannelDescriptors:
 
 
 class ClientChannel(Collected):
-    """A ``dlfs_client``: one caller's way to the service.
+    """The client's end of one channel (``dlfs_client``).
 
     Threads: one at a time.
     """
@@ -101,16 +102,16 @@ class ClientChannel(Collected):
         _open_channels.add(self)
         if directory is not None:
             code = library().dlfs_client_attach(handle, directory.handle)
-            check(code, "read what the service keeps of a dataset with this directory")
+            check(code, "read resident samples of the service with this directory")
 
     def stats(self) -> dict[str, int]:
-        """``dlfs_client_stats`` by name."""
+        """Return the counters of ``dlfs_client_stats`` by name."""
         stats = channel_abi.ClientStats()
         library().dlfs_client_get_stats(self.handle, byref(stats))
         return {name: int(getattr(stats, name)) for name, *_ in stats._fields_}
 
     def close(self) -> None:
-        """End the channel, with the last of its batches. Idempotent."""
+        """End the channel as soon as its last batch is released. Idempotent."""
         _open_channels.discard(self)
         handle, self.handle = self.handle, None
         if handle is not None:
@@ -125,7 +126,7 @@ _open_channels: weakref.WeakSet[ClientChannel] = weakref.WeakSet()
 
 
 def _after_fork_in_child() -> None:
-    """Leave the parent's channels. Their memory stays as it is: views of batches may be in use."""
+    """Drop the parent's channels; their memory stays mapped, as batches may still refer to it."""
     for channel in list(_open_channels):
         channel.handle = None
     _open_channels.clear()
@@ -135,43 +136,42 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def _limit_error(what: str, count: int, channel: ClientChannel) -> LimitError:
-    """Why a channel refuses a batch of so many samples."""
+    """Return the error for a batch of ``count`` samples that a channel refused."""
     most = library().dlfs_client_samples_max(channel.handle)
     if count > most:
         return LimitError(f"{what}: expected at most {most} in a batch")
     return LimitError(
         f"{what}: with the batches still in use they take more memory than the service has for "
-        "this client; release some, or ask for fewer samples"
+        "this client; release some, or request fewer samples"
     )
 
 
 class ClientReader(Collected):
-    """A service's reader, with the methods of ``NativeReader``.
+    """A reader of a node service, with the methods of ``NativeReader``.
 
     Args:
-        arena_descriptor: the memfd of the service's sample memory; the caller's, who may close it.
-        arena_bytes: its length.
-        open_channel: obtains the descriptors of another channel from the service; called by any
-            thread, when more callers than before are at once in a call or have a stream. What it
-            raises, the call raises.
-        timeout_ms: for one answer of the service, which is then given up as lost; 0: as long as
-            it lives.
-        service: what errors call it.
-        directory: of the dataset, open while channels are made. With it, samples that the service
-            keeps for good are found without asking the service; see ``channel.h``.
+        arena_descriptor: descriptor of the service's sample memory; the caller may close it later.
+        arena_bytes: length of the sample memory.
+        open_channel: obtains the descriptors of a new channel from the service. Any thread calls it
+            when all channels are in use by calls or streams. Its exceptions propagate.
+        timeout_ms: longest wait for one answer, after which the service counts as lost; 0: no
+            limit.
+        service: name of the service in error messages.
+        directory: directory of the dataset, which must stay open while channels are made. With it,
+            samples of resident chunks are read without a request; see ``channel.h``.
 
     Attributes:
-        closing: whether ``close`` was called.
-        lost: whether a channel was lost: the service is gone, or is to be connected to anew.
+        closing: True once ``close`` was called.
+        lost: True once a channel was lost: the service ended, or must be connected to again.
 
     Raises:
-        UsageError: the arena is shorter than said.
-        DeviceError: it cannot be mapped.
+        UsageError: the arena is shorter than ``arena_bytes``.
+        DeviceError: the arena cannot be mapped.
 
-    Every method raises ``ServiceLostError`` when the service, or the channel in use, is gone. A
-    channel that is lost is not used again: the next call obtains another one, if it can.
+    Every method raises ``ServiceLostError`` if the service or the used channel is lost. A lost
+    channel is not used again; the next call obtains a new one.
 
-    Threads: any at once. In a forked child it is closed: make another.
+    Threads: any at once. Closed in a forked child, which must make a new one.
     """
 
     def __init__(
@@ -193,11 +193,11 @@ class ClientReader(Collected):
         self._open_channel = open_channel
         self._timeout_ms = timeout_ms
         self._directory = directory
-        # The locations stay mapped as long as this array is there, whoever closes the directory.
+        # This array keeps the locations mapped, even if the directory is closed.
         self._locations = None if directory is None else directory.locations()
         self._owner = OwnerProcess()
         self.closing = False
-        self._lock = threading.RLock()  # around the arena; a collector may close a reader under it
+        self._lock = threading.RLock()  # for the arena; reentrant, since a collector may call close
         self._idle: deque[ClientChannel] = deque()  # its operations are atomic
         self._scratch = threading.local()
         self._lost_members = 0
@@ -210,9 +210,9 @@ class ClientReader(Collected):
 
         Raises:
             UsageError: an index is out of range.
-            LimitError: more samples than a batch of the channel may have, or the batches that are
-                still in use take all the memory that the service has for this client.
-            DlfsError: memory or device as a whole; single samples that fail are in the batch.
+            LimitError: too many samples for one batch, or the unreleased batches use all memory
+                that the service has for this client.
+            DlfsError: all reads failed; failures of single samples are in the batch.
         """
         batch = BatchHandle()
         channel, code = self.take_channel(), 0
@@ -233,11 +233,10 @@ class ClientReader(Collected):
 
         Args:
             index: 0..N-1; not checked here.
-            cached_only: copy it only if it is in the service's memory, without waiting for
-                a device.
+            cached_only: copy it only if it is in the service's memory; never wait for a device.
 
         Returns:
-            As of ``NativeReader.get``.
+            The same as ``NativeReader.get``.
         """
         flags = abi.GET_CACHED if cached_only else 0
         channel, code = self.take_channel(), 0
@@ -252,7 +251,7 @@ class ClientReader(Collected):
         return found
 
     def read_part(self, part: SamplePart, buffer: memoryview) -> NativeFailure:
-        """Copy a part of a sample, unverified; as ``NativeReader.read_part``."""
+        """Copy a part of a sample, unverified, like ``NativeReader.read_part``."""
         channel, code = self.take_channel(), 0
         try:
             code, failure = copy_part(library().dlfs_client_read_part, channel.handle, part, buffer)
@@ -263,48 +262,45 @@ class ClientReader(Collected):
         return failure
 
     def stats(self) -> dict[str, int]:
-        """``dlfs_reader_stats`` by name: of the service's reader, for all its clients."""
+        """Return the counters of the service's reader by name, for all clients together."""
         stats = abi.ReaderStats()
-        channel, code = self.take_channel(), 0
-        try:
-            code = library().dlfs_client_reader_stats(channel.handle, byref(stats))
-        finally:
-            self.return_channel(channel, code)
-        check(code, f"ask {self.service} for its counters")
+        code = self._call(library().dlfs_client_reader_stats, byref(stats))
+        check(code, f"get the counters of {self.service}")
         return {name: int(getattr(stats, name)) for name, *_ in abi.ReaderStats._fields_}
 
     def member_stats(self, member: int) -> dict[str, int | list[int]]:
-        """``dlfs_member_stats`` of a member, by name; ``latency`` is a list of counts.
+        """Return the counters of a member by name; ``latency`` is a list of counts.
 
         Raises:
             UsageError: there is no such member.
         """
         stats = abi.MemberStats()
-        channel, code = self.take_channel(), 0
-        try:
-            code = library().dlfs_client_member_stats(channel.handle, member, byref(stats))
-        finally:
-            self.return_channel(channel, code)
+        code = self._call(library().dlfs_client_member_stats, member, byref(stats))
         check(code, f"get statistics of member {member}")
         return member_counters(stats)
 
     def lost_members(self) -> int:
-        """The members that are lost, as bits by number; as of the last answer."""
+        """Return the lost members as a bit mask by member number, as of the last answer."""
         return self._lost_members
 
     def member_code(self, member: int) -> int:
-        """Why a member was lost, the last time; 0: it never was."""
+        """Return the error code with which a member was last lost; 0 if it never was."""
+        code = self._call(library().dlfs_client_member_code, member)
+        if code == abi.E_SERVICE:
+            check(code, f"get the reason why member {member} was lost")
+        return code
+
+    def _call(self, function: Callable[..., int], *arguments: object) -> int:
+        """Call a function of libdlfs on a channel and return its code."""
         channel, code = self.take_channel(), 0
         try:
-            code = library().dlfs_client_member_code(channel.handle, member)
+            code = function(channel.handle, *arguments)
+            return code
         finally:
             self.return_channel(channel, code)
-        if code == abi.E_SERVICE:
-            check(code, f"ask why member {member} was lost")
-        return int(code)
 
     def close(self, on_closed: Callable[[], None] | None = None) -> None:
-        """Close every channel, or have its last user do it, and call ``on_closed``. Idempotent."""
+        """Close all channels and call ``on_closed``; used ones close on return. Idempotent."""
         self.closing = True
         if not self._owner.is_current():
             return
@@ -325,15 +321,11 @@ class ClientReader(Collected):
         sequence: NativeSequence,
         options: StreamOptions,
     ) -> ClientStream:
-        """As ``NativeReader.stream``."""
-        return ClientStream(
-            self,
-            sequence,
-            options,
-        )
+        """Open a stream at the service: see ``NativeReader.stream``."""
+        return ClientStream(self, sequence, options)
 
     def take_channel(self) -> ClientChannel:
-        """Take an idle channel for a caller of its own, or obtain another one.
+        """Take an idle channel, or obtain a new one; the caller must ``return_channel`` it.
 
         Raises:
             ClosedError: the reader is closed, or belongs to another process.
@@ -352,7 +344,7 @@ class ClientReader(Collected):
         raise ClosedError("use a reader: it is closed")
 
     def return_channel(self, channel: ClientChannel, code: int) -> None:
-        """Put a channel aside for the next caller, unless its last call's code says it is lost."""
+        """Return a channel for the next caller; close it if its last call lost it."""
         if code == abi.E_SERVICE:
             self.lost = True
             channel.close()
@@ -369,13 +361,13 @@ class ClientReader(Collected):
 
 
 class ClientStream(Collected):
-    """A part of an epoch, read ahead by the service: the counterpart of ``NativeStream``.
+    """A consumer's share of an epoch, read ahead by the service: see ``NativeStream``.
 
     Args:
-        reader: gives a channel for as long as the stream is open.
-        sequence: over the client's own copy of the dataset's directory; the service makes one of
-            the same parameters over its own. Of one over chosen samples, the service is given
-            this stream's indices, no more than the dataset has samples, or 2**20.
+        reader: reader whose channel the stream uses until it is closed.
+        sequence: the epoch's order over the client's copy of the directory. The service makes a
+            sequence with the same parameters over its copy. For chosen samples, the service gets
+            the stream's indices: at most the dataset's samples or 2**20, whichever is more.
         options: positions of the consumer.
 
     Threads: one at a time.
@@ -394,27 +386,27 @@ class ClientStream(Collected):
         code = library().dlfs_client_stream_open(self._channel.handle, byref(config))
         if code < 0:
             self.close()
-        what = f"have {options.count} samples read ahead by {reader.service}"
+        what = f"read {options.count} samples ahead through {reader.service}"
         if code == abi.E_LIMIT:
             most = channel_abi.CHANNEL_SAMPLES_MAX
             raise LimitError(
-                f"{what}: expected at most {most} chosen ones, or as many as the dataset has"
+                f"{what}: expected at most {most} chosen samples, or as many as the dataset has"
             )
         check(code, what)
         self._plan = next(name for name, value in PLANS.items() if value == code)
 
     @property
     def plan(self) -> str:
-        """The plan in use: ``direct``, ``chunks`` or ``harvest``."""
+        """Plan in use: ``direct``, ``chunks`` or ``harvest``."""
         return self._plan
 
     def next(self, count: int) -> NativeBatch | None:
-        """The next samples, fewer at the end; None when there are none left.
+        """Return the next ``count`` samples, fewer at the end; None after the last.
 
         Raises:
-            LimitError: as of ``ClientReader.read``; the same samples come with the next call of
-                the same count.
-            ServiceLostError: the service is gone.
+            LimitError: see ``ClientReader.read``. The next call with the same count returns the
+                same samples.
+            ServiceLostError: the service is lost.
         """
         batch = BatchHandle()
         code = -errno.EAGAIN
@@ -440,7 +432,7 @@ class ClientStream(Collected):
         return self._channel
 
     def close(self) -> None:
-        """End the reading ahead. Idempotent; batches given out stay valid."""
+        """Close the stream. Idempotent; its batches stay valid."""
         channel, self._channel = self._channel, None
         if channel is not None and not self._at_exit() and self._owner.is_current():
             code = library().dlfs_client_stream_close(channel.handle)

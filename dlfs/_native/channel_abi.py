@@ -1,6 +1,6 @@
-"""channel.h in ctypes: its structures, constants and prototypes, in the header's order.
+"""Mirrors ``channel.h`` in ctypes: structures, constants and prototypes, in the header's order.
 
-The test that compares ``abi`` with its header does the same with this file.
+A test compares this file with the header, as it does for ``abi``.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
-"""The service's end of channels: what lets other processes use a reader.
+"""The service's end of channels, which let other processes use a reader.
 
 The service makes its reader with ``NativeReader(..., shared=True)``, a ``Share`` for each client,
-and a ``ServerChannel`` for each channel that the client asks for. It passes to the client, over a
-socket of its own, ``reader.arena_descriptor`` with ``reader.arena_bytes`` once, and the two
-descriptors of every channel, and then closes its copies of those two. A native thread serves each
-channel; Python has no part in it. The client's end is ``channel``.
+and a ``ServerChannel`` for each channel that the client requests. It passes
+``reader.arena_descriptor`` and ``reader.arena_bytes`` to the client once, and the two descriptors
+of every channel, over a separate socket. Then it closes its copies of the channel's descriptors. A
+native thread serves each channel; no Python code runs for a request. The client's end is
+``channel``.
 
-When the client is gone, however it ended, ``ServerChannel.ended`` says so, and all that the client
-had is given back by then.
+After the client's end for any reason, ``ServerChannel.ended`` is not 0; by then the channel has
+released the client's batches and stream.
 
 Source: ``channel.h``.
 """
@@ -27,10 +28,11 @@ SAMPLES_MAX = 1 << 16
 """Most samples of one batch, by default."""
 
 BATCHES_MAX = 1 << 12
-"""Most batches that a client may have at a time on one channel, by default."""
+"""Most unreleased batches of one channel, by default."""
 
 COPIED_BYTES_MAX = 256 << 20
-"""Memory of one channel for batches copied out of the arena; pages are used as they are needed."""
+"""Memory of one channel for batches that are copied out of the arena, in bytes. Only the pages that
+are in use take memory."""
 
 STATS = tuple(name for name, *_ in channel_abi.ChannelStats._fields_)
 """Names of the counters that ``ServerChannel.stats`` returns."""
@@ -40,14 +42,14 @@ ENDED_PROTOCOL = abi.E_PROTOCOL
 
 
 class Share(Collected):
-    """A bound on bytes that one client may cause, over all of its channels, or one user.
+    """A bound on memory for all channels of one client, or of one user.
 
     Args:
-        bytes_max: most bytes: pinned in one reader's arena, or of the service's other memory.
-        parent: the share of the client's user; what this one takes counts there too.
+        bytes_max: most bytes pinned in one reader's arena, or used of the service's other memory.
+        parent: share of the client's user; the bytes of this share count there as well.
 
     Attributes:
-        parent: as given.
+        parent: share of the client's user.
 
     Threads: any at once.
     """
@@ -58,16 +60,16 @@ class Share(Collected):
         code = library().dlfs_share_create_within(within, bytes_max, byref(handle))
         check(code, f"make a share of {bytes_max} bytes")
         self.handle: c_void_p | None = handle
-        self.parent = parent  # found by others as long as this one is
+        self.parent = parent  # keeps the parent alive: others find it by weak reference
 
     @property
     def pinned_bytes(self) -> int:
-        """Bytes that are taken of it now."""
+        """Bytes that are charged to the share now."""
         pinned: int = library().dlfs_share_pinned_bytes(self.handle)
         return pinned
 
     def allow(self, bytes_max: int) -> None:
-        """Raise its bound to at least so many bytes."""
+        """Raise the bound to at least ``bytes_max``."""
         library().dlfs_share_allow(self.handle, bytes_max)
 
     def __del__(self) -> None:
@@ -81,20 +83,20 @@ class ServerChannel(Collected):
     """The service's end of a channel, and the native thread that serves it.
 
     Args:
-        reader: made with ``shared=True``; not closed before this channel is.
-        share: what the client may pin in the arena; more is copied.
-        memory: what it may cause of the service's other memory; None: no bound.
-        samples_max: of one batch, 1..2**20.
-        batches_max: that the client has at once, 1..65536.
-        copied_bytes_max: memory for batches copied out of the arena.
+        reader: a reader made with ``shared=True``, which must be closed after this channel.
+        share: bound on the bytes that the client pins in the arena; batches beyond it are copied.
+        memory: bound on the service's other memory for the client; None: no bound.
+        samples_max: most samples of one batch, 1..2**20.
+        batches_max: most unreleased batches, 1..65536.
+        copied_bytes_max: memory for batches copied out of the arena, in bytes.
 
     Raises:
         LimitError: the client has no memory left for another channel.
         UsageError: a number is out of range, or the reader's arena is not shared.
-        DeviceError: no memory, no more descriptors, no more threads.
+        DeviceError: the system has no memory, descriptors or threads left.
 
     Attributes:
-        descriptors: the client's. Pass them on, then ``descriptors.close()``.
+        descriptors: the client's descriptors: pass them on, then call ``descriptors.close()``.
 
     Threads: any at once.
     """
@@ -127,12 +129,12 @@ class ServerChannel(Collected):
         if code < 0:
             reader.release()
         check(code, f"make a channel for batches of {samples_max} samples")
-        self._handle: c_void_p | None = handle  # and the loan of the reader, until it is closed
+        self._handle: c_void_p | None = handle  # with a reference to the reader
         self._last_stats = channel_abi.ChannelStats(ended=ENDED_CLOSED)
         self.descriptors = ChannelDescriptors(descriptor.value, wake.value)
 
     def stats(self) -> dict[str, int]:
-        """``dlfs_channel_stats`` by name; the last ones when it is closed."""
+        """Return the channel's counters by name; after ``close``, the last ones."""
         with self._lock:
             if self._handle is not None:
                 library().dlfs_channel_get_stats(self._handle, byref(self._last_stats))
@@ -141,14 +143,14 @@ class ServerChannel(Collected):
 
     @property
     def ended(self) -> int:
-        """0 while it serves, then ``ENDED_CLOSED`` or ``ENDED_PROTOCOL``; ``close`` it then."""
+        """0 while the channel serves; then ``ENDED_CLOSED`` or ``ENDED_PROTOCOL``: ``close`` it."""
         return self.stats()["ended"]
 
     def close(self) -> None:
-        """End the thread and give back all that the client had. Idempotent.
+        """End the thread and release the client's batches and stream. Idempotent.
 
-        Waits for a read that is under way: at most the reader's timeout, so call it from a thread
-        that may. The client's batches may change under it from now on.
+        Waits for a read that is under way, at most the reader's timeout. The memory of the
+        client's batches may change from now on.
         """
         with self._lock:
             handle, self._handle = self._handle, None

@@ -14,9 +14,7 @@ C_FILES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "native")
 
 FUNCTION_LINES_MAX = 70
 FILE_LINES_MAX = 600
-LONG_FILES = {
-    # Grown by braces, to be divided or shortened:
-}
+LONG_FILES: dict[str, int] = {}  # a file above the limit, with its own limit
 COLUMNS_MAX = 100
 
 

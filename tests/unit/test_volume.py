@@ -693,7 +693,7 @@ def test_a_device_that_holds_another_volume_now_is_named(memory, count):
             )
             with pytest.raises(dlfs.StaleError, match=f"read dataset 'ds' version 1 .*: {told}"):
                 dataset[:]
-        with pytest.raises(dlfs.StaleError, match=f"look at volume {expected}: {told}"):
+        with pytest.raises(dlfs.StaleError, match=f"refresh volume {expected}: {told}"):
             volume.refresh()
         assert volume.info() == info  # what was seen stays
         with pytest.raises(dlfs.StaleError, match=f"read dataset 'ds' version 1 .*: {told}"):
