@@ -1,4 +1,4 @@
-"""NVMe/TCP devices of libdlfs: opening, single commands, what a device has gone through."""
+"""NVMe/TCP devices of libdlfs: open, single commands, write limits, status."""
 
 from __future__ import annotations
 
@@ -20,28 +20,29 @@ _EUI64_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class NvmeStatus:
-    """What is known of a device's target, and what has happened to it so far."""
+    """The properties of a device's target, and counters of its errors since the open."""
 
     connected: bool
     path: int
-    """In use, or used last: 0 is the first."""
+    """Index of the path in use, or used last."""
     reconnects: int
-    """Controllers made anew."""
+    """Number of reconnects to the controller."""
     retries: int
-    """Commands issued again."""
+    """Number of commands that were sent again."""
     timeouts: int
     digest_errors: int
     protocol_errors: int
     transfer_bytes_max: int
-    """Of one command."""
+    """Most data bytes of one command."""
     queue_count_max: int
+    """Most queue pairs that the controller grants."""
     write_cache: bool
-    """Whether writes are durable only after a flush."""
+    """True if the controller has a volatile write cache: writes are durable after a flush only."""
     controller_id: int
     namespace_id: str | None
-    """The namespace's own identifier, such as ``uuid:...``: the best of those it has."""
+    """Globally unique identifier of the namespace, such as ``uuid:...``."""
     last_error: str
-    """Empty: none so far."""
+    """Message of the last error; empty if there was none."""
 
 
 def open_nvme(
@@ -61,29 +62,29 @@ def open_nvme(
     busy_poll_us: int,
     writable: bool,
 ) -> NativeDevice:
-    """Open a namespace over NVMe/TCP, or with ``nsid`` 0 a controller alone.
+    """Open a namespace over NVMe/TCP, or with ``nsid`` 0 a controller without a namespace.
 
     Args:
-        uri: what errors call it.
-        paths: 1 to 4 hosts and ports, addresses of one subsystem.
-        subsystem_nqn: at most 223 bytes.
-        nsid: of the namespace.
-        host_nqn: who we are, at most 223 bytes.
-        host_id: the same, as a UUID.
-        header_digest: CRC32C over every header.
-        data_digest: CRC32C over all data.
-        timeout_ms: of one command, > 0.
-        connect_ms: of one attempt on one path, > 0.
-        keepalive_ms: within which the target must hear from us; 0: no keep-alive.
-        reconnect_ms: how long to look for a lost target; 0: not at all.
-        busy_poll_us: how long to look for answers before sleeping.
-        writable: else reads only.
+        uri: names the device in error messages.
+        paths: 1 to 4 hosts and ports of one subsystem.
+        subsystem_nqn: NQN of the subsystem, at most 223 bytes.
+        nsid: namespace ID.
+        host_nqn: NQN of this host, at most 223 bytes.
+        host_id: ID of this host.
+        header_digest: send and check CRC32C of headers.
+        data_digest: send and check CRC32C of data.
+        timeout_ms: time limit of one command, > 0.
+        connect_ms: time limit of one attempt to connect on one path, > 0.
+        keepalive_ms: keep-alive timeout of the target; 0: no keep-alive.
+        reconnect_ms: time for attempts to reconnect to a lost target; 0: none are made.
+        busy_poll_us: idle time after which a waiting thread stops busy-polling and sleeps.
+        writable: True to open it for writing too.
 
     Raises:
-        DeviceLostError: nobody is there.
-        DeviceTimeoutError: nobody answers.
+        DeviceLostError: the connection is refused.
+        DeviceTimeoutError: the target does not answer.
         NotFoundError: there is no such host, subsystem or namespace.
-        DeviceError: the target refuses us, or does not keep to the protocol.
+        DeviceError: the target refuses this host or violates the protocol.
         UsageError: a value is out of range.
     """
     config = abi.NvmeConfig(
@@ -108,8 +109,8 @@ def open_nvme(
     handle = c_void_p()
     code = library().dlfs_device_open_nvme(byref(config), message, len(message), byref(handle))
     if code < 0:
-        why = message.value.decode("utf-8", "replace")
-        raise error_for(code, f"open {uri}", reason=why)
+        reason = message.value.decode("utf-8", "replace")
+        raise error_for(code, f"open {uri}", reason=reason)
     return NativeDevice(handle, uri, writable=writable)
 
 
@@ -126,16 +127,16 @@ def run_command(
     Args:
         device: from ``open_nvme``.
         words: opcode, nsid, cdw10..cdw15.
-        data: at most 4096 bytes; filled, or sent with ``to_device``.
-        io_queue: else the admin queue.
-        to_device: the direction of ``data``.
+        data: buffer of at most 4096 bytes, which the controller fills, or reads if ``to_device``.
+        io_queue: use an I/O queue instead of the admin queue.
+        to_device: True if ``data`` goes to the controller.
 
     Returns:
         The status without DNR and More, and dwords 0 and 1 of the completion.
 
     Raises:
         DeviceLostError: the connection was lost.
-        DeviceTimeoutError: no answer in time.
+        DeviceTimeoutError: the controller did not answer in time.
         UsageError: too much data, or a word out of range.
         ClosedError: the device is closed.
     """
@@ -159,24 +160,24 @@ def run_command(
 
 
 def get_generation(device: NativeDevice) -> int:
-    """Return the number of the controller that a device has now, or will have next.
+    """Return the generation of the controller in use, or of the next one while disconnected.
 
     Raises:
         ClosedError: the device is closed.
     """
     found = c_uint64()
     code = library().dlfs_nvme_get_generation(device.handle, byref(found))
-    check(code, f"ask {device.uri} for its controller's generation")
+    check(code, f"read the controller generation of {device.uri}")
     return found.value
 
 
 def limit_writes(device: NativeDevice, generation: int, until_ns: int | None) -> None:
-    """Let writes be sent through one controller and before a time only.
+    """Permit writes only through one controller and only until a time.
 
     Args:
         device: from ``open_nvme``.
-        generation: of the controller, from ``get_generation``.
-        until_ns: of CLOCK_BOOTTIME, in nanoseconds; None: writes are not limited.
+        generation: generation of the controller, from ``get_generation``.
+        until_ns: end of the permission on CLOCK_BOOTTIME, in ns; None: writes are not limited.
 
     Raises:
         ClosedError: the device is closed.
@@ -187,15 +188,14 @@ def limit_writes(device: NativeDevice, generation: int, until_ns: int | None) ->
 
 
 def read_status(device: NativeDevice) -> NvmeStatus:
-    """What is known of a device's target.
+    """Return the properties and error counters of a device's target.
 
     Raises:
         ClosedError: the device is closed.
     """
     found = abi.NvmeStatus()
-    check(
-        library().dlfs_nvme_get_status(device.handle, byref(found)), f"ask {device.uri} how it is"
-    )
+    code = library().dlfs_nvme_get_status(device.handle, byref(found))
+    check(code, f"read the status of {device.uri}")
     return NvmeStatus(
         connected=bool(found.connected),
         path=found.path,

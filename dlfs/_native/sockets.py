@@ -1,8 +1,8 @@
-"""Sockets that tell the other side of this process's death: a forked child closes its copies.
+"""Sockets by which a peer notices that this process has ended: forked children close their copies.
 
-Libdlfs closes such a socket with the last of what needs it, which may be long after the object that
-brought it is gone. So descriptors are remembered with the inode of their socket: one that has been
-closed, and may stand for another file by now, is left alone.
+Libdlfs closes such a socket after the last use of it, possibly long after the Python object that
+opened it was deleted. Therefore each descriptor is registered with the inode of its socket. A
+descriptor with another inode was closed and reused for another file, and is not closed again.
 
 Threads: any.
 """
@@ -13,11 +13,11 @@ import contextlib
 import os
 
 _inodes: dict[int, int] = {}
-"""By descriptor. No more than descriptors that were open at once: a new socket takes its place."""
+"""Inode of the socket behind each registered descriptor. A reused descriptor replaces its entry."""
 
 
 def close_in_children(descriptor: int) -> None:
-    """Have forked children close their copy of a socket, for as long as it is open here."""
+    """Make forked children close their copy of a socket while it is open in this process."""
     _inodes[descriptor] = os.fstat(descriptor).st_ino
 
 

@@ -1,10 +1,10 @@
 """libdlfs_spdk: NVMe namespaces through SPDK, as native devices.
 
-The library is there where dlfs was built beside SPDK, and loaded on first use. SPDK's environment
-belongs to the process: the first device decides how it starts, and it does not survive fork.
+The library exists if dlfs was built with SPDK, and is loaded on first use. A process has one SPDK
+environment: the first device starts it with its options. It does not survive fork.
 
-Loading SPDK installs a handler for SIGBUS that returns from any of them, to meet it again for ever;
-the handler that was there is put back.
+SPDK installs a handler for SIGBUS when it is loaded. That handler returns from every SIGBUS, so
+that a faulting instruction would run again without end; the handler from before is restored.
 """
 
 from __future__ import annotations
@@ -122,25 +122,25 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpdkOptions:
-    """How to open a namespace.
+    """Options of opening a namespace.
 
     Attributes:
-        transport_id: SPDK's text.
-        nsid: of the namespace.
-        host_nqn: of this host.
-        host_id: of this host.
-        writable: else reads only.
-        header_digest: CRC32C of headers, over TCP.
-        data_digest: CRC32C of data, over TCP.
-        bounce: all data by way of SPDK's own memory.
-        timeout_ms: of one command.
-        connect_ms: of one attempt to connect.
-        reconnect_ms: a controller out of reach for so long is lost.
-        keepalive_ms: 0 is none.
-        memory_mib: of the environment.
-        huge: huge pages; None is as the transport needs.
-        cores: CPUs of the environment, as ``0-3,8``; None is all that are allowed.
-        shm_id: of SPDK processes that share memory; None is private.
+        transport_id: SPDK's transport ID, as text.
+        nsid: namespace ID.
+        host_nqn: NQN of this host.
+        host_id: ID of this host.
+        writable: True to open it for writing too.
+        header_digest: send and check CRC32C of headers, over TCP.
+        data_digest: send and check CRC32C of data, over TCP.
+        bounce: copy all data through SPDK's memory.
+        timeout_ms: time limit of one command.
+        connect_ms: time limit of one attempt to connect.
+        reconnect_ms: time without a connection after which a controller is lost.
+        keepalive_ms: keep-alive timeout of the target; 0: no keep-alive.
+        memory_mib: memory of the environment, in MiB.
+        huge: use huge pages; None: if the transport needs them.
+        cores: CPUs of the environment, as ``0-3,8``; None: all that the process may use.
+        shm_id: ID by which SPDK processes share memory; None: private memory.
     """
 
     transport_id: str
@@ -163,7 +163,7 @@ class SpdkOptions:
 
 @dataclass(frozen=True, slots=True)
 class SpdkInfo:
-    """What is known of a namespace; identifiers that it has not are empty."""
+    """The properties of a namespace; an identifier that it lacks is empty."""
 
     max_transfer_bytes: int
     nguid: bytes
@@ -209,7 +209,7 @@ def spdk_library() -> ctypes.CDLL:
 
 
 def spdk_build() -> str:
-    """SPDK's own version.
+    """Return the version of SPDK.
 
     Raises:
         NativeError: the library cannot be loaded.
@@ -243,13 +243,13 @@ def _config(options: SpdkOptions) -> Config:
 
 
 def open_namespace(options: SpdkOptions, *, uri: str) -> tuple[NativeDevice, SpdkNamespace]:
-    """Open a namespace as a native device, and what else can be asked of it.
+    """Open a namespace as a native device and as a runner of single commands.
 
     Raises:
         NativeError: there is no libdlfs_spdk.
         NotFoundError: the controller has no such namespace.
         UsageError: the transport ID is malformed, or the namespace's blocks do not fit.
-        DeviceError: no connection, or SPDK cannot start; the message has what SPDK said.
+        DeviceError: no connection, or SPDK cannot start; the message contains SPDK's.
         ClosedError: this process is a fork of one that uses SPDK.
     """
     shim = spdk_library()
@@ -288,7 +288,7 @@ def _info(info: Info) -> SpdkInfo:
 
 
 class SpdkNamespace:
-    """What can be asked of an open namespace's controller.
+    """An open namespace: its properties, and single commands to its controller.
 
     Threads: any at once, except the closing of its device.
     """
@@ -301,17 +301,18 @@ class SpdkNamespace:
     def run(
         self, queue: int, command: Command, data: bytearray | None, *, to_device: bool
     ) -> Command:
-        """Run one command, and fill in its answer.
+        """Run one command and return it with its completion.
 
         Args:
             queue: ``ADMIN`` or ``IO``.
-            command: what to run.
-            data: filled or read; at most 4096 bytes, a multiple of 4.
-            to_device: the direction of ``data``.
+            command: the command.
+            data: buffer that the controller fills, or reads if ``to_device``; at most 4096 bytes, a
+                multiple of 4.
+            to_device: True if ``data`` goes to the controller.
 
         Raises:
-            DeviceLostError: the controller is out of reach.
-            DeviceTimeoutError: it did not answer in time.
+            DeviceLostError: the controller cannot be reached.
+            DeviceTimeoutError: the controller did not answer in time.
             ClosedError: the device is closed, or the process forked.
         """
         uri = self._device.uri

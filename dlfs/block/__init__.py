@@ -1,7 +1,7 @@
-"""Block devices: what reads and writes whole blocks, and the URIs that name them.
+"""Block devices, which read and write whole blocks, and the URIs that name them.
 
-``open_device`` turns a URI into a ``BlockDevice``: files, disks, memory, NVMe namespaces by our own
-initiator over TCP or through SPDK.
+``open_device`` opens the ``BlockDevice`` that a URI names: a file, a disk, memory, or an NVMe
+namespace, over TCP by libdlfs's own initiator or through SPDK.
 """
 
 from __future__ import annotations
@@ -73,15 +73,15 @@ def open_device(uri: str, *, writable: bool = False, engine: Engine = "auto") ->
     """Open the block device that a URI names.
 
     Args:
-        uri: as ``dlfs.block.uri`` describes; one device.
-        writable: else reads only.
+        uri: names one device, as ``dlfs.block.uri`` describes.
+        writable: True to open it for writing too.
         engine: for files: ``auto`` (io_uring where the kernel allows it), ``uring`` or ``threads``.
 
     Raises:
         UsageError: the URI is malformed, or names many devices.
         NotFoundError: there is no such device.
         NativeError: it is an SPDK device, and dlfs was built without SPDK.
-        DeviceError: it cannot be opened.
+        DeviceError: the device cannot be opened.
     """
     device = _open(uri, writable=writable, engine=engine)
     _log.debug(
@@ -108,5 +108,5 @@ def _open(uri: str, *, writable: bool, engine: Engine) -> BlockDevice:
     if isinstance(parsed, SpdkUri):
         return SpdkDevice(parsed, writable=writable)
     raise UsageError(
-        f"open {parsed}: it stands for many devices; volumes take it, single devices do not"
+        f"open {parsed}: it names many devices; a volume can be opened by it, a single device not"
     )

@@ -1,16 +1,16 @@
-"""What a block device is to the layers above, and the part that all native kinds share.
+"""The interface of block devices, and the base class of those that libdlfs implements.
 
-``BlockDevice`` reads and writes whole blocks through queue pairs, each used by one thread at a
-time. ``read`` and ``write`` are conveniences for small things such as superblocks: any thread, one
-range per call, through queue pairs that the device keeps for them. Bulk reading is C's, which
-drives ``native`` itself.
+A ``BlockDevice`` reads and writes whole blocks through queue pairs, each used by one thread at a
+time. ``read`` and ``write`` transfer one range per call, from any thread, through queue pairs that
+the device pools; they are meant for small structures such as superblocks. Samples are read by C
+code, which uses ``native`` directly.
 
 Writers write through ``write`` and ``queue_pair`` and never through ``native``, so that a device
 that wraps another (``dlfs.testing``) sees every write.
 
-One writer at a time: ``lock_exclusive`` takes a lock that ends with its process and leaves a record
-of its holder for the error of the next one (``dlfs.block.lock``). Where no lock of the operating
-system reaches, the record is a lease that is kept alive (``dlfs.block.shared``).
+A device has one writer at a time. ``lock_exclusive`` takes a lock that ends with its process, and
+writes a record of its holder for the error message of the next writer (``dlfs.block.lock``). On
+devices that several hosts reach, the record itself is the lock: a lease (``dlfs.block.shared``).
 """
 
 from __future__ import annotations
@@ -53,51 +53,51 @@ _BOUNCE_BYTES = 16 * MIB
 
 
 class QueuePair(Protocol):
-    """One thread's private path to a block device.
+    """A queue of operations on a block device.
 
     Threads: one at a time. A forked child may only close it.
     """
 
     @property
     def depth(self) -> int:
-        """Operations that can be in flight."""
+        """Most operations in flight."""
 
     @property
     def in_flight(self) -> int:
-        """Operations submitted and not yet returned by ``poll``."""
+        """Operations that were submitted and not yet returned by ``poll``."""
 
     def submit(self, kind: int, buffer: BytesLike, offset_bytes: int, tag: int) -> bool:
-        """Submit a read or write of whole blocks; False when the queue pair is full.
+        """Submit a read or write of whole blocks; return False if the queue pair is full.
 
         Args:
             kind: ``Kind.READ`` or ``Kind.WRITE``.
-            buffer: aligned to the device's blocks and a multiple of them long; not to be touched
-                before its completion was polled.
-            offset_bytes: on the device, a multiple of its blocks.
+            buffer: aligned to the device's blocks and a multiple of them long. The caller does not
+                use it before ``poll`` has returned its completion.
+            offset_bytes: offset on the device, a multiple of its blocks.
             tag: returned by ``poll``.
 
         Raises:
-            UsageError: misaligned, or out of the device's range.
-            DeviceError: read-only, or the device failed.
-            ClosedError: closed, or of another process.
+            UsageError: the range is misaligned or beyond the device's end.
+            DeviceError: the device is read-only or failed.
+            ClosedError: the queue pair is closed or belongs to another process.
         """
 
     def poll(self, timeout_ms: int = 0) -> list[tuple[int, int]]:
-        """Take the completions there are.
+        """Return the completions that are ready.
 
         Args:
-            timeout_ms: how long to wait for a first one; 0 does not wait, -1 waits for ever.
+            timeout_ms: longest wait for a first one; 0 does not wait, -1 waits without limit.
 
         Returns:
             (tag, result) of each: the length, or a negative code for ``operation_error``.
 
         Raises:
             DeviceError: the queue pair as a whole failed.
-            ClosedError: closed, or of another process.
+            ClosedError: the queue pair is closed or belongs to another process.
         """
 
     def close(self) -> None:
-        """Wait for what is in flight, then free. Idempotent."""
+        """Wait for operations in flight, then free the queue pair. Idempotent."""
 
     def __enter__(self) -> Self: ...
 
@@ -111,58 +111,58 @@ class QueuePair(Protocol):
 
 @runtime_checkable
 class BlockDevice(Protocol):
-    """A thing that reads and writes whole logical blocks.
+    """A device that reads and writes whole logical blocks.
 
     Threads: any at once, except ``close``.
     """
 
     @property
     def uri(self) -> str:
-        """The URI that opens it again."""
+        """URI that opens the same device."""
 
     @property
     def identity(self) -> str:
-        """Equal for two openings of one device, whatever it was called."""
+        """Identifier that is equal for all objects of one device, whatever their URIs."""
 
     @property
     def size_bytes(self) -> int:
-        """A multiple of ``block_bytes``."""
+        """Size of the device, a multiple of ``block_bytes``."""
 
     @property
     def block_bytes(self) -> int:
-        """The unit of reads and writes: a power of two, 512..65536."""
+        """Size of a logical block, the unit of reads and writes: a power of two, 512..65536."""
 
     @property
     def writable(self) -> bool:
-        """Whether it was opened for writing."""
+        """True if the device was opened for writing."""
 
     @property
-    def patience_ms(self) -> int:
-        """Within which an operation ends, by its own rules of time-outs; 0: it has none."""
+    def operation_timeout_ms(self) -> int:
+        """Upper bound of one operation with its retries, in milliseconds; 0: unbounded."""
 
     @property
     def queue_pairs_max(self) -> int:
-        """Queue pairs that its target allows this process at once; 0: it sets no limit."""
+        """Most queue pairs that its target grants this process; 0: no limit."""
 
     @property
     def gap_bytes(self) -> int:
-        """About what it moves in the time that one more request costs."""
+        """Bytes that cost about as much time as one more request: a span may read such gaps."""
 
     @property
     def native(self) -> NativeDevice:
-        """What native readers drive. Keep this object while C uses its handle."""
+        """The libdlfs device for native readers. Keep this object while C uses its handle."""
 
     def queue_pair(self, depth: int) -> QueuePair:
-        """Make a queue pair of ``depth`` 1..4096."""
+        """Create a queue pair with up to ``depth`` operations in flight, 1..4096."""
 
     def read(self, offset_bytes: int, length_bytes: int) -> bytes:
         """Read whole blocks.
 
         Raises:
-            UsageError: misaligned, or out of the device's range.
+            UsageError: the range is misaligned or beyond the device's end.
             DeviceError: the device failed.
-            TruncatedError: it ends too early.
-            ClosedError: it is closed.
+            TruncatedError: the file behind the device ends too early.
+            ClosedError: the device is closed.
         """
 
     def write(self, offset_bytes: int, data: BytesLike) -> None:
@@ -172,29 +172,29 @@ class BlockDevice(Protocol):
         """Make every completed write durable.
 
         Raises:
-            DeviceError: the device failed; what was written may be lost.
-            ClosedError: it is closed.
+            DeviceError: the device failed; completed writes may be lost.
+            ClosedError: the device is closed.
         """
 
     def lock_exclusive(self, holder: str, *, record: bool = True) -> None:
         """Take the writer's lock.
 
-        Files, disks and memory never wait. A shared namespace waits until it is known that nobody
-        else writes: ``dlfs.block.lease`` states how long.
+        Files, disks and memory never wait. A shared namespace waits until it is known that no other
+        host writes: ``dlfs.block.lease`` states how long.
 
         Args:
-            holder: what the writer is, for people.
-            record: leave a record of the holder in the lease block, whose former content is lost.
-                A lease is always such a record.
+            holder: describes the writer, for error messages.
+            record: also write a record of the holder into the lock block, whose former content is
+                lost. A lease always is such a record.
 
         Raises:
-            LockedError: another writer has it; the message names it.
-            UsageError: the device is read-only, or locked through this object already.
+            LockedError: another writer has the lock; the message names it.
+            UsageError: the device is read-only, or already locked through this object.
             DeviceError: the device failed.
         """
 
     def unlock(self) -> None:
-        """Give the lock back. Idempotent; ``close`` does it too."""
+        """Release the lock. Idempotent; ``close`` does it too."""
 
     def close(self) -> None:
         """Free the device. Idempotent. Its queue pairs must be closed."""
@@ -210,7 +210,7 @@ class BlockDevice(Protocol):
 
 
 class NativeBackedDevice(abc.ABC):
-    """A block device over a ``NativeDevice``: everything but where its lock lives."""
+    """A block device over a ``NativeDevice``. Subclasses implement its lock."""
 
     gap_bytes = 16 * KIB
 
@@ -232,18 +232,18 @@ class NativeBackedDevice(abc.ABC):
         return f"<{type(self).__name__} {self.uri}: {state}>"
 
     @property
-    def patience_ms(self) -> int:
-        """Within which an operation ends, by its own rules of time-outs; 0: it has none."""
+    def operation_timeout_ms(self) -> int:
+        """Upper bound of one operation with its retries, in milliseconds; 0: unbounded."""
         return 0
 
     @property
     def queue_pairs_max(self) -> int:
-        """Queue pairs that its target allows this process at once; 0: it sets no limit."""
+        """Most queue pairs that its target grants this process; 0: no limit."""
         return 0
 
     @property
     def native(self) -> NativeDevice:
-        """What native readers drive.
+        """The libdlfs device, for native readers.
 
         Raises:
             ClosedError: the device is closed.
@@ -253,10 +253,10 @@ class NativeBackedDevice(abc.ABC):
         return self._native
 
     def queue_pair(self, depth: int) -> NativeQueue:
-        """Make a queue pair.
+        """Create a queue pair.
 
         Args:
-            depth: operations in flight, 1..4096.
+            depth: most operations in flight, 1..4096.
 
         Raises:
             UsageError: the depth is out of range.
@@ -267,7 +267,7 @@ class NativeBackedDevice(abc.ABC):
 
     # ---- conveniences ----------------------------------------------------------------------------
 
-    def _take_queue(self) -> NativeQueue:
+    def _acquire_queue(self) -> NativeQueue:
         if not self._idle_owner.is_current():  # the queues, and perhaps the mutex, are the parent's
             self._mutex = threading.Lock()
             self._idle = []
@@ -277,7 +277,7 @@ class NativeBackedDevice(abc.ABC):
                 return self._idle.pop()
         return self.queue_pair(_CONVENIENCE_DEPTH)
 
-    def _give_queue(self, queue: NativeQueue) -> None:
+    def _release_queue(self, queue: NativeQueue) -> None:
         with self._mutex:
             if self._native is not None and len(self._idle) < _IDLE_QUEUES_MAX:
                 self._idle.append(queue)
@@ -285,18 +285,18 @@ class NativeBackedDevice(abc.ABC):
         queue.close()
 
     @contextmanager
-    def borrowed_queue(self) -> Iterator[NativeQueue]:
-        """Give one of the device's idle queue pairs, or a new one, for a moment."""
-        queue = self._take_queue()
+    def pooled_queue(self) -> Iterator[NativeQueue]:
+        """Use one of the device's idle queue pairs, or a new one, in a ``with`` statement."""
+        queue = self._acquire_queue()
         try:
             yield queue
         except BaseException:
-            queue.close()  # never keep one that failed
+            queue.close()  # a queue pair that failed does not return to the pool
             raise
-        self._give_queue(queue)
+        self._release_queue(queue)
 
     def _transfer(self, kind: Kind, buffer: BytesLike, offset_bytes: int) -> None:
-        with self.borrowed_queue() as queue:
+        with self.pooled_queue() as queue:
             queue.transfer(kind, buffer, offset_bytes)
 
     def read(self, offset_bytes: int, length_bytes: int) -> bytes:
@@ -307,10 +307,10 @@ class NativeBackedDevice(abc.ABC):
             length_bytes: a multiple of ``block_bytes``.
 
         Raises:
-            UsageError: misaligned, or out of the device's range.
+            UsageError: the range is misaligned or beyond the device's end.
             DeviceError: the device failed.
-            TruncatedError: it ends too early.
-            ClosedError: it is closed.
+            TruncatedError: the file behind the device ends too early.
+            ClosedError: the device is closed.
         """
         in_range = 0 <= length_bytes <= self.size_bytes and 0 <= offset_bytes <= self.size_bytes
         if not in_range or length_bytes % self.block_bytes or offset_bytes % self.block_bytes:
@@ -327,12 +327,12 @@ class NativeBackedDevice(abc.ABC):
 
         Args:
             offset_bytes: a multiple of ``block_bytes``.
-            data: a multiple of ``block_bytes`` long; any alignment, aligned is faster.
+            data: a multiple of ``block_bytes`` long. Unaligned data is copied first.
 
         Raises:
-            UsageError: misaligned, or out of the device's range.
-            DeviceError: read-only, or the device failed.
-            ClosedError: it is closed.
+            UsageError: the range is misaligned or beyond the device's end.
+            DeviceError: the device is read-only or failed.
+            ClosedError: the device is closed.
         """
         array = as_bytes_array(data)
         if array.nbytes % self.block_bytes:
@@ -345,46 +345,46 @@ class NativeBackedDevice(abc.ABC):
             return
         bounce = aligned_buffer(min(array.nbytes, _BOUNCE_BYTES), self.block_bytes)
         for start in range(0, array.nbytes, _BOUNCE_BYTES):
-            piece = array[start : start + _BOUNCE_BYTES]
-            bounce[: piece.nbytes] = piece
-            self._transfer(Kind.WRITE, bounce[: piece.nbytes], offset_bytes + start)
+            chunk = array[start : start + _BOUNCE_BYTES]
+            bounce[: chunk.nbytes] = chunk
+            self._transfer(Kind.WRITE, bounce[: chunk.nbytes], offset_bytes + start)
 
     def flush(self) -> None:
         """Make every completed write durable.
 
         Raises:
-            DeviceError: the device failed; what was written may be lost.
-            ClosedError: it is closed.
+            DeviceError: the device failed; completed writes may be lost.
+            ClosedError: the device is closed.
         """
         self.native.flush()
 
     # ---- the writer's lock -----------------------------------------------------------------------
 
     locks_by_record: ClassVar[bool] = False
-    """Whether the lock is itself a record in the lease block, so that it needs no other one."""
+    """True if the lock is itself a record in the lock block, so that no other one is written."""
 
     @abc.abstractmethod
     def _acquire(self, record: lock.HolderRecord) -> bool:
-        """Take the lock for this holder; False when another has it."""
+        """Take the lock for this holder; return False if another holder has it."""
 
     @abc.abstractmethod
     def _release(self) -> None:
-        """Give back what ``_acquire`` took."""
+        """Release the lock that ``_acquire`` took."""
 
     def lock_exclusive(self, holder: str, *, record: bool = True) -> None:
         """Take the writer's lock.
 
-        Files, disks and memory never wait. A shared namespace waits until it is known that nobody
-        else writes: ``dlfs.block.lease`` states how long.
+        Files, disks and memory never wait. A shared namespace waits until it is known that no other
+        host writes: ``dlfs.block.lease`` states how long.
 
         Args:
-            holder: what the writer is, for people.
-            record: leave a record of the holder in the lease block, whose former content is lost.
-                A lease is always such a record.
+            holder: describes the writer, for error messages.
+            record: also write a record of the holder into the lock block, whose former content is
+                lost. A lease always is such a record.
 
         Raises:
-            LockedError: another writer has it; the message names it.
-            UsageError: the device is read-only, or locked through this object already.
+            LockedError: another writer has the lock; the message names it.
+            UsageError: the device is read-only, or already locked through this object.
             DeviceError: the device failed.
         """
         if not self.writable:
@@ -404,7 +404,7 @@ class NativeBackedDevice(abc.ABC):
             self._recorded = True
 
     def unlock(self) -> None:
-        """Give the lock back. Does nothing when this object did not take it in this process."""
+        """Release the lock. Does nothing if this object does not hold it in this process."""
         if self._locked_by is None or not self._locked_by.is_current():
             return
         try:
@@ -416,7 +416,7 @@ class NativeBackedDevice(abc.ABC):
             self._release()
 
     def _record_span(self) -> int:
-        """Bytes of the blocks that hold the record; 0 where the device is too small for one."""
+        """Return the bytes of the blocks that hold the record; 0 if the device is too small."""
         span = max(lock.RECORD_BYTES, self.block_bytes)
         return span if self.size_bytes >= lock.RECORD_OFFSET_BYTES + span else 0
 
@@ -438,10 +438,10 @@ class NativeBackedDevice(abc.ABC):
     # ---- life ------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Free the device, giving its lock back. Does nothing the second time.
+        """Release the lock and free the device. Does nothing the second time.
 
         Raises:
-            UsageError: queue pairs of it are still open.
+            UsageError: queue pairs of the device are still open.
             DeviceError: the lock's record could not be removed; the device is closed anyway.
         """
         if self._native is None:

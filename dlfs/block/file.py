@@ -1,8 +1,9 @@
 """Block devices that are files or disks of this machine.
 
-I/O is libdlfs's: io_uring, or threads where the kernel forbids it, with O_DIRECT where the file
-system has it. The writer's lock is ``flock`` on a descriptor of its own, so that it ends with the
-process however that ends; forked children close theirs, so that they never prolong it.
+libdlfs does the I/O: by io_uring, or by threads where the kernel forbids io_uring, with O_DIRECT
+where the file system has it. The writer's lock is ``flock`` on a separate descriptor, so that the
+kernel releases it however the process ends. Forked children close their copy of that descriptor, so
+that they do not prolong the lock.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from dlfs.block.uri import format_path
 from dlfs.errors import DeviceError, ExistsError, NotFoundError, UsageError, write_error
 
 SIZE_MULTIPLE_BYTES = 4096
-"""A new file's size is rounded down to this, so that it suits any block size up to it."""
+"""Sizes of new files are rounded down to a multiple of this, which suits smaller blocks too."""
 
 
 def _identity(status: os.stat_result) -> str:
@@ -42,7 +43,7 @@ def _os_error(action: str, error: OSError, hint: str = "") -> Exception:
 
 
 def _as_service(path: str) -> str:
-    """What to do instead where a path names a service's socket, as far as that can be told."""
+    """Return a hint for an error message if a path looks like a node service's socket."""
     return f"; did you mean unix:{path}?" if path.endswith(".sock") or _is_socket(path) else ""
 
 
@@ -50,8 +51,8 @@ def _is_socket(path: str) -> bool:
     return os.path.exists(path) and stat.S_ISSOCK(os.stat(path).st_mode)
 
 
-def _who_may(status: os.stat_result, writable: bool) -> str:
-    """What a user who may not open a file can do: its owner and group, and what they may."""
+def _permission_hint(status: os.stat_result, writable: bool) -> str:
+    """Return an error message's hint for a user without permission: owner, group and mode."""
     owner, group = _name_of(pwd.getpwuid, status.st_uid), _name_of(grp.getgrgid, status.st_gid)
     needed = stat.S_IRGRP | (stat.S_IWGRP if writable else 0)
     whose = f"; it is of user {owner} and group {group}, mode {stat.S_IMODE(status.st_mode):03o}"
@@ -61,7 +62,7 @@ def _who_may(status: os.stat_result, writable: bool) -> str:
 
 
 def _name_of(find: Callable[[int], Any], number: int) -> str:
-    """The name of a user or a group; its number where it has none."""
+    """Return the name of a user or group; its number if it has none."""
     try:
         return str(find(number)[0])
     except KeyError:
@@ -72,15 +73,15 @@ class FileDevice(NativeBackedDevice):
     """A regular file or a disk.
 
     Args:
-        path: of the file or the disk's node.
-        writable: else reads only.
+        path: path of the file or of the disk's device node.
+        writable: True to open it for writing too.
         engine: ``auto`` (io_uring where allowed), ``uring`` or ``threads``.
-        buffered: through the page cache although the file system has O_DIRECT.
+        buffered: use the page cache although the file system has O_DIRECT.
 
     Raises:
         NotFoundError: there is no such file.
-        UsageError: it is neither a file nor a disk, or there is no such engine.
-        DeviceError: it cannot be opened.
+        UsageError: the path is neither a file nor a disk, or the engine is unknown.
+        DeviceError: the file cannot be opened.
     """
 
     def __init__(
@@ -106,7 +107,9 @@ class FileDevice(NativeBackedDevice):
         except DeviceError as error:
             if error.errno not in (errno.EACCES, errno.EPERM):
                 raise
-            raise DeviceError(f"{error}{_who_may(status, writable)}", error.errno) from error
+            raise DeviceError(
+                f"{error}{_permission_hint(status, writable)}", error.errno
+            ) from error
         super().__init__(native, uri=uri, identity=_identity(status), writable=writable)
         self._lock_descriptor: int | None = None
         _opened.add(self)
@@ -115,7 +118,7 @@ class FileDevice(NativeBackedDevice):
     def create(
         cls, path: str | bytes | os.PathLike[str], size_bytes: int, *, engine: Engine = "auto"
     ) -> FileDevice:
-        """Make a file with its space reserved, and open it for writing.
+        """Create a file with its space reserved and open it for writing. Leaves none on failure.
 
         Args:
             path: must not exist.
@@ -123,12 +126,10 @@ class FileDevice(NativeBackedDevice):
             engine: as for opening.
 
         Raises:
-            ExistsError: there is such a file.
+            ExistsError: the file exists.
             SpaceError: the file system has too little space.
-            UsageError: the size is too small, or there is no such engine.
-            DeviceError: it cannot be made.
-
-        When it fails, nothing is left behind.
+            UsageError: the size is too small, or the engine is unknown.
+            DeviceError: the file cannot be created.
         """
         name = os.fsdecode(path)
         size_bytes -= size_bytes % SIZE_MULTIPLE_BYTES
@@ -181,7 +182,7 @@ class FileDevice(NativeBackedDevice):
             self._lock_descriptor = None
 
     def _forget_lock_in_child(self) -> None:
-        self._release()  # closing a copy leaves the parent's lock alone
+        self._release()  # closing the copy does not release the parent's lock
         self._locked_by = None
         self._recorded = False
 
@@ -192,12 +193,12 @@ def _reserve(descriptor: int, size_bytes: int) -> None:
     except OSError as error:
         if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
             raise
-        os.ftruncate(descriptor, size_bytes)  # a file system that cannot reserve
+        os.ftruncate(descriptor, size_bytes)  # the file system cannot reserve space
     os.fsync(descriptor)
 
 
 def _sync_parent(name: str) -> None:
-    """Make a new file's name durable."""
+    """Make a new file's directory entry durable."""
     parent = os.open(Path(name).parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(parent)

@@ -1,8 +1,8 @@
-"""Who this host is to an NVMe-oF target: its NQN and its ID.
+"""The host NQN and host ID by which an NVMe-oF target knows this host.
 
-As the kernel's initiator tells it, where /etc/nvme says so. Else both are derived from the
-machine's ID, which itself is not to be told to others, with a hash of DLFS's own; on a machine
-without one they are made up anew by each process. A forked child is the same host.
+Both are those of the kernel's initiator if /etc/nvme has them. Otherwise both are derived by a hash
+from the machine's ID, which machine-id(5) asks not to publish. On a machine without an ID each
+process generates random ones. A forked child is the same host.
 
 Source: NVM Express Base Specification 2.0, section 4.5 (the UUID form of NQNs); machine-id(5).
 """
@@ -31,7 +31,7 @@ def _read_line(path: Path) -> str:
 
 
 @functools.cache
-def _made_up() -> UUID:
+def _generated_id() -> UUID:
     machine = _read_line(_MACHINE_FILE)
     if not re.fullmatch(r"[0-9a-f]{32}", machine):
         return uuid4()
@@ -40,14 +40,14 @@ def _made_up() -> UUID:
 
 
 def host_nqn() -> str:
-    """The NQN of this host, at most 223 bytes."""
+    """Return the NQN of this host, at most 223 bytes."""
     line = _read_line(_NQN_FILE)
-    return line if _NQN.fullmatch(line) else f"{_NQN_PREFIX}{_made_up()}"
+    return line if _NQN.fullmatch(line) else f"{_NQN_PREFIX}{_generated_id()}"
 
 
 def host_id() -> UUID:
-    """The ID that belongs to ``host_nqn``."""
+    """Return the host ID that belongs to ``host_nqn``."""
     for text in (_read_line(_ID_FILE), _read_line(_NQN_FILE).removeprefix(_NQN_PREFIX)):
         if _UUID.fullmatch(text):
             return UUID(text)
-    return _made_up()
+    return _generated_id()

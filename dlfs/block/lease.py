@@ -1,67 +1,73 @@
-"""A writer's lease on a device that several hosts reach: exclusion by reads and writes alone.
+"""A writer's lease on a device that several hosts reach, by reads and writes of one block alone.
 
-The lease is the lock record (``dlfs.block.lock``) with a mark: a nonce, and a counter that its
-holder changes every ``renew_s``. Only whole-block reads and writes are asked of the device, so the
-algorithm is Fischer's, with leases that are kept alive instead of locks that are held for ever.
-Times are always differences of one host's own clock; no two clocks are ever compared.
+The lease is the lock record (``dlfs.block.lock``) with a mark: a nonce, and a counter that the
+holder of the lease changes every ``renew_s``. The algorithm is Fischer's mutual exclusion, extended
+by an expiry. It needs only reads and writes of whole blocks. Each host measures intervals on its
+own clock; the clocks of two hosts are never compared.
 
-**Claiming.** Watch the record until it is free: it has no mark, or its mark has not changed for its
-``expiry_ms`` (a change means that the holder lives: LockedError, which names it). Write an own
-record with a fresh nonce. When more than ``claim_s`` passed between the start of the last read and
-the end of this write, the claim is void: start again. Else flush, wait a little more than
-``claim_s`` and read once more: who finds the own mark holds the lease.
+**Claim.** A writer reads the record until it is free. It is free if it has no mark, or if its mark
+has not changed for its ``expiry_ms``. A mark that changes belongs to a living holder: the claim
+ends with LockedError, which names the holder. The writer then writes its own record with a new
+nonce. If more than ``claim_s`` passed between the start of its last read and the end of this write,
+the claim is void and starts again. Otherwise it flushes, waits a little more than ``claim_s`` and
+reads once more. If the record has its own mark, it holds the lease.
 
-**Holding.** Every ``renew_s`` the holder reads the record, sees its own nonce, and writes the next
-counter. It may write to the device until ``valid_s`` after the *start* of its last renewal that
-succeeded, by its own clock, which goes on during suspend. After that, or once it sees another's
-record, the lease is lost for good: ``check`` raises, and nothing more is submitted. The initiator
-knows the deadline too (``limit_writes``): libdlfs looks at the clock right before each call that
-sends a write, its data or a repetition, over SPDK right before each call in which SPDK may send.
-Through a controller that was made anew it sends no write before ``confirm`` has read the record,
-and the reservation, through that controller.
+**Hold.** Every ``renew_s`` the holder reads the record, checks its nonce, and writes the next
+counter. It may write to the device until its deadline, ``valid_s`` after the *start* of its last
+successful renewal. Its clock, CLOCK_BOOTTIME, advances while the host is suspended. After the
+deadline, or once the record has another nonce, the lease is lost for good: ``check`` raises and
+nothing more is submitted. The initiator enforces the deadline too (``limit_writes``): libdlfs reads
+the clock right before each call that sends a write, its data or a repetition; with SPDK, right
+before each call in which SPDK may send. After a reconnect it sends no write through the new
+controller until ``confirm`` has read the record, and the reservation, through that controller.
 
-**Releasing.** Zeros over the own record, under the same deadline. A holder for which a write ended
-in an error leaves its record to expire: such a write may still take effect, so that who comes next
-must wait for it. So does who gives up while it takes over from a dead holder: reservations may have
-changed hands already.
+**Release.** The holder writes zeros over its own record, before the deadline. If one of its writes
+failed, it leaves the record to expire instead: that write may still take effect, and the next
+writer must wait for it. The same holds for a writer that gives up while it takes over from a dead
+holder, since reservations may have changed already.
 
-What is assumed:
+Assumptions:
 
-1. A read returns what the last write that took effect left in its first 512 bytes (NVMe promises
-   one logical block).
-2. A write that succeeds takes effect once, before its completion; one that fails takes effect no
-   later than ``late_s`` after it was submitted, or never. Between the last look at the deadline and
-   the end of a write that it allowed there are at most ``late_s`` (command time-outs and reconnects
-   included; the system sends what it holds of a write for no longer than a command's time-out).
-3. Clocks of hosts differ by less than a part in twenty in rate.
-4. The target ends the connections of a host within twice the keep-alive timeout of its silence.
-   ``lock_exclusive`` refuses a keep-alive timeout of more than half of ``late_s``.
+1. A read returns what the last write that took effect left in the first 512 bytes of the record
+   (NVMe promises one logical block).
+2. A write that succeeds takes effect once, before its completion. A write that fails takes effect
+   no later than ``drain_s`` after it was submitted, or never. At most ``drain_s`` pass between the
+   last check of the deadline and the end of a write that it allowed. This includes command
+   time-outs and reconnects; the kernel retransmits a write for no longer than the time-out of a
+   command.
+3. The clocks of two hosts differ in rate by less than one part in twenty.
+4. The target ends the connections of a host that is silent for twice the keep-alive timeout.
+   ``lock_exclusive`` refuses a keep-alive timeout of more than half of ``drain_s``.
 
-What follows, with ``expiry_s = 1.05 * (valid_s + late_s)``:
+Consequences, with ``expiry_s = 1.05 * (valid_s + drain_s)``:
 
-- *Of two claims, not both succeed.* Let A's write take effect before B's. Both were valid, so B
-  last read less than ``claim_s`` before its write took effect, and A checks at least ``claim_s``
-  after its own. If B's write came before A's check, A sees B's record. If it came after, B's last
-  read came after A's write, and saw A's claim.
-- *Nobody takes a lease while its holder, or a late write of it, is alive.* Who takes A's lease saw
-  one mark for ``expiry_s``. In that time no renewal of A succeeded, so A's last one started before
-  it: A's deadline, and ``late_s`` after that all its writes, ended before ``expiry_s`` did.
-- A claim that takes effect late, over the record of a living holder, costs that holder its lease
-  (at its next renewal it sees another's record) and gives it to nobody before ``expiry_s`` more.
+- *Of two concurrent claims at most one succeeds.* Let A's write take effect before B's. Both claims
+  were valid, so B's last read started less than ``claim_s`` before its write took effect, and A
+  checks at least ``claim_s`` after its own write. If B's write came before A's check, A reads B's
+  record and fails. If it came after A's check, B's last read came after A's write: B saw A's claim
+  and would not have written.
+- *No writer gets a lease while its holder, or a late write of the holder, is alive.* Let B take
+  over A's lease. B saw one mark for ``expiry_s``. No renewal of A succeeded in that time, so A's
+  last successful renewal started before it. A's deadline, and ``drain_s`` later all of A's writes,
+  had passed before ``expiry_s`` was over.
+- *A claim that takes effect late gives the lease to no one.* If it overwrites the record of a
+  living holder, that holder reads another nonce at its next renewal and loses the lease. Any other
+  writer then waits for ``expiry_s``.
 
-*A holder that stands still* (SIGSTOP, a stopped virtual machine) and goes on when its lease has
-been taken over finds its deadline passed, by its clock. Two cases are left: a clock that stood
-still as well, and a stop within the microsecond between the look at the clock and the call that
-sends. In both the host was silent for ``late_s`` after its deadline at least, so that by assumption
-4 the target has ended its connections: nothing sent through them is executed, and through new
-ones nothing is sent before the record was read, which is another's. A target that has
-reservations needs no such assumption for hosts that were preempted (``dlfs.block.reservation``). A
-list of the chunks that a holder may write, in its record, would protect data and no superblock, and
-was left out.
+*A holder may be stopped* (SIGSTOP, a paused virtual machine) and continue after its lease was taken
+over. Normally it finds its deadline passed. Two cases remain: its clock was stopped too, or it was
+stopped within the microsecond between reading the clock and the call that sends. In both cases its
+host was silent for at least ``drain_s`` after the deadline. By assumption 4 the target has ended
+its connections: it executes nothing that is sent through them. Through new connections nothing is
+sent before the record was read, which has another nonce. Where the target has reservations and
+preempted the stopped host, assumption 4 is not needed (``dlfs.block.reservation``). A record that
+lists the chunks which its holder may write would protect data but no superblock; there is none.
 
-How long it takes: a free lease ``claim_s``; a living holder is known after about its ``renew_s``; a
-dead one after its ``expiry_s``. Threads: ``check`` any; the others one at a time, except that
-``renew`` may run beside ``check``. A forked child neither renews nor holds.
+Durations: a claim of a free lease takes ``claim_s``; a living holder is recognized after about its
+``renew_s``; a dead one after its ``expiry_s``.
+
+Threads: any may call ``check``. The other methods: one thread at a time, except that ``renew`` may
+run concurrently with ``check``. A forked child does not have the lease and does not renew it.
 
 Source: L. Lamport, A Fast Mutual Exclusion Algorithm (1987), section 2, for Fischer's algorithm; G.
 Chockler and D. Malkhi, Light-Weight Leases for Storage-Centric Coordination (2004).
@@ -80,67 +86,75 @@ from dlfs.errors import DeviceError, DeviceTimeoutError, LeaseLostError, LockedE
 from dlfs.forks import OwnerProcess
 
 RENEW_S = 2.0
-"""Between two renewals."""
+"""Interval between two renewals, in seconds."""
 
 VALID_S = 20.0
-"""A holder may write so long after the start of its last successful renewal."""
+"""Time after the start of its last successful renewal in which a holder may write, in seconds."""
 
-LATE_S = 20.0
-"""No write takes effect later than this after it was allowed: the bound of assumption 2."""
+DRAIN_S = 20.0
+"""Longest time until an allowed write takes effect, in seconds: the bound of assumption 2."""
 
 CLAIM_S = 1.0
-"""The longest valid claim, and the wait behind it."""
+"""Longest time of a valid claim from its read to its write, and the wait after it, in seconds."""
 
 POLL_S = 0.25
-"""Between two looks at a record that may be dead."""
+"""Interval between two reads of a record whose holder may be dead, in seconds."""
 
 DRIFT = 1.05
-"""What the rates of two hosts' clocks may differ by, and more."""
+"""Factor on waits that covers the different rates of two hosts' clocks (assumption 3)."""
 
 CLAIM_ROUNDS_MAX = 4
-"""Claims that came to nothing before a device is called too slow to be locked."""
+"""Void claims after which a device counts as too slow to be locked."""
 
 
 @dataclass(frozen=True)
 class LeaseTimes:
-    """The times of a lease, in seconds. All who share a device should have the same."""
+    """The durations of a lease, in seconds. All writers of a device should have the same.
+
+    Attributes:
+        renew_s: interval between two renewals.
+        valid_s: time after the start of a renewal in which the holder may write.
+        drain_s: longest time until an allowed write takes effect.
+        claim_s: longest time of a valid claim, and the wait after it.
+        poll_s: interval between two reads while waiting for a free record.
+    """
 
     renew_s: float = RENEW_S
     valid_s: float = VALID_S
-    late_s: float = LATE_S
+    drain_s: float = DRAIN_S
     claim_s: float = CLAIM_S
     poll_s: float = POLL_S
 
     @property
     def notice_s(self) -> float:
-        """A wait longer than this is told: a living holder is known by then."""
+        """Time after which a wait is logged: a living holder is recognized by then."""
         return self.renew_s * 1.25
 
     @property
     def expiry_s(self) -> float:
-        """How long a record must have been seen unchanged to be dead."""
-        return (self.valid_s + self.late_s) * DRIFT
+        """Time for which a record must stay unchanged until its holder counts as dead."""
+        return (self.valid_s + self.drain_s) * DRIFT
 
 
 # ---- steps ---------------------------------------------------------------------------------------
-# The algorithm is written as generators of steps, so that a test can run several of them in any
-# order that the assumptions allow.
+# The algorithm consists of generators of steps, so that a test can interleave several writers in
+# every order that the assumptions allow.
 
 
 @dataclass(frozen=True)
 class Read:
-    """Read the record; answered with its content."""
+    """Read the record. The answer is its content."""
 
 
 @dataclass(frozen=True)
 class Write:
-    """Write a record, or zeros."""
+    """Write a record; zeros if it is None."""
 
     record: HolderRecord | None
 
     @property
     def content(self) -> bytes:
-        """What is written, ``RECORD_BYTES`` long."""
+        """The bytes to write, ``RECORD_BYTES`` long."""
         return bytes(RECORD_BYTES) if self.record is None else self.record.encode()
 
 
@@ -150,38 +164,38 @@ class Flush:
 
 
 @dataclass(frozen=True)
-class MakeWay:
-    """Remove what keeps this host from writing to a device whose lease is free."""
+class PreemptReservation:
+    """Preempt the reservation of an earlier writer on a device whose lease is free."""
 
-    lapsed: bool
-    """It was left by a holder who died."""
+    expired: bool
+    """True if the lease is free because its holder died."""
 
 
 @dataclass(frozen=True)
 class Wait:
-    """Let time pass."""
+    """Wait for some seconds."""
 
     seconds: float
 
 
-Step: TypeAlias = Read | Write | Flush | MakeWay | Wait
+Step: TypeAlias = Read | Write | Flush | PreemptReservation | Wait
 T = TypeVar("T")
 Steps: TypeAlias = Generator[Step, bytes, T]
-"""Steps with a result. Every step is answered with bytes, which only ``Read`` gives a meaning."""
+"""Steps with a result. Every step is answered with bytes, which are empty but for ``Read``."""
 
 
 @dataclass(frozen=True)
-class Sighting:
-    """A record that was seen free."""
+class FreeRecord:
+    """A record that was read and found free."""
 
     read_at: float
-    """Just before the read that saw it."""
-    lapsed: bool
-    """It is that of a holder who died."""
+    """Time just before that read, on the lease's clock."""
+    expired: bool
+    """True if it is the record of a dead holder."""
 
 
-class HeldError(Exception):
-    """Another's lease is alive."""
+class LeaseAliveError(Exception):
+    """Another writer's lease is alive."""
 
     def __init__(self, content: bytes) -> None:
         super().__init__(content)
@@ -189,34 +203,34 @@ class HeldError(Exception):
 
 
 Clock: TypeAlias = Callable[[], float]
-Waiting: TypeAlias = Callable[[bytes, float], None]
-"""Called once with a record that may be dead and the seconds that it is watched for."""
+WaitNotice: TypeAlias = Callable[[bytes, float], None]
+"""Called once in a long wait, with the content of the record and the length of the wait in s."""
 
 
-def watch(times: LeaseTimes, now: Clock, waiting: Waiting) -> Steps[Sighting]:
-    """Look at the record until it is known whether somebody holds the lease.
+def wait_until_free(times: LeaseTimes, now: Clock, notify: WaitNotice) -> Steps[FreeRecord]:
+    """Read the record until it is free.
 
     Raises:
-        HeldError: somebody does.
+        LeaseAliveError: its mark changed: another writer holds the lease.
     """
     first: LeaseMark | None = None
-    seen_at, told = 0.0, False
+    seen_at, notified = 0.0, False
     while True:
         read_at = now()
         content = yield Read()
         mark = LeaseMark.decode(content)
         if mark is None:
-            return Sighting(read_at, lapsed=False)
+            return FreeRecord(read_at, expired=False)
         if first is None:
             first, seen_at = mark, now()
         if mark != first:
-            raise HeldError(content)
+            raise LeaseAliveError(content)
         expiry_s = max(times.expiry_s, mark.expiry_ms / 1000)
         if read_at - seen_at >= expiry_s:
-            return Sighting(read_at, lapsed=True)
-        if read_at - seen_at >= times.notice_s and not told:
-            told = True
-            waiting(content, expiry_s)
+            return FreeRecord(read_at, expired=True)
+        if read_at - seen_at >= times.notice_s and not notified:
+            notified = True
+            notify(content, expiry_s)
         yield Wait(times.poll_s)
 
 
@@ -224,38 +238,38 @@ def watch(times: LeaseTimes, now: Clock, waiting: Waiting) -> Steps[Sighting]:
 
 
 class LeaseBlock(Protocol):
-    """The place of a device's lock record, and what may stand before it."""
+    """The block of a device that holds its lock record, and the device's write permission."""
 
     @property
     def uri(self) -> str:
-        """The device's, for errors."""
+        """URI of the device, for error messages."""
 
     def read_record(self) -> bytes:
-        """The content of the record's block."""
+        """Read the block of the record."""
 
     def write_record(self, content: bytes) -> None:
-        """Replace it, ``RECORD_BYTES`` long."""
+        """Replace the record by ``content``, ``RECORD_BYTES`` long."""
 
     def flush_record(self) -> None:
-        """Make it durable."""
+        """Make the record durable."""
 
-    def make_way(self, *, lapsed: bool) -> None:
-        """See ``MakeWay``."""
+    def preempt_reservation(self, *, expired: bool) -> None:
+        """Preempt an earlier writer's reservation; see ``PreemptReservation``."""
 
     def limit_writes(self, until_s: float | None) -> None:
-        """Have writes sent before a time only, and by the way that the record was read last.
+        """Permit writes until a time only, through the controller that last read the record.
 
         Args:
-            until_s: of the lease's clock; None: writes are not limited.
+            until_s: end of the permission on the lease's clock; None: writes are not limited.
 
         Raises:
             LeaseLostError: another host has taken this one's reservation.
-            DeviceError: that cannot be told.
+            DeviceError: the reservation cannot be read.
         """
 
 
 def boot_clock() -> float:
-    """Seconds since the system started, suspend included: the clock of leases."""
+    """Return the seconds since the system started, including suspend: the clock of leases."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -263,12 +277,12 @@ class Lease:
     """One process's lease on one device.
 
     Args:
-        block: the place of the record.
-        record: of the holder.
-        times: of the lease.
-        waiting: told of a long wait, with the record that is waited out and the seconds.
-        now: the clock; for tests.
-        sleep: lets time pass; for tests.
+        block: the block of the record.
+        record: names this writer.
+        times: durations of the lease.
+        notify: called once in a long wait for a dead holder.
+        now: the clock; replaced in tests.
+        sleep: waits for some seconds; replaced in tests.
     """
 
     def __init__(
@@ -277,41 +291,43 @@ class Lease:
         record: HolderRecord,
         *,
         times: LeaseTimes,
-        waiting: Waiting = lambda _content, _seconds: None,
+        notify: WaitNotice = lambda _content, _seconds: None,
         now: Clock = boot_clock,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._block = block
         self._record = record
-        self._waiting = waiting
+        self._notify = notify
         self._now = now
         self._sleep = sleep
         self._owner = OwnerProcess()
         self._deadline: float | None = None
         self._loss: str | None = None
-        self._doubtful = False
+        self._must_expire = False
         self.times = times
 
     # ---- claiming --------------------------------------------------------------------------------
 
     def acquire(self) -> None:
-        """Take the lease, waiting for what may be dead.
+        """Take the lease. Waits while the last holder may be dead.
 
         Raises:
-            LockedError: another holds it; the message names it.
-            DeviceTimeoutError: the device is too slow.
-            DeviceError: it failed.
+            LockedError: another writer holds it; the message names that writer.
+            DeviceTimeoutError: the device is too slow for a valid claim.
+            DeviceError: the device failed.
         """
         self._block.limit_writes(None)
         try:
             self._run(self.claiming())
-        except HeldError as held:
-            raise LockedError(f"lock {self._block.uri}: held by {describe(held.content)}") from held
-        except LeaseLostError as error:  # the claim was refused: a host that was faster
+        except LeaseAliveError as alive:
+            raise LockedError(
+                f"lock {self._block.uri}: held by {describe(alive.content)}"
+            ) from alive
+        except LeaseLostError as error:  # a reservation refused the claim: another host was faster
             raise LockedError(f"lock {self._block.uri}: {error}") from error
         except DeviceError:
             raise
-        except BaseException:  # given up in a wait
+        except BaseException:  # the wait was cancelled
             self.release()
             raise
 
@@ -319,28 +335,28 @@ class Lease:
         """The steps of ``acquire``.
 
         Raises:
-            HeldError: another's lease is alive.
+            LeaseAliveError: another's lease is alive.
             DeviceTimeoutError: the device is too slow for a valid claim.
         """
         times = self.times
-        yield Read()  # what the device sets up on first use is no part of the claim's time
+        yield Read()  # so that the device's set-up on first use does not count as claim time
         for _ in range(CLAIM_ROUNDS_MAX):
-            seen = yield from watch(times, self._now, self._waiting)
-            # Once others were put out of the way, the record must tell of it until all is done.
-            self._doubtful = self._doubtful or seen.lapsed
-            yield MakeWay(seen.lapsed)
+            seen = yield from wait_until_free(times, self._now, self._notify)
+            # After the preemption, the record must stay until the claim is complete.
+            self._must_expire = self._must_expire or seen.expired
+            yield PreemptReservation(seen.expired)
             mark = LeaseMark(secrets.token_hex(16), 0, round(times.expiry_s * 1000))
             self._record = replace(self._record, lease=mark)
             began_at = self._now()
             yield Write(self._record)
             if self._now() - seen.read_at >= times.claim_s:
-                continue  # void, and left alone: it may lie over a living holder's record
+                continue  # void; the record stays, since it may lie over a living holder's
             self._deadline = began_at + times.valid_s
             yield Flush()
             yield Wait(times.claim_s * DRIFT)
             content = yield Read()
             if LeaseMark.decode(content) == mark and self._now() < self._deadline:
-                self._doubtful = False
+                self._must_expire = False
                 self._block.limit_writes(self._deadline)
                 return
             self._deadline = None
@@ -352,10 +368,10 @@ class Lease:
     # ---- holding ---------------------------------------------------------------------------------
 
     def renew(self) -> None:
-        """Prolong the lease, or lose it.
+        """Renew the lease.
 
         Raises:
-            LeaseLostError: it is lost.
+            LeaseLostError: the lease is lost.
             DeviceError: the device failed; the lease stays valid until its deadline.
         """
         try:
@@ -368,7 +384,8 @@ class Lease:
         """The steps of ``renew``."""
         yield from self.confirming()
         own = self._mark()
-        # Counted before the write: one that fails may still take effect, and must not be repeated.
+        # Counted before the write: a failed write may still take effect, and no counter may be used
+        # twice.
         self._record = replace(self._record, lease=replace(own, counter=own.counter + 1))
         began_at = self._now()
         self.check()
@@ -377,12 +394,12 @@ class Lease:
         self._block.limit_writes(self._deadline)
 
     def confirm(self) -> None:
-        """Read the record again after a reconnect; writes go on if it is still this lease's.
+        """Read the record after a reconnect and permit writes if it is still this lease's.
 
-        May run within a write of ``renew`` or ``release``, which waits for it.
+        May run during a write of ``renew`` or ``release``, which waits for it.
 
         Raises:
-            LeaseLostError: it is lost.
+            LeaseLostError: the lease is lost.
             DeviceError: the device failed; writes wait for another call.
         """
         if self._deadline is not None:
@@ -400,10 +417,10 @@ class Lease:
         self._block.limit_writes(self._deadline)
 
     def check(self) -> None:
-        """Allow a write to the device.
+        """Check that this process may write to the device.
 
         Raises:
-            LeaseLostError: the lease is not this process's any more.
+            LeaseLostError: it does not hold the lease any more.
         """
         if not self._owner.is_current():
             raise LeaseLostError(f"write to {self._block.uri}: its lease is the parent process's")
@@ -414,13 +431,13 @@ class Lease:
                 f"write to {self._block.uri}: the lease of this writer is lost: {self._loss}"
             )
 
-    def doubt(self) -> None:
-        """Note that a write to the device failed, and may take effect late."""
-        self._doubtful = True
+    def note_failed_write(self) -> None:
+        """Note that a write to the device failed: it may take effect late."""
+        self._must_expire = True
 
     @property
     def lost(self) -> bool:
-        """Whether nothing may be written any more."""
+        """True if this process may not write any more."""
         try:
             self.check()
         except LeaseLostError:
@@ -431,19 +448,19 @@ class Lease:
 
     @property
     def releasable(self) -> bool:
-        """Whether it may be given back; else it is lost, or must be left to expire."""
-        return self._deadline is not None and not self._doubtful and not self.lost
+        """True if the lease may be released; else it is lost, or must expire."""
+        return self._deadline is not None and not self._must_expire and not self.lost
 
     def release(self) -> None:
-        """Give the lease back, unless it is lost or must be left to expire.
+        """Release the lease, unless it is lost or must expire.
 
         Raises:
-            DeviceError: the device failed; the lease expires.
+            DeviceError: the device failed; the lease will expire.
         """
         try:
             self._run(self.releasing())
         finally:
-            self._loss = self._loss or "it was given back"
+            self._loss = self._loss or "it was released"
 
     def releasing(self) -> Steps[None]:
         """The steps of ``release``."""
@@ -456,6 +473,7 @@ class Lease:
     # ---- running ---------------------------------------------------------------------------------
 
     def _run(self, steps: Steps[None]) -> None:
+        """Perform all steps, each with the answer of the one before."""
         answer: bytes | None = None
         while True:
             try:
@@ -472,8 +490,8 @@ class Lease:
             block.write_record(step.content)
         elif isinstance(step, Flush):
             block.flush_record()
-        elif isinstance(step, MakeWay):
-            block.make_way(lapsed=step.lapsed)
+        elif isinstance(step, PreemptReservation):
+            block.preempt_reservation(expired=step.expired)
         else:
             self._sleep(step.seconds)
         return b""
@@ -485,6 +503,6 @@ class Lease:
 
 
 def describe(content: bytes) -> str:
-    """A record in words."""
+    """Return a record's text for error messages."""
     record = HolderRecord.decode(content)
     return "another writer, which left no record" if record is None else str(record)

@@ -1,13 +1,13 @@
-"""The record that a writer leaves on a member, so that the next one can be told who holds the lock.
+"""The lock record: a block of a member that names its writer, for the error message of the next.
 
 On files and disks the lock itself is the kernel's (``flock``) and ends with its process; the record
-only names the holder. It is one 4096-byte block at 128 KiB: a line ``DLFS-LOCK 1``, a line of JSON
-(holder, host, pid, command, since), zeros. A record without a lock is what a crash left behind and
-means nothing; a malformed one is no record. An unlocked member has zeros there.
+only names the holder. The record is one 4096-byte block at 128 KiB: a line ``DLFS-LOCK 1``, a line
+of JSON (holder, host, pid, command, since), and zeros. An unlocked member has zeros there. A record
+without a kernel lock was left by a crash and has no effect. A malformed record counts as none.
 
-On shared namespaces the record itself is the lock: its JSON begins with a ``LeaseMark``, which the
-holder changes again and again (``dlfs.block.lease``). The mark lies within the first 512 bytes, for
-no device tears those; what follows is for people.
+On shared namespaces the record itself is the lock. Its JSON begins with a ``LeaseMark``, which the
+holder changes every few seconds (``dlfs.block.lease``). The mark lies within the first 512 bytes,
+which every device writes atomically. The fields after it are for error messages only.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from typing import Self
 from dlfs.units import KIB
 
 RECORD_OFFSET_BYTES = 128 * KIB
-"""Where the record lies on a member."""
+"""Offset of the record on a member, in bytes."""
 
 RECORD_BYTES = 4096
 
 EXPIRY_MS_MAX = 600_000
-"""No holder may ask to be waited for longer."""
+"""Largest expiry that a record may demand, in milliseconds."""
 
 COUNTER_MAX = (1 << 63) - 1
 
@@ -42,28 +42,28 @@ _TEXT_MAX = 256  # characters of one field: escaped, all fields together stay un
 
 
 def _clean(value: object) -> str:
-    """A field as printable ASCII of bounded length: it comes from media, and goes to a terminal."""
+    """Return a field as printable ASCII of bounded length: it comes from media and is printed."""
     text = str(value)[:_TEXT_MAX]
     return "".join(c if c.isascii() and c.isprintable() else "?" for c in text)
 
 
 @dataclass(frozen=True)
 class LeaseMark:
-    """What makes a record a lease: it is alive as long as this changes."""
+    """The part of a record that makes it a lease: the holder is alive as long as it changes."""
 
     nonce: str
-    """32 hexadecimal digits, drawn anew for every claim."""
+    """32 hexadecimal digits, random for every claim."""
     counter: int
-    """Changed by every renewal."""
+    """Number of renewals since the claim."""
     expiry_ms: int
-    """The lease is dead once others have seen it unchanged for so long."""
+    """Time for which the mark must stay unchanged until the holder counts as dead."""
 
     @classmethod
     def decode(cls, content: bytes) -> Self | None:
-        """Read a mark; None when there is none.
+        """Decode a mark; None if there is none.
 
         Args:
-            content: what lies at ``RECORD_OFFSET_BYTES``, at least the first 512 bytes.
+            content: bytes at ``RECORD_OFFSET_BYTES``, at least the first 512.
         """
         found = _MARK.match(content)
         if found is None:
@@ -74,14 +74,14 @@ class LeaseMark:
 
 @dataclass(frozen=True)
 class HolderRecord:
-    """Who holds a lock."""
+    """The holder of a lock."""
 
     holder: str
     host: str
     pid: int
     command: str
     since: str
-    """UTC, ISO 8601."""
+    """Time when the lock was taken, UTC, ISO 8601."""
     lease: LeaseMark | None = None
 
     def __str__(self) -> str:
@@ -90,18 +90,18 @@ class HolderRecord:
 
     @classmethod
     def of_this_process(cls, holder: str) -> Self:
-        """The record of the calling process.
+        """Create the record of the calling process.
 
         Args:
-            holder: what it is doing, for people.
+            holder: what the process is doing, for error messages.
         """
-        # The program's name alone: its arguments may be nobody else's business.
+        # The program's name only: its arguments may be confidential.
         command = Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python"
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         return cls(_clean(holder), _clean(socket.gethostname()), os.getpid(), _clean(command), now)
 
     def encode(self) -> bytes:
-        """The record as it lies on media, ``RECORD_BYTES`` long."""
+        """Encode the record for the device, ``RECORD_BYTES`` long."""
         mark: dict[str, str | int] = {}
         if self.lease is not None:
             mark = {
@@ -123,10 +123,10 @@ class HolderRecord:
 
     @classmethod
     def decode(cls, content: bytes) -> Self | None:
-        """Read a record; None when there is none, or nothing that could be one.
+        """Decode a record; None if there is none or it is malformed.
 
         Args:
-            content: what lies at ``RECORD_OFFSET_BYTES``; hostile bytes are fine.
+            content: bytes at ``RECORD_OFFSET_BYTES``. Any bytes are safe.
         """
         line, newline, _ = content[:RECORD_BYTES].removeprefix(_MAGIC).partition(b"\n")
         if not content.startswith(_MAGIC) or not newline:
@@ -145,5 +145,5 @@ class HolderRecord:
 
 
 def is_lock_record(content: bytes) -> bool:
-    """Whether this is what a writer left, alive or not."""
+    """Return True if the bytes are the record of a writer, alive or dead."""
     return HolderRecord.decode(content) is not None

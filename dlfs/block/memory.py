@@ -1,8 +1,8 @@
 """Block devices in memory, for tests and trials.
 
-They live in one registry of the process, by name: closing one keeps its bytes, opening the name
-again finds them, and ``MemoryDevice.forget`` gives the memory back. A forked child has its own copy
-of all of them.
+A registry of the process holds them by name. Closing a device keeps its bytes, opening the name
+again finds them, and ``MemoryDevice.forget`` frees them. A forked child has its own copy of all of
+them.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ _registry: dict[str, _Entry] = {}
 _registry_mutex = threading.Lock()
 
 BLOCK_BYTES = 512
-"""Of a device in memory, unless said otherwise: the smallest, so that all volumes fit it."""
+"""Default block size of a device in memory, in bytes: the smallest, which suits every volume."""
 
 
 class MemoryDevice(NativeBackedDevice):
-    """A device in memory: a new one, or the one that has this name already.
+    """A device in memory: a new one, or the existing one of this name.
 
     Args:
-        name: in the process's registry.
-        size_bytes: of a new device, a multiple of ``block_bytes``; of an existing one it must
-            agree. None: it must exist.
+        name: name in the process's registry.
+        size_bytes: size, a multiple of ``block_bytes``. That of an existing device must be equal.
+            None: the device must exist.
         block_bytes: a power of two, 512..65536.
-        writable: else this opening only reads.
+        writable: True to open it for writing too.
 
     Raises:
-        NotFoundError: there is no device of that name, and no size to make it with.
-        UsageError: the sizes do not fit each other, or the existing device's.
+        NotFoundError: there is no device of that name, and no size was given to create one.
+        UsageError: the sizes do not fit each other, or differ from the existing device's.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class MemoryDevice(NativeBackedDevice):
 
     @staticmethod
     def forget(name: str) -> None:
-        """Drop a device and its bytes, once nobody has it open. Does nothing when there is none."""
+        """Free a device and its bytes once no object has it open. Ignores an unknown name."""
         with _registry_mutex:
             entry = _registry.pop(name, None)
             if entry is not None:

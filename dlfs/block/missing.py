@@ -1,7 +1,7 @@
-"""Stands for a device that cannot be had, where others are there in its stead.
+"""A placeholder for a device that cannot be opened.
 
-A volume with replicas is read although a member is missing; this takes the member's place among
-the devices. Every use of it fails with the reason why the device cannot be had.
+A volume with replicas can be read although a member is missing. A ``MissingDevice`` then stands in
+the list of its devices. Every use of it fails with the reason why the device cannot be opened.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 class MissingDevice:
-    """A device that is not there.
+    """A device that cannot be opened.
 
     Args:
-        uri: what would open it; what errors call it.
-        reason: why it cannot be had.
-        given: whether the URI is one that can be tried again.
+        uri: URI of the device, also for error messages.
+        reason: why it cannot be opened.
+        given: True if the caller gave the URI, so that it can be tried again.
 
     Threads: any at once.
     """
@@ -30,7 +30,7 @@ class MissingDevice:
     size_bytes = 0
     block_bytes = 512
     writable = False
-    patience_ms = 0
+    operation_timeout_ms = 0
     queue_pairs_max = 0
     gap_bytes = 0
 
@@ -44,12 +44,12 @@ class MissingDevice:
 
     @property
     def identity(self) -> str:
-        """Its own: nobody knows whether it is another one."""
+        """Identifier of this object: it is unknown which device it is."""
         return f"missing:{id(self)}"
 
     @property
     def native(self) -> NativeDevice:
-        """Raises DeviceLostError, as all that follows."""
+        """Raises DeviceLostError."""
         self._fail("use")
 
     def queue_pair(self, depth: int) -> QueuePair:

@@ -1,9 +1,9 @@
-"""NVMe commands as values, and what runs them, whatever the transport.
+"""NVMe commands as values, and the interface that runs them over any transport.
 
-A block device over NVMe runs reads, writes and flushes in native code. What is rare and small
-(reservations, Identify, log pages) is encoded in Python and passed, one command at a time, to a
-``CommandRunner``: our own initiator's association, or SPDK's controller. Statuses come back as
-values, for a caller often expects one that is not success.
+A block device over NVMe runs reads, writes and flushes in native code. Rare commands (reservations,
+Identify, log pages) are encoded in Python and passed one at a time to a ``CommandRunner``:
+libdlfs's own initiator or SPDK's controller. Statuses are returned and not raised, because a caller
+often expects one other than success.
 
 Source: NVM Express Base Specification 2.0, sections 3.3.3 (submission queue entry) and 3.3.3.2.1
 (status field).
@@ -17,12 +17,12 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class NvmeCommand:
-    """The dwords of a submission queue entry that a caller decides; CID and SGL are the runner's.
+    """The dwords of a submission queue entry that a caller sets; the runner sets CID and SGL.
 
     Attributes:
         opcode: 0..255.
-        nsid: of the namespace; 0 where the command has none, 0xFFFFFFFF for all.
-        cdw10: dword 10 of the entry, 32 bits, as are those that follow.
+        nsid: namespace ID; 0 if the command has none, 0xFFFFFFFF for all namespaces.
+        cdw10: dword 10 of the entry, 32 bits; ``cdw11`` to ``cdw15`` likewise.
     """
 
     opcode: int
@@ -37,7 +37,7 @@ class NvmeCommand:
 
 @dataclass(frozen=True, slots=True)
 class NvmeResult:
-    """What a controller answered.
+    """The completion of a command.
 
     Attributes:
         status: status code type << 8 | status code, without DNR and More; 0 is success.
@@ -49,7 +49,7 @@ class NvmeResult:
 
 
 class CommandRunner(Protocol):
-    """Runs single commands on one controller, and waits for each.
+    """Runs single commands on one controller and waits for each.
 
     Threads: any at once.
     """
@@ -61,12 +61,13 @@ class CommandRunner(Protocol):
 
         Args:
             command: what to run.
-            data: filled by the controller, or read by it with ``to_device``; at most 4096 bytes.
-            to_device: the direction of ``data``.
+            data: buffer of at most 4096 bytes, which the controller fills, or reads if
+                ``to_device``.
+            to_device: True if ``data`` goes to the controller.
 
         Raises:
-            DeviceLostError: the controller is gone, and did not come back within its budget.
-            DeviceTimeoutError: it did not answer in time.
+            DeviceLostError: the controller is lost and did not come back within its time limit.
+            DeviceTimeoutError: the controller did not answer in time.
             ClosedError: the runner is closed.
         """
 

@@ -1,7 +1,7 @@
 """NVMe/TCP: namespaces of other machines as block devices, through libdlfs's own initiator.
 
-No kernel driver, no privileges, no huge pages. What it does about lost connections, silent targets
-and several paths is said in ``dlfs/nvme.h``.
+It needs no kernel driver, no privileges and no huge pages. ``dlfs/nvme.h`` describes lost
+connections, targets that do not answer, and several paths.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dlfs.errors import ClosedError, DeviceError, DeviceLostError, DeviceTimeout
 if TYPE_CHECKING:
     from dlfs._native.device import BytesLike
 
-# Errors that the target's behaviour explains. Subclasses say for themselves what happened.
+# Errors to which the last error of the association is added. Their subclasses name their cause.
 _EXPLAINED = (DeviceError, DeviceLostError, DeviceTimeoutError)
 _TARGET_ERRNOS = (errno.ENODEV, errno.ETIMEDOUT, errno.EPROTO, errno.EBADMSG, errno.EREMOTEIO)
 
@@ -92,18 +92,18 @@ class _Runner:
 
 
 class NvmeTcpAssociation(_Runner):
-    """A controller alone, for single commands: discovery, and looking around.
+    """A connection to a controller without a namespace, for single commands such as discovery.
 
     Args:
         paths: 1 to 4 hosts and ports of one subsystem.
-        subsystem_nqn: which.
-        options: how to speak to it.
+        subsystem_nqn: NQN of the subsystem.
+        options: options of the connection.
 
     Raises:
-        DeviceLostError: nobody is there.
-        DeviceTimeoutError: nobody answers.
+        DeviceLostError: the connection is refused.
+        DeviceTimeoutError: the target does not answer.
         NotFoundError: there is no such host or subsystem.
-        DeviceError: the target refuses us, or does not keep to the protocol.
+        DeviceError: the target refuses this host or violates the protocol.
 
     Threads: any at once, except ``close``.
     """
@@ -122,15 +122,15 @@ class NvmeTcpAssociation(_Runner):
         )
 
     def status(self) -> NvmeStatus:
-        """What is known of the target, and what has happened to it so far.
+        """Return the target's properties and the counters of its errors.
 
         Raises:
-            ClosedError: it is closed.
+            ClosedError: the association is closed.
         """
         return read_status(self._native)
 
     def close(self) -> None:
-        """Leave the controller. Does nothing the second time."""
+        """Disconnect from the controller. Does nothing the second time."""
         self._native.close()
 
     def __enter__(self) -> Self:
@@ -149,14 +149,14 @@ class NvmeTcpDevice(SharedNamespaceDevice):
     """A namespace over NVMe/TCP.
 
     Args:
-        address: of the namespace.
-        writable: else reads only.
+        address: names the namespace.
+        writable: True to open it for writing too.
 
     Raises:
-        DeviceLostError: nobody is there.
-        DeviceTimeoutError: nobody answers.
+        DeviceLostError: the connection is refused.
+        DeviceTimeoutError: the target does not answer.
         NotFoundError: there is no such host, subsystem or namespace.
-        DeviceError: the target refuses us, or does not keep to the protocol.
+        DeviceError: the target refuses this host or violates the protocol.
     """
 
     def __init__(self, address: NvmeTcpUri, *, writable: bool = False) -> None:
@@ -181,12 +181,12 @@ class NvmeTcpDevice(SharedNamespaceDevice):
 
     @property
     def nsid(self) -> int:
-        """Of the namespace."""
+        """Namespace ID."""
         return self.address.nsid
 
     @property
     def runner(self) -> CommandRunner:
-        """Runs single commands on the namespace's controller.
+        """Runner of single commands on the namespace's controller.
 
         Raises:
             ClosedError: the device is closed.
@@ -196,32 +196,32 @@ class NvmeTcpDevice(SharedNamespaceDevice):
         return self._runner
 
     @property
-    def patience_ms(self) -> int:
-        """Within which an operation ends, retries included."""
+    def operation_timeout_ms(self) -> int:
+        """Upper bound of one operation with its retries, in milliseconds."""
         return self.address.options.timeout_ms + self.address.options.reconnect_ms
 
     @property
     def queue_pairs_max(self) -> int:
-        """Queue pairs that its target allows this process at once."""
+        """Most queue pairs that its target grants this process."""
         return self.status().queue_count_max
 
     @property
     def keep_alive_s(self) -> float:
-        """Time after which the target gives a silent host up, in seconds; 0: never."""
+        """Silence after which the target ends this host's connections, in seconds; 0: never."""
         return self.address.options.keepalive_ms / 1000
 
     def status(self) -> NvmeStatus:
-        """What is known of the target, and what has happened to it so far.
+        """Return the target's properties and the counters of its errors.
 
         Raises:
             ClosedError: the device is closed.
         """
         return read_status(self.native)
 
-    # ---- errors that say why -------------------------------------------------------------------
+    # ---- errors with their causes --------------------------------------------------------------
 
     def _explained(self, error: DeviceError) -> DeviceError:
-        """The same error with what happened to the target, where that is why."""
+        """Return the error with the association's last error as its cause, if that explains it."""
         if type(error) not in _EXPLAINED or error.errno not in _TARGET_ERRNOS:
             return error
         why = self.status().last_error
@@ -236,15 +236,15 @@ class NvmeTcpDevice(SharedNamespaceDevice):
             raise self._explained(error) from error
 
     def queue_pair(self, depth: int) -> NativeQueue:
-        """Make a queue pair, with a connection of its own.
+        """Create a queue pair with its own connection.
 
         Args:
-            depth: operations in flight, 1..4096.
+            depth: most operations in flight, 1..4096.
 
         Raises:
             UsageError: the depth is out of range.
-            LimitError: the target allows no more of them.
-            DeviceError: the target refuses it, or is lost.
+            LimitError: the target grants no more queue pairs.
+            DeviceError: the target refuses the queue pair or is lost.
             ClosedError: the device is closed.
         """
         try:
@@ -257,8 +257,8 @@ class NvmeTcpDevice(SharedNamespaceDevice):
 
         Raises:
             LeaseLostError: this writer's lease is lost.
-            DeviceError: the device failed, or forgot writes; what was written may be lost.
-            ClosedError: it is closed.
+            DeviceError: the device failed; completed writes may be lost.
+            ClosedError: the device is closed.
         """
         try:
             super().flush()

@@ -1,23 +1,25 @@
 """NVMe reservations: the target itself refuses the writes of other hosts.
 
-A lease (``dlfs.block.lease``) keeps honest writers apart; a reservation stops one that was paused
-for so long that its lease was taken over. The host that holds the lease also holds a reservation of
-the type Write Exclusive: every host may read, one may write. (Write Exclusive - Registrants Only
-would let any host write that has registered, and a host must register before it can preempt.)
-Reservations belong to hosts, not to processes: between two writers of one host, the lease decides.
+A lease (``dlfs.block.lease``) excludes writers that follow its protocol. A reservation also stops a
+writer that was paused until its lease was taken over. The host that holds the lease also holds a
+reservation of the type Write Exclusive: every host may read, one may write. (Write Exclusive -
+Registrants Only would let every registered host write, and a host must register before it can
+preempt.) Reservations belong to hosts, not to processes: between two writers of one host, the lease
+decides.
 
-The key of a host is made of its host identifier, so that all its processes and paths use the same;
-its upper half tells that DLFS made it. A reservation is changed by the holder of the lease only,
-with one exception: that of a host whose lease was seen to be dead is preempted, and what it has in
-flight aborted, before the lease is claimed. It is released before the lease is.
+The key of a host is derived from its host identifier, so that all its processes and paths use the
+same one. The upper half of the key marks it as DLFS's. Only the holder of the lease changes the
+reservation, with one exception: before a writer claims the lease of a dead holder, it preempts that
+host's reservation and aborts its commands in flight. The holder releases the reservation before the
+lease.
 
-A host that took over from a dead one is the exception to that: it keeps its reservation when it
-gives the lease back, as a fence, for the other may only have stood still, and would write again
-where nothing is reserved. A reservation of DLFS beside a free lease is such a fence: the next host
-preempts it, and keeps its own in turn. Reservations of other software are left alone. Nothing is
-kept through a power loss of the target (CPTPL 0): from there on, the lease alone decides.
+A host that took over from a dead holder keeps its reservation when it releases the lease, as a
+fence: the other host may have been stopped only, and could otherwise write when it continues. A
+reservation of DLFS next to a free lease is such a fence. The next host preempts it and then keeps
+its own in turn. Reservations of other software are not touched. Reservations do not survive a power
+loss of the target (CPTPL 0); from then on, the lease alone decides.
 
-Not every target has reservations: ``probe`` asks.
+Not every target has reservations: ``Reservation.probe`` finds out.
 
 Source: NVM Express Base Specification 2.0, sections 5.17.2.1 (ONCS), 5.27.1.25 (Host Identifier),
 7.2 to 7.5 (the four commands), 8.19; NVM Express NVM Command Set Specification 1.0, section
@@ -36,10 +38,10 @@ from dlfs.errors import DeviceError, LeaseLostError, LockedError
 
 IDENTIFY_BYTES = 4096
 REPORT_BYTES = 4096
-"""Of a report that is read: up to 63 registered controllers."""
+"""Bytes of a reservation report that are read: up to 63 registered controllers."""
 
 STATUS_CONFLICT = 0x083
-"""Reservation Conflict, of the generic command status."""
+"""Reservation Conflict, a generic command status."""
 
 _ONCS_OFFSET = 520
 _ONCS_RESERVATIONS = 1 << 5
@@ -56,14 +58,14 @@ _HOLDS = 1
 
 
 class AdminOpcode(IntEnum):
-    """Of the admin commands used here."""
+    """Opcodes of the admin commands that are used."""
 
     IDENTIFY = 0x06
     GET_FEATURES = 0x0A
 
 
 class Opcode(IntEnum):
-    """Of the reservation commands."""
+    """Opcodes of the reservation commands."""
 
     REGISTER = 0x0D
     REPORT = 0x0E
@@ -72,24 +74,24 @@ class Opcode(IntEnum):
 
 
 class RegisterAction(IntEnum):
-    """What a Reservation Register command does (RREGA)."""
+    """Action of a Reservation Register command (RREGA)."""
 
     REGISTER = 0
     UNREGISTER = 1
 
 
 class AcquireAction(IntEnum):
-    """What a Reservation Acquire command does (RACQA)."""
+    """Action of a Reservation Acquire command (RACQA)."""
 
     ACQUIRE = 0
     PREEMPT_AND_ABORT = 2
 
 
 WRITE_EXCLUSIVE = 1
-"""The type of our reservations (RTYPE)."""
+"""Type of DLFS's reservations (RTYPE)."""
 
 KEY_TAG = int.from_bytes(b"DLFS", "big") << 32
-"""The upper half of our keys."""
+"""Upper half of DLFS's keys."""
 
 _IGNORE_EXISTING_KEY = 1 << 3
 _RELEASE = 0
@@ -99,27 +101,27 @@ _RELEASE = 0
 
 
 def identify_controller() -> NvmeCommand:
-    """Identify, CNS 1."""
+    """Encode Identify Controller (CNS 1)."""
     return NvmeCommand(AdminOpcode.IDENTIFY, cdw10=1)
 
 
 def identify_namespace(nsid: int) -> NvmeCommand:
-    """Identify, CNS 0."""
+    """Encode Identify Namespace (CNS 0)."""
     return NvmeCommand(AdminOpcode.IDENTIFY, nsid=nsid, cdw10=0)
 
 
 def get_host_identifier() -> NvmeCommand:
-    """Get Features, the host identifier of 128 bits."""
+    """Encode Get Features of the 128-bit host identifier."""
     return NvmeCommand(
         AdminOpcode.GET_FEATURES, cdw10=_FEATURE_HOST_IDENTIFIER, cdw11=_EXTENDED_HOST_IDENTIFIER
     )
 
 
 def register(nsid: int, action: RegisterAction, key: int) -> tuple[NvmeCommand, bytearray]:
-    """Reservation Register with its data.
+    """Encode Reservation Register and its data.
 
     Args:
-        nsid: of the namespace.
+        nsid: namespace ID.
         action: REGISTER makes ``key`` this host's, whatever it was; UNREGISTER removes it.
         key: 64 bits, not 0.
     """
@@ -132,26 +134,26 @@ def register(nsid: int, action: RegisterAction, key: int) -> tuple[NvmeCommand, 
 def acquire(
     nsid: int, action: AcquireAction, key: int, preempted_key: int = 0
 ) -> tuple[NvmeCommand, bytearray]:
-    """Reservation Acquire, Write Exclusive, with its data.
+    """Encode Reservation Acquire, type Write Exclusive, and its data.
 
     Args:
-        nsid: of the namespace.
+        nsid: namespace ID.
         action: ACQUIRE, or PREEMPT_AND_ABORT the host that has ``preempted_key``.
-        key: this host's.
-        preempted_key: of the host that is to lose its registration.
+        key: this host's key.
+        preempted_key: key of the host that loses its registration.
     """
     command = NvmeCommand(Opcode.ACQUIRE, nsid, cdw10=action | WRITE_EXCLUSIVE << 8)
     return command, bytearray(struct.pack("<QQ", key, preempted_key))
 
 
 def release(nsid: int, key: int) -> tuple[NvmeCommand, bytearray]:
-    """Reservation Release, Write Exclusive, with its data."""
+    """Encode Reservation Release, type Write Exclusive, and its data."""
     command = NvmeCommand(Opcode.RELEASE, nsid, cdw10=_RELEASE | WRITE_EXCLUSIVE << 8)
     return command, bytearray(struct.pack("<Q", key))
 
 
 def report(nsid: int) -> NvmeCommand:
-    """Reservation Report of ``REPORT_BYTES``, in the extended form."""
+    """Encode Reservation Report of ``REPORT_BYTES``, in the extended form."""
     return NvmeCommand(Opcode.REPORT, nsid, cdw10=REPORT_BYTES // 4 - 1, cdw11=1)
 
 
@@ -160,7 +162,14 @@ def report(nsid: int) -> NvmeCommand:
 
 @dataclass(frozen=True)
 class Registrant:
-    """A host that has registered, through one of its controllers."""
+    """A registered host, through one of its controllers.
+
+    Attributes:
+        controller: controller ID.
+        holds: True if the host holds the reservation.
+        key: the key that it registered.
+        host_identifier: 16 bytes.
+    """
 
     controller: int
     holds: bool
@@ -173,16 +182,17 @@ class Registrant:
 
 @dataclass(frozen=True)
 class ReservationReport:
-    """Who has registered with a namespace, and who holds the reservation."""
+    """The registered hosts of a namespace and the holder of its reservation."""
 
     generation: int
+    """Counter of changes of registrations."""
     kind: int
-    """0: there is no reservation."""
+    """Type of the reservation; 0: there is none."""
     registrants: tuple[Registrant, ...]
 
     @classmethod
     def decode(cls, data: bytes | bytearray) -> ReservationReport:
-        """Read a report in the extended form; what it lacks in length is not there."""
+        """Decode a report in the extended form; ignores registrants beyond the end of ``data``."""
         padded = bytes(data).ljust(_REPORT_HEADER_BYTES, b"\0")
         generation, kind, count = _REPORT_HEADER.unpack_from(padded)
         found = []
@@ -196,15 +206,15 @@ class ReservationReport:
 
     @property
     def holder(self) -> Registrant | None:
-        """Who holds the reservation."""
+        """Holder of the reservation; None if there is none."""
         return next((r for r in self.registrants if self.kind and r.holds), None)
 
 
 # ---- a host's reservation ------------------------------------------------------------------------
 
 
-def key_of(host_identifier: bytes) -> int:
-    """The key that a host registers."""
+def reservation_key(host_identifier: bytes) -> int:
+    """Return the key that a host registers."""
     return KEY_TAG | int.from_bytes(hashlib.sha256(host_identifier).digest()[:4], "big")
 
 
@@ -212,10 +222,10 @@ class Reservation:
     """This host's reservation of one namespace.
 
     Args:
-        runner: of its controller.
-        nsid: of the namespace.
-        uri: of the device, for errors.
-        host_identifier: 16 bytes, of this host.
+        runner: runs commands on its controller.
+        nsid: namespace ID.
+        uri: URI of the device, for error messages.
+        host_identifier: this host's, 16 bytes.
 
     Threads: one at a time.
     """
@@ -225,15 +235,15 @@ class Reservation:
         self._nsid = nsid
         self._uri = uri
         self._host = host_identifier
-        self._key = key_of(host_identifier)
+        self._key = reservation_key(host_identifier)
         self._fences = False
 
     @classmethod
     def probe(cls, runner: CommandRunner, nsid: int, uri: str) -> Reservation | None:
-        """Ask a target for reservations; None where it has none that can be used.
+        """Find out if a target has usable reservations; return None if not.
 
         Raises:
-            DeviceError: the target is gone or refuses to identify itself.
+            DeviceError: the target is lost or refuses Identify.
         """
         controller = bytearray(IDENTIFY_BYTES)
         _expect(runner.run_admin(identify_controller(), controller), "identify the controller", uri)
@@ -254,10 +264,10 @@ class Reservation:
         return cls(runner, nsid, uri, bytes(host))
 
     def report(self) -> ReservationReport:
-        """Who has registered and who holds.
+        """Read the registered hosts and the holder from the target.
 
         Raises:
-            DeviceError: the target is gone, or refuses.
+            DeviceError: the target is lost or refuses the command.
         """
         data = bytearray(REPORT_BYTES)
         answer = self._runner.run_io(report(self._nsid), data)
@@ -270,18 +280,20 @@ class Reservation:
     def _unless_own(self, holder: Registrant | None) -> Registrant | None:
         return None if holder is None or holder.host_identifier == self._host else holder
 
-    def make_way(self, *, lapsed: bool) -> None:
-        """See that this host may write to a namespace whose lease is free.
+    def preempt_reservation(self, *, expired: bool) -> None:
+        """Preempt the reservation that an earlier DLFS writer left on a namespace.
+
+        Called while the lease is free and about to be claimed.
 
         Args:
-            lapsed: the lease was left by a holder who died: its reservation is preempted.
+            expired: True if the last holder of the lease died.
 
         Raises:
-            LockedError: another host has a reservation, by other software than DLFS.
-            DeviceError: the target is gone, or refuses.
+            LockedError: software other than DLFS holds a reservation for another host.
+            DeviceError: the target is lost or refuses the command.
         """
         found = self.report().holder
-        self._fences = self._fences or lapsed or found is not None
+        self._fences = self._fences or expired or found is not None
         holder = self._unless_own(found)
         if holder is None:
             return
@@ -295,12 +307,12 @@ class Reservation:
         )
         self._run(command, data, "preempt the reservation of an earlier writer")
 
-    def take(self) -> None:
-        """Reserve the namespace for this host; call it with the lease.
+    def acquire(self) -> None:
+        """Reserve the namespace for this host. The caller holds the lease.
 
         Raises:
             LockedError: another host has reserved it.
-            DeviceError: the target is gone, or refuses.
+            DeviceError: the target is lost or refuses the command.
         """
         self._register()
         command, data = acquire(self._nsid, AcquireAction.ACQUIRE, self._key)
@@ -312,11 +324,11 @@ class Reservation:
             ) from error
 
     def check_not_taken(self) -> None:
-        """Check that no other host holds a reservation; call it after a reconnect.
+        """Check that no other host holds a reservation. Called after a reconnect.
 
         Raises:
-            LeaseLostError: another host does.
-            DeviceError: the target is gone, or refuses.
+            LeaseLostError: another host holds one.
+            DeviceError: the target is lost or refuses the command.
         """
         holder = self._holder_elsewhere()
         if holder is not None:
@@ -332,14 +344,14 @@ class Reservation:
                 f"0x{self._key:016x}: by other software than DLFS"
             ) from error
 
-    def give_back(self) -> None:
-        """Release reservation and registration, unless they fence a host that may stand still.
+    def release(self) -> None:
+        """Release reservation and registration, unless they fence off a stopped host.
 
-        Call it while the lease is held.
+        The caller still holds the lease.
 
         Raises:
             LeaseLostError: another host has taken them.
-            DeviceError: the target is gone, or refuses.
+            DeviceError: the target is lost or refuses the command.
         """
         if self._fences:
             return
@@ -350,7 +362,7 @@ class Reservation:
             self._run(command, data, "unregister from reservations")
         except LeaseLostError:
             if self._holder_elsewhere() is not None:
-                raise  # else a target that lost its power has forgotten this host
+                raise  # otherwise the target lost power and has forgotten this host
 
     def _run(self, command: NvmeCommand, data: bytearray, action: str) -> None:
         answer = self._runner.run_io(command, data, to_device=True)

@@ -1,19 +1,19 @@
 """Block devices that several hosts may open for writing: NVMe namespaces over a fabric.
 
-The writer's lock is a lease in the lock record (``dlfs.block.lease``), and a reservation for this
-host where the target has them (``dlfs.block.reservation``). A background thread keeps the lease
-alive. Once it is lost, every write and flush through this device is refused with LeaseLostError,
-before anything is sent: a writer that is cut off stops by itself, in time. The initiator, libdlfs's
-own or SPDK's, knows the lease's deadline and looks at the clock before it sends; after a reconnect
-it sends no write until the background thread has read the record again, and the reservation.
+The writer's lock is a lease in the lock record (``dlfs.block.lease``), plus a reservation for this
+host if the target has reservations (``dlfs.block.reservation``). A background thread renews the
+lease. Once the lease is lost, every write and flush through this device raises LeaseLostError
+before anything is sent. The initiator, libdlfs's or SPDK's, checks the lease's deadline too before
+it sends. After a reconnect it sends no write until the background thread has read the record and
+the reservation again.
 
-``lock_exclusive`` waits: about a second for a free lease, two for the answer that a writer lives,
-and ``LeaseTimes.expiry_s`` (42 s) where a writer died; that wait is told as a warning of the logger
-``dlfs.block``, which Python prints on stderr unless told otherwise. After a write that failed, the
-lease is not given back but left to expire, since such a write may take effect late. So is a lease
-that cannot be given back; ``unlock`` does not fail for it.
+``lock_exclusive`` waits: about 1 s for a free lease, 2 s until it knows that another writer is
+alive, and ``LeaseTimes.expiry_s`` (42 s) if a writer died. That last wait is logged as a warning of
+the logger ``dlfs.block``; Python prints warnings on stderr by default. After a failed write the
+lease is not released but left to expire, since that write may take effect late. A lease that cannot
+be released expires too; ``unlock`` does not fail then.
 
-A forked child inherits no lease: its writes are refused, and the parent's go on.
+A forked child does not hold the lease: its writes are refused, and the parent's continue.
 """
 
 from __future__ import annotations
@@ -58,52 +58,53 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("dlfs.block")
 
-_LOOK_MS = 50
-"""Time between two looks for a controller that was made anew, in milliseconds."""
+_CHECK_MS = 50
+"""Interval at which a waiting thread checks for a reconnect, in milliseconds."""
 
 
 class SharedNamespaceDevice(NativeBackedDevice):
-    """A namespace that other hosts reach too. Subclasses open it, and say how to run commands."""
+    """A namespace that other hosts reach too. Subclasses open it and run its commands."""
 
     gap_bytes = 4 * KIB
-    """Driven from user space, a request costs a microsecond or two of either processor, and a KiB
-    that TCP brings about 0.25 us: bench/README.md, "Initiators"."""
+    """Bytes that cost as much as one more request. A request costs one or two microseconds of
+    either host's processor, and a KiB over TCP about 0.25 us: bench/README.md, "Initiators"."""
     locks_by_record = True
     lease_times = LeaseTimes()
-    """Of the writer's lease; set it before locking, and the same for all who share the device."""
+    """Durations of the writer's lease. Set them before locking, equal for all hosts of the device.
+    """
 
     def __init__(self, native: NativeDevice, *, uri: str, identity: str, writable: bool) -> None:
         super().__init__(native, uri=uri, identity=identity, writable=writable)
         self._lease: Lease | None = None
         self._renewer: _Renewer | None = None
         self._reservation: Reservation | None = None
-        self._given_up = threading.Event()
+        self._lock_wait_cancelled = threading.Event()
 
     @property
     @abc.abstractmethod
     def runner(self) -> CommandRunner:
-        """Runs single commands on the namespace's controller."""
+        """Runner of single commands on the namespace's controller."""
 
     @property
     @abc.abstractmethod
     def nsid(self) -> int:
-        """Of the namespace."""
+        """Namespace ID."""
 
     @property
-    def late_writes_s(self) -> float:
-        """How long after its submission a write may still take effect, retries included."""
-        return self.patience_ms / 1000
+    def write_drain_s(self) -> float:
+        """Time after its submission in which a write may take effect, with retries, in seconds."""
+        return self.operation_timeout_ms / 1000
 
     @property
     def keep_alive_s(self) -> float | None:
-        """Time after which the target gives a silent host up, in seconds; 0: never.
+        """Time after which the target ends the connections of a silent host, in seconds; 0: never.
 
-        None where there are no connections.
+        None if the device has no connections.
         """
         return None
 
     def generation(self) -> int:
-        """Return the number of the controller that is in use, or will be next.
+        """Return the generation of the controller in use, or of the next one while disconnected.
 
         Raises:
             ClosedError: the device is closed.
@@ -111,11 +112,11 @@ class SharedNamespaceDevice(NativeBackedDevice):
         return get_generation(self.native)
 
     def limit_writes(self, generation: int, until_s: float | None) -> None:
-        """Have the initiator send writes through one controller and before a time only.
+        """Make the initiator send writes only through one controller and only until a time.
 
         Args:
-            generation: of the controller.
-            until_s: of ``lease.boot_clock``; None: no limit.
+            generation: generation of the controller.
+            until_s: end of the permission on ``lease.boot_clock``; None: no limit.
 
         Raises:
             ClosedError: the device is closed.
@@ -130,20 +131,20 @@ class SharedNamespaceDevice(NativeBackedDevice):
         if lease is not None:
             lease.check()
 
-    def _doubt_lease(self) -> None:
+    def _note_failed_write(self) -> None:
         lease = self._lease
         if lease is not None:
-            lease.doubt()
+            lease.note_failed_write()
 
     def queue_pair(self, depth: int) -> NativeQueue:
-        """Make a queue pair, whose writes are refused once the lease is lost.
+        """Create a queue pair that refuses writes once the lease is lost.
 
         Args:
             depth: operations in flight, 1..4096.
 
         Raises:
             UsageError: the depth is out of range.
-            DeviceError: there are no resources for it.
+            DeviceError: the device has no resources for it.
             ClosedError: the device is closed.
         """
         return _GuardedQueue(self, depth)
@@ -165,7 +166,7 @@ class SharedNamespaceDevice(NativeBackedDevice):
         try:
             super().flush()
         except (DeviceLostError, DeviceTimeoutError):
-            self._doubt_lease()  # do not look for the device once more to give the lease back
+            self._note_failed_write()  # so that unlock does not wait for the lost device
             raise
 
     # ---- the lease -------------------------------------------------------------------------------
@@ -173,51 +174,56 @@ class SharedNamespaceDevice(NativeBackedDevice):
     def _acquire(self, record: lock.HolderRecord) -> bool:
         if not self._record_span():
             raise UsageError(f"lock {self.uri}: it is too small for a lease")
-        if self.late_writes_s > self.lease_times.late_s:
+        if self.write_drain_s > self.lease_times.drain_s:
             raise UsageError(
                 f"lock {self.uri}: expected that its writes end within "
-                f"{self.lease_times.late_s:g} s, got time-outs of {self.late_writes_s:g} s in all"
+                f"{self.lease_times.drain_s:g} s, got time-outs of {self.write_drain_s:g} s in all"
             )
-        keep_alive_s, most_s = self.keep_alive_s, self.lease_times.late_s / 2
+        keep_alive_s, most_s = self.keep_alive_s, self.lease_times.drain_s / 2
         if keep_alive_s is not None and not 0 < keep_alive_s <= most_s:
             raise UsageError(
                 f"lock {self.uri}: expected keepalive_ms in 1..{most_s * 1000:g}, so that the "
-                f"target ends the connections of a writer that stands still before its lease can "
+                f"target ends the connections of a stopped writer before its lease can "
                 f"be taken, got {keep_alive_s * 1000:g}"
             )
         self._reservation = Reservation.probe(self.runner, self.nsid, self.uri)
-        place = _RecordPlace(self, self._record_span(), self._reservation)
-        lease = Lease(place, record, times=self.lease_times, waiting=self._tell, sleep=self._sleep)
-        place.lease = lease
+        block = _RecordBlock(self, self._record_span(), self._reservation)
+        lease = Lease(
+            block, record, times=self.lease_times, notify=self._log_wait, sleep=self._sleep
+        )
+        block.lease = lease
         lease.acquire()
         self._lease = lease
         try:
             if self._reservation is not None:
-                self._reservation.take()
+                self._reservation.acquire()
         except LockedError:
             self._end_lease()
             raise
-        except BaseException:  # nobody knows whether it was taken: it goes when the lease expires
+        except BaseException:  # the reservation may have been taken: the lease must expire
             self._lease = None
             raise
-        self._renewer = _Renewer(lease, place)
+        self._renewer = _Renewer(lease, block)
         self._renewer.start()
         return True
 
     def _sleep(self, seconds: float) -> None:
-        if self._given_up.wait(seconds):
-            raise ClosedError(f"lock {self.uri}: given up while waiting")
+        if self._lock_wait_cancelled.wait(seconds):
+            raise ClosedError(f"lock {self.uri}: cancelled while waiting")
 
-    def give_up(self) -> None:
-        """End the wait of a ``lock_exclusive`` in another thread; until ``unlock``, none waits."""
-        self._given_up.set()
+    def cancel_lock_wait(self) -> None:
+        """Make a ``lock_exclusive`` that waits in another thread raise ClosedError.
+
+        Calls until the next ``unlock`` do not wait either.
+        """
+        self._lock_wait_cancelled.set()
 
     def unlock(self) -> None:
-        """Give the lease back. Does nothing when this object did not take it in this process."""
-        self._given_up.clear()
+        """Release the lease. Does nothing if this object does not hold it in this process."""
+        self._lock_wait_cancelled.clear()
         super().unlock()
 
-    def _tell(self, content: bytes, seconds: float) -> None:
+    def _log_wait(self, content: bytes, seconds: float) -> None:
         _log.warning(
             "%s: waiting up to %.0f s to learn whether its last writer still lives: %s",
             self.uri,
@@ -226,20 +232,20 @@ class SharedNamespaceDevice(NativeBackedDevice):
         )
 
     def _release(self) -> None:
-        """Never fails: what cannot be given back expires."""
+        """Release reservation and lease; logs a failure, after which the lease expires."""
         if self._renewer is not None:
             self._renewer.stop()
             self._renewer = None
         try:
             if self._reservation is not None and self._lease is not None and self._lease.releasable:
-                self._reservation.give_back()
+                self._reservation.release()
             self._end_lease()
         except DeviceError as error:
             self._lease = None
             _log.warning("%s: the writer's lock is left to expire: %s", self.uri, error)
 
     def _end_lease(self) -> None:
-        """Give the lease back where that is allowed, and forget it."""
+        """Release the lease if that is allowed, and forget it."""
         try:
             if self._lease is not None:
                 self._lease.release()
@@ -247,8 +253,8 @@ class SharedNamespaceDevice(NativeBackedDevice):
             self._lease = None
 
 
-class _RecordPlace:
-    """Where a device's lease lies."""
+class _RecordBlock:
+    """The lock record's block of a device, as its lease uses it."""
 
     def __init__(
         self, device: SharedNamespaceDevice, span_bytes: int, reservation: Reservation | None
@@ -274,12 +280,12 @@ class _RecordPlace:
         return self._device.read(lock.RECORD_OFFSET_BYTES, self._span)
 
     def write_record(self, content: bytes) -> None:
-        """Write it. A write that waits for the lease to be confirmed has that done meanwhile."""
+        """Write the record. Confirms the lease while the write waits for that after a reconnect."""
         memory = aligned_buffer(self._span, self._device.block_bytes)
         memory[:] = np.frombuffer(content.ljust(self._span, b"\0"), np.uint8)
-        with self._device.borrowed_queue() as queue:
+        with self._device.pooled_queue() as queue:
             queue.submit(Kind.WRITE, memory, lock.RECORD_OFFSET_BYTES, 0)
-            while not (taken := queue.poll(_LOOK_MS)):
+            while not (taken := queue.poll(_CHECK_MS)):
                 self._confirm()
         if taken[0][1] < 0:
             raise operation_error(
@@ -288,15 +294,15 @@ class _RecordPlace:
 
     def _confirm(self) -> None:
         if self.lease is not None and not self.is_confirmed:
-            with suppress(DeviceError):  # the write itself ends, at its lease's end at the latest
+            with suppress(DeviceError):  # the write ends when the lease does, at the latest
                 self.lease.confirm()
 
     def flush_record(self) -> None:
         self._device.flush()
 
-    def make_way(self, *, lapsed: bool) -> None:
+    def preempt_reservation(self, *, expired: bool) -> None:
         if self._reservation is not None:
-            self._reservation.make_way(lapsed=lapsed)
+            self._reservation.preempt_reservation(expired=expired)
 
     def limit_writes(self, until_s: float | None) -> None:
         reconnected = self._confirmed not in (None, self._read_through)
@@ -307,19 +313,19 @@ class _RecordPlace:
 
 
 class _GuardedQueue(NativeQueue):
-    """A queue pair that asks the device's lease before every write, and before going on with one.
+    """A queue pair that checks the device's lease before every call that may send a write.
 
-    A submitted write's data may still have to be sent: ``poll`` does it. Closing the queue pair
-    drops what was not sent.
+    ``poll`` is such a call, since it may send data of a submitted write. Closing the queue pair
+    drops unsent data.
     """
 
     def __init__(self, device: SharedNamespaceDevice, depth: int) -> None:
         super().__init__(device.native, depth, writable=device.writable)
         self._check: Callable[[], None] = device._check_lease
-        self._doubt: Callable[[], None] = device._doubt_lease
+        self._note_failure: Callable[[], None] = device._note_failed_write
 
     def submit(self, kind: int, buffer: BytesLike, offset_bytes: int, tag: int) -> bool:
-        """Submit one operation; LeaseLostError when it is a write and the lease is lost."""
+        """Submit one operation; raises LeaseLostError for a write if the lease is lost."""
         if kind == Kind.WRITE:
             self._check()
         return super().submit(kind, buffer, offset_bytes, tag)
@@ -329,18 +335,18 @@ class _GuardedQueue(NativeQueue):
             self._check()
 
     def poll(self, timeout_ms: int = 0) -> list[tuple[int, int]]:
-        """Take completions, noting those that failed; LeaseLostError before a write goes on."""
+        """Return completions, noting failed ones; LeaseLostError if writes may not be sent."""
         try:
             taken = super().poll(timeout_ms)
         except DeviceError:
-            self._doubt()
+            self._note_failure()
             raise
         if any(result < 0 for _, result in taken):
-            self._doubt()
+            self._note_failure()
         return taken
 
     def transfer(self, kind: int, buffer: BytesLike, offset_bytes: int) -> None:
-        """Read or write a whole range; LeaseLostError when it is a write and the lease is lost."""
+        """Read or write a whole range; raises LeaseLostError for a write if the lease is lost."""
         if kind != Kind.WRITE:
             super().transfer(kind, buffer, offset_bytes)
             return
@@ -348,21 +354,21 @@ class _GuardedQueue(NativeQueue):
         try:
             super().transfer(kind, buffer, offset_bytes)
         except DeviceError:
-            self._doubt()
+            self._note_failure()
             raise
 
 
 class _Renewer(threading.Thread):
-    """Keeps a lease alive until it is stopped or the lease is lost."""
+    """The thread that renews a lease until it is stopped or the lease is lost."""
 
-    def __init__(self, lease: Lease, place: _RecordPlace) -> None:
+    def __init__(self, lease: Lease, block: _RecordBlock) -> None:
         super().__init__(name="dlfs-lease", daemon=True)
         self._lease = lease
-        self._place = place
+        self._block = block
         self._stopping = threading.Event()
 
     def run(self) -> None:
-        """Renew at the lease's interval, and sooner after a failure or a reconnect."""
+        """Renew the lease at its interval, and sooner after a failure or a reconnect."""
         pause_s = renew_s = self._lease.times.renew_s
         while self._wait(pause_s):
             try:
@@ -374,14 +380,14 @@ class _Renewer(threading.Thread):
                 pause_s = renew_s / 4
 
     def _wait(self, pause_s: float) -> bool:
-        """Wait until the next renewal is due; False when it is not wanted any more."""
+        """Wait until the next renewal is due; return False if the thread is to stop."""
         due_at = time.monotonic() + pause_s
-        while not self._stopping.wait(min(_LOOK_MS / 1000, max(0, due_at - time.monotonic()))):
-            if time.monotonic() >= due_at or not self._place.is_confirmed:
+        while not self._stopping.wait(min(_CHECK_MS / 1000, max(0, due_at - time.monotonic()))):
+            if time.monotonic() >= due_at or not self._block.is_confirmed:
                 return True
         return False
 
     def stop(self) -> None:
-        """Stop, and wait for a renewal under way."""
+        """Stop the thread and wait until it has ended."""
         self._stopping.set()
         self.join()

@@ -1,29 +1,29 @@
 """NVMe namespaces through SPDK: PCIe, TCP and RDMA, polled from user space.
 
-The URI holds SPDK's own transport ID (``trtype``, ``traddr``, ``trsvcid``, ``subnqn`` and so on),
-``hostnqn`` [that of this host], ``nsid``, and options of ours:
+The URI holds SPDK's transport ID (``trtype``, ``traddr``, ``trsvcid``, ``subnqn`` and so on),
+``hostnqn`` [that of this host], ``nsid``, and DLFS's own options:
 
     hdgst=1 ddgst=1        CRC32C of headers and of data, over TCP
-    timeout_ms             of one command [10000]
-    connect_ms             of one attempt to connect [5000]
-    reconnect_ms           a controller out of reach for so long is lost [10000]
-    keepalive_ms           within which the target must hear from us [10000]
+    timeout_ms             time limit of one command [10000]
+    connect_ms             time limit of one attempt to connect [5000]
+    reconnect_ms           time without a connection after which a controller is lost [10000]
+    keepalive_ms           keep-alive timeout of the target [10000]
     huge=1 memory_mib      huge pages and memory of SPDK's environment [none over TCP and RDMA; 128]
-    cores=0-3+8            CPUs that its own thread may use [all that the process may use]
-    shm_id                 of SPDK processes that share memory [private]
-    bounce=1               all data by way of SPDK's own memory, as for devices that reach no other
+    cores=0-3+8            CPUs that SPDK's thread may use [all that the process may use]
+    shm_id                 ID by which SPDK processes share memory [private]
+    bounce=1               copy all data through SPDK's memory, as for devices that need DMA
 
-The environment is the process's: the first device starts it with its options, and later ones must
-agree with those they name. Devices of one process share one connection to a controller, with the
-times and digests of the first. Waiting for completions keeps a CPU busy, as SPDK does; an idle
-queue pair costs nothing.
+A process has one SPDK environment. Its first device starts the environment with its options; the
+options of later devices must agree with them. Devices of one process share one connection to a
+controller, with the time limits and digests of the first device. A thread that waits for
+completions keeps a CPU busy, as usual with SPDK; an idle queue pair uses none.
 
-Flushes, leases and lost connections are as over NVMe/TCP (``dlfs/nvme.h``): a write whose answer is
-missing is repeated when the controller has quiesced, or ends with an error, and takes the
-connection of all devices to its controller with it; no write is sent after the lease's deadline.
+Flushes, leases and lost connections work as over NVMe/TCP (``dlfs/nvme.h``). A write whose answer
+is missing is repeated when the controller has quiesced, or ends with an error; the connections of
+all devices to that controller are closed first. No write is sent after the lease's deadline.
 
-SPDK does not survive fork: in a forked child everything but closing is ClosedError. Workers that
-read through SPDK are started with spawn or forkserver.
+SPDK does not survive fork: in a forked child every call but ``close`` raises ClosedError. Start
+workers that read through SPDK with spawn or forkserver.
 
 Source: SPDK, ``spdk_nvme_transport_id_parse``; NVM Express Base Specification 2.0, section 4.5
 (identifiers of namespaces).
@@ -84,7 +84,7 @@ def _options(uri: SpdkUri, *, writable: bool) -> SpdkOptions:
 
 
 def _identity(uri: SpdkUri, info: SpdkInfo) -> str:
-    """What the namespace calls itself, whichever path leads to it; as ``NvmeTcpDevice`` has it."""
+    """Return the namespace's identifier, the same over every path and for ``NvmeTcpDevice``."""
     if info.uuid:
         return f"nvme:uuid:{UUID(bytes=info.uuid)}"
     if info.nguid:
@@ -98,14 +98,14 @@ class SpdkDevice(SharedNamespaceDevice):
     """A namespace through SPDK.
 
     Args:
-        uri: names it.
-        writable: else reads only.
+        uri: names the namespace.
+        writable: True to open it for writing too.
 
     Raises:
         NativeError: dlfs was built without SPDK.
         NotFoundError: the controller has no such namespace.
         UsageError: the transport ID is malformed, or the namespace's blocks do not fit.
-        DeviceError: no connection, or SPDK cannot start; the message has what SPDK said.
+        DeviceError: no connection, or SPDK cannot start; the message contains SPDK's.
         ClosedError: this process is a fork of one that uses SPDK.
     """
 
@@ -115,7 +115,7 @@ class SpdkDevice(SharedNamespaceDevice):
         self.info = self._namespace.info
         self._nsid = uri.nsid
         self._keep_alive_s = options.keepalive_ms / 1000
-        self._patience_ms = options.timeout_ms + options.reconnect_ms
+        self._operation_timeout_ms = options.timeout_ms + options.reconnect_ms
         self._owner = OwnerProcess()
         self._runner = _SpdkRunner(self._namespace)
         identity = _identity(uri, self.info)
@@ -123,7 +123,7 @@ class SpdkDevice(SharedNamespaceDevice):
 
     @property
     def native(self) -> NativeDevice:
-        """What native readers drive.
+        """The libdlfs device, for native readers.
 
         Raises:
             ClosedError: the device is closed, or this process is a fork of the one that opened it.
@@ -137,23 +137,23 @@ class SpdkDevice(SharedNamespaceDevice):
 
     @property
     def runner(self) -> _SpdkRunner:
-        """Runs single commands on the namespace's controller."""
+        """Runner of single commands on the namespace's controller."""
         return self._runner
 
     @property
     def nsid(self) -> int:
-        """Of the namespace."""
+        """Namespace ID."""
         return self._nsid
 
     @property
     def keep_alive_s(self) -> float:
-        """Time after which the target gives a silent host up, in seconds; 0: never."""
+        """Silence after which the target ends this host's connections, in seconds; 0: never."""
         return self._keep_alive_s
 
     @property
-    def patience_ms(self) -> int:
-        """Within which an operation ends, retries included."""
-        return self._patience_ms
+    def operation_timeout_ms(self) -> int:
+        """Upper bound of one operation with its retries, in milliseconds."""
+        return self._operation_timeout_ms
 
 
 class _SpdkRunner:
@@ -178,11 +178,11 @@ class _SpdkRunner:
     def run_admin(
         self, command: NvmeCommand, data: bytearray | None = None, *, to_device: bool = False
     ) -> NvmeResult:
-        """Run one admin command; as ``CommandRunner`` says."""
+        """Run one admin command; see ``CommandRunner``."""
         return self._run(ADMIN, command, data, to_device)
 
     def run_io(
         self, command: NvmeCommand, data: bytearray | None = None, *, to_device: bool = False
     ) -> NvmeResult:
-        """Run one command on an I/O queue; as ``CommandRunner`` says."""
+        """Run one command on an I/O queue; see ``CommandRunner``."""
         return self._run(IO, command, data, to_device)

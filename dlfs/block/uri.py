@@ -1,4 +1,4 @@
-"""Device URIs: strings that name block devices, as people type them.
+"""Device URIs: strings that name block devices.
 
 ::
 
@@ -7,11 +7,11 @@
     mem:64MiB  mem:NAME?size=64MiB           memory of this process
     nvme-tcp://host:4420/NQN?nsid=1          one namespace of an NVMe/TCP target
         &path=host2:4420&hdgst=1&ddgst=1     ... by another path too, with digests
-    nvme-tcp+discover://host:8009            those of a volume that a discovery controller lists
+    nvme-tcp+discover://host:8009            all namespaces of a volume, from a discovery controller
     spdk:trtype=TCP traddr=... nsid=1        SPDK's own transport-ID strings
 
-Several of them, joined by commas, name the members of a volume; a comma in a file's name is written
-``file:a%2Cb``. Parsing is strict and never touches a device. Text is at most 8192 bytes.
+Several URIs, joined by commas, name the members of a volume; a comma in a file's name is written
+``file:a%2Cb``. Parsing is strict and never opens a device. A URI has at most 8192 bytes.
 
 libdlfs parses paths, ``file:`` and ``nvme-tcp:`` by the same rules: a change here needs the same
 change in ``native/src/device/uri.c`` and ``uri_nvme.c``.
@@ -42,7 +42,7 @@ NSID_MAX = 0xFFFFFFFE
 NVME_TCP_PORT = 4420
 DISCOVERY_PORT = 8009
 PATHS_MAX = 4
-"""To one subsystem."""
+"""Most paths to one subsystem."""
 
 _DURATION_MS_MAX = 3_600_000
 _BUSY_POLL_US_MAX = 1_000_000
@@ -55,7 +55,7 @@ _HOST_NAME = re.compile(
     r"(\.[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?)*"
 )
 _ZONE = re.compile(r"[A-Za-z0-9._~-]{1,15}")
-"""The zone of a link-local address: an interface, by name or number."""
+"""Zone of a link-local address: an interface's name or number."""
 _NQN = re.compile(r"nqn\.\d{4}-\d{2}\.[\x21-\x7e]+")
 _UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _DECIMAL = re.compile(r"[0-9]{1,10}")
@@ -74,7 +74,7 @@ class FileUri:
 
 @dataclass(frozen=True)
 class MemoryUri:
-    """Memory of this process; without a size, it must exist."""
+    """A device in memory of this process; without a size, it must exist."""
 
     name: str
     size_bytes: int | None = None
@@ -88,27 +88,27 @@ class MemoryUri:
 
 @dataclass(frozen=True)
 class NvmeTcpOptions:
-    """How to speak to an NVMe/TCP target."""
+    """Options of a connection to an NVMe/TCP target."""
 
     host_nqn: str | None = None
-    """Who we are; None: as ``dlfs.block.host`` finds out."""
+    """NQN of this host; None: that of ``dlfs.block.host``, as for ``host_id``."""
     host_id: UUID | None = None
     header_digest: bool = False
     data_digest: bool = False
     timeout_ms: int = 5000
-    """Of one command."""
+    """Time limit of one command, in milliseconds."""
     connect_ms: int = 3000
-    """Of one attempt on one path."""
+    """Time limit of one attempt to connect on one path, in milliseconds."""
     keepalive_ms: int = 10000
-    """The target forgets us after this much silence; 0: never, and it need not be kept awake."""
+    """Silence after which the target ends the connections, in milliseconds; 0: no keep-alive."""
     reconnect_ms: int = 15000
-    """How long to look for a lost target; 0: not at all.
+    """Time for attempts to reconnect to a lost target, in milliseconds; 0: none are made.
 
-    A read waits for the target for ``timeout_ms + reconnect_ms``, and is given up after 30 seconds
-    or a second more than that, whichever is later (``dlfs.reader.read_timeout_ms``).
+    A read waits for the target for ``timeout_ms + reconnect_ms``. The reader fails it after 30
+    seconds or a second more than that, whichever is later (``dlfs.reader.read_timeout_ms``).
     """
     busy_poll_us: int = 0
-    """How long nothing may have come before who waits for answers sleeps; 0: at once."""
+    """Idle time after which a thread that waits for completions stops busy-polling and sleeps."""
 
     def __str__(self) -> str:
         words: list[str] = []
@@ -130,11 +130,11 @@ class NvmeTcpUri:
     nsid: int
     options: NvmeTcpOptions = NvmeTcpOptions()
     alternatives: tuple[tuple[str, int], ...] = ()
-    """Further hosts and ports of the same subsystem, for when the first is lost."""
+    """Further hosts and ports of the same subsystem, used when the first is lost."""
 
     @property
     def paths(self) -> tuple[tuple[str, int], ...]:
-        """All of them, the first first."""
+        """All hosts and ports of the subsystem, in the order in which they are tried."""
         return ((self.host, self.port), *self.alternatives)
 
     def __str__(self) -> str:
@@ -153,9 +153,9 @@ class NvmeTcpDiscoverUri:
     host: str
     port: int
     options: NvmeTcpOptions = NvmeTcpOptions()
-    """For the discovery controller and all that it lists."""
+    """Options of the connections to the discovery controller and to all listed subsystems."""
     volume: UUID | None = None
-    """Which one is meant; None: there is only one."""
+    """UUID of the volume; None: the listed namespaces belong to one volume."""
 
     def __str__(self) -> str:
         volume = f"volume={self.volume}" if self.volume is not None else ""
@@ -166,13 +166,13 @@ class NvmeTcpDiscoverUri:
 
 @dataclass(frozen=True)
 class SpdkUri:
-    """A namespace by SPDK's transport ID."""
+    """A namespace, named by SPDK's transport ID."""
 
     transport_id: tuple[tuple[str, str], ...]
     """Keys in lower case and values, in the order given, without nsid."""
     nsid: int
     options: tuple[tuple[str, int | str], ...] = ()
-    """Ours, in the order given: ``SPDK_NUMBERS`` and ``cores``."""
+    """DLFS's own options, in the order given: ``SPDK_NUMBERS`` and ``cores``."""
 
     def __str__(self) -> str:
         words = (*self.transport_id, ("nsid", self.nsid), *self.options)
@@ -184,7 +184,7 @@ DeviceUri = FileUri | MemoryUri | NvmeTcpUri | NvmeTcpDiscoverUri | SpdkUri
 
 @dataclass(frozen=True)
 class SchemeHelp:
-    """One kind of device URI, for ``dlfs uri help``."""
+    """The help text of one kind of device URI, for ``dlfs uri help``."""
 
     scheme: str
     form: str
@@ -193,7 +193,7 @@ class SchemeHelp:
 
 
 def describe_schemes() -> tuple[SchemeHelp, ...]:
-    """Every kind of device URI."""
+    """Return the help texts of all kinds of device URIs."""
     return (
         SchemeHelp(
             "file", "PATH or file:PATH", "/data/vol0.img",
@@ -238,10 +238,10 @@ def parse_uri(uri: str) -> DeviceUri:
     """Parse one device URI.
 
     Args:
-        uri: any text; bytes that are not UTF-8 as surrogates, as ``os.fsdecode`` gives them.
+        uri: any text; bytes that are not UTF-8 are surrogates, as ``os.fsdecode`` returns them.
 
     Raises:
-        UsageError: it names no device; the message says what was expected.
+        UsageError: the text names no device; the message says what was expected.
     """
     try:
         size_bytes = len(uri.encode("utf-8", "surrogateescape"))
@@ -267,10 +267,10 @@ def parse_uri(uri: str) -> DeviceUri:
             f"a path or one of {known} (a file of that name is ./{uri[:50]})",
             match[0],
         )
-    rest = uri[match.end() :]
-    if scheme != "file" and not (rest.isascii() and rest.isprintable()):
-        raise _reject(uri, "printable ASCII", rest)
-    return parser(uri, rest)
+    body = uri[match.end() :]
+    if scheme != "file" and not (body.isascii() and body.isprintable()):
+        raise _reject(uri, "printable ASCII", body)
+    return parser(uri, body)
 
 
 def split_members(text: str) -> tuple[str, ...]:
@@ -280,7 +280,7 @@ def split_members(text: str) -> tuple[str, ...]:
         text: 1 to 64 URIs. Spaces around them are dropped.
 
     Raises:
-        UsageError: one of them is empty, or there are too many.
+        UsageError: a URI is empty, or there are too many.
     """
     members = tuple(part.strip(" ") for part in text.split(","))
     if not all(members):
@@ -291,11 +291,11 @@ def split_members(text: str) -> tuple[str, ...]:
 
 
 def format_path(path: str) -> str:
-    """The URI of a file, such that ``split_members`` and ``parse_uri`` give back the path."""
+    """Return the URI of a file, which ``split_members`` and ``parse_uri`` turn into the path."""
     plain = path[:1] in ("/", ".") or _SCHEME.match(path) is None
     if path and plain and "," not in path and path == path.strip(" "):
         return path
-    # quote() keeps what needs no escape; bytes that are not UTF-8 get one each.
+    # quote() escapes each byte that is not UTF-8.
     return "file:" + quote(path.encode("utf-8", "surrogateescape"), safe="/")
 
 
@@ -308,13 +308,13 @@ def _file(uri: str, path: str) -> FileUri:
     return FileUri(path)
 
 
-def _parse_file(uri: str, rest: str) -> FileUri:
-    if rest.startswith("//"):
-        host, slash, path = rest[2:].partition("/")
+def _parse_file(uri: str, body: str) -> FileUri:
+    if body.startswith("//"):
+        host, slash, path = body[2:].partition("/")
         if host not in ("", "localhost") or not slash:
-            raise _reject(uri, "file:PATH or file:///PATH", rest)
-        rest = "/" + path
-    path = _unescape(uri, rest).decode("utf-8", "surrogateescape")
+            raise _reject(uri, "file:PATH or file:///PATH", body)
+        body = "/" + path
+    path = _unescape(uri, body).decode("utf-8", "surrogateescape")
     if not path:
         raise _reject(uri, "a path", path)
     return _file(uri, path)
@@ -327,7 +327,7 @@ def _unescape(uri: str, text: str) -> bytes:
 
 
 def _options(uri: str, query: str, allowed: tuple[str, ...]) -> dict[str, str]:
-    """The key=value pairs of a query, each key at most once."""
+    """Parse the key=value pairs of a query, each key at most once."""
     found: dict[str, str] = {}
     for pair in query.split("&") if query else ():
         key, equals, value = pair.partition("=")
@@ -349,8 +349,8 @@ def _size(uri: str, text: str) -> int:
     return size
 
 
-def _parse_memory(uri: str, rest: str) -> MemoryUri:
-    name, question, query = rest.partition("?")
+def _parse_memory(uri: str, body: str) -> MemoryUri:
+    name, separator, query = body.partition("?")
     if not _MEMORY_NAME.fullmatch(name):
         raise _reject(uri, "a size or a name of letters, digits, '.', '_' and '-'", name)
     options = _options(uri, query, ("size", "block"))
@@ -358,8 +358,8 @@ def _parse_memory(uri: str, rest: str) -> MemoryUri:
     block = _size(uri, options["block"]) if "block" in options else None
     if block is not None and (not 512 <= block <= 65536 or block & (block - 1)):
         raise _reject(uri, "a block that is a power of two, 512..65536", options["block"])
-    if question and not query:
-        raise _reject(uri, "options after ?", rest)
+    if separator and not query:
+        raise _reject(uri, "options after ?", body)
     if size is None and name[0].isdigit():
         size = _size(uri, name)  # mem:64MiB is its own name
     return MemoryUri(name, size, block)
@@ -376,7 +376,7 @@ def _format_host(host: str) -> str:
 
 
 def _parse_authority(uri: str, text: str, port: int) -> tuple[str, int]:
-    """``host``, ``host:port``, ``[v6]`` or ``[v6]:port``."""
+    """Parse ``host``, ``host:port``, ``[v6]`` or ``[v6]:port``."""
     if text.startswith("["):
         host, bracket, tail = text[1:].partition("]")
         if not bracket or (tail and not tail.startswith(":")):
@@ -411,11 +411,11 @@ def _flag(uri: str, options: dict[str, str], key: str) -> bool:
     return value == "1"
 
 
-def _network_parts(uri: str, rest: str) -> tuple[str, str, str]:
-    """(authority, path without its slash, query) of what follows a scheme."""
-    if not rest.startswith("//"):
-        raise _reject(uri, "// after the scheme", rest)
-    location, _, query = rest[2:].partition("?")
+def _network_parts(uri: str, body: str) -> tuple[str, str, str]:
+    """Split the text after a scheme into authority, path without its slash, and query."""
+    if not body.startswith("//"):
+        raise _reject(uri, "// after the scheme", body)
+    location, _, query = body[2:].partition("?")
     authority, _, path = location.partition("/")
     return authority, path, query
 
@@ -457,7 +457,7 @@ def _nvme_options(uri: str, options: dict[str, str]) -> NvmeTcpOptions:
 
 
 def _take_paths(uri: str, query: str) -> tuple[tuple[tuple[str, int], ...], str]:
-    """The path= options, which may come several times, and what is left of the query."""
+    """Return the repeatable path= options of a query, and the query without them."""
     pairs = query.split("&")
     given = [pair.removeprefix("path=") for pair in pairs if pair.startswith("path=")]
     if len(given) >= PATHS_MAX:
@@ -467,8 +467,8 @@ def _take_paths(uri: str, query: str) -> tuple[tuple[tuple[str, int], ...], str]
     return paths, "&".join(pair for pair in pairs if not pair.startswith("path="))
 
 
-def _parse_nvme_tcp(uri: str, rest: str) -> NvmeTcpUri:
-    authority, path, query = _network_parts(uri, rest)
+def _parse_nvme_tcp(uri: str, body: str) -> NvmeTcpUri:
+    authority, path, query = _network_parts(uri, body)
     host, port = _parse_authority(uri, authority, NVME_TCP_PORT)
     nqn = _nqn(uri, _unescape(uri, path).decode("ascii", "replace"))
     alternatives, query = _take_paths(uri, query)
@@ -479,8 +479,8 @@ def _parse_nvme_tcp(uri: str, rest: str) -> NvmeTcpUri:
     return NvmeTcpUri(host, port, nqn, nsid, _nvme_options(uri, options), alternatives)
 
 
-def _parse_discover(uri: str, rest: str) -> NvmeTcpDiscoverUri:
-    authority, path, query = _network_parts(uri, rest)
+def _parse_discover(uri: str, body: str) -> NvmeTcpDiscoverUri:
+    authority, path, query = _network_parts(uri, body)
     host, port = _parse_authority(uri, authority, DISCOVERY_PORT)
     if path:
         raise _reject(uri, "nothing after the port: the controller lists its subsystems", path)
@@ -497,7 +497,7 @@ _SPDK_TRANSPORTS = ("pcie", "tcp", "rdma")
 SPDK_NUMBERS = {
     "hdgst": (0, 1),
     "ddgst": (0, 1),
-    "bounce": (0, 1),  # all data by way of SPDK's own memory
+    "bounce": (0, 1),  # copy all data through SPDK's memory
     "huge": (0, 1),
     "memory_mib": (16, 1 << 20),
     "shm_id": (0, 1 << 20),
@@ -506,14 +506,14 @@ SPDK_NUMBERS = {
     "reconnect_ms": (0, _DURATION_MS_MAX),
     "keepalive_ms": (0, _DURATION_MS_MAX),
 }
-"""Our own keys of an SPDK URI that are numbers, with their ranges."""
+"""DLFS's own keys of an SPDK URI that are numbers, with their ranges."""
 _CORES_CHARACTERS_MAX = 500
 _CORES = re.compile(r"[0-9]{1,5}(-[0-9]{1,5})?(\+[0-9]{1,5}(-[0-9]{1,5})?)*")
 
 
-def _parse_spdk(uri: str, rest: str) -> SpdkUri:
+def _parse_spdk(uri: str, body: str) -> SpdkUri:
     found: dict[str, str] = {}
-    for word in rest.split():
+    for word in body.split():
         key, equals, value = word.partition("=")
         key = key.lower()
         known = (*_SPDK_KEYS, *SPDK_NUMBERS, "cores")

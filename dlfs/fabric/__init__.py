@@ -1,1 +1,1 @@
-"""NVMe-oF control: discovery, export and composing of targets."""
+"""NVMe-oF control: discovery of targets, and recipes that export devices from storage nodes."""

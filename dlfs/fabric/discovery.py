@@ -1,24 +1,24 @@
-"""Discovery: what a storage node offers, asked of its discovery controller over NVMe/TCP.
+"""Discovery: lists the subsystems and namespaces of a storage node over NVMe/TCP.
 
-``discover`` reads the controller's log, connects to every subsystem in it that NVMe/TCP reaches,
-and lists its namespaces. Nothing of a namespace is read: what is on it is for the layers above.
+``discover`` reads the log of a discovery controller, connects to every listed subsystem that
+NVMe/TCP reaches, and lists its namespaces. It reads no data of a namespace.
 
-- A referral, a record that names another discovery controller, is followed once: what that one
-  lists is taken as if it stood here, its own referrals are not followed.
-- A log's addresses are those that the target knows. Where one does not answer, as behind a
-  forwarded port, the host that was asked is tried with the record's port, and with the port that
-  was asked (every port of Linux's target serves both). Records that tell a wildcard address mean
-  the host that was asked.
-- Several records of one subsystem are several paths to it. The first that answers is used, the
-  others stand behind it in the URIs of its namespaces, for when it is lost.
-- What cannot be reached is listed with the reason: subsystems for other transports, or that let
-  only encrypted connections in, or other hosts than this one.
+- A referral is a record that names another discovery controller. It is followed once: the records
+  of that controller are added, except for its own referrals.
+- The addresses in a log are those that the target knows. If one does not answer, as behind a
+  forwarded port, the discovery controller's host is tried with the record's port and with the
+  discovery controller's port (Linux's target serves both on every port). A record with a wildcard
+  address means the host of the discovery controller.
+- Several records of one subsystem are several paths to it. The first that answers is used; the
+  others follow in the URIs of its namespaces and are used when the first is lost.
+- A subsystem that cannot be reached is listed with the reason: another transport, encrypted
+  connections only, or other allowed hosts.
 
 Limits: 1024 records of a log, 16 referrals, 256 subsystems with 1023 namespaces each, 4 paths, 8
 addresses tried for one subsystem.
 
-Threads: subsystems are looked into at the same time, up to 16, so that those that do not answer
-cost their time together.
+Threads: up to 16 threads query subsystems concurrently, so that the time-outs of those that do not
+answer overlap.
 """
 
 from __future__ import annotations
@@ -39,19 +39,20 @@ DISCOVERY_NQN = "nqn.2014-08.org.nvmexpress.discovery"
 REFERRALS_MAX = 16
 SUBSYSTEMS_MAX = 256
 TRIED_MAX = 8
-"""Addresses of one subsystem."""
+"""Most addresses that are tried for one subsystem."""
 AT_ONCE = 16
+"""Most subsystems that are queried at the same time."""
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 Unusable = (DeviceError, NotFoundError, FormatError, LimitError)
-"""What is wrong with one subsystem or namespace, while others may be well."""
+"""Errors of one subsystem or namespace that do not end the discovery of others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where an NVMe/TCP target listens."""
+    """The address at which an NVMe/TCP target listens."""
 
     host: str
     port: int
@@ -65,11 +66,11 @@ class SubsystemInfo:
     """One subsystem that a log lists.
 
     Attributes:
-        nqn: its name.
-        transports: that its records name.
-        paths: where it can be reached; the first has answered.
-        namespaces: its active ones.
-        problem: why there are none to list; None where they are listed.
+        nqn: NQN of the subsystem.
+        transports: transports that its records name.
+        paths: addresses of the subsystem; the first has answered.
+        namespaces: its active namespaces.
+        problem: why its namespaces cannot be listed; None if they are.
     """
 
     nqn: str
@@ -84,8 +85,8 @@ class ReferralInfo:
     """Another discovery controller that a log names.
 
     Attributes:
-        address: as the log writes it.
-        problem: why what it lists is missing; None where it was read.
+        address: its address as text of the log.
+        problem: why its log could not be read; None if it was.
     """
 
     address: str
@@ -94,12 +95,12 @@ class ReferralInfo:
 
 @dataclass(frozen=True, slots=True)
 class Discovery:
-    """What a discovery controller lists.
+    """The content of a discovery controller's log.
 
     Attributes:
-        address: of the controller.
-        subsystems: in the order of the log.
-        referrals: likewise.
+        address: address of the controller.
+        subsystems: listed subsystems, in the order of the log.
+        referrals: other discovery controllers, in the order of the log.
     """
 
     address: Address
@@ -107,20 +108,20 @@ class Discovery:
     referrals: tuple[ReferralInfo, ...]
 
 
-def discover(asked: NvmeTcpDiscoverUri) -> Discovery:
-    """Ask a discovery controller what there is.
+def discover(request: NvmeTcpDiscoverUri) -> Discovery:
+    """Read a discovery controller's log and list the namespaces of its subsystems.
 
     Args:
-        asked: where it is, and how to connect to it and to what it lists.
+        request: address of the controller, and options of all connections.
 
     Raises:
-        DeviceError: it cannot be reached, or refuses.
+        DeviceError: the controller cannot be reached or refuses this host.
         NotFoundError: there is no such host, or no discovery controller.
-        FormatError: its log has a form that this code does not know.
-        LimitError: its log has too many records or subsystems.
+        FormatError: the log has an unknown format.
+        LimitError: the log has too many records or subsystems.
     """
-    here = Address(asked.host, asked.port)
-    _, records = _read_log_at(asked, [here])
+    here = Address(request.host, request.port)
+    _, records = _read_log_at(request, [here])
     listed = [(record, here) for record in records]
     referrals: dict[Address | str, ReferralInfo] = {}
     for record in records:
@@ -129,10 +130,10 @@ def discover(asked: NvmeTcpDiscoverUri) -> Discovery:
         address = _parse_address(record)
         if address == here or (address or record.address) in referrals:
             continue
-        info, further = _follow(asked, record, len(referrals))
+        info, further = _follow(request, record, len(referrals))
         referrals[address or record.address] = info
         listed += further
-    return Discovery(here, tuple(_subsystems(asked, listed)), tuple(referrals.values()))
+    return Discovery(here, tuple(_subsystems(request, listed)), tuple(referrals.values()))
 
 
 _Listed = list[tuple[DiscoveryRecord, Address]]
@@ -140,104 +141,104 @@ _Listed = list[tuple[DiscoveryRecord, Address]]
 
 
 def _follow(
-    asked: NvmeTcpDiscoverUri, record: DiscoveryRecord, followed: int
+    request: NvmeTcpDiscoverUri, record: DiscoveryRecord, followed: int
 ) -> tuple[ReferralInfo, _Listed]:
-    """What a referral leads to."""
+    """Read the log of the discovery controller that a referral names."""
     name = f"{record.address} {record.service_id}"
-    here = Address(asked.host, asked.port)
+    here = Address(request.host, request.port)
     problem = _why_unreachable([record])
     if problem is None and followed >= REFERRALS_MAX:
         problem = f"only {REFERRALS_MAX} referrals are followed"
     if problem is not None:
         return ReferralInfo(name, problem), []
     try:
-        there, records = _read_log_at(asked, _candidates([(record, here)])[0])
+        there, records = _read_log_at(request, _candidates([(record, here)])[0])
     except Unusable as error:
         return ReferralInfo(name, str(error)), []
     return ReferralInfo(name, None), [(found, there) for found in records]
 
 
 def _read_log_at(
-    asked: NvmeTcpDiscoverUri, addresses: Sequence[Address]
+    request: NvmeTcpDiscoverUri, addresses: Sequence[Address]
 ) -> tuple[Address, list[DiscoveryRecord]]:
-    association, address = _connect(asked, addresses, DISCOVERY_NQN)
+    association, address = _connect(request, addresses, DISCOVERY_NQN)
     with association:
         return address, read_log(association, str(address))
 
 
 def namespace_uri(
-    asked: NvmeTcpDiscoverUri, nqn: str, paths: Sequence[Address], *, nsid: int
+    request: NvmeTcpDiscoverUri, nqn: str, paths: Sequence[Address], *, nsid: int
 ) -> NvmeTcpUri:
-    """The URI of a namespace.
+    """Return the URI of a namespace.
 
     Args:
-        asked: the discovery that listed it, whose options hold for the namespace too.
-        nqn: of its subsystem.
-        paths: to it, at least one; four are kept.
-        nsid: its number.
+        request: the discovery that listed it; its options apply to the namespace too.
+        nqn: NQN of its subsystem.
+        paths: addresses of the subsystem, at least one; the first four are used.
+        nsid: namespace ID.
     """
     (host, port), *others = [(path.host, path.port) for path in paths[:PATHS_MAX]]
-    return NvmeTcpUri(host, port, nqn, nsid, asked.options, tuple(others))
+    return NvmeTcpUri(host, port, nqn, nsid, request.options, tuple(others))
 
 
 # ---- subsystems ----------------------------------------------------------------------------------
 
 
-def _subsystems(asked: NvmeTcpDiscoverUri, listed: _Listed) -> list[SubsystemInfo]:
+def _subsystems(request: NvmeTcpDiscoverUri, listed: _Listed) -> list[SubsystemInfo]:
     by_nqn: dict[str, _Listed] = {}
     for record, source in listed:
         if record.kind is RecordKind.SUBSYSTEM:
             by_nqn.setdefault(record.subsystem_nqn, []).append((record, source))
     if len(by_nqn) > SUBSYSTEMS_MAX:
         raise LimitError(
-            f"discover at {asked.host}: expected at most {SUBSYSTEMS_MAX} subsystems, "
+            f"discover at {request.host}: expected at most {SUBSYSTEMS_MAX} subsystems, "
             f"got {len(by_nqn)}"
         )
-    return all_at_once(lambda nqn: _describe(asked, nqn, by_nqn[nqn]), list(by_nqn))
+    return all_at_once(lambda nqn: _describe(request, nqn, by_nqn[nqn]), list(by_nqn))
 
 
-def _describe(asked: NvmeTcpDiscoverUri, nqn: str, found: _Listed) -> SubsystemInfo:
+def _describe(request: NvmeTcpDiscoverUri, nqn: str, found: _Listed) -> SubsystemInfo:
     records = [record for record, _ in found]
     problem = _why_unreachable(records)
     paths: tuple[Address, ...] = ()
     namespaces: tuple[NamespaceInfo, ...] = ()
     if problem is None:
         try:
-            paths, namespaces = _look_into(asked, nqn, found)
+            paths, namespaces = _connect_and_list(request, nqn, found)
         except (*Unusable, UsageError) as error:
             problem = str(error)
     transports = tuple(dict.fromkeys(record.transport for record in records))
     return SubsystemInfo(nqn, transports, paths, namespaces, problem)
 
 
-def _look_into(
-    asked: NvmeTcpDiscoverUri, nqn: str, found: _Listed
+def _connect_and_list(
+    request: NvmeTcpDiscoverUri, nqn: str, found: _Listed
 ) -> tuple[tuple[Address, ...], tuple[NamespaceInfo, ...]]:
-    told, guessed = _candidates(found)
-    parse_uri(str(namespace_uri(asked, nqn, told, nsid=1)))  # is the record's text that of an NQN?
-    association, address = _connect(asked, [*told, *guessed][:TRIED_MAX], nqn)
+    recorded, alternatives = _candidates(found)
+    parse_uri(str(namespace_uri(request, nqn, recorded, nsid=1)))  # checks the record's NQN
+    association, address = _connect(request, [*recorded, *alternatives][:TRIED_MAX], nqn)
     with association:
         namespaces = list_namespaces(association, f"{address}/{nqn}")
-    # What was tried before it did not answer. A guess is worth nothing where a record is right.
-    others = told[told.index(address) + 1 :] if address in told else []
+    # Addresses before this one did not answer. Alternatives are not used if a recorded one answers.
+    others = recorded[recorded.index(address) + 1 :] if address in recorded else []
     return (address, *others), tuple(namespaces)
 
 
 def _why_unreachable(records: Sequence[DiscoveryRecord]) -> str | None:
-    """Why NVMe/TCP, as this initiator speaks it, does not reach a subsystem; None: it may."""
+    """Return why this initiator cannot reach a subsystem over NVMe/TCP; None if it may."""
     over_tcp = [record for record in records if record.transport == "tcp"]
     if not over_tcp:
         names = ", ".join(dict.fromkeys(record.transport for record in records))
         return f"reached by {names} only, not by tcp"
     if all(record.secure_channel for record in over_tcp):
-        return "lets only encrypted connections in"
+        return "accepts only encrypted connections"
     if not any(_parse_address(record) for record in over_tcp):
         return f"{over_tcp[0].address} {over_tcp[0].service_id} is no address of NVMe/TCP"
     return None
 
 
 def _parse_address(record: DiscoveryRecord) -> Address | None:
-    """What a record of NVMe/TCP names; None where it is another's, or names nothing."""
+    """Return the address of an NVMe/TCP record; None for other transports and invalid addresses."""
     if record.transport != "tcp":
         return None
     digits = record.service_id
@@ -251,9 +252,9 @@ def _parse_address(record: DiscoveryRecord) -> Address | None:
 
 
 def _candidates(found: _Listed) -> tuple[list[Address], list[Address]]:
-    """Where to try: what the records tell, and what may be meant instead."""
-    told: dict[Address, None] = {}
-    guessed: dict[Address, None] = {}
+    """Return the recorded addresses of a subsystem, and alternatives to try if none answers."""
+    recorded: dict[Address, None] = {}
+    alternatives: dict[Address, None] = {}
     for record, source in found:
         address = _parse_address(record)
         if address is None or record.secure_channel:
@@ -261,9 +262,9 @@ def _candidates(found: _Listed) -> tuple[list[Address], list[Address]]:
         here = Address(source.host, address.port)
         if ipaddress.ip_address(address.host).is_unspecified:
             address = here
-        told[address] = None
-        guessed |= {here: None, source: None}
-    return list(told), [address for address in guessed if address not in told]
+        recorded[address] = None
+        alternatives |= {here: None, source: None}
+    return list(recorded), [address for address in alternatives if address not in recorded]
 
 
 def all_at_once(function: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_Result]:
@@ -278,16 +279,16 @@ def all_at_once(function: Callable[[_Item], _Result], items: Sequence[_Item]) ->
 
 
 def _connect(
-    asked: NvmeTcpDiscoverUri, addresses: Sequence[Address], nqn: str
+    request: NvmeTcpDiscoverUri, addresses: Sequence[Address], nqn: str
 ) -> tuple[NvmeTcpAssociation, Address]:
     """Connect to a subsystem at the first address that answers for it."""
     errors: list[DlfsError] = []
     for address in addresses:
         try:
-            return NvmeTcpAssociation([(address.host, address.port)], nqn, asked.options), address
+            return NvmeTcpAssociation([(address.host, address.port)], nqn, request.options), address
         except Unusable as error:
             errors.append(error)
     if len(errors) == 1:
         raise errors[0]
-    told = "; ".join(str(error) for error in errors)
-    raise DeviceError(f"connect to {nqn}: nothing answers for it: {told}") from errors[0]
+    recorded = "; ".join(str(error) for error in errors)
+    raise DeviceError(f"connect to {nqn}: nothing answers for it: {recorded}") from errors[0]

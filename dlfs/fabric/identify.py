@@ -1,7 +1,7 @@
-"""What namespaces a subsystem has, asked of one of its controllers.
+"""Lists the namespaces of a subsystem with Identify commands to one of its controllers.
 
-Answers come from a target and are not trusted: everything is bounded, and a namespace that makes no
-sense is an error that names it.
+Answers of a target are not trusted: everything is bounded, and a namespace with invalid data is an
+error that names it.
 
 Source: NVM Express Base Specification 2.0, section 5.17 (Identify: namespace, active namespace
 list, namespace identification descriptors); NVM Command Set Specification 1.0, section 4.1.5.1.
@@ -18,7 +18,7 @@ from dlfs.block.nvme import CommandRunner, NvmeCommand
 from dlfs.errors import DeviceError, FormatError, LimitError
 
 NAMESPACES_MAX = 1024
-"""Of one subsystem that are listed: what one command answers."""
+"""Most namespaces of one subsystem that are listed: one command returns so many."""
 SIZE_BYTES_MAX = 1 << 63
 IDENTIFY_BYTES = 4096
 
@@ -37,9 +37,11 @@ class NamespaceInfo:
     """One namespace of a subsystem.
 
     Attributes:
-        nsid: its number in the subsystem.
-        identity: what it is called wherever it is attached: ``uuid:``, ``nguid:`` or ``eui64:`` and
-            hexadecimal digits; empty where it has no such name.
+        nsid: namespace ID.
+        size_bytes: size of the namespace.
+        block_bytes: size of a logical block.
+        identity: globally unique identifier: ``uuid:``, ``nguid:`` or ``eui64:`` and hexadecimal
+            digits; empty if the namespace has none.
     """
 
     nsid: int
@@ -53,12 +55,12 @@ def list_namespaces(runner: CommandRunner, where: str) -> list[NamespaceInfo]:
 
     Args:
         runner: an association with one of its controllers.
-        where: what errors call it.
+        where: names the subsystem in error messages.
 
     Raises:
-        DeviceError: the controller refused, or was lost.
-        LimitError: there are more than 1024.
-        FormatError: what it answers makes no sense.
+        DeviceError: the controller refused a command or was lost.
+        LimitError: the subsystem has more than 1024 namespaces.
+        FormatError: an answer is invalid.
     """
     found = decode_active_list(_identify(runner, _ACTIVE_LIST, 0, where), where)
     return [_describe(runner, nsid, where) for nsid in found]
@@ -68,7 +70,7 @@ def _describe(runner: CommandRunner, nsid: int, where: str) -> NamespaceInfo:
     page = _identify(runner, _NAMESPACE, nsid, where)
     size_bytes, block_bytes = decode_size(page, f"{where} namespace {nsid}")
     names = _names_of_page(page)
-    # A target that has no descriptors is old, and has named the namespace in its page.
+    # Old targets have no descriptors; their Identify page has the identifiers.
     result, descriptors = _try_identify(runner, _DESCRIPTORS, nsid)
     if result == 0:
         names |= decode_descriptors(descriptors)
@@ -76,11 +78,11 @@ def _describe(runner: CommandRunner, nsid: int, where: str) -> NamespaceInfo:
 
 
 def decode_active_list(page: bytes, where: str) -> list[int]:
-    """Read an active namespace list.
+    """Decode an active namespace list.
 
     Raises:
-        LimitError: it is full, so there may be more.
-        FormatError: it does not ascend.
+        LimitError: the list is full, so there may be more namespaces.
+        FormatError: the list does not ascend.
     """
     numbers = struct.unpack(f"<{IDENTIFY_BYTES // 4}I", page)
     if 0 not in numbers:
@@ -92,10 +94,10 @@ def decode_active_list(page: bytes, where: str) -> list[int]:
 
 
 def decode_size(page: bytes, where: str) -> tuple[int, int]:
-    """The size of a namespace and of its blocks, in bytes, of its Identify page.
+    """Decode the size of a namespace and of its blocks, in bytes, from its Identify page.
 
     Raises:
-        FormatError: it has a format that cannot be, or that needs more than data in its blocks.
+        FormatError: the block format is invalid or has metadata.
     """
     (blocks,) = struct.unpack_from("<Q", page)
     chosen = page[26] & 0x0F | (page[26] & 0x60) >> 1
@@ -118,7 +120,7 @@ def _names_of_page(page: bytes) -> dict[int, bytes]:
 
 
 def decode_descriptors(page: bytes) -> dict[int, bytes]:
-    """The names in a list of namespace identification descriptors, by type; odd ones left out."""
+    """Decode identification descriptors by type; leaves out unknown and malformed ones."""
     names = {}
     at = 0
     while at + 4 <= len(page) and page[at + 1]:
@@ -131,7 +133,7 @@ def decode_descriptors(page: bytes) -> dict[int, bytes]:
 
 
 def format_identity(names: dict[int, bytes]) -> str:
-    """The best of a namespace's names."""
+    """Return the text of a namespace's highest-ranking identifier: UUID, NGUID, EUI64."""
     if _UUID in names:
         return f"uuid:{UUID(bytes=names[_UUID])}"
     if _NGUID in names:

@@ -1,12 +1,12 @@
-r"""The discovery log page: what a discovery controller answers when asked what it knows.
+r"""Reads the discovery log page of a discovery controller.
 
-A page is a header of 1024 bytes and a record of 1024 bytes for each way to reach a subsystem. It
-changes while it is read: the header has a counter of its changes, is read before and behind the
-records, and all is read again until both agree. Never more is asked for than the header says there
-is: Linux's target is known to answer beyond its log's end with what lies in memory there.
+A page has a header of 1024 bytes and a record of 1024 bytes for each path to a subsystem. It may
+change while it is read. The header counts changes: it is read before and after the records, and
+everything is read again until both headers agree. No bytes beyond the length in the header are
+read, since Linux's target returns unrelated memory there.
 
-Bytes from a target are not trusted: counts are bounded, and text has only printable ASCII when it
-leaves here, everything else as ``\xNN``, so that it may go to a terminal.
+Bytes from a target are not trusted: counts are bounded, and bytes other than printable ASCII become
+``\xNN`` in text, so that it can be printed on a terminal.
 
 Source: NVM Express Base Specification 2.0, section 5.16.1.23 (Discovery, log page 70h), and 5.16
 (Get Log Page).
@@ -25,9 +25,9 @@ HEADER_BYTES = 1024
 RECORD_BYTES = 1024
 RECORDS_MAX = 1024
 PAGE_BYTES = 4096
-"""Read by one command."""
+"""Most bytes that one command reads."""
 ATTEMPTS = 8
-"""To read a log that changes meanwhile."""
+"""Attempts to read a log that changes meanwhile."""
 
 _GET_LOG_PAGE = 0x02
 _DISCOVERY = 0x70
@@ -41,14 +41,14 @@ _FAMILIES = {1: "ipv4", 2: "ipv6", 3: "ib", 4: "fc", 254: "loop"}
 
 
 class RecordKind(StrEnum):
-    """What a record describes."""
+    """Kind of the subsystem that a record describes."""
 
     REFERRAL = "referral"
     """Another discovery controller."""
     SUBSYSTEM = "subsystem"
-    """One that has namespaces."""
+    """A subsystem with namespaces."""
     ITSELF = "itself"
-    """The discovery controller that was asked."""
+    """The discovery controller whose log this is."""
     UNKNOWN = "unknown"
 
 
@@ -57,17 +57,17 @@ _KINDS = {1: RecordKind.REFERRAL, 2: RecordKind.SUBSYSTEM, 3: RecordKind.ITSELF}
 
 @dataclass(frozen=True, slots=True)
 class DiscoveryRecord:
-    """One way to reach one subsystem.
+    """One path to one subsystem.
 
     Attributes:
-        kind: of subsystem.
-        transport: ``tcp``, ``rdma``, ``fc``, ``loop``, or the number of another one.
+        kind: kind of the subsystem.
+        transport: ``tcp``, ``rdma``, ``fc``, ``loop``, or the number of another transport.
         address_family: ``ipv4``, ``ipv6``, ``ib``, ``fc``, ``loop``, or a number.
-        address: as the transport writes it.
-        service_id: likewise; the port in digits for TCP.
-        subsystem_nqn: its name.
-        port_id: the target's number for the address.
-        secure_channel: connections must be encrypted.
+        address: address in the transport's form.
+        service_id: service in the transport's form; for TCP the port in digits.
+        subsystem_nqn: NQN of the subsystem.
+        port_id: the target's number of the address.
+        secure_channel: True if connections must be encrypted.
     """
 
     kind: RecordKind
@@ -82,28 +82,33 @@ class DiscoveryRecord:
 
 @dataclass(frozen=True, slots=True)
 class LogHeader:
-    """The head of a discovery log page."""
+    """The header of a discovery log page.
+
+    Attributes:
+        generation: counter of changes.
+        record_count: number of records.
+    """
 
     generation: int
     record_count: int
 
 
 def _clean(field: bytes) -> str:
-    """The text of a field: up to its NUL, without the spaces it is filled up with."""
+    """Return the text of a field up to its NUL, without padding, as printable ASCII."""
     text = field.split(b"\0", 1)[0].rstrip(b" ")
     return "".join(chr(byte) if 0x20 <= byte < 0x7F else f"\\x{byte:02x}" for byte in text)
 
 
 def decode_header(data: bytes, where: str) -> LogHeader:
-    """Read the head of a page.
+    """Decode the header of a page.
 
     Args:
         data: 1024 bytes.
-        where: what errors call the controller.
+        where: names the controller in error messages.
 
     Raises:
-        FormatError: the records have a form that this code does not know.
-        LimitError: there are more than 1024.
+        FormatError: the records have an unknown format.
+        LimitError: the log has more than 1024 records.
     """
     generation, count, record_format = _HEADER.unpack_from(data)
     if record_format != 0:
@@ -116,7 +121,7 @@ def decode_header(data: bytes, where: str) -> LogHeader:
 
 
 def decode_record(data: bytes) -> DiscoveryRecord:
-    """Read one record, whatever is in it.
+    """Decode one record. Accepts any bytes.
 
     Args:
         data: 1024 bytes.
@@ -171,7 +176,7 @@ def _read_header(runner: CommandRunner, where: str) -> LogHeader:
 def _read_records(
     runner: CommandRunner, count: int, where: str
 ) -> tuple[list[DiscoveryRecord], DeviceError | None]:
-    """The records, or why a command was refused: perhaps since the log has become shorter."""
+    """Read the records; or return why a command was refused, as after the log became shorter."""
     records: list[DiscoveryRecord] = []
     end = HEADER_BYTES + count * RECORD_BYTES
     for offset in range(HEADER_BYTES, end, PAGE_BYTES):

@@ -1,12 +1,12 @@
-"""Recipes that export a device of a storage node: text for people to read, save and run there.
+"""Recipes: scripts that export a device of a storage node, which an administrator runs there.
 
-A storage node runs a stock target and nothing of DLFS. A recipe is a shell script with three
-verbs, ``start``, ``verify`` and ``undo``, for the Linux kernel's nvmet (through configfs) or for
-SPDK's nvmf_tgt (by JSON-RPC); or, for nvmet, the JSON that nvmetcli restores at boot, which says
-the same (a test compares them). Its settings stand at its head, quoted for the shell.
+A storage node runs a stock target and no DLFS code. A recipe is a shell script with three verbs,
+``start``, ``verify`` and ``undo``, for the Linux kernel's nvmet (through configfs) or SPDK's
+nvmf_tgt (by JSON-RPC). For nvmet there also is the JSON that nvmetcli restores at boot, with the
+same settings (a test compares them). A script's settings are at its head, quoted for the shell.
 
-A recipe exports one device as namespace 1 of a subsystem of its own, with a fixed UUID so that the
-namespace is the same one after every start, to the hosts that it names and to no other.
+A recipe exports one device as namespace 1 of a separate subsystem, to the hosts that it names only.
+A fixed UUID keeps the namespace's identity the same after every start.
 
 Source: Linux ``drivers/nvme/target/configfs.c``; nvmetcli 0.8, ``nvmet/nvme.py`` (the JSON's
 form); SPDK 26.05's JSON-RPC and the ``spdk`` client of PyPI, 26.9.
@@ -29,27 +29,27 @@ from dlfs.errors import UsageError
 
 PATH_BYTES_MAX = 4095
 PORT_ID_MAX = 8192
-"""Of nvmetcli, which numbers the ports of its JSON; ours are numbered by their TCP ports."""
+"""Highest port ID of nvmetcli. Recipes use the TCP port as port ID."""
 DISCOVERY_NQN = "nqn.2014-08.org.nvmexpress.discovery"
 
-# Names of folders in configfs: no slash; nothing that a shell reads in its own way.
+# NQNs become folder names in configfs: no slash, and nothing that a shell would interpret.
 _NQN = re.compile(r"nqn\.\d{4}-\d{2}\.[A-Za-z0-9._:+@=-]+")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Export:
-    """What a recipe exports, and to whom.
+    """The device that a recipe exports, its addresses, and the hosts that may connect.
 
     Args:
         device: absolute path of a block device or file on the storage node.
         address: IP address of the storage node that trainers connect to.
         allowed_hosts: NQNs of the hosts that may connect, at least one.
-        nqn: of the subsystem; by default one made of address, port and device.
-        port: for data, 1..65535.
-        discovery_port: for discovery; may be the same.
+        nqn: NQN of the subsystem; by default derived from address, port and device.
+        port: TCP port for data, 1..65535.
+        discovery_port: TCP port for discovery; may be the same.
 
     Raises:
-        UsageError: one of them is not possible.
+        UsageError: a value is invalid.
     """
 
     device: str
@@ -79,12 +79,12 @@ class Export:
 
     @property
     def uuid(self) -> UUID:
-        """Of the namespace: always the same for the same subsystem."""
+        """UUID of the namespace, derived from the subsystem's NQN."""
         return uuid5(NAMESPACE_URL, self.nqn)
 
     @property
     def family(self) -> str:
-        """Of the address: ``ipv4`` or ``ipv6``."""
+        """Family of the address: ``ipv4`` or ``ipv6``."""
         return f"ipv{ipaddress.ip_address(self.address).version}"
 
     @property
@@ -143,12 +143,12 @@ def _script(template: str, settings: Mapping[str, str]) -> str:
 
 
 def nvmet_script(export: Export) -> str:
-    """A shell script for the kernel's target."""
+    """Return a shell script for the kernel's target."""
     return _script("nvmet.sh", _settings(export))
 
 
 def spdk_script(export: Export) -> str:
-    """A shell script for SPDK's target."""
+    """Return a shell script for SPDK's target."""
     further = {
         "bdev": f"dlfs-{export.uuid.hex[:12]}",
         "port": str(export.port),
@@ -161,7 +161,7 @@ def spdk_script(export: Export) -> str:
 
 
 def nvmetcli_json(export: Export) -> str:
-    """The same export of the kernel's target, as ``nvmetcli restore`` reads it.
+    """Return the JSON of ``nvmetcli restore`` with the same settings for the kernel's target.
 
     Raises:
         UsageError: a port is above nvmetcli's highest port number.
@@ -209,4 +209,4 @@ RECIPES: Mapping[str, Callable[[Export], str]] = {
     "nvmetcli": nvmetcli_json,
     "spdk": spdk_script,
 }
-"""Kinds of recipe, and what writes each."""
+"""Functions that return a recipe, by its kind."""

@@ -81,8 +81,8 @@ def read_timeout_ms(devices: Sequence[BlockDevice]) -> int:
     A device that is told to look for its target for longer (``reconnect_ms`` of its URI) is given
     that time, and ``GRACE_MS`` to say itself what happened: its own error is the better one.
     """
-    patience_ms = max((device.patience_ms for device in devices), default=0)
-    return max(TIMEOUT_MS, patience_ms + GRACE_MS if patience_ms else 0)
+    operation_timeout_ms = max((device.operation_timeout_ms for device in devices), default=0)
+    return max(TIMEOUT_MS, operation_timeout_ms + GRACE_MS if operation_timeout_ms else 0)
 
 
 def make_native_reader(

@@ -44,7 +44,7 @@ def _lock_at_once(devices: Sequence[BlockDevice], holder: str) -> None:
         except BaseException:
             for device in devices:  # the pool ends when they have
                 if isinstance(device, SharedNamespaceDevice):
-                    device.give_up()
+                    device.cancel_lock_wait()
             raise
 
 

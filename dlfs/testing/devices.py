@@ -98,9 +98,9 @@ class WrappingDevice:
         return self.inner.writable
 
     @property
-    def patience_ms(self) -> int:
+    def operation_timeout_ms(self) -> int:
         """The inner device's."""
-        return self.inner.patience_ms
+        return self.inner.operation_timeout_ms
 
     @property
     def queue_pairs_max(self) -> int:

@@ -45,7 +45,7 @@ from tests.nvmet.target import KernelTarget
 from tests.spdk import target as spdk
 
 SIZE_BYTES = 2 * MIB
-LEASE_TIMES = LeaseTimes(renew_s=0.1, valid_s=20, late_s=20, claim_s=0.25, poll_s=0.02)
+LEASE_TIMES = LeaseTimes(renew_s=0.1, valid_s=20, drain_s=20, claim_s=0.25, poll_s=0.02)
 
 Opener = Callable[[bool], BlockDevice]
 

@@ -90,7 +90,7 @@ class Scene:
 @contextmanager
 def _writer(scene: Scene, clock: str) -> Iterator[subprocess.Popen[str]]:
     times = scene.times
-    numbers = (times.renew_s, times.valid_s, times.late_s, times.claim_s, times.poll_s)
+    numbers = (times.renew_s, times.valid_s, times.drain_s, times.claim_s, times.poll_s)
     arguments = [
         scene.writer_uri,
         ",".join(map(str, numbers)),

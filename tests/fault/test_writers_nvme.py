@@ -27,7 +27,7 @@ from dlfs.block import (
 )
 from dlfs.block import SharedNamespaceDevice as Shared
 from dlfs.block.lease import LeaseTimes
-from dlfs.block.reservation import key_of
+from dlfs.block.reservation import reservation_key
 from dlfs.errors import DeviceError, ExistsError, LeaseLostError, LockedError
 from dlfs.testing.nvme import Namespace, ScriptedTarget, Subsystem
 from dlfs.testing.nvme.command import Event
@@ -39,10 +39,10 @@ from dlfs.units import KIB, MIB
 MEMBER_BYTES = 2 * MIB
 SEED = 20190923
 
-QUICK = LeaseTimes(renew_s=0.05, valid_s=20, late_s=20, claim_s=0.5, poll_s=0.02)
+QUICK = LeaseTimes(renew_s=0.05, valid_s=20, drain_s=20, claim_s=0.5, poll_s=0.02)
 """For writers that live, on a machine that may be slow."""
 
-MORTAL = LeaseTimes(renew_s=0.05, valid_s=2, late_s=1, claim_s=0.5, poll_s=0.02)
+MORTAL = LeaseTimes(renew_s=0.05, valid_s=2, drain_s=1, claim_s=0.5, poll_s=0.02)
 """For writers that die; ``SHORT`` keeps the device's own time-outs within it."""
 
 SHORT = {"timeout_ms": 600, "reconnect_ms": 400, "keepalive_ms": 500}
@@ -95,7 +95,7 @@ def test_the_reservation_lives_as_long_as_the_lease(target: ScriptedTarget) -> N
         device.lock_exclusive("a writer")
         assert reservations.kind == ReservationType.WRITE_EXCLUSIVE
         assert reservations.holder == HERE.bytes
-        assert reservations.keys == {HERE.bytes: key_of(HERE.bytes)}
+        assert reservations.keys == {HERE.bytes: reservation_key(HERE.bytes)}
         assert not reservations.persistent
         with pytest.raises(LockedError, match="a writer on host"):
             neighbour.lock_exclusive("another process of this host")
@@ -215,7 +215,7 @@ sys.stdin.read()
 
 
 def numbers(times: LeaseTimes) -> str:
-    values = (times.renew_s, times.valid_s, times.late_s, times.claim_s, times.poll_s)
+    values = (times.renew_s, times.valid_s, times.drain_s, times.claim_s, times.poll_s)
     return ",".join(map(str, values))
 
 

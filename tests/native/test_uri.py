@@ -233,13 +233,13 @@ def test_this_host_is_the_one_that_python_says(
     monkeypatch.setattr(host, "_NQN_FILE", tmp_path / "nvme/hostnqn")
     monkeypatch.setattr(host, "_ID_FILE", tmp_path / "nvme/hostid")
     monkeypatch.setattr(host, "_MACHINE_FILE", tmp_path / "machine-id")
-    host._made_up.cache_clear()
+    host._generated_id.cache_clear()
     got = HostIdentity()
     c.host_identity_read(os.fsencode(tmp_path), byref(got))
     try:
         assert (got.nqn.decode(), UUID(bytes=bytes(got.id))) == (host.host_nqn(), host.host_id())
     finally:
-        host._made_up.cache_clear()
+        host._generated_id.cache_clear()
 
 
 def test_a_host_without_a_name_is_one_host_to_the_process(c: ctypes.CDLL, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from tests.nvmet.target import KernelTarget
 
 pytestmark = pytest.mark.qemu
 
-TIMES = LeaseTimes(renew_s=0.1, valid_s=1, late_s=2, claim_s=0.4, poll_s=0.05)
+TIMES = LeaseTimes(renew_s=0.1, valid_s=1, drain_s=2, claim_s=0.4, poll_s=0.05)
 OPTIONS = {"timeout_ms": 1200, "reconnect_ms": 800, "keepalive_ms": 1000}
 KINDS = [(HERE, "stands still"), (THERE, "goes on")]
 

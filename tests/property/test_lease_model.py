@@ -22,11 +22,21 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dlfs.block.lease import Flush, HeldError, Lease, LeaseTimes, MakeWay, Read, Step, Steps, Wait
+from dlfs.block.lease import (
+    Flush,
+    LeaseAliveError,
+    Lease,
+    LeaseTimes,
+    PreemptReservation,
+    Read,
+    Step,
+    Steps,
+    Wait,
+)
 from dlfs.block.lock import RECORD_BYTES, HolderRecord
 from dlfs.errors import DeviceTimeoutError, LeaseLostError
 
-TIMES = LeaseTimes(renew_s=2, valid_s=5, late_s=3, claim_s=1, poll_s=1.5)
+TIMES = LeaseTimes(renew_s=2, valid_s=5, drain_s=3, claim_s=1, poll_s=1.5)
 END_S = 120.0
 SEEDS = int(os.environ.get("DLFS_LEASE_SEEDS", "500"))
 
@@ -40,7 +50,7 @@ class Fate:
     """What the scheduler may draw."""
 
     random: Random
-    late_s: float = TIMES.late_s
+    drain_s: float = TIMES.drain_s
     pause_s: float = 3 * TIMES.valid_s
     patience: float = 1.0
     """How much of a wait is really waited."""
@@ -158,9 +168,9 @@ class Contender:
             return
         failed = self.fate.happens(2)
         if failed:
-            self.lease.doubt()
+            self.lease.note_failed_write()
         if not (failed and self.fate.happens(3)):
-            late, epoch = self.fate.duration(self.fate.late_s), self.epoch
+            late, epoch = self.fate.duration(self.fate.drain_s), self.epoch
             if failed or late < 0.1:  # one that succeeds has ended before the lease is given back
                 self.world.after(late, lambda: self.world.data_written(self, epoch))
 
@@ -174,7 +184,7 @@ class Contender:
             step = next(steps) if answer is None else steps.send(answer)
         except StopIteration:
             then()
-        except (HeldError, LeaseLostError, DeviceTimeoutError):
+        except (LeaseAliveError, LeaseLostError, DeviceTimeoutError):
             self.rest()
         else:
             self.perform(step, steps, then)
@@ -193,20 +203,20 @@ class Contender:
             )
         elif isinstance(step, Wait):
             world.after(step.seconds * fate.patience / self.rate, proceed)
-        elif isinstance(step, Flush | MakeWay):
+        elif isinstance(step, Flush | PreemptReservation):
             world.after(fate.duration(0.1), proceed)
         elif fate.happens(1):
             self.fail_write(step.content)
         else:
-            effect = fate.duration(fate.late_s)
+            effect = fate.duration(fate.drain_s)
             world.after(effect, lambda: world.put(step.content))
             world.after(effect + fate.duration(0.5), proceed)
 
     def fail_write(self, content: bytes) -> None:
         """An error is answered now; the write takes effect late, or never."""
-        self.lease.doubt()
+        self.lease.note_failed_write()
         if self.fate.happens(5):
-            self.world.after(self.fate.duration(self.fate.late_s), lambda: self.world.put(content))
+            self.world.after(self.fate.duration(self.fate.drain_s), lambda: self.world.put(content))
         if self.holding and any(content):
             self.world.after(self.fate.duration(1), self.hold)
         else:
@@ -242,7 +252,7 @@ def test_there_is_one_holder_at_most_from_many_seeds() -> None:
 @pytest.mark.parametrize(
     ("broken", "times"),
     [
-        pytest.param({"late_s": 5 * TIMES.late_s}, [TIMES], id="writes take effect too late"),
+        pytest.param({"drain_s": 5 * TIMES.drain_s}, [TIMES], id="writes take effect too late"),
         pytest.param({"patience": 0.1}, [TIMES], id="nobody waits before the check"),
         pytest.param({}, [TIMES, replace(TIMES, valid_s=40)], id="one goes on for too long"),
     ],

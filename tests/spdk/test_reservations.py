@@ -10,7 +10,7 @@ import pytest
 from dlfs.block import SharedNamespaceDevice, open_device
 from dlfs.block.host import host_id
 from dlfs.block.lease import LeaseTimes
-from dlfs.block.reservation import WRITE_EXCLUSIVE, Registrant, Reservation, key_of
+from dlfs.block.reservation import WRITE_EXCLUSIVE, Registrant, Reservation, reservation_key
 from dlfs.errors import LeaseLostError, LockedError
 from tests.spdk.target import SpdkTarget
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.spdk
 
 NQN = "nqn.2024-01.org.dlfs.test:reservations"
 HERE, THERE = uuid.UUID(int=0x1111), uuid.UUID(int=0x2222)
-MORTAL = LeaseTimes(renew_s=0.1, valid_s=2, late_s=1, claim_s=0.25, poll_s=0.02)
+MORTAL = LeaseTimes(renew_s=0.1, valid_s=2, drain_s=1, claim_s=0.25, poll_s=0.02)
 SHORT = {"timeout_ms": 600, "reconnect_ms": 400, "keepalive_ms": 500}
 
 Opener = Callable[[uuid.UUID], SharedNamespaceDevice]
@@ -51,7 +51,7 @@ def test_the_reservation_lives_as_long_as_the_lease(opener: Opener) -> None:
         device.lock_exclusive("a writer")
         found = holder(other)
         assert found is not None
-        assert (found.host_identifier, found.key) == (HERE.bytes, key_of(HERE.bytes))
+        assert (found.host_identifier, found.key) == (HERE.bytes, reservation_key(HERE.bytes))
         device.write(0, b"\1" * 512)
         device.flush()
         with pytest.raises(LockedError, match="a writer on host"):

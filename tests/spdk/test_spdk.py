@@ -41,7 +41,7 @@ ORDERED = [SAMPLES[path] for path in sorted(SAMPLES)]
 
 @pytest.fixture(autouse=True)
 def quick_leases(monkeypatch: pytest.MonkeyPatch) -> None:
-    times = LeaseTimes(renew_s=0.1, valid_s=20, late_s=20, claim_s=0.25, poll_s=0.02)
+    times = LeaseTimes(renew_s=0.1, valid_s=20, drain_s=20, claim_s=0.25, poll_s=0.02)
     monkeypatch.setattr(SharedNamespaceDevice, "lease_times", times)
 
 

@@ -18,7 +18,7 @@ from tests.spdk.target import SpdkTarget
 pytestmark = pytest.mark.spdk
 
 NQN = "nqn.2024-01.org.dlfs.test:stopped"
-TIMES = LeaseTimes(renew_s=0.1, valid_s=0.8, late_s=1.2, claim_s=0.3, poll_s=0.02)
+TIMES = LeaseTimes(renew_s=0.1, valid_s=0.8, drain_s=1.2, claim_s=0.3, poll_s=0.02)
 OPTIONS = {"timeout_ms": 800, "reconnect_ms": 400, "keepalive_ms": 500}
 
 

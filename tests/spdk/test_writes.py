@@ -24,7 +24,7 @@ pytestmark = pytest.mark.spdk
 
 BY_R2T = 64 * KIB
 FAILS = 0x280  # Write Fault
-QUICK = LeaseTimes(renew_s=0.05, valid_s=20, late_s=20, claim_s=0.25, poll_s=0.02)
+QUICK = LeaseTimes(renew_s=0.05, valid_s=20, drain_s=20, claim_s=0.25, poll_s=0.02)
 
 
 @pytest.fixture

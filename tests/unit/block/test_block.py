@@ -31,7 +31,7 @@ def test_opens_files_and_memory(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("uri", "says"),
     [
-        ("nvme-tcp+discover://host", "stands for many devices"),
+        ("nvme-tcp+discover://host", "names many devices"),
         ("nvme-tcp://host", "parse device URI"),
     ],
 )

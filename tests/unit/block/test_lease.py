@@ -62,8 +62,8 @@ class FakeBlock:
     def flush_record(self) -> None:
         self.flushes += 1
 
-    def make_way(self, *, lapsed: bool) -> None:
-        self.ways.append(lapsed)
+    def preempt_reservation(self, *, expired: bool) -> None:
+        self.ways.append(expired)
 
     def limit_writes(self, until_s: float | None) -> None:
         self.limits.append(until_s)
@@ -71,7 +71,7 @@ class FakeBlock:
     def lease(self, holder: str, told: list[tuple[bytes, float]] | None = None) -> Lease:
         record = HolderRecord.of_this_process(holder)
         waiting = (lambda *what: None) if told is None else (lambda *what: told.append(what))
-        return Lease(self, record, times=TIMES, waiting=waiting, now=self.now, sleep=self.sleep)
+        return Lease(self, record, times=TIMES, notify=waiting, now=self.now, sleep=self.sleep)
 
     def keep_alive(self, lease: Lease, seconds: float) -> None:
         """Renew at the proper times, for so long."""
@@ -234,7 +234,7 @@ def test_after_a_failed_write_it_is_left_to_expire(block: FakeBlock) -> None:
     lease = block.lease("a writer")
     lease.acquire()
     held = block.content
-    lease.doubt()
+    lease.note_failed_write()
     lease.check()
     lease.release()
     assert block.content == held
@@ -277,10 +277,10 @@ def test_a_claim_that_fails_is_told_and_left(block: FakeBlock) -> None:
 
 # ---- devices -------------------------------------------------------------------------------------
 
-QUICK = LeaseTimes(renew_s=0.05, valid_s=20, late_s=20, claim_s=0.5, poll_s=0.02)
+QUICK = LeaseTimes(renew_s=0.05, valid_s=20, drain_s=20, claim_s=0.5, poll_s=0.02)
 """For holders that live, on a machine that may be slow."""
 
-MORTAL = LeaseTimes(renew_s=0.05, valid_s=2, late_s=0.5, claim_s=0.5, poll_s=0.02)
+MORTAL = LeaseTimes(renew_s=0.05, valid_s=2, drain_s=0.5, claim_s=0.5, poll_s=0.02)
 """For holders that die."""
 
 
@@ -381,7 +381,7 @@ def test_a_killed_writer_is_waited_out(
     path: Path, opener: Opener, caplog: pytest.LogCaptureFixture
 ) -> None:
     times = MORTAL
-    numbers = f"{times.renew_s},{times.valid_s},{times.late_s},{times.claim_s},{times.poll_s}"
+    numbers = f"{times.renew_s},{times.valid_s},{times.drain_s},{times.claim_s},{times.poll_s}"
     device = opener(times)
     with subprocess.Popen(
         [sys.executable, "-c", HOLDER, path, numbers], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -439,7 +439,7 @@ def test_a_failed_write_leaves_the_lease_to_expire(
 def test_time_outs_longer_than_the_lease_allows_are_refused(
     opener: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(SharedFileDevice, "late_writes_s", 21.0)
+    monkeypatch.setattr(SharedFileDevice, "write_drain_s", 21.0)
     with pytest.raises(UsageError, match="end within 20 s, got time-outs of 21 s"):
         opener(QUICK).lock_exclusive("a writer")
 

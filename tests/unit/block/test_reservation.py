@@ -20,10 +20,10 @@ from dlfs.block.reservation import (
     get_host_identifier,
     identify_controller,
     identify_namespace,
-    key_of,
     register,
     release,
     report,
+    reservation_key,
 )
 from dlfs.errors import DeviceError, LeaseLostError, LockedError
 
@@ -172,9 +172,9 @@ def reservation(state: dict[str, object], host: bytes = HOST) -> Reservation:
 
 
 def test_keys_tell_their_maker_and_their_host() -> None:
-    assert key_of(HOST) == key_of(HOST)
-    assert key_of(HOST) != key_of(OTHER_HOST)
-    assert key_of(HOST) >> 32 == KEY_TAG >> 32 == 0x444C4653
+    assert reservation_key(HOST) == reservation_key(HOST)
+    assert reservation_key(HOST) != reservation_key(OTHER_HOST)
+    assert reservation_key(HOST) >> 32 == KEY_TAG >> 32 == 0x444C4653
 
 
 @pytest.mark.parametrize(
@@ -189,54 +189,54 @@ def test_what_a_target_may_lack(oncs: int, rescap: int, host: bytes) -> None:
 def test_taken_and_given_back() -> None:
     state: dict[str, object] = {}
     mine, other = reservation(state), reservation(state, OTHER_HOST)
-    mine.make_way(lapsed=False)
-    mine.take()
-    assert state == {"keys": {HOST: key_of(HOST)}, "holder": HOST}
-    mine.take()  # another process of this host
+    mine.preempt_reservation(expired=False)
+    mine.acquire()
+    assert state == {"keys": {HOST: reservation_key(HOST)}, "holder": HOST}
+    mine.acquire()  # another process of this host
     with pytest.raises(LockedError, match=rf"lock nvme:: reserved by .* {HOST.hex()} "):
-        other.take()
-    mine.give_back()
-    assert state == {"keys": {OTHER_HOST: key_of(OTHER_HOST)}, "holder": None}
+        other.acquire()
+    mine.release()
+    assert state == {"keys": {OTHER_HOST: reservation_key(OTHER_HOST)}, "holder": None}
 
 
 def test_a_target_that_lost_its_power_has_forgotten() -> None:
     state: dict[str, object] = {}
     mine = reservation(state)
-    mine.take()
+    mine.acquire()
     state.update(keys={}, holder=None)
-    mine.give_back()
+    mine.release()
 
 
-@pytest.mark.parametrize("lapsed", [True, False], ids=["of a dead writer", "a fence"])
-def test_a_reservation_of_dlfs_is_preempted_and_the_new_one_stays(lapsed: bool) -> None:
+@pytest.mark.parametrize("expired", [True, False], ids=["of a dead writer", "a fence"])
+def test_a_reservation_of_dlfs_is_preempted_and_the_new_one_stays(expired: bool) -> None:
     state: dict[str, object] = {}
     mine, other = reservation(state), reservation(state, OTHER_HOST)
-    mine.take()
-    other.make_way(lapsed=lapsed)
-    preempted = {"keys": {OTHER_HOST: key_of(OTHER_HOST)}, "holder": OTHER_HOST}
+    mine.acquire()
+    other.preempt_reservation(expired=expired)
+    preempted = {"keys": {OTHER_HOST: reservation_key(OTHER_HOST)}, "holder": OTHER_HOST}
     assert state == preempted
     with pytest.raises(LeaseLostError, match="fenced"):
-        mine.give_back()
-    other.take()
-    other.give_back()
+        mine.release()
+    other.acquire()
+    other.release()
     assert state == preempted
     again = reservation(state, OTHER_HOST)  # the next writer of that host keeps the fence, too
-    again.make_way(lapsed=False)
-    again.take()
-    again.give_back()
+    again.preempt_reservation(expired=False)
+    again.acquire()
+    again.release()
     assert state == preempted
 
 
 def test_a_reservation_of_other_software_is_left_alone() -> None:
     state: dict[str, object] = {"keys": {OTHER_HOST: KEY}, "holder": OTHER_HOST}
     with pytest.raises(LockedError, match="by other software than DLFS"):
-        reservation(state).make_way(lapsed=True)
+        reservation(state).preempt_reservation(expired=True)
 
 
 def test_a_registration_of_other_software_is_left_alone() -> None:
     state: dict[str, object] = {"keys": {HOST: KEY}}
     with pytest.raises(LockedError, match="registered already, with another key"):
-        reservation(state).take()
+        reservation(state).acquire()
 
 
 def test_a_refusal_names_its_status() -> None:
@@ -245,7 +245,7 @@ def test_a_refusal_names_its_status() -> None:
     assert mine is not None
     controller.status = 0x006
     with pytest.raises(DeviceError, match=r"report reservations of nvme:: .* status 0x006"):
-        mine.make_way(lapsed=False)
+        mine.preempt_reservation(expired=False)
     with pytest.raises(DeviceError, match=r"identify the controller of nvme:.* 0x006"):
         Reservation.probe(controller, 5, "nvme:")
     assert REPORT_BYTES % 4 == 0

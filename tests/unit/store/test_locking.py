@@ -20,7 +20,7 @@ from dlfs.units import MIB
 from dlfs.volume import Volume
 
 MEMBERS = 3
-TIMES = LeaseTimes(renew_s=0.05, valid_s=20, late_s=20, claim_s=0.25, poll_s=0.02)
+TIMES = LeaseTimes(renew_s=0.05, valid_s=20, drain_s=20, claim_s=0.25, poll_s=0.02)
 
 
 @pytest.fixture
@@ -212,7 +212,7 @@ def test_who_waits_for_a_dead_writer_can_give_up(shared: Volume, paths: list[Pat
         waiting = threading.Thread(target=wait)
         waiting.start()
         assert told.wait(60)
-        device.give_up()
+        device.cancel_lock_wait()
         waiting.join(60)
-        assert "given up while waiting" in str(errors[0])
+        assert "cancelled while waiting" in str(errors[0])
         assert record_of(paths[1]) == record
