@@ -1,4 +1,4 @@
-"""Datasets laid on block devices without a volume around them: for tests of what reads them."""
+"""Writes datasets to block devices without a volume, for tests of readers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ UUID_OF_TESTS = UUID("00000000-0000-4000-8000-0000000000d1")
 def random_samples(
     count: int, seed: int = 0, *, low: int = 0, high: int = 6000
 ) -> dict[bytes, bytes]:
-    """Samples of random bytes in seven class folders, of ``low`` to ``high - 1`` bytes each."""
+    """Return samples of ``low`` to ``high - 1`` random bytes in seven class folders, by path."""
     random = np.random.default_rng(seed)
     lengths = random.integers(low, high, count).tolist()
     return {b"class%d/%05d" % (i % 7, i): random.bytes(length) for i, length in enumerate(lengths)}
@@ -28,13 +28,13 @@ def random_samples(
 
 @dataclass(frozen=True)
 class LaidDataset:
-    """What a reader needs to read the dataset, and what it should find."""
+    """A written dataset: the arguments of a reader and the samples that it must return."""
 
     geometry: Geometry
     runs: tuple[ChunkRun, ...]
     directory: FrozenDirectory
     samples: tuple[bytes, ...]
-    """In index order."""
+    """Contents of the samples, in index order."""
 
 
 def lay_dataset(
@@ -51,18 +51,18 @@ def lay_dataset(
     """Pack samples onto devices and freeze their directory.
 
     Args:
-        devices: writable, one a member.
-        samples: bytes by path.
-        chunk_bytes: of the volume.
-        block_bytes: of the volume.
-        order_seed: of the packing order.
-        first_chunk: of the volume, where the data begins.
-        fragment_chunks: cut the data into runs of so many chunks, a hole of one behind each;
-            0: one run.
+        devices: writable devices, one for each member.
+        samples: contents by path.
+        chunk_bytes: chunk size.
+        block_bytes: block size.
+        order_seed: seed of the packing order.
+        first_chunk: chunk of the volume in which the data begins.
+        fragment_chunks: split the data into runs of so many chunks, with a gap of one chunk after
+            each; 0: one run.
         replicas: copies of each chunk.
 
     Returns:
-        The dataset, as the devices now hold it.
+        The dataset as it is on the devices.
     """
     paths = sorted(samples)
     lengths = np.array([len(samples[path]) for path in paths], np.int64)
@@ -94,10 +94,10 @@ def lay_dataset(
                 devices[member].write(offset, data[at : at + chunk_bytes])
             at += chunk_bytes
     builder = DirectoryBuilder()
-    words = locations["address"]
+    addresses = locations["address"]
     builder.add_many(
         paths,
-        words & np.uint64((1 << 56) - 1),
+        addresses & np.uint64((1 << 56) - 1),
         lengths,
         locations["crc32c"],
     )

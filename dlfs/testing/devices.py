@@ -1,16 +1,14 @@
-"""Block devices that watch, stop or fail, over real ones; for tests and bench.
+"""Block devices for tests and benchmarks that record, stop or fail, wrapped around real ones.
 
-- ``RecordingDevice`` logs every write and flush, so that the media can be rebuilt as a crash after
-any of them would
-  leave them: the writes so far, the last one torn at a sector, or those since the last flush in any
-  order and number.
-- ``StoppingDevice`` stops after a given write: it fails for good, or kills its process.
-- ``FaultyDevice`` fails from a seed, natively, so that C readers meet the faults too.
+- ``RecordingDevice`` logs every write and flush. From the log the media can be rebuilt as a crash
+  after any event would leave them: the writes so far, the last one torn at a sector, or any number
+  of the writes since the last flush in any order.
+- ``StoppingDevice`` stops after a given write: it fails from then on, or kills its process.
+- ``FaultyDevice`` fails at random from a seed, in native code, so that C readers meet the faults.
 
-A wrapper owns the device it wraps, and closes it. Several devices of one volume share a
-``WriteLog`` or a ``StopPoint``, which then count the writes of them all. Native readers of the
-first two bypass the wrapper, which is
-right: only writes matter to it.
+A wrapper owns the device that it wraps and closes it. Several devices of one volume share a
+``WriteLog`` or a ``StopPoint``, which then count the writes of all of them. Native readers bypass
+the first two wrappers, which change writes only.
 """
 
 from __future__ import annotations
@@ -45,80 +43,80 @@ __all__ = [
 ]
 
 SECTOR_BYTES = 512
-"""What a power cut leaves whole: NVMe promises one logical block at least."""
+"""Bytes that a power cut never tears: NVMe promises at least one logical block."""
 
 RECORDED_BYTES_MAX = 256 * MIB
-"""Size of a device whose history can be kept in memory."""
+"""Largest size of a device whose initial contents are recorded in memory."""
 
 
 class WrappingDevice:
-    """Passes everything on to another device, with hooks around writes and flushes."""
+    """Forwards everything to an inner device, with hooks around writes and flushes."""
 
     def __init__(self, inner: BlockDevice) -> None:
         self.inner = inner
 
     def before_write(self, offset_bytes: int, data: memoryview) -> None:
-        """Called before a write is passed on."""
+        """Called before a write is forwarded."""
 
     def after_write(self, offset_bytes: int, data: memoryview) -> None:
-        """Called once a write was accepted."""
+        """Called after a write was accepted."""
 
     def before_flush(self) -> None:
-        """Called before a flush is passed on."""
+        """Called before a flush is forwarded."""
 
     def after_flush(self) -> None:
         """Called after a flush succeeded."""
 
     def before_read(self) -> None:
-        """Called before a read through Python is passed on."""
+        """Called before a read through Python is forwarded."""
 
     @property
     def uri(self) -> str:
-        """The inner device's."""
+        """URI of the inner device."""
         return self.inner.uri
 
     @property
     def identity(self) -> str:
-        """The inner device's."""
+        """Identity of the inner device."""
         return self.inner.identity
 
     @property
     def size_bytes(self) -> int:
-        """The inner device's."""
+        """Size of the inner device."""
         return self.inner.size_bytes
 
     @property
     def block_bytes(self) -> int:
-        """The inner device's."""
+        """Block size of the inner device."""
         return self.inner.block_bytes
 
     @property
     def writable(self) -> bool:
-        """The inner device's."""
+        """True if the inner device is writable."""
         return self.inner.writable
 
     @property
     def operation_timeout_ms(self) -> int:
-        """The inner device's."""
+        """Upper bound of one operation of the inner device."""
         return self.inner.operation_timeout_ms
 
     @property
     def queue_pairs_max(self) -> int:
-        """Of the device that it stands over."""
+        """Most queue pairs of the inner device."""
         return self.inner.queue_pairs_max
 
     @property
     def gap_bytes(self) -> int:
-        """The inner device's."""
+        """Bytes that cost as much as one more request of the inner device."""
         return self.inner.gap_bytes
 
     @property
     def native(self) -> NativeDevice:
-        """The inner device's: what native readers drive, past this wrapper."""
+        """The inner device's libdlfs device, with which native readers bypass this wrapper."""
         return self.inner.native
 
     def queue_pair(self, depth: int) -> QueuePair:
-        """Make a queue pair of the inner device whose writes meet the hooks."""
+        """Create a queue pair of the inner device whose writes call the hooks."""
         return _WrappingQueuePair(self, self.inner.queue_pair(depth))
 
     def read(self, offset_bytes: int, length_bytes: int) -> bytes:
@@ -140,11 +138,11 @@ class WrappingDevice:
         self.after_flush()
 
     def lock_exclusive(self, holder: str, *, record: bool = True) -> None:
-        """Take the inner device's lock; its record is written past the hooks."""
+        """Take the inner device's lock; no hook is called for its record."""
         self.inner.lock_exclusive(holder, record=record)
 
     def unlock(self) -> None:
-        """Give the inner device's lock back."""
+        """Release the inner device's lock."""
         self.inner.unlock()
 
     def close(self) -> None:
@@ -164,7 +162,7 @@ class WrappingDevice:
 
 
 class _WrappingQueuePair:
-    """A queue pair whose operations meet the hooks of its device."""
+    """A queue pair whose operations call the hooks of its device."""
 
     def __init__(self, device: WrappingDevice, inner: QueuePair) -> None:
         self._device = device
@@ -183,7 +181,7 @@ class _WrappingQueuePair:
             self._device.before_read()
             return self._inner.submit(kind, buffer, offset_bytes, tag)
         if self._inner.in_flight >= self._inner.depth:
-            return False  # a write that is not accepted must not be counted
+            return False  # the hooks must not count a write that is not accepted
         view = memoryview(buffer).cast("B")  # type: ignore[arg-type]  # numpy before Python 3.12
         self._device.before_write(offset_bytes, view)
         accepted = self._inner.submit(kind, buffer, offset_bytes, tag)
@@ -214,7 +212,7 @@ class _WrappingQueuePair:
 
 @dataclass(frozen=True)
 class WriteEvent:
-    """A write to the device of this number."""
+    """A write to a device, which is named by its number in the log."""
 
     device: int
     offset_bytes: int
@@ -223,13 +221,13 @@ class WriteEvent:
 
 @dataclass(frozen=True)
 class FlushEvent:
-    """A flush of the device of this number."""
+    """A flush of a device, which is named by its number in the log."""
 
     device: int
 
 
 class WriteLog:
-    """What happened to one or more devices, in order, from what they held at first.
+    """The initial contents of one or more devices, and their writes and flushes in order.
 
     Threads: any at once.
     """
@@ -240,22 +238,22 @@ class WriteLog:
         self._mutex = threading.Lock()
 
     def add_device(self, base: bytes) -> int:
-        """Note a device and what it holds now; returns its number."""
+        """Add a device with its present contents; return its number."""
         with self._mutex:
             self._bases.append(base)
             return len(self._bases) - 1
 
     def add(self, event: WriteEvent | FlushEvent) -> None:
-        """Note an event."""
+        """Append an event."""
         with self._mutex:
             self.events.append(event)
 
     def images(self, count: int) -> list[bytes]:
-        """What each device holds after ``count`` events, all of which reached the media."""
+        """Return the contents of each device after ``count`` events."""
         return [bytes(image) for image in self._replay(count)]
 
     def torn_images(self, count: int, chance: random.Random) -> list[bytes]:
-        """As ``images``, with any of the sectors of the write that comes next."""
+        """Return the contents after ``count`` events and random sectors of the next write."""
         images = self._replay(count)
         if count < len(self.events):
             event = self.events[count]
@@ -264,10 +262,10 @@ class WriteLog:
         return [bytes(image) for image in images]
 
     def reordered_images(self, count: int, chance: random.Random) -> list[bytes]:
-        """What a power cut after ``count`` events may leave.
+        """Return contents that a power cut after ``count`` events may leave.
 
-        Every write before the last flush of its device is there; of those since, any number in any
-        order, each whole or torn.
+        They include every write before the last flush of its device. Of the later writes they
+        include a random subset in random order, each whole or torn.
         """
         images = [bytearray(base) for base in self._bases]
         pending: list[list[WriteEvent]] = [[] for _ in self._bases]
@@ -302,16 +300,16 @@ def _apply_torn(image: bytearray, write: WriteEvent, chance: random.Random) -> N
     for start in range(0, len(write.data), SECTOR_BYTES):
         if chance.random() < 0.5:
             sector = write.data[start : start + SECTOR_BYTES]
-            place = write.offset_bytes + start
-            image[place : place + len(sector)] = sector
+            offset = write.offset_bytes + start
+            image[offset : offset + len(sector)] = sector
 
 
 class RecordingDevice(WrappingDevice):
-    """Logs every write and flush that goes through it.
+    """A device that logs every write and flush.
 
     Args:
-        inner: wrapped, owned; at most 256 MiB, since what it holds now is kept.
-        log: shared by the devices of a volume; its own by default.
+        inner: device to wrap; at most 256 MiB, since its initial contents are recorded.
+        log: log that the devices of a volume share; a new one by default.
 
     Raises:
         LimitError: the device is too large.
@@ -328,11 +326,11 @@ class RecordingDevice(WrappingDevice):
         self.number = self.log.add_device(inner.read(0, inner.size_bytes))
 
     def after_write(self, offset_bytes: int, data: memoryview) -> None:
-        """Log it."""
+        """Log the write."""
         self.log.add(WriteEvent(self.number, offset_bytes, bytes(data)))
 
     def after_flush(self) -> None:
-        """Log it."""
+        """Log the flush."""
         self.log.add(FlushEvent(self.number))
 
 
@@ -340,13 +338,13 @@ class RecordingDevice(WrappingDevice):
 
 
 class StopPoint:
-    """Where one or more devices stop.
+    """The write after which one or more devices stop.
 
     Args:
-        writes: so many writes are done; the next write or flush stops.
-        action: ``error``: that one and everything after it fails; ``kill``: SIGKILL to the own
+        writes: number of writes that are done; the next write or flush stops.
+        action: ``error``: that operation and all later ones fail; ``kill``: SIGKILL to this
             process.
-        torn_blocks: of the write that stops, so many blocks still reach the media.
+        torn_blocks: blocks of the stopping write that still reach the media.
 
     Threads: any at once.
     """
@@ -362,7 +360,7 @@ class StopPoint:
         self._mutex = threading.Lock()
 
     def take_write(self) -> bool:
-        """Count a write; True when it is the one that stops (or a later one)."""
+        """Count a write; return True if it is the one that stops, or a later one."""
         with self._mutex:
             if not self.stopped and self.done < self.writes:
                 self.done += 1
@@ -370,7 +368,7 @@ class StopPoint:
             return True
 
     def is_due(self) -> bool:
-        """Whether all writes that may be done are done."""
+        """Return True if all writes before the stop are done."""
         with self._mutex:
             return self.stopped or self.done >= self.writes
 
@@ -378,7 +376,7 @@ class StopPoint:
         """Kill the process, or fail from now on.
 
         Raises:
-            DeviceError: always, when it does not kill.
+            DeviceError: always, unless the process is killed.
         """
         self.stopped = True
         if self.action == "kill":
@@ -387,11 +385,11 @@ class StopPoint:
 
 
 class StoppingDevice(WrappingDevice):
-    """Stops at a ``StopPoint``, as a crash or a dying disk does.
+    """A device that stops at a ``StopPoint``, like a crash or a failing disk.
 
     Args:
-        inner: wrapped, owned.
-        point: shared by the devices of a volume.
+        inner: device to wrap.
+        point: stop point, which the devices of a volume share.
     """
 
     def __init__(self, inner: BlockDevice, point: StopPoint) -> None:
@@ -399,7 +397,7 @@ class StoppingDevice(WrappingDevice):
         self.point = point
 
     def before_write(self, offset_bytes: int, data: memoryview) -> None:
-        """Count it, or stop."""
+        """Count the write, or stop."""
         if not self.point.take_write():
             return
         torn_bytes = self.point.torn_blocks * self.block_bytes
@@ -408,12 +406,12 @@ class StoppingDevice(WrappingDevice):
         self.point.stop(self.uri)
 
     def before_flush(self) -> None:
-        """Stop when it is time."""
+        """Stop if all writes before the stop are done."""
         if self.point.is_due():
             self.point.stop(self.uri)
 
     def before_read(self) -> None:
-        """Fail once stopped."""
+        """Fail after the stop."""
         if self.point.stopped:
             self.point.stop(self.uri)
 
@@ -422,14 +420,14 @@ class StoppingDevice(WrappingDevice):
 
 
 class FaultyDevice(NativeBackedDevice):
-    """Fails on purpose, from a seed.
+    """A device that fails at random from a seed.
 
     Args:
-        inner: wrapped, owned.
-        faults: what happens, and how often.
+        inner: device to wrap.
+        faults: kinds of faults and their probabilities.
 
     Raises:
-        UsageError: a probability is over a million in a million.
+        UsageError: a probability is more than a million in a million.
     """
 
     def __init__(self, inner: BlockDevice, faults: Faults | None = None) -> None:
@@ -438,7 +436,7 @@ class FaultyDevice(NativeBackedDevice):
         self.inner = inner
 
     def lose(self, lost: bool = True) -> None:
-        """Lose the device: everything fails with DeviceLostError; or bring it back."""
+        """Make everything fail with DeviceLostError; ``lost=False`` ends that."""
         self.native.lose(lost)
 
     def _acquire(self, record: HolderRecord) -> bool:

@@ -1,6 +1,6 @@
-"""A file that is locked as a shared namespace is: by a lease, not by the operating system.
+"""A file that is locked like a shared namespace: by a lease instead of by the operating system.
 
-For tests of leases between processes, where no target is at hand. It has no reservations.
+It is for tests of leases between processes without a target. It has no reservations.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from dlfs.block.uri import format_path
 
 
 class PlainController:
-    """Answers every command with success and zeros: a controller without options."""
+    """A controller that answers every command with success and zeros, so without reservations."""
 
     def run_admin(
         self, command: NvmeCommand, data: bytearray | None = None, *, to_device: bool = False
     ) -> NvmeResult:
-        """Do nothing."""
+        """Fill ``data`` with zeros and return success."""
         del command
         if data is not None and not to_device:
             data[:] = bytes(len(data))
@@ -29,15 +29,15 @@ class PlainController:
 
 
 class SharedFileDevice(SharedNamespaceDevice):
-    """A file, shared.
+    """A file as a device that several processes lock by a lease.
 
     Args:
-        path: of an existing file.
-        writable: else reads only.
+        path: path of an existing file.
+        writable: True to open it for writing too.
 
     Raises:
         NotFoundError: there is no such file.
-        DeviceError: it cannot be opened.
+        DeviceError: the file cannot be opened.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, writable: bool = False) -> None:
@@ -48,12 +48,12 @@ class SharedFileDevice(SharedNamespaceDevice):
 
     @property
     def runner(self) -> PlainController:
-        """Knows no reservations."""
+        """Runner of commands, without reservations."""
         return PlainController()
 
     @property
     def nsid(self) -> int:
-        """The only namespace."""
+        """Namespace ID, always 1."""
         return 1
 
     def generation(self) -> int:

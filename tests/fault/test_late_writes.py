@@ -30,7 +30,7 @@ FIRST, SECOND = b"\1" * 512, b"\2" * 512
 def slow_target(*, late_s: float, quiesce_ms: int) -> tuple[ScriptedTarget, SlowNamespace]:
     """A target that closes the connection of the first write, which lands ``late_s`` after."""
     namespace = SlowNamespace(MIB, late_s=late_s)
-    namespace.hold = True
+    namespace.delays_next = True
     settings = Settings(quiesce_ms=quiesce_ms)
     subsystem = Subsystem(DEFAULT_NQN, [namespace], settings=settings)
     script = FaultScript([Fault(Event.WRITE, Cut(0, reset=True))])

@@ -1,8 +1,12 @@
-"""An NVMe/TCP target in Python: honest by the specification, or faulty by a script.
+"""An NVMe/TCP target in Python that follows the specification, or violates it by a script.
 
-For tests of the initiator and of what is built on it. ``ScriptedTarget`` runs one in a thread;
-``Subsystem`` and ``Namespace`` say what it offers, ``faults`` what it may do wrong, and ``script``
-when. Needs trio (the extra ``mount``).
+It is for tests of the initiator and of the layers above it. ``ScriptedTarget`` runs a target in a
+thread. ``Subsystem`` and ``Namespace`` define what it exports, ``faults`` its possible faults, and
+``script`` when they happen. Requires trio (the extra ``mount``).
+
+Layers, each of which calls only those below it: ``scripted`` (the target in its thread), ``server``
+(connections), ``queue``, ``controller``, ``subsystem``, ``namespace`` and ``reservation``;
+``command``, ``identify`` and ``pdu`` encode and decode.
 
     with ScriptedTarget() as target:
         device = open_device(target.uri())

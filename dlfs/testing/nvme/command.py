@@ -1,7 +1,6 @@
-"""Submission and completion queue entries, opcodes and statuses, as this target knows them.
+"""Submission and completion queue entries, opcodes and statuses that this target knows.
 
-``Event`` names what a command is, in the words that tests and fault scripts use; it is also what
-the counters count by.
+An ``Event`` is a kind of command or PDU, for the conditions of fault scripts and for the counters.
 
 Source: NVM Express Base Specification 2.0, sections 3.3.3 and 4.1.1; for Fabrics commands
 section 6.
@@ -27,7 +26,7 @@ FABRICS = 0x7F
 
 
 class Event(Enum):
-    """What may be counted, and what a fault may be scripted for."""
+    """A kind of command or PDU, which is counted and to which faults may happen."""
 
     ACCEPT = "accept"
     INITIALIZE = "initialize"
@@ -109,7 +108,7 @@ class Status(IntEnum):
     CONNECT_HOST = 0x184
 
 
-# A repetition would fail the same way: DNR is set with these.
+# Statuses with DNR: the command would fail again.
 FINAL = frozenset(Status) - {
     Status.SUCCESS,
     Status.TRANSIENT_TRANSPORT,
@@ -120,7 +119,7 @@ FINAL = frozenset(Status) - {
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A submission queue entry: fields that this target looks at."""
+    """The fields of a submission queue entry that this target uses."""
 
     opcode: int
     flags: int
@@ -138,13 +137,13 @@ class Command:
 
     @classmethod
     def decode(cls, entry: bytes) -> Command:
-        """From 64 bytes."""
+        """Decode an entry of 64 bytes."""
         fields = _ENTRY.unpack(entry)
         opcode, flags, cid, nsid = fields[:4]
         return cls(opcode, flags, cid, nsid, fields[7], fields[8], fields[12], *fields[13:])
 
     def encode(self) -> bytes:
-        """To 64 bytes."""
+        """Encode the entry, 64 bytes."""
         return _ENTRY.pack(
             self.opcode,
             self.flags,
@@ -156,41 +155,41 @@ class Command:
 
     @property
     def fabrics_type(self) -> int:
-        """FCTYPE, in the first byte of where other commands have their NSID."""
+        """FCTYPE, which lies in the first byte of the field that is the NSID of other commands."""
         return self.nsid & 0xFF
 
     @property
     def to_controller(self) -> bool:
-        """Whether its data goes from host to controller."""
+        """True if the command's data goes from host to controller."""
         kind = self.fabrics_type if self.opcode == FABRICS else self.opcode
         return kind & 3 == 1
 
     @property
     def to_host(self) -> bool:
-        """Whether its data goes from controller to host."""
+        """True if the command's data goes from controller to host."""
         kind = self.fabrics_type if self.opcode == FABRICS else self.opcode
         return kind & 3 == 2
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a command came to.
+    """The result of a command.
 
     Attributes:
         status: ``Status``, or any other status code type << 8 | status code.
         value: dwords 0 and 1 of the completion.
-        data: for the host.
-        held: no completion now; it may come later.
+        data: data for the host.
+        deferred: True if no completion is sent now; one may follow later.
     """
 
     status: int = Status.SUCCESS
     value: int = 0
     data: Buffer = b""
-    held: bool = False
+    deferred: bool = False
 
 
 def completion(cid: int, answer: Answer, head: int) -> bytes:
-    """A completion queue entry; ``head`` is the submission queue's."""
+    """Encode a completion queue entry; ``head`` is the head of the submission queue."""
     final = answer.status in FINAL
     status = (answer.status | 0x4000 * final) << 1
     return _COMPLETION.pack(answer.value, head, 0, cid, status)
@@ -221,7 +220,7 @@ _IO_EVENTS: dict[int, Event] = {
 
 
 def event_of(command: Command, *, admin: bool) -> Event:
-    """What a command is; ``admin``: it came on an admin queue."""
+    """Return the kind of a command; ``admin`` is True for one of an admin queue."""
     if command.opcode != FABRICS:
         return (_ADMIN_EVENTS if admin else _IO_EVENTS).get(command.opcode, Event.OTHER)
     if command.fabrics_type == Fabrics.CONNECT:

@@ -1,7 +1,7 @@
-"""A dynamic controller: one host's association with one subsystem, and what it answers.
+"""A dynamic controller: one host's association with one subsystem, and its answers to commands.
 
-Commands come in whole (data included) and are answered at once: nothing here waits. What belongs
-to a connection (queues, transfers of data) is in ``server``.
+A command is passed with all its data and answered at once: nothing here waits. Connections, queues
+and data transfers are in ``server`` and ``queue``.
 
 Source: NVM Express Base Specification 2.0, sections 3.1 (properties), 5 (admin commands), 6
 (Fabrics commands) and NVM Command Set Specification 1.0, section 3.2 (reads and writes).
@@ -48,14 +48,14 @@ READY_TIMEOUT_UNITS = 20  # of 500 ms
 
 
 class Controller:
-    """What a host's admin Connect made.
+    """A controller that a host's admin Connect created.
 
     Args:
-        subsystem: that it belongs to.
-        host_nqn: of the host.
-        host_id: of the host, 16 bytes.
+        subsystem: subsystem of the controller.
+        host_nqn: NQN of the host.
+        host_id: ID of the host, 16 bytes.
         keep_alive_ms: KATO; 0: none.
-        discovery_log: gives the discovery log page now.
+        discovery_log: returns the present discovery log page.
     """
 
     def __init__(
@@ -79,12 +79,12 @@ class Controller:
 
     @property
     def ready(self) -> bool:
-        """CSTS.RDY, which follows CC.EN at once."""
+        """The ready bit CSTS.RDY, always equal to CC.EN."""
         return bool(self.configuration & 1)
 
     @property
     def is_discovery(self) -> bool:
-        """Whether it only lists subsystems."""
+        """True for a discovery controller, which has no namespaces."""
         return self.subsystem.nqn == DISCOVERY_NQN
 
     def close(self) -> None:
@@ -94,7 +94,7 @@ class Controller:
     # ---- properties ------------------------------------------------------------------------------
 
     def property_get(self, command: Command) -> Answer:
-        """Property Get."""
+        """Run Property Get."""
         wide = command.cdw10 & 7
         mqes = self.subsystem.settings.queue_entries - 1
         status = self.ready | (2 << 2) * self.shut_down
@@ -110,7 +110,7 @@ class Controller:
         return Answer(value=value)
 
     def property_set(self, command: Command) -> Answer:
-        """Property Set, of CC only."""
+        """Run Property Set, which may set CC only."""
         if command.cdw10 & 7 or command.cdw11 != PROPERTY_CC:
             return Answer(Status.INVALID_FIELD)
         value = command.cdw12
@@ -124,7 +124,7 @@ class Controller:
     # ---- admin commands --------------------------------------------------------------------------
 
     def admin(self, command: Command, data: bytes) -> Answer:
-        """Any admin command that is not a Fabrics command."""
+        """Run any admin command that is not a Fabrics command."""
         if not self.ready:
             return Answer(Status.SEQUENCE_ERROR)
         answers: dict[int, Callable[[Command, bytes], Answer]] = {
@@ -133,7 +133,7 @@ class Controller:
             Admin.ABORT: lambda _command, _data: Answer(value=1),
             Admin.SET_FEATURES: self._set_features,
             Admin.GET_FEATURES: self._get_features,
-            Admin.ASYNC_EVENT: lambda _command, _data: Answer(held=True),
+            Admin.ASYNC_EVENT: lambda _command, _data: Answer(deferred=True),
             Admin.KEEP_ALIVE: self._keep_alive,
         }
         answer = answers.get(command.opcode)
@@ -186,10 +186,10 @@ class Controller:
         if feature == FEATURE_KEEP_ALIVE:
             self.keep_alive_ms = value
         elif feature == FEATURE_QUEUES and not self.is_discovery:
-            asked = min(value & 0xFFFF, value >> 16)
-            if asked == 0xFFFF:
+            requested = min(value & 0xFFFF, value >> 16)
+            if requested == 0xFFFF:
                 return Answer(Status.INVALID_FIELD)
-            self.queues_granted = min(asked + 1, self.subsystem.settings.io_queues)
+            self.queues_granted = min(requested + 1, self.subsystem.settings.io_queues)
             return Answer(value=(self.queues_granted - 1) * 0x10001)
         elif feature in (FEATURE_ASYNC_EVENTS, FEATURE_WRITE_CACHE):
             self._features[feature] = value
@@ -213,7 +213,7 @@ class Controller:
     # ---- I/O commands ----------------------------------------------------------------------------
 
     def check_io(self, command: Command) -> Answer | None:
-        """What refuses an I/O command before its data is asked for; None: nothing."""
+        """Return the error of an I/O command that needs no data to be found; None if valid."""
         if command.opcode not in frozenset(Nvm):
             return Answer(Status.INVALID_OPCODE)
         if command.opcode == Nvm.FLUSH and command.nsid == NSID_ALL:
@@ -243,7 +243,7 @@ class Controller:
         return None
 
     def io(self, command: Command, data: bytes) -> Answer:
-        """Any I/O command, with all its data."""
+        """Run any I/O command, with all its data."""
         refused = self.check_io(command)
         if refused is not None:
             return refused
@@ -257,7 +257,7 @@ class Controller:
             return Answer(data=namespace.read(start, (command.cdw12 & 0xFFFF) + 1))
         if command.opcode == Nvm.WRITE:
             namespace.write(start, data)
-            if command.cdw12 & 1 << 30:  # FUA; a flush does more than is asked
+            if command.cdw12 & 1 << 30:  # FUA: flushing everything is more than required
                 namespace.flush()
             return Answer()
         if command.opcode == Nvm.FLUSH:
@@ -288,7 +288,7 @@ class Controller:
 
 
 def connect_fields(data: bytes) -> tuple[bytes, int, str, str]:
-    """Host identifier, CNTLID, subsystem NQN and host NQN of a Connect's data."""
+    """Decode Connect's data: host identifier, CNTLID, subsystem NQN and host NQN."""
     host_id, number = struct.unpack_from("<16sH", data)
     names = (data[256:512], data[512:768])
     subsystem_nqn, host_nqn = (name.split(b"\0")[0].decode(errors="replace") for name in names)

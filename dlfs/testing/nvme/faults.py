@@ -1,6 +1,7 @@
-"""What a target may do wrong: what becomes of an honest answer when a fault happens.
+"""The faults of a target: actions that change its answers.
 
-Each takes the steps of an honest answer and gives others. They know PDUs and frames, nothing of
+An answer is a sequence of steps: PDUs, frames, bytes, waits, and closing the connection. An action
+takes the steps of a correct answer and returns other steps. Actions know PDUs and frames but no
 connections.
 """
 
@@ -21,12 +22,12 @@ from dlfs.testing.nvme.server import Close, Mute, Step, Wait
 
 @dataclass(frozen=True)
 class Omit(Action):
-    """Leave out PDUs of a kind; None: everything."""
+    """Omit PDUs of a kind; None: all steps."""
 
     kind: type[Pdu] | None = None
 
     def play(self, steps: Sequence[Step], _scene: Scene, /) -> Iterable[Step]:
-        """What is left."""
+        """Return the steps without the omitted ones."""
         return [step for step in steps if self.kind and not isinstance(step, self.kind)]
 
 
@@ -37,7 +38,7 @@ class Repeat(Action):
     kind: type[Pdu]
 
     def play(self, steps: Sequence[Step], _scene: Scene, /) -> Iterable[Step]:
-        """Each of the kind, and again."""
+        """Return the steps with each PDU of the kind twice."""
         for step in steps:
             yield step
             if isinstance(step, self.kind):
@@ -46,13 +47,13 @@ class Repeat(Action):
 
 @dataclass(frozen=True)
 class Insert(Action):
-    """Send something more: before the answer, or after it."""
+    """Send an extra step before the answer or after it."""
 
     extra: Step
     before: bool = False
 
     def play(self, steps: Sequence[Step], _scene: Scene, /) -> Iterable[Step]:
-        """The answer and the rest."""
+        """Return the steps with the extra one."""
         return [self.extra, *steps] if self.before else [*steps, self.extra]
 
 
@@ -61,55 +62,57 @@ class Silence(Action):
     """Send nothing on this connection any more."""
 
     def play(self, _steps: Sequence[Step], _scene: Scene, /) -> Iterable[Step]:
-        """Silence."""
+        """Return a step after which nothing is sent."""
         return [Mute()]
 
 
 @dataclass(frozen=True)
 class Delay(Action):
-    """Everything on this connection waits."""
+    """Delay the answer and everything after it on this connection."""
 
     seconds: float
 
     def play(self, steps: Sequence[Step], _scene: Scene, /) -> Iterable[Step]:
-        """The answer, later."""
+        """Return a wait and then the answer."""
         return [Wait(self.seconds), *steps]
 
 
 @dataclass(frozen=True)
 class Cut(Action):
-    """Close the connection after so many bytes of the answer; negative: that many before its end.
+    """Close the connection within the answer.
 
-    With ``reset`` by RST.
+    Attributes:
+        after_bytes: bytes of the answer that are sent; negative: that many less than all.
+        reset: close it by RST.
     """
 
     after_bytes: int = 0
     reset: bool = False
 
     def play(self, steps: Sequence[Step], scene: Scene, /) -> Iterable[Step]:
-        """A part, and the end."""
+        """Return the beginning of the answer and a close."""
         return [_encoded(steps, scene)[: self.after_bytes], Close(reset=self.reset)]
 
 
 @dataclass(frozen=True)
 class Drip(Action):
-    """Send the answer piece by piece, slowly."""
+    """Send the answer in small fragments with pauses."""
 
     fragments: Fragments
 
     def play(self, steps: Sequence[Step], scene: Scene, /) -> Iterable[Step]:
-        """The pieces."""
+        """Return the fragments of the answer."""
         return self.fragments.cut(_encoded(steps, scene))
 
 
 @dataclass(frozen=True)
 class Garbage(Action):
-    """Send random bytes instead."""
+    """Send random bytes instead of the answer."""
 
     count: int
 
     def play(self, _steps: Sequence[Step], scene: Scene, /) -> Iterable[Step]:
-        """The bytes."""
+        """Return random bytes."""
         return [scene.chance.randbytes(self.count)]
 
 
@@ -118,13 +121,13 @@ class Garbage(Action):
 
 @dataclass(frozen=True)
 class Plus:
-    """A value relative to the right one, modulo ``1 << bits``."""
+    """A value relative to the correct one, modulo ``1 << bits``."""
 
     amount: int
     bits: int = 16
 
     def of(self, value: int) -> int:
-        """The value."""
+        """Return the changed value."""
         return (value + self.amount) & ((1 << self.bits) - 1)
 
 
@@ -134,13 +137,13 @@ def _changed(value: Any, change: Any) -> Any:
 
 @dataclass(frozen=True)
 class Change(Action):
-    """Change fields of every PDU of a kind, before digests are made."""
+    """Change fields of every PDU of a kind before its digests are computed."""
 
     kind: type[Pdu]
     fields: Mapping[str, Any]
 
     def play(self, steps: Sequence[Step], _scene: Scene, /) -> Iterable[Step]:
-        """The answer with other values."""
+        """Return the answer with other values."""
         for step in steps:
             if isinstance(step, self.kind):
                 changed = {
@@ -154,13 +157,13 @@ class Change(Action):
 
 @dataclass(frozen=True)
 class ChangeHeader(Action):
-    """Change fields of the first frame of a kind; header digests are right again."""
+    """Change fields of the first frame of a kind; its header digest fits the changed header."""
 
     kind: type[Pdu]
     fields: Mapping[str, int | Plus]
 
     def play(self, steps: Sequence[Step], scene: Scene, /) -> Iterable[Step]:
-        """The answer with another header."""
+        """Return the answer with another header."""
 
         def change(frame: Frame) -> None:
             for name, value in self.fields.items():
@@ -173,14 +176,14 @@ class ChangeHeader(Action):
 
 @dataclass(frozen=True)
 class Complete(Action):
-    """Change the completion; where the SUCCESS flag stood for it, there is one now.
+    """Change the completion; replaces the SUCCESS flag by a completion.
 
     Attributes:
         status: status code type << 8 | status code, with DNR as 0x4000 and More as 0x2000.
         value: dwords 0 and 1.
         head: SQHD.
-        phase: the bit that Fabrics reserve.
-        with_data: data goes before it all the same.
+        phase: the phase bit, which is reserved over fabrics.
+        with_data: True to send the command's data before the completion.
     """
 
     status: int | None = None
@@ -191,7 +194,7 @@ class Complete(Action):
     with_data: bool = True
 
     def play(self, steps: Sequence[Step], _scene: Scene, /) -> Iterable[Step]:
-        """The answer with another completion."""
+        """Return the answer with another completion."""
         for step in steps:
             if isinstance(step, C2HData):
                 if self.with_data:
@@ -218,16 +221,16 @@ class Complete(Action):
 
 @dataclass(frozen=True)
 class Finish(Action):
-    """Complete the command at once, without its data, whichever way that goes.
+    """Complete the command at once, without transferring its data in either direction.
 
     Attributes:
-        status: as in ``Complete``.
+        status: status of the completion, as in ``Complete``.
     """
 
     status: int = 0
 
     def play(self, steps: Sequence[Step], scene: Scene, /) -> Iterable[Step]:
-        """A completion alone."""
+        """Return a completion only."""
         if scene.command is None:
             return steps
         cid = scene.command.cid.to_bytes(2, "little")
@@ -236,13 +239,13 @@ class Finish(Action):
 
 @dataclass(frozen=True)
 class Patch(Action):
-    """Overwrite a part of the data for the host; its digest fits."""
+    """Overwrite a range of the data for the host; the digest fits the changed data."""
 
     at: int
     data: bytes
 
     def play(self, steps: Sequence[Step], _scene: Scene, /) -> Iterable[Step]:
-        """The answer with other data."""
+        """Return the answer with other data."""
         for step in steps:
             if isinstance(step, C2HData):
                 data = bytearray(step.data)
@@ -264,7 +267,7 @@ class SpoilHeaderDigest(Action):
     kind: type[Pdu]
 
     def play(self, steps: Sequence[Step], scene: Scene, /) -> Iterable[Step]:
-        """The answer with a wrong digest."""
+        """Return the answer with a wrong digest."""
 
         def spoil(frame: Frame) -> None:
             frame.header_digest = _flipped(frame.header_digest, scene.chance)
@@ -274,12 +277,12 @@ class SpoilHeaderDigest(Action):
 
 @dataclass(frozen=True)
 class SpoilDataDigest(Action):
-    """Flip one bit of the data digest of the first data; or, with ``data``, one of the data."""
+    """Flip one bit of the first data PDU: of its digest or, with ``data``, of its data."""
 
     data: bool = False
 
     def play(self, steps: Sequence[Step], scene: Scene, /) -> Iterable[Step]:
-        """The answer with data and digest that do not fit."""
+        """Return the answer with a digest that does not fit the data."""
 
         def spoil(frame: Frame) -> None:
             if self.data:
@@ -290,7 +293,7 @@ class SpoilDataDigest(Action):
         return _with_first(C2HData, steps, scene, spoil)
 
 
-# ---- how data is cut into PDUs -------------------------------------------------------------------
+# ---- splitting data into PDUs --------------------------------------------------------------------
 
 Recutting = Literal[
     "halves",
@@ -309,18 +312,18 @@ Recutting = Literal[
 
 @dataclass(frozen=True)
 class Recut(Action):
-    """Cut the data of a read into PDUs in another way.
+    """Split the data of a read into PDUs in another way.
 
-    ``halves`` is honest. The rest is not: ``reversed`` order, ``overlapping`` halves, the first
-    half ``twice``, a ``gap`` between them, the second half missing (``short``), bytes after the end
-    (``excess``), a half that begins at the end (``beyond``), no LAST, LAST in the first half,
-    SUCCESS in the first half.
+    ``halves`` is valid. All others are not: ``reversed`` order, ``overlapping`` halves, the first
+    half ``twice``, a ``gap`` between the halves, the second half missing (``short``), bytes after
+    the end (``excess``), a half that begins at the end (``beyond``), no LAST flag, LAST in the
+    first half, SUCCESS in the first half.
     """
 
     way: Recutting
 
     def play(self, steps: Sequence[Step], _scene: Scene, /) -> Iterable[Step]:
-        """The answer in other pieces."""
+        """Return the answer with its data split."""
         for step in steps:
             if isinstance(step, C2HData):
                 yield from self._pieces(step)
@@ -337,36 +340,36 @@ class Recut(Action):
             )
 
         first = part(0, half, last=False, success=False)
-        rest = part(half, len(data))
+        second = part(half, len(data))
         excess = dataclasses.replace(whole, data=data + bytes(512))
-        beyond = dataclasses.replace(rest, offset=whole.offset + len(data))
+        beyond = dataclasses.replace(second, offset=whole.offset + len(data))
         ways: dict[str, list[C2HData]] = {
-            "halves": [first, rest],
+            "halves": [first, second],
             "reversed": [
                 part(half, len(data), last=False, success=False),
                 part(0, half),
             ],
             "overlapping": [first, part(half - 4, len(data))],
-            "twice": [first, first, rest],
+            "twice": [first, first, second],
             "gap": [first, part(half + 4, len(data))],
             "short": [dataclasses.replace(first, last=True, success=whole.success)],
             "excess": [excess],
             "beyond": [first, beyond],
-            "no last": [first, dataclasses.replace(rest, last=False, success=False)],
-            "early last": [dataclasses.replace(first, last=True), rest],
-            "success early": [dataclasses.replace(first, last=True, success=True), rest],
+            "no last": [first, dataclasses.replace(second, last=False, success=False)],
+            "early last": [dataclasses.replace(first, last=True), second],
+            "success early": [dataclasses.replace(first, last=True, success=True), second],
         }
         return ways[self.way]
 
 
 @dataclass(frozen=True)
 class SplitR2T(Action):
-    """Ask for the data in so many R2Ts at once, whatever the host allows."""
+    """Request the data with several R2Ts at once, even if the host allows fewer."""
 
     count: int
 
     def play(self, steps: Sequence[Step], _scene: Scene, /) -> Iterable[Step]:
-        """The R2Ts."""
+        """Return the R2Ts."""
         for step in steps:
             if not isinstance(step, R2T):
                 yield step
@@ -378,7 +381,7 @@ class SplitR2T(Action):
                 yield R2T(step.cccid, (step.tag + number) & 0xFFFF, start, end - start)
 
 
-# ---- parts ---------------------------------------------------------------------------------------
+# ---- encoding ------------------------------------------------------------------------------------
 
 
 def _encoded(steps: Sequence[Step], scene: Scene) -> bytes:

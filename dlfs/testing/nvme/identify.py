@@ -1,4 +1,4 @@
-"""What a controller says of itself: Identify data structures and the discovery log page.
+"""Encodes Identify data structures and the discovery log page of a controller.
 
 Source: NVM Express Base Specification 2.0, sections 5.17 (Identify) and 5.16.1.23 (discovery log).
 """
@@ -20,19 +20,19 @@ RECORD_BYTES = 1024
 
 @dataclass(frozen=True)
 class Settings:
-    """What a subsystem's controllers are like.
+    """The properties of a subsystem's controllers.
 
     Attributes:
-        queue_entries: of an I/O queue, at most 65536 (MQES is one less).
-        io_queues: granted at most.
-        mdts: a transfer is at most 4 KiB << mdts; 0: no limit.
-        in_capsule_bytes: data of a write that may lie in its capsule, a multiple of 16.
-        max_commands: MAXCMD; 0: not said.
+        queue_entries: entries of an I/O queue, at most 65536 (MQES is one less).
+        io_queues: most I/O queues that are granted.
+        mdts: a transfer has at most 4 KiB << mdts; 0: no limit.
+        in_capsule_bytes: most data of a write in its capsule, a multiple of 16.
+        max_commands: MAXCMD; 0: not reported.
         traffic_keeps_alive: TBKAS: any admin command counts as a Keep Alive.
-        async_events: Asynchronous Event Requests that may be outstanding.
+        async_events: most outstanding Asynchronous Event Requests.
         quiesce_ms: CQT, the time after which no command of a lost connection takes effect any
             more; 0: not reported.
-        serial: of the subsystem.
+        serial: serial number of the subsystem.
     """
 
     queue_entries: int = 128
@@ -47,7 +47,7 @@ class Settings:
 
     @property
     def transfer_bytes_max(self) -> int:
-        """Of one command."""
+        """Most data bytes of one command."""
         return 4096 << self.mdts if self.mdts else 1 << 32
 
 
@@ -58,7 +58,7 @@ def _put(page: bytearray, at: int, layout: str, *values: int | bytes) -> None:
 def controller_page(
     settings: Settings, number: int, subsystem_nqn: str, namespaces: list[Namespace]
 ) -> bytes:
-    """Identify Controller (CNS 01h); the discovery subsystem's has no namespaces' fields."""
+    """Encode Identify Controller (CNS 01h); without I/O fields for the discovery subsystem."""
     discovery = subsystem_nqn == DISCOVERY_NQN
     page = bytearray(IDENTIFY_BYTES)
     page[4:24] = settings.serial.encode().ljust(20)[:20]
@@ -86,7 +86,7 @@ def controller_page(
 
 
 def namespace_page(namespace: Namespace) -> bytes:
-    """Identify Namespace (CNS 00h)."""
+    """Encode Identify Namespace (CNS 00h)."""
     page = bytearray(IDENTIFY_BYTES)
     _put(page, 0, "QQQ", *(namespace.blocks,) * 3)
     page[30], page[31] = 1, CAPABILITIES  # shared
@@ -96,13 +96,13 @@ def namespace_page(namespace: Namespace) -> bytes:
 
 
 def active_list_page(namespaces: list[Namespace], above: int) -> bytes:
-    """Active namespace identifiers (CNS 02h) above one."""
+    """Encode the active namespace IDs (CNS 02h) greater than ``above``."""
     found = sorted(space.nsid for space in namespaces if space.nsid > above)[:1024]
     return struct.pack(f"<{len(found)}I", *found).ljust(IDENTIFY_BYTES, b"\0")
 
 
 def descriptors_page(namespace: Namespace) -> bytes:
-    """Namespace identification descriptors (CNS 03h): NGUID, UUID, command set."""
+    """Encode the identification descriptors (CNS 03h): NGUID, UUID, command set."""
     identity = namespace.uuid.bytes
     found = b"\x02\x10\0\0" + identity + b"\x03\x10\0\0" + identity + b"\x04\x01\0\0\0"
     return found.ljust(IDENTIFY_BYTES, b"\0")
@@ -116,11 +116,11 @@ class DiscoveryRecord:
     """One path to one subsystem.
 
     Attributes:
-        nqn: of the subsystem.
-        address: IPv4 or IPv6.
-        port: of TCP.
-        port_id: of the subsystem's port.
-        referral: another discovery controller.
+        nqn: NQN of the subsystem.
+        address: IPv4 or IPv6 address.
+        port: TCP port.
+        port_id: ID of the subsystem's port.
+        referral: True for another discovery controller.
     """
 
     nqn: str
@@ -130,7 +130,7 @@ class DiscoveryRecord:
     referral: bool = False
 
     def encode(self) -> bytes:
-        """A record of the discovery log page."""
+        """Encode a record of the discovery log page."""
         page = bytearray(RECORD_BYTES)
         family = 1 if ipaddress.ip_address(self.address).version == 4 else 2
         _put(page, 0, "BBBB", 3, family, 1 if self.referral else 2, 0)
@@ -142,6 +142,6 @@ class DiscoveryRecord:
 
 
 def discovery_page(records: list[DiscoveryRecord], generation: int) -> bytes:
-    """The discovery log page (LID 70h)."""
+    """Encode the discovery log page (LID 70h)."""
     head = struct.pack("<QQH", generation, len(records), 0).ljust(RECORD_BYTES, b"\0")
     return head + b"".join(record.encode() for record in records)

@@ -1,9 +1,9 @@
-"""A namespace: memory or a file, in blocks, with the writes that a loss of power would undo.
+"""A namespace in memory or in a file, with a simulated volatile write cache.
 
-A ``SlowNamespace`` has a back end that answers late, and goes on when the connection has ended.
+A ``Namespace`` with a volatile cache keeps the contents of each block from before its first write
+since the last flush. ``lose_cache`` restores them, as a power loss would.
 
-With a volatile write cache, what every block held before its first write since the last flush is
-kept, so that ``lose_cache`` can bring the durable contents back.
+A ``SlowNamespace`` can execute a write after the connection that sent it has ended.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from dlfs.testing.nvme.reservation import Reservations
 
 
 class Namespace:
-    """Blocks, an identity, and reservations.
+    """The blocks, the identifier and the reservations of a namespace.
 
     Args:
         size_bytes: a multiple of ``block_bytes``.
-        nsid: 1 or more.
+        nsid: namespace ID, 1 or more.
         block_bytes: 512 or more, a power of two.
-        path: of a file that holds it; None: memory. The file grows to ``size_bytes``.
-        identity: its UUID, and its NGUID; by default made from ``nsid`` and at random.
-        volatile_cache: writes may be lost until they are flushed.
+        path: file with the contents, which grows to ``size_bytes``; None: memory.
+        identity: UUID and NGUID of the namespace; random by default.
+        volatile_cache: True if writes may be lost until they are flushed.
 
     Raises:
-        UsageError: the size is no multiple of the blocks.
+        UsageError: the size is not a multiple of the block size.
     """
 
     def __init__(
@@ -60,16 +60,16 @@ class Namespace:
 
     @property
     def blocks(self) -> int:
-        """NSZE."""
+        """Size in blocks (NSZE)."""
         return self.size_bytes // self.block_bytes
 
     def read(self, block: int, count: int) -> memoryview:
-        """The contents, uncopied; IndexError when they are out of range."""
+        """Return a view of blocks; IndexError if they are out of range."""
         start, end = self._range(block, count)
         return self.contents[start:end]
 
     def write(self, block: int, data: bytes | bytearray | memoryview) -> None:
-        """Change the contents; IndexError when they are out of range."""
+        """Overwrite blocks; IndexError if they are out of range."""
         start, end = self._range(block, len(data) // self.block_bytes)
         if self.volatile_cache:
             for at in range(start, end, self.block_bytes):
@@ -78,17 +78,17 @@ class Namespace:
         self.contents[start:end] = data
 
     def flush(self) -> None:
-        """Make what was written durable."""
+        """Make all writes durable."""
         self._undo.clear()
 
     def lose_cache(self) -> None:
-        """Undo what was written since the last flush."""
+        """Undo all writes since the last flush."""
         for at, old in self._undo.items():
             self.contents[at : at + len(old)] = old
         self._undo.clear()
 
     def close(self) -> None:
-        """Let go of the file, where there is one. Idempotent."""
+        """Close the file, if there is one. Idempotent."""
         if self._map is not None and not self._map.closed:
             self.contents.release()
             self._map.close()
@@ -100,32 +100,32 @@ class Namespace:
 
 
 class SlowNamespace(Namespace):
-    """A namespace whose back end can hold one write and execute it later.
+    """A namespace that can delay one write.
 
     Args:
         size_bytes: a multiple of ``block_bytes``.
-        late_s: time after which a held write takes effect, in seconds; at most the Command Quiesce
-            Time of an honest controller.
+        late_s: time after which a delayed write takes effect, in seconds; at most the Command
+            Quiesce Time of a correct controller.
 
     Attributes:
-        hold: the next write is held; reset by that write.
-        landed: set when the held write has taken effect.
+        delays_next: True if the next write is to be delayed; reset by that write.
+        landed: set when the delayed write has taken effect.
 
-    Threads: the held write takes effect in a thread of its own.
+    Threads: the delayed write takes effect in a separate thread.
     """
 
     def __init__(self, size_bytes: int, *, late_s: float) -> None:
         super().__init__(size_bytes)
-        self.hold = False
+        self.delays_next = False
         self.landed = threading.Event()
         self._late_s = late_s
 
     def write(self, block: int, data: bytes | bytearray | memoryview) -> None:
-        """Change the contents, or hold the change; IndexError when they are out of range."""
-        if not self.hold:
+        """Overwrite blocks, now or delayed; IndexError if they are out of range."""
+        if not self.delays_next:
             super().write(block, data)
             return
-        self.hold = False
+        self.delays_next = False
         threading.Timer(self._late_s, self._land, (block, bytes(data))).start()
 
     def _land(self, block: int, data: bytes) -> None:

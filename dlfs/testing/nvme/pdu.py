@@ -1,8 +1,8 @@
-"""The PDUs of NVMe/TCP: dataclasses to bytes and back, with digests and alignment.
+"""Encodes and decodes the PDUs of NVMe/TCP, with digests and alignment.
 
-A PDU becomes a ``Frame`` first, which holds every part that goes over the wire (common header,
-specific header, header digest, padding, data, data digest), so that a fault can spoil any of them
-before the bytes are made. ``Decoder`` takes bytes in pieces of any size and checks every field.
+A PDU is first laid out as a ``Frame``, which has every part that is sent (common header, specific
+header, header digest, padding, data, data digest), so that a fault can change any of them. A
+``Decoder`` accepts bytes in fragments of any size and checks every field.
 
 All integers are little-endian.
 
@@ -42,7 +42,7 @@ _DATA = struct.Struct("<HHIII")
 
 
 class PduType(IntEnum):
-    """PDU-Type of the common header."""
+    """PDU type in the common header."""
 
     IC_REQ = 0x00
     IC_RESP = 0x01
@@ -67,12 +67,12 @@ class FatalError(IntEnum):
 
 
 class PduError(Exception):
-    """The peer sent what ends the connection.
+    """The peer violated the protocol, which ends the connection.
 
     Attributes:
-        fes: for the TermReq that says so.
-        fei: offset of the bad field in the header, or the wrong digest.
-        header: the header, as it was received.
+        fes: fatal error status for the TermReq.
+        fei: offset of the wrong field in the header, or the wrong digest.
+        header: the header as received.
     """
 
     def __init__(self, fes: FatalError, fei: int, header: bytes, message: str) -> None:
@@ -84,7 +84,7 @@ class PduError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Initialize:
-    """What ICReq and ICResp share.
+    """The fields that ICReq and ICResp have in common.
 
     Attributes:
         pfv: PDU format version, 0.
@@ -103,7 +103,7 @@ class Initialize:
     flags: ClassVar[int] = 0
 
     def specific(self) -> bytes:
-        """The header after the common part."""
+        """Encode the header after the common part."""
         head = _IC.pack(self.pfv, self.alignment, self.digests, self.limit)
         return head.ljust(IC_BYTES - COMMON_HEADER_BYTES, b"\0")
 
@@ -122,7 +122,7 @@ class ICResp(Initialize):
 
 @dataclass(frozen=True, slots=True)
 class Terminate:
-    """What both TermReqs share: why, where, and the header at fault."""
+    """The fields of both TermReqs: fatal error, its position, and the wrong header."""
 
     fes: int
     fei: int = 0
@@ -132,30 +132,30 @@ class Terminate:
     flags: ClassVar[int] = 0
 
     def specific(self) -> bytes:
-        """The header after the common part."""
+        """Encode the header after the common part."""
         return _TERM.pack(self.fes, self.fei).ljust(16, b"\0")
 
 
 class H2CTermReq(Terminate):
-    """The host ends the connection."""
+    """Termination request, host to controller."""
 
     TYPE = PduType.H2C_TERM_REQ
 
 
 class C2HTermReq(Terminate):
-    """The controller ends the connection."""
+    """Termination request, controller to host."""
 
     TYPE = PduType.C2H_TERM_REQ
 
 
 @dataclass(frozen=True, slots=True)
 class CapsuleCmd:
-    """A command, and data in the capsule.
+    """A command capsule.
 
     Attributes:
         entry: the submission queue entry.
         data: in-capsule data.
-        damaged: received with a wrong data digest.
+        damaged: True if it was received with a wrong data digest.
     """
 
     entry: bytes
@@ -167,13 +167,13 @@ class CapsuleCmd:
     flags: ClassVar[int] = 0
 
     def specific(self) -> bytes:
-        """The header after the common part."""
+        """Encode the header after the common part."""
         return self.entry
 
 
 @dataclass(frozen=True, slots=True)
 class CapsuleResp:
-    """A completion queue entry."""
+    """A response capsule: a completion queue entry."""
 
     entry: bytes
 
@@ -183,23 +183,23 @@ class CapsuleResp:
     flags: ClassVar[int] = 0
 
     def specific(self) -> bytes:
-        """The header after the common part."""
+        """Encode the header after the common part."""
         return self.entry
 
 
 @dataclass(frozen=True, slots=True)
 class DataPdu:
-    """What H2CData and C2HData share.
+    """The fields that H2CData and C2HData have in common.
 
     Attributes:
-        cccid: of the command.
+        cccid: command ID.
         tag: TTAG of the R2T; 0 in C2HData.
-        offset: of the data within the command's.
+        offset: offset of the data within the command's data.
         data: a multiple of 4 bytes.
-        length: DATAL where it lies; None: that of ``data``.
-        last: the last PDU of the command (C2HData) or of the R2T (H2CData).
+        length: wrong value for DATAL; None: the length of ``data``.
+        last: True for the last PDU of the command (C2HData) or of the R2T (H2CData).
         success: C2HData: the command succeeded and no CapsuleResp follows.
-        damaged: received with a wrong data digest.
+        damaged: True if it was received with a wrong data digest.
     """
 
     cccid: int
@@ -215,11 +215,11 @@ class DataPdu:
 
     @property
     def flags(self) -> int:
-        """LAST_PDU and SUCCESS."""
+        """Return the flags LAST_PDU and SUCCESS."""
         return FLAG_LAST * self.last | FLAG_SUCCESS * self.success
 
     def specific(self) -> bytes:
-        """The header after the common part."""
+        """Encode the header after the common part."""
         length = len(memoryview(self.data)) if self.length is None else self.length
         return _DATA.pack(self.cccid, self.tag, self.offset, length, 0)
 
@@ -238,7 +238,7 @@ class C2HData(DataPdu):
 
 @dataclass(frozen=True, slots=True)
 class R2T:
-    """Ready to transfer: the controller asks for a part of a command's data."""
+    """Ready to transfer: the controller requests a range of a command's data."""
 
     cccid: int
     tag: int
@@ -251,7 +251,7 @@ class R2T:
     flags: ClassVar[int] = 0
 
     def specific(self) -> bytes:
-        """The header after the common part."""
+        """Encode the header after the common part."""
         return _DATA.pack(self.cccid, self.tag, self.offset, self.length, 0)
 
 
@@ -276,12 +276,12 @@ TO_HOST = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """What ICReq and ICResp agreed on, for one direction.
+    """The parameters that ICReq and ICResp negotiated for one direction.
 
     Attributes:
         header_digest: every header but those of ``WITHOUT_DIGESTS`` is followed by its CRC32C.
-        data_digest: so is all data.
-        alignment_bytes: where data begins is a multiple of this, within its PDU.
+        data_digest: all data is followed by its CRC32C.
+        alignment_bytes: the offset of data within its PDU is a multiple of this.
     """
 
     header_digest: bool = False
@@ -289,12 +289,12 @@ class Wire:
     alignment_bytes: int = 4
 
 
-# ---- to bytes ------------------------------------------------------------------------------------
+# ---- encoding ------------------------------------------------------------------------------------
 
 
 @dataclass
 class Frame:
-    """A PDU as it goes over the wire, in parts; digests are those of the parts when None."""
+    """The parts of a PDU as they are sent; a digest that is None is computed from the parts."""
 
     pdu_type: int
     flags: int
@@ -308,7 +308,7 @@ class Frame:
     data_digest: bytes = b""
 
     def parts(self) -> list[Buffer]:
-        """The bytes, uncopied."""
+        """Return the parts as bytes, without copying data."""
         common = _COMMON.pack(
             self.pdu_type, self.flags, self.header_bytes, self.data_offset, self.length_bytes
         )
@@ -316,12 +316,12 @@ class Frame:
         return [head, self.data, self.data_digest]
 
     def encode(self) -> bytes:
-        """The bytes."""
+        """Return all bytes of the frame."""
         return b"".join(self.parts())
 
 
 def digest(*parts: Buffer) -> bytes:
-    """The CRC32C of the parts, as it goes over the wire."""
+    """Return the CRC32C of the parts in wire format."""
     crc = 0
     for part in parts:
         crc = crc32c(part, crc)
@@ -329,7 +329,7 @@ def digest(*parts: Buffer) -> bytes:
 
 
 def frame_of(pdu: Pdu, wire: Wire) -> Frame:
-    """Lay a PDU out for the wire."""
+    """Lay out a PDU as a frame."""
     plain = pdu.TYPE in WITHOUT_DIGESTS
     header_digest = wire.header_digest and not plain
     data_bytes = memoryview(pdu.data).nbytes
@@ -361,7 +361,7 @@ def frame_of(pdu: Pdu, wire: Wire) -> Frame:
 
 
 def sign_header(frame: Frame) -> None:
-    """Give a frame the digest of the header that it has now."""
+    """Compute a frame's header digest from its present header."""
     frame.header_digest = b""
     frame.header_digest = digest(
         bytes(frame.parts()[0])[: COMMON_HEADER_BYTES + len(frame.specific)]
@@ -369,11 +369,11 @@ def sign_header(frame: Frame) -> None:
 
 
 def encode(pdu: Pdu, wire: Wire | None = None) -> bytes:
-    """The bytes of a PDU."""
+    """Return the bytes of a PDU."""
     return frame_of(pdu, wire or Wire()).encode()
 
 
-# ---- from bytes ----------------------------------------------------------------------------------
+# ---- decoding ------------------------------------------------------------------------------------
 
 _HEADER_BYTES = {
     PduType.IC_REQ: IC_BYTES,
@@ -395,12 +395,12 @@ _FLAGS = {
 
 @dataclass
 class Decoder:
-    """Takes bytes, gives PDUs.
+    """Decodes a stream of bytes into PDUs.
 
     Attributes:
-        accepted: types that may come; others are a sequence error.
-        wire: what was agreed on for this direction.
-        data_bytes_max: of one PDU; more is refused before it is received.
+        accepted: types that may be received; others are a sequence error.
+        wire: parameters of this direction.
+        data_bytes_max: most data of one PDU; more is refused before it is received.
     """
 
     accepted: Iterable[PduType] = TO_CONTROLLER
@@ -410,7 +410,7 @@ class Decoder:
     _start: int = 0
 
     def feed(self, data: Buffer) -> None:
-        """Add what was received."""
+        """Add received bytes."""
         if self._start:
             del self._buffer[: self._start]
             self._start = 0
@@ -418,17 +418,17 @@ class Decoder:
 
     @property
     def pending_bytes(self) -> int:
-        """Received, and not part of a PDU given yet."""
+        """Number of received bytes that are not part of a returned PDU."""
         return len(self._buffer) - self._start
 
     def next(self) -> Pdu | None:
-        """Take the next whole PDU.
+        """Return the next complete PDU.
 
         Returns:
-            None until more is fed.
+            The PDU; None if more bytes are needed.
 
         Raises:
-            PduError: what came is no PDU that may come here.
+            PduError: the bytes are not a PDU that may be received now.
         """
         have = self.pending_bytes
         if have < COMMON_HEADER_BYTES:

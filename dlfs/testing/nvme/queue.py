@@ -1,4 +1,4 @@
-"""One queue of a controller, on one connection: commands in, transfers of data, answers out.
+"""One queue of a controller on its connection: receives commands, transfers data, sends answers.
 
 Source: NVM Express TCP Transport Specification 1.0c, section 3.3.2 (data transfer), and NVM Express
 Base Specification 2.0, section 6.3 (Connect).
@@ -41,20 +41,20 @@ if TYPE_CHECKING:
 ADMIN_IN_CAPSULE_BYTES = 8192
 CONNECT_BYTES = 1024
 DYNAMIC = 0xFFFF
-_IN_DATA = 1 << 16  # the bad parameter of a Connect is in its data
+_IN_DATA = 1 << 16  # the invalid parameter of a Connect is in its data
 
 
 @dataclass
 class Transfer:
-    """A command whose data is being asked for.
+    """A command whose data is requested by R2Ts.
 
     Attributes:
-        command: to execute once the data is there.
-        event: what it is.
-        data: what has come so far.
-        asked_bytes: by R2Ts.
-        windows: next offset and end of each R2T outstanding, by tag.
-        damaged: a digest of the data was wrong.
+        command: the command, which is executed when its data is complete.
+        event: kind of the command.
+        data: the data received so far.
+        asked_bytes: bytes that R2Ts have requested.
+        windows: next offset and end of each outstanding R2T, by tag.
+        damaged: True if a digest of the data was wrong.
     """
 
     command: Command
@@ -66,10 +66,10 @@ class Transfer:
 
 
 class Queue:
-    """A queue; which one, its Connect says.
+    """A queue, whose number its Connect command determines.
 
     Args:
-        connection: that it lives on.
+        connection: connection of the queue.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -80,19 +80,19 @@ class Queue:
         self._flow_control = True
         self._outstanding: set[int] = set()
         self._transfers: dict[int, Transfer] = {}
-        self._held: list[int] = []
+        self._event_requests: list[int] = []
         self._events: list[int] = []
         self._last_tag = 0
 
     @property
     def is_admin(self) -> bool:
-        """Whether it is connected as queue 0."""
+        """True if the queue is connected as queue 0."""
         return self.number == 0
 
     # ---- commands --------------------------------------------------------------------------------
 
     def command(self, pdu: CapsuleCmd) -> None:
-        """Take a command; its answer may have to wait for its data."""
+        """Process a command, at once or when its data is complete."""
         command = Command.decode(pdu.entry)
         event = event_of(command, admin=not self.number)
         server = self._connection.server
@@ -116,7 +116,7 @@ class Queue:
         self._reply(event, command, refused)
 
     def _check(self, command: Command, pdu: CapsuleCmd) -> Answer | None:
-        """What no honest host sends."""
+        """Raise PduError for a command that violates the protocol."""
         if command.cid in self._outstanding:
             return Answer(Status.CID_CONFLICT)
         if command.flags != 0x40:
@@ -138,7 +138,7 @@ class Queue:
         return None
 
     def _refusal(self, command: Command) -> Answer | None:
-        """What refuses a command before its data is asked for."""
+        """Return the error of a command that needs no data to be found; None if valid."""
         if command.opcode == FABRICS or not self.number:
             return Answer(Status.SGL_TYPE_INVALID) if command.sgl == SGL_TRANSPORT else None
         controller = self._connection.controller
@@ -166,19 +166,19 @@ class Queue:
         if event == Event.KEEP_ALIVE or controller.subsystem.settings.traffic_keeps_alive:
             self._connection.keep_alive_seen_s = trio.current_time()
         if event == Event.ASYNC_EVENT:
-            if len(self._held) >= controller.subsystem.settings.async_events:
+            if len(self._event_requests) >= controller.subsystem.settings.async_events:
                 return Answer(Status.ASYNC_LIMIT)
-            self._held.append(command.cid)
+            self._event_requests.append(command.cid)
         return controller.admin(command, data)
 
     def raise_event(self, value: int) -> None:
-        """Complete an Asynchronous Event Request, as soon as one is there."""
+        """Complete an Asynchronous Event Request, now or when the host sends one."""
         self._events.append(value)
         self._complete_events()
 
     def _complete_events(self) -> None:
-        while self._events and self._held:
-            cid = self._held.pop(0)
+        while self._events and self._event_requests:
+            cid = self._event_requests.pop(0)
             self._outstanding.discard(cid)
             entry = completion(cid, Answer(value=self._events.pop(0)), self._head)
             self._connection.answer(Event.ASYNC_EVENT, [CapsuleResp(entry)])
@@ -246,7 +246,7 @@ class Queue:
         self._ask(transfer)
 
     def _ask(self, transfer: Transfer) -> None:
-        """Send as many R2Ts as may be outstanding."""
+        """Send R2Ts up to the number that may be outstanding."""
         transport = self._connection.server.transport
         most = min(transport.r2ts, self._connection.host_r2ts)
         asked: list[Pdu] = []
@@ -269,10 +269,10 @@ class Queue:
                 return self._last_tag
 
     def data(self, pdu: H2CData) -> None:
-        """Take data that an R2T asked for.
+        """Process data that an R2T requested.
 
         Raises:
-            PduError: nobody asked for it.
+            PduError: no R2T requested the data.
         """
         transfer = self._transfers.get(pdu.cccid)
         window = None if transfer is None else transfer.windows.get(pdu.tag)
@@ -313,7 +313,7 @@ class Queue:
     # ---- answers ---------------------------------------------------------------------------------
 
     def _reply(self, event: Event, command: Command, answer: Answer) -> None:
-        if answer.held:
+        if answer.deferred:
             self._complete_events()
             return
         self._outstanding.discard(command.cid)

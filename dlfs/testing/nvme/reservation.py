@@ -1,7 +1,7 @@
-"""Reservations of one namespace: who is registered, who holds it, who may read and write.
+"""Reservations of one namespace: its registrants, its holder, and who may read and write it.
 
-Registrants are hosts, known by their 128-bit identifier, so that they outlive connections and
-controllers. Without persistence through power loss (PTPL) they end with the target's power.
+A registrant is a host with its 128-bit identifier, so that it outlives connections and controllers.
+Without persistence through power loss (PTPL) a power loss of the target removes registrants.
 
 Source: NVM Express Base Specification 2.0, sections 8.19 and 7.1 to 7.6.
 """
@@ -20,7 +20,7 @@ CAPABILITIES = 0xFF  # PTPL, all six types, IEKEY as of 1.3
 
 
 class ReservationType(IntEnum):
-    """RTYPE."""
+    """Type of a reservation (RTYPE)."""
 
     NONE = 0
     WRITE_EXCLUSIVE = 1
@@ -45,11 +45,11 @@ class Reservations:
     """The reservations of one namespace.
 
     Attributes:
-        keys: of each registrant, by host identifier.
-        holder: its host identifier; of all registrants with the types that say so.
-        kind: of the reservation; NONE: nobody holds it.
-        generation: counts changes of registrations.
-        persistent: what is here survives a loss of power.
+        keys: key of each registrant, by host identifier.
+        holder: host identifier of the holder; with the types All Registrants, all are holders.
+        kind: type of the reservation; NONE: there is none.
+        generation: number of changes of registrations.
+        persistent: True if registrations survive a power loss.
     """
 
     keys: dict[bytes, int] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class Reservations:
     persistent: bool = False
 
     def allows(self, host: bytes, *, write: bool) -> bool:
-        """Whether a host may read, or write."""
+        """Return True if a host may read or, with ``write``, write."""
         if self.kind == ReservationType.NONE or (not write and self.kind in _READS_SHARED):
             return True
         if self.kind in (ReservationType.WRITE_EXCLUSIVE, ReservationType.EXCLUSIVE_ACCESS):
@@ -67,13 +67,13 @@ class Reservations:
         return host in self.keys
 
     def holds(self, host: bytes) -> bool:
-        """Whether a host holds the reservation."""
+        """Return True if a host holds the reservation."""
         if self.kind in _OF_ALL:
             return host in self.keys
         return self.kind != ReservationType.NONE and host == self.holder
 
     def lose_power(self) -> None:
-        """Forget what is not persistent."""
+        """Remove everything unless it is persistent."""
         if not self.persistent:
             self.keys, self.holder, self.kind = {}, None, ReservationType.NONE
             self.generation = 0
@@ -81,7 +81,7 @@ class Reservations:
     # ---- commands --------------------------------------------------------------------------------
 
     def register(self, host: bytes, cdw10: int, data: bytes) -> int:
-        """Reservation Register; returns the status."""
+        """Run Reservation Register and return its status."""
         current, new = _KEYS.unpack_from(data)
         action, ignore = cdw10 & 7, bool(cdw10 & 8)
         if action > 2:
@@ -104,7 +104,7 @@ class Reservations:
         return Status.SUCCESS
 
     def acquire(self, host: bytes, cdw10: int, data: bytes) -> int:
-        """Reservation Acquire; returns the status."""
+        """Run Reservation Acquire and return its status."""
         current, preempted = _KEYS.unpack_from(data)
         action, kind = cdw10 & 7, cdw10 >> 8 & 0xFF
         if cdw10 & 8 or action > 2 or not 1 <= kind <= 6:
@@ -120,7 +120,7 @@ class Reservations:
         return Status.SUCCESS
 
     def release(self, host: bytes, cdw10: int, data: bytes) -> int:
-        """Reservation Release; returns the status."""
+        """Run Reservation Release and return its status."""
         (current,) = _KEY.unpack_from(data)
         action, kind = cdw10 & 7, cdw10 >> 8 & 0xFF
         if cdw10 & 8 or action > 1:
@@ -140,7 +140,7 @@ class Reservations:
         return Status.SUCCESS
 
     def report(self, controllers: dict[bytes, int]) -> bytes:
-        """The extended report; ``controllers`` gives a controller's number by host."""
+        """Encode the extended report; ``controllers`` has a controller's number by host."""
         head = struct.pack("<IBH2xB", self.generation, self.kind, len(self.keys), self.persistent)
         parts = [head.ljust(64, b"\0")]
         for host, key in self.keys.items():

@@ -1,10 +1,10 @@
-"""When a target does what wrong: a script of faults, each a small object.
+"""Fault scripts: when a target violates the specification, and how.
 
-A ``Fault`` says when (which event, on which command, the how-many-eth time or with what chance)
-and what: an action, which makes other steps of the steps of an honest answer (``faults``).
+A ``Fault`` has a condition (an event, fields of the command, the number of its occurrence, a
+probability) and an action, which replaces the steps of the answer (``faults``).
 
-Chance comes from one seed per script; a script's text says the seed and what it did, for the
-message of a test that fails.
+All random choices of a script come from one seed. The text of a script contains the seed and the
+faults that happened, for the message of a failing test.
 
     FaultScript([Fault(Event.READ, Cut(100, reset=True), nth=3)], seed=7)
 """
@@ -22,12 +22,12 @@ from dlfs.testing.nvme.command import Command, Event
 from dlfs.testing.nvme.pdu import Wire
 from dlfs.testing.nvme.server import Connection, Script, Step, Wait
 
-_LOG_KEPT = 200
+_LOG_LINES_MAX = 200
 
 
 @dataclass(frozen=True)
 class Scene:
-    """Where an action takes place."""
+    """The circumstances of an answer that an action changes."""
 
     wire: Wire
     chance: random.Random
@@ -35,23 +35,23 @@ class Scene:
 
 
 class Action(ABC):
-    """Makes other steps of an answer's."""
+    """Replaces the steps of an answer."""
 
     @abstractmethod
     def play(self, steps: Sequence[Step], scene: Scene, /) -> Iterable[Step]:
-        """The steps to take instead."""
+        """Return the steps to take instead."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """When what goes wrong.
+    """One fault: its condition and its action.
 
     Attributes:
-        on: the event.
-        do: what happens to its answer.
-        nth: the first occurrence that it happens to, from 1.
-        times: so many occurrences from then on; None: all.
-        chance: of each of these, 0..1.
+        on: the event whose answer it changes.
+        do: the action.
+        nth: number of the first occurrence that it changes, from 1.
+        times: number of occurrences from then on; None: all.
+        chance: probability at each of these, 0..1.
         match: fields of the command and their values, such as ``{"cdw11": 0x1C}``.
     """
 
@@ -63,7 +63,7 @@ class Fault:
     match: Mapping[str, int] = field(default_factory=dict)
 
     def concerns(self, event: Event, command: Command | None) -> bool:
-        """Whether it may happen here."""
+        """Return True if the event and the command match."""
         if event != self.on:
             return False
         return all(getattr(command, name, None) == value for name, value in self.match.items())
@@ -71,13 +71,13 @@ class Fault:
 
 @dataclass(frozen=True)
 class Fragments:
-    """How everything is cut that a target sends.
+    """The sizes into which a target splits everything that it sends.
 
     Attributes:
-        sizes: of the pieces in bytes, over and over; the rest of an answer goes in one piece after
-            ``pieces_max``.
-        pause_ms: between two pieces, so that they arrive apart.
-        pieces_max: of one answer.
+        sizes: sizes of the fragments in bytes, repeated; after ``pieces_max`` fragments the
+            remainder of an answer is sent in one.
+        pause_ms: pause between two fragments, so that they arrive separately.
+        pieces_max: most fragments of one answer.
     """
 
     sizes: Sequence[int]
@@ -85,7 +85,7 @@ class Fragments:
     pieces_max: int = 1 << 20
 
     def cut(self, data: bytes | bytearray) -> Iterator[bytes | Wait]:
-        """The pieces of an answer."""
+        """Return the fragments of an answer, with pauses."""
         at = 0
         for number in range(self.pieces_max):
             if at >= len(data):
@@ -100,11 +100,11 @@ class Fragments:
 
 @dataclass(frozen=True)
 class Gather(Action):
-    """Keep answers back until there are several, then send them together.
+    """Delay answers until there are several, then send them together.
 
     Attributes:
-        count: of answers; fewer are sent when no more came within ``wait_ms``.
-        order: in which they go.
+        count: number of answers; fewer are sent if no more came within ``wait_ms``.
+        order: order in which they are sent.
     """
 
     count: int
@@ -112,21 +112,21 @@ class Gather(Action):
     wait_ms: float = 5
 
     def play(self, steps: Sequence[Step], scene: Scene, /) -> Iterable[Step]:
-        """Never asked: it takes more than one answer."""
+        """Never called: ``FaultScript.play`` handles this action for several answers."""
         raise NotImplementedError
 
 
 class FaultScript(Script):
-    """Plays faults.
+    """Applies faults to a target's answers.
 
     Args:
-        faults: each is looked at for every answer; those that are due act one after the other.
-        seed: of all chance.
-        fragments: how everything is cut that is sent.
+        faults: checked for every answer; those whose condition holds act one after the other.
+        seed: seed of all random choices.
+        fragments: how everything that is sent is split.
 
     Attributes:
-        played: faults that have happened.
-        log: the first of them, in words.
+        played: number of faults that have happened.
+        log: descriptions of the first of them.
 
     Threads: the target's; others may read the attributes at any time.
     """
@@ -147,14 +147,14 @@ class FaultScript(Script):
         return f"<FaultScript seed {self.seed}, {self.faults}; done: {self.log}>"
 
     def wait(self, count: int = 1, *, timeout_s: float) -> bool:
-        """Wait until so many faults have happened; False when they did not in time."""
+        """Wait until so many faults have happened; return False after a time-out."""
         with self._happened:
             return self._happened.wait_for(lambda: self.played >= count, timeout_s)
 
     def _note(self, what: str) -> None:
         with self._happened:
             self.played += 1
-            if len(self.log) < _LOG_KEPT:
+            if len(self.log) < _LOG_LINES_MAX:
                 self.log.append(what)
             self._happened.notify_all()
 
@@ -165,7 +165,7 @@ class FaultScript(Script):
         connection: Connection,
         command: Command | None = None,
     ) -> Iterable[Step]:
-        """The steps to take instead."""
+        """Return the steps to take instead."""
         scene = Scene(connection.to_host, self._chance, command)
         for number, fault in enumerate(self.faults):
             if self._is_due(number, event, command):
@@ -187,23 +187,25 @@ class FaultScript(Script):
         return self._chance.random() < fault.chance
 
     def pieces(self, _connection: Connection, data: bytearray, /) -> Iterable[bytes | Wait] | None:
-        """How to cut what is sent."""
+        """Return how to split what is sent; None: not at all."""
         return None if self.fragments is None else self.fragments.cut(data)
 
     def _gather(
         self, action: Gather, steps: Sequence[Step], connection: Connection
     ) -> Sequence[Step]:
-        held = connection.gathered
-        held.append(list(steps))
-        if len(held) < action.count:
-            if len(held) == 1:
-                connection.post_later(action.wait_ms / 1000, lambda: self._release(action, held))
+        gathered = connection.gathered
+        gathered.append(list(steps))
+        if len(gathered) < action.count:
+            if len(gathered) == 1:
+                connection.post_later(
+                    action.wait_ms / 1000, lambda: self._release(action, gathered)
+                )
             return []
-        return self._release(action, held)
+        return self._release(action, gathered)
 
-    def _release(self, action: Gather, held: list[list[Step]]) -> list[Step]:
-        answers = list(held)
-        held.clear()
+    def _release(self, action: Gather, gathered: list[list[Step]]) -> list[Step]:
+        answers = list(gathered)
+        gathered.clear()
         if action.order == "reversed":
             answers.reverse()
         elif action.order == "random":

@@ -1,7 +1,7 @@
-"""``ScriptedTarget``: a target in a thread of the test's process, and what a test does to it.
+"""``ScriptedTarget``: a target in a thread of the test's process, controlled by the test.
 
-The thread runs trio; what a test asks of the target is run there and waited for. While the target
-is killed its port stays bound (and refuses connections), so that a restart finds it free.
+The thread runs trio. Methods that a test calls run there, and the caller waits for them. While the
+target is killed, its port stays bound and refuses connections, so that a restart can use it again.
 
 Threads: any at once, except ``stop``.
 """
@@ -28,21 +28,21 @@ Result = TypeVar("Result")
 DEFAULT_NQN = "nqn.2026-11.org.dlfs:scripted"
 _BACKLOG = 128
 _PORT_TRIES = 16
-_DISCOVERY_CHANGED = 0x70F002  # a notice: the discovery log page changed
+_DISCOVERY_CHANGED = 0x70F002  # asynchronous event: the discovery log page changed
 
 
 class ScriptedTarget:
-    """An NVMe/TCP target on 127.0.0.1, honest unless a script says otherwise.
+    """An NVMe/TCP target on 127.0.0.1, which follows the specification except for its script.
 
     Args:
-        subsystems: what it offers; by default ``DEFAULT_NQN`` with one namespace of 2 MiB.
-        transport: how it speaks.
-        script: of faults; None: honest.
+        subsystems: subsystems to export; by default ``DEFAULT_NQN`` with one namespace of 2 MiB.
+        transport: parameters of the transport.
+        script: faults; None: none.
         ipv6: listen on ::1, too.
-        port: to listen on; 0: any.
+        port: port to listen on; 0: any.
 
     Raises:
-        DeviceError: the port is taken.
+        DeviceError: the port is in use.
     """
 
     def __init__(
@@ -77,9 +77,9 @@ class ScriptedTarget:
         """Listen, and serve in a thread.
 
         Raises:
-            DeviceError: the port is taken.
+            DeviceError: the port is in use.
         """
-        self._placeholders = _hold_port(self.addresses, self._asked_port)
+        self._placeholders = _reserve_port(self.addresses, self._asked_port)
         self.port = self._placeholders[0].getsockname()[1]
         started = threading.Event()
         self._thread = threading.Thread(
@@ -89,7 +89,7 @@ class ScriptedTarget:
         started.wait()
 
     def stop(self) -> None:
-        """End everything. Idempotent."""
+        """Close all connections and end the thread. Idempotent."""
         if self._thread is None:
             return
         self._call(self._cancel)
@@ -149,14 +149,14 @@ class ScriptedTarget:
             raise UsageError("use a scripted target: it is not running")
         return trio.from_thread.run_sync(function, trio_token=self._token)
 
-    # ---- what a test looks at --------------------------------------------------------------------
+    # ---- state -----------------------------------------------------------------------------------
 
     @property
     def server(self) -> Server:
-        """The connections.
+        """The server with all connections.
 
         Raises:
-            UsageError: it was never started.
+            UsageError: the target was never started.
         """
         if self._server is None:
             raise UsageError("use a scripted target: it was never started")
@@ -164,17 +164,17 @@ class ScriptedTarget:
 
     @property
     def counters(self) -> Counters:
-        """What it has seen."""
+        """Counters of connections and commands."""
         return self.server.counters
 
     @property
     def violations(self) -> list[str]:
-        """What hosts did against the specification."""
+        """Descriptions of the hosts' violations of the specification."""
         return self.server.violations
 
     @property
     def connections(self) -> int:
-        """Open now."""
+        """Number of open connections."""
         return self._call(lambda: len(self.server.connections))
 
     @property
@@ -183,15 +183,15 @@ class ScriptedTarget:
         return next(iter(self.subsystems[0].namespaces.values()))
 
     def uri(self, subsystem_nqn: str | None = None, *, nsid: int = 1, **options: object) -> str:
-        """The device URI of a namespace; options as in ``dlfs.block.uri``."""
+        """Return the device URI of a namespace; options as in ``dlfs.block.uri``."""
         nqn = subsystem_nqn or self.subsystems[0].nqn
         query = "".join(f"&{name}={value}" for name, value in options.items())
         return f"nvme-tcp://127.0.0.1:{self.port}/{nqn}?nsid={nsid}{query}"
 
-    # ---- what a test does to it ------------------------------------------------------------------
+    # ---- control ---------------------------------------------------------------------------------
 
     def play(self, script: Script | None) -> None:
-        """Follow another script from now on; None: be honest."""
+        """Replace the script from now on; None: no faults."""
 
         def change() -> None:
             self.server.script = script
@@ -199,7 +199,7 @@ class ScriptedTarget:
         self._call(change)
 
     def drop_connections(self, *, reset: bool = True) -> None:
-        """End all connections, and go on listening."""
+        """Close all connections and continue to listen."""
         self._call(lambda: self.server.drop_all(reset=reset))
 
     def kill(self) -> None:
@@ -212,11 +212,11 @@ class ScriptedTarget:
         self._call(die)
 
     def restart(self, *, lose_cache: bool = False, lose_reservations: bool = False) -> None:
-        """Come back at the same port, killed before or not.
+        """Start again on the same port; kills the target first if it runs.
 
         Args:
-            lose_cache: writes since the last flush are undone, where the cache is volatile.
-            lose_reservations: those that do not persist are gone.
+            lose_cache: undo writes since the last flush if the cache is volatile.
+            lose_reservations: remove reservations that are not persistent.
         """
         self.kill()
         for subsystem in self.subsystems:
@@ -224,7 +224,7 @@ class ScriptedTarget:
         self._call(self._listen)
 
     def pause(self) -> None:
-        """Fall silent: connections are accepted, nothing is answered."""
+        """Stop answering: connections are accepted, but nothing is sent."""
         self._call(self.server.pause)
 
     def resume(self) -> None:
@@ -232,7 +232,7 @@ class ScriptedTarget:
         self._call(self.server.resume)
 
     def list_also(self, records: Sequence[DiscoveryRecord]) -> None:
-        """Add records to the discovery log page, and tell hosts that it changed."""
+        """Add records to the discovery log page and notify hosts that it changed."""
 
         def change() -> None:
             self._extra_records += records
@@ -246,7 +246,7 @@ class ScriptedTarget:
         self._call(change)
 
     def records(self) -> list[DiscoveryRecord]:
-        """What its discovery log page lists of itself: each subsystem at each address."""
+        """Return the discovery records of this target: each subsystem at each address."""
         return [
             DiscoveryRecord(subsystem.nqn, address, self.port, number)
             for subsystem in self.subsystems
@@ -271,19 +271,19 @@ def _bound_socket(address: str, port: int) -> socket.socket:
     return made
 
 
-def _hold_port(addresses: Sequence[str], port: int) -> list[socket.socket]:
-    """Bind a port at every address, without listening."""
+def _reserve_port(addresses: Sequence[str], port: int) -> list[socket.socket]:
+    """Bind one port at every address without listening."""
     for _ in range(_PORT_TRIES):
-        held: list[socket.socket] = []
+        bound: list[socket.socket] = []
         try:
             for address in addresses:
-                at = held[0].getsockname()[1] if held else port
-                held.append(_bound_socket(address, at))
+                at = bound[0].getsockname()[1] if bound else port
+                bound.append(_bound_socket(address, at))
         except OSError as error:
-            for each in held:
+            for each in bound:
                 each.close()
-            if port or not held:
+            if port or not bound:
                 raise DeviceError(f"listen on {addresses[0]} port {port}: {error}") from error
             continue
-        return held
+        return bound
     raise DeviceError(f"listen on {addresses}: no port is free on all of them")

@@ -1,11 +1,11 @@
-"""The connections of a target, on trio: PDUs in, commands executed, PDUs out.
+"""The connections of a target, on trio: receives PDUs, executes commands, sends PDUs.
 
-One task a connection: it receives, handles every whole PDU at once, then sends all answers
-together. Anything that the host may not do is refused as the specification says and noted in
-``Server.violations``, so that a test of an initiator can demand that there was none.
+Each connection has one task. It receives bytes, processes every complete PDU, then sends all
+answers together. A host's violation of the specification is refused as the specification says and
+noted in ``Server.violations``, so that a test of an initiator can require that there was none.
 
-Every answer (the PDUs that a command, an ICReq or an accepted connection leads to) passes the
-server's script, where there is one: that is where faults are made (``faults``).
+Every answer (the PDUs after a command, an ICReq or an accepted connection) passes the server's
+script, if there is one, which may change it (``faults``).
 
 Source: NVM Express TCP Transport Specification 1.0c, sections 3.3 to 3.5.
 """
@@ -46,23 +46,23 @@ from dlfs.testing.nvme.subsystem import Subsystem
 from dlfs.units import KIB
 
 RECEIVE_BYTES = 256 * KIB
-VIOLATIONS_KEPT = 100
+VIOLATIONS_MAX = 100
 _KEEP_ALIVE_LOOK_S = 0.1
 
 
 @dataclass(frozen=True)
 class Transport:
-    """How a target speaks.
+    """The parameters of a target's transport.
 
     Attributes:
-        header_digest: agreed to when the host asks.
-        data_digest: likewise.
-        host_alignment: CPDA, which the host's PDUs must obey; in dwords, 0's based.
+        header_digest: grants header digests if the host requests them.
+        data_digest: grants data digests if the host requests them.
+        host_alignment: CPDA, the alignment of data in the host's PDUs; in dwords, 0's based.
         h2c_bytes_max: MAXH2CDATA, a multiple of 4.
-        c2h_bytes: read data comes in pieces of so many bytes; 0: in one.
-        r2t_bytes: one R2T asks for so many; 0: for all.
-        r2ts: of one command outstanding, when the host allows as many.
-        success_flag: spare completions of reads where the host's Connect asks for it.
+        c2h_bytes: data bytes of one C2HData of a read; 0: all.
+        r2t_bytes: bytes that one R2T requests; 0: all.
+        r2ts: outstanding R2Ts of one command, if the host allows as many.
+        success_flag: end reads by the SUCCESS flag if the host's Connect allows it.
     """
 
     header_digest: bool = True
@@ -77,12 +77,12 @@ class Transport:
 
 @dataclass
 class Counters:
-    """What a target has seen.
+    """Counters of a target.
 
     Attributes:
-        connections: accepted.
-        commands: of each kind.
-        keep_alives_missed: controllers that were closed for it.
+        connections: accepted connections.
+        commands: commands of each kind.
+        keep_alives_missed: controllers that were closed after a keep-alive timeout.
     """
 
     connections: int = 0
@@ -90,33 +90,33 @@ class Counters:
     keep_alives_missed: int = 0
 
 
-# ---- what a script may put between the PDUs of an answer -----------------------------------------
+# ---- steps of an answer other than PDUs ----------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Wait:
-    """Send nothing for a while."""
+    """Wait before the next step."""
 
     seconds: float
 
 
 @dataclass(frozen=True)
 class Close:
-    """End the connection."""
+    """Close the connection."""
 
     reset: bool = False
 
 
 @dataclass(frozen=True)
 class Mute:
-    """Send nothing any more, and keep the connection."""
+    """Keep the connection open but send nothing on it any more."""
 
 
 Step = Pdu | Frame | bytes | Wait | Close | Mute
 
 
 class Script(Protocol):
-    """Decides what becomes of an answer."""
+    """Changes answers."""
 
     def play(
         self,
@@ -125,19 +125,19 @@ class Script(Protocol):
         connection: Connection,
         command: Command | None = None,
     ) -> Iterable[Step]:
-        """The steps to take instead."""
+        """Return the steps to take instead."""
 
     def pieces(self, connection: Connection, data: bytearray, /) -> Iterable[bytes | Wait] | None:
-        """How to cut what is sent; None: not at all."""
+        """Return how to split what is sent; None: not at all."""
 
 
 class Server:
     """All connections of one target.
 
     Args:
-        subsystems: by NQN, the discovery subsystem among them.
-        transport: how it speaks.
-        script: of faults.
+        subsystems: subsystems by NQN, with the discovery subsystem.
+        transport: parameters of the transport.
+        script: changes answers; None: none are changed.
     """
 
     def __init__(
@@ -174,12 +174,12 @@ class Server:
             connection.close(reset=reset)
 
     def pause(self) -> None:
-        """Answer nothing from now on."""
+        """Stop answering."""
         if self._running.is_set():
             self._running = trio.Event()
 
     def resume(self) -> None:
-        """Answer again, also what came in the meantime."""
+        """Answer again, also commands that were received meanwhile."""
         self._running.set()
 
     async def until_running(self) -> None:
@@ -188,8 +188,8 @@ class Server:
             await self._running.wait()
 
     def note_violation(self, message: str) -> None:
-        """Keep what the host did wrong."""
-        if len(self.violations) < VIOLATIONS_KEPT:
+        """Note a violation by the host."""
+        if len(self.violations) < VIOLATIONS_MAX:
             self.violations.append(message)
 
     def end_association(self, controller: Controller, *, reset: bool) -> None:
@@ -201,7 +201,7 @@ class Server:
 
 
 class Connection:
-    """One TCP connection: one queue."""
+    """One TCP connection, which serves one queue."""
 
     def __init__(self, server: Server, accepted: trio.socket.SocketType, number: int) -> None:
         self.server = server
@@ -327,12 +327,12 @@ class Connection:
     # ---- sending ---------------------------------------------------------------------------------
 
     def answer(self, event: Event, steps: Sequence[Step], command: Command | None = None) -> None:
-        """Send an answer, as the script would have it."""
+        """Send an answer as the script changes it."""
         script = self.server.script
         self.post(steps if script is None else script.play(event, steps, self, command))
 
     def post(self, steps: Iterable[Step]) -> None:
-        """Queue steps to be taken by the next ``_flush``."""
+        """Append steps for the next ``_flush``."""
         for step in steps:
             if isinstance(step, Wait | Close | Mute):
                 self._outbox.append(step)
@@ -361,7 +361,7 @@ class Connection:
 
     async def _flush(self) -> None:
         if self._sending:
-            return  # who sends now takes what was added, too
+            return  # the task that sends now also sends the added steps
         self._sending = True
         try:
             while self._outbox and not self._closed:

@@ -1,7 +1,7 @@
-"""An NVM subsystem: its namespaces, the hosts it lets in, and its controllers.
+"""An NVM subsystem: its namespaces, its allowed hosts, and its controllers.
 
-One subsystem may be served by several targets at once (several paths to it), each in a thread of
-its own; ``mutex`` guards what is not a single operation.
+Several targets may serve one subsystem at the same time (several paths to it), each in its own
+thread; ``mutex`` guards everything that is not a single operation.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ CNTLID_MAX = 0xFFEF
 
 
 class Subsystem:
-    """What a host connects to by its NQN.
+    """A subsystem, to which hosts connect by its NQN.
 
     Args:
-        nqn: its name.
-        namespaces: what it offers.
+        nqn: NQN of the subsystem.
+        namespaces: its namespaces.
         hosts: NQNs of the hosts that may connect; None: any.
-        settings: of its controllers.
+        settings: properties of its controllers.
     """
 
     def __init__(
@@ -56,16 +56,16 @@ class Subsystem:
             return self._last_number
 
     def remove(self, number: int) -> None:
-        """Forget a controller. Idempotent."""
+        """Remove a controller. Idempotent."""
         with self.mutex:
             self.controllers.pop(number, None)
 
     def hosts_connected(self) -> dict[bytes, int]:
-        """A controller's number by host identifier."""
+        """Return the controller number of each connected host, by host identifier."""
         return {found.host_id: number for number, found in list(self.controllers.items())}
 
     def lose(self, *, cache: bool, reservations: bool) -> None:
-        """Forget what a loss of power takes: unflushed writes, reservations that do not persist."""
+        """Undo what a power loss undoes: unflushed writes and reservations without persistence."""
         for namespace in self.namespaces.values():
             if cache:
                 namespace.lose_cache()
