@@ -1,15 +1,16 @@
 /*
- * What keeps a controller alive, and single admin commands.
+ * The admin thread of a controller, and single admin commands.
  *
- * The admin thread polls the admin queue ten times a second, which sends SPDK's keep-alive and
- * takes events; sends a keep-alive of its own, whose silence shows a target that is frozen; and
- * connects again, with a pause that doubles, when the connection is lost.
+ * The admin thread polls the admin queue ten times a second, so that SPDK sends its keep-alive and
+ * receives events. It sends keep-alives of its own, and takes the controller for lost when one is
+ * not answered in time. When the connection is lost it connects again; the pauses between attempts
+ * double.
  *
- * While a connection is made anew nobody else may call SPDK for this controller: the state turns to
- * CONTROLLER_DOWN under the locks of all its queue pairs, and these look at it before each call.
- * Over fabrics their SPDK queue pairs are freed then, because SPDK forgets which queue numbers were
- * taken; over PCIe SPDK keeps and mends them itself. What becomes of requests that this aborts is
- * request.c's to say.
+ * During a reconnect no other thread may call SPDK for this controller. The admin thread sets the
+ * state to CONTROLLER_DOWN while it holds the locks of all queue pairs, and these check the state
+ * before each call. Over fabrics they then free their SPDK queue pairs, because SPDK forgets which
+ * queue IDs are in use; over PCIe, SPDK resets them itself. operations.c decides about the requests
+ * that this aborts.
  *
  * Source: spdk/nvme.h, spdk_nvme_ctrlr_disconnect and spdk_nvme_ctrlr_reconnect_async; NVM Express
  * Base Specification 2.0, section 5.24 (Keep Alive).
@@ -23,12 +24,16 @@
 #include <time.h>
 
 #define POLL_NS (UINT64_C(100) * NS_PER_MS)
-#define SCAN_NS (UINT64_C(1000) * NS_PER_MS) /* for devices that were pulled out */
+#define SCAN_NS (UINT64_C(1000) * NS_PER_MS) /* between scans for removed devices */
 #define BACKOFF_FIRST_NS (UINT64_C(10) * NS_PER_MS)
 #define BACKOFF_LAST_NS (UINT64_C(1000) * NS_PER_MS)
-/* A device in the machine that cannot be reset is broken; a target may come back any time. */
+/* Failed resets after which a PCIe device counts as broken. A remote target is tried further. */
 #define LOCAL_ATTEMPTS_MAX 3u
-#define STEP_NS UINT64_C(50000) /* between two looks at something under way */
+#define STEP_NS UINT64_C(50000) /* between two polls of a connection attempt or a command */
+
+/* Offset of CQT in Identify Controller, which SPDK does not name, and the unit of KAS. */
+#define COMMAND_QUIESCE_TIME 386u
+#define KAS_MS 100u
 
 /* ---- commands -------------------------------------------------------------------------------- */
 
@@ -45,13 +50,13 @@ void command_encode(const dlfs_spdk_command *command, struct spdk_nvme_cmd *out)
     out->cdw15 = command->cdw[5];
 }
 
-void command_answer(dlfs_spdk_command *command, const struct spdk_nvme_cpl *completion)
+void command_complete(dlfs_spdk_command *command, const struct spdk_nvme_cpl *completion)
 {
     command->status = (uint32_t)completion->status.sct << 8 | completion->status.sc;
     command->value = (uint64_t)completion->cdw1 << 32 | completion->cdw0;
 }
 
-/* One admin command under way; freed by whoever comes last, its caller or its completion. */
+/* One admin command in flight; freed by its caller, or by its completion if the caller gave up. */
 struct admin_call {
     struct spdk_nvme_cpl completion;
     _Atomic int state; /* enum call_state */
@@ -66,7 +71,8 @@ static void admin_call_free(struct admin_call *call)
     free(call);
 }
 
-/* In whichever thread polls the admin queue: SPDK does so too while it makes a queue pair. */
+/* SPDK's callback, in any thread that polls the admin queue; SPDK also polls it when it creates a
+ * queue pair. */
 static void admin_call_done(void *argument, const struct spdk_nvme_cpl *completion)
 {
     struct admin_call *call = argument;
@@ -89,7 +95,7 @@ static bool is_ready(const struct controller *controller)
     return atomic_load(&controller->state) == CONTROLLER_READY;
 }
 
-/* Waits for a connection for as long as a device may be out of reach. */
+/* Waits up to reconnect_ms for a connection. */
 static int wait_ready(struct controller *controller, uint32_t reconnect_ms)
 {
     while (!is_ready(controller)) {
@@ -118,7 +124,7 @@ static int admin_submit(struct controller *controller, const dlfs_spdk_command *
     return code == -ENXIO ? DLFS_E_LOST : code;
 }
 
-/* Polls until a command is done; abandons it when its time has passed. */
+/* Polls until a command is done; abandons it after timeout_ms. */
 static int admin_wait(struct controller *controller, uint32_t timeout_ms, struct admin_call *call)
 {
     uint64_t deadline_ns = monotonic_ns() + timeout_ms * NS_PER_MS;
@@ -171,9 +177,23 @@ int controller_run(struct controller *controller, uint32_t reconnect_ms, uint32_
     if (data_bytes > 0 && !command->to_device) {
         memcpy(data, call->data, data_bytes);
     }
-    command_answer(command, &call->completion);
+    command_complete(command, &call->completion);
     admin_call_free(call);
     return command->status == SPDK_NVME_SC_ABORTED_SQ_DELETION ? DLFS_E_LOST : 0;
+}
+
+/* ---- quiescing ------------------------------------------------------------------------------- */
+
+void controller_read_quiesce(struct controller *controller)
+{
+    const struct spdk_nvme_ctrlr_opts *options = spdk_nvme_ctrlr_get_opts(controller->spdk);
+    const struct spdk_nvme_ctrlr_data *data = spdk_nvme_ctrlr_get_data(controller->spdk);
+    uint16_t reported_ms;
+    memcpy(&reported_ms, (const uint8_t *)data + COMMAND_QUIESCE_TIME, sizeof reported_ms);
+    uint64_t quiesce_ms =
+        nvme_quiesce_ms(reported_ms, options->keep_alive_timeout_ms, data->kas * KAS_MS);
+    /* Over PCIe, a reset ends all commands before the next one can be sent. */
+    atomic_store(&controller->quiesce_ns, controller->fabrics ? quiesce_ms * NS_PER_MS : 1);
 }
 
 /* ---- the admin thread ------------------------------------------------------------------------ */
@@ -181,8 +201,8 @@ int controller_run(struct controller *controller, uint32_t reconnect_ms, uint32_
 static void lock_all(struct controller *controller)
 {
     (void)pthread_mutex_lock(&controller->lock);
-    for (struct queue *queue = controller->queues; queue != NULL; queue = queue_next(queue)) {
-        queue_lock(queue);
+    for (struct queue_link *link = controller->queues; link != NULL; link = link->next) {
+        (void)pthread_mutex_lock(&link->lock);
     }
     (void)pthread_mutex_lock(&controller->admin_lock);
 }
@@ -190,22 +210,22 @@ static void lock_all(struct controller *controller)
 static void unlock_all(struct controller *controller)
 {
     (void)pthread_mutex_unlock(&controller->admin_lock);
-    for (struct queue *queue = controller->queues; queue != NULL; queue = queue_next(queue)) {
-        queue_unlock(queue);
+    for (struct queue_link *link = controller->queues; link != NULL; link = link->next) {
+        (void)pthread_mutex_unlock(&link->lock);
     }
     (void)pthread_mutex_unlock(&controller->lock);
 }
 
-/* Nobody calls SPDK for this controller after this, but the admin thread. */
+/* Leaves CONTROLLER_READY: from here on, only the admin thread calls SPDK for this controller. */
 static void leave_ready(struct controller *controller, enum controller_state state)
 {
     lock_all(controller);
-    bool silent = atomic_exchange(&controller->silent, false);
+    bool timed_out = atomic_exchange(&controller->timed_out, false);
     atomic_store(&controller->down_since_ns, monotonic_ns());
     atomic_store(&controller->state, (int)state);
     (void)atomic_fetch_add(&controller->generation, 1);
-    for (struct queue *queue = controller->queues; queue != NULL; queue = queue_next(queue)) {
-        queue_leave(queue, silent);
+    for (struct queue_link *link = controller->queues; link != NULL; link = link->next) {
+        link->on_disconnect(link, timed_out);
     }
     unlock_all(controller);
     controller->backoff_ns = BACKOFF_FIRST_NS;
@@ -214,7 +234,7 @@ static void leave_ready(struct controller *controller, enum controller_state sta
     atomic_store(&controller->heartbeat_ns, 0);
 }
 
-/* Takes the old connection down; false when the controller is gone for good. */
+/* Closes the old connection; returns false if the controller was removed. */
 static bool disconnect(struct controller *controller)
 {
     int code = spdk_nvme_ctrlr_disconnect(controller->spdk);
@@ -228,19 +248,19 @@ static bool disconnect(struct controller *controller)
     return true;
 }
 
-/* Has SPDK ask for as many I/O queues as at first: it would ask for those that it got last, and for
- * a single one, for good, after an attempt that was cut off while it asked. */
-static void ask_for_queues(struct controller *controller)
+/* Makes SPDK request as many I/O queues as at first. It would request the number that it was last
+ * granted; after an attempt that ended during that request, always one. */
+static void restore_queue_count(struct controller *controller)
 {
     const struct spdk_nvme_ctrlr_opts *options = spdk_nvme_ctrlr_get_opts(controller->spdk);
     ((struct spdk_nvme_ctrlr_opts *)(uintptr_t)options)->num_io_queues = controller->queues_wanted;
 }
 
-/* One attempt to connect again: 0, or a negative code. */
+/* Tries once to connect again. Returns 0 or a negative code. */
 static int reconnect(struct controller *controller)
 {
     uint64_t deadline_ns = monotonic_ns() + controller->connect_ms * NS_PER_MS;
-    ask_for_queues(controller);
+    restore_queue_count(controller);
     spdk_nvme_ctrlr_reconnect_async(controller->spdk);
     for (;;) {
         int code = spdk_nvme_ctrlr_reconnect_poll_async(controller->spdk);
@@ -248,13 +268,14 @@ static int reconnect(struct controller *controller)
             return code;
         }
         if (atomic_load(&controller->stopping) || monotonic_ns() > deadline_ns) {
-            spdk_nvme_ctrlr_fail(controller->spdk); /* the next look ends the attempt */
+            spdk_nvme_ctrlr_fail(controller->spdk); /* the next poll ends the attempt */
         }
         shim_sleep_ns(STEP_NS);
     }
 }
 
-static void try_again(struct controller *controller)
+/* Tries to connect again if the pause is over. */
+static void try_reconnect(struct controller *controller)
 {
     if (monotonic_ns() < controller->retry_at_ns) {
         return;
@@ -266,8 +287,8 @@ static void try_again(struct controller *controller)
     }
     if (reconnect(controller) == 0) {
         controller->heartbeat_next_ns = monotonic_ns() + controller->heartbeat_ms * NS_PER_MS;
-        controller_note_quiesce(controller);
-        atomic_store(&controller->silent, false);
+        controller_read_quiesce(controller);
+        atomic_store(&controller->timed_out, false);
         atomic_store(&controller->reset_wanted, false);
         atomic_store(&controller->state, (int)CONTROLLER_READY);
         return;
@@ -282,22 +303,22 @@ static void try_again(struct controller *controller)
 
 static void heartbeat_done(void *argument, const struct spdk_nvme_cpl *completion)
 {
-    (void)completion; /* an error is an answer too */
+    (void)completion; /* any status shows that the controller answers */
     struct controller *controller = argument;
     atomic_store(&controller->heartbeat_ns, 0);
 }
 
-/* Sends a keep-alive now and then; false when one has gone unanswered for too long. */
+/* Sends a keep-alive when it is due; returns false if one was not answered in time. */
 static bool heartbeat(struct controller *controller)
 {
     uint64_t now = monotonic_ns();
     uint64_t sent_ns = atomic_load(&controller->heartbeat_ns);
     if (sent_ns != 0) {
-        bool silent = now - sent_ns >= controller->timeout_ms * NS_PER_MS;
-        if (silent) {
-            atomic_store(&controller->silent, true);
+        bool timed_out = now - sent_ns >= controller->timeout_ms * NS_PER_MS;
+        if (timed_out) {
+            atomic_store(&controller->timed_out, true);
         }
-        return !silent;
+        return !timed_out;
     }
     if (controller->heartbeat_ms == 0 || now < controller->heartbeat_next_ns) {
         return true;
@@ -315,11 +336,12 @@ static bool heartbeat(struct controller *controller)
     return code != -ENXIO;
 }
 
-static void look(struct controller *controller)
+/* Handles a lost or unresponsive connection. */
+static void check_connection(struct controller *controller)
 {
     if (!is_ready(controller)) {
         if (atomic_load(&controller->state) == CONTROLLER_DOWN) {
-            try_again(controller);
+            try_reconnect(controller);
         }
         return;
     }
@@ -328,12 +350,12 @@ static void look(struct controller *controller)
         leave_ready(controller, CONTROLLER_LOST);
     } else if (!alive || atomic_load(&controller->reset_wanted)) {
         leave_ready(controller, CONTROLLER_DOWN);
-        try_again(controller);
+        try_reconnect(controller);
     }
 }
 
-/* Over PCIe: has SPDK look for devices that were pulled out. */
-static void scan(struct controller *controller, uint64_t *next_ns)
+/* Over PCIe: makes SPDK check for removed devices. */
+static void scan_for_removal(struct controller *controller, uint64_t *next_ns)
 {
     if (!controller->fabrics && monotonic_ns() >= *next_ns) {
         *next_ns = monotonic_ns() + SCAN_NS;
@@ -353,17 +375,17 @@ void *controller_main(void *argument)
         struct timespec until = clock_timespec(until_ns);
         (void)sem_clockwait(&controller->wake, CLOCK_MONOTONIC, &until);
         if (!atomic_load(&controller->stopping)) {
-            scan(controller, &scan_ns);
-            look(controller);
+            scan_for_removal(controller, &scan_ns);
+            check_connection(controller);
         }
     }
     return NULL;
 }
 
-void controller_reset(struct controller *controller, bool silent)
+void controller_reset(struct controller *controller, bool timed_out)
 {
-    if (silent) {
-        atomic_store(&controller->silent, true);
+    if (timed_out) {
+        atomic_store(&controller->timed_out, true);
     }
     atomic_store(&controller->reset_wanted, true);
     controller_check(controller);
@@ -377,25 +399,21 @@ void controller_check(struct controller *controller)
     }
 }
 
-void controller_attach_queue(struct controller *controller, struct queue *queue)
+void controller_attach_queue(struct controller *controller, struct queue_link *link)
 {
     (void)pthread_mutex_lock(&controller->lock);
-    queue_link(queue, controller->queues);
-    controller->queues = queue;
+    link->next = controller->queues;
+    controller->queues = link;
     (void)pthread_mutex_unlock(&controller->lock);
 }
 
-void controller_detach_queue(struct controller *controller, struct queue *queue)
+void controller_detach_queue(struct controller *controller, struct queue_link *link)
 {
     (void)pthread_mutex_lock(&controller->lock);
-    if (controller->queues == queue) {
-        controller->queues = queue_next(queue);
-    } else {
-        struct queue *before = controller->queues;
-        while (queue_next(before) != queue) {
-            before = queue_next(before);
-        }
-        queue_link(before, queue_next(queue));
+    struct queue_link **cursor = &controller->queues;
+    while (*cursor != link) {
+        cursor = &(*cursor)->next;
     }
+    *cursor = link->next;
     (void)pthread_mutex_unlock(&controller->lock);
 }

@@ -1,6 +1,6 @@
 /*
- * Controllers: one connection of this process to each, counted, because SPDK has at most one for a
- * transport ID and host NQN. admin.c keeps it alive.
+ * The controllers that this process is connected to, counted: SPDK allows one connection for a
+ * transport ID and host NQN. admin.c runs their admin threads.
  *
  * Source: spdk/nvme.h; NVM Express Base Specification 2.1, section 5.1.13.2.1 (CQT, KAS).
  */
@@ -13,12 +13,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define STEP_NS UINT64_C(50000)                /* between two looks at something under way */
-#define DETACH_NS (UINT64_C(2000) * NS_PER_MS) /* for a shutdown in good order */
+#define STEP_NS UINT64_C(50000)                /* between two polls of a detach */
+#define DETACH_NS (UINT64_C(2000) * NS_PER_MS) /* time limit of a controller's shutdown */
 #define DEFAULT_SERVICE "4420"
-/* Of Identify Controller: CQT, which SPDK does not name, and the unit of KAS. */
-#define COMMAND_QUIESCE_TIME 386u
-#define KAS_MS 100u
 
 static struct {
     pthread_mutex_t lock;
@@ -54,8 +51,8 @@ int transport_parse(const char *text, struct spdk_nvme_transport_id *transport_i
     return 0;
 }
 
-/* What the kernel holds of a write is not sent for longer than a command may take, whatever becomes
- * of this process: SPDK wants that time as a power of two of a millisecond, where 0 is no limit. */
+/* Returns the limit of the kernel's TCP retransmissions, so that it sends no write after the time
+ * limit of a command, even if this process is stopped. SPDK takes it as an exponent: 2^n ms. */
 static uint8_t ack_timeout_power(uint32_t timeout_ms)
 {
     uint8_t power = 1;
@@ -92,7 +89,7 @@ static int fill_options(const dlfs_spdk_config *config, bool tcp,
     return 0;
 }
 
-/* How long TCP itself may take to connect is one setting of the process. */
+/* Sets the time limit of TCP connects, which is one setting for the whole process. */
 static void limit_tcp_connect(uint32_t connect_ms)
 {
     struct spdk_nvme_transport_opts options;
@@ -128,7 +125,7 @@ static int start_thread(struct controller *controller)
     return -error;
 }
 
-/* Ends SPDK's controller: in good order when it answers in time, else by force. */
+/* Detaches SPDK's controller: by a shutdown if it answers in time, else without. */
 static void detach(struct controller *controller)
 {
     struct spdk_nvme_detach_ctx *context = NULL;
@@ -145,18 +142,6 @@ static void detach(struct controller *controller)
         }
         shim_sleep_ns(STEP_NS);
     }
-}
-
-void controller_note_quiesce(struct controller *controller)
-{
-    const struct spdk_nvme_ctrlr_opts *options = spdk_nvme_ctrlr_get_opts(controller->spdk);
-    const struct spdk_nvme_ctrlr_data *data = spdk_nvme_ctrlr_get_data(controller->spdk);
-    uint16_t reported_ms;
-    memcpy(&reported_ms, (const uint8_t *)data + COMMAND_QUIESCE_TIME, sizeof reported_ms);
-    uint64_t quiesce_ms =
-        nvme_quiesce_ms(reported_ms, options->keep_alive_timeout_ms, data->kas * KAS_MS);
-    /* Over PCIe, a reset ends all commands before the next one can be sent. */
-    atomic_store(&controller->quiesce_ns, controller->fabrics ? quiesce_ms * NS_PER_MS : 1);
 }
 
 static int connect_new(const dlfs_spdk_config *config,
@@ -186,7 +171,7 @@ static int connect_new(const dlfs_spdk_config *config,
     }
     controller->fabrics = spdk_nvme_ctrlr_is_fabrics(controller->spdk);
     controller->heartbeat_ms = controller->fabrics ? config->keepalive_ms / 2 : 0;
-    controller_note_quiesce(controller);
+    controller_read_quiesce(controller);
     spdk_nvme_ctrlr_set_remove_cb(controller->spdk, removed, controller);
     code = start_thread(controller);
     if (code < 0) {
@@ -210,7 +195,7 @@ static struct controller *find(const struct spdk_nvme_transport_id *transport_id
     return controller;
 }
 
-/* With the registry's lock held. */
+/* Does the work of controller_get. With the registry's lock held. */
 static int get_locked(const dlfs_spdk_config *config,
                       const struct spdk_nvme_transport_id *transport_id, char *message,
                       size_t message_bytes, struct controller **out)
@@ -277,8 +262,12 @@ void controller_put(struct controller *controller)
     (void)pthread_mutex_unlock(&registry.lock);
 }
 
-void controller_stop_all(void)
+/* Ends all admin threads before SPDK's destructors free its memory. */
+__attribute__((destructor)) static void stop_all(void)
 {
+    if (environment_is_foreign()) {
+        return;
+    }
     (void)pthread_mutex_lock(&registry.lock);
     for (struct controller *controller = registry.first; controller != NULL;
          controller = controller->next) {

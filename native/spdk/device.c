@@ -1,8 +1,8 @@
 /*
- * Namespaces as devices: opening and describing them, flushing, and single commands.
+ * Namespaces as devices: open, describe, flush, and single commands.
  *
- * Flushes and single I/O commands go through a queue pair of the device's own, made when it is
- * first needed and used by one thread at a time.
+ * Flushes and single I/O commands use a separate queue pair of the device, created on first use and
+ * used by one thread at a time.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -29,8 +29,8 @@ const char *dlfs_spdk_build(void)
 
 /* ---- flushes and single commands ------------------------------------------------------------- */
 
-/* With the command lock held. */
-static int have_command_queue(struct device *device)
+/* Creates the command queue and its data buffer on first use. With the command lock held. */
+static int ensure_command_queue(struct device *device)
 {
     if (device->command_data == NULL) {
         device->command_data = spdk_zmalloc(DLFS_SPDK_COMMAND_BYTES_MAX, 4096, NULL,
@@ -66,7 +66,7 @@ static int flush_command(void *argument, struct nvme_flushed *flushed)
     struct device *device = argument;
     dlfs_operation operation = {.length_bytes = 1, .kind = OP_FLUSH};
     (void)pthread_mutex_lock(&device->command_lock);
-    int code = have_command_queue(device);
+    int code = ensure_command_queue(device);
     if (code == 0) {
         code = run_one(device, &operation);
         flushed->generation = queue_generation(device->command_queue);
@@ -89,7 +89,7 @@ static int run_io(struct device *device, dlfs_spdk_command *command, void *data,
                   uint32_t data_bytes)
 {
     (void)pthread_mutex_lock(&device->command_lock);
-    int code = have_command_queue(device);
+    int code = ensure_command_queue(device);
     if (code == 0) {
         struct raw_command raw = {.command = command,
                                   .data = data_bytes > 0 ? device->command_data : NULL,
@@ -185,7 +185,7 @@ static const struct dlfs_external_ops device_ops = {
     .limit_writes = device_limit_writes,
 };
 
-/* Identify's text is padded with spaces, and need not be text. */
+/* Copies a text field of Identify without its padding; replaces bytes that are not printable. */
 static void copy_text(char *to, const void *from, size_t bytes)
 {
     const uint8_t *source = from;
@@ -210,7 +210,7 @@ static void describe(struct device *device, struct spdk_nvme_ns *ns)
     info->size_bytes = spdk_nvme_ns_get_num_sectors(ns) * info->block_bytes;
     info->max_transfer_bytes = spdk_nvme_ns_get_max_io_xfer_size(ns);
     memcpy(info->nguid, ns_data->nguid, sizeof info->nguid);
-    for (size_t i = 0; i < sizeof info->eui64; i++) { /* SPDK has it as a number */
+    for (size_t i = 0; i < sizeof info->eui64; i++) { /* SPDK stores it as a number */
         info->eui64[i] = (uint8_t)(ns_data->eui64 >> (8 * i));
     }
     if (uuid != NULL) {
@@ -224,7 +224,7 @@ static void describe(struct device *device, struct spdk_nvme_ns *ns)
     copy_text(info->subsystem_nqn, data->subnqn, nqn_bytes);
 }
 
-/* Finds the namespace and checks that its blocks are plain ones. */
+/* Finds the namespace and checks its block size and that it has no metadata. */
 static int open_namespace(struct device *device, char *message, size_t message_bytes)
 {
     struct spdk_nvme_ns *ns = spdk_nvme_ctrlr_get_ns(device->controller->spdk, device->nsid);

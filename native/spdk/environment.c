@@ -1,16 +1,17 @@
 /*
- * SPDK's environment: started once in a process, by a thread of its own.
+ * SPDK's environment, started once in a process by a short-lived thread; and SPDK's log messages.
  *
- * DPDK makes the thread that starts it its main one and binds it to a CPU, with every thread that
- * it starts later. A thread that does nothing else and ends is bound here instead, so that the
- * program's threads keep the CPUs they had. Its single logical core may run on any of the CPUs that
- * the process may use, or on those of the option.
+ * DPDK binds the thread that starts it to a CPU, and later all threads that this thread starts. A
+ * separate thread that ends afterwards starts it, so that the program's threads keep their CPUs.
+ * DPDK's single logical core may run on any CPU that the process may use, or on those of the
+ * option.
  *
- * SPDK installs a handler for SIGBUS when it is loaded, for devices that are pulled out; it returns
- * from any other SIGBUS too, which then comes again for ever. Whoever loads this library restores
- * the handler that was there (dlfs/_native/spdk.py); SPDK's is put back here when PCI is used.
+ * SPDK installs a handler for SIGBUS when it is loaded, for devices that are removed. It returns
+ * from any other SIGBUS too, so that the faulting instruction runs again without end. Therefore the
+ * code that loads this library restores the handler from before (dlfs/_native/spdk.py), and this
+ * file installs SPDK's handler again when PCI is used.
  *
- * What SPDK logs is kept in a short ring, for the messages of errors.
+ * A short ring keeps SPDK's last error messages, for the messages of this library's errors.
  */
 #include "shim.h"
 
@@ -30,7 +31,7 @@
 #define LOG_LINES 16u
 #define LOG_LINE_BYTES 200u
 #define LOG_RAW_BYTES 1024u
-#define LOG_TOLD 3u /* the first errors tell the cause, what follows comes of them */
+#define LOG_ERRORS_MAX 3u /* the first errors name the cause, later ones are consequences */
 #define CORES_BYTES 1024u
 
 struct environment {
@@ -39,9 +40,9 @@ struct environment {
     bool pci;
     bool huge;
     int32_t shm_id;
-    char cores[CORES_BYTES]; /* as the option said it */
-    _Atomic pid_t owner;     /* 0 before it was started */
-    struct sigaction sigbus; /* SPDK's */
+    char cores[CORES_BYTES]; /* value of the option */
+    _Atomic pid_t owner;     /* process that started it; 0 before */
+    struct sigaction sigbus; /* SPDK's handler */
 };
 
 static struct environment environment = {.lock = PTHREAD_MUTEX_INITIALIZER};
@@ -59,7 +60,7 @@ void shim_sleep_ns(uint64_t duration_ns)
     (void)nanosleep(&pause, NULL);
 }
 
-/* ---- what SPDK says -------------------------------------------------------------------------- */
+/* ---- SPDK's log ------------------------------------------------------------------------------ */
 
 __attribute__((format(printf, 5, 0))) static void log_line(int level, const char *file, int line,
                                                            const char *function, const char *format,
@@ -74,7 +75,7 @@ __attribute__((format(printf, 5, 0))) static void log_line(int level, const char
     char raw[LOG_RAW_BYTES];
     (void)vsnprintf(raw, sizeof raw, format, arguments);
     const char *text = raw;
-    while (text[0] == '[' && strstr(text, "] ") != NULL) { /* addresses and states */
+    while (text[0] == '[' && strstr(text, "] ") != NULL) { /* skips addresses and states */
         text = strstr(text, "] ") + 2;
     }
     (void)pthread_mutex_lock(&ring.lock);
@@ -98,7 +99,7 @@ void log_text(unsigned mark, char *text, size_t text_bytes)
     text[0] = '\0';
     (void)pthread_mutex_lock(&ring.lock);
     unsigned first = ring.count - mark > LOG_LINES ? ring.count - LOG_LINES : mark;
-    unsigned last = ring.count - first > LOG_TOLD ? first + LOG_TOLD : ring.count;
+    unsigned last = ring.count - first > LOG_ERRORS_MAX ? first + LOG_ERRORS_MAX : ring.count;
     for (unsigned i = first; i != last && used < text_bytes; i++) {
         int wrote = snprintf(text + used, text_bytes - used, "%s%s", used > 0 ? "; " : "",
                              ring.lines[i % LOG_LINES]);
@@ -110,13 +111,13 @@ void log_text(unsigned mark, char *text, size_t text_bytes)
 /* ---- starting -------------------------------------------------------------------------------- */
 
 /* Runs after the constructors of SPDK's libraries. */
-__attribute__((constructor)) static void begin(void)
+__attribute__((constructor)) static void on_load(void)
 {
     (void)sigaction(SIGBUS, NULL, &environment.sigbus);
     spdk_log_open(log_line);
 }
 
-/* The allowed CPUs as a list of DPDK's: "0,1,5". */
+/* Lists the allowed CPUs in DPDK's form: "0,1,5". */
 static int list_cpus(char *text, size_t text_bytes)
 {
     cpu_set_t allowed;
@@ -148,8 +149,8 @@ static void *start_main(void *argument)
     return NULL;
 }
 
-/* In a thread of its own, with all signals blocked for it and what it starts. */
-static int start_apart(struct start *start)
+/* Starts the environment in a separate thread; it and the threads it starts block all signals. */
+static int start_in_thread(struct start *start)
 {
     pthread_t thread;
     sigset_t all;
@@ -179,23 +180,24 @@ static int start(const dlfs_spdk_config *config, bool huge, bool pci)
         return error;
     }
     (void)snprintf(map, sizeof map, "0@(%s)", cpus);
-    struct start apart = {.code = 0};
-    apart.options.opts_size = sizeof apart.options;
-    spdk_env_opts_init(&apart.options);
-    apart.options.name = "dlfs";
-    apart.options.core_mask = NULL;
-    apart.options.lcore_map = map;
-    apart.options.shm_id = config->shm_id < 0 ? -1 : config->shm_id;
-    apart.options.no_pci = !pci;
-    apart.options.no_huge = !huge;
+    struct start setup = {.code = 0};
+    setup.options.opts_size = sizeof setup.options;
+    spdk_env_opts_init(&setup.options);
+    setup.options.name = "dlfs";
+    setup.options.core_mask = NULL;
+    setup.options.lcore_map = map;
+    setup.options.shm_id = config->shm_id < 0 ? -1 : config->shm_id;
+    setup.options.no_pci = !pci;
+    setup.options.no_huge = !huge;
     if (!huge || config->memory_mib > 0) {
-        apart.options.mem_size = (int)config->memory_mib;
+        setup.options.mem_size = (int)config->memory_mib;
     }
     char quiet[] = "--log-level=lib.eal:error";
-    apart.options.env_context = quiet;
-    return start_apart(&apart);
+    setup.options.env_context = quiet;
+    return start_in_thread(&setup);
 }
 
+/* Checks that the running environment has the configured options. */
 static int check_running(const dlfs_spdk_config *config, bool needs_pci, char *message,
                          size_t message_bytes)
 {
@@ -224,11 +226,11 @@ static int start_first(const dlfs_spdk_config *config, bool needs_pci, char *mes
     unsigned mark = log_mark();
     int error = start(config, huge, pci);
     if (error < 0) {
-        char said[512];
-        log_text(mark, said, sizeof said);
+        char spdk_text[512];
+        log_text(mark, spdk_text, sizeof spdk_text);
         (void)snprintf(message, message_bytes, "start SPDK's environment %s huge pages%s: %s",
                        huge ? "with" : "without", huge ? " (of which some must be reserved)" : "",
-                       said);
+                       spdk_text);
         return error;
     }
     if (pci) {
@@ -263,12 +265,4 @@ bool environment_is_foreign(void)
 {
     pid_t owner = atomic_load(&environment.owner);
     return owner != 0 && owner != getpid();
-}
-
-/* Before SPDK's libraries take their memory down: nobody may use it any more. */
-__attribute__((destructor)) static void stop(void)
-{
-    if (atomic_load(&environment.owner) == getpid()) {
-        controller_stop_all();
-    }
 }

@@ -1,13 +1,13 @@
 /*
- * Memory that devices reach by DMA, and that was not SPDK's to begin with.
+ * Registers callers' memory for DMA by devices.
  *
- * A PCIe device may only be given memory that stays where it is: with an IOMMU, VFIO pins what is
- * registered; without one the pages' addresses are read once, and the kernel may move them later,
- * so that such ranges are not registered and data goes by way of SPDK's own memory. An RDMA device
- * pins what is registered with it. TCP needs none of this.
+ * The memory must not move. For PCIe devices with an IOMMU, VFIO pins registered memory. Without an
+ * IOMMU, SPDK reads the physical addresses once and the kernel may move the pages later: such
+ * memory is not registered, and data is copied through SPDK's memory. RDMA devices pin registered
+ * memory. TCP needs no registration.
  *
- * SPDK refuses to register memory twice, and queue pairs often announce the same range: ranges are
- * counted here.
+ * SPDK refuses to register memory twice, but queue pairs often register the same range. Therefore
+ * this file counts the users of each range.
  *
  * Source: SPDK, "Direct Memory Access (DMA) From User Space"; spdk/env.h, spdk_mem_register.
  */

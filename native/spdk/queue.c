@@ -1,17 +1,17 @@
 /*
- * Queue pairs over SPDK's: their connection, and polling.
+ * Queue pairs on top of SPDK's: their connection, submit and poll.
  *
- * A connection that is lost is made anew, with pauses that double, for as long as a device may be
- * out of reach; then what waits ends with DLFS_E_LOST. A command that is not answered in time takes
- * the connection with it, so that nothing can reach its buffer any more. A write whose answer is
- * missing takes the whole controller with it: how long a target takes to be done with it counts
- * from the end of all connections.
+ * A queue pair connects again after a loss, with pauses that double, for up to reconnect_ms; then
+ * waiting operations end with DLFS_E_LOST. If a command is not answered in time, the queue pair is
+ * disconnected, so that nothing can write to the command's buffer any more. If a write has no
+ * answer, the whole controller is reset: the time after which a target has quiesced counts from the
+ * end of all connections.
  *
- * SPDK sends what was issued when it is polled. While writes are in flight, the lease of this
- * host's writer is looked at right before that, and where it is over the connection goes instead.
+ * SPDK sends issued requests when it is polled. While writes are in flight, the writer's lease is
+ * checked right before each poll; if it has expired, the queue pair is disconnected instead.
  *
- * Polling is SPDK's way: poll looks at the device again and again. After a while without a
- * completion it lets other threads run between two looks, and later sleeps a little.
+ * A thread that polls is busy, as usual with SPDK. After a while without a completion it yields to
+ * other threads between two polls, and later sleeps for short times.
  */
 #include "queue.h"
 #include "platform/clock.h"
@@ -27,34 +27,24 @@
 #define BOUNCE_COUNT_MAX 64u
 #define REQUESTS_MAX 16384u
 
-#define SPIN_NS NS_PER_MS        /* without a completion, before other threads may run */
-#define YIELD_NS (2 * NS_PER_MS) /* the same, before a little sleep */
-#define NAP_NS UINT64_C(50000)
-#define CHECK_LOOKS 1024u /* between two looks at the time, while completions come */
+#define SPIN_NS NS_PER_MS        /* time without a completion until a poll yields */
+#define YIELD_NS (2 * NS_PER_MS) /* time without a completion until a poll sleeps */
+#define SLEEP_NS UINT64_C(50000)
+#define CHECK_POLLS 1024u /* polls with completions between two checks of time limits */
 #define CHECK_NS (UINT64_C(10) * NS_PER_MS)
 #define BACKOFF_FIRST_NS (UINT64_C(5) * NS_PER_MS)
 #define BACKOFF_LAST_NS (UINT64_C(500) * NS_PER_MS)
-#define STEP_NS UINT64_C(50000) /* between two looks at a connection that is made */
-#define BACKOFF_REFUSED_NS (UINT64_C(50) * NS_PER_MS) /* some failures in a row */
+#define STEP_NS UINT64_C(50000) /* between two polls of the first connection */
+#define BACKOFF_REFUSED_NS (UINT64_C(50) * NS_PER_MS) /* pause after several refusals */
 
-struct queue *queue_next(const struct queue *queue)
+static void queue_lock(struct queue *queue)
 {
-    return queue->next;
+    (void)pthread_mutex_lock(&queue->link.lock);
 }
 
-void queue_link(struct queue *queue, struct queue *next)
+static void queue_unlock(struct queue *queue)
 {
-    queue->next = next;
-}
-
-void queue_lock(struct queue *queue)
-{
-    (void)pthread_mutex_lock(&queue->lock);
-}
-
-void queue_unlock(struct queue *queue)
-{
-    (void)pthread_mutex_unlock(&queue->lock);
+    (void)pthread_mutex_unlock(&queue->link.lock);
 }
 
 /* ---- the connection -------------------------------------------------------------------------- */
@@ -62,9 +52,9 @@ void queue_unlock(struct queue *queue)
 static uint32_t requests_wanted(const struct queue *queue)
 {
     uint32_t transfer = queue->device->info.max_transfer_bytes;
-    uint32_t children = PIECE_BYTES > transfer ? PIECE_BYTES / transfer + 2 : 1;
-    uint64_t all = (uint64_t)queue->piece_count * children;
-    uint32_t least = queue->piece_count + children;
+    uint32_t children = REQUEST_BYTES_MAX > transfer ? REQUEST_BYTES_MAX / transfer + 2 : 1;
+    uint64_t all = (uint64_t)queue->request_count * children;
+    uint32_t least = queue->request_count + children;
     return all < REQUESTS_MAX ? (uint32_t)all : least > REQUESTS_MAX ? least : REQUESTS_MAX;
 }
 
@@ -75,17 +65,17 @@ static struct spdk_nvme_qpair *allocate(const struct queue *queue)
     spdk_nvme_ctrlr_get_default_io_qpair_opts(controller, &options, sizeof options);
     union spdk_nvme_cap_register capabilities = spdk_nvme_ctrlr_get_regs_cap(controller);
     uint32_t entries_max = (uint32_t)capabilities.bits.mqes + 1;
-    uint32_t entries = queue->piece_count + 1; /* one stays empty */
+    uint32_t entries = queue->request_count + 1; /* one stays empty */
     options.io_queue_size = entries < entries_max ? entries : entries_max;
     options.io_queue_requests = requests_wanted(queue);
     options.delay_cmd_submit = true;
-    options.async_mode = queue->controller->fabrics; /* connecting must not hold up poll */
+    options.async_mode = queue->controller->fabrics; /* connecting must not block poll */
     return spdk_nvme_ctrlr_alloc_io_qpair(controller, &options, sizeof options);
 }
 
-/* Makes or mends SPDK's queue pair. Over fabrics it goes on connecting while it is polled, and
- * takes requests already; a failure is one of the connection. */
-static bool establish(struct queue *queue)
+/* Allocates or reconnects SPDK's queue pair. Over fabrics it accepts requests at once and connects
+ * while it is polled; a failed connect then counts as a lost connection. */
+static bool connect_qpair(struct queue *queue)
 {
     if (queue->spdk == NULL) {
         queue->spdk = allocate(queue);
@@ -93,7 +83,7 @@ static bool establish(struct queue *queue)
             return false;
         }
     } else {
-        (void)spdk_nvme_qpair_process_completions(queue->spdk, 0); /* ends what it still undoes */
+        (void)spdk_nvme_qpair_process_completions(queue->spdk, 0); /* completes a disconnect */
         if (spdk_nvme_ctrlr_reconnect_io_qpair(queue->spdk) != 0) {
             return false;
         }
@@ -106,8 +96,8 @@ static bool establish(struct queue *queue)
     return true;
 }
 
-/* The next attempt is later than the last one was. */
-static void put_off(struct queue *queue)
+/* Schedules the next attempt to connect after a longer pause. */
+static void back_off(struct queue *queue)
 {
     queue->backoff_ns *= 2;
     if (queue->backoff_ns > BACKOFF_LAST_NS) {
@@ -116,37 +106,39 @@ static void put_off(struct queue *queue)
     queue->retry_at_ns = monotonic_ns() + queue->backoff_ns;
 }
 
-/* The connection failed; what was in flight has been aborted. */
-static void note_loss(struct queue *queue)
+/* Notes that the connection failed; SPDK has aborted all requests in flight. */
+static void note_disconnect(struct queue *queue)
 {
     queue->connected = false;
     if (queue->down_since_ns == 0) {
         queue->down_since_ns = monotonic_ns();
         queue->backoff_ns = BACKOFF_FIRST_NS;
         queue->retry_at_ns = 0;
-    } else { /* it never came to be well */
-        put_off(queue);
+    } else { /* the attempt to connect failed */
+        back_off(queue);
     }
     controller_check(queue->controller);
 }
 
-/* Gives the connection up: nothing can reach the memory of what was in flight any more. Over PCIe
- * only a reset makes sure of that. silent: the target did not answer in time. */
-static void drop(struct queue *queue, bool silent)
+/*
+ * Disconnects, so that nothing can write to the buffers of requests in flight any more. Over PCIe
+ * only a reset of the controller guarantees that. timed_out: the target did not answer in time.
+ */
+static void disconnect_queue(struct queue *queue, bool timed_out)
 {
     if (!queue->controller->fabrics) {
-        controller_reset(queue->controller, silent);
+        controller_reset(queue->controller, timed_out);
         return;
     }
-    if (silent && queue->writing > 0) {
-        atomic_store(&queue->controller->silent, true); /* which goes too, see have_connection */
+    if (timed_out && queue->writes_in_flight > 0) {
+        atomic_store(&queue->controller->timed_out, true); /* ensure_connected resets it */
     }
     spdk_nvme_ctrlr_disconnect_io_qpair(queue->spdk);
-    note_loss(queue);
+    note_disconnect(queue);
 }
 
-/* Gives SPDK's queue pair back. */
-static void release(struct queue *queue)
+/* Frees SPDK's queue pair. */
+static void free_qpair(struct queue *queue)
 {
     if (queue->spdk != NULL) {
         (void)spdk_nvme_ctrlr_free_io_qpair(queue->spdk);
@@ -155,31 +147,34 @@ static void release(struct queue *queue)
     }
 }
 
-void queue_leave(struct queue *queue, bool silent)
+/* Handles the disconnect of the controller; see struct queue_link. Over fabrics it frees SPDK's
+ * queue pair. */
+static void on_controller_disconnect(struct queue_link *link, bool timed_out)
 {
-    if (silent) {
-        request_doom_writes(queue, DLFS_E_TIMEOUT);
+    struct queue *queue = (struct queue *)link;
+    if (timed_out) {
+        operations_fail_writes(queue, DLFS_E_TIMEOUT);
     }
     if (queue->connected) {
-        note_loss(queue);
+        note_disconnect(queue);
     }
     if (queue->controller->fabrics || atomic_load(&queue->controller->state) == CONTROLLER_LOST) {
-        release(queue);
+        free_qpair(queue);
     }
 }
 
-/* Ends what has been out of reach for too long. */
-static void give_up(struct queue *queue, uint64_t now)
+/* Ends waiting operations if the device has been unreachable for reconnect_ms. */
+static void fail_unreachable(struct queue *queue, uint64_t now)
 {
     bool lost = atomic_load(&queue->controller->state) == CONTROLLER_LOST;
     uint64_t since = queue->down_since_ns;
     if (lost || (since != 0 && now - since > queue->device->reconnect_ms * NS_PER_MS)) {
-        request_fail_waiting(queue, DLFS_E_LOST);
+        operations_fail_waiting(queue, DLFS_E_LOST);
     }
 }
 
-/* Whether there is a connection, after an attempt to have one when it is time for it. */
-static bool have_connection(struct queue *queue)
+/* Returns true if the queue pair is connected; tries to connect it if an attempt is due. */
+static bool ensure_connected(struct queue *queue)
 {
     bool ready = atomic_load(&queue->controller->state) == CONTROLLER_READY;
     bool same = queue->generation == atomic_load(&queue->controller->generation);
@@ -193,74 +188,73 @@ static bool have_connection(struct queue *queue)
     if (ready && same && queue->write_lost) {
         controller_reset(queue->controller, false);
     } else if (ready && now >= queue->retry_at_ns) {
-        if (establish(queue)) {
+        if (connect_qpair(queue)) {
             return true;
         }
-        put_off(queue);
+        back_off(queue);
         controller_check(queue->controller);
     }
-    give_up(queue, monotonic_ns());
+    fail_unreachable(queue, monotonic_ns());
     return false;
 }
 
-/* Ends what was not answered in time. */
+/* Ends operations whose time limit has passed. */
 static void check_times(struct queue *queue, uint64_t now)
 {
     queue->checked_ns = now;
-    request_end_waiting(queue, now);
-    if (request_doom_late(queue, now)) {
-        drop(queue, true);
+    operations_expire_waiting(queue, now);
+    if (operations_time_out(queue, now)) {
+        disconnect_queue(queue, true);
     }
 }
 
-/* Drops the connection when writes are in flight that may not be sent now, before SPDK sends them.
- */
-static bool withdraw_writes(struct queue *queue)
+/* Disconnects if writes were issued that may not be sent now, before SPDK sends them. */
+static bool stop_forbidden_writes(struct queue *queue)
 {
     int permit = 0;
-    if (queue->writing > 0) {
+    if (queue->writes_in_flight > 0) {
         permit = nvme_write_permit(&queue->device->write_limit, queue->generation);
     }
     if (permit == -EKEYEXPIRED) {
-        request_doom_writes(queue, permit);
+        operations_fail_writes(queue, permit);
     }
     if (permit < 0) {
-        drop(queue, false);
+        disconnect_queue(queue, false);
     }
     return permit < 0;
 }
 
-/* One look at the device, with the lock held, for up to count completions of SPDK's (0: all). */
-static void look(struct queue *queue, uint32_t count)
+/* Issues requests and polls SPDK once for up to count completions (0: all). With the lock held. */
+static void process(struct queue *queue, uint32_t count)
 {
-    if (!have_connection(queue)) {
+    if (!ensure_connected(queue)) {
         return;
     }
     if (spdk_unlikely(queue->namespace_gone)) {
-        request_fail_waiting(queue, DLFS_E_LOST);
+        operations_fail_waiting(queue, DLFS_E_LOST);
         return;
     }
-    bool issued = request_issue(queue);
-    if (spdk_unlikely(withdraw_writes(queue))) {
+    bool issued = operations_issue(queue);
+    if (spdk_unlikely(stop_forbidden_writes(queue))) {
         return;
     }
     if (spdk_unlikely(!issued || spdk_nvme_qpair_process_completions(queue->spdk, count) < 0)) {
-        /* Aborts what SPDK has not: over fabrics it must let go of every buffer. */
+        /* Over fabrics, makes SPDK abort all requests: it must not use their buffers any more. */
         if (queue->controller->fabrics) {
             spdk_nvme_ctrlr_disconnect_io_qpair(queue->spdk);
         }
-        note_loss(queue);
+        note_disconnect(queue);
         return;
     }
     if (spdk_unlikely(queue->down_since_ns != 0 && spdk_nvme_qpair_is_connected(queue->spdk))) {
         queue->down_since_ns = 0;
     }
     if (spdk_unlikely(queue->waiting.first != NONE)) {
-        (void)request_issue(queue);
+        (void)operations_issue(queue);
     }
 }
 
-/* ---- the queue pair's face ------------------------------------------------------------------- */
+/* ---- submit and poll ------------------------------------------------------------------------- */
 
 int queue_submit(void *argument, const dlfs_operation *operations, uint32_t count)
 {
@@ -268,26 +262,27 @@ int queue_submit(void *argument, const dlfs_operation *operations, uint32_t coun
     uint64_t now = monotonic_ns();
     queue_lock(queue);
     for (uint32_t i = 0; i < count; i++) {
-        request_add(queue, &operations[i], now);
+        operation_add(queue, &operations[i], now);
     }
-    /* Over TCP, SPDK keeps requests until it is asked for completions: the target shall have them
-     * while the caller is busy with others. So many are taken as were submitted, which saves the
-     * next poll its look. They are accepted whatever becomes of this. */
+    /* Over TCP, SPDK sends requests only when it is polled: polling now lets the target work while
+     * the caller does something else. It takes as many completions as operations were submitted,
+     * which often saves the next poll. The operations are accepted in any case. */
     bool ready = atomic_load(&queue->controller->state) == CONTROLLER_READY;
     if (spdk_likely(ready && queue->connected && !queue->namespace_gone && count > 0)) {
-        look(queue, count);
+        process(queue, count);
     }
     queue_unlock(queue);
     return (int)count;
 }
 
-/* Between two looks that found nothing: lets others run, the longer it takes the more. */
-static void relax(bool connected, uint64_t idle_ns)
+/* Yields or sleeps after a poll without completions, the longer the more time passed without one.
+ */
+static void idle(bool connected, uint64_t idle_ns)
 {
     if (!connected) {
         shim_sleep_ns(NS_PER_MS);
     } else if (idle_ns > YIELD_NS) {
-        shim_sleep_ns(NAP_NS);
+        shim_sleep_ns(SLEEP_NS);
     } else if (idle_ns > SPIN_NS) {
         (void)sched_yield();
     }
@@ -299,13 +294,13 @@ int queue_poll(void *argument, dlfs_completion *completions, uint32_t count, int
     uint64_t start_ns = 0;
     for (;;) {
         queue_lock(queue);
-        /* No more than the caller takes now: its data is to be in the processor's caches still, and
-         * the look that finds the connection empty is saved. */
+        /* No more than the caller takes now, so that data is still in the processor's caches when
+         * it uses it; and without the extra poll that finds the connection empty. */
         if (queue->finished_count < count) {
-            look(queue, count - queue->finished_count);
+            process(queue, count - queue->finished_count);
         }
-        uint32_t filled = request_take_finished(queue, completions, count);
-        bool check = filled == 0 || ++queue->looks % CHECK_LOOKS == 0;
+        uint32_t filled = operations_take_finished(queue, completions, count);
+        bool check = filled == 0 || ++queue->poll_count % CHECK_POLLS == 0;
         uint64_t now = check ? monotonic_ns() : 0;
         if (check && queue->connected && now - queue->checked_ns > CHECK_NS) {
             check_times(queue, now);
@@ -317,7 +312,7 @@ int queue_poll(void *argument, dlfs_completion *completions, uint32_t count, int
         if (filled > 0 || over) {
             return (int)filled;
         }
-        relax(connected, now - start_ns);
+        idle(connected, now - start_ns);
     }
 }
 
@@ -344,8 +339,7 @@ uint64_t queue_generation(const struct queue *queue)
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
-/* The memory by which data goes that devices cannot reach: as much as there is, down to one piece.
- */
+/* Allocates bounce memory: for as many requests as possible, at least one. */
 static int make_bounce(struct queue *queue)
 {
     uint32_t count = queue->depth < BOUNCE_COUNT_MAX ? queue->depth : BOUNCE_COUNT_MAX;
@@ -359,20 +353,20 @@ static int make_bounce(struct queue *queue)
 
 static void queue_free(struct queue *queue)
 {
-    (void)pthread_mutex_destroy(&queue->lock);
-    free(queue->pieces);
+    (void)pthread_mutex_destroy(&queue->link.lock);
+    free(queue->requests);
     free(queue);
 }
 
-/* The first connection. Where the controller is out of reach, poll goes on trying; one that is well
- * and refuses has no queue pair left. */
+/* Connects a new queue pair. If the controller is disconnected, poll tries further. If the
+ * controller is connected but refuses the queue pair, its limit of queue pairs is reached. */
 static int connect_first(struct queue *queue)
 {
     uint64_t deadline_ns = monotonic_ns() + queue->controller->connect_ms * NS_PER_MS;
     queue->down_since_ns = monotonic_ns();
     while (queue->backoff_ns <= BACKOFF_REFUSED_NS) {
         queue_lock(queue);
-        look(queue, 0);
+        process(queue, 0);
         bool up = queue->connected && queue->down_since_ns == 0;
         queue_unlock(queue);
         bool ready = atomic_load(&queue->controller->state) == CONTROLLER_READY;
@@ -390,20 +384,21 @@ int queue_create(void *argument, uint32_t depth, void **out)
     if (environment_is_foreign()) {
         return DLFS_E_CLOSED;
     }
-    struct queue *queue = calloc(1, sizeof *queue + depth * sizeof queue->slots[0]);
+    struct queue *queue = calloc(1, sizeof *queue + depth * sizeof queue->operations[0]);
     if (queue == NULL) {
         return -ENOMEM;
     }
-    (void)pthread_mutex_init(&queue->lock, NULL);
+    (void)pthread_mutex_init(&queue->link.lock, NULL);
+    queue->link.on_disconnect = on_controller_disconnect;
     queue->device = device;
     queue->controller = device->controller;
     queue->depth = depth;
     queue->backoff_ns = BACKOFF_FIRST_NS;
-    queue->piece_count = depth;
-    queue->pieces = calloc(depth, sizeof *queue->pieces);
+    queue->request_count = depth;
+    queue->requests = calloc(depth, sizeof *queue->requests);
     bool tcp = device->controller->transport_id.trtype == SPDK_NVME_TRANSPORT_TCP;
     queue->needs_dma = !tcp || (device->flags & DLFS_SPDK_BOUNCE) != 0;
-    int code = queue->pieces == NULL ? -ENOMEM : 0;
+    int code = queue->requests == NULL ? -ENOMEM : 0;
     if (code == 0 && queue->needs_dma) {
         code = make_bounce(queue);
     }
@@ -411,8 +406,8 @@ int queue_create(void *argument, uint32_t depth, void **out)
         queue_free(queue);
         return code;
     }
-    request_init(queue);
-    controller_attach_queue(device->controller, queue);
+    operations_init(queue);
+    controller_attach_queue(device->controller, &queue->link);
     code = connect_first(queue);
     if (code < 0) {
         queue_destroy(queue);
@@ -422,36 +417,37 @@ int queue_create(void *argument, uint32_t depth, void **out)
     return 0;
 }
 
-/* Gives SPDK's queue pair back for good; false while the admin thread is mending it. */
-static bool retire(struct queue *queue)
+/* Frees SPDK's queue pair; returns false while the admin thread resets the controller. */
+static bool try_free_qpair(struct queue *queue)
 {
     queue_lock(queue);
-    bool mending = queue->spdk != NULL && atomic_load(&queue->controller->state) == CONTROLLER_DOWN;
-    if (!mending) {
+    bool resetting =
+        queue->spdk != NULL && atomic_load(&queue->controller->state) == CONTROLLER_DOWN;
+    if (!resetting) {
         queue->connected = false;
-        release(queue);
+        free_qpair(queue);
     }
     queue_unlock(queue);
-    return !mending;
+    return !resetting;
 }
 
 void queue_destroy(void *argument)
 {
     struct queue *queue = argument;
-    while (!retire(queue)) {
+    while (!try_free_qpair(queue)) {
         shim_sleep_ns(NS_PER_MS);
     }
-    controller_detach_queue(queue->controller, queue);
+    controller_detach_queue(queue->controller, &queue->link);
     range_release(queue->range);
     spdk_free(queue->bounce);
     queue_free(queue);
 }
 
-/* SPDK's part is the parent's, and the lock may be held by one of its threads for ever: only the
- * memory is ours. */
+/* Frees only this process's memory: SPDK's objects belong to the parent process, and one of its
+ * threads may have held the lock at the fork. */
 void queue_abandon(void *argument)
 {
     struct queue *queue = argument;
-    free(queue->pieces);
+    free(queue->requests);
     free(queue);
 }

@@ -1,40 +1,43 @@
 /*
- * A queue pair's state, which two files share: request.c takes operations to SPDK and back, queue.c
- * keeps the connection and has the queue pair's face.
+ * The state of a queue pair, and the functions of operations.c. queue.c keeps the connection and
+ * calls them; they do not call it.
+ *
+ * An operation takes an entry until its completion is returned. It goes to SPDK as one request, or
+ * as several if it is very long or its data is copied through SPDK's memory (bounced).
  */
 #ifndef DLFS_SPDK_QUEUE_H
 #define DLFS_SPDK_QUEUE_H
 
 #include "shim.h"
 
-#define PIECE_BYTES (UINT32_C(1) << 20)    /* of one request to SPDK */
-#define BOUNCE_BYTES (UINT32_C(128) << 10) /* of one that goes by SPDK's memory */
-#define NONE UINT32_MAX                    /* no slot, no piece */
+#define REQUEST_BYTES_MAX (UINT32_C(1) << 20) /* most bytes of one request */
+#define BOUNCE_BYTES (UINT32_C(128) << 10)    /* most bytes of one bounced request */
+#define NONE UINT32_MAX                       /* no operation, no request */
 
-struct slot {
-    dlfs_operation operation;
-    uint64_t deadline_ns;  /* for an answer to this attempt */
-    uint64_t end_ns;       /* no attempt after this */
-    uint64_t after_ns;     /* no attempt before this; 0: at once */
-    uint64_t issued_bytes; /* of the operation, given to SPDK */
-    uint32_t pieces;       /* in flight */
-    int32_t code;          /* the first error */
-    bool waiting;          /* in the list of those with more to issue */
-    bool again;            /* a piece is worth another attempt */
-    bool unanswered;       /* a piece was aborted with the connection */
-    bool held;             /* a write that had to wait before it was issued */
+struct operation {
+    dlfs_operation given;   /* as the caller submitted it */
+    uint64_t deadline_ns;   /* an answer to this attempt must come before this time */
+    uint64_t end_ns;        /* no attempt starts after this time */
+    uint64_t not_before_ns; /* no attempt starts before this time; 0: at once */
+    uint64_t issued_bytes;  /* bytes for which requests were issued */
+    uint32_t requests_in_flight;
+    int32_t code;     /* the first error; 0: none */
+    bool waiting;     /* it is in queue->waiting, with requests still to issue */
+    bool retry;       /* a request failed in a way that allows another attempt */
+    bool unanswered;  /* a request was aborted with the connection: it may have been executed */
+    bool was_delayed; /* a write that could not be issued at once */
     bool used;
-    uint32_t next;
+    uint32_t next; /* next operation of its list */
 };
 
-struct piece {
+struct request {
     struct queue *queue;
-    uint8_t *bounce; /* its own place in SPDK's memory, or NULL */
-    uint64_t start;  /* in the operation */
+    uint8_t *bounce; /* its part of the bounce memory, or NULL */
+    uint64_t start;  /* offset in the operation */
     uint32_t bytes;
-    uint32_t slot;
-    bool bounced; /* this time */
-    uint32_t next;
+    uint32_t operation;
+    bool bounced;  /* true if this use copies its data through the bounce memory */
+    uint32_t next; /* next one of its free list */
 };
 
 struct list {
@@ -43,58 +46,62 @@ struct list {
 };
 
 struct queue {
-    struct queue *next; /* of its controller */
+    struct queue_link link; /* first member: the controller has a pointer to it */
     struct device *device;
     struct controller *controller;
     struct spdk_nvme_qpair *spdk; /* NULL while there is none */
     struct spdk_nvme_ns *ns;      /* NULL while there is none */
-    pthread_mutex_t lock;
     uint32_t depth;
-    uint32_t piece_count;
-    bool needs_dma; /* the transport does */
+    uint32_t request_count;
+    bool needs_dma; /* true if data must lie in registered or bounce memory */
     bool connected;
     bool namespace_gone;
-    bool write_lost;     /* a write was aborted with the connection, and the controller goes on */
-    uint64_t generation; /* of the controller that the connection belongs to */
-    struct range *range;
-    uint8_t *bounce; /* all of it */
+    bool write_lost; /* a write was aborted with the connection, but the controller was not reset */
+    uint64_t generation; /* generation of the controller that the connection leads to */
+    struct range *range; /* the caller's registered memory, or NULL */
+    uint8_t *bounce;     /* bounce memory of all requests, or NULL */
     uint32_t bounce_count;
-    uint32_t free_slot;
-    uint32_t free_piece;   /* those without a bounce buffer */
-    uint32_t free_bounced; /* those with one */
-    uint32_t flying;       /* pieces */
-    uint32_t writing;      /* those that write */
-    struct list waiting;
-    struct list finished;
+    uint32_t free_operation;
+    uint32_t free_request; /* list of free requests without bounce memory */
+    uint32_t free_bounced; /* list of free requests with bounce memory */
+    uint32_t writes_in_flight;
+    struct list waiting;  /* operations with requests still to issue */
+    struct list finished; /* operations whose completion is not returned yet */
     uint32_t finished_count;
-    uint64_t down_since_ns; /* 0 while connected */
-    uint64_t retry_at_ns;
-    uint64_t backoff_ns;
-    uint64_t checked_ns;
-    uint32_t looks;
-    struct piece *pieces; /* [piece_count] */
-    struct slot slots[];  /* [depth] */
+    uint64_t down_since_ns; /* when the connection ended; 0 while connected */
+    uint64_t retry_at_ns;   /* time of the next attempt to connect */
+    uint64_t backoff_ns;    /* pause before it */
+    uint64_t checked_ns;    /* when time limits were last checked */
+    uint32_t poll_count;
+    struct request *requests;      /* [request_count] */
+    struct operation operations[]; /* [depth] */
 };
 
-/* With the queue pair's lock held, all of these. */
+/* All of these are called with the queue pair's lock held. */
 
-/* Puts an operation into a slot, where it waits. */
-void request_add(struct queue *queue, const dlfs_operation *operation, uint64_t now);
-/* Issues what waits, in order; false when the connection is gone. A write that may not be sent yet
- * holds up what is behind it. */
-bool request_issue(struct queue *queue);
-/* Ends all that waits. */
-void request_fail_waiting(struct queue *queue, int code);
-/* Ends what has waited for all of its time. */
-void request_end_waiting(struct queue *queue, uint64_t now);
-/* Decides how the writes in flight end: with code, when their connection does. */
-void request_doom_writes(struct queue *queue, int code);
-/* Dooms what was not answered in time, and all writes with it, since a silent target may still act
- * on them. False when there is nothing of the kind. */
-bool request_doom_late(struct queue *queue, uint64_t now);
-/* Hands out what has finished. */
-uint32_t request_take_finished(struct queue *queue, dlfs_completion *completions, uint32_t count);
-/* Makes the lists of a new queue pair. */
-void request_init(struct queue *queue);
+/* Puts a caller's operation into a free entry, as a waiting one. */
+void operation_add(struct queue *queue, const dlfs_operation *given, uint64_t now);
+/*
+ * Issues waiting operations in order; returns false if the connection is gone. A write that may not
+ * be sent yet also delays the operations after it.
+ */
+bool operations_issue(struct queue *queue);
+/* Ends all waiting operations with code. */
+void operations_fail_waiting(struct queue *queue, int code);
+/* Ends waiting operations whose time limit has passed. */
+void operations_expire_waiting(struct queue *queue, uint64_t now);
+/* Sets the code with which the writes in flight end when their connection does. */
+void operations_fail_writes(struct queue *queue, int code);
+/*
+ * Marks operations without an answer in time as timed out, and all writes in flight with them,
+ * since the target may still execute those. Returns false if there are none. The caller then
+ * disconnects.
+ */
+bool operations_time_out(struct queue *queue, uint64_t now);
+/* Moves finished operations to the caller's completions; returns their number. */
+uint32_t operations_take_finished(struct queue *queue, dlfs_completion *completions,
+                                  uint32_t count);
+/* Initializes the lists of a new queue pair. */
+void operations_init(struct queue *queue);
 
 #endif

@@ -1,12 +1,20 @@
 /*
- * What the shim's parts share: the environment (environment.c), controllers and their admin thread
- * (controller.c, admin.c), memory that devices may reach (memory.c), queue pairs (queue.c,
- * request.c) and the devices made of them (device.c).
+ * The internal interfaces of libdlfs_spdk. Each file calls only those above it in this list:
  *
- * Locks, in the order in which they are taken: the registry's (controllers opened and closed), a
- * controller's, a queue pair's, a controller's admin lock. A queue pair's lock is held by whoever
- * calls SPDK with it: its user, or the admin thread when it resets the controller. It is never
- * contended otherwise, so that it costs next to nothing.
+ *   environment.c   SPDK's environment: started once in a process; SPDK's log messages
+ *   memory.c        ranges of the caller's memory that are registered for DMA
+ *   admin.c         a controller's admin thread: keep-alive, reconnects; single admin commands
+ *   controller.c    the controllers of this process, counted
+ *   operations.c    operations of a queue pair as requests to SPDK (queue.h)
+ *   queue.c         queue pairs: their connection, submit and poll
+ *   device.c        namespaces as devices: open, flush, single commands
+ *
+ * Threads: each controller has an admin thread. Queue pairs are used by their callers' threads.
+ *
+ * Locks, in the order in which a thread may take them: the registry's (opening and closing of
+ * controllers), a controller's, a queue pair's, a controller's admin lock. A thread that calls SPDK
+ * with a queue pair holds its lock: its user, or the admin thread during a reset. The lock is
+ * contended only during a reset, so that it costs almost nothing.
  */
 #ifndef DLFS_SPDK_SHIM_H
 #define DLFS_SPDK_SHIM_H
@@ -31,117 +39,133 @@ void shim_sleep_ns(uint64_t duration_ns);
 
 /* ---- environment ----------------------------------------------------------------------------- */
 
-/* Starts it on the first call, else checks that it suits; message gets what is wrong. */
+/*
+ * Starts the environment on the first call; later calls check that it has the configured options.
+ * message gets the reason of a failure.
+ */
 int environment_start(const dlfs_spdk_config *config, bool needs_pci, char *message,
                       size_t message_bytes);
-/* Whether this process is a fork of the one that started it. */
+/* Returns true in forked children of the process that started the environment. */
 bool environment_is_foreign(void);
 
-/* The text of SPDK's first errors since a mark, joined; empty when there were none. */
+/* Returns a mark of SPDK's log for log_text. */
 unsigned log_mark(void);
+/* Joins SPDK's first error messages since a mark into text; empty if there were none. */
 void log_text(unsigned mark, char *text, size_t text_bytes);
 
 /* ---- controllers ----------------------------------------------------------------------------- */
 
 enum controller_state {
     CONTROLLER_READY,
-    CONTROLLER_DOWN, /* being connected again */
-    CONTROLLER_LOST, /* for good: the device was removed */
+    CONTROLLER_DOWN, /* disconnected; the admin thread connects again */
+    CONTROLLER_LOST, /* removed or broken: it is not connected again */
 };
 
-struct queue;
+/* A queue pair as its controller sees it: the first member of struct queue. */
+struct queue_link {
+    struct queue_link *next; /* next queue pair of the controller */
+    pthread_mutex_t lock;    /* held by the thread that calls SPDK with the queue pair */
+    /* Called with the lock held when the controller is disconnected. timed_out: because the target
+     * did not answer in time. */
+    void (*on_disconnect)(struct queue_link *link, bool timed_out);
+};
 
 struct controller {
-    struct controller *next; /* in the registry */
+    struct controller *next; /* next one of the registry */
     struct spdk_nvme_ctrlr *spdk;
     struct spdk_nvme_transport_id transport_id;
     char host_nqn[SPDK_NVMF_NQN_MAX_LEN + 1];
     uint32_t digests; /* DLFS_SPDK_*_DIGEST */
-    uint32_t users;
+    uint32_t users;   /* devices that use it */
     uint32_t timeout_ms;
     uint32_t connect_ms;
-    uint32_t queues_wanted; /* for I/O; a controller may grant fewer */
+    uint32_t queues_wanted; /* I/O queues to request; a controller may grant fewer */
     bool fabrics;
 
-    pthread_mutex_t lock;       /* queues */
-    pthread_mutex_t admin_lock; /* whoever polls the admin queue */
-    struct queue *queues;
-    _Atomic int state; /* enum controller_state; changes under all the locks */
+    pthread_mutex_t lock;       /* guards queues */
+    pthread_mutex_t admin_lock; /* held by the thread that polls the admin queue */
+    struct queue_link *queues;
+    _Atomic int state; /* enum controller_state; changed while all locks are held */
     _Atomic uint64_t down_since_ns;
-    _Atomic uint64_t generation; /* controllers that were lost, so far; changes as state does */
+    _Atomic uint64_t generation; /* number of disconnects; changes together with state */
     _Atomic uint64_t quiesce_ns; /* see nvme_quiesce_ms */
 
     pthread_t thread;
     sem_t wake;
     _Atomic bool stopping;
     _Atomic bool reset_wanted;
-    _Atomic bool silent; /* why: no answer in time */
+    _Atomic bool timed_out; /* the next disconnect is because of a missing answer */
     _Atomic bool removed;
-    _Atomic uint64_t heartbeat_ns; /* when the one in flight was sent, else 0 */
+    _Atomic uint64_t heartbeat_ns; /* when the keep-alive in flight was sent; 0: none is */
     uint64_t heartbeat_next_ns;
     uint32_t heartbeat_ms;
     uint64_t retry_at_ns;
     uint64_t backoff_ns;
-    uint32_t attempts; /* in vain, since it went down */
+    uint32_t attempts; /* failed attempts to connect since the disconnect */
 };
 
-/* SPDK's text, with what it may leave out over TCP and RDMA. */
+/* Parses SPDK's transport ID and adds defaults for TCP and RDMA. */
 int transport_parse(const char *text, struct spdk_nvme_transport_id *transport_id);
-/* Connects, or joins a connection of this process. */
+/* Returns the controller of a transport ID and host NQN; connects to it for its first user. */
 int controller_get(const dlfs_spdk_config *config,
                    const struct spdk_nvme_transport_id *transport_id, char *message,
                    size_t message_bytes, struct controller **out);
+/* Releases a controller; the last user's call disconnects it. */
 void controller_put(struct controller *controller);
-/* Ends all admin threads, before SPDK's own destructors run. */
-void controller_stop_all(void);
-void controller_attach_queue(struct controller *controller, struct queue *queue);
-void controller_detach_queue(struct controller *controller, struct queue *queue);
-/* The admin thread, given its controller. */
+
+/* ---- admin.c ---- */
+
+void controller_attach_queue(struct controller *controller, struct queue_link *link);
+void controller_detach_queue(struct controller *controller, struct queue_link *link);
+/* Main function of the admin thread; its argument is the controller. */
 void *controller_main(void *argument);
-/* Has the admin thread look at the connection now. */
+/* Makes the admin thread check the connection now. */
 void controller_check(struct controller *controller);
-/* Has it make a new one; silent: since the target did not answer in time. */
-void controller_reset(struct controller *controller, bool silent);
-/* Notes how long the controller that was just made takes to quiesce. */
-void controller_note_quiesce(struct controller *controller);
-/* As dlfs_spdk_run for the admin queue. buffer is memory that the device may reach. */
+/* Makes the admin thread reset the connection. timed_out: the target did not answer in time. */
+void controller_reset(struct controller *controller, bool timed_out);
+/* Reads how long a newly connected controller takes to quiesce. */
+void controller_read_quiesce(struct controller *controller);
+/* Runs an admin command as dlfs_spdk_run does; waits up to reconnect_ms for a connection. */
 int controller_run(struct controller *controller, uint32_t reconnect_ms, uint32_t timeout_ms,
                    dlfs_spdk_command *command, void *data, uint32_t data_bytes);
+/* Converts a caller's command to SPDK's, and SPDK's completion to the caller's. */
 void command_encode(const dlfs_spdk_command *command, struct spdk_nvme_cmd *out);
-void command_answer(dlfs_spdk_command *command, const struct spdk_nvme_cpl *completion);
+void command_complete(dlfs_spdk_command *command, const struct spdk_nvme_cpl *completion);
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
-struct range; /* registered with SPDK, counted */
+struct range; /* memory that is registered with SPDK, counted */
 
 /*
- * Registers the huge-page-aligned inside of a range for DMA. NULL when there is no such inside or
- * SPDK refuses, and where the memory could move under the device.
+ * Registers the huge-page-aligned inner part of a range for DMA. Returns NULL if there is no such
+ * part, if SPDK refuses it, or if the kernel could move the memory.
  */
 struct range *range_register(enum spdk_nvme_transport_type transport, void *base, size_t bytes);
 void range_release(struct range *range);
+/* Returns true if a buffer lies within a range; false for a range of NULL. */
 bool range_holds(const struct range *range, const void *buffer, size_t bytes);
 
-/* ---- queue pairs ----------------------------------------------------------------------------- */
+/* ---- devices and queue pairs ----------------------------------------------------------------- */
+
+struct queue;
 
 struct device {
-    struct dlfs_external external; /* first: what callers hold */
+    struct dlfs_external external; /* first member: callers have a pointer to it */
     struct controller *controller;
     uint32_t nsid;
     uint32_t flags;
     uint32_t timeout_ms;
     uint32_t reconnect_ms;
     dlfs_spdk_info info;
-    bool volatile_cache; /* the controller has one */
+    bool volatile_cache; /* true if the controller has a volatile write cache */
     struct nvme_durability durability;
     struct nvme_write_limit write_limit;
-    pthread_mutex_t command_lock; /* the queue pair of flushes and single commands */
-    struct queue *command_queue;  /* made when it is first needed */
-    void *command_data;
+    pthread_mutex_t command_lock; /* guards the two fields below */
+    struct queue *command_queue;  /* for flushes and single commands; created on first use */
+    void *command_data;           /* DMA memory for the data of one command */
 };
 
-/* Operations that only the shim itself submits, beside DLFS_OP_READ and DLFS_OP_WRITE; they go in
- * one piece, and have a length of 1. */
+/* Kinds of operations that only device.c submits. They are one request each and have length 1. */
 #define OP_FLUSH 100u
 #define OP_COMMAND 101u /* the buffer is a struct raw_command */
 
@@ -157,16 +181,7 @@ int queue_poll(void *queue, dlfs_completion *completions, uint32_t count, int ti
 int queue_register(void *queue, void *base, size_t bytes);
 void queue_destroy(void *queue);
 void queue_abandon(void *queue);
-/* Of the controller that ran the operation which was polled last. The queue pair's user only. */
+/* Returns the generation of the controller that ran the last operation. For the user's thread. */
 uint64_t queue_generation(const struct queue *queue);
-
-/* For the admin thread. */
-struct queue *queue_next(const struct queue *queue);
-void queue_link(struct queue *queue, struct queue *next);
-void queue_lock(struct queue *queue);
-void queue_unlock(struct queue *queue);
-/* The controller is of the past. Over fabrics SPDK's queue pair goes with it. silent: since the
- * target did not answer in time. With the lock held. */
-void queue_leave(struct queue *queue, bool silent);
 
 #endif
