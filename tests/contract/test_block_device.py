@@ -1,4 +1,4 @@
-"""What every BlockDevice promises, run over each kind of it."""
+"""The contract of BlockDevice, tested for each kind of device."""
 
 from __future__ import annotations
 
@@ -87,8 +87,8 @@ def kernel_target_opener(kind: str, target: KernelTarget) -> Opener:
 @contextlib.contextmanager
 def spdk_target_opener(kind: str, target: spdk.SpdkTarget) -> Iterator[Opener]:
     """``spdk-...`` by SPDK's initiator, ``nvmf-...`` by ours, both to SPDK's target."""
-    name, block_bytes, *rest = kind.split("-")
-    options = dict.fromkeys(OPTIONS[rest[0]], 1) if rest else {}
+    name, block_bytes, *flags = kind.split("-")
+    options = dict.fromkeys(OPTIONS[flags[0]], 1) if flags else {}
     nqn = f"nqn.2024-01.org.dlfs.test:{kind}"
     with target.subsystem(nqn, [spdk.Namespace(SIZE_BYTES, int(block_bytes))]):
         make = target.spdk_uri if name == "spdk" else target.tcp_uri
@@ -436,13 +436,13 @@ def test_locking_leaves_everything_but_the_record_alone(opener: Opener) -> None:
             assert device.read(0, SIZE_BYTES) == pattern(SIZE_BYTES)
         device.lock_exclusive("a writer")
         device.unlock()
-        held = bytearray(pattern(SIZE_BYTES))
-        held[RECORD_OFFSET_BYTES : RECORD_OFFSET_BYTES + 4096] = bytes(4096)
-        assert device.read(0, SIZE_BYTES) == bytes(held)
+        expected = bytearray(pattern(SIZE_BYTES))
+        expected[RECORD_OFFSET_BYTES : RECORD_OFFSET_BYTES + 4096] = bytes(4096)
+        assert device.read(0, SIZE_BYTES) == bytes(expected)
 
 
 def is_leased(device: BlockDevice) -> bool:
-    """Whether the record is itself the lock, and always there."""
+    """Return True if the record itself is the lock, so that there always is one."""
     return isinstance(device, NativeBackedDevice) and device.locks_by_record
 
 

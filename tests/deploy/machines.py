@@ -72,7 +72,7 @@ class Machine:
         _ip(*own, "link", "set", port, "up")
 
     def environment(self) -> dict[str, str]:
-        """Of its programs."""
+        """Environment of the programs on the machine."""
         path = f"{self._tools}:{Path(sys.executable).parent}:{os.environ['PATH']}"
         return {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "HOME": str(self.folder)}
 

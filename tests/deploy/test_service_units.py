@@ -36,6 +36,6 @@ def test_they_start_a_verb_that_there_is() -> None:
     (start,) = [line.partition("=")[2] for line in lines if line.startswith("ExecStart=")]
     words = shlex.split(start)
     assert words[:3] == ["/usr/bin/env", "dlfs", "serve"]
-    told = CliRunner().invoke(app, [words[2], "--help"])
-    assert told.exit_code == 0
-    assert "--cache" in told.output
+    output = CliRunner().invoke(app, [words[2], "--help"])
+    assert output.exit_code == 0
+    assert "--cache" in output.output

@@ -72,9 +72,9 @@ def test_start_verify_undo(run: Run, tmp_path: Path) -> None:
         )
     first, second = exports
     assert run(first, "verify")[0] == 1
-    code, told = run(first, "start")
-    assert (code, told.splitlines()[1:]) == (0, [HOST])
-    assert run(first, "verify") == (0, told)
+    code, output = run(first, "start")
+    assert (code, output.splitlines()[1:]) == (0, [HOST])
+    assert run(first, "verify") == (0, output)
     assert run(first, "start") == (
         1,
         f"export.sh: {first.nqn} is exported already; undo it first\n",
@@ -92,7 +92,7 @@ def test_start_verify_undo(run: Run, tmp_path: Path) -> None:
 
 
 def check_volume(exports: list[Export]) -> None:
-    """What is exported can be a volume, and is found again by discovery."""
+    """Check that exported devices can be a volume, which discovery finds."""
     uris = [f"nvme-tcp://127.0.0.1:{e.port}/{e.nqn}?nsid=1&hostnqn={HOST}" for e in exports]
     dlfs.format_volume(uris)
     discovery = f"nvme-tcp+discover://127.0.0.1:{exports[0].discovery_port}?hostnqn="

@@ -33,7 +33,7 @@ from tests.nvmet.initrd import build_initrd
 from tests.nvmet.kernel import find_kernel
 
 HOST_ADDRESS = "10.0.2.2"
-"""What a guest calls this machine."""
+"""Address of this machine in a guest."""
 START_SECONDS_MAX = 120
 MEMORY_MIB = 256
 WITH_ITS_STARTER = ("setpriv", "--pdeathsig", "KILL")
@@ -69,7 +69,7 @@ class Disk:
 
 @dataclass(frozen=True)
 class GuestResult:
-    """How a script ended."""
+    """The exit code and output of a script."""
 
     code: int
     output: str
@@ -79,7 +79,7 @@ _turns = itertools.count(os.getpid() * 7)
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that nobody listens on; another one each time."""
+    """Return a free port of 127.0.0.1, another one at each call."""
     for turn in itertools.islice(_turns, len(PORTS)):
         port = PORTS[turn % len(PORTS)]
         with contextlib.closing(socket.socket()) as trial:
@@ -176,8 +176,8 @@ class Guest:
             ended = self._process.poll() is not None
             content = output.read_bytes() if output.exists() else b""
             if found := _EXIT.search(content):
-                told = content[: found.start()].decode("utf-8", "replace")
-                return GuestResult(int(found[1]), told)
+                output = content[: found.start()].decode("utf-8", "replace")
+                return GuestResult(int(found[1]), output)
             if ended or time.monotonic() > deadline:
                 raise GuestError(f"the guest {'ended' if ended else 'hangs'}:\n{self.report()}")
             select.select([], [], [], 0.02)
@@ -201,7 +201,7 @@ class Guest:
 
     @property
     def running(self) -> bool:
-        """Whether the machine runs, or is paused."""
+        """True if the machine runs or is paused."""
         return self._process is not None and self._process.poll() is None
 
     def kill(self) -> None:

@@ -28,7 +28,7 @@ import zstandard
 
 FOLDER = Path(__file__).parents[2] / "build" / "nvmet"
 META_PACKAGES = ("linux-image-6.12-cloud-amd64", "linux-image-cloud-amd64")
-"""Of Debian 12 with its security updates, then of later releases."""
+"""Kernel packages of Debian 12 with its security updates, then of later releases."""
 MODULES = (
     "virtio_net", "virtio_blk", "brd", "loop", "configfs", "nvmet", "nvmet_tcp", "nvme_tcp",
 )  # fmt: skip
@@ -37,7 +37,7 @@ PROGRAMS = {
     "busybox": "busybox-static",
     "setpriv": "util-linux",
 }
-"""What starts a guest, and what runs in it, with the Debian packages they are in."""
+"""Programs that start a guest or run in it, with their Debian packages."""
 KERNEL_BYTES_MAX = 256 << 20
 DOWNLOAD_SECONDS_MAX = 600
 
@@ -53,7 +53,7 @@ class KernelError(Exception):
 
 @dataclass(frozen=True)
 class GuestKernel:
-    """What ``build/nvmet`` holds."""
+    """The guest kernel in ``build/nvmet``."""
 
     vmlinux: Path
     modules: tuple[Path, ...]
@@ -70,7 +70,7 @@ def find_kernel() -> GuestKernel | None:
 
 
 def lacks_guest() -> str | None:
-    """What this machine lacks to run a guest, or None."""
+    """Return what this machine lacks to run a guest, or None."""
     if platform.machine() != "x86_64":
         return f"the guest is x86_64, this machine {platform.machine()}"
     for program, package in PROGRAMS.items():
@@ -104,17 +104,17 @@ def _package_name() -> str:
     """The newest kernel package that a meta package depends on."""
     for meta in META_PACKAGES:
         try:
-            told = _run("apt-cache", "depends", meta)
+            output = _run("apt-cache", "depends", meta)
         except KernelError:
             continue
-        found = re.search(r"Depends: (linux-image-\d\S*-cloud-amd64)$", told, re.MULTILINE)
+        found = re.search(r"Depends: (linux-image-\d\S*-cloud-amd64)$", output, re.MULTILINE)
         if found:
             return found[1]
     raise KernelError(f"apt knows none of {', '.join(META_PACKAGES)}")
 
 
 def _download_known(folder: Path) -> Path:
-    # The user _apt, whom apt would download as, may not enter our folder.
+    # apt downloads as the user _apt, which has no access to the folder.
     sandbox = "APT::Sandbox::User=root"
     _run("apt-get", "-qq", "-o", sandbox, "download", _package_name(), folder=folder)
     return next(folder.glob("linux-image-*.deb"))

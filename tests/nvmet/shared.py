@@ -6,9 +6,9 @@ from dlfs.units import MIB
 from tests.nvmet.target import Namespace, Subsystem
 
 OPEN = "nqn.2024-01.org.dlfs.test:open"
-"""For any host. Namespace 1 has blocks of 512 bytes, namespace 2 of 4096; 2 MiB each."""
+"""Subsystem that allows any host. Namespace 1 has blocks of 512 bytes, namespace 2 of 4096; 2 MiB each."""
 RESTRICTED = "nqn.2024-01.org.dlfs.test:restricted"
-"""For ``ALLOWED_HOST`` alone."""
+"""Subsystem that allows ``ALLOWED_HOST`` only."""
 ALLOWED_HOST = "nqn.2014-08.org.nvmexpress:uuid:11111111-1111-4111-8111-111111111111"
 REFUSED_HOST = "nqn.2014-08.org.nvmexpress:uuid:22222222-2222-4222-8222-222222222222"
 

@@ -57,7 +57,7 @@ def _write(path: str, value: object) -> str:
 
 
 def namespace_uuid(nqn: str, nsid: int) -> UUID:
-    """What Identify tells of a namespace."""
+    """Return the UUID of a namespace."""
     return uuid5(NAMESPACE_URL, f"{nqn}/{nsid}")
 
 

@@ -14,8 +14,8 @@ from tests.nvmet.shared import ALLOWED_HOST
 DATA_BYTES = 1 << 20
 DIGESTS = ",hdr_digest,data_digest"
 
-# For each line of options: connect; tell what is there; write other data, in requests of several
-# sizes, each read back past the page cache and compared; tell what was written last; disconnect.
+# The script does this for each line of options: connect; print what is there; write other data, in requests of several
+# sizes, each read back past the page cache and compared; print what was written last; disconnect.
 SCRIPT = """
 set -e
 wait_for() {
@@ -45,7 +45,7 @@ done </options
 
 
 def options_line(target: ScriptedTarget, subsystem: Subsystem, extra: str) -> str:
-    """What /dev/nvme-fabrics takes."""
+    """Return the line of options that /dev/nvme-fabrics expects."""
     host_id = ALLOWED_HOST.rpartition(":")[2]
     return (
         f"transport=tcp,traddr={HOST_ADDRESS},trsvcid={target.port},nqn={subsystem.nqn},"

@@ -53,11 +53,11 @@ def test_start_verify_undo() -> None:
         },
     )
     assert result.code == 0, result.output
-    told = f"exported /dev/ram0 as {NQN} at 127.0.0.1, ports 4420 8009, to:\n{HOST}\n"
+    output = f"exported /dev/ram0 as {NQN} at 127.0.0.1, ports 4420 8009, to:\n{HOST}\n"
     assert result.output == (
-        f"{told}0\n/dev/ram0\n{first.uuid}\n1\n{HOST}\n2\n"
+        f"{output}0\n/dev/ram0\n{first.uuid}\n1\n{HOST}\n2\n"
         f"export.sh: {NQN} is exported already; undo it first\n"
-        f"{told}export.sh: {NQN} is not exported\n2\n"
+        f"{output}export.sh: {NQN} is not exported\n2\n"
         "ln: /sys/kernel/config/nvmet/ports/4421/subsystems/"
         f"{elsewhere.nqn}: Cannot assign requested address\n"
         "export.sh: /dev/ram1: this machine uses ram1\n0\n"

@@ -27,7 +27,7 @@ INVALID_OPCODE = 0x01
 
 
 @pytest.mark.parametrize("host", [REFUSED_HOST, None], ids=["another", "default"])
-def test_a_host_that_is_not_allowed_is_told_so(
+def test_a_host_that_is_not_allowed_gets_an_error_that_names_it(
     kernel_target: KernelTarget, host: str | None
 ) -> None:
     options = {"hostnqn": host} if host else {}
@@ -75,11 +75,11 @@ def test_the_kernel_has_no_reservations_and_says_so(kernel_target: KernelTarget)
     with open_device(kernel_target.uri(OPEN), writable=True) as device:
         assert isinstance(device, NvmeTcpDevice)
         page = bytearray(4096)
-        told = device.runner.run_admin(NvmeCommand(IDENTIFY, cdw10=CONTROLLER_PAGE), page)
-        assert told.status == 0
+        result = device.runner.run_admin(NvmeCommand(IDENTIFY, cdw10=CONTROLLER_PAGE), page)
+        assert result.status == 0
         assert not struct.unpack_from("<H", page, ONCS_OFFSET)[0] & ONCS_RESERVATIONS
-        told = device.runner.run_admin(NvmeCommand(IDENTIFY, 1, cdw10=NAMESPACE_PAGE), page)
-        assert told.status == 0
+        result = device.runner.run_admin(NvmeCommand(IDENTIFY, 1, cdw10=NAMESPACE_PAGE), page)
+        assert result.status == 0
         assert page[RESCAP_OFFSET] == 0
         report = device.runner.run_io(NvmeCommand(RESERVATION_REPORT, 1, cdw10=15), bytearray(64))
         assert report.status == INVALID_OPCODE

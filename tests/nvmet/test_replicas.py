@@ -37,8 +37,8 @@ def uri(two_targets: TwoTargets) -> str:
     return uri_of(two_targets)
 
 
-def states_told(uri: str) -> list[str]:
-    """What ``dlfs info`` says of the members."""
+def reported_states(uri: str) -> list[str]:
+    """Return the states of the members that ``dlfs info`` prints."""
     done = run_cli("info", "--json", uri)
     assert done.returncode == 0, done.stderr
     return [member["state"] for member in json.loads(done.stdout)["members"]]
@@ -64,7 +64,7 @@ def test_a_target_that_is_lost_in_mid_epoch_costs_no_sample(
 ) -> None:
     caplog.set_level(logging.WARNING, "dlfs")
     expected = ["current", "current"]
-    assert states_told(uri) == expected
+    assert reported_states(uri) == expected
     with dlfs.open(uri, memory_bytes=MEMORY_BYTES) as volume, volume.dataset("large") as large:
         batches = read_epoch(large, seed=number)
         first = next(batches)
@@ -74,29 +74,29 @@ def test_a_target_that_is_lost_in_mid_epoch_costs_no_sample(
             expected[number] = "degraded"
             assert [member.state for member in volume.members] == expected
             expected[number] = "missing"
-            assert states_told(uri) == expected
+            assert reported_states(uri) == expected
         finally:
             bring_back()
     assert len(caplog.messages) == 1
     assert f"127.0.0.1:{two_targets[number].port}" in caplog.messages[0]
-    assert states_told(uri) == ["current", "current"]
+    assert reported_states(uri) == ["current", "current"]
 
 
 def test_a_repaired_volume_needs_the_other_target_no_more(
     two_targets: TwoTargets, uri: str
 ) -> None:
-    kept, replaced = two_targets
+    remaining, replaced = two_targets
     replaced.wipe(COPIES[1])
-    assert states_told(uri) == ["current", "degraded"]
-    uri_kept, uri_new = uri_of(two_targets, PATIENT).split(",")
-    report = dlfs.repair(uri_kept, replacements={1: uri_new})
+    assert reported_states(uri) == ["current", "degraded"]
+    remaining_uri, uri_new = uri_of(two_targets, PATIENT).split(",")
+    report = dlfs.repair(remaining_uri, replacements={1: uri_new})
     assert (report.replaced, report.damaged) == ((1,), ())
-    kept.kill()
+    remaining.kill()
     try:
         with dlfs.open(uri) as volume, volume.dataset("large") as large:
             assert_whole(read_epoch(large, seed=2), LARGE)
     finally:
-        kept.start()
+        remaining.start()
     with dlfs.open(uri) as volume:
         assert [member.state for member in volume.members] == ["current", "current"]
         assert list(volume.verify()) == []

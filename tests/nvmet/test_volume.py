@@ -173,7 +173,7 @@ def test_silence_ends_in_an_error_that_names_the_target(volume: Disaggregated) -
 
 
 def can_read(dataset: dlfs.Dataset) -> bool:
-    """Whether all devices answer: a lost one is looked for again after a while."""
+    """Return True if all devices answer: a lost one is tried again after a while."""
     try:
         with dataset.read(range(len(dataset) // 2)):
             return True

@@ -9,12 +9,12 @@ from dlfs.testing.datasets import random_samples
 from dlfs.units import MIB
 
 MEMBERS = ("nqn.2024-01.org.dlfs.test:member0", "nqn.2024-01.org.dlfs.test:member1")
-"""For a volume in which everything is once; blocks of 512 and of 4096 bytes."""
+"""Members of a volume without replicas; blocks of 512 and of 4096 bytes."""
 COPIES = ("nqn.2024-01.org.dlfs.test:copy0", "nqn.2024-01.org.dlfs.test:copy1")
-"""For one in which everything is twice; likewise."""
+"""Members of a volume with two copies; blocks of 512 and of 4096 bytes."""
 MEMBER_BYTES = 24 * MIB
 LARGE = random_samples(400, seed=3, low=4000, high=40_000)
-"""Of these, ``MEMORY_BYTES`` hold a part, so that an epoch goes on reading until its end."""
+"""Samples of more than ``MEMORY_BYTES``, so that an epoch reads from the devices to its end."""
 MEMORY_BYTES = 2 * MIB
 
 

@@ -143,7 +143,7 @@ class SpdkTarget:
 
     @property
     def pid(self) -> int:
-        """Of the running target."""
+        """Process ID of the running target."""
         assert self._process is not None
         return self._process.pid
 
@@ -180,7 +180,7 @@ class SpdkTarget:
             return rpc
 
     def log(self) -> str:
-        """What it wrote so far."""
+        """Return the log of the target."""
         return (self._folder / "log").read_text(errors="replace")
 
     def call(self, method: str, **parameters: object) -> Any:

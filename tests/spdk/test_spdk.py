@@ -174,7 +174,7 @@ libc = ctypes.CDLL(None)
 def handler():
     action = ctypes.create_string_buffer(256)
     libc.sigaction(int(signal.SIGBUS), None, action)
-    return action.raw[:8]  # the address; the rest of the mask is nobody's
+    return action.raw[:8]  # the address of the handler
 before = os.sched_getaffinity(0), handler()
 with open_device({namespace!r}) as device:
     assert device.read(0, 4096) == bytes(4096)

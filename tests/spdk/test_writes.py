@@ -153,7 +153,7 @@ def test_a_writer_goes_on_after_a_reconnect(target: ScriptedTarget) -> None:
 
 
 def test_a_write_that_was_lost_takes_the_controller_with_it(target: ScriptedTarget) -> None:
-    """How long a target takes to be done with a write counts from the end of all connections."""
+    """The time until a target has quiesced counts from the end of all connections."""
     with open_spdk(target) as device, device.queue_pair(1):
         before = device.generation()
         target.play(FaultScript([Fault(Event.WRITE, Complete(cid=0xFFFF))]))

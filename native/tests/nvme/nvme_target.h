@@ -1,6 +1,6 @@
 /*
- * A small target for tests of the initiator: threads that answer what it asks, on 127.0.0.1, from
- * memory; honest, unless told to end connections. Each connection has a thread, which blocks.
+ * A small NVMe/TCP target in memory, on 127.0.0.1, for tests of the initiator. It follows the
+ * specification except for the faults of struct target. Each connection has a thread, which blocks.
  */
 #ifndef DLFS_TESTS_NVME_TARGET_H
 #define DLFS_TESTS_NVME_TARGET_H
@@ -24,11 +24,11 @@
 struct target {
     int listener;
     uint16_t port;
-    uint32_t digests;      /* agreed to */
+    uint32_t digests;      /* digests that it grants */
     bool success;          /* reads end with the SUCCESS flag, else with a response */
-    uint32_t piece_bytes;  /* of a C2HData */
+    uint32_t piece_bytes;  /* most data of one C2HData */
     atomic_uint answers;   /* reads and writes answered */
-    atomic_uint drop_each; /* ends the connection instead of every so-many-eth answer; 0: never */
+    atomic_uint drop_each; /* closes the connection instead of every n-th answer; 0: never */
     atomic_bool mute;      /* reads and writes are not answered */
     atomic_uint refuse_io; /* status for Connect of I/O queues */
     atomic_bool stopping;
@@ -40,14 +40,14 @@ struct target {
     uint8_t *memory;
 };
 
-/* A command that came while the data of another one was awaited. */
+/* A command that was received while the target waited for data of another one. */
 struct early {
     uint8_t header[NVME_HEAD_BYTES_MAX];
     uint8_t data[8192];
     uint32_t data_bytes;
 };
 
-/* One connection, and what it has agreed to. */
+/* One connection and its negotiated terms. */
 struct peer {
     struct target *target;
     int socket;
@@ -57,7 +57,7 @@ struct peer {
     struct early early[TARGET_EARLY_MAX];
     uint32_t early_first;
     uint32_t early_last;
-    const struct early *now; /* the command in hand, if it is one of them */
+    const struct early *now; /* the present command, if it is one of these */
     uint8_t entry[NVME_ENTRY_BYTES];
     uint16_t cid;
 };
@@ -403,7 +403,7 @@ static inline void target_free(struct target *target)
     free(target);
 }
 
-/* How tests open it: short times, so that what is to fail fails soon. */
+/* Returns the configuration with which tests open it. */
 static inline dlfs_nvme_config target_config(const struct target *target)
 {
     return (dlfs_nvme_config){

@@ -1,7 +1,7 @@
 /*
  * The initiator against a small target: reads and writes of all sizes, with and without digests and
- * SUCCESS flags, deeper queues than the target has; connections that end in the middle of it;
- * silence; a target that is gone; descriptors to wait on.
+ * SUCCESS flags; deeper queues than the target has; connections that end during operations; a
+ * target that does not answer, or is gone; descriptors to wait on.
  */
 #include <poll.h>
 
@@ -26,7 +26,7 @@ static void test_sizes(dlfs_queue *queue)
     free(in);
 }
 
-/* Reads count blocks at once, whatever happens to connections, into the right places. */
+/* Reads count blocks concurrently; each arrives in its buffer even if connections end. */
 static void read_all(dlfs_queue *queue, const uint8_t *expected, uint32_t length)
 {
     uint8_t *in = aligned_memory((size_t)COUNT * length);
@@ -79,7 +79,7 @@ static void test_honest(uint32_t digests, bool success, uint32_t piece_bytes)
     target_free(target);
 }
 
-/* Every few answers a connection ends; everything arrives all the same. */
+/* The target closes the connection every few answers; all operations still succeed. */
 static void test_drops(bool success)
 {
     struct target *target = target_start(3, success, 65536);
@@ -103,7 +103,7 @@ static void test_drops(bool success)
     target_free(target);
 }
 
-/* A write that met silence ends in time, and is not done again; a read waits for a target. */
+/* An unanswered write ends in time and is not repeated; a read waits for the target. */
 static void test_silence(void)
 {
     struct target *target = target_start(0, true, 65536);
@@ -129,7 +129,7 @@ static void test_silence(void)
     target_free(target);
 }
 
-/* A target that is gone for longer than the budget is lost, for all that is in flight. */
+/* If a target is gone for longer than the time limit, all operations in flight end as lost. */
 static void test_loss(void)
 {
     struct target *target = target_start(0, true, 65536);
@@ -168,7 +168,7 @@ static void test_loss(void)
     target_free(target);
 }
 
-/* A refused queue pair is its own affair. */
+/* A refused queue pair does not affect the others. */
 static void test_refused_queue(void)
 {
     struct target *target = target_start(0, true, 65536);
@@ -199,7 +199,7 @@ static void test_refused_queue(void)
     target_free(target);
 }
 
-/* Waits on the descriptor alone, over connections that end. */
+/* Waits on the descriptor only, while connections end. */
 static void test_descriptor(void)
 {
     struct target *target = target_start(0, true, 65536);

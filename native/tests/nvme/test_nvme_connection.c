@@ -1,6 +1,6 @@
 /*
- * Single commands on a connection: one that is given up while its answer is half received leaves
- * the memory of its caller alone for good, and nothing runs on its connection after it.
+ * Single commands on a connection: after a command was abandoned while half of its answer was
+ * received, nothing is written to its buffer, and no other command runs on the connection.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -14,7 +14,7 @@
 #define PAGE 4096u
 #define STAGING PAGE
 
-/* A connection to a peer that the test plays, with an end for a command to wait on. */
+/* A connection to a peer that the test plays. */
 struct pair {
     struct nvme_connection *connection;
     int peer;
@@ -60,10 +60,10 @@ static void test_late_data_goes_nowhere(const struct nvme_terms *terms)
     CHECK_EQ(send(pair.peer, pdu, length / 2, 0), length / 2);
     CHECK_EQ(nvme_connection_run(pair.connection, &identify, &pair.deadline, &text), DLFS_E_CLOSED);
     CHECK_EQ(page[1024], 0xAB);
-    free(page); /* as its caller does now: the sanitizers watch it */
+    free(page); /* the sanitizers detect a later write to it */
     CHECK_EQ(send(pair.peer, pdu + length / 2, length - length / 2, 0), length - length / 2);
 
-    /* The rest has come, and the completion of whatever is sent next. */
+    /* The remaining data has arrived, and a completion for the next command. */
     uint8_t own = 0;
     struct nvme_exchange next = {.entry = {NVME_ADMIN_IDENTIFY},
                                  .data = &own,
@@ -76,7 +76,7 @@ static void test_late_data_goes_nowhere(const struct nvme_terms *terms)
     nvme_controller_shut_down(&admin, &pair.deadline);
     CHECK(admin.connection == NULL);
 
-    /* The peer saw the first command and the end. */
+    /* The peer received the first command and the end of the stream. */
     uint32_t seen = 0;
     ssize_t got;
     while ((got = recv(pair.peer, cqe, 2 * (size_t)PAGE, 0)) > 0) {

@@ -1,6 +1,6 @@
 /*
- * A forked child of a process with NVMe/TCP devices destroys what it inherited without harm to the
- * parent's connections, and connects anew for queue pairs of its own.
+ * A forked child of a process with NVMe/TCP devices destroys its inherited copies without harm to
+ * the parent's connections, and opens new connections for its own queue pairs.
  */
 #include <sys/wait.h>
 
@@ -32,7 +32,7 @@ int main(void)
     dlfs_queue *queue = make_queue(device, 8);
     uint8_t *in = aligned_memory(8 * 4096);
     CHECK(dlfs_queue_descriptor(queue) >= 0);
-    CHECK_EQ(dlfs_device_flush(device), 0); /* so that there is an internal queue pair, too */
+    CHECK_EQ(dlfs_device_flush(device), 0); /* creates the internal queue pair, too */
     dlfs_operation operations[8];
     for (uint32_t i = 0; i < 8; i++) {
         operations[i] =

@@ -1,4 +1,4 @@
-/* What a queue pair learns and does when one controller follows the other, moment by moment. */
+/* A queue pair across generations: link updates, and operations that start again. */
 #include <poll.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -24,14 +24,14 @@ static struct nvme_association *make_association(void)
     return association;
 }
 
-/* ---- news ------------------------------------------------------------------------------------ */
+/* ---- link updates ---------------------------------------------------------------------------- */
 
 struct reader {
     struct nvme_association *association;
     _Atomic pid_t id;
 };
 
-static void *read_news(void *argument)
+static void *take_update(void *argument)
 {
     struct reader *reader = argument;
     atomic_store(&reader->id, gettid());
@@ -39,14 +39,14 @@ static void *read_news(void *argument)
     return NULL;
 }
 
-/* A queue pair that sees a signal before its wake-up is written must not stay awake for ever. */
+/* Taking an update clears the signal and its wake-up, even if it waits between the two. */
 static void test_a_wake_up_is_taken_with_its_signal(void)
 {
     struct reader reader = {.association = make_association()};
     struct nvme_link *link = reader.association->links;
     pthread_t thread;
     (void)pthread_mutex_lock(&reader.association->lock);
-    CHECK_EQ(pthread_create(&thread, NULL, read_news, &reader), 0);
+    CHECK_EQ(pthread_create(&thread, NULL, take_update, &reader), 0);
     while (atomic_load(&reader.id) == 0) {
     }
     wait_until_asleep(reader.id); /* it waits for the lock */
@@ -73,8 +73,8 @@ static struct nvme_connection *make_connection(int *other)
 }
 
 /*
- * A write of which one part has ended, and the next still waits for room to be sent, starts again
- * as a whole: the part that ended may have gone with the cache of the controller that had it.
+ * A write of which one command has completed and the next is not sent yet starts again from its
+ * beginning: the completed part may be lost with the volatile cache of its controller.
  */
 static void test_a_write_starts_again_from_its_beginning(void)
 {

@@ -1,4 +1,4 @@
-/* A name with several addresses, of which the target listens at one: as localhost is mostly. */
+/* A host name with several addresses, of which the target listens on one, as with localhost. */
 #include <arpa/inet.h>
 #include <netdb.h>
 
@@ -30,7 +30,7 @@ static struct addrinfo *make_address(int family, const char *numbers, const char
     return made;
 }
 
-/* In place of the system's: what this test's name resolves to. */
+/* Replaces the system's resolver: returns this test's addresses. */
 int getaddrinfo(const char *name, const char *port, const struct addrinfo *hints,
                 struct addrinfo **found)
 {

@@ -1,5 +1,4 @@
-/* The PDU codec: every field of what is sent, and every field of what is received, right and wrong.
- */
+/* The PDU codec: every field of sent PDUs, and valid and invalid values of received ones. */
 #include <errno.h>
 
 #include "nvme/nvme_tests.h"
@@ -13,7 +12,7 @@ static int decode(const struct nvme_terms *terms, const uint8_t *bytes, size_t c
     return nvme_decode(terms, bytes, count, &pdu, &reason);
 }
 
-/* ---- what a host sends ---- */
+/* ---- encoding ---- */
 
 static void test_icreq(void)
 {
@@ -129,9 +128,9 @@ static void test_icresp(void)
     }
 }
 
-/* ---- what a controller sends ---- */
+/* ---- decoding ---- */
 
-/* Every shorter piece asks for more, and one wrong bit in the digest is seen. */
+/* Every shorter prefix is incomplete, and a wrong bit in the digest is detected. */
 static void check_pieces(const struct nvme_terms *terms, uint8_t *bytes, uint32_t head)
 {
     for (uint32_t count = 0; count < head; count++) {
@@ -190,7 +189,7 @@ static void test_right_ones(const struct nvme_terms *terms)
     CHECK_EQ(pdu.trailing_bytes, 128);
 }
 
-/* A C2HData of 64 bytes with one byte of its header changed; its digest is right again. */
+/* A C2HData of 64 bytes with one byte of its header changed; its digest fits. */
 static int decode_changed(const struct nvme_terms *terms, uint32_t place, uint8_t value)
 {
     uint8_t bytes[512];
@@ -211,7 +210,8 @@ static void test_wrong_data(const struct nvme_terms *terms)
     uint8_t total = (uint8_t)(head + 64 + (terms->data_digest ? 4 : 0));
     uint8_t agreed = (uint8_t)((terms->header_digest ? 1 : 0) | (terms->data_digest ? 2 : 0));
     CHECK_EQ(decode_changed(terms, 3, head), head);
-    for (uint32_t type = 0; type < 256; type++) { /* other lengths, or flags, or nothing at all */
+    for (uint32_t type = 0; type < 256;
+         type++) { /* types with other lengths or flags, and unknown ones */
         if (type != NVME_PDU_C2H_DATA) {
             CHECK(decode_changed(terms, 0, (uint8_t)type) < 0);
         }
@@ -227,7 +227,7 @@ static void test_wrong_data(const struct nvme_terms *terms)
         CHECK_EQ(decode_changed(terms, 4, (uint8_t)value), value == total ? head : DLFS_E_PROTOCOL);
         CHECK_EQ(decode_changed(terms, 16, (uint8_t)value), value == 64 ? head : DLFS_E_PROTOCOL);
     }
-    for (uint32_t place = 5; place < 8; place++) { /* the rest of PLEN, and of the length */
+    for (uint32_t place = 5; place < 8; place++) { /* the other bytes of PLEN and of the length */
         CHECK_EQ(decode_changed(terms, place, 0xFF), DLFS_E_PROTOCOL);
         CHECK_EQ(decode_changed(terms, place + 12, 0xFF), DLFS_E_PROTOCOL);
     }
@@ -245,7 +245,7 @@ static void test_wrong_others(const struct nvme_terms *terms)
             if (terms->header_digest) {
                 nvme_put32(bytes + 24, dlfs_crc32c(0, bytes, 24));
             }
-            /* PDO means nothing without data, and is not looked at. */
+            /* PDO has no meaning without data and is not checked. */
             CHECK_EQ(decode(terms, bytes, sizeof bytes), place == 3 ? (int)head : DLFS_E_PROTOCOL);
         }
     }

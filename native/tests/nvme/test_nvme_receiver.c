@@ -1,6 +1,6 @@
 /*
- * The receiving state machine: a stream of PDUs cut at every byte, and in pieces of every length,
- * with and without digests, arrives whole and in order; what is wrong in it ends it.
+ * The receiver: a stream of PDUs that is split at every byte and into fragments of every length,
+ * with and without digests, is decoded completely and in order; an error ends it.
  */
 #include "nvme/nvme_tests.h"
 #include "nvme/receiver.h"
@@ -9,12 +9,12 @@
 #define LARGE_BYTES 40000u
 #define STREAM_MAX 131072u
 
-/* What the sink saw, and the memory that data goes to. */
+/* The calls of the sink, and the memory for received data. */
 struct seen {
     uint8_t memory[LARGE_BYTES + 1024];
     char log[256];
     uint32_t log_length;
-    int refuse; /* what place returns */
+    int refuse; /* what begin_data returns */
 };
 
 static void note(struct seen *seen, char what, uint16_t cid)
@@ -137,7 +137,7 @@ static void test_cuts(const struct nvme_terms *terms, uint32_t stage_bytes)
     }
 }
 
-/* Any one byte changed either ends the stream with a reason, or is a byte that nothing protects. */
+/* A changed byte ends the stream with a reason, unless no digest protects it. */
 static void test_changes(const struct nvme_terms *terms)
 {
     static struct seen seen;
@@ -150,7 +150,7 @@ static void test_changes(const struct nvme_terms *terms)
         int code = feed(&receiver, &fed, length, STAGING_BYTES);
         stream[changed] ^= 0x10;
         bool whole = terms->header_digest && terms->data_digest;
-        if (code == 0 && whole) { /* only padding is left */
+        if (code == 0 && whole) { /* the changed byte is padding */
             check_all(&receiver, &seen);
         } else if (code < 0) {
             CHECK(code == DLFS_E_PROTOCOL || code == DLFS_E_DIGEST || code == DLFS_E_LOST);

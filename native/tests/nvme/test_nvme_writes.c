@@ -1,4 +1,4 @@
-/* What both initiators promise of writes: flushes, leases, repetitions; see nvme/writes.h. */
+/* The rules for writes of both initiators: flushes, leases, repetitions; see nvme/writes.h. */
 #include "nvme/writes.h"
 
 #include <errno.h>
@@ -16,8 +16,8 @@ struct controller {
     struct nvme_durability durability;
     struct nvme_flushed answer;
     int code;
-    bool writes_meanwhile; /* a write ends on generation 1 while the flush is under way */
-    bool flushes_twice;    /* another flush waits for its turn while this one is under way */
+    bool writes_meanwhile; /* a write completes on generation 1 during the flush */
+    bool flushes_twice;    /* another flush waits while this one runs */
     pthread_t second;
     _Atomic pid_t second_id;
 };
@@ -70,7 +70,7 @@ static void test_a_flush_speaks_for_its_own_controller_only(void)
     nvme_durability_note(&controller.durability, 1);
     controller.answer.generation = 2;
     CHECK_EQ(flush(&controller), -EIO);
-    CHECK_EQ(flush(&controller), 0); /* once */
+    CHECK_EQ(flush(&controller), 0); /* it is reported once */
     nvme_durability_note(&controller.durability, 1);
     controller.answer.cached = false;
     CHECK_EQ(flush(&controller), 0);

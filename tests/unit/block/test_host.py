@@ -1,4 +1,4 @@
-"""Who this host is to a target."""
+"""The NQN and ID of this host."""
 
 from __future__ import annotations
 

@@ -68,9 +68,9 @@ class FakeBlock:
     def limit_writes(self, until_s: float | None) -> None:
         self.limits.append(until_s)
 
-    def lease(self, holder: str, told: list[tuple[bytes, float]] | None = None) -> Lease:
+    def lease(self, holder: str, notices: list[tuple[bytes, float]] | None = None) -> Lease:
         record = HolderRecord.of_this_process(holder)
-        waiting = (lambda *what: None) if told is None else (lambda *what: told.append(what))
+        waiting = (lambda *what: None) if notices is None else (lambda *what: notices.append(what))
         return Lease(self, record, times=TIMES, notify=waiting, now=self.now, sleep=self.sleep)
 
     def keep_alive(self, lease: Lease, seconds: float) -> None:
@@ -87,7 +87,7 @@ def block() -> FakeBlock:
     return FakeBlock()
 
 
-def test_a_free_lease_is_held_after_one_wait_and_given_back(block: FakeBlock) -> None:
+def test_a_free_lease_is_taken_after_one_wait_and_released(block: FakeBlock) -> None:
     lease = block.lease("a writer")
     lease.acquire()
     assert TIMES.claim_s <= block.time - 1000 < 2 * TIMES.claim_s
@@ -100,27 +100,27 @@ def test_a_free_lease_is_held_after_one_wait_and_given_back(block: FakeBlock) ->
 
 
 def test_a_living_holder_is_named_soon(block: FakeBlock) -> None:
-    first, told = block.lease("the first"), list[tuple[bytes, float]]()
+    first, notices = block.lease("the first"), list[tuple[bytes, float]]()
     first.acquire()
     block.keep_alive(first, 60)
     began = block.time
     with pytest.raises(LockedError, match=r"lock fake:: held by the first on host .* pid"):
-        block.lease("the second", told).acquire()
+        block.lease("the second", notices).acquire()
     assert block.time - began <= TIMES.renew_s + 2 * TIMES.poll_s
-    assert not told
+    assert not notices
     first.check()
 
 
-def test_a_dead_holder_is_waited_out_and_the_wait_is_told_once(block: FakeBlock) -> None:
-    dead, told = block.lease("the dead"), list[tuple[bytes, float]]()
+def test_a_dead_holder_is_waited_out_and_the_wait_is_logged_once(block: FakeBlock) -> None:
+    dead, notices = block.lease("the dead"), list[tuple[bytes, float]]()
     dead.acquire()
     began = block.time
-    second = block.lease("the second", told)
+    second = block.lease("the second", notices)
     second.acquire()
     assert TIMES.expiry_s <= block.time - began <= TIMES.expiry_s + 3
     assert block.ways == [False, True]
-    assert [seconds for _, seconds in told] == [TIMES.expiry_s]
-    assert "the dead" in str(HolderRecord.decode(told[0][0]))
+    assert [seconds for _, seconds in notices] == [TIMES.expiry_s]
+    assert "the dead" in str(HolderRecord.decode(notices[0][0]))
     with pytest.raises(LeaseLostError, match="could not be renewed for 20 s"):
         dead.check()
     second.check()
@@ -169,7 +169,7 @@ def test_a_claim_that_was_overwritten_is_none(block: FakeBlock) -> None:
         second.acquire()
 
 
-def test_a_device_too_slow_for_a_claim_is_told_and_its_record_left(block: FakeBlock) -> None:
+def test_a_device_too_slow_for_a_claim_is_an_error_and_its_record_stays(block: FakeBlock) -> None:
     block.write_s = TIMES.claim_s
     with pytest.raises(DeviceTimeoutError, match=rf"within 1 s, got {CLAIM_ROUNDS_MAX} that"):
         block.lease("a writer").acquire()
@@ -183,13 +183,13 @@ def test_without_renewal_it_is_lost_at_its_deadline(block: FakeBlock) -> None:
     block.sleep(30)
     lease.check()
     block.sleep(TIMES.valid_s)
-    held = block.content
+    before = block.content
     for use in (lease.check, lease.renew):
         with pytest.raises(LeaseLostError, match="lost"):
             use()
     assert not lease.releasable
     lease.release()
-    assert block.content == held
+    assert block.content == before
 
 
 def test_a_renewal_counts_from_its_start(block: FakeBlock) -> None:
@@ -233,11 +233,11 @@ def test_a_renewal_may_fail_and_a_later_one_never_repeats_it(block: FakeBlock) -
 def test_after_a_failed_write_it_is_left_to_expire(block: FakeBlock) -> None:
     lease = block.lease("a writer")
     lease.acquire()
-    held = block.content
+    before = block.content
     lease.note_failed_write()
     lease.check()
     lease.release()
-    assert block.content == held
+    assert block.content == before
 
 
 def test_an_interrupted_claim_is_withdrawn(block: FakeBlock) -> None:
@@ -266,7 +266,7 @@ def test_an_interrupted_takeover_leaves_a_record(block: FakeBlock) -> None:
     assert block.ways == [False, True, True]
 
 
-def test_a_claim_that_fails_is_told_and_left(block: FakeBlock) -> None:
+def test_a_claim_that_fails_is_logged_and_its_record_stays(block: FakeBlock) -> None:
     block.failures.append(DeviceError("the network"))
     with pytest.raises(DeviceError, match="the network"):
         block.lease("a writer").acquire()
@@ -278,10 +278,10 @@ def test_a_claim_that_fails_is_told_and_left(block: FakeBlock) -> None:
 # ---- devices -------------------------------------------------------------------------------------
 
 QUICK = LeaseTimes(renew_s=0.05, valid_s=20, drain_s=20, claim_s=0.5, poll_s=0.02)
-"""For holders that live, on a machine that may be slow."""
+"""Lease times for holders that live, on a machine that may be slow."""
 
 MORTAL = LeaseTimes(renew_s=0.05, valid_s=2, drain_s=0.5, claim_s=0.5, poll_s=0.02)
-"""For holders that die."""
+"""Lease times for holders that die."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What stands for a device that cannot be had says why, whatever is asked of it."""
+"""A placeholder for a device that cannot be opened fails with the reason at every use."""
 
 from __future__ import annotations
 

@@ -190,13 +190,13 @@ def test_a_lost_device_is_found_again() -> None:
 
 
 @pytest.mark.parametrize("keepalive_ms", [0, 1])
-def test_a_controller_need_not_be_kept_alive(keepalive_ms: int) -> None:
+def test_keep_alives_can_be_turned_off(keepalive_ms: int) -> None:
     """0: it is not asked to watch; 1: it gives up again and again."""
     with ScriptedTarget() as target, open_device(target.uri(keepalive_ms=keepalive_ms)) as device:
         assert device.read(0, 4096) == bytes(4096)
 
 
-def test_a_controller_is_kept_alive() -> None:
+def test_keep_alives_are_sent_in_time() -> None:
     """Commands of a queue do not keep the controller alive; the admin queue's keep-alives do.
 
     They come twice as often as they must, so two seconds are what a busy machine may lose.

@@ -20,12 +20,12 @@ from dlfs.testing.nvme.faults import Complete, Cut, Drip, Omit
 pytestmark = pytest.mark.timeout(60)
 
 PAGE = 4096
-PATIENCE_S = 30
+TIMEOUT_S = 30
 
 
 def wait_for(device: NvmeTcpDevice, *, connected: bool, **least: int) -> NvmeStatus:
     """Until the device's status is so; of what it counts, a slow machine may see more."""
-    until = time.monotonic() + PATIENCE_S
+    until = time.monotonic() + TIMEOUT_S
     while True:
         status = device.status()
         counted = all(getattr(status, name) >= count for name, count in least.items())
@@ -66,7 +66,7 @@ def test_a_command_times_out_although_others_are_answered() -> None:
             assert queue.submit(Kind.READ, buffer, number * PAGE, number)
         descriptor = library().dlfs_queue_descriptor(queue.handle)
         answered = set[int]()
-        until = time.monotonic() + PATIENCE_S
+        until = time.monotonic() + TIMEOUT_S
         while 0 not in answered:
             assert time.monotonic() < until, "the unanswered command was never noticed"
             # Whoever looks only when something is there finds something whenever they look.
@@ -94,8 +94,8 @@ def test_who_polls_busily_gets_what_comes_by_and_by(busy_poll_us: int) -> None:
         assert device.read(0, len(data)) == data
 
 
-def test_who_polls_busily_looks_at_the_time() -> None:
-    """That of the call, and that of a command which nobody answers."""
+def test_a_busy_poll_keeps_time_limits() -> None:
+    """Both time limits end a busy poll: that of the call and that of an unanswered command."""
     script = FaultScript([Fault(Event.READ, Omit())])
     with (
         ScriptedTarget(script=script) as target,
@@ -105,7 +105,7 @@ def test_who_polls_busily_looks_at_the_time() -> None:
         buffer = aligned_buffer(PAGE, PAGE)
         assert queue.submit(Kind.READ, buffer, 0, 7)
         assert queue.poll(20) == []
-        assert queue.poll(PATIENCE_S * 1000) == [(7, E_TIMEOUT)]
+        assert queue.poll(TIMEOUT_S * 1000) == [(7, E_TIMEOUT)]
 
 
 def test_a_command_that_is_issued_again_has_the_whole_time_of_a_command() -> None:
@@ -124,7 +124,7 @@ def test_a_command_that_is_issued_again_has_the_whole_time_of_a_command() -> Non
         assert queue.submit(Kind.READ, buffer, 0, 7)
         assert queue.poll(700) == []
         target.restart()
-        assert queue.poll(PATIENCE_S * 1000) == [(7, PAGE)]
+        assert queue.poll(TIMEOUT_S * 1000) == [(7, PAGE)]
 
 
 def test_a_write_that_met_silence_is_not_repeated_after_a_later_reset() -> None:
@@ -139,7 +139,7 @@ def test_a_write_that_met_silence_is_not_repeated_after_a_later_reset() -> None:
         before = wait_for(device, connected=True, timeouts=1, reconnects=1)
         target.drop_connections()
         wait_for(device, connected=True, reconnects=before.reconnects + 1)
-        [(tag, result)] = unwatched.poll(PATIENCE_S * 1000)
+        [(tag, result)] = unwatched.poll(TIMEOUT_S * 1000)
         assert (tag, result) == (7, E_TIMEOUT)
         assert target.counters.commands[Event.WRITE] == 1
 
@@ -154,7 +154,7 @@ def test_a_queue_pair_is_made_while_its_target_is_away() -> None:
             assert queue.submit(Kind.READ, buffer, 0, 7)
             assert queue.poll(0) == []
             target.restart()
-            assert queue.poll(PATIENCE_S * 1000) == [(7, PAGE)]
+            assert queue.poll(TIMEOUT_S * 1000) == [(7, PAGE)]
         assert buffer.tobytes() == expected
 
 

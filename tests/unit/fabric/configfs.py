@@ -45,7 +45,7 @@ def _tools() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Done:
-    """How a script ended."""
+    """The exit code and output of a script."""
 
     code: int
     out: str
@@ -65,7 +65,7 @@ class FakeConfigfs:
             (self._tools / name).chmod(0o755)
 
     def environment(self, other: Mapping[str, str]) -> dict[str, str]:
-        """Of a shell that takes the folder for configfs."""
+        """Environment of a shell in which the folder stands for configfs."""
         path = f"{self._tools}:{other['PATH']}"
         return {**other, "PATH": path, "NVMET_CONFIGFS": str(self.root)}
 

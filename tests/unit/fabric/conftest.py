@@ -1,4 +1,4 @@
-"""What the tests of recipes share."""
+"""Fixtures of the tests of recipes."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from dlfs.fabric.log_page import (
     decode_record,
     read_log,
 )
-from dlfs.testing.nvme import DiscoveryRecord as Told
+from dlfs.testing.nvme import DiscoveryRecord as ListedRecord
 from dlfs.testing.nvme.identify import discovery_page
 
 NQN = "nqn.2024-01.org.example:disk"
@@ -51,23 +51,25 @@ class LogRunner:
     run_io = run_admin
 
 
-def told(count: int) -> list[Told]:
-    return [Told(f"{NQN}{i}", f"10.0.0.{i % 250 + 1}", 4420 + i, i) for i in range(count)]
+def listed_records(count: int) -> list[ListedRecord]:
+    return [ListedRecord(f"{NQN}{i}", f"10.0.0.{i % 250 + 1}", 4420 + i, i) for i in range(count)]
 
 
 @pytest.mark.parametrize("count", [0, 1, 4, 5, RECORDS_MAX])
 def test_reads_what_there_is_and_no_byte_more(count: int) -> None:
-    runner = LogRunner(lambda _: discovery_page(told(count), 7))
+    runner = LogRunner(lambda _: discovery_page(listed_records(count), 7))
     found = read_log(runner, "here")
     assert [(r.subsystem_nqn, r.address, int(r.service_id), r.port_id) for r in found] == [
-        (r.nqn, r.address, r.port, r.port_id) for r in told(count)
+        (r.nqn, r.address, r.port, r.port_id) for r in listed_records(count)
     ]
     assert {(r.kind, r.transport) for r in found} <= {(RecordKind.SUBSYSTEM, "tcp")}
     assert len(runner.commands) == 2 + -(-count // 4)
 
 
 def test_decodes_every_field() -> None:
-    assert decode_record(Told(NQN, "fd00::1", 8009, 5, referral=True).encode()) == DiscoveryRecord(
+    assert decode_record(
+        ListedRecord(NQN, "fd00::1", 8009, 5, referral=True).encode()
+    ) == DiscoveryRecord(
         kind=RecordKind.REFERRAL,
         transport="tcp",
         address_family="ipv6",
@@ -77,7 +79,7 @@ def test_decodes_every_field() -> None:
         port_id=5,
         secure_channel=False,
     )
-    page = bytearray(Told(NQN, "10.0.0.1", 4420).encode())
+    page = bytearray(ListedRecord(NQN, "10.0.0.1", 4420).encode())
     page[0:4] = 77, 0, 9, 0b101
     page[512:520] = b"\x1b[2J\xff a\0"
     found = decode_record(bytes(page))
@@ -91,7 +93,11 @@ def test_a_log_that_changes_is_read_again(before: int, after: int) -> None:
     """Also where the target refuses what is beyond the end of a log that became shorter."""
 
     def page(commands: int) -> bytes:
-        return discovery_page(told(before), 1) if commands < 1 else discovery_page(told(after), 2)
+        return (
+            discovery_page(listed_records(before), 1)
+            if commands < 1
+            else discovery_page(listed_records(after), 2)
+        )
 
     assert len(read_log(LogRunner(page), "here")) == after
 
@@ -100,11 +106,11 @@ def test_a_refusal_is_an_error() -> None:
     with pytest.raises(DeviceError, match=r"1024 bytes of the log page at byte 0.*status 0x2"):
         read_log(LogRunner(lambda _: b""), "here")
     with pytest.raises(DeviceError, match=r"2048 bytes of the log page at byte 5120.*status 0x2"):
-        read_log(LogRunner(lambda _: discovery_page(told(6), 1)[:-1]), "here")
+        read_log(LogRunner(lambda _: discovery_page(listed_records(6), 1)[:-1]), "here")
 
 
 def test_a_log_that_never_stays_is_given_up() -> None:
-    runner = LogRunner(lambda commands: discovery_page(told(1), commands))
+    runner = LogRunner(lambda commands: discovery_page(listed_records(1), commands))
     with pytest.raises(DeviceError, match=f"{ATTEMPTS} changes"):
         read_log(runner, "here")
     assert len(runner.commands) == 1 + 2 * ATTEMPTS

@@ -157,7 +157,7 @@ def test_what_fails_midway_is_taken_back(configfs: FakeConfigfs, device: Path) -
 
 
 def mounted_disks() -> list[Path]:
-    """Of this machine, those that have a node in /dev: disks with a mounted partition, too."""
+    """Return the mounted disks of this machine that have a node in /dev, also by partition."""
     numbers = {line.split()[2] for line in Path("/proc/self/mountinfo").read_text().splitlines()}
     blocks = [Path(f"/sys/dev/block/{number}").resolve() for number in numbers]
     names = [block.name for block in blocks] + [block.parent.name for block in blocks]
@@ -209,7 +209,7 @@ def test_reservations_where_the_kernel_has_them(configfs: FakeConfigfs, device: 
 
 
 def interpret(config: dict) -> dict[str, str]:
-    """What ``nvmetcli restore`` makes of a configuration: its attributes and links."""
+    """Return the attributes and links that ``nvmetcli restore`` creates from a configuration."""
     made: dict[str, str] = {}
 
     def attributes(place: str, node: dict, *groups: str) -> None:
@@ -236,7 +236,7 @@ def interpret(config: dict) -> dict[str, str]:
     return made
 
 
-def test_nvmetcli_is_told_what_the_script_does(configfs: FakeConfigfs, device: Path) -> None:
+def test_nvmetcli_restores_what_the_script_does(configfs: FakeConfigfs, device: Path) -> None:
     empty = configfs.content()
     export = export_of(device)
     assert configfs.run(nvmet_script(export), "start").code == 0
@@ -259,6 +259,6 @@ DEPLOY = Path(__file__).parents[3] / "deploy"
     [("nvmet", "nvmet/export.sh"), ("nvmetcli", "nvmet/config.json"), ("spdk", "spdk/export.sh")],
 )
 def test_deploy_has_what_is_printed(kind: str, name: str) -> None:
-    """For the first storage node of its walk-through."""
+    """deploy/ contains the recipes of its walk-through's first storage node."""
     export = Export(device="/dev/nvme1n1", address="10.0.0.11", allowed_hosts=(HOST,), nqn=NQN)
     assert (DEPLOY / name).read_text() == RECIPES[kind](export)

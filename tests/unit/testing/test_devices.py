@@ -92,8 +92,8 @@ def test_one_log_orders_several_devices(memory: MemoryDevice) -> None:
         one.flush()
         assert [event.device for event in log.events] == [0, 1, 0]
         assert [image[:1] for image in log.images(1)] == [b"1", b"\0"]
-        held = {log.reordered_images(3, random.Random(s))[1][:1] for s in range(50)}
-        assert held == {b"\0", b"2"}
+        found = {log.reordered_images(3, random.Random(s))[1][:1] for s in range(50)}
+        assert found == {b"\0", b"2"}
         assert all(log.reordered_images(3, random.Random(s))[0][:1] == b"1" for s in range(50))
     MemoryDevice.forget("second")
 

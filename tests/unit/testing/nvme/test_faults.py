@@ -1,4 +1,4 @@
-"""What each fault puts on the wire, as a host without opinions sees it."""
+"""The bytes that each fault sends, as a plain socket receives them."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def test_connections_end_in_the_middle(do: Action, count: int | None) -> None:
 
 
 def received(peer: socket.socket) -> int | None:
-    """How many bytes come before the end; None when that is a reset."""
+    """Return the number of bytes before the end of a connection; None if that is a reset."""
     count = 0
     try:
         while data := peer.recv(1 << 16):

@@ -71,7 +71,7 @@ def test_pdus_survive_the_wire_in_pieces_of_any_size(
     assert decoded(data, wire, piece=piece) == sent
 
 
-# Written from the figures of the specification, byte by byte.
+# Written from the diagrams of the specification, byte by byte.
 ICREQ = bytes([0, 0, 128, 0, 128, 0, 0, 0]) + b"\0\0" + b"\x01" + b"\x03" + b"\x0f\0\0\0"
 C2H_DATA = bytes([7, 0x0C, 24, 24, 28, 0, 0, 0]) + b"\x34\x12\0\0" + b"\0\x10\0\0" + b"\4\0\0\0"
 R2T_HEAD = bytes([9, 0, 24, 0, 24, 0, 0, 0]) + b"\7\0" + b"\1\0" + b"\0\2\0\0" + b"\0\x10\0\0"
@@ -126,7 +126,7 @@ def test_a_wrong_common_header_is_refused_where_it_is_wrong(
     assert (error.fes, error.fei) == (FatalError.INVALID_HEADER_FIELD, at)
 
 
-def test_wrong_digests_are_told_apart() -> None:
+def test_wrong_digests_of_header_and_data_are_distinct_errors() -> None:
     wire = Wire(True, True)
     frame = frame_of(C2HData(1, 0, 0, b"data"), wire)
     frame.header_digest = bytes(4)

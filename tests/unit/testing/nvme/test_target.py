@@ -245,7 +245,7 @@ def test_discovery_lists_every_subsystem_in_pages() -> None:
             assert other.connect(subsystems[0].nqn) == 0
 
 
-def test_asynchronous_events_are_held_up_to_the_limit(target: ScriptedTarget) -> None:
+def test_asynchronous_event_requests_are_limited(target: ScriptedTarget) -> None:
     with Pair(target.port, DEFAULT_NQN) as pair:
         for cid in range(900, 904):
             command = replace(NOTHING, opcode=Admin.ASYNC_EVENT, cid=cid)
