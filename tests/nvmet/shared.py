@@ -6,7 +6,8 @@ from dlfs.units import MIB
 from tests.nvmet.target import Namespace, Subsystem
 
 OPEN = "nqn.2024-01.org.dlfs.test:open"
-"""Subsystem that allows any host. Namespace 1 has blocks of 512 bytes, namespace 2 of 4096; 2 MiB each."""
+"""Subsystem that allows any host. Its namespaces 1 and 2 have blocks of 512 and 4096 bytes; 2 MiB
+each."""
 RESTRICTED = "nqn.2024-01.org.dlfs.test:restricted"
 """Subsystem that allows ``ALLOWED_HOST`` only."""
 ALLOWED_HOST = "nqn.2014-08.org.nvmexpress:uuid:11111111-1111-4111-8111-111111111111"

@@ -14,8 +14,9 @@ from tests.nvmet.shared import ALLOWED_HOST
 DATA_BYTES = 1 << 20
 DIGESTS = ",hdr_digest,data_digest"
 
-# The script does this for each line of options: connect; print what is there; write other data, in requests of several
-# sizes, each read back past the page cache and compared; print what was written last; disconnect.
+# The script does this for each line of options: connect; print what is there; write other data, in
+# requests of several sizes, and compare each with a read past the page cache; print what was
+# written last; disconnect.
 SCRIPT = """
 set -e
 wait_for() {

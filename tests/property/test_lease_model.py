@@ -24,8 +24,8 @@ from hypothesis import strategies as st
 
 from dlfs.block.lease import (
     Flush,
-    LeaseAliveError,
     Lease,
+    LeaseAliveError,
     LeaseTimes,
     PreemptReservation,
     Read,
