@@ -199,8 +199,8 @@ def test_who_waits_for_a_dead_writer_can_give_up(shared: Volume, paths: list[Pat
     with SharedFileDevice(paths[1], writable=True) as device:
         device.lease_times = TIMES
         device.write(RECORD_OFFSET_BYTES, record)
-        told = threading.Event()
-        device._tell = lambda *_: told.set()  # type: ignore[method-assign]
+        logged = threading.Event()
+        device._log_wait = lambda *_: logged.set()  # type: ignore[method-assign]
         errors: list[BaseException] = []
 
         def wait() -> None:
@@ -211,7 +211,7 @@ def test_who_waits_for_a_dead_writer_can_give_up(shared: Volume, paths: list[Pat
 
         waiting = threading.Thread(target=wait)
         waiting.start()
-        assert told.wait(60)
+        assert logged.wait(60)
         device.cancel_lock_wait()
         waiting.join(60)
         assert "cancelled while waiting" in str(errors[0])
