@@ -193,6 +193,7 @@ def test_a_state_of_another_selection_is_refused(dataset: dlfs.Dataset) -> None:
     ("choice", "message"),
     [
         ({"where": np.zeros(5, bool)}, "a mask of 1000 samples"),
+        ({"where": np.zeros(COUNT + 1, bool)}, "a mask of 1000 samples"),
         ({"where": [1000]}, "expected where 0..999, got 1000 at position"),
         ({"where": [-1]}, "expected where 0..999, got"),
         ({"where": [0.5]}, "expected where as integers"),
@@ -213,6 +214,8 @@ def test_a_state_of_another_selection_is_refused(dataset: dlfs.Dataset) -> None:
         ({"weights": WEIGHTS, "draws": -1}, "expected draws as an integer"),
         ({"draws": 5}, "expected weights with draws"),
         ({"order": [1], "where": [1]}, "expected order alone"),
+        ({"order": [1], "weights": WEIGHTS}, "expected order alone"),
+        ({"order": [1], "draws": 1}, "expected order alone"),
         ({"order": [1000]}, "expected order 0..999, got"),
     ],
 )

@@ -160,6 +160,12 @@ def test_hostile_fields_with_a_right_checksum(
     assert type(caught.value) is FormatError
 
 
+def test_catalog_runs_of_several_chunks(superblock: Superblock) -> None:
+    runs = (ChunkRun(3, 2), ChunkRun(5, 1), ChunkRun(20, 4))
+    spread = replace(superblock, catalog_runs=runs)
+    assert decode_superblock(encode_superblock(spread), WHERE) == spread
+
+
 def test_catalog_runs_that_overlap(superblock: Superblock) -> None:
     block = bytearray(patched(superblock, "I", 124, 2))
     struct.pack_into("<QQQQ", block, 256, 3, 4, 5, 1)
@@ -175,6 +181,7 @@ def test_catalog_runs_that_overlap(superblock: Superblock) -> None:
         (lambda sb: replace(sb, generation=0), UsageError, "generation"),
         (lambda sb: replace(sb, member_number=2), UsageError, "member number"),
         (lambda sb: replace(sb, member_uuids=sb.member_uuids[1:]), UsageError, "UUIDs"),
+        (lambda sb: replace(sb, catalog_crc32c=1 << 32), UsageError, "catalog CRC32C"),
         (lambda sb: replace(sb, catalog_bytes=1 << 30), LimitError, "a catalog of at most"),
         (
             lambda sb: replace(sb, catalog_runs=tuple(ChunkRun(2 * i, 1) for i in range(17))),
