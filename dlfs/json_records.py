@@ -21,7 +21,7 @@ Record = TypeVar("Record")
 
 
 def to_json(record: Any) -> bytes:
-    """Return a dataclass or struct, with all records inside it, as one line of JSON."""
+    """Return a dataclass, struct or dict, with all records inside it, as one line of JSON."""
     return json.dumps(msgspec.to_builtins(record)).encode("ascii")
 
 

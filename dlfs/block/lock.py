@@ -8,6 +8,9 @@ without a kernel lock was left by a crash and has no effect. A malformed record 
 On shared namespaces the record itself is the lock. Its JSON begins with a ``LeaseMark``, which the
 holder changes every few seconds (``dlfs.block.lease``). The mark lies within the first 512 bytes,
 which every device writes atomically. The fields after it are for error messages only.
+
+The JSON is read by hand rather than by ``dlfs.json_records``: a record of another release, with
+missing or unknown fields, must still name its holder.
 """
 
 from __future__ import annotations

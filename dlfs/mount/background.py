@@ -12,17 +12,17 @@ a mount nor a process behind.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import subprocess
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from dlfs import errors
 from dlfs.block import FileUri, parse_uri, split_members
 from dlfs.errors import DlfsError, NativeError
+from dlfs.json_records import parse_json, to_json, to_record
 from dlfs.mount.server import MountOptions
 
 STATUS_PREFIX = "dlfs-mount-status "
@@ -53,17 +53,6 @@ class MountRequest:
     directory: str
     options: MountOptions
     log: str | None
-
-    def to_json(self) -> str:
-        """Return the request as a line of JSON."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> MountRequest:
-        """Return the request of a line that ``to_json`` returned."""
-        found = json.loads(text)
-        options = MountOptions(**found.pop("options"))
-        return cls(options=options, **found)
 
 
 def mount_volume(
@@ -114,7 +103,7 @@ def mount_volume(
             with contextlib.suppress(
                 BrokenPipeError
             ):  # the server ended; its output has the reason
-                process.stdin.write(request.to_json() + "\n")
+                process.stdin.write(to_json(request).decode() + "\n")
                 process.stdin.flush()
             mounted = _outcome(_output(process.stdout), request)
             with contextlib.suppress(BrokenPipeError):  # it was unmounted already
@@ -158,9 +147,9 @@ def _outcome(output: str, request: MountRequest) -> Mounted:
     messages, prefix, status = output.rpartition(STATUS_PREFIX)
     if not prefix:
         raise NativeError(f"mount on {request.directory}: the server ended early: {output.strip()}")
-    found = json.loads(status)
+    found = parse_json(status)
     if "error" not in found:
-        return Mounted(**found)
+        return to_record(found, Mounted)
     kind = getattr(errors, found["error"], NativeError)
     assert issubclass(kind, DlfsError)
     detail = f"; {messages.strip()}" if messages.strip() else ""

@@ -8,7 +8,6 @@ waits for the caller's answer, unmounts if none comes, and closes the standard s
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import logging.handlers
 import os
@@ -17,6 +16,7 @@ import threading
 from pathlib import Path
 
 from dlfs.errors import DlfsError, write_error
+from dlfs.json_records import from_json, to_json
 from dlfs.mount.background import KEEP, STATUS_PREFIX, MountRequest
 from dlfs.mount.mountpoint import unmount
 from dlfs.mount.server import serve
@@ -28,7 +28,7 @@ _log = logging.getLogger("dlfs.mount")  # __name__ is __main__ here
 
 def main() -> None:
     """Mount the requested volume and serve it."""
-    request = MountRequest.from_json(sys.stdin.readline())
+    request = from_json(sys.stdin.readline(), MountRequest)
     log = "?"
 
     def ready(path: str) -> None:
@@ -50,7 +50,7 @@ def main() -> None:
 def _report(status: dict[str, object]) -> None:
     """Write the status for the caller. If the caller is gone, its missing answer shows it later."""
     with contextlib.suppress(BrokenPipeError):
-        print(STATUS_PREFIX + json.dumps(status), flush=True)
+        print(STATUS_PREFIX + to_json(status).decode(), flush=True)
 
 
 def _wait_for_caller(path: str) -> None:

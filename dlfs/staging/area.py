@@ -30,7 +30,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import os
 import stat
 import time
@@ -39,6 +38,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from typing import TypeVar
 from uuid import UUID
 
 from dlfs.errors import (
@@ -51,6 +51,7 @@ from dlfs.errors import (
 )
 from dlfs.format.names import new_dataset_name
 from dlfs.format.paths import display
+from dlfs.json_records import from_json, to_json
 from dlfs.staging.protocol import StagedContents
 
 FORMAT = 1
@@ -187,7 +188,7 @@ class StagingArea:
         """Record durably that a dataset is about to be sealed under this UUID."""
         wrapper = os.open(name, _DIRECTORY, dir_fd=self.datasets)
         try:
-            _write_record(wrapper, "seal", {"uuid": str(uuid)})
+            _write_record(wrapper, "seal", _SealRecord(uuid))
         finally:
             os.close(wrapper)
 
@@ -300,29 +301,28 @@ class StagingArea:
     def _check_volume(self, volume: UUID) -> None:
         root = os.open(self.folder, _DIRECTORY)
         try:
-            found = _read_record(root, "volume", f"the staging area {self.folder}")
+            found = _read_record(root, "volume", _AreaRecord, f"the staging area {self.folder}")
             if found is None:
-                _write_record(root, "volume", {"format": FORMAT, "volume": str(volume)})
+                _write_record(root, "volume", _AreaRecord(FORMAT, str(volume)))
                 return
         finally:
             os.close(root)
-        if found.get("format") != FORMAT:
+        if found.format != FORMAT:
             raise UsageError(
-                f"open the staging area {self.folder}: expected format {FORMAT}, "
-                f"got {found.get('format')!r}"
+                f"open the staging area {self.folder}: expected format {FORMAT}, got {found.format}"
             )
-        if found.get("volume") != str(volume):
+        if found.volume != str(volume):
             raise UsageError(
                 f"open the staging area {self.folder}: expected one of volume {volume}, "
-                f"got one of volume {found.get('volume')}"
+                f"got one of volume {found.volume}"
             )
 
     def _seal_record(self, name: bytes) -> UUID | None:
         wrapper = os.open(name, _DIRECTORY, dir_fd=self.datasets)
         try:
             where = f"the staging area {self.folder}, dataset {display(name)!r}"
-            found = _read_record(wrapper, "seal", where)
-            return None if found is None else _uuid(found, where)
+            found = _read_record(wrapper, "seal", _SealRecord, where)
+            return None if found is None else found.uuid
         finally:
             os.close(wrapper)
 
@@ -369,13 +369,31 @@ def _move_new(old: str | bytes, new: bytes) -> None:
         raise
 
 
-def _write_record(directory: int, name: str, record: dict[str, object]) -> None:
+@dataclass(frozen=True)
+class _AreaRecord:
+    """Contents of the file ``volume``: format of the staging area and UUID of its volume."""
+
+    format: int
+    volume: str = ""
+
+
+@dataclass(frozen=True)
+class _SealRecord:
+    """Contents of the file ``seal``: UUID of the dataset version that is being sealed."""
+
+    uuid: UUID
+
+
+_Record = TypeVar("_Record")
+
+
+def _write_record(directory: int, name: str, record: object) -> None:
     """Write a small file atomically and durably."""
     draft = f"{name}.new"
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
     descriptor = os.open(draft, flags, 0o600, dir_fd=directory)
     try:
-        os.write(descriptor, json.dumps(record).encode() + b"\n")
+        os.write(descriptor, to_json(record) + b"\n")
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
@@ -383,27 +401,18 @@ def _write_record(directory: int, name: str, record: dict[str, object]) -> None:
     os.fsync(directory)
 
 
-def _read_record(directory: int, name: str, where: str) -> dict[str, object] | None:
+def _read_record(directory: int, name: str, kind: type[_Record], where: str) -> _Record | None:
+    """Read what ``_write_record`` wrote; None if the file does not exist."""
     try:
         descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
     except FileNotFoundError:
         return None
     try:
-        found = json.loads(os.read(descriptor, _RECORD_BYTES_MAX))
-    except ValueError as error:
-        raise FormatError(f"read {name!r} of {where}: expected JSON: {error}") from error
+        return from_json(os.read(descriptor, _RECORD_BYTES_MAX), kind)
+    except FormatError as error:
+        raise FormatError(f"read {name!r} of {where}: {error}") from error
     finally:
         os.close(descriptor)
-    if not isinstance(found, dict):
-        raise FormatError(f"read {name!r} of {where}: expected an object, got {found!r}")
-    return found
-
-
-def _uuid(record: dict[str, object], where: str) -> UUID:
-    try:
-        return UUID(str(record["uuid"]))
-    except (KeyError, ValueError) as error:
-        raise FormatError(f"read 'seal' of {where}: expected a UUID, got {record!r}") from error
 
 
 def _count(top: int) -> tuple[int, int]:

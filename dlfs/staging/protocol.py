@@ -11,15 +11,15 @@ defaults.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
 from dlfs.arguments import Layout
-from dlfs.errors import UsageError
+from dlfs.errors import FormatError, UsageError
 from dlfs.format.catalog import LAYOUTS
 from dlfs.ingest.source import LinkPolicy
+from dlfs.json_records import from_json, parse_json, to_json
 from dlfs.writer import SEED_MAX
 
 XATTR_SEAL = "user.dlfs.seal"
@@ -62,7 +62,7 @@ class SealOptions:
 
     def encode(self) -> bytes:
         """Return the value of the attribute."""
-        return json.dumps(asdict(self)).encode()
+        return to_json(self)
 
     @classmethod
     def decode(cls, value: bytes) -> Self:
@@ -119,12 +119,12 @@ class SealStatus:
 
     def encode(self) -> bytes:
         """Return the value of the attribute."""
-        return json.dumps(asdict(self)).encode()
+        return to_json(self)
 
     @classmethod
     def decode(cls, value: bytes) -> Self:
         """Return the status of an attribute's value; server and client have the same release."""
-        return cls(**json.loads(value))
+        return from_json(value, cls)
 
 
 @dataclass(frozen=True)
@@ -143,12 +143,12 @@ class StagedContents:
 
     def encode(self) -> bytes:
         """Return the value of the attribute."""
-        return json.dumps(asdict(self)).encode()
+        return to_json(self)
 
     @classmethod
     def decode(cls, value: bytes) -> Self:
         """Return the contents of an attribute's value."""
-        return cls(**json.loads(value))
+        return from_json(value, cls)
 
 
 def _expect(what: str, got: object, allowed: tuple[str, ...]) -> None:
@@ -158,9 +158,9 @@ def _expect(what: str, got: object, allowed: tuple[str, ...]) -> None:
 
 def _parse_json(text: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"seal: expected options as JSON: {error}") from error
+        found = parse_json(text)
+    except FormatError as error:
+        raise UsageError(f"seal: {error}") from error
     assert isinstance(found, dict)  # it starts with a brace
     return found
 

@@ -8,6 +8,7 @@ import pytest
 pytest.importorskip("pyfuse3")
 
 from dlfs.errors import NativeError, UsageError
+from dlfs.json_records import from_json, to_json
 from dlfs.mount.background import MountRequest, absolute_uri, mount_volume
 from dlfs.mount.server import MountOptions
 
@@ -16,7 +17,7 @@ def test_requests_survive_serialisation() -> None:
     options = MountOptions(uid=1, gid=2, file_mode=0o440, allow_other=True, cache_bytes=5)
     for log in (None, "/var/log/dlfs"):
         request = MountRequest("/data/odd\udcff name", "/mnt/x\n", options, log)
-        assert MountRequest.from_json(request.to_json()) == request
+        assert from_json(to_json(request), MountRequest) == request
 
 
 def test_options_are_checked() -> None:
