@@ -1,12 +1,12 @@
 #!/bin/sh
 # Exports one device to trainers over NVMe/TCP with the Linux kernel's own target, nvmet, through
-# configfs. Save it on the storage node and run it there as root:
+# configfs. Save this file on the storage node and run it there as root:
 #
-#     sh export.sh start      export the device; what is on it stays as it is
-#     sh export.sh verify     say whether it is exported, and to whom
-#     sh export.sh undo       take back what start did, and nothing else
+#     sh export.sh start      export the device; its contents do not change
+#     sh export.sh verify     print if it is exported, and to which hosts
+#     sh export.sh undo       undo what start did, and nothing else
 #
-# Several exports share a node, its ports and its hosts: give each an NQN of its own.
+# Several exports may share a node, its ports and its hosts; each needs a different NQN.
 set -eu
 
 # ---- settings ----------------------------------------------------------------------------------
@@ -22,7 +22,7 @@ fail() {
     exit 1
 }
 
-# in_use NAME: is a block device mounted, swap, or part of another one?
+# in_use NAME: true if a block device is mounted, swap, or part of another one.
 in_use() {
     cut -d' ' -f3 /proc/self/mountinfo | grep -qxF "$(cat "/sys/class/block/$1/dev")" ||
         cut -d' ' -f1 /proc/mounts /proc/swaps | grep -qxF "/dev/$1" ||
@@ -45,7 +45,7 @@ load_target() {
     [ -d "$nvmet" ] || mount -t configfs none /sys/kernel/config
 }
 
-# The kernel starts to listen at a port when the first subsystem is linked to it.
+# add_port NUMBER: the kernel listens on a port when the first subsystem is linked to it.
 add_port() {
     port_folder=$nvmet/ports/$1
     if [ ! -d "$port_folder" ]; then
@@ -74,7 +74,7 @@ start() {
     mkdir "$namespace"
     printf '%s\n' "$device" >"$namespace/device_path"
     echo "$uuid" >"$namespace/device_uuid"
-    # From Linux 6.13 on: with reservations, a second writer is refused by the device itself.
+    # From Linux 6.13 on: with reservations, the target refuses the writes of a second host.
     [ ! -f "$namespace/resv_enable" ] || echo 1 >"$namespace/resv_enable"
     echo 1 >"$namespace/enable"
     for number in $ports; do
@@ -118,7 +118,7 @@ undo() {
     done
     rmdir "$subsystem"
     for host in $hosts; do
-        rmdir "$nvmet/hosts/$host" 2>/dev/null || true # it stays where another export allows it
+        rmdir "$nvmet/hosts/$host" 2>/dev/null || true # it stays if another export allows it
     done
 }
 

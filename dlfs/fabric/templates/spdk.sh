@@ -1,15 +1,15 @@
 #!/bin/sh
-# Exports one device to trainers over NVMe/TCP with SPDK's target, nvmf_tgt, by JSON-RPC. nvmf_tgt
-# runs already (SPDK 24.01 or newer); spdk-rpc comes with: pip install spdk. Save it on the storage
-# node and run it there as the user of nvmf_tgt:
+# Exports one device to trainers over NVMe/TCP with SPDK's target, nvmf_tgt, by JSON-RPC. Requires a
+# running nvmf_tgt (SPDK 24.01 or newer) and spdk-rpc (pip install spdk). Save this file on the
+# storage node and run it there as the user of nvmf_tgt:
 #
-#     sh export.sh start      export the device; what is on it stays as it is
-#     sh export.sh verify     say whether it is exported, and to whom
-#     sh export.sh undo       take back what start did, and nothing else
+#     sh export.sh start      export the device; its contents do not change
+#     sh export.sh verify     print if it is exported, and to which hosts
+#     sh export.sh undo       undo what start did, and nothing else
 #
-# Several exports share one nvmf_tgt: give each an NQN of its own. nvmf_tgt forgets all of it when
-# it ends: start again then. The device is driven by the kernel, through its asynchronous I/O; for
-# an NVMe drive driven by SPDK itself, see bdev_nvme_attach_controller in SPDK's guide.
+# Several exports may share one nvmf_tgt; each needs a different NQN. nvmf_tgt loses all exports when
+# it ends: start them again then. The kernel drives the device, through its asynchronous I/O; for an
+# NVMe drive that SPDK drives itself, see bdev_nvme_attach_controller in SPDK's guide.
 set -eu
 
 # ---- settings ----------------------------------------------------------------------------------
@@ -29,7 +29,7 @@ fail() {
     exit 1
 }
 
-# in_use NAME: is a block device mounted, swap, or part of another one?
+# in_use NAME: true if a block device is mounted, swap, or part of another one.
 in_use() {
     cut -d' ' -f3 /proc/self/mountinfo | grep -qxF "$(cat "/sys/class/block/$1/dev")" ||
         cut -d' ' -f1 /proc/mounts /proc/swaps | grep -qxF "/dev/$1" ||
@@ -45,21 +45,21 @@ check_device() {
     done
 }
 
-# exported QUESTION: ask nvmf_tgt.
+# exported CHECK: ask nvmf_tgt for its subsystems and run one check on them.
 exported() {
     rpc nvmf_get_subsystems | python3 -c '
 import json, sys
-question, discovery, nqn, bdev, uuid, address, port, discovery_port, *hosts = sys.argv[1:]
+check, discovery, nqn, bdev, uuid, address, port, discovery_port, *hosts = sys.argv[1:]
 subsystems = {one["nqn"]: one for one in json.load(sys.stdin)}
 one = subsystems.get(nqn)
 def listens(nqn, port):
     found = subsystems[nqn]["listen_addresses"]
     return any((at["traddr"], at["trsvcid"]) == (address, port) for at in found)
-if question == "started":
+if check == "started":
     sys.exit(one is None)
-if question == "discovery":
+if check == "discovery":
     sys.exit(not listens(discovery, discovery_port))
-if question == "shared":  # does another export use the discovery service?
+if check == "shared":  # true if another export uses the discovery service
     sys.exit(not any(listens(other, port) for other in subsystems if other not in (discovery, nqn)))
 def expect(what, wanted, got):
     if wanted != got:
