@@ -1,6 +1,6 @@
 """CRC32C of bytes, and the hash of paths.
 
-``bytes`` go to libdlfs as they are; anything else with contiguous memory through numpy, uncopied.
+``bytes`` are passed to libdlfs directly; other contiguous memory through numpy, without a copy.
 
 Threads: any at once.
 """
@@ -31,7 +31,7 @@ def crc32c(data: Buffer, crc: int = 0) -> int:
 
     Args:
         data: contiguous bytes.
-        crc: of what came before, 0..2^32-1; 0 to start.
+        crc: CRC32C of the bytes before, 0..2^32-1; 0 to start.
 
     Raises:
         UsageError: the memory is not contiguous, or ``crc`` is out of range.

@@ -1,11 +1,11 @@
 """Native block devices and queue pairs as Python objects.
 
-A ``NativeQueue`` keeps every buffer it was given in an in-flight table until its operation has
-completed, so that no memory can go away under the kernel. Handles are freed by ``close``, or by the
-garbage collector at the latest; a queue pair keeps its device alive. One thread at a time may use a
-queue pair; a device may be used by many at once.
+A ``NativeQueue`` keeps each buffer in an in-flight table until its operation has completed, so that
+the kernel never writes to freed memory. Handles are freed by ``close``, or by the garbage
+collector; a queue pair keeps its device alive. One thread at a time may use a queue pair; a device
+may be used by many at once.
 
-A forked child may close what it inherited, and nothing else with a queue pair: it makes its own.
+A forked child may close a queue pair that it inherited, but must not use it: it makes its own.
 """
 
 from __future__ import annotations
@@ -129,12 +129,12 @@ class NativeDevice:
 
     Threads: any at once.
 
-    Owns: the handle; whoever passes it to C keeps this object alive.
+    Owns: the handle; code that passes it to C keeps this object alive.
     """
 
     def __init__(self, handle: c_void_p, uri: str, *, writable: bool, inner: object = None) -> None:
         self._handle: c_void_p | None = handle
-        self._inner = inner  # the device that the handle borrows
+        self._inner = inner  # the device below, which the handle uses
         self.uri = uri
         self.writable = writable
         native = library()
@@ -156,9 +156,9 @@ class NativeDevice:
         """Open a regular file or a disk.
 
         Args:
-            path: of the file.
-            uri: what errors call it.
-            writable: else reads only.
+            path: path of the file.
+            uri: name of the device in errors.
+            writable: False opens it read-only.
             buffered: through the page cache, even where the file system has O_DIRECT.
             engine: ``auto``, ``uring`` or ``threads``.
 
@@ -405,7 +405,7 @@ class NativeQueue:
         """Return completions.
 
         Args:
-            timeout_ms: how long to wait for the first one; 0 does not wait, -1 waits for ever.
+            timeout_ms: longest wait for the first one; 0 does not wait, -1 waits without limit.
 
         Returns:
             (tag, result) of each; the result is the length, or a negative code (``operation_error``

@@ -1,8 +1,8 @@
 """The native sample directory as a Python object: builds a segment, opens it, and queries it.
 
 Paths cross the boundary packed: one byte string of all of them, and ``uint64[n + 1]`` offsets
-around each. Objects keep the memory that C borrows alive. A directory never changes, so any threads
-may ask at once.
+around each. Objects keep the memory that C uses alive. A directory never changes, so any threads
+may query it at once.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def build_segment(
     """Build the directory segment of a dataset.
 
     Args:
-        text: uint8[n_bytes], the paths in strictly rising byte order, one behind the other.
+        text: uint8[n_bytes], the paths in strictly rising byte order, one after the other.
         offsets: uint64[n_samples + 1] around each path.
         locations: uint8[16 * n_samples], in the same order, as ``dlfs_location``.
         dataset_uuid: 16 bytes.
@@ -78,7 +78,7 @@ def build_segment(
             space or in another sample.
         DeviceError: not enough memory.
 
-    Owns: nothing of its arguments after the return.
+    Owns: no argument after the return.
     """
     count = len(offsets) - 1
     _check_packed(text, offsets)
@@ -112,7 +112,7 @@ def sort_paths(text: NDArray[np.uint8], offsets: NDArray[np.uint64]) -> NDArray[
     """Sort packed paths by their bytes.
 
     Args:
-        text: uint8[n_bytes], the paths one behind the other.
+        text: uint8[n_bytes], the paths one after the other.
         offsets: uint64[n_samples + 1] around each path.
 
     Returns:
@@ -158,7 +158,7 @@ class NativeDirectory:
 
     Args:
         entries: the entries part, at a multiple of 64 bytes in memory; kept alive, never written.
-        label: what errors call the directory.
+        label: name of the directory in errors.
 
     Raises:
         FormatError: the part is malformed (ChecksumError, TruncatedError, VersionError).
@@ -187,7 +187,7 @@ class NativeDirectory:
 
     @property
     def handle(self) -> c_void_p:
-        """The ``dlfs_directory *``; whoever passes it to C keeps this object alive.
+        """The ``dlfs_directory *``; code that passes it to C keeps this object alive.
 
         Raises:
             ClosedError: the directory is closed.

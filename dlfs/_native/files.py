@@ -48,10 +48,9 @@ def read_files(
 
     Args:
         directory: the descriptor that the paths are relative to.
-        paths: ``uint8[n_bytes]``, NUL-terminated paths; ``files["position"]`` says where each
-            begins.
+        paths: ``uint8[n_bytes]``, NUL-terminated paths, each at its ``files["position"]``.
         files: ``FILE_DTYPE[n_files]``; ``code`` is written.
-        buffer: ``uint8[n_bytes]``, where the files' bytes go.
+        buffer: ``uint8[n_bytes]``, which gets the files' bytes.
         follow_links: whether a path may end in a symbolic link.
         threads: 1 to ``THREADS_MAX``.
 
@@ -92,7 +91,7 @@ def stat_files(
 
     Args:
         directory: the descriptor that the paths are relative to.
-        paths: ``uint8[n_bytes]``, NUL-terminated; ``files["position"]`` says where each begins.
+        paths: ``uint8[n_bytes]``, NUL-terminated paths, each at its ``files["position"]``.
         files: ``FILE_DTYPE[n_files]``; ``length_bytes``, ``modified_ns`` and ``code`` are written.
         follow_links: whether a path may end in a symbolic link.
         threads: 1 to ``THREADS_MAX``.
@@ -127,7 +126,7 @@ def read_ranges(
 
     Args:
         ranges: ``FILE_DTYPE[n_ranges]``; ``code`` is written.
-        buffer: ``uint8[n_bytes]``, where the ranges' bytes go.
+        buffer: ``uint8[n_bytes]``, which gets the ranges' bytes.
         threads: 1 to ``THREADS_MAX``.
 
     Returns:

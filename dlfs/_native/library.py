@@ -1,4 +1,4 @@
-"""Finds, loads and checks libdlfs; turns its codes into this package's errors.
+"""Finds, loads and checks libdlfs, and converts its codes to this package's errors.
 
 The library is loaded on first use, not on import. ``ctypes.CDLL`` releases the GIL around every
 call.
@@ -37,10 +37,10 @@ from dlfs.errors import (
 _FILE_NAME = "libdlfs.so"
 
 PROTOTYPES = abi.PROTOTYPES | channel_abi.PROTOTYPES
-"""Of every function, by name: what it returns, and what it takes."""
+"""Result and argument types of every function, by name."""
 
 LEASE_OVER = -errno.EKEYEXPIRED
-"""What devices return for a write that was not sent because its writer's lease was over."""
+"""Code of a write that was not sent because its writer's lease had ended."""
 
 _CODES: dict[int, type[DlfsError]] = {
     abi.E_CHECKSUM: ChecksumError,
@@ -58,7 +58,7 @@ _CODES: dict[int, type[DlfsError]] = {
 }
 
 RESERVATION_CONFLICT = -errno.EBADE
-"""What devices return for NVMe's status Reservation Conflict, as Linux does."""
+"""Code of NVMe's status Reservation Conflict, the same as in Linux."""
 
 _add_reference = ctypes.PYFUNCTYPE(None, ctypes.py_object)(("Py_IncRef", ctypes.pythonapi))
 
@@ -71,13 +71,13 @@ _ERRNOS = {
     abi.E_PROTOCOL: errno.EPROTO,
     abi.E_DIGEST: errno.EBADMSG,
 }
-"""The errno that a DeviceError has for one of the library's own codes."""
+"""The errno of a DeviceError for one of the library's own codes."""
 
 
 def bind(
     loaded: ctypes.CDLL, prototypes: Mapping[str, tuple[Any, Sequence[Any]]], path: Path
 ) -> None:
-    """Give the functions of a library that was loaded from a path their prototypes.
+    """Set the prototypes of all functions of a library that was loaded from a path.
 
     Raises:
         NativeError: it lacks one.
@@ -121,18 +121,18 @@ def library() -> ctypes.CDLL:
 
 
 class Collected:
-    """What gives native memory back when it is collected, or left by a generator that is.
+    """Base of objects that free native memory when they are collected, or when a generator ends.
 
-    Collectors run until the very end of an interpreter, when modules have lost their names and
-    nothing can be called any more. Then memory and threads are left to the system; and the object
-    stays, for the threads are still at what it refers to.
+    Objects are collected until the very end of an interpreter, when modules have lost their names
+    and no function can be called. Then memory and threads are left to the system. The object stays
+    alive, because the threads still use the objects that it refers to.
     """
 
     _is_finalizing = staticmethod(sys.is_finalizing)
     _stay = staticmethod(_add_reference)
 
     def _at_exit(self) -> bool:
-        """Whether the interpreter ends, and this object is to be left as it is."""
+        """Return True if the interpreter is ending, so that the object must be left as it is."""
         if self._is_finalizing():
             self._stay(self)
             return True
@@ -140,13 +140,13 @@ class Collected:
 
 
 def describe(code: int) -> str:
-    """A short phrase for a code that libdlfs returned."""
+    """Return a short phrase for a code that libdlfs returned."""
     text: bytes = library().dlfs_strerror(code)
     return text.decode()
 
 
 def error_for(code: int, message: str, *, reason: str = "") -> DlfsError:
-    """The error that a code stands for, with a message and why: the library's phrase by default."""
+    """Make the error of a code, with a message and a reason: by default the library's phrase."""
     text = f"{message}: {reason or describe(code)}"
     if code == RESERVATION_CONFLICT:
         return LeaseLostError(f"{message}: {_FENCED}", -code)
@@ -163,11 +163,11 @@ def error_for(code: int, message: str, *, reason: str = "") -> DlfsError:
 
 
 def check(code: int, message: str) -> int:
-    """Return a code that is not negative; raise its error otherwise.
+    """Return a code that is not negative; raise the error of any other.
 
     Args:
-        code: what a libdlfs function returned.
-        message: what was being done to what, for the error.
+        code: result of a libdlfs function.
+        message: the action and its object, for the error.
 
     Raises:
         DlfsError: the code is negative.

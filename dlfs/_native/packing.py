@@ -1,7 +1,7 @@
-"""Packing samples into a dataset's data space, and summing them there, many in one call.
+"""Packs samples into a dataset's data space, and verifies packed samples, many in one call.
 
-Arrays in, arrays out; libdlfs copies and sums without the GIL. Both classes hold where they stand,
-so a sample larger than the window goes on in the next call.
+libdlfs copies and computes checksums without the GIL. Both classes have their progress, so a sample
+larger than the window continues in the next call.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ Locations = NDArray[Any]
 
 
 class Packer:
-    """Places samples one behind the other by the packing rule of FORMAT.md.
+    """Packs samples one after the other by the packing rule of FORMAT.md.
 
     Args:
-        chunk_bytes: the volume's, a power of two.
-        block_bytes: the volume's, a power of two, at most chunk_bytes.
+        chunk_bytes: chunk size of the volume, a power of two.
+        block_bytes: block size of the volume, a power of two, at most chunk_bytes.
 
     Threads: one at a time.
     """
@@ -38,11 +38,11 @@ class Packer:
         return int(self._state.address)
 
     def fill_chunks(self, lengths: NDArray[np.int64], order: NDArray[np.uint64]) -> None:
-        """Change an order of packing a little, in place, so that less of the chunks stays unused.
+        """Change an order of packing slightly, in place, so that chunks are filled better.
 
         Args:
             lengths: int64[n_samples].
-            order: different numbers of samples; a sample may step ahead of up to 63 others.
+            order: distinct numbers of samples; a sample may be moved before up to 63 others.
 
         Raises:
             UsageError: a number of the order is not one of a sample, or a length is negative.
@@ -70,7 +70,7 @@ class Packer:
         """Copy samples into a window of whole chunks until it is full.
 
         Args:
-            source: uint8[n_bytes], what offsets count in.
+            source: uint8[n_bytes], which the offsets refer to.
             offsets: int64[n_samples].
             lengths: int64[n_samples], each at most 2^40 - 1.
             order: the samples to pack, in this order; None for all, as they come.
@@ -80,11 +80,12 @@ class Packer:
             locations: ``dlfs_location[n_samples]``; those of the samples completed are set.
 
         Returns:
-            How many samples are complete. When fewer than asked, the window is full: pass the
-            others, and the next window.
+            The number of complete samples. If it is less than the number given, the window is full:
+            pass the remaining samples with the next window.
 
         Raises:
-            UsageError: a sample lies outside the source, or the window is not where packing stands.
+            UsageError: a sample lies outside the source, or the window is not at the address of
+                packing.
             LimitError: the data space would grow over 2^56 bytes.
         """
         count = len(offsets) if order is None else len(order)
@@ -105,11 +106,11 @@ class Packer:
 
 
 class Checker:
-    """Sums samples in storage order as windows of the data space pass by.
+    """Computes the CRC32C of samples in storage order, window by window of the data space.
 
     Args:
-        chunk_bytes: the volume's.
-        block_bytes: the volume's.
+        chunk_bytes: chunk size of the volume.
+        block_bytes: block size of the volume.
         locations: ``dlfs_location[n_samples]`` of the whole dataset, in index order.
 
     Threads: one at a time.
@@ -122,7 +123,7 @@ class Checker:
     def check(
         self, order: NDArray[np.uint64], *, window: Bytes, window_address: int
     ) -> NDArray[np.uint32]:
-        """Sum the samples of ``order`` until the window ends.
+        """Compute the CRC32C of the samples of ``order`` until the window ends.
 
         Args:
             order: indices, rising by address, the next to sum first.

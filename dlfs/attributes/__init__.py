@@ -1,7 +1,7 @@
 """Columns of a dataset: a value for each sample, stored with it and read by index.
 
-``AttributesBuilder`` collects them while a dataset is written; ``AttributeTable`` is what a sealed
-dataset has of them, column by column, loaded when first asked for.
+``AttributesBuilder`` collects them while a dataset is written; ``AttributeTable`` has the columns
+of a sealed dataset, each loaded on its first use.
 """
 
 from __future__ import annotations

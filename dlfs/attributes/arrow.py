@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 def import_arrow(what: str) -> Any:
-    """The module ``pyarrow``.
+    """Import the module ``pyarrow``.
 
     Args:
-        what: is to be done with it, for the error.
+        what: the purpose, for the error.
 
     Raises:
         UsageError: it is not installed.
@@ -35,11 +35,11 @@ def import_arrow(what: str) -> Any:
 
 
 def to_arrow(columns: Mapping[str, ColumnValues], where: str) -> pyarrow.Table:
-    """Make a table of columns, without a copy of what is not bool.
+    """Make an Arrow table of columns; only bools are copied.
 
     Args:
-        columns: by name, of one length.
-        where: what errors call them.
+        columns: values by name, of one length.
+        where: name of the columns in errors.
 
     Raises:
         UsageError: pyarrow is not installed.

@@ -1,8 +1,8 @@
 """Columns of a dataset that is being written, in the order in which its samples are added.
 
-A column is there from the first value on that is given for it; samples that have none get the
-default of its type: NaN, 0, False or "". Its first values decide its type. Later ones must have it
-too, or be numbers that it can hold without loss.
+A column exists from its first value on; samples without a value get the default of its type: NaN,
+0, False or "". Its first values decide its type. Later values must have this type too, or be
+numbers that it can represent exactly.
 
 Memory is that of the columns: fixed width as it is, strings as indices into a dictionary, or, once
 more than 65,536 of them differ, as their text.
@@ -40,13 +40,13 @@ from dlfs.format.constants import (
 )
 
 Attributes = Mapping[str, ArrayLike]
-"""Values by column: of one sample each a scalar, of n samples each an array of n."""
+"""Values by column: a scalar for one sample, an array of n values for n samples."""
 
 Rows = NDArray[np.int64]
 
 RESERVED_PREFIX = "dlfs:"
 RESERVED_COLUMNS = ("dlfs:dtype", "dlfs:shape")
-"""Of names with this prefix, those that there are; they hold strings."""
+"""Names with the reserved prefix that are defined; these columns hold strings."""
 
 _ROWS_AT_FIRST = 1024
 _ROWS_AT_ONCE = 1 << 16
@@ -75,7 +75,7 @@ class _Growing:
 
 
 class _FixedColumn:
-    """Values of fixed width."""
+    """A column of fixed width."""
 
     def __init__(self, dtype: np.dtype[Any]) -> None:
         self._rows = _Growing(dtype)
@@ -100,14 +100,14 @@ class _FixedColumn:
 
 
 class _StringColumn:
-    """Strings: as indices of those that differ while these are few, then as text."""
+    """A column of strings: indices of distinct strings while these are few, then text."""
 
     def __init__(self) -> None:
         self._codes = _Growing(np.dtype(np.uint16))
         self._values: dict[str, int] = {}
         self._value_bytes = 0
         self._text: bytearray | None = None
-        """All strings one behind the other; None while there is a dictionary."""
+        """Concatenated strings; None while the column has a dictionary."""
         self._lengths = _Growing(np.dtype(np.uint64))
 
     def __len__(self) -> int:
@@ -142,7 +142,7 @@ class _StringColumn:
         self._lengths.append(np.fromiter(map(len, values), np.uint64, len(values)))
 
     def _spell_out(self) -> None:
-        """Give up the dictionary."""
+        """Replace the dictionary by the text of all strings."""
         known = [value.encode() for value in self._values]
         self._text = bytearray()
         for codes in _in_turn(self._codes.values):
@@ -162,7 +162,7 @@ class _StringColumn:
         return encode_dictionary(name, codes, _pack([strings[place] for place in order]))
 
     def _pays(self) -> bool:
-        """Whether a dictionary takes less than the text."""
+        """Return True if a dictionary takes less memory than the text."""
         lengths = np.array([len(value.encode()) for value in self._values], np.int64)
         text_bytes = int(lengths[self._codes.values].sum()) if len(lengths) else 0
         index_bytes = 1 if len(lengths) <= 256 else 2
@@ -170,7 +170,7 @@ class _StringColumn:
         return with_dictionary < 8 * (len(self) + 1) + text_bytes
 
     def _text_in_order(self, rows: Rows) -> Strings:
-        """The strings of some rows, a stretch of rows at a time."""
+        """Return the strings of some rows, a range of rows at a time."""
         text = np.frombuffer(self._text or b"", np.uint8)
         lengths = self._lengths.values.astype(np.int64)
         starts = np.cumsum(lengths) - lengths
@@ -193,18 +193,18 @@ Prepared = dict[str, NDArray[Any] | list[str]]
 
 
 class AttributesBuilder:
-    """Columns of the samples added so far."""
+    """The columns of the samples added so far."""
 
     def __init__(self) -> None:
         self._columns: dict[str, _Column] = {}
 
     def __len__(self) -> int:
-        """Columns."""
+        """Return the number of columns."""
         return len(self._columns)
 
     @property
     def size_bytes(self) -> int:
-        """What the segment will take, generously."""
+        """Upper bound of the segment's length, in bytes."""
         if not self._columns:
             return 0
         values = sum(column.size_bytes for column in self._columns.values())
@@ -212,11 +212,11 @@ class AttributesBuilder:
         return fixed + ATTRIBUTE_BLOCK_BYTES * len(self._columns) + values + values // 512
 
     def prepare(self, attributes: Attributes, count: int) -> Prepared:
-        """Check values that are to be appended; nothing changes yet.
+        """Check values before they are appended; the columns do not change yet.
 
         Args:
-            attributes: of each column an array of ``count`` values.
-            count: of samples.
+            attributes: an array of ``count`` values for each column.
+            count: number of samples.
 
         Raises:
             UsageError: a column has no such name, values of no allowed type, another number of
@@ -252,10 +252,10 @@ class AttributesBuilder:
         return array if column is None else _converted(name, array, column.dtype)
 
     def append(self, prepared: Prepared, rows_before: int) -> None:
-        """Append what was prepared.
+        """Append prepared values.
 
         Args:
-            prepared: of new samples.
+            prepared: values of new samples.
             rows_before: samples added before them.
         """
         for name, values in prepared.items():
@@ -268,12 +268,12 @@ class AttributesBuilder:
             column.append(values)  # type: ignore[arg-type]  # prepared for this column
 
     def freeze(self, dataset_uuid: UUID, rows: Rows) -> list[NDArray[np.uint8]]:
-        """Encode the segment, in parts that lie one behind the other: the head, then each column.
+        """Encode the segment as consecutive parts: the head, then each column. Empties the builder.
 
         The builder is empty then.
 
         Args:
-            dataset_uuid: of the dataset.
+            dataset_uuid: UUID of the dataset.
             rows: int64[n_samples], which row each index has.
         """
         forms, parts = [], []
@@ -299,10 +299,10 @@ def _check_name(name: str) -> None:
 
 
 def _as_array(values: ArrayLike) -> NDArray[Any]:
-    """Values as an array that has just them.
+    """Convert values to an array that preserves them.
 
-    Of a list with strings numpy would make text all of whose values are of one width: without NULs
-    at their ends, and with numbers written out.
+    From a list with strings numpy would make text of one width, which loses NULs at the ends of
+    values and converts numbers to text.
     """
     array = np.asarray(values)
     if array.dtype.kind in "SU" and not isinstance(values, np.ndarray):
@@ -311,7 +311,7 @@ def _as_array(values: ArrayLike) -> NDArray[Any]:
 
 
 def _strings(name: str, array: NDArray[Any]) -> list[str] | None:
-    """The values of an array of strings; None when it is of a fixed width that columns can have.
+    """Return the values of an array of strings; None for values of a fixed width.
 
     Raises:
         UsageError: it is of neither.
@@ -334,7 +334,7 @@ def _strings(name: str, array: NDArray[Any]) -> list[str] | None:
 
 
 def _converted(name: str, array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Numbers as a column has them.
+    """Convert numbers to the type of a column.
 
     Raises:
         UsageError: a value cannot be one of the column's.
@@ -346,7 +346,8 @@ def _converted(name: str, array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[
     with np.errstate(all="ignore"):
         converted = array.astype(dtype)
         back = converted.astype(array.dtype)
-    # A sign that changes comes back as it was: negative integers as unsigned ones, and large ones.
+    # A value whose sign changes converts back to itself: negative integers as unsigned, and large
+    # ones.
     lost = (back != array) | ((converted < 0) != (array < 0))
     lost &= ~((array != array) & (converted != converted))
     if lost.any():

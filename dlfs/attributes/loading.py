@@ -1,4 +1,4 @@
-"""Attribute segments from a volume into memory: verified, and shared by the node's processes.
+"""Loads attribute segments from a volume: verified, and shared by the node's processes.
 
 A table's head is read at once, and each column when it is first asked for, into a file in memory of
 its own that all processes of the user map (``dlfs.directory.sharing``). With replicas, what is
@@ -43,11 +43,11 @@ def load_attributes(
     """Open a dataset's attributes.
 
     Args:
-        sources: what to read the members from, in order; used until the table is closed.
-        geometry: of the volume.
-        record: of the dataset.
-        volume_uuid: of the volume.
-        diagnose: asked when what was read is malformed; a better error, or None.
+        sources: readers of the members, in the order to try them; used until the table is closed.
+        geometry: geometry of the volume.
+        record: record of the dataset.
+        volume_uuid: UUID of the volume.
+        diagnose: called when the bytes read are malformed; returns a better error, or None.
         root: where shared memory is mounted; None keeps the columns private.
 
     Raises:
@@ -88,7 +88,7 @@ def read_attributes(
 def load_attributes_whole(
     sources: Sequence[BlockDevice], geometry: Geometry, record: DatasetRecord
 ) -> Part | None:
-    """Bring a whole segment into a file in memory that can be lent to other processes.
+    """Load a whole segment into a file in memory that other processes can map.
 
     ``AttributeTable.over`` a mapping of the part's descriptor is the table; the file is sealed.
 
@@ -133,7 +133,7 @@ class _Segment:
         )
 
     def fill(self, address: int, memory: Bytes, verify: Callable[[], None]) -> None:
-        """Read a part from the first copies of it that are right."""
+        """Read a part from the first copies that have it intact."""
         problem: FormatError | None = None
         for choice in alternatives(self.space.geometry):
             read_into(self._sources, self.space, address, memory, choice)
@@ -147,7 +147,7 @@ class _Segment:
         raise self._diagnose() or problem
 
     def fill_whole(self, memory: Bytes) -> None:
-        """Read all of it, the head and each column from the first copies that are right."""
+        """Read the whole segment, each part from the first copies that have it intact."""
         head_memory = memory[: self._extent.head_bytes]
         self.fill(0, head_memory, lambda: _ignore(self.check_head(head_memory)))
         head = self.check_head(head_memory)
@@ -157,7 +157,7 @@ class _Segment:
         memory[head.segment_bytes :] = 0
 
     def fill_column(self, head: AttributeHead, number: int, memory: Bytes) -> None:
-        """Read a column, each block of it from the first copy in which it is right."""
+        """Read a column, each block from the first copy that has it intact."""
         offset, _ = head.extent(number)
         choices = alternatives(self.space.geometry)
         read_into(self._sources, self.space, offset, memory, choices[0])
@@ -187,7 +187,7 @@ class _Segment:
         return self.check_head(memory), memory
 
     def check_head(self, memory: Bytes) -> AttributeHead:
-        """Decode the head, and check that it is the dataset's."""
+        """Decode the head, and check that it belongs to the dataset."""
         head = decode_head(memory, self.where)
         got = head.dataset_uuid, head.sample_count, head.segment_bytes
         record = self._record
@@ -202,13 +202,13 @@ class _Segment:
 
 @dataclass(eq=False)
 class _Columns:
-    """What brings columns into memory, and lets go of them."""
+    """Loads columns into memory, and releases them."""
 
     segment: _Segment
     head: AttributeHead
     key: str
     root: Path | None
-    held: list[Part] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
 
     def load(self, number: int) -> Bytes:
         _, length = self.head.extent(number)
@@ -220,12 +220,12 @@ class _Columns:
 
         name = f"{self.key}-column{number}"
         part = open_part(self.root, name, length, fill, LOADER_WAIT_S)
-        self.held.append(part)
+        self.parts.append(part)
         return part.memory
 
     def release(self) -> None:
-        while self.held:
-            self.held.pop().release()
+        while self.parts:
+            self.parts.pop().release()
 
 
 def _blocks(memory: Bytes) -> Bytes:
@@ -233,4 +233,4 @@ def _blocks(memory: Bytes) -> Bytes:
 
 
 def _ignore(_: object) -> None:
-    """A check that also gives something."""
+    """Ignore the result of a check that also returns a value."""

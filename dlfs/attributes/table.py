@@ -1,8 +1,8 @@
 """The columns of a sealed dataset, by index.
 
-A table knows its head from the start and gets a column's bytes when it is first asked for it, from
-wherever they are: read from the volume, shared with other processes, or part of a buffer that holds
-the whole segment. Columns of fixed width are views of these bytes, which must stay as they are.
+A table has its head from the start and loads a column's bytes on the first use of the column: from
+the volume, from memory shared with other processes, or from a buffer with the whole segment.
+Columns of fixed width are views of these bytes, which must not change.
 
 Threads: any at once; ``close`` by one.
 """
@@ -41,10 +41,10 @@ class AttributeTable:
     """All columns of one dataset.
 
     Args:
-        head: which columns there are.
-        load: gives the bytes of a column by its number, verified and as long as its extent; called
-            once for each, and again only after it raised.
-        where: what errors call the segment.
+        head: describes the columns.
+        load: returns the bytes of a column by its number, verified and as long as its extent;
+            called once for each column, and again only after it raised.
+        where: name of the segment in errors.
         release: called once by ``close``.
     """
 
@@ -67,7 +67,7 @@ class AttributeTable:
 
     @classmethod
     def empty(cls, dataset_uuid: UUID, sample_count: int) -> Self:
-        """The table of a dataset without columns."""
+        """Return the table of a dataset without columns."""
         head = AttributeHead(dataset_uuid, sample_count, (), np.empty(0, np.uint32))
         return cls(head, lambda _number: np.empty(0, np.uint8))
 
@@ -75,12 +75,12 @@ class AttributeTable:
     def over(
         cls, segment: Bytes, head_bytes: int, *, where: str = "the attributes", verify: bool = True
     ) -> Self:
-        """The table of a segment in memory.
+        """Make the table of a segment in memory.
 
         Args:
             segment: uint8[n_bytes], aligned to 8 bytes; borrowed, and not to be changed.
-            head_bytes: of its head.
-            where: what errors call it.
+            head_bytes: length of its head.
+            where: name of the segment in errors.
             verify: check each column when it is first asked for.
 
         Raises:
@@ -94,7 +94,7 @@ class AttributeTable:
         return cls(head, partial(_cut, segment, head, where if verify else None), where=where)
 
     def __len__(self) -> int:
-        """Samples: values of each column."""
+        """Number of samples, thus of values of each column."""
         return self.head.sample_count
 
     def __contains__(self, name: object) -> bool:
@@ -102,11 +102,11 @@ class AttributeTable:
 
     @property
     def dtypes(self) -> dict[str, np.dtype[Any]]:
-        """The dtype of each column as ``column`` gives it, by name; ``object`` for strings."""
+        """The dtype of each column as ``column`` returns it, by name; ``object`` for strings."""
         return {column.name: column.dtype for column in self.head.columns}
 
     def form(self, name: str) -> ColumnForm:
-        """How a column is stored.
+        """Return how a column is stored.
 
         Raises:
             NotFoundError: there is no such column.
@@ -114,14 +114,14 @@ class AttributeTable:
         return self.head.columns[self._number(name)]
 
     def column(self, name: str, indices: ArrayLike | None = None) -> NDArray[Any]:
-        """A column's values.
+        """Return a column's values.
 
         Args:
-            name: of the column.
-            indices: of the samples; all by default.
+            name: name of the column.
+            indices: indices of samples; all by default.
 
         Returns:
-            ``dtype[n]``, read-only; strings as an ``object`` array of ``str``, made anew each time.
+            ``dtype[n]``, read-only; strings as an ``object`` array of ``str``, made for each call.
             All values of a column of fixed width are a view.
 
         Raises:
@@ -145,11 +145,11 @@ class AttributeTable:
         return picked
 
     def distinct(self, name: str, indices: ArrayLike) -> tuple[list[str], NDArray[np.intp]]:
-        """The different strings among some values of a column.
+        """Return the distinct strings among some values of a column.
 
         Args:
-            name: of a column of strings.
-            indices: of the samples.
+            name: name of a column of strings.
+            indices: indices of samples.
 
         Returns:
             The strings, and for each sample which one it has, ``intp[n]``.
@@ -171,7 +171,7 @@ class AttributeTable:
         return self._dictionary(name, values)[codes].tolist(), places.reshape(-1)
 
     def values(self, name: str) -> ColumnValues:
-        """A column's values as they are stored: views, read-only.
+        """Return a column's values as they are stored: read-only views.
 
         Raises:
             NotFoundError, FormatError, DeviceError: as ``column``.
@@ -187,7 +187,7 @@ class AttributeTable:
             return self._values[number]
 
     def to_arrow(self) -> pyarrow.Table:
-        """All columns as a table, without a copy of what is not bool.
+        """Return all columns as an Arrow table; only bools are copied.
 
         Raises:
             UsageError: pyarrow is not installed.
@@ -210,7 +210,7 @@ class AttributeTable:
                 self._check_text(column.name, values.strings)
 
     def close(self) -> None:
-        """Give the memory back. Idempotent; views stay good."""
+        """Release the memory. Idempotent; views stay valid."""
         self._values.clear()
         self._dictionaries.clear()
         release, self._release = self._release, None
@@ -232,7 +232,7 @@ class AttributeTable:
         return check_indices(indices, len(self), option="indices", action=action)
 
     def _dictionary(self, name: str, values: ColumnValues) -> NDArray[Any]:
-        """The strings of a dictionary, decoded once."""
+        """Return the decoded strings of a dictionary; decoded once."""
         found = self._dictionaries.get(name)
         if found is None:
             found = self._dictionaries[name] = self._decoded(name, values.strings)
@@ -241,7 +241,7 @@ class AttributeTable:
     def _decoded(
         self, name: str, strings: Strings | None, chosen: NDArray[Any] | None = None
     ) -> NDArray[Any]:
-        """Some strings, or all, as Python has them."""
+        """Return some strings, or all, as Python strings."""
         assert strings is not None
         if chosen is None:
             chosen = np.arange(len(strings))
@@ -263,7 +263,7 @@ class AttributeTable:
 
 
 class AttributesLater:
-    """A table that is opened when it is first asked for.
+    """A table that is opened on its first use.
 
     Args:
         load: opens it.
@@ -277,7 +277,7 @@ class AttributesLater:
         self._loading = threading.Lock()
 
     def __call__(self) -> AttributeTable:
-        """The table.
+        """Return the table; open it on the first call.
 
         Raises:
             DlfsError: whatever ``load`` raises.
@@ -294,7 +294,7 @@ class AttributesLater:
 
 
 def _cut(segment: Bytes, head: AttributeHead, where: str | None, number: int) -> Bytes:
-    """A column's part of a segment; verified when errors have a name."""
+    """Return a column's part of a segment, verified if ``where`` names it in errors."""
     offset, length = head.extent(number)
     memory = segment[offset : offset + length].view()
     memory.flags.writeable = False

@@ -148,7 +148,7 @@ class DirectoryBuilder:
         """Encode the segment of all samples added. More samples may be added afterwards.
 
         Args:
-            dataset_uuid: of the dataset, kept in the segment.
+            dataset_uuid: UUID of the dataset, stored in the segment.
             data_bytes: the size of the data space: chunks * chunk_bytes.
 
         Raises:

@@ -1,9 +1,9 @@
 """The sample directory of a sealed dataset: paths, indices, locations, listings.
 
 Its bytes are those on media, in memory that may be shared with other processes. The entries part is
-there from the start; the names part is asked for when the first path is looked up or listed.
-Directories of the path tree are not stored: the names are in path order, so a directory is a range
-of indices, found by bisection.
+loaded from the start; the names part when the first path is looked up or listed. Directories of the
+path tree are not stored: the names are in path order, so a directory is a range of indices, found
+by bisection.
 
 Threads: any at once.
 """
@@ -57,11 +57,11 @@ class FrozenDirectory:
 
     Args:
         entries: the entries part, aligned to 64 bytes; kept, never written.
-        load_names: gives the names part, aligned likewise; called once, when names are first
+        load_names: returns the names part, aligned likewise; called once, when names are first
             needed, and again only after it raised.
-        label: what errors call the directory.
-        release: called once by ``close``: what gives the memory back.
-        descriptors: gives those of the files that the parts lie in, entries first.
+        label: name of the directory in errors.
+        release: frees the memory; called once by ``close``.
+        descriptors: returns the descriptors of the parts' files, entries first.
 
     Raises:
         FormatError: the entries part is malformed.
@@ -168,8 +168,7 @@ class FrozenDirectory:
     def locations(self) -> NDArray[Any]:
         """Return all locations as on media: ``LOCATION[n_samples]``, a read-only view.
 
-        What they say is not checked: addresses and lengths may point anywhere until compared with
-        ``data_bytes``.
+        They are not checked: a caller compares addresses and lengths with ``data_bytes``.
         """
         return self._native.locations().view(LOCATION)
 
@@ -237,12 +236,12 @@ class FrozenDirectory:
         """List one directory, in path order: a subdirectory is sorted as its name and "/".
 
         Takes time in proportion to the files in it, and a bisection for each subdirectory, whatever
-        is below those.
+        its size.
 
         Args:
             prefix: the directory's path; ``b""`` is the root. Nothing is listed when it is not a
                 directory.
-            start_after: the name of a child to continue after.
+            start_after: name of a child; the listing starts after it.
 
         Raises:
             FormatError: the names are malformed or out of order.

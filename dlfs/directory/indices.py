@@ -1,8 +1,8 @@
 """Indices of samples as users give them: arrays, lists and tensors of any type and size.
 
-libdlfs takes ``uint64[n]`` and refuses what is out of range, so ``as_indices`` maps whatever is not
-an index, negative numbers and those beyond 64 bits, to very large ones; ``find_outside`` then
-names the number that was given.
+libdlfs takes ``uint64[n]`` and refuses numbers out of range. So ``as_indices`` maps numbers that
+are no index (negative ones, and those beyond 64 bits) to very large ones; ``find_outside`` then
+finds the number that was given.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ def as_array(values: ArrayLike, *, option: str, action: str) -> NDArray[Any]:
     """Return values as an array of any type and shape.
 
     Args:
-        values: as given.
+        values: the values, as given by a user.
         option: their name in the call, for the message.
         action: what the call does, for the message.
 
     Raises:
-        UsageError: they make no array, as do lists of different lengths.
+        UsageError: numpy can make no array of them, such as of lists of different lengths.
     """
     try:
         return np.asarray(values)

@@ -1,7 +1,7 @@
 """Suggestions for a path that no sample has: similar paths of the dataset.
 
-Only a few names around the place where the path would be are looked at, so that the answer takes no
-longer in a large dataset than in a small one.
+Only a few names near the path's position in the sorted order are compared, so that the answer takes
+no longer in a large dataset than in a small one.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ def near_paths(directory: FrozenDirectory, path: bytes) -> str:
     """Describe paths that may have been meant instead of one that no sample has.
 
     Args:
-        directory: of the dataset.
-        path: that was asked for.
+        directory: directory of the dataset.
+        path: the path that was not found.
 
     Returns:
         The end of a message, such as ``did you mean 'a/one.txt'?``.

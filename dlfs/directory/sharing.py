@@ -95,14 +95,14 @@ def load_directory(
     """Open a dataset's directory, shared with the user's other processes where possible.
 
     Args:
-        identity: whose directory it is.
-        sizes: of its parts.
+        identity: identifies the directory.
+        sizes: lengths of its parts.
         read_into: reads the segment; called with 4096-aligned memory, for the header, then for the
             whole of a part unless another process has it. It must not keep the memory. For the
-            names it is called later, by whichever thread needs them first.
-        others: read the same from other places; asked in turn while what came is malformed.
+            names it is called later, by the first thread that needs them.
+        others: read the same from other copies; called in turn while the bytes are malformed.
         root: where shared memory is mounted; None keeps the directory private.
-        wait_s: how long to wait for another process that is loading the same.
+        wait_s: longest wait for another process that is loading the same, in seconds.
 
     Raises:
         FormatError: the segment is malformed (ChecksumError), or not the dataset's.
@@ -137,7 +137,7 @@ class _Loader:
     sizes: DirectorySizes
     readers: Sequence[ReadInto]
     wait_s: float
-    held: list[Part] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
 
     def load_entries(self) -> NDArray[np.uint8]:
         return self._load("entries", self.sizes.entries_bytes, self._fill_entries)
@@ -146,15 +146,15 @@ class _Loader:
         return self._load("names", self.sizes.names_bytes, self._fill_names)
 
     def release(self) -> None:
-        while self.held:
-            self.held.pop().release()
+        while self.parts:
+            self.parts.pop().release()
 
     def descriptors(self) -> tuple[int, ...]:
-        return tuple(part.descriptor for part in self.held)
+        return tuple(part.descriptor for part in self.parts)
 
     def _load(self, name: str, size: int, fill: Callable[[memoryview], None]) -> NDArray[np.uint8]:
         part = open_part(self.root, f"{self.key}-{name}", size, fill, self.wait_s)
-        self.held.append(part)
+        self.parts.append(part)
         return part.memory
 
     def _fill_entries(self, memory: memoryview) -> None:
@@ -163,7 +163,7 @@ class _Loader:
 
     def _fill_names(self, memory: memoryview) -> None:
         names = np.frombuffer(memory, np.uint8)
-        entries = self.held[0].memory
+        entries = self.parts[0].memory
         self._fill(self.sizes.entries_bytes, memory, lambda: self._verify(entries, 1, names))
 
     def _fill(self, address: int, memory: memoryview, verify: Callable[[], None]) -> None:
@@ -220,7 +220,7 @@ class Part:
     def release(self) -> None:
         """Release the memory; the last process to do so removes the file. Idempotent.
 
-        Views of the memory stay good: what is mapped outlives its name.
+        Views of the memory stay valid: a mapping outlives the file's name.
         """
         self.memory = np.empty(0, np.uint8)
         self.descriptor = -1
@@ -233,7 +233,7 @@ class Part:
         if descriptor is not None and self.place is not None:
             self.descriptor = descriptor
             self.finalizer = weakref.finalize(
-                self, self.place.let_go, self.name, descriptor, os.getpid()
+                self, self.place.close_file, self.name, descriptor, os.getpid()
             )
 
 
@@ -244,10 +244,10 @@ def open_part(
 
     Args:
         root: where shared memory is mounted; None: privately.
-        name: of the part, different for different bytes.
-        size: in bytes, at least 1.
-        fill: fills new memory of that size, verified.
-        wait_s: how long to wait for another process that is loading the same.
+        name: name of the part, different for different bytes.
+        size: length in bytes, at least 1.
+        fill: fills new memory of that size with verified bytes.
+        wait_s: longest wait for another process that is loading the same, in seconds.
 
     Raises:
         DlfsError: whatever ``fill`` raises.
@@ -349,7 +349,7 @@ class _Place:
 
         Raises:
             FileNotFoundError: there is none.
-            _UnusableError: what has this name is not ours, or the file system refuses.
+            _UnusableError: the file is not ours, or the file system refuses.
         """
         flags |= os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
         try:
@@ -381,8 +381,8 @@ class _Place:
     def locked(self, name: str, deadline: float) -> Iterator[bool]:
         """Acquire a key's lock; False if another process still has it at the deadline.
 
-        The lock file goes away with the last file of its key, so a lock counts only while the file
-        still has its name.
+        The lock file is removed with the last file of its key, so a lock is valid only while the
+        file still has its name.
         """
         wait_s = _WAIT_FIRST_S
         while (descriptor := self._try_lock(name)) is None:
@@ -424,7 +424,7 @@ class _Place:
         if os.fstat(descriptor).st_size != size:
             os.close(descriptor)
             raise _UnusableError
-        return self._hold(name, descriptor, size)
+        return self._map_locked(name, descriptor, size)
 
     def _load(self, name: str, size: int, fill: Callable[[memoryview], None]) -> Part:
         """Load a part and publish it. The caller has the key's lock."""
@@ -446,9 +446,9 @@ class _Place:
             raise
         finally:
             os.close(descriptor)
-        return self._hold(name, reader, size)
+        return self._map_locked(name, reader, size)
 
-    def _hold(self, name: str, descriptor: int, size: int) -> Part:
+    def _map_locked(self, name: str, descriptor: int, size: int) -> Part:
         """Map a part whose file is open with a shared lock."""
         try:
             memory = mmap.mmap(descriptor, size, mmap.MAP_SHARED, mmap.PROT_READ)
@@ -457,14 +457,14 @@ class _Place:
             raise _UnusableError from error
         part = Part(_read_only(memory), self, name)
         part.adopt(descriptor)
-        _held.add(part)
+        _locked_parts.add(part)
         return part
 
-    def let_go(self, name: str, descriptor: int, owner: int) -> None:
+    def close_file(self, name: str, descriptor: int, owner: int) -> None:
         """Close a part's file, and remove it if no other process has it open.
 
-        A child that was forked behind this module's back shares the parent's lock, so it must not
-        judge by it.
+        A child that was forked without this module's fork handlers shares the parent's lock, so it
+        must not decide by it.
         """
         if os.getpid() == owner:
             with contextlib.suppress(OSError, _UnusableError):
@@ -530,14 +530,16 @@ def _try_flock(descriptor: int, kind: int) -> bool:
 
 # ---- fork ----------------------------------------------------------------------------------------
 
-_held: weakref.WeakSet[Part] = weakref.WeakSet()
+_locked_parts: weakref.WeakSet[Part] = weakref.WeakSet()
 _locks: set[int] = set()
 _forking = threading.local()
 
 
 def _before_fork() -> None:
     """Take the child's locks before it exists: the parent may close right after the fork."""
-    _forking.spares = [(part, _open_again(part)) for part in list(_held) if part.descriptor >= 0]
+    _forking.spares = [
+        (part, _open_again(part)) for part in list(_locked_parts) if part.descriptor >= 0
+    ]
 
 
 def _after_fork_in_parent() -> None:
@@ -565,7 +567,8 @@ def _after_fork_in_child() -> None:
 def _open_again(part: Part) -> int | None:
     """Open a part's file again and lock it; None without /proc or a free descriptor.
 
-    The child's mapping is good without it too: only the next opener may then have to load again.
+    The child's mapping stays valid without it: only the next process to open the part may have to
+    load it again.
     """
     try:
         descriptor = os.open(f"/proc/self/fd/{part.descriptor}", os.O_RDONLY | os.O_CLOEXEC)

@@ -68,14 +68,14 @@ def column_name_problem(name: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class ColumnForm:
-    """What a column's bytes are.
+    """The form of a column's bytes.
 
     Attributes:
-        name: of the column.
+        name: name of the column.
         kind: one of ``FIXED``, ``TEXT`` or ``DICTIONARY``.
-        index_bytes: of an index into the dictionary: 1 or 2; 0 for other kinds.
-        value_count: of the dictionary; 0 for other kinds.
-        text_bytes: of all different strings of a dictionary, or of all strings of a text.
+        index_bytes: size of an index into the dictionary: 1 or 2; 0 for other kinds.
+        value_count: number of strings in the dictionary; 0 for other kinds.
+        text_bytes: length of the text of a dictionary's or a text column's strings; else 0.
     """
 
     name: str
@@ -112,10 +112,10 @@ class AttributeHead:
     """The head of a segment.
 
     Attributes:
-        dataset_uuid: of the dataset.
-        sample_count: values of each column.
+        dataset_uuid: UUID of the dataset.
+        sample_count: number of samples, thus of values of each column.
         columns: in the order in which they were added.
-        checksums: uint32[n_blocks], of all blocks behind the head.
+        checksums: uint32[n_blocks], CRC32C of each block after the head.
     """
 
     dataset_uuid: UUID
@@ -148,7 +148,7 @@ class AttributeHead:
         """Find the blocks of a column whose checksum is wrong, in rising order.
 
         Args:
-            number: of the column.
+            number: number of the column.
             memory: uint8[n_bytes], as long as its extent.
         """
         got, expected = self._sums(number, memory)
@@ -158,9 +158,9 @@ class AttributeHead:
         """Check a column's blocks against their checksums.
 
         Args:
-            number: of the column.
+            number: number of the column.
             memory: uint8[n_bytes], as long as its extent.
-            where: the segment, for errors.
+            where: name of the segment in errors.
 
         Raises:
             ChecksumError: a block is wrong; names column and byte offset.
@@ -219,8 +219,8 @@ def encode_head(head: AttributeHead) -> Bytes:
         )
         for c, name in zip(head.columns, names, strict=True)
     )  # fmt: skip
-    rest = forms + b"".join(names)
-    raw[_HEAD.size : _HEAD.size + len(rest)] = rest
+    remaining = forms + b"".join(names)
+    raw[_HEAD.size : _HEAD.size + len(remaining)] = remaining
     table = head.checksums.astype("<u4").tobytes()
     at = _table_at(head.columns)
     raw[at : at + len(table)] = table
@@ -239,7 +239,7 @@ def decode_head(data: Bytes, where: str) -> AttributeHead:
         TruncatedError: there are too few bytes.
         ChecksumError: they do not have the CRC32C that they record.
         VersionError: the segment is of a version unknown to this code.
-        FormatError: anything in it is out of its range or disagrees with the rest.
+        FormatError: anything in it is out of its range or disagrees with the remaining.
     """
     if data.size < _HEAD.size:
         raise TruncatedError(
@@ -337,9 +337,9 @@ class ColumnValues:
     """A column's values, as views of its bytes.
 
     Attributes:
-        fixed: of a column of fixed width; ``[n_samples]``.
-        strings: of a text, all; of a dictionary, the different ones.
-        codes: of a dictionary: which string each sample has; ``uint8`` or ``uint16[n_samples]``.
+        fixed: values of a column of fixed width, ``[n_samples]``; else None.
+        strings: all strings of a text; the distinct strings of a dictionary; else None.
+        codes: index of each sample's string in a dictionary, ``uint8`` or ``uint16[n_samples]``.
     """
 
     fixed: NDArray[Any] | None = None
@@ -351,10 +351,10 @@ def view_column(head: AttributeHead, number: int, memory: Bytes, where: str) -> 
     """View a column's bytes as values. Copies nothing, and does not check that text is UTF-8.
 
     Args:
-        head: of the segment.
-        number: of the column.
+        head: head of the segment.
+        number: number of the column.
         memory: uint8[n_bytes], verified, as long as its extent.
-        where: the segment, for errors.
+        where: name of the segment in errors.
 
     Raises:
         FormatError: offsets fall or leave the text, an index leaves the dictionary, or a bool is

@@ -284,15 +284,15 @@ def split_runs(
 ) -> tuple[tuple[ChunkRun, ...], tuple[ChunkRun, ...]]:
     """Divide runs after the first ``count`` chunks."""
     first: list[ChunkRun] = []
-    rest: list[ChunkRun] = []
+    remaining: list[ChunkRun] = []
     for run in runs:
         taken = min(run.chunk_count, chunk_count)
         chunk_count -= taken
         if taken:
             first.append(ChunkRun(run.first_chunk, taken))
         if taken < run.chunk_count:
-            rest.append(ChunkRun(run.first_chunk + taken, run.chunk_count - taken))
-    return tuple(first), tuple(rest)
+            remaining.append(ChunkRun(run.first_chunk + taken, run.chunk_count - taken))
+    return tuple(first), tuple(remaining)
 
 
 def resolve(geometry: Geometry, address: int, runs: Sequence[ChunkRun]) -> tuple[int, int]:

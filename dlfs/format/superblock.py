@@ -379,7 +379,7 @@ def _catalog_problem(sb: Superblock) -> str | None:
                 f"got {run.chunk_count} chunks from {run.first_chunk}"
             )
         end = run.end_chunk
-    held = sum(run.chunk_count for run in sb.catalog_runs) * sb.geometry.chunk_bytes
-    if held < sb.catalog_bytes:
-        return f"expected catalog runs for {sb.catalog_bytes} bytes, got {held} bytes"
+    run_bytes = sum(run.chunk_count for run in sb.catalog_runs) * sb.geometry.chunk_bytes
+    if run_bytes < sb.catalog_bytes:
+        return f"expected catalog runs for {sb.catalog_bytes} bytes, got {run_bytes} bytes"
     return None
