@@ -17,9 +17,8 @@
 
 #include "inode.h"
 
-#define SAMPLE_BYTES_MAX                                                                         \
-    (UINT64_C(4) << 30)                     /* largest sample served: it needs memory as a whole \
-                                             */
+/* Largest sample that is served, since it needs memory as a whole. */
+#define SAMPLE_BYTES_MAX (UINT64_C(4) << 30)
 #define WHOLE_BYTES_MAX (UINT64_C(1) << 20) /* largest request of the kernel */
 #define BUSY_POLL_BYTES_MAX (128u << 10)    /* largest read that a thread busy-polls for */
 
