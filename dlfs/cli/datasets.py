@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from dlfs.cli.output import Table, human_count, human_date, human_size, table
@@ -13,18 +14,7 @@ if TYPE_CHECKING:
 
 def dataset_json(info: DatasetInfo) -> dict[str, Any]:
     """Return the JSON form of a dataset."""
-    return {
-        "name": info.name,
-        "version": info.version,
-        "uuid": info.uuid,
-        "created": info.created,
-        "sample_count": info.sample_count,
-        "sample_bytes": info.sample_bytes,
-        "stored_bytes": info.stored_bytes,
-        "layout": info.layout,
-        "seed": info.seed,
-        "attribute_bytes": info.attribute_bytes,
-    }
+    return asdict(info)
 
 
 def column_types(dataset: Dataset) -> dict[str, str]:

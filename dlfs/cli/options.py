@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -172,6 +173,20 @@ def require_trio(verb: str, extra: str) -> None:
         ) from error
 
 
+class Layout(StrEnum):
+    """Order in which samples are packed."""
+
+    shuffled = "shuffled"
+    path = "path"
+
+
+LayoutOption = Annotated[
+    Layout,
+    typer.Option(
+        metavar="shuffled|path", help="Pack in an order drawn from the seed, or in path order."
+    ),
+]
+SeedOption = Annotated[int, typer.Option(help="Seed of the packing order.", min=0)]
 VolumeArgument = Annotated[
     str,
     typer.Argument(

@@ -177,7 +177,7 @@ def shard_prefixes(shards: Sequence[str], suffixes: Iterable[str] = ()) -> list[
         prefix = os.fsencode(name)
         if prefix in known:
             raise UsageError(
-                f"import {shard}: expected shards of different names, since they begin the "
+                f"import {shard}: expected shards of different names, because they begin the "
                 f"samples' paths, got that of {known[prefix]}"
             )
         check_path(prefix, f"import {shard}")

@@ -426,13 +426,14 @@ def describe_options(row: Format) -> list[OptionHelp]:
 # ---- packages ------------------------------------------------------------------------------------
 
 
-def load_package(name: str, *, extra: str, what: str) -> Any:
+def load_package(name: str, *, extra: str, what: str, package: str | None = None) -> Any:
     """Import an optional package.
 
     Args:
         name: name of the module.
         extra: extra of dlfs that installs the package.
         what: action that needs it, for the error, such as ``import x.parquet``.
+        package: name of the package; by default that of the top module.
 
     Raises:
         UsageError: the package is not installed, or cannot be loaded.
@@ -441,6 +442,6 @@ def load_package(name: str, *, extra: str, what: str) -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         raise UsageError(
-            f"{what}: expected {name.partition('.')[0]} to be installed ({error}): "
+            f"{what}: expected {package or name.partition('.')[0]} to be installed ({error}): "
             f"{install_command(extra)}"
         ) from error

@@ -20,7 +20,14 @@ from dlfs.cli.attributes import (
     with_attributes,
 )
 from dlfs.cli.datasets import dataset_json
-from dlfs.cli.options import JsonOption, open_devices, options_given
+from dlfs.cli.options import (
+    JsonOption,
+    Layout,
+    LayoutOption,
+    SeedOption,
+    open_devices,
+    options_given,
+)
 from dlfs.cli.output import (
     human_rate,
     human_samples,
@@ -38,13 +45,6 @@ if TYPE_CHECKING:
     from dlfs import Volume
     from dlfs.ingest.importer import ImportReport
     from dlfs.ingest.registry import Format
-
-
-class Layout(StrEnum):
-    """Order in which samples are packed."""
-
-    shuffled = "shuffled"
-    path = "path"
 
 
 class Links(StrEnum):
@@ -131,13 +131,8 @@ AllowEmptyOption = Annotated[
 def import_dataset(
     arguments: SourcesArgument,
     name: Annotated[str, typer.Option("--name", "-n", help="Name of the dataset.")],
-    layout: Annotated[
-        Layout,
-        typer.Option(
-            metavar="shuffled|path", help="Pack in an order drawn from the seed, or in path order."
-        ),
-    ] = Layout.shuffled,
-    seed: Annotated[int, typer.Option(help="Seed of the packing order.", min=0)] = 0,
+    layout: LayoutOption = Layout.shuffled,
+    seed: SeedOption = 0,
     format_name: FormatOption = AUTO,
     settings: SettingsOption = None,
     links: LinksOption = None,

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dlfs.cli.options import JsonOption
+from dlfs.cli.options import JsonOption, Layout, LayoutOption, SeedOption
 from dlfs.cli.output import human_rate, human_samples, note, note_left_out, print_json
 from dlfs.cli.progress import progress_bar
-from dlfs.cli.verbs.import_ import Layout
 
 if TYPE_CHECKING:
     from dlfs.staging.protocol import SealStatus
@@ -20,13 +19,8 @@ def seal(
         str, typer.Argument(metavar="DIR", help="Mount point of 'dlfs mount --incoming'.")
     ],
     name: Annotated[str, typer.Argument(metavar="NAME", help="The directory in DIR/incoming.")],
-    layout: Annotated[
-        Layout,
-        typer.Option(
-            metavar="shuffled|path", help="Pack in an order drawn from the seed, or in path order."
-        ),
-    ] = Layout.shuffled,
-    seed: Annotated[int, typer.Option(help="Seed of the packing order.", min=0)] = 0,
+    layout: LayoutOption = Layout.shuffled,
+    seed: SeedOption = 0,
     skip_links: Annotated[
         bool, typer.Option("--skip-links", help="Leave symbolic links out instead of refusing.")
     ] = False,

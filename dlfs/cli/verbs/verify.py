@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -13,7 +14,6 @@ from dlfs.cli.options import JsonOption, OptionalDatasetArgument, VolumeArgument
 from dlfs.cli.output import (
     human_count,
     human_rate,
-    json_path,
     note,
     print_json_stream,
     print_text,
@@ -63,8 +63,7 @@ def verify(
         findings = checked.count(opened.verify(dataset, progress=checked.progress))
         if json:
             head = {"volume": opened.uri, "uuid": opened.uuid}
-            items = (_finding_json(finding) for finding in findings)
-            print_json_stream(head, "problems", items, tail=lambda: _tail(checked))
+            print_json_stream(head, "problems", map(asdict, findings), tail=lambda: _tail(checked))
         else:
             for finding in findings:
                 print_text(str(finding).replace("\n", " "))
@@ -81,17 +80,4 @@ def _tail(checked: _Checked) -> dict[str, Any]:
         "problem_count": checked.problem_count,
         "checked_bytes": checked.size_bytes,
         "seconds": checked.seconds,
-    }
-
-
-def _finding_json(finding: Finding) -> dict[str, Any]:
-    return {
-        "kind": finding.kind,
-        "message": finding.message,
-        "dataset": finding.dataset,
-        "version": finding.version,
-        "path": None if finding.path is None else json_path(finding.path),
-        "index": finding.index,
-        "member": finding.member,
-        "offset_bytes": finding.offset_bytes,
     }

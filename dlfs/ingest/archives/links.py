@@ -66,7 +66,7 @@ class LinkTree:
             return
         if target in above:
             raise UsageError(
-                f"{self._where}: {show(link)}: the symbolic link leads to a folder that it is in"
+                f"{self._where}: {show(link)}: the symbolic link leads to a folder above it"
             )
         self._expansions += 1
         if self._expansions > EXPANSIONS_MAX:

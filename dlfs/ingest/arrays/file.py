@@ -182,7 +182,7 @@ def reading(where: str) -> Generator[None, None, None]:
         raise NotFoundError(f"import {where}: there is no such file or folder") from error
     except Exception as error:
         code = (isinstance(error, OSError) and error.errno) or 0
-        message = f"import {where}: expected it to be readable, got: {_cause(error)}"
+        message = f"import {where}: expected a readable file, got: {_cause(error)}"
         if code <= 0 or code == errno.EINVAL:  # libraries have negative codes of their own
             kind = TruncatedError if isinstance(error, EOFError) else FormatError
             raise kind(message) from error

@@ -78,7 +78,7 @@ class _Folder:
                 os.close(descriptor)
         except (FileExistsError, IsADirectoryError, NotADirectoryError) as error:
             raise ExistsError(
-                f"export to {self._path}: {show(path)}: something else is in its way"
+                f"export to {self._path}: {show(path)}: another file or directory is in its way"
             ) from error
         except OSError as error:
             raise export_failure(f"{self._path}: {show(path)}", error) from error

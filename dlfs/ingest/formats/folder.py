@@ -240,9 +240,7 @@ class FolderSource(Source):
         check_path(path, f"import {show(os.fsencode(self.name))}")
         identity = (status.st_dev, status.st_ino)
         if identity in above:
-            raise UsageError(
-                f"import {self._where(path)}: the link leads to a folder that it is in"
-            )
+            raise UsageError(f"import {self._where(path)}: the link leads to a folder above it")
         return above | {identity}
 
     def _add(self, path: bytes) -> None:

@@ -454,7 +454,7 @@ def _digest(name: str, data: bytes, where: str) -> str:
         return hashlib.new(name, data).hexdigest()
     if not name.startswith("xxh"):
         raise UsageError(
-            f"{where}: hash {name} is not known here; the option hashes=no imports without"
+            f"{where}: hash {name} is unknown; the option hashes=no imports without a check"
         )
     xxhash = load_package("xxhash", extra="mds", what=where)
     found: str = getattr(xxhash, name)(data).hexdigest()

@@ -355,7 +355,7 @@ def check_archive(path: str) -> Compression:
     compression = compression_of(path)
     if compression is None:
         raise UsageError(
-            f"import {path}: expected an archive (.tar, .tar.gz, .tar.zst), got its name"
+            f"import {path}: expected the name of an archive (.tar, .tar.gz, .tar.zst)"
         )
     return compression
 

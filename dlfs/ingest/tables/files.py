@@ -82,7 +82,7 @@ def open_ipc(path: str) -> Iterator[Table]:
         raise FormatError(f"{what}: expected Feather of version 2, got version 1")
     is_file = head.startswith(_FILE_MAGIC)
     if not tail.endswith(_FILE_MAGIC if is_file else _STREAM_END):
-        kind, end = ("file", "its footer") if is_file else ("stream", "the mark of its end")
+        kind, end = ("file", "its footer") if is_file else ("stream", "its end-of-stream mark")
         raise TruncatedError(f"{what}: expected an Arrow {kind}, got one that ends without {end}")
     with pyarrow.OSFile(path) as file:
         with _translated(what):

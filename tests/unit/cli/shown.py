@@ -29,9 +29,9 @@ DATASETS = [
     "cc12m",
 ]
 URIS = [
-    f"nvme-tcp://storage-{letter}.cluster.example.org:4420/"
-    f"nqn.2024-01.org.example:pool-7:disk-{letter}?nsid=1&hostnqn=nqn.2024-01.org.example:trainer"
-    for letter in "abc"
+    f"nvme-tcp://storage-{node}.cluster.example.org:4420/"
+    f"nqn.2024-01.org.example:pool-7:disk-{node}?nsid=1&hostnqn=nqn.2024-01.org.example:trainer"
+    for node in "abc"
 ]
 
 

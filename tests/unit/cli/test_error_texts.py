@@ -224,9 +224,9 @@ def as_nobody(call: Callable[[], object]) -> str:
         os._exit(0)
     os.close(writing)
     with os.fdopen(reading) as pipe:
-        told = pipe.read()
+        text = pipe.read()
     os.waitpid(pid, 0)
-    return told
+    return text
 
 
 @pytest.mark.parametrize("mode", [0o660, 0o600])
@@ -234,8 +234,8 @@ def test_a_device_of_others(made: Path, snapshot: Any, mode: int) -> None:
     device = made / f"mode-{mode:o}.img"
     dlfs.format_volume(str(device), size_bytes=8 << 20)
     device.chmod(mode if os.geteuid() == 0 else mode & 0o077)
-    told = as_nobody(lambda: dlfs.open(str(device)))
-    assert re.sub(r"mode \d+", "mode MODE", plain(told, made)) == snapshot
+    text = as_nobody(lambda: dlfs.open(str(device)))
+    assert re.sub(r"mode \d+", "mode MODE", plain(text, made)) == snapshot
     device.unlink()
 
 
@@ -243,15 +243,15 @@ def test_a_device_of_others(made: Path, snapshot: Any, mode: int) -> None:
 def test_a_service_of_others(made: Path, service: str, snapshot: Any) -> None:
     assert plain(as_nobody(lambda: dlfs.connect(service)), made) == snapshot
     os.chmod(service.removeprefix("unix:"), 0o666)
-    told = plain(as_nobody(lambda: dlfs.connect(service)), made)
+    text = plain(as_nobody(lambda: dlfs.connect(service)), made)
     os.chmod(service.removeprefix("unix:"), 0o660)
-    assert re.sub(r"user \d+", "user NUMBER", told) == snapshot
+    assert re.sub(r"user \d+", "user NUMBER", text) == snapshot
 
 
 # ---- the API -------------------------------------------------------------------------------------
 
 
-def told(call: Callable[[], object]) -> str:
+def error_text(call: Callable[[], object]) -> str:
     """The class and the text of the error that a call raises."""
     with pytest.raises((dlfs.DlfsError, IndexError)) as found:
         call()
@@ -276,7 +276,7 @@ def test_a_volume_and_a_service_say_what_there_is(
 ) -> None:
     for uri, opener in ((str(made / "v.img"), dlfs.open), (service, dlfs.connect)):
         with opener(uri) as volume:
-            assert plain(told(lambda: LOOKUPS[case](volume)), made) == snapshot
+            assert plain(error_text(lambda: LOOKUPS[case](volume)), made) == snapshot
 
 
 REFUSALS: dict[str, Callable[[dlfs.Volume], object]] = {
@@ -289,7 +289,7 @@ REFUSALS: dict[str, Callable[[dlfs.Volume], object]] = {
 @pytest.mark.parametrize("case", REFUSALS)
 def test_a_service_is_read_only(made: Path, service: str, snapshot: Any, case: str) -> None:
     with dlfs.connect(service) as volume:
-        assert plain(told(lambda: REFUSALS[case](volume)), made) == snapshot
+        assert plain(error_text(lambda: REFUSALS[case](volume)), made) == snapshot
 
 
 @pytest.mark.parametrize("way", ["devices", "service"])
@@ -307,7 +307,7 @@ def test_a_checkpoint_of_something_else(made: Path, service: str, snapshot: Any,
             *({**good, "version": 2}, {**good, "position": 4}, {**good, "shuffle": "chunks"}),
             *({**good, "more": 1}, {}, 3, None),
         ]
-        texts = [told(lambda: dataset.batches(2).resume(state)) for state in states]  # noqa: B023
+        texts = [error_text(lambda: dataset.batches(2).resume(state)) for state in states]  # noqa: B023
         assert [re.sub("[0-9a-f]{32}", "PRINT", plain(text, made)) for text in texts] == snapshot
 
 
@@ -333,4 +333,4 @@ CALLS: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("case", CALLS)
 def test_the_api_says_what_to_do(made: Path, service: str, snapshot: Any, case: str) -> None:
-    assert plain(told(lambda: CALLS[case](made)), made) == snapshot
+    assert plain(error_text(lambda: CALLS[case](made)), made) == snapshot

@@ -194,11 +194,11 @@ def test_demo_without_fuse(tmp_path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "left out: fusermount3" in done.stdout
-    (kept,) = tmp_path.iterdir()
+    (folder,) = tmp_path.iterdir()
     trained = {"training"} if importlib.util.find_spec("torch") else set()
-    assert {path.name for path in kept.iterdir()} == {"digits", "volume.img"} | trained
+    assert {path.name for path in folder.iterdir()} == {"digits", "volume.img"} | trained
     assert ("✓ torch" in done.stdout) == bool(trained)
-    assert list(kept.glob("training/service.sock*")) == []
+    assert list(folder.glob("training/service.sock*")) == []
 
 
 @pytest.mark.fuse

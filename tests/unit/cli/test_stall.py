@@ -25,10 +25,10 @@ def test_stall_tells_where_the_time_goes(run, volume, shuffle):
 def test_a_consumer_that_works_on_its_batches(run, volume):
     done = run("stall", volume, "small", "--seconds", 0.2, "--step-ms", 50)
     assert done.code == 0
-    told = done.out.decode()
-    assert "is the limit" in told
-    assert "small@1: " in told
-    assert str(volume) in told
+    text = done.out.decode()
+    assert "is the limit" in text
+    assert "small@1: " in text
+    assert str(volume) in text
     found = run("stall", volume, "small", "--seconds", 0.2, "--step-ms", 50, "--json").json
     assert found["seconds"] - found["waited_seconds"] >= 0.05 * found["batches"] > 0
 

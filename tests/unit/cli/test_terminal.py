@@ -161,27 +161,27 @@ def grid(text: str) -> list[str]:
 class Words:
     """The words of a screen: in columns that may be dropped, and all others."""
 
-    kept: set[str]
+    shown: set[str]
     dropped: set[str]
 
 
 def words_of(text: str) -> Words:
     lines = grid(text)
-    kept: set[str] = set()
+    shown: set[str] = set()
     dropped: set[str] = set()
     for number in range(len(lines)):
         rule = number + 1 < len(lines) and set(lines[number + 1]) == {"─"}
         if rule:
             end = next((i for i in range(number, len(lines)) if not lines[i]), len(lines))
-            _sort_table([lines[number], *lines[number + 2 : end]], kept, dropped)
+            _sort_table([lines[number], *lines[number + 2 : end]], shown, dropped)
             for i in range(number, end):
                 lines[i] = ""
-        kept.update(lines[number].split())
-    bars = {word for word in kept if set(word) <= set("█▓▒░─│╭╮╰╯")}
-    return Words({word.replace("\0", "") for word in kept - bars}, dropped)
+        shown.update(lines[number].split())
+    bars = {word for word in shown if set(word) <= set("█▓▒░─│╭╮╰╯")}
+    return Words({word.replace("\0", "") for word in shown - bars}, dropped)
 
 
-def _sort_table(lines: list[str], kept: set[str], dropped: set[str]) -> None:
+def _sort_table(lines: list[str], shown: set[str], dropped: set[str]) -> None:
     width = max(map(len, lines))
     blank = "".join(
         " " if {line[i : i + 1] or " " for line in lines} == {" "} else "x" for i in range(width)
@@ -189,7 +189,7 @@ def _sort_table(lines: list[str], kept: set[str], dropped: set[str]) -> None:
     for column in re.finditer(r"x(?:x| (?! ))*", blank):
         title, *cells = (line[column.start() : column.end()].strip() for line in lines)
         for cell in [title, *cells]:
-            (dropped if title in DROPPABLE else kept).update(cell.split())
+            (dropped if title in DROPPABLE else shown).update(cell.split())
 
 
 def stands_in(word: str, lines: list[str]) -> bool:
@@ -227,7 +227,7 @@ def check(pictures: dict[int, str], *, long_lines: bool = False) -> None:
     widest = words_of(pictures[max(pictures)])
     for width, text in pictures.items():
         lines = grid(text)
-        lost = {word for word in widest.kept if not stands_in(word, lines)}
+        lost = {word for word in widest.shown if not stands_in(word, lines)}
         assert not lost, f"lost at {width} columns: {lost}\n{text}"
 
 
@@ -256,7 +256,7 @@ def test_verbs(terminal: Terminal, snapshot, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PICTURES)
-def test_large_figures(terminal: Terminal, snapshot, name: str) -> None:
+def test_large_statistics(terminal: Terminal, snapshot, name: str) -> None:
     pictures = {width: terminal.show(name, columns=width) for width in WIDTHS}
     check(pictures)
     assert collage(pictures) == snapshot

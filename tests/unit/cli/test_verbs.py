@@ -178,7 +178,7 @@ def test_export_to_standard_output(run, volume, samples) -> None:
         assert (done.code, done.out) == (2, b"")
 
 
-def test_export_goes_on_where_it_is_told_to_skip_bad_samples(
+def test_export_goes_on_where_it_is_reported_to_skip_bad_samples(
     run, volume, samples, tmp_path
 ) -> None:
     flip_sample(run, volume, "a/two.txt")
@@ -254,7 +254,7 @@ def test_interrupted_import_changes_nothing(run, volume, samples, tmp_path, monk
     assert run("import", tmp_path / "source", volume, "--name", "tree").code == 0
 
 
-def test_second_writer_is_told_of_the_first(run, volume, tmp_path) -> None:
+def test_second_writer_is_reported_of_the_first(run, volume, tmp_path) -> None:
     make_tree(tmp_path / "source", {b"x": b"x"})
     with dlfs.open(str(volume)) as opened, opened.writer("first") as writer:
         writer.add("y", b"y")

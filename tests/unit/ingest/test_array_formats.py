@@ -334,7 +334,7 @@ def test_npy_versions(tmp_path: Path, version: tuple[int, int]) -> None:
     data = bytearray((tmp_path / "x.npy").read_bytes())
     data[6] = 9
     (tmp_path / "x.npy").write_bytes(data)
-    with pytest.raises(FormatError, match=r"x\.npy: expected it to be readable"):
+    with pytest.raises(FormatError, match=r"x\.npy: expected a readable file"):
         open_arrays(tmp_path / "x.npy")
 
 

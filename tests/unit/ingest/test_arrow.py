@@ -225,7 +225,7 @@ def test_attributes_of_a_saved_dataset_are_chosen(tmp_path: Path) -> None:
         ('{"_data_files": [], "_indices_data_files": [1]}', UsageError, "without indices"),
     ],
 )
-def test_a_state_that_makes_no_sense_is_told(
+def test_a_state_that_makes_no_sense_is_reported(
     volume: Volume, tmp_path: Path, state: str, error: type[DlfsError], message: str
 ) -> None:
     (tmp_path / "dataset_info.json").touch()
@@ -246,7 +246,7 @@ def test_one_saved_dataset_at_a_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_a_cut_file_is_told(volume: Volume, tmp_path: Path, name: str) -> None:
+def test_a_cut_file_is_reported(volume: Volume, tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     WRITERS[name](table(), path)
     whole = path.read_bytes()
@@ -256,15 +256,15 @@ def test_a_cut_file_is_told(volume: Volume, tmp_path: Path, name: str) -> None:
             import_all(volume, path)
 
 
-def test_a_stream_cut_between_batches_is_told(volume: Volume, tmp_path: Path) -> None:
+def test_a_stream_cut_between_batches_is_reported(volume: Volume, tmp_path: Path) -> None:
     path = tmp_path / "x.arrows"
     write_stream(table(), path)
     cut(path, -8)
-    with refused(volume, TruncatedError, "ends without the mark of its end"):
+    with refused(volume, TruncatedError, "ends without its end-of-stream mark"):
         import_all(volume, path)
 
 
-def test_a_flipped_bit_in_a_parquet_page_is_told(volume: Volume, tmp_path: Path) -> None:
+def test_a_flipped_bit_in_a_parquet_page_is_reported(volume: Volume, tmp_path: Path) -> None:
     path = tmp_path / "x.parquet"
     write_parquet(table().select(["image"]), path, compression="none", use_dictionary=False)
     group = pa.parquet.ParquetFile(path).metadata.row_group(1).column(0)
@@ -274,7 +274,7 @@ def test_a_flipped_bit_in_a_parquet_page_is_told(volume: Volume, tmp_path: Path)
 
 
 @pytest.mark.parametrize("name", ["x.arrow", "x.arrows"])
-def test_a_flipped_offset_in_a_batch_is_told(volume: Volume, tmp_path: Path, name: str) -> None:
+def test_a_flipped_offset_in_a_batch_is_reported(volume: Volume, tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     WRITERS[name](table().select(["image"]), path)
     offsets = np.cumsum([0, *map(len, IMAGES[70:140])]).astype(np.int32)
@@ -321,7 +321,7 @@ def test_paths_may_not_lead_out(volume: Volume, tmp_path: Path) -> None:
             import_all(volume, path, options={"path": "path"})
 
 
-def test_files_of_other_columns_are_told(volume: Volume, tmp_path: Path) -> None:
+def test_files_of_other_columns_are_reported(volume: Volume, tmp_path: Path) -> None:
     write_file(pa.table({"image": [b"1"], "label": [1]}), tmp_path / "a.arrow")
     for other in ({"image": [b"1"]}, {"image": [b"1"], "label": ["one"]}):
         write_file(pa.table(other), tmp_path / "b.arrow")
@@ -342,7 +342,7 @@ def test_files_of_other_columns_are_told(volume: Volume, tmp_path: Path) -> None
         ({"path": "boxes"}, "expected text in column boxes"),
     ],
 )
-def test_columns_that_do_not_fit_are_told(
+def test_columns_that_do_not_fit_are_reported(
     tmp_path: Path, options: dict[str, str], message: str
 ) -> None:
     write_file(table(), tmp_path / "x.arrow")
@@ -362,7 +362,7 @@ def test_a_sample_column_has_to_be_named_where_several_can_be_it(tmp_path: Path)
             open_source(tmp_path / "x.arrow")
 
 
-def test_feather_of_version_1_is_told(tmp_path: Path) -> None:
+def test_feather_of_version_1_is_reported(tmp_path: Path) -> None:
     (tmp_path / "x.feather").write_bytes(b"FEA1....FEA1")
     with pytest.raises(FormatError, match="expected Feather of version 2, got version 1"):
         open_source(tmp_path / "x.feather")
@@ -377,6 +377,6 @@ def test_without_pyarrow_the_error_says_what_installs_it(
         open_source(tmp_path / "x.arrow")
 
 
-def test_a_file_that_is_gone_is_told(tmp_path: Path) -> None:
+def test_a_file_that_is_gone_is_reported(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="no such file"):
         ArrowOptions().open([str(tmp_path / "gone.arrow")])

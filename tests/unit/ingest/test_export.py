@@ -121,7 +121,7 @@ def test_links_in_the_target_are_not_followed(dataset: Dataset, tmp_path: Path) 
 
 def test_a_directory_in_the_way_is_an_error(dataset: Dataset, tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
-    with pytest.raises(ExistsError, match="a: something else is in its way"):
+    with pytest.raises(ExistsError, match="a: another file or directory is in its way"):
         export_dataset(dataset, tmp_path, force=True, kind="folder")
 
 
@@ -264,7 +264,7 @@ def test_a_stream_is_a_tar_archive(dataset: Dataset) -> None:
     assert got == FILES
 
 
-def test_a_full_stream_is_told(dataset: Dataset) -> None:
+def test_a_full_stream_is_reported(dataset: Dataset) -> None:
     with open("/dev/full", "wb", buffering=0) as full, pytest.raises(SpaceError, match="export to"):
         export_stream(dataset, full)
 
@@ -337,7 +337,7 @@ def test_bad_samples_are_left_out_where_that_is_wanted(
 
 
 @pytest.mark.root
-def test_a_full_file_system_is_told_and_nothing_half_written_is_left(
+def test_a_full_file_system_is_reported_and_nothing_half_written_is_left(
     dataset: Dataset, tmp_path: Path
 ) -> None:
     small = tmp_path / "small"

@@ -126,7 +126,7 @@ def test_an_interrupted_export_leaves_nothing(dataset: Dataset, tmp_path: Path) 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_cannot_be_written_is_told(
+def test_what_cannot_be_written_is_reported(
     volume: Volume, dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(DeviceError, match="export to"):

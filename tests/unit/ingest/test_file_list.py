@@ -117,7 +117,7 @@ def test_columns_and_the_root_are_chosen(folder: Path) -> None:
         ("x.csv", "path,a\nd1/1.jpg,\udcff\n", FormatError, "column a: expected text in UTF-8"),
     ],
 )
-def test_lines_that_make_no_sense_are_told(
+def test_lines_that_make_no_sense_are_reported(
     volume: Volume, folder: Path, name: str, text: str, error: type[DlfsError], message: str
 ) -> None:
     (folder / name).write_bytes(text.encode("utf-8", "surrogateescape"))
@@ -125,7 +125,7 @@ def test_lines_that_make_no_sense_are_told(
         import_all(volume, folder / name)
 
 
-def test_a_file_that_changes_is_told(volume: Volume, folder: Path) -> None:
+def test_a_file_that_changes_is_reported(volume: Volume, folder: Path) -> None:
     (folder / "x.txt").write_text("d1/1.jpg\nd2/2.jpg\n")
     source = open_source(folder / "x.txt")
     (folder / "d2" / "2.jpg").write_bytes(b"other")
@@ -143,7 +143,7 @@ def test_links_are_followed_or_refused(folder: Path) -> None:
         open_source(folder / "x.txt", options={"links": "skip"})
 
 
-def test_options_that_do_not_fit_are_told(folder: Path) -> None:
+def test_options_that_do_not_fit_are_reported(folder: Path) -> None:
     (folder / "x.csv").write_text("path,a\n")
     (folder / "x.txt").write_text("")
     with pytest.raises(UsageError, match="expected column b, got path, a"):

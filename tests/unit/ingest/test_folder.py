@@ -142,7 +142,7 @@ def test_a_broken_link_is_an_error_that_names_it(tmp_path: Path, target: str, me
 def test_a_link_to_a_folder_above_it_is_an_error(tmp_path: Path, target: str) -> None:
     (tmp_path / "top" / "a" / "b").mkdir(parents=True)
     (tmp_path / "top" / "a" / "b" / "up").symlink_to(target)
-    with pytest.raises(UsageError, match="b/up: the link leads to a folder that it is in"):
+    with pytest.raises(UsageError, match="b/up: the link leads to a folder above it"):
         FolderSource(tmp_path / "top")
 
 

@@ -101,7 +101,7 @@ def test_values_are_taken_typed() -> None:
         ({"text": 5}, "expected TEXT, got 5"),
     ],
 )
-def test_what_an_option_does_not_take_is_told(values, message) -> None:
+def test_what_an_option_does_not_take_is_reported(values, message) -> None:
     with pytest.raises(UsageError, match=message):
         make_options(SOME, values)
 
@@ -112,7 +112,7 @@ def test_settings_have_a_name_and_a_value(text) -> None:
         parse_settings([text])
 
 
-def test_an_unknown_format_is_told(tmp_path) -> None:
+def test_an_unknown_format_is_reported(tmp_path) -> None:
     with pytest.raises(UsageError, match=r"expected a format of auto, .*, got 'floppy'"):
         open_source(tmp_path, format_name="floppy")
     with pytest.raises(UsageError, match="format folder takes no option 'prefix_shards'"):
@@ -145,7 +145,7 @@ def test_formats_are_recognised(tmp_path, monkeypatch) -> None:
         recognise([str(tmp_path / "a.One"), str(tmp_path / "b")])
 
 
-def test_what_is_not_there_or_cannot_be_read_is_told(tmp_path: Path, monkeypatch) -> None:
+def test_what_is_not_there_or_cannot_be_read_is_reported(tmp_path: Path, monkeypatch) -> None:
     with pytest.raises(NotFoundError, match="no such file or folder"):
         recognise([str(tmp_path / "nothing")])
 

@@ -51,7 +51,7 @@ def test_the_first_folder_is_the_class(volume: Volume, tmp_path: Path) -> None:
     assert got == files
 
 
-def test_a_file_outside_of_the_classes_is_told(tmp_path: Path) -> None:
+def test_a_file_outside_of_the_classes_is_reported(tmp_path: Path) -> None:
     write(tmp_path)
     (tmp_path / "README").touch()
     with pytest.raises(UsageError, match="README: expected files in class folders only"):

@@ -123,8 +123,8 @@ def test_an_import_without_samples_is_an_error(volume: Volume, tmp_path: Path) -
         (FolderSource(tmp_path / "folder/x/y"), "nothing"),
         (open_source(tmp_path / "empty.tar"), "nothing"),
     ):  # fmt: skip
-        told = f"import {source.name}: expected at least one sample, got none: it holds {found};"
-        with pytest.raises(NotFoundError, match=re.escape(told)):
+        message = f"import {source.name}: expected at least one sample, got none: it holds {found};"
+        with pytest.raises(NotFoundError, match=re.escape(message)):
             import_dataset(volume, source, "n")
     volume.refresh()
     assert (volume.generation, "n" in volume) == (before, False)
@@ -169,7 +169,7 @@ def test_space_is_checked_before_anything_is_read(volume: Volume, tmp_path: Path
     assert all(progress.samples_done == 0 for progress in seen)
 
 
-def test_a_second_writer_is_told(volume: Volume, folder: Path) -> None:
+def test_a_second_writer_is_reported(volume: Volume, folder: Path) -> None:
     with volume.writer("other") as writer, pytest.raises(LockedError):
         import_dataset(volume, FolderSource(folder), "n")
     writer.abort()

@@ -106,7 +106,7 @@ def test_odd_keys_arrive(volume: Volume, tmp_path: Path) -> None:
 # ---- what is refused, and damage -----------------------------------------------------------------
 
 
-def test_keys_that_cannot_be_paths_are_told(volume: Volume, tmp_path: Path) -> None:
+def test_keys_that_cannot_be_paths_are_reported(volume: Volume, tmp_path: Path) -> None:
     path = write(tmp_path / "long", {b"k" * 300: b""})
     with refused(volume, LimitError, f"{path}: key 'kkk"):
         import_all(volume, path)
@@ -122,14 +122,14 @@ def test_a_multimap_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [-4096, -1, 8192])
-def test_a_cut_file_is_told(volume: Volume, tmp_path: Path, size: int) -> None:
+def test_a_cut_file_is_reported(volume: Volume, tmp_path: Path, size: int) -> None:
     path = write(tmp_path / "e", VALUES)
     cut(path / "data.mdb", size)
     with refused(volume, TruncatedError, rf"{path}: .*expected \d+ .*bytes"):
         import_all(volume, path)
 
 
-def test_a_file_without_its_first_pages_is_told(volume: Volume, tmp_path: Path) -> None:
+def test_a_file_without_its_first_pages_is_reported(volume: Volume, tmp_path: Path) -> None:
     path = write(tmp_path / "e", VALUES)
     whole = (path / "data.mdb").read_bytes()
     for size in (0, 100, 4096, 5000):
@@ -150,7 +150,7 @@ def test_a_file_without_its_first_pages_is_told(volume: Volume, tmp_path: Path) 
         (4096 + 128, b"\xf0\xff", FormatError, r"expected a page of 2..\d+, got 65520"),
     ],
 )
-def test_a_damaged_meta_page_is_told(
+def test_a_damaged_meta_page_is_reported(
     volume: Volume, tmp_path: Path, offset: int, value: bytes, error: Any, message: str
 ) -> None:
     path = write(tmp_path / "e", SMALL)
@@ -189,7 +189,7 @@ def test_a_damaged_page_names_the_key_before_it(
         (0, b"00490", "key '0049': expected a key above '0049'"),
     ],
 )
-def test_a_damaged_node_is_told(
+def test_a_damaged_node_is_reported(
     volume: Volume, tmp_path: Path, offset: int, value: bytes, message: str
 ) -> None:
     path = write(tmp_path / "e", SMALL)
@@ -223,7 +223,7 @@ def test_no_flipped_bit_ends_otherwise_than_in_a_typed_error(tmp_path: Path) -> 
     assert all(str(path) in message for message in messages)
 
 
-def test_a_file_that_changes_is_told(volume: Volume, tmp_path: Path) -> None:
+def test_a_file_that_changes_is_reported(volume: Volume, tmp_path: Path) -> None:
     path = write(tmp_path / "e", VALUES)
     source = open_source(path)
     write(path, {b"more": b"1" * 100_000})
@@ -231,7 +231,7 @@ def test_a_file_that_changes_is_told(volume: Volume, tmp_path: Path) -> None:
         import_dataset(volume, source, "n")
 
 
-def test_what_is_no_environment_is_told(tmp_path: Path) -> None:
+def test_what_is_no_environment_is_reported(tmp_path: Path) -> None:
     (tmp_path / "x.lmdb").write_bytes(b"x" * 100_000)
     with pytest.raises(FormatError, match="expected an LMDB environment"):
         open_source(tmp_path / "x.lmdb")

@@ -252,7 +252,7 @@ def test_a_flipped_bit_does_not_pass_the_hashes(
 
 
 @pytest.mark.parametrize("compression", [None, "zstd:7", "gz", "bz2"])
-def test_a_cut_shard_is_told(volume: Volume, tmp_path: Path, compression: str | None) -> None:
+def test_a_cut_shard_is_reported(volume: Volume, tmp_path: Path, compression: str | None) -> None:
     folder = write(tmp_path / "mds", compression)
     suffix = f".{compression.partition(':')[0]}" if compression else ""
     path = folder / f"shard.00001.mds{suffix}"
@@ -265,7 +265,7 @@ def test_a_cut_shard_is_told(volume: Volume, tmp_path: Path, compression: str | 
             import_all(volume, folder)
 
 
-def test_a_shard_that_is_gone_is_told(volume: Volume, tmp_path: Path) -> None:
+def test_a_shard_that_is_gone_is_reported(volume: Volume, tmp_path: Path) -> None:
     folder = write(tmp_path / "mds")
     (folder / "shard.00002.mds").unlink()
     with refused(volume, NotFoundError, "shard.00002.mds: there is no such shard"):
@@ -332,7 +332,7 @@ def test_paths_may_not_lead_out(volume: Volume, tmp_path: Path) -> None:
         ({"column_names": list("abcdefg")}, FormatError, "expected the columns of the first shard"),
     ],
 )
-def test_an_index_that_makes_no_sense_is_told(
+def test_an_index_that_makes_no_sense_is_reported(
     volume: Volume, tmp_path: Path, values: Any, error: type[DlfsError], message: str
 ) -> None:
     folder = write(tmp_path / "mds")
@@ -342,7 +342,7 @@ def test_an_index_that_makes_no_sense_is_told(
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"version": 2}', '{"version": 2, "shards": [1]}'])
-def test_what_is_no_index_is_told(volume: Volume, tmp_path: Path, text: str) -> None:
+def test_what_is_no_index_is_reported(volume: Volume, tmp_path: Path, text: str) -> None:
     (tmp_path / "index.json").write_text(text)
     with refused(volume, FormatError, r"index.json: expected an index of shards"):
         import_all(volume, tmp_path, format_name="mds")
@@ -359,7 +359,7 @@ def test_what_is_no_index_is_told(volume: Volume, tmp_path: Path, text: str) -> 
         ({"path": "file"}, "expected column file"),
     ],
 )
-def test_columns_that_do_not_fit_are_told(
+def test_columns_that_do_not_fit_are_reported(
     tmp_path: Path, options: dict[str, str], message: str
 ) -> None:
     with pytest.raises(UsageError, match=message):
@@ -379,7 +379,7 @@ def test_a_sample_column_has_to_be_named_where_several_can_be_it(tmp_path: Path)
             open_source(folder)
 
 
-def test_what_is_not_known_here_is_told(
+def test_what_is_not_known_here_is_reported(
     volume: Volume, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write(tmp_path / "mds", "gz")
@@ -395,7 +395,7 @@ def test_what_is_not_known_here_is_told(
     for name in ("crc99", "shake_128"):
         raw = {"basename": "shard.00000.mds", "bytes": size, "hashes": {name: ""}}
         change(folder, 0, raw_data=raw)
-        with refused(volume, UsageError, f"hash {name} is not known here"):
+        with refused(volume, UsageError, f"hash {name} is unknown"):
             import_all(volume, folder)
 
 

@@ -268,7 +268,7 @@ def test_bands_that_are_too_large_are_cut() -> None:
 
 
 @quick_format
-def test_what_does_not_match_is_told_with_what_there_is(tmp_path: Path, kind: str) -> None:
+def test_what_does_not_match_is_reported_with_what_there_is(tmp_path: Path, kind: str) -> None:
     path = write(tmp_path, kind, ARRAYS)
     with pytest.raises(UsageError, match=r"expected rain\* with rows, got .*images \(float32, 37x"):
         open_arrays(path, select="rain*")
@@ -338,7 +338,7 @@ def test_a_missing_package_says_what_to_install(
 
 
 @pytest.mark.parametrize("kind", ["hdf5", "netcdf", "netcdf-3", "npy", "npz"])
-def test_truncated_files_are_told(volume: Volume, tmp_path: Path, kind: str) -> None:
+def test_truncated_files_are_reported(volume: Volume, tmp_path: Path, kind: str) -> None:
     values = np.random.default_rng(1).integers(0, 255, (50, 300), np.uint8)
     if kind == "npy":
         path = tmp_path / "data.npy"
@@ -356,7 +356,7 @@ def test_truncated_files_are_told(volume: Volume, tmp_path: Path, kind: str) -> 
         assert (volume.free_bytes, volume.generation) == before
 
 
-def test_a_damaged_chunk_is_told_with_its_rows(volume: Volume, tmp_path: Path) -> None:
+def test_a_damaged_chunk_is_reported_with_its_rows(volume: Volume, tmp_path: Path) -> None:
     values = np.random.default_rng(1).integers(0, 255, (50, 300), np.uint8)
     h5py = pytest.importorskip("h5py")
     path = tmp_path / "data.h5"
@@ -371,7 +371,7 @@ def test_a_damaged_chunk_is_told_with_its_rows(volume: Volume, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("layout", [2, 3])
-def test_a_damaged_chunk_of_zarr_is_told(volume: Volume, tmp_path: Path, layout: int) -> None:
+def test_a_damaged_chunk_of_zarr_is_reported(volume: Volume, tmp_path: Path, layout: int) -> None:
     values = np.random.default_rng(1).integers(0, 255, (50, 300), np.uint8)
     path = write(tmp_path, "zarr", {"x": values}, layout=layout, chunks=(10, 300))
     chunk = path / "x" / ("c/3/0" if layout == 3 else "3.0")
@@ -383,7 +383,7 @@ def test_a_damaged_chunk_of_zarr_is_told(volume: Volume, tmp_path: Path, layout:
     assert volume.datasets() == []
 
 
-def test_a_damaged_member_is_told(volume: Volume, tmp_path: Path) -> None:
+def test_a_damaged_member_is_reported(volume: Volume, tmp_path: Path) -> None:
     path = write(tmp_path, "npz", {"x": np.zeros((37, 1000))})
     spoil(path, path.stat().st_size // 2)
     with pytest.raises(FormatError, match=r"data\.npz: x, rows 0\.\.36: .*CRC"):

@@ -207,8 +207,8 @@ def test_symbolic_links_are_refused(write: Callable[..., Path]) -> None:
     [
         ("nowhere", UsageError, "leads to nothing"),
         ("b", UsageError, "leads back to itself"),
-        (".", UsageError, "leads to a folder that it is in"),
-        ("..", UsageError, "leads to a folder that it is in"),
+        (".", UsageError, "leads to a folder above it"),
+        ("..", UsageError, "leads to a folder above it"),
         ("../..", FormatError, "leads out of the archive"),
         ("/etc/passwd", FormatError, "leads out of the archive"),
     ],
@@ -224,7 +224,7 @@ def test_links_that_lead_through_each_other_for_ever_are_an_error(
     write: Callable[..., Path],
 ) -> None:
     path = write(("f", b""), symbolic("a/up", "../b"), symbolic("b/up", "../a"))
-    with pytest.raises(UsageError, match="leads to a folder that it is in"):
+    with pytest.raises(UsageError, match="leads to a folder above it"):
         take(path)
 
 
@@ -264,11 +264,13 @@ def test_sparse_members_are_whole(tmp_path: Path, suffix: str, form: str) -> Non
 
 
 @pytest.mark.parametrize("suffix", COMPRESSORS)
-@pytest.mark.parametrize("kept", [0.0, 0.3, 0.8, 0.95])
-def test_a_cut_archive_is_an_error_that_names_it(tmp_path: Path, suffix: str, kept: float) -> None:
+@pytest.mark.parametrize("fraction", [0.0, 0.3, 0.8, 0.95])
+def test_a_cut_archive_is_an_error_that_names_it(
+    tmp_path: Path, suffix: str, fraction: float
+) -> None:
     whole = COMPRESSORS[suffix](tar(*FILES.items()))
     path = tmp_path / ("a" + suffix)
-    path.write_bytes(whole[: int(len(whole) * kept)])
+    path.write_bytes(whole[: int(len(whole) * fraction)])
     with pytest.raises(FormatError, match=rf"a{suffix}: at byte \d+: the archive"):
         take(path)
 
@@ -345,9 +347,9 @@ def test_an_archive_cut_after_its_index_is_an_error(tmp_path: Path) -> None:
 def test_a_missing_archive_and_other_names_are_refused(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="no such archive"):
         TarSource([tmp_path / "a.tar"])
-    with pytest.raises(UsageError, match="expected an archive"):
+    with pytest.raises(UsageError, match="expected the name of an archive"):
         TarSource([tmp_path / "a.zip"])
-    with pytest.raises(UsageError, match="expected an archive"):
+    with pytest.raises(UsageError, match="expected an archive, got none"):
         TarSource([])
 
 

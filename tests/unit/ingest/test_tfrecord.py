@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 import struct
+import sys
 import zlib
 from pathlib import Path
 from typing import Any
@@ -183,7 +184,7 @@ def test_an_index_file_is_used(tmp_path: Path, name: str, monkeypatch: pytest.Mo
         ("0 18\n18 24\n", "record 0: expected 2 bytes as the index says, got a record of 5"),
     ],
 )
-def test_an_index_that_does_not_fit_is_told(
+def test_an_index_that_does_not_fit_is_reported(
     volume: Volume, tmp_path: Path, index: str, message: str
 ) -> None:
     (tmp_path / "x.tfrecord").write_bytes(GOLDEN)
@@ -251,7 +252,7 @@ def test_a_damaged_stream_names_its_file(volume: Volume, tmp_path: Path, pack: A
         import_all(volume, path)
 
 
-def test_a_file_that_changes_is_told(volume: Volume, tmp_path: Path) -> None:
+def test_a_file_that_changes_is_reported(volume: Volume, tmp_path: Path) -> None:
     path = tmp_path / "x.tfrecord"
     path.write_bytes(GOLDEN)
     source = open_source(path)
@@ -298,7 +299,7 @@ def test_features_that_do_not_fit_name_file_and_record(
         import_all(volume, path, options=options)
 
 
-def test_a_record_that_is_no_example_is_told(volume: Volume, tmp_path: Path) -> None:
+def test_a_record_that_is_no_example_is_reported(volume: Volume, tmp_path: Path) -> None:
     path = tmp_path / "x.tfrecord"
     path.write_bytes(GOLDEN)
     with refused(volume, FormatError, "x.tfrecord: record [01]: expected"):
@@ -318,6 +319,14 @@ def test_paths_from_features_may_not_lead_out(volume: Volume, tmp_path: Path, te
 def test_features_need_a_column() -> None:
     with pytest.raises(UsageError, match="expected a column along with attributes or path"):
         open_source([__file__], format_name="tfrecord", options={"path": "name"})
+
+
+def test_features_need_protobuf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "x.tfrecord").write_bytes(GOLDEN)
+    monkeypatch.setitem(sys.modules, "google.protobuf.descriptor_pb2", None)
+    with pytest.raises(UsageError, match="expected protobuf to be installed"):
+        open_source(tmp_path / "x.tfrecord", options={"column": "image"})
+    assert len(take(open_source(tmp_path / "x.tfrecord"))) == 2
 
 
 def test_unpacked_lists_are_read() -> None:
@@ -380,7 +389,7 @@ def test_an_empty_file_gives_nothing(tmp_path: Path) -> None:
         assert take(open_source(tmp_path / name)) == {}
 
 
-def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_is_reported(tmp_path: Path) -> None:
     (tmp_path / "x.tfrecord").mkdir()
     with pytest.raises(DlfsError, match="import"):
         TfRecordSource([str(tmp_path / "x.tfrecord")], TfRecordOptions())

@@ -151,7 +151,7 @@ def test_what_is_no_file_is_left_out(tmp_path: Path) -> None:
         ({"a.jpg": b"", "b.cls": b"1"}, "key a: expected a member of extension 'cls'"),
     ],
 )
-def test_keys_that_do_not_fit_are_told(
+def test_keys_that_do_not_fit_are_reported(
     volume: Volume, tmp_path: Path, files: dict[str, bytes], message: str
 ) -> None:
     path = write(tmp_path / "x.tar", files)
@@ -168,7 +168,7 @@ def test_keys_that_do_not_fit_are_told(
         ("txt.more", "expected a field of JSON"),
     ],
 )
-def test_fields_that_are_not_there_are_told(
+def test_fields_that_are_not_there_are_reported(
     volume: Volume, tmp_path: Path, field: str, message: str
 ) -> None:
     path = write(tmp_path / "x.tar")
@@ -176,7 +176,7 @@ def test_fields_that_are_not_there_are_told(
         import_all(volume, path, format_name="webdataset", options={"attributes": field})
 
 
-def test_values_of_several_types_are_told(volume: Volume, tmp_path: Path) -> None:
+def test_values_of_several_types_are_reported(volume: Volume, tmp_path: Path) -> None:
     path = write(
         tmp_path / "x.tar", {"a.x": b"", "a.json": b'{"v":1}', "b.x": b"", "b.json": b'{"v":"1"}'}
     )
@@ -187,14 +187,14 @@ def test_values_of_several_types_are_told(volume: Volume, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("suffix", [".tar", ".tar.gz"])
-def test_a_cut_archive_is_told(volume: Volume, tmp_path: Path, suffix: str) -> None:
+def test_a_cut_archive_is_reported(volume: Volume, tmp_path: Path, suffix: str) -> None:
     path = write(tmp_path / f"x{suffix}")
     cut(path, path.stat().st_size // 2)
     with refused(volume, TruncatedError, rf"{path}: at byte \d+: the archive ends too early"):
         import_all(volume, path, format_name="webdataset", options=OPTIONS)
 
 
-def test_a_flipped_bit_is_told(volume: Volume, tmp_path: Path) -> None:
+def test_a_flipped_bit_is_reported(volume: Volume, tmp_path: Path) -> None:
     path = write(tmp_path / "x.tar")
     flip(path, 3)
     with refused(volume, FormatError, rf"{path}: at byte \d+: the archive is damaged"):
@@ -203,7 +203,7 @@ def test_a_flipped_bit_is_told(volume: Volume, tmp_path: Path) -> None:
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "x.zip").touch()
-    with pytest.raises(UsageError, match="expected an archive"):
+    with pytest.raises(UsageError, match="expected the name of an archive"):
         WebDatasetOptions().open([str(tmp_path / "x.zip")])
     with pytest.raises(UsageError, match="expected an archive in the folder, got none"):
         WebDatasetOptions().open([str(tmp_path)])

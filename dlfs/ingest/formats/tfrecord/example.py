@@ -41,7 +41,8 @@ class ExampleReader:
 
     def __init__(self, what: str) -> None:
         def load(name: str) -> Any:
-            return load_package(f"google.protobuf.{name}", extra="tfrecord", what=what)
+            module = f"google.protobuf.{name}"
+            return load_package(module, extra="tfrecord", what=what, package="protobuf")
 
         self._parse = _example_class(load)
         self._decode_error: type[Exception] = load("message").DecodeError

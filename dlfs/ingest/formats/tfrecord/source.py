@@ -388,12 +388,12 @@ def _read_index(path: str, shard: str, size_bytes: int) -> npt.NDArray[np.uint64
         at = int(wrong[0])
         raise FormatError(
             f"import {path}: line {at + 1}: expected a record at byte {ends[at]} of {shard}, got "
-            f"{sizes[at]} bytes at {offsets[at]}; the option index=none reads without"
+            f"{sizes[at]} bytes at {offsets[at]}; the option index=none imports without it"
         )
     if int(ends[-1]) != size_bytes:
         raise FormatError(
             f"import {path}: expected {shard} to have {ends[-1]} bytes, got {size_bytes}; "
-            "the option index=none reads without"
+            "the option index=none imports without it"
         )
     return sizes
 
