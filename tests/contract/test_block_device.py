@@ -77,7 +77,7 @@ def loop_opener(path: Path, sector_bytes: int) -> Iterator[Opener]:
 
 
 def kernel_target_opener(kind: str, target: KernelTarget) -> Opener:
-    """``nvmet-BLOCKBYTES``, with both digests where ``-digests`` follows."""
+    """Return a function that opens ``nvmet-BLOCKBYTES[-digests]`` of a kernel target."""
     nsid = 2 if "-4096" in kind else 1
     options = {"hdgst": 1, "ddgst": 1} if kind.endswith("-digests") else {}
     target.wipe(OPEN, nsid)
@@ -86,7 +86,7 @@ def kernel_target_opener(kind: str, target: KernelTarget) -> Opener:
 
 @contextlib.contextmanager
 def spdk_target_opener(kind: str, target: spdk.SpdkTarget) -> Iterator[Opener]:
-    """``spdk-...`` by SPDK's initiator, ``nvmf-...`` by ours, both to SPDK's target."""
+    """Return a function that opens SPDK's target by SPDK (``spdk-``) or libdlfs (``nvmf-``)."""
     name, block_bytes, *flags = kind.split("-")
     options = dict.fromkeys(OPTIONS[flags[0]], 1) if flags else {}
     nqn = f"nqn.2024-01.org.dlfs.test:{kind}"
@@ -96,7 +96,7 @@ def spdk_target_opener(kind: str, target: spdk.SpdkTarget) -> Iterator[Opener]:
 
 
 def open_quickly(uri: str, writable: bool) -> BlockDevice:
-    """Open a namespace whose lease is taken in a moment."""
+    """Open a namespace with short lease times."""
     device = open_device(uri, writable=writable)
     assert isinstance(device, SharedNamespaceDevice)
     device.lease_times = LEASE_TIMES
@@ -479,7 +479,7 @@ def test_a_forked_child_reads_and_harms_nobody(opener: Opener) -> None:
 
 
 def child_uses(device: BlockDevice, queue: object, data: bytes) -> int:
-    """Runs in the child; its result is the exit status."""
+    """Use the device in a forked child; the result is the child's exit status."""
     try:
         queue.poll()  # type: ignore[attr-defined]
         return 2

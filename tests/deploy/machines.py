@@ -88,7 +88,7 @@ class Machine:
         )
 
     def type(self, command: str) -> tuple[int, str]:
-        """Run a command in the shell; its exit code and what it shows."""
+        """Run a command in the shell; returns its exit code and output."""
         shell = self._shell
         assert shell.stdin is not None
         assert shell.stdout is not None
@@ -108,7 +108,7 @@ class Machine:
 
 
 class StorageNode(Machine):
-    """A machine whose kernel is played by others; see the module."""
+    """A machine whose kernel is simulated; see the module."""
 
     def __init__(self, folder: Path, name: str, address: str, switch: str | None) -> None:
         self.disk = folder / f"disk-{address}"
@@ -175,7 +175,7 @@ def _subsystem(nqn: str, content: Mapping[str, str]) -> Mapping[str, object]:
 
 
 class Network:
-    """A trainer and two storage nodes, as deploy/README.md has them."""
+    """The trainer and the two storage nodes of deploy/README.md."""
 
     def __init__(self, folder: Path) -> None:
         tools = folder / "tools"
@@ -194,6 +194,6 @@ class Network:
             raise
 
     def close(self) -> None:
-        """End all of it."""
+        """End all machines."""
         for machine in self.machines.values():
             machine.close()

@@ -14,7 +14,7 @@ from dlfs.testing.nvme import Namespace, ScriptedTarget, Subsystem
 
 
 def main() -> None:
-    """Serve, and say so on stdout."""
+    """Start the target and print a line on stdout when it serves."""
     order = json.loads(sys.argv[1])
     subsystems = [
         Subsystem(

@@ -14,7 +14,7 @@ TwoTargets = tuple[KernelTarget, KernelTarget]
 
 @pytest.fixture(scope="session")
 def two_targets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoTargets]:
-    """Either has all namespaces, so that each is a second path to the other's."""
+    """Start two targets with the same namespaces, so that each is a second path to the other's."""
     disks = tmp_path_factory.mktemp("disks")
     subsystems = [
         Subsystem(nqn, [Namespace(MEMBER_BYTES, block_bytes, disks / nqn.rpartition(":")[2])])

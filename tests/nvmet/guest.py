@@ -192,7 +192,7 @@ class Guest:
             raise GuestError(f"the guest's script failed:\n{self.report()}")
 
     def report(self) -> str:
-        """All that the guest and QEMU have said, for error messages."""
+        """Return the output of the guest and QEMU, for error messages."""
         names = ("qemu.log", "console", "output")
         found = [self.folder / name for name in names if (self.folder / name).exists()]
         return "\n".join(path.read_text("utf-8", "replace") for path in found)
@@ -205,13 +205,13 @@ class Guest:
         return self._process is not None and self._process.poll() is None
 
     def kill(self) -> None:
-        """End it at once, as a power cut would. Does nothing when it has ended."""
+        """Kill the machine, as a power cut would. Does nothing if it has ended."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
 
     def pause(self) -> None:
-        """Make it silent: connections stay, nothing is answered."""
+        """Pause the machine: connections stay open, but nothing is answered."""
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
@@ -242,7 +242,7 @@ def run_in_guest(
     disks: Sequence[Disk] = (),
     ports: Sequence[int] = (),
 ) -> GuestResult:
-    """Run a shell script in a guest of its own, and end that.
+    """Run a shell script in a new guest, and end the guest.
 
     Args:
         script: as root, in /tmp; busybox's tools, nvmet-tcp and nvme-tcp loaded, configfs mounted,

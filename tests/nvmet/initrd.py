@@ -26,7 +26,7 @@ def _entry(name: str, mode: int, data: bytes, inode: int) -> bytes:
 
 
 def build_archive(entries: Iterable[tuple[str, int, bytes]]) -> bytes:
-    """An archive of (name, mode, content), folders before what they hold."""
+    """Build an archive of (name, mode, content), folders before their contents."""
     parts = [_entry(name, mode, data, i) for i, (name, mode, data) in enumerate(entries, 1)]
     return b"".join(parts) + _entry("TRAILER!!!", 0, b"", 0)
 
@@ -48,7 +48,7 @@ def _entries(kernel: GuestKernel, files: dict[str, bytes]) -> Iterator[tuple[str
 
 
 def build_initrd(kernel: GuestKernel, files: dict[str, bytes]) -> bytes:
-    """The archive of a guest.
+    """Build the initial RAM disk of a guest.
 
     Args:
         kernel: whose modules the guest loads.

@@ -48,7 +48,7 @@ _XZ = b"\xfd7zXZ\0"
 
 
 class KernelError(Exception):
-    """The kernel could not be had."""
+    """The kernel could not be fetched."""
 
 
 @dataclass(frozen=True)
@@ -57,11 +57,11 @@ class GuestKernel:
 
     vmlinux: Path
     modules: tuple[Path, ...]
-    """In the order to load them."""
+    """The modules, in the order to load them."""
 
 
 def find_kernel() -> GuestKernel | None:
-    """The kernel that was fetched, or None."""
+    """Return the kernel that was fetched before, or None."""
     order = FOLDER / "order"
     if not order.exists():
         return None
@@ -101,7 +101,7 @@ def _run(*command: str, folder: Path | None = None) -> str:
 
 
 def _package_name() -> str:
-    """The newest kernel package that a meta package depends on."""
+    """Return the newest kernel package that a meta package depends on."""
     for meta in META_PACKAGES:
         try:
             output = _run("apt-cache", "depends", meta)
@@ -121,7 +121,7 @@ def _download_known(folder: Path) -> Path:
 
 
 def _download(folder: Path) -> Path:
-    """Download the package, with fresh package lists where those here do not lead to it."""
+    """Download the package; updates the package lists if they do not lead to it."""
     try:
         return _download_known(folder)
     except KernelError:
@@ -132,7 +132,7 @@ def _download(folder: Path) -> Path:
 
 
 def decompress_kernel(image: bytes) -> bytes:
-    """The ELF file inside a bzImage.
+    """Return the ELF file inside a bzImage.
 
     Source: Linux, Documentation/arch/x86/boot.rst, fields setup_sects and payload_offset.
     """
@@ -153,7 +153,7 @@ def decompress_kernel(image: bytes) -> bytes:
 def order_modules(
     wanted: Collection[str], read: Callable[[str], bytes], built_in: Collection[str]
 ) -> dict[str, bytes]:
-    """Modules and all that they depend on, each behind its dependencies.
+    """Return modules and their dependencies in the order to load them.
 
     Args:
         wanted: names, with underscores.
@@ -177,12 +177,12 @@ def order_modules(
 
 
 def _name_of(path: str) -> str:
-    """The name of a module, by its file's."""
+    """Return the name of a module from that of its file."""
     return PurePosixPath(path).name.partition(".ko")[0].replace("-", "_")
 
 
 def unpack(package: Path, folder: Path) -> None:
-    """Leave ``vmlinux``, the modules, and ``order``, which lists them, in a folder."""
+    """Write ``vmlinux``, the modules, and ``order``, which lists them, into a folder."""
     unpacked = subprocess.run(
         ["dpkg-deb", "--fsys-tarfile", package], capture_output=True, check=True
     ).stdout
@@ -205,21 +205,21 @@ def unpack(package: Path, folder: Path) -> None:
 
 
 def fetch_kernel() -> str:
-    """Download and unpack the kernel, whatever is there already; the name of the package."""
+    """Download and unpack the kernel again; returns the name of the package."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=FOLDER) as scratch:
         package = _download(Path(scratch))
         made = Path(scratch) / "made"
         made.mkdir()
         unpack(package, made)
-        # `order` is what others look for: it comes last.
+        # Written last: other code takes `order` as the sign that the folder is complete.
         for path in sorted(made.iterdir(), key=lambda path: path.name == "order"):
             path.replace(FOLDER / path.name)
         return package.name
 
 
 def main() -> None:
-    """Fetch the kernel, or say why it cannot be had."""
+    """Fetch the kernel, or print why that is not possible."""
     try:
         print(f"Unpacked {fetch_kernel()} into {FOLDER}")
     except (KernelError, OSError, subprocess.SubprocessError) as error:

@@ -85,7 +85,7 @@ def _subsystem_lines(subsystem: Subsystem, first_disk: int, port: str) -> list[s
 
 
 def target_script(subsystems: Sequence[Subsystem], port: int, inline_bytes: int) -> str:
-    """The shell script that configures the target: the first link opens the port."""
+    """Return the shell script that configures the target; the first link opens the port."""
     base = f"{_CONFIGFS}/ports/1"
     lines = [
         "set -e",
@@ -127,7 +127,7 @@ class KernelTarget:
         self.guest = Guest(folder, script, disks=[*self._disks.values()], ports=[self.port])
 
     def uri(self, nqn: str, nsid: int = 1, **options: object) -> str:
-        """The device URI of a namespace.
+        """Return the device URI of a namespace.
 
         Args:
             nqn: of its subsystem, which may be an unknown one.
@@ -138,23 +138,23 @@ class KernelTarget:
         return f"nvme-tcp://127.0.0.1:{self.port}/{nqn}?nsid={nsid}{query}"
 
     def disk(self, nqn: str, nsid: int = 1) -> Path:
-        """The file behind a namespace."""
+        """Return the path of the file behind a namespace."""
         return self._disks[nqn, nsid].path
 
     def wipe(self, nqn: str, nsid: int = 1) -> None:
-        """Fill a namespace with zeros, behind the target's back: nothing of it is cached there."""
+        """Fill the file of a namespace with zeros. The target does not cache it."""
         with self.disk(nqn, nsid).open("r+b") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(0)
             file.write(bytes(size))
 
     def start(self) -> None:
-        """Start it, for the first time or again, and wait until it serves."""
+        """Start the target, for the first time or again, and wait until it serves."""
         self.guest.start()
         self.guest.wait_until_ready()
 
     def kill(self) -> None:
-        """End it as a power cut would. Does nothing when it has ended."""
+        """Kill the target, as a power cut would. Does nothing if it has ended."""
         self.guest.kill()
 
     def __enter__(self) -> Self:
@@ -172,7 +172,7 @@ class KernelTarget:
 
 @contextlib.contextmanager
 def started(*targets: KernelTarget) -> Iterator[None]:
-    """Start several targets at the same time; end them all."""
+    """Start several targets at the same time, and end them after the ``with`` statement."""
     with contextlib.ExitStack() as ends:
         for target in targets:
             ends.enter_context(target.guest)

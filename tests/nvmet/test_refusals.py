@@ -1,4 +1,4 @@
-"""What a kernel target refuses, and what it does not have: typed errors that name it."""
+"""Requests that a kernel target refuses or cannot satisfy end in typed errors that name them."""
 
 from __future__ import annotations
 

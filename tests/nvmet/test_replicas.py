@@ -23,7 +23,7 @@ PATIENT = {"timeout_ms": 6000, "connect_ms": 5000, "reconnect_ms": 14_000}
 
 
 def uri_of(targets: TwoTargets, times: dict[str, int] = TIMES) -> str:
-    """Copy 0 on target 0, copy 1 on target 1."""
+    """Return the URI with copy 0 on target 0 and copy 1 on target 1."""
     pairs = zip(targets, COPIES, strict=True)
     return ",".join(target.uri(nqn, **times) for target, nqn in pairs)
 

@@ -46,18 +46,18 @@ RESTART_MS = 1000 * START_SECONDS_MAX
 
 @dataclass
 class Disaggregated:
-    """A volume, its targets, and the digits that were imported."""
+    """A volume, its targets, and the imported dataset of digits."""
 
     targets: TwoTargets
     digits: dict[bytes, bytes]
 
     def uri(self, **options: object) -> str:
-        """Member 0 on target 0, member 1 on target 1."""
+        """Return the URI with member 0 on target 0 and member 1 on target 1."""
         pairs = zip(self.targets, MEMBERS, strict=True)
         return ",".join(target.uri(nqn, **options) for target, nqn in pairs)
 
     def uri_of_paths(self) -> str:
-        """The same, each with the other target as a second path."""
+        """Return the URI in which each member has the other target as a second path."""
         other = [f"127.0.0.1:{target.port}" for target in reversed(self.targets)]
         trios = zip(self.targets, MEMBERS, other, strict=True)
         return ",".join(target.uri(nqn, path=path) for target, nqn, path in trios)

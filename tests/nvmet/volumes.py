@@ -19,14 +19,14 @@ MEMORY_BYTES = 2 * MIB
 
 
 def add_large(volume: dlfs.Volume, name: str = "large") -> None:
-    """Write those samples as a dataset."""
+    """Write ``LARGE`` as a dataset."""
     with volume.writer(name, seed=6) as writer:
         for path, data in LARGE.items():
             writer.add(path, data)
 
 
 def read_epoch(dataset: dlfs.Dataset, seed: int) -> Iterator[dict[bytes, bytes]]:
-    """The samples of each batch of an epoch in global order, by their paths."""
+    """Read an epoch in global order; return the samples of each batch by their paths."""
     paths = dataset.paths()
     with dataset.batches(16, seed=seed, shuffle="global") as batches:
         for batch in batches:
@@ -37,7 +37,7 @@ def read_epoch(dataset: dlfs.Dataset, seed: int) -> Iterator[dict[bytes, bytes]]
 
 
 def assert_whole(batches: Iterable[dict[bytes, bytes]], expected: dict[bytes, bytes]) -> None:
-    """Every sample comes exactly once, and right."""
+    """Check that every sample was read exactly once with the right contents."""
     seen: dict[bytes, bytes] = {}
     for batch in batches:
         assert not seen.keys() & batch.keys()

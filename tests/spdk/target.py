@@ -34,12 +34,12 @@ _STOP_SECONDS = 20.0
 
 
 def program() -> str | None:
-    """The target's program, or None."""
+    """Return the path of the target's program, or None."""
     return os.environ.get("DLFS_SPDK_TARGET") or shutil.which("nvmf_tgt")
 
 
 def lacks_target() -> str | None:
-    """Why SPDK's target cannot run here, or None."""
+    """Return why SPDK's target cannot run here, or None."""
     found = program()
     if found is None:
         return "no nvmf_tgt in PATH, and DLFS_SPDK_TARGET names none"
@@ -49,7 +49,7 @@ def lacks_target() -> str | None:
 
 
 def lacks_spdk() -> str | None:
-    """Why SPDK's target and our library over SPDK cannot be used here, or None."""
+    """Return why SPDK's target and libdlfs_spdk cannot be used here, or None."""
     try:
         spdk_library()
     except NativeError as error:
@@ -59,7 +59,7 @@ def lacks_spdk() -> str | None:
 
 @dataclass(frozen=True)
 class Namespace:
-    """One namespace.
+    """One namespace of a subsystem.
 
     Attributes:
         path: of the file behind it; None: a RAM disk of zeros.
@@ -95,7 +95,7 @@ class Rpc:
             raise
 
     def call(self, method: str, **parameters: object) -> Any:
-        """Call a method; its result."""
+        """Call a method and return its result."""
         self._serial += 1
         request: dict[str, object] = {"jsonrpc": "2.0", "id": self._serial, "method": method}
         if parameters:
@@ -148,7 +148,7 @@ class SpdkTarget:
         return self._process.pid
 
     def start(self) -> None:
-        """Start it, for the first time or again with the subsystems it had."""
+        """Start the target, for the first time or again with its subsystems."""
         found = program()
         assert found is not None
         cpus = [self._cpu] if self._cpu is not None else sorted(os.sched_getaffinity(0))
@@ -222,7 +222,7 @@ class SpdkTarget:
         self._subsystems[nqn] = namespaces
 
     def remove(self, nqn: str) -> None:
-        """Take a subsystem and its RAM disks away."""
+        """Remove a subsystem and its RAM disks."""
         self.call("nvmf_delete_subsystem", nqn=nqn)
         for nsid, namespace in enumerate(self._subsystems.pop(nqn), 1):
             kind = "malloc" if namespace.path is None else "aio"
@@ -232,7 +232,7 @@ class SpdkTarget:
     def subsystem(
         self, nqn: str, namespaces: Sequence[Namespace] = (Namespace(),)
     ) -> Iterator[str]:
-        """A subsystem for a while; its NQN."""
+        """Export a subsystem in a ``with`` statement; returns its NQN."""
         self.add(nqn, namespaces)
         try:
             yield nqn
@@ -240,24 +240,24 @@ class SpdkTarget:
             self.remove(nqn)
 
     def spdk_uri(self, nqn: str, nsid: int = 1, **options: object) -> str:
-        """The URI of a namespace through SPDK's initiator."""
+        """Return the URI of a namespace through SPDK's initiator."""
         return spdk_uri(self.port, nqn, nsid, **options)
 
     def tcp_uri(self, nqn: str, nsid: int = 1, **options: object) -> str:
-        """The URI of a namespace through our own initiator."""
+        """Return the URI of a namespace through libdlfs's initiator."""
         query = "".join(f"&{key}={value}" for key, value in options.items())
         return f"nvme-tcp://127.0.0.1:{self.port}/{nqn}?nsid={nsid}{query}"
 
     def freeze(self) -> None:
-        """Stop it without a word."""
+        """Stop the process (SIGSTOP), so that connections stay open but nothing is answered."""
         os.kill(self.pid, signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Let it go on."""
+        """Continue the process after ``freeze``."""
         os.kill(self.pid, signal.SIGCONT)
 
     def kill(self) -> None:
-        """End it as a crash would. Does nothing when it has ended."""
+        """Kill the process, as a crash would. Does nothing if it has ended."""
         if self._rpc is not None:
             self._rpc.close()
             self._rpc = None

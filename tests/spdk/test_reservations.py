@@ -70,7 +70,7 @@ def test_a_stalled_writer_is_fenced_by_who_takes_over(opener: Opener) -> None:
         stalled.lock_exclusive("a stalled writer")
         assert stalled._renewer is not None
         stalled._renewer.stop()
-        lease, stalled._lease = stalled._lease, None  # it has checked, and then it stands still
+        lease, stalled._lease = stalled._lease, None  # it has checked its lease and is stopped now
         stalled.limit_writes(stalled.generation(), None)  # it knows of no deadline
         next_one.lock_exclusive("the next")
         found = holder(stalled)

@@ -47,7 +47,7 @@ def quick_leases(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def namespace(spdk_target: SpdkTarget) -> Iterator[str]:
-    """The URI of a namespace of 32 MiB."""
+    """Export a namespace of 32 MiB and return its URI."""
     with spdk_target.subsystem(NQN):
         yield spdk_target.spdk_uri(NQN)
 
@@ -274,7 +274,7 @@ def test_a_target_that_stays_away_is_lost_within_the_budget() -> None:
 
 
 def read_when_back(device: SpdkDevice) -> bytes:
-    """Read the first 4 KiB as soon as a lost device is found again."""
+    """Read the first 4 KiB as soon as a lost device is connected again."""
     while True:  # pytest-timeout ends it
         try:
             return device.read(0, 4096)
@@ -308,7 +308,7 @@ def make_volume(uri: str) -> None:
 
 
 def read_epoch(dataset: dlfs.Dataset, seed: int) -> list[bytes]:
-    """Every sample by index, read in a global order."""
+    """Read an epoch in global order; return the samples by index."""
     found: dict[int, bytes] = {}
     for batch in dataset.batches(16, shuffle="global", seed=seed):
         for index, data in zip(batch.indices, batch, strict=True):

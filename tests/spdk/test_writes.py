@@ -102,7 +102,7 @@ def test_no_write_is_sent_when_the_lease_is_over(target: ScriptedTarget) -> None
 
 
 def test_the_data_of_a_write_is_not_sent_when_the_lease_is_over(target: ScriptedTarget) -> None:
-    """The target asks for the data when the lease has ended."""
+    """The target requests the data after the lease has expired."""
     buffer = aligned_buffer(BY_R2T, 4096)
     buffer[:] = 1
     target.play(FaultScript([Fault(Event.WRITE, Delay(0.1))]))

@@ -24,7 +24,7 @@ TIMES = LeaseTimes()
 
 
 class FakeBlock:
-    """A record in memory, the clock that all its users share, and what happens at its moments."""
+    """A record in memory with a shared clock, and actions at given times."""
 
     uri = "fake:"
 
@@ -74,7 +74,7 @@ class FakeBlock:
         return Lease(self, record, times=TIMES, notify=waiting, now=self.now, sleep=self.sleep)
 
     def keep_alive(self, lease: Lease, seconds: float) -> None:
-        """Renew at the proper times, for so long."""
+        """Renew a lease at its interval for some seconds."""
         steps = itertools.takewhile(
             lambda at: at <= self.time + seconds,
             itertools.count(self.time + TIMES.renew_s, TIMES.renew_s),
@@ -251,7 +251,7 @@ def test_an_interrupted_claim_is_withdrawn(block: FakeBlock) -> None:
 
 
 def test_an_interrupted_takeover_leaves_a_record(block: FakeBlock) -> None:
-    """Its reservation was taken from the dead: the next one must know that it may do so again."""
+    """The record stays, so that the next writer also preempts the dead holder's reservation."""
 
     def interrupt() -> None:
         raise KeyboardInterrupt

@@ -191,7 +191,7 @@ def test_a_lost_device_is_found_again() -> None:
 
 @pytest.mark.parametrize("keepalive_ms", [0, 1])
 def test_keep_alives_can_be_turned_off(keepalive_ms: int) -> None:
-    """0: it is not asked to watch; 1: it gives up again and again."""
+    """With 0 the target does not watch the host; with 1 ms it ends the association repeatedly."""
     with ScriptedTarget() as target, open_device(target.uri(keepalive_ms=keepalive_ms)) as device:
         assert device.read(0, 4096) == bytes(4096)
 

@@ -24,7 +24,7 @@ TIMEOUT_S = 30
 
 
 def wait_for(device: NvmeTcpDevice, *, connected: bool, **least: int) -> NvmeStatus:
-    """Until the device's status is so; of what it counts, a slow machine may see more."""
+    """Wait until the device's status has these values; counters may be higher."""
     until = time.monotonic() + TIMEOUT_S
     while True:
         status = device.status()
@@ -81,8 +81,8 @@ def test_a_command_times_out_although_others_are_answered() -> None:
 
 
 @pytest.mark.parametrize("busy_poll_us", [50, 1_000_000])
-def test_who_polls_busily_gets_what_comes_by_and_by(busy_poll_us: int) -> None:
-    """The pauses are longer than what is spun for, or shorter."""
+def test_a_busy_poll_receives_fragments(busy_poll_us: int) -> None:
+    """The pauses between fragments are longer or shorter than the busy poll."""
     data = bytes(range(256)) * (8 * PAGE // 256)
     script = FaultScript([Fault(Event.READ, Drip(Fragments((5000,), pause_ms=2)))])
     with (
@@ -109,7 +109,7 @@ def test_a_busy_poll_keeps_time_limits() -> None:
 
 
 def test_a_command_that_is_issued_again_has_the_whole_time_of_a_command() -> None:
-    """Its time runs out without a target; then it is cut off once, and not answered once."""
+    """The first attempt finds no target, the second is cut off, the third is not answered."""
     script = FaultScript([Fault(Event.READ, Cut(0)), Fault(Event.READ, Omit(), nth=2)])
     with (
         ScriptedTarget(script=script) as target,

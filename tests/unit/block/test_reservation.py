@@ -102,7 +102,7 @@ def test_a_report_of_more_than_was_read() -> None:
 
 
 class Controller:
-    """A controller with reservations, as one host sees it; ``state`` is the namespace's."""
+    """A controller of one host; ``state`` has the reservations of the namespace."""
 
     def __init__(self, state: dict[str, object], host: bytes) -> None:
         self.state, self.host = state, host

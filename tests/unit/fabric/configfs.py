@@ -52,7 +52,7 @@ class Done:
 
 
 class FakeConfigfs:
-    """Such a folder, and scripts run in it."""
+    """A folder that behaves like configfs, and the runs of scripts in it."""
 
     def __init__(self, folder: Path) -> None:
         self.root = folder / "nvmet"
@@ -70,7 +70,7 @@ class FakeConfigfs:
         return {**other, "PATH": path, "NVMET_CONFIGFS": str(self.root)}
 
     def run(self, script: str, verb: str) -> Done:
-        """Run a recipe."""
+        """Run a verb of a recipe."""
         done = subprocess.run(
             ["sh", "-s", verb],
             input=script,
@@ -82,7 +82,7 @@ class FakeConfigfs:
         return Done(done.returncode, done.stdout)
 
     def content(self) -> dict[str, str]:
-        """Every attribute's value, every link's target, every node (empty text), by path."""
+        """Return attribute values, link targets and nodes (empty text) by path."""
         found = {}
         for path in self.root.rglob("*"):
             name = str(path.relative_to(self.root))

@@ -90,7 +90,7 @@ class Host:
         self.socket.sendall(encode(pdu, self.wire))
 
     def receive(self) -> Pdu:
-        """The next PDU; EOFError when the target closed."""
+        """Receive the next PDU; EOFError if the target closed the connection."""
         while (pdu := self.decoder.next()) is None:
             data = self.socket.recv(1 << 16)
             if not data:
@@ -101,7 +101,7 @@ class Host:
     def run(
         self, command: Command, data: bytes = b"", *, in_capsule: bool = True
     ) -> tuple[int, bytes]:
-        """Run a command; returns status and data. ``command.length`` is what it may read."""
+        """Run a command; returns status and data. It may read ``command.length`` bytes."""
         self.cid = (self.cid + 1) & 0xFFFF
         command = replace(command, cid=self.cid)
         if data:

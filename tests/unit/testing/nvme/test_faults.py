@@ -44,7 +44,7 @@ def read_command(cid: int, start: int = 0) -> CapsuleCmd:
 
 
 def answer_to_read(do: Action, *, digests: int = 0, attributes: int = 0) -> list[Pdu]:
-    """All PDUs until the target has answered an honest read, which comes behind the faulty one."""
+    """Receive all PDUs up to the answer of a second read, which has no fault."""
     with (
         ScriptedTarget(script=FaultScript([Fault(Event.READ, do)])) as target,
         Pair(target.port, DEFAULT_NQN, digests=digests, attributes=attributes) as pair,
