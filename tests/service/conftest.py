@@ -13,7 +13,7 @@ from tests.service.serving import Service, make_samples, make_volume
 
 @pytest.fixture(scope="session")
 def samples() -> dict[bytes, bytes]:
-    """What the dataset ``d`` holds, in path order."""
+    """Samples of the dataset ``d``, in path order."""
     return make_samples()
 
 

@@ -22,31 +22,31 @@ from dlfs.service import client
 from dlfs.service import process as node
 
 LOADED = client, node, serve
-KEPT = 4
-"""Batches that a reader holds while it goes on."""
+UNRELEASED_MAX = 4
+"""Most unreleased batches of a reader."""
 ABSENT_S = 10.0
-"""How long a reader waits for a service that is not there: less than the test waits for it."""
+"""Timeout of a reader for a service that is not running; shorter than the test's own timeout."""
 
 
-class Teller:
-    """Tells what happens in this process."""
+class Reporter:
+    """Reports events of this process to the test."""
 
     def __init__(self, address: str) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._address = address
 
-    def say(self, word: str) -> None:
+    def report(self, word: str) -> None:
         self._socket.sendto(f"{os.getpid()} {word}".encode(), self._address)
 
 
-def read_forever(teller: Teller, uri: str, seed: int, checks: list[int]) -> None:
-    """Read through a service without end; every byte is checked, every loss told once.
+def read_forever(reporter: Reporter, uri: str, seed: int, checks: list[int]) -> None:
+    """Read through a service without end; check every byte and report every loss once.
 
-    A service that ends while no call is under way is missed by the next one only, which waits for
-    another service, and raises when there is none in time.
+    If the service ends while no call is under way, the next call notices it. That call waits for
+    another service and raises if none starts in time.
     """
     draw = random.Random(seed)
-    epoch, kept, reads = None, [], False
+    epoch, unreleased, reads = None, [], False
     dataset = dlfs.connect(uri, timeout_s=ABSENT_S)["d"]
     while True:
         try:
@@ -56,32 +56,32 @@ def read_forever(teller: Teller, uri: str, seed: int, checks: list[int]) -> None
                 epoch.close()
                 epoch = None
                 continue
-            kept.append(batch)
+            unreleased.append(batch)
             if draw.random() < 0.3:
                 wanted = [draw.randrange(len(checks)) for _ in range(draw.randrange(50))]
-                kept.append(dataset.read(wanted))
+                unreleased.append(dataset.read(wanted))
         except ServiceLostError as error:
             if uri not in str(error):
-                teller.say(f"wrong: {error}")
+                reporter.report(f"wrong: {error}")
             if reads:
-                teller.say("lost")
+                reporter.report("lost")
             reads = False
             continue
         except LimitError:
-            kept.clear()
+            unreleased.clear()
             continue
-        while len(kept) > KEPT:
-            batch = kept.pop(draw.randrange(len(kept)))
+        while len(unreleased) > UNRELEASED_MAX:
+            batch = unreleased.pop(draw.randrange(len(unreleased)))
             for index, view in zip(batch.indices.tolist(), batch, strict=True):
                 if zlib.crc32(view) != checks[index]:
-                    teller.say(f"wrong: sample {index}")
+                    reporter.report(f"wrong: sample {index}")
         if not reads:
-            teller.say("reads")
+            reporter.report("reads")
         reads = True
 
 
-def serve_until_ended(teller: Teller, arguments: list[str], log: str) -> None:
-    """Be ``dlfs serve``; its words on standard output are for nobody."""
+def serve_until_ended(reporter: Reporter, arguments: list[str], log: str) -> None:
+    """Run ``dlfs serve`` in this process, with its output in a log file."""
     target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(target, 1)
     os.dup2(target, 2)
@@ -91,7 +91,7 @@ def serve_until_ended(teller: Teller, arguments: list[str], log: str) -> None:
     def notify(state: str) -> None:
         original(state)
         if state.startswith("READY=1"):
-            teller.say("ready")
+            reporter.report("ready")
 
     node.systemd.notify = notify
     app()
@@ -106,9 +106,9 @@ def main() -> None:
         if os.fork():
             continue
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        teller = Teller(address)
+        reporter = Reporter(address)
         kind = order.pop("kind")
-        (read_forever if kind == "reader" else serve_until_ended)(teller, **order)
+        (read_forever if kind == "reader" else serve_until_ended)(reporter, **order)
         os._exit(0)
 
 

@@ -23,7 +23,7 @@ from dlfs.service.protocol import GetStatistics, Statistics
 from dlfs.units import KIB, MIB
 
 SECONDS_MAX = 100
-"""Of a wait, which ends as soon as what it is for is so: a slow machine is busy, too."""
+"""Longest wait for a condition, in seconds; slow test machines need it."""
 
 
 def wait_for(condition: Callable[[], bool], what: str) -> None:
@@ -131,13 +131,13 @@ class Service:
     def wait_ready(self) -> Service:
         """Wait until clients can connect."""
         assert self.process.stdout is not None
-        told = b""
-        while not told.endswith(b"}\n"):
+        received = b""
+        while not received.endswith(b"}\n"):
             ready, _, _ = select.select([self.process.stdout], [], [], SECONDS_MAX)
             line = self.process.stdout.readline() if ready else b""
             assert line, f"the service did not start: {self.log.read_text()}"
-            told += line
-        assert json.loads(told)["uri"] == self.uri
+            received += line
+        assert json.loads(received)["uri"] == self.uri
         return self
 
     def stop(self) -> None:
@@ -164,7 +164,7 @@ class Service:
         return ControlConnection(str(self.socket))
 
     def snapshot(self) -> dict[str, Any]:
-        """Its own figures."""
+        """Return the statistics of the service."""
         connection = self.connection()
         try:
             return connection.request(GetStatistics(), Statistics)[0].values
@@ -172,7 +172,7 @@ class Service:
             connection.close()
 
     def clients(self) -> list[dict[str, Any]]:
-        """The figures of its clients, but for the one that asks."""
+        """Return the statistics of its clients, except the connection of this call."""
         return self.snapshot()["clients"][:-1] if self.process.poll() is None else []
 
 

@@ -57,7 +57,7 @@ class World:
 
 
 def outcome(ask: Callable[[dlfs.Dataset], Any], dataset: dlfs.Dataset) -> Any:
-    """What an operation gives, or how it fails; of several failures any may be the first."""
+    """Return the result of an operation, or its error."""
     try:
         return plain(ask(dataset))
     except (dlfs.DlfsError, IndexError) as error:
@@ -84,7 +84,7 @@ NO_INDICES: list[Any] = [
     *(1.0, "1", b"1", None, True, np.True_, {1}, ...),
     *([1.5], ["1"], [None], [[1, 2]], [[1], [2, 3]], np.zeros((2, 2), int), np.zeros((0, 3), int)),
 ]
-"""What stands for no sample and no samples."""
+"""Values that are neither an index nor indices."""
 
 OUTSIDE: list[Any] = [
     *(607, -608, 10**30, -(10**30), np.uint64(2**64 - 1), np.array(607)),
@@ -200,7 +200,7 @@ def test_what_asks_for_one_sample_takes_one_integer(world: World, index: Any) ->
         assert (name, "expected an integer, got" in text) == ("UsageError", True)
 
 
-def test_a_path_in_place_of_an_index_is_told_where_it_belongs(world: World) -> None:
+def test_a_path_in_place_of_an_index_is_explained(world: World) -> None:
     assert world.both(lambda dataset: dataset["class0/00000"]) == (
         "UsageError",
         "look up a sample of dataset 'd': expected an integer, got 'class0/00000'; "
@@ -313,8 +313,8 @@ def test_any_epoch_is_the_same_and_goes_on_across_both(
         parts = [plain(batch) for _, batch in zip(range(crossing), epoch, strict=False)]
         state = epoch.state()
     with other.batches(batch_size, **options).resume(state) as epoch:
-        rest = [plain(batch) for batch in epoch]
-    assert parts + rest == whole
+        remaining = [plain(batch) for batch in epoch]
+    assert parts + remaining == whole
 
 
 def test_batches_outlive_dataset_and_service(
@@ -412,10 +412,12 @@ def test_another_volume_in_the_place_of_the_served_one_is_named(
         expected = served.uuid
         with place.open("r+b") as file:
             file.write(other_place.read_bytes())
-        told = f"{re.escape(volume)} now holds volume {found}, expected volume {expected}: it was"
-        with pytest.raises(StaleError, match=f"read dataset 'd' version 1 .*: {told}"):
+        message = (
+            f"{re.escape(volume)} now holds volume {found}, expected volume {expected}: it was"
+        )
+        with pytest.raises(StaleError, match=f"read dataset 'd' version 1 .*: {message}"):
             dataset[:]
-        with pytest.raises(StaleError, match=told):
+        with pytest.raises(StaleError, match=message):
             served.refresh()
 
 

@@ -41,22 +41,22 @@ import sys
 import dlfs
 
 dataset = dlfs.connect(sys.argv[1])["d"]
-kept = []
+unreleased = []
 try:
     while True:
-        kept.append(dataset.read(range(len(dataset))))
+        unreleased.append(dataset.read(range(len(dataset))))
 except dlfs.LimitError:
     print("full", flush=True)
 sys.stdin.readline()
-wanted = kept[0].to_list()
-print(all(batch.to_list() == wanted for batch in kept), flush=True)
+wanted = unreleased[0].to_list()
+print(all(batch.to_list() == wanted for batch in unreleased), flush=True)
 """
 
 ENVIRONMENT = {**os.environ, "PYTHONHASHSEED": "0"}
 
 
 def expected_total(volume: str, rank: int) -> str:
-    """What ``READER`` prints in a process with the devices."""
+    """Return what ``READER`` prints in a process with the devices."""
     script = READER.replace("dlfs.connect(uri)", "dlfs.open(uri)")
     with client(script, volume, str(rank), env=ENVIRONMENT) as process:
         assert hear(process) == "open"
@@ -88,8 +88,8 @@ def test_processes_share_one_directory_and_one_cache(
             tell(reader)
         totals = [hear(reader) for reader in readers]
         assert totals == [expected_total(volume, rank) for rank in range(4)]
-        figures = service.snapshot()
-        (dataset,) = figures["datasets"]
+        snapshot = service.snapshot()
+        (dataset,) = snapshot["datasets"]
         assert dataset["users"] == 4
         assert dataset["reader"]["samples"] == 2 * len(samples)
         stored = sum(map(len, samples.values()))
@@ -122,22 +122,22 @@ def test_what_the_service_keeps_is_read_without_it(
             assert batch.to_list() == wanted
         os.kill(service.pid, signal.SIGSTOP)
         try:
-            kept = dataset.read(everything)
-            assert kept.to_list() == wanted
+            unreleased = dataset.read(everything)
+            assert unreleased.to_list() == wanted
             assert [dataset[index] for index in everything] == wanted
         finally:
             os.kill(service.pid, signal.SIGCONT)
         wait_for(
             lambda: service.clients()[0]["batches_out"] == 0, "the first batch to be given back"
         )
-        (figures,) = service.clients()
-        assert (figures["samples"], figures["batches"]) == (3 * len(wanted), 2)
+        (entry,) = service.clients()
+        assert (entry["samples"], entry["batches"]) == (3 * len(wanted), 2)
         assert service.snapshot()["datasets"][0]["reader"]["samples"] == 3 * len(wanted)
         service.process.kill()
         service.process.wait()
         with pytest.raises(ServiceLostError):
             read_without_end(dataset)
-        assert kept.to_list() == wanted
+        assert unreleased.to_list() == wanted
 
 
 def test_a_greedy_client_is_bounded_and_stops_nobody(
@@ -147,10 +147,10 @@ def test_a_greedy_client_is_bounded_and_stops_nobody(
     with client(GREEDY, service.uri) as greedy:
         assert hear(greedy) == "full"
         wait_for(lambda: len(service.clients()) == 1, "its volume's connection to be forgotten")
-        (figures,) = service.clients()
-        assert figures["refusals"] >= 1
+        (entry,) = service.clients()
+        assert entry["refusals"] >= 1
         arena = service.snapshot()["datasets"][0]["reader"]["memory_bytes"]
-        assert figures["pinned_bytes"] <= arena * session.PINNED_SHARE
+        assert entry["pinned_bytes"] <= arena * session.PINNED_SHARE
         with dlfs.connect(service.uri)["d"] as dataset:
             wanted = list(samples.values())
             for batch in dataset.batches(64, seed=1):

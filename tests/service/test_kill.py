@@ -36,7 +36,7 @@ CLIENTS = 3
 
 
 class Field:
-    """Where it happens."""
+    """A service with its volume, readers and mount, which the test kills and restarts."""
 
     def __init__(self, folder: Path, *, mounted: bool) -> None:
         samples = make_samples(300)
@@ -49,7 +49,7 @@ class Field:
         self.log = folder / "log"
         self.service = 0
         self.clients: list[int] = []
-        self.told: list[tuple[int, str]] = []
+        self.reports: list[tuple[int, str]] = []
         self.ears = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.ears.bind(str(folder / "ears"))
         self.mother = subprocess.Popen(
@@ -90,10 +90,10 @@ class Field:
         """Wait until a process says a word; which one it was."""
         deadline = time.monotonic() + SECONDS_MAX
         while True:
-            for position, (who, said) in enumerate(self.told):
+            for position, (who, said) in enumerate(self.reports):
                 assert not said.startswith("wrong"), said
                 if said == word and pid in (None, who):
-                    del self.told[position]
+                    del self.reports[position]
                     return who
             left = deadline - time.monotonic()
             ready, _, _ = select.select([self.ears], [], [], max(0.0, left))
@@ -101,11 +101,11 @@ class Field:
                 f"waited {SECONDS_MAX} s for {word!r}; log: {self.log.read_text()[-2000:]}"
             )
             who_said, _, said = self.ears.recv(1000).decode().partition(" ")
-            self.told.append((int(who_said), said))
+            self.reports.append((int(who_said), said))
 
     def forget(self, pid: int) -> None:
         """Drop what a process has said."""
-        self.told = [(who, said) for who, said in self.told if who != pid]
+        self.reports = [(who, said) for who, said in self.reports if who != pid]
 
     # ---- rounds ----------------------------------------------------------------------------------
 
@@ -132,13 +132,13 @@ class Field:
 
     def what_there_is(self) -> object:
         with contextlib.closing(ControlConnection(str(self.path))) as connection:
-            figures = connection.request(GetStatistics(), Statistics)[0].values
-        return figures, memory_files(self.service), len(os.listdir(f"/proc/{self.service}/task"))
+            statistics = connection.request(GetStatistics(), Statistics)[0].values
+        return statistics, memory_files(self.service), len(os.listdir(f"/proc/{self.service}/task"))
 
     def is_tidy(self) -> bool:
-        """Whether the service has its living clients, one channel or two of each, and no more."""
-        figures, files, threads = self.what_there_is()
-        clients = figures["clients"][:-1]
+        """Return True if the service has only its living clients, with one or two channels each."""
+        statistics, files, threads = self.what_there_is()
+        clients = statistics["clients"][:-1]
         channels = sum(client["channels"] for client in clients)
         return (
             sorted(client["pid"] for client in clients) == sorted(self.clients)

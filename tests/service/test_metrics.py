@@ -1,4 +1,4 @@
-"""What a service tells of itself: Prometheus, ``dlfs top`` and ``dlfs stall``, while it is used."""
+"""Tests the statistics of a service in use: Prometheus, ``dlfs top`` and ``dlfs stall``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is not served, and what hostile clients send: each ends its own session and no other."""
+"""Tests clients that are refused and clients that are hostile: each ends only its own session."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ except dlfs.DeviceError as error:
 
 
 def as_stranger(service: Service, *groups: int) -> str:
-    """What another user hears."""
+    """Return the output of a client of another user."""
     done = subprocess.run(
         [sys.executable, "-c", STRANGER, service.uri, *map(str, groups)],
         capture_output=True,
@@ -176,7 +176,9 @@ def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         encode(Hello(PROTOCOL_VERSION, "x")) + encode(Hello(PROTOCOL_VERSION, "x")),
     ],
 )
-def test_a_breach_of_the_protocol_is_told_and_is_the_end(patient: Service, data: bytes) -> None:
+def test_a_breach_of_the_protocol_is_answered_and_ends_the_session(
+    patient: Service, data: bytes
+) -> None:
     raw = Raw(patient.socket)
     raw.socket.sendall(data)
     answers = []
@@ -187,7 +189,7 @@ def test_a_breach_of_the_protocol_is_told_and_is_the_end(patient: Service, data:
     raw.close()
 
 
-def test_another_version_is_told(patient: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_version_is_refused(patient: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dlfs.service.control.PROTOCOL_VERSION", 99)
     with pytest.raises(
         VersionError, match=rf"it speaks protocol {PROTOCOL_VERSION} .*, the client 99"
@@ -274,28 +276,28 @@ def test_channels_are_counted_per_process(patient: Service) -> None:
     volume = dlfs.connect(patient.uri)
     connections = [patient.connection() for _ in range(2)]
     found = volume.dataset().uuid
-    kept = []
+    unreleased = []
     for connection in connections:
         _, descriptors = connection.request(OpenDataset(volume.uuid, found), DatasetState, 2)
         descriptors.__exit__(None, None, None)
     for number in range(session.CHANNELS_MAX):
         connection = connections[number % 2]
-        kept.append(connection.request(OpenChannel(found), ChannelState, 2)[1])
+        unreleased.append(connection.request(OpenChannel(found), ChannelState, 2)[1])
     for connection in connections:
         with pytest.raises(LimitError, match="open a channel: expected at most 64 in one process"):
             connection.request(OpenChannel(found), ChannelState, 2)
-    with kept.pop():
+    with unreleased.pop():
         pass
 
     def again() -> bool:
         try:
-            kept.append(connections[1].request(OpenChannel(found), ChannelState, 2)[1])
+            unreleased.append(connections[1].request(OpenChannel(found), ChannelState, 2)[1])
         except LimitError:
             return False
         return True
 
     wait_for(again, "a channel that was closed to be counted no more")
-    for descriptors in kept:
+    for descriptors in unreleased:
         with descriptors:
             pass
     for connection in connections:
@@ -303,26 +305,26 @@ def test_channels_are_counted_per_process(patient: Service) -> None:
 
 
 def test_connections_are_counted_per_process(patient: Service) -> None:
-    kept: list[ControlConnection] = []
+    unreleased: list[ControlConnection] = []
     refusals: set[str] = set()
 
     def connects() -> bool:
         try:
-            kept.append(patient.connection())
+            unreleased.append(patient.connection())
         except LimitError as error:
             refusals.add(str(error))
             return False
         return True
 
     while connects():
-        assert len(kept) <= server.CLIENTS_OF_PROCESS_MAX
-    assert len(kept) > server.CLIENTS_OF_PROCESS_MAX // 2
-    kept.pop().close()
+        assert len(unreleased) <= server.CLIENTS_OF_PROCESS_MAX
+    assert len(unreleased) > server.CLIENTS_OF_PROCESS_MAX // 2
+    unreleased.pop().close()
     wait_for(connects, "a connection that was closed to be counted no more")
-    for connection in kept:
+    for connection in unreleased:
         connection.close()
     wait_for(connects, "all of them")
-    kept[-1].close()
+    unreleased[-1].close()
     assert refusals == {"use the service: expected at most 128 connections of one process"}
 
 
@@ -389,7 +391,7 @@ def test_what_a_client_causes_is_bounded(
         for batch in batches:
             batch.release()
         assert dataset[0] == next(iter(samples.values()))
-        # What large answers took is given back when the client has been idle for a while.
+        # The pages of large answers are freed when the client has been idle for a while.
         spare = 64 * MIB
         wait_for(lambda: resident_bytes(service.pid) - before < spare, "the service's memory")
 
@@ -397,7 +399,7 @@ def test_what_a_client_causes_is_bounded(
 def test_what_clients_caused_does_not_stay(
     serve: Callable[..., Service], volume: str, samples: dict[bytes, bytes]
 ) -> None:
-    """Arrays of all sizes, some kept and some not, leave holes in the memory of malloc."""
+    """Arrays of all sizes, some released and some not, leave holes in the memory of malloc."""
     draw = random.Random(11)
     service = serve(volume)
     with dlfs.connect(service.uri) as connected, connected.dataset() as dataset:
@@ -405,11 +407,11 @@ def test_what_clients_caused_does_not_stay(
     before = resident_bytes(service.pid)
     for _ in range(8):
         with dlfs.connect(service.uri) as connected, connected.dataset() as dataset:
-            kept: deque[dlfs.Batch] = deque(maxlen=3)
+            unreleased: deque[dlfs.Batch] = deque(maxlen=3)
             for _ in range(20):
                 number = draw.randrange(len(samples))
                 with suppress(LimitError):
-                    kept.append(dataset.read(np.full(1 << draw.randrange(10, 20), number)))
+                    unreleased.append(dataset.read(np.full(1 << draw.randrange(10, 20), number)))
     spare = 48 * MIB
     wait_for(lambda: resident_bytes(service.pid) - before < spare, "the service's memory")
 

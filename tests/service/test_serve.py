@@ -27,13 +27,13 @@ os.execv(sys.executable, [sys.executable, "-m", "dlfs.cli", "serve", *sys.argv[1
 
 
 def refused(*arguments: str) -> tuple[int, str]:
-    """How a service that cannot start ends."""
+    """Run a service that cannot start; return its exit code and output."""
     done = subprocess.run([*SERVE, *arguments], capture_output=True, text=True, check=False)
     return done.returncode, done.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signals_end_it_and_clients_are_told(
+def test_signals_end_it_and_clients_notice(
     serve: Callable[..., Service],
     volume: str,
     number: int,
@@ -102,10 +102,10 @@ def test_what_cannot_be_served(
     arguments: list[str], said: str, volume: str, tmp_path: Path
 ) -> None:
     socket_path = tmp_path / "x.sock"
-    code, told = refused(*(a.format(volume=volume, socket=socket_path) for a in arguments))
-    assert code not in (0, 1) or "listens" in told or "nothing or" in told
-    assert said.lower() in told.lower()
-    assert "Traceback" not in told
+    code, output = refused(*(a.format(volume=volume, socket=socket_path) for a in arguments))
+    assert code not in (0, 1) or "listens" in output or "nothing or" in output
+    assert said.lower() in output.lower()
+    assert "Traceback" not in output
     assert not socket_path.exists()
 
 
@@ -119,11 +119,11 @@ def test_the_mount_and_the_socket_share_datasets(
     assert (mountpoint / "d/class1/00001").read_bytes() == samples[b"class1/00001"]
     dataset = dlfs.connect(service.uri)["d"]
     assert dataset.get("class1/00001") == samples[b"class1/00001"]
-    (figures,) = service.snapshot()["datasets"]
-    assert (figures["users"], figures["reader"]["cache_hits"] > 0) == (2, True)
+    (dataset,) = service.snapshot()["datasets"]
+    assert (dataset["users"], dataset["reader"]["cache_hits"] > 0) == (2, True)
     dataset.close()
-    with (mountpoint / "d/class2/00002").open("rb") as held:
-        assert held.read(10) == samples[b"class2/00002"][:10]
+    with (mountpoint / "d/class2/00002").open("rb") as file:
+        assert file.read(10) == samples[b"class2/00002"][:10]
         service.stop()
     assert find_mount(mountpoint) is None
 
@@ -172,7 +172,7 @@ def test_the_cache_is_one_for_all(
     assert dlfs.connect(service.uri, volume="images")["d"][0] is not None
 
 
-def test_systemd_hands_over_the_socket_and_is_told(volume: str, tmp_path: Path) -> None:
+def test_systemd_passes_the_socket_and_is_notified(volume: str, tmp_path: Path) -> None:
     path, notify = tmp_path / "a.sock", tmp_path / "notify"
     with (
         socket.socket(socket.AF_UNIX) as listening,

@@ -25,7 +25,7 @@ pytestmark = [
 
 @pytest.fixture
 def service(serve: Callable[..., Service], volume: str) -> Iterator[Service]:
-    """Serves the volume, and in the end has nobody to serve and ends well."""
+    """Run a service of the volume; in the end it must have no clients and stop without errors."""
     started = serve(volume)
     yield started
     wait_for(lambda: started.clients() == [], "the service to forget its clients")

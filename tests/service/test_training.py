@@ -1,6 +1,6 @@
-"""A real training with PyTorch through a service, killed in mid-epoch and gone on with.
+"""Tests a training with PyTorch through a service that is killed in mid-epoch and resumed.
 
-What it goes on with is what was left, and the service forgets whom it served.
+It resumes with the samples that were left, and the service releases the killed clients.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def start(volume: str, folder: Path, workers: int) -> Trainer:
     command += ["--epochs", str(EPOCHS), "--workers", str(workers)]
     ears, mouth = socket.socketpair()
     with ears, mouth:
-        # It holds a few lines: a trainer that nobody listens to waits.
+        # The pipe holds a few lines; a trainer whose output is not read blocks.
         mouth.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
         process = subprocess.Popen(command, cwd=ROOT, stdout=mouth)
         return Trainer(process, ears.makefile("r"))
@@ -77,12 +77,12 @@ def finish(trainer: Trainer) -> list[str]:
 
 
 def kill_at(trainer: Trainer, line: str, service: Service) -> None:
-    """SIGKILL the trainer once it has told of a step.
+    """SIGKILL the trainer once it has reported a step.
 
     See that its workers have read from the service, that they end by themselves, and that the
     service keeps nothing of them.
     """
-    assert any(told.strip() == line for told in trainer.said)
+    assert any(output.strip() == line for output in trainer.said)
     process = trainer.process
     process.send_signal(signal.SIGSTOP)  # so that the epoch does not end meanwhile
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
@@ -101,7 +101,7 @@ def is_running(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    # Not reaped yet by whoever inherited it: it has ended.
+    # A zombie: the process has ended, but its parent has not reaped it.
     return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
 
 

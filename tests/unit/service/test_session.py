@@ -1,4 +1,4 @@
-"""Sessions over a pair of sockets: what goes wrong in the service is told, and keeps nothing."""
+"""Tests sessions over a pair of sockets: errors are answered and leave no resources."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_a_bug_costs_its_client_what_it_had(
     assert "a bug" in caplog.text
 
 
-def test_an_answer_that_is_too_long_is_told(volume: ServedVolume) -> None:
+def test_an_answer_that_is_too_long_is_refused(volume: ServedVolume) -> None:
     with session(volume, snapshot=lambda: {"clients": "x" * (1 << 20)}) as talk:
         for _ in range(2):
             answer = talk.ask(GetStatistics())
@@ -150,7 +150,7 @@ def test_an_answer_that_is_too_long_is_told(volume: ServedVolume) -> None:
             assert "send Statistics: expected at most 1048576 bytes" in answer.message
 
 
-def test_figures_leave_out_what_is_closed_meanwhile(
+def test_statistics_leave_out_datasets_closed_meanwhile(
     cache: DatasetCache, volume: ServedVolume, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (dataset,) = volume.datasets()

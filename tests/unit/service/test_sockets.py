@@ -147,7 +147,7 @@ with socket.socket(socket.AF_UNIX) as connection:
 
 
 @pytest.mark.root
-def test_processes_of_other_pid_namespaces_are_told_apart(tmp_path: Path) -> None:
+def test_processes_of_other_pid_namespaces_are_distinguished(tmp_path: Path) -> None:
     """Seen from a PID namespace of its own, a service's clients all have the number 0."""
     path = str(tmp_path / "v.sock")
     command = ["unshare", "--pid", "--fork", sys.executable, "-c", PEERS, path]
@@ -163,7 +163,7 @@ def test_processes_of_other_pid_namespaces_are_told_apart(tmp_path: Path) -> Non
     assert [number for number, _ in peers] == ["0"] * 3
     first, second, other = (name for _, name in peers)
     assert other not in (first, second)
-    if "pidfd" in first:  # since Linux 6.9; before, connections are told apart
+    if "pidfd" in first:  # since Linux 6.9; before, connections are distinguished
         assert first == second
 
 

@@ -1,4 +1,4 @@
-"""What counters say between two looks: rates, shares, latencies, a verdict."""
+"""Tests what two snapshots of counters give: rates, shares, latencies, a verdict."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What systemd is told, and the socket that it hands over."""
+"""Tests notifications to systemd, and the socket that it passes."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def test_without_systemd_nothing_is_said(
 
 def test_watchdog(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WATCHDOG_PID", raising=False)
-    for told, expected in (("", None), ("0", None), ("x", None), ("2500000", 2.5)):
-        monkeypatch.setenv("WATCHDOG_USEC", told)
+    for value, expected in (("", None), ("0", None), ("x", None), ("2500000", 2.5)):
+        monkeypatch.setenv("WATCHDOG_USEC", value)
         assert watchdog_seconds() == expected
     monkeypatch.setenv("WATCHDOG_PID", "1")
     assert watchdog_seconds() is None
@@ -71,7 +71,7 @@ def test_no_socket_is_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "count", "told"),
+    ("kind", "count", "output"),
     [
         ("listening", "1", "{path} False"),
         ("listening", "2", "refused: take systemd's socket: expected one (LISTEN_FDS=1), got '2'"),
@@ -80,7 +80,7 @@ def test_no_socket_is_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
         ("none", "1", "refused: take systemd's socket: descriptor 3 is none"),
     ],
 )
-def test_the_socket_that_is_handed_over(kind: str, count: str, told: str, tmp_path: Path) -> None:
+def test_the_socket_that_is_handed_over(kind: str, count: str, output: str, tmp_path: Path) -> None:
     path = str(tmp_path / "v.sock")
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(path)
@@ -98,4 +98,4 @@ def test_the_socket_that_is_handed_over(kind: str, count: str, told: str, tmp_pa
             text=True,
             check=True,
         )
-    assert done.stdout.startswith(told.format(path=path)), done.stdout + done.stderr
+    assert done.stdout.startswith(output.format(path=path)), done.stdout + done.stderr
