@@ -50,6 +50,11 @@ DLFS_API void dlfs_arena_unmap(dlfs_arena *arena)
     free(arena);
 }
 
+DLFS_API uint64_t dlfs_client_lost_members(const dlfs_client *client)
+{
+    return atomic_load_explicit(&client->arena->lost_members, memory_order_relaxed);
+}
+
 /* ---- references ------------------------------------------------------------------------------ */
 
 static void client_free(dlfs_client *client)

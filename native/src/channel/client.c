@@ -407,11 +407,6 @@ DLFS_API int dlfs_client_member_code(dlfs_client *client, uint32_t member)
     return (int)request_value(client, OPERATION_MEMBER, member);
 }
 
-DLFS_API uint64_t dlfs_client_lost_members(const dlfs_client *client)
-{
-    return atomic_load_explicit(&client->arena->lost_members, memory_order_relaxed);
-}
-
 DLFS_API int dlfs_client_is_lost(const dlfs_client *client)
 {
     return client_is_lost(client);
