@@ -1,4 +1,4 @@
-/* Waiting until threads of this process sleep. Source: proc(5), /proc/PID/task/ID/stat. */
+/* Waits until threads of this process sleep. Source: proc(5), /proc/PID/task/ID/stat. */
 #pragma once
 
 #include <dirent.h>
@@ -28,7 +28,7 @@ static inline void wait_until_asleep(pid_t id)
     }
 }
 
-/* Whether no thread runs but the caller. */
+/* Returns true if no thread runs but the caller. */
 static inline bool others_are_asleep(void)
 {
     bool asleep = true;

@@ -1,4 +1,4 @@
-/* CHECK: like assert, but never compiled out, and it says what was compared. */
+/* CHECK: like assert, but never compiled out, and it prints the compared values. */
 #ifndef DLFS_TESTS_CHECK_H
 #define DLFS_TESTS_CHECK_H
 

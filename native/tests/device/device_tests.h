@@ -1,4 +1,4 @@
-/* What the tests of devices share: opening each kind, and doing one operation. */
+/* Shared by the tests of devices: opens each kind, and runs one operation. */
 #ifndef DLFS_TESTS_DEVICE_TESTS_H
 #define DLFS_TESTS_DEVICE_TESTS_H
 
@@ -34,7 +34,7 @@ static inline void fill_pattern(uint8_t *memory, size_t bytes, uint32_t seed)
     }
 }
 
-/* Makes a file of zeros among the temporary ones, and writes its name to path. */
+/* Makes a temporary file of zeros, and writes its name to path. */
 static inline void make_file(char *path, size_t path_bytes, off_t bytes)
 {
     const char *folder = getenv("TMPDIR");
@@ -85,7 +85,7 @@ static inline int64_t do_operation(dlfs_queue *queue, uint32_t kind, void *buffe
     return completion.result;
 }
 
-/* Whether this kernel lets the test use io_uring. */
+/* Returns 1 if this kernel lets the test use io_uring. */
 static inline int uring_works(void)
 {
     return dlfs_uring_probe() == 0;

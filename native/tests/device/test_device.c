@@ -30,7 +30,7 @@ static void test_validation(dlfs_device *device)
     CHECK_EQ(dlfs_queue_in_flight(queue), 0);
     dlfs_completion completion;
     CHECK_EQ(dlfs_queue_poll(queue, &completion, 1, -1), 0);
-    /* One bad operation: none is accepted. */
+    /* Of two operations one is invalid: none is accepted. */
     dlfs_operation pair[2] = {{buffer, 0, block, DLFS_OP_READ, 1},
                               {buffer, 1, block, DLFS_OP_READ, 2}};
     CHECK_EQ(dlfs_queue_submit(queue, pair, 2), -EINVAL);
@@ -40,7 +40,7 @@ static void test_validation(dlfs_device *device)
     free(buffer);
 }
 
-/* Writes numbered pieces, then reads them in batches larger than the queue is deep. */
+/* Writes numbered blocks, then reads them in batches larger than the queue's depth. */
 static void test_pieces(dlfs_device *device, uint32_t depth, int registered)
 {
     dlfs_queue *queue = make_queue(device, depth);
@@ -53,7 +53,7 @@ static void test_pieces(dlfs_device *device, uint32_t depth, int registered)
     CHECK_EQ(dlfs_device_flush(device), 0);
     if (registered) {
         CHECK_EQ(dlfs_queue_register(queue, in, bytes / 2),
-                 0); /* the other half goes unregistered */
+                 0); /* the other half is outside the registered range */
     }
     dlfs_operation operations[PIECES];
     for (uint32_t i = 0; i < PIECES; i++) {
@@ -109,7 +109,7 @@ static void test_transfer(dlfs_device *device)
     CHECK_EQ(dlfs_queue_submit(queue, &one, 1), 1);
     CHECK_EQ(dlfs_queue_transfer(queue, DLFS_OP_READ, in, 0, block, block), -EBUSY);
     CHECK_EQ(dlfs_queue_register(queue, in, size), -EBUSY);
-    dlfs_queue_destroy(queue); /* waits for it */
+    dlfs_queue_destroy(queue); /* waits for the operation */
     free(in);
     free(out);
 }
@@ -126,7 +126,7 @@ static void test_register(dlfs_device *device)
     CHECK_EQ(dlfs_queue_register(queue, memory, 1u << 20), 0);
     CHECK_EQ(do_operation(queue, DLFS_OP_READ, memory + (1u << 20) - 8192, 0, 8192), 8192);
     CHECK(memcmp(memory + (1u << 20) - 8192, other, 8192) == 0);
-    CHECK_EQ(dlfs_queue_register(queue, other, 8192), 0); /* replaces */
+    CHECK_EQ(dlfs_queue_register(queue, other, 8192), 0); /* replaces the earlier range */
     memset(other, 0, 8192);
     CHECK_EQ(do_operation(queue, DLFS_OP_READ, other, 0, 8192), 8192);
     CHECK_EQ(do_operation(queue, DLFS_OP_READ, memory, 0, 8192), 8192);

@@ -1,4 +1,4 @@
-/* A device of another library: here its functions stand over a device in memory. */
+/* A device of another library, whose functions use a device in memory. */
 #include <dlfs/external.h>
 
 #include <sys/wait.h>
@@ -11,12 +11,12 @@ struct other {
     uint32_t flushed;
     uint32_t queues;
     uint32_t abandoned;
-    int refuse; /* what making a queue pair returns */
+    int refuse; /* result of creating a queue pair */
     uint64_t generation;
     uint64_t until_ns;
 };
 
-static struct other *owner; /* of the queue pairs under test */
+static struct other *owner; /* device of the queue pairs under test */
 
 static int other_flush(void *device)
 {
@@ -175,7 +175,8 @@ static void test_hands_everything_on(void)
     CHECK_EQ(do_operation(queue, DLFS_OP_WRITE, out, 4096, 8192), 8192);
     CHECK_EQ(do_operation(queue, DLFS_OP_READ, in, 4096, 8192), 8192);
     CHECK_EQ(memcmp(in, out, 8192), 0);
-    CHECK_EQ(do_operation(queue, DLFS_OP_READ, in, 512, 4096), -EINVAL); /* its own blocks count */
+    CHECK_EQ(do_operation(queue, DLFS_OP_READ, in, 512, 4096),
+             -EINVAL); /* its own block size counts */
     CHECK_EQ(dlfs_queue_register(queue, in, 8192), 0);
     CHECK_EQ(dlfs_queue_descriptor(queue), -ENOTSUP);
     CHECK_EQ(dlfs_device_destroy(device), -EBUSY);

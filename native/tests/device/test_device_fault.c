@@ -1,10 +1,12 @@
-/* Each fault of the faulty device, and that a seed repeats them. */
+/* Tests each failure of the faulty device, and that a seed repeats them. */
 #include "device/device_tests.h"
 
 #define COUNT 256u
 #define MILLION 1000000u
 
-/* Reads every block of a zeroed device once, depth 16, and notes results, order and bits set. */
+/*
+ * The results, order and flipped bits of one read of every block of a zeroed device, at depth 16.
+ */
 struct outcome {
     int64_t results[COUNT];
     uint32_t order[COUNT];
@@ -148,7 +150,7 @@ static void test_stall(void)
     CHECK_EQ(dlfs_device_destroy(inner), 0);
 }
 
-/* Lost at an operation, by answers or by polls, and brought back. */
+/* Loses the device at an operation, by completions or by polls, and makes it reachable again. */
 static void test_loss(uint32_t lost_polls)
 {
     dlfs_device *inner = make_memory();

@@ -36,7 +36,7 @@ static void test_read_only(const char *path, uint32_t engine)
     CHECK_EQ(dlfs_device_destroy(device), 0);
 }
 
-/* The file's last, incomplete block is not part of the device. */
+/* The last, incomplete block of the file is not part of the device. */
 static void test_odd_size(const char *path, uint32_t engine)
 {
     CHECK_EQ(truncate(path, DEVICE_BYTES + 100), 0);

@@ -28,7 +28,8 @@ static void child_uses(dlfs_queue *queue, dlfs_device *device)
     CHECK_EQ(dlfs_queue_transfer(queue, DLFS_OP_READ, buffer, 0, 4096, 4096), DLFS_E_CLOSED);
     dlfs_queue_destroy(queue);
     if (CHILD_MAY_START_THREADS || strcmp(dlfs_device_kind(device), "threads") != 0) {
-        dlfs_queue *own = make_queue(device, 2); /* of the inherited device: fine */
+        dlfs_queue *own =
+            make_queue(device, 2); /* a queue pair of the inherited device may be created */
         CHECK_EQ(do_operation(own, DLFS_OP_READ, buffer, 4096, 4096), 4096);
         dlfs_queue_destroy(own);
     }

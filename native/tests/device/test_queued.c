@@ -12,7 +12,7 @@
 #define STALL_MS 20u
 #define TIMEOUT_MS 1000u
 
-/* A reader that has one operation under way at a time. */
+/* Creates a reader that has one operation in flight at a time. */
 static dlfs_reader *reader_of(const struct dataset *dataset, uint32_t timeout_ms)
 {
     return reader_as(dataset, (dlfs_reader_config){
@@ -22,7 +22,7 @@ static dlfs_reader *reader_of(const struct dataset *dataset, uint32_t timeout_ms
                               });
 }
 
-/* Samples of an epoch in one batch; how many of them could not be read in time. */
+/* Reads samples of an epoch as one batch; returns how many could not be read in time. */
 static uint64_t read_ahead(const struct dataset *dataset, dlfs_reader *reader)
 {
     dlfs_sequence *sequence;
@@ -71,7 +71,7 @@ static void slow(void)
     dataset_destroy(&dataset);
 }
 
-/* Nothing comes in time: neither what was begun nor what waits for its turn. */
+/* No operation completes in time: neither those in flight nor those that wait for a queue pair. */
 static void silent(void)
 {
     struct dataset dataset;

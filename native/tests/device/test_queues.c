@@ -72,7 +72,7 @@ static void *read_epochs(void *argument)
     return NULL;
 }
 
-/* The readers have memory for a part of the dataset: they always read. */
+/* The readers have memory for a part of the dataset only: they keep reading. */
 static void more_threads_than_queue_pairs(uint32_t readers)
 {
     dlfs_reader *made[THREADS];
@@ -85,7 +85,7 @@ static void more_threads_than_queue_pairs(uint32_t readers)
             thread_start(&threads[i], NULL, i % 2 ? read_batches : read_epochs, made[i % readers]),
             0);
     }
-    dlfs_queue *own; /* of one who comes between them */
+    dlfs_queue *own; /* queue pair of another user, created in between */
     CHECK_EQ(dlfs_queue_create(gate.device, 1, &own), 0);
     dlfs_queue_destroy(own);
     for (uint32_t i = 0; i < THREADS; i++) {
@@ -97,7 +97,7 @@ static void more_threads_than_queue_pairs(uint32_t readers)
     }
 }
 
-/* What is at rest is used again, and makes room for another depth. */
+/* Idle queue pairs are used again, and destroyed in favour of another depth. */
 static void those_at_rest_are_used(void)
 {
     dlfs_queue *queues[QUEUES];
@@ -123,7 +123,7 @@ static void those_at_rest_are_used(void)
     CHECK_EQ(dlfs_reader_destroy(reader), 0);
 }
 
-/* One that is handed over while another one is made for the same waiter is not lost. */
+/* A queue pair handed over while another is created for the same waiter is not lost. */
 static void none_is_lost_between_two(void)
 {
     dlfs_queue *queues[QUEUES];
@@ -133,7 +133,7 @@ static void none_is_lost_between_two(void)
         CHECK_EQ(dlfs_queue_acquire(gate.device, 4, &waiters[i], &queues[i]), 0);
     }
     CHECK_EQ(dlfs_queue_acquire(gate.device, 4, &waiters[QUEUES], &made), -EAGAIN);
-    dlfs_queue_destroy(queues[0]); /* now there may be another one */
+    dlfs_queue_destroy(queues[0]); /* now the target accepts another one */
     gate.released = queues[1];
     CHECK_EQ(dlfs_queue_acquire(gate.device, 4, &waiters[QUEUES], &made), 0);
     CHECK_EQ(dlfs_queues_idle(gate.device), 1);
@@ -142,7 +142,7 @@ static void none_is_lost_between_two(void)
     CHECK_EQ(dlfs_queues_idle(gate.device), QUEUES);
 }
 
-/* A forked child inherits none of them. */
+/* A forked child inherits no queue pair. */
 static void a_child_makes_its_own(void)
 {
     dlfs_reader *reader = make_reader(8u << 20);

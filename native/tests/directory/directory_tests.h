@@ -1,4 +1,4 @@
-/* Directory segments in memory, for the tests of what builds and reads them. */
+/* Directory segments in memory, for the tests of the directory. */
 #ifndef DLFS_TESTS_DIRECTORY_H
 #define DLFS_TESTS_DIRECTORY_H
 
@@ -95,7 +95,7 @@ static inline dlfs_directory_header *header_of(segment *made)
     return (dlfs_directory_header *)made->entries;
 }
 
-/* Makes every checksum right again after a change. */
+/* Corrects every checksum after a change. */
 static inline void seal(segment *made)
 {
     dlfs_directory_header *header = header_of(made);

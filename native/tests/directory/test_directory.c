@@ -132,7 +132,7 @@ static void test_names_come_later(void)
              -EINVAL);
     CHECK_EQ(dlfs_directory_attach_names(directory, made.names, made.plan.names_bytes), 0);
     CHECK_EQ(dlfs_directory_attach_names(directory, made.names, made.plan.names_bytes), -EALREADY);
-    /* As many as fit; none is an answer too. */
+    /* as many as fit are returned, possibly none */
     CHECK_EQ(dlfs_directory_names(directory, 3, 17, text, TEXT_MAX, offsets), 2);
     CHECK_EQ(dlfs_directory_names(directory, 3, 17, text, 5, offsets), 0);
     CHECK_EQ(dlfs_directory_names(directory, 3, 18, text, TEXT_MAX, offsets), -EINVAL);
@@ -202,7 +202,7 @@ static void test_bad_locations_are_refused(void)
     CHECK_EQ(build_with(&set, set.data_bytes), 0);
     CHECK_EQ(build_with(&set, set.data_bytes - 1), -EINVAL);
     dlfs_location *last = &set.locations[9];
-    last->length_low = 101; /* it is not the last in storage order: into its neighbour */
+    last->length_low = 101; /* not the last in storage order: overlaps its neighbour */
     CHECK_EQ(dlfs_directory_build(&made.plan, set.text, set.offsets, set.locations, UUID,
                                   set.data_bytes, made.entries, made.names),
              -EINVAL);
@@ -212,7 +212,7 @@ static void test_bad_locations_are_refused(void)
                                   set.data_bytes, made.entries, made.names),
              -EINVAL);
     last->address &= DLFS_ADDRESS_MAX;
-    last->length_low = 0; /* samples without bytes may lie anywhere */
+    last->length_low = 0; /* samples without bytes may be anywhere */
     last->address = set.locations[0].address + 50;
     CHECK_EQ(dlfs_directory_build(&made.plan, set.text, set.offsets, set.locations, UUID,
                                   set.data_bytes, made.entries, made.names),
@@ -254,8 +254,8 @@ static void test_equal_hashes_straddle_leaves(void)
     uint32_t *left = (uint32_t *)(made.entries + header->leaves_offset);
     uint32_t *right = left + 32;
     uint64_t *separators = (uint64_t *)(made.entries + header->separators_offset);
-    uint32_t moved = right[16]; /* the sample in the first slot of leaf 1 */
-    right[16] = left[16 + 15];  /* changes places with the last one of leaf 0 ... */
+    uint32_t moved = right[16]; /* the sample in the first entry of leaf 1 */
+    right[16] = left[16 + 15];  /* exchanged with the last one of leaf 0 ... */
     left[16 + 15] = moved;
     left[15] = (uint32_t)separators[1]; /* ... which has the hash that leaf 1 begins with */
     seal(&made);
@@ -345,10 +345,10 @@ static void test_open_refuses(void)
     made.entries[header->entries_checksums_offset] ^= 1;
     CHECK_EQ(dlfs_directory_open(made.entries, bytes, &directory), DLFS_E_CHECKSUM);
     made.entries[header->entries_checksums_offset] ^= 1;
-    /* Each 4 bytes of the header in turn, wild, with a right checksum. */
+    /* Each 4 bytes of the header in turn, invalid, with a right checksum. */
     for (size_t at = 8; at < 168; at += 4) {
         if ((at >= 16 && at < 32) ||
-            (at >= 40 && at < 56)) { /* UUID, data_bytes, hash_seed: any will do */
+            (at >= 40 && at < 56)) { /* UUID, data_bytes, hash_seed: any value is valid */
             continue;
         }
         *header = good;
@@ -363,7 +363,7 @@ static void test_open_refuses(void)
     free_samples(&set);
 }
 
-/* Asks everything; any answer will do that is an error, or in bounds. */
+/* Calls every function; each result must be an error or within bounds. */
 static void ask_everything(segment *made, const sample_set *set)
 {
     dlfs_directory *directory;

@@ -1,4 +1,4 @@
-/* Verification of a directory's segment: bad blocks are named, and an order that is not sorted. */
+/* Verification of a directory's segment: reports bad blocks, and an order that is not sorted. */
 #include <errno.h>
 
 #include "directory/directory_tests.h"
@@ -36,7 +36,7 @@ static void test_verify_names_the_bad_block(void)
     free_samples(&set);
 }
 
-/* What verify says after the order of the samples was changed, all checksums being right. */
+/* Checks that verification refuses a changed order of the samples, with all checksums right. */
 static void check_order_refused(segment *made, uint64_t rank, uint32_t index)
 {
     uint32_t *order = (uint32_t *)(made->entries + header_of(made)->order_offset);
@@ -54,7 +54,7 @@ static void check_order_refused(segment *made, uint64_t rank, uint32_t index)
     order[rank] = before;
 }
 
-/* A sample that the order leaves out would not be verified with its chunk. */
+/* A sample missing from the order would not be verified with its chunk. */
 static void test_verify_refuses_another_order(void)
 {
     sample_set set = make_samples(2000);

@@ -1,4 +1,5 @@
-/* Reading files: every byte into its place, a code for every file, nothing outside, hostile calls.
+/*
+ * Reading files: every byte at its offset, a code for every file, nothing outside, invalid calls.
  */
 #include <dlfs/dlfs.h>
 
@@ -26,7 +27,8 @@ typedef struct scene {
     char paths[PATHS_BYTES];
     uint64_t paths_bytes;
     dlfs_file files[COUNT];
-    uint8_t *buffer; /* exactly as long as the files, so that a sanitizer sees one byte beyond */
+    uint8_t
+        *buffer; /* exactly as long as the files, so that a sanitizer detects one byte too many */
     uint64_t buffer_bytes;
 } scene;
 
@@ -114,7 +116,9 @@ static void every_thread_count(void)
     scene_destroy(&made);
 }
 
-/* One of each kind of bad file among good ones: each gets its own code, the good ones are read. */
+/*
+ * One of each kind of bad file among good ones: each gets its own code, and the good ones are read.
+ */
 static void bad_files_among_good_ones(void)
 {
     scene made;
@@ -153,7 +157,7 @@ static void stat_tells_what_cannot_be_read(void)
     CHECK_EQ(unlinkat(made.directory, path_of(&made, 3), 0), 0);
     CHECK_EQ(symlinkat(path_of(&made, 9), made.directory, path_of(&made, 3)), 0);
     CHECK_EQ(fchmodat(made.directory, path_of(&made, 4), 0, 0), 0);
-    int expected = geteuid() == 0 ? 0 : -EACCES; /* root may read it all the same */
+    int expected = geteuid() == 0 ? 0 : -EACCES; /* root may read it nevertheless */
 
     CHECK_EQ(dlfs_files_stat(made.directory, made.paths, made.paths_bytes, made.files, COUNT,
                              DLFS_FILES_NOFOLLOW, 2),
@@ -199,8 +203,7 @@ static void ranges(void)
     CHECK_EQ(wanted[4].code, DLFS_E_TRUNCATED);
     CHECK_EQ(wanted[5].code, -EBADF);
 
-    wanted[0].position =
-        UINT64_MAX; /* no such place in any file: refused before anything is read */
+    wanted[0].position = UINT64_MAX; /* no such offset in any file: refused before any read */
     CHECK_EQ(dlfs_ranges_read(wanted, 1, buffer, 256, 1), -EINVAL);
     wanted[0].position = INT64_MAX;
     CHECK_EQ(dlfs_ranges_read(wanted, 1, buffer, 256, 1), -EINVAL);
@@ -229,7 +232,7 @@ static void hostile_calls(void)
     made.files[100].position = made.paths_bytes;
     CHECK_EQ(read_all(&made, 0, 1), -EINVAL);
     made.files[100] = good;
-    made.paths[made.paths_bytes - 1] = 'x'; /* the last path has no end */
+    made.paths[made.paths_bytes - 1] = 'x'; /* the last path has no NUL */
     CHECK_EQ(read_all(&made, 0, 1), -EINVAL);
     made.paths[made.paths_bytes - 1] = '\0';
     CHECK_EQ(dlfs_files_read(made.directory, NULL, made.paths_bytes, made.files, COUNT, made.buffer,

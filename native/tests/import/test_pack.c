@@ -43,7 +43,7 @@ static void make_source(struct source *source, uint64_t seed)
     }
 }
 
-/* Packs all of it through windows, each in memory of exactly its size; returns the data space. */
+/* Packs all samples through windows, each in memory of exactly its size; returns the data space. */
 static uint8_t *pack_all(const struct source *source, bool ordered, uint64_t window_chunks,
                          dlfs_location *locations, uint64_t *space_bytes)
 {
@@ -96,7 +96,7 @@ static void check_placed(const struct source *source, const dlfs_location *locat
             CHECK_EQ(address / CHUNK, (address + length - 1) / CHUNK);
         }
     }
-    /* What belongs to no sample is zero; samples have no zeros. */
+    /* Bytes outside of samples are zero; samples have no zeros. */
     for (uint64_t i = 0; i < SAMPLES; i++) {
         memset(space + dlfs_location_address(&locations[i]), 0,
                dlfs_location_length(&locations[i]));
@@ -155,10 +155,10 @@ static void test_rule(void)
     CHECK_EQ(place_after(3500, 597), CHUNK); /* does not fit */
     CHECK_EQ(place_after(3500, 596), 3500);  /* fits to the byte */
     CHECK_EQ(place_after(100, CHUNK), CHUNK);
-    CHECK_EQ(place_after(CHUNK + 1, 1), 2 * CHUNK); /* a large one owns its last chunk */
+    CHECK_EQ(place_after(CHUNK + 1, 1), 2 * CHUNK); /* a large sample owns its last chunk */
     CHECK_EQ(place_after(CHUNK, 1), CHUNK);
     CHECK_EQ(place_after(100, 0), 100);
-    CHECK_EQ(place_after(500, 3584), 512); /* fits behind the padding, to the byte */
+    CHECK_EQ(place_after(500, 3584), 512); /* fits after the padding, to the byte */
     CHECK_EQ(place_after(510, 3585), 510); /* fits only without the padding */
 }
 

@@ -1,4 +1,4 @@
-/* The same tests of CRC32C on a processor without registers of 64 bytes, or as if on one. */
+/* The tests of CRC32C, without 64-byte registers. */
 #define DLFS_CRC32C_NARROW
 #include "platform/crc32c.c" /* instead of the library's */
 #include "platform/test_crc32c.c"

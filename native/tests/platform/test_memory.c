@@ -1,4 +1,4 @@
-/* Mappings: zeroed, aligned, private; lengths that cannot be. */
+/* Mappings: zeroed, aligned, private; impossible lengths. */
 #include <dlfs/dlfs.h>
 
 #include <errno.h>

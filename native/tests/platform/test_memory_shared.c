@@ -18,7 +18,7 @@
 #define LENGTH (2 * HUGE_PAGE)
 #define OTHERS 3
 #define OTHERS_BYTES ((size_t)3 << 20)
-#ifdef __SANITIZE_THREAD__ /* where a mapping takes a hundred times as long */
+#ifdef __SANITIZE_THREAD__ /* a mapping takes a hundred times as long under ThreadSanitizer */
 #define ROUNDS 200
 #else
 #define ROUNDS 6000
@@ -26,11 +26,11 @@
 
 static atomic_bool finished;
 
-/* Maps, writes, reads back and unmaps memory of its own until the rounds are over. */
+/* Maps, writes, reads back and unmaps private memory until the rounds are over. */
 static void *other_thread(void *argument)
 {
     const uint8_t mark = *(const uint8_t *)argument;
-    const size_t step = 64u << 10; /* a few of its pages: the more often it is mapped */
+    const size_t step = 64u << 10; /* a few of its pages, so that it is mapped more often */
     while (!atomic_load(&finished)) {
         uint8_t *own =
             mmap(NULL, OTHERS_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -69,7 +69,7 @@ static void test_memory_of_other_threads_stays(void)
     }
 }
 
-/* Memory is mapped again as is allowed, and not as its seal forbids. */
+/* Memory can be mapped again, except as its seal forbids. */
 static void test_mapped_again(void)
 {
     void *base, *again, *untouched = &base;
@@ -89,7 +89,7 @@ static void test_mapped_again(void)
     CHECK_EQ(close(descriptor), 0);
 }
 
-/* What all may write to stays writable; what is sealed cannot be written to, of any page size. */
+/* Memory that all may write stays writable; sealed memory cannot be written, whatever its pages. */
 static void test_seals(void)
 {
     void *base;

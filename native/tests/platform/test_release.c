@@ -11,7 +11,7 @@
 #define BATCHES 400u
 #define QUEUE 4u
 
-/* Batches on their way from the thread that reads to the one that releases. */
+/* Batches on their way from the reading thread to the releasing one. */
 struct channel {
     pthread_mutex_t lock;
     pthread_cond_t changed;
@@ -35,7 +35,7 @@ static void put(struct channel *channel, dlfs_batch *batch)
     pthread_mutex_unlock(&channel->lock);
 }
 
-/* The batch that was put last; NULL at the end. */
+/* Returns the batch that was added last; NULL at the end. */
 static dlfs_batch *take(struct channel *channel)
 {
     dlfs_batch *batch = NULL;

@@ -1,5 +1,4 @@
-/* Fields named reserved: any other value than 0 is refused, for a later version gives it a sense.
- */
+/* Fields named reserved: values other than 0 are refused, because a later version may use them. */
 #include "reader/reader_tests.h"
 
 #include <errno.h>

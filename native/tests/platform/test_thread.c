@@ -14,7 +14,7 @@ static bool is_fault(int number)
            number == SIGTRAP;
 }
 
-/* The signals that a thread of this process blocks, as bits; UINT64_MAX when it has ended. */
+/* Returns the signals that a thread of this process blocks, as bits; UINT64_MAX if it has ended. */
 static uint64_t blocked_by(const char *thread)
 {
     char path[64];
@@ -31,7 +31,7 @@ static uint64_t blocked_by(const char *thread)
     return blocked;
 }
 
-/* Checks every thread but this one; how many there are. */
+/* Checks every thread but this one; returns their number. */
 static int check_threads(void)
 {
     int count = 0;
@@ -75,7 +75,7 @@ static void test_a_thread_blocks_signals(void)
     }
 }
 
-/* A service's channel and an epoch read ahead, with what warms the memory of a whole dataset. */
+/* Starts all kinds of threads: a channel's, a stream's, and the one that reads a whole dataset. */
 static void test_threads_of_readers_block_signals(void)
 {
     struct service service;

@@ -1,4 +1,4 @@
-/* Draws by weight: in proportion, none without weight, refusals, and values pinned for ever. */
+/* Draws by weight: in proportion, none without weight, invalid weights, and fixed values. */
 #include "sequence/choice.h"
 
 #include <errno.h>
@@ -9,7 +9,7 @@
 
 #define DRAWS UINT64_C(200000)
 
-/* Draws often, and compares how often each place came with its share. */
+/* Draws often, and compares the count of each index with its share. */
 static void check_shares(const double *weights, uint64_t count)
 {
     struct alias *table = NULL;
