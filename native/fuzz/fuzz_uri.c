@@ -14,9 +14,9 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count);
 
-static void check(int held)
+static void check(int correct)
 {
-    if (!held) {
+    if (!correct) {
         abort();
     }
 }

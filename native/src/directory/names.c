@@ -144,7 +144,7 @@ static int pieces_equal(const uint8_t *at, const uint8_t *end, uint32_t number, 
         return 0;
     }
     /*
-     * From the end: each byte of the name comes from the nearest entry that shares less than its
+     * Backwards: each byte of the name comes from the nearest entry that shares less than its
      * offset.
      */
     uint32_t open = bytes;

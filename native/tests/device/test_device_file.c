@@ -1,4 +1,4 @@
-/* What only files do: opening the wrong things, read-only, ends that are not whole blocks, files
+/* Files alone: opening other objects, read-only, ends that are not whole blocks, files
  * that shrink. */
 #include "device/device_tests.h"
 

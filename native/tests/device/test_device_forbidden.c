@@ -1,4 +1,4 @@
-/* Where a seccomp filter refuses io_uring, as containers do, AUTO takes threads and URING says why
+/* If a seccomp filter refuses io_uring, as in containers, AUTO uses threads and URING returns why
  * not. */
 #include "device/device_tests.h"
 

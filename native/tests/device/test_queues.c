@@ -98,7 +98,7 @@ static void more_threads_than_queue_pairs(uint32_t readers)
 }
 
 /* Idle queue pairs are used again, and destroyed in favour of another depth. */
-static void those_at_rest_are_used(void)
+static void idle_ones_are_used_again(void)
 {
     dlfs_queue *queues[QUEUES];
     dlfs_reader *reader = make_reader(8u << 20);
@@ -174,7 +174,7 @@ int main(void)
     gate_put(&gate, dataset.inner);
     atomic_store(&gate.queues_max, QUEUES);
     dataset.device = gate.device;
-    those_at_rest_are_used();
+    idle_ones_are_used_again();
     none_is_lost_between_two();
     a_child_makes_its_own();
     more_threads_than_queue_pairs(1);
