@@ -1,4 +1,4 @@
-"""What the command lines of all benchmarks share: options, the run, and its results.
+"""Shared parts of the benchmarks' command lines: options, the run, and its results.
 
 A benchmark's ``main`` makes a parser by `command_line`, then a `Session`. The session runs the
 measurements, turns their errors into an exit code, and writes the report with its pictures.
@@ -123,11 +123,11 @@ class Session:
         path = report.write(folder)
         page = path.with_suffix(".md")
         try:
-            figures = draw() if draw else {}
+            pictures = draw() if draw else {}
         except Unavailable as reason:
             self.console.print(f"no pictures: {reason}", markup=False)
-            figures = {}
-        for name, figure in figures.items():
+            pictures = {}
+        for name, figure in pictures.items():
             picture = path.with_name(f"{path.stem}-{name}.png")
             figure.savefig(picture, dpi=110, bbox_inches="tight")
             with open(page, "a", encoding="utf-8") as file:

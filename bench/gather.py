@@ -70,7 +70,7 @@ PARTS = (
     ),
     Part(
         "peers",
-        "DLFS beside its peers",
+        "DLFS next to its peers",
         ("-m", "bench.peers"),
         26,
         ("--dir", "--corpus", "--minutes"),

@@ -1,6 +1,6 @@
 """The machine under test: its facts, its caches, and the C programs that measure its limits.
 
-Every report records what its figures depend on: commit, kernel, CPU, device, file system, versions.
+Every report records the commit, kernel, CPU, device, file system and versions of its run.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def _compile(name: str) -> Path:
 
 
 def describe(directory: Path) -> dict[str, Any]:
-    """Return the facts that the figures depend on, as plain values."""
+    """Return the facts that results depend on, as plain values."""
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "commit": _commit(),

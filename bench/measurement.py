@@ -7,16 +7,24 @@ process with all its threads. A contender that works in other processes adds the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import builtins
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
+import dlfs
 from bench.datasets import Scene, Source
 from bench.errors import WrongBytesError
 from bench.machine import Machine
+from bench.resources import Stopwatch
 
 CHECKED = 16
-"""Samples of each run whose bytes are compared with the source."""
+"""Most samples of a run that are remembered and compared with the source."""
+REMEMBER_EVERY = 16
+"""Interval, in batches, at which a sample is remembered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +95,48 @@ class Contender(Protocol):
             WrongBytesError: bytes that were read differ from the source.
         """
         ...
+
+
+@dataclass
+class Tally:
+    """Counts the batches of a run, and remembers a few of their samples to compare them later.
+
+    Attributes:
+        samples: samples so far.
+        bytes: bytes of these samples.
+        batches: batches so far.
+        remembered: bytes of some samples, by index.
+    """
+
+    samples: int = 0
+    bytes: int = 0
+    batches: int = 0
+    remembered: dict[int, builtins.bytes] = field(default_factory=dict)
+
+    def add(
+        self,
+        indices: Sequence[int] | NDArray[np.integer],
+        size_bytes: int,
+        data: Callable[[int], builtins.bytes],
+    ) -> None:
+        """Count a batch of some bytes; ``data`` returns the sample at a position of the batch."""
+        if self.batches % REMEMBER_EVERY == 0 and len(self.remembered) < CHECKED:
+            position = self.batches * 37 % len(indices)
+            self.remembered[int(indices[position])] = data(position)
+        self.samples += len(indices)
+        self.bytes += size_bytes
+        self.batches += 1
+
+    def add_batch(self, batch: dlfs.Batch) -> None:
+        """Count a batch of DLFS."""
+        self.add(batch.indices, int(batch.lengths.sum()), batch.tobytes)
+
+    def result(self, source: Source, watch: Stopwatch, **notes: object) -> Measurement:
+        """Compare the remembered samples with the source, and return the measurement."""
+        checked = check_bytes(source, self.remembered)
+        return Measurement(
+            self.samples, self.bytes, watch.seconds, watch.cpu_seconds, checked, dict(notes)
+        )
 
 
 def check_bytes(source: Source, found: Mapping[int, bytes]) -> int:

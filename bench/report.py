@@ -102,7 +102,7 @@ class Report:
 
 
 def facts_list(facts: Mapping[str, Any]) -> list[str]:
-    """Return the facts that figures depend on as a Markdown list: run, machine, disk, versions.
+    """Return the facts that results depend on as a Markdown list: run, machine, disk, versions.
 
     Args:
         facts: as `bench.machine.describe` returns them, with ``load_average_after``.

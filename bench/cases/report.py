@@ -24,7 +24,7 @@ def _note(notes: Mapping[str, Any]) -> str:
 
 
 def case_table(result: Result) -> Table:
-    """Return a case's table: medians over the rounds, one row a contender."""
+    """Return a case's table: medians over the rounds, a row for each contender."""
     rows: list[tuple[str, ...]] = []
     for contender, runs in result.runs.items():
         rates = [rate(run) for run in runs]

@@ -22,7 +22,7 @@ from bench.measurement import Contender, Measurement
 from dlfs.units import KIB, MIB
 
 Metric = Callable[[Measurement], float]
-"""A figure of one run; larger is better."""
+"""A value computed from one run; larger is better."""
 
 
 def rate(run: Measurement) -> float:
@@ -73,9 +73,9 @@ class Floor:
         text: description for tables.
         of: contender that must reach the floor.
         at_least: least ratio.
-        metric: figure that is compared.
+        metric: value that is compared.
         against: contenders to compare with; the slowest of them counts.
-        against_metric: figure of these contenders, if it is another one.
+        against_metric: value of these contenders to compare with, if it is another one.
         base: value to compare with if there is no other contender.
         either: group of the floor; one met floor of a group is enough. Empty: no group.
     """

@@ -11,6 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from bench.contenders.bare import run_bare
 from bench.measurement import CHECKED, Environment, Measurement, check_bytes
 from bench.resources import timed
@@ -36,7 +39,7 @@ def read_files(
     """
     until = time.perf_counter() + seconds
     count = total = 0
-    kept: dict[int, bytes] = {}
+    found: dict[int, bytes] = {}
     for path, size in zip(paths, sizes, strict=True):
         descriptor = os.open(root + path, os.O_RDONLY)
         try:
@@ -45,12 +48,35 @@ def read_files(
             os.close(descriptor)
         total += len(data)
         if count % CLOCK_EVERY == 0:
-            if len(kept) < CHECKED:
-                kept[count] = data
+            if len(found) < CHECKED:
+                found[count] = data
             if time.perf_counter() > until:
-                return count + 1, total, kept
+                return count + 1, total, found
         count += 1
-    return count, total, kept
+    return count, total, found
+
+
+def measure_files(
+    environment: Environment,
+    root: bytes,
+    paths: Sequence[bytes],
+    sizes: Sequence[int],
+    order: NDArray[np.int64],
+) -> Measurement:
+    """Measure `read_files`, and compare some files with the source.
+
+    Args:
+        environment: as for every contender.
+        root: root folder, with a slash at its end.
+        paths: paths of the files below it.
+        sizes: exact size of each file in bytes.
+        order: index of each file's sample.
+    """
+    with timed() as watch:
+        count, total, found = read_files(root, paths, sizes, environment.limits.seconds)
+    samples = {int(order[position]): data for position, data in found.items()}
+    checked = check_bytes(environment.scene.source, samples)
+    return Measurement(count, total, watch.seconds, watch.cpu_seconds, checked)
 
 
 @dataclass(frozen=True)
@@ -77,10 +103,7 @@ class Files:
         if not self.cold:
             count, _, _ = read_files(root, paths, sizes, environment.limits.seconds * 2)
             del paths[count:], sizes[count:]
-        with timed() as watch:
-            count, total, kept = read_files(root, paths, sizes, environment.limits.seconds)
-        checked = check_bytes(scene.source, {int(order[at]): data for at, data in kept.items()})
-        return Measurement(count, total, watch.seconds, watch.cpu_seconds, checked)
+        return measure_files(environment, root, paths, sizes, order)
 
 
 @dataclass(frozen=True)

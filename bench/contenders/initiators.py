@@ -18,11 +18,10 @@ from dataclasses import dataclass
 
 import dlfs
 from bench.contenders.bare import run_bare
-from bench.contenders.samples import Tally
 from bench.datasets import DATASET
 from bench.errors import Unavailable
 from bench.machine import Machine
-from bench.measurement import Environment, Measurement, check_bytes
+from bench.measurement import Environment, Measurement, Tally, check_bytes
 from bench.process import find_program
 from bench.resources import cpu_seconds, timed
 from bench.targets import uri_of
@@ -87,10 +86,10 @@ class Initiator:
                 until = time.perf_counter() + environment.limits.seconds
                 while time.perf_counter() < until:
                     batch = next(batches)
-                    tally.add(batch)
+                    tally.add_batch(batch)
                     batch.release()
             batches.close()
-            return tally.result(scene, watch, stats=dataset.stats())
+            return tally.result(scene.source, watch, stats=dataset.stats())
 
     def _touch(self, batches: Iterator[dlfs.Batch], memory_bytes: int) -> None:
         """Read until the memory is full, so that the kernel has provided all of its pages."""

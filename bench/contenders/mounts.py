@@ -14,11 +14,11 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.contenders.files import read_files
+from bench.contenders.files import measure_files, read_files
 from bench.errors import Unavailable
-from bench.measurement import Environment, Measurement, check_bytes
+from bench.measurement import Environment, Measurement
 from bench.process import ROOT, find_program, output_of, started
-from bench.resources import cpu_seconds_of, timed
+from bench.resources import cpu_seconds_of
 from bench.serving import SQUASHFUSE, Mounted, check_fuse, mount_dlfs, mount_squashfuse
 
 WARM_UP_SECONDS = 600.0
@@ -110,25 +110,20 @@ class MountFiles:
         point = environment.scene.folder / "mnt"
         point.mkdir(exist_ok=True)
         source = environment.scene.source
-        order = environment.scene.file_order(environment.round)[
-            : environment.limits.mount_files
-        ].tolist()
-        paths = [source.path(index) for index in order]
+        order = environment.scene.file_order(environment.round)[: environment.limits.mount_files]
+        paths = [source.path(index) for index in order.tolist()]
         sizes = source.lengths[order].tolist()
         environment.machine.require_cold(cold=self.cold)
-        with _bound(self.together), self._mounted(environment, point, order) as mounted:
+        with _bound(self.together), self._mounted(environment, point, order.tolist()) as mounted:
             root = os.fsencode(mounted.files) + b"/"
             if not self.cold:
                 read_files(root, paths, sizes, WARM_UP_SECONDS)
             before = cpu_seconds_of(mounted.pid)
-            with timed() as watch:
-                count, total, kept = read_files(root, paths, sizes, environment.limits.seconds)
+            found = measure_files(environment, root, paths, sizes, order)
             served = cpu_seconds_of(mounted.pid) - before
-        checked = check_bytes(
-            environment.scene.source, {order[at]: data for at, data in kept.items()}
-        )
-        notes = {"server_cpu_seconds": served}
-        return Measurement(count, total, watch.seconds, watch.cpu_seconds + served, checked, notes)
+        found.cpu_seconds += served
+        found.notes["server_cpu_seconds"] = served
+        return found
 
     def _mounted(
         self, environment: Environment, point: Path, order: list[int]

@@ -5,15 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 import dlfs
 from bench.datasets import DATASET, Scene
-from bench.measurement import CHECKED, Environment, Measurement, check_bytes
-from bench.resources import Stopwatch, cpu_seconds_of, timed
+from bench.measurement import CHECKED, Environment, Measurement, Tally
+from bench.resources import cpu_seconds_of, timed
 
 DEPTH = 128
 """Operations in flight, the same for fio and the bare reader."""
@@ -45,38 +45,6 @@ def fill_memory(dataset: dlfs.Dataset, batch: int) -> None:
 
 def _share_text(share: float) -> str:
     return "all in memory" if share >= 1 else f"budget 1/{round(1 / share)}"
-
-
-@dataclass
-class Tally:
-    """Counts batches, and remembers a few of their samples to compare them.
-
-    Attributes:
-        samples: samples so far.
-        bytes: bytes of these samples.
-        remembered: bytes of some samples, by index.
-    """
-
-    samples: int = 0
-    bytes: int = 0
-    remembered: dict[int, bytes] = field(default_factory=dict)
-    _batches: int = 0
-
-    def add(self, batch: dlfs.Batch) -> None:
-        """Count a batch."""
-        self.samples += len(batch)
-        self.bytes += int(batch.lengths.sum())
-        if self._batches % 16 == 0 and len(self.remembered) < CHECKED:
-            position = (self._batches * 37) % len(batch)
-            self.remembered[int(batch.indices[position])] = batch.tobytes(position)
-        self._batches += 1
-
-    def result(self, scene: Scene, watch: Stopwatch, **notes: object) -> Measurement:
-        """Compare the remembered samples with the source, and return the measurement."""
-        checked = check_bytes(scene.source, self.remembered)
-        return Measurement(
-            self.samples, self.bytes, watch.seconds, watch.cpu_seconds, checked, dict(notes)
-        )
 
 
 @dataclass(frozen=True)
@@ -112,14 +80,14 @@ class Epoch:
                 )
                 with epoch:
                     for batch in epoch:
-                        tally.add(batch)
+                        tally.add_batch(batch)
                         batch.release()
                         if time.perf_counter() > until:
                             break
                     plan = epoch.plan if tally.samples < len(scene) else ""
             stats = dataset.stats()
             plan = plan or self._plan_of(dataset, scene)
-        return tally.result(scene, watch, plan=plan, stats=stats)
+        return tally.result(scene.source, watch, plan=plan, stats=stats)
 
     def _plan_of(self, dataset: dlfs.Dataset, scene: Scene) -> str:
         """Return the plan of an epoch that has ended, by opening another one."""
@@ -153,7 +121,7 @@ class Batches:
             order = scene.file_order(environment.round)
             with timed() as watch:
                 tally = read_batches(dataset, order, scene.spec.batch, environment.limits.seconds)
-            return tally.result(scene, watch, stats=dataset.stats())
+            return tally.result(scene.source, watch, stats=dataset.stats())
 
 
 def read_batches(
@@ -170,7 +138,7 @@ def read_batches(
     while True:
         for first in range(0, len(order), size):
             with dataset.read(order[first : first + size]) as batch:
-                tally.add(batch)
+                tally.add_batch(batch)
             if time.perf_counter() > until:
                 return tally
         if not again:
@@ -212,12 +180,12 @@ def measure_cached(
     with timed() as watch:
         tally = read_batches(dataset, order, size, environment.limits.seconds, again=True)
     watch.cpu_seconds += (cpu_seconds_of(service_pid) if service_pid else 0.0) - cpu
-    return tally.result(scene, watch, reads=dataset.stats()["reads"] - before)
+    return tally.result(scene.source, watch, reads=dataset.stats()["reads"] - before)
 
 
 @dataclass(frozen=True)
 class Get:
-    """``Dataset.get(path)``: one sample at a time, by its path, as bytes.
+    """Single samples through ``Dataset.get(path)``, as bytes.
 
     Attributes:
         cold: no sample is in memory; else all are.
@@ -250,4 +218,4 @@ class Get:
                             tally.remembered[int(order[number])] = data
                         if time.perf_counter() > until:
                             break
-        return tally.result(scene, watch)
+        return tally.result(scene.source, watch)

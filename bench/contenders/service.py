@@ -18,9 +18,9 @@ from pathlib import Path
 import numpy as np
 
 import dlfs
-from bench.contenders.samples import Tally, fill_memory, measure_cached, read_batches
+from bench.contenders.samples import fill_memory, measure_cached, read_batches
 from bench.datasets import DATASET, Scene
-from bench.measurement import Environment, Measurement, check_bytes
+from bench.measurement import Environment, Measurement, Tally, check_bytes
 from bench.resources import cpu_seconds, cpu_seconds_of, timed
 from bench.serving import Served, serve
 from dlfs.units import GIB

@@ -1,6 +1,6 @@
 """DLIO side by side: one training load on a local file system, the mount, and the sample API.
 
-DLIO emulates training: its data loader reads, and a sleep stands for the accelerator. Its figure is
+DLIO emulates training: its data loader reads, and a sleep stands for the accelerator. It reports
 the share of time that the accelerator was busy. It runs as it comes from PyPI, from a virtual
 environment of its own (``make bench-dlio``), started by ``mpirun``. Each workload runs three ways:
 

@@ -1,4 +1,4 @@
-"""``python -m bench.dlio``: run DLIO's workloads in every way, show and write the figures."""
+"""``python -m bench.dlio``: run DLIO's workloads in every way, show and write the results."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The report of DLIO's figures, side by side.
+"""The report of DLIO's results, side by side.
 
-Tables have medians over the rounds. Figures of DLFS over ext4 are taken within each round, and the
-median of those counts. Differences of utilisation are percentage points.
+Tables have medians over the rounds. Differences between DLFS and ext4 are taken within each round,
+and the median of those counts. Differences of utilisation are percentage points.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ COLUMNS = (
 SAME_POINTS = 1.0
 """Percentage points of utilisation below which two ways count as the same."""
 
-Figures = dict[str, Any]
+Results = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,17 +46,17 @@ class Race:
         workload: the workload.
         files: number of files that were trained on.
         data_bytes: bytes of all files that DLIO generated.
-        runs: DLIO's figures for each way, by round.
+        runs: DLIO's results for each way, by round.
     """
 
     workload: Workload
     files: int
     data_bytes: int
-    runs: dict[str, list[Figures]]
+    runs: dict[str, list[Results]]
 
-    def epochs(self, way: str, number: int, figure: str) -> list[float]:
-        """Return a figure of one epoch, by round."""
-        return [run["epochs"][number][figure] for run in self.runs[way]]
+    def epochs(self, way: str, number: int, key: str) -> list[float]:
+        """Return a value of one epoch, by round."""
+        return [run["epochs"][number][key] for run in self.runs[way]]
 
     def over_ext4(self, way: str, number: int) -> tuple[float, float]:
         """Compare an epoch with ext4's of the same round, by the median over the rounds.
@@ -128,7 +128,7 @@ def make_report(
     """Return the report of all workloads that were run."""
     data = {"arguments": arguments, "workloads": [race.to_dict() for race in races]}
     report = Report("dlio", "DLIO, side by side", facts, data)
-    report.add("")
+    report.lines.append("")
     for race in races:
         verdicts = ", ".join(f"{way}: {race.verdict(way)}" for way in WAYS[1:])
         report.add(race_table(race), f"Utilisation against ext4, cold: {verdicts}.")

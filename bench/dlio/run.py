@@ -24,7 +24,7 @@ from bench.resources import cpu_seconds_of
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """DLIO's figures for an epoch.
+    """DLIO's results for an epoch.
 
     Attributes:
         utilisation: share of time that the accelerator was busy, in per cent; DLIO leaves the first
@@ -41,7 +41,7 @@ class Epoch:
 def run_once(
     stage: Stage, way: str, *, epochs: int, seed: int, prefix: Sequence[str]
 ) -> dict[str, Any]:
-    """Run a workload once, in a process of its own behind a prefix, and return its figures.
+    """Run a workload once, in a process of its own behind a prefix, and return its results.
 
     Raises:
         Unavailable: it failed, with the last line of its messages.
@@ -53,8 +53,8 @@ def run_once(
         return child.answer()
 
 
-def read_figures(output: Path) -> list[Epoch]:
-    """Read DLIO's figures, by epoch.
+def read_results(output: Path) -> list[Epoch]:
+    """Read DLIO's results, by epoch.
 
     Args:
         output: DLIO's output folder.
@@ -73,11 +73,11 @@ def read_figures(output: Path) -> list[Epoch]:
             )
         ]
     except (KeyError, IndexError, TypeError, json.JSONDecodeError) as error:
-        raise ValueError(f"read DLIO's figures in {output}: {error!r}") from error
+        raise ValueError(f"read DLIO's results in {output}: {error!r}") from error
 
 
 def train(stage: Stage, way: str, *, epochs: int, seed: int) -> dict[str, Any]:
-    """Drop the kernel's caches, train, and return DLIO's figures.
+    """Drop the kernel's caches, train, and return DLIO's results.
 
     Args:
         stage: stage whose data was generated.
@@ -105,12 +105,12 @@ def train(stage: Stage, way: str, *, epochs: int, seed: int) -> dict[str, Any]:
                 variables = {VOLUME: served.uri, DATASET: stage.dataset}
             run_dlio(stage, options, log, variables)
             service_seconds = cpu_seconds_of(served.pid) - before
-    figures = [asdict(epoch) for epoch in read_figures(output)]
-    return {"cold": cold, "epochs": figures, "service_cpu_seconds": service_seconds}
+    results = [asdict(epoch) for epoch in read_results(output)]
+    return {"cold": cold, "epochs": results, "service_cpu_seconds": service_seconds}
 
 
 def work(job: dict[str, Any], parent: Parent) -> None:
-    """Train as the job says, and answer with the figures."""
+    """Train as the job says, and answer with the results."""
     stage = Stage.load(Path(job["folder"]))
     parent.answer(**train(stage, job["way"], epochs=job["epochs"], seed=job["seed"]))
 

@@ -28,7 +28,7 @@ SPACE_FACTOR = 1.1
 """Size of a volume over its samples: chunks have unused ends, directories take space."""
 SPACE_EXTRA_BYTES = 64 << 20
 RECORD_HEADER_BYTES, RECORD_FOOTER_BYTES = 12, 4
-"""Around each record of a TFRecord file: its length and checksum, and its data's checksum."""
+"""Bytes before and after a record of a TFRecord file: length with checksum, and data's checksum."""
 
 
 def find_dlio() -> Path:
@@ -169,7 +169,7 @@ def generate(stage: Stage, folder: Path) -> None:
 
 
 def dlfs_command(*words: str | Path) -> None:
-    """Run a verb of ``dlfs``.
+    """Run a command of ``dlfs``.
 
     Raises:
         Unavailable: it failed; with its last message.

@@ -63,7 +63,7 @@ class Workload:
 
         Args:
             folder: folder of the data.
-            output: folder for DLIO's figures.
+            output: folder for DLIO's results.
             files: number of files that are trained on.
             ranks: number of MPI's ranks.
             seed: seed of DLIO's orders.

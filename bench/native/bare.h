@@ -1,4 +1,4 @@
-/* What the bare programs share: places to read, clocks, their one line of JSON. */
+/* Shared code of the bare programs: locations to read, clocks, and the JSON line of results. */
 #ifndef BENCH_BARE_H
 #define BENCH_BARE_H
 
@@ -12,7 +12,8 @@
 #include <time.h>
 #include <unistd.h>
 
-struct place {
+/* Offset and length of a sample, in bytes. */
+struct location {
     uint64_t offset;
     uint64_t length;
 };
@@ -35,7 +36,7 @@ static inline double seconds_of(struct timeval time)
     return (double)time.tv_sec + (double)time.tv_usec * 1e-6;
 }
 
-/* CPU time of the process, all its threads included. */
+/* Returns the CPU time of the process with all its threads, in seconds. */
 static inline double cpu_s(void)
 {
     struct rusage usage;
@@ -51,7 +52,7 @@ static inline void *allocate(size_t bytes)
     return memory;
 }
 
-/* A file as a whole, with a NUL behind it. */
+/* Reads a whole file into memory, followed by a NUL. */
 static inline char *load(const char *path, size_t *bytes)
 {
     int file = open(path, O_RDONLY);

@@ -1,10 +1,10 @@
 /*
- * The least that handing samples out by copying can cost: memcpy of each from memory that holds
- * all of them, one behind the other into a batch, no checks.
+ * The lower bound of the cost of returning copies of samples: memcpy of each sample from memory
+ * that contains all of them into a batch, without checks.
  *
- *     bare_copy PLACES BATCH SECONDS
+ *     bare_copy LOCATIONS BATCH SECONDS
  *
- * PLACES holds pairs of u64: offset in that memory and length.
+ * LOCATIONS is a file of pairs of u64: offset in that memory, and length.
  */
 #include "bare.h"
 
@@ -13,19 +13,19 @@ int main(int argc, char **argv)
     if (argc != 4)
         return 2;
     size_t bytes;
-    struct place *places = (struct place *)load(argv[1], &bytes);
-    size_t count = bytes / sizeof(*places);
+    struct location *locations = (struct location *)load(argv[1], &bytes);
+    size_t count = bytes / sizeof(*locations);
     size_t batch = strtoul(argv[2], NULL, 10);
     uint64_t end = 1;
     uint64_t longest = 1;
     uint64_t sum = 0;
     for (size_t i = 0; i < count; i++) {
-        uint64_t last = places[i].offset + places[i].length;
+        uint64_t last = locations[i].offset + locations[i].length;
         end = last > end ? last : end;
-        longest = places[i].length > longest ? places[i].length : longest;
-        sum += places[i].length;
+        longest = locations[i].length > longest ? locations[i].length : longest;
+        sum += locations[i].length;
     }
-    /* Twice the mean batch; one that is larger goes on at the front. */
+    /* Room for twice the mean batch. A larger batch continues at the front. */
     uint64_t room = longest + 2 * batch * (sum / (count ? count : 1));
     char *memory = allocate(end);
     char *target = allocate(room);
@@ -39,12 +39,12 @@ int main(int argc, char **argv)
     do {
         size_t used = 0;
         for (size_t i = 0; i < batch; i++, done++) {
-            const struct place *place = &places[done % count];
-            if (used + place->length > room)
+            const struct location *location = &locations[done % count];
+            if (used + location->length > room)
                 used = 0;
-            memcpy(target + used, memory + place->offset, place->length);
-            used += place->length;
-            total += place->length;
+            memcpy(target + used, memory + location->offset, location->length);
+            used += location->length;
+            total += location->length;
         }
         __asm__ volatile("" ::"r"(target) : "memory");
     } while (now_s() < until);

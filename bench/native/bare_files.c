@@ -1,9 +1,9 @@
 /*
- * Plain files, read as fast as threads can: each opened, read whole and closed.
+ * Reads plain files as fast as threads can: opens each, reads it whole, and closes it.
  *
  *     bare_files DIRECTORY PATHS THREADS
  *
- * PATHS holds NUL-terminated paths, relative to DIRECTORY, in the order of reading.
+ * PATHS is a file of NUL-terminated paths, relative to DIRECTORY, in the order of reading.
  */
 #include <pthread.h>
 #include <stdatomic.h>

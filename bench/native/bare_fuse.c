@@ -1,12 +1,12 @@
 /*
- * The least that a FUSE file system can do: a tree of files, all of it in memory, over libfuse's
- * low-level interface.
+ * A minimal FUSE file system on libfuse's low-level interface, with all files in memory: the limit
+ * of libfuse.
  *
  *     bare_fuse MOUNTPOINT FOLDER PATHS THREADS
  *
- * serves the files of FOLDER that PATHS names (NUL behind each) until SIGTERM; says "ready" when it
- * is mounted. As in DLFS's mount, entries are good for ever, files are opened without a word, and
- * a thread has a descriptor of its own. One thread reads and answers alone.
+ * It serves the files of FOLDER that PATHS names, each ended by NUL, until SIGTERM, and prints
+ * "ready" when it is mounted. As in DLFS's mount, entries never expire, files are opened without a
+ * message, and each thread has a descriptor of its own. A single thread uses the plain loop.
  */
 #define FUSE_USE_VERSION 312
 
@@ -19,13 +19,13 @@
 #define FOREVER_SECONDS 1e9
 #define BLOCK_BYTES 512
 
-/* A file or directory; its inode number is its place in the table. */
+/* A file or directory. Its inode number is its index in the table. */
 struct node {
     const char *name;
-    char *data; /* NULL: a directory */
+    char *data; /* NULL for a directory */
     size_t bytes;
     size_t parent;
-    size_t next; /* of the same bucket; 0: none */
+    size_t next; /* next node of the same bucket; 0: none */
 };
 
 static struct node *nodes;
@@ -43,7 +43,7 @@ static size_t *bucket_of(size_t parent, const char *name, size_t name_bytes)
     return &buckets[(mixed ^ mixed >> 32) % bucket_count];
 }
 
-/* 0: there is none. */
+/* Returns the inode number of an entry; 0 if it does not exist. */
 static size_t find(size_t parent, const char *name)
 {
     size_t number = *bucket_of(parent, name, strlen(name));
@@ -63,7 +63,7 @@ static size_t find_or_add(size_t parent, const char *name)
     return *bucket = number;
 }
 
-/* Adds a file and the directories above it. Cuts the path into names, which stay where it was. */
+/* Adds a file and the directories above it. The nodes point to the names in the path. */
 static void add(const char *folder, char *path)
 {
     size_t parent = FUSE_ROOT_ID;
@@ -134,7 +134,7 @@ static void handle_getattr(fuse_req_t request, fuse_ino_t inode, struct fuse_fil
 static void handle_open(fuse_req_t request, fuse_ino_t inode, struct fuse_file_info *info)
 {
     (void)inode, (void)info;
-    fuse_reply_err(request, ENOSYS); /* from now on the kernel opens by itself, and closes */
+    fuse_reply_err(request, ENOSYS); /* the kernel sends no more opens and closes */
 }
 
 static void handle_read(fuse_req_t request, fuse_ino_t inode, size_t bytes, off_t offset,
@@ -179,8 +179,8 @@ int main(int argc, char **argv)
     size_t bytes;
     char *paths = load(argv[3], &bytes);
     make_tree(argv[2], paths, bytes);
-    char *words[] = {argv[0], "-o", "default_permissions,ro,fsname=bench"};
-    struct fuse_args arguments = FUSE_ARGS_INIT(3, words);
+    char *options[] = {argv[0], "-o", "default_permissions,ro,fsname=bench"};
+    struct fuse_args arguments = FUSE_ARGS_INIT(3, options);
     struct fuse_session *session =
         fuse_session_new(&arguments, &OPERATIONS, sizeof OPERATIONS, NULL);
     if (!session || fuse_set_signal_handlers(session) != 0 ||

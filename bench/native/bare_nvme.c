@@ -1,17 +1,19 @@
 /*
- * The least that reading blocks through DLFS's own NVMe/TCP initiator can cost: random reads of one
- * size, DEPTH of them in flight, into BUFFERS buffers taken in turn, nothing handed out. With as
- * many buffers as reads in flight they stay in the processor's caches; with as many as a batch has
- * samples they do not, as a batch's memory does not. CHECKED computes the CRC32C of what came.
+ * The lower bound of the cost of reading blocks by DLFS's own NVMe/TCP initiator: random reads of
+ * one size, DEPTH of them in flight, into BUFFERS buffers one after the other.
  *
  *     bare_nvme HOST PORT NQN NSID BLOCK_BYTES DEPTH BUFFERS CHECKED SECONDS
+ *
+ * With as many buffers as reads in flight, the buffers stay in the processor's caches. With as many
+ * as a batch has samples they do not, like the memory of a batch. If CHECKED is 1, the CRC32C of
+ * each block is computed.
  */
 #include <dlfs/dlfs.h>
 
 #include "bare.h"
 
 #define DEPTH_MAX 1024u
-#define GROUPS 4u /* completions are taken, and reads begun, by quarters of the depth */
+#define GROUPS 4u /* completions are polled, and reads submitted, by quarters of the depth */
 #define BUSY_POLL_US 1000u
 
 static dlfs_queue *queue;
@@ -73,17 +75,17 @@ static void fill_queue(void)
                                              .tag = next_buffer};
         next_buffer = (next_buffer + 1) % buffers;
     }
-    for (uint32_t gone = 0; gone < count;) {
-        int accepted = dlfs_queue_submit(queue, operations + gone, count - gone);
+    for (uint32_t sent = 0; sent < count;) {
+        int accepted = dlfs_queue_submit(queue, operations + sent, count - sent);
         if (accepted < 0)
             fail("submit", accepted);
-        gone += (uint32_t)accepted;
+        sent += (uint32_t)accepted;
         in_flight += (uint32_t)accepted;
     }
 }
 
-/* Takes some of what came; returns how many. */
-static uint32_t take(int checked, uint32_t *crc)
+/* Polls completions, and returns their number. */
+static uint32_t poll_some(int checked, uint32_t *crc)
 {
     dlfs_completion completions[DEPTH_MAX];
     int count = dlfs_queue_poll(queue, completions, (depth + GROUPS - 1) / GROUPS, -1);
@@ -119,10 +121,10 @@ int main(int argc, char **argv)
     double until = start + strtod(argv[9], NULL);
     do {
         fill_queue();
-        done += take(checked, &crc);
+        done += poll_some(checked, &crc);
     } while (now_s() < until);
     double seconds = now_s() - start;
     report(done, done * block_bytes, seconds, cpu_s() - cpu);
-    fprintf(stderr, "%08x\n", crc); /* so that it is computed */
-    return 0;                       /* what is in flight ends with the process */
+    fprintf(stderr, "%08x\n", crc); /* so that the compiler computes it */
+    return 0;                       /* reads in flight end with the process */
 }

@@ -1,12 +1,13 @@
 /*
- * The least that reading samples by io_uring can cost: each sample is one O_DIRECT read of the
- * blocks it touches, `depth` of them in flight, registered file and buffers, nothing checked,
- * nothing kept.
+ * The lower bound of the cost of reading samples by io_uring. Each sample is one O_DIRECT read of
+ * the blocks that contain it, DEPTH of them in flight, with registered file and buffers. Samples
+ * are neither checked nor stored.
  *
- *     bare_uring FILE PLACES DEPTH SECONDS KEPT KEPT_FILE
+ *     bare_uring FILE LOCATIONS DEPTH SECONDS COUNT OUTPUT
  *
- * PLACES holds pairs of u64: byte offset and length. After SECONDS no more reads are started. The
- * bytes of the first KEPT samples are written to KEPT_FILE, in their order, after the clock stops.
+ * LOCATIONS is a file of pairs of u64: byte offset and length. After SECONDS no more reads are
+ * started. After the clock has stopped, the bytes of the first COUNT samples are written to the
+ * file OUTPUT, in their order.
  */
 #include <liburing.h>
 
@@ -14,21 +15,21 @@
 
 #define BLOCK 4096u
 
-static struct place *places;
+static struct location *locations;
 static size_t count;
 static char *buffers;
 static size_t buffer_bytes;
 static int fixed = 1;
 
-static uint64_t first_block(const struct place *place)
+static uint64_t first_block(const struct location *location)
 {
-    return place->offset & ~(uint64_t)(BLOCK - 1);
+    return location->offset & ~(uint64_t)(BLOCK - 1);
 }
 
-static uint64_t span_bytes(const struct place *place)
+static uint64_t span_bytes(const struct location *location)
 {
-    uint64_t end = (place->offset + place->length + BLOCK - 1) & ~(uint64_t)(BLOCK - 1);
-    return end - first_block(place);
+    uint64_t end = (location->offset + location->length + BLOCK - 1) & ~(uint64_t)(BLOCK - 1);
+    return end - first_block(location);
 }
 
 static void prepare(struct io_uring *ring, int file, unsigned depth)
@@ -43,23 +44,23 @@ static void prepare(struct io_uring *ring, int file, unsigned depth)
     free(vectors);
 }
 
-static void submit(struct io_uring *ring, unsigned slot, size_t at)
+static void submit(struct io_uring *ring, unsigned number, size_t at)
 {
     struct io_uring_sqe *sqe = io_uring_get_sqe(ring);
-    char *buffer = buffers + slot * buffer_bytes;
-    unsigned length = (unsigned)span_bytes(&places[at]);
+    char *buffer = buffers + number * buffer_bytes;
+    unsigned length = (unsigned)span_bytes(&locations[at]);
     if (fixed)
-        io_uring_prep_read_fixed(sqe, 0, buffer, length, first_block(&places[at]), (int)slot);
+        io_uring_prep_read_fixed(sqe, 0, buffer, length, first_block(&locations[at]), (int)number);
     else
-        io_uring_prep_read(sqe, 0, buffer, length, first_block(&places[at]));
+        io_uring_prep_read(sqe, 0, buffer, length, first_block(&locations[at]));
     io_uring_sqe_set_flags(sqe, IOSQE_FIXED_FILE);
-    io_uring_sqe_set_data64(sqe, (uint64_t)slot << 48 | at);
+    io_uring_sqe_set_data64(sqe, (uint64_t)number << 48 | at);
 }
 
 static void check(const struct io_uring_cqe *cqe)
 {
     size_t at = cqe->user_data & ((UINT64_C(1) << 48) - 1);
-    uint64_t wanted = places[at].offset + places[at].length - first_block(&places[at]);
+    uint64_t wanted = locations[at].offset + locations[at].length - first_block(&locations[at]);
     if (cqe->res < 0 || (uint64_t)cqe->res < wanted) {
         fprintf(stderr, "read of sample %zu: %d\n", at, cqe->res);
         exit(1);
@@ -92,14 +93,14 @@ static size_t race(struct io_uring *ring, unsigned depth, double until)
     return done;
 }
 
-static void keep(int file, size_t kept, const char *path)
+static void write_samples(int file, size_t wanted, const char *path)
 {
     FILE *out = fopen(path, "wb");
-    for (size_t i = 0; i < kept && i < count; i++) {
-        size_t length = (size_t)span_bytes(&places[i]);
-        if (!out || pread(file, buffers, length, (off_t)first_block(&places[i])) < 0 ||
-            fwrite(buffers + places[i].offset % BLOCK, 1, places[i].length, out) !=
-                places[i].length)
+    for (size_t i = 0; i < wanted && i < count; i++) {
+        size_t length = (size_t)span_bytes(&locations[i]);
+        if (!out || pread(file, buffers, length, (off_t)first_block(&locations[i])) < 0 ||
+            fwrite(buffers + locations[i].offset % BLOCK, 1, locations[i].length, out) !=
+                locations[i].length)
             die(path);
     }
     if (!out || fclose(out) != 0)
@@ -111,13 +112,13 @@ int main(int argc, char **argv)
     if (argc != 7)
         return 2;
     size_t bytes;
-    places = (struct place *)load(argv[2], &bytes);
-    count = bytes / sizeof(struct place);
+    locations = (struct location *)load(argv[2], &bytes);
+    count = bytes / sizeof(struct location);
     unsigned depth = (unsigned)strtoul(argv[3], NULL, 10);
     buffer_bytes = BLOCK;
     for (size_t i = 0; i < count; i++)
-        if (span_bytes(&places[i]) > buffer_bytes)
-            buffer_bytes = (size_t)span_bytes(&places[i]);
+        if (span_bytes(&locations[i]) > buffer_bytes)
+            buffer_bytes = (size_t)span_bytes(&locations[i]);
     buffers = allocate(buffer_bytes * depth);
     memset(buffers, 1, buffer_bytes * depth);
     int file = open(argv[1], O_RDONLY | O_DIRECT);
@@ -132,8 +133,8 @@ int main(int argc, char **argv)
     cpu = cpu_s() - cpu;
     uint64_t total = 0;
     for (size_t i = 0; i < done; i++)
-        total += places[i].length;
+        total += locations[i].length;
     report(done, total, seconds, cpu);
-    keep(file, strtoul(argv[5], NULL, 10), argv[6]);
+    write_samples(file, strtoul(argv[5], NULL, 10), argv[6]);
     return 0;
 }

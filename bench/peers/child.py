@@ -23,7 +23,7 @@ import numpy as np
 
 from bench.datasets import Source
 from bench.errors import WrongBytesError
-from bench.measurement import CHECKED, check_bytes
+from bench.measurement import Tally, check_bytes
 from bench.peers.data import Data
 from bench.peers.peer import Peer, Reader
 from bench.peers.registry import all_peers
@@ -33,15 +33,12 @@ from bench.resources import peak_rss_bytes, tree_cpu_seconds
 CHECKED_AFTER = 256
 """Samples that are read and compared after the timed part."""
 
-REMEMBER_EVERY = 16
-"""Interval, in batches, at which one sample is remembered and compared later."""
-
 FILE_READ_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """The work of a child.
+    """The job of a child process.
 
     Attributes:
         verb: ``prepare``, ``look`` or ``race``.
@@ -73,7 +70,7 @@ class Job:
 
     @property
     def seed(self) -> int:
-        """Seed of this child's order. Never 0, with which DLFS packs: that is the order on disk."""
+        """Seed of this child's order; never 0, the seed of the order in which DLFS packs."""
         return 1000 * (self.round + 1) + self.share
 
     def source(self) -> Source:
@@ -94,48 +91,32 @@ class Moment:
         return cls(time.monotonic(), tree_cpu_seconds())
 
 
-@dataclass(slots=True)
-class Count:
-    """Counts the batches that were read, and remembers a few of their samples to compare them.
+@dataclass
+class OrderTally(Tally):
+    """A tally that also records the samples of an own order.
 
     Attributes:
-        own: True if the order is the peer's own, so that batches carry indices.
-        samples: samples so far.
-        bytes: bytes of these samples.
-        batches: batches so far.
-        remembered: bytes of some samples, by index.
-        seen: indices of each batch of an own order.
+        seen: indices of each batch.
     """
 
-    own: bool
-    samples: int = 0
-    bytes: int = 0
-    batches: int = 0
-    remembered: dict[int, bytes] = field(default_factory=dict)
     seen: list[Any] = field(default_factory=list)
 
-    def add(self, indices: Any, found: Any) -> None:
-        """Count a batch; ``indices`` is what was asked for, None in an own order."""
-        is_list = isinstance(found, list)
-        if self.own:
-            indices = [index for index, _ in found] if is_list else found.indices.copy()
-            self.seen.append(indices)
-        if not is_list:
-            self.bytes += int(found.lengths.sum())
-        elif self.own:
-            self.bytes += sum(len(data) for _, data in found)
+    def add_found(self, indices: Any, found: Any) -> None:
+        """Count a batch; ``indices`` is None for an own order, whose batches carry indices."""
+        own = indices is None
+        if isinstance(found, list):
+            if own:
+                indices = [index for index, _ in found]
+                found = [data for _, data in found]
+            size_bytes = sum(map(len, found))
         else:
-            self.bytes += sum(map(len, found))
+            indices = found.indices.copy() if own else indices
+            size_bytes = int(found.lengths.sum())
+        if own:
+            self.seen.append(indices)
         if len(found) != len(indices):
             raise WrongBytesError(f"{len(indices)} samples were requested, {len(found)} returned")
-        if self.batches % REMEMBER_EVERY == 0 and len(self.remembered) < CHECKED:
-            position = self.batches * 37 % len(found)
-            data = found[position]
-            self.remembered[int(indices[position])] = bytes(
-                data[1] if self.own and is_list else data
-            )
-        self.samples += len(found)
-        self.batches += 1
+        self.add(indices, size_bytes, lambda position: bytes(found[position]))
 
 
 # ---- preparing -----------------------------------------------------------------------------------
@@ -303,7 +284,7 @@ def _warmed(job: Job, peer: Peer) -> tuple[Reader, int]:
 
 @dataclass(slots=True)
 class Timed:
-    """The timed part.
+    """The timed part of a run.
 
     Attributes:
         opened: moment when the first pass had been opened.
@@ -322,7 +303,7 @@ class Timed:
     whole: bool
 
 
-def read_timed(job: Job, reader: Reader, covered: int, tally: Count) -> Timed:
+def read_timed(job: Job, reader: Reader, covered: int, tally: OrderTally) -> Timed:
     """Read batches until the time is over; a cold reader also stops at the end of the order."""
     passes = _passes(job, reader, covered)
     batches = next(passes)
@@ -332,7 +313,7 @@ def read_timed(job: Job, reader: Reader, covered: int, tally: Count) -> Timed:
     first_samples = first_bytes = 0
     while True:
         for indices, found in batches:
-            tally.add(indices, found)
+            tally.add_found(indices, found)
             if first is None:
                 first = Moment.now()
                 until = first.seconds + job.seconds
@@ -362,7 +343,7 @@ def race(job: Job, peer: Peer, parent: Parent) -> None:
     if not job.warm:
         reader = peer.open(folder)
     try:
-        tally = Count(job.own)
+        tally = OrderTally()
         timed = read_timed(job, reader, covered, tally)
         parent.answer(
             samples=tally.samples,
@@ -381,7 +362,7 @@ def race(job: Job, peer: Peer, parent: Parent) -> None:
 
 
 def work(values: dict[str, Any], parent: Parent) -> None:
-    """Do a job."""
+    """Do the work of a job, and name the peer and the data set in errors."""
     job = Job(**values)
     try:
         {"prepare": prepare, "look": look, "race": race}[job.verb](

@@ -39,7 +39,7 @@ class Hdf5Reader(Reader):
 
 
 class Hdf5(Peer):
-    """HDF5."""
+    """HDF5: rows of one dataset, or one long row with offsets."""
 
     name = "hdf5"
     about = "contiguous uint8 dataset, one row (or slice) a sample by dataset[...] (docs.h5py.org)"

@@ -98,10 +98,10 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Deep:
-    """One run at one depth.
+    """One measurement of random reads at one number of reads in flight.
 
     Attributes:
-        who: name of the reader.
+        who: name of the reader: DLFS, fio, or the bare io_uring reader.
         dataset: key of the data set.
         depth: reads in flight.
         round: number of the round.

@@ -1,4 +1,4 @@
-"""What adapters of other projects' packages share: their import, and common sizes."""
+"""Shared code of the adapters of other projects' packages: their import, and common sizes."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def _is_dlfs(name: str) -> bool:
 
 
 def _median(runs: Sequence[Run], value: Callable[[Run], float]) -> float | None:
-    """Return the median of a figure over runs; None without runs."""
+    """Return the median of a value over runs; None without runs."""
     return median(map(value, runs)) if runs else None
 
 
@@ -169,7 +169,7 @@ def _size_text(size: float) -> str:
     return f"{size:.0f} B" if size < 1024 else f"{size / 1024:.3g} KiB"
 
 
-# ---- two figures of each peer, side by side ------------------------------------------------------
+# ---- two values of each peer ---------------------------------------------------------------------
 
 
 def _pairs(
@@ -189,7 +189,7 @@ def _pairs(
         hollow: runs of the hollow marks.
         full: runs of the full marks.
         names: peers, one a row.
-        value: figure that is drawn.
+        value: value that is drawn.
         texts: title of the picture, label of the axis, and the legend of both marks.
     """
     from matplotlib.lines import Line2D

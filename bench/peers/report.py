@@ -51,7 +51,7 @@ CONVERSION_COLUMNS = (
     "MiB on disk",
     "times the samples' bytes",
 )
-VERDICT_COLUMNS = ("data", "", "DLFS", "beside", *comparison.COLUMNS)
+VERDICT_COLUMNS = ("data", "", "DLFS", "against", *comparison.COLUMNS)
 
 LABELS = {"512": "512 B", "4k": "4 KiB", "110k": "110 KiB"}
 """Names of data sets in the heads of columns."""
@@ -73,7 +73,7 @@ def _median(runs: Sequence[Run], value: Callable[[Run], float | None]) -> str:
 
 
 def run_table(outcome: Outcome, key: str) -> Table:
-    """Return the table of a data set: medians over all rounds, one row a peer and order."""
+    """Return the table of a data set: medians over all rounds, a row for each peer and order."""
     ways: dict[tuple[str, str], list[Run]] = {}
     for run in outcome.runs:
         if run.dataset == key:
@@ -113,7 +113,7 @@ def _title_of(outcome: Outcome, key: str) -> str:
 
 
 def conversion_table(converted: Iterable[Converted], dataset: str) -> Table:
-    """Return the table of a data set's conversions, one row a peer with data of its own."""
+    """Return the table of a data set's conversions, a row for each peer that converts."""
     once = {one.peer: one for one in converted if one.dataset == dataset}
     rows = [
         (
@@ -137,7 +137,7 @@ def verdict_table(outcome: Outcome, title: str) -> Table:
 
 
 def summary(outcome: Outcome) -> list[str]:
-    """Return the lines of the summary: ratios with a row a peer, and a column a data set and state.
+    """Return the lines of the summary: ratios, by peer, and by data set and state.
 
     Peers with a floor that did not run are named below it with their reasons.
     """
@@ -193,7 +193,7 @@ def show(console: Console, outcome: Outcome) -> None:
 def make_report(facts: Mapping[str, Any], arguments: Mapping[str, Any], outcome: Outcome) -> Report:
     """Return the report of a race: all tables, and the way in which each peer was used."""
     data = {"arguments": arguments, **outcome.to_dict()}
-    report = Report("peers", "DLFS beside its peers", facts, data)
+    report = Report("peers", "DLFS next to its peers", facts, data)
     packages = ", ".join(f"{name} {version}" for name, version in outcome.versions.items())
     report.lines.append(f"- packages: {packages}")
     report.add(f"- samples compared with their source: {sum(r.checked for r in outcome.runs):,}")

@@ -147,7 +147,7 @@ def to_dict(profile: Profile) -> dict[str, Any]:
 def make_report(facts: Mapping[str, Any], profiles: Sequence[Profile]) -> Report:
     """Return the report of all cases that were recorded."""
     report = Report("profile", "Profiles", facts, {"cases": [to_dict(one) for one in profiles]})
-    report.add("")
+    report.lines.append("")
     for profile in profiles:
         report.add(*sections(profile))
     return report

@@ -1,1 +1,1 @@
-"""How well orders shuffle: measures of orders, and a small model trained by them."""
+"""The quality of orders: measures, and a small model that is trained by them."""

@@ -1,6 +1,6 @@
 """``python -m bench.shuffle``: measure the orders, train by them, write tables and pictures.
 
-Nothing is timed: the figures depend on the orders, the seeds and the code, not on the machine.
+Nothing is timed: the results depend on the orders, the seeds and the code, not on the machine.
 """
 
 from __future__ import annotations

@@ -154,8 +154,8 @@ def pairs_together(groups: NDArray[np.int64]) -> float:
 
 def chance_of_chunk(count: int, per_chunk: int) -> float:
     """Return the probability that two random samples are of one chunk."""
-    full, rest = divmod(count, per_chunk)
-    return (full * per_chunk * (per_chunk - 1) + rest * (rest - 1)) / (count * (count - 1))
+    full, left = divmod(count, per_chunk)
+    return (full * per_chunk * (per_chunk - 1) + left * (left - 1)) / (count * (count - 1))
 
 
 def pairs_again(epoch: Epoch, other: Epoch, batch: int) -> float:

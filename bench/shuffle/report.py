@@ -115,8 +115,8 @@ def make_report(facts: Mapping[str, Any], findings: Findings) -> Report:
     shares = [(f"{window:,}", f"{share:.2f}") for window, share in findings.shares.items()]
     window = "window, chunks"
     report = Report("shuffle", "Shuffle quality", facts, findings.to_dict())
+    report.lines.append("")
     report.add(
-        "",
         quality_table(title, findings.quality),
         Table(
             "Class variance, stored class by class",

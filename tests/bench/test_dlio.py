@@ -19,8 +19,8 @@ from tfrecord.writer import TFRecordWriter
 import dlfs
 from bench.dlio.__main__ import choose, main, parse_arguments, run
 from bench.dlio.feed import DECODERS, Feed, training_samples
-from bench.dlio.report import Figures, Race, make_report
-from bench.dlio.run import Epoch, read_figures
+from bench.dlio.report import Race, Results, make_report
+from bench.dlio.run import Epoch, read_results
 from bench.dlio.stage import PROGRAMS, Stage, compare, find_dlio, same_records, serve
 from bench.dlio.workloads import WAYS, WORKLOADS, Workload
 from bench.errors import Unavailable, WrongBytesError
@@ -237,7 +237,7 @@ def test_a_service_that_does_not_start_is_told(tmp_path: Path) -> None:
 # ---- figures and tables --------------------------------------------------------------------------
 
 
-def write_figures(folder: Path, *, steps: object) -> None:
+def write_results(folder: Path, *, steps: object) -> None:
     metric = {
         "train_au_percentage": [50.0, 90.0],
         "train_throughput_samples_per_second": [100.0, 180.0],
@@ -248,15 +248,15 @@ def write_figures(folder: Path, *, steps: object) -> None:
 
 def test_dlio_is_read_by_epoch(tmp_path: Path) -> None:
     steps = {str(number): {"load": {"block1": [0.5 / number, 0.1]}} for number in (1, 2)}
-    write_figures(tmp_path, steps=steps)
-    assert read_figures(tmp_path) == [Epoch(50.0, 100.0, 0.5), Epoch(90.0, 180.0, 0.25)]
-    write_figures(tmp_path, steps={"1": {}})
-    with pytest.raises(ValueError, match="read DLIO's figures in"):
-        read_figures(tmp_path)
+    write_results(tmp_path, steps=steps)
+    assert read_results(tmp_path) == [Epoch(50.0, 100.0, 0.5), Epoch(90.0, 180.0, 0.25)]
+    write_results(tmp_path, steps={"1": {}})
+    with pytest.raises(ValueError, match="read DLIO's results in"):
+        read_results(tmp_path)
 
 
 def made_race() -> Race:
-    def once(*utilisation: float) -> Figures:
+    def once(*utilisation: float) -> Results:
         epochs = [
             {"utilisation": value, "rate": 2 * value, "first_seconds": 0.1} for value in utilisation
         ]
