@@ -1,7 +1,7 @@
 /*
- * A device that allows few queue pairs: more threads than that read from it, by batches and by
- * streams, and each gets its waiter; who wants one of its own gets it, too, or is told that there
- * is none; and those that nobody uses are at rest for all.
+ * A device that allows few queue pairs. More threads than that read from it, by batches and by
+ * streams, and each gets a queue pair in turn. A user of its own queue pair gets one too, or an
+ * error if there is none. Unused queue pairs are idle, for any thread to use.
  */
 #include <dlfs/dlfs.h>
 
