@@ -35,7 +35,9 @@ from tests.native.test_native import ROOT, tool
 from tests.unit.block.uris import ACCEPTED, NQN, REFUSED
 
 MESSAGE_BYTES = 1024
-SOURCES = [ROOT / "native/src/device" / name for name in ("uri.c", "uri_nvme.c", "host.c")]
+SOURCES = [
+    ROOT / "native/src/device" / name for name in ("uri.c", "uri_nvme.c", "uri_text.c", "host.c")
+]
 PYTHON_ONLY = ("mem:", "nvme-tcp+discover:", "spdk:")
 REFUSED_BY_BOTH = [  # without NUL and lone surrogates, which no C program's text has
     (text, says)

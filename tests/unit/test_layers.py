@@ -1,9 +1,11 @@
 """The shape of the code: layers, who may know ctypes, lengths of functions and files, prose."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -29,6 +31,64 @@ def imports(tree: ast.Module) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are absolute"
             yield node.module or ""
+
+
+def test_no_circle_of_python_files() -> None:
+    """Imports in functions count, too; those for types do not."""
+    files = {module.removesuffix(".py").removesuffix("/__init__"): module for module in MODULES}
+    graph: dict[str, set[str]] = {name: set() for name in files}
+    for name, module in files.items():
+        for imported in runtime_imports(parse(module)):
+            if imported in files and imported != name:
+                graph[name].add(imported)
+    graph["dlfs/cli"].discard("dlfs/cli/commands")  # its head says why it is loaded late
+    TopologicalSorter(graph).prepare()  # raises CycleError
+
+
+def runtime_imports(node: ast.AST) -> Iterator[str]:
+    """Give the modules that are imported below a node, and names imported from packages."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
+            continue
+        if isinstance(child, ast.Import):
+            yield from (alias.name.replace(".", "/") for alias in child.names)
+        elif isinstance(child, ast.ImportFrom) and child.module:
+            package = child.module.replace(".", "/")
+            below = [f"{package}/{alias.name}" for alias in child.names]
+            modules = [name for name in below if (ROOT / f"{name}.py").exists()]
+            yield from modules
+            if len(modules) < len(below):
+                yield package
+        yield from runtime_imports(child)
+
+
+PAIRS = {
+    # A device owns its queue pairs, which call its operations.
+    frozenset({"native/src/device/device.c", "native/src/device/queues.c"}),
+}
+"""Files of C that call each other, each with the reason."""
+
+
+@pytest.mark.parametrize("part", ["native/src", "native/fuse", "native/spdk"])
+def test_no_circle_of_c_files(part: str) -> None:
+    """A file that calls a function of another one depends on it."""
+    texts = {
+        path.relative_to(ROOT).as_posix(): re.sub(r"/\*.*?\*/", "", path.read_text(), flags=re.S)
+        for path in (ROOT / part).rglob("*.c")
+    }
+    defined: dict[str, str] = {}
+    for name, text in texts.items():
+        functions = re.findall(
+            r"^(?!static)[A-Za-z_][\w *]*?[ *](\w+)\([^;{]*\)\s*\{", text, re.MULTILINE
+        )
+        defined.update(dict.fromkeys(functions, name))
+    graph: dict[str, set[str]] = {name: set() for name in texts}
+    for name, text in texts.items():
+        for word in set(re.findall(r"\b(\w+)\(", text)) & set(defined):
+            used = defined[word]
+            if used != name and not (frozenset({name, used}) in PAIRS and name < used):
+                graph[name].add(used)
+    TopologicalSorter(graph).prepare()  # raises CycleError
 
 
 def test_imports_point_down() -> None:

@@ -163,7 +163,7 @@ bool resident_read(dlfs_client *client, const uint64_t *indices, uint64_t count,
         .lengths = batch->lengths,
         .indices = batch->indices,
         .failures = batch->failures,
-        .lost_members = dlfs_client_lost_members(client),
+        .lost_members = atomic_load_explicit(&client->arena->lost_members, memory_order_relaxed),
     };
     count_resident_reads(client, count, bytes, 1);
     *out = &batch->public;

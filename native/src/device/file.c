@@ -58,12 +58,6 @@ static const struct dlfs_device_ops threads_device_ops = {
     .destroy = file_destroy,
 };
 
-int64_t dlfs_file_result(int64_t error)
-{
-    bool gone = error == -ENODEV || error == -ENXIO || error == -ENOMEDIUM || error == -ESHUTDOWN;
-    return gone ? DLFS_E_LOST : error;
-}
-
 static int open_retrying(const char *path, int flags)
 {
     int descriptor;

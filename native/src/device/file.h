@@ -5,6 +5,8 @@
 #ifndef DLFS_FILE_H
 #define DLFS_FILE_H
 
+#include <errno.h>
+
 #include "device/device.h"
 
 /* An open file or block device; shared by both engines. */
@@ -22,6 +24,10 @@ int dlfs_threads_queue_create(dlfs_device *device, uint32_t depth, dlfs_queue **
  * Converts the negative errno of a read or write into the result of a completion: DLFS_E_LOST if
  * the device has gone.
  */
-int64_t dlfs_file_result(int64_t error);
+static inline int64_t file_result(int64_t error)
+{
+    bool gone = error == -ENODEV || error == -ENXIO || error == -ENOMEDIUM || error == -ESHUTDOWN;
+    return gone ? DLFS_E_LOST : error;
+}
 
 #endif

@@ -95,7 +95,7 @@ static int64_t transfer_whole(const struct threads_queue *queue, const dlfs_oper
             continue;
         }
         if (got < 0) {
-            return dlfs_file_result(-errno);
+            return file_result(-errno);
         }
         if (got == 0 || got % (ssize_t)queue->block_bytes != 0) {
             return DLFS_E_TRUNCATED; /* the end of the file */

@@ -1,5 +1,6 @@
 /*
- * Parses device URIs: the scheme, and the paths of files. uri_nvme.c parses nvme-tcp: URIs.
+ * Parses device URIs: the scheme, and the paths of files. uri_nvme.c parses nvme-tcp: URIs, and
+ * uri_text.c has what both need of text.
  *
  * Source: RFC 8089 (file URIs).
  */
@@ -9,86 +10,6 @@
 #include <stdio.h>
 
 #define SCHEME_BYTES_MAX 32u /* longer than any known scheme */
-
-/* ---- text ------------------------------------------------------------------------------------ */
-
-bool slice_cut(struct slice slice, char separator, struct slice *first, struct slice *after)
-{
-    const char *found = slice.bytes ? memchr(slice.at, separator, slice.bytes) : NULL;
-    size_t before = found != NULL ? (size_t)(found - slice.at) : slice.bytes;
-    *first = (struct slice){slice.at, before};
-    *after = slice_drop(slice, before + (found != NULL ? 1 : 0));
-    return found != NULL;
-}
-
-int hex_value(char c)
-{
-    if (is_digit(c)) {
-        return c - '0';
-    }
-    if (c >= 'a' && c <= 'f') {
-        return c - 'a' + 10;
-    }
-    return c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
-}
-
-const char *uri_show(const char *text, size_t bytes, char *shown, size_t shown_bytes)
-{
-    size_t length = 0;
-    for (size_t i = 0; i < bytes; i++) {
-        char escape[5] = {text[i], '\0'};
-        if (text[i] < ' ' ||
-            text[i] > '~') { /* where char is signed, bytes above 127 are negative */
-            (void)snprintf(escape, sizeof escape, "\\x%02x", (unsigned char)text[i]);
-        }
-        size_t more = strlen(escape);
-        if (length + more + sizeof "..." > shown_bytes) {
-            memcpy(shown + length, "...", 3);
-            length += 3;
-            break;
-        }
-        memcpy(shown + length, escape, more);
-        length += more;
-    }
-    shown[length] = '\0';
-    return shown;
-}
-
-int uri_reject(const struct uri_parser *parser, const char *expected, struct slice got)
-{
-    char uri[URI_SHOWN_BYTES];
-    char found[URI_SHOWN_BYTES];
-    if (parser->message != NULL && parser->message_bytes > 0) {
-        (void)snprintf(parser->message, parser->message_bytes,
-                       "parse device URI '%s': expected %s, got '%s'",
-                       uri_show(parser->whole.at, parser->whole.bytes, uri, sizeof uri), expected,
-                       uri_show(got.at, got.bytes, found, sizeof found));
-    }
-    return -EINVAL;
-}
-
-int uri_unescape(const struct uri_parser *parser, struct slice text, char *to, size_t room,
-                 struct slice *out)
-{
-    size_t length = 0;
-    for (size_t i = 0; i < text.bytes; i++) {
-        int byte = (unsigned char)text.at[i];
-        if (byte == '%') {
-            int high = text.bytes - i > 2 ? hex_value(text.at[i + 1]) : -1;
-            int low = text.bytes - i > 2 ? hex_value(text.at[i + 2]) : -1;
-            if (high < 0 || low < 0) {
-                return uri_reject(parser, "two hexadecimal digits after each %", text);
-            }
-            byte = high * 16 + low;
-            i += 2;
-        }
-        if (length < room) {
-            to[length++] = (char)byte;
-        }
-    }
-    *out = (struct slice){to, length};
-    return 0;
-}
 
 /* ---- files ----------------------------------------------------------------------------------- */
 

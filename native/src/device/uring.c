@@ -168,7 +168,7 @@ static bool entry_advance(struct uring_queue *queue, uint32_t number, int32_t an
         }
     }
     if (answer < 0) {
-        *result = dlfs_file_result(answer);
+        *result = file_result(answer);
         return true;
     }
     uint32_t done = (uint32_t)answer;
