@@ -47,7 +47,7 @@ from dlfs.reader import (
     make_native_reader,
     read_timeout_ms,
 )
-from dlfs.store.chunk_reader import Choice, alternatives, read_into
+from dlfs.store.chunk_reader import CopyOrder, copy_orders, read_into
 from dlfs.store.discovered import resolve_uris
 from dlfs.store.info import VolumeInfo, describe_volume
 from dlfs.store.losses import report_loss, report_members, report_return
@@ -522,14 +522,14 @@ def load_segment(
         f"on {generation.devices[member].uri} from byte {offset_bytes} on"
     )
 
-    def read_part(choice: Choice, address: int, memory: memoryview) -> None:
+    def read_part(choice: CopyOrder, address: int, memory: memoryview) -> None:
         part = np.frombuffer(memory, np.uint8)
         read_into(generation.sources, space, address, part, choice)
         # Names are read on first use; by then another dataset may have the chunks.
         if address and not locked:
             check_present(generation.devices, record, generation.superblock.volume_uuid)
 
-    readers = [partial(read_part, choice) for choice in alternatives(generation.geometry)]
+    readers = [partial(read_part, choice) for choice in copy_orders(generation.geometry)]
     try:
         directory = load_directory(
             DirectoryIdentity(generation.superblock.volume_uuid, record.uuid, label),

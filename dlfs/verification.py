@@ -26,7 +26,7 @@ from dlfs.errors import DeviceError, DlfsError, FormatError
 from dlfs.format.catalog import DatasetRecord
 from dlfs.format.geometry import DataSpace
 from dlfs.format.paths import display
-from dlfs.store.chunk_reader import Choice, FailedRead, Window, scan_space
+from dlfs.store.chunk_reader import CopyOrder, FailedRead, Window, scan_space
 from dlfs.store.info import describe_member
 from dlfs.store.segments import read_segment
 from dlfs.store.transaction import Generation, load_generation, read_catalog
@@ -133,7 +133,7 @@ def _compare_copies(
 ) -> Iterator[Finding]:
     """Compare each chunk's copies with what is right; one finding for each chunk of each copy."""
     for copy in range(space.geometry.replicas):
-        for window in scan_space(generation.sources, space, Choice(copy=copy, only=True)):
+        for window in scan_space(generation.sources, space, CopyOrder(copy=copy, only=True)):
             lost |= _absent(window.failures)
             yield from _compare_window(generation, space, right, copy, window, what, fields)
 
@@ -335,7 +335,7 @@ class _DatasetCheck:
         expected = directory.crcs()
         first = 0
         failures: list[FailedRead] = []
-        choice = Choice(copy=self._copy, only=True)
+        choice = CopyOrder(copy=self._copy, only=True)
         for window in scan_space(self._generation.sources, self._space, choice):
             failures += window.failures
             self._lost |= _absent(window.failures) if self._space.geometry.replicas > 1 else {}

@@ -26,7 +26,7 @@ from dlfs.format.catalog import AttributeExtent, DatasetRecord
 from dlfs.format.constants import ATTRIBUTE_BLOCK_BYTES
 from dlfs.format.geometry import DataSpace, Geometry
 from dlfs.format.paths import display
-from dlfs.store.chunk_reader import alternatives, read_into
+from dlfs.store.chunk_reader import copy_orders, read_into
 
 Bytes = NDArray[np.uint8]
 
@@ -135,7 +135,7 @@ class _Segment:
     def fill(self, address: int, memory: Bytes, verify: Callable[[], None]) -> None:
         """Read a part from the first copies that have it intact."""
         problem: FormatError | None = None
-        for choice in alternatives(self.space.geometry):
+        for choice in copy_orders(self.space.geometry):
             read_into(self._sources, self.space, address, memory, choice)
             try:
                 verify()
@@ -159,7 +159,7 @@ class _Segment:
     def fill_column(self, head: AttributeHead, number: int, memory: Bytes) -> None:
         """Read a column, each block from the first copy that has it intact."""
         offset, _ = head.extent(number)
-        choices = alternatives(self.space.geometry)
+        choices = copy_orders(self.space.geometry)
         read_into(self._sources, self.space, offset, memory, choices[0])
         wrong = head.wrong_blocks(number, memory)
         if not len(wrong):

@@ -1,7 +1,8 @@
-"""Making a volume with replicas whole again: damaged copies, stale members, lost ones replaced.
+"""Repairs volumes: damaged copies, stale members, and lost members that a new device replaces.
 
-``repair`` opens what is left, prepares new devices and commits; ``space`` brings the copies of
-every chunk in use in line with the bytes that have the right checksums.
+``repair`` opens the members that are left, prepares new devices and commits. ``copies`` makes all
+copies of the chunks in use equal to the bytes whose checksums are right. ``adoption`` recognises a
+member without superblocks, in a volume without replicas.
 """
 
 from dlfs.redundancy.repair import RepairReport, repair

@@ -1,8 +1,8 @@
-"""Recognises the member of a volume without replicas all of whose superblocks are damaged.
+"""Recognises a member whose superblocks are all damaged, in a volume without replicas.
 
-The other members say which member is missing, and how it is laid out. A device is taken for it only
-while the volume's checksums hold with it: the catalog's here, and those of directories, attributes
-and samples in the repair, which reads all of them before it writes anything.
+The superblocks of the other members name the missing member and its layout. A device counts as that
+member only if the checksums of the volume hold with its data. This module checks the catalog. The
+repair then checks directories, attributes and samples before it writes anything.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from dlfs.store.transaction import Generation, read_catalog
 
 
 def adopt(devices: Sequence[BlockDevice]) -> tuple[Generation, int] | None:
-    """Open a volume one of whose devices has lost its superblocks, as if it had them.
+    """Open a volume of which one device has lost its superblocks, as if the device had them.
 
     Args:
-        devices: of all members, in any order.
+        devices: devices of all members, in any order.
 
     Returns:
-        The volume's newest generation and the number of that member; None where anything else is
-        wrong with the volume.
+        The newest generation of the volume and the number of that member; None if the volume has
+        another defect.
 
     Raises:
-        FormatError: the catalog is damaged, or is not on that device.
+        FormatError: the catalog is damaged, or its part on that device is.
         DeviceError: a device cannot be read.
     """
     found, refused = identify_all(devices)
@@ -40,7 +40,7 @@ def adopt(devices: Sequence[BlockDevice]) -> tuple[Generation, int] | None:
         return None
     device, reason = refused[0]
     if isinstance(device, MissingDevice) or type(reason) is not FormatError:
-        return None  # not there, truncated, or of another version
+        return None  # missing, truncated, or of another version
     rows_bytes = geometry.row_count * geometry.chunk_bytes
     if usable_bytes(device.size_bytes, geometry.data_offset_bytes) < rows_bytes:
         return None
@@ -52,7 +52,7 @@ def adopt(devices: Sequence[BlockDevice]) -> tuple[Generation, int] | None:
 
 
 def holds_data(generation: Generation, number: int) -> bool:
-    """Return True if a chunk that the generation refers to lies on a member."""
+    """Return True if a chunk that the generation refers to lies on the member."""
     runs = list(generation.superblock.catalog_runs)
     for record in generation.catalog.datasets:
         runs += [*record.data_runs, *record.directory_runs]

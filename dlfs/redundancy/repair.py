@@ -1,18 +1,18 @@
-"""Repairs a volume, from opening what is left to the commit that ends it.
+"""Repairs a volume, from opening its members to the commit that ends the repair.
 
-1. The members are opened as a reader opens them, and the devices that take the place of lost ones;
-   all are locked as by any writer.
-2. A new device gets a joining record (FORMAT.md, section 3.3), so that the repair can be taken up
-   again after a crash.
-3. Every copy of a chunk in use is made valid (``dlfs.redundancy.space``), then flushed.
-4. Two generations with the same datasets are committed, which write every superblock copy; the new
-   devices' first. Where nothing was wrong, nothing is committed.
+1. The members are opened as a reader opens them, and with them the devices that replace lost
+   members. All are locked as by any writer.
+2. A new device gets a joining record (FORMAT.md, section 3.3). A repair that a crash interrupted
+   finds it and continues.
+3. Every copy of a chunk in use is made valid (``dlfs.redundancy.copies``) and flushed.
+4. Two generations with the same datasets are committed, which write every superblock copy, those of
+   new devices first. If nothing was wrong, nothing is committed.
 
-Run again at any point after a crash, it starts over and comes to the same end.
+After a crash at any point, another run starts over and has the same result.
 
-A volume without replicas has only its superblocks more than once: three on each member. Damaged
-ones are written anew from the others by step 4 alone. A member that has lost all of its own is
-recognised by what lies on it (``dlfs.redundancy.adoption``).
+In a volume without replicas only superblocks have copies: three on each member. Step 4 alone writes
+damaged ones again from the others. A member that has lost all its superblocks is recognised by its
+data (``dlfs.redundancy.adoption``).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from dlfs.format.geometry import DataSpace, Geometry, usable_bytes
 from dlfs.format.joining import JoiningRecord
 from dlfs.format.paths import display
 from dlfs.redundancy.adoption import adopt, holds_data
-from dlfs.redundancy.space import Mending, mend_bytes, mend_samples
+from dlfs.redundancy.copies import RepairState, repair_bytes, repair_samples
 from dlfs.store.discovered import resolve_uris
 from dlfs.store.formatting import check_blocks, check_empty, prepare_file, wipe
 from dlfs.store.info import describe_member
@@ -64,15 +64,16 @@ def _log_unproven(reason: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepairReport:
-    """What a repair did.
+    """Result of a repair.
 
     Attributes:
-        uri: what opens the volume now.
-        uuid: of the volume.
-        generation: in force at the end.
+        uri: URI that opens the volume now.
+        uuid: UUID of the volume.
+        generation: generation of the volume after the repair.
         replaced: numbers of the members that have a new device.
-        written_bytes: of copies that were wrong or not there, superblocks included.
-        damaged: what no copy has right, for people; it stays as it was.
+        written_bytes: bytes written to copies that were wrong or missing, superblocks included.
+        damaged: one text for each part of which no copy is right; those parts were left as they
+            are.
     """
 
     uri: str
@@ -93,34 +94,34 @@ def repair(
     progress: Progress = lambda _done, _total: None,
     unproven: Callable[[str], None] = _log_unproven,
 ) -> RepairReport:
-    """Give a volume all its copies back.
+    """Restore all copies of a volume.
 
-    Damaged copies and stale members are written anew from the good ones. A member that is lost
-    needs a device to take its place. Of a volume without replicas only superblocks can be repaired:
-    from another copy on the member or, when a member has lost all of its own, from those of the
-    other members, provided that every checksum of the volume holds with the data that is on it.
+    Damaged copies and stale members are written again from correct copies. A lost member needs a
+    device that replaces it. In a volume without replicas only superblocks can be repaired: from
+    another copy on the member, or from the other members if a member has lost all of its own. The
+    second case requires that every checksum of the volume holds with the data on that member.
 
     Args:
-        members: URIs of the members, in any order; or one text with commas. Lost ones may be left
+        members: URIs of the members, in any order, or one text with commas. Lost ones may be left
             out.
-        replacements: URIs of new devices, by the numbers of the members whose place they take. A
-            file that does not exist is made.
-        force: take a new device although it holds something; without replicas, take a member that
-            has lost its superblocks although a sample or directory of the volume is damaged.
-        engine: of file devices.
-        opener: of devices.
-        progress: told bytes done and bytes in all.
-        unproven: called before anything is written where the members that are there cannot prove
-            that theirs is the newest generation, with the reason: a repair makes it so. What it
-            raises ends the repair. By default the reason is logged.
+        replacements: URIs of new devices, by the numbers of the members that they replace. A file
+            that does not exist is created.
+        force: use a new device although it holds data. Without replicas: accept a member that has
+            lost its superblocks although a sample or directory of the volume is damaged.
+        engine: engine for file devices.
+        opener: function that opens devices.
+        progress: called with the bytes done and the total bytes.
+        unproven: called before anything is written if the available members cannot prove that their
+            generation is the newest, with the reason; the repair makes it the newest. An exception
+            that it raises ends the repair. By default the reason is logged.
 
     Raises:
-        DegradedError: a member is lost, and no device takes its place.
-        ExistsError: a new device holds something, and ``force`` was not given.
-        UsageError: the volume has no replicas, and no superblock is damaged; or a new device cannot
-            be a member.
-        LockedError: another writer holds the volume.
-        NotFoundError, FormatError: more members are lost than the volume survives.
+        DegradedError: a member is lost, and no device replaces it.
+        ExistsError: a new device holds data, and ``force`` is False.
+        UsageError: the volume has no replicas and no damaged superblock, or a new device cannot be
+            a member.
+        LockedError: another writer has locked the volume.
+        NotFoundError, FormatError: more members are lost than the volume tolerates.
         SpaceError: there is no room for another catalog.
         DeviceError: a device failed.
     """
@@ -130,7 +131,7 @@ def repair(
 
 
 class _Repair:
-    """One repair: the devices that it holds, and its steps."""
+    """One repair: its open devices and its steps."""
 
     def __init__(
         self,
@@ -149,14 +150,15 @@ class _Repair:
         self._fresh: dict[int, UUID] = {}
         """UUIDs of the new members, by number."""
         self._old: dict[int, BlockDevice] = {}
-        """Devices that are replaced although they can be read; for what no other has."""
+        """Readable devices that are replaced, by number: sources for chunks without other
+        copies."""
         self._adopted: int | None = None
-        """Number of the member that has lost its superblocks, of a volume without replicas."""
+        """Number of the member that has lost its superblocks, in a volume without replicas."""
         self._damaged: tuple[str, ...] = ()
-        """What was found damaged while that member was examined."""
+        """Damage that the examination of the adopted member found."""
 
     def close(self) -> None:
-        """Give the locks back and close the devices."""
+        """Unlock the members and close all devices."""
         try:
             unlock_members(self._devices)
         finally:
@@ -169,8 +171,8 @@ class _Repair:
         self._devices = open_members(uris, writable=True, engine=self._engine, opener=self._opener)
         generation = self._load(self._devices)
         self._check_request(generation)
-        if self._adopted is not None:  # before a lock is written to what may be another device
-            self._devices = generation.devices  # the same ones, in order
+        if self._adopted is not None:  # before the lock writes to it: it may be another device
+            self._devices = generation.devices  # the same devices, in order
             self._examine(generation, self._adopted, progress)
         devices = generation.devices
         for number, uri in self._replacements.items():
@@ -180,8 +182,8 @@ class _Repair:
                 and old.identity != devices[number].identity
             ):
                 self._old[number] = old
-        kept = {id(device) for device in (*devices, *self._old.values())}
-        dropped = [device for device in self._devices if id(device) not in kept]
+        in_use = {id(device) for device in (*devices, *self._old.values())}
+        dropped = [device for device in self._devices if id(device) not in in_use]
         self._devices = devices
         close_devices(dropped)
         self._check_new_devices(generation)
@@ -189,7 +191,7 @@ class _Repair:
         self._check_new_devices(generation)
 
     def _load(self, devices: Sequence[BlockDevice]) -> Generation:
-        """The newest generation, also when one member of a volume has lost its superblocks."""
+        """Return the newest generation, also if one member has lost its superblocks."""
         try:
             return load_generation(devices)
         except FormatError:
@@ -233,7 +235,7 @@ class _Repair:
     def _open_new(
         self, uri: str, number: int, devices: Sequence[BlockDevice], generation: Generation
     ) -> BlockDevice:
-        """Open the device that takes a member's place, or that has done so already."""
+        """Open the device that replaces a member, or that an earlier repair made that member."""
         (uri,) = split_uris([uri])
         parsed = parse_uri(uri)
         absent = isinstance(parsed, FileUri) and not Path(parsed.path).exists()
@@ -266,23 +268,23 @@ class _Repair:
     # ---- running ---------------------------------------------------------------------------------
 
     def run(self, progress: Progress) -> RepairReport:
-        """Mend and commit."""
+        """Repair all copies, commit, and return the report."""
         found = self._load(self._sources())
-        self._check_complete(found, self._fresh)  # a new device may know more than those named
-        _settle(found)
+        self._check_complete(found, self._fresh)  # a new device may have a newer generation
+        _catch_up(found)
         for number, uuid in self._fresh.items():
             record = JoiningRecord(found.superblock.volume_uuid, uuid, number)
             _write_record(self._devices[number], record.encode())
             wipe(self._devices[number])
-        mending = self._begin(found, progress)
+        state = self._begin(found, progress)
         if found.geometry.replicas > 1:
-            self._mend(mending, found)
+            self._repair_copies(state, found)
         flush_all(self._devices)
         newest = found
         bad_count = _bad_superblocks(found)
-        if mending.written_bytes or self._fresh or found.absent or bad_count:
+        if state.written_bytes or self._fresh or found.absent or bad_count:
             newest = self._commit(found)
-        for number, device in enumerate(self._devices):  # also what a crash left
+        for number, device in enumerate(self._devices):  # also records that a crash left
             if _joining_record(device, number, newest) is not None:
                 _write_record(device, bytes(JOINING_BYTES))
         return RepairReport(
@@ -290,12 +292,12 @@ class _Repair:
             uuid=newest.superblock.volume_uuid,
             generation=newest.superblock.generation,
             replaced=tuple(sorted(self._replacements)),
-            written_bytes=mending.written_bytes + bad_count * SUPERBLOCK_BYTES,
-            damaged=self._damaged or tuple(mending.damaged),
+            written_bytes=state.written_bytes + bad_count * SUPERBLOCK_BYTES,
+            damaged=self._damaged or tuple(state.damaged),
         )
 
     def _sources(self) -> list[BlockDevice]:
-        """What to read the members from: new devices hold nothing yet."""
+        """Return the devices to read from; a new device is empty and counts as missing."""
         being_filled = DeviceLostError("it is being filled")
         return [
             MissingDevice(device.uri, being_filled) if number in self._fresh else device
@@ -303,81 +305,81 @@ class _Repair:
         ]
 
     def _examine(self, found: Generation, number: int, progress: Progress) -> None:
-        """Check that the device which lost its superblocks is the member it is taken for.
+        """Check that the device without superblocks is the member for which it is taken.
 
         Raises:
             FormatError: a checksum of the volume does not hold, or none covers the device.
         """
-        mending = self._begin(found, progress)
+        state = self._begin(found, progress)
         for record in found.catalog.datasets:
-            self._mend_dataset(mending, found, record)
-        self._damaged = tuple(mending.damaged)
-        problem = mending.damaged[0] if mending.damaged else "nothing of the volume lies on it"
-        if (mending.damaged or not holds_data(found, number)) and not self._force:
+            self._repair_dataset(state, found, record)
+        self._damaged = tuple(state.damaged)
+        problem = state.damaged[0] if state.damaged else "nothing of the volume lies on it"
+        if (state.damaged or not holds_data(found, number)) and not self._force:
             raise FormatError(
                 f"repair volume {found.superblock.volume_uuid}: {found.devices[number].uri} has no "
                 f"whole superblock, and cannot be shown to be member {number}: {problem}; --force, "
                 "or force=True, takes it for that member"
             )
 
-    def _begin(self, found: Generation, progress: Progress) -> Mending:
+    def _begin(self, found: Generation, progress: Progress) -> RepairState:
         records = found.catalog.datasets
         chunks = sum(record.data_chunks + record.directory_chunks for record in records)
         total = chunks * found.geometry.chunk_bytes
         sources = [self._old.get(n, source) for n, source in enumerate(self._sources())]
-        mending = Mending(
+        state = RepairState(
             sources,
             self._devices,
             lambda done: progress(min(done, total), total),
             fresh=frozenset(self._fresh),
             stale=frozenset(member.number for member in found.absent),
         )
-        mending.progress(0)
-        return mending
+        state.progress(0)
+        return state
 
-    def _mend(self, mending: Mending, found: Generation) -> None:
+    def _repair_copies(self, state: RepairState, found: Generation) -> None:
         for record in found.catalog.datasets:
-            self._mend_dataset(mending, found, record)
+            self._repair_dataset(state, found, record)
         geometry = found.geometry
         space = DataSpace(geometry, found.superblock.catalog_runs)
         catalog = read_catalog(found.members, found.superblock)[1]
         chunks = -(-catalog.nbytes // geometry.chunk_bytes)
-        right = np.zeros(chunks * geometry.chunk_bytes, np.uint8)
-        right[: catalog.nbytes] = catalog
-        mend_bytes(mending, space, right)
+        correct = np.zeros(chunks * geometry.chunk_bytes, np.uint8)
+        correct[: catalog.nbytes] = catalog
+        repair_bytes(state, space, correct)
 
-    def _mend_dataset(self, mending: Mending, found: Generation, record: DatasetRecord) -> None:
+    def _repair_dataset(self, state: RepairState, found: Generation, record: DatasetRecord) -> None:
         name = f"dataset {display(record.name)!r} version {record.version}"
         space = DataSpace(found.geometry, record.directory_runs)
         samples_runs, attributes_runs = record.split_data_runs(found.geometry.chunk_bytes)
         data = DataSpace(found.geometry, samples_runs)
-        self._mend_attributes(mending, DataSpace(found.geometry, attributes_runs), record, name)
+        self._repair_attributes(state, DataSpace(found.geometry, attributes_runs), record, name)
         try:
-            segment = read_segment(mending.sources, found.geometry, record)
+            segment = read_segment(state.sources, found.geometry, record)
             directory = load_segment(found, record, shared=False, locked=True)
         except (FormatError, DeviceError) as error:
-            mending.damaged.append(f"{name}: {error}")
-            mend_bytes(mending, space, None)
-            mend_bytes(mending, data, None)
+            state.damaged.append(f"{name}: {error}")
+            repair_bytes(state, space, None)
+            repair_bytes(state, data, None)
             return
         with directory:
-            mend_bytes(mending, space, segment)
-            mend_samples(mending, data, directory, name)
+            repair_bytes(state, space, segment)
+            repair_samples(state, data, directory, name)
 
-    def _mend_attributes(
-        self, mending: Mending, space: DataSpace, record: DatasetRecord, name: str
+    def _repair_attributes(
+        self, state: RepairState, space: DataSpace, record: DatasetRecord, name: str
     ) -> None:
         try:
-            segment = read_attributes(mending.sources, space.geometry, record)
+            segment = read_attributes(state.sources, space.geometry, record)
         except (FormatError, DeviceError) as error:
-            mending.damaged.append(f"{name}: {error}")
-            mend_bytes(mending, space, None)
+            state.damaged.append(f"{name}: {error}")
+            repair_bytes(state, space, None)
             return
         if segment is not None:
-            mend_bytes(mending, space, segment)
+            repair_bytes(state, space, segment)
 
     def _commit(self, found: Generation) -> Generation:
-        """Commit twice: then every superblock copy is of this repair."""
+        """Commit twice, so that this repair writes every superblock copy."""
         uuids = list(found.superblock.member_uuids)
         members = []
         for member, device in zip(found.members, self._devices, strict=True):
@@ -393,8 +395,8 @@ class _Repair:
         return Transaction.over(base).commit(base.catalog.datasets)
 
 
-def _settle(found: Generation) -> None:
-    """As every writer does first: what the next generation builds on is made durable."""
+def _catch_up(found: Generation) -> None:
+    """Make the newest generation durable on all members, as every writer does first."""
     current = [member for member in found.members if member.reason is None]
     flush_all([member.device for member in current])
     lagging = [m for m in current if not m.is_current(found.superblock.generation)]
@@ -403,7 +405,7 @@ def _settle(found: Generation) -> None:
 
 
 def _bad_superblocks(found: Generation) -> int:
-    """How many superblock copies are not as verify wants them."""
+    """Return the number of superblock copies that verification would report."""
     return sum(
         copy.state in ("damaged", "stale")
         for member in found.members
@@ -412,13 +414,13 @@ def _bad_superblocks(found: Generation) -> int:
 
 
 def _needed_bytes(geometry: Geometry) -> int:
-    """The smallest size of a member."""
+    """Return the smallest possible size of a member, in bytes."""
     rows_bytes = geometry.row_count * geometry.chunk_bytes
     return geometry.data_offset_bytes + rows_bytes + SUPERBLOCK_BYTES
 
 
 def _is_member(device: BlockDevice, number: int, generation: Generation) -> bool:
-    """Whether a device is the member already, by a repair that ended or was interrupted."""
+    """Return True if a device is that member already, by a finished or interrupted repair."""
     try:
         member = identify(device)
     except (DeviceError, FormatError):
@@ -432,7 +434,7 @@ def _is_member(device: BlockDevice, number: int, generation: Generation) -> bool
 def _joining_record(
     device: BlockDevice, number: int, generation: Generation
 ) -> JoiningRecord | None:
-    """What a repair that was interrupted left, if it was of this member."""
+    """Return the record that an interrupted repair of this member left, or None."""
     if device.size_bytes < JOINING_OFFSET_BYTES + JOINING_BYTES:
         return None
     record = JoiningRecord.decode(device.read(JOINING_OFFSET_BYTES, JOINING_BYTES))

@@ -1,6 +1,6 @@
-"""What is on a volume's members, as a whole: opening them, the newest generation, space, commit.
+"""Opens the members of a volume, reads and writes their chunks, and commits generations.
 
-``members`` finds the newest generation in the superblocks, ``space`` knows the free chunks,
-``chunk_writer`` and ``chunk_reader`` move runs of chunks at full depth, ``transaction`` is one
-writer's hold on the volume and commits the next generation.
+``members`` opens the devices and finds the newest generation in the superblocks. ``space`` has the
+free chunks. ``chunk_writer`` and ``chunk_reader`` transfer runs of chunks at full queue depth.
+``transaction`` locks the volume for one writer and commits the next generation.
 """

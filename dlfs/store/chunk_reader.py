@@ -1,13 +1,14 @@
 """Reads ranges of a data space from the members of a volume at full queue depth.
 
-``read_into`` brings one range into memory whole: catalogs, directories. ``scan_space`` passes a
-whole space by in order, window after window, reading ahead: verification and repair. Both report a
-failed read by the device and the byte where it failed. One thread each; memory is bounded by the
-windows.
+``read_into`` reads one range into memory: catalogs, directories. ``scan_space`` reads a whole space
+in order, window by window and ahead of the caller: verification and repair. Both report a failed
+read with the device and the byte at which it failed.
 
-A read that fails is tried again in halves, down to a block, so that a bad block costs no other one.
-With replicas, what one copy does not give is read from the next. Whether the bytes are right only
-the caller can tell; when they are not, it reads again by the next of the ``alternatives``.
+A failed read is repeated in halves, down to one block, so that a bad block costs no other block.
+With replicas, bytes that one copy does not give are read from the next. Only the caller can verify
+the bytes. If they are wrong, it reads them again by the next of the ``copy_orders``.
+
+Threads: one for each call. Memory: the windows.
 """
 
 from __future__ import annotations
@@ -26,27 +27,28 @@ from dlfs.errors import DeviceError, DeviceLostError, DeviceTimeoutError, DlfsEr
 from dlfs.format.geometry import DataSpace, Geometry
 from dlfs.units import MIB
 
-PIECE_BYTES = 1 * MIB
-"""No read is larger."""
+REQUEST_BYTES_MAX = 1 * MIB
+"""Largest read that is submitted to a device, in bytes."""
 
 DEPTH = 32
-"""Reads in flight on one member."""
+"""Most reads in flight on one member."""
 
 WINDOW_BYTES = 4 * MIB
-"""A window of a scan holds this much, or one chunk."""
+"""Size of a window of a scan in bytes, unless a chunk is larger."""
 
 WINDOWS = 3
-"""Windows of a scan: one under hand, the others being read."""
+"""Windows of a scan: the caller has one, the others are being read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """Which copies to ask first.
+class CopyOrder:
+    """The order in which the copies of an address are read.
 
     Attributes:
-        copy: the first to ask; then those behind it, and round again.
-        avoid: a member to read from only what no other has.
-        only: ask for that copy and no other.
+        copy: number of the first copy; the following numbers come next, modulo the number of
+            copies.
+        avoid: number of a member whose copies come last.
+        only: True to read that copy and no other.
     """
 
     copy: int = 0
@@ -54,7 +56,7 @@ class Choice:
     only: bool = False
 
     def order(self, space: DataSpace, address: int) -> list[int]:
-        """The copies of an address to ask for, in order."""
+        """Return the copies of an address in the order in which they are read."""
         count = space.geometry.replicas
         if self.only:
             return [self.copy]
@@ -62,76 +64,76 @@ class Choice:
         return sorted(copies, key=lambda copy: space.resolve(address, copy)[0] == self.avoid)
 
 
-NATURAL = Choice()
+FIRST_COPY_FIRST = CopyOrder()
 
 
-def alternatives(geometry: Geometry) -> list[Choice]:
-    """Ways to read a range, each the next to try when what came by the ones before was wrong."""
+def copy_orders(geometry: Geometry) -> list[CopyOrder]:
+    """Return the orders to try in turn, each after wrong bytes came by the orders before it."""
     if geometry.replicas == 1:
-        return [NATURAL]
-    by_copy = [Choice(copy=copy) for copy in range(geometry.replicas)]
-    return by_copy + [Choice(avoid=member) for member in range(geometry.member_count)]
+        return [FIRST_COPY_FIRST]
+    by_copy = [CopyOrder(copy=copy) for copy in range(geometry.replicas)]
+    return by_copy + [CopyOrder(avoid=member) for member in range(geometry.member_count)]
 
 
 @dataclass(frozen=True, slots=True)
 class FailedRead:
-    """A piece of a space that could not be read."""
+    """A range of a space that could not be read."""
 
     address: int
     length_bytes: int
     error: DlfsError
     absent: bool = False
-    """Its member is not there at all."""
+    """True if the member is missing altogether."""
     member: int = 0
-    """Whose copy was asked for last."""
+    """Number of the member that was read last."""
 
 
 @dataclass(eq=False)
 class _Range:
-    """A range on its way into memory."""
+    """A range that is being read into memory."""
 
     memory: NDArray[np.uint8]
     pending: list[int]
     failures: list[FailedRead] = field(default_factory=list)
-    halves: list[_Piece] = field(default_factory=list)
-    """Of pieces that could not be read, to be asked for in turn."""
+    halves: list[_Request] = field(default_factory=list)
+    """Halves of requests that failed, to be submitted next."""
 
 
 @dataclass(eq=False)
-class _Piece:
-    """A part of a range that lies in a row on one member, in each of its copies."""
+class _Request:
+    """A part of a range that is contiguous on one member, in each of its copies."""
 
-    wanted: _Range
+    target: _Range
     space: DataSpace
     address: int
     memory: NDArray[np.uint8]
     copies: list[int]
-    """Still to be asked for, in order."""
+    """Copies that have not been read yet, in order."""
     member: int = 0
     offset_bytes: int = 0
     unreadable: bool = False
-    """A member that answers could not give it."""
+    """True if a member answered with an error other than its own loss."""
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A range of a data space in memory, until the next one is asked for."""
+    """A range of a data space in memory, valid until the next window is requested."""
 
     address: int
     memory: NDArray[np.uint8]
     failures: tuple[FailedRead, ...]
-    """What they should have brought is undefined."""
+    """Failed reads; their bytes in the memory are undefined."""
 
 
 class _Fetcher:
-    """Queue pairs of all members, and what is in flight on them."""
+    """Queue pairs of all members, and the requests in flight on them."""
 
-    def __init__(self, devices: Sequence[BlockDevice], choice: Choice) -> None:
+    def __init__(self, devices: Sequence[BlockDevice], choice: CopyOrder) -> None:
         self._devices = devices
         self._choice = choice
         self._queues: list[QueuePair | None] = []
         self._absences: dict[int, DeviceError] = {}
-        self._in_flight: dict[int, _Piece] = {}
+        self._in_flight: dict[int, _Request] = {}
         self._tag = 0
         for member, device in enumerate(devices):
             try:
@@ -154,110 +156,114 @@ class _Fetcher:
                 queue.close()
 
     def start(self, space: DataSpace, address: int, memory: NDArray[np.uint8]) -> _Range:
-        """Start reading as much as the memory holds from an address on."""
-        wanted = _Range(memory, [0] * len(self._devices))
+        """Start reading from an address until the memory is full."""
+        target = _Range(memory, [0] * len(self._devices))
         at = 0
         for piece in space.member_ranges(address, memory.nbytes):
-            for start in range(0, piece.length_bytes, PIECE_BYTES):
-                length = min(PIECE_BYTES, piece.length_bytes - start)
+            for start in range(0, piece.length_bytes, REQUEST_BYTES_MAX):
+                length = min(REQUEST_BYTES_MAX, piece.length_bytes - start)
                 part = memory[at : at + length]
                 copies = self._choice.order(space, address + at)
-                self._ask(_Piece(wanted, space, address + at, part, copies))
+                self._read_next_copy(_Request(target, space, address + at, part, copies))
                 at += length
-        return wanted
+        return target
 
-    def finish(self, wanted: _Range) -> None:
-        """Wait until a range has come, or failed."""
-        while any(wanted.pending) or wanted.halves:
-            while wanted.halves:
-                self._ask(wanted.halves.pop())
-            for member, _ in enumerate(wanted.pending):
-                while wanted.pending[member]:
+    def finish(self, target: _Range) -> None:
+        """Wait until all requests of a range have completed or failed."""
+        while any(target.pending) or target.halves:
+            while target.halves:
+                self._read_next_copy(target.halves.pop())
+            for member, _ in enumerate(target.pending):
+                while target.pending[member]:
                     self._collect(member)
 
-    def _ask(self, piece: _Piece, error: DlfsError | None = None) -> None:
-        """Ask for the next copy of a piece; without any left it has failed, for this reason."""
+    def _read_next_copy(self, request: _Request, error: DlfsError | None = None) -> None:
+        """Submit a request to its next copy; record its failure if no copy is left."""
         absence: DeviceError | None = None
-        while piece.copies:
-            copy = piece.copies.pop(0)
-            piece.member, piece.offset_bytes = piece.space.resolve(piece.address, copy)
-            absence = self._absences.get(piece.member)
+        while request.copies:
+            copy = request.copies.pop(0)
+            request.member, request.offset_bytes = request.space.resolve(request.address, copy)
+            absence = self._absences.get(request.member)
             if absence is None:
-                self._submit(piece)
+                self._submit(request)
                 return
-        if piece.unreadable and piece.memory.nbytes > piece.space.geometry.block_bytes:
-            self._halve(piece)
+        if request.unreadable and request.memory.nbytes > request.space.geometry.block_bytes:
+            self._halve(request)
             return
         problem = error or absence
         assert problem is not None
-        piece.wanted.failures.append(
+        request.target.failures.append(
             FailedRead(
-                piece.address,
-                piece.memory.nbytes,
+                request.address,
+                request.memory.nbytes,
                 problem,
                 absent=error is None,
-                member=piece.member,
+                member=request.member,
             )
         )
 
-    def _halve(self, piece: _Piece) -> None:
-        """Have both halves of a piece asked for, so that a bad block costs no other one."""
-        block_bytes = piece.space.geometry.block_bytes
-        middle = -(-piece.memory.nbytes // (2 * block_bytes)) * block_bytes
-        for start, memory in ((0, piece.memory[:middle]), (middle, piece.memory[middle:])):
-            address = piece.address + start
-            copies = self._choice.order(piece.space, address)
-            piece.wanted.halves.append(_Piece(piece.wanted, piece.space, address, memory, copies))
+    def _halve(self, request: _Request) -> None:
+        """Split a failed request into halves, so that a bad block costs no other block."""
+        block_bytes = request.space.geometry.block_bytes
+        middle = -(-request.memory.nbytes // (2 * block_bytes)) * block_bytes
+        for start, memory in ((0, request.memory[:middle]), (middle, request.memory[middle:])):
+            address = request.address + start
+            copies = self._choice.order(request.space, address)
+            request.target.halves.append(
+                _Request(request.target, request.space, address, memory, copies)
+            )
 
-    def _submit(self, piece: _Piece) -> None:
+    def _submit(self, request: _Request) -> None:
         self._tag += 1
         tag = self._tag
-        member = piece.member
+        member = request.member
         while True:
             queue = self._queues[member]
             if queue is None:
-                self._ask(piece, self._absences[member])
+                self._read_next_copy(request, self._absences[member])
                 return
             try:
-                if queue.submit(Kind.READ, piece.memory, piece.offset_bytes, tag):
+                if queue.submit(Kind.READ, request.memory, request.offset_bytes, tag):
                     break
             except DeviceError as error:
-                self._ask(piece, error)
+                self._read_next_copy(request, error)
                 return
             self._collect(member)
-        self._in_flight[tag] = piece
-        piece.wanted.pending[member] += 1
+        self._in_flight[tag] = request
+        request.target.pending[member] += 1
 
     def _collect(self, member: int) -> None:
-        """Take what a member has to say, waiting for a first answer."""
+        """Process the completions of a member; wait for the first one."""
         queue = self._queues[member]
         assert queue is not None
         try:
-            answers = queue.poll(-1)
+            completions = queue.poll(-1)
         except DeviceError as error:
-            self._lose(member, queue, error)
+            self._drop_queue(member, queue, error)
             return
-        for tag, result in answers:
-            piece = self._in_flight.pop(tag)
-            piece.wanted.pending[member] -= 1
+        for tag, result in completions:
+            request = self._in_flight.pop(tag)
+            request.target.pending[member] -= 1
             if result < 0:
                 uri = self._devices[member].uri
-                length_bytes = piece.memory.nbytes
-                problem = operation_error(uri, Kind.READ, piece.offset_bytes, length_bytes, result)
+                length_bytes = request.memory.nbytes
+                problem = operation_error(
+                    uri, Kind.READ, request.offset_bytes, length_bytes, result
+                )
                 gone = isinstance(problem, DeviceLostError | DeviceTimeoutError)
-                piece.unreadable |= not gone
-                self._ask(piece, problem)
+                request.unreadable |= not gone
+                self._read_next_copy(request, problem)
 
-    def _lose(self, member: int, queue: QueuePair, error: DeviceError) -> None:
-        """A queue pair failed as a whole: what was asked of it is asked of others."""
+    def _drop_queue(self, member: int, queue: QueuePair, error: DeviceError) -> None:
+        """Close a failed queue pair and send its requests to other copies."""
         self._queues[member] = None
         self._absences[member] = error
         queue.close()  # then no device writes to the memory any more
-        lost = [tag for tag, piece in self._in_flight.items() if piece.member == member]
+        lost = [tag for tag, request in self._in_flight.items() if request.member == member]
         for tag in lost:
-            piece = self._in_flight.pop(tag)
-            piece.wanted.pending[member] -= 1
-            self._ask(piece, error)
+            request = self._in_flight.pop(tag)
+            request.target.pending[member] -= 1
+            self._read_next_copy(request, error)
 
 
 def read_into(
@@ -265,26 +271,26 @@ def read_into(
     space: DataSpace,
     address: int,
     memory: NDArray[np.uint8],
-    choice: Choice = NATURAL,
+    choice: CopyOrder = FIRST_COPY_FIRST,
 ) -> None:
     """Read a range of a space into memory.
 
     Args:
-        devices: the members, in order.
-        space: where the bytes lie.
-        address: a multiple of the volume's block size.
-        memory: uint8[n_bytes], whole blocks, aligned to them; all of it is filled.
-        choice: which copies to ask first.
+        devices: devices of the members, in order.
+        space: space that contains the range.
+        address: start of the range, a multiple of the volume's block size.
+        memory: ``uint8[n_bytes]``, whole aligned blocks; all of it is filled.
+        choice: order in which copies are read.
 
     Raises:
-        DeviceError: a read failed, in all copies.
+        DeviceError: a read failed in all copies.
         UsageError: the range leaves the space.
     """
     with _Fetcher(devices, choice) as fetcher:
-        wanted = fetcher.start(space, address, memory)
-        fetcher.finish(wanted)
-    if wanted.failures:
-        raise wanted.failures[0].error
+        target = fetcher.start(space, address, memory)
+        fetcher.finish(target)
+    if target.failures:
+        raise target.failures[0].error
 
 
 def read_blocks(
@@ -292,19 +298,19 @@ def read_blocks(
     space: DataSpace,
     address: int,
     length_bytes: int,
-    choice: Choice = NATURAL,
+    choice: CopyOrder = FIRST_COPY_FIRST,
 ) -> NDArray[np.uint8]:
-    """Read a range of a space: ``read_into`` into new memory, the range of any length.
+    """Read a range of any length into new memory, as ``read_into``.
 
     Args:
-        devices: the members, in order.
-        space: where the bytes lie.
-        address: a multiple of the volume's block size.
-        length_bytes: of what is returned; whole blocks are read.
-        choice: which copies to ask first.
+        devices: devices of the members, in order.
+        space: space that contains the range.
+        address: start of the range, a multiple of the volume's block size.
+        length_bytes: length of the returned array; whole blocks are read.
+        choice: order in which copies are read.
 
     Raises:
-        DeviceError: a read failed, in all copies.
+        DeviceError: a read failed in all copies.
         UsageError: the range leaves the space.
     """
     block = space.geometry.block_bytes
@@ -316,14 +322,14 @@ def read_blocks(
 def scan_space(
     devices: Sequence[BlockDevice],
     space: DataSpace,
-    choice: Choice = NATURAL,
+    choice: CopyOrder = FIRST_COPY_FIRST,
 ) -> Generator[Window, None, None]:
-    """Pass a whole space by, in order, in windows of whole chunks, reading ahead.
+    """Read a whole space in order, in windows of whole chunks, ahead of the caller.
 
     Args:
-        devices: the members, in order.
-        space: to read.
-        choice: which copies to ask first.
+        devices: devices of the members, in order.
+        space: space to read.
+        choice: order in which copies are read.
     """
     window_bytes = max(WINDOW_BYTES, space.geometry.chunk_bytes)
     addresses = range(0, space.size_bytes, window_bytes)
@@ -343,6 +349,6 @@ def scan_space(
             yield _finished(fetcher, *ahead.popleft())
 
 
-def _finished(fetcher: _Fetcher, address: int, wanted: _Range) -> Window:
-    fetcher.finish(wanted)
-    return Window(address, wanted.memory, tuple(wanted.failures))
+def _finished(fetcher: _Fetcher, address: int, target: _Range) -> Window:
+    fetcher.finish(target)
+    return Window(address, target.memory, tuple(target.failures))

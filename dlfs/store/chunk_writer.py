@@ -1,11 +1,12 @@
 """Writes a run of chunks, one after the other, to the members of a volume at full queue depth.
 
-With replicas, every copy of a chunk is written from the same memory.
+A window is aligned memory for a few chunks. The caller fills the current window and calls
+``advance``. The chunks of the window then get locations on the volume and are written while the
+caller fills the next window. The number of windows is fixed, which bounds the memory. If all are in
+flight, ``advance`` waits for the oldest. With replicas, every copy of a chunk is written from the
+same memory. Data is durable only after the caller flushes the devices.
 
-A window is a few chunks of aligned memory. The caller fills the window under hand and calls
-``advance``; its chunks are then given places on the volume and written while the next window is
-filled. There is a fixed number of windows, so memory is bounded, and the oldest is waited for when
-all are in flight. Nothing is durable before the caller flushes the devices. One thread.
+Threads: one.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ from dlfs.store.space import append_run
 from dlfs.units import MIB
 
 WINDOW_BYTES = 1 * MIB
-"""A window holds this much, or one chunk: writes this large reach an NVMe device's bandwidth."""
+"""Size of a window in bytes, unless a chunk is larger. Writes of this size reach the bandwidth of
+an NVMe device."""
 
 BUFFER_BYTES = 32 * MIB
-"""All windows together hold this much, or three windows."""
+"""Size of all windows together, in bytes, unless three windows are larger."""
 
 WINDOWS_MIN = 3
 
@@ -37,16 +39,20 @@ WINDOWS_MIN = 3
 class _Window:
     memory: NDArray[np.uint8]
     pending: list[int] = field(default_factory=list)
-    """Writes in flight, by member."""
+    """Number of writes in flight, by member."""
 
 
 class ChunkWriter:
     """A sequential writer of whole chunks.
 
     Args:
-        devices: the members, in order, writable.
-        geometry: the volume's.
-        take: gives at most so many chunks of the volume, in one run; the writer asks as it goes.
+        devices: devices of the members, in order, writable.
+        geometry: geometry of the volume.
+        take: allocates at most that many chunks in one run; called for each window.
+
+    Attributes:
+        runs: runs that were allocated, in data order.
+        chunk_count: chunks that were written or are in flight.
 
     Threads: one at a time.
     """
@@ -79,19 +85,20 @@ class ChunkWriter:
 
     @property
     def window(self) -> NDArray[np.uint8]:
-        """The window under hand, uint8[n_bytes]; the caller fills it from its start."""
+        """Current window, ``uint8[n_bytes]``; the caller fills it from its start."""
         return self._windows[0].memory
 
     @property
     def address(self) -> int:
-        """Where the window under hand stands in the space of what is written, in bytes."""
+        """Offset of the current window in the written data, in bytes."""
         return self.chunk_count * self._geometry.chunk_bytes
 
     def advance(self, used_bytes: int) -> None:
-        """Start writing the window's first chunks, and take up the next window.
+        """Start writing the chunks of the current window, and make the next window the current one.
 
         Args:
-            used_bytes: how much of the window holds data; zeroes follow up to the chunk's end.
+            used_bytes: bytes of the window that hold data; the rest of their last chunk becomes
+                zeros.
 
         Raises:
             SpaceError: the volume has too few free chunks.
@@ -113,7 +120,7 @@ class ChunkWriter:
             self._reap_oldest()
 
     def write_parts(self, parts: Sequence[NDArray[np.uint8]]) -> None:
-        """Write bytes, one part behind the other, zeroes behind them up to the last chunk's end.
+        """Write arrays one after the other; the rest of the last chunk becomes zeros.
 
         Raises:
             SpaceError: the volume has too few free chunks.
@@ -134,7 +141,7 @@ class ChunkWriter:
             self.advance(used)
 
     def drain(self) -> None:
-        """Wait until everything is written (not yet durable).
+        """Wait until all writes have completed. The data is not yet durable.
 
         Raises:
             DeviceError: a write failed.
@@ -143,7 +150,7 @@ class ChunkWriter:
             self._reap_oldest()
 
     def close(self) -> None:
-        """Wait for what is in flight, whatever becomes of it, and give back the queue pairs."""
+        """Wait for the writes in flight, ignore their results, and close the queue pairs."""
         for queue in self._queues:
             queue.close()
         self._queues.clear()
@@ -160,7 +167,7 @@ class ChunkWriter:
         self.close()
 
     def _write_run(self, window: _Window, start: int, run: ChunkRun) -> None:
-        """Write all copies of a run: in one piece on a lone member, else chunk by chunk."""
+        """Write all copies of a run: by one request on a single member, else chunk by chunk."""
         step = run.chunk_count if len(self._devices) == 1 else 1
         bytes_each = step * self._geometry.chunk_bytes
         for i in range(run.chunk_count // step):

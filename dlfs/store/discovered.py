@@ -1,16 +1,16 @@
-"""Volumes by discovery: which namespaces that storage nodes list are members of which volume.
+"""Finds the members of a volume among the namespaces that storage nodes list.
 
 A ``nvme-tcp+discover:`` URI stands for every namespace that a discovery controller lists. Several
-of them, one for each storage node, and URIs of single devices may stand together; members are told
-by the UUIDs in their superblocks, whatever order and address they are at. What cannot be opened, or
-is no member of the volume, is passed over; where too many members are missing, the error says what
-was passed over and why.
+of them, one for each storage node, may be combined with URIs of single devices. Members are
+identified by the UUIDs in their superblocks, independent of order and address. A device that cannot
+be opened, or is no member of the volume, is ignored. If too many members are missing, the error
+lists the ignored devices and the reasons.
 
-A namespace that several controllers list is one namespace with several paths, if it has the same
+A namespace that several controllers list is one namespace with several paths if it has the same
 subsystem, number and identity.
 
-Threads: controllers are asked, and devices opened, up to 16 at a time, so that what is down costs
-its time once.
+Threads: up to 16 query controllers and open devices in parallel, so that the timeouts of failed
+nodes overlap.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ from dlfs.fabric.identify import NamespaceInfo
 from dlfs.format.superblock import Superblock
 from dlfs.store.members import Opener, identify, read_copies
 
-TOLD_MAX = 16
-"""Reasons in one error message."""
+REASONS_MAX = 16
+"""Most reasons in one error message."""
 
 
 @dataclass(frozen=True, slots=True)
 class FoundNamespace:
-    """A namespace that a discovery controller lists, and what is on it.
+    """A namespace that a discovery controller lists, and the superblock on it.
 
     Attributes:
-        uri: of the device.
-        subsystem: that it belongs to.
-        namespace: its number, size and identity.
-        superblock: the newest one on it; None where it is no member of a volume.
-        problem: why it is none, or cannot be told; None where it is one.
-        foreign: nothing on it claims to be a member's.
+        uri: URI of the device.
+        subsystem: subsystem of the namespace.
+        namespace: number, size and identity of the namespace.
+        superblock: newest superblock on it; None if it is no member of a volume.
+        problem: reason why it is no member or is unreadable; None if it is a member.
+        foreign: True if none of its bytes look like a superblock.
     """
 
     uri: str
@@ -66,58 +66,57 @@ def find_namespaces(
     engine: Engine = "auto",
     opener: Opener = open_device,
 ) -> list[FoundNamespace]:
-    """Tell what is on every namespace of some discoveries, by opening it for reading.
+    """Open every namespace of some discoveries for reading and identify it.
 
     Args:
-        discoveries: with the URIs that they came from, whose options hold for the namespaces too.
-        engine: for the opener.
-        opener: of devices.
+        discoveries: URIs and their discoveries; the options of a URI apply to its namespaces.
+        engine: engine for the opener.
+        opener: function that opens devices.
     """
-    return all_at_once(lambda listed: _look_at(listed, engine, opener), _listed(discoveries))
+    return all_at_once(lambda listed: _inspect(listed, engine, opener), _listed(discoveries))
 
 
 def resolve_uris(
     uris: Sequence[str], *, engine: Engine = "auto", opener: Opener = open_device
 ) -> tuple[str, ...]:
-    """Put the URIs of a volume's members in the place of those that stand for a discovery.
+    """Replace the discovery URIs in a volume's member URIs by the members that they list.
 
     Args:
-        uris: of devices and of discovery controllers; without any of the latter, they are the
-            result.
-        engine: for the opener.
-        opener: of devices.
+        uris: URIs of devices and of discovery controllers; returned as they are if there is no
+            discovery URI.
+        engine: engine for the opener.
+        opener: function that opens devices.
 
     Returns:
-        The URIs of single devices as they were given, then the members that were discovered, by
-        number.
+        The URIs of single devices as given, then the discovered members, by number.
 
     Raises:
-        NotFoundError: no volume is there, or too many of its members are missing.
-        UsageError: several volumes are there, and nothing says which one is meant.
+        NotFoundError: no volume was found, or too many of its members are missing.
+        UsageError: several volumes were found, and no argument chooses one.
     """
     parsed = [parse_uri(uri) for uri in uris]
-    asked = [uri for uri in parsed if isinstance(uri, NvmeTcpDiscoverUri)]
-    if not asked:
+    controllers = [uri for uri in parsed if isinstance(uri, NvmeTcpDiscoverUri)]
+    if not controllers:
         return tuple(uris)
     single = [u for u, p in zip(uris, parsed, strict=True) if not isinstance(p, NvmeTcpDiscoverUri)]
     given = [_identify_uri(uri, engine, opener) for uri in single]
-    answers = list(zip(asked, all_at_once(_ask, asked), strict=True))
-    listed = [(uri, answer) for uri, answer in answers if isinstance(answer, Discovery)]
+    results = list(zip(controllers, all_at_once(_discover, controllers), strict=True))
+    listed = [(uri, result) for uri, result in results if isinstance(result, Discovery)]
     found = find_namespaces(listed, engine=engine, opener=opener)
-    choice = _Choice(
+    choice = _VolumeChoice(
         given=[content.superblock for content in given if content.superblock is not None],
         found=found,
         problems=[
             *(content.problem for content in given if content.problem is not None),
-            *_problems((answer for _, answer in answers), found),
+            *_problems((result for _, result in results), found),
         ],
     )
-    members = choice.choose({uri.volume for uri in asked if uri.volume is not None})
+    members = choice.choose({uri.volume for uri in controllers if uri.volume is not None})
     return (*single, *(member.uri for member in members))
 
 
-def _ask(uri: NvmeTcpDiscoverUri) -> Discovery | str:
-    """What a controller lists, or why that is not known."""
+def _discover(uri: NvmeTcpDiscoverUri) -> Discovery | str:
+    """Return the discovery of a controller, or the text of the error."""
     try:
         return discover(uri)
     except Unusable as error:
@@ -129,34 +128,36 @@ def _ask(uri: NvmeTcpDiscoverUri) -> Discovery | str:
 
 @dataclass(frozen=True, slots=True)
 class _Listed:
-    asked: NvmeTcpDiscoverUri
+    controller: NvmeTcpDiscoverUri
     subsystem: SubsystemInfo
     namespace: NamespaceInfo
     paths: tuple[Address, ...]
 
     @property
     def key(self) -> tuple[object, ...]:
-        """The same for one namespace, whoever lists it."""
+        """Identity of the namespace, equal for all controllers that list it."""
         name = self.namespace.identity or self.paths
         return (self.subsystem.nqn, self.namespace.nsid, name)
 
 
 def _listed(discoveries: Iterable[tuple[NvmeTcpDiscoverUri, Discovery]]) -> list[_Listed]:
-    """Every namespace once, with the paths that all controllers know."""
+    """Return every namespace once, with its paths from all controllers."""
     by_key: dict[tuple[object, ...], _Listed] = {}
-    for asked, discovery in discoveries:
+    for controller, discovery in discoveries:
         for subsystem in discovery.subsystems:
             for namespace in subsystem.namespaces:
-                found = _Listed(asked, subsystem, namespace, subsystem.paths)
+                found = _Listed(controller, subsystem, namespace, subsystem.paths)
                 first = by_key.setdefault(found.key, found)
                 paths = tuple(dict.fromkeys((*first.paths, *found.paths)))
-                by_key[found.key] = _Listed(first.asked, first.subsystem, namespace, paths)
+                by_key[found.key] = _Listed(first.controller, first.subsystem, namespace, paths)
     return list(by_key.values())
 
 
-def _look_at(listed: _Listed, engine: Engine, opener: Opener) -> FoundNamespace:
+def _inspect(listed: _Listed, engine: Engine, opener: Opener) -> FoundNamespace:
     uri = str(
-        namespace_uri(listed.asked, listed.subsystem.nqn, listed.paths, nsid=listed.namespace.nsid)
+        namespace_uri(
+            listed.controller, listed.subsystem.nqn, listed.paths, nsid=listed.namespace.nsid
+        )
     )
     found = _identify_uri(uri, engine, opener)
     return FoundNamespace(
@@ -172,7 +173,7 @@ class _Content:
 
 
 def _identify_uri(uri: str, engine: Engine, opener: Opener) -> _Content:
-    """What is on a device: the newest superblock, or why there is none."""
+    """Return the newest superblock of a device, or the reason why there is none."""
     try:
         device = opener(uri, writable=False, engine=engine)
     except Unusable as error:
@@ -188,21 +189,21 @@ def _identify_uri(uri: str, engine: Engine, opener: Opener) -> _Content:
         device.close()
 
 
-def _problems(answers: Iterable[Discovery | str], found: Iterable[FoundNamespace]) -> list[str]:
-    """What was passed over, and why."""
+def _problems(results: Iterable[Discovery | str], found: Iterable[FoundNamespace]) -> list[str]:
+    """Return a text for each controller, subsystem and namespace that was ignored."""
     problems = []
-    for answer in answers:
-        if isinstance(answer, str):
-            problems.append(answer)
+    for result in results:
+        if isinstance(result, str):
+            problems.append(result)
             continue
         problems += [
             f"referral to {referral.address}: {referral.problem}"
-            for referral in answer.referrals
+            for referral in result.referrals
             if referral.problem is not None
         ]
         problems += [
             f"subsystem {subsystem.nqn}: {subsystem.problem}"
-            for subsystem in answer.subsystems
+            for subsystem in result.subsystems
             if subsystem.problem is not None
         ]
     problems += [namespace.problem for namespace in found if namespace.problem is not None]
@@ -213,16 +214,16 @@ def _problems(answers: Iterable[Discovery | str], found: Iterable[FoundNamespace
 
 
 @dataclass(frozen=True, slots=True)
-class _Choice:
-    """Which volume is meant, of those that were found."""
+class _VolumeChoice:
+    """The choice of one volume among those that were found."""
 
     given: Sequence[Superblock]
-    """Of the devices that were named one by one."""
+    """Superblocks of the devices that were given one by one."""
     found: Sequence[FoundNamespace]
     problems: list[str]
 
     def choose(self, wanted: set[UUID]) -> list[FoundNamespace]:
-        """The members that were discovered, by number."""
+        """Return the discovered members of the chosen volume, by number."""
         volumes: dict[UUID, list[Superblock]] = {}
         for superblock in (*self.given, *(f.superblock for f in self.found)):
             if superblock is not None:
@@ -230,7 +231,9 @@ class _Choice:
         meant = wanted or {superblock.volume_uuid for superblock in self.given} or set(volumes)
         if not meant & set(volumes):
             what = "a volume" if not wanted else f"volume {', '.join(map(str, wanted))}"
-            raise NotFoundError(f"find {what} by discovery: there is none{self._passed_over()}")
+            raise NotFoundError(
+                f"find {what} by discovery: there is none{self._describe_problems()}"
+            )
         if len(meant) > 1:
             raise UsageError(
                 "open a volume by discovery: expected one volume, or volume=UUID to choose one, "
@@ -238,16 +241,16 @@ class _Choice:
             )
         (uuid,) = meant
         newest = max(volumes[uuid], key=lambda superblock: superblock.generation)
-        # What was named itself may be listed as well.
-        named = {given.member_uuid for given in self.given}
+        # A device that was given_uuids may be listed as well.
+        given_uuids = {given.member_uuid for given in self.given}
         members = [
-            namespace for namespace in self._members(newest) if _uuid(namespace) not in named
+            namespace for namespace in self._members(newest) if _uuid(namespace) not in given_uuids
         ]
-        self._check_complete(newest, named | {_uuid(namespace) for namespace in members})
+        self._check_complete(newest, given_uuids | {_uuid(namespace) for namespace in members})
         return sorted(members, key=lambda namespace: newest.member_uuids.index(_uuid(namespace)))
 
     def _members(self, newest: Superblock) -> Iterator[FoundNamespace]:
-        """The namespaces of the volume, without those that are its members no more."""
+        """Yield the namespaces of the volume, without members that were replaced."""
         for namespace in self.found:
             own = namespace.superblock
             if own is None or own.volume_uuid != newest.volume_uuid:
@@ -267,15 +270,15 @@ class _Choice:
             count = newest.geometry.member_count
             raise NotFoundError(
                 f"open volume {newest.volume_uuid} by discovery: expected {count} members, "
-                f"got {count - len(missing)}; missing: {names}{self._passed_over()}"
+                f"got {count - len(missing)}; missing: {names}{self._describe_problems()}"
             )
 
-    def _passed_over(self) -> str:
+    def _describe_problems(self) -> str:
         if not self.problems:
             return ""
-        told = "; ".join(self.problems[:TOLD_MAX])
-        more = len(self.problems) - TOLD_MAX
-        return f"; passed over: {told}" + (f"; and {more} more" if more > 0 else "")
+        reasons = "; ".join(self.problems[:REASONS_MAX])
+        more = len(self.problems) - REASONS_MAX
+        return f"; passed over: {reasons}" + (f"; and {more} more" if more > 0 else "")
 
 
 def _uuid(namespace: FoundNamespace) -> UUID:

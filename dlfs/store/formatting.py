@@ -1,9 +1,9 @@
 """Makes a new volume on files, disks and memory devices.
 
-Nothing of value is overwritten unasked: a device that holds a volume, or anything but zeroes where
-a volume would begin or end, is refused without ``force``. One that the system uses (mounted, swap,
-part of a RAID) is always refused, and so is one that a process has open: a mount, a service, a
-reader. First the old superblocks go, then generation 1 is committed as any other.
+Existing data is protected. A device with a volume, or with bytes other than zero where a volume
+would begin or end, is refused unless ``force`` is given. A device that the system uses (mounted,
+swap, part of a RAID) is always refused, and so is one that a process has open, such as a mount or a
+reader. The old superblocks are overwritten first. Then generation 1 is committed like any other.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from dlfs.store.chunk_writer import ChunkWriter
 from dlfs.store.info import VolumeInfo, describe_volume
 from dlfs.store.locking import lock_members
 from dlfs.store.members import Member, close_devices, open_devices, read_copies, split_uris
-from dlfs.store.openers import refuse_open
+from dlfs.store.open_files import refuse_open
 from dlfs.store.transaction import flush_all, load_generation, now_ns, write_superblocks
 from dlfs.units import MIB
 
 PROBED_BYTES = 1 * MIB
-"""At its beginning and its end, an empty device has zeroes over this length."""
+"""Length over which an empty device has zeros at its beginning and its end, in bytes."""
 _HOW_TO_OVERWRITE = "force=True overwrites it"
 
 
@@ -63,25 +63,25 @@ def format_volume(
     """Make a volume.
 
     Args:
-        members: URIs of 1 to 64 block devices, in the order that numbers them; or one text with
+        members: URIs of 1 to 64 block devices, in the order of their numbers, or one text with
             commas.
-        size_bytes: of each member that is a file to be made, or an empty one.
+        size_bytes: size of each member that is a new or empty file.
         chunk_bytes: unit of layout and of large reads: a power of two, 4 KiB to 64 MiB.
         block_bytes: unit of I/O: a power of two, 512 B to 64 KiB, a multiple of every device's
             block.
-        label: up to 64 bytes of UTF-8, for people.
-        replicas: copies of each chunk, on different members: 1 to 4, at most as many as there are
-            members. With 2, any one member can be lost while reading goes on.
-        force: overwrite a volume, or whatever the devices hold.
+        label: human-readable name, up to 64 bytes of UTF-8.
+        replicas: copies of each chunk on different members, 1 to 4, at most the number of members.
+            With 2, any one member can be lost and all samples can still be read.
+        force: True to overwrite a volume or other data on the devices.
 
     Returns:
         The new volume.
 
     Raises:
-        ExistsError: a device holds something, and ``force`` was not given.
+        ExistsError: a device holds data, and ``force`` was not given.
         UsageError: sizes or members are not possible, or the system uses a device.
-        LockedError: a writer holds a member, or a process of this machine has it open.
-        SpaceError: too little space for a file to be made.
+        LockedError: a writer has locked a member, or a process of this machine has it open.
+        SpaceError: too little space for a new file.
         DeviceError: a device failed.
     """
     uris = split_uris(members)
@@ -126,10 +126,10 @@ def _check_replicas(uris: Sequence[str], replicas: int) -> None:
 
 
 def _refuse_open(uri: str) -> None:
-    """Refuse a file or a disk that a process has open.
+    """Refuse a file or a disk that a process has open, such as a mount, a service or a writer.
 
     Raises:
-        LockedError: a process has; it may be a mount, a service or a writer.
+        LockedError: a process has it open.
     """
     parsed = parse_uri(uri)
     if isinstance(parsed, FileUri) and Path(parsed.path).exists():
@@ -137,19 +137,20 @@ def _refuse_open(uri: str) -> None:
 
 
 def prepare_file(uri: str, size_bytes: int | None, *, force: bool, made: list[Path]) -> None:
-    """Make the file that a URI names, or give an empty one its size; refuse disks in use.
+    """Create the file that a URI names, or resize an empty one; refuse disks in use.
 
     Args:
-        uri: of the device; nothing is done about what is no file or disk.
-        size_bytes: of a file to be made, or an empty one.
-        force: whether a file that is not empty may get another size.
-        made: gets the file, when it is made.
+        uri: URI of the device; other devices than files and disks are ignored.
+        size_bytes: size of a new or empty file.
+        force: True to resize a file that is not empty.
+        made: list to which a new file is appended.
 
     Raises:
-        UsageError: there is no such file, and no size to make it with; or the system uses the disk.
+        UsageError: there is no such file, and no size to create it with; or the system uses the
+            disk.
         ExistsError: the file has another size, and is not empty.
         SpaceError: too little space.
-        DeviceError: it cannot be looked at.
+        DeviceError: the disk cannot be inspected.
     """
     parsed = parse_uri(uri)
     if isinstance(parsed, NvmeTcpDiscoverUri):
@@ -189,7 +190,7 @@ def _resize(uri: str, path: Path, size_now: int, size_bytes: int, *, force: bool
 
 
 def _check_unused(uri: str, path: Path, number: int) -> None:
-    """Refuse a disk that the system uses: mounted, or else open(2) with O_EXCL fails."""
+    """Refuse a disk that is mounted, or for which open(2) with O_EXCL fails."""
     mounted = _mounted_devices() & _with_partitions(number)
     if mounted:
         raise UsageError(
@@ -206,7 +207,7 @@ def _check_unused(uri: str, path: Path, number: int) -> None:
 
 
 def _mounted_devices() -> set[str]:
-    """Numbers, ``major:minor``, of all devices with a mounted file system."""
+    """Return the numbers (``major:minor``) of all devices with a mounted file system."""
     return {line.split()[2] for line in Path("/proc/self/mountinfo").read_text().splitlines()}
 
 
@@ -222,14 +223,14 @@ def _check_all_empty(devices: Sequence[BlockDevice]) -> None:
 
 
 def check_empty(device: BlockDevice, action: str) -> None:
-    """Check that a device holds nothing of value where a volume would begin or end.
+    """Check that a device has no data where a volume would begin or end.
 
     Args:
-        device: to be overwritten.
-        action: what for, in errors.
+        device: device to be overwritten.
+        action: action for error messages.
 
     Raises:
-        ExistsError: it holds a volume, or anything but zeroes.
+        ExistsError: it has a volume, or bytes other than zero.
     """
     for copy in read_copies(device):
         if copy.superblock is not None:
@@ -247,7 +248,7 @@ def check_empty(device: BlockDevice, action: str) -> None:
 
 
 def _without_record(data: bytes, offset_bytes: int) -> bytes:
-    """Leave out a lock's record: whether anybody holds the lock is the lock's affair."""
+    """Remove a lock's record from some bytes; locking itself checks that record."""
     start = LEASE_OFFSET_BYTES - offset_bytes
     if start < 0 or not is_lock_record(data[start : start + LEASE_BYTES]):
         return data
@@ -258,7 +259,7 @@ def check_blocks(device: BlockDevice, block_bytes: int, action: str) -> None:
     """Check that a device can be a member of a volume with blocks of this size.
 
     Raises:
-        UsageError: its own blocks do not divide them.
+        UsageError: the block size of the device does not divide it.
     """
     if block_bytes % device.block_bytes or device.block_bytes > SUPERBLOCK_BYTES:
         raise UsageError(
@@ -311,6 +312,6 @@ def _first_generation(
 
 
 def wipe(device: BlockDevice) -> None:
-    """Zero what could be taken for an older volume; the lock's record goes when the lock does."""
+    """Overwrite old superblocks with zeros; unlocking removes the lock's record."""
     for offset in superblock_offsets(device.size_bytes):
         device.write(offset, bytes(SUPERBLOCK_BYTES))

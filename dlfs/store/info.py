@@ -1,4 +1,4 @@
-"""What a volume, its members and its datasets are, as plain values for users."""
+"""Describes a volume, its members and its datasets as plain values for users."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ class DatasetInfo:
     """One version of a dataset.
 
     Attributes:
-        name: of the dataset; bytes that are not UTF-8 as surrogate escapes.
-        version: 1 and up.
-        uuid: of this version.
-        created: when it was written, UTC.
-        sample_count: samples.
-        sample_bytes: the sum of their lengths.
-        stored_bytes: what its chunks take on the volume, directory and attributes included.
-        layout: order of packing: ``path`` or ``shuffled``.
-        seed: of that order.
-        attribute_bytes: of its attribute segment; 0 when it has no columns.
+        name: name of the dataset; bytes that are not UTF-8 are surrogate escapes.
+        version: number of the version, >= 1.
+        uuid: UUID of this version.
+        created: time of its creation, UTC.
+        sample_count: number of samples.
+        sample_bytes: sum of the lengths of all samples, in bytes.
+        stored_bytes: size of its chunks on the volume, including directory and attributes, in
+            bytes.
+        layout: order in which samples were packed: ``path`` or ``shuffled``.
+        seed: seed of that order.
+        attribute_bytes: size of its attribute segment in bytes; 0 without columns.
     """
 
     name: str
@@ -51,11 +52,11 @@ class SuperblockInfo:
     """One copy of a member's superblock.
 
     Attributes:
-        name: ``A``, ``B`` or ``tail``.
-        offset_bytes: on the member.
-        generation: that it describes; None when it cannot be read.
+        name: name of the copy: ``A``, ``B`` or ``tail``.
+        offset_bytes: offset of the copy on the member, in bytes.
+        generation: generation that it describes; None if it cannot be read.
         state: ``current``, ``previous``, ``unused``, ``stale`` or ``damaged``.
-        problem: what is wrong with a damaged one.
+        problem: defect of a damaged copy; else None.
     """
 
     name: str
@@ -70,16 +71,16 @@ class MemberInfo:
     """One member of a volume.
 
     Attributes:
-        number: 0 and up.
-        uuid: of the member.
-        uri: of its device; of one that was not given, what it is called.
-        size_bytes: of the device when the volume was made; 0 when nobody can tell.
-        superblocks: its copies; none when the device cannot be read.
-        state: ``current``; ``missing``: its device cannot be had; ``degraded``: its device holds no
-            whole and current member, or was lost while it was read.
-        reason: why it is not current.
-        queue_pairs_max: that its target allows a process at once; 0: it sets no limit, or nobody
-            can tell.
+        number: number of the member, >= 0.
+        uuid: UUID of the member.
+        uri: URI of its device; a placeholder for a member that was not given.
+        size_bytes: size of the device when the volume was made, in bytes; 0 if unknown.
+        superblocks: its superblock copies; empty if the device cannot be read.
+        state: ``current``; ``missing``: the device is not available; ``degraded``: the device has
+            no whole and current member, or was lost during reads.
+        reason: reason why it is not current; else None.
+        queue_pairs_max: most queue pairs that its target allows a process; 0 if unlimited or
+            unknown.
     """
 
     number: int
@@ -97,12 +98,19 @@ class VolumeInfo:
     """A volume at one generation.
 
     Attributes:
-        uri: of the whole volume: what ``dlfs.open`` takes.
-        capacity_bytes: of all chunks.
-        free_bytes: of the chunks that nothing holds.
+        uri: URI of the whole volume, which ``dlfs.open`` takes.
+        uuid: UUID of the volume.
+        label: human-readable name given when the volume was formatted; may be empty.
+        created: time of its creation, UTC.
+        generation: number of the generation.
+        members: its members, by number.
+        chunk_bytes: size of a chunk in bytes.
+        block_bytes: unit of I/O in bytes.
+        capacity_bytes: size of all chunks, in bytes.
+        free_bytes: size of the unused chunks, in bytes.
+        dataset_count: number of dataset names.
         replicas: copies of each chunk; capacity and free space count one of them.
-        unproven: reason why a newer generation may exist on members that could not be read; None:
-            none can.
+        unproven: reason why a newer generation may exist on unreadable members; None if none can.
     """
 
     uri: str
@@ -121,12 +129,12 @@ class VolumeInfo:
 
 
 def time_of(nanoseconds: int) -> datetime:
-    """A time on media as UTC, to the microsecond."""
+    """Convert nanoseconds since 1970 to UTC, rounded down to microseconds."""
     return _EPOCH + timedelta(microseconds=nanoseconds // 1000)
 
 
 def describe_dataset(record: DatasetRecord, geometry: Geometry) -> DatasetInfo:
-    """The public description of a catalog record."""
+    """Return the public description of a catalog record."""
     extent = record.attribute_extent
     return DatasetInfo(
         name=display(record.name),
@@ -147,7 +155,7 @@ def _describe_copy(copy: SuperblockCopy, generation: int) -> SuperblockInfo:
     problem = None if copy.error is None else str(copy.error)
     current = copy.name in (slot_for(generation), "tail")
     if found is None:
-        # The other slot has never been written before generation 2.
+        # The other slot is first written by generation 2.
         unused = generation == 1 and not current
         state, problem = ("unused", None) if unused else ("damaged", problem)
     elif found == generation:
@@ -158,7 +166,7 @@ def _describe_copy(copy: SuperblockCopy, generation: int) -> SuperblockInfo:
 
 
 def describe_member(member: Member, superblock: Superblock) -> MemberInfo:
-    """The public description of a member of the volume that a superblock describes."""
+    """Return the public description of a member of the volume of a superblock."""
     lost = loss_of(superblock.volume_uuid, member.uuid)
     degraded = member.state == "current" and lost is not None
     return MemberInfo(
@@ -174,7 +182,7 @@ def describe_member(member: Member, superblock: Superblock) -> MemberInfo:
 
 
 def describe_volume(generation: Generation) -> VolumeInfo:
-    """The public description of a volume."""
+    """Return the public description of a volume."""
     superblock = generation.superblock
     return VolumeInfo(
         uri=",".join(generation.uris),

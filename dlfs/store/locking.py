@@ -1,8 +1,8 @@
-"""The writer's lock of a volume: that of every member, member 0 first.
+"""Locks a volume for one writer: every member, member 0 first.
 
-Every writer takes member 0 first, so that two writers of one volume meet there and nowhere else.
-The others are then taken at once, since each may have to wait for a dead writer's lease to end.
-Readers take no lock.
+Every writer locks member 0 first, so that two writers of one volume conflict there and nowhere
+else. The other members are then locked in parallel, because each may have to wait until the lease
+of a dead writer expires. Readers take no lock.
 """
 
 from __future__ import annotations
@@ -15,44 +15,44 @@ from dlfs.errors import DlfsError
 
 
 def lock_members(devices: Sequence[BlockDevice], holder: str) -> None:
-    """Take the lock of every member, or of none.
+    """Lock every member, or none.
 
     Args:
-        devices: the members, in order, writable.
-        holder: what the writer is, for people.
+        devices: devices of the members, in order, writable.
+        holder: description of the writer for messages.
 
     Raises:
-        LockedError: another writer has a member; the message names both.
+        LockedError: another writer has locked a member; the message names both.
         DeviceError: a device failed.
     """
     first, *others = devices
     try:
         first.lock_exclusive(holder)
         if others:
-            _lock_at_once(others, holder)
+            _lock_in_parallel(others, holder)
     except BaseException:
         unlock_members(devices)
         raise
 
 
-def _lock_at_once(devices: Sequence[BlockDevice], holder: str) -> None:
+def _lock_in_parallel(devices: Sequence[BlockDevice], holder: str) -> None:
     with ThreadPoolExecutor(len(devices), thread_name_prefix="dlfs-lock") as pool:
         attempts = [pool.submit(device.lock_exclusive, holder) for device in devices]
         try:
             for attempt in attempts:
                 attempt.result()
         except BaseException:
-            for device in devices:  # the pool ends when they have
+            for device in devices:  # the pool waits for all attempts
                 if isinstance(device, SharedNamespaceDevice):
                     device.cancel_lock_wait()
             raise
 
 
 def unlock_members(devices: Sequence[BlockDevice]) -> None:
-    """Give back every lock that is held, the last member's first.
+    """Release every lock, starting with the last member.
 
     Raises:
-        DeviceError: one could not be given back; the others were.
+        DeviceError: a lock could not be released; the others were.
     """
     failure: DlfsError | None = None
     for device in reversed(devices):

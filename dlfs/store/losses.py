@@ -1,8 +1,9 @@
-"""Which members this process knows to be lost, so that each loss is told once.
+"""The members that this process knows to be lost, so that it logs each loss once.
 
-A member may be found missing or degraded when a volume is opened, or lost while a dataset is read.
-Either way the log ``dlfs`` gets one warning, however many readers meet it, and ``Volume.members``
-and ``dlfs info`` show it. When it is back, that is told too, and the next loss is news again.
+A member may be missing or degraded when a volume is opened, or be lost while a dataset is read. In
+either case the log ``dlfs`` gets one warning, whatever the number of readers, and
+``Volume.members`` and ``dlfs info`` show the loss. The return of a member is logged as well, and
+its next loss is logged again.
 
 Threads: any at once; every change is one operation on a dictionary.
 """
@@ -18,50 +19,52 @@ _log = logging.getLogger("dlfs")
 
 _Key = tuple[UUID, UUID]
 
-_told: dict[_Key, object] = {}
-"""Volume and member of what was told; the value is of whoever told it."""
+_reported: dict[_Key, object] = {}
+"""Volume and member of each logged loss; the value identifies the call that logged it."""
 
 _lost: dict[_Key, str] = {}
-"""Why members were lost while they were read."""
+"""Reasons why members were lost while they were read."""
 
 
-def _tell(key: _Key, message: str) -> None:
-    mine = object()
-    if _told.setdefault(key, mine) is mine:
+def _report_once(key: _Key, message: str) -> None:
+    own = object()
+    if _reported.setdefault(key, own) is own:
         _log.warning("%s", message)
 
 
 def report_members(generation: Generation) -> None:
-    """Tell of members that a volume was opened without, and of those that are back."""
+    """Log the members that a volume was opened without, and those that have returned."""
     volume, unproven = generation.superblock.volume_uuid, generation.unproven
-    rest = "the other copies are read" + (f"; {unproven}" if unproven else "")
+    consequence = "the other copies are read" + (f"; {unproven}" if unproven else "")
     for member in generation.members:
         key = volume, member.uuid
         if member.reason is not None:
-            _tell(key, f"volume {volume}: {member}; {rest}")
+            _report_once(key, f"volume {volume}: {member}; {consequence}")
             continue
         _lost.pop(key, None)
-        if _told.pop(key, None) is not None:
+        if _reported.pop(key, None) is not None:
             _log.info("volume %s: %s is back", volume, member)
 
 
 def report_loss(generation: Generation, number: int, reason: str) -> None:
-    """Tell of a member that was lost while it was read."""
+    """Log a member that was lost while it was read."""
     volume, member = generation.superblock.volume_uuid, generation.members[number]
     key = volume, member.uuid
     _lost[key] = reason
-    rest = "the other copies are read" if generation.geometry.replicas > 1 else "it has no copy"
-    _tell(key, f"volume {volume}: {member} was lost: {reason}; {rest}")
+    consequence = (
+        "the other copies are read" if generation.geometry.replicas > 1 else "it has no copy"
+    )
+    _report_once(key, f"volume {volume}: {member} was lost: {reason}; {consequence}")
 
 
 def report_return(generation: Generation, number: int) -> None:
-    """Tell of a member that can be read again."""
+    """Log a member that can be read again."""
     volume, member = generation.superblock.volume_uuid, generation.members[number]
     key = volume, member.uuid
-    if _lost.pop(key, None) is not None and _told.pop(key, None) is not None:
+    if _lost.pop(key, None) is not None and _reported.pop(key, None) is not None:
         _log.info("volume %s: %s is back", volume, member)
 
 
 def loss_of(volume_uuid: UUID, member_uuid: UUID) -> str | None:
-    """Why a member was lost while it was read; None: it was not, or is back."""
+    """Return why a member was lost while it was read; None if it was not, or has returned."""
     return _lost.get((volume_uuid, member_uuid))

@@ -1,15 +1,15 @@
-"""A volume's members: opening devices, reading every superblock, choosing the generation.
+"""Opens the members of a volume, reads every superblock and chooses the generation.
 
 Members may be given in any order; their superblocks number them. Every member has three copies of
-its superblock, and the highest generation found valid in any copy on any member is the one in
-force: all that it refers to was durable before the first of its copies was written. A copy that is
-damaged is reported and does no harm while another one is whole.
+its superblock. The highest generation that is valid in any copy on any member is the current one:
+all its data was durable before the first of its superblocks was written. A damaged copy is reported
+and does no harm while another copy is whole.
 
-With replicas, fewer members will do for reading. One that is not to be read is **missing** (not
-given, or its device fails) or **degraded** (its device is there, but holds no member of the volume
-in force: no whole superblock, or a stale one); a ``MissingDevice`` takes its place where data is
-read, and no writer touches such a volume. A member that lags by one generation is none of these: a
-crash in the middle of a commit leaves that, and what it holds is whole (FORMAT.md, section 8.2).
+With replicas, a subset of the members is enough for reading. An absent member is **missing** (not
+given, or its device fails) or **degraded** (its device has no whole superblock, or a stale one). A
+``MissingDevice`` takes its place for reads, and no writer opens such a volume. A member that lags
+by one generation is not absent: a crash during a commit leaves that, and its data is complete
+(FORMAT.md, section 8.2).
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ from dlfs.units import format_count
 COPY_NAMES = ("A", "B", "tail")
 
 LAG_MAX = 1
-"""Generations that a whole member may be behind: a crash between the superblocks of a commit."""
+"""Generations by which a valid member may lag: a crash between the superblocks of a commit."""
 
 
 class Opener(Protocol):
-    """What opens a device; ``dlfs.block.open_device`` unless devices are to be wrapped."""
+    """A function that opens devices: ``dlfs.block.open_device``, or one that wraps its devices."""
 
     def __call__(self, uri: str, *, writable: bool, engine: Engine) -> BlockDevice:
         """Open the device that a URI names."""
@@ -59,32 +59,32 @@ class Opener(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SuperblockCopy:
-    """One copy of a member's superblock: what it says, or what is wrong with it."""
+    """One copy of a member's superblock: its content, or the error of reading it."""
 
     name: str
     offset_bytes: int
     superblock: Superblock | None
     error: FormatError | DeviceError | None
     foreign: bool = False
-    """Nothing at this place claims to be a superblock."""
+    """True if the bytes do not start with the magic of a superblock."""
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One member of a volume, and its device or what stands for it."""
+    """One member of a volume and its device, or the placeholder of its device."""
 
     number: int
     uuid: UUID
     device: BlockDevice
     member_bytes: int
-    """The size that its superblocks are laid out for; the device may be larger."""
+    """Size for which its superblocks are laid out, in bytes; the device may be larger."""
     copies: tuple[SuperblockCopy, ...]
     reason: DlfsError | None = None
-    """Why it is not to be read; None: it is."""
+    """Reason why the member is not read; None if it is read."""
 
     @property
     def state(self) -> str:
-        """``current``, ``degraded`` or ``missing``."""
+        """State of the member: ``current``, ``degraded`` or ``missing``."""
         if self.reason is None:
             return "current"
         device_failed = isinstance(self.reason, DeviceError)
@@ -92,25 +92,25 @@ class Member:
 
     @property
     def source(self) -> BlockDevice:
-        """What to read it from: its device, or one that says why it is not to be read."""
+        """Device to read the member from; a ``MissingDevice`` with the reason if it is absent."""
         if self.reason is None or isinstance(self.device, MissingDevice):
             return self.device
         return MissingDevice(self.device.uri, self.reason)
 
     def __str__(self) -> str:
-        told = f"member {self.number} ({self.uuid}), {self.device.uri}"
-        return told if self.reason is None else f"{told}: {self.state}: {self.reason}"
+        text = f"member {self.number} ({self.uuid}), {self.device.uri}"
+        return text if self.reason is None else f"{text}: {self.state}: {self.reason}"
 
     @property
     def newest(self) -> Superblock:
-        """The newest superblock of this member's copies."""
+        """Newest superblock of the member's copies."""
         return max(
             (copy.superblock for copy in self.copies if copy.superblock is not None),
             key=lambda superblock: superblock.generation,
         )
 
     def is_current(self, generation: int) -> bool:
-        """Whether the copies that must hold a generation do: its slot and the tail."""
+        """Return True if the tail and the slot of a generation hold that generation."""
         return all(
             copy.superblock is not None and copy.superblock.generation == generation
             for copy in self.copies
@@ -119,12 +119,12 @@ class Member:
 
 
 def split_uris(members: str | Sequence[str]) -> tuple[str, ...]:
-    """The member URIs of a volume: a sequence, or one text with commas between.
+    """Return the member URIs of a volume, given as a sequence or as one text with commas.
 
-    Paths of files become absolute, so that the URIs hold in other processes.
+    Paths of files become absolute, so that other processes can use the URIs.
 
     Raises:
-        UsageError: there is none, or a malformed one.
+        UsageError: there is no URI, or a malformed one.
     """
     uris = split_members(members) if isinstance(members, str) else tuple(members)
     if not uris:
@@ -144,11 +144,11 @@ def open_devices(
     engine: Engine = "auto",
     opener: Opener = open_device,
 ) -> list[BlockDevice]:
-    """Open several devices; when one fails, close the others.
+    """Open several devices; if one fails, close the others.
 
     Raises:
-        UsageError: two URIs mean the same device.
-        DlfsError: whatever opening one raises.
+        UsageError: two URIs name the same device.
+        DlfsError: as the opener raises it.
     """
     devices: list[BlockDevice] = []
     try:
@@ -175,13 +175,13 @@ def open_members(
     engine: Engine = "auto",
     opener: Opener = open_device,
 ) -> list[BlockDevice]:
-    """Open the devices of a volume; a ``MissingDevice`` stands for each that cannot be opened.
+    """Open the devices of a volume; a ``MissingDevice`` replaces each that cannot be opened.
 
-    Whether the volume can do without those, ``assemble`` tells.
+    ``assemble`` decides whether the volume can be read without those.
 
     Raises:
-        UsageError: two URIs mean the same device, or one is malformed.
-        DlfsError: none can be opened: what opening the first one raised.
+        UsageError: two URIs name the same device, or one is malformed.
+        DlfsError: no device can be opened; it is the error of the first.
     """
 
     def tolerant(uri: str, *, writable: bool, engine: Engine) -> BlockDevice:
@@ -198,10 +198,10 @@ def open_members(
 
 
 def close_devices(devices: Sequence[BlockDevice]) -> None:
-    """Close devices: all of them, whatever becomes of one.
+    """Close all devices, also after one has failed to close.
 
     Raises:
-        DlfsError: one could not be closed well.
+        DlfsError: a device failed to close.
     """
     failure: DlfsError | None = None
     for device in devices:
@@ -214,9 +214,9 @@ def close_devices(devices: Sequence[BlockDevice]) -> None:
 
 
 def read_copies(device: BlockDevice) -> tuple[SuperblockCopy, ...]:
-    """Read the three superblock copies of a device, whatever they are.
+    """Read the three superblock copies of a device, valid or not.
 
-    The tail's place is where A or B say that the member ends, else the device's end.
+    The tail copy lies where copy A or B says that the member ends, else at the end of the device.
 
     Raises:
         TruncatedError: the device is smaller than the member was when the volume was made.
@@ -251,10 +251,10 @@ def _read_copy(device: BlockDevice, name: str, offset_bytes: int) -> SuperblockC
 
 
 def identify(device: BlockDevice) -> Member:
-    """Tell which member of which volume a device is.
+    """Identify the member and volume of a device by its superblocks.
 
     Raises:
-        FormatError: it has no whole superblock; VersionError or TruncatedError where that is why.
+        FormatError: no superblock is whole; VersionError or TruncatedError if that is the cause.
         DeviceError: no copy could be read.
     """
     copies = read_copies(device)
@@ -272,16 +272,16 @@ def identify(device: BlockDevice) -> Member:
         for error in errors:
             if isinstance(error, kind):
                 raise error
-    told = "; ".join(f"{copy.name}: {copy.error}" for copy in copies)
+    text = "; ".join(f"{copy.name}: {copy.error}" for copy in copies)
     raise FormatError(
-        f"open {device.uri}: expected a superblock in one of three places, got {told}"
+        f"open {device.uri}: expected a superblock in one of three places, got {text}"
     )
 
 
 def find_foreign(devices: Sequence[BlockDevice], volume_uuid: UUID) -> Member | None:
-    """The first device that holds a member of another volume than this one, if any does.
+    """Return the first device that is a member of another volume, or None.
 
-    Devices that are missing, cannot be read or hold no volume are passed over.
+    Devices that are missing, unreadable or no members are ignored.
     """
     for device in devices:
         if isinstance(device, MissingDevice):
@@ -296,14 +296,14 @@ def find_foreign(devices: Sequence[BlockDevice], volume_uuid: UUID) -> Member | 
 
 
 def assemble(devices: Sequence[BlockDevice]) -> tuple[tuple[Member, ...], Superblock]:
-    """Make a volume of its devices, given in any order.
+    """Assemble a volume from its devices, given in any order.
 
     Returns:
-        The members by number, and the superblock in force (of whichever member had it). With
-        replicas, some members may have a reason why they are not to be read.
+        The members by number, and the current superblock. With replicas, some members may be absent
+        and have a reason.
 
     Raises:
-        UsageError: a member of another volume, or one given twice.
+        UsageError: a device is a member of another volume, or two are the same member.
         NotFoundError: a member is missing.
         FormatError: a device has no superblock, or those of two members contradict each other.
         DeviceError: a device cannot be read.
@@ -332,7 +332,7 @@ def assemble(devices: Sequence[BlockDevice]) -> tuple[tuple[Member, ...], Superb
 def identify_all(
     devices: Sequence[BlockDevice],
 ) -> tuple[list[Member], list[tuple[BlockDevice, DlfsError]]]:
-    """The members that say who they are, and the devices that do not, with the reason."""
+    """Return the members that were identified, and the other devices with the reason."""
     found: list[Member] = []
     refused: list[tuple[BlockDevice, DlfsError]] = []
     for device in devices:
@@ -350,7 +350,10 @@ def identify_all(
 
 
 def _checked(member: Member, newest: Superblock) -> Member | DlfsError:
-    """A member as it stands to the generation in force; an error when it was replaced.
+    """Compare a member with the current generation.
+
+    Returns:
+        The member, with a reason if it is stale; an error if it was replaced.
 
     Raises:
         UsageError: it is a member of another volume.
@@ -388,9 +391,9 @@ def _complete(
     refused: Sequence[tuple[BlockDevice, DlfsError]],
     newest: Superblock,
 ) -> tuple[Member, ...]:
-    """All members by number: those that are not there get the devices that say nothing.
+    """Return all members by number; the absent ones get the devices that were not identified.
 
-    Which of several such devices is which member nobody knows; they are named in their order.
+    Which unidentified device is which member is unknown; they are assigned in their order.
     """
     count = newest.geometry.member_count
     missing = [number for number in range(count) if number not in by_number]
@@ -414,7 +417,7 @@ def _complete(
 
 def _too_few(absent: Sequence[Member], newest: Superblock) -> DlfsError:
     count = newest.geometry.member_count
-    told = "; ".join(
+    text = "; ".join(
         f"{member.number} ({member.uuid})"
         + (f", {member.device.uri}: {member.reason}" if member.copies or _is_given(member) else "")
         for member in absent
@@ -425,7 +428,7 @@ def _too_few(absent: Sequence[Member], newest: Superblock) -> DlfsError:
     return same_kind(
         (given or reasons)[0],
         f"open volume {newest.volume_uuid}: expected {count} members, "
-        f"got {count - len(absent)}; missing: {told}{hint}",
+        f"got {count - len(absent)}; missing: {text}{hint}",
     )
 
 
@@ -434,12 +437,12 @@ def _is_given(member: Member) -> bool:
 
 
 def same_kind(error: DlfsError, message: str) -> DlfsError:
-    """An error of the same class that says more."""
+    """Return an error of the same class with a longer message."""
     if isinstance(error, DeviceError):
         return type(error)(message, error.errno or errno.EIO)
     return type(error)(message)
 
 
 def superblock_for(member: Member, newest: Superblock) -> Superblock:
-    """The newest superblock, as it stands on one member."""
+    """Return the newest superblock as it is written to one member."""
     return replace(newest, member_number=member.number, member_bytes=member.member_bytes)

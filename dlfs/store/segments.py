@@ -1,6 +1,6 @@
-"""Directory segments as bytes: read whole, from whichever copies are right.
+"""Reads a whole directory segment and verifies its checksums, from the first copies that are right.
 
-Its checksums are verified here, which cover every byte of it, and the storage order of its samples.
+The checksums cover every byte of the segment and the storage order of its samples.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from dlfs.block import BlockDevice
 from dlfs.errors import FormatError
 from dlfs.format.catalog import DatasetRecord
 from dlfs.format.geometry import DataSpace, Geometry
-from dlfs.store.chunk_reader import alternatives, read_into
+from dlfs.store.chunk_reader import copy_orders, read_into
 
 
 def read_segment(
     sources: Sequence[BlockDevice], geometry: Geometry, record: DatasetRecord
 ) -> NDArray[np.uint8]:
-    """Read a dataset's directory segment, both parts and what fills up their last chunk.
+    """Read the directory segment of a dataset: both parts, and the padding of their last chunk.
 
     Raises:
-        FormatError: no copy is right; tells of the first.
+        FormatError: no copy is right; the error describes the first copy.
         DeviceError: no copy can be read.
     """
     space = DataSpace(geometry, record.directory_runs)
     memory = aligned_buffer(space.size_bytes, max(geometry.block_bytes, 4096))
     problem: FormatError | None = None
-    for choice in alternatives(geometry):
+    for choice in copy_orders(geometry):
         read_into(sources, space, 0, memory, choice)
         try:
             _verify(memory, record)

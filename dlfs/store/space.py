@@ -1,8 +1,10 @@
-"""Which chunks of a volume are free, as sorted runs, and taking some of them.
+"""The free chunks of a volume as sorted runs, from which a writer allocates.
 
-The free map of generation G is what G's catalog does not use. What generation G + 1 frees is not in
-it until G + 1 is durable: whoever commits makes a new map from the new catalog then, so nothing
-that a sealed generation refers to is ever handed out. A plain value, no I/O.
+The free map of generation G is all chunks that the catalog of G does not use. Chunks that
+generation G + 1 frees are not in it until G + 1 is durable, when the writer makes a new map from
+the new catalog. A chunk that a sealed generation refers to is therefore never allocated.
+
+Plain values without I/O.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ def merge_runs(runs: Iterable[ChunkRun]) -> list[ChunkRun]:
 
 
 def append_run(runs: list[ChunkRun], run: ChunkRun) -> None:
-    """Append a run in data order, joining it with the last one where it goes on from there."""
+    """Append a run in data order; extend the last run if the new one follows it directly."""
     if runs and runs[-1].end_chunk == run.first_chunk:
         runs[-1] = ChunkRun(runs[-1].first_chunk, runs[-1].chunk_count + run.chunk_count)
     else:
@@ -44,7 +46,7 @@ def append_run(runs: list[ChunkRun], run: ChunkRun) -> None:
 
 
 def count_chunks(runs: Iterable[ChunkRun]) -> int:
-    """How many chunks runs hold together."""
+    """Return the total number of chunks in some runs."""
     return sum(run.chunk_count for run in runs)
 
 
@@ -56,9 +58,8 @@ class FreeSpace:
     """The free chunks that one commit may use.
 
     Args:
-        runs: the free runs of the generation in force.
-        reserve: chunks that only ``take_all`` may use: what the commit itself, and the next one,
-            need.
+        runs: free runs of the current generation.
+        reserve: chunks that only ``take_all`` may use, for this commit and the next one.
     """
 
     def __init__(self, runs: Sequence[ChunkRun], *, reserve: int = 0) -> None:
@@ -68,18 +69,18 @@ class FreeSpace:
 
     @property
     def chunk_count(self) -> int:
-        """Free chunks, the reserve included."""
+        """Number of free chunks, including the reserve."""
         return self._free
 
     def runs(self) -> list[ChunkRun]:
-        """The free runs, sorted."""
+        """Return the free runs, sorted."""
         return list(self._runs)
 
     def take(self, count: int) -> ChunkRun:
-        """Take 1 to ``count`` chunks in one run: the lowest that are free.
+        """Allocate 1 to ``count`` chunks in one run: the free run with the lowest numbers.
 
         Raises:
-            SpaceError: nothing is left but the reserve.
+            SpaceError: only the reserve is free.
         """
         available = min(count, self._free - self.reserve)
         if available <= 0:
@@ -90,14 +91,14 @@ class FreeSpace:
         return self._cut(0, min(available, self._runs[0].chunk_count))
 
     def take_all(self, count: int, *, runs_max: int | None = None) -> list[ChunkRun]:
-        """Take ``count`` chunks: one run if one is long enough, else the longest ones.
+        """Allocate ``count`` chunks: in one run if one is long enough, else in the longest runs.
 
         Args:
-            count: chunks, 0 or more.
-            runs_max: how many runs they may be in.
+            count: number of chunks, >= 0.
+            runs_max: largest number of runs; None for any number.
 
         Raises:
-            SpaceError: too few chunks are free, or in too many pieces; nothing is taken.
+            SpaceError: too few chunks are free, or in too many runs; nothing is allocated.
         """
         fitting = next((i for i, run in enumerate(self._runs) if run.chunk_count >= count), None)
         if count and fitting is not None:
@@ -117,7 +118,7 @@ class FreeSpace:
         return sorted(taken, key=lambda run: run.first_chunk)
 
     def give_back(self, runs: Sequence[ChunkRun]) -> None:
-        """Return runs that were taken and will not be used."""
+        """Free runs that were allocated and will not be used."""
         self._runs = _by_first_chunk(merge_runs([*self._runs, *runs]))
         self._free += count_chunks(runs)
 

@@ -1,11 +1,12 @@
-"""One generation of a volume, and one writer's hold on it that commits the next.
+"""Opens one generation of a volume, and commits the next one as the only writer.
 
-Commit protocol (FORMAT.md): data, flush; directory, flush; catalog into chunks that were free,
-flush; then on every member the superblock of the next generation's slot, flush; then the tail
-copies, flush. A crash at any write leaves the old generation or the new one, whole. A writer first
-locks every member, then reads the superblocks anew, brings members up to date whose copies lag
-behind (a crash between members), and flushes them all, so that what its generation freed is free
-durably.
+Commit protocol (FORMAT.md): data, flush; directory, flush; catalog in chunks that were free, flush;
+on every member the superblock in slot A or B of the new generation, flush; the tail copies, flush.
+A crash at any write leaves the old generation or the new one, complete.
+
+A writer first locks every member, then reads the superblocks again. It brings up to date the
+members whose copies lag, as a crash between two members leaves them, and flushes all members.
+Chunks that its base generation freed are then durably free.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from dlfs.format.superblock import (
     with_features,
     with_removed,
 )
-from dlfs.store.chunk_reader import alternatives, read_blocks
+from dlfs.store.chunk_reader import copy_orders, read_blocks
 from dlfs.store.chunk_writer import ChunkWriter
 from dlfs.store.locking import lock_members, unlock_members
 from dlfs.store.members import (
@@ -57,15 +58,16 @@ from dlfs.store.members import (
 from dlfs.store.space import FreeSpace, merge_runs
 
 CATALOG_GROWTH_BYTES = 4096
-"""Kept free beyond the catalog's own size for the next commit, whose free runs may be more."""
+"""Bytes that stay free in addition to the size of the catalog: the next commit may have more free
+runs."""
 
 OPEN_ATTEMPTS = 8
-"""A reader that meets a catalog being replaced looks again this often: each time, two commits."""
+"""Attempts of a reader to open a catalog that writers replace; each failure takes two commits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """A volume as one generation describes it: immutable, whatever writers do."""
+    """A volume at one generation, with its members; immutable."""
 
     members: tuple[Member, ...]
     superblock: Superblock
@@ -73,30 +75,30 @@ class Generation:
 
     @property
     def geometry(self) -> Geometry:
-        """How chunks are dealt out over the members."""
+        """Layout of the chunks over the members."""
         return self.superblock.geometry
 
     @property
     def devices(self) -> list[BlockDevice]:
-        """The members' devices, in order, also those that are not to be read."""
+        """Devices of the members in order, unreadable ones included."""
         return [member.device for member in self.members]
 
     @property
     def sources(self) -> list[BlockDevice]:
-        """What to read the members from, in order; a ``MissingDevice`` where one is not to be."""
+        """Devices to read the members from, in order; a ``MissingDevice`` for an absent member."""
         return [member.source for member in self.members]
 
     @property
     def absent(self) -> list[Member]:
-        """The members that are missing or degraded."""
+        """Members that are missing or degraded."""
         return [member for member in self.members if member.reason is not None]
 
     @property
     def unproven(self) -> str | None:
-        """Reason why members that were not read may hold a newer generation; None: none can.
+        """Reason why members that were not read may hold a newer generation; None if none can.
 
-        Every commit writes its generation to all members. Where more than half of them agree on
-        one, a newer one would need as many to have been put back to an older copy.
+        Every commit writes its generation to all members. If more than half of them agree on a
+        generation, a newer one would need as many members that were reset to an older copy.
         """
         count = len(self.members)
         unread = [str(member.number) for member in self.members if not member.copies]
@@ -111,7 +113,7 @@ class Generation:
 
     @property
     def uris(self) -> tuple[str, ...]:
-        """What opens the volume again, member 0 first; without members that were not given."""
+        """URIs that open the volume again, member 0 first, without members that were not given."""
         return tuple(
             device.uri
             for device in self.devices
@@ -133,7 +135,7 @@ def load_generation(devices: Sequence[BlockDevice]) -> Generation:
         try:
             return Generation(members, newest, read_catalog(members, newest)[0])
         except FormatError:
-            # A writer may have committed twice since, and reused the catalog's chunks.
+            # A writer may have committed twice meanwhile, and reused the catalog's chunks.
             members, again = assemble(devices)
             if again.generation == newest.generation:
                 raise
@@ -144,10 +146,10 @@ def load_generation(devices: Sequence[BlockDevice]) -> Generation:
 def read_catalog(
     members: Sequence[Member], superblock: Superblock
 ) -> tuple[Catalog, NDArray[np.uint8]]:
-    """Read a catalog, from other copies while one is damaged; it and its bytes.
+    """Read a catalog, from other copies if one is damaged; return it and its bytes.
 
     Raises:
-        FormatError: no copy is right; tells of the first.
+        FormatError: no copy is right; the error describes the first copy.
         DeviceError: no copy can be read.
     """
     sources = [member.source for member in members]
@@ -155,7 +157,7 @@ def read_catalog(
     member, offset_bytes = space.resolve(0)
     where = f"{sources[member].uri} at byte {offset_bytes}"
     problem: FormatError | None = None
-    for choice in alternatives(superblock.geometry):
+    for choice in copy_orders(superblock.geometry):
         data = read_blocks(sources, space, 0, superblock.catalog_bytes, choice)
         try:
             return decode_catalog(data.tobytes(), superblock, where), data
@@ -172,7 +174,7 @@ def flush_all(devices: Sequence[BlockDevice]) -> None:
 
 
 def write_superblocks(members: Sequence[Member], superblock: Superblock) -> None:
-    """Write a generation's superblock everywhere: its slot, flush, the tail copies, flush."""
+    """Write a superblock to slot A or B of all members, flush, write the tail copies, flush."""
     slot = slot_for(superblock.generation)
     for name in (slot, "tail"):
         for member in members:
@@ -186,10 +188,10 @@ def _write_copy(member: Member, name: str, superblock: Superblock) -> None:
 
 
 def check_whole(generation: Generation) -> None:
-    """Check that every member is there and current, as a writer needs it.
+    """Check that every member is present and current, as a writer needs it.
 
     Raises:
-        DegradedError: one is not; the message names all that are not.
+        DegradedError: a member is absent; the message names all that are.
     """
     absent = "; ".join(map(str, generation.absent))
     if absent:
@@ -201,10 +203,10 @@ def check_whole(generation: Generation) -> None:
 
 
 def check_volume(generation: Generation, volume_uuid: UUID) -> None:
-    """Check that a volume is the one that is to be written, and that this code may write to it.
+    """Check that a generation is of the expected volume, and that this release may write to it.
 
     Raises:
-        UsageError: it is another one, or has features that this code can only read.
+        UsageError: it is another volume, or has features that this release can only read.
     """
     superblock = generation.superblock
     if superblock.volume_uuid != volume_uuid:
@@ -226,18 +228,18 @@ def check_writable(
     engine: Engine = "auto",
     opener: Opener = open_device,
 ) -> None:
-    """Check that a writer could open a volume now; takes no lock and writes nothing.
+    """Check that a writer could open a volume now, without a lock and without writing.
 
     Args:
-        uris: of the members.
-        volume_uuid: of the volume that they must be.
-        engine: of file devices.
-        opener: of devices.
+        uris: URIs of the members.
+        volume_uuid: expected UUID of the volume.
+        engine: engine for file devices.
+        opener: function that opens devices.
 
     Raises:
         DegradedError: a member is missing or stale, or cannot be opened for writing.
         DeviceError: no member can be opened for writing.
-        UsageError: it is another volume, or this code may only read it.
+        UsageError: it is another volume, or this release may only read it.
         FormatError: as ``load_generation``.
     """
     devices = open_members(uris, writable=True, engine=engine, opener=opener)
@@ -250,24 +252,28 @@ def check_writable(
 
 
 class Transaction:
-    """One writer's hold on a volume, from its lock to its commit.
+    """The lock of one writer on a volume, from opening to commit.
 
     Args:
-        uris: of the members, member 0 first.
-        volume_uuid: of the volume that they must be.
-        holder: what the writer is, for others who find the lock taken.
-        engine: of file devices.
-        opener: of devices.
+        uris: URIs of the members, member 0 first.
+        volume_uuid: expected UUID of the volume.
+        holder: description of the writer, for others that find the volume locked.
+        engine: engine for file devices.
+        opener: function that opens devices.
+
+    Attributes:
+        base: generation on which the next one is built.
+        devices: devices of the members, in order.
+        geometry: layout of the chunks over the members.
+        space: free chunks.
 
     Raises:
-        LockedError: another writer holds the volume, or one of its members.
+        LockedError: another writer has locked the volume, or one of its members.
         DegradedError: a member is missing or stale.
-        FormatError: as ``load_generation``; also a volume that this code may only read.
+        FormatError: as ``load_generation``; also for a volume that this release may only read.
         DeviceError: a device cannot be written.
 
-    Threads: one at a time.
-
-    Owns: the devices, opened for writing.
+    Threads: one at a time. Owns: the devices, opened for writing.
     """
 
     def __init__(
@@ -288,7 +294,7 @@ class Transaction:
             self.base = load_generation(self._devices)
             check_whole(self.base)
             self._check_volume(volume_uuid)
-            self._settle()
+            self._catch_up()
         except BaseException:
             self.close()
             raise
@@ -296,10 +302,10 @@ class Transaction:
 
     @classmethod
     def over(cls, base: Generation) -> Self:
-        """A transaction on members that are open, locked, settled and as the caller says they are.
+        """Return a transaction on members that are open, locked and up to date already.
 
         Args:
-            base: what the next generation follows; its members and their UUIDs are the next one's.
+            base: generation on which the next one is built; the next one has the same members.
         """
         transaction = cls.__new__(cls)
         transaction._devices = base.devices
@@ -321,8 +327,8 @@ class Transaction:
                 f"open it again"
             )
 
-    def _settle(self) -> None:
-        """Bring members up to date, and make the generation durable that the next builds on."""
+    def _catch_up(self) -> None:
+        """Bring lagging members up to date, and make the base generation durable."""
         superblock = self.base.superblock
         flush_all(self._devices)
         lagging = [m for m in self.base.members if not m.is_current(superblock.generation)]
@@ -330,7 +336,7 @@ class Transaction:
             write_superblocks(lagging, superblock)
 
     def next_version(self, name: bytes) -> int:
-        """The number of a dataset's next version: above all that it has or had.
+        """Return the number of a dataset's next version: above all existing and removed versions.
 
         Raises:
             LimitError: there is no higher number.
@@ -345,7 +351,7 @@ class Transaction:
         return version
 
     def catalog_chunks(self, datasets_more: int) -> int:
-        """Chunks that a catalog with so many more datasets takes, generously."""
+        """Return an upper bound of the chunks of a catalog with that many more datasets."""
         record_bytes = CATALOG_GROWTH_BYTES * (1 + datasets_more)
         return self._chunks(self.base.superblock.catalog_bytes + record_bytes)
 
@@ -353,11 +359,14 @@ class Transaction:
         return -(-length_bytes // self.geometry.chunk_bytes)
 
     def write_segment(self, parts: Sequence[NDArray[np.uint8]]) -> tuple[ChunkRun, ...]:
-        """Write bytes to chunks of their own, and flush.
+        """Write bytes to newly allocated chunks, and flush.
 
         Args:
-            parts: uint8[n_bytes] each, one behind the other; all but the last whole chunks or
-                blocks.
+            parts: arrays, ``uint8[n_bytes]`` each, written one after the other; all but the last
+                are whole chunks or blocks.
+
+        Returns:
+            The runs of the allocated chunks.
 
         Raises:
             SpaceError: too few chunks are free; nothing is written.
@@ -369,8 +378,8 @@ class Transaction:
         return tuple(taken)
 
     def _write_to(self, runs: Sequence[ChunkRun], parts: Sequence[NDArray[np.uint8]]) -> None:
-        places = _Places(runs)
-        with ChunkWriter(self.devices, self.geometry, places.take) as writer:
+        taken_runs = _TakenRuns(runs)
+        with ChunkWriter(self.devices, self.geometry, taken_runs.take) as writer:
             writer.write_parts(parts)
             writer.drain()
         flush_all(self.devices)
@@ -378,18 +387,17 @@ class Transaction:
     def commit(
         self, datasets: Sequence[DatasetRecord], *, first: Sequence[Member] = ()
     ) -> Generation:
-        """Make a catalog of these datasets the volume's next generation.
+        """Commit a catalog of these datasets as the next generation of the volume.
 
-        Everything that they refer to must be flushed. Chunks that none of them holds are free in
-        the new generation.
+        All chunks of the datasets must be flushed. Chunks that no dataset uses are free in the new
+        generation.
 
         Args:
-            datasets: all that the next generation has.
+            datasets: all datasets of the next generation.
             first: members whose superblocks must be durable before any other is written.
 
         Raises:
-            SpaceError: no room for the catalog, or none would be left for the commit after this
-                one.
+            SpaceError: no room for this catalog, or none would be left for the next commit.
             LimitError: too many datasets or runs.
             DeviceError: a device failed; the volume has the old generation or the new one.
         """
@@ -402,17 +410,17 @@ class Transaction:
         return load_generation(self.devices)
 
     def _prepare(self, datasets: Sequence[DatasetRecord]) -> tuple[Superblock, NDArray[np.uint8]]:
-        """The next superblock and its encoded catalog, in chunks that are free now."""
+        """Return the next superblock and its encoded catalog, in chunks that are free now."""
         ordered = tuple(sorted(datasets, key=lambda record: (record.name, record.version)))
         base = self.base.superblock
-        held = [run for d in ordered for run in (*d.data_runs, *d.directory_runs)]
+        used = [run for d in ordered for run in (*d.data_runs, *d.directory_runs)]
         count, encoded = 0, b""
         runs: list[ChunkRun] = []
         catalog = self.base.catalog
-        # The catalog lists the free runs, and its own chunks are not among them: its size settles
-        # at once unless taking a chunk more changes how many runs there are.
+        # The catalog lists the free runs, and its own chunks are not among them: its size is final
+        # at once unless another chunk changes the number of free runs.
         for _ in range(CATALOG_EXTENTS_MAX):
-            free = self._complement([*held, *runs])
+            free = self._complement([*used, *runs])
             catalog = Catalog(base.generation + 1, base.volume_uuid, ordered, tuple(free))
             encoded = encode_catalog(catalog)
             if self._chunks(len(encoded)) <= count:
@@ -422,11 +430,13 @@ class Transaction:
             runs = self.space.take_all(count, runs_max=CATALOG_EXTENTS_MAX)
         else:
             raise LimitError("commit: the catalog's size does not settle")
-        kept = {record.uuid for record in ordered}
-        gone = [(d.name, d.version) for d in self.base.catalog.datasets if d.uuid not in kept]
+        remaining = {record.uuid for record in ordered}
+        removed = [
+            (d.name, d.version) for d in self.base.catalog.datasets if d.uuid not in remaining
+        ]
         attributes = any(record.attribute_extent for record in ordered)
         superblock = replace(
-            with_features(with_removed(base, gone), attributes=attributes),
+            with_features(with_removed(base, removed), attributes=attributes),
             generation=base.generation + 1,
             catalog_runs=tuple(runs),
             catalog_bytes=len(encoded),
@@ -440,11 +450,11 @@ class Transaction:
             )
         return superblock, np.frombuffer(encoded, np.uint8)
 
-    def _complement(self, held: Sequence[ChunkRun]) -> list[ChunkRun]:
-        """The runs that nobody holds."""
+    def _complement(self, used: Sequence[ChunkRun]) -> list[ChunkRun]:
+        """Return the runs of all chunks that are not used."""
         free = []
         end = 0
-        for run in [*merge_runs(held), ChunkRun(self.geometry.chunk_total, 0)]:
+        for run in [*merge_runs(used), ChunkRun(self.geometry.chunk_total, 0)]:
             if run.first_chunk > end:
                 free.append(ChunkRun(end, run.first_chunk - end))
             end = run.end_chunk
@@ -455,7 +465,7 @@ class Transaction:
             raise ClosedError("commit: the writer's hold on the volume has ended")
 
     def close(self) -> None:
-        """Give the lock back and close the devices; idempotent. What was not committed is gone."""
+        """Unlock and close the members. Idempotent. Uncommitted changes are lost."""
         self._open = False
         try:
             unlock_members(self._devices)
@@ -474,8 +484,8 @@ class Transaction:
         self.close()
 
 
-class _Places:
-    """Hands out runs that were taken before, piece by piece."""
+class _TakenRuns:
+    """Allocates runs of chunks out of runs that were allocated before."""
 
     def __init__(self, runs: Sequence[ChunkRun]) -> None:
         self._space = list(reversed(runs))
@@ -489,5 +499,5 @@ class _Places:
 
 
 def now_ns() -> int:
-    """The time of day, for records."""
+    """Return the time of day in nanoseconds since 1970, for records."""
     return time.time_ns()

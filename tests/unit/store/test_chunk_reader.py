@@ -11,7 +11,7 @@ import pytest
 from dlfs.block import BlockDevice, MemoryDevice, MissingDevice
 from dlfs.errors import DeviceError, DeviceLostError, NotFoundError
 from dlfs.format.geometry import ChunkRun, DataSpace, Geometry
-from dlfs.store.chunk_reader import Choice, alternatives, read_blocks, scan_space
+from dlfs.store.chunk_reader import CopyOrder, copy_orders, read_blocks, scan_space
 from dlfs.testing.devices import Faults, FaultyDevice
 from dlfs.units import KIB, MIB
 
@@ -27,7 +27,9 @@ def members() -> Iterator[list[MemoryDevice]]:
     for copy in range(2):
         at = 0
         for piece in SPACE.member_ranges(0, SPACE.size_bytes, copy):
-            devices[piece.member].write(piece.offset_bytes, CONTENT[at : at + piece.length_bytes])
+            devices[piece.member].write(
+                piece.offset_bytes, CONTENT[at : at + piece.length_bytes]
+            )
             at += piece.length_bytes
     yield devices
     for name, device in zip(names, devices, strict=True):
@@ -66,7 +68,7 @@ def test_a_missing_member(members: list[MemoryDevice], number: int) -> None:
     for copy in range(2):
         failed = [
             failure
-            for window in scan_space(devices, SPACE, Choice(copy=copy, only=True))
+            for window in scan_space(devices, SPACE, CopyOrder(copy=copy, only=True))
             for failure in window.failures
         ]
         assert all(f.absent and isinstance(f.error, DeviceLostError) for f in failed)
@@ -91,10 +93,10 @@ def test_two_failing_members(members: list[MemoryDevice], lost_polls: bool) -> N
 
 def test_choices_ask_for_copies_in_order() -> None:
     address = 3 * GEOMETRY.chunk_bytes  # of volume chunk 8: on members 2 and 0
-    assert Choice().order(SPACE, address) == [0, 1]
-    assert Choice(copy=1).order(SPACE, address) == [1, 0]
-    assert Choice(avoid=2).order(SPACE, address) == [1, 0]
-    assert Choice(avoid=0).order(SPACE, address) == [0, 1]
-    assert Choice(copy=1, only=True).order(SPACE, address) == [1]
-    assert len(alternatives(GEOMETRY)) == 5
-    assert alternatives(Geometry(3, 4096, 512, MIB, 10)) == [Choice()]
+    assert CopyOrder().order(SPACE, address) == [0, 1]
+    assert CopyOrder(copy=1).order(SPACE, address) == [1, 0]
+    assert CopyOrder(avoid=2).order(SPACE, address) == [1, 0]
+    assert CopyOrder(avoid=0).order(SPACE, address) == [0, 1]
+    assert CopyOrder(copy=1, only=True).order(SPACE, address) == [1]
+    assert len(copy_orders(GEOMETRY)) == 5
+    assert copy_orders(Geometry(3, 4096, 512, MIB, 10)) == [CopyOrder()]

@@ -1,8 +1,8 @@
-"""Which processes of this machine have a file or a disk open.
+"""Finds the processes of this machine that have a file or a disk open.
 
-Readers of a volume take no lock, so ``format`` asks the kernel for them: /proc lists the open files
-of every process that the caller may look at, which is every one for root. It does not see other
-machines, the processes of other users, and those outside of the caller's container.
+Readers of a volume take no lock, so ``format`` asks the kernel: /proc lists the open files of every
+process that the caller may inspect; root may inspect all. Other machines, processes of other users
+and processes outside of the caller's container are not seen.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _SHOWN_MAX = 3
 
 
 def refuse_open(path: Path, action: str) -> None:
-    """Refuse to overwrite a file or a disk that a process has open, this one included.
+    """Refuse to overwrite a file or a disk that a process has open, this process included.
 
     Args:
-        path: of the file or the disk.
-        action: what for, in errors, with the name of the device.
+        path: path of the file or disk.
+        action: action and device for the error message.
 
     Raises:
-        LockedError: a process has it open; the message says which.
+        LockedError: a process has it open; the message names it.
     """
     openers = list(_find_openers(path.stat()))
     if not openers:
@@ -43,9 +43,9 @@ def refuse_open(path: Path, action: str) -> None:
 
 
 def _find_openers(wanted: os.stat_result) -> Iterator[int]:
-    """The IDs of processes that have a file or disk open."""
+    """Yield the IDs of processes that have a file or disk open."""
     for process in sorted(Path("/proc").glob("[0-9]*"), key=lambda path: int(path.name)):
-        # Suppressed: it has ended, or belongs to another user.
+        # Suppressed: the process has ended, or belongs to another user.
         with contextlib.suppress(OSError), os.scandir(process / "fd") as entries:
             if any(_is_open(entry, wanted) for entry in entries):
                 yield int(process.name)
@@ -62,7 +62,7 @@ def _is_open(entry: os.DirEntry[str], wanted: os.stat_result) -> bool:
 
 
 def _describe(pid: int) -> str:
-    """A process by its ID and command line, for people."""
+    """Return the ID and command line of a process for a message."""
     if pid == os.getpid():
         return "this process"
     try:

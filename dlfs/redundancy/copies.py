@@ -1,14 +1,16 @@
-"""Brings all copies of a space in line with what is right.
+"""Makes all copies of a data space equal to the bytes whose checksums are right.
 
-A space passes by window after window, each copy read by itself. What is right is put together from
-the copies: for a small sample, the first copy in which its checksum holds; for one larger than a
-chunk, the first way of reading it whole by which its checksum holds, which then gives one for each
-of its chunks; for the room between samples, the first copy that can be read. Then every copy that
-differs is written, block by block: blocks that are right already are not written.
+The space is read window by window, each copy separately. The correct bytes are assembled from the
+copies. A small sample comes from the first copy with the right checksum. A sample larger than a
+chunk is read in several ways until its checksum is right, which gives a checksum for each of its
+chunks. Bytes between samples come from the first readable copy. Then every copy is compared with
+the correct bytes, and the blocks that differ are written.
 
-What no copy is known to have right is told, and stays as it is in every copy: one that could not be
-read now, or of a directory that could not, may be the good one. Only a new device, which has
-nothing to lose, gets what there is. One thread; memory: three windows of each copy, and one.
+A sample without a valid copy is reported and left as it is in every copy: an unreadable copy, or
+one of an unreadable directory, may be the right one. Only a new device, which has no data to lose,
+gets the bytes of the first readable copy.
+
+Threads: one. Memory: three windows of each copy, and one more.
 """
 
 from __future__ import annotations
@@ -29,10 +31,10 @@ from dlfs.format.geometry import DataSpace
 from dlfs.format.paths import display
 from dlfs.store.chunk_reader import (
     WINDOW_BYTES,
-    Choice,
+    CopyOrder,
     FailedRead,
     Window,
-    alternatives,
+    copy_orders,
     read_into,
     scan_space,
 )
@@ -41,21 +43,22 @@ from dlfs.wording import quote
 Bytes = NDArray[np.uint8]
 Indices = NDArray[np.int64]
 Spans = list[slice]
-"""Parts of a window or a chunk."""
+"""Ranges of a window or a chunk."""
 
 
 @dataclass(eq=False)
-class Mending:
-    """What a repair works on, and what it has done.
+class RepairState:
+    """The devices of a repair and its results so far.
 
     Attributes:
-        sources: what to read the members from, in order.
-        targets: what to write them to.
-        progress: told bytes read so far of one copy of everything.
-        fresh: members whose target holds nothing yet, and is not the source.
-        stale: members that are believed only where a checksum holds.
-        written_bytes: of copies that were wrong or not there.
-        damaged: what no copy has right, for people.
+        sources: devices to read the members from, in order.
+        targets: devices to write the members to, in order.
+        progress: called with the bytes of one copy that have been read.
+        fresh: members whose target is empty and is not the source.
+        stale: members whose bytes are used only if a checksum proves them.
+        done_bytes: bytes of one copy that have been read.
+        written_bytes: bytes written to copies that were wrong or missing.
+        damaged: one text for each part of which no copy is right.
     """
 
     sources: Sequence[BlockDevice]
@@ -68,78 +71,87 @@ class Mending:
     damaged: list[str] = field(default_factory=list)
 
 
-def mend_bytes(mending: Mending, space: DataSpace, right: Bytes | None) -> None:
-    """Bring the copies of a space in line with each other.
+def repair_bytes(state: RepairState, space: DataSpace, correct: Bytes | None) -> None:
+    """Write known bytes, or the first readable copy, to the copies of a space.
 
     Args:
-        mending: what to work on.
-        space: to be mended.
-        right: what its first chunks hold, in whole chunks; the others are left alone. None: nobody
-            knows, and only new devices are written.
+        state: devices and results of the repair.
+        space: space to repair.
+        correct: correct bytes of its first chunks, in whole chunks; later chunks are left alone.
+            None if they are unknown: then only new devices are written.
     """
-    doubtful = [slice(None)] if right is None else []
-    _Mender(mending, space).run(lambda _part, _windows: doubtful, right)
+    unverified = [slice(None)] if correct is None else []
+    _SpaceRepair(state, space).run(lambda _part, _windows: unverified, correct)
 
 
-def mend_samples(mending: Mending, space: DataSpace, directory: FrozenDirectory, name: str) -> None:
-    """Bring a dataset's data in line with its samples' checksums.
+def repair_samples(
+    state: RepairState, space: DataSpace, directory: FrozenDirectory, name: str
+) -> None:
+    """Make the copies of a dataset's data agree with the checksums of its samples.
 
     Args:
-        mending: what to work on.
-        space: of the dataset's data.
-        directory: of the dataset.
-        name: what the samples' dataset is called.
+        state: devices and results of the repair.
+        space: space of the dataset's samples.
+        directory: sample directory of the dataset.
+        name: name of the dataset in reports.
     """
-    samples = _Samples(mending, space, directory, name)
-    samples.sum_large()
-    _Mender(mending, space).run(samples.patch, None)
+    samples = _Samples(state, space, directory, name)
+    samples.find_chunk_checksums()
+    _SpaceRepair(state, space).run(samples.patch, None)
 
 
-class _Mender:
-    """One pass over a space."""
+class _SpaceRepair:
+    """One pass over a space that repairs its copies."""
 
-    def __init__(self, mending: Mending, space: DataSpace) -> None:
-        self._mending = mending
+    def __init__(self, state: RepairState, space: DataSpace) -> None:
+        self._state = state
         self._space = space
         self._geometry = space.geometry
         chunk_bytes = space.geometry.chunk_bytes
         size = min(max(WINDOW_BYTES, chunk_bytes), max(space.size_bytes, chunk_bytes))
-        self._right = aligned_buffer(size, max(4096, space.geometry.block_bytes))
+        self._correct = aligned_buffer(size, max(4096, space.geometry.block_bytes))
 
     def run(
         self,
         patch: Callable[[Window, Sequence[Window]], Spans],
-        right: Bytes | None,
+        correct: Bytes | None,
     ) -> None:
-        """Mend; ``patch`` puts right what was assembled, and gives what it cannot."""
+        """Read, correct and write all windows.
+
+        Args:
+            patch: corrects an assembled window, given all copies of it, and returns its unverified
+                ranges.
+            correct: correct bytes from the start of the space; None to assemble them from the
+                copies.
+        """
         with ExitStack() as stack:
             scans = [stack.enter_context(closing(self._scan(c))) for c in self._copies]
             for windows in zip(*scans, strict=True):
                 address, size = windows[0].address, windows[0].memory.nbytes
                 failures: list[FailedRead] = []
-                if right is None:
-                    memory = self._right[:size]
+                if correct is None:
+                    memory = self._correct[:size]
                     failures = list(self._assemble(memory, windows))
                 else:
-                    size = min(size, right.nbytes - address)
+                    size = min(size, correct.nbytes - address)
                     if size <= 0:
                         break
-                    memory = self._right[:size]
-                    memory[:] = right[address : address + size]
+                    memory = self._correct[:size]
+                    memory[:] = correct[address : address + size]
                 part = Window(address, memory, tuple(failures))
                 self._write(part, windows, patch(part, windows))
-                self._mending.done_bytes += size
-                self._mending.progress(self._mending.done_bytes)
+                self._state.done_bytes += size
+                self._state.progress(self._state.done_bytes)
 
     @property
     def _copies(self) -> range:
         return range(self._geometry.replicas)
 
     def _scan(self, copy: int) -> Generator[Window, None, None]:
-        return scan_space(self._mending.sources, self._space, Choice(copy=copy, only=True))
+        return scan_space(self._state.sources, self._space, CopyOrder(copy=copy, only=True))
 
     def _assemble(self, memory: Bytes, windows: Sequence[Window]) -> Iterator[FailedRead]:
-        """Take each chunk from the first copy that can be read; yields those that none gives."""
+        """Copy each chunk from its first readable copy; yield the chunks without one."""
         chunk_bytes = self._geometry.chunk_bytes
         base = windows[0].address
         for start in range(0, memory.nbytes, chunk_bytes):
@@ -152,60 +164,62 @@ class _Mender:
                     break
             if failure is not None:
                 yield FailedRead(address, chunk_bytes, failure.error)
-                self._mending.damaged.append(f"no copy can be read: {failure.error}")
+                self._state.damaged.append(f"no copy can be read: {failure.error}")
 
     def _is_stale(self, address: int, copy: int) -> bool:
-        return self._space.resolve(address, copy)[0] in self._mending.stale
+        return self._space.resolve(address, copy)[0] in self._state.stale
 
-    def _write(self, part: Window, windows: Sequence[Window], doubtful: Spans) -> None:
+    def _write(self, part: Window, windows: Sequence[Window], unverified: Spans) -> None:
         chunk_bytes = self._geometry.chunk_bytes
-        unsure = np.zeros(part.memory.nbytes if doubtful else 0, np.bool_)
-        for span in doubtful:
-            unsure[span] = True
+        unverified_mask = np.zeros(part.memory.nbytes if unverified else 0, np.bool_)
+        for span in unverified:
+            unverified_mask[span] = True
         for start in range(0, part.memory.nbytes, chunk_bytes):
             address = part.address + start
             if failure_at(part, address, chunk_bytes) is not None:
                 continue
-            right = part.memory[start : start + chunk_bytes]
+            correct = part.memory[start : start + chunk_bytes]
             for copy, window in enumerate(windows):
                 got: Bytes | None = window.memory[start : start + chunk_bytes]
                 if failure_at(window, address, chunk_bytes) is not None:
                     got = None
-                self._write_copy(address, copy, right, got, unsure[start : start + chunk_bytes])
+                self._write_copy(
+                    address, copy, correct, got, unverified_mask[start : start + chunk_bytes]
+                )
 
     def _write_copy(
         self,
         address: int,
         copy: int,
-        right: Bytes,
+        correct: Bytes,
         got: Bytes | None,
-        unsure: NDArray[np.bool_],
+        unverified_mask: NDArray[np.bool_],
     ) -> None:
-        """Write the blocks of a chunk that differ; all of them when it could not be read.
+        """Write the blocks of a chunk that differ; all of them if the chunk could not be read.
 
-        Bytes that are unsure stay as they are, except on a new device. None are where the mask is
-        empty.
+        Unverified bytes are not written, except to a new device. An empty mask means that all bytes
+        are verified.
         """
         member, offset_bytes = self._space.resolve(address, copy)
-        target = self._mending.targets[member]
+        target = self._state.targets[member]
         block_bytes = self._geometry.block_bytes
-        if member in self._mending.fresh:
-            got, unsure = None, unsure[:0]
-        differ = np.ones(right.nbytes // block_bytes, np.bool_)
+        if member in self._state.fresh:
+            got, unverified_mask = None, unverified_mask[:0]
+        differ = np.ones(correct.nbytes // block_bytes, np.bool_)
         if got is not None:
-            right = np.where(unsure, got, right) if unsure.size else right
-            differ = (right.reshape(-1, block_bytes) != got.reshape(-1, block_bytes)).any(axis=1)
-        elif unsure.size:
-            differ[unsure.reshape(-1, block_bytes).any(axis=1)] = False
+            correct = np.where(unverified_mask, got, correct) if unverified_mask.size else correct
+            differ = (correct.reshape(-1, block_bytes) != got.reshape(-1, block_bytes)).any(axis=1)
+        elif unverified_mask.size:
+            differ[unverified_mask.reshape(-1, block_bytes).any(axis=1)] = False
         edges = np.flatnonzero(np.diff(np.concatenate(([0], differ.view(np.int8), [0]))))
         for first, end in edges.reshape(-1, 2).tolist():
-            blocks = right[first * block_bytes : end * block_bytes]
+            blocks = correct[first * block_bytes : end * block_bytes]
             target.write(offset_bytes + first * block_bytes, blocks)
-            self._mending.written_bytes += blocks.nbytes
+            self._state.written_bytes += blocks.nbytes
 
 
 def failure_at(window: Window, address: int, length_bytes: int) -> FailedRead | None:
-    """The failed read that a range of a window lacks bytes of, if any."""
+    """Return the failed read that covers a part of a range, or None."""
     for failure in window.failures:
         end = failure.address + failure.length_bytes
         if failure.address < address + length_bytes and address < end:
@@ -214,12 +228,12 @@ def failure_at(window: Window, address: int, length_bytes: int) -> FailedRead | 
 
 
 class _Samples:
-    """A dataset's samples, by address: which of their copies are right."""
+    """The samples of a dataset by address, and which of their copies are right."""
 
     def __init__(
-        self, mending: Mending, space: DataSpace, directory: FrozenDirectory, name: str
+        self, state: RepairState, space: DataSpace, directory: FrozenDirectory, name: str
     ) -> None:
-        self._mending = mending
+        self._state = state
         self._space = space
         self._directory = directory
         self._name = name
@@ -233,25 +247,25 @@ class _Samples:
         self._starts: Indices = addresses[self._small]
         self._large: Indices = order[large]
         self._chunks: dict[int, tuple[int, int, int]] = {}
-        """Of large samples, by address: the sample, and the length and CRC32C of what is there."""
+        """Chunks of large samples, by address: sample index, length in bytes and CRC32C."""
         self._lost: list[tuple[int, int]] = []
-        """Where large samples lie that nobody can tell the chunks of."""
+        """Address ranges of large samples that no reading gave with the right checksum."""
 
-    # ---- large ones ------------------------------------------------------------------------------
+    # ---- large samples ---------------------------------------------------------------------------
 
-    def sum_large(self) -> None:
-        """Learn from a reading by which a large sample is right what each of its chunks has."""
+    def find_chunk_checksums(self) -> None:
+        """Find a right reading of each large sample, and the checksums of its chunks."""
         for index in self._large.tolist():
             first = int(self._addresses[index])
-            chunks = self._chunks_of(index)
+            chunks = self._checksums_of(index)
             if chunks is None:
-                self._tell(index)
+                self._report(index)
                 self._lost.append((first, first + int(self._lengths[index])))
                 continue
             self._chunks |= {address: (index, *chunk) for address, chunk in chunks.items()}
 
-    def _chunks_of(self, index: int) -> dict[int, tuple[int, int]] | None:
-        for choice in alternatives(self._space.geometry):
+    def _checksums_of(self, index: int) -> dict[int, tuple[int, int]] | None:
+        for choice in copy_orders(self._space.geometry):
             try:
                 crc, chunks = self._sum(index, choice)
             except DeviceError:
@@ -260,8 +274,8 @@ class _Samples:
                 return chunks
         return None
 
-    def _sum(self, index: int, choice: Choice) -> tuple[int, dict[int, tuple[int, int]]]:
-        """The checksums of a sample, read in one way, and of its chunks; it starts a chunk."""
+    def _sum(self, index: int, choice: CopyOrder) -> tuple[int, dict[int, tuple[int, int]]]:
+        """Return the checksums of a sample and its chunks, read in one way; it starts a chunk."""
         block = max(4096, self._space.geometry.block_bytes)
         chunk_bytes = self._space.geometry.chunk_bytes
         memory = aligned_buffer(max(WINDOW_BYTES, chunk_bytes), block)
@@ -269,7 +283,7 @@ class _Samples:
         chunks: dict[int, tuple[int, int]] = {}
         while left > 0:
             part = memory[: min(-(-left // block) * block, memory.nbytes)]
-            read_into(self._mending.sources, self._space, first, part, choice)
+            read_into(self._state.sources, self._space, first, part, choice)
             taken = min(left, part.nbytes)
             crc = crc32c(part[:taken].data, crc)
             for start in range(0, taken, chunk_bytes):
@@ -279,7 +293,7 @@ class _Samples:
         return crc, chunks
 
     def _patch_large(self, part: Window, windows: Sequence[Window]) -> Iterator[slice]:
-        """Put their chunks right; yields where that cannot be done."""
+        """Correct the chunks of large samples; yield the ranges without a right copy."""
         end = part.address + part.memory.nbytes
         for address in range(part.address, end, self._space.geometry.chunk_bytes):
             if address not in self._chunks:
@@ -288,21 +302,21 @@ class _Samples:
             span = slice(address - part.address, address - part.address + length)
             whole = crc32c(part.memory[span].data) == crc
             if not whole and not _patch_span(span, crc, part, windows):
-                self._tell(index)
+                self._report(index)
                 yield span
         for first, last in self._lost:
             if first < end and last > part.address:
                 yield slice(max(first - part.address, 0), last - part.address)
 
-    # ---- small ones ------------------------------------------------------------------------------
+    # ---- small samples ---------------------------------------------------------------------------
 
     def patch(self, part: Window, windows: Sequence[Window]) -> Spans:
-        """Put samples right that are wrong in what was assembled, from copies where they are.
+        """Correct the wrong samples of an assembled window from copies that are right.
 
         Returns:
-            Where those lie that no copy has right.
+            The ranges of samples without a right copy.
         """
-        doubtful = list(self._patch_large(part, windows))
+        unverified = list(self._patch_large(part, windows))
         end = part.address + part.memory.nbytes
         low, high = np.searchsorted(self._starts, [part.address, end])
         chosen = self._small[low:high]
@@ -319,20 +333,20 @@ class _Samples:
             start = int(self._addresses[index]) - part.address
             span = slice(start, start + int(self._lengths[index]))
             if not _patch_span(span, int(self._crcs[index]), part, windows):
-                self._tell(index)
-                doubtful.append(span)
-        return doubtful
+                self._report(index)
+                unverified.append(span)
+        return unverified
 
-    def _tell(self, index: int) -> None:
+    def _report(self, index: int) -> None:
         path = display(self._directory.name(index))
-        self._mending.damaged.append(
+        self._state.damaged.append(
             f"sample {index} {quote(path)} of {self._name}: no copy has its CRC32C "
             f"{int(self._crcs[index]):#010x}"
         )
 
 
 def _patch_span(span: slice, crc: int, part: Window, windows: Sequence[Window]) -> bool:
-    """Take a part of a window from the first copy that has it right; False when none has."""
+    """Copy a range from the first copy with the right checksum; return False if none has."""
     for window in windows:
         readable = failure_at(window, part.address + span.start, span.stop - span.start) is None
         if readable and crc32c(window.memory[span].data) == crc:
